@@ -1,0 +1,23 @@
+"""Yggdrasil: latency-optimal tree decoding of one interactive request, with exactly the target's output."""
+
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+__all__ = ["Decoder", "YggdrasilError", "__version__"]
+
+if TYPE_CHECKING:
+    from yggdrasil.engine.decoder import Decoder
+    from yggdrasil.errors import YggdrasilError
+
+
+def __getattr__(name: str) -> Any:
+    # Lazy: the planning rooms import without torch.
+    if name == "Decoder":
+        from yggdrasil.engine.decoder import Decoder
+
+        return Decoder
+    if name == "YggdrasilError":
+        from yggdrasil.errors import YggdrasilError
+
+        return YggdrasilError
+    raise AttributeError(f"module 'yggdrasil' has no attribute {name!r}")
