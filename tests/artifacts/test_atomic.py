@@ -1,0 +1,131 @@
+"""Files and folders appear whole or not at all."""
+
+from pathlib import Path
+
+import pytest
+
+from yggdrasil.artifacts.atomic import atomic_directory, shown, write_atomic
+from yggdrasil.errors import ArtifactError
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(entry.name for entry in folder.iterdir())
+
+
+def test_write_atomic_makes_parents_and_replaces(tmp_path: Path) -> None:
+    path = tmp_path / "a" / "b.txt"
+    write_atomic(path, b"one")
+    write_atomic(path, b"two")
+
+    assert path.read_bytes() == b"two"
+    assert names(path.parent) == ["b.txt"]
+
+
+def test_write_atomic_keeps_the_old_file_when_replacing_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "b.txt"
+    path.write_bytes(b"old")
+
+    def fail(_self: Path, _target: Path) -> Path:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", fail)
+    with pytest.raises(ArtifactError, match=r"cannot write .*b\.txt \(No space left on device\); check"):
+        write_atomic(path, b"new")
+
+    assert path.read_bytes() == b"old"
+    assert names(tmp_path) == ["b.txt"]
+
+
+def test_write_atomic_under_a_file_is_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+
+    with pytest.raises(ArtifactError, match="cannot write"):
+        write_atomic(tmp_path / "file" / "b.txt", b"new")
+
+
+def test_directory_appears_whole(tmp_path: Path) -> None:
+    place = tmp_path / "profiles" / "demo"
+    with atomic_directory(place) as folder:
+        (folder / "sub").mkdir()
+        (folder / "sub" / "a.txt").write_text("a")
+        assert not place.exists()
+
+    assert (place / "sub" / "a.txt").read_text() == "a"
+    assert names(place.parent) == ["demo"]
+
+
+def test_directory_replaces_the_old_one_as_a_whole(tmp_path: Path) -> None:
+    place = tmp_path / "demo"
+    place.mkdir()
+    (place / "old.txt").write_text("old")
+    with atomic_directory(place) as folder:
+        (folder / "new.txt").write_text("new")
+
+    assert names(place) == ["new.txt"]
+    assert names(tmp_path) == ["demo"]
+
+
+@pytest.mark.parametrize("fault", [ValueError, KeyboardInterrupt])
+def test_failure_inside_leaves_the_old_content_and_no_temporary_names(
+    tmp_path: Path, fault: type[BaseException]
+) -> None:
+    place = tmp_path / "demo"
+    place.mkdir()
+    (place / "old.txt").write_text("old")
+
+    def write_a_part() -> None:
+        with atomic_directory(place) as folder:
+            (folder / "new.txt").write_text("new")
+            raise fault
+
+    with pytest.raises(fault):
+        write_a_part()
+
+    assert names(place) == ["old.txt"]
+    assert names(tmp_path) == ["demo"]
+
+
+def test_failed_change_of_places_is_rolled_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = tmp_path / "demo"
+    place.mkdir()
+    (place / "old.txt").write_text("old")
+    rename = Path.rename
+
+    def fail_for_the_new_one(self: Path, target: Path) -> Path:
+        if self.suffix == ".tmp":
+            raise OSError(5, "Input/output error")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", fail_for_the_new_one)
+    with pytest.raises(ArtifactError, match="Input/output error"), atomic_directory(place) as folder:
+        (folder / "new.txt").write_text("new")
+
+    assert names(place) == ["old.txt"]
+    assert names(tmp_path) == ["demo"]
+
+
+def test_directory_over_a_file_is_refused(tmp_path: Path) -> None:
+    place = tmp_path / "demo"
+    place.write_text("x")
+
+    with pytest.raises(ArtifactError, match="demo is a file where a folder belongs"), atomic_directory(place):
+        pytest.fail("the block must not run")
+    assert place.read_text() == "x"
+
+
+def test_directory_follows_a_symbolic_link(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    with atomic_directory(tmp_path / "link") as folder:
+        (folder / "new.txt").write_text("new")
+
+    assert (tmp_path / "link").is_symlink()
+    assert names(tmp_path / "real") == ["new.txt"]
+
+
+def test_shown_is_relative_inside_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+
+    assert shown(tmp_path / "here" / "plans" / "x.yaml") == "plans/x.yaml"
+    assert shown(tmp_path / "x.yaml") == str(tmp_path / "x.yaml")

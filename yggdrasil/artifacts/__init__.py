@@ -1,0 +1,47 @@
+"""Artefacts: files with a schema version and a checksum, the fingerprints they carry, and the names they go by.
+
+Importing this package is light: no torch, transformers or pandas.
+"""
+
+from yggdrasil.artifacts.atomic import atomic_directory, shown, write_atomic
+from yggdrasil.artifacts.machine import Machine, current_machine
+from yggdrasil.artifacts.models import model_fingerprint, tokenizer_fingerprint
+from yggdrasil.artifacts.names import (
+    PlanEntry,
+    list_plans,
+    plan_path,
+    predictor_directory,
+    profile_directory,
+    resolve_plan,
+    search_roots,
+    validate_name,
+)
+from yggdrasil.artifacts.parsing import parse_dataclass
+from yggdrasil.artifacts.plain import to_plain
+from yggdrasil.artifacts.store import read_csv, read_tensors, read_yaml, write_csv, write_tensors, write_yaml
+
+__all__ = [
+    "Machine",
+    "PlanEntry",
+    "atomic_directory",
+    "current_machine",
+    "list_plans",
+    "model_fingerprint",
+    "parse_dataclass",
+    "plan_path",
+    "predictor_directory",
+    "profile_directory",
+    "read_csv",
+    "read_tensors",
+    "read_yaml",
+    "resolve_plan",
+    "search_roots",
+    "shown",
+    "to_plain",
+    "tokenizer_fingerprint",
+    "validate_name",
+    "write_atomic",
+    "write_csv",
+    "write_tensors",
+    "write_yaml",
+]

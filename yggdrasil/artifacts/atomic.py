@@ -1,0 +1,121 @@
+"""Files and folders that appear whole or not at all."""
+
+import contextlib
+import os
+import shutil
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+from yggdrasil.errors import ArtifactError
+
+
+def shown(path: Path) -> str:
+    """Return the path as a person would type it: relative to the working directory where it lies inside."""
+    absolute = path.absolute()
+    try:
+        return str(absolute.relative_to(Path.cwd()))
+    except ValueError:
+        return str(absolute)
+
+
+def write_atomic(path: Path, data: bytes) -> None:
+    """Write ``data`` under a temporary name beside ``path``, flush it to disk, then take the place of ``path``.
+
+    Missing parent folders are made. A reader sees the old content or the new, never a part.
+
+    Raises:
+        ArtifactError: The file cannot be written; what was there before is untouched.
+    """
+    temporary = _temporary_sibling(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with temporary.open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        _fsync_directory(path.parent)
+    except OSError as error:
+        raise _cannot_write(path, error) from error
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def atomic_directory(path: Path) -> Iterator[Path]:
+    """Yield an empty temporary folder that becomes ``path`` when the block ends without an exception.
+
+    An existing folder is replaced as a whole. When the block fails, or the change of places does, the old folder stays
+    as it was and the temporary one is removed. A symbolic link is followed: what it points at is replaced.
+
+    NOTE: a folder cannot be exchanged in one portable step. A process killed between the two renames leaves the old
+    content beside ``path`` as ``.NAME.XXXXXXXX.old``.
+
+    Raises:
+        ArtifactError: ``path`` is a file, or the folder cannot be written.
+    """
+    place = path.resolve()
+    if place.exists() and not place.is_dir():
+        raise ArtifactError(f"{shown(path)} is a file where a folder belongs; move it away or choose another name.")
+    temporary = _temporary_sibling(place)
+    try:
+        temporary.mkdir(parents=True)
+    except OSError as error:
+        raise _cannot_write(path, error) from error
+    try:
+        yield temporary
+        try:
+            _fsync_tree(temporary)
+            _change_places(temporary, place)
+        except OSError as error:
+            raise _cannot_write(path, error) from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _change_places(new: Path, place: Path) -> None:
+    """Rename ``new`` to ``place``; a folder already there is moved aside first, and back if the second step fails."""
+    aside = new.with_suffix(".old")
+    had_old = place.exists()
+    if had_old:
+        place.rename(aside)
+    try:
+        new.rename(place)
+    except BaseException:
+        if had_old:
+            aside.rename(place)
+        raise
+    _fsync_directory(place.parent)
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def _temporary_sibling(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
+
+
+def _fsync_tree(root: Path) -> None:
+    for entry in root.rglob("*"):
+        if entry.is_dir():
+            _fsync_directory(entry)
+        elif entry.is_file():
+            with entry.open("rb+") as file:
+                os.fsync(file.fileno())
+    _fsync_directory(root)
+
+
+def _fsync_directory(path: Path) -> None:
+    """Make renames inside ``path`` durable; a system that cannot open folders (Windows) is left to its own order."""
+    if os.name == "nt":
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _cannot_write(path: Path, error: OSError) -> ArtifactError:
+    reason = error.strerror or str(error)
+    return ArtifactError(f"cannot write {shown(path)} ({reason}); check the folder's permissions and free space.")

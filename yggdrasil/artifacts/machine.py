@@ -1,0 +1,149 @@
+"""What this machine is, as far as timings depend on it."""
+
+import hashlib
+import json
+import math
+import os
+import platform
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+# The instruction sets that decide how fast a matrix product runs; the names are those of /proc/cpuinfo.
+_RELEVANT_ISA = (
+    *("avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_int8", "amx_bf16"),
+    *("asimd", "asimddp", "i8mm", "bf16", "sve", "sve2", "svebf16", "sme"),
+)
+# One of these device nodes exists wherever torch can see an accelerator (NVIDIA, Tegra, WSL, ROCm).
+_ACCELERATOR_NODES = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/nvmap", "/dev/dxg", "/dev/kfd")
+_NOISE = re.compile(r"\((r|tm|c)\)|\d+-core|processor|\bcpu\b|@.*", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """A machine as a process sees it. ``fingerprint`` covers only what changes timings."""
+
+    cpu: str  # model name
+    cpu_family: str  # "26.2": family and model; clouds hide the generation behind one model name
+    architecture: str
+    isa: tuple[str, ...]  # the relevant instruction sets, in a fixed order
+    cores: int  # usable by this process: affinity and container quota
+    memory_gib: int
+    accelerator: str | None
+    os: str
+
+    @property
+    def has_avx512_bf16(self) -> bool:
+        """Whether the CPU multiplies bfloat16 vectors natively."""
+        return "avx512_bf16" in self.isa
+
+    @property
+    def fingerprint(self) -> str:
+        """Eight hexadecimal digits over cpu, cpu_family, isa, cores and accelerator."""
+        fields = [self.cpu, self.cpu_family, self.isa, self.cores, self.accelerator]
+        return hashlib.sha256(json.dumps(fields).encode()).hexdigest()[:8]
+
+    @property
+    def slug(self) -> str:
+        """A readable file name that ends in the fingerprint, as ``amd-epyc-2c-1a2b3c4d``."""
+        parts = [_slugged(_NOISE.sub(" ", self.cpu)) or "cpu", f"{self.cores}c"]
+        if self.accelerator is not None:
+            parts.append(_slugged(self.accelerator))
+        return "-".join([*parts, self.fingerprint])
+
+    def describe(self) -> str:
+        """Return one line for a person."""
+        family = f" (family {self.cpu_family})" if self.cpu_family else ""
+        cores = f"{self.cores} core{'s' if self.cores != 1 else ''}"
+        isa = " ".join(self.isa) or self.architecture
+        accelerator = self.accelerator or "no accelerator"
+        return f"{self.cpu}{family}, {cores}, {isa}, {self.memory_gib} GiB, {accelerator}, {self.os}"
+
+
+def current_machine() -> Machine:
+    """Describe the machine of this process.
+
+    Imports torch only where an accelerator may be present, so that the answer does not depend on what was imported.
+    """
+    cpu, cpu_family, isa = _cpu()
+    return Machine(
+        cpu=cpu,
+        cpu_family=cpu_family,
+        architecture=platform.machine(),
+        isa=isa,
+        cores=_usable_cores(),
+        memory_gib=_memory_gib(),
+        accelerator=_accelerator(),
+        os=f"{platform.system()} {platform.release()}",
+    )
+
+
+def parse_cpuinfo(text: str) -> tuple[str, str, tuple[str, ...]]:
+    """Return the model name, the family and the relevant instruction sets of the first CPU in ``/proc/cpuinfo``.
+
+    Parts that the text lacks are empty. ARM kernels give numbers in place of a name.
+    """
+    fields: dict[str, str] = {}
+    for line in text.splitlines():
+        key, _, value = line.partition(":")
+        fields.setdefault(key.strip().lower(), value.strip())
+    name = fields.get("model name", "")
+    family = ".".join(fields[key] for key in ("cpu family", "model") if key in fields)
+    if not name and "cpu implementer" in fields:
+        name = f"ARM {fields['cpu implementer']} {fields.get('cpu part', '')}".strip()
+    flags = set((fields.get("flags") or fields.get("features") or "").split())
+    return name, family, tuple(flag for flag in _RELEVANT_ISA if flag in flags)
+
+
+def parse_cpu_quota(text: str) -> int | None:
+    """Return the whole cores that a cgroup's ``cpu.max`` (``QUOTA PERIOD``) allows, rounded up; None for no limit."""
+    quota, _, period = text.strip().partition(" ")
+    if not quota.isdecimal() or not period.isdecimal():
+        return None
+    return max(1, math.ceil(int(quota) / int(period)))
+
+
+def _cpu() -> tuple[str, str, tuple[str, ...]]:
+    name, family, isa = parse_cpuinfo(_read_text(Path("/proc/cpuinfo")))
+    if not name and sys.platform == "darwin":
+        command = ["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"]
+        name = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    return name or platform.processor() or platform.machine(), family, isa
+
+
+def _usable_cores() -> int:
+    has_affinity = hasattr(os, "sched_getaffinity")
+    allowed = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
+    quota = parse_cpu_quota(_read_text(Path("/sys/fs/cgroup/cpu.max")))
+    return allowed if quota is None else min(allowed, quota)
+
+
+def _memory_gib() -> int:
+    """Return physical memory rounded to GiB, or 0 where the system does not say (Windows)."""
+    names = getattr(os, "sysconf_names", {})
+    if not {"SC_PHYS_PAGES", "SC_PAGE_SIZE"} <= set(names):
+        return 0
+    return round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30)
+
+
+def _accelerator() -> str | None:
+    if sys.platform == "darwin":
+        return None
+    if sys.platform == "linux" and not any(Path(node).exists() for node in _ACCELERATOR_NODES):
+        return None
+    import torch
+
+    return torch.cuda.get_device_name(0) if torch.cuda.is_available() else None
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def _slugged(text: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")

@@ -1,0 +1,169 @@
+"""Fingerprints of checkpoints and tokenizers: quick, the same wherever the files lie."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from yggdrasil.artifacts.atomic import shown
+from yggdrasil.errors import ArtifactError
+
+_MIB = 2**20
+_WHOLE_BYTES = 64 * _MIB  # a weight file up to this size is read whole
+_NUM_SAMPLES = 16  # evenly placed from the first byte to the last
+_SAMPLE_BYTES = _MIB
+_TENSOR_SAMPLE_BYTES = 4096  # from the middle of each tensor, so that a change of one layer is seen
+_DIGITS = 16
+
+# Saving a checkpoint again rewrites these without changing the model.
+_INCIDENTAL_CONFIG_KEYS = ("transformers_version", "_name_or_path")
+# What turns text into ids and back; padding, truncation and templates do not.
+_TOKENIZER_SECTIONS = ("model", "added_tokens", "normalizer", "pre_tokenizer", "decoder")
+_OTHER_VOCABULARIES = ("vocab.json", "tokenizer.model", "spiece.model", "vocab.txt", "tekken.json")
+_OTHER_TOKENIZER_FILES = (*_OTHER_VOCABULARIES, "merges.txt", "added_tokens.json")
+
+
+def model_fingerprint(path: Path) -> str:
+    """Return 16 hexadecimal digits over the configuration and the weights of the checkpoint in ``path``.
+
+    Weight files up to 64 MiB count in full; of a larger one its header, its size, 16 samples of 1 MiB and 4 KiB from
+    the middle of each tensor. File names and the place of the folder do not count.
+
+    Raises:
+        ArtifactError: The folder, its config.json or its safetensors weights are missing or damaged.
+    """
+    _check_folder(path)
+    config = _read_json(path / "config.json")
+    if not isinstance(config, dict):
+        raise ArtifactError(f"{shown(path / 'config.json')} is not a JSON mapping; fetch the checkpoint again.")
+    hasher = hashlib.sha256()
+    _add_json(hasher, {key: value for key, value in config.items() if key not in _INCIDENTAL_CONFIG_KEYS})
+    for file in _weight_files(path):
+        _add_weights(hasher, file)
+    return hasher.hexdigest()[:_DIGITS]
+
+
+def tokenizer_fingerprint(path: Path) -> str:
+    """Return 16 hexadecimal digits over what the tokenizer in ``path`` does: vocabulary, merges, text handling.
+
+    Two folders agree where tokenizer.json says the same, whatever its layout. Without a tokenizer.json the other
+    tokenizer files count byte for byte; such a fingerprint never equals that of a tokenizer.json.
+
+    Raises:
+        ArtifactError: The folder or its tokenizer files are missing or damaged.
+    """
+    _check_folder(path)
+    hasher = hashlib.sha256()
+    if (path / "tokenizer.json").is_file():
+        _add_json(hasher, _normalised_tokenizer(path / "tokenizer.json"))
+        return hasher.hexdigest()[:_DIGITS]
+    if not any((path / name).is_file() for name in _OTHER_VOCABULARIES):
+        wanted = ", ".join(("tokenizer.json", *_OTHER_VOCABULARIES))
+        raise ArtifactError(
+            f"{shown(path)} has no tokenizer (none of {wanted}); copy the model's tokenizer files there."
+        )
+    for name in _OTHER_TOKENIZER_FILES:
+        if (path / name).is_file():
+            data = (path / name).read_bytes()
+            hasher.update(f"{name} {len(data)}\n".encode())
+            hasher.update(data)
+    return hasher.hexdigest()[:_DIGITS]
+
+
+def _weight_files(path: Path) -> list[Path]:
+    """Return the safetensors files that make up the checkpoint, in name order."""
+    index = path / "model.safetensors.index.json"
+    if index.is_file():
+        content = _read_json(index)
+        weight_map = content.get("weight_map") if isinstance(content, dict) else None
+        if not isinstance(weight_map, dict) or not weight_map:
+            raise ArtifactError(f"{shown(index)} has no weight_map; fetch the checkpoint again.")
+        files = sorted({path / str(name) for name in weight_map.values()})
+    elif (path / "model.safetensors").is_file():
+        files = [path / "model.safetensors"]
+    else:
+        files = sorted(path.glob("*.safetensors"))
+    if not files:
+        raise ArtifactError(f"{shown(path)} has no *.safetensors weights; save the model again with `save_pretrained`.")
+    for file in files:
+        if not file.is_file():
+            raise ArtifactError(f"{shown(file)} is missing, though the index lists it; fetch the checkpoint again.")
+    return files
+
+
+def _add_weights(hasher: "hashlib._Hash", file: Path) -> None:
+    num_bytes = file.stat().st_size
+    with file.open("rb") as stream:
+        header_end, spans = _read_header(stream, file, num_bytes)
+        hasher.update(f"weights {num_bytes}\n".encode())
+        if num_bytes <= _WHOLE_BYTES:
+            spans = [(0, num_bytes)]
+        else:
+            stride = (num_bytes - header_end - _SAMPLE_BYTES) / (_NUM_SAMPLES - 1)
+            spans += [(header_end + int(index * stride), _SAMPLE_BYTES) for index in range(_NUM_SAMPLES)]
+            spans.insert(0, (0, header_end))
+        for start, length in spans:
+            stream.seek(start)
+            hasher.update(stream.read(length))
+
+
+def _read_header(stream: BinaryIO, file: Path, num_bytes: int) -> tuple[int, list[tuple[int, int]]]:
+    """Return where the header of a safetensors file ends, and a small span (start, length) inside each tensor."""
+    damaged = ArtifactError(f"{shown(file)} is truncated or not a safetensors file; fetch the checkpoint again.")
+    length = int.from_bytes(stream.read(8), "little")
+    header_end = 8 + length
+    if num_bytes < 8 or header_end > num_bytes:
+        raise damaged
+    try:
+        header = json.loads(stream.read(length))
+        offsets = sorted(tuple(entry["data_offsets"]) for name, entry in header.items() if name != "__metadata__")
+        last = max((end for _, end in offsets), default=0)
+        spans = [_middle(header_end + start, header_end + end) for start, end in offsets]
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise damaged from error
+    if header_end + last != num_bytes:
+        raise damaged
+    return header_end, spans
+
+
+def _middle(start: int, end: int) -> tuple[int, int]:
+    length = min(_TENSOR_SAMPLE_BYTES, end - start)
+    return (start + end - length) // 2, length
+
+
+def _normalised_tokenizer(file: Path) -> dict[str, Any]:
+    content = _read_json(file)
+    if not isinstance(content, dict) or not isinstance(content.get("model"), dict):
+        raise ArtifactError(f"{shown(file)} has no model section; copy the model's tokenizer files again.")
+    sections = {name: content.get(name) for name in _TOKENIZER_SECTIONS}
+    # Newer writers spell out options that older ones leave away.
+    model = {key: value for key, value in content["model"].items() if value not in (None, False, "")}
+    if isinstance(model.get("merges"), list):
+        # "a b" in old files, ["a", "b"] in new ones.
+        model["merges"] = [merge.split(" ", 1) if isinstance(merge, str) else merge for merge in model["merges"]]
+    added = content.get("added_tokens") or []
+    return {
+        **sections,
+        "model": model,
+        "added_tokens": sorted(added, key=lambda token: json.dumps(token, sort_keys=True)),
+    }
+
+
+def _check_folder(path: Path) -> None:
+    if not path.is_dir():
+        raise ArtifactError(
+            f"{path} is not a model folder on this machine; check the path or download the model first."
+        )
+
+
+def _read_json(file: Path) -> object:
+    try:
+        return json.loads(file.read_bytes())
+    except FileNotFoundError as error:
+        raise ArtifactError(f"{shown(file)} is missing; check the path or fetch the checkpoint again.") from error
+    except ValueError as error:
+        raise ArtifactError(f"{shown(file)} is not valid JSON; fetch the file again.") from error
+
+
+def _add_json(hasher: "hashlib._Hash", content: object) -> None:
+    hasher.update(json.dumps(content, sort_keys=True, separators=(",", ":")).encode())

@@ -1,0 +1,148 @@
+"""From a name to files: where profiles, predictors and plans lie, and which plan fits this machine."""
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from yggdrasil.artifacts.atomic import shown
+from yggdrasil.artifacts.machine import Machine
+from yggdrasil.artifacts.parsing import close_match, parse_dataclass
+from yggdrasil.errors import ArtifactError
+
+_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
+_PACKAGE_ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True, slots=True)
+class PlanEntry:
+    """A plan on disk. ``machine`` is None where the file does not say what it was made on."""
+
+    name: str
+    slug: str
+    path: Path
+    machine: Machine | None
+
+    def fits(self, machine: Machine) -> bool:
+        """Whether the plan was made on a machine with the same timings."""
+        return self.slug == machine.slug or self.slug.endswith(f"-{machine.fingerprint}")
+
+    def describe(self) -> str:
+        """Return one line for a person: the machine and the path."""
+        machine = self.slug if self.machine is None else self.machine.describe()
+        return f"{self.name} for {machine} [{shown(self.path)}]"
+
+
+def validate_name(name: str) -> str:
+    """Return ``name`` if it may name artefacts.
+
+    Raises:
+        ArtifactError: It has other characters than letters, digits, dot, underscore and hyphen, or starts with a dot.
+    """
+    if _NAME.fullmatch(name) is None:
+        raise ArtifactError(
+            f"'{name}' cannot name a plan; use letters, digits, '.', '_' and '-', and do not start with a dot."
+        )
+    return name
+
+
+def search_roots(explicit: Path | None = None) -> list[Path]:
+    """Return the roots to search, first one first.
+
+    ``explicit``; the working directory and the checkout, each if it has a ``plans`` folder; the user's cache. Reading
+    goes through all of them, writing goes to the first.
+    """
+    roots = [] if explicit is None else [explicit.expanduser()]
+    roots += [root for root in (Path.cwd(), _PACKAGE_ROOT) if (root / "plans").is_dir() and not _is_installed(root)]
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    roots.append(Path(cache) / "yggdrasil" / "artifacts")
+    return list(dict.fromkeys(roots))
+
+
+def profile_directory(root: Path, name: str, machine: Machine) -> Path:
+    """Return the folder of the profile ``name`` of ``machine``; raises ArtifactError for a bad name."""
+    return root / "profiles" / validate_name(name) / machine.slug
+
+
+def predictor_directory(root: Path, name: str, machine: Machine) -> Path:
+    """Return the folder of the predictor ``name`` of ``machine``; raises ArtifactError for a bad name."""
+    return root / "predictors" / validate_name(name) / machine.slug
+
+
+def plan_path(root: Path, name: str, machine: Machine) -> Path:
+    """Return the file of the plan ``name`` of ``machine``; raises ArtifactError for a bad name."""
+    return root / "plans" / validate_name(name) / f"{machine.slug}.yaml"
+
+
+def list_plans(name: str | None = None, roots: Sequence[Path] | None = None) -> list[PlanEntry]:
+    """Return the plans there are, of one name or of all, by root, name and slug; an earlier root hides a later one.
+
+    A plan whose content cannot be read is listed too, without its machine.
+    """
+    pattern = "*" if name is None else validate_name(name)
+    entries: dict[tuple[str, str], PlanEntry] = {}
+    for root in search_roots() if roots is None else roots:
+        for path in sorted((root / "plans").glob(f"{pattern}/*.yaml")):
+            key = (path.parent.name, path.stem)
+            if key not in entries and not any(part.startswith(".") for part in key):
+                entries[key] = PlanEntry(*key, path=path, machine=_machine_of(path))
+    return list(entries.values())
+
+
+def resolve_plan(
+    name_or_path: str | Path, machine: Machine, roots: Sequence[Path] | None = None, force: bool = False
+) -> Path:
+    """Return the plan file that ``name_or_path`` means on ``machine``.
+
+    An existing file is taken as given. A name means the plan of this machine; with ``force``, where there is none,
+    the only plan of that name.
+
+    Raises:
+        ArtifactError: Nothing fits; the message lists the plans there are and says how to calibrate or to force one.
+    """
+    path = Path(name_or_path).expanduser()
+    if path.is_file():
+        return path
+    text = str(name_or_path)
+    if path.name != text or path.suffix in (".yaml", ".yml"):
+        raise ArtifactError(f"there is no plan file {text}; check the path, or give a plan's name.")
+    entries = list_plans(text, roots)
+    for entry in entries:
+        if entry.fits(machine):
+            return entry.path
+    if force and len(entries) == 1:
+        return entries[0].path
+    raise ArtifactError(_nothing_fits(text, machine, entries, roots))
+
+
+def _nothing_fits(name: str, machine: Machine, entries: Sequence[PlanEntry], roots: Sequence[Path] | None) -> str:
+    calibrate = f"`yggdrasil calibrate --target … --drafter … --prompts FILE --name {name}`"
+    if entries:
+        lines = "".join(f"\n  {entry.describe()}" for entry in entries)
+        return (
+            f"no plan named '{name}' fits this machine ({machine.describe()}); calibrate here with {calibrate}, or "
+            f"force one of these with `--plan PATH --force-machine`:{lines}"
+        )
+    others = list_plans(None, roots)
+    hint = close_match(name, [entry.name for entry in others])
+    lines = (
+        "; there are:" + "".join(f"\n  {entry.describe()}" for entry in others) if others else "; there are none yet."
+    )
+    return f"there is no plan named '{name}'{hint}; make one with {calibrate}{lines}"
+
+
+def _machine_of(path: Path) -> Machine | None:
+    """Return the ``machine`` of a plan's payload, or None where the file is damaged: listing must not fail on one."""
+    try:
+        content = yaml.safe_load(path.read_bytes())
+        return parse_dataclass(Machine, content["machine"], shown(path))
+    except (OSError, yaml.YAMLError, ValueError, TypeError, KeyError, ArtifactError):
+        return None
+
+
+def _is_installed(root: Path) -> bool:
+    """Whether ``root`` is a folder of installed packages, where ``plans`` would be somebody's package."""
+    return root.name in ("site-packages", "dist-packages")

@@ -1,0 +1,203 @@
+"""Strict reading of plain mappings (YAML, JSON) into typed dataclasses."""
+
+import dataclasses
+import difflib
+import types
+import typing
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any, Literal, TypeVar, cast
+
+from yggdrasil.errors import ArtifactError
+
+T = TypeVar("T")
+
+_WORDS: dict[object, str] = {
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    Path: "a path",
+    bool: "true or false",
+    list: "a list",
+    tuple: "a list",
+    dict: "a mapping",
+    type(None): "null",
+}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a value stands: the file, and the dotted key inside it."""
+
+    where: str
+    key: str = ""
+
+    def child(self, name: object) -> "_Place":
+        return _Place(self.where, f"{self.key}.{name}" if self.key else str(name))
+
+    def item(self, index: int) -> "_Place":
+        return _Place(self.where, f"{self.key}[{index}]")
+
+    def refuse(self, expected: str, value: object) -> ArtifactError:
+        subject = f"key '{self.key}'" if self.key else "the content"
+        return ArtifactError(f"{self.where}: {subject} should be {expected}, but is {_shown_value(value)}.")
+
+
+def parse_dataclass(cls: type[T], mapping: object, where: str) -> T:
+    """Build the dataclass ``cls`` from a plain mapping, strictly.
+
+    Field types may be int, float (a whole number is taken too), str, bool, None, Path, Literal, list, tuple, dict,
+    unions, nested dataclasses and Any. Fields with a default may be absent. A union takes the first alternative that
+    fits.
+    ``where`` names the source in messages, usually the file.
+
+    Raises:
+        ArtifactError: An unknown key, a missing key, a wrong type, or a value that ``cls`` itself refuses with
+            ValueError; the sentence names ``where``, the dotted key and close matches.
+        TypeError: ``cls`` is not a dataclass or has a field type outside the list above.
+    """
+    return cast("T", _parse_fields(cls, mapping, _Place(where)))
+
+
+def close_match(word: str, candidates: Collection[str]) -> str:
+    """Return `` (did you mean 'x'?)`` for the candidate most like ``word``, or an empty string."""
+    matches = difflib.get_close_matches(word, list(candidates), n=1)
+    return f" (did you mean '{matches[0]}'?)" if matches else ""
+
+
+def _parse_fields(cls: Any, mapping: object, place: _Place) -> object:
+    if not (dataclasses.is_dataclass(cls) and isinstance(cls, type)):
+        raise TypeError(f"parse_dataclass needs a dataclass, got {cls!r}")
+    if not isinstance(mapping, Mapping):
+        raise place.refuse("a mapping", mapping)
+    fields = {field.name: field for field in dataclasses.fields(cls) if field.init}
+    _check_keys(fields, mapping, place)
+    hints = typing.get_type_hints(cls)
+    values = {name: _convert(hints[name], mapping[name], place.child(name)) for name in fields if name in mapping}
+    try:
+        return cls(**values)
+    except ValueError as error:
+        raise ArtifactError(f"{place.where}: {_inside(place)}{error}") from error
+
+
+def _check_keys(
+    fields: "Mapping[str, dataclasses.Field[Any]]", mapping: Mapping[object, object], place: _Place
+) -> None:
+    for key in mapping:
+        if key not in fields:
+            # A misspelt key is most likely meant for one that is not given.
+            absent = [name for name in fields if name not in mapping]
+            hint = close_match(str(key), absent) or close_match(str(key), fields)
+            raise ArtifactError(f"{place.where}: unknown key '{place.child(key).key}'{hint}; remove or rename it.")
+    for name, field in fields.items():
+        is_required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+        if is_required and name not in mapping:
+            raise ArtifactError(
+                f"{place.where}: key '{place.child(name).key}' is missing; add it or make the file anew."
+            )
+
+
+def _convert(hint: Any, value: object, place: _Place) -> object:
+    if hint is Any or hint is object:
+        return value
+    origin = typing.get_origin(hint) or hint
+    if origin in _CONTAINERS:
+        return _CONTAINERS[origin](typing.get_args(hint), value, place)
+    if dataclasses.is_dataclass(origin):
+        return _parse_fields(origin, value, place)
+    return _convert_scalar(hint, value, place)
+
+
+def _convert_scalar(hint: Any, value: object, place: _Place) -> object:
+    if hint is Path and isinstance(value, str):
+        return Path(value)
+    if hint is float and type(value) is int:
+        try:
+            return float(value)
+        except OverflowError as error:
+            raise place.refuse("a number", value) from error
+    if hint not in (int, float, str, bool, type(None), Path):
+        raise TypeError(f"parse_dataclass cannot read the field type {hint!r} of '{place.key}'")
+    if type(value) is not hint:
+        raise place.refuse(_WORDS[hint], value)
+    return value
+
+
+def _convert_list(args: tuple[Any, ...], value: object, place: _Place) -> list[object]:
+    if not isinstance(value, list | tuple):
+        raise place.refuse("a list", value)
+    hint = args[0] if args else Any
+    return [_convert(hint, entry, place.item(index)) for index, entry in enumerate(value)]
+
+
+def _convert_tuple(args: tuple[Any, ...], value: object, place: _Place) -> tuple[object, ...]:
+    if not args or (len(args) == 2 and args[1] is Ellipsis):
+        return tuple(_convert_list(args[:1], value, place))
+    if not isinstance(value, list | tuple) or len(value) != len(args):
+        raise place.refuse(f"a list of {len(args)}", value)
+    pairs = enumerate(zip(args, value, strict=True))
+    return tuple(_convert(hint, entry, place.item(index)) for index, (hint, entry) in pairs)
+
+
+def _convert_dict(args: tuple[Any, ...], value: object, place: _Place) -> dict[object, object]:
+    if not isinstance(value, Mapping):
+        raise place.refuse("a mapping", value)
+    key_hint, value_hint = args or (Any, Any)
+    return {
+        _convert(key_hint, key, _Place(place.where, f"{place.key} (the name {key!r})")): _convert(
+            value_hint, entry, place.child(key)
+        )
+        for key, entry in value.items()
+    }
+
+
+def _convert_literal(args: tuple[Any, ...], value: object, place: _Place) -> object:
+    # The type is compared too: 1 == True == 1.0 in Python.
+    if any(type(value) is type(choice) and value == choice for choice in args):
+        return value
+    choices = " or ".join(repr(choice) for choice in args)
+    hint = close_match(value, [str(choice) for choice in args]) if isinstance(value, str) else ""
+    raise place.refuse(f"{choices}{hint}", value)
+
+
+def _convert_union(args: tuple[Any, ...], value: object, place: _Place) -> object:
+    # An exact type wins over a conversion, so that ``float | int`` keeps a whole number whole.
+    if type(value) in args and type(value) in _WORDS:
+        return value
+    choices = [hint for hint in args if hint is not type(None)]
+    if len(choices) == 1:
+        return _convert(choices[0], value, place)
+    for hint in choices:
+        try:
+            return _convert(hint, value, place)
+        except ArtifactError:
+            continue
+    raise place.refuse(" or ".join(_words(hint) for hint in args), value)
+
+
+_CONTAINERS: dict[object, Callable[[tuple[Any, ...], object, _Place], object]] = {
+    list: _convert_list,
+    tuple: _convert_tuple,
+    dict: _convert_dict,
+    Literal: _convert_literal,
+    typing.Union: _convert_union,
+    types.UnionType: _convert_union,
+}
+
+
+def _words(hint: object) -> str:
+    if typing.get_origin(hint) is Literal:
+        return " or ".join(repr(choice) for choice in typing.get_args(hint))
+    return _WORDS.get(typing.get_origin(hint) or hint, getattr(hint, "__name__", str(hint)))
+
+
+def _inside(place: _Place) -> str:
+    return f"key '{place.key}': " if place.key else ""
+
+
+def _shown_value(value: object) -> str:
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else str(value).lower()
+    text = repr(value)
+    short = text if len(text) <= 60 else f"{text[:57]}..."
+    return f"{short} ({_WORDS.get(type(value), type(value).__name__)})"

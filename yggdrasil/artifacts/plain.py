@@ -1,0 +1,62 @@
+"""Values in plain form, and their YAML text."""
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+
+class _ReadableDumper(yaml.SafeDumper):
+    """A SafeDumper that keeps a list of plain values on one line, so that tables stay readable."""
+
+    def represent_sequence(
+        self, tag: str, sequence: Iterable[Any], flow_style: bool | None = None
+    ) -> yaml.SequenceNode:
+        items = list(sequence)
+        is_flat = not any(isinstance(item, list | dict) for item in items)
+        return super().represent_sequence(tag, items, flow_style=is_flat if flow_style is None else flow_style)
+
+    def represent_text(self, text: str) -> yaml.ScalarNode:
+        # NOTE: in other quotes PyYAML leaves U+0085 and its like unescaped, and a reader takes them for line ends.
+        return self.represent_scalar("tag:yaml.org,2002:str", text, style=None if text.isprintable() else '"')
+
+
+_ReadableDumper.add_representer(str, _ReadableDumper.represent_text)
+
+
+def yaml_text(content: Mapping[str, object]) -> str:
+    """Return plain ``content`` as YAML that ``yaml.safe_load`` reads back exactly, keys in their given order."""
+    return yaml.dump(
+        content, Dumper=_ReadableDumper, sort_keys=False, default_flow_style=False, allow_unicode=True, width=120
+    )
+
+
+def to_plain(value: object) -> Any:
+    """Return ``value`` built only of dict, list, str, int, float, bool and None, in fresh containers.
+
+    Raises:
+        TypeError: A value has no plain form, or a mapping has a key that is neither text nor a whole number.
+    """
+    if value is None or type(value) in (str, int, float, bool):
+        return value
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: to_plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {_plain_key(key): to_plain(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_plain(entry) for entry in value]
+    if isinstance(value, Path):
+        return str(value)
+    if type(value).__module__ == "numpy" and getattr(value, "shape", None) == ():
+        return to_plain(value.item())  # type: ignore[attr-defined]
+    raise TypeError(f"an artefact cannot hold {value!r} of type {type(value).__name__}")
+
+
+def _plain_key(key: object) -> str | int:
+    plain = to_plain(key)
+    if type(plain) not in (str, int):
+        raise TypeError(f"an artefact's mapping cannot have the key {key!r} of type {type(key).__name__}")
+    assert isinstance(plain, str | int)
+    return plain

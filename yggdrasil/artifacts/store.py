@@ -1,0 +1,252 @@
+"""Schema-versioned artefacts on disk: YAML, CSV and safetensors, each with a kind, a schema version and a checksum.
+
+Writing is atomic. Reading refuses, with one sentence that names the file and the mend, what is missing, damaged, of
+another kind or of another schema. Nothing here ever unpickles.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import yaml
+
+from yggdrasil.artifacts.atomic import shown, write_atomic
+from yggdrasil.artifacts.parsing import close_match
+from yggdrasil.artifacts.plain import to_plain, yaml_text
+from yggdrasil.errors import ArtifactError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pandas as pd
+
+_HEADER_KEYS = ("kind", "schema_version", "checksum")
+_CSV_HEADER = re.compile(
+    r"# yggdrasil kind=(?P<kind>\S+) schema_version=(?P<schema_version>\d+) checksum=(?P<checksum>\S+)"
+)
+_MAKE_AGAIN = "run `yggdrasil calibrate` again"
+
+
+# --- YAML ---------------------------------------------------------------------------------------------------------
+
+
+def write_yaml(path: Path, kind: str, version: int, payload: Mapping[str, object]) -> None:
+    """Write ``payload`` atomically, headed by its kind, schema version and checksum.
+
+    Tuples become lists, dataclasses mappings, paths text, numpy scalars plain numbers; floats keep every digit in
+    their shortest form. Comments and the order of keys are not part of the checksum.
+
+    Raises:
+        ArtifactError: The file cannot be written.
+        TypeError: A value has no plain form.
+        ValueError: ``payload`` uses a header key (kind, schema_version, checksum).
+    """
+    plain = to_plain(payload)
+    assert isinstance(plain, dict), f"{type(plain) = }"
+    taken = [key for key in _HEADER_KEYS if key in plain]
+    if taken:
+        raise ValueError(f"the payload of {shown(path)} uses the reserved keys {taken}")
+    content = {"kind": kind, "schema_version": version, "checksum": _checksum(plain), **plain}
+    write_atomic(path, yaml_text(content).encode())
+
+
+def read_yaml(path: Path, kind: str, version: int) -> dict[str, Any]:
+    """Return the payload that :func:`write_yaml` stored.
+
+    Raises:
+        ArtifactError: The file is missing, not YAML, of another kind or schema version, edited or truncated.
+    """
+    try:
+        content = yaml.safe_load(_read_bytes(path))
+    except (yaml.YAMLError, ValueError) as error:
+        raise ArtifactError(
+            f"{shown(path)} is not valid YAML or was truncated; restore it or {_MAKE_AGAIN}."
+        ) from error
+    if not isinstance(content, dict):
+        raise _not_ours(path, kind)
+    header = {key: content.pop(key, None) for key in _HEADER_KEYS}
+    _check_header(path, header, kind, version)
+    if _checksum(content) != header["checksum"]:
+        _refuse_damaged(path)
+    return content
+
+
+def _checksum(payload: object) -> str:
+    text = json.dumps(_canonical(payload), sort_keys=True, separators=(",", ":"), default=repr)
+    return _digest(text.encode())
+
+
+def _canonical(value: object) -> object:
+    """Tag keys with their type, so that the mappings ``{1: x}`` and ``{"1": x}`` differ in JSON too."""
+    if isinstance(value, dict):
+        return {f"{type(key).__name__}:{key}": _canonical(entry) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [_canonical(entry) for entry in value]
+    return value
+
+
+# --- CSV ----------------------------------------------------------------------------------------------------------
+
+
+def write_csv(path: Path, kind: str, version: int, frame: "pd.DataFrame") -> None:
+    """Write the columns of ``frame`` (not its index) atomically, under one comment line that carries the header.
+
+    Floats keep every digit. An empty text is read back as missing.
+
+    Raises:
+        ArtifactError: The file cannot be written.
+    """
+    body = frame.to_csv(index=False, lineterminator="\n").encode()
+    head = f"# yggdrasil kind={kind} schema_version={version} checksum={_digest(body)}\n"
+    write_atomic(path, head.encode() + body)
+
+
+def read_csv(path: Path, kind: str, version: int, columns: Sequence[str] = ()) -> "pd.DataFrame":
+    """Return the frame that :func:`write_csv` stored; each of ``columns`` must be there.
+
+    Raises:
+        ArtifactError: The file is missing, of another kind or schema version, edited, truncated, or lacks a column.
+    """
+    import io
+
+    import pandas as pd
+
+    # A checkout may have rewritten the line ends.
+    head, _, body = _read_bytes(path).replace(b"\r\n", b"\n").partition(b"\n")
+    match = _CSV_HEADER.fullmatch(head.decode(errors="replace"))
+    if match is None:
+        raise _not_ours(path, kind)
+    _check_header(path, {**match.groupdict(), "schema_version": int(match["schema_version"])}, kind, version)
+    if _digest(body) != match["checksum"]:
+        _refuse_damaged(path)
+    try:
+        frame: pd.DataFrame = pd.read_csv(
+            io.BytesIO(body), keep_default_na=False, na_values=[""], **_exact_floats(pd.__version__)
+        )
+    except pd.errors.EmptyDataError:
+        frame = pd.DataFrame()
+    present = [str(column) for column in frame.columns]
+    for column in columns:
+        if column not in present:
+            hint = close_match(column, present)
+            raise ArtifactError(f"{shown(path)} lacks the column '{column}'{hint}; {_MAKE_AGAIN}.")
+    return frame
+
+
+def _exact_floats(pandas_version: str) -> dict[str, Any]:
+    """Return the option that makes pandas read floats to the last digit; from 3.1 on it always does."""
+    major, minor = pandas_version.split(".")[:2]
+    return {} if (int(major), int(minor)) >= (3, 1) else {"float_precision": "round_trip"}
+
+
+# --- safetensors --------------------------------------------------------------------------------------------------
+
+
+def write_tensors(path: Path, kind: str, version: int, tensors: Mapping[str, Any]) -> None:
+    """Write numpy arrays or torch tensors atomically as safetensors; the header goes into the file's metadata.
+
+    Raises:
+        ArtifactError: The file cannot be written.
+        TypeError: A tensor has a type that numpy lacks (bfloat16); convert it first.
+    """
+    import safetensors.numpy
+
+    arrays = {name: _as_array(value) for name, value in tensors.items()}
+    header = {"kind": kind, "schema_version": str(version), "checksum": _tensor_checksum(arrays)}
+    write_atomic(path, safetensors.numpy.save(arrays, metadata=header))
+
+
+def read_tensors(path: Path, kind: str, version: int) -> "dict[str, np.ndarray[Any, Any]]":
+    """Return the arrays that :func:`write_tensors` stored.
+
+    Raises:
+        ArtifactError: The file is missing, not safetensors, of another kind or schema version, edited or truncated.
+    """
+    import safetensors
+    import safetensors.numpy
+
+    data = _read_bytes(path)
+    try:
+        arrays = safetensors.numpy.load(data)
+        metadata = _tensor_metadata(data)
+    except (safetensors.SafetensorError, ValueError, KeyError) as error:
+        raise ArtifactError(f"{shown(path)} is not a whole safetensors file; restore it or {_MAKE_AGAIN}.") from error
+    version_text = metadata.get("schema_version", "")
+    found_version = int(version_text) if version_text.isdecimal() else None
+    _check_header(path, {**metadata, "schema_version": found_version}, kind, version)
+    if _tensor_checksum(arrays) != metadata.get("checksum"):
+        _refuse_damaged(path)
+    return arrays
+
+
+def _as_array(value: Any) -> "np.ndarray[Any, Any]":
+    import numpy as np
+
+    if hasattr(value, "detach"):
+        value = value.detach().cpu().numpy()
+    return np.asarray(value, order="C")  # safetensors writes the buffer as it lies
+
+
+def _tensor_metadata(data: bytes) -> dict[str, str]:
+    length = int.from_bytes(data[:8], "little")
+    metadata: dict[str, str] = json.loads(data[8 : 8 + length]).get("__metadata__", {})
+    return metadata
+
+
+def _tensor_checksum(arrays: "Mapping[str, np.ndarray[Any, Any]]") -> str:
+    hasher = hashlib.sha256()
+    for name, array in sorted(arrays.items()):
+        hasher.update(json.dumps([name, array.dtype.str, array.shape]).encode())
+        hasher.update(array.tobytes())
+    return f"sha256:{hasher.hexdigest()[:16]}"
+
+
+# --- what the three share -----------------------------------------------------------------------------------------
+
+
+def _digest(data: bytes) -> str:
+    return f"sha256:{hashlib.sha256(data).hexdigest()[:16]}"
+
+
+def _read_bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError as error:
+        raise ArtifactError(f"there is no file {shown(path)}; check the path or {_MAKE_AGAIN}.") from error
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise ArtifactError(f"cannot read {shown(path)} ({reason}); check its path and permissions.") from error
+
+
+def _check_header(path: Path, header: Mapping[str, object], kind: str, version: int) -> None:
+    """Refuse another kind or another schema version; a header that lacks a part is not ours."""
+    found_kind, found_version = header.get("kind"), header.get("schema_version")
+    if not isinstance(found_kind, str) or type(found_version) is not int or not header.get("checksum"):
+        raise _not_ours(path, kind)
+    if found_kind != kind:
+        raise ArtifactError(f"{shown(path)} is of kind '{found_kind}', not '{kind}'; give a file of kind '{kind}'.")
+    if found_version > version:
+        raise ArtifactError(
+            f"{shown(path)} was written by a newer Yggdrasil (schema {found_version}, this one reads {version}); "
+            f"upgrade Yggdrasil or {_MAKE_AGAIN}."
+        )
+    if found_version < version:
+        raise ArtifactError(
+            f"{shown(path)} was written by an older Yggdrasil (schema {found_version}, this one reads {version}); "
+            f"{_MAKE_AGAIN}."
+        )
+
+
+def _not_ours(path: Path, kind: str) -> ArtifactError:
+    return ArtifactError(
+        f"{shown(path)} is not a Yggdrasil file of kind '{kind}' or was truncated: its header (kind, "
+        f"schema_version, checksum) is not whole; restore it or {_MAKE_AGAIN}."
+    )
+
+
+def _refuse_damaged(path: Path) -> NoReturn:
+    raise ArtifactError(
+        f"{shown(path)} was edited or truncated: its checksum does not match; restore it or {_MAKE_AGAIN}."
+    )
