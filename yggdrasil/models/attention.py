@@ -1,0 +1,49 @@
+"""Tree attention as a transformers attention function.
+
+The mask a model is called with is the tree mask of the step, [1, 1, W, T] bool; transformers hands a 4-D mask through
+unchanged. Where to write and how long the context is travels in the cache object (``step_cache``), which every
+supported model passes on to its attention function as an extra argument.
+"""
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface
+from transformers.masking_utils import AttentionMaskInterface
+
+from yggdrasil.models.cache import StepCache
+
+ATTENTION_NAME = "yggdrasil_tree"
+
+
+def tree_attention(
+    module: nn.Module,
+    query: Tensor,  # [1, Hq, W, D]
+    key: Tensor,  # [1, Hkv, W, D]
+    value: Tensor,  # [1, Hkv, W, D]
+    attention_mask: Tensor,  # [1, 1, W, T] bool
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    *,
+    step_cache: StepCache,
+    num_threads: int,
+    **_: object,
+) -> tuple[Tensor, None]:
+    """Attend to the committed context and to the tree slots the mask allows; returns [1, W, Hq, D]."""
+    layer = module.layer_idx
+    assert isinstance(layer, int)
+    step_cache.layers_attended += 1
+    output = torch.ops.yggdrasil.tree_attention(
+        query, key, value, step_cache.step_keys[layer], step_cache.step_values[layer], step_cache.offsets,
+        attention_mask[0, 0], scaling if scaling is not None else query.shape[-1] ** -0.5, sliding_window or 0,
+        softcap or 0.0, num_threads,
+    )  # fmt: skip
+    return output, None
+
+
+def _keep_mask(*_: object, **kwargs: object) -> object:
+    return kwargs.get("attention_mask")
+
+
+AttentionInterface.register(ATTENTION_NAME, tree_attention)
+AttentionMaskInterface.register(ATTENTION_NAME, _keep_mask)

@@ -1,0 +1,112 @@
+"""The operators of a static-shape step, as ``torch.ops.yggdrasil``.
+
+Each operator has a schema, a shape function and a portable implementation in PyTorch (any device). On CPUs a native
+implementation is compiled once a machine from ``ops.cpp`` and takes the portable one's place; where no compiler is
+found the portable one stays, slower and otherwise equal.
+
+Dims: W rows of the step, Hq query heads, Hkv key heads, D head size, S cache capacity, T tree slots.
+"""
+
+import torch
+from torch import Tensor
+
+from .build import load_native
+
+__all__ = ["is_native"]
+
+_library = torch.library.Library("yggdrasil", "DEF")
+_library.define("pack_linear(Tensor weight) -> Tensor")
+_library.define("packed_linear(Tensor input, Tensor packed, Tensor? bias, int out_features, int num_threads) -> Tensor")
+_library.define(
+    "tree_attention(Tensor query, Tensor key, Tensor value, Tensor(a!) key_cache, Tensor(b!) value_cache, "
+    "Tensor offsets, Tensor tree_mask, float scale, int window, float softcap, int num_threads) -> Tensor"
+)
+_library.define("move_rows(Tensor(a!)[] caches, Tensor sources, int destination) -> ()")
+
+
+def _pack_linear(weight: Tensor) -> Tensor:
+    return weight.contiguous()
+
+
+def _packed_linear(x: Tensor, packed: Tensor, bias: Tensor | None, out_features: int, num_threads: int) -> Tensor:
+    return torch.nn.functional.linear(x, packed, bias)
+
+
+def _tree_attention(
+    query: Tensor,  # [1, Hq, W, D]
+    key: Tensor,  # [1, Hkv, W, D]
+    value: Tensor,
+    key_cache: Tensor,  # [Hkv, S, D]
+    value_cache: Tensor,
+    offsets: Tensor,  # [2] int64: context length, first slot written
+    tree_mask: Tensor,  # [W, T] bool over the slots from the context length on
+    scale: float,
+    window: int,
+    softcap: float,
+    num_threads: int,
+) -> Tensor:
+    """Write the step's keys and values, then attend to the context and to the tree slots the mask allows.
+
+    Returns [1, W, Hq, D]. ``window`` > 0 keeps the last ``window`` keys of each row's path (itself included);
+    ``softcap`` > 0 bounds the scores as Gemma 2 does. A grouped matmul serves all query heads of a key head, so keys
+    are never repeated.
+    """
+    context, start = offsets.unbind()
+    width, num_key_heads, capacity = query.shape[2], key_cache.shape[0], key_cache.shape[1]
+    rows = start + torch.arange(width, device=query.device)
+    key_cache.index_copy_(1, rows, key[0])
+    value_cache.index_copy_(1, rows, value[0])
+    slots = torch.arange(capacity, device=query.device)
+    tree_slots = slots - context  # [S]
+    inside = (tree_slots >= 0) & (tree_slots < tree_mask.shape[1])
+    visible = (slots < context) | (inside & tree_mask[:, tree_slots.clamp(0, tree_mask.shape[1] - 1)])  # [W, S]
+    if window > 0:
+        later = visible.flip(1).cumsum(1).flip(1)  # visible keys from this one on; a path's keys ascend in position
+        visible = visible & (later <= window)
+    grouped = query[0].reshape(num_key_heads, -1, query.shape[-1]).float()  # [Hkv, G*W, D]
+    scores = grouped @ key_cache.float().transpose(1, 2) * scale  # [Hkv, G*W, S]
+    if softcap > 0:
+        scores = softcap * torch.tanh(scores / softcap)
+    scores = scores.view(num_key_heads, -1, width, capacity).masked_fill(~visible, float("-inf"))
+    mixed = scores.softmax(-1).view(num_key_heads, -1, capacity) @ value_cache.float()
+    heads = mixed.view(-1, width, query.shape[-1])  # [Hq, W, D]
+    return heads.transpose(0, 1).to(query.dtype).unsqueeze(0).contiguous()
+
+
+def _move_rows(caches: list[Tensor], sources: Tensor, destination: int) -> None:
+    for cache in caches:
+        cache[:, destination : destination + sources.numel()] = cache[:, sources]
+
+
+def _packed_linear_shape(x: Tensor, packed: Tensor, bias: Tensor | None, out_features: int, num_threads: int) -> Tensor:
+    return x.new_empty((*x.shape[:-1], out_features))
+
+
+def _tree_attention_shape(
+    query: Tensor, key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, offsets: Tensor,
+    tree_mask: Tensor, scale: float, window: int, softcap: float, num_threads: int,
+) -> Tensor:  # fmt: skip
+    return query.new_empty((1, query.shape[2], query.shape[1], query.shape[3]))
+
+
+_portable = {
+    "pack_linear": _pack_linear,
+    "packed_linear": _packed_linear,
+    "tree_attention": _tree_attention,
+    "move_rows": _move_rows,
+}
+for _name, _function in _portable.items():
+    _library.impl(_name, _function, "CUDA")
+torch.library.register_fake("yggdrasil::packed_linear", _packed_linear_shape, lib=_library)
+torch.library.register_fake("yggdrasil::tree_attention", _tree_attention_shape, lib=_library)
+torch.library.register_fake("yggdrasil::move_rows", lambda caches, sources, destination: None, lib=_library)
+
+_native = load_native()
+if not _native:
+    for _name, _function in _portable.items():
+        _library.impl(_name, _function, "CPU")
+
+
+def is_native() -> bool:
+    """Whether the CPU operators are the compiled ones."""
+    return _native

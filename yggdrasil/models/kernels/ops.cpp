@@ -1,0 +1,514 @@
+// CPU kernels of the static-shape steps: packed linear, tree attention over a static cache, cache row moves.
+//
+// Two properties matter more than peak rate:
+//  * cost follows the weights' bytes for narrow steps (W up to about 16) and the context's real length, never the
+//    cache's capacity;
+//  * a row's result does not depend on how many rows travel with it. Every output is accumulated over K, and over the
+//    keys in order of position, in one fixed order. Verifying a tree of W tokens therefore gives the same bits as W
+//    plain steps, which is what makes bf16 output independent of the plan.
+//
+// Dims: W rows of a step, K inputs, N outputs, P panels of 16 outputs, Hq query heads, Hkv key heads, D head size,
+//       S cache capacity, T tree slots.
+
+#include <ATen/ATen.h>
+#include <omp.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__)
+#include <immintrin.h>
+#define YGG_AVX512 1
+#endif
+
+namespace {
+
+using at::BFloat16;
+using at::Tensor;
+
+constexpr int kPanel = 16;    // outputs of a packed panel: one 512-bit register of float32
+constexpr int kKeyBlock = 64;  // keys that stay in the first-level cache while all rows visit them
+
+inline float from_bits(uint32_t bits) {
+  float value;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+inline float widen(BFloat16 value) { return from_bits(static_cast<uint32_t>(value.x) << 16); }
+inline float widen(float value) { return value; }
+
+template <typename Function>
+void parallel(int64_t count, int64_t num_threads, const Function& body) {
+  const int64_t threads = std::min(num_threads, count);
+  if (threads <= 1) {
+    body(0, count);
+    return;
+  }
+#pragma omp parallel num_threads(threads)
+  {
+    const int64_t id = omp_get_thread_num(), team = omp_get_num_threads();
+    const int64_t begin = count * id / team, end = count * (id + 1) / team;
+    if (begin < end) body(begin, end);
+  }
+}
+
+// ==== packed linear ===================================================================================================
+// bf16: [P, K/2, 16, 2] (pairs along K beside each other); float32: [P, K, 16].
+
+// x is transposed to [K/2, M] words of two bf16 (or [K, M] floats) so that the M broadcasts of one k lie side by side;
+// rows K apart would fall into one cache set when K is a power of two.
+#ifdef YGG_AVX512
+inline __m512 fma_pair(__m512 acc, __m512i weights, __m512i x) {
+#ifdef __AVX512BF16__
+  return _mm512_dpbf16_ps(acc, (__m512bh)weights, (__m512bh)x);
+#else
+  const __m512i high_mask = _mm512_set1_epi32(0xffff0000);
+  acc = _mm512_fmadd_ps(_mm512_castsi512_ps(_mm512_slli_epi32(weights, 16)), _mm512_castsi512_ps(_mm512_slli_epi32(x, 16)), acc);
+  return _mm512_fmadd_ps(_mm512_castsi512_ps(_mm512_and_epi32(weights, high_mask)), _mm512_castsi512_ps(_mm512_and_epi32(x, high_mask)), acc);
+#endif
+}
+
+template <int M, int NB>
+void tile(const uint32_t* packed, const uint32_t* x, int64_t k_steps, bool is_bf16, int64_t panel_words, float* out) {
+  __m512 acc[NB][M];
+  for (int n = 0; n < NB; ++n)
+    for (int m = 0; m < M; ++m) acc[n][m] = _mm512_setzero_ps();
+  if (is_bf16) {
+    for (int64_t k = 0; k < k_steps; ++k) {
+      __m512i weights[NB];
+      for (int n = 0; n < NB; ++n) weights[n] = _mm512_loadu_si512(packed + n * panel_words + k * kPanel);
+      for (int m = 0; m < M; ++m) {
+        const __m512i broadcast = _mm512_set1_epi32(static_cast<int>(x[k * M + m]));
+        for (int n = 0; n < NB; ++n) acc[n][m] = fma_pair(acc[n][m], weights[n], broadcast);
+      }
+    }
+  } else {
+    const float* floats = reinterpret_cast<const float*>(x);
+    for (int64_t k = 0; k < k_steps; ++k) {
+      __m512 weights[NB];
+      for (int n = 0; n < NB; ++n)
+        weights[n] = _mm512_loadu_ps(reinterpret_cast<const float*>(packed) + n * panel_words + k * kPanel);
+      for (int m = 0; m < M; ++m) {
+        const __m512 broadcast = _mm512_set1_ps(floats[k * M + m]);
+        for (int n = 0; n < NB; ++n) acc[n][m] = _mm512_fmadd_ps(weights[n], broadcast, acc[n][m]);
+      }
+    }
+  }
+  for (int n = 0; n < NB; ++n)
+    for (int m = 0; m < M; ++m) _mm512_storeu_ps(out + (n * M + m) * kPanel, acc[n][m]);
+}
+#else
+template <int M, int NB>
+void tile(const uint32_t* packed, const uint32_t* x, int64_t k_steps, bool is_bf16, int64_t panel_words, float* out) {
+  std::fill(out, out + NB * M * kPanel, 0.0f);
+  for (int n = 0; n < NB; ++n) {
+    const uint32_t* panel = packed + n * panel_words;
+    float* block = out + n * M * kPanel;
+    for (int64_t k = 0; k < k_steps; ++k) {
+      for (int m = 0; m < M; ++m) {
+        const uint32_t word = x[k * M + m];
+        float* row = block + m * kPanel;
+        if (is_bf16) {
+          const float low = from_bits(word << 16), high = from_bits(word & 0xffff0000u);
+#pragma omp simd
+          for (int j = 0; j < kPanel; ++j) {
+            const uint32_t pair = panel[k * kPanel + j];
+            row[j] += low * from_bits(pair << 16) + high * from_bits(pair & 0xffff0000u);
+          }
+        } else {
+          const float value = from_bits(word);
+#pragma omp simd
+          for (int j = 0; j < kPanel; ++j) row[j] += value * from_bits(panel[k * kPanel + j]);
+        }
+      }
+    }
+  }
+}
+#endif
+
+template <int M>
+constexpr int panels_at_once() { return M <= 4 ? 4 : (M <= 12 ? 2 : 1); }
+
+struct LinearJob {
+  const uint32_t* packed;
+  const uint32_t* x;  // transposed tiles, one after another
+  const float* bias;  // nullable
+  void* out;          // [W, N]
+  int64_t rows, k_steps, outputs, panel_words;
+  bool is_bf16;
+};
+
+inline void store_row(const LinearJob& job, int64_t row, int64_t panel, const float* values) {
+  const int64_t begin = panel * kPanel, count = std::min<int64_t>(kPanel, job.outputs - begin);
+  float sums[kPanel];
+  for (int j = 0; j < count; ++j) sums[j] = job.bias ? values[j] + job.bias[begin + j] : values[j];
+  if (job.is_bf16) {
+    BFloat16* out = static_cast<BFloat16*>(job.out) + row * job.outputs + begin;
+#if defined(YGG_AVX512) && defined(__AVX512BF16__)
+    if (count == kPanel) {
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), (__m256i)_mm512_cvtneps_pbh(_mm512_loadu_ps(sums)));
+      return;
+    }
+#endif
+    for (int j = 0; j < count; ++j) out[j] = BFloat16(sums[j]);
+  } else {
+    std::memcpy(static_cast<float*>(job.out) + row * job.outputs + begin, sums, count * sizeof(float));
+  }
+}
+
+template <int M, int NB>
+void run_tile(const LinearJob& job, int64_t row, int64_t panel) {
+  alignas(64) float out[NB * M * kPanel];
+  tile<M, NB>(job.packed + panel * job.panel_words, job.x + row * job.k_steps, job.k_steps, job.is_bf16, job.panel_words, out);
+  for (int n = 0; n < NB; ++n)
+    for (int m = 0; m < M; ++m) store_row(job, row + m, panel + n, out + (n * M + m) * kPanel);
+}
+
+template <int M>
+void run_panels(const LinearJob& job, int64_t row, int64_t begin, int64_t end) {
+  constexpr int NB = panels_at_once<M>();
+  int64_t panel = begin;
+  for (; panel + NB <= end; panel += NB) run_tile<M, NB>(job, row, panel);
+  for (; panel < end; ++panel) run_tile<M, 1>(job, row, panel);
+}
+
+constexpr int kMaxTile = 16;
+using PanelRunner = void (*)(const LinearJob&, int64_t, int64_t, int64_t);
+constexpr PanelRunner kRunners[kMaxTile + 1] = {
+    nullptr,        run_panels<1>,  run_panels<2>,  run_panels<3>,  run_panels<4>,  run_panels<5>,
+    run_panels<6>,  run_panels<7>,  run_panels<8>,  run_panels<9>,  run_panels<10>, run_panels<11>,
+    run_panels<12>, run_panels<13>, run_panels<14>, run_panels<15>, run_panels<16>};
+
+std::vector<int64_t> tile_sizes(int64_t rows) {
+  const int64_t tiles = (rows + kMaxTile - 1) / kMaxTile;
+  std::vector<int64_t> sizes;
+  for (int64_t i = 0; i < tiles; ++i) sizes.push_back(rows * (i + 1) / tiles - rows * i / tiles);
+  return sizes;
+}
+
+// Scratch that outlives a call: a step makes hundreds of calls, and none may allocate.
+uint32_t* scratch_words(int64_t count) {
+  static thread_local std::vector<uint32_t> words;
+  if (static_cast<int64_t>(words.size()) < count) words.resize(count);
+  return words.data();
+}
+
+Tensor pack_linear(const Tensor& weight) {
+  TORCH_CHECK(weight.dim() == 2, "weight must be [N, K]");
+  TORCH_CHECK(weight.scalar_type() == at::kBFloat16 || weight.scalar_type() == at::kFloat, "weight must be bfloat16 or float32");
+  const int64_t n = weight.size(0), k = weight.size(1), panels = (n + kPanel - 1) / kPanel;
+  Tensor padded = at::zeros({panels * kPanel, k}, weight.options());
+  padded.narrow(0, 0, n).copy_(weight);
+  if (weight.scalar_type() == at::kFloat) return padded.view({panels, kPanel, k}).permute({0, 2, 1}).contiguous();
+  TORCH_CHECK(k % 2 == 0, "bfloat16 packing needs an even number of inputs");
+  return padded.view({panels, kPanel, k / 2, 2}).permute({0, 2, 1, 3}).contiguous();
+}
+
+Tensor packed_linear(const Tensor& input, const Tensor& packed, const std::optional<Tensor>& bias, int64_t out_features, int64_t num_threads) {
+  const Tensor x = input.contiguous();
+  const bool is_bf16 = x.scalar_type() == at::kBFloat16;
+  TORCH_CHECK(packed.scalar_type() == x.scalar_type(), "input and packed weights must have one dtype");
+  const int64_t k = x.size(-1), rows = x.numel() / k;
+  auto sizes = x.sizes().vec();
+  sizes.back() = out_features;
+  Tensor out = at::empty(sizes, x.options());
+  Tensor bias_float;
+  if (bias) bias_float = bias->to(at::kFloat).contiguous();
+
+  LinearJob job{};
+  job.packed = static_cast<const uint32_t*>(packed.const_data_ptr());
+  job.k_steps = is_bf16 ? k / 2 : k;
+  job.panel_words = job.k_steps * kPanel;
+  job.rows = rows;
+  job.outputs = out_features;
+  job.bias = bias ? bias_float.const_data_ptr<float>() : nullptr;
+  job.out = out.mutable_data_ptr();
+  job.is_bf16 = is_bf16;
+
+  const uint32_t* source = static_cast<const uint32_t*>(x.const_data_ptr());
+  const auto tiles = tile_sizes(rows);
+  if (rows == 1) {
+    job.x = source;
+  } else {
+    uint32_t* words = scratch_words(rows * job.k_steps);
+    int64_t first = 0;
+    for (const int64_t size : tiles) {
+      for (int64_t m = 0; m < size; ++m)
+        for (int64_t s = 0; s < job.k_steps; ++s)
+          words[first * job.k_steps + s * size + m] = source[(first + m) * job.k_steps + s];
+      first += size;
+    }
+    job.x = words;
+  }
+  const int64_t panels = (out_features + kPanel - 1) / kPanel;
+  // Two or four panels, over all tiles, before the next ones: a panel read from memory by the first tile is in the
+  // second-level cache for the others.
+  parallel((panels + 3) / 4, num_threads, [&](int64_t begin, int64_t end) {
+    for (int64_t group = begin; group < end; ++group) {
+      int64_t first = 0;
+      for (const int64_t size : tiles) {
+        kRunners[size](job, first, group * 4, std::min(group * 4 + 4, panels));
+        first += size;
+      }
+    }
+  });
+  return out;
+}
+
+// ==== tree attention ==================================================================================================
+
+#ifdef YGG_AVX512
+inline __m512 exp16(__m512 x) {  // Cephes polynomial; x <= 0 after the maximum is subtracted
+  x = _mm512_max_ps(x, _mm512_set1_ps(-87.3f));
+  const __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(1.44269504088896341f)), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  __m512 r = _mm512_fnmadd_ps(n, _mm512_set1_ps(0.693359375f), x);
+  r = _mm512_fnmadd_ps(n, _mm512_set1_ps(-2.12194440e-4f), r);
+  __m512 p = _mm512_set1_ps(1.9875691500e-4f);
+  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.3981999507e-3f));
+  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(8.3334519073e-3f));
+  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(4.1665795894e-2f));
+  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.6666665459e-1f));
+  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(5.0000001201e-1f));
+  p = _mm512_fmadd_ps(p, _mm512_mul_ps(r, r), _mm512_add_ps(r, _mm512_set1_ps(1.0f)));
+  return _mm512_scalef_ps(p, n);
+}
+inline __m512 load16(const float* p) { return _mm512_loadu_ps(p); }
+inline __m512 load16(const BFloat16* p) {
+  const __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
+}
+#endif
+
+template <typename T>
+inline float dot(const float* query, const T* key, int64_t size) {
+  int64_t d = 0;
+  float sum = 0.0f;
+#ifdef YGG_AVX512
+  __m512 acc = _mm512_setzero_ps();
+  for (; d + 16 <= size; d += 16) acc = _mm512_fmadd_ps(_mm512_loadu_ps(query + d), load16(key + d), acc);
+  sum = _mm512_reduce_add_ps(acc);
+#endif
+  for (; d < size; ++d) sum += query[d] * widen(key[d]);
+  return sum;
+}
+
+template <typename T>
+inline void accumulate(float* acc, float weight, const T* value, int64_t size) {
+  int64_t d = 0;
+#ifdef YGG_AVX512
+  const __m512 w = _mm512_set1_ps(weight);
+  for (; d + 16 <= size; d += 16) _mm512_storeu_ps(acc + d, _mm512_fmadd_ps(w, load16(value + d), _mm512_loadu_ps(acc + d)));
+#endif
+  for (; d < size; ++d) acc[d] += weight * widen(value[d]);
+}
+
+#ifdef YGG_AVX512
+// The common head sizes keep their accumulators in registers over a whole block of keys.
+template <typename T, int R>
+inline void accumulate_block(float* acc, const float* weights, const T* values, int64_t count) {
+  __m512 sums[R];
+  for (int r = 0; r < R; ++r) sums[r] = _mm512_loadu_ps(acc + 16 * r);
+  for (int64_t i = 0; i < count; ++i) {
+    const __m512 w = _mm512_set1_ps(weights[i]);
+    for (int r = 0; r < R; ++r) sums[r] = _mm512_fmadd_ps(w, load16(values + i * R * 16 + 16 * r), sums[r]);
+  }
+  for (int r = 0; r < R; ++r) _mm512_storeu_ps(acc + 16 * r, sums[r]);
+}
+#endif
+
+template <typename T>
+inline void accumulate_keys(float* acc, const float* weights, const T* values, int64_t count, int64_t size) {
+#ifdef YGG_AVX512
+  if (size == 64) return accumulate_block<T, 4>(acc, weights, values, count);
+  if (size == 128) return accumulate_block<T, 8>(acc, weights, values, count);
+#endif
+  for (int64_t i = 0; i < count; ++i) accumulate(acc, weights[i], values + i * size, size);
+}
+
+// Turns scores into weights in place and returns their sum. Lanes are fixed by the index alone.
+inline float softmax_weights(float* scores, int64_t count) {
+  float maximum = -std::numeric_limits<float>::infinity();
+  float sum = 0.0f;
+  int64_t i = 0;
+#ifdef YGG_AVX512
+  __m512 largest = _mm512_set1_ps(maximum);
+  for (; i + 16 <= count; i += 16) largest = _mm512_max_ps(largest, _mm512_loadu_ps(scores + i));
+  maximum = _mm512_reduce_max_ps(largest);
+#endif
+  for (; i < count; ++i) maximum = std::max(maximum, scores[i]);
+  i = 0;
+#ifdef YGG_AVX512
+  __m512 lanes = _mm512_setzero_ps();
+  for (; i < count; i += 16) {
+    const __mmask16 mask = count - i >= 16 ? 0xffff : static_cast<__mmask16>((1u << (count - i)) - 1);
+    const __m512 weight = _mm512_maskz_mov_ps(mask, exp16(_mm512_sub_ps(_mm512_maskz_loadu_ps(mask, scores + i), _mm512_set1_ps(maximum))));
+    _mm512_mask_storeu_ps(scores + i, mask, weight);
+    lanes = _mm512_add_ps(lanes, weight);
+  }
+  sum = _mm512_reduce_add_ps(lanes);
+#else
+  for (; i < count; ++i) sum += scores[i] = std::exp(scores[i] - maximum);
+#endif
+  return sum;
+}
+
+struct AttentionJob {
+  int64_t rows, query_heads, group, head_dim, capacity, context, context_stride;
+  int64_t query_head_stride, query_row_stride;
+  float scale, softcap;
+  const int64_t* first_key;                        // [W] first context key each row sees (its window)
+  const std::vector<std::vector<int64_t>>* slots;  // [W] tree slots each row sees, in order of depth
+};
+
+inline float finish_score(const AttentionJob& job, float score) {
+  score *= job.scale;
+  return job.softcap > 0.0f ? job.softcap * std::tanh(score / job.softcap) : score;
+}
+
+template <typename T>
+void attend_head(const AttentionJob& job, const T* query, const T* keys, const T* values, T* out, float* scratch) {
+  const int64_t d = job.head_dim;
+  float* queries = scratch;                // [W, D]
+  float* sums = queries + job.rows * d;    // [W, D]
+  float* weights = sums + job.rows * d;    // [W, context + T], compact: context keys seen, then tree keys seen
+  for (int64_t i = 0; i < job.rows * d; ++i) queries[i] = widen(query[i / d * job.query_row_stride + i % d]);
+  std::fill(sums, sums + job.rows * d, 0.0f);
+
+  for (int64_t begin = 0; begin < job.context; begin += kKeyBlock) {
+    const int64_t end = std::min(begin + kKeyBlock, job.context);
+    for (int64_t row = 0; row < job.rows; ++row) {
+      float* scores = weights + row * job.context_stride - job.first_key[row];
+      for (int64_t s = std::max(begin, job.first_key[row]); s < end; ++s)
+        scores[s] = finish_score(job, dot(queries + row * d, keys + s * d, d));
+    }
+  }
+  for (int64_t row = 0; row < job.rows; ++row) {
+    const auto& slots = (*job.slots)[row];
+    const int64_t seen = job.context - job.first_key[row];
+    float* scores = weights + row * job.context_stride;
+    for (size_t t = 0; t < slots.size(); ++t)
+      scores[seen + t] = finish_score(job, dot(queries + row * d, keys + slots[t] * d, d));
+    const float inverse = 1.0f / softmax_weights(scores, seen + static_cast<int64_t>(slots.size()));
+    queries[row * d] = inverse;  // the query is no longer needed; its first entry carries the normaliser
+  }
+  for (int64_t begin = 0; begin < job.context; begin += kKeyBlock) {
+    const int64_t end = std::min(begin + kKeyBlock, job.context);
+    for (int64_t row = 0; row < job.rows; ++row) {
+      const int64_t first = std::max(begin, job.first_key[row]);
+      if (first < end)
+        accumulate_keys(sums + row * d, weights + row * job.context_stride + first - job.first_key[row], values + first * d, end - first, d);
+    }
+  }
+  for (int64_t row = 0; row < job.rows; ++row) {
+    const auto& slots = (*job.slots)[row];
+    const float* tail = weights + row * job.context_stride + job.context - job.first_key[row];
+    for (size_t t = 0; t < slots.size(); ++t) accumulate_keys(sums + row * d, tail + t, values + slots[t] * d, 1, d);
+    const float inverse = queries[row * d];
+    T* target = out + row * job.query_heads * d;
+    for (int64_t j = 0; j < d; ++j) target[j] = static_cast<T>(sums[row * d + j] * inverse);
+  }
+}
+
+template <typename T>
+void write_rows(const Tensor& rows, Tensor& cache, int64_t start) {  // rows [1, H, W, D] -> cache [H, S, D]
+  const int64_t heads = rows.size(1), width = rows.size(2), d = rows.size(3), capacity = cache.size(1);
+  const T* source = rows.const_data_ptr<T>();
+  T* target = cache.mutable_data_ptr<T>();
+  for (int64_t h = 0; h < heads; ++h)
+    for (int64_t w = 0; w < width; ++w)
+      std::memcpy(target + (h * capacity + start + w) * d, source + h * rows.stride(1) + w * rows.stride(2), d * sizeof(T));
+}
+
+Tensor with_dense_rows(const Tensor& tensor) { return tensor.stride(-1) == 1 ? tensor : tensor.contiguous(); }
+
+Tensor tree_attention(const Tensor& query, const Tensor& key, const Tensor& value, Tensor& key_cache, Tensor& value_cache,
+                      const Tensor& offsets, const Tensor& tree_mask, double scale, int64_t window, double softcap, int64_t num_threads) {
+  const Tensor q = with_dense_rows(query), k = with_dense_rows(key), v = with_dense_rows(value);
+  const int64_t context = offsets.const_data_ptr<int64_t>()[0], start = offsets.const_data_ptr<int64_t>()[1];
+  const int64_t rows = q.size(2), tree_slots = tree_mask.size(-1), capacity = key_cache.size(1);
+  TORCH_CHECK(context >= 0 && start >= context && start + rows <= capacity, "step does not fit the cache: context ", context,
+              ", write start ", start, ", width ", rows, ", capacity ", capacity);
+  TORCH_CHECK(start + rows - context <= tree_slots, "rows are written outside the tree's slots");
+
+  std::vector<std::vector<int64_t>> slots(rows);
+  std::vector<int64_t> first_key(rows);
+  const bool* mask = tree_mask.const_data_ptr<bool>();
+  for (int64_t row = 0; row < rows; ++row) {
+    auto& seen = slots[row];
+    for (int64_t t = 0; t < tree_slots && context + t < capacity; ++t)
+      if (mask[row * tree_slots + t]) seen.push_back(context + t);
+    // A path's keys lie in order of position, so a window is the last `window` of them.
+    const int64_t hidden = window > 0 ? std::max<int64_t>(0, context + static_cast<int64_t>(seen.size()) - window) : 0;
+    first_key[row] = std::min(hidden, context);
+    if (hidden > context) seen.erase(seen.begin(), seen.begin() + (hidden - context));
+  }
+
+  AttentionJob job{};
+  job.rows = rows;
+  job.query_heads = q.size(1);
+  job.group = q.size(1) / key_cache.size(0);
+  job.head_dim = q.size(3);
+  job.capacity = capacity;
+  job.context = context;
+  job.context_stride = context + tree_slots;
+  job.query_head_stride = q.stride(1);
+  job.query_row_stride = q.stride(2);
+  job.scale = static_cast<float>(scale);
+  job.softcap = static_cast<float>(softcap);
+  job.first_key = first_key.data();
+  job.slots = &slots;
+  Tensor out = at::empty({1, rows, job.query_heads, job.head_dim}, q.options());
+
+  const auto run = [&](auto* type) {
+    using T = std::remove_pointer_t<decltype(type)>;
+    write_rows<T>(k, key_cache, start);
+    write_rows<T>(v, value_cache, start);
+    const int64_t words = 2 * rows * job.head_dim + rows * job.context_stride + 16;
+    parallel(job.query_heads, num_threads, [&](int64_t begin, int64_t end) {
+      float* scratch = reinterpret_cast<float*>(scratch_words(words));
+      for (int64_t head = begin; head < end; ++head) {
+        const int64_t offset = head / job.group * capacity * job.head_dim;
+        attend_head<T>(job, q.const_data_ptr<T>() + head * job.query_head_stride, key_cache.const_data_ptr<T>() + offset,
+                       value_cache.const_data_ptr<T>() + offset, out.mutable_data_ptr<T>() + head * job.head_dim, scratch);
+      }
+    });
+  };
+  if (q.scalar_type() == at::kBFloat16) {
+    run(static_cast<BFloat16*>(nullptr));
+  } else {
+    TORCH_CHECK(q.scalar_type() == at::kFloat, "tree_attention serves bfloat16 and float32");
+    run(static_cast<float*>(nullptr));
+  }
+  return out;
+}
+
+// ==== commit ==========================================================================================================
+
+void move_rows(at::TensorList caches, const Tensor& sources, int64_t destination) {
+  // Rows sources[i] -> destination + i. Sources ascend and never lie below their destination, so no row is lost.
+  const int64_t* source = sources.const_data_ptr<int64_t>();
+  const int64_t count = sources.numel();
+  for (const Tensor& cache : caches) {
+    const int64_t heads = cache.size(0), bytes = cache.size(2) * cache.element_size(), head_bytes = cache.size(1) * bytes;
+    char* data = static_cast<char*>(cache.mutable_data_ptr());
+    for (int64_t h = 0; h < heads; ++h)
+      for (int64_t i = 0; i < count; ++i)
+        if (source[i] != destination + i) std::memcpy(data + h * head_bytes + (destination + i) * bytes, data + h * head_bytes + source[i] * bytes, bytes);
+  }
+}
+
+}  // namespace
+
+// Schemas live in kernels/__init__.py, beside the portable implementations.
+TORCH_LIBRARY_IMPL(yggdrasil, CPU, m) {
+  m.impl("pack_linear", &pack_linear);
+  m.impl("packed_linear", &packed_linear);
+  m.impl("tree_attention", &tree_attention);
+  m.impl("move_rows", &move_rows);
+}

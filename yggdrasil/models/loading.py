@@ -1,0 +1,157 @@
+"""Load a causal language model for static-shape steps, and refuse what cannot be verified as a tree."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.utils import logging as transformers_logging
+
+from yggdrasil.errors import YggdrasilError
+from yggdrasil.models.attention import ATTENTION_NAME
+from yggdrasil.models.packing import pack_linears
+
+_RECURRENT_LAYERS = {"linear_attention", "mamba", "recurrent", "conv", "hybrid", "mamba2", "rwkv"}
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model ready to be traced: packed linears, our attention, and its tensors by name."""
+
+    name: str
+    model: PreTrainedModel
+    config: PretrainedConfig
+    num_threads: int
+    dtype: torch.dtype
+    device: torch.device
+
+    @property
+    def max_context(self) -> int:
+        """Positions the model was built for."""
+        limit = getattr(self.config.get_text_config(), "max_position_embeddings", None)
+        return int(limit) if limit else 1 << 20
+
+    @property
+    def num_layers(self) -> int:
+        return int(self.config.get_text_config().num_hidden_layers)
+
+    @property
+    def hidden_size(self) -> int:
+        return int(self.config.get_text_config().hidden_size)
+
+    def named_tensors(self) -> dict[str, Tensor]:
+        """Parameters and buffers: what a step takes as its weights."""
+        return dict(self.model.named_parameters()) | dict(self.model.named_buffers())
+
+
+def load_model(
+    source: str | Path, dtype: torch.dtype, device: torch.device, num_threads: int, *, pack: bool = True
+) -> LoadedModel:
+    """Load a checkpoint folder or hub id, unmodified, and make it ready for static steps.
+
+    Raises:
+        YggdrasilError: no such checkpoint, or an architecture that tree masks cannot verify.
+    """
+    config = load_config(source)
+    refuse_unverifiable(config, str(source))
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    try:
+        model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, local_files_only=Path(source).exists()).eval()
+    except (OSError, ValueError, RuntimeError) as error:
+        raise YggdrasilError(f"{source} could not be loaded: {_first_line(error)}") from error
+    return prepare_model(model.to(device), str(source), num_threads, pack=pack)
+
+
+def prepare_model(model: PreTrainedModel, name: str, num_threads: int, *, pack: bool = True) -> LoadedModel:
+    """Plug our attention into a model that is already in memory and pack its linears, in place."""
+    if not getattr(model, "_supports_attention_backend", False):
+        raise YggdrasilError(
+            f"{name}: {type(model).__name__} computes attention in its own way and offers no place for a tree mask; "
+            "use a model whose transformers implementation supports attention backends"
+        )
+    model.requires_grad_(False)
+    model.set_attn_implementation(ATTENTION_NAME)
+    model.config.use_cache = True
+    if pack:
+        pack_linears(model, num_threads)
+    return LoadedModel(name, model, model.config, num_threads, model.dtype, model.device)
+
+
+def load_config(source: str | Path) -> PretrainedConfig:
+    """The configuration of a checkpoint folder or hub id, with one sentence where there is none."""
+    path = Path(source)
+    if path.exists() and not (path / "config.json").exists():
+        raise YggdrasilError(f"{source} holds no config.json; give a checkpoint folder in Hugging Face layout")
+    if not path.exists() and str(source).count("/") != 1:
+        raise YggdrasilError(f"{source} is neither a folder nor a hub id (owner/name)")
+    try:
+        return AutoConfig.from_pretrained(source, local_files_only=path.exists())
+    except (OSError, ValueError, KeyError, json.JSONDecodeError) as error:
+        raise YggdrasilError(f"{source}: the configuration could not be read: {_first_line(error)}") from error
+
+
+def refuse_unverifiable(config: PretrainedConfig, name: str) -> None:
+    """Refuse recurrent, hybrid and encoder-decoder models with the reason."""
+    if config.is_encoder_decoder:
+        raise YggdrasilError(f"{name} is an encoder-decoder model; Yggdrasil decodes decoder-only causal models")
+    text = config.get_text_config()
+    layers = set(getattr(text, "layer_types", None) or getattr(text, "layers_block_type", None) or ())
+    recurrent = sorted(layer for layer in layers if any(kind in layer for kind in _RECURRENT_LAYERS))
+    if recurrent or not hasattr(text, "num_attention_heads") or hasattr(text, "ssm_cfg") or hasattr(text, "state_size"):
+        what = f"has {', '.join(recurrent)} layers" if recurrent else f"({config.model_type}) has no softmax attention"
+        raise YggdrasilError(
+            f"{name} {what}: a recurrent state holds one past only, so the branches of a tree cannot be verified in one "
+            "pass; use a model with softmax attention in every layer"
+        )
+    if getattr(text, "position_embedding_type", "absolute") not in ("absolute", "rotary") or getattr(
+        text, "alibi", False
+    ):
+        raise YggdrasilError(
+            f"{name} uses relative or ALiBi positions; only rotary and learned absolute positions are served"
+        )
+
+
+def load_tokenizer(source: str | Path) -> PreTrainedTokenizerBase:
+    """The tokenizer beside a checkpoint."""
+    transformers_logging.set_verbosity_error()
+    try:
+        return AutoTokenizer.from_pretrained(source, local_files_only=Path(source).exists())
+    except (OSError, ValueError, KeyError) as error:
+        raise YggdrasilError(f"{source}: the tokenizer could not be loaded: {_first_line(error)}") from error
+
+
+def check_same_tokenizer(
+    target: PreTrainedTokenizerBase, drafter: PreTrainedTokenizerBase, names: tuple[str, str]
+) -> None:
+    """Refuse a pair whose token ids mean different texts, naming the first difference.
+
+    Padded vocabularies (more rows in a model than tokens in its tokenizer) do not matter here.
+    """
+    ours, theirs = target.get_vocab(), drafter.get_vocab()
+    if ours != theirs:
+        by_id = {i: token for token, i in ours.items()}, {i: token for token, i in theirs.items()}
+        first = min(i for i in by_id[0].keys() | by_id[1].keys() if by_id[0].get(i) != by_id[1].get(i))
+        raise YggdrasilError(
+            f"{names[0]} and {names[1]} have different tokenizers: token {first} is {by_id[0].get(first)!r} in the first and "
+            f"{by_id[1].get(first)!r} in the second; a drafter must share the target's tokenizer"
+        )
+    for text in ("def f(x):\n    return x", "Hello, wörld 123"):
+        a, b = (tokenizer(text, add_special_tokens=False)["input_ids"] for tokenizer in (target, drafter))
+        if a != b:
+            raise YggdrasilError(
+                f"{names[0]} and {names[1]} tokenize {text!r} differently: {a} and {b}; use a drafter with the same tokenizer"
+            )
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,57 @@
+"""Replace a model's linear layers by packed ones, in place: one packed copy serves the steps of every width.
+
+A packed layer changes neither the module tree's names nor the function; only the weights' layout in memory.
+"""
+
+import torch
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+import yggdrasil.models.kernels  # noqa: F401  (registers torch.ops.yggdrasil)
+
+PACKED_DTYPES = (torch.bfloat16, torch.float32)
+
+
+class PackedLinear(nn.Module):
+    """``nn.Linear`` over weights in the layout of ``yggdrasil::packed_linear``; inference only."""
+
+    packed: Tensor
+    bias: Tensor | None
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, num_threads: int) -> None:
+        super().__init__()
+        self.out_features, self.in_features = weight.shape
+        self.num_threads = num_threads
+        self.register_buffer("packed", torch.ops.yggdrasil.pack_linear(weight.detach()))
+        self.register_buffer("bias", None if bias is None else bias.detach())
+
+    def forward(self, x: Tensor) -> Tensor:  # [..., K] -> [..., N]
+        output: Tensor = torch.ops.yggdrasil.packed_linear(
+            x, self.packed, self.bias, self.out_features, self.num_threads
+        )
+        return output
+
+
+def pack_linears(model: nn.Module, num_threads: int) -> int:
+    """Pack every linear layer of ``model``; returns how many. Tied embeddings keep their own (unpacked) table."""
+    count = 0
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            packed = _packed(child, num_threads)
+            if packed is not None:
+                setattr(parent, name, packed)
+                count += 1
+    return count
+
+
+def _packed(layer: nn.Module, num_threads: int) -> PackedLinear | None:
+    # Exact types only: a subclass (a quantised or adapted layer) computes something else.
+    if type(layer) is nn.Linear:
+        weight = layer.weight
+    elif type(layer) is Conv1D:
+        weight = layer.weight.t()
+    else:
+        return None
+    if weight.dtype not in PACKED_DTYPES or weight.device.type != "cpu" or weight.shape[1] % 2:
+        return None
+    return PackedLinear(weight, layer.bias, num_threads)
