@@ -1,0 +1,122 @@
+"""Compiled steps: one ahead-of-time package a (step, width), made by TorchInductor and kept on disk.
+
+A package holds code only. Weights, caches and buffers are its inputs, so all widths share one copy of each, packages
+do not depend on the weights' values, and nothing can be recompiled at run time: there is no compiler left in the loop.
+"""
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from yggdrasil.models.kernels.build import cache_root
+
+Backend = Literal["inductor", "eager"]
+# Code that is traced into packages; a change anywhere else leaves them valid.
+_TRACED_SOURCES = (
+    "models/attention.py", "models/cache.py", "models/packing.py", "models/runner.py", "models/kernels/__init__.py",
+    "models/kernels/ops.cpp", "tree/growth.py", "tree/token_tree.py", "acceptance/greedy.py", "drafters/steps.py",
+    "engine/steps.py",
+)  # fmt: skip
+_INDUCTOR_OPTIONS = {
+    "cpp.threads": 1,  # pointwise work of a few rows: a second thread costs more than it saves, and would change sums
+    "aot_inductor.compile_wrapper_opt_level": "O1",
+}
+
+
+class StepKey(NamedTuple):
+    """What a package depends on besides the machine, the versions and our own code."""
+
+    step: str  # e.g. "verify"
+    width: int
+    model: str  # fingerprint of the model's configuration, dtype and thread count
+    shapes: str  # capacities of the buffers it takes
+
+    def file_name(self) -> str:
+        digest = hashlib.sha256("\n".join((*map(str, self), _environment())).encode()).hexdigest()[:20]
+        return f"{self.step}-w{self.width}-{digest}.pt2"
+
+
+class Step:
+    """A callable over a flat list of tensors fixed at construction; only values inside them change between calls."""
+
+    def __init__(self, run: Callable[[list[Tensor]], Sequence[Tensor]], inputs: list[Tensor]) -> None:
+        self._run = run
+        self._inputs = inputs
+
+    def __call__(self) -> Sequence[Tensor]:
+        return self._run(self._inputs)
+
+
+def flatten(inputs: Sequence[Tensor | Sequence[Tensor]]) -> list[Tensor]:
+    """Inputs in the order in which a package takes them."""
+    flat: list[Tensor] = []
+    for item in inputs:
+        flat.extend([item] if isinstance(item, Tensor) else item)
+    return flat
+
+
+def is_compiled(key: StepKey) -> bool:
+    """Whether a package for ``key`` is on disk already."""
+    return package_path(key).exists()
+
+
+def package_path(key: StepKey) -> Path:
+    return cache_root() / "steps" / key.file_name()
+
+
+def build_step(module: nn.Module, inputs: Sequence[Tensor | list[Tensor]], key: StepKey, backend: Backend) -> Step:
+    """Return ``module`` over ``inputs`` as a step: loaded from disk, compiled first where needed, or eager."""
+    flat = flatten(inputs)
+    if backend == "eager":
+        return Step(lambda _: _eager(module, inputs), flat)
+    path = package_path(key)
+    if not path.exists():
+        compile_package(module, inputs, path)
+    loaded = torch._inductor.aoti_load_package(str(path), run_single_threaded=True)
+    return Step(loaded.loader.run, flat)
+
+
+@torch.no_grad()
+def _eager(module: nn.Module, inputs: Sequence[Tensor | list[Tensor]]) -> Sequence[Tensor]:
+    outputs: Sequence[Tensor] = module(*inputs)
+    return outputs
+
+
+@torch.no_grad()
+def compile_package(module: nn.Module, inputs: Sequence[Tensor | list[Tensor]], path: Path) -> None:
+    """Export ``module`` in full and compile it to ``path``; a graph break or an unsupported operator is an error."""
+    exported = torch.export.export(module, tuple(inputs), strict=False)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        package = torch._inductor.aoti_compile_and_package(
+            exported, package_path=str(Path(folder) / "step.pt2"), inductor_configs=dict(_INDUCTOR_OPTIONS)
+        )
+        os.replace(package, path)
+
+
+@cache
+def _environment() -> str:
+    """Digest of everything but the model that a package depends on: versions, processor, our own code."""
+    import transformers
+
+    from yggdrasil.artifacts.machine import current_machine
+
+    digest = hashlib.sha256()
+    for part in (
+        torch.__version__,
+        transformers.__version__,
+        current_machine().fingerprint,
+        str(sorted(_INDUCTOR_OPTIONS.items())),
+    ):
+        digest.update(part.encode())
+    package = Path(__file__).parent.parent
+    for source in _TRACED_SOURCES:
+        digest.update((package / source).read_bytes())
+    return digest.hexdigest()

@@ -1,0 +1,167 @@
+"""A model with its cache and its compiled steps: everything that runs on one set of weights.
+
+Dims: W rows of a step, T tree slots its mask covers, V vocabulary, H hidden size, R rows whose logits are wanted.
+"""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from yggdrasil.models.cache import StaticCache, StepCache
+from yggdrasil.models.compiled import Backend, Step, StepKey, build_step
+from yggdrasil.models.loading import LoadedModel
+
+HEAD_INPUT = -1  # layer number of the state that the language-model head reads
+
+
+class Forward(NamedTuple):
+    """What one pass gives."""
+
+    logits: Tensor  # [R, V]
+    hidden: Tensor  # [R, H], the input of the language-model head
+    layers: list[Tensor]  # outputs of the layers asked for, each [W, H]
+
+
+class ModelCall:
+    """The traced part of every step: an unmodified transformers model over weights and caches given as inputs."""
+
+    def __init__(self, loaded: LoadedModel, vocab_size: int, hidden_layers: Sequence[int] = ()) -> None:
+        self.hidden_layers = tuple(hidden_layers)
+        self._model: PreTrainedModel = loaded.model
+        self._names = list(loaded.named_tensors())
+        self._num_threads = loaded.num_threads
+        self._num_layers = loaded.num_layers
+        self._vocab_size = vocab_size
+        self._last_position = loaded.max_context - 1
+
+    def __call__(
+        self,
+        weights: list[Tensor],
+        caches: list[Tensor],
+        tokens: Tensor,  # [W] int64
+        positions: Tensor,  # [W] int64
+        tree_mask: Tensor,  # [W, T] bool over the slots from offsets[0] on
+        offsets: Tensor,  # [2] int64: context length, first slot written
+        rows: Tensor | None = None,  # [R] int64, all where None
+    ) -> Forward:
+        # A drafter that reads the head's input wants it for every row, so nothing may be dropped before the head.
+        drop_early = rows is not None and HEAD_INPUT not in self.hidden_layers
+        cache = StepCache(caches[: self._num_layers], caches[self._num_layers :], offsets)
+        captured: dict[int, Tensor] = {}
+        with ExitStack() as hooks:
+            self._capture(captured, hooks)
+            output = torch.func.functional_call(
+                self._model,
+                dict(zip(self._names, weights, strict=True)),
+                kwargs={
+                    "input_ids": tokens[None],
+                    # Padding rows may lie past the last position, where a learned table has no row.
+                    "position_ids": positions.clamp(max=self._last_position)[None],
+                    "attention_mask": tree_mask[None, None],
+                    "past_key_values": cache,
+                    "use_cache": True,
+                    "logits_to_keep": rows if drop_early else 0,
+                    "step_cache": cache,
+                    "num_threads": self._num_threads,
+                },
+            )
+        assert cache.layers_attended == self._num_layers, "a layer attends without the step's cache"
+        logits, hidden = output.logits[0, :, : self._vocab_size], captured[HEAD_INPUT]
+        if rows is not None and not drop_early:
+            logits, hidden = logits[rows], hidden[rows]
+        return Forward(logits, hidden, [captured[layer] for layer in self.hidden_layers])
+
+    def _capture(self, captured: dict[int, Tensor], hooks: ExitStack) -> None:
+        """Note the head's input and the outputs of ``hidden_layers`` while the model runs."""
+
+        def before_head(_: nn.Module, arguments: tuple[Tensor, ...]) -> None:
+            captured[HEAD_INPUT] = arguments[0][0]
+
+        def after_layer(layer: int) -> Callable[..., None]:
+            def note(_: nn.Module, __: object, output: Tensor | tuple[Tensor, ...]) -> None:
+                captured[layer] = (output if isinstance(output, Tensor) else output[0])[0]
+
+            return note
+
+        head = self._model.get_output_embeddings()
+        hooks.callback(head.register_forward_pre_hook(before_head).remove)
+        for layer in self.hidden_layers:
+            if layer != HEAD_INPUT:
+                hooks.callback(decoder_layers(self._model)[layer].register_forward_hook(after_layer(layer)).remove)
+
+
+def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
+    """The list of decoder layers, under whichever name the family keeps it."""
+    num_layers = model.config.get_text_config().num_hidden_layers
+    for module in model.modules():
+        if isinstance(module, nn.ModuleList) and len(module) == num_layers:
+            return module
+    raise ValueError(f"{type(model).__name__} keeps no list of its {num_layers} layers")
+
+
+class ModelRunner:
+    """One model, its static cache, and its steps by (name, width)."""
+
+    def __init__(
+        self, loaded: LoadedModel, capacity: int, vocab_size: int, backend: Backend, hidden_layers: Sequence[int] = ()
+    ) -> None:
+        self.loaded = loaded
+        self.backend: Backend = backend
+        self.call = ModelCall(loaded, vocab_size, hidden_layers)
+        self.weights = list(loaded.named_tensors().values())
+        self.cache = StaticCache.allocate(loaded.config, capacity, loaded.dtype, loaded.device)
+        self._steps: dict[tuple[str, int], Step] = {}
+        self._pending: dict[tuple[str, int], Callable[[], Step]] = {}
+
+    def define(self, name: str, width: int, module: nn.Module, inputs: Sequence[Tensor]) -> None:
+        """Declare a step: ``module(weights, caches, *inputs)``. It is loaded or compiled on ``warm`` or first use."""
+        key = self.key(name, width, inputs)
+        arguments: list[Tensor | list[Tensor]] = [self.weights, self.cache.tensors(), *inputs]
+        self._pending[name, width] = lambda: build_step(module, arguments, key, self.backend)
+
+    def key(self, name: str, width: int, inputs: Sequence[Tensor]) -> StepKey:
+        loaded = self.loaded
+        facts = (loaded.dtype, loaded.num_threads, loaded.device.type, self.call.hidden_layers)
+        described = f"{loaded.config.to_json_string()}|{facts}"
+        shapes = [tuple(t.shape) for t in inputs] + [self.cache.capacity]
+        return StepKey(name, width, hashlib.sha256(described.encode()).hexdigest()[:20], str(shapes))
+
+    def step(self, name: str, width: int) -> Step:
+        """The step, built on first use."""
+        found = self._steps.get((name, width))
+        if found is None:
+            found = self._steps[name, width] = self._pending[name, width]()
+        return found
+
+    @property
+    def defined(self) -> list[tuple[str, int]]:
+        return list(self._pending)
+
+
+class PrefillStep(nn.Module):
+    """Read a chunk of certain tokens; logits and hidden state of one row. Rows past the chunk's end are padding."""
+
+    def __init__(self, call: ModelCall, width: int) -> None:
+        super().__init__()
+        self._call, self._width = (call,), width
+
+    def forward(
+        self,
+        weights: list[Tensor],
+        caches: list[Tensor],
+        tokens: Tensor,  # [W] int64
+        start: Tensor,  # [1] int64, position of the first row
+        last: Tensor,  # [1] int64, the row that is asked for
+    ) -> tuple[Tensor, ...]:
+        """Returns (choice [1], its logit [1], head input [1, H] float32, *layers [W, H])."""
+        rows = torch.arange(self._width, device=tokens.device)
+        mask = rows[:, None] >= rows[None, :]
+        offsets = start.expand(2).contiguous()
+        logits, hidden, layers = self._call[0](weights, caches, tokens, start + rows, mask, offsets, last)
+        best, choice = logits.max(-1)
+        return choice, best, hidden.float(), *layers
