@@ -1,0 +1,181 @@
+"""The objective against readable loops over everything."""
+
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from yggdrasil.tree.objective import (
+    PLAIN_STEP,
+    Objective,
+    ShapeChooser,
+    StepCosts,
+    TreeShape,
+    choose_shape,
+    choose_verify_width,
+    expected_tokens_by_width,
+    lower_envelope,
+)
+
+COSTS = StepCosts(
+    head_ms=1.0, draft_ms={1: 0.5, 2: 0.75}, verify_ms={1: 4.0, 2: 4.0, 4: 5.0, 8: 9.0}, overhead_ms=0.25, plain_ms=4.5
+)
+ROOT = Path(__file__).parents[2]
+
+
+def random_costs(random: np.random.Generator) -> StepCosts:
+    verify = np.sort(random.uniform(2.0, 12.0, size=4)).tolist()
+    draft = random.uniform(0.1, 1.0, size=3).tolist()
+    return StepCosts(
+        head_ms=random.uniform(0.1, 2.0),
+        draft_ms=dict(zip((1, 2, 4), draft, strict=True)),
+        verify_ms=dict(zip((1, 2, 4, 8), verify, strict=True)),
+        overhead_ms=random.uniform(0.0, 1.0),
+        plain_ms=random.uniform(1.0, 12.0),
+    )
+
+
+def slow_choose_shape(
+    survival: npt.NDArray[Any], ratios: Mapping[int, npt.NDArray[Any]], costs: StepCosts, objective: Objective
+) -> tuple[TreeShape, float]:
+    """Return the best shape and its value by four nested loops; first wins, smaller shapes come first."""
+    best, best_value = PLAIN_STEP, 1.0 if objective == "aal" else 1.0 / costs.plain_ms
+    for width in sorted(ratios):
+        for depth in range(1, len(survival) + 1):
+            for column, verify_width in enumerate(sorted(costs.verify_ms)):
+                aal = 1.0
+                for level in range(depth):
+                    table = ratios[width]
+                    ratio = table[level, column] if table.ndim == 2 else table[depth - 1, level, column]
+                    aal += survival[level] * ratio
+                value = aal if objective == "aal" else aal / costs.iteration_ms(width, depth, verify_width)
+                if value > best_value + 1e-12:
+                    best, best_value = TreeShape(width, depth, verify_width), value
+    return best, best_value
+
+
+@pytest.mark.parametrize("objective", ["latency", "aal"])
+@pytest.mark.parametrize("knows_budget", [False, True])
+def test_choose_shape_is_the_argmax_of_all_loops(objective: Objective, knows_budget: bool) -> None:
+    random = np.random.default_rng(0)
+    chosen = set()
+    for _ in range(60):
+        costs = random_costs(random)
+        size = (5, 5, 4) if knows_budget else (5, 4)
+        ratios = {width: random.uniform(0.2, 1.0, size=size) for width in (1, 2, 4)}
+        survival = np.cumprod(random.uniform(0.0, 1.0, size=5)).astype(np.float32)
+
+        expected, _ = slow_choose_shape(survival, ratios, costs, objective)
+
+        assert choose_shape(survival, ratios, costs, objective) == expected
+        chosen.add(expected)
+    assert len(chosen) > 5, "the random cases should not all have one answer"
+
+
+def test_shape_ties_go_to_the_plain_step_then_to_the_smaller_shape() -> None:
+    same = np.ones((3, 4))
+    chooser = ShapeChooser(COSTS, {1: same, 2: same}, "aal")
+
+    assert chooser.choose(np.zeros(3)) == PLAIN_STEP
+    assert chooser.choose(np.array([0.3, 0.0, 0.0])) == TreeShape(1, 1, 1)
+    assert chooser.choose(np.array([0.3, 0.1, 0.1])) == TreeShape(1, 3, 1)
+
+
+def test_levels_beyond_the_budget_are_worth_nothing() -> None:
+    chooser = ShapeChooser(COSTS, {1: np.ones((2, 2, 4))})
+
+    expected = dict(zip(chooser.shapes, chooser.expected_tokens(np.array([0.5, 0.25])), strict=True))
+
+    assert expected[TreeShape(1, 1, 4)] == 1.5
+    assert expected[TreeShape(1, 2, 4)] == 1.75
+    assert expected[PLAIN_STEP] == 1.0
+
+
+def test_iteration_cost_and_speedup_by_hand() -> None:
+    assert COSTS.iteration_ms(2, 3, 4) == 1.0 + 2 * 0.75 + 5.0 + 0.25
+    assert COSTS.iteration_ms(2, 1, 1) == 1.0 + 4.0 + 0.25
+    assert COSTS.iteration_ms(2, 0, 8) == 4.5
+    assert COSTS.speedup(2.5, 2, 3, 4) == 2.5 * 4.0 / 7.75
+
+
+def test_unusable_costs_are_all_named() -> None:
+    with pytest.raises(ValueError, match="plain_ms must be positive") as caught:
+        StepCosts(head_ms=-1.0, draft_ms={}, verify_ms={2: 5.0, 4: 3.0}, overhead_ms=0.0, plain_ms=0.0)
+    for part in ("head_ms", "draft_ms is empty", "needs width 1", "lower_envelope"):
+        assert part in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("ratios", "message"),
+    [
+        ({}, "ratios is empty"),
+        ({3: np.ones((2, 4))}, r"no draft cost for widths \[3\]"),
+        ({1: np.ones((2, 3))}, r"must be \[D, 4\]"),
+        ({1: np.ones((2, 4)), 2: np.ones((3, 4))}, "disagree"),
+        ({1: np.full((2, 4), np.nan)}, "non-finite"),
+    ],
+)
+def test_unusable_ratio_tables_are_refused(ratios: dict[int, npt.NDArray[Any]], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ShapeChooser(COSTS, ratios)
+
+
+def test_expected_tokens_add_the_best_nodes() -> None:
+    acceptance = np.array([0.9, 0.5, 0.4])
+
+    assert expected_tokens_by_width(acceptance, (1, 2, 3, 8)).tolist() == pytest.approx([1.0, 1.9, 2.4, 2.8])
+    stacked = expected_tokens_by_width(np.stack([acceptance, acceptance / 2]), (1, 4))
+    assert stacked.tolist() == [pytest.approx([1.0, 2.8]), pytest.approx([1.0, 1.9])]
+
+
+@pytest.mark.parametrize("objective", ["latency", "aal"])
+def test_choose_verify_width_is_the_argmax(objective: Objective) -> None:
+    random = np.random.default_rng(1)
+    for _ in range(50):
+        costs = random_costs(random)
+        drafting_ms = random.uniform(0.0, 5.0)
+        tokens = expected_tokens_by_width(np.sort(random.uniform(size=6))[::-1], costs.verify_widths).tolist()
+        values = [
+            count / (1.0 if objective == "aal" else drafting_ms + costs.verify_ms[width] + costs.overhead_ms)
+            for width, count in zip(costs.verify_widths, tokens, strict=True)
+        ]
+
+        chosen = choose_verify_width(tokens, drafting_ms, costs, objective)
+
+        assert chosen == costs.verify_widths[values.index(max(values))]
+
+
+def test_verify_width_ties_go_to_the_smaller() -> None:
+    assert choose_verify_width([2.0, 2.0, 2.0, 2.0], 1.0, COSTS) == 1
+    assert choose_verify_width([1.0, 2.0, 2.0, 2.0], 1.0, COSTS, "aal") == 2
+
+
+def test_envelope_is_the_cheapest_width_at_least_as_wide() -> None:
+    random = np.random.default_rng(2)
+    for _ in range(50):
+        widths = random.choice(64, size=6, replace=False) + 1
+        measured = {int(width): float(random.integers(1, 6)) for width in widths}
+        envelope = lower_envelope(measured)
+        for width in measured:
+            wider = [other for other in sorted(measured) if other >= width]
+            best = min(wider, key=lambda other: measured[other])  # the first, so the narrowest, of equals
+            assert envelope[width] == (measured[best], best)
+        StepCosts(0.0, {1: 1.0}, {1: 0.5} | {width: cost for width, (cost, _) in envelope.items()}, 0.0, 1.0)
+
+
+@pytest.mark.parametrize("measured", [{}, {1: 0.0}, {0: 1.0}, {1: float("nan")}])
+def test_envelope_refuses_what_cannot_be_a_time(measured: dict[int, float]) -> None:
+    with pytest.raises(ValueError, match="measured"):
+        lower_envelope(measured)
+
+
+def test_planning_and_prediction_import_no_heavy_package() -> None:
+    blocked = "import sys; sys.modules.update(dict.fromkeys(('torch', 'sklearn', 'scipy', 'pandas')))"
+    modules = "yggdrasil.tree.objective, yggdrasil.predictor.training, yggdrasil.profiling.simulator"
+
+    subprocess.run([sys.executable, "-c", f"{blocked}; import {modules}"], check=True, cwd=ROOT)

@@ -1,0 +1,226 @@
+"""The one objective of every run-time decision, and its fast argmax over tree shapes. Numpy only: no torch import.
+
+    speedup = AAL * T_verifier(1) / (T_drafting + T_verifier(W_v) + T_overhead)
+
+Dims: D depth levels, V verify widths, N candidate shapes. All times are milliseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+Objective: TypeAlias = Literal["latency", "aal"]
+FloatArray: TypeAlias = npt.NDArray[np.floating[Any]]
+
+
+class TreeShape(NamedTuple):
+    """What one iteration drafts and verifies; ``PLAIN_STEP`` (depth 0) drafts nothing."""
+
+    width: int
+    depth: int
+    verify_width: int
+
+
+PLAIN_STEP = TreeShape(width=0, depth=0, verify_width=1)
+
+
+def lower_envelope(measured: Mapping[int, float]) -> dict[int, tuple[float, int]]:
+    """Map each width to the cheapest way to run it: (milliseconds, compiled width that serves it, padded).
+
+    Costs are not assumed monotone: a width whose own graph is slower than a wider one is served by the wider one.
+    Ties go to the narrower graph. Raises ValueError on an empty table or a cost that is not positive.
+    """
+    faults = _positive_faults("measured", measured)
+    if faults:
+        raise ValueError("; ".join(faults))
+    envelope: dict[int, tuple[float, int]] = {}
+    best_ms, best_width = float("inf"), 0
+    for width in sorted(measured, reverse=True):
+        if measured[width] <= best_ms:
+            best_ms, best_width = measured[width], width
+        envelope[width] = (best_ms, best_width)
+    return dict(sorted(envelope.items()))
+
+
+@dataclass(frozen=True)
+class StepCosts:
+    """Measured costs of one decode iteration.
+
+    ``verify_ms`` is already the lower envelope (see ``lower_envelope``), so it never falls as the width grows.
+    ``head_ms`` is the first draft step, which also reads the bonus token; the other ``depth - 1`` cost ``draft_ms``.
+    ``plain_ms`` is a whole step without speculation, its own overhead included.
+    """
+
+    head_ms: float
+    draft_ms: dict[int, float]  # draft width -> one draft step
+    verify_ms: dict[int, float]  # verify width -> one target step
+    overhead_ms: float
+    plain_ms: float
+
+    def __post_init__(self) -> None:
+        faults = _positive_faults("draft_ms", self.draft_ms) + _positive_faults("verify_ms", self.verify_ms)
+        faults += [
+            f"{name} must not be negative, got {value}"
+            for name, value in (("head_ms", self.head_ms), ("overhead_ms", self.overhead_ms))
+            if not 0.0 <= value < float("inf")
+        ]
+        if not 0.0 < self.plain_ms < float("inf"):
+            faults.append(f"plain_ms must be positive, got {self.plain_ms}")
+        if 1 not in self.verify_ms:
+            faults.append(f"verify_ms needs width 1 (the speedup is relative to it), got {sorted(self.verify_ms)}")
+        ordered = [self.verify_ms[width] for width in sorted(self.verify_ms)]
+        if ordered != sorted(ordered):
+            faults.append(f"verify_ms falls as the width grows ({ordered}): pass it through lower_envelope first")
+        if faults:
+            raise ValueError("; ".join(faults))
+
+    @cached_property
+    def draft_widths(self) -> tuple[int, ...]:
+        """All draft widths that have a cost, ascending."""
+        return tuple(sorted(self.draft_ms))
+
+    @cached_property
+    def verify_widths(self) -> tuple[int, ...]:
+        """All verify widths that have a cost, ascending."""
+        return tuple(sorted(self.verify_ms))
+
+    def drafting_ms(self, width: int, depth: int) -> float:
+        """Return the cost of drafting ``depth`` (>= 1) levels."""
+        return self.head_ms + (depth - 1) * self.draft_ms[width]
+
+    def iteration_ms(self, width: int, depth: int, verify_width: int) -> float:
+        """Return the cost of one iteration; depth 0 is a plain target step, whatever the widths."""
+        if depth == 0:
+            return self.plain_ms
+        return self.drafting_ms(width, depth) + self.verify_ms[verify_width] + self.overhead_ms
+
+    def speedup(self, aal: float, width: int, depth: int, verify_width: int) -> float:
+        """Return equation 3 of the paper with the overhead added; ``aal`` counts the bonus token."""
+        return aal * self.verify_ms[1] / self.iteration_ms(width, depth, verify_width)
+
+
+def expected_tokens_by_width(sorted_acceptance: FloatArray, verify_widths: Sequence[int]) -> npt.NDArray[np.float64]:
+    """Return 1 + the acceptance of the best ``W_v - 1`` nodes for each verify width.
+
+    ``sorted_acceptance`` holds path products (probabilities, not logs) of the drafted nodes, best first, along the
+    last axis; leading axes are kept. Widths beyond the tree add nothing.
+    """
+    num_nodes = sorted_acceptance.shape[-1]
+    totals = np.empty((*sorted_acceptance.shape[:-1], num_nodes + 1))
+    totals[..., 0] = 1.0
+    np.cumsum(sorted_acceptance, axis=-1, out=totals[..., 1:])
+    totals[..., 1:] += 1.0
+    return totals[..., [min(width - 1, num_nodes) for width in verify_widths]]
+
+
+def choose_verify_width(
+    expected_tokens: Sequence[float] | FloatArray,
+    drafting_ms: float,
+    costs: StepCosts,
+    objective: Objective = "latency",
+) -> int:
+    """Return the verify width that maximises the objective once ``drafting_ms`` has been spent.
+
+    ``expected_tokens[v]`` belongs to ``costs.verify_widths[v]`` and counts the bonus token. Ties go to the smaller.
+    """
+    paid_ms = drafting_ms + costs.overhead_ms
+    best_width, best_value = costs.verify_widths[0], -1.0
+    for width, tokens in zip(costs.verify_widths, expected_tokens, strict=True):
+        value = tokens if objective == "aal" else tokens / (paid_ms + costs.verify_ms[width])
+        if value > best_value:
+            best_width, best_value = width, float(value)
+    return best_width
+
+
+class ShapeChooser:
+    """Argmax of the objective over (width, depth, verify width), with everything static computed once.
+
+    ``ratios[width]`` says how the survival of a shape relates to the survival the predictor gives. Either
+    [D, V] (level, verify width), the same for each depth budget, or [D, D, V] (budget, level, verify width), which also
+    knows that a smaller budget puts fewer nodes on the early levels. Verify widths are ``costs.verify_widths``.
+
+        AAL(width, depth, W_v | context) = 1 + sum over levels i <= depth of survival[i] * ratio[width][depth][i][W_v]
+
+    ``objective="latency"`` maximises AAL per millisecond, ``"aal"`` AAL alone (the ablation). A plain step is always a
+    candidate. Ties go to the plain step, then to the smaller (width, depth, verify width) in that order.
+    """
+
+    def __init__(self, costs: StepCosts, ratios: Mapping[int, FloatArray], objective: Objective = "latency") -> None:
+        _check_chooser_inputs(costs, ratios, objective)
+        self.costs = costs
+        self.objective: Objective = objective
+        self.max_depth = next(iter(ratios.values())).shape[0]
+        self.shapes = [PLAIN_STEP]
+        columns = [np.zeros((self.max_depth, 1))]
+        for width in sorted(ratios):
+            by_budget = _ratios_by_budget(np.asarray(ratios[width], dtype=np.float64))  # [D, D, V]
+            for depth in range(1, self.max_depth + 1):
+                self.shapes += [TreeShape(width, depth, verify_width) for verify_width in costs.verify_widths]
+                columns.append(by_budget[depth - 1])
+        self._ratios = np.ascontiguousarray(np.concatenate(columns, axis=1))  # [D, N]
+        iteration_ms = np.array([costs.iteration_ms(*shape) for shape in self.shapes])
+        self._weight = 1.0 / iteration_ms if objective == "latency" else np.ones_like(iteration_ms)  # [N]
+
+    def expected_tokens(self, survival: FloatArray) -> npt.NDArray[np.float64]:
+        """Return the expected AAL of each of ``self.shapes``, given ``survival`` [D]."""
+        # NOTE: a sum over axis 0 adds every column in the same order, so equal shapes tie exactly; BLAS may differ.
+        total: npt.NDArray[np.float64] = np.add.reduce(self._ratios * survival[:, None], axis=0)
+        total += 1.0
+        return total
+
+    def choose(self, survival: FloatArray) -> TreeShape:
+        """Return the best shape for ``survival`` [D], where ``survival[d - 1]`` is P(accepted length >= d)."""
+        return self.shapes[int((self.expected_tokens(survival) * self._weight).argmax())]
+
+
+def choose_shape(
+    survival: FloatArray, ratios: Mapping[int, FloatArray], costs: StepCosts, objective: Objective = "latency"
+) -> TreeShape:
+    """Return ``ShapeChooser(costs, ratios, objective).choose(survival)``; build the chooser once in a hot path."""
+    return ShapeChooser(costs, ratios, objective).choose(survival)
+
+
+def _ratios_by_budget(table: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Return [D budget, D level, V] from either table form; a level beyond the budget is worth nothing."""
+    depth = table.shape[0]
+    reachable = np.tril(np.ones((depth, depth)))[:, :, None]
+    by_budget = table if table.ndim == 3 else table[None]
+    return np.where(reachable > 0, by_budget, 0.0)
+
+
+def _check_chooser_inputs(costs: StepCosts, ratios: Mapping[int, FloatArray], objective: Objective) -> None:
+    faults: list[str] = []
+    if objective not in get_args(Objective):
+        faults.append(f"objective must be one of {get_args(Objective)}, got {objective!r}")
+    if not ratios:
+        faults.append("ratios is empty: give a table for at least one draft width")
+    unknown = sorted(set(ratios) - set(costs.draft_ms))
+    if unknown:
+        faults.append(f"no draft cost for widths {unknown}, only for {list(costs.draft_widths)}")
+    num_verify = len(costs.verify_widths)
+    depths = {table.shape[0] for table in ratios.values()}
+    if len(depths) > 1:
+        faults.append(f"ratio tables disagree on the number of levels: {sorted(depths)}")
+    for width, table in ratios.items():
+        depth = table.shape[0]
+        if table.shape not in ((depth, num_verify), (depth, depth, num_verify)) or depth == 0:
+            faults.append(f"ratios[{width}] must be [D, {num_verify}] or [D, D, {num_verify}], got {table.shape}")
+        elif not (np.isfinite(table).all() and (table >= 0).all()):
+            faults.append(f"ratios[{width}] holds negative or non-finite values")
+    if faults:
+        raise ValueError("; ".join(faults))
+
+
+def _positive_faults(name: str, table: Mapping[int, float]) -> list[str]:
+    faults = [] if table else [f"{name} is empty"]
+    return faults + [
+        f"{name}[{width}] must be a positive time for a width >= 1, got {cost}"
+        for width, cost in table.items()
+        if width < 1 or not 0.0 < cost < float("inf")
+    ]

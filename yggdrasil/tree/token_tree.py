@@ -1,0 +1,196 @@
+"""The token tree of one iteration: static buffers, and the invariants that make them a tree.
+
+Node 0 is the root: the last token that is certain, whose successors are being guessed. Nodes are numbered in the order
+in which they were attached, so a parent always comes before its children. Buffers are allocated once and only ever
+written in place; compiled steps hold their addresses.
+
+Dims: N node capacity, K candidates kept a node, P = N*K pool entries.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+NO_SCORE = float("-inf")
+MIN_DESCENT = -1e-4  # a host-attached node scores at least this far below its parent: a choice by score stays connected
+
+
+@dataclass(frozen=True)
+class TokenTree:
+    """Buffers of one tree. A node exists when its score is finite; the rest of each buffer is stale."""
+
+    tokens: Tensor  # [N] int64
+    parents: Tensor  # [N] int64, the root's is 0
+    depths: Tensor  # [N] int64, the root's is 0
+    scores: Tensor  # [N] float32, log of the estimated probability that the whole path is accepted; root 0
+    edges: Tensor  # [N] float32, the drafter's own log-probability of the token given its parent; root 0
+    ancestors: Tensor  # [N, N] bool, row i marks the path from the root to i, both included
+    pool_scores: Tensor  # [P] float32, score a candidate would have as a node; -inf where taken or absent
+    pool_edges: Tensor  # [P] float32
+    pool_tokens: Tensor  # [P] int64; the candidates of node i are entries i*K .. i*K+K-1
+
+    @classmethod
+    def allocate(cls, num_nodes: int, candidates: int, device: torch.device) -> "TokenTree":
+        """Buffers for ``num_nodes`` nodes (root included) with ``candidates`` remembered continuations each."""
+        if num_nodes < 1 or candidates < 1:
+            raise ValueError(f"a tree needs a root and a candidate, got {num_nodes = }, {candidates = }")
+        pool = num_nodes * candidates
+
+        def integers(size: int) -> Tensor:
+            return torch.zeros(size, dtype=torch.int64, device=device)
+
+        def floats(size: int, value: float) -> Tensor:
+            return torch.full((size,), value, dtype=torch.float32, device=device)
+
+        return cls(
+            tokens=integers(num_nodes),
+            parents=integers(num_nodes),
+            depths=integers(num_nodes),
+            scores=floats(num_nodes, NO_SCORE),
+            edges=floats(num_nodes, 0.0),
+            ancestors=torch.eye(num_nodes, dtype=torch.bool, device=device),
+            pool_scores=floats(pool, NO_SCORE),
+            pool_edges=floats(pool, 0.0),
+            pool_tokens=integers(pool),
+        )
+
+    @property
+    def num_nodes(self) -> int:
+        """Capacity N."""
+        return self.tokens.shape[0]
+
+    @property
+    def candidates(self) -> int:
+        """Continuations remembered a node, K."""
+        return self.pool_tokens.shape[0] // self.tokens.shape[0]
+
+    def tensors(self) -> list[Tensor]:
+        """All buffers in field order: how compiled steps take a tree."""
+        return [
+            self.tokens, self.parents, self.depths, self.scores, self.edges,
+            self.ancestors, self.pool_scores, self.pool_edges, self.pool_tokens,
+        ]  # fmt: skip
+
+    def plant(self, token: int) -> None:
+        """Forget every node and make ``token`` the root."""
+        self.scores.fill_(NO_SCORE)
+        self.pool_scores.fill_(NO_SCORE)
+        self.ancestors.copy_(torch.eye(self.num_nodes, dtype=torch.bool, device=self.tokens.device))
+        for buffer in (self.parents, self.depths, self.edges):
+            buffer[0] = 0
+        self.tokens[0] = token
+        self.scores[0] = 0.0
+
+    def attach(self, parent: int, token: int, log_probability: float) -> int:
+        """Add one node below ``parent`` from the host and return its number.
+
+        ``log_probability`` (at most 0) estimates that ``token`` follows its parent. For drafters that guess on the
+        host; model drafters grow the tree inside their compiled steps.
+
+        Raises:
+            ValueError: full tree, unknown parent, positive ``log_probability`` or a sibling with the same token.
+        """
+        node = self.size
+        if node >= self.num_nodes:
+            raise ValueError(f"the tree is full: {self.num_nodes} nodes")
+        if not 0 <= parent < node:
+            raise ValueError(f"parent {parent} is not a node of a tree of {node}")
+        if log_probability > 0:
+            raise ValueError(f"log_probability must be at most 0, got {log_probability}")
+        siblings = (self.parents[1:node] == parent) & (self.tokens[1:node] == token)
+        if bool(siblings.any()):
+            raise ValueError(f"node {parent} already has a child with token {token}")
+        self.tokens[node] = token
+        self.parents[node] = parent
+        self.depths[node] = self.depths[parent] + 1
+        self.edges[node] = log_probability
+        self.scores[node] = self.scores[parent] + min(log_probability, MIN_DESCENT)
+        self.ancestors[node] = self.ancestors[parent]
+        self.ancestors[node, node] = True
+        return node
+
+    def graft(self, parents: Sequence[int], tokens: Sequence[int], log_probabilities: Sequence[float]) -> int:
+        """Merge a tree guessed on the host into this one, below the root; returns how many nodes were added.
+
+        Guess i hangs below guess ``parents[i] - 1``, or below the root where ``parents[i]`` is 0. A guess that repeats
+        a node already here is walked through, and only what is new is attached, as ``attach`` would, in a fixed number
+        of writes. Stops silently when the tree is full.
+
+        Raises:
+            ValueError: a parent that does not come first or a positive log-probability; nothing is written then.
+        """
+        size = self.size
+        above = self.parents[:size].tolist()
+        labels = self.tokens[:size].tolist()
+        children = {(above[node], labels[node]): node for node in range(1, size)}
+        depths, scores, edges = self.depths[:size].tolist(), self.scores[:size].tolist(), [0.0] * size
+        places = [0]  # the node of each guess, the root first
+        for parent, token, log_probability in zip(parents, tokens, log_probabilities, strict=True):
+            if not 0 <= parent < len(places):
+                raise ValueError(f"guess {len(places)} hangs below {parent}, which does not come before it")
+            if log_probability > 0:
+                raise ValueError(f"log_probability must be at most 0, got {log_probability}")
+            below = places[parent]
+            node = children.get((below, token))
+            if node is None:
+                if len(above) == self.num_nodes:
+                    break
+                node = children[below, token] = len(above)
+                above.append(below)
+                labels.append(token)
+                depths.append(depths[below] + 1)
+                scores.append(scores[below] + min(log_probability, MIN_DESCENT))
+                edges.append(log_probability)
+            places.append(node)
+        for buffer, values in zip(
+            (self.tokens, self.parents, self.depths, self.scores, self.edges),
+            (labels, above, depths, scores, edges),
+            strict=True,
+        ):
+            buffer[size : len(above)] = torch.tensor(values[size:], dtype=buffer.dtype)
+        self._mark_paths(size, above)
+        return len(above) - size
+
+    def _mark_paths(self, first: int, parents: Sequence[int]) -> None:
+        """Set the ancestors of nodes ``first`` onwards."""
+        rows: list[int] = []
+        columns: list[int] = []
+        for node in range(first, len(parents)):
+            ancestor = node
+            while ancestor:
+                rows.append(node)
+                columns.append(ancestor)
+                ancestor = parents[ancestor]
+        self.ancestors[first : len(parents)] = False
+        self.ancestors[first : len(parents), 0] = True
+        self.ancestors[rows, columns] = True
+
+    @property
+    def size(self) -> int:
+        """Nodes in the tree, the root included."""
+        return int(torch.isfinite(self.scores).sum())
+
+    def path(self, node: int) -> list[int]:
+        """Nodes from the root to ``node``, both included."""
+        return torch.nonzero(self.ancestors[node]).flatten().tolist()
+
+    def check_integrity(self) -> None:
+        """Assert every invariant; for tests and for whoever writes a drafter."""
+        size = self.size
+        exists = torch.isfinite(self.scores)
+        assert bool(exists[:size].all()), "nodes are not numbered without gaps"
+        assert self.scores[0] == 0, "the root must have score 0"
+        assert self.depths[0] == 0, "the root must have depth 0"
+        seen: set[tuple[int, int]] = set()
+        for node in range(1, size):
+            parent, token = int(self.parents[node]), int(self.tokens[node])
+            assert parent < node, f"{parent = } does not come before {node = }"
+            assert self.depths[node] == self.depths[parent] + 1, f"depth of {node = }"
+            assert self.scores[node] < self.scores[parent], f"score of {node = } is not below its parent's"
+            expected = self.ancestors[parent].clone()
+            expected[node] = True
+            assert torch.equal(self.ancestors[node], expected), f"ancestors of {node = }"
+            assert (parent, token) not in seen, f"{node = } repeats token {token} below {parent = }"
+            seen.add((parent, token))
