@@ -1,0 +1,93 @@
+"""A small language model as drafter: grows an Equal-Growth Tree with one compiled step a level."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from yggdrasil.drafters.steps import FinishStep, GrowStep, HeadStep
+from yggdrasil.models.buffers import HostBuffer
+from yggdrasil.models.runner import ModelRunner, PrefillStep
+from yggdrasil.tree.token_tree import TokenTree
+
+
+class DraftModel:
+    """Drafter over a causal language model that shares the target's tokenizer.
+
+    Its cache keeps, for each certain token it has read, the row of its position; tree nodes live in the slots from the
+    root on and are simply overwritten. ``head_width`` bounds how many certain tokens one head step reads.
+    """
+
+    hidden_layers: tuple[int, ...] = ()
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        tree: TokenTree,
+        widths: Sequence[int],
+        head_width: int,
+        prefill_widths: Sequence[int],
+        knots: Tensor,
+    ) -> None:
+        device = runner.loaded.device
+        self.name = f"model {runner.loaded.name}"
+        self.runner = runner
+        self.head_width = head_width
+        self.prefill_widths = sorted(prefill_widths)
+        self.knots = knots.to(device)
+        self._tokens = HostBuffer(max(head_width, *prefill_widths), device)
+        self._span = HostBuffer(2, device)
+        self._last = HostBuffer(1, device)
+        self._place = HostBuffer(2, device)
+        self._certain: list[int] = []
+        self._num_read = 0  # certain tokens whose keys are in the cache, at the slot of their position
+        tree_buffers = tree.tensors()
+        for width in self.prefill_widths:
+            inputs = [self._tokens.tensor[:width], self._span.tensor[:1], self._last.tensor]
+            runner.define("prefill", width, PrefillStep(runner.call, width), inputs)
+        head_inputs = [self._tokens.tensor[:head_width], self._span.tensor, self.knots, *tree_buffers]
+        runner.define("head", head_width, HeadStep(runner.call, head_width), head_inputs)
+        for width in widths:
+            runner.define("grow", width, GrowStep(runner.call, width), [self._place.tensor, self.knots, *tree_buffers])
+            runner.define("finish", width, FinishStep(width), [self._place.tensor, *tree_buffers])
+
+    def begin(self, tokens: Sequence[int]) -> None:
+        self._certain = list(tokens)
+        self._num_read = 0
+
+    def extend(self, tokens: Sequence[int], hidden: Mapping[int, Tensor]) -> None:
+        self._certain.extend(tokens)
+
+    def head(self, tree: TokenTree) -> None:
+        """Read every certain token not yet read, the last ones (root included) in the head step."""
+        while len(self._certain) - self._num_read > self.head_width:
+            self._prefill(len(self._certain) - self._num_read - self.head_width)
+        start = min(self._num_read, len(self._certain) - 1)  # the root's logits are wanted even if it was read before
+        pending = self._certain[start:]
+        self._tokens.write(*pending)
+        self._span.write(start, len(pending))
+        self.runner.step("head", self.head_width)()
+        self._num_read = len(self._certain)
+
+    def grow(self, tree: TokenTree, width: int, depth: int) -> None:
+        root = len(self._certain) - 1
+        step = self.runner.step("grow", width)
+        for level in range(depth - 1):
+            self._place.write(root, 1 + level * width)
+            step()
+        self._place.write(root, 1 + (depth - 1) * width)
+        self.runner.step("finish", width)()
+
+    def _prefill(self, count: int) -> None:
+        width = next((w for w in self.prefill_widths if w >= count), self.prefill_widths[-1])
+        chunk = self._certain[self._num_read : self._num_read + min(count, width)]
+        self._tokens.write(*chunk)
+        self._span.write(self._num_read)
+        self._last.write(len(chunk) - 1)
+        self.runner.step("prefill", width)()
+        self._num_read += len(chunk)
+
+
+def identity_knots() -> Tensor:
+    """Calibration table that trusts the drafter's own probabilities (bounded below 1)."""
+    return torch.linspace(-12.0, -1e-4, 128)

@@ -1,0 +1,34 @@
+"""What a drafter is: whoever grows a token tree from what is certain so far.
+
+The engine calls, for one request: ``begin`` once; then for each iteration ``head`` and ``grow``; and ``extend``
+whenever tokens become certain. A drafter may keep any state of its own, read the target's hidden states (name the
+layers in ``hidden_layers``), run a model, or look things up. Several drafters can grow one tree: each attaches to what
+is there. A drafter never sees the current iteration's target output before the tree is fixed, which is what keeps
+every drafter lossless.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+from yggdrasil.tree.token_tree import TokenTree
+
+
+class Drafter(Protocol):
+    """Grows one tree an iteration; six names are the whole seam."""
+
+    name: str
+    hidden_layers: tuple[int, ...]  # target layers whose outputs `extend` wants; -1 is the head's input; () for none
+
+    def begin(self, tokens: Sequence[int]) -> None:
+        """A new request: these tokens (never empty) are certain, the last one is the first root."""
+
+    def extend(self, tokens: Sequence[int], hidden: Mapping[int, Tensor]) -> None:
+        """More tokens are certain. ``hidden[layer]`` [len(tokens), H] are the target's states that produced them."""
+
+    def head(self, tree: TokenTree) -> None:
+        """Plant the last certain token as root and prepare first candidates."""
+
+    def grow(self, tree: TokenTree, width: int, depth: int) -> None:
+        """Attach at most ``width`` nodes for each of ``depth`` levels, none deeper than ``depth``."""

@@ -1,0 +1,167 @@
+"""The decode loop of one request: prefill, then iterations of the plan's stages until the text ends."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from time import perf_counter_ns
+
+import torch
+from torch import Tensor
+
+from yggdrasil.drafters.protocol import Drafter
+from yggdrasil.engine.policy import Policy
+from yggdrasil.engine.target import Outcome, TargetModel
+from yggdrasil.engine.text import TextStream
+from yggdrasil.engine.trace import Trace
+from yggdrasil.scheduling.stages import DEFAULT_ORDER, check_order
+from yggdrasil.tree.growth import rank_nodes
+from yggdrasil.tree.objective import TreeShape
+from yggdrasil.tree.token_tree import TokenTree
+
+
+@dataclass
+class Iteration:
+    """Values that stages hand to each other; ``outcome`` and ``root`` outlive the iteration."""
+
+    root: int  # last certain token
+    hidden: Tensor  # [H] float32, the target's state that produced it
+    shape: TreeShape
+    expected: float = 1.0
+    outputs: Sequence[Tensor] = ()
+    outcome: Outcome | None = None
+
+
+class Engine:
+    """Runs requests one at a time over one target, at most one drafter and one tree."""
+
+    def __init__(
+        self,
+        target: TargetModel,
+        drafter: Drafter | None,
+        tree: TokenTree,
+        verify_widths: Sequence[int],
+        max_length: int,
+        stages: Sequence[str] = DEFAULT_ORDER,
+    ) -> None:
+        check_order(stages)
+        self.target = target
+        self.drafter = drafter
+        self.tree = tree
+        self.max_length = max_length
+        self.verify_widths = list(verify_widths)
+        self._expected_at = torch.tensor(self.verify_widths, device=target.order.device) - 1
+        actions: dict[str, Callable[[Iteration], None]] = {
+            "depth_prediction": self._predict_depth,
+            "head_draft": self._draft_head,
+            "draft_steps": self._draft_steps,
+            "prune": self._prune,
+            "verify": self._verify,
+            "accept": self._accept,
+            "commit": self._commit,
+            "bookkeeping": self._keep_books,
+        }
+        self._stages = [(name, actions[name]) for name in stages]
+        self._policy: Policy
+        self._stream: TextStream
+
+    @torch.inference_mode()
+    def decode(self, prompt: Sequence[int], stream: TextStream, policy: Policy, trace: Trace) -> Iterator[str]:
+        """Yield final text as it becomes certain. ``prompt`` is not empty and shorter than ``max_length``.
+
+        The caller may stop iterating at any point: the next request starts from an empty cache.
+        """
+        self._policy, self._stream = policy, stream
+        policy.begin()
+        start = perf_counter_ns()
+        outcome = self._prefill(prompt)
+        stream.push(outcome.tokens)
+        state = Iteration(outcome.tokens[-1], outcome.hidden, TreeShape(0, 0, 1))
+        trace.prefill_ns = perf_counter_ns() - start
+        yield stream.release()
+        while stream.finish_reason is None:
+            if self.target.length + 1 >= self.max_length:
+                stream.finish("context")
+                break
+            start = perf_counter_ns()
+            emitted = len(stream.tokens)
+            self._iterate(state, trace)
+            trace.note(state.shape, len(stream.tokens) - emitted)
+            trace.decode_ns += perf_counter_ns() - start
+            yield stream.release()
+        yield stream.release()
+
+    def _prefill(self, prompt: Sequence[int]) -> Outcome:
+        outcomes = list(self.target.prefill(prompt))
+        first = outcomes[-1]
+        if self.drafter is not None:
+            self.drafter.begin(prompt)
+            layers = {
+                layer: torch.cat([outcome.layers[layer] for outcome in outcomes])
+                for layer in self.drafter.hidden_layers
+            }
+            self.drafter.extend(first.tokens, layers)
+        return first
+
+    def _iterate(self, state: Iteration, trace: Trace) -> None:
+        """Run the plan's stages in order, noting the time of each."""
+        times = trace.stage_ns
+        before = perf_counter_ns()
+        for name, action in self._stages:
+            action(state)
+            now = perf_counter_ns()
+            times["plain" if name == "verify" and state.shape.depth == 0 else name] += now - before
+            before = now
+
+    # ==== stages ====
+
+    def _predict_depth(self, state: Iteration) -> None:
+        hidden = state.hidden.numpy() if self._policy.needs_hidden else None
+        shape = self._policy.choose(hidden, self.target.length)
+        # The root sits at position `length`; a tree must not reach past the last position.
+        room = self.max_length - self.target.length - 1
+        if self.drafter is None or room < 1:
+            shape = TreeShape(0, 0, 1)
+        elif shape.depth > room:
+            shape = shape._replace(depth=room)
+        state.shape = shape
+
+    def _draft_head(self, state: Iteration) -> None:
+        if state.shape.depth and self.drafter is not None:
+            self.drafter.head(self.tree)
+
+    def _draft_steps(self, state: Iteration) -> None:
+        if state.shape.depth and self.drafter is not None:
+            self.drafter.grow(self.tree, state.shape.width, state.shape.depth)
+
+    def _prune(self, state: Iteration) -> None:
+        shape = state.shape
+        if not shape.depth:
+            return
+        order, expected = rank_nodes(self.tree)
+        self.target.order.copy_(order)
+        expected_host = expected[self._expected_at].tolist()
+        width = self._policy.choose_verify_width(shape, expected_host, self.target.length)
+        state.shape = shape._replace(verify_width=width)
+        state.expected = expected_host[self.verify_widths.index(width)]
+
+    def _verify(self, state: Iteration) -> None:
+        if state.shape.depth:
+            state.outputs = self.target.verify(state.shape.verify_width)
+        else:
+            state.outcome = self.target.plain(state.root)
+
+    def _accept(self, state: Iteration) -> None:
+        if state.shape.depth:
+            state.outcome = self.target.accept(state.outputs, state.shape.verify_width)
+            self._policy.observe(state.shape, state.expected, len(state.outcome.tokens))
+
+    def _commit(self, state: Iteration) -> None:
+        assert state.outcome is not None
+        if state.shape.depth:
+            self.target.commit(state.outcome.rows)
+        if self.drafter is not None:
+            self.drafter.extend(state.outcome.tokens, state.outcome.layers)
+        state.root, state.hidden = state.outcome.tokens[-1], state.outcome.hidden
+
+    def _keep_books(self, state: Iteration) -> None:
+        assert state.outcome is not None
+        self._stream.push(state.outcome.tokens)

@@ -1,0 +1,113 @@
+"""The target model at run time: prefill, plain steps, verification, commit."""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from yggdrasil.engine.steps import PlainStep, VerifyStep
+from yggdrasil.errors import YggdrasilError
+from yggdrasil.models.buffers import HostBuffer
+from yggdrasil.models.runner import ModelRunner, PrefillStep
+from yggdrasil.tree.token_tree import TokenTree
+
+
+class Outcome(NamedTuple):
+    """What became certain in one target pass."""
+
+    tokens: list[int]  # accepted ones, then the bonus token
+    rows: list[int]  # accepted rows of the pass, the root's first
+    hidden: Tensor  # [H] float32, the state that produced the last token
+    layers: dict[int, Tensor]  # states of the accepted rows at the layers a drafter reads, each [len(tokens), H]
+
+
+class TargetModel:
+    """Steps of the target over one tree; ``length`` tokens of text are in its cache, at the slots of their positions."""
+
+    def __init__(
+        self, runner: ModelRunner, tree: TokenTree, verify_widths: Sequence[int], prefill_widths: Sequence[int]
+    ) -> None:
+        device = runner.loaded.device
+        self.runner = runner
+        self.length = 0
+        self.order = torch.arange(tree.num_nodes, device=device)
+        self.prefill_widths = sorted(prefill_widths)
+        self._tokens = HostBuffer(self.prefill_widths[-1], device)
+        self._start = HostBuffer(1, device)
+        self._last = HostBuffer(1, device)
+        for width in self.prefill_widths:
+            inputs = [self._tokens.tensor[:width], self._start.tensor, self._last.tensor]
+            runner.define("prefill", width, PrefillStep(runner.call, width), inputs)
+        runner.define("plain", 1, PlainStep(runner.call), [self._tokens.tensor[:1], self._start.tensor])
+        for width in verify_widths:
+            inputs = [self._start.tensor, self.order, *tree.tensors()]
+            runner.define("verify", width, VerifyStep(runner.call, width), inputs)
+
+    def prefill(self, tokens: Sequence[int]) -> Iterator[Outcome]:
+        """Read ``tokens`` from the start of the cache, a chunk at a time; the last outcome holds the first new token.
+
+        Every outcome's ``layers`` cover its chunk, for drafters that read hidden states.
+        """
+        self.length = 0
+        while self.length < len(tokens):
+            remaining = len(tokens) - self.length
+            width = next((w for w in self.prefill_widths if w >= remaining), self.prefill_widths[-1])
+            chunk = tokens[self.length : self.length + width]
+            self._tokens.write(*chunk)
+            self._start.write(self.length)
+            self._last.write(len(chunk) - 1)
+            choice, best, hidden, *layers = self.runner.step("prefill", width)()
+            _check_finite(best)
+            self.length += len(chunk)
+            rows = list(range(len(chunk)))
+            yield Outcome([int(choice[0])], rows, hidden[0], self._layers(layers, slice(len(chunk))))
+
+    def plain(self, token: int) -> Outcome:
+        """Read ``token``, the last certain one, and choose its successor."""
+        self._tokens.write(token)
+        self._start.write(self.length)
+        choice, best, hidden, *layers = self.runner.step("plain", 1)()
+        _check_finite(best)
+        self.length += 1
+        return Outcome([int(choice[0])], [0], hidden[0], self._layers(layers, slice(1)))
+
+    def verify(self, width: int) -> Sequence[Tensor]:
+        """Launch verification of the ``width`` best nodes of ``order``; ``accept`` reads the outcome."""
+        self._start.write(self.length)
+        return self.runner.step("verify", width)()
+
+    def accept(self, outputs: Sequence[Tensor], width: int) -> Outcome:
+        """Read what verification accepted: the one transfer from the device in an iteration."""
+        summary, hidden, *layers = outputs
+        count, finite, *rest = summary.tolist()
+        if not finite:
+            raise not_finite()
+        rows = rest[:count]
+        return Outcome(rest[width : width + count], rows, hidden[rows[-1]], self._layers(layers, rows))
+
+    def commit(self, rows: Sequence[int]) -> None:
+        """Keep the keys and values of the accepted rows, in place and in order."""
+        first_moved = next((i for i, row in enumerate(rows) if row != i), len(rows))
+        if first_moved < len(rows):
+            sources = torch.tensor([self.length + row for row in rows[first_moved:]])
+            self.runner.cache.commit(sources, self.length + first_moved)
+        self.length += len(rows)
+
+    def _layers(self, layers: Sequence[Tensor], rows: list[int] | slice) -> dict[int, Tensor]:
+        wanted = self.runner.call.hidden_layers
+        return {layer: states[rows] for layer, states in zip(wanted, layers, strict=True)}
+
+
+def _check_finite(best: Tensor) -> None:
+    value = float(best[0])
+    if value != value or value in (float("inf"), float("-inf")):
+        raise not_finite()
+
+
+def not_finite() -> YggdrasilError:
+    """The one sentence for logits that are NaN or infinite."""
+    return YggdrasilError(
+        "the target's logits are not finite (NaN or infinity): its weights are damaged or overflow in this dtype; "
+        "check the checkpoint or decode with --dtype float32"
+    )

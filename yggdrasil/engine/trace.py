@@ -1,0 +1,87 @@
+"""What happened in each iteration of a request, and the figures that follow from it."""
+
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from yggdrasil.tree.objective import TreeShape
+
+
+@dataclass
+class Trace:
+    """Counts and times of one request. Times are nanoseconds; the first token belongs to the prefill."""
+
+    shapes: Counter[TreeShape] = field(default_factory=Counter)
+    iterations: int = 0
+    plain_steps: int = 0
+    tokens: int = 0  # emitted by iterations, i.e. without the prefill's token
+    proposed: int = 0  # drafted nodes that were verified
+    accepted: int = 0
+    accepted_by_depth: Counter[int] = field(default_factory=Counter)  # iterations that accepted at least so many
+    stage_ns: Counter[str] = field(default_factory=Counter)
+    prefill_ns: int = 0
+    decode_ns: int = 0
+
+    def note(self, shape: TreeShape, tokens: int) -> None:
+        """One iteration emitted ``tokens``, bonus included."""
+        self.shapes[shape] += 1
+        self.iterations += 1
+        self.tokens += tokens
+        if shape.depth == 0:
+            self.plain_steps += 1
+        else:
+            self.proposed += shape.verify_width - 1
+            self.accepted += tokens - 1
+            for depth in range(1, tokens):
+                self.accepted_by_depth[depth] += 1
+
+    def metrics(self) -> "Metrics":
+        """Figures of the request."""
+        decode_ms = self.decode_ns / 1e6
+        model_ms = sum(self.stage_ns[stage] for stage in MODEL_STAGES) / 1e6
+        histograms: list[Counter[int]] = [Counter(), Counter(), Counter()]
+        for shape, count in self.shapes.items():
+            for histogram, value in zip(histograms, (shape.depth, shape.width, shape.verify_width), strict=True):
+                histogram[value] += count
+        return Metrics(
+            iterations=self.iterations,
+            aal=self.tokens / self.iterations if self.iterations else 0.0,
+            tpot_ms=decode_ms / self.tokens if self.tokens else 0.0,
+            ttft_ms=self.prefill_ns / 1e6,
+            proposed=self.proposed,
+            accepted=self.accepted,
+            acceptance_rate=self.accepted / self.proposed if self.proposed else 0.0,
+            plain_steps=self.plain_steps,
+            depths=dict(sorted(histograms[0].items())),
+            draft_widths=dict(sorted(histograms[1].items())),
+            verify_widths=dict(sorted(histograms[2].items())),
+            stage_ms={stage: ns / 1e6 for stage, ns in self.stage_ns.items()},
+            overhead_share=1 - model_ms / decode_ms if decode_ms else 0.0,
+        )
+
+
+# Stages whose time is spent inside the two models; the rest, and what lies between stages, is overhead.
+MODEL_STAGES = ("head_draft", "draft_steps", "verify", "plain")
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """Figures of one request; AAL and tokens per step count the bonus token, TPOT excludes the first token."""
+
+    iterations: int
+    aal: float
+    tpot_ms: float
+    ttft_ms: float
+    proposed: int
+    accepted: int
+    acceptance_rate: float
+    plain_steps: int
+    depths: dict[int, int]
+    draft_widths: dict[int, int]
+    verify_widths: dict[int, int]
+    stage_ms: dict[str, float]
+    overhead_share: float
+    predicted_tpot_ms: float | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
