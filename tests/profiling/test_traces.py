@@ -1,0 +1,201 @@
+"""Traces against per-node loops that check whole paths against the text."""
+
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from yggdrasil.errors import ArtifactError
+from yggdrasil.predictor import AcceptanceCalibration
+from yggdrasil.profiling.traces import NO_PATH_SCORE, TraceSet
+
+if TYPE_CHECKING:
+    from tests.profiling.conftest import GrownTraces, MakeTraces
+
+
+def path_to(traces: TraceSet, width: int, row: int, node: int) -> list[int]:
+    """Return the nodes from the root's child to ``node``."""
+    path = [node]
+    while (parent := int(traces.parent[width][row, path[0]])) >= 0:
+        path.insert(0, parent)
+    return path
+
+
+def slow_accepted_length(grown: "GrownTraces", width: int, budget: int, verify_width: int, row: int) -> int:
+    """Return the longest kept path that equals the text, found node by node."""
+    traces, tokens = grown.traces, grown.tokens[width][row]
+    nodes = [node for node in range(traces.scores[width].shape[1]) if node // width + 1 <= budget]
+    nodes.sort(key=lambda node: -traces.scores[width][row, node])
+    kept = nodes[: verify_width - 1]
+    best = 0
+    for node in kept:
+        path = path_to(traces, width, row, node)
+        assert set(path) <= set(kept), "the best nodes must form a connected tree"
+        if [tokens[step] for step in path] == grown.future[row][: len(path)]:
+            best = max(best, len(path))
+    return best
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_accepted_length_matches_explicit_paths(make_traces: "MakeTraces", seed: int) -> None:
+    grown = make_traces(seed=seed)
+    lengths = set()
+    for width, budget, verify_width in product((1, 2, 3), (0, 1, 2, 4), (1, 2, 3, 5, 8, 32)):
+        accepted = grown.traces.accepted_length(width, budget, verify_width)
+        slow = [slow_accepted_length(grown, width, budget, verify_width, row) for row in range(len(grown.future))]
+        assert accepted.tolist() == slow, (width, budget, verify_width)
+        lengths |= set(slow)
+    assert lengths == {0, 1, 2, 3, 4}
+
+
+def test_recorded_trees_are_sound_and_faults_are_named(make_traces: "MakeTraces") -> None:
+    traces = make_traces().traces
+    traces.check_integrity()
+
+    late = traces.parent[2].copy()
+    late[0, 2] = 3
+    with pytest.raises(ValueError, match="width 2: a parent was attached in the same or a later step"):
+        replace(traces, parent=traces.parent | {2: late}).check_integrity()
+    with pytest.raises(ValueError, match="a hit hangs below a miss"):
+        replace(traces, hit=traces.hit | {1: np.tile([False, True], (25, 2))}).check_integrity()
+    with pytest.raises(ValueError, match="a score does not fall"):
+        replace(traces, scores=traces.scores | {3: np.zeros_like(traces.scores[3])}).check_integrity()
+    with pytest.raises(ValueError, match="a depth is not"):
+        replace(traces, depth=traces.depth | {3: traces.depth[3] + np.int8(1)}).check_integrity()
+    with pytest.raises(ValueError, match="hidden has 3 rows"):
+        replace(traces, hidden=traces.hidden[:3])
+    with pytest.raises(ValueError, match=r"parent\[2\] must be"):
+        replace(traces, parent=traces.parent | {2: late[:, :-2]})
+
+
+def test_survival_tables_are_mean_survival(make_traces: "MakeTraces") -> None:
+    traces = make_traces().traces
+
+    tables = traces.survival_tables(2, (2, 4, 16))
+
+    assert tables.shape == (4, 4, 3)
+    for budget, level, (column, verify_width) in product(range(1, 5), range(1, 5), enumerate((2, 4, 16))):
+        accepted = traces.accepted_length(2, budget, verify_width).tolist()
+        expected = sum(length >= level for length in accepted) / len(accepted)
+        assert tables[budget - 1, level - 1, column] == pytest.approx(expected)
+    assert traces.survival_table(2, 4).tolist() == tables[-1, :, 1].tolist()
+
+
+def test_ratio_tables_are_relative_to_the_whole_reference_tree(make_traces: "MakeTraces") -> None:
+    traces = make_traces().traces
+
+    ratios = traces.ratio_tables((1, 4, 32), reference_width=3)
+
+    assert ratios[3][-1, :, 2].tolist() == [1.0] * 4
+    assert (ratios[1][:, :, 0] == 0.0).all()
+    reference = traces.survival_table(3, 32)
+    assert ratios[2] * reference[None, :, None] == pytest.approx(traces.survival_tables(2, (1, 4, 32)))
+    hopeless = replace(traces, hit={width: np.zeros_like(hit) for width, hit in traces.hit.items()})
+    assert (hopeless.ratio_tables((4,), reference_width=3)[3] == 0.0).all()
+
+
+def test_expected_tokens_sum_the_kept_scores(make_traces: "MakeTraces") -> None:
+    traces = make_traces().traces
+    expected = traces.outcomes(3, 2, (1, 3, 64)).expected_tokens
+    for row in range(traces.num_positions):
+        best = sorted(np.exp(traces.scores[3][row, :6]), reverse=True)
+        assert expected[row].tolist() == pytest.approx([1.0, 1.0 + sum(best[:2]), 1.0 + sum(best)], rel=1e-5)
+
+
+def test_rescoring_adds_calibrated_edges_along_each_path(make_traces: "MakeTraces") -> None:
+    traces = make_traces().traces
+    edges, accepted = traces.edges(3)
+    calibration = AcceptanceCalibration.fit(edges, accepted)
+
+    rescored = traces.rescored(calibration)
+
+    rescored.check_integrity()
+    for width, row in product(traces.widths, (0, 7, 24)):
+        for node in range(4 * width):
+            path = path_to(traces, width, row, node)
+            expected = sum(float(calibration(traces.edge_log_probability[width][row, [step]])[0]) for step in path)
+            assert rescored.scores[width][row, node] == pytest.approx(expected, rel=1e-5)
+    identity = traces.rescored(AcceptanceCalibration.identity())
+    assert identity.scores[2] == pytest.approx(traces.scores[2], abs=0.01)
+
+
+def test_empty_slots_are_never_kept_and_stay_empty(make_traces: "MakeTraces") -> None:
+    traces = make_traces().traces
+    scores = traces.scores[2].copy()
+    scores[:, 6:] = -np.inf  # step 4 attached nothing
+    short = replace(
+        traces, scores=traces.scores | {2: scores}, hit=traces.hit | {2: traces.hit[2] & np.isfinite(scores)}
+    )
+    short.check_integrity()
+
+    assert short.accepted_length(2, 4, 32).tolist() == traces.accepted_length(2, 3, 32).tolist()
+    assert np.isneginf(short.rescored(AcceptanceCalibration.identity()).scores[2][:, 6:]).all()
+    wide, narrow = (short.outcomes(2, budget, (32,)).expected_tokens for budget in (4, 3))
+    assert wide.tolist() == narrow.tolist()
+
+
+def test_edges_are_those_below_an_accepted_parent(make_traces: "MakeTraces") -> None:
+    grown = make_traces()
+    traces = grown.traces
+    expected = []
+    for row, node in product(range(traces.num_positions), range(8)):
+        path = [grown.tokens[2][row][step] for step in path_to(traces, 2, row, node)]
+        if path[:-1] == grown.future[row][: len(path) - 1]:
+            accepted = path[-1] == grown.future[row][len(path) - 1]
+            expected.append((traces.edge_log_probability[2][row, node], accepted))
+
+    assert list(zip(*traces.edges(2), strict=True)) == expected
+
+
+def test_best_path_scores_look_at_each_depth(make_traces: "MakeTraces") -> None:
+    traces = make_traces().traces
+    best = traces.best_path_scores(3)
+    for row, level in product(range(traces.num_positions), range(1, 5)):
+        there = [traces.scores[3][row, node] for node in range(12) if traces.depth[3][row, node] == level]
+        assert best[row, level - 1] == (max(there) if there else NO_PATH_SCORE)
+
+
+def test_select_keeps_whole_documents(make_traces: "MakeTraces") -> None:
+    traces = make_traces().traces
+
+    chosen = traces.select([25, 5])
+
+    assert chosen.document.tolist() == [5] * 9 + [25] * 12
+    rows = [*range(9), *range(13, 25)]
+    assert (chosen.hidden == traces.hidden[rows]).all()
+    assert chosen.accepted_length(3, 4, 8).tolist() == traces.accepted_length(3, 4, 8)[rows].tolist()
+    assert list(chosen.document_ranges()) == [(0, 9), (9, 21)]
+
+
+def test_document_ranges_refuse_gaps_and_shuffled_rows(make_traces: "MakeTraces") -> None:
+    traces = make_traces().traces
+    with pytest.raises(ValueError, match="skips positions"):
+        list(replace(traces, position=traces.position * 2).document_ranges())
+    with pytest.raises(ValueError, match="contiguous"):
+        list(replace(traces, document=traces.document % 20).document_ranges())
+
+
+@pytest.mark.parametrize(("budget", "verify_width"), [(5, 4), (-1, 4), (2, 0)])
+def test_shapes_that_were_not_recorded_are_refused(make_traces: "MakeTraces", budget: int, verify_width: int) -> None:
+    with pytest.raises(ValueError, match=r"depth budget|verify widths"):
+        make_traces().traces.accepted_length(2, budget, verify_width)
+
+
+def test_file_round_trip_and_refusal_of_damage(make_traces: "MakeTraces", tmp_path: Path) -> None:
+    traces = make_traces().traces
+    path = tmp_path / "traces.safetensors"
+    traces.save(path)
+
+    loaded = TraceSet.load(path)
+
+    before: dict[str, Any] = traces.to_arrays()
+    for name, array in loaded.to_arrays().items():
+        assert array.dtype == before[name].dtype
+        assert (array == before[name]).all(), name
+    assert loaded.widths == (1, 2, 3)
+    path.write_bytes(path.read_bytes()[:-8])
+    with pytest.raises(ArtifactError):
+        TraceSet.load(path)

@@ -1,0 +1,100 @@
+"""The depth predictor at run time: P(accepted length >= d) from the target's last hidden state. Numpy only.
+
+A two-layer MLP encoder and one logistic head a depth. Head d gives P(length >= d | length >= d - 1); the running
+product over heads is what callers see, so it never rises with depth. Dims: H hidden size, E encoder size, D max depth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+Float32Array: TypeAlias = npt.NDArray[np.float32]
+
+_KEY_PREFIX = "depth."
+
+
+@dataclass(frozen=True, eq=False)
+class DepthPredictor:
+    """Weights of the predictor. Calibration of the heads is already folded into ``head_weight`` and ``head_bias``."""
+
+    mean: Float32Array  # [H] of the training hidden states
+    scale: Float32Array  # [H] their standard deviation, never 0
+    first_weight: Float32Array  # [H, E]
+    first_bias: Float32Array  # [E]
+    second_weight: Float32Array  # [E, E]
+    second_bias: Float32Array  # [E]
+    head_weight: Float32Array  # [E, D]
+    head_bias: Float32Array  # [D]
+    _folded_weight: Float32Array = field(init=False, repr=False)  # [E, H] normalisation and first layer in one
+    _folded_bias: Float32Array = field(init=False, repr=False)  # [E]
+
+    def __post_init__(self) -> None:
+        _check_weights({item.name: getattr(self, item.name) for item in fields(self) if item.init})
+        folded = self.first_weight / self.scale[:, None]
+        object.__setattr__(self, "_folded_weight", np.ascontiguousarray(folded.T))
+        object.__setattr__(self, "_folded_bias", self.first_bias - self.mean @ folded)
+
+    @property
+    def hidden_size(self) -> int:
+        """H, the size of the hidden state it reads."""
+        return len(self.mean)
+
+    @property
+    def max_depth(self) -> int:
+        """D, the number of heads."""
+        return len(self.head_bias)
+
+    def survival(self, hidden: Float32Array) -> Float32Array:
+        """Return P(accepted length >= d) for d = 1..D from one hidden state [H]; [..., H] gives [..., D]."""
+        half_logits = self.conditional_logits(hidden) * np.float32(0.5)
+        conditional = np.tanh(half_logits) * np.float32(0.5) + np.float32(0.5)  # a sigmoid that cannot overflow
+        return np.multiply.accumulate(conditional, axis=-1, dtype=np.float32)
+
+    def conditional_logits(self, hidden: Float32Array) -> Float32Array:
+        """Return the logit of P(length >= d | length >= d - 1) for d = 1..D, [..., H] to [..., D]."""
+        encoded = np.maximum(hidden @ self._folded_weight.T + self._folded_bias, 0.0)
+        encoded = np.maximum(encoded @ self.second_weight + self.second_bias, 0.0)
+        logits: Float32Array = encoded @ self.head_weight + self.head_bias
+        return logits
+
+    def to_arrays(self) -> dict[str, Float32Array]:
+        """Return the arrays to store."""
+        return {_KEY_PREFIX + item.name: getattr(self, item.name) for item in fields(self) if item.init}
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> DepthPredictor:
+        """Rebuild from ``to_arrays``; other keys are ignored."""
+        names = [item.name for item in fields(cls) if item.init]
+        missing = [_KEY_PREFIX + name for name in names if _KEY_PREFIX + name not in arrays]
+        if missing:
+            raise ValueError(f"not a stored depth predictor, missing {missing}")
+        return cls(**{name: np.ascontiguousarray(arrays[_KEY_PREFIX + name]) for name in names})
+
+
+def _check_weights(weights: dict[str, Float32Array]) -> None:
+    hidden_size, encoder_size, max_depth = len(weights["mean"]), len(weights["first_bias"]), len(weights["head_bias"])
+    expected = {
+        "mean": (hidden_size,),
+        "scale": (hidden_size,),
+        "first_weight": (hidden_size, encoder_size),
+        "first_bias": (encoder_size,),
+        "second_weight": (encoder_size, encoder_size),
+        "second_bias": (encoder_size,),
+        "head_weight": (encoder_size, max_depth),
+        "head_bias": (max_depth,),
+    }
+    faults = [
+        f"{name} must be {shape} float32, got {weights[name].shape} {weights[name].dtype}"
+        for name, shape in expected.items()
+        if weights[name].shape != shape or weights[name].dtype != np.float32
+    ]
+    faults += [f"{name} holds non-finite values" for name, value in weights.items() if not np.isfinite(value).all()]
+    if not (weights["scale"] > 0).all():
+        faults.append("scale must be positive")
+    if faults:
+        raise ValueError("; ".join(faults))

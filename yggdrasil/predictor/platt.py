@@ -1,0 +1,63 @@
+"""Calibration of each head of a depth predictor on positions it was not trained on. scipy is loaded inside.
+
+Dims: n positions, H hidden size, D max depth.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from yggdrasil.predictor.depth import DepthPredictor, Float32Array
+from yggdrasil.predictor.report import FloatArray, IntArray
+
+# Pull of (slope, shift) towards (1, 0), in units of one observation: a small validation set changes little.
+PRIOR = 4.0
+MIN_POSITIONS = 20
+MAX_SLOPE = 10.0
+
+
+def calibrate_heads(
+    predictor: DepthPredictor, hidden: Float32Array, lengths: IntArray
+) -> tuple[DepthPredictor, list[str]]:
+    """Return the predictor with a slope and a shift folded into each head, and notes on heads left as they were.
+
+    Head d is fitted on the positions where it is asked: length >= d - 1.
+    """
+    logits = predictor.conditional_logits(hidden)  # [n, D]
+    slopes, shifts = np.ones(predictor.max_depth), np.zeros(predictor.max_depth)
+    notes: list[str] = []
+    for depth in range(1, predictor.max_depth + 1):
+        asked = lengths >= depth - 1
+        reached = lengths[asked] >= depth
+        if len(reached) < MIN_POSITIONS or reached.all() or not reached.any():
+            notes.append(f"head {depth} not calibrated: {int(reached.sum())} of {len(reached)} validation positions")
+            continue
+        slopes[depth - 1], shifts[depth - 1] = fit_platt(logits[asked, depth - 1], reached)
+    calibrated = replace(
+        predictor,
+        head_weight=(predictor.head_weight * slopes).astype(np.float32),
+        head_bias=(predictor.head_bias * slopes + shifts).astype(np.float32),
+    )
+    return calibrated, notes
+
+
+def fit_platt(logits: FloatArray, reached: npt.NDArray[np.bool_]) -> tuple[float, float]:
+    """Return (slope >= 0, shift) that minimise the log-loss of ``slope * logit + shift`` plus the prior."""
+    from scipy.optimize import minimize  # type: ignore[import-untyped]
+
+    inputs, labels = logits.astype(np.float64), reached.astype(np.float64)
+
+    def loss_and_gradient(point: npt.NDArray[np.float64]) -> tuple[float, npt.NDArray[np.float64]]:
+        slope, shift = point
+        scores = slope * inputs + shift
+        error = 0.5 * np.tanh(0.5 * scores) + 0.5 - labels
+        loss = np.sum(np.logaddexp(0.0, scores) - labels * scores) + 0.5 * PRIOR * ((slope - 1.0) ** 2 + shift**2)
+        gradient = np.array([error @ inputs + PRIOR * (slope - 1.0), error.sum() + PRIOR * shift])
+        return float(loss), gradient
+
+    bounds = [(0.0, MAX_SLOPE), (-20.0, 20.0)]
+    found = minimize(loss_and_gradient, np.array([1.0, 0.0]), jac=True, method="L-BFGS-B", bounds=bounds)
+    return float(found.x[0]), float(found.x[1])

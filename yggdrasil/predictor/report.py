@@ -1,0 +1,135 @@
+"""How good a depth predictor is on documents it has not seen, against two baselines. sklearn is loaded inside.
+
+Dims: n positions, D depth levels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+FloatArray: TypeAlias = npt.NDArray[np.floating[Any]]
+IntArray: TypeAlias = npt.NDArray[np.integer[Any]]
+
+Scorer: TypeAlias = Literal["predictor", "constant", "confidence"]
+
+
+class DocumentSplit(NamedTuple):
+    """Document numbers; the three sets are disjoint. The last two may be empty on tiny data."""
+
+    training: tuple[int, ...]
+    validation: tuple[int, ...]  # early stopping and calibration
+    held_out: tuple[int, ...]  # the report
+
+
+def split_documents(documents: IntArray, seed: int, held_out: float = 0.25, validation: float = 0.2) -> DocumentSplit:
+    """Split whole documents at random; ``validation`` is a share of what is not held out.
+
+    Each part gets at least one document as far as they go: training first, then held out, then validation.
+    """
+    order = np.random.default_rng(seed).permutation(np.unique(documents)).tolist()
+    num_held_out = min(max(1, round(held_out * len(order))), max(len(order) - 1, 0))
+    rest = order[num_held_out:]
+    num_validation = min(max(1, round(validation * len(rest))), max(len(rest) - 1, 0))
+    return DocumentSplit(
+        training=tuple(sorted(rest[num_validation:])),
+        validation=tuple(sorted(rest[:num_validation])),
+        held_out=tuple(sorted(order[:num_held_out])),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class DepthScore:
+    """One scorer at one depth on held-out documents; None where the data cannot say, with the reason in ``note``."""
+
+    depth: int
+    scorer: Scorer
+    auc: float | None  # of telling length >= depth from length < depth
+    brier: float | None  # mean squared error of P(length >= depth)
+    positions: int
+    positives: int
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class TrainingReport:
+    """What was trained on what, and how well it does; ``notes`` says what the data could not support."""
+
+    split: DocumentSplit
+    training_positions: int
+    validation_positions: int
+    held_out_positions: int
+    epochs: int
+    best_epoch: int  # 0: no epoch beat the constant rates on the validation documents
+    validation_loss: float | None  # negative log-likelihood of the length, nats a position
+    scores: list[DepthScore]
+    notes: list[str] = field(default_factory=list)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return one flat dict a (depth, scorer): ``pandas.DataFrame(report.rows())``."""
+        return [asdict(score) for score in self.scores]
+
+
+@dataclass(frozen=True, eq=False)
+class LabelledLengths:
+    """Accepted lengths of some positions with the confidence of the tree drafted there, if it was recorded."""
+
+    lengths: IntArray  # [n]
+    confidence: FloatArray | None  # [n, D] best-path log-score at each depth, known only after drafting
+
+    def reaches(self, depth: int) -> npt.NDArray[np.bool_]:
+        """Return length >= depth, [n]."""
+        return self.lengths >= depth
+
+
+def score_depths(survival: FloatArray, fitted_on: LabelledLengths, held_out: LabelledLengths) -> list[DepthScore]:
+    """Score the predictor's ``survival`` [n, D] and both baselines on held-out positions.
+
+    The constant rate and the confidence map (isotonic, as probabilities; the raw score ranks for the AUC) are fitted
+    on ``fitted_on``.
+    """
+    scores: list[DepthScore] = []
+    for depth in range(1, survival.shape[1] + 1):
+        reached, known = held_out.reaches(depth), fitted_on.reaches(depth)
+        column = survival[:, depth - 1]
+        constant = np.full(len(reached), known.mean() if len(known) else np.nan)
+        scores.append(_score("predictor", depth, reached, column, column))
+        scores.append(_score("constant", depth, reached, constant, constant))
+        if held_out.confidence is not None and fitted_on.confidence is not None:
+            ranking = held_out.confidence[:, depth - 1]
+            probability = _isotonic(fitted_on.confidence[:, depth - 1], known, ranking)
+            scores.append(_score("confidence", depth, reached, ranking, probability))
+    return scores
+
+
+def _score(
+    scorer: Scorer, depth: int, reached: npt.NDArray[np.bool_], ranking: FloatArray, probability: FloatArray
+) -> DepthScore:
+    from sklearn.metrics import roc_auc_score
+
+    positives = int(reached.sum())
+    auc, brier, note = None, None, ""
+    if not len(reached):
+        note = "no held-out positions"
+    elif not np.isfinite(probability).all():
+        note = "nothing to fit this baseline on"
+    else:
+        brier = float(np.mean((probability.astype(np.float64) - reached) ** 2))
+        if positives in (0, len(reached)):
+            note = f"no AUC: every held-out length is {'>=' if positives else '<'} {depth}"
+        else:
+            auc = float(roc_auc_score(reached, ranking))
+    return DepthScore(depth, scorer, auc, brier, len(reached), positives, note)
+
+
+def _isotonic(known_score: FloatArray, known: npt.NDArray[np.bool_], score: FloatArray) -> FloatArray:
+    from sklearn.isotonic import IsotonicRegression
+
+    if not len(known) or not len(score):
+        return np.full(len(score), np.nan)
+    model = IsotonicRegression(y_min=0.0, y_max=1.0, out_of_bounds="clip")
+    model.fit(known_score.astype(np.float64), known.astype(np.float64))
+    return np.asarray(model.predict(score.astype(np.float64)), dtype=np.float64)

@@ -1,0 +1,292 @@
+"""Training of the depth predictor on recorded hidden states and accepted lengths. torch is loaded inside.
+
+The loss of a position is the negative log-likelihood of its length under the heads: head d is asked only where
+length >= d - 1, so the class balance of each head is the true conditional rate. Dims: n positions, H hidden, D depths.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from yggdrasil.predictor.depth import DepthPredictor, Float32Array
+from yggdrasil.predictor.platt import calibrate_heads
+from yggdrasil.predictor.report import (
+    DocumentSplit,
+    FloatArray,
+    IntArray,
+    LabelledLengths,
+    TrainingReport,
+    score_depths,
+    split_documents,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+    from torch.optim import Optimizer
+
+ENCODER_SIZE = 64
+BATCH_SIZE = 256
+LEARNING_RATE = 1e-3
+WEIGHT_DECAY = 1e-2
+DROPOUT = 0.1
+MAX_EPOCHS = 80
+PATIENCE = 8
+EPOCHS_WITHOUT_VALIDATION = 5
+
+
+class TrainingProgress(NamedTuple):
+    """Reported after each epoch; losses are nats a position."""
+
+    epoch: int
+    max_epochs: int
+    training_loss: float
+    validation_loss: float | None
+
+
+ProgressCallback = Callable[[TrainingProgress], None]
+
+
+def train_depth_predictor(
+    hidden: Float32Array,
+    lengths: IntArray,
+    documents: IntArray,
+    max_depth: int,
+    seed: int = 0,
+    progress: ProgressCallback | None = None,
+    confidence: FloatArray | None = None,
+) -> tuple[DepthPredictor, TrainingReport]:
+    """Train on [n, H] hidden states and their accepted lengths [n]; report on documents that were held out.
+
+    ``confidence`` [n, D], the best-path log-score of the drafted tree at each depth, adds a baseline to the report.
+    Small data never fails: what it cannot support is left out and said in ``report.notes``. Raises ValueError on
+    shapes that do not agree, non-finite hidden states, or no positions at all.
+    """
+    _check_inputs(hidden, lengths, documents, max_depth, confidence)
+    split = split_documents(documents, seed)
+    parts = {name: np.flatnonzero(np.isin(documents, getattr(split, name))) for name in split._fields}
+    fit = _fit(hidden, lengths, parts["training"], parts["validation"], _FitSettings(max_depth, seed, progress))
+    predictor = fit.predictor
+    notes = _data_notes(split, lengths[parts["training"]], max_depth)
+    if len(parts["validation"]):
+        predictor, more_notes = calibrate_heads(predictor, hidden[parts["validation"]], lengths[parts["validation"]])
+        notes += more_notes
+
+    def labelled(rows: npt.NDArray[np.intp]) -> LabelledLengths:
+        return LabelledLengths(lengths[rows], None if confidence is None else confidence[rows])
+
+    known, held_out = np.concatenate([parts["training"], parts["validation"]]), parts["held_out"]
+    report = TrainingReport(
+        split=split,
+        training_positions=len(parts["training"]),
+        validation_positions=len(parts["validation"]),
+        held_out_positions=len(held_out),
+        epochs=fit.epochs,
+        best_epoch=fit.best.epoch,
+        validation_loss=fit.best.loss if len(parts["validation"]) else None,
+        scores=score_depths(predictor.survival(hidden[held_out]), labelled(known), labelled(held_out)),
+        notes=notes,
+    )
+    return predictor, report
+
+
+def _check_inputs(
+    hidden: Float32Array, lengths: IntArray, documents: IntArray, max_depth: int, confidence: FloatArray | None
+) -> None:
+    num_positions = len(hidden)
+    faults: list[str] = []
+    if hidden.ndim != 2 or not num_positions or hidden.dtype != np.float32:
+        faults.append(f"hidden must be float32 [n, H] with at least one position, got {hidden.dtype} {hidden.shape}")
+    for name, values in (("lengths", lengths), ("documents", documents)):
+        if values.shape != (num_positions,) or not np.issubdtype(values.dtype, np.integer):
+            faults.append(f"{name} must be integers [{num_positions}], got {values.dtype} {values.shape}")
+    if max_depth < 1:
+        faults.append(f"max_depth must be at least 1, got {max_depth}")
+    if confidence is not None and confidence.shape != (num_positions, max_depth):
+        faults.append(f"confidence must be {(num_positions, max_depth)}, got {confidence.shape}")
+    faults += [
+        f"{name} holds non-finite values"
+        for name, values in (("hidden", hidden), ("confidence", confidence))
+        if values is not None and not np.isfinite(values).all()
+    ]
+    if faults:
+        raise ValueError("; ".join(faults))
+
+
+def _data_notes(split: DocumentSplit, training_lengths: IntArray, max_depth: int) -> list[str]:
+    """Say what the data could not support."""
+    notes: list[str] = []
+    if not split.held_out:
+        notes.append("only one document: nothing held out, so no scores")
+    if not split.validation:
+        notes.append(f"too few documents to validate on: {EPOCHS_WITHOUT_VALIDATION} epochs, heads not calibrated")
+    for depth in range(1, max_depth + 1):
+        asked = int((training_lengths >= depth - 1).sum())
+        reached = int((training_lengths >= depth).sum())
+        if reached in (0, asked):
+            notes.append(f"head {depth} saw one class only: {reached} of {asked} training positions reach it")
+    return notes
+
+
+@contextmanager
+def _single_thread() -> Iterator[None]:
+    """Run torch on one thread: steps this small lose more to waiting for each other than they gain."""
+    import torch
+
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(num_threads)
+
+
+class _FitSettings(NamedTuple):
+    max_depth: int
+    seed: int
+    progress: ProgressCallback | None
+
+
+class _Data(NamedTuple):
+    inputs: Tensor  # [n, H] normalised
+    lengths: Tensor  # [n]
+
+
+@dataclass(frozen=True, slots=True)
+class _Snapshot:
+    """Weights worth keeping. Epoch 0 are the constant rates."""
+
+    state: dict[str, Any]
+    epoch: int
+    loss: float
+
+
+class _Fit(NamedTuple):
+    predictor: DepthPredictor
+    epochs: int
+    best: _Snapshot
+
+
+def _fit(
+    hidden: Float32Array,
+    lengths: IntArray,
+    training: npt.NDArray[np.intp],
+    validation: npt.NDArray[np.intp],
+    settings: _FitSettings,
+) -> _Fit:
+    """Train with early stopping on the validation rows; without any, for a few epochs, and keep the last."""
+    import torch
+
+    mean, scale = _normalisation(hidden[training])
+
+    def tensors(rows: npt.NDArray[np.intp]) -> _Data:
+        inputs = torch.from_numpy((hidden[rows] - mean) / scale)
+        return _Data(inputs, torch.from_numpy(lengths[rows].astype(np.int64)))
+
+    data, held_back = tensors(training), tensors(validation)
+    max_epochs = MAX_EPOCHS if len(validation) else EPOCHS_WITHOUT_VALIDATION
+    with torch.random.fork_rng(devices=[]), _single_thread():
+        torch.manual_seed(settings.seed)
+        model = _new_model(hidden.shape[1], lengths[training], settings.max_depth)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY)
+        best, epoch = _Snapshot(copy.deepcopy(model.state_dict()), 0, _loss(model, held_back)), 0
+        while epoch < max_epochs and epoch - best.epoch < PATIENCE:
+            epoch += 1
+            training_loss = _train_epoch(model, optimizer, data)
+            loss = _loss(model, held_back)
+            if loss < best.loss or not len(validation):
+                best = _Snapshot(copy.deepcopy(model.state_dict()), epoch, loss)
+            if settings.progress:
+                settings.progress(TrainingProgress(epoch, max_epochs, training_loss, loss if len(validation) else None))
+    model.load_state_dict(best.state)
+    return _Fit(_to_predictor(model, mean, scale), epoch, best)
+
+
+def _normalisation(hidden: Float32Array) -> tuple[Float32Array, Float32Array]:
+    mean = hidden.mean(axis=0, dtype=np.float64)
+    scale = hidden.std(axis=0, dtype=np.float64)
+    constant = scale < 1e-6 * (1.0 + np.abs(mean))
+    return mean.astype(np.float32), np.where(constant, 1.0, scale).astype(np.float32)
+
+
+def _new_model(hidden_size: int, lengths: IntArray, max_depth: int) -> nn.Sequential:
+    """Return the network; before training it gives the (smoothed) constant rates of ``lengths``."""
+    import torch
+    from torch import nn
+
+    head = nn.Linear(ENCODER_SIZE, max_depth)
+    model = nn.Sequential(
+        nn.Linear(hidden_size, ENCODER_SIZE),
+        nn.ReLU(),
+        nn.Dropout(DROPOUT),
+        nn.Linear(ENCODER_SIZE, ENCODER_SIZE),
+        nn.ReLU(),
+        nn.Dropout(DROPOUT),
+        head,
+    )
+    reached = np.array([(lengths >= depth).sum() for depth in range(max_depth + 1)])
+    rates = (reached[1:] + 0.5) / (reached[:-1] + 1.0)
+    with torch.no_grad():
+        head.weight.zero_()
+        head.bias.copy_(torch.from_numpy(np.log(rates / (1.0 - rates))))
+    return model
+
+
+def _length_loss(logits: Tensor, lengths: Tensor) -> Tensor:
+    """Return the mean negative log-likelihood of the lengths [n] under conditional logits [n, D]."""
+    import torch
+    from torch.nn import functional
+
+    depths = torch.arange(1, logits.shape[1] + 1)
+    asked = lengths[:, None] >= depths - 1  # [n, D]
+    reached = (lengths[:, None] >= depths).to(logits.dtype)
+    return functional.binary_cross_entropy_with_logits(logits, reached, weight=asked, reduction="sum") / len(lengths)
+
+
+def _train_epoch(model: nn.Sequential, optimizer: Optimizer, data: _Data) -> float:
+    """Run one shuffled epoch and return its mean loss."""
+    import torch
+
+    model.train()
+    total = 0.0
+    order = torch.randperm(len(data.inputs))
+    for start in range(0, len(order), BATCH_SIZE):
+        rows = order[start : start + BATCH_SIZE]
+        loss = _length_loss(model(data.inputs[rows]), data.lengths[rows])
+        optimizer.zero_grad()
+        torch.autograd.backward(loss)
+        optimizer.step()
+        total += loss.item() * len(rows)
+    return total / len(data.inputs)
+
+
+def _loss(model: nn.Sequential, data: _Data) -> float:
+    """Return the mean loss without dropout; infinite where there is nothing to measure it on."""
+    import torch
+
+    if not len(data.inputs):
+        return float("inf")
+    model.eval()
+    with torch.no_grad():
+        return _length_loss(model(data.inputs), data.lengths).item()
+
+
+def _to_predictor(model: nn.Sequential, mean: Float32Array, scale: Float32Array) -> DepthPredictor:
+    state = {name: tensor.numpy().copy() for name, tensor in model.state_dict().items()}
+    first, second, head = sorted({int(name.partition(".")[0]) for name in state})
+    return DepthPredictor(
+        mean=mean,
+        scale=scale,
+        first_weight=np.ascontiguousarray(state[f"{first}.weight"].T),
+        first_bias=state[f"{first}.bias"],
+        second_weight=np.ascontiguousarray(state[f"{second}.weight"].T),
+        second_bias=state[f"{second}.bias"],
+        head_weight=np.ascontiguousarray(state[f"{head}.weight"].T),
+        head_bias=state[f"{head}.bias"],
+    )

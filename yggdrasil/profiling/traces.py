@@ -1,0 +1,251 @@
+"""Acceptance traces: which trees would have been drafted at every position of recorded greedy generations.
+
+One Equal-Growth Tree a position and draft width, grown to D_max levels of exactly W nodes. Node ``i`` was attached at
+step ``i // W + 1``, so the tree of a smaller depth budget is a prefix of the nodes, and any policy can be simulated.
+Dims: P positions, H hidden size, N = D_max * W nodes, D depth levels, V verify widths.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from yggdrasil.artifacts.store import read_tensors, write_tensors
+from yggdrasil.predictor.acceptance import AcceptanceCalibration
+from yggdrasil.tree.objective import expected_tokens_by_width
+
+Float32Array: TypeAlias = npt.NDArray[np.float32]
+BoolArray: TypeAlias = npt.NDArray[np.bool_]
+
+KIND = "traces"
+SCHEMA_VERSION = 1
+ROOT = -1
+NO_PATH_SCORE = -30.0  # stands for "no drafted node is that deep" where a finite log-score is needed
+
+_PER_WIDTH = ("scores", "depth", "hit", "edge_log_probability", "parent")
+
+
+class Outcomes(NamedTuple):
+    """What each verify width would have seen and got at every position."""
+
+    accepted: npt.NDArray[np.int8]  # [P, V] accepted length, without the bonus token
+    expected_tokens: Float32Array  # [P, V] estimate from the scores, with the bonus token
+
+
+@dataclass(frozen=True, eq=False)
+class TraceSet:
+    """Recorded trees. Rows of one document are contiguous and in the order of the text.
+
+    A score is the sum of log-acceptance estimates along the path, so it falls along every path; -inf marks an empty
+    slot. A node is a hit if the whole path from the root to it is what the target really generated next.
+    """
+
+    hidden: Float32Array  # [P, H] the target's last hidden state after the token at that position
+    document: npt.NDArray[np.int64]  # [P]
+    position: npt.NDArray[np.int64]  # [P]
+    scores: dict[int, Float32Array]  # width -> [P, N] log-score
+    depth: dict[int, npt.NDArray[np.int8]]  # width -> [P, N] depth in the tree, 1 for children of the root
+    hit: dict[int, BoolArray]  # width -> [P, N]
+    edge_log_probability: dict[int, Float32Array]  # width -> [P, N] the drafter's log-probability of the last edge
+    parent: dict[int, npt.NDArray[np.int16]]  # width -> [P, N] index of the parent node, -1 for the root
+
+    def __post_init__(self) -> None:
+        faults = _shape_faults(self)
+        if faults:
+            raise ValueError("; ".join(faults))
+
+    @property
+    def num_positions(self) -> int:
+        """P, over all documents."""
+        return len(self.document)
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """The recorded draft widths, ascending."""
+        return tuple(sorted(self.scores))
+
+    @property
+    def max_depth(self) -> int:
+        """D_max, the number of recorded attach steps."""
+        width = self.widths[0]
+        return int(self.scores[width].shape[1] // width)
+
+    def check_integrity(self) -> None:
+        """Raise ValueError where a recorded tree is not a tree grown step by step with falling scores."""
+        for width in self.widths:
+            faults = _tree_faults(self, width)
+            if faults:
+                raise ValueError(f"width {width}: " + "; ".join(faults))
+
+    def document_ranges(self) -> Iterator[tuple[int, int]]:
+        """Yield the row range [start, stop) of each document; ValueError if its positions are not consecutive."""
+        starts = np.flatnonzero(np.diff(self.document, prepend=self.document[:1] - 1))
+        if len(starts) != len(np.unique(self.document)):
+            raise ValueError("the rows of a document must be contiguous")
+        for start, stop in zip(starts, [*starts[1:], self.num_positions], strict=True):
+            if (np.diff(self.position[start:stop]) != 1).any():
+                raise ValueError(f"document {self.document[start]} skips positions: record each one to simulate")
+            yield int(start), int(stop)
+
+    def outcomes(self, width: int, depth_budget: int, verify_widths: Sequence[int]) -> Outcomes:
+        """Return accepted lengths and expected tokens of every verify width for one (width, depth budget).
+
+        Verify width W_v keeps the root and the W_v - 1 best nodes; equal scores keep the earlier attached node.
+        """
+        if not 0 <= depth_budget <= self.max_depth:
+            raise ValueError(f"depth budget must be in [0, {self.max_depth}], got {depth_budget}")
+        if min(verify_widths) < 1:
+            raise ValueError(f"verify widths must be at least 1, got {list(verify_widths)}")
+        num_nodes = depth_budget * width
+        num_kept = min(max(verify_widths) - 1, num_nodes)
+        scores = self.scores[width][:, :num_nodes]
+        best = np.argsort(-scores, axis=1, kind="stable")[:, :num_kept]
+        hit_depth = np.take_along_axis(self.depth[width] * self.hit[width], best, axis=1)
+        reached = np.zeros((self.num_positions, num_kept + 1), dtype=np.int8)
+        np.maximum.accumulate(hit_depth, axis=1, out=reached[:, 1:])
+        accepted = reached[:, [min(verify_width - 1, num_kept) for verify_width in verify_widths]]
+        acceptance = np.exp(np.take_along_axis(scores, best, axis=1), dtype=np.float64)
+        return Outcomes(accepted, expected_tokens_by_width(acceptance, verify_widths).astype(np.float32))
+
+    def accepted_length(self, width: int, depth_budget: int, verify_width: int) -> npt.NDArray[np.int64]:
+        """Return the accepted length [P], the bonus token not counted."""
+        return self.outcomes(width, depth_budget, (verify_width,)).accepted[:, 0].astype(np.int64)
+
+    def survival_table(self, width: int, verify_width: int) -> npt.NDArray[np.float64]:
+        """Return the mean of P(accepted length >= d), d = 1..D_max, with the full depth budget."""
+        table: npt.NDArray[np.float64] = self.survival_tables(width, (verify_width,))[-1, :, 0]
+        return table
+
+    def survival_tables(self, width: int, verify_widths: Sequence[int]) -> npt.NDArray[np.float64]:
+        """Return mean survival [D budget, D level, V]; a level beyond the budget is 0."""
+        levels = np.arange(1, self.max_depth + 1)[:, None]  # [D, 1]
+        return np.stack(
+            [
+                (self.outcomes(width, budget, verify_widths).accepted[:, None, :] >= levels).mean(axis=0)
+                for budget in range(1, self.max_depth + 1)
+            ]
+        )
+
+    def ratio_tables(self, verify_widths: Sequence[int], reference_width: int) -> dict[int, npt.NDArray[np.float64]]:
+        """Return per width the survival relative to the reference, [D budget, D level, V], for a ``ShapeChooser``.
+
+        The reference is the whole tree of ``reference_width``; train the depth predictor on its accepted lengths.
+        A level that the reference never reaches gets 0: nothing is expected where nothing was seen.
+        """
+        whole_tree = self.scores[reference_width].shape[1] + 1
+        reference = self.survival_table(reference_width, whole_tree)[None, :, None]
+        return {
+            width: np.divide(table, reference, out=np.zeros_like(table), where=reference > 0)
+            for width in self.widths
+            for table in [self.survival_tables(width, verify_widths)]
+        }
+
+    def edges(self, width: int) -> tuple[Float32Array, BoolArray]:
+        """Return (log-probability, accepted) of every edge whose parent was accepted, to fit a calibration on."""
+        parent_hit = _gather_parent(self.hit[width], self.parent[width], root_value=True)
+        wanted = parent_hit & np.isfinite(self.scores[width])
+        return self.edge_log_probability[width][wanted], self.hit[width][wanted]
+
+    def best_path_scores(self, width: int) -> Float32Array:
+        """Return the best log-score among the nodes of each depth, [P, D], ``NO_PATH_SCORE`` where there is none."""
+        columns = [
+            np.where(self.depth[width] == level, self.scores[width], -np.inf).max(axis=1)
+            for level in range(1, self.max_depth + 1)
+        ]
+        best: Float32Array = np.maximum(np.stack(columns, axis=1), NO_PATH_SCORE).astype(np.float32)
+        return best
+
+    def rescored(self, calibration: AcceptanceCalibration) -> TraceSet:
+        """Return the same trees scored with another calibration; which nodes were attached does not change."""
+        return replace(self, scores={width: self._path_scores(width, calibration) for width in self.widths})
+
+    def _path_scores(self, width: int, calibration: AcceptanceCalibration) -> Float32Array:
+        scores = calibration(self.edge_log_probability[width])
+        scores[np.isneginf(self.scores[width])] = -np.inf
+        for start in range(width, scores.shape[1], width):  # parents are attached in an earlier step
+            step = slice(start, start + width)
+            scores[:, step] += _gather_parent(scores[:, :start], self.parent[width][:, step], root_value=0.0)
+        return scores
+
+    def select(self, documents: Sequence[int] | npt.NDArray[np.integer[Any]]) -> TraceSet:
+        """Return the rows of these documents, in their present order."""
+        rows = np.isin(self.document, np.asarray(documents))
+        per_width = {name: {width: array[rows] for width, array in getattr(self, name).items()} for name in _PER_WIDTH}
+        return replace(
+            self, hidden=self.hidden[rows], document=self.document[rows], position=self.position[rows], **per_width
+        )
+
+    def to_arrays(self) -> dict[str, npt.NDArray[Any]]:
+        """Return the arrays to store; those of a width end in its number."""
+        per_width = {f"{name}.{width}": array for name in _PER_WIDTH for width, array in getattr(self, name).items()}
+        return {"hidden": self.hidden, "document": self.document, "position": self.position, **per_width}
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> TraceSet:
+        """Rebuild from ``to_arrays``; ValueError where the arrays do not fit together."""
+        per_width: dict[str, dict[int, Any]] = {name: {} for name in _PER_WIDTH}
+        for key, array in arrays.items():
+            name, _, width = key.partition(".")
+            if name in per_width:
+                per_width[name][int(width)] = array
+        return cls(arrays["hidden"], arrays["document"], arrays["position"], **per_width)
+
+    def save(self, path: Path) -> None:
+        """Write a safetensors artefact; ArtifactError where that fails."""
+        write_tensors(path, KIND, SCHEMA_VERSION, self.to_arrays())
+
+    @classmethod
+    def load(cls, path: Path) -> TraceSet:
+        """Read what ``save`` wrote; ArtifactError if the file is missing, damaged or something else."""
+        return cls.from_arrays(read_tensors(path, KIND, SCHEMA_VERSION))
+
+
+def _gather_parent(
+    values: npt.NDArray[Any], parent: npt.NDArray[np.int16], root_value: float | bool
+) -> npt.NDArray[Any]:
+    """Return the value of each node's parent, ``root_value`` for children of the root."""
+    gathered: npt.NDArray[Any] = np.take_along_axis(values, np.maximum(parent, 0).astype(np.int64), axis=1)
+    return np.where(parent == ROOT, np.asarray(root_value, dtype=values.dtype), gathered)
+
+
+def _shape_faults(traces: TraceSet) -> list[str]:
+    num_positions = len(traces.document)
+    faults = [
+        f"{name} has {len(getattr(traces, name))} rows, document has {num_positions}"
+        for name in ("hidden", "position")
+        if len(getattr(traces, name)) != num_positions
+    ]
+    widths = set(traces.scores)
+    if not widths or min(widths) < 1:
+        return [*faults, f"need draft widths of at least 1, got {sorted(widths)}"]
+    max_depth = traces.max_depth
+    for name in _PER_WIDTH:
+        arrays = getattr(traces, name)
+        if set(arrays) != widths:
+            faults.append(f"{name} has widths {sorted(arrays)}, scores has {sorted(widths)}")
+        faults += [
+            f"{name}[{width}] must be {(num_positions, max_depth * width)}, got {array.shape}"
+            for width, array in arrays.items()
+            if array.shape != (num_positions, max_depth * width)
+        ]
+    return faults
+
+
+def _tree_faults(traces: TraceSet, width: int) -> list[str]:
+    parent, depth, hit = traces.parent[width], traces.depth[width], traces.hit[width]
+    used = np.isfinite(traces.scores[width])
+    step_start = np.arange(parent.shape[1]) // width * width
+    parent_score = _gather_parent(traces.scores[width], parent, root_value=0.0)
+    checks = {
+        "a parent was attached in the same or a later step": (parent >= step_start) | (parent < ROOT),
+        "a depth is not its parent's plus one": used & (depth != _gather_parent(depth, parent, root_value=0) + 1),
+        "a hit hangs below a miss": hit & ~_gather_parent(hit, parent, root_value=True),
+        "a score does not fall along its path": used & (traces.scores[width] >= parent_score),
+        "an empty slot is a hit": hit & ~used,
+    }
+    return [f"{what} ({int(bad.sum())} nodes)" for what, bad in checks.items() if bad.any()]
