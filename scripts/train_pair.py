@@ -1,0 +1,456 @@
+#!/usr/bin/env python3
+"""Train a tokenizer, a Llama target and a distilled drafter on text that you have.
+
+Made for the pair bundled with Yggdrasil, usable for any text:
+
+    scripts/train_pair.py --code /usr/lib/python3.11 --prose texts/ --work runs/pair --out pair/
+
+Three stages, each resumable: ``prepare`` (tokenizer and token files), ``joint`` (the target learns the text while
+the drafter learns the target's distribution on the same batches) and ``on-policy`` (the drafter learns the target's
+distribution on text which the target itself generated, the only text it will see when drafting).
+Documents are split by hash: one in fifty is held out of the tokenizer and of all training, and is what the model card reports.
+
+Dims: B sequences, S tokens of a sequence, V vocabulary.
+"""
+
+import hashlib
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import torch
+import typer
+from rich.console import Console
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+END_OF_TEXT = "<|endoftext|>"
+PROSE_BLOCK_CHARS = 16_000
+HELD_OUT_ONE_IN = 50
+console = Console()
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Every choice of a run; written beside the checkpoints so that a run can be repeated."""
+
+    vocab_size: int = 4096
+    target_hidden: int = 320
+    target_layers: int = 8
+    target_intermediate: int = 864
+    drafter_hidden: int = 128
+    drafter_layers: int = 2
+    drafter_intermediate: int = 384
+    head_dim: int = 64
+    max_positions: int = 2048
+    sequence_length: int = 512
+    long_sequence_length: int = 1024  # used for the last third, so that rotary positions up to here are seen
+    tokens_per_step: int = 4096
+    prose_share: float = 0.6
+    matrix_lr: float = 4e-3  # Muon, update scaled to AdamW's RMS
+    other_lr: float = 3e-3  # AdamW: embeddings and norms
+    weight_decay: float = 0.05
+    joint_minutes: float = 60.0
+    on_policy_minutes: float = 12.0
+    seed: int = 0
+
+
+# ==== text ====
+
+
+def read_documents(code: Path, prose: Path) -> Iterator[tuple[str, str]]:
+    """Yield ("code" | "prose", text); a prose file is cut into blocks at blank lines."""
+    for path in sorted(code.rglob("*.py")):
+        if "site-packages" in path.parts:
+            continue
+        text = path.read_text(encoding="utf-8", errors="ignore")
+        if len(text) > 200:
+            yield "code", text
+    for path in sorted(prose.glob("*.txt")):
+        block: list[str] = []
+        size = 0
+        for paragraph in path.read_text(encoding="utf-8", errors="ignore").split("\n\n"):
+            block.append(paragraph)
+            size += len(paragraph)
+            if size >= PROSE_BLOCK_CHARS:
+                yield "prose", "\n\n".join(block)
+                block, size = [], 0
+        if block:
+            yield "prose", "\n\n".join(block)
+
+
+def is_held_out(text: str) -> bool:
+    return int(hashlib.sha256(text.encode()).hexdigest(), 16) % HELD_OUT_ONE_IN == 0
+
+
+def train_tokenizer(texts: list[str], vocab_size: int, max_positions: int) -> PreTrainedTokenizerFast:
+    """Byte-level BPE; every string can be encoded, nothing is normalised away."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token=END_OF_TEXT,
+        eos_token=END_OF_TEXT,
+        model_max_length=max_positions,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def prepare(code: Path, prose: Path, work: Path, recipe: Recipe) -> PreTrainedTokenizerFast:
+    """Write the tokenizer and one uint16 token file for each of {code, prose} x {train, held_out}."""
+    tokenizer_dir = work / "tokenizer"
+    if (work / "prepared.json").exists():
+        return PreTrainedTokenizerFast.from_pretrained(tokenizer_dir)
+    documents = list(read_documents(code, prose))
+    if not documents:
+        raise typer.BadParameter(f"no *.py below {code} and no *.txt in {prose}")
+    training = [text for _, text in documents if not is_held_out(text)]
+    console.print(f"{len(documents)} documents, {len(documents) - len(training)} held out; training the tokenizer")
+    tokenizer = train_tokenizer(training, recipe.vocab_size, recipe.max_positions)
+    tokenizer.save_pretrained(tokenizer_dir)
+    streams: dict[str, list[int]] = {}
+    for kind, text in documents:
+        stream = streams.setdefault(f"{kind}.{'held_out' if is_held_out(text) else 'train'}", [])
+        stream.extend(tokenizer.backend_tokenizer.encode(text).ids)
+        stream.append(tokenizer.eos_token_id)
+    counts = {}
+    for name, tokens in streams.items():
+        np.save(work / f"{name}.npy", np.array(tokens, dtype=np.uint16))
+        counts[name] = len(tokens)
+    (work / "prepared.json").write_text(json.dumps(counts, indent=1))
+    console.print(counts)
+    return tokenizer
+
+
+class TokenSampler:
+    """Draws random windows from the training streams, prose with the recipe's share."""
+
+    def __init__(self, work: Path, recipe: Recipe) -> None:
+        self.streams = [np.load(work / f"{kind}.train.npy", mmap_mode="r") for kind in ("prose", "code")]
+        self.prose_share = recipe.prose_share
+        self.rng = np.random.default_rng(recipe.seed)
+
+    def batch(self, num_sequences: int, length: int) -> Tensor:  # [B, S]
+        rows = []
+        for _ in range(num_sequences):
+            stream = self.streams[0 if self.rng.random() < self.prose_share else 1]
+            start = int(self.rng.integers(0, len(stream) - length))
+            rows.append(torch.from_numpy(stream[start : start + length].astype(np.int64)))
+        return torch.stack(rows)
+
+
+# ==== models and losses ====
+
+
+def build_llama(hidden: int, layers: int, intermediate: int, recipe: Recipe) -> LlamaForCausalLM:
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=recipe.vocab_size,
+            hidden_size=hidden,
+            intermediate_size=intermediate,
+            num_hidden_layers=layers,
+            num_attention_heads=hidden // recipe.head_dim,
+            num_key_value_heads=hidden // recipe.head_dim,
+            head_dim=recipe.head_dim,
+            max_position_embeddings=recipe.max_positions,
+            tie_word_embeddings=True,
+            bos_token_id=0,
+            eos_token_id=0,
+        )
+    )
+
+
+def next_token_loss(logits: Tensor, tokens: Tensor) -> Tensor:
+    """Cross-entropy of the next token. logits [B, S, V], tokens [B, S]."""
+    return F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), tokens[:, 1:].flatten())
+
+
+def distillation_loss(drafter_logits: Tensor, target_logits: Tensor) -> Tensor:
+    """KL to the target's distribution plus half the cross-entropy of its first choice. Both logits [B, S, V]."""
+    target = target_logits.flatten(0, 1).float()
+    log_q = F.log_softmax(drafter_logits.flatten(0, 1).float(), dim=-1)
+    log_p = F.log_softmax(target, dim=-1)
+    divergence = F.kl_div(log_q, log_p, reduction="batchmean", log_target=True)
+    return divergence + 0.5 * F.nll_loss(log_q, target.argmax(dim=-1))
+
+
+class Optimizers:
+    """Muon for the hidden matrices, AdamW for embeddings and norms, one shared schedule."""
+
+    def __init__(self, model: nn.Module, recipe: Recipe) -> None:
+        matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n]
+        chosen = {id(p) for p in matrices}
+        others = [p for p in model.parameters() if id(p) not in chosen]
+        self.parts = [
+            torch.optim.Muon(
+                matrices, lr=recipe.matrix_lr, weight_decay=recipe.weight_decay, adjust_lr_fn="match_rms_adamw"
+            ),
+            torch.optim.AdamW(others, lr=recipe.other_lr, weight_decay=0.0, betas=(0.9, 0.95), fused=True),
+        ]
+        self.peak = [recipe.matrix_lr, recipe.other_lr]
+
+    def step(self, scale: float) -> None:
+        for part, peak in zip(self.parts, self.peak, strict=True):
+            for group in part.param_groups:
+                group["lr"] = peak * scale
+            part.step()
+            part.zero_grad()
+
+    def state_dict(self) -> list[dict]:  # type: ignore[type-arg]
+        return [part.state_dict() for part in self.parts]
+
+    def load_state_dict(self, states: list[dict]) -> None:  # type: ignore[type-arg]
+        for part, state in zip(self.parts, states, strict=True):
+            part.load_state_dict(state)
+
+
+def learning_rate_scale(progress: float) -> float:
+    """Warm-up over the first 1 %, constant, then linear to zero over the last 45 %."""
+    return min(progress / 0.01 + 0.01, 1.0, max(1.0 - progress, 0.0) / 0.45)
+
+
+# ==== stages ====
+
+
+class Clock:
+    """Elapsed training seconds that survive an interruption, and the progress line."""
+
+    def __init__(self, minutes: float, elapsed: float = 0.0) -> None:
+        self.total = minutes * 60
+        self.elapsed = elapsed
+        self.last = time.monotonic()
+
+    def tick(self) -> float:
+        now = time.monotonic()
+        self.elapsed += now - self.last
+        self.last = now
+        return min(self.elapsed / self.total, 1.0)
+
+
+def run_joint(work: Path, recipe: Recipe, device: torch.device) -> tuple[LlamaForCausalLM, LlamaForCausalLM]:
+    torch.manual_seed(recipe.seed)
+    target = build_llama(recipe.target_hidden, recipe.target_layers, recipe.target_intermediate, recipe).to(device)
+    drafter = build_llama(recipe.drafter_hidden, recipe.drafter_layers, recipe.drafter_intermediate, recipe).to(device)
+    optimizers = [Optimizers(target, recipe), Optimizers(drafter, recipe)]
+    checkpoint = work / "joint.pt"
+    clock, step, seen = Clock(recipe.joint_minutes), 0, 0
+    if checkpoint.exists():
+        state = torch.load(checkpoint, weights_only=True)
+        target.load_state_dict(state["target"])
+        drafter.load_state_dict(state["drafter"])
+        for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
+        clock.elapsed, step, seen = state["elapsed"], state["step"], state["seen"]
+        console.print(f"resuming at step {step}, {clock.elapsed / 60:.1f} of {recipe.joint_minutes} minutes")
+    sampler = TokenSampler(work, replace_seed(recipe, step))
+
+    def forward(tokens: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.autocast(device.type, torch.bfloat16):
+            target_logits = target(tokens, use_cache=False).logits
+            drafter_logits = drafter(tokens, use_cache=False).logits
+        return next_token_loss(target_logits, tokens), distillation_loss(drafter_logits, target_logits.detach())
+
+    compiled = torch.compile(forward, dynamic=False)
+    saved_at = clock.elapsed
+    while (progress := clock.tick()) < 1.0:
+        length = recipe.sequence_length if progress < 2 / 3 else recipe.long_sequence_length
+        tokens = sampler.batch(recipe.tokens_per_step // length, length).to(device)
+        target_loss, drafter_loss = compiled(tokens)
+        (target_loss + drafter_loss).backward()
+        for model, optimizer in zip((target, drafter), optimizers, strict=True):
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step(learning_rate_scale(progress))
+        step, seen = step + 1, seen + tokens.numel()
+        if step % 20 == 0:
+            left = (clock.total - clock.elapsed) / 60
+            console.print(
+                f"joint {step} tokens {seen / 1e6:.2f}M target {target_loss.item():.3f} "
+                f"drafter {drafter_loss.item():.3f} {seen / clock.elapsed:.0f} tok/s, {left:.1f} min left"
+            )
+        if clock.elapsed - saved_at > 300 or clock.elapsed >= clock.total:
+            saved_at = clock.elapsed
+            state = {
+                "target": target.state_dict(),
+                "drafter": drafter.state_dict(),
+                "optimizers": [optimizer.state_dict() for optimizer in optimizers],
+                "elapsed": clock.elapsed,
+                "step": step,
+                "seen": seen,
+            }
+            torch.save(state, checkpoint.with_suffix(".tmp"))
+            checkpoint.with_suffix(".tmp").rename(checkpoint)
+    return target, drafter
+
+
+def replace_seed(recipe: Recipe, step: int) -> Recipe:
+    """A resumed run must not see the same windows again."""
+    return Recipe(**{**asdict(recipe), "seed": recipe.seed + step})
+
+
+@torch.no_grad()
+def generate_own_text(target: LlamaForCausalLM, sampler: TokenSampler, seconds: float, device: torch.device) -> Tensor:
+    """Continue training windows with the target, two batches of three greedily. Returns [N, S] tokens."""
+    deadline = time.monotonic() + seconds
+    batches: list[Tensor] = []
+    while time.monotonic() < deadline:
+        prompts = sampler.batch(48, 64 if len(batches) % 2 else 192).to(device)
+        sampling = {"do_sample": True, "temperature": 0.8} if len(batches) % 3 == 2 else {"do_sample": False}
+        length = 320
+        with torch.autocast(device.type, torch.bfloat16):
+            tokens = target.generate(
+                prompts, attention_mask=torch.ones_like(prompts), max_new_tokens=length - prompts.shape[1],
+                min_new_tokens=length - prompts.shape[1], pad_token_id=0, **sampling,
+            )  # fmt: skip
+        batches.append(tokens)
+        if len(batches) % 5 == 0:
+            console.print(f"on-policy text {sum(b.numel() for b in batches) / 1e6:.2f}M tokens")
+    return torch.cat(batches)
+
+
+def run_on_policy(
+    target: LlamaForCausalLM, drafter: LlamaForCausalLM, work: Path, recipe: Recipe, device: torch.device
+) -> None:
+    sampler = TokenSampler(work, replace_seed(recipe, 1_000_003))
+    own_text_path = work / "own_text.npy"
+    seconds = recipe.on_policy_minutes * 60
+    target.eval()
+    if own_text_path.exists():
+        own_text = torch.from_numpy(np.load(own_text_path)).to(device)
+    else:
+        own_text = generate_own_text(target, sampler, 0.4 * seconds, device)
+        np.save(own_text_path, own_text.cpu().numpy())
+    optimizer = Optimizers(drafter, recipe)
+
+    def forward(tokens: Tensor) -> Tensor:
+        with torch.autocast(device.type, torch.bfloat16):
+            with torch.no_grad():
+                target_logits = target(tokens, use_cache=False).logits
+            return distillation_loss(drafter(tokens, use_cache=False).logits, target_logits)
+
+    compiled = torch.compile(forward, dynamic=False)
+    clock, step = Clock(0.6 * recipe.on_policy_minutes), 0
+    while (progress := clock.tick()) < 1.0:
+        rows = torch.from_numpy(sampler.rng.integers(0, len(own_text), 16))
+        tokens = own_text[rows]
+        loss = compiled(tokens)
+        if step % 3 == 0:  # a third as much corpus text, so that prompts stay covered
+            loss = loss + compiled(sampler.batch(16, tokens.shape[1]).to(device))
+        loss.backward()
+        nn.utils.clip_grad_norm_(drafter.parameters(), 1.0)
+        optimizer.step(0.5 * min(1.0, step / 20) * (1.0 - progress))
+        step += 1
+        if step % 20 == 0:
+            console.print(f"on-policy {step} loss {loss.item():.3f}, {(1 - progress) * clock.total / 60:.1f} min left")
+
+
+# ==== report ====
+
+
+@torch.no_grad()
+def evaluate(
+    target: LlamaForCausalLM, drafter: LlamaForCausalLM, work: Path, recipe: Recipe, device: torch.device
+) -> dict[str, dict[str, float]]:
+    """Held-out loss (nats a token) of both models and how often their first choices agree."""
+    report = {}
+    for kind in ("prose", "code"):
+        stream = np.load(work / f"{kind}.held_out.npy").astype(np.int64)
+        length = recipe.sequence_length
+        rows = torch.from_numpy(stream[: len(stream) // length * length]).reshape(-1, length)[:120].to(device)
+        sums = np.zeros(4)
+        for tokens in rows.split(8):
+            with torch.autocast(device.type, torch.bfloat16):
+                p, q = (model(tokens, use_cache=False).logits.float() for model in (target, drafter))
+            agree = (p.argmax(-1) == q.argmax(-1)).double().mean().item()
+            losses = [next_token_loss(logits, tokens).item() for logits in (p, q)]
+            sums += np.array([losses[0], losses[1], agree, 1.0]) * len(tokens)
+        means = sums[:3] / sums[3]
+        report[kind] = {"target_loss": means[0], "drafter_loss": means[1], "top1_agreement": means[2]}
+    return report
+
+
+def write_card(
+    out: Path, recipe: Recipe, work: Path, report: dict[str, dict[str, float]], sizes: dict[str, int], data: str
+) -> None:
+    counts = json.loads((work / "prepared.json").read_text())
+    lines = [
+        "# A small target and its distilled drafter",
+        "",
+        f"Byte-level BPE, {recipe.vocab_size} tokens. Target: Llama, {sizes['target']:,} parameters, "
+        f"{recipe.target_layers} layers, hidden {recipe.target_hidden}. Drafter: Llama, {sizes['drafter']:,} parameters, "
+        f"{recipe.drafter_layers} layers, hidden {recipe.drafter_hidden}. bfloat16, contexts up to "
+        f"{recipe.max_positions} positions (trained on at most {recipe.long_sequence_length}).",
+        "",
+        "A pair for demonstrations, tests and measurements of decoding. It is far too small to be asked for facts.",
+        "",
+        "## Data and licences",
+        "",
+        data.strip(),
+        "",
+        f"Tokens: {counts}. Documents (files of code, blocks of prose of about {PROSE_BLOCK_CHARS} characters) were split by "
+        f"hash; one in {HELD_OUT_ONE_IN} was held out of the tokenizer and of training.",
+        "",
+        "## Training",
+        "",
+        f"`scripts/train_pair.py`: {recipe.joint_minutes:g} minutes joint training (target on the text, drafter on the target's "
+        f"distribution), then {recipe.on_policy_minutes:g} minutes of the drafter on text generated by the target. Recipe: "
+        "`recipe.json`.",
+        "",
+        "## Held-out text",
+        "",
+        "| | target loss (nats/token) | drafter loss | top-1 agreement |",
+        "|---|---|---|---|",
+    ]
+    names = {"prose": "English prose", "code": "Python"}
+    for kind, row in report.items():
+        lines.append(
+            f"| {names[kind]} | {row['target_loss']:.3f} | {row['drafter_loss']:.3f} | {row['top1_agreement']:.3f} |"
+        )
+    (out / "README.md").write_text("\n".join(lines) + "\n")
+    (out / "recipe.json").write_text(json.dumps(asdict(recipe), indent=1) + "\n")
+
+
+def main(
+    code: Annotated[Path, typer.Option(help="Folder of Python sources, read recursively.", exists=True)],
+    prose: Annotated[Path, typer.Option(help="Folder of .txt files.", exists=True)],
+    work: Annotated[Path, typer.Option(help="Token files and checkpoints; a second run resumes from them.")],
+    out: Annotated[Path, typer.Option(help="Where target/, drafter/ and the model card are written.")],
+    data_statement: Annotated[Path | None, typer.Option(help="Text for the card's section on data.")] = None,
+    joint_minutes: float = Recipe.joint_minutes,
+    on_policy_minutes: float = Recipe.on_policy_minutes,
+    device: str = "cpu",
+) -> None:
+    """Train and write a pair; see the module's text."""
+    recipe = Recipe(joint_minutes=joint_minutes, on_policy_minutes=on_policy_minutes)
+    work.mkdir(parents=True, exist_ok=True)
+    tokenizer = prepare(code, prose, work, recipe)
+    target, drafter = run_joint(work, recipe, torch.device(device))
+    if on_policy_minutes > 0:
+        run_on_policy(target, drafter, work, recipe, torch.device(device))
+    out.mkdir(parents=True, exist_ok=True)
+    sizes = {}
+    for name, model in (("target", target), ("drafter", drafter)):
+        sizes[name] = sum(p.numel() for p in model.parameters())
+        model.to(torch.bfloat16).save_pretrained(out / name)
+        tokenizer.save_pretrained(out / name)
+    report = evaluate(target, drafter, work, recipe, torch.device(device))
+    console.print(report)
+    statement = data_statement.read_text() if data_statement else f"Code: {code}. Prose: {prose}."
+    write_card(out, recipe, work, report, sizes, statement)
+
+
+if __name__ == "__main__":
+    typer.run(main)
