@@ -83,8 +83,10 @@ class Engine:
                 break
             start = perf_counter_ns()
             emitted = len(stream.tokens)
+            context = self.target.length
             self._iterate(state, trace)
-            trace.note(state.shape, len(stream.tokens) - emitted)
+            predicted_ms = policy.predict_ms(state.shape, context)
+            trace.note(state.shape, len(stream.tokens) - emitted, state.expected, predicted_ms)
             trace.decode_ns += perf_counter_ns() - start
             yield stream.release()
         yield stream.release()
@@ -122,7 +124,7 @@ class Engine:
             shape = TreeShape(0, 0, 1)
         elif shape.depth > room:
             shape = shape._replace(depth=room)
-        state.shape = shape
+        state.shape, state.expected = shape, 1.0
 
     def _draft_head(self, state: Iteration) -> None:
         if state.shape.depth and self.drafter is not None:
@@ -144,20 +146,19 @@ class Engine:
         state.expected = expected_host[self.verify_widths.index(width)]
 
     def _verify(self, state: Iteration) -> None:
-        if state.shape.depth:
-            state.outputs = self.target.verify(state.shape.verify_width)
-        else:
+        if state.shape.verify_width == 1:
             state.outcome = self.target.plain(state.root)
+        else:
+            state.outputs = self.target.verify(state.shape.verify_width)
 
     def _accept(self, state: Iteration) -> None:
-        if state.shape.depth:
+        if state.shape.verify_width > 1:
             state.outcome = self.target.accept(state.outputs, state.shape.verify_width)
             self._policy.observe(state.shape, state.expected, len(state.outcome.tokens))
 
     def _commit(self, state: Iteration) -> None:
         assert state.outcome is not None
-        if state.shape.depth:
-            self.target.commit(state.outcome.rows)
+        self.target.commit(state.outcome.rows)
         if self.drafter is not None:
             self.drafter.extend(state.outcome.tokens, state.outcome.layers)
         state.root, state.hidden = state.outcome.tokens[-1], state.outcome.hidden

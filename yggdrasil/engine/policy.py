@@ -30,6 +30,9 @@ class Policy(Protocol):
     def choose_verify_width(self, shape: TreeShape, expected: Sequence[float], context: int) -> int:
         """Width of verification, given the expected tokens for each admissible width."""
 
+    def predict_ms(self, shape: TreeShape, context: int) -> float:
+        """What an iteration of this shape should take; 0 where nothing is known."""
+
     def observe(self, shape: TreeShape, expected: float, tokens: int) -> None:
         """An iteration gave ``tokens`` where ``expected`` were promised."""
 
@@ -47,6 +50,9 @@ class PlainPolicy:
 
     def choose_verify_width(self, shape: TreeShape, expected: Sequence[float], context: int) -> int:
         return 1
+
+    def predict_ms(self, shape: TreeShape, context: int) -> float:
+        return 0.0
 
     def observe(self, shape: TreeShape, expected: float, tokens: int) -> None:
         return
@@ -68,6 +74,9 @@ class FixedPolicy:
 
     def choose_verify_width(self, shape: TreeShape, expected: Sequence[float], context: int) -> int:
         return self._shape.verify_width
+
+    def predict_ms(self, shape: TreeShape, context: int) -> float:
+        return 0.0
 
     def observe(self, shape: TreeShape, expected: float, tokens: int) -> None:
         return
@@ -156,6 +165,9 @@ class ObjectivePolicy:
     def choose_verify_width(self, shape: TreeShape, expected: Sequence[float], context: int) -> int:
         costs = self._chooser(context).costs
         return choose_verify_width(expected, costs.drafting_ms(shape.width, shape.depth), costs, self._objective)
+
+    def predict_ms(self, shape: TreeShape, context: int) -> float:
+        return self._chooser(context).costs.iteration_ms(*shape)
 
     def observe(self, shape: TreeShape, expected: float, tokens: int) -> None:
         self._gate.observe(max(expected - 1.0, 0.0), tokens - 1)

@@ -41,6 +41,8 @@ class TargetModel:
             runner.define("prefill", width, PrefillStep(runner.call, width), inputs)
         runner.define("plain", 1, PlainStep(runner.call), [self._tokens.tensor[:1], self._start.tensor])
         for width in verify_widths:
+            if width == 1:  # the root alone is a plain step
+                continue
             inputs = [self._start.tensor, self.order, *tree.tensors()]
             runner.define("verify", width, VerifyStep(runner.call, width), inputs)
 
@@ -64,12 +66,11 @@ class TargetModel:
             yield Outcome([int(choice[0])], rows, hidden[0], self._layers(layers, slice(len(chunk))))
 
     def plain(self, token: int) -> Outcome:
-        """Read ``token``, the last certain one, and choose its successor."""
+        """Read ``token``, the last certain one, and choose its successor; ``commit`` then keeps its row."""
         self._tokens.write(token)
         self._start.write(self.length)
         choice, best, hidden, *layers = self.runner.step("plain", 1)()
         _check_finite(best)
-        self.length += 1
         return Outcome([int(choice[0])], [0], hidden[0], self._layers(layers, slice(1)))
 
     def verify(self, width: int) -> Sequence[Tensor]:

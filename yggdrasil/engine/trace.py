@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from yggdrasil.tree.objective import TreeShape
+from yggdrasil.tree.objective import PLAIN_STEP, TreeShape
 
 
 @dataclass
@@ -12,6 +12,7 @@ class Trace:
     """Counts and times of one request. Times are nanoseconds; the first token belongs to the prefill."""
 
     shapes: Counter[TreeShape] = field(default_factory=Counter)
+    last_shape: TreeShape = PLAIN_STEP
     iterations: int = 0
     plain_steps: int = 0
     tokens: int = 0  # emitted by iterations, i.e. without the prefill's token
@@ -19,12 +20,17 @@ class Trace:
     accepted: int = 0
     accepted_by_depth: Counter[int] = field(default_factory=Counter)  # iterations that accepted at least so many
     stage_ns: Counter[str] = field(default_factory=Counter)
+    expected_tokens: float = 0.0  # promised before verification, bonus included
+    predicted_ms: float = 0.0  # of all iterations, by the plan's costs
     prefill_ns: int = 0
     decode_ns: int = 0
 
-    def note(self, shape: TreeShape, tokens: int) -> None:
-        """One iteration emitted ``tokens``, bonus included."""
+    def note(self, shape: TreeShape, tokens: int, expected: float, predicted_ms: float) -> None:
+        """One iteration emitted ``tokens``, bonus included, where ``expected`` were promised."""
+        self.expected_tokens += expected
+        self.predicted_ms += predicted_ms
         self.shapes[shape] += 1
+        self.last_shape = shape
         self.iterations += 1
         self.tokens += tokens
         if shape.depth == 0:
@@ -57,6 +63,7 @@ class Trace:
             verify_widths=dict(sorted(histograms[2].items())),
             stage_ms={stage: ns / 1e6 for stage, ns in self.stage_ns.items()},
             overhead_share=1 - model_ms / decode_ms if decode_ms else 0.0,
+            predicted_tpot_ms=self.predicted_ms / self.expected_tokens if self.predicted_ms else None,
         )
 
 
@@ -81,7 +88,7 @@ class Metrics:
     verify_widths: dict[int, int]
     stage_ms: dict[str, float]
     overhead_share: float
-    predicted_tpot_ms: float | None = None
+    predicted_tpot_ms: float | None  # promised cost over promised tokens; None where no plan made a promise
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -15,13 +15,15 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from yggdrasil.models.fusion import fuse_shared_inputs
 from yggdrasil.models.kernels.build import cache_root
 
 Backend = Literal["inductor", "eager"]
 # Code that is traced into packages; a change anywhere else leaves them valid.
 _TRACED_SOURCES = (
-    "models/attention.py", "models/cache.py", "models/packing.py", "models/runner.py", "models/kernels/__init__.py",
-    "models/kernels/ops.cpp", "tree/growth.py", "tree/token_tree.py", "acceptance/greedy.py", "drafters/steps.py",
+    "models/attention.py", "models/cache.py", "models/packing.py",
+    "models/fusion.py", "models/runner.py", "models/kernels/__init__.py",
+    "tree/growth.py", "tree/token_tree.py", "acceptance/greedy.py", "drafters/steps.py",
     "engine/steps.py",
 )  # fmt: skip
 _INDUCTOR_OPTIONS = {
@@ -62,11 +64,6 @@ def flatten(inputs: Sequence[Tensor | Sequence[Tensor]]) -> list[Tensor]:
     return flat
 
 
-def is_compiled(key: StepKey) -> bool:
-    """Whether a package for ``key`` is on disk already."""
-    return package_path(key).exists()
-
-
 def package_path(key: StepKey) -> Path:
     return cache_root() / "steps" / key.file_name()
 
@@ -93,6 +90,7 @@ def _eager(module: nn.Module, inputs: Sequence[Tensor | list[Tensor]]) -> Sequen
 def compile_package(module: nn.Module, inputs: Sequence[Tensor | list[Tensor]], path: Path) -> None:
     """Export ``module`` in full and compile it to ``path``; a graph break or an unsupported operator is an error."""
     exported = torch.export.export(module, tuple(inputs), strict=False)
+    fuse_shared_inputs(exported)
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         package = torch._inductor.aoti_compile_and_package(

@@ -41,6 +41,11 @@ class LoadedModel:
         return int(limit) if limit else 1 << 20
 
     @property
+    def vocab_size(self) -> int:
+        """Rows of the embedding: at least the tokens of the tokenizer, often padded."""
+        return int(self.config.get_text_config().vocab_size)
+
+    @property
     def num_layers(self) -> int:
         return int(self.config.get_text_config().num_hidden_layers)
 
@@ -95,9 +100,10 @@ def load_config(source: str | Path) -> PretrainedConfig:
     if not path.exists() and str(source).count("/") != 1:
         raise YggdrasilError(f"{source} is neither a folder nor a hub id (owner/name)")
     try:
-        return AutoConfig.from_pretrained(source, local_files_only=path.exists())
+        config: PretrainedConfig = AutoConfig.from_pretrained(source, local_files_only=path.exists())
     except (OSError, ValueError, KeyError, json.JSONDecodeError) as error:
         raise YggdrasilError(f"{source}: the configuration could not be read: {_first_line(error)}") from error
+    return config
 
 
 def refuse_unverifiable(config: PretrainedConfig, name: str) -> None:

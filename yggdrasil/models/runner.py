@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from yggdrasil.models.cache import StaticCache, StepCache
-from yggdrasil.models.compiled import Backend, Step, StepKey, build_step
+from yggdrasil.models.compiled import Backend, Step, StepKey, build_step, compile_package, package_path
 from yggdrasil.models.loading import LoadedModel
 
 HEAD_INPUT = -1  # layer number of the state that the language-model head reads
@@ -36,8 +36,9 @@ class ModelCall:
         self._names = list(loaded.named_tensors())
         self._num_threads = loaded.num_threads
         self._num_layers = loaded.num_layers
-        self._vocab_size = vocab_size
+        self.vocab_size = vocab_size
         self._last_position = loaded.max_context - 1
+        self._last_token = loaded.vocab_size - 1
 
     def __call__(
         self,
@@ -59,7 +60,8 @@ class ModelCall:
                 self._model,
                 dict(zip(self._names, weights, strict=True)),
                 kwargs={
-                    "input_ids": tokens[None],
+                    # An id that only a padded target knows has no row in a drafter.
+                    "input_ids": tokens.clamp(max=self._last_token)[None],
                     # Padding rows may lie past the last position, where a learned table has no row.
                     "position_ids": positions.clamp(max=self._last_position)[None],
                     "attention_mask": tree_mask[None, None],
@@ -71,7 +73,7 @@ class ModelCall:
                 },
             )
         assert cache.layers_attended == self._num_layers, "a layer attends without the step's cache"
-        logits, hidden = output.logits[0, :, : self._vocab_size], captured[HEAD_INPUT]
+        logits, hidden = output.logits[0, :, : self.vocab_size], captured[HEAD_INPUT]
         if rows is not None and not drop_early:
             logits, hidden = logits[rows], hidden[rows]
         return Forward(logits, hidden, [captured[layer] for layer in self.hidden_layers])
@@ -116,13 +118,13 @@ class ModelRunner:
         self.weights = list(loaded.named_tensors().values())
         self.cache = StaticCache.allocate(loaded.config, capacity, loaded.dtype, loaded.device)
         self._steps: dict[tuple[str, int], Step] = {}
-        self._pending: dict[tuple[str, int], Callable[[], Step]] = {}
+        self._defined: dict[tuple[str, int], tuple[nn.Module, list[Tensor | list[Tensor]], StepKey]] = {}
 
     def define(self, name: str, width: int, module: nn.Module, inputs: Sequence[Tensor]) -> None:
         """Declare a step: ``module(weights, caches, *inputs)``. It is loaded or compiled on ``warm`` or first use."""
         key = self.key(name, width, inputs)
         arguments: list[Tensor | list[Tensor]] = [self.weights, self.cache.tensors(), *inputs]
-        self._pending[name, width] = lambda: build_step(module, arguments, key, self.backend)
+        self._defined[name, width] = module, arguments, key
 
     def key(self, name: str, width: int, inputs: Sequence[Tensor]) -> StepKey:
         loaded = self.loaded
@@ -135,12 +137,25 @@ class ModelRunner:
         """The step, built on first use."""
         found = self._steps.get((name, width))
         if found is None:
-            found = self._steps[name, width] = self._pending[name, width]()
+            found = self._steps[name, width] = build_step(*self._defined[name, width], self.backend)
         return found
+
+    def compile(self, name: str, width: int) -> bool:
+        """Make sure the step's package is on disk, without loading it. False where it was there already."""
+        module, arguments, key = self._defined[name, width]
+        path = package_path(key)
+        if self.backend == "eager" or path.exists():
+            return False
+        compile_package(module, arguments, path)
+        return True
+
+    def is_compiled(self, name: str, width: int) -> bool:
+        """Whether the step can be loaded without compiling."""
+        return self.backend == "eager" or package_path(self._defined[name, width][2]).exists()
 
     @property
     def defined(self) -> list[tuple[str, int]]:
-        return list(self._pending)
+        return list(self._defined)
 
 
 class PrefillStep(nn.Module):

@@ -18,6 +18,9 @@ _library = torch.library.Library("yggdrasil", "DEF")
 _library.define("pack_linear(Tensor weight) -> Tensor")
 _library.define("packed_linear(Tensor input, Tensor packed, Tensor? bias, int out_features, int num_threads) -> Tensor")
 _library.define(
+    "packed_linears(Tensor input, Tensor[] packed, Tensor?[] biases, int[] out_features, int num_threads) -> Tensor[]"
+)
+_library.define(
     "tree_attention(Tensor query, Tensor key, Tensor value, Tensor(a!) key_cache, Tensor(b!) value_cache, "
     "Tensor offsets, Tensor tree_mask, float scale, int window, float softcap, int num_threads) -> Tensor"
 )
@@ -30,6 +33,12 @@ def _pack_linear(weight: Tensor) -> Tensor:
 
 def _packed_linear(x: Tensor, packed: Tensor, bias: Tensor | None, out_features: int, num_threads: int) -> Tensor:
     return torch.nn.functional.linear(x, packed, bias)
+
+
+def _packed_linears(
+    x: Tensor, packed: list[Tensor], biases: list[Tensor | None], out_features: list[int], num_threads: int
+) -> list[Tensor]:
+    return [torch.nn.functional.linear(x, weight, bias) for weight, bias in zip(packed, biases, strict=True)]
 
 
 def _tree_attention(
@@ -82,6 +91,12 @@ def _packed_linear_shape(x: Tensor, packed: Tensor, bias: Tensor | None, out_fea
     return x.new_empty((*x.shape[:-1], out_features))
 
 
+def _packed_linears_shape(
+    x: Tensor, packed: list[Tensor], biases: list[Tensor | None], out_features: list[int], num_threads: int
+) -> list[Tensor]:
+    return [x.new_empty((*x.shape[:-1], size)) for size in out_features]
+
+
 def _tree_attention_shape(
     query: Tensor, key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, offsets: Tensor,
     tree_mask: Tensor, scale: float, window: int, softcap: float, num_threads: int,
@@ -92,12 +107,14 @@ def _tree_attention_shape(
 _portable = {
     "pack_linear": _pack_linear,
     "packed_linear": _packed_linear,
+    "packed_linears": _packed_linears,
     "tree_attention": _tree_attention,
     "move_rows": _move_rows,
 }
 for _name, _function in _portable.items():
     _library.impl(_name, _function, "CUDA")
 torch.library.register_fake("yggdrasil::packed_linear", _packed_linear_shape, lib=_library)
+torch.library.register_fake("yggdrasil::packed_linears", _packed_linears_shape, lib=_library)
 torch.library.register_fake("yggdrasil::tree_attention", _tree_attention_shape, lib=_library)
 torch.library.register_fake("yggdrasil::move_rows", lambda caches, sources, destination: None, lib=_library)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 _SOURCE = Path(__file__).with_name("ops.cpp")
-_FLAGS = ["-O3", "-march=native", "-fopenmp", "-std=c++20", "-fPIC", "-shared"]
+_FLAGS = ["-O3", "-march=native", "-pthread", "-std=c++20", "-fPIC", "-shared"]
 
 
 def cache_root() -> Path:

@@ -11,14 +11,16 @@
 //       S cache capacity, T tree slots.
 
 #include <ATen/ATen.h>
-#include <omp.h>
 #include <torch/library.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <mutex>
+#include <thread>
 #include <vector>
 
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__)
@@ -43,26 +45,107 @@ inline float from_bits(uint32_t bits) {
 inline float widen(BFloat16 value) { return from_bits(static_cast<uint32_t>(value.x) << 16); }
 inline float widen(float value) { return value; }
 
+// ==== threads =========================================================================================================
+
+// A step has dozens of parallel regions of a few microseconds. Chunks are claimed one by one, so a worker that the
+// operating system is not running just now delays nobody: the caller takes all chunks itself. (An OpenMP region waits
+// for every thread to arrive, which on a busy machine costs a scheduler's time slice, a thousand times the work.)
+class Team {
+ public:
+  static Team& instance() {
+    static Team* team = new Team;  // never destroyed: workers may outlive static destructors
+    return *team;
+  }
+
+  void run(int64_t chunks, int64_t num_threads, void (*body)(void*, int64_t), void* context) {
+    const std::lock_guard<std::mutex> one_region(region_);
+    while (static_cast<int64_t>(workers_) < num_threads - 1) std::thread(&Team::work, this, workers_++).detach();
+    body_ = body;
+    context_ = context;
+    wanted_.store(num_threads - 1, std::memory_order_relaxed);
+    finished_.store(0, std::memory_order_relaxed);
+    const uint64_t epoch = (ticket_.load(std::memory_order_relaxed) >> kEpochShift) + 1;
+    ticket_.store(epoch << kEpochShift | static_cast<uint64_t>(chunks) << kCountShift, std::memory_order_release);
+    if (sleepers_.load(std::memory_order_seq_cst) > 0) ticket_.notify_all();
+    claim_all(epoch);
+    while (finished_.load(std::memory_order_acquire) < chunks) pause();
+  }
+
+ private:
+  static constexpr int kCountShift = 20, kEpochShift = 40;  // next chunk, number of chunks, epoch
+  static constexpr uint64_t kField = (1u << 20) - 1;
+  static constexpr int kSpins = 20000;  // roughly the host's work between two steps; then the worker sleeps
+
+  static void pause() {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#endif
+  }
+
+  void claim_all(uint64_t epoch) {
+    uint64_t ticket = ticket_.load(std::memory_order_acquire);
+    while (ticket >> kEpochShift == epoch && (ticket & kField) < (ticket >> kCountShift & kField)) {
+      if (!ticket_.compare_exchange_weak(ticket, ticket + 1, std::memory_order_acq_rel)) continue;
+      // The region cannot end before this chunk does, so body and context are the ones of this epoch.
+      body_(context_, static_cast<int64_t>(ticket & kField));
+      finished_.fetch_add(1, std::memory_order_release);
+      ticket = ticket_.load(std::memory_order_acquire);
+    }
+  }
+
+  void work(int64_t id) {
+    uint64_t seen = 0;
+    for (;;) {
+      uint64_t ticket = ticket_.load(std::memory_order_acquire);
+      for (int spin = 0; ticket >> kEpochShift == seen && spin < kSpins; ++spin) {
+        pause();
+        ticket = ticket_.load(std::memory_order_acquire);
+      }
+      if (ticket >> kEpochShift == seen) {
+        sleepers_.fetch_add(1, std::memory_order_seq_cst);
+        ticket_.wait(ticket, std::memory_order_acquire);
+        sleepers_.fetch_sub(1, std::memory_order_seq_cst);
+        continue;
+      }
+      seen = ticket >> kEpochShift;
+      if (id < wanted_.load(std::memory_order_relaxed)) claim_all(seen);
+    }
+  }
+
+  std::mutex region_;
+  int64_t workers_ = 0;
+  void (*body_)(void*, int64_t) = nullptr;
+  void* context_ = nullptr;
+  alignas(64) std::atomic<uint64_t> ticket_{0};
+  alignas(64) std::atomic<int64_t> finished_{0};
+  alignas(64) std::atomic<int64_t> wanted_{0};
+  std::atomic<int> sleepers_{0};
+};
+
+// Calls body(begin, end) over [0, count) in about four chunks a thread.
 template <typename Function>
 void parallel(int64_t count, int64_t num_threads, const Function& body) {
-  const int64_t threads = std::min(num_threads, count);
-  if (threads <= 1) {
+  const int64_t chunks = std::min(count, 4 * num_threads);
+  if (num_threads <= 1 || chunks <= 1) {
     body(0, count);
     return;
   }
-#pragma omp parallel num_threads(threads)
-  {
-    const int64_t id = omp_get_thread_num(), team = omp_get_num_threads();
-    const int64_t begin = count * id / team, end = count * (id + 1) / team;
-    if (begin < end) body(begin, end);
-  }
+  struct Region {
+    const Function& body;
+    int64_t count, chunks;
+  } region{body, count, chunks};
+  Team::instance().run(
+      chunks, num_threads,
+      [](void* context, int64_t chunk) {
+        const Region& r = *static_cast<Region*>(context);
+        r.body(r.count * chunk / r.chunks, r.count * (chunk + 1) / r.chunks);
+      },
+      &region);
 }
 
 // ==== packed linear ===================================================================================================
 // bf16: [P, K/2, 16, 2] (pairs along K beside each other); float32: [P, K, 16].
 
-// x is transposed to [K/2, M] words of two bf16 (or [K, M] floats) so that the M broadcasts of one k lie side by side;
-// rows K apart would fall into one cache set when K is a power of two.
 #ifdef YGG_AVX512
 inline __m512 fma_pair(__m512 acc, __m512i weights, __m512i x) {
 #ifdef __AVX512BF16__
@@ -84,7 +167,7 @@ void tile(const uint32_t* packed, const uint32_t* x, int64_t k_steps, bool is_bf
       __m512i weights[NB];
       for (int n = 0; n < NB; ++n) weights[n] = _mm512_loadu_si512(packed + n * panel_words + k * kPanel);
       for (int m = 0; m < M; ++m) {
-        const __m512i broadcast = _mm512_set1_epi32(static_cast<int>(x[k * M + m]));
+        const __m512i broadcast = _mm512_set1_epi32(static_cast<int>(x[m * k_steps + k]));
         for (int n = 0; n < NB; ++n) acc[n][m] = fma_pair(acc[n][m], weights[n], broadcast);
       }
     }
@@ -95,7 +178,7 @@ void tile(const uint32_t* packed, const uint32_t* x, int64_t k_steps, bool is_bf
       for (int n = 0; n < NB; ++n)
         weights[n] = _mm512_loadu_ps(reinterpret_cast<const float*>(packed) + n * panel_words + k * kPanel);
       for (int m = 0; m < M; ++m) {
-        const __m512 broadcast = _mm512_set1_ps(floats[k * M + m]);
+        const __m512 broadcast = _mm512_set1_ps(floats[m * k_steps + k]);
         for (int n = 0; n < NB; ++n) acc[n][m] = _mm512_fmadd_ps(weights[n], broadcast, acc[n][m]);
       }
     }
@@ -112,7 +195,7 @@ void tile(const uint32_t* packed, const uint32_t* x, int64_t k_steps, bool is_bf
     float* block = out + n * M * kPanel;
     for (int64_t k = 0; k < k_steps; ++k) {
       for (int m = 0; m < M; ++m) {
-        const uint32_t word = x[k * M + m];
+        const uint32_t word = x[m * k_steps + k];
         float* row = block + m * kPanel;
         if (is_bf16) {
           const float low = from_bits(word << 16), high = from_bits(word & 0xffff0000u);
@@ -133,11 +216,11 @@ void tile(const uint32_t* packed, const uint32_t* x, int64_t k_steps, bool is_bf
 #endif
 
 template <int M>
-constexpr int panels_at_once() { return M <= 4 ? 4 : (M <= 12 ? 2 : 1); }
+constexpr int panels_at_once() { return M <= 6 ? 4 : 3; }  // at most 24 accumulators
 
 struct LinearJob {
   const uint32_t* packed;
-  const uint32_t* x;  // transposed tiles, one after another
+  const uint32_t* x;  // [W, K words]: two bf16 or one float32 a word
   const float* bias;  // nullable
   void* out;          // [W, N]
   int64_t rows, k_steps, outputs, panel_words;
@@ -178,12 +261,10 @@ void run_panels(const LinearJob& job, int64_t row, int64_t begin, int64_t end) {
   for (; panel < end; ++panel) run_tile<M, 1>(job, row, panel);
 }
 
-constexpr int kMaxTile = 16;
+constexpr int kMaxTile = 8;
 using PanelRunner = void (*)(const LinearJob&, int64_t, int64_t, int64_t);
-constexpr PanelRunner kRunners[kMaxTile + 1] = {
-    nullptr,        run_panels<1>,  run_panels<2>,  run_panels<3>,  run_panels<4>,  run_panels<5>,
-    run_panels<6>,  run_panels<7>,  run_panels<8>,  run_panels<9>,  run_panels<10>, run_panels<11>,
-    run_panels<12>, run_panels<13>, run_panels<14>, run_panels<15>, run_panels<16>};
+constexpr PanelRunner kRunners[kMaxTile + 1] = {nullptr,       run_panels<1>, run_panels<2>, run_panels<3>, run_panels<4>,
+                                                run_panels<5>, run_panels<6>, run_panels<7>, run_panels<8>};
 
 std::vector<int64_t> tile_sizes(int64_t rows) {
   const int64_t tiles = (rows + kMaxTile - 1) / kMaxTile;
@@ -210,55 +291,53 @@ Tensor pack_linear(const Tensor& weight) {
   return padded.view({panels, kPanel, k / 2, 2}).permute({0, 2, 1, 3}).contiguous();
 }
 
-Tensor packed_linear(const Tensor& input, const Tensor& packed, const std::optional<Tensor>& bias, int64_t out_features, int64_t num_threads) {
+// Panels that all tiles visit before the next ones, so that they are read from memory once.
+constexpr int64_t kGroup = 12;
+
+// Several layers over one input in one parallel region.
+std::vector<Tensor> packed_linears(const Tensor& input, at::TensorList packed, const c10::List<std::optional<Tensor>>& biases,
+                                   at::IntArrayRef out_features, int64_t num_threads) {
   const Tensor x = input.contiguous();
   const bool is_bf16 = x.scalar_type() == at::kBFloat16;
-  TORCH_CHECK(packed.scalar_type() == x.scalar_type(), "input and packed weights must have one dtype");
-  const int64_t k = x.size(-1), rows = x.numel() / k;
-  auto sizes = x.sizes().vec();
-  sizes.back() = out_features;
-  Tensor out = at::empty(sizes, x.options());
-  Tensor bias_float;
-  if (bias) bias_float = bias->to(at::kFloat).contiguous();
-
-  LinearJob job{};
-  job.packed = static_cast<const uint32_t*>(packed.const_data_ptr());
-  job.k_steps = is_bf16 ? k / 2 : k;
-  job.panel_words = job.k_steps * kPanel;
-  job.rows = rows;
-  job.outputs = out_features;
-  job.bias = bias ? bias_float.const_data_ptr<float>() : nullptr;
-  job.out = out.mutable_data_ptr();
-  job.is_bf16 = is_bf16;
-
-  const uint32_t* source = static_cast<const uint32_t*>(x.const_data_ptr());
+  const int64_t k = x.size(-1), rows = x.numel() / k, k_steps = is_bf16 ? k / 2 : k;
   const auto tiles = tile_sizes(rows);
-  if (rows == 1) {
-    job.x = source;
-  } else {
-    uint32_t* words = scratch_words(rows * job.k_steps);
-    int64_t first = 0;
-    for (const int64_t size : tiles) {
-      for (int64_t m = 0; m < size; ++m)
-        for (int64_t s = 0; s < job.k_steps; ++s)
-          words[first * job.k_steps + s * size + m] = source[(first + m) * job.k_steps + s];
-      first += size;
-    }
-    job.x = words;
+  const uint32_t* words = static_cast<const uint32_t*>(x.const_data_ptr());
+  std::vector<Tensor> outputs, bias_floats(packed.size());
+  std::vector<LinearJob> jobs;
+  std::vector<int64_t> first_group{0};
+  for (size_t i = 0; i < packed.size(); ++i) {
+    TORCH_CHECK(packed[i].scalar_type() == x.scalar_type(), "input and packed weights must have one dtype");
+    auto sizes = x.sizes().vec();
+    sizes.back() = out_features[i];
+    outputs.push_back(at::empty(sizes, x.options()));
+    const std::optional<Tensor> bias = biases.get(i);
+    if (bias) bias_floats[i] = bias->to(at::kFloat).contiguous();
+    jobs.push_back({static_cast<const uint32_t*>(packed[i].const_data_ptr()), words,
+                    bias ? bias_floats[i].const_data_ptr<float>() : nullptr, outputs[i].mutable_data_ptr(), rows, k_steps,
+                    out_features[i], k_steps * kPanel, is_bf16});
+    const int64_t panels = (out_features[i] + kPanel - 1) / kPanel;
+    first_group.push_back(first_group.back() + (panels + kGroup - 1) / kGroup);
   }
-  const int64_t panels = (out_features + kPanel - 1) / kPanel;
-  // Two or four panels, over all tiles, before the next ones: a panel read from memory by the first tile is in the
-  // second-level cache for the others.
-  parallel((panels + 3) / 4, num_threads, [&](int64_t begin, int64_t end) {
+  parallel(first_group.back(), num_threads, [&](int64_t begin, int64_t end) {
+    size_t i = std::upper_bound(first_group.begin(), first_group.end(), begin) - first_group.begin() - 1;
     for (int64_t group = begin; group < end; ++group) {
+      while (group >= first_group[i + 1]) ++i;
+      const LinearJob& job = jobs[i];
+      const int64_t panel = (group - first_group[i]) * kGroup, panels = (job.outputs + kPanel - 1) / kPanel;
       int64_t first = 0;
       for (const int64_t size : tiles) {
-        kRunners[size](job, first, group * 4, std::min(group * 4 + 4, panels));
+        kRunners[size](job, first, panel, std::min(panel + kGroup, panels));
         first += size;
       }
     }
   });
-  return out;
+  return outputs;
+}
+
+Tensor packed_linear(const Tensor& input, const Tensor& packed, const std::optional<Tensor>& bias, int64_t out_features, int64_t num_threads) {
+  c10::List<std::optional<Tensor>> biases;
+  biases.push_back(bias);
+  return packed_linears(input, {packed}, biases, {out_features}, num_threads)[0];
 }
 
 // ==== tree attention ==================================================================================================
@@ -509,6 +588,7 @@ void move_rows(at::TensorList caches, const Tensor& sources, int64_t destination
 TORCH_LIBRARY_IMPL(yggdrasil, CPU, m) {
   m.impl("pack_linear", &pack_linear);
   m.impl("packed_linear", &packed_linear);
+  m.impl("packed_linears", &packed_linears);
   m.impl("tree_attention", &tree_attention);
   m.impl("move_rows", &move_rows);
 }

@@ -1,0 +1,227 @@
+"""The native operators against the portable ones, and those against loops over single keys."""
+
+import math
+import random
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from yggdrasil.models import kernels
+
+ops = torch.ops.yggdrasil
+DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+native_only = pytest.mark.skipif(not kernels.is_native(), reason="no C++ compiler on this machine")
+TOLERANCE = {torch.float32: {"atol": 1e-5, "rtol": 1e-5}, torch.bfloat16: {"atol": 2e-2, "rtol": 1e-2}}
+
+
+class AttentionCase:
+    """Inputs of one random step: ``num_context`` committed slots, ``num_before`` tree nodes of earlier steps, W rows.
+
+    Every node sees its path: the context, its ancestors and itself. Parents come before their children.
+    """
+
+    def __init__(self, seed, dtype, *, head_dim=None, num_context=None, width=None, num_before=None):
+        rng = random.Random(seed)
+        torch.manual_seed(seed)
+        self.width = rng.randint(1, 20) if width is None else width
+        self.num_context = rng.choice([0, 1, 9, 63, 64, 65, 150]) if num_context is None else num_context
+        num_before = rng.choice([0, 0, 5]) if num_before is None else num_before
+        head_dim = rng.choice([8, 16, 20, 64, 72, 128]) if head_dim is None else head_dim
+        key_heads = rng.randint(1, 3)
+        query_heads = key_heads * rng.choice([1, 1, 2, 5])
+        self.paths = []
+        for node in range(num_before + self.width):
+            parent = rng.randrange(-1, node)
+            self.paths.append([*(self.paths[parent] if parent >= 0 else []), node])
+        num_slots = num_before + self.width + rng.choice([0, 3])
+        self.mask = torch.zeros(self.width, num_slots, dtype=torch.bool)
+        for row in range(self.width):
+            self.mask[row, self.paths[num_before + row]] = True
+        capacity = self.num_context + num_before + self.width + rng.choice([0, 1, 30])
+        self.offsets = torch.tensor([self.num_context, self.num_context + num_before])
+
+        # As models hand them over: [1, W, H, D] seen as [1, H, W, D].
+        def rows(heads):
+            return torch.randn(1, self.width, heads, head_dim).to(dtype).transpose(1, 2)
+
+        self.query, self.key, self.value = rows(query_heads), rows(key_heads), rows(key_heads)
+        self.caches = [torch.randn(key_heads, capacity, head_dim).to(dtype) for _ in range(2)]
+        self.scale = rng.choice([head_dim**-0.5, 0.3])
+
+    def run(self, function, window=0, softcap=0.0, num_threads=1):
+        """The output [1, W, Hq, D] and the two caches afterwards."""
+        caches = [cache.clone() for cache in self.caches]
+        output = function(
+            self.query, self.key, self.value, *caches, self.offsets, self.mask, self.scale, window, softcap, num_threads
+        )
+        return output, *caches
+
+    def run_slowly(self, window=0, softcap=0.0):
+        """The output, one query head of one row at a time, over a list of the keys it sees."""
+        num_before = int(self.offsets[1]) - self.num_context
+        keys, values = (cache.clone() for cache in self.caches)
+        first = int(self.offsets[1])
+        keys[:, first : first + self.width], values[:, first : first + self.width] = self.key[0], self.value[0]
+        group = self.query.shape[1] // self.key.shape[1]
+        output = torch.zeros(1, self.width, self.query.shape[1], self.query.shape[3])
+        for row in range(self.width):
+            tree_slots = [self.num_context + node for node in self.paths[num_before + row]]
+            seen = [*range(self.num_context), *tree_slots][-window:]  # [-0:] is all
+            for head in range(self.query.shape[1]):
+                query = self.query[0, head, row].float()
+                scores = [float(query @ keys[head // group, slot].float()) * self.scale for slot in seen]
+                if softcap:
+                    scores = [softcap * math.tanh(score / softcap) for score in scores]
+                weights = torch.tensor(scores).softmax(0)
+                output[0, row, head] = weights @ values[head // group, seen].float()
+        return output.to(self.query.dtype)
+
+
+@DTYPES
+@pytest.mark.parametrize("window", [0, 1, 4, 70])
+@pytest.mark.parametrize("softcap", [0.0, 2.0])
+def test_portable_attention_equals_a_loop_over_keys(dtype, window, softcap):
+    for seed in range(6):
+        case = AttentionCase(seed, dtype, head_dim=8, num_context=[0, 1, 3, 9][seed % 4], width=1 + seed)
+        output, keys, values = case.run(kernels._tree_attention, window, softcap)
+
+        torch.testing.assert_close(output, case.run_slowly(window, softcap), **TOLERANCE[dtype])
+        start = int(case.offsets[1])
+        assert torch.equal(keys[:, start : start + case.width], case.key[0])
+        assert torch.equal(values[:, start : start + case.width], case.value[0])
+
+
+@native_only
+@DTYPES
+@pytest.mark.parametrize("window", [0, 1, 4, 70])
+@pytest.mark.parametrize("softcap", [0.0, 2.0])
+def test_native_attention_equals_the_portable_one(dtype, window, softcap):
+    for seed in range(100, 130):
+        case = AttentionCase(seed, dtype)
+        output, *caches = case.run(ops.tree_attention, window, softcap, num_threads=1 + (seed % 10 == 0))
+        expected, *expected_caches = case.run(kernels._tree_attention, window, softcap)
+
+        torch.testing.assert_close(output, expected, **TOLERANCE[dtype])
+        for ours, theirs in zip(caches, expected_caches, strict=True):
+            assert torch.equal(ours, theirs)
+
+
+@native_only
+@DTYPES
+@pytest.mark.parametrize("window", [0, 3, 40])
+def test_a_tree_row_is_bit_identical_to_a_plain_step(dtype, window):
+    """A row among others, its path scattered over tree slots, gives what it gives alone behind its path."""
+    for seed in range(40):
+        case = AttentionCase(seed, dtype, num_before=0)
+        output, *caches = case.run(ops.tree_attention, window, softcap=[0.0, 2.0][seed % 2])
+        for row in range(case.width):
+            slots = [case.num_context + node for node in case.paths[row]]
+            alone = [cache.clone() for cache in caches]
+            for cache in alone:
+                cache[:, case.num_context : case.num_context + len(slots)] = cache[:, slots].clone()
+            before = torch.tensor([case.num_context + len(slots) - 1] * 2)
+            inputs = [tensor[:, :, row : row + 1] for tensor in (case.query, case.key, case.value)]
+            plain = ops.tree_attention(
+                *inputs, *alone, before, torch.ones(1, 1, dtype=torch.bool), case.scale, window, [0.0, 2.0][seed % 2], 1
+            )
+            assert torch.equal(plain[0, 0], output[0, row]), f"{seed = }, {row = }"
+
+
+@native_only
+def test_a_step_that_does_not_fit_the_cache_is_refused():
+    case = AttentionCase(0, torch.float32, num_context=9, width=4, num_before=0)
+    case.offsets = torch.tensor([9, case.caches[0].shape[1] - 3])
+    with pytest.raises(RuntimeError, match="does not fit the cache"):
+        case.run(ops.tree_attention)
+    case = AttentionCase(0, torch.float32, num_context=9, width=4, num_before=0)
+    case.mask = case.mask[:, :3]
+    with pytest.raises(RuntimeError, match="outside the tree's slots"):
+        case.run(ops.tree_attention)
+
+
+# ==== packed linear ====
+
+LINEAR_SHAPES = [(1, 2), (15, 6), (16, 64), (17, 30), (33, 128), (97, 50), (64, 62), (130, 258)]  # (N, K)
+
+
+def linear_inputs(seed, num_rows, num_outputs, num_inputs, dtype):
+    torch.manual_seed(seed)
+    x = torch.randn(1, num_rows, num_inputs).to(dtype)
+    weight = (torch.randn(num_outputs, num_inputs) / math.sqrt(num_inputs)).to(dtype)
+    return x, weight, torch.randn(num_outputs).to(dtype)
+
+
+@DTYPES
+@pytest.mark.parametrize("shape", LINEAR_SHAPES)
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_packed_linear_equals_linear(dtype, shape, has_bias):
+    for num_rows in range(1, 41):
+        x, weight, bias = linear_inputs(num_rows, num_rows, *shape, dtype)
+        packed = ops.pack_linear(weight)
+        output = ops.packed_linear(x, packed, bias if has_bias else None, shape[0], 1 + num_rows % 2)
+        exact = F.linear(x.double(), weight.double(), bias.double() if has_bias else None)
+
+        assert output.shape == (1, num_rows, shape[0])
+        assert output.dtype == dtype
+        torch.testing.assert_close(output.double(), exact, **TOLERANCE[dtype])
+
+
+@native_only
+@DTYPES
+@pytest.mark.parametrize("shape", LINEAR_SHAPES)
+def test_a_packed_row_does_not_depend_on_its_company(dtype, shape):
+    x, weight, bias = linear_inputs(0, 40, *shape, dtype)
+    packed = ops.pack_linear(weight)
+    alone = torch.cat([ops.packed_linear(x[:, i : i + 1], packed, bias, shape[0], 1) for i in range(40)], dim=1)
+    for num_rows in range(1, 41):
+        for num_threads in (1, 2) if num_rows % 13 == 0 else (1,):
+            together = ops.packed_linear(x[:, :num_rows], packed, bias, shape[0], num_threads)
+            assert torch.equal(together, alone[:, :num_rows]), f"{num_rows = }, {num_threads = }"
+
+
+@DTYPES
+def test_packed_linear_reads_strided_rows(dtype):
+    x, weight, bias = linear_inputs(3, 6, 17, 30, dtype)
+    strided = x.transpose(0, 1).contiguous().transpose(0, 1)
+    every_other = torch.stack([x, x], dim=2)[:, :, 0]
+    packed = ops.pack_linear(weight)
+    expected = ops.packed_linear(x, packed, bias, 17, 1)
+
+    assert torch.equal(ops.packed_linear(strided, packed, bias, 17, 1), expected)
+    assert torch.equal(ops.packed_linear(every_other, packed, bias, 17, 1), expected)
+
+
+@native_only
+def test_packing_refuses_what_it_cannot_hold():
+    with pytest.raises(RuntimeError, match="even number of inputs"):
+        ops.pack_linear(torch.zeros(4, 3, dtype=torch.bfloat16))
+    with pytest.raises(RuntimeError, match="bfloat16 or float32"):
+        ops.pack_linear(torch.zeros(4, 4, dtype=torch.float16))
+    with pytest.raises(RuntimeError, match="one dtype"):
+        ops.packed_linear(torch.zeros(1, 4), ops.pack_linear(torch.zeros(4, 4, dtype=torch.bfloat16)), None, 4, 1)
+
+
+# ==== commit ====
+
+
+@DTYPES
+@pytest.mark.parametrize("function", [ops.move_rows, kernels._move_rows], ids=["native", "portable"])
+def test_rows_move_as_indexing_does(dtype, function):
+    rng = random.Random(0)
+    for seed in range(40):
+        torch.manual_seed(seed)
+        capacity = rng.randint(1, 30)
+        caches = [torch.randn(rng.randint(1, 3), capacity, size).to(dtype) for size in (4, 4, 7)]
+        destination = rng.randrange(capacity)
+        count = rng.randint(0, capacity - destination)
+        sources = torch.tensor(sorted(rng.sample(range(destination, capacity), count)), dtype=torch.int64)
+        expected = [cache.clone() for cache in caches]
+        for cache in expected:
+            cache[:, destination : destination + count] = cache[:, sources].clone()
+        addresses = [cache.data_ptr() for cache in caches]
+        function(caches, sources, destination)
+
+        assert [cache.data_ptr() for cache in caches] == addresses
+        for ours, theirs in zip(caches, expected, strict=True):
+            assert torch.equal(ours, theirs)

@@ -1,0 +1,167 @@
+"""The token tree against lists of tuples, and its invariants against deliberate damage."""
+
+import random
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from yggdrasil.tree.growth import plant_root
+from yggdrasil.tree.token_tree import TokenTree
+
+CPU = torch.device("cpu")
+GUESSES = st.lists(st.tuples(st.integers(0, 100), st.integers(0, 3), st.floats(-3, 0)), max_size=12)
+
+
+def new_tree(num_nodes=16, root=9):
+    tree = TokenTree.allocate(num_nodes, candidates=2, device=CPU)
+    tree.plant(root)
+    return tree
+
+
+def random_tree(seed, size):
+    """A tree and, as its twin, the root-to-node tokens of every node."""
+    rng = random.Random(seed)
+    tree, twin = new_tree(), [()]
+    while tree.size < size:
+        parent, token = rng.randrange(tree.size), rng.randrange(5)
+        if (*twin[parent], token) not in twin:
+            tree.attach(parent, token, rng.uniform(-2, 0))
+            twin.append((*twin[parent], token))
+    return tree, twin
+
+
+@pytest.mark.parametrize("size", range(1, 17))
+@pytest.mark.parametrize("seed", range(3))
+def test_attached_nodes_are_where_they_should_be(seed, size):
+    tree, twin = random_tree(seed, size)
+
+    tree.check_integrity()
+    assert tree.size == size
+    for node, tokens in enumerate(twin):
+        path = tree.path(node)
+        assert path[0] == 0
+        assert path[-1] == node
+        assert tuple(tree.tokens[path[1:]].tolist()) == tokens
+        assert tree.depths[node] == len(tokens)
+        assert twin[tree.parents[node]] == tokens[:-1]
+        assert tree.scores[node] == pytest.approx(tree.edges[path].sum().item(), abs=2e-3)  # MIN_DESCENT a level
+
+
+def test_attach_refuses_what_is_no_tree():
+    tree = new_tree(num_nodes=3)
+    tree.attach(0, 5, -1.0)
+
+    with pytest.raises(ValueError, match="already has a child with token 5"):
+        tree.attach(0, 5, -1.0)
+    with pytest.raises(ValueError, match="parent 2 is not a node"):
+        tree.attach(2, 5, -1.0)
+    with pytest.raises(ValueError, match="parent -1 is not a node"):
+        tree.attach(-1, 5, -1.0)
+    with pytest.raises(ValueError, match="at most 0"):
+        tree.attach(1, 5, 0.1)
+    tree.attach(1, 5, 0.0)
+    with pytest.raises(ValueError, match="the tree is full: 3 nodes"):
+        tree.attach(0, 6, -1.0)
+    tree.check_integrity()
+
+
+@pytest.mark.parametrize(("num_nodes", "candidates"), [(0, 1), (1, 0)])
+def test_allocate_refuses_an_empty_tree(num_nodes, candidates):
+    with pytest.raises(ValueError, match="a tree needs a root and a candidate"):
+        TokenTree.allocate(num_nodes, candidates, CPU)
+
+
+def slow_graft(tree, guesses):
+    """``graft`` by single attachments."""
+    places, added = [0], 0
+    for parent, token, log_probability in guesses:
+        below = places[parent]
+        same = [n for n in range(1, tree.size) if tree.parents[n] == below and tree.tokens[n] == token]
+        if not same and tree.size == tree.num_nodes:
+            break
+        added += not same
+        places.append(same[0] if same else tree.attach(below, token, log_probability))
+    return added
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(0, 10_000), st.integers(1, 16), GUESSES)
+def test_graft_equals_single_attachments(seed, size, drawn):
+    guesses = [(pick % (i + 1), token, log_probability) for i, (pick, token, log_probability) in enumerate(drawn)]
+    (tree, _), (twin, _) = random_tree(seed, size), random_tree(seed, size)
+    for buffer in (tree.tokens, tree.parents, tree.depths, tree.edges, tree.ancestors):
+        buffer[size:] = 1  # whatever earlier trees left
+    addresses = [buffer.data_ptr() for buffer in tree.tensors()]
+
+    assert tree.graft(*([guess[i] for guess in guesses] for i in range(3))) == slow_graft(twin, guesses)
+    tree.check_integrity()
+    assert [buffer.data_ptr() for buffer in tree.tensors()] == addresses
+    assert tree.size == twin.size
+    for name in ("tokens", "parents", "depths", "edges", "ancestors"):
+        assert torch.equal(getattr(tree, name)[: tree.size], getattr(twin, name)[: tree.size]), name
+    torch.testing.assert_close(tree.scores, twin.scores)
+
+
+def test_graft_refuses_what_is_no_tree_and_writes_nothing():
+    tree = new_tree()
+    before = [buffer.clone() for buffer in tree.tensors()]
+    with pytest.raises(ValueError, match="guess 2 hangs below 2"):
+        tree.graft([0, 2], [1, 1], [-1.0, -1.0])
+    with pytest.raises(ValueError, match="at most 0"):
+        tree.graft([0, 1], [1, 1], [-1.0, 0.5])
+
+    assert all(torch.equal(now, then) for now, then in zip(tree.tensors(), before, strict=True))
+
+
+def test_planting_forgets_everything_in_place():
+    tree, _ = random_tree(seed=1, size=16)
+    addresses = [buffer.data_ptr() for buffer in tree.tensors()]
+    tree.plant(4)
+
+    tree.check_integrity()
+    assert (tree.size, int(tree.tokens[0]), tree.path(0)) == (1, 4, [0])
+    assert torch.isinf(tree.pool_scores).all()
+    assert [buffer.data_ptr() for buffer in tree.tensors()] == addresses
+    tree.check_integrity()
+
+
+def test_both_ways_to_plant_agree():
+    (host, _), (device, _) = random_tree(2, 16), random_tree(2, 16)
+    host.plant(4)
+    plant_root(device, torch.tensor([4]))
+
+    for ours, theirs in zip(host.tensors(), device.tensors(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize(
+    ("buffer", "node", "value", "message"),
+    [
+        ("parents", 3, 5, "does not come before"),
+        ("depths", 3, 9, "depth of"),
+        ("depths", 0, 1, "root"),
+        ("scores", 0, -1.0, "root"),
+        ("scores", 2, float("-inf"), "gaps"),
+        ("scores", 7, 0.0, "not below its parent"),
+        ("ancestors", 3, True, "ancestors of"),
+    ],
+)
+def test_damage_is_found(buffer, node, value, message):
+    tree, _ = random_tree(seed=3, size=8)
+    tree.check_integrity()
+    getattr(tree, buffer)[node] = value
+
+    with pytest.raises(AssertionError, match=message):
+        tree.check_integrity()
+
+
+def test_a_repeated_sibling_is_found():
+    tree = new_tree()
+    tree.attach(0, 1, -1.0)
+    tree.attach(0, 2, -1.0)
+    tree.tokens[2] = 1
+
+    with pytest.raises(AssertionError, match="repeats token 1"):
+        tree.check_integrity()

@@ -1,0 +1,201 @@
+"""N-gram lookup as drafter: what followed the last tokens earlier in prompt and output is guessed to follow again.
+
+Needs no model. The pool maps each n-gram to the places where it was followed by something; the text from such a place
+on is a candidate continuation. A candidate that runs into the end of the current text goes on with its own first
+tokens, as an LZ77 copy does, so a short period is drafted at any length.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from yggdrasil.tree.token_tree import TokenTree
+
+_BOUNDARY = -1  # parts the texts of a public pool; no token has this id
+_MAX_LOOKED_AT = 32  # candidates of one n-gram that a look-up considers
+_MEMORY = 64  # guesses of one match size after which older ones count half
+
+
+@dataclass(frozen=True)
+class NGramOptions:
+    """Options with the names and meanings of TensorRT-LLM's NGram.
+
+    Only the default of ``is_public_pool`` differs: a request's text stays its own unless asked otherwise.
+    """
+
+    max_draft_len: int = 8  # longest candidate continuation
+    max_matching_ngram_size: int = 3  # longest suffix of the text that is looked up
+    is_keep_all: bool = True  # keep every candidate of an n-gram, else only the longest (the first among equals)
+    is_use_oldest: bool = True  # prefer the oldest candidate, else the newest; no choice unless is_keep_all
+    is_public_pool: bool = False  # one pool for all requests, else one for each
+
+    def __post_init__(self) -> None:
+        faults = [
+            f"{name} must be at least 1, got {value}"
+            for name, value in (
+                ("max_draft_len", self.max_draft_len),
+                ("max_matching_ngram_size", self.max_matching_ngram_size),
+            )
+            if value < 1
+        ]
+        if faults:
+            raise ValueError("; ".join(faults))
+
+
+class NGramDrafter:
+    """Drafter that looks the end of the text up in the text: longest match first, then shorter ones."""
+
+    name = "n-gram"
+    hidden_layers: tuple[int, ...] = ()
+
+    def __init__(self, options: NGramOptions | None = None) -> None:
+        self.options = options or NGramOptions()
+        self._pool = _Pool(self.options)
+
+    def begin(self, tokens: Sequence[int]) -> None:
+        self._pool.open_text()
+        self._pool.append(tokens)
+
+    def extend(self, tokens: Sequence[int], hidden: Mapping[int, Tensor]) -> None:
+        self._pool.append(tokens)
+
+    def head(self, tree: TokenTree) -> None:
+        tree.plant(self._pool.last_token)
+
+    def grow(self, tree: TokenTree, width: int, depth: int) -> None:
+        """Attach the ``width`` best different continuations, merged where they begin alike.
+
+        Each adds at most one node a level. A match of s tokens has grown to s + i where i more were accepted, so the
+        edge at level i + 1 gets the agreement seen for that size; a later sibling shares what earlier ones left over.
+        """
+        guesses = _Trie()
+        for match_size, tokens in self._pool.continuations(min(depth, self.options.max_draft_len)):
+            if guesses.num_chains == width:
+                break
+            guesses.add(tokens, [self._pool.agreement(match_size + i) for i in range(len(tokens))])
+        tree.graft(guesses.parents, guesses.tokens, guesses.log_probabilities)
+
+
+class _Pool:
+    """The text so far, where each of its n-grams was followed by something, and how often the pool was right."""
+
+    def __init__(self, options: NGramOptions) -> None:
+        self._options = options
+        self._clear()
+
+    def _clear(self) -> None:
+        self._text: list[int] = []
+        self._start = 0  # of the current request's text
+        self._places: dict[tuple[int, ...], list[int]] = {}  # n-gram -> indices of the tokens after it, ascending
+        sizes = self._options.max_matching_ngram_size + 1
+        self._num_right, self._num_guessed = [0.0] * sizes, [0.0] * sizes  # by match size
+
+    @property
+    def last_token(self) -> int:
+        return self._text[-1]
+
+    def open_text(self) -> None:
+        """A new request: forget all, or close the last text of a public pool."""
+        if not self._options.is_public_pool:
+            self._clear()
+        self._text.append(_BOUNDARY)
+        self._start = len(self._text)
+
+    def append(self, tokens: Sequence[int]) -> None:
+        """Add certain tokens to the text, in one dictionary look-up a token and n-gram size."""
+        for token in tokens:
+            self._note_follower(token)
+            self._text.append(token)
+
+    def continuations(self, length: int) -> Iterator[tuple[int, list[int]]]:
+        """Candidate continuations of the text, best first, with the size of the match behind each; with repeats."""
+        for key in self._suffixes():
+            for place in self._ranked(self._places.get(key, []))[:_MAX_LOOKED_AT]:
+                yield len(key), self._continuation(place, length)
+
+    def agreement(self, match_size: int) -> float:
+        """Estimated probability that the preferred candidate of a match is right; a longer match counts as the longest.
+
+        Laplace-smoothed share of right guesses on the text so far, prior 1/2, 2/3, 3/4, ... for sizes 1, 2, 3, ...
+        """
+        size = min(match_size, self._options.max_matching_ngram_size)
+        return (self._num_right[size] + size) / (self._num_guessed[size] + size + 1)
+
+    def _suffixes(self) -> Iterator[tuple[int, ...]]:
+        """The n-grams at the end of the current text, longest first."""
+        end = len(self._text)
+        for size in range(min(self._options.max_matching_ngram_size, end - self._start), 0, -1):
+            yield tuple(self._text[end - size :])
+
+    def _note_follower(self, token: int) -> None:
+        """Grade the guess that the longest match would have made for ``token``, then remember where it follows."""
+        place = len(self._text)
+        is_graded = False
+        for key in self._suffixes():
+            places = self._places.get(key)
+            if places is None:
+                self._places[key] = [place]
+                continue
+            if not is_graded:
+                self._grade(len(key), self._text[self._ranked(places)[0]] == token)
+                is_graded = True
+            if self._options.is_keep_all:
+                places.append(place)
+            elif self._length(longest := self._ranked(places)[0]) < self._options.max_draft_len:
+                places[:] = longest, place  # which of them is the longer is known when this text ends
+
+    def _grade(self, size: int, is_right: bool) -> None:
+        if self._num_guessed[size] >= _MEMORY:
+            self._num_guessed[size] /= 2
+            self._num_right[size] /= 2
+        self._num_guessed[size] += 1
+        self._num_right[size] += is_right
+
+    def _ranked(self, places: list[int]) -> list[int]:
+        """Candidates of one n-gram, the preferred first."""
+        if self._options.is_keep_all:
+            return places if self._options.is_use_oldest else places[: -_MAX_LOOKED_AT - 1 : -1]
+        return [max(places, key=self._length)] if places else places
+
+    def _length(self, place: int) -> int:
+        """Length of the candidate at ``place``: the longest allowed unless the end of a closed text cuts it short."""
+        return len(self._continuation(place, self._options.max_draft_len))
+
+    def _continuation(self, place: int, length: int) -> list[int]:
+        tokens = self._text[place : place + length]
+        if place < self._start:
+            return tokens[: tokens.index(_BOUNDARY)] if _BOUNDARY in tokens else tokens
+        period = len(self._text) - place
+        while len(tokens) < length:
+            tokens.append(tokens[-period])
+        return tokens
+
+
+class _Trie:
+    """Continuations merged where they begin alike, in the form that ``TokenTree.graft`` takes; 0 is the root."""
+
+    def __init__(self) -> None:
+        self.num_chains = 0  # continuations that added something
+        self.parents: list[int] = []
+        self.tokens: list[int] = []
+        self.log_probabilities: list[float] = []
+        self._children: dict[tuple[int, int], int] = {}
+        self._left_over = [1.0]  # probability not yet given to a node's children
+
+    def add(self, tokens: Sequence[int], probabilities: Sequence[float]) -> None:
+        """Add one continuation; ``probabilities`` (below 1) are those of its tokens if they were only children."""
+        node, is_new = 0, False
+        for token, probability in zip(tokens, probabilities, strict=True):
+            child = self._children.get((node, token))
+            if child is None:
+                is_new = True
+                child = self._children[node, token] = len(self._left_over)
+                self.parents.append(node)
+                self.tokens.append(token)
+                self.log_probabilities.append(math.log(self._left_over[node] * probability))
+                self._left_over[node] *= 1 - probability
+                self._left_over.append(1.0)
+            node = child
+        self.num_chains += is_new

@@ -1,0 +1,48 @@
+"""Graph rewrite: packed linear layers that read the same tensor run as one operator (query, key and value; gate and up).
+
+Works on the exported graph, so it knows no model's source. Each layer's arithmetic is unchanged; what is saved is the
+start of a parallel region a layer.
+"""
+
+import operator
+
+import torch
+from torch.export import ExportedProgram
+from torch.fx import GraphModule, Node
+
+
+def fuse_shared_inputs(exported: ExportedProgram) -> int:
+    """Rewrite ``exported`` in place; returns how many groups were fused."""
+    graph_module = exported.graph_module
+    groups: dict[Node, list[Node]] = {}
+    for node in graph_module.graph.nodes:
+        if node.target is torch.ops.yggdrasil.packed_linear.default:
+            groups.setdefault(node.args[0], []).append(node)
+    fused = [_fuse(graph_module, group) for group in groups.values() if _can_fuse(group)]
+    graph_module.graph.lint()
+    graph_module.recompile()
+    return len(fused)
+
+
+def _can_fuse(group: list[Node]) -> bool:
+    """Weights and biases are inputs of the graph, so they exist wherever the first layer of the group runs."""
+    operands = [operand for node in group for operand in node.args[1:3] if isinstance(operand, Node)]
+    return len(group) > 1 and all(operand.op == "placeholder" for operand in operands)
+
+
+def _fuse(graph_module: GraphModule, group: list[Node]) -> Node:
+    first = group[0]
+    shared, num_threads = first.args[0], first.args[4]
+    packed, biases, sizes = ([node.args[i] for node in group] for i in (1, 2, 3))
+    with graph_module.graph.inserting_before(first):
+        together = graph_module.graph.call_function(
+            torch.ops.yggdrasil.packed_linears.default, (shared, packed, biases, sizes, num_threads)
+        )
+        together.meta["val"] = [node.meta["val"] for node in group]
+        for i, node in enumerate(group):
+            part = graph_module.graph.call_function(operator.getitem, (together, i))
+            part.meta["val"] = node.meta["val"]
+            node.replace_all_uses_with(part)
+    for node in group:
+        graph_module.graph.erase_node(node)
+    return together

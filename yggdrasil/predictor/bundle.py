@@ -1,0 +1,50 @@
+"""What a calibration learned about a pair, in one safetensors file beside the plan."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from yggdrasil.artifacts import read_tensors, write_tensors
+from yggdrasil.errors import ArtifactError
+from yggdrasil.predictor.acceptance import AcceptanceCalibration
+from yggdrasil.predictor.depth import DepthPredictor
+
+KIND, SCHEMA_VERSION, FILE_NAME = "predictor", 1, "predictor.safetensors"
+
+
+@dataclass(frozen=True, eq=False)
+class Learned:
+    """Acceptance calibration, depth predictor, and the tables that relate shapes to predicted survival."""
+
+    acceptance: AcceptanceCalibration
+    depth: DepthPredictor
+    mean_survival: npt.NDArray[np.float32]  # [D] of the reference tree, on the training documents
+    ratios: dict[int, npt.NDArray[np.float32]]  # draft width -> [D budget, D level, V verify widths]
+
+    def save(self, folder: Path) -> None:
+        tables: dict[str, Any] = {f"ratio.{width}": table for width, table in self.ratios.items()}
+        arrays = {
+            **self.acceptance.to_arrays(),
+            **self.depth.to_arrays(),
+            "mean_survival": self.mean_survival,
+            **tables,
+        }
+        write_tensors(folder / FILE_NAME, KIND, SCHEMA_VERSION, arrays)
+
+    @classmethod
+    def load(cls, folder: Path) -> "Learned":
+        """Read what ``save`` wrote; ArtifactError where it is missing, damaged or incomplete."""
+        arrays = read_tensors(folder / FILE_NAME, KIND, SCHEMA_VERSION)
+        try:
+            ratios = {int(k.partition(".")[2]): v for k, v in arrays.items() if k.startswith("ratio.")}
+            return cls(
+                AcceptanceCalibration.from_arrays(arrays), DepthPredictor.from_arrays(arrays),
+                arrays["mean_survival"], ratios,
+            )  # fmt: skip
+        except (KeyError, ValueError) as error:
+            raise ArtifactError(
+                f"{folder / FILE_NAME} is not complete ({error}); run `yggdrasil calibrate` again"
+            ) from error

@@ -1,0 +1,45 @@
+"""Prompt files: JSON lines with a ``prompt`` field."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from yggdrasil.errors import YggdrasilError
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One prompt of a file."""
+
+    id: str
+    prompt: str
+
+
+def read_prompts(path: Path, limit: int | None = None) -> list[Prompt]:
+    """Read prompts in order; every fault names the file and the line.
+
+    Raises:
+        YggdrasilError: no such file, not JSON lines, no ``prompt`` in a line, or nothing at all.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise YggdrasilError(
+            f"the prompt file {path} cannot be read ({error}); give JSON lines with a prompt field"
+        ) from error
+    prompts = []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise YggdrasilError(f"{path}, line {number} is not JSON ({error.msg}); give one object a line") from error
+        if not isinstance(record, dict) or not isinstance(record.get("prompt"), str):
+            raise YggdrasilError(f"{path}, line {number} has no text in a field named prompt")
+        prompts.append(Prompt(str(record.get("id", number)), record["prompt"]))
+        if limit is not None and len(prompts) >= limit:
+            break
+    if not prompts:
+        raise YggdrasilError(f"{path} holds no prompts; give JSON lines with a prompt field")
+    return prompts

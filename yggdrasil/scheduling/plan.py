@@ -1,0 +1,158 @@
+"""A plan: everything the runtime needs to decode with one pair on one machine, readable by a person.
+
+Imports no torch. What does not fit in text (predictor weights, acceptance tables) lies in the predictor folder that the
+plan names.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from yggdrasil.artifacts import Machine, parse_dataclass, read_yaml, to_plain, write_yaml
+from yggdrasil.errors import YggdrasilError
+from yggdrasil.scheduling.stages import check_order
+from yggdrasil.tree.objective import Objective, StepCosts
+
+KIND, SCHEMA_VERSION = "plan", 1
+PACKAGE_PREFIX = "yggdrasil:"  # sources inside the installed package, whatever its place
+
+DepthSource = Literal["predictor", "mean"]
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """Every size that is fixed before the first token."""
+
+    max_length: int = 2048  # tokens of a request, prompt included
+    draft_widths: tuple[int, ...] = (1, 2, 4, 8)
+    max_depth: int = 8
+    candidates: int = 8  # continuations remembered a drafted node
+    verify_widths: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
+    prefill_widths: tuple[int, ...] = (16, 128)
+
+    def __post_init__(self) -> None:
+        for name in ("draft_widths", "verify_widths", "prefill_widths"):
+            widths = getattr(self, name)
+            if not widths or list(widths) != sorted(set(widths)) or widths[0] < 1:
+                raise ValueError(f"{name} must be ascending, distinct and at least 1, got {list(widths)}")
+        if self.max_depth < 1 or self.max_length < 2:
+            raise ValueError(f"max_depth ({self.max_depth}) must be at least 1 and max_length ({self.max_length}) 2")
+        if self.draft_widths[-1] > self.candidates:
+            raise ValueError(
+                f"candidates ({self.candidates}) must reach the widest draft width, {self.draft_widths[-1]}"
+            )
+
+    @property
+    def num_nodes(self) -> int:
+        """Capacity of the tree, root included."""
+        return max(1 + self.max_depth * self.draft_widths[-1], self.verify_widths[-1])
+
+    @property
+    def cache_capacity(self) -> int:
+        """Cache slots: the longest text, and behind it the widest step's scratch."""
+        return self.max_length + max(self.num_nodes, self.prefill_widths[-1], self.max_depth + 1)
+
+
+@dataclass(frozen=True)
+class ModelRef:
+    """A checkpoint and what it must look like."""
+
+    source: str
+    fingerprint: str
+    threads: int
+
+    def path(self) -> str:
+        """Folder or hub id to load."""
+        return resolve_source(self.source)
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Measured step costs at one context length, milliseconds."""
+
+    context: int
+    head_ms: float
+    draft_ms: dict[int, float]
+    verify_ms: dict[int, float]
+    overhead_ms: float
+    plain_ms: float
+
+    def steps(self) -> StepCosts:
+        return StepCosts(self.head_ms, self.draft_ms, self.verify_ms, self.overhead_ms, self.plain_ms)
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """What a policy gave on held-out traces (simulated)."""
+
+    policy: str
+    aal: float
+    tpot_ms: float
+    speedup: float  # over plain compiled decoding
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How to decode with one pair on one machine."""
+
+    name: str
+    machine: Machine
+    versions: dict[str, str]
+    dtype: Literal["bfloat16", "float32"]
+    target: ModelRef
+    drafter: ModelRef
+    tokenizer: str  # fingerprint
+    shapes: Shapes
+    stages: tuple[str, ...]
+    objective: Objective
+    depth_from: DepthSource
+    predictor: str  # folder, relative to the plan file
+    costs: list[Costs]
+    predicted: Expectation
+    rejected: list[Expectation] = field(default_factory=list)  # what else was considered
+
+    def __post_init__(self) -> None:
+        check_order(self.stages)
+        if not self.costs:
+            raise ValueError("costs is empty")
+        for costs in self.costs:
+            costs.steps()
+            missing = set(self.shapes.verify_widths) - set(costs.verify_ms)
+            if missing:
+                raise ValueError(f"costs at context {costs.context} lack verify widths {sorted(missing)}")
+
+    def save(self, path: Path) -> None:
+        write_yaml(path, KIND, SCHEMA_VERSION, to_plain(self))
+
+    @classmethod
+    def load(cls, path: Path) -> "Plan":
+        """Read a plan; ArtifactError where it is missing, damaged, edited or has unknown keys."""
+        return parse_dataclass(cls, read_yaml(path, KIND, SCHEMA_VERSION), str(path))
+
+
+def resolve_source(source: str) -> str:
+    """The folder or hub id that a plan's source names."""
+    if source.startswith(PACKAGE_PREFIX):
+        return str(Path(__file__).parent.parent / source.removeprefix(PACKAGE_PREFIX))
+    return source
+
+
+def portable_source(source: str) -> str:
+    """A source as plans keep it: relative to the package if inside, absolute if a folder, else a hub id."""
+    path = Path(source)
+    if not path.exists():
+        return source
+    package = Path(__file__).parent.parent
+    resolved = path.resolve()
+    if resolved.is_relative_to(package):
+        return PACKAGE_PREFIX + resolved.relative_to(package).as_posix()
+    return str(resolved)
+
+
+def check_plan(plan: Plan, machine: Machine, *, force_machine: bool) -> None:
+    """Refuse a plan made on another machine or with other versions of what it was measured with."""
+    if plan.machine.fingerprint != machine.fingerprint and not force_machine:
+        raise YggdrasilError(
+            f"plan {plan.name} was calibrated on {plan.machine.describe()}, this machine is {machine.describe()}; "
+            "calibrate here, or use it all the same with --force-machine"
+        )
