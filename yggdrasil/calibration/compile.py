@@ -1,0 +1,65 @@
+"""Compile a pair's steps side by side, in processes of their own.
+
+Each worker loads the pair itself: a package depends on shapes alone, so it fits the caller's models.
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from multiprocessing import get_context
+
+from yggdrasil.calibration.settings import PairSource
+from yggdrasil.engine.build import Assembly
+
+StepName = tuple[str, str, int]  # runner, step, width
+_assembly: Assembly | None = None
+
+
+def missing_steps(assembly: Assembly) -> list[StepName]:
+    """Steps whose packages are not on disk, the slowest to compile first."""
+    missing = [
+        (name, step, width)
+        for name, runner in (("target", assembly.target), ("drafter", assembly.drafter))
+        if runner is not None
+        for step, width in runner.defined
+        if not runner.is_compiled(step, width)
+    ]
+    return sorted(missing, key=lambda step: step[0] != "target")
+
+
+def compile_steps(source: PairSource, steps: Sequence[StepName]) -> Iterator[StepName]:
+    """Compile ``steps`` on all cores, yielding each when it is on disk. Interrupting keeps what is done."""
+    workers = max(1, min(len(steps), os.cpu_count() or 1))
+    pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_begin, initargs=(source,))
+    try:
+        pending = {pool.submit(_compile, step): step for step in steps}
+        while pending:
+            done, _ = wait(pending, return_when=FIRST_COMPLETED)
+            for future in done:
+                future.result()
+                yield pending.pop(future)
+    except BaseException:
+        for process in (pool._processes or {}).values():
+            process.terminate()
+        raise
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _begin(source: PairSource) -> None:
+    global _assembly  # noqa: PLW0603  (one pair a worker, built once)
+    import signal
+    import warnings
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
+    warnings.filterwarnings("ignore")
+    from yggdrasil.calibration.pair import build_assembly
+
+    _assembly = build_assembly(source)
+
+
+def _compile(step: StepName) -> None:
+    assert _assembly is not None
+    runner = _assembly.target if step[0] == "target" else _assembly.drafter
+    assert runner is not None
+    runner.compile(step[1], step[2])

@@ -1,0 +1,144 @@
+"""Measure what each stage costs, inside real iterations.
+
+Costs are read where they are paid: a cycle of shapes runs through the engine on real text, so caches are as warm or as
+cold as in decoding, and all shapes see the machine's drift alike.
+"""
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import pandas as pd
+
+from yggdrasil.engine.build import Assembly
+from yggdrasil.engine.policy import FloatArray
+from yggdrasil.engine.text import TextStream
+from yggdrasil.engine.trace import MODEL_STAGES, Trace
+from yggdrasil.scheduling.plan import Costs, Shapes
+from yggdrasil.tree.objective import PLAIN_STEP, TreeShape, lower_envelope
+
+COLUMNS = ("context", "sample", "width", "depth", "verify_width", "stage", "ms")
+MEASURED_DEPTH = 4
+Progress = Callable[[float], None]
+
+
+class ShapeCycle:
+    """A policy that runs through ``shapes`` in a new random order each time."""
+
+    needs_hidden = False
+
+    def __init__(self, shapes: Sequence[TreeShape], seed: int) -> None:
+        self._shapes = list(shapes)
+        self._random = random.Random(seed)
+        self._order: Iterator[TreeShape] = iter(())
+
+    def begin(self) -> None:
+        self._order = iter(())
+
+    def choose(self, hidden: FloatArray | None, context: int) -> TreeShape:
+        shape = next(self._order, None)
+        if shape is None:
+            self._order = iter(self._random.sample(self._shapes, len(self._shapes)))
+            shape = next(self._order)
+        return shape
+
+    def choose_verify_width(self, shape: TreeShape, expected: Sequence[float], context: int) -> int:
+        return shape.verify_width
+
+    def predict_ms(self, shape: TreeShape, context: int) -> float:
+        return 0.0
+
+    def observe(self, shape: TreeShape, expected: float, tokens: int) -> None:
+        return
+
+
+def measured_shapes(shapes: Shapes) -> list[TreeShape]:
+    """A cycle that covers every draft width and every verify width equally, with a plain step in four."""
+    depth = min(MEASURED_DEPTH, shapes.max_depth)
+    wide = [width for width in shapes.verify_widths if width > 1]
+    pairs = [
+        TreeShape(shapes.draft_widths[(i + shift) % len(shapes.draft_widths)], depth, width)
+        for shift in range(2)
+        for i, width in enumerate(wide)
+    ]
+    return pairs + [PLAIN_STEP] * max(2, len(pairs) // 3)
+
+
+def measure_stages(
+    assembly: Assembly, stream: Callable[[], TextStream], text: Sequence[int], samples: int, progress: Progress
+) -> pd.DataFrame:
+    """Stage times of at least ``samples`` iterations a shape at context ``len(text)``; columns ``COLUMNS``.
+
+    Stage "overhead" is the iteration's time outside the models, "iteration" all of it. The first cycle is warm-up.
+    """
+    shapes = measured_shapes(assembly.shapes)
+    wanted = len(shapes) * (samples + 1)
+    rows: list[tuple[object, ...]] = []
+    done = 0
+    policy = ShapeCycle(shapes, seed=0)
+    while done < wanted:
+        trace = Trace()
+        request = assembly.engine.decode(text, stream(), policy, trace)
+        next(request)
+        seen, seen_ns, counted = dict(trace.stage_ns), 0, 0
+        for _ in request:
+            if trace.iterations == counted:  # the end of the text, no iteration
+                continue
+            counted, shape = trace.iterations, trace.last_shape
+            stages = {name: (ns - seen.get(name, 0)) / 1e6 for name, ns in trace.stage_ns.items()}
+            total = (trace.decode_ns - seen_ns) / 1e6
+            seen, seen_ns = dict(trace.stage_ns), trace.decode_ns
+            if done >= len(shapes):
+                model = sum(ms for name, ms in stages.items() if name in MODEL_STAGES)
+                stages |= {"overhead": total - model, "iteration": total}
+                rows += [(len(text), done, *shape, name, ms) for name, ms in stages.items()]
+            done += 1
+            progress(done / wanted)
+            if done >= wanted:
+                break
+    return pd.DataFrame(rows, columns=list(COLUMNS))
+
+
+def costs_from(frame: pd.DataFrame, shapes: Shapes) -> list[Costs]:
+    """Medians by context, as the objective takes them; verification as its lower envelope."""
+    contexts = sorted(frame["context"].unique().tolist())
+    return [_costs_at(int(context), frame[frame["context"] == context], shapes) for context in contexts]
+
+
+def _costs_at(context: int, frame: pd.DataFrame, shapes: Shapes) -> Costs:
+    drafted = frame[frame["depth"] > 0]
+    plain = frame[frame["depth"] == 0]
+    depth = int(drafted["depth"].max())
+
+    def median(part: pd.DataFrame, stage: str) -> float:
+        return float(np.median(part.loc[part["stage"] == stage, "ms"]))
+
+    verify = {w: median(part, "verify") for w, part in _by_width(drafted, "verify_width")}
+    verify[1] = median(plain, "plain")
+    envelope = lower_envelope(verify)
+    return Costs(
+        context=context,
+        head_ms=_rounded(median(drafted, "head_draft")),
+        draft_ms={
+            w: _rounded(median(part, "draft_steps") / max(depth - 1, 1)) for w, part in _by_width(drafted, "width")
+        },
+        verify_ms={width: _rounded(envelope[width][0]) for width in shapes.verify_widths},
+        overhead_ms=_rounded(median(drafted, "overhead")),
+        plain_ms=_rounded(median(plain, "iteration")),
+    )
+
+
+def useful_verify_widths(frame: pd.DataFrame, shapes: Shapes) -> tuple[int, ...]:
+    """Verify widths that no wider one serves more cheaply, at the shortest measured context."""
+    part = frame[(frame["context"] == frame["context"].min()) & (frame["depth"] > 0) & (frame["stage"] == "verify")]
+    measured = {w: float(group["ms"].median()) for w, group in _by_width(part, "verify_width")}
+    served_by = {compiled for _, compiled in lower_envelope(measured).values()}
+    return tuple(width for width in shapes.verify_widths if width == 1 or width in served_by)
+
+
+def _by_width(frame: pd.DataFrame, column: str) -> list[tuple[int, pd.DataFrame]]:
+    return [(int(width), frame[frame[column] == width]) for width in sorted(frame[column].unique().tolist())]
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.4g}")

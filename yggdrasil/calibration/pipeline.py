@@ -1,0 +1,234 @@
+"""Calibration from end to end: compile, measure, record, learn, choose, write. Interrupted, it resumes.
+
+Work that is done lies in ``profiles/NAME/<machine>.partial`` until the calibration is complete.
+"""
+
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol
+
+import pandas as pd
+import torch
+import transformers
+from transformers import PreTrainedTokenizerBase
+
+import yggdrasil
+from yggdrasil.artifacts import (
+    atomic_directory,
+    current_machine,
+    model_fingerprint,
+    plan_path,
+    predictor_directory,
+    profile_directory,
+    read_csv,
+    tokenizer_fingerprint,
+    write_atomic,
+    write_csv,
+)  # fmt: skip
+from yggdrasil.calibration.choose import Choice, choose, fit_acceptance
+from yggdrasil.calibration.compile import compile_steps, missing_steps
+from yggdrasil.calibration.measure import COLUMNS, costs_from, measure_stages, useful_verify_widths
+from yggdrasil.calibration.pair import build_assembly
+from yggdrasil.calibration.record import concatenate, record_document
+from yggdrasil.calibration.settings import CalibrationSettings
+from yggdrasil.drafters.draft_model import DraftModel
+from yggdrasil.engine.build import Assembly
+from yggdrasil.engine.policy import FixedPolicy
+from yggdrasil.engine.text import TextStream
+from yggdrasil.engine.trace import Trace
+from yggdrasil.errors import YggdrasilError
+from yggdrasil.models.loading import check_same_tokenizer, load_tokenizer
+from yggdrasil.predictor.acceptance import AcceptanceCalibration
+from yggdrasil.profiling.traces import TraceSet
+from yggdrasil.prompts import Prompt, read_prompts
+from yggdrasil.scheduling.plan import ModelRef, Plan, portable_source
+from yggdrasil.scheduling.stages import DEFAULT_ORDER
+from yggdrasil.tree.objective import TreeShape
+
+SAMPLES_VERSION = 1
+FIRST_PASS_DOCUMENTS = 4
+
+
+class Reporter(Protocol):
+    """Where progress goes; phases are sequential, fractions run from 0 to 1."""
+
+    def phase(self, title: str) -> Callable[[float], None]:
+        """Begin a phase and return where its fraction is reported."""
+
+
+def calibrate(settings: CalibrationSettings, reporter: Reporter) -> Path:
+    """Measure, learn and choose; returns the plan's path. Raises YggdrasilError on anything that does not fit."""
+    pair = settings.pair
+    tokenizer = load_tokenizer(pair.target)
+    check_same_tokenizer(tokenizer, load_tokenizer(pair.drafter), (pair.target, pair.drafter))
+    prompts = read_prompts(settings.prompts)
+    work = _open_work(settings)
+    assembly = build_assembly(pair)
+    texts = _texts(prompts, tokenizer, settings, assembly.engine.max_length)
+
+    steps = missing_steps(assembly)
+    if steps:
+        report = reporter.phase(f"compiling {len(steps)} steps")
+        for done, _ in enumerate(compile_steps(pair, steps), start=1):
+            report(done / len(steps))
+
+    frame = _measure(assembly, tokenizer, texts, settings, work, reporter)
+    shapes = replace(pair.shapes, verify_widths=useful_verify_widths(frame, pair.shapes))
+    costs = costs_from(frame, shapes)
+    traces, acceptance = _record(assembly, tokenizer, texts, settings, work, reporter)
+    report = reporter.phase("training the depth predictor and simulating")
+    choice = choose(traces, acceptance, costs[0].steps(), shapes.verify_widths[-1])
+    report(1.0)
+
+    machine = current_machine()
+    predictor_folder = predictor_directory(settings.root, settings.name, machine)
+    destination = plan_path(settings.root, settings.name, machine)
+    plan = Plan(
+        name=settings.name,
+        machine=machine,
+        versions={
+            "yggdrasil": yggdrasil.__version__,
+            "torch": str(torch.__version__),
+            "transformers": transformers.__version__,
+        },
+        dtype=pair.dtype,
+        target=_model_ref(pair.target, pair.target_threads),
+        drafter=_model_ref(pair.drafter, pair.drafter_threads),
+        tokenizer=_tokenizer_fingerprint(pair.target),
+        shapes=shapes,
+        stages=DEFAULT_ORDER,
+        objective="latency",
+        depth_from=choice.depth_from,
+        predictor=Path("../..", predictor_folder.relative_to(settings.root)).as_posix(),
+        costs=costs,
+        predicted=choice.predicted,
+        rejected=choice.rejected,
+    )
+    _write(settings, plan, destination, choice, frame, work)
+    return destination
+
+
+def _write(
+    settings: CalibrationSettings, plan: Plan, destination: Path, choice: Choice, frame: pd.DataFrame, work: Path
+) -> None:
+    with atomic_directory(profile_directory(settings.root, settings.name, plan.machine)) as folder:
+        write_csv(folder / "stage_samples.csv", "stage-samples", SAMPLES_VERSION, frame)
+        summary = frame.groupby(["context", "width", "depth", "verify_width", "stage"])["ms"]
+        table = summary.describe(percentiles=[0.1, 0.9]).drop(columns="std").reset_index()
+        write_csv(folder / "stage_summary.csv", "stage-summary", SAMPLES_VERSION, table)
+    with atomic_directory(predictor_directory(settings.root, settings.name, plan.machine)) as folder:
+        choice.learned.save(folder)
+        write_csv(folder / "report.csv", "predictor-report", SAMPLES_VERSION, pd.DataFrame(choice.report.rows()))
+    plan.save(destination)
+    shutil.rmtree(work)
+
+
+def _open_work(settings: CalibrationSettings) -> Path:
+    """The folder of unfinished work: kept if it belongs to the same calibration, else begun anew."""
+    folder = profile_directory(settings.root, settings.name, current_machine())
+    work = folder.with_name(folder.name + ".partial")
+    identity = json.dumps(settings.identity(), sort_keys=True, default=str)
+    marker = work / "settings.json"
+    if not (marker.exists() and marker.read_text() == identity):
+        shutil.rmtree(work, ignore_errors=True)
+        work.mkdir(parents=True)
+        write_atomic(marker, identity.encode())
+    return work
+
+
+def _texts(
+    prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase, settings: CalibrationSettings, max_length: int
+) -> list[list[int]]:
+    effort = settings.effort
+    room = min(effort.prompt_tokens, max_length - effort.tokens - settings.pair.shapes.max_depth - 1)
+    texts = [list(tokenizer(prompt.prompt)["input_ids"])[-room:] for prompt in prompts]
+    texts = [text for text in texts if text][: effort.documents]
+    if len(texts) < 4:
+        raise YggdrasilError(f"{settings.prompts} has {len(texts)} usable prompts; calibration needs at least 4")
+    return texts
+
+
+def _measure(
+    assembly: Assembly,
+    tokenizer: PreTrainedTokenizerBase,
+    texts: Sequence[Sequence[int]],
+    settings: CalibrationSettings,
+    work: Path,
+    reporter: Reporter,
+) -> pd.DataFrame:
+    stream = [token for text in texts for token in text]
+    limit = assembly.engine.max_length - 256
+    contexts = [context for context in settings.effort.contexts if context <= limit] or [max(limit, 1)]
+    frames = []
+    for context in contexts:
+        file = work / f"stages-{context}.csv"
+        if not file.exists():
+            report = reporter.phase(f"measuring stages at context {context}")
+            text = (stream * (context // len(stream) + 1))[:context]
+            frame = measure_stages(assembly, lambda: open_ended(tokenizer), text, settings.effort.samples, report)
+            write_csv(file, "stage-samples", SAMPLES_VERSION, frame)
+        frames.append(read_csv(file, "stage-samples", SAMPLES_VERSION, COLUMNS))
+    return pd.concat(frames, ignore_index=True)
+
+
+def _record(
+    assembly: Assembly,
+    tokenizer: PreTrainedTokenizerBase,
+    texts: Sequence[Sequence[int]],
+    settings: CalibrationSettings,
+    work: Path,
+    reporter: Reporter,
+) -> tuple[TraceSet, AcceptanceCalibration]:
+    """Traces of all documents, grown with an acceptance calibration fitted on the first few."""
+    drafter = assembly.engine.drafter
+    assert isinstance(drafter, DraftModel)
+    report = reporter.phase(f"recording acceptance on {len(texts)} documents")
+    first = [
+        _document(assembly, drafter, tokenizer, settings, texts, i, work / f"first-{i}.safetensors")
+        for i in range(min(FIRST_PASS_DOCUMENTS, len(texts) // 2))
+    ]
+    acceptance = fit_acceptance(concatenate(first))
+    drafter.knots.copy_(torch.from_numpy(acceptance.knots.copy()))
+    parts = []
+    for i in range(len(texts)):
+        parts.append(_document(assembly, drafter, tokenizer, settings, texts, i, work / f"traces-{i}.safetensors"))
+        report((i + 1) / len(texts))
+    return concatenate(parts), acceptance
+
+
+def _document(
+    assembly: Assembly,
+    drafter: DraftModel,
+    tokenizer: PreTrainedTokenizerBase,
+    settings: CalibrationSettings,
+    texts: Sequence[Sequence[int]],
+    index: int,
+    file: Path,
+) -> TraceSet:
+    if not file.exists():
+        shapes = settings.pair.shapes
+        policy = FixedPolicy(
+            TreeShape(shapes.draft_widths[-1], min(4, shapes.max_depth), min(8, shapes.verify_widths[-1]))
+        )
+        stream = open_ended(tokenizer, settings.effort.tokens + shapes.max_depth)
+        for _ in assembly.engine.decode(texts[index], stream, policy, Trace()):
+            pass
+        record_document(assembly, drafter, texts[index], stream.tokens, index).save(file)
+    return TraceSet.load(file)
+
+
+def open_ended(tokenizer: PreTrainedTokenizerBase, max_new_tokens: int = 1 << 30) -> TextStream:
+    """A stream that no end-of-text token stops."""
+    return TextStream(tokenizer, frozenset(), max_new_tokens, ())
+
+
+def _model_ref(source: str, threads: int) -> ModelRef:
+    path = Path(source)
+    return ModelRef(portable_source(source), model_fingerprint(path) if path.exists() else "", threads)
+
+
+def _tokenizer_fingerprint(source: str) -> str:
+    return tokenizer_fingerprint(Path(source)) if Path(source).exists() else ""

@@ -1,0 +1,57 @@
+"""What a calibration is asked to do."""
+
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from yggdrasil.engine.decoder import DtypeName
+from yggdrasil.scheduling.plan import Shapes
+
+
+@dataclass(frozen=True)
+class PairSource:
+    """What it takes to build a pair, in this process or in another."""
+
+    target: str
+    drafter: str
+    dtype: DtypeName
+    target_threads: int
+    drafter_threads: int
+    shapes: Shapes
+
+    def with_shapes(self, shapes: Shapes) -> "PairSource":
+        return replace(self, shapes=shapes)
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much is measured."""
+
+    documents: int = 40  # prompts traced
+    tokens: int = 96  # generated on each
+    prompt_tokens: int = 256  # kept of each prompt, the last ones
+    contexts: tuple[int, ...] = (128, 512, 1024)  # lengths at which costs are measured
+    samples: int = 24  # iterations a shape and context
+
+
+QUICK = Effort(documents=10, tokens=64, contexts=(128,), samples=8)
+
+
+@dataclass(frozen=True)
+class CalibrationSettings:
+    """One calibration: the pair, the prompts, the name and the effort."""
+
+    pair: PairSource
+    prompts: Path
+    name: str
+    root: Path
+    effort: Effort
+
+    def identity(self) -> dict[str, Any]:
+        """What must be unchanged for an interrupted calibration to be resumed."""
+        stat = self.prompts.stat()
+        return {
+            **asdict(self.pair),
+            **asdict(self.effort),
+            "prompts": [str(self.prompts), stat.st_size, stat.st_mtime_ns],
+        }
