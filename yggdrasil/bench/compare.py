@@ -1,0 +1,112 @@
+"""Yggdrasil against plain compiled decoding: prompt by prompt, alternating, in one process."""
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from yggdrasil.engine.decoder import Decoder, Generation
+from yggdrasil.prompts import Prompt
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Both ways of decoding one prompt."""
+
+    id: str
+    plain: Generation
+    tree: Generation
+
+    @property
+    def matched(self) -> bool:
+        return self.plain.tokens == self.tree.tokens
+
+    @property
+    def decode_ratio(self) -> float:
+        """Plain milliseconds a token over ours, the first token excluded."""
+        return self.plain.metrics.tpot_ms / self.tree.metrics.tpot_ms
+
+    @property
+    def end_to_end_ratio(self) -> float:
+        """Plain request time over ours, prefill included."""
+        return _request_ms(self.plain) / _request_ms(self.tree)
+
+
+def compare(
+    decoder: Decoder,
+    prompts: Sequence[Prompt],
+    max_new_tokens: int,
+    on_result: Callable[[Comparison], None],
+    *,
+    max_prompt_tokens: int | None = None,
+    warm_up: bool = True,
+) -> list[Comparison]:
+    """Decode every prompt both ways, the order alternating; end-of-text does not stop, so lengths are equal.
+
+    ``warm_up`` decodes the first prompt both ways beforehand, uncounted: it loads the steps.
+    """
+
+    def run(prompt: Prompt, *, speculation: bool) -> Generation:
+        tokens = list(decoder.tokenizer(prompt.prompt)["input_ids"])
+        return decoder.generate(
+            tokens[-max_prompt_tokens:] if max_prompt_tokens else tokens, max_new_tokens=max_new_tokens, ignore_eos=True, speculation=speculation
+        )  # fmt: skip
+
+    if warm_up:
+        for speculation in (False, True):
+            run(prompts[0], speculation=speculation)
+    results = []
+    for i, prompt in enumerate(prompts):
+        order = (False, True) if i % 2 == 0 else (True, False)
+        runs = {speculation: run(prompt, speculation=speculation) for speculation in order}
+        results.append(Comparison(prompt.id, runs[False], runs[True]))
+        on_result(results[-1])
+    return results
+
+
+def summarise(results: Sequence[Comparison]) -> dict[str, Any]:
+    """The figures of a comparison; ratios are per prompt, then their median, with quartiles as spread."""
+    decoded = [result for result in results if result.tree.metrics.iterations]
+    tree = [result.tree.metrics for result in decoded]
+    plain = [result.plain.metrics for result in decoded]
+    iterations = sum(m.iterations for m in tree)
+    tokens = sum(len(result.tree.tokens) - 1 for result in decoded)
+    proposed, accepted = sum(m.proposed for m in tree), sum(m.accepted for m in tree)
+    predicted = [m.predicted_tpot_ms for m in tree if m.predicted_tpot_ms]
+    tpot = _median([m.tpot_ms for m in tree])
+    baseline = _median([m.tpot_ms for m in plain])
+    predicted_tpot = _median(predicted) if predicted else None
+    return {
+        "prompts": len(results),
+        "matched": sum(result.matched for result in results),
+        "aal": tokens / iterations if iterations else 0.0,
+        "tokens_per_target_step": tokens / iterations if iterations else 0.0,
+        "proposed": proposed,
+        "accepted": accepted,
+        "acceptance_rate": accepted / proposed if proposed else 0.0,
+        "tpot_ms": tpot,
+        "baseline_tpot_ms": baseline,
+        "predicted_tpot_ms": predicted_tpot,
+        "speedup": _spread([result.decode_ratio for result in decoded]),
+        "end_to_end_speedup": _spread([result.end_to_end_ratio for result in results]),
+        "predicted_speedup": baseline / predicted_tpot if predicted_tpot else None,
+        "overhead_share": _median([m.overhead_share for m in tree]),
+        "plain_overhead_share": _median([m.overhead_share for m in plain]),
+    }
+
+
+def _request_ms(generation: Generation) -> float:
+    metrics = generation.metrics
+    return metrics.ttft_ms + metrics.tpot_ms * max(len(generation.tokens) - 1, 0)
+
+
+def _spread(values: Sequence[float]) -> dict[str, float]:
+    if len(values) < 2:
+        value = values[0] if values else 0.0
+        return {"median": value, "low": value, "high": value}
+    low, median, high = statistics.quantiles(values, n=4)
+    return {"median": median, "low": low, "high": high}
+
+
+def _median(values: Sequence[float]) -> float:
+    return statistics.median(values) if values else 0.0

@@ -1,0 +1,216 @@
+"""Commands of the ``yggdrasil`` program."""
+
+import json
+import platform
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from yggdrasil.artifacts import current_machine, list_plans, search_roots
+from yggdrasil.errors import YggdrasilError
+
+app = typer.Typer(
+    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="Latency-optimal tree decoding."
+)
+
+Dtype = Literal["bfloat16", "float32"]
+PlanOption = Annotated[str, typer.Option("--plan", help="A plan file, or a name that has a plan for this machine.")]
+ForceOption = Annotated[
+    bool, typer.Option("--force-machine", help="Use a plan that was calibrated on another machine.")
+]
+
+
+@app.command()
+def calibrate(
+    target: Annotated[str, typer.Option(help="Folder or hub id of the target model.")],
+    drafter: Annotated[str, typer.Option(help="Folder or hub id of the draft model.")],
+    prompts: Annotated[Path, typer.Option(help="JSON lines with a prompt field; what you want to be fast on.")],
+    name: Annotated[str, typer.Option(help="Name of the profile, predictor and plan.")],
+    root: Annotated[Path | None, typer.Option(help="Where profiles/, predictors/ and plans/ are written.")] = None,
+    dtype: Annotated[Dtype, typer.Option(help="Arithmetic of both models.")] = "bfloat16",
+    quick: Annotated[bool, typer.Option("--quick", help="A first look: fewer prompts, widths and samples.")] = False,
+    max_length: Annotated[int, typer.Option(help="Longest request in tokens, prompt included.")] = 2048,
+    max_depth: Annotated[int, typer.Option(help="Deepest tree.")] = 8,
+    draft_widths: Annotated[str, typer.Option(help="Draft widths to consider.")] = "1,2,4,8",
+    verify_widths: Annotated[str, typer.Option(help="Verify widths to consider.")] = "1,2,4,8,16,32,64",
+    target_threads: Annotated[int, typer.Option(help="Threads of the target, 0 for all cores.")] = 0,
+    drafter_threads: Annotated[int, typer.Option(help="Threads of the drafter.")] = 1,
+) -> None:
+    """Measure this pair on this machine and write the plan to decode with. Interrupted, it resumes."""
+    from yggdrasil.calibration.pipeline import calibrate as run
+    from yggdrasil.calibration.settings import QUICK, CalibrationSettings, Effort, PairSource
+    from yggdrasil.cli.progress import PhaseProgress
+    from yggdrasil.scheduling.plan import Shapes
+
+    if quick:
+        draft_widths, verify_widths = "1,2,4", "1,2,4,8,16,32"
+    try:
+        shapes = Shapes(
+            max_length=max_length,
+            max_depth=max_depth,
+            draft_widths=_widths(draft_widths),
+            verify_widths=_widths(verify_widths),
+        )
+    except ValueError as error:
+        raise YggdrasilError(str(error)) from error
+    pair = PairSource(target, drafter, dtype, target_threads or current_machine().cores, drafter_threads, shapes)
+    if not prompts.exists():
+        raise YggdrasilError(f"there is no prompt file {prompts}; give JSON lines with a prompt field")
+    settings = CalibrationSettings(pair, prompts, name, root or search_roots()[0], QUICK if quick else Effort())
+    with PhaseProgress() as progress:
+        plan = run(settings, progress)
+    _print_plan(plan)
+
+
+@app.command()
+def generate(
+    plan: PlanOption,
+    prompt: Annotated[str | None, typer.Option(help="Text to continue.")] = None,
+    prompts: Annotated[Path | None, typer.Option(help="JSON lines with a prompt field.")] = None,
+    max_new_tokens: Annotated[int, typer.Option(help="Tokens to generate at most.")] = 128,
+    dtype: Annotated[Dtype | None, typer.Option(help="Arithmetic of both models; the plan's if not given.")] = None,
+    speculation: Annotated[Literal["on", "off"], typer.Option(help="off: plain compiled decoding.")] = "on",
+    drafter: Annotated[
+        Literal["plan", "ngram"], typer.Option(help="ngram: n-gram lookup instead of the plan's model.")
+    ] = "plan",
+    stop: Annotated[list[str] | None, typer.Option(help="End before this text; can be repeated.")] = None,
+    include_stop: Annotated[bool, typer.Option("--include-stop", help="Keep the stop text.")] = False,
+    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on after end-of-text.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One object a prompt instead of streamed text.")] = False,
+    limit: Annotated[int | None, typer.Option(help="Read at most so many prompts.")] = None,
+    force_machine: ForceOption = False,
+) -> None:
+    """Decode prompts, streaming text as it becomes certain."""
+    from yggdrasil.prompts import Prompt, read_prompts
+
+    if (prompt is None) == (prompts is None):
+        raise YggdrasilError("give either --prompt TEXT or --prompts FILE")
+    requests = [Prompt("0", prompt)] if prompt is not None else read_prompts(_given(prompts), limit)
+    if prompt == "":
+        raise YggdrasilError("--prompt is empty; give at least one token of text")
+    decoder = _decoder(plan, dtype, drafter, force_machine=force_machine)
+    for item in requests:
+        request = decoder.start(
+            item.prompt, max_new_tokens=max_new_tokens, stop=stop or (), include_stop=include_stop,
+            ignore_eos=ignore_eos, speculation=speculation == "on",
+        )  # fmt: skip
+        for piece in request:
+            if not as_json:
+                print(piece, end="", flush=True)
+        result = request.result()
+        if not as_json:
+            print()
+            continue
+        record = {
+            "id": item.id,
+            "prompt_tokens": result.prompt_tokens,
+            "tokens": result.tokens,
+            "text": result.text,
+            "finish_reason": result.finish_reason,
+            "metrics": result.metrics.as_dict(),
+        }
+        print(json.dumps(record, ensure_ascii=False), flush=True)
+
+
+@app.command()
+def bench(
+    plan: PlanOption,
+    prompts: Annotated[Path, typer.Option(help="JSON lines with a prompt field, unseen by the calibration.")],
+    limit: Annotated[int | None, typer.Option(help="Use at most so many prompts.")] = None,
+    max_new_tokens: Annotated[int, typer.Option(help="Tokens to generate on each.")] = 64,
+    max_prompt_tokens: Annotated[
+        int | None, typer.Option(help="Keep only the last so many tokens of a prompt.")
+    ] = None,
+    dtype: Annotated[Dtype | None, typer.Option(help="Arithmetic of both models; the plan's if not given.")] = None,
+    out: Annotated[Path | None, typer.Option("--json", help="Write every sample and the summary here.")] = None,
+    force_machine: ForceOption = False,
+) -> None:
+    """Compare with plain compiled decoding, prompt by prompt, alternating."""
+    from yggdrasil.artifacts import write_atomic
+    from yggdrasil.bench.compare import compare, summarise
+    from yggdrasil.cli.progress import show_comparison, show_summary
+    from yggdrasil.prompts import read_prompts
+
+    requests = read_prompts(prompts, limit)
+    decoder = _decoder(plan, dtype, "plan", force_machine=force_machine)
+    results = compare(decoder, requests, max_new_tokens, show_comparison, max_prompt_tokens=max_prompt_tokens)
+    summary = summarise(results)
+    show_summary(summary)
+    if out is not None:
+        machine = current_machine()
+        record = {
+            **summary,
+            "plan": plan,
+            "prompts_file": prompts.name,
+            "max_new_tokens": max_new_tokens,
+            "max_prompt_tokens": max_prompt_tokens,
+            "dtype": dtype or (decoder.plan.dtype if decoder.plan else None),
+            "machine": machine.describe(),
+            "python": platform.python_version(),
+            "versions": decoder.plan.versions if decoder.plan else {},
+            "samples": [
+                {
+                    "id": result.id,
+                    "matched": result.matched,
+                    "plain": result.plain.metrics.as_dict(),
+                    "tree": result.tree.metrics.as_dict(),
+                }
+                for result in results
+            ],
+        }
+        write_atomic(out, (json.dumps(record, indent=1) + "\n").encode())
+
+
+@app.command()
+def plans(
+    name: Annotated[str | None, typer.Argument(help="Only plans of this name.")] = None,
+    fits: Annotated[
+        bool, typer.Option("--fits", help="Exit with 0 only if one fits this machine; print nothing else.")
+    ] = False,
+) -> None:
+    """List the plans there are and whether they fit this machine."""
+    machine = current_machine()
+    entries = list_plans(name)
+    if fits:
+        raise typer.Exit(0 if any(entry.fits(machine) for entry in entries) else 1)
+    for entry in entries:
+        print(f"{entry.describe()}{'  (fits this machine)' if entry.fits(machine) else ''}")
+    if not entries:
+        print("no plans; make one with `yggdrasil calibrate`", file=sys.stderr)
+
+
+def _decoder(plan: str, dtype: Dtype | None, drafter: str, *, force_machine: bool):  # type: ignore[no-untyped-def]  # noqa: ANN202
+    from yggdrasil.engine.decoder import Decoder
+
+    replacement = None
+    if drafter == "ngram":
+        from yggdrasil.drafters.ngram import NGramDrafter
+
+        replacement = NGramDrafter()
+    return Decoder.from_plan(plan, dtype=dtype, drafter=replacement, force_machine=force_machine)
+
+
+def _print_plan(path: Path) -> None:
+    from yggdrasil.scheduling.plan import Plan
+
+    plan = Plan.load(path)
+    print(f"{path}\npredicted on held-out prompts: {plan.predicted.speedup:.2f} x plain decoding, AAL {plan.predicted.aal:.2f}, "
+          f"{plan.predicted.tpot_ms:.3g} ms a token ({plan.predicted.policy})")  # fmt: skip
+    for other in plan.rejected:
+        print(
+            f"  instead of {other.policy}: {other.speedup:.2f} x, AAL {other.aal:.2f}, {other.tpot_ms:.3g} ms a token"
+        )
+
+
+def _widths(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise YggdrasilError(f"{text!r} is not a list of widths such as 1,2,4,8") from None
+
+
+def _given(path: Path | None) -> Path:
+    assert path is not None
+    return path

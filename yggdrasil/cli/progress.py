@@ -1,0 +1,63 @@
+"""Progress and tables on the terminal."""
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from yggdrasil.bench.compare import Comparison
+
+_console = Console(stderr=True)
+
+
+class PhaseProgress:
+    """One bar a phase, with elapsed and estimated remaining time."""
+
+    def __init__(self) -> None:
+        self._progress = Progress(
+            TextColumn("{task.description:<48}"),
+            BarColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            console=_console,
+        )
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+    def phase(self, title: str) -> Callable[[float], None]:
+        task = self._progress.add_task(title, total=1.0)
+        return lambda fraction: self._progress.update(task, completed=fraction)
+
+
+def show_comparison(result: Comparison) -> None:
+    """One line a prompt."""
+    tree, plain = result.tree.metrics, result.plain.metrics
+    same = "same tokens" if result.matched else "DIFFERENT TOKENS"
+    _console.print(
+        f"{result.id:<28.28} plain {plain.tpot_ms:7.3f} ms  tree {tree.tpot_ms:7.3f} ms  {result.decode_ratio:5.2f} x  "
+        f"AAL {tree.aal:4.2f}  {same}"
+    )
+
+
+def show_summary(summary: dict[str, Any]) -> None:
+    """The summary as a table."""
+    table = Table("figure", "value", title="Yggdrasil against plain compiled decoding")
+    for name, value in summary.items():
+        if isinstance(value, dict):
+            text = f"{value['median']:.3f}  ({value['low']:.3f} to {value['high']:.3f}, quartiles)"
+        elif isinstance(value, float):
+            text = f"{value:.4g}"
+        else:
+            text = str(value)
+        table.add_row(name, text)
+    Console().print(table)
