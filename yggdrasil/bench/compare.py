@@ -48,9 +48,8 @@ def compare(
 
     def run(prompt: Prompt, *, speculation: bool) -> Generation:
         tokens = list(decoder.tokenizer(prompt.prompt)["input_ids"])
-        return decoder.generate(
-            tokens[-max_prompt_tokens:] if max_prompt_tokens else tokens, max_new_tokens=max_new_tokens, ignore_eos=True, speculation=speculation
-        )  # fmt: skip
+        kept = tokens[-max_prompt_tokens:] if max_prompt_tokens else tokens
+        return decoder.generate(kept, max_new_tokens=max_new_tokens, ignore_eos=True, speculation=speculation)
 
     if warm_up:
         for speculation in (False, True):

@@ -196,8 +196,10 @@ def _print_plan(path: Path) -> None:
     from yggdrasil.scheduling.plan import Plan
 
     plan = Plan.load(path)
-    print(f"{path}\npredicted on held-out prompts: {plan.predicted.speedup:.2f} x plain decoding, AAL {plan.predicted.aal:.2f}, "
-          f"{plan.predicted.tpot_ms:.3g} ms a token ({plan.predicted.policy})")  # fmt: skip
+    best = plan.predicted
+    print(path)
+    print(f"predicted on held-out prompts: {best.speedup:.2f} x plain decoding, AAL {best.aal:.2f}, "
+          f"{best.tpot_ms:.3g} ms a token ({best.policy})")  # fmt: skip
     for other in plan.rejected:
         print(
             f"  instead of {other.policy}: {other.speedup:.2f} x, AAL {other.aal:.2f}, {other.tpot_ms:.3g} ms a token"

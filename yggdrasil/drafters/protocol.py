@@ -22,10 +22,10 @@ class Drafter(Protocol):
     hidden_layers: tuple[int, ...]  # target layers whose outputs `extend` wants; -1 is the head's input; () for none
 
     def begin(self, tokens: Sequence[int]) -> None:
-        """A new request: these tokens (never empty) are certain, the last one is the first root."""
+        """A new request: these tokens (never empty) are certain; ``extend`` brings the rest of the prompt."""
 
     def extend(self, tokens: Sequence[int], hidden: Mapping[int, Tensor]) -> None:
-        """More tokens are certain. ``hidden[layer]`` [len(tokens), H] are the target's states that produced them."""
+        """More tokens are certain. ``hidden[layer]`` [len(tokens), H] are the target's states before each of them."""
 
     def head(self, tree: TokenTree) -> None:
         """Plant the last certain token as root and prepare first candidates."""

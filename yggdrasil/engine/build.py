@@ -9,6 +9,7 @@ from yggdrasil.drafters.draft_model import DraftModel, identity_knots
 from yggdrasil.drafters.protocol import Drafter
 from yggdrasil.engine.engine import Engine
 from yggdrasil.engine.target import TargetModel
+from yggdrasil.errors import YggdrasilError
 from yggdrasil.models.compiled import Backend
 from yggdrasil.models.loading import LoadedModel
 from yggdrasil.models.runner import ModelRunner
@@ -45,7 +46,9 @@ def assemble(
 ) -> Assembly:
     """Allocate caches and tree, define every step. Nothing is compiled before a step is first used or warmed."""
     vocab_size = target.vocab_size
-    tree = TokenTree.allocate(shapes.num_nodes, min(shapes.candidates, vocab_size), target.device)
+    if shapes.candidates > vocab_size:
+        raise YggdrasilError(f"{shapes.candidates} candidates a node, but the vocabulary has {vocab_size} tokens")
+    tree = TokenTree.allocate(shapes.num_nodes, shapes.candidates, target.device)
     drafter_runner = None
     chosen: Drafter | None
     if isinstance(drafter, LoadedModel):

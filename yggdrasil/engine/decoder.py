@@ -133,8 +133,8 @@ class Decoder:
             raise YggdrasilError("the prompt is empty; give at least one token of text")
         if len(tokens) >= limit:
             raise YggdrasilError(
-                f"the prompt has {len(tokens)} tokens, the context holds {limit}; shorten the prompt, or calibrate with "
-                "a larger --max-length if the model allows it"
+                f"the prompt has {len(tokens)} tokens, the context holds {limit}; shorten the prompt, or calibrate "
+                "with a larger --max-length if the model allows it"
             )
         vocab_size = self.assembly.target.call.vocab_size
         wrong = next((token for token in tokens if not 0 <= token < vocab_size), None)

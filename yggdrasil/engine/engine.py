@@ -95,12 +95,13 @@ class Engine:
         outcomes = list(self.target.prefill(prompt))
         first = outcomes[-1]
         if self.drafter is not None:
-            self.drafter.begin(prompt)
             layers = {
                 layer: torch.cat([outcome.layers[layer] for outcome in outcomes])
                 for layer in self.drafter.hidden_layers
             }
-            self.drafter.extend(first.tokens, layers)
+            # Every token but the first has a state that produced it, the prompt's tokens included.
+            self.drafter.begin(prompt[:1])
+            self.drafter.extend([*prompt[1:], *first.tokens], layers)
         return first
 
     def _iterate(self, state: Iteration, trace: Trace) -> None:

@@ -4,7 +4,9 @@ Every policy answers three questions: the shape to draft (before drafting), the 
 learn from the outcome.
 """
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
@@ -141,7 +143,8 @@ class ObjectivePolicy:
     ) -> None:
         self.needs_hidden = predictor is not None
         self._costs = {context: costs[context] for context in sorted(costs)}
-        self._contexts = np.array(list(self._costs))
+        contexts = list(self._costs)
+        self._borders = [(a + b) / 2 for a, b in pairwise(contexts)]
         self._choosers = [ShapeChooser(cost, ratios, objective) for cost in self._costs.values()]
         self._mean_survival = mean_survival
         self._predictor = predictor
@@ -173,6 +176,4 @@ class ObjectivePolicy:
         self._gate.observe(max(expected - 1.0, 0.0), tokens - 1)
 
     def _chooser(self, context: int) -> ShapeChooser:
-        if len(self._choosers) == 1:
-            return self._choosers[0]
-        return self._choosers[int(np.abs(self._contexts - context).argmin())]
+        return self._choosers[bisect_left(self._borders, context)]

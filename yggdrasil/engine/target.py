@@ -23,7 +23,7 @@ class Outcome(NamedTuple):
 
 
 class TargetModel:
-    """Steps of the target over one tree; ``length`` tokens of text are in its cache, at the slots of their positions."""
+    """Steps of the target over one tree; ``length`` tokens are in its cache, at the slots of their positions."""
 
     def __init__(
         self, runner: ModelRunner, tree: TokenTree, verify_widths: Sequence[int], prefill_widths: Sequence[int]

@@ -10,12 +10,17 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
+from yggdrasil.errors import YggdrasilError
 from yggdrasil.models.cache import StepCache
 
 ATTENTION_NAME = "yggdrasil_tree"
 
 
-def tree_attention(
+# Extra terms of some families' attention that ours does not compute; dropping one would be silently wrong.
+_UNSUPPORTED = ("s_aux", "sinks", "position_bias", "alibi", "indices", "head_mask")
+
+
+def tree_attention(  # noqa: PLR0913  (the signature is transformers')
     module: nn.Module,
     query: Tensor,  # [1, Hq, W, D]
     key: Tensor,  # [1, Hkv, W, D]
@@ -27,9 +32,15 @@ def tree_attention(
     *,
     step_cache: StepCache,
     num_threads: int,
-    **_: object,
+    **extra: object,
 ) -> tuple[Tensor, None]:
     """Attend to the committed context and to the tree slots the mask allows; returns [1, W, Hq, D]."""
+    unsupported = [name for name in _UNSUPPORTED if extra.get(name) is not None]
+    if unsupported:
+        raise YggdrasilError(
+            f"{type(module).__name__} adds {unsupported[0]} to its attention, which tree attention does not compute; "
+            "this model cannot be served"
+        )
     layer = module.layer_idx
     assert isinstance(layer, int)
     step_cache.layers_attended += 1

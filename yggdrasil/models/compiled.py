@@ -5,7 +5,6 @@ do not depend on the weights' values, and nothing can be recompiled at run time:
 """
 
 import hashlib
-import os
 import tempfile
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -96,7 +95,7 @@ def compile_package(module: nn.Module, inputs: Sequence[Tensor | list[Tensor]], 
         package = torch._inductor.aoti_compile_and_package(
             exported, package_path=str(Path(folder) / "step.pt2"), inductor_configs=dict(_INDUCTOR_OPTIONS)
         )
-        os.replace(package, path)
+        Path(package).replace(path)
 
 
 @cache

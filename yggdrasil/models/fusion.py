@@ -1,4 +1,4 @@
-"""Graph rewrite: packed linear layers that read the same tensor run as one operator (query, key and value; gate and up).
+"""Graph rewrite: packed linears that read the same tensor run as one operator (query, key and value; gate and up).
 
 Works on the exported graph, so it knows no model's source. Each layer's arithmetic is unchanged; what is saved is the
 start of a parallel region a layer.

@@ -114,11 +114,17 @@ def refuse_unverifiable(config: PretrainedConfig, name: str) -> None:
     layers = set(getattr(text, "layer_types", None) or getattr(text, "layers_block_type", None) or ())
     recurrent = sorted(layer for layer in layers if any(kind in layer for kind in _RECURRENT_LAYERS))
     if recurrent or not hasattr(text, "num_attention_heads") or hasattr(text, "ssm_cfg") or hasattr(text, "state_size"):
-        what = f"has {', '.join(recurrent)} layers" if recurrent else f"({config.model_type}) has no softmax attention"
-        raise YggdrasilError(
-            f"{name} {what}: a recurrent state holds one past only, so the branches of a tree cannot be verified in one "
-            "pass; use a model with softmax attention in every layer"
+        reason = (
+            f"has {', '.join(recurrent)} layers" if recurrent else f"({config.model_type}) has no softmax attention"
         )
+        raise YggdrasilError(
+            f"{name} {reason}: a recurrent state holds one past only, so the branches of a tree cannot be verified in "
+            "one pass; use a model with softmax attention in every layer"
+        )
+    if any("chunked" in layer for layer in layers):
+        raise YggdrasilError(f"{name} attends in chunks (chunked_attention), which tree attention does not compute")
+    if getattr(text, "kv_lora_rank", None):
+        raise YggdrasilError(f"{name} uses multi-head latent attention, whose compressed cache is not served")
     if getattr(text, "position_embedding_type", "absolute") not in ("absolute", "rotary") or getattr(
         text, "alibi", False
     ):
@@ -148,14 +154,15 @@ def check_same_tokenizer(
         by_id = {i: token for token, i in ours.items()}, {i: token for token, i in theirs.items()}
         first = min(i for i in by_id[0].keys() | by_id[1].keys() if by_id[0].get(i) != by_id[1].get(i))
         raise YggdrasilError(
-            f"{names[0]} and {names[1]} have different tokenizers: token {first} is {by_id[0].get(first)!r} in the first and "
-            f"{by_id[1].get(first)!r} in the second; a drafter must share the target's tokenizer"
+            f"{names[0]} and {names[1]} have different tokenizers: token {first} is {by_id[0].get(first)!r} in the "
+            f"first and {by_id[1].get(first)!r} in the second; a drafter must share the target's tokenizer"
         )
     for text in ("def f(x):\n    return x", "Hello, wörld 123"):
         a, b = (tokenizer(text, add_special_tokens=False)["input_ids"] for tokenizer in (target, drafter))
         if a != b:
             raise YggdrasilError(
-                f"{names[0]} and {names[1]} tokenize {text!r} differently: {a} and {b}; use a drafter with the same tokenizer"
+                f"{names[0]} and {names[1]} tokenize {text!r} differently: {a} and {b}; use a drafter with the same "
+                "tokenizer"
             )
 
 

@@ -9,6 +9,7 @@ Dims: W nodes attached in a step, K candidates a node, N node capacity, V vocabu
 import torch
 from torch import Tensor
 
+import yggdrasil.models.kernels  # noqa: F401  (registers torch.ops.yggdrasil)
 from yggdrasil.tree.token_tree import NO_SCORE, TokenTree
 
 MIN_LOG_PROBABILITY = -12.0
@@ -43,7 +44,7 @@ def offer_candidates(tree: TokenTree, nodes: Tensor, logits: Tensor, knots: Tens
     """Put the K likeliest continuations of ``nodes`` [W] into the pool; ``logits`` [W, V] are the drafter's."""
     k = tree.candidates
     logits = logits.float()
-    top, tokens = logits.topk(k, dim=-1)  # [W, K]
+    top, tokens = torch.ops.yggdrasil.top_candidates(logits, k)  # [W, K]
     edges = top - logits.logsumexp(-1, keepdim=True)
     entries = (nodes[:, None] * k + torch.arange(k, device=nodes.device)).flatten()
     tree.pool_scores[entries] = (tree.scores[nodes][:, None] + calibrated(edges, knots)).flatten()
@@ -53,7 +54,8 @@ def offer_candidates(tree: TokenTree, nodes: Tensor, logits: Tensor, knots: Tens
 
 def attach_best(tree: TokenTree, first: Tensor, width: int) -> Tensor:
     """Attach the ``width`` best candidates of the whole pool as nodes ``first`` [1] onwards; returns them [W]."""
-    scores, entries = tree.pool_scores.topk(width)
+    best, places = torch.ops.yggdrasil.top_candidates(tree.pool_scores[None], width)
+    scores, entries = best[0], places[0]
     parents = entries // tree.candidates
     nodes = first + torch.arange(width, device=first.device)
     tree.tokens[nodes] = tree.pool_tokens[entries]

@@ -23,7 +23,7 @@ def best_subtrees(parents: Sequence[int], values: Sequence[float], max_size: int
 
     ``parents[i] < i`` for i > 0; ``values`` may have any sign and order. Bottom up: ``best[i][m]`` is the greatest
     value of m nodes taken from the subtree of i with i among them; children are merged one by one, as in a knapsack,
-    in O(nodes * max_size^2). Ties go to fewer nodes of later-numbered children.
+    in O(nodes * max_size^2). Ties keep later-numbered children.
     """
     size = len(parents)
     if not 1 <= max_size <= size:

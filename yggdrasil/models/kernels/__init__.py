@@ -24,6 +24,7 @@ _library.define(
     "tree_attention(Tensor query, Tensor key, Tensor value, Tensor(a!) key_cache, Tensor(b!) value_cache, "
     "Tensor offsets, Tensor tree_mask, float scale, int window, float softcap, int num_threads) -> Tensor"
 )
+_library.define("top_candidates(Tensor values, int k) -> (Tensor, Tensor)")
 _library.define("move_rows(Tensor(a!)[] caches, Tensor sources, int destination) -> ()")
 
 
@@ -41,7 +42,7 @@ def _packed_linears(
     return [torch.nn.functional.linear(x, weight, bias) for weight, bias in zip(packed, biases, strict=True)]
 
 
-def _tree_attention(
+def _tree_attention(  # noqa: PLR0913  (an operator's schema)
     query: Tensor,  # [1, Hq, W, D]
     key: Tensor,  # [1, Hkv, W, D]
     value: Tensor,
@@ -82,6 +83,11 @@ def _tree_attention(
     return heads.transpose(0, 1).to(query.dtype).unsqueeze(0).contiguous()
 
 
+def _top_candidates(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    best, index = values.topk(k, dim=-1)
+    return best, index
+
+
 def _move_rows(caches: list[Tensor], sources: Tensor, destination: int) -> None:
     for cache in caches:
         cache[:, destination : destination + sources.numel()] = cache[:, sources]
@@ -97,7 +103,12 @@ def _packed_linears_shape(
     return [x.new_empty((*x.shape[:-1], size)) for size in out_features]
 
 
-def _tree_attention_shape(
+def _top_candidates_shape(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    shape = (values.shape[0], k)
+    return values.new_empty(shape), values.new_empty(shape, dtype=torch.int64)
+
+
+def _tree_attention_shape(  # noqa: PLR0913
     query: Tensor, key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, offsets: Tensor,
     tree_mask: Tensor, scale: float, window: int, softcap: float, num_threads: int,
 ) -> Tensor:  # fmt: skip
@@ -109,12 +120,14 @@ _portable = {
     "packed_linear": _packed_linear,
     "packed_linears": _packed_linears,
     "tree_attention": _tree_attention,
+    "top_candidates": _top_candidates,
     "move_rows": _move_rows,
 }
 for _name, _function in _portable.items():
     _library.impl(_name, _function, "CUDA")
 torch.library.register_fake("yggdrasil::packed_linear", _packed_linear_shape, lib=_library)
 torch.library.register_fake("yggdrasil::packed_linears", _packed_linears_shape, lib=_library)
+torch.library.register_fake("yggdrasil::top_candidates", _top_candidates_shape, lib=_library)
 torch.library.register_fake("yggdrasil::tree_attention", _tree_attention_shape, lib=_library)
 torch.library.register_fake("yggdrasil::move_rows", lambda caches, sources, destination: None, lib=_library)
 

@@ -68,5 +68,5 @@ def _compile(compiler: str, library: Path) -> bool:
             reason = finished.stderr.strip().splitlines()[:3]
             print(f"yggdrasil: {compiler} failed, using the slower portable kernels: {reason}", file=sys.stderr)  # noqa: T201
             return False
-        os.replace(output, library)
+        output.replace(library)
     return True

@@ -511,6 +511,10 @@ Tensor tree_attention(const Tensor& query, const Tensor& key, const Tensor& valu
   const Tensor q = with_dense_rows(query), k = with_dense_rows(key), v = with_dense_rows(value);
   const int64_t context = offsets.const_data_ptr<int64_t>()[0], start = offsets.const_data_ptr<int64_t>()[1];
   const int64_t rows = q.size(2), tree_slots = tree_mask.size(-1), capacity = key_cache.size(1);
+  TORCH_CHECK(k.sizes() == v.sizes() && k.size(1) == key_cache.size(0) && k.size(3) == key_cache.size(2) &&
+                  key_cache.sizes() == value_cache.sizes() && q.size(3) == k.size(3) && q.size(1) % k.size(1) == 0,
+              "keys and values do not have the cache's heads and head size: keys ", k.sizes(), ", values ", v.sizes(), ", cache ",
+              key_cache.sizes());
   TORCH_CHECK(context >= 0 && start >= context && start + rows <= capacity, "step does not fit the cache: context ", context,
               ", write start ", start, ", width ", rows, ", capacity ", capacity);
   TORCH_CHECK(start + rows - context <= tree_slots, "rows are written outside the tree's slots");
@@ -567,6 +571,43 @@ Tensor tree_attention(const Tensor& query, const Tensor& key, const Tensor& valu
   return out;
 }
 
+// ==== candidates =======================================================================================================
+
+// The k greatest values of each row, best first, ties to the lower index. k is small: one pass with a threshold, where
+// nearly every block of 16 values is dismissed by one comparison.
+std::tuple<Tensor, Tensor> top_candidates(const Tensor& values, int64_t k) {
+  const Tensor input = values.contiguous();
+  TORCH_CHECK(input.scalar_type() == at::kFloat && input.dim() == 2, "values must be [W, V] float32");
+  const int64_t rows = input.size(0), size = input.size(1);
+  TORCH_CHECK(k >= 1 && k <= size, "k must be in 1..", size);
+  Tensor best = at::empty({rows, k}, input.options()), index = at::empty({rows, k}, input.options().dtype(at::kLong));
+  for (int64_t row = 0; row < rows; ++row) {
+    const float* source = input.const_data_ptr<float>() + row * size;
+    float* top = best.mutable_data_ptr<float>() + row * k;
+    int64_t* place = index.mutable_data_ptr<int64_t>() + row * k;
+    std::fill(top, top + k, -std::numeric_limits<float>::infinity());
+    for (int64_t i = 0; i < k; ++i) place[i] = i;
+    const auto offer = [&](int64_t i) {
+      int64_t at = k - 1;
+      for (; at > 0 && source[i] > top[at - 1]; --at) top[at] = top[at - 1], place[at] = place[at - 1];
+      top[at] = source[i], place[at] = i;
+    };
+    int64_t i = 0;
+#ifdef YGG_AVX512
+    for (; i + 16 <= size; i += 16) {
+      unsigned mask = _mm512_cmp_ps_mask(_mm512_loadu_ps(source + i), _mm512_set1_ps(top[k - 1]), _CMP_GT_OQ);
+      for (; mask; mask &= mask - 1) {
+        const int64_t candidate = i + __builtin_ctz(mask);
+        if (source[candidate] > top[k - 1]) offer(candidate);
+      }
+    }
+#endif
+    for (; i < size; ++i)
+      if (source[i] > top[k - 1]) offer(i);
+  }
+  return {best, index};
+}
+
 // ==== commit ==========================================================================================================
 
 void move_rows(at::TensorList caches, const Tensor& sources, int64_t destination) {
@@ -590,5 +631,6 @@ TORCH_LIBRARY_IMPL(yggdrasil, CPU, m) {
   m.impl("packed_linear", &packed_linear);
   m.impl("packed_linears", &packed_linears);
   m.impl("tree_attention", &tree_attention);
+  m.impl("top_candidates", &top_candidates);
   m.impl("move_rows", &move_rows);
 }
