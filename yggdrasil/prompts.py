@@ -22,7 +22,7 @@ def read_prompts(path: Path, limit: int | None = None) -> list[Prompt]:
         YggdrasilError: no such file, not JSON lines, no ``prompt`` in a line, or nothing at all.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").split("\n")  # splitlines also splits at U+2028
     except (OSError, UnicodeDecodeError) as error:
         raise YggdrasilError(
             f"the prompt file {path} cannot be read ({error}); give JSON lines with a prompt field"

@@ -28,6 +28,9 @@ _TRACED_SOURCES = (
 _INDUCTOR_OPTIONS = {
     "cpp.threads": 1,  # pointwise work of a few rows: a second thread costs more than it saves, and would change sums
     "aot_inductor.compile_wrapper_opt_level": "O1",
+    # Round to the model's dtype after every operator, as eager does. Else rounding follows fusion, fusion follows the
+    # width, and a plain step and a verified row differ in their last bits.
+    "emulate_precision_casts": True,
 }
 
 

@@ -128,7 +128,10 @@ class ModelRunner:
 
     def key(self, name: str, width: int, inputs: Sequence[Tensor]) -> StepKey:
         loaded = self.loaded
-        facts = (loaded.dtype, loaded.num_threads, loaded.device.type, self.call.hidden_layers)
+        facts = (
+            loaded.dtype, loaded.num_threads, loaded.device.type, self.call.hidden_layers, self.call.vocab_size,
+            list(loaded.named_tensors()),
+        )  # fmt: skip
         described = f"{loaded.config.to_json_string()}|{facts}"
         shapes = [tuple(t.shape) for t in inputs] + [self.cache.capacity]
         return StepKey(name, width, hashlib.sha256(described.encode()).hexdigest()[:20], str(shapes))

@@ -46,6 +46,7 @@ def offer_candidates(tree: TokenTree, nodes: Tensor, logits: Tensor, knots: Tens
     logits = logits.float()
     top, tokens = torch.ops.yggdrasil.top_candidates(logits, k)  # [W, K]
     edges = top - logits.logsumexp(-1, keepdim=True)
+    edges = torch.where(edges.isnan(), MIN_LOG_PROBABILITY, edges)  # a damaged drafter's guesses are guesses too
     entries = (nodes[:, None] * k + torch.arange(k, device=nodes.device)).flatten()
     tree.pool_scores[entries] = (tree.scores[nodes][:, None] + calibrated(edges, knots)).flatten()
     tree.pool_edges[entries] = edges.flatten()

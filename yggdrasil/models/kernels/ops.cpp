@@ -15,6 +15,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -74,7 +75,8 @@ class Team {
  private:
   static constexpr int kCountShift = 20, kEpochShift = 40;  // next chunk, number of chunks, epoch
   static constexpr uint64_t kField = (1u << 20) - 1;
-  static constexpr int kSpins = 20000;  // roughly the host's work between two steps; then the worker sleeps
+  // A worker waits awake through a whole drafting phase: waking a halted virtual processor costs as much as a small step.
+  static constexpr std::chrono::milliseconds kAwake{5};
 
   static void pause() {
 #if defined(__x86_64__)
@@ -97,9 +99,12 @@ class Team {
     uint64_t seen = 0;
     for (;;) {
       uint64_t ticket = ticket_.load(std::memory_order_acquire);
-      for (int spin = 0; ticket >> kEpochShift == seen && spin < kSpins; ++spin) {
-        pause();
-        ticket = ticket_.load(std::memory_order_acquire);
+      const auto deadline = std::chrono::steady_clock::now() + kAwake;
+      while (ticket >> kEpochShift == seen && std::chrono::steady_clock::now() < deadline) {
+        for (int spin = 0; spin < 64 && ticket >> kEpochShift == seen; ++spin) {
+          pause();
+          ticket = ticket_.load(std::memory_order_acquire);
+        }
       }
       if (ticket >> kEpochShift == seen) {
         sleepers_.fetch_add(1, std::memory_order_seq_cst);
@@ -364,17 +369,49 @@ inline __m512 load16(const BFloat16* p) {
 }
 #endif
 
-template <typename T>
-inline float dot(const float* query, const T* key, int64_t size) {
-  int64_t d = 0;
-  float sum = 0.0f;
+// Dot products of one query with four keys. One and the same order of additions for every key, wherever it lies.
 #ifdef YGG_AVX512
-  __m512 acc = _mm512_setzero_ps();
-  for (; d + 16 <= size; d += 16) acc = _mm512_fmadd_ps(_mm512_loadu_ps(query + d), load16(key + d), acc);
-  sum = _mm512_reduce_add_ps(acc);
+inline __m128 reduce4(__m512 a, __m512 b, __m512 c, __m512 d) {
+  const __m512 ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+  const __m512 cd = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+  const __m512 quads = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(_mm512_castps_pd(ab), _mm512_castps_pd(cd))),
+                                     _mm512_castpd_ps(_mm512_unpackhi_pd(_mm512_castps_pd(ab), _mm512_castps_pd(cd))));
+  const __m256 halves = _mm256_add_ps(_mm512_castps512_ps256(quads), _mm512_extractf32x8_ps(quads, 1));
+  return _mm_add_ps(_mm256_castps256_ps128(halves), _mm256_extractf128_ps(halves, 1));
+}
+
+inline __m512 dot_step(__m512 acc, const float* query, const float* key) {
+  return _mm512_fmadd_ps(_mm512_loadu_ps(query), _mm512_loadu_ps(key), acc);
+}
+constexpr int64_t dot_width(const float*) { return 16; }
+#ifdef __AVX512BF16__
+inline __m512 dot_step(__m512 acc, const BFloat16* query, const BFloat16* key) {
+  return _mm512_dpbf16_ps(acc, (__m512bh)_mm512_loadu_si512(query), (__m512bh)_mm512_loadu_si512(key));
+}
+constexpr int64_t dot_width(const BFloat16*) { return 32; }
+#else
+inline __m512 dot_step(__m512 acc, const BFloat16* query, const BFloat16* key) {
+  return _mm512_fmadd_ps(load16(query), load16(key), acc);
+}
+constexpr int64_t dot_width(const BFloat16*) { return 16; }
 #endif
-  for (; d < size; ++d) sum += query[d] * widen(key[d]);
-  return sum;
+#endif
+
+template <typename T>
+inline void dot4(const T* query, const T* const keys[4], int64_t size, float* out) {
+  int64_t d = 0;
+  float sums[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+#ifdef YGG_AVX512
+  const int64_t width = dot_width(query);
+  __m512 acc[4] = {_mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps()};
+  for (; d + width <= size; d += width)
+    for (int j = 0; j < 4; ++j) acc[j] = dot_step(acc[j], query + d, keys[j] + d);
+  _mm_storeu_ps(sums, reduce4(acc[0], acc[1], acc[2], acc[3]));
+#endif
+  for (int j = 0; j < 4; ++j) {
+    for (int64_t i = d; i < size; ++i) sums[j] += widen(query[i]) * widen(keys[j][i]);
+    out[j] = sums[j];
+  }
 }
 
 template <typename T>
@@ -450,47 +487,64 @@ inline float finish_score(const AttentionJob& job, float score) {
   return job.softcap > 0.0f ? job.softcap * std::tanh(score / job.softcap) : score;
 }
 
+// Scores of ``count`` keys, in fours; a last group repeats its last key.
+template <typename T, typename SlotOf>
+inline void score_keys(const AttentionJob& job, const T* query, const T* keys, int64_t count, const SlotOf& slot_of, float* scores) {
+  for (int64_t i = 0; i < count; i += 4) {
+    const T* four[4];
+    float out[4];
+    for (int64_t j = 0; j < 4; ++j) four[j] = keys + slot_of(std::min(i + j, count - 1)) * job.head_dim;
+    dot4(query, four, job.head_dim, out);
+    for (int64_t j = 0; j < std::min<int64_t>(4, count - i); ++j) scores[i + j] = finish_score(job, out[j]);
+  }
+}
+
 template <typename T>
 void attend_head(const AttentionJob& job, const T* query, const T* keys, const T* values, T* out, float* scratch) {
   const int64_t d = job.head_dim;
-  float* queries = scratch;                // [W, D]
-  float* sums = queries + job.rows * d;    // [W, D]
-  float* weights = sums + job.rows * d;    // [W, context + T], compact: context keys seen, then tree keys seen
-  for (int64_t i = 0; i < job.rows * d; ++i) queries[i] = widen(query[i / d * job.query_row_stride + i % d]);
+  float* sums = scratch;                          // [W, D]
+  float* inverse = sums + job.rows * d;           // [W] one over the sum of weights
+  float* widened = inverse + job.rows;            // [kKeyBlock, D] values of a block, for all rows
+  float* weights = widened + kKeyBlock * d;       // [W, context + T], compact: context keys seen, then tree keys seen
   std::fill(sums, sums + job.rows * d, 0.0f);
 
   for (int64_t begin = 0; begin < job.context; begin += kKeyBlock) {
     const int64_t end = std::min(begin + kKeyBlock, job.context);
     for (int64_t row = 0; row < job.rows; ++row) {
+      const int64_t first = std::max(begin, job.first_key[row]);
       float* scores = weights + row * job.context_stride - job.first_key[row];
-      for (int64_t s = std::max(begin, job.first_key[row]); s < end; ++s)
-        scores[s] = finish_score(job, dot(queries + row * d, keys + s * d, d));
+      if (first < end)
+        score_keys(job, query + row * job.query_row_stride, keys, end - first, [&](int64_t i) { return first + i; }, scores + first);
     }
   }
   for (int64_t row = 0; row < job.rows; ++row) {
     const auto& slots = (*job.slots)[row];
-    const int64_t seen = job.context - job.first_key[row];
+    const int64_t seen = job.context - job.first_key[row], count = static_cast<int64_t>(slots.size());
     float* scores = weights + row * job.context_stride;
-    for (size_t t = 0; t < slots.size(); ++t)
-      scores[seen + t] = finish_score(job, dot(queries + row * d, keys + slots[t] * d, d));
-    const float inverse = 1.0f / softmax_weights(scores, seen + static_cast<int64_t>(slots.size()));
-    queries[row * d] = inverse;  // the query is no longer needed; its first entry carries the normaliser
+    score_keys(job, query + row * job.query_row_stride, keys, count, [&](int64_t i) { return slots[i]; }, scores + seen);
+    inverse[row] = 1.0f / softmax_weights(scores, seen + count);
   }
   for (int64_t begin = 0; begin < job.context; begin += kKeyBlock) {
     const int64_t end = std::min(begin + kKeyBlock, job.context);
+    const bool is_shared = job.rows > 1;  // widening the values once pays from the second row on; the numbers are the same
+    if (is_shared)
+      for (int64_t i = 0; i < (end - begin) * d; ++i) widened[i] = widen(values[begin * d + i]);
     for (int64_t row = 0; row < job.rows; ++row) {
       const int64_t first = std::max(begin, job.first_key[row]);
-      if (first < end)
-        accumulate_keys(sums + row * d, weights + row * job.context_stride + first - job.first_key[row], values + first * d, end - first, d);
+      if (first >= end) continue;
+      const float* seen_weights = weights + row * job.context_stride + first - job.first_key[row];
+      if (is_shared)
+        accumulate_keys(sums + row * d, seen_weights, widened + (first - begin) * d, end - first, d);
+      else
+        accumulate_keys(sums + row * d, seen_weights, values + first * d, end - first, d);
     }
   }
   for (int64_t row = 0; row < job.rows; ++row) {
     const auto& slots = (*job.slots)[row];
     const float* tail = weights + row * job.context_stride + job.context - job.first_key[row];
     for (size_t t = 0; t < slots.size(); ++t) accumulate_keys(sums + row * d, tail + t, values + slots[t] * d, 1, d);
-    const float inverse = queries[row * d];
     T* target = out + row * job.query_heads * d;
-    for (int64_t j = 0; j < d; ++j) target[j] = static_cast<T>(sums[row * d + j] * inverse);
+    for (int64_t j = 0; j < d; ++j) target[j] = static_cast<T>(sums[row * d + j] * inverse[row]);
   }
 }
 
@@ -552,7 +606,7 @@ Tensor tree_attention(const Tensor& query, const Tensor& key, const Tensor& valu
     using T = std::remove_pointer_t<decltype(type)>;
     write_rows<T>(k, key_cache, start);
     write_rows<T>(v, value_cache, start);
-    const int64_t words = 2 * rows * job.head_dim + rows * job.context_stride + 16;
+    const int64_t words = rows * (job.head_dim + 1 + job.context_stride) + kKeyBlock * job.head_dim;
     parallel(job.query_heads, num_threads, [&](int64_t begin, int64_t end) {
       float* scratch = reinterpret_cast<float*>(scratch_words(words));
       for (int64_t head = begin; head < end; ++head) {
