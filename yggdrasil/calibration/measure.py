@@ -17,13 +17,16 @@ from yggdrasil.engine.trace import MODEL_STAGES, Trace
 from yggdrasil.scheduling.plan import Costs, Shapes
 from yggdrasil.tree.objective import PLAIN_STEP, TreeShape, lower_envelope
 
-COLUMNS = ("context", "sample", "width", "depth", "verify_width", "stage", "ms")
+COLUMNS = ("context", "cycle", "width", "depth", "verify_width", "stage", "ms")
 MEASURED_DEPTH = 4
 Progress = Callable[[float], None]
 
 
 class ShapeCycle:
-    """A policy that runs through ``shapes`` in a new random order each time."""
+    """A policy that runs through ``shapes`` in a new random order each time, plain steps together at the end.
+
+    Plain decoding runs step after step with the target's weights still in the caches; so must its cost be read.
+    """
 
     needs_hidden = False
 
@@ -38,7 +41,9 @@ class ShapeCycle:
     def choose(self, hidden: FloatArray | None, context: int) -> TreeShape:
         shape = next(self._order, None)
         if shape is None:
-            self._order = iter(self._random.sample(self._shapes, len(self._shapes)))
+            drafted = [shape for shape in self._shapes if shape.depth]
+            plain = [shape for shape in self._shapes if not shape.depth]
+            self._order = iter(self._random.sample(drafted, len(drafted)) + plain)
             shape = next(self._order)
         return shape
 
@@ -61,7 +66,7 @@ def measured_shapes(shapes: Shapes) -> list[TreeShape]:
         for shift in range(2)
         for i, width in enumerate(wide)
     ]
-    return pairs + [PLAIN_STEP] * max(2, len(pairs) // 3)
+    return pairs + [PLAIN_STEP] * (len(pairs) // 2 + 2)
 
 
 def measure_stages(
@@ -81,6 +86,7 @@ def measure_stages(
         request = assembly.engine.decode(text, stream(), policy, trace)
         next(request)
         seen, seen_ns, counted = dict(trace.stage_ns), 0, 0
+        previous = PLAIN_STEP
         for _ in request:
             if trace.iterations == counted:  # the end of the text, no iteration
                 continue
@@ -88,10 +94,12 @@ def measure_stages(
             stages = {name: (ns - seen.get(name, 0)) / 1e6 for name, ns in trace.stage_ns.items()}
             total = (trace.decode_ns - seen_ns) / 1e6
             seen, seen_ns = dict(trace.stage_ns), trace.decode_ns
-            if done >= len(shapes):
+            settled = shape.depth > 0 or previous.depth == 0
+            previous = shape
+            if done >= len(shapes) and settled:
                 model = sum(ms for name, ms in stages.items() if name in MODEL_STAGES)
                 stages |= {"overhead": total - model, "iteration": total}
-                rows += [(len(text), done, *shape, name, ms) for name, ms in stages.items()]
+                rows += [(len(text), done // len(shapes), *shape, name, ms) for name, ms in stages.items()]
             done += 1
             progress(done / wanted)
             if done >= wanted:
@@ -99,8 +107,23 @@ def measure_stages(
     return pd.DataFrame(rows, columns=list(COLUMNS))
 
 
+def without_drift(frame: pd.DataFrame) -> pd.DataFrame:
+    """The same samples at one speed of the machine: each cycle scaled so that its plain steps cost the usual.
+
+    A shared machine's speed can change twofold within seconds. All shapes of a cycle see the same speed, so their
+    ratios hold where their milliseconds do not.
+    """
+    parts = []
+    for _, part in frame.groupby("context"):
+        plain = part[(part["depth"] == 0) & (part["stage"] == "plain")].groupby("cycle")["ms"].median()
+        scale = part["cycle"].map(plain.median() / plain)
+        parts.append(part.assign(ms=part["ms"] * scale).dropna(subset=["ms"]))
+    return pd.concat(parts, ignore_index=True)
+
+
 def costs_from(frame: pd.DataFrame, shapes: Shapes) -> list[Costs]:
     """Medians by context, as the objective takes them; verification as its lower envelope."""
+    frame = without_drift(frame)
     contexts = sorted(frame["context"].unique().tolist())
     return [_costs_at(int(context), frame[frame["context"] == context], shapes) for context in contexts]
 
@@ -130,6 +153,7 @@ def _costs_at(context: int, frame: pd.DataFrame, shapes: Shapes) -> Costs:
 
 def useful_verify_widths(frame: pd.DataFrame, shapes: Shapes) -> tuple[int, ...]:
     """Verify widths that no wider one serves more cheaply, at the shortest measured context."""
+    frame = without_drift(frame)
     part = frame[(frame["context"] == frame["context"].min()) & (frame["depth"] > 0) & (frame["stage"] == "verify")]
     measured = {w: float(group["ms"].median()) for w, group in _by_width(part, "verify_width")}
     served_by = {compiled for _, compiled in lower_envelope(measured).values()}

@@ -4,12 +4,15 @@ import json
 import platform
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from yggdrasil.artifacts import current_machine, list_plans, search_roots
 from yggdrasil.errors import YggdrasilError
+
+if TYPE_CHECKING:
+    from yggdrasil.engine.decoder import Decoder
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="Latency-optimal tree decoding."
@@ -59,8 +62,11 @@ def calibrate(
     if not prompts.exists():
         raise YggdrasilError(f"there is no prompt file {prompts}; give JSON lines with a prompt field")
     settings = CalibrationSettings(pair, prompts, name, root or search_roots()[0], QUICK if quick else Effort())
-    with PhaseProgress() as progress:
-        plan = run(settings, progress)
+    try:
+        with PhaseProgress() as progress:
+            plan = run(settings, progress)
+    except KeyboardInterrupt:
+        raise YggdrasilError("interrupted; what was measured is kept, run the same command again to go on") from None
     _print_plan(plan)
 
 
@@ -136,7 +142,8 @@ def bench(
     requests = read_prompts(prompts, limit)
     decoder = _decoder(plan, dtype, "plan", force_machine=force_machine)
     results = compare(decoder, requests, max_new_tokens, show_comparison, max_prompt_tokens=max_prompt_tokens)
-    summary = summarise(results)
+    plain_ms = decoder.plan.costs[0].plain_ms if decoder.plan else None
+    summary = summarise(results, plain_ms)
     show_summary(summary)
     if out is not None:
         machine = current_machine()
@@ -181,7 +188,7 @@ def plans(
         print("no plans; make one with `yggdrasil calibrate`", file=sys.stderr)
 
 
-def _decoder(plan: str, dtype: Dtype | None, drafter: str, *, force_machine: bool):  # type: ignore[no-untyped-def]  # noqa: ANN202
+def _decoder(plan: str, dtype: Dtype | None, drafter: str, *, force_machine: bool) -> "Decoder":
     from yggdrasil.engine.decoder import Decoder
 
     replacement = None

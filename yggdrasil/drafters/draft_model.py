@@ -10,6 +10,8 @@ from yggdrasil.models.buffers import HostBuffer
 from yggdrasil.models.runner import ModelRunner, PrefillStep
 from yggdrasil.tree.token_tree import TokenTree
 
+SHORT_HEAD = 4  # tokens most iterations add; a longer accepted path takes the full head
+
 
 class DraftModel:
     """Drafter over a causal language model that shares the target's tokenizer.
@@ -32,7 +34,7 @@ class DraftModel:
         device = runner.loaded.device
         self.name = f"model {runner.loaded.name}"
         self.runner = runner
-        self.head_width = head_width
+        self.head_widths = sorted({min(SHORT_HEAD, head_width), head_width})
         self.prefill_widths = sorted(prefill_widths)
         self.knots = knots.to(device)
         self._tokens = HostBuffer(max(head_width, *prefill_widths), device)
@@ -45,8 +47,9 @@ class DraftModel:
         for width in self.prefill_widths:
             inputs = [self._tokens.tensor[:width], self._span.tensor[:1], self._last.tensor]
             runner.define("prefill", width, PrefillStep(runner.call, width), inputs)
-        head_inputs = [self._tokens.tensor[:head_width], self._span.tensor, self.knots, *tree_buffers]
-        runner.define("head", head_width, HeadStep(runner.call, head_width), head_inputs)
+        for width in self.head_widths:
+            head_inputs = [self._tokens.tensor[:width], self._span.tensor, self.knots, *tree_buffers]
+            runner.define("head", width, HeadStep(runner.call, width), head_inputs)
         for width in widths:
             runner.define("grow", width, GrowStep(runner.call, width), [self._place.tensor, self.knots, *tree_buffers])
             runner.define("finish", width, FinishStep(width), [self._place.tensor, *tree_buffers])
@@ -60,13 +63,14 @@ class DraftModel:
 
     def head(self, tree: TokenTree) -> None:
         """Read every certain token not yet read, the last ones (root included) in the head step."""
-        while len(self._certain) - self._num_read > self.head_width:
-            self._prefill(len(self._certain) - self._num_read - self.head_width)
+        widest = self.head_widths[-1]
+        while len(self._certain) - self._num_read > widest:
+            self._prefill(len(self._certain) - self._num_read - widest)
         start = min(self._num_read, len(self._certain) - 1)  # the root's logits are wanted even if it was read before
         pending = self._certain[start:]
         self._tokens.write(*pending)
         self._span.write(start, len(pending))
-        self.runner.step("head", self.head_width)()
+        self.runner.step("head", next(width for width in self.head_widths if width >= len(pending)))()
         self._num_read = len(self._certain)
 
     def grow(self, tree: TokenTree, width: int, depth: int) -> None:

@@ -1,6 +1,7 @@
 """The decode loop of one request: prefill, then iterations of the plan's stages until the text ends."""
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter_ns
 
@@ -69,6 +70,10 @@ class Engine:
 
         The caller may stop iterating at any point: the next request starts from an empty cache.
         """
+        with _own_threads():
+            yield from self._decode(prompt, stream, policy, trace)
+
+    def _decode(self, prompt: Sequence[int], stream: TextStream, policy: Policy, trace: Trace) -> Iterator[str]:
         self._policy, self._stream = policy, stream
         policy.begin()
         start = perf_counter_ns()
@@ -119,8 +124,8 @@ class Engine:
     def _predict_depth(self, state: Iteration) -> None:
         hidden = state.hidden.numpy() if self._policy.needs_hidden else None
         shape = self._policy.choose(hidden, self.target.length)
-        # The root sits at position `length`; a tree must not reach past the last position.
-        room = self.max_length - self.target.length - 1
+        # The text is the cache and the root; an accepted path of full depth adds the bonus token too.
+        room = self.max_length - self.target.length - 2
         if self.drafter is None or room < 1:
             shape = TreeShape(0, 0, 1)
         elif shape.depth > room:
@@ -167,3 +172,14 @@ class Engine:
     def _keep_books(self, state: Iteration) -> None:
         assert state.outcome is not None
         self._stream.push(state.outcome.tokens)
+
+
+@contextmanager
+def _own_threads() -> Iterator[None]:
+    """Keep PyTorch's own pool out of the way: its idle threads spin on the cores that our operators' threads need."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
