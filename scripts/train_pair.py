@@ -394,9 +394,11 @@ def write_card(
     ]
     text = f"""# A small target and its distilled drafter
 
-Byte-level BPE, {recipe.vocab_size} tokens. Target: Llama, {sizes["target"]:,} parameters,
-{recipe.target_layers} layers, hidden {recipe.target_hidden}. Drafter: Llama, {sizes["drafter"]:,} parameters,
-{recipe.drafter_layers} layers, hidden {recipe.drafter_hidden}. bfloat16, {recipe.max_positions} positions (trained on at most {recipe.long_sequence_length}).
+Byte-level BPE, {recipe.vocab_size} tokens. bfloat16, {recipe.max_positions} positions (trained on at most
+{recipe.long_sequence_length}).
+
+- Target: Llama, {sizes["target"]:,} parameters, {recipe.target_layers} layers, hidden {recipe.target_hidden}.
+- Drafter: Llama, {sizes["drafter"]:,} parameters, {recipe.drafter_layers} layers, hidden {recipe.drafter_hidden}.
 
 A pair for demonstrations, tests and measurements of decoding. It is far too small to be asked for facts.
 
