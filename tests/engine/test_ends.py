@@ -1,0 +1,188 @@
+"""A request ends at the token at which plain decoding would end, wherever in an accepted block that is."""
+
+from dataclasses import replace
+
+import pytest
+from tiny_pair import SHAPES, TEXT, byte_tokenizer
+
+from yggdrasil.engine.policy import FixedPolicy, PlainPolicy
+from yggdrasil.scheduling.plan import Shapes
+from yggdrasil.tree.objective import TreeShape
+
+PROMPT = TEXT[:20]
+BLOCK = FixedPolicy(TreeShape(1, 4, 8))  # five tokens an iteration with a drafter that is always right
+POLICIES = {"plain": PlainPolicy(), "chain": BLOCK, "tree": FixedPolicy(TreeShape(4, 4, 16))}
+policies = pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
+
+
+def plain_end(tokens, eos=(), limit=1000, stop=(), include_stop=False):
+    """The slow twin: decode the whole text again after every token. Returns (tokens, text, reason)."""
+    for count in range(1, len(tokens) + 1):
+        taken = tokens[:count]
+        if taken[-1] in eos:
+            return taken, text_of(taken[:-1]), "eos"
+        text = text_of(taken)
+        ends = [(text.find(word), word) for word in stop if word in text]
+        if ends:
+            place, word = min(ends)
+            return taken, text[: place + len(word) * include_stop], "stop"
+        if count == limit:
+            return taken, text, "length"
+    raise AssertionError("the text does not end")
+
+
+def text_of(tokens):
+    """Text of tokens; bytes that have not become a character yet are no text."""
+    return byte_tokenizer().decode(tokens, skip_special_tokens=True).rstrip("�")
+
+
+def run(decoder, prompt=PROMPT, **options):
+    """Stream a request and check that its pieces are its text; returns (tokens, text, reason)."""
+    request = decoder.start(prompt, **options)
+    pieces = list(request)
+    result = request.result()
+    assert "".join(pieces) == result.text
+    return result.tokens, result.text, result.finish_reason
+
+
+def test_the_reference_text_is_fit_for_these_tests(perfect_pair):
+    """Every end below falls on each place of a block, and some characters span tokens."""
+    tokens = perfect_pair.reference(PROMPT, 41)
+    firsts = {tokens.index(token) for token in tokens}
+
+    assert {(place - 1) % 5 for place in firsts if place} == {0, 1, 2, 3, 4}
+    assert perfect_pair.decoder(BLOCK).generate(PROMPT, max_new_tokens=41).metrics.aal == 5.0
+
+
+@policies
+def test_end_token_at_every_place(perfect_pair, policy):
+    tokens = perfect_pair.reference(PROMPT, 41)
+    for token in set(tokens):
+        decoder = perfect_pair.decoder(policy, eos=[token])
+
+        assert run(decoder, max_new_tokens=41) == plain_end(tokens, eos=[token])
+    assert run(decoder, max_new_tokens=41, ignore_eos=True) == plain_end(tokens, limit=41)
+
+
+@policies
+def test_length_at_every_place(perfect_pair, policy):
+    decoder, tokens = perfect_pair.decoder(policy), perfect_pair.reference(PROMPT, 41)
+    for limit in range(1, 13):
+        assert run(decoder, max_new_tokens=limit) == plain_end(tokens, limit=limit)
+
+
+@policies
+@pytest.mark.parametrize("include_stop", [False, True])
+def test_stop_strings_at_every_place(perfect_pair, policy, include_stop):
+    decoder, tokens = perfect_pair.decoder(policy), perfect_pair.reference(PROMPT, 41)
+    text = text_of(tokens)
+    for place in range(16):
+        end = place + 6
+        for words in (
+            (text[place : place + 1],),
+            (text[place:end], "never this", text[place + 3 : end]),  # both end at once: the one that began first counts
+            (text[place + 2 : end], text[place : end + 2]),  # the second begins first and ends too late
+        ):
+            ended = run(decoder, max_new_tokens=41, stop=words, include_stop=include_stop)
+
+            assert ended == plain_end(tokens, stop=words, include_stop=include_stop)
+
+
+@policies
+def test_an_end_beats_the_length_at_the_same_token(perfect_pair, policy):
+    tokens = perfect_pair.reference(PROMPT, 41)
+    eos, place = tokens[7], tokens.index(tokens[7])
+    assert run(perfect_pair.decoder(policy, eos=[eos]), max_new_tokens=place + 1)[2] == "eos"
+
+    stopped = plain_end(tokens, stop=[text_of(tokens)[4:7]])
+    ended = run(perfect_pair.decoder(policy), max_new_tokens=len(stopped[0]), stop=[text_of(tokens)[4:7]])
+    assert ended == stopped
+
+
+@policies
+def test_text_that_may_become_a_stop_string_is_held_back(perfect_pair, policy):
+    decoder, tokens = perfect_pair.decoder(policy), perfect_pair.reference(PROMPT, 41)
+    text = text_of(tokens)
+    stop = text[6:14] + "#"  # never completed
+
+    shown = ""
+    for piece in decoder.start(PROMPT, max_new_tokens=41, stop=[stop]):
+        shown += piece
+        assert text.startswith(shown)
+    assert shown == text
+    assert run(decoder, max_new_tokens=41, stop=[stop]) == plain_end(tokens, limit=41)
+
+
+@policies
+@pytest.mark.parametrize("num_free", range(1, 14))
+def test_a_full_context_ends_the_text_at_its_last_place(perfect_pair, policy, num_free):
+    """Prompt and text fill the context exactly; no row is kept, and no position used, past its last place."""
+    shapes = replace(SHAPES, max_length=len(PROMPT) + num_free)
+    decoder = perfect_pair.decoder(policy, shapes)
+    tokens, text, reason = run(decoder, max_new_tokens=100)
+
+    assert reason == "context"
+    assert tokens == perfect_pair.reference(PROMPT, num_free)
+    assert text == text_of(tokens)
+    assert decoder.assembly.engine.target.length <= shapes.max_length - 1
+
+    stop = [text[-1] + "#"]  # a start of it, held back until the end is known
+    assert run(decoder, max_new_tokens=100, stop=stop) == (tokens, text, reason)
+
+
+@policies
+@pytest.mark.parametrize("role", ["target", "drafter"])
+def test_the_models_own_context_is_a_limit_too(perfect_pair, policy, role):
+    config = type(perfect_pair.target.config)(**{**perfect_pair.target.config.to_dict(), "max_position_embeddings": 33})
+    short = perfect_pair._replace(**{role: replace(getattr(perfect_pair, role), config=config)})
+
+    assert run(short.decoder(policy), max_new_tokens=100)[::2] == (perfect_pair.reference(PROMPT, 13), "context")
+
+
+@policies
+def test_prompts_around_the_prefill_widths(perfect_pair, policy):
+    shapes = Shapes(
+        max_length=60, draft_widths=(1, 4), max_depth=4, candidates=4, verify_widths=(1, 8, 16), prefill_widths=(4, 16)
+    )
+    decoder = perfect_pair.decoder(policy, shapes)
+    for length in (1, 3, 4, 5, 15, 16, 17, 32, 33, 59):
+        prompt, room = TEXT[:length], 60 - length
+        tokens, _, reason = run(decoder, prompt, max_new_tokens=6)
+
+        assert tokens == perfect_pair.reference(prompt, min(6, room))
+        assert reason == ("length" if room >= 6 else "context")
+
+
+@policies
+def test_a_request_given_up_leaves_no_trace(pair, policy):
+    decoder = pair.decoder(policy)
+    given_up = decoder.start(PROMPT, max_new_tokens=40)
+    for count, _ in enumerate(given_up, start=1):
+        if count == 4:
+            break
+    result = given_up.result()
+
+    assert result.finish_reason == "cancelled"
+    assert result.tokens == pair.reference(PROMPT, 40)[: len(result.tokens)]
+    other = TEXT[30:37]
+    assert run(decoder, other, max_new_tokens=30)[0] == pair.reference(other, 30)
+
+
+def test_a_request_never_started_was_cancelled(pair):
+    result = pair.decoder(BLOCK).start(PROMPT).result()
+
+    assert (result.tokens, result.text, result.finish_reason) == ([], "", "cancelled")
+
+
+def test_the_example_of_a_character_that_spans_tokens():
+    """One emoji is four tokens here; the stream shows it when it is whole, and never shows a part."""
+    from yggdrasil.engine.text import TextStream
+
+    tokens = byte_tokenizer()("a😀b")["input_ids"]
+    stream = TextStream(byte_tokenizer(), frozenset(), 100, [])
+    pieces = []
+    for token in tokens:
+        stream.push([token])
+        pieces.append(stream.release())
+
+    assert pieces == ["a", "", "", "", "😀", "b"]

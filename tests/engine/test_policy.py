@@ -1,0 +1,216 @@
+"""Who decides on a shape: the gate's bookkeeping, and the argmax against three nested loops."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from yggdrasil.engine.policy import FixedPolicy, Gate, ObjectivePolicy, PlainPolicy
+from yggdrasil.predictor.depth import DepthPredictor
+from yggdrasil.tree.objective import PLAIN_STEP, StepCosts, TreeShape
+
+MAX_DEPTH, DRAFT_WIDTHS, VERIFY_WIDTHS, HIDDEN_SIZE = 4, (1, 2, 4), (1, 2, 4, 8), 6
+
+
+def pause_after_refusal(gate):
+    """Plain steps taken without asking, after the objective said no."""
+    gate.refused()
+    count = 0
+    while gate.is_paused():
+        count += 1
+    return count
+
+
+def test_pauses_double_up_to_a_limit():
+    gate = Gate()
+
+    assert not gate.is_paused()
+    assert [pause_after_refusal(gate) for _ in range(7)] == [8, 16, 32, 64, 128, 128, 128]
+
+
+@pytest.mark.parametrize("reset", [lambda gate: gate.observe(2.0, 1.0), lambda gate: gate.begin()])
+def test_speculating_again_makes_pauses_short_again(reset):
+    gate = Gate()
+    pause_after_refusal(gate)
+    pause_after_refusal(gate)
+    reset(gate)
+
+    assert pause_after_refusal(gate) == 8
+
+
+def test_trust_follows_acceptance_and_recovers():
+    gate = Gate()
+    assert gate.trust == 1.0
+
+    poor = [observed_trust(gate, promised=3.0, accepted=0.0) for _ in range(30)]
+    assert poor == sorted(poor, reverse=True)
+    assert poor[-1] == pytest.approx(0.2)
+
+    kept = [observed_trust(gate, promised=3.0, accepted=3.0) for _ in range(60)]
+    assert kept == sorted(kept)
+    assert kept[-1] == pytest.approx(1.0, abs=0.02)
+
+    exceeded = [observed_trust(gate, promised=1.0, accepted=4.0) for _ in range(60)]
+    assert exceeded[-1] == 1.5
+
+    gate.begin()
+    assert gate.trust == 1.0
+
+
+def observed_trust(gate, promised, accepted):
+    gate.observe(promised, accepted)
+    return gate.trust
+
+
+def test_every_refusal_forgets_half_of_what_speaks_against_speculation():
+    """However poor a text began, the objective is asked again with ever more of its first trust."""
+    gate = Gate()
+    for _ in range(30):
+        gate.observe(3.0, 0.0)
+    trusts = []
+    for _ in range(10):
+        gate.refused()
+        trusts.append(gate.trust)
+
+    assert trusts == sorted(trusts)
+    assert trusts[-1] > 0.95
+
+
+def test_plain_and_fixed_policies_always_say_the_same():
+    plain, fixed = PlainPolicy(), FixedPolicy(TreeShape(2, 3, 8))
+    for context in (1, 500):
+        assert plain.choose(None, context) == PLAIN_STEP
+        assert fixed.choose(None, context) == TreeShape(2, 3, 8)
+        assert fixed.choose_verify_width(TreeShape(2, 1, 8), [1.0, 1.5, 1.6, 1.6], context) == 8
+    assert not plain.needs_hidden
+    assert not fixed.needs_hidden
+
+
+# ==== the argmax ====
+
+
+@st.composite
+def step_costs(draw):
+    milliseconds = st.floats(0.05, 3.0)
+    verify_ms = sorted(draw(st.lists(milliseconds, min_size=4, max_size=4)))
+    return StepCosts(
+        head_ms=draw(milliseconds),
+        draft_ms={width: draw(milliseconds) for width in DRAFT_WIDTHS},
+        verify_ms=dict(zip(VERIFY_WIDTHS, verify_ms, strict=True)),
+        overhead_ms=draw(milliseconds),
+        plain_ms=draw(milliseconds),
+    )
+
+
+def made_up_tables(seed):
+    random = np.random.default_rng(seed)
+    shape = (MAX_DEPTH, MAX_DEPTH, len(VERIFY_WIDTHS))
+    ratios = {width: random.uniform(0, 1.5, shape).astype(np.float32) for width in DRAFT_WIDTHS}
+    return ratios, np.sort(random.uniform(0, 1, MAX_DEPTH).astype(np.float32))[::-1].copy()
+
+
+def made_up_predictor(seed):
+    random = np.random.default_rng(seed)
+    sizes = {
+        "mean": HIDDEN_SIZE, "first_weight": (HIDDEN_SIZE, 5), "first_bias": 5, "second_weight": (5, 5),
+        "second_bias": 5, "head_weight": (5, MAX_DEPTH), "head_bias": MAX_DEPTH,
+    }  # fmt: skip
+    weights = {name: random.normal(size=size).astype(np.float32) for name, size in sizes.items()}
+    return DepthPredictor(scale=np.ones(HIDDEN_SIZE, dtype=np.float32), **weights)
+
+
+def worth_of(shape, costs, ratios, survival):
+    """Expected tokens a millisecond, summed up level by level."""
+    if shape.depth == 0:
+        return 1.0 / costs.plain_ms
+    column = VERIFY_WIDTHS.index(shape.verify_width)
+    tokens = 1.0
+    for level in range(shape.depth):
+        tokens += float(survival[level]) * float(ratios[shape.width][shape.depth - 1][level][column])
+    drafting_ms = costs.head_ms + (shape.depth - 1) * costs.draft_ms[shape.width]
+    return tokens / (drafting_ms + costs.verify_ms[shape.verify_width] + costs.overhead_ms)
+
+
+def best_worth(costs, ratios, survival):
+    best = worth_of(PLAIN_STEP, costs, ratios, survival)
+    for width in DRAFT_WIDTHS:
+        for depth in range(1, MAX_DEPTH + 1):
+            for verify_width in VERIFY_WIDTHS:
+                best = max(best, worth_of(TreeShape(width, depth, verify_width), costs, ratios, survival))
+    return best
+
+
+@settings(max_examples=200, deadline=None)
+@given(step_costs(), st.integers(0, 10_000), st.lists(st.tuples(st.floats(0, 4), st.floats(0, 4)), max_size=5))
+def test_shape_is_the_argmax_of_three_loops(costs, seed, history):
+    """With a predictor and without, and with survival scaled by what was accepted of what was promised."""
+    ratios, mean_survival = made_up_tables(seed)
+    predictor = made_up_predictor(seed)
+    hidden = np.random.default_rng(seed + 1).normal(size=HIDDEN_SIZE).astype(np.float32)
+    accepted = promised = 0.0
+    for expected, got in history:
+        promised, accepted = 0.9 * promised + expected, 0.9 * accepted + got
+    trust = min(max((accepted + 4) / (promised + 4), 0.2), 1.5)
+
+    for chosen_predictor in (None, predictor):
+        policy = ObjectivePolicy({100: costs}, ratios, mean_survival, chosen_predictor)
+        policy.begin()
+        for expected, got in history:
+            policy.observe(TreeShape(1, 1, 2), 1.0 + expected, 1 + got)
+        survival = mean_survival if chosen_predictor is None else predictor.survival(hidden)
+        survival = np.minimum(survival * trust, 1.0)
+        shape = policy.choose(hidden, 100)
+
+        assert policy.needs_hidden == (chosen_predictor is not None)
+        assert worth_of(shape, costs, ratios, survival) == pytest.approx(best_worth(costs, ratios, survival), rel=1e-6)
+        assert policy.predict_ms(shape, 100) == pytest.approx(costs.iteration_ms(*shape))
+
+
+@settings(max_examples=100, deadline=None)
+@given(step_costs(), st.lists(st.floats(0, 1), min_size=4, max_size=4), st.integers(0, 10_000))
+def test_verify_width_is_the_argmax_once_drafting_is_paid(costs, gains, seed):
+    ratios, survival = made_up_tables(seed)
+    expected = np.cumsum(gains) + 1.0
+    shape = TreeShape(2, 3, 1)
+    width = ObjectivePolicy({100: costs}, ratios, survival, None).choose_verify_width(shape, expected, 100)
+
+    paid_ms = costs.head_ms + 2 * costs.draft_ms[2] + costs.overhead_ms
+    worth = {w: tokens / (paid_ms + costs.verify_ms[w]) for w, tokens in zip(VERIFY_WIDTHS, expected, strict=True)}
+    assert worth[width] == max(worth.values())
+
+
+def flat_costs(plain_ms):
+    return StepCosts(1.0, dict.fromkeys(DRAFT_WIDTHS, 1.0), dict.fromkeys(VERIFY_WIDTHS, 1.0), 0.0, plain_ms)
+
+
+def test_costs_of_the_nearest_context_serve():
+    ratios, survival = made_up_tables(0)
+    policy = ObjectivePolicy({1000: flat_costs(1000.0), 10: flat_costs(10.0)}, ratios, survival, None)
+
+    nearest = {1: 10.0, 10: 10.0, 500: 10.0, 510: 1000.0, 1000: 1000.0, 9999: 1000.0}
+    assert {context: policy.predict_ms(PLAIN_STEP, context) for context in nearest} == nearest
+
+
+def test_after_a_refusal_the_objective_is_not_asked_for_a_while():
+    """Plain steps are nearly free near the start of the context and never chosen behind it."""
+    ratios, survival = made_up_tables(0)
+    policy = ObjectivePolicy({10: flat_costs(0.01), 1000: flat_costs(1000.0)}, ratios, survival, None)
+    policy.begin()
+    assert policy.choose(None, 10) == PLAIN_STEP
+    later = [policy.choose(None, 1000).depth > 0 for _ in range(10)]
+
+    assert later == [False] * 8 + [True] * 2
+    policy.choose(None, 10)
+    policy.begin()
+    assert policy.choose(None, 1000).depth > 0  # a new request begins without a pause
+
+
+def test_the_ablation_maximises_tokens_alone():
+    ratios, survival = made_up_tables(3)
+    costs = flat_costs(0.001)  # plain steps are nearly free
+    policy = ObjectivePolicy({100: costs}, ratios, survival, None, objective="aal")
+    shape = policy.choose(None, 100)
+    free = StepCosts(0.0, dict.fromkeys(DRAFT_WIDTHS, 1e-9), dict.fromkeys(VERIFY_WIDTHS, 1.0), 0.0, 1.0)
+
+    assert worth_of(shape, free, ratios, survival) == pytest.approx(best_worth(free, ratios, survival), rel=1e-6)
+    assert policy.choose_verify_width(shape, [1.0, 1.2, 1.2, 1.1], 100) == 2

@@ -1,0 +1,91 @@
+"""Planning is light, and imports go one way between the rooms."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import yggdrasil
+
+PACKAGE = Path(yggdrasil.__file__).parent
+# From low to high: a room may import itself and those before it.
+ROOMS = (
+    *("errors", "artifacts", "models", "tree", "acceptance", "drafters", "predictor", "profiling", "scheduling"),
+    *("engine", "calibration", "bench", "cli"),
+)
+LEAVES = {"errors": set(), "prompts": {"errors"}}  # what these single files may import
+WITHOUT_TORCH = (
+    *("yggdrasil", "yggdrasil.artifacts", "yggdrasil.prompts", "yggdrasil.scheduling.stages"),
+    *("yggdrasil.scheduling.plan", "yggdrasil.tree.objective", "yggdrasil.profiling.simulator"),
+)
+
+
+@pytest.mark.parametrize("module", WITHOUT_TORCH)
+def test_planning_needs_no_torch(module):
+    """A blocked package raises ImportError when it is asked for."""
+    blocked = "import sys; sys.modules.update(dict.fromkeys(('torch', 'transformers')))"
+
+    subprocess.run([sys.executable, "-c", f"{blocked}; import {module}"], check=True, cwd=PACKAGE.parent)
+
+
+def test_imports_go_one_way():
+    violations = [
+        f"{path.relative_to(PACKAGE)} imports {imported}"
+        for path in sorted(PACKAGE.rglob("*.py"))
+        for imported in sorted(imports_of(path))
+        if not is_allowed(room_of(path), imported)
+    ]
+
+    assert violations == []
+
+
+def test_every_room_has_its_place():
+    found = {room_of(path) for path in PACKAGE.rglob("*.py")} - {"__init__"}
+
+    assert found <= {*ROOMS, *LEAVES}
+
+
+def test_an_upward_import_would_be_seen(tmp_path):
+    """Also inside a function, under TYPE_CHECKING, and from the package itself."""
+    path = tmp_path / "module.py"
+    path.write_text(
+        "def f():\n    from yggdrasil.engine.engine import Engine\n"
+        "if TYPE_CHECKING:\n    import yggdrasil.cli.app as app\n"
+        "from yggdrasil import bench\n"
+    )
+
+    assert imports_of(path) == {"engine", "cli", "bench"}
+    assert not is_allowed("tree", "engine")
+    assert not is_allowed("prompts", "tree")
+    assert is_allowed("engine", "tree")
+
+
+def room_of(path):
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imports_of(path):
+    """The rooms that a file imports, wherever in it."""
+    rooms = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module == "yggdrasil":
+            names = [f"yggdrasil.{alias.name}" for alias in node.names if not alias.name.startswith("__")]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names = [node.module]
+        rooms |= {name.split(".")[1] for name in names if name.startswith("yggdrasil.")}
+    return rooms
+
+
+def is_allowed(room, imported):
+    if room == "__init__":  # the public face, lazily
+        return True
+    if room in LEAVES:
+        return imported in LEAVES[room]
+    if imported in LEAVES:
+        return True
+    return imported in ROOMS and ROOMS.index(imported) <= ROOMS.index(room)
