@@ -13,6 +13,7 @@ from yggdrasil.engine.policy import Policy
 from yggdrasil.engine.target import Outcome, TargetModel
 from yggdrasil.engine.text import TextStream
 from yggdrasil.engine.trace import Trace
+from yggdrasil.errors import YggdrasilError
 from yggdrasil.scheduling.stages import DEFAULT_ORDER, check_order
 from yggdrasil.tree.growth import rank_nodes
 from yggdrasil.tree.objective import TreeShape
@@ -69,27 +70,30 @@ class Engine:
         """Yield final text as it becomes certain. ``prompt`` is not empty and shorter than ``max_length``.
 
         The caller may stop iterating at any point: the next request starts from an empty cache.
-        """
-        with _own_threads():
-            yield from self._decode(prompt, stream, policy, trace)
 
-    def _decode(self, prompt: Sequence[int], stream: TextStream, policy: Policy, trace: Trace) -> Iterator[str]:
+        Raises:
+            YggdrasilError: iterated further after another request began on this engine.
+        """
         self._policy, self._stream = policy, stream
         policy.begin()
         start = perf_counter_ns()
-        outcome = self._prefill(prompt)
+        with _own_threads():
+            outcome = self._prefill(prompt)
         stream.push(outcome.tokens)
         state = Iteration(outcome.tokens[-1], outcome.hidden, TreeShape(0, 0, 1))
         trace.prefill_ns = perf_counter_ns() - start
         yield stream.release()
         while stream.finish_reason is None:
+            if self._stream is not stream:
+                raise YggdrasilError("another request has begun on this decoder; it serves one at a time")
             if self.target.length + 1 >= self.max_length:
                 stream.finish("context")
                 break
             start = perf_counter_ns()
             emitted = len(stream.tokens)
             context = self.target.length
-            self._iterate(state, trace)
+            with _own_threads():
+                self._iterate(state, trace)
             predicted_ms = policy.predict_ms(state.shape, context)
             trace.note(state.shape, len(stream.tokens) - emitted, state.expected, predicted_ms)
             trace.decode_ns += perf_counter_ns() - start

@@ -167,7 +167,10 @@ class ObjectivePolicy:
 
     def choose_verify_width(self, shape: TreeShape, expected: Sequence[float], context: int) -> int:
         costs = self._chooser(context).costs
-        return choose_verify_width(expected, costs.drafting_ms(shape.width, shape.depth), costs, self._objective)
+        width = choose_verify_width(expected, costs.drafting_ms(shape.width, shape.depth), costs, self._objective)
+        if width == 1:  # drafted for nothing
+            self._gate.refused()
+        return width
 
     def predict_ms(self, shape: TreeShape, context: int) -> float:
         return self._chooser(context).costs.iteration_ms(*shape)

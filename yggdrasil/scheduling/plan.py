@@ -117,9 +117,11 @@ class Plan:
             raise ValueError("costs is empty")
         for costs in self.costs:
             costs.steps()
-            missing = set(self.shapes.verify_widths) - set(costs.verify_ms)
-            if missing:
-                raise ValueError(f"costs at context {costs.context} lack verify widths {sorted(missing)}")
+            if set(costs.verify_ms) != set(self.shapes.verify_widths):
+                raise ValueError(
+                    f"costs at context {costs.context} are for verify widths {sorted(costs.verify_ms)}, "
+                    f"the shapes name {list(self.shapes.verify_widths)}"
+                )
 
     def save(self, path: Path) -> None:
         write_yaml(path, KIND, SCHEMA_VERSION, to_plain(self))
@@ -150,7 +152,7 @@ def portable_source(source: str) -> str:
 
 
 def check_plan(plan: Plan, machine: Machine, *, force_machine: bool) -> None:
-    """Refuse a plan made on another machine or with other versions of what it was measured with."""
+    """Refuse a plan made on another machine."""
     if plan.machine.fingerprint != machine.fingerprint and not force_machine:
         raise YggdrasilError(
             f"plan {plan.name} was calibrated on {plan.machine.describe()}, this machine is {machine.describe()}; "
