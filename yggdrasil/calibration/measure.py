@@ -19,13 +19,15 @@ from yggdrasil.tree.objective import PLAIN_STEP, TreeShape, lower_envelope
 
 COLUMNS = ("context", "cycle", "width", "depth", "verify_width", "stage", "ms")
 MEASURED_DEPTH = 4
+STREAK = 3
 Progress = Callable[[float], None]
 
 
 class ShapeCycle:
-    """A policy that runs through ``shapes`` in a new random order each time, plain steps together at the end.
+    """A policy that runs through ``shapes`` in a new random order each time, each ``STREAK`` times in a row.
 
-    Plain decoding runs step after step with the target's weights still in the caches; so must its cost be read.
+    Decoding mostly repeats a shape, and the first step after a change of width is slower (other code, other buffers),
+    so costs are read from the repetitions.
     """
 
     needs_hidden = False
@@ -41,9 +43,8 @@ class ShapeCycle:
     def choose(self, hidden: FloatArray | None, context: int) -> TreeShape:
         shape = next(self._order, None)
         if shape is None:
-            drafted = [shape for shape in self._shapes if shape.depth]
-            plain = [shape for shape in self._shapes if not shape.depth]
-            self._order = iter(self._random.sample(drafted, len(drafted)) + plain)
+            order = self._random.sample(self._shapes, len(self._shapes))
+            self._order = iter([shape for shape in order for _ in range(STREAK)])
             shape = next(self._order)
         return shape
 
@@ -56,9 +57,12 @@ class ShapeCycle:
     def observe(self, shape: TreeShape, expected: float, tokens: int) -> None:
         return
 
+    def settle(self, shape: TreeShape, tokens: int, milliseconds: float) -> None:
+        return
+
 
 def measured_shapes(shapes: Shapes) -> list[TreeShape]:
-    """A cycle that covers every draft width and every verify width equally, with a plain step in four."""
+    """A cycle that covers every verify width twice, every draft width about as often, and plain steps."""
     depth = min(MEASURED_DEPTH, shapes.max_depth)
     wide = [width for width in shapes.verify_widths if width > 1]
     pairs = [
@@ -66,7 +70,7 @@ def measured_shapes(shapes: Shapes) -> list[TreeShape]:
         for shift in range(2)
         for i, width in enumerate(wide)
     ]
-    return pairs + [PLAIN_STEP] * (len(pairs) // 2 + 2)
+    return [*pairs, *[PLAIN_STEP] * 3]
 
 
 def measure_stages(
@@ -74,10 +78,12 @@ def measure_stages(
 ) -> pd.DataFrame:
     """Stage times of at least ``samples`` iterations a shape at context ``len(text)``; columns ``COLUMNS``.
 
-    Stage "overhead" is the iteration's time outside the models, "iteration" all of it. The first cycle is warm-up.
+    Stage "overhead" is the iteration's time outside the models, "iteration" all of it. The first cycle and the first
+    iteration of each streak are warm-up.
     """
     shapes = measured_shapes(assembly.shapes)
-    wanted = len(shapes) * (samples + 1)
+    cycle = len(shapes) * STREAK
+    wanted = cycle * (-(-samples // (STREAK - 1)) + 1)
     rows: list[tuple[object, ...]] = []
     done = 0
     policy = ShapeCycle(shapes, seed=0)
@@ -94,12 +100,11 @@ def measure_stages(
             stages = {name: (ns - seen.get(name, 0)) / 1e6 for name, ns in trace.stage_ns.items()}
             total = (trace.decode_ns - seen_ns) / 1e6
             seen, seen_ns = dict(trace.stage_ns), trace.decode_ns
-            settled = shape.depth > 0 or previous.depth == 0
-            previous = shape
-            if done >= len(shapes) and settled:
+            is_repeated, previous = shape == previous, shape
+            if done >= cycle and is_repeated:
                 model = sum(ms for name, ms in stages.items() if name in MODEL_STAGES)
                 stages |= {"overhead": total - model, "iteration": total}
-                rows += [(len(text), done // len(shapes), *shape, name, ms) for name, ms in stages.items()]
+                rows += [(len(text), done // cycle, *shape, name, ms) for name, ms in stages.items()]
             done += 1
             progress(done / wanted)
             if done >= wanted:

@@ -149,7 +149,7 @@ def bench(
         machine = current_machine()
         record = {
             **summary,
-            "plan": plan,
+            "plan": decoder.plan.name if decoder.plan else plan,
             "prompts_file": prompts.name,
             "max_new_tokens": max_new_tokens,
             "max_prompt_tokens": max_prompt_tokens,

@@ -96,7 +96,9 @@ class Engine:
                 self._iterate(state, trace)
             predicted_ms = policy.predict_ms(state.shape, context)
             trace.note(state.shape, len(stream.tokens) - emitted, state.expected, predicted_ms)
-            trace.decode_ns += perf_counter_ns() - start
+            elapsed_ns = perf_counter_ns() - start
+            policy.settle(state.shape, len(stream.tokens) - emitted, elapsed_ns / 1e6)
+            trace.decode_ns += elapsed_ns
             yield stream.release()
         yield stream.release()
 

@@ -38,6 +38,9 @@ class Policy(Protocol):
     def observe(self, shape: TreeShape, expected: float, tokens: int) -> None:
         """An iteration gave ``tokens`` where ``expected`` were promised."""
 
+    def settle(self, shape: TreeShape, tokens: int, milliseconds: float) -> None:
+        """An iteration emitted ``tokens`` and took so long."""
+
 
 class PlainPolicy:
     """Speculation off."""
@@ -57,6 +60,9 @@ class PlainPolicy:
         return 0.0
 
     def observe(self, shape: TreeShape, expected: float, tokens: int) -> None:
+        return
+
+    def settle(self, shape: TreeShape, tokens: int, milliseconds: float) -> None:
         return
 
 
@@ -83,21 +89,41 @@ class FixedPolicy:
     def observe(self, shape: TreeShape, expected: float, tokens: int) -> None:
         return
 
+    def settle(self, shape: TreeShape, tokens: int, milliseconds: float) -> None:
+        return
+
 
 class Gate:
     """Keeps speculation from costing time where it does not pay, and tries again later.
 
     Acceptance on this text is tracked against what was promised; the promise is scaled by it. When the objective then
     prefers plain steps, it is not even asked for a while: a pause that doubles each time the answer stays the same.
+
+    Beyond promises there is an account of what speculation really gained or lost, in plain steps, at the speed the
+    machine has now. In the red, decoding is plain, and each plain step earns a little to try again with: so the loss
+    stays near ``_EARNED`` of the time, whatever the plan believes. The account outlives a request.
     """
 
     _FIRST_PAUSE, _LONGEST_PAUSE = 8, 128
     _MEMORY, _PRIOR = 0.9, 4.0
+    _CREDIT, _RICHEST, _EARNED = 2.0, 16.0, 0.015
 
-    def __init__(self) -> None:
+    def __init__(self, plain_ms: float = 1.0) -> None:
+        self._plain_ms = plain_ms
+        self._balance = self._CREDIT
         self.begin()
 
+    def settle(self, shape: TreeShape, tokens: int, milliseconds: float) -> None:
+        """An iteration took so long and emitted ``tokens``."""
+        if shape.depth == 0:
+            self._plain_ms += 0.3 * (milliseconds - self._plain_ms)
+            gained = self._EARNED
+        else:
+            gained = tokens - milliseconds / self._plain_ms
+        self._balance = min(self._balance + gained, self._RICHEST)
+
     def begin(self) -> None:
+        self._is_first = True
         self._accepted = self._promised = 0.0
         self._pause, self._left = self._FIRST_PAUSE, 0
 
@@ -107,7 +133,13 @@ class Gate:
         return float(np.clip((self._accepted + self._PRIOR) / (self._promised + self._PRIOR), 0.2, 1.5))
 
     def is_paused(self) -> bool:
-        """Whether the next step is plain without asking the objective."""
+        """Whether the next step is plain without asking the objective.
+
+        The first of a request is: it tells the machine's speed today.
+        """
+        if self._is_first or self._balance < 0:
+            self._is_first = False
+            return True
         if self._left > 0:
             self._left -= 1
             return True
@@ -149,7 +181,7 @@ class ObjectivePolicy:
         self._mean_survival = mean_survival
         self._predictor = predictor
         self._objective: Objective = objective
-        self._gate = Gate()
+        self._gate = Gate(next(iter(self._costs.values())).plain_ms)
 
     def begin(self) -> None:
         self._gate.begin()
@@ -177,6 +209,9 @@ class ObjectivePolicy:
 
     def observe(self, shape: TreeShape, expected: float, tokens: int) -> None:
         self._gate.observe(max(expected - 1.0, 0.0), tokens - 1)
+
+    def settle(self, shape: TreeShape, tokens: int, milliseconds: float) -> None:
+        self._gate.settle(shape, tokens, milliseconds)
 
     def _chooser(self, context: int) -> ShapeChooser:
         return self._choosers[bisect_left(self._borders, context)]
