@@ -217,6 +217,7 @@ class Boaster:
 
 def test_the_gate_pauses_a_drafter_that_promises_too_much_and_tries_again(pair):
     policy = made_up_policy(SHAPES, draft_ms=0.4)
+    policy.settle = lambda *_: None  # the account of real time is the policy tests' matter
     decoder, shapes = pair.decoder(policy, drafter=Boaster()), []
     observe_choice = policy.choose
     policy.choose = lambda *arguments: shapes.append(observe_choice(*arguments)) or shapes[-1]
@@ -224,7 +225,7 @@ def test_the_gate_pauses_a_drafter_that_promises_too_much_and_tries_again(pair):
 
     assert generation.tokens == pair.reference(PROMPT, 100)
     is_plain = "".join("p" if shape.depth == 0 else "T" for shape in shapes)
-    assert is_plain.startswith("T")
+    assert is_plain.startswith("pT")  # the first step tells the machine's speed
     assert "T" + "p" * 9 + "T" in is_plain  # refused once, then a pause of eight, then a probe
     assert is_plain.count("p") > is_plain.count("T")
 

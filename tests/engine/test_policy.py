@@ -24,13 +24,15 @@ def pause_after_refusal(gate):
 def test_pauses_double_up_to_a_limit():
     gate = Gate()
 
+    assert gate.is_paused()  # the first step of a request is plain
     assert not gate.is_paused()
     assert [pause_after_refusal(gate) for _ in range(7)] == [8, 16, 32, 64, 128, 128, 128]
 
 
-@pytest.mark.parametrize("reset", [lambda gate: gate.observe(2.0, 1.0), lambda gate: gate.begin()])
+@pytest.mark.parametrize("reset", [lambda gate: gate.observe(2.0, 1.0), lambda gate: gate.begin() or gate.is_paused()])
 def test_speculating_again_makes_pauses_short_again(reset):
     gate = Gate()
+    gate.is_paused()
     pause_after_refusal(gate)
     pause_after_refusal(gate)
     reset(gate)
@@ -74,6 +76,36 @@ def test_every_refusal_forgets_half_of_what_speaks_against_speculation():
 
     assert trusts == sorted(trusts)
     assert trusts[-1] > 0.95
+
+
+def test_losses_are_paid_back_by_plain_steps_before_drafting_again():
+    """Ten plain steps' worth lost on drafting is earned back at 1.5 % a plain step, at the machine's present speed."""
+    gate = Gate(plain_ms=2.0)
+    gate.is_paused()
+    gate.settle(TreeShape(1, 3, 4), tokens=1, milliseconds=22.0)  # 11 plain steps for one token
+
+    plain_steps = 0
+    while gate.is_paused():
+        gate.settle(PLAIN_STEP, tokens=1, milliseconds=2.0)
+        plain_steps += 1
+    assert plain_steps == pytest.approx((10 - 2) / 0.015, abs=1)  # two steps were the credit
+
+
+def test_gains_are_counted_at_the_speed_of_now():
+    slower, usual = Gate(plain_ms=1.0), Gate(plain_ms=1.0)
+    for _ in range(20):
+        slower.settle(PLAIN_STEP, 1, 4.0)
+    for gate in (slower, usual):
+        gate.is_paused()
+        gate.settle(TreeShape(1, 3, 4), tokens=3, milliseconds=8.0)  # 2 plain steps when slow, else 8
+
+    assert not slower.is_paused()
+    assert usual.is_paused()
+
+
+def begin_past_first_step(policy):
+    policy.begin()
+    assert policy.choose(None, 1) == PLAIN_STEP
 
 
 def test_plain_and_fixed_policies_always_say_the_same():
@@ -154,7 +186,7 @@ def test_shape_is_the_argmax_of_three_loops(costs, seed, history):
 
     for chosen_predictor in (None, predictor):
         policy = ObjectivePolicy({100: costs}, ratios, mean_survival, chosen_predictor)
-        policy.begin()
+        begin_past_first_step(policy)
         for expected, got in history:
             policy.observe(TreeShape(1, 1, 2), 1.0 + expected, 1 + got)
         survival = mean_survival if chosen_predictor is None else predictor.survival(hidden)
@@ -195,13 +227,13 @@ def test_after_a_refusal_the_objective_is_not_asked_for_a_while():
     """Plain steps are nearly free near the start of the context and never chosen behind it."""
     ratios, survival = made_up_tables(0)
     policy = ObjectivePolicy({10: flat_costs(0.01), 1000: flat_costs(1000.0)}, ratios, survival, None)
-    policy.begin()
+    begin_past_first_step(policy)
     assert policy.choose(None, 10) == PLAIN_STEP
     later = [policy.choose(None, 1000).depth > 0 for _ in range(10)]
 
     assert later == [False] * 8 + [True] * 2
     policy.choose(None, 10)
-    policy.begin()
+    begin_past_first_step(policy)
     assert policy.choose(None, 1000).depth > 0  # a new request begins without a pause
 
 
@@ -209,6 +241,7 @@ def test_the_ablation_maximises_tokens_alone():
     ratios, survival = made_up_tables(3)
     costs = flat_costs(0.001)  # plain steps are nearly free
     policy = ObjectivePolicy({100: costs}, ratios, survival, None, objective="aal")
+    begin_past_first_step(policy)
     shape = policy.choose(None, 100)
     free = StepCosts(0.0, dict.fromkeys(DRAFT_WIDTHS, 1e-9), dict.fromkeys(VERIFY_WIDTHS, 1.0), 0.0, 1.0)
 

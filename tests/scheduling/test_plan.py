@@ -96,7 +96,7 @@ def test_a_comment_may_be_added(plan_file):
         (("stages",), list(DEFAULT_ORDER[::-1]), "the stage 'bookkeeping' runs before"),
         (("costs",), [], "costs is empty"),
         (("shapes", "candidates"), 3, r"candidates \(3\) must reach the widest draft width, 4"),
-        (("shapes", "verify_widths"), [1, 8, 16], r"costs at context 64 lack verify widths \[16\]"),
+        (("shapes", "verify_widths"), [1, 8, 16], r"costs at context 64 are for verify widths \[1, 8\]"),
         (("shapes", "draft_widths"), [4, 1], r"draft_widths must be ascending, distinct and at least 1, got \[4, 1\]"),
     ],
 )

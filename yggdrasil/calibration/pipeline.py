@@ -65,9 +65,9 @@ def calibrate(settings: CalibrationSettings, reporter: Reporter) -> Path:
     tokenizer = load_tokenizer(pair.target)
     check_same_tokenizer(tokenizer, load_tokenizer(pair.drafter), (pair.target, pair.drafter))
     prompts = read_prompts(settings.prompts)
-    work = _open_work(settings)
     assembly = build_assembly(pair)
     texts = _texts(prompts, tokenizer, settings, assembly.engine.max_length)
+    work = _open_work(settings)  # nothing is written before everything fits
 
     steps = missing_steps(assembly)
     if steps:

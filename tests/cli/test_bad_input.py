@@ -1,0 +1,111 @@
+"""Bad input on the command line: one sentence that names the mend, exit code 2, no traceback, nothing written."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from transformers import MambaConfig
+
+from yggdrasil.cli import main
+
+PACKAGE = Path(__file__).parents[2] / "yggdrasil"
+TARGET, DRAFTER = PACKAGE / "assets/demo/target", PACKAGE / "assets/demo/drafter"
+
+
+@pytest.fixture
+def run(monkeypatch, capsys, tmp_path):
+    """Run the program in an empty folder; returns (exit code, stdout, stderr)."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["yggdrasil", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        output = capsys.readouterr()
+        return ended.value.code, output.out, output.err
+
+    return run
+
+
+@pytest.fixture
+def prompts(tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("".join(json.dumps({"prompt": f"text number {i}"}) + "\n" for i in range(6)))
+    return path
+
+
+def calibration(prompts, target=TARGET, drafter=DRAFTER, **options):
+    extra = [part for name, value in options.items() for part in (f"--{name.replace('_', '-')}", value)]
+    return ["calibrate", "--target", target, "--drafter", drafter, "--prompts", prompts, "--name", "x", "--root", ".", *extra]
+
+
+def assert_one_sentence(result, *parts):
+    code, out, err = result
+    assert code == 2
+    assert out == ""
+    assert err.strip().startswith("yggdrasil: ")
+    assert "Traceback" not in err
+    for part in parts:
+        assert part in err
+
+
+def test_generate_needs_exactly_one_source_of_prompts(run, prompts):
+    assert_one_sentence(run("generate", "--plan", "demo"), "--prompt", "--prompts")
+    assert_one_sentence(run("generate", "--plan", "demo", "--prompt", "a", "--prompts", prompts), "either")
+
+
+def test_an_empty_prompt_is_refused(run):
+    assert_one_sentence(run("generate", "--plan", "demo", "--prompt", ""), "empty")
+
+
+def test_missing_files_are_named(run, tmp_path):
+    assert_one_sentence(run("generate", "--plan", "demo", "--prompts", "none.jsonl"), "none.jsonl")
+    assert_one_sentence(run(*calibration(tmp_path / "none.jsonl")), "none.jsonl")
+    assert_one_sentence(run("generate", "--plan", "none.yaml", "--prompt", "a"), "none.yaml")
+
+
+def test_a_name_without_a_plan_says_how_to_calibrate(run):
+    assert_one_sentence(run("generate", "--plan", "nothing-of-this-name", "--prompt", "a"), "yggdrasil calibrate")
+
+
+@pytest.mark.parametrize("damage", [lambda text: text[: len(text) // 2], lambda text: text.replace("demo", "domo")])
+def test_a_truncated_or_edited_plan_is_refused(run, tmp_path, damage):
+    plan = next((PACKAGE.parent / "plans/demo").glob("*.yaml"))
+    (tmp_path / "damaged.yaml").write_text(damage(plan.read_text()))
+
+    assert_one_sentence(run("generate", "--plan", "damaged.yaml", "--prompt", "a"), "damaged.yaml", "calibrate")
+
+
+def test_widths_that_make_no_shapes_are_named(run, prompts):
+    assert_one_sentence(run(*calibration(prompts, draft_widths="4,2")), "draft_widths")
+    assert_one_sentence(run(*calibration(prompts, verify_widths="1,x")), "1,x")
+
+
+def test_checkpoints_that_are_none_are_named(run, prompts, tmp_path):
+    assert_one_sentence(run(*calibration(prompts, target=tmp_path)), str(tmp_path), "tokenizer")
+    assert_one_sentence(run(*calibration(prompts, drafter="no/such/folder")), "no/such/folder")
+
+
+def test_a_recurrent_target_is_refused_with_the_reason(run, prompts, tmp_path):
+    folder = tmp_path / "mamba"
+    MambaConfig(vocab_size=4096, hidden_size=32, num_hidden_layers=1).save_pretrained(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).write_bytes((TARGET / name).read_bytes())
+
+    assert_one_sentence(run(*calibration(prompts, target=folder)), "recurrent state")
+    assert not (tmp_path / "plans").exists()
+
+
+def test_a_pair_with_different_tokenizers_is_refused(run, prompts, tmp_path):
+    folder = tmp_path / "other"
+    folder.mkdir()
+    for file in DRAFTER.iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    first, second = [token for token, number in vocabulary.items() if number in (300, 301)]
+    vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+
+    assert_one_sentence(run(*calibration(prompts, drafter=folder)), "different tokenizers", "token 300")
