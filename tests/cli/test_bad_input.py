@@ -37,7 +37,20 @@ def prompts(tmp_path):
 
 def calibration(prompts, target=TARGET, drafter=DRAFTER, **options):
     extra = [part for name, value in options.items() for part in (f"--{name.replace('_', '-')}", value)]
-    return ["calibrate", "--target", target, "--drafter", drafter, "--prompts", prompts, "--name", "x", "--root", ".", *extra]
+    return [
+        "calibrate",
+        "--target",
+        target,
+        "--drafter",
+        drafter,
+        "--prompts",
+        prompts,
+        "--name",
+        "x",
+        "--root",
+        ".",
+        *extra,
+    ]
 
 
 def assert_one_sentence(result, *parts):

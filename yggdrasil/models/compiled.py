@@ -5,7 +5,9 @@ do not depend on the weights' values, and nothing can be recompiled at run time:
 """
 
 import hashlib
+import sys
 import tempfile
+import warnings
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
@@ -77,6 +79,7 @@ def build_step(module: nn.Module, inputs: Sequence[Tensor | list[Tensor]], key: 
         return Step(lambda _: _eager(module, inputs), flat)
     path = package_path(key)
     if not path.exists():
+        print(f"yggdrasil: compiling the step {key.step} of width {key.width}, once", file=sys.stderr)  # noqa: T201
         compile_package(module, inputs, path)
     loaded = torch._inductor.aoti_load_package(str(path), run_single_threaded=True)
     return Step(loaded.loader.run, flat)
@@ -91,10 +94,11 @@ def _eager(module: nn.Module, inputs: Sequence[Tensor | list[Tensor]]) -> Sequen
 @torch.no_grad()
 def compile_package(module: nn.Module, inputs: Sequence[Tensor | list[Tensor]], path: Path) -> None:
     """Export ``module`` in full and compile it to ``path``; a graph break or an unsupported operator is an error."""
-    exported = torch.export.export(module, tuple(inputs), strict=False)
-    fuse_shared_inputs(exported)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # PyTorch's own, about its own internals
+        exported = torch.export.export(module, tuple(inputs), strict=False)
+        fuse_shared_inputs(exported)
         package = torch._inductor.aoti_compile_and_package(
             exported, package_path=str(Path(folder) / "step.pt2"), inductor_configs=dict(_INDUCTOR_OPTIONS)
         )
