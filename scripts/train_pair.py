@@ -8,6 +8,7 @@ Made for the pair bundled with Yggdrasil, usable for any text:
 Three stages, each resumable: ``prepare`` (tokenizer and token files), ``joint`` (the target learns the text while
 the drafter learns the target's distribution on the same batches) and ``on-policy`` (the drafter learns the target's
 distribution on text which the target itself generated, the only text it will see when drafting).
+``--start-from PAIR`` goes on from a pair made earlier; with ``--joint-minutes 0`` its target stays as it is.
 Documents are split by hash: one in fifty is held out of the tokenizer and of all training, and is what the model card
 reports. On a CPU that is shared with other work, OMP_NUM_THREADS=1 is several times faster than two contended threads.
 
@@ -20,7 +21,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -111,8 +112,12 @@ def train_tokenizer(texts: list[str], vocab_size: int, max_positions: int) -> Pr
     )
 
 
-def prepare(code: Path, prose: Path, work: Path, recipe: Recipe) -> PreTrainedTokenizerFast:
-    """Write the tokenizer and one uint16 token file for each of {code, prose} x {train, held_out}."""
+def prepare(
+    code: Path, prose: Path, work: Path, recipe: Recipe, start_from: Path | None = None
+) -> PreTrainedTokenizerFast:
+    """Write the tokenizer (that of ``start_from`` if given) and a uint16 token file for each of
+    {code, prose} x {train, held_out}.
+    """
     tokenizer_dir = work / "tokenizer"
     if (work / "prepared.json").exists():
         return PreTrainedTokenizerFast.from_pretrained(tokenizer_dir)
@@ -120,8 +125,11 @@ def prepare(code: Path, prose: Path, work: Path, recipe: Recipe) -> PreTrainedTo
     if not documents:
         raise typer.BadParameter(f"no *.py below {code} and no *.txt in {prose}")
     training = [text for _, text in documents if not is_held_out(text)]
-    console.print(f"{len(documents)} documents, {len(documents) - len(training)} held out; training the tokenizer")
-    tokenizer = train_tokenizer(training, recipe.vocab_size, recipe.max_positions)
+    console.print(f"{len(documents)} documents, {len(documents) - len(training)} held out; preparing tokens")
+    if start_from is None:
+        tokenizer = train_tokenizer(training, recipe.vocab_size, recipe.max_positions)
+    else:
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(start_from / "target")
     tokenizer.save_pretrained(tokenizer_dir)
     streams: dict[str, list[int]] = {}
     for kind, text in documents:
@@ -242,10 +250,25 @@ class Clock:
         return min(self.elapsed / self.total, 1.0)
 
 
-def run_joint(work: Path, recipe: Recipe, device: torch.device) -> tuple[LlamaForCausalLM, LlamaForCausalLM]:
+def build_pair(recipe: Recipe, start_from: Path | None) -> tuple[LlamaForCausalLM, LlamaForCausalLM]:
+    """A new pair, or one made earlier, in float32."""
+    if start_from is not None:
+        target, drafter = (
+            LlamaForCausalLM.from_pretrained(start_from / name, dtype=torch.float32) for name in ("target", "drafter")
+        )
+        return target, drafter
     torch.manual_seed(recipe.seed)
-    target = build_llama(recipe.target_hidden, recipe.target_layers, recipe.target_intermediate, recipe).to(device)
-    drafter = build_llama(recipe.drafter_hidden, recipe.drafter_layers, recipe.drafter_intermediate, recipe).to(device)
+    return (
+        build_llama(recipe.target_hidden, recipe.target_layers, recipe.target_intermediate, recipe),
+        build_llama(recipe.drafter_hidden, recipe.drafter_layers, recipe.drafter_intermediate, recipe),
+    )
+
+
+def run_joint(
+    pair: tuple[LlamaForCausalLM, LlamaForCausalLM], work: Path, recipe: Recipe, device: torch.device
+) -> None:
+    """Train ``pair`` in place."""
+    target, drafter = pair
     optimizers = [Optimizers(target, recipe), Optimizers(drafter, recipe)]
     checkpoint = work / "joint.pt"
     clock, step, seen = Clock(recipe.joint_minutes), 0, 0
@@ -292,9 +315,12 @@ def run_joint(work: Path, recipe: Recipe, device: torch.device) -> tuple[LlamaFo
                 "step": step,
                 "seen": seen,
             }
-            torch.save(state, checkpoint.with_suffix(".tmp"))
-            checkpoint.with_suffix(".tmp").rename(checkpoint)
-    return target, drafter
+            save_state(state, checkpoint)
+
+
+def save_state(state: dict[str, Any], path: Path) -> None:
+    torch.save(state, path.with_suffix(".tmp"))
+    path.with_suffix(".tmp").rename(path)
 
 
 def replace_seed(recipe: Recipe, step: int) -> Recipe:
@@ -308,7 +334,7 @@ def generate_own_text(target: LlamaForCausalLM, sampler: TokenSampler, seconds: 
     deadline = time.monotonic() + seconds
     batches: list[Tensor] = []
     while time.monotonic() < deadline:
-        prompts = sampler.batch(48, 64 if len(batches) % 2 else 192).to(device)
+        prompts = sampler.batch(128, 64 if len(batches) % 2 else 192).to(device)
         sampling = {"do_sample": True, "temperature": 0.8} if len(batches) % 3 == 2 else {"do_sample": False}
         length = 320
         with torch.autocast(device.type, torch.bfloat16):
@@ -332,7 +358,7 @@ def run_on_policy(
     if own_text_path.exists():
         own_text = torch.from_numpy(np.load(own_text_path)).to(device)
     else:
-        own_text = generate_own_text(target, sampler, 0.4 * seconds, device)
+        own_text = generate_own_text(target, sampler, 0.3 * seconds, device)
         np.save(own_text_path, own_text.cpu().numpy())
     optimizer = Optimizers(drafter, recipe)
 
@@ -343,7 +369,15 @@ def run_on_policy(
             return distillation_loss(drafter(tokens, use_cache=False).logits, target_logits)
 
     compiled = torch.compile(forward, dynamic=False)
-    clock, step = Clock(0.6 * recipe.on_policy_minutes), 0
+    checkpoint = work / "on_policy.pt"
+    clock, step = Clock(0.7 * recipe.on_policy_minutes), 0
+    if checkpoint.exists():
+        state = torch.load(checkpoint, weights_only=True)
+        drafter.load_state_dict(state["drafter"])
+        optimizer.load_state_dict(state["optimizer"])
+        clock.elapsed, step = state["elapsed"], state["step"]
+        console.print(f"resuming the on-policy stage at step {step}")
+    saved_at = clock.elapsed
     while (progress := clock.tick()) < 1.0:
         rows = torch.from_numpy(sampler.rng.integers(0, len(own_text), 16))
         tokens = own_text[rows]
@@ -356,6 +390,15 @@ def run_on_policy(
         step += 1
         if step % 20 == 0:
             console.print(f"on-policy {step} loss {loss.item():.3f}, {(1 - progress) * clock.total / 60:.1f} min left")
+        if clock.elapsed - saved_at > 300:
+            saved_at = clock.elapsed
+            state = {
+                "drafter": drafter.state_dict(),
+                "optimizer": optimizer.state_dict(),
+                "elapsed": clock.elapsed,
+                "step": step,
+            }
+            save_state(state, checkpoint)
 
 
 # ==== report ====
@@ -432,6 +475,7 @@ def main(
     work: Annotated[Path, typer.Option(help="Token files and checkpoints; a second run resumes from them.")],
     out: Annotated[Path, typer.Option(help="Where target/, drafter/ and the model card are written.")],
     data_statement: Annotated[Path | None, typer.Option(help="Text for the card's section on data.")] = None,
+    start_from: Annotated[Path | None, typer.Option(help="Go on from this pair, made earlier by this script.")] = None,
     joint_minutes: float = Recipe.joint_minutes,
     on_policy_minutes: float = Recipe.on_policy_minutes,
     device: str = "cpu",
@@ -439,8 +483,10 @@ def main(
     """Train and write a pair; see the module's text."""
     recipe = Recipe(joint_minutes=joint_minutes, on_policy_minutes=on_policy_minutes)
     work.mkdir(parents=True, exist_ok=True)
-    tokenizer = prepare(code, prose, work, recipe)
-    target, drafter = run_joint(work, recipe, torch.device(device))
+    tokenizer = prepare(code, prose, work, recipe, start_from)
+    target, drafter = (model.to(device) for model in build_pair(recipe, start_from))
+    if joint_minutes > 0:
+        run_joint((target, drafter), work, recipe, torch.device(device))
     if on_policy_minutes > 0:
         run_on_policy(target, drafter, work, recipe, torch.device(device))
     out.mkdir(parents=True, exist_ok=True)
