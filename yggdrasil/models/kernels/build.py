@@ -1,6 +1,6 @@
 """Compile ``ops.cpp`` once a machine and load it.
 
-The library is kept in the user's cache under a name that holds everything that could make it unfit: the source, the
+The library is kept in the user's cache under a name that holds everything that could make it unfit: the sources, the
 PyTorch build, the compiler and the processor's features.
 """
 
@@ -38,7 +38,8 @@ def load_native() -> bool:
 
 
 def _key(compiler: str) -> str:
-    parts = [_SOURCE.read_text(), torch.__version__, compiler, platform.machine(), _cpu_features(), *_FLAGS]
+    sources = [path.read_text() for path in sorted(_SOURCE.parent.glob("*.[ch]*")) if path.suffix in (".cpp", ".h")]
+    parts = [*sources, torch.__version__, compiler, platform.machine(), _cpu_features(), *_FLAGS]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 

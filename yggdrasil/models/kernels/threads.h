@@ -1,0 +1,113 @@
+// Parallel regions of a few microseconds.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <mutex>
+#include <thread>
+
+namespace yggdrasil {
+
+// A step has dozens of parallel regions of a few microseconds. Chunks are claimed one by one, so a worker that the
+// operating system is not running just now delays nobody: the caller takes all chunks itself. (An OpenMP region waits
+// for every thread to arrive, which on a busy machine costs a scheduler's time slice, a thousand times the work.)
+class Team {
+ public:
+  static Team& instance() {
+    static Team* team = new Team;  // never destroyed: workers may outlive static destructors
+    return *team;
+  }
+
+  void run(int64_t chunks, int64_t num_threads, void (*body)(void*, int64_t), void* context) {
+    const std::lock_guard<std::mutex> one_region(region_);
+    while (static_cast<int64_t>(workers_) < num_threads - 1) std::thread(&Team::work, this, workers_++).detach();
+    body_ = body;
+    context_ = context;
+    wanted_.store(num_threads - 1, std::memory_order_relaxed);
+    finished_.store(0, std::memory_order_relaxed);
+    const uint64_t epoch = (ticket_.load(std::memory_order_relaxed) >> kEpochShift) + 1;
+    ticket_.store(epoch << kEpochShift | static_cast<uint64_t>(chunks) << kCountShift, std::memory_order_release);
+    if (sleepers_.load(std::memory_order_seq_cst) > 0) ticket_.notify_all();
+    claim_all(epoch);
+    while (finished_.load(std::memory_order_acquire) < chunks) pause();
+  }
+
+ private:
+  static constexpr int kCountShift = 20, kEpochShift = 40;  // next chunk, number of chunks, epoch
+  static constexpr uint64_t kField = (1u << 20) - 1;
+  // A worker waits awake through a whole drafting phase: waking a halted virtual processor costs as much as a small step.
+  static constexpr std::chrono::milliseconds kAwake{5};
+
+  static void pause() {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#endif
+  }
+
+  void claim_all(uint64_t epoch) {
+    uint64_t ticket = ticket_.load(std::memory_order_acquire);
+    while (ticket >> kEpochShift == epoch && (ticket & kField) < (ticket >> kCountShift & kField)) {
+      if (!ticket_.compare_exchange_weak(ticket, ticket + 1, std::memory_order_acq_rel)) continue;
+      // The region cannot end before this chunk does, so body and context are the ones of this epoch.
+      body_(context_, static_cast<int64_t>(ticket & kField));
+      finished_.fetch_add(1, std::memory_order_release);
+      ticket = ticket_.load(std::memory_order_acquire);
+    }
+  }
+
+  void work(int64_t id) {
+    uint64_t seen = 0;
+    for (;;) {
+      uint64_t ticket = ticket_.load(std::memory_order_acquire);
+      const auto deadline = std::chrono::steady_clock::now() + kAwake;
+      while (ticket >> kEpochShift == seen && std::chrono::steady_clock::now() < deadline) {
+        for (int spin = 0; spin < 64 && ticket >> kEpochShift == seen; ++spin) {
+          pause();
+          ticket = ticket_.load(std::memory_order_acquire);
+        }
+      }
+      if (ticket >> kEpochShift == seen) {
+        sleepers_.fetch_add(1, std::memory_order_seq_cst);
+        ticket_.wait(ticket, std::memory_order_acquire);
+        sleepers_.fetch_sub(1, std::memory_order_seq_cst);
+        continue;
+      }
+      seen = ticket >> kEpochShift;
+      if (id < wanted_.load(std::memory_order_relaxed)) claim_all(seen);
+    }
+  }
+
+  std::mutex region_;
+  int64_t workers_ = 0;
+  void (*body_)(void*, int64_t) = nullptr;
+  void* context_ = nullptr;
+  alignas(64) std::atomic<uint64_t> ticket_{0};
+  alignas(64) std::atomic<int64_t> finished_{0};
+  alignas(64) std::atomic<int64_t> wanted_{0};
+  std::atomic<int> sleepers_{0};
+};
+
+// Calls body(begin, end) over [0, count) in about four chunks a thread.
+template <typename Function>
+void parallel(int64_t count, int64_t num_threads, const Function& body) {
+  const int64_t chunks = std::min(count, 4 * num_threads);
+  if (num_threads <= 1 || chunks <= 1) {
+    body(0, count);
+    return;
+  }
+  struct Region {
+    const Function& body;
+    int64_t count, chunks;
+  } region{body, count, chunks};
+  Team::instance().run(
+      chunks, num_threads,
+      [](void* context, int64_t chunk) {
+        const Region& r = *static_cast<Region*>(context);
+        r.body(r.count * chunk / r.chunks, r.count * (chunk + 1) / r.chunks);
+      },
+      &region);
+}
+
+}  // namespace yggdrasil
