@@ -469,7 +469,7 @@ CPU cores. Recipe: `recipe.json`.
     (out / "recipe.json").write_text(json.dumps(asdict(recipe), indent=1) + "\n")
 
 
-def main(
+def main(  # noqa: PLR0913  (a command has one argument an option)
     code: Annotated[Path, typer.Option(help="Folder of Python sources, read recursively.", exists=True)],
     prose: Annotated[Path, typer.Option(help="Folder of .txt files.", exists=True)],
     work: Annotated[Path, typer.Option(help="Token files and checkpoints; a second run resumes from them.")],

@@ -4,7 +4,7 @@ Each worker loads the pair itself: a package depends on shapes alone, so it fits
 """
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from multiprocessing import get_context
 
@@ -25,6 +25,15 @@ def missing_steps(assembly: Assembly) -> list[StepName]:
         if not runner.is_compiled(step, width)
     ]
     return sorted(missing, key=lambda step: step[0] != "target")
+
+
+def compile_missing(source: PairSource, assembly: Assembly, phase: Callable[[str], Callable[[float], None]]) -> None:
+    """Compile what is not on disk yet, reporting to a phase of that name where there is anything to do."""
+    steps = missing_steps(assembly)
+    if steps:
+        report = phase(f"compiling {len(steps)} steps")
+        for done, _ in enumerate(compile_steps(source, steps), start=1):
+            report(done / len(steps))
 
 
 def compile_steps(source: PairSource, steps: Sequence[StepName]) -> Iterator[StepName]:

@@ -29,7 +29,7 @@ from yggdrasil.artifacts import (
     write_csv,
 )  # fmt: skip
 from yggdrasil.calibration.choose import Choice, choose, fit_acceptance
-from yggdrasil.calibration.compile import compile_steps, missing_steps
+from yggdrasil.calibration.compile import compile_missing
 from yggdrasil.calibration.measure import COLUMNS, costs_from, measure_stages, useful_verify_widths
 from yggdrasil.calibration.pair import build_assembly
 from yggdrasil.calibration.record import concatenate, record_document
@@ -69,12 +69,7 @@ def calibrate(settings: CalibrationSettings, reporter: Reporter) -> Path:
     texts = _texts(prompts, tokenizer, settings, assembly.engine.max_length)
     work = _open_work(settings)  # nothing is written before everything fits
 
-    steps = missing_steps(assembly)
-    if steps:
-        report = reporter.phase(f"compiling {len(steps)} steps")
-        for done, _ in enumerate(compile_steps(pair, steps), start=1):
-            report(done / len(steps))
-
+    compile_missing(pair, assembly, reporter.phase)
     frame = _measure(assembly, tokenizer, texts, settings, work, reporter)
     shapes = replace(pair.shapes, verify_widths=useful_verify_widths(frame, pair.shapes))
     costs = costs_from(frame, shapes)

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from yggdrasil.artifacts import current_machine, list_plans, search_roots
+from yggdrasil.cli.options import Dtype, ForceOption, PlanOption, parse_widths
+from yggdrasil.cli.profile import profile
 from yggdrasil.errors import YggdrasilError
 
 if TYPE_CHECKING:
@@ -17,12 +19,7 @@ if TYPE_CHECKING:
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="Latency-optimal tree decoding."
 )
-
-Dtype = Literal["bfloat16", "float32"]
-PlanOption = Annotated[str, typer.Option("--plan", help="A plan file, or a name that has a plan for this machine.")]
-ForceOption = Annotated[
-    bool, typer.Option("--force-machine", help="Use a plan that was calibrated on another machine.")
-]
+app.command()(profile)
 
 
 @app.command()
@@ -53,8 +50,8 @@ def calibrate(
         shapes = Shapes(
             max_length=max_length,
             max_depth=max_depth,
-            draft_widths=_widths(draft_widths),
-            verify_widths=_widths(verify_widths),
+            draft_widths=parse_widths(draft_widths),
+            verify_widths=parse_widths(verify_widths),
         )
     except ValueError as error:
         raise YggdrasilError(str(error)) from error
@@ -211,13 +208,6 @@ def _print_plan(path: Path) -> None:
         print(
             f"  instead of {other.policy}: {other.speedup:.2f} x, AAL {other.aal:.2f}, {other.tpot_ms:.3g} ms a token"
         )
-
-
-def _widths(text: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise YggdrasilError(f"{text!r} is not a list of widths such as 1,2,4,8") from None
 
 
 def _given(path: Path | None) -> Path:

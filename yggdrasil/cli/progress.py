@@ -2,13 +2,16 @@
 
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 from yggdrasil.bench.compare import Comparison
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _console = Console(stderr=True)
 
@@ -60,4 +63,12 @@ def show_summary(summary: dict[str, Any]) -> None:
         else:
             text = str(value)
         table.add_row(name, text)
+    Console().print(table)
+
+
+def show_table(title: str, frame: "pd.DataFrame") -> None:
+    """A frame with short numbers."""
+    table = Table(*[column.replace("_", " ") for column in frame.columns], title=title)
+    for row in frame.itertuples(index=False):
+        table.add_row(*[f"{value:.4g}" if isinstance(value, float) else str(value) for value in row])
     Console().print(table)

@@ -58,6 +58,12 @@ class DraftModel:
         self._certain = list(tokens)
         self._num_read = 0
 
+    def place_at(self, length: int, token: int) -> None:
+        """Stand behind ``length`` tokens as if they had been read, with ``token`` as the root; for timing steps."""
+        self._certain = [token] * (length + 1)
+        self._num_read = length
+        self._place.write(length, 1)
+
     def extend(self, tokens: Sequence[int], hidden: Mapping[int, Tensor]) -> None:
         self._certain.extend(tokens)
 

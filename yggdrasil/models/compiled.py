@@ -72,7 +72,9 @@ def package_path(key: StepKey) -> Path:
     return cache_root() / "steps" / key.file_name()
 
 
-def build_step(module: nn.Module, inputs: Sequence[Tensor | list[Tensor]], key: StepKey, backend: Backend) -> Step:
+def build_step(
+    module: nn.Module, inputs: Sequence[Tensor | list[Tensor]], key: StepKey, backend: Backend, *, fuse: bool = True
+) -> Step:
     """Return ``module`` over ``inputs`` as a step: loaded from disk, compiled first where needed, or eager."""
     flat = flatten(inputs)
     if backend == "eager":
@@ -80,7 +82,7 @@ def build_step(module: nn.Module, inputs: Sequence[Tensor | list[Tensor]], key: 
     path = package_path(key)
     if not path.exists():
         print(f"yggdrasil: compiling the step {key.step} of width {key.width}, once", file=sys.stderr)  # noqa: T201
-        compile_package(module, inputs, path)
+        compile_package(module, inputs, path, fuse=fuse)
     loaded = torch._inductor.aoti_load_package(str(path), run_single_threaded=True)
     return Step(loaded.loader.run, flat)
 
@@ -92,13 +94,19 @@ def _eager(module: nn.Module, inputs: Sequence[Tensor | list[Tensor]]) -> Sequen
 
 
 @torch.no_grad()
-def compile_package(module: nn.Module, inputs: Sequence[Tensor | list[Tensor]], path: Path) -> None:
-    """Export ``module`` in full and compile it to ``path``; a graph break or an unsupported operator is an error."""
+def compile_package(
+    module: nn.Module, inputs: Sequence[Tensor | list[Tensor]], path: Path, *, fuse: bool = True
+) -> None:
+    """Export ``module`` in full and compile it to ``path``; a graph break or an unsupported operator is an error.
+
+    ``fuse`` runs linears of one input as one operator; without it only to measure what that is worth.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # PyTorch's own, about its own internals
         exported = torch.export.export(module, tuple(inputs), strict=False)
-        fuse_shared_inputs(exported)
+        if fuse:
+            fuse_shared_inputs(exported)
         package = torch._inductor.aoti_compile_and_package(
             exported, package_path=str(Path(folder) / "step.pt2"), inductor_configs=dict(_INDUCTOR_OPTIONS)
         )

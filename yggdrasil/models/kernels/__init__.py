@@ -27,6 +27,8 @@ _library.define(
 _library.define("top_candidates(Tensor values, int k) -> (Tensor, Tensor)")
 _library.define("move_rows(Tensor(a!)[] caches, Tensor sources, int destination) -> ()")
 
+_library.define("read_words(Tensor buffer, int num_threads) -> int")
+
 
 def _pack_linear(weight: Tensor) -> Tensor:
     return weight.contiguous()
@@ -93,6 +95,10 @@ def _move_rows(caches: list[Tensor], sources: Tensor, destination: int) -> None:
         cache[:, destination : destination + sources.numel()] = cache[:, sources]
 
 
+def _read_words(buffer: Tensor, num_threads: int) -> int:
+    return int(buffer.view(torch.int64).sum())
+
+
 def _packed_linear_shape(x: Tensor, packed: Tensor, bias: Tensor | None, out_features: int, num_threads: int) -> Tensor:
     return x.new_empty((*x.shape[:-1], out_features))
 
@@ -122,6 +128,7 @@ _portable = {
     "tree_attention": _tree_attention,
     "top_candidates": _top_candidates,
     "move_rows": _move_rows,
+    "read_words": _read_words,
 }
 for _name, _function in _portable.items():
     _library.impl(_name, _function, "CUDA")

@@ -14,6 +14,7 @@
 #include <torch/library.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <limits>
 #include <vector>
@@ -235,6 +236,28 @@ void move_rows(at::TensorList caches, const Tensor& sources, int64_t destination
   }
 }
 
+// ==== yardstick =======================================================================================================
+
+// Reads every word of a buffer and returns their exclusive or: the fastest that a step could pass over its weights.
+int64_t read_words(const Tensor& buffer, int64_t num_threads) {
+  constexpr int64_t kBlock = 4096;  // words
+  const int64_t count = buffer.nbytes() / sizeof(uint64_t), blocks = (count + kBlock - 1) / kBlock;
+  const uint64_t* words = static_cast<const uint64_t*>(buffer.const_data_ptr());
+  std::atomic<uint64_t> total{0};
+  parallel(blocks, num_threads, [&](int64_t begin, int64_t end) {
+    uint64_t lanes[32] = {};
+    int64_t i = begin * kBlock;
+    const int64_t stop = std::min(end * kBlock, count);
+    for (; i + 32 <= stop; i += 32)
+      for (int j = 0; j < 32; ++j) lanes[j] ^= words[i + j];
+    for (; i < stop; ++i) lanes[0] ^= words[i];
+    uint64_t folded = 0;
+    for (const uint64_t lane : lanes) folded ^= lane;
+    total.fetch_xor(folded);
+  });
+  return static_cast<int64_t>(total.load());
+}
+
 }  // namespace
 
 // Schemas live in kernels/__init__.py, beside the portable implementations.
@@ -245,4 +268,5 @@ TORCH_LIBRARY_IMPL(yggdrasil, CPU, m) {
   m.impl("tree_attention", &tree_attention);
   m.impl("top_candidates", &top_candidates);
   m.impl("move_rows", &move_rows);
+  m.impl("read_words", &read_words);
 }

@@ -1,0 +1,55 @@
+"""Steps timed one by one: each runs at the context asked for, all take turns, and the table adds up."""
+
+import pytest
+
+from tests.tiny_pair import SHAPES, make_pair
+from yggdrasil.calibration.step_times import STREAK, roofline, time_steps, timed_steps
+from yggdrasil.engine.policy import PlainPolicy
+
+ROUNDS = 2
+CONTEXTS = (5, 40)
+
+
+@pytest.fixture(scope="module")
+def assembly():
+    return make_pair().decoder(PlainPolicy()).assembly
+
+
+def test_every_decoding_step_is_timed_at_every_context(assembly):
+    steps = timed_steps(assembly, CONTEXTS)
+    keys = {(step.model, step.step, step.width, step.context) for step in steps}
+    wanted = {("target", "plain", 1)} | {("target", "verify", width) for width in SHAPES.verify_widths[1:]}
+    wanted |= {("drafter", "grow", width) for width in SHAPES.draft_widths}
+    wanted |= {("drafter", "head", width) for width in assembly.engine.drafter.head_widths}
+    assert keys == {(*key, context) for key in wanted for context in CONTEXTS}
+    assert len(steps) == len(keys)
+
+
+def test_a_step_runs_behind_its_context(assembly):
+    """Keys of the step land right behind the context, nowhere else."""
+    for step in timed_steps(assembly, CONTEXTS):
+        runner = getattr(assembly, step.model)
+        for cache in runner.cache.tensors():
+            cache.zero_()
+        step.prepare()
+        step.run()
+        written = runner.cache.keys[0].abs().sum(dim=(0, 2)).nonzero().flatten().tolist()
+        assert written[0] == step.context, step[:4]
+        assert written[-1] <= step.context + SHAPES.num_nodes + SHAPES.max_depth
+
+
+def test_the_table_holds_every_step_with_its_limits(assembly):
+    fractions = []
+    steps = timed_steps(assembly, CONTEXTS)
+    samples = time_steps(steps, ROUNDS, fractions.append)
+    assert len(samples) == len(steps) * ROUNDS * (STREAK - 1)
+    assert fractions == sorted(fractions)
+    assert fractions[-1] == 1.0
+
+    table = roofline(assembly, samples)
+    assert len(table) == len(steps)
+    assert (table["share_of_limit"] * table["ms"]).tolist() == pytest.approx(table["least_ms"].tolist())
+    plain = table[(table["model"] == "target") & (table["width"] == 1)]
+    assert plain["against_plain"].tolist() == [1.0] * len(CONTEXTS)
+    for _, group in table.groupby(["model", "step", "width"]):
+        assert group.sort_values("context")["megabytes"].is_monotonic_increasing

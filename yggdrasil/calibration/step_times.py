@@ -1,0 +1,124 @@
+"""Time single steps at given contexts, and hold them against what the machine can do.
+
+Unlike ``measure``, which reads costs inside real iterations, this runs one step several times in a row: the cost of
+steady decoding, and the figure to compare with the machine's limits.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from time import perf_counter_ns
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+import torch
+
+from yggdrasil.drafters.draft_model import DraftModel
+from yggdrasil.engine.build import Assembly
+from yggdrasil.profiling.roofline import measure_rates, step_work
+
+SAMPLE_COLUMNS = ("model", "step", "width", "context", "round", "ms")
+STREAK = 4  # runs in a row; the first is warm-up
+
+
+class TimedStep(NamedTuple):
+    """One step at one context, ready to run."""
+
+    model: str  # "target" or "drafter"
+    step: str
+    width: int
+    context: int
+    prepare: Callable[[], None]
+    run: Callable[[], object]
+
+
+def timed_steps(assembly: Assembly, contexts: Sequence[int], token: int = 1) -> list[TimedStep]:
+    """Every step of the pair but prefill, at every context. What the caches hold means nothing here."""
+    steps: list[TimedStep] = []
+    for context in contexts:
+        steps += _target_steps(assembly, context, token)
+        steps += _drafter_steps(assembly, context, token)
+    return steps
+
+
+def _target_steps(assembly: Assembly, context: int, token: int) -> list[TimedStep]:
+    engine = assembly.engine
+
+    def prepare() -> None:
+        engine.target.length = context
+        engine.tree.plant(token)
+
+    runs: dict[str, Callable[[int], object]] = {
+        "plain": lambda _: engine.target.plain(token),
+        "verify": engine.target.verify,
+    }
+    return [
+        TimedStep("target", step, width, context, prepare, partial(runs[step], width))
+        for step, width in assembly.target.defined
+        if step in runs
+    ]
+
+
+def _drafter_steps(assembly: Assembly, context: int, token: int) -> list[TimedStep]:
+    runner, drafter, tree = assembly.drafter, assembly.engine.drafter, assembly.engine.tree
+    if runner is None or not isinstance(drafter, DraftModel):
+        return []
+
+    def prepare() -> None:
+        drafter.place_at(context, token)
+        drafter.head(tree)
+
+    def run(step: str, width: int) -> object:
+        return runner.step(step, width)()
+
+    return [
+        TimedStep("drafter", step, width, context, prepare, partial(run, step, width))
+        for step, width in runner.defined
+        if step in ("head", "grow")
+    ]
+
+
+@torch.inference_mode()
+def time_steps(steps: Sequence[TimedStep], rounds: int, progress: Callable[[float], None]) -> pd.DataFrame:
+    """Milliseconds of every run, columns ``SAMPLE_COLUMNS``; all steps take their turn in every round."""
+    rows: list[tuple[object, ...]] = []
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)  # PyTorch's idle threads would spin on the cores that our operators use
+    try:
+        for turn in range(rounds):
+            for i, step in enumerate(steps):
+                step.prepare()
+                step.run()
+                for _ in range(STREAK - 1):
+                    start = perf_counter_ns()
+                    step.run()
+                    elapsed_ms = (perf_counter_ns() - start) / 1e6
+                    rows.append((step.model, step.step, step.width, step.context, turn, elapsed_ms))
+                progress((turn + (i + 1) / len(steps)) / rounds)
+    finally:
+        torch.set_num_threads(before)
+    return pd.DataFrame(rows, columns=list(SAMPLE_COLUMNS))
+
+
+def roofline(assembly: Assembly, samples: pd.DataFrame) -> pd.DataFrame:
+    """Medians and spread of ``samples`` beside the work of each step, the machine's rates, and the share reached.
+
+    ``against_plain`` is a step's median over that of the model's narrowest step at the same context.
+    """
+    runners = {"target": assembly.target} | ({"drafter": assembly.drafter} if assembly.drafter is not None else {})
+    rates = {name: measure_rates(runner.loaded) for name, runner in runners.items()}
+    summary = samples.groupby(["model", "step", "width", "context"], sort=False)["ms"]
+    table = summary.quantile(np.array([0.5, 0.1, 0.9])).unstack().reset_index()
+    table = table.rename(columns={0.5: "ms", 0.1: "p10_ms", 0.9: "p90_ms"})
+    work = [
+        step_work(runners[model].loaded, int(width), int(context))
+        for model, width, context in zip(table["model"], table["width"], table["context"], strict=True)
+    ]
+    table["megabytes"] = [item.num_bytes / 1e6 for item in work]
+    table["megaflops"] = [item.operations / 1e6 for item in work]
+    table["bandwidth_gb_s"] = [rates[model].bytes_per_s / 1e9 for model in table["model"]]
+    table["matrix_gflops_s"] = [rates[model].operations_per_s / 1e9 for model in table["model"]]
+    table["least_ms"] = [rates[model].least_ms(item) for model, item in zip(table["model"], work, strict=True)]
+    table["share_of_limit"] = table["least_ms"] / table["ms"]
+    narrowest = table.sort_values("width").groupby(["model", "context"])["ms"].transform("first")
+    return table.assign(against_plain=table["ms"] / narrowest)

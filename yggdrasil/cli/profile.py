@@ -1,0 +1,122 @@
+"""``yggdrasil profile``: where the time of steps and of iterations goes."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from yggdrasil.cli.options import Dtype, ForceOption, PlanOption, parse_widths
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+TABLE_COLUMNS = (
+    "model", "step", "width", "context", "ms", "p10_ms", "p90_ms", "against_plain", "megabytes", "megaflops",
+    "least_ms", "share_of_limit",
+)  # fmt: skip
+
+
+def profile(
+    plan: PlanOption,
+    contexts: Annotated[str, typer.Option(help="Context lengths.")] = "128,1024",
+    max_length: Annotated[int | None, typer.Option(help="Capacity of the caches; the plan's if not given.")] = None,
+    verify_widths: Annotated[str | None, typer.Option(help="Widths to time; the plan's if not given.")] = None,
+    rounds: Annotated[int, typer.Option(help="Turns every step takes, three timed runs each.")] = 7,
+    prompts: Annotated[
+        Path | None, typer.Option(help="JSON lines with a prompt field: decode some and show iterations by stage.")
+    ] = None,
+    variants: Annotated[
+        bool, typer.Option("--variants", help="Also time other ways to build the same steps (compiles for minutes).")
+    ] = False,
+    dtype: Annotated[Dtype | None, typer.Option(help="Arithmetic of both models; the plan's if not given.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for roofline.csv and the other tables.")] = None,
+    force_machine: ForceOption = False,
+) -> None:
+    """Time every step against this machine's bandwidth and matrix rate, and iterations stage by stage."""
+    from yggdrasil.artifacts import current_machine, resolve_plan
+    from yggdrasil.calibration.compile import compile_missing
+    from yggdrasil.calibration.pair import build_assembly
+    from yggdrasil.calibration.settings import PairSource
+    from yggdrasil.calibration.step_times import roofline, time_steps, timed_steps
+    from yggdrasil.cli.progress import PhaseProgress, show_table
+    from yggdrasil.scheduling.plan import Plan, check_plan
+
+    machine = current_machine()
+    loaded = Plan.load(resolve_plan(plan, machine, force=force_machine))
+    check_plan(loaded, machine, force_machine=force_machine)
+    lengths = parse_widths(contexts)
+    shapes = replace(
+        loaded.shapes,
+        max_length=max_length or max(loaded.shapes.max_length, *lengths),
+        verify_widths=parse_widths(verify_widths) if verify_widths else loaded.shapes.verify_widths,
+    )
+    pair = PairSource(
+        loaded.target.path(), loaded.drafter.path(), dtype or loaded.dtype, loaded.target.threads,
+        loaded.drafter.threads, shapes,
+    )  # fmt: skip
+    tables: dict[str, pd.DataFrame] = {}
+    with PhaseProgress() as progress:
+        assembly = build_assembly(pair)
+        compile_missing(pair, assembly, progress.phase)
+        samples = time_steps(list(timed_steps(assembly, lengths)), rounds, progress.phase("timing steps"))
+        tables["roofline"] = roofline(assembly, samples)
+        if variants:
+            from yggdrasil.calibration.variants import time_variants
+
+            tables["variants"] = time_variants(pair, lengths[0], rounds, progress.phase("timing variants"))
+    if prompts is not None:
+        tables["iterations"] = _iterations(plan, prompts, dtype, force_machine=force_machine)
+    rates = tables["roofline"].groupby("model")[["bandwidth_gb_s", "matrix_gflops_s"]].first()
+    for model, row in rates.iterrows():
+        print(
+            f"{model}: this machine reads {row['bandwidth_gb_s']:.1f} GB/s and multiplies at "
+            f"{row['matrix_gflops_s']:.0f} GFLOP/s with the {model}'s threads, dtype and size"
+        )
+    show_table("steps against the machine's limits", tables["roofline"][list(TABLE_COLUMNS)])
+    for name in ("variants", "iterations"):
+        if name in tables:
+            show_table(name, tables[name])
+    if out is not None:
+        _write(out, tables)
+
+
+def _iterations(plan: str, prompts: Path, dtype: Dtype | None, *, force_machine: bool) -> "pd.DataFrame":
+    """Milliseconds an iteration by stage, over four prompts, and their share."""
+    from yggdrasil.engine.decoder import Decoder
+    from yggdrasil.engine.trace import MODEL_STAGES
+    from yggdrasil.prompts import read_prompts
+
+    decoder = Decoder.from_plan(plan, dtype=dtype, force_machine=force_machine)
+    requests = read_prompts(prompts, 4)
+    totals: dict[str, float] = {}
+    iterations, decode_ms = 0, 0.0
+    for counted in (False, True):
+        for request in requests:
+            tokens = list(decoder.tokenizer(request.prompt)["input_ids"])[-256:]
+            metrics = decoder.generate(tokens, max_new_tokens=64, ignore_eos=True).metrics
+            if not counted:
+                continue
+            iterations += metrics.iterations
+            decode_ms += metrics.tpot_ms * (metrics.aal * metrics.iterations)
+            for stage, ms in metrics.stage_ms.items():
+                totals[stage] = totals.get(stage, 0.0) + ms
+    totals["between stages"] = decode_ms - sum(totals.values())
+    import pandas as pd
+
+    return pd.DataFrame(
+        {
+            "stage": list(totals),
+            "part": ["model" if stage in MODEL_STAGES else "overhead" for stage in totals],
+            "ms_an_iteration": [ms / max(iterations, 1) for ms in totals.values()],
+            "share": [ms / decode_ms if decode_ms else 0.0 for ms in totals.values()],
+        }
+    )
+
+
+def _write(folder: Path, tables: "dict[str, pd.DataFrame]") -> None:
+    from yggdrasil.artifacts import write_csv
+
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, table in tables.items():
+        write_csv(folder / f"{name}.csv", name, 1, table)

@@ -1,0 +1,88 @@
+"""What a step must do, what this machine can do, and so how near a step is to the limit (the roofline model).
+
+Dims: W rows of a step, C context length.
+"""
+
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import perf_counter
+
+import torch
+from torch import nn
+
+from yggdrasil.models.cache import key_head_shapes
+from yggdrasil.models.loading import LoadedModel
+from yggdrasil.models.packing import PackedLinear
+
+_MATRIX_SIZE = 1024
+_LEAST_BUFFER = 8 << 20  # bytes; a smaller buffer measures a cache that no step has to itself
+
+
+@dataclass(frozen=True)
+class StepWork:
+    """The least a step must move and compute."""
+
+    num_bytes: int
+    operations: int  # multiplications and additions
+
+
+@dataclass(frozen=True)
+class MachineRates:
+    """Measured limits, for one model's threads, dtype and size."""
+
+    bytes_per_s: float
+    operations_per_s: float
+
+    def least_ms(self, work: StepWork) -> float:
+        """Milliseconds below which no step can be that does this work."""
+        return 1e3 * max(work.num_bytes / self.bytes_per_s, work.operations / self.operations_per_s)
+
+
+def step_work(loaded: LoadedModel, width: int, context: int) -> StepWork:
+    """Bytes and operations of a step: every weight once, the context's keys and values once, W rows of embeddings.
+
+    Mixtures of experts are counted with all their experts.
+    """
+    num_bytes, operations = 0, 0
+    for module in loaded.model.modules():
+        own = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
+        if isinstance(module, nn.Embedding):
+            num_bytes += width * module.embedding_dim * own[0].element_size()
+            continue
+        num_bytes += sum(tensor.numel() * tensor.element_size() for tensor in own)
+        if isinstance(module, PackedLinear | nn.Linear):
+            operations += 2 * width * module.in_features * module.out_features
+    text = loaded.config.get_text_config()
+    element = torch.empty(0, dtype=loaded.dtype).element_size()
+    for key_heads, head_size in key_head_shapes(loaded.config):
+        num_bytes += 2 * key_heads * head_size * (context + width) * element
+        operations += 4 * text.num_attention_heads * head_size * width * (context + width)
+    return StepWork(num_bytes, operations)
+
+
+def measure_rates(loaded: LoadedModel, repeats: int = 7) -> MachineRates:
+    """Bandwidth over a buffer as large as the model, so that a model in the cache is held to the cache's; and the
+    matrix rate of PyTorch's own multiplication. Both at the model's number of threads and dtype.
+    """
+    size = max(step_work(loaded, 1, 0).num_bytes, _LEAST_BUFFER)
+    buffer = torch.ones(size // 8, dtype=torch.int64, device=loaded.device)
+    read_s = _median_s(lambda: torch.ops.yggdrasil.read_words(buffer, loaded.num_threads), repeats)
+    a, b = (torch.randn(_MATRIX_SIZE, _MATRIX_SIZE, device=loaded.device).to(loaded.dtype) for _ in range(2))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(loaded.num_threads)
+    try:
+        multiply_s = _median_s(lambda: a @ b, repeats)
+    finally:
+        torch.set_num_threads(threads)
+    return MachineRates(buffer.nbytes / read_s, 2 * _MATRIX_SIZE**3 / multiply_s)
+
+
+def _median_s(run: Callable[[], object], repeats: int) -> float:
+    run()
+    times = []
+    for _ in range(repeats):
+        start = perf_counter()
+        run()
+        times.append(perf_counter() - start)
+    return statistics.median(times)
