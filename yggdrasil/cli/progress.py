@@ -71,4 +71,6 @@ def show_table(title: str, frame: "pd.DataFrame") -> None:
     table = Table(*[column.replace("_", " ") for column in frame.columns], title=title)
     for row in frame.itertuples(index=False):
         table.add_row(*[f"{value:.4g}" if isinstance(value, float) else str(value) for value in row])
-    Console().print(table)
+    console = Console()
+    # A pipe has no width; a cut number is worse than a long line.
+    (console if console.is_terminal else Console(width=180)).print(table)

@@ -17,9 +17,11 @@
 #include <atomic>
 #include <cstring>
 #include <limits>
+#include <type_traits>
 #include <vector>
 
 #include "attention.h"
+#include "attention_matrix.h"
 #include "linear_matrix.h"
 #include "linear_vector.h"
 #include "scratch.h"
@@ -165,13 +167,24 @@ Tensor tree_attention(const Tensor& query, const Tensor& key, const Tensor& valu
     using T = std::remove_pointer_t<decltype(type)>;
     write_rows<T>(k, key_cache, start);
     write_rows<T>(v, value_cache, start);
-    const int64_t words = rows * (job.head_dim + 1 + job.context_stride) + kKeyBlock * job.head_dim;
+    const bool on_matrix_unit = std::is_same_v<T, BFloat16> && fits_matrix_unit(job.head_dim);
+    const int64_t words = on_matrix_unit ? matrix_words(context + tree_slots, tree_slots, job.head_dim)
+                                         : rows * (job.head_dim + 1 + job.context_stride) + kKeyBlock * job.head_dim;
     parallel(job.query_heads, num_threads, [&](int64_t begin, int64_t end) {
-      float* scratch = reinterpret_cast<float*>(scratch_words(words));
+      uint32_t* scratch = scratch_words(words);
       for (int64_t head = begin; head < end; ++head) {
         const int64_t offset = head / job.group * capacity * job.head_dim;
-        attend_head<T>(job, q.const_data_ptr<T>() + head * job.query_head_stride, key_cache.const_data_ptr<T>() + offset,
-                       value_cache.const_data_ptr<T>() + offset, out.mutable_data_ptr<T>() + head * job.head_dim, scratch);
+        const T* queries = q.const_data_ptr<T>() + head * job.query_head_stride;
+        const T* keys = key_cache.const_data_ptr<T>() + offset;
+        const T* values = value_cache.const_data_ptr<T>() + offset;
+        T* target = out.mutable_data_ptr<T>() + head * job.head_dim;
+        if constexpr (std::is_same_v<T, BFloat16>) {
+          if (on_matrix_unit) {
+            attend_head_matrix(job, queries, keys, values, target, scratch);
+            continue;
+          }
+        }
+        attend_head<T>(job, queries, keys, values, target, reinterpret_cast<float*>(scratch));
       }
     });
   };

@@ -1,0 +1,264 @@
+// Attention on the matrix unit (AMX) for bf16: up to 16 rows of a head cost about what one does.
+//
+// Keys are summed in blocks of 32 positions. Blocks that lie whole in the context serve all rows at once. The last ones,
+// where the context ends and each row follows its own path, are put together for every row in order of position, so
+// that a row in a tree does the arithmetic of a plain step, number by number.
+#pragma once
+
+#include <algorithm>
+#include <limits>
+
+#include "attention.h"
+#include "linear_matrix.h"
+
+namespace yggdrasil {
+
+#ifdef YGG_AMX
+constexpr int64_t kBlockKeys = 32;  // positions that one tile of weights covers
+constexpr int64_t kSums = 4;        // tiles of 16 outputs that are summed together
+
+inline int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
+
+inline bool fits_matrix_unit(int64_t head_dim) { return head_dim % 32 == 0 && has_matrix_unit(); }
+
+// [16, 16] floats -> rows ``stride`` apart.
+inline void transpose16(const float* in, float* out, int64_t stride) {
+  __m512 r[16], t[16];
+  for (int i = 0; i < 16; ++i) r[i] = _mm512_load_ps(in + 16 * i);
+  for (int i = 0; i < 16; i += 2) {
+    t[i] = _mm512_unpacklo_ps(r[i], r[i + 1]);
+    t[i + 1] = _mm512_unpackhi_ps(r[i], r[i + 1]);
+  }
+  for (int i = 0; i < 16; i += 4) {
+    for (int j = 0; j < 2; ++j) {
+      const __m512d low = _mm512_castps_pd(t[i + j]), high = _mm512_castps_pd(t[i + j + 2]);
+      r[i + 2 * j] = _mm512_castpd_ps(_mm512_unpacklo_pd(low, high));
+      r[i + 2 * j + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(low, high));
+    }
+  }
+  for (int i = 0; i < 4; ++i) {
+    t[i] = _mm512_shuffle_f32x4(r[i], r[i + 4], 0x88);
+    t[i + 4] = _mm512_shuffle_f32x4(r[i], r[i + 4], 0xdd);
+    t[i + 8] = _mm512_shuffle_f32x4(r[i + 8], r[i + 12], 0x88);
+    t[i + 12] = _mm512_shuffle_f32x4(r[i + 8], r[i + 12], 0xdd);
+  }
+  for (int i = 0; i < 4; ++i) {
+    _mm512_storeu_ps(out + i * stride, _mm512_shuffle_f32x4(t[i], t[i + 8], 0x88));
+    _mm512_storeu_ps(out + (i + 4) * stride, _mm512_shuffle_f32x4(t[i + 4], t[i + 12], 0x88));
+    _mm512_storeu_ps(out + (i + 8) * stride, _mm512_shuffle_f32x4(t[i], t[i + 8], 0xdd));
+    _mm512_storeu_ps(out + (i + 12) * stride, _mm512_shuffle_f32x4(t[i + 4], t[i + 12], 0xdd));
+  }
+}
+
+// One head of up to 16 rows: where its numbers lie. Positions count from ``start``, a whole block.
+struct MatrixHead {
+  const AttentionJob& job;
+  const BFloat16 *query, *keys, *values;
+  int64_t first_row, rows, start, last_slot, length;  // slots below last_slot are read; length: positions, whole blocks
+  float* scores;      // [16, length], then weights
+  BFloat16* weights;  // [16, length]
+  uint32_t* packed;   // [D/32, 16 pairs, rows] queries, then a row's tree scores, then [16 pairs, 64] values
+};
+
+// Scratch words of one head.
+inline int64_t matrix_words(int64_t positions, int64_t tree_slots, int64_t head_dim) {
+  const int64_t packed = std::max({head_dim / 2 * 16, 16 * 16 * kSums, tree_slots});
+  return 24 * (round_up(positions, kBlockKeys) + 2 * kBlockKeys) + packed + 16;
+}
+
+// Scores of 16 slots against all rows, as [16 slots, rows]; slots past the cache's end are read from a copy.
+inline void score_slots(const MatrixHead& head, int64_t slot, float* out) {
+  const int64_t d = head.job.head_dim;
+  const BFloat16* keys = head.keys + slot * d;
+  alignas(64) BFloat16 copy[16 * 32];
+  const bool is_cut = slot + 16 > head.job.capacity;
+  _tile_zero(4);
+  for (int64_t t = 0; t < d; t += 32) {
+    if (is_cut) {
+      std::memset(copy, 0, sizeof copy);
+      for (int64_t i = 0; slot + i < head.job.capacity; ++i) std::memcpy(copy + 32 * i, keys + i * d + t, 64);
+      _tile_loadd(0, copy, 64);
+    } else {
+      _tile_loadd(0, keys + t, d * 2);
+    }
+    _tile_loadd(2, head.packed + t / 2 * head.rows, head.rows * 4);
+    _tile_dpbf16ps(4, 0, 2);
+  }
+  _tile_stored(4, out, 64);
+}
+
+inline void matrix_scores(const MatrixHead& head) {
+  const int64_t d = head.job.head_dim, pairs = d / 2;
+  for (int64_t row = 0; row < head.rows; ++row) {
+    const auto* source = reinterpret_cast<const uint32_t*>(head.query + (head.first_row + row) * head.job.query_row_stride);
+    for (int64_t p = 0; p < pairs; ++p) head.packed[p * head.rows + row] = source[p];
+  }
+  TileShapes shapes;
+  const uint8_t widths[5] = {64, 64, static_cast<uint8_t>(head.rows * 4), 0, static_cast<uint8_t>(head.rows * 4)};
+  for (int i = 0; i < 5; ++i) {
+    shapes.rows[i] = widths[i] ? 16 : 0;
+    shapes.row_bytes[i] = widths[i];
+  }
+  _tile_loadconfig(&shapes);
+  alignas(64) float block[256] = {};
+  for (int64_t slot = head.start; slot < head.last_slot; slot += 16) {
+    score_slots(head, slot, block);
+    transpose16(block, head.scores + slot - head.start, head.length);
+  }
+  _tile_release();
+}
+
+// Moves a row's tree scores to the positions of its path, hides what it does not see, and makes weights of all.
+inline float matrix_softmax(const MatrixHead& head, int64_t row, float* tree_scores) {
+  const AttentionJob& job = head.job;
+  const auto& slots = (*job.slots)[head.first_row + row];
+  const int64_t first = job.first_key[head.first_row + row] - head.start, context = job.context - head.start;
+  const float hidden = -std::numeric_limits<float>::infinity();
+  float* scores = head.scores + row * head.length;
+  std::copy(scores + context, scores + head.last_slot - head.start, tree_scores);
+  for (size_t j = 0; j < slots.size(); ++j) scores[context + j] = tree_scores[slots[j] - job.context];
+  const int64_t end = context + static_cast<int64_t>(slots.size());
+  std::fill(scores, scores + first, hidden);
+  std::fill(scores + end, scores + head.length, hidden);
+  if (job.softcap > 0.0f) {
+    for (int64_t i = first; i < end; ++i) scores[i] = finish_score(job, scores[i]);
+  } else {
+    const __m512 scale = _mm512_set1_ps(job.scale);
+    for (int64_t i = 0; i < head.length; i += 16) _mm512_storeu_ps(scores + i, _mm512_mul_ps(_mm512_loadu_ps(scores + i), scale));
+  }
+  __m512 largest = _mm512_set1_ps(hidden), sums = _mm512_setzero_ps();
+  for (int64_t i = 0; i < head.length; i += 16) largest = _mm512_max_ps(largest, _mm512_loadu_ps(scores + i));
+  const __m512 maximum = _mm512_set1_ps(_mm512_reduce_max_ps(largest)), nothing = _mm512_set1_ps(hidden);
+  BFloat16* weights = head.weights + row * head.length;
+  for (int64_t i = 0; i < head.length; i += 16) {
+    const __m512 score = _mm512_loadu_ps(scores + i);
+    const __mmask16 seen = _mm512_cmp_ps_mask(score, nothing, _CMP_NEQ_OQ);
+    const __m512 weight = _mm512_maskz_mov_ps(seen, exp16(_mm512_sub_ps(score, maximum)));
+    sums = _mm512_add_ps(sums, weight);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(weights + i), (__m256i)_mm512_cvtneps_pbh(weight));
+  }
+  return 1.0f / _mm512_reduce_add_ps(sums);
+}
+
+// Pair of value rows (null: zeros), 64 outputs from ``column`` on, interleaved as a tile of weights wants them.
+inline void interleave(const BFloat16* even, const BFloat16* odd, int64_t columns, uint32_t* out) {
+  alignas(64) static constexpr int16_t kLow[32] = {0, 32, 1, 33, 2, 34, 3, 35, 4, 36, 5, 37, 6, 38, 7, 39,
+                                                   8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47};
+  const __m512i low = _mm512_load_si512(kLow), high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
+  for (int64_t c = 0; c < columns; c += 32) {
+    const __m512i a = even ? _mm512_loadu_si512(even + c) : _mm512_setzero_si512();
+    const __m512i b = odd ? _mm512_loadu_si512(odd + c) : _mm512_setzero_si512();
+    _mm512_store_si512(out + c, _mm512_permutex2var_epi16(a, low, b));
+    _mm512_store_si512(out + c + 16, _mm512_permutex2var_epi16(a, high, b));
+  }
+}
+
+template <int Tiles>
+inline void add_block(const BFloat16* weights, int64_t weights_stride, const uint32_t* packed) {
+  constexpr int64_t stride = Tiles * 64;
+  _tile_loadd(0, weights, weights_stride);
+  _tile_loadd(1, packed, stride);
+  _tile_dpbf16ps(2, 0, 1);
+  _tile_loadd(1, packed + 16, stride);
+  _tile_dpbf16ps(3, 0, 1);
+  if constexpr (Tiles == 4) {
+    _tile_loadd(1, packed + 32, stride);
+    _tile_dpbf16ps(4, 0, 1);
+    _tile_loadd(1, packed + 48, stride);
+    _tile_dpbf16ps(5, 0, 1);
+  }
+}
+
+// The blocks where the context ends and a row's path begins, for one row; the other rows' weights are zero there.
+template <int Tiles>
+inline void add_path(const MatrixHead& head, int64_t row, int64_t column, const BFloat16* rows_of_zeros) {
+  const AttentionJob& job = head.job;
+  const auto& slots = (*job.slots)[head.first_row + row];
+  const int64_t end = job.context + static_cast<int64_t>(slots.size());
+  const auto value_at = [&](int64_t position) -> const BFloat16* {
+    if (position >= end) return nullptr;
+    return head.values + (position < job.context ? position : slots[position - job.context]) * job.head_dim + column;
+  };
+  alignas(64) BFloat16 weights[16 * kBlockKeys];
+  std::memcpy(weights, rows_of_zeros, sizeof weights);
+  for (int64_t block = job.context / kBlockKeys * kBlockKeys; block < end; block += kBlockKeys) {
+    for (int64_t p = 0; p < 16; ++p)
+      interleave(value_at(block + 2 * p), value_at(block + 2 * p + 1), Tiles * 16, head.packed + p * Tiles * 16);
+    std::memcpy(weights + row * kBlockKeys, head.weights + row * head.length + block - head.start, 64);
+    add_block<Tiles>(weights, 64, head.packed);
+  }
+}
+
+// Outputs ``column`` to ``column + 16 * Tiles`` of all rows.
+template <int Tiles>
+inline void matrix_values(const MatrixHead& head, int64_t column, const float* inverse, BFloat16* out) {
+  const AttentionJob& job = head.job;
+  static constexpr BFloat16 kZeros[16 * kBlockKeys] = {};
+  _tile_zero(2);
+  _tile_zero(3);
+  if constexpr (Tiles == 4) {
+    _tile_zero(4);
+    _tile_zero(5);
+  }
+  const BFloat16* values = head.values + column;
+  for (int64_t block = head.start; block + kBlockKeys <= job.context; block += kBlockKeys) {
+    for (int64_t p = 0; p < 16; ++p) {
+      const BFloat16* even = values + (block + 2 * p) * job.head_dim;
+      interleave(even, even + job.head_dim, Tiles * 16, head.packed + p * Tiles * 16);
+    }
+    add_block<Tiles>(head.weights + block - head.start, head.length * 2, head.packed);
+  }
+  for (int64_t row = 0; row < head.rows; ++row) add_path<Tiles>(head, row, column, kZeros);
+  alignas(64) float sums[Tiles][256];
+  _tile_stored(2, sums[0], 64);
+  _tile_stored(3, sums[1], 64);
+  if constexpr (Tiles == 4) {
+    _tile_stored(4, sums[2], 64);
+    _tile_stored(5, sums[3], 64);
+  }
+  for (int64_t row = 0; row < head.rows; ++row)
+    for (int t = 0; t < Tiles; ++t) {
+      const __m512 sum = _mm512_mul_ps(_mm512_load_ps(sums[t] + 16 * row), _mm512_set1_ps(inverse[row]));
+      BFloat16* target = out + (head.first_row + row) * job.query_heads * job.head_dim + column + 16 * t;
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(target), (__m256i)_mm512_cvtneps_pbh(sum));
+    }
+}
+
+inline void attend_head_matrix(
+    const AttentionJob& job, const BFloat16* query, const BFloat16* keys, const BFloat16* values, BFloat16* out, uint32_t* scratch) {
+  int64_t last_slot = job.context, first = job.context;
+  size_t longest = 0;
+  for (int64_t row = 0; row < job.rows; ++row) {
+    for (const int64_t slot : (*job.slots)[row]) last_slot = std::max(last_slot, slot + 1);
+    longest = std::max(longest, (*job.slots)[row].size());
+    first = std::min(first, job.first_key[row]);
+  }
+  const int64_t start = first / kBlockKeys * kBlockKeys;
+  const int64_t length = round_up(std::max<int64_t>(last_slot, job.context + longest) - start, kBlockKeys);
+  auto* aligned = reinterpret_cast<uint32_t*>(round_up(reinterpret_cast<int64_t>(scratch), 64));
+  for (int64_t row = 0; row < job.rows; row += 16) {
+    const MatrixHead head{job, query, keys, values, row, std::min<int64_t>(16, job.rows - row), start, last_slot, length,
+                          reinterpret_cast<float*>(aligned), reinterpret_cast<BFloat16*>(aligned + 16 * length),
+                          aligned + 24 * length};
+    matrix_scores(head);
+    float inverse[16];
+    for (int64_t r = 0; r < head.rows; ++r) inverse[r] = matrix_softmax(head, r, reinterpret_cast<float*>(head.packed));
+    TileShapes shapes;
+    for (int i = 0; i < 6; ++i) {
+      shapes.rows[i] = i == 1 ? 16 : static_cast<uint8_t>(head.rows);
+      shapes.row_bytes[i] = 64;
+    }
+    _tile_loadconfig(&shapes);
+    int64_t column = 0;
+    for (; column + 64 <= job.head_dim; column += 64) matrix_values<4>(head, column, inverse, out);
+    if (column < job.head_dim) matrix_values<2>(head, column, inverse, out);
+    _tile_release();
+  }
+}
+#else
+inline bool fits_matrix_unit(int64_t) { return false; }
+inline int64_t matrix_words(int64_t, int64_t, int64_t) { return 0; }
+inline void attend_head_matrix(const AttentionJob&, const BFloat16*, const BFloat16*, const BFloat16*, BFloat16*, uint32_t*) {}
+#endif
+
+}  // namespace yggdrasil
