@@ -3,6 +3,10 @@
 A packed layer changes neither the module tree's names nor the function; only the weights' layout in memory.
 """
 
+import ctypes
+import mmap
+import sys
+
 import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
@@ -10,6 +14,7 @@ from transformers.pytorch_utils import Conv1D
 import yggdrasil.models.kernels  # noqa: F401  (registers torch.ops.yggdrasil)
 
 PACKED_DTYPES = (torch.bfloat16, torch.float32)
+_PAGE_OUT = 21  # MADV_PAGEOUT: the system may take the pages back; they are read from the file again if needed
 
 
 class PackedLinear(nn.Module):
@@ -54,4 +59,19 @@ def _packed(layer: nn.Module, num_threads: int) -> PackedLinear | None:
         return None
     if weight.dtype not in PACKED_DTYPES or weight.device.type != "cpu" or weight.shape[1] % 2:
         return None
-    return PackedLinear(weight, layer.bias, num_threads)
+    packed = PackedLinear(weight, layer.bias, num_threads)
+    _page_out(layer.weight)
+    return packed
+
+
+def _page_out(weight: Tensor) -> None:
+    """Give up the memory of a weight that was read from a mapped file: else a model is resident twice once packed.
+
+    The mapping lives as long as any tensor of the checkpoint does, so dropping the tensor is not enough.
+    """
+    if sys.platform != "linux":
+        return
+    begin = -(-weight.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
+    size = (weight.data_ptr() + weight.nbytes - begin) // mmap.PAGESIZE * mmap.PAGESIZE
+    if size > 0:
+        ctypes.CDLL(None).madvise(ctypes.c_void_p(begin), ctypes.c_size_t(size), _PAGE_OUT)

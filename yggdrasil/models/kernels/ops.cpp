@@ -60,8 +60,13 @@ Tensor pack_linear(const Tensor& weight) {
   const int64_t n = weight.size(0), k = weight.size(1), panels = (n + kPanel - 1) / kPanel;
   TORCH_CHECK(!is_bf16 || k % 2 == 0, "bfloat16 packing needs an even number of inputs");
   const int64_t inputs = is_bf16 ? (k + 2 * kTilePairs - 1) / (2 * kTilePairs) * (2 * kTilePairs) : k;
-  Tensor padded = at::zeros({panels * kPanel, inputs}, weight.options());
-  padded.narrow(0, 0, n).narrow(1, 0, k).copy_(weight);
+  Tensor padded = weight;
+  if (panels * kPanel != n || inputs != k) {
+    padded = at::zeros({panels * kPanel, inputs}, weight.options());
+    padded.narrow(0, 0, n).narrow(1, 0, k).copy_(weight);
+  } else if (!weight.is_contiguous()) {
+    padded = weight.contiguous();
+  }
   if (!is_bf16) return padded.view({panels, kPanel, k}).permute({0, 2, 1}).contiguous();
   return padded.view({panels, kPanel, inputs / 2, 2}).permute({0, 2, 1, 3}).contiguous();
 }
