@@ -1,0 +1,33 @@
+"""Thread counts are compared on the same work, and a thread that brings nothing is not used."""
+
+import pandas as pd
+import pytest
+
+from tests.tiny_pair import make_pair
+from yggdrasil.calibration.threads import COLUMNS, ROUNDS, WIDTHS, best_threads, thread_counts, time_threads
+
+
+@pytest.mark.parametrize(("cores", "counts"), [(1, [1]), (2, [1, 2]), (6, [1, 2, 4, 6]), (8, [1, 2, 4, 8])])
+def test_counts_double_up_to_all_cores(cores, counts):
+    assert thread_counts(cores) == counts
+
+
+def samples_of(times):
+    rows = [("target", count, width, turn, ms) for count, ms in times.items() for width in WIDTHS for turn in range(3)]
+    return pd.DataFrame(rows, columns=list(COLUMNS))
+
+
+@pytest.mark.parametrize(
+    ("times", "best"),
+    [({1: 10.0, 2: 6.0}, 2), ({1: 10.0, 2: 9.9}, 1), ({1: 5.0, 2: 7.0}, 1), ({1: 10.0, 2: 11.0, 4: 4.0}, 4)],
+)
+def test_more_threads_must_be_worth_it(times, best):
+    assert best_threads(samples_of(times)) == best
+
+
+def test_every_count_is_timed_at_every_width():
+    samples = time_threads(make_pair().target, "target", [1, 2])
+    assert samples.groupby(["threads", "width"]).size().to_dict() == {
+        (count, width): ROUNDS for count in (1, 2) for width in WIDTHS
+    }
+    assert (samples["ms"] > 0).all()
