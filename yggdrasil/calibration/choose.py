@@ -63,11 +63,11 @@ def choose(traces: TraceSet, acceptance: AcceptanceCalibration, costs: StepCosts
     expectations = {s: _expectation(f"depth from {s}", result, costs.plain_ms) for s, result in results.items()}
     lengths = held_out.accepted_length(reference, traces.max_depth, whole)
     oracle = PredictedPolicy(_certain(lengths, traces.max_depth), ShapeChooser(costs, ratios))
-    bound = simulate(held_out, oracle, costs, cache)
+    known_lengths = simulate(held_out, oracle, costs, cache)
     rejected = [
         *(expectation for source, expectation in expectations.items() if source != best),
         _best_fixed(held_out, traces.widths, costs, cache),
-        _expectation("accepted lengths known beforehand", bound, costs.plain_ms),
+        _expectation("accepted lengths known beforehand", known_lengths, costs.plain_ms),
         Expectation("plain decoding", 1.0, costs.plain_ms, 1.0),
     ]
     reports = {source: report for source, (_, report) in trained.items()}

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from yggdrasil.engine.build import Assembly
-from yggdrasil.engine.policy import Decision
+from yggdrasil.engine.policy import Decision, Learner
 from yggdrasil.engine.text import TextStream
 from yggdrasil.engine.trace import MODEL_STAGES, Trace
 from yggdrasil.errors import YggdrasilError
@@ -33,7 +33,7 @@ class ShapeCycle:
     it has to tell a wrong cost from a machine that slowed down, which needs plain steps that decoding seldom takes.
     """
 
-    learner = None
+    learner: Learner | None = None
 
     def __init__(self, shapes: Sequence[TreeShape], seed: int) -> None:
         self._shapes = list(shapes)

@@ -58,7 +58,7 @@ class Policy(Protocol):
 class FixedPolicy:
     """One shape for every iteration: a chain where ``width`` is 1. For comparisons, and without a calibration."""
 
-    learner = None
+    learner: Learner | None = None
 
     def __init__(self, shape: TreeShape) -> None:
         self._decision = Decision(shape)
