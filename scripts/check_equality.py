@@ -15,7 +15,7 @@ from rich.console import Console
 from transformers import AutoModelForCausalLM
 
 from yggdrasil.engine.decoder import Decoder
-from yggdrasil.engine.policy import FixedPolicy, PlainPolicy, Policy
+from yggdrasil.engine.policy import PLAIN_POLICY, FixedPolicy, Policy
 from yggdrasil.prompts import read_prompts
 from yggdrasil.tree.objective import TreeShape
 
@@ -41,7 +41,7 @@ def main(
             TreeShape(tree_width, shapes.max_depth, widest)
         ),
         "chain of 4": FixedPolicy(TreeShape(1, 4, next(width for width in shapes.verify_widths if width > 4))),
-        "plain": PlainPolicy(),
+        "plain": PLAIN_POLICY,
     }
     matched = dict.fromkeys(ways, 0)
     requests = read_prompts(prompts, limit)

@@ -4,7 +4,7 @@ import pytest
 
 from tests.tiny_pair import SHAPES, make_pair
 from yggdrasil.calibration.step_times import STREAK, roofline, time_steps, timed_steps
-from yggdrasil.engine.policy import PlainPolicy
+from yggdrasil.engine.policy import PLAIN_POLICY
 
 ROUNDS = 2
 CONTEXTS = (5, 40)
@@ -12,7 +12,7 @@ CONTEXTS = (5, 40)
 
 @pytest.fixture(scope="module")
 def assembly():
-    return make_pair().decoder(PlainPolicy()).assembly
+    return make_pair().decoder(PLAIN_POLICY).assembly
 
 
 def test_every_decoding_step_is_timed_at_every_context(assembly):

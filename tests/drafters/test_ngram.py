@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy_target import decode, paths, plain_decode, wandering_target
 
-from yggdrasil.drafters.ngram import NGramDrafter, NGramOptions
+from yggdrasil.drafters.ngram import NGramDrafter
+from yggdrasil.drafters.options import NGramOptions
 from yggdrasil.tree.token_tree import TokenTree
 
 OPTIONS = st.builds(

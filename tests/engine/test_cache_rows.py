@@ -4,28 +4,35 @@ import pytest
 import torch
 from tiny_pair import SHAPES, TEXT, addresses, cache_rows
 
-from yggdrasil.engine.policy import FixedPolicy, PlainPolicy
+from yggdrasil.engine.policy import PLAIN_POLICY, Decision, FixedPolicy
 from yggdrasil.tree.objective import PLAIN_STEP, TreeShape
 
 PROMPT = TEXT[:21]
 TOLERANCE = {"atol": 1e-4, "rtol": 1e-4}
 
 
-class Mixed(FixedPolicy):
+class Mixed:
     """Plain steps between trees of every shape: the drafter has to catch up by one token and by many."""
 
+    learner = None
+
     def __init__(self):
-        super().__init__(PLAIN_STEP)
         self._shapes = [TreeShape(4, 4, 16), TreeShape(1, 3, 4), PLAIN_STEP, TreeShape(2, 4, 8), *[PLAIN_STEP] * 9]
         self._asked = 0
 
-    def choose(self, hidden, context):
-        self._shape = self._shapes[self._asked % len(self._shapes)]
+    def rest(self, context):
+        self._decision = Decision(self._shapes[self._asked % len(self._shapes)])
         self._asked += 1
-        return self._shape
+        return None if self._decision.shape.depth else self._decision
+
+    def choose(self, evidence):
+        return self._decision
+
+    def choose_verify_width(self, shape, expected, context):
+        return shape.verify_width
 
 
-POLICIES = [PlainPolicy(), *map(FixedPolicy, (TreeShape(1, 4, 4), TreeShape(4, 4, 16), TreeShape(2, 3, 8))), Mixed()]
+POLICIES = [PLAIN_POLICY, *map(FixedPolicy, (TreeShape(1, 4, 4), TreeShape(4, 4, 16), TreeShape(2, 3, 8))), Mixed()]
 policies = pytest.mark.parametrize("policy", POLICIES, ids=["plain", "chain", "wide", "tree", "mixed"])
 
 

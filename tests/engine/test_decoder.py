@@ -3,7 +3,7 @@
 import pytest
 from tiny_pair import SHAPES, TEXT, VOCAB_SIZE, byte_tokenizer, make_pair
 
-from yggdrasil.engine.policy import FixedPolicy, PlainPolicy
+from yggdrasil.engine.policy import PLAIN_POLICY, FixedPolicy
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.tree.objective import TreeShape
 
@@ -52,7 +52,7 @@ def test_text_and_tokens_are_one_prompt(pair):
     assert "".join(decoder.stream(prompt, max_new_tokens=12)) == by_text.text
 
 
-@pytest.mark.parametrize("policy", [PlainPolicy(), TREE], ids=["plain", "verify"])
+@pytest.mark.parametrize("policy", [PLAIN_POLICY, TREE], ids=["plain", "verify"])
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 @pytest.mark.parametrize("is_during_prefill", [True, False], ids=["prefill", "decode"])
 def test_damaged_weights_end_in_one_sentence(policy, value, is_during_prefill):

@@ -5,13 +5,13 @@ from dataclasses import replace
 import pytest
 from tiny_pair import SHAPES, TEXT, byte_tokenizer
 
-from yggdrasil.engine.policy import FixedPolicy, PlainPolicy
+from yggdrasil.engine.policy import PLAIN_POLICY, FixedPolicy
 from yggdrasil.scheduling.plan import Shapes
 from yggdrasil.tree.objective import TreeShape
 
 PROMPT = TEXT[:20]
 BLOCK = FixedPolicy(TreeShape(1, 4, 8))  # five tokens an iteration with a drafter that is always right
-POLICIES = {"plain": PlainPolicy(), "chain": BLOCK, "tree": FixedPolicy(TreeShape(4, 4, 16))}
+POLICIES = {"plain": PLAIN_POLICY, "chain": BLOCK, "tree": FixedPolicy(TreeShape(4, 4, 16))}
 policies = pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tiny_pair import SHAPES, TEXT, VOCAB_SIZE, OracleDrafter
 
 from yggdrasil.drafters import NGramDrafter
-from yggdrasil.engine.policy import FixedPolicy, ObjectivePolicy, PlainPolicy
+from yggdrasil.engine.policy import PLAIN_POLICY, Decision, FixedPolicy, ObjectivePolicy
 from yggdrasil.scheduling.plan import Shapes
 from yggdrasil.tree.objective import StepCosts, TreeShape
 
@@ -50,7 +50,7 @@ def as_array(values):
 
 
 def test_plain_decoding(pair):
-    for decoder in (pair.decoder(PlainPolicy()), pair.decoder(PlainPolicy(), drafter=None)):
+    for decoder in (pair.decoder(PLAIN_POLICY), pair.decoder(PLAIN_POLICY, drafter=None)):
         generation = decoder.generate(PROMPT, max_new_tokens=NUM_TOKENS)
 
         assert generation.tokens == pair.reference(PROMPT, NUM_TOKENS)
@@ -141,21 +141,31 @@ def test_a_drafter_sees_the_states_of_the_layers_it_names(pair):
     torch.testing.assert_close(torch.cat(drafter.states[-1]), expected[-1][0], atol=1e-4, rtol=1e-4)
 
 
-class Watcher(FixedPolicy):
-    """Notes what the engine tells its policy."""
+class Watcher:
+    """Notes what the engine tells its policy, which is its own learner."""
 
-    needs_hidden = True
+    def __init__(self, shape):
+        self.learner, self._decision = self, Decision(shape)
 
     def begin(self):
-        self.contexts, self.states, self.observed = [], [], []
+        self.contexts, self.states, self.observed, self.settled = [], [], [], []
 
-    def choose(self, hidden, context):
-        self.contexts.append(context)
-        self.states.append(torch.from_numpy(hidden.copy()))
-        return super().choose(hidden, context)
+    def rest(self, context):
+        return None
 
-    def observe(self, shape, expected, tokens):
-        self.observed.append((shape, expected, tokens))
+    def choose(self, evidence):
+        self.contexts.append(evidence.context)
+        self.states.append(torch.from_numpy(evidence.hidden().copy()))
+        return self._decision
+
+    def choose_verify_width(self, shape, expected, context):
+        return self._decision.shape.verify_width
+
+    def observe(self, promised, accepted):
+        self.observed.append((promised, accepted))
+
+    def settle(self, tokens, milliseconds, *, rested):
+        self.settled.append((tokens, rested))
 
 
 @pytest.mark.parametrize("shape", [TreeShape(0, 0, 1), TreeShape(4, 4, 16), TreeShape(1, 4, 8)], ids=str)
@@ -173,9 +183,11 @@ def test_a_policy_is_told_of_every_iteration(pair, shape):
     assert policy.contexts[0] == len(PROMPT)
     for context, state in zip(policy.contexts, policy.states, strict=True):
         torch.testing.assert_close(state, expected[context - 1], atol=1e-4, rtol=1e-4)
-    lengths = [tokens for _, _, tokens in policy.observed] or [1] * generation.metrics.iterations
+    lengths = [1 + accepted for _, accepted in policy.observed] or [1] * generation.metrics.iterations
+    assert sum(tokens for tokens, _ in policy.settled) == len(generation.tokens) - 1
+    assert not any(rested for _, rested in policy.settled)
     assert policy.contexts == [len(PROMPT) + sum(lengths[:i]) for i in range(len(lengths))]
-    assert all(seen == shape and 1.0 < promised < 16.0 for seen, promised, _ in policy.observed)
+    assert all(0.0 < promised < 15.0 for promised, _ in policy.observed)
 
 
 def test_objective_policy_uses_many_shapes(pair):
@@ -217,10 +229,16 @@ class Boaster:
 
 def test_the_gate_pauses_a_drafter_that_promises_too_much_and_tries_again(pair):
     policy = made_up_policy(SHAPES, draft_ms=0.4)
-    policy.settle = lambda *_: None  # the account of real time is the policy tests' matter
+    policy.learner.settle = lambda *_, **__: None  # the account of real time is the policy tests' matter
     decoder, shapes = pair.decoder(policy, drafter=Boaster()), []
-    observe_choice = policy.choose
-    policy.choose = lambda *arguments: shapes.append(observe_choice(*arguments)) or shapes[-1]
+    rest, choose = policy.rest, policy.choose
+    policy.rest = lambda context: note(rest(context))
+    policy.choose = lambda evidence: note(choose(evidence))
+
+    def note(decision):
+        shapes.extend([decision.shape] if decision is not None else [])
+        return decision
+
     generation = decoder.generate(PROMPT, max_new_tokens=100)
 
     assert generation.tokens == pair.reference(PROMPT, 100)

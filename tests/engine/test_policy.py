@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from yggdrasil.engine.policy import FixedPolicy, Gate, ObjectivePolicy, PlainPolicy
+from yggdrasil.engine.policy import PLAIN_POLICY, DepthEvidence, FixedPolicy, Gate, ObjectivePolicy
 from yggdrasil.predictor.depth import DepthPredictor
+from yggdrasil.predictor.evidence import EvidenceSizes
 from yggdrasil.tree.objective import PLAIN_STEP, StepCosts, TreeShape
 
 MAX_DEPTH, DRAFT_WIDTHS, VERIFY_WIDTHS, HIDDEN_SIZE = 4, (1, 2, 4), (1, 2, 4, 8), 6
@@ -82,11 +83,11 @@ def test_losses_are_paid_back_by_plain_steps_before_drafting_again():
     """Ten plain steps' worth lost on drafting is earned back at 1.5 % a plain step, at the machine's present speed."""
     gate = Gate(plain_ms=2.0)
     gate.is_paused()
-    gate.settle(TreeShape(1, 3, 4), tokens=1, milliseconds=22.0)  # 11 plain steps for one token
+    gate.settle(1, 22.0, rested=False)  # 11 plain steps for one token
 
     plain_steps = 0
     while gate.is_paused():
-        gate.settle(PLAIN_STEP, tokens=1, milliseconds=2.0)
+        gate.settle(1, 2.0, rested=True)
         plain_steps += 1
     assert plain_steps == pytest.approx((10 - 2) / 0.015, abs=1)  # two steps were the credit
 
@@ -94,28 +95,50 @@ def test_losses_are_paid_back_by_plain_steps_before_drafting_again():
 def test_gains_are_counted_at_the_speed_of_now():
     slower, usual = Gate(plain_ms=1.0), Gate(plain_ms=1.0)
     for _ in range(20):
-        slower.settle(PLAIN_STEP, 1, 4.0)
+        slower.settle(1, 4.0, rested=True)
     for gate in (slower, usual):
         gate.is_paused()
-        gate.settle(TreeShape(1, 3, 4), tokens=3, milliseconds=8.0)  # 2 plain steps when slow, else 8
+        gate.settle(3, 8.0, rested=False)  # 2 plain steps when slow, else 8
 
     assert not slower.is_paused()
     assert usual.is_paused()
 
 
+class GivenEvidence:
+    """A hidden state at a context length; counts what it is asked for."""
+
+    def __init__(self, context, hidden=None, head=None):
+        self.context, self.asked = context, []
+        self._values = {"hidden": hidden, "repetition": np.zeros(6, dtype=np.float32), "head": head}
+
+    def hidden(self):
+        return self._give("hidden")
+
+    def repetition(self):
+        return self._give("repetition")
+
+    def head(self):
+        return self._give("head")
+
+    def _give(self, name):
+        self.asked.append(name)
+        return self._values[name]
+
+
 def begin_past_first_step(policy):
-    policy.begin()
-    assert policy.choose(None, 1) == PLAIN_STEP
+    policy.learner.begin()
+    assert policy.rest(1).shape == PLAIN_STEP
 
 
 def test_plain_and_fixed_policies_always_say_the_same():
-    plain, fixed = PlainPolicy(), FixedPolicy(TreeShape(2, 3, 8))
+    plain, fixed = PLAIN_POLICY, FixedPolicy(TreeShape(2, 3, 8))
     for context in (1, 500):
-        assert plain.choose(None, context) == PLAIN_STEP
-        assert fixed.choose(None, context) == TreeShape(2, 3, 8)
+        evidence = GivenEvidence(context)
+        assert plain.rest(context).shape == PLAIN_STEP  # never asked for more
+        assert fixed.rest(context) is None
+        assert fixed.choose(evidence).shape == TreeShape(2, 3, 8)
         assert fixed.choose_verify_width(TreeShape(2, 1, 8), [1.0, 1.5, 1.6, 1.6], context) == 8
-    assert not plain.needs_hidden
-    assert not fixed.needs_hidden
+        assert evidence.asked == []
 
 
 # ==== the argmax ====
@@ -185,17 +208,19 @@ def test_shape_is_the_argmax_of_three_loops(costs, seed, history):
     trust = min(max((accepted + 4) / (promised + 4), 0.2), 1.5)
 
     for chosen_predictor in (None, predictor):
-        policy = ObjectivePolicy({100: costs}, ratios, mean_survival, chosen_predictor)
+        depth = chosen_predictor and DepthEvidence(chosen_predictor, EvidenceSizes(HIDDEN_SIZE, 0, 0))
+        policy, evidence = ObjectivePolicy({100: costs}, ratios, mean_survival, depth), GivenEvidence(100, hidden)
         begin_past_first_step(policy)
         for expected, got in history:
-            policy.observe(TreeShape(1, 1, 2), 1.0 + expected, 1 + got)
+            policy.learner.observe(expected, got)
         survival = mean_survival if chosen_predictor is None else predictor.survival(hidden)
         survival = np.minimum(survival * trust, 1.0)
-        shape = policy.choose(hidden, 100)
+        shape, tokens, milliseconds = policy.choose(evidence)
 
-        assert policy.needs_hidden == (chosen_predictor is not None)
+        assert evidence.asked == ([] if chosen_predictor is None else ["hidden"])
         assert worth_of(shape, costs, ratios, survival) == pytest.approx(best_worth(costs, ratios, survival), rel=1e-6)
-        assert policy.predict_ms(shape, 100) == pytest.approx(costs.iteration_ms(*shape))
+        assert milliseconds == pytest.approx(costs.iteration_ms(*shape))
+        assert tokens / milliseconds == pytest.approx(worth_of(shape, costs, ratios, survival), rel=1e-6)
 
 
 @settings(max_examples=100, deadline=None)
@@ -220,7 +245,11 @@ def test_costs_of_the_nearest_context_serve():
     policy = ObjectivePolicy({1000: flat_costs(1000.0), 10: flat_costs(10.0)}, ratios, survival, None)
 
     nearest = {1: 10.0, 10: 10.0, 500: 10.0, 510: 1000.0, 1000: 1000.0, 9999: 1000.0}
-    assert {context: policy.predict_ms(PLAIN_STEP, context) for context in nearest} == nearest
+    promises = {}
+    for context in nearest:
+        policy.learner.begin()
+        promises[context] = policy.rest(context).milliseconds
+    assert promises == nearest
 
 
 def test_after_a_refusal_the_objective_is_not_asked_for_a_while():
@@ -228,13 +257,27 @@ def test_after_a_refusal_the_objective_is_not_asked_for_a_while():
     ratios, survival = made_up_tables(0)
     policy = ObjectivePolicy({10: flat_costs(0.01), 1000: flat_costs(1000.0)}, ratios, survival, None)
     begin_past_first_step(policy)
-    assert policy.choose(None, 10) == PLAIN_STEP
-    later = [policy.choose(None, 1000).depth > 0 for _ in range(10)]
+    assert policy.choose(GivenEvidence(10)).shape == PLAIN_STEP
+    later = [policy.rest(1000) is None for _ in range(10)]
 
     assert later == [False] * 8 + [True] * 2
-    policy.choose(None, 10)
+    policy.choose(GivenEvidence(10))
     begin_past_first_step(policy)
-    assert policy.choose(None, 1000).depth > 0  # a new request begins without a pause
+    assert policy.rest(1000) is None  # a new request begins without a pause
+    assert policy.choose(GivenEvidence(1000)).shape.depth > 0
+
+
+def test_a_refusal_after_a_head_draft_promises_what_it_cost():
+    ratios, survival = made_up_tables(0)
+    refusing = flat_costs(0.01)
+    promises = {}
+    for is_head_first in (False, True):
+        policy = ObjectivePolicy({10: refusing}, ratios, survival, None, is_head_first=is_head_first)
+        begin_past_first_step(policy)
+        promises[is_head_first] = policy.choose(GivenEvidence(10))
+
+    assert promises[False] == (PLAIN_STEP, 1.0, pytest.approx(0.01))
+    assert promises[True] == (PLAIN_STEP, 1.0, pytest.approx(1.01))
 
 
 def test_the_ablation_maximises_tokens_alone():
@@ -242,7 +285,7 @@ def test_the_ablation_maximises_tokens_alone():
     costs = flat_costs(0.001)  # plain steps are nearly free
     policy = ObjectivePolicy({100: costs}, ratios, survival, None, objective="aal")
     begin_past_first_step(policy)
-    shape = policy.choose(None, 100)
+    shape = policy.choose(GivenEvidence(100)).shape
     free = StepCosts(0.0, dict.fromkeys(DRAFT_WIDTHS, 1e-9), dict.fromkeys(VERIFY_WIDTHS, 1.0), 0.0, 1.0)
 
     assert worth_of(shape, free, ratios, survival) == pytest.approx(best_worth(free, ratios, survival), rel=1e-6)

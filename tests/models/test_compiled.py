@@ -8,7 +8,7 @@ import torch
 from tiny_pair import TEXT, OracleDrafter, addresses, make_pair, noisy_copy, random_model
 
 from yggdrasil.engine.build import assemble
-from yggdrasil.engine.policy import FixedPolicy, PlainPolicy
+from yggdrasil.engine.policy import PLAIN_POLICY, FixedPolicy
 from yggdrasil.models import compiled
 from yggdrasil.models.kernels import is_native
 from yggdrasil.models.loading import load_model, prepare_model
@@ -97,7 +97,7 @@ def test_bf16_rows_have_the_same_bits_whatever_travels_with_them(compile_cache):
     """Hidden states, keys and values of verified rows against those of plain steps, and so the tokens."""
     pair = make_pair(dtype=torch.bfloat16)
     shapes = replace(SHAPES, verify_widths=(1, 8))
-    plain = pair.decoder(PlainPolicy(), shapes, drafter=None, backend="inductor")
+    plain = pair.decoder(PLAIN_POLICY, shapes, drafter=None, backend="inductor")
     plain_states = record_states(plain.assembly.engine.target)
     expected = plain.generate(PROMPT, max_new_tokens=60).tokens
 

@@ -64,7 +64,7 @@ def test_safetensors_round_trip(predictor: DepthPredictor, tmp_path: Path) -> No
 
     hidden = np.ones(HIDDEN, dtype=np.float32)
     assert (loaded.survival(hidden) == predictor.survival(hidden)).all()
-    assert (loaded.hidden_size, loaded.max_depth) == (HIDDEN, DEPTH)
+    assert (loaded.num_features, loaded.max_depth) == (HIDDEN, DEPTH)
 
 
 def test_weights_that_do_not_fit_are_refused(predictor: DepthPredictor) -> None:

@@ -76,6 +76,8 @@ def make_traces() -> MakeTraces:
         trees = {width: [grow_tree(random, row, width, max_depth) for row in future] for width in (1, 2, 3)}
         traces = TraceSet(
             hidden=random.normal(size=(len(future), 5)).astype(np.float32),
+            repetition=random.normal(size=(len(future), 6)).astype(np.float32),
+            head=random.normal(size=(len(future), 3)).astype(np.float32),
             document=np.repeat(10 * np.arange(len(lengths)) + 5, lengths),
             position=np.concatenate([np.arange(length) for length in lengths]),
             scores={w: np.array([tree.scores for tree in rows], dtype=np.float32) for w, rows in trees.items()},

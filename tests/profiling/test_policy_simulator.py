@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from yggdrasil.predictor import DepthPredictor
 from yggdrasil.profiling.simulator import FixedPolicy, OutcomeCache, Policy, PredictedPolicy, simulate
 from yggdrasil.profiling.traces import TraceSet
 from yggdrasil.tree.objective import Objective, ShapeChooser, StepCosts, choose_verify_width, expected_tokens_by_width
@@ -42,6 +41,8 @@ def chain_traces(lengths: list[int], document: list[int], max_depth: int, edge: 
     chain = np.arange(max_depth)
     return TraceSet(
         hidden=np.zeros((num_rows, 2), dtype=np.float32),
+        repetition=np.zeros((num_rows, 6), dtype=np.float32),
+        head=np.full((num_rows, 2), -np.inf, dtype=np.float32),
         document=np.array(document),
         position=np.arange(num_rows) - np.array(starts) + 100,
         scores={1: np.tile(((chain + 1) * np.log(edge)).astype(np.float32), (num_rows, 1))},
@@ -162,21 +163,6 @@ def test_knowing_the_length_beats_every_fixed_tree() -> None:
     assert oracle.ms_per_token < 0.9 * min(result.ms_per_token for result in fixed)
     assert len(oracle.histograms["depth"]) == 2
     assert oracle.histograms["accepted"].keys() == {0, max(oracle.histograms["depth"])}
-
-
-def test_policy_reads_the_hidden_state_of_its_own_row(make_traces: "MakeTraces") -> None:
-    traces = make_traces().traces
-    random = np.random.default_rng(0)
-    shapes = [(5,), (5,), (5, 6), (6,), (6, 6), (6,), (6, 4), (4,)]
-    weights = [random.normal(size=shape).astype(np.float32) for shape in shapes]
-    weights[1] = np.ones(5, dtype=np.float32)
-    predictor = DepthPredictor(*weights)
-    chooser = ShapeChooser(COSTS, traces.ratio_tables(COSTS.verify_widths, reference_width=3))
-
-    policy = PredictedPolicy.from_predictor(predictor, traces, chooser)
-
-    for row in range(traces.num_positions):
-        assert policy.survival[row] == pytest.approx(predictor.survival(traces.hidden[row]), abs=1e-5)
 
 
 def test_what_cannot_be_simulated_is_refused(make_traces: "MakeTraces") -> None:

@@ -8,7 +8,7 @@ from yggdrasil.scheduling.stages import DEFAULT_ORDER, STAGES, check_order
 
 # What each stage hands to another one, as the engine does it.
 MUST_PRECEDE = [
-    ("depth_prediction", "head_draft"),  # the shape: whether to draft at all
+    ("depth_prediction", "draft_steps"),  # the shape: whether to draft at all
     ("depth_prediction", "draft_steps"),  # the shape: how deep and how wide
     ("head_draft", "draft_steps"),  # the root
     ("draft_steps", "prune"),  # the tree
@@ -48,7 +48,10 @@ def test_the_default_order_is_accepted():
         ([*DEFAULT_ORDER, "verify"], "a stage is listed twice"),
         ([*DEFAULT_ORDER, "overlap"], "unknown stage 'overlap'; there are depth_prediction, head_draft"),
         (DEFAULT_ORDER[::-1], "the stage 'bookkeeping' runs before accepted, cache exists"),
-        ([DEFAULT_ORDER[1], DEFAULT_ORDER[0], *DEFAULT_ORDER[2:]], "the stage 'head_draft' runs before shape exists"),
+        (
+            ["draft_steps", *DEFAULT_ORDER[:2], *DEFAULT_ORDER[3:]],
+            "the stage 'draft_steps' runs before root, shape exists",
+        ),
     ],
 )
 def test_faults_are_named(names, sentence):

@@ -11,64 +11,61 @@ import numpy as np
 import pandas as pd
 
 from yggdrasil.engine.build import Assembly
-from yggdrasil.engine.policy import FloatArray
+from yggdrasil.engine.policy import Decision, Learner
 from yggdrasil.engine.text import TextStream
 from yggdrasil.engine.trace import MODEL_STAGES, Trace
+from yggdrasil.errors import YggdrasilError
+from yggdrasil.predictor.evidence import Evidence
 from yggdrasil.scheduling.plan import Costs, Shapes
 from yggdrasil.tree.objective import PLAIN_STEP, TreeShape, lower_envelope
 
 COLUMNS = ("context", "cycle", "width", "depth", "verify_width", "stage", "ms")
-MEASURED_DEPTH = 4
-STREAK = 3
+SHALLOW = 2  # the other measured depth is the deepest
+STREAK, WARM_UP = 8, 2
 Progress = Callable[[float], None]
 
 
 class ShapeCycle:
     """A policy that runs through ``shapes`` in a new random order each time, each ``STREAK`` times in a row.
 
-    Decoding mostly repeats a shape, and the first step after a change of width is slower (other code, other buffers),
-    so costs are read from the repetitions.
+    Decoding mostly repeats a shape, and the first steps after a change of width are slower (other code, other buffers,
+    other threads), so costs are read from long repetitions. Correcting the costs while decoding would be the other way;
+    it has to tell a wrong cost from a machine that slowed down, which needs plain steps that decoding seldom takes.
     """
 
-    needs_hidden = False
+    learner: Learner | None = None
 
     def __init__(self, shapes: Sequence[TreeShape], seed: int) -> None:
         self._shapes = list(shapes)
         self._random = random.Random(seed)
         self._order: Iterator[TreeShape] = iter(())
 
-    def begin(self) -> None:
-        self._order = iter(())
-
-    def choose(self, hidden: FloatArray | None, context: int) -> TreeShape:
+    def rest(self, context: int) -> Decision | None:
         shape = next(self._order, None)
         if shape is None:
             order = self._random.sample(self._shapes, len(self._shapes))
             self._order = iter([shape for shape in order for _ in range(STREAK)])
             shape = next(self._order)
-        return shape
+        self._decision = Decision(shape)
+        return None if shape.depth else self._decision
+
+    def choose(self, evidence: Evidence) -> Decision:
+        return self._decision
 
     def choose_verify_width(self, shape: TreeShape, expected: Sequence[float], context: int) -> int:
         return shape.verify_width
 
-    def predict_ms(self, shape: TreeShape, context: int) -> float:
-        return 0.0
-
-    def observe(self, shape: TreeShape, expected: float, tokens: int) -> None:
-        return
-
-    def settle(self, shape: TreeShape, tokens: int, milliseconds: float) -> None:
-        return
-
 
 def measured_shapes(shapes: Shapes) -> list[TreeShape]:
-    """A cycle that covers every verify width twice, every draft width about as often, and plain steps."""
-    depth = min(MEASURED_DEPTH, shapes.max_depth)
+    """A cycle that covers every verify width and every draft width, shallow and deep, and plain steps."""
     wide = [width for width in shapes.verify_widths if width > 1]
+    if not wide:
+        raise YggdrasilError("the only verify width is 1, which no tree can use; give --verify-widths such as 1,2,4,8")
+    narrow = shapes.draft_widths
     pairs = [
-        TreeShape(shapes.draft_widths[(i + shift) % len(shapes.draft_widths)], depth, width)
-        for shift in range(2)
-        for i, width in enumerate(wide)
+        TreeShape(narrow[(i + shift) % len(narrow)], depth, wide[i % len(wide)])
+        for shift, depth in enumerate((min(SHALLOW, shapes.max_depth), shapes.max_depth))
+        for i in range(max(len(wide), len(narrow)))
     ]
     return [*pairs, *[PLAIN_STEP] * 3]
 
@@ -79,11 +76,11 @@ def measure_stages(
     """Stage times of at least ``samples`` iterations a shape at context ``len(text)``; columns ``COLUMNS``.
 
     Stage "overhead" is the iteration's time outside the models, "iteration" all of it. The first cycle and the first
-    iteration of each streak are warm-up.
+    ``WARM_UP`` iterations of each streak are warm-up.
     """
     shapes = measured_shapes(assembly.shapes)
     cycle = len(shapes) * STREAK
-    wanted = cycle * (-(-samples // (STREAK - 1)) + 1)
+    wanted = cycle * (-(-samples // (STREAK - WARM_UP)) + 1)
     rows: list[tuple[object, ...]] = []
     done = 0
     policy = ShapeCycle(shapes, seed=0)
@@ -92,7 +89,7 @@ def measure_stages(
         request = assembly.engine.decode(text, stream(), policy, trace)
         next(request)
         seen, seen_ns, counted = dict(trace.stage_ns), 0, 0
-        previous = PLAIN_STEP
+        previous, repeated = PLAIN_STEP, 0
         for _ in request:
             if trace.iterations == counted:  # the end of the text, no iteration
                 continue
@@ -100,8 +97,9 @@ def measure_stages(
             stages = {name: (ns - seen.get(name, 0)) / 1e6 for name, ns in trace.stage_ns.items()}
             total = (trace.decode_ns - seen_ns) / 1e6
             seen, seen_ns = dict(trace.stage_ns), trace.decode_ns
-            is_repeated, previous = shape == previous, shape
-            if done >= cycle and is_repeated:
+            repeated = repeated + 1 if shape == previous else 0
+            previous = shape
+            if done >= cycle and repeated >= WARM_UP:
                 model = sum(ms for name, ms in stages.items() if name in MODEL_STAGES)
                 stages |= {"overhead": total - model, "iteration": total}
                 rows += [(len(text), done // cycle, *shape, name, ms) for name, ms in stages.items()]
@@ -136,7 +134,6 @@ def costs_from(frame: pd.DataFrame, shapes: Shapes) -> list[Costs]:
 def _costs_at(context: int, frame: pd.DataFrame, shapes: Shapes) -> Costs:
     drafted = frame[frame["depth"] > 0]
     plain = frame[frame["depth"] == 0]
-    depth = int(drafted["depth"].max())
 
     def median(part: pd.DataFrame, stage: str) -> float:
         return float(np.median(part.loc[part["stage"] == stage, "ms"]))
@@ -144,16 +141,25 @@ def _costs_at(context: int, frame: pd.DataFrame, shapes: Shapes) -> Costs:
     verify = {w: median(part, "verify") for w, part in _by_width(drafted, "verify_width")}
     verify[1] = median(plain, "plain")
     envelope = lower_envelope(verify)
+    draft = {w: _draft_line(part) for w, part in _by_width(drafted[drafted["stage"] == "draft_steps"], "width")}
     return Costs(
         context=context,
         head_ms=_rounded(median(drafted, "head_draft")),
-        draft_ms={
-            w: _rounded(median(part, "draft_steps") / max(depth - 1, 1)) for w, part in _by_width(drafted, "width")
-        },
+        draft_ms={width: _rounded(step) for width, (step, _) in draft.items()},
         verify_ms={width: _rounded(envelope[width][0]) for width in shapes.verify_widths},
-        overhead_ms=_rounded(median(drafted, "overhead")),
+        overhead_ms=_rounded(median(drafted, "overhead") + float(np.median([rest for _, rest in draft.values()]))),
         plain_ms=_rounded(median(plain, "iteration")),
     )
+
+
+def _draft_line(frame: pd.DataFrame) -> tuple[float, float]:
+    """Milliseconds of one growth step, and of what drafting takes beside its ``depth - 1`` steps (the leaves)."""
+    by_depth = frame.groupby("depth")["ms"].median()
+    (shallow, shallow_ms), (deep, deep_ms) = ((int(by_depth.index[i]), float(by_depth.iloc[i])) for i in (0, -1))
+    if shallow == deep:
+        return deep_ms / max(deep - 1, 1), 0.0
+    step = max((deep_ms - shallow_ms) / (deep - shallow), deep_ms / deep / 2)  # a noisy slope stays a cost
+    return step, max(deep_ms - (deep - 1) * step, 0.0)
 
 
 def useful_verify_widths(frame: pd.DataFrame, shapes: Shapes) -> tuple[int, ...]:

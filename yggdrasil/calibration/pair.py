@@ -4,8 +4,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from yggdrasil.drafters.ngram import NGramDrafter
+from yggdrasil.drafters.options import NGramOptions
 from yggdrasil.engine.build import Assembly, assemble
 from yggdrasil.engine.decoder import DTYPES
+from yggdrasil.models.compiled import Backend
 from yggdrasil.models.loading import load_model
 from yggdrasil.models.selfcheck import check_tree_attention
 
@@ -13,11 +16,13 @@ if TYPE_CHECKING:
     from yggdrasil.calibration.settings import PairSource
 
 
-def build_assembly(source: "PairSource", knots: torch.Tensor | None = None) -> Assembly:
-    """Load both models and define their steps."""
+def build_assembly(source: "PairSource", knots: torch.Tensor | None = None, backend: Backend = "inductor") -> Assembly:
+    """Load the target and its drafter, and define their steps."""
     device, dtype = torch.device("cpu"), DTYPES[source.dtype]
     target = load_model(source.target, dtype, device, source.target_threads)
+    check_tree_attention(target)
+    if isinstance(source.drafter, NGramOptions):
+        return assemble(target, NGramDrafter(source.drafter), source.shapes, backend)
     drafter = load_model(source.drafter, dtype, device, source.drafter_threads)
-    for model in (target, drafter):
-        check_tree_attention(model)
-    return assemble(target, drafter, source.shapes, "inductor", knots=knots)
+    check_tree_attention(drafter)
+    return assemble(target, drafter, source.shapes, backend, knots=knots)

@@ -35,6 +35,7 @@ from yggdrasil.calibration.pair import build_assembly
 from yggdrasil.calibration.record import concatenate, record_document
 from yggdrasil.calibration.settings import CalibrationSettings
 from yggdrasil.drafters.draft_model import DraftModel
+from yggdrasil.drafters.protocol import Drafter
 from yggdrasil.engine.build import Assembly
 from yggdrasil.engine.policy import FixedPolicy
 from yggdrasil.engine.text import TextStream
@@ -45,10 +46,11 @@ from yggdrasil.predictor.acceptance import AcceptanceCalibration
 from yggdrasil.profiling.traces import TraceSet
 from yggdrasil.prompts import Prompt, read_prompts
 from yggdrasil.scheduling.plan import ModelRef, Plan, portable_source
-from yggdrasil.scheduling.stages import DEFAULT_ORDER
+from yggdrasil.scheduling.stages import DEFAULT_ORDER, HEAD_FIRST_ORDER
 from yggdrasil.tree.objective import TreeShape
 
 SAMPLES_VERSION = 1
+REPORT_VERSION = 2
 FIRST_PASS_DOCUMENTS = 4
 
 
@@ -63,7 +65,8 @@ def calibrate(settings: CalibrationSettings, reporter: Reporter) -> Path:
     """Measure, learn and choose; returns the plan's path. Raises YggdrasilError on anything that does not fit."""
     pair = settings.pair
     tokenizer = load_tokenizer(pair.target)
-    check_same_tokenizer(tokenizer, load_tokenizer(pair.drafter), (pair.target, pair.drafter))
+    if isinstance(pair.drafter, str):
+        check_same_tokenizer(tokenizer, load_tokenizer(pair.drafter), (pair.target, pair.drafter))
     prompts = read_prompts(settings.prompts)
     assembly = build_assembly(pair)
     texts = _texts(prompts, tokenizer, settings, assembly.engine.max_length)
@@ -75,7 +78,7 @@ def calibrate(settings: CalibrationSettings, reporter: Reporter) -> Path:
     costs = costs_from(frame, shapes)
     traces, acceptance = _record(assembly, tokenizer, texts, settings, work, reporter)
     report = reporter.phase("training the depth predictor and simulating")
-    choice = choose(traces, acceptance, costs[0].steps(), shapes.verify_widths[-1])
+    choice = choose(traces, acceptance, costs[0].steps())
     report(1.0)
 
     machine = current_machine()
@@ -91,10 +94,10 @@ def calibrate(settings: CalibrationSettings, reporter: Reporter) -> Path:
         },
         dtype=pair.dtype,
         target=_model_ref(pair.target, pair.target_threads),
-        drafter=_model_ref(pair.drafter, pair.drafter_threads),
+        drafter=_model_ref(pair.drafter, pair.drafter_threads) if isinstance(pair.drafter, str) else pair.drafter,
         tokenizer=_tokenizer_fingerprint(pair.target),
         shapes=shapes,
-        stages=DEFAULT_ORDER,
+        stages=HEAD_FIRST_ORDER if choice.depth_from == "head" else DEFAULT_ORDER,
         objective="latency",
         depth_from=choice.depth_from,
         predictor=Path("../..", predictor_folder.relative_to(settings.root)).as_posix(),
@@ -116,7 +119,8 @@ def _write(
         write_csv(folder / "stage_summary.csv", "stage-summary", SAMPLES_VERSION, table)
     with atomic_directory(predictor_directory(settings.root, settings.name, plan.machine)) as folder:
         choice.learned.save(folder)
-        write_csv(folder / "report.csv", "predictor-report", SAMPLES_VERSION, pd.DataFrame(choice.report.rows()))
+        rows = [{"reads": source, **row} for source, report in choice.reports.items() for row in report.rows()]
+        write_csv(folder / "report.csv", "predictor-report", REPORT_VERSION, pd.DataFrame(rows))
     plan.save(destination)
     shutil.rmtree(work)
 
@@ -179,14 +183,16 @@ def _record(
 ) -> tuple[TraceSet, AcceptanceCalibration]:
     """Traces of all documents, grown with an acceptance calibration fitted on the first few."""
     drafter = assembly.engine.drafter
-    assert isinstance(drafter, DraftModel)
+    assert drafter is not None
     report = reporter.phase(f"recording acceptance on {len(texts)} documents")
-    first = [
-        _document(assembly, drafter, tokenizer, settings, texts, i, work / f"first-{i}.safetensors")
-        for i in range(min(FIRST_PASS_DOCUMENTS, len(texts) // 2))
-    ]
-    acceptance = fit_acceptance(concatenate(first))
-    drafter.knots.copy_(torch.from_numpy(acceptance.knots.copy()))
+    acceptance = AcceptanceCalibration.identity()
+    if isinstance(drafter, DraftModel):  # others estimate acceptance themselves
+        first = [
+            _document(assembly, drafter, tokenizer, settings, texts, i, work / f"first-{i}.safetensors")
+            for i in range(min(FIRST_PASS_DOCUMENTS, len(texts) // 2))
+        ]
+        acceptance = fit_acceptance(concatenate(first))
+        drafter.knots.copy_(torch.from_numpy(acceptance.knots.copy()))
     parts = []
     for i in range(len(texts)):
         parts.append(_document(assembly, drafter, tokenizer, settings, texts, i, work / f"traces-{i}.safetensors"))
@@ -196,7 +202,7 @@ def _record(
 
 def _document(
     assembly: Assembly,
-    drafter: DraftModel,
+    drafter: Drafter,
     tokenizer: PreTrainedTokenizerBase,
     settings: CalibrationSettings,
     texts: Sequence[Sequence[int]],

@@ -7,8 +7,10 @@ import torch
 from torch import Tensor
 
 from yggdrasil.drafters.draft_model import DraftModel
+from yggdrasil.drafters.protocol import Drafter
 from yggdrasil.engine.build import Assembly
 from yggdrasil.models.runner import ModelRunner
+from yggdrasil.predictor.evidence import repetition_figures
 from yggdrasil.profiling.traces import TraceSet
 from yggdrasil.tree.token_tree import TokenTree
 
@@ -16,18 +18,19 @@ HIDDEN_CHUNK = 128
 
 
 def record_document(
-    assembly: Assembly, drafter: DraftModel, prompt: Sequence[int], generated: Sequence[int], document: int
+    assembly: Assembly, drafter: Drafter, prompt: Sequence[int], generated: Sequence[int], document: int
 ) -> TraceSet:
     """Trees of every draft width at each generated position that has ``max_depth`` tokens after it.
 
-    Position p is the root ``text[p]``: its tree guesses ``text[p + 1:]``; its hidden state is the one that chose it,
-    the one the depth predictor reads at run time.
+    Position p is the root ``text[p]``: its tree guesses ``text[p + 1:]``. Its evidence is what the depth predictor
+    reads at run time: the hidden state that chose the root, the text's repetition, the root's candidates.
     """
     text = [*prompt, *generated]
     max_depth, tree = assembly.shapes.max_depth, assembly.engine.tree
     positions = range(len(prompt), len(text) - max_depth)
     hidden = hidden_states(assembly.target, text[: positions.stop])
     columns: dict[int, list[dict[str, np.ndarray]]] = {width: [] for width in assembly.shapes.draft_widths}
+    head: list[np.ndarray] = []
     drafter.begin(text[: positions.start + 1])
     with torch.inference_mode():
         for position in positions:
@@ -35,13 +38,18 @@ def record_document(
                 drafter.extend([text[position]], {})
             for width, rows in columns.items():
                 drafter.head(tree)
+                if len(head) == len(rows):
+                    head.append(tree.root_guesses().numpy())
                 drafter.grow(tree, width, max_depth)
-                rows.append(_tree_row(tree, width * max_depth, text[position + 1 : position + 1 + max_depth]))
+                slots = _slots(drafter, tree, width, max_depth)
+                rows.append(_tree_row(tree, slots, text[position + 1 : position + 1 + max_depth]))
     stacked = {
         width: {name: np.stack([row[name] for row in rows]) for name in rows[0]} for width, rows in columns.items()
     }
     return TraceSet(
         hidden=hidden[positions.start - 1 : positions.stop - 1].numpy(),
+        repetition=repetition_figures(text[: positions.stop], positions.start),
+        head=np.stack(head),
         document=np.full(len(positions), document, dtype=np.int64),
         position=np.arange(positions.start, positions.stop, dtype=np.int64),
         **{name: {width: part[name] for width, part in stacked.items()} for name in _FIELDS},
@@ -51,19 +59,38 @@ def record_document(
 _FIELDS = ("scores", "depth", "hit", "edge_log_probability", "parent")
 
 
-def _tree_row(tree: TokenTree, num_nodes: int, continuation: Sequence[int]) -> dict[str, np.ndarray]:
-    nodes = slice(1, 1 + num_nodes)
-    depths, parents = tree.depths[nodes].numpy(), tree.parents[nodes].numpy()
-    truth = np.array(continuation)
-    matches = np.concatenate([[True], tree.tokens[nodes].numpy() == truth[depths - 1]])
-    ancestors = tree.ancestors[: num_nodes + 1, : num_nodes + 1].numpy()
-    hits = ~(ancestors & ~matches[None, :]).any(axis=1)
+def _slots(drafter: Drafter, tree: TokenTree, width: int, max_depth: int) -> np.ndarray:
+    """The node in each slot of a trace, [max_depth * width], 0 where there is none.
+
+    A draft model attaches ``width`` nodes a step, in the order of their numbers. What is guessed on the host has no
+    steps: a level counts as one, of which ``width`` nodes are kept.
+    """
+    if isinstance(drafter, DraftModel):
+        return np.arange(1, 1 + max_depth * width)
+    depths = tree.depths[: tree.size].numpy()
+    slots = np.zeros((max_depth, width), dtype=np.int64)
+    for level, row in enumerate(slots, start=1):
+        nodes = np.flatnonzero(depths == level)[:width]
+        row[: len(nodes)] = nodes
+    return slots.flatten()
+
+
+def _tree_row(tree: TokenTree, slots: np.ndarray, continuation: Sequence[int]) -> dict[str, np.ndarray]:
+    exists = slots > 0
+    tokens, depths, parents = tree.tokens.numpy(), tree.depths.numpy(), tree.parents.numpy()
+    truth = np.array([-1, *continuation])  # what stands at each depth; the root is certain
+    matches = tokens == truth[np.minimum(depths, len(continuation))]
+    matches[0] = True
+    hits = ~(tree.ancestors[slots].numpy() & ~matches[None, :]).any(axis=1)
+    slot_of = np.full(tree.num_nodes, -1)
+    slot_of[slots[exists]] = np.flatnonzero(exists)
+    slot_of[0] = -1
     return {
-        "scores": tree.scores[nodes].numpy().copy(),
-        "depth": depths.astype(np.int8),
-        "hit": hits[1:],
-        "edge_log_probability": tree.edges[nodes].numpy().copy(),
-        "parent": (parents - 1).astype(np.int16),
+        "scores": np.where(exists, tree.scores[slots].numpy(), -np.inf).astype(np.float32),
+        "depth": np.where(exists, depths[slots], 0).astype(np.int8),
+        "hit": hits & exists,
+        "edge_log_probability": np.where(exists, tree.edges[slots].numpy(), 0.0).astype(np.float32),
+        "parent": np.where(exists, slot_of[parents[slots]], -1).astype(np.int16),
     }
 
 

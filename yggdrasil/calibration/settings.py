@@ -4,6 +4,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from yggdrasil.drafters.options import NGramOptions
 from yggdrasil.engine.decoder import DtypeName
 from yggdrasil.scheduling.plan import Shapes
 
@@ -13,7 +14,7 @@ class PairSource:
     """What it takes to build a pair, in this process or in another."""
 
     target: str
-    drafter: str
+    drafter: str | NGramOptions
     dtype: DtypeName
     target_threads: int
     drafter_threads: int

@@ -25,7 +25,7 @@ app.command()(profile)
 @app.command()
 def calibrate(
     target: Annotated[str, typer.Option(help="Folder or hub id of the target model.")],
-    drafter: Annotated[str, typer.Option(help="Folder or hub id of the draft model.")],
+    drafter: Annotated[str, typer.Option(help="Folder or hub id of the draft model; ngram: n-gram lookup, no model.")],
     prompts: Annotated[Path, typer.Option(help="JSON lines with a prompt field; what you want to be fast on.")],
     name: Annotated[str, typer.Option(help="Name of the profile, predictor and plan.")],
     root: Annotated[Path | None, typer.Option(help="Where profiles/, predictors/ and plans/ are written.")] = None,
@@ -37,10 +37,14 @@ def calibrate(
     verify_widths: Annotated[str, typer.Option(help="Verify widths to consider.")] = "1,2,4,8,16,32,64",
     target_threads: Annotated[int, typer.Option(help="Threads of the target, 0 for all cores.")] = 0,
     drafter_threads: Annotated[int, typer.Option(help="Threads of the drafter.")] = 1,
+    ngram: Annotated[
+        str, typer.Option(help="Options of --drafter ngram, e.g. max_matching_ngram_size=4,is_public_pool=true.")
+    ] = "",
 ) -> None:
     """Measure this pair on this machine and write the plan to decode with. Interrupted, it resumes."""
     from yggdrasil.calibration.pipeline import calibrate as run
     from yggdrasil.calibration.settings import QUICK, CalibrationSettings, Effort, PairSource
+    from yggdrasil.cli.drafters import ngram_options
     from yggdrasil.cli.progress import PhaseProgress
     from yggdrasil.scheduling.plan import Shapes
 
@@ -55,7 +59,10 @@ def calibrate(
         )
     except ValueError as error:
         raise YggdrasilError(str(error)) from error
-    pair = PairSource(target, drafter, dtype, target_threads or current_machine().cores, drafter_threads, shapes)
+    if ngram and drafter != "ngram":
+        raise YggdrasilError(f"--ngram is for --drafter ngram, the drafter is {drafter}")
+    source = ngram_options(ngram) if drafter == "ngram" else drafter
+    pair = PairSource(target, source, dtype, target_threads or current_machine().cores, drafter_threads, shapes)
     if not prompts.exists():
         raise YggdrasilError(f"there is no prompt file {prompts}; give JSON lines with a prompt field")
     settings = CalibrationSettings(pair, prompts, name, root or search_roots()[0], QUICK if quick else Effort())

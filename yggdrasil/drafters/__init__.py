@@ -1,8 +1,30 @@
-"""Drafters: whoever grows a token tree from what is certain so far. ``Drafter`` is the whole seam."""
+"""Drafters: whoever grows a token tree from what is certain so far. ``Drafter`` is the whole seam.
 
-from yggdrasil.drafters.draft_model import DraftModel
-from yggdrasil.drafters.joint import JointDrafter
-from yggdrasil.drafters.ngram import NGramDrafter, NGramOptions
-from yggdrasil.drafters.protocol import Drafter
+Names are loaded when first used: plans read ``options`` without torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from yggdrasil.drafters.draft_model import DraftModel
+    from yggdrasil.drafters.joint import JointDrafter
+    from yggdrasil.drafters.ngram import NGramDrafter
+    from yggdrasil.drafters.options import NGramOptions
+    from yggdrasil.drafters.protocol import Drafter
+
+_HOMES = {
+    "DraftModel": "draft_model",
+    "Drafter": "protocol",
+    "JointDrafter": "joint",
+    "NGramDrafter": "ngram",
+    "NGramOptions": "options",
+}
 
 __all__ = ["DraftModel", "Drafter", "JointDrafter", "NGramDrafter", "NGramOptions"]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

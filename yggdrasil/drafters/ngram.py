@@ -7,41 +7,15 @@ tokens, as an LZ77 copy does, so a short period is drafted at any length.
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from torch import Tensor
 
+from yggdrasil.drafters.options import NGramOptions
 from yggdrasil.tree.token_tree import TokenTree
 
 _BOUNDARY = -1  # parts the texts of a public pool; no token has this id
 _MAX_LOOKED_AT = 32  # candidates of one n-gram that a look-up considers
 _MEMORY = 64  # guesses of one match size after which older ones count half
-
-
-@dataclass(frozen=True)
-class NGramOptions:
-    """Options with the names and meanings of TensorRT-LLM's NGram.
-
-    Only the default of ``is_public_pool`` differs: a request's text stays its own unless asked otherwise.
-    """
-
-    max_draft_len: int = 8  # longest candidate continuation
-    max_matching_ngram_size: int = 3  # longest suffix of the text that is looked up
-    is_keep_all: bool = True  # keep every candidate of an n-gram, else only the longest (the first among equals)
-    is_use_oldest: bool = True  # prefer the oldest candidate, else the newest; no choice unless is_keep_all
-    is_public_pool: bool = False  # one pool for all requests, else one for each
-
-    def __post_init__(self) -> None:
-        faults = [
-            f"{name} must be at least 1, got {value}"
-            for name, value in (
-                ("max_draft_len", self.max_draft_len),
-                ("max_matching_ngram_size", self.max_matching_ngram_size),
-            )
-            if value < 1
-        ]
-        if faults:
-            raise ValueError("; ".join(faults))
 
 
 class NGramDrafter:

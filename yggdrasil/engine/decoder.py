@@ -10,9 +10,11 @@ import torch
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from yggdrasil.artifacts import current_machine, model_fingerprint, resolve_plan, tokenizer_fingerprint
+from yggdrasil.drafters.ngram import NGramDrafter
+from yggdrasil.drafters.options import NGramOptions
 from yggdrasil.drafters.protocol import Drafter
 from yggdrasil.engine.build import Assembly, assemble
-from yggdrasil.engine.policy import ObjectivePolicy, PlainPolicy, Policy
+from yggdrasil.engine.policy import PLAIN_POLICY, DepthEvidence, ObjectivePolicy, Policy
 from yggdrasil.engine.text import FinishReason, TextStream
 from yggdrasil.engine.trace import Metrics, Trace
 from yggdrasil.errors import YggdrasilError
@@ -20,6 +22,7 @@ from yggdrasil.models.compiled import Backend
 from yggdrasil.models.loading import LoadedModel, check_same_tokenizer, load_model, load_tokenizer
 from yggdrasil.predictor.bundle import Learned
 from yggdrasil.scheduling.plan import ModelRef, Plan, Shapes, check_plan
+from yggdrasil.scheduling.stages import DEFAULT_ORDER, is_head_first
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 DtypeName = Literal["bfloat16", "float32"]
@@ -123,7 +126,7 @@ class Decoder:
             raise YggdrasilError(f"max_new_tokens is {max_new_tokens}; ask for at least 1")
         eos = frozenset() if ignore_eos else self.eos_tokens
         stream = TextStream(self.tokenizer, eos, max_new_tokens, stop, include_stop=include_stop)
-        return Request(self, tokens, stream, self.policy if speculation else PlainPolicy())
+        return Request(self, tokens, stream, self.policy if speculation else PLAIN_POLICY)
 
     def encode(self, prompt: str | Sequence[int]) -> list[int]:
         """Tokens of a prompt, checked against the context and the vocabulary."""
@@ -174,18 +177,28 @@ def _decoder_of(plan: Plan, learned: Learned, dtype: DtypeName, drafter: Drafter
         raise YggdrasilError(f"the tokenizer in {target_path} is not the one the plan {plan.name} was calibrated with")
     device = torch.device("cpu")
     target = load_model(target_path, DTYPES[dtype], device, plan.target.threads)
-    if drafter is None:
-        _check_fingerprint(plan.drafter, "drafter")
-        check_same_tokenizer(tokenizer, load_tokenizer(plan.drafter.path()), (target_path, plan.drafter.path()))
-        second: LoadedModel | Drafter = load_model(plan.drafter.path(), DTYPES[dtype], device, plan.drafter.threads)
-    else:
-        second = drafter
+    # What was learned of the plan's own drafter says nothing of another's first guesses.
+    stages = plan.stages if drafter is None else DEFAULT_ORDER
+    depth = DepthEvidence(learned.depth, learned.reads) if plan.depth_from != "mean" and drafter is None else None
+    second = drafter or _planned_drafter(plan, tokenizer, DTYPES[dtype], device)
     knots = torch.from_numpy(np.asarray(learned.acceptance.knots))
-    assembly = assemble(target, second, plan.shapes, backend, knots=knots, stages=plan.stages)
+    assembly = assemble(target, second, plan.shapes, backend, knots=knots, stages=stages)
     costs = {entry.context: entry.steps() for entry in plan.costs}
-    predictor = learned.depth if plan.depth_from == "predictor" else None
-    policy = ObjectivePolicy(costs, learned.ratios, learned.mean_survival, predictor, plan.objective)
+    policy = ObjectivePolicy(
+        costs, learned.ratios, learned.mean_survival, depth, plan.objective, is_head_first=is_head_first(stages)
+    )
     return Decoder(assembly, tokenizer, policy, eos_tokens(target_path, tokenizer))
+
+
+def _planned_drafter(
+    plan: Plan, tokenizer: PreTrainedTokenizerBase, dtype: torch.dtype, device: torch.device
+) -> LoadedModel | Drafter:
+    if isinstance(plan.drafter, NGramOptions):
+        return NGramDrafter(plan.drafter)
+    _check_fingerprint(plan.drafter, "drafter")
+    source = plan.drafter.path()
+    check_same_tokenizer(tokenizer, load_tokenizer(source), (plan.target.path(), source))
+    return load_model(source, dtype, device, plan.drafter.threads)
 
 
 def eos_tokens(source: str, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:

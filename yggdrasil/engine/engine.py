@@ -9,27 +9,61 @@ import torch
 from torch import Tensor
 
 from yggdrasil.drafters.protocol import Drafter
-from yggdrasil.engine.policy import Policy
+from yggdrasil.engine.policy import Decision, Policy
 from yggdrasil.engine.target import Outcome, TargetModel
 from yggdrasil.engine.text import TextStream
 from yggdrasil.engine.trace import Trace
 from yggdrasil.errors import YggdrasilError
-from yggdrasil.scheduling.stages import DEFAULT_ORDER, check_order
+from yggdrasil.predictor.evidence import Float32Array, Repetition
+from yggdrasil.scheduling.stages import DEFAULT_ORDER, check_order, is_head_first
 from yggdrasil.tree.growth import rank_nodes
-from yggdrasil.tree.objective import TreeShape
+from yggdrasil.tree.objective import PLAIN_STEP, TreeShape
 from yggdrasil.tree.token_tree import TokenTree
+
+NO_PROMISE = Decision(PLAIN_STEP)
 
 
 @dataclass
 class Iteration:
-    """Values that stages hand to each other; ``outcome`` and ``root`` outlive the iteration."""
+    """Values that stages hand to each other; ``text``, ``root``, ``hidden`` and ``outcome`` outlive the iteration."""
 
+    text: list[int]  # certain tokens, the prompt included
     root: int  # last certain token
     hidden: Tensor  # [H] float32, the target's state that produced it
-    shape: TreeShape
-    expected: float = 1.0
+    promise: Decision = NO_PROMISE  # made before drafting
+    shape: TreeShape = PLAIN_STEP
+    expected: float = 1.0  # tokens, by the drafted tree's scores
     outputs: Sequence[Tensor] = ()
     outcome: Outcome | None = None
+
+
+class LiveEvidence:
+    """What a policy may ask of a request's present iteration; every part is read when it is asked for."""
+
+    def __init__(self, target: TargetModel, tree: TokenTree, state: Iteration) -> None:
+        self._target, self._tree, self._state = target, tree, state
+        self._repetition, self._num_read = Repetition(), 0
+
+    @property
+    def context(self) -> int:
+        return self._target.length
+
+    def hidden(self) -> Float32Array:
+        values: Float32Array = self._state.hidden.cpu().numpy()
+        return values
+
+    def repetition(self) -> Float32Array:
+        self._repetition.extend(self._state.text[self._num_read :])
+        self._num_read = len(self._state.text)
+        return self._repetition.figures()
+
+    def head(self) -> Float32Array:
+        values: Float32Array = self._tree.root_guesses().numpy()
+        return values
+
+
+# What is left of an iteration without a tree.
+PLAIN_STAGES = ("verify", "accept", "commit", "bookkeeping")
 
 
 class Engine:
@@ -62,7 +96,10 @@ class Engine:
             "bookkeeping": self._keep_books,
         }
         self._stages = [(name, actions[name]) for name in stages]
+        self._plain_stages = [(name, actions[name]) for name in stages if name in PLAIN_STAGES]
+        self._is_head_first = is_head_first(stages)
         self._policy: Policy
+        self._evidence: LiveEvidence
         self._stream: TextStream
 
     @torch.inference_mode()
@@ -75,12 +112,14 @@ class Engine:
             YggdrasilError: iterated further after another request began on this engine.
         """
         self._policy, self._stream = policy, stream
-        policy.begin()
+        if policy.learner is not None:
+            policy.learner.begin()
         start = perf_counter_ns()
         with _own_threads():
             outcome = self._prefill(prompt)
         stream.push(outcome.tokens)
-        state = Iteration(outcome.tokens[-1], outcome.hidden, TreeShape(0, 0, 1))
+        state = Iteration([*prompt, *outcome.tokens], outcome.tokens[-1], outcome.hidden)
+        self._evidence = LiveEvidence(self.target, self.tree, state)
         trace.prefill_ns = perf_counter_ns() - start
         yield stream.release()
         while stream.finish_reason is None:
@@ -91,13 +130,13 @@ class Engine:
                 break
             start = perf_counter_ns()
             emitted = len(stream.tokens)
-            context = self.target.length
             with _own_threads():
-                self._iterate(state, trace)
-            predicted_ms = policy.predict_ms(state.shape, context)
-            trace.note(state.shape, len(stream.tokens) - emitted, state.expected, predicted_ms)
+                rested = self._iterate(state, trace)
+            tokens = len(stream.tokens) - emitted
+            trace.note(state.shape, tokens, state.promise.tokens, state.promise.milliseconds)
             elapsed_ns = perf_counter_ns() - start
-            policy.settle(state.shape, len(stream.tokens) - emitted, elapsed_ns / 1e6)
+            if policy.learner is not None:
+                policy.learner.settle(tokens, elapsed_ns / 1e6, rested=rested)
             trace.decode_ns += elapsed_ns
             yield stream.release()
         yield stream.release()
@@ -115,31 +154,39 @@ class Engine:
             self.drafter.extend([*prompt[1:], *first.tokens], layers)
         return first
 
-    def _iterate(self, state: Iteration, trace: Trace) -> None:
-        """Run the plan's stages in order, noting the time of each."""
+    def _iterate(self, state: Iteration, trace: Trace) -> bool:
+        """Run the plan's stages in order, noting the time of each; True where speculation rested."""
         times = trace.stage_ns
         before = perf_counter_ns()
-        for name, action in self._stages:
+        resting = self._rest()
+        state.promise, state.shape, state.expected = resting or NO_PROMISE, PLAIN_STEP, 1.0
+        for name, action in self._stages if resting is None else self._plain_stages:
             action(state)
             now = perf_counter_ns()
             times["plain" if name == "verify" and state.shape.depth == 0 else name] += now - before
             before = now
+        return resting is not None
+
+    def _rest(self) -> Decision | None:
+        """A plain step where there is no drafter, no room for a tree, or no wish for one."""
+        if self.drafter is None or self._room < 1:
+            return NO_PROMISE
+        return self._policy.rest(self.target.length)
+
+    @property
+    def _room(self) -> int:
+        """The deepest tree that fits: the text is the cache and the root, and a full path adds the bonus token too."""
+        return self.max_length - self.target.length - 2
 
     # ==== stages ====
 
     def _predict_depth(self, state: Iteration) -> None:
-        hidden = state.hidden.numpy() if self._policy.needs_hidden else None
-        shape = self._policy.choose(hidden, self.target.length)
-        # The text is the cache and the root; an accepted path of full depth adds the bonus token too.
-        room = self.max_length - self.target.length - 2
-        if self.drafter is None or room < 1:
-            shape = TreeShape(0, 0, 1)
-        elif shape.depth > room:
-            shape = shape._replace(depth=room)
-        state.shape, state.expected = shape, 1.0
+        state.promise = self._policy.choose(self._evidence)
+        shape = state.promise.shape
+        state.shape = shape._replace(depth=min(shape.depth, self._room))
 
     def _draft_head(self, state: Iteration) -> None:
-        if state.shape.depth and self.drafter is not None:
+        if self.drafter is not None and (self._is_head_first or state.shape.depth):
             self.drafter.head(self.tree)
 
     def _draft_steps(self, state: Iteration) -> None:
@@ -166,13 +213,16 @@ class Engine:
     def _accept(self, state: Iteration) -> None:
         if state.shape.verify_width > 1:
             state.outcome = self.target.accept(state.outputs, state.shape.verify_width)
-            self._policy.observe(state.shape, state.expected, len(state.outcome.tokens))
+            if self._policy.learner is not None:
+                promised = max(state.expected - 1.0, 0.0)
+                self._policy.learner.observe(promised, len(state.outcome.tokens) - 1)
 
     def _commit(self, state: Iteration) -> None:
         assert state.outcome is not None
         self.target.commit(state.outcome.rows)
         if self.drafter is not None:
             self.drafter.extend(state.outcome.tokens, state.outcome.layers)
+        state.text.extend(state.outcome.tokens)
         state.root, state.hidden = state.outcome.tokens[-1], state.outcome.hidden
 
     def _keep_books(self, state: Iteration) -> None:

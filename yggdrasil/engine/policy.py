@@ -1,96 +1,79 @@
 """Who decides the shape of the next tree: always this one, never any, or the argmax of the objective.
 
-Every policy answers three questions: the shape to draft (before drafting), the verify width (after it), and what to
-learn from the outcome.
+A policy answers at most three questions an iteration: whether to rest, the shape to draft (before the tree grows), and
+the verify width (after it). Those that learn from what came of it name a ``learner``.
 """
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from yggdrasil.predictor.depth import DepthPredictor
+from yggdrasil.predictor.evidence import Evidence, EvidenceSizes, read_evidence
 from yggdrasil.tree.objective import PLAIN_STEP, Objective, ShapeChooser, StepCosts, TreeShape, choose_verify_width
 
 FloatArray = npt.NDArray[np.float32]
 
 
-class Policy(Protocol):
-    """Decides tree shapes for one request."""
+class Decision(NamedTuple):
+    """A shape, and what an iteration of it should give and take; 0 ms where nothing is known of costs."""
 
-    needs_hidden: bool  # whether ``choose`` reads the target's hidden state
+    shape: TreeShape
+    tokens: float = 1.0  # bonus included
+    milliseconds: float = 0.0
+
+
+class Learner(Protocol):
+    """Is told what came of each iteration."""
 
     def begin(self) -> None:
         """A new request."""
 
-    def choose(self, hidden: FloatArray | None, context: int) -> TreeShape:
+    def observe(self, promised: float, accepted: float) -> None:
+        """A verified tree gave ``accepted`` tokens where its scores promised ``promised``, both without the bonus."""
+
+    def settle(self, tokens: int, milliseconds: float, *, rested: bool) -> None:
+        """An iteration took so long and emitted ``tokens``; ``rested`` where the policy was not asked for a shape."""
+
+
+class Policy(Protocol):
+    """Decides tree shapes for one request."""
+
+    learner: Learner | None
+
+    def rest(self, context: int) -> Decision | None:
+        """A plain step without looking at any evidence, or None to be asked for a shape."""
+
+    def choose(self, evidence: Evidence) -> Decision:
         """Shape for the tree below the last certain token; depth 0 is a plain step."""
 
     def choose_verify_width(self, shape: TreeShape, expected: Sequence[float], context: int) -> int:
         """Width of verification, given the expected tokens for each admissible width."""
 
-    def predict_ms(self, shape: TreeShape, context: int) -> float:
-        """What an iteration of this shape should take; 0 where nothing is known."""
-
-    def observe(self, shape: TreeShape, expected: float, tokens: int) -> None:
-        """An iteration gave ``tokens`` where ``expected`` were promised."""
-
-    def settle(self, shape: TreeShape, tokens: int, milliseconds: float) -> None:
-        """An iteration emitted ``tokens`` and took so long."""
-
-
-class PlainPolicy:
-    """Speculation off."""
-
-    needs_hidden = False
-
-    def begin(self) -> None:
-        return
-
-    def choose(self, hidden: FloatArray | None, context: int) -> TreeShape:
-        return PLAIN_STEP
-
-    def choose_verify_width(self, shape: TreeShape, expected: Sequence[float], context: int) -> int:
-        return 1
-
-    def predict_ms(self, shape: TreeShape, context: int) -> float:
-        return 0.0
-
-    def observe(self, shape: TreeShape, expected: float, tokens: int) -> None:
-        return
-
-    def settle(self, shape: TreeShape, tokens: int, milliseconds: float) -> None:
-        return
-
 
 class FixedPolicy:
     """One shape for every iteration: a chain where ``width`` is 1. For comparisons, and without a calibration."""
 
-    needs_hidden = False
+    learner: Learner | None = None
 
     def __init__(self, shape: TreeShape) -> None:
-        self._shape = shape
+        self._decision = Decision(shape)
 
-    def begin(self) -> None:
-        return
+    def rest(self, context: int) -> Decision | None:
+        return None if self._decision.shape.depth else self._decision
 
-    def choose(self, hidden: FloatArray | None, context: int) -> TreeShape:
-        return self._shape
+    def choose(self, evidence: Evidence) -> Decision:
+        return self._decision
 
     def choose_verify_width(self, shape: TreeShape, expected: Sequence[float], context: int) -> int:
-        return self._shape.verify_width
+        return self._decision.shape.verify_width
 
-    def predict_ms(self, shape: TreeShape, context: int) -> float:
-        return 0.0
 
-    def observe(self, shape: TreeShape, expected: float, tokens: int) -> None:
-        return
-
-    def settle(self, shape: TreeShape, tokens: int, milliseconds: float) -> None:
-        return
+PLAIN_POLICY = FixedPolicy(PLAIN_STEP)  # speculation off
 
 
 class Gate:
@@ -113,9 +96,9 @@ class Gate:
         self._balance = self._CREDIT
         self.begin()
 
-    def settle(self, shape: TreeShape, tokens: int, milliseconds: float) -> None:
-        """An iteration took so long and emitted ``tokens``."""
-        if shape.depth == 0:
+    def settle(self, tokens: int, milliseconds: float, *, rested: bool) -> None:
+        """An iteration took so long and emitted ``tokens``; what was spent before a refusal is speculation's too."""
+        if rested:
             self._plain_ms += 0.3 * (milliseconds - self._plain_ms)
             gained = self._EARNED
         else:
@@ -152,17 +135,25 @@ class Gate:
         self._accepted, self._promised = self._accepted / 2, self._promised / 2
 
     def observe(self, promised: float, accepted: float) -> None:
-        """An iteration accepted ``accepted`` drafted tokens where ``promised`` were expected."""
+        """A tree gave ``accepted`` drafted tokens where ``promised`` were expected."""
         self._accepted = self._MEMORY * self._accepted + accepted
         self._promised = self._MEMORY * self._promised + promised
         self._pause = self._FIRST_PAUSE
+
+
+class DepthEvidence(NamedTuple):
+    """A depth predictor and what it reads."""
+
+    predictor: DepthPredictor
+    sizes: EvidenceSizes
 
 
 class ObjectivePolicy:
     """Argmax of latency per token (paper equation 3 plus overhead), per context length, behind a gate.
 
     ``costs`` maps context lengths to the step costs measured there; the nearest one serves. Without a predictor the
-    mean survival of the calibration stands in for the prediction.
+    mean survival of the calibration stands in for the prediction. ``is_head_first``: a refused tree has cost a head
+    draft already.
     """
 
     def __init__(
@@ -170,48 +161,46 @@ class ObjectivePolicy:
         costs: Mapping[int, StepCosts],
         ratios: Mapping[int, FloatArray],
         mean_survival: FloatArray,
-        predictor: DepthPredictor | None,
+        depth: DepthEvidence | None,
         objective: Objective = "latency",
+        *,
+        is_head_first: bool = False,
     ) -> None:
-        self.needs_hidden = predictor is not None
-        self._costs = {context: costs[context] for context in sorted(costs)}
-        contexts = list(self._costs)
-        self._borders = [(a + b) / 2 for a, b in pairwise(contexts)]
-        self._choosers = [ShapeChooser(cost, ratios, objective) for cost in self._costs.values()]
+        ordered = {context: costs[context] for context in sorted(costs)}
+        self._borders = [(a + b) / 2 for a, b in pairwise(ordered)]
+        self._choosers = [ShapeChooser(cost, ratios, objective) for cost in ordered.values()]
+        self._rests = [Decision(PLAIN_STEP, 1.0, cost.plain_ms) for cost in ordered.values()]
         self._mean_survival = mean_survival
-        self._predictor = predictor
+        self._depth = depth
         self._objective: Objective = objective
-        self._gate = Gate(next(iter(self._costs.values())).plain_ms)
+        self._is_head_first = is_head_first
+        self._gate = Gate(next(iter(ordered.values())).plain_ms)
+        self.learner: Learner | None = self._gate
 
-    def begin(self) -> None:
-        self._gate.begin()
+    def rest(self, context: int) -> Decision | None:
+        return self._rests[self._place(context)] if self._gate.is_paused() else None
 
-    def choose(self, hidden: FloatArray | None, context: int) -> TreeShape:
-        if self._gate.is_paused():
-            return PLAIN_STEP
-        survival = self._mean_survival
-        if self._predictor is not None and hidden is not None:
-            survival = self._predictor.survival(hidden)
-        shape = self._chooser(context).choose(np.minimum(survival * self._gate.trust, 1.0))
+    def choose(self, evidence: Evidence) -> Decision:
+        chooser = self._choosers[self._place(evidence.context)]
+        survival = np.minimum(self._survival(evidence) * self._gate.trust, 1.0)
+        shape, tokens = chooser.choose_with_promise(survival)
+        milliseconds = chooser.costs.iteration_ms(*shape)
         if shape.depth == 0:
             self._gate.refused()
-        return shape
+            milliseconds += chooser.costs.head_ms if self._is_head_first else 0.0
+        return Decision(shape, tokens, milliseconds)
 
     def choose_verify_width(self, shape: TreeShape, expected: Sequence[float], context: int) -> int:
-        costs = self._chooser(context).costs
+        costs = self._choosers[self._place(context)].costs
         width = choose_verify_width(expected, costs.drafting_ms(shape.width, shape.depth), costs, self._objective)
         if width == 1:  # drafted for nothing
             self._gate.refused()
         return width
 
-    def predict_ms(self, shape: TreeShape, context: int) -> float:
-        return self._chooser(context).costs.iteration_ms(*shape)
+    def _survival(self, evidence: Evidence) -> FloatArray:
+        if self._depth is None:
+            return self._mean_survival
+        return self._depth.predictor.survival(read_evidence(evidence, self._depth.sizes))
 
-    def observe(self, shape: TreeShape, expected: float, tokens: int) -> None:
-        self._gate.observe(max(expected - 1.0, 0.0), tokens - 1)
-
-    def settle(self, shape: TreeShape, tokens: int, milliseconds: float) -> None:
-        self._gate.settle(shape, tokens, milliseconds)
-
-    def _chooser(self, context: int) -> ShapeChooser:
-        return self._choosers[bisect_left(self._borders, context)]
+    def _place(self, context: int) -> int:
+        return bisect_left(self._borders, context)

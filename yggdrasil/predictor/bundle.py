@@ -11,8 +11,9 @@ from yggdrasil.artifacts import read_tensors, write_tensors
 from yggdrasil.errors import ArtifactError
 from yggdrasil.predictor.acceptance import AcceptanceCalibration
 from yggdrasil.predictor.depth import DepthPredictor
+from yggdrasil.predictor.evidence import EvidenceSizes
 
-KIND, SCHEMA_VERSION, FILE_NAME = "predictor", 1, "predictor.safetensors"
+KIND, SCHEMA_VERSION, FILE_NAME = "predictor", 2, "predictor.safetensors"
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,14 +22,20 @@ class Learned:
 
     acceptance: AcceptanceCalibration
     depth: DepthPredictor
+    reads: EvidenceSizes  # what the depth predictor's features are made of
     mean_survival: npt.NDArray[np.float32]  # [D] of the reference tree, on the training documents
     ratios: dict[int, npt.NDArray[np.float32]]  # draft width -> [D budget, D level, V verify widths]
+
+    def __post_init__(self) -> None:
+        if self.reads.total != self.depth.num_features:
+            raise ValueError(f"the predictor takes {self.depth.num_features} features, its evidence has {self.reads}")
 
     def save(self, folder: Path) -> None:
         tables: dict[str, Any] = {f"ratio.{width}": table for width, table in self.ratios.items()}
         arrays = {
             **self.acceptance.to_arrays(),
             **self.depth.to_arrays(),
+            "reads": np.array(self.reads, dtype=np.int64),
             "mean_survival": self.mean_survival,
             **tables,
         }
@@ -42,9 +49,9 @@ class Learned:
             ratios = {int(k.partition(".")[2]): v for k, v in arrays.items() if k.startswith("ratio.")}
             return cls(
                 AcceptanceCalibration.from_arrays(arrays), DepthPredictor.from_arrays(arrays),
-                arrays["mean_survival"], ratios,
+                EvidenceSizes(*arrays["reads"].tolist()), arrays["mean_survival"], ratios,
             )  # fmt: skip
-        except (KeyError, ValueError) as error:
+        except (KeyError, TypeError, ValueError) as error:
             raise ArtifactError(
                 f"{folder / FILE_NAME} is not complete ({error}); run `yggdrasil calibrate` again"
             ) from error

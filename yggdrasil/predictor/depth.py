@@ -1,7 +1,9 @@
-"""The depth predictor at run time: P(accepted length >= d) from the target's last hidden state. Numpy only.
+"""The depth predictor at run time: P(accepted length >= d) from what is known before drafting. Numpy only.
 
 A two-layer MLP encoder and one logistic head a depth. Head d gives P(length >= d | length >= d - 1); the running
-product over heads is what callers see, so it never rises with depth. Dims: H hidden size, E encoder size, D max depth.
+product over heads is what callers see, so it never rises with depth.
+
+Dims: F features (see ``evidence``), E encoder size, D max depth.
 """
 
 from __future__ import annotations
@@ -22,15 +24,15 @@ _KEY_PREFIX = "depth."
 class DepthPredictor:
     """Weights of the predictor. Calibration of the heads is already folded into ``head_weight`` and ``head_bias``."""
 
-    mean: Float32Array  # [H] of the training hidden states
-    scale: Float32Array  # [H] their standard deviation, never 0
-    first_weight: Float32Array  # [H, E]
+    mean: Float32Array  # [F] of the training features
+    scale: Float32Array  # [F] their standard deviation, never 0
+    first_weight: Float32Array  # [F, E]
     first_bias: Float32Array  # [E]
     second_weight: Float32Array  # [E, E]
     second_bias: Float32Array  # [E]
     head_weight: Float32Array  # [E, D]
     head_bias: Float32Array  # [D]
-    _folded_weight: Float32Array = field(init=False, repr=False)  # [E, H] normalisation and first layer in one
+    _folded_weight: Float32Array = field(init=False, repr=False)  # [E, F] normalisation and first layer in one
     _folded_bias: Float32Array = field(init=False, repr=False)  # [E]
 
     def __post_init__(self) -> None:
@@ -40,8 +42,8 @@ class DepthPredictor:
         object.__setattr__(self, "_folded_bias", self.first_bias - self.mean @ folded)
 
     @property
-    def hidden_size(self) -> int:
-        """H, the size of the hidden state it reads."""
+    def num_features(self) -> int:
+        """F, the numbers it reads."""
         return len(self.mean)
 
     @property
@@ -49,15 +51,20 @@ class DepthPredictor:
         """D, the number of heads."""
         return len(self.head_bias)
 
-    def survival(self, hidden: Float32Array) -> Float32Array:
-        """Return P(accepted length >= d) for d = 1..D from one hidden state [H]; [..., H] gives [..., D]."""
-        half_logits = self.conditional_logits(hidden) * np.float32(0.5)
+    def survival(self, features: Float32Array) -> Float32Array:
+        """Return P(accepted length >= d) for d = 1..D from the features of a position, [..., F] to [..., D]."""
+        half_logits = self.conditional_logits(features) * np.float32(0.5)
         conditional = np.tanh(half_logits) * np.float32(0.5) + np.float32(0.5)  # a sigmoid that cannot overflow
         return np.multiply.accumulate(conditional, axis=-1, dtype=np.float32)
 
-    def conditional_logits(self, hidden: Float32Array) -> Float32Array:
-        """Return the logit of P(length >= d | length >= d - 1) for d = 1..D, [..., H] to [..., D]."""
-        encoded = np.maximum(hidden @ self._folded_weight.T + self._folded_bias, 0.0)
+    def conditional_logits(self, features: Float32Array) -> Float32Array:
+        """Return the logit of P(length >= d | length >= d - 1) for d = 1..D, [..., F] to [..., D]."""
+        if features.ndim == 1:
+            # NOTE: a matrix product would wake BLAS's threads, which then spin on the cores of the models' own.
+            first = np.einsum("ef,f->e", self._folded_weight, features)
+        else:
+            first = features @ self._folded_weight.T
+        encoded = np.maximum(first + self._folded_bias, 0.0)
         encoded = np.maximum(encoded @ self.second_weight + self.second_bias, 0.0)
         logits: Float32Array = encoded @ self.head_weight + self.head_bias
         return logits
@@ -77,11 +84,11 @@ class DepthPredictor:
 
 
 def _check_weights(weights: dict[str, Float32Array]) -> None:
-    hidden_size, encoder_size, max_depth = len(weights["mean"]), len(weights["first_bias"]), len(weights["head_bias"])
+    num_features, encoder_size, max_depth = len(weights["mean"]), len(weights["first_bias"]), len(weights["head_bias"])
     expected = {
-        "mean": (hidden_size,),
-        "scale": (hidden_size,),
-        "first_weight": (hidden_size, encoder_size),
+        "mean": (num_features,),
+        "scale": (num_features,),
+        "first_weight": (num_features, encoder_size),
         "first_bias": (encoder_size,),
         "second_weight": (encoder_size, encoder_size),
         "second_bias": (encoder_size,),

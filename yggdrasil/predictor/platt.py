@@ -1,6 +1,6 @@
 """Calibration of each head of a depth predictor on positions it was not trained on. scipy is loaded inside.
 
-Dims: n positions, H hidden size, D max depth.
+Dims: n positions, F features, D max depth.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ MAX_SLOPE = 10.0
 
 
 def calibrate_heads(
-    predictor: DepthPredictor, hidden: Float32Array, lengths: IntArray
+    predictor: DepthPredictor, features: Float32Array, lengths: IntArray
 ) -> tuple[DepthPredictor, list[str]]:
     """Return the predictor with a slope and a shift folded into each head, and notes on heads left as they were.
 
     Head d is fitted on the positions where it is asked: length >= d - 1.
     """
-    logits = predictor.conditional_logits(hidden)  # [n, D]
+    logits = predictor.conditional_logits(features)  # [n, D]
     slopes, shifts = np.ones(predictor.max_depth), np.zeros(predictor.max_depth)
     notes: list[str] = []
     for depth in range(1, predictor.max_depth + 1):

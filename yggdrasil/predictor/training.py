@@ -1,7 +1,9 @@
-"""Training of the depth predictor on recorded hidden states and accepted lengths. torch is loaded inside.
+"""Training of the depth predictor on recorded features and accepted lengths. torch is loaded inside.
 
 The loss of a position is the negative log-likelihood of its length under the heads: head d is asked only where
-length >= d - 1, so the class balance of each head is the true conditional rate. Dims: n positions, H hidden, D depths.
+length >= d - 1, so the class balance of each head is the true conditional rate.
+
+Dims: n positions, F features, D depths.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from yggdrasil.predictor.depth import DepthPredictor, Float32Array
+from yggdrasil.predictor.evidence import EvidenceSizes
 from yggdrasil.predictor.platt import calibrate_heads
 from yggdrasil.predictor.report import (
     DocumentSplit,
@@ -32,7 +35,8 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
 ENCODER_SIZE = 64
-BATCH_SIZE = 256
+HIDDEN_WEIGHT = 0.1  # of a standardised hidden state beside standardised evidence of other kinds
+BATCH_SIZE = 64
 LEARNING_RATE = 1e-3
 WEIGHT_DECAY = 1e-2
 DROPOUT = 0.1
@@ -54,28 +58,33 @@ ProgressCallback = Callable[[TrainingProgress], None]
 
 
 def train_depth_predictor(
-    hidden: Float32Array,
+    features: Float32Array,
     lengths: IntArray,
     documents: IntArray,
     max_depth: int,
     seed: int = 0,
     progress: ProgressCallback | None = None,
     confidence: FloatArray | None = None,
+    sizes: EvidenceSizes | None = None,
 ) -> tuple[DepthPredictor, TrainingReport]:
-    """Train on [n, H] hidden states and their accepted lengths [n]; report on documents that were held out.
+    """Train on [n, F] features (see ``evidence``) and accepted lengths [n]; report on documents that were held out.
 
-    ``confidence`` [n, D], the best-path log-score of the drafted tree at each depth, adds a baseline to the report.
+    ``sizes`` says where the hidden state ends: its many numbers start with a tenth of the others' weight, or they would
+    be learned by heart before the few that tell more are heard. ``confidence`` [n, D], the best-path log-score of the
+    drafted tree at each depth, adds a baseline to the report.
     Small data never fails: what it cannot support is left out and said in ``report.notes``. Raises ValueError on
-    shapes that do not agree, non-finite hidden states, or no positions at all.
+    shapes that do not agree, non-finite features, or no positions at all.
     """
-    _check_inputs(hidden, lengths, documents, max_depth, confidence)
+    _check_inputs(features, lengths, documents, max_depth, confidence)
     split = split_documents(documents, seed)
     parts = {name: np.flatnonzero(np.isin(documents, getattr(split, name))) for name in split._fields}
-    fit = _fit(hidden, lengths, parts["training"], parts["validation"], _FitSettings(max_depth, seed, progress))
+    fit = _fit(
+        features, lengths, parts["training"], parts["validation"], _FitSettings(max_depth, seed, progress, sizes)
+    )
     predictor = fit.predictor
     notes = _data_notes(split, lengths[parts["training"]], max_depth)
     if len(parts["validation"]):
-        predictor, more_notes = calibrate_heads(predictor, hidden[parts["validation"]], lengths[parts["validation"]])
+        predictor, more_notes = calibrate_heads(predictor, features[parts["validation"]], lengths[parts["validation"]])
         notes += more_notes
 
     def labelled(rows: npt.NDArray[np.intp]) -> LabelledLengths:
@@ -90,19 +99,21 @@ def train_depth_predictor(
         epochs=fit.epochs,
         best_epoch=fit.best.epoch,
         validation_loss=fit.best.loss if len(parts["validation"]) else None,
-        scores=score_depths(predictor.survival(hidden[held_out]), labelled(known), labelled(held_out)),
+        scores=score_depths(predictor.survival(features[held_out]), labelled(known), labelled(held_out)),
         notes=notes,
     )
     return predictor, report
 
 
 def _check_inputs(
-    hidden: Float32Array, lengths: IntArray, documents: IntArray, max_depth: int, confidence: FloatArray | None
+    features: Float32Array, lengths: IntArray, documents: IntArray, max_depth: int, confidence: FloatArray | None
 ) -> None:
-    num_positions = len(hidden)
+    num_positions = len(features)
     faults: list[str] = []
-    if hidden.ndim != 2 or not num_positions or hidden.dtype != np.float32:
-        faults.append(f"hidden must be float32 [n, H] with at least one position, got {hidden.dtype} {hidden.shape}")
+    if features.ndim != 2 or not num_positions or features.dtype != np.float32:
+        faults.append(
+            f"features must be float32 [n, F] with at least one position, got {features.dtype} {features.shape}"
+        )
     for name, values in (("lengths", lengths), ("documents", documents)):
         if values.shape != (num_positions,) or not np.issubdtype(values.dtype, np.integer):
             faults.append(f"{name} must be integers [{num_positions}], got {values.dtype} {values.shape}")
@@ -112,7 +123,7 @@ def _check_inputs(
         faults.append(f"confidence must be {(num_positions, max_depth)}, got {confidence.shape}")
     faults += [
         f"{name} holds non-finite values"
-        for name, values in (("hidden", hidden), ("confidence", confidence))
+        for name, values in (("features", features), ("confidence", confidence))
         if values is not None and not np.isfinite(values).all()
     ]
     if faults:
@@ -151,10 +162,11 @@ class _FitSettings(NamedTuple):
     max_depth: int
     seed: int
     progress: ProgressCallback | None
+    sizes: EvidenceSizes | None
 
 
 class _Data(NamedTuple):
-    inputs: Tensor  # [n, H] normalised
+    inputs: Tensor  # [n, F] normalised
     lengths: Tensor  # [n]
 
 
@@ -174,7 +186,7 @@ class _Fit(NamedTuple):
 
 
 def _fit(
-    hidden: Float32Array,
+    features: Float32Array,
     lengths: IntArray,
     training: npt.NDArray[np.intp],
     validation: npt.NDArray[np.intp],
@@ -183,17 +195,19 @@ def _fit(
     """Train with early stopping on the validation rows; without any, for a few epochs, and keep the last."""
     import torch
 
-    mean, scale = _normalisation(hidden[training])
+    mean, scale = _normalisation(features[training])
+    if settings.sizes is not None and settings.sizes.hidden < settings.sizes.total:
+        scale[: settings.sizes.hidden] /= HIDDEN_WEIGHT
 
     def tensors(rows: npt.NDArray[np.intp]) -> _Data:
-        inputs = torch.from_numpy((hidden[rows] - mean) / scale)
+        inputs = torch.from_numpy((features[rows] - mean) / scale)
         return _Data(inputs, torch.from_numpy(lengths[rows].astype(np.int64)))
 
     data, held_back = tensors(training), tensors(validation)
     max_epochs = MAX_EPOCHS if len(validation) else EPOCHS_WITHOUT_VALIDATION
     with torch.random.fork_rng(devices=[]), _single_thread():
         torch.manual_seed(settings.seed)
-        model = _new_model(hidden.shape[1], lengths[training], settings.max_depth)
+        model = _new_model(features.shape[1], lengths[training], settings.max_depth)
         optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY)
         best, epoch = _Snapshot(copy.deepcopy(model.state_dict()), 0, _loss(model, held_back)), 0
         while epoch < max_epochs and epoch - best.epoch < PATIENCE:
@@ -208,21 +222,21 @@ def _fit(
     return _Fit(_to_predictor(model, mean, scale), epoch, best)
 
 
-def _normalisation(hidden: Float32Array) -> tuple[Float32Array, Float32Array]:
-    mean = hidden.mean(axis=0, dtype=np.float64)
-    scale = hidden.std(axis=0, dtype=np.float64)
+def _normalisation(features: Float32Array) -> tuple[Float32Array, Float32Array]:
+    mean = features.mean(axis=0, dtype=np.float64)
+    scale = features.std(axis=0, dtype=np.float64)
     constant = scale < 1e-6 * (1.0 + np.abs(mean))
     return mean.astype(np.float32), np.where(constant, 1.0, scale).astype(np.float32)
 
 
-def _new_model(hidden_size: int, lengths: IntArray, max_depth: int) -> nn.Sequential:
+def _new_model(num_features: int, lengths: IntArray, max_depth: int) -> nn.Sequential:
     """Return the network; before training it gives the (smoothed) constant rates of ``lengths``."""
     import torch
     from torch import nn
 
     head = nn.Linear(ENCODER_SIZE, max_depth)
     model = nn.Sequential(
-        nn.Linear(hidden_size, ENCODER_SIZE),
+        nn.Linear(num_features, ENCODER_SIZE),
         nn.ReLU(),
         nn.Dropout(DROPOUT),
         nn.Linear(ENCODER_SIZE, ENCODER_SIZE),

@@ -12,7 +12,6 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from yggdrasil.predictor.depth import DepthPredictor
 from yggdrasil.profiling.traces import Outcomes, TraceSet
 from yggdrasil.tree.objective import Objective, ShapeChooser, TreeShape
 
@@ -64,11 +63,6 @@ class PredictedPolicy:
     survival: npt.NDArray[np.floating[Any]]  # [P, D] one row for each row of the traces it is played on
     chooser: ShapeChooser
 
-    @classmethod
-    def from_predictor(cls, predictor: DepthPredictor, traces: TraceSet, chooser: ShapeChooser) -> PredictedPolicy:
-        """Predict survival at every row of ``traces``."""
-        return cls(predictor.survival(traces.hidden), chooser)
-
     @property
     def verify_width(self) -> int | None:
         """None: the scores of the drafted nodes say more than the prediction did."""
@@ -106,6 +100,26 @@ class SimulationResult:
     def ms_per_token(self) -> float:
         """Mean time a generated token."""
         return self.milliseconds / self.tokens
+
+
+class ShapeTally:
+    """Adds iterations up to a ``SimulationResult``."""
+
+    def __init__(self) -> None:
+        self._shapes: Counter[TreeShape] = Counter()
+        self._accepted: Counter[int] = Counter()
+        self._milliseconds = 0.0
+
+    def add(self, shape: TreeShape, accepted: int, milliseconds: float) -> None:
+        """One iteration."""
+        self._shapes[shape] += 1
+        self._accepted[accepted] += 1
+        self._milliseconds += milliseconds
+
+    def result(self, tokens: int) -> SimulationResult:
+        """The totals of all iterations, which gave ``tokens``."""
+        histograms = _shape_histograms(self._shapes) | {"accepted": dict(sorted(self._accepted.items()))}
+        return SimulationResult(tokens, self._shapes.total(), self._milliseconds, histograms)
 
 
 class OutcomeCache:
@@ -173,22 +187,16 @@ def simulate(
     if cache.traces is not traces or cache.verify_widths != costs.verify_widths:
         raise ValueError("the outcome cache belongs to other traces or verify widths")
     verifier = _Verifier(policy, costs, cache)
-    shapes: Counter[TreeShape] = Counter()
-    accepted_lengths: Counter[int] = Counter()
+    tally = ShapeTally()
     for start, stop in traces.document_ranges():
         index = start
         while index < stop:
             width, depth = policy(index)
             verify_width, accepted = verifier.verify(index, width, depth)
-            shapes[TreeShape(width, depth, verify_width)] += 1
-            accepted_lengths[accepted] += 1
+            shape = TreeShape(width, depth, verify_width)
+            tally.add(shape, accepted, costs.iteration_ms(*shape))
             index += accepted + 1
-    return SimulationResult(
-        tokens=traces.num_positions,
-        iterations=shapes.total(),
-        milliseconds=sum(count * costs.iteration_ms(*shape) for shape, count in shapes.items()),
-        histograms=_shape_histograms(shapes) | {"accepted": dict(sorted(accepted_lengths.items()))},
-    )
+    return tally.result(traces.num_positions)
 
 
 def _shape_histograms(shapes: Counter[TreeShape]) -> dict[str, Histogram]:

@@ -2,7 +2,8 @@
 
 One Equal-Growth Tree a position and draft width, grown to D_max levels of exactly W nodes. Node ``i`` was attached at
 step ``i // W + 1``, so the tree of a smaller depth budget is a prefix of the nodes, and any policy can be simulated.
-Dims: P positions, H hidden size, N = D_max * W nodes, D depth levels, V verify widths.
+Dims: P positions, H hidden size, R repetition figures, K candidates, F features, N = D_max * W nodes, D depth levels,
+V verify widths.
 """
 
 from __future__ import annotations
@@ -17,16 +18,18 @@ import numpy.typing as npt
 
 from yggdrasil.artifacts.store import read_tensors, write_tensors
 from yggdrasil.predictor.acceptance import AcceptanceCalibration
+from yggdrasil.predictor.evidence import EvidenceSizes, finite_head
 from yggdrasil.tree.objective import expected_tokens_by_width
 
 Float32Array: TypeAlias = npt.NDArray[np.float32]
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
 
 KIND = "traces"
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 ROOT = -1
 NO_PATH_SCORE = -30.0  # stands for "no drafted node is that deep" where a finite log-score is needed
 
+_PER_POSITION = ("hidden", "repetition", "head", "document", "position")
 _PER_WIDTH = ("scores", "depth", "hit", "edge_log_probability", "parent")
 
 
@@ -45,7 +48,9 @@ class TraceSet:
     slot. A node is a hit if the whole path from the root to it is what the target really generated next.
     """
 
-    hidden: Float32Array  # [P, H] the target's last hidden state after the token at that position
+    hidden: Float32Array  # [P, H] the target's hidden state that chose the token at that position
+    repetition: Float32Array  # [P, R] how the text up to that token repeats itself
+    head: Float32Array  # [P, K] the drafter's log-probabilities of the root's candidates, -inf where it gives none
     document: npt.NDArray[np.int64]  # [P]
     position: npt.NDArray[np.int64]  # [P]
     scores: dict[int, Float32Array]  # width -> [P, N] log-score
@@ -74,6 +79,19 @@ class TraceSet:
         """D_max, the number of recorded attach steps."""
         width = self.widths[0]
         return int(self.scores[width].shape[1] // width)
+
+    @property
+    def has_head(self) -> bool:
+        """Whether a head draft of this drafter says anything before a tree is grown."""
+        return bool(np.isfinite(self.head).any())
+
+    def evidence(self, sizes: EvidenceSizes) -> Float32Array:
+        """Return what a predictor of these sizes reads at every position, [P, F]."""
+        parts = (self.hidden, self.repetition, finite_head(self.head))
+        for part, size, name in zip(parts, sizes, sizes._fields, strict=True):
+            if size not in (0, part.shape[1]):
+                raise ValueError(f"the predictor reads {size} numbers of {name}, the traces hold {part.shape[1]}")
+        return np.concatenate([part[:, :size] for part, size in zip(parts, sizes, strict=True)], axis=1)
 
     def check_integrity(self) -> None:
         """Raise ValueError where a recorded tree is not a tree grown step by step with falling scores."""
@@ -175,25 +193,27 @@ class TraceSet:
     def select(self, documents: Sequence[int] | npt.NDArray[np.integer[Any]]) -> TraceSet:
         """Return the rows of these documents, in their present order."""
         rows = np.isin(self.document, np.asarray(documents))
-        per_width = {name: {width: array[rows] for width, array in getattr(self, name).items()} for name in _PER_WIDTH}
-        return replace(
-            self, hidden=self.hidden[rows], document=self.document[rows], position=self.position[rows], **per_width
-        )
+        per_width: dict[str, Any] = {
+            name: {width: array[rows] for width, array in getattr(self, name).items()} for name in _PER_WIDTH
+        }
+        per_position: dict[str, Any] = {name: getattr(self, name)[rows] for name in _PER_POSITION}
+        return replace(self, **per_position, **per_width)
 
     def to_arrays(self) -> dict[str, npt.NDArray[Any]]:
         """Return the arrays to store; those of a width end in its number."""
         per_width = {f"{name}.{width}": array for name in _PER_WIDTH for width, array in getattr(self, name).items()}
-        return {"hidden": self.hidden, "document": self.document, "position": self.position, **per_width}
+        return {**{name: getattr(self, name) for name in _PER_POSITION}, **per_width}
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> TraceSet:
         """Rebuild from ``to_arrays``; ValueError where the arrays do not fit together."""
-        per_width: dict[str, dict[int, Any]] = {name: {} for name in _PER_WIDTH}
+        per_width: dict[str, Any] = {name: {} for name in _PER_WIDTH}
         for key, array in arrays.items():
             name, _, width = key.partition(".")
             if name in per_width:
                 per_width[name][int(width)] = array
-        return cls(arrays["hidden"], arrays["document"], arrays["position"], **per_width)
+        per_position: dict[str, Any] = {name: arrays[name] for name in _PER_POSITION}
+        return cls(**per_position, **per_width)
 
     def save(self, path: Path) -> None:
         """Write a safetensors artefact; ArtifactError where that fails."""
@@ -217,7 +237,7 @@ def _shape_faults(traces: TraceSet) -> list[str]:
     num_positions = len(traces.document)
     faults = [
         f"{name} has {len(getattr(traces, name))} rows, document has {num_positions}"
-        for name in ("hidden", "position")
+        for name in _PER_POSITION
         if len(getattr(traces, name)) != num_positions
     ]
     widths = set(traces.scores)

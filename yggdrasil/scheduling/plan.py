@@ -9,14 +9,16 @@ from pathlib import Path
 from typing import Literal
 
 from yggdrasil.artifacts import Machine, parse_dataclass, read_yaml, to_plain, write_yaml
+from yggdrasil.drafters.options import NGramOptions
 from yggdrasil.errors import YggdrasilError
-from yggdrasil.scheduling.stages import check_order
+from yggdrasil.scheduling.stages import check_order, is_head_first
 from yggdrasil.tree.objective import Objective, StepCosts
 
-KIND, SCHEMA_VERSION = "plan", 1
+KIND, SCHEMA_VERSION = "plan", 2
 PACKAGE_PREFIX = "yggdrasil:"  # sources inside the installed package, whatever its place
 
-DepthSource = Literal["predictor", "mean"]
+# "head": the predictor reads the head draft's candidates too, so that draft comes before the depth.
+DepthSource = Literal["predictor", "head", "mean"]
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,7 @@ class Plan:
     versions: dict[str, str]
     dtype: Literal["bfloat16", "float32"]
     target: ModelRef
-    drafter: ModelRef
+    drafter: ModelRef | NGramOptions
     tokenizer: str  # fingerprint
     shapes: Shapes
     stages: tuple[str, ...]
@@ -113,6 +115,8 @@ class Plan:
 
     def __post_init__(self) -> None:
         check_order(self.stages)
+        if self.depth_from == "head" and not is_head_first(self.stages):
+            raise ValueError("depth_from is head, but head_draft runs after depth_prediction")
         if not self.costs:
             raise ValueError("costs is empty")
         for costs in self.costs:

@@ -26,7 +26,7 @@ STAGES = {
     stage.name: stage
     for stage in (
         _stage("depth_prediction", "hidden", "shape"),
-        _stage("head_draft", "text shape", "root"),
+        _stage("head_draft", "text", "root"),  # of the same size whatever the shape
         _stage("draft_steps", "root shape", "tree"),
         _stage("prune", "tree", "order verify_width"),
         _stage("verify", "order verify_width", "choices"),
@@ -36,6 +36,13 @@ STAGES = {
     )
 }
 DEFAULT_ORDER = tuple(STAGES)
+# The depth is chosen with the drafter's first guesses known: a head draft is risked for a better choice.
+HEAD_FIRST_ORDER = ("head_draft", "depth_prediction", *DEFAULT_ORDER[2:])
+
+
+def is_head_first(names: Sequence[str]) -> bool:
+    """Whether the head draft runs before the depth is chosen."""
+    return list(names).index("head_draft") < list(names).index("depth_prediction")
 
 
 def check_order(names: Sequence[str]) -> None:

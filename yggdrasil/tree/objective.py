@@ -176,7 +176,13 @@ class ShapeChooser:
 
     def choose(self, survival: FloatArray) -> TreeShape:
         """Return the best shape for ``survival`` [D], where ``survival[d - 1]`` is P(accepted length >= d)."""
-        return self.shapes[int((self.expected_tokens(survival) * self._weight).argmax())]
+        return self.choose_with_promise(survival)[0]
+
+    def choose_with_promise(self, survival: FloatArray) -> tuple[TreeShape, float]:
+        """Return the best shape and the tokens expected of it, bonus included."""
+        expected = self.expected_tokens(survival)
+        best = int((expected * self._weight).argmax())
+        return self.shapes[best], float(expected[best])
 
 
 def choose_shape(

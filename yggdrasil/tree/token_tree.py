@@ -73,6 +73,14 @@ class TokenTree:
             self.ancestors, self.pool_scores, self.pool_edges, self.pool_tokens,
         ]  # fmt: skip
 
+    def root_guesses(self) -> Tensor:
+        """Log-probabilities of the root's candidates after a head draft, best first, [K]; -inf where there is none.
+
+        A copy on the host. Before the tree grows: candidates that became nodes have left the pool.
+        """
+        first = slice(self.candidates)
+        return torch.where(torch.isfinite(self.pool_scores[first]), self.pool_edges[first], NO_SCORE).cpu()
+
     def plant(self, token: int) -> None:
         """Forget every node and make ``token`` the root."""
         self.scores.fill_(NO_SCORE)

@@ -1,0 +1,94 @@
+"""From a recording to a choice, with a draft model and with n-grams; every candidate's figures are kept."""
+
+import numpy as np
+import pytest
+from tiny_pair import SHAPES, TEXT, byte_tokenizer, make_pair
+
+from yggdrasil.calibration.choose import choose
+from yggdrasil.calibration.measure import costs_from, measure_stages
+from yggdrasil.calibration.record import concatenate, record_document
+from yggdrasil.cli.drafters import ngram_options
+from yggdrasil.drafters import NGramDrafter, NGramOptions
+from yggdrasil.engine.policy import PLAIN_POLICY
+from yggdrasil.engine.text import TextStream
+from yggdrasil.errors import YggdrasilError
+from yggdrasil.predictor.acceptance import AcceptanceCalibration
+from yggdrasil.predictor.bundle import Learned
+from yggdrasil.tree.objective import StepCosts
+
+COSTS = StepCosts(0.1, {1: 0.1, 2: 0.11, 4: 0.12}, {w: 1 + 0.02 * w for w in SHAPES.verify_widths}, 0.05, 1.05)
+
+
+@pytest.fixture(scope="module")
+def pair():
+    return make_pair()
+
+
+def recording(pair, **options):
+    """Traces of four documents; the prompts repeat themselves, so that n-grams find something."""
+    decoder = pair.decoder(PLAIN_POLICY, **options)
+    parts = []
+    for document in range(4):
+        prompt = list(TEXT[document : document + 12]) * 2
+        tokens = decoder.generate(prompt, max_new_tokens=16).tokens
+        parts.append(record_document(decoder.assembly, decoder.assembly.engine.drafter, prompt, tokens, document))
+    return concatenate(parts)
+
+
+def test_a_draft_model_is_chosen_for_with_and_without_its_first_guesses(pair, tmp_path):
+    traces = recording(pair)
+    traces.check_integrity()
+    choice = choose(traces, AcceptanceCalibration.identity(), COSTS)
+    policies = [choice.predicted.policy, *(expectation.policy for expectation in choice.rejected)]
+
+    assert set(choice.reports) == {"predictor", "head"}
+    assert {"depth from predictor", "depth from head", "depth from mean", "plain decoding"} < set(policies)
+    assert policies[0] == f"depth from {choice.depth_from}"
+    of_depth = [e.tpot_ms for e in [choice.predicted, *choice.rejected] if e.policy.startswith("depth from")]
+    assert choice.predicted.tpot_ms == min(of_depth)
+    assert "accepted lengths known beforehand" in policies
+
+    choice.learned.save(tmp_path)
+    loaded = Learned.load(tmp_path)
+    assert loaded.reads == choice.learned.reads
+    sizes = (traces.hidden.shape[1], traces.repetition.shape[1], traces.head.shape[1])
+    assert loaded.reads in {sizes, (*sizes[:2], 0)}
+
+
+def test_n_grams_have_no_first_guesses_and_are_calibrated_all_the_same(pair):
+    drafter = NGramDrafter(NGramOptions(max_draft_len=4))
+    traces = recording(pair, drafter=drafter)
+    traces.check_integrity()
+    choice = choose(traces, AcceptanceCalibration.identity(), COSTS)
+
+    assert not traces.has_head
+    assert set(choice.reports) == {"predictor"}
+    assert choice.learned.reads.head == 0
+    for width in traces.widths:  # a slot's step is its node's level
+        level = np.arange(traces.scores[width].shape[1]) // width + 1
+        used = np.isfinite(traces.scores[width])
+        assert used.any()
+        assert (traces.depth[width][used] == np.broadcast_to(level, used.shape)[used]).all()
+
+
+def test_stages_of_an_n_gram_drafter_have_costs(pair):
+    decoder = pair.decoder(PLAIN_POLICY, drafter=NGramDrafter())
+    frame = measure_stages(
+        decoder.assembly, lambda: TextStream(byte_tokenizer(), frozenset(), 1 << 30, ()), list(TEXT[:30]), 2,
+        lambda fraction: None,
+    )  # fmt: skip
+    costs = costs_from(frame, SHAPES)[0].steps()
+
+    assert set(costs.draft_ms) == set(SHAPES.draft_widths)
+    assert set(costs.verify_ms) == set(SHAPES.verify_widths)
+    assert {1, 2, 4} == {1, *frame.loc[frame["depth"] > 0, "depth"].unique()} | {1}
+    assert frame.groupby(["cycle", "width", "depth", "verify_width"]).size().max() > 1
+
+
+def test_n_gram_options_of_the_command_line():
+    given = ngram_options("max_draft_len=4, is_public_pool=true")
+    assert given == NGramOptions(max_draft_len=4, is_public_pool=True)
+    assert ngram_options("") == NGramOptions()
+    for wrong, named in (("max_draft_len", "name=value"), ("length=4", "length"), ("max_draft_len=0", "at least 1")):
+        with pytest.raises(YggdrasilError, match=named):
+            ngram_options(wrong)

@@ -1,0 +1,98 @@
+"""Training reads what decoding reads: the same numbers, position by position. A plain step reads nothing at all."""
+
+import numpy as np
+import pytest
+from tiny_pair import SHAPES, TEXT, byte_tokenizer
+
+from yggdrasil.calibration.record import record_document
+from yggdrasil.engine.policy import Decision, DepthEvidence, ObjectivePolicy
+from yggdrasil.engine.text import TextStream
+from yggdrasil.engine.trace import Trace
+from yggdrasil.predictor.evidence import EvidenceSizes
+from yggdrasil.scheduling.stages import HEAD_FIRST_ORDER
+from yggdrasil.tree.objective import PLAIN_STEP, StepCosts, TreeShape
+
+PROMPT = TEXT[:20]
+NUM_TOKENS = 50
+
+
+class Reader:
+    """Reads all evidence at every position and drafts trees of several shapes, with plain steps between."""
+
+    learner = None
+
+    def __init__(self):
+        self._shapes = [TreeShape(4, 4, 16), TreeShape(1, 2, 4), PLAIN_STEP, TreeShape(2, 3, 8)]
+        self.seen = {}
+
+    def rest(self, context):
+        return None
+
+    def choose(self, evidence):
+        self.seen[evidence.context] = tuple(
+            part().copy() for part in (evidence.hidden, evidence.repetition, evidence.head)
+        )
+        return Decision(self._shapes[len(self.seen) % len(self._shapes)])
+
+    def choose_verify_width(self, shape, expected, context):
+        return shape.verify_width
+
+
+def test_recorded_evidence_is_the_evidence_of_decoding(pair):
+    policy = Reader()
+    decoder = pair.decoder(policy, stages=HEAD_FIRST_ORDER)
+    generation = decoder.generate(PROMPT, max_new_tokens=NUM_TOKENS)
+    assert generation.tokens == pair.reference(PROMPT, NUM_TOKENS)
+    assembly = decoder.assembly
+    traces = record_document(assembly, assembly.engine.drafter, PROMPT, generation.tokens, 0)
+
+    compared = 0
+    for row, position in enumerate(traces.position.tolist()):
+        if position not in policy.seen:  # inside an accepted block
+            continue
+        hidden, repetition, head = policy.seen[position]
+        np.testing.assert_allclose(traces.hidden[row], hidden, atol=1e-4)
+        assert (traces.repetition[row] == repetition).all()
+        np.testing.assert_allclose(traces.head[row], head, atol=1e-4)
+        compared += 1
+    assert compared > 5
+    assert (np.diff(traces.head, axis=1) <= 0).all()  # best first
+    traces.check_integrity()
+
+
+class CountingPredictor:
+    """A depth predictor that counts its calls and always says the same."""
+
+    num_features, max_depth = 6, SHAPES.max_depth
+
+    def __init__(self, survival):
+        self.calls, self._survival = 0, np.array(survival, dtype=np.float32)
+
+    def survival(self, features):
+        self.calls += 1
+        return self._survival
+
+
+@pytest.mark.parametrize("stages", [None, HEAD_FIRST_ORDER], ids=["depth first", "head first"])
+def test_plain_steps_of_a_closed_gate_call_neither_predictor_nor_drafter(pair, stages, monkeypatch):
+    """Drafting never pays here: past one refusal a pause, plain steps touch nothing but the target."""
+    costs = StepCosts(9.0, dict.fromkeys((1, 2, 4), 9.0), dict.fromkeys(SHAPES.verify_widths, 9.0), 9.0, 1.0)
+    ratios = {w: np.ones((4, 4, 5), dtype=np.float32) for w in (1, 2, 4)}
+    predictor = CountingPredictor([0.1, 0.0, 0.0, 0.0])
+    depth = DepthEvidence(predictor, EvidenceSizes(0, 6, 0))
+    policy = ObjectivePolicy({50: costs}, ratios, predictor.survival(None), depth, is_head_first=stages is not None)
+    policy.learner.settle = lambda *_, **__: None  # real time is not this test's matter
+    decoder = pair.decoder(policy, **({} if stages is None else {"stages": stages}))
+    engine, heads = decoder.assembly.engine, []
+    head = engine.drafter.head
+    monkeypatch.setattr(engine.drafter, "head", lambda tree: heads.append(head(tree)))
+    predictor.calls = 0
+    trace, stream = Trace(), TextStream(byte_tokenizer(), frozenset(), 61, ())
+    list(engine.decode(PROMPT, stream, policy, trace))
+
+    asked = 3  # one first step, then refusals with pauses of 8, 16 and 32 between: 1 + 1 + 8 + 1 + 16 + 1 + 32 = 60
+    assert trace.plain_steps == trace.iterations == 60
+    assert predictor.calls == asked
+    assert len(heads) == (asked if stages is not None else 0)
+    assert set(trace.stage_ns) >= {"plain", "commit"}
+    assert stream.tokens == pair.reference(PROMPT, 61)

@@ -1,0 +1,77 @@
+"""Play the run-time policy itself, gate and all, over recorded traces: what decoding would do, at the plan's costs.
+
+Dims: P positions, F features, V verify widths.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from yggdrasil.engine.policy import Policy
+from yggdrasil.predictor.evidence import Float32Array
+from yggdrasil.profiling.simulator import OutcomeCache, ShapeTally, SimulationResult
+from yggdrasil.profiling.traces import TraceSet
+from yggdrasil.tree.objective import PLAIN_STEP, StepCosts, TreeShape
+
+
+class RecordedEvidence:
+    """The evidence of one recorded position."""
+
+    def __init__(self, traces: TraceSet, index: int, context: int) -> None:
+        self._traces, self._index = traces, index
+        self.context = context
+
+    def hidden(self) -> Float32Array:
+        row: Float32Array = self._traces.hidden[self._index]
+        return row
+
+    def repetition(self) -> Float32Array:
+        row: Float32Array = self._traces.repetition[self._index]
+        return row
+
+    def head(self) -> Float32Array:
+        row: Float32Array = self._traces.head[self._index]
+        return row
+
+
+def replay(
+    traces: TraceSet, policy: Policy, costs: StepCosts, context: int, cache: OutcomeCache, *, is_head_first: bool
+) -> SimulationResult:
+    """Decode every document as the engine would with ``policy``, each a request of its own; greedy acceptance.
+
+    Everything is charged that decoding pays: the plain step that begins a request, pauses, a head draft before a
+    refusal, a tree that is verified with width 1. ``context`` names the plan's costs that ``costs`` are.
+    """
+    tally = ShapeTally()
+    for start, stop in traces.document_ranges():
+        if policy.learner is not None:
+            policy.learner.begin()
+        index = start
+        while index < stop:
+            rested = policy.rest(context)
+            if rested is None:
+                shape, accepted = _tree(traces, index, policy, context, cache)
+                spent_head = is_head_first and not shape.depth
+            else:
+                shape, accepted, spent_head = PLAIN_STEP, 0, False
+            milliseconds = costs.iteration_ms(*shape) + (costs.head_ms if spent_head else 0.0)
+            if policy.learner is not None:
+                policy.learner.settle(accepted + 1, milliseconds, rested=rested is not None)
+            tally.add(shape, accepted, milliseconds)
+            index += accepted + 1
+    return tally.result(traces.num_positions)
+
+
+def _tree(traces: TraceSet, index: int, policy: Policy, context: int, cache: OutcomeCache) -> tuple[TreeShape, int]:
+    """The shape verified at row ``index``, and how many drafted tokens it gave."""
+    shape = policy.choose(RecordedEvidence(traces, index, context)).shape
+    if not shape.depth:
+        return shape, 0
+    outcomes = cache.get(shape.width, shape.depth)
+    expected: Sequence[float] = outcomes.expected_tokens[index].tolist()
+    verify_width = policy.choose_verify_width(shape, expected, context)
+    column = cache.verify_widths.index(verify_width)
+    accepted = int(outcomes.accepted[index, column])
+    if verify_width > 1 and policy.learner is not None:
+        policy.learner.observe(max(expected[column] - 1.0, 0.0), accepted)
+    return shape._replace(verify_width=verify_width), accepted

@@ -1,0 +1,29 @@
+"""Options of drafters without a model, as plans keep them. Imports no torch."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class NGramOptions:
+    """Options with the names and meanings of TensorRT-LLM's NGram.
+
+    Only the default of ``is_public_pool`` differs: a request's text stays its own unless asked otherwise.
+    """
+
+    max_draft_len: int = 8  # longest candidate continuation
+    max_matching_ngram_size: int = 3  # longest suffix of the text that is looked up
+    is_keep_all: bool = True  # keep every candidate of an n-gram, else only the longest (the first among equals)
+    is_use_oldest: bool = True  # prefer the oldest candidate, else the newest; no choice unless is_keep_all
+    is_public_pool: bool = False  # one pool for all requests, else one for each
+
+    def __post_init__(self) -> None:
+        faults = [
+            f"{name} must be at least 1, got {value}"
+            for name, value in (
+                ("max_draft_len", self.max_draft_len),
+                ("max_matching_ngram_size", self.max_matching_ngram_size),
+            )
+            if value < 1
+        ]
+        if faults:
+            raise ValueError("; ".join(faults))
