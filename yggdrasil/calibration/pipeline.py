@@ -33,7 +33,9 @@ from yggdrasil.calibration.compile import compile_missing
 from yggdrasil.calibration.measure import COLUMNS, costs_from, measure_stages, useful_verify_widths
 from yggdrasil.calibration.pair import build_assembly
 from yggdrasil.calibration.record import concatenate, record_document
-from yggdrasil.calibration.settings import CalibrationSettings
+from yggdrasil.calibration.settings import CalibrationSettings, PairSource
+from yggdrasil.calibration.threads import COLUMNS as thread_columns
+from yggdrasil.calibration.threads import best_threads, thread_counts, time_threads
 from yggdrasil.drafters.draft_model import DraftModel
 from yggdrasil.drafters.protocol import Drafter
 from yggdrasil.engine.build import Assembly
@@ -63,14 +65,18 @@ class Reporter(Protocol):
 
 def calibrate(settings: CalibrationSettings, reporter: Reporter) -> Path:
     """Measure, learn and choose; returns the plan's path. Raises YggdrasilError on anything that does not fit."""
-    pair = settings.pair
-    tokenizer = load_tokenizer(pair.target)
-    if isinstance(pair.drafter, str):
-        check_same_tokenizer(tokenizer, load_tokenizer(pair.drafter), (pair.target, pair.drafter))
+    tokenizer = load_tokenizer(settings.pair.target)
+    if isinstance(settings.pair.drafter, str):
+        names = (settings.pair.target, settings.pair.drafter)
+        check_same_tokenizer(tokenizer, load_tokenizer(settings.pair.drafter), names)
     prompts = read_prompts(settings.prompts)
-    assembly = build_assembly(pair)
+    assembly = build_assembly(settings.pair)
     texts = _texts(prompts, tokenizer, settings, assembly.engine.max_length)
     work = _open_work(settings)  # nothing is written before everything fits
+    pair = _choose_threads(assembly, settings.pair, work, reporter)
+    if pair != settings.pair:
+        del assembly  # never two copies of the weights
+        assembly = build_assembly(pair)
 
     compile_missing(pair, assembly, reporter.phase)
     frame = _measure(assembly, tokenizer, texts, settings, work, reporter)
@@ -116,6 +122,7 @@ def _write(
         write_csv(folder / "stage_samples.csv", "stage-samples", SAMPLES_VERSION, frame)
         summary = frame.groupby(["context", "width", "depth", "verify_width", "stage"])["ms"]
         table = summary.describe(percentiles=[0.1, 0.9]).drop(columns="std").reset_index()
+        shutil.copyfile(work / "threads.csv", folder / "threads.csv")
         write_csv(folder / "stage_summary.csv", "stage-summary", SAMPLES_VERSION, table)
     with atomic_directory(predictor_directory(settings.root, settings.name, plan.machine)) as folder:
         choice.learned.save(folder)
@@ -136,6 +143,28 @@ def _open_work(settings: CalibrationSettings) -> Path:
         work.mkdir(parents=True)
         write_atomic(marker, identity.encode())
     return work
+
+
+def _choose_threads(assembly: Assembly, pair: PairSource, work: Path, reporter: Reporter) -> PairSource:
+    """The pair with every thread count decided: as asked for, or as measured where 0 was."""
+    file = work / "threads.csv"
+    wanted = {"target": pair.target_threads, "drafter": pair.drafter_threads}
+    runners = {"target": assembly.target, "drafter": assembly.drafter}
+    if not file.exists():
+        report = reporter.phase("measuring thread counts")
+        counts = thread_counts(current_machine().cores)
+        frames = [
+            time_threads(runner.loaded, name, counts)
+            for name, runner in runners.items()
+            if runner is not None and not wanted[name]
+        ]
+        empty = pd.DataFrame(columns=list(thread_columns))
+        write_csv(file, "thread-samples", SAMPLES_VERSION, pd.concat(frames) if frames else empty)
+        report(1.0)
+    samples = read_csv(file, "thread-samples", SAMPLES_VERSION, thread_columns)
+    best = {str(name): best_threads(group) for name, group in samples.groupby("model")}
+    chosen = {name: count or best.get(name, 1) for name, count in wanted.items()}
+    return replace(pair, target_threads=chosen["target"], drafter_threads=chosen["drafter"])
 
 
 def _texts(

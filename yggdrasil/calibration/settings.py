@@ -16,7 +16,7 @@ class PairSource:
     target: str
     drafter: str | NGramOptions
     dtype: DtypeName
-    target_threads: int
+    target_threads: int  # 0: not decided yet
     drafter_threads: int
     shapes: Shapes
 

@@ -35,8 +35,8 @@ def calibrate(
     max_depth: Annotated[int, typer.Option(help="Deepest tree.")] = 8,
     draft_widths: Annotated[str, typer.Option(help="Draft widths to consider.")] = "1,2,4,8",
     verify_widths: Annotated[str, typer.Option(help="Verify widths to consider.")] = "1,2,4,8,16,32,64",
-    target_threads: Annotated[int, typer.Option(help="Threads of the target, 0 for all cores.")] = 0,
-    drafter_threads: Annotated[int, typer.Option(help="Threads of the drafter.")] = 1,
+    target_threads: Annotated[int, typer.Option(help="Threads of the target, 0 to measure.")] = 0,
+    drafter_threads: Annotated[int, typer.Option(help="Threads of the drafter, 0 to measure.")] = 0,
     ngram: Annotated[
         str, typer.Option(help="Options of --drafter ngram, e.g. max_matching_ngram_size=4,is_public_pool=true.")
     ] = "",
@@ -62,7 +62,7 @@ def calibrate(
     if ngram and drafter != "ngram":
         raise YggdrasilError(f"--ngram is for --drafter ngram, the drafter is {drafter}")
     source = ngram_options(ngram) if drafter == "ngram" else drafter
-    pair = PairSource(target, source, dtype, target_threads or current_machine().cores, drafter_threads, shapes)
+    pair = PairSource(target, source, dtype, target_threads, drafter_threads, shapes)
     if not prompts.exists():
         raise YggdrasilError(f"there is no prompt file {prompts}; give JSON lines with a prompt field")
     settings = CalibrationSettings(pair, prompts, name, root or search_roots()[0], QUICK if quick else Effort())
