@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def build_assembly(source: "PairSource", knots: torch.Tensor | None = None, backend: Backend = "inductor") -> Assembly:
     """Load the target and its drafter, and define their steps."""
     device, dtype = torch.device("cpu"), DTYPES[source.dtype]
-    target = load_model(source.target, dtype, device, source.target_threads)
+    target = load_model(source.target, dtype, device, source.target_threads, weights=source.weights)
     check_tree_attention(target)
     if isinstance(source.drafter, NGramOptions):
         return assemble(target, NGramDrafter(source.drafter), source.shapes, backend)

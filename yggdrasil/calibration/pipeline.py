@@ -99,6 +99,7 @@ def calibrate(settings: CalibrationSettings, reporter: Reporter) -> Path:
             "transformers": transformers.__version__,
         },
         dtype=pair.dtype,
+        weights=pair.weights,
         target=_model_ref(pair.target, pair.target_threads),
         drafter=_model_ref(pair.drafter, pair.drafter_threads) if isinstance(pair.drafter, str) else pair.drafter,
         tokenizer=_tokenizer_fingerprint(pair.target),

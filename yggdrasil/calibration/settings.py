@@ -6,6 +6,7 @@ from typing import Any
 
 from yggdrasil.drafters.options import NGramOptions
 from yggdrasil.engine.decoder import DtypeName
+from yggdrasil.models.loading import Weights
 from yggdrasil.scheduling.plan import Shapes
 
 
@@ -19,6 +20,7 @@ class PairSource:
     target_threads: int  # 0: not decided yet
     drafter_threads: int
     shapes: Shapes
+    weights: Weights = "full"  # of the target
 
     def with_shapes(self, shapes: Shapes) -> "PairSource":
         return replace(self, shapes=shapes)

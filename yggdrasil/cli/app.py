@@ -30,6 +30,10 @@ def calibrate(
     name: Annotated[str, typer.Option(help="Name of the profile, predictor and plan.")],
     root: Annotated[Path | None, typer.Option(help="Where profiles/, predictors/ and plans/ are written.")] = None,
     dtype: Annotated[Dtype, typer.Option(help="Arithmetic of both models.")] = "bfloat16",
+    weights: Annotated[
+        Literal["full", "int8"],
+        typer.Option(help="int8: round the target's linear layers to 8 bits. It is another model then."),
+    ] = "full",
     quick: Annotated[bool, typer.Option("--quick", help="A first look: fewer prompts, widths and samples.")] = False,
     max_length: Annotated[int, typer.Option(help="Longest request in tokens, prompt included.")] = 2048,
     max_depth: Annotated[int, typer.Option(help="Deepest tree.")] = 8,
@@ -62,7 +66,7 @@ def calibrate(
     if ngram and drafter != "ngram":
         raise YggdrasilError(f"--ngram is for --drafter ngram, the drafter is {drafter}")
     source = ngram_options(ngram) if drafter == "ngram" else drafter
-    pair = PairSource(target, source, dtype, target_threads, drafter_threads, shapes)
+    pair = PairSource(target, source, dtype, target_threads, drafter_threads, shapes, weights)
     if not prompts.exists():
         raise YggdrasilError(f"there is no prompt file {prompts}; give JSON lines with a prompt field")
     settings = CalibrationSettings(pair, prompts, name, root or search_roots()[0], QUICK if quick else Effort())

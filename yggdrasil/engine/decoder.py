@@ -176,7 +176,7 @@ def _decoder_of(plan: Plan, learned: Learned, dtype: DtypeName, drafter: Drafter
     if Path(target_path).exists() and tokenizer_fingerprint(Path(target_path)) != plan.tokenizer:
         raise YggdrasilError(f"the tokenizer in {target_path} is not the one the plan {plan.name} was calibrated with")
     device = torch.device("cpu")
-    target = load_model(target_path, DTYPES[dtype], device, plan.target.threads)
+    target = load_model(target_path, DTYPES[dtype], device, plan.target.threads, weights=plan.weights)
     # What was learned of the plan's own drafter says nothing of another's first guesses.
     stages = plan.stages if drafter is None else DEFAULT_ORDER
     depth = DepthEvidence(learned.depth, learned.reads) if plan.depth_from != "mean" and drafter is None else None

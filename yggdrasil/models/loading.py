@@ -3,6 +3,7 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -20,6 +21,7 @@ from yggdrasil.errors import YggdrasilError
 from yggdrasil.models.attention import ATTENTION_NAME
 from yggdrasil.models.packing import pack_linears
 
+Weights = Literal["full", "int8"]
 _RECURRENT_LAYERS = {"linear_attention", "mamba", "recurrent", "conv", "hybrid", "mamba2", "rwkv"}
 
 
@@ -59,9 +61,18 @@ class LoadedModel:
 
 
 def load_model(
-    source: str | Path, dtype: torch.dtype, device: torch.device, num_threads: int, *, pack: bool = True
+    source: str | Path,
+    dtype: torch.dtype,
+    device: torch.device,
+    num_threads: int,
+    *,
+    pack: bool = True,
+    weights: Weights = "full",
 ) -> LoadedModel:
     """Load a checkpoint folder or hub id, unmodified, and make it ready for static steps.
+
+    ``weights`` "int8" rounds every linear layer to 8 bits with one scale an output (torchao's weight-only
+    quantisation): another model, with about half the bytes to read. bfloat16 on a CPU only.
 
     Raises:
         YggdrasilError: no such checkpoint, or an architecture that tree masks cannot verify.
@@ -74,7 +85,19 @@ def load_model(
         model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, local_files_only=Path(source).exists()).eval()
     except (OSError, ValueError, RuntimeError) as error:
         raise YggdrasilError(f"{source} could not be loaded: {_first_line(error)}") from error
+    if weights == "int8":
+        _quantise(model, str(source))
     return prepare_model(model.to(device), str(source), num_threads, pack=pack)
+
+
+def _quantise(model: PreTrainedModel, name: str) -> None:
+    if model.dtype != torch.bfloat16:
+        raise YggdrasilError(f"{name}: int8 weights need --dtype bfloat16")
+    try:
+        from torchao.quantization import Int8WeightOnlyConfig, quantize_
+    except ImportError:
+        raise YggdrasilError("int8 weights need torchao: pip install 'yggdrasil[int8]'") from None
+    quantize_(model, Int8WeightOnlyConfig())
 
 
 def prepare_model(model: PreTrainedModel, name: str, num_threads: int, *, pack: bool = True) -> LoadedModel:

@@ -37,6 +37,28 @@ class PackedLinear(nn.Module):
         return output
 
 
+class Int8Linear(nn.Module):
+    """A linear layer over int8 weights with one scale an output, as torchao's weight-only quantisation makes them."""
+
+    packed: Tensor
+    scales: Tensor
+    bias: Tensor | None
+
+    def __init__(self, values: Tensor, scales: Tensor, bias: Tensor | None, num_threads: int) -> None:
+        super().__init__()
+        self.out_features, self.in_features = values.shape
+        self.num_threads = num_threads
+        self.register_buffer("packed", torch.ops.yggdrasil.pack_int8(values))
+        self.register_buffer("scales", scales.float().flatten().contiguous())
+        self.register_buffer("bias", None if bias is None else bias.detach())
+
+    def forward(self, x: Tensor) -> Tensor:  # [..., K] -> [..., N]
+        output: Tensor = torch.ops.yggdrasil.int8_linear(
+            x, self.packed, self.scales, self.bias, self.out_features, self.num_threads
+        )
+        return output
+
+
 def pack_linears(model: nn.Module, num_threads: int) -> int:
     """Pack every linear layer of ``model``; returns how many. Tied embeddings keep their own (unpacked) table."""
     count = 0
@@ -49,8 +71,11 @@ def pack_linears(model: nn.Module, num_threads: int) -> int:
     return count
 
 
-def _packed(layer: nn.Module, num_threads: int) -> PackedLinear | None:
-    # Exact types only: a subclass (a quantised or adapted layer) computes something else.
+def _packed(layer: nn.Module, num_threads: int) -> PackedLinear | Int8Linear | None:
+    # Exact types only: a subclass (an adapted layer) computes something else.
+    if type(layer) is nn.Linear and hasattr(layer.weight, "qdata"):
+        values, scales = layer.weight.qdata, getattr(layer.weight, "scale")  # noqa: B009  (torchao's tensor is untyped)
+        return Int8Linear(values, scales, layer.bias, num_threads)
     if type(layer) is nn.Linear:
         weight = layer.weight
     elif type(layer) is Conv1D:

@@ -13,7 +13,7 @@ from torch import nn
 
 from yggdrasil.models.cache import key_head_shapes
 from yggdrasil.models.loading import LoadedModel
-from yggdrasil.models.packing import PackedLinear
+from yggdrasil.models.packing import Int8Linear, PackedLinear
 
 _MATRIX_SIZE = 1024
 _LEAST_BUFFER = 8 << 20  # bytes; a smaller buffer measures a cache that no step has to itself
@@ -51,7 +51,7 @@ def step_work(loaded: LoadedModel, width: int, context: int) -> StepWork:
             num_bytes += width * module.embedding_dim * own[0].element_size()
             continue
         num_bytes += sum(tensor.numel() * tensor.element_size() for tensor in own)
-        if isinstance(module, PackedLinear | nn.Linear):
+        if isinstance(module, PackedLinear | Int8Linear | nn.Linear):
             operations += 2 * width * module.in_features * module.out_features
     text = loaded.config.get_text_config()
     element = torch.empty(0, dtype=loaded.dtype).element_size()

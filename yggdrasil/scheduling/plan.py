@@ -112,6 +112,7 @@ class Plan:
     costs: list[Costs]
     predicted: Expectation
     rejected: list[Expectation] = field(default_factory=list)  # what else was considered
+    weights: Literal["full", "int8"] = "full"  # of the target's linear layers
 
     def __post_init__(self) -> None:
         check_order(self.stages)

@@ -17,6 +17,10 @@ __all__ = ["is_native"]
 _library = torch.library.Library("yggdrasil", "DEF")
 _library.define("pack_linear(Tensor weight) -> Tensor")
 _library.define("packed_linear(Tensor input, Tensor packed, Tensor? bias, int out_features, int num_threads) -> Tensor")
+_library.define("pack_int8(Tensor weight) -> Tensor")
+_library.define(
+    "int8_linear(Tensor input, Tensor packed, Tensor scales, Tensor? bias, int out_features, int num_threads) -> Tensor"
+)
 _library.define(
     "packed_linears(Tensor input, Tensor[] packed, Tensor?[] biases, int[] out_features, int num_threads) -> Tensor[]"
 )
@@ -36,6 +40,13 @@ def _pack_linear(weight: Tensor) -> Tensor:
 
 def _packed_linear(x: Tensor, packed: Tensor, bias: Tensor | None, out_features: int, num_threads: int) -> Tensor:
     return torch.nn.functional.linear(x, packed, bias)
+
+
+def _int8_linear(
+    x: Tensor, packed: Tensor, scales: Tensor, bias: Tensor | None, out_features: int, num_threads: int
+) -> Tensor:
+    output = torch.nn.functional.linear(x, packed.to(x.dtype)).float() * scales
+    return (output if bias is None else output + bias.float()).to(x.dtype)
 
 
 def _packed_linears(
@@ -103,6 +114,12 @@ def _packed_linear_shape(x: Tensor, packed: Tensor, bias: Tensor | None, out_fea
     return x.new_empty((*x.shape[:-1], out_features))
 
 
+def _int8_linear_shape(
+    x: Tensor, packed: Tensor, scales: Tensor, bias: Tensor | None, out_features: int, num_threads: int
+) -> Tensor:
+    return x.new_empty((*x.shape[:-1], out_features))
+
+
 def _packed_linears_shape(
     x: Tensor, packed: list[Tensor], biases: list[Tensor | None], out_features: list[int], num_threads: int
 ) -> list[Tensor]:
@@ -125,6 +142,8 @@ _portable = {
     "pack_linear": _pack_linear,
     "packed_linear": _packed_linear,
     "packed_linears": _packed_linears,
+    "pack_int8": _pack_linear,
+    "int8_linear": _int8_linear,
     "tree_attention": _tree_attention,
     "top_candidates": _top_candidates,
     "move_rows": _move_rows,
@@ -133,6 +152,7 @@ _portable = {
 for _name, _function in _portable.items():
     _library.impl(_name, _function, "CUDA")
 torch.library.register_fake("yggdrasil::packed_linear", _packed_linear_shape, lib=_library)
+torch.library.register_fake("yggdrasil::int8_linear", _int8_linear_shape, lib=_library)
 torch.library.register_fake("yggdrasil::packed_linears", _packed_linears_shape, lib=_library)
 torch.library.register_fake("yggdrasil::top_candidates", _top_candidates_shape, lib=_library)
 torch.library.register_fake("yggdrasil::tree_attention", _tree_attention_shape, lib=_library)

@@ -95,7 +95,7 @@ std::vector<Tensor> packed_linears(const Tensor& input, at::TensorList packed, c
     const std::optional<Tensor> bias = biases.get(i);
     if (bias) bias_floats[i] = bias->to(at::kFloat).contiguous();
     jobs.push_back({static_cast<const uint32_t*>(packed[i].const_data_ptr()), words, tiled,
-                    bias ? bias_floats[i].const_data_ptr<float>() : nullptr, outputs[i].mutable_data_ptr(), rows, k_steps,
+                    bias ? bias_floats[i].const_data_ptr<float>() : nullptr, nullptr, outputs[i].mutable_data_ptr(), rows, k_steps,
                     out_features[i], packed[i].size(1) * kPanel, is_bf16});
     const int64_t panels = (out_features[i] + kPanel - 1) / kPanel;
     first_group.push_back(first_group.back() + (panels + kGroup - 1) / kGroup);
@@ -120,6 +120,49 @@ Tensor packed_linear(const Tensor& input, const Tensor& packed, const std::optio
   c10::List<std::optional<Tensor>> biases;
   biases.push_back(bias);
   return packed_linears(input, {packed}, biases, {out_features}, num_threads)[0];
+}
+
+// Weights as int8, [P, K/2, 16, 2] like bfloat16; every output has a scale.
+Tensor pack_int8(const Tensor& weight) {
+  TORCH_CHECK(weight.dim() == 2 && weight.scalar_type() == at::kChar, "weight must be [N, K] int8");
+  return pack_linear(weight.to(at::kBFloat16)).to(at::kChar);
+}
+
+Tensor int8_linear(const Tensor& input, const Tensor& packed, const Tensor& scales, const std::optional<Tensor>& bias,
+                   int64_t out_features, int64_t num_threads) {
+  constexpr int64_t kTogether = 4;  // panels
+  const Tensor x = input.contiguous();
+  TORCH_CHECK(x.scalar_type() == at::kBFloat16 && packed.scalar_type() == at::kChar, "int8_linear takes bfloat16 rows and int8 weights");
+  const int64_t k = x.size(-1), rows = x.numel() / k, k_steps = k / 2, panel_words = packed.size(1) * kPanel;
+  const bool is_tiled = has_matrix_unit();
+  const auto shares = row_shares(rows, is_tiled);
+  const uint32_t* words = static_cast<const uint32_t*>(x.const_data_ptr());
+  const uint32_t* tiled = is_tiled ? tiled_copy(words, rows, k_steps) : nullptr;
+  auto sizes = x.sizes().vec();
+  sizes.back() = out_features;
+  Tensor output = at::empty(sizes, x.options());
+  const Tensor bias_floats = bias ? bias->to(at::kFloat).contiguous() : Tensor();
+  const LinearJob whole{nullptr, words, tiled, bias ? bias_floats.const_data_ptr<float>() : nullptr, scales.const_data_ptr<float>(),
+                        output.mutable_data_ptr(), rows, k_steps, out_features, panel_words, true,
+                        packed.const_data_ptr<int8_t>()};
+  const int64_t panels = packed.size(0);
+  parallel((panels + kTogether - 1) / kTogether, num_threads, [&](int64_t begin, int64_t end) {
+    for (int64_t panel = begin * kTogether; panel < std::min(end * kTogether, panels); panel += kTogether) {
+      const int64_t count = std::min(kTogether, panels - panel);
+      LinearJob job = whole;
+      if (!is_tiled) {  // the vector unit multiplies panels that were widened before
+        uint32_t* widened = scratch_words<1>(kTogether * panel_words);
+        widen_weights(whole.bytes + panel * panel_words * 2, count * panel_words * 2, widened);
+        job.packed = widened - panel * panel_words;
+      }
+      int64_t first = 0;
+      for (const int64_t size : shares) {
+        run_rows(job, first, size, panel, panel + count);
+        first += size;
+      }
+    }
+  });
+  return output;
 }
 
 // ==== tree attention ==================================================================================================
@@ -282,6 +325,8 @@ int64_t read_words(const Tensor& buffer, int64_t num_threads) {
 TORCH_LIBRARY_IMPL(yggdrasil, CPU, m) {
   m.impl("pack_linear", &pack_linear);
   m.impl("packed_linear", &packed_linear);
+  m.impl("pack_int8", &pack_int8);
+  m.impl("int8_linear", &int8_linear);
   m.impl("packed_linears", &packed_linears);
   m.impl("tree_attention", &tree_attention);
   m.impl("top_candidates", &top_candidates);

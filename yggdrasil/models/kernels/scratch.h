@@ -6,6 +6,8 @@
 
 namespace yggdrasil {
 
+// A thread has one area a slot; asking again may move it.
+template <int Slot = 0>
 inline uint32_t* scratch_words(int64_t count) {
   static thread_local std::vector<uint32_t> words;
   if (static_cast<int64_t>(words.size()) < count) words.resize(count);
