@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from yggdrasil.cli.options import Dtype, ForceOption, PlanOption, parse_widths
+from yggdrasil.errors import YggdrasilError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -15,6 +16,8 @@ TABLE_COLUMNS = (
     "model", "step", "width", "context", "ms", "p10_ms", "p90_ms", "against_plain", "megabytes", "megaflops",
     "least_ms", "share_of_limit",
 )  # fmt: skip
+
+PROMPT_TOKENS, NEW_TOKENS = 256, 64
 
 
 def profile(
@@ -29,6 +32,9 @@ def profile(
     variants: Annotated[
         bool, typer.Option("--variants", help="Also time other ways to build the same steps (compiles for minutes).")
     ] = False,
+    int8: Annotated[
+        bool, typer.Option("--int8", help="Also decode --prompts with int8 weights, and show what that changes.")
+    ] = False,
     dtype: Annotated[Dtype | None, typer.Option(help="Arithmetic of both models; the plan's if not given.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for roofline.csv and the other tables.")] = None,
     force_machine: ForceOption = False,
@@ -40,6 +46,7 @@ def profile(
     from yggdrasil.calibration.settings import PairSource
     from yggdrasil.calibration.step_times import roofline, time_steps, timed_steps
     from yggdrasil.cli.progress import PhaseProgress, show_table
+    from yggdrasil.prompts import read_prompts
     from yggdrasil.scheduling.plan import ModelRef, Plan, check_plan
 
     machine = current_machine()
@@ -65,6 +72,15 @@ def profile(
             from yggdrasil.calibration.variants import time_variants
 
             tables["variants"] = time_variants(pair, lengths[0], rounds, progress.phase("timing variants"))
+        if int8:
+            from yggdrasil.calibration.int8_effect import int8_effect
+            from yggdrasil.models.loading import load_tokenizer
+
+            if prompts is None:
+                raise YggdrasilError("--int8 needs --prompts FILE to decode")
+            tokenizer = load_tokenizer(pair.target)
+            texts = [list(tokenizer(p.prompt)["input_ids"])[-PROMPT_TOKENS:] for p in read_prompts(prompts, 8)]
+            tables["int8"] = int8_effect(pair, texts, NEW_TOKENS, progress.phase)
     if prompts is not None:
         tables["iterations"] = _iterations(plan, prompts, dtype, force_machine=force_machine)
     rates = tables["roofline"].groupby("model")[["bandwidth_gb_s", "matrix_gflops_s"]].first()
@@ -74,7 +90,7 @@ def profile(
             f"{row['matrix_gflops_s']:.0f} GFLOP/s with the {model}'s threads, dtype and size"
         )
     show_table("steps against the machine's limits", tables["roofline"][list(TABLE_COLUMNS)])
-    for name in ("variants", "iterations"):
+    for name in ("variants", "int8", "iterations"):
         if name in tables:
             show_table(name, tables[name])
     if out is not None:
@@ -83,6 +99,8 @@ def profile(
 
 def _iterations(plan: str, prompts: Path, dtype: Dtype | None, *, force_machine: bool) -> "pd.DataFrame":
     """Milliseconds an iteration by stage, over four prompts, and their share."""
+    import pandas as pd
+
     from yggdrasil.engine.decoder import Decoder
     from yggdrasil.engine.trace import MODEL_STAGES
     from yggdrasil.prompts import read_prompts
@@ -93,8 +111,8 @@ def _iterations(plan: str, prompts: Path, dtype: Dtype | None, *, force_machine:
     iterations, decode_ms = 0, 0.0
     for counted in (False, True):
         for request in requests:
-            tokens = list(decoder.tokenizer(request.prompt)["input_ids"])[-256:]
-            metrics = decoder.generate(tokens, max_new_tokens=64, ignore_eos=True).metrics
+            tokens = list(decoder.tokenizer(request.prompt)["input_ids"])[-PROMPT_TOKENS:]
+            metrics = decoder.generate(tokens, max_new_tokens=NEW_TOKENS, ignore_eos=True).metrics
             if not counted:
                 continue
             iterations += metrics.iterations
@@ -102,8 +120,6 @@ def _iterations(plan: str, prompts: Path, dtype: Dtype | None, *, force_machine:
             for stage, ms in metrics.stage_ms.items():
                 totals[stage] = totals.get(stage, 0.0) + ms
     totals["between stages"] = decode_ms - sum(totals.values())
-    import pandas as pd
-
     return pd.DataFrame(
         {
             "stage": list(totals),

@@ -1,0 +1,96 @@
+"""What int8 weights change: the cost of a step, the text, and how often the drafter is right.
+
+Both targets decode the same prompts in turns, each its own greedy text. They are different models: their texts part.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import takewhile
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+import torch
+
+from yggdrasil.calibration.compile import compile_missing
+from yggdrasil.calibration.pair import build_assembly
+from yggdrasil.calibration.settings import PairSource
+from yggdrasil.engine.decoder import Decoder, Generation
+from yggdrasil.engine.policy import FixedPolicy
+from yggdrasil.models.loading import load_tokenizer
+from yggdrasil.models.runner import ModelRunner
+from yggdrasil.tree.objective import TreeShape
+
+CHAIN_DEPTH = 4
+
+
+class _Decoded(NamedTuple):
+    plain: Generation
+    chain: Generation
+
+
+def int8_effect(
+    pair: PairSource,
+    prompts: Sequence[Sequence[int]],
+    max_new_tokens: int,
+    phase: Callable[[str], Callable[[float], None]],
+) -> pd.DataFrame:
+    """One row a figure with columns ``figure``, ``full``, ``int8``: milliseconds a token, AAL, agreement of choices.
+
+    ``prompts`` are tokens. Speculation is a chain of ``CHAIN_DEPTH`` here, the same for both.
+    """
+    width = next((w for w in pair.shapes.verify_widths if w > CHAIN_DEPTH), pair.shapes.verify_widths[-1])
+    shapes = replace(pair.shapes, verify_widths=(1, width))
+    policy = FixedPolicy(TreeShape(1, CHAIN_DEPTH, width))
+    tokenizer = load_tokenizer(pair.target)
+    decoders = {}
+    for weights in ("full", "int8"):
+        source = replace(pair, shapes=shapes, weights=weights)
+        assembly = build_assembly(source)
+        compile_missing(source, assembly, phase)
+        decoders[weights] = Decoder(assembly, tokenizer, policy, frozenset())
+    report = phase("decoding with full and with int8 weights")
+    results: dict[str, list[_Decoded]] = {"full": [], "int8": []}
+    for i, prompt in enumerate(prompts):
+        for weights, decoder in decoders.items():
+            plain, chain = (
+                decoder.generate(prompt, max_new_tokens=max_new_tokens, speculation=speculation)
+                for speculation in (False, True)
+            )
+            results[weights].append(_Decoded(plain, chain))
+        report((i + 1) / len(prompts))
+    texts = [[*prompt, *result.plain.tokens] for prompt, result in zip(prompts, results["full"], strict=True)]
+    agreed = []
+    for prompt, text in zip(prompts, texts, strict=True):
+        choices = _choices(decoders["int8"].assembly.target, text)[len(prompt) - 1 : -1]
+        agreed.append(float((choices == np.array(text[len(prompt) :])).mean()))
+    same = [
+        sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a.plain.tokens, b.plain.tokens, strict=False)))
+        for a, b in zip(results["full"], results["int8"], strict=True)
+    ]
+    return pd.DataFrame(
+        [
+            ("plain ms a token", *_medians(results, lambda r: r.plain.metrics.tpot_ms)),
+            ("chain ms a token", *_medians(results, lambda r: r.chain.metrics.tpot_ms)),
+            ("AAL of the chain", *_medians(results, lambda r: r.chain.metrics.aal)),
+            ("chosen tokens equal, given the full model's text", 1.0, float(np.mean(agreed))),
+            (f"tokens before the texts part, of {max_new_tokens}", float(max_new_tokens), float(np.mean(same))),
+        ],
+        columns=["figure", "full", "int8"],
+    )
+
+
+def _medians(results: dict[str, list[_Decoded]], figure: Callable[[_Decoded], float]) -> list[float]:
+    return [float(np.median([figure(result) for result in results[weights]])) for weights in ("full", "int8")]
+
+
+@torch.inference_mode()
+def _choices(runner: ModelRunner, text: Sequence[int]) -> np.ndarray:
+    """The model's choice after each token of ``text``."""
+    rows = torch.arange(len(text))
+    mask = rows[:, None] >= rows[None, :]
+    tokens, offsets = torch.tensor(text), torch.zeros(2, dtype=torch.int64)
+    choices: np.ndarray = (
+        runner.call(runner.weights, runner.cache.tensors(), tokens, rows, mask, offsets).logits.argmax(-1).numpy()
+    )
+    return choices
