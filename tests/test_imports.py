@@ -18,7 +18,12 @@ ROOMS = (
 LEAVES = {"errors": set(), "prompts": {"errors"}}  # what these single files may import
 WITHOUT_TORCH = (
     *("yggdrasil", "yggdrasil.artifacts", "yggdrasil.prompts", "yggdrasil.scheduling.stages"),
-    *("yggdrasil.scheduling.plan", "yggdrasil.tree.objective", "yggdrasil.profiling.simulator"),
+    *(
+        "yggdrasil.scheduling.plan",
+        "yggdrasil.scheduling.timeline",
+        "yggdrasil.tree.objective",
+        "yggdrasil.profiling.simulator",
+    ),
 )
 
 

@@ -51,8 +51,12 @@ class Shapes:
 
     @property
     def cache_capacity(self) -> int:
-        """Cache slots: the longest text, and behind it the widest step's scratch."""
-        return self.max_length + max(self.num_nodes, self.prefill_widths[-1], self.max_depth + 1)
+        """Cache slots: the longest text, and behind it the widest step's scratch.
+
+        Guesses at the next root lie behind the tree, which begins at the last but one place of the text at the latest.
+        """
+        guesses = self.num_nodes + self.verify_widths[-1] - 2
+        return self.max_length + max(self.num_nodes, guesses, self.prefill_widths[-1], self.max_depth + 1)
 
 
 @dataclass(frozen=True)
