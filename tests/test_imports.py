@@ -13,7 +13,7 @@ PACKAGE = Path(yggdrasil.__file__).parent
 # From low to high: a room may import itself and those before it.
 ROOMS = (
     *("errors", "artifacts", "models", "tree", "acceptance", "drafters", "predictor", "profiling", "scheduling"),
-    *("engine", "calibration", "bench", "cli"),
+    *("engine", "calibration", "reports", "bench", "cli"),
 )
 LEAVES = {"errors": set(), "prompts": {"errors"}}  # what these single files may import
 WITHOUT_TORCH = (
@@ -21,6 +21,7 @@ WITHOUT_TORCH = (
     *(
         "yggdrasil.scheduling.plan",
         "yggdrasil.scheduling.timeline",
+        "yggdrasil.scheduling.search",
         "yggdrasil.tree.objective",
         "yggdrasil.profiling.simulator",
     ),

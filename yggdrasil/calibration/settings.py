@@ -19,6 +19,7 @@ class PairSource:
     target_threads: int  # 0: not decided yet
     drafter_threads: int
     shapes: Shapes
+    schedules: tuple[tuple[str, ...], ...] = ()  # whose steps it must have besides those of plain plans
 
     def with_shapes(self, shapes: Shapes) -> "PairSource":
         return replace(self, shapes=shapes)
