@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.scheduling.costs import COLUMNS, LOOP, StageCosts, schedule_code
 from yggdrasil.scheduling.search import AcceptedLengths, Space, predict_ms, search
-from yggdrasil.scheduling.stages import Schedule, all_variants
+from yggdrasil.scheduling.stages import NAMED_VARIANTS, Schedule, all_variants
 from yggdrasil.tree.objective import TreeShape
 
 DRAFT_WIDTHS, VERIFY_WIDTHS, MAX_DEPTH = (1, 2, 4), (1, 2, 4, 8, 16), 6
@@ -179,3 +179,16 @@ def test_a_cost_never_measured_is_named():
         predict_ms(Schedule.of({"tail_draft": "ahead"}), [TreeShape(1, 2, 4)], costs, LENGTHS, "in-order")
     with pytest.raises(YggdrasilError, match="no draft of width 3"):
         costs.durations(Schedule.of({}), [TreeShape(3, 2, 4)], np.array([0.5]))
+
+
+def test_what_a_search_measures_gives_every_cost():
+    """Five schedules are measured; the costs of all the others are theirs, or sums of theirs."""
+    frame = made_up_samples()
+    measured = [schedule_code(Schedule.of(chosen)) for chosen in ({}, *NAMED_VARIANTS.values())]
+    costs = StageCosts.from_samples(frame[frame["schedule"].isin(measured)])
+    shape = TreeShape(2, 4, 8)
+
+    for chosen in all_variants():
+        schedule = Schedule.of(chosen)
+        found = predict_ms(schedule, [shape], costs, LENGTHS, "in-order")
+        assert found == pytest.approx(predict_ms(schedule, [shape], COSTS, LENGTHS, "in-order")), chosen

@@ -17,11 +17,11 @@ from yggdrasil.engine.text import TextStream
 from yggdrasil.engine.trace import Trace
 from yggdrasil.scheduling.costs import COLUMNS, LOOP, schedule_code
 from yggdrasil.scheduling.plan import Shapes
-from yggdrasil.scheduling.stages import NAMED_VARIANTS, Schedule
+from yggdrasil.scheduling.stages import NAMED_VARIANTS, STAGES, Schedule
 from yggdrasil.tree.objective import PLAIN_STEP, TreeShape
 
 Progress = Callable[[float], None]
-PLAN_COLUMNS = ("plan", "prompt", "round", "iterations", "tokens", "iteration_ms", "decode_ms")
+PLAN_COLUMNS = ("plan", "prompt", "round", "iterations", "tokens", "iteration_ms", "decode_ms", *STAGES, LOOP)
 PLAIN = "plain decoding"
 # One schedule for each cost that another variant changes; the others are sums of theirs.
 MEASURED = [Schedule.of(variants) for variants in ({}, *NAMED_VARIANTS.values())]
@@ -129,8 +129,8 @@ def measure_plans(
 ) -> pd.DataFrame:
     """Decode every text by every plan and plainly, the order turning each time; columns ``PLAN_COLUMNS``.
 
-    ``new_stream`` bounds the tokens. ``iteration_ms`` is the mean iteration without the first two; a first pass over
-    all plans warms up.
+    ``new_stream`` bounds the tokens. ``iteration_ms`` is the mean iteration without the first two, and each stage has
+    its mean over the same ones; a first pass over all plans warms up.
     """
     ways: list[tuple[str, tuple[str, ...], Policy]] = [
         (plan.name, plan.stages, FixedPolicy(plan.shape)) for plan in plans
@@ -144,13 +144,20 @@ def measure_plans(
             assembly.engine.use(stages)
             stream = new_stream()
             samples = list(_iterations(assembly.engine, texts[prompt], stream, policy))
-            kept = [sample.total_ms for sample in samples[2:]]
-            if number >= 0 and kept:
+            if number >= 0 and len(samples) > 2:
                 tokens, total = len(stream.tokens) - 1, sum(sample.total_ms for sample in samples)
-                rows.append((name, prompt, number, len(samples), tokens, sum(kept) / len(kept), total))
+                rows.append((name, prompt, number, len(samples), tokens, *_means(samples[2:], total)))
         progress((turn + 1) / (len(jobs) + 1))
     assembly.engine.use(MEASURED[0].labels)
     return pd.DataFrame(rows, columns=list(PLAN_COLUMNS))
+
+
+def _means(samples: Sequence[_Sample], total_ms: float) -> list[float]:
+    """The mean iteration, the whole, and the mean of every stage and of what lies between them."""
+    count = len(samples)
+    mean = sum(sample.total_ms for sample in samples) / count
+    stages = [sum(sample.stages.get(name, 0.0) for sample in samples) / count for name in STAGES]
+    return [mean, total_ms, *stages, mean - sum(stages)]
 
 
 def summarise_plans(frame: pd.DataFrame, plain_ms: float) -> pd.DataFrame:

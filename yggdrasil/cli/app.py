@@ -11,6 +11,7 @@ import typer
 from yggdrasil.artifacts import current_machine, list_plans, search_roots
 from yggdrasil.cli.options import Dtype, ForceOption, PlanOption, parse_widths
 from yggdrasil.cli.profile import profile
+from yggdrasil.cli.report import report
 from yggdrasil.cli.search import search
 from yggdrasil.errors import YggdrasilError
 
@@ -22,6 +23,7 @@ app = typer.Typer(
 )
 app.command()(profile)
 app.command()(search)
+app.command()(report)
 
 
 @app.command()

@@ -62,7 +62,8 @@ def cost_key(schedule: Schedule, stage: str) -> str:
         return "commit and plant"
     if stage == "commit" and variants["tail_draft"] != "superset":
         return "commit and keep"
-    return f"{stage}={variants[stage]}" if stage in variants else stage
+    is_same_work = stage in ("depth_prediction", "bookkeeping")  # whenever it is done
+    return stage if is_same_work or stage not in variants else f"{stage}={variants[stage]}"
 
 
 @dataclass(frozen=True)
