@@ -147,11 +147,12 @@ def objective(tables: dict[str, pd.DataFrame], chosen: tuple[int, int, int] | No
     best_aal = _shape(table[table["aal"] >= table["aal"].max() - 1e-9].sort_values("iteration_ms"))
     marks = [(best_aal, "AAL-optimal", "diamond", "#ffb4a2"), (best_latency, "latency-optimal", "star", "#ffffff")]
     if chosen is not None and chosen[1] and chosen != best_latency:
-        marks.append((chosen, "chosen by the search", "circle-open", "#ffffff"))
+        marks.append((chosen, "chosen by the search", "circle-open", "#e63946"))
     for (width, depth, verify_width), name, symbol, colour in marks:
+        outline = {"width": 3.0 if "open" in symbol else 1.5}
         figure.add_scatter(
             x=[str(verify_width)], y=[depth], mode="markers", name=f"{name} ({width} x {depth} x {verify_width})",
-            marker={"symbol": symbol, "size": 15, "color": colour, "line": {"width": 1.5, "color": INK}}, row=1,
+            marker={"symbol": symbol, "size": 15, "color": colour, "line": outline}, row=1,
             col=widths.index(width) + 1,
         )  # fmt: skip
     return styled(figure, 440, legend_y=-0.28)

@@ -28,19 +28,19 @@ def tree(table: pd.DataFrame) -> Figure:
         colour = ROLE_COLOURS[role] if role != "drafted" else "#9aa5b1"
         figure.add_scatter(
             x=part["depth"], y=[places[int(node)] for node in part["node"]], mode="markers+text", name=names[role],
-            text=part["text"], textposition="top center", textfont={"family": "monospace", "size": 12},
+            text=part["text"], textposition="top right", textfont={"family": "monospace", "size": 12},
             customdata=part["probability"],
             hovertemplate="%{text}<br>estimated acceptance %{customdata:.3f}<extra></extra>",
             marker={"symbol": symbols[role], "size": 10, "color": colour},
         )  # fmt: skip
     figure.update_xaxes(title_text="depth", dtick=1, range=[-0.4, float(table["depth"].max()) + 0.6])
-    figure.update_yaxes(visible=False, range=[-0.9, max(places.values()) + 0.9])
+    figure.update_yaxes(visible=False, range=[max(places.values()) + 0.6, -0.9])
     leaves = max(places.values()) + 1
-    return styled(figure, int(150 + 34 * leaves), legend_y=1.12)
+    return styled(figure, int(150 + 30 * leaves), legend_y=1.0 + 45 / (30 * leaves))
 
 
 def _places(table: pd.DataFrame) -> dict[int, float]:
-    """Height of each node: leaves one apart, parents at their first child, the accepted path at the bottom."""
+    """Height of each node: leaves one apart, parents at their first child, the accepted path first."""
     children: dict[int, list[int]] = {int(node): [] for node in table["node"]}
     accepted = set(table[table["role"] == "accepted"]["node"].astype(int))
     for node, parent in zip(table["node"].astype(int), table["parent"].astype(int), strict=True):

@@ -87,7 +87,7 @@ def _rows(decoder: Decoder, prompt: int, iteration: int, snapshot: Snapshot) -> 
         return "verified" if node in snapshot.verified else "drafted"
 
     def text(token: int) -> str:
-        return repr(decoder.tokenizer.decode([token]))[1:-1]
+        return repr(decoder.tokenizer.decode([token]))[1:-1].replace(" ", "␣")  # a space should be seen
 
     return [
         (
