@@ -21,6 +21,7 @@ class PairSource:
     drafter_threads: int
     shapes: Shapes
     weights: Weights = "full"  # of the target
+    schedules: tuple[tuple[str, ...], ...] = ()  # whose steps it must have besides those of plain plans
 
     def with_shapes(self, shapes: Shapes) -> "PairSource":
         return replace(self, shapes=shapes)

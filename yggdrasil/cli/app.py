@@ -11,6 +11,8 @@ import typer
 from yggdrasil.artifacts import current_machine, list_plans, search_roots
 from yggdrasil.cli.options import Dtype, ForceOption, PlanOption, parse_widths
 from yggdrasil.cli.profile import profile
+from yggdrasil.cli.report import report
+from yggdrasil.cli.search import search
 from yggdrasil.errors import YggdrasilError
 
 if TYPE_CHECKING:
@@ -20,6 +22,8 @@ app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="Latency-optimal tree decoding."
 )
 app.command()(profile)
+app.command()(search)
+app.command()(report)
 
 
 @app.command()

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -14,7 +15,7 @@ from yggdrasil.models.compiled import Backend
 from yggdrasil.models.loading import LoadedModel
 from yggdrasil.models.runner import ModelRunner
 from yggdrasil.scheduling.plan import Shapes
-from yggdrasil.scheduling.stages import DEFAULT_ORDER
+from yggdrasil.scheduling.stages import DEFAULT_ORDER, Schedule
 from yggdrasil.tree.token_tree import TokenTree
 
 
@@ -43,8 +44,12 @@ def assemble(
     *,
     knots: torch.Tensor | None = None,
     stages: Sequence[str] = DEFAULT_ORDER,
+    other_stages: Sequence[Sequence[str]] = (),
 ) -> Assembly:
-    """Allocate caches and tree, define every step. Nothing is compiled before a step is first used or warmed."""
+    """Allocate caches and tree, define every step. Nothing is compiled before a step is first used or warmed.
+
+    ``stages`` is the schedule to decode by; the engine may later ``use`` any of ``other_stages`` too.
+    """
     vocab_size = target.vocab_size
     if shapes.candidates > vocab_size:
         raise YggdrasilError(f"{shapes.candidates} candidates a node, but the vocabulary has {vocab_size} tokens")
@@ -57,7 +62,7 @@ def assemble(
         drafter_runner = ModelRunner(drafter, shapes.cache_capacity, known, backend)
         chosen = DraftModel(
             drafter_runner, tree, shapes.draft_widths, shapes.max_depth + 1, shapes.prefill_widths,
-            identity_knots() if knots is None else knots,
+            identity_knots() if knots is None else knots, **_draft_variants(shapes, [stages, *other_stages]),
         )  # fmt: skip
     else:
         chosen = drafter
@@ -69,3 +74,14 @@ def assemble(
         limit = min(limit, drafter.max_context)
     engine = Engine(model, chosen, tree, shapes.verify_widths, limit, stages)
     return Assembly(engine, target_runner, drafter_runner, shapes)
+
+
+def _draft_variants(shapes: Shapes, schedules: Sequence[Sequence[str]]) -> dict[str, Any]:
+    """What a draft model must be able to do for all of ``schedules``."""
+    variants = [Schedule.parse(stages).variants for stages in schedules]
+    guesses = any(chosen["head_draft"] == "ahead" for chosen in variants)
+    keeps_rows = guesses or any(chosen["tail_draft"] != "superset" for chosen in variants)
+    return {
+        "keeps_rows": keeps_rows,
+        "guess_widths": [width for width in shapes.verify_widths if width > 1] if guesses else [],
+    }
