@@ -54,6 +54,11 @@ class DraftModel:
             runner.define("grow", width, GrowStep(runner.call, width), [self._place.tensor, self.knots, *tree_buffers])
             runner.define("finish", width, FinishStep(width), [self._place.tensor, *tree_buffers])
 
+    @property
+    def root_position(self) -> int:
+        """Position of the last certain token."""
+        return len(self._certain) - 1
+
     def begin(self, tokens: Sequence[int]) -> None:
         self._certain = list(tokens)
         self._num_read = 0
@@ -80,7 +85,7 @@ class DraftModel:
         self._num_read = len(self._certain)
 
     def grow(self, tree: TokenTree, width: int, depth: int) -> None:
-        root = len(self._certain) - 1
+        root = self.root_position
         step = self.runner.step("grow", width)
         for level in range(depth - 1):
             self._place.write(root, 1 + level * width)
