@@ -6,23 +6,22 @@ Every system continues the same token ids greedily by the same number of tokens,
 that cannot be had says why and is left out. Interrupted, the same command goes on where it stopped.
 """
 
-import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 from llama_cpp import CACHE_OPTIONS, DRAFT_CACHE_OPTIONS, LlamaCpp, LlamaServer
 from rich.console import Console
-from rich.progress import Progress
-from rich.table import Table
 
-from yggdrasil.artifacts import write_atomic
-from yggdrasil.bench.record import provenance
-from yggdrasil.bench.systems import EngineSystem, Sample, System, run_systems, summarise_systems
+from yggdrasil.bench.record import pair_settings
+from yggdrasil.bench.store import SampleFile, measure
+from yggdrasil.bench.systems import EngineSystem, System, encode_prompts, summarise_systems
 from yggdrasil.bench.transformers_systems import transformers_systems
+from yggdrasil.cli.progress import PhaseProgress
+from yggdrasil.cli.trees import show_systems
 from yggdrasil.engine.decoder import DTYPES, Decoder
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.prompts import read_prompts
@@ -52,10 +51,7 @@ def main(  # noqa: PLR0913 - one argument for each option
         decoder = Decoder.from_plan(plan, dtype=dtype, force_machine=force_machine)
         assert decoder.plan is not None
         chosen = dtype or decoder.plan.dtype
-        texts = {
-            prompt.id: decoder.encode(decoder.encode(prompt.prompt)[-max_prompt_tokens:])
-            for prompt in read_prompts(prompts, limit)
-        }
+        texts = encode_prompts(decoder, read_prompts(prompts, limit), max_prompt_tokens)
         with ExitStack() as running:
             systems: list[System] = [
                 EngineSystem(OURS, decoder),
@@ -64,24 +60,22 @@ def main(  # noqa: PLR0913 - one argument for each option
                 *_llama_cpp(decoder.plan, chosen, lengths, llama_cpp, running),
             ]
             settings = {
-                "plan": decoder.plan.name,
-                "target": decoder.plan.target.source,
-                "drafter": decoder.plan.drafter.source,
-                "threads": {"target": decoder.plan.target.threads, "drafter": decoder.plan.drafter.threads},
-                "dtype": chosen,
+                **pair_settings(decoder.plan, chosen),
                 "prompts_file": prompts.name,
                 "max_new_tokens": max_new_tokens,
                 "max_prompt_tokens": max_prompt_tokens,
                 "systems": [system.name for system in systems],
             }
-            samples = _measure(systems, texts, max_new_tokens, settings, out)
+            file = SampleFile(out, settings)
+            with PhaseProgress() as progress:
+                report = progress.phase(f"{len(systems)} systems, {len(texts)} prompts")
+                samples = measure(systems, texts, max_new_tokens, file, report)
         rows = summarise_systems(systems, samples, OURS)
+        file.save(rows)
     except YggdrasilError as error:
         console.print(f"compare_systems: {error}", markup=False)
         raise typer.Exit(2) from error
-    _show(rows)
-    if out is not None:
-        _write(out, settings, samples, rows)
+    show_systems(rows)
 
 
 def _transformers(plan: Plan, dtype: str, lengths: list[int]) -> list[System]:
@@ -123,57 +117,6 @@ def _llama_cpp(plan: Plan, dtype: str, lengths: list[int], work: Path | None, ru
             yield running.enter_context(LlamaServer(name, llama.server, [*common, *options], log, is_plain=not options))
         except YggdrasilError as error:
             console.print(f"left out: {error}", markup=False)
-
-
-def _measure(
-    systems: list[System], texts: dict[str, list[int]], max_new_tokens: int, settings: dict[str, Any], out: Path | None
-) -> list[Sample]:
-    """Samples of all prompts; those that ``out`` already holds under the same settings are kept."""
-    samples = _resumed(out, settings)
-    done = {sample.prompt for sample in samples} & set(texts)
-    samples = [sample for sample in samples if sample.prompt in done]
-    left = {prompt: tokens for prompt, tokens in texts.items() if prompt not in done}
-    with Progress(console=console) as progress:
-        bar = progress.add_task(f"{len(systems)} systems, {len(texts)} prompts", total=len(texts), completed=len(done))
-
-        def note(prompt: str, found: list[Sample]) -> None:
-            samples.extend(found)
-            progress.advance(bar)
-            if out is not None:
-                _write(out, settings, samples, [])
-
-        if left:
-            run_systems(systems, left, max_new_tokens, note)
-    return samples
-
-
-def _resumed(out: Path | None, settings: dict[str, Any]) -> list[Sample]:
-    if out is None or not out.exists():
-        return []
-    try:
-        record = json.loads(out.read_text())
-    except json.JSONDecodeError as error:
-        raise YggdrasilError(f"{out} is not JSON; remove it or give another --json file") from error
-    if record.get("settings") != settings:
-        raise YggdrasilError(f"{out} holds a comparison with other settings; remove it or give another --json file")
-    return [Sample.from_dict(values) for values in record["samples"]]
-
-
-def _write(out: Path, settings: dict[str, Any], samples: list[Sample], rows: list[dict[str, Any]]) -> None:
-    record = {**provenance(), "settings": settings, "summary": rows, "samples": [s.as_dict() for s in samples]}
-    write_atomic(out, (json.dumps(record, indent=1) + "\n").encode())
-
-
-def _show(rows: list[dict[str, Any]]) -> None:
-    table = Table("system", "as its plain", "as ours", "AAL", "TPOT ms (quartiles)", "over ours (quartiles)")
-    text: Callable[[dict[str, float]], str] = lambda s: f"{s['median']:.3f} ({s['low']:.3f} to {s['high']:.3f})"  # noqa: E731
-    for row in rows:
-        equal = [
-            "-" if row[key] is None else f"{row[key]} of {row['prompts']}" for key in ("same_as_plain", "same_as_ours")
-        ]
-        aal = "-" if row["aal"] is None else f"{row['aal']:.2f}"
-        table.add_row(row["system"], *equal, aal, text(row["tpot_ms"]), text(row["ratio_to_ours"]))
-    Console().print(table)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from yggdrasil.artifacts import current_machine
+from yggdrasil.scheduling.plan import Plan
 
 PACKAGES = ("yggdrasil", "torch", "transformers", "numpy")
 
@@ -18,6 +19,17 @@ def provenance() -> dict[str, Any]:
         "python": platform.python_version(),
         "versions": {name: _version(name) for name in PACKAGES},
         "commit": _commit(),
+    }
+
+
+def pair_settings(plan: Plan, dtype: str) -> dict[str, Any]:
+    """Which pair a result is of, in which arithmetic and on how many threads."""
+    return {
+        "plan": plan.name,
+        "target": plan.target.source,
+        "drafter": plan.drafter.source,
+        "threads": {"target": plan.target.threads, "drafter": plan.drafter.threads},
+        "dtype": dtype,
     }
 
 

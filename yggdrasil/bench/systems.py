@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from yggdrasil.engine.decoder import Decoder
 from yggdrasil.engine.policy import Policy
+from yggdrasil.prompts import Prompt
 
 SETTLE_SECONDS = 0.2  # idle threads of the system before spin for a while
 
@@ -74,6 +75,15 @@ class Sample:
     def from_dict(cls, values: Mapping[str, Any]) -> "Sample":
         """Rebuild from ``as_dict``."""
         return cls(values["prompt"], values["system"], Continuation(**values["continuation"]))
+
+
+def encode_prompts(decoder: Decoder, prompts: Sequence[Prompt], max_tokens: int | None) -> dict[str, list[int]]:
+    """Tokens of each prompt by its id, the last ``max_tokens`` of them; YggdrasilError where one cannot be decoded."""
+    encoded = {}
+    for prompt in prompts:
+        tokens = list(decoder.tokenizer(prompt.prompt)["input_ids"])
+        encoded[prompt.id] = decoder.encode(tokens[-max_tokens:] if max_tokens else tokens)
+    return encoded
 
 
 def run_systems(

@@ -135,9 +135,15 @@ def bench(
     ] = None,
     dtype: Annotated[Dtype | None, typer.Option(help="Arithmetic of both models; the plan's if not given.")] = None,
     out: Annotated[Path | None, typer.Option("--json", help="Write every sample and the summary here.")] = None,
+    tree: Annotated[
+        list[str] | None,
+        typer.Option(help="Compare trees instead: a name, or all; can be repeated. With --json resumed."),
+    ] = None,
+    budget: Annotated[str, typer.Option(help="Verify budgets of the trees: root and drafted nodes.")] = "8,16,32,64",
+    held_back: Annotated[int, typer.Option(help="Last prompts, which only calibrate static trees.")] = 4,
     force_machine: ForceOption = False,
 ) -> None:
-    """Compare with plain compiled decoding, prompt by prompt, alternating."""
+    """Compare with plain compiled decoding, prompt by prompt, alternating; or trees of other systems with ours."""
     from yggdrasil.artifacts import write_atomic
     from yggdrasil.bench.compare import compare, summarise
     from yggdrasil.cli.progress import show_comparison, show_summary
@@ -145,6 +151,17 @@ def bench(
 
     requests = read_prompts(prompts, limit)
     decoder = _decoder(plan, dtype, "plan", force_machine=force_machine)
+    if tree:
+        from yggdrasil.cli.trees import compare_trees
+
+        settings = {
+            "dtype": dtype or (decoder.plan.dtype if decoder.plan else None),
+            "prompts_file": prompts.name,
+            "max_new_tokens": max_new_tokens,
+            "max_prompt_tokens": max_prompt_tokens,
+        }
+        compare_trees(decoder, requests, settings, names=tree, budgets=_widths(budget), held_back=held_back, out=out)
+        return
     results = compare(decoder, requests, max_new_tokens, show_comparison, max_prompt_tokens=max_prompt_tokens)
     plain_ms = decoder.plan.costs[0].plain_ms if decoder.plan else None
     summary = summarise(results, plain_ms)

@@ -14,13 +14,17 @@ from yggdrasil.tree.token_tree import TokenTree
 class ChosenDrafter:
     """Grows ``tree`` by ``growth``, which may be exchanged between requests; all else is the draft model's.
 
-    A level wider than the widest step is attached in several. The tree needs room for the widest step behind its last
-    node. Only ``depth`` of a shape matters here: the rule knows its own widths.
+    Without a rule (None) growth is the draft model's own, Equal-Growth. A level wider than the widest step is attached
+    in several. The tree needs room for the widest step behind its last node. Only ``depth`` of a shape matters to a
+    rule: it knows its own widths.
     """
 
     hidden_layers: tuple[int, ...] = ()
 
-    def __init__(self, drafter: DraftModel, tree: TokenTree, widths: Sequence[int], growth: Growth) -> None:
+    def __init__(
+        self, drafter: DraftModel, tree: TokenTree, widths: Sequence[int], growth: Growth | None = None
+    ) -> None:
+        self.name = f"{drafter.name}, by rule"
         self.growth = growth
         self._drafter = drafter
         self._widths = sorted(widths)
@@ -34,10 +38,6 @@ class ChosenDrafter:
             runner.define("chosen", width, ChosenStep(runner.call, width), [*inputs, drafter.knots, *buffers])
             runner.define("chosen_leaves", width, ChosenLeavesStep(), [*inputs, *buffers])
 
-    @property
-    def name(self) -> str:
-        return self.growth.name
-
     def begin(self, tokens: Sequence[int]) -> None:
         self._drafter.begin(tokens)
 
@@ -49,6 +49,9 @@ class ChosenDrafter:
 
     def grow(self, tree: TokenTree, width: int, depth: int) -> None:
         growth = self.growth
+        if growth is None:
+            self._drafter.grow(tree, width, depth)
+            return
         pool = _look(tree)
         newest, size = range(1), 1
         for level in range(1, depth):

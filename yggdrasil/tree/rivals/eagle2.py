@@ -16,6 +16,9 @@ class Eagle2:
         self.name = f"EAGLE-2, top {top_k}, {budget} nodes"
         self._budget, self._top_k = budget, top_k
 
+    def widths(self, depth: int) -> list[int]:
+        return [self._top_k] * (depth - 1)
+
     def level(self, pool: Pool, newest: range, depth: int) -> Entries:
         return pool.best(self._top_k, newest)
 

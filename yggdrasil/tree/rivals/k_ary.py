@@ -8,7 +8,7 @@ from yggdrasil.tree.rivals.protocol import StaticGrowth, StaticTree
 
 
 def expansion(widths: Sequence[int]) -> StaticGrowth:
-    """Expand every node of level i - 1 to its ``widths[i - 1]`` likeliest tokens; SpecInfer's own is 1-1-3-1-1-1-1-1."""
+    """Expand every node of level i - 1 to its ``widths[i - 1]`` likeliest tokens; SpecInfer's own is 1-1-3-1-..."""
     paths = [path for depth in range(1, len(widths) + 1) for path in product(*map(range, widths[:depth]))]
     return StaticGrowth(f"expansion {'-'.join(map(str, widths))}", StaticTree.from_paths(paths))
 

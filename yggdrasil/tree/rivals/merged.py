@@ -20,6 +20,9 @@ class MergedSequences:
         self._random = np.random.default_rng(seed)
         self._ends: Entries = NOTHING  # where each sequence has come, as a place among the newest nodes
 
+    def widths(self, depth: int) -> list[int]:
+        return [self._num_sequences] * (depth - 1)
+
     def level(self, pool: Pool, newest: range, depth: int) -> Entries:
         if depth > self._length:
             return NOTHING

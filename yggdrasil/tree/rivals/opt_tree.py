@@ -20,6 +20,9 @@ class OptTree:
         self._probabilities: list[float] = []
         self._expected = 0.0
 
+    def widths(self, depth: int) -> list[int]:
+        return [self._level_width] * (depth - 1)
+
     def level(self, pool: Pool, newest: range, depth: int) -> Entries:
         if depth == 1:
             self._probabilities, self._expected = [], 0.0

@@ -38,6 +38,9 @@ class Growth(Protocol):
     name: str
     reads_pool: bool  # a rule that needs no look at the pool costs no transfer from the device
 
+    def widths(self, depth: int) -> list[int]:
+        """Nodes read at each level of a tree of that depth, at most; the last level is not read."""
+
     def level(self, pool: Pool, newest: range, depth: int) -> Entries:
         """Entries to attach at ``depth`` (1 for the root's children) and to read; none ends the growth.
 
@@ -105,6 +108,9 @@ class StaticGrowth:
     @property
     def depth(self) -> int:
         return len(self._levels)
+
+    def widths(self, depth: int) -> list[int]:
+        return [len(level) for level in self._levels[: depth - 1]]
 
     def level(self, pool: Pool, newest: range, depth: int) -> Entries:
         if depth > len(self._levels):
