@@ -16,7 +16,7 @@ PROMPT, COUNT = TEXT[:20], 40
 
 @pytest.fixture(scope="module")
 def bench(pair):
-    made = TreeBench(pair.decoder(PLAIN), (8, 16), COSTS, backend="eager")
+    made = TreeBench(pair.decoder(PLAIN), (8, 16), COSTS)
     made.calibrate([TEXT[30:50], TEXT[50:70]], 40)
     return made
 
@@ -64,7 +64,7 @@ def test_a_sequence_is_the_drafters_own_greedy_text(bench, pair):
 
 
 def test_a_perfect_drafter_makes_chains_as_long_as_they_may_be(perfect_pair):
-    bench = TreeBench(perfect_pair.decoder(PLAIN), (8,), COSTS, backend="eager")
+    bench = TreeBench(perfect_pair.decoder(PLAIN), (8,), COSTS)
     acceptance = bench.calibrate([PROMPT], 24)
     found = TreeSystem("sequence", bench, TREES["sequence"](bench, 8)).decode(PROMPT, 1 + 25)
 
@@ -80,7 +80,7 @@ def test_acceptance_is_what_the_models_say(bench, pair):
         guesses = pair.plain_drafter(torch.tensor([text[:-1]])).logits[0, 19:].topk(bench.candidates).indices
     truth = torch.tensor(text[20:])[:, None]
     expected = (guesses == truth).float().mean(0)
-    alone = TreeBench(pair.decoder(PLAIN), (8,), COSTS, backend="eager")
+    alone = TreeBench(pair.decoder(PLAIN), (8,), COSTS)
 
     assert alone.calibrate([TEXT[30:50]], 40) == pytest.approx(expected.tolist())
 
@@ -107,7 +107,7 @@ def test_wide_levels_take_several_steps(bench, pair):
 
 
 def test_calibration_is_on_only_where_asked_for(pair):
-    bench, knots = TreeBench(pair.decoder(PLAIN), (8,), COSTS, backend="eager"), []
+    bench, knots = TreeBench(pair.decoder(PLAIN), (8,), COSTS), []
     for name in ("egt", "egt-uncalibrated"):
         bench.knots.fill_(-0.5)
         bench.arrange(TREES[name](bench, 8))
@@ -131,8 +131,8 @@ def test_drafting_costs_follow_the_levels(bench):
 def test_faults_are_named(pair):
     decoder = pair.decoder(PLAIN)
     with pytest.raises(YggdrasilError, match="must hold the root and a drafted node"):
-        TreeBench(decoder, (1,), COSTS, backend="eager")
-    fresh = TreeBench(decoder, (8,), COSTS, backend="eager")
+        TreeBench(decoder, (1,), COSTS)
+    fresh = TreeBench(decoder, (8,), COSTS)
     with pytest.raises(YggdrasilError, match="no tree 'oak'; choose from sequence, "):
         tree_systems(fresh, ["oak"], [8])
     with pytest.raises(YggdrasilError, match="give prompts to calibrate"):

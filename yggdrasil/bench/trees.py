@@ -15,7 +15,7 @@ from yggdrasil.drafters.draft_model import DraftModel, identity_knots
 from yggdrasil.engine.build import assemble
 from yggdrasil.engine.decoder import Decoder
 from yggdrasil.engine.engine import Engine
-from yggdrasil.engine.policy import FixedPolicy
+from yggdrasil.engine.policy import FixedPolicy, Policy
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.models.compiled import Backend
 from yggdrasil.tree.objective import PLAIN_STEP, StepCosts, TreeShape
@@ -39,15 +39,17 @@ class Arrangement:
     growth: Growth | None
     shape: TreeShape
     is_calibrated: bool = False
+    policy: Policy | None = None  # the shape, always, where None
 
 
 class TreeBench:
     """One pair with room for every tree up to the largest budget; trees take turns on the same compiled steps."""
 
     def __init__(
-        self, decoder: Decoder, budgets: Sequence[int], costs: StepCosts, *, backend: Backend = "inductor"
+        self, decoder: Decoder, budgets: Sequence[int], costs: StepCosts, *, backend: Backend | None = None
     ) -> None:
-        """``decoder`` gives the models, the shapes, the calibration and the tokenizer; ``costs`` steer rules that ask.
+        """``decoder`` gives the models, the shapes, the calibration and the tokenizer; ``costs`` steer rules that ask;
+        ``backend`` is the decoder's unless given.
 
         Raises:
             YggdrasilError: a budget without room for a drafted node, or a decoder whose drafter is no model.
@@ -70,7 +72,7 @@ class TreeBench:
             spare_nodes=room,
         )
         target, drafter = source.target.loaded, source.drafter.loaded
-        assembly = assemble(target, drafter, wider, backend, knots=self.knots.clone())
+        assembly = assemble(target, drafter, wider, backend or source.target.backend, knots=self.knots.clone())
         engine = assembly.engine
         assert isinstance(engine.drafter, DraftModel)
         self.drafter: DraftModel = engine.drafter
@@ -96,7 +98,7 @@ class TreeBench:
         """Make the decoder grow this tree from now on."""
         self.drafter.knots.copy_(self.knots if arrangement.is_calibrated else identity_knots())
         self._chosen.growth = arrangement.growth
-        self.decoder.policy = FixedPolicy(arrangement.shape)
+        self.decoder.policy = arrangement.policy or FixedPolicy(arrangement.shape)
 
 
 class TreeSystem:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from yggdrasil.artifacts import current_machine, list_plans, search_roots
+from yggdrasil.cli.figures import figures
 from yggdrasil.cli.options import Dtype, ForceOption, PlanOption, parse_widths
 from yggdrasil.cli.profile import profile
 from yggdrasil.errors import YggdrasilError
@@ -124,10 +125,18 @@ def generate(
         print(json.dumps(record, ensure_ascii=False), flush=True)
 
 
-@app.command()
+bench_app = typer.Typer(invoke_without_command=True, no_args_is_help=True)
+bench_app.command()(figures)
+app.add_typer(bench_app, name="bench")
+
+
+@bench_app.callback()
 def bench(
-    plan: PlanOption,
-    prompts: Annotated[Path, typer.Option(help="JSON lines with a prompt field, unseen by the calibration.")],
+    context: typer.Context,
+    plan: Annotated[str, typer.Option(help="A plan file, or a name that has a plan for this machine.")] = "",
+    prompts: Annotated[
+        Path | None, typer.Option(help="JSON lines with a prompt field, unseen by the calibration.")
+    ] = None,
     limit: Annotated[int | None, typer.Option(help="Use at most so many prompts.")] = None,
     max_new_tokens: Annotated[int, typer.Option(help="Tokens to generate on each.")] = 64,
     max_prompt_tokens: Annotated[
@@ -144,6 +153,10 @@ def bench(
     force_machine: ForceOption = False,
 ) -> None:
     """Compare with plain compiled decoding, prompt by prompt, alternating; or trees of other systems with ours."""
+    if context.invoked_subcommand is not None:
+        return
+    if not plan or prompts is None:
+        raise YggdrasilError("bench needs --plan and --prompts")
     from yggdrasil.artifacts import write_atomic
     from yggdrasil.bench.compare import compare, summarise
     from yggdrasil.cli.progress import show_comparison, show_summary
