@@ -97,5 +97,5 @@ def test_faults_are_named(context):
     assert chosen_figures(["11b", "4"]) == ["4", "11"]
     with pytest.raises(YggdrasilError, match="no figure 7 here; choose from 4, 5, 6"):
         chosen_figures(["7"])
-    with pytest.raises(YggdrasilError, match="the set one has 3 prompts, figures need 9; give more, or --quick"):
+    with pytest.raises(YggdrasilError, match="the set one has 3 prompts, 9 are needed; give more, or --quick"):
         FigureContext(context.decoder, TEXTS, context.out, Effort(prompts=8, held_back=1), lambda plan: TREE)

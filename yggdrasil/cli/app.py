@@ -1,7 +1,6 @@
 """Commands of the ``yggdrasil`` program."""
 
 import json
-import platform
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -159,6 +158,7 @@ def bench(
         raise YggdrasilError("bench needs --plan and --prompts")
     from yggdrasil.artifacts import write_atomic
     from yggdrasil.bench.compare import compare, summarise
+    from yggdrasil.bench.record import provenance
     from yggdrasil.cli.progress import show_comparison, show_summary
     from yggdrasil.prompts import read_prompts
 
@@ -180,17 +180,14 @@ def bench(
     summary = summarise(results, plain_ms)
     show_summary(summary)
     if out is not None:
-        machine = current_machine()
         record = {
+            **provenance(),
             **summary,
             "plan": decoder.plan.name if decoder.plan else plan,
             "prompts_file": prompts.name,
             "max_new_tokens": max_new_tokens,
             "max_prompt_tokens": max_prompt_tokens,
             "dtype": dtype or (decoder.plan.dtype if decoder.plan else None),
-            "machine": machine.describe(),
-            "python": platform.python_version(),
-            "versions": decoder.plan.versions if decoder.plan else {},
             "samples": [
                 {
                     "id": result.id,

@@ -88,7 +88,7 @@ class FigureContext:
         for name, prompts in texts.items():
             if len(prompts) < effort.num_prompts:
                 found, needed = len(prompts), effort.num_prompts
-                raise YggdrasilError(f"the set {name} has {found} prompts, figures need {needed}; give more, or --quick")
+                raise YggdrasilError(f"the set {name} has {found} prompts, {needed} are needed; give more, or --quick")
 
     def report_to(self, reporter: Reporter) -> None:
         """Show progress here from now on."""
