@@ -5,8 +5,8 @@
     scripts/readme_tables.py --check   # exit code 1 if a table differs
 
 A table stands between ``<!-- table: KIND MACHINE -->`` and ``<!-- end of table -->``. Its rows come from
-``profiles/*/MACHINE/KIND-*.json``, written by `yggdrasil bench --json` (bench), `scripts/compare_systems --json` (systems)
-and `yggdrasil bench --tree NAME --json` (trees).
+``profiles/*/MACHINE/KIND-*.json``: bench from `yggdrasil bench --json`, trees from `yggdrasil bench --tree NAME --json`,
+systems from `scripts/compare_systems --json`.
 """
 
 import argparse

@@ -47,6 +47,7 @@ def test_figures_of_a_comparison():
         Scripted("plain", "one", True, 5.0),
         Scripted("rival", "two", False, 3.0, tokens=(1, 2, 4)),
         Scripted("rival, plain", "two", True, 4.0, tokens=(1, 2, 4)),
+        Scripted("rival, wrong", "two", False, 4.0, tokens=(1, 2, 5)),
         Scripted("lonely", "three", False, 1.0),
     ]
     samples: list[Sample] = []
@@ -54,10 +55,10 @@ def test_figures_of_a_comparison():
     rows = {row["system"]: row for row in summarise_systems(systems, samples, "ours")}
 
     assert [(row["same_as_plain"], row["same_as_ours"]) for row in rows.values()] == [
-        (3, 3), (3, 3), (3, 0), (3, 0), (None, 3),
+        (3, 3), (3, 3), (3, 0), (3, 0), (0, 0), (None, 3),
     ]  # fmt: skip
     assert {name: row["ratio_to_ours"]["median"] for name, row in rows.items()} == {
-        "ours": 1.0, "plain": 2.5, "rival": 1.5, "rival, plain": 2.0, "lonely": 0.5,
+        "ours": 1.0, "plain": 2.5, "rival": 1.5, "rival, plain": 2.0, "rival, wrong": 2.0, "lonely": 0.5,
     }  # fmt: skip
     assert all(row["aal"] == 2.0 and row["prompts"] == 3 for row in rows.values())
 

@@ -173,7 +173,9 @@ def bench(
             "max_new_tokens": max_new_tokens,
             "max_prompt_tokens": max_prompt_tokens,
         }
-        compare_trees(decoder, requests, settings, names=tree, budgets=_widths(budget), held_back=held_back, out=out)
+        compare_trees(
+            decoder, requests, settings, names=tree, budgets=parse_widths(budget), held_back=held_back, out=out
+        )
         return
     results = compare(decoder, requests, max_new_tokens, show_comparison, max_prompt_tokens=max_prompt_tokens)
     plain_ms = decoder.plan.costs[0].plain_ms if decoder.plan else None

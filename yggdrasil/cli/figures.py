@@ -6,18 +6,17 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from yggdrasil.cli.options import ForceOption, PlanOption
 from yggdrasil.errors import YggdrasilError
 
 
 def figures(
     out: Annotated[Path, typer.Option(help="Folder for CSV, plots and every sample (data/); resumed if there.")],
-    plan: Annotated[str, typer.Option(help="A plan file, or a name that has a plan for this machine.")],
+    plan: PlanOption,
     prompts: Annotated[list[Path], typer.Option(help="A prompt set, JSON lines; repeat it for several sets.")],
     figure: Annotated[list[str] | None, typer.Option(help="Only this figure of the paper; can be repeated.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="A first look: few prompts, tokens and widths.")] = False,
-    force_machine: Annotated[
-        bool, typer.Option("--force-machine", help="Use a plan that was calibrated on another machine.")
-    ] = False,
+    force_machine: ForceOption = False,
 ) -> None:
     """Measure and draw the paper's figures 4, 5, 6 and 10 to 14."""
     try:
