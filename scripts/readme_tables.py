@@ -5,8 +5,8 @@
     scripts/readme_tables.py --check   # exit code 1 if a table differs
 
 A table stands between ``<!-- table: KIND MACHINE -->`` and ``<!-- end of table -->``. Its rows come from
-``profiles/*/MACHINE/KIND-*.json``: bench from `yggdrasil bench --json`, trees from `yggdrasil bench --tree NAME --json`,
-systems from `scripts/compare_systems --json`.
+``profiles/*/MACHINE/KIND-*.json``: bench from `yggdrasil bench`, trees from `yggdrasil bench --tree NAME`, systems from
+`scripts/compare_systems`, each with ``--json``.
 """
 
 import argparse

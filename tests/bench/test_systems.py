@@ -118,6 +118,19 @@ def test_assisted_decoding_counts_passes(perfect_pair, settings):
         assert found.passes == (COUNT - 4) // 4
 
 
+def test_the_static_cache_is_compiled_for_and_used_again(pair, monkeypatch):
+    """The compiled forward pass is asked for (and stands in for itself here), and a second request starts afresh."""
+    model, configurations = pair.plain_target, []
+    monkeypatch.setattr(model, "get_compiled_call", lambda given: configurations.append(given) or model.__call__)
+    system = TransformersSystem("static", model, 1, static_length=80)
+    found = [system.decode(prompt, COUNT) for prompt in (TEXT[:30], TEXT[:20])]
+
+    assert [f.tokens for f in found] == [pair.reference(prompt, COUNT) for prompt in (TEXT[:30], TEXT[:20])]
+    assert [f.passes for f in found] == [COUNT - 1] * 2
+    assert [config.mode for config in configurations] == ["default", "default"]
+    assert not system.is_plain
+
+
 def test_plain_transformers_and_prompt_lookup(pair):
     plain = TransformersSystem("plain", pair.plain_target, 1)
     lookup = TransformersSystem("lookup", pair.plain_target, 1, options={"prompt_lookup_num_tokens": 4})

@@ -7,7 +7,8 @@ from tiny_pair import SHAPES, TEXT
 from yggdrasil.bench.trees import TREES, Arrangement, TreeBench, TreeSystem, drafting_ms, tree_systems
 from yggdrasil.engine.policy import FixedPolicy
 from yggdrasil.errors import YggdrasilError
-from yggdrasil.tree.objective import PLAIN_STEP, StepCosts
+from yggdrasil.tree.objective import PLAIN_STEP, StepCosts, TreeShape
+from yggdrasil.tree.rivals.k_ary import expansion
 
 PLAIN = FixedPolicy(PLAIN_STEP)
 COSTS = StepCosts(0.1, {1: 0.1, 2: 0.1, 4: 0.1}, {1: 1.0, 8: 1.1, 16: 1.2}, 0.05, 1.0)
@@ -63,6 +64,22 @@ def test_a_sequence_is_the_drafters_own_greedy_text(bench, pair):
     assert tree.parents[1:5].tolist() == [0, 1, 2, 3]
 
 
+def test_edges_are_the_drafters_own_probabilities(bench, pair):
+    """Of every node of a bushy tree: each is read at its own position, behind its own path."""
+    bench.arrange(Arrangement(expansion((3, 2, 1)), TreeShape(4, 3, 16)))
+    drafter, tree = bench.decoder.assembly.engine.drafter, bench.decoder.assembly.engine.tree
+    with torch.inference_mode():
+        drafter.begin(PROMPT)
+        drafter.head(tree)
+        drafter.grow(tree, 4, 3)
+        for node in range(1, tree.size):
+            *path, token = (int(tree.tokens[i]) for i in tree.path(node)[1:])
+            logits = pair.plain_drafter(torch.tensor([[*PROMPT, *path]])).logits[0, -1]
+            assert float(tree.edges[node]) == pytest.approx(float(logits.log_softmax(-1)[token]), abs=1e-3)
+
+    assert tree.size == 1 + 3 + 6 + 6
+
+
 def test_a_perfect_drafter_makes_chains_as_long_as_they_may_be(perfect_pair):
     bench = TreeBench(perfect_pair.decoder(PLAIN), (8,), COSTS)
     acceptance = bench.calibrate([PROMPT], 24)
@@ -87,8 +104,6 @@ def test_acceptance_is_what_the_models_say(bench, pair):
 
 def test_wide_levels_take_several_steps(bench, pair):
     """A level of 15 nodes on steps of at most four rows, the last one padded."""
-    from yggdrasil.tree.rivals.k_ary import expansion
-
     growth = expansion((3, 5))
     shape = TREES["k-ary"](bench, 16).shape._replace(depth=2, verify_width=16)
     bench.arrange(Arrangement(growth, shape))
