@@ -16,7 +16,7 @@ import typer
 from llama_cpp import CACHE_OPTIONS, DRAFT_CACHE_OPTIONS, LlamaCpp, LlamaServer
 from rich.console import Console
 
-from yggdrasil.bench.record import pair_settings
+from yggdrasil.bench.record import model_drafter, pair_settings
 from yggdrasil.bench.store import SampleFile, measure
 from yggdrasil.bench.systems import EngineSystem, System, encode_prompts, summarise_systems
 from yggdrasil.bench.transformers_systems import transformers_systems
@@ -79,7 +79,7 @@ def main(  # noqa: PLR0913 - one argument for each option
 
 
 def _transformers(plan: Plan, dtype: str, lengths: list[int]) -> list[System]:
-    source = plan.target.path(), plan.drafter.path()
+    source = plan.target.path(), model_drafter(plan).path()
     threads, max_length = plan.target.threads, plan.shapes.max_length
     return transformers_systems(*source, DTYPES[dtype], threads, max_length, lengths)
 
@@ -92,7 +92,7 @@ def _llama_cpp(plan: Plan, dtype: str, lengths: list[int], work: Path | None, ru
     try:
         llama = LlamaCpp(work, lambda text: console.print(text, markup=False))
         llama.build(os.cpu_count() or 1)
-        target, drafter = (llama.convert(model.path(), dtype) for model in (plan.target, plan.drafter))
+        target, drafter = (llama.convert(model.path(), dtype) for model in (plan.target, model_drafter(plan)))
     except YggdrasilError as error:
         console.print(f"left out: {error}", markup=False)
         return
@@ -103,7 +103,7 @@ def _llama_cpp(plan: Plan, dtype: str, lengths: list[int], work: Path | None, ru
     ]
     draft = [
         *("--spec-type", "draft-simple", "--spec-draft-model", str(drafter)),
-        *("--spec-draft-threads", str(plan.drafter.threads), *DRAFT_CACHE_OPTIONS[dtype]),
+        *("--spec-draft-threads", str(model_drafter(plan).threads), *DRAFT_CACHE_OPTIONS[dtype]),
     ]
     ways = {
         "llama.cpp, plain": [],

@@ -2,32 +2,24 @@
 
 from collections.abc import Sequence
 
-from yggdrasil.engine.policy import FloatArray
+from yggdrasil.engine.policy import Decision, Learner
+from yggdrasil.predictor.evidence import Evidence
 from yggdrasil.tree.objective import StepCosts, TreeShape, choose_verify_width
 
 
 class PrunedPolicy:
     """One width and depth for every iteration; the verify width by the objective, once the tree is drafted."""
 
-    needs_hidden = False
+    learner: Learner | None = None
 
     def __init__(self, shape: TreeShape, costs: StepCosts) -> None:
-        self._shape, self._costs = shape, costs
+        self._decision, self._costs = Decision(shape), costs
 
-    def begin(self) -> None:
-        return
+    def rest(self, context: int) -> Decision | None:
+        return None
 
-    def choose(self, hidden: FloatArray | None, context: int) -> TreeShape:
-        return self._shape
+    def choose(self, evidence: Evidence) -> Decision:
+        return self._decision
 
     def choose_verify_width(self, shape: TreeShape, expected: Sequence[float], context: int) -> int:
         return choose_verify_width(expected, self._costs.drafting_ms(shape.width, shape.depth), self._costs)
-
-    def predict_ms(self, shape: TreeShape, context: int) -> float:
-        return self._costs.iteration_ms(*shape)
-
-    def observe(self, shape: TreeShape, expected: float, tokens: int) -> None:
-        return
-
-    def settle(self, shape: TreeShape, tokens: int, milliseconds: float) -> None:
-        return

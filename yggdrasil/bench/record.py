@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from yggdrasil.artifacts import current_machine
-from yggdrasil.scheduling.plan import Plan
+from yggdrasil.errors import YggdrasilError
+from yggdrasil.scheduling.plan import ModelRef, Plan
 
 PACKAGES = ("yggdrasil", "torch", "transformers", "numpy")
 
@@ -22,13 +23,21 @@ def provenance() -> dict[str, Any]:
     }
 
 
+def model_drafter(plan: Plan) -> ModelRef:
+    """The plan's draft model, which rivals draft with too; YggdrasilError where it drafts without a model."""
+    if not isinstance(plan.drafter, ModelRef):
+        raise YggdrasilError(f"the plan {plan.name} drafts without a model; rivals need a plan with a draft model")
+    return plan.drafter
+
+
 def pair_settings(plan: Plan, dtype: str) -> dict[str, Any]:
     """Which pair a result is of, in which arithmetic and on how many threads."""
+    drafter = model_drafter(plan)
     return {
         "plan": plan.name,
         "target": plan.target.source,
-        "drafter": plan.drafter.source,
-        "threads": {"target": plan.target.threads, "drafter": plan.drafter.threads},
+        "drafter": drafter.source,
+        "threads": {"target": plan.target.threads, "drafter": drafter.threads},
         "dtype": dtype,
     }
 

@@ -15,10 +15,10 @@ from yggdrasil.drafters.draft_model import DraftModel, identity_knots
 from yggdrasil.engine.build import assemble
 from yggdrasil.engine.decoder import Decoder
 from yggdrasil.engine.engine import Engine
-from yggdrasil.engine.policy import FixedPolicy, Policy
+from yggdrasil.engine.policy import PLAIN_POLICY, FixedPolicy, Policy
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.models.compiled import Backend
-from yggdrasil.tree.objective import PLAIN_STEP, StepCosts, TreeShape
+from yggdrasil.tree.objective import StepCosts, TreeShape
 from yggdrasil.tree.rivals.eagle2 import Eagle2
 from yggdrasil.tree.rivals.k_ary import k_ary
 from yggdrasil.tree.rivals.merged import MergedSequences
@@ -79,9 +79,7 @@ class TreeBench:
         self.candidates = wider.candidates
         self._chosen = ChosenDrafter(self.drafter, engine.tree, self.widths)
         engine = Engine(engine.target, self._chosen, engine.tree, wider.verify_widths, engine.max_length)
-        self.decoder = Decoder(
-            replace(assembly, engine=engine), decoder.tokenizer, FixedPolicy(PLAIN_STEP), decoder.eos_tokens
-        )
+        self.decoder = Decoder(replace(assembly, engine=engine), decoder.tokenizer, PLAIN_POLICY, decoder.eos_tokens)
 
     def calibrate(self, prompts: Sequence[Sequence[int]], num_tokens: int = CALIBRATION_TOKENS) -> tuple[float, ...]:
         """Measure the acceptance vector [K] that static trees need, on text that is not evaluated."""

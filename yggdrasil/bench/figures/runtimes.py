@@ -3,6 +3,7 @@
 import pandas as pd
 
 from yggdrasil.bench.figures.context import PLAIN, Figure, FigureContext, mean_over_sets
+from yggdrasil.bench.record import model_drafter
 from yggdrasil.bench.systems import EngineSystem, System
 from yggdrasil.engine.build import assemble
 from yggdrasil.engine.decoder import DTYPES, Decoder
@@ -18,7 +19,7 @@ def runtimes(context: FigureContext) -> list[Figure]:
     eager = Decoder(
         assemble(target, drafter.loaded, plan.shapes, "eager"), decoder.tokenizer, decoder.policy, decoder.eos_tokens
     )
-    paths = plan.target.path(), plan.drafter.path()
+    paths = plan.target.path(), model_drafter(plan).path()
     plain = transformers_systems(*paths, DTYPES[plan.dtype], plan.target.threads, plan.shapes.max_length, [4])[:2]
     systems: list[System] = [
         *plain,
