@@ -73,6 +73,11 @@ class DraftModel:
             inputs = [self._last.tensor, self.knots, *table[1:], *tree_buffers]
             runner.define("plant", 1, PlantStep(), inputs)
 
+    @property
+    def root_position(self) -> int:
+        """Position of the last certain token."""
+        return len(self._certain) - 1
+
     def begin(self, tokens: Sequence[int]) -> None:
         self._certain = list(tokens)
         self._num_read = 0
@@ -99,7 +104,7 @@ class DraftModel:
         self._num_read = len(self._certain)
 
     def grow(self, tree: TokenTree, width: int, depth: int) -> None:
-        root = len(self._certain) - 1
+        root = self.root_position
         step = self.runner.step("grow", width)
         for level in range(depth - 1):
             self._place.write(root, 1 + level * width)

@@ -31,6 +31,7 @@ class Shapes:
     candidates: int = 8  # continuations remembered a drafted node
     verify_widths: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
     prefill_widths: tuple[int, ...] = (16, 128)
+    spare_nodes: int = 0  # room in the tree beyond what equal growth fills, for other trees and further drafters
 
     def __post_init__(self) -> None:
         for name in ("draft_widths", "verify_widths", "prefill_widths"):
@@ -47,7 +48,7 @@ class Shapes:
     @property
     def num_nodes(self) -> int:
         """Capacity of the tree, root included."""
-        return max(1 + self.max_depth * self.draft_widths[-1], self.verify_widths[-1])
+        return max(1 + self.max_depth * self.draft_widths[-1], self.verify_widths[-1]) + self.spare_nodes
 
     @property
     def cache_capacity(self) -> int:
