@@ -135,10 +135,7 @@ def _open(settings: SearchSettings) -> _Subject:
 def _set_up(subject: _Subject, settings: SearchSettings, reporter: Reporter) -> _Bench:
     plan, prompts = subject.plan, settings.prompts
     assert prompts is not None
-    source = PairSource(
-        plan.target.path(), plan.drafter.path(), plan.dtype, plan.target.threads, plan.drafter.threads, plan.shapes,
-        tuple(schedule.labels for schedule in MEASURED),
-    )  # fmt: skip
+    source = replace(PairSource.of_plan(plan), schedules=tuple(schedule.labels for schedule in MEASURED))
     tokenizer = load_tokenizer(source.target)
     assembly = build_assembly(source, subject.knots)
     compile_missing(source, assembly, reporter.phase)
