@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
+from time import perf_counter_ns
 from typing import Literal, NamedTuple
 
 import torch
@@ -35,6 +36,12 @@ _INDUCTOR_OPTIONS = {
     # width, and a plain step and a verified row differ in their last bits.
     "emulate_precision_casts": True,
 }
+
+
+class BuildClock:
+    """Nanoseconds spent on making steps ready, in all; so that a first use is not taken for a slow step."""
+
+    ns = 0
 
 
 class StepKey(NamedTuple):
@@ -80,11 +87,13 @@ def build_step(
     flat = flatten(inputs)
     if backend == "eager":
         return Step(lambda _: _eager(module, inputs), flat)
+    start = perf_counter_ns()
     path = package_path(key)
     if not path.exists():
         print(f"yggdrasil: compiling the step {key.step} of width {key.width}, once", file=sys.stderr)  # noqa: T201
         compile_package(module, inputs, path, fuse=fuse)
     loaded = torch._inductor.aoti_load_package(str(path), run_single_threaded=True)
+    BuildClock.ns += perf_counter_ns() - start
     return Step(loaded.loader.run, flat)
 
 
