@@ -1,7 +1,7 @@
 """The public face: a decoder for one pair, from a plan or from two checkpoints."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -178,16 +178,20 @@ def _decoder_of(plan: Plan, learned: Learned, dtype: DtypeName, drafter: Drafter
     device = torch.device("cpu")
     target = load_model(target_path, DTYPES[dtype], device, plan.target.threads, weights=plan.weights)
     # What was learned of the plan's own drafter says nothing of another's first guesses.
-    stages = plan.stages if drafter is None else DEFAULT_ORDER
-    depth = DepthEvidence(learned.depth, learned.reads) if plan.depth_from != "mean" and drafter is None else None
+    adapted = plan if drafter is None else replace(plan, stages=DEFAULT_ORDER, depth_from="mean")
     second = drafter or _planned_drafter(plan, tokenizer, DTYPES[dtype], device)
     knots = torch.from_numpy(np.asarray(learned.acceptance.knots))
-    assembly = assemble(target, second, plan.shapes, backend, knots=knots, stages=stages)
+    assembly = assemble(target, second, plan.shapes, backend, knots=knots, stages=adapted.stages)
+    return Decoder(assembly, tokenizer, planned_policy(adapted, learned), eos_tokens(target_path, tokenizer))
+
+
+def planned_policy(plan: Plan, learned: Learned) -> ObjectivePolicy:
+    """The policy that a plan names: its costs, objective and depth source."""
     costs = {entry.context: entry.steps() for entry in plan.costs}
-    policy = ObjectivePolicy(
-        costs, learned.ratios, learned.mean_survival, depth, plan.objective, is_head_first=is_head_first(stages)
+    depth = DepthEvidence(learned.depth, learned.reads) if plan.depth_from != "mean" else None
+    return ObjectivePolicy(
+        costs, learned.ratios, learned.mean_survival, depth, plan.objective, is_head_first=is_head_first(plan.stages)
     )
-    return Decoder(assembly, tokenizer, policy, eos_tokens(target_path, tokenizer))
 
 
 def _planned_drafter(
