@@ -46,10 +46,11 @@ def main(
     limit: Annotated[int, typer.Option(help="Prompts to compare.")] = 100,
     max_new_tokens: Annotated[int, typer.Option(help="Tokens on each.")] = 128,
     max_prompt_tokens: Annotated[int, typer.Option(help="Keep only the last so many tokens of a prompt.")] = 256,
+    force_machine: Annotated[bool, typer.Option("--force-machine", help="Use another machine's plan.")] = False,
     out: Annotated[Path | None, typer.Option("--json", help="Write the counts here.")] = None,
 ) -> None:
     """Print, for each setting and way of drafting, how many prompts match."""
-    decoder = Decoder.from_plan(plan, dtype="float32")
+    decoder = Decoder.from_plan(plan, dtype="float32", force_machine=force_machine)
     assert decoder.plan is not None
     # The plan's own gate may decode plainly throughout; a fixed shape speculates at every step.
     decoder.policy = FixedPolicy(TreeShape(2, 3, 8))

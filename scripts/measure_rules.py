@@ -41,7 +41,7 @@ WAYS = {
 }
 
 
-def main(
+def main(  # noqa: PLR0913  (a command's options)
     prompts: Annotated[Path, typer.Option(help="JSON lines with a prompt field.")],
     plan: Annotated[str, typer.Option(help="A plan file or name.")] = "demo",
     limit: Annotated[int, typer.Option(help="Prompts.")] = 12,
@@ -51,11 +51,12 @@ def main(
     fixed_shape: Annotated[
         bool, typer.Option("--fixed-shape", help="A tree of width 2 and depth 3 at every step, not the plan's choice.")
     ] = False,
+    force_machine: Annotated[bool, typer.Option("--force-machine", help="Use another machine's plan.")] = False,
     out: Annotated[Path | None, typer.Option("--json", help="Write every sample and the summary here.")] = None,
 ) -> None:
     """Print one row a rule and temperature."""
     warnings.simplefilter("ignore", UserWarning)
-    decoder = Decoder.from_plan(plan)
+    decoder = Decoder.from_plan(plan, force_machine=force_machine)
     if fixed_shape:
         decoder.policy = FixedPolicy(TreeShape(2, 3, 8))
     ways = {name: way for name, way in WAYS.items() if way.exactness != "strict" or decoder.tolerance is not None}
