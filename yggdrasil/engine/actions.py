@@ -10,7 +10,7 @@ from torch import Tensor
 from yggdrasil.drafters.protocol import Drafter, StagedDrafter
 from yggdrasil.engine.evidence import LiveEvidence
 from yggdrasil.engine.policy import Decision, Policy
-from yggdrasil.engine.target import Outcome, TargetModel
+from yggdrasil.engine.target import Outcome, Target
 from yggdrasil.engine.text import TextStream
 from yggdrasil.engine.trace import Trace
 from yggdrasil.scheduling.stages import Schedule
@@ -80,7 +80,7 @@ class StageActions:
     """
 
     def __init__(
-        self, target: TargetModel, drafter: Drafter | None, tree: TokenTree, verify_widths: Sequence[int], limit: int
+        self, target: Target, drafter: Drafter | None, tree: TokenTree, verify_widths: Sequence[int], limit: int
     ) -> None:
         self.target = target
         self.drafter = drafter
