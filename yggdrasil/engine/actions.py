@@ -214,6 +214,9 @@ class StageActions:
         state.ranking = order
         state.shape = shape._replace(verify_width=width)
         state.expected = expected_host[self.verify_widths.index(width)]
+        # What the tree's own scores promise follows the text; the depth's promise knows only what came before it.
+        decision = state.promise.decision._replace(tokens=state.expected)
+        state.promise = state.promise._replace(decision=decision)
 
     def _hand_over_nodes(self, state: Iteration) -> None:
         """The verification step reads its nodes, and from them its mask, where this puts them."""
