@@ -10,6 +10,7 @@ from torch import Tensor
 from yggdrasil.drafters.protocol import Drafter, StagedDrafter
 from yggdrasil.engine.evidence import LiveEvidence
 from yggdrasil.engine.policy import Decision, Policy
+from yggdrasil.engine.promises import KeptPromises
 from yggdrasil.engine.target import Outcome, Target
 from yggdrasil.engine.text import TextStream
 from yggdrasil.engine.trace import Trace
@@ -88,6 +89,7 @@ class StageActions:
         self.max_length = limit
         self.verify_widths = list(verify_widths)
         self._staged = drafter if isinstance(drafter, StagedDrafter) else None
+        self._kept_promises = KeptPromises()
         self._expected_at = torch.tensor(self.verify_widths, device=target.order.device) - 1
         self._keeps_rows = self._guesses = self._reads_leaves_with_head = self._drafts_head_first = False
         self._policy: Policy
@@ -215,7 +217,7 @@ class StageActions:
         state.shape = shape._replace(verify_width=width)
         state.expected = expected_host[self.verify_widths.index(width)]
         # What the tree's own scores promise follows the text; the depth's promise knows only what came before it.
-        decision = state.promise.decision._replace(tokens=state.expected)
+        decision = state.promise.decision._replace(tokens=self._kept_promises.honest(state.expected))
         state.promise = state.promise._replace(decision=decision)
 
     def _hand_over_nodes(self, state: Iteration) -> None:
@@ -241,8 +243,11 @@ class StageActions:
             self._learn(state)
 
     def _learn(self, state: Iteration) -> None:
-        if self._policy.learner is not None and state.outcome is not None:
-            self._policy.learner.observe(max(state.expected - 1.0, 0.0), len(state.outcome.tokens) - 1)
+        assert state.outcome is not None
+        promised, accepted = max(state.expected - 1.0, 0.0), len(state.outcome.tokens) - 1
+        self._kept_promises.observe(promised, accepted)
+        if self._policy.learner is not None:
+            self._policy.learner.observe(promised, accepted)
 
     def _commit(self, state: Iteration) -> None:
         outcome = state.outcome
