@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from toy_target import decode, paths, plain_decode, wandering_target
 
@@ -77,6 +77,13 @@ def split(text, sizes):
     sizes=st.lists(st.integers(1, 9), min_size=1, max_size=4),
     width=st.integers(1, 4),
     depth=st.integers(1, 7),
+)
+@example(  # the one different candidate is the 33rd place from the end
+    texts=[[0, 1] + [0] * 8, [0] * 26],
+    options=NGramOptions(1, 1, is_keep_all=True, is_use_oldest=False, is_public_pool=True),
+    sizes=[1],
+    width=2,
+    depth=1,
 )
 def test_tree_is_what_a_scan_of_the_text_finds(texts, options, sizes, width, depth):
     drafter, tree = NGramDrafter(options), new_tree()

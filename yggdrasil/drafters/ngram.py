@@ -6,7 +6,8 @@ tokens, as an LZ77 copy does, so a short period is drafted at any length.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from torch import Tensor
 
@@ -14,7 +15,6 @@ from yggdrasil.drafters.options import NGramOptions
 from yggdrasil.tree.token_tree import TokenTree
 
 _BOUNDARY = -1  # parts the texts of a public pool; no token has this id
-_MAX_LOOKED_AT = 32  # candidates of one n-gram that a look-up considers
 _MEMORY = 64  # guesses of one match size after which older ones count half
 
 
@@ -63,6 +63,7 @@ class _Pool:
         self._text: list[int] = []
         self._start = 0  # of the current request's text
         self._places: dict[tuple[int, ...], list[int]] = {}  # n-gram -> indices of the tokens after it, ascending
+        self._whole: dict[tuple[int, ...], int] = {}  # n-gram with a candidate of full length -> the candidate's place
         sizes = self._options.max_matching_ngram_size + 1
         self._num_right, self._num_guessed = [0.0] * sizes, [0.0] * sizes  # by match size
 
@@ -78,15 +79,17 @@ class _Pool:
         self._start = len(self._text)
 
     def append(self, tokens: Sequence[int]) -> None:
-        """Add certain tokens to the text, in one dictionary look-up a token and n-gram size."""
+        """Add certain tokens to the text, in two dictionary look-ups a token and n-gram size."""
         for token in tokens:
             self._note_follower(token)
             self._text.append(token)
+            if self._options.is_keep_all:
+                self._drop_repeat(len(self._text) - self._options.max_draft_len)
 
     def continuations(self, length: int) -> Iterator[tuple[int, list[int]]]:
         """Candidate continuations of the text, best first, with the size of the match behind each; with repeats."""
         for key in self._suffixes():
-            for place in self._ranked(self._places.get(key, []))[:_MAX_LOOKED_AT]:
+            for place in self._ranked(self._places.get(key, [])):
                 yield len(key), self._continuation(place, length)
 
     def agreement(self, match_size: int) -> float:
@@ -113,12 +116,27 @@ class _Pool:
                 self._places[key] = [place]
                 continue
             if not is_graded:
-                self._grade(len(key), self._text[self._ranked(places)[0]] == token)
+                self._grade(len(key), self._text[self._preferred(places)] == token)
                 is_graded = True
             if self._options.is_keep_all:
                 places.append(place)
-            elif self._length(longest := self._ranked(places)[0]) < self._options.max_draft_len:
+            elif self._length(longest := self._preferred(places)) < self._options.max_draft_len:
                 places[:] = longest, place  # which of them is the longer is known when this text ends
+
+    def _drop_repeat(self, place: int) -> None:
+        """Of two places where an n-gram goes on alike keep the preferred; ``place`` has just got its full length.
+
+        Candidates are a set: a text that loops would else be looked through again and again for a different one.
+        """
+        end = place + self._options.max_draft_len
+        for size in range(1, min(self._options.max_matching_ngram_size, place - self._start) + 1):
+            whole = tuple(self._text[place - size : end])
+            other = self._whole.setdefault(whole, place)
+            if other != place:
+                places = self._places[whole[:size]]
+                del places[bisect_left(places, place if self._options.is_use_oldest else other)]
+                if not self._options.is_use_oldest:
+                    self._whole[whole] = place
 
     def _grade(self, size: int, is_right: bool) -> None:
         if self._num_guessed[size] >= _MEMORY:
@@ -127,11 +145,14 @@ class _Pool:
         self._num_guessed[size] += 1
         self._num_right[size] += is_right
 
-    def _ranked(self, places: list[int]) -> list[int]:
+    def _ranked(self, places: list[int]) -> Iterable[int]:
         """Candidates of one n-gram, the preferred first."""
         if self._options.is_keep_all:
-            return places if self._options.is_use_oldest else places[: -_MAX_LOOKED_AT - 1 : -1]
+            return places if self._options.is_use_oldest else reversed(places)
         return [max(places, key=self._length)] if places else places
+
+    def _preferred(self, places: list[int]) -> int:
+        return next(iter(self._ranked(places)))
 
     def _length(self, place: int) -> int:
         """Length of the candidate at ``place``: the longest allowed unless the end of a closed text cuts it short."""

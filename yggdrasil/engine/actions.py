@@ -4,7 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import torch
+import numpy as np
+import numpy.typing as npt
 from torch import Tensor
 
 from yggdrasil.drafters.protocol import Drafter, StagedDrafter
@@ -14,8 +15,8 @@ from yggdrasil.engine.promises import KeptPromises
 from yggdrasil.engine.target import Outcome, Target
 from yggdrasil.engine.text import TextStream
 from yggdrasil.engine.trace import Trace
+from yggdrasil.models.buffers import HostView
 from yggdrasil.scheduling.stages import Schedule
-from yggdrasil.tree.growth import rank_nodes
 from yggdrasil.tree.objective import PLAIN_STEP, TreeShape
 from yggdrasil.tree.token_tree import TokenTree
 
@@ -50,7 +51,7 @@ class Iteration:
     is_planted: bool = False  # the root and its candidates are in the tree already
     previous: Emission | None = None  # not in the books yet
     expected: float = 1.0  # tokens, by the drafted tree's scores
-    ranking: Tensor | None = None  # [N] int64, nodes from best to worst
+    ranking: npt.NDArray[np.int64] | None = None  # [N], nodes from best to worst
     outputs: Sequence[Tensor] = ()
     outcome: Outcome | None = None
     emission: Emission | None = None
@@ -90,7 +91,8 @@ class StageActions:
         self.verify_widths = list(verify_widths)
         self._staged = drafter if isinstance(drafter, StagedDrafter) else None
         self._kept_promises = KeptPromises()
-        self._expected_at = torch.tensor(self.verify_widths, device=target.order.device) - 1
+        self._expected_at = np.array(self.verify_widths) - 1
+        self._scores, self._order = HostView(tree.scores), HostView(target.order)
         self._keeps_rows = self._guesses = self._reads_leaves_with_head = self._drafts_head_first = False
         self._policy: Policy
         self._stream: TextStream
@@ -155,7 +157,7 @@ class StageActions:
         shape = promise.decision.shape
         if self.drafter is None or self._room < 1:
             return PLAIN_STEP
-        return shape._replace(depth=min(shape.depth, self._room))
+        return shape if shape.depth <= self._room else shape._replace(depth=self._room)
 
     @property
     def _room(self) -> int:
@@ -210,21 +212,22 @@ class StageActions:
         shape = state.shape
         if not shape.depth:
             return
-        order, expected = rank_nodes(self.tree)
+        order, expected = rank_scores(self._scores.read())
         expected_host = expected[self._expected_at].tolist()
         width = self._policy.choose_verify_width(shape, expected_host, self.target.length)
         state.ranking = order
-        state.shape = shape._replace(verify_width=width)
+        state.shape = TreeShape(shape.width, shape.depth, width)
         state.expected = expected_host[self.verify_widths.index(width)]
         # What the tree's own scores promise follows the text; the depth's promise knows only what came before it.
-        decision = state.promise.decision._replace(tokens=self._kept_promises.honest(state.expected))
-        state.promise = state.promise._replace(decision=decision)
+        decision, rested = state.promise
+        tokens = self._kept_promises.honest(state.expected)
+        state.promise = Promise(Decision(decision.shape, tokens, decision.milliseconds), rested)
 
     def _hand_over_nodes(self, state: Iteration) -> None:
         """The verification step reads its nodes, and from them its mask, where this puts them."""
         if state.verifies_tree:
             assert state.ranking is not None
-            self.target.order.copy_(state.ranking)
+            self._order.write(state.ranking)
 
     def _verify(self, state: Iteration) -> None:
         if state.verifies_tree:
@@ -259,6 +262,12 @@ class StageActions:
             state.next_is_planted = self._staged.keep(outcome.nodes[1:], guess, outcome.tokens[-1])
         if self.drafter is not None:
             self.drafter.extend(outcome.tokens, outcome.layers)
+
+
+def rank_scores(scores: npt.NDArray[np.float32]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
+    """``growth.rank_nodes`` on the host; [N] each."""
+    order = np.argsort(-scores, kind="stable")
+    return order, np.exp(scores[order]).cumsum(dtype=np.float64).astype(np.float32)
 
 
 def _nothing(_: Iteration) -> None:

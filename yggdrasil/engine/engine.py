@@ -1,7 +1,6 @@
 """The decode loop of one request: prefill, then iterations of the plan's stages until the text ends."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from time import perf_counter_ns
 
 import torch
@@ -65,7 +64,7 @@ class Engine:
         if policy.learner is not None:
             policy.learner.begin()
         start = perf_counter_ns()
-        with _own_threads():
+        with _OwnThreads():
             outcome = self._prefill(prompt)
         stream.push(outcome.tokens)
         self._actions.begin(policy, stream, trace, [*prompt, *outcome.tokens], outcome)
@@ -84,7 +83,7 @@ class Engine:
                 break
             start, built = perf_counter_ns(), BuildClock.ns
             emitted = len(stream.tokens)
-            with _own_threads():
+            with _OwnThreads():
                 certain = self._iterate(state, trace)
             rested = state.promise.rested
             tokens = len(certain.tokens) if self._keeps_books_late else len(stream.tokens) - emitted
@@ -129,12 +128,12 @@ class Engine:
         return state.emission
 
 
-@contextmanager
-def _own_threads() -> Iterator[None]:
+class _OwnThreads:
     """Keep PyTorch's own pool out of the way: its idle threads spin on the cores that our operators' threads need."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+
+    def __enter__(self) -> None:
+        self._before = torch.get_num_threads()
+        torch.set_num_threads(1)
+
+    def __exit__(self, *_: object) -> None:
+        torch.set_num_threads(self._before)

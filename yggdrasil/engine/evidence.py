@@ -1,10 +1,12 @@
 """What a policy may ask of the iteration that is under way."""
 
+import numpy as np
 from torch import Tensor
 
 from yggdrasil.engine.target import Target
+from yggdrasil.models.buffers import HostView
 from yggdrasil.predictor.evidence import Float32Array, Repetition
-from yggdrasil.tree.token_tree import TokenTree
+from yggdrasil.tree.token_tree import NO_SCORE, TokenTree
 
 
 class LiveEvidence:
@@ -14,7 +16,9 @@ class LiveEvidence:
     """
 
     def __init__(self, target: Target, tree: TokenTree, text: list[int], state: Tensor) -> None:
-        self._target, self._tree, self.text, self.state = target, tree, text, state
+        self._target, self.text, self.state = target, text, state
+        root = slice(tree.candidates)
+        self._root_scores, self._root_edges = HostView(tree.pool_scores[root]), HostView(tree.pool_edges[root])
         self._repetition, self._num_read = Repetition(), 0
 
     @property
@@ -22,7 +26,7 @@ class LiveEvidence:
         return self._target.length
 
     def hidden(self) -> Float32Array:
-        values: Float32Array = self.state.cpu().numpy()
+        values: Float32Array = self.state.numpy(force=True)
         return values
 
     def repetition(self) -> Float32Array:
@@ -31,5 +35,5 @@ class LiveEvidence:
         return self._repetition.figures()
 
     def head(self) -> Float32Array:
-        values: Float32Array = self._tree.root_guesses().numpy()
-        return values
+        """What ``TokenTree.root_guesses`` reads, from views made once."""
+        return np.where(np.isfinite(self._root_scores.read()), self._root_edges.read(), np.float32(NO_SCORE))

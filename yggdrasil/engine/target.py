@@ -98,7 +98,7 @@ class TargetModel:
             _check_finite(best)
             self.length += len(chunk)
             rows = list(range(len(chunk)))
-            yield Outcome([int(choice[0])], rows, hidden[0], self._layers(layers, slice(len(chunk)))), logits
+            yield Outcome([int(choice)], rows, hidden[0], self._layers(layers, slice(len(chunk)))), logits
 
     def plain(self, token: int) -> Outcome:
         """Read ``token``, the last certain one, and choose its successor; ``commit`` then keeps its row."""
@@ -106,7 +106,7 @@ class TargetModel:
         self._start.write(self.length)
         choice, best, hidden, *layers = self.runner.step("plain", 1)()
         _check_finite(best)
-        return Outcome([int(choice[0])], [0], hidden[0], self._layers(layers, slice(1)))
+        return Outcome([int(choice)], [0], hidden[0], self._layers(layers, slice(1)))
 
     def verify(self, width: int) -> Sequence[Tensor]:
         """Launch verification of the ``width`` best nodes of ``order``; ``accept`` reads the outcome."""
@@ -143,19 +143,21 @@ class TargetModel:
 
     def commit(self, rows: Sequence[int]) -> None:
         """Keep the keys and values of the accepted rows, in place and in order."""
-        first_moved = next((i for i, row in enumerate(rows) if row != i), len(rows))
-        if first_moved < len(rows):
+        if rows and rows[-1] >= len(rows):  # they ascend: else every one is where it belongs
+            first_moved = next(i for i, row in enumerate(rows) if row != i)
             sources = torch.tensor([self.length + row for row in rows[first_moved:]])
             self.runner.cache.commit(sources, self.length + first_moved)
         self.length += len(rows)
 
     def _layers(self, layers: Sequence[Tensor], rows: list[int] | slice) -> dict[int, Tensor]:
+        if not layers:
+            return {}
         wanted = self.runner.call.hidden_layers
         return {layer: states[rows] for layer, states in zip(wanted, layers, strict=True)}
 
 
 def _check_finite(best: Tensor) -> None:
-    value = float(best[0])
+    value = float(best)
     if value != value or value in (float("inf"), float("-inf")):
         raise not_finite()
 

@@ -1,7 +1,9 @@
-"""Small inputs of compiled steps that the host writes: a tensor with a fixed address and a cheap way to fill it."""
+"""Small tensors with fixed addresses that steps and the host share: cheap ways to fill and to read them."""
 
 from collections.abc import Sequence
+from typing import Any
 
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -28,3 +30,22 @@ class HostBuffer:
     def write_sequence(self, values: Sequence[int]) -> None:
         """Set the first entries from a sequence."""
         self.write(*values)
+
+
+class HostView:
+    """What a tensor that is only written in place holds now: its own memory on a CPU, elsewhere a copy."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor = tensor
+        self._view: npt.NDArray[Any] | None = tensor.numpy() if tensor.device.type == "cpu" else None
+
+    def read(self) -> npt.NDArray[Any]:
+        """The values; on a CPU they change with the tensor."""
+        return self._tensor.numpy(force=True) if self._view is None else self._view
+
+    def write(self, values: npt.NDArray[Any]) -> None:
+        """Set all entries."""
+        if self._view is None:
+            self._tensor.copy_(torch.from_numpy(values))
+        else:
+            self._view[:] = values

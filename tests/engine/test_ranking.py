@@ -1,0 +1,30 @@
+"""Nodes are ranked on the host as they are on a device."""
+
+import pytest
+import torch
+
+from yggdrasil.engine.actions import rank_scores
+from yggdrasil.models.buffers import HostView
+from yggdrasil.tree.growth import rank_nodes
+from yggdrasil.tree.token_tree import NO_SCORE, TokenTree
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_ranking_on_the_host_is_that_of_the_device(seed):
+    tree = TokenTree.allocate(40, candidates=2, device=torch.device("cpu"))
+    view = HostView(tree.scores)  # made before the scores are there
+    levels = torch.randint(1, 12, (40,), generator=torch.Generator().manual_seed(seed))  # with equals among them
+    tree.scores.copy_(torch.where(levels < 9, -levels / 3, NO_SCORE))
+    tree.scores[0] = 0.0
+    order, expected = rank_nodes(tree)
+    host_order, host_expected = rank_scores(view.read())
+
+    assert host_order.tolist() == order.tolist()
+    torch.testing.assert_close(torch.from_numpy(host_expected), expected, rtol=1e-6, atol=0)
+
+
+def test_a_view_writes_into_its_tensor():
+    order = torch.arange(6)
+    HostView(order).write(order.flip(0).numpy())
+
+    assert order.tolist() == [5, 4, 3, 2, 1, 0]
