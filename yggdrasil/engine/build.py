@@ -7,15 +7,29 @@ import torch
 
 from yggdrasil.drafters.draft_model import DraftModel, identity_knots
 from yggdrasil.drafters.protocol import Drafter
+from yggdrasil.engine.captured_target import CapturedTarget
 from yggdrasil.engine.engine import Engine
 from yggdrasil.engine.target import TargetModel
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.models.compiled import Backend
+from yggdrasil.models.graphs import Recorder
 from yggdrasil.models.loading import LoadedModel
 from yggdrasil.models.runner import ModelRunner
-from yggdrasil.scheduling.plan import Shapes
+from yggdrasil.scheduling.plan import DeviceName, Shapes
 from yggdrasil.scheduling.stages import DEFAULT_ORDER
 from yggdrasil.tree.token_tree import TokenTree
+
+
+def open_device(name: DeviceName) -> torch.device:
+    """The device of a plan or an option; YggdrasilError where this process cannot use it."""
+    if name == "cuda" and not torch.cuda.is_available():
+        raise YggdrasilError("no CUDA device can be used here; calibrate with --device cpu and decode with that plan")
+    return torch.device(name)
+
+
+def default_backend(device: torch.device) -> Backend:
+    """What runs steps fastest on a device."""
+    return "cudagraph" if device.type == "cuda" else "inductor"
 
 
 @dataclass(frozen=True)
@@ -28,7 +42,15 @@ class Assembly:
     shapes: Shapes
 
     def warm(self, needed: Sequence[tuple[str, str, int]] | None = None) -> None:
-        """Build steps now instead of on first use: those listed as (runner, step, width), or all."""
+        """Build steps now instead of on first use: those listed as (runner, step, width), or all.
+
+        Captured steps are all recorded, drafts of every depth included.
+        """
+        if isinstance(self.engine.target, CapturedTarget):
+            self.engine.target.warm()
+            if isinstance(self.engine.drafter, DraftModel):
+                self.engine.drafter.warm(range(1, self.shapes.max_depth + 1))
+            return
         for name, runner in (("target", self.target), ("drafter", self.drafter)):
             for step, width in runner.defined if runner is not None else ():
                 if runner is not None and (needed is None or (name, step, width) in needed):
@@ -49,12 +71,13 @@ def assemble(
     if shapes.candidates > vocab_size:
         raise YggdrasilError(f"{shapes.candidates} candidates a node, but the vocabulary has {vocab_size} tokens")
     tree = TokenTree.allocate(shapes.num_nodes, shapes.candidates, target.device)
+    recorder = Recorder(target.device) if backend == "cudagraph" else None
     drafter_runner = None
     chosen: Drafter | None
     if isinstance(drafter, LoadedModel):
         # A vocabulary padded in one model only: the drafter guesses what both know.
         known = min(vocab_size, drafter.vocab_size)
-        drafter_runner = ModelRunner(drafter, shapes.cache_capacity, known, backend)
+        drafter_runner = ModelRunner(drafter, shapes.cache_capacity, known, backend, recorder=recorder)
         chosen = DraftModel(
             drafter_runner, tree, shapes.draft_widths, shapes.max_depth + 1, shapes.prefill_widths,
             identity_knots() if knots is None else knots,
@@ -62,8 +85,9 @@ def assemble(
     else:
         chosen = drafter
     hidden_layers = chosen.hidden_layers if chosen is not None else ()
-    target_runner = ModelRunner(target, shapes.cache_capacity, vocab_size, backend, hidden_layers)
-    model = TargetModel(target_runner, tree, shapes.verify_widths, shapes.prefill_widths)
+    target_runner = ModelRunner(target, shapes.cache_capacity, vocab_size, backend, hidden_layers, recorder)
+    make_target = TargetModel if recorder is None else CapturedTarget
+    model = make_target(target_runner, tree, shapes.verify_widths, shapes.prefill_widths)
     limit = min(shapes.max_length, target.max_context)
     if isinstance(drafter, LoadedModel):
         limit = min(limit, drafter.max_context)

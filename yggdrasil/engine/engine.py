@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from yggdrasil.drafters.protocol import Drafter
+from yggdrasil.engine.captured_target import CapturedTarget
 from yggdrasil.engine.policy import Decision, Policy
 from yggdrasil.engine.target import Outcome, TargetModel
 from yggdrasil.engine.text import TextStream
@@ -40,7 +41,7 @@ class Iteration:
 class LiveEvidence:
     """What a policy may ask of a request's present iteration; every part is read when it is asked for."""
 
-    def __init__(self, target: TargetModel, tree: TokenTree, state: Iteration) -> None:
+    def __init__(self, target: TargetModel | CapturedTarget, tree: TokenTree, state: Iteration) -> None:
         self._target, self._tree, self._state = target, tree, state
         self._repetition, self._num_read = Repetition(), 0
 
@@ -58,7 +59,7 @@ class LiveEvidence:
         return self._repetition.figures()
 
     def head(self) -> Float32Array:
-        values: Float32Array = self._tree.root_guesses().numpy()
+        values: Float32Array = self._tree.root_guesses().cpu().numpy()
         return values
 
 
@@ -71,7 +72,7 @@ class Engine:
 
     def __init__(
         self,
-        target: TargetModel,
+        target: TargetModel | CapturedTarget,
         drafter: Drafter | None,
         tree: TokenTree,
         verify_widths: Sequence[int],
@@ -95,6 +96,7 @@ class Engine:
             "commit": self._commit,
             "bookkeeping": self._keep_books,
         }
+        self.after_stage: Callable[[], None] | None = None  # a measurement waits for the device here
         self._stages = [(name, actions[name]) for name in stages]
         self._plain_stages = [(name, actions[name]) for name in stages if name in PLAIN_STAGES]
         self._is_head_first = is_head_first(stages)
@@ -162,6 +164,8 @@ class Engine:
         state.promise, state.shape, state.expected = resting or NO_PROMISE, PLAIN_STEP, 1.0
         for name, action in self._stages if resting is None else self._plain_stages:
             action(state)
+            if self.after_stage is not None:
+                self.after_stage()
             now = perf_counter_ns()
             times["plain" if name == "verify" and state.shape.depth == 0 else name] += now - before
             before = now
@@ -195,7 +199,7 @@ class Engine:
 
     def _prune(self, state: Iteration) -> None:
         shape = state.shape
-        if not shape.depth:
+        if not shape.depth or self.target.ranks_nodes:
             return
         order, expected = rank_nodes(self.tree)
         self.target.order.copy_(order)
@@ -213,6 +217,8 @@ class Engine:
     def _accept(self, state: Iteration) -> None:
         if state.shape.verify_width > 1:
             state.outcome = self.target.accept(state.outputs, state.shape.verify_width)
+            if state.outcome.expected is not None:
+                state.expected = state.outcome.expected
             if self._policy.learner is not None:
                 promised = max(state.expected - 1.0, 0.0)
                 self._policy.learner.observe(promised, len(state.outcome.tokens) - 1)

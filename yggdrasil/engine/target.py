@@ -20,10 +20,13 @@ class Outcome(NamedTuple):
     rows: list[int]  # accepted rows of the pass, the root's first
     hidden: Tensor  # [H] float32, the state that produced the last token
     layers: dict[int, Tensor]  # states of the accepted rows at the layers a drafter reads, each [len(tokens), H]
+    expected: float | None = None  # tokens promised by the verified nodes, where the device ranked them
 
 
 class TargetModel:
     """Steps of the target over one tree; ``length`` tokens are in its cache, at the slots of their positions."""
+
+    ranks_nodes = False  # the engine fills ``order`` and may choose the verify width after drafting
 
     def __init__(
         self, runner: ModelRunner, tree: TokenTree, verify_widths: Sequence[int], prefill_widths: Sequence[int]

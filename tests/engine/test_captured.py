@@ -1,0 +1,103 @@
+"""Captured steps on a CPU, where a capture is the work itself: the call path of a GPU, the tokens of transformers."""
+
+import pytest
+import torch
+from test_engine import PROMPT, TREES
+from tiny_pair import TEXT, OracleDrafter, addresses, cache_rows
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from yggdrasil.engine.policy import FixedPolicy, PlainPolicy
+from yggdrasil.models.graphs import Recorder
+from yggdrasil.tree.objective import TreeShape
+
+NUM_TOKENS = 60
+# Operators whose result the host needs at once: on a GPU each would wait for the device, and none can be captured.
+WAITING = {"aten::_local_scalar_dense", "aten::item", "aten::is_nonzero", "aten::nonzero", "aten::masked_select"}
+
+
+@pytest.mark.parametrize("shape", TREES, ids=str)
+def test_tokens_equal_transformers(pair, shape):
+    decoder = pair.decoder(FixedPolicy(shape), backend="cudagraph")
+    generation = decoder.generate(PROMPT, max_new_tokens=NUM_TOKENS)
+
+    assert generation.tokens == pair.reference(PROMPT, NUM_TOKENS)
+    assert (
+        generation.metrics.iterations
+        == pair.decoder(FixedPolicy(shape)).generate(PROMPT, max_new_tokens=NUM_TOKENS).metrics.iterations
+    )
+
+
+def test_a_drafter_on_the_host(pair):
+    reference = pair.reference(PROMPT, NUM_TOKENS)
+    drafter = OracleDrafter([*PROMPT, *reference])
+    generation = pair.decoder(FixedPolicy(TreeShape(4, 3, 16)), backend="cudagraph", drafter=drafter).generate(
+        PROMPT, max_new_tokens=NUM_TOKENS
+    )
+
+    assert generation.tokens == reference
+    assert 0 < generation.metrics.acceptance_rate < 1
+
+
+def test_promises_come_back_with_the_outcome(pair):
+    """The expectation of the verified nodes, ranked by the step itself, equals what the engine reads before it."""
+
+    def promises(backend):
+        policy, promised = FixedPolicy(TreeShape(4, 4, 8)), []
+        policy.observe = lambda shape, expected, tokens: promised.append((shape, expected, tokens))
+        pair.decoder(policy, backend=backend).generate(PROMPT, max_new_tokens=NUM_TOKENS)
+        return promised
+
+    assert promises("cudagraph") == promises("eager")
+    assert len({expected for _, expected, _ in promises("eager")}) > 3
+
+
+def test_rows_are_kept_on_the_device(pair):
+    decoder = pair.decoder(FixedPolicy(TreeShape(4, 4, 16)), backend="cudagraph")
+    generation = decoder.generate(PROMPT, max_new_tokens=50)
+    target = decoder.assembly.engine.target
+    expected = cache_rows(pair.plain_target, [*PROMPT, *generation.tokens])
+
+    length = min(target.length, len(PROMPT) + 49)
+    for ours, theirs in zip(target.runner.cache.tensors(), expected, strict=True):
+        torch.testing.assert_close(ours[:, :length], theirs[:, :length], atol=1e-4, rtol=1e-4)
+
+
+def test_recording_ahead_changes_no_token_and_moves_no_buffer(pair):
+    decoder = pair.decoder(FixedPolicy(TreeShape(4, 4, 16)), backend="cudagraph")
+    before = addresses(decoder)
+    decoder.assembly.warm()
+    recorded = decoder.assembly.target.recorder.num_recorded
+    for prompt in (PROMPT, TEXT[30:41]):
+        assert decoder.generate(prompt, max_new_tokens=30).tokens == pair.reference(prompt, 30)
+
+    assert decoder.assembly.target.recorder.num_recorded == recorded
+    assert addresses(decoder) == before
+
+
+class NoWaiting(TorchDispatchMode):
+    """Refuses operators that a GPU could only answer by waiting."""
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        name = function._schema.name
+        is_masked = name.startswith("aten::index") and any(
+            index is not None and index.dtype == torch.bool
+            for argument in args
+            if isinstance(argument, list | tuple)
+            for index in argument
+        )
+        if name in WAITING or is_masked:
+            raise AssertionError(f"a step calls {name}")
+        return function(*args, **(kwargs or {}))
+
+
+def test_steps_never_wait_for_the_device(pair, monkeypatch):
+    run = Recorder.run
+
+    def watched(self, work):
+        with NoWaiting():
+            return run(self, work)
+
+    monkeypatch.setattr(Recorder, "run", watched)
+    for policy in (PlainPolicy(), FixedPolicy(TreeShape(4, 4, 16)), FixedPolicy(TreeShape(1, 3, 4))):
+        decoder = pair.decoder(policy, backend="cudagraph")
+        assert decoder.generate(PROMPT, max_new_tokens=30).tokens == pair.reference(PROMPT, 30)
