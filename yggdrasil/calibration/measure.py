@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import pandas as pd
+import torch
 
 from yggdrasil.engine.build import Assembly
 from yggdrasil.engine.policy import Decision, Learner
@@ -84,6 +85,8 @@ def measure_stages(
     rows: list[tuple[object, ...]] = []
     done = 0
     policy = ShapeCycle(shapes, seed=0)
+    if assembly.target.loaded.device.type == "cuda":
+        assembly.engine.after_stage = torch.cuda.synchronize  # a launch returns before its work is done
     while done < wanted:
         trace = Trace()
         request = assembly.engine.decode(text, stream(), policy, trace)

@@ -111,6 +111,7 @@ def calibrate(settings: CalibrationSettings, reporter: Reporter) -> Path:
         costs=costs,
         predicted=choice.predicted,
         rejected=choice.rejected,
+        device=pair.device,
     )
     _write(settings, plan, destination, choice, frame, work)
     return destination

@@ -7,7 +7,7 @@ from typing import Any
 from yggdrasil.drafters.options import NGramOptions
 from yggdrasil.engine.decoder import DtypeName
 from yggdrasil.models.loading import Weights
-from yggdrasil.scheduling.plan import Shapes
+from yggdrasil.scheduling.plan import DeviceName, Shapes
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,7 @@ class PairSource:
     drafter_threads: int
     shapes: Shapes
     weights: Weights = "full"  # of the target
+    device: DeviceName = "cpu"
 
     def with_shapes(self, shapes: Shapes) -> "PairSource":
         return replace(self, shapes=shapes)

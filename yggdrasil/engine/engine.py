@@ -59,7 +59,7 @@ class LiveEvidence:
         return self._repetition.figures()
 
     def head(self) -> Float32Array:
-        values: Float32Array = self._tree.root_guesses().cpu().numpy()
+        values: Float32Array = self._tree.root_guesses().numpy()
         return values
 
 
