@@ -6,7 +6,7 @@ from test_engine import PROMPT, TREES
 from tiny_pair import TEXT, OracleDrafter, addresses, cache_rows
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from yggdrasil.engine.policy import FixedPolicy, PlainPolicy
+from yggdrasil.engine.policy import PLAIN_POLICY, FixedPolicy
 from yggdrasil.models.graphs import Recorder
 from yggdrasil.tree.objective import TreeShape
 
@@ -38,17 +38,30 @@ def test_a_drafter_on_the_host(pair):
     assert 0 < generation.metrics.acceptance_rate < 1
 
 
+class Listener:
+    """Notes what a policy's learner is told."""
+
+    def begin(self):
+        self.heard = []
+
+    def observe(self, promised, accepted):
+        self.heard.append((promised, accepted))
+
+    def settle(self, tokens, milliseconds, *, rested):
+        return
+
+
 def test_promises_come_back_with_the_outcome(pair):
     """The expectation of the verified nodes, ranked by the step itself, equals what the engine reads before it."""
 
     def promises(backend):
-        policy, promised = FixedPolicy(TreeShape(4, 4, 8)), []
-        policy.observe = lambda shape, expected, tokens: promised.append((shape, expected, tokens))
+        policy = FixedPolicy(TreeShape(4, 4, 8))
+        policy.learner = Listener()
         pair.decoder(policy, backend=backend).generate(PROMPT, max_new_tokens=NUM_TOKENS)
-        return promised
+        return policy.learner.heard
 
     assert promises("cudagraph") == promises("eager")
-    assert len({expected for _, expected, _ in promises("eager")}) > 3
+    assert len({promised for promised, _ in promises("eager")}) > 3
 
 
 def test_rows_are_kept_on_the_device(pair):
@@ -98,6 +111,6 @@ def test_steps_never_wait_for_the_device(pair, monkeypatch):
             return run(self, work)
 
     monkeypatch.setattr(Recorder, "run", watched)
-    for policy in (PlainPolicy(), FixedPolicy(TreeShape(4, 4, 16)), FixedPolicy(TreeShape(1, 3, 4))):
+    for policy in (PLAIN_POLICY, FixedPolicy(TreeShape(4, 4, 16)), FixedPolicy(TreeShape(1, 3, 4))):
         decoder = pair.decoder(policy, backend="cudagraph")
         assert decoder.generate(PROMPT, max_new_tokens=30).tokens == pair.reference(PROMPT, 30)

@@ -12,7 +12,7 @@ from models.attention_case import AttentionCase
 from tiny_pair import SHAPES, TEXT, TinyPair, make_pair
 
 from yggdrasil.drafters import NGramDrafter
-from yggdrasil.engine.policy import FixedPolicy, PlainPolicy
+from yggdrasil.engine.policy import PLAIN_POLICY, FixedPolicy
 from yggdrasil.models import kernels
 from yggdrasil.models.compiled import InProcessStep
 from yggdrasil.models.loading import prepare_model
@@ -120,7 +120,7 @@ def check_host_drafters_and_every_width():
 def check_bfloat16_decodes():
     pair = pair_on_device(torch.bfloat16)
     tree = pair.decoder(FixedPolicy(TreeShape(4, 3, 8)), FEW, backend="cudagraph").generate(PROMPT, max_new_tokens=40)
-    plain = pair.decoder(PlainPolicy(), FEW, backend="cudagraph").generate(PROMPT, max_new_tokens=40)
+    plain = pair.decoder(PLAIN_POLICY, FEW, backend="cudagraph").generate(PROMPT, max_new_tokens=40)
     same = sum(a == b for a, b in zip(tree.tokens, plain.tokens, strict=True))
     assert len(tree.tokens) == 40
     assert same >= 4, f"only {same} of 40 tokens agree before rounding can explain it"
