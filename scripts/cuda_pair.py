@@ -155,6 +155,15 @@ class Pair:
             model.set_attn_implementation("yggdrasil_tree")
         return {"tpot_ms": (times[1] - times[0]) / self._num_tokens}
 
+    def compiled_steps(self) -> dict[str, bool]:
+        """Which steps the compiler really made; the others ran operator by operator, or not at all."""
+        models = {"target": self._compiled.target, "drafter": self._compiled.drafter}
+        return {
+            f"{role} {name} {width}": getattr(step._run, "is_compiled", False)
+            for role, model in models.items()
+            for (name, width), step in model._steps.items()
+        }
+
     def _best_shape(self) -> TreeShape:
         return min(self._tpot, key=self._tpot.__getitem__) if self._tpot else self.shapes_to_try()[0]
 

@@ -169,7 +169,8 @@ def widen_in_memory(checkpoint: Path, shape: ModelShape, device: torch.device, *
     raw = _wide_config(source, layout, tie)
     config = AutoConfig.for_model(**{key: value for key, value in raw.items() if key != "dtype"})
     with torch.device(device):
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    model = model.eval().to(device)
     parameters = dict(model.named_parameters())
     with torch.no_grad():
         for name, tensor in _wide_tensors(source, layout, tie, torch.Generator(device).manual_seed(seed)):
