@@ -13,12 +13,18 @@ PACKAGE = Path(yggdrasil.__file__).parent
 # From low to high: a room may import itself and those before it.
 ROOMS = (
     *("errors", "artifacts", "models", "tree", "acceptance", "drafters", "predictor", "profiling", "scheduling"),
-    *("engine", "calibration", "bench", "cli"),
+    *("engine", "calibration", "reports", "bench", "cli"),
 )
 LEAVES = {"errors": set(), "prompts": {"errors"}}  # what these single files may import
 WITHOUT_TORCH = (
     *("yggdrasil", "yggdrasil.artifacts", "yggdrasil.prompts", "yggdrasil.scheduling.stages"),
-    *("yggdrasil.scheduling.plan", "yggdrasil.tree.objective", "yggdrasil.profiling.simulator"),
+    *(
+        "yggdrasil.scheduling.plan",
+        "yggdrasil.scheduling.timeline",
+        "yggdrasil.scheduling.search",
+        "yggdrasil.tree.objective",
+        "yggdrasil.profiling.simulator",
+    ),
 )
 
 

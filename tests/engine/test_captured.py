@@ -7,7 +7,10 @@ from tiny_pair import TEXT, OracleDrafter, addresses, cache_rows
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from yggdrasil.engine.policy import PLAIN_POLICY, FixedPolicy
+from yggdrasil.errors import YggdrasilError
 from yggdrasil.models.graphs import Recorder
+from yggdrasil.scheduling.executors import InOrderExecutor
+from yggdrasil.scheduling.stages import HEAD_FIRST_ORDER, STAGES, Schedule
 from yggdrasil.tree.objective import TreeShape
 
 NUM_TOKENS = 60
@@ -25,6 +28,43 @@ def test_tokens_equal_transformers(pair, shape):
         generation.metrics.iterations
         == pair.decoder(FixedPolicy(shape)).generate(PROMPT, max_new_tokens=NUM_TOKENS).metrics.iterations
     )
+
+
+def test_a_depth_chosen_after_the_head_draft(pair):
+    decoder = pair.decoder(FixedPolicy(TreeShape(4, 3, 8)), backend="cudagraph", stages=HEAD_FIRST_ORDER)
+
+    assert decoder.generate(PROMPT, max_new_tokens=NUM_TOKENS).tokens == pair.reference(PROMPT, NUM_TOKENS)
+
+
+OTHER_VARIANTS = [
+    (name, variant)
+    for name, variants in STAGES.items()
+    for variant in list(variants)[1:]
+    if (name, variant) != ("depth_prediction", "informed")
+]
+
+
+@pytest.mark.parametrize(("name", "variant"), OTHER_VARIANTS, ids="=".join)
+def test_other_schedules_are_refused(pair, name, variant):
+    stages = Schedule.of({name: variant}).labels
+    message = f"cannot run the stage {name}={variant}; take a plan with {name}="
+    for options in ({"stages": stages}, {"other_stages": [stages]}):
+        with pytest.raises(YggdrasilError, match=message):
+            pair.decoder(PLAIN_POLICY, backend="cudagraph", **options)
+    decoder = pair.decoder(FixedPolicy(TreeShape(4, 3, 8)), backend="cudagraph")
+    with pytest.raises(YggdrasilError, match=message):
+        decoder.assembly.engine.use(stages)
+
+    assert decoder.generate(PROMPT, max_new_tokens=5).tokens == pair.reference(PROMPT, 5)
+
+
+def test_a_measurement_waits_after_every_stage(pair):
+    decoder = pair.decoder(FixedPolicy(TreeShape(4, 3, 8)), backend="cudagraph")
+    waits = []
+    decoder.assembly.engine.executor = InOrderExecutor(lambda: waits.append(1))
+    generation = decoder.generate(PROMPT, max_new_tokens=30)
+
+    assert len(waits) == generation.metrics.iterations * len(STAGES)
 
 
 def test_a_drafter_on_the_host(pair):

@@ -3,6 +3,8 @@
 Dims: W verified nodes, D longest path below the root.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -27,3 +29,17 @@ def accept_greedy(
     depths = ancestors.sum(dim=1)
     last = torch.where(accepted & (exists | is_root), depths, 0).argmax(dim=0, keepdim=True)
     return last, ancestors[last].squeeze(0) & accepted  # an index of no dimension would be read by the host
+
+
+def walk_greedy(
+    nodes: Sequence[int], tokens: Sequence[int], parents: Sequence[int], exists: Sequence[bool], choices: Sequence[int]
+) -> list[int]:
+    """Accepted rows from the root's on, found on the host; the slow readable twin of ``accept_greedy``.
+
+    Row i holds node ``nodes[i]`` below node ``parents[i]``, row 0 the root; padding does not exist.
+    """
+    child = {(parents[row], tokens[row]): row for row in range(1, len(nodes)) if exists[row]}
+    rows = [0]
+    while (following := child.get((nodes[rows[-1]], choices[rows[-1]]))) is not None:
+        rows.append(following)
+    return rows

@@ -17,6 +17,7 @@ from yggdrasil.engine.text import TextStream
 from yggdrasil.engine.trace import MODEL_STAGES, Trace
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.predictor.evidence import Evidence
+from yggdrasil.scheduling.executors import InOrderExecutor
 from yggdrasil.scheduling.plan import Costs, Shapes
 from yggdrasil.tree.objective import PLAIN_STEP, TreeShape, lower_envelope
 
@@ -86,7 +87,7 @@ def measure_stages(
     done = 0
     policy = ShapeCycle(shapes, seed=0)
     if assembly.target.loaded.device.type == "cuda":
-        assembly.engine.after_stage = torch.cuda.synchronize  # a launch returns before its work is done
+        assembly.engine.executor = InOrderExecutor(torch.cuda.synchronize)  # launches return before their work is done
     while done < wanted:
         trace = Trace()
         request = assembly.engine.decode(text, stream(), policy, trace)

@@ -26,4 +26,4 @@ def build_assembly(source: "PairSource", knots: torch.Tensor | None = None, back
         return assemble(target, NGramDrafter(source.drafter), source.shapes, backend)
     drafter = load_model(source.drafter, dtype, device, source.drafter_threads)
     check_tree_attention(drafter)
-    return assemble(target, drafter, source.shapes, backend, knots=knots)
+    return assemble(target, drafter, source.shapes, backend, knots=knots, other_stages=source.schedules)

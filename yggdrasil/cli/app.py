@@ -1,7 +1,6 @@
 """Commands of the ``yggdrasil`` program."""
 
 import json
-import platform
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -9,8 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from yggdrasil.artifacts import current_machine, list_plans, search_roots
+from yggdrasil.cli.figures import figures
 from yggdrasil.cli.options import Dtype, ForceOption, PlanOption, parse_widths
 from yggdrasil.cli.profile import profile
+from yggdrasil.cli.report import report
+from yggdrasil.cli.search import search
 from yggdrasil.errors import YggdrasilError
 
 if TYPE_CHECKING:
@@ -20,6 +22,8 @@ app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="Latency-optimal tree decoding."
 )
 app.command()(profile)
+app.command()(search)
+app.command()(report)
 
 
 @app.command()
@@ -129,10 +133,18 @@ def generate(
         print(json.dumps(record, ensure_ascii=False), flush=True)
 
 
-@app.command()
+bench_app = typer.Typer(invoke_without_command=True, no_args_is_help=True)
+bench_app.command()(figures)
+app.add_typer(bench_app, name="bench")
+
+
+@bench_app.callback()
 def bench(
-    plan: PlanOption,
-    prompts: Annotated[Path, typer.Option(help="JSON lines with a prompt field, unseen by the calibration.")],
+    context: typer.Context,
+    plan: Annotated[str, typer.Option(help="A plan file, or a name that has a plan for this machine.")] = "",
+    prompts: Annotated[
+        Path | None, typer.Option(help="JSON lines with a prompt field, unseen by the calibration.")
+    ] = None,
     limit: Annotated[int | None, typer.Option(help="Use at most so many prompts.")] = None,
     max_new_tokens: Annotated[int, typer.Option(help="Tokens to generate on each.")] = 64,
     max_prompt_tokens: Annotated[
@@ -140,32 +152,53 @@ def bench(
     ] = None,
     dtype: Annotated[Dtype | None, typer.Option(help="Arithmetic of both models; the plan's if not given.")] = None,
     out: Annotated[Path | None, typer.Option("--json", help="Write every sample and the summary here.")] = None,
+    tree: Annotated[
+        list[str] | None,
+        typer.Option(help="Compare trees instead: a name, or all; can be repeated. With --json resumed."),
+    ] = None,
+    budget: Annotated[str, typer.Option(help="Verify budgets of the trees: root and drafted nodes.")] = "8,16,32,64",
+    held_back: Annotated[int, typer.Option(help="Last prompts, which only calibrate static trees.")] = 4,
     force_machine: ForceOption = False,
 ) -> None:
-    """Compare with plain compiled decoding, prompt by prompt, alternating."""
+    """Compare with plain compiled decoding, prompt by prompt, alternating; or trees of other systems with ours."""
+    if context.invoked_subcommand is not None:
+        return
+    if not plan or prompts is None:
+        raise YggdrasilError("bench needs --plan and --prompts")
     from yggdrasil.artifacts import write_atomic
     from yggdrasil.bench.compare import compare, summarise
+    from yggdrasil.bench.record import provenance
     from yggdrasil.cli.progress import show_comparison, show_summary
     from yggdrasil.prompts import read_prompts
 
     requests = read_prompts(prompts, limit)
     decoder = _decoder(plan, dtype, "plan", force_machine=force_machine)
+    if tree:
+        from yggdrasil.cli.trees import compare_trees
+
+        settings = {
+            "dtype": dtype or (decoder.plan.dtype if decoder.plan else None),
+            "prompts_file": prompts.name,
+            "max_new_tokens": max_new_tokens,
+            "max_prompt_tokens": max_prompt_tokens,
+        }
+        compare_trees(
+            decoder, requests, settings, names=tree, budgets=parse_widths(budget), held_back=held_back, out=out
+        )
+        return
     results = compare(decoder, requests, max_new_tokens, show_comparison, max_prompt_tokens=max_prompt_tokens)
     plain_ms = decoder.plan.costs[0].plain_ms if decoder.plan else None
     summary = summarise(results, plain_ms)
     show_summary(summary)
     if out is not None:
-        machine = current_machine()
         record = {
+            **provenance(),
             **summary,
             "plan": decoder.plan.name if decoder.plan else plan,
             "prompts_file": prompts.name,
             "max_new_tokens": max_new_tokens,
             "max_prompt_tokens": max_prompt_tokens,
             "dtype": dtype or (decoder.plan.dtype if decoder.plan else None),
-            "machine": machine.describe(),
-            "python": platform.python_version(),
-            "versions": decoder.plan.versions if decoder.plan else {},
             "samples": [
                 {
                     "id": result.id,

@@ -47,7 +47,7 @@ def profile(
     from yggdrasil.calibration.step_times import roofline, time_steps, timed_steps
     from yggdrasil.cli.progress import PhaseProgress, show_table
     from yggdrasil.prompts import read_prompts
-    from yggdrasil.scheduling.plan import ModelRef, Plan, check_plan
+    from yggdrasil.scheduling.plan import Plan, check_plan
 
     machine = current_machine()
     loaded = Plan.load(resolve_plan(plan, machine, force=force_machine))
@@ -58,10 +58,7 @@ def profile(
         max_length=max_length or max(loaded.shapes.max_length, *lengths),
         verify_widths=parse_widths(verify_widths) if verify_widths else loaded.shapes.verify_widths,
     )
-    drafter, threads = (
-        (loaded.drafter.path(), loaded.drafter.threads) if isinstance(loaded.drafter, ModelRef) else (loaded.drafter, 1)
-    )
-    pair = PairSource(loaded.target.path(), drafter, dtype or loaded.dtype, loaded.target.threads, threads, shapes)
+    pair = replace(PairSource.of_plan(loaded), dtype=dtype or loaded.dtype, shapes=shapes)
     tables: dict[str, pd.DataFrame] = {}
     with PhaseProgress() as progress:
         assembly = build_assembly(pair)

@@ -1,11 +1,12 @@
 """A small language model as drafter: grows an Equal-Growth Tree with one compiled step a level."""
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from yggdrasil.drafters.steps import FinishStep, GrowStep, HeadStep
+from yggdrasil.drafters.steps import FinishStep, GrowStep, GuessStep, HeadStep, PlantStep, ReadStep
 from yggdrasil.models.buffers import HostBuffer
 from yggdrasil.models.graphs import Capture
 from yggdrasil.models.runner import ModelRunner, PrefillStep
@@ -19,6 +20,8 @@ class DraftModel:
 
     Its cache keeps, for each certain token it has read, the row of its position; tree nodes live in the slots from the
     root on and are simply overwritten. ``head_width`` bounds how many certain tokens one head step reads.
+    ``keeps_rows`` defines the steps of tail drafts that leave accepted rows to keep, ``guess_widths`` those of head
+    drafts ahead of time.
     """
 
     hidden_layers: tuple[int, ...] = ()
@@ -31,11 +34,14 @@ class DraftModel:
         head_width: int,
         prefill_widths: Sequence[int],
         knots: Tensor,
+        *,
+        keeps_rows: bool = False,
+        guess_widths: Sequence[int] = (),
     ) -> None:
         device = runner.loaded.device
         self.name = f"model {runner.loaded.name}"
         self.runner = runner
-        self.head_widths = sorted({min(SHORT_HEAD, head_width), head_width})
+        self.head_widths = sorted({min(SHORT_HEAD, head_width), head_width, *([1] if keeps_rows else [])})
         self.prefill_widths = sorted(prefill_widths)
         self.knots = knots.to(device)
         self._tokens = HostBuffer(max(head_width, *prefill_widths), device)
@@ -43,6 +49,8 @@ class DraftModel:
         self._last = HostBuffer(1, device)
         self._place = HostBuffer(2, device)
         self._drafts: dict[tuple[int, int], Capture] = {}
+        self._num_nodes = tree.num_nodes
+        self._first_leaf, self._num_leaves = 1, 0  # nodes of the last level: attached, not read
         self._certain: list[int] = []
         self._num_read = 0  # certain tokens whose keys are in the cache, at the slot of their position
         tree_buffers = tree.tensors()
@@ -55,6 +63,22 @@ class DraftModel:
         for width in widths:
             runner.define("grow", width, GrowStep(runner.call, width), [self._place.tensor, self.knots, *tree_buffers])
             runner.define("finish", width, FinishStep(width), [self._place.tensor, *tree_buffers])
+        if keeps_rows:
+            for width in sorted({1, *widths}):
+                runner.define("read", width, ReadStep(runner.call, width), [self._place.tensor, *tree_buffers])
+        self._guesses = Guesses.allocate(max(guess_widths, default=0), tree.candidates, device)
+        table = self._guesses.tensors()
+        for width in guess_widths:
+            inputs = [self._place.tensor[:1], *table, *tree_buffers]
+            runner.define("guess", width, GuessStep(runner.call, width), inputs)
+        if guess_widths:
+            inputs = [self._last.tensor, self.knots, *table[1:], *tree_buffers]
+            runner.define("plant", 1, PlantStep(), inputs)
+
+    @property
+    def root_position(self) -> int:
+        """Position of the last certain token."""
+        return len(self._certain) - 1
 
     def begin(self, tokens: Sequence[int]) -> None:
         self._certain = list(tokens)
@@ -82,7 +106,8 @@ class DraftModel:
         self._num_read = len(self._certain)
 
     def grow(self, tree: TokenTree, width: int, depth: int) -> None:
-        root = len(self._certain) - 1
+        root = self.root_position
+        self._first_leaf, self._num_leaves = 1 + (depth - 1) * width, width
         if self.runner.recorder is not None:
             self._place.write(root)
             self.draft(width, depth)()
@@ -91,7 +116,7 @@ class DraftModel:
         for level in range(depth - 1):
             self._place.write(root, 1 + level * width)
             step()
-        self._place.write(root, 1 + (depth - 1) * width)
+        self._place.write(root, self._first_leaf)
         self.runner.step("finish", width)()
 
     def warm(self, depths: Sequence[int]) -> None:
@@ -121,6 +146,36 @@ class DraftModel:
             draft = self._drafts[width, depth] = self.runner.recorder.capture(levels)
         return draft
 
+    def read_leaves(self) -> None:
+        self._place.write(len(self._certain) - 1, self._first_leaf)
+        self.runner.step("read", self._num_leaves)()
+
+    def read_leaf(self, node: int) -> None:
+        if node >= self._first_leaf:
+            self._place.write(len(self._certain) - 1, node)
+            self.runner.step("read", 1)()
+
+    def guess(self, nodes: Tensor, tokens: Tensor) -> None:
+        width = nodes.shape[0]
+        self._guesses.nodes[:width] = nodes
+        self._guesses.tokens[:width] = tokens
+        self._place.write(len(self._certain) - 1)
+        self.runner.step("guess", width)()
+
+    def keep(self, nodes: Sequence[int], guess: int | None, token: int) -> bool:
+        root = len(self._certain) - 1
+        came_true = guess is not None and int(self._guesses.tokens[guess]) == token
+        rows = [*nodes, self._num_nodes + guess] if came_true and guess is not None else list(nodes)
+        first_moved = next((i for i, row in enumerate(rows, start=1) if row != i), len(rows) + 1)
+        if first_moved <= len(rows):
+            sources = torch.tensor([root + row for row in rows[first_moved - 1 :]])
+            self.runner.cache.commit(sources, root + first_moved)
+        self._num_read = root + 1 + len(rows)
+        if came_true and guess is not None:
+            self._last.write(guess)
+            self.runner.step("plant", 1)()
+        return came_true
+
     def _prefill(self, count: int) -> None:
         width = next((w for w in self.prefill_widths if w >= count), self.prefill_widths[-1])
         chunk = self._certain[self._num_read : self._num_read + min(count, width)]
@@ -129,6 +184,27 @@ class DraftModel:
         self._last.write(len(chunk) - 1)
         self.runner.launch("prefill", width)
         self._num_read += len(chunk)
+
+
+class Guesses(NamedTuple):
+    """What may be the next root, a row for each verified node, and its candidates; K a guess."""
+
+    nodes: Tensor  # [R] int64, the node that each guess follows
+    tokens: Tensor  # [R] int64
+    edges: Tensor  # [R, K] float32, the drafter's log-probabilities
+    candidates: Tensor  # [R, K] int64
+
+    @classmethod
+    def allocate(cls, rows: int, candidates: int, device: torch.device) -> "Guesses":
+        def integers(*size: int) -> Tensor:
+            return torch.zeros(size, dtype=torch.int64, device=device)
+
+        edges = torch.zeros(rows, candidates, dtype=torch.float32, device=device)
+        return cls(integers(rows), integers(rows), edges, integers(rows, candidates))
+
+    def tensors(self) -> list[Tensor]:
+        """All tables in field order."""
+        return list(self)
 
 
 def identity_knots() -> Tensor:

@@ -8,7 +8,7 @@ every drafter lossless.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -32,3 +32,27 @@ class Drafter(Protocol):
 
     def grow(self, tree: TokenTree, width: int, depth: int) -> None:
         """Attach at most ``width`` nodes for each of ``depth`` levels, none deeper than ``depth``."""
+
+
+@runtime_checkable
+class StagedDrafter(Protocol):
+    """A drafter whose head and tail drafts are stages with variants (paper section 5.1); others need none of this.
+
+    After ``keep`` the drafter holds a row for every token that ``extend`` then brings, but the last.
+    """
+
+    def read_leaves(self) -> None:
+        """Read the nodes of the last level, whichever of them will stand."""
+
+    def read_leaf(self, node: int) -> None:
+        """Read ``node`` if it was attached and never read."""
+
+    def guess(self, nodes: Tensor, tokens: Tensor) -> None:
+        """Read ``tokens[i]`` as the successor of ``nodes[i]``, [W] int64 each, and remember its candidates."""
+
+    def keep(self, nodes: Sequence[int], guess: int | None, token: int) -> bool:
+        """Keep the rows of accepted ``nodes``, a path below the root.
+
+        Where ``guess`` names the guess that follows the last one and it is ``token``, keep its row too and plant it as
+        the next root; returns whether that came true.
+        """

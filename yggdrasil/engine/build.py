@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from yggdrasil.drafters.draft_model import DraftModel, identity_knots
 from yggdrasil.drafters.protocol import Drafter
-from yggdrasil.engine.captured_target import CapturedTarget
+from yggdrasil.engine.captured_target import CapturedTarget, check_capturable
 from yggdrasil.engine.engine import Engine
 from yggdrasil.engine.target import TargetModel
 from yggdrasil.errors import YggdrasilError
@@ -16,7 +17,7 @@ from yggdrasil.models.graphs import Recorder
 from yggdrasil.models.loading import LoadedModel
 from yggdrasil.models.runner import ModelRunner
 from yggdrasil.scheduling.plan import DeviceName, Shapes
-from yggdrasil.scheduling.stages import DEFAULT_ORDER
+from yggdrasil.scheduling.stages import DEFAULT_ORDER, Schedule
 from yggdrasil.tree.token_tree import TokenTree
 
 
@@ -65,11 +66,21 @@ def assemble(
     *,
     knots: torch.Tensor | None = None,
     stages: Sequence[str] = DEFAULT_ORDER,
+    other_stages: Sequence[Sequence[str]] = (),
 ) -> Assembly:
-    """Allocate caches and tree, define every step. Nothing is compiled before a step is first used or warmed."""
+    """Allocate caches and tree, define every step. Nothing is compiled before a step is first used or warmed.
+
+    ``stages`` is the schedule to decode by; the engine may later ``use`` any of ``other_stages`` too.
+
+    Raises:
+        YggdrasilError: shapes or schedules that these models or this backend cannot have.
+    """
     vocab_size = target.vocab_size
     if shapes.candidates > vocab_size:
         raise YggdrasilError(f"{shapes.candidates} candidates a node, but the vocabulary has {vocab_size} tokens")
+    if backend == "cudagraph":
+        for labels in (stages, *other_stages):
+            check_capturable(Schedule.parse(labels))
     tree = TokenTree.allocate(shapes.num_nodes, shapes.candidates, target.device)
     recorder = Recorder(target.device) if backend == "cudagraph" else None
     drafter_runner = None
@@ -80,7 +91,7 @@ def assemble(
         drafter_runner = ModelRunner(drafter, shapes.cache_capacity, known, backend, recorder=recorder)
         chosen = DraftModel(
             drafter_runner, tree, shapes.draft_widths, shapes.max_depth + 1, shapes.prefill_widths,
-            identity_knots() if knots is None else knots,
+            identity_knots() if knots is None else knots, **_draft_variants(shapes, [stages, *other_stages]),
         )  # fmt: skip
     else:
         chosen = drafter
@@ -93,3 +104,14 @@ def assemble(
         limit = min(limit, drafter.max_context)
     engine = Engine(model, chosen, tree, shapes.verify_widths, limit, stages)
     return Assembly(engine, target_runner, drafter_runner, shapes)
+
+
+def _draft_variants(shapes: Shapes, schedules: Sequence[Sequence[str]]) -> dict[str, Any]:
+    """What a draft model must be able to do for all of ``schedules``."""
+    variants = [Schedule.parse(stages).variants for stages in schedules]
+    guesses = any(chosen["head_draft"] == "ahead" for chosen in variants)
+    keeps_rows = guesses or any(chosen["tail_draft"] != "superset" for chosen in variants)
+    return {
+        "keeps_rows": keeps_rows,
+        "guess_widths": [width for width in shapes.verify_widths if width > 1] if guesses else [],
+    }

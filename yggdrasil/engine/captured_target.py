@@ -14,11 +14,27 @@ from torch import Tensor
 
 from yggdrasil.engine.steps import PlainStep, VerifyStep
 from yggdrasil.engine.target import Outcome, not_finite
+from yggdrasil.errors import YggdrasilError
 from yggdrasil.models.buffers import HostBuffer, Readback
 from yggdrasil.models.graphs import Capture
 from yggdrasil.models.runner import ModelRunner, PrefillStep
+from yggdrasil.scheduling.stages import DEFAULT_ORDER, Schedule
 from yggdrasil.tree.growth import rank_nodes
 from yggdrasil.tree.token_tree import TokenTree
+
+# The depth may be chosen before or after the head draft; nothing else differs from the default on captured steps.
+_FREE_VARIANTS = {"depth_prediction": ("now", "informed")}
+_VARIANTS = {name: (variant,) for name, variant in Schedule.parse(DEFAULT_ORDER).variants.items()} | _FREE_VARIANTS
+
+
+def check_capturable(schedule: Schedule) -> None:
+    """YggdrasilError unless captured steps can run ``schedule``: they accept and commit within verification."""
+    for name, variant in schedule.variants.items():
+        if variant not in _VARIANTS[name]:
+            raise YggdrasilError(
+                f"captured steps, which a GPU runs, cannot run the stage {name}={variant}; take a plan with "
+                f"{name}={_VARIANTS[name][0]}, such as calibrate --device cuda writes"
+            )
 
 
 class CapturedTarget:
@@ -109,7 +125,7 @@ class CapturedTarget:
             raise not_finite()
         expected = packed[2 + 2 * width :][:1].view(torch.float64)
         hidden = packed[3 + 2 * width :].view(torch.float32).clone()
-        return Outcome(rest[width : width + count], rest[:count], hidden, {}, float(expected))
+        return Outcome(rest[width : width + count], rest[:count], hidden, {}, expected=float(expected))
 
     def _layers(self, outputs: Sequence[Tensor], rows: list[int] | slice) -> dict[int, Tensor]:
         wanted = self.runner.call.hidden_layers
@@ -132,7 +148,8 @@ class CapturedTarget:
         count, rows = summary[:1], summary[2 : 2 + width]
         torch.ops.yggdrasil.keep_rows(self.runner.cache.tensors(), self._start.tensor, rows, count)
         last = rows.index_select(0, count - 1)
-        return _pack(summary, expected[width - 1 : width], hidden.index_select(0, last)), *layers
+        # What only variants of stages read stays on the device.
+        return _pack(summary[: 2 + 2 * width], expected[width - 1 : width], hidden.index_select(0, last)), *layers
 
 
 def _pack(summary: Tensor, expected: Tensor, hidden: Tensor) -> Tensor:

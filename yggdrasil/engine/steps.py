@@ -44,10 +44,10 @@ class VerifyStep(nn.Module):
         order: Tensor,  # [N] int64, nodes from best to worst
         *tree_buffers: Tensor,
     ) -> tuple[Tensor, ...]:
-        """Returns (summary [2 + 2W] int64, hidden [W, H], *layers [W, H]).
+        """Returns (summary [2 + 4W] int64, hidden [W, H], *layers [W, H]).
 
         The summary is all that the host must read: accepted rows (root included), whether their logits are finite,
-        then W rows and W target choices of which the first ``accepted`` count.
+        then W rows and W target choices of which the first ``accepted`` count, then every row's choice and node.
         """
         tree, width = TokenTree(*tree_buffers), self._width
         nodes = order[:width].sort().values  # parents before children
@@ -62,5 +62,7 @@ class VerifyStep(nn.Module):
         rows = torch.arange(width, device=nodes.device)
         accepted = torch.where(path, rows, width).sort().values.clamp(max=width - 1)
         finite = torch.isfinite(torch.where(path, best, 0.0)).all()
-        summary = torch.cat([path.sum()[None], finite.to(torch.int64)[None], accepted, choices[accepted]])
+        summary = torch.cat(
+            [path.sum()[None], finite.to(torch.int64)[None], accepted, choices[accepted], choices, nodes]
+        )
         return summary, hidden.float(), *layers

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from yggdrasil.acceptance.greedy import walk_greedy
 from yggdrasil.engine.steps import PlainStep, VerifyStep
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.models.buffers import HostBuffer
@@ -20,6 +21,7 @@ class Outcome(NamedTuple):
     rows: list[int]  # accepted rows of the pass, the root's first
     hidden: Tensor  # [H] float32, the state that produced the last token
     layers: dict[int, Tensor]  # states of the accepted rows at the layers a drafter reads, each [len(tokens), H]
+    nodes: Sequence[int] = ()  # tree nodes of the accepted rows, the root's first; none for a plain or a captured step
     expected: float | None = None  # tokens promised by the verified nodes, where the device ranked them
 
 
@@ -87,8 +89,27 @@ class TargetModel:
         count, finite, *rest = summary.tolist()
         if not finite:
             raise not_finite()
-        rows = rest[:count]
-        return Outcome(rest[width : width + count], rows, hidden[rows[-1]], self._layers(layers, rows))
+        rows, nodes = rest[:count], rest[3 * width :]
+        tokens = rest[width : width + count]
+        return Outcome(tokens, rows, hidden[rows[-1]], self._layers(layers, rows), [nodes[row] for row in rows])
+
+    def accept_on_host(self, outputs: Sequence[Tensor], width: int, tree: TokenTree) -> Outcome:
+        """The same outcome, walked on the host: what acceptance costs where the device does not do it."""
+        summary, hidden, *layers = outputs
+        values = summary.tolist()
+        if not values[1]:
+            raise not_finite()
+        choices, nodes = values[2 + 2 * width : 2 + 3 * width], values[2 + 3 * width :]
+        tokens, parents = tree.tokens[nodes].tolist(), tree.parents[nodes].tolist()
+        exists = torch.isfinite(tree.scores[nodes]).tolist()
+        rows = walk_greedy(nodes, tokens, parents, exists, choices)
+        chosen = [choices[row] for row in rows]
+        return Outcome(chosen, rows, hidden[rows[-1]], self._layers(layers, rows), [nodes[row] for row in rows])
+
+    def guesses(self, outputs: Sequence[Tensor], width: int) -> tuple[Tensor, Tensor]:
+        """Each verified row's node and the target's choice after it, [W] int64 each, on the device."""
+        summary = outputs[0]
+        return summary[2 + 3 * width :], summary[2 + 2 * width : 2 + 3 * width]
 
     def commit(self, rows: Sequence[int]) -> None:
         """Keep the keys and values of the accepted rows, in place and in order."""

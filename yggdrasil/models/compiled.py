@@ -25,6 +25,7 @@ _TRACED_SOURCES = (
     "models/attention.py", "models/cache.py", "models/packing.py",
     "models/fusion.py", "models/runner.py", "models/kernels/__init__.py",
     "tree/growth.py", "tree/token_tree.py", "acceptance/greedy.py", "drafters/steps.py",
+    "drafters/chosen_steps.py",
     "engine/steps.py",
 )  # fmt: skip
 _INDUCTOR_OPTIONS = {

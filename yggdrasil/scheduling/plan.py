@@ -32,6 +32,7 @@ class Shapes:
     candidates: int = 8  # continuations remembered a drafted node
     verify_widths: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
     prefill_widths: tuple[int, ...] = (16, 128)
+    spare_nodes: int = 0  # room in the tree beyond what equal growth fills, for other trees and further drafters
 
     def __post_init__(self) -> None:
         for name in ("draft_widths", "verify_widths", "prefill_widths"):
@@ -48,12 +49,16 @@ class Shapes:
     @property
     def num_nodes(self) -> int:
         """Capacity of the tree, root included."""
-        return max(1 + self.max_depth * self.draft_widths[-1], self.verify_widths[-1])
+        return max(1 + self.max_depth * self.draft_widths[-1], self.verify_widths[-1]) + self.spare_nodes
 
     @property
     def cache_capacity(self) -> int:
-        """Cache slots: the longest text, and behind it the widest step's scratch."""
-        return self.max_length + max(self.num_nodes, self.prefill_widths[-1], self.max_depth + 1)
+        """Cache slots: the longest text, and behind it the widest step's scratch.
+
+        Guesses at the next root lie behind the tree, which begins at the last but one place of the text at the latest.
+        """
+        guesses = self.num_nodes + self.verify_widths[-1] - 2
+        return self.max_length + max(self.num_nodes, guesses, self.prefill_widths[-1], self.max_depth + 1)
 
 
 @dataclass(frozen=True)
@@ -95,6 +100,36 @@ class Expectation:
 
 
 @dataclass(frozen=True)
+class Searched:
+    """One plan of a schedule search; measured figures are absent where it was only predicted."""
+
+    name: str
+    stages: tuple[str, ...]
+    shape: tuple[int, int, int]  # draft width, depth, verify width
+    backend: str
+    predicted_aal: float
+    predicted_iteration_ms: float
+    predicted_ms_per_token: float
+    measured_aal: float | None = None
+    measured_iteration_ms: float | None = None
+    measured_ms_per_token: float | None = None
+    measured_speedup: float | None = None  # over plain decoding in the same run
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """What a schedule search found: the chosen plan, and what it was chosen from, best prediction first."""
+
+    objective: Objective
+    chosen: str  # name of the entry whose stages the plan has
+    entries: list[Searched]
+    calibrated: list[Costs]  # the plan's costs before the search, under the default schedule
+
+    def entry(self, name: str) -> Searched | None:
+        return next((entry for entry in self.entries if entry.name == name), None)
+
+
+@dataclass(frozen=True)
 class Plan:
     """How to decode with one pair on one machine."""
 
@@ -115,6 +150,7 @@ class Plan:
     rejected: list[Expectation] = field(default_factory=list)  # what else was considered
     weights: Literal["full", "int8"] = "full"  # of the target's linear layers
     device: DeviceName = "cpu"  # where both models run
+    search: SearchResult | None = None  # where a schedule search chose the stages
 
     def __post_init__(self) -> None:
         check_order(self.stages)

@@ -42,11 +42,22 @@ def plant_root(tree: TokenTree, token: Tensor) -> None:
 
 def offer_candidates(tree: TokenTree, nodes: Tensor, logits: Tensor, knots: Tensor) -> None:
     """Put the K likeliest continuations of ``nodes`` [W] into the pool; ``logits`` [W, V] are the drafter's."""
-    k = tree.candidates
+    edges, tokens = likeliest(logits, tree.candidates)
+    offer(tree, nodes, edges, tokens, knots)
+
+
+def likeliest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Log-probabilities and tokens of the ``count`` likeliest continuations, [W, count] each."""
     logits = logits.float()
-    top, tokens = torch.ops.yggdrasil.top_candidates(logits, k)  # [W, K]
+    top, tokens = torch.ops.yggdrasil.top_candidates(logits, count)
     edges = top - logits.logsumexp(-1, keepdim=True)
     edges = torch.where(edges.isnan(), MIN_LOG_PROBABILITY, edges)  # a damaged drafter's guesses are guesses too
+    return edges, tokens
+
+
+def offer(tree: TokenTree, nodes: Tensor, edges: Tensor, tokens: Tensor, knots: Tensor) -> None:
+    """Put known continuations of ``nodes`` [W] into the pool: ``edges`` and ``tokens`` are [W, K]."""
+    k = tree.candidates
     entries = (nodes[:, None] * k + torch.arange(k, device=nodes.device)).flatten()
     tree.pool_scores[entries] = (tree.scores[nodes][:, None] + calibrated(edges, knots)).flatten()
     tree.pool_edges[entries] = edges.flatten()

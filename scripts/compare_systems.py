@@ -1,0 +1,123 @@
+"""Compare Yggdrasil with the systems people would use instead, on one pair, the same prompts, dtype and threads.
+
+    scripts/compare_systems --plan demo --prompts unseen.jsonl --limit 12 --llama-cpp work/llama.cpp --json out.json
+
+Every system continues the same token ids greedily by the same number of tokens, prompt by prompt, in turns. A system
+that cannot be had says why and is left out. Interrupted, the same command goes on where it stopped.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+from llama_cpp import CACHE_OPTIONS, DRAFT_CACHE_OPTIONS, LlamaCpp, LlamaServer
+from rich.console import Console
+
+from yggdrasil.bench.record import model_drafter, pair_settings
+from yggdrasil.bench.store import SampleFile, measure
+from yggdrasil.bench.systems import EngineSystem, System, encode_prompts, summarise_systems
+from yggdrasil.bench.transformers_systems import transformers_systems
+from yggdrasil.cli.progress import PhaseProgress
+from yggdrasil.cli.trees import show_systems
+from yggdrasil.engine.decoder import DTYPES, Decoder
+from yggdrasil.errors import YggdrasilError
+from yggdrasil.prompts import read_prompts
+from yggdrasil.scheduling.plan import Plan
+
+OURS, PLAIN = "yggdrasil, by plan", "yggdrasil, plain compiled"
+console = Console(stderr=True)
+
+
+def main(  # noqa: PLR0913 - one argument for each option
+    plan: Annotated[str, typer.Option(help="A plan file, or a name that has a plan for this machine.")],
+    prompts: Annotated[Path, typer.Option(help="JSON lines with a prompt field, unseen by the calibration.")],
+    limit: Annotated[int | None, typer.Option(help="Use at most so many prompts.")] = None,
+    max_new_tokens: Annotated[int, typer.Option(help="Tokens to generate on each.")] = 64,
+    max_prompt_tokens: Annotated[int, typer.Option(help="Keep only the last so many tokens of a prompt.")] = 256,
+    dtype: Annotated[Literal["bfloat16", "float32"] | None, typer.Option(help="Default: the plan's.")] = None,
+    llama_cpp: Annotated[
+        Path | None, typer.Option(help="Work folder; llama.cpp is built there once. None: left out.")
+    ] = None,
+    draft_tokens: Annotated[str, typer.Option(help="Draft lengths of the rivals that have a fixed one.")] = "4,8",
+    out: Annotated[Path | None, typer.Option("--json", help="Every sample and the summary; resumed if there.")] = None,
+    force_machine: Annotated[bool, typer.Option(help="Use a plan that was calibrated on another machine.")] = False,
+) -> None:
+    """Print one row a system: tokens equal, AAL, TPOT with quartiles, ratio to ours."""
+    lengths = [int(length) for length in draft_tokens.split(",")]
+    try:
+        decoder = Decoder.from_plan(plan, dtype=dtype, force_machine=force_machine)
+        assert decoder.plan is not None
+        chosen = dtype or decoder.plan.dtype
+        texts = encode_prompts(decoder, read_prompts(prompts, limit), max_prompt_tokens)
+        with ExitStack() as running:
+            systems: list[System] = [
+                EngineSystem(OURS, decoder),
+                EngineSystem(PLAIN, decoder, is_plain=True),
+                *_transformers(decoder.plan, chosen, lengths),
+                *_llama_cpp(decoder.plan, chosen, lengths, llama_cpp, running),
+            ]
+            settings = {
+                **pair_settings(decoder.plan, chosen),
+                "prompts_file": prompts.name,
+                "max_new_tokens": max_new_tokens,
+                "max_prompt_tokens": max_prompt_tokens,
+                "systems": [system.name for system in systems],
+            }
+            file = SampleFile(out, settings)
+            with PhaseProgress() as progress:
+                report = progress.phase(f"{len(systems)} systems, {len(texts)} prompts")
+                samples = measure(systems, texts, max_new_tokens, file, report)
+        rows = summarise_systems(systems, samples, OURS)
+        file.save(rows)
+    except YggdrasilError as error:
+        console.print(f"compare_systems: {error}", markup=False)
+        raise typer.Exit(2) from error
+    show_systems(rows)
+
+
+def _transformers(plan: Plan, dtype: str, lengths: list[int]) -> list[System]:
+    source = plan.target.path(), model_drafter(plan).path()
+    threads, max_length = plan.target.threads, plan.shapes.max_length
+    return transformers_systems(*source, DTYPES[dtype], threads, max_length, lengths)
+
+
+def _llama_cpp(plan: Plan, dtype: str, lengths: list[int], work: Path | None, running: ExitStack) -> Iterator[System]:
+    """Its server: plain, with our drafter at each draft length, and with each of its n-gram look-ups."""
+    if work is None:
+        console.print("llama.cpp: left out, give --llama-cpp FOLDER to build it there")
+        return
+    try:
+        llama = LlamaCpp(work, lambda text: console.print(text, markup=False))
+        llama.build(os.cpu_count() or 1)
+        target, drafter = (llama.convert(model.path(), dtype) for model in (plan.target, model_drafter(plan)))
+    except YggdrasilError as error:
+        console.print(f"left out: {error}", markup=False)
+        return
+    console.print(llama.version(), markup=False)
+    common = [
+        *("--model", str(target), "--ctx-size", str(plan.shapes.max_length), "--threads", str(plan.target.threads)),
+        *CACHE_OPTIONS[dtype],
+    ]
+    draft = [
+        *("--spec-type", "draft-simple", "--spec-draft-model", str(drafter)),
+        *("--spec-draft-threads", str(model_drafter(plan).threads), *DRAFT_CACHE_OPTIONS[dtype]),
+    ]
+    ways = {
+        "llama.cpp, plain": [],
+        **{f"llama.cpp, draft model, {n} tokens": [*draft, "--spec-draft-n-max", str(n)] for n in lengths},
+        "llama.cpp, n-gram cache": ["--spec-type", "ngram-cache"],
+        "llama.cpp, n-gram look-up": ["--spec-type", "ngram-simple"],
+    }
+    for number, (name, options) in enumerate(ways.items()):
+        log = work / f"server-{number}.log"
+        try:
+            yield running.enter_context(LlamaServer(name, llama.server, [*common, *options], log, is_plain=not options))
+        except YggdrasilError as error:
+            console.print(f"left out: {error}", markup=False)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,158 @@
+#!/usr/bin/env python3
+"""Write the README's tables of results from the committed JSON files they stand for.
+
+    scripts/readme_tables.py           # rewrite README.md
+    scripts/readme_tables.py --check   # exit code 1 if a table differs
+
+A table stands between ``<!-- table: KIND MACHINE -->`` and ``<!-- end of table -->``. Its rows come from
+``profiles/*/MACHINE/KIND-*.json``: bench from `yggdrasil bench`, trees from `yggdrasil bench --tree NAME`, systems from
+`scripts/compare_systems`, each with ``--json``.
+"""
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+README, RESULTS = ROOT / "README.md", ROOT / "profiles"
+MARKED = re.compile(r"(<!-- table: (\w+) (\S+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
+SETS = ("c4", "wikipedia", "cnndm", "humaneval")  # the paper's three, then ours; others follow by name
+Record = dict[str, Any]
+
+
+def render(text: str, results: Path) -> str:
+    """``text`` with every marked table made anew; ValueError where a table has no results or an unknown kind."""
+
+    def table(match: re.Match[str]) -> str:
+        kind, machine = match[2], match[3]
+        if kind not in TABLES:
+            raise ValueError(f"there is no table {kind!r}; choose from {', '.join(TABLES)}")
+        files = sorted(results.glob(f"*/{machine}/{kind}-*.json"))
+        if not files:
+            raise ValueError(f"no results {kind}-*.json for {machine} in {results}")
+        return f"{match[1]}\n{TABLES[kind](sorted(map(_read, files), key=_place))}\n{match[4]}"
+
+    return MARKED.sub(table, text)
+
+
+def bench_table(records: Iterable[Record]) -> str:
+    """Yggdrasil against plain compiled decoding."""
+    rows = []
+    for record in records:
+        speedup, predicted = record["speedup"], record["predicted_speedup"]
+        rows.append(
+            [
+                _target(record["plan"]),
+                record["set"],
+                f"{record['matched']} of {record['prompts']}",
+                f"{record['aal']:.2f}",
+                f"{record['baseline_tpot_ms']:.2f}",
+                f"{record['tpot_ms']:.2f}",
+                f"**{speedup['median']:.2f}** ({speedup['low']:.2f} to {speedup['high']:.2f})",
+                "-" if predicted is None else f"{predicted:.2f}",
+                f"{record['overhead_share']:.1%}",
+            ]
+        )
+    titles = "target|prompts|same tokens|AAL|plain ms/token|ours|speed-up|predicted|overhead"
+    return _table(titles.split("|"), rows)
+
+
+def systems_table(records: Iterable[Record]) -> str:
+    """Rival systems: medians of TPOT, and the ratio to ours prompt by prompt."""
+    rows = []
+    for record in records:
+        for row in record["summary"]:
+            tpot, ratio = row["tpot_ms"], row["ratio_to_ours"]
+            rows.append(
+                [
+                    _target(record["settings"]["plan"]),
+                    f"{record['set']}, {record['settings']['dtype']}",
+                    row["system"],
+                    "-" if row["same_as_plain"] is None else f"{row['same_as_plain']} of {row['prompts']}",
+                    "-" if row["aal"] is None else f"{row['aal']:.2f}",
+                    f"{tpot['median']:.2f} ({tpot['low']:.2f} to {tpot['high']:.2f})",
+                    f"{ratio['median']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f})",
+                ]
+            )
+    titles = "target|prompts|system|as its own plain|AAL|ms/token|over ours"
+    return _table(titles.split("|"), rows)
+
+
+def trees_table(records: Iterable[Record]) -> str:
+    """AAL of each tree at each verify budget."""
+    rows = []
+    for record in records:
+        found: dict[str, dict[int, float]] = {}
+        for row in record["summary"]:
+            name, _, budget = row["system"].rpartition(" ")
+            if budget.isdecimal():
+                found.setdefault(name, {})[int(budget)] = row["aal"]
+        budgets = sorted({budget for values in found.values() for budget in values})
+        rows += [
+            [
+                _target(record["settings"]["plan"]),
+                record["set"],
+                name,
+                ", ".join(f"{budget}: {values[budget]:.2f}" for budget in budgets if budget in values),
+            ]
+            for name, values in found.items()
+        ]
+    return _table(["target", "prompts", "tree", "AAL by verify budget"], rows)
+
+
+TABLES: dict[str, Callable[[Iterable[Record]], str]] = {
+    "bench": bench_table,
+    "systems": systems_table,
+    "trees": trees_table,
+}
+
+
+def _read(path: Path) -> Record:
+    record: Record = json.loads(path.read_text())
+    return {**record, "set": path.stem.partition("-")[2], "folder": path.parent.parent.name}
+
+
+def _place(record: Record) -> tuple[int, str, int, str]:
+    """The largest target first, then the sets in their order."""
+    size = re.search(r"(\d+)([MB])$", record["folder"])
+    millions = int(size[1]) * (1000 if size[2] == "B" else 1) if size else 0
+    name = record["set"]
+    return -millions, record["folder"], SETS.index(name) if name in SETS else len(SETS), name
+
+
+def _target(plan: str) -> str:
+    if plan == "demo":
+        return "as shipped (11M)"
+    return plan.replace("wide-", "widened to ", 1) if plan.startswith("wide-") else plan
+
+
+def _table(titles: list[str], rows: list[list[str]]) -> str:
+    lines = [titles, ["---"] * len(titles), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" if line[0] != "---" else f"|{'|'.join(line)}|" for line in lines) + "\n"
+
+
+def main() -> int:
+    """Rewrite or check the README."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="change nothing, fail if a table differs")
+    options = parser.parse_args()
+    text = README.read_text(encoding="utf-8")
+    try:
+        wanted = render(text, RESULTS)
+    except ValueError as error:
+        print(f"readme_tables: {error}", file=sys.stderr)
+        return 2
+    if options.check and wanted != text:
+        print("README.md differs from the results; run scripts/readme_tables.py", file=sys.stderr)
+        return 1
+    if not options.check:
+        README.write_text(wanted, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,101 @@
+"""Figures from a tiny pair: every number comes from a sample, files are resumed, plots are drawn."""
+
+import pandas as pd
+import pytest
+from tiny_pair import SHAPES, TEXT
+
+from yggdrasil.artifacts import current_machine, read_csv
+from yggdrasil.bench.figures.comparisons import best_of_field
+from yggdrasil.bench.figures.context import OURS, PLAIN, Effort, Figure, FigureContext
+from yggdrasil.bench.figures.draw import CSV_VERSION, draw, write_figure
+from yggdrasil.bench.figures.registry import FIGURES, chosen_figures
+from yggdrasil.engine.policy import FixedPolicy
+from yggdrasil.errors import YggdrasilError
+from yggdrasil.scheduling.plan import Costs, Expectation, ModelRef, Plan
+from yggdrasil.scheduling.stages import DEFAULT_ORDER
+from yggdrasil.tree.objective import TreeShape
+
+EFFORT = Effort(prompts=2, held_back=1, max_new_tokens=10, max_budgets=1)
+TREE = FixedPolicy(TreeShape(2, 2, 8))
+TEXTS = {"one": {"a": TEXT[:9], "b": TEXT[9:20], "c": TEXT[20:40]}}
+
+
+def plan_of():
+    costs = Costs(128, 0.1, dict.fromkeys(SHAPES.draft_widths, 0.1), dict.fromkeys(SHAPES.verify_widths, 1.0), 0.1, 1.0)
+    model = ModelRef("tiny", "", 1)
+    return Plan(
+        "tiny", current_machine(), {}, "float32", model, model, "", SHAPES, DEFAULT_ORDER, "latency", "mean", "none",
+        [costs], Expectation("fixed", 1.0, 1.0, 1.0),
+    )  # fmt: skip
+
+
+@pytest.fixture
+def context(pair, tmp_path, monkeypatch):
+    monkeypatch.setattr("yggdrasil.bench.systems.SETTLE_SECONDS", 0.0)
+    decoder = pair.decoder(TREE)
+    decoder.plan = plan_of()
+    return FigureContext(decoder, TEXTS, tmp_path, EFFORT, lambda plan: TREE)
+
+
+@pytest.mark.parametrize("number", ["6", "11", "12", "14"])
+def test_figures_are_made_and_taken_up_again(context, number, monkeypatch):
+    made = FIGURES[number](context)
+    for figure in made:
+        table, plot = write_figure(figure, context.out, context.caption())
+        frame = read_csv(table, "figure", CSV_VERSION, [figure.x, *figure.y, "measured"])
+        assert len(frame) == len(figure.frame) > 0
+        assert frame[list(figure.y)].notna().any().all()
+        assert plot.read_bytes().startswith(b"<?xml")
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("measured again")
+
+    monkeypatch.setattr("yggdrasil.bench.store.run_systems", refuse)
+    again = FigureContext(context.decoder, TEXTS, context.out, EFFORT, lambda plan: TREE)
+    for figure, same in zip(made, FIGURES[number](again), strict=True):
+        pd.testing.assert_frame_equal(figure.frame, same.frame)
+
+
+def test_the_breakdown_names_its_steps(context):
+    (figure,) = FIGURES["12"](context)
+    frame = figure.frame.set_index("system")
+
+    assert [name[:2] for name in frame.index[:5]] == ["O1", "O2", "O3", "O4", "O5"]
+    assert frame.loc["O3 pruning", "gain"] == pytest.approx(
+        frame.loc["O2 compilation", "tpot_ms"] / frame.loc["O3 pruning", "tpot_ms"]
+    )
+    assert frame.loc["O2 compilation", "gain_in_paper"] == 2.78
+    assert frame["aal"].between(1.0, 5.0).all()
+    assert frame.loc[PLAIN, "aal"] == 1.0
+
+
+def test_each_baseline_gets_its_own_best_tree():
+    rows = [("a", OURS, None, 1.0, 3.0), ("a", PLAIN, None, 9.0, 1.0), ("b", OURS, None, 2.0, 3.0)]
+    rows += [
+        ("a", "k-ary 8", "k-ary", 5.0, 2.0),
+        ("a", "merged 8", "merged", 4.0, 1.5),
+        ("b", "k-ary 8", "k-ary", 3.0, 2.0),
+    ]
+    rows += [(s, f"{t} 8", t, 6.0, 2.0) for s in "ab" for t in ("sequence", "sequoia", "opt-tree", "eagle-2")]
+    best = best_of_field(pd.DataFrame(rows, columns=["set", "system", "tree", "tpot_ms", "aal"]))
+    specinfer = best[best["name"] == "SpecInfer"].set_index("set")
+
+    assert specinfer["tpot_ms"].to_dict() == {"a": 4.0, "b": 3.0}
+    assert specinfer["step_ms"].to_dict() == {"a": 6.0, "b": 6.0}
+    assert best[best["name"] == OURS]["step_ms"].tolist() == [3.0, 6.0]
+
+
+def test_the_same_numbers_draw_the_same_plot():
+    frame = pd.DataFrame({"set": ["x", "x", "y", "y"], "name": ["s", "t"] * 2, "value": [1.0, 2.0, 3.0, 4.0]})
+    figure = Figure("figure-00", "Title", frame, "set", ("value",), series="name")
+
+    assert draw(figure, "caption") == draw(figure, "caption") != draw(figure, "another")
+
+
+def test_faults_are_named(context):
+    assert chosen_figures([]) == list(FIGURES)
+    assert chosen_figures(["11b", "4"]) == ["4", "11"]
+    with pytest.raises(YggdrasilError, match="no figure 7 here; choose from 4, 5, 6"):
+        chosen_figures(["7"])
+    with pytest.raises(YggdrasilError, match="the set one has 3 prompts, 9 are needed; give more, or --quick"):
+        FigureContext(context.decoder, TEXTS, context.out, Effort(prompts=8, held_back=1), lambda plan: TREE)

@@ -1,0 +1,73 @@
+"""Samples on disk: an interrupted comparison goes on, another one's file is refused."""
+
+import json
+
+import pytest
+
+from yggdrasil.bench.store import SampleFile, measure
+from yggdrasil.bench.systems import Continuation
+from yggdrasil.errors import YggdrasilError
+
+SETTINGS = {"dtype": "float32", "budgets": (8, 16)}
+PROMPTS = {"a": [1], "b": [2], "c": [3]}
+
+
+class Counting:
+    family, is_plain = "one", True
+
+    def __init__(self, name, fails_at=None):
+        self.name, self.asked, self._fails_at = name, [], fails_at
+
+    def decode(self, prompt, max_new_tokens):
+        if prompt == self._fails_at:
+            raise KeyboardInterrupt
+        self.asked.append(prompt)
+        return Continuation([7] * max_new_tokens, 1.0, 2.0, 3, 2)
+
+
+@pytest.fixture(autouse=True)
+def _no_pause(monkeypatch):
+    monkeypatch.setattr("yggdrasil.bench.systems.SETTLE_SECONDS", 0.0)
+
+
+def test_an_interrupted_comparison_goes_on(tmp_path):
+    path, reported = tmp_path / "out.json", []
+    with pytest.raises(KeyboardInterrupt):
+        measure([Counting("x"), Counting("y", [2])], PROMPTS, 4, SampleFile(path, SETTINGS), reported.append)
+    assert reported == [1 / 3]
+
+    systems = [Counting("x"), Counting("y")]
+    file = SampleFile(path, SETTINGS)
+    samples = measure(systems, PROMPTS, 4, file, reported.append)
+    file.save([{"system": "x"}])
+
+    assert systems[0].asked == [[2], [2], [3]]  # the first of what is left once more, to warm up
+    assert sorted((s.prompt, s.system) for s in samples) == [(p, s) for p in "abc" for s in "xy"]
+    record = json.loads(path.read_text())
+    assert len(record["samples"]) == 6
+    assert record["summary"] == [{"system": "x"}]
+    assert {"machine", "python", "versions", "commit", "settings"} <= set(record)
+    again = [Counting("x"), Counting("y")]
+    assert measure(again, PROMPTS, 4, SampleFile(path, SETTINGS), reported.append) == samples
+    assert again[0].asked == []
+
+
+def test_files_that_do_not_fit_are_refused(tmp_path):
+    path = tmp_path / "out.json"
+    SampleFile(path, SETTINGS).save([])
+    with pytest.raises(YggdrasilError, match=r"other settings \(budgets, dtype\); remove it or name another file"):
+        SampleFile(path, {"dtype": "bfloat16", "budgets": (8,)})
+    for text in ("{", "[]", "{}"):
+        path.write_text(text)
+        with pytest.raises(YggdrasilError, match="holds no comparison; remove it or name another file"):
+            SampleFile(path, SETTINGS)
+
+
+def test_without_a_path_nothing_is_written(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    file = SampleFile(None, SETTINGS)
+    measure([Counting("x")], PROMPTS, 4, file, lambda _: None)
+    file.save([])
+
+    assert len(file.samples) == 3
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,144 @@
+"""Systems side by side: turns, ratios, what counts as equal, and transformers' own ways of decoding."""
+
+import pytest
+from tiny_pair import TEXT
+
+from yggdrasil.bench.systems import Continuation, EngineSystem, Sample, run_systems, summarise_systems
+from yggdrasil.bench.transformers_systems import TransformersSystem
+from yggdrasil.engine.policy import FixedPolicy
+from yggdrasil.tree.objective import TreeShape
+
+PROMPTS = {"a": TEXT[:9], "b": TEXT[9:30], "c": TEXT[30:50]}
+COUNT = 24
+
+
+class Scripted:
+    """A system whose tokens and times are given; it notes when it was asked."""
+
+    def __init__(self, name, family, is_plain, tpot_ms, tokens=(1, 2, 3), asked=None):
+        self.name, self.family, self.is_plain = name, family, is_plain
+        self._answer = Continuation(list(tokens), 1.0, tpot_ms, 6, 3)
+        self._asked = asked if asked is not None else []
+
+    def decode(self, prompt, max_new_tokens):
+        self._asked.append((self.name, tuple(prompt)))
+        return self._answer
+
+
+@pytest.fixture(autouse=True)
+def _no_pause(monkeypatch):
+    monkeypatch.setattr("yggdrasil.bench.systems.SETTLE_SECONDS", 0.0)
+
+
+def test_the_order_turns_and_every_system_sees_every_prompt():
+    asked, seen = [], []
+    systems = [Scripted(name, "one", False, 1.0, asked=asked) for name in "xyz"]
+
+    run_systems(systems, PROMPTS, 3, lambda prompt, samples: seen.append((prompt, [s.system for s in samples])))
+
+    assert [name for name, _ in asked[:3]] == ["x", "y", "z"]  # warm-up, uncounted
+    assert seen == [("a", ["x", "y", "z"]), ("b", ["y", "z", "x"]), ("c", ["z", "x", "y"])]
+    assert len(asked) == 12
+
+
+def test_figures_of_a_comparison():
+    systems = [
+        Scripted("ours", "one", False, 2.0),
+        Scripted("plain", "one", True, 5.0),
+        Scripted("rival", "two", False, 3.0, tokens=(1, 2, 4)),
+        Scripted("rival, plain", "two", True, 4.0, tokens=(1, 2, 4)),
+        Scripted("rival, wrong", "two", False, 4.0, tokens=(1, 2, 5)),
+        Scripted("lonely", "three", False, 1.0),
+    ]
+    samples: list[Sample] = []
+    run_systems(systems, PROMPTS, 3, lambda _, found: samples.extend(found))
+    rows = {row["system"]: row for row in summarise_systems(systems, samples, "ours")}
+
+    assert [(row["same_as_plain"], row["same_as_ours"]) for row in rows.values()] == [
+        (3, 3), (3, 3), (3, 0), (3, 0), (0, 0), (None, 3),
+    ]  # fmt: skip
+    assert {name: row["ratio_to_ours"]["median"] for name, row in rows.items()} == {
+        "ours": 1.0, "plain": 2.5, "rival": 1.5, "rival, plain": 2.0, "rival, wrong": 2.0, "lonely": 0.5,
+    }  # fmt: skip
+    assert all(row["aal"] == 2.0 and row["prompts"] == 3 for row in rows.values())
+
+
+def test_ratios_are_taken_prompt_by_prompt():
+    def sample(prompt, system, tpot_ms):
+        return Sample(prompt, system, Continuation([1], 1.0, tpot_ms, 6, 3))
+
+    systems = [Scripted("ours", "one", False, 0.0), Scripted("rival", "two", True, 0.0)]
+    samples = [
+        sample("a", "ours", 1.0),
+        sample("a", "rival", 2.0),
+        sample("b", "rival", 80.0),
+        sample("b", "ours", 10.0),
+    ]
+    ratio = summarise_systems(systems, samples, "ours")[1]["ratio_to_ours"]["median"]
+
+    assert ratio == pytest.approx((2 + 8) / 2)
+
+
+def test_samples_survive_a_file():
+    sample = Sample("a", "ours", Continuation([1, 2], 1.5, 2.5, 1, 1))
+
+    assert Sample.from_dict(sample.as_dict()) == sample
+
+
+def test_our_engine_as_a_system(pair):
+    decoder = pair.decoder(FixedPolicy(TreeShape(2, 3, 8)))
+    tree, plain = EngineSystem("tree", decoder), EngineSystem("plain", decoder, is_plain=True)
+    by_tree, one_by_one = (system.decode(TEXT[:20], COUNT) for system in (tree, plain))
+
+    assert by_tree.tokens == one_by_one.tokens == pair.reference(TEXT[:20], COUNT)
+    assert one_by_one.passes == by_tree.decoded == COUNT - 1
+    assert by_tree.passes < COUNT - 1
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"num_assistant_tokens_schedule": "constant", "num_assistant_tokens": 3, "assistant_confidence_threshold": 0.0},
+        {"num_assistant_tokens_schedule": "heuristic", "num_assistant_tokens": 3},
+        {},
+    ],
+    ids=["constant", "heuristic", "default"],
+)
+def test_assisted_decoding_counts_passes(perfect_pair, settings):
+    """With a drafter that is always right, each pass but the last gives all it may."""
+    target, drafter = perfect_pair.plain_target, perfect_pair.plain_drafter
+    system = TransformersSystem("assisted", target, 1, assistant=drafter, assistant_settings=settings)
+    found = system.decode(TEXT[:20], COUNT)
+
+    assert found.tokens == perfect_pair.reference(TEXT[:20], COUNT)
+    assert not system.is_plain
+    assert 0 < found.passes < found.decoded < COUNT
+    if "num_assistant_tokens" in settings and settings["num_assistant_tokens_schedule"] == "constant":
+        assert found.decoded == COUNT - 4
+        assert found.passes == (COUNT - 4) // 4
+
+
+def test_the_static_cache_is_compiled_for_and_used_again(pair, monkeypatch):
+    """The compiled forward pass is asked for (and stands in for itself here), and a second request starts afresh."""
+    model, configurations = pair.plain_target, []
+    monkeypatch.setattr(model, "get_compiled_call", lambda given: configurations.append(given) or model.__call__)
+    system = TransformersSystem("static", model, 1, static_length=80)
+    found = [system.decode(prompt, COUNT) for prompt in (TEXT[:30], TEXT[:20])]
+
+    assert [f.tokens for f in found] == [pair.reference(prompt, COUNT) for prompt in (TEXT[:30], TEXT[:20])]
+    assert [f.passes for f in found] == [COUNT - 1] * 2
+    assert [config.mode for config in configurations] == ["default", "default"]
+    assert not system.is_plain
+
+
+def test_plain_transformers_and_prompt_lookup(pair):
+    plain = TransformersSystem("plain", pair.plain_target, 1)
+    lookup = TransformersSystem("lookup", pair.plain_target, 1, options={"prompt_lookup_num_tokens": 4})
+    one_by_one, looked_up = (system.decode(TEXT[:20], COUNT) for system in (plain, lookup))
+
+    assert plain.is_plain
+    assert not lookup.is_plain
+    assert one_by_one.tokens == looked_up.tokens == pair.reference(TEXT[:20], COUNT)
+    assert one_by_one.passes == one_by_one.decoded == COUNT - 1
+    assert one_by_one.tpot_ms > 0
+    assert one_by_one.ttft_ms > 0

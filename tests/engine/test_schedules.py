@@ -1,0 +1,156 @@
+"""Every schedule gives the tokens of transformers' greedy decoding, whoever runs it and whatever is delayed."""
+
+import random
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from drafters.example_drafter import LastFollowerDrafter
+from tiny_pair import SHAPES, TEXT, cache_rows
+
+from yggdrasil.engine.policy import Decision, FixedPolicy
+from yggdrasil.scheduling.executors import InOrderExecutor, ThreadedExecutor
+from yggdrasil.scheduling.stages import NAMED_VARIANTS, Schedule, all_variants
+from yggdrasil.tree.objective import PLAIN_STEP, TreeShape
+
+PROMPT = TEXT[:20]
+EVERY = [Schedule.of(variants).labels for variants in all_variants()]
+SHAPE_CYCLE = (
+    TreeShape(2, 3, 8),
+    TreeShape(1, 4, 4),
+    PLAIN_STEP,
+    TreeShape(4, 4, 16),
+    TreeShape(4, 2, 1),
+    TreeShape(1, 1, 2),
+)
+
+
+class CyclingPolicy(FixedPolicy):
+    """Another shape every time: narrow, wide, none, drafted for nothing."""
+
+    def __init__(self):
+        super().__init__(PLAIN_STEP)
+        self._count = 0
+
+    def rest(self, context):
+        self._count += 1
+        shape = SHAPE_CYCLE[self._count % len(SHAPE_CYCLE)]
+        return None if shape.depth else Decision(shape)
+
+    def choose(self, evidence):
+        assert evidence.hidden().shape == (64,)
+        return Decision(SHAPE_CYCLE[self._count % len(SHAPE_CYCLE)])
+
+    def choose_verify_width(self, shape, expected, context):
+        return next(other.verify_width for other in SHAPE_CYCLE if other[:2] == shape[:2])
+
+
+@pytest.fixture(scope="module")
+def decoder(pair):
+    return pair.decoder(CyclingPolicy(), SHAPES, other_stages=EVERY)
+
+
+@pytest.fixture(scope="module")
+def perfect_decoder(perfect_pair):
+    return perfect_pair.decoder(FixedPolicy(TreeShape(2, 4, 8)), SHAPES, other_stages=EVERY)
+
+
+@pytest.mark.parametrize("stages", EVERY, ids="-".join)
+def test_every_schedule_gives_the_same_tokens(pair, decoder, stages):
+    decoder.assembly.engine.use(stages)
+    decoder.policy = CyclingPolicy()
+
+    assert decoder.generate(PROMPT, max_new_tokens=18).tokens == pair.reference(PROMPT, 18)
+
+
+@pytest.mark.parametrize("name", NAMED_VARIANTS)
+def test_long_accepted_paths_end_in_leaves_that_the_drafter_has_yet_to_read(perfect_pair, perfect_decoder, name):
+    perfect_decoder.assembly.engine.use(Schedule.of(NAMED_VARIANTS[name]).labels)
+    generation = perfect_decoder.generate(PROMPT, max_new_tokens=41)
+
+    assert generation.tokens == perfect_pair.reference(PROMPT, 41)
+    # A row that the drafter lacks or keeps in the wrong place makes a perfect drafter guess wrong.
+    assert generation.metrics.iterations == 8
+
+
+@pytest.mark.parametrize("name", [*NAMED_VARIANTS, "overlapped and late"])
+def test_a_drafters_rows_are_those_of_a_fresh_prefill(pair, decoder, name):
+    overlapped = {"bookkeeping": "overlapped", "depth_prediction": "late", "tail_draft": "ahead"}
+    decoder.assembly.engine.use(Schedule.of(NAMED_VARIANTS.get(name, overlapped)).labels)
+    decoder.policy = FixedPolicy(TreeShape(2, 3, 8))
+    request = decoder.start(PROMPT, max_new_tokens=25)
+    list(request)
+    drafter = decoder.assembly.engine.drafter
+    text = drafter._certain[: drafter._num_read]
+
+    assert len(text) > 30
+    for ours, reference in zip(drafter.runner.cache.tensors(), cache_rows(pair.plain_drafter, text), strict=True):
+        torch.testing.assert_close(ours[:, : len(text)], reference, rtol=1e-3, atol=1e-4)
+
+
+# What is delayed: each stage alone, and all at random.
+DELAYS = ("head_draft", "tail_draft", "commit", "accept", "depth_prediction", "bookkeeping")
+
+
+@pytest.mark.parametrize("name", [*NAMED_VARIANTS, "overlapped and late"])
+def test_threads_that_honour_declared_dependencies_alone_give_the_same_tokens(pair, decoder, name):
+    overlapped = {"bookkeeping": "overlapped", "depth_prediction": "late", "head_draft": "ahead", "tail_draft": "ahead"}
+    engine = decoder.assembly.engine
+    engine.use(Schedule.of(NAMED_VARIANTS.get(name, overlapped)).labels)
+    decoder.policy = FixedPolicy(TreeShape(2, 3, 8))
+    source = random.Random(7)
+    try:
+        for slow in (*DELAYS, None):
+            engine.executor = ThreadedExecutor(partial(delay, source, slow))
+            assert decoder.generate(PROMPT, max_new_tokens=12).tokens == pair.reference(PROMPT, 12), slow
+    finally:
+        engine.executor = InOrderExecutor()
+
+
+def delay(source, slow, stage):
+    return source.random() * 0.004 if slow is None else 0.004 * (stage == slow)
+
+
+def test_a_dependency_that_is_not_declared_shows(pair, decoder, monkeypatch):
+    """Acceptance that waits for nothing reads the verification of the iteration before, or none."""
+    engine = decoder.assembly.engine
+    engine.use(Schedule.of({}).labels)
+    decoder.policy = FixedPolicy(TreeShape(2, 3, 8))
+    broken = {**engine.schedule.predecessors, "accept": frozenset()}
+    monkeypatch.setitem(vars(engine.schedule), "predecessors", broken)
+    engine.executor = ThreadedExecutor(partial(delay, random.Random(7), "verify"))
+    try:
+        with pytest.raises((AssertionError, ValueError)):
+            assert decoder.generate(PROMPT, max_new_tokens=12).tokens == pair.reference(PROMPT, 12)
+    finally:
+        engine.executor = InOrderExecutor()
+
+
+def test_drafters_without_stages_take_every_schedule(pair):
+    for chosen in NAMED_VARIANTS.values():
+        stages = Schedule.of(chosen).labels
+        decoder = pair.decoder(FixedPolicy(TreeShape(1, 2, 4)), drafter=LastFollowerDrafter(), stages=stages)
+
+        assert decoder.generate(PROMPT, max_new_tokens=12).tokens == pair.reference(PROMPT, 12)
+
+
+@pytest.mark.parametrize("bookkeeping", ["inline", "overlapped"])
+@pytest.mark.parametrize("num_free", [1, 2, 5, 9])
+def test_a_full_context_ends_the_text_at_its_last_place(perfect_pair, bookkeeping, num_free):
+    shapes = replace(SHAPES, max_length=len(PROMPT) + num_free)
+    stages = Schedule.of({"bookkeeping": bookkeeping, "depth_prediction": "late", "head_draft": "ahead"}).labels
+    decoder = perfect_pair.decoder(FixedPolicy(TreeShape(2, 4, 16)), shapes, stages=stages)
+    generation = decoder.generate(PROMPT, max_new_tokens=100)
+
+    assert generation.finish_reason == "context"
+    assert generation.tokens == perfect_pair.reference(PROMPT, num_free)
+
+
+def test_an_end_found_late_drops_what_was_decoded_behind_it(pair, decoder):
+    decoder.assembly.engine.use(Schedule.of({"bookkeeping": "overlapped"}).labels)
+    decoder.policy = FixedPolicy(TreeShape(2, 3, 8))
+    for limit in range(1, 9):
+        generation = decoder.generate(PROMPT, max_new_tokens=limit)
+
+        assert (generation.tokens, generation.finish_reason) == (pair.reference(PROMPT, limit), "length")

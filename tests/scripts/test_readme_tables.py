@@ -1,0 +1,81 @@
+"""The README says what the committed results say, and nothing else."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SPREAD = {"median": 2.0, "low": 1.5, "high": 2.5}
+
+
+@pytest.fixture(scope="module")
+def tables():
+    spec = importlib.util.spec_from_file_location("readme_tables", ROOT / "scripts" / "readme_tables.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_readme_is_what_the_results_say(tables):
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+
+    assert tables.MARKED.search(text), "the README has no generated table"
+    assert tables.render(text, ROOT / "profiles") == text, "run scripts/readme_tables.py"
+
+
+@pytest.fixture
+def results(tmp_path):
+    def write(folder, name, **values):
+        path = tmp_path / folder / "box" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(values))
+
+    bench = {
+        "matched": 3, "prompts": 4, "aal": 2.5, "baseline_tpot_ms": 4.0, "tpot_ms": 2.0, "speedup": SPREAD,
+        "predicted_speedup": None, "overhead_share": 0.031,
+    }  # fmt: skip
+    for folder, plan in (("demo", "demo"), ("wide-1B", "wide-1B"), ("wide-350M", "wide-350M")):
+        for name in ("humaneval", "c4", "qa"):
+            write(folder, f"bench-{name}.json", plan=plan, **bench)
+    row = {"prompts": 4, "aal": 2.0, "same_as_plain": 4, "same_as_ours": 3, "tpot_ms": SPREAD, "ratio_to_ours": SPREAD}
+    settings = {"plan": "demo", "dtype": "bfloat16"}
+    write("demo", "systems-c4.json", settings=settings, summary=[{**row, "system": "llama.cpp, plain"}])
+    summary = [{**row, "system": name, "aal": aal} for name, aal in (("ours", 3.0), ("egt 8", 2.25), ("egt 16", 2.5))]
+    write("demo", "trees-c4.json", settings=settings, summary=summary)
+    return tmp_path
+
+
+def rendered(tables, results, kind):
+    text = tables.render(f"before\n<!-- table: {kind} box -->\nold\n<!-- end of table -->\nafter", results)
+    assert text.startswith("before\n")
+    assert text.endswith("<!-- end of table -->\nafter")
+    assert "old" not in text
+    return [line for line in text.splitlines() if line.startswith("|")][2:]
+
+
+def test_bench_rows_in_their_order(tables, results):
+    rows = rendered(tables, results, "bench")
+
+    assert [tuple(cell.strip() for cell in row.split("|")[1:3]) for row in rows] == [
+        (target, name)
+        for target in ("widened to 1B", "widened to 350M", "as shipped (11M)")
+        for name in ("c4", "humaneval", "qa")
+    ]
+    assert rows[0] == "| widened to 1B | c4 | 3 of 4 | 2.50 | 4.00 | 2.00 | **2.00** (1.50 to 2.50) | - | 3.1% |"
+
+
+def test_rows_of_systems_and_trees(tables, results):
+    assert rendered(tables, results, "systems") == [
+        "| as shipped (11M) | c4, bfloat16 | llama.cpp, plain | 4 of 4 | 2.00 "
+        "| 2.00 (1.50 to 2.50) | 2.00 (1.50 to 2.50) |"
+    ]
+    assert rendered(tables, results, "trees") == ["| as shipped (11M) | c4 | egt | 8: 2.25, 16: 2.50 |"]
+
+
+def test_tables_without_results_are_refused(tables, results):
+    with pytest.raises(ValueError, match="no results bench-"):
+        tables.render("<!-- table: bench other -->\n<!-- end of table -->", results)
+    with pytest.raises(ValueError, match="no table 'figures'; choose from bench, systems, trees"):
+        tables.render("<!-- table: figures box -->\n<!-- end of table -->", results)

@@ -1,0 +1,225 @@
+"""What all figures share: the pair, the prompt sets, the trees, and measurements that are made once."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol
+
+import pandas as pd
+
+from yggdrasil.artifacts import current_machine, resolve_plan
+from yggdrasil.bench.record import pair_settings
+from yggdrasil.bench.store import SampleFile, measure
+from yggdrasil.bench.systems import EngineSystem, Sample, System, encode_prompts, summarise_systems
+from yggdrasil.bench.trees import TREES, TreeBench, TreeSystem, drafting_ms, tree_systems
+from yggdrasil.engine.decoder import Decoder
+from yggdrasil.engine.policy import Policy
+from yggdrasil.errors import YggdrasilError
+from yggdrasil.prompts import read_prompts
+from yggdrasil.scheduling.plan import Plan
+from yggdrasil.tree.objective import Objective
+
+OURS, PLAIN = "yggdrasil, by plan", "plain, compiled"
+
+
+class Reporter(Protocol):
+    """Where progress goes."""
+
+    def phase(self, title: str) -> Callable[[float], None]:
+        """Begin a phase and return where its fraction is reported."""
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much is measured."""
+
+    prompts: int = 8  # of each set
+    held_back: int = 6  # of each set, after those: they calibrate static trees
+    max_new_tokens: int = 64
+    max_prompt_tokens: int = 256
+    max_budgets: int = 6  # verify widths tried, the widest first
+
+    @property
+    def num_prompts(self) -> int:
+        """Prompts needed of each set."""
+        return self.prompts + self.held_back
+
+
+QUICK = Effort(prompts=2, held_back=2, max_new_tokens=24, max_budgets=3)
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One figure: its numbers and how to draw them."""
+
+    name: str
+    title: str
+    frame: pd.DataFrame
+    x: str
+    y: Sequence[str]  # a panel each
+    series: str | None = None
+    is_line: bool = False
+
+
+class FigureContext:
+    """Measurements over one plan; each is kept in ``out/data`` and not made twice."""
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        texts: Mapping[str, Mapping[str, Sequence[int]]],
+        out: Path,
+        effort: Effort,
+        policy_of: Callable[[Plan], Policy],
+    ) -> None:
+        """``decoder`` has a plan; ``texts`` are sets of prompts by id; ``policy_of`` makes the policy of another plan.
+
+        Raises:
+            YggdrasilError: a set with too few prompts.
+        """
+        assert decoder.plan is not None
+        self.decoder, self.plan = decoder, decoder.plan
+        self.out, self.effort = out, effort
+        self.costs = self.plan.costs[0].steps()
+        self._policy_of = policy_of
+        self._reporter: Reporter | None = None
+        self._texts = texts
+        for name, prompts in texts.items():
+            if len(prompts) < effort.num_prompts:
+                found, needed = len(prompts), effort.num_prompts
+                raise YggdrasilError(f"the set {name} has {found} prompts, {needed} are needed; give more, or --quick")
+
+    def report_to(self, reporter: Reporter) -> None:
+        """Show progress here from now on."""
+        self._reporter = reporter
+
+    @property
+    def sets(self) -> list[str]:
+        """Names of the prompt sets."""
+        return list(self._texts)
+
+    @property
+    def budgets(self) -> list[int]:
+        """Verify budgets of the trees, ascending."""
+        return [width for width in self.plan.shapes.verify_widths if width > 1][-self.effort.max_budgets :]
+
+    @cached_property
+    def trees(self) -> TreeBench:
+        """All trees on one engine, over every verify width of the plan."""
+        widths = [width for width in self.plan.shapes.verify_widths if width > 1]
+        return TreeBench(self.decoder, widths, self.costs)
+
+    def samples(self, name: str, systems: Sequence[System], prompt_set: str) -> list[Sample]:
+        """Measure the systems on the evaluated prompts of a set, or read what was measured before."""
+        texts = dict(list(self._texts[prompt_set].items())[: self.effort.prompts])
+        settings = {**self.described(), "prompts_file": prompt_set, "systems": [system.name for system in systems]}
+        file = SampleFile(self.out / "data" / f"{name}-{prompt_set}.json", settings)
+        title = f"{name} on {prompt_set}: {len(systems)} systems, {len(texts)} prompts"
+        report = self._reporter.phase(title) if self._reporter else _silent
+        return measure(systems, texts, self.effort.max_new_tokens, file, report)
+
+    def rows(self, name: str, systems: Sequence[System], ours: str) -> pd.DataFrame:
+        """Medians of each system on each set; columns set, system, aal, tpot_ms, low, high, prompts, equal."""
+        parts = []
+        for prompt_set in self.sets:
+            for row in summarise_systems(systems, self.samples(name, systems, prompt_set), ours):
+                spread = row["tpot_ms"]
+                parts.append(
+                    {
+                        "set": prompt_set,
+                        "system": row["system"],
+                        "aal": row["aal"],
+                        "tpot_ms": spread["median"],
+                        "tpot_low_ms": spread["low"],
+                        "tpot_high_ms": spread["high"],
+                        "prompts": row["prompts"],
+                        "same_as_ours": row["same_as_ours"],
+                    }
+                )
+        return pd.DataFrame(parts)
+
+    @cached_property
+    def tree_rows(self) -> pd.DataFrame:
+        """Every tree at every budget beside plan and plain; columns of ``rows``, tree, budget, theoretical speed-up."""
+        parts = []
+        for prompt_set in self.sets:
+            held_back = list(self._texts[prompt_set].values())[self.effort.prompts :]
+            self.trees.calibrate(held_back)
+            trees = tree_systems(self.trees, list(TREES), self.budgets)
+            rows = self._tree_rows_of(prompt_set, trees)
+            parts.append(rows)
+        return pd.concat(parts, ignore_index=True)
+
+    def _tree_rows_of(self, prompt_set: str, trees: Sequence[TreeSystem]) -> pd.DataFrame:
+        systems: list[System] = [*self.own_systems(), *trees]
+        summary = summarise_systems(systems, self.samples("trees", systems, prompt_set), OURS)
+        rows = []
+        for system, row in zip(systems, summary, strict=True):
+            entry = {"set": prompt_set, "system": row["system"], "aal": row["aal"], "prompts": row["prompts"],
+                     "tpot_ms": row["tpot_ms"]["median"], "same_as_ours": row["same_as_ours"]}  # fmt: skip
+            if isinstance(system, TreeSystem):
+                name, _, budget = system.name.rpartition(" ")
+                shape = system.arrangement.shape
+                spent = drafting_ms(self.trees, system.arrangement) + self.costs.overhead_ms
+                iteration = spent + self.costs.verify_ms[shape.verify_width]
+                theory = row["aal"] * self.costs.verify_ms[1] / iteration
+                entry |= {"tree": name, "budget": int(budget), "theoretical_speedup": theory}
+            rows.append(entry)
+        return pd.DataFrame(rows)
+
+    def own_systems(self) -> list[System]:
+        """The plan and plain compiled decoding."""
+        return [EngineSystem(OURS, self.decoder), EngineSystem(PLAIN, self.decoder, is_plain=True)]
+
+    def variant(self, name: str, *, objective: Objective = "latency", with_predictor: bool = True) -> System:
+        """The plan decided otherwise: another objective, or depth from the mean survival."""
+        depth_from = self.plan.depth_from if with_predictor else "mean"
+        policy = self._policy_of(replace(self.plan, objective=objective, depth_from=depth_from))
+        return EngineSystem(name, self.decoder, policy)
+
+    def described(self) -> dict[str, Any]:
+        """What every measurement depends on."""
+        return {**pair_settings(self.plan, self.plan.dtype), **vars(self.effort)}
+
+    def caption(self) -> str:
+        """Pair, shapes and runs in one line, as it stands on every figure."""
+        effort, shapes = self.effort, self.plan.shapes
+        return (
+            f"{self.plan.name}, {self.plan.dtype}, {self.plan.target.threads} threads, "
+            f"{self.plan.machine.cpu}; {effort.prompts} prompts a set, {effort.max_new_tokens} tokens each; "
+            f"depth to {shapes.max_depth}, widths {', '.join(map(str, shapes.draft_widths))}"
+        )
+
+
+def open_context(
+    plan: str, prompts: Sequence[Path], out: Path, effort: Effort, *, force_machine: bool
+) -> FigureContext:
+    """Load a plan's pair and the prompt sets, named by their files.
+
+    Raises:
+        YggdrasilError: a plan or prompts that cannot be used.
+    """
+    path = resolve_plan(plan, current_machine(), force=force_machine)
+    decoder = Decoder.from_plan(path, force_machine=force_machine)
+    texts = {
+        file.stem: encode_prompts(decoder, read_prompts(file, effort.num_prompts), effort.max_prompt_tokens)
+        for file in prompts
+    }
+
+    def policy_of(changed: Plan) -> Policy:
+        predictor = str((path.parent / changed.predictor).resolve())
+        file = out / "data" / f"plan-{changed.objective}-{changed.depth_from}.yaml"
+        replace(changed, predictor=predictor).save(file)
+        return Decoder.from_plan(file, force_machine=force_machine).policy
+
+    return FigureContext(decoder, texts, out, effort, policy_of)
+
+
+def _silent(_: float) -> None:
+    return
+
+
+def mean_over_sets(frame: pd.DataFrame, by: Sequence[str], values: Mapping[str, str]) -> pd.DataFrame:
+    """Mean over the prompt sets of ``values`` (column -> aggregation), one row for each ``by``."""
+    return frame.groupby(list(by), sort=False).agg(dict(values)).reset_index()

@@ -1,0 +1,62 @@
+"""CSV and plot of a figure."""
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from yggdrasil.artifacts import write_atomic, write_csv
+from yggdrasil.bench.figures.context import Figure
+
+CSV_VERSION = 1
+
+
+def write_figure(figure: Figure, out: Path, caption: str) -> list[Path]:
+    """Write ``NAME.csv`` and ``NAME.svg``; the caption stands on the plot and in a column."""
+    table, plot = out / f"{figure.name}.csv", out / f"{figure.name}.svg"
+    write_csv(table, "figure", CSV_VERSION, figure.frame.assign(measured=caption))
+    write_atomic(plot, draw(figure, caption))
+    return [table, plot]
+
+
+def draw(figure: Figure, caption: str) -> bytes:
+    """The plot as SVG, one panel for each of ``figure.y``."""
+    import io
+
+    from matplotlib import rcParams
+    from matplotlib.figure import Figure as Canvas
+
+    rcParams["svg.hashsalt"] = "yggdrasil"  # the same numbers give the same file
+    canvas = Canvas(figsize=(6.4 * len(figure.y), 4.8), layout="constrained")
+    canvas.suptitle(figure.title)
+    for panel, column in zip(canvas.subplots(1, len(figure.y), squeeze=False)[0], figure.y, strict=True):
+        _draw_panel(panel, figure, column)
+    canvas.supxlabel(caption, fontsize=6)
+    buffer = io.BytesIO()
+    canvas.savefig(buffer, format="svg", metadata={"Date": None})
+    return buffer.getvalue()
+
+
+def _draw_panel(panel: Any, figure: Figure, column: str) -> None:
+    frame: pd.DataFrame = figure.frame
+    wide = (
+        frame.set_index(figure.x)[[column]]
+        if figure.series is None
+        else frame.pivot_table(index=figure.x, columns=figure.series, values=column, sort=False)
+    )
+    if figure.is_line:
+        for name in wide.columns:
+            panel.plot(wide.index.astype(float), wide[name], marker="o", label=str(name))
+        panel.set_xscale("log", base=2)
+        ticks = [float(value) for value in wide.index]
+        panel.set_xticks(ticks, [f"{value:g}" for value in ticks])
+    else:
+        step = 0.8 / len(wide.columns)
+        for i, name in enumerate(wide.columns):
+            panel.bar([place + i * step for place in range(len(wide))], wide[name], step, label=str(name))
+        panel.set_xticks([place + 0.4 - step / 2 for place in range(len(wide))], [str(value) for value in wide.index])
+        panel.tick_params(axis="x", rotation=30)
+    panel.set_xlabel(figure.x.replace("_", " "))
+    panel.set_ylabel(column.replace("_", " "))
+    if figure.series is not None:
+        panel.legend(fontsize="x-small")

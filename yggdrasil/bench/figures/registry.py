@@ -1,0 +1,33 @@
+"""Which function makes which of the paper's figures."""
+
+from collections.abc import Callable, Sequence
+
+from yggdrasil.bench.figures.ablations import breakdown, objective, sensitivity
+from yggdrasil.bench.figures.comparisons import end_to_end, systems, trees
+from yggdrasil.bench.figures.context import Figure, FigureContext
+from yggdrasil.bench.figures.runtimes import runtimes, widths
+from yggdrasil.errors import YggdrasilError
+
+FIGURES: dict[str, Callable[[FigureContext], list[Figure]]] = {
+    "4": runtimes,
+    "5": widths,
+    "6": systems,
+    "10": end_to_end,
+    "11": trees,
+    "12": breakdown,
+    "13": sensitivity,
+    "14": objective,
+}
+
+
+def chosen_figures(numbers: Sequence[str]) -> list[str]:
+    """The asked-for numbers in the paper's order, all where none is named; "11a" asks for 11.
+
+    Raises:
+        YggdrasilError: a number the paper has no measurement for, or one that is not made yet.
+    """
+    asked = {number.rstrip("ab") for number in numbers} or set(FIGURES)
+    unknown = sorted(asked - set(FIGURES))
+    if unknown:
+        raise YggdrasilError(f"there is no figure {unknown[0]} here; choose from {', '.join(FIGURES)}")
+    return [number for number in FIGURES if number in asked]

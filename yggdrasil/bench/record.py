@@ -1,0 +1,62 @@
+"""What every result file says of its making: machine, versions, commit."""
+
+import platform
+import subprocess
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from yggdrasil.artifacts import current_machine
+from yggdrasil.errors import YggdrasilError
+from yggdrasil.scheduling.plan import ModelRef, Plan
+
+PACKAGES = ("yggdrasil", "torch", "transformers", "numpy")
+
+
+def provenance() -> dict[str, Any]:
+    """Machine, interpreter, package versions and the commit of this checkout, as every results file carries them."""
+    return {
+        "machine": current_machine().describe(),
+        "python": platform.python_version(),
+        "versions": {name: _version(name) for name in PACKAGES},
+        "commit": _commit(),
+    }
+
+
+def model_drafter(plan: Plan) -> ModelRef:
+    """The plan's draft model, which rivals draft with too; YggdrasilError where it drafts without a model."""
+    if not isinstance(plan.drafter, ModelRef):
+        raise YggdrasilError(f"the plan {plan.name} drafts without a model; rivals need a plan with a draft model")
+    return plan.drafter
+
+
+def pair_settings(plan: Plan, dtype: str) -> dict[str, Any]:
+    """Which pair a result is of, in which arithmetic and on how many threads."""
+    drafter = model_drafter(plan)
+    return {
+        "plan": plan.name,
+        "target": plan.target.source,
+        "drafter": drafter.source,
+        "threads": {"target": plan.target.threads, "drafter": drafter.threads},
+        "dtype": dtype,
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _commit() -> str | None:
+    """The commit of the checkout this package runs from, "+" where its sources differ; None outside a checkout."""
+    folder = Path(__file__).parent
+    try:
+        head, changes = (
+            subprocess.run(["git", "-C", folder, *command], capture_output=True, text=True, check=True).stdout
+            for command in (["rev-parse", "HEAD"], ["status", "--porcelain", "--", folder.parent])
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return head.strip() + ("+" if changes.strip() else "")

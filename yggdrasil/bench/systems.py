@@ -1,0 +1,156 @@
+"""Systems side by side: each decodes every prompt, greedily and to the same length, in turns.
+
+A system is anything that continues token ids: our decoder under some policy, transformers, llama.cpp.
+"""
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from time import sleep
+from typing import Any, Protocol
+
+from yggdrasil.engine.decoder import Decoder
+from yggdrasil.engine.policy import Policy
+from yggdrasil.prompts import Prompt
+
+SETTLE_SECONDS = 0.2  # idle threads of the system before spin for a while
+
+
+@dataclass(frozen=True)
+class Continuation:
+    """What a system made of one prompt. The first target pass belongs to the prompt and is left out of the rest."""
+
+    tokens: list[int]
+    ttft_ms: float
+    tpot_ms: float  # mean over ``decoded`` tokens
+    decoded: int  # tokens after the first pass
+    passes: int  # target passes that gave them
+
+
+class System(Protocol):
+    """One way of decoding."""
+
+    name: str
+    family: str  # systems of one family compute with the same kernels, so their tokens can be compared
+    is_plain: bool  # the family's own one-token-a-pass decoding, whose tokens are the reference
+
+    def decode(self, prompt: Sequence[int], max_new_tokens: int) -> Continuation:
+        """Continue ``prompt`` by exactly ``max_new_tokens`` tokens."""
+
+
+class EngineSystem:
+    """Our engine under a policy; ``policy`` None is the decoder's own, ``is_plain`` decodes without speculation."""
+
+    family = "yggdrasil"
+
+    def __init__(self, name: str, decoder: Decoder, policy: Policy | None = None, *, is_plain: bool = False) -> None:
+        self.name = name
+        self.is_plain = is_plain
+        self._decoder = decoder
+        self._policy = policy or decoder.policy
+
+    def decode(self, prompt: Sequence[int], max_new_tokens: int) -> Continuation:
+        self._decoder.policy = self._policy
+        generation = self._decoder.generate(
+            prompt, max_new_tokens=max_new_tokens, ignore_eos=True, speculation=not self.is_plain
+        )
+        metrics = generation.metrics
+        return Continuation(
+            generation.tokens, metrics.ttft_ms, metrics.tpot_ms, len(generation.tokens) - 1, metrics.iterations
+        )
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One system on one prompt."""
+
+    prompt: str
+    system: str
+    continuation: Continuation
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "Sample":
+        """Rebuild from ``as_dict``."""
+        return cls(values["prompt"], values["system"], Continuation(**values["continuation"]))
+
+
+def encode_prompts(decoder: Decoder, prompts: Sequence[Prompt], max_tokens: int | None) -> dict[str, list[int]]:
+    """Tokens of each prompt by its id, the last ``max_tokens`` of them; YggdrasilError where one cannot be decoded."""
+    encoded = {}
+    for prompt in prompts:
+        tokens = list(decoder.tokenizer(prompt.prompt)["input_ids"])
+        encoded[prompt.id] = decoder.encode(tokens[-max_tokens:] if max_tokens else tokens)
+    return encoded
+
+
+def run_systems(
+    systems: Sequence[System],
+    prompts: Mapping[str, Sequence[int]],
+    max_new_tokens: int,
+    on_prompt: Callable[[str, list[Sample]], None],
+    *,
+    warm_up: bool = True,
+) -> None:
+    """Decode every prompt (id -> tokens) with every system; the order turns by one from prompt to prompt.
+
+    ``on_prompt`` gets a prompt's samples when all systems have decoded it. ``warm_up`` decodes the first prompt once
+    with each system beforehand, uncounted: it loads and compiles.
+    """
+    if warm_up and prompts:
+        first = next(iter(prompts.values()))
+        for system in systems:
+            system.decode(first, max_new_tokens)
+    for i, (prompt_id, tokens) in enumerate(prompts.items()):
+        turn = i % len(systems)
+        samples = []
+        for system in [*systems[turn:], *systems[:turn]]:
+            sleep(SETTLE_SECONDS)
+            samples.append(Sample(prompt_id, system.name, system.decode(tokens, max_new_tokens)))
+        on_prompt(prompt_id, samples)
+
+
+def summarise_systems(systems: Sequence[System], samples: Sequence[Sample], ours: str) -> list[dict[str, Any]]:
+    """One row a system. Ratios are TPOT over that of the system ``ours`` on the same prompt: above 1, ours is faster.
+
+    ``same_as_plain`` counts prompts with the tokens of the family's plain decoding, ``same_as_ours`` with those of
+    ``ours``: other kernels round otherwise, so in low precision the two may differ without a fault.
+    """
+    by_system = {
+        system.name: {s.prompt: s.continuation for s in samples if s.system == system.name} for system in systems
+    }
+    plain = {system.family: by_system[system.name] for system in systems if system.is_plain}
+    rows = []
+    for system in systems:
+        own = by_system[system.name]
+        reference = plain.get(system.family)
+        passes = sum(c.passes for c in own.values())
+        rows.append(
+            {
+                "system": system.name,
+                "family": system.family,
+                "prompts": len(own),
+                "same_as_plain": _num_equal(own, reference) if reference is not None else None,
+                "same_as_ours": _num_equal(own, by_system[ours]),
+                "aal": sum(c.decoded for c in own.values()) / passes if passes else None,
+                "tpot_ms": spread([c.tpot_ms for c in own.values()]),
+                "ttft_ms": spread([c.ttft_ms for c in own.values()]),
+                "ratio_to_ours": spread([c.tpot_ms / by_system[ours][prompt].tpot_ms for prompt, c in own.items()]),
+            }
+        )
+    return rows
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Median and quartiles; of a single value, that value."""
+    if len(values) < 2:
+        value = values[0] if values else 0.0
+        return {"median": value, "low": value, "high": value}
+    low, median, high = statistics.quantiles(values, n=4)
+    return {"median": median, "low": low, "high": high}
+
+
+def _num_equal(own: Mapping[str, Continuation], reference: Mapping[str, Continuation]) -> int:
+    return sum(continuation.tokens == reference[prompt].tokens for prompt, continuation in own.items())

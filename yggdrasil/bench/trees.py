@@ -1,0 +1,228 @@
+"""Every tree of the field on our engine: a registry of trees for a verify budget, and of our own with parts left out.
+
+A verify budget of B is one target pass of width B: the root and B - 1 drafted nodes.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from yggdrasil.bench.rank_acceptance import rank_hits
+from yggdrasil.bench.systems import Continuation
+from yggdrasil.drafters.chosen import ChosenDrafter
+from yggdrasil.drafters.draft_model import DraftModel, identity_knots
+from yggdrasil.engine.build import assemble
+from yggdrasil.engine.decoder import Decoder
+from yggdrasil.engine.engine import Engine
+from yggdrasil.engine.policy import PLAIN_POLICY, FixedPolicy, Policy
+from yggdrasil.errors import YggdrasilError
+from yggdrasil.models.compiled import Backend
+from yggdrasil.tree.objective import StepCosts, TreeShape
+from yggdrasil.tree.rivals.eagle2 import Eagle2
+from yggdrasil.tree.rivals.k_ary import k_ary
+from yggdrasil.tree.rivals.merged import MergedSequences
+from yggdrasil.tree.rivals.opt_tree import OptTree
+from yggdrasil.tree.rivals.protocol import Growth, StaticGrowth
+from yggdrasil.tree.rivals.sequence import sequence
+from yggdrasil.tree.rivals.sequoia import SequoiaTables, choose_size, sequoia
+
+MAX_LEVEL_WIDTH = 16  # of trees that would draft as many nodes a level as they verify
+EAGLE_TOP_K = 10
+CALIBRATION_TOKENS = 64
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """One tree: its rule (None for equal growth), its shape, and whether scores are calibrated acceptance."""
+
+    growth: Growth | None
+    shape: TreeShape
+    is_calibrated: bool = False
+    policy: Policy | None = None  # the shape, always, where None
+
+
+class TreeBench:
+    """One pair with room for every tree up to the largest budget; trees take turns on the same compiled steps."""
+
+    def __init__(
+        self, decoder: Decoder, budgets: Sequence[int], costs: StepCosts, *, backend: Backend | None = None
+    ) -> None:
+        """``decoder`` gives the models, the shapes, the calibration and the tokenizer; ``costs`` steer rules that ask;
+        ``backend`` is the decoder's unless given.
+
+        Raises:
+            YggdrasilError: a budget without room for a drafted node, or a decoder whose drafter is no model.
+        """
+        source = decoder.assembly
+        if not isinstance(source.engine.drafter, DraftModel) or source.drafter is None:
+            raise YggdrasilError("trees are grown by a draft model; this decoder has none")
+        if not budgets or min(budgets) < 2:
+            raise YggdrasilError(f"a verify budget must hold the root and a drafted node, got {list(budgets)}")
+        shapes = source.shapes
+        self.budgets, self.costs = sorted(budgets), costs
+        self.max_depth, self.widths = shapes.max_depth, shapes.draft_widths
+        self.knots = source.engine.drafter.knots.clone()
+        self.acceptance: tuple[float, ...] | None = None
+        room = (self.max_depth + 1) * max(MAX_LEVEL_WIDTH, EAGLE_TOP_K, self.widths[-1]) + 2 * self.budgets[-1]
+        wider = replace(
+            shapes,
+            verify_widths=tuple(sorted({1, *self.budgets})),
+            candidates=min(max(shapes.candidates, EAGLE_TOP_K), source.target.call.vocab_size),
+            spare_nodes=room,
+        )
+        target, drafter = source.target.loaded, source.drafter.loaded
+        assembly = assemble(target, drafter, wider, backend or source.target.backend, knots=self.knots.clone())
+        engine = assembly.engine
+        assert isinstance(engine.drafter, DraftModel)
+        self.drafter: DraftModel = engine.drafter
+        self.candidates = wider.candidates
+        self._chosen = ChosenDrafter(self.drafter, engine.tree, self.widths)
+        engine = Engine(engine.target, self._chosen, engine.tree, wider.verify_widths, engine.max_length)
+        self.decoder = Decoder(replace(assembly, engine=engine), decoder.tokenizer, PLAIN_POLICY, decoder.eos_tokens)
+
+    def calibrate(self, prompts: Sequence[Sequence[int]], num_tokens: int = CALIBRATION_TOKENS) -> tuple[float, ...]:
+        """Measure the acceptance vector [K] that static trees need, on text that is not evaluated."""
+        hits = np.zeros(self.candidates, dtype=np.int64)
+        for prompt in prompts:
+            generated = self.decoder.generate(
+                prompt, max_new_tokens=num_tokens, ignore_eos=True, speculation=False
+            ).tokens
+            hits += rank_hits(self.drafter, self.decoder.assembly.engine.tree, prompt, generated)
+        self.acceptance = tuple((hits / max(num_tokens * len(prompts), 1)).tolist())
+        return self.acceptance
+
+    def arrange(self, arrangement: Arrangement) -> None:
+        """Make the decoder grow this tree from now on."""
+        self.drafter.knots.copy_(self.knots if arrangement.is_calibrated else identity_knots())
+        self._chosen.growth = arrangement.growth
+        self.decoder.policy = arrangement.policy or FixedPolicy(arrangement.shape)
+
+
+class TreeSystem:
+    """One tree as a system to compare; all of a bench share its engine."""
+
+    family = "yggdrasil"
+    is_plain = False
+
+    def __init__(self, name: str, bench: TreeBench, arrangement: Arrangement) -> None:
+        self.name = name
+        self.arrangement = arrangement
+        self._bench = bench
+
+    def decode(self, prompt: Sequence[int], max_new_tokens: int) -> Continuation:
+        self._bench.arrange(self.arrangement)
+        generation = self._bench.decoder.generate(prompt, max_new_tokens=max_new_tokens, ignore_eos=True)
+        metrics = generation.metrics
+        decoded = len(generation.tokens) - 1
+        return Continuation(generation.tokens, metrics.ttft_ms, metrics.tpot_ms, decoded, metrics.iterations)
+
+
+def drafting_ms(bench: TreeBench, arrangement: Arrangement) -> float:
+    """What drafting the whole tree costs by the bench's costs; a rule that stops early costs less."""
+    costs, shape, growth = bench.costs, arrangement.shape, arrangement.growth
+    if growth is None:
+        return costs.drafting_ms(shape.width, shape.depth)
+    widest = bench.widths[-1]
+    total = costs.head_ms
+    for level in growth.widths(shape.depth):
+        rest = level % widest
+        total += level // widest * costs.draft_ms[widest]
+        total += costs.draft_ms[next(w for w in bench.widths if w >= rest)] if rest else 0.0
+    return total
+
+
+def _static(bench: TreeBench, growth: StaticGrowth, budget: int) -> Arrangement:
+    return Arrangement(growth, TreeShape(bench.widths[-1], growth.depth, budget))
+
+
+def _sequence(bench: TreeBench, budget: int) -> Arrangement:
+    return _static(bench, sequence(min(budget - 1, bench.max_depth)), budget)
+
+
+def _k_ary(bench: TreeBench, budget: int) -> Arrangement:
+    return _static(bench, k_ary(2, budget - 1, bench.max_depth), budget)
+
+
+def _merged(bench: TreeBench, budget: int) -> Arrangement:
+    length = min(bench.max_depth, budget - 1)
+    growth = MergedSequences(max(1, (budget - 1) // length), length)
+    return Arrangement(growth, TreeShape(bench.widths[-1], length, budget))
+
+
+def _sequoia(bench: TreeBench, budget: int) -> Arrangement:
+    return _static(bench, sequoia(_tables(bench, budget), budget), budget)
+
+
+def _sequoia_by_costs(bench: TreeBench, budget: int) -> Arrangement:
+    """Size and depth by the hardware's costs, ``budget`` at most."""
+    tables = _tables(bench, budget)
+    costs = bench.costs
+    within = replace(costs, verify_ms={w: ms for w, ms in costs.verify_ms.items() if w == 1 or w in bench.budgets})
+    choice = choose_size(tables, within, bench.widths)
+    growth = StaticGrowth(f"Sequoia, {choice.num_nodes - 1} nodes", tables.tree(choice.num_nodes, choice.depth))
+    return _static(bench, growth, choice.num_nodes)
+
+
+def _opt_tree(bench: TreeBench, budget: int) -> Arrangement:
+    level_width = min(budget - 1, MAX_LEVEL_WIDTH)
+    widest = bench.widths[-1]
+    steps = -(-level_width // widest)
+    relative_cost = steps * bench.costs.draft_ms[widest] / bench.costs.verify_ms[1]
+    growth = OptTree(budget - 1, level_width, relative_cost)
+    return Arrangement(growth, TreeShape(widest, bench.max_depth, budget))
+
+
+def _eagle2(bench: TreeBench, budget: int) -> Arrangement:
+    growth = Eagle2(budget - 1, min(EAGLE_TOP_K, bench.candidates))
+    return Arrangement(growth, TreeShape(bench.widths[-1], bench.max_depth, budget))
+
+
+def _egt(bench: TreeBench, budget: int) -> Arrangement:
+    return Arrangement(None, TreeShape(bench.widths[-1], bench.max_depth, budget), is_calibrated=True)
+
+
+def _egt_uncalibrated(bench: TreeBench, budget: int) -> Arrangement:
+    return replace(_egt(bench, budget), is_calibrated=False)
+
+
+def _egt_unpruned(bench: TreeBench, budget: int) -> Arrangement:
+    """No more is drafted than the budget verifies, in as many levels as that takes."""
+    width = max(w for w in bench.widths if w <= budget - 1)
+    depth = min(bench.max_depth, (budget - 1) // width)
+    return Arrangement(None, TreeShape(width, depth, budget), is_calibrated=True)
+
+
+def _tables(bench: TreeBench, budget: int) -> SequoiaTables:
+    if bench.acceptance is None:
+        raise YggdrasilError("a static tree needs measured acceptance; give prompts to calibrate it on")
+    return SequoiaTables(bench.acceptance, budget, bench.max_depth)
+
+
+TREES: dict[str, Callable[[TreeBench, int], Arrangement]] = {
+    "sequence": _sequence,
+    "k-ary": _k_ary,
+    "merged": _merged,
+    "sequoia": _sequoia,
+    "sequoia-by-costs": _sequoia_by_costs,
+    "opt-tree": _opt_tree,
+    "eagle-2": _eagle2,
+    "egt": _egt,
+    "egt-uncalibrated": _egt_uncalibrated,
+    "egt-unpruned": _egt_unpruned,
+}
+
+
+def tree_systems(bench: TreeBench, names: Sequence[str], budgets: Sequence[int]) -> list[TreeSystem]:
+    """The named trees at each budget, "NAME B".
+
+    Raises:
+        YggdrasilError: an unknown name.
+    """
+    unknown = [name for name in names if name not in TREES]
+    if unknown:
+        raise YggdrasilError(f"there is no tree {unknown[0]!r}; choose from {', '.join(TREES)}")
+    return [TreeSystem(f"{name} {b}", bench, TREES[name](bench, b)) for b in budgets for name in names]
+
+
+__all__ = ["TREES", "Arrangement", "TreeBench", "TreeSystem", "drafting_ms", "tree_systems"]

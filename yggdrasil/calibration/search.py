@@ -1,0 +1,264 @@
+"""Search the schedule of a calibrated pair: measure what is not known yet, rank the grid, measure the best, choose."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from yggdrasil.artifacts import current_machine, plan_path, read_csv, resolve_plan, write_csv
+from yggdrasil.calibration.compile import compile_missing
+from yggdrasil.calibration.pair import build_assembly
+from yggdrasil.calibration.pipeline import Reporter, open_ended
+from yggdrasil.calibration.schedules import (
+    MEASURED,
+    PLAIN,
+    MeasuredPlan,
+    measure_plans,
+    measure_stage_costs,
+    summarise_plans,
+)
+from yggdrasil.calibration.settings import PairSource
+from yggdrasil.engine.build import Assembly
+from yggdrasil.errors import YggdrasilError
+from yggdrasil.models.loading import load_tokenizer
+from yggdrasil.predictor.bundle import Learned
+from yggdrasil.prompts import read_prompts
+from yggdrasil.scheduling.costs import COLUMNS, StageCosts
+from yggdrasil.scheduling.plan import Costs, Plan, Searched, SearchResult, check_plan
+from yggdrasil.scheduling.search import AcceptedLengths, Candidate, Space, predict_ms, search
+from yggdrasil.scheduling.stages import NAMED_VARIANTS, Schedule
+from yggdrasil.tree.objective import Objective, TreeShape
+
+BACKEND = "inductor"  # what a CPU's profile is measured with
+SAMPLES_FILE, RANKING_FILE, MEASURED_FILE = "schedule_samples.csv", "schedule_ranking.csv", "schedule_measured.csv"
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class SearchSettings:
+    """One search. Without ``prompts`` nothing is measured: the profile must hold all stage costs."""
+
+    profile: str
+    prompts: Path | None
+    objective: Objective = "latency"
+    save_as: str | None = None  # name of the plan that is written; the profile's own if not given
+    top: int = 10  # best predictions that are measured
+    limit: int = 6  # prompts decoded
+    tokens: int = 48  # generated on each
+    context: int = 128  # tokens kept of a prompt
+    rounds: int = 2  # times every prompt is decoded
+    cost_rounds: int = 6  # cycles of stage measurement
+    measure_again: bool = False  # even where the profile has stage costs of all variants
+    force_machine: bool = False
+
+
+class _Subject(NamedTuple):
+    """The plan searched for, and where its files lie."""
+
+    plan: Plan
+    root: Path
+    profile: Path
+    lengths: AcceptedLengths
+    knots: torch.Tensor
+
+
+class _Bench(NamedTuple):
+    """The pair, ready to decode by every schedule."""
+
+    assembly: Assembly
+    tokenizer: PreTrainedTokenizerBase
+    texts: list[list[int]]
+
+
+def search_schedules(settings: SearchSettings, reporter: Reporter) -> Path:
+    """Search, measure, choose; returns the path of the plan written. Raises YggdrasilError where something is missing.
+
+    The ranking is the same for the same profile. Writes the samples, the ranking and the measurements beside it.
+    """
+    subject = _open(settings)
+    bench = _set_up(subject, settings, reporter) if settings.prompts is not None else None
+    costs = StageCosts.from_samples(_stage_samples(subject, settings, bench, reporter))
+    space = Space.of(subject.lengths, "in-order")
+    best = search(space, {BACKEND: costs}, subject.lengths, settings.objective, keep=settings.top)
+    entries = [_entry(f"top {i}", candidate) for i, candidate in enumerate(best, start=1)]
+    entries += _named_entries(best[0].shape, costs, subject.lengths, entries)
+    if bench is not None:
+        entries = _measured(entries, bench, costs.plain_ms, subject, settings, reporter)
+    chosen = _choose(entries, settings.objective)
+    calibrated = list(subject.plan.costs) if subject.plan.search is None else subject.plan.search.calibrated
+    result = SearchResult(settings.objective, chosen.name, entries, calibrated)
+    write_csv(subject.profile / RANKING_FILE, "schedule-ranking", VERSION, ranking_frame(result))
+    plan = replace(
+        subject.plan,
+        name=settings.save_as or subject.plan.name,
+        stages=chosen.stages,
+        objective=settings.objective,
+        costs=[_adapted(entry, chosen, costs, subject.lengths) for entry in calibrated],
+        search=result,
+    )
+    destination = plan_path(subject.root, plan.name, subject.plan.machine)
+    plan.save(destination)
+    return destination
+
+
+def ranking_frame(result: SearchResult) -> pd.DataFrame:
+    """One row an entry: its schedule, its shape, what was predicted and what was measured."""
+    rows = []
+    for entry in result.entries:
+        width, depth, verify_width = entry.shape
+        row = {"name": entry.name, "chosen": entry.name == result.chosen, "backend": entry.backend}
+        row |= Schedule.parse(entry.stages).variants
+        row |= {"width": width, "depth": depth, "verify_width": verify_width}
+        row |= {name: value for name, value in vars(entry).items() if name.startswith(("predicted", "measured"))}
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def _open(settings: SearchSettings) -> _Subject:
+    machine = current_machine()
+    path = resolve_plan(settings.profile, machine, force=settings.force_machine)
+    plan = Plan.load(path)
+    check_plan(plan, machine, force_machine=settings.force_machine)
+    if plan.device == "cuda":
+        raise YggdrasilError(
+            f"{path}: a GPU runs the plain schedule alone, so there is none to search; take a CPU's plan"
+        )
+    learned = Learned.load(path.parent / plan.predictor)
+    lengths = AcceptedLengths(learned.mean_survival, learned.ratios, plan.shapes.verify_widths)
+    root = path.parents[2]
+    profile = root / "profiles" / path.parent.name / path.stem
+    return _Subject(plan, root, profile, lengths, torch.from_numpy(np.asarray(learned.acceptance.knots).copy()))
+
+
+def _set_up(subject: _Subject, settings: SearchSettings, reporter: Reporter) -> _Bench:
+    plan, prompts = subject.plan, settings.prompts
+    assert prompts is not None
+    source = replace(PairSource.of_plan(plan), schedules=tuple(schedule.labels for schedule in MEASURED))
+    tokenizer = load_tokenizer(source.target)
+    assembly = build_assembly(source, subject.knots)
+    compile_missing(source, assembly, reporter.phase)
+    room = min(settings.context, assembly.engine.max_length - settings.tokens - plan.shapes.max_depth - 1)
+    texts = [list(tokenizer(prompt.prompt)["input_ids"])[-room:] for prompt in read_prompts(prompts, settings.limit)]
+    texts = [text for text in texts if text]
+    if not texts:
+        raise YggdrasilError(f"{prompts} has no usable prompts; give JSON lines with a prompt field")
+    return _Bench(assembly, tokenizer, texts)
+
+
+def _stage_samples(
+    subject: _Subject, settings: SearchSettings, bench: _Bench | None, reporter: Reporter
+) -> pd.DataFrame:
+    """Costs of all variants: the profile's, or measured now and kept there."""
+    file = subject.profile / SAMPLES_FILE
+    if bench is None or (file.exists() and not settings.measure_again):
+        if not file.exists():
+            raise YggdrasilError(
+                f"the profile {settings.profile} has no stage costs of all variants ({file}); give --prompts to measure"
+            )
+        return read_csv(file, "schedule-samples", VERSION, COLUMNS)
+    report = reporter.phase("measuring the stages of every variant")
+    stream = [token for text in bench.texts for token in text]
+    text = (stream * (settings.context // len(stream) + 1))[: settings.context]
+    frame = measure_stage_costs(
+        bench.assembly, partial(open_ended, bench.tokenizer), text, settings.cost_rounds, report
+    )
+    write_csv(file, "schedule-samples", VERSION, frame)
+    return frame
+
+
+def _entry(name: str, candidate: Candidate) -> Searched:
+    shape = candidate.shape
+    return Searched(
+        name, candidate.stages, (shape.width, shape.depth, shape.verify_width), candidate.backend,
+        _figure(candidate.aal), _figure(candidate.iteration_ms), _figure(candidate.ms_per_token),
+    )  # fmt: skip
+
+
+def _named_entries(
+    shape: TreeShape, costs: StageCosts, lengths: AcceptedLengths, taken: Sequence[Searched]
+) -> list[Searched]:
+    """The paper's plans with the best plan's shape: what differs is the schedule alone."""
+    entries = []
+    for name, variants in NAMED_VARIANTS.items():
+        schedule = Schedule.of(variants)
+        ms = float(predict_ms(schedule, [shape], costs, lengths, "in-order")[0])
+        entries.append(_entry(name, Candidate(BACKEND, schedule.labels, shape, lengths.aal(shape), ms)))
+    default = Schedule.of({})
+    if not any(entry.stages == default.labels and tuple(entry.shape) == tuple(shape) for entry in taken):
+        ms = float(predict_ms(default, [shape], costs, lengths, "in-order")[0])
+        entries.append(_entry("default", Candidate(BACKEND, default.labels, shape, lengths.aal(shape), ms)))
+    return entries
+
+
+def _measured(
+    entries: Sequence[Searched],
+    bench: _Bench,
+    plain_ms: float,
+    subject: _Subject,
+    settings: SearchSettings,
+    reporter: Reporter,
+) -> list[Searched]:
+    """The entries with measured figures, at the speed of the profile; plain decoding comes last."""
+    report = reporter.phase(f"measuring {len(entries)} plans on {len(bench.texts)} prompts")
+    plans = [MeasuredPlan(entry.name, entry.stages, TreeShape(*entry.shape)) for entry in entries]
+    new_stream = partial(open_ended, bench.tokenizer, settings.tokens)
+    frame = measure_plans(bench.assembly, new_stream, bench.texts, plans, settings.rounds, report)
+    write_csv(subject.profile / MEASURED_FILE, "schedule-measured", VERSION, frame)
+    figures = {row["plan"]: row for row in summarise_plans(frame, plain_ms).to_dict("records")}
+    plain = Searched(PLAIN, Schedule.of({}).labels, (0, 0, 1), BACKEND, 1.0, _figure(plain_ms), _figure(plain_ms))
+    return [
+        replace(
+            entry,
+            measured_aal=_figure(figures[entry.name]["aal"]),
+            measured_iteration_ms=_figure(figures[entry.name]["iteration_ms"]),
+            measured_ms_per_token=_figure(figures[entry.name]["ms_per_token"]),
+            measured_speedup=_figure(figures[entry.name]["speedup"]),
+        )
+        for entry in [*entries, plain]
+    ]
+
+
+def _choose(entries: Sequence[Searched], objective: Objective) -> Searched:
+    """The best measured plan among the best predictions, else the best prediction. Ties go to the better prediction.
+
+    Under the objective ``aal`` measured times do not count: it is the ablation.
+    """
+    top = [entry for entry in entries if entry.name.startswith("top")]
+    if objective == "aal" or top[0].measured_ms_per_token is None:
+        return top[0]
+    candidates = [entry for entry in entries if entry.name != PLAIN]
+    return min(candidates, key=lambda entry: entry.measured_ms_per_token or float("inf"))
+
+
+def _adapted(base: Costs, chosen: Searched, costs: StageCosts, lengths: AcceptedLengths) -> Costs:
+    """Costs of the run-time objective under the chosen schedule: what differs from the default one is added."""
+    schedule, default, shape = Schedule.parse(chosen.stages), Schedule.of({}), TreeShape(*chosen.shape)
+    if schedule.variants == default.variants:
+        return base
+    share = np.array([lengths.leaf_share(shape)])
+    ours, usual = (costs.durations(each, [shape], share) for each in (schedule, default))
+    ahead = schedule.variants["head_draft"] == "ahead"
+    changes = {name: float(ours[name][0] - usual[name][0]) for name in ours}
+    head = changes["tail_draft"] + (-float(usual["head_draft"][0]) if ahead else changes["head_draft"])
+    rest = sum(ms for name, ms in changes.items() if name not in ("head_draft", "draft_steps", "verify", "tail_draft"))
+    verify = dict(base.verify_ms)
+    if ahead:
+        wide = [TreeShape(shape.width, shape.depth, width) for width in sorted(verify) if width > 1]
+        guesses = costs.durations(schedule, wide, np.repeat(share, len(wide)))["head_draft"]
+        verify |= {
+            each.verify_width: verify[each.verify_width] + float(ms) for each, ms in zip(wide, guesses, strict=True)
+        }
+    return replace(
+        base, head_ms=max(_figure(base.head_ms + head), 0.0), overhead_ms=max(_figure(base.overhead_ms + rest), 0.0),
+        verify_ms={width: _figure(ms) for width, ms in verify.items()},
+    )  # fmt: skip
+
+
+def _figure(value: float) -> float:
+    return float(f"{float(value):.4g}")

@@ -1,0 +1,64 @@
+"""``yggdrasil report``: what was measured, predicted and chosen, as a page, as text and as tables."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from yggdrasil.cli.options import ForceOption
+from yggdrasil.errors import YggdrasilError
+
+if TYPE_CHECKING:
+    from yggdrasil.reports.facts import Facts
+
+
+def report(
+    name: Annotated[str, typer.Option("--name", help="A plan file, or a name that has a plan for this machine.")],
+    out: Annotated[Path | None, typer.Option(help="Write one self-contained HTML page here.")] = None,
+    as_text: Annotated[bool, typer.Option("--text", help="Print the facts.")] = False,
+    csv: Annotated[Path | None, typer.Option("--csv", help="Write every table into this folder.")] = None,
+    prompts: Annotated[
+        Path | None, typer.Option(help="JSON lines with a prompt field: decode some for example trees.")
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, help="Prompts decoded for trees.")] = 3,
+    force_machine: ForceOption = False,
+) -> None:
+    """Report on a calibrated name: step costs, predictions, objective, predictor, timelines, plans, example trees."""
+    from yggdrasil.artifacts import current_machine, resolve_plan, write_atomic
+    from yggdrasil.reports.facts import Facts, write_tables
+
+    if out is None and csv is None and not as_text:
+        raise YggdrasilError("nothing to do; give --out FILE for the page, --text, or --csv DIR")
+    path = resolve_plan(name, current_machine(), force=force_machine)
+    facts = Facts.load(path)
+    if prompts is not None:
+        facts = _with_trees(facts, path, prompts, limit, force_machine=force_machine)
+    if out is not None:
+        from yggdrasil.reports.page import build_page
+
+        write_atomic(out, build_page(facts).encode())
+        print(out)
+    if csv is not None:
+        write_tables(facts.tables(), csv)
+        print(csv)
+    if as_text:
+        from yggdrasil.reports.text import show
+
+        show(facts)
+
+
+def _with_trees(facts: "Facts", plan: Path, prompts: Path, limit: int, *, force_machine: bool) -> "Facts":
+    from dataclasses import replace
+
+    from yggdrasil.artifacts import write_csv
+    from yggdrasil.engine.decoder import Decoder
+    from yggdrasil.engine.policy import FixedPolicy
+    from yggdrasil.prompts import read_prompts
+    from yggdrasil.reports.trees import record_trees
+
+    decoder = Decoder.from_plan(plan, force_machine=force_machine)
+    decoder.policy = FixedPolicy(facts.best_tree())  # a policy may decode plainly; here trees are wanted
+    trees = record_trees(decoder, [prompt.prompt for prompt in read_prompts(prompts, limit)])
+    if facts.profile.is_dir():
+        write_csv(facts.profile / "example_trees.csv", "example-trees", 1, trees)
+    return replace(facts, trees=trees)

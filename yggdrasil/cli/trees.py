@@ -1,0 +1,82 @@
+"""``yggdrasil bench --tree``: trees of the field on our engine, at equal verify budgets."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from yggdrasil.bench.record import pair_settings
+from yggdrasil.bench.store import SampleFile, measure
+from yggdrasil.bench.systems import EngineSystem, System, encode_prompts, summarise_systems
+from yggdrasil.bench.trees import TREES, TreeBench, tree_systems
+from yggdrasil.cli.progress import PhaseProgress
+from yggdrasil.engine.decoder import Decoder
+from yggdrasil.errors import YggdrasilError
+from yggdrasil.prompts import Prompt
+
+OURS, PLAIN, ALL = "yggdrasil, by plan", "yggdrasil, plain compiled", "all"
+
+
+def compare_trees(
+    decoder: Decoder,
+    prompts: Sequence[Prompt],
+    settings: dict[str, Any],
+    *,
+    names: Sequence[str],
+    budgets: Sequence[int],
+    held_back: int,
+    out: Path | None,
+) -> None:
+    """Decode the first prompts with every tree at every budget; the last ``held_back`` only calibrate static trees.
+
+    ``settings`` holds what else changes the result, ``max_new_tokens`` and ``max_prompt_tokens`` among it.
+    """
+    if not 0 < held_back < len(prompts):
+        raise YggdrasilError(
+            f"--held-back {held_back} of {len(prompts)} prompts leaves none to evaluate or to calibrate on; give more"
+        )
+    assert decoder.plan is not None
+    chosen = list(TREES) if ALL in names else list(dict.fromkeys(names))
+    texts = encode_prompts(decoder, prompts, settings["max_prompt_tokens"])
+    evaluated = dict(list(texts.items())[:-held_back])
+    bench = TreeBench(decoder, budgets, decoder.plan.costs[0].steps())
+    with PhaseProgress() as progress:
+        report = progress.phase(f"measuring acceptance on {held_back} prompts")
+        acceptance = bench.calibrate(list(texts.values())[-held_back:])
+        report(1.0)
+        systems: list[System] = [
+            EngineSystem(OURS, decoder),
+            EngineSystem(PLAIN, decoder, is_plain=True),
+            *tree_systems(bench, chosen, budgets),
+        ]
+        described = {
+            **pair_settings(decoder.plan, settings["dtype"]),
+            **settings,
+            "held_back": held_back,
+            "rank_acceptance": list(acceptance),
+            "systems": [system.name for system in systems],
+        }
+        file = SampleFile(out, described)
+        report = progress.phase(f"{len(systems)} trees, {len(evaluated)} prompts")
+        samples = measure(systems, evaluated, settings["max_new_tokens"], file, report)
+    rows = summarise_systems(systems, samples, OURS)
+    file.save(rows)
+    show_systems(rows)
+
+
+def show_systems(rows: Sequence[dict[str, Any]]) -> None:
+    """One row a system."""
+    table = Table("system", "as its plain", "as ours", "AAL", "TPOT ms (quartiles)", "over ours (quartiles)")
+    for row in rows:
+        equal = [
+            "-" if row[key] is None else f"{row[key]} of {row['prompts']}" for key in ("same_as_plain", "same_as_ours")
+        ]
+        aal = "-" if row["aal"] is None else f"{row['aal']:.2f}"
+        table.add_row(row["system"], *equal, aal, _spread(row["tpot_ms"]), _spread(row["ratio_to_ours"]))
+    Console().print(table)
+
+
+def _spread(values: dict[str, float]) -> str:
+    return f"{values['median']:.3f} ({values['low']:.3f} to {values['high']:.3f})"

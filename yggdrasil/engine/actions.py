@@ -1,0 +1,267 @@
+"""What each stage does: the bodies of the stages that a schedule orders, and the values they hand to each other."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from yggdrasil.drafters.protocol import Drafter, StagedDrafter
+from yggdrasil.engine.captured_target import CapturedTarget
+from yggdrasil.engine.evidence import LiveEvidence
+from yggdrasil.engine.policy import Decision, Policy
+from yggdrasil.engine.target import Outcome, TargetModel
+from yggdrasil.engine.text import TextStream
+from yggdrasil.engine.trace import Trace
+from yggdrasil.scheduling.stages import Schedule
+from yggdrasil.tree.growth import rank_nodes
+from yggdrasil.tree.objective import PLAIN_STEP, TreeShape
+from yggdrasil.tree.token_tree import TokenTree
+
+NO_PROMISE = Decision(PLAIN_STEP)
+
+
+class Promise(NamedTuple):
+    """What a policy decided for an iteration, before drafting."""
+
+    decision: Decision = NO_PROMISE
+    rested: bool = True  # the policy was not asked for a shape
+
+
+PLAIN_PROMISE = Promise()
+
+
+class Emission(NamedTuple):
+    """What an iteration made certain, for the books."""
+
+    tokens: Sequence[int]
+    shape: TreeShape
+    decision: Decision
+
+
+@dataclass
+class Iteration:
+    """Values of one iteration. Stages may run at the same time, so what the next one begins with has its own fields."""
+
+    root: int  # last certain token
+    promise: Promise = PLAIN_PROMISE
+    shape: TreeShape = PLAIN_STEP
+    is_planted: bool = False  # the root and its candidates are in the tree already
+    previous: Emission | None = None  # not in the books yet
+    expected: float = 1.0  # tokens, by the drafted tree's scores
+    ranking: Tensor | None = None  # [N] int64, nodes from best to worst
+    outputs: Sequence[Tensor] = ()
+    outcome: Outcome | None = None
+    emission: Emission | None = None
+    next_promise: Promise = PLAIN_PROMISE
+    next_is_planted: bool = False
+
+    @property
+    def verifies_tree(self) -> bool:
+        """Whether more than the root was verified."""
+        return self.shape.verify_width > 1
+
+    def following(self) -> "Iteration":
+        """The next iteration's values at its beginning."""
+        assert self.outcome is not None
+        return Iteration(
+            self.outcome.tokens[-1], self.next_promise, is_planted=self.next_is_planted, previous=self.emission
+        )
+
+
+Action = Callable[[Iteration], None]
+PLAIN_STAGES = ("verify", "accept", "commit", "bookkeeping")
+
+
+class StageActions:
+    """The stages over one target, at most one drafter and one tree; one request at a time.
+
+    A drafter that is not a ``StagedDrafter`` takes its own way at tail and head: the superset, after acceptance.
+    """
+
+    def __init__(
+        self,
+        target: TargetModel | CapturedTarget,
+        drafter: Drafter | None,
+        tree: TokenTree,
+        verify_widths: Sequence[int],
+        limit: int,
+    ) -> None:
+        self.target = target
+        self.drafter = drafter
+        self.tree = tree
+        self.max_length = limit
+        self.verify_widths = list(verify_widths)
+        self._staged = drafter if isinstance(drafter, StagedDrafter) else None
+        self._expected_at = torch.tensor(self.verify_widths, device=target.order.device) - 1
+        self._keeps_rows = self._guesses = self._reads_leaves_with_head = self._drafts_head_first = False
+        self._policy: Policy
+        self._stream: TextStream
+        self._trace: Trace
+        self._evidence: LiveEvidence
+
+    def begin(self, policy: Policy, stream: TextStream, trace: Trace, text: list[int], first: Outcome) -> None:
+        """Serve another request, whose certain ``text`` ends with what the prefill gave."""
+        self._policy, self._stream, self._trace = policy, stream, trace
+        self._evidence = LiveEvidence(self.target, self.tree, text, first.hidden)
+
+    def follow(self, outcome: Outcome) -> None:
+        """What the policy may ask from now on: the iteration is over."""
+        self._evidence.text.extend(outcome.tokens)
+        self._evidence.state = outcome.hidden
+
+    def of(self, schedule: Schedule) -> dict[str, Action]:
+        """The actions of the schedule's stages by name."""
+        tail, head = schedule.variants["tail_draft"], schedule.variants["head_draft"]
+        self._guesses = head == "ahead"
+        self._reads_leaves_with_head = self._guesses and tail == "superset"
+        self._keeps_rows = self._guesses or tail != "superset"
+        self._drafts_head_first = schedule.variants["depth_prediction"] == "informed"
+        bodies: dict[str, Action] = {
+            "depth_prediction=now": self._predict_depth,
+            "depth_prediction=informed": self._predict_depth,
+            "depth_prediction=late": self._predict_next_depth,
+            "head_draft=after": self._draft_head,
+            "head_draft=ahead": self._guess_heads,
+            "draft_steps": self._draft_steps,
+            "tail_draft=superset": _nothing,  # the head draft reads the whole accepted path, or all leaves
+            "tail_draft=conditional": self._read_accepted_leaf,
+            "tail_draft=ahead": self._read_leaves,
+            "prune": self._prune,
+            "mask": self._hand_over_nodes,
+            "verify": self._verify,
+            "accept=device": self._accept,
+            "accept=host": self._accept_on_host,
+            "commit": self._commit,
+            "bookkeeping=inline": lambda state: self.keep_books(state.emission),
+            "bookkeeping=overlapped": lambda state: self.keep_books(state.previous),
+        }
+        return {stage.name: bodies[stage.label] for stage in schedule.stages}
+
+    def of_plain_steps(self, schedule: Schedule) -> dict[str, Action]:
+        """What is left of them in an iteration without a tree."""
+        return {name: body if name in PLAIN_STAGES else _nothing for name, body in self.of(schedule).items()}
+
+    def promise(self) -> Promise:
+        """The policy's decision, now."""
+        resting = self.rest()
+        return Promise(self._policy.choose(self._evidence), rested=False) if resting is None else Promise(resting)
+
+    def rest(self) -> Decision | None:
+        """A plain step where there is no drafter, no room for a tree, or no wish for one."""
+        if self.drafter is None or self._room < 1:
+            return NO_PROMISE
+        return self._policy.rest(self.target.length)
+
+    def fitted(self, promise: Promise) -> TreeShape:
+        """The promised shape within the context that is left."""
+        shape = promise.decision.shape
+        if self.drafter is None or self._room < 1:
+            return PLAIN_STEP
+        return shape._replace(depth=min(shape.depth, self._room))
+
+    @property
+    def _room(self) -> int:
+        """The deepest tree that fits: the text is the cache and the root, and a full path adds the bonus token too."""
+        return self.max_length - self.target.length - 2
+
+    def keep_books(self, emission: Emission | None) -> None:
+        """Detokenise, look for the end, note."""
+        if emission is not None:
+            taken = self._stream.push(emission.tokens)
+            self._trace.note(emission.shape, taken, emission.decision.tokens, emission.decision.milliseconds)
+
+    # ==== drafting ====
+
+    def _predict_depth(self, state: Iteration) -> None:
+        state.promise = Promise(self._policy.choose(self._evidence), rested=False)
+        state.shape = self.fitted(state.promise)
+
+    def _predict_next_depth(self, state: Iteration) -> None:
+        state.next_promise = self.promise()
+
+    def _draft_head(self, state: Iteration) -> None:
+        if self.drafter is not None and (state.shape.depth or self._drafts_head_first):
+            self.drafter.head(self.tree)
+
+    def _draft_steps(self, state: Iteration) -> None:
+        if not state.shape.depth or self.drafter is None:
+            return
+        if self._guesses and not state.is_planted:  # the last iteration guessed wrong, or not at all
+            self.drafter.head(self.tree)
+        self.drafter.grow(self.tree, state.shape.width, state.shape.depth)
+
+    def _read_leaves(self, state: Iteration) -> None:
+        if state.shape.depth and self._staged is not None:
+            self._staged.read_leaves()
+
+    def _read_accepted_leaf(self, state: Iteration) -> None:
+        assert state.outcome is not None
+        if self._staged is not None and len(state.outcome.nodes) > 1:
+            self._staged.read_leaf(state.outcome.nodes[-1])
+
+    def _guess_heads(self, state: Iteration) -> None:
+        if not state.verifies_tree or self._staged is None:
+            return
+        assert isinstance(self.target, TargetModel)
+        if self._reads_leaves_with_head:
+            self._staged.read_leaves()
+        self._staged.guess(*self.target.guesses(state.outputs, state.shape.verify_width))
+
+    # ==== verification ====
+
+    def _prune(self, state: Iteration) -> None:
+        shape = state.shape
+        if not shape.depth or self.target.ranks_nodes:
+            return
+        order, expected = rank_nodes(self.tree)
+        expected_host = expected[self._expected_at].tolist()
+        width = self._policy.choose_verify_width(shape, expected_host, self.target.length)
+        state.ranking = order
+        state.shape = shape._replace(verify_width=width)
+        state.expected = expected_host[self.verify_widths.index(width)]
+
+    def _hand_over_nodes(self, state: Iteration) -> None:
+        """The verification step reads its nodes, and from them its mask, where this puts them."""
+        if state.verifies_tree and not self.target.ranks_nodes:
+            assert state.ranking is not None
+            self.target.order.copy_(state.ranking)
+
+    def _verify(self, state: Iteration) -> None:
+        if state.verifies_tree:
+            state.outputs = self.target.verify(state.shape.verify_width)
+        else:
+            state.outcome = self.target.plain(state.root)
+
+    def _accept(self, state: Iteration) -> None:
+        if state.verifies_tree:
+            state.outcome = self.target.accept(state.outputs, state.shape.verify_width)
+            if state.outcome.expected is not None:
+                state.expected = state.outcome.expected
+            self._learn(state)
+
+    def _accept_on_host(self, state: Iteration) -> None:
+        if state.verifies_tree:
+            assert isinstance(self.target, TargetModel)
+            state.outcome = self.target.accept_on_host(state.outputs, state.shape.verify_width, self.tree)
+            self._learn(state)
+
+    def _learn(self, state: Iteration) -> None:
+        if self._policy.learner is not None and state.outcome is not None:
+            self._policy.learner.observe(max(state.expected - 1.0, 0.0), len(state.outcome.tokens) - 1)
+
+    def _commit(self, state: Iteration) -> None:
+        outcome = state.outcome
+        assert outcome is not None
+        state.emission = Emission(outcome.tokens, state.shape, state.promise.decision)
+        self.target.commit(outcome.rows)
+        if self._staged is not None and self._keeps_rows and state.verifies_tree:
+            guess = outcome.rows[-1] if self._guesses else None
+            state.next_is_planted = self._staged.keep(outcome.nodes[1:], guess, outcome.tokens[-1])
+        if self.drafter is not None:
+            self.drafter.extend(outcome.tokens, outcome.layers)
+
+
+def _nothing(_: Iteration) -> None:
+    return

@@ -1,0 +1,192 @@
+"""The report as one HTML page that needs no network: figures, tables, and what they say."""
+
+import html
+from collections.abc import Sequence
+
+import pandas as pd
+
+from yggdrasil.errors import YggdrasilError
+from yggdrasil.reports.facts import Facts
+from yggdrasil.reports.schedules import verdict
+
+_STYLE = """
+:root { --ink: #1f2933; --soft: #616e7c; --line: #e4e7eb; --accent: #0b6e4f; }
+* { box-sizing: border-box; }
+body { margin: 0; background: #f5f7fa; color: var(--ink);
+       font: 15px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif; }
+header { background: #102a2e; color: #fff; padding: 30px 0 26px; }
+header p { margin: 4px 0 0; color: #b8cfc8; }
+.inner { max-width: 1180px; margin: 0 auto; padding: 0 24px; }
+h1 { margin: 0; font-size: 27px; font-weight: 650; letter-spacing: -0.01em; }
+nav { background: #fff; border-bottom: 1px solid var(--line); position: sticky; top: 0; z-index: 5; }
+nav a { display: inline-block; padding: 11px 16px 11px 0; color: var(--soft); text-decoration: none; font-size: 14px; }
+nav a:hover { color: var(--accent); }
+.cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(165px, 1fr)); gap: 14px; margin: 22px 0; }
+.card { background: #fff; border: 1px solid var(--line); border-radius: 8px; padding: 14px 16px; }
+.card b { display: block; font-size: 22px; font-weight: 650; font-variant-numeric: tabular-nums; }
+.card span { color: var(--soft); font-size: 13px; }
+section { background: #fff; border: 1px solid var(--line); border-radius: 8px; padding: 20px 24px; margin: 0 0 20px; }
+h2 { margin: 0 0 6px; font-size: 19px; font-weight: 650; }
+h3 { margin: 22px 0 4px; font-size: 15px; }
+p.says { margin: 0 0 10px; color: var(--soft); max-width: 84ch; }
+p.missing { color: var(--soft); border-left: 3px solid var(--line); padding-left: 12px; }
+table { border-collapse: collapse; width: 100%; font-size: 13.5px; font-variant-numeric: tabular-nums; }
+.scroll { overflow-x: auto; }
+th { text-align: right; vertical-align: bottom; font-weight: 600; color: var(--soft); padding: 6px 10px;
+     border-bottom: 1px solid #9aa5b1; }
+td { text-align: right; padding: 5px 10px; border-bottom: 1px solid var(--line); }
+th.words, td.words { text-align: left; }
+tr.chosen td { background: #e8f4ef; font-weight: 600; }
+ul.verdict { margin: 6px 0 14px; padding-left: 20px; }
+details { margin-top: 10px; } summary { cursor: pointer; color: var(--soft); font-size: 14px; }
+footer { color: var(--soft); font-size: 13px; padding: 4px 0 40px; }
+"""
+
+
+def build_page(facts: Facts) -> str:
+    """Return the whole page. Raises YggdrasilError where plotly is not installed."""
+    try:
+        from plotly.offline import get_plotlyjs
+    except ImportError as error:
+        raise YggdrasilError("the HTML report needs plotly; install yggdrasil[report], or use --text") from error
+    tables = facts.tables()
+    body = "\n".join(_sections(facts, tables))
+    plan = facts.plan
+    title = f"Yggdrasil report: {plan.name}"
+    machine = f"{plan.machine.describe()}; {plan.dtype}"
+    versions = ", ".join(f"{name} {version}" for name, version in plan.versions.items())
+    links = "".join(f'<a href="#{anchor}">{text}</a>' for anchor, text in _ANCHORS)
+    return f"""<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<link rel="icon" href="data:,"><title>{html.escape(title)}</title><style>{_STYLE}</style>
+<script>{get_plotlyjs()}</script></head>
+<body><header><div class="inner"><h1>{html.escape(title)}</h1>
+<p>{html.escape(machine)}</p><p>{html.escape(versions)}</p></div></header>
+<nav><div class="inner">{links}</div></nav>
+<main class="inner"><div class="cards">{_cards(facts)}</div>
+{body}
+<footer>Every figure is drawn from the tables of this name's profile, predictor and plan; <code>yggdrasil report
+--csv DIR</code> writes them. Predictions add up measured stage times; measured values are scaled to the speed that the
+machine had when it was profiled, which plain steps in the same run tell.</footer></main></body></html>
+"""
+
+
+_ANCHORS = (
+    ("latency", "Step latency"), ("prediction", "Prediction"), ("objective", "Objective"), ("predictor", "Predictor"),
+    ("timelines", "Timelines"), ("ranking", "Plans"), ("trees", "Trees"),
+)  # fmt: skip
+
+
+def _cards(facts: Facts) -> str:
+    plan = facts.plan
+    cards = [
+        (f"{plan.predicted.speedup:.2f} ×", "plain decoding, predicted on held-out prompts"),
+        (f"{plan.predicted.aal:.2f}", "tokens an iteration (AAL, bonus included)"),
+        (f"{plan.predicted.tpot_ms:.3g} ms", "a token, predicted"),
+        (f"{plan.costs[0].plain_ms:.3g} ms", f"a plain step at context {plan.costs[0].context}"),
+    ]
+    search = plan.search
+    chosen = search.entry(search.chosen) if search is not None else None
+    if chosen is not None and chosen.measured_speedup:
+        cards.append((f"{chosen.measured_speedup:.2f} ×", "plain decoding, measured in the schedule search"))
+    return "".join(f'<div class="card"><b>{value}</b><span>{html.escape(text)}</span></div>' for value, text in cards)
+
+
+def _sections(facts: Facts, tables: dict[str, pd.DataFrame]) -> list[str]:
+    from yggdrasil.reports import figures
+    from yggdrasil.reports.tree_figure import tree
+
+    search = facts.plan.search
+    chosen = search.entry(search.chosen) if search is not None else None
+    shape = chosen.shape if chosen is not None else None
+    no_search = f"No schedule search yet: run yggdrasil search --profile {facts.plan.name} --prompts FILE."
+    lines = "".join(f"<li>{html.escape(line)}</li>" for line in verdict(search)) if search is not None else ""
+    trees = [
+        f"<h3>prompt {prompt}, iteration {iteration}: {_accepted_text(part)}</h3>{_figure(tree(part))}"
+        for (prompt, iteration), part in tables["trees"].groupby(["prompt", "iteration"])
+    ]
+    return [
+        _section("latency", "What a step costs",
+                 "Medians with the first to last tenth as a band, inside real iterations. The dotted line is what the "
+                 "machine's measured bandwidth and matrix rate allow.",
+                 [_figure(figures.latency(tables)), _figure(figures.iterations(tables)),
+                  _table(tables["roofline"], "roofline")],
+                 f"No stage samples beside this plan: run yggdrasil calibrate --name {facts.plan.name}."),
+        _section("prediction", "Predicted against measured",
+                 "Every plan that the search measured, at the speed of the profile, and benches on whole prompts.",
+                 [f'<ul class="verdict">{lines}</ul>' if lines else "", _figure(figures.prediction(tables)),
+                  _figure(figures.benchmarks(tables)), _table(tables["benchmarks"], "benches")], no_search),
+        _section("objective", "The objective",
+                 "Speed-up over a plain step by equation 3 with overhead, with mean acceptance of the calibration. The "
+                 "longest trees accept most and are not the fastest.",
+                 [_figure(figures.objective(tables, shape))], ""),
+        _section("predictor", "The depth predictor",
+                 "On documents it has not seen: telling whether at least so many tokens are accepted, against the "
+                 "constant rate and the drafter's own confidence.",
+                 [_figure(figures.predictor(tables)), _table(tables["predictor"], "scores")], ""),
+        _section("timelines", "Timelines of an iteration",
+                 "Stages of the naive and of the chosen plan, laid out from their costs and as measured.",
+                 [_figure(figures.timelines(tables))], no_search),
+        _section("ranking", "Plans, and what each variant gains",
+                 "All schedules, shapes and widths are ranked by predicted latency a token; the best and the named "
+                 "plans are then measured in turns.",
+                 [_table(tables["ranking"], "", opened=True), _figure(figures.variants(tables))], no_search),
+        _section("trees", "Example trees",
+                 "Whole iterations of real requests. The target's own token after the accepted path is the bonus.",
+                 trees,
+                 "No example trees yet: give --prompts FILE to yggdrasil report."),
+    ]  # fmt: skip
+
+
+def _section(anchor: str, title: str, says: str, parts: Sequence[str], missing: str) -> str:
+    shown = "\n".join(part for part in parts if part)
+    if not shown:
+        shown = f'<p class="missing">{html.escape(missing)}</p>'
+    return f'<section id="{anchor}"><h2>{title}</h2><p class="says">{html.escape(says)}</p>\n{shown}</section>'
+
+
+def _figure(figure: object) -> str:
+    if figure is None:
+        return ""
+    import plotly.io
+
+    config = {"displaylogo": False, "responsive": True, "modeBarButtonsToRemove": ["lasso2d", "select2d"]}
+    return str(plotly.io.to_html(figure, full_html=False, include_plotlyjs=False, config=config))
+
+
+def _table(table: pd.DataFrame, title: str, *, opened: bool = False) -> str:
+    if table.empty:
+        return ""
+    marked = "chosen" in table
+    columns = [name for name in table.columns if name != "chosen"]
+    words = {name: not pd.api.types.is_numeric_dtype(table[name]) for name in columns}
+    head = "".join(f"<th{_words(words[name])}>{html.escape(name.replace('_', ' '))}</th>" for name in columns)
+    rows = []
+    for record in table.to_dict("records"):
+        cells = "".join(f"<td{_words(words[name])}>{html.escape(_shown(record[name]))}</td>" for name in columns)
+        mark = ' class="chosen"' if marked and record["chosen"] else ""
+        rows.append(f"<tr{mark}>{cells}</tr>")
+    text = f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
+    return text if opened else f"<details><summary>Table: {title}</summary>{text}</details>"
+
+
+def _words(is_text: bool) -> str:
+    return ' class="words"' if is_text else ""
+
+
+def _shown(value: object) -> str:
+    if value is None or value != value:
+        return "–"
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return str(value)
+
+
+def _accepted_text(part: pd.DataFrame) -> str:
+    accepted = part[part["role"] == "accepted"].sort_values("depth")["text"]
+    bonus = str(part.iloc[0]["bonus"])
+    root = str(part.iloc[0]["text"])
+    counts = part["role"].value_counts()
+    sizes = f"{len(part) - 1} drafted, {len(part) - 1 - counts.get('drafted', 0)} verified, {len(accepted)} accepted"
+    text = html.escape("".join(map(str, accepted)))
+    return f"<code>{html.escape(root)}</code> → <code>{text}</code> + bonus <code>{html.escape(bonus)}</code> ({sizes})"

@@ -1,0 +1,77 @@
+"""The report in a terminal: the same tables."""
+
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+from rich.tree import Tree
+
+from yggdrasil.reports.facts import Facts
+from yggdrasil.reports.schedules import verdict
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+TITLES = {
+    "latency": "what a step costs, milliseconds",
+    "roofline": "steps against the machine's limits",
+    "iterations": "where an iteration's time goes",
+    "prediction": "predicted against measured iterations",
+    "benchmarks": "against plain decoding",
+    "objective": "the objective: the best shape of each draft width, and the AAL-optimal one",
+    "predictor": "the depth predictor on held-out documents",
+    "timelines": "timelines, milliseconds",
+    "ranking": "plans",
+    "variants": "what each variant adds to the chosen plan's iteration (predicted)",
+}
+_STYLES = {"root": "bold", "accepted": "bold green", "verified": "yellow", "drafted": "dim"}
+
+
+def show(facts: Facts, console: Console | None = None) -> None:
+    """Print everything but the acceptance curve, whose table has a row a knot."""
+    console = console or Console()
+    plan = facts.plan
+    console.print(f"[bold]{plan.name}[/bold] on {plan.machine.describe()}, {plan.dtype}")
+    console.print(
+        f"predicted {plan.predicted.speedup:.2f} x plain decoding, AAL {plan.predicted.aal:.2f}, "
+        f"{plan.predicted.tpot_ms:.3g} ms a token"
+    )
+    tables = facts.tables()
+    tables["objective"] = _best_shapes(tables["objective"])
+    for name, title in TITLES.items():
+        if not tables[name].empty:
+            console.print(_table(title, tables[name]))
+    if plan.search is not None:
+        for line in verdict(plan.search):
+            console.print(line)
+    for (prompt, iteration), part in facts.trees.groupby(["prompt", "iteration"]):
+        console.print(_tree(f"prompt {prompt}, iteration {iteration}", part))
+
+
+def _best_shapes(table: "pd.DataFrame") -> "pd.DataFrame":
+    rows = {*table.groupby("width")["speedup"].idxmax(), table["aal"].idxmax()}
+    return table.loc[sorted(rows)]
+
+
+def _table(title: str, table: "pd.DataFrame") -> Table:
+    shown = Table(title=title, title_justify="left")
+    for column in table.columns:
+        shown.add_column(column.replace("_", " "))
+    for row in table.itertuples(index=False):
+        shown.add_row(*(f"{value:.4g}" if isinstance(value, float) else str(value) for value in row))
+    return shown
+
+
+def _tree(title: str, part: "pd.DataFrame") -> Tree:
+    branches: dict[int, Tree] = {}
+    root = Tree(title)
+    for row in part.to_dict("records"):
+        label = f"[{_STYLES[row['role']]}]{_escaped(str(row['text']))}[/] {row['role']}"
+        branches[row["node"]] = (branches[row["parent"]] if row["node"] else root).add(label)
+    return root
+
+
+def _escaped(text: str) -> str:
+    from rich.markup import escape
+
+    return escape(text)

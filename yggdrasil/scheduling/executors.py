@@ -1,0 +1,121 @@
+"""Who runs the stages of a schedule: one after the other, on threads, or on CUDA streams.
+
+All three honour the same dependencies, those that follow from inputs and outputs, so a schedule gives the same tokens
+whoever runs it.
+"""
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from time import perf_counter_ns, sleep
+from typing import Any, Protocol, TypeVar
+
+from yggdrasil.scheduling.stages import STAGES, Schedule
+
+State = TypeVar("State")
+Actions = Mapping[str, Callable[[State], None]]  # by stage name
+Note = Callable[[str, int], None]  # takes a stage and the nanoseconds it took
+
+
+class Executor(Protocol):
+    """Runs one iteration."""
+
+    def run(self, schedule: Schedule, actions: Actions[State], state: State, note: Note) -> None:
+        """Call every stage's action on ``state`` once and return when all are done."""
+
+
+class InOrderExecutor:
+    """One thread, the schedule's order: what a CPU is fastest with, whose cores verification fills already.
+
+    A measurement on a GPU has ``after_stage`` wait for the device, so that a stage's time holds its work.
+    """
+
+    def __init__(self, after_stage: Callable[[], None] | None = None) -> None:
+        self._after_stage = after_stage
+
+    def run(self, schedule: Schedule, actions: Actions[State], state: State, note: Note) -> None:
+        before = perf_counter_ns()
+        for stage in schedule.stages:
+            actions[stage.name](state)
+            if self._after_stage is not None:
+                self._after_stage()
+            now = perf_counter_ns()
+            note(stage.name, now - before)
+            before = now
+
+
+class ThreadedExecutor:
+    """Every stage on a thread of its own, waiting for declared dependencies alone.
+
+    It is there to prove schedules: ``delay`` gives the seconds that a stage sleeps before it runs, and with random
+    ones a dependency that is not declared shows as a wrong token.
+    """
+
+    def __init__(self, delay: Callable[[str], float]) -> None:
+        self._delay = delay
+        self._pool = ThreadPoolExecutor(len(STAGES), thread_name_prefix="stage")
+
+    def run(self, schedule: Schedule, actions: Actions[State], state: State, note: Note) -> None:
+        running: dict[str, Future[int]] = {}
+
+        def one(name: str) -> int:
+            import torch
+
+            for predecessor in schedule.predecessors[name]:
+                running[predecessor].result()
+            sleep(self._delay(name))
+            start = perf_counter_ns()
+            with torch.inference_mode():
+                actions[name](state)
+            return perf_counter_ns() - start
+
+        for stage in schedule.stages:  # a stage waits for those submitted before it, so the pool cannot lock up
+            running[stage.name] = self._pool.submit(one, stage.name)
+        for name, future in running.items():
+            note(name, future.result())
+
+
+class StreamExecutor:
+    """One CUDA stream a model, events between them; the host waits only where a host stage takes a device's value.
+
+    NOTE: tested with stand-ins for streams and events; it has not run on a GPU yet.
+    """
+
+    def __init__(self, streams: Mapping[str, Any], enter: Callable[[Any], Any], current: Callable[[], Any]) -> None:
+        self._streams = streams
+        self._enter = enter  # context in which work goes to a stream
+        self._current = current  # the stream of work launched by host stages
+        self._iteration_end: Any = None
+
+    @classmethod
+    def on(cls, device: Any) -> "StreamExecutor":
+        """Streams for ``device``, a CUDA device."""
+        import torch
+
+        streams = {name: torch.cuda.Stream(device) for name in ("target", "drafter")}
+        return cls(streams, torch.cuda.stream, lambda: torch.cuda.current_stream(device))
+
+    def run(self, schedule: Schedule, actions: Actions[State], state: State, note: Note) -> None:
+        """Times are those of the launch, except where a stage reads a value back."""
+        if self._iteration_end is not None:
+            for stream in self._streams.values():
+                stream.wait_event(self._iteration_end)
+        done: dict[str, Any] = {}
+        for stage in schedule.stages:
+            start = perf_counter_ns()
+            waited = [done[name] for name in sorted(schedule.predecessors[stage.name])]
+            stream = self._streams.get(stage.resource)
+            if stream is None:
+                for event in waited:
+                    event.synchronize()
+                actions[stage.name](state)
+                done[stage.name] = self._current().record_event()
+            else:
+                for event in waited:
+                    stream.wait_event(event)
+                with self._enter(stream):
+                    actions[stage.name](state)
+                done[stage.name] = stream.record_event()
+            note(stage.name, perf_counter_ns() - start)
+        for event in done.values():
+            self._current().wait_event(event)
+        self._iteration_end = self._current().record_event()

@@ -1,0 +1,198 @@
+"""Search the grid of schedules, shapes and backends for the least predicted latency per token (paper section 5.2).
+
+Pure: the same costs and acceptance give the same ranking. Numpy only, no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from yggdrasil.scheduling.costs import LOOP, StageCosts
+from yggdrasil.scheduling.stages import Schedule, all_variants
+from yggdrasil.scheduling.timeline import ExecutorKind, critical_path, lay_out
+from yggdrasil.tree.objective import Objective, TreeShape
+
+Array: TypeAlias = npt.NDArray[np.floating[Any]]
+_BLOCK = 32  # shapes laid out at once
+_DIGITS = 9  # predictions that agree so far are the same
+
+
+class AcceptedLengths:
+    """What trees of each shape were accepted for on average, from the tables of a calibration (bonus included)."""
+
+    def __init__(self, mean_survival: Array, ratios: Mapping[int, Array], verify_widths: Sequence[int]) -> None:
+        self._survival = np.asarray(mean_survival, dtype=np.float64)
+        self._ratios = {width: np.asarray(table, dtype=np.float64) for width, table in ratios.items()}
+        self._columns = {width: column for column, width in enumerate(verify_widths)}
+        self.max_depth = len(self._survival)
+        self.draft_widths = tuple(sorted(self._ratios))
+        self.verify_widths = tuple(verify_widths)
+
+    def survival(self, shape: TreeShape) -> Array:
+        """P(accepted length >= d) for d = 1 .. depth."""
+        table = self._ratios[shape.width]  # [D budget, D level, V], or [D level, V] for every budget
+        levels = table[shape.depth - 1] if table.ndim == 3 else table
+        reached: Array = (self._survival * levels[:, self._columns[shape.verify_width]])[: shape.depth]
+        return np.minimum(reached, 1.0)
+
+    def aal(self, shape: TreeShape) -> float:
+        """Average accepted length."""
+        return 1.0 + float(self.survival(shape).sum())
+
+    def leaf_share(self, shape: TreeShape) -> float:
+        """How often the accepted path is as deep as the tree: an estimate of how often it ends in its last level."""
+        return float(self.survival(shape)[-1])
+
+
+class Candidate(NamedTuple):
+    """A plan for every iteration, and what it should give."""
+
+    backend: str
+    stages: tuple[str, ...]
+    shape: TreeShape
+    aal: float
+    iteration_ms: float
+
+    @property
+    def ms_per_token(self) -> float:
+        return self.iteration_ms / self.aal
+
+
+@dataclass(frozen=True)
+class Space:
+    """What is searched: every schedule of ``variants`` with every shape and backend."""
+
+    shapes: tuple[TreeShape, ...]
+    variants: tuple[Mapping[str, str], ...]
+    executor: ExecutorKind
+
+    @classmethod
+    def of(cls, lengths: AcceptedLengths, executor: ExecutorKind) -> Space:
+        """All variants, and every shape that a calibration knows, verified beyond the root."""
+        shapes = tuple(
+            TreeShape(width, depth, verify_width)
+            for width in lengths.draft_widths
+            for depth in range(1, lengths.max_depth + 1)
+            for verify_width in lengths.verify_widths
+            if verify_width > 1
+        )
+        return cls(shapes, tuple(all_variants()), executor)
+
+    def schedules(self) -> Iterator[Schedule]:
+        """Every schedule once; orders that give each resource the same sequence are one."""
+        for chosen in self.variants:
+            seen = set()
+            for schedule in Schedule.of(chosen).orders():
+                sequences = tuple(sorted((stage.resource, i, stage.name) for i, stage in enumerate(schedule.stages)))
+                key = tuple((resource, name) for resource, _, name in sequences)
+                if key not in seen:
+                    seen.add(key)
+                    yield schedule
+                if self.executor == "in-order":
+                    break
+
+
+def predict_ms(
+    schedule: Schedule, shapes: Sequence[TreeShape], costs: StageCosts, lengths: AcceptedLengths, executor: ExecutorKind
+) -> Array:
+    """Predicted duration of one iteration for every shape, [N]."""
+    shares = np.array([lengths.leaf_share(shape) for shape in shapes])
+    durations = costs.durations(schedule, shapes, shares)
+    makespan: Array = lay_out(schedule, durations, executor).makespan_ms + durations[LOOP]
+    return makespan
+
+
+def search(
+    space: Space,
+    costs: Mapping[str, StageCosts],
+    lengths: AcceptedLengths,
+    objective: Objective = "latency",
+    *,
+    keep: int = 10,
+    prune: bool = True,
+) -> list[Candidate]:
+    """The best ``keep`` plans, best first; plans of one shape that promise the same are listed once, the simplest.
+
+    Shapes are laid out in the order of what no schedule can beat. Once that is worse than the worst plan kept, so is
+    every plan that is left: with ``prune`` they are not laid out, and nothing is lost.
+    """
+    schedules = list(space.schedules())
+    best: list[Candidate] = []
+    for backend, table in sorted(costs.items()):
+        bounds = _bounds(space, schedules, table, lengths)
+        order = sorted(range(len(bounds)), key=lambda i: _bound_rank(bounds[i], objective))
+        for start in range(0, len(order), _BLOCK):
+            block = [space.shapes[i] for i in order[start : start + _BLOCK]]
+            floor = _bound_rank(bounds[order[start]], objective)
+            if prune and len(best) == keep and floor > _rank(best[-1], objective)[: len(floor)]:
+                break
+            best = sorted(
+                [*best, *_lay_out_block(block, schedules, (backend, table), lengths, space.executor)],
+                key=lambda candidate: _rank(candidate, objective),
+            )[:keep]
+    return best
+
+
+class _Bound(NamedTuple):
+    aal: float
+    iteration_ms: float
+
+
+def _bounds(space: Space, schedules: Sequence[Schedule], costs: StageCosts, lengths: AcceptedLengths) -> list[_Bound]:
+    """For each shape what no schedule beats: the least critical path over all variants."""
+    shares = np.array([lengths.leaf_share(shape) for shape in space.shapes])
+    least = np.full(len(space.shapes), np.inf)
+    seen = set()
+    for schedule in schedules:
+        code = tuple(sorted(schedule.variants.items()))
+        if code not in seen:
+            seen.add(code)
+            durations = costs.durations(schedule, space.shapes, shares)
+            least = np.minimum(least, critical_path(schedule, durations) + durations[LOOP])
+    return [_Bound(lengths.aal(shape), float(ms)) for shape, ms in zip(space.shapes, least, strict=True)]
+
+
+def _bound_rank(bound: _Bound, objective: Objective) -> tuple[float, ...]:
+    ms_per_token = round(bound.iteration_ms / bound.aal, _DIGITS)
+    return (-bound.aal, ms_per_token) if objective == "aal" else (ms_per_token,)
+
+
+def _rank(candidate: Candidate, objective: Objective) -> tuple[Any, ...]:
+    ms_per_token = round(candidate.ms_per_token, _DIGITS)
+    first = (-candidate.aal, ms_per_token) if objective == "aal" else (ms_per_token,)
+    return (*first, _complexity(candidate.stages), candidate.stages, candidate.shape, candidate.backend)
+
+
+def _complexity(stages: tuple[str, ...]) -> int:
+    """How many variants differ from the plainest schedule."""
+    default = Schedule.of({}).variants
+    return sum(default[name] != variant for name, variant in Schedule.parse(stages).variants.items())
+
+
+def _lay_out_block(
+    shapes: Sequence[TreeShape],
+    schedules: Sequence[Schedule],
+    backend: tuple[str, StageCosts],
+    lengths: AcceptedLengths,
+    executor: ExecutorKind,
+) -> list[Candidate]:
+    """The simplest plan of every distinct prediction for every shape."""
+    name, costs = backend
+    shares = np.array([lengths.leaf_share(shape) for shape in shapes])
+    aal = [lengths.aal(shape) for shape in shapes]
+    durations: dict[tuple[tuple[str, str], ...], dict[str, Array]] = {}
+    found: dict[tuple[TreeShape, float], Candidate] = {}
+    simplest_first = sorted(schedules, key=lambda schedule: (_complexity(schedule.labels), schedule.labels))
+    for schedule in simplest_first:
+        code = tuple(sorted(schedule.variants.items()))
+        if code not in durations:
+            durations[code] = costs.durations(schedule, shapes, shares)
+        makespans = lay_out(schedule, durations[code], executor).makespan_ms + durations[code][LOOP]
+        for i, (shape, ms) in enumerate(zip(shapes, makespans.tolist(), strict=True)):
+            found.setdefault((shape, round(ms, _DIGITS)), Candidate(name, schedule.labels, shape, aal[i], ms))
+    return list(found.values())

@@ -1,0 +1,74 @@
+"""What an iteration takes: the timeline of a schedule from the durations of its stages (paper section 5.2).
+
+Each resource runs its stages one at a time, in the schedule's order; a stage starts when its resource is free and its
+inputs exist. An in-order executor has one resource for all. Durations are milliseconds, numbers or numpy arrays that
+broadcast: one call lays out a whole grid of shapes, or many draws of measured durations. Imports no torch.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from yggdrasil.scheduling.stages import Schedule
+
+Milliseconds: TypeAlias = float | npt.NDArray[np.floating[Any]]
+ExecutorKind = Literal["in-order", "parallel"]
+THREAD = "thread"  # the one resource of an in-order executor
+
+
+class Event(NamedTuple):
+    """One stage on the timeline."""
+
+    stage: str
+    resource: str
+    start_ms: Milliseconds
+    end_ms: Milliseconds
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """Events in launch order, and when the last one ends."""
+
+    events: tuple[Event, ...]
+    makespan_ms: Milliseconds
+
+
+def lay_out(schedule: Schedule, durations: Mapping[str, Milliseconds], executor: ExecutorKind) -> Timeline:
+    """Return the timeline of one iteration. ``durations`` has an entry of at least 0 for every stage by name."""
+    ends: dict[str, Milliseconds] = {}
+    free: dict[str, Milliseconds] = {}
+    events = []
+    makespan: Milliseconds = 0.0
+    for stage in schedule.stages:
+        resource = THREAD if executor == "in-order" else stage.resource
+        start = free.get(resource, 0.0)
+        for predecessor in sorted(schedule.predecessors[stage.name]):
+            start = _later(start, ends[predecessor])
+        end = start + durations[stage.name]
+        ends[stage.name] = free[resource] = end
+        makespan = _later(makespan, end)
+        events.append(Event(stage.name, resource, start, end))
+    return Timeline(tuple(events), makespan)
+
+
+def critical_path(schedule: Schedule, durations: Mapping[str, Milliseconds]) -> Milliseconds:
+    """The longest chain of dependent stages: what no executor can beat."""
+    ends: dict[str, Milliseconds] = {}
+    longest: Milliseconds = 0.0
+    for stage in schedule.stages:
+        start: Milliseconds = 0.0
+        for predecessor in schedule.predecessors[stage.name]:
+            start = _later(start, ends[predecessor])
+        ends[stage.name] = start + durations[stage.name]
+        longest = _later(longest, ends[stage.name])
+    return longest
+
+
+def _later(first: Milliseconds, second: Milliseconds) -> Milliseconds:
+    if isinstance(first, float) and isinstance(second, float):
+        return max(first, second)
+    later: npt.NDArray[np.floating[Any]] = np.maximum(first, second)
+    return later
