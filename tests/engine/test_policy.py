@@ -80,16 +80,17 @@ def test_every_refusal_forgets_half_of_what_speaks_against_speculation():
 
 
 def test_losses_are_paid_back_by_plain_steps_before_drafting_again():
-    """Ten plain steps' worth lost on drafting is earned back at 1.5 % a plain step, at the machine's present speed."""
+    """Six plain steps' worth lost on drafting is earned back at 1.5 % a plain step, at the machine's present speed."""
     gate = Gate(plain_ms=2.0)
     gate.is_paused()
-    gate.settle(1, 22.0, rested=False)  # 11 plain steps for one token
+    for _ in range(2):
+        gate.settle(1, 8.0, rested=False)  # 4 plain steps for one token
 
     plain_steps = 0
     while gate.is_paused():
         gate.settle(1, 2.0, rested=True)
         plain_steps += 1
-    assert plain_steps == pytest.approx((10 - 2) / 0.015, abs=1)  # two steps were the credit
+    assert plain_steps == pytest.approx((6 - 2) / 0.015, abs=1)  # two steps were the credit
 
 
 def test_gains_are_counted_at_the_speed_of_now():
@@ -290,3 +291,15 @@ def test_the_ablation_maximises_tokens_alone():
 
     assert worth_of(shape, free, ratios, survival) == pytest.approx(best_worth(free, ratios, survival), rel=1e-6)
     assert policy.choose_verify_width(shape, [1.0, 1.2, 1.2, 1.1], 100) == 2
+
+
+def test_a_machine_that_stood_still_once_does_not_close_the_gate_for_long():
+    gate = Gate(plain_ms=1.0)
+    gate.is_paused()
+    gate.settle(3, 10_000.0, rested=False)
+    plain_steps = 0
+    while gate.is_paused():
+        plain_steps += 1
+        gate.settle(1, 1.0, rested=True)
+
+    assert 0 < plain_steps < 200

@@ -27,9 +27,14 @@ def missing_steps(assembly: Assembly) -> list[StepName]:
     return sorted(missing, key=lambda step: step[0] != "target")
 
 
-def compile_missing(source: PairSource, assembly: Assembly, phase: Callable[[str], Callable[[float], None]]) -> None:
-    """Compile what is not on disk yet, reporting to a phase of that name where there is anything to do."""
-    steps = missing_steps(assembly)
+def compile_missing(
+    source: PairSource,
+    assembly: Assembly,
+    phase: Callable[[str], Callable[[float], None]],
+    kinds: Sequence[str] | None = None,
+) -> None:
+    """Compile what is not on disk yet, only steps of ``kinds`` if given, and report to a phase of that name."""
+    steps = [step for step in missing_steps(assembly) if kinds is None or step[1] in kinds]
     if steps:
         report = phase(f"compiling {len(steps)} steps")
         for done, _ in enumerate(compile_steps(source, steps), start=1):

@@ -18,6 +18,7 @@ from yggdrasil.engine.build import Assembly
 from yggdrasil.profiling.roofline import measure_rates, step_work
 
 SAMPLE_COLUMNS = ("model", "step", "width", "context", "round", "ms")
+TIMED = ("plain", "verify", "head", "grow")
 STREAK = 4  # runs in a row; the first is warm-up
 
 
@@ -55,7 +56,7 @@ def _target_steps(assembly: Assembly, context: int, token: int) -> list[TimedSte
     return [
         TimedStep("target", step, width, context, prepare, partial(runs[step], width))
         for step, width in assembly.target.defined
-        if step in runs
+        if step in TIMED
     ]
 
 
@@ -74,7 +75,7 @@ def _drafter_steps(assembly: Assembly, context: int, token: int) -> list[TimedSt
     return [
         TimedStep("drafter", step, width, context, prepare, partial(run, step, width))
         for step, width in runner.defined
-        if step in ("head", "grow")
+        if step in TIMED
     ]
 
 

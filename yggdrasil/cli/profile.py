@@ -25,6 +25,7 @@ def profile(
     contexts: Annotated[str, typer.Option(help="Context lengths.")] = "128,1024",
     max_length: Annotated[int | None, typer.Option(help="Capacity of the caches; the plan's if not given.")] = None,
     verify_widths: Annotated[str | None, typer.Option(help="Widths to time; the plan's if not given.")] = None,
+    draft_widths: Annotated[str | None, typer.Option(help="Widths to time; the plan's if not given.")] = None,
     rounds: Annotated[int, typer.Option(help="Turns every step takes, three timed runs each.")] = 7,
     prompts: Annotated[
         Path | None, typer.Option(help="JSON lines with a prompt field: decode some and show iterations by stage.")
@@ -44,7 +45,7 @@ def profile(
     from yggdrasil.calibration.compile import compile_missing
     from yggdrasil.calibration.pair import build_assembly
     from yggdrasil.calibration.settings import PairSource
-    from yggdrasil.calibration.step_times import roofline, time_steps, timed_steps
+    from yggdrasil.calibration.step_times import TIMED, roofline, time_steps, timed_steps
     from yggdrasil.cli.progress import PhaseProgress, show_table
     from yggdrasil.prompts import read_prompts
     from yggdrasil.scheduling.plan import Plan, check_plan
@@ -57,12 +58,13 @@ def profile(
         loaded.shapes,
         max_length=max_length or max(loaded.shapes.max_length, *lengths),
         verify_widths=parse_widths(verify_widths) if verify_widths else loaded.shapes.verify_widths,
+        draft_widths=parse_widths(draft_widths) if draft_widths else loaded.shapes.draft_widths,
     )
     pair = replace(PairSource.of_plan(loaded), dtype=dtype or loaded.dtype, shapes=shapes)
     tables: dict[str, pd.DataFrame] = {}
     with PhaseProgress() as progress:
         assembly = build_assembly(pair)
-        compile_missing(pair, assembly, progress.phase)
+        compile_missing(pair, assembly, progress.phase, TIMED)
         samples = time_steps(list(timed_steps(assembly, lengths)), rounds, progress.phase("timing steps"))
         tables["roofline"] = roofline(assembly, samples)
         if variants:

@@ -90,6 +90,7 @@ class Gate:
     _FIRST_PAUSE, _LONGEST_PAUSE = 8, 128
     _MEMORY, _PRIOR = 0.9, 4.0
     _CREDIT, _RICHEST, _EARNED = 2.0, 16.0, 0.015
+    _WORST = -4.0  # one iteration cannot lose more: beyond it is the machine that stood still
 
     def __init__(self, plain_ms: float = 1.0) -> None:
         self._plain_ms = plain_ms
@@ -102,7 +103,7 @@ class Gate:
             self._plain_ms += 0.3 * (milliseconds - self._plain_ms)
             gained = self._EARNED
         else:
-            gained = tokens - milliseconds / self._plain_ms
+            gained = max(tokens - milliseconds / self._plain_ms, self._WORST)
         self._balance = min(self._balance + gained, self._RICHEST)
 
     def begin(self) -> None:

@@ -7,9 +7,12 @@ on, all of them.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from time import perf_counter_ns
 
 import torch
 from torch import Tensor
+
+from yggdrasil.models.compiled import BuildClock
 
 Launch = Callable[[], Sequence[Tensor]]
 
@@ -72,6 +75,7 @@ class Recorder:
         self.num_recorded += 1
         if self._stream is None:
             return lambda: self.run(run)
+        start = perf_counter_ns()
         graph = torch.cuda.CUDAGraph()
         # Other threads (a compiler's, a server's) may call the driver meanwhile.
         with (
@@ -79,6 +83,7 @@ class Recorder:
             torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"),
         ):
             outputs = run()
+        BuildClock.ns += perf_counter_ns() - start
 
         def replay() -> Sequence[Tensor]:
             graph.replay()
