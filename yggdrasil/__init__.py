@@ -3,15 +3,25 @@
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["Decoder", "YggdrasilError", "__version__"]
+__all__ = ["Constraint", "Decoder", "SamplingParams", "Speculation", "YggdrasilError", "__version__"]
 
 if TYPE_CHECKING:
+    from yggdrasil.acceptance.sampling import Constraint, SamplingParams
+    from yggdrasil.acceptance.speculation import Speculation
     from yggdrasil.engine.decoder import Decoder
     from yggdrasil.errors import YggdrasilError
 
 
 def __getattr__(name: str) -> Any:
     # Lazy: the planning rooms import without torch.
+    if name in ("Constraint", "SamplingParams"):
+        from yggdrasil.acceptance import sampling
+
+        return getattr(sampling, name)
+    if name == "Speculation":
+        from yggdrasil.acceptance.speculation import Speculation
+
+        return Speculation
     if name == "Decoder":
         from yggdrasil.engine.decoder import Decoder
 

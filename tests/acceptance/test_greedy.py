@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from yggdrasil.acceptance.greedy import accept_greedy
+from yggdrasil.acceptance.greedy import accept_greedy, walk_greedy
 
 
 class Rows:
@@ -85,3 +85,20 @@ def test_a_whole_path_is_accepted(seed):
 
     assert accepted[: len(path)] == path
     assert (last, accepted) == (rows.walk()[-1], rows.walk())
+
+
+@pytest.mark.parametrize("num_tokens", [2, 4])
+@pytest.mark.parametrize("padding", [0, 7])
+def test_the_host_accepts_what_the_device_does(padding, num_tokens):
+    """Rows hold nodes whose numbers have gaps, as after pruning."""
+    lengths = set()
+    for seed in range(60):
+        rows = Rows(seed, size=6, width=6 + padding, num_tokens=num_tokens)
+        nodes = [3 * row for row in range(len(rows.tokens))]
+        parents = [3 * parent for parent in rows.parents]
+
+        found = walk_greedy(nodes, rows.tokens, parents, rows.exists, rows.choices)
+
+        assert found == rows.accept()[1]
+        lengths.add(len(found))
+    assert len(lengths) > 2

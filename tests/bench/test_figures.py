@@ -3,6 +3,7 @@
 import pandas as pd
 import pytest
 from tiny_pair import SHAPES, TEXT
+from transformers import PreTrainedModel
 
 from yggdrasil.artifacts import current_machine, read_csv
 from yggdrasil.bench.figures.comparisons import best_of_field
@@ -20,11 +21,11 @@ TREE = FixedPolicy(TreeShape(2, 2, 8))
 TEXTS = {"one": {"a": TEXT[:9], "b": TEXT[9:20], "c": TEXT[20:40]}}
 
 
-def plan_of():
+def plan_of(target="tiny", drafter="tiny"):
     costs = Costs(128, 0.1, dict.fromkeys(SHAPES.draft_widths, 0.1), dict.fromkeys(SHAPES.verify_widths, 1.0), 0.1, 1.0)
-    model = ModelRef("tiny", "", 1)
+    models = ModelRef(str(target), "", 1), ModelRef(str(drafter), "", 1)
     return Plan(
-        "tiny", current_machine(), {}, "float32", model, model, "", SHAPES, DEFAULT_ORDER, "latency", "mean", "none",
+        "tiny", current_machine(), {}, "float32", *models, "", SHAPES, DEFAULT_ORDER, "latency", "mean", "none",
         [costs], Expectation("fixed", 1.0, 1.0, 1.0),
     )  # fmt: skip
 
@@ -32,12 +33,17 @@ def plan_of():
 @pytest.fixture
 def context(pair, tmp_path, monkeypatch):
     monkeypatch.setattr("yggdrasil.bench.systems.SETTLE_SECONDS", 0.0)
+    folders = tmp_path / "target", tmp_path / "drafter"
+    for folder, model in zip(folders, (pair.plain_target, pair.plain_drafter), strict=True):
+        model.save_pretrained(folder)
+    # Compiling transformers' forward pass takes a minute and is not what is tested.
+    monkeypatch.setattr(PreTrainedModel, "get_compiled_call", lambda model, _: model.__call__)
     decoder = pair.decoder(TREE)
-    decoder.plan = plan_of()
+    decoder.plan = plan_of(*folders)
     return FigureContext(decoder, TEXTS, tmp_path, EFFORT, lambda plan: TREE)
 
 
-@pytest.mark.parametrize("number", ["6", "11", "12", "14"])
+@pytest.mark.parametrize("number", ["4", "5", "6", "11", "12", "13", "14"])
 def test_figures_are_made_and_taken_up_again(context, number, monkeypatch):
     made = FIGURES[number](context)
     for figure in made:
@@ -67,6 +73,15 @@ def test_the_breakdown_names_its_steps(context):
     assert frame.loc["O2 compilation", "gain_in_paper"] == 2.78
     assert frame["aal"].between(1.0, 5.0).all()
     assert frame.loc[PLAIN, "aal"] == 1.0
+
+
+def test_costs_of_widths_are_the_plans(context):
+    latency, speedup = FIGURES["5"](context)
+
+    assert latency.frame["over_width_1"].eq(1.0).all()
+    assert set(latency.frame["width"]) == set(SHAPES.verify_widths)
+    assert set(speedup.frame["speedup in"]) == {"tokens a pass", "time"}
+    assert speedup.frame["speedup"].gt(0).all()
 
 
 def test_each_baseline_gets_its_own_best_tree():

@@ -154,6 +154,33 @@ def test_drafting_costs_follow_the_levels(bench):
     assert bench.max_depth == 4
 
 
+def test_shapes_that_follow_the_budget(bench):
+    """Unpruned growth fills 7 and 15 nodes best with 2 x 3 and 4 x 3; sequences are three, or as many as fit."""
+    shapes = {b: TREES["egt-unpruned"](bench, b).shape for b in (8, 16)}
+    merged = {b: TREES["merged"](bench, b) for b in (8, 16)}
+
+    assert shapes == {8: TreeShape(2, 3, 8), 16: TreeShape(4, 3, 16)}
+    assert [(len(a.growth.widths(9)), a.shape.depth, a.growth.widths(9)[0]) for a in merged.values()] == [
+        (8, 2, 3), (8, 4, 3),
+    ]  # fmt: skip
+
+
+def test_costs_end_an_opt_tree_early(bench, pair):
+    """Where drafting a level costs more than any level can add, one level is all."""
+    dear = TreeBench(pair.decoder(PLAIN), (16,), StepCosts(9.0, dict.fromkeys((1, 2, 4), 9.0), COSTS.verify_ms, 0.1, 1))
+    depths = []
+    for made, name in ((bench, "opt-tree"), (dear, "opt-tree"), (dear, "opt-tree-by-costs")):
+        made.arrange(TREES[name](made, 16))
+        drafter, tree = made.decoder.assembly.engine.drafter, made.decoder.assembly.engine.tree
+        with torch.inference_mode():
+            drafter.begin(PROMPT)
+            drafter.head(tree)
+            drafter.grow(tree, 4, 4)
+        depths.append(int(tree.depths[: tree.size].max()))
+
+    assert depths == [4, 4, 1]
+
+
 def test_faults_are_named(pair):
     decoder = pair.decoder(PLAIN)
     with pytest.raises(YggdrasilError, match="must hold the root and a drafted node"):

@@ -6,7 +6,11 @@ from test_engine import PROMPT, TREES
 from tiny_pair import TEXT, OracleDrafter, addresses, cache_rows
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from yggdrasil.acceptance.sampling import SamplingParams
+from yggdrasil.acceptance.speculation import Speculation
+from yggdrasil.engine.parity import ProbeText, measure_parity
 from yggdrasil.engine.policy import PLAIN_POLICY, FixedPolicy
+from yggdrasil.engine.trace import Trace
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.models.graphs import Recorder
 from yggdrasil.scheduling.executors import InOrderExecutor
@@ -58,6 +62,38 @@ def test_other_schedules_are_refused(pair, name, variant):
     assert decoder.generate(PROMPT, max_new_tokens=5).tokens == pair.reference(PROMPT, 5)
 
 
+HOST_DECIDES = {
+    "drawn": {"sampling": SamplingParams(temperature=1.0, seed=1)},
+    "log-probabilities": {"sampling": SamplingParams(logprobs=1)},
+    "plain and drawn": {"sampling": SamplingParams(temperature=1.0, seed=1), "speculation": False},
+    "k-ary": {"speculation": Speculation(expansion=(2, 1))},
+}
+
+
+@pytest.mark.parametrize("options", HOST_DECIDES.values(), ids=HOST_DECIDES)
+def test_what_the_host_decides_is_refused_before_anything_runs(pair, options):
+    decoder = pair.decoder(FixedPolicy(TreeShape(4, 3, 8)), backend="cudagraph")
+    for _ in range(2):
+        with pytest.raises(YggdrasilError, match="not served there yet; decode greedily, or on the CPU"):
+            decoder.start(PROMPT, max_new_tokens=5, **options)
+
+    assert decoder.generate(PROMPT, max_new_tokens=5).tokens == pair.reference(PROMPT, 5)
+
+
+def test_parity_is_refused(pair):
+    decoder = pair.decoder(PLAIN_POLICY, backend="cudagraph")
+    with pytest.raises(YggdrasilError, match="captured steps"):
+        measure_parity(decoder.assembly, [ProbeText("text", PROMPT)], 3)
+
+
+def test_a_target_of_captured_steps_refuses_what_it_cannot_tell(pair):
+    engine = pair.decoder(PLAIN_POLICY, backend="cudagraph").assembly.engine
+    with pytest.raises(YggdrasilError, match="take a plan with accept=device"):
+        engine.target.accept_on_host((), 8, engine.tree)
+    with pytest.raises(YggdrasilError, match="take a plan with head_draft=after"):
+        engine.target.guesses((), 8)
+
+
 def test_a_measurement_waits_after_every_stage(pair):
     decoder = pair.decoder(FixedPolicy(TreeShape(4, 3, 8)), backend="cudagraph")
     waits = []
@@ -91,17 +127,21 @@ class Listener:
         return
 
 
-def test_promises_come_back_with_the_outcome(pair):
+def test_promises_come_back_with_the_outcome(pair, monkeypatch):
     """The expectation of the verified nodes, ranked by the step itself, equals what the engine reads before it."""
 
     def promises(backend):
         policy = FixedPolicy(TreeShape(4, 4, 8))
         policy.learner = Listener()
+        noted = []
+        monkeypatch.setattr(Trace, "note", lambda self, shape, tokens, expected, ms: noted.append(expected))
         pair.decoder(policy, backend=backend).generate(PROMPT, max_new_tokens=NUM_TOKENS)
-        return policy.learner.heard
+        return policy.learner.heard, noted
 
-    assert promises("cudagraph") == promises("eager")
-    assert len({promised for promised, _ in promises("eager")}) > 3
+    heard, noted = promises("eager")
+    assert promises("cudagraph") == (heard, noted)
+    assert len({promised for promised, _ in heard}) > 3
+    assert len(set(noted)) > 3
 
 
 def test_rows_are_kept_on_the_device(pair):

@@ -3,9 +3,12 @@
 from dataclasses import replace
 
 import pytest
-from tiny_pair import SHAPES, TEXT, byte_tokenizer
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny_pair import SHAPES, TEXT, VOCAB_SIZE, byte_tokenizer
 
 from yggdrasil.engine.policy import PLAIN_POLICY, FixedPolicy
+from yggdrasil.engine.text import TextStream
 from yggdrasil.scheduling.plan import Shapes
 from yggdrasil.tree.objective import TreeShape
 
@@ -22,7 +25,8 @@ def plain_end(tokens, eos=(), limit=1000, stop=(), include_stop=False):
         if taken[-1] in eos:
             return taken, text_of(taken[:-1]), "eos"
         text = text_of(taken)
-        ends = [(text.find(word), word) for word in stop if word in text]
+        whole = text.rstrip("�")  # bytes that have not become a character yet cannot complete a stop string
+        ends = [(whole.find(word), word) for word in stop if word in whole]
         if ends:
             place, word = min(ends)
             return taken, text[: place + len(word) * include_stop], "stop"
@@ -32,8 +36,8 @@ def plain_end(tokens, eos=(), limit=1000, stop=(), include_stop=False):
 
 
 def text_of(tokens):
-    """Text of tokens; bytes that have not become a character yet are no text."""
-    return byte_tokenizer().decode(tokens, skip_special_tokens=True).rstrip("�")
+    """Text of tokens; bytes that are no character at the end are replacement characters there."""
+    return byte_tokenizer().decode(tokens, skip_special_tokens=True)
 
 
 def run(decoder, prompt=PROMPT, **options):
@@ -176,8 +180,6 @@ def test_a_request_never_started_was_cancelled(pair):
 
 def test_the_example_of_a_character_that_spans_tokens():
     """One emoji is four tokens here; the stream shows it when it is whole, and never shows a part."""
-    from yggdrasil.engine.text import TextStream
-
     tokens = byte_tokenizer()("a😀b")["input_ids"]
     stream = TextStream(byte_tokenizer(), frozenset(), 100, [])
     pieces = []
@@ -186,3 +188,18 @@ def test_the_example_of_a_character_that_spans_tokens():
         pieces.append(stream.release())
 
     assert pieces == ["a", "", "", "", "😀", "b"]
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=24), st.data())
+def test_the_text_is_what_the_tokens_decode_to(tokens, data):
+    """Also where it ends within a character, and whatever blocks the tokens came in."""
+    stream, pieces, left = TextStream(byte_tokenizer(), frozenset(), len(tokens), []), "", list(tokens)
+    while left:
+        count = data.draw(st.integers(1, len(left)))
+        stream.push(left[:count])
+        pieces += stream.release()
+        left = left[count:]
+
+    assert stream.finish_reason == "length"
+    assert stream.text == pieces == byte_tokenizer().decode(tokens, skip_special_tokens=True)

@@ -94,16 +94,19 @@ DELAYS = ("head_draft", "tail_draft", "commit", "accept", "depth_prediction", "b
 
 
 @pytest.mark.parametrize("name", [*NAMED_VARIANTS, "overlapped and late"])
-def test_threads_that_honour_declared_dependencies_alone_give_the_same_tokens(pair, decoder, name):
-    overlapped = {"bookkeeping": "overlapped", "depth_prediction": "late", "head_draft": "ahead", "tail_draft": "ahead"}
-    engine = decoder.assembly.engine
-    engine.use(Schedule.of(NAMED_VARIANTS.get(name, overlapped)).labels)
-    decoder.policy = FixedPolicy(TreeShape(2, 3, 8))
-    source = random.Random(7)
+def test_threads_that_honour_declared_dependencies_alone_decode_the_same(perfect_pair, perfect_decoder, name):
+    """The same tokens in as many iterations: what a drafter read too early makes it guess wrong, not the target."""
+    late = {"bookkeeping": "overlapped", "depth_prediction": "late", "head_draft": "ahead", "tail_draft": "ahead"}
+    engine, source = perfect_decoder.assembly.engine, random.Random(7)
+    engine.use(Schedule.of(NAMED_VARIANTS.get(name, late)).labels)
+    in_order = perfect_decoder.generate(PROMPT, max_new_tokens=16)
+    assert in_order.tokens == perfect_pair.reference(PROMPT, 16)
     try:
         for slow in (*DELAYS, None):
             engine.executor = ThreadedExecutor(partial(delay, source, slow))
-            assert decoder.generate(PROMPT, max_new_tokens=12).tokens == pair.reference(PROMPT, 12), slow
+            delayed = perfect_decoder.generate(PROMPT, max_new_tokens=16)
+            assert delayed.tokens == in_order.tokens, slow
+            assert delayed.metrics.iterations == in_order.metrics.iterations, slow
     finally:
         engine.executor = InOrderExecutor()
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from yggdrasil.scheduling.stages import STAGES, Schedule
@@ -94,6 +94,7 @@ def test_arrays_are_laid_out_element_by_element():
     assert grid[0] == 1 + 6 + 3 + 2 + 1 + 4  # a verification of nothing: the tail is on the critical path
 
 
+@settings(max_examples=40, deadline=None)
 @given(variants, durations, st.integers(0, 10**6))
 def test_no_timeline_beats_its_bounds(chosen, times, pick):
     orders = list(Schedule.of(chosen).orders())
@@ -111,6 +112,7 @@ def test_no_timeline_beats_its_bounds(chosen, times, pick):
     assert timeline.makespan_ms <= serial.makespan_ms + 1e-6
 
 
+@settings(max_examples=40, deadline=None)
 @given(variants, durations, st.integers(0, 10**6))
 def test_stages_wait_for_inputs_and_resources(chosen, times, pick):
     orders = list(Schedule.of(chosen).orders())

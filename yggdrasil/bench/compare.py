@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from yggdrasil.bench.divergence import Divergence, replay
 from yggdrasil.engine.decoder import Decoder, Generation
 from yggdrasil.prompts import Prompt
 
@@ -16,6 +17,7 @@ class Comparison:
     id: str
     plain: Generation
     tree: Generation
+    divergence: Divergence | None = None  # where they part, judged by a plain replay
 
     @property
     def matched(self) -> bool:
@@ -46,10 +48,12 @@ def compare(
     ``warm_up`` decodes the first prompt both ways beforehand, uncounted: it loads the steps.
     """
 
-    def run(prompt: Prompt, *, speculation: bool) -> Generation:
+    def kept(prompt: Prompt) -> list[int]:
         tokens = list(decoder.tokenizer(prompt.prompt)["input_ids"])
-        kept = tokens[-max_prompt_tokens:] if max_prompt_tokens else tokens
-        return decoder.generate(kept, max_new_tokens=max_new_tokens, ignore_eos=True, speculation=speculation)
+        return tokens[-max_prompt_tokens:] if max_prompt_tokens else tokens
+
+    def run(prompt: Prompt, *, speculation: bool) -> Generation:
+        return decoder.generate(kept(prompt), max_new_tokens=max_new_tokens, ignore_eos=True, speculation=speculation)
 
     if warm_up:
         for speculation in (False, True):
@@ -58,7 +62,8 @@ def compare(
     for i, prompt in enumerate(prompts):
         order = (False, True) if i % 2 == 0 else (True, False)
         runs = {speculation: run(prompt, speculation=speculation) for speculation in order}
-        results.append(Comparison(prompt.id, runs[False], runs[True]))
+        divergence = replay(decoder, kept(prompt), runs[False].tokens, runs[True].tokens)
+        results.append(Comparison(prompt.id, runs[False], runs[True], divergence))
         on_result(results[-1])
     return results
 
@@ -83,6 +88,8 @@ def summarise(results: Sequence[Comparison], plain_ms: float | None = None) -> d
     return {
         "prompts": len(results),
         "matched": sum(result.matched for result in results),
+        "verify_decode_mismatches": sum(result.divergence is not None for result in results),
+        "faults": sum(result.divergence is not None and result.divergence.verdict == "fault" for result in results),
         "aal": tokens / iterations if iterations else 0.0,
         "tokens_per_target_step": tokens / iterations if iterations else 0.0,
         "proposed": proposed,

@@ -145,8 +145,9 @@ def _k_ary(bench: TreeBench, budget: int) -> Arrangement:
 
 
 def _merged(bench: TreeBench, budget: int) -> Arrangement:
-    length = min(bench.max_depth, budget - 1)
-    growth = MergedSequences(max(1, (budget - 1) // length), length)
+    """At least three sequences where there is room, as long as that allows."""
+    length = max(1, min(bench.max_depth, (budget - 1) // 3))
+    growth = MergedSequences((budget - 1) // length, length)
     return Arrangement(growth, TreeShape(bench.widths[-1], length, budget))
 
 
@@ -165,12 +166,20 @@ def _sequoia_by_costs(bench: TreeBench, budget: int) -> Arrangement:
 
 
 def _opt_tree(bench: TreeBench, budget: int) -> Arrangement:
-    level_width = min(budget - 1, MAX_LEVEL_WIDTH)
+    """As deep as a level still adds anything: the most it can accept at this budget."""
+    return _opt_tree_until(bench, budget, 0.0)
+
+
+def _opt_tree_by_costs(bench: TreeBench, budget: int) -> Arrangement:
+    """As deep as a level adds more than drafting it costs, in plain steps."""
     widest = bench.widths[-1]
-    steps = -(-level_width // widest)
-    relative_cost = steps * bench.costs.draft_ms[widest] / bench.costs.verify_ms[1]
-    growth = OptTree(budget - 1, level_width, relative_cost)
-    return Arrangement(growth, TreeShape(widest, bench.max_depth, budget))
+    steps = -(-min(budget - 1, MAX_LEVEL_WIDTH) // widest)
+    return _opt_tree_until(bench, budget, steps * bench.costs.draft_ms[widest] / bench.costs.verify_ms[1])
+
+
+def _opt_tree_until(bench: TreeBench, budget: int, min_gain: float) -> Arrangement:
+    growth = OptTree(budget - 1, min(budget - 1, MAX_LEVEL_WIDTH), min_gain)
+    return Arrangement(growth, TreeShape(bench.widths[-1], bench.max_depth, budget))
 
 
 def _eagle2(bench: TreeBench, budget: int) -> Arrangement:
@@ -187,9 +196,9 @@ def _egt_uncalibrated(bench: TreeBench, budget: int) -> Arrangement:
 
 
 def _egt_unpruned(bench: TreeBench, budget: int) -> Arrangement:
-    """No more is drafted than the budget verifies, in as many levels as that takes."""
-    width = max(w for w in bench.widths if w <= budget - 1)
-    depth = min(bench.max_depth, (budget - 1) // width)
+    """No more is drafted than the budget verifies: as many nodes as fit, deep rather than wide among equals."""
+    depths = {width: min(bench.max_depth, (budget - 1) // width) for width in bench.widths if width < budget}
+    width, depth = max(depths.items(), key=lambda item: (item[0] * item[1], item[1]))
     return Arrangement(None, TreeShape(width, depth, budget), is_calibrated=True)
 
 
@@ -206,6 +215,7 @@ TREES: dict[str, Callable[[TreeBench, int], Arrangement]] = {
     "sequoia": _sequoia,
     "sequoia-by-costs": _sequoia_by_costs,
     "opt-tree": _opt_tree,
+    "opt-tree-by-costs": _opt_tree_by_costs,
     "eagle-2": _eagle2,
     "egt": _egt,
     "egt-uncalibrated": _egt_uncalibrated,

@@ -9,14 +9,13 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from yggdrasil.calibration.measure import STREAK, ShapeCycle
+from yggdrasil.calibration.measure import STREAK, WARM_UP, ShapeCycle, measured_shapes
 from yggdrasil.engine.build import Assembly
 from yggdrasil.engine.engine import Engine
-from yggdrasil.engine.policy import FixedPolicy, Policy
+from yggdrasil.engine.policy import PLAIN_POLICY, FixedPolicy, Policy
 from yggdrasil.engine.text import TextStream
 from yggdrasil.engine.trace import Trace
 from yggdrasil.scheduling.costs import COLUMNS, LOOP, schedule_code
-from yggdrasil.scheduling.plan import Shapes
 from yggdrasil.scheduling.stages import NAMED_VARIANTS, STAGES, Schedule
 from yggdrasil.tree.objective import PLAIN_STEP, TreeShape
 
@@ -48,21 +47,6 @@ def _iterations(engine: Engine, text: Sequence[int], stream: TextStream, policy:
         seen, seen_ns = dict(trace.stage_ns), trace.decode_ns
 
 
-def cycle_shapes(shapes: Shapes) -> list[TreeShape]:
-    """Every verify width with two draft widths, shallow and deep, and plain steps."""
-    wide = [width for width in shapes.verify_widths if width > 1]
-    depths = (min(2, shapes.max_depth), shapes.max_depth)
-    count = max(len(wide), len(shapes.draft_widths)) * 2
-    pairs = [
-        TreeShape(
-            shapes.draft_widths[i % len(shapes.draft_widths)], depths[i // len(shapes.draft_widths) % 2],
-            wide[i % len(wide)],
-        )
-        for i in range(max(count, 2 * len(shapes.draft_widths)))
-    ]  # fmt: skip
-    return [*dict.fromkeys(pairs), *[PLAIN_STEP] * 3]
-
-
 def measure_stage_costs(
     assembly: Assembly,
     new_stream: Callable[[], TextStream],
@@ -72,19 +56,20 @@ def measure_stage_costs(
 ) -> pd.DataFrame:
     """Stage times of all that the variants change, at context ``len(text)``; columns ``costs.COLUMNS``.
 
-    The assembly must have been put together for ``MEASURED``. The first round warms up and is not kept, nor is the
-    first iteration of a streak.
+    The assembly must have been put together for ``MEASURED``. The first round warms up and is not kept, nor are
+    the first iterations of a streak.
     """
-    shapes = cycle_shapes(assembly.shapes)
+    shapes = measured_shapes(assembly.shapes)
     wanted = len(shapes) * STREAK
     rows: list[tuple[object, ...]] = []
     for number in range(rounds + 1):
         for place, schedule in enumerate(MEASURED):
             assembly.engine.use(schedule.labels)
             policy = ShapeCycle(shapes, seed=number)
-            previous = None
+            previous, repeated = PLAIN_STEP, 0
             for done, sample in enumerate(_iterations(assembly.engine, text, new_stream(), policy), start=1):
-                if number and sample.shape == previous:
+                repeated = repeated + 1 if sample.shape == previous else 0
+                if number and repeated >= WARM_UP:
                     rows += _rows(len(text), number, schedule, sample)
                 previous = sample.shape
                 if done == wanted:
@@ -135,7 +120,7 @@ def measure_plans(
     ways: list[tuple[str, tuple[str, ...], Policy]] = [
         (plan.name, plan.stages, FixedPolicy(plan.shape)) for plan in plans
     ]
-    ways.append((PLAIN, MEASURED[0].labels, FixedPolicy(PLAIN_STEP)))
+    ways.append((PLAIN, MEASURED[0].labels, PLAIN_POLICY))
     rows: list[tuple[object, ...]] = []
     jobs = [(number, prompt) for number in range(rounds) for prompt in range(len(texts))]
     for turn, (number, prompt) in enumerate([(-1, 0), *jobs]):

@@ -24,6 +24,7 @@ from yggdrasil.calibration.schedules import (
     summarise_plans,
 )
 from yggdrasil.calibration.settings import PairSource
+from yggdrasil.drafters.options import NGramOptions
 from yggdrasil.engine.build import Assembly
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.models.loading import load_tokenizer
@@ -84,10 +85,10 @@ def search_schedules(settings: SearchSettings, reporter: Reporter) -> Path:
     subject = _open(settings)
     bench = _set_up(subject, settings, reporter) if settings.prompts is not None else None
     costs = StageCosts.from_samples(_stage_samples(subject, settings, bench, reporter))
-    space = Space.of(subject.lengths, "in-order")
+    space = Space.of(subject.lengths, "in-order", reads_head=subject.plan.depth_from == "head")
     best = search(space, {BACKEND: costs}, subject.lengths, settings.objective, keep=settings.top)
     entries = [_entry(f"top {i}", candidate) for i, candidate in enumerate(best, start=1)]
-    entries += _named_entries(best[0].shape, costs, subject.lengths, entries)
+    entries += _named_entries(best[0], costs, subject.lengths, entries)
     if bench is not None:
         entries = _measured(entries, bench, costs.plain_ms, subject, settings, reporter)
     chosen = _choose(entries, settings.objective)
@@ -128,6 +129,10 @@ def _open(settings: SearchSettings) -> _Subject:
     if plan.device == "cuda":
         raise YggdrasilError(
             f"{path}: a GPU runs the plain schedule alone, so there is none to search; take a CPU's plan"
+        )
+    if isinstance(plan.drafter, NGramOptions):
+        raise YggdrasilError(
+            f"{plan.name} drafts by n-gram lookup, which has no stages to schedule; take a draft model"
         )
     learned = Learned.load(path.parent / plan.predictor)
     lengths = AcceptedLengths(learned.mean_survival, learned.ratios, plan.shapes.verify_widths)
@@ -181,18 +186,17 @@ def _entry(name: str, candidate: Candidate) -> Searched:
 
 
 def _named_entries(
-    shape: TreeShape, costs: StageCosts, lengths: AcceptedLengths, taken: Sequence[Searched]
+    best: Candidate, costs: StageCosts, lengths: AcceptedLengths, taken: Sequence[Searched]
 ) -> list[Searched]:
-    """The paper's plans with the best plan's shape: what differs is the schedule alone."""
+    """The paper's plans with the best plan's shape and depth prediction: what differs is the overlap alone."""
+    shape, depth = best.shape, Schedule.parse(best.stages).variants["depth_prediction"]
     entries = []
-    for name, variants in NAMED_VARIANTS.items():
-        schedule = Schedule.of(variants)
-        ms = float(predict_ms(schedule, [shape], costs, lengths, "in-order")[0])
-        entries.append(_entry(name, Candidate(BACKEND, schedule.labels, shape, lengths.aal(shape), ms)))
-    default = Schedule.of({})
-    if not any(entry.stages == default.labels and tuple(entry.shape) == tuple(shape) for entry in taken):
-        ms = float(predict_ms(default, [shape], costs, lengths, "in-order")[0])
-        entries.append(_entry("default", Candidate(BACKEND, default.labels, shape, lengths.aal(shape), ms)))
+    for name, variants in {**NAMED_VARIANTS, "default": {}}.items():
+        schedule = Schedule.of({**variants, "depth_prediction": depth})
+        is_taken = any(entry.stages == schedule.labels and entry.shape == tuple(shape) for entry in taken)
+        if name != "default" or not is_taken:
+            ms = float(predict_ms(schedule, [shape], costs, lengths, "in-order")[0])
+            entries.append(_entry(name, Candidate(BACKEND, schedule.labels, shape, lengths.aal(shape), ms)))
     return entries
 
 

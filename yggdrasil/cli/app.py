@@ -2,14 +2,17 @@
 
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from yggdrasil.artifacts import current_machine, list_plans, search_roots
+from yggdrasil.cli import sampling as opt
 from yggdrasil.cli.figures import figures
 from yggdrasil.cli.options import Dtype, ForceOption, PlanOption, parse_widths
+from yggdrasil.cli.parity import parity
 from yggdrasil.cli.profile import profile
 from yggdrasil.cli.report import report
 from yggdrasil.cli.search import search
@@ -24,6 +27,7 @@ app = typer.Typer(
 app.command()(profile)
 app.command()(search)
 app.command()(report)
+app.command()(parity)
 
 
 @app.command()
@@ -99,10 +103,40 @@ def generate(
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on after end-of-text.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One object a prompt instead of streamed text.")] = False,
     limit: Annotated[int | None, typer.Option(help="Read at most so many prompts.")] = None,
+    temperature: opt.Temperature = opt.PARAMS.temperature,
+    top_k: opt.TopK = opt.PARAMS.top_k,
+    top_p: opt.TopP = opt.PARAMS.top_p,
+    min_p: opt.MinP = opt.PARAMS.min_p,
+    typical_p: opt.TypicalP = opt.PARAMS.typical_p,
+    repetition_penalty: opt.RepetitionPenalty = opt.PARAMS.repetition_penalty,
+    presence_penalty: opt.PresencePenalty = opt.PARAMS.presence_penalty,
+    frequency_penalty: opt.FrequencyPenalty = opt.PARAMS.frequency_penalty,
+    logit_bias: opt.LogitBias = None,
+    bad_word: opt.BadWord = None,
+    min_new_tokens: opt.MinNewTokens = opt.PARAMS.min_new_tokens,
+    seed: opt.Seed = None,
+    logprobs: opt.Logprobs = None,
+    json_schema: opt.JsonSchema = None,
+    regex: opt.Regex = None,
+    grammar: opt.GrammarFile = None,
+    rule: opt.RuleOption = opt.SPECULATION.rule,
+    expansion: opt.Expansion = None,
+    typical_epsilon: opt.TypicalEpsilon = opt.SPECULATION.typical_epsilon,
+    typical_delta: opt.TypicalDelta = opt.SPECULATION.typical_delta,
+    relaxed_topk: opt.RelaxedTopk = opt.SPECULATION.relaxed_topk,
+    relaxed_delta: opt.RelaxedDelta = opt.SPECULATION.relaxed_delta,
+    thinking_only: opt.ThinkingOnly = False,
+    exactness: opt.ExactnessOption = opt.SPECULATION.exactness,
+    tolerance: opt.Tolerance = None,
+    fixed_width: opt.FixedWidth = opt.SPECULATION.fixed_width,
+    audit: opt.Audit = False,
     force_machine: ForceOption = False,
 ) -> None:
     """Decode prompts, streaming text as it becomes certain."""
+    options = dict(locals())
     from yggdrasil.prompts import Prompt, read_prompts
+
+    chosen, params = opt.speculation_of(options), opt.sampling_of(options)
 
     if (prompt is None) == (prompts is None):
         raise YggdrasilError("give either --prompt TEXT or --prompts FILE")
@@ -110,10 +144,12 @@ def generate(
     if prompt == "":
         raise YggdrasilError("--prompt is empty; give at least one token of text")
     decoder = _decoder(plan, dtype, drafter, force_machine=force_machine)
+    if not chosen.is_lossless:
+        print(f"yggdrasil: the rule {rule} is lossy: the output is not the target's own", file=sys.stderr)
     for item in requests:
         request = decoder.start(
             item.prompt, max_new_tokens=max_new_tokens, stop=stop or (), include_stop=include_stop,
-            ignore_eos=ignore_eos, speculation=speculation == "on",
+            ignore_eos=ignore_eos, speculation=chosen, sampling=params,
         )  # fmt: skip
         for piece in request:
             if not as_json:
@@ -128,8 +164,12 @@ def generate(
             "tokens": result.tokens,
             "text": result.text,
             "finish_reason": result.finish_reason,
+            "rule": chosen.rule,
+            "lossless": chosen.is_lossless,
             "metrics": result.metrics.as_dict(),
         }
+        if result.logprobs is not None:
+            record["logprobs"] = opt.logprobs_record(result.logprobs)
         print(json.dumps(record, ensure_ascii=False), flush=True)
 
 
@@ -203,6 +243,7 @@ def bench(
                 {
                     "id": result.id,
                     "matched": result.matched,
+                    "divergence": asdict(result.divergence) if result.divergence else None,
                     "plain": result.plain.metrics.as_dict(),
                     "tree": result.tree.metrics.as_dict(),
                 }

@@ -45,7 +45,7 @@ class PhaseProgress:
 def show_comparison(result: Comparison) -> None:
     """One line a prompt."""
     tree, plain = result.tree.metrics, result.plain.metrics
-    same = "same tokens" if result.matched else "DIFFERENT TOKENS"
+    same = "same tokens" if result.divergence is None else f"DIFFERENT TOKENS ({result.divergence.verdict})"
     _console.print(
         f"{result.id:<28.28} plain {plain.tpot_ms:7.3f} ms  tree {tree.tpot_ms:7.3f} ms  {result.decode_ratio:5.2f} x  "
         f"AAL {tree.aal:4.2f}  {same}"

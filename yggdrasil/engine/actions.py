@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 
 from yggdrasil.drafters.protocol import Drafter, StagedDrafter
-from yggdrasil.engine.captured_target import CapturedTarget
 from yggdrasil.engine.evidence import LiveEvidence
 from yggdrasil.engine.policy import Decision, Policy
-from yggdrasil.engine.target import Outcome, TargetModel
+from yggdrasil.engine.target import Outcome, Target
 from yggdrasil.engine.text import TextStream
 from yggdrasil.engine.trace import Trace
 from yggdrasil.scheduling.stages import Schedule
@@ -81,12 +80,7 @@ class StageActions:
     """
 
     def __init__(
-        self,
-        target: TargetModel | CapturedTarget,
-        drafter: Drafter | None,
-        tree: TokenTree,
-        verify_widths: Sequence[int],
-        limit: int,
+        self, target: Target, drafter: Drafter | None, tree: TokenTree, verify_widths: Sequence[int], limit: int
     ) -> None:
         self.target = target
         self.drafter = drafter
@@ -204,7 +198,6 @@ class StageActions:
     def _guess_heads(self, state: Iteration) -> None:
         if not state.verifies_tree or self._staged is None:
             return
-        assert isinstance(self.target, TargetModel)
         if self._reads_leaves_with_head:
             self._staged.read_leaves()
         self._staged.guess(*self.target.guesses(state.outputs, state.shape.verify_width))
@@ -220,7 +213,7 @@ class StageActions:
         width = self._policy.choose_verify_width(shape, expected_host, self.target.length)
         state.ranking = order
         state.shape = shape._replace(verify_width=width)
-        state.expected = expected_host[self.verify_widths.index(width)]
+        _promise_by_tree(state, expected_host[self.verify_widths.index(width)])
 
     def _hand_over_nodes(self, state: Iteration) -> None:
         """The verification step reads its nodes, and from them its mask, where this puts them."""
@@ -238,12 +231,11 @@ class StageActions:
         if state.verifies_tree:
             state.outcome = self.target.accept(state.outputs, state.shape.verify_width)
             if state.outcome.expected is not None:
-                state.expected = state.outcome.expected
+                _promise_by_tree(state, state.outcome.expected)
             self._learn(state)
 
     def _accept_on_host(self, state: Iteration) -> None:
         if state.verifies_tree:
-            assert isinstance(self.target, TargetModel)
             state.outcome = self.target.accept_on_host(state.outputs, state.shape.verify_width, self.tree)
             self._learn(state)
 
@@ -261,6 +253,12 @@ class StageActions:
             state.next_is_planted = self._staged.keep(outcome.nodes[1:], guess, outcome.tokens[-1])
         if self.drafter is not None:
             self.drafter.extend(outcome.tokens, outcome.layers)
+
+
+def _promise_by_tree(state: Iteration, expected: float) -> None:
+    """What the tree's own scores promise follows the text; the depth's promise knows only what came before it."""
+    state.expected = expected
+    state.promise = state.promise._replace(decision=state.promise.decision._replace(tokens=expected))
 
 
 def _nothing(_: Iteration) -> None:

@@ -2,14 +2,17 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 
 from yggdrasil.drafters.draft_model import DraftModel, identity_knots
+from yggdrasil.drafters.expansion import ExpansionDrafter
 from yggdrasil.drafters.protocol import Drafter
 from yggdrasil.engine.captured_target import CapturedTarget, check_capturable
 from yggdrasil.engine.engine import Engine
+from yggdrasil.engine.logit_target import LogitTarget
 from yggdrasil.engine.target import TargetModel
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.models.compiled import Backend
@@ -19,6 +22,8 @@ from yggdrasil.models.runner import ModelRunner
 from yggdrasil.scheduling.plan import DeviceName, Shapes
 from yggdrasil.scheduling.stages import DEFAULT_ORDER, Schedule
 from yggdrasil.tree.token_tree import TokenTree
+
+READ_WIDTH = 16  # rows of the prompt that the host-driven drafter reads at a time
 
 
 def open_device(name: DeviceName) -> torch.device:
@@ -41,6 +46,35 @@ class Assembly:
     target: ModelRunner
     drafter: ModelRunner | None
     shapes: Shapes
+
+    @cached_property
+    def logit_target(self) -> LogitTarget:
+        """The target's other face, for requests that decide on the host; its steps are defined when first asked for.
+
+        Raises:
+            YggdrasilError: this decoder's steps are captured.
+        """
+        if not isinstance(self.engine.target, TargetModel):
+            raise YggdrasilError(
+                "captured steps, which a GPU runs, choose greedily on the device: sampling and all else that the "
+                "host decides are not served there yet; decode greedily, or on the CPU"
+            )
+        with torch.inference_mode(False):  # buffers made in inference mode could not be written outside it
+            return LogitTarget(self.engine.target, self.engine.tree, self.shapes.verify_widths)
+
+    @cached_property
+    def expansion_drafter(self) -> ExpansionDrafter:
+        """The draft model driven from the host.
+
+        Raises:
+            YggdrasilError: this decoder drafts without a model.
+        """
+        if self.drafter is None:
+            raise YggdrasilError("drawn candidates and k-ary trees need a draft model; this decoder has none")
+        tree = self.engine.tree
+        widths = {*self.shapes.draft_widths, min(READ_WIDTH, tree.num_nodes)}
+        with torch.inference_mode(False):
+            return ExpansionDrafter(self.drafter, tree, sorted(widths), self.target.call.vocab_size)
 
     def warm(self, needed: Sequence[tuple[str, str, int]] | None = None) -> None:
         """Build steps now instead of on first use: those listed as (runner, step, width), or all.

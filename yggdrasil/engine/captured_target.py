@@ -110,6 +110,14 @@ class CapturedTarget:
         outcome = self._outcome(outputs[0], width)
         return outcome._replace(layers=self._layers(outputs, outcome.rows))
 
+    def accept_on_host(self, outputs: Sequence[Tensor], width: int, tree: TokenTree) -> Outcome:
+        """YggdrasilError: the device has accepted and committed by then."""
+        raise YggdrasilError("captured steps accept on the device; take a plan with accept=device")
+
+    def guesses(self, outputs: Sequence[Tensor], width: int) -> tuple[Tensor, Tensor]:
+        """YggdrasilError: the choices after every row stay on the device."""
+        raise YggdrasilError("captured steps do not hand out every row's choice; take a plan with head_draft=after")
+
     def commit(self, rows: Sequence[int]) -> None:
         """Count the accepted rows; the device has moved them."""
         self.length += len(rows)
@@ -136,6 +144,7 @@ class CapturedTarget:
     def _read_one(self, name: str, width: int) -> Sequence[Tensor]:
         """A prefill or plain step: (packed result, *layers)."""
         choice, best, hidden, *layers = self.runner.step(name, width)()
+        layers = layers[1:] if name == "prefill" else layers  # a prefill's logits are for choices on the host
         one, row = torch.ones_like(choice), torch.zeros_like(choice)
         summary = torch.cat([one, torch.isfinite(best).to(torch.int64), row, choice])
         return _pack(summary, one, hidden), *layers

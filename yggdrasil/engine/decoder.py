@@ -1,7 +1,8 @@
 """The public face: a decoder for one pair, from a plan or from two checkpoints."""
 
+import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -9,17 +10,22 @@ import numpy as np
 import torch
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
+from yggdrasil.acceptance.sampler import TokenLogprobs
+from yggdrasil.acceptance.sampling import GREEDY, SamplingParams
+from yggdrasil.acceptance.speculation import DEFAULT, OFF, Speculation
 from yggdrasil.artifacts import current_machine, model_fingerprint, resolve_plan, tokenizer_fingerprint
 from yggdrasil.drafters.ngram import NGramDrafter
 from yggdrasil.drafters.options import NGramOptions
 from yggdrasil.drafters.protocol import Drafter
 from yggdrasil.engine.build import Assembly, assemble, default_backend, open_device
+from yggdrasil.engine.deciding import HostDecisions, PolicyPerSetting, Prepared, decides_on_device
 from yggdrasil.engine.policy import PLAIN_POLICY, DepthEvidence, ObjectivePolicy, Policy
 from yggdrasil.engine.text import FinishReason, TextStream
-from yggdrasil.engine.trace import Metrics, Trace
+from yggdrasil.engine.trace import DecodingReport, Metrics, Trace
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.models.compiled import Backend
 from yggdrasil.models.loading import LoadedModel, check_same_tokenizer, load_model, load_tokenizer
+from yggdrasil.models.parity import read_tolerance
 from yggdrasil.predictor.bundle import Learned
 from yggdrasil.scheduling.plan import ModelRef, Plan, Shapes, check_plan
 from yggdrasil.scheduling.stages import DEFAULT_ORDER, is_head_first
@@ -37,6 +43,7 @@ class Generation:
     text: str
     finish_reason: FinishReason
     metrics: Metrics
+    logprobs: list[TokenLogprobs] | None = None  # one a token, where they were asked for
 
 
 class Decoder:
@@ -53,6 +60,11 @@ class Decoder:
         self.policy = policy
         self.eos_tokens = eos
         self.plan: Plan | None = None
+        self.tolerance: float | None = None  # logits, from ``yggdrasil parity``; None where it was never measured
+        self.current: Request | None = None  # the request under way
+        self._policies = PolicyPerSetting()
+        self._host: HostDecisions | None = None
+        self._has_warned = False
 
     @classmethod
     def from_plan(
@@ -80,6 +92,7 @@ class Decoder:
         learned = Learned.load(path.parent / loaded_plan.predictor)
         decoder = _decoder_of(loaded_plan, learned, dtype or loaded_plan.dtype, drafter, backend)
         decoder.plan = loaded_plan
+        decoder.tolerance = read_tolerance(path.parent / loaded_plan.predictor, dtype or loaded_plan.dtype)
         return decoder
 
     def generate(
@@ -90,22 +103,31 @@ class Decoder:
         stop: Sequence[str] = (),
         include_stop: bool = False,
         ignore_eos: bool = False,
-        speculation: bool = True,
+        speculation: bool | Speculation = True,
+        sampling: SamplingParams = GREEDY,
     ) -> Generation:
-        """Decode greedily to the end; the same tokens as the target alone."""
+        """Decode to the end; what the target alone would give, unless ``speculation`` names a lossy rule."""
         request = self.start(
             prompt, max_new_tokens=max_new_tokens, stop=stop, include_stop=include_stop, ignore_eos=ignore_eos,
-            speculation=speculation,
+            speculation=speculation, sampling=sampling,
         )  # fmt: skip
         for _ in request:
             pass
         return request.result()
 
     def stream(
-        self, prompt: str | Sequence[int], *, max_new_tokens: int = 128, stop: Sequence[str] = ()
+        self,
+        prompt: str | Sequence[int],
+        *,
+        max_new_tokens: int = 128,
+        stop: Sequence[str] = (),
+        speculation: bool | Speculation = True,
+        sampling: SamplingParams = GREEDY,
     ) -> Iterator[str]:
         """Yield text as it becomes final."""
-        yield from self.start(prompt, max_new_tokens=max_new_tokens, stop=stop)
+        yield from self.start(
+            prompt, max_new_tokens=max_new_tokens, stop=stop, speculation=speculation, sampling=sampling
+        )
 
     def start(
         self,
@@ -115,7 +137,8 @@ class Decoder:
         stop: Sequence[str] = (),
         include_stop: bool = False,
         ignore_eos: bool = False,
-        speculation: bool = True,
+        speculation: bool | Speculation = True,
+        sampling: SamplingParams = GREEDY,
     ) -> "Request":
         """Check a request and return it; iterate it for text, then ask it for its result.
 
@@ -127,7 +150,48 @@ class Decoder:
             raise YggdrasilError(f"max_new_tokens is {max_new_tokens}; ask for at least 1")
         eos = frozenset() if ignore_eos else self.eos_tokens
         stream = TextStream(self.tokenizer, eos, max_new_tokens, stop, include_stop=include_stop)
-        return Request(self, tokens, stream, self.policy if speculation else PLAIN_POLICY)
+        if isinstance(speculation, bool):
+            speculation = DEFAULT if speculation else OFF
+        return Request(self, tokens, stream, self._prepare(tokens, sampling, speculation, eos))
+
+    def _prepare(
+        self, prompt: Sequence[int], sampling: SamplingParams, speculation: Speculation, eos: frozenset[int]
+    ) -> Prepared:
+        tolerance = self._tolerance_for(speculation)
+        policy = self._policies.of(self.policy, sampling, speculation.rule)
+        if decides_on_device(sampling, speculation, tolerance):
+            chosen = PLAIN_POLICY if speculation.rule == "off" else policy
+            known = tolerance if speculation.exactness == "strict" else None
+            report = DecodingReport(rule=speculation.rule, exactness=speculation.exactness, tolerance=known)
+            return Prepared(self.assembly.engine, chosen, report)
+        if self._host is None:
+            self._host = HostDecisions(self.assembly, self.tokenizer, self.eos_tokens)
+        prepared = self._host.prepare(prompt, sampling, speculation, policy, eos, tolerance)
+        if self.plan is None or sampling.is_greedy or prepared.policy is not policy:
+            return prepared
+        self._warn_of_calibration(sampling.temperature)
+        return replace(prepared, report=replace(prepared.report, calibrated_temperature=0.0))
+
+    def _tolerance_for(self, speculation: Speculation) -> float:
+        """Lead under which a decision is a near tie for this request, in logits; 0 where none matters."""
+        if speculation.exactness != "strict" and not speculation.audit:
+            return 0.0
+        tolerance = self.tolerance if speculation.tolerance is None else speculation.tolerance
+        if tolerance is None:
+            raise YggdrasilError(
+                "exactness strict and audit need the tolerance of this pair on this machine; measure it with "
+                "`yggdrasil parity`, or give one"
+            )
+        return tolerance
+
+    def _warn_of_calibration(self, temperature: float) -> None:
+        if not self._has_warned:
+            warnings.warn(
+                f"the plan was calibrated at temperature 0 and is used at {temperature:g}: the output is exact, the "
+                "chosen trees may not be the fastest",
+                stacklevel=4,
+            )
+        self._has_warned = True
 
     def encode(self, prompt: str | Sequence[int]) -> list[int]:
         """Tokens of a prompt, checked against the context and the vocabulary."""
@@ -150,24 +214,33 @@ class Decoder:
 class Request:
     """One request under way: an iterator of final text, cancelled by not iterating further."""
 
-    def __init__(self, decoder: Decoder, prompt: list[int], stream: TextStream, policy: Policy) -> None:
+    def __init__(self, decoder: Decoder, prompt: list[int], stream: TextStream, prepared: Prepared) -> None:
         self._decoder = decoder
         self._prompt = prompt
         self._stream = stream
-        self._policy = policy
+        self._prepared = prepared
         self._trace = Trace()
 
     def __iter__(self) -> Iterator[str]:
-        engine = self._decoder.assembly.engine
-        yield from engine.decode(self._prompt, self._stream, self._policy, self._trace)
+        prepared = self._prepared
+        self._decoder.current = self
+        prepared.begin()
+        for piece in prepared.engine.decode(self._prompt, self._stream, prepared.policy, self._trace):
+            yield piece
+            if self._decoder.current is not self and self._stream.finish_reason is None:
+                raise YggdrasilError("another request has begun on this decoder; it serves one at a time")
 
     def result(self) -> Generation:
         """What was generated so far; ``cancelled`` where the text had not ended."""
         self._stream.finish("cancelled")
         assert self._stream.finish_reason is not None
-        return Generation(
-            len(self._prompt), self._stream.tokens, self._stream.text, self._stream.finish_reason, self._trace.metrics()
-        )
+        prepared, tokens = self._prepared, self._stream.tokens
+        metrics = replace(self._trace.metrics(), decoding=prepared.final_report())
+        sampler = prepared.sampler
+        # A walk may go on past the text's end; what it noted there is dropped with its tokens.
+        has_logprobs = sampler is not None and sampler.params.logprobs is not None
+        logprobs = sampler.logprobs[: len(tokens)] if sampler is not None and has_logprobs else None
+        return Generation(len(self._prompt), tokens, self._stream.text, self._stream.finish_reason, metrics, logprobs)
 
 
 def _decoder_of(
@@ -181,16 +254,21 @@ def _decoder_of(
     device = open_device(plan.device)
     target = load_model(target_path, DTYPES[dtype], device, plan.target.threads, weights=plan.weights)
     # What was learned of the plan's own drafter says nothing of another's first guesses.
-    stages = plan.stages if drafter is None else DEFAULT_ORDER
-    depth = DepthEvidence(learned.depth, learned.reads) if plan.depth_from != "mean" and drafter is None else None
+    adapted = plan if drafter is None else replace(plan, stages=DEFAULT_ORDER, depth_from="mean")
     second = drafter or _planned_drafter(plan, tokenizer, DTYPES[dtype], device)
     knots = torch.from_numpy(np.asarray(learned.acceptance.knots))
-    assembly = assemble(target, second, plan.shapes, backend or default_backend(device), knots=knots, stages=stages)
+    backend = backend or default_backend(device)
+    assembly = assemble(target, second, plan.shapes, backend, knots=knots, stages=adapted.stages)
+    return Decoder(assembly, tokenizer, planned_policy(adapted, learned), eos_tokens(target_path, tokenizer))
+
+
+def planned_policy(plan: Plan, learned: Learned) -> ObjectivePolicy:
+    """The policy that a plan names: its costs, objective and depth source."""
     costs = {entry.context: entry.steps() for entry in plan.costs}
-    policy = ObjectivePolicy(
-        costs, learned.ratios, learned.mean_survival, depth, plan.objective, is_head_first=is_head_first(stages)
+    depth = DepthEvidence(learned.depth, learned.reads) if plan.depth_from != "mean" else None
+    return ObjectivePolicy(
+        costs, learned.ratios, learned.mean_survival, depth, plan.objective, is_head_first=is_head_first(plan.stages)
     )
-    return Decoder(assembly, tokenizer, policy, eos_tokens(target_path, tokenizer))
 
 
 def _planned_drafter(

@@ -10,7 +10,7 @@ from yggdrasil.drafters.protocol import Drafter
 from yggdrasil.engine.actions import Emission, Iteration, Promise, StageActions
 from yggdrasil.engine.captured_target import CapturedTarget, check_capturable
 from yggdrasil.engine.policy import Policy
-from yggdrasil.engine.target import Outcome, TargetModel
+from yggdrasil.engine.target import Outcome, Target
 from yggdrasil.engine.text import TextStream
 from yggdrasil.engine.trace import Trace
 from yggdrasil.errors import YggdrasilError
@@ -28,7 +28,7 @@ class Engine:
 
     def __init__(
         self,
-        target: TargetModel | CapturedTarget,
+        target: Target,
         drafter: Drafter | None,
         tree: TokenTree,
         verify_widths: Sequence[int],

@@ -2,8 +2,7 @@
 
 from torch import Tensor
 
-from yggdrasil.engine.captured_target import CapturedTarget
-from yggdrasil.engine.target import TargetModel
+from yggdrasil.engine.target import Target
 from yggdrasil.predictor.evidence import Float32Array, Repetition
 from yggdrasil.tree.token_tree import TokenTree
 
@@ -14,7 +13,7 @@ class LiveEvidence:
     ``text`` is the request's certain tokens, prompt included; whoever decodes appends to it and sets ``state``.
     """
 
-    def __init__(self, target: TargetModel | CapturedTarget, tree: TokenTree, text: list[int], state: Tensor) -> None:
+    def __init__(self, target: Target, tree: TokenTree, text: list[int], state: Tensor) -> None:
         self._target, self._tree, self.text, self.state = target, tree, text, state
         self._repetition, self._num_read = Repetition(), 0
 

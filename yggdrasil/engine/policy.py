@@ -89,7 +89,8 @@ class Gate:
 
     _FIRST_PAUSE, _LONGEST_PAUSE = 8, 128
     _MEMORY, _PRIOR = 0.9, 4.0
-    _CREDIT, _RICHEST, _EARNED = 2.0, 16.0, 0.015
+    # The first trees after plain steps meet cold caches and sleeping threads; credit lasts until they run warm.
+    _CREDIT, _RICHEST, _EARNED = 8.0, 16.0, 0.015
     _WORST = -4.0  # one iteration cannot lose more: beyond it is the machine that stood still
 
     def __init__(self, plain_ms: float = 1.0) -> None:

@@ -1,7 +1,7 @@
 """The target model at run time: prefill, plain steps, verification, commit."""
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -23,6 +23,35 @@ class Outcome(NamedTuple):
     layers: dict[int, Tensor]  # states of the accepted rows at the layers a drafter reads, each [len(tokens), H]
     nodes: Sequence[int] = ()  # tree nodes of the accepted rows, the root's first; none for a plain or a captured step
     expected: float | None = None  # tokens promised by the verified nodes, where the device ranked them
+
+
+class Target(Protocol):
+    """What the engine asks of a target: ``LogitTarget`` decides on the host, the others on the device."""
+
+    order: Tensor  # [N] int64, nodes of the tree from best to worst
+    length: int  # certain tokens in the cache
+    ranks_nodes: bool  # verification fills ``order`` itself; the verify width is chosen before drafting
+
+    def prefill(self, tokens: Sequence[int]) -> Iterator[Outcome]:
+        """Read a prompt, a chunk at a time; the last outcome holds the first new token."""
+
+    def plain(self, token: int) -> Outcome:
+        """Read the last certain token and choose its successor."""
+
+    def verify(self, width: int) -> Sequence[Tensor]:
+        """Launch verification of the ``width`` best nodes."""
+
+    def accept(self, outputs: Sequence[Tensor], width: int) -> Outcome:
+        """What verification made certain."""
+
+    def accept_on_host(self, outputs: Sequence[Tensor], width: int, tree: TokenTree) -> Outcome:
+        """The same, walked on the host."""
+
+    def guesses(self, outputs: Sequence[Tensor], width: int) -> tuple[Tensor, Tensor]:
+        """Each verified row's node and what may be chosen after it, [W] int64 each."""
+
+    def commit(self, rows: Sequence[int]) -> None:
+        """Keep the outcome's rows."""
 
 
 class TargetModel:
@@ -56,6 +85,11 @@ class TargetModel:
 
         Every outcome's ``layers`` cover its chunk, for drafters that read hidden states.
         """
+        for outcome, _ in self.read(tokens):
+            yield outcome
+
+    def read(self, tokens: Sequence[int]) -> Iterator[tuple[Outcome, Tensor]]:
+        """What ``prefill`` does, with the logits [1, V] after each chunk."""
         self.length = 0
         while self.length < len(tokens):
             remaining = len(tokens) - self.length
@@ -64,11 +98,11 @@ class TargetModel:
             self._tokens.write(*chunk)
             self._start.write(self.length)
             self._last.write(len(chunk) - 1)
-            choice, best, hidden, *layers = self.runner.step("prefill", width)()
+            choice, best, hidden, logits, *layers = self.runner.step("prefill", width)()
             _check_finite(best)
             self.length += len(chunk)
             rows = list(range(len(chunk)))
-            yield Outcome([int(choice[0])], rows, hidden[0], self._layers(layers, slice(len(chunk))))
+            yield Outcome([int(choice[0])], rows, hidden[0], self._layers(layers, slice(len(chunk)))), logits
 
     def plain(self, token: int) -> Outcome:
         """Read ``token``, the last certain one, and choose its successor; ``commit`` then keeps its row."""

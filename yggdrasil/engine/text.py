@@ -43,6 +43,8 @@ class TextStream:
             if self.finish_reason is not None:
                 return taken
             self._push_one(token)
+            if self.finish_reason is not None:
+                self._flush()
         return len(tokens)
 
     def _push_one(self, token: int) -> None:
@@ -85,3 +87,13 @@ class TextStream:
         """End for a reason from outside (context full, cancelled)."""
         if self.finish_reason is None:
             self.finish_reason = reason
+            self._flush()
+
+    def _flush(self) -> None:
+        """Add what was held back because a character was not whole: the text is what the tokens decode to."""
+        if self.finish_reason == "stop":  # cut within the text: nothing follows
+            return
+        tokens = self.tokens[:-1] if self.finish_reason == "eos" else self.tokens
+        whole = self._tokenizer.decode(tokens, skip_special_tokens=True)
+        if whole.startswith(self.text):
+            self.text = whole

@@ -7,6 +7,22 @@ from typing import Any
 from yggdrasil.tree.objective import PLAIN_STEP, TreeShape
 
 
+@dataclass(frozen=True)
+class DecodingReport:
+    """By which rule a request was decoded, and how near its decisions were; None where nothing was counted."""
+
+    rule: str = "match"
+    lossless: bool = True  # whether the output follows the target's own law
+    temperature: float = 0.0
+    seed: int | None = None  # None where nothing was drawn
+    exactness: str = "fast"
+    tolerance: float | None = None  # logits; a decision led by less is a near tie
+    near_ties: int | None = None
+    width_one_passes: int | None = None
+    flips: int | None = None  # near ties that a width-1 pass decides otherwise: mended by strict, counted by audit
+    calibrated_temperature: float | None = None  # the plan's, where it is not the request's
+
+
 @dataclass
 class Trace:
     """Counts and times of one request. Times are nanoseconds; the first token belongs to the prefill."""
@@ -89,6 +105,7 @@ class Metrics:
     stage_ms: dict[str, float]
     overhead_share: float
     predicted_tpot_ms: float | None  # promised cost over promised tokens; None where no plan made a promise
+    decoding: DecodingReport = DecodingReport()
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -27,7 +27,7 @@ _TRACED_SOURCES = (
     "models/fusion.py", "models/runner.py", "models/kernels/__init__.py",
     "tree/growth.py", "tree/token_tree.py", "acceptance/greedy.py", "drafters/steps.py",
     "drafters/chosen_steps.py",
-    "engine/steps.py",
+    "engine/steps.py", "engine/logit_steps.py", "drafters/expansion_steps.py",
 )  # fmt: skip
 _INDUCTOR_OPTIONS = {
     "cpp.threads": 1,  # pointwise work of a few rows: a second thread costs more than it saves, and would change sums

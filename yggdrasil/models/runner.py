@@ -134,6 +134,7 @@ class ModelRunner:
 
     def define(self, name: str, width: int, module: nn.Module, inputs: Sequence[Tensor]) -> None:
         """Declare a step: ``module(weights, caches, *inputs)``. It is loaded or compiled on ``warm`` or first use."""
+        assert (name, width) not in self._defined, f"the step {name} of width {width} is defined already"
         key = self.key(name, width, inputs)
         arguments: list[Tensor | list[Tensor]] = [self.weights, self.cache.tensors(), *inputs]
         self._defined[name, width] = module, arguments, key
@@ -200,10 +201,10 @@ class PrefillStep(nn.Module):
         start: Tensor,  # [1] int64, position of the first row
         last: Tensor,  # [1] int64, the row that is asked for
     ) -> tuple[Tensor, ...]:
-        """Returns (choice [1], its logit [1], head input [1, H] float32, *layers [W, H])."""
+        """Returns (choice [1], its logit [1], head input [1, H] float32, logits [1, V], *layers [W, H])."""
         rows = torch.arange(self._width, device=tokens.device)
         mask = rows[:, None] >= rows[None, :]
         offsets = start.expand(2).contiguous()
         logits, hidden, layers = self._call[0](weights, caches, tokens, start + rows, mask, offsets, last)
         best, choice = logits.max(-1)
-        return choice, best, hidden.float(), *layers
+        return choice, best, hidden.float(), logits, *layers

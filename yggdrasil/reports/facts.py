@@ -15,6 +15,7 @@ import pandas as pd
 from yggdrasil.artifacts import read_csv
 from yggdrasil.calibration.measure import COLUMNS as SAMPLE_COLUMNS
 from yggdrasil.calibration.measure import without_drift
+from yggdrasil.calibration.pipeline import REPORT_VERSION
 from yggdrasil.calibration.schedules import PLAIN, PLAN_COLUMNS
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.predictor.bundle import Learned
@@ -27,6 +28,7 @@ from yggdrasil.scheduling.stages import STAGES, Schedule
 from yggdrasil.scheduling.timeline import lay_out
 from yggdrasil.tree.objective import TreeShape
 
+PREDICTOR_COLUMNS = ("reads", "depth", "scorer", "auc", "brier")
 TREE_COLUMNS = ("prompt", "iteration", "node", "parent", "depth", "role", "text", "probability", "bonus")
 
 
@@ -87,7 +89,8 @@ class Facts:
         verify = frame[(frame["stage"] == "verify") & (frame["depth"] > 0)].assign(model="target")
         verify = verify.assign(size=verify["verify_width"])
         plain = frame[(frame["stage"] == "plain") & (frame["depth"] == 0)].assign(model="target", size=1)
-        draft = frame[(frame["stage"] == "draft_steps") & (frame["depth"] > 1)].assign(model="drafter")
+        deepest = max(int(frame["depth"].max()), 2)  # where what is not a step counts least
+        draft = frame[(frame["stage"] == "draft_steps") & (frame["depth"] == deepest)].assign(model="drafter")
         draft = draft.assign(size=draft["width"], ms=draft["ms"] / (draft["depth"] - 1))
         rows = []
         for (model, context, width), part in pd.concat([plain, verify, draft]).groupby(["model", "context", "size"]):
@@ -174,7 +177,7 @@ class Facts:
 
     def predictor_scores(self) -> pd.DataFrame:
         """AUC and Brier score of the depth predictor and its rivals by depth, on held-out documents."""
-        return _optional(self.predictor / "report.csv", "predictor-report", ("depth", "scorer", "auc", "brier"))
+        return _optional(self.predictor / "report.csv", "predictor-report", PREDICTOR_COLUMNS, REPORT_VERSION)
 
     def acceptance(self) -> pd.DataFrame:
         """The monotone map from the drafter's probability to acceptance."""
@@ -262,9 +265,9 @@ def _measured_stages(frame: pd.DataFrame, plan: str, plain_ms: float) -> dict[st
     return {name: float((part[name] * speed.reindex(part.index)).median()) for name in (*STAGES, LOOP)}
 
 
-def _optional(path: Path, kind: str, columns: tuple[str, ...]) -> pd.DataFrame:
+def _optional(path: Path, kind: str, columns: tuple[str, ...], version: int = 1) -> pd.DataFrame:
     """A table, empty where there is no such file; a damaged one is an error."""
-    return read_csv(path, kind, 1, columns) if path.exists() else pd.DataFrame(columns=list(columns))
+    return read_csv(path, kind, version, columns) if path.exists() else pd.DataFrame(columns=list(columns))
 
 
 def write_tables(tables: dict[str, pd.DataFrame], folder: Path) -> None:

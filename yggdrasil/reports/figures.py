@@ -171,7 +171,10 @@ def predictor(tables: dict[str, pd.DataFrame]) -> Figure | None:
         return None
     titles = ["AUC by depth", "Brier score by depth (lower is better)", "acceptance calibration"]
     figure = make_subplots(rows=1, cols=3, subplot_titles=titles)
-    for colour, (scorer, part) in zip(_cycle(), scores.groupby("scorer", sort=False), strict=False):
+    own = scores["scorer"] == "predictor"
+    first = scores["reads"] == (scores["reads"].iloc[0] if len(scores) else "")  # rivals do not depend on what is read
+    names = scores["scorer"].mask(own, "predictor reading " + scores["reads"].replace("predictor", "state and text"))
+    for colour, (scorer, part) in zip(_cycle(), scores[own | first].groupby(names, sort=False), strict=False):
         for column, value in ((1, "auc"), (2, "brier")):
             figure.add_scatter(
                 x=part["depth"], y=part[value], mode="lines+markers", name=scorer, legendgroup=scorer,

@@ -72,8 +72,11 @@ class Space:
     executor: ExecutorKind
 
     @classmethod
-    def of(cls, lengths: AcceptedLengths, executor: ExecutorKind) -> Space:
-        """All variants, and every shape that a calibration knows, verified beyond the root."""
+    def of(cls, lengths: AcceptedLengths, executor: ExecutorKind, *, reads_head: bool = False) -> Space:
+        """All variants, and every shape that a calibration knows, verified beyond the root.
+
+        ``reads_head``: the depth predictor takes the drafter's first guesses, so it runs after them and not otherwise.
+        """
         shapes = tuple(
             TreeShape(width, depth, verify_width)
             for width in lengths.draft_widths
@@ -81,7 +84,8 @@ class Space:
             for verify_width in lengths.verify_widths
             if verify_width > 1
         )
-        return cls(shapes, tuple(all_variants()), executor)
+        variants = (each for each in all_variants() if (each["depth_prediction"] == "informed") == reads_head)
+        return cls(shapes, tuple(variants), executor)
 
     def schedules(self) -> Iterator[Schedule]:
         """Every schedule once; orders that give each resource the same sequence are one."""

@@ -45,7 +45,7 @@ def breakdown(context: FigureContext) -> list[Figure]:
 
 
 def sensitivity(context: FigureContext) -> list[Figure]:
-    """Figure 13: token latency over depth, width and verify width, each fixed."""
+    """Figure 13: token latency over depth, width and verify width, each fixed; on the first prompt set."""
     bench, shapes = context.trees, context.plan.shapes
     depths = sorted({min(d, shapes.max_depth) for d in (2, 4, 8, 16)})
     grid = [
@@ -58,7 +58,7 @@ def sensitivity(context: FigureContext) -> list[Figure]:
         TreeSystem(f"{s.depth} x {s.width} x {s.verify_width}", bench, Arrangement(None, s, is_calibrated=True))
         for s in grid
     ]
-    rows = context.rows("sensitivity", systems, systems[0].name)
+    rows = context.rows("sensitivity", systems, systems[0].name, context.sets[:1])
     mean = mean_over_sets(rows, ["system"], {"tpot_ms": "mean", "aal": "mean"})
     frame = pd.concat([pd.DataFrame(grid).reset_index(drop=True), mean.drop(columns="system")], axis=1)
     frame["tree"] = [f"depth {s.depth}, width {s.width}" for s in grid]

@@ -119,10 +119,10 @@ class FigureContext:
         report = self._reporter.phase(title) if self._reporter else _silent
         return measure(systems, texts, self.effort.max_new_tokens, file, report)
 
-    def rows(self, name: str, systems: Sequence[System], ours: str) -> pd.DataFrame:
-        """Medians of each system on each set; columns set, system, aal, tpot_ms, low, high, prompts, equal."""
+    def rows(self, name: str, systems: Sequence[System], ours: str, sets: Sequence[str] | None = None) -> pd.DataFrame:
+        """Medians of each system on each set (all unless named), and how many prompts it decoded as ``ours`` did."""
         parts = []
-        for prompt_set in self.sets:
+        for prompt_set in self.sets if sets is None else sets:
             for row in summarise_systems(systems, self.samples(name, systems, prompt_set), ours):
                 spread = row["tpot_ms"]
                 parts.append(

@@ -1,0 +1,109 @@
+"""A grammar's answers depend on the path alone, whatever was asked before; drafts that break it are cut."""
+
+import json
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from yggdrasil.acceptance.sampling import Constraint
+from yggdrasil.drafters.guided import prune_forbidden
+from yggdrasil.errors import YggdrasilError
+from yggdrasil.models.loading import load_tokenizer
+from yggdrasil.scheduling.plan import resolve_source
+from yggdrasil.tree.token_tree import TokenTree
+
+pytest.importorskip("llguidance")
+from yggdrasil.acceptance.grammar import GrammarCompiler
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 8}, "age": {"type": "integer"}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+TOKENIZER = load_tokenizer(resolve_source("yggdrasil:assets/demo/target"))
+VOCAB = len(TOKENIZER) + 3  # a padded model
+COMPILER = GrammarCompiler(TOKENIZER, VOCAB, [TOKENIZER.eos_token_id])
+JSON_SCHEMA = Constraint("json_schema", json.dumps(SCHEMA))
+
+
+def tokens(text):
+    return TOKENIZER(text, add_special_tokens=False)["input_ids"]
+
+
+GOOD = [*tokens('{"name": "Ada", "age": 36}'), TOKENIZER.eos_token_id]
+
+
+def test_a_matching_text_is_allowed_and_ends():
+    grammar = COMPILER.compile(JSON_SCHEMA)
+
+    assert grammar.allows(GOOD)
+    assert not grammar.mask(GOOD, VOCAB).any()
+    assert grammar.mask(GOOD[:-1], VOCAB).nonzero().flatten().tolist() == [TOKENIZER.eos_token_id]
+    assert not grammar.allows([*GOOD, 5])
+    assert not grammar.allows([TOKENIZER.eos_token_id])
+    assert grammar.allows(GOOD[:4])
+    assert TOKENIZER.decode(grammar.forced(tokens('{"na'))).startswith("me")
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, len(GOOD)), st.lists(st.integers(0, VOCAB - 1), max_size=2)), max_size=6))
+def test_answers_do_not_depend_on_what_was_asked_before(questions):
+    used = COMPILER.compile(JSON_SCHEMA)
+    for length, wrong in questions:
+        path = [*GOOD[:length], *wrong]
+        fresh = COMPILER.compile(JSON_SCHEMA)
+
+        assert used.allows(path) == fresh.allows(path)
+        assert torch.equal(used.mask(path, VOCAB), COMPILER.compile(JSON_SCHEMA).mask(path, VOCAB))
+
+
+def test_every_masked_token_and_no_other_extends_the_path():
+    grammar = COMPILER.compile(Constraint("regex", "(ab|c)+"))
+    mask = grammar.mask(tokens("ab"), VOCAB)
+
+    assert {t for t in range(VOCAB) if grammar.allows([*tokens("ab"), t])} == set(mask.nonzero().flatten().tolist())
+
+
+def test_forbidden_branches_are_cut_whole():
+    grammar, tree = COMPILER.compile(JSON_SCHEMA), TokenTree.allocate(16, 2, torch.device("cpu"))
+    tree.plant(1)
+    right = [0]
+    for token in GOOD[:3]:
+        wrong = tree.attach(right[-1], tokens("%")[0], -0.1)
+        tree.attach(wrong, GOOD[0], -0.1)
+        right.append(tree.attach(right[-1], token, -0.5))
+
+    assert prune_forbidden(tree, grammar, []) == 6
+    assert torch.isfinite(tree.scores).nonzero().flatten().tolist() == right
+
+
+@pytest.mark.parametrize(
+    "constraint",
+    [
+        Constraint("regex", "(a"),
+        Constraint("json_schema", '{"type": "nothing"}'),
+        Constraint("json_schema", "{"),
+        Constraint("json_schema", "[1]"),
+        Constraint("grammar", "start: missing"),
+    ],
+    ids=str,
+)
+def test_constraints_that_are_not_valid(constraint):
+    with pytest.raises(YggdrasilError, match=f"the {constraint.kind} is not valid"):
+        COMPILER.compile(constraint)
+
+
+@pytest.mark.parametrize("text", ['start: "yes" | "no"', 'root ::= "yes" | "no"'], ids=["Lark", "GBNF"])
+def test_grammars_of_both_notations(text):
+    grammar = COMPILER.compile(Constraint("grammar", text))
+
+    assert grammar.allows(tokens("yes"))
+    assert not grammar.allows(tokens("maybe"))
+
+
+def test_a_model_without_an_end_token():
+    with pytest.raises(YggdrasilError, match="a constraint needs an end-of-text token"):
+        GrammarCompiler(TOKENIZER, VOCAB, [])

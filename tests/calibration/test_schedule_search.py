@@ -1,0 +1,187 @@
+"""The search end to end on a made-up profile, and what it measures on a tiny pair."""
+
+import sys
+from dataclasses import replace
+from itertools import count
+
+import numpy as np
+import pandas as pd
+import pytest
+from made_up import PLAIN_MS, write_artifacts
+from tiny_pair import SHAPES, TEXT, byte_tokenizer
+
+import yggdrasil.calibration.schedules as schedules
+from yggdrasil.artifacts import read_csv
+from yggdrasil.calibration.pipeline import open_ended
+from yggdrasil.calibration.schedules import MEASURED, PLAIN, MeasuredPlan, at_one_speed, measure_plans, summarise_plans
+from yggdrasil.cli import main
+from yggdrasil.drafters.options import NGramOptions
+from yggdrasil.engine.policy import PLAIN_POLICY
+from yggdrasil.scheduling.costs import COLUMNS, LOOP, StageCosts
+from yggdrasil.scheduling.plan import Plan
+from yggdrasil.scheduling.search import AcceptedLengths, Space, search
+from yggdrasil.scheduling.stages import NAMED_VARIANTS, STAGES, Schedule
+from yggdrasil.tree.objective import TreeShape
+
+FEW = replace(SHAPES, draft_widths=(1, 2), max_depth=3, verify_widths=(1, 2, 4))
+
+
+@pytest.fixture
+def run(monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "220")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["yggdrasil", *map(str, arguments)])
+        try:
+            main()
+        except SystemExit as ended:
+            return ended.code, *capsys.readouterr()
+        return 0, *capsys.readouterr()
+
+    return run
+
+
+def test_without_prompts_the_best_prediction_is_written(run, tmp_path):
+    path = write_artifacts(tmp_path)
+    before = Plan.load(path)
+    code, out, _ = run("search", "--profile", "made-up", "--top", 4)
+    plan = Plan.load(path)
+
+    assert code == 0
+    assert "nothing was measured" in out
+    assert plan.search.chosen == "top 1"
+    names = [entry.name for entry in plan.search.entries]
+    assert names[:4] == ["top 1", "top 2", "top 3", "top 4"]
+    assert set(NAMED_VARIANTS) <= set(names)
+    # Every stage takes a millisecond and verification its width, so the plainest schedule wins.
+    best = plan.search.entries[0]
+    assert best.predicted_iteration_ms == pytest.approx(9 + best.shape[2])
+    assert plan.stages == Schedule.of({}).labels
+    assert plan.costs == before.costs
+    table = read_csv(tmp_path / "profiles" / "made-up" / path.stem / "schedule_ranking.csv", "schedule-ranking", 1)
+    assert table["name"].tolist() == names
+
+
+def test_a_search_gives_the_same_plan_again(run, tmp_path):
+    path = write_artifacts(tmp_path)
+    texts = []
+    for _ in range(2):
+        assert run("search", "--profile", "made-up")[0] == 0
+        texts.append(path.read_text())
+
+    assert texts[0] == texts[1]
+
+
+def test_aal_is_saved_beside_and_is_longer_and_slower(run, tmp_path):
+    path = write_artifacts(tmp_path)
+    run("search", "--profile", "made-up")
+    code, _, _ = run("search", "--profile", "made-up", "--objective", "aal", "--save-as", "made-up-aal")
+    latency = Plan.load(path)
+    aal = Plan.load(tmp_path / "plans" / "made-up-aal" / path.name)
+
+    assert code == 0
+    assert aal.objective == "aal"
+    first, second = latency.search.entries[0], aal.search.entries[0]
+    assert second.predicted_aal > first.predicted_aal
+    assert second.predicted_ms_per_token > first.predicted_ms_per_token
+
+
+def test_a_plan_that_reads_the_head_draft_keeps_doing_so(run, tmp_path):
+    stages = Schedule.of({"depth_prediction": "informed"}).labels
+    path = write_artifacts(tmp_path, depth_from="head", stages=stages)
+
+    assert run("search", "--profile", "made-up")[0] == 0
+    assert Plan.load(path).stages == stages
+
+
+def test_what_cannot_be_searched_is_said(run, tmp_path):
+    write_artifacts(tmp_path, "lookup", drafter=NGramOptions())
+    path = write_artifacts(tmp_path)
+    (tmp_path / "profiles" / "made-up" / path.stem / "schedule_samples.csv").unlink()
+
+    code, _, err = run("search", "--profile", "lookup")
+    assert (code, err.strip().count("\n")) == (2, 0)
+    assert "n-gram lookup" in err
+    code, _, err = run("search", "--profile", "made-up")
+    assert (code, err.strip().count("\n")) == (2, 0)
+    assert "give --prompts to measure" in err
+
+
+def test_report_on_the_command_line(run, tmp_path):
+    write_artifacts(tmp_path)
+    run("search", "--profile", "made-up")
+
+    assert run("report", "--name", "made-up", "--out", "r.html", "--csv", "tables")[0] == 0
+    assert "Yggdrasil report: made-up" in (tmp_path / "r.html").read_text()
+    assert (tmp_path / "tables" / "ranking.csv").exists()
+    code, out, _ = run("report", "--name", "made-up", "--text")
+    assert (code, "top 1" in out) == (0, True)
+    code, _, err = run("report", "--name", "made-up")
+    assert (code, "--out FILE" in err) == (2, True)
+
+
+@pytest.fixture(scope="module")
+def decoder(pair):
+    return pair.decoder(PLAIN_POLICY, FEW, other_stages=[schedule.labels for schedule in MEASURED])
+
+
+def test_measured_stages_are_enough_to_search_with(decoder):
+    frame = schedules.measure_stage_costs(
+        decoder.assembly, lambda: open_ended(byte_tokenizer()), TEXT[:10], 1, lambda _: None
+    )
+    costs = StageCosts.from_samples(frame)
+    tables = {width: np.full((3, 3, 3), 0.5) for width in FEW.draft_widths}
+    lengths = AcceptedLengths(np.full(3, 0.9), tables, FEW.verify_widths)
+
+    best = search(Space.of(lengths, "in-order"), {"one": costs}, lengths)[0]
+    assert best.iteration_ms > 0
+    # What lies between stages is what an iteration takes beyond them.
+    first = frame[(frame["depth"] > 0) & (frame["cycle"] == 1)].iloc[: len(STAGES) + 2]
+    parts = first[first["stage"] != "iteration"]["ms"].sum()
+    assert parts == pytest.approx(first[first["stage"] == "iteration"]["ms"].iloc[0])
+
+
+def test_plans_are_measured_in_turns_on_the_same_texts(decoder):
+    plans = [
+        MeasuredPlan("one", Schedule.of({}).labels, TreeShape(2, 3, 4)),
+        MeasuredPlan("two", Schedule.of(NAMED_VARIANTS["AoT head"]).labels, TreeShape(2, 3, 4)),
+    ]
+    frame = measure_plans(
+        decoder.assembly, lambda: open_ended(byte_tokenizer(), 24), [TEXT[:9], TEXT[5:20]], plans, 2, lambda _: None
+    )
+
+    assert frame.groupby("plan").size().to_dict() == {"one": 4, "two": 4, PLAIN: 4}
+    assert set(frame["tokens"]) == {23}
+    counts = frame.groupby(["plan", "prompt"])["iterations"].unique().map(list)
+    assert counts["one"].tolist() == counts["two"].tolist()  # a schedule changes no token
+    spent = frame[[*STAGES, LOOP]].sum(axis=1)
+    assert spent.to_numpy() == pytest.approx(frame["iteration_ms"].to_numpy())
+
+
+def test_figures_are_at_the_profiles_speed():
+    """The machine is half as fast in the second round; the plan takes twice a plain step and gives three tokens."""
+    rows = [
+        (name, 0, number, iterations, 12, speed * ms, speed * ms * iterations, *[0.0] * 11)
+        for number, speed in enumerate((1.0, 2.0))
+        for name, iterations, ms in (("tree", 4, 6.0), (PLAIN, 12, 3.0))
+    ]
+    frame = pd.DataFrame(rows, columns=list(schedules.PLAN_COLUMNS))
+    tree = summarise_plans(frame, plain_ms=PLAIN_MS).set_index("plan").loc["tree"]
+
+    assert tree["iteration_ms"] == pytest.approx(2 * PLAIN_MS)
+    assert tree["ms_per_token"] == pytest.approx(2 * PLAIN_MS / 3)
+    assert tree["speedup"] == pytest.approx(1.5)
+    assert tree["aal"] == 3.0
+
+
+def test_samples_are_brought_to_one_speed():
+    rows = [
+        (64, cycle, "s", depth, depth, 1 + depth, stage, speed * ms)
+        for cycle, speed in zip(count(1), (1.0, 3.0, 1.0), strict=False)
+        for depth, stage, ms in ((0, "iteration", 2.0), (1, "verify", 5.0))
+    ]
+    frame = at_one_speed(pd.DataFrame(rows, columns=list(COLUMNS)))
+
+    assert frame[frame["stage"] == "verify"]["ms"].tolist() == pytest.approx([5.0] * 3)

@@ -1,0 +1,132 @@
+"""What may follow a generated text under a constraint, through llguidance: masks as a function of the path.
+
+The matcher is moved to a path by rolling back to what it shares with the last one, so asking along a tree is cheap and
+rejected tokens leave no trace.
+"""
+
+import importlib.util
+import json
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from yggdrasil.acceptance.sampling import Constraint
+from yggdrasil.errors import YggdrasilError
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+
+class Grammar:
+    """A constraint at work in one request. Paths are generated tokens, the prompt left out."""
+
+    def __init__(self, matcher: "LLMatcher", eos: Collection[int]) -> None:
+        self._matcher = matcher
+        self._eos = sorted(eos)
+        self._path: list[int] = []  # what the matcher has read; never an end token
+
+    def allows(self, path: Sequence[int]) -> bool:
+        """Whether ``path`` is the start of a matching text; an end token must come last and where one may."""
+        wanted = list(path)
+        ends = bool(wanted) and wanted[-1] in self._eos
+        if not self._go_to(wanted[:-1] if ends else wanted):
+            return False
+        return not ends or self._matcher.is_accepting()
+
+    def mask(self, path: Sequence[int], vocab_size: int) -> Tensor:
+        """Tokens that may follow ``path``, [vocab_size] bool; none after a path that has ended or is not allowed."""
+        allowed = torch.zeros(vocab_size, dtype=torch.bool)
+        if (path and path[-1] in self._eos) or not self._go_to(list(path)):
+            return allowed
+        if self._matcher.is_stopped():  # the text is complete and nothing can be added to it
+            allowed[self._eos] = self._matcher.is_accepting()
+            return allowed
+        packed = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
+        if self._matcher.is_error():
+            raise YggdrasilError(f"the constraint could not be followed: {_first_line(self._matcher.get_error())}")
+        return torch.from_numpy(np.unpackbits(packed, count=vocab_size, bitorder="little").astype(np.bool_))
+
+    def forced(self, path: Sequence[int]) -> list[int]:
+        """Tokens that must follow ``path`` as far as the text is determined, in the tokenizer's own spelling."""
+        if not self._go_to(list(path)) or self._matcher.is_stopped():
+            return []
+        return list(self._matcher.compute_ff_tokens())
+
+    def _go_to(self, wanted: list[int]) -> bool:
+        """Let the matcher have read ``wanted``, or as much of it as is allowed."""
+        shared = _shared_length(self._path, wanted)
+        if shared < len(self._path):
+            self._matcher.rollback(len(self._path) - shared)
+        self._path = wanted[:shared]
+        # A token at a time: the matcher is left in error, and cannot roll back, once it is fed one that does not fit.
+        for token in wanted[shared:]:
+            is_possible = not self._matcher.is_stopped() and token not in self._eos
+            if not is_possible or self._matcher.validate_tokens([token]) != 1:
+                return False
+            self._matcher.consume_token(token)
+            self._path.append(token)
+        return True
+
+
+class GrammarCompiler:
+    """Constraints over one tokenizer; the tokenizer is prepared once."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, vocab_size: int, eos: Collection[int]) -> None:
+        if importlib.util.find_spec("llguidance") is None:
+            raise YggdrasilError(
+                "constraints need the package llguidance; install it with `pip install 'yggdrasil[structured]'`"
+            )
+        if not eos:
+            raise YggdrasilError("a constraint needs an end-of-text token, which this model does not name")
+        from llguidance.hf import from_tokenizer
+
+        fast: Any = tokenizer  # llguidance itself refuses a tokenizer without a Rust backend
+        self._eos = sorted(eos)
+        self._tokenizer = from_tokenizer(fast, n_vocab=vocab_size, eos_token=self._eos)
+
+    def compile(self, constraint: Constraint) -> Grammar:
+        """A matcher at the start of the text.
+
+        Raises:
+            YggdrasilError: the schema, expression or grammar is not valid.
+        """
+        from llguidance import LLMatcher
+
+        try:
+            grammar = _to_llguidance(constraint)
+        except ValueError as error:
+            raise YggdrasilError(f"the {constraint.kind} is not valid: {_first_line(error)}") from error
+        fault = LLMatcher.validate_grammar(grammar, self._tokenizer)
+        if fault:
+            raise YggdrasilError(f"the {constraint.kind} is not valid: {_first_line(fault)}")
+        matcher = LLMatcher(self._tokenizer, grammar, log_level=0)
+        if matcher.is_error():
+            raise YggdrasilError(f"the {constraint.kind} is not valid: {_first_line(matcher.get_error())}")
+        return Grammar(matcher, self._eos)
+
+
+def _to_llguidance(constraint: Constraint) -> str:
+    from llguidance import LLMatcher, grammar_from
+
+    if constraint.kind == "json_schema":
+        schema: Any = json.loads(constraint.text)
+        if not isinstance(schema, dict | bool):
+            raise ValueError("a schema is a JSON object")
+        return LLMatcher.grammar_from_json_schema(json.dumps(schema))
+    if constraint.kind == "regex":
+        return LLMatcher.grammar_from_regex(constraint.text)
+    return grammar_from("grammar", constraint.text)  # tells Lark from GBNF
+
+
+def _shared_length(left: Sequence[int], right: Sequence[int]) -> int:
+    if left == right[: len(left)]:
+        return len(left)
+    return next(i for i, token in enumerate(left) if i == len(right) or token != right[i])
+
+
+def _first_line(error: object) -> str:
+    return (str(error).strip().splitlines() or ["unknown fault"])[0]

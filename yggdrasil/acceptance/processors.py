@@ -1,0 +1,109 @@
+"""Sampling parameters as transformers' own logits processors, in transformers' order; what it lacks is here.
+
+Dims: V vocabulary, L tokens of the prefix.
+"""
+
+from collections.abc import Callable, Collection, Sequence
+from typing import NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+from transformers.generation.logits_process import (
+    MinNewTokensLengthLogitsProcessor,
+    MinPLogitsWarper,
+    NoBadWordsLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
+    SequenceBiasLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+    TypicalLogitsWarper,
+)
+
+from yggdrasil.acceptance.sampling import SamplingParams
+from yggdrasil.errors import YggdrasilError
+
+Process: TypeAlias = Callable[..., Tensor]  # (prefix [1, L] int64, scores [1, V] float32) -> scores
+
+
+class Processors(NamedTuple):
+    """How the model's logits become scores: ``shaping`` always, ``truncating`` only when tokens are drawn."""
+
+    shaping: list[Process]
+    truncating: list[Process]
+
+
+class CountPenaltyLogitsProcessor:
+    """The OpenAI API's penalties on generated tokens: a logit falls by presence + frequency * count."""
+
+    def __init__(self, prompt_length: int, presence: float, frequency: float) -> None:
+        self._prompt_length, self._presence, self._frequency = prompt_length, presence, frequency
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """``input_ids`` [1, L] int64, ``scores`` [1, V] float32; returns new scores."""
+        tokens, counts = input_ids[0, self._prompt_length :].unique(return_counts=True)
+        penalised = scores.clone()
+        penalised[0, tokens] -= self._presence + self._frequency * counts.to(scores.dtype)
+        return penalised
+
+
+def build_processors(
+    params: SamplingParams, prompt_length: int, eos: Collection[int], bad_words: Sequence[Sequence[int]]
+) -> Processors:
+    """Processors of one request, built anew for each: some remember where the prompt ended."""
+    shaping: list[Process] = []
+    eos_tokens = sorted(eos)
+    if params.logit_bias:
+        biases: list[list[list[int] | float]] = [[[token], float(bias)] for token, bias in params.logit_bias.items()]
+        shaping.append(SequenceBiasLogitsProcessor(biases))
+    if params.repetition_penalty != 1.0:
+        shaping.append(RepetitionPenaltyLogitsProcessor(params.repetition_penalty))
+    if params.presence_penalty or params.frequency_penalty:
+        shaping.append(CountPenaltyLogitsProcessor(prompt_length, params.presence_penalty, params.frequency_penalty))
+    if bad_words:
+        shaping.append(NoBadWordsLogitsProcessor([list(word) for word in bad_words], eos_tokens or None))
+    if params.min_new_tokens and eos_tokens:
+        shaping.append(
+            MinNewTokensLengthLogitsProcessor(prompt_length, params.min_new_tokens, torch.tensor(eos_tokens))
+        )
+    shaping.extend(params.logits_processors)
+    return Processors(shaping, [] if params.is_greedy else _truncating(params))
+
+
+def _truncating(params: SamplingParams) -> list[Process]:
+    warpers: tuple[tuple[bool, Callable[[], Process]], ...] = (
+        (params.temperature != 1.0, lambda: TemperatureLogitsWarper(float(params.temperature))),
+        (params.top_k > 0, lambda: TopKLogitsWarper(params.top_k)),
+        (params.top_p < 1.0, lambda: TopPLogitsWarper(params.top_p)),
+        (params.min_p > 0.0, lambda: MinPLogitsWarper(params.min_p)),
+        (params.typical_p < 1.0, lambda: TypicalLogitsWarper(params.typical_p)),
+    )
+    return [make() for is_wanted, make in warpers if is_wanted]
+
+
+def tokenize_bad_words(
+    words: Sequence[str | Sequence[int]], tokenizer: PreTrainedTokenizerBase, vocab_size: int
+) -> list[list[int]]:
+    """Token sequences of words that must not occur: a text as it stands at the start of a line, and after a space."""
+    sequences: list[list[int]] = []
+    for word in words:
+        spellings = [word, " " + word] if isinstance(word, str) else [word]
+        for spelling in spellings:
+            tokens = (
+                list(tokenizer(spelling, add_special_tokens=False)["input_ids"])
+                if isinstance(spelling, str)
+                else list(spelling)
+            )
+            if not tokens or not all(0 <= token < vocab_size for token in tokens):
+                raise YggdrasilError(f"bad_words holds {word!r}, which is no sequence of tokens of this vocabulary")
+            if tokens not in sequences:
+                sequences.append(tokens)
+    return sequences
+
+
+def check_bias(params: SamplingParams, vocab_size: int) -> None:
+    """Refuse a bias on a token that does not exist."""
+    wrong = next((token for token in params.logit_bias if not 0 <= token < vocab_size), None)
+    if wrong is not None:
+        raise YggdrasilError(f"logit_bias names token {wrong}, the vocabulary ends at {vocab_size - 1}")

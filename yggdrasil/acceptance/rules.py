@@ -1,0 +1,233 @@
+"""Rules that turn a verified tree into certain tokens, by walking from its root.
+
+Every rule states which trees it is for and refuses the others: a test that fits one way of finding candidates bends the
+output's law when used on another.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from yggdrasil.acceptance.coins import Choice
+from yggdrasil.acceptance.drawn import DrawKind, NodeDraws, accept_drawn, draw_from
+from yggdrasil.acceptance.sampler import Sampler
+from yggdrasil.acceptance.speculation import Speculation
+from yggdrasil.acceptance.verified import VerifiedTree
+from yggdrasil.errors import YggdrasilError
+
+
+class Walk(NamedTuple):
+    """What became certain: accepted rows, the root's first, and the tokens after each of them."""
+
+    rows: list[int]
+    tokens: list[int]
+
+
+@dataclass
+class Counts:
+    """What exactness saw and did in one request."""
+
+    near_ties: int = 0  # decisions led by less than the tolerance
+    width_one_passes: int = 0
+    flips: int = 0  # near ties that a width-1 pass decides otherwise
+
+
+class Rule(Protocol):
+    """One way of accepting."""
+
+    def walk(self, tree: VerifiedTree, sampler: Sampler) -> Walk:
+        """Push certain tokens to ``sampler`` until one has no row in the tree or ends the text."""
+
+
+@dataclass
+class MatchRule:
+    """Choose from the target at each node and descend while a child carries the choice: lossless on any fixed tree.
+
+    Given the tree, the token at a node follows the target's law whatever the tree holds; the tree only decides
+    whether the next row of logits is known already. With a tolerance, choices that lead by less are decided by a
+    width-1 pass (``obeys``), or only counted.
+    """
+
+    tolerance: float = 0.0
+    obeys: bool = True
+    counts: Counts = field(default_factory=Counts)
+
+    def walk(self, tree: VerifiedTree, sampler: Sampler) -> Walk:
+        _refuse_drawn(tree, "match")
+        rows, tokens, row = [0], [], 0
+        while True:
+            logits = tree.logits[row]
+            choice = sampler.choose(logits)
+            if choice.margin < self.tolerance and tree.replay is not None:
+                exact_logits = tree.replay(rows)
+                exact = sampler.choose(exact_logits)
+                self._count(choice, exact)
+                if self.obeys:
+                    choice, logits = exact, exact_logits
+            sampler.push(choice.token, logits)
+            tokens.append(choice.token)
+            child = tree.children[row].get(choice.token)
+            if child is None or sampler.has_ended:
+                return Walk(rows, tokens)
+            row = child
+            rows.append(row)
+
+    def _count(self, choice: Choice, exact: Choice) -> None:
+        self.counts.near_ties += 1
+        self.counts.width_one_passes += 1
+        self.counts.flips += exact.token != choice.token
+
+
+@dataclass(frozen=True)
+class DrawnRule:
+    """Accept drawn candidates with probability p / q; lossless on trees drawn in the way that ``kind`` names."""
+
+    name: str
+    kind: DrawKind
+
+    def walk(self, tree: VerifiedTree, sampler: Sampler) -> Walk:
+        if tree.drawn is None or tree.drawn.kind != self.kind:
+            found = "fixed beforehand" if tree.drawn is None else f"drawn as: {tree.drawn.kind}"
+            raise YggdrasilError(f"the rule {self.name} accepts trees drawn as: {self.kind}; this one was {found}")
+        rows, tokens, row = [0], [], 0
+        while True:
+            token, is_drawn = self._next(tree.drawn.draws.get(tree.nodes[row]), tree, row, sampler)
+            sampler.push(token, tree.logits[row])
+            tokens.append(token)
+            if not is_drawn or sampler.has_ended:
+                return Walk(rows, tokens)
+            row = tree.children[row][token]
+            rows.append(row)
+
+    def _next(self, draws: NodeDraws | None, tree: VerifiedTree, row: int, sampler: Sampler) -> tuple[int, bool]:
+        if draws is None:  # a leaf
+            return sampler.choose(tree.logits[row]).token, False
+        # A drawn child that was not verified would be passed over because of what it is: that is a bias.
+        assert set(draws.tokens) <= set(tree.children[row]), "a drawn child is missing from the verified tree"
+        law = sampler.distribution(tree.logits[row])
+        if law is None:
+            return sampler.choose(tree.logits[row]).token, False  # raises: nothing may follow
+        coins = sampler.coins("target")
+        token, law = accept_drawn(law, draws, self.kind, coins)
+        return (draw_from(law, coins), False) if token is None else (token, True)
+
+
+@dataclass(frozen=True)
+class TypicalRule:
+    """Accept what is not too unlikely: p > min(epsilon, delta * exp(-entropy)); the longest such path. Lossy.
+
+    Medusa (Cai et al. 2024, section 2.3.1). At temperature 0 it accepts the best token only.
+    """
+
+    epsilon: float
+    delta: float
+
+    def walk(self, tree: VerifiedTree, sampler: Sampler) -> Walk:
+        _refuse_drawn(tree, "typical")
+        accepted = {0: 0.0}  # row -> log-probability of its path
+        depth = {0: 0}
+        for row, children in enumerate(tree.children):
+            if row not in accepted or not children or (row and sampler.ends(tree.tokens[row])):
+                continue
+            law = sampler.distribution(tree.logits[row], tree.path(row))
+            if law is None:
+                continue
+            possible = law[law > 0]
+            bound = min(self.epsilon, self.delta * float(np.exp((possible * np.log(possible)).sum())))
+            for token, child in children.items():
+                if law[token] > bound:
+                    accepted[child] = accepted[row] + float(np.log(law[token]))
+                    depth[child] = depth[row] + 1
+        best = max(accepted, key=lambda row: (depth[row], accepted[row]))
+        return _follow(tree, best, sampler)
+
+
+@dataclass(frozen=True)
+class RelaxedRule:
+    """Accept what is among the best ``topk`` and within ``delta`` of the best in log-probability. Lossy.
+
+    TensorRT-LLM's relaxed acceptance; with ``thinking`` (begin, end) tokens, only between the two. The target's own
+    choice is preferred where the tree holds it.
+    """
+
+    topk: int
+    delta: float
+    thinking: tuple[int, int] | None = None
+    starts_thinking: bool = False  # where the prompt leaves the request
+
+    def walk(self, tree: VerifiedTree, sampler: Sampler) -> Walk:
+        _refuse_drawn(tree, "relaxed")
+        rows, tokens, row = [0], [], 0
+        while True:
+            choice = sampler.choose(tree.logits[row]).token
+            token = choice
+            if choice not in tree.children[row] and self._is_relaxed(sampler.tokens):
+                token = self._best_child(tree, row, sampler, choice)
+            sampler.push(token, tree.logits[row])
+            tokens.append(token)
+            child = tree.children[row].get(token)
+            if child is None or sampler.has_ended:
+                return Walk(rows, tokens)
+            row = child
+            rows.append(row)
+
+    def _is_relaxed(self, generated: Sequence[int]) -> bool:
+        if self.thinking is None:
+            return True
+        marks = [token for token in generated if token in self.thinking]
+        return marks[-1] == self.thinking[0] if marks else self.starts_thinking
+
+    def _best_child(self, tree: VerifiedTree, row: int, sampler: Sampler, choice: int) -> int:
+        scores = sampler.scores(tree.logits[row])
+        best = scores.topk(min(self.topk, scores.shape[0]))
+        floor = float(best.values[0]) - self.delta
+        candidates = {
+            token
+            for token, score in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+            if score >= floor and score > float("-inf")
+        }
+        acceptable = [token for token in tree.children[row] if token in candidates]
+        return max(acceptable, key=lambda token: float(scores[token]), default=choice)
+
+
+def make_rule(
+    settings: Speculation, tolerance: float, thinking: tuple[int, int] | None = None, *, starts_thinking: bool = False
+) -> Rule:
+    """The rule that ``settings`` name; ``tolerance`` (logits) is what its exactness asks for."""
+    if settings.rule == "typical":
+        return TypicalRule(settings.typical_epsilon, settings.typical_delta)
+    if settings.rule == "relaxed":
+        return RelaxedRule(settings.relaxed_topk, settings.relaxed_delta, thinking, starts_thinking)
+    if settings.rule in DRAWN_KINDS:
+        return DrawnRule(settings.rule, DRAWN_KINDS[settings.rule])
+    return MatchRule(tolerance, obeys=not settings.audit)
+
+
+DRAWN_KINDS: dict[str, DrawKind] = {
+    "leviathan": "chain",
+    "specinfer": "with replacement",
+    "sequoia": "without replacement",
+}
+
+
+def _refuse_drawn(tree: VerifiedTree, name: str) -> None:
+    if tree.drawn is not None:
+        raise YggdrasilError(f"the rule {name} is for trees fixed beforehand; this one was drawn as: {tree.drawn.kind}")
+
+
+def _follow(tree: VerifiedTree, last: int, sampler: Sampler) -> Walk:
+    """Make the path to row ``last`` certain, and choose what follows it."""
+    rows = [last]
+    while rows[0]:
+        rows.insert(0, tree.parents[rows[0]])
+    tokens = tree.path(last)
+    for row, token in zip(rows, tokens, strict=False):
+        sampler.push(token, tree.logits[row])
+    if not sampler.has_ended:
+        tokens.append(sampler.choose(tree.logits[last]).token)
+        sampler.push(tokens[-1], tree.logits[last])
+    else:
+        rows.pop()  # the end token's own row has no successor
+    return Walk(rows, tokens)

@@ -1,0 +1,137 @@
+"""The next token of a request, given its prefix and the target's row of logits.
+
+Plain decoding and every walk through a tree ask this one object, so they agree by construction.
+
+Dims: V vocabulary.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from yggdrasil.acceptance.coins import Choice, Coins, CoinSource, FloatArray, Purpose, best_of
+from yggdrasil.acceptance.grammar import Grammar
+from yggdrasil.acceptance.processors import Processors
+from yggdrasil.acceptance.sampling import SamplingParams
+from yggdrasil.errors import YggdrasilError
+
+
+@dataclass(frozen=True)
+class TokenLogprobs:
+    """Log-probabilities of the bare model (before any processor, at temperature 1) where one token was emitted."""
+
+    token: int
+    logprob: float
+    top: list[tuple[int, float]]  # the likeliest tokens, best first
+
+
+class Sampler:
+    """State of one request: its certain tokens, and what was noted for each of those generated."""
+
+    def __init__(
+        self,
+        params: SamplingParams,
+        prompt: Sequence[int],
+        processors: Processors,
+        coins: CoinSource,
+        capacity: int,
+        *,
+        eos: frozenset[int] = frozenset(),
+        grammar: Grammar | None = None,
+    ) -> None:
+        self.params = params
+        self.grammar = grammar
+        self.tokens: list[int] = []  # generated so far
+        self.logprobs: list[TokenLogprobs] = []
+        self._processors = processors
+        self._coins = coins
+        self._eos = eos
+        self._length = len(prompt)
+        # Room for the text and for a path of the tree behind it.
+        self._ids = torch.zeros(1, capacity, dtype=torch.int64)  # [1, capacity]
+        self._ids[0, : len(prompt)] = torch.tensor(list(prompt))
+
+    @property
+    def position(self) -> int:
+        """Place of the next token in the text."""
+        return self._length
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the last token ends the text: nothing may follow it."""
+        return bool(self.tokens) and self.tokens[-1] in self._eos
+
+    def ends(self, token: int) -> bool:
+        return token in self._eos
+
+    def coins(self, purpose: Purpose) -> Coins:
+        """Coins of the next token."""
+        return self._coins.at(self._length, purpose)
+
+    def choose(self, row: Tensor) -> Choice:
+        """The next token after the certain text, given the target's ``row`` [V] there; the margin is in logits."""
+        scores = _as_array(self.scores(row))
+        if scores.max() == -np.inf:
+            raise YggdrasilError(
+                "no token may follow: the constraint, bad_words and logits processors together forbid all; relax one"
+            )
+        if self.params.is_greedy:
+            return best_of(scores)
+        choice = self.coins("target").draw(scores)
+        return Choice(choice.token, choice.margin * self.params.temperature)
+
+    def scores(self, row: Tensor, tail: Sequence[int] = ()) -> Tensor:
+        """Processed scores [V] float32 after the certain text and ``tail``; -inf where a token is impossible."""
+        end = self._length + len(tail)
+        if tail:
+            self._ids[0, self._length : end] = torch.tensor(list(tail))
+        ids = self._ids[:, :end]
+        scores = row.to("cpu", torch.float32, copy=True)[None]
+        for process in self._processors.shaping:
+            scores = process(ids, scores)
+        if self.grammar is not None:
+            allowed = self.grammar.mask([*self.tokens, *tail], row.shape[0])
+            scores = scores.masked_fill(~allowed, float("-inf"))
+        for process in self._processors.truncating:
+            scores = process(ids, scores)
+        return scores[0]
+
+    def distribution(self, row: Tensor, tail: Sequence[int] = ()) -> FloatArray | None:
+        """Probabilities [V] after ``tail``, those of ``scores``; one token has them all at temperature 0.
+
+        None where no token is possible.
+        """
+        scores = _as_array(self.scores(row, tail))
+        best = scores.max()
+        if best == -np.inf:
+            return None
+        if self.params.is_greedy:
+            probabilities = np.zeros_like(scores)
+            probabilities[scores.argmax()] = 1.0
+            return probabilities
+        weights = np.exp(scores - best)
+        law: FloatArray = weights / weights.sum()
+        return law
+
+    def push(self, token: int, row: Tensor) -> None:
+        """``token`` is certain; ``row`` [V] are the target's logits it was chosen by."""
+        self._ids[0, self._length] = token
+        self._length += 1
+        self.tokens.append(token)
+        if self.params.logprobs is not None:
+            self.logprobs.append(_logprobs(token, row, self.params.logprobs))
+
+
+def _as_array(scores: Tensor) -> FloatArray:
+    array: FloatArray = scores.double().numpy()
+    return array
+
+
+def _logprobs(token: int, row: Tensor, count: int) -> TokenLogprobs:
+    values = row.to("cpu", torch.float32).log_softmax(-1)
+    best = values.topk(min(count, values.shape[0]))
+    top = list(zip(best.indices.tolist(), best.values.tolist(), strict=True))
+    return TokenLogprobs(token, float(values[token]), top)

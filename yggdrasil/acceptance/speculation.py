@@ -1,0 +1,85 @@
+"""How drafted tokens are accepted, and how exactly. Imports no torch."""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from yggdrasil.errors import YggdrasilError
+
+RuleName = Literal["match", "leviathan", "specinfer", "sequoia", "typical", "relaxed", "off"]
+Exactness = Literal["fast", "strict", "fixed-width"]
+DRAWN_RULES: tuple[RuleName, ...] = ("leviathan", "specinfer", "sequoia")
+LOSSY_RULES: tuple[RuleName, ...] = ("typical", "relaxed")
+
+
+@dataclass(frozen=True)
+class Speculation:
+    """Settings of one request.
+
+    Rules (all but ``typical`` and ``relaxed`` leave the law of the output as it is):
+
+    - ``match``: choose from the target, descend where a child carries the choice. Any fixed tree.
+    - ``leviathan``, ``specinfer``, ``sequoia``: accept candidates drawn from the draft model with probability p/q;
+      one a node, several with replacement, several without.
+    - ``typical`` (Medusa): accept what is not too unlikely, given the entropy. Lossy.
+    - ``relaxed`` (TensorRT-LLM): accept what is among the ``relaxed_topk`` best and within ``relaxed_delta`` of the
+      best in log-probability; with ``thinking_only`` between ``<think>`` and ``</think>`` alone. Lossy.
+    - ``off``: no drafting.
+
+    ``expansion`` is the number of children of each node, level by level: a k-ary tree for ``match``, the draws for
+    rules that draw. Without it ``match`` and the lossy rules use the plan's Equal-Growth Trees.
+
+    ``exactness`` matters where rows of a wide pass differ from a width-1 pass in their last bits: ``fast`` ignores it;
+    ``strict`` decides by a width-1 pass wherever the winner leads by less than ``tolerance`` (the plan's, from
+    ``yggdrasil parity``, where None); ``fixed-width`` makes every pass, plain ones too, ``fixed_width`` wide.
+    ``audit`` keeps ``fast``'s decisions and counts where ``strict`` would have decided otherwise.
+
+    Raises:
+        YggdrasilError: a value outside its range, or options that exclude each other.
+    """
+
+    rule: RuleName = "match"
+    expansion: tuple[int, ...] | None = None
+    typical_epsilon: float = 0.09
+    typical_delta: float = 0.3
+    relaxed_topk: int = 10
+    relaxed_delta: float = 0.6
+    thinking_only: bool = False
+    exactness: Exactness = "fast"
+    tolerance: float | None = None  # logits
+    fixed_width: int = 8
+    audit: bool = False
+
+    def __post_init__(self) -> None:
+        faults = [
+            f"{name} is {getattr(self, name)!r}; it must be {rule}"
+            for name, holds, rule in (
+                ("rule", self.rule in get_args(RuleName), f"one of {', '.join(get_args(RuleName))}"),
+                ("exactness", self.exactness in get_args(Exactness), f"one of {', '.join(get_args(Exactness))}"),
+                ("expansion", self.expansion is None or (self.expansion and min(self.expansion) >= 1),
+                 "at least one level of at least one child"),
+                ("typical_epsilon", 0 < self.typical_epsilon <= 1, "above 0 and at most 1"),
+                ("typical_delta", self.typical_delta > 0, "above 0"),
+                ("relaxed_topk", self.relaxed_topk >= 1, "at least 1"),
+                ("relaxed_delta", self.relaxed_delta >= 0, "at least 0"),
+                ("tolerance", self.tolerance is None or self.tolerance >= 0, "at least 0"),
+                ("fixed_width", self.fixed_width >= 2, "at least 2"),
+            )
+            if not holds
+        ]  # fmt: skip
+        if self.rule == "leviathan" and self.expansion and max(self.expansion) > 1:
+            faults.append("the rule leviathan takes a chain; use specinfer or sequoia for several children a node")
+        if self.rule not in ("match", "off") and (self.exactness == "strict" or self.audit):
+            faults.append(f"exactness strict is for the rule match; {self.rule} has no width-1 decision to agree with")
+        if self.audit and self.exactness != "fast":
+            faults.append("audit counts what exactness fast lets pass; leave exactness at fast")
+        if faults:
+            raise YggdrasilError("; ".join(faults))
+
+    @property
+    def is_lossless(self) -> bool:
+        """Whether the output follows the target's own law."""
+        return self.rule not in LOSSY_RULES
+
+
+DEFAULT = Speculation()
+OFF = Speculation(rule="off")

@@ -1,0 +1,42 @@
+"""A verified tree as the host walks it.
+
+Dims: W rows of the pass, V vocabulary.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from yggdrasil.acceptance.drawn import DrawnTree
+
+
+@dataclass
+class VerifiedTree:
+    """Rows of one target pass; row 0 is the root. Padding rows are left out of ``children``."""
+
+    tokens: list[int]  # [W]
+    parents: list[int]  # [W], rows
+    nodes: list[int]  # [W], numbers in the drafted tree
+    logits: Tensor  # [W, V]
+    children: list[dict[int, int]] = field(default_factory=list)  # for each row: token -> row
+    drawn: DrawnTree | None = None  # how the candidates were drawn; None for a tree fixed before any draw
+    replay: Callable[[Sequence[int]], Tensor] | None = None  # [V] of a path's last row, by a width-1 pass
+
+    @classmethod
+    def of(cls, layout: Sequence[Sequence[int]], logits: Tensor, drawn: DrawnTree | None = None) -> "VerifiedTree":
+        """From the columns that verification returns: nodes, tokens, parent rows, whether each row exists."""
+        nodes, tokens, parents, exists = (list(column) for column in layout)
+        children: list[dict[int, int]] = [{} for _ in nodes]
+        for row in range(1, len(nodes)):
+            if exists[row]:
+                children[parents[row]][tokens[row]] = row
+        return cls(tokens, parents, nodes, logits, children, drawn)
+
+    def path(self, row: int) -> list[int]:
+        """Tokens from below the root to ``row``."""
+        tokens: list[int] = []
+        while row:
+            tokens.append(self.tokens[row])
+            row = self.parents[row]
+        return tokens[::-1]

@@ -1,0 +1,56 @@
+"""Where two runs of one prompt part: a near tie that rounding decides, or a fault."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from yggdrasil.acceptance.sampling import SamplingParams
+from yggdrasil.engine.decoder import Decoder
+
+# Without a measured tolerance: differences of this many last places of the largest logit are rounding.
+_LAST_PLACES, _EPSILON = 8, {"bfloat16": 2.0**-8, "float32": 2.0**-24}
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """The first token at which a run left plain decoding, and what plain decoding of that prefix says."""
+
+    position: int
+    plain_token: int | None  # None where the plain run had ended
+    tree_token: int | None
+    replayed_token: int
+    margin: float  # log-probability between the two tokens, in the replay; infinite where one run had ended
+    tolerance: float
+    verdict: Literal["tie", "fault"]
+
+
+def first_divergence(plain: Sequence[int], tree: Sequence[int]) -> int | None:
+    """Place of the first difference; None where there is none."""
+    if list(plain) == list(tree):
+        return None
+    length = min(len(plain), len(tree))
+    return next((i for i in range(length) if plain[i] != tree[i]), length)
+
+
+def replay(decoder: Decoder, prompt: Sequence[int], plain: Sequence[int], tree: Sequence[int]) -> Divergence | None:
+    """Decode one token plainly after the shared prefix and judge the difference; None where the runs agree."""
+    place = first_divergence(plain, tree)
+    if place is None:
+        return None
+    asked = SamplingParams(logprobs=100)
+    result = decoder.generate(
+        [*prompt, *plain[:place]], max_new_tokens=1, ignore_eos=True, speculation=False, sampling=asked
+    )
+    assert result.logprobs is not None
+    known = dict(result.logprobs[0].top)
+    best = max(abs(value) for value in known.values())
+    dtype = str(decoder.assembly.target.loaded.dtype).removeprefix("torch.")
+    tolerance = decoder.tolerance
+    if tolerance is None:
+        tolerance = _LAST_PLACES * _EPSILON[dtype] * max(1.0, best)
+    pair = [tokens[place] if place < len(tokens) else None for tokens in (plain, tree)]
+    values = [known.get(token, float("-inf")) if token is not None else float("-inf") for token in pair]
+    margin = abs(values[0] - values[1]) if all(value > float("-inf") for value in values) else float("inf")
+    return Divergence(
+        place, pair[0], pair[1], result.tokens[0], margin, tolerance, "tie" if margin <= tolerance else "fault"
+    )

@@ -1,0 +1,69 @@
+"""``yggdrasil parity``: how far wide passes are from width-1 decoding, and the tolerance that follows."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from yggdrasil.cli.options import Dtype, ForceOption, PlanOption
+
+if TYPE_CHECKING:
+    from yggdrasil.models.parity import ParityReport
+
+
+def parity(
+    plan: PlanOption,
+    prompts: Annotated[Path, typer.Option(help="JSON lines with a prompt field.")],
+    limit: Annotated[int | None, typer.Option(help="Use at most so many prompts.")] = 16,
+    max_new_tokens: Annotated[int, typer.Option(help="Tokens to compare on each.")] = 64,
+    max_prompt_tokens: Annotated[int, typer.Option(help="Keep only the last so many tokens of a prompt.")] = 256,
+    dtype: Annotated[Dtype | None, typer.Option(help="Arithmetic of both models; the plan's if not given.")] = None,
+    dump_mismatches: Annotated[
+        Path | None, typer.Option(help="Write every position at which a width chooses otherwise, as JSON lines.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for parity.yaml; the plan's predictor's if unset.")] = None,
+    force_machine: ForceOption = False,
+) -> None:
+    """Compare verification at every compiled width with width-1 decoding on the same tokens; writes the tolerance."""
+    from yggdrasil.artifacts import current_machine, resolve_plan, write_atomic
+    from yggdrasil.cli.progress import PhaseProgress
+    from yggdrasil.engine.decoder import Decoder
+    from yggdrasil.engine.parity import ProbeText, measure_parity
+    from yggdrasil.prompts import read_prompts
+
+    decoder = Decoder.from_plan(plan, dtype=dtype, force_machine=force_machine)
+    assert decoder.plan is not None
+    texts = [
+        ProbeText(prompt.id, decoder.encode(decoder.tokenizer(prompt.prompt)["input_ids"][-max_prompt_tokens:]))
+        for prompt in read_prompts(prompts, limit)
+    ]
+    with PhaseProgress() as progress:
+        report, found = measure_parity(decoder.assembly, texts, max_new_tokens, progress.phase("parity"))
+    if dump_mismatches is not None:
+        lines = "".join(json.dumps(asdict(mismatch)) + "\n" for mismatch in found)
+        write_atomic(dump_mismatches, lines.encode())
+    folder = out or resolve_plan(plan, current_machine(), force=force_machine).parent / decoder.plan.predictor
+    _show(report)
+    print(f"tolerance {report.tolerance:g} logits, written to {report.save(folder)}")
+
+
+def _show(report: "ParityReport") -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("width", "positions", "top-1 flips", "widest lead lost", "largest difference", "mean")
+    table.title = f"{report.model}, {report.dtype}, {report.kernels} kernels: against width 1, in logits"
+    for width in report.widths:
+        table.add_row(
+            str(width.width), str(width.positions), str(width.flips), f"{width.largest_flip_margin:.4g}",
+            f"{width.largest_difference:.4g}", f"{width.mean_difference:.2g}",
+        )  # fmt: skip
+    console = Console()
+    console.print(table)
+    if report.worst:
+        layers = Table("layer", "largest difference", "of the largest state", title=f"worst: {report.worst_position}")
+        for layer in report.worst:
+            layers.add_row(str(layer.layer), f"{layer.largest_difference:.4g}", f"{layer.relative:.2%}")
+        console.print(layers)

@@ -1,0 +1,115 @@
+"""Sampling and acceptance options of ``generate``, and what they make."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from yggdrasil.acceptance.sampling import Constraint, SamplingParams
+from yggdrasil.acceptance.speculation import Exactness, RuleName, Speculation
+from yggdrasil.cli.options import parse_widths
+from yggdrasil.errors import YggdrasilError
+
+if TYPE_CHECKING:
+    from yggdrasil.acceptance.sampler import TokenLogprobs
+
+PARAMS, SPECULATION = SamplingParams(), Speculation()  # the defaults have their home there
+
+Temperature = Annotated[float, typer.Option(help="0: the best token always.")]
+TopK = Annotated[int, typer.Option(help="Draw from so many best tokens; 0: off.")]
+TopP = Annotated[float, typer.Option(help="Draw from the best tokens that hold this probability.")]
+MinP = Annotated[float, typer.Option(help="Draw from tokens with at least this share of the best one's probability.")]
+TypicalP = Annotated[float, typer.Option(help="Draw from the most typical tokens that hold this probability.")]
+RepetitionPenalty = Annotated[float, typer.Option(help="Divide the scores of tokens seen, prompt included.")]
+PresencePenalty = Annotated[float, typer.Option(help="Subtract from the scores of tokens generated before.")]
+FrequencyPenalty = Annotated[float, typer.Option(help="The same, for each time they were generated.")]
+LogitBias = Annotated[list[str] | None, typer.Option(help="TOKEN=BIAS, by token number; can be repeated.")]
+BadWord = Annotated[list[str] | None, typer.Option(help="A text that must not occur; can be repeated.")]
+MinNewTokens = Annotated[int, typer.Option(help="No end-of-text before so many tokens.")]
+Seed = Annotated[int | None, typer.Option(help="Same seed, same output, with or without speculation.")]
+Logprobs = Annotated[int | None, typer.Option(help="With --json: log-probabilities, and so many alternatives.")]
+JsonSchema = Annotated[Path | None, typer.Option(help="A file with a JSON schema the text must match.")]
+Regex = Annotated[str | None, typer.Option(help="A regular expression the text must match.")]
+GrammarFile = Annotated[Path | None, typer.Option("--grammar", help="A Lark or GBNF grammar the text must match.")]
+RuleOption = Annotated[RuleName, typer.Option(help="How drafted tokens are accepted; typical and relaxed are lossy.")]
+Expansion = Annotated[str | None, typer.Option(help="Children of a node, level by level, such as 2,2,1: a k-ary tree.")]
+TypicalEpsilon = Annotated[float, typer.Option(help="Rule typical: accept above this probability.")]
+TypicalDelta = Annotated[float, typer.Option(help="Rule typical: or above this share of exp(-entropy).")]
+RelaxedTopk = Annotated[int, typer.Option(help="Rule relaxed: accept among so many best tokens.")]
+RelaxedDelta = Annotated[float, typer.Option(help="Rule relaxed: and so near the best in log-probability.")]
+ThinkingOnly = Annotated[bool, typer.Option("--thinking-only", help="Rule relaxed: only within <think>.")]
+ExactnessOption = Annotated[Exactness, typer.Option(help="What to do about near ties; see yggdrasil parity.")]
+Tolerance = Annotated[float | None, typer.Option(help="A lead below this is a near tie, in logits; parity's if unset.")]
+FixedWidth = Annotated[int, typer.Option(help="Exactness fixed-width: rows of every pass.")]
+Audit = Annotated[bool, typer.Option("--audit", help="Count the near ties that a width-1 pass decides otherwise.")]
+
+
+def sampling_of(options: dict[str, Any]) -> SamplingParams:
+    """Parameters from ``generate``'s options, by their names there."""
+    same = (
+        "temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty", "presence_penalty",
+        "frequency_penalty", "min_new_tokens", "seed", "logprobs",
+    )  # fmt: skip
+    return SamplingParams(
+        logit_bias=_biases(options["logit_bias"] or ()), bad_words=tuple(options["bad_word"] or ()),
+        constraint=_constraint(options["json_schema"], options["regex"], options["grammar"]),
+        **{name: options[name] for name in same},
+    )  # fmt: skip
+
+
+def speculation_of(options: dict[str, Any]) -> Speculation:
+    """Acceptance settings from ``generate``'s options; ``--speculation off`` is the rule ``off``."""
+    same = (
+        "typical_epsilon", "typical_delta", "relaxed_topk", "relaxed_delta", "thinking_only", "exactness",
+        "tolerance", "fixed_width", "audit",
+    )  # fmt: skip
+    rule, expansion = options["rule"], options["expansion"]
+    if options["speculation"] == "off" and rule not in ("match", "off"):
+        raise YggdrasilError(f"--speculation off drafts nothing that --rule {rule} could accept; give one of the two")
+    return Speculation(
+        rule="off" if options["speculation"] == "off" else rule,
+        expansion=parse_widths(expansion) if expansion else None,
+        **{name: options[name] for name in same},
+    )
+
+
+def logprobs_record(logprobs: "Sequence[TokenLogprobs] | None") -> list[dict[str, Any]] | None:
+    """Log-probabilities as the JSON output holds them."""
+    if logprobs is None:
+        return None
+    return [{"token": entry.token, "logprob": entry.logprob, "top": entry.top} for entry in logprobs]
+
+
+def _biases(pairs: Sequence[str]) -> dict[int, float]:
+    biases = {}
+    for pair in pairs:
+        token, _, bias = pair.partition("=")
+        try:
+            biases[int(token)] = float(bias)
+        except ValueError:
+            raise YggdrasilError(f"--logit-bias {pair} is not TOKEN=BIAS, such as 42=-3.5") from None
+    return biases
+
+
+def _constraint(schema: Path | None, regex: str | None, grammar: Path | None) -> Constraint | None:
+    if sum(given is not None for given in (schema, regex, grammar)) > 1:
+        raise YggdrasilError("give one of --json-schema, --regex and --grammar")
+    if regex is not None:
+        return Constraint("regex", regex)
+    if schema is not None:
+        text = _read(schema)
+        try:
+            json.loads(text)
+        except json.JSONDecodeError as error:
+            raise YggdrasilError(f"{schema} is not JSON: {error}") from None
+        return Constraint("json_schema", text)
+    return Constraint("grammar", _read(grammar)) if grammar is not None else None
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise YggdrasilError(f"{path} could not be read: {error}") from None

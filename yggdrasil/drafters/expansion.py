@@ -1,0 +1,134 @@
+"""A draft model driven from the host, node by node: k-ary trees, and trees drawn at random with their distributions.
+
+Slower than ``DraftModel``, whose steps never leave the device: it reads a whole row of logits a node. It is for rules
+that need those rows, and for comparisons.
+
+Dims: W rows of a step, N tree nodes, V vocabulary of the target.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from yggdrasil.acceptance.coins import Coins
+from yggdrasil.acceptance.drawn import DrawKind, DrawnTree, draw_children
+from yggdrasil.acceptance.sampler import Sampler
+from yggdrasil.drafters.expansion_steps import RowsStep
+from yggdrasil.models.buffers import HostBuffer
+from yggdrasil.models.runner import ModelRunner
+from yggdrasil.tree.token_tree import TokenTree
+
+_ORDER_STEP = 1e-3  # scores fall by this from one sibling to the next: they follow the structure, never the tokens
+
+
+class ExpansionDrafter:
+    """Gives every node of level i ``expansion[i]`` children.
+
+    With a ``kind`` they are drawn from the draft model's distribution, processed like the target's, and ``drawn``
+    says how; else they are the likeliest, and ``drawn`` is None. The runner may be shared with a ``DraftModel``, one
+    request at a time. Verify every node: leaving out a drawn child because of what it is would bias the output.
+    """
+
+    hidden_layers: tuple[int, ...] = ()
+
+    def __init__(self, runner: ModelRunner, tree: TokenTree, widths: Sequence[int], vocab_size: int) -> None:
+        device = runner.loaded.device
+        self.name = f"model {runner.loaded.name}, level by level"
+        self.drawn: DrawnTree | None = None
+        self._runner, self._vocab_size = runner, vocab_size
+        self.widths = sorted(widths)
+        self._tokens, self._positions = (HostBuffer(self.widths[-1], device) for _ in range(2))
+        self._offsets = HostBuffer(2, device)
+        self._masks = {
+            width: torch.zeros(width, tree.num_nodes, dtype=torch.bool, device=device) for width in self.widths
+        }
+        for width, mask in self._masks.items():
+            inputs = [self._tokens.tensor[:width], self._positions.tensor[:width], mask, self._offsets.tensor]
+            runner.define("rows", width, RowsStep(runner.call), inputs)
+        self._certain: list[int] = []
+        self._num_read = 0
+
+    def prepare(self, sampler: Sampler, expansion: Sequence[int], kind: DrawKind | None) -> None:
+        """How the next request drafts."""
+        self._sampler, self._expansion, self._kind = sampler, tuple(expansion), kind
+
+    def begin(self, tokens: Sequence[int]) -> None:
+        self._certain = list(tokens)
+        self._num_read = 0
+
+    def extend(self, tokens: Sequence[int], hidden: Mapping[int, Tensor]) -> None:
+        self._certain.extend(tokens)
+
+    def head(self, tree: TokenTree) -> None:
+        """Read every certain token not read yet, the root included."""
+        start = min(self._num_read, len(self._certain) - 1)
+        while start < len(self._certain):
+            chunk = self._certain[start : start + self.widths[-1]]
+            causal = torch.ones(len(chunk), len(chunk), dtype=torch.bool).tril()
+            logits = self._read(chunk, range(start, start + len(chunk)), causal, start, start)
+            start += len(chunk)
+        self._num_read = len(self._certain)
+        tree.plant(self._certain[-1])
+        self._rows = {0: logits[-1]}
+        self.drawn = None if self._kind is None else DrawnTree(self._kind)
+
+    def grow(self, tree: TokenTree, width: int, depth: int) -> None:
+        """Grow ``depth`` levels of the expansion; ``width`` is given by it."""
+        root = len(self._certain) - 1
+        coins = self._sampler.coins("draft")
+        paths: dict[int, list[int]] = {0: []}
+        frontier = [0]
+        for level, count in enumerate(self._expansion[:depth]):
+            attached: list[int] = []
+            for node in frontier:
+                for order, token in enumerate(self._children(node, paths[node], count, coins)):
+                    child = tree.attach(node, token, -_ORDER_STEP * (1 + order))
+                    paths[child] = [*paths[node], token]
+                    attached.append(child)
+            frontier = attached
+            if level + 1 < min(depth, len(self._expansion)):
+                self._read_level(tree, frontier, root)
+
+    def _children(self, node: int, path: Sequence[int], count: int, coins: Coins) -> list[int]:
+        """Distinct tokens below ``node``; draws are noted with their distribution."""
+        if path and self._sampler.ends(path[-1]):
+            return []
+        if self.drawn is None or self._kind is None:
+            return _likeliest(self._sampler.scores(self._rows[node], path), count)
+        law = self._sampler.distribution(self._rows[node], path)
+        if law is None:
+            return []
+        self.drawn.draws[node] = draws = draw_children(law, count, self._kind, coins)
+        return list(dict.fromkeys(draws.tokens))
+
+    def _read_level(self, tree: TokenTree, nodes: Sequence[int], root: int) -> None:
+        for start in range(0, len(nodes), self.widths[-1]):
+            part = list(nodes[start : start + self.widths[-1]])
+            logits = self._read(
+                tree.tokens[part].tolist(), (root + tree.depths[part]).tolist(), tree.ancestors[part], root,
+                root + part[0],
+            )  # fmt: skip
+            self._rows.update(zip(part, logits, strict=True))
+
+    def _read(self, tokens: Sequence[int], positions: Sequence[int], mask: Tensor, context: int, first: int) -> Tensor:
+        """Logits [len(tokens), V] of rows written to slots ``first`` on; ``mask`` covers slots from ``context``."""
+        count = len(tokens)
+        width = next(width for width in self.widths if width >= count)
+        buffer = self._masks[width]
+        buffer.zero_()
+        buffer[:count, : mask.shape[1]] = mask
+        for row in range(count, width):  # padding sees itself alone
+            buffer[row, min(first - context + row, buffer.shape[1] - 1)] = True
+        self._tokens.write(*tokens)
+        self._positions.write(*positions)
+        self._offsets.write(context, first)
+        logits: Tensor = self._runner.step("rows", width)()[0][:count]
+        # A token that only the target knows is never drafted.
+        missing = self._vocab_size - logits.shape[1]
+        return torch.nn.functional.pad(logits, (0, missing), value=float("-inf")) if missing > 0 else logits.clone()
+
+
+def _likeliest(scores: Tensor, count: int) -> list[int]:
+    best = scores.topk(min(count, scores.shape[0]))
+    return [t for t, score in zip(best.indices.tolist(), best.values.tolist(), strict=True) if score > float("-inf")]

@@ -1,0 +1,28 @@
+"""The compiled step of a draft model that the host drives: rows in, rows of logits out.
+
+Dims: W rows, T slots the mask covers, V vocabulary.
+"""
+
+from torch import Tensor, nn
+
+from yggdrasil.models.runner import ModelCall
+
+
+class RowsStep(nn.Module):
+    """Read W tokens, wherever in the text or the tree they are."""
+
+    def __init__(self, call: ModelCall) -> None:
+        super().__init__()
+        self._call = (call,)
+
+    def forward(
+        self,
+        weights: list[Tensor],
+        caches: list[Tensor],
+        tokens: Tensor,  # [W] int64
+        positions: Tensor,  # [W] int64
+        mask: Tensor,  # [W, T] bool over the slots from offsets[0] on
+        offsets: Tensor,  # [2] int64: context length, first slot written
+    ) -> tuple[Tensor]:
+        """Returns (logits [W, V])."""
+        return (self._call[0](weights, caches, tokens, positions, mask, offsets).logits,)

@@ -1,0 +1,214 @@
+"""Requests that decide on the host: which engine, policy and sampler serve them. Made when the first one comes."""
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from operator import mul
+
+from transformers import PreTrainedTokenizerBase
+
+from yggdrasil.acceptance.coins import SeededCoins, fresh_seed
+from yggdrasil.acceptance.drawn import DrawnTree
+from yggdrasil.acceptance.grammar import Grammar, GrammarCompiler
+from yggdrasil.acceptance.processors import build_processors, check_bias, tokenize_bad_words
+from yggdrasil.acceptance.rules import DRAWN_KINDS, Counts, MatchRule, make_rule
+from yggdrasil.acceptance.sampler import Sampler
+from yggdrasil.acceptance.sampling import SamplingParams
+from yggdrasil.acceptance.speculation import Speculation
+from yggdrasil.drafters.expansion import ExpansionDrafter
+from yggdrasil.drafters.guided import GuidedDrafter
+from yggdrasil.drafters.protocol import Drafter
+from yggdrasil.engine.build import Assembly
+from yggdrasil.engine.engine import Engine
+from yggdrasil.engine.logit_target import Decision, LogitTarget
+from yggdrasil.engine.policy import PLAIN_POLICY, FixedPolicy, Policy
+from yggdrasil.engine.trace import DecodingReport
+from yggdrasil.errors import YggdrasilError
+from yggdrasil.scheduling.stages import DEFAULT_ORDER, HEAD_FIRST_ORDER, is_head_first
+from yggdrasil.tree.objective import TreeShape
+
+_CHAIN, _TREE = (1, 1, 1, 1), (2, 1, 1)  # draws a level where a rule names none
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What serves one request."""
+
+    engine: Engine
+    policy: Policy
+    report: DecodingReport
+    sampler: Sampler | None = None
+    decision: Decision | None = None
+    counts: Counts | None = None
+
+    def begin(self) -> None:
+        """Just before the request runs; another may have been prepared in between."""
+        if self.decision is not None:
+            assert isinstance(self.engine.target, LogitTarget)
+            self.engine.target.begin(self.decision)
+
+    def final_report(self) -> DecodingReport:
+        """The report with what was counted."""
+        if self.counts is None:
+            return self.report
+        counts = self.counts
+        return replace(
+            self.report, near_ties=counts.near_ties, width_one_passes=counts.width_one_passes, flips=counts.flips
+        )
+
+
+def decides_on_device(sampling: SamplingParams, speculation: Speculation, tolerance: float) -> bool:
+    """Whether the compiled steps' own greedy acceptance serves the request."""
+    is_exact = speculation.exactness == "fast" or (speculation.exactness == "strict" and tolerance == 0)
+    return (
+        not sampling.needs_logits
+        and speculation.rule in ("match", "off")
+        and speculation.expansion is None
+        and is_exact
+        and not speculation.audit
+    )
+
+
+class HostDecisions:
+    """Prepares requests of one decoder."""
+
+    def __init__(self, assembly: Assembly, tokenizer: PreTrainedTokenizerBase, eos: frozenset[int]) -> None:
+        engine = assembly.engine
+        self._assembly, self._engine = assembly, engine
+        self._tokenizer, self._eos = tokenizer, eos
+        self._vocab_size = assembly.target.call.vocab_size
+        self._verify_widths = assembly.shapes.verify_widths
+        self._target = assembly.logit_target
+        self._compiler: GrammarCompiler | None = None
+
+    def prepare(
+        self,
+        prompt: Sequence[int],
+        sampling: SamplingParams,
+        speculation: Speculation,
+        policy: Policy,
+        eos: frozenset[int],
+        tolerance: float,
+    ) -> Prepared:
+        """Check the request and put its parts together; ``policy`` serves where no tree shape is asked for.
+
+        Raises:
+            YggdrasilError: parameters that do not fit the model, the shapes or each other.
+        """
+        seed = sampling.seed if sampling.seed is not None else fresh_seed()
+        sampler = self._sampler(prompt, sampling, seed, eos)
+        drafter, chosen, drafts = self._drafting(sampler, speculation, policy)
+        is_off = speculation.rule == "off"
+        thinking = self._thinking(speculation)
+        rule = make_rule(
+            speculation, 0.0 if is_off else tolerance, thinking, starts_thinking=_starts_thinking(prompt, thinking)
+        )
+        width = self._fixed_width(speculation, drafts)
+
+        def drawn() -> DrawnTree | None:
+            return drafts.drawn if drafts is not None else None
+
+        report = DecodingReport(
+            rule=speculation.rule, lossless=speculation.is_lossless, temperature=sampling.temperature,
+            seed=None if sampling.is_greedy else seed, exactness=speculation.exactness,
+            tolerance=tolerance if speculation.exactness == "strict" or speculation.audit else None,
+        )  # fmt: skip
+        counts = rule.counts if isinstance(rule, MatchRule) and tolerance > 0 else None
+        # Other schedules count on acceptance on the device, which does not happen here.
+        is_informed = chosen is policy and is_head_first(self._engine.schedule.labels)
+        stages = HEAD_FIRST_ORDER if is_informed else DEFAULT_ORDER
+        engine = Engine(self._target, drafter, self._engine.tree, self._verify_widths, self._engine.max_length, stages)
+        return Prepared(engine, chosen, report, sampler, Decision(sampler, rule, drawn, width), counts)
+
+    def _sampler(self, prompt: Sequence[int], sampling: SamplingParams, seed: int, eos: frozenset[int]) -> Sampler:
+        check_bias(sampling, self._vocab_size)
+        bad_words = tokenize_bad_words(sampling.bad_words, self._tokenizer, self._vocab_size)
+        processors = build_processors(sampling, len(prompt), eos, bad_words)
+        capacity = self._engine.max_length + self._engine.tree.num_nodes + 1
+        grammar = self._grammar(sampling, eos)
+        return Sampler(sampling, prompt, processors, SeededCoins(seed), capacity, eos=eos, grammar=grammar)
+
+    def _grammar(self, sampling: SamplingParams, eos: frozenset[int]) -> Grammar | None:
+        if sampling.constraint is None:
+            return None
+        if not eos and self._eos:
+            raise YggdrasilError("a constraint ends the text by its end token; leave out ignore_eos")
+        if self._compiler is None:
+            self._compiler = GrammarCompiler(self._tokenizer, self._vocab_size, self._eos)
+        return self._compiler.compile(sampling.constraint)
+
+    def _drafting(
+        self, sampler: Sampler, speculation: Speculation, policy: Policy
+    ) -> tuple[Drafter | None, Policy, ExpansionDrafter | None]:
+        if speculation.rule == "off":
+            return self._engine.drafter, PLAIN_POLICY, None
+        kind = DRAWN_KINDS.get(speculation.rule)
+        if kind is None and speculation.expansion is None:
+            drafter = self._engine.drafter
+            if sampler.grammar is not None and drafter is not None:
+                drafter = GuidedDrafter(drafter, sampler)
+            return drafter, policy, None
+        expansion = speculation.expansion or (_CHAIN if kind == "chain" else _TREE)[: self._assembly.shapes.max_depth]
+        drafts = self._assembly.expansion_drafter
+        shape = self._shape_of(expansion)
+        drafts.prepare(sampler, expansion, kind)
+        return drafts, FixedPolicy(shape), drafts
+
+    def _shape_of(self, expansion: Sequence[int]) -> TreeShape:
+        levels = list(accumulate(expansion, mul))
+        needed = 1 + sum(levels)
+        shapes = self._assembly.shapes
+        width = next((width for width in shapes.verify_widths if width >= needed), None)
+        if width is None or needed > shapes.num_nodes or len(expansion) > shapes.max_depth:
+            raise YggdrasilError(
+                f"the expansion {','.join(map(str, expansion))} gives {needed} nodes in {len(expansion)} levels; the "
+                f"shapes hold {min(shapes.verify_widths[-1], shapes.num_nodes)} nodes and {shapes.max_depth} levels"
+            )
+        return TreeShape(max(levels), len(expansion), width)
+
+    def _fixed_width(self, speculation: Speculation, drafts: ExpansionDrafter | None) -> int | None:
+        if speculation.exactness != "fixed-width":
+            return None
+        width = speculation.fixed_width
+        widths = [width for width in self._verify_widths if width > 1]
+        if width not in widths:
+            raise YggdrasilError(f"fixed_width is {width}; the plan's verify widths are {widths}")
+        if drafts is not None and speculation.rule in DRAWN_KINDS:
+            expansion = speculation.expansion or (_CHAIN if speculation.rule == "leviathan" else _TREE)
+            if 1 + sum(accumulate(expansion, mul)) > width:
+                raise YggdrasilError(f"fixed_width {width} cannot hold all drawn candidates; ask for a wider one")
+        return width
+
+    def _thinking(self, speculation: Speculation) -> tuple[int, int] | None:
+        if speculation.rule != "relaxed" or not speculation.thinking_only:
+            return None
+        vocabulary = self._tokenizer.get_vocab()
+        marks = ("<think>", "</think>")
+        if any(mark not in vocabulary for mark in marks):
+            raise YggdrasilError("thinking_only needs the tokens <think> and </think>, which this tokenizer lacks")
+        return vocabulary[marks[0]], vocabulary[marks[1]]
+
+
+def _starts_thinking(prompt: Sequence[int], thinking: tuple[int, int] | None) -> bool:
+    marks = [token for token in prompt if thinking is not None and token in thinking]
+    return bool(marks) and thinking is not None and marks[-1] == thinking[0]
+
+
+class PolicyPerSetting:
+    """Acceptance statistics of a policy, kept apart for each sampling setting: what pays at one may not at another."""
+
+    def __init__(self) -> None:
+        self._base: Policy | None = None
+        self._copies: dict[tuple[object, ...], Policy] = {}
+
+    def of(self, policy: Policy, sampling: SamplingParams, rule: str) -> Policy:
+        """``policy`` itself for plain greedy decoding, else the copy of it that serves this setting."""
+        if policy is not self._base:
+            self._base, self._copies = policy, {}
+        if not sampling.needs_logits and rule == "match":
+            return policy
+        key = (sampling.identity(), rule)
+        if key not in self._copies:
+            self._copies[key] = copy.deepcopy(policy)
+        return self._copies[key]

@@ -1,0 +1,159 @@
+"""The target for requests that decide on the host: the same passes, every choice made by one sampler and one rule."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from yggdrasil.acceptance.drawn import DrawnTree
+from yggdrasil.acceptance.rules import Rule
+from yggdrasil.acceptance.sampler import Sampler
+from yggdrasil.acceptance.verified import VerifiedTree
+from yggdrasil.engine.logit_steps import PlainLogitsStep, VerifyLogitsStep
+from yggdrasil.engine.target import Outcome, TargetModel, not_finite
+from yggdrasil.models.buffers import HostBuffer
+from yggdrasil.tree.token_tree import TokenTree
+
+
+@dataclass(frozen=True)
+class Decision:
+    """How one request decides."""
+
+    sampler: Sampler
+    rule: Rule
+    drawn: Callable[[], DrawnTree | None]  # how the tree about to be accepted was drawn
+    fixed_width: int | None = None  # every pass is so wide; None: as wide as it needs to be
+
+
+class LogitTarget:
+    """Takes the place of a ``TargetModel``, whose cache and length it shares."""
+
+    ranks_nodes = False
+
+    def __init__(self, target: TargetModel, tree: TokenTree, verify_widths: Sequence[int]) -> None:
+        runner, device = target.runner, target.runner.loaded.device
+        self.runner = runner
+        self.order = target.order
+        self._target, self._tree = target, tree
+        self._token = HostBuffer(1, device)
+        self._start = HostBuffer(1, device)
+        self._decision: Decision | None = None
+        runner.define("plain-logits", 1, PlainLogitsStep(runner.call), [self._token.tensor, self._start.tensor])
+        for width in verify_widths:
+            if width > 1:
+                inputs = [self._start.tensor, self.order, *tree.tensors()]
+                runner.define("verify-logits", width, VerifyLogitsStep(runner.call, width), inputs)
+
+    def begin(self, decision: Decision) -> None:
+        """The next request decides so."""
+        self._decision = decision
+
+    @property
+    def length(self) -> int:
+        return self._target.length
+
+    @length.setter
+    def length(self, length: int) -> None:
+        self._target.length = length
+
+    def prefill(self, tokens: Sequence[int]) -> Iterator[Outcome]:
+        """Read the prompt as a ``TargetModel`` does, and choose the first token."""
+        for outcome, logits in self._target.read(tokens):
+            if self.length == len(tokens):
+                choice = self._current.sampler.choose(logits[0])
+                self._current.sampler.push(choice.token, logits[0])
+                outcome = outcome._replace(tokens=[choice.token])
+            yield outcome
+
+    def plain(self, token: int) -> Outcome:
+        """Read ``token``, the last certain one, and choose its successor."""
+        decision = self._current
+        if decision.fixed_width is not None:
+            self._tree.plant(token)
+            _, logits, hidden, *layers = self.run_tree(decision.fixed_width)
+        else:
+            logits, hidden, *layers = self._run_plain(token)
+        _check_finite(logits[0])
+        choice = decision.sampler.choose(logits[0])
+        decision.sampler.push(choice.token, logits[0])
+        return Outcome([choice.token], [0], hidden[0], self._layers([state[:1] for state in layers]))
+
+    def verify(self, width: int) -> Sequence[Tensor]:
+        """Launch verification of the ``width`` best nodes of ``order``, or as many as the fixed width holds."""
+        return self.run_tree(self._current.fixed_width or width)
+
+    def accept(self, outputs: Sequence[Tensor], width: int) -> Outcome:
+        """Walk the tree by the request's rule. The outcome's rows are those not committed yet."""
+        layout, logits, hidden, *layers = outputs
+        decision = self._current
+        tree = VerifiedTree.of(layout.tolist(), logits, decision.drawn())
+        replays = _Replays(self, tree)
+        tree.replay = replays.decide
+        walk = decision.rule.walk(tree, decision.sampler)
+        _check_finite(logits[walk.rows])
+        states = [replays.states.get(row, [hidden[row], *(state[row] for state in layers)]) for row in walk.rows]
+        kept = [torch.stack([state[i] for state in states]) for i in range(1, 1 + len(layers))]
+        rows = [row - replays.committed for row in walk.rows[replays.committed :]]
+        nodes = [tree.nodes[row] for row in walk.rows]
+        return Outcome(walk.tokens, rows, states[-1][0], self._layers(kept), nodes)
+
+    def accept_on_host(self, outputs: Sequence[Tensor], width: int, tree: TokenTree) -> Outcome:
+        """``accept``, which is on the host anyway."""
+        return self.accept(outputs, width)
+
+    def guesses(self, outputs: Sequence[Tensor], width: int) -> tuple[Tensor, Tensor]:
+        """Each verified row's node and its likeliest token; what is chosen may be another."""
+        layout, logits, *_ = outputs
+        return layout[0], logits.argmax(-1)
+
+    def commit(self, rows: Sequence[int]) -> None:
+        self._target.commit(rows)
+
+    def run_width_one(self, token: int) -> Sequence[Tensor]:
+        """Read ``token`` by a plain step and keep it: (logits [1, V], hidden [1, H], *layers [1, H])."""
+        outputs = self._run_plain(token)
+        self.commit([0])
+        return outputs
+
+    def run_tree(self, width: int) -> Sequence[Tensor]:
+        """Verify the ``width`` best nodes: what ``VerifyLogitsStep`` returns."""
+        self._start.write(self.length)
+        return self.runner.step("verify-logits", width)()
+
+    @property
+    def _current(self) -> Decision:
+        assert self._decision is not None, "begin comes first"
+        return self._decision
+
+    def _run_plain(self, token: int) -> Sequence[Tensor]:
+        self._token.write(token)
+        self._start.write(self.length)
+        return self.runner.step("plain-logits", 1)()
+
+    def _layers(self, layers: Sequence[Tensor]) -> dict[int, Tensor]:
+        return dict(zip(self.runner.call.hidden_layers, layers, strict=True))
+
+
+class _Replays:
+    """Width-1 passes within one walk: the path so far is committed, its last token read again alone."""
+
+    def __init__(self, target: LogitTarget, tree: VerifiedTree) -> None:
+        self._target, self._tree = target, tree
+        self.committed = 0  # rows of the path that the cache holds as certain text
+        self.states: dict[int, list[Tensor]] = {}  # row -> hidden [H], *layers [H]
+
+    def decide(self, rows: Sequence[int]) -> Tensor:
+        """Logits [V] after the last of ``rows``, a path from the root; later rows of the tree stay where they are."""
+        # A committed path is shorter by what was moved: row r of the pass now lies r - committed behind its end.
+        self._target.commit([row - self.committed for row in rows[self.committed : -1]])
+        logits, hidden, *layers = self._target.run_width_one(self._tree.tokens[rows[-1]])
+        self.committed = len(rows)
+        self.states[rows[-1]] = [hidden[0], *(state[0] for state in layers)]
+        return logits[0]
+
+
+def _check_finite(logits: Tensor) -> None:
+    # One impossible token is a model's own business; no finite best one, or any NaN, is damage.
+    if not bool(torch.isfinite(logits.amax(-1)).all()):
+        raise not_finite()

@@ -1,0 +1,169 @@
+"""Run the parity probe: decode texts token by token, then verify the same tokens as trees of each compiled width."""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from yggdrasil.engine.build import Assembly
+from yggdrasil.engine.logit_target import LogitTarget
+from yggdrasil.engine.target import TargetModel
+from yggdrasil.models.kernels import is_native
+from yggdrasil.models.parity import (
+    LayerDivergence,
+    Mismatch,
+    ParityReport,
+    differences,
+    mismatches,
+    summarise_width,
+    tolerance_of,
+)
+from yggdrasil.models.runner import ModelCall
+from yggdrasil.tree.token_tree import TokenTree
+
+
+class ProbeText(NamedTuple):
+    """A prompt to probe on."""
+
+    id: str
+    tokens: Sequence[int]
+
+
+class Worst(NamedTuple):
+    """The position at which a width was furthest from width 1."""
+
+    difference: float
+    text: ProbeText
+    continuation: list[int]
+    width: int
+    position: int
+
+
+@torch.inference_mode()
+def measure_parity(
+    assembly: Assembly,
+    texts: Sequence[ProbeText],
+    num_tokens: int,
+    on_progress: Callable[[float], None] = lambda _: None,
+) -> tuple[ParityReport, list[Mismatch]]:
+    """Compare every compiled width with width-1 decoding on ``num_tokens`` greedy tokens after each text.
+
+    Wide passes go on from their own keys and values, as decoding does, so what drifts is in the figures too.
+    """
+    engine = assembly.engine
+    widths = [width for width in assembly.shapes.verify_widths if width > 1]
+    logits = assembly.logit_target  # refused where steps are captured
+    assert isinstance(engine.target, TargetModel)
+    probe = _Probe(logits, engine.target, engine.tree)
+    apart: dict[int, list[Tensor]] = {width: [] for width in widths}
+    flips: dict[int, list[Mismatch]] = {width: [] for width in widths}
+    worst: Worst | None = None
+    for count, text in enumerate(texts):
+        reference, continuation = probe.decode(text.tokens, num_tokens)
+        for step, width in enumerate(widths):
+            found = probe.verify(text.tokens, continuation, width)
+            apart[width].append(differences(reference, found))
+            flips[width] += mismatches(text.id, width, reference, found)
+            position = int(apart[width][-1].argmax())
+            difference = float(apart[width][-1][position])
+            if worst is None or difference > worst.difference:
+                worst = Worst(difference, text, continuation, width, position)
+            on_progress((count + (step + 1) / len(widths)) / len(texts))
+    figures = [summarise_width(width, torch.cat(apart[width]), flips[width]) for width in widths]
+    loaded = assembly.target.loaded
+    is_apart = worst is not None and worst.difference > 0
+    report = ParityReport(
+        model=loaded.name, dtype=str(loaded.dtype).removeprefix("torch."),
+        kernels="native" if is_native() else "portable", threads=loaded.num_threads, prompts=len(texts),
+        widths=figures, tolerance=tolerance_of(figures),
+        worst=probe.layer_divergence(worst) if is_apart and worst is not None else [],
+        worst_position=f"{worst.text.id}, token {worst.position}, width {worst.width}" if is_apart and worst else "",
+    )  # fmt: skip
+    return report, [flip for width in widths for flip in flips[width]]
+
+
+class _Probe:
+    """Both ways of reading the same tokens."""
+
+    def __init__(self, logits: LogitTarget, target: TargetModel, tree: TokenTree) -> None:
+        self._logits, self._model, self._tree = logits, target, tree
+
+    def decode(self, prompt: Sequence[int], count: int) -> tuple[Tensor, list[int]]:
+        """Greedy decoding by width-1 passes: (logits [P, V], the tokens chosen)."""
+        self._read(prompt)
+        rows: list[Tensor] = []
+        tokens = [prompt[-1]]
+        for _ in range(count):
+            rows.append(self._logits.run_width_one(tokens[-1])[0][0].clone())
+            tokens.append(int(rows[-1].argmax()))
+        return torch.stack(rows), tokens[1:]
+
+    def verify(self, prompt: Sequence[int], continuation: Sequence[int], width: int) -> Tensor:
+        """Logits [P, V] at the same places from trees of ``width`` nodes that hold the continuation among others."""
+        self._read(prompt)
+        text = [prompt[-1], *continuation]
+        rows: list[Tensor] = []
+        while len(rows) < len(continuation):
+            path = self._plant(text[len(rows) :], width, len(rows))
+            _, logits, *_ = self._logits.run_tree(width)
+            rows.extend(logits[path].clone())
+            self._logits.commit(path)
+        return torch.stack(rows[: len(continuation)])
+
+    def layer_divergence(self, worst: Worst) -> list[LayerDivergence]:
+        """States of every layer at the worst position, run eagerly: one tree against width-1 passes."""
+        runner = self._model.runner
+        layers = range(runner.loaded.num_layers)
+        call = ModelCall(runner.loaded, runner.call.vocab_size, list(layers))
+        text = [worst.text.tokens[-1], *worst.continuation]
+        first = worst.position - worst.position % _path_length(worst.width)
+        self._read([*worst.text.tokens[:-1], *text[:first], 0])
+        root, tree = self._model.length, self._tree
+        path = self._plant(text[first:], worst.width, first)
+        nodes = torch.arange(worst.width)
+        caches = runner.cache.tensors()
+        offsets = torch.tensor([root, root])
+        mask = tree.ancestors[: worst.width, : worst.width].contiguous()  # operators take dense masks
+        wide = call(runner.weights, caches, tree.tokens[nodes], root + tree.depths[nodes], mask, offsets).layers
+        place = worst.position - first
+        for step in range(place + 1):
+            at = torch.tensor([root + step])
+            one = torch.ones(1, 1, dtype=torch.bool)
+            token = torch.tensor([text[first + step]])
+            narrow = call(runner.weights, caches, token, at, one, at.expand(2).contiguous()).layers
+        found = []
+        for layer in layers:
+            expected = narrow[layer][0].float()
+            apart = float((wide[layer][path[place]].float() - expected).abs().max())
+            found.append(LayerDivergence(layer, apart, apart / float(expected.abs().max())))
+        return found
+
+    def _read(self, prompt: Sequence[int]) -> None:
+        """All of ``prompt`` but its last token is in the cache."""
+        self._model.length = 0
+        for _ in self._model.prefill(prompt[:-1]):
+            pass
+
+    def _plant(self, text: Sequence[int], width: int, seed: int) -> list[int]:
+        """A tree with ``text`` as a path from its root, among others; returns the path's nodes, which are its rows."""
+        tree, vocab_size = self._tree, self._model.runner.call.vocab_size
+        self._model.order.copy_(torch.arange(tree.num_nodes))
+        generator = torch.Generator().manual_seed(seed)
+        wrong = torch.randint(0, vocab_size, (width,), generator=generator).tolist()
+        tree.plant(text[0])
+        length = min(_path_length(width), len(text))
+        path, others = [0], width - length
+        for i, token in enumerate(text[1:length]):
+            if others > 0:  # a wrong sibling first, so that accepted rows lie apart
+                tree.attach(path[-1], wrong[i] if wrong[i] != token else (token + 1) % vocab_size, -1.0)
+                others -= 1
+            path.append(tree.attach(path[-1], token, -1.0))
+        leaf = path[-1]
+        for i in range(others):  # a wrong branch below the path's end
+            leaf = tree.attach(leaf, wrong[-1 - i], -1.0)
+        return path
+
+
+def _path_length(width: int) -> int:
+    return max(2, width // 2)
