@@ -10,6 +10,7 @@ from torch import Tensor
 from yggdrasil.drafters.protocol import Drafter, StagedDrafter
 from yggdrasil.engine.evidence import LiveEvidence
 from yggdrasil.engine.policy import Decision, Policy
+from yggdrasil.engine.promises import KeptPromises
 from yggdrasil.engine.target import Outcome, Target
 from yggdrasil.engine.text import TextStream
 from yggdrasil.engine.trace import Trace
@@ -88,6 +89,7 @@ class StageActions:
         self.max_length = limit
         self.verify_widths = list(verify_widths)
         self._staged = drafter if isinstance(drafter, StagedDrafter) else None
+        self._kept_promises = KeptPromises()
         self._expected_at = torch.tensor(self.verify_widths, device=target.order.device) - 1
         self._keeps_rows = self._guesses = self._reads_leaves_with_head = self._drafts_head_first = False
         self._policy: Policy
@@ -213,7 +215,13 @@ class StageActions:
         width = self._policy.choose_verify_width(shape, expected_host, self.target.length)
         state.ranking = order
         state.shape = shape._replace(verify_width=width)
-        _promise_by_tree(state, expected_host[self.verify_widths.index(width)])
+        self._promise_by_tree(state, expected_host[self.verify_widths.index(width)])
+
+    def _promise_by_tree(self, state: Iteration, expected: float) -> None:
+        """What the tree's own scores promise follows the text; the depth's promise knows only what came before it."""
+        state.expected = expected
+        decision = state.promise.decision._replace(tokens=self._kept_promises.honest(expected))
+        state.promise = state.promise._replace(decision=decision)
 
     def _hand_over_nodes(self, state: Iteration) -> None:
         """The verification step reads its nodes, and from them its mask, where this puts them."""
@@ -231,7 +239,7 @@ class StageActions:
         if state.verifies_tree:
             state.outcome = self.target.accept(state.outputs, state.shape.verify_width)
             if state.outcome.expected is not None:
-                _promise_by_tree(state, state.outcome.expected)
+                self._promise_by_tree(state, state.outcome.expected)
             self._learn(state)
 
     def _accept_on_host(self, state: Iteration) -> None:
@@ -240,8 +248,11 @@ class StageActions:
             self._learn(state)
 
     def _learn(self, state: Iteration) -> None:
-        if self._policy.learner is not None and state.outcome is not None:
-            self._policy.learner.observe(max(state.expected - 1.0, 0.0), len(state.outcome.tokens) - 1)
+        assert state.outcome is not None
+        promised, accepted = max(state.expected - 1.0, 0.0), len(state.outcome.tokens) - 1
+        self._kept_promises.observe(promised, accepted)
+        if self._policy.learner is not None:
+            self._policy.learner.observe(promised, accepted)
 
     def _commit(self, state: Iteration) -> None:
         outcome = state.outcome
@@ -253,12 +264,6 @@ class StageActions:
             state.next_is_planted = self._staged.keep(outcome.nodes[1:], guess, outcome.tokens[-1])
         if self.drafter is not None:
             self.drafter.extend(outcome.tokens, outcome.layers)
-
-
-def _promise_by_tree(state: Iteration, expected: float) -> None:
-    """What the tree's own scores promise follows the text; the depth's promise knows only what came before it."""
-    state.expected = expected
-    state.promise = state.promise._replace(decision=state.promise.decision._replace(tokens=expected))
 
 
 def _nothing(_: Iteration) -> None:

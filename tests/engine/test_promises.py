@@ -1,0 +1,27 @@
+"""Promises follow what came of earlier ones, and start at what the scores say."""
+
+import pytest
+
+from yggdrasil.engine.promises import KeptPromises
+
+
+def test_scores_are_believed_at_first():
+    assert KeptPromises().honest(3.5) == 3.5
+    assert KeptPromises().honest(0.4) == 1.0  # the bonus is certain
+
+
+@pytest.mark.parametrize(("promised", "accepted"), [(2.0, 3.0), (4.0, 1.0), (1.0, 0.0)])
+def test_the_ratio_of_kept_to_promised_is_learned(promised, accepted):
+    promises = KeptPromises()
+    for _ in range(300):
+        promises.observe(promised, accepted)
+    assert promises.honest(1.0 + promised) == pytest.approx(1.0 + accepted, abs=0.15)
+
+
+def test_a_change_of_text_is_followed():
+    promises = KeptPromises()
+    for _ in range(300):
+        promises.observe(3.0, 3.0)
+    for _ in range(150):
+        promises.observe(3.0, 1.5)
+    assert promises.honest(4.0) == pytest.approx(2.5, abs=0.2)
