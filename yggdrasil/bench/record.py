@@ -35,11 +35,16 @@ def pair_settings(plan: Plan, dtype: str) -> dict[str, Any]:
     drafter = model_drafter(plan)
     return {
         "plan": plan.name,
-        "target": plan.target.source,
-        "drafter": drafter.source,
+        "target": _public(plan.target.source),
+        "drafter": _public(drafter.source),
         "threads": {"target": plan.target.threads, "drafter": drafter.threads},
         "dtype": dtype,
     }
+
+
+def _public(source: str) -> str:
+    """A checkpoint as results name it: a folder by its own name, since results are shown to others."""
+    return Path(source).name if Path(source).is_absolute() else source
 
 
 def _version(package: str) -> str | None:
