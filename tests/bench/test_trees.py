@@ -32,6 +32,17 @@ def test_every_tree_is_lossless(bench, pair, name, budget):
     assert found.passes < found.decoded, "nothing was ever accepted, so nothing was tested"
 
 
+@pytest.mark.parametrize("name", TREES)
+def test_every_tree_is_lossless_on_captured_steps(bench, pair, name):
+    captured = TreeBench(pair.decoder(PLAIN), (8,), COSTS, backend="cudagraph")
+    captured.acceptance = bench.acceptance
+    found = TreeSystem(name, captured, TREES[name](captured, 8)).decode(PROMPT, COUNT)
+    usual = TreeSystem(name, bench, TREES[name](bench, 8)).decode(PROMPT, COUNT)
+
+    assert found.tokens == pair.reference(PROMPT, COUNT)
+    assert found.passes == usual.passes
+
+
 @pytest.mark.parametrize("budget", [8, 16])
 @pytest.mark.parametrize("name", TREES)
 def test_every_tree_is_whole_and_within_its_budget(bench, name, budget):

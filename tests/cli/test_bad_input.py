@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from transformers import MambaConfig
 
 from yggdrasil.cli import main
@@ -122,3 +123,8 @@ def test_a_pair_with_different_tokenizers_is_refused(run, prompts, tmp_path):
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
 
     assert_one_sentence(run(*calibration(prompts, drafter=folder)), "different tokenizers", "token 300")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_a_gpu_that_is_not_there(run, prompts):
+    assert_one_sentence(run(*calibration(prompts, device="cuda")), "no CUDA device", "--device cpu")

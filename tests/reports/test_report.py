@@ -65,6 +65,17 @@ def facts(demo, pair):
     return replace(Facts.load(demo), trees=record_trees(decoder, [text, text[3:]]))
 
 
+def test_trees_are_recorded_on_captured_steps_too(pair):
+    eager, captured = (
+        record_trees(decoder, [decoder.tokenizer.decode(TEXT[:20])])
+        for backend in ("eager", "cudagraph")
+        for decoder in [pair.decoder(FixedPolicy(TreeShape(4, 3, 8)), SHAPES, backend=backend)]
+    )
+
+    assert set(captured["role"]) == {"root", "accepted", "verified", "drafted"}
+    pd.testing.assert_frame_equal(captured, eager)
+
+
 def test_latencies_are_medians_with_their_tenths(facts):
     table = facts.latency().set_index(["model", "context", "width"])
 

@@ -28,7 +28,7 @@ def accept_greedy(
     accepted = ~(ancestors & ~follows).any(dim=1)
     depths = ancestors.sum(dim=1)
     last = torch.where(accepted & (exists | is_root), depths, 0).argmax(dim=0, keepdim=True)
-    return last, ancestors[last[0]] & accepted
+    return last, ancestors[last].squeeze(0) & accepted  # an index of no dimension would be read by the host
 
 
 def walk_greedy(

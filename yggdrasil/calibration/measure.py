@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import pandas as pd
+import torch
 
 from yggdrasil.engine.build import Assembly
 from yggdrasil.engine.policy import Decision, Learner
@@ -16,6 +17,7 @@ from yggdrasil.engine.text import TextStream
 from yggdrasil.engine.trace import MODEL_STAGES, Trace
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.predictor.evidence import Evidence
+from yggdrasil.scheduling.executors import InOrderExecutor
 from yggdrasil.scheduling.plan import Costs, Shapes
 from yggdrasil.tree.objective import PLAIN_STEP, TreeShape, lower_envelope
 
@@ -84,6 +86,8 @@ def measure_stages(
     rows: list[tuple[object, ...]] = []
     done = 0
     policy = ShapeCycle(shapes, seed=0)
+    if assembly.target.loaded.device.type == "cuda":
+        assembly.engine.executor = InOrderExecutor(torch.cuda.synchronize)  # launches return before their work is done
     while done < wanted:
         trace = Trace()
         request = assembly.engine.decode(text, stream(), policy, trace)

@@ -6,7 +6,7 @@ import torch
 
 from yggdrasil.drafters.ngram import NGramDrafter
 from yggdrasil.drafters.options import NGramOptions
-from yggdrasil.engine.build import Assembly, assemble
+from yggdrasil.engine.build import Assembly, assemble, default_backend, open_device
 from yggdrasil.engine.decoder import DTYPES
 from yggdrasil.models.compiled import Backend
 from yggdrasil.models.loading import load_model
@@ -16,9 +16,10 @@ if TYPE_CHECKING:
     from yggdrasil.calibration.settings import PairSource
 
 
-def build_assembly(source: "PairSource", knots: torch.Tensor | None = None, backend: Backend = "inductor") -> Assembly:
+def build_assembly(source: "PairSource", knots: torch.Tensor | None = None, backend: Backend | None = None) -> Assembly:
     """Load the target and its drafter, and define their steps."""
-    device, dtype = torch.device("cpu"), DTYPES[source.dtype]
+    device, dtype = open_device(source.device), DTYPES[source.dtype]
+    backend = backend or default_backend(device)
     target = load_model(source.target, dtype, device, source.target_threads, weights=source.weights)
     check_tree_attention(target)
     if isinstance(source.drafter, NGramOptions):

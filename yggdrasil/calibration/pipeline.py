@@ -111,6 +111,7 @@ def calibrate(settings: CalibrationSettings, reporter: Reporter) -> Path:
         costs=costs,
         predicted=choice.predicted,
         rejected=choice.rejected,
+        device=pair.device,
     )
     _write(settings, plan, destination, choice, frame, work)
     return destination
@@ -147,7 +148,9 @@ def _open_work(settings: CalibrationSettings) -> Path:
 
 
 def _choose_threads(assembly: Assembly, pair: PairSource, work: Path, reporter: Reporter) -> PairSource:
-    """The pair with every thread count decided: as asked for, or as measured where 0 was."""
+    """The pair with every thread count decided: as asked for, or as measured where 0 was. A GPU's steps use none."""
+    if pair.device == "cuda":
+        return pair
     file = work / "threads.csv"
     wanted = {"target": pair.target_threads, "drafter": pair.drafter_threads}
     runners = {"target": assembly.target, "drafter": assembly.drafter}

@@ -41,8 +41,9 @@ def record_document(
                 if len(head) == len(rows):
                     head.append(tree.root_guesses().numpy())
                 drafter.grow(tree, width, max_depth)
-                slots = _slots(drafter, tree, width, max_depth)
-                rows.append(_tree_row(tree, slots, text[position + 1 : position + 1 + max_depth]))
+                on_host = TokenTree(*(buffer.cpu() for buffer in tree.tensors()))
+                slots = _slots(drafter, on_host, width, max_depth)
+                rows.append(_tree_row(on_host, slots, text[position + 1 : position + 1 + max_depth]))
     stacked = {
         width: {name: np.stack([row[name] for row in rows]) for name in rows[0]} for width, rows in columns.items()
     }

@@ -126,6 +126,10 @@ def _open(settings: SearchSettings) -> _Subject:
     path = resolve_plan(settings.profile, machine, force=settings.force_machine)
     plan = Plan.load(path)
     check_plan(plan, machine, force_machine=settings.force_machine)
+    if plan.device == "cuda":
+        raise YggdrasilError(
+            f"{path}: a GPU runs the plain schedule alone, so there is none to search; take a CPU's plan"
+        )
     if isinstance(plan.drafter, NGramOptions):
         raise YggdrasilError(
             f"{plan.name} drafts by n-gram lookup, which has no stages to schedule; take a draft model"

@@ -7,7 +7,7 @@ from typing import Any
 from yggdrasil.drafters.options import NGramOptions
 from yggdrasil.engine.decoder import DtypeName
 from yggdrasil.models.loading import Weights
-from yggdrasil.scheduling.plan import ModelRef, Plan, Shapes
+from yggdrasil.scheduling.plan import DeviceName, ModelRef, Plan, Shapes
 
 
 @dataclass(frozen=True)
@@ -21,15 +21,18 @@ class PairSource:
     drafter_threads: int
     shapes: Shapes
     weights: Weights = "full"  # of the target
+    device: DeviceName = "cpu"
     schedules: tuple[tuple[str, ...], ...] = ()  # whose steps it must have besides those of plain plans
 
     @classmethod
     def of_plan(cls, plan: Plan) -> "PairSource":
         """The pair that a plan decodes with."""
-        if isinstance(plan.drafter, ModelRef):
-            drafter, threads = plan.drafter.path(), plan.drafter.threads
-            return cls(plan.target.path(), drafter, plan.dtype, plan.target.threads, threads, plan.shapes, plan.weights)
-        return cls(plan.target.path(), plan.drafter, plan.dtype, plan.target.threads, 1, plan.shapes, plan.weights)
+        drafter = plan.drafter.path() if isinstance(plan.drafter, ModelRef) else plan.drafter
+        threads = plan.drafter.threads if isinstance(plan.drafter, ModelRef) else 1
+        return cls(
+            plan.target.path(), drafter, plan.dtype, plan.target.threads, threads, plan.shapes, plan.weights,
+            device=plan.device,
+        )  # fmt: skip
 
     def with_shapes(self, shapes: Shapes) -> "PairSource":
         return replace(self, shapes=shapes)

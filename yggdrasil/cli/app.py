@@ -52,6 +52,7 @@ def calibrate(
     ngram: Annotated[
         str, typer.Option(help="Options of --drafter ngram, e.g. max_matching_ngram_size=4,is_public_pool=true.")
     ] = "",
+    device: Annotated[Literal["cpu", "cuda"], typer.Option(help="Where both models run.")] = "cpu",
 ) -> None:
     """Measure this pair on this machine and write the plan to decode with. Interrupted, it resumes."""
     from yggdrasil.calibration.pipeline import calibrate as run
@@ -74,7 +75,7 @@ def calibrate(
     if ngram and drafter != "ngram":
         raise YggdrasilError(f"--ngram is for --drafter ngram, the drafter is {drafter}")
     source = ngram_options(ngram) if drafter == "ngram" else drafter
-    pair = PairSource(target, source, dtype, target_threads, drafter_threads, shapes, weights)
+    pair = PairSource(target, source, dtype, target_threads, drafter_threads, shapes, weights, device)
     if not prompts.exists():
         raise YggdrasilError(f"there is no prompt file {prompts}; give JSON lines with a prompt field")
     settings = CalibrationSettings(pair, prompts, name, root or search_roots()[0], QUICK if quick else Effort())

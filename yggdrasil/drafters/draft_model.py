@@ -8,6 +8,7 @@ from torch import Tensor
 
 from yggdrasil.drafters.steps import FinishStep, GrowStep, GuessStep, HeadStep, PlantStep, ReadStep
 from yggdrasil.models.buffers import HostBuffer
+from yggdrasil.models.graphs import Capture
 from yggdrasil.models.runner import ModelRunner, PrefillStep
 from yggdrasil.tree.token_tree import TokenTree
 
@@ -47,6 +48,7 @@ class DraftModel:
         self._span = HostBuffer(2, device)
         self._last = HostBuffer(1, device)
         self._place = HostBuffer(2, device)
+        self._drafts: dict[tuple[int, int], Capture] = {}
         self._num_nodes = tree.num_nodes
         self._first_leaf, self._num_leaves = 1, 0  # nodes of the last level: attached, not read
         self._certain: list[int] = []
@@ -100,18 +102,49 @@ class DraftModel:
         pending = self._certain[start:]
         self._tokens.write(*pending)
         self._span.write(start, len(pending))
-        self.runner.step("head", next(width for width in self.head_widths if width >= len(pending)))()
+        self.runner.launch("head", next(width for width in self.head_widths if width >= len(pending)))
         self._num_read = len(self._certain)
 
     def grow(self, tree: TokenTree, width: int, depth: int) -> None:
         root = self.root_position
+        self._first_leaf, self._num_leaves = 1 + (depth - 1) * width, width
+        if self.runner.recorder is not None:
+            self._place.write(root)
+            self.draft(width, depth)()
+            return
         step = self.runner.step("grow", width)
         for level in range(depth - 1):
             self._place.write(root, 1 + level * width)
             step()
-        self._first_leaf, self._num_leaves = 1 + (depth - 1) * width, width
         self._place.write(root, self._first_leaf)
         self.runner.step("finish", width)()
+
+    def warm(self, depths: Sequence[int]) -> None:
+        """Record every draft of ``depths`` now. Only between requests: the recorded work runs once."""
+        for name, width in self.runner.defined:
+            if name in ("prefill", "head"):
+                self.runner.captured(name, width).prepare()
+            elif name == "grow":
+                for depth in depths:
+                    self.draft(width, depth).prepare()
+
+    def draft(self, width: int, depth: int) -> Capture:
+        """All levels below a root as one capture; the place of the next level is counted on the device."""
+        draft = self._drafts.get((width, depth))
+        if draft is None:
+            assert self.runner.recorder is not None
+            grow, finish = self.runner.step("grow", width), self.runner.step("finish", width)
+            first = self._place.tensor[1:]  # number of the level's first node
+
+            def levels() -> Sequence[Tensor]:
+                first.fill_(1)
+                for _ in range(depth - 1):
+                    grow()
+                    first.add_(width)
+                return finish()
+
+            draft = self._drafts[width, depth] = self.runner.recorder.capture(levels)
+        return draft
 
     def read_leaves(self) -> None:
         self._place.write(len(self._certain) - 1, self._first_leaf)
@@ -149,7 +182,7 @@ class DraftModel:
         self._tokens.write(*chunk)
         self._span.write(self._num_read)
         self._last.write(len(chunk) - 1)
-        self.runner.step("prefill", width)()
+        self.runner.launch("prefill", width)
         self._num_read += len(chunk)
 
 

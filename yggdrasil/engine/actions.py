@@ -210,22 +210,25 @@ class StageActions:
 
     def _prune(self, state: Iteration) -> None:
         shape = state.shape
-        if not shape.depth:
+        if not shape.depth or self.target.ranks_nodes:
             return
         order, expected = rank_scores(self._scores.read())
         expected_host = expected[self._expected_at].tolist()
         width = self._policy.choose_verify_width(shape, expected_host, self.target.length)
         state.ranking = order
         state.shape = TreeShape(shape.width, shape.depth, width)
-        state.expected = expected_host[self.verify_widths.index(width)]
-        # What the tree's own scores promise follows the text; the depth's promise knows only what came before it.
+        self._promise_by_tree(state, expected_host[self.verify_widths.index(width)])
+
+    def _promise_by_tree(self, state: Iteration, expected: float) -> None:
+        """What the tree's own scores promise follows the text; the depth's promise knows only what came before it."""
+        state.expected = expected
         decision, rested = state.promise
-        tokens = self._kept_promises.honest(state.expected)
+        tokens = self._kept_promises.honest(expected)
         state.promise = Promise(Decision(decision.shape, tokens, decision.milliseconds), rested)
 
     def _hand_over_nodes(self, state: Iteration) -> None:
         """The verification step reads its nodes, and from them its mask, where this puts them."""
-        if state.verifies_tree:
+        if state.verifies_tree and not self.target.ranks_nodes:
             assert state.ranking is not None
             self._order.write(state.ranking)
 
@@ -238,6 +241,8 @@ class StageActions:
     def _accept(self, state: Iteration) -> None:
         if state.verifies_tree:
             state.outcome = self.target.accept(state.outputs, state.shape.verify_width)
+            if state.outcome.expected is not None:
+                self._promise_by_tree(state, state.outcome.expected)
             self._learn(state)
 
     def _accept_on_host(self, state: Iteration) -> None:

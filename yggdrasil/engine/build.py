@@ -10,18 +10,32 @@ import torch
 from yggdrasil.drafters.draft_model import DraftModel, identity_knots
 from yggdrasil.drafters.expansion import ExpansionDrafter
 from yggdrasil.drafters.protocol import Drafter
+from yggdrasil.engine.captured_target import CapturedTarget, check_capturable
 from yggdrasil.engine.engine import Engine
 from yggdrasil.engine.logit_target import LogitTarget
 from yggdrasil.engine.target import TargetModel
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.models.compiled import Backend
+from yggdrasil.models.graphs import Recorder
 from yggdrasil.models.loading import LoadedModel
 from yggdrasil.models.runner import ModelRunner
-from yggdrasil.scheduling.plan import Shapes
+from yggdrasil.scheduling.plan import DeviceName, Shapes
 from yggdrasil.scheduling.stages import DEFAULT_ORDER, Schedule
 from yggdrasil.tree.token_tree import TokenTree
 
 READ_WIDTH = 16  # rows of the prompt that the host-driven drafter reads at a time
+
+
+def open_device(name: DeviceName) -> torch.device:
+    """The device of a plan or an option; YggdrasilError where this process cannot use it."""
+    if name == "cuda" and not torch.cuda.is_available():
+        raise YggdrasilError("no CUDA device can be used here; calibrate with --device cpu and decode with that plan")
+    return torch.device(name)
+
+
+def default_backend(device: torch.device) -> Backend:
+    """What runs steps fastest on a device."""
+    return "cudagraph" if device.type == "cuda" else "inductor"
 
 
 @dataclass(frozen=True)
@@ -35,8 +49,16 @@ class Assembly:
 
     @cached_property
     def logit_target(self) -> LogitTarget:
-        """The target's other face, for requests that decide on the host; its steps are defined when first asked for."""
-        assert isinstance(self.engine.target, TargetModel)
+        """The target's other face, for requests that decide on the host; its steps are defined when first asked for.
+
+        Raises:
+            YggdrasilError: this decoder's steps are captured.
+        """
+        if not isinstance(self.engine.target, TargetModel):
+            raise YggdrasilError(
+                "captured steps, which a GPU runs, choose greedily on the device: sampling and all else that the "
+                "host decides are not served there yet; decode greedily, or on the CPU"
+            )
         with torch.inference_mode(False):  # buffers made in inference mode could not be written outside it
             return LogitTarget(self.engine.target, self.engine.tree, self.shapes.verify_widths)
 
@@ -55,7 +77,15 @@ class Assembly:
             return ExpansionDrafter(self.drafter, tree, sorted(widths), self.target.call.vocab_size)
 
     def warm(self, needed: Sequence[tuple[str, str, int]] | None = None) -> None:
-        """Build steps now instead of on first use: those listed as (runner, step, width), or all."""
+        """Build steps now instead of on first use: those listed as (runner, step, width), or all.
+
+        Captured steps are all recorded, drafts of every depth included.
+        """
+        if isinstance(self.engine.target, CapturedTarget):
+            self.engine.target.warm()
+            if isinstance(self.engine.drafter, DraftModel):
+                self.engine.drafter.warm(range(1, self.shapes.max_depth + 1))
+            return
         for name, runner in (("target", self.target), ("drafter", self.drafter)):
             for step, width in runner.defined if runner is not None else ():
                 if runner is not None and (needed is None or (name, step, width) in needed):
@@ -75,17 +105,24 @@ def assemble(
     """Allocate caches and tree, define every step. Nothing is compiled before a step is first used or warmed.
 
     ``stages`` is the schedule to decode by; the engine may later ``use`` any of ``other_stages`` too.
+
+    Raises:
+        YggdrasilError: shapes or schedules that these models or this backend cannot have.
     """
     vocab_size = target.vocab_size
     if shapes.candidates > vocab_size:
         raise YggdrasilError(f"{shapes.candidates} candidates a node, but the vocabulary has {vocab_size} tokens")
+    if backend == "cudagraph":
+        for labels in (stages, *other_stages):
+            check_capturable(Schedule.parse(labels))
     tree = TokenTree.allocate(shapes.num_nodes, shapes.candidates, target.device)
+    recorder = Recorder(target.device) if backend == "cudagraph" else None
     drafter_runner = None
     chosen: Drafter | None
     if isinstance(drafter, LoadedModel):
         # A vocabulary padded in one model only: the drafter guesses what both know.
         known = min(vocab_size, drafter.vocab_size)
-        drafter_runner = ModelRunner(drafter, shapes.cache_capacity, known, backend)
+        drafter_runner = ModelRunner(drafter, shapes.cache_capacity, known, backend, recorder=recorder)
         chosen = DraftModel(
             drafter_runner, tree, shapes.draft_widths, shapes.max_depth + 1, shapes.prefill_widths,
             identity_knots() if knots is None else knots, **_draft_variants(shapes, [stages, *other_stages]),
@@ -93,8 +130,9 @@ def assemble(
     else:
         chosen = drafter
     hidden_layers = chosen.hidden_layers if chosen is not None else ()
-    target_runner = ModelRunner(target, shapes.cache_capacity, vocab_size, backend, hidden_layers)
-    model = TargetModel(target_runner, tree, shapes.verify_widths, shapes.prefill_widths)
+    target_runner = ModelRunner(target, shapes.cache_capacity, vocab_size, backend, hidden_layers, recorder)
+    make_target = TargetModel if recorder is None else CapturedTarget
+    model = make_target(target_runner, tree, shapes.verify_widths, shapes.prefill_widths)
     limit = min(shapes.max_length, target.max_context)
     if isinstance(drafter, LoadedModel):
         limit = min(limit, drafter.max_context)

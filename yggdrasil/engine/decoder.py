@@ -17,7 +17,7 @@ from yggdrasil.artifacts import current_machine, model_fingerprint, resolve_plan
 from yggdrasil.drafters.ngram import NGramDrafter
 from yggdrasil.drafters.options import NGramOptions
 from yggdrasil.drafters.protocol import Drafter
-from yggdrasil.engine.build import Assembly, assemble
+from yggdrasil.engine.build import Assembly, assemble, default_backend, open_device
 from yggdrasil.engine.deciding import HostDecisions, PolicyPerSetting, Prepared, decides_on_device
 from yggdrasil.engine.policy import PLAIN_POLICY, DepthEvidence, ObjectivePolicy, Policy
 from yggdrasil.engine.text import FinishReason, TextStream
@@ -73,13 +73,14 @@ class Decoder:
         *,
         dtype: DtypeName | None = None,
         drafter: Drafter | None = None,
-        backend: Backend = "inductor",
+        backend: Backend | None = None,
         force_machine: bool = False,
     ) -> "Decoder":
         """Load the pair a plan names (a path, or a name that resolves to this machine's plan).
 
         ``dtype`` other than the plan's keeps its shapes, whose costs then are estimates. ``drafter`` replaces the
-        plan's own. Steps are compiled or loaded when first used.
+        plan's own. Steps are compiled or loaded when first used; ``backend`` is ahead-of-time packages on a CPU and
+        captured graphs on a GPU unless given.
 
         Raises:
             YggdrasilError: the plan, the checkpoints or the machine do not fit each other.
@@ -242,18 +243,21 @@ class Request:
         return Generation(len(self._prompt), tokens, self._stream.text, self._stream.finish_reason, metrics, logprobs)
 
 
-def _decoder_of(plan: Plan, learned: Learned, dtype: DtypeName, drafter: Drafter | None, backend: Backend) -> Decoder:
+def _decoder_of(
+    plan: Plan, learned: Learned, dtype: DtypeName, drafter: Drafter | None, backend: Backend | None
+) -> Decoder:
     target_path = plan.target.path()
     _check_fingerprint(plan.target, "target")
     tokenizer = load_tokenizer(target_path)
     if Path(target_path).exists() and tokenizer_fingerprint(Path(target_path)) != plan.tokenizer:
         raise YggdrasilError(f"the tokenizer in {target_path} is not the one the plan {plan.name} was calibrated with")
-    device = torch.device("cpu")
+    device = open_device(plan.device)
     target = load_model(target_path, DTYPES[dtype], device, plan.target.threads, weights=plan.weights)
     # What was learned of the plan's own drafter says nothing of another's first guesses.
     adapted = plan if drafter is None else replace(plan, stages=DEFAULT_ORDER, depth_from="mean")
     second = drafter or _planned_drafter(plan, tokenizer, DTYPES[dtype], device)
     knots = torch.from_numpy(np.asarray(learned.acceptance.knots))
+    backend = backend or default_backend(device)
     assembly = assemble(target, second, plan.shapes, backend, knots=knots, stages=adapted.stages)
     return Decoder(assembly, tokenizer, planned_policy(adapted, learned), eos_tokens(target_path, tokenizer))
 

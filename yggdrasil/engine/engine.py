@@ -7,6 +7,7 @@ import torch
 
 from yggdrasil.drafters.protocol import Drafter
 from yggdrasil.engine.actions import Emission, Iteration, Promise, StageActions
+from yggdrasil.engine.captured_target import CapturedTarget, check_capturable
 from yggdrasil.engine.policy import Policy
 from yggdrasil.engine.target import Outcome, Target
 from yggdrasil.engine.text import TextStream
@@ -43,8 +44,16 @@ class Engine:
         self.use(stages)
 
     def use(self, stages: Sequence[str]) -> None:
-        """Run later requests by this schedule; ValueError where it is not a legal one."""
-        self.schedule = Schedule.parse(stages)
+        """Run later requests by this schedule.
+
+        Raises:
+            ValueError: it is not a legal one.
+            YggdrasilError: the target's steps are captured, and it is not one for those.
+        """
+        schedule = Schedule.parse(stages)
+        if isinstance(self.target, CapturedTarget):
+            check_capturable(schedule)
+        self.schedule = schedule
         self._bodies = self._actions.of(self.schedule)
         self._plain_bodies = self._actions.of_plain_steps(self.schedule)
         variants = self.schedule.variants

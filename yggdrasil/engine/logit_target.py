@@ -29,6 +29,8 @@ class Decision:
 class LogitTarget:
     """Takes the place of a ``TargetModel``, whose cache and length it shares."""
 
+    ranks_nodes = False
+
     def __init__(self, target: TargetModel, tree: TokenTree, verify_widths: Sequence[int]) -> None:
         runner, device = target.runner, target.runner.loaded.device
         self.runner = runner

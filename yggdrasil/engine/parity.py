@@ -52,9 +52,10 @@ def measure_parity(
     Wide passes go on from their own keys and values, as decoding does, so what drifts is in the figures too.
     """
     engine = assembly.engine
-    assert isinstance(engine.target, TargetModel)
     widths = [width for width in assembly.shapes.verify_widths if width > 1]
-    probe = _Probe(assembly.logit_target, engine.target, engine.tree)
+    logits = assembly.logit_target  # refused where steps are captured
+    assert isinstance(engine.target, TargetModel)
+    probe = _Probe(logits, engine.target, engine.tree)
     apart: dict[int, list[Tensor]] = {width: [] for width in widths}
     flips: dict[int, list[Mismatch]] = {width: [] for width in widths}
     worst: Worst | None = None

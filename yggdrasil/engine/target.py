@@ -21,14 +21,16 @@ class Outcome(NamedTuple):
     rows: list[int]  # accepted rows of the pass, the root's first
     hidden: Tensor  # [H] float32, the state that produced the last token
     layers: dict[int, Tensor]  # states of the accepted rows at the layers a drafter reads, each [len(tokens), H]
-    nodes: Sequence[int] = ()  # tree nodes of the accepted rows, the root's first; empty for a plain step
+    nodes: Sequence[int] = ()  # tree nodes of the accepted rows, the root's first; none for a plain or a captured step
+    expected: float | None = None  # tokens promised by the verified nodes, where the device ranked them
 
 
 class Target(Protocol):
-    """What the engine asks of a target: ``TargetModel`` decides on the device, ``LogitTarget`` on the host."""
+    """What the engine asks of a target: ``LogitTarget`` decides on the host, the others on the device."""
 
     order: Tensor  # [N] int64, nodes of the tree from best to worst
     length: int  # certain tokens in the cache
+    ranks_nodes: bool  # verification fills ``order`` itself; the verify width is chosen before drafting
 
     def prefill(self, tokens: Sequence[int]) -> Iterator[Outcome]:
         """Read a prompt, a chunk at a time; the last outcome holds the first new token."""
@@ -54,6 +56,8 @@ class Target(Protocol):
 
 class TargetModel:
     """Steps of the target over one tree; ``length`` tokens are in its cache, at the slots of their positions."""
+
+    ranks_nodes = False  # the engine fills ``order`` and may choose the verify width after drafting
 
     def __init__(
         self, runner: ModelRunner, tree: TokenTree, verify_widths: Sequence[int], prefill_widths: Sequence[int]

@@ -1,4 +1,4 @@
-"""Small tensors with fixed addresses that steps and the host share: cheap ways to fill and to read them."""
+"""What crosses between the host and a step: small inputs that the host writes, small results that it reads."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -19,13 +19,17 @@ class HostBuffer:
         staged = device.type != "cpu"
         self._staging = torch.zeros(size, dtype=torch.int64, pin_memory=True) if staged else self.tensor
         self._view = self._staging.numpy()
-        self._is_staged = staged
+        self._copied = torch.cuda.Event() if staged else None
 
     def write(self, *values: int) -> None:
         """Set the first entries."""
+        if self._copied is None:
+            self._view[: len(values)] = values
+            return
+        self._copied.synchronize()  # the copy of the last values may not have begun
         self._view[: len(values)] = values
-        if self._is_staged:
-            self.tensor.copy_(self._staging, non_blocking=True)
+        self.tensor.copy_(self._staging, non_blocking=True)
+        self._copied.record()
 
     def write_sequence(self, values: Sequence[int]) -> None:
         """Set the first entries from a sequence."""
@@ -49,3 +53,21 @@ class HostView:
             self._tensor.copy_(torch.from_numpy(values))
         else:
             self._view[:] = values
+
+
+class Readback:
+    """Brings int64 results to the host: one asynchronous copy into pinned memory, and one event to wait for."""
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        is_staged = device.type != "cpu"
+        self._host = torch.zeros(size, dtype=torch.int64, pin_memory=is_staged)
+        self._copied = torch.cuda.Event() if is_staged else None
+
+    def read(self, values: Tensor) -> Tensor:
+        """``values`` [n] on the host, n at most the size; they last until the next call."""
+        host = self._host[: values.numel()]
+        host.copy_(values, non_blocking=True)
+        if self._copied is not None:
+            self._copied.record()
+            self._copied.synchronize()
+        return host

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from yggdrasil.models.fusion import fuse_shared_inputs
 from yggdrasil.models.kernels.build import cache_root
 
-Backend = Literal["inductor", "eager"]
+Backend = Literal["inductor", "eager", "cudagraph"]
 # Code that is traced into packages; a change anywhere else leaves them valid.
 _TRACED_SOURCES = (
     "models/attention.py", "models/cache.py", "models/packing.py",
@@ -36,6 +36,9 @@ _INDUCTOR_OPTIONS = {
     # width, and a plain step and a verified row differ in their last bits.
     "emulate_precision_casts": True,
 }
+
+
+_GRAPH_OPTIONS = {"emulate_precision_casts": True, "triton.cudagraphs": False}  # we capture ourselves
 
 
 class BuildClock:
@@ -85,7 +88,9 @@ def build_step(
 ) -> Step:
     """Return ``module`` over ``inputs`` as a step: loaded from disk, compiled first where needed, or eager."""
     flat = flatten(inputs)
-    if backend == "eager":
+    if backend == "cudagraph" and flat[0].device.type == "cuda":
+        return Step(InProcessStep(module, inputs, key), flat)
+    if backend != "inductor":
         return Step(lambda _: _eager(module, inputs), flat)
     start = perf_counter_ns()
     path = package_path(key)
@@ -101,6 +106,54 @@ def build_step(
 def _eager(module: nn.Module, inputs: Sequence[Tensor | list[Tensor]]) -> Sequence[Tensor]:
     outputs: Sequence[Tensor] = module(*inputs)
     return outputs
+
+
+class InProcessStep:
+    """A step compiled by ``torch.compile`` when first called; run operator by operator where no compiler works.
+
+    A capture follows either way, so what the compiler adds is fused kernels, not fewer launches.
+    """
+
+    def __init__(self, module: nn.Module, inputs: Sequence[Tensor | list[Tensor]], key: StepKey) -> None:
+        self._module, self._inputs, self._key = module, inputs, key
+        self._run: Callable[..., Sequence[Tensor]] | None = None
+
+    def __call__(self, _: list[Tensor]) -> Sequence[Tensor]:
+        # NOTE: all graph modules share one code object, and Dynamo gives up on the ninth version of one.
+        with torch._dynamo.config.patch(recompile_limit=1 << 10, accumulated_recompile_limit=1 << 10):
+            return self._first_run() if self._run is None else self._run(*self._inputs)
+
+    @property
+    def is_compiled(self) -> bool:
+        """False where the step runs operator by operator (or has not run yet)."""
+        return self._run not in (None, self._module)
+
+    def _first_run(self) -> Sequence[Tensor]:
+        from torch._dynamo.exc import TorchDynamoException
+
+        start = perf_counter_ns()
+        try:
+            self._run = compile_in_process(self._module, self._inputs)
+            return self._run(*self._inputs)
+        except TorchDynamoException as error:
+            name = f"{self._key.step} of width {self._key.width}"
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            print(f"yggdrasil: the step {name} is not compiled and runs slower: {reason}", file=sys.stderr)  # noqa: T201
+            self._run = self._module
+            return _eager(self._module, self._inputs)
+        finally:
+            BuildClock.ns += perf_counter_ns() - start
+
+
+def compile_in_process(module: nn.Module, inputs: Sequence[Tensor | list[Tensor]]) -> Callable[..., Sequence[Tensor]]:
+    """``module`` as one graph without breaks, compiled by TorchInductor when it is first called."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        exported = torch.export.export(module, tuple(inputs), strict=False)
+    compiled: Callable[..., Sequence[Tensor]] = torch.compile(
+        exported.module(), fullgraph=True, dynamic=False, options=dict(_GRAPH_OPTIONS)
+    )
+    return compiled
 
 
 @torch.no_grad()

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 from yggdrasil.models.cache import StaticCache, StepCache
 from yggdrasil.models.compiled import Backend, Step, StepKey, build_step, compile_package, package_path
+from yggdrasil.models.graphs import Capture, Recorder
 from yggdrasil.models.loading import LoadedModel
 
 HEAD_INPUT = -1  # layer number of the state that the language-model head reads
@@ -107,17 +108,28 @@ def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
 
 
 class ModelRunner:
-    """One model, its static cache, and its steps by (name, width)."""
+    """One model, its static cache, and its steps by (name, width).
+
+    With a ``recorder`` (backend "cudagraph") steps are pieces of captures: ``captured`` gives one by itself.
+    """
 
     def __init__(
-        self, loaded: LoadedModel, capacity: int, vocab_size: int, backend: Backend, hidden_layers: Sequence[int] = ()
+        self,
+        loaded: LoadedModel,
+        capacity: int,
+        vocab_size: int,
+        backend: Backend,
+        hidden_layers: Sequence[int] = (),
+        recorder: Recorder | None = None,
     ) -> None:
         self.loaded = loaded
         self.backend: Backend = backend
+        self.recorder = recorder
         self.call = ModelCall(loaded, vocab_size, hidden_layers)
         self.weights = list(loaded.named_tensors().values())
         self.cache = StaticCache.allocate(loaded.config, capacity, loaded.dtype, loaded.device)
         self._steps: dict[tuple[str, int], Step] = {}
+        self._captures: dict[tuple[str, int], Capture] = {}
         self._defined: dict[tuple[str, int], tuple[nn.Module, list[Tensor | list[Tensor]], StepKey]] = {}
 
     def define(self, name: str, width: int, module: nn.Module, inputs: Sequence[Tensor]) -> None:
@@ -144,18 +156,30 @@ class ModelRunner:
             found = self._steps[name, width] = build_step(*self._defined[name, width], self.backend)
         return found
 
+    def launch(self, name: str, width: int) -> Sequence[Tensor]:
+        """Run the step, as a capture of its own where there is a recorder; outputs then last until the next launch."""
+        return (self.step(name, width) if self.recorder is None else self.captured(name, width))()
+
+    def captured(self, name: str, width: int) -> Capture:
+        """The step as a capture of its own, recorded when used a second time."""
+        found = self._captures.get((name, width))
+        if found is None:
+            assert self.recorder is not None
+            found = self._captures[name, width] = self.recorder.capture(self.step(name, width))
+        return found
+
     def compile(self, name: str, width: int) -> bool:
         """Make sure the step's package is on disk, without loading it. False where it was there already."""
         module, arguments, key = self._defined[name, width]
         path = package_path(key)
-        if self.backend == "eager" or path.exists():
+        if self.backend != "inductor" or path.exists():
             return False
         compile_package(module, arguments, path)
         return True
 
     def is_compiled(self, name: str, width: int) -> bool:
         """Whether the step can be loaded without compiling."""
-        return self.backend == "eager" or package_path(self._defined[name, width][2]).exists()
+        return self.backend != "inductor" or package_path(self._defined[name, width][2]).exists()
 
     @property
     def defined(self) -> list[tuple[str, int]]:

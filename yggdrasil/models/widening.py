@@ -24,7 +24,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import safe_open
@@ -32,6 +32,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from yggdrasil.errors import YggdrasilError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM")
 ROPE_TYPES_WITHOUT_DIMENSION = ("default", "linear", "llama3")  # scale each frequency by itself
@@ -148,6 +151,32 @@ def widen_checkpoint(
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return report
+
+
+def widen_in_memory(checkpoint: Path, shape: ModelShape, device: torch.device, *, seed: int = 0) -> "PreTrainedModel":
+    """The model that ``widen_checkpoint`` would write, as bfloat16 on ``device``, without going through a disk.
+
+    New weights are drawn on the device, so they differ from the written ones there; the function is the same. Raises
+    YggdrasilError when the source cannot be widened to ``shape``.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    source = _Source.open(checkpoint)
+    _check_shape(source, shape)
+    tie = source.is_tied()
+    filler = _find_filler(source, seed)[0] if shape.vocab_size > source.shape.vocab_size else 0
+    layout = _Layout.between(source, shape, filler)
+    raw = _wide_config(source, layout, tie)
+    config = AutoConfig.for_model(**{key: value for key, value in raw.items() if key != "dtype"})
+    with torch.device(device):
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    model = model.eval().to(device)
+    parameters = dict(model.named_parameters())
+    with torch.no_grad():
+        for name, tensor in _wide_tensors(source, layout, tie, torch.Generator(device).manual_seed(seed)):
+            parameters.pop(name).copy_(tensor)
+    assert not parameters, f"no weight for {sorted(parameters)}"
+    return model
 
 
 # ==== the source ====
@@ -413,17 +442,18 @@ def _scaled(tensor: Tensor, factor: float) -> Tensor:
 
 def _widen(narrow: Tensor, axes: tuple[Tensor, Tensor], generator: torch.Generator) -> Tensor:
     """Return the wide tensor of a source weight [R, C], or of a vector [R] whose column axis is not looked at."""
-    rows, columns = axes
+    device = generator.device
+    rows, columns, narrow = axes[0].to(device), axes[1].to(device), narrow.to(device)
     if narrow.dim() == 1:
         return _widen(narrow[:, None], (rows, torch.zeros(1, dtype=torch.long)), generator)[:, 0].contiguous()
     size = (len(rows), len(columns))
     if (rows == RANDOM).any() or (columns == RANDOM).any():
         std, mean = (value.item() for value in torch.std_mean(narrow.float(), correction=0))
-        wide = torch.randn(size, generator=generator).mul_(std or 0.02).add_(mean).to(narrow.dtype)
+        wide = torch.randn(size, generator=generator, device=device).mul_(std or 0.02).add_(mean).to(narrow.dtype)
         wide[rows == ZERO] = 0
         wide[:, columns == ZERO] = 0
     else:
-        wide = torch.zeros(size, dtype=narrow.dtype)
+        wide = torch.zeros(size, dtype=narrow.dtype, device=device)
     real_rows, real_columns = (rows >= 0).nonzero()[:, 0], (columns >= 0).nonzero()[:, 0]
     wide[real_rows[:, None], real_columns] = narrow[rows[real_rows, None], columns[real_columns]]
     return wide
@@ -476,8 +506,8 @@ class _ShardWriter:
         self._pending_bytes = 0
 
 
-def _write_config(folder: Path, source: _Source, layout: _Layout, tie: bool) -> None:
-    """Write config.json with the new dimensions and copy the tokenizer's files."""
+def _wide_config(source: _Source, layout: _Layout, tie: bool) -> dict[str, Any]:
+    """The source's config.json with the new dimensions."""
     wide = layout.shape
     config = dict(source.raw_config)
     config |= {
@@ -494,6 +524,12 @@ def _write_config(folder: Path, source: _Source, layout: _Layout, tie: bool) -> 
     layer_types = source.config.get("layer_types")
     if layer_types:
         config["layer_types"] = [layer_types[origin] for origin, _ in layout.layers]
+    return config
+
+
+def _write_config(folder: Path, source: _Source, layout: _Layout, tie: bool) -> None:
+    """Write config.json with the new dimensions and copy the tokenizer's files."""
+    config = _wide_config(source, layout, tie)
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     for pattern in COPIED_FILES:
         for file in source.path.glob(pattern):

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pandas as pd
+from torch import Tensor
 
 from yggdrasil.engine.actions import Iteration
 from yggdrasil.engine.decoder import Decoder
@@ -32,6 +33,7 @@ class TreeRecorder:
     """Runs stages in order and keeps every verified tree; an ``Executor``."""
 
     tree: TokenTree
+    order: Tensor  # [N] int64, nodes from best to worst, where the target reads them
     kept: list[Snapshot] = field(default_factory=list)
     _in_order: InOrderExecutor = field(default_factory=InOrderExecutor)
 
@@ -45,13 +47,13 @@ class TreeRecorder:
 
     def _snapshot(self, iteration: Iteration) -> Snapshot:
         assert iteration.outcome is not None
-        assert iteration.ranking is not None
         size = self.tree.size
-        verified = {node for node in iteration.ranking[: iteration.shape.verify_width].tolist() if node < size}
+        nodes = sorted(self.order[: iteration.shape.verify_width].tolist())  # by row
+        verified = {node for node in nodes if node < size}
         buffers = (self.tree.tokens, self.tree.parents, self.tree.depths, self.tree.scores)
         tokens, parents, depths, scores = (buffer[:size].tolist() for buffer in buffers)
-        bonus = iteration.outcome.tokens[-1]
-        return Snapshot(tokens, parents, depths, scores, verified, list(iteration.outcome.nodes), bonus)
+        accepted, bonus = [nodes[row] for row in iteration.outcome.rows], iteration.outcome.tokens[-1]
+        return Snapshot(tokens, parents, depths, scores, verified, accepted, bonus)
 
 
 def record_trees(decoder: Decoder, prompts: Sequence[str], each: int = 2, max_new_tokens: int = 32) -> pd.DataFrame:
@@ -65,7 +67,7 @@ def record_trees(decoder: Decoder, prompts: Sequence[str], each: int = 2, max_ne
     rows: list[tuple[object, ...]] = []
     try:
         for number, prompt in enumerate(prompts):
-            recorder = engine.executor = TreeRecorder(engine.tree)
+            recorder = engine.executor = TreeRecorder(engine.tree, engine.target.order)
             tokens = decoder.encode(prompt)[-256:]
             decoder.generate(tokens, max_new_tokens=max_new_tokens)
             order = sorted(range(len(recorder.kept)), key=lambda i: -len(recorder.kept[i].accepted))

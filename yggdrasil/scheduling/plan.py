@@ -19,6 +19,7 @@ PACKAGE_PREFIX = "yggdrasil:"  # sources inside the installed package, whatever 
 
 # "head": the predictor reads the head draft's candidates too, so that draft comes before the depth.
 DepthSource = Literal["predictor", "head", "mean"]
+DeviceName = Literal["cpu", "cuda"]
 
 
 @dataclass(frozen=True)
@@ -148,6 +149,7 @@ class Plan:
     predicted: Expectation
     rejected: list[Expectation] = field(default_factory=list)  # what else was considered
     weights: Literal["full", "int8"] = "full"  # of the target's linear layers
+    device: DeviceName = "cpu"  # where both models run
     search: SearchResult | None = None  # where a schedule search chose the stages
 
     def __post_init__(self) -> None:

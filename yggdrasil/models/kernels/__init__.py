@@ -2,10 +2,15 @@
 
 Each operator has a schema, a shape function and a portable implementation in PyTorch (any device). On CPUs a native
 implementation is compiled once a machine from ``ops.cpp`` and takes the portable one's place; where no compiler is
-found the portable one stays, slower and otherwise equal.
+found the portable one stays, slower and otherwise equal. On CUDA devices ``cuda.py`` does the same with Triton.
 
 Dims: W rows of the step, Hq query heads, Hkv key heads, D head size, S cache capacity, T tree slots.
 """
+
+import sys
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,6 +35,7 @@ _library.define(
 )
 _library.define("top_candidates(Tensor values, int k) -> (Tensor, Tensor)")
 _library.define("move_rows(Tensor(a!)[] caches, Tensor sources, int destination) -> ()")
+_library.define("keep_rows(Tensor(a!)[] caches, Tensor start, Tensor rows, Tensor count) -> ()")
 
 _library.define("read_words(Tensor buffer, int num_threads) -> int")
 
@@ -110,6 +116,19 @@ def _read_words(buffer: Tensor, num_threads: int) -> int:
     return int(buffer.view(torch.int64).sum())
 
 
+def _keep_rows(
+    caches: list[Tensor],  # each [Hkv, S, D]
+    start: Tensor,  # [1] int64, first slot of the step
+    rows: Tensor,  # [W] int64, ascending; the first ``count`` are accepted
+    count: Tensor,  # [1] int64
+) -> None:
+    """Move accepted rows to the slots from ``start`` on, lengths unknown to the host: the rest move onto themselves."""
+    places = torch.arange(rows.numel(), device=rows.device)
+    sources = start + torch.where(places < count, rows, places)
+    for cache in caches:
+        cache.index_copy_(1, start + places, cache.index_select(1, sources))
+
+
 def _packed_linear_shape(x: Tensor, packed: Tensor, bias: Tensor | None, out_features: int, num_threads: int) -> Tensor:
     return x.new_empty((*x.shape[:-1], out_features))
 
@@ -138,7 +157,7 @@ def _tree_attention_shape(  # noqa: PLR0913
     return query.new_empty((1, query.shape[2], query.shape[1], query.shape[3]))
 
 
-_portable = {
+_portable: dict[str, Callable[..., Any]] = {
     "pack_linear": _pack_linear,
     "packed_linear": _packed_linear,
     "packed_linears": _packed_linears,
@@ -149,8 +168,30 @@ _portable = {
     "move_rows": _move_rows,
     "read_words": _read_words,
 }
-for _name, _function in _portable.items():
-    _library.impl(_name, _function, "CUDA")
+
+
+@lru_cache(1)
+def cuda_operators() -> dict[str, Callable[..., Any]]:
+    """Implementations on CUDA devices: Triton kernels where Triton is installed, else the portable ones."""
+    functions = {**_portable, "keep_rows": _keep_rows}
+    try:
+        from . import cuda
+
+        cuda.check()
+    except (ImportError, RuntimeError, OSError) as error:
+        print(f"yggdrasil: no Triton, so attention on the GPU is slower ({error})", file=sys.stderr)  # noqa: T201
+        return functions
+    return cuda.with_fallback(functions)
+
+
+def _on_cuda(name: str) -> Callable[..., Any]:
+    """The CUDA operator ``name``, looked up when first called: a CPU never imports Triton."""
+    return lambda *arguments: cuda_operators()[name](*arguments)
+
+
+for _name in (*_portable, "keep_rows"):
+    _library.impl(_name, _on_cuda(_name), "CUDA")
+_library.impl("keep_rows", _keep_rows, "CPU")
 torch.library.register_fake("yggdrasil::packed_linear", _packed_linear_shape, lib=_library)
 torch.library.register_fake("yggdrasil::int8_linear", _int8_linear_shape, lib=_library)
 torch.library.register_fake("yggdrasil::packed_linears", _packed_linears_shape, lib=_library)

@@ -1,0 +1,196 @@
+"""Captured steps on a CPU, where a capture is the work itself: the call path of a GPU, the tokens of transformers."""
+
+import pytest
+import torch
+from test_engine import PROMPT, TREES
+from tiny_pair import TEXT, OracleDrafter, addresses, cache_rows
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from yggdrasil.acceptance.sampling import SamplingParams
+from yggdrasil.acceptance.speculation import Speculation
+from yggdrasil.engine.parity import ProbeText, measure_parity
+from yggdrasil.engine.policy import PLAIN_POLICY, FixedPolicy
+from yggdrasil.engine.trace import Trace
+from yggdrasil.errors import YggdrasilError
+from yggdrasil.models.graphs import Recorder
+from yggdrasil.scheduling.executors import InOrderExecutor
+from yggdrasil.scheduling.stages import HEAD_FIRST_ORDER, STAGES, Schedule
+from yggdrasil.tree.objective import TreeShape
+
+NUM_TOKENS = 60
+# Operators whose result the host needs at once: on a GPU each would wait for the device, and none can be captured.
+WAITING = {"aten::_local_scalar_dense", "aten::item", "aten::is_nonzero", "aten::nonzero", "aten::masked_select"}
+
+
+@pytest.mark.parametrize("shape", TREES, ids=str)
+def test_tokens_equal_transformers(pair, shape):
+    decoder = pair.decoder(FixedPolicy(shape), backend="cudagraph")
+    generation = decoder.generate(PROMPT, max_new_tokens=NUM_TOKENS)
+
+    assert generation.tokens == pair.reference(PROMPT, NUM_TOKENS)
+    assert (
+        generation.metrics.iterations
+        == pair.decoder(FixedPolicy(shape)).generate(PROMPT, max_new_tokens=NUM_TOKENS).metrics.iterations
+    )
+
+
+def test_a_depth_chosen_after_the_head_draft(pair):
+    decoder = pair.decoder(FixedPolicy(TreeShape(4, 3, 8)), backend="cudagraph", stages=HEAD_FIRST_ORDER)
+
+    assert decoder.generate(PROMPT, max_new_tokens=NUM_TOKENS).tokens == pair.reference(PROMPT, NUM_TOKENS)
+
+
+OTHER_VARIANTS = [
+    (name, variant)
+    for name, variants in STAGES.items()
+    for variant in list(variants)[1:]
+    if (name, variant) != ("depth_prediction", "informed")
+]
+
+
+@pytest.mark.parametrize(("name", "variant"), OTHER_VARIANTS, ids="=".join)
+def test_other_schedules_are_refused(pair, name, variant):
+    stages = Schedule.of({name: variant}).labels
+    message = f"cannot run the stage {name}={variant}; take a plan with {name}="
+    for options in ({"stages": stages}, {"other_stages": [stages]}):
+        with pytest.raises(YggdrasilError, match=message):
+            pair.decoder(PLAIN_POLICY, backend="cudagraph", **options)
+    decoder = pair.decoder(FixedPolicy(TreeShape(4, 3, 8)), backend="cudagraph")
+    with pytest.raises(YggdrasilError, match=message):
+        decoder.assembly.engine.use(stages)
+
+    assert decoder.generate(PROMPT, max_new_tokens=5).tokens == pair.reference(PROMPT, 5)
+
+
+HOST_DECIDES = {
+    "drawn": {"sampling": SamplingParams(temperature=1.0, seed=1)},
+    "log-probabilities": {"sampling": SamplingParams(logprobs=1)},
+    "plain and drawn": {"sampling": SamplingParams(temperature=1.0, seed=1), "speculation": False},
+    "k-ary": {"speculation": Speculation(expansion=(2, 1))},
+}
+
+
+@pytest.mark.parametrize("options", HOST_DECIDES.values(), ids=HOST_DECIDES)
+def test_what_the_host_decides_is_refused_before_anything_runs(pair, options):
+    decoder = pair.decoder(FixedPolicy(TreeShape(4, 3, 8)), backend="cudagraph")
+    for _ in range(2):
+        with pytest.raises(YggdrasilError, match="not served there yet; decode greedily, or on the CPU"):
+            decoder.start(PROMPT, max_new_tokens=5, **options)
+
+    assert decoder.generate(PROMPT, max_new_tokens=5).tokens == pair.reference(PROMPT, 5)
+
+
+def test_parity_is_refused(pair):
+    decoder = pair.decoder(PLAIN_POLICY, backend="cudagraph")
+    with pytest.raises(YggdrasilError, match="captured steps"):
+        measure_parity(decoder.assembly, [ProbeText("text", PROMPT)], 3)
+
+
+def test_a_target_of_captured_steps_refuses_what_it_cannot_tell(pair):
+    engine = pair.decoder(PLAIN_POLICY, backend="cudagraph").assembly.engine
+    with pytest.raises(YggdrasilError, match="take a plan with accept=device"):
+        engine.target.accept_on_host((), 8, engine.tree)
+    with pytest.raises(YggdrasilError, match="take a plan with head_draft=after"):
+        engine.target.guesses((), 8)
+
+
+def test_a_measurement_waits_after_every_stage(pair):
+    decoder = pair.decoder(FixedPolicy(TreeShape(4, 3, 8)), backend="cudagraph")
+    waits = []
+    decoder.assembly.engine.executor = InOrderExecutor(lambda: waits.append(1))
+    generation = decoder.generate(PROMPT, max_new_tokens=30)
+
+    assert len(waits) == generation.metrics.iterations * len(STAGES)
+
+
+def test_a_drafter_on_the_host(pair):
+    reference = pair.reference(PROMPT, NUM_TOKENS)
+    drafter = OracleDrafter([*PROMPT, *reference])
+    generation = pair.decoder(FixedPolicy(TreeShape(4, 3, 16)), backend="cudagraph", drafter=drafter).generate(
+        PROMPT, max_new_tokens=NUM_TOKENS
+    )
+
+    assert generation.tokens == reference
+    assert 0 < generation.metrics.acceptance_rate < 1
+
+
+class Listener:
+    """Notes what a policy's learner is told."""
+
+    def begin(self):
+        self.heard = []
+
+    def observe(self, promised, accepted):
+        self.heard.append((promised, accepted))
+
+    def settle(self, tokens, milliseconds, *, rested):
+        return
+
+
+def test_promises_come_back_with_the_outcome(pair, monkeypatch):
+    """The expectation of the verified nodes, ranked by the step itself, equals what the engine reads before it."""
+
+    def promises(backend):
+        policy = FixedPolicy(TreeShape(4, 4, 8))
+        policy.learner = Listener()
+        noted = []
+        monkeypatch.setattr(Trace, "note", lambda self, shape, tokens, expected, ms: noted.append(expected))
+        pair.decoder(policy, backend=backend).generate(PROMPT, max_new_tokens=NUM_TOKENS)
+        return policy.learner.heard, noted
+
+    heard, noted = promises("eager")
+    assert promises("cudagraph") == (heard, noted)
+    assert len({promised for promised, _ in heard}) > 3
+    assert len(set(noted)) > 3
+
+
+def test_rows_are_kept_on_the_device(pair):
+    decoder = pair.decoder(FixedPolicy(TreeShape(4, 4, 16)), backend="cudagraph")
+    generation = decoder.generate(PROMPT, max_new_tokens=50)
+    target = decoder.assembly.engine.target
+    expected = cache_rows(pair.plain_target, [*PROMPT, *generation.tokens])
+
+    length = min(target.length, len(PROMPT) + 49)
+    for ours, theirs in zip(target.runner.cache.tensors(), expected, strict=True):
+        torch.testing.assert_close(ours[:, :length], theirs[:, :length], atol=1e-4, rtol=1e-4)
+
+
+def test_recording_ahead_changes_no_token_and_moves_no_buffer(pair):
+    decoder = pair.decoder(FixedPolicy(TreeShape(4, 4, 16)), backend="cudagraph")
+    before = addresses(decoder)
+    decoder.assembly.warm()
+    recorded = decoder.assembly.target.recorder.num_recorded
+    for prompt in (PROMPT, TEXT[30:41]):
+        assert decoder.generate(prompt, max_new_tokens=30).tokens == pair.reference(prompt, 30)
+
+    assert decoder.assembly.target.recorder.num_recorded == recorded
+    assert addresses(decoder) == before
+
+
+class NoWaiting(TorchDispatchMode):
+    """Refuses operators that a GPU could only answer by waiting."""
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        name = function._schema.name
+        is_masked = name.startswith("aten::index") and any(
+            index is not None and index.dtype == torch.bool
+            for argument in args
+            if isinstance(argument, list | tuple)
+            for index in argument
+        )
+        if name in WAITING or is_masked:
+            raise AssertionError(f"a step calls {name}")
+        return function(*args, **(kwargs or {}))
+
+
+def test_steps_never_wait_for_the_device(pair, monkeypatch):
+    run = Recorder.run
+
+    def watched(self, work):
+        with NoWaiting():
+            return run(self, work)
+
+    monkeypatch.setattr(Recorder, "run", watched)
+    for policy in (PLAIN_POLICY, FixedPolicy(TreeShape(4, 4, 16)), FixedPolicy(TreeShape(1, 3, 4))):
+        decoder = pair.decoder(policy, backend="cudagraph")
+        assert decoder.generate(PROMPT, max_new_tokens=30).tokens == pair.reference(PROMPT, 30)

@@ -1,0 +1,167 @@
+"""The target model of captured steps: ranking, verification, acceptance and commit in one launch.
+
+The host sends a few integers before a step and reads one small vector after it; nothing in between waits for it. So
+the verify width is chosen before drafting: ranking the tree is part of verification.
+
+Dims: W verified nodes, H hidden size.
+"""
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from yggdrasil.engine.steps import PlainStep, VerifyStep
+from yggdrasil.engine.target import Outcome, not_finite
+from yggdrasil.errors import YggdrasilError
+from yggdrasil.models.buffers import HostBuffer, Readback
+from yggdrasil.models.graphs import Capture
+from yggdrasil.models.runner import ModelRunner, PrefillStep
+from yggdrasil.scheduling.stages import DEFAULT_ORDER, Schedule
+from yggdrasil.tree.growth import rank_nodes
+from yggdrasil.tree.token_tree import TokenTree
+
+# The depth may be chosen before or after the head draft; nothing else differs from the default on captured steps.
+_FREE_VARIANTS = {"depth_prediction": ("now", "informed")}
+_VARIANTS = {name: (variant,) for name, variant in Schedule.parse(DEFAULT_ORDER).variants.items()} | _FREE_VARIANTS
+
+
+def check_capturable(schedule: Schedule) -> None:
+    """YggdrasilError unless captured steps can run ``schedule``: they accept and commit within verification."""
+    for name, variant in schedule.variants.items():
+        if variant not in _VARIANTS[name]:
+            raise YggdrasilError(
+                f"captured steps, which a GPU runs, cannot run the stage {name}={variant}; take a plan with "
+                f"{name}={_VARIANTS[name][0]}, such as calibrate --device cuda writes"
+            )
+
+
+class CapturedTarget:
+    """``TargetModel`` for the backend "cudagraph": the same calls, with the host out of the way."""
+
+    ranks_nodes = True
+
+    def __init__(
+        self, runner: ModelRunner, tree: TokenTree, verify_widths: Sequence[int], prefill_widths: Sequence[int]
+    ) -> None:
+        assert runner.recorder is not None
+        device = runner.loaded.device
+        self.runner = runner
+        self.length = 0
+        self.order = torch.arange(tree.num_nodes, device=device)
+        self.prefill_widths = sorted(prefill_widths)
+        self._tree = tree
+        self._tokens = HostBuffer(self.prefill_widths[-1], device)
+        self._start = HostBuffer(1, device)
+        self._last = HostBuffer(1, device)
+        words = 2 + 2 * max(1, *verify_widths) + 1 + runner.loaded.hidden_size // 2
+        self._readback = Readback(words, device)
+        self.captures: dict[tuple[str, int], Capture] = {}
+        for width in self.prefill_widths:
+            inputs = [self._tokens.tensor[:width], self._start.tensor, self._last.tensor]
+            runner.define("prefill", width, PrefillStep(runner.call, width), inputs)
+            self.captures["prefill", width] = runner.recorder.capture(partial(self._read_one, "prefill", width))
+        runner.define("plain", 1, PlainStep(runner.call), [self._tokens.tensor[:1], self._start.tensor])
+        self.captures["plain", 1] = runner.recorder.capture(partial(self._read_one, "plain", 1))
+        for width in verify_widths:
+            if width == 1:  # the root alone is a plain step
+                continue
+            inputs = [self._start.tensor, self.order, *tree.tensors()]
+            runner.define("verify", width, VerifyStep(runner.call, width), inputs)
+            self.captures["verify", width] = runner.recorder.capture(partial(self._verify, width))
+
+    def warm(self) -> None:
+        """Record every step now. Only between requests: the recorded work runs once."""
+        for capture in self.captures.values():
+            capture.prepare()
+
+    def prefill(self, tokens: Sequence[int]) -> Iterator[Outcome]:
+        """Read ``tokens`` from the start of the cache, a chunk at a time, as ``TargetModel.prefill`` does."""
+        self.length = 0
+        while self.length < len(tokens):
+            remaining = len(tokens) - self.length
+            width = next((w for w in self.prefill_widths if w >= remaining), self.prefill_widths[-1])
+            chunk = tokens[self.length : self.length + width]
+            self._tokens.write(*chunk)
+            self._start.write(self.length)
+            self._last.write(len(chunk) - 1)
+            outputs = self._launch("prefill", width)
+            self.length += len(chunk)
+            rows = list(range(len(chunk)))
+            # The next chunk's states take the place of these.
+            layers = {layer: states.clone() for layer, states in self._layers(outputs, slice(len(chunk))).items()}
+            yield self._outcome(outputs[0], 1)._replace(rows=rows, layers=layers)
+
+    def plain(self, token: int) -> Outcome:
+        """Read ``token``, the last certain one, and choose its successor."""
+        self._tokens.write(token)
+        self._start.write(self.length)
+        outputs = self._launch("plain", 1)
+        return self._outcome(outputs[0], 1)._replace(layers=self._layers(outputs, slice(1)))
+
+    def verify(self, width: int) -> Sequence[Tensor]:
+        """Rank, verify, accept and commit the ``width`` best nodes; waits here, so the stage's time is the device's."""
+        self._start.write(self.length)
+        return self._launch("verify", width)
+
+    def accept(self, outputs: Sequence[Tensor], width: int) -> Outcome:
+        """What verification accepted."""
+        outcome = self._outcome(outputs[0], width)
+        return outcome._replace(layers=self._layers(outputs, outcome.rows))
+
+    def accept_on_host(self, outputs: Sequence[Tensor], width: int, tree: TokenTree) -> Outcome:
+        """YggdrasilError: the device has accepted and committed by then."""
+        raise YggdrasilError("captured steps accept on the device; take a plan with accept=device")
+
+    def guesses(self, outputs: Sequence[Tensor], width: int) -> tuple[Tensor, Tensor]:
+        """YggdrasilError: the choices after every row stay on the device."""
+        raise YggdrasilError("captured steps do not hand out every row's choice; take a plan with head_draft=after")
+
+    def commit(self, rows: Sequence[int]) -> None:
+        """Count the accepted rows; the device has moved them."""
+        self.length += len(rows)
+
+    def _launch(self, name: str, width: int) -> Sequence[Tensor]:
+        """Replay and bring the packed result to the host: the one transfer from the device in an iteration."""
+        packed, *layers = self.captures[name, width]()
+        return self._readback.read(packed), *layers
+
+    def _outcome(self, packed: Tensor, width: int) -> Outcome:
+        count, finite, *rest = packed[: 2 + 2 * width].tolist()
+        if not finite:
+            raise not_finite()
+        expected = packed[2 + 2 * width :][:1].view(torch.float64)
+        hidden = packed[3 + 2 * width :].view(torch.float32).clone()
+        return Outcome(rest[width : width + count], rest[:count], hidden, {}, expected=float(expected))
+
+    def _layers(self, outputs: Sequence[Tensor], rows: list[int] | slice) -> dict[int, Tensor]:
+        wanted = self.runner.call.hidden_layers
+        return {layer: states[rows] for layer, states in zip(wanted, outputs[1:], strict=True)}
+
+    # ==== captured ====
+
+    def _read_one(self, name: str, width: int) -> Sequence[Tensor]:
+        """A prefill or plain step: (packed result, *layers)."""
+        choice, best, hidden, *layers = self.runner.step(name, width)()
+        layers = layers[1:] if name == "prefill" else layers  # a prefill's logits are for choices on the host
+        one, row = torch.ones_like(choice), torch.zeros_like(choice)
+        summary = torch.cat([one, torch.isfinite(best).to(torch.int64), row, choice])
+        return _pack(summary, one, hidden), *layers
+
+    def _verify(self, width: int) -> Sequence[Tensor]:
+        """Everything between drafting and the next iteration: (packed result, *layers)."""
+        order, expected = rank_nodes(self._tree)
+        self.order.copy_(order)
+        summary, hidden, *layers = self.runner.step("verify", width)()
+        count, rows = summary[:1], summary[2 : 2 + width]
+        torch.ops.yggdrasil.keep_rows(self.runner.cache.tensors(), self._start.tensor, rows, count)
+        last = rows.index_select(0, count - 1)
+        # What only variants of stages read stays on the device.
+        return _pack(summary[: 2 + 2 * width], expected[width - 1 : width], hidden.index_select(0, last)), *layers
+
+
+def _pack(summary: Tensor, expected: Tensor, hidden: Tensor) -> Tensor:
+    """One int64 vector: the summary [2 + 2W], then the bits of ``expected`` [1] as float64 and of ``hidden`` [1, H]."""
+    words = expected.to(torch.float64).view(torch.int64), hidden.contiguous().view(torch.int64).flatten()
+    return torch.cat([summary, *words])

@@ -1,0 +1,156 @@
+"""Triton kernels of a CUDA step; ``cuda.py`` launches them.
+
+Grids depend on shapes alone and lengths are read on the device, so a launch captured once serves any context
+length: a program with nothing to do returns at once.
+
+Dims: W rows of the step, G query heads a key head, D head size, S cache capacity, T tree slots, P splits of the keys.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def write_rows(
+    key, value, key_cache, value_cache, offsets, key_head, key_row, value_head, value_row, cache_head,
+    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """Copy row (program 0) of key head (program 1) to its slot. ``*_head``, ``*_row`` are strides in elements."""
+    row, head = tl.program_id(0), tl.program_id(1)
+    slot = tl.load(offsets + 1) + row
+    columns = tl.arange(0, BLOCK_D)
+    inside = columns < HEAD_DIM
+    place = head.to(tl.int64) * cache_head + slot * HEAD_DIM + columns
+    new_key = tl.load(key + head * key_head + row * key_row + columns, mask=inside)
+    new_value = tl.load(value + head * value_head + row * value_row + columns, mask=inside)
+    tl.store(key_cache + place, new_key, mask=inside)
+    tl.store(value_cache + place, new_value, mask=inside)
+
+
+@triton.jit
+def _split_range(
+    offsets, width, split, WINDOW: tl.constexpr, BLOCK_N: tl.constexpr, NUM_SPLITS: tl.constexpr,
+):  # fmt: skip
+    """Slots [first, last) of a split, and how many splits have any. Blocks are dealt out evenly, in order."""
+    context = tl.load(offsets).to(tl.int32)
+    end = tl.load(offsets + 1).to(tl.int32) + width
+    begin = 0
+    if WINDOW > 0:
+        begin = tl.maximum(context - WINDOW, 0) // BLOCK_N * BLOCK_N
+    num_blocks = tl.cdiv(end - begin, BLOCK_N)
+    blocks_each = tl.cdiv(num_blocks, NUM_SPLITS)
+    first = begin + split * blocks_each * BLOCK_N
+    last = tl.minimum(first + blocks_each * BLOCK_N, end)
+    return first, last, tl.cdiv(num_blocks, blocks_each)
+
+
+@triton.jit
+def attend_to_split(
+    query, key_cache, value_cache, offsets, tree_mask, tree_lengths, partial, stats,
+    query_head, query_row, cache_head, num_tree_slots, width, scale, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
+    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, NUM_SPLITS: tl.constexpr,
+):  # fmt: skip
+    """Attention of a block of rows (program 1) of one key head's group (program 0) over one split of the keys.
+
+    ``partial`` [Hq * W, P, D] gets unnormalised sums, ``stats`` [Hq * W, P, 2] the maximum and the sum of weights; both
+    float32, and only splits that have keys are written.
+    """
+    head, split = tl.program_id(0), tl.program_id(2)
+    first, last, _ = _split_range(offsets, width, split, WINDOW, BLOCK_N, NUM_SPLITS)
+    if first >= last:
+        return
+    context = tl.load(offsets).to(tl.int32)
+    member = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)  # row of the group: query head * W + row of the step
+    is_member = member < GROUP * width
+    row = member % width
+    query_heads = head * GROUP + member // width
+    columns = tl.arange(0, BLOCK_D)
+    inside = columns < HEAD_DIM
+    queries = tl.load(
+        query + query_heads[:, None] * query_head + row[:, None] * query_row + columns[None, :],
+        mask=is_member[:, None] & inside[None, :], other=0.0,
+    )  # fmt: skip
+    lowest = tl.zeros([BLOCK_M], dtype=tl.int32)  # first slot of the context that a row sees
+    if WINDOW > 0:
+        lowest = context + tl.load(tree_lengths + row).to(tl.int32) - WINDOW
+    top = tl.full([BLOCK_M], float("-inf"), dtype=tl.float32)
+    total = tl.zeros([BLOCK_M], dtype=tl.float32)
+    mixed = tl.zeros([BLOCK_M, BLOCK_D], dtype=tl.float32)
+    for start in range(first, last, BLOCK_N):
+        slots = start + tl.arange(0, BLOCK_N)
+        is_slot = slots < last
+        place = head.to(tl.int64) * cache_head + slots.to(tl.int64)[:, None] * HEAD_DIM + columns[None, :]
+        held = is_slot[:, None] & inside[None, :]
+        keys = tl.load(key_cache + place, mask=held, other=0.0)
+        scores = tl.dot(queries, tl.trans(keys), input_precision="ieee") * scale
+        if SOFTCAP > 0:
+            scores = SOFTCAP * (2 * tl.sigmoid(2 * scores / SOFTCAP) - 1)  # tanh
+        node = slots - context
+        is_node = is_slot & (node >= 0) & (node < num_tree_slots)
+        allowed = tl.load(
+            tree_mask + row[:, None] * num_tree_slots + node[None, :],
+            mask=is_member[:, None] & is_node[None, :], other=0,
+        )  # fmt: skip
+        visible = ((slots < context) & is_slot)[None, :] & (slots[None, :] >= lowest[:, None])
+        scores = tl.where(visible | (allowed != 0), scores, float("-inf"))
+        new_top = tl.maximum(top, tl.max(scores, 1))
+        # NOTE: rows that have seen no key yet keep a maximum of -inf, and -inf - -inf is not a number.
+        shift = tl.where(new_top == float("-inf"), 0.0, new_top)
+        fade = tl.exp(top - shift)
+        weights = tl.exp(scores - shift[:, None])
+        values = tl.load(value_cache + place, mask=held, other=0.0)
+        total = total * fade + tl.sum(weights, 1)
+        mixed = mixed * fade[:, None] + tl.dot(weights.to(values.dtype), values, input_precision="ieee")
+        top = new_top
+    out = (query_heads.to(tl.int64) * width + row) * NUM_SPLITS + split
+    tl.store(partial + out[:, None] * HEAD_DIM + columns[None, :], mixed, mask=is_member[:, None] & inside[None, :])
+    tl.store(stats + out * 2, top, mask=is_member)
+    tl.store(stats + out * 2 + 1, total, mask=is_member)
+
+
+@triton.jit
+def merge_splits(
+    partial, stats, output, offsets, width,
+    WINDOW: tl.constexpr, NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
+    NUM_SPLITS: tl.constexpr, BLOCK_P: tl.constexpr,
+):  # fmt: skip
+    """Combine the splits of one row of one query head (program 0: head * W + row) into ``output`` [W, Hq, D]."""
+    member = tl.program_id(0)
+    _, _, num_used = _split_range(offsets, width, 0, WINDOW, BLOCK_N, NUM_SPLITS)
+    splits = tl.arange(0, BLOCK_P)
+    is_used = splits < num_used
+    columns = tl.arange(0, BLOCK_D)
+    inside = columns < HEAD_DIM
+    place = member.to(tl.int64) * NUM_SPLITS + splits
+    top = tl.load(stats + place * 2, mask=is_used, other=float("-inf"))
+    total = tl.load(stats + place * 2 + 1, mask=is_used, other=0.0)
+    weight = tl.exp(top - tl.max(top, 0))
+    sums = tl.load(
+        partial + place[:, None] * HEAD_DIM + columns[None, :], mask=is_used[:, None] & inside[None, :], other=0.0
+    )
+    mixed = tl.sum(sums * weight[:, None], 0) / tl.sum(total * weight, 0)
+    row, head = member % width, member // width
+    out = (row * NUM_HEADS + head).to(tl.int64) * HEAD_DIM + columns
+    tl.store(output + out, mixed.to(output.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def keep_rows(
+    caches, start, rows, count, cache_head,
+    ELEMENT: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """Move the accepted rows of one key head (program 1) of one buffer (program 0) to the slots from ``start`` on.
+
+    ``caches`` holds the buffers' addresses. Sources ascend and never lie before their destination, so a row is read
+    before anything is written over it.
+    """
+    buffer = tl.load(caches + tl.program_id(0)).to(tl.pointer_type(ELEMENT))
+    columns = tl.arange(0, BLOCK_D)
+    inside = columns < HEAD_DIM
+    first = tl.load(start)
+    base = buffer + tl.program_id(1).to(tl.int64) * cache_head + first * HEAD_DIM
+    for i in range(0, tl.load(count).to(tl.int32)):
+        source = tl.load(rows + i)
+        moved = tl.load(base + source * HEAD_DIM + columns, mask=inside)
+        tl.store(base + i * HEAD_DIM + columns, moved, mask=inside)
