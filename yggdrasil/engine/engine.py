@@ -98,9 +98,9 @@ class Engine:
             tokens = len(certain.tokens) if self._keeps_books_late else len(stream.tokens) - emitted
             state = state.following()
             elapsed_ns = perf_counter_ns() - start
-            if policy.learner is not None:
-                # Loading a step happens once and says nothing of what the next iteration costs.
-                policy.learner.settle(tokens, (elapsed_ns - (BuildClock.ns - built)) / 1e6, rested=rested)
+            # An iteration that loaded a step, and then ran it for the first time, says nothing of what the next costs.
+            if policy.learner is not None and BuildClock.ns == built:
+                policy.learner.settle(tokens, elapsed_ns / 1e6, rested=rested)
             trace.decode_ns += elapsed_ns
             yield stream.release()
         yield stream.release()
