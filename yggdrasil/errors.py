@@ -15,3 +15,8 @@ class YggdrasilError(Exception):
 
 class ArtifactError(YggdrasilError):
     """A profile, predictor, plan or checkpoint on disk is missing, damaged, or does not fit what it is used with."""
+
+
+def first_line(error: object) -> str:
+    """The first line of what an error says, or its kind where it says nothing: for a sentence that names the cause."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from yggdrasil.acceptance.sampling import Constraint
-from yggdrasil.errors import YggdrasilError
+from yggdrasil.errors import YggdrasilError, first_line
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
@@ -47,7 +47,7 @@ class Grammar:
             return allowed
         packed = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
         if self._matcher.is_error():
-            raise YggdrasilError(f"the constraint could not be followed: {_first_line(self._matcher.get_error())}")
+            raise YggdrasilError(f"the constraint could not be followed: {first_line(self._matcher.get_error())}")
         return torch.from_numpy(np.unpackbits(packed, count=vocab_size, bitorder="little").astype(np.bool_))
 
     def forced(self, path: Sequence[int]) -> list[int]:
@@ -99,13 +99,13 @@ class GrammarCompiler:
         try:
             grammar = _to_llguidance(constraint)
         except ValueError as error:
-            raise YggdrasilError(f"the {constraint.kind} is not valid: {_first_line(error)}") from error
+            raise YggdrasilError(f"the {constraint.kind} is not valid: {first_line(error)}") from error
         fault = LLMatcher.validate_grammar(grammar, self._tokenizer)
         if fault:
-            raise YggdrasilError(f"the {constraint.kind} is not valid: {_first_line(fault)}")
+            raise YggdrasilError(f"the {constraint.kind} is not valid: {first_line(fault)}")
         matcher = LLMatcher(self._tokenizer, grammar, log_level=0)
         if matcher.is_error():
-            raise YggdrasilError(f"the {constraint.kind} is not valid: {_first_line(matcher.get_error())}")
+            raise YggdrasilError(f"the {constraint.kind} is not valid: {first_line(matcher.get_error())}")
         return Grammar(matcher, self._eos)
 
 
@@ -126,7 +126,3 @@ def _shared_length(left: Sequence[int], right: Sequence[int]) -> int:
     if left == right[: len(left)]:
         return len(left)
     return next(i for i, token in enumerate(left) if i == len(right) or token != right[i])
-
-
-def _first_line(error: object) -> str:
-    return (str(error).strip().splitlines() or ["unknown fault"])[0]

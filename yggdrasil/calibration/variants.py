@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from yggdrasil.calibration.settings import PairSource
 from yggdrasil.engine.decoder import DTYPES, DtypeName
+from yggdrasil.errors import first_line
 from yggdrasil.models.cache import StaticCache
 from yggdrasil.models.compiled import Backend, Step, build_step
 from yggdrasil.models.loading import LoadedModel, load_model
@@ -100,9 +101,7 @@ def time_variants(source: PairSource, context: int, rounds: int, progress: Calla
         try:
             rows += _time_pair(variant, _built(variant, source, context), own, rounds)
         except (RuntimeError, ValueError, TypeError, AttributeError, NotImplementedError) as error:
-            rows.append(
-                {"variant": variant.name, "failed": (str(error).splitlines() or [type(error).__name__])[0][:120]}
-            )
+            rows.append({"variant": variant.name, "failed": first_line(error)[:120]})
         torch._dynamo.reset()
         gc.collect()
         progress((i + 1) / len(rivals))

@@ -6,6 +6,7 @@ Dims: W rows, N tree nodes, M calibration knots.
 import torch
 from torch import Tensor, nn
 
+from yggdrasil.drafters.steps import read_nodes
 from yggdrasil.models.runner import ModelCall
 from yggdrasil.tree.growth import offer_candidates
 from yggdrasil.tree.token_tree import NO_SCORE, TokenTree
@@ -50,9 +51,7 @@ class ChosenStep(nn.Module):
         tree = TokenTree(*tree_buffers)
         root, first, count = place[:1], place[1:2], place[2:]
         nodes = attach_chosen(tree, first, count, entries)
-        offsets = torch.cat([root, root + first])  # node i lives in slot root + i
-        positions = root + tree.depths[nodes]
-        logits = self._call[0](weights, caches, tree.tokens[nodes], positions, tree.ancestors[nodes], offsets).logits
+        logits = read_nodes(self._call[0], weights, caches, tree, (root, first), nodes)
         offer_candidates(tree, nodes, logits, knots)
         return (nodes,)
 

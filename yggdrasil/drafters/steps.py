@@ -11,6 +11,25 @@ from yggdrasil.tree.growth import attach_best, likeliest, offer, offer_candidate
 from yggdrasil.tree.token_tree import TokenTree
 
 
+def read_nodes(
+    call: ModelCall,
+    weights: list[Tensor],
+    caches: list[Tensor],
+    tree: TokenTree,
+    place: tuple[Tensor, Tensor],
+    nodes: Tensor,
+    rows: Tensor | None = None,
+) -> Tensor:
+    """Logits [R, V] after the attached ``nodes`` [W], of all or of ``rows`` [R]; their keys go to the nodes' slots.
+
+    ``place``: the root's position [1] and the number of the first node [1]; node i lives in slot root + i.
+    """
+    root, first = place
+    offsets = torch.cat([root, root + first])
+    positions = root + tree.depths[nodes]
+    return call(weights, caches, tree.tokens[nodes], positions, tree.ancestors[nodes], offsets, rows).logits
+
+
 class HeadStep(nn.Module):
     """Read the newly certain tokens (padded to W), plant the last as root, offer its continuations.
 
@@ -61,9 +80,7 @@ class GrowStep(nn.Module):
         tree = TokenTree(*tree_buffers)
         root, first = place[:1], place[1:]
         nodes = attach_best(tree, first, self._width)
-        offsets = torch.cat([root, root + first])  # node i lives in slot root + i
-        positions = root + tree.depths[nodes]
-        logits = self._call[0](weights, caches, tree.tokens[nodes], positions, tree.ancestors[nodes], offsets).logits
+        logits = read_nodes(self._call[0], weights, caches, tree, (root, first), nodes)
         offer_candidates(tree, nodes, logits, knots)
         return (nodes,)
 
@@ -98,10 +115,8 @@ class ReadStep(nn.Module):
         tree = TokenTree(*tree_buffers)
         root, first = place[:1], place[1:]
         nodes = first + torch.arange(self._width, device=first.device)
-        offsets = torch.cat([root, root + first])
-        positions = root + tree.depths[nodes]
         last = torch.full_like(first, self._width - 1)
-        self._call[0](weights, caches, tree.tokens[nodes], positions, tree.ancestors[nodes], offsets, last)
+        read_nodes(self._call[0], weights, caches, tree, (root, first), nodes, last)
         return (nodes,)
 
 

@@ -6,6 +6,7 @@ Dims: W verified nodes (root included), N tree nodes, V vocabulary, H hidden siz
 import torch
 from torch import Tensor, nn
 
+from yggdrasil.engine.steps import read_token, read_tree
 from yggdrasil.models.runner import ModelCall
 from yggdrasil.tree.token_tree import TokenTree
 
@@ -21,9 +22,7 @@ class PlainLogitsStep(nn.Module):
         self, weights: list[Tensor], caches: list[Tensor], token: Tensor, position: Tensor
     ) -> tuple[Tensor, ...]:
         """``token`` and ``position`` [1] int64. Returns (logits [1, V], hidden [1, H], *layers [1, H])."""
-        offsets = position.expand(2).contiguous()
-        mask = torch.ones(1, 1, dtype=torch.bool, device=token.device)
-        logits, hidden, layers = self._call[0](weights, caches, token, position, mask, offsets)
+        logits, hidden, layers = read_token(self._call[0], weights, caches, token, position)
         return logits, hidden.float(), *layers
 
 
@@ -46,13 +45,8 @@ class VerifyLogitsStep(nn.Module):
 
         The layout's rows are nodes, tokens, parent rows, and 1 where the row exists (0: padding).
         """
-        tree, width = TokenTree(*tree_buffers), self._width
-        nodes = order[:width].sort().values  # parents before children
-        tokens = tree.tokens[nodes]
-        ancestors = tree.ancestors[nodes][:, nodes]  # [W, W]
-        exists = torch.isfinite(tree.scores[nodes])
-        row_of = torch.zeros_like(tree.tokens).index_copy(0, nodes, torch.arange(width, device=nodes.device))
-        offsets = root.expand(2).contiguous()
-        logits, hidden, layers = self._call[0](weights, caches, tokens, root + tree.depths[nodes], ancestors, offsets)
-        layout = torch.stack([nodes, tokens, row_of[tree.parents[nodes]], exists.to(torch.int64)])
+        rows, (logits, hidden, layers) = read_tree(
+            self._call[0], weights, caches, root, order[: self._width], TokenTree(*tree_buffers)
+        )
+        layout = torch.stack([rows.nodes, rows.tokens, rows.parents, rows.exist.to(torch.int64)])
         return layout, logits, hidden.float(), *layers

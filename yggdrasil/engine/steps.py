@@ -3,12 +3,50 @@
 Dims: W verified nodes (root included), N tree nodes, V vocabulary, H hidden size.
 """
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor, nn
 
 from yggdrasil.acceptance.greedy import accept_greedy
-from yggdrasil.models.runner import ModelCall
+from yggdrasil.models.runner import Forward, ModelCall
 from yggdrasil.tree.token_tree import TokenTree
+
+
+class TreeRows(NamedTuple):
+    """What the rows of a pass over a tree hold; row 0 is the root, parents come before children."""
+
+    nodes: Tensor  # [W] int64
+    tokens: Tensor  # [W] int64
+    parents: Tensor  # [W] int64, rows
+    ancestors: Tensor  # [W, W] bool, rows
+    exist: Tensor  # [W] bool, false for padding
+
+
+def read_token(
+    call: ModelCall, weights: list[Tensor], caches: list[Tensor], token: Tensor, position: Tensor
+) -> Forward:
+    """One certain token, ``token`` and ``position`` [1] int64."""
+    mask = torch.ones(1, 1, dtype=torch.bool, device=token.device)
+    return call(weights, caches, token, position, mask, position.expand(2).contiguous())
+
+
+def read_tree(
+    call: ModelCall, weights: list[Tensor], caches: list[Tensor], root: Tensor, chosen: Tensor, tree: TokenTree
+) -> tuple[TreeRows, Forward]:
+    """Run the nodes ``chosen`` [W] of a tree through the target, each behind its path. ``root`` [1]: its position."""
+    nodes = chosen.sort().values  # parents before children
+    width = nodes.shape[0]
+    row_of = torch.zeros_like(tree.tokens).index_copy(0, nodes, torch.arange(width, device=nodes.device))
+    rows = TreeRows(
+        nodes=nodes,
+        tokens=tree.tokens[nodes],
+        parents=row_of[tree.parents[nodes]],
+        ancestors=tree.ancestors[nodes][:, nodes],
+        exist=torch.isfinite(tree.scores[nodes]),
+    )
+    offsets = root.expand(2).contiguous()
+    return rows, call(weights, caches, rows.tokens, root + tree.depths[nodes], rows.ancestors, offsets)
 
 
 class PlainStep(nn.Module):
@@ -22,9 +60,7 @@ class PlainStep(nn.Module):
         self, weights: list[Tensor], caches: list[Tensor], token: Tensor, position: Tensor
     ) -> tuple[Tensor, ...]:
         """``token`` and ``position`` [1] int64. Returns (choice [1], its logit [1], hidden [1, H], *layers [1, H])."""
-        offsets = position.expand(2).contiguous()
-        mask = torch.ones(1, 1, dtype=torch.bool, device=token.device)
-        logits, hidden, layers = self._call[0](weights, caches, token, position, mask, offsets)
+        logits, hidden, layers = read_token(self._call[0], weights, caches, token, position)
         best, choice = logits.max(-1)
         return choice, best, hidden.float(), *layers
 
@@ -49,20 +85,16 @@ class VerifyStep(nn.Module):
         The summary is all that the host must read: accepted rows (root included), whether their logits are finite,
         then W rows and W target choices of which the first ``accepted`` count, then every row's choice and node.
         """
-        tree, width = TokenTree(*tree_buffers), self._width
-        nodes = order[:width].sort().values  # parents before children
-        tokens = tree.tokens[nodes]
-        ancestors = tree.ancestors[nodes][:, nodes]  # [W, W]
-        exists = torch.isfinite(tree.scores[nodes])
-        row_of = torch.zeros_like(tree.tokens).index_copy(0, nodes, torch.arange(width, device=nodes.device))
-        offsets = root.expand(2).contiguous()
-        logits, hidden, layers = self._call[0](weights, caches, tokens, root + tree.depths[nodes], ancestors, offsets)
+        width = self._width
+        rows, (logits, hidden, layers) = read_tree(
+            self._call[0], weights, caches, root, order[:width], TokenTree(*tree_buffers)
+        )
         best, choices = logits.max(-1)
-        _, path = accept_greedy(tokens, row_of[tree.parents[nodes]], ancestors, exists, choices)
-        rows = torch.arange(width, device=nodes.device)
-        accepted = torch.where(path, rows, width).sort().values.clamp(max=width - 1)
+        _, path = accept_greedy(rows.tokens, rows.parents, rows.ancestors, rows.exist, choices)
+        numbers = torch.arange(width, device=path.device)
+        accepted = torch.where(path, numbers, width).sort().values.clamp(max=width - 1)
         finite = torch.isfinite(torch.where(path, best, 0.0)).all()
         summary = torch.cat(
-            [path.sum()[None], finite.to(torch.int64)[None], accepted, choices[accepted], choices, nodes]
+            [path.sum()[None], finite.to(torch.int64)[None], accepted, choices[accepted], choices, rows.nodes]
         )
         return summary, hidden.float(), *layers

@@ -17,6 +17,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from yggdrasil.errors import first_line
 from yggdrasil.models.fusion import fuse_shared_inputs
 from yggdrasil.models.kernels.build import cache_root
 
@@ -137,7 +138,7 @@ class InProcessStep:
             return self._run(*self._inputs)
         except TorchDynamoException as error:
             name = f"{self._key.step} of width {self._key.width}"
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            reason = first_line(error)
             print(f"yggdrasil: the step {name} is not compiled and runs slower: {reason}", file=sys.stderr)  # noqa: T201
             self._run = self._module
             return _eager(self._module, self._inputs)

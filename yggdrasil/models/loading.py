@@ -17,7 +17,7 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from yggdrasil.errors import YggdrasilError
+from yggdrasil.errors import YggdrasilError, first_line
 from yggdrasil.models.attention import ATTENTION_NAME
 from yggdrasil.models.packing import pack_linears
 
@@ -84,7 +84,7 @@ def load_model(
     try:
         model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, local_files_only=Path(source).exists()).eval()
     except (OSError, ValueError, RuntimeError) as error:
-        raise YggdrasilError(f"{source} could not be loaded: {_first_line(error)}") from error
+        raise YggdrasilError(f"{source} could not be loaded: {first_line(error)}") from error
     if weights == "int8":
         _quantise(model, str(source))
     return prepare_model(model.to(device), str(source), num_threads, pack=pack)
@@ -125,7 +125,7 @@ def load_config(source: str | Path) -> PretrainedConfig:
     try:
         config: PretrainedConfig = AutoConfig.from_pretrained(source, local_files_only=path.exists())
     except (OSError, ValueError, KeyError, json.JSONDecodeError) as error:
-        raise YggdrasilError(f"{source}: the configuration could not be read: {_first_line(error)}") from error
+        raise YggdrasilError(f"{source}: the configuration could not be read: {first_line(error)}") from error
     return config
 
 
@@ -162,7 +162,7 @@ def load_tokenizer(source: str | Path) -> PreTrainedTokenizerBase:
     try:
         return AutoTokenizer.from_pretrained(source, local_files_only=Path(source).exists())
     except (OSError, ValueError, KeyError) as error:
-        raise YggdrasilError(f"{source}: the tokenizer could not be loaded: {_first_line(error)}") from error
+        raise YggdrasilError(f"{source}: the tokenizer could not be loaded: {first_line(error)}") from error
 
 
 def check_same_tokenizer(
@@ -187,7 +187,3 @@ def check_same_tokenizer(
                 f"{names[0]} and {names[1]} tokenize {text!r} differently: {a} and {b}; use a drafter with the same "
                 "tokenizer"
             )
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
