@@ -18,7 +18,7 @@ class NotingLearner:
     def observe(self, promised, accepted):
         pass
 
-    def settle(self, tokens, milliseconds, *, rested):
+    def settle(self, decision, tokens, milliseconds, *, rested):
         self.milliseconds.append(milliseconds)
 
 

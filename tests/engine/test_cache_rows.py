@@ -28,8 +28,8 @@ class Mixed:
     def choose(self, evidence):
         return self._decision
 
-    def choose_verify_width(self, shape, expected, context):
-        return shape.verify_width
+    def prune(self, shape, expected, context):
+        return Decision(shape)
 
 
 POLICIES = [PLAIN_POLICY, *map(FixedPolicy, (TreeShape(1, 4, 4), TreeShape(4, 4, 16), TreeShape(2, 3, 8))), Mixed()]

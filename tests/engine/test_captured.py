@@ -123,7 +123,7 @@ class Listener:
     def observe(self, promised, accepted):
         self.heard.append((promised, accepted))
 
-    def settle(self, tokens, milliseconds, *, rested):
+    def settle(self, decision, tokens, milliseconds, *, rested):
         return
 
 

@@ -158,13 +158,13 @@ class Watcher:
         self.states.append(torch.from_numpy(evidence.hidden().copy()))
         return self._decision
 
-    def choose_verify_width(self, shape, expected, context):
-        return self._decision.shape.verify_width
+    def prune(self, shape, expected, context):
+        return Decision(shape._replace(verify_width=self._decision.shape.verify_width))
 
     def observe(self, promised, accepted):
         self.observed.append((promised, accepted))
 
-    def settle(self, tokens, milliseconds, *, rested):
+    def settle(self, decision, tokens, milliseconds, *, rested):
         self.settled.append((tokens, rested))
 
 
@@ -201,6 +201,7 @@ def test_objective_policy_uses_many_shapes(pair):
 
 def test_objective_policy_takes_plain_steps_where_speculation_costs_too_much(pair):
     policy = made_up_policy(SHAPES, draft_ms=50.0)
+    policy.learner.settle = lambda *_, **__: None  # at the pace that was made up
     generation = pair.decoder(policy).generate(PROMPT, max_new_tokens=30)
 
     assert generation.tokens == pair.reference(PROMPT, 30)

@@ -139,7 +139,7 @@ def test_plain_and_fixed_policies_always_say_the_same():
         assert plain.rest(context).shape == PLAIN_STEP  # never asked for more
         assert fixed.rest(context) is None
         assert fixed.choose(evidence).shape == TreeShape(2, 3, 8)
-        assert fixed.choose_verify_width(TreeShape(2, 1, 8), [1.0, 1.5, 1.6, 1.6], context) == 8
+        assert fixed.prune(TreeShape(2, 1, 8), [1.0, 1.5, 1.6, 1.6], context).shape == TreeShape(2, 1, 8)
         assert evidence.asked == []
 
 
@@ -231,11 +231,13 @@ def test_verify_width_is_the_argmax_once_drafting_is_paid(costs, gains, seed):
     ratios, survival = made_up_tables(seed)
     expected = np.cumsum(gains) + 1.0
     shape = TreeShape(2, 3, 1)
-    width = ObjectivePolicy({100: costs}, ratios, survival, None).choose_verify_width(shape, expected, 100)
+    pruned, tokens, milliseconds = ObjectivePolicy({100: costs}, ratios, survival, None).prune(shape, expected, 100)
 
     paid_ms = costs.head_ms + 2 * costs.draft_ms[2] + costs.overhead_ms
     worth = {w: tokens / (paid_ms + costs.verify_ms[w]) for w, tokens in zip(VERIFY_WIDTHS, expected, strict=True)}
-    assert worth[width] == max(worth.values())
+    assert pruned == shape._replace(verify_width=pruned.verify_width)
+    assert worth[pruned.verify_width] == max(worth.values())
+    assert tokens / milliseconds == pytest.approx(max(worth.values()))
 
 
 def flat_costs(plain_ms):
@@ -291,7 +293,7 @@ def test_the_ablation_maximises_tokens_alone():
     free = StepCosts(0.0, dict.fromkeys(DRAFT_WIDTHS, 1e-9), dict.fromkeys(VERIFY_WIDTHS, 1.0), 0.0, 1.0)
 
     assert worth_of(shape, free, ratios, survival) == pytest.approx(best_worth(free, ratios, survival), rel=1e-6)
-    assert policy.choose_verify_width(shape, [1.0, 1.2, 1.2, 1.1], 100) == 2
+    assert policy.prune(shape, [1.0, 1.2, 1.2, 1.1], 100).shape.verify_width == 2
 
 
 def test_a_machine_that_stood_still_once_does_not_close_the_gate_for_long():
@@ -305,3 +307,33 @@ def test_a_machine_that_stood_still_once_does_not_close_the_gate_for_long():
         gate.settle(1, 1.0, rested=True)
 
     assert 0 < plain_steps < 300
+
+
+def test_promised_times_follow_the_machine_and_so_does_the_choice():
+    """Trees four times as slow as calibrated are promised so, and lose against plain steps at the old price."""
+    ratios, survival = made_up_tables(3)
+    policy = ObjectivePolicy({100: flat_costs(1.5)}, ratios, np.ones_like(survival), None)
+    begin_past_first_step(policy)
+    evidence = GivenEvidence(100)
+    drafted = policy.choose(evidence)
+    assert drafted.shape.depth > 0
+    costs_ms = flat_costs(1.5).iteration_ms(*drafted.shape)
+    assert drafted.milliseconds == costs_ms
+
+    for _ in range(60):
+        decision = policy.choose(evidence)
+        if decision.shape.depth:
+            policy.settle(decision, 1, 4 * flat_costs(1.5).iteration_ms(*decision.shape), rested=False)
+    assert policy.choose(evidence).shape == PLAIN_STEP
+    assert policy.prune(drafted.shape, [1.0, 1.1, 1.2, 1.3], 100).milliseconds > 1.5 * costs_ms
+
+
+def test_plain_steps_are_promised_at_their_own_pace():
+    ratios, survival = made_up_tables(3)
+    policy = ObjectivePolicy({100: flat_costs(2.0)}, ratios, survival, None)
+    for _ in range(60):
+        policy.begin()
+        decision = policy.rest(100)
+        policy.settle(decision, 1, 6.0, rested=True)
+    policy.begin()
+    assert policy.rest(100).milliseconds == pytest.approx(6.0, rel=0.01)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from yggdrasil.engine.promises import KeptPromises
+from yggdrasil.engine.promises import KeptPromises, Paces
 
 
 def test_scores_are_believed_at_first():
@@ -25,3 +25,27 @@ def test_a_change_of_text_is_followed():
     for _ in range(150):
         promises.observe(3.0, 1.5)
     assert promises.honest(4.0) == pytest.approx(2.5, abs=0.2)
+
+
+def test_paces_of_plain_steps_and_trees_are_apart():
+    paces = Paces()
+    for _ in range(100):
+        paces.follow_tree(2.0 * paces.tree, 5.0)
+    assert paces.plain == 1.0
+    assert paces.tree == pytest.approx(2.5, rel=0.01)
+
+
+def test_what_is_not_tried_is_believed_as_calibrated_again():
+    paces = Paces()
+    for _ in range(100):
+        paces.follow_tree(2.0 * paces.tree, 5.0)
+    for _ in range(600):
+        paces.follow_plain(1.0 * paces.plain, 1.5)
+    assert paces.plain == pytest.approx(1.5, rel=0.01)
+    assert paces.tree == pytest.approx(1.5, rel=0.02)
+
+
+def test_a_pause_of_the_machine_is_not_its_pace():
+    paces = Paces()
+    paces.follow_tree(1.0, 10_000.0)
+    assert paces.tree < 1.3

@@ -68,11 +68,8 @@ def compare(
     return results
 
 
-def summarise(results: Sequence[Comparison], plain_ms: float | None = None) -> dict[str, Any]:
-    """The figures of a comparison; ratios are per prompt, then their median, with quartiles as spread.
-
-    ``plain_ms`` is the plan's own cost of a plain step: predictions are scaled by how far plain decoding is from it.
-    """
+def summarise(results: Sequence[Comparison]) -> dict[str, Any]:
+    """The figures of a comparison; ratios are per prompt, then their median, with quartiles as spread."""
     decoded = [result for result in results if result.tree.metrics.iterations]
     tree = [result.tree.metrics for result in decoded]
     plain = [result.plain.metrics for result in decoded]
@@ -82,9 +79,7 @@ def summarise(results: Sequence[Comparison], plain_ms: float | None = None) -> d
     predicted = [m.predicted_tpot_ms for m in tree if m.predicted_tpot_ms]
     tpot = _median([m.tpot_ms for m in tree])
     baseline = _median([m.tpot_ms for m in plain])
-    # The plan's promise is at the speed this machine had when calibrated; plain decoding tells the speed it has now.
-    drift = baseline / plain_ms if plain_ms else 1.0
-    predicted_tpot = _median(predicted) * drift if predicted else None
+    predicted_tpot = _median(predicted) if predicted else None
     return {
         "prompts": len(results),
         "matched": sum(result.matched for result in results),
@@ -98,7 +93,6 @@ def summarise(results: Sequence[Comparison], plain_ms: float | None = None) -> d
         "tpot_ms": tpot,
         "baseline_tpot_ms": baseline,
         "predicted_tpot_ms": predicted_tpot,
-        "machine_drift": drift,
         "speedup": _spread([result.decode_ratio for result in decoded]),
         "end_to_end_speedup": _spread([result.end_to_end_ratio for result in results]),
         "predicted_speedup": baseline / predicted_tpot if predicted_tpot else None,

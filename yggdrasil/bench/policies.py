@@ -21,5 +21,6 @@ class PrunedPolicy:
     def choose(self, evidence: Evidence) -> Decision:
         return self._decision
 
-    def choose_verify_width(self, shape: TreeShape, expected: Sequence[float], context: int) -> int:
-        return choose_verify_width(expected, self._costs.drafting_ms(shape.width, shape.depth), self._costs)
+    def prune(self, shape: TreeShape, expected: Sequence[float], context: int) -> Decision:
+        drafting_ms = self._costs.drafting_ms(shape.width, shape.depth)
+        return Decision(shape._replace(verify_width=choose_verify_width(expected, drafting_ms, self._costs)))

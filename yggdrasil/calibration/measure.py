@@ -54,8 +54,8 @@ class ShapeCycle:
     def choose(self, evidence: Evidence) -> Decision:
         return self._decision
 
-    def choose_verify_width(self, shape: TreeShape, expected: Sequence[float], context: int) -> int:
-        return shape.verify_width
+    def prune(self, shape: TreeShape, expected: Sequence[float], context: int) -> Decision:
+        return Decision(shape)
 
 
 def measured_shapes(shapes: Shapes) -> list[TreeShape]:

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from yggdrasil.engine.policy import Policy
+from yggdrasil.engine.policy import Decision, Policy
 from yggdrasil.predictor.evidence import Float32Array
 from yggdrasil.profiling.simulator import OutcomeCache, ShapeTally, SimulationResult
 from yggdrasil.profiling.traces import TraceSet
-from yggdrasil.tree.objective import PLAIN_STEP, StepCosts, TreeShape
+from yggdrasil.tree.objective import StepCosts
 
 
 class RecordedEvidence:
@@ -49,29 +49,29 @@ def replay(
         index = start
         while index < stop:
             rested = policy.rest(context)
-            if rested is None:
-                shape, accepted = _tree(traces, index, policy, context, cache)
-                spent_head = is_head_first and not shape.depth
-            else:
-                shape, accepted, spent_head = PLAIN_STEP, 0, False
+            decision, accepted = _tree(traces, index, policy, context, cache) if rested is None else (rested, 0)
+            shape = decision.shape
+            spent_head = is_head_first and rested is None and not shape.depth
             milliseconds = costs.iteration_ms(*shape) + (costs.head_ms if spent_head else 0.0)
             if policy.learner is not None:
-                policy.learner.settle(accepted + 1, milliseconds, rested=rested is not None)
+                policy.learner.settle(decision, accepted + 1, milliseconds, rested=rested is not None)
             tally.add(shape, accepted, milliseconds)
             index += accepted + 1
     return tally.result(traces.num_positions)
 
 
-def _tree(traces: TraceSet, index: int, policy: Policy, context: int, cache: OutcomeCache) -> tuple[TreeShape, int]:
-    """The shape verified at row ``index``, and how many drafted tokens it gave."""
-    shape = policy.choose(RecordedEvidence(traces, index, context)).shape
+def _tree(traces: TraceSet, index: int, policy: Policy, context: int, cache: OutcomeCache) -> tuple[Decision, int]:
+    """What is verified at row ``index``, and how many drafted tokens it gives."""
+    decision = policy.choose(RecordedEvidence(traces, index, context))
+    shape = decision.shape
     if not shape.depth:
-        return shape, 0
+        return decision, 0
     outcomes = cache.get(shape.width, shape.depth)
     expected: Sequence[float] = outcomes.expected_tokens[index].tolist()
-    verify_width = policy.choose_verify_width(shape, expected, context)
+    decision = policy.prune(shape, expected, context)
+    verify_width = decision.shape.verify_width
     column = cache.verify_widths.index(verify_width)
     accepted = int(outcomes.accepted[index, column])
     if verify_width > 1 and policy.learner is not None:
         policy.learner.observe(max(expected[column] - 1.0, 0.0), accepted)
-    return shape._replace(verify_width=verify_width), accepted
+    return decision, accepted

@@ -227,8 +227,7 @@ def bench(
         )
         return
     results = compare(decoder, requests, max_new_tokens, show_comparison, max_prompt_tokens=max_prompt_tokens)
-    plain_ms = decoder.plan.costs[0].plain_ms if decoder.plan else None
-    summary = summarise(results, plain_ms)
+    summary = summarise(results)
     show_summary(summary)
     if out is not None:
         record = {

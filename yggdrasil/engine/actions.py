@@ -214,17 +214,16 @@ class StageActions:
             return
         order, expected = rank_scores(self._scores.read())
         expected_host = expected[self._expected_at].tolist()
-        width = self._policy.choose_verify_width(shape, expected_host, self.target.length)
-        state.ranking = order
-        state.shape = TreeShape(shape.width, shape.depth, width)
-        self._promise_by_tree(state, expected_host[self.verify_widths.index(width)])
+        decision = self._policy.prune(shape, expected_host, self.target.length)
+        state.ranking, state.shape = order, decision.shape
+        state.promise = state.promise._replace(decision=decision)
+        self._promise_by_tree(state, expected_host[self.verify_widths.index(decision.shape.verify_width)])
 
     def _promise_by_tree(self, state: Iteration, expected: float) -> None:
         """What the tree's own scores promise follows the text; the depth's promise knows only what came before it."""
         state.expected = expected
-        decision, rested = state.promise
-        tokens = self._kept_promises.honest(expected)
-        state.promise = Promise(Decision(decision.shape, tokens, decision.milliseconds), rested)
+        decision = state.promise.decision._replace(tokens=self._kept_promises.honest(expected))
+        state.promise = state.promise._replace(decision=decision)
 
     def _hand_over_nodes(self, state: Iteration) -> None:
         """The verification step reads its nodes, and from them its mask, where this puts them."""

@@ -94,13 +94,13 @@ class Engine:
             emitted = len(stream.tokens)
             with _OwnThreads():
                 certain = self._iterate(state, trace)
-            rested = state.promise.rested
+            decision, rested = state.promise
             tokens = len(certain.tokens) if self._keeps_books_late else len(stream.tokens) - emitted
             state = state.following()
             elapsed_ns = perf_counter_ns() - start
             # An iteration that loaded a step, and then ran it for the first time, says nothing of what the next costs.
             if policy.learner is not None and BuildClock.ns == built:
-                policy.learner.settle(tokens, elapsed_ns / 1e6, rested=rested)
+                policy.learner.settle(decision, tokens, elapsed_ns / 1e6, rested=rested)
             trace.decode_ns += elapsed_ns
             yield stream.release()
         yield stream.release()

@@ -1,7 +1,7 @@
 """Who decides the shape of the next tree: always this one, never any, or the argmax of the objective.
 
 A policy answers at most three questions an iteration: whether to rest, the shape to draft (before the tree grows), and
-the verify width (after it). Those that learn from what came of it name a ``learner``.
+what of it to verify (after it). Those that learn from what came of it name a ``learner``.
 """
 
 from bisect import bisect_left
@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from yggdrasil.engine.promises import Paces
 from yggdrasil.predictor.depth import DepthPredictor
 from yggdrasil.predictor.evidence import Evidence, EvidenceSizes, read_evidence
 from yggdrasil.tree.objective import PLAIN_STEP, Objective, ShapeChooser, StepCosts, TreeShape, choose_verify_width
@@ -36,8 +37,8 @@ class Learner(Protocol):
     def observe(self, promised: float, accepted: float) -> None:
         """A verified tree gave ``accepted`` tokens where its scores promised ``promised``, both without the bonus."""
 
-    def settle(self, tokens: int, milliseconds: float, *, rested: bool) -> None:
-        """An iteration took so long and emitted ``tokens``; ``rested`` where the policy was not asked for a shape."""
+    def settle(self, decision: Decision, tokens: int, milliseconds: float, *, rested: bool) -> None:
+        """An iteration by ``decision`` took so long and emitted ``tokens``; ``rested``: no shape was asked for."""
 
 
 class Policy(Protocol):
@@ -51,8 +52,8 @@ class Policy(Protocol):
     def choose(self, evidence: Evidence) -> Decision:
         """Shape for the tree below the last certain token; depth 0 is a plain step."""
 
-    def choose_verify_width(self, shape: TreeShape, expected: Sequence[float], context: int) -> int:
-        """Width of verification, given the expected tokens for each admissible width."""
+    def prune(self, shape: TreeShape, expected: Sequence[float], context: int) -> Decision:
+        """``shape`` with the width to verify it at, given the expected tokens for each admissible width."""
 
 
 class FixedPolicy:
@@ -69,8 +70,8 @@ class FixedPolicy:
     def choose(self, evidence: Evidence) -> Decision:
         return self._decision
 
-    def choose_verify_width(self, shape: TreeShape, expected: Sequence[float], context: int) -> int:
-        return self._decision.shape.verify_width
+    def prune(self, shape: TreeShape, expected: Sequence[float], context: int) -> Decision:
+        return Decision(shape._replace(verify_width=self._decision.shape.verify_width))
 
 
 PLAIN_POLICY = FixedPolicy(PLAIN_STEP)  # speculation off
@@ -153,9 +154,9 @@ class DepthEvidence(NamedTuple):
 class ObjectivePolicy:
     """Argmax of latency per token (paper equation 3 plus overhead), per context length, behind a gate.
 
-    ``costs`` maps context lengths to the step costs measured there; the nearest one serves. Without a predictor the
-    mean survival of the calibration stands in for the prediction. ``is_head_first``: a refused tree has cost a head
-    draft already.
+    ``costs`` maps context lengths to the step costs measured there; the nearest one serves, at the pace that plain
+    steps and trees show today. Without a predictor the mean survival of the calibration stands in for the prediction.
+    ``is_head_first``: a refused tree has cost a head draft already.
     """
 
     def __init__(
@@ -171,33 +172,52 @@ class ObjectivePolicy:
         ordered = {context: costs[context] for context in sorted(costs)}
         self._borders = [(a + b) / 2 for a, b in pairwise(ordered)]
         self._choosers = [ShapeChooser(cost, ratios, objective) for cost in ordered.values()]
-        self._rests = [Decision(PLAIN_STEP, 1.0, cost.plain_ms) for cost in ordered.values()]
+        self._plain_ms = [cost.plain_ms for cost in ordered.values()]
         self._mean_survival = mean_survival
         self._depth = depth
         self._objective: Objective = objective
         self._is_head_first = is_head_first
         self._gate = Gate(next(iter(ordered.values())).plain_ms)
-        self.learner: Learner | None = self._gate
+        self._paces = Paces()
+        self.learner: Learner | None = self
+
+    def begin(self) -> None:
+        self._gate.begin()
+
+    def observe(self, promised: float, accepted: float) -> None:
+        self._gate.observe(promised, accepted)
+
+    def settle(self, decision: Decision, tokens: int, milliseconds: float, *, rested: bool) -> None:
+        self._gate.settle(tokens, milliseconds, rested=rested)
+        if rested:
+            self._paces.follow_plain(decision.milliseconds, milliseconds)
+        elif decision.shape.depth:
+            self._paces.follow_tree(decision.milliseconds, milliseconds)
 
     def rest(self, context: int) -> Decision | None:
-        return self._rests[self._place(context)] if self._gate.is_paused() else None
+        if not self._gate.is_paused():
+            return None
+        return Decision(PLAIN_STEP, 1.0, self._plain_ms[self._place(context)] * self._paces.plain)
 
     def choose(self, evidence: Evidence) -> Decision:
         chooser = self._choosers[self._place(evidence.context)]
         survival = np.minimum(self._survival(evidence) * self._gate.trust, 1.0)
-        shape, tokens = chooser.choose_with_promise(survival)
+        shape, tokens = chooser.choose_with_promise(survival, plain_price=self._paces.plain / self._paces.tree)
         milliseconds = chooser.costs.iteration_ms(*shape)
-        if shape.depth == 0:
-            self._gate.refused()
-            milliseconds += chooser.costs.head_ms if self._is_head_first else 0.0
-        return Decision(shape, tokens, milliseconds)
+        if shape.depth:
+            return Decision(shape, tokens, milliseconds * self._paces.tree)
+        self._gate.refused()
+        head_ms = chooser.costs.head_ms * self._paces.tree if self._is_head_first else 0.0
+        return Decision(shape, tokens, milliseconds * self._paces.plain + head_ms)
 
-    def choose_verify_width(self, shape: TreeShape, expected: Sequence[float], context: int) -> int:
+    def prune(self, shape: TreeShape, expected: Sequence[float], context: int) -> Decision:
         costs = self._choosers[self._place(context)].costs
         width = choose_verify_width(expected, costs.drafting_ms(shape.width, shape.depth), costs, self._objective)
         if width == 1:  # drafted for nothing
             self._gate.refused()
-        return width
+        pruned = shape._replace(verify_width=width)
+        tokens = expected[costs.verify_widths.index(width)]
+        return Decision(pruned, tokens, costs.iteration_ms(*pruned) * self._paces.tree)
 
     def _survival(self, evidence: Evidence) -> FloatArray:
         if self._depth is None:

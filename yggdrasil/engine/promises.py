@@ -1,7 +1,8 @@
-"""How well trees have kept what their scores promised, so that the next promise is an honest one.
+"""How well trees have kept what was promised of them, in tokens and in time, so that the next promise is honest.
 
 Scores are products of calibrated probabilities, as if edges were independent and every text like the calibration's. On
 one kind of text they promise too little, on another too much; a running ratio, kept across requests, corrects it.
+Costs were measured on a machine whose speed changes, with caches as warm as a calibration keeps them; so are they.
 """
 
 _MEMORY = 0.98  # of what was seen, an iteration
@@ -22,3 +23,29 @@ class KeptPromises:
     def honest(self, expected: float) -> float:
         """Tokens to expect, bonus included, where the scores say ``expected``."""
         return 1.0 + max(expected - 1.0, 0.0) * (self._accepted + _PRIOR) / (self._promised + _PRIOR)
+
+
+class Paces:
+    """How slow plain steps and trees are now: factors on the plan's costs, followed step by step.
+
+    They are kept apart: beside a tree, plain steps are few and meet other caches.
+    """
+
+    _PLAIN_RATE, _TREE_RATE = 0.2, 0.1
+    _FORGETTING = 0.01  # of what trees showed, a plain step: what is not tried is believed as calibrated
+    _EXTREME = 3.0  # a step beyond it is the machine's pause, not its pace
+
+    def __init__(self) -> None:
+        self.plain = self.tree = 1.0
+
+    def follow_plain(self, promised_ms: float, milliseconds: float) -> None:
+        """A plain step, promised at the pace of now, took ``milliseconds``."""
+        self.plain *= 1.0 + self._PLAIN_RATE * self._surprise(promised_ms, milliseconds)
+        self.tree += self._FORGETTING * (self.plain - self.tree)
+
+    def follow_tree(self, promised_ms: float, milliseconds: float) -> None:
+        """An iteration with a tree, promised at the pace of now, took ``milliseconds``."""
+        self.tree *= 1.0 + self._TREE_RATE * self._surprise(promised_ms, milliseconds)
+
+    def _surprise(self, promised_ms: float, milliseconds: float) -> float:
+        return min(max(milliseconds / promised_ms, 1 / self._EXTREME), self._EXTREME) - 1.0

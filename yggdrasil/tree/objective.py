@@ -178,10 +178,16 @@ class ShapeChooser:
         """Return the best shape for ``survival`` [D], where ``survival[d - 1]`` is P(accepted length >= d)."""
         return self.choose_with_promise(survival)[0]
 
-    def choose_with_promise(self, survival: FloatArray) -> tuple[TreeShape, float]:
-        """Return the best shape and the tokens expected of it, bonus included."""
+    def choose_with_promise(self, survival: FloatArray, plain_price: float = 1.0) -> tuple[TreeShape, float]:
+        """Return the best shape and the tokens expected of it, bonus included.
+
+        ``plain_price``: how much slower than measured plain steps are now, relative to trees.
+        """
         expected = self.expected_tokens(survival)
-        best = int((expected * self._weight).argmax())
+        worth = expected * self._weight
+        if self.objective == "latency":
+            worth[0] /= plain_price  # the plain step comes first
+        best = int(worth.argmax())
         return self.shapes[best], float(expected[best])
 
 
