@@ -10,7 +10,10 @@
 
 namespace yggdrasil {
 
-constexpr int kKeyBlock = 64;  // keys that stay in the first-level cache while all rows visit them
+constexpr int kKeyBlock = 64;               // keys that stay in the first-level cache while all rows visit them
+constexpr int64_t kRowGroup = 4;            // rows whose sums share registers with the values they add
+constexpr int64_t kRowGroups = 16;          // groups that visit a block of keys together
+constexpr int64_t kNearBytes = 512 * 1024;  // of keys and values that stay in a core's own cache
 
 #ifdef YGG_AVX512
 inline __m512 exp16(__m512 x) {  // Cephes polynomial; x <= 0 after the maximum is subtracted
@@ -34,15 +37,25 @@ inline __m512 load16(const BFloat16* p) {
 }
 #endif
 
-// Dot products of one query with four keys. One and the same order of additions for every key, wherever it lies.
+// Dot products of one query with four keys, or with sixteen. One and the same order of additions for every key, wherever
+// it lies and whatever keys it is multiplied with.
 #ifdef YGG_AVX512
-inline __m128 reduce4(__m512 a, __m512 b, __m512 c, __m512 d) {
+inline __m512 quads_of(__m512 a, __m512 b, __m512 c, __m512 d) {  // in every 128 bits: its sum of a, of b, of c, of d
   const __m512 ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
   const __m512 cd = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
-  const __m512 quads = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(_mm512_castps_pd(ab), _mm512_castps_pd(cd))),
-                                     _mm512_castpd_ps(_mm512_unpackhi_pd(_mm512_castps_pd(ab), _mm512_castps_pd(cd))));
+  return _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(_mm512_castps_pd(ab), _mm512_castps_pd(cd))),
+                       _mm512_castpd_ps(_mm512_unpackhi_pd(_mm512_castps_pd(ab), _mm512_castps_pd(cd))));
+}
+
+inline __m128 reduce4(__m512 quads) {
   const __m256 halves = _mm256_add_ps(_mm512_castps512_ps256(quads), _mm512_extractf32x8_ps(quads, 1));
   return _mm_add_ps(_mm256_castps256_ps128(halves), _mm256_extractf128_ps(halves, 1));
+}
+
+inline __m512 reduce16(const __m512 quads[4]) {
+  const auto halves = [](__m512 a, __m512 b) { return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee)); };
+  const __m512 low = halves(quads[0], quads[1]), high = halves(quads[2], quads[3]);
+  return _mm512_add_ps(_mm512_shuffle_f32x4(low, high, 0x88), _mm512_shuffle_f32x4(low, high, 0xdd));
 }
 
 inline __m512 dot_step(__m512 acc, const float* query, const float* key) {
@@ -62,16 +75,24 @@ constexpr int64_t dot_width(const BFloat16*) { return 16; }
 #endif
 #endif
 
+#ifdef YGG_AVX512
+template <typename T>
+inline __m512 quads_of_keys(const T* query, const T* const keys[4], int64_t vectors) {
+  __m512 acc[4] = {_mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps()};
+  for (int64_t v = 0, d = 0; v < vectors; ++v, d += dot_width(query))
+    for (int j = 0; j < 4; ++j) acc[j] = dot_step(acc[j], query + d, keys[j] + d);
+  return quads_of(acc[0], acc[1], acc[2], acc[3]);
+}
+#endif
+
 template <typename T>
 inline void dot4(const T* query, const T* const keys[4], int64_t size, float* out) {
   int64_t d = 0;
   float sums[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #ifdef YGG_AVX512
-  const int64_t width = dot_width(query);
-  __m512 acc[4] = {_mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps()};
-  for (; d + width <= size; d += width)
-    for (int j = 0; j < 4; ++j) acc[j] = dot_step(acc[j], query + d, keys[j] + d);
-  _mm_storeu_ps(sums, reduce4(acc[0], acc[1], acc[2], acc[3]));
+  const int64_t vectors = size / dot_width(query);
+  d = vectors * dot_width(query);
+  _mm_storeu_ps(sums, reduce4(quads_of_keys(query, keys, vectors)));
 #endif
   for (int j = 0; j < 4; ++j) {
     for (int64_t i = d; i < size; ++i) sums[j] += widen(query[i]) * widen(keys[j][i]);
@@ -79,37 +100,35 @@ inline void dot4(const T* query, const T* const keys[4], int64_t size, float* ou
   }
 }
 
-template <typename T>
-inline void accumulate(float* acc, float weight, const T* value, int64_t size) {
-  int64_t d = 0;
+// Values of ``count`` keys, times every row's weights, added to columns ``begin`` to ``end`` of the rows' sums. A row's
+// additions go key by key, whatever rows it is summed with: those only share what is loaded.
+template <typename T, int Rows>
+inline void accumulate(float* const* sums, const float* const* weights, const T* values, int64_t count, int64_t stride, int64_t begin, int64_t end) {
+  int64_t d = begin;
 #ifdef YGG_AVX512
-  const __m512 w = _mm512_set1_ps(weight);
-  for (; d + 16 <= size; d += 16) _mm512_storeu_ps(acc + d, _mm512_fmadd_ps(w, load16(value + d), _mm512_loadu_ps(acc + d)));
+  const auto add_columns = [&]<int Vectors>() {
+    __m512 acc[Rows][Vectors];
+    for (int r = 0; r < Rows; ++r)
+      for (int v = 0; v < Vectors; ++v) acc[r][v] = _mm512_loadu_ps(sums[r] + d + 16 * v);
+    const T* row = values + d;
+    for (int64_t i = 0; i < count; ++i, row += stride) {
+      __m512 value[Vectors];
+      for (int v = 0; v < Vectors; ++v) value[v] = load16(row + 16 * v);
+      for (int r = 0; r < Rows; ++r) {
+        const __m512 weight = _mm512_set1_ps(weights[r][i]);
+        for (int v = 0; v < Vectors; ++v) acc[r][v] = _mm512_fmadd_ps(weight, value[v], acc[r][v]);
+      }
+    }
+    for (int r = 0; r < Rows; ++r)
+      for (int v = 0; v < Vectors; ++v) _mm512_storeu_ps(sums[r] + d + 16 * v, acc[r][v]);
+    d += 16 * Vectors;
+  };
+  while (d + 64 <= end) add_columns.template operator()<4>();
+  while (d + 16 <= end) add_columns.template operator()<1>();
 #endif
-  for (; d < size; ++d) acc[d] += weight * widen(value[d]);
-}
-
-#ifdef YGG_AVX512
-// The common head sizes keep their accumulators in registers over a whole block of keys.
-template <typename T, int R>
-inline void accumulate_block(float* acc, const float* weights, const T* values, int64_t count) {
-  __m512 sums[R];
-  for (int r = 0; r < R; ++r) sums[r] = _mm512_loadu_ps(acc + 16 * r);
-  for (int64_t i = 0; i < count; ++i) {
-    const __m512 w = _mm512_set1_ps(weights[i]);
-    for (int r = 0; r < R; ++r) sums[r] = _mm512_fmadd_ps(w, load16(values + i * R * 16 + 16 * r), sums[r]);
-  }
-  for (int r = 0; r < R; ++r) _mm512_storeu_ps(acc + 16 * r, sums[r]);
-}
-#endif
-
-template <typename T>
-inline void accumulate_keys(float* acc, const float* weights, const T* values, int64_t count, int64_t size) {
-#ifdef YGG_AVX512
-  if (size == 64) return accumulate_block<T, 4>(acc, weights, values, count);
-  if (size == 128) return accumulate_block<T, 8>(acc, weights, values, count);
-#endif
-  for (int64_t i = 0; i < count; ++i) accumulate(acc, weights[i], values + i * size, size);
+  for (int r = 0; r < Rows; ++r)
+    for (int64_t i = 0; i < count; ++i)
+      for (int64_t j = d; j < end; ++j) sums[r][j] += weights[r][i] * widen(values[i * stride + j]);
 }
 
 // Turns scores into weights in place and returns their sum. Lanes are fixed by the index alone.
@@ -156,60 +175,125 @@ inline float finish_score(const AttentionJob& job, float score) {
 template <typename T, typename SlotOf>
 inline void score_keys(const AttentionJob& job, const T* query, const T* keys, int64_t count, const SlotOf& slot_of, float* scores) {
   for (int64_t i = 0; i < count; i += 4) {
+    const int64_t last = std::min<int64_t>(3, count - 1 - i);
     const T* four[4];
     float out[4];
-    for (int64_t j = 0; j < 4; ++j) four[j] = keys + slot_of(std::min(i + j, count - 1)) * job.head_dim;
+    for (int64_t j = 0; j < 4; ++j) four[j] = keys + slot_of(i + std::min(j, last)) * job.head_dim;
     dot4(query, four, job.head_dim, out);
-    for (int64_t j = 0; j < std::min<int64_t>(4, count - i); ++j) scores[i + j] = finish_score(job, out[j]);
+    for (float& score : out) score = finish_score(job, score);
+    if (last == 3) {
+      std::memcpy(scores + i, out, sizeof out);
+    } else {
+      for (int64_t j = 0; j <= last; ++j) scores[i + j] = out[j];
+    }
   }
 }
 
+// Rows of one head, from ``first_row`` on.
 template <typename T>
-void attend_head(const AttentionJob& job, const T* query, const T* keys, const T* values, T* out, float* scratch) {
+struct HeadRows {
+  const AttentionJob& job;
+  const T *query, *keys, *values;
+  int64_t first_row, rows;
+  float* sums;     // [rows, D]
+  float* weights;  // [rows, context + T], compact: context keys seen, then tree keys seen
+
+  int64_t first_key(int64_t r) const { return job.first_key[first_row + r]; }
+  const std::vector<int64_t>& slots(int64_t r) const { return (*job.slots)[first_row + r]; }
+  const T* query_of(int64_t r) const { return query + (first_row + r) * job.query_row_stride; }
+  float* weights_of(int64_t r) const { return weights + r * job.context_stride; }
+};
+
+// Adds the values of context keys ``begin`` to ``end`` to ``Rows`` rows.
+template <int Rows, typename T>
+inline void add_context(const HeadRows<T>& head, int64_t r, int64_t begin, int64_t end) {
+  const int64_t d = head.job.head_dim;
+  float* sums[Rows];
+  const float* weights[Rows];
+  for (int j = 0; j < Rows; ++j) {
+    sums[j] = head.sums + (r + j) * d;
+    weights[j] = head.weights_of(r + j) + begin - head.first_key(r + j);
+  }
+  accumulate<T, Rows>(sums, weights, head.values + begin * d, end - begin, d, 0, d);
+}
+
+// Scores of ``count`` keys that lie one behind the other.
+template <typename T>
+inline void score_context(const AttentionJob& job, const T* query, const T* keys, int64_t count, float* scores) {
+  int64_t i = 0;
+#ifdef YGG_AVX512
+  const int64_t d = job.head_dim, vectors = d / dot_width(query);
+  const __m512 scale = _mm512_set1_ps(job.scale);
+  const auto score_sixteens = [&](auto known_vectors) {
+    const int64_t vectors = known_vectors, d = vectors * dot_width(query);
+    for (; i + 16 <= count; i += 16) {
+      __m512 quads[4];
+      for (int q = 0; q < 4; ++q) {
+        const T* first = keys + (i + 4 * q) * d;
+        const T* const four[4] = {first, first + d, first + 2 * d, first + 3 * d};
+        quads[q] = quads_of_keys(query, four, vectors);
+      }
+      _mm512_storeu_ps(scores + i, _mm512_mul_ps(reduce16(quads), scale));
+    }
+  };
+  if (vectors * dot_width(query) == d && job.softcap <= 0.0f) {
+    if (vectors == 2) score_sixteens(std::integral_constant<int64_t, 2>{});
+    else if (vectors == 4) score_sixteens(std::integral_constant<int64_t, 4>{});
+    else score_sixteens(vectors);
+  }
+#endif
+  score_keys(job, query, keys, count - i, [&](int64_t j) { return i + j; }, scores + i);
+}
+
+template <typename T>
+void attend_rows(const HeadRows<T>& head, T* out) {
+  const AttentionJob& job = head.job;
   const int64_t d = job.head_dim;
-  float* sums = scratch;                          // [W, D]
-  float* inverse = sums + job.rows * d;           // [W] one over the sum of weights
-  float* widened = inverse + job.rows;            // [kKeyBlock, D] values of a block, for all rows
-  float* weights = widened + kKeyBlock * d;       // [W, context + T], compact: context keys seen, then tree keys seen
-  std::fill(sums, sums + job.rows * d, 0.0f);
+  std::fill(head.sums, head.sums + head.rows * d, 0.0f);
 
   for (int64_t begin = 0; begin < job.context; begin += kKeyBlock) {
     const int64_t end = std::min(begin + kKeyBlock, job.context);
-    for (int64_t row = 0; row < job.rows; ++row) {
-      const int64_t first = std::max(begin, job.first_key[row]);
-      float* scores = weights + row * job.context_stride - job.first_key[row];
-      if (first < end)
-        score_keys(job, query + row * job.query_row_stride, keys, end - first, [&](int64_t i) { return first + i; }, scores + first);
+    for (int64_t r = 0; r < head.rows; ++r) {
+      const int64_t first = std::max(begin, head.first_key(r));
+      float* scores = head.weights_of(r) - head.first_key(r);
+      if (first < end) score_context(job, head.query_of(r), head.keys + first * d, end - first, scores + first);
     }
   }
-  for (int64_t row = 0; row < job.rows; ++row) {
-    const auto& slots = (*job.slots)[row];
-    const int64_t seen = job.context - job.first_key[row], count = static_cast<int64_t>(slots.size());
-    float* scores = weights + row * job.context_stride;
-    score_keys(job, query + row * job.query_row_stride, keys, count, [&](int64_t i) { return slots[i]; }, scores + seen);
-    inverse[row] = 1.0f / softmax_weights(scores, seen + count);
+  float inverse[kRowGroup * kRowGroups];  // one over the sum of weights
+  for (int64_t r = 0; r < head.rows; ++r) {
+    const auto& slots = head.slots(r);
+    const int64_t seen = job.context - head.first_key(r), count = static_cast<int64_t>(slots.size());
+    score_keys(job, head.query_of(r), head.keys, count, [&](int64_t i) { return slots[i]; }, head.weights_of(r) + seen);
+    inverse[r] = 1.0f / softmax_weights(head.weights_of(r), seen + count);
   }
   for (int64_t begin = 0; begin < job.context; begin += kKeyBlock) {
     const int64_t end = std::min(begin + kKeyBlock, job.context);
-    const bool is_shared = job.rows > 1;  // widening the values once pays from the second row on; the numbers are the same
-    if (is_shared)
-      for (int64_t i = 0; i < (end - begin) * d; ++i) widened[i] = widen(values[begin * d + i]);
-    for (int64_t row = 0; row < job.rows; ++row) {
-      const int64_t first = std::max(begin, job.first_key[row]);
-      if (first >= end) continue;
-      const float* seen_weights = weights + row * job.context_stride + first - job.first_key[row];
-      if (is_shared)
-        accumulate_keys(sums + row * d, seen_weights, widened + (first - begin) * d, end - first, d);
-      else
-        accumulate_keys(sums + row * d, seen_weights, values + first * d, end - first, d);
+    for (int64_t r = 0; r < head.rows;) {
+      const int64_t group = std::min(kRowGroup, head.rows - r);
+      bool sees_all = true;
+      for (int64_t j = 0; j < group; ++j) sees_all = sees_all && head.first_key(r + j) <= begin;
+      if (group == kRowGroup && sees_all) {
+        add_context<kRowGroup>(head, r, begin, end);
+        r += kRowGroup;
+      } else if (group >= 2 && sees_all) {
+        add_context<2>(head, r, begin, end);
+        r += 2;
+      } else {
+        const int64_t first = std::max(begin, head.first_key(r));
+        if (first < end) add_context<1>(head, r, first, end);
+        ++r;
+      }
     }
   }
-  for (int64_t row = 0; row < job.rows; ++row) {
-    const auto& slots = (*job.slots)[row];
-    const float* tail = weights + row * job.context_stride + job.context - job.first_key[row];
-    for (size_t t = 0; t < slots.size(); ++t) accumulate_keys(sums + row * d, tail + t, values + slots[t] * d, 1, d);
-    T* target = out + row * job.query_heads * d;
-    for (int64_t j = 0; j < d; ++j) target[j] = static_cast<T>(sums[row * d + j] * inverse[row]);
+  for (int64_t r = 0; r < head.rows; ++r) {
+    float* sums = head.sums + r * d;
+    const float* tail = head.weights_of(r) + job.context - head.first_key(r);
+    for (const int64_t slot : head.slots(r)) {
+      accumulate<T, 1>(&sums, &tail, head.values + slot * d, 1, d, 0, d);
+      ++tail;
+    }
+    T* target = out + (head.first_row + r) * job.query_heads * d;
+    for (int64_t j = 0; j < d; ++j) target[j] = static_cast<T>(sums[j] * inverse[r]);
   }
 }
 

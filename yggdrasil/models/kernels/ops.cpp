@@ -216,11 +216,17 @@ Tensor tree_attention(const Tensor& query, const Tensor& key, const Tensor& valu
     write_rows<T>(k, key_cache, start);
     write_rows<T>(v, value_cache, start);
     const bool on_matrix_unit = std::is_same_v<T, BFloat16> && fits_matrix_unit(job.head_dim);
+    // Where heads do not share out evenly, groups of rows do, as long as a second group finds the head's cache nearby.
+    const bool is_near = 2 * context * job.head_dim * static_cast<int64_t>(sizeof(T)) <= kNearBytes;
+    const bool splits = !on_matrix_unit && is_near && job.query_heads % num_threads != 0;
+    const int64_t span = on_matrix_unit ? rows : std::min(rows, splits ? kRowGroup : kRowGroup * kRowGroups);
+    const int64_t spans = (rows + span - 1) / span;
     const int64_t words = on_matrix_unit ? matrix_words(context + tree_slots, tree_slots, job.head_dim)
-                                         : rows * (job.head_dim + 1 + job.context_stride) + kKeyBlock * job.head_dim;
-    parallel(job.query_heads, num_threads, [&](int64_t begin, int64_t end) {
+                                         : span * (job.head_dim + job.context_stride);
+    parallel(job.query_heads * spans, num_threads, [&](int64_t begin, int64_t end) {
       uint32_t* scratch = scratch_words(words);
-      for (int64_t head = begin; head < end; ++head) {
+      for (int64_t unit = begin; unit < end; ++unit) {
+        const int64_t head = unit / spans, first_row = unit % spans * span;
         const int64_t offset = head / job.group * capacity * job.head_dim;
         const T* queries = q.const_data_ptr<T>() + head * job.query_head_stride;
         const T* keys = key_cache.const_data_ptr<T>() + offset;
@@ -232,7 +238,9 @@ Tensor tree_attention(const Tensor& query, const Tensor& key, const Tensor& valu
             continue;
           }
         }
-        attend_head<T>(job, queries, keys, values, target, reinterpret_cast<float*>(scratch));
+        auto* sums = reinterpret_cast<float*>(scratch);
+        const int64_t count = std::min(span, rows - first_row);
+        attend_rows(HeadRows<T>{job, queries, keys, values, first_row, count, sums, sums + span * job.head_dim}, target);
       }
     });
   };
