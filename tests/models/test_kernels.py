@@ -37,7 +37,7 @@ def test_portable_attention_equals_a_loop_over_keys(dtype, window, softcap):
 def test_native_attention_equals_the_portable_one(dtype, window, softcap):
     for seed in range(100, 130):
         case = AttentionCase(seed, dtype)
-        output, *caches = case.run(ops.tree_attention, window, softcap, num_threads=1 + (seed % 10 == 0))
+        output, *caches = case.run(ops.tree_attention, window, softcap, num_threads=seed % 4)  # 0: not measured yet
         expected, *expected_caches = case.run(kernels._tree_attention, window, softcap)
 
         torch.testing.assert_close(output, expected, **TOLERANCE[dtype])

@@ -218,7 +218,7 @@ Tensor tree_attention(const Tensor& query, const Tensor& key, const Tensor& valu
     const bool on_matrix_unit = std::is_same_v<T, BFloat16> && fits_matrix_unit(job.head_dim);
     // Where heads do not share out evenly, groups of rows do, as long as a second group finds the head's cache nearby.
     const bool is_near = 2 * context * job.head_dim * static_cast<int64_t>(sizeof(T)) <= kNearBytes;
-    const bool splits = !on_matrix_unit && is_near && job.query_heads % num_threads != 0;
+    const bool splits = !on_matrix_unit && is_near && num_threads > 1 && job.query_heads % num_threads != 0;
     const int64_t span = on_matrix_unit ? rows : std::min(rows, splits ? kRowGroup : kRowGroup * kRowGroups);
     const int64_t spans = (rows + span - 1) / span;
     const int64_t words = on_matrix_unit ? matrix_words(context + tree_slots, tree_slots, job.head_dim)
