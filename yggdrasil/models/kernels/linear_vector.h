@@ -6,6 +6,8 @@
 namespace yggdrasil {
 
 #ifdef YGG_AVX512
+constexpr int64_t kLookAhead = 64;  // inputs, or pairs of them, whose weights are fetched before they are needed
+
 inline __m512 fma_pair(__m512 acc, __m512i weights, __m512i x) {
 #ifdef __AVX512BF16__
   return _mm512_dpbf16_ps(acc, (__m512bh)weights, (__m512bh)x);
@@ -16,6 +18,12 @@ inline __m512 fma_pair(__m512 acc, __m512i weights, __m512i x) {
 #endif
 }
 
+// Arithmetic of several rows fills the time in which the processor would look ahead by itself.
+template <int M>
+inline void look_ahead(const uint32_t* weights) {
+  if constexpr (M > 1) _mm_prefetch(reinterpret_cast<const char*>(weights + kLookAhead * kPanel), _MM_HINT_T0);
+}
+
 template <int M, int NB>
 void tile(const uint32_t* packed, const uint32_t* x, int64_t k_steps, bool is_bf16, int64_t panel_words, float* out) {
   __m512 acc[NB][M];
@@ -24,7 +32,11 @@ void tile(const uint32_t* packed, const uint32_t* x, int64_t k_steps, bool is_bf
   if (is_bf16) {
     for (int64_t k = 0; k < k_steps; ++k) {
       __m512i weights[NB];
-      for (int n = 0; n < NB; ++n) weights[n] = _mm512_loadu_si512(packed + n * panel_words + k * kPanel);
+      for (int n = 0; n < NB; ++n) {
+        const uint32_t* next = packed + n * panel_words + k * kPanel;
+        weights[n] = _mm512_loadu_si512(next);
+        look_ahead<M>(next);
+      }
       for (int m = 0; m < M; ++m) {
         const __m512i broadcast = _mm512_set1_epi32(static_cast<int>(x[m * k_steps + k]));
         for (int n = 0; n < NB; ++n) acc[n][m] = fma_pair(acc[n][m], weights[n], broadcast);
@@ -34,8 +46,11 @@ void tile(const uint32_t* packed, const uint32_t* x, int64_t k_steps, bool is_bf
     const float* floats = reinterpret_cast<const float*>(x);
     for (int64_t k = 0; k < k_steps; ++k) {
       __m512 weights[NB];
-      for (int n = 0; n < NB; ++n)
-        weights[n] = _mm512_loadu_ps(reinterpret_cast<const float*>(packed) + n * panel_words + k * kPanel);
+      for (int n = 0; n < NB; ++n) {
+        const uint32_t* next = packed + n * panel_words + k * kPanel;
+        weights[n] = _mm512_loadu_ps(reinterpret_cast<const float*>(next));
+        look_ahead<M>(next);
+      }
       for (int m = 0; m < M; ++m) {
         const __m512 broadcast = _mm512_set1_ps(floats[m * k_steps + k]);
         for (int n = 0; n < NB; ++n) acc[n][m] = _mm512_fmadd_ps(weights[n], broadcast, acc[n][m]);
