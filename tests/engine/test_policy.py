@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from yggdrasil.engine.policy import PLAIN_POLICY, DepthEvidence, FixedPolicy, Gate, ObjectivePolicy
+from yggdrasil.engine.policy import PLAIN_POLICY, Decision, DepthEvidence, FixedPolicy, Gate, ObjectivePolicy
 from yggdrasil.predictor.depth import DepthPredictor
 from yggdrasil.predictor.evidence import EvidenceSizes
 from yggdrasil.tree.objective import PLAIN_STEP, StepCosts, TreeShape
@@ -79,31 +79,52 @@ def test_every_refusal_forgets_half_of_what_speaks_against_speculation():
     assert trusts[-1] > 0.95
 
 
+def plain_steps_until_open(gate):
+    count = 0
+    while gate.is_paused():
+        gate.rested()
+        count += 1
+    return count
+
+
 def test_losses_are_paid_back_by_plain_steps_before_drafting_again():
-    """Twelve plain steps' worth lost on drafting is earned back at 1.5 % a plain step, at the speed of now."""
-    gate = Gate(plain_ms=2.0)
+    """Twelve plain steps' worth lost on drafting is earned back at 1.5 % a plain step."""
+    gate = Gate()
     gate.is_paused()
     for _ in range(4):
-        gate.settle(1, 8.0, rested=False)  # 4 plain steps for one token
-
-    plain_steps = 0
-    while gate.is_paused():
-        gate.settle(1, 2.0, rested=True)
-        plain_steps += 1
-    assert plain_steps == pytest.approx((12 - 8) / 0.015, abs=1)  # eight steps were the credit
+        gate.settle(1 - 4.0)  # 4 plain steps for one token
+    assert plain_steps_until_open(gate) == pytest.approx((12 - 8) / 0.015, abs=1)  # eight steps were the credit
 
 
 def test_gains_are_counted_at_the_speed_of_now():
-    slower, usual = Gate(plain_ms=1.0), Gate(plain_ms=1.0)
-    for _ in range(20):
-        slower.settle(1, 4.0, rested=True)
-    for gate in (slower, usual):
-        gate.is_paused()
+    ratios, survival = made_up_tables(3)
+    slower, usual = (ObjectivePolicy({100: flat_costs(1.0)}, ratios, survival, None) for _ in range(2))
+    for policy in (slower, usual):
+        for _ in range(20):
+            policy.settle(policy.rest(100), 1, 4.0 if policy is slower else 1.0, rested=True)
+        tree = Decision(TreeShape(1, 1, 2), 2.0, 8.0)
         for _ in range(3):
-            gate.settle(3, 8.0, rested=False)  # 2 plain steps when slow, else 8
+            policy.settle(tree, 3, 8.0, rested=False)  # 2 plain steps when slow, else 8
 
-    assert not slower.is_paused()
-    assert usual.is_paused()
+    assert slower.rest(100) is None
+    assert usual.rest(100) is not None
+
+
+def test_the_first_step_behind_a_prefill_only_bounds_the_price_of_plain_steps():
+    ratios, survival = made_up_tables(3)
+    policy = ObjectivePolicy({100: flat_costs(1.0)}, ratios, survival, None)
+    promised = []
+    for _ in range(30):
+        policy.begin()
+        policy.settle(policy.rest(100), 1, 2.0, rested=True)  # cold
+        second = policy.rest(100)
+        if second is not None:
+            promised.append(second.milliseconds)
+            policy.settle(second, 1, 1.25, rested=True)
+    assert len(promised) == 4  # the first request, and every ninth
+    assert promised == sorted(promised)
+    assert promised[0] >= 1.0
+    assert promised[-1] < 1.25
 
 
 class GivenEvidence:
@@ -128,8 +149,12 @@ class GivenEvidence:
 
 
 def begin_past_first_step(policy):
+    """Past the cold step of a request and the warm one of a first request."""
     policy.learner.begin()
-    assert policy.rest(1).shape == PLAIN_STEP
+    cold = policy.rest(1)
+    policy.settle(cold, 1, cold.milliseconds, rested=True)
+    if (second := policy.rest(1)) is not None:
+        policy.settle(second, 1, second.milliseconds, rested=True)
 
 
 def test_plain_and_fixed_policies_always_say_the_same():
@@ -297,16 +322,10 @@ def test_the_ablation_maximises_tokens_alone():
 
 
 def test_a_machine_that_stood_still_once_does_not_close_the_gate_for_long():
-    gate = Gate(plain_ms=1.0)
+    gate = Gate()
     gate.is_paused()
-    for _ in range(3):
-        gate.settle(3, 10_000.0, rested=False)
-    plain_steps = 0
-    while gate.is_paused():
-        plain_steps += 1
-        gate.settle(1, 1.0, rested=True)
-
-    assert 0 < plain_steps < 300
+    gate.settle(3 - 10_000.0)
+    assert 0 < plain_steps_until_open(gate) < 300
 
 
 def test_promised_times_follow_the_machine_and_so_does_the_choice():
@@ -333,7 +352,8 @@ def test_plain_steps_are_promised_at_their_own_pace():
     policy = ObjectivePolicy({100: flat_costs(2.0)}, ratios, survival, None)
     for _ in range(60):
         policy.begin()
-        decision = policy.rest(100)
-        policy.settle(decision, 1, 6.0, rested=True)
+        for _ in range(2):
+            policy.rest(100)
+            policy.settle(Decision(PLAIN_STEP, 1.0, 2.0), 1, 6.0, rested=True)
     policy.begin()
     assert policy.rest(100).milliseconds == pytest.approx(6.0, rel=0.01)

@@ -92,21 +92,20 @@ class Gate:
     _MEMORY, _PRIOR = 0.9, 4.0
     # The first trees after plain steps meet cold caches and sleeping threads; credit lasts until they run warm.
     _CREDIT, _RICHEST, _EARNED = 8.0, 16.0, 0.015
-    _WORST = -4.0  # one iteration cannot lose more: beyond it is the machine that stood still
+    # The first tree of a request pays for the drafter's reading of the prompt. Beyond that, the machine stood still.
+    _WORST = -12.0
 
-    def __init__(self, plain_ms: float = 1.0) -> None:
-        self._plain_ms = plain_ms
+    def __init__(self) -> None:
         self._balance = self._CREDIT
         self.begin()
 
-    def settle(self, tokens: int, milliseconds: float, *, rested: bool) -> None:
-        """An iteration took so long and emitted ``tokens``; what was spent before a refusal is speculation's too."""
-        if rested:
-            self._plain_ms += 0.3 * (milliseconds - self._plain_ms)
-            gained = self._EARNED
-        else:
-            gained = max(tokens - milliseconds / self._plain_ms, self._WORST)
-        self._balance = min(self._balance + gained, self._RICHEST)
+    def rested(self) -> None:
+        """A plain step was taken without asking the objective."""
+        self._balance = min(self._balance + self._EARNED, self._RICHEST)
+
+    def settle(self, gained: float) -> None:
+        """An iteration gave ``gained`` tokens more than plain steps would have in its time."""
+        self._balance = min(self._balance + max(gained, self._WORST), self._RICHEST)
 
     def begin(self) -> None:
         self._is_first = True
@@ -121,7 +120,7 @@ class Gate:
     def is_paused(self) -> bool:
         """Whether the next step is plain without asking the objective.
 
-        The first of a request is: it tells the machine's speed today.
+        The first of a request is: it bounds what a plain step costs today.
         """
         if self._is_first or self._balance < 0:
             self._is_first = False
@@ -159,6 +158,8 @@ class ObjectivePolicy:
     ``is_head_first``: a refused tree has cost a head draft already.
     """
 
+    _SAMPLED_EVERY = 8  # requests; their first step alone is cold
+
     def __init__(
         self,
         costs: Mapping[int, StepCosts],
@@ -177,27 +178,40 @@ class ObjectivePolicy:
         self._depth = depth
         self._objective: Objective = objective
         self._is_head_first = is_head_first
-        self._gate = Gate(next(iter(ordered.values())).plain_ms)
+        self._gate = Gate()
         self._paces = Paces()
+        self._here = 0  # costs of the last context that was asked for
+        self._steps = 0  # of this request
+        self._unsampled = self._SAMPLED_EVERY  # requests without a warm plain step
         self.learner: Learner | None = self
 
     def begin(self) -> None:
         self._gate.begin()
+        self._steps = 0
+        self._unsampled += 1
 
     def observe(self, promised: float, accepted: float) -> None:
         self._gate.observe(promised, accepted)
 
     def settle(self, decision: Decision, tokens: int, milliseconds: float, *, rested: bool) -> None:
-        self._gate.settle(tokens, milliseconds, rested=rested)
+        plain_ms = self._plain_ms[self._here] * self._paces.plain
         if rested:
-            self._paces.follow_plain(decision.milliseconds, milliseconds)
-        elif decision.shape.depth:
-            self._paces.follow_tree(decision.milliseconds, milliseconds)
+            self._gate.rested()
+            is_cold = self._steps == 1
+            self._paces.follow_plain(plain_ms, milliseconds, is_cold=is_cold)
+            self._unsampled = self._unsampled if is_cold else 0
+        else:  # what was spent before a refusal is speculation's too
+            self._gate.settle(tokens - milliseconds / plain_ms)
+            if decision.shape.depth:
+                self._paces.follow_tree(decision.milliseconds, milliseconds)
 
     def rest(self, context: int) -> Decision | None:
-        if not self._gate.is_paused():
+        self._here = self._place(context)
+        self._steps += 1
+        is_sample = self._steps == 2 and self._unsampled > self._SAMPLED_EVERY
+        if not self._gate.is_paused() and not is_sample:
             return None
-        return Decision(PLAIN_STEP, 1.0, self._plain_ms[self._place(context)] * self._paces.plain)
+        return Decision(PLAIN_STEP, 1.0, self._plain_ms[self._here] * self._paces.plain)
 
     def choose(self, evidence: Evidence) -> Decision:
         chooser = self._choosers[self._place(evidence.context)]

@@ -38,9 +38,13 @@ class Paces:
     def __init__(self) -> None:
         self.plain = self.tree = 1.0
 
-    def follow_plain(self, promised_ms: float, milliseconds: float) -> None:
-        """A plain step, promised at the pace of now, took ``milliseconds``."""
-        self.plain *= 1.0 + self._PLAIN_RATE * self._surprise(promised_ms, milliseconds)
+    def follow_plain(self, promised_ms: float, milliseconds: float, *, is_cold: bool = False) -> None:
+        """A plain step, promised at the pace of now, took ``milliseconds``.
+
+        ``is_cold``: it came right behind a prefill, whose buffers fill the caches: no plain step is slower than that.
+        """
+        surprise = self._surprise(promised_ms, milliseconds)
+        self.plain *= 1.0 + self._PLAIN_RATE * (min(surprise, 0.0) if is_cold else surprise)
         self.tree += self._FORGETTING * (self.plain - self.tree)
 
     def follow_tree(self, promised_ms: float, milliseconds: float) -> None:
