@@ -17,7 +17,7 @@ from yggdrasil.calibration.schedules import MEASURED, PLAIN, MeasuredPlan, at_on
 from yggdrasil.cli import main
 from yggdrasil.drafters.options import NGramOptions
 from yggdrasil.engine.policy import PLAIN_POLICY
-from yggdrasil.scheduling.costs import COLUMNS, LOOP, StageCosts
+from yggdrasil.scheduling.costs import COLUMNS, LOOP, StageCosts, schedule_code
 from yggdrasil.scheduling.plan import Plan
 from yggdrasil.scheduling.search import AcceptedLengths, Space, search
 from yggdrasil.scheduling.stages import NAMED_VARIANTS, STAGES, Schedule
@@ -129,7 +129,7 @@ def decoder(pair):
 
 def test_measured_stages_are_enough_to_search_with(decoder):
     frame = schedules.measure_stage_costs(
-        decoder.assembly, lambda: open_ended(byte_tokenizer()), TEXT[:10], 1, lambda _: None
+        decoder.assembly, lambda: open_ended(byte_tokenizer(), 16), [TEXT[:10], TEXT[20:35]], 1, lambda _: None
     )
     costs = StageCosts.from_samples(frame)
     tables = {width: np.full((3, 3, 3), 0.5) for width in FEW.draft_widths}
@@ -141,6 +141,16 @@ def test_measured_stages_are_enough_to_search_with(decoder):
     first = frame[(frame["depth"] > 0) & (frame["cycle"] == 1)].iloc[: len(STAGES) + 2]
     parts = first[first["stage"] != "iteration"]["ms"].sum()
     assert parts == pytest.approx(first[first["stage"] == "iteration"]["ms"].iloc[0])
+    # Every cycle is one shape on one text, by every schedule; its plain steps tell its speed.
+    assert set(frame["context"]) == {10, 15}
+    for _, cycle in frame.groupby("cycle"):
+        assert cycle["context"].nunique() == 1
+        assert set(cycle[cycle["depth"] > 0]["schedule"]) == {schedule_code(schedule) for schedule in MEASURED}
+        assert len(cycle[["width", "depth", "verify_width"]].drop_duplicates()) == 2
+        plain = cycle[(cycle["depth"] == 0) & (cycle["stage"] == "iteration")]["ms"]
+        assert plain.median() == pytest.approx(
+            frame[(frame["depth"] == 0) & (frame["stage"] == "iteration")].groupby("cycle")["ms"].median().iloc[0]
+        )
 
 
 def test_plans_are_measured_in_turns_on_the_same_texts(decoder):

@@ -16,7 +16,7 @@ from yggdrasil.artifacts import read_csv
 from yggdrasil.calibration.measure import COLUMNS as SAMPLE_COLUMNS
 from yggdrasil.calibration.measure import without_drift
 from yggdrasil.calibration.pipeline import REPORT_VERSION
-from yggdrasil.calibration.schedules import PLAIN, PLAN_COLUMNS
+from yggdrasil.calibration.schedules import PLAN_COLUMNS, at_profiles_speed
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.predictor.bundle import Learned
 from yggdrasil.reports.schedules import changed_variants
@@ -258,11 +258,10 @@ def _gantt(title: str, kind: str, schedule: Schedule, durations: dict[str, float
 
 
 def _measured_stages(frame: pd.DataFrame, plan: str, plain_ms: float) -> dict[str, float]:
-    """Mean stage times of a measured plan at the profile's speed."""
-    at = ["prompt", "round"]
-    speed = plain_ms / frame[frame["plan"] == PLAIN].set_index(at)["iteration_ms"]
-    part = frame[frame["plan"] == plan].set_index(at)
-    return {name: float((part[name] * speed.reindex(part.index)).median()) for name in (*STAGES, LOOP)}
+    """Usual stage times of a measured plan at the profile's speed."""
+    scaled = at_profiles_speed(frame, plain_ms)
+    usual = scaled[scaled["plan"] == plan][[*STAGES, LOOP]].median()
+    return {str(name): float(ms) for name, ms in usual.items()}
 
 
 def _optional(path: Path, kind: str, columns: tuple[str, ...], version: int = 1) -> pd.DataFrame:
