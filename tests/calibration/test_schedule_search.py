@@ -186,6 +186,37 @@ def test_figures_are_at_the_profiles_speed():
     assert tree["aal"] == 3.0
 
 
+def test_a_pause_in_plain_decoding_changes_no_plan():
+    """Four ways in three turns; in the second turn the machine is half as fast, in the third plain decoding stalls."""
+    turns = {0: (1.0, 1.0), 1: (2.0, 2.0), 2: (1.0, 9.0)}  # the machine's pace, and what it was while decoding plainly
+    rows = [
+        (name, 0, number, 4, 12, pace * ms, pace * ms * 4, *[0.0] * 11)
+        for number, (usual, while_plain) in turns.items()
+        for name, ms in (("a", 6.0), ("b", 7.0), ("c", 8.0), (PLAIN, 3.0))
+        for pace in [while_plain if name == PLAIN else usual]
+    ]
+    summary = summarise_plans(pd.DataFrame(rows, columns=list(schedules.PLAN_COLUMNS)), plain_ms=3.0)
+
+    assert summary.set_index("plan")["iteration_ms"].to_dict() == pytest.approx(
+        {"a": 6.0, "b": 7.0, "c": 8.0, PLAIN: 3.0}
+    )
+
+
+def test_plans_that_go_on_alone_stay_comparable():
+    """Two plans and plain decoding are measured further, while the machine is half as fast; the third is not."""
+    rows = [
+        (name, 0, number, 4, 12, pace * ms, pace * ms * 4, *[0.0] * 11)
+        for number, pace in enumerate((1.0, 1.0, 2.0, 2.0, 2.0))
+        for name, ms in (("a", 6.0), ("b", 7.0), ("c", 8.0), (PLAIN, 3.0))
+        if name != "c" or number < 2
+    ]
+    summary = summarise_plans(pd.DataFrame(rows, columns=list(schedules.PLAN_COLUMNS)), plain_ms=3.0)
+
+    assert summary.set_index("plan")["ms_per_token"].to_dict() == pytest.approx(
+        {"a": 2.0, "b": 7 / 3, "c": 8 / 3, PLAIN: 1.0}
+    )
+
+
 def test_samples_are_brought_to_one_speed():
     rows = [
         (64, cycle, "s", depth, depth, 1 + depth, stage, speed * ms)

@@ -29,7 +29,8 @@ from yggdrasil.scheduling.timeline import lay_out
 from yggdrasil.tree.objective import TreeShape
 
 PREDICTOR_COLUMNS = ("reads", "depth", "scorer", "auc", "brier")
-TREE_COLUMNS = ("prompt", "iteration", "node", "parent", "depth", "role", "text", "probability", "bonus")
+CURVE_COLUMNS = ("reads", "depth", "predicted", "reached", "positions")
+TREE_COLUMNS = ("prompt", "iteration", "node", "parent", "depth", "role", "text", "probability", "bonus", "shape")
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,7 @@ class Facts:
             "benchmarks": self.benchmarks(),
             "objective": self.objective(),
             "predictor": self.predictor_scores(),
+            "calibration": self.calibration(),
             "acceptance": self.acceptance(),
             "timelines": self.timelines(),
             "ranking": self.ranking(),
@@ -103,7 +105,12 @@ class Facts:
         return _optional(self.profile / "roofline.csv", "roofline", ("model", "width", "context", "ms", "least_ms"))
 
     def iterations(self) -> pd.DataFrame:
-        """Milliseconds of an iteration by stage."""
+        """Milliseconds of an iteration by stage: of the chosen plan, else of whole requests, else of mixed shapes."""
+        timelines = self.timelines()
+        own = timelines[(timelines["plan"] == "chosen") & (timelines["kind"] == "measured")]
+        if not own.empty:
+            spent = (own["end_ms"] - own["start_ms"]).astype(float)
+            return pd.DataFrame({"stage": own["stage"], "ms_an_iteration": spent, "share": spent / spent.sum()})
         found = _optional(self.profile / "iterations.csv", "iterations", ("stage", "ms_an_iteration"))
         if not found.empty:
             return found
@@ -127,7 +134,7 @@ class Facts:
                 entry.measured_ms_per_token,
             )
             for entry in self._entries
-            if entry.measured_iteration_ms
+            if entry.measured_iteration_ms and entry.shape[1]  # plain steps are what predictions are scaled by
         ]  # fmt: skip
         return pd.DataFrame(rows, columns=columns)
 
@@ -175,9 +182,22 @@ class Facts:
         row = table[table["verify_width"] > 1].iloc[0]
         return TreeShape(int(row["width"]), int(row["depth"]), int(row["verify_width"]))
 
+    def best_pruned_tree(self) -> TreeShape:
+        """The fastest shape of which more is drafted than verified, else ``best_tree``."""
+        table = self.objective().sort_values("ms_per_token")
+        pruned = table[(table["verify_width"] > 1) & (table["width"] * table["depth"] + 1 > table["verify_width"])]
+        if pruned.empty:
+            return self.best_tree()
+        row = pruned.iloc[0]
+        return TreeShape(int(row["width"]), int(row["depth"]), int(row["verify_width"]))
+
     def predictor_scores(self) -> pd.DataFrame:
         """AUC and Brier score of the depth predictor and its rivals by depth, on held-out documents."""
         return _optional(self.predictor / "report.csv", "predictor-report", PREDICTOR_COLUMNS, REPORT_VERSION)
+
+    def calibration(self) -> pd.DataFrame:
+        """What the depth predictors said on held-out documents, in ten parts by what they said, and what came true."""
+        return _optional(self.predictor / "calibration.csv", "predictor-calibration", CURVE_COLUMNS)
 
     def acceptance(self) -> pd.DataFrame:
         """The monotone map from the drafter's probability to acceptance."""
@@ -218,7 +238,8 @@ class Facts:
                     "width": width,
                     "depth": depth,
                     "verify_width": verify_width,
-                    "aal": entry.predicted_aal,
+                    "predicted_aal": entry.predicted_aal,
+                    "measured_aal": entry.measured_aal,
                     "predicted_ms_per_token": entry.predicted_ms_per_token,
                     "measured_ms_per_token": entry.measured_ms_per_token,
                     "measured_speedup": entry.measured_speedup,
