@@ -23,6 +23,7 @@ from transformers import AutoModelForCausalLM
 from yggdrasil.calibration.pair import build_assembly
 from yggdrasil.calibration.pipeline import open_ended
 from yggdrasil.calibration.settings import PairSource
+from yggdrasil.cli import run_script
 from yggdrasil.engine.engine import Engine
 from yggdrasil.engine.policy import FixedPolicy
 from yggdrasil.engine.text import TextStream
@@ -135,8 +136,7 @@ def _pairs(texts: list[str]) -> list[tuple[str, str]]:
     pairs = [(stage, predecessor) for stage, _, predecessor in (text.partition(":") for text in texts)]
     unknown = [name for pair in pairs for name in pair if name not in STAGES]
     if unknown:
-        console.print(f"--forget takes stage:predecessor of {', '.join(STAGES)}, not {unknown[0]!r}", soft_wrap=True)
-        raise typer.Exit(2)
+        raise YggdrasilError(f"--forget takes stage:predecessor of {', '.join(STAGES)}, not {unknown[0]!r}")
     return pairs
 
 
@@ -161,4 +161,4 @@ def _generate(model: torch.nn.Module, text: list[int], count: int) -> list[int]:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_script(main, "check_schedules")

@@ -3,12 +3,14 @@
 
     scripts/compare_objectives.py --plan demo c4.jsonl wikipedia.jsonl cnndm.jsonl humaneval.jsonl --json out.json
 
-One pair, one set of compiled steps, one plan's costs: only what the policy maximises differs. Both stand behind the
-gate, which decodes plainly where speculation loses. Ratios are taken turn by turn, a prompt's is the median over
-rounds, and the median and the quartiles over prompts are shown for each prompt file.
+One pair, one set of compiled steps, one plan's costs: only what the policy maximises differs. As shipped both stand
+behind the gate, which decodes plainly where speculation loses and so hides most of what a bad objective costs; with
+--no-gate the objective alone decides. Ratios are taken turn by turn, a prompt's is the median over rounds, and the
+median and the quartiles over prompts are shown for each prompt file.
 """
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -20,13 +22,15 @@ from rich.progress import track
 from rich.table import Table
 
 from yggdrasil.artifacts import current_machine, resolve_plan, write_atomic
+from yggdrasil.cli import run_script
 from yggdrasil.cli.progress import wide_console
 from yggdrasil.engine.decoder import Decoder, Generation, planned_policy
-from yggdrasil.engine.policy import PLAIN_POLICY, Policy
+from yggdrasil.engine.policy import PLAIN_POLICY, Decision, Learner, Policy
 from yggdrasil.predictor.bundle import Learned
+from yggdrasil.predictor.evidence import Evidence
 from yggdrasil.prompts import read_prompts
 from yggdrasil.scheduling.plan import Plan
-from yggdrasil.tree.objective import Objective
+from yggdrasil.tree.objective import Objective, TreeShape
 
 console = Console(stderr=True)
 
@@ -36,13 +40,14 @@ def main(
     plan: Annotated[str, typer.Option(help="A plan file or name.")] = "demo",
     limit: Annotated[int, typer.Option(help="Prompts of each file.")] = 10,
     max_new_tokens: Annotated[int, typer.Option(help="Tokens on each.")] = 64,
+    gate: Annotated[bool, typer.Option(help="Keep the gate that guards decoding, or let the objective decide.")] = True,
     rounds: Annotated[int, typer.Option(min=1, help="Times every prompt is decoded.")] = 3,
     max_prompt_tokens: Annotated[int, typer.Option(help="Keep only the last so many tokens of a prompt.")] = 256,
     out: Annotated[Path | None, typer.Option("--json", help="Write every sample here.")] = None,
 ) -> None:
     """Print tokens a second of latency over AAL for each prompt file."""
     decoder = Decoder.from_plan(plan)
-    policies: dict[str, Policy] = {name: _policy(plan, name) for name in ("latency", "aal")}
+    policies: dict[str, Policy] = {name: _policy(plan, name, gate=gate) for name in ("latency", "aal")}
     policies["plain"] = PLAIN_POLICY
     table = Table(
         "prompts", "same tokens", "AAL: latency", "AAL: aal", "tokens/s: latency", "tokens/s: aal", "latency over aal",
@@ -61,7 +66,7 @@ def main(
     wide_console().print(table)
     if out is not None:
         machine = current_machine().describe()
-        record = {"plan": plan, "machine": machine, "max_new_tokens": max_new_tokens, "samples": samples}
+        record = {"plan": plan, "machine": machine, "gate": gate, "max_new_tokens": max_new_tokens, "samples": samples}
         write_atomic(out, (json.dumps(record, indent=1) + "\n").encode())
 
 
@@ -95,11 +100,30 @@ def _summary(frame: pd.DataFrame) -> list[str]:
             f"{over_plain.median():.3f}"]  # fmt: skip
 
 
-def _policy(plan: str, objective: Objective) -> Policy:
+class Ungated:
+    """A policy's own choice in every iteration, by the plan's costs as they are."""
+
+    learner: Learner | None = None
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+
+    def rest(self, context: int) -> Decision | None:
+        return None
+
+    def choose(self, evidence: Evidence) -> Decision:
+        return self._policy.choose(evidence)
+
+    def prune(self, shape: TreeShape, expected: Sequence[float], context: int) -> Decision:
+        return self._policy.prune(shape, expected, context)
+
+
+def _policy(plan: str, objective: Objective, *, gate: bool) -> Policy:
     """The plan's own policy with another objective."""
     path = resolve_plan(plan, current_machine())
     loaded = Plan.load(path)
-    return planned_policy(replace(loaded, objective=objective), Learned.load(path.parent / loaded.predictor))
+    policy = planned_policy(replace(loaded, objective=objective), Learned.load(path.parent / loaded.predictor))
+    return policy if gate else Ungated(policy)
 
 
 def _run(decoder: Decoder, policy: Policy, tokens: list[int], count: int) -> Generation:
@@ -108,4 +132,4 @@ def _run(decoder: Decoder, policy: Policy, tokens: list[int], count: int) -> Gen
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_script(main, "compare_objectives")
