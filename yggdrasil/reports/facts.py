@@ -183,9 +183,9 @@ class Facts:
         return TreeShape(int(row["width"]), int(row["depth"]), int(row["verify_width"]))
 
     def best_pruned_tree(self) -> TreeShape:
-        """The fastest shape of which more is drafted than verified, else ``best_tree``."""
+        """The fastest shape of which at least twice as much is drafted as verified, else ``best_tree``."""
         table = self.objective().sort_values("ms_per_token")
-        pruned = table[(table["verify_width"] > 1) & (table["width"] * table["depth"] + 1 > table["verify_width"])]
+        pruned = table[(table["verify_width"] > 1) & (table["width"] * table["depth"] >= 2 * table["verify_width"])]
         if pruned.empty:
             return self.best_tree()
         row = pruned.iloc[0]

@@ -171,8 +171,9 @@ def predictor(tables: dict[str, pd.DataFrame]) -> Figure | None:
     scores, curve = tables["predictor"], tables["acceptance"]
     if scores.empty and curve.empty:
         return None
+    others = "".join(f"; dotted: reading {reads}" for reads in tables["calibration"]["reads"].unique()[1:])
     titles = ["AUC by depth", "Brier score by depth (lower is better)",
-              "calibration of P(at least so many tokens are accepted)", "acceptance of one drafted token"]  # fmt: skip
+              f"calibration of P(so many tokens accepted){others}", "acceptance of one drafted token"]  # fmt: skip
     figure = make_subplots(rows=2, cols=2, subplot_titles=titles, vertical_spacing=0.17)
     own = scores["scorer"] == "predictor"
     first = scores["reads"] == (scores["reads"].iloc[0] if len(scores) else "")  # rivals do not depend on what is read
@@ -208,7 +209,8 @@ def _calibration_curves(figure: Figure, table: pd.DataFrame) -> None:
     for (reads, depth), part in table[table["depth"].isin(depths)].groupby(["reads", "depth"], sort=False):
         colour = COLOURS[(depths.index(int(str(depth))) + 4) % len(COLOURS)]
         figure.add_scatter(
-            x=part["predicted"], y=part["reached"], mode="lines+markers", name=f"{_reader(str(reads))}, depth {depth}",
+            x=part["predicted"], y=part["reached"], mode="lines+markers", name=f"calibration at depth {depth}",
+            legendgroup=f"calibration {depth}", showlegend=dashes[reads] == "solid",
             line={"color": colour, "dash": dashes[reads], "width": 1.5},
             marker={"size": 5}, customdata=part["positions"], row=2, col=1,
             hovertemplate="said %{x:.2f}, came true %{y:.2f} of %{customdata}<extra></extra>",
