@@ -3,30 +3,36 @@
 
     scripts/compare_objectives.py --plan demo c4.jsonl wikipedia.jsonl cnndm.jsonl humaneval.jsonl --json out.json
 
-One pair, one set of compiled steps, one plan's costs: only what the policy maximises differs. Both stand behind the
-gate, which decodes plainly where speculation loses. Ratios are taken prompt by prompt; the median and the quartiles are
-shown for each prompt file.
+One pair, one set of compiled steps, one plan's costs: only what the policy maximises differs. As shipped both stand
+behind the gate, which decodes plainly where speculation loses and so hides most of what a bad objective costs; with
+--no-gate the objective alone decides. Ratios are taken turn by turn, a prompt's is the median over rounds, and the
+median and the quartiles over prompts are shown for each prompt file.
 """
 
 import json
-import statistics
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
+import pandas as pd
 import typer
 from rich.console import Console
+from rich.progress import track
 from rich.table import Table
 
 from yggdrasil.artifacts import current_machine, resolve_plan, write_atomic
+from yggdrasil.cli import run_script
+from yggdrasil.cli.progress import wide_console
 from yggdrasil.engine.decoder import Decoder, Generation, planned_policy
-from yggdrasil.engine.policy import PLAIN_POLICY, Policy
+from yggdrasil.engine.policy import PLAIN_POLICY, Decision, Learner, Policy
 from yggdrasil.predictor.bundle import Learned
+from yggdrasil.predictor.evidence import Evidence
 from yggdrasil.prompts import read_prompts
 from yggdrasil.scheduling.plan import Plan
-from yggdrasil.tree.objective import Objective
+from yggdrasil.tree.objective import Objective, TreeShape
 
-console = Console()
+console = Console(stderr=True)
 
 
 def main(
@@ -34,47 +40,90 @@ def main(
     plan: Annotated[str, typer.Option(help="A plan file or name.")] = "demo",
     limit: Annotated[int, typer.Option(help="Prompts of each file.")] = 10,
     max_new_tokens: Annotated[int, typer.Option(help="Tokens on each.")] = 64,
+    gate: Annotated[bool, typer.Option(help="Keep the gate that guards decoding, or let the objective decide.")] = True,
+    rounds: Annotated[int, typer.Option(min=1, help="Times every prompt is decoded.")] = 3,
     max_prompt_tokens: Annotated[int, typer.Option(help="Keep only the last so many tokens of a prompt.")] = 256,
     out: Annotated[Path | None, typer.Option("--json", help="Write every sample here.")] = None,
 ) -> None:
     """Print tokens a second of latency over AAL for each prompt file."""
     decoder = Decoder.from_plan(plan)
-    policies: dict[str, Policy] = {name: _policy(plan, name) for name in ("latency", "aal")}
+    policies: dict[str, Policy] = {name: _policy(plan, name, gate=gate) for name in ("latency", "aal")}
     policies["plain"] = PLAIN_POLICY
-    table = Table("prompts", "same tokens", "AAL: latency", "AAL: aal", "latency over aal", "quartiles", "over plain")
-    samples: dict[str, list[dict[str, float]]] = {}
+    table = Table(
+        "prompts", "same tokens", "AAL: latency", "AAL: aal", "tokens/s: latency", "tokens/s: aal", "latency over aal",
+        "quartiles", "over plain",
+    )  # fmt: skip
+    samples: dict[str, list[dict[str, float | str]]] = {}
     for file in files:
-        rows = samples[file.stem] = []
-        matched = 0
-        for number, prompt in enumerate([None, *read_prompts(file, limit)]):
-            text = (prompt or read_prompts(file, 1)[0]).prompt
-            tokens = list(decoder.tokenizer(text)["input_ids"])[-max_prompt_tokens:]
-            names = list(policies)
-            order = names[number % 3 :] + names[: number % 3]
-            runs = {name: _run(decoder, policies[name], tokens, max_new_tokens) for name in order}
-            if prompt is None:  # warm-up
-                continue
-            matched += len({tuple(run.tokens) for run in runs.values()}) == 1
-            rows.append({f"{name}_tpot_ms": run.metrics.tpot_ms for name, run in runs.items()}
-                        | {f"{name}_aal": run.metrics.aal for name, run in runs.items()})  # fmt: skip
-        gains = [row["aal_tpot_ms"] / row["latency_tpot_ms"] for row in rows]
-        low, middle, high = statistics.quantiles(gains, n=4) if len(gains) > 1 else gains * 3
-        over_plain = statistics.median(row["plain_tpot_ms"] / row["latency_tpot_ms"] for row in rows)
-        lengths = [statistics.mean(row[f"{name}_aal"] for row in rows) for name in ("latency", "aal")]
-        table.add_row(file.stem, f"{matched} of {len(rows)}", *(f"{each:.2f}" for each in lengths), f"{middle:.3f}",
-                      f"{low:.3f} to {high:.3f}", f"{over_plain:.3f}")  # fmt: skip
-    console.print(table)
+        texts = {prompt.id: _tail(decoder, prompt.prompt, max_prompt_tokens) for prompt in read_prompts(file, limit)}
+        _turn(decoder, policies, next(iter(texts.values())), max_new_tokens, 0)  # warm-up
+        turns = [(number, id_) for number in range(rounds) for id_ in texts]
+        rows = samples[file.stem] = [
+            {"prompt": id_, "round": number, **_turn(decoder, policies, texts[id_], max_new_tokens, turn)}
+            for turn, (number, id_) in enumerate(track(turns, file.stem, console=console))
+        ]
+        table.add_row(file.stem, *_summary(pd.DataFrame(rows)))
+    wide_console().print(table)
     if out is not None:
         machine = current_machine().describe()
-        record = {"plan": plan, "machine": machine, "max_new_tokens": max_new_tokens, "samples": samples}
+        record = {"plan": plan, "machine": machine, "gate": gate, "max_new_tokens": max_new_tokens, "samples": samples}
         write_atomic(out, (json.dumps(record, indent=1) + "\n").encode())
 
 
-def _policy(plan: str, objective: Objective) -> Policy:
+def _tail(decoder: Decoder, text: str, count: int) -> list[int]:
+    return list(decoder.tokenizer(text)["input_ids"])[-count:]
+
+
+def _turn(
+    decoder: Decoder, policies: dict[str, Policy], tokens: list[int], count: int, number: int
+) -> dict[str, float | str]:
+    """Decode by every policy, another one first each time."""
+    names = list(policies)
+    shift = number % len(names)
+    runs = {name: _run(decoder, policies[name], tokens, count) for name in [*names[shift:], *names[:shift]]}
+    figures: dict[str, float | str] = {"same": float(len({tuple(run.tokens) for run in runs.values()}) == 1)}
+    for name, run in runs.items():
+        figures |= {f"{name}_tpot_ms": run.metrics.tpot_ms, f"{name}_aal": run.metrics.aal}
+    return figures
+
+
+def _summary(frame: pd.DataFrame) -> list[str]:
+    """Cells of one prompt file."""
+    by_prompt = frame["prompt"]
+    gains = (frame["aal_tpot_ms"] / frame["latency_tpot_ms"]).groupby(by_prompt).median()
+    over_plain = (frame["plain_tpot_ms"] / frame["latency_tpot_ms"]).groupby(by_prompt).median()
+    same = frame.groupby("prompt")["same"].min()
+    lengths = [f"{frame[f'{name}_aal'].mean():.2f}" for name in ("latency", "aal")]
+    speeds = [f"{1e3 / frame[f'{name}_tpot_ms'].groupby(by_prompt).median().mean():.0f}" for name in ("latency", "aal")]
+    low, middle, high = gains.quantile([0.25, 0.5, 0.75])
+    return [f"{int(same.sum())} of {len(same)}", *lengths, *speeds, f"{middle:.3f}", f"{low:.3f} to {high:.3f}",
+            f"{over_plain.median():.3f}"]  # fmt: skip
+
+
+class Ungated:
+    """A policy's own choice in every iteration, by the plan's costs as they are."""
+
+    learner: Learner | None = None
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+
+    def rest(self, context: int) -> Decision | None:
+        return None
+
+    def choose(self, evidence: Evidence) -> Decision:
+        return self._policy.choose(evidence)
+
+    def prune(self, shape: TreeShape, expected: Sequence[float], context: int) -> Decision:
+        return self._policy.prune(shape, expected, context)
+
+
+def _policy(plan: str, objective: Objective, *, gate: bool) -> Policy:
     """The plan's own policy with another objective."""
     path = resolve_plan(plan, current_machine())
     loaded = Plan.load(path)
-    return planned_policy(replace(loaded, objective=objective), Learned.load(path.parent / loaded.predictor))
+    policy = planned_policy(replace(loaded, objective=objective), Learned.load(path.parent / loaded.predictor))
+    return policy if gate else Ungated(policy)
 
 
 def _run(decoder: Decoder, policy: Policy, tokens: list[int], count: int) -> Generation:
@@ -83,4 +132,4 @@ def _run(decoder: Decoder, policy: Policy, tokens: list[int], count: int) -> Gen
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_script(main, "compare_objectives")

@@ -96,6 +96,9 @@ def write_artifacts(root: Path, name: str = "made-up", **changes) -> Path:
               ("predictor", "constant", "confidence")]  # fmt: skip
     report = pd.DataFrame(scores, columns=["reads", "depth", "scorer", "auc", "brier"])
     write_csv(predictor / "report.csv", "predictor-report", 2, report)
+    curves = [("predictor", depth, 0.1 * i, 0.1 * i + 0.02, 30) for depth in (1, 2) for i in range(10)]
+    curves = pd.DataFrame(curves, columns=["reads", "depth", "predicted", "reached", "positions"])
+    write_csv(predictor / "calibration.csv", "predictor-calibration", 1, curves)
     profile = profile_directory(root, name, machine)
     write_csv(profile / "stage_samples.csv", "stage-samples", 1, stage_samples())
     write_csv(profile / "schedule_samples.csv", "schedule-samples", 1, schedule_samples())

@@ -17,7 +17,7 @@ from yggdrasil.calibration.schedules import MEASURED, PLAIN, MeasuredPlan, at_on
 from yggdrasil.cli import main
 from yggdrasil.drafters.options import NGramOptions
 from yggdrasil.engine.policy import PLAIN_POLICY
-from yggdrasil.scheduling.costs import COLUMNS, LOOP, StageCosts
+from yggdrasil.scheduling.costs import COLUMNS, LOOP, StageCosts, schedule_code
 from yggdrasil.scheduling.plan import Plan
 from yggdrasil.scheduling.search import AcceptedLengths, Space, search
 from yggdrasil.scheduling.stages import NAMED_VARIANTS, STAGES, Schedule
@@ -129,7 +129,7 @@ def decoder(pair):
 
 def test_measured_stages_are_enough_to_search_with(decoder):
     frame = schedules.measure_stage_costs(
-        decoder.assembly, lambda: open_ended(byte_tokenizer()), TEXT[:10], 1, lambda _: None
+        decoder.assembly, lambda: open_ended(byte_tokenizer(), 16), [TEXT[:10], TEXT[20:35]], 1, lambda _: None
     )
     costs = StageCosts.from_samples(frame)
     tables = {width: np.full((3, 3, 3), 0.5) for width in FEW.draft_widths}
@@ -141,6 +141,16 @@ def test_measured_stages_are_enough_to_search_with(decoder):
     first = frame[(frame["depth"] > 0) & (frame["cycle"] == 1)].iloc[: len(STAGES) + 2]
     parts = first[first["stage"] != "iteration"]["ms"].sum()
     assert parts == pytest.approx(first[first["stage"] == "iteration"]["ms"].iloc[0])
+    # Every cycle is one shape on one text, by every schedule; its plain steps tell its speed.
+    assert set(frame["context"]) == {10, 15}
+    for _, cycle in frame.groupby("cycle"):
+        assert cycle["context"].nunique() == 1
+        assert set(cycle[cycle["depth"] > 0]["schedule"]) == {schedule_code(schedule) for schedule in MEASURED}
+        assert len(cycle[["width", "depth", "verify_width"]].drop_duplicates()) == 2
+        plain = cycle[(cycle["depth"] == 0) & (cycle["stage"] == "iteration")]["ms"]
+        assert plain.median() == pytest.approx(
+            frame[(frame["depth"] == 0) & (frame["stage"] == "iteration")].groupby("cycle")["ms"].median().iloc[0]
+        )
 
 
 def test_plans_are_measured_in_turns_on_the_same_texts(decoder):
@@ -174,6 +184,37 @@ def test_figures_are_at_the_profiles_speed():
     assert tree["ms_per_token"] == pytest.approx(2 * PLAIN_MS / 3)
     assert tree["speedup"] == pytest.approx(1.5)
     assert tree["aal"] == 3.0
+
+
+def test_a_pause_in_plain_decoding_changes_no_plan():
+    """Four ways in three turns; in the second turn the machine is half as fast, in the third plain decoding stalls."""
+    turns = {0: (1.0, 1.0), 1: (2.0, 2.0), 2: (1.0, 9.0)}  # the machine's pace, and what it was while decoding plainly
+    rows = [
+        (name, 0, number, 4, 12, pace * ms, pace * ms * 4, *[0.0] * 11)
+        for number, (usual, while_plain) in turns.items()
+        for name, ms in (("a", 6.0), ("b", 7.0), ("c", 8.0), (PLAIN, 3.0))
+        for pace in [while_plain if name == PLAIN else usual]
+    ]
+    summary = summarise_plans(pd.DataFrame(rows, columns=list(schedules.PLAN_COLUMNS)), plain_ms=3.0)
+
+    assert summary.set_index("plan")["iteration_ms"].to_dict() == pytest.approx(
+        {"a": 6.0, "b": 7.0, "c": 8.0, PLAIN: 3.0}
+    )
+
+
+def test_plans_that_go_on_alone_stay_comparable():
+    """Two plans and plain decoding are measured further, while the machine is half as fast; the third is not."""
+    rows = [
+        (name, 0, number, 4, 12, pace * ms, pace * ms * 4, *[0.0] * 11)
+        for number, pace in enumerate((1.0, 1.0, 2.0, 2.0, 2.0))
+        for name, ms in (("a", 6.0), ("b", 7.0), ("c", 8.0), (PLAIN, 3.0))
+        if name != "c" or number < 2
+    ]
+    summary = summarise_plans(pd.DataFrame(rows, columns=list(schedules.PLAN_COLUMNS)), plain_ms=3.0)
+
+    assert summary.set_index("plan")["ms_per_token"].to_dict() == pytest.approx(
+        {"a": 2.0, "b": 7 / 3, "c": 8 / 3, PLAIN: 1.0}
+    )
 
 
 def test_samples_are_brought_to_one_speed():

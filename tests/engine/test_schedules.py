@@ -111,23 +111,59 @@ def test_threads_that_honour_declared_dependencies_alone_decode_the_same(perfect
         engine.executor = InOrderExecutor()
 
 
-def delay(source, slow, stage):
-    return source.random() * 0.004 if slow is None else 0.004 * (stage == slow)
+def delay(source, slow, stage, seconds=0.004):
+    return source.random() * seconds if slow is None else seconds * (stage == slow)
 
 
-def test_a_dependency_that_is_not_declared_shows(pair, decoder, monkeypatch):
-    """Acceptance that waits for nothing reads the verification of the iteration before, or none."""
-    engine = decoder.assembly.engine
-    engine.use(Schedule.of({}).labels)
-    decoder.policy = FixedPolicy(TreeShape(2, 3, 8))
-    broken = {**engine.schedule.predecessors, "accept": frozenset()}
-    monkeypatch.setitem(vars(engine.schedule), "predecessors", broken)
-    engine.executor = ThreadedExecutor(partial(delay, random.Random(7), "verify"))
+def needed_pairs(schedule):
+    """Every (stage, predecessor) that no other pair implies; a superset tail is no work: it neither waits nor is
+    waited for."""
+    befores = schedule.predecessors
+    behind = {}
+    for stage in schedule.stages:  # what each stage waits for, directly or not
+        behind[stage.name] = befores[stage.name].union(*(behind[before] for before in befores[stage.name]))
+    return [
+        (stage, before)
+        for stage in befores
+        for before in sorted(befores[stage])
+        if not any(before in behind[other] for other in befores[stage])
+        and not ("tail_draft" in (stage, before) and schedule.variants["tail_draft"] == "superset")
+    ]
+
+
+def signature(decoder, monkeypatch):
+    """What a request gave: its tokens, its iterations, and how many head drafts it took that were not guessed ahead."""
+    drafter, heads = decoder.assembly.engine.drafter, []
+    with monkeypatch.context() as patch:
+        head = drafter.head
+        patch.setattr(drafter, "head", lambda tree: (heads.append(tree), head(tree)))
+        try:
+            generation = decoder.generate(PROMPT, max_new_tokens=31)
+        except (AssertionError, AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
+            return type(error).__name__
+    return generation.tokens, generation.metrics.iterations, len(heads)
+
+
+@pytest.mark.parametrize("name", [*NAMED_VARIANTS, "default", "overlapped and late"])
+def test_every_dependency_that_is_forgotten_shows(perfect_pair, perfect_decoder, name, monkeypatch):
+    """The stress test can fail: whichever one a stage does not wait for, slowed down, something else comes out."""
+    other = {"bookkeeping": "overlapped", "depth_prediction": "late", "head_draft": "ahead", "tail_draft": "ahead"}
+    engine = perfect_decoder.assembly.engine
+    engine.use(Schedule.of({"default": {}, **NAMED_VARIANTS}.get(name, other)).labels)
+    expected = signature(perfect_decoder, monkeypatch)
+    assert expected[0] == perfect_pair.reference(PROMPT, 31)
+    unseen = []
     try:
-        with pytest.raises((AssertionError, ValueError)):
-            assert decoder.generate(PROMPT, max_new_tokens=12).tokens == pair.reference(PROMPT, 12)
+        for pair in needed_pairs(engine.schedule):
+            late = partial(delay, None, pair[1], seconds=0.03)  # longer than all that lies in between
+            engine.executor = ThreadedExecutor(late, forgotten=[pair])
+            if signature(perfect_decoder, monkeypatch) == expected:
+                unseen.append(pair)
+            engine.executor = ThreadedExecutor(partial(delay, None, pair[1]))
+            assert signature(perfect_decoder, monkeypatch) == expected, pair
     finally:
         engine.executor = InOrderExecutor()
+    assert unseen == []
 
 
 def test_drafters_without_stages_take_every_schedule(pair):

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from yggdrasil.predictor.platt import fit_platt
-from yggdrasil.predictor.report import LabelledLengths, score_depths, split_documents
+from yggdrasil.predictor.report import LabelledLengths, calibration_points, score_depths, split_documents
 from yggdrasil.predictor.training import TrainingProgress, train_depth_predictor
 
 MAX_DEPTH = 4
@@ -113,6 +113,9 @@ def test_tiny_data_trains_and_says_what_is_missing(num_documents: int, positions
     assert np.isfinite(survival).all()
     assert (np.diff(survival, axis=1) <= 0).all()
     assert len(report.rows()) == 3 * MAX_DEPTH
+    assert {point.depth for point in report.calibration} == (
+        set(range(1, MAX_DEPTH + 1)) if num_documents > 1 else set()
+    )
     assert report.notes
     if lengths != "mixed":
         assert any("one class only" in note for note in report.notes)
@@ -134,6 +137,18 @@ def test_baseline_scores_by_hand() -> None:
     assert (constant.scorer, constant.auc) == ("constant", 0.5)
     assert constant.brier == pytest.approx((0.5625 + 0.0625) / 2)
     assert (predicted.positions, predicted.positives) == (2, 1)
+
+
+def test_calibration_points_by_hand() -> None:
+    survival = np.linspace(0.0, 0.95, 20)[::-1, None]
+    held_out = LabelledLengths((np.arange(20) < 8).astype(np.int64), None)
+
+    points = calibration_points(survival, held_out)
+
+    assert [point.positions for point in points] == [2] * 10
+    assert [point.predicted for point in points] == pytest.approx([0.025 + 0.1 * i for i in range(10)])
+    assert [point.reached for point in points] == [0.0] * 6 + [1.0] * 4
+    assert calibration_points(survival[:0], LabelledLengths(np.zeros(0, dtype=np.int64), None)) == []
 
 
 def test_platt_undoes_a_known_distortion() -> None:

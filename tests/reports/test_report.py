@@ -1,8 +1,8 @@
 """The report of a made-up profile: its tables by hand, its page in a real browser."""
 
+import contextlib
 import json
 import shutil
-import time
 from dataclasses import replace
 
 import pandas as pd
@@ -198,11 +198,13 @@ def test_the_page_in_a_real_browser(facts, browser, tmp_path):
     assert browser.get_log("browser") == []
     fetched = browser.execute_script("return performance.getEntriesByType('resource').map(entry => entry.name)")
     assert [name for name in fetched if not name.startswith("data:")] == []
-    until = time.monotonic() + 60  # charts are drawn one after the other
+    support = pytest.importorskip("selenium.webdriver.support.ui")
+    timeout = pytest.importorskip("selenium.common").TimeoutException
+    with contextlib.suppress(timeout):  # charts are drawn one after the other; what is missing then is named below
+        support.WebDriverWait(browser, 60).until(
+            lambda opened: min(chart["marks"] for chart in opened.execute_script(CHARTS)) >= 3
+        )
     charts = browser.execute_script(CHARTS)
-    while min(chart["marks"] for chart in charts) < 3 and time.monotonic() < until:
-        time.sleep(0.5)
-        charts = browser.execute_script(CHARTS)
     assert {chart["section"] for chart in charts} == {
         "latency", "prediction", "objective", "predictor", "timelines", "ranking", "trees",
     }  # fmt: skip

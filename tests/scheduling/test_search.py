@@ -2,6 +2,7 @@
 
 import random
 import time
+from unittest import mock
 
 import numpy as np
 import pandas as pd
@@ -9,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import yggdrasil.scheduling.search as module
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.scheduling.costs import COLUMNS, LOOP, StageCosts, schedule_code
 from yggdrasil.scheduling.search import AcceptedLengths, Space, predict_ms, search
@@ -69,6 +71,13 @@ def test_an_iteration_is_predicted_as_added_up_by_hand():
     assert ahead == pytest.approx(serial - 0.5)  # the head reads the bonus alone; the tail hides
     leaf = LENGTHS.leaf_share(shape) * 1.1  # read by the narrowest step
     assert conditional == pytest.approx(serial - 0.5 + leaf)
+    # A head over the whole verify width reads the leaves itself or finds them read; in order that is the same.
+    head_ahead, both_ahead = (
+        predict_ms(Schedule.of({"head_draft": "ahead", **tail}), [shape], COSTS, LENGTHS, "in-order")[0]
+        for tail in ({}, {"tail_draft": "ahead"})
+    )
+    assert head_ahead == pytest.approx(serial - 2.5 + 3 + 4 + 1.2)
+    assert both_ahead == pytest.approx(head_ahead)
 
 
 def test_accepted_lengths_are_those_of_the_tables():
@@ -93,7 +102,8 @@ def test_pruning_never_loses_a_plan_of_the_full_grid(seed, objective, executor, 
     variants = random.Random(seed).sample(all_variants(), 3)
     space = Space(Space.of(lengths, executor).shapes, tuple(variants), executor)
 
-    found = search(space, costs, lengths, objective, keep=keep)
+    with mock.patch.object(module, "_BLOCK", 1):  # a shape at a time: nothing is laid out that could be skipped
+        found = search(space, costs, lengths, objective, keep=keep)
 
     assert found == search(space, costs, lengths, objective, keep=keep, prune=False)
     everything = [
@@ -109,9 +119,23 @@ def test_pruning_never_loses_a_plan_of_the_full_grid(seed, objective, executor, 
     )
 
 
-def test_pruning_skips_most_of_the_grid(monkeypatch):
-    import yggdrasil.scheduling.search as module
+@settings(max_examples=6, deadline=None)
+@given(st.integers(0, 1000), st.sampled_from(["in-order", "parallel"]), st.floats(0.1, 10), st.floats(0.1, 60))
+def test_no_plan_beats_the_bound_of_its_shape(seed, executor, head, verify):
+    """What is skipped is skipped by this bound, so it is held against every schedule; it is not idle either."""
+    lengths = made_up_lengths(seed)
+    costs = StageCosts.from_samples(made_up_samples(head=head, verify=verify))
+    variants = random.Random(seed).sample(all_variants(), 3)
+    space = Space(Space.of(lengths, executor).shapes, tuple(variants), executor)
+    schedules = list(space.schedules())
+    bounds = np.array([bound.iteration_ms for bound in module._bounds(space, schedules, costs, lengths)])
+    least = np.min([predict_ms(schedule, space.shapes, costs, lengths, executor) for schedule in schedules], axis=0)
 
+    assert (bounds <= least + 1e-9).all()
+    assert (bounds > 0.2 * least).all()
+
+
+def test_pruning_skips_most_of_the_grid(monkeypatch):
     laid_out = []
     whole = module._lay_out_block
     monkeypatch.setattr(module, "_lay_out_block", lambda shapes, *rest: laid_out.extend(shapes) or whole(shapes, *rest))

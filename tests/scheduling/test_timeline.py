@@ -94,6 +94,16 @@ def test_arrays_are_laid_out_element_by_element():
     assert grid[0] == 1 + 6 + 3 + 2 + 1 + 4  # a verification of nothing: the tail is on the critical path
 
 
+def test_the_critical_path_is_the_longest_chain_whoever_else_waits():
+    overlapped = Schedule.of({"tail_draft": "ahead", "bookkeeping": "overlapped"})
+
+    assert critical_path(overlapped, TIMES) == 1 + 2 + 6 + 1 + 0.5 + 20 + 0.5 + 1  # books and tail are beside it
+    assert critical_path(overlapped, {**TIMES, "bookkeeping": 100.0}) == 100.0  # a chain of its own, not the last one
+    assert critical_path(overlapped, {**TIMES, "tail_draft": 50.0}) == 1 + 2 + 6 + 50 + 1
+    grid = critical_path(overlapped, {**TIMES, "bookkeeping": np.array([0.0, 100.0])})
+    assert np.asarray(grid).tolist() == [32.0, 100.0]
+
+
 @settings(max_examples=40, deadline=None)
 @given(variants, durations, st.integers(0, 10**6))
 def test_no_timeline_beats_its_bounds(chosen, times, pick):

@@ -6,7 +6,7 @@ Work that is done lies in ``profiles/NAME/<machine>.partial`` until the calibrat
 import json
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -45,6 +45,7 @@ from yggdrasil.engine.trace import Trace
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.models.loading import check_same_tokenizer, load_tokenizer
 from yggdrasil.predictor.acceptance import AcceptanceCalibration
+from yggdrasil.predictor.report import CalibrationPoint
 from yggdrasil.profiling.traces import TraceSet
 from yggdrasil.prompts import Prompt, read_prompts
 from yggdrasil.scheduling.plan import ModelRef, Plan, portable_source
@@ -130,6 +131,13 @@ def _write(
         choice.learned.save(folder)
         rows = [{"reads": source, **row} for source, report in choice.reports.items() for row in report.rows()]
         write_csv(folder / "report.csv", "predictor-report", REPORT_VERSION, pd.DataFrame(rows))
+        curves = [
+            {"reads": source, **asdict(point)}
+            for source, report in choice.reports.items()
+            for point in report.calibration
+        ]
+        columns = ["reads", *(each.name for each in fields(CalibrationPoint))]
+        write_csv(folder / "calibration.csv", "predictor-calibration", 1, pd.DataFrame(curves, columns=columns))
     plan.save(destination)
     shutil.rmtree(work)
 

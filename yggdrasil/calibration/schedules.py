@@ -1,15 +1,17 @@
 """Measure schedules on the real engine: what their stages cost, and what whole plans take, alternating.
 
-The machine's speed changes while it is measured. So every schedule runs in every round, and each round has plain steps
-that tell its speed; times are reported at the speed of the profile.
+Stage costs are taken where plans are: in whole requests of one shape and one schedule, on the same prompts and at the
+same contexts, so caches are as warm as in decoding. The machine's speed changes within seconds, so what is compared
+runs in turns, and in each turn a request decodes plainly: its steps tell the machine's speed then, and all times are
+reported at the speed where such a step takes what it usually did while the stages were measured.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import pandas as pd
 
-from yggdrasil.calibration.measure import STREAK, WARM_UP, ShapeCycle, measured_shapes
+from yggdrasil.calibration.measure import WARM_UP, measured_shapes
 from yggdrasil.engine.build import Assembly
 from yggdrasil.engine.engine import Engine
 from yggdrasil.engine.policy import PLAIN_POLICY, FixedPolicy, Policy
@@ -20,6 +22,7 @@ from yggdrasil.scheduling.stages import NAMED_VARIANTS, STAGES, Schedule
 from yggdrasil.tree.objective import PLAIN_STEP, TreeShape
 
 Progress = Callable[[float], None]
+Way = TypeVar("Way")
 PLAN_COLUMNS = ("plan", "prompt", "round", "iterations", "tokens", "iteration_ms", "decode_ms", *STAGES, LOOP)
 PLAIN = "plain decoding"
 # One schedule for each cost that another variant changes; the others are sums of theirs.
@@ -50,33 +53,34 @@ def _iterations(engine: Engine, text: Sequence[int], stream: TextStream, policy:
 def measure_stage_costs(
     assembly: Assembly,
     new_stream: Callable[[], TextStream],
-    text: Sequence[int],
+    texts: Sequence[Sequence[int]],
     rounds: int,
     progress: Progress,
 ) -> pd.DataFrame:
-    """Stage times of all that the variants change, at context ``len(text)``; columns ``costs.COLUMNS``.
+    """Stage times of all that the variants change, on ``texts``; columns ``costs.COLUMNS``.
 
-    The assembly must have been put together for ``MEASURED``. The first round warms up and is not kept, nor are
-    the first iterations of a streak.
+    ``new_stream`` bounds the tokens. The assembly must have been put together for ``MEASURED``. A cycle is one shape on
+    one text: by every schedule and plainly, in turns. The first ``WARM_UP`` iterations of a request are not kept.
     """
-    shapes = measured_shapes(assembly.shapes)
-    wanted = len(shapes) * STREAK
+    shapes = [shape for shape in measured_shapes(assembly.shapes) if shape.depth]
+    cycles = [(text, shape) for _ in range(rounds) for text in texts for shape in shapes]
     rows: list[tuple[object, ...]] = []
-    for number in range(rounds + 1):
-        for place, schedule in enumerate(MEASURED):
+    for number, (text, shape) in enumerate([cycles[0], *cycles]):  # one for nothing, to warm up
+        ways = [(schedule, shape) for schedule in MEASURED] + [(MEASURED[0], PLAIN_STEP)]
+        for schedule, way in _turned(ways, number):
             assembly.engine.use(schedule.labels)
-            policy = ShapeCycle(shapes, seed=number)
-            previous, repeated = PLAIN_STEP, 0
-            for done, sample in enumerate(_iterations(assembly.engine, text, new_stream(), policy), start=1):
-                repeated = repeated + 1 if sample.shape == previous else 0
-                if number and repeated >= WARM_UP:
-                    rows += _rows(len(text), number, schedule, sample)
-                previous = sample.shape
-                if done == wanted:
-                    break
-            progress((number * len(MEASURED) + place + 1) / ((rounds + 1) * len(MEASURED)))
+            samples = list(_iterations(assembly.engine, text, new_stream(), FixedPolicy(way)))
+            for sample in samples[WARM_UP:] if number else ():
+                rows += _rows(len(text), number, schedule, sample)
+        progress((number + 1) / (len(cycles) + 1))
     assembly.engine.use(MEASURED[0].labels)
     return at_one_speed(pd.DataFrame(rows, columns=list(COLUMNS)))
+
+
+def _turned(ways: Sequence[Way], turn: int) -> list[Way]:
+    """``ways`` from another one on each turn."""
+    shift = turn % len(ways)
+    return [*ways[shift:], *ways[:shift]]
 
 
 def _rows(context: int, cycle: int, schedule: Schedule, sample: _Sample) -> Iterator[tuple[object, ...]]:
@@ -87,13 +91,11 @@ def _rows(context: int, cycle: int, schedule: Schedule, sample: _Sample) -> Iter
 
 
 def at_one_speed(frame: pd.DataFrame) -> pd.DataFrame:
-    """The same samples, each (cycle, schedule) scaled so that its plain steps cost what they usually do."""
+    """The same samples, each cycle scaled so that its plain steps cost what they usually do."""
     plain = frame[(frame["depth"] == 0) & (frame["stage"] == "iteration")]
-    group = ["cycle", "schedule"]
-    speed = plain.groupby(group)["ms"].median().rename("plain_ms").reset_index()
-    joined = frame.merge(speed, on=group, how="inner")
-    joined["ms"] = joined["ms"] * (speed["plain_ms"].median() / joined["plain_ms"])
-    return joined[list(COLUMNS)]
+    speed = plain.groupby("cycle")["ms"].median()
+    scale = frame["cycle"].map(speed.median() / speed)
+    return frame.assign(ms=frame["ms"] * scale).dropna(subset=["ms"])[list(COLUMNS)].reset_index(drop=True)
 
 
 class MeasuredPlan(NamedTuple):
@@ -114,8 +116,8 @@ def measure_plans(
 ) -> pd.DataFrame:
     """Decode every text by every plan and plainly, the order turning each time; columns ``PLAN_COLUMNS``.
 
-    ``new_stream`` bounds the tokens. ``iteration_ms`` is the mean iteration without the first two, and each stage has
-    its mean over the same ones; a first pass over all plans warms up.
+    ``new_stream`` bounds the tokens. ``iteration_ms`` is the mean iteration without the first ``WARM_UP``, and each
+    stage has its mean over the same ones; a first pass over all plans warms up.
     """
     ways: list[tuple[str, tuple[str, ...], Policy]] = [
         (plan.name, plan.stages, FixedPolicy(plan.shape)) for plan in plans
@@ -124,14 +126,13 @@ def measure_plans(
     rows: list[tuple[object, ...]] = []
     jobs = [(number, prompt) for number in range(rounds) for prompt in range(len(texts))]
     for turn, (number, prompt) in enumerate([(-1, 0), *jobs]):
-        shift = turn % len(ways)
-        for name, stages, policy in [*ways[shift:], *ways[:shift]]:
+        for name, stages, policy in _turned(ways, turn):
             assembly.engine.use(stages)
             stream = new_stream()
             samples = list(_iterations(assembly.engine, texts[prompt], stream, policy))
-            if number >= 0 and len(samples) > 2:
+            if number >= 0 and len(samples) > WARM_UP:
                 tokens, total = len(stream.tokens) - 1, sum(sample.total_ms for sample in samples)
-                rows.append((name, prompt, number, len(samples), tokens, *_means(samples[2:], total)))
+                rows.append((name, prompt, number, len(samples), tokens, *_means(samples[WARM_UP:], total)))
         progress((turn + 1) / (len(jobs) + 1))
     assembly.engine.use(MEASURED[0].labels)
     return pd.DataFrame(rows, columns=list(PLAN_COLUMNS))
@@ -145,27 +146,45 @@ def _means(samples: Sequence[_Sample], total_ms: float) -> list[float]:
     return [mean, total_ms, *stages, mean - sum(stages)]
 
 
+def at_profiles_speed(frame: pd.DataFrame, plain_ms: float) -> pd.DataFrame:
+    """Rows of ``measure_plans`` at the speed where a plain step takes ``plain_ms``.
+
+    How fast the machine was in a turn, all that was decoded in it tells: the median of what each way took against its
+    own median on that prompt. Ways that were not in every turn do not count there.
+    """
+    turns = frame.groupby("plan").size()
+    common = frame[frame["plan"].isin(turns[turns == turns.max()].index)]
+    against_usual = common["decode_ms"] / common.groupby(["plan", "prompt"])["decode_ms"].transform("median")
+    pace = against_usual.groupby([common["prompt"], common["round"]]).median()
+    steady = pace.reindex(pd.MultiIndex.from_frame(frame[["prompt", "round"]])).to_numpy()
+    plain = frame["iteration_ms"].div(steady)[frame["plan"] == PLAIN].groupby(frame["prompt"]).median()
+    scale = plain_ms / (frame["prompt"].map(plain).to_numpy() * steady)
+    times = ["iteration_ms", "decode_ms", *STAGES, LOOP]
+    return frame.assign(**{name: frame[name] * scale for name in times})
+
+
 def summarise_plans(frame: pd.DataFrame, plain_ms: float) -> pd.DataFrame:
-    """One row a plan, in the order measured: mean iteration and milliseconds a token at the speed where a plain step
-    takes ``plain_ms``, the quartiles of the latter over prompts, and the speed-up over plain decoding."""
-    plain = frame[frame["plan"] == PLAIN].set_index(["prompt", "round"])
-    speed = plain_ms / plain["iteration_ms"]
-    plain_tpot = plain["decode_ms"] / plain["tokens"]
+    """One row a plan, in the order measured, ``at_profiles_speed``.
+
+    Everything is a median over rounds first: a request in which the machine stood still does not count. Then
+    ``iteration_ms`` is the median over prompts, ``ms_per_token`` the sum over prompts (with the quartiles of each
+    prompt's own), and ``speedup`` the median over prompts of what is gained over plain decoding of the same prompt.
+    """
+    figures = ["iteration_ms", "decode_ms", "tokens", "iterations"]
+    usual = at_profiles_speed(frame, plain_ms).groupby(["plan", "prompt"], sort=False)[figures].median()
+    each = usual["decode_ms"] / usual["tokens"]
     rows = []
-    for name, part in frame.groupby("plan", sort=False):
-        part = part.set_index(["prompt", "round"])
-        scaled = part["decode_ms"] * speed.reindex(part.index)
-        each = scaled / part["tokens"]
-        ratio = plain_tpot.reindex(part.index) / (part["decode_ms"] / part["tokens"])
+    for name in frame["plan"].unique():
+        part = usual.loc[name]
         rows.append(
             {
                 "plan": name,
-                "iteration_ms": float((part["iteration_ms"] * speed.reindex(part.index)).median()),
-                "ms_per_token": float(scaled.sum() / part["tokens"].sum()),
-                "ms_per_token_low": float(each.quantile(0.25)),
-                "ms_per_token_high": float(each.quantile(0.75)),
+                "iteration_ms": float(part["iteration_ms"].median()),
+                "ms_per_token": float(part["decode_ms"].sum() / part["tokens"].sum()),
+                "ms_per_token_low": float(each[name].quantile(0.25)),
+                "ms_per_token_high": float(each[name].quantile(0.75)),
                 "aal": float(part["tokens"].sum() / part["iterations"].sum()),
-                "speedup": float(ratio.median()),
+                "speedup": float((each[PLAIN] / each[name]).median()),
             }
         )
     return pd.DataFrame(rows)

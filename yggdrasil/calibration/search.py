@@ -50,11 +50,12 @@ class SearchSettings:
     objective: Objective = "latency"
     save_as: str | None = None  # name of the plan that is written; the profile's own if not given
     top: int = 10  # best predictions that are measured
-    limit: int = 6  # prompts decoded
+    limit: int = 8  # prompts decoded, spread over the file
     tokens: int = 48  # generated on each
     context: int = 128  # tokens kept of a prompt
-    rounds: int = 2  # times every prompt is decoded
-    cost_rounds: int = 6  # cycles of stage measurement
+    rounds: int = 5  # times every prompt is decoded
+    final_rounds: int = 15  # times more by the best of them, the named plans and plainly
+    cost_rounds: int = 1  # times every prompt is decoded to measure stages
     measure_again: bool = False  # even where the profile has stage costs of all variants
     force_machine: bool = False
 
@@ -149,8 +150,10 @@ def _set_up(subject: _Subject, settings: SearchSettings, reporter: Reporter) -> 
     assembly = build_assembly(source, subject.knots)
     compile_missing(source, assembly, reporter.phase)
     room = min(settings.context, assembly.engine.max_length - settings.tokens - plan.shapes.max_depth - 1)
-    texts = [list(tokenizer(prompt.prompt)["input_ids"])[-room:] for prompt in read_prompts(prompts, settings.limit)]
-    texts = [text for text in texts if text]
+    found = read_prompts(prompts)
+    count = min(settings.limit, len(found))
+    spread = [found[i * len(found) // count].prompt for i in range(count)]  # a file often has its kinds in blocks
+    texts = [text for text in (list(tokenizer(prompt)["input_ids"])[-room:] for prompt in spread) if text]
     if not texts:
         raise YggdrasilError(f"{prompts} has no usable prompts; give JSON lines with a prompt field")
     return _Bench(assembly, tokenizer, texts)
@@ -168,11 +171,8 @@ def _stage_samples(
             )
         return read_csv(file, "schedule-samples", VERSION, COLUMNS)
     report = reporter.phase("measuring the stages of every variant")
-    stream = [token for text in bench.texts for token in text]
-    text = (stream * (settings.context // len(stream) + 1))[: settings.context]
-    frame = measure_stage_costs(
-        bench.assembly, partial(open_ended, bench.tokenizer), text, settings.cost_rounds, report
-    )
+    new_stream = partial(open_ended, bench.tokenizer, settings.tokens)
+    frame = measure_stage_costs(bench.assembly, new_stream, bench.texts, settings.cost_rounds, report)
     write_csv(file, "schedule-samples", VERSION, frame)
     return frame
 
@@ -208,11 +208,22 @@ def _measured(
     settings: SearchSettings,
     reporter: Reporter,
 ) -> list[Searched]:
-    """The entries with measured figures, at the speed of the profile; plain decoding comes last."""
-    report = reporter.phase(f"measuring {len(entries)} plans on {len(bench.texts)} prompts")
+    """The entries with measured figures, at the speed of the profile; plain decoding comes last.
+
+    All of them in turns first; then, so that its lead over the named plans is more than luck, the best in turns with
+    those alone.
+    """
     plans = [MeasuredPlan(entry.name, entry.stages, TreeShape(*entry.shape)) for entry in entries]
     new_stream = partial(open_ended, bench.tokenizer, settings.tokens)
-    frame = measure_plans(bench.assembly, new_stream, bench.texts, plans, settings.rounds, report)
+    measure = partial(measure_plans, bench.assembly, new_stream, bench.texts)
+    report = reporter.phase(f"measuring {len(entries)} plans on {len(bench.texts)} prompts")
+    frame = measure(plans, settings.rounds, report)
+    if settings.final_rounds:
+        found = summarise_plans(frame, plain_ms).set_index("plan")["ms_per_token"].drop(PLAIN)
+        finalists = [plan for plan in plans if plan.name in {found.idxmin(), *NAMED_VARIANTS}]
+        report = reporter.phase(f"measuring the best of them and {len(finalists) - 1} named plans")
+        more = measure(finalists, settings.final_rounds, report)
+        frame = pd.concat([frame, more.assign(round=more["round"] + settings.rounds)], ignore_index=True)
     write_csv(subject.profile / MEASURED_FILE, "schedule-measured", VERSION, frame)
     figures = {row["plan"]: row for row in summarise_plans(frame, plain_ms).to_dict("records")}
     plain = Searched(PLAIN, Schedule.of({}).labels, (0, 0, 1), BACKEND, 1.0, _figure(plain_ms), _figure(plain_ms))

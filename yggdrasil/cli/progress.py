@@ -71,6 +71,10 @@ def show_table(title: str, frame: "pd.DataFrame") -> None:
     table = Table(*[column.replace("_", " ") for column in frame.columns], title=title)
     for row in frame.itertuples(index=False):
         table.add_row(*[f"{value:.4g}" if isinstance(value, float) else str(value) for value in row])
+    wide_console().print(table)
+
+
+def wide_console() -> Console:
+    """Standard output. A pipe has no width; a cut number is worse than a long line."""
     console = Console()
-    # A pipe has no width; a cut number is worse than a long line.
-    (console if console.is_terminal else Console(width=180)).print(table)
+    return console if console.is_terminal else Console(width=180)

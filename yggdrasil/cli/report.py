@@ -50,6 +50,8 @@ def report(
 def _with_trees(facts: "Facts", plan: Path, prompts: Path, limit: int, *, force_machine: bool) -> "Facts":
     from dataclasses import replace
 
+    import pandas as pd
+
     from yggdrasil.artifacts import write_csv
     from yggdrasil.engine.decoder import Decoder
     from yggdrasil.engine.policy import FixedPolicy
@@ -57,8 +59,13 @@ def _with_trees(facts: "Facts", plan: Path, prompts: Path, limit: int, *, force_
     from yggdrasil.reports.trees import record_trees
 
     decoder = Decoder.from_plan(plan, force_machine=force_machine)
-    decoder.policy = FixedPolicy(facts.best_tree())  # a policy may decode plainly; here trees are wanted
-    trees = record_trees(decoder, [prompt.prompt for prompt in read_prompts(prompts, limit)])
+    texts = [prompt.prompt for prompt in read_prompts(prompts, limit)]
+    recorded = []
+    # A policy may decode plainly; here trees are wanted: the plan's, and such as lose nodes before verification.
+    for shape in dict.fromkeys((facts.best_tree(), facts.best_pruned_tree())):
+        decoder.policy = FixedPolicy(shape)
+        recorded.append(record_trees(decoder, texts, each=1))
+    trees = pd.concat(recorded, ignore_index=True)
     if facts.profile.is_dir():
         write_csv(facts.profile / "example_trees.csv", "example-trees", 1, trees)
     return replace(facts, trees=trees)

@@ -19,10 +19,13 @@ def search(
     ] = "latency",
     save_as: Annotated[str | None, typer.Option(help="Name of the plan to write; the profile's if not given.")] = None,
     top: Annotated[int, typer.Option(min=1, help="Best predictions that are measured.")] = 10,
-    limit: Annotated[int, typer.Option(min=1, help="Prompts decoded by each plan.")] = 6,
+    limit: Annotated[int, typer.Option(min=1, help="Prompts decoded by each plan, spread over the file.")] = 8,
     max_new_tokens: Annotated[int, typer.Option(min=4, help="Tokens generated on each.")] = 48,
     max_prompt_tokens: Annotated[int, typer.Option(min=1, help="Keep only the last so many tokens of a prompt.")] = 128,
-    rounds: Annotated[int, typer.Option(min=1, help="Times every prompt is decoded by every plan.")] = 2,
+    rounds: Annotated[int, typer.Option(min=1, help="Times every prompt is decoded by every plan.")] = 5,
+    final_rounds: Annotated[
+        int, typer.Option(min=0, help="Times more by the best of them, in turns with the paper's plans.")
+    ] = 15,
     measure_again: Annotated[
         bool, typer.Option("--measure-again", help="Take new stage samples even where the profile has them.")
     ] = False,
@@ -33,7 +36,7 @@ def search(
     from yggdrasil.cli.progress import PhaseProgress
 
     settings = SearchSettings(
-        profile, prompts, objective, save_as, top, limit, max_new_tokens, max_prompt_tokens, rounds,
+        profile, prompts, objective, save_as, top, limit, max_new_tokens, max_prompt_tokens, rounds, final_rounds,
         measure_again=measure_again, force_machine=force_machine,
     )  # fmt: skip
     try:
@@ -47,9 +50,9 @@ def search(
 
 
 def _show(path: Path) -> None:
-    from rich.console import Console
     from rich.table import Table
 
+    from yggdrasil.cli.progress import wide_console
     from yggdrasil.reports.schedules import changed_variants, verdict
     from yggdrasil.scheduling.plan import Plan
 
@@ -66,7 +69,7 @@ def _show(path: Path) -> None:
         )  # fmt: skip
         shown = ["" if figure is None else f"{figure:.3g}" for figure in figures]
         table.add_row(f"{entry.name}{mark}", changed_variants(entry), " x ".join(map(str, entry.shape)), *shown)
-    Console().print(table)
+    wide_console().print(table)
     for line in verdict(plan.search):
         print(line)
     print(path)

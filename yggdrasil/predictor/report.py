@@ -15,6 +15,7 @@ FloatArray: TypeAlias = npt.NDArray[np.floating[Any]]
 IntArray: TypeAlias = npt.NDArray[np.integer[Any]]
 
 Scorer: TypeAlias = Literal["predictor", "constant", "confidence"]
+_BINS = 10  # points of a calibration curve, as many positions each
 
 
 class DocumentSplit(NamedTuple):
@@ -54,6 +55,16 @@ class DepthScore:
     note: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class CalibrationPoint:
+    """Held-out positions whose predictions lie together: what was predicted of them on average, and what came true."""
+
+    depth: int
+    predicted: float
+    reached: float  # share whose length >= depth
+    positions: int
+
+
 @dataclass(frozen=True)
 class TrainingReport:
     """What was trained on what, and how well it does; ``notes`` says what the data could not support."""
@@ -67,6 +78,7 @@ class TrainingReport:
     validation_loss: float | None  # negative log-likelihood of the length, nats a position
     scores: list[DepthScore]
     notes: list[str] = field(default_factory=list)
+    calibration: list[CalibrationPoint] = field(default_factory=list)
 
     def rows(self) -> list[dict[str, Any]]:
         """Return one flat dict a (depth, scorer): ``pandas.DataFrame(report.rows())``."""
@@ -103,6 +115,19 @@ def score_depths(survival: FloatArray, fitted_on: LabelledLengths, held_out: Lab
             probability = _isotonic(fitted_on.confidence[:, depth - 1], known, ranking)
             scores.append(_score("confidence", depth, reached, ranking, probability))
     return scores
+
+
+def calibration_points(survival: FloatArray, held_out: LabelledLengths) -> list[CalibrationPoint]:
+    """The predictor's calibration curve at each depth: positions in order of prediction, in parts of one size."""
+    points = []
+    for depth in range(1, survival.shape[1] + 1):
+        reached, column = held_out.reaches(depth), survival[:, depth - 1]
+        for part in np.array_split(np.argsort(column, kind="stable"), min(_BINS, len(column)) or 1):
+            if len(part):
+                points.append(
+                    CalibrationPoint(depth, float(column[part].mean()), float(reached[part].mean()), len(part))
+                )
+    return points
 
 
 def _score(

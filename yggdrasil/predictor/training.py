@@ -26,6 +26,7 @@ from yggdrasil.predictor.report import (
     IntArray,
     LabelledLengths,
     TrainingReport,
+    calibration_points,
     score_depths,
     split_documents,
 )
@@ -91,6 +92,7 @@ def train_depth_predictor(
         return LabelledLengths(lengths[rows], None if confidence is None else confidence[rows])
 
     known, held_out = np.concatenate([parts["training"], parts["validation"]]), parts["held_out"]
+    predicted, reached = predictor.survival(features[held_out]), labelled(held_out)
     report = TrainingReport(
         split=split,
         training_positions=len(parts["training"]),
@@ -99,8 +101,9 @@ def train_depth_predictor(
         epochs=fit.epochs,
         best_epoch=fit.best.epoch,
         validation_loss=fit.best.loss if len(parts["validation"]) else None,
-        scores=score_depths(predictor.survival(features[held_out]), labelled(known), labelled(held_out)),
+        scores=score_depths(predicted, labelled(known), reached),
         notes=notes,
+        calibration=calibration_points(predicted, reached),
     )
     return predictor, report
 

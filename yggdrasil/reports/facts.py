@@ -16,7 +16,7 @@ from yggdrasil.artifacts import read_csv
 from yggdrasil.calibration.measure import COLUMNS as SAMPLE_COLUMNS
 from yggdrasil.calibration.measure import without_drift
 from yggdrasil.calibration.pipeline import REPORT_VERSION
-from yggdrasil.calibration.schedules import PLAIN, PLAN_COLUMNS
+from yggdrasil.calibration.schedules import PLAN_COLUMNS, at_profiles_speed
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.predictor.bundle import Learned
 from yggdrasil.reports.schedules import changed_variants
@@ -29,7 +29,8 @@ from yggdrasil.scheduling.timeline import lay_out
 from yggdrasil.tree.objective import TreeShape
 
 PREDICTOR_COLUMNS = ("reads", "depth", "scorer", "auc", "brier")
-TREE_COLUMNS = ("prompt", "iteration", "node", "parent", "depth", "role", "text", "probability", "bonus")
+CURVE_COLUMNS = ("reads", "depth", "predicted", "reached", "positions")
+TREE_COLUMNS = ("prompt", "iteration", "node", "parent", "depth", "role", "text", "probability", "bonus", "shape")
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,7 @@ class Facts:
             "benchmarks": self.benchmarks(),
             "objective": self.objective(),
             "predictor": self.predictor_scores(),
+            "calibration": self.calibration(),
             "acceptance": self.acceptance(),
             "timelines": self.timelines(),
             "ranking": self.ranking(),
@@ -103,7 +105,12 @@ class Facts:
         return _optional(self.profile / "roofline.csv", "roofline", ("model", "width", "context", "ms", "least_ms"))
 
     def iterations(self) -> pd.DataFrame:
-        """Milliseconds of an iteration by stage."""
+        """Milliseconds of an iteration by stage: of the chosen plan, else of whole requests, else of mixed shapes."""
+        timelines = self.timelines()
+        own = timelines[(timelines["plan"] == "chosen") & (timelines["kind"] == "measured")]
+        if not own.empty:
+            spent = (own["end_ms"] - own["start_ms"]).astype(float)
+            return pd.DataFrame({"stage": own["stage"], "ms_an_iteration": spent, "share": spent / spent.sum()})
         found = _optional(self.profile / "iterations.csv", "iterations", ("stage", "ms_an_iteration"))
         if not found.empty:
             return found
@@ -127,7 +134,7 @@ class Facts:
                 entry.measured_ms_per_token,
             )
             for entry in self._entries
-            if entry.measured_iteration_ms
+            if entry.measured_iteration_ms and entry.shape[1]  # plain steps are what predictions are scaled by
         ]  # fmt: skip
         return pd.DataFrame(rows, columns=columns)
 
@@ -175,9 +182,22 @@ class Facts:
         row = table[table["verify_width"] > 1].iloc[0]
         return TreeShape(int(row["width"]), int(row["depth"]), int(row["verify_width"]))
 
+    def best_pruned_tree(self) -> TreeShape:
+        """The fastest shape of which at least twice as much is drafted as verified, else ``best_tree``."""
+        table = self.objective().sort_values("ms_per_token")
+        pruned = table[(table["verify_width"] > 1) & (table["width"] * table["depth"] >= 2 * table["verify_width"])]
+        if pruned.empty:
+            return self.best_tree()
+        row = pruned.iloc[0]
+        return TreeShape(int(row["width"]), int(row["depth"]), int(row["verify_width"]))
+
     def predictor_scores(self) -> pd.DataFrame:
         """AUC and Brier score of the depth predictor and its rivals by depth, on held-out documents."""
         return _optional(self.predictor / "report.csv", "predictor-report", PREDICTOR_COLUMNS, REPORT_VERSION)
+
+    def calibration(self) -> pd.DataFrame:
+        """What the depth predictors said on held-out documents, in ten parts by what they said, and what came true."""
+        return _optional(self.predictor / "calibration.csv", "predictor-calibration", CURVE_COLUMNS)
 
     def acceptance(self) -> pd.DataFrame:
         """The monotone map from the drafter's probability to acceptance."""
@@ -218,7 +238,8 @@ class Facts:
                     "width": width,
                     "depth": depth,
                     "verify_width": verify_width,
-                    "aal": entry.predicted_aal,
+                    "predicted_aal": entry.predicted_aal,
+                    "measured_aal": entry.measured_aal,
                     "predicted_ms_per_token": entry.predicted_ms_per_token,
                     "measured_ms_per_token": entry.measured_ms_per_token,
                     "measured_speedup": entry.measured_speedup,
@@ -258,11 +279,10 @@ def _gantt(title: str, kind: str, schedule: Schedule, durations: dict[str, float
 
 
 def _measured_stages(frame: pd.DataFrame, plan: str, plain_ms: float) -> dict[str, float]:
-    """Mean stage times of a measured plan at the profile's speed."""
-    at = ["prompt", "round"]
-    speed = plain_ms / frame[frame["plan"] == PLAIN].set_index(at)["iteration_ms"]
-    part = frame[frame["plan"] == plan].set_index(at)
-    return {name: float((part[name] * speed.reindex(part.index)).median()) for name in (*STAGES, LOOP)}
+    """Usual stage times of a measured plan at the profile's speed."""
+    scaled = at_profiles_speed(frame, plain_ms)
+    usual = scaled[scaled["plan"] == plan][[*STAGES, LOOP]].median()
+    return {str(name): float(ms) for name, ms in usual.items()}
 
 
 def _optional(path: Path, kind: str, columns: tuple[str, ...], version: int = 1) -> pd.DataFrame:

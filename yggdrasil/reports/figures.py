@@ -145,8 +145,10 @@ def objective(tables: dict[str, pd.DataFrame], chosen: tuple[int, int, int] | No
     figure.update_yaxes(title_text="depth", dtick=1, row=1, col=1)
     best_latency = _shape(table.sort_values("speedup", ascending=False))
     best_aal = _shape(table[table["aal"] >= table["aal"].max() - 1e-9].sort_values("iteration_ms"))
-    marks = [(best_aal, "AAL-optimal", "diamond", "#ffb4a2"), (best_latency, "latency-optimal", "star", "#ffffff")]
-    if chosen is not None and chosen[1] and chosen != best_latency:
+    is_chosen = chosen == best_latency
+    optimal = "latency-optimal, chosen by the search" if is_chosen else "latency-optimal"
+    marks = [(best_aal, "AAL-optimal", "diamond", "#ffb4a2"), (best_latency, optimal, "star", "#ffffff")]
+    if chosen is not None and chosen[1] and not is_chosen:
         marks.append((chosen, "chosen by the search", "circle-open", "#e63946"))
     for (width, depth, verify_width), name, symbol, colour in marks:
         outline = {"width": 3.0 if "open" in symbol else 1.5}
@@ -165,39 +167,58 @@ def _shape(table: pd.DataFrame) -> tuple[int, int, int]:
 
 
 def predictor(tables: dict[str, pd.DataFrame]) -> Figure | None:
-    """The depth predictor against its rivals by depth, and the acceptance calibration."""
+    """The depth predictor against its rivals by depth, its calibration curves, and the acceptance calibration."""
     scores, curve = tables["predictor"], tables["acceptance"]
     if scores.empty and curve.empty:
         return None
-    titles = ["AUC by depth", "Brier score by depth (lower is better)", "acceptance calibration"]
-    figure = make_subplots(rows=1, cols=3, subplot_titles=titles)
+    others = "".join(f"; dotted: reading {reads}" for reads in tables["calibration"]["reads"].unique()[1:])
+    titles = ["AUC by depth", "Brier score by depth (lower is better)",
+              f"calibration of P(so many tokens accepted){others}", "acceptance of one drafted token"]  # fmt: skip
+    figure = make_subplots(rows=2, cols=2, subplot_titles=titles, vertical_spacing=0.17)
     own = scores["scorer"] == "predictor"
     first = scores["reads"] == (scores["reads"].iloc[0] if len(scores) else "")  # rivals do not depend on what is read
-    names = scores["scorer"].mask(own, "predictor reading " + scores["reads"].replace("predictor", "state and text"))
+    names = scores["scorer"].mask(own, scores["reads"].map(_reader))
     for colour, (scorer, part) in zip(_cycle(), scores[own | first].groupby(names, sort=False), strict=False):
         for column, value in ((1, "auc"), (2, "brier")):
             figure.add_scatter(
                 x=part["depth"], y=part[value], mode="lines+markers", name=scorer, legendgroup=scorer,
                 showlegend=column == 1, line={"color": colour}, row=1, col=column,
             )  # fmt: skip
-    figure.add_scatter(
-        x=[0, 1],
-        y=[0, 1],
-        mode="lines",
-        line={"dash": "dash", "color": "#9aa5b1"},
-        name="taken at its word",
-        row=1,
-        col=3,
-    )
+    for column in (1, 2):
+        figure.add_scatter(
+            x=[0, 1], y=[0, 1], mode="lines", line={"dash": "dash", "color": "#9aa5b1"}, name="as predicted",
+            showlegend=column == 1, row=2, col=column,
+        )  # fmt: skip
+    _calibration_curves(figure, tables["calibration"])
     figure.add_scatter(
         x=curve["drafter_probability"], y=curve["acceptance"], mode="lines", line={"color": COLOURS[4], "width": 2},
-        name="fitted acceptance", row=1, col=3,
+        name="fitted acceptance", row=2, col=2,
     )  # fmt: skip
-    figure.update_xaxes(title_text="depth", dtick=1, row=1, col=1)
-    figure.update_xaxes(title_text="depth", dtick=1, row=1, col=2)
-    figure.update_xaxes(title_text="drafter's probability", row=1, col=3)
-    figure.update_yaxes(title_text="accepted", row=1, col=3)
-    return styled(figure, 380)
+    for column in (1, 2):
+        figure.update_xaxes(title_text="depth", dtick=1, row=1, col=column)
+        figure.update_yaxes(title_text="came true" if column == 1 else "accepted", row=2, col=column)
+    figure.update_xaxes(title_text="predicted", row=2, col=1)
+    figure.update_xaxes(title_text="drafter's probability", row=2, col=2)
+    return styled(figure, 700, legend_y=-0.12)
+
+
+def _calibration_curves(figure: Figure, table: pd.DataFrame) -> None:
+    """One curve for each of a few depths and each predictor; dotted where another reading than the first."""
+    depths = [depth for depth in (1, 2, 4, 8, 16) if depth in set(table["depth"])]
+    dashes = dict(zip(table["reads"].unique(), ("solid", "dot"), strict=False))
+    for (reads, depth), part in table[table["depth"].isin(depths)].groupby(["reads", "depth"], sort=False):
+        colour = COLOURS[(depths.index(int(str(depth))) + 4) % len(COLOURS)]
+        figure.add_scatter(
+            x=part["predicted"], y=part["reached"], mode="lines+markers", name=f"calibration at depth {depth}",
+            legendgroup=f"calibration {depth}", showlegend=dashes[reads] == "solid",
+            line={"color": colour, "dash": dashes[reads], "width": 1.5},
+            marker={"size": 5}, customdata=part["positions"], row=2, col=1,
+            hovertemplate="said %{x:.2f}, came true %{y:.2f} of %{customdata}<extra></extra>",
+        )  # fmt: skip
+
+
+def _reader(reads: str) -> str:
+    return "predictor reading " + ("state and text" if reads == "predictor" else reads)
 
 
 def timelines(tables: dict[str, pd.DataFrame]) -> Figure | None:
@@ -214,6 +235,11 @@ def timelines(tables: dict[str, pd.DataFrame]) -> Figure | None:
             marker_line={"width": 0.5, "color": PAPER},
             customdata=part["resource"], hovertemplate=f"{stage} on %{{customdata}}<br>%{{x:.3g}} ms<extra></extra>",
         )  # fmt: skip
+    ends = table.assign(lane=lane).groupby("lane", sort=False)["end_ms"].max()
+    figure.add_scatter(
+        x=ends, y=list(ends.index), mode="text", text=[f" {ms:.3g} ms" for ms in ends], textposition="middle right",
+        showlegend=False, hoverinfo="skip", cliponaxis=False,
+    )  # fmt: skip
     figure.update_layout(barmode="overlay", bargap=0.35)
     figure.update_yaxes(categoryorder="array", categoryarray=list(dict.fromkeys(lane))[::-1])
     figure.update_xaxes(title_text="milliseconds since the iteration began")

@@ -103,13 +103,18 @@ def _sections(facts: Facts, tables: dict[str, pd.DataFrame]) -> list[str]:
     no_search = f"No schedule search yet: run yggdrasil search --profile {facts.plan.name} --prompts FILE."
     lines = "".join(f"<li>{html.escape(line)}</li>" for line in verdict(search)) if search is not None else ""
     trees = [
-        f"<h3>prompt {prompt}, iteration {iteration}: {_accepted_text(part)}</h3>{_figure(tree(part))}"
-        for (prompt, iteration), part in tables["trees"].groupby(["prompt", "iteration"])
+        f"<h3>prompt {prompt}, tree {shape}, iteration {iteration}: {_accepted_text(part)}</h3>{_figure(tree(part))}"
+        for (prompt, shape, iteration), part in tables["trees"].groupby(["prompt", "shape", "iteration"])
     ]
+    limits = (
+        "The dotted line is what the machine's measured bandwidth and matrix rate allow."
+        if len(tables["roofline"])
+        else f"The machine's limits are not measured yet: run yggdrasil profile --plan {facts.plan.name} --out "
+        "PROFILE, with this plan's profile folder."
+    )
     return [
         _section("latency", "What a step costs",
-                 "Medians with the first to last tenth as a band, inside real iterations. The dotted line is what the "
-                 "machine's measured bandwidth and matrix rate allow.",
+                 f"Medians with the first to last tenth as a band, inside real iterations. {limits}",
                  [_figure(figures.latency(tables)), _figure(figures.iterations(tables)),
                   _table(tables["roofline"], "roofline")],
                  f"No stage samples beside this plan: run yggdrasil calibrate --name {facts.plan.name}."),
@@ -123,7 +128,7 @@ def _sections(facts: Facts, tables: dict[str, pd.DataFrame]) -> list[str]:
                  [_figure(figures.objective(tables, shape))], ""),
         _section("predictor", "The depth predictor",
                  "On documents it has not seen: telling whether at least so many tokens are accepted, against the "
-                 "constant rate and the drafter's own confidence.",
+                 "constant rate and the drafter's own confidence. A calibrated predictor lies on the dashed line.",
                  [_figure(figures.predictor(tables)), _table(tables["predictor"], "scores")], ""),
         _section("timelines", "Timelines of an iteration",
                  "Stages of the naive and of the chosen plan, laid out from their costs and as measured.",
@@ -133,7 +138,8 @@ def _sections(facts: Facts, tables: dict[str, pd.DataFrame]) -> list[str]:
                  "plans are then measured in turns.",
                  [_table(tables["ranking"], "", opened=True), _figure(figures.variants(tables))], no_search),
         _section("trees", "Example trees",
-                 "Whole iterations of real requests. The target's own token after the accepted path is the bonus.",
+                 "Whole iterations of real requests; a tree is draft width x depth x verify width. The target's own "
+                 "token after the accepted path is the bonus.",
                  trees,
                  "No example trees yet: give --prompts FILE to yggdrasil report."),
     ]  # fmt: skip

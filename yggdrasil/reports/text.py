@@ -44,8 +44,8 @@ def show(facts: Facts, console: Console | None = None) -> None:
     if plan.search is not None:
         for line in verdict(plan.search):
             console.print(line)
-    for (prompt, iteration), part in facts.trees.groupby(["prompt", "iteration"]):
-        console.print(_tree(f"prompt {prompt}, iteration {iteration}", part))
+    for (prompt, shape, iteration), part in facts.trees.groupby(["prompt", "shape", "iteration"]):
+        console.print(_tree(f"prompt {prompt}, tree {shape}, iteration {iteration}", part))
 
 
 def _best_shapes(table: "pd.DataFrame") -> "pd.DataFrame":

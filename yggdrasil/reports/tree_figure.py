@@ -27,7 +27,8 @@ def tree(table: pd.DataFrame) -> Figure:
         part = table[table["role"] == role]
         colour = ROLE_COLOURS[role] if role != "drafted" else "#9aa5b1"
         figure.add_scatter(
-            x=part["depth"], y=[places[int(node)] for node in part["node"]], mode="markers+text", name=names[role],
+            x=[*part["depth"], None], y=[*(places[int(node)] for node in part["node"]), None],  # a mark without nodes
+            mode="markers+text", name=names[role],  # is still explained
             text=part["text"], textposition="top right", textfont={"family": "monospace", "size": 12},
             customdata=part["probability"],
             hovertemplate="%{text}<br>estimated acceptance %{customdata:.3f}<extra></extra>",

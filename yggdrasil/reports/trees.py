@@ -26,6 +26,7 @@ class Snapshot:
     verified: set[int]
     accepted: list[int]
     bonus: int
+    shape: str
 
 
 @dataclass
@@ -53,7 +54,8 @@ class TreeRecorder:
         buffers = (self.tree.tokens, self.tree.parents, self.tree.depths, self.tree.scores)
         tokens, parents, depths, scores = (buffer[:size].tolist() for buffer in buffers)
         accepted, bonus = [nodes[row] for row in iteration.outcome.rows], iteration.outcome.tokens[-1]
-        return Snapshot(tokens, parents, depths, scores, verified, accepted, bonus)
+        shape = " x ".join(map(str, iteration.shape))
+        return Snapshot(tokens, parents, depths, scores, verified, accepted, bonus, shape)
 
 
 def record_trees(decoder: Decoder, prompts: Sequence[str], each: int = 2, max_new_tokens: int = 32) -> pd.DataFrame:
@@ -95,6 +97,7 @@ def _rows(decoder: Decoder, prompt: int, iteration: int, snapshot: Snapshot) -> 
         (
             prompt, iteration, node, snapshot.parents[node] if node else -1, snapshot.depths[node], role(node),
             text(token), math.exp(snapshot.scores[node]), text(snapshot.bonus) if node == 0 else "",
+            snapshot.shape,
         )
         for node, token in enumerate(snapshot.tokens)
     ]  # fmt: skip
