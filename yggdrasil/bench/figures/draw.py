@@ -47,7 +47,8 @@ def _draw_panel(panel: Any, figure: Figure, column: str) -> None:
     if figure.is_line:
         for name in wide.columns:
             panel.plot(wide.index.astype(float), wide[name], marker="o", label=str(name))
-        panel.set_xscale("log", base=2)
+        if figure.is_log:
+            panel.set_xscale("log", base=2)
         ticks = [float(value) for value in wide.index]
         panel.set_xticks(ticks, [f"{value:g}" for value in ticks])
     else:
