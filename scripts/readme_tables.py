@@ -72,7 +72,7 @@ def systems_table(records: Iterable[Record]) -> str:
                     _target(record["settings"]["plan"]),
                     f"{record['set']}, {record['settings']['dtype']}",
                     row["system"],
-                    "-" if row["same_as_plain"] is None else f"{row['same_as_plain']} of {row['prompts']}",
+                    _equality(row),
                     "-" if row["aal"] is None else f"{row['aal']:.2f}",
                     f"{tpot['median']:.2f} ({tpot['low']:.2f} to {tpot['high']:.2f})",
                     f"{ratio['median']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f})",
@@ -109,6 +109,17 @@ TABLES: dict[str, Callable[[Iterable[Record]], str]] = {
     "systems": systems_table,
     "trees": trees_table,
 }
+
+
+def _equality(row: Record) -> str:
+    """As ``yggdrasil.bench.systems.equality`` says it; that one would import torch."""
+    if row["same_as_plain"] is None:
+        return "-"
+    text, partings = f"{row['same_as_plain']} of {row['prompts']}", row.get("partings") or []
+    faults = sum(parting["verdict"] != "tie" for parting in partings)
+    if faults:
+        return f"{text}, faults in {faults}"
+    return f"{text}, a tie in {len(partings)}" if partings else text
 
 
 def _read(path: Path) -> Record:

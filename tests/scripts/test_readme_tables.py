@@ -41,7 +41,13 @@ def results(tmp_path):
             write(folder, f"bench-{name}.json", plan=plan, **bench)
     row = {"prompts": 4, "aal": 2.0, "same_as_plain": 4, "same_as_ours": 3, "tpot_ms": SPREAD, "ratio_to_ours": SPREAD}
     settings = {"plan": "demo", "dtype": "bfloat16"}
-    write("demo", "systems-c4.json", settings=settings, summary=[{**row, "system": "llama.cpp, plain"}])
+    partings = [{"verdict": "tie"}]
+    rivals = [
+        {**row, "system": "llama.cpp, plain"},
+        {**row, "system": "assisted", "same_as_plain": 3, "partings": partings},
+        {**row, "system": "broken", "same_as_plain": 2, "partings": [*partings, {"verdict": "fault"}]},
+    ]
+    write("demo", "systems-c4.json", settings=settings, summary=rivals)
     summary = [{**row, "system": name, "aal": aal} for name, aal in (("ours", 3.0), ("egt 8", 2.25), ("egt 16", 2.5))]
     write("demo", "trees-c4.json", settings=settings, summary=summary)
     return tmp_path
@@ -68,8 +74,12 @@ def test_bench_rows_in_their_order(tables, results):
 
 def test_rows_of_systems_and_trees(tables, results):
     assert rendered(tables, results, "systems") == [
-        "| as shipped (11M) | c4, bfloat16 | llama.cpp, plain | 4 of 4 | 2.00 "
-        "| 2.00 (1.50 to 2.50) | 2.00 (1.50 to 2.50) |"
+        f"| as shipped (11M) | c4, bfloat16 | {cells} | 2.00 | 2.00 (1.50 to 2.50) | 2.00 (1.50 to 2.50) |"
+        for cells in (
+            "llama.cpp, plain | 4 of 4",
+            "assisted | 3 of 4, a tie in 1",
+            "broken | 2 of 4, faults in 1",
+        )
     ]
     assert rendered(tables, results, "trees") == ["| as shipped (11M) | c4 | egt | 8: 2.25, 16: 2.50 |"]
 
