@@ -110,14 +110,14 @@ def run_systems(
     max_new_tokens: int,
     on_prompt: Callable[[str, list[Sample]], None],
     *,
-    warm_up: bool = True,
+    is_timed: bool = True,
 ) -> None:
     """Decode every prompt (id -> tokens) with every system; the order turns by one from prompt to prompt.
 
-    ``on_prompt`` gets a prompt's samples when all systems have decoded it. ``warm_up`` decodes the first prompt once
-    with each system beforehand, uncounted: it loads and compiles.
+    ``on_prompt`` gets a prompt's samples when all systems have decoded it. ``is_timed`` decodes the first prompt once
+    with each system beforehand, uncounted, which loads and compiles, and lets the machine settle between systems.
     """
-    if warm_up and prompts:
+    if is_timed and prompts:
         first = next(iter(prompts.values()))
         for system in systems:
             system.decode(first, max_new_tokens)
@@ -125,7 +125,8 @@ def run_systems(
         turn = i % len(systems)
         samples = []
         for system in [*systems[turn:], *systems[:turn]]:
-            sleep(SETTLE_SECONDS)
+            if is_timed:
+                sleep(SETTLE_SECONDS)
             samples.append(Sample(prompt_id, system.name, system.decode(tokens, max_new_tokens)))
         on_prompt(prompt_id, samples)
 

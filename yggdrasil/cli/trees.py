@@ -68,7 +68,8 @@ def compare_trees(
         }
         file = SampleFile(out, described)
         report = progress.phase(f"{len(systems)} trees, {len(evaluated)} prompts")
-        samples = measure(systems, evaluated, settings["max_new_tokens"], file, report)
+        is_timed = decoder.assembly.target.backend != "eager"
+        samples = measure(systems, evaluated, settings["max_new_tokens"], file, report, is_timed=is_timed)
     rows = summarise_systems(systems, samples, OURS, judge_by_replay(decoder, texts))
     file.save(rows)
     show_systems(rows)
