@@ -49,6 +49,14 @@ def test_the_order_turns_and_every_system_sees_every_prompt():
     assert len(asked) == 12
 
 
+def test_untimed_runs_are_not_warmed_up(monkeypatch):
+    monkeypatch.setattr("yggdrasil.bench.systems.sleep", lambda _: pytest.fail("there is nothing to settle for"))
+    asked = []
+    run_systems([Scripted("x", "one", False, 1.0, asked=asked)], PROMPTS, 3, lambda *_: None, is_timed=False)
+
+    assert [prompt for _, prompt in asked] == list(PROMPTS.values())
+
+
 def test_figures_of_a_comparison():
     systems = [
         Scripted("ours", "one", False, 2.0),

@@ -208,13 +208,13 @@ def bench(
         return
     if not plan or prompts is None:
         raise YggdrasilError("bench needs --plan and --prompts")
+    if eager and not tree:
+        raise YggdrasilError("--eager is for --tree: without compiled steps there is nothing to compare but AAL")
     from yggdrasil.cli.comparing import compare_with_plain
     from yggdrasil.cli.trees import compare_trees
     from yggdrasil.prompts import read_prompts
 
     requests = read_prompts(prompts, limit)
-    if eager and not tree:
-        raise YggdrasilError("--eager is for --tree: without compiled steps there is nothing to compare but AAL")
     decoder = _decoder(plan, dtype, "plan", force_machine=force_machine, backend="eager" if eager else None)
     settings = {
         "dtype": dtype or (decoder.plan.dtype if decoder.plan else None),
