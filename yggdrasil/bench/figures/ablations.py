@@ -45,7 +45,8 @@ def breakdown(context: FigureContext) -> list[Figure]:
     frame["gain"] = (frame["tpot_ms"].shift(1) / frame["tpot_ms"]).where(steps)
     frame["gain_in_paper"] = frame["system"].map(PAPER_GAIN)
     frame["baseline"] = f"depth {depth}, width {width}, verify width {whole}"
-    return [Figure("figure-12", "Breakdown", frame, "system", ("tpot_ms", "gain", "gain_in_paper"))]
+    beside = {"gain": ["gain_in_paper"]}
+    return [Figure("figure-12", "Breakdown", frame, "system", ("tpot_ms", "aal", "gain"), beside=beside)]
 
 
 def _serial(decoder: Decoder, backend: Backend) -> Decoder:

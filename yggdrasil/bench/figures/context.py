@@ -1,7 +1,7 @@
 """What all figures share: the pair, the prompt sets, the trees, and measurements that are made once."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
@@ -62,6 +62,7 @@ class Figure:
     series: str | None = None
     is_line: bool = False
     is_log: bool = True  # the abscissa of lines
+    beside: Mapping[str, Sequence[str]] = field(default_factory=dict)  # columns drawn in the panel of another
 
 
 class FigureContext:
@@ -193,7 +194,8 @@ class FigureContext:
         return (
             f"{self.plan.name}, {self.plan.dtype}, {self.plan.target.threads} threads, "
             f"{self.plan.machine.cpu}; {effort.prompts} prompts a set, {effort.max_new_tokens} tokens each; "
-            f"depth to {shapes.max_depth}, widths {', '.join(map(str, shapes.draft_widths))}"
+            f"depth to {shapes.max_depth}, widths {', '.join(map(str, shapes.draft_widths))}, "
+            f"verified {', '.join(map(str, shapes.verify_widths))}"
         )
 
 
