@@ -18,7 +18,7 @@ from rich.console import Console
 
 from yggdrasil.bench.record import model_drafter, pair_settings
 from yggdrasil.bench.store import SampleFile, measure
-from yggdrasil.bench.systems import EngineSystem, System, encode_prompts, summarise_systems
+from yggdrasil.bench.systems import EngineSystem, System, encode_prompts, judge_by_replay, summarise_systems
 from yggdrasil.bench.transformers_systems import transformers_systems
 from yggdrasil.cli.progress import PhaseProgress
 from yggdrasil.cli.trees import show_systems
@@ -70,7 +70,7 @@ def main(  # noqa: PLR0913 - one argument for each option
             with PhaseProgress() as progress:
                 report = progress.phase(f"{len(systems)} systems, {len(texts)} prompts")
                 samples = measure(systems, texts, max_new_tokens, file, report)
-        rows = summarise_systems(systems, samples, OURS)
+        rows = summarise_systems(systems, samples, OURS, judge_by_replay(decoder, texts))
         file.save(rows)
     except YggdrasilError as error:
         console.print(f"compare_systems: {error}", markup=False)

@@ -72,7 +72,7 @@ def systems_table(records: Iterable[Record]) -> str:
                     _target(record["settings"]["plan"]),
                     f"{record['set']}, {record['settings']['dtype']}",
                     row["system"],
-                    "-" if row["same_as_plain"] is None else f"{row['same_as_plain']} of {row['prompts']}",
+                    _equality(row),
                     "-" if row["aal"] is None else f"{row['aal']:.2f}",
                     f"{tpot['median']:.2f} ({tpot['low']:.2f} to {tpot['high']:.2f})",
                     f"{ratio['median']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f})",
@@ -83,25 +83,49 @@ def systems_table(records: Iterable[Record]) -> str:
 
 
 def trees_table(records: Iterable[Record]) -> str:
-    """AAL of each tree at each verify budget."""
-    rows = []
+    """AAL of each tree at each verify budget, mean over the sets, and its time a token at its fastest, over ours."""
+    by_target: dict[str, list[Record]] = {}
     for record in records:
-        found: dict[str, dict[int, float]] = {}
-        for row in record["summary"]:
-            name, _, budget = row["system"].rpartition(" ")
-            if budget.isdecimal():
-                found.setdefault(name, {})[int(budget)] = row["aal"]
-        budgets = sorted({budget for values in found.values() for budget in values})
-        rows += [
-            [
-                _target(record["settings"]["plan"]),
-                record["set"],
-                name,
-                ", ".join(f"{budget}: {values[budget]:.2f}" for budget in budgets if budget in values),
-            ]
-            for name, values in found.items()
-        ]
-    return _table(["target", "prompts", "tree", "AAL by verify budget"], rows)
+        by_target.setdefault(_target(record["settings"]["plan"]), []).append(record)
+    found = {target: [_by_tree(record) for record in group] for target, group in by_target.items()}
+    budgets = sorted(
+        {budget for sets in found.values() for trees in sets for rows in trees.values() for budget in rows}
+    )
+    lines = []
+    for target, sets in found.items():
+        title = f"{target}, {', '.join(record['set'] for record in by_target[target])}"
+        means = {tree: _means([trees[tree] for trees in sets], budgets) for tree in sets[0]}
+        best = [max((values[i] or 0.0 for values in means.values()), default=None) for i in range(len(budgets))]
+        is_timed = all(record["settings"].get("backend") != "eager" for record in by_target[target])
+        for tree, values in means.items():
+            cells = [_marked(value, top) for value, top in zip(values, best, strict=True)]
+            fastest = [min(row["ratio_to_ours"]["median"] for row in trees[tree].values()) for trees in sets]
+            lines.append([title, tree, *cells, f"{sum(fastest) / len(fastest):.2f}" if is_timed else "-"])
+    return _table(["target, prompts", "tree", *(f"AAL, {budget}" for budget in budgets), "over ours"], lines)
+
+
+def _by_tree(record: Record) -> dict[str, dict[int, Record]]:
+    """Rows of each tree by verify budget; plan and plain decoding are no trees."""
+    found: dict[str, dict[int, Record]] = {}
+    for row in record["summary"]:
+        name, _, budget = row["system"].rpartition(" ")
+        if budget.isdecimal():
+            found.setdefault(name, {})[int(budget)] = row
+    return found
+
+
+def _means(sets: list[dict[int, Record]], budgets: list[int]) -> list[float | None]:
+    """Mean AAL over the sets at each budget; None where a set lacks it."""
+    return [
+        sum(rows[budget]["aal"] for rows in sets) / len(sets) if all(budget in rows for rows in sets) else None
+        for budget in budgets
+    ]
+
+
+def _marked(value: float | None, best: float | None) -> str:
+    if value is None or best is None:
+        return "-"
+    return f"**{value:.2f}**" if f"{value:.2f}" == f"{best:.2f}" else f"{value:.2f}"
 
 
 TABLES: dict[str, Callable[[Iterable[Record]], str]] = {
@@ -109,6 +133,17 @@ TABLES: dict[str, Callable[[Iterable[Record]], str]] = {
     "systems": systems_table,
     "trees": trees_table,
 }
+
+
+def _equality(row: Record) -> str:
+    """As ``yggdrasil.bench.systems.equality`` says it; that one would import torch."""
+    if row["same_as_plain"] is None:
+        return "-"
+    text, partings = f"{row['same_as_plain']} of {row['prompts']}", row.get("partings") or []
+    faults = sum(parting["verdict"] != "tie" for parting in partings)
+    if faults:
+        return f"{text}, faults in {faults}"
+    return f"{text}, a tie in {len(partings)}" if partings else text
 
 
 def _read(path: Path) -> Record:

@@ -23,6 +23,14 @@ def test_prompts_come_in_order_with_their_ids(tmp_path):
     assert read_prompts(path, limit=2) == [Prompt("a", "one"), Prompt("3", "two")]
 
 
+def test_categories_are_kept(tmp_path):
+    path = written(
+        tmp_path, '{"prompt": "one", "category": "qa"}', '{"prompt": "two", "category": 3}', '{"prompt": ""}'
+    )
+
+    assert [prompt.category for prompt in read_prompts(path)] == ["qa", "3", None]
+
+
 @pytest.mark.parametrize("ascii_only", [True, False])
 def test_any_text_survives(tmp_path, ascii_only):
     """U+2028 and U+0085 end a line for Python but not in JSON lines."""

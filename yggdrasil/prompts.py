@@ -1,4 +1,4 @@
-"""Prompt files: JSON lines with a ``prompt`` field."""
+"""Prompt files: JSON lines with a ``prompt`` field, and perhaps an ``id`` and a ``category``."""
 
 import json
 from dataclasses import dataclass
@@ -13,6 +13,7 @@ class Prompt:
 
     id: str
     prompt: str
+    category: str | None = None
 
 
 def read_prompts(path: Path, limit: int | None = None) -> list[Prompt]:
@@ -37,7 +38,9 @@ def read_prompts(path: Path, limit: int | None = None) -> list[Prompt]:
             raise YggdrasilError(f"{path}, line {number} is not JSON ({error.msg}); give one object a line") from error
         if not isinstance(record, dict) or not isinstance(record.get("prompt"), str):
             raise YggdrasilError(f"{path}, line {number} has no text in a field named prompt")
-        prompts.append(Prompt(str(record.get("id", number)), record["prompt"]))
+        category = record.get("category")
+        name = None if category is None else str(category)
+        prompts.append(Prompt(str(record.get("id", number)), record["prompt"], name))
         if limit is not None and len(prompts) >= limit:
             break
     if not prompts:

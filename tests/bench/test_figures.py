@@ -1,5 +1,7 @@
 """Figures from a tiny pair: every number comes from a sample, files are resumed, plots are drawn."""
 
+import json
+
 import pandas as pd
 import pytest
 from tiny_pair import SHAPES, TEXT
@@ -10,13 +12,14 @@ from yggdrasil.bench.figures.comparisons import best_of_field
 from yggdrasil.bench.figures.context import OURS, PLAIN, Effort, Figure, FigureContext
 from yggdrasil.bench.figures.draw import CSV_VERSION, draw, write_figure
 from yggdrasil.bench.figures.registry import FIGURES, chosen_figures
+from yggdrasil.bench.figures.temperatures import STATIC
 from yggdrasil.engine.policy import FixedPolicy
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.scheduling.plan import Costs, Expectation, ModelRef, Plan
 from yggdrasil.scheduling.stages import DEFAULT_ORDER
 from yggdrasil.tree.objective import TreeShape
 
-EFFORT = Effort(prompts=2, held_back=1, max_new_tokens=10, max_budgets=1)
+EFFORT = Effort(prompts=2, held_back=1, max_new_tokens=10, max_budgets=1, temperatures=(0.0, 30.0))
 TREE = FixedPolicy(TreeShape(2, 2, 8))
 TEXTS = {"one": {"a": TEXT[:9], "b": TEXT[9:20], "c": TEXT[20:40]}}
 
@@ -43,7 +46,7 @@ def context(pair, tmp_path, monkeypatch):
     return FigureContext(decoder, TEXTS, tmp_path, EFFORT, lambda plan: TREE)
 
 
-@pytest.mark.parametrize("number", ["4", "5", "6", "11", "12", "13", "14"])
+@pytest.mark.parametrize("number", ["4", "5", "6", "11", "12", "13", "14", "15"])
 def test_figures_are_made_and_taken_up_again(context, number, monkeypatch):
     made = FIGURES[number](context)
     for figure in made:
@@ -73,6 +76,23 @@ def test_the_breakdown_names_its_steps(context):
     assert frame.loc["O2 compilation", "gain_in_paper"] == 2.78
     assert frame["aal"].between(1.0, 5.0).all()
     assert frame.loc[PLAIN, "aal"] == 1.0
+
+
+def test_temperatures_compare_the_same_draws(context):
+    """Ours and the static tree write the text that plain sampling writes; the mean ratio is of all temperatures."""
+    (figure,) = FIGURES["15"](context)
+    frame = figure.frame
+    ours, static = (frame[frame["system"] == name].reset_index() for name in (OURS, STATIC))
+
+    assert frame["temperature"].tolist() == [0.0, 0.0, 30.0, 30.0]
+    assert (frame["same_as_ours"] == frame["prompts"]).all()
+    assert ours["over_static"].tolist() == pytest.approx((static["tpot_ms"] / ours["tpot_ms"]).tolist())
+    assert frame["mean_over_static"].eq(ours["over_static"].mean()).all()
+    texts = {}
+    for value in ("0", "30"):
+        samples = json.loads((context.out / "data" / f"temperature-{value}-one.json").read_text())["samples"]
+        (texts[value],) = {tuple(s["continuation"]["tokens"]) for s in samples if s["prompt"] == "a"}
+    assert texts["0"] != texts["30"], "nothing was drawn"
 
 
 def test_costs_of_widths_are_the_plans(context):

@@ -3,7 +3,15 @@
 import pytest
 from tiny_pair import TEXT
 
-from yggdrasil.bench.systems import Continuation, EngineSystem, Sample, run_systems, summarise_systems
+from yggdrasil.bench.systems import (
+    Continuation,
+    EngineSystem,
+    Sample,
+    equality,
+    judge_by_replay,
+    run_systems,
+    summarise_systems,
+)
 from yggdrasil.bench.transformers_systems import TransformersSystem
 from yggdrasil.engine.policy import FixedPolicy
 from yggdrasil.tree.objective import TreeShape
@@ -41,6 +49,14 @@ def test_the_order_turns_and_every_system_sees_every_prompt():
     assert len(asked) == 12
 
 
+def test_untimed_runs_are_not_warmed_up(monkeypatch):
+    monkeypatch.setattr("yggdrasil.bench.systems.sleep", lambda _: pytest.fail("there is nothing to settle for"))
+    asked = []
+    run_systems([Scripted("x", "one", False, 1.0, asked=asked)], PROMPTS, 3, lambda *_: None, is_timed=False)
+
+    assert [prompt for _, prompt in asked] == list(PROMPTS.values())
+
+
 def test_figures_of_a_comparison():
     systems = [
         Scripted("ours", "one", False, 2.0),
@@ -61,6 +77,33 @@ def test_figures_of_a_comparison():
         "ours": 1.0, "plain": 2.5, "rival": 1.5, "rival, plain": 2.0, "rival, wrong": 2.0, "lonely": 0.5,
     }  # fmt: skip
     assert all(row["aal"] == 2.0 and row["prompts"] == 3 for row in rows.values())
+
+
+def test_a_run_that_leaves_its_plain_one_is_replayed(pair):
+    """A token the target nearly chose is a tie; another is a fault. A family without a plain run is not judged."""
+    decoder = pair.decoder(FixedPolicy(TreeShape(2, 3, 8)))
+    text = pair.reference(PROMPTS["a"], 6)
+    wrong = [*text[:3], (text[3] + 1) % 96, *text[4:]]
+    systems = [
+        Scripted("plain", "other", True, 1.0, tokens=text),
+        Scripted("same", "other", False, 1.0, tokens=text),
+        Scripted("wrong", "other", False, 1.0, tokens=wrong),
+        Scripted("lonely", "third", False, 1.0, tokens=wrong),
+    ]
+    samples: list[Sample] = []
+    prompts = {"a": PROMPTS["a"]}
+    run_systems(systems, prompts, 6, lambda _, found: samples.extend(found))
+    rows = {
+        row["system"]: row for row in summarise_systems(systems, samples, "plain", judge_by_replay(decoder, prompts))
+    }
+
+    assert [len(row["partings"]) for row in rows.values()] == [0, 0, 1, 0]
+    (parting,) = rows["wrong"]["partings"]
+    assert (parting["prompt"], parting["position"], parting["verdict"]) == ("a", 3, "fault")
+    assert parting["replayed_token"] == parting["plain_token"] == text[3]
+    assert [equality(row) for row in rows.values()] == ["1 of 1", "1 of 1", "0 of 1, faults in 1", "-"]
+    tied = {**rows["wrong"], "partings": [{**parting, "verdict": "tie"}]}
+    assert equality(tied) == "0 of 1, a tie in 1"
 
 
 def test_ratios_are_taken_prompt_by_prompt():

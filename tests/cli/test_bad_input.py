@@ -64,6 +64,10 @@ def assert_one_sentence(result, *parts):
         assert part in err
 
 
+def test_eager_steps_are_for_trees(run, prompts):
+    assert_one_sentence(run("bench", "--plan", "demo", "--prompts", prompts, "--eager"), "--eager is for --tree")
+
+
 def test_generate_needs_exactly_one_source_of_prompts(run, prompts):
     assert_one_sentence(run("generate", "--plan", "demo"), "--prompt", "--prompts")
     assert_one_sentence(run("generate", "--plan", "demo", "--prompt", "a", "--prompts", prompts), "either")

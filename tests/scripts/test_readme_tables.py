@@ -41,9 +41,22 @@ def results(tmp_path):
             write(folder, f"bench-{name}.json", plan=plan, **bench)
     row = {"prompts": 4, "aal": 2.0, "same_as_plain": 4, "same_as_ours": 3, "tpot_ms": SPREAD, "ratio_to_ours": SPREAD}
     settings = {"plan": "demo", "dtype": "bfloat16"}
-    write("demo", "systems-c4.json", settings=settings, summary=[{**row, "system": "llama.cpp, plain"}])
-    summary = [{**row, "system": name, "aal": aal} for name, aal in (("ours", 3.0), ("egt 8", 2.25), ("egt 16", 2.5))]
-    write("demo", "trees-c4.json", settings=settings, summary=summary)
+    partings = [{"verdict": "tie"}]
+    rivals = [
+        {**row, "system": "llama.cpp, plain"},
+        {**row, "system": "assisted", "same_as_plain": 3, "partings": partings},
+        {**row, "system": "broken", "same_as_plain": 2, "partings": [*partings, {"verdict": "fault"}]},
+    ]
+    write("demo", "systems-c4.json", settings=settings, summary=rivals)
+    for folder, backend in (("demo", "inductor"), ("wide-1B", "eager")):
+        for name, more in (("c4", 0.0), ("qa", 1.0)):
+            trees = ("ours", 3.0, 1.0), ("egt 8", 2.25, 1.5), ("egt 16", 2.5, 1.25), ("k-ary 8", 2.0, 3.0)
+            summary = [
+                {**row, "system": tree, "aal": aal + more, "ratio_to_ours": {**SPREAD, "median": ratio + more}}
+                for tree, aal, ratio in trees
+            ]
+            chosen = {**settings, "plan": folder, "backend": backend}
+            write(folder, f"trees-{name}.json", settings=chosen, summary=summary)
     return tmp_path
 
 
@@ -68,10 +81,23 @@ def test_bench_rows_in_their_order(tables, results):
 
 def test_rows_of_systems_and_trees(tables, results):
     assert rendered(tables, results, "systems") == [
-        "| as shipped (11M) | c4, bfloat16 | llama.cpp, plain | 4 of 4 | 2.00 "
-        "| 2.00 (1.50 to 2.50) | 2.00 (1.50 to 2.50) |"
+        f"| as shipped (11M) | c4, bfloat16 | {cells} | 2.00 | 2.00 (1.50 to 2.50) | 2.00 (1.50 to 2.50) |"
+        for cells in (
+            "llama.cpp, plain | 4 of 4",
+            "assisted | 3 of 4, a tie in 1",
+            "broken | 2 of 4, faults in 1",
+        )
     ]
-    assert rendered(tables, results, "trees") == ["| as shipped (11M) | c4 | egt | 8: 2.25, 16: 2.50 |"]
+
+
+def test_trees_are_means_over_the_sets(tables, results):
+    """At each budget, the best marked; the ratio is of each set's fastest budget, and of timed runs only."""
+    assert rendered(tables, results, "trees") == [
+        "| widened to 1B, c4, qa | egt | **2.75** | **3.00** | - |",
+        "| widened to 1B, c4, qa | k-ary | 2.50 | - | - |",
+        "| as shipped (11M), c4, qa | egt | **2.75** | **3.00** | 1.75 |",
+        "| as shipped (11M), c4, qa | k-ary | 2.50 | - | 3.50 |",
+    ]
 
 
 def test_tables_without_results_are_refused(tables, results):

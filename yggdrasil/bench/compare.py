@@ -18,6 +18,7 @@ class Comparison:
     plain: Generation
     tree: Generation
     divergence: Divergence | None = None  # where they part, judged by a plain replay
+    category: str | None = None  # the prompt's
 
     @property
     def matched(self) -> bool:
@@ -63,7 +64,7 @@ def compare(
         order = (False, True) if i % 2 == 0 else (True, False)
         runs = {speculation: run(prompt, speculation=speculation) for speculation in order}
         divergence = replay(decoder, kept(prompt), runs[False].tokens, runs[True].tokens)
-        results.append(Comparison(prompt.id, runs[False], runs[True], divergence))
+        results.append(Comparison(prompt.id, runs[False], runs[True], divergence, prompt.category))
         on_result(results[-1])
     return results
 
@@ -99,6 +100,14 @@ def summarise(results: Sequence[Comparison]) -> dict[str, Any]:
         "overhead_share": _median([m.overhead_share for m in tree]),
         "plain_overhead_share": _median([m.overhead_share for m in plain]),
     }
+
+
+def summarise_categories(results: Sequence[Comparison]) -> dict[str, dict[str, Any]]:
+    """The same figures of each category, in the order they come; nothing where all prompts are of one."""
+    names = dict.fromkeys(result.category or "none" for result in results)
+    if len(names) < 2:
+        return {}
+    return {name: summarise([result for result in results if (result.category or "none") == name]) for name in names}
 
 
 def _request_ms(generation: Generation) -> float:

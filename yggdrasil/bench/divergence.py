@@ -32,8 +32,14 @@ def first_divergence(plain: Sequence[int], tree: Sequence[int]) -> int | None:
     return next((i for i in range(length) if plain[i] != tree[i]), length)
 
 
-def replay(decoder: Decoder, prompt: Sequence[int], plain: Sequence[int], tree: Sequence[int]) -> Divergence | None:
-    """Decode one token plainly after the shared prefix and judge the difference; None where the runs agree."""
+def replay(
+    decoder: Decoder, prompt: Sequence[int], plain: Sequence[int], tree: Sequence[int], *, is_ours: bool = True
+) -> Divergence | None:
+    """Decode one token plainly after the shared prefix and judge the difference; None where the runs agree.
+
+    ``is_ours``: both runs are this decoder's, so the tolerance measured for it holds. Else other kernels computed
+    them, and what is a tie follows from the precision alone.
+    """
     place = first_divergence(plain, tree)
     if place is None:
         return None
@@ -45,7 +51,7 @@ def replay(decoder: Decoder, prompt: Sequence[int], plain: Sequence[int], tree: 
     known = dict(result.logprobs[0].top)
     best = max(abs(value) for value in known.values())
     dtype = str(decoder.assembly.target.loaded.dtype).removeprefix("torch.")
-    tolerance = decoder.tolerance
+    tolerance = decoder.tolerance if is_ours else None
     if tolerance is None:
         tolerance = _LAST_PLACES * _EPSILON[dtype] * max(1.0, best)
     pair = [tokens[place] if place < len(tokens) else None for tokens in (plain, tree)]

@@ -61,8 +61,13 @@ def measure(
     max_new_tokens: int,
     file: SampleFile,
     report: Callable[[float], None],
+    *,
+    is_timed: bool = True,
 ) -> list[Sample]:
-    """Samples of ``systems`` on ``prompts`` (id -> tokens), those that ``file`` already holds not measured again."""
+    """Samples of ``systems`` on ``prompts`` (id -> tokens), those that ``file`` already holds not measured again.
+
+    Where times are of no interest, nothing is warmed up and nothing settles.
+    """
     names = {system.name for system in systems}
     done = {prompt for prompt in prompts if names <= {s.system for s in file.samples if s.prompt == prompt}}
     left = {prompt: tokens for prompt, tokens in prompts.items() if prompt not in done}
@@ -75,6 +80,6 @@ def measure(
         report(finished / len(prompts))
 
     if left:
-        run_systems(systems, left, max_new_tokens, note)
+        run_systems(systems, left, max_new_tokens, note, is_timed=is_timed)
     report(1.0)
     return [sample for sample in file.samples if sample.prompt in prompts and sample.system in names]

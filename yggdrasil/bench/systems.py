@@ -1,4 +1,4 @@
-"""Systems side by side: each decodes every prompt, greedily and to the same length, in turns.
+"""Systems side by side: each decodes every prompt to the same length, greedily unless it samples, in turns.
 
 A system is anything that continues token ids: our decoder under some policy, transformers, llama.cpp.
 """
@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass
 from time import sleep
 from typing import Any, Protocol
 
+from yggdrasil.acceptance.sampling import GREEDY, SamplingParams
+from yggdrasil.bench.divergence import Divergence, replay
 from yggdrasil.engine.decoder import Decoder
 from yggdrasil.engine.policy import Policy
 from yggdrasil.prompts import Prompt
@@ -39,20 +41,36 @@ class System(Protocol):
 
 
 class EngineSystem:
-    """Our engine under a policy; ``policy`` None is the decoder's own, ``is_plain`` decodes without speculation."""
+    """Our engine under a policy; ``policy`` None is the decoder's own, ``is_plain`` decodes without speculation.
+
+    ``sampling`` with a seed gives every system the same draws, so tokens can be compared there too.
+    """
 
     family = "yggdrasil"
 
-    def __init__(self, name: str, decoder: Decoder, policy: Policy | None = None, *, is_plain: bool = False) -> None:
+    def __init__(
+        self,
+        name: str,
+        decoder: Decoder,
+        policy: Policy | None = None,
+        *,
+        is_plain: bool = False,
+        sampling: SamplingParams = GREEDY,
+    ) -> None:
         self.name = name
         self.is_plain = is_plain
+        self._sampling = sampling
         self._decoder = decoder
         self._policy = policy or decoder.policy
 
     def decode(self, prompt: Sequence[int], max_new_tokens: int) -> Continuation:
         self._decoder.policy = self._policy
         generation = self._decoder.generate(
-            prompt, max_new_tokens=max_new_tokens, ignore_eos=True, speculation=not self.is_plain
+            prompt,
+            max_new_tokens=max_new_tokens,
+            ignore_eos=True,
+            speculation=not self.is_plain,
+            sampling=self._sampling,
         )
         metrics = generation.metrics
         return Continuation(
@@ -92,14 +110,14 @@ def run_systems(
     max_new_tokens: int,
     on_prompt: Callable[[str, list[Sample]], None],
     *,
-    warm_up: bool = True,
+    is_timed: bool = True,
 ) -> None:
     """Decode every prompt (id -> tokens) with every system; the order turns by one from prompt to prompt.
 
-    ``on_prompt`` gets a prompt's samples when all systems have decoded it. ``warm_up`` decodes the first prompt once
-    with each system beforehand, uncounted: it loads and compiles.
+    ``on_prompt`` gets a prompt's samples when all systems have decoded it. ``is_timed`` decodes the first prompt once
+    with each system beforehand, uncounted, which loads and compiles, and lets the machine settle between systems.
     """
-    if warm_up and prompts:
+    if is_timed and prompts:
         first = next(iter(prompts.values()))
         for system in systems:
             system.decode(first, max_new_tokens)
@@ -107,16 +125,32 @@ def run_systems(
         turn = i % len(systems)
         samples = []
         for system in [*systems[turn:], *systems[:turn]]:
-            sleep(SETTLE_SECONDS)
+            if is_timed:
+                sleep(SETTLE_SECONDS)
             samples.append(Sample(prompt_id, system.name, system.decode(tokens, max_new_tokens)))
         on_prompt(prompt_id, samples)
 
 
-def summarise_systems(systems: Sequence[System], samples: Sequence[Sample], ours: str) -> list[dict[str, Any]]:
+Judge = Callable[[System, str, Sequence[int], Sequence[int]], Divergence | None]
+
+
+def judge_by_replay(decoder: Decoder, prompts: Mapping[str, Sequence[int]]) -> Judge:
+    """Ask our plain decoding, at the place where a run leaves its own plain one, how near a tie the two tokens are."""
+
+    def judge(system: System, prompt: str, plain: Sequence[int], tokens: Sequence[int]) -> Divergence | None:
+        return replay(decoder, prompts[prompt], plain, tokens, is_ours=system.family == EngineSystem.family)
+
+    return judge
+
+
+def summarise_systems(
+    systems: Sequence[System], samples: Sequence[Sample], ours: str, judge: Judge | None = None
+) -> list[dict[str, Any]]:
     """One row a system. Ratios are TPOT over that of the system ``ours`` on the same prompt: above 1, ours is faster.
 
     ``same_as_plain`` counts prompts with the tokens of the family's plain decoding, ``same_as_ours`` with those of
-    ``ours``: other kernels round otherwise, so in low precision the two may differ without a fault.
+    ``ours``: other kernels round otherwise, so in low precision the two may differ without a fault. What ``judge``
+    says of each run that leaves its plain one is listed as ``partings``.
     """
     by_system = {
         system.name: {s.prompt: s.continuation for s in samples if s.system == system.name} for system in systems
@@ -138,6 +172,7 @@ def summarise_systems(systems: Sequence[System], samples: Sequence[Sample], ours
                 "tpot_ms": spread([c.tpot_ms for c in own.values()]),
                 "ttft_ms": spread([c.ttft_ms for c in own.values()]),
                 "ratio_to_ours": spread([c.tpot_ms / by_system[ours][prompt].tpot_ms for prompt, c in own.items()]),
+                "partings": _partings(system, own, reference, judge) if judge is not None else None,
             }
         )
     return rows
@@ -150,6 +185,30 @@ def spread(values: Sequence[float]) -> dict[str, float]:
         return {"median": value, "low": value, "high": value}
     low, median, high = statistics.quantiles(values, n=4)
     return {"median": median, "low": low, "high": high}
+
+
+def _partings(
+    system: System, own: Mapping[str, Continuation], reference: Mapping[str, Continuation] | None, judge: Judge
+) -> list[dict[str, Any]]:
+    found = []
+    for prompt, continuation in own.items():
+        plain = reference[prompt].tokens if reference is not None else continuation.tokens
+        parting = judge(system, prompt, plain, continuation.tokens) if plain != continuation.tokens else None
+        if parting is not None:
+            found.append({"prompt": prompt, **asdict(parting)})
+    return found
+
+
+def equality(row: Mapping[str, Any], key: str = "same_as_plain") -> str:
+    """How many prompts have the same tokens, and for how many of the rest a near tie is the reason."""
+    if row[key] is None:
+        return "-"
+    text = f"{row[key]} of {row['prompts']}"
+    partings = row.get("partings") if key == "same_as_plain" else None
+    if not partings:
+        return text
+    ties = sum(parting["verdict"] == "tie" for parting in partings)
+    return f"{text}, a tie in {ties}" if ties == len(partings) else f"{text}, faults in {len(partings) - ties}"
 
 
 def _num_equal(own: Mapping[str, Continuation], reference: Mapping[str, Continuation]) -> int:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from yggdrasil.acceptance.sampling import GREEDY, SamplingParams
 from yggdrasil.bench.rank_acceptance import rank_hits
 from yggdrasil.bench.systems import Continuation
 from yggdrasil.drafters.chosen import ChosenDrafter
@@ -81,12 +82,17 @@ class TreeBench:
         engine = Engine(engine.target, self._chosen, engine.tree, wider.verify_widths, engine.max_length)
         self.decoder = Decoder(replace(assembly, engine=engine), decoder.tokenizer, PLAIN_POLICY, decoder.eos_tokens)
 
-    def calibrate(self, prompts: Sequence[Sequence[int]], num_tokens: int = CALIBRATION_TOKENS) -> tuple[float, ...]:
+    def calibrate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        num_tokens: int = CALIBRATION_TOKENS,
+        sampling: SamplingParams = GREEDY,
+    ) -> tuple[float, ...]:
         """Measure the acceptance vector [K] that static trees need, on text that is not evaluated."""
         hits = np.zeros(self.candidates, dtype=np.int64)
         for prompt in prompts:
             generated = self.decoder.generate(
-                prompt, max_new_tokens=num_tokens, ignore_eos=True, speculation=False
+                prompt, max_new_tokens=num_tokens, ignore_eos=True, speculation=False, sampling=sampling
             ).tokens
             hits += rank_hits(self.drafter, self.decoder.assembly.engine.tree, prompt, generated)
         self.acceptance = tuple((hits / max(num_tokens * len(prompts), 1)).tolist())
@@ -105,14 +111,18 @@ class TreeSystem:
     family = "yggdrasil"
     is_plain = False
 
-    def __init__(self, name: str, bench: TreeBench, arrangement: Arrangement) -> None:
+    def __init__(
+        self, name: str, bench: TreeBench, arrangement: Arrangement, sampling: SamplingParams = GREEDY
+    ) -> None:
         self.name = name
         self.arrangement = arrangement
-        self._bench = bench
+        self._bench, self._sampling = bench, sampling
 
     def decode(self, prompt: Sequence[int], max_new_tokens: int) -> Continuation:
         self._bench.arrange(self.arrangement)
-        generation = self._bench.decoder.generate(prompt, max_new_tokens=max_new_tokens, ignore_eos=True)
+        generation = self._bench.decoder.generate(
+            prompt, max_new_tokens=max_new_tokens, ignore_eos=True, sampling=self._sampling
+        )
         metrics = generation.metrics
         decoded = len(generation.tokens) - 1
         return Continuation(generation.tokens, metrics.ttft_ms, metrics.tpot_ms, decoded, metrics.iterations)
@@ -223,7 +233,9 @@ TREES: dict[str, Callable[[TreeBench, int], Arrangement]] = {
 }
 
 
-def tree_systems(bench: TreeBench, names: Sequence[str], budgets: Sequence[int]) -> list[TreeSystem]:
+def tree_systems(
+    bench: TreeBench, names: Sequence[str], budgets: Sequence[int], sampling: SamplingParams = GREEDY
+) -> list[TreeSystem]:
     """The named trees at each budget, "NAME B".
 
     Raises:
@@ -232,7 +244,7 @@ def tree_systems(bench: TreeBench, names: Sequence[str], budgets: Sequence[int])
     unknown = [name for name in names if name not in TREES]
     if unknown:
         raise YggdrasilError(f"there is no tree {unknown[0]!r}; choose from {', '.join(TREES)}")
-    return [TreeSystem(f"{name} {b}", bench, TREES[name](bench, b)) for b in budgets for name in names]
+    return [TreeSystem(f"{name} {b}", bench, TREES[name](bench, b), sampling) for b in budgets for name in names]
 
 
 __all__ = ["TREES", "Arrangement", "TreeBench", "TreeSystem", "drafting_ms", "tree_systems"]

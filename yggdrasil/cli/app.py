@@ -2,7 +2,6 @@
 
 import json
 import sys
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -20,6 +19,7 @@ from yggdrasil.errors import YggdrasilError
 
 if TYPE_CHECKING:
     from yggdrasil.engine.decoder import Decoder
+    from yggdrasil.models.compiled import Backend
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="Latency-optimal tree decoding."
@@ -198,6 +198,9 @@ def bench(
     ] = None,
     budget: Annotated[str, typer.Option(help="Verify budgets of the trees: root and drafted nodes.")] = "8,16,32,64",
     held_back: Annotated[int, typer.Option(help="Last prompts, which only calibrate static trees.")] = 4,
+    eager: Annotated[
+        bool, typer.Option("--eager", help="Trees without compiled steps: the same tokens and AAL, no valid times.")
+    ] = False,
     force_machine: ForceOption = False,
 ) -> None:
     """Compare with plain compiled decoding, prompt by prompt, alternating; or trees of other systems with ours."""
@@ -205,51 +208,25 @@ def bench(
         return
     if not plan or prompts is None:
         raise YggdrasilError("bench needs --plan and --prompts")
-    from yggdrasil.artifacts import write_atomic
-    from yggdrasil.bench.compare import compare, summarise
-    from yggdrasil.bench.record import provenance
-    from yggdrasil.cli.progress import show_comparison, show_summary
+    if eager and not tree:
+        raise YggdrasilError("--eager is for --tree: without compiled steps there is nothing to compare but AAL")
+    from yggdrasil.cli.comparing import compare_with_plain
+    from yggdrasil.cli.trees import compare_trees
     from yggdrasil.prompts import read_prompts
 
     requests = read_prompts(prompts, limit)
-    decoder = _decoder(plan, dtype, "plan", force_machine=force_machine)
+    decoder = _decoder(plan, dtype, "plan", force_machine=force_machine, backend="eager" if eager else None)
+    settings = {
+        "dtype": dtype or (decoder.plan.dtype if decoder.plan else None),
+        "prompts_file": prompts.name,
+        "max_new_tokens": max_new_tokens,
+        "max_prompt_tokens": max_prompt_tokens,
+    }
     if tree:
-        from yggdrasil.cli.trees import compare_trees
-
-        settings = {
-            "dtype": dtype or (decoder.plan.dtype if decoder.plan else None),
-            "prompts_file": prompts.name,
-            "max_new_tokens": max_new_tokens,
-            "max_prompt_tokens": max_prompt_tokens,
-        }
-        compare_trees(
-            decoder, requests, settings, names=tree, budgets=parse_widths(budget), held_back=held_back, out=out
-        )
+        budgets = parse_widths(budget)
+        compare_trees(decoder, requests, settings, names=tree, budgets=budgets, held_back=held_back, out=out)
         return
-    results = compare(decoder, requests, max_new_tokens, show_comparison, max_prompt_tokens=max_prompt_tokens)
-    summary = summarise(results)
-    show_summary(summary)
-    if out is not None:
-        record = {
-            **provenance(),
-            **summary,
-            "plan": decoder.plan.name if decoder.plan else plan,
-            "prompts_file": prompts.name,
-            "max_new_tokens": max_new_tokens,
-            "max_prompt_tokens": max_prompt_tokens,
-            "dtype": dtype or (decoder.plan.dtype if decoder.plan else None),
-            "samples": [
-                {
-                    "id": result.id,
-                    "matched": result.matched,
-                    "divergence": asdict(result.divergence) if result.divergence else None,
-                    "plain": result.plain.metrics.as_dict(),
-                    "tree": result.tree.metrics.as_dict(),
-                }
-                for result in results
-            ],
-        }
-        write_atomic(out, (json.dumps(record, indent=1) + "\n").encode())
+    compare_with_plain(decoder, requests, settings, out)
 
 
 @app.command()
@@ -270,7 +247,9 @@ def plans(
         print("no plans; make one with `yggdrasil calibrate`", file=sys.stderr)
 
 
-def _decoder(plan: str, dtype: Dtype | None, drafter: str, *, force_machine: bool) -> "Decoder":
+def _decoder(
+    plan: str, dtype: Dtype | None, drafter: str, *, force_machine: bool, backend: "Backend | None" = None
+) -> "Decoder":
     from yggdrasil.engine.decoder import Decoder
 
     replacement = None
@@ -278,7 +257,7 @@ def _decoder(plan: str, dtype: Dtype | None, drafter: str, *, force_machine: boo
         from yggdrasil.drafters.ngram import NGramDrafter
 
         replacement = NGramDrafter()
-    return Decoder.from_plan(plan, dtype=dtype, drafter=replacement, force_machine=force_machine)
+    return Decoder.from_plan(plan, dtype=dtype, drafter=replacement, backend=backend, force_machine=force_machine)
 
 
 def _print_plan(path: Path) -> None:

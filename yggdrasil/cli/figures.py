@@ -18,7 +18,7 @@ def figures(
     quick: Annotated[bool, typer.Option("--quick", help="A first look: few prompts, tokens and widths.")] = False,
     force_machine: ForceOption = False,
 ) -> None:
-    """Measure and draw the paper's figures 4, 5, 6 and 10 to 14."""
+    """Measure and draw the paper's figures 4, 5, 6 and 10 to 15."""
     try:
         import matplotlib  # noqa: F401
     except ImportError:

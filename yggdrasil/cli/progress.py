@@ -1,6 +1,6 @@
 """Progress and tables on the terminal."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -63,6 +63,22 @@ def show_summary(summary: dict[str, Any]) -> None:
         else:
             text = str(value)
         table.add_row(name, text)
+    Console().print(table)
+
+
+def show_categories(categories: Mapping[str, Mapping[str, Any]]) -> None:
+    """One row a category of the prompt file."""
+    table = Table("category", "same tokens", "AAL", "plain ms", "ours ms", "speed-up (quartiles)")
+    for name, summary in categories.items():
+        speedup = summary["speedup"]
+        table.add_row(
+            name,
+            f"{summary['matched']} of {summary['prompts']}",
+            f"{summary['aal']:.2f}",
+            f"{summary['baseline_tpot_ms']:.3f}",
+            f"{summary['tpot_ms']:.3f}",
+            f"{speedup['median']:.2f} ({speedup['low']:.2f} to {speedup['high']:.2f})",
+        )
     Console().print(table)
 
 

@@ -9,7 +9,14 @@ from rich.table import Table
 
 from yggdrasil.bench.record import pair_settings
 from yggdrasil.bench.store import SampleFile, measure
-from yggdrasil.bench.systems import EngineSystem, System, encode_prompts, summarise_systems
+from yggdrasil.bench.systems import (
+    EngineSystem,
+    System,
+    encode_prompts,
+    equality,
+    judge_by_replay,
+    summarise_systems,
+)
 from yggdrasil.bench.trees import TREES, TreeBench, tree_systems
 from yggdrasil.cli.progress import PhaseProgress
 from yggdrasil.engine.decoder import Decoder
@@ -54,14 +61,16 @@ def compare_trees(
         described = {
             **pair_settings(decoder.plan, settings["dtype"]),
             **settings,
+            "backend": decoder.assembly.target.backend,
             "held_back": held_back,
             "rank_acceptance": list(acceptance),
             "systems": [system.name for system in systems],
         }
         file = SampleFile(out, described)
         report = progress.phase(f"{len(systems)} trees, {len(evaluated)} prompts")
-        samples = measure(systems, evaluated, settings["max_new_tokens"], file, report)
-    rows = summarise_systems(systems, samples, OURS)
+        is_timed = decoder.assembly.target.backend != "eager"
+        samples = measure(systems, evaluated, settings["max_new_tokens"], file, report, is_timed=is_timed)
+    rows = summarise_systems(systems, samples, OURS, judge_by_replay(decoder, texts))
     file.save(rows)
     show_systems(rows)
 
@@ -70,9 +79,7 @@ def show_systems(rows: Sequence[dict[str, Any]]) -> None:
     """One row a system."""
     table = Table("system", "as its plain", "as ours", "AAL", "TPOT ms (quartiles)", "over ours (quartiles)")
     for row in rows:
-        equal = [
-            "-" if row[key] is None else f"{row[key]} of {row['prompts']}" for key in ("same_as_plain", "same_as_ours")
-        ]
+        equal = [equality(row, key) for key in ("same_as_plain", "same_as_ours")]
         aal = "-" if row["aal"] is None else f"{row['aal']:.2f}"
         table.add_row(row["system"], *equal, aal, _spread(row["tpot_ms"]), _spread(row["ratio_to_ours"]))
     Console().print(table)

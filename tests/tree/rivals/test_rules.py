@@ -87,9 +87,13 @@ def test_draws_follow_the_drafter():
 
 
 def test_opt_tree_stops_where_a_level_adds_too_little():
-    """Level 1 gives 0.9 + 0.1; level 2 adds 0.3 to the best three nodes: more than 0.25, less than 0.35."""
+    """Level 1 gives 0.9 + 0.1; level 2 adds 0.3 to the best three nodes: more than 0.25, less than 0.35.
+
+    What the root still offers (0.5) is left alone: a level hangs below the level before.
+    """
     first = pool_of(np.log([0.9, 0.1, 0.01, 0.001]))
-    second = pool_of(np.concatenate([np.full(K, -np.inf), np.log([0.2, 0.19, 0.1, 0.01, 0.05, 0.04, 0.01, 0.01])]))
+    offered = [-np.inf, -np.inf, np.log(0.5), -np.inf]
+    second = pool_of(np.concatenate([offered, np.log([0.2, 0.19, 0.1, 0.01, 0.05, 0.04, 0.01, 0.01])]))
     for min_gain, expected in [(0.25, [K, K + 1]), (0.35, [])]:
         growth = OptTree(3, 2, min_gain)
         assert growth.level(first, range(1), 1).tolist() == [0, 1]

@@ -1,13 +1,17 @@
 """Figures 12 to 14: what each part of the method gives, and how it depends on the tree's shape."""
 
-from dataclasses import replace
-
 import pandas as pd
 
 from yggdrasil.bench.figures.context import PLAIN, Figure, FigureContext, mean_over_sets
 from yggdrasil.bench.policies import PrunedPolicy
 from yggdrasil.bench.systems import EngineSystem, System
-from yggdrasil.bench.trees import Arrangement, TreeBench, TreeSystem
+from yggdrasil.bench.trees import Arrangement, TreeSystem
+from yggdrasil.drafters.draft_model import DraftModel
+from yggdrasil.engine.build import assemble
+from yggdrasil.engine.decoder import Decoder
+from yggdrasil.engine.policy import FixedPolicy
+from yggdrasil.models.compiled import Backend
+from yggdrasil.scheduling.stages import DEFAULT_ORDER, NAMED_VARIANTS, Schedule
 from yggdrasil.tree.objective import TreeShape
 
 BASELINE_DEPTH, BASELINE_WIDTH = 16, 8  # the paper's fixed tree; here as far as the plan's shapes allow
@@ -17,20 +21,20 @@ PAPER_GAIN = {"O2 compilation": 2.78, "O3 pruning": 1.07, "O4 schedule": 1.21, "
 def breakdown(context: FigureContext) -> list[Figure]:
     """Figure 12: the fixed Equal-Growth Tree eager (O1), compiled, pruned, scheduled, and with the plan's policy.
 
-    O1 to O3 run the stages in their plain order, O4 and O5 as the plan orders them.
+    O1 to O3 run the paper's serial iteration (figure 9 c, naive), O4 and O5 the plan's. All have the plan's own sizes.
     """
-    bench, shapes = context.trees, context.plan.shapes
+    shapes = context.plan.shapes
     width = max(w for w in shapes.draft_widths if w <= BASELINE_WIDTH)
     depth = min(BASELINE_DEPTH, shapes.max_depth)
     nodes = 1 + width * depth
     whole = next((w for w in shapes.verify_widths if w >= nodes), shapes.verify_widths[-1])
-    fixed = Arrangement(None, TreeShape(width, depth, whole), is_calibrated=True)
-    pruned = PrunedPolicy(fixed.shape, context.costs)
-    eager = TreeBench(context.decoder, bench.budgets, context.costs, backend="eager")
+    fixed = FixedPolicy(TreeShape(width, depth, whole))
+    pruned = PrunedPolicy(TreeShape(width, depth, whole), context.costs)
+    compiled = context.decoder.assembly.target.backend
     systems: list[System] = [
-        TreeSystem("O1 tree, eager", eager, fixed),
-        TreeSystem("O2 compilation", bench, fixed),
-        TreeSystem("O3 pruning", bench, replace(fixed, policy=pruned)),
+        EngineSystem("O1 tree, eager", _serial(context.decoder, "eager"), fixed),
+        EngineSystem("O2 compilation", serial := _serial(context.decoder, compiled), fixed),
+        EngineSystem("O3 pruning", serial, pruned),
         EngineSystem("O4 schedule", context.decoder, pruned),
         EngineSystem("O5 depth predictor", context.decoder),
         EngineSystem(PLAIN, context.decoder, is_plain=True),
@@ -41,7 +45,20 @@ def breakdown(context: FigureContext) -> list[Figure]:
     frame["gain"] = (frame["tpot_ms"].shift(1) / frame["tpot_ms"]).where(steps)
     frame["gain_in_paper"] = frame["system"].map(PAPER_GAIN)
     frame["baseline"] = f"depth {depth}, width {width}, verify width {whole}"
-    return [Figure("figure-12", "Breakdown", frame, "system", ("tpot_ms", "gain"))]
+    beside = {"gain": ["gain_in_paper"]}
+    return [Figure("figure-12", "Breakdown", frame, "system", ("tpot_ms", "aal", "gain"), beside=beside)]
+
+
+def _serial(decoder: Decoder, backend: Backend) -> Decoder:
+    """The same pair and sizes, each stage waiting for the one before; captured steps always accept on the device."""
+    assembly = decoder.assembly
+    drafter = assembly.engine.drafter
+    assert assembly.drafter is not None
+    assert isinstance(drafter, DraftModel)
+    stages = DEFAULT_ORDER if backend == "cudagraph" else Schedule.of(NAMED_VARIANTS["naive"]).labels
+    models = assembly.target.loaded, assembly.drafter.loaded
+    built = assemble(*models, assembly.shapes, backend, knots=drafter.knots.clone(), stages=stages)
+    return Decoder(built, decoder.tokenizer, decoder.policy, decoder.eos_tokens)
 
 
 def sensitivity(context: FigureContext) -> list[Figure]:

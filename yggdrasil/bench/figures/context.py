@@ -1,7 +1,7 @@
 """What all figures share: the pair, the prompt sets, the trees, and measurements that are made once."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
@@ -39,6 +39,7 @@ class Effort:
     max_new_tokens: int = 64
     max_prompt_tokens: int = 256
     max_budgets: int = 6  # verify widths tried, the widest first
+    temperatures: tuple[float, ...] = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 
     @property
     def num_prompts(self) -> int:
@@ -46,7 +47,7 @@ class Effort:
         return self.prompts + self.held_back
 
 
-QUICK = Effort(prompts=2, held_back=2, max_new_tokens=24, max_budgets=3)
+QUICK = Effort(prompts=2, held_back=2, max_new_tokens=24, max_budgets=3, temperatures=(0.0, 0.5, 1.0))
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,8 @@ class Figure:
     y: Sequence[str]  # a panel each
     series: str | None = None
     is_line: bool = False
+    is_log: bool = True  # the abscissa of lines
+    beside: Mapping[str, Sequence[str]] = field(default_factory=dict)  # columns drawn in the panel of another
 
 
 class FigureContext:
@@ -98,6 +101,10 @@ class FigureContext:
     def sets(self) -> list[str]:
         """Names of the prompt sets."""
         return list(self._texts)
+
+    def held_back(self, prompt_set: str) -> list[Sequence[int]]:
+        """The prompts of a set that only calibrate static trees."""
+        return list(self._texts[prompt_set].values())[self.effort.prompts :]
 
     @property
     def budgets(self) -> list[int]:
@@ -144,8 +151,7 @@ class FigureContext:
         """Every tree at every budget beside plan and plain; columns of ``rows``, tree, budget, theoretical speed-up."""
         parts = []
         for prompt_set in self.sets:
-            held_back = list(self._texts[prompt_set].values())[self.effort.prompts :]
-            self.trees.calibrate(held_back)
+            self.trees.calibrate(self.held_back(prompt_set))
             trees = tree_systems(self.trees, list(TREES), self.budgets)
             rows = self._tree_rows_of(prompt_set, trees)
             parts.append(rows)
@@ -188,7 +194,8 @@ class FigureContext:
         return (
             f"{self.plan.name}, {self.plan.dtype}, {self.plan.target.threads} threads, "
             f"{self.plan.machine.cpu}; {effort.prompts} prompts a set, {effort.max_new_tokens} tokens each; "
-            f"depth to {shapes.max_depth}, widths {', '.join(map(str, shapes.draft_widths))}"
+            f"depth to {shapes.max_depth}, widths {', '.join(map(str, shapes.draft_widths))}, "
+            f"verified {', '.join(map(str, shapes.verify_widths))}"
         )
 
 

@@ -40,23 +40,35 @@ def draw(figure: Figure, caption: str) -> bytes:
 def _draw_panel(panel: Any, figure: Figure, column: str) -> None:
     frame: pd.DataFrame = figure.frame
     wide = (
-        frame.set_index(figure.x)[[column]]
+        frame.set_index(figure.x)[[column, *figure.beside.get(column, ())]]
         if figure.series is None
         else frame.pivot_table(index=figure.x, columns=figure.series, values=column, sort=False)
     )
-    if figure.is_line:
-        for name in wide.columns:
-            panel.plot(wide.index.astype(float), wide[name], marker="o", label=str(name))
-        panel.set_xscale("log", base=2)
-        ticks = [float(value) for value in wide.index]
-        panel.set_xticks(ticks, [f"{value:g}" for value in ticks])
-    else:
-        step = 0.8 / len(wide.columns)
-        for i, name in enumerate(wide.columns):
-            panel.bar([place + i * step for place in range(len(wide))], wide[name], step, label=str(name))
-        panel.set_xticks([place + 0.4 - step / 2 for place in range(len(wide))], [str(value) for value in wide.index])
-        panel.tick_params(axis="x", rotation=30)
+    draw_series = _draw_lines if figure.is_line else _draw_bars
+    draw_series(panel, wide, figure)
     panel.set_xlabel(figure.x.replace("_", " "))
     panel.set_ylabel(column.replace("_", " "))
-    if figure.series is not None:
-        panel.legend(fontsize="x-small")
+    if len(wide.columns) > 1:
+        panel.legend(fontsize="x-small", loc="upper left", bbox_to_anchor=(1.0, 1.0))  # beside the data, not over it
+
+
+def _draw_lines(panel: Any, wide: pd.DataFrame, figure: Figure) -> None:
+    """More series than colours differ by mark and dash, and where two coincide the later one lets the other through."""
+    for i, name in enumerate(wide.columns):
+        again = i // 10
+        panel.plot(
+            wide.index.astype(float), wide[name], f"C{i % 10}", label=str(name), marker="os^"[again % 3],
+            linestyle=("-", "--", ":")[again % 3], linewidth=3.0 - 1.5 * i / len(wide.columns),
+        )  # fmt: skip
+    if figure.is_log:
+        panel.set_xscale("log", base=2)
+    ticks = [float(value) for value in wide.index]
+    panel.set_xticks(ticks, [f"{value:g}" for value in ticks])
+
+
+def _draw_bars(panel: Any, wide: pd.DataFrame, figure: Figure) -> None:
+    step = 0.8 / len(wide.columns)
+    for i, name in enumerate(wide.columns):
+        panel.bar([place + i * step for place in range(len(wide))], wide[name], step, label=str(name).replace("_", " "))
+    middles = [place + 0.4 - step / 2 for place in range(len(wide))]
+    panel.set_xticks(middles, [str(value) for value in wide.index], rotation=30, ha="right", rotation_mode="anchor")

@@ -1,0 +1,59 @@
+"""Figure 15: ours beside the static tree while the target samples at rising temperatures."""
+
+import pandas as pd
+
+from yggdrasil.acceptance.sampling import SamplingParams
+from yggdrasil.bench.figures.context import OURS, PLAIN, Figure, FigureContext, mean_over_sets
+from yggdrasil.bench.systems import EngineSystem, System
+from yggdrasil.bench.trees import tree_systems
+
+SEED = 0  # draws follow seed and place in the text, so every system samples the same text
+STATIC = "Sequoia"
+PAPER_RATIO = 1.49
+
+
+def temperatures(context: FigureContext) -> list[Figure]:
+    """Speed-up over plain and AAL of the plan and of the static tree, tokens drawn from the target and then matched.
+
+    The static tree is calibrated at each temperature and set, and takes the size that turns out fastest there; the
+    plan keeps what it learned at temperature 0.
+    """
+    rows = pd.concat([_rows_at(context, value) for value in context.effort.temperatures], ignore_index=True)
+    frame = mean_over_sets(
+        rows, ["temperature", "system"], {"speedup": "mean", "aal": "mean", "tpot_ms": "mean", "over_static": "mean"}
+    )
+    same = rows.groupby(["temperature", "system"], sort=False)[["prompts", "same_as_ours"]].sum().reset_index()
+    frame = frame.merge(same, on=["temperature", "system"])
+    mean = float(rows["over_static"].mean())
+    frame = frame.assign(mean_over_static=mean, mean_in_paper=PAPER_RATIO)
+    title = f"Temperature: ours {mean:.2f} times as fast as the static tree in the mean (paper: {PAPER_RATIO})"
+    panels = ("speedup", "aal")
+    return [Figure("figure-15", title, frame, "temperature", panels, series="system", is_line=True, is_log=False)]
+
+
+def _rows_at(context: FigureContext, temperature: float) -> pd.DataFrame:
+    """One row for ours and one for the static tree on each set; ``over_static`` is the ratio of their speeds."""
+    sampling = SamplingParams(temperature=temperature, seed=SEED)
+    parts = []
+    for prompt_set in context.sets:
+        context.trees.calibrate(context.held_back(prompt_set), sampling=sampling)
+        systems: list[System] = [
+            EngineSystem(OURS, context.decoder, sampling=sampling),
+            EngineSystem(PLAIN, context.decoder, is_plain=True, sampling=sampling),
+            *tree_systems(context.trees, ["sequoia"], context.budgets, sampling),
+            *tree_systems(context.trees, ["sequoia-by-costs"], context.budgets[-1:], sampling),
+        ]
+        found = context.rows(f"temperature-{temperature:g}", systems, OURS, [prompt_set])
+        own = found[found["system"] == OURS]
+        trees = found[~found["system"].isin([OURS, PLAIN])]
+        static = trees[trees["tpot_ms"] == trees["tpot_ms"].min()].iloc[:1]
+        both = pd.concat([own, static.assign(system=STATIC, tree=static["system"])], ignore_index=True)
+        plain_ms = float(found.loc[found["system"] == PLAIN, "tpot_ms"].iloc[0])
+        both["speedup"] = plain_ms / both["tpot_ms"]
+        both["over_static"] = (both["tpot_ms"].shift(-1) / both["tpot_ms"]).where(both["system"] == OURS)
+        parts.append(both.assign(temperature=temperature))
+    rows: pd.DataFrame = pd.concat(parts, ignore_index=True)
+    return rows
+
+
+__all__ = ["PAPER_RATIO", "STATIC", "temperatures"]
