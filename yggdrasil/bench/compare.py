@@ -84,7 +84,8 @@ def summarise(results: Sequence[Comparison]) -> dict[str, Any]:
         "prompts": len(results),
         "matched": sum(result.matched for result in results),
         "verify_decode_mismatches": sum(result.divergence is not None for result in results),
-        "faults": sum(result.divergence is not None and result.divergence.verdict == "fault" for result in results),
+        "faults": _num_judged(results, "fault"),
+        "not_judged": _num_judged(results, "not judged"),
         "aal": tokens / iterations if iterations else 0.0,
         "tokens_per_target_step": tokens / iterations if iterations else 0.0,
         "proposed": proposed,
@@ -99,6 +100,10 @@ def summarise(results: Sequence[Comparison]) -> dict[str, Any]:
         "overhead_share": _median([m.overhead_share for m in tree]),
         "plain_overhead_share": _median([m.overhead_share for m in plain]),
     }
+
+
+def _num_judged(results: Sequence[Comparison], verdict: str) -> int:
+    return sum(result.divergence is not None and result.divergence.verdict == verdict for result in results)
 
 
 def _request_ms(generation: Generation) -> float:

@@ -207,11 +207,13 @@ def bench(
         raise YggdrasilError("bench needs --plan and --prompts")
     from yggdrasil.artifacts import write_atomic
     from yggdrasil.bench.compare import compare, summarise
+    from yggdrasil.bench.memory import memory_use, resident_mb
     from yggdrasil.bench.record import provenance
-    from yggdrasil.cli.progress import show_comparison, show_summary
+    from yggdrasil.cli.progress import show_comparison, show_memory, show_summary
     from yggdrasil.prompts import read_prompts
 
     requests = read_prompts(prompts, limit)
+    imports_mb = resident_mb()
     decoder = _decoder(plan, dtype, "plan", force_machine=force_machine)
     if tree:
         from yggdrasil.cli.trees import compare_trees
@@ -227,12 +229,14 @@ def bench(
         )
         return
     results = compare(decoder, requests, max_new_tokens, show_comparison, max_prompt_tokens=max_prompt_tokens)
-    summary = summarise(results)
+    summary, memory = summarise(results), memory_use(decoder.assembly, imports_mb)
     show_summary(summary)
+    show_memory(memory)
     if out is not None:
         record = {
             **provenance(),
             **summary,
+            "memory_mb": asdict(memory),
             "plan": decoder.plan.name if decoder.plan else plan,
             "prompts_file": prompts.name,
             "max_new_tokens": max_new_tokens,
