@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from tests.tiny_pair import SHAPES, make_pair
-from yggdrasil.calibration.pair import with_shapes
+from yggdrasil.calibration.pair import sibling
 from yggdrasil.calibration.step_times import STREAK, roofline, time_steps, timed_steps
 from yggdrasil.engine.policy import PLAIN_POLICY
 
@@ -59,7 +59,7 @@ def test_the_table_holds_every_step_with_its_limits(assembly):
 
 
 def test_capacities_take_turns_step_by_step(assembly):
-    larger = with_shapes(assembly, replace(SHAPES, max_length=300))
+    larger = sibling(assembly, replace(SHAPES, max_length=300))
     assert larger.target.loaded is assembly.target.loaded
     steps = timed_steps([assembly, larger], CONTEXTS)
     assert [step[:4] for step in steps[::2]] == [step[:4] for step in steps[1::2]]

@@ -30,7 +30,7 @@ def build_assembly(source: "PairSource", knots: torch.Tensor | None = None, back
     return assemble(target, drafter, source.shapes, backend, knots=knots, other_stages=source.schedules)
 
 
-def with_shapes(assembly: Assembly, shapes: Shapes) -> Assembly:
-    """The same models, one copy of their weights, behind a tree and caches of other ``shapes``."""
+def sibling(assembly: Assembly, shapes: Shapes | None = None, backend: Backend | None = None) -> Assembly:
+    """The same models, one copy of their weights, behind caches and a tree of their own: other shapes or backend."""
     drafter = assembly.drafter.loaded if assembly.drafter is not None else assembly.engine.drafter
-    return assemble(assembly.target.loaded, drafter, shapes, assembly.target.backend)
+    return assemble(assembly.target.loaded, drafter, shapes or assembly.shapes, backend or assembly.target.backend)

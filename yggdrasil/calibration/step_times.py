@@ -15,9 +15,10 @@ import torch
 
 from yggdrasil.drafters.draft_model import DraftModel
 from yggdrasil.engine.build import Assembly
+from yggdrasil.models.compiled import Backend
 from yggdrasil.profiling.roofline import measure_rates, step_work
 
-SAMPLE_COLUMNS = ("model", "step", "width", "context", "capacity", "round", "ms")
+SAMPLE_COLUMNS = ("model", "step", "width", "context", "capacity", "backend", "round", "ms")
 TIMED = ("plain", "verify", "head", "grow")
 STREAK = 4  # runs in a row; the first is warm-up
 
@@ -29,7 +30,8 @@ class TimedStep(NamedTuple):
     step: str
     width: int
     context: int
-    capacity: int  # slots of the caches it runs over
+    capacity: int  # longest text of the caches it runs over
+    backend: Backend
     prepare: Callable[[], None]
     run: Callable[[], object]
 
@@ -37,7 +39,8 @@ class TimedStep(NamedTuple):
 def timed_steps(assemblies: Sequence[Assembly], contexts: Sequence[int], token: int = 1) -> list[TimedStep]:
     """Every step of the pair but prefill, at every context. What the caches hold means nothing here.
 
-    ``assemblies`` are one pair over caches of several capacities; equal steps follow one another.
+    ``assemblies`` are one pair over caches of several capacities, or on several backends; equal steps then follow one
+    another.
     """
     steps: list[TimedStep] = []
     for context in contexts:
@@ -59,7 +62,7 @@ def _target_steps(assembly: Assembly, context: int, token: int) -> list[TimedSte
         "verify": engine.target.verify,
     }
     return [
-        TimedStep("target", step, width, context, assembly.shapes.max_length, prepare, partial(runs[step], width))
+        TimedStep("target", step, width, context, *_setting(assembly), prepare, partial(runs[step], width))
         for step, width in assembly.target.defined
         if step in TIMED
     ]
@@ -78,10 +81,14 @@ def _drafter_steps(assembly: Assembly, context: int, token: int) -> list[TimedSt
         return runner.launch(step, width)
 
     return [
-        TimedStep("drafter", step, width, context, assembly.shapes.max_length, prepare, partial(run, step, width))
+        TimedStep("drafter", step, width, context, *_setting(assembly), prepare, partial(run, step, width))
         for step, width in runner.defined
         if step in TIMED
     ]
+
+
+def _setting(assembly: Assembly) -> tuple[int, Backend]:
+    return assembly.shapes.max_length, assembly.target.backend
 
 
 @torch.inference_mode()
@@ -109,7 +116,7 @@ def time_steps(
                     step.run()
                     wait()
                     elapsed_ms = (perf_counter_ns() - start) / 1e6
-                    rows.append((*step[:5], turn, elapsed_ms))
+                    rows.append((*step[:6], turn, elapsed_ms))
                 progress((turn + (i + 1) / len(steps)) / rounds)
     finally:
         torch.set_num_threads(before)

@@ -24,6 +24,7 @@ from yggdrasil.models.loading import LoadedModel, load_model
 from yggdrasil.models.runner import ModelCall, ModelRunner
 
 STREAK = 4  # runs in a row; the first is warm-up
+ROUNDS = 7
 WIDTHS = (1, 8, 16)
 OWN = "ahead of time"
 

@@ -97,7 +97,7 @@ def _steps(
 ) -> "pd.DataFrame":
     """Every step over caches of every capacity, in turns, against the machine's limits."""
     from yggdrasil.calibration.compile import compile_missing
-    from yggdrasil.calibration.pair import build_assembly, with_shapes
+    from yggdrasil.calibration.pair import build_assembly, sibling
     from yggdrasil.calibration.step_times import TIMED, roofline, time_steps, timed_steps
     from yggdrasil.profiling.roofline import wait_for
 
@@ -105,7 +105,7 @@ def _steps(
         raise YggdrasilError(f"a cache of {min(capacities)} tokens has no room behind a context of {max(contexts)}")
     sources = [pair.with_shapes(replace(pair.shapes, max_length=capacity)) for capacity in capacities]
     first = build_assembly(sources[0])
-    assemblies = [first, *(with_shapes(first, source.shapes) for source in sources[1:])]
+    assemblies = [first, *(sibling(first, source.shapes) for source in sources[1:])]
     for source, assembly in zip(sources, assemblies, strict=True):
         compile_missing(source, assembly, phase, TIMED)
     steps, wait = timed_steps(assemblies, contexts), wait_for(first.target.loaded.device)
