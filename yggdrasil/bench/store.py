@@ -61,8 +61,13 @@ def measure(
     max_new_tokens: int,
     file: SampleFile,
     report: Callable[[float], None],
+    *,
+    warm_up: bool = True,
 ) -> list[Sample]:
-    """Samples of ``systems`` on ``prompts`` (id -> tokens), those that ``file`` already holds not measured again."""
+    """Samples of ``systems`` on ``prompts`` (id -> tokens), those that ``file`` already holds not measured again.
+
+    Without ``warm_up`` the systems have decoded in this process before.
+    """
     names = {system.name for system in systems}
     done = {prompt for prompt in prompts if names <= {s.system for s in file.samples if s.prompt == prompt}}
     left = {prompt: tokens for prompt, tokens in prompts.items() if prompt not in done}
@@ -75,6 +80,6 @@ def measure(
         report(finished / len(prompts))
 
     if left:
-        run_systems(systems, left, max_new_tokens, note)
+        run_systems(systems, left, max_new_tokens, note, warm_up=warm_up)
     report(1.0)
     return [sample for sample in file.samples if sample.prompt in prompts and sample.system in names]
