@@ -111,7 +111,8 @@ def _sections(facts: Facts, tables: dict[str, pd.DataFrame]) -> list[str]:
                  "Medians with the first to last tenth as a band, inside real iterations. The dotted line is what the "
                  "machine's measured bandwidth and matrix rate allow.",
                  [_figure(figures.latency(tables)), _figure(figures.iterations(tables)),
-                  _table(tables["roofline"], "roofline")],
+                  _table(tables["roofline"], "roofline"), _table(tables["backends"], "packages and eager steps"),
+                  _table(tables["other_ways"], "other ways to build the target's steps")],
                  f"No stage samples beside this plan: run yggdrasil calibrate --name {facts.plan.name}."),
         _section("prediction", "Predicted against measured",
                  "Every plan that the search measured, at the speed of the profile, and benches on whole prompts.",
