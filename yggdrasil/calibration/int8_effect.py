@@ -40,7 +40,7 @@ def int8_effect(
     ``prompts`` are tokens. Speculation is a chain of ``CHAIN_DEPTH`` here, the same for both.
     """
     width = next((w for w in pair.shapes.verify_widths if w > CHAIN_DEPTH), pair.shapes.verify_widths[-1])
-    shapes = replace(pair.shapes, verify_widths=(1, width))
+    shapes = replace(pair.shapes, draft_widths=(1,), max_depth=CHAIN_DEPTH, verify_widths=(1, width))
     policy = FixedPolicy(TreeShape(1, CHAIN_DEPTH, width))
     tokenizer = load_tokenizer(pair.target)
     decoders = {}
