@@ -107,7 +107,8 @@ def time_steps(
             step.prepare()
             step.run()
         for turn in range(rounds):
-            for i, step in enumerate(steps):
+            # Every other round backwards: who comes first behind another step finds colder caches.
+            for i, step in enumerate(steps if turn % 2 == 0 else reversed(steps)):
                 step.prepare()
                 step.run()
                 for _ in range(STREAK - 1):
