@@ -48,7 +48,7 @@ def all_variants(source: PairSource) -> list[Variant]:
         Variant(OWN, True, True, None),
         Variant("ahead of time, linears not fused", True, False, None),
         *[
-            Variant(f"ahead of time, {threads} threads", True, True, None, cores=threads)
+            Variant(f"ahead of time, threads: {threads}", True, True, None, cores=threads)
             for threads in range(1, source.target_threads)
         ],
         Variant(f"ahead of time, {other}", True, True, None, dtype=other),
