@@ -1,9 +1,11 @@
 """Compare Yggdrasil with the systems people would use instead, on one pair, the same prompts, dtype and threads.
 
     scripts/compare_systems --plan demo --prompts unseen.jsonl --limit 12 --llama-cpp work/llama.cpp --json out.json
+    scripts/compare_systems --plan demo --prompts c4.jsonl --prompts wikipedia.jsonl --json systems.json
 
 Every system continues the same token ids greedily by the same number of tokens, prompt by prompt, in turns. A system
-that cannot be had says why and is left out. Interrupted, the same command goes on where it stopped.
+that cannot be had says why and is left out. Interrupted, the same command goes on where it stopped. Several sets of
+prompts share one set-up (models, servers, compilation), and each gets a file of its own: systems-c4.json and so on.
 """
 
 import os
@@ -33,7 +35,9 @@ console = Console(stderr=True)
 
 def main(  # noqa: PLR0913 - one argument for each option
     plan: Annotated[str, typer.Option(help="A plan file, or a name that has a plan for this machine.")],
-    prompts: Annotated[Path, typer.Option(help="JSON lines with a prompt field, unseen by the calibration.")],
+    prompts: Annotated[
+        list[Path], typer.Option(help="JSON lines with a prompt field, unseen by the calibration; can be repeated.")
+    ],
     limit: Annotated[int | None, typer.Option(help="Use at most so many prompts.")] = None,
     max_new_tokens: Annotated[int, typer.Option(help="Tokens to generate on each.")] = 64,
     max_prompt_tokens: Annotated[int, typer.Option(help="Keep only the last so many tokens of a prompt.")] = 256,
@@ -51,7 +55,7 @@ def main(  # noqa: PLR0913 - one argument for each option
         decoder = Decoder.from_plan(plan, dtype=dtype, force_machine=force_machine)
         assert decoder.plan is not None
         chosen = dtype or decoder.plan.dtype
-        texts = encode_prompts(decoder, read_prompts(prompts, limit), max_prompt_tokens)
+        sets = [(file, encode_prompts(decoder, read_prompts(file, limit), max_prompt_tokens)) for file in prompts]
         with ExitStack() as running:
             systems: list[System] = [
                 EngineSystem(OURS, decoder),
@@ -61,21 +65,32 @@ def main(  # noqa: PLR0913 - one argument for each option
             ]
             settings = {
                 **pair_settings(decoder.plan, chosen),
-                "prompts_file": prompts.name,
                 "max_new_tokens": max_new_tokens,
                 "max_prompt_tokens": max_prompt_tokens,
                 "systems": [system.name for system in systems],
             }
-            file = SampleFile(out, settings)
-            with PhaseProgress() as progress:
-                report = progress.phase(f"{len(systems)} systems, {len(texts)} prompts")
-                samples = measure(systems, texts, max_new_tokens, file, report)
-        rows = summarise_systems(systems, samples, OURS, judge_by_replay(decoder, texts))
-        file.save(rows)
+            files = [
+                SampleFile(_file_of(out, source, len(sets)), settings | {"prompts_file": source.name})
+                for source, _ in sets
+            ]
+            is_warm = False
+            for file, (source, texts) in zip(files, sets, strict=True):
+                had = len(file.samples)
+                with PhaseProgress() as progress:
+                    report = progress.phase(f"{source.name}: {len(systems)} systems, {len(texts)} prompts")
+                    samples = measure(systems, texts, max_new_tokens, file, report, warm_up=not is_warm)
+                is_warm = is_warm or len(file.samples) > had
+                rows = summarise_systems(systems, samples, OURS, judge_by_replay(decoder, texts))
+                file.save(rows)
+                show_systems(rows)
     except YggdrasilError as error:
         console.print(f"compare_systems: {error}", markup=False)
         raise typer.Exit(2) from error
-    show_systems(rows)
+
+
+def _file_of(out: Path | None, prompts: Path, num_sets: int) -> Path | None:
+    """Where the samples of one set go."""
+    return out if out is None or num_sets == 1 else out.with_name(f"{out.stem}-{prompts.stem}{out.suffix}")
 
 
 def _transformers(plan: Plan, dtype: str, lengths: list[int]) -> list[System]:

@@ -1,8 +1,11 @@
 """Steps timed one by one: each runs at the context asked for, all take turns, and the table adds up."""
 
+from dataclasses import replace
+
 import pytest
 
 from tests.tiny_pair import SHAPES, make_pair
+from yggdrasil.calibration.pair import sibling
 from yggdrasil.calibration.step_times import STREAK, roofline, time_steps, timed_steps
 from yggdrasil.engine.policy import PLAIN_POLICY
 
@@ -16,7 +19,7 @@ def assembly():
 
 
 def test_every_decoding_step_is_timed_at_every_context(assembly):
-    steps = timed_steps(assembly, CONTEXTS)
+    steps = timed_steps([assembly], CONTEXTS)
     keys = {(step.model, step.step, step.width, step.context) for step in steps}
     wanted = {("target", "plain", 1)} | {("target", "verify", width) for width in SHAPES.verify_widths[1:]}
     wanted |= {("drafter", "grow", width) for width in SHAPES.draft_widths}
@@ -27,7 +30,7 @@ def test_every_decoding_step_is_timed_at_every_context(assembly):
 
 def test_a_step_runs_behind_its_context(assembly):
     """Keys of the step land right behind the context, nowhere else."""
-    for step in timed_steps(assembly, CONTEXTS):
+    for step in timed_steps([assembly], CONTEXTS):
         runner = getattr(assembly, step.model)
         for cache in runner.cache.tensors():
             cache.zero_()
@@ -40,7 +43,7 @@ def test_a_step_runs_behind_its_context(assembly):
 
 def test_the_table_holds_every_step_with_its_limits(assembly):
     fractions = []
-    steps = timed_steps(assembly, CONTEXTS)
+    steps = timed_steps([assembly], CONTEXTS)
     samples = time_steps(steps, ROUNDS, fractions.append)
     assert len(samples) == len(steps) * ROUNDS * (STREAK - 1)
     assert fractions == sorted(fractions)
@@ -53,3 +56,30 @@ def test_the_table_holds_every_step_with_its_limits(assembly):
     assert plain["against_plain"].tolist() == [1.0] * len(CONTEXTS)
     for _, group in table.groupby(["model", "step", "width"]):
         assert group.sort_values("context")["megabytes"].is_monotonic_increasing
+
+
+def test_capacities_take_turns_step_by_step(assembly):
+    larger = sibling(assembly, replace(SHAPES, max_length=300))
+    assert larger.target.loaded is assembly.target.loaded
+    steps = timed_steps([assembly, larger], CONTEXTS)
+    assert [step[:4] for step in steps[::2]] == [step[:4] for step in steps[1::2]]
+    assert {step.capacity for step in steps[::2]} == {SHAPES.max_length}
+    assert {step.capacity for step in steps[1::2]} == {300}
+
+    table = roofline(assembly, time_steps(steps, 1, lambda fraction: None))
+    assert len(table) == len(steps)
+    small, large = (table[table["capacity"] == capacity] for capacity in (SHAPES.max_length, 300))
+    assert (small["against_smallest"] == 1.0).all()
+    assert large["against_smallest"].tolist() == pytest.approx(
+        (large["ms"].to_numpy() / small["ms"].to_numpy()).tolist()
+    )
+
+
+def test_captured_steps_are_waited_for():
+    """On a GPU a launch returns before its work is done: the clock is read behind a wait on both sides."""
+    assembly = make_pair().decoder(PLAIN_POLICY, backend="cudagraph").assembly
+    waits = []
+    samples = time_steps(timed_steps([assembly], CONTEXTS[:1]), ROUNDS, lambda fraction: None, lambda: waits.append(1))
+
+    assert len(waits) == 2 * len(samples)
+    assert assembly.drafter.recorder.num_recorded == samples.groupby(["model", "step", "width"]).ngroups

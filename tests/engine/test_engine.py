@@ -244,7 +244,7 @@ def test_the_gate_pauses_a_drafter_that_promises_too_much_and_tries_again(pair):
 
     assert generation.tokens == pair.reference(PROMPT, 100)
     is_plain = "".join("p" if shape.depth == 0 else "T" for shape in shapes)
-    assert is_plain.startswith("pT")  # the first step tells the machine's speed
+    assert is_plain.startswith("ppT")  # the first steps tell the machine's speed
     assert "T" + "p" * 9 + "T" in is_plain  # refused once, then a pause of eight, then a probe
     assert is_plain.count("p") > is_plain.count("T")
 

@@ -1,10 +1,13 @@
-"""Where two runs of one prompt part: a near tie that rounding decides, or a fault."""
+"""Where two runs of one prompt part: a near tie that rounding decides, or a fault.
+
+Captured steps keep their logits on the device, so there a difference is counted and not judged.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from yggdrasil.acceptance.sampling import SamplingParams
+from yggdrasil.acceptance.sampling import GREEDY, SamplingParams
 from yggdrasil.engine.decoder import Decoder
 
 # Without a measured tolerance: differences of this many last places of the largest logit are rounding.
@@ -19,9 +22,9 @@ class Divergence:
     plain_token: int | None  # None where the plain run had ended
     tree_token: int | None
     replayed_token: int
-    margin: float  # log-probability between the two tokens, in the replay; infinite where one run had ended
-    tolerance: float
-    verdict: Literal["tie", "fault"]
+    margin: float | None  # log-probability between the two, in the replay; infinite where one run had ended
+    tolerance: float | None
+    verdict: Literal["tie", "fault", "not judged"]
 
 
 def first_divergence(plain: Sequence[int], tree: Sequence[int]) -> int | None:
@@ -43,10 +46,14 @@ def replay(
     place = first_divergence(plain, tree)
     if place is None:
         return None
-    asked = SamplingParams(logprobs=100)
+    pair = [tokens[place] if place < len(tokens) else None for tokens in (plain, tree)]
+    can_judge = decoder.assembly.hands_out_logits
+    asked = SamplingParams(logprobs=100) if can_judge else GREEDY
     result = decoder.generate(
         [*prompt, *plain[:place]], max_new_tokens=1, ignore_eos=True, speculation=False, sampling=asked
     )
+    if not can_judge:
+        return Divergence(place, pair[0], pair[1], result.tokens[0], None, None, "not judged")
     assert result.logprobs is not None
     known = dict(result.logprobs[0].top)
     best = max(abs(value) for value in known.values())
@@ -54,7 +61,6 @@ def replay(
     tolerance = decoder.tolerance if is_ours else None
     if tolerance is None:
         tolerance = _LAST_PLACES * _EPSILON[dtype] * max(1.0, best)
-    pair = [tokens[place] if place < len(tokens) else None for tokens in (plain, tree)]
     values = [known.get(token, float("-inf")) if token is not None else float("-inf") for token in pair]
     margin = abs(values[0] - values[1]) if all(value > float("-inf") for value in values) else float("inf")
     return Divergence(

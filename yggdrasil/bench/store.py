@@ -63,10 +63,12 @@ def measure(
     report: Callable[[float], None],
     *,
     is_timed: bool = True,
+    warm_up: bool = True,
 ) -> list[Sample]:
     """Samples of ``systems`` on ``prompts`` (id -> tokens), those that ``file`` already holds not measured again.
 
-    Where times are of no interest, nothing is warmed up and nothing settles.
+    Where times are of no interest, nothing is warmed up and nothing settles. Without ``warm_up`` the systems have
+    decoded in this process before.
     """
     names = {system.name for system in systems}
     done = {prompt for prompt in prompts if names <= {s.system for s in file.samples if s.prompt == prompt}}
@@ -80,6 +82,6 @@ def measure(
         report(finished / len(prompts))
 
     if left:
-        run_systems(systems, left, max_new_tokens, note, is_timed=is_timed)
+        run_systems(systems, left, max_new_tokens, note, is_timed=is_timed, warm_up=warm_up)
     report(1.0)
     return [sample for sample in file.samples if sample.prompt in prompts and sample.system in names]

@@ -111,13 +111,15 @@ def run_systems(
     on_prompt: Callable[[str, list[Sample]], None],
     *,
     is_timed: bool = True,
+    warm_up: bool = True,
 ) -> None:
     """Decode every prompt (id -> tokens) with every system; the order turns by one from prompt to prompt.
 
     ``on_prompt`` gets a prompt's samples when all systems have decoded it. ``is_timed`` decodes the first prompt once
-    with each system beforehand, uncounted, which loads and compiles, and lets the machine settle between systems.
+    with each system beforehand, uncounted, which loads and compiles, unless without ``warm_up``, and lets the machine
+    settle between systems.
     """
-    if is_timed and prompts:
+    if is_timed and warm_up and prompts:
         first = next(iter(prompts.values()))
         for system in systems:
             system.decode(first, max_new_tokens)

@@ -6,7 +6,8 @@ Each worker loads the pair itself: a package depends on shapes alone, so it fits
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
+from threading import Thread
 
 from yggdrasil.calibration.settings import PairSource
 from yggdrasil.engine.build import Assembly
@@ -66,10 +67,23 @@ def _begin(source: PairSource) -> None:
     import warnings
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
+    end_with_parent()
     warnings.filterwarnings("ignore")
     from yggdrasil.calibration.pair import build_assembly
 
     _assembly = build_assembly(source)
+
+
+def end_with_parent() -> None:
+    """Let this worker end as soon as the process that asked for it is gone, however it went."""
+    parent = parent_process()
+    assert parent is not None, "not a worker"
+
+    def wait() -> None:
+        parent.join()
+        os._exit(1)
+
+    Thread(target=wait, daemon=True).start()
 
 
 def _compile(step: StepName) -> None:

@@ -40,7 +40,7 @@ def int8_effect(
     ``prompts`` are tokens. Speculation is a chain of ``CHAIN_DEPTH`` here, the same for both.
     """
     width = next((w for w in pair.shapes.verify_widths if w > CHAIN_DEPTH), pair.shapes.verify_widths[-1])
-    shapes = replace(pair.shapes, verify_widths=(1, width))
+    shapes = replace(pair.shapes, draft_widths=(1,), max_depth=CHAIN_DEPTH, verify_widths=(1, width))
     policy = FixedPolicy(TreeShape(1, CHAIN_DEPTH, width))
     tokenizer = load_tokenizer(pair.target)
     decoders = {}
@@ -70,6 +70,8 @@ def int8_effect(
     ]
     return pd.DataFrame(
         [
+            ("T(1): a plain step, ms", *_medians(results, lambda r: _step_ms(r.plain, "plain"))),
+            (f"T({width}): verification, ms", *_medians(results, lambda r: _step_ms(r.chain, "verify"))),
             ("plain ms a token", *_medians(results, lambda r: r.plain.metrics.tpot_ms)),
             ("chain ms a token", *_medians(results, lambda r: r.chain.metrics.tpot_ms)),
             ("AAL of the chain", *_medians(results, lambda r: r.chain.metrics.aal)),
@@ -78,6 +80,13 @@ def int8_effect(
         ],
         columns=["figure", "full", "int8"],
     )
+
+
+def _step_ms(generation: Generation, stage: str) -> float:
+    """Mean of the iterations that ran the stage."""
+    metrics = generation.metrics
+    count = metrics.plain_steps if stage == "plain" else metrics.iterations - metrics.plain_steps
+    return metrics.stage_ms.get(stage, 0.0) / max(count, 1)
 
 
 def _medians(results: dict[str, list[_Decoded]], figure: Callable[[_Decoded], float]) -> list[float]:

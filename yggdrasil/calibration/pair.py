@@ -11,6 +11,7 @@ from yggdrasil.engine.decoder import DTYPES
 from yggdrasil.models.compiled import Backend
 from yggdrasil.models.loading import load_model
 from yggdrasil.models.selfcheck import check_tree_attention
+from yggdrasil.scheduling.plan import Shapes
 
 if TYPE_CHECKING:
     from yggdrasil.calibration.settings import PairSource
@@ -27,3 +28,9 @@ def build_assembly(source: "PairSource", knots: torch.Tensor | None = None, back
     drafter = load_model(source.drafter, dtype, device, source.drafter_threads)
     check_tree_attention(drafter)
     return assemble(target, drafter, source.shapes, backend, knots=knots, other_stages=source.schedules)
+
+
+def sibling(assembly: Assembly, shapes: Shapes | None = None, backend: Backend | None = None) -> Assembly:
+    """The same models, one copy of their weights, behind caches and a tree of their own: other shapes or backend."""
+    drafter = assembly.drafter.loaded if assembly.drafter is not None else assembly.engine.drafter
+    return assemble(assembly.target.loaded, drafter, shapes or assembly.shapes, backend or assembly.target.backend)

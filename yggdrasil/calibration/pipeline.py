@@ -28,6 +28,7 @@ from yggdrasil.artifacts import (
     write_atomic,
     write_csv,
 )  # fmt: skip
+from yggdrasil.calibration.backends import time_backends
 from yggdrasil.calibration.choose import Choice, choose, fit_acceptance
 from yggdrasil.calibration.compile import compile_missing
 from yggdrasil.calibration.measure import COLUMNS, costs_from, measure_stages, useful_verify_widths
@@ -36,6 +37,8 @@ from yggdrasil.calibration.record import concatenate, record_document
 from yggdrasil.calibration.settings import CalibrationSettings, PairSource
 from yggdrasil.calibration.threads import COLUMNS as thread_columns
 from yggdrasil.calibration.threads import best_threads, thread_counts, time_threads
+from yggdrasil.calibration.variants import ROUNDS as VARIANT_ROUNDS
+from yggdrasil.calibration.variants import time_variants
 from yggdrasil.drafters.draft_model import DraftModel
 from yggdrasil.drafters.protocol import Drafter
 from yggdrasil.engine.build import Assembly
@@ -55,6 +58,7 @@ from yggdrasil.tree.objective import TreeShape
 SAMPLES_VERSION = 1
 REPORT_VERSION = 2
 FIRST_PASS_DOCUMENTS = 4
+KEPT_TABLES = ("threads.csv", "backend_samples.csv", "variants.csv")  # measured on the way, for those who look
 
 
 class Reporter(Protocol):
@@ -81,6 +85,7 @@ def calibrate(settings: CalibrationSettings, reporter: Reporter) -> Path:
 
     compile_missing(pair, assembly, reporter.phase)
     frame = _measure(assembly, tokenizer, texts, settings, work, reporter)
+    _time_other_ways(assembly, pair, settings, work, reporter)
     shapes = replace(pair.shapes, verify_widths=useful_verify_widths(frame, pair.shapes))
     costs = costs_from(frame, shapes)
     traces, acceptance = _record(assembly, tokenizer, texts, settings, work, reporter)
@@ -124,9 +129,10 @@ def _write(
     with atomic_directory(profile_directory(settings.root, settings.name, plan.machine)) as folder:
         write_csv(folder / "stage_samples.csv", "stage-samples", SAMPLES_VERSION, frame)
         summary = frame.groupby(["context", "width", "depth", "verify_width", "stage"])["ms"]
-        table = summary.describe(percentiles=[0.1, 0.9]).drop(columns="std").reset_index()
-        shutil.copyfile(work / "threads.csv", folder / "threads.csv")
-        write_csv(folder / "stage_summary.csv", "stage-summary", SAMPLES_VERSION, table)
+        described = summary.describe(percentiles=[0.1, 0.9]).drop(columns="std").reset_index()
+        for table in (name for name in KEPT_TABLES if (work / name).exists()):
+            shutil.copyfile(work / table, folder / table)
+        write_csv(folder / "stage_summary.csv", "stage-summary", SAMPLES_VERSION, described)
     with atomic_directory(predictor_directory(settings.root, settings.name, plan.machine)) as folder:
         choice.learned.save(folder)
         rows = [{"reads": source, **row} for source, report in choice.reports.items() for row in report.rows()]
@@ -177,6 +183,20 @@ def _choose_threads(assembly: Assembly, pair: PairSource, work: Path, reporter: 
     best = {str(name): best_threads(group) for name, group in samples.groupby("model")}
     chosen = {name: count or best.get(name, 1) for name, count in wanted.items()}
     return replace(pair, target_threads=chosen["target"], drafter_threads=chosen["drafter"])
+
+
+def _time_other_ways(
+    assembly: Assembly, pair: PairSource, settings: CalibrationSettings, work: Path, reporter: Reporter
+) -> None:
+    """Note what steps would cost made otherwise; a GPU's are compared by scripts/check_cuda.py."""
+    context = min(settings.effort.contexts[0], assembly.engine.max_length // 2)
+    backends, variants = work / "backend_samples.csv", work / "variants.csv"
+    if pair.device == "cpu" and not backends.exists():
+        samples = time_backends(assembly, context, reporter.phase("timing eager steps beside packages"))
+        write_csv(backends, "backend-samples", SAMPLES_VERSION, samples)
+    if settings.variants and not variants.exists():
+        table = time_variants(pair, context, VARIANT_ROUNDS, reporter.phase("timing other ways to build steps"))
+        write_csv(variants, "variants", SAMPLES_VERSION, table)
 
 
 def _texts(

@@ -61,6 +61,7 @@ class CalibrationSettings:
     name: str
     root: Path
     effort: Effort
+    variants: bool = False  # also time ways to build steps that the decoder cannot use; compiles for minutes
 
     def identity(self) -> dict[str, Any]:
         """What must be unchanged for an interrupted calibration to be resumed."""

@@ -15,9 +15,10 @@ import torch
 
 from yggdrasil.drafters.draft_model import DraftModel
 from yggdrasil.engine.build import Assembly
+from yggdrasil.models.compiled import Backend
 from yggdrasil.profiling.roofline import measure_rates, step_work
 
-SAMPLE_COLUMNS = ("model", "step", "width", "context", "round", "ms")
+SAMPLE_COLUMNS = ("model", "step", "width", "context", "capacity", "backend", "round", "ms")
 TIMED = ("plain", "verify", "head", "grow")
 STREAK = 4  # runs in a row; the first is warm-up
 
@@ -29,16 +30,23 @@ class TimedStep(NamedTuple):
     step: str
     width: int
     context: int
+    capacity: int  # longest text of the caches it runs over
+    backend: Backend
     prepare: Callable[[], None]
     run: Callable[[], object]
 
 
-def timed_steps(assembly: Assembly, contexts: Sequence[int], token: int = 1) -> list[TimedStep]:
-    """Every step of the pair but prefill, at every context. What the caches hold means nothing here."""
+def timed_steps(assemblies: Sequence[Assembly], contexts: Sequence[int], token: int = 1) -> list[TimedStep]:
+    """Every step of the pair but prefill, at every context. What the caches hold means nothing here.
+
+    ``assemblies`` are one pair over caches of several capacities, or on several backends; equal steps then follow one
+    another.
+    """
     steps: list[TimedStep] = []
     for context in contexts:
-        steps += _target_steps(assembly, context, token)
-        steps += _drafter_steps(assembly, context, token)
+        for kind in (_target_steps, _drafter_steps):
+            over_each = [kind(assembly, context, token) for assembly in assemblies]
+            steps += [step for same in zip(*over_each, strict=True) for step in same]
     return steps
 
 
@@ -54,7 +62,7 @@ def _target_steps(assembly: Assembly, context: int, token: int) -> list[TimedSte
         "verify": engine.target.verify,
     }
     return [
-        TimedStep("target", step, width, context, prepare, partial(runs[step], width))
+        TimedStep("target", step, width, context, *_setting(assembly), prepare, partial(runs[step], width))
         for step, width in assembly.target.defined
         if step in TIMED
     ]
@@ -70,31 +78,46 @@ def _drafter_steps(assembly: Assembly, context: int, token: int) -> list[TimedSt
         drafter.head(tree)
 
     def run(step: str, width: int) -> object:
-        return runner.step(step, width)()
+        return runner.launch(step, width)
 
     return [
-        TimedStep("drafter", step, width, context, prepare, partial(run, step, width))
+        TimedStep("drafter", step, width, context, *_setting(assembly), prepare, partial(run, step, width))
         for step, width in runner.defined
         if step in TIMED
     ]
 
 
+def _setting(assembly: Assembly) -> tuple[int, Backend]:
+    return assembly.shapes.max_length, assembly.target.backend
+
+
 @torch.inference_mode()
-def time_steps(steps: Sequence[TimedStep], rounds: int, progress: Callable[[float], None]) -> pd.DataFrame:
-    """Milliseconds of every run, columns ``SAMPLE_COLUMNS``; all steps take their turn in every round."""
+def time_steps(
+    steps: Sequence[TimedStep], rounds: int, progress: Callable[[float], None], wait: Callable[[], None] = lambda: None
+) -> pd.DataFrame:
+    """Milliseconds of every run, columns ``SAMPLE_COLUMNS``; all steps take their turn in every round.
+
+    ``wait`` returns when all launched work is done.
+    """
     rows: list[tuple[object, ...]] = []
     before = torch.get_num_threads()
     torch.set_num_threads(1)  # PyTorch's idle threads would spin on the cores that our operators use
     try:
+        for step in steps:  # loads or compiles; the warm-up of the first turn then records captures
+            step.prepare()
+            step.run()
         for turn in range(rounds):
-            for i, step in enumerate(steps):
+            # Every other round backwards: who comes first behind another step finds colder caches.
+            for i, step in enumerate(steps if turn % 2 == 0 else reversed(steps)):
                 step.prepare()
                 step.run()
                 for _ in range(STREAK - 1):
+                    wait()
                     start = perf_counter_ns()
                     step.run()
+                    wait()
                     elapsed_ms = (perf_counter_ns() - start) / 1e6
-                    rows.append((step.model, step.step, step.width, step.context, turn, elapsed_ms))
+                    rows.append((*step[:6], turn, elapsed_ms))
                 progress((turn + (i + 1) / len(steps)) / rounds)
     finally:
         torch.set_num_threads(before)
@@ -104,11 +127,13 @@ def time_steps(steps: Sequence[TimedStep], rounds: int, progress: Callable[[floa
 def roofline(assembly: Assembly, samples: pd.DataFrame) -> pd.DataFrame:
     """Medians and spread of ``samples`` beside the work of each step, the machine's rates, and the share reached.
 
-    ``against_plain`` is a step's median over that of the model's narrowest step at the same context.
+    ``against_plain`` is a step's median over that of the model's narrowest step at the same context and capacity,
+    ``against_smallest`` that over the same step's at the smallest capacity.
     """
     runners = {"target": assembly.target} | ({"drafter": assembly.drafter} if assembly.drafter is not None else {})
     rates = {name: measure_rates(runner.loaded) for name, runner in runners.items()}
-    summary = samples.groupby(["model", "step", "width", "context"], sort=False)["ms"]
+    keys = ["model", "step", "width", "context", "capacity"]
+    summary = samples.groupby(keys, sort=False)["ms"]
     table = summary.quantile(np.array([0.5, 0.1, 0.9])).unstack().reset_index()
     table = table.rename(columns={0.5: "ms", 0.1: "p10_ms", 0.9: "p90_ms"})
     work = [
@@ -121,5 +146,6 @@ def roofline(assembly: Assembly, samples: pd.DataFrame) -> pd.DataFrame:
     table["matrix_gflops_s"] = [rates[model].operations_per_s / 1e9 for model in table["model"]]
     table["least_ms"] = [rates[model].least_ms(item) for model, item in zip(table["model"], work, strict=True)]
     table["share_of_limit"] = table["least_ms"] / table["ms"]
-    narrowest = table.sort_values("width").groupby(["model", "context"])["ms"].transform("first")
-    return table.assign(against_plain=table["ms"] / narrowest)
+    narrowest = table.sort_values("width").groupby(["model", "context", "capacity"])["ms"].transform("first")
+    smallest = table.sort_values("capacity").groupby(keys[:-1])["ms"].transform("first")
+    return table.assign(against_plain=table["ms"] / narrowest, against_smallest=table["ms"] / smallest)

@@ -19,11 +19,12 @@ from yggdrasil.calibration.settings import PairSource
 from yggdrasil.engine.decoder import DTYPES, DtypeName
 from yggdrasil.errors import first_line
 from yggdrasil.models.cache import StaticCache
-from yggdrasil.models.compiled import Backend, Step, build_step
+from yggdrasil.models.compiled import Backend, Step, build_step, compile_in_process
 from yggdrasil.models.loading import LoadedModel, load_model
 from yggdrasil.models.runner import ModelCall, ModelRunner
 
 STREAK = 4  # runs in a row; the first is warm-up
+ROUNDS = 7
 WIDTHS = (1, 8, 16)
 OWN = "ahead of time"
 
@@ -47,7 +48,7 @@ def all_variants(source: PairSource) -> list[Variant]:
         Variant(OWN, True, True, None),
         Variant("ahead of time, linears not fused", True, False, None),
         *[
-            Variant(f"ahead of time, {threads} threads", True, True, None, cores=threads)
+            Variant(f"ahead of time, threads: {threads}", True, True, None, cores=threads)
             for threads in range(1, source.target_threads)
         ],
         Variant(f"ahead of time, {other}", True, True, None, dtype=other),
@@ -58,6 +59,13 @@ def all_variants(source: PairSource) -> list[Variant]:
         Variant("inductor, frozen weights", False, False, {"freezing": True}, True),
         Variant("inductor, max-autotune templates", False, False, {"freezing": True, "max_autotune": True}, True),
     ]
+
+
+class Built(NamedTuple):
+    """A variant's steps by width, and the threads that PyTorch's own pool needs to run them."""
+
+    steps: dict[int, Callable[[], object]]
+    torch_threads: int
 
 
 class RowsStep(nn.Module):
@@ -95,6 +103,7 @@ def time_variants(source: PairSource, context: int, rounds: int, progress: Calla
     A variant that cannot be built is kept with the reason. ``against_own`` is the median ratio over the rounds.
     """
     rows: list[dict[str, object]] = []
+    before = torch.get_num_threads()
     own = _built(all_variants(source)[0], source, context)
     rivals = all_variants(source)[1:]
     for i, variant in enumerate(rivals):
@@ -102,28 +111,30 @@ def time_variants(source: PairSource, context: int, rounds: int, progress: Calla
             rows += _time_pair(variant, _built(variant, source, context), own, rounds)
         except (RuntimeError, ValueError, TypeError, AttributeError, NotImplementedError) as error:
             rows.append({"variant": variant.name, "failed": first_line(error)[:120]})
+        finally:
+            torch.set_num_threads(before)
         torch._dynamo.reset()
         gc.collect()
         progress((i + 1) / len(rivals))
     return pd.DataFrame(rows)
 
 
-def _time_pair(
-    variant: Variant, ours: Mapping[int, Callable[[], object]], own: Mapping[int, Callable[[], object]], rounds: int
-) -> Iterator[dict[str, object]]:
-    for width, run in ours.items():
-        times = pd.DataFrame([(_streak_ms(run), _streak_ms(own[width])) for _ in range(rounds)], columns=["ms", "own"])
+def _time_pair(variant: Variant, rival: Built, own: Built, rounds: int) -> Iterator[dict[str, object]]:
+    for width in rival.steps:
+        times = pd.DataFrame([(_streak_ms(rival, width), _streak_ms(own, width)) for _ in range(rounds)])
         yield {
             "variant": variant.name,
             "width": width,
-            "ms": times["ms"].median(),
-            "own_ms": times["own"].median(),
-            "against_own": (times["ms"] / times["own"]).median(),
+            "ms": times[0].median(),
+            "own_ms": times[1].median(),
+            "against_own": (times[0] / times[1]).median(),
         }
 
 
 @torch.no_grad()
-def _streak_ms(run: Callable[[], object]) -> float:
+def _streak_ms(built: Built, width: int) -> float:
+    run = built.steps[width]
+    torch.set_num_threads(built.torch_threads)  # idle ones would spin on the cores that our operators use
     run()
     start = perf_counter_ns()
     for _ in range(STREAK - 1):
@@ -131,19 +142,20 @@ def _streak_ms(run: Callable[[], object]) -> float:
     return (perf_counter_ns() - start) / 1e6 / (STREAK - 1)
 
 
-def _built(variant: Variant, source: PairSource, context: int) -> dict[int, Callable[[], object]]:
+def _built(variant: Variant, source: PairSource, context: int) -> Built:
     threads = variant.cores or source.target_threads
     dtype = DTYPES[variant.dtype or source.dtype]
     loaded = load_model(source.target, dtype, torch.device("cpu"), threads, pack=variant.packed)
-    torch.set_num_threads(1 if variant.packed else threads)
     inputs = [torch.full((max(WIDTHS),), 1, dtype=torch.int64), torch.tensor([context])]
     capacity = context + max(WIDTHS)
     if variant.packed:
         backend: Backend = "inductor" if variant.name.startswith(OWN) else "eager"
         runner = ModelRunner(loaded, capacity, loaded.vocab_size, backend)
         name = "rows" if variant.fused else "rows-unfused"
-        return {width: _own_step(runner, name, width, inputs, backend, fuse=variant.fused) for width in WIDTHS}
-    return {width: _torch_step(variant, loaded, capacity, width, inputs) for width in WIDTHS}
+        steps = {width: _own_step(runner, name, width, inputs, backend, fuse=variant.fused) for width in WIDTHS}
+        return Built(dict(steps), 1)
+    torch.set_num_threads(threads)  # also what the compiler compiles for
+    return Built({width: _torch_step(variant, loaded, capacity, width, inputs) for width in WIDTHS}, threads)
 
 
 def _own_step(
@@ -164,11 +176,11 @@ def _torch_step(
     tokens = inputs[0][:width]
     if variant.weights_constant:
         module: nn.Module = ConstantStep(step, loaded)
-        arguments: tuple[object, ...] = (caches, tokens, inputs[1])
+        arguments: tuple[Any, ...] = (caches, tokens, inputs[1])
     else:
         module, arguments = step, (list(loaded.named_tensors().values()), caches, tokens, inputs[1])
     if variant.compile_options is None:
         run: Callable[..., object] = module
     else:
-        run = torch.compile(module, fullgraph=True, dynamic=False, options=dict(variant.compile_options))
+        run = compile_in_process(module, arguments, variant.compile_options)
     return lambda: run(*arguments)

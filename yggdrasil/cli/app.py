@@ -52,6 +52,9 @@ def calibrate(
     ngram: Annotated[
         str, typer.Option(help="Options of --drafter ngram, e.g. max_matching_ngram_size=4,is_public_pool=true.")
     ] = "",
+    variants: Annotated[
+        bool, typer.Option("--variants", help="Also time other ways to build the target's steps (minutes), on a CPU.")
+    ] = False,
     device: Annotated[Literal["cpu", "cuda"], typer.Option(help="Where both models run.")] = "cpu",
 ) -> None:
     """Measure this pair on this machine and write the plan to decode with. Interrupted, it resumes."""
@@ -72,13 +75,16 @@ def calibrate(
         )
     except ValueError as error:
         raise YggdrasilError(str(error)) from error
+    if variants and device == "cuda":
+        raise YggdrasilError("--variants times steps of a CPU; scripts/check_cuda.py compares a GPU's")
     if ngram and drafter != "ngram":
         raise YggdrasilError(f"--ngram is for --drafter ngram, the drafter is {drafter}")
     source = ngram_options(ngram) if drafter == "ngram" else drafter
     pair = PairSource(target, source, dtype, target_threads, drafter_threads, shapes, weights, device)
     if not prompts.exists():
         raise YggdrasilError(f"there is no prompt file {prompts}; give JSON lines with a prompt field")
-    settings = CalibrationSettings(pair, prompts, name, root or search_roots()[0], QUICK if quick else Effort())
+    effort, place = QUICK if quick else Effort(), root or search_roots()[0]
+    settings = CalibrationSettings(pair, prompts, name, place, effort, variants)
     try:
         with PhaseProgress() as progress:
             plan = run(settings, progress)
@@ -210,11 +216,13 @@ def bench(
         raise YggdrasilError("bench needs --plan and --prompts")
     if eager and not tree:
         raise YggdrasilError("--eager is for --tree: without compiled steps there is nothing to compare but AAL")
+    from yggdrasil.bench.memory import resident_mb
     from yggdrasil.cli.comparing import compare_with_plain
     from yggdrasil.cli.trees import compare_trees
     from yggdrasil.prompts import read_prompts
 
     requests = read_prompts(prompts, limit)
+    imports_mb = resident_mb()
     decoder = _decoder(plan, dtype, "plan", force_machine=force_machine, backend="eager" if eager else None)
     settings = {
         "dtype": dtype or (decoder.plan.dtype if decoder.plan else None),
@@ -226,7 +234,7 @@ def bench(
         budgets = parse_widths(budget)
         compare_trees(decoder, requests, settings, names=tree, budgets=budgets, held_back=held_back, out=out)
         return
-    compare_with_plain(decoder, requests, settings, out)
+    compare_with_plain(decoder, requests, settings, out, imports_mb=imports_mb)
 
 
 @app.command()

@@ -8,18 +8,20 @@ from typing import Any
 
 from yggdrasil.artifacts import write_atomic
 from yggdrasil.bench.compare import compare, summarise, summarise_categories
+from yggdrasil.bench.memory import memory_use
 from yggdrasil.bench.record import provenance
-from yggdrasil.cli.progress import show_categories, show_comparison, show_summary
+from yggdrasil.cli.progress import show_categories, show_comparison, show_memory, show_summary
 from yggdrasil.engine.decoder import Decoder
 from yggdrasil.prompts import Prompt
 
 
 def compare_with_plain(
-    decoder: Decoder, prompts: Sequence[Prompt], settings: Mapping[str, Any], out: Path | None
+    decoder: Decoder, prompts: Sequence[Prompt], settings: Mapping[str, Any], out: Path | None, *, imports_mb: float
 ) -> None:
     """Print each prompt's line, the figures of all and of each category; write them with every sample to ``out``.
 
-    ``settings`` holds what changes the result, ``max_new_tokens`` and ``max_prompt_tokens`` among it.
+    ``settings`` holds what changes the result, ``max_new_tokens`` and ``max_prompt_tokens`` among it; ``imports_mb``
+    was resident before the pair was loaded.
     """
     results = compare(
         decoder,
@@ -29,7 +31,9 @@ def compare_with_plain(
         max_prompt_tokens=settings["max_prompt_tokens"],
     )
     summary, categories = summarise(results), summarise_categories(results)
+    memory = memory_use(decoder.assembly, imports_mb)
     show_summary(summary)
+    show_memory(memory)
     if categories:
         show_categories(categories)
     if out is None:
@@ -38,6 +42,7 @@ def compare_with_plain(
         **provenance(),
         **summary,
         **({"categories": categories} if categories else {}),
+        "memory_mb": asdict(memory),
         "plan": decoder.plan.name if decoder.plan else None,
         **settings,
         "samples": [

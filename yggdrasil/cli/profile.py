@@ -1,8 +1,9 @@
 """``yggdrasil profile``: where the time of steps and of iterations goes."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
@@ -12,9 +13,13 @@ from yggdrasil.errors import YggdrasilError
 if TYPE_CHECKING:
     import pandas as pd
 
+    from yggdrasil.calibration.settings import PairSource
+
+Phase: TypeAlias = Callable[[str], Callable[[float], None]]
+
 TABLE_COLUMNS = (
-    "model", "step", "width", "context", "ms", "p10_ms", "p90_ms", "against_plain", "megabytes", "megaflops",
-    "least_ms", "share_of_limit",
+    "model", "step", "width", "context", "capacity", "ms", "p10_ms", "p90_ms", "against_plain", "against_smallest",
+    "megabytes", "megaflops", "least_ms", "share_of_limit",
 )  # fmt: skip
 
 PROMPT_TOKENS, NEW_TOKENS = 256, 64
@@ -23,7 +28,9 @@ PROMPT_TOKENS, NEW_TOKENS = 256, 64
 def profile(
     plan: PlanOption,
     contexts: Annotated[str, typer.Option(help="Context lengths.")] = "128,1024",
-    max_length: Annotated[int | None, typer.Option(help="Capacity of the caches; the plan's if not given.")] = None,
+    max_length: Annotated[
+        str | None, typer.Option(help="Capacity of the caches, or several in turns (8192,4224); else the plan's.")
+    ] = None,
     verify_widths: Annotated[str | None, typer.Option(help="Widths to time; the plan's if not given.")] = None,
     draft_widths: Annotated[str | None, typer.Option(help="Widths to time; the plan's if not given.")] = None,
     rounds: Annotated[int, typer.Option(help="Turns every step takes, three timed runs each.")] = 7,
@@ -41,47 +48,84 @@ def profile(
     force_machine: ForceOption = False,
 ) -> None:
     """Time every step against this machine's bandwidth and matrix rate, and iterations stage by stage."""
+    from yggdrasil.cli.progress import PhaseProgress
+
+    if int8 and prompts is None:
+        raise YggdrasilError("--int8 needs --prompts FILE to decode")
+    pair = _pair(plan, dtype, verify_widths, draft_widths, force_machine=force_machine)
+    if pair.device == "cuda" and (variants or int8):
+        raise YggdrasilError("--variants and --int8 time steps of a CPU; this plan is for a GPU")
+    lengths = parse_widths(contexts)
+    capacities = parse_widths(max_length) if max_length else (max(pair.shapes.max_length, *lengths),)
+    tables: dict[str, pd.DataFrame] = {}
+    with PhaseProgress() as progress:
+        tables["roofline"] = _steps(pair, lengths, capacities, rounds, progress.phase)
+        if variants:
+            from yggdrasil.calibration.variants import time_variants
+
+            tables["variants"] = time_variants(pair, lengths[0], rounds, progress.phase("timing variants"))
+        if int8 and prompts is not None:
+            tables["int8"] = _int8(pair, prompts, progress.phase)
+    if prompts is not None:
+        tables["iterations"] = _iterations(plan, prompts, dtype, force_machine=force_machine)
+    _show(tables)
+    if out is not None:
+        _write(out, tables)
+
+
+def _pair(
+    plan: str, dtype: Dtype | None, verify_widths: str | None, draft_widths: str | None, *, force_machine: bool
+) -> "PairSource":
+    """The plan's pair, with other widths and arithmetic where they are given."""
     from yggdrasil.artifacts import current_machine, resolve_plan
-    from yggdrasil.calibration.compile import compile_missing
-    from yggdrasil.calibration.pair import build_assembly
     from yggdrasil.calibration.settings import PairSource
-    from yggdrasil.calibration.step_times import TIMED, roofline, time_steps, timed_steps
-    from yggdrasil.cli.progress import PhaseProgress, show_table
-    from yggdrasil.prompts import read_prompts
     from yggdrasil.scheduling.plan import Plan, check_plan
 
     machine = current_machine()
     loaded = Plan.load(resolve_plan(plan, machine, force=force_machine))
     check_plan(loaded, machine, force_machine=force_machine)
-    lengths = parse_widths(contexts)
     shapes = replace(
         loaded.shapes,
-        max_length=max_length or max(loaded.shapes.max_length, *lengths),
         verify_widths=parse_widths(verify_widths) if verify_widths else loaded.shapes.verify_widths,
         draft_widths=parse_widths(draft_widths) if draft_widths else loaded.shapes.draft_widths,
     )
-    pair = replace(PairSource.of_plan(loaded), dtype=dtype or loaded.dtype, shapes=shapes)
-    tables: dict[str, pd.DataFrame] = {}
-    with PhaseProgress() as progress:
-        assembly = build_assembly(pair)
-        compile_missing(pair, assembly, progress.phase, TIMED)
-        samples = time_steps(list(timed_steps(assembly, lengths)), rounds, progress.phase("timing steps"))
-        tables["roofline"] = roofline(assembly, samples)
-        if variants:
-            from yggdrasil.calibration.variants import time_variants
+    return replace(PairSource.of_plan(loaded), dtype=dtype or loaded.dtype, shapes=shapes)
 
-            tables["variants"] = time_variants(pair, lengths[0], rounds, progress.phase("timing variants"))
-        if int8:
-            from yggdrasil.calibration.int8_effect import int8_effect
-            from yggdrasil.models.loading import load_tokenizer
 
-            if prompts is None:
-                raise YggdrasilError("--int8 needs --prompts FILE to decode")
-            tokenizer = load_tokenizer(pair.target)
-            texts = [list(tokenizer(p.prompt)["input_ids"])[-PROMPT_TOKENS:] for p in read_prompts(prompts, 8)]
-            tables["int8"] = int8_effect(pair, texts, NEW_TOKENS, progress.phase)
-    if prompts is not None:
-        tables["iterations"] = _iterations(plan, prompts, dtype, force_machine=force_machine)
+def _steps(
+    pair: "PairSource", contexts: Sequence[int], capacities: Sequence[int], rounds: int, phase: Phase
+) -> "pd.DataFrame":
+    """Every step over caches of every capacity, in turns, against the machine's limits."""
+    from yggdrasil.calibration.compile import compile_missing
+    from yggdrasil.calibration.pair import build_assembly, sibling
+    from yggdrasil.calibration.step_times import TIMED, roofline, time_steps, timed_steps
+    from yggdrasil.profiling.roofline import wait_for
+
+    if max(contexts) >= min(capacities):
+        raise YggdrasilError(f"a cache of {min(capacities)} tokens has no room behind a context of {max(contexts)}")
+    sources = [pair.with_shapes(replace(pair.shapes, max_length=capacity)) for capacity in capacities]
+    first = build_assembly(sources[0])
+    assemblies = [first, *(sibling(first, source.shapes) for source in sources[1:])]
+    for source, assembly in zip(sources, assemblies, strict=True):
+        compile_missing(source, assembly, phase, TIMED)
+    steps, wait = timed_steps(assemblies, contexts), wait_for(first.target.loaded.device)
+    return roofline(first, time_steps(steps, rounds, phase("timing steps"), wait))
+
+
+def _int8(pair: "PairSource", prompts: Path, phase: Phase) -> "pd.DataFrame":
+    """Full against int8 weights on eight prompts."""
+    from yggdrasil.calibration.int8_effect import int8_effect
+    from yggdrasil.models.loading import load_tokenizer
+    from yggdrasil.prompts import read_prompts
+
+    tokenizer = load_tokenizer(pair.target)
+    texts = [list(tokenizer(p.prompt)["input_ids"])[-PROMPT_TOKENS:] for p in read_prompts(prompts, 8)]
+    return int8_effect(pair, texts, NEW_TOKENS, phase)
+
+
+def _show(tables: "dict[str, pd.DataFrame]") -> None:
+    from yggdrasil.cli.progress import show_table
+
     rates = tables["roofline"].groupby("model")[["bandwidth_gb_s", "matrix_gflops_s"]].first()
     for model, row in rates.iterrows():
         print(
@@ -92,8 +136,6 @@ def profile(
     for name in ("variants", "int8", "iterations"):
         if name in tables:
             show_table(name, tables[name])
-    if out is not None:
-        _write(out, tables)
 
 
 def _iterations(plan: str, prompts: Path, dtype: Dtype | None, *, force_machine: bool) -> "pd.DataFrame":

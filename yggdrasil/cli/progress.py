@@ -9,6 +9,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from rich.table import Table
 
 from yggdrasil.bench.compare import Comparison
+from yggdrasil.bench.memory import MemoryUse
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -54,6 +55,11 @@ def show_comparison(result: Comparison) -> None:
 
 def show_summary(summary: dict[str, Any]) -> None:
     """The summary as a table."""
+    if summary["not_judged"]:
+        _console.print(
+            "captured steps, which a GPU runs, hand out no log-probabilities: where tokens differ, a near tie cannot "
+            "be told from a fault"
+        )
     table = Table("figure", "value", title="Yggdrasil against plain compiled decoding")
     for name, value in summary.items():
         if isinstance(value, dict):
@@ -80,6 +86,14 @@ def show_categories(categories: Mapping[str, Mapping[str, Any]]) -> None:
             f"{speedup['median']:.2f} ({speedup['low']:.2f} to {speedup['high']:.2f})",
         )
     Console().print(table)
+
+
+def show_memory(use: MemoryUse) -> None:
+    """One line."""
+    _console.print(
+        f"memory: {use.peak:.0f} MB at the peak beyond {use.imports:.0f} MB of imports, {use.ratio:.2f} x the models' "
+        f"weights ({use.weights:.0f} MB) and caches ({use.caches:.0f} MB)"
+    )
 
 
 def show_table(title: str, frame: "pd.DataFrame") -> None:

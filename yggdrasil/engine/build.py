@@ -47,6 +47,11 @@ class Assembly:
     drafter: ModelRunner | None
     shapes: Shapes
 
+    @property
+    def hands_out_logits(self) -> bool:
+        """Whether the host can read logits: captured steps keep them on the device."""
+        return isinstance(self.engine.target, TargetModel)
+
     @cached_property
     def logit_target(self) -> LogitTarget:
         """The target's other face, for requests that decide on the host; its steps are defined when first asked for.

@@ -115,7 +115,7 @@ class Gate:
     @property
     def trust(self) -> float:
         """Factor on promised acceptance, 1 before anything was seen."""
-        return float(np.clip((self._accepted + self._PRIOR) / (self._promised + self._PRIOR), 0.2, 1.5))
+        return min(max((self._accepted + self._PRIOR) / (self._promised + self._PRIOR), 0.2), 1.5)
 
     def is_paused(self) -> bool:
         """Whether the next step is plain without asking the objective.

@@ -8,11 +8,11 @@ import hashlib
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from time import perf_counter_ns
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -146,13 +146,15 @@ class InProcessStep:
             BuildClock.ns += perf_counter_ns() - start
 
 
-def compile_in_process(module: nn.Module, inputs: Sequence[Tensor | list[Tensor]]) -> Callable[..., Sequence[Tensor]]:
+def compile_in_process(
+    module: nn.Module, inputs: Sequence[Tensor | list[Tensor]], options: Mapping[str, Any] = _GRAPH_OPTIONS
+) -> Callable[..., Sequence[Tensor]]:
     """``module`` as one graph without breaks, compiled by TorchInductor when it is first called."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
         exported = torch.export.export(module, tuple(inputs), strict=False)
     compiled: Callable[..., Sequence[Tensor]] = torch.compile(
-        exported.module(), fullgraph=True, dynamic=False, options=dict(_GRAPH_OPTIONS)
+        exported.module(), fullgraph=True, dynamic=False, options=dict(options)
     )
     return compiled
 

@@ -10,6 +10,7 @@ Dims: H hidden size, R repetition figures, K candidates of the root, F = H + R +
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import log1p
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
@@ -75,8 +76,13 @@ class Repetition:
     def figures(self) -> Float32Array:
         """Logs of the repetition's length, period and tokens since a miss; hit rates; whether one is on: [R]."""
         period = len(self._text) - self._guess if self._guess >= 0 else 0
-        logs = np.log1p([self._matched, period, self._since_miss])
-        return np.array([*logs, self._fast_rate, self._slow_rate, self._guess >= 0], dtype=np.float32)
+        return np.array(
+            [
+                log1p(self._matched), log1p(period), log1p(self._since_miss),
+                self._fast_rate, self._slow_rate, self._guess >= 0,
+            ],
+            dtype=np.float32,
+        )  # fmt: skip
 
     def _append(self, token: int) -> None:
         is_hit = self._guess >= 0 and self._text[self._guess] == token

@@ -15,7 +15,7 @@ from yggdrasil.models.cache import key_head_shapes
 from yggdrasil.models.loading import LoadedModel
 from yggdrasil.models.packing import Int8Linear, PackedLinear
 
-_MATRIX_SIZE = 1024
+_MATRIX_SIZE = {"cpu": 1024, "cuda": 8192}
 _LEAST_BUFFER = 8 << 20  # bytes; a smaller buffer measures a cache that no step has to itself
 
 
@@ -65,24 +65,33 @@ def measure_rates(loaded: LoadedModel, repeats: int = 7) -> MachineRates:
     """Bandwidth over a buffer as large as the model, so that a model in the cache is held to the cache's; and the
     matrix rate of PyTorch's own multiplication. Both at the model's number of threads and dtype.
     """
-    size = max(step_work(loaded, 1, 0).num_bytes, _LEAST_BUFFER)
-    buffer = torch.ones(size // 8, dtype=torch.int64, device=loaded.device)
-    read_s = _median_s(lambda: torch.ops.yggdrasil.read_words(buffer, loaded.num_threads), repeats)
-    a, b = (torch.randn(_MATRIX_SIZE, _MATRIX_SIZE, device=loaded.device).to(loaded.dtype) for _ in range(2))
+    num_bytes = max(step_work(loaded, 1, 0).num_bytes, _LEAST_BUFFER)
+    buffer = torch.ones(num_bytes // 8, dtype=torch.int64, device=loaded.device)
+    wait = wait_for(loaded.device)
+    read_s = _median_s(lambda: torch.ops.yggdrasil.read_words(buffer, loaded.num_threads), repeats, wait)
+    size = _MATRIX_SIZE[loaded.device.type]
+    a, b = (torch.randn(size, size, device=loaded.device).to(loaded.dtype) for _ in range(2))
     threads = torch.get_num_threads()
     torch.set_num_threads(loaded.num_threads)
     try:
-        multiply_s = _median_s(lambda: a @ b, repeats)
+        multiply_s = _median_s(lambda: a @ b, repeats, wait)
     finally:
         torch.set_num_threads(threads)
-    return MachineRates(buffer.nbytes / read_s, 2 * _MATRIX_SIZE**3 / multiply_s)
+    return MachineRates(buffer.nbytes / read_s, 2 * size**3 / multiply_s)
 
 
-def _median_s(run: Callable[[], object], repeats: int) -> float:
+def wait_for(device: torch.device) -> Callable[[], None]:
+    """What a measurement calls before it reads the clock: a GPU's launches return before their work is done."""
+    return torch.cuda.synchronize if device.type == "cuda" else lambda: None
+
+
+def _median_s(run: Callable[[], object], repeats: int, wait: Callable[[], None]) -> float:
     run()
     times = []
     for _ in range(repeats):
+        wait()
         start = perf_counter()
         run()
+        wait()
         times.append(perf_counter() - start)
     return statistics.median(times)

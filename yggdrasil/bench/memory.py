@@ -1,0 +1,59 @@
+"""What a process held at its peak, next to what it must hold: two models' weights, keys and values."""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from yggdrasil.engine.build import Assembly
+
+
+@dataclass(frozen=True)
+class MemoryUse:
+    """Megabytes. ``peak`` is what was held beyond ``imports``, the program before it loaded anything."""
+
+    imports: float
+    peak: float
+    weights: float
+    caches: float
+
+    @property
+    def ratio(self) -> float:
+        """The peak over what must be held."""
+        return self.peak / (self.weights + self.caches)
+
+
+def resident_mb() -> float:
+    """Memory of this process now; what it held at most where the system does not say."""
+    status = Path("/proc/self/status")
+    if not status.exists():
+        return peak_mb()
+    fields = dict(line.split(":", 1) for line in status.read_text().splitlines())
+    return int(fields["VmRSS"].split()[0]) * 1024 / 1e6
+
+
+def peak_mb() -> float:
+    """The most memory this process held so far; 0 where the system does not say."""
+    try:
+        import resource
+    except ImportError:
+        return 0.0
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6
+
+
+def memory_use(assembly: Assembly, imports_mb: float) -> MemoryUse:
+    """The process' peak so far, on a GPU the device's; ``imports_mb`` is what ``resident_mb`` said before loading."""
+    runners = [runner for runner in (assembly.target, assembly.drafter) if runner is not None]
+    weights = sum(_unique_mb(runner.weights) for runner in runners)
+    caches = sum(_unique_mb(runner.cache.tensors()) for runner in runners)
+    if assembly.target.loaded.device.type == "cuda":
+        return MemoryUse(0.0, torch.cuda.max_memory_allocated() / 1e6, weights, caches)
+    return MemoryUse(imports_mb, peak_mb() - imports_mb, weights, caches)
+
+
+def _unique_mb(tensors: list[Tensor]) -> float:
+    """Tied weights count once."""
+    return sum({tensor.data_ptr(): tensor.nbytes for tensor in tensors}.values()) / 1e6
