@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass
 from time import sleep
 from typing import Any, Protocol
 
+from yggdrasil.acceptance.sampling import GREEDY, SamplingParams
+from yggdrasil.acceptance.speculation import DEFAULT, OFF, Speculation
 from yggdrasil.engine.decoder import Decoder
 from yggdrasil.engine.policy import Policy
 from yggdrasil.prompts import Prompt
@@ -25,6 +27,7 @@ class Continuation:
     tpot_ms: float  # mean over ``decoded`` tokens
     decoded: int  # tokens after the first pass
     passes: int  # target passes that gave them
+    decoding: dict[str, Any] | None = None  # our own engine's account of rule and near ties
 
 
 class System(Protocol):
@@ -39,25 +42,40 @@ class System(Protocol):
 
 
 class EngineSystem:
-    """Our engine under a policy; ``policy`` None is the decoder's own, ``is_plain`` decodes without speculation."""
+    """Our engine under a policy; ``policy`` None is the decoder's own, ``is_plain`` decodes without speculation.
 
-    family = "yggdrasil"
+    ``speculation`` and ``sampling`` are those of every request; ``family`` tells settings apart whose plain decoding
+    gives other tokens.
+    """
 
-    def __init__(self, name: str, decoder: Decoder, policy: Policy | None = None, *, is_plain: bool = False) -> None:
+    def __init__(
+        self,
+        name: str,
+        decoder: Decoder,
+        policy: Policy | None = None,
+        *,
+        is_plain: bool = False,
+        speculation: Speculation | None = None,
+        sampling: SamplingParams = GREEDY,
+        family: str = "yggdrasil",
+    ) -> None:
         self.name = name
+        self.family = family
         self.is_plain = is_plain
         self._decoder = decoder
         self._policy = policy or decoder.policy
+        self._speculation = speculation or (OFF if is_plain else DEFAULT)
+        self._sampling = sampling
 
     def decode(self, prompt: Sequence[int], max_new_tokens: int) -> Continuation:
         self._decoder.policy = self._policy
         generation = self._decoder.generate(
-            prompt, max_new_tokens=max_new_tokens, ignore_eos=True, speculation=not self.is_plain
-        )
-        metrics = generation.metrics
-        return Continuation(
-            generation.tokens, metrics.ttft_ms, metrics.tpot_ms, len(generation.tokens) - 1, metrics.iterations
-        )
+            prompt, max_new_tokens=max_new_tokens, ignore_eos=True, speculation=self._speculation,
+            sampling=self._sampling,
+        )  # fmt: skip
+        metrics, decoded = generation.metrics, len(generation.tokens) - 1
+        report = asdict(metrics.decoding)
+        return Continuation(generation.tokens, metrics.ttft_ms, metrics.tpot_ms, decoded, metrics.iterations, report)
 
 
 @dataclass(frozen=True)
