@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from yggdrasil.bench.rules import MODES, RULES
+
 ROOT = Path(__file__).parents[2]
 SPREAD = {"median": 2.0, "low": 1.5, "high": 2.5}
 
@@ -44,6 +46,14 @@ def results(tmp_path):
     write("demo", "systems-c4.json", settings=settings, summary=[{**row, "system": "llama.cpp, plain"}])
     summary = [{**row, "system": name, "aal": aal} for name, aal in (("ours", 3.0), ("egt 8", 2.25), ("egt 16", 2.5))]
     write("demo", "trees-c4.json", settings=settings, summary=summary)
+    modes = [{**row, "system": name} for name in ("fast", "strict")]
+    write("demo", "exactness-c4.json", settings=settings, summary=modes)
+    rules = [
+        {**row, "system": f"{name}, T={temperature:g}", "temperature": temperature, "aal": 1 + temperature}
+        for temperature in (0.0, 1.0)
+        for name in ("match", "match, k-ary", "leviathan", "specinfer", "sequoia", "typical", "relaxed", "off")
+    ]
+    write("demo", "rules-c4.json", settings=settings, summary=rules)
     return tmp_path
 
 
@@ -74,8 +84,21 @@ def test_rows_of_systems_and_trees(tables, results):
     assert rendered(tables, results, "trees") == ["| as shipped (11M) | c4 | egt | 8: 2.25, 16: 2.50 |"]
 
 
+def test_rows_of_rules_and_modes(tables, results):
+    rows = rendered(tables, results, "rules")
+
+    assert len(rows) == len(tables.RULES)
+    assert rows[-1] == "| `off` | yes | none | the baseline | 1.00 / 2.00 | 2.00 / 2.00 | 2.00 / 2.00 |"
+    assert rendered(tables, results, "exactness")[1].endswith(" a width-1 pass decides | 4 of 4 | 2.00 | 0.50 |")
+
+
+def test_every_rule_and_mode_is_in_its_table(tables):
+    assert set(tables.RULES) == set(RULES)
+    assert set(tables.MODES) == set(MODES)
+
+
 def test_tables_without_results_are_refused(tables, results):
     with pytest.raises(ValueError, match="no results bench-"):
         tables.render("<!-- table: bench other -->\n<!-- end of table -->", results)
-    with pytest.raises(ValueError, match="no table 'figures'; choose from bench, systems, trees"):
+    with pytest.raises(ValueError, match="no table 'figures'; choose from bench, exactness, rules, systems, trees"):
         tables.render("<!-- table: figures box -->\n<!-- end of table -->", results)
