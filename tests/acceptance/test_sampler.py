@@ -47,3 +47,19 @@ def test_a_place_down_a_path_is_judged_as_if_the_path_were_certain(setting):
             certain.push(PATH[i], row)
     assert not torch.equal(seen[-1], ahead.scores(rows[-1])), "the path makes no difference here"
     assert ahead.tokens == []
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.5, 1.0, 3.0])
+def test_a_margin_is_what_the_models_logits_may_move_by(temperature):
+    """In the units of the tolerance, whatever the temperature."""
+    params = SamplingParams(temperature=temperature, seed=4)
+    sampler = Sampler(params, PROMPT, build_processors(params, len(PROMPT), (), ()), SeededCoins(4), 20)
+    row = torch.randn(VOCAB, generator=torch.Generator().manual_seed(2))
+    choice = sampler.choose(row)
+
+    def token_after(fall):
+        moved = row.clone()
+        moved[choice.token] -= fall
+        return sampler.choose(moved).token
+
+    assert token_after(0.999 * choice.margin) == choice.token != token_after(1.001 * choice.margin)
