@@ -142,4 +142,5 @@ def _show(rows: list[dict[str, Any]], *columns: tuple[str, Callable[[dict[str, A
         tpot = row["tpot_ms"]
         spread = f"{tpot['median']:.3f} ({tpot['low']:.3f} to {tpot['high']:.3f})"
         table.add_row(row["system"], *(text(row) for _, text in columns), spread)
-    Console().print(table)
+    console = Console()
+    (console if console.is_terminal else Console(width=180)).print(table)  # a pipe has no width
