@@ -106,11 +106,8 @@ def trees_table(records: Iterable[Record]) -> str:
 
 
 RULES = {  # lossless, candidates, when to use it
-    "match": (
-        "yes, and equal to plain decoding under a seed",
-        "the plan's trees, n-grams, your own",
-        "the default",
-    ),
+    "match, by plan": ("yes, and equal to plain decoding under a seed", "what pays, by the plan", "the default"),
+    "match": ("the same", "any fixed tree", "a tree of your own"),
     "match, k-ary": ("the same", "the drafter's best, by `expansion` (here 2,1,1)", "comparisons"),
     "leviathan": ("yes, in law", "a chain drawn from the drafter", "high temperature, a drafter close to the target"),
     "specinfer": ("yes, in law", "a tree drawn with replacement", "comparisons"),
@@ -119,8 +116,8 @@ RULES = {  # lossless, candidates, when to use it
         "a tree drawn without replacement",
         "high temperature, a drafter close to the target",
     ),
-    "typical": ("**no** (Medusa)", "the plan's trees", "when any likely token will do"),
-    "relaxed": ("**no** (TensorRT-LLM)", "the plan's trees", "thinking phases, with `thinking_only`"),
+    "typical": ("**no** (Medusa)", "any fixed tree", "when any likely token will do"),
+    "relaxed": ("**no** (TensorRT-LLM)", "any fixed tree", "thinking phases, with `thinking_only`"),
     "off": ("yes", "none", "the baseline"),
 }
 

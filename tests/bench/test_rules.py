@@ -6,7 +6,7 @@ from tiny_pair import TEXT
 from yggdrasil.acceptance.speculation import LOSSY_RULES
 from yggdrasil.bench.rules import MODES, PROMISING, RULES, mode_group, rule_group, summarise_group
 from yggdrasil.bench.systems import Sample, run_systems
-from yggdrasil.engine.policy import FixedPolicy
+from yggdrasil.engine.policy import PLAIN_POLICY, FixedPolicy
 from yggdrasil.tree.objective import TreeShape
 
 PROMPTS = {"a": TEXT[:9], "b": TEXT[9:30]}
@@ -28,7 +28,7 @@ def rows_of(*groups):
 
 
 def test_every_rule_at_every_temperature(pair):
-    decoder = pair.decoder(EGT)
+    decoder = pair.decoder(PLAIN_POLICY)
     greedy, warm = rows_of(rule_group(decoder, 0.0), rule_group(decoder, 40.0))
 
     assert list(greedy) == [f"{name}, T=0" for name in RULES]
@@ -36,10 +36,11 @@ def test_every_rule_at_every_temperature(pair):
     for rows, end in ((greedy, "T=0"), (warm, "T=40")):
         lossy = [name for name, row in rows.items() if not row["lossless"]]
         assert lossy == [f"{name}, {end}" for name in LOSSY_RULES]
-        for name in ("off", "match", "match, k-ary"):
+        for name in ("off", "match, by plan", "match", "match, k-ary"):
             assert rows[f"{name}, {end}"]["same_as_plain"] == 2
         assert rows[f"off, {end}"]["ratio_to_ours"]["median"] == 1.0
         assert rows[f"off, {end}"]["aal"] == 1.0
+        assert rows[f"match, by plan, {end}"]["aal"] == 1.0  # this one rests
         assert rows[f"match, {end}"]["aal"] > 1.0
     drawn = [f"{name}, T=0" for name in ("leviathan", "specinfer", "sequoia")]
     assert all(greedy[name]["same_as_plain"] == 2 for name in drawn)  # at temperature 0 there is nothing to draw

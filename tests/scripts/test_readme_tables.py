@@ -51,7 +51,7 @@ def results(tmp_path):
     rules = [
         {**row, "system": f"{name}, T={temperature:g}", "temperature": temperature, "aal": 1 + temperature}
         for temperature in (0.0, 1.0)
-        for name in ("match", "match, k-ary", "leviathan", "specinfer", "sequoia", "typical", "relaxed", "off")
+        for name in RULES
     ]
     write("demo", "rules-c4.json", settings=settings, summary=rules)
     return tmp_path

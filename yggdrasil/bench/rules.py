@@ -7,10 +7,15 @@ from yggdrasil.acceptance.sampling import SamplingParams
 from yggdrasil.acceptance.speculation import OFF, Exactness, Speculation
 from yggdrasil.bench.systems import EngineSystem, Sample, summarise_systems
 from yggdrasil.engine.decoder import Decoder
+from yggdrasil.engine.policy import FixedPolicy
+from yggdrasil.scheduling.plan import Shapes
+from yggdrasil.tree.objective import TreeShape
 
 SEED = 0
+PLAIN, BY_PLAN = "off", "match, by plan"
 RULES = {
-    "off": OFF,
+    PLAIN: OFF,
+    BY_PLAN: Speculation(),
     "match": Speculation(),
     "match, k-ary": Speculation(expansion=(2, 1, 1)),
     "leviathan": Speculation(rule="leviathan"),
@@ -19,7 +24,7 @@ RULES = {
     "typical": Speculation(rule="typical"),
     "relaxed": Speculation(rule="relaxed"),
 }
-PLAIN, FAST, FIXED_PLAIN = "off", "fast", "off, fixed-width"
+FAST, FIXED_PLAIN = "fast", "off, fixed-width"
 MODES = {
     PLAIN: OFF,
     FAST: Speculation(),
@@ -39,15 +44,20 @@ class Group(NamedTuple):
 
 
 def rule_group(decoder: Decoder, temperature: float) -> Group:
-    """Every rule at ``temperature``, against plain decoding."""
+    """Every rule at ``temperature``, against plain decoding.
+
+    By plan a gate rests where speculation does not pay; the rules are compared on one small tree at every step.
+    """
+    always = FixedPolicy(_small_tree(decoder.assembly.shapes))
     family = f"T={temperature:g}"
     sampling = SamplingParams(temperature=temperature, seed=SEED)
     systems = [
         EngineSystem(
-            f"{name}, {family}", decoder, is_plain=name == PLAIN, speculation=way, sampling=sampling, family=family
+            f"{name}, {family}", decoder, None if name == BY_PLAN else always, is_plain=name == PLAIN,
+            speculation=way, sampling=sampling, family=family,
         )
         for name, way in RULES.items()
-    ]
+    ]  # fmt: skip
     return Group(temperature, f"{PLAIN}, {family}", systems)
 
 
@@ -76,6 +86,12 @@ def summarise_group(group: Group, samples: Sequence[Sample]) -> list[dict[str, A
             row[count] = sum(report[count] or 0 for report in known)
         row["verify_decode_mismatches"] = row["prompts"] - row["same_as_plain"]
     return rows
+
+
+def _small_tree(shapes: Shapes) -> TreeShape:
+    width, depth = next((width for width in shapes.draft_widths if width > 1), 1), min(3, shapes.max_depth)
+    room = [verified for verified in shapes.verify_widths if verified > width * depth]
+    return TreeShape(width, depth, room[0] if room else shapes.verify_widths[-1])
 
 
 def _with_tolerance(way: Speculation, tolerance: float | None) -> Speculation:
