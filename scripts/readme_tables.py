@@ -6,8 +6,8 @@
 
 A table stands between ``<!-- table: KIND MACHINE -->`` and ``<!-- end of table -->``. Its rows come from
 ``profiles/*/MACHINE/KIND-*.json``: bench from `yggdrasil bench`, trees from `yggdrasil bench --tree NAME`, rules from
-`yggdrasil bench rules`, exactness from `yggdrasil bench exactness`, systems from `scripts/compare_systems`, each with
-``--json``.
+`yggdrasil bench rules`, exactness from `yggdrasil bench exactness`, constraints from `scripts/check_constraints.py`,
+systems from `scripts/compare_systems`, each with ``--json``.
 """
 
 import argparse
@@ -167,6 +167,27 @@ def exactness_table(records: Iterable[Record]) -> str:
     return _table(["target", "`exactness`", "what it does", "as its plain", "ms a token", "of `fast`'s speed"], rows)
 
 
+def constraints_table(records: Iterable[Record]) -> str:
+    """Texts under JSON schemas: valid, equal to constrained plain decoding, and how fast."""
+    rows = []
+    for record in records:
+        summary, speedup = record["summary"], record["summary"]["speedup"]
+        rows.append(
+            [
+                _target(record["plan"]),
+                f"{summary['valid']} of {summary['prompts']}",
+                f"{summary['same']} of {summary['prompts']}",
+                f"{summary['tokens']:.0f}",
+                f"{summary['aal']:.2f}",
+                f"{summary['plain_tpot_ms']:.2f}",
+                f"{summary['tpot_ms']:.2f}",
+                f"**{speedup['median']:.2f}** ({speedup['low']:.2f} to {speedup['high']:.2f})",
+            ]
+        )
+    titles = "target|valid|same tokens|tokens a text|AAL|constrained plain ms/token|ours|speed-up"
+    return _table(titles.split("|"), rows)
+
+
 def _rule(row: Record) -> str:
     name: str = row["system"].removesuffix(f", T={row['temperature']:g}")
     return name
@@ -174,6 +195,7 @@ def _rule(row: Record) -> str:
 
 TABLES: dict[str, Callable[[Iterable[Record]], str]] = {
     "bench": bench_table,
+    "constraints": constraints_table,
     "exactness": exactness_table,
     "rules": rules_table,
     "systems": systems_table,

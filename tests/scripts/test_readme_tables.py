@@ -53,6 +53,8 @@ def results(tmp_path):
         for temperature in (0.0, 1.0)
         for name in RULES
     ]
+    texts = {"prompts": 4, "valid": 4, "same": 3, "tokens": 40.4, "aal": 2.0, "plain_tpot_ms": 2.0, "tpot_ms": 1.0}
+    write("demo", "constraints-c4.json", plan="demo", summary={**texts, "speedup": SPREAD})
     write("demo", "rules-c4.json", settings=settings, summary=rules)
     return tmp_path
 
@@ -92,6 +94,12 @@ def test_rows_of_rules_and_modes(tables, results):
     assert rendered(tables, results, "exactness")[1].endswith(" a width-1 pass decides | 4 of 4 | 2.00 | 0.50 |")
 
 
+def test_rows_of_constrained_texts(tables, results):
+    assert rendered(tables, results, "constraints") == [
+        "| as shipped (11M) | 4 of 4 | 3 of 4 | 40 | 2.00 | 2.00 | 1.00 | **2.00** (1.50 to 2.50) |"
+    ]
+
+
 def test_every_rule_and_mode_is_in_its_table(tables):
     assert set(tables.RULES) == set(RULES)
     assert set(tables.MODES) == set(MODES)
@@ -100,5 +108,7 @@ def test_every_rule_and_mode_is_in_its_table(tables):
 def test_tables_without_results_are_refused(tables, results):
     with pytest.raises(ValueError, match="no results bench-"):
         tables.render("<!-- table: bench other -->\n<!-- end of table -->", results)
-    with pytest.raises(ValueError, match="no table 'figures'; choose from bench, exactness, rules, systems, trees"):
+    with pytest.raises(
+        ValueError, match="no table 'figures'; choose from bench, constraints, exactness, rules, systems, trees"
+    ):
         tables.render("<!-- table: figures box -->\n<!-- end of table -->", results)

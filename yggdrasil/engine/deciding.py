@@ -202,7 +202,12 @@ def _starts_thinking(prompt: Sequence[int], thinking: tuple[int, int] | None) ->
 
 
 class PolicyPerSetting:
-    """Acceptance statistics of a policy, kept apart for each sampling setting: what pays at one may not at another."""
+    """Acceptance statistics of a policy, kept apart for each sampling setting: what pays at one may not at another.
+
+    Those of the settings used last are kept; schemas and processors of a caller's own have no end.
+    """
+
+    _MOST = 64
 
     def __init__(self) -> None:
         self._base: Policy | None = None
@@ -215,6 +220,7 @@ class PolicyPerSetting:
         if not sampling.needs_logits and rule == "match":
             return policy
         key = (sampling.identity(), rule)
-        if key not in self._copies:
-            self._copies[key] = copy.deepcopy(policy)
+        if len(self._copies) == self._MOST and key not in self._copies:
+            del self._copies[next(iter(self._copies))]
+        self._copies[key] = self._copies.pop(key, None) or copy.deepcopy(policy)  # now the last
         return self._copies[key]
