@@ -1,65 +1,132 @@
 #!/usr/bin/env python3
-"""Compare a plan's output in float32 with transformers' own ``generate``, token for token.
+"""Compare speculative output in float32, token for token, with transformers' ``generate`` and our own plain loop.
 
-    scripts/check_equality.py --plan demo --prompts prompts.jsonl --limit 50 --max-new-tokens 64
+    scripts/check_equality.py --prompts c4.jsonl --prompts wikipedia.jsonl --limit 50 --json equality.json
 
-Runs the plan's own policy (Equal-Growth Tree), a chain and plain decoding. Exit code 1 if any token differs.
+At temperature 0 the reference is transformers' own ``generate``, else plain decoding under the same seed. Ways of
+drafting: the plan's policy, an Equal-Growth Tree and a chain at every step, a k-ary tree, none. Exit code 1 if any
+token differs; the first places are printed.
 """
 
+import json
+import warnings
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import torch
 import typer
 from rich.console import Console
-from transformers import AutoModelForCausalLM
+from rich.progress import track
+from rich.table import Table
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from yggdrasil.acceptance.sampling import SamplingParams
+from yggdrasil.acceptance.speculation import DEFAULT, OFF, Speculation
+from yggdrasil.artifacts import write_atomic
+from yggdrasil.bench.divergence import first_divergence
+from yggdrasil.bench.record import provenance
 from yggdrasil.engine.decoder import Decoder
-from yggdrasil.engine.policy import PLAIN_POLICY, FixedPolicy, Policy
-from yggdrasil.prompts import read_prompts
+from yggdrasil.engine.policy import FixedPolicy, Policy
+from yggdrasil.prompts import read_prompt_sets
 from yggdrasil.tree.objective import TreeShape
 
-console = Console()
+SETTINGS = {
+    "T=0": SamplingParams(),
+    "T=0.7, top-p 0.9": SamplingParams(temperature=0.7, top_p=0.9, seed=7),
+    "T=1": SamplingParams(temperature=1.0, seed=11),
+    "T=1.5, min-p 0.05": SamplingParams(temperature=1.5, min_p=0.05, seed=13),
+}
+
+
+class Way(NamedTuple):
+    """One way of drafting."""
+
+    policy: Policy
+    speculation: Speculation = DEFAULT
 
 
 def main(
-    prompts: Annotated[Path, typer.Option(help="JSON lines with a prompt field.")],
+    prompts: Annotated[list[Path], typer.Option(help="JSON lines with a prompt field; repeat it for several sets.")],
     plan: Annotated[str, typer.Option(help="A plan file or name.")] = "demo",
-    limit: Annotated[int, typer.Option(help="Prompts to compare.")] = 50,
-    max_new_tokens: Annotated[int, typer.Option(help="Tokens on each.")] = 64,
-    max_prompt_tokens: Annotated[int, typer.Option(help="Keep only the last so many tokens of a prompt.")] = 512,
+    limit: Annotated[int, typer.Option(help="Prompts of each set.")] = 25,
+    max_new_tokens: Annotated[int, typer.Option(help="Tokens on each.")] = 128,
+    max_prompt_tokens: Annotated[int, typer.Option(help="Keep only the last so many tokens of a prompt.")] = 256,
+    force_machine: Annotated[bool, typer.Option("--force-machine", help="Use another machine's plan.")] = False,
+    out: Annotated[Path | None, typer.Option("--json", help="Write the counts here.")] = None,
 ) -> None:
-    """Print how many prompts match for each way of decoding."""
-    decoder = Decoder.from_plan(plan, dtype="float32")
+    """Print, for each setting and way of drafting, how many prompts match."""
+    warnings.simplefilter("ignore", UserWarning)  # the plan was calibrated at temperature 0
+    decoder = Decoder.from_plan(plan, dtype="float32", force_machine=force_machine)
     assert decoder.plan is not None
-    reference = AutoModelForCausalLM.from_pretrained(decoder.plan.target.path(), dtype=torch.float32)
-    shapes = decoder.plan.shapes
-    widest, tree_width = shapes.verify_widths[-1], shapes.draft_widths[-1]
-    ways: dict[str, Policy] = {
-        "the plan's policy": decoder.policy,
-        f"tree of width {tree_width}, depth {shapes.max_depth}": FixedPolicy(
-            TreeShape(tree_width, shapes.max_depth, widest)
-        ),
-        "chain of 4": FixedPolicy(TreeShape(1, 4, next(width for width in shapes.verify_widths if width > 4))),
-        "plain": PLAIN_POLICY,
+    planned = decoder.policy
+    # The plan's own gate may decode plainly throughout; a fixed shape speculates at every step.
+    ways = {
+        "plan": Way(planned),
+        "EGT": Way(FixedPolicy(TreeShape(4, 4, 16))),
+        "chain": Way(FixedPolicy(TreeShape(1, 3, 4))),
+        "k-ary": Way(planned, Speculation(expansion=(2, 2, 1))),
+        "off": Way(planned, OFF),
     }
-    matched = dict.fromkeys(ways, 0)
-    requests = read_prompts(prompts, limit)
-    for prompt in requests:
+    reference = AutoModelForCausalLM.from_pretrained(decoder.plan.target.path(), dtype=torch.float32)
+    matched = {setting: dict.fromkeys(ways, 0) for setting in SETTINGS}
+    accepted = {setting: dict.fromkeys(ways, 0) for setting in SETTINGS}
+    differences: list[str] = []
+    requests = read_prompt_sets(prompts, limit)
+    for prompt in track(requests, console=Console(stderr=True), description="prompts"):
         tokens = list(decoder.tokenizer(prompt.prompt)["input_ids"])[-max_prompt_tokens:]
-        inputs = torch.tensor([tokens])
-        output = reference.generate(
-            inputs, attention_mask=torch.ones_like(inputs), max_new_tokens=max_new_tokens, do_sample=False,
-            eos_token_id=None, pad_token_id=0,
-        )  # fmt: skip
-        expected = output[0, len(tokens) :].tolist()
-        for name, policy in ways.items():
-            decoder.policy = policy
-            generated = decoder.generate(tokens, max_new_tokens=max_new_tokens, ignore_eos=True)
-            matched[name] += generated.tokens == expected
-    for name, count in matched.items():
-        console.print(f"{name}: {count} of {len(requests)} prompts equal to transformers' generate, float32")
-    raise typer.Exit(0 if min(matched.values()) == len(requests) else 1)
+        for setting, sampling in SETTINGS.items():
+            expected = (
+                greedy(reference, tokens, max_new_tokens)
+                if sampling.is_greedy
+                else decoder.generate(
+                    tokens, max_new_tokens=max_new_tokens, ignore_eos=True, sampling=sampling, speculation=False
+                ).tokens
+            )
+            for name, way in ways.items():
+                decoder.policy = way.policy
+                found = decoder.generate(
+                    tokens, max_new_tokens=max_new_tokens, ignore_eos=True, sampling=sampling,
+                    speculation=way.speculation,
+                )  # fmt: skip
+                place = first_divergence(expected, found.tokens)
+                if place is not None:
+                    differences.append(f"{prompt.id}, {setting}, {name}: differs from token {place} on")
+                matched[setting][name] += place is None
+                accepted[setting][name] += found.metrics.accepted
+    show(matched, accepted, differences, len(requests))
+    if out is not None:
+        record = {
+            **provenance(), "plan": decoder.plan.name, "dtype": "float32", "prompts": len(requests),
+            "prompts_files": [path.name for path in prompts],
+            "max_new_tokens": max_new_tokens, "max_prompt_tokens": max_prompt_tokens,
+            "matched": matched, "accepted": accepted, "differences": differences,
+        }  # fmt: skip
+        write_atomic(out, (json.dumps(record, indent=1) + "\n").encode())
+    raise typer.Exit(1 if differences else 0)
+
+
+def greedy(model: PreTrainedModel, tokens: list[int], max_new_tokens: int) -> list[int]:
+    """What transformers' ``generate`` gives."""
+    inputs = torch.tensor([tokens])
+    output = model.generate(
+        inputs, attention_mask=torch.ones_like(inputs), max_new_tokens=max_new_tokens, do_sample=False,
+        eos_token_id=None, pad_token_id=0,
+    )  # fmt: skip
+    return output[0, len(tokens) :].tolist()
+
+
+def show(
+    matched: dict[str, dict[str, int]], accepted: dict[str, dict[str, int]], differences: list[str], count: int
+) -> None:
+    """Print the counts, and the first places that differ."""
+    names = list(next(iter(matched.values())))
+    table = Table("setting", *names, title=f"prompts of {count} with equal tokens (drafted tokens accepted)")
+    for setting in matched:
+        table.add_row(setting, *(f"{matched[setting][name]} ({accepted[setting][name]})" for name in names))
+    console = Console()
+    console.print(table)
+    for difference in differences[:10]:
+        console.print(difference, markup=False)
 
 
 if __name__ == "__main__":

@@ -5,8 +5,9 @@
     scripts/readme_tables.py --check   # exit code 1 if a table differs
 
 A table stands between ``<!-- table: KIND MACHINE -->`` and ``<!-- end of table -->``. Its rows come from
-``profiles/*/MACHINE/KIND-*.json``: bench from `yggdrasil bench`, trees from `yggdrasil bench --tree NAME`, systems from
-`scripts/compare_systems`, each with ``--json``.
+``profiles/*/MACHINE/KIND-*.json``: bench from `yggdrasil bench`, trees from `yggdrasil bench --tree NAME`, rules from
+`yggdrasil bench rules`, exactness from `yggdrasil bench exactness`, constraints from `scripts/check_constraints.py`,
+systems from `scripts/compare_systems`, each with ``--json``.
 """
 
 import argparse
@@ -128,8 +129,99 @@ def _marked(value: float | None, best: float | None) -> str:
     return f"**{value:.2f}**" if f"{value:.2f}" == f"{best:.2f}" else f"{value:.2f}"
 
 
+RULES = {  # lossless, candidates, when to use it
+    "match, by plan": ("yes, and equal to plain decoding under a seed", "what pays, by the plan", "the default"),
+    "match": ("the same", "any fixed tree", "a tree of your own"),
+    "match, k-ary": ("the same", "the drafter's best, by `expansion` (here 2,1,1)", "comparisons"),
+    "leviathan": ("yes, in law", "a chain drawn from the drafter", "high temperature, a drafter close to the target"),
+    "specinfer": ("yes, in law", "a tree drawn with replacement", "comparisons"),
+    "sequoia": (
+        "yes, in law",
+        "a tree drawn without replacement",
+        "high temperature, a drafter close to the target",
+    ),
+    "typical": ("**no** (Medusa)", "any fixed tree", "when any likely token will do"),
+    "relaxed": ("**no** (TensorRT-LLM)", "any fixed tree", "thinking phases, with `thinking_only`"),
+    "off": ("yes", "none", "the baseline"),
+}
+
+
+def rules_table(records: Iterable[Record]) -> str:
+    """Every acceptance rule: what it promises, what it gives at each temperature."""
+    rows = []
+    for record in records:
+        found = {(_rule(row), row["temperature"]): row for row in record["summary"]}
+        temperatures = sorted({temperature for _, temperature in found})
+        for name, described in RULES.items():
+            at = [found[name, temperature] for temperature in temperatures]
+            figures = [
+                [f"{row['aal']:.2f}" for row in at],
+                [f"{row['tpot_ms']['median']:.2f}" for row in at],
+                [f"{row['ratio_to_ours']['median']:.2f}" for row in at],
+            ]
+            rows.append([f"`{name}`", *described, *(" / ".join(column) for column in figures)])
+        degrees = " / ".join(f"T={temperature:g}" for temperature in temperatures)
+    titles = ["rule", "lossless", "candidates", "when to use it", f"AAL, {degrees}", "ms a token", "of plain's time"]
+    return _table(titles, rows)
+
+
+MODES = {  # mode: what it does
+    "off": "plain decoding, one row a pass",
+    "fast": "nothing; `audit` counts what `strict` would decide otherwise",
+    "strict": "where the winner leads by less than the tolerance, a width-1 pass decides",
+    "off, fixed-width": "plain decoding in passes `fixed_width` wide",
+    "fixed-width": "every pass, plain ones too, is `fixed_width` wide",
+}
+
+
+def exactness_table(records: Iterable[Record]) -> str:
+    """Every exactness mode: equal tokens, and speed beside fast's."""
+    rows = [
+        [
+            _target(record["settings"]["plan"]),
+            f"`{row['system']}`",
+            MODES[row["system"]],
+            f"{row['same_as_plain']} of {row['prompts']}",
+            f"{row['tpot_ms']['median']:.2f}",
+            f"{1 / row['ratio_to_ours']['median']:.2f}",
+        ]
+        for record in records
+        for row in record["summary"]
+    ]
+    return _table(["target", "`exactness`", "what it does", "as its plain", "ms a token", "of `fast`'s speed"], rows)
+
+
+def constraints_table(records: Iterable[Record]) -> str:
+    """Texts under JSON schemas: valid, equal to constrained plain decoding, and how fast."""
+    rows = []
+    for record in records:
+        summary, speedup = record["summary"], record["summary"]["speedup"]
+        rows.append(
+            [
+                _target(record["plan"]),
+                f"{summary['valid']} of {summary['prompts']}",
+                f"{summary['same']} of {summary['prompts']}",
+                f"{summary['tokens']:.0f}",
+                f"{summary['aal']:.2f}",
+                f"{summary['plain_tpot_ms']:.2f}",
+                f"{summary['tpot_ms']:.2f}",
+                f"**{speedup['median']:.2f}** ({speedup['low']:.2f} to {speedup['high']:.2f})",
+            ]
+        )
+    titles = "target|valid|same tokens|tokens a text|AAL|constrained plain ms/token|ours|speed-up"
+    return _table(titles.split("|"), rows)
+
+
+def _rule(row: Record) -> str:
+    name: str = row["system"].removesuffix(f", T={row['temperature']:g}")
+    return name
+
+
 TABLES: dict[str, Callable[[Iterable[Record]], str]] = {
     "bench": bench_table,
+    "constraints": constraints_table,
+    "exactness": exactness_table,
+    "rules": rules_table,
     "systems": systems_table,
     "trees": trees_table,
 }

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from yggdrasil.errors import YggdrasilError
-from yggdrasil.prompts import Prompt, read_prompts
+from yggdrasil.prompts import Prompt, read_prompt_sets, read_prompts
 
 
 def written(folder, *lines, name="prompts.jsonl"):
@@ -65,3 +65,12 @@ def test_a_file_that_cannot_be_read(tmp_path):
     for path in (tmp_path / "missing.jsonl", tmp_path, binary):
         with pytest.raises(YggdrasilError, match=rf"the prompt file {path} cannot be read .*; give JSON lines"):
             read_prompts(path)
+
+
+def test_several_sets_follow_each_other(tmp_path):
+    first = written(tmp_path, '{"id": "a", "prompt": "1"}', '{"id": "b", "prompt": "2"}').rename(tmp_path / "first")
+    second = written(tmp_path, '{"id": "c", "prompt": "3"}', '{"id": "a", "prompt": "4"}')
+
+    assert [prompt.prompt for prompt in read_prompt_sets([first, second], 1)] == ["1", "3"]
+    with pytest.raises(YggdrasilError, match="two prompts have the id a; "):
+        read_prompt_sets([first, second])

@@ -1,6 +1,7 @@
 """Prompt files: JSON lines with a ``prompt`` field, and perhaps an ``id`` and a ``category``."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,4 +46,18 @@ def read_prompts(path: Path, limit: int | None = None) -> list[Prompt]:
             break
     if not prompts:
         raise YggdrasilError(f"{path} holds no prompts; give JSON lines with a prompt field")
+    return prompts
+
+
+def read_prompt_sets(paths: Sequence[Path], limit: int | None = None) -> list[Prompt]:
+    """The first ``limit`` prompts of each file, one file after the other.
+
+    Raises:
+        YggdrasilError: as ``read_prompts``, or two prompts that share an id.
+    """
+    prompts = [prompt for path in paths for prompt in read_prompts(path, limit)]
+    ids = [prompt.id for prompt in prompts]
+    twice = next((name for name in ids if ids.count(name) > 1), None)
+    if twice is not None:
+        raise YggdrasilError(f"two prompts have the id {twice}; ids tell samples apart, so give each its own")
     return prompts

@@ -48,6 +48,15 @@ def test_a_matching_text_is_allowed_and_ends():
     assert TOKENIZER.decode(grammar.forced(tokens('{"na'))).startswith("me")
 
 
+def test_json_is_spaced_as_python_writes_it_unless_the_schema_says_otherwise():
+    spaced = '{ "name":"Ada",\n"age": 36}'
+    free = {"whitespace_flexible": True, "item_separator": ",", "key_separator": ":"}
+    flexible = Constraint("json_schema", json.dumps({**SCHEMA, "x-guidance": free}))
+
+    assert not COMPILER.compile(JSON_SCHEMA).allows(tokens(spaced))
+    assert COMPILER.compile(flexible).allows(tokens(spaced))
+
+
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, len(GOOD)), st.lists(st.integers(0, VOCAB - 1), max_size=2)), max_size=6))
 def test_answers_do_not_depend_on_what_was_asked_before(questions):

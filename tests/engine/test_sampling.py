@@ -272,6 +272,10 @@ def test_statistics_are_kept_apart_by_setting(pair):
     assert policies[0] is decoder.policy
     assert policies[1] is policies[2]
     assert len({id(policy) for policy in policies}) == 3
+    for t in range(2, 65):  # the statistics used last are kept
+        assert decoder._policies.of(decoder.policy, SamplingParams(temperature=0.7), "match") is policies[1]
+        decoder._policies.of(decoder.policy, SamplingParams(temperature=t), "match")
+    assert decoder._policies.of(decoder.policy, SamplingParams(temperature=1.0), "match") is not policies[3]
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from yggdrasil.bench.rules import MODES, RULES
+
 ROOT = Path(__file__).parents[2]
 SPREAD = {"median": 2.0, "low": 1.5, "high": 2.5}
 
@@ -57,6 +59,16 @@ def results(tmp_path):
             ]
             chosen = {**settings, "plan": folder, "backend": backend}
             write(folder, f"trees-{name}.json", settings=chosen, summary=summary)
+    modes = [{**row, "system": name} for name in ("fast", "strict")]
+    write("demo", "exactness-c4.json", settings=settings, summary=modes)
+    rules = [
+        {**row, "system": f"{name}, T={temperature:g}", "temperature": temperature, "aal": 1 + temperature}
+        for temperature in (0.0, 1.0)
+        for name in RULES
+    ]
+    texts = {"prompts": 4, "valid": 4, "same": 3, "tokens": 40.4, "aal": 2.0, "plain_tpot_ms": 2.0, "tpot_ms": 1.0}
+    write("demo", "constraints-c4.json", plan="demo", summary={**texts, "speedup": SPREAD})
+    write("demo", "rules-c4.json", settings=settings, summary=rules)
     return tmp_path
 
 
@@ -100,8 +112,29 @@ def test_trees_are_means_over_the_sets(tables, results):
     ]
 
 
+def test_rows_of_rules_and_modes(tables, results):
+    rows = rendered(tables, results, "rules")
+
+    assert len(rows) == len(tables.RULES)
+    assert rows[-1] == "| `off` | yes | none | the baseline | 1.00 / 2.00 | 2.00 / 2.00 | 2.00 / 2.00 |"
+    assert rendered(tables, results, "exactness")[1].endswith(" a width-1 pass decides | 4 of 4 | 2.00 | 0.50 |")
+
+
+def test_rows_of_constrained_texts(tables, results):
+    assert rendered(tables, results, "constraints") == [
+        "| as shipped (11M) | 4 of 4 | 3 of 4 | 40 | 2.00 | 2.00 | 1.00 | **2.00** (1.50 to 2.50) |"
+    ]
+
+
+def test_every_rule_and_mode_is_in_its_table(tables):
+    assert set(tables.RULES) == set(RULES)
+    assert set(tables.MODES) == set(MODES)
+
+
 def test_tables_without_results_are_refused(tables, results):
     with pytest.raises(ValueError, match="no results bench-"):
         tables.render("<!-- table: bench other -->\n<!-- end of table -->", results)
-    with pytest.raises(ValueError, match="no table 'figures'; choose from bench, systems, trees"):
+    with pytest.raises(
+        ValueError, match="no table 'figures'; choose from bench, constraints, exactness, rules, systems, trees"
+    ):
         tables.render("<!-- table: figures box -->\n<!-- end of table -->", results)

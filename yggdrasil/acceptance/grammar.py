@@ -19,6 +19,11 @@ from yggdrasil.errors import YggdrasilError, first_line
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
+    from llguidance._lib import JsonCompileOptions
+
+# JSON as json.dumps writes it: a model that may put white space anywhere may never stop, and what the spacing
+# determines need not be guessed. A schema asks for more by llguidance's own key, "x-guidance".
+_SPACING: "JsonCompileOptions" = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
 class Grammar:
@@ -116,7 +121,7 @@ def _to_llguidance(constraint: Constraint) -> str:
         schema: Any = json.loads(constraint.text)
         if not isinstance(schema, dict | bool):
             raise ValueError("a schema is a JSON object")
-        return LLMatcher.grammar_from_json_schema(json.dumps(schema))
+        return LLMatcher.grammar_from_json_schema(json.dumps(schema), _SPACING)
     if constraint.kind == "regex":
         return LLMatcher.grammar_from_regex(constraint.text)
     return grammar_from("grammar", constraint.text)  # tells Lark from GBNF

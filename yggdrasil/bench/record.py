@@ -35,14 +35,14 @@ def pair_settings(plan: Plan, dtype: str) -> dict[str, Any]:
     drafter = model_drafter(plan)
     return {
         "plan": plan.name,
-        "target": _public(plan.target.source),
-        "drafter": _public(drafter.source),
+        "target": public_source(plan.target.source),
+        "drafter": public_source(drafter.source),
         "threads": {"target": plan.target.threads, "drafter": drafter.threads},
         "dtype": dtype,
     }
 
 
-def _public(source: str) -> str:
+def public_source(source: str) -> str:
     """A checkpoint as results name it: a folder by its own name, since results are shown to others."""
     return Path(source).name if Path(source).is_absolute() else source
 

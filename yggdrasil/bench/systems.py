@@ -10,11 +10,13 @@ from time import sleep
 from typing import Any, Protocol
 
 from yggdrasil.acceptance.sampling import GREEDY, SamplingParams
+from yggdrasil.acceptance.speculation import DEFAULT, OFF, Speculation
 from yggdrasil.bench.divergence import Divergence, replay
 from yggdrasil.engine.decoder import Decoder
 from yggdrasil.engine.policy import Policy
 from yggdrasil.prompts import Prompt
 
+FAMILY = "yggdrasil"  # of our engine's systems; a setting of its own may follow
 SETTLE_SECONDS = 0.2  # idle threads of the system before spin for a while
 
 
@@ -27,6 +29,7 @@ class Continuation:
     tpot_ms: float  # mean over ``decoded`` tokens
     decoded: int  # tokens after the first pass
     passes: int  # target passes that gave them
+    decoding: dict[str, Any] | None = None  # our own engine's account of rule and near ties
 
 
 class System(Protocol):
@@ -43,10 +46,9 @@ class System(Protocol):
 class EngineSystem:
     """Our engine under a policy; ``policy`` None is the decoder's own, ``is_plain`` decodes without speculation.
 
-    ``sampling`` with a seed gives every system the same draws, so tokens can be compared there too.
+    ``speculation`` and ``sampling`` are those of every request; ``family`` tells settings apart whose plain decoding
+    gives other tokens.
     """
-
-    family = "yggdrasil"
 
     def __init__(
         self,
@@ -55,27 +57,27 @@ class EngineSystem:
         policy: Policy | None = None,
         *,
         is_plain: bool = False,
+        speculation: Speculation | None = None,
         sampling: SamplingParams = GREEDY,
+        family: str = FAMILY,
     ) -> None:
         self.name = name
+        self.family = family
         self.is_plain = is_plain
-        self._sampling = sampling
         self._decoder = decoder
         self._policy = policy or decoder.policy
+        self._speculation = speculation or (OFF if is_plain else DEFAULT)
+        self._sampling = sampling
 
     def decode(self, prompt: Sequence[int], max_new_tokens: int) -> Continuation:
         self._decoder.policy = self._policy
         generation = self._decoder.generate(
-            prompt,
-            max_new_tokens=max_new_tokens,
-            ignore_eos=True,
-            speculation=not self.is_plain,
+            prompt, max_new_tokens=max_new_tokens, ignore_eos=True, speculation=self._speculation,
             sampling=self._sampling,
-        )
-        metrics = generation.metrics
-        return Continuation(
-            generation.tokens, metrics.ttft_ms, metrics.tpot_ms, len(generation.tokens) - 1, metrics.iterations
-        )
+        )  # fmt: skip
+        metrics, decoded = generation.metrics, len(generation.tokens) - 1
+        report = asdict(metrics.decoding)
+        return Continuation(generation.tokens, metrics.ttft_ms, metrics.tpot_ms, decoded, metrics.iterations, report)
 
 
 @dataclass(frozen=True)
@@ -140,7 +142,7 @@ def judge_by_replay(decoder: Decoder, prompts: Mapping[str, Sequence[int]]) -> J
     """Ask our plain decoding, at the place where a run leaves its own plain one, how near a tie the two tokens are."""
 
     def judge(system: System, prompt: str, plain: Sequence[int], tokens: Sequence[int]) -> Divergence | None:
-        return replay(decoder, prompts[prompt], plain, tokens, is_ours=system.family == EngineSystem.family)
+        return replay(decoder, prompts[prompt], plain, tokens, is_ours=system.family.startswith(FAMILY))
 
     return judge
 

@@ -14,6 +14,7 @@ from yggdrasil.cli.options import Dtype, ForceOption, PlanOption, parse_widths
 from yggdrasil.cli.parity import parity
 from yggdrasil.cli.profile import profile
 from yggdrasil.cli.report import report
+from yggdrasil.cli.rules import exactness, rules
 from yggdrasil.cli.search import search
 from yggdrasil.errors import YggdrasilError
 
@@ -181,6 +182,8 @@ def generate(
 
 bench_app = typer.Typer(invoke_without_command=True, no_args_is_help=True)
 bench_app.command()(figures)
+bench_app.command()(rules)
+bench_app.command()(exactness)
 app.add_typer(bench_app, name="bench")
 
 

@@ -1,7 +1,7 @@
 """``yggdrasil parity``: how far wide passes are from width-1 decoding, and the tolerance that follows."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -28,6 +28,7 @@ def parity(
 ) -> None:
     """Compare verification at every compiled width with width-1 decoding on the same tokens; writes the tolerance."""
     from yggdrasil.artifacts import current_machine, resolve_plan, write_atomic
+    from yggdrasil.bench.record import public_source
     from yggdrasil.cli.progress import PhaseProgress
     from yggdrasil.engine.decoder import Decoder
     from yggdrasil.engine.parity import ProbeText, measure_parity
@@ -41,12 +42,13 @@ def parity(
     ]
     with PhaseProgress() as progress:
         report, found = measure_parity(decoder.assembly, texts, max_new_tokens, progress.phase("parity"))
+    report = replace(report, model=public_source(decoder.plan.target.source))
     if dump_mismatches is not None:
         lines = "".join(json.dumps(asdict(mismatch)) + "\n" for mismatch in found)
         write_atomic(dump_mismatches, lines.encode())
     folder = out or resolve_plan(plan, current_machine(), force=force_machine).parent / decoder.plan.predictor
     _show(report)
-    print(f"tolerance {report.tolerance:g} logits, written to {report.save(folder)}")
+    print(f"tolerance {report.tolerance:g} logits, written to {report.save(folder).resolve()}")
 
 
 def _show(report: "ParityReport") -> None:

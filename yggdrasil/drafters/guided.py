@@ -1,4 +1,4 @@
-"""A drafter under a constraint: what the grammar forces is added to its tree, what breaks the grammar is cut off.
+"""A drafter under a constraint: forced tokens are the tree; where the text is free, what breaks the grammar is cut off.
 
 The target's choice at every node is masked anyway, so this moves no token; it keeps rows of verification from being
 spent on what cannot be accepted.
@@ -31,16 +31,25 @@ class GuidedDrafter:
     def extend(self, tokens: Sequence[int], hidden: Mapping[int, Tensor]) -> None:
         self._drafter.extend(tokens, hidden)
 
+    def forced(self) -> list[int]:
+        """Tokens that must follow the certain text."""
+        return self._grammar.forced(self._sampler.tokens)
+
     def head(self, tree: TokenTree) -> None:
-        self._drafter.head(tree)
+        """The drafter's head, or the root alone where tokens are forced: the drafter then reads it later."""
+        if self.forced():
+            tree.plant(self._sampler.tokens[-1])
+        else:
+            self._drafter.head(tree)
 
     def grow(self, tree: TokenTree, width: int, depth: int) -> None:
-        """Grow, add the forced tokens (no deeper than ``depth``), and cut what may not follow."""
+        """The forced tokens (no deeper than ``depth``); where there are none, grow and cut what may not follow."""
+        forced = self.forced()[:depth]
+        if forced:
+            tree.graft(list(range(len(forced))), forced, [_FORCED] * len(forced))
+            return
         self._drafter.grow(tree, width, depth)
-        text = self._sampler.tokens
-        forced = self._grammar.forced(text)[:depth]
-        tree.graft(list(range(len(forced))), forced, [_FORCED] * len(forced))
-        prune_forbidden(tree, self._grammar, text)
+        prune_forbidden(tree, self._grammar, self._sampler.tokens)
 
 
 def prune_forbidden(tree: TokenTree, grammar: Grammar, text: Sequence[int]) -> int:

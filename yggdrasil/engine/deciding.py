@@ -21,6 +21,7 @@ from yggdrasil.drafters.guided import GuidedDrafter
 from yggdrasil.drafters.protocol import Drafter
 from yggdrasil.engine.build import Assembly
 from yggdrasil.engine.engine import Engine
+from yggdrasil.engine.forced_policy import ForcedPolicy
 from yggdrasil.engine.logit_target import Decision, LogitTarget
 from yggdrasil.engine.policy import PLAIN_POLICY, FixedPolicy, Policy
 from yggdrasil.engine.trace import DecodingReport
@@ -41,6 +42,7 @@ class Prepared:
     sampler: Sampler | None = None
     decision: Decision | None = None
     counts: Counts | None = None
+    is_planned: bool = False  # the decoder's own policy chooses the trees
 
     def begin(self) -> None:
         """Just before the request runs; another may have been prepared in between."""
@@ -116,10 +118,11 @@ class HostDecisions:
         )  # fmt: skip
         counts = rule.counts if isinstance(rule, MatchRule) and tolerance > 0 else None
         # Other schedules count on acceptance on the device, which does not happen here.
-        is_informed = chosen is policy and is_head_first(self._engine.schedule.labels)
+        is_planned = drafts is None and not is_off
+        is_informed = is_planned and is_head_first(self._engine.schedule.labels)
         stages = HEAD_FIRST_ORDER if is_informed else DEFAULT_ORDER
         engine = Engine(self._target, drafter, self._engine.tree, self._verify_widths, self._engine.max_length, stages)
-        return Prepared(engine, chosen, report, sampler, Decision(sampler, rule, drawn, width), counts)
+        return Prepared(engine, chosen, report, sampler, Decision(sampler, rule, drawn, width), counts, is_planned)
 
     def _sampler(self, prompt: Sequence[int], sampling: SamplingParams, seed: int, eos: frozenset[int]) -> Sampler:
         check_bias(sampling, self._vocab_size)
@@ -147,7 +150,10 @@ class HostDecisions:
         if kind is None and speculation.expansion is None:
             drafter = self._engine.drafter
             if sampler.grammar is not None and drafter is not None:
-                drafter = GuidedDrafter(drafter, sampler)
+                guided = GuidedDrafter(drafter, sampler)
+                depth = self._assembly.shapes.max_depth
+                forced = ForcedPolicy(policy, lambda: len(guided.forced()), self._verify_widths, depth)
+                return guided, forced, None
             return drafter, policy, None
         expansion = speculation.expansion or (_CHAIN if kind == "chain" else _TREE)[: self._assembly.shapes.max_depth]
         drafts = self._assembly.expansion_drafter
@@ -196,7 +202,12 @@ def _starts_thinking(prompt: Sequence[int], thinking: tuple[int, int] | None) ->
 
 
 class PolicyPerSetting:
-    """Acceptance statistics of a policy, kept apart for each sampling setting: what pays at one may not at another."""
+    """Acceptance statistics of a policy, kept apart for each sampling setting: what pays at one may not at another.
+
+    Those of the settings used last are kept; schemas and processors of a caller's own have no end.
+    """
+
+    _MOST = 64
 
     def __init__(self) -> None:
         self._base: Policy | None = None
@@ -209,6 +220,8 @@ class PolicyPerSetting:
         if not sampling.needs_logits and rule == "match":
             return policy
         key = (sampling.identity(), rule)
-        if key not in self._copies:
-            self._copies[key] = copy.deepcopy(policy)
-        return self._copies[key]
+        if len(self._copies) == self._MOST and key not in self._copies:
+            del self._copies[next(iter(self._copies))]
+        kept = self._copies.pop(key) if key in self._copies else copy.deepcopy(policy)
+        self._copies[key] = kept  # now the last
+        return kept

@@ -167,7 +167,7 @@ class Decoder:
         if self._host is None:
             self._host = HostDecisions(self.assembly, self.tokenizer, self.eos_tokens)
         prepared = self._host.prepare(prompt, sampling, speculation, policy, eos, tolerance)
-        if self.plan is None or sampling.is_greedy or prepared.policy is not policy:
+        if self.plan is None or sampling.is_greedy or not prepared.is_planned:
             return prepared
         self._warn_of_calibration(sampling.temperature)
         return replace(prepared, report=replace(prepared.report, calibrated_temperature=0.0))

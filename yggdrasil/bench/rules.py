@@ -1,0 +1,103 @@
+"""What every acceptance rule and every exactness mode gives and costs: systems on one engine, in turns."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from yggdrasil.acceptance.sampling import SamplingParams
+from yggdrasil.acceptance.speculation import OFF, Exactness, Speculation
+from yggdrasil.bench.systems import EngineSystem, Sample, summarise_systems
+from yggdrasil.engine.decoder import Decoder
+from yggdrasil.engine.policy import FixedPolicy
+from yggdrasil.scheduling.plan import Shapes
+from yggdrasil.tree.objective import TreeShape
+
+SEED = 0
+PLAIN, BY_PLAN = "off", "match, by plan"
+RULES = {
+    PLAIN: OFF,
+    BY_PLAN: Speculation(),
+    "match": Speculation(),
+    "match, k-ary": Speculation(expansion=(2, 1, 1)),
+    "leviathan": Speculation(rule="leviathan"),
+    "specinfer": Speculation(rule="specinfer"),
+    "sequoia": Speculation(rule="sequoia"),
+    "typical": Speculation(rule="typical"),
+    "relaxed": Speculation(rule="relaxed"),
+}
+FAST, FIXED_PLAIN = "fast", "off, fixed-width"
+MODES = {
+    PLAIN: OFF,
+    FAST: Speculation(),
+    "strict": Speculation(exactness="strict"),
+    FIXED_PLAIN: Speculation(rule="off", exactness="fixed-width"),
+    "fixed-width": Speculation(exactness="fixed-width"),
+}
+PROMISING: tuple[Exactness, ...] = ("strict", "fixed-width")  # modes that promise plain decoding's own tokens
+
+
+class Group(NamedTuple):
+    """Ways of decoding at one temperature, held against one of them."""
+
+    temperature: float
+    reference: str  # name of the system that ratios are taken against
+    systems: list[EngineSystem]
+
+
+def rule_group(decoder: Decoder, temperature: float) -> Group:
+    """Every rule at ``temperature``, against plain decoding.
+
+    By plan a gate rests where speculation does not pay; the rules are compared on one small tree at every step.
+    """
+    always = FixedPolicy(_small_tree(decoder.assembly.shapes))
+    family = f"T={temperature:g}"
+    sampling = SamplingParams(temperature=temperature, seed=SEED)
+    systems = [
+        EngineSystem(
+            f"{name}, {family}", decoder, None if name == BY_PLAN else always, is_plain=name == PLAIN,
+            speculation=way, sampling=sampling, family=family,
+        )
+        for name, way in RULES.items()
+    ]  # fmt: skip
+    return Group(temperature, f"{PLAIN}, {family}", systems)
+
+
+def mode_group(decoder: Decoder, tolerance: float | None = None) -> Group:
+    """Every exactness mode at temperature 0, against ``fast``; ``tolerance`` (logits) is the plan's where None."""
+    systems = [
+        EngineSystem(
+            name, decoder, is_plain=way.rule == "off", family=_kernels(way),
+            speculation=_with_tolerance(way, tolerance),
+        )
+        for name, way in MODES.items()
+    ]  # fmt: skip
+    return Group(0.0, FAST, systems)
+
+
+def summarise_group(group: Group, samples: Sequence[Sample]) -> list[dict[str, Any]]:
+    """``summarise_systems``'s rows with the temperature, whether the rule is lossless, and what exactness counted."""
+    names = {system.name for system in group.systems}
+    own = [sample for sample in samples if sample.system in names]
+    rows = summarise_systems(group.systems, own, group.reference)
+    for row in rows:
+        reports = [sample.continuation.decoding for sample in own if sample.system == row["system"]]
+        known = [report for report in reports if report is not None]
+        row |= {"temperature": group.temperature, "lossless": all(report["lossless"] for report in known)}
+        for count in ("near_ties", "width_one_passes", "flips"):
+            row[count] = sum(report[count] or 0 for report in known)
+        row["verify_decode_mismatches"] = row["prompts"] - row["same_as_plain"]
+    return rows
+
+
+def _small_tree(shapes: Shapes) -> TreeShape:
+    width, depth = next((width for width in shapes.draft_widths if width > 1), 1), min(3, shapes.max_depth)
+    room = [verified for verified in shapes.verify_widths if verified > width * depth]
+    return TreeShape(width, depth, room[0] if room else shapes.verify_widths[-1])
+
+
+def _with_tolerance(way: Speculation, tolerance: float | None) -> Speculation:
+    return Speculation(rule=way.rule, exactness=way.exactness, tolerance=tolerance)
+
+
+def _kernels(way: Speculation) -> str:
+    """Fixed-width decoding has plain decoding of its own: through the same padded width."""
+    return "fixed-width" if way.exactness == "fixed-width" else "width 1"

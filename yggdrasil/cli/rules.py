@@ -1,0 +1,146 @@
+"""``yggdrasil bench rules`` and ``bench exactness``: what acceptance rules and exactness modes give and cost."""
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from yggdrasil.cli.options import Dtype, ForceOption, PlanOption
+from yggdrasil.errors import YggdrasilError
+
+if TYPE_CHECKING:
+    from yggdrasil.bench.rules import Group
+    from yggdrasil.engine.decoder import Decoder
+
+Prompts = Annotated[list[Path], typer.Option(help="A prompt set, JSON lines; repeat it for several sets.")]
+Limit = Annotated[int | None, typer.Option(help="Use at most so many prompts of each set.")]
+NewTokens = Annotated[int, typer.Option(help="Tokens to generate on each.")]
+PromptTokens = Annotated[int, typer.Option(help="Keep only the last so many tokens of a prompt.")]
+DtypeOption = Annotated[Dtype | None, typer.Option(help="Arithmetic of both models; the plan's if not given.")]
+Out = Annotated[Path | None, typer.Option("--json", help="Every sample and the summary; resumed if there.")]
+
+
+def rules(
+    plan: PlanOption,
+    prompts: Prompts,
+    limit: Limit = None,
+    max_new_tokens: NewTokens = 64,
+    max_prompt_tokens: PromptTokens = 256,
+    temperatures: Annotated[str, typer.Option(help="Temperatures, such as 0,1.")] = "0,1",
+    dtype: DtypeOption = None,
+    out: Out = None,
+    force_machine: ForceOption = False,
+) -> None:
+    """Every acceptance rule against plain decoding, prompt by prompt, in turns."""
+    try:
+        values = [float(value) for value in temperatures.split(",")]
+    except ValueError:
+        raise YggdrasilError(f"--temperatures {temperatures} is not a list of numbers such as 0,1") from None
+    from yggdrasil.bench.rules import rule_group
+
+    decoder = _open(plan, dtype, force_machine=force_machine)
+    rows = _measure(
+        decoder, [rule_group(decoder, value) for value in values], prompts, limit,
+        {"max_new_tokens": max_new_tokens, "max_prompt_tokens": max_prompt_tokens}, out,
+    )  # fmt: skip
+    _show(
+        rows,
+        ("lossless", lambda row: "yes" if row["lossless"] else "NO"),
+        ("AAL", lambda row: f"{row['aal']:.2f}"),
+        ("of plain's time", lambda row: f"{row['ratio_to_ours']['median']:.2f}"),
+    )
+
+
+def exactness(
+    plan: PlanOption,
+    prompts: Prompts,
+    limit: Limit = None,
+    max_new_tokens: NewTokens = 64,
+    max_prompt_tokens: PromptTokens = 256,
+    tolerance: Annotated[
+        float | None, typer.Option(help="A lead below this is a near tie, in logits; the plan's if unset.")
+    ] = None,
+    dtype: DtypeOption = None,
+    out: Out = None,
+    force_machine: ForceOption = False,
+) -> None:
+    """Every exactness mode: tokens equal to plain decoding's, and its speed beside fast's. Exit code 1 if one that
+    promises equal tokens does not keep it."""
+    from yggdrasil.bench.rules import PROMISING, mode_group
+
+    decoder = _open(plan, dtype, force_machine=force_machine)
+    if tolerance is None and decoder.tolerance is None:
+        raise YggdrasilError(
+            f"strict needs the tolerance of {plan} on this machine; measure it with `yggdrasil parity --plan {plan} "
+            "--prompts FILE`, or give --tolerance"
+        )
+    settings = {
+        "max_new_tokens": max_new_tokens, "max_prompt_tokens": max_prompt_tokens,
+        "tolerance": decoder.tolerance if tolerance is None else tolerance,
+    }  # fmt: skip
+    rows = _measure(decoder, [mode_group(decoder, tolerance)], prompts, limit, settings, out)
+    _show(
+        rows,
+        ("as its plain", lambda row: f"{row['same_as_plain']} of {row['prompts']}"),
+        ("mismatches", lambda row: str(row["verify_decode_mismatches"])),
+        ("near ties", lambda row: str(row["near_ties"])),
+        ("flips", lambda row: str(row["flips"])),
+        ("AAL", lambda row: f"{row['aal']:.2f}"),
+        ("of fast's speed", lambda row: f"{1 / row['ratio_to_ours']['median']:.3f}"),
+    )
+    if any(row["verify_decode_mismatches"] for row in rows if row["system"] in PROMISING):
+        raise typer.Exit(1)
+
+
+def _open(plan: str, dtype: Dtype | None, *, force_machine: bool) -> "Decoder":
+    from yggdrasil.engine.decoder import Decoder
+
+    warnings.simplefilter("ignore", UserWarning)  # the plan was calibrated at temperature 0
+    return Decoder.from_plan(plan, dtype=dtype, force_machine=force_machine)
+
+
+def _measure(
+    decoder: "Decoder",
+    groups: "list[Group]",
+    prompts: list[Path],
+    limit: int | None,
+    settings: dict[str, Any],
+    out: Path | None,
+) -> list[dict[str, Any]]:
+    from yggdrasil.bench.record import pair_settings
+    from yggdrasil.bench.rules import summarise_group
+    from yggdrasil.bench.store import SampleFile, measure
+    from yggdrasil.bench.systems import encode_prompts
+    from yggdrasil.cli.progress import PhaseProgress
+    from yggdrasil.prompts import read_prompt_sets
+
+    assert decoder.plan is not None
+    systems = [system for group in groups for system in group.systems]
+    texts = encode_prompts(decoder, read_prompt_sets(prompts, limit), settings["max_prompt_tokens"])
+    dtype = str(decoder.assembly.target.loaded.dtype).removeprefix("torch.")
+    described = {
+        **pair_settings(decoder.plan, dtype), **settings, "prompts_files": [path.name for path in prompts],
+        "limit": limit, "systems": [system.name for system in systems],
+    }  # fmt: skip
+    file = SampleFile(out, described)
+    with PhaseProgress() as progress:
+        report = progress.phase(f"{len(systems)} ways, {len(texts)} prompts")
+        samples = measure(systems, texts, settings["max_new_tokens"], file, report)
+    rows = [row for group in groups for row in summarise_group(group, samples)]
+    file.save(rows)
+    return rows
+
+
+def _show(rows: list[dict[str, Any]], *columns: tuple[str, Callable[[dict[str, Any]], str]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("way", *(title for title, _ in columns), "ms a token (quartiles)")
+    for row in rows:
+        tpot = row["tpot_ms"]
+        spread = f"{tpot['median']:.3f} ({tpot['low']:.3f} to {tpot['high']:.3f})"
+        table.add_row(row["system"], *(text(row) for _, text in columns), spread)
+    console = Console()
+    (console if console.is_terminal else Console(width=180)).print(table)  # a pipe has no width
