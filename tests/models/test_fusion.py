@@ -3,6 +3,7 @@
 import torch
 from torch import nn
 
+from yggdrasil.models.arena import Arena
 from yggdrasil.models.fusion import fuse_shared_inputs
 from yggdrasil.models.packing import PackedLinear
 
@@ -15,10 +16,12 @@ class Block(nn.Module):
         generator = torch.Generator().manual_seed(0)
         sizes = (24, 16, 40)
         self.layers = nn.ModuleList(
-            PackedLinear(torch.randn(size, 8, generator=generator), torch.ones(size) if size == 16 else None, 1)
+            PackedLinear(
+                torch.randn(size, 8, generator=generator), torch.ones(size) if size == 16 else None, 1, Arena()
+            )
             for size in sizes
         )
-        self.last = PackedLinear(torch.randn(4, sum(sizes), generator=generator), None, 1)
+        self.last = PackedLinear(torch.randn(4, sum(sizes), generator=generator), None, 1, Arena())
 
     def forward(self, x):
         return self.last(torch.cat([layer(x) for layer in self.layers], dim=-1))

@@ -11,6 +11,7 @@ from transformers import PretrainedConfig
 from transformers.cache_utils import Cache
 
 import yggdrasil.models.kernels  # noqa: F401  (registers torch.ops.yggdrasil)
+from yggdrasil.models.arena import Arena
 
 
 @dataclass(frozen=True)
@@ -29,10 +30,14 @@ class StaticCache:
     ) -> "StaticCache":
         """Zeroed buffers for ``capacity`` slots; layers may differ in heads and head size."""
         shapes = [(heads, capacity, size) for heads, size in key_head_shapes(config)]
-        return cls(
-            [torch.zeros(shape, dtype=dtype, device=device) for shape in shapes],
-            [torch.zeros(shape, dtype=dtype, device=device) for shape in shapes],
-        )
+        arena = Arena()
+
+        def zeros(shape: tuple[int, int, int]) -> Tensor:
+            if device.type != "cpu":
+                return torch.zeros(shape, dtype=dtype, device=device)
+            return arena.zeros(shape, dtype)
+
+        return cls([zeros(shape) for shape in shapes], [zeros(shape) for shape in shapes])
 
     @property
     def capacity(self) -> int:

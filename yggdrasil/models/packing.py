@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 import yggdrasil.models.kernels  # noqa: F401  (registers torch.ops.yggdrasil)
+from yggdrasil.models.arena import Arena
 
 PACKED_DTYPES = (torch.bfloat16, torch.float32)
 _PAGE_OUT = 21  # MADV_PAGEOUT: the system may take the pages back; they are read from the file again if needed
@@ -23,11 +24,11 @@ class PackedLinear(nn.Module):
     packed: Tensor
     bias: Tensor | None
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, num_threads: int) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None, num_threads: int, arena: Arena) -> None:
         super().__init__()
         self.out_features, self.in_features = weight.shape
         self.num_threads = num_threads
-        self.register_buffer("packed", torch.ops.yggdrasil.pack_linear(weight.detach()))
+        self.register_buffer("packed", arena.hold(torch.ops.yggdrasil.pack_linear(weight.detach())))
         self.register_buffer("bias", None if bias is None else bias.detach())
 
     def forward(self, x: Tensor) -> Tensor:  # [..., K] -> [..., N]
@@ -44,11 +45,11 @@ class Int8Linear(nn.Module):
     scales: Tensor
     bias: Tensor | None
 
-    def __init__(self, values: Tensor, scales: Tensor, bias: Tensor | None, num_threads: int) -> None:
+    def __init__(self, values: Tensor, scales: Tensor, bias: Tensor | None, num_threads: int, arena: Arena) -> None:
         super().__init__()
         self.out_features, self.in_features = values.shape
         self.num_threads = num_threads
-        self.register_buffer("packed", torch.ops.yggdrasil.pack_int8(values))
+        self.register_buffer("packed", arena.hold(torch.ops.yggdrasil.pack_int8(values)))
         self.register_buffer("scales", scales.float().flatten().contiguous())
         self.register_buffer("bias", None if bias is None else bias.detach())
 
@@ -61,21 +62,21 @@ class Int8Linear(nn.Module):
 
 def pack_linears(model: nn.Module, num_threads: int) -> int:
     """Pack every linear layer of ``model``; returns how many. Tied embeddings keep their own (unpacked) table."""
-    count = 0
+    count, arena = 0, Arena()
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
-            packed = _packed(child, num_threads)
+            packed = _packed(child, num_threads, arena)
             if packed is not None:
                 setattr(parent, name, packed)
                 count += 1
     return count
 
 
-def _packed(layer: nn.Module, num_threads: int) -> PackedLinear | Int8Linear | None:
+def _packed(layer: nn.Module, num_threads: int, arena: Arena) -> PackedLinear | Int8Linear | None:
     # Exact types only: a subclass (an adapted layer) computes something else.
     if type(layer) is nn.Linear and hasattr(layer.weight, "qdata"):
         values, scales = layer.weight.qdata, getattr(layer.weight, "scale")  # noqa: B009  (torchao's tensor is untyped)
-        return Int8Linear(values, scales, layer.bias, num_threads)
+        return Int8Linear(values, scales, layer.bias, num_threads, arena)
     if type(layer) is nn.Linear:
         weight = layer.weight
     elif type(layer) is Conv1D:
@@ -84,7 +85,7 @@ def _packed(layer: nn.Module, num_threads: int) -> PackedLinear | Int8Linear | N
         return None
     if weight.dtype not in PACKED_DTYPES or weight.device.type != "cpu" or weight.shape[1] % 2:
         return None
-    packed = PackedLinear(weight, layer.bias, num_threads)
+    packed = PackedLinear(weight, layer.bias, num_threads, arena)
     _page_out(layer.weight)
     return packed
 
