@@ -52,7 +52,7 @@ def choose(traces: TraceSet, acceptance: AcceptanceCalibration, costs: StepCosts
 
     cache = OutcomeCache(held_out, costs.verify_widths)
     results: dict[DepthSource, SimulationResult] = {}
-    for source in (*trained, MEAN):
+    for source in (MEAN, *trained):  # ties go to the first, which costs no time at run time
         depth = DepthEvidence(trained[source][0], _readings(traces)[source]) if source in trained else None
         is_head_first = source == "head"
         policy = ObjectivePolicy({CONTEXT: costs}, ratios, mean_survival, depth, is_head_first=is_head_first)
