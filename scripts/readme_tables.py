@@ -7,7 +7,7 @@
 A table stands between ``<!-- table: KIND MACHINE -->`` and ``<!-- end of table -->``. Its rows come from
 ``profiles/*/MACHINE/KIND-*.json``: bench from `yggdrasil bench`, trees from `yggdrasil bench --tree NAME`, rules from
 `yggdrasil bench rules`, exactness from `yggdrasil bench exactness`, constraints from `scripts/check_constraints.py`,
-systems from `scripts/compare_systems`, each with ``--json``.
+equality from `scripts/check_equality.py`, systems from `scripts/compare_systems`, each with ``--json``.
 """
 
 import argparse
@@ -212,6 +212,29 @@ def constraints_table(records: Iterable[Record]) -> str:
     return _table(titles.split("|"), rows)
 
 
+WAYS = {  # way of drafting: its title
+    "plan": "plan's policy",
+    "EGT": "Equal-Growth Tree",
+    "chain": "chain",
+    "k-ary": "k-ary tree",
+    "off": "plain",
+}
+
+
+def equality_table(records: Iterable[Record]) -> str:
+    """Prompts with equal tokens in float32, by sampling setting and way of drafting."""
+    rows = [
+        [
+            f"{_target(record['plan'])}, {record['prompts']} x {record['max_new_tokens']} tokens",
+            setting,
+            *(f"{matched[way]} of {record['prompts']}" for way in WAYS),
+        ]
+        for record in records
+        for setting, matched in record["matched"].items()
+    ]
+    return _table(["target, prompts", "sampling", *WAYS.values()], rows)
+
+
 def _rule(row: Record) -> str:
     name: str = row["system"].removesuffix(f", T={row['temperature']:g}")
     return name
@@ -220,6 +243,7 @@ def _rule(row: Record) -> str:
 TABLES: dict[str, Callable[[Iterable[Record]], str]] = {
     "bench": bench_table,
     "constraints": constraints_table,
+    "equality": equality_table,
     "exactness": exactness_table,
     "rules": rules_table,
     "systems": systems_table,

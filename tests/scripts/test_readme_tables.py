@@ -61,6 +61,8 @@ def results(tmp_path):
             write(folder, f"trees-{name}.json", settings=chosen, summary=summary)
     modes = [{**row, "system": name} for name in ("fast", "strict")]
     write("demo", "exactness-c4.json", settings=settings, summary=modes)
+    ways = {"plan": 4, "EGT": 4, "chain": 3, "k-ary": 4, "off": 4}
+    write("demo", "equality-c4.json", plan="demo", prompts=4, max_new_tokens=8, matched={"T=0": ways})
     rules = [
         {**row, "system": f"{name}, T={temperature:g}", "temperature": temperature, "aal": 1 + temperature}
         for temperature in (0.0, 1.0)
@@ -120,6 +122,11 @@ def test_rows_of_rules_and_modes(tables, results):
     assert rendered(tables, results, "exactness")[1].endswith(" a width-1 pass decides | 4 of 4 | 2.00 | 0.50 |")
 
 
+def test_equality_has_a_column_for_each_way_of_drafting(tables, results):
+    line = "| as shipped (11M), 4 x 8 tokens | T=0 | 4 of 4 | 4 of 4 | 3 of 4 | 4 of 4 | 4 of 4 |"
+    assert rendered(tables, results, "equality") == [line]
+
+
 def test_rows_of_constrained_texts(tables, results):
     assert rendered(tables, results, "constraints") == [
         "| as shipped (11M) | 4 of 4 | 3 of 4 | 40 | 2.00 | 2.00 | 1.00 | **2.00** (1.50 to 2.50) |"
@@ -135,6 +142,6 @@ def test_tables_without_results_are_refused(tables, results):
     with pytest.raises(ValueError, match="no results bench-"):
         tables.render("<!-- table: bench other -->\n<!-- end of table -->", results)
     with pytest.raises(
-        ValueError, match="no table 'figures'; choose from bench, constraints, exactness, rules, systems, trees"
+        ValueError, match="no table 'figures'; choose from bench, constraints, equality, exactness, rules, systems, trees"
     ):
         tables.render("<!-- table: figures box -->\n<!-- end of table -->", results)
