@@ -23,6 +23,7 @@ from yggdrasil.acceptance.sampling import Constraint, SamplingParams
 from yggdrasil.artifacts import write_atomic
 from yggdrasil.bench.record import provenance
 from yggdrasil.bench.systems import spread
+from yggdrasil.cli import run_script
 from yggdrasil.engine.decoder import Decoder, Generation
 from yggdrasil.prompts import read_prompt_sets
 
@@ -137,4 +138,4 @@ def summarise(samples: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_script(main, "check_constraints")

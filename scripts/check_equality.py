@@ -25,6 +25,7 @@ from yggdrasil.acceptance.speculation import DEFAULT, OFF, Speculation
 from yggdrasil.artifacts import write_atomic
 from yggdrasil.bench.divergence import first_divergence
 from yggdrasil.bench.record import provenance
+from yggdrasil.cli import run_script
 from yggdrasil.engine.decoder import Decoder
 from yggdrasil.engine.policy import FixedPolicy, Policy
 from yggdrasil.prompts import read_prompt_sets
@@ -130,4 +131,4 @@ def show(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_script(main, "check_equality")

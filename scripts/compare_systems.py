@@ -22,6 +22,7 @@ from yggdrasil.bench.record import model_drafter, pair_settings
 from yggdrasil.bench.store import SampleFile, measure
 from yggdrasil.bench.systems import EngineSystem, System, encode_prompts, judge_by_replay, summarise_systems
 from yggdrasil.bench.transformers_systems import transformers_systems
+from yggdrasil.cli import run_script
 from yggdrasil.cli.progress import PhaseProgress
 from yggdrasil.cli.trees import show_systems
 from yggdrasil.engine.decoder import DTYPES, Decoder
@@ -51,41 +52,36 @@ def main(  # noqa: PLR0913 - one argument for each option
 ) -> None:
     """Print one row a system: tokens equal, AAL, TPOT with quartiles, ratio to ours."""
     lengths = [int(length) for length in draft_tokens.split(",")]
-    try:
-        decoder = Decoder.from_plan(plan, dtype=dtype, force_machine=force_machine)
-        assert decoder.plan is not None
-        chosen = dtype or decoder.plan.dtype
-        sets = [(file, encode_prompts(decoder, read_prompts(file, limit), max_prompt_tokens)) for file in prompts]
-        with ExitStack() as running:
-            systems: list[System] = [
-                EngineSystem(OURS, decoder),
-                EngineSystem(PLAIN, decoder, is_plain=True),
-                *_transformers(decoder.plan, chosen, lengths),
-                *_llama_cpp(decoder.plan, chosen, lengths, llama_cpp, running),
-            ]
-            settings = {
-                **pair_settings(decoder.plan, chosen),
-                "max_new_tokens": max_new_tokens,
-                "max_prompt_tokens": max_prompt_tokens,
-                "systems": [system.name for system in systems],
-            }
-            files = [
-                SampleFile(_file_of(out, source, len(sets)), settings | {"prompts_file": source.name})
-                for source, _ in sets
-            ]
-            is_warm = False
-            for file, (source, texts) in zip(files, sets, strict=True):
-                had = len(file.samples)
-                with PhaseProgress() as progress:
-                    report = progress.phase(f"{source.name}: {len(systems)} systems, {len(texts)} prompts")
-                    samples = measure(systems, texts, max_new_tokens, file, report, warm_up=not is_warm)
-                is_warm = is_warm or len(file.samples) > had
-                rows = summarise_systems(systems, samples, OURS, judge_by_replay(decoder, texts))
-                file.save(rows)
-                show_systems(rows)
-    except YggdrasilError as error:
-        console.print(f"compare_systems: {error}", markup=False)
-        raise typer.Exit(2) from error
+    decoder = Decoder.from_plan(plan, dtype=dtype, force_machine=force_machine)
+    assert decoder.plan is not None
+    chosen = dtype or decoder.plan.dtype
+    sets = [(file, encode_prompts(decoder, read_prompts(file, limit), max_prompt_tokens)) for file in prompts]
+    with ExitStack() as running:
+        systems: list[System] = [
+            EngineSystem(OURS, decoder),
+            EngineSystem(PLAIN, decoder, is_plain=True),
+            *_transformers(decoder.plan, chosen, lengths),
+            *_llama_cpp(decoder.plan, chosen, lengths, llama_cpp, running),
+        ]
+        settings = {
+            **pair_settings(decoder.plan, chosen),
+            "max_new_tokens": max_new_tokens,
+            "max_prompt_tokens": max_prompt_tokens,
+            "systems": [system.name for system in systems],
+        }
+        files = [
+            SampleFile(_file_of(out, source, len(sets)), settings | {"prompts_file": source.name}) for source, _ in sets
+        ]
+        is_warm = False
+        for file, (source, texts) in zip(files, sets, strict=True):
+            had = len(file.samples)
+            with PhaseProgress() as progress:
+                report = progress.phase(f"{source.name}: {len(systems)} systems, {len(texts)} prompts")
+                samples = measure(systems, texts, max_new_tokens, file, report, warm_up=not is_warm)
+            is_warm = is_warm or len(file.samples) > had
+            rows = summarise_systems(systems, samples, OURS, judge_by_replay(decoder, texts))
+            file.save(rows)
+            show_systems(rows)
 
 
 def _file_of(out: Path | None, prompts: Path, num_sets: int) -> Path | None:
@@ -135,4 +131,4 @@ def _llama_cpp(plan: Plan, dtype: str, lengths: list[int], work: Path | None, ru
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_script(main, "compare_systems")
