@@ -25,7 +25,7 @@ from transformers import (
 )
 from typer.testing import CliRunner
 
-import yggdrasil.models.widening as widening
+import yggdrasil.models.widening.checkpoint as checkpoint_module
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.models.widening import (
     RANDOM,
@@ -414,7 +414,7 @@ def test_a_failure_while_writing_leaves_nothing(tmp_path: Path, monkeypatch: pyt
     def fail(*_args: object) -> None:
         raise OSError("No space left on device")
 
-    monkeypatch.setattr(widening, "_write_config", fail)
+    monkeypatch.setattr(checkpoint_module, "_write_config", fail)
     with pytest.raises(OSError, match="No space left"):
         widen_checkpoint(source, tmp_path / "wide", replace(NARROW, num_layers=3))
 
