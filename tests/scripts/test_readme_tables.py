@@ -141,7 +141,6 @@ def test_every_rule_and_mode_is_in_its_table(tables):
 def test_tables_without_results_are_refused(tables, results):
     with pytest.raises(ValueError, match="no results bench-"):
         tables.render("<!-- table: bench other -->\n<!-- end of table -->", results)
-    with pytest.raises(
-        ValueError, match="no table 'figures'; choose from bench, constraints, equality, exactness, rules, systems, trees"
-    ):
+    kinds = "bench, constraints, equality, exactness, rules, systems, trees"
+    with pytest.raises(ValueError, match=f"no table 'figures'; choose from {kinds}"):
         tables.render("<!-- table: figures box -->\n<!-- end of table -->", results)
