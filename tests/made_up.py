@@ -13,7 +13,7 @@ from yggdrasil.predictor.acceptance import AcceptanceCalibration
 from yggdrasil.predictor.bundle import Learned
 from yggdrasil.predictor.depth import DepthPredictor
 from yggdrasil.predictor.evidence import EvidenceSizes
-from yggdrasil.scheduling.costs import COLUMNS, LOOP, schedule_code
+from yggdrasil.scheduling.costs import COLUMNS, LOOP, TIMES, schedule_code
 from yggdrasil.scheduling.plan import Costs, Expectation, ModelRef, Plan
 from yggdrasil.scheduling.stages import DEFAULT_ORDER, STAGES, Schedule, all_variants
 
@@ -49,7 +49,7 @@ def learned(shapes=SHAPES):
 
 def schedule_samples(shapes=SHAPES):
     """A millisecond a stage and between stages, two for a tail ahead; verification takes its width."""
-    rows = [(64, 1, schedule_code(Schedule.of({})), 0, 0, 1, "iteration", PLAIN_MS)]
+    rows = [(64, 1, schedule_code(Schedule.of({})), 0, 0, 1, PLAIN_MS, *[None] * len(TIMES[1:]))]
     for chosen in all_variants():
         schedule = Schedule.of(chosen)
         for width in shapes.draft_widths:
@@ -57,8 +57,8 @@ def schedule_samples(shapes=SHAPES):
                 for verify_width in shapes.verify_widths[1:]:
                     times = dict.fromkeys((*STAGES, LOOP), 1.0)
                     times |= {"verify": float(verify_width), "tail_draft": 2.0 * (chosen["tail_draft"] == "ahead")}
-                    size = (width, depth, verify_width)
-                    rows += [(64, 1, schedule_code(schedule), *size, stage, ms) for stage, ms in times.items()]
+                    total, size = sum(times.values()), (width, depth, verify_width)
+                    rows.append((64, 1, schedule_code(schedule), *size, total, *(times[name] for name in TIMES[1:])))
     return pd.DataFrame(rows, columns=list(COLUMNS))
 
 
@@ -101,5 +101,5 @@ def write_artifacts(root: Path, name: str = "made-up", **changes) -> Path:
     write_csv(predictor / "calibration.csv", "predictor-calibration", 1, curves)
     profile = profile_directory(root, name, machine)
     write_csv(profile / "stage_samples.csv", "stage-samples", 1, stage_samples())
-    write_csv(profile / "schedule_samples.csv", "schedule-samples", 1, schedule_samples())
+    write_csv(profile / "schedule_samples.csv", "schedule-samples", 2, schedule_samples())
     return destination

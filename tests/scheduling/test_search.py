@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import yggdrasil.scheduling.search as module
 from yggdrasil.errors import YggdrasilError
-from yggdrasil.scheduling.costs import COLUMNS, LOOP, StageCosts, schedule_code
+from yggdrasil.scheduling.costs import COLUMNS, LOOP, TIMES, StageCosts, schedule_code
 from yggdrasil.scheduling.search import AcceptedLengths, Space, predict_ms, search
 from yggdrasil.scheduling.stages import NAMED_VARIANTS, Schedule, all_variants
 from yggdrasil.tree.objective import TreeShape
@@ -22,7 +22,7 @@ DRAFT_WIDTHS, VERIFY_WIDTHS, MAX_DEPTH = (1, 2, 4), (1, 2, 4, 8, 16), 6
 
 def made_up_samples(head=2.0, step=1.0, verify=20.0, per_row=0.5, host=0.3, accept=(0.5, 0.8)):
     """Costs that rise with size, every sample the same: what a schedule takes can be added up by hand."""
-    rows = [(100, 1, schedule_code(Schedule.of({})), 0, 0, 1, "iteration", verify)]
+    rows = [(100, 1, schedule_code(Schedule.of({})), 0, 0, 1, verify, *[None] * len(TIMES[1:]))]
     for chosen in all_variants():
         schedule = Schedule.of(chosen)
         for width in DRAFT_WIDTHS:
@@ -41,7 +41,7 @@ def made_up_samples(head=2.0, step=1.0, verify=20.0, per_row=0.5, host=0.3, acce
                         "tail_draft": tail_ms,
                     }
                     code, size = schedule_code(schedule), (width, depth, verify_width)
-                    rows += [(100, 1, code, *size, stage, ms) for stage, ms in times.items()]
+                    rows.append((100, 1, code, *size, sum(times.values()), *(times.get(name) for name in TIMES[1:])))
     return pd.DataFrame(rows, columns=list(COLUMNS))
 
 

@@ -17,7 +17,7 @@ from yggdrasil.engine.engine import Engine
 from yggdrasil.engine.policy import PLAIN_POLICY, FixedPolicy, Policy
 from yggdrasil.engine.text import TextStream
 from yggdrasil.engine.trace import Trace
-from yggdrasil.scheduling.costs import COLUMNS, LOOP, schedule_code
+from yggdrasil.scheduling.costs import COLUMNS, LOOP, TIMES, schedule_code
 from yggdrasil.scheduling.stages import NAMED_VARIANTS, STAGES, Schedule
 from yggdrasil.tree.objective import PLAIN_STEP, TreeShape
 
@@ -70,8 +70,8 @@ def measure_stage_costs(
         for schedule, way in _turned(ways, number):
             assembly.engine.use(schedule.labels)
             samples = list(_iterations(assembly.engine, text, new_stream(), FixedPolicy(way)))
-            for sample in samples[WARM_UP:] if number else ():
-                rows += _rows(len(text), number, schedule, sample)
+            if number:
+                rows += [_row(len(text), number, schedule, sample) for sample in samples[WARM_UP:]]
         progress((number + 1) / (len(cycles) + 1))
     assembly.engine.use(MEASURED[0].labels)
     return at_one_speed(pd.DataFrame(rows, columns=list(COLUMNS)))
@@ -83,19 +83,18 @@ def _turned(ways: Sequence[Way], turn: int) -> list[Way]:
     return [*ways[shift:], *ways[:shift]]
 
 
-def _rows(context: int, cycle: int, schedule: Schedule, sample: _Sample) -> Iterator[tuple[object, ...]]:
-    spent = sum(sample.stages.values())
-    times = {**sample.stages, LOOP: sample.total_ms - spent, "iteration": sample.total_ms}
-    for stage, ms in times.items():
-        yield context, cycle, schedule_code(schedule), *sample.shape, stage, ms
+def _row(context: int, cycle: int, schedule: Schedule, sample: _Sample) -> tuple[object, ...]:
+    between = sample.total_ms - sum(sample.stages.values())
+    times = {**sample.stages, "iteration": sample.total_ms, LOOP: between}
+    return context, cycle, schedule_code(schedule), *sample.shape, *(times.get(name) for name in TIMES)
 
 
 def at_one_speed(frame: pd.DataFrame) -> pd.DataFrame:
-    """The same samples, each cycle scaled so that its plain steps cost what they usually do."""
-    plain = frame[(frame["depth"] == 0) & (frame["stage"] == "iteration")]
-    speed = plain.groupby("cycle")["ms"].median()
+    """The same samples, each cycle scaled so that its plain steps cost what they usually do; to the nanosecond."""
+    speed = frame[frame["depth"] == 0].groupby("cycle")["iteration"].median()
     scale = frame["cycle"].map(speed.median() / speed)
-    return frame.assign(ms=frame["ms"] * scale).dropna(subset=["ms"])[list(COLUMNS)].reset_index(drop=True)
+    scaled = frame.assign(**{name: (frame[name] * scale).round(6) for name in TIMES})
+    return scaled[scale.notna()].reset_index(drop=True)
 
 
 class MeasuredPlan(NamedTuple):

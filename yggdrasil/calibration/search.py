@@ -38,7 +38,7 @@ from yggdrasil.tree.objective import Objective, TreeShape
 
 BACKEND = "inductor"  # what a CPU's profile is measured with
 SAMPLES_FILE, RANKING_FILE, MEASURED_FILE = "schedule_samples.csv", "schedule_ranking.csv", "schedule_measured.csv"
-VERSION = 1
+SAMPLES_VERSION, VERSION = 2, 1
 
 
 @dataclass(frozen=True)
@@ -169,11 +169,11 @@ def _stage_samples(
             raise YggdrasilError(
                 f"the profile {settings.profile} has no stage costs of all variants ({file}); give --prompts to measure"
             )
-        return read_csv(file, "schedule-samples", VERSION, COLUMNS)
+        return read_csv(file, "schedule-samples", SAMPLES_VERSION, COLUMNS)
     report = reporter.phase("measuring the stages of every variant")
     new_stream = partial(open_ended, bench.tokenizer, settings.tokens)
     frame = measure_stage_costs(bench.assembly, new_stream, bench.texts, settings.cost_rounds, report)
-    write_csv(file, "schedule-samples", VERSION, frame)
+    write_csv(file, "schedule-samples", SAMPLES_VERSION, frame)
     return frame
 
 

@@ -63,7 +63,7 @@ class Facts:
     @cached_property
     def stage_costs(self) -> StageCosts | None:
         """Costs of all variants, where a search has measured them."""
-        frame = _optional(self.profile / "schedule_samples.csv", "schedule-samples", COST_COLUMNS)
+        frame = _optional(self.profile / "schedule_samples.csv", "schedule-samples", COST_COLUMNS, version=2)
         return None if frame.empty else StageCosts.from_samples(frame)
 
     def tables(self) -> dict[str, pd.DataFrame]:

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from yggdrasil.errors import YggdrasilError
-from yggdrasil.scheduling.stages import Schedule
+from yggdrasil.scheduling.stages import STAGES, Schedule
 from yggdrasil.tree.objective import TreeShape
 
 if TYPE_CHECKING:
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 Array: TypeAlias = npt.NDArray[np.floating[Any]]
 LOOP = "loop"  # what an iteration spends between stages
-COLUMNS = ("context", "cycle", "schedule", "width", "depth", "verify_width", "stage", "ms")
+TIMES = ("iteration", LOOP, *STAGES)  # milliseconds; nothing for a stage that did not run
+COLUMNS = ("context", "cycle", "schedule", "width", "depth", "verify_width", *TIMES)  # one row an iteration
 _QUANTILES = np.linspace(0.0, 1.0, 21)
 
 
@@ -80,23 +81,22 @@ class StageCosts:
         Raises:
             YggdrasilError: there are no samples of iterations, or none of plain steps.
         """
-        plain = frame[(frame["depth"] == 0) & (frame["stage"] == "iteration")]["ms"]
+        plain = frame.loc[frame["depth"] == 0, "iteration"]
         drafted = frame[frame["depth"] > 0]
         if plain.empty or drafted.empty:
             raise YggdrasilError("the profile's stage samples hold no iterations; run `yggdrasil search` to take them")
         collected: dict[str, dict[tuple[int, ...], list[Array]]] = {}
-        schedules = {code: _schedule_of(str(code)) for code in drafted["schedule"].unique()}
-        groups = drafted.groupby(["schedule", "width", "depth", "verify_width", "stage"])["ms"]
-        for names, samples in groups:
-            code, width, depth, verify_width, stage = cast("tuple[str, int, int, int, str]", names)
-            schedule = schedules[code]
-            if stage == "iteration" or (stage != LOOP and stage not in schedule.predecessors):
-                continue
-            key = LOOP if stage == LOOP else cost_key(schedule, stage)
-            size = _SIZES.get(key, _any_shape)(TreeShape(int(width), int(depth), int(verify_width)))
-            if key == "head_draft=ahead" and schedule.variants["tail_draft"] != "ahead":
-                continue  # the leaves' share is in it; the sum of its parts stands for it
-            collected.setdefault(key, {}).setdefault(size, []).append(samples.to_numpy())
+        for names, samples in drafted.groupby(["schedule", "width", "depth", "verify_width"]):
+            code, width, depth, verify_width = cast("tuple[str, int, int, int]", names)
+            schedule, shape = _schedule_of(code), TreeShape(int(width), int(depth), int(verify_width))
+            for stage in (*schedule.predecessors, LOOP):
+                key = LOOP if stage == LOOP else cost_key(schedule, stage)
+                if key == "head_draft=ahead" and schedule.variants["tail_draft"] != "ahead":
+                    continue  # the leaves' share is in it; the sum of its parts stands for it
+                ran = samples[stage].dropna()
+                if not ran.empty:
+                    size = _SIZES.get(key, _any_shape)(shape)
+                    collected.setdefault(key, {}).setdefault(size, []).append(ran.to_numpy())
         tables = {
             key: {size: _spread(np.concatenate(parts)) for size, parts in sorted(sizes.items())}
             for key, sizes in collected.items()
