@@ -15,9 +15,6 @@ class NotingLearner:
     def begin(self):
         pass
 
-    def observe(self, promised, accepted):
-        pass
-
     def settle(self, decision, tokens, milliseconds, *, rested):
         self.milliseconds.append(milliseconds)
 

@@ -10,6 +10,7 @@ from yggdrasil.acceptance.sampling import SamplingParams
 from yggdrasil.acceptance.speculation import Speculation
 from yggdrasil.engine.parity import ProbeText, measure_parity
 from yggdrasil.engine.policy import PLAIN_POLICY, FixedPolicy
+from yggdrasil.engine.promises import KeptPromises
 from yggdrasil.engine.trace import Trace
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.models.graphs import Recorder
@@ -114,29 +115,16 @@ def test_a_drafter_on_the_host(pair):
     assert 0 < generation.metrics.acceptance_rate < 1
 
 
-class Listener:
-    """Notes what a policy's learner is told."""
-
-    def begin(self):
-        self.heard = []
-
-    def observe(self, promised, accepted):
-        self.heard.append((promised, accepted))
-
-    def settle(self, decision, tokens, milliseconds, *, rested):
-        return
-
-
 def test_promises_come_back_with_the_outcome(pair, monkeypatch):
     """The expectation of the verified nodes, ranked by the step itself, equals what the engine reads before it."""
 
     def promises(backend):
-        policy = FixedPolicy(TreeShape(4, 4, 8))
-        policy.learner = Listener()
-        noted = []
+        heard, noted = [], []
+        monkeypatch.setattr(KeptPromises, "observe", lambda self, *promised_accepted: heard.append(promised_accepted))
         monkeypatch.setattr(Trace, "note", lambda self, shape, tokens, expected, ms: noted.append(expected))
-        pair.decoder(policy, backend=backend).generate(PROMPT, max_new_tokens=NUM_TOKENS)
-        return policy.learner.heard, noted
+        decoder = pair.decoder(FixedPolicy(TreeShape(4, 4, 8)), backend=backend)
+        decoder.generate(PROMPT, max_new_tokens=NUM_TOKENS)
+        return heard, noted
 
     heard, noted = promises("eager")
     captured, captured_noted = promises("cudagraph")

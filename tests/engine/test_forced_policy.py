@@ -24,9 +24,6 @@ class Noting:
     def begin(self):
         self.told.append("begin")
 
-    def observe(self, promised, accepted):
-        self.told.append((promised, accepted))
-
     def settle(self, decision, tokens, milliseconds, *, rested):
         self.told.append((decision.shape, tokens, milliseconds, rested))
 
@@ -40,7 +37,6 @@ def test_forced_tokens_are_a_chain_in_the_narrowest_pass(forced, depth, width):
     decision = policy.choose(None)
     assert decision.shape == TreeShape(1, depth, width)
     assert policy.prune(decision.shape._replace(verify_width=1), [1.0] * 4, 10).shape == decision.shape
-    policy.learner.observe(3.0, 3.0)
     policy.learner.settle(decision, 4, 1.0, rested=False)
     assert inner.told == []
 
@@ -53,9 +49,8 @@ def test_free_text_is_the_policys_own():
 
     assert policy.rest(10) is None
     assert policy.choose(None).shape == policy.prune(shape, [1.0] * 4, 10).shape == shape
-    policy.learner.observe(1.5, 2.0)
     policy.learner.settle(Decision(shape), 3, 2.0, rested=False)
-    assert inner.told == ["begin", (1.5, 2.0), (shape, 3, 2.0, False)]
+    assert inner.told == ["begin", (shape, 3, 2.0, False)]
     assert ForcedPolicy(PLAIN_POLICY, lambda: 0, WIDTHS, DEEPEST).rest(10).shape == PLAIN_STEP
 
 

@@ -21,6 +21,7 @@ from yggdrasil.tree.objective import ShapeChooser, StepCosts
 
 CONTEXT = 0  # the simulation knows one context length
 MEAN: DepthSource = "mean"
+WORTH_READING = 0.98  # of the time a token: a predictor takes time itself, which the simulation does not see
 
 
 class Choice(NamedTuple):
@@ -52,12 +53,14 @@ def choose(traces: TraceSet, acceptance: AcceptanceCalibration, costs: StepCosts
 
     cache = OutcomeCache(held_out, costs.verify_widths)
     results: dict[DepthSource, SimulationResult] = {}
-    for source in (MEAN, *trained):  # ties go to the first, which costs no time at run time
+    for source in (MEAN, *trained):
         depth = DepthEvidence(trained[source][0], _readings(traces)[source]) if source in trained else None
         is_head_first = source == "head"
         policy = ObjectivePolicy({CONTEXT: costs}, ratios, mean_survival, depth, is_head_first=is_head_first)
         results[source] = replay(held_out, policy, costs, CONTEXT, cache, is_head_first=is_head_first)
     best = min(results, key=lambda source: results[source].ms_per_token)
+    if results[best].ms_per_token > WORTH_READING * results[MEAN].ms_per_token:
+        best = MEAN
     kept: DepthSource = best if best in trained else "predictor"  # the file holds one, used or not
     learned = Learned(acceptance, trained[kept][0], _readings(traces)[kept], mean_survival, ratios)
     expectations = {s: _expectation(f"depth from {s}", result, costs.plain_ms) for s, result in results.items()}

@@ -146,10 +146,11 @@ def _costs_at(context: int, frame: pd.DataFrame, shapes: Shapes) -> Costs:
     verify[1] = median(plain, "plain")
     envelope = lower_envelope(verify)
     draft = {w: _draft_line(part) for w, part in _by_width(drafted[drafted["stage"] == "draft_steps"], "width")}
+    steps = {width: step for width, (step, _) in draft.items()}  # a narrower step never costs more: that is noise
     return Costs(
         context=context,
         head_ms=_rounded(median(drafted, "head_draft")),
-        draft_ms={width: _rounded(step) for width, (step, _) in draft.items()},
+        draft_ms={width: _rounded(ms) for width, (ms, _) in lower_envelope(steps).items()},
         verify_ms={width: _rounded(envelope[width][0]) for width in shapes.verify_widths},
         overhead_ms=_rounded(median(drafted, "overhead") + float(np.median([rest for _, rest in draft.values()]))),
         plain_ms=_rounded(median(plain, "iteration")),

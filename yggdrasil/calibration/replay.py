@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from yggdrasil.engine.policy import Decision, Policy
+from yggdrasil.engine.promises import KeptPromises
 from yggdrasil.predictor.evidence import Float32Array
 from yggdrasil.profiling.simulator import OutcomeCache, ShapeTally, SimulationResult
 from yggdrasil.profiling.traces import TraceSet
@@ -39,17 +40,19 @@ def replay(
 ) -> SimulationResult:
     """Decode every document as the engine would with ``policy``, each a request of its own; greedy acceptance.
 
-    Everything is charged that decoding pays: the plain step that begins a request, pauses, a head draft before a
+    Everything is charged that decoding pays: plain steps that sample their price, pauses, a head draft before a
     refusal, a tree that is verified with width 1. ``context`` names the plan's costs that ``costs`` are.
     """
-    tally = ShapeTally()
+    tally, promises = ShapeTally(), KeptPromises()
     for start, stop in traces.document_ranges():
         if policy.learner is not None:
             policy.learner.begin()
         index = start
         while index < stop:
             rested = policy.rest(context)
-            decision, accepted = _tree(traces, index, policy, context, cache) if rested is None else (rested, 0)
+            decision, accepted = (
+                _tree(traces, index, policy, context, cache, promises) if rested is None else (rested, 0)
+            )
             shape = decision.shape
             spent_head = is_head_first and rested is None and not shape.depth
             milliseconds = costs.iteration_ms(*shape) + (costs.head_ms if spent_head else 0.0)
@@ -60,18 +63,20 @@ def replay(
     return tally.result(traces.num_positions)
 
 
-def _tree(traces: TraceSet, index: int, policy: Policy, context: int, cache: OutcomeCache) -> tuple[Decision, int]:
+def _tree(
+    traces: TraceSet, index: int, policy: Policy, context: int, cache: OutcomeCache, promises: KeptPromises
+) -> tuple[Decision, int]:
     """What is verified at row ``index``, and how many drafted tokens it gives."""
     decision = policy.choose(RecordedEvidence(traces, index, context))
     shape = decision.shape
     if not shape.depth:
         return decision, 0
     outcomes = cache.get(shape.width, shape.depth)
-    expected: Sequence[float] = outcomes.expected_tokens[index].tolist()
-    decision = policy.prune(shape, expected, context)
+    by_scores: Sequence[float] = outcomes.expected_tokens[index].tolist()
+    decision = policy.prune(shape, [promises.honest(tokens) for tokens in by_scores], context)
     verify_width = decision.shape.verify_width
     column = cache.verify_widths.index(verify_width)
     accepted = int(outcomes.accepted[index, column])
-    if verify_width > 1 and policy.learner is not None:
-        policy.learner.observe(max(expected[column] - 1.0, 0.0), accepted)
+    if verify_width > 1:
+        promises.observe(max(by_scores[column] - 1.0, 0.0), accepted)
     return decision, accepted

@@ -213,11 +213,12 @@ class StageActions:
         if not shape.depth or self.target.ranks_nodes:
             return
         order, expected = rank_scores(self._scores.read())
-        expected_host = expected[self._expected_at].tolist()
-        decision = self._policy.prune(shape, expected_host, self.target.length)
+        by_scores = expected[self._expected_at].tolist()
+        honest = [self._kept_promises.honest(tokens) for tokens in by_scores]
+        decision = self._policy.prune(shape, honest, self.target.length)
         state.ranking, state.shape = order, decision.shape
         state.promise = state.promise._replace(decision=decision)
-        self._promise_by_tree(state, expected_host[self.verify_widths.index(decision.shape.verify_width)])
+        self._promise_by_tree(state, by_scores[self.verify_widths.index(decision.shape.verify_width)])
 
     def _promise_by_tree(self, state: Iteration, expected: float) -> None:
         """What the tree's own scores promise follows the text; the depth's promise knows only what came before it."""
@@ -251,10 +252,7 @@ class StageActions:
 
     def _learn(self, state: Iteration) -> None:
         assert state.outcome is not None
-        promised, accepted = max(state.expected - 1.0, 0.0), len(state.outcome.tokens) - 1
-        self._kept_promises.observe(promised, accepted)
-        if self._policy.learner is not None:
-            self._policy.learner.observe(promised, accepted)
+        self._kept_promises.observe(max(state.expected - 1.0, 0.0), len(state.outcome.tokens) - 1)
 
     def _commit(self, state: Iteration) -> None:
         outcome = state.outcome

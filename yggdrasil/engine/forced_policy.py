@@ -26,12 +26,8 @@ class ForcedPolicy:
         assert self._policy.learner is not None
         self._policy.learner.begin()
 
-    def observe(self, promised: float, accepted: float) -> None:
-        """What forced tokens give says nothing of the drafter."""
-        if self._policy.learner is not None and not self._depth:
-            self._policy.learner.observe(promised, accepted)
-
     def settle(self, decision: Decision, tokens: int, milliseconds: float, *, rested: bool) -> None:
+        """What forced tokens give says nothing of the drafter."""
         if self._policy.learner is not None and not self._depth:
             self._policy.learner.settle(decision, tokens, milliseconds, rested=rested)
 

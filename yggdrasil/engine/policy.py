@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from yggdrasil.engine.gate import Gate
 from yggdrasil.engine.promises import Paces
 from yggdrasil.predictor.depth import DepthPredictor
 from yggdrasil.predictor.evidence import Evidence, EvidenceSizes, read_evidence
@@ -33,9 +34,6 @@ class Learner(Protocol):
 
     def begin(self) -> None:
         """A new request."""
-
-    def observe(self, promised: float, accepted: float) -> None:
-        """A verified tree gave ``accepted`` tokens where its scores promised ``promised``, both without the bonus."""
 
     def settle(self, decision: Decision, tokens: int, milliseconds: float, *, rested: bool) -> None:
         """An iteration by ``decision`` took so long and emitted ``tokens``; ``rested``: no shape was asked for."""
@@ -77,72 +75,6 @@ class FixedPolicy:
 PLAIN_POLICY = FixedPolicy(PLAIN_STEP)  # speculation off
 
 
-class Gate:
-    """Keeps speculation from costing time where it does not pay, and tries again later.
-
-    Acceptance on this text is tracked against what was promised; the promise is scaled by it. When the objective then
-    prefers plain steps, it is not even asked for a while: a pause that doubles each time the answer stays the same.
-
-    Beyond promises there is an account of what speculation really gained or lost, in plain steps, at the speed the
-    machine has now. In the red, decoding is plain, and each plain step earns a little to try again with: so the loss
-    stays near ``_EARNED`` of the time, whatever the plan believes. The account outlives a request.
-    """
-
-    _FIRST_PAUSE, _LONGEST_PAUSE = 8, 128
-    _MEMORY, _PRIOR = 0.9, 4.0
-    # The first trees after plain steps meet cold caches and sleeping threads; credit lasts until they run warm.
-    _CREDIT, _RICHEST, _EARNED = 8.0, 16.0, 0.015
-    # The first tree of a request pays for the drafter's reading of the prompt. Beyond that, the machine stood still.
-    _WORST = -12.0
-
-    def __init__(self) -> None:
-        self._balance = self._CREDIT
-        self.begin()
-
-    def rested(self) -> None:
-        """A plain step was taken without asking the objective."""
-        self._balance = min(self._balance + self._EARNED, self._RICHEST)
-
-    def settle(self, gained: float) -> None:
-        """An iteration gave ``gained`` tokens more than plain steps would have in its time."""
-        self._balance = min(self._balance + max(gained, self._WORST), self._RICHEST)
-
-    def begin(self) -> None:
-        self._is_first = True
-        self._accepted = self._promised = 0.0
-        self._pause, self._left = self._FIRST_PAUSE, 0
-
-    @property
-    def trust(self) -> float:
-        """Factor on promised acceptance, 1 before anything was seen."""
-        return min(max((self._accepted + self._PRIOR) / (self._promised + self._PRIOR), 0.2), 1.5)
-
-    def is_paused(self) -> bool:
-        """Whether the next step is plain without asking the objective.
-
-        The first of a request is: it bounds what a plain step costs today.
-        """
-        if self._is_first or self._balance < 0:
-            self._is_first = False
-            return True
-        if self._left > 0:
-            self._left -= 1
-            return True
-        return False
-
-    def refused(self) -> None:
-        """The objective prefers a plain step: pause, and forget half of what spoke against speculation."""
-        self._left = self._pause
-        self._pause = min(2 * self._pause, self._LONGEST_PAUSE)
-        self._accepted, self._promised = self._accepted / 2, self._promised / 2
-
-    def observe(self, promised: float, accepted: float) -> None:
-        """A tree gave ``accepted`` drafted tokens where ``promised`` were expected."""
-        self._accepted = self._MEMORY * self._accepted + accepted
-        self._promised = self._MEMORY * self._promised + promised
-        self._pause = self._FIRST_PAUSE
-
-
 class DepthEvidence(NamedTuple):
     """A depth predictor and what it reads."""
 
@@ -158,7 +90,7 @@ class ObjectivePolicy:
     ``is_head_first``: a refused tree has cost a head draft already.
     """
 
-    _SAMPLED_EVERY = 8  # requests; their first step alone is cold
+    _SAMPLED_EVERY = 8  # requests: their first two steps are plain, since the first alone is cold
 
     def __init__(
         self,
@@ -190,9 +122,6 @@ class ObjectivePolicy:
         self._steps = 0
         self._unsampled += 1
 
-    def observe(self, promised: float, accepted: float) -> None:
-        self._gate.observe(promised, accepted)
-
     def settle(self, decision: Decision, tokens: int, milliseconds: float, *, rested: bool) -> None:
         plain_ms = self._plain_ms[self._here] * self._paces.plain
         if rested:
@@ -202,21 +131,23 @@ class ObjectivePolicy:
             self._unsampled = self._unsampled if is_cold else 0
         else:  # what was spent before a refusal is speculation's too
             self._gate.settle(tokens - milliseconds / plain_ms)
+            if decision.shape.verify_width > 1:
+                self._gate.drafted()
             if decision.shape.depth:
                 self._paces.follow_tree(decision.milliseconds, milliseconds)
 
     def rest(self, context: int) -> Decision | None:
         self._here = self._place(context)
         self._steps += 1
-        is_sample = self._steps == 2 and self._unsampled > self._SAMPLED_EVERY
+        is_sample = self._steps <= 2 and self._unsampled > self._SAMPLED_EVERY
         if not self._gate.is_paused() and not is_sample:
             return None
         return Decision(PLAIN_STEP, 1.0, self._plain_ms[self._here] * self._paces.plain)
 
     def choose(self, evidence: Evidence) -> Decision:
         chooser = self._choosers[self._place(evidence.context)]
-        survival = np.minimum(self._survival(evidence) * self._gate.trust, 1.0)
-        shape, tokens = chooser.choose_with_promise(survival, plain_price=self._paces.plain / self._paces.tree)
+        plain_price = self._paces.plain / self._paces.tree
+        shape, tokens = chooser.choose_with_promise(self._survival(evidence), plain_price)
         milliseconds = chooser.costs.iteration_ms(*shape)
         if shape.depth:
             return Decision(shape, tokens, milliseconds * self._paces.tree)

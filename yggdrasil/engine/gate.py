@@ -1,0 +1,60 @@
+"""Whether to speculate at all: pauses while the objective refuses, and an account of what speculation really gained."""
+
+
+class Gate:
+    """Keeps speculation from costing time where it does not pay, and tries again later.
+
+    When the objective prefers plain steps, it is not even asked for a while: a pause that doubles each time the answer
+    stays the same.
+
+    Beyond what the objective believes there is an account of what speculation really gained or lost, in plain steps, at
+    the speed the machine has now. In the red, decoding is plain, and each plain step earns a little to try again with:
+    so the loss stays near ``_EARNED`` of the time. The account outlives a request.
+
+    The first tree of a request pays for the drafter's reading of the prompt. That is spent whatever follows, so it is
+    charged when the request has ended: before, it would end the speculation that was to earn it back.
+    """
+
+    _FIRST_PAUSE, _LONGEST_PAUSE = 8, 128
+    # The first trees after plain steps meet cold caches and sleeping threads; credit lasts until they run warm.
+    _CREDIT, _RICHEST, _EARNED = 16.0, 64.0, 0.03
+    _WORST = -12.0  # what one tree may lose; beyond, the machine stood still
+
+    def __init__(self) -> None:
+        self._balance, self._entry = self._CREDIT, 0.0
+        self.begin()
+
+    def rested(self) -> None:
+        """A plain step was taken without asking the objective."""
+        self._balance = min(self._balance + self._EARNED, self._RICHEST)
+
+    def settle(self, gained: float) -> None:
+        """An iteration gave ``gained`` tokens more than plain steps would have in its time."""
+        gained = max(gained, self._WORST)
+        if not self._has_entered:
+            self._has_entered, self._entry, gained = True, min(gained, 0.0), max(gained, 0.0)
+        self._balance = min(self._balance + gained, self._RICHEST)
+
+    def begin(self) -> None:
+        """A new request."""
+        self._balance += self._entry
+        self._has_entered, self._entry = False, 0.0
+        self._pause, self._left = self._FIRST_PAUSE, 0
+
+    def is_paused(self) -> bool:
+        """Whether the next step is plain without asking the objective."""
+        if self._balance < 0:
+            return True
+        if self._left > 0:
+            self._left -= 1
+            return True
+        return False
+
+    def refused(self) -> None:
+        """The objective prefers a plain step: pause."""
+        self._left = self._pause
+        self._pause = min(2 * self._pause, self._LONGEST_PAUSE)
+
+    def drafted(self) -> None:
+        """The objective wants a tree: the next pause is short again."""
+        self._pause = self._FIRST_PAUSE
