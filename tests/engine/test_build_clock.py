@@ -2,6 +2,7 @@
 
 from tests.tiny_pair import TEXT, make_pair
 from yggdrasil.engine.policy import FixedPolicy
+from yggdrasil.engine.promises import KeptPromises
 from yggdrasil.models.compiled import BuildClock
 from yggdrasil.tree.objective import TreeShape
 
@@ -10,7 +11,7 @@ LOADING_NS = 1
 
 class NotingLearner:
     def __init__(self):
-        self.milliseconds = []
+        self.milliseconds, self.promises = [], KeptPromises()
 
     def begin(self):
         pass

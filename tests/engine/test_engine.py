@@ -146,7 +146,7 @@ class Watcher:
     """Notes what the engine tells its policy, which is its own learner."""
 
     def __init__(self, shape):
-        self.learner, self._decision = self, Decision(shape)
+        self.learner, self._decision, self.promises = self, Decision(shape), KeptPromises()
 
     def begin(self):
         self.contexts, self.states, self.settled = [], [], []

@@ -8,6 +8,7 @@ from tiny_pair import TEXT
 from yggdrasil.acceptance.sampling import Constraint, SamplingParams
 from yggdrasil.engine.forced_policy import ForcedPolicy
 from yggdrasil.engine.policy import PLAIN_POLICY, Decision, FixedPolicy
+from yggdrasil.engine.promises import KeptPromises
 from yggdrasil.tree.objective import PLAIN_STEP, TreeShape
 
 WIDTHS, DEEPEST = (1, 2, 4, 8), 5
@@ -17,7 +18,7 @@ class Noting:
     """A policy that wants one shape and notes what it is told."""
 
     def __init__(self):
-        self.learner, self.told = self, []
+        self.learner, self.told, self.promises = self, [], KeptPromises()
         self._fixed = FixedPolicy(TreeShape(2, 3, 8))
         self.rest, self.choose, self.prune = self._fixed.rest, self._fixed.choose, self._fixed.prune
 

@@ -63,6 +63,9 @@ def results(tmp_path):
     write("demo", "exactness-c4.json", settings=settings, summary=modes)
     ways = {"plan": 4, "EGT": 4, "chain": 3, "k-ary": 4, "off": 4}
     write("demo", "equality-c4.json", plan="demo", prompts=4, max_new_tokens=8, matched={"T=0": ways})
+    found = {"matched": 3, "prompts": 4, "aal": {"latency": 2.0, "aal": 3.0}, "latency_over_aal": SPREAD}
+    objectives = {name: {**found, "latency_over_plain": 1.25} for name in ("c4", "qa")}
+    write("demo", "objectives-mixed.json", plan="demo", summary=objectives)
     rules = [
         {**row, "system": f"{name}, T={temperature:g}", "temperature": temperature, "aal": 1 + temperature}
         for temperature in (0.0, 1.0)
@@ -127,6 +130,13 @@ def test_equality_has_a_column_for_each_way_of_drafting(tables, results):
     assert rendered(tables, results, "equality") == [line]
 
 
+def test_rows_of_objectives(tables, results):
+    assert rendered(tables, results, "objectives") == [
+        f"| as shipped (11M) | {name} | 3 of 4 | 2.00 / 3.00 | **2.00** (1.50 to 2.50) | 1.25 |"
+        for name in ("c4", "qa")
+    ]
+
+
 def test_rows_of_constrained_texts(tables, results):
     assert rendered(tables, results, "constraints") == [
         "| as shipped (11M) | 4 of 4 | 3 of 4 | 40 | 2.00 | 2.00 | 1.00 | **2.00** (1.50 to 2.50) |"
@@ -141,6 +151,6 @@ def test_every_rule_and_mode_is_in_its_table(tables):
 def test_tables_without_results_are_refused(tables, results):
     with pytest.raises(ValueError, match="no results bench-"):
         tables.render("<!-- table: bench other -->\n<!-- end of table -->", results)
-    kinds = "bench, constraints, equality, exactness, rules, systems, trees"
+    kinds = "bench, constraints, equality, exactness, objectives, rules, systems, trees"
     with pytest.raises(ValueError, match=f"no table 'figures'; choose from {kinds}"):
         tables.render("<!-- table: figures box -->\n<!-- end of table -->", results)

@@ -90,18 +90,19 @@ class StageActions:
         self.max_length = limit
         self.verify_widths = list(verify_widths)
         self._staged = drafter if isinstance(drafter, StagedDrafter) else None
-        self._kept_promises = KeptPromises()
         self._expected_at = np.array(self.verify_widths) - 1
         self._scores, self._order = HostView(tree.scores), HostView(target.order)
         self._keeps_rows = self._guesses = self._reads_leaves_with_head = self._drafts_head_first = False
         self._policy: Policy
         self._stream: TextStream
         self._trace: Trace
+        self._own_promises: KeptPromises  # where nobody learns
         self._evidence: LiveEvidence
 
     def begin(self, policy: Policy, stream: TextStream, trace: Trace, text: list[int], first: Outcome) -> None:
         """Serve another request, whose certain ``text`` ends with what the prefill gave."""
         self._policy, self._stream, self._trace = policy, stream, trace
+        self._own_promises = KeptPromises()
         self._evidence = LiveEvidence(self.target, self.tree, text, first.hidden)
 
     def follow(self, outcome: Outcome) -> None:
@@ -160,6 +161,11 @@ class StageActions:
         return shape if shape.depth <= self._room else shape._replace(depth=self._room)
 
     @property
+    def _promises(self) -> KeptPromises:
+        learner = self._policy.learner
+        return self._own_promises if learner is None else learner.promises
+
+    @property
     def _room(self) -> int:
         """The deepest tree that fits: the text is the cache and the root, and a full path adds the bonus token too."""
         return self.max_length - self.target.length - 2
@@ -214,7 +220,7 @@ class StageActions:
             return
         order, expected = rank_scores(self._scores.read())
         by_scores = expected[self._expected_at].tolist()
-        honest = [self._kept_promises.honest(tokens) for tokens in by_scores]
+        honest = [self._promises.honest(tokens) for tokens in by_scores]
         decision = self._policy.prune(shape, honest, self.target.length)
         state.ranking, state.shape = order, decision.shape
         state.promise = state.promise._replace(decision=decision)
@@ -223,7 +229,7 @@ class StageActions:
     def _promise_by_tree(self, state: Iteration, expected: float) -> None:
         """What the tree's own scores promise follows the text; the depth's promise knows only what came before it."""
         state.expected = expected
-        decision = state.promise.decision._replace(tokens=self._kept_promises.honest(expected))
+        decision = state.promise.decision._replace(tokens=self._promises.honest(expected))
         state.promise = state.promise._replace(decision=decision)
 
     def _hand_over_nodes(self, state: Iteration) -> None:
@@ -252,7 +258,7 @@ class StageActions:
 
     def _learn(self, state: Iteration) -> None:
         assert state.outcome is not None
-        self._kept_promises.observe(max(state.expected - 1.0, 0.0), len(state.outcome.tokens) - 1)
+        self._promises.observe(max(state.expected - 1.0, 0.0), len(state.outcome.tokens) - 1)
 
     def _commit(self, state: Iteration) -> None:
         outcome = state.outcome

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from operator import mul
+from weakref import WeakKeyDictionary, ref
 
 from transformers import PreTrainedTokenizerBase
 
@@ -210,18 +211,18 @@ class PolicyPerSetting:
     _MOST = 64
 
     def __init__(self) -> None:
-        self._base: Policy | None = None
+        self._unused: WeakKeyDictionary[Policy, Policy] = WeakKeyDictionary()  # as a policy was when first seen
         self._copies: dict[tuple[object, ...], Policy] = {}
 
     def of(self, policy: Policy, sampling: SamplingParams, rule: str) -> Policy:
         """``policy`` itself for plain greedy decoding, else the copy of it that serves this setting."""
-        if policy is not self._base:
-            self._base, self._copies = policy, {}
+        if policy not in self._unused:
+            self._unused[policy] = copy.deepcopy(policy)
         if not sampling.needs_logits and rule == "match":
             return policy
-        key = (sampling.identity(), rule)
+        key = (ref(policy), sampling.identity(), rule)
         if len(self._copies) == self._MOST and key not in self._copies:
             del self._copies[next(iter(self._copies))]
-        kept = self._copies.pop(key) if key in self._copies else copy.deepcopy(policy)
+        kept = self._copies.pop(key) if key in self._copies else copy.deepcopy(self._unused[policy])
         self._copies[key] = kept  # now the last
         return kept

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from yggdrasil.engine.policy import Decision, Learner, Policy
+from yggdrasil.engine.promises import KeptPromises
 from yggdrasil.predictor.evidence import Evidence
 from yggdrasil.tree.objective import TreeShape
 
@@ -20,14 +21,20 @@ class ForcedPolicy:
         self._policy, self._num_forced = policy, num_forced
         self._verify_widths = list(verify_widths)
         self._deepest = min(max_depth, self._verify_widths[-1] - 1)
+        self._forced_promises = KeptPromises()
         self._depth = 0  # of this iteration's forced path; 0 where the text is free
 
     def begin(self) -> None:
         assert self._policy.learner is not None
         self._policy.learner.begin()
 
+    @property
+    def promises(self) -> KeptPromises:
+        """Kept apart where tokens are forced: what those give says nothing of the drafter."""
+        learner = self._policy.learner
+        return self._forced_promises if self._depth or learner is None else learner.promises
+
     def settle(self, decision: Decision, tokens: int, milliseconds: float, *, rested: bool) -> None:
-        """What forced tokens give says nothing of the drafter."""
         if self._policy.learner is not None and not self._depth:
             self._policy.learner.settle(decision, tokens, milliseconds, rested=rested)
 

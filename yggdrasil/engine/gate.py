@@ -17,11 +17,12 @@ class Gate:
 
     _FIRST_PAUSE, _LONGEST_PAUSE = 8, 128
     # The first trees after plain steps meet cold caches and sleeping threads; credit lasts until they run warm.
-    _CREDIT, _RICHEST, _EARNED = 16.0, 64.0, 0.03
+    _CREDIT, _RICHEST, _EARNED = 8.0, 64.0, 0.03
     _WORST = -12.0  # what one tree may lose; beyond, the machine stood still
 
     def __init__(self) -> None:
-        self._balance, self._entry = self._CREDIT, 0.0
+        self._balance = self._CREDIT
+        self._entry, self._has_entered = 0.0, False  # the first tree of this request
         self.begin()
 
     def rested(self) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from yggdrasil.engine.gate import Gate
-from yggdrasil.engine.promises import Paces
+from yggdrasil.engine.promises import KeptPromises, Paces
 from yggdrasil.predictor.depth import DepthPredictor
 from yggdrasil.predictor.evidence import Evidence, EvidenceSizes, read_evidence
 from yggdrasil.tree.objective import PLAIN_STEP, Objective, ShapeChooser, StepCosts, TreeShape, choose_verify_width
@@ -31,6 +31,10 @@ class Decision(NamedTuple):
 
 class Learner(Protocol):
     """Is told what came of each iteration."""
+
+    @property
+    def promises(self) -> KeptPromises:
+        """Of the trees that it asked for."""
 
     def begin(self) -> None:
         """A new request."""
@@ -112,6 +116,7 @@ class ObjectivePolicy:
         self._is_head_first = is_head_first
         self._gate = Gate()
         self._paces = Paces()
+        self.promises = KeptPromises()
         self._here = 0  # costs of the last context that was asked for
         self._steps = 0  # of this request
         self._unsampled = self._SAMPLED_EVERY  # requests without a warm plain step

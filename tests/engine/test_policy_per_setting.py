@@ -1,0 +1,41 @@
+"""What pays at one sampling setting may not at another: each has a policy of its own, which begins as new."""
+
+from yggdrasil.acceptance.sampling import GREEDY, SamplingParams
+from yggdrasil.engine.deciding import PolicyPerSetting
+from yggdrasil.engine.policy import FixedPolicy
+from yggdrasil.tree.objective import TreeShape
+
+
+class Learning(FixedPolicy):
+    def __init__(self):
+        super().__init__(TreeShape(1, 2, 4))
+        self.lessons = 0
+
+
+def test_each_setting_keeps_what_it_learned():
+    policies, policy = PolicyPerSetting(), Learning()
+    policies.of(policy, GREEDY, "match").lessons += 1
+    warm = policies.of(policy, SamplingParams(temperature=0.8, seed=1), "match")
+
+    assert policies.of(policy, GREEDY, "match") is policy
+    assert warm.lessons == 0  # nothing that was learned when greedy
+    assert policies.of(policy, SamplingParams(temperature=0.8, seed=2), "match") is warm
+    assert policies.of(policy, SamplingParams(temperature=0.8), "sequoia") is not warm
+
+
+def test_policies_that_take_turns_keep_their_own():
+    policies, one, other = PolicyPerSetting(), Learning(), Learning()
+    sampling = SamplingParams(temperature=0.8)
+    first, second = policies.of(one, sampling, "match"), policies.of(other, sampling, "match")
+
+    assert first is not second
+    assert policies.of(one, sampling, "match") is first
+
+
+def test_the_settings_used_last_are_kept():
+    policies, policy = PolicyPerSetting(), Learning()
+    first = policies.of(policy, SamplingParams(temperature=0.5), "match")
+    for i in range(70):
+        policies.of(policy, SamplingParams(temperature=1 + i / 100), "match")
+
+    assert policies.of(policy, SamplingParams(temperature=0.5), "match") is not first
