@@ -13,7 +13,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import pandas as pd
 import typer
@@ -54,6 +54,7 @@ def main(
         "quartiles", "over plain",
     )  # fmt: skip
     samples: dict[str, list[dict[str, float | str]]] = {}
+    summary: dict[str, dict[str, Any]] = {}
     for file in files:
         texts = {prompt.id: _tail(decoder, prompt.prompt, max_prompt_tokens) for prompt in read_prompts(file, limit)}
         _turn(decoder, policies, next(iter(texts.values())), max_new_tokens, 0)  # warm-up
@@ -62,11 +63,13 @@ def main(
             {"prompt": id_, "round": number, **_turn(decoder, policies, texts[id_], max_new_tokens, turn)}
             for turn, (number, id_) in enumerate(track(turns, file.stem, console=console))
         ]
-        table.add_row(file.stem, *_summary(pd.DataFrame(rows)))
+        found = summary[file.stem] = _summary(pd.DataFrame(rows))
+        table.add_row(file.stem, *_cells(found))
     wide_console().print(table)
     if out is not None:
         machine = current_machine().describe()
-        record = {"plan": plan, "machine": machine, "gate": gate, "max_new_tokens": max_new_tokens, "samples": samples}
+        record = {"plan": plan, "machine": machine, "gate": gate, "max_new_tokens": max_new_tokens, "rounds": rounds,
+                  "summary": summary, "samples": samples}  # fmt: skip
         write_atomic(out, (json.dumps(record, indent=1) + "\n").encode())
 
 
@@ -87,17 +90,35 @@ def _turn(
     return figures
 
 
-def _summary(frame: pd.DataFrame) -> list[str]:
-    """Cells of one prompt file."""
+def _summary(frame: pd.DataFrame) -> dict[str, Any]:
+    """Figures of one prompt file."""
     by_prompt = frame["prompt"]
     gains = (frame["aal_tpot_ms"] / frame["latency_tpot_ms"]).groupby(by_prompt).median()
     over_plain = (frame["plain_tpot_ms"] / frame["latency_tpot_ms"]).groupby(by_prompt).median()
     same = frame.groupby("prompt")["same"].min()
-    lengths = [f"{frame[f'{name}_aal'].mean():.2f}" for name in ("latency", "aal")]
-    speeds = [f"{1e3 / frame[f'{name}_tpot_ms'].groupby(by_prompt).median().mean():.0f}" for name in ("latency", "aal")]
     low, middle, high = gains.quantile([0.25, 0.5, 0.75])
-    return [f"{int(same.sum())} of {len(same)}", *lengths, *speeds, f"{middle:.3f}", f"{low:.3f} to {high:.3f}",
-            f"{over_plain.median():.3f}"]  # fmt: skip
+    return {
+        "matched": int(same.sum()),
+        "prompts": len(same),
+        "aal": {name: frame[f"{name}_aal"].mean() for name in ("latency", "aal")},
+        "tokens_per_s": {
+            name: 1e3 / frame[f"{name}_tpot_ms"].groupby(by_prompt).median().mean() for name in ("latency", "aal")
+        },
+        "latency_over_aal": {"median": middle, "low": low, "high": high},
+        "latency_over_plain": over_plain.median(),
+    }
+
+
+def _cells(found: dict[str, Any]) -> list[str]:
+    lengths, speeds, gain = found["aal"], found["tokens_per_s"], found["latency_over_aal"]
+    return [
+        f"{found['matched']} of {found['prompts']}",
+        *(f"{lengths[name]:.2f}" for name in ("latency", "aal")),
+        *(f"{speeds[name]:.0f}" for name in ("latency", "aal")),
+        f"{gain['median']:.3f}",
+        f"{gain['low']:.3f} to {gain['high']:.3f}",
+        f"{found['latency_over_plain']:.3f}",
+    ]
 
 
 class Ungated:

@@ -7,7 +7,8 @@
 A table stands between ``<!-- table: KIND MACHINE -->`` and ``<!-- end of table -->``. Its rows come from
 ``profiles/*/MACHINE/KIND-*.json``: bench from `yggdrasil bench`, trees from `yggdrasil bench --tree NAME`, rules from
 `yggdrasil bench rules`, exactness from `yggdrasil bench exactness`, constraints from `scripts/check_constraints.py`,
-equality from `scripts/check_equality.py`, systems from `scripts/compare_systems`, each with ``--json``.
+equality from `scripts/check_equality.py`, objectives from `scripts/compare_objectives.py`, systems from
+`scripts/compare_systems`, each with ``--json``.
 """
 
 import argparse
@@ -235,6 +236,25 @@ def equality_table(records: Iterable[Record]) -> str:
     return _table(["target, prompts", "sampling", *WAYS.values()], rows)
 
 
+def objectives_table(records: Iterable[Record]) -> str:
+    """Latency against accepted length as what the policy maximises (the paper's figure 14)."""
+    rows = [
+        [
+            _target(record["plan"]),
+            name,
+            f"{found['matched']} of {found['prompts']}",
+            " / ".join(f"{found['aal'][objective]:.2f}" for objective in ("latency", "aal")),
+            f"**{found['latency_over_aal']['median']:.2f}** "
+            f"({found['latency_over_aal']['low']:.2f} to {found['latency_over_aal']['high']:.2f})",
+            f"{found['latency_over_plain']:.2f}",
+        ]
+        for record in records
+        for name, found in record["summary"].items()
+    ]
+    titles = "target|prompts|same tokens|AAL: latency / aal|speed: latency over aal|latency over plain"
+    return _table(titles.split("|"), rows)
+
+
 def _rule(row: Record) -> str:
     name: str = row["system"].removesuffix(f", T={row['temperature']:g}")
     return name
@@ -245,6 +265,7 @@ TABLES: dict[str, Callable[[Iterable[Record]], str]] = {
     "constraints": constraints_table,
     "equality": equality_table,
     "exactness": exactness_table,
+    "objectives": objectives_table,
     "rules": rules_table,
     "systems": systems_table,
     "trees": trees_table,
