@@ -56,11 +56,15 @@ def entered():
 
 
 def test_losses_are_paid_back_by_plain_steps_before_drafting_again():
-    """What is lost on drafting beyond the credit of 8 plain steps is earned back at 3 % a plain step."""
+    """Beyond a credit and a stake of 8 plain steps each, what is lost is earned back at 3 % a plain step."""
     gate = entered()
-    for _ in range(4):
+    for _ in range(5):
         gate.settle(1 - 4.0)  # 4 plain steps for one token
-    assert plain_steps_until_open(gate) == pytest.approx((12 - 8) / 0.03, abs=1)
+        assert not gate.is_paused()
+    gate.settle(1 - 4.0)
+    assert plain_steps_until_open(gate) == pytest.approx((18 - 8) / 0.03, abs=1)
+    gate.settle(1 - 4.0)
+    assert not gate.is_paused()  # another stake
 
 
 def test_what_was_gained_may_be_lost_again():
@@ -71,17 +75,19 @@ def test_what_was_gained_may_be_lost_again():
     while not gate.is_paused():
         gate.settle(-1.0)
         lost += 1
-    assert lost == 8 + 40 + 1
+    assert lost == 8 + 40 + 8 + 1
 
 
 def test_the_price_of_entry_is_charged_behind_the_request():
     """Reading the prompt costs ten plain steps; what follows may earn them, and is not stopped for them."""
     gate = Gate()
-    gate.settle(-10.0)
-    assert not gate.is_paused()
-    gate.settle(1.0)
+    for _ in range(2):
+        gate.begin()
+        gate.settle(-10.0)
+        assert not gate.is_paused()
+        gate.settle(1.0)
     gate.begin()
-    assert plain_steps_until_open(gate) == pytest.approx((10 - 1 - 8) / 0.03, abs=1)
+    assert plain_steps_until_open(gate) == pytest.approx((20 - 2 - 8) / 0.03, abs=1)
 
     earning = Gate()
     for _ in range(50):
@@ -94,8 +100,10 @@ def test_the_price_of_entry_is_charged_behind_the_request():
 
 def test_a_machine_that_stands_still_does_not_close_the_gate_for_long():
     gate = entered()
-    gate.settle(3 - 10_000.0)
-    assert 0 < plain_steps_until_open(gate) < 300
+    for _ in range(2):
+        assert not gate.is_paused()
+        gate.settle(3 - 10_000.0)
+    assert 0 < plain_steps_until_open(gate) < 600
 
 
 def test_gains_are_counted_at_the_speed_of_now():
@@ -105,7 +113,7 @@ def test_gains_are_counted_at_the_speed_of_now():
         for _ in range(20):
             policy.settle(policy.rest(100), 1, 4.0 if policy is slower else 1.0, rested=True)
         tree = Decision(TreeShape(1, 1, 2), 2.0, 8.0)
-        for _ in range(4):
+        for _ in range(5):
             policy.settle(tree, 3, 8.0, rested=False)  # 2 plain steps when slow, else 8
 
     assert slower.rest(100) is None

@@ -8,20 +8,20 @@ class Gate:
     stays the same.
 
     Beyond what the objective believes there is an account of what speculation really gained or lost, in plain steps, at
-    the speed the machine has now. In the red, decoding is plain, and each plain step earns a little to try again with:
-    so the loss stays near ``_EARNED`` of the time. The account outlives a request.
+    the speed the machine has now. Where the stake is lost, decoding is plain, and each plain step earns a little until
+    the loss is paid back: so the loss stays near ``_EARNED`` of the time. The account outlives a request.
 
     The first tree of a request pays for the drafter's reading of the prompt. That is spent whatever follows, so it is
     charged when the request has ended: before, it would end the speculation that was to earn it back.
     """
 
     _FIRST_PAUSE, _LONGEST_PAUSE = 8, 128
-    # The first trees after plain steps meet cold caches and sleeping threads; credit lasts until they run warm.
-    _CREDIT, _RICHEST, _EARNED = 8.0, 64.0, 0.03
+    # The first trees after plain steps meet cold caches and sleeping threads; the stake lasts until they run warm.
+    _CREDIT, _STAKE, _RICHEST, _EARNED = 8.0, 8.0, 64.0, 0.03
     _WORST = -12.0  # what one tree may lose; beyond, the machine stood still
 
     def __init__(self) -> None:
-        self._balance = self._CREDIT
+        self._balance, self._is_open = self._CREDIT, True
         self._entry, self._has_entered = 0.0, False  # the first tree of this request
         self.begin()
 
@@ -44,7 +44,8 @@ class Gate:
 
     def is_paused(self) -> bool:
         """Whether the next step is plain without asking the objective."""
-        if self._balance < 0:
+        self._is_open = self._balance >= (-self._STAKE if self._is_open else 0.0)
+        if not self._is_open:
             return True
         if self._left > 0:
             self._left -= 1
