@@ -1,5 +1,7 @@
 """From a recording to a choice, with a draft model and with n-grams; every candidate's figures are kept."""
 
+import sys
+
 import numpy as np
 import pytest
 from tiny_pair import SHAPES, TEXT, byte_tokenizer, make_pair
@@ -14,6 +16,7 @@ from yggdrasil.engine.text import TextStream
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.predictor.acceptance import AcceptanceCalibration
 from yggdrasil.predictor.bundle import Learned
+from yggdrasil.profiling.simulator import SimulationResult
 from yggdrasil.tree.objective import StepCosts
 
 COSTS = StepCosts(0.1, {1: 0.1, 2: 0.11, 4: 0.12}, {w: 1 + 0.02 * w for w in SHAPES.verify_widths}, 0.05, 1.05)
@@ -44,8 +47,6 @@ def test_a_draft_model_is_chosen_for_with_and_without_its_first_guesses(pair, tm
     assert set(choice.reports) == {"predictor", "head"}
     assert {"depth from predictor", "depth from head", "depth from mean", "plain decoding"} < set(policies)
     assert policies[0] == f"depth from {choice.depth_from}"
-    of_depth = [e.tpot_ms for e in [choice.predicted, *choice.rejected] if e.policy.startswith("depth from")]
-    assert choice.predicted.tpot_ms == min(of_depth)
     assert "accepted lengths known beforehand" in policies
 
     choice.learned.save(tmp_path)
@@ -53,6 +54,19 @@ def test_a_draft_model_is_chosen_for_with_and_without_its_first_guesses(pair, tm
     assert loaded.reads == choice.learned.reads
     sizes = (traces.hidden.shape[1], traces.repetition.shape[1], traces.head.shape[1])
     assert loaded.reads in {sizes, (*sizes[:2], 0)}
+
+
+@pytest.mark.parametrize(
+    ("predictor_ms", "head_ms", "chosen"),
+    [(99.0, 100.0, "mean"), (97.0, 98.5, "predictor"), (98.5, 97.0, "head"), (101.0, 102.0, "mean")],
+)
+def test_a_predictor_must_pay_for_the_time_it_takes(pair, monkeypatch, predictor_ms, head_ms, chosen):
+    """The simulation does not see that time: 2 % are asked for."""
+    times = iter((100.0, predictor_ms, head_ms))
+    module = sys.modules[choose.__module__]
+    monkeypatch.setattr(module, "replay", lambda *_, **__: SimulationResult(100, 50, next(times) * 100, {}))
+
+    assert choose(recording(pair), AcceptanceCalibration.identity(), COSTS).depth_from == chosen
 
 
 def test_n_grams_have_no_first_guesses_and_are_calibrated_all_the_same(pair):
