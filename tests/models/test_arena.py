@@ -4,6 +4,7 @@ import gc
 
 import torch
 
+from yggdrasil.models import arena as arena_module
 from yggdrasil.models.arena import Arena
 
 
@@ -35,3 +36,14 @@ def test_a_tensor_larger_than_a_region_fits_and_outlives_the_arena(monkeypatch):
     del arena
     gc.collect()
     assert [int(tensor.sum()) for tensor in tensors] == [len(tensor) * (len(tensor) % 251) for tensor in tensors]
+
+
+def test_holes_that_copies_leave_are_given_back_now_and_then(monkeypatch):
+    trims = []
+    monkeypatch.setattr(arena_module, "_TRIMMED_EVERY", 1000)
+    monkeypatch.setattr(arena_module, "_trim_heap", lambda: trims.append(True))
+    arena, weight = Arena(), torch.ones(100)
+    held = [arena.hold(weight) for _ in range(10)]
+
+    assert len(trims) == 3  # 4,000 bytes
+    assert all(torch.equal(copy, weight) for copy in held)

@@ -3,6 +3,7 @@
 With pages of 4 KiB every 64th cache line costs an address translation, and the processor looks ahead no further.
 """
 
+import ctypes
 import mmap
 from collections.abc import Sequence
 from contextlib import suppress
@@ -12,6 +13,7 @@ from torch import Tensor
 
 _REGION = 64 << 20  # bytes; only what is written to becomes resident
 _LINE = 64  # bytes: every tensor begins on a cache line
+_TRIMMED_EVERY = 64 << 20  # bytes copied
 
 
 class Arena:
@@ -23,6 +25,7 @@ class Arena:
     def __init__(self) -> None:
         self._region: mmap.mmap | None = None
         self._used = 0  # bytes of the region
+        self._untrimmed = 0  # bytes copied
 
     def zeros(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """A contiguous tensor of zeros."""
@@ -36,8 +39,24 @@ class Arena:
         return torch.frombuffer(self._region, dtype=dtype, count=count, offset=begin).view(*shape)
 
     def hold(self, tensor: Tensor) -> Tensor:
-        """A copy of ``tensor``; one on another device stays where it is."""
-        return tensor if tensor.device.type != "cpu" else self.zeros(tensor.shape, tensor.dtype).copy_(tensor)
+        """A copy of ``tensor``; one on another device stays where it is.
+
+        What was copied is usually dropped then, one tensor after another of nearly the same size. The C library keeps
+        the holes, and not one in two is used again: unasked, a model's size stays resident.
+        """
+        if tensor.device.type != "cpu":
+            return tensor
+        self._untrimmed += tensor.nbytes
+        if self._untrimmed > _TRIMMED_EVERY:
+            self._untrimmed = 0
+            _trim_heap()
+        return self.zeros(tensor.shape, tensor.dtype).copy_(tensor)
+
+
+def _trim_heap() -> None:
+    """Give unused memory of the C library's heap back to the system, where it knows how (glibc)."""
+    with suppress(AttributeError, OSError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _region(num_bytes: int) -> mmap.mmap:

@@ -30,8 +30,7 @@ class FilePages:
     def give_back(self, weight: Tensor) -> None:
         """Drop the whole pages of ``weight`` where they came from a file: whoever reads it again, reads that file.
 
-        Asking the system to page them out instead (MADV_PAGEOUT) is ignored now and then: its page cache keeps large
-        pages that reach beyond a weight. Memory that is no file's keeps its contents.
+        Memory that is no file's is left alone.
         """
         begin = -(-weight.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
         end = (weight.data_ptr() + weight.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
