@@ -3,15 +3,19 @@
 A packed layer changes neither the module tree's names nor the function; only the weights' layout in memory.
 """
 
+import ctypes
+import mmap
+import sys
+
 import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 import yggdrasil.models.kernels  # noqa: F401  (registers torch.ops.yggdrasil)
 from yggdrasil.models.arena import Arena
-from yggdrasil.models.pages import FilePages
 
 PACKED_DTYPES = (torch.bfloat16, torch.float32)
+_PAGE_OUT = 21  # MADV_PAGEOUT: the system may take the pages back; they are read from the file again if needed
 
 
 class PackedLinear(nn.Module):
@@ -58,13 +62,11 @@ class Int8Linear(nn.Module):
 
 def pack_linears(model: nn.Module, num_threads: int) -> int:
     """Pack every linear layer of ``model``; returns how many. Tied embeddings keep their own (unpacked) table."""
-    count, arena, pages = 0, Arena(), FilePages()
+    count, arena = 0, Arena()
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             packed = _packed(child, num_threads, arena)
             if packed is not None:
-                if isinstance(packed, PackedLinear):
-                    pages.give_back(child.get_parameter("weight"))
                 setattr(parent, name, packed)
                 count += 1
     return count
@@ -83,4 +85,19 @@ def _packed(layer: nn.Module, num_threads: int, arena: Arena) -> PackedLinear | 
         return None
     if weight.dtype not in PACKED_DTYPES or weight.device.type != "cpu" or weight.shape[1] % 2:
         return None
-    return PackedLinear(weight, layer.bias, num_threads, arena)
+    packed = PackedLinear(weight, layer.bias, num_threads, arena)
+    _page_out(layer.weight)
+    return packed
+
+
+def _page_out(weight: Tensor) -> None:
+    """Give up the memory of a weight that was read from a mapped file: else a model is resident twice once packed.
+
+    The mapping lives as long as any tensor of the checkpoint does, so dropping the tensor is not enough.
+    """
+    if sys.platform != "linux":
+        return
+    begin = -(-weight.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
+    size = (weight.data_ptr() + weight.nbytes - begin) // mmap.PAGESIZE * mmap.PAGESIZE
+    if size > 0:
+        ctypes.CDLL(None).madvise(ctypes.c_void_p(begin), ctypes.c_size_t(size), _PAGE_OUT)
