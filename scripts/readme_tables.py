@@ -8,12 +8,14 @@ A table stands between ``<!-- table: KIND MACHINE -->`` and ``<!-- end of table 
 ``profiles/*/MACHINE/KIND-*.json``: bench from `yggdrasil bench`, trees from `yggdrasil bench --tree NAME`, rules from
 `yggdrasil bench rules`, exactness from `yggdrasil bench exactness`, constraints from `scripts/check_constraints.py`,
 equality from `scripts/check_equality.py`, objectives from `scripts/compare_objectives.py`, systems from
-`scripts/compare_systems`, each with ``--json``.
+`scripts/compare_systems`, each with ``--json``; search from the ``schedule_ranking.csv`` of `yggdrasil search`.
 """
 
 import argparse
+import csv
 import json
 import re
+import statistics
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -33,9 +35,10 @@ def render(text: str, results: Path) -> str:
         kind, machine = match[2], match[3]
         if kind not in TABLES:
             raise ValueError(f"there is no table {kind!r}; choose from {', '.join(TABLES)}")
-        files = sorted(results.glob(f"*/{machine}/{kind}-*.json"))
+        name = "schedule_ranking.csv" if kind == "search" else f"{kind}-*.json"
+        files = sorted(results.glob(f"*/{machine}/{name}"))
         if not files:
-            raise ValueError(f"no results {kind}-*.json for {machine} in {results}")
+            raise ValueError(f"no results {name} for {machine} in {results}")
         return f"{match[1]}\n{TABLES[kind](sorted(map(_read, files), key=_place))}\n{match[4]}"
 
     return MARKED.sub(table, text)
@@ -255,6 +258,29 @@ def objectives_table(records: Iterable[Record]) -> str:
     return _table(titles.split("|"), rows)
 
 
+NAMED_PLANS = ("naive", "AoT tail", "AoT head", "AoT tail and head")
+
+
+def search_table(records: Iterable[Record]) -> str:
+    """How far predicted iterations were off, and what the chosen plan gains over the first ranked and the named."""
+    rows = []
+    for record in records:
+        entries = {entry["name"]: entry for entry in record["entries"] if entry["name"] != "plain decoding"}
+        if not all(entry["measured_iteration_ms"] for entry in entries.values()):
+            continue  # ranked, not measured
+        errors = [
+            abs(float(entry["predicted_iteration_ms"]) / float(entry["measured_iteration_ms"]) - 1)
+            for entry in entries.values()
+        ]
+        ms = {name: float(entry["measured_ms_per_token"]) for name, entry in entries.items()}
+        chosen = next(ms[name] for name, entry in entries.items() if entry["chosen"] == "True")
+        gains = [f"{ms[name] / chosen:.2f}" for name in NAMED_PLANS]
+        off = f"{statistics.median(errors):.1%} in the median, {max(errors):.1%} at most"
+        rows.append([_target(record["plan"]), off, f"{ms['top 1'] / chosen - 1:.1%}", *gains])
+    titles = "target|predicted iteration off by|chosen over ranked first|over naive|tail ahead|head ahead|both"
+    return _table(titles.split("|"), rows)
+
+
 def _rule(row: Record) -> str:
     name: str = row["system"].removesuffix(f", T={row['temperature']:g}")
     return name
@@ -267,6 +293,7 @@ TABLES: dict[str, Callable[[Iterable[Record]], str]] = {
     "exactness": exactness_table,
     "objectives": objectives_table,
     "rules": rules_table,
+    "search": search_table,
     "systems": systems_table,
     "trees": trees_table,
 }
@@ -284,7 +311,11 @@ def _equality(row: Record) -> str:
 
 
 def _read(path: Path) -> Record:
-    record: Record = json.loads(path.read_text())
+    if path.suffix == ".csv":
+        lines = [line for line in path.read_text().splitlines() if not line.startswith("#")]
+        record: Record = {"plan": path.parent.parent.name, "entries": list(csv.DictReader(lines))}
+    else:
+        record = json.loads(path.read_text())
     return {**record, "set": path.stem.partition("-")[2], "folder": path.parent.parent.name}
 
 

@@ -137,6 +137,25 @@ def test_rows_of_objectives(tables, results):
     ]
 
 
+def test_rows_of_searches(tables, results):
+    titles = "name,chosen,predicted_iteration_ms,measured_iteration_ms,measured_ms_per_token"
+    named = [f"{name},False,5.0,5.0,2.0" for name in tables.NAMED_PLANS]
+    lines = [
+        "# head",
+        titles,
+        "top 1,False,4.4,4.0,1.1",
+        "top 2,True,4.0,5.0,1.0",
+        *named,
+        "plain decoding,False,3,1,3",
+    ]
+    for folder, text in (("demo", "\n".join(lines)), ("wide-1B", f"{titles}\ntop 1,True,4.0,,")):
+        (results / folder / "box" / "schedule_ranking.csv").write_text(text)
+
+    assert rendered(tables, results, "search") == [
+        "| as shipped (11M) | 0.0% in the median, 20.0% at most | 10.0% | 2.00 | 2.00 | 2.00 | 2.00 |"
+    ]
+
+
 def test_rows_of_constrained_texts(tables, results):
     assert rendered(tables, results, "constraints") == [
         "| as shipped (11M) | 4 of 4 | 3 of 4 | 40 | 2.00 | 2.00 | 1.00 | **2.00** (1.50 to 2.50) |"
@@ -151,6 +170,6 @@ def test_every_rule_and_mode_is_in_its_table(tables):
 def test_tables_without_results_are_refused(tables, results):
     with pytest.raises(ValueError, match="no results bench-"):
         tables.render("<!-- table: bench other -->\n<!-- end of table -->", results)
-    kinds = "bench, constraints, equality, exactness, objectives, rules, systems, trees"
+    kinds = "bench, constraints, equality, exactness, objectives, rules, search, systems, trees"
     with pytest.raises(ValueError, match=f"no table 'figures'; choose from {kinds}"):
         tables.render("<!-- table: figures box -->\n<!-- end of table -->", results)
