@@ -83,6 +83,13 @@ def test_a_step_that_does_not_fit_the_cache_is_refused():
 LINEAR_SHAPES = [(1, 2), (15, 6), (16, 64), (17, 30), (33, 128), (97, 50), (64, 62), (130, 258)]  # (N, K)
 
 
+def pack(weight, operator=ops.pack_linear):
+    """Packed into memory that held something else: the padding must be written too."""
+    packed = torch.full(ops.packed_shape(weight), 77, dtype=weight.dtype)
+    operator(weight, packed)
+    return packed
+
+
 def linear_inputs(seed, num_rows, num_outputs, num_inputs, dtype):
     torch.manual_seed(seed)
     x = torch.randn(1, num_rows, num_inputs).to(dtype)
@@ -96,7 +103,7 @@ def linear_inputs(seed, num_rows, num_outputs, num_inputs, dtype):
 def test_packed_linear_equals_linear(dtype, shape, has_bias):
     for num_rows in range(1, 41):
         x, weight, bias = linear_inputs(num_rows, num_rows, *shape, dtype)
-        packed = ops.pack_linear(weight)
+        packed = pack(weight)
         output = ops.packed_linear(x, packed, bias if has_bias else None, shape[0], 1 + num_rows % 2)
         exact = F.linear(x.double(), weight.double(), bias.double() if has_bias else None)
 
@@ -110,7 +117,7 @@ def test_packed_linear_equals_linear(dtype, shape, has_bias):
 @pytest.mark.parametrize("shape", LINEAR_SHAPES)
 def test_a_packed_row_does_not_depend_on_its_company(dtype, shape):
     x, weight, bias = linear_inputs(0, 40, *shape, dtype)
-    packed = ops.pack_linear(weight)
+    packed = pack(weight)
     alone = torch.cat([ops.packed_linear(x[:, i : i + 1], packed, bias, shape[0], 1) for i in range(40)], dim=1)
     for num_rows in range(1, 41):
         for num_threads in (1, 2) if num_rows % 13 == 0 else (1,):
@@ -123,7 +130,7 @@ def test_packed_linear_reads_strided_rows(dtype):
     x, weight, bias = linear_inputs(3, 6, 17, 30, dtype)
     strided = x.transpose(0, 1).contiguous().transpose(0, 1)
     every_other = torch.stack([x, x], dim=2)[:, :, 0]
-    packed = ops.pack_linear(weight)
+    packed = pack(weight)
     expected = ops.packed_linear(x, packed, bias, 17, 1)
 
     for rows in (strided, every_other):
@@ -133,11 +140,13 @@ def test_packed_linear_reads_strided_rows(dtype):
 @native_only
 def test_packing_refuses_what_it_cannot_hold():
     with pytest.raises(RuntimeError, match="even number of inputs"):
-        ops.pack_linear(torch.zeros(4, 3, dtype=torch.bfloat16))
+        pack(torch.zeros(4, 3, dtype=torch.bfloat16))
     with pytest.raises(RuntimeError, match="bfloat16 or float32"):
-        ops.pack_linear(torch.zeros(4, 4, dtype=torch.float16))
+        pack(torch.zeros(4, 4, dtype=torch.float16))
     with pytest.raises(RuntimeError, match="one dtype"):
-        ops.packed_linear(torch.zeros(1, 4), ops.pack_linear(torch.zeros(4, 4, dtype=torch.bfloat16)), None, 4, 1)
+        ops.packed_linear(torch.zeros(1, 4), pack(torch.zeros(4, 4, dtype=torch.bfloat16)), None, 4, 1)
+    with pytest.raises(RuntimeError, match="packed shape"):
+        ops.pack_linear(torch.zeros(4, 4), torch.zeros(4, 4))
 
 
 @pytest.mark.parametrize("shape", LINEAR_SHAPES)
@@ -146,7 +155,7 @@ def test_int8_linear_scales_every_output(shape, has_bias):
     torch.manual_seed(0)
     values = torch.randint(-127, 128, shape, dtype=torch.int8)
     scales = torch.rand(shape[0]) / 50
-    packed = ops.pack_int8(values)
+    packed = pack(values, ops.pack_int8)
     for num_rows in (1, 3, 16, 17, 33):
         x, _, bias = linear_inputs(num_rows, num_rows, *shape, torch.bfloat16)
         output = ops.int8_linear(x, packed, scales, bias if has_bias else None, shape[0], 1 + num_rows % 2)

@@ -3,7 +3,6 @@
 With pages of 4 KiB every 64th cache line costs an address translation, and the processor looks ahead no further.
 """
 
-import ctypes
 import mmap
 from collections.abc import Sequence
 from contextlib import suppress
@@ -13,7 +12,6 @@ from torch import Tensor
 
 _REGION = 64 << 20  # bytes; only what is written to becomes resident
 _LINE = 64  # bytes: every tensor begins on a cache line
-_TRIMMED_EVERY = 64 << 20  # bytes copied
 
 
 class Arena:
@@ -25,7 +23,6 @@ class Arena:
     def __init__(self) -> None:
         self._region: mmap.mmap | None = None
         self._used = 0  # bytes of the region
-        self._untrimmed = 0  # bytes copied
 
     def zeros(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """A contiguous tensor of zeros."""
@@ -37,26 +34,6 @@ class Arena:
             self._region, self._used = _region(max(num_bytes, _REGION)), 0
         begin, self._used = self._used, self._used + -(-num_bytes // _LINE) * _LINE
         return torch.frombuffer(self._region, dtype=dtype, count=count, offset=begin).view(*shape)
-
-    def hold(self, tensor: Tensor) -> Tensor:
-        """A copy of ``tensor``; one on another device stays where it is.
-
-        What was copied is usually dropped then, one tensor after another of nearly the same size. The C library keeps
-        the holes, and not one in two is used again: unasked, a model's size stays resident.
-        """
-        if tensor.device.type != "cpu":
-            return tensor
-        self._untrimmed += tensor.nbytes
-        if self._untrimmed > _TRIMMED_EVERY:
-            self._untrimmed = 0
-            _trim_heap()
-        return self.zeros(tensor.shape, tensor.dtype).copy_(tensor)
-
-
-def _trim_heap() -> None:
-    """Give unused memory of the C library's heap back to the system, where it knows how (glibc)."""
-    with suppress(AttributeError, OSError):
-        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _region(num_bytes: int) -> mmap.mmap:

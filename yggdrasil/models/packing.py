@@ -6,6 +6,7 @@ A packed layer changes neither the module tree's names nor the function; only th
 import ctypes
 import mmap
 import sys
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +29,7 @@ class PackedLinear(nn.Module):
         super().__init__()
         self.out_features, self.in_features = weight.shape
         self.num_threads = num_threads
-        self.register_buffer("packed", arena.hold(torch.ops.yggdrasil.pack_linear(weight.detach())))
+        self.register_buffer("packed", _pack(torch.ops.yggdrasil.pack_linear, weight.detach(), arena))
         self.register_buffer("bias", None if bias is None else bias.detach())
 
     def forward(self, x: Tensor) -> Tensor:  # [..., K] -> [..., N]
@@ -49,7 +50,7 @@ class Int8Linear(nn.Module):
         super().__init__()
         self.out_features, self.in_features = values.shape
         self.num_threads = num_threads
-        self.register_buffer("packed", arena.hold(torch.ops.yggdrasil.pack_int8(values)))
+        self.register_buffer("packed", _pack(torch.ops.yggdrasil.pack_int8, values, arena))
         self.register_buffer("scales", scales.float().flatten().contiguous())
         self.register_buffer("bias", None if bias is None else bias.detach())
 
@@ -58,6 +59,13 @@ class Int8Linear(nn.Module):
             x, self.packed, self.scales, self.bias, self.out_features, self.num_threads
         )
         return output
+
+
+def _pack(pack: Callable[[Tensor, Tensor], None], weight: Tensor, arena: Arena) -> Tensor:
+    """``weight`` in packed layout, written straight to where steps will read it."""
+    packed = arena.zeros(torch.ops.yggdrasil.packed_shape(weight), weight.dtype)
+    pack(weight, packed)
+    return packed
 
 
 def pack_linears(model: nn.Module, num_threads: int) -> int:

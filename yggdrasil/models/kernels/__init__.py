@@ -20,9 +20,10 @@ from .build import load_native
 __all__ = ["is_native"]
 
 _library = torch.library.Library("yggdrasil", "DEF")
-_library.define("pack_linear(Tensor weight) -> Tensor")
+_library.define("packed_shape(Tensor weight) -> int[]")
+_library.define("pack_linear(Tensor weight, Tensor(a!) packed) -> ()")
 _library.define("packed_linear(Tensor input, Tensor packed, Tensor? bias, int out_features, int num_threads) -> Tensor")
-_library.define("pack_int8(Tensor weight) -> Tensor")
+_library.define("pack_int8(Tensor weight, Tensor(a!) packed) -> ()")
 _library.define(
     "int8_linear(Tensor input, Tensor packed, Tensor scales, Tensor? bias, int out_features, int num_threads) -> Tensor"
 )
@@ -40,8 +41,12 @@ _library.define("keep_rows(Tensor(a!)[] caches, Tensor start, Tensor rows, Tenso
 _library.define("read_words(Tensor buffer, int num_threads) -> int")
 
 
-def _pack_linear(weight: Tensor) -> Tensor:
-    return weight.contiguous()
+def _packed_shape(weight: Tensor) -> list[int]:
+    return list(weight.shape)
+
+
+def _pack_linear(weight: Tensor, packed: Tensor) -> None:
+    packed.copy_(weight)
 
 
 def _packed_linear(x: Tensor, packed: Tensor, bias: Tensor | None, out_features: int, num_threads: int) -> Tensor:
@@ -158,6 +163,7 @@ def _tree_attention_shape(  # noqa: PLR0913
 
 
 _portable: dict[str, Callable[..., Any]] = {
+    "packed_shape": _packed_shape,
     "pack_linear": _pack_linear,
     "packed_linear": _packed_linear,
     "packed_linears": _packed_linears,

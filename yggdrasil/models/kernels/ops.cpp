@@ -11,6 +11,7 @@
 //       S cache capacity, T tree slots.
 
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 #include <torch/library.h>
 
 #include <algorithm>
@@ -53,22 +54,42 @@ std::vector<int64_t> row_shares(int64_t rows, bool is_tiled) {
   return shares;
 }
 
-Tensor pack_linear(const Tensor& weight) {
-  TORCH_CHECK(weight.dim() == 2, "weight must be [N, K]");
-  TORCH_CHECK(weight.scalar_type() == at::kBFloat16 || weight.scalar_type() == at::kFloat, "weight must be bfloat16 or float32");
-  const bool is_bf16 = weight.scalar_type() == at::kBFloat16;
-  const int64_t n = weight.size(0), k = weight.size(1), panels = (n + kPanel - 1) / kPanel;
-  TORCH_CHECK(!is_bf16 || k % 2 == 0, "bfloat16 packing needs an even number of inputs");
-  const int64_t inputs = is_bf16 ? (k + 2 * kTilePairs - 1) / (2 * kTilePairs) * (2 * kTilePairs) : k;
-  Tensor padded = weight;
-  if (panels * kPanel != n || inputs != k) {
-    padded = at::zeros({panels * kPanel, inputs}, weight.options());
-    padded.narrow(0, 0, n).narrow(1, 0, k).copy_(weight);
-  } else if (!weight.is_contiguous()) {
-    padded = weight.contiguous();
+// Words of 32 bits: two bfloat16 or one float32. A tile of 16 x 16 is read by rows and written by columns, so that both
+// sides pass through whole cache lines.
+void pack_panel(const uint32_t* weight, int64_t outputs, int64_t words, int64_t padded_words, uint32_t* packed) {
+  uint32_t tile[kPanel][kPanel];
+  for (int64_t first = 0; first < padded_words; first += kPanel) {
+    const int64_t count = std::clamp<int64_t>(words - first, 0, kPanel);
+    if (outputs < kPanel || count < kPanel) std::memset(tile, 0, sizeof tile);
+    for (int64_t j = 0; j < outputs; ++j) std::memcpy(tile[j], weight + j * words + first, count * sizeof(uint32_t));
+    for (int64_t i = 0; i < std::min<int64_t>(kPanel, padded_words - first); ++i)
+      for (int64_t j = 0; j < kPanel; ++j) packed[(first + i) * kPanel + j] = tile[j][i];
   }
-  if (!is_bf16) return padded.view({panels, kPanel, k}).permute({0, 2, 1}).contiguous();
-  return padded.view({panels, kPanel, inputs / 2, 2}).permute({0, 2, 1, 3}).contiguous();
+}
+
+bool packs_pairs(const Tensor& weight) { return weight.scalar_type() == at::kBFloat16 || weight.scalar_type() == at::kChar; }
+
+std::vector<int64_t> packed_shape(const Tensor& weight) {
+  TORCH_CHECK(weight.dim() == 2, "weight must be [N, K]");
+  const int64_t panels = (weight.size(0) + kPanel - 1) / kPanel, k = weight.size(1);
+  if (!packs_pairs(weight)) return {panels, k, kPanel};
+  TORCH_CHECK(k % 2 == 0, "packing in pairs needs an even number of inputs");
+  return {panels, (k / 2 + kTilePairs - 1) / kTilePairs * kTilePairs, kPanel, 2};
+}
+
+void pack_linear(const Tensor& weight, Tensor& packed) {
+  TORCH_CHECK(weight.scalar_type() == at::kBFloat16 || weight.scalar_type() == at::kFloat, "weight must be bfloat16 or float32");
+  TORCH_CHECK(packed.sizes() == at::IntArrayRef(packed_shape(weight)) && packed.scalar_type() == weight.scalar_type() && packed.is_contiguous(),
+              "packed weights must have the packed shape and the dtype of the weight");
+  const Tensor rows = weight.contiguous();
+  const int64_t outputs = rows.size(0), words = packs_pairs(rows) ? rows.size(1) / 2 : rows.size(1), padded = packed.size(1);
+  const auto* source = static_cast<const uint32_t*>(rows.const_data_ptr());
+  auto* target = static_cast<uint32_t*>(packed.mutable_data_ptr());
+  parallel(packed.size(0), at::get_num_threads(), [&](int64_t begin, int64_t end) {
+    for (int64_t panel = begin; panel < end; ++panel)
+      pack_panel(source + panel * kPanel * words, std::min<int64_t>(kPanel, outputs - panel * kPanel), words, padded,
+                 target + panel * kPanel * padded);
+  });
 }
 
 // Panels that all tiles visit before the next ones, so that they are read from memory once.
@@ -123,9 +144,11 @@ Tensor packed_linear(const Tensor& input, const Tensor& packed, const std::optio
 }
 
 // Weights as int8, [P, K/2, 16, 2] like bfloat16; every output has a scale.
-Tensor pack_int8(const Tensor& weight) {
-  TORCH_CHECK(weight.dim() == 2 && weight.scalar_type() == at::kChar, "weight must be [N, K] int8");
-  return pack_linear(weight.to(at::kBFloat16)).to(at::kChar);
+void pack_int8(const Tensor& weight, Tensor& packed) {
+  TORCH_CHECK(weight.scalar_type() == at::kChar, "weight must be int8");
+  Tensor widened = at::empty(packed_shape(weight), weight.options().dtype(at::kBFloat16));
+  pack_linear(weight.to(at::kBFloat16), widened);
+  packed.copy_(widened);
 }
 
 Tensor int8_linear(const Tensor& input, const Tensor& packed, const Tensor& scales, const std::optional<Tensor>& bias,
@@ -331,6 +354,7 @@ int64_t read_words(const Tensor& buffer, int64_t num_threads) {
 
 // Schemas live in kernels/__init__.py, beside the portable implementations.
 TORCH_LIBRARY_IMPL(yggdrasil, CPU, m) {
+  m.impl("packed_shape", &packed_shape);
   m.impl("pack_linear", &pack_linear);
   m.impl("packed_linear", &packed_linear);
   m.impl("pack_int8", &pack_int8);
