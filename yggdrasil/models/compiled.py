@@ -98,9 +98,10 @@ def build_step(
     if not path.exists():
         print(f"yggdrasil: compiling the step {key.step} of width {key.width}, once", file=sys.stderr)  # noqa: T201
         compile_package(module, inputs, path, fuse=fuse)
-    loaded = torch._inductor.aoti_load_package(str(path), run_single_threaded=True)
+    # What `torch._inductor.aoti_load_package` does in the end, after two seconds of importing the compiler.
+    loader = torch._C._aoti.AOTIModelPackageLoader(str(path), "model", True, 1, -1)  # single-threaded, one runner
     BuildClock.ns += perf_counter_ns() - start
-    return Step(loaded.loader.run, flat)
+    return Step(loader.run, flat)
 
 
 @torch.no_grad()
