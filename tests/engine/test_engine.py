@@ -204,7 +204,7 @@ def test_pruning_takes_scores_as_trees_have_kept_them(pair):
     kept = KeptPromises()
     for _ in range(50):
         kept.observe(2.0, 4.0)
-    factor = kept.honest(2.0) - 1.0
+    factor = kept.honest([2.0])[0] - 1.0
     fresh = first_expected(KeptPromises())
 
     assert factor > 1.5

@@ -6,8 +6,8 @@ from yggdrasil.engine.promises import KeptPromises, Paces
 
 
 def test_scores_are_believed_at_first():
-    assert KeptPromises().honest(3.5) == 3.5
-    assert KeptPromises().honest(0.4) == 1.0  # the bonus is certain
+    assert KeptPromises().honest([3.5, 2.0]) == [3.5, 2.0]
+    assert KeptPromises().honest([0.4]) == [1.0]  # the bonus is certain
 
 
 @pytest.mark.parametrize(("promised", "accepted"), [(2.0, 3.0), (4.0, 1.0), (1.0, 0.0)])
@@ -15,7 +15,7 @@ def test_the_ratio_of_kept_to_promised_is_learned(promised, accepted):
     promises = KeptPromises()
     for _ in range(300):
         promises.observe(promised, accepted)
-    assert promises.honest(1.0 + promised) == pytest.approx(1.0 + accepted, abs=0.15)
+    assert promises.honest([1.0 + promised]) == [pytest.approx(1.0 + accepted, abs=0.15)]
 
 
 def test_a_change_of_text_is_followed():
@@ -24,7 +24,7 @@ def test_a_change_of_text_is_followed():
         promises.observe(3.0, 3.0)
     for _ in range(150):
         promises.observe(3.0, 1.5)
-    assert promises.honest(4.0) == pytest.approx(2.5, abs=0.2)
+    assert promises.honest([4.0]) == [pytest.approx(2.5, abs=0.2)]
 
 
 def test_paces_of_plain_steps_and_trees_are_apart():

@@ -94,7 +94,7 @@ def test_decoding_goes_on_after_a_commit(family, is_packed, order):
     read(runner, 0, CONTEXT)
     verify(runner, order)
     accepted = path_to(6)
-    sources = torch.tensor([len(CONTEXT) + order.index(node) for node in accepted])
+    sources = [len(CONTEXT) + order.index(node) for node in accepted]
     runner.cache.commit(sources, len(CONTEXT))
     text = CONTEXT + tokens_to(6)
 

@@ -179,7 +179,7 @@ def test_rows_move_as_indexing_does(dtype, function):
         caches = [torch.randn(rng.randint(1, 3), capacity, size).to(dtype) for size in (4, 4, 7)]
         destination = rng.randrange(capacity)
         count = rng.randint(0, capacity - destination)
-        sources = torch.tensor(sorted(rng.sample(range(destination, capacity), count)), dtype=torch.int64)
+        sources = sorted(rng.sample(range(destination, capacity), count))
         expected = [cache.clone() for cache in caches]
         for cache in expected:
             cache[:, destination : destination + count] = cache[:, sources].clone()

@@ -73,7 +73,7 @@ def _tree(
         return decision, 0
     outcomes = cache.get(shape.width, shape.depth)
     by_scores: Sequence[float] = outcomes.expected_tokens[index].tolist()
-    decision = policy.prune(shape, [promises.honest(tokens) for tokens in by_scores], context)
+    decision = policy.prune(shape, promises.honest(by_scores), context)
     verify_width = decision.shape.verify_width
     column = cache.verify_widths.index(verify_width)
     accepted = int(outcomes.accepted[index, column])

@@ -166,10 +166,8 @@ class DraftModel:
         root = len(self._certain) - 1
         came_true = guess is not None and int(self._guesses.tokens[guess]) == token
         rows = [*nodes, self._num_nodes + guess] if came_true and guess is not None else list(nodes)
-        first_moved = next((i for i, row in enumerate(rows, start=1) if row != i), len(rows) + 1)
-        if first_moved <= len(rows):
-            sources = torch.tensor([root + row for row in rows[first_moved - 1 :]])
-            self.runner.cache.commit(sources, root + first_moved)
+        if rows and rows[-1] > len(rows):  # they ascend: else every one is where it belongs
+            self.runner.cache.commit([root + row for row in rows], root + 1)
         self._num_read = root + 1 + len(rows)
         if came_true and guess is not None:
             self._last.write(guess)

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from yggdrasil.drafters.protocol import Drafter, StagedDrafter
@@ -91,24 +92,25 @@ class StageActions:
         self.verify_widths = list(verify_widths)
         self._staged = drafter if isinstance(drafter, StagedDrafter) else None
         self._expected_at = np.array(self.verify_widths) - 1
-        self._scores, self._order = HostView(tree.scores), HostView(target.order)
+        self._ranking = torch.empty_like(target.order), torch.empty_like(tree.scores)  # nodes, expected tokens
+        self._ranked, self._expected, self._order = *map(HostView, self._ranking), HostView(target.order)
         self._keeps_rows = self._guesses = self._reads_leaves_with_head = self._drafts_head_first = False
         self._policy: Policy
         self._stream: TextStream
         self._trace: Trace
-        self._own_promises: KeptPromises  # where nobody learns
+        self._promises: KeptPromises
         self._evidence: LiveEvidence
 
     def begin(self, policy: Policy, stream: TextStream, trace: Trace, text: list[int], first: Outcome) -> None:
         """Serve another request, whose certain ``text`` ends with what the prefill gave."""
         self._policy, self._stream, self._trace = policy, stream, trace
-        self._own_promises = KeptPromises()
-        self._evidence = LiveEvidence(self.target, self.tree, text, first.hidden)
+        self._promises = KeptPromises() if policy.learner is None else policy.learner.promises
+        self._evidence = LiveEvidence(self.target, self.tree, text, first)
 
     def follow(self, outcome: Outcome) -> None:
         """What the policy may ask from now on: the iteration is over."""
         self._evidence.text.extend(outcome.tokens)
-        self._evidence.state = outcome.hidden
+        self._evidence.outcome = outcome
 
     def of(self, schedule: Schedule) -> dict[str, Action]:
         """The actions of the schedule's stages by name."""
@@ -159,11 +161,6 @@ class StageActions:
         if self.drafter is None or self._room < 1:
             return PLAIN_STEP
         return shape if shape.depth <= self._room else shape._replace(depth=self._room)
-
-    @property
-    def _promises(self) -> KeptPromises:
-        learner = self._policy.learner
-        return self._own_promises if learner is None else learner.promises
 
     @property
     def _room(self) -> int:
@@ -218,19 +215,18 @@ class StageActions:
         shape = state.shape
         if not shape.depth or self.target.ranks_nodes:
             return
-        order, expected = rank_scores(self._scores.read())
-        by_scores = expected[self._expected_at].tolist()
-        honest = [self._promises.honest(tokens) for tokens in by_scores]
-        decision = self._policy.prune(shape, honest, self.target.length)
-        state.ranking, state.shape = order, decision.shape
-        state.promise = state.promise._replace(decision=decision)
-        self._promise_by_tree(state, by_scores[self.verify_widths.index(decision.shape.verify_width)])
+        torch.ops.yggdrasil.rank_nodes.default(self.tree.scores, *self._ranking)
+        state.ranking = self._ranked.read()
+        by_scores = self._expected.read()[self._expected_at].tolist()
+        decision = self._policy.prune(shape, self._promises.honest(by_scores), self.target.length)
+        state.shape = decision.shape
+        self._promise_by_tree(state, decision, by_scores[self.verify_widths.index(decision.shape.verify_width)])
 
-    def _promise_by_tree(self, state: Iteration, expected: float) -> None:
+    def _promise_by_tree(self, state: Iteration, decision: Decision, expected: float) -> None:
         """What the tree's own scores promise follows the text; the depth's promise knows only what came before it."""
         state.expected = expected
-        decision = state.promise.decision._replace(tokens=self._promises.honest(expected))
-        state.promise = state.promise._replace(decision=decision)
+        honest = self._promises.honest([expected])[0]
+        state.promise = Promise(Decision(decision.shape, honest, decision.milliseconds), state.promise.rested)
 
     def _hand_over_nodes(self, state: Iteration) -> None:
         """The verification step reads its nodes, and from them its mask, where this puts them."""
@@ -248,7 +244,7 @@ class StageActions:
         if state.verifies_tree:
             state.outcome = self.target.accept(state.outputs, state.shape.verify_width)
             if state.outcome.expected is not None:
-                self._promise_by_tree(state, state.outcome.expected)
+                self._promise_by_tree(state, state.promise.decision, state.outcome.expected)
             self._learn(state)
 
     def _accept_on_host(self, state: Iteration) -> None:
@@ -270,12 +266,6 @@ class StageActions:
             state.next_is_planted = self._staged.keep(outcome.nodes[1:], guess, outcome.tokens[-1])
         if self.drafter is not None:
             self.drafter.extend(outcome.tokens, outcome.layers)
-
-
-def rank_scores(scores: npt.NDArray[np.float32]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
-    """``growth.rank_nodes`` on the host; [N] each."""
-    order = np.argsort(-scores, kind="stable")
-    return order, np.exp(scores[order]).cumsum(dtype=np.float64).astype(np.float32)
 
 
 def _nothing(_: Iteration) -> None:

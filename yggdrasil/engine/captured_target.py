@@ -132,7 +132,7 @@ class CapturedTarget:
         if not finite:
             raise not_finite()
         expected = packed[2 + 2 * width :][:1].view(torch.float64)
-        hidden = packed[3 + 2 * width :].view(torch.float32).clone()
+        hidden = packed[3 + 2 * width :].view(torch.float32).clone()[None]
         return Outcome(rest[width : width + count], rest[:count], hidden, {}, expected=float(expected))
 
     def _layers(self, outputs: Sequence[Tensor], rows: list[int] | slice) -> dict[int, Tensor]:

@@ -1,9 +1,8 @@
 """What a policy may ask of the iteration that is under way."""
 
 import numpy as np
-from torch import Tensor
 
-from yggdrasil.engine.target import Target
+from yggdrasil.engine.target import Outcome, Target
 from yggdrasil.models.buffers import HostView
 from yggdrasil.predictor.evidence import Float32Array, Repetition
 from yggdrasil.tree.token_tree import NO_SCORE, TokenTree
@@ -12,11 +11,11 @@ from yggdrasil.tree.token_tree import NO_SCORE, TokenTree
 class LiveEvidence:
     """Evidence of one request; every part is read when it is asked for.
 
-    ``text`` is the request's certain tokens, prompt included; whoever decodes appends to it and sets ``state``.
+    ``text`` is the request's certain tokens, prompt included; whoever decodes appends to it and sets ``outcome``.
     """
 
-    def __init__(self, target: Target, tree: TokenTree, text: list[int], state: Tensor) -> None:
-        self._target, self.text, self.state = target, text, state
+    def __init__(self, target: Target, tree: TokenTree, text: list[int], outcome: Outcome) -> None:
+        self._target, self.text, self.outcome = target, text, outcome
         root = slice(tree.candidates)
         self._root_scores, self._root_edges = HostView(tree.pool_scores[root]), HostView(tree.pool_edges[root])
         self._repetition, self._num_read = Repetition(), 0
@@ -26,7 +25,7 @@ class LiveEvidence:
         return self._target.length
 
     def hidden(self) -> Float32Array:
-        values: Float32Array = self.state.numpy(force=True)
+        values: Float32Array = self.outcome.hidden.numpy(force=True)
         return values
 
     def repetition(self) -> Float32Array:

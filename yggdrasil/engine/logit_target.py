@@ -77,7 +77,7 @@ class LogitTarget:
         _check_finite(logits[0])
         choice = decision.sampler.choose(logits[0])
         decision.sampler.push(choice.token, logits[0])
-        return Outcome([choice.token], [0], hidden[0], self._layers([state[:1] for state in layers]))
+        return Outcome([choice.token], [0], hidden, self._layers([state[:1] for state in layers]))
 
     def verify(self, width: int) -> Sequence[Tensor]:
         """Launch verification of the ``width`` best nodes of ``order``, or as many as the fixed width holds."""
@@ -96,7 +96,7 @@ class LogitTarget:
         kept = [torch.stack([state[i] for state in states]) for i in range(1, 1 + len(layers))]
         rows = [row - replays.committed for row in walk.rows[replays.committed :]]
         nodes = [tree.nodes[row] for row in walk.rows]
-        return Outcome(walk.tokens, rows, states[-1][0], self._layers(kept), nodes)
+        return Outcome(walk.tokens, rows, states[-1][0][None], self._layers(kept), nodes)
 
     def accept_on_host(self, outputs: Sequence[Tensor], width: int, tree: TokenTree) -> Outcome:
         """``accept``, which is on the host anyway."""

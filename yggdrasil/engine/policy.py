@@ -110,7 +110,7 @@ class ObjectivePolicy:
         self._borders = [(a + b) / 2 for a, b in pairwise(ordered)]
         self._choosers = [ShapeChooser(cost, ratios, objective) for cost in ordered.values()]
         self._plain_ms = [cost.plain_ms for cost in ordered.values()]
-        self._mean_survival = mean_survival
+        self._typical_trees = [chooser.best_tree(mean_survival) for chooser in self._choosers]
         self._depth = depth
         self._objective: Objective = objective
         self._is_head_first = is_head_first
@@ -150,9 +150,10 @@ class ObjectivePolicy:
         return Decision(PLAIN_STEP, 1.0, self._plain_ms[self._here] * self._paces.plain)
 
     def choose(self, evidence: Evidence) -> Decision:
-        chooser = self._choosers[self._place(evidence.context)]
-        plain_price = self._paces.plain / self._paces.tree
-        shape, tokens = chooser.choose_with_promise(self._survival(evidence), plain_price)
+        place = self._place(evidence.context)
+        chooser = self._choosers[place]
+        tree = self._typical_trees[place] if self._depth is None else chooser.best_tree(self._survival(evidence))
+        shape, tokens, _ = chooser.or_plain(tree, self._paces.plain / self._paces.tree)
         milliseconds = chooser.costs.iteration_ms(*shape)
         if shape.depth:
             return Decision(shape, tokens, milliseconds * self._paces.tree)
@@ -165,13 +166,12 @@ class ObjectivePolicy:
         width = choose_verify_width(expected, costs.drafting_ms(shape.width, shape.depth), costs, self._objective)
         if width == 1:  # drafted for nothing
             self._gate.refused()
-        pruned = shape._replace(verify_width=width)
+        pruned = TreeShape(shape.width, shape.depth, width)
         tokens = expected[costs.verify_widths.index(width)]
         return Decision(pruned, tokens, costs.iteration_ms(*pruned) * self._paces.tree)
 
     def _survival(self, evidence: Evidence) -> FloatArray:
-        if self._depth is None:
-            return self._mean_survival
+        assert self._depth is not None
         return self._depth.predictor.survival(read_evidence(evidence, self._depth.sizes))
 
     def _place(self, context: int) -> int:

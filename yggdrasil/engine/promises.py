@@ -5,6 +5,8 @@ one kind of text they promise too little, on another too much; a running ratio, 
 Costs were measured on a machine whose speed changes, with caches as warm as a calibration keeps them; so are they.
 """
 
+from collections.abc import Sequence
+
 _MEMORY = 0.98  # of what was seen, an iteration
 _PRIOR = 4.0  # tokens that count as promised and kept before anything was seen
 
@@ -20,9 +22,10 @@ class KeptPromises:
         self._promised = _MEMORY * self._promised + promised
         self._accepted = _MEMORY * self._accepted + accepted
 
-    def honest(self, expected: float) -> float:
-        """Tokens to expect, bonus included, where the scores say ``expected``."""
-        return 1.0 + max(expected - 1.0, 0.0) * (self._accepted + _PRIOR) / (self._promised + _PRIOR)
+    def honest(self, expected: Sequence[float]) -> list[float]:
+        """Tokens to expect, bonus included, wherever the scores say ``expected``."""
+        kept = (self._accepted + _PRIOR) / (self._promised + _PRIOR)
+        return [1.0 + max(tokens - 1.0, 0.0) * kept for tokens in expected]
 
 
 class Paces:

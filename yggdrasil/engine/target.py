@@ -19,10 +19,16 @@ class Outcome(NamedTuple):
 
     tokens: list[int]  # accepted ones, then the bonus token
     rows: list[int]  # accepted rows of the pass, the root's first
-    hidden: Tensor  # [H] float32, the state that produced the last token
+    states: Tensor  # [R, H] float32, of rows of the pass
     layers: dict[int, Tensor]  # states of the accepted rows at the layers a drafter reads, each [len(tokens), H]
     nodes: Sequence[int] = ()  # tree nodes of the accepted rows, the root's first; none for a plain or a captured step
     expected: float | None = None  # tokens promised by the verified nodes, where the device ranked them
+    last: int = 0  # the row of ``states`` that produced the last token
+
+    @property
+    def hidden(self) -> Tensor:
+        """The state that produced the last token, [H]; taken out when asked for, and most policies never ask."""
+        return self.states[self.last]
 
 
 class Target(Protocol):
@@ -102,7 +108,7 @@ class TargetModel:
             _check_finite(best)
             self.length += len(chunk)
             rows = list(range(len(chunk)))
-            yield Outcome([int(choice)], rows, hidden[0], self._layers(layers, slice(len(chunk)))), logits
+            yield Outcome([int(choice)], rows, hidden, self._layers(layers, slice(len(chunk)))), logits
 
     def plain(self, token: int) -> Outcome:
         """Read ``token``, the last certain one, and choose its successor; ``commit`` then keeps its row."""
@@ -110,7 +116,7 @@ class TargetModel:
         self._start.write(self.length)
         choice, best, hidden, *layers = self.runner.step("plain", 1)()
         _check_finite(best)
-        return Outcome([int(choice)], [0], hidden[0], self._layers(layers, slice(1)))
+        return Outcome([int(choice)], [0], hidden, self._layers(layers, slice(1)))
 
     def verify(self, width: int) -> Sequence[Tensor]:
         """Launch verification of the ``width`` best nodes of ``order``; ``accept`` reads the outcome."""
@@ -125,7 +131,8 @@ class TargetModel:
             raise not_finite()
         rows, nodes = rest[:count], rest[3 * width :]
         tokens = rest[width : width + count]
-        return Outcome(tokens, rows, hidden[rows[-1]], self._layers(layers, rows), [nodes[row] for row in rows])
+        path = [nodes[row] for row in rows]
+        return Outcome(tokens, rows, hidden, self._layers(layers, rows), path, last=rows[-1])
 
     def accept_on_host(self, outputs: Sequence[Tensor], width: int, tree: TokenTree) -> Outcome:
         """The same outcome, walked on the host: what acceptance costs where the device does not do it."""
@@ -138,7 +145,8 @@ class TargetModel:
         exists = torch.isfinite(tree.scores[nodes]).tolist()
         rows = walk_greedy(nodes, tokens, parents, exists, choices)
         chosen = [choices[row] for row in rows]
-        return Outcome(chosen, rows, hidden[rows[-1]], self._layers(layers, rows), [nodes[row] for row in rows])
+        path = [nodes[row] for row in rows]
+        return Outcome(chosen, rows, hidden, self._layers(layers, rows), path, last=rows[-1])
 
     def guesses(self, outputs: Sequence[Tensor], width: int) -> tuple[Tensor, Tensor]:
         """Each verified row's node and the target's choice after it, [W] int64 each, on the device."""
@@ -148,9 +156,7 @@ class TargetModel:
     def commit(self, rows: Sequence[int]) -> None:
         """Keep the keys and values of the accepted rows, in place and in order."""
         if rows and rows[-1] >= len(rows):  # they ascend: else every one is where it belongs
-            first_moved = next(i for i, row in enumerate(rows) if row != i)
-            sources = torch.tensor([self.length + row for row in rows[first_moved:]])
-            self.runner.cache.commit(sources, self.length + first_moved)
+            self.runner.cache.commit([self.length + row for row in rows], self.length)
         self.length += len(rows)
 
     def _layers(self, layers: Sequence[Tensor], rows: list[int] | slice) -> dict[int, Tensor]:

@@ -30,6 +30,14 @@ class TreeShape(NamedTuple):
 PLAIN_STEP = TreeShape(width=0, depth=0, verify_width=1)
 
 
+class Candidate(NamedTuple):
+    """A shape, the tokens expected of it (bonus included), and its objective."""
+
+    shape: TreeShape
+    tokens: float
+    worth: float
+
+
 def lower_envelope(measured: Mapping[int, float]) -> dict[int, tuple[float, int]]:
     """Map each width to the cheapest way to run it: (milliseconds, compiled width that serves it, padded).
 
@@ -166,6 +174,7 @@ class ShapeChooser:
         self._ratios = np.ascontiguousarray(np.concatenate(columns, axis=1))  # [D, N]
         iteration_ms = np.array([costs.iteration_ms(*shape) for shape in self.shapes])
         self._weight = 1.0 / iteration_ms if objective == "latency" else np.ones_like(iteration_ms)  # [N]
+        self._plain_worth = float(self._weight[0])
 
     def expected_tokens(self, survival: FloatArray) -> npt.NDArray[np.float64]:
         """Return the expected AAL of each of ``self.shapes``, given ``survival`` [D]."""
@@ -176,19 +185,22 @@ class ShapeChooser:
 
     def choose(self, survival: FloatArray) -> TreeShape:
         """Return the best shape for ``survival`` [D], where ``survival[d - 1]`` is P(accepted length >= d)."""
-        return self.choose_with_promise(survival)[0]
+        return self.or_plain(self.best_tree(survival)).shape
 
-    def choose_with_promise(self, survival: FloatArray, plain_price: float = 1.0) -> tuple[TreeShape, float]:
-        """Return the best shape and the tokens expected of it, bonus included.
+    def best_tree(self, survival: FloatArray) -> Candidate:
+        """The best shape for ``survival`` [D] that drafts at all."""
+        expected = self.expected_tokens(survival)
+        worth = expected * self._weight
+        best = 1 + int(worth[1:].argmax())  # the plain step comes first
+        return Candidate(self.shapes[best], float(expected[best]), float(worth[best]))
+
+    def or_plain(self, tree: Candidate, plain_price: float = 1.0) -> Candidate:
+        """``tree``, or a plain step where that is worth as much.
 
         ``plain_price``: how much slower than measured plain steps are now, relative to trees.
         """
-        expected = self.expected_tokens(survival)
-        worth = expected * self._weight
-        if self.objective == "latency":
-            worth[0] /= plain_price  # the plain step comes first
-        best = int(worth.argmax())
-        return self.shapes[best], float(expected[best])
+        worth = self._plain_worth / plain_price if self.objective == "latency" else self._plain_worth
+        return tree if tree.worth > worth else Candidate(PLAIN_STEP, 1.0, worth)
 
 
 def choose_shape(

@@ -35,9 +35,9 @@ _library.define(
     "Tensor offsets, Tensor tree_mask, float scale, int window, float softcap, int num_threads) -> Tensor"
 )
 _library.define("top_candidates(Tensor values, int k) -> (Tensor, Tensor)")
-_library.define("move_rows(Tensor(a!)[] caches, Tensor sources, int destination) -> ()")
+_library.define("move_rows(Tensor(a!)[] caches, int[] sources, int destination) -> ()")
 _library.define("keep_rows(Tensor(a!)[] caches, Tensor start, Tensor rows, Tensor count) -> ()")
-
+_library.define("rank_nodes(Tensor scores, Tensor(a!) order, Tensor(b!) expected) -> ()")
 _library.define("read_words(Tensor buffer, int num_threads) -> int")
 
 
@@ -112,9 +112,15 @@ def _top_candidates(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
     return best, index
 
 
-def _move_rows(caches: list[Tensor], sources: Tensor, destination: int) -> None:
+def _move_rows(caches: list[Tensor], sources: list[int], destination: int) -> None:
     for cache in caches:
-        cache[:, destination : destination + sources.numel()] = cache[:, sources]
+        cache[:, destination : destination + len(sources)] = cache[:, sources]
+
+
+def _rank_nodes(scores: Tensor, order: Tensor, expected: Tensor) -> None:
+    best, nodes = scores.sort(descending=True, stable=True)
+    order.copy_(nodes)
+    expected.copy_(best.exp().cumsum(0))
 
 
 def _read_words(buffer: Tensor, num_threads: int) -> int:
@@ -172,6 +178,7 @@ _portable: dict[str, Callable[..., Any]] = {
     "tree_attention": _tree_attention,
     "top_candidates": _top_candidates,
     "move_rows": _move_rows,
+    "rank_nodes": _rank_nodes,
     "read_words": _read_words,
 }
 

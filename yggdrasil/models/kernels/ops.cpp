@@ -16,8 +16,10 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <cstring>
 #include <limits>
+#include <numeric>
 #include <type_traits>
 #include <vector>
 
@@ -313,12 +315,26 @@ std::tuple<Tensor, Tensor> top_candidates(const Tensor& values, int64_t k) {
   return {best, index};
 }
 
+// ==== ranking =========================================================================================================
+
+// Nodes by score, best first, ties to the lower number; and what each prefix should give, the root's 1 included.
+void rank_nodes(const Tensor& scores, Tensor& order, Tensor& expected) {
+  TORCH_CHECK(scores.scalar_type() == at::kFloat && order.scalar_type() == at::kLong && expected.scalar_type() == at::kFloat &&
+                  scores.dim() == 1 && order.sizes() == scores.sizes() && expected.sizes() == scores.sizes(),
+              "ranking takes scores [N] float32 and gives order [N] int64 and expected tokens [N] float32");
+  const float* score = scores.const_data_ptr<float>();
+  int64_t* node = order.mutable_data_ptr<int64_t>();
+  std::iota(node, node + order.numel(), 0);
+  std::stable_sort(node, node + order.numel(), [score](int64_t a, int64_t b) { return score[a] > score[b]; });
+  double sum = 0.0;
+  for (int64_t i = 0; i < order.numel(); ++i) expected.mutable_data_ptr<float>()[i] = static_cast<float>(sum += std::exp(score[node[i]]));
+}
+
 // ==== commit ==========================================================================================================
 
-void move_rows(at::TensorList caches, const Tensor& sources, int64_t destination) {
-  // Rows sources[i] -> destination + i. Sources ascend and never lie below their destination, so no row is lost.
-  const int64_t* source = sources.const_data_ptr<int64_t>();
-  const int64_t count = sources.numel();
+void move_rows(at::TensorList caches, at::IntArrayRef source, int64_t destination) {
+  // Rows source[i] -> destination + i. Sources ascend and never lie below their destination, so no row is lost.
+  const int64_t count = static_cast<int64_t>(source.size());
   for (const Tensor& cache : caches) {
     const int64_t heads = cache.size(0), bytes = cache.size(2) * cache.element_size(), head_bytes = cache.size(1) * bytes;
     char* data = static_cast<char*>(cache.mutable_data_ptr());
@@ -362,6 +378,7 @@ TORCH_LIBRARY_IMPL(yggdrasil, CPU, m) {
   m.impl("packed_linears", &packed_linears);
   m.impl("tree_attention", &tree_attention);
   m.impl("top_candidates", &top_candidates);
+  m.impl("rank_nodes", &rank_nodes);
   m.impl("move_rows", &move_rows);
   m.impl("read_words", &read_words);
 }
