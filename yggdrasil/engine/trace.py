@@ -84,7 +84,7 @@ class Trace:
 
 
 # Stages whose time is spent inside the two models; the rest, and what lies between stages, is overhead.
-MODEL_STAGES = ("head_draft", "draft_steps", "verify", "plain")
+MODEL_STAGES = ("head_draft", "draft_steps", "tail_draft", "verify", "plain")
 
 
 @dataclass(frozen=True)
