@@ -76,21 +76,27 @@ def stage_samples(shapes=SHAPES):
     return pd.DataFrame(rows, columns=list(SAMPLE_COLUMNS))
 
 
-def write_artifacts(root: Path, name: str = "made-up", **changes) -> Path:
-    """A plan with its predictor and profile below ``root``; returns the plan's path."""
-    machine, destination = current_machine(), plan_path(root, name, current_machine())
-    predictor = predictor_directory(root, name, machine)
+def plan(name: str = "made-up", **changes) -> Plan:
+    """Of a target that takes a millisecond a row."""
+    machine = current_machine()
     costs = Costs(
         64, 1.0, {width: 0.1 * width for width in SHAPES.draft_widths},
         {width: float(width) + 1 for width in SHAPES.verify_widths}, 0.5, PLAIN_MS,
     )  # fmt: skip
-    plan = Plan(
+    made = Plan(
         name, machine, {"yggdrasil": "0"}, "float32", ModelRef("owner/target", "0", 1),
         ModelRef("owner/drafter", "1", 1), "2", SHAPES, DEFAULT_ORDER, "latency", "predictor",
         f"../../predictors/{name}/{machine.slug}", [costs],
         Expectation("depth from predictor", 2.5, 4.5, 2.0),
     )  # fmt: skip
-    replace(plan, **changes).save(destination)
+    return replace(made, **changes)
+
+
+def write_artifacts(root: Path, name: str = "made-up", **changes) -> Path:
+    """A plan with its predictor and profile below ``root``; returns the plan's path."""
+    machine, destination = current_machine(), plan_path(root, name, current_machine())
+    predictor = predictor_directory(root, name, machine)
+    plan(name, **changes).save(destination)
     learned().save(predictor)
     scores = [("predictor", depth, scorer, 0.5 + 0.05 * depth, 0.2) for depth in (1, 2) for scorer in
               ("predictor", "constant", "confidence")]  # fmt: skip

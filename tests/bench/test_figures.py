@@ -2,6 +2,7 @@
 
 import json
 
+import made_up
 import pandas as pd
 import pytest
 from tiny_pair import SHAPES, TEXT
@@ -42,8 +43,8 @@ def context(pair, tmp_path, monkeypatch):
     # Compiling transformers' forward pass takes a minute and is not what is tested.
     monkeypatch.setattr(PreTrainedModel, "get_compiled_call", lambda model, _: model.__call__)
     decoder = pair.decoder(TREE)
-    decoder.plan = plan_of(*folders)
-    return FigureContext(decoder, TEXTS, tmp_path, EFFORT, lambda plan: TREE)
+    decoder.plan, decoder.learned = plan_of(*folders), made_up.learned()
+    return FigureContext(decoder, TEXTS, tmp_path, EFFORT)
 
 
 @pytest.mark.parametrize("number", ["4", "5", "6", "11", "12", "13", "14", "15"])
@@ -60,7 +61,7 @@ def test_figures_are_made_and_taken_up_again(context, number, monkeypatch):
         raise AssertionError("measured again")
 
     monkeypatch.setattr("yggdrasil.bench.store.run_systems", refuse)
-    again = FigureContext(context.decoder, TEXTS, context.out, EFFORT, lambda plan: TREE)
+    again = FigureContext(context.decoder, TEXTS, context.out, EFFORT)
     for figure, same in zip(made, FIGURES[number](again), strict=True):
         pd.testing.assert_frame_equal(figure.frame, same.frame)
 
@@ -133,4 +134,4 @@ def test_faults_are_named(context):
     with pytest.raises(YggdrasilError, match="no figure 7 here; choose from 4, 5, 6"):
         chosen_figures(["7"])
     with pytest.raises(YggdrasilError, match="the set one has 3 prompts, 9 are needed; give more, or --quick"):
-        FigureContext(context.decoder, TEXTS, context.out, Effort(prompts=8, held_back=1), lambda plan: TREE)
+        FigureContext(context.decoder, TEXTS, context.out, Effort(prompts=8, held_back=1))

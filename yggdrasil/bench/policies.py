@@ -1,9 +1,14 @@
 """Policies for comparisons only."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from yggdrasil.engine.policy import Decision, Learner
+from yggdrasil.engine.decoder import planned_policy
+from yggdrasil.engine.policy import Decision, Learner, ObjectivePolicy, Policy
+from yggdrasil.predictor.bundle import Learned
 from yggdrasil.predictor.evidence import Evidence
+from yggdrasil.scheduling.plan import Plan
+from yggdrasil.scheduling.stages import is_head_first
 from yggdrasil.tree.objective import StepCosts, TreeShape, choose_verify_width
 
 
@@ -24,3 +29,29 @@ class PrunedPolicy:
     def prune(self, shape: TreeShape, expected: Sequence[float], context: int) -> Decision:
         drafting_ms = self._costs.drafting_ms(shape.width, shape.depth)
         return Decision(shape._replace(verify_width=choose_verify_width(expected, drafting_ms, self._costs)))
+
+
+class UnprunedPolicy(ObjectivePolicy):
+    """The plan's policy, but all that was drafted is verified."""
+
+    def _verify_width(self, shape: TreeShape, expected: Sequence[float], costs: StepCosts) -> int:
+        nodes = 1 + shape.width * shape.depth
+        return next((width for width in costs.verify_widths if width >= nodes), costs.verify_widths[-1])
+
+
+def plan_ablations(plan: Plan, learned: Learned) -> dict[str, Policy]:
+    """The plan's policy with one of its decisions left out, or its depth from the other source.
+
+    A predictor that reads the drafter's first guesses needs a schedule that makes them first: there is none of it under
+    a plan without.
+    """
+    widest = max(learned.ratios)
+    found: dict[str, Policy] = {
+        "by plan, one draft width": planned_policy(plan, replace(learned, ratios={widest: learned.ratios[widest]})),
+        "by plan, unpruned": planned_policy(plan, learned, UnprunedPolicy),
+    }
+    if plan.depth_from != "mean":
+        found["by plan, mean depth"] = planned_policy(replace(plan, depth_from="mean"), learned)
+    elif is_head_first(plan.stages) or not learned.reads.head:
+        found["by plan, predicted depth"] = planned_policy(replace(plan, depth_from="predictor"), learned)
+    return found

@@ -7,6 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from yggdrasil.bench.policies import plan_ablations
 from yggdrasil.bench.record import pair_settings
 from yggdrasil.bench.store import SampleFile, measure
 from yggdrasil.bench.systems import (
@@ -46,6 +47,8 @@ def compare_trees(
         )
     assert decoder.plan is not None
     chosen = list(TREES) if ALL in names else list(dict.fromkeys(names))
+    assert decoder.learned is not None
+    ablations = plan_ablations(decoder.plan, decoder.learned) if ALL in names else {}
     texts = encode_prompts(decoder, prompts, settings["max_prompt_tokens"])
     evaluated = dict(list(texts.items())[:-held_back])
     bench = TreeBench(decoder, budgets, decoder.plan.costs[0].steps())
@@ -56,6 +59,7 @@ def compare_trees(
         systems: list[System] = [
             EngineSystem(OURS, decoder),
             EngineSystem(PLAIN, decoder, is_plain=True),
+            *(EngineSystem(f"yggdrasil, {name}", decoder, policy) for name, policy in ablations.items()),
             *tree_systems(bench, chosen, budgets),
         ]
         described = {

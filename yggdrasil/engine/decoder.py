@@ -60,6 +60,7 @@ class Decoder:
         self.policy = policy
         self.eos_tokens = eos
         self.plan: Plan | None = None
+        self.learned: Learned | None = None  # with the plan
         self.tolerance: float | None = None  # logits, from ``yggdrasil parity``; None where it was never measured
         self.current: Request | None = None  # the request under way
         self._policies = PolicyPerSetting()
@@ -91,7 +92,7 @@ class Decoder:
         check_plan(loaded_plan, machine, force_machine=force_machine)
         learned = Learned.load(path.parent / loaded_plan.predictor)
         decoder = _decoder_of(loaded_plan, learned, dtype or loaded_plan.dtype, drafter, backend)
-        decoder.plan = loaded_plan
+        decoder.plan, decoder.learned = loaded_plan, learned
         decoder.tolerance = read_tolerance(path.parent / loaded_plan.predictor, dtype or loaded_plan.dtype)
         return decoder
 
@@ -262,11 +263,11 @@ def _decoder_of(
     return Decoder(assembly, tokenizer, planned_policy(adapted, learned), eos_tokens(target_path, tokenizer))
 
 
-def planned_policy(plan: Plan, learned: Learned) -> ObjectivePolicy:
-    """The policy that a plan names: its costs, objective and depth source."""
+def planned_policy(plan: Plan, learned: Learned, kind: type[ObjectivePolicy] = ObjectivePolicy) -> ObjectivePolicy:
+    """The policy that a plan names: its costs, objective and depth source. ``kind`` may decide otherwise with them."""
     costs = {entry.context: entry.steps() for entry in plan.costs}
     depth = DepthEvidence(learned.depth, learned.reads) if plan.depth_from != "mean" else None
-    return ObjectivePolicy(
+    return kind(
         costs, learned.ratios, learned.mean_survival, depth, plan.objective, is_head_first=is_head_first(plan.stages)
     )
 

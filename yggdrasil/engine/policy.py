@@ -163,12 +163,16 @@ class ObjectivePolicy:
 
     def prune(self, shape: TreeShape, expected: Sequence[float], context: int) -> Decision:
         costs = self._choosers[self._place(context)].costs
-        width = choose_verify_width(expected, costs.drafting_ms(shape.width, shape.depth), costs, self._objective)
+        width = self._verify_width(shape, expected, costs)
         if width == 1:  # drafted for nothing
             self._gate.refused()
         pruned = TreeShape(shape.width, shape.depth, width)
         tokens = expected[costs.verify_widths.index(width)]
         return Decision(pruned, tokens, costs.iteration_ms(*pruned) * self._paces.tree)
+
+    def _verify_width(self, shape: TreeShape, expected: Sequence[float], costs: StepCosts) -> int:
+        """How many nodes of the drafted tree to verify."""
+        return choose_verify_width(expected, costs.drafting_ms(shape.width, shape.depth), costs, self._objective)
 
     def _survival(self, evidence: Evidence) -> FloatArray:
         assert self._depth is not None

@@ -13,11 +13,9 @@ from yggdrasil.bench.record import pair_settings
 from yggdrasil.bench.store import SampleFile, measure
 from yggdrasil.bench.systems import EngineSystem, Sample, System, encode_prompts, summarise_systems
 from yggdrasil.bench.trees import TREES, TreeBench, TreeSystem, drafting_ms, tree_systems
-from yggdrasil.engine.decoder import Decoder
-from yggdrasil.engine.policy import Policy
+from yggdrasil.engine.decoder import Decoder, planned_policy
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.prompts import read_prompts
-from yggdrasil.scheduling.plan import Plan
 from yggdrasil.tree.objective import Objective
 
 OURS, PLAIN = "yggdrasil, by plan", "plain, compiled"
@@ -74,9 +72,8 @@ class FigureContext:
         texts: Mapping[str, Mapping[str, Sequence[int]]],
         out: Path,
         effort: Effort,
-        policy_of: Callable[[Plan], Policy],
     ) -> None:
-        """``decoder`` has a plan; ``texts`` are sets of prompts by id; ``policy_of`` makes the policy of another plan.
+        """``decoder`` has a plan; ``texts`` are sets of prompts by id.
 
         Raises:
             YggdrasilError: a set with too few prompts.
@@ -85,7 +82,6 @@ class FigureContext:
         self.decoder, self.plan = decoder, decoder.plan
         self.out, self.effort = out, effort
         self.costs = self.plan.costs[0].steps()
-        self._policy_of = policy_of
         self._reporter: Reporter | None = None
         self._texts = texts
         for name, prompts in texts.items():
@@ -181,8 +177,9 @@ class FigureContext:
     def variant(self, name: str, *, objective: Objective = "latency", with_predictor: bool = True) -> System:
         """The plan decided otherwise: another objective, or depth from the mean survival."""
         depth_from = self.plan.depth_from if with_predictor else "mean"
-        policy = self._policy_of(replace(self.plan, objective=objective, depth_from=depth_from))
-        return EngineSystem(name, self.decoder, policy)
+        assert self.decoder.learned is not None
+        plan = replace(self.plan, objective=objective, depth_from=depth_from)
+        return EngineSystem(name, self.decoder, planned_policy(plan, self.decoder.learned))
 
     def described(self) -> dict[str, Any]:
         """What every measurement depends on."""
@@ -213,14 +210,7 @@ def open_context(
         file.stem: encode_prompts(decoder, read_prompts(file, effort.num_prompts), effort.max_prompt_tokens)
         for file in prompts
     }
-
-    def policy_of(changed: Plan) -> Policy:
-        predictor = str((path.parent / changed.predictor).resolve())
-        file = out / "data" / f"plan-{changed.objective}-{changed.depth_from}.yaml"
-        replace(changed, predictor=predictor).save(file)
-        return Decoder.from_plan(file, force_machine=force_machine).policy
-
-    return FigureContext(decoder, texts, out, effort, policy_of)
+    return FigureContext(decoder, texts, out, effort)
 
 
 def _silent(_: float) -> None:

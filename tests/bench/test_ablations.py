@@ -1,0 +1,67 @@
+"""The plan's policy with one decision left out: exactly that one."""
+
+from dataclasses import replace
+
+import made_up
+import numpy as np
+import pytest
+from tiny_pair import SHAPES, TEXT
+
+from yggdrasil.bench.policies import plan_ablations
+from yggdrasil.engine.decoder import planned_policy
+from yggdrasil.scheduling.stages import DEFAULT_ORDER, HEAD_FIRST_ORDER
+from yggdrasil.tree.objective import TreeShape
+
+PROMPT, COUNT = TEXT[:20], 40
+
+
+class Context:
+    context = 100
+
+    def hidden(self):
+        return np.zeros(1, dtype=np.float32)
+
+
+@pytest.fixture
+def plan():
+    """Verification costs its width, so wide trees and all of a tree are not what the plan chooses."""
+    return made_up.plan()
+
+
+def test_one_draft_width_is_the_widest(plan):
+    learned = made_up.learned()
+    alone = plan_ablations(plan, learned)["by plan, one draft width"]
+
+    assert planned_policy(plan, learned).choose(Context()).shape.width < SHAPES.draft_widths[-1]
+    assert alone.choose(Context()).shape.width == SHAPES.draft_widths[-1]
+
+
+def test_unpruned_verifies_whatever_was_drafted(plan):
+    learned, shape = made_up.learned(), TreeShape(2, 3, 4)
+    expected = [1.0] * len(SHAPES.verify_widths)
+    unpruned = plan_ablations(plan, learned)["by plan, unpruned"]
+
+    assert planned_policy(plan, learned).prune(shape, expected, 100).shape.verify_width == 1
+    assert unpruned.prune(shape, expected, 100).shape.verify_width == 8  # the root and six nodes
+    assert unpruned.prune(TreeShape(4, 4, 4), expected, 100).shape.verify_width == SHAPES.verify_widths[-1]
+
+
+def test_depth_comes_from_the_other_source_where_it_can(plan):
+    learned = made_up.learned()
+    reads_head = replace(learned, reads=learned.reads._replace(hidden=0, head=1))
+    predicted = replace(plan, depth_from="predictor")
+
+    def depth_source(plan, learned):
+        return list(plan_ablations(plan, learned))[2:]
+
+    assert depth_source(replace(plan, depth_from="mean", stages=DEFAULT_ORDER), learned) == ["by plan, predicted depth"]
+    assert depth_source(replace(plan, depth_from="mean", stages=DEFAULT_ORDER), reads_head) == []
+    assert depth_source(replace(plan, depth_from="mean", stages=HEAD_FIRST_ORDER), reads_head) != []
+    assert depth_source(replace(predicted, stages=DEFAULT_ORDER), learned) == ["by plan, mean depth"]
+
+
+def test_every_ablation_is_lossless(pair, plan):
+    learned = made_up.learned()
+    for name, policy in plan_ablations(replace(plan, depth_from="mean"), learned).items():
+        found = pair.decoder(policy).generate(PROMPT, max_new_tokens=COUNT, ignore_eos=True)
+        assert found.tokens == pair.reference(PROMPT, COUNT), name
