@@ -88,7 +88,10 @@ def systems_table(records: Iterable[Record]) -> str:
 
 
 def trees_table(records: Iterable[Record]) -> str:
-    """AAL of each tree at each verify budget, mean over the sets, and its time a token at its fastest, over ours."""
+    """AAL of each tree at each verify budget, mean over the sets, and its time a token at its fastest, over ours.
+
+    What chooses its own width at every step (the plan, parts of it, plain decoding) has a column of its own.
+    """
     by_target: dict[str, list[Record]] = {}
     for record in records:
         by_target.setdefault(_target(record["settings"]["plan"]), []).append(record)
@@ -105,8 +108,23 @@ def trees_table(records: Iterable[Record]) -> str:
         for tree, values in means.items():
             cells = [_marked(value, top) for value, top in zip(values, best, strict=True)]
             fastest = [min(row["ratio_to_ours"]["median"] for row in trees[tree].values()) for trees in sets]
-            lines.append([title, tree, *cells, f"{sum(fastest) / len(fastest):.2f}" if is_timed else "-"])
-    return _table(["target, prompts", "tree", *(f"AAL, {budget}" for budget in budgets), "over ours"], lines)
+            lines.append([title, tree, *cells, "-", f"{sum(fastest) / len(fastest):.2f}" if is_timed else "-"])
+        chosen = [_by_choice(record) for record in by_target[target]]
+        for name in chosen[0]:
+            aal, ratio = (sum(rows[name][i] for rows in chosen) / len(chosen) for i in range(2))
+            cells = ["-"] * len(budgets)
+            lines.append([title, name, *cells, f"{aal:.2f}", f"{ratio:.2f}" if is_timed else "-"])
+    titles = ["target, prompts", "tree", *(f"AAL, {budget}" for budget in budgets), "AAL, any width", "over ours"]
+    return _table(titles, lines)
+
+
+def _by_choice(record: Record) -> dict[str, tuple[float, float]]:
+    """AAL and time a token over ours of each system that is no tree of one budget."""
+    return {
+        row["system"].removeprefix("yggdrasil, "): (row["aal"], row["ratio_to_ours"]["median"])
+        for row in record["summary"]
+        if not row["system"].rpartition(" ")[2].isdecimal()
+    }
 
 
 def _by_tree(record: Record) -> dict[str, dict[int, Record]]:
