@@ -90,7 +90,7 @@ def test_plain_steps_of_a_closed_gate_call_neither_predictor_nor_drafter(pair, s
     trace, stream = Trace(), TextStream(byte_tokenizer(), frozenset(), 61, ())
     list(engine.decode(PROMPT, stream, policy, trace))
 
-    asked = 3  # one first step, then refusals with pauses of 8, 16 and 32 between: 1 + 1 + 8 + 1 + 16 + 1 + 32 = 60
+    asked = 6  # behind two sampled steps, with pauses of 1, 2, 4, 8, 16 and the rest of 32 behind them
     assert trace.plain_steps == trace.iterations == 60
     assert predictor.calls == asked
     assert len(heads) == (asked if stages is not None else 0)

@@ -5,7 +5,8 @@ class Gate:
     """Keeps speculation from costing time where it does not pay, and tries again later.
 
     When the objective prefers plain steps, it is not even asked for a while: a pause that doubles each time the answer
-    stays the same.
+    stays the same. It begins with one step: where trees pay threefold, a long pause after one bad tree costs more than
+    asking in vain.
 
     Beyond what the objective believes there is an account of what speculation really gained or lost, in plain steps, at
     the speed the machine has now. Where the stake is lost, decoding is plain, and each plain step earns a little until
@@ -15,7 +16,7 @@ class Gate:
     charged when the request has ended: before, it would end the speculation that was to earn it back.
     """
 
-    _FIRST_PAUSE, _LONGEST_PAUSE = 8, 128
+    _FIRST_PAUSE, _LONGEST_PAUSE = 1, 128
     # The first trees after plain steps meet cold caches and sleeping threads; the stake lasts until they run warm.
     _CREDIT, _STAKE, _RICHEST, _EARNED = 8.0, 8.0, 64.0, 0.03
     _WORST = -12.0  # what one tree may lose; beyond, the machine stood still

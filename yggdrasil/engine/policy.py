@@ -172,7 +172,8 @@ class ObjectivePolicy:
 
     def _verify_width(self, shape: TreeShape, expected: Sequence[float], costs: StepCosts) -> int:
         """How many nodes of the drafted tree to verify."""
-        return choose_verify_width(expected, costs.drafting_ms(shape.width, shape.depth), costs, self._objective)
+        drafting_ms = costs.drafting_ms(shape.width, shape.depth)
+        return choose_verify_width(expected, drafting_ms, costs, self._objective, planned=shape.verify_width)
 
     def _survival(self, evidence: Evidence) -> FloatArray:
         assert self._depth is not None
