@@ -49,6 +49,14 @@ def test_the_order_turns_and_every_system_sees_every_prompt():
     assert len(asked) == 12
 
 
+def test_few_prompts_begin_far_apart_in_the_order():
+    """Else the first of many systems is always decoded right behind a pause or behind the last."""
+    systems, firsts = [Scripted(str(i), "one", False, 1.0, asked=[]) for i in range(12)], []
+    run_systems(systems, PROMPTS, 3, lambda _, samples: firsts.append(samples[0].system))
+
+    assert firsts == ["0", "4", "8"]
+
+
 def test_untimed_runs_are_not_warmed_up(monkeypatch):
     monkeypatch.setattr("yggdrasil.bench.systems.sleep", lambda _: pytest.fail("there is nothing to settle for"))
     asked = []

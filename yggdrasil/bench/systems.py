@@ -115,7 +115,7 @@ def run_systems(
     is_timed: bool = True,
     warm_up: bool = True,
 ) -> None:
-    """Decode every prompt (id -> tokens) with every system; the order turns by one from prompt to prompt.
+    """Decode every prompt (id -> tokens) with every system; the order turns once around over all prompts.
 
     ``on_prompt`` gets a prompt's samples when all systems have decoded it. ``is_timed`` decodes the first prompt once
     with each system beforehand, uncounted, which loads and compiles, unless without ``warm_up``, and lets the machine
@@ -126,7 +126,7 @@ def run_systems(
         for system in systems:
             system.decode(first, max_new_tokens)
     for i, (prompt_id, tokens) in enumerate(prompts.items()):
-        turn = i % len(systems)
+        turn = i * len(systems) // len(prompts)
         samples = []
         for system in [*systems[turn:], *systems[:turn]]:
             if is_timed:
