@@ -67,24 +67,40 @@ def bench_table(records: Iterable[Record]) -> str:
 
 
 def systems_table(records: Iterable[Record]) -> str:
-    """Rival systems: medians of TPOT, and the ratio to ours prompt by prompt."""
-    rows = []
+    """Rival systems, a row for all sets: prompts together, AAL and TPOT as means, the ratio to ours set by set."""
+    by_target: dict[str, list[Record]] = {}
     for record in records:
-        for row in record["summary"]:
-            tpot, ratio = row["tpot_ms"], row["ratio_to_ours"]
+        settings = record["settings"]
+        by_target.setdefault(f"{_target(settings['plan'])}, {settings['dtype']}", []).append(record)
+    rows = []
+    for target, group in by_target.items():
+        sets = ", ".join(record["set"] for record in group)
+        by_system = [{row["system"]: row for row in record["summary"]} for record in group]
+        for system in by_system[0]:
+            own = [found[system] for found in by_system]
+            aal = [row["aal"] for row in own if row["aal"] is not None]
+            ratios = [row["ratio_to_ours"]["median"] for row in own]
             rows.append(
                 [
-                    _target(record["settings"]["plan"]),
-                    f"{record['set']}, {record['settings']['dtype']}",
-                    row["system"],
-                    _equality(row),
-                    "-" if row["aal"] is None else f"{row['aal']:.2f}",
-                    f"{tpot['median']:.2f} ({tpot['low']:.2f} to {tpot['high']:.2f})",
-                    f"{ratio['median']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f})",
+                    f"{target}: {sets}",
+                    system,
+                    _equality(_together(own)),
+                    f"{statistics.mean(aal):.2f}" if aal else "-",
+                    f"{statistics.mean(row['tpot_ms']['median'] for row in own):.2f}",
+                    f"**{statistics.mean(ratios):.2f}** ({', '.join(f'{ratio:.2f}' for ratio in ratios)})",
                 ]
             )
-    titles = "target|prompts|system|as its own plain|AAL|ms/token|over ours"
-    return _table(titles.split("|"), rows)
+    return _table("target: prompts|system|as its own plain|AAL|ms/token|over ours".split("|"), rows)
+
+
+def _together(rows: list[Record]) -> Record:
+    """Prompts, equal ones and partings of all sets."""
+    same = [row["same_as_plain"] for row in rows]
+    return {
+        "prompts": sum(row["prompts"] for row in rows),
+        "same_as_plain": None if None in same else sum(same),
+        "partings": [parting for row in rows for parting in row.get("partings") or []],
+    }
 
 
 def trees_table(records: Iterable[Record]) -> str:

@@ -49,7 +49,9 @@ def results(tmp_path):
         {**row, "system": "assisted", "same_as_plain": 3, "partings": partings},
         {**row, "system": "broken", "same_as_plain": 2, "partings": [*partings, {"verdict": "fault"}]},
     ]
-    write("demo", "systems-c4.json", settings=settings, summary=rivals)
+    for name, ratio in (("c4", 2.0), ("qa", 3.0)):
+        summary = [{**row, "ratio_to_ours": {**SPREAD, "median": ratio}} for row in rivals]
+        write("demo", f"systems-{name}.json", settings=settings, summary=summary)
     for folder, backend in (("demo", "inductor"), ("wide-1B", "eager")):
         for name, more in (("c4", 0.0), ("qa", 1.0)):
             trees = ("yggdrasil, by plan", 3.0, 1.0), ("egt 8", 2.25, 1.5), ("egt 16", 2.5, 1.25), ("k-ary 8", 2.0, 3.0)
@@ -98,11 +100,11 @@ def test_bench_rows_in_their_order(tables, results):
 
 def test_rows_of_systems_and_trees(tables, results):
     assert rendered(tables, results, "systems") == [
-        f"| as shipped (11M) | c4, bfloat16 | {cells} | 2.00 | 2.00 (1.50 to 2.50) | 2.00 (1.50 to 2.50) |"
+        f"| as shipped (11M), bfloat16: c4, qa | {cells} |"
         for cells in (
-            "llama.cpp, plain | 4 of 4",
-            "assisted | 3 of 4, a tie in 1",
-            "broken | 2 of 4, faults in 1",
+            "llama.cpp, plain | 8 of 8 | 2.00 | 2.00 | **2.50** (2.00, 3.00)",
+            "assisted | 6 of 8, a tie in 2 | 2.00 | 2.00 | **2.50** (2.00, 3.00)",
+            "broken | 4 of 8, faults in 2 | 2.00 | 2.00 | **2.50** (2.00, 3.00)",
         )
     ]
 
