@@ -8,7 +8,8 @@ A table stands between ``<!-- table: KIND MACHINE -->`` and ``<!-- end of table 
 ``profiles/*/MACHINE/KIND-*.json``: bench from `yggdrasil bench`, trees from `yggdrasil bench --tree NAME`, rules from
 `yggdrasil bench rules`, exactness from `yggdrasil bench exactness`, constraints from `scripts/check_constraints.py`,
 equality from `scripts/check_equality.py`, objectives from `scripts/compare_objectives.py`, systems from
-`scripts/compare_systems`, each with ``--json``; search from the ``schedule_ranking.csv`` of `yggdrasil search`.
+`scripts/compare_systems`, each with ``--json``; search from the ``schedule_ranking.csv`` of `yggdrasil search`, breakdown and
+temperatures from the ``figure-12.csv`` and ``figure-15.csv`` of `yggdrasil bench figures`.
 """
 
 import argparse
@@ -35,7 +36,7 @@ def render(text: str, results: Path) -> str:
         kind, machine = match[2], match[3]
         if kind not in TABLES:
             raise ValueError(f"there is no table {kind!r}; choose from {', '.join(TABLES)}")
-        name = "schedule_ranking.csv" if kind == "search" else f"{kind}-*.json"
+        name = CSV_OF.get(kind, f"{kind}-*.json")
         files = sorted(results.glob(f"*/{machine}/{name}"))
         if not files:
             raise ValueError(f"no results {name} for {machine} in {results}")
@@ -320,8 +321,39 @@ def _rule(row: Record) -> str:
     return name
 
 
+def breakdown_table(records: Iterable[Record]) -> str:
+    """What each part of the method adds to the one before, beside the paper's gains."""
+    rows = []
+    for record in records:
+        for entry in record["entries"]:
+            gains = [f"{float(entry[key]):.2f}" if entry[key] else "-" for key in ("gain", "gain_in_paper")]
+            figures = [f"{float(entry['tpot_ms']):.2f}", f"{float(entry['aal']):.2f}"]
+            rows.append([_target(record["plan"]), entry["system"], *figures, *gains])
+    return _table("target|up to|ms/token|AAL|gain|in the paper".split("|"), rows)
+
+
+def temperatures_table(records: Iterable[Record]) -> str:
+    """Ours and the static tree at each temperature, over plain decoding."""
+    rows = []
+    for record in records:
+        entries = record["entries"]
+        for ours in (entry for entry in entries if entry["over_static"]):
+            static = next(e for e in entries if e["temperature"] == ours["temperature"] and not e["over_static"])
+            same = int(ours["same_as_ours"]), int(static["same_as_ours"]), int(static["prompts"])
+            cells = [f"{float(entry[key]):.2f}" for key in ("aal", "speedup") for entry in (ours, static)]
+            ratio = f"**{float(ours['over_static']):.2f}**"
+            title = [_target(record["plan"]), f"{float(ours['temperature']):g}", f"{min(same)} of {same[2]}"]
+            rows.append([*title, f"{cells[0]} / {cells[1]}", f"{cells[2]} / {cells[3]}", ratio])
+        mean = float(entries[0]["mean_over_static"])
+        rows.append([_target(record["plan"]), "mean", "", "", "", f"**{mean:.2f}**"])
+    titles = "target|temperature|same tokens|AAL: ours / static|over plain: ours / static|ours over static"
+    return _table(titles.split("|"), rows)
+
+
+CSV_OF = {"search": "schedule_ranking.csv", "breakdown": "figure-12.csv", "temperatures": "figure-15.csv"}
 TABLES: dict[str, Callable[[Iterable[Record]], str]] = {
     "bench": bench_table,
+    "breakdown": breakdown_table,
     "constraints": constraints_table,
     "equality": equality_table,
     "exactness": exactness_table,
@@ -329,6 +361,7 @@ TABLES: dict[str, Callable[[Iterable[Record]], str]] = {
     "rules": rules_table,
     "search": search_table,
     "systems": systems_table,
+    "temperatures": temperatures_table,
     "trees": trees_table,
 }
 

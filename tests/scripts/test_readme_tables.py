@@ -171,9 +171,28 @@ def test_every_rule_and_mode_is_in_its_table(tables):
     assert set(tables.MODES) == set(MODES)
 
 
+def test_rows_of_figures(tables, results):
+    breakdown = "system,tpot_ms,aal,gain,gain_in_paper\nO1 tree,8.0,4.0,,\nO2 compilation,4.0,4.0,2.0,2.78\n"
+    titles = "temperature,system,speedup,aal,over_static,prompts,same_as_ours,mean_over_static"
+    rows = "0.0,ours,3.0,4.0,1.5,4,4,1.25\n0.0,Sequoia,2.0,3.5,,4,3,1.25\n"
+    rows += "1.0,ours,2.0,2.0,1.0,4,4,1.25\n1.0,Sequoia,2.0,2.0,,4,4,1.25\n"
+    (results / "demo" / "box" / "figure-12.csv").write_text(f"# head\n{breakdown}")
+    (results / "demo" / "box" / "figure-15.csv").write_text(f"# head\n{titles}\n{rows}")
+
+    assert rendered(tables, results, "breakdown") == [
+        "| as shipped (11M) | O1 tree | 8.00 | 4.00 | - | - |",
+        "| as shipped (11M) | O2 compilation | 4.00 | 4.00 | 2.00 | 2.78 |",
+    ]
+    assert rendered(tables, results, "temperatures") == [
+        "| as shipped (11M) | 0 | 3 of 4 | 4.00 / 3.50 | 3.00 / 2.00 | **1.50** |",
+        "| as shipped (11M) | 1 | 4 of 4 | 2.00 / 2.00 | 2.00 / 2.00 | **1.00** |",
+        "| as shipped (11M) | mean |  |  |  | **1.25** |",
+    ]
+
+
 def test_tables_without_results_are_refused(tables, results):
     with pytest.raises(ValueError, match="no results bench-"):
         tables.render("<!-- table: bench other -->\n<!-- end of table -->", results)
-    kinds = "bench, constraints, equality, exactness, objectives, rules, search, systems, trees"
+    kinds = "bench, breakdown, constraints, equality, exactness, objectives, rules, search, systems, temperatures, trees"
     with pytest.raises(ValueError, match=f"no table 'figures'; choose from {kinds}"):
         tables.render("<!-- table: figures box -->\n<!-- end of table -->", results)
