@@ -8,8 +8,8 @@ A table stands between ``<!-- table: KIND MACHINE -->`` and ``<!-- end of table 
 ``profiles/*/MACHINE/KIND-*.json``: bench from `yggdrasil bench`, trees from `yggdrasil bench --tree NAME`, rules from
 `yggdrasil bench rules`, exactness from `yggdrasil bench exactness`, constraints from `scripts/check_constraints.py`,
 equality from `scripts/check_equality.py`, objectives from `scripts/compare_objectives.py`, systems from
-`scripts/compare_systems`, each with ``--json``; search from the ``schedule_ranking.csv`` of `yggdrasil search`, breakdown and
-temperatures from the ``figure-12.csv`` and ``figure-15.csv`` of `yggdrasil bench figures`.
+`scripts/compare_systems`, each with ``--json``; search from the ``schedule_ranking.csv`` of `yggdrasil search`,
+breakdown and temperatures from the ``figure-12.csv`` and ``figure-15.csv`` of `yggdrasil bench figures`.
 """
 
 import argparse
@@ -91,7 +91,7 @@ def systems_table(records: Iterable[Record]) -> str:
                     f"**{statistics.mean(ratios):.2f}** ({', '.join(f'{ratio:.2f}' for ratio in ratios)})",
                 ]
             )
-    return _table("target: prompts|system|as its own plain|AAL|ms/token|over ours".split("|"), rows)
+    return _table(["target: prompts", "system", "as its own plain", "AAL", "ms/token", "over ours"], rows)
 
 
 def _together(rows: list[Record]) -> Record:
@@ -329,7 +329,7 @@ def breakdown_table(records: Iterable[Record]) -> str:
             gains = [f"{float(entry[key]):.2f}" if entry[key] else "-" for key in ("gain", "gain_in_paper")]
             figures = [f"{float(entry['tpot_ms']):.2f}", f"{float(entry['aal']):.2f}"]
             rows.append([_target(record["plan"]), entry["system"], *figures, *gains])
-    return _table("target|up to|ms/token|AAL|gain|in the paper".split("|"), rows)
+    return _table(["target", "up to", "ms/token", "AAL", "gain", "in the paper"], rows)
 
 
 def temperatures_table(records: Iterable[Record]) -> str:
