@@ -1,6 +1,7 @@
 """Compiled steps: the tokens of eager ones, compiled once for ever, and the same bits for every width."""
 
 import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -66,6 +67,18 @@ def test_compiled_tokens_equal_eager_ones(pair, compiled_decoder, compile_cache)
         assert ours.metrics.iterations == theirs.metrics.iterations  # the same trees were drafted and accepted
     packages = sorted(path.name.rpartition("-")[0] for path in (compile_cache / "steps").iterdir())
     assert packages == PACKAGES
+
+
+@pytest.mark.compiled
+def test_loading_a_package_does_not_import_the_compiler(compiled_decoder, compile_cache):
+    """It takes two seconds, at every start."""
+    (package,) = (compile_cache / "steps").glob("finish-*")
+    script = (
+        "import sys; from pathlib import Path; from yggdrasil.models.compiled import load_package;"
+        f"load_package(Path({str(package)!r})); sys.exit('torch._inductor.codecache' in sys.modules)"
+    )
+
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
 
 
 @pytest.mark.compiled

@@ -98,10 +98,16 @@ def build_step(
     if not path.exists():
         print(f"yggdrasil: compiling the step {key.step} of width {key.width}, once", file=sys.stderr)  # noqa: T201
         compile_package(module, inputs, path, fuse=fuse)
-    # What `torch._inductor.aoti_load_package` does in the end, after two seconds of importing the compiler.
-    loader = torch._C._aoti.AOTIModelPackageLoader(str(path), "model", True, 1, -1)  # single-threaded, one runner
+    run = load_package(path)
     BuildClock.ns += perf_counter_ns() - start
-    return Step(loader.run, flat)
+    return Step(run, flat)
+
+
+def load_package(path: Path) -> Callable[[list[Tensor]], Sequence[Tensor]]:
+    """What `torch._inductor.aoti_load_package` does in the end, after two seconds of importing the compiler."""
+    loader = torch._C._aoti.AOTIModelPackageLoader(str(path), "model", True, 1, -1)  # single-threaded, one runner
+    run: Callable[[list[Tensor]], Sequence[Tensor]] = loader.run
+    return run
 
 
 @torch.no_grad()
