@@ -42,8 +42,7 @@ class UnprunedPolicy(ObjectivePolicy):
 def plan_ablations(plan: Plan, learned: Learned) -> dict[str, Policy]:
     """The plan's policy with one of its decisions left out, or its depth from the other source.
 
-    A predictor that reads the drafter's first guesses needs a schedule that makes them first: there is none of it under
-    a plan without.
+    A predictor that reads the drafter's first guesses is left out where the schedule chooses the depth before them.
     """
     widest = max(learned.ratios)
     found: dict[str, Policy] = {

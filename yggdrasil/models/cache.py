@@ -5,7 +5,6 @@ Dims: L layers, Hkv key heads, S capacity, D head size.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -51,15 +50,11 @@ class StaticCache:
 
     def tensors(self) -> list[Tensor]:
         """All buffers, keys before values: the order in which steps take them."""
-        return self._tensors
-
-    @cached_property
-    def _tensors(self) -> list[Tensor]:
         return [*self.keys, *self.values]
 
     def commit(self, sources: Sequence[int], destination: int) -> None:
         """Move the rows in slots ``sources`` (ascending) to ``destination`` and the slots after it, in every layer."""
-        torch.ops.yggdrasil.move_rows.default(self._tensors, sources, destination)
+        torch.ops.yggdrasil.move_rows.default(self.tensors(), sources, destination)
 
 
 def key_head_shapes(config: PretrainedConfig) -> list[tuple[int, int]]:

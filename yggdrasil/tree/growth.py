@@ -87,5 +87,6 @@ def rank_nodes(tree: TokenTree) -> tuple[Tensor, Tensor]:
     With path-product scores a child never beats its parent, so every prefix is a connected subtree and is the best
     of its size (``pruning.best_subtree`` is the reference for any values).
     """
-    scores, order = tree.scores.sort(descending=True, stable=True)
-    return order, scores.exp().cumsum(0)
+    order, expected = torch.empty_like(tree.tokens), torch.empty_like(tree.scores)
+    torch.ops.yggdrasil.rank_nodes(tree.scores, order, expected)
+    return order, expected
