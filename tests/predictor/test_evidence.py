@@ -6,14 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from yggdrasil.predictor.evidence import (
-    NGRAM,
     NUM_REPETITION,
     EvidenceSizes,
-    Repetition,
+    RepetitionFigures,
     finite_head,
     read_evidence,
     repetition_figures,
 )
+from yggdrasil.predictor.repetition import NGRAM
 
 
 def slow_guess(text):
@@ -30,10 +30,10 @@ def slow_guess(text):
 
 @given(st.lists(st.integers(0, 2), max_size=40), st.integers(0, 5))
 def test_figures_are_those_of_a_scan(text, split):
-    repetition = Repetition()
+    repetition = RepetitionFigures()
     repetition.extend(text[:split])
     repetition.extend(text[split:])
-    figures, guess = repetition.figures(), slow_guess(text)
+    figures, guess = repetition.read(), slow_guess(text)
 
     assert figures.shape == (NUM_REPETITION,)
     assert figures[5] == (guess >= 0)
@@ -41,11 +41,11 @@ def test_figures_are_those_of_a_scan(text, split):
 
 
 def test_a_loop_is_seen_and_its_end_too():
-    repetition = Repetition()
+    repetition = RepetitionFigures()
     repetition.extend([7, 8, 9, 4] * 5)
-    inside = repetition.figures()
+    inside = repetition.read()
     repetition.extend([1])
-    outside = repetition.figures()
+    outside = repetition.read()
 
     assert np.expm1(inside[:3]) == pytest.approx([16, 4, 13], rel=1e-5)  # three tokens found it, thirteen followed
     assert inside[3] > 0.9
@@ -56,14 +56,14 @@ def test_a_loop_is_seen_and_its_end_too():
 @given(st.lists(st.integers(0, 2), min_size=1, max_size=30), st.data())
 def test_recorded_figures_are_the_running_ones(text, data):
     first = data.draw(st.integers(0, len(text)))
-    running = Repetition()
+    running = RepetitionFigures()
     running.extend(text[:first])
     rows = repetition_figures(text, first)
 
     assert rows.shape == (len(text) - first, NUM_REPETITION)
     for token, row in zip(text[first:], rows, strict=True):
         running.extend([token])
-        assert (running.figures() == row).all()
+        assert (running.read() == row).all()
 
 
 class Part:

@@ -4,7 +4,8 @@ import numpy as np
 
 from yggdrasil.engine.target import Outcome, Target
 from yggdrasil.models.buffers import HostView
-from yggdrasil.predictor.evidence import Float32Array, Repetition
+from yggdrasil.predictor.evidence import Float32Array, RepetitionFigures
+from yggdrasil.predictor.repetition import Repetition
 from yggdrasil.tree.token_tree import NO_SCORE, TokenTree
 
 
@@ -18,7 +19,7 @@ class LiveEvidence:
         self._target, self.text, self.outcome = target, text, outcome
         root = slice(tree.candidates)
         self._root_scores, self._root_edges = HostView(tree.pool_scores[root]), HostView(tree.pool_edges[root])
-        self._repetition, self._num_read = Repetition(), 0
+        self._figures, self._num_read = RepetitionFigures(), 0
 
     @property
     def context(self) -> int:
@@ -29,9 +30,17 @@ class LiveEvidence:
         return values
 
     def repetition(self) -> Float32Array:
-        self._repetition.extend(self.text[self._num_read :])
+        self._read_text()
+        return self._figures.read()
+
+    def repeated(self) -> Repetition:
+        """How the end of the text repeats an earlier place."""
+        self._read_text()
+        return self._figures.repetition
+
+    def _read_text(self) -> None:
+        self._figures.extend(self.text[self._num_read :])
         self._num_read = len(self.text)
-        return self._repetition.figures()
 
     def head(self) -> Float32Array:
         """What ``TokenTree.root_guesses`` reads, from views made once."""

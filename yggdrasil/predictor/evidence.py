@@ -16,9 +16,10 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from yggdrasil.predictor.repetition import Repetition
+
 Float32Array: TypeAlias = npt.NDArray[np.float32]
 
-NGRAM = 3  # tokens that must agree before a repetition is suspected
 NUM_REPETITION = 6  # R
 _FAST, _SLOW = 0.3, 0.05  # how fast the hit rates forget
 _NO_GUESS = -12.0  # log-probability of an absent candidate, the least that the drafter's calibration knows
@@ -54,51 +55,29 @@ class Evidence(Protocol):
         """The drafter's log-probabilities of the root's candidates, best first, [K]; only after a head draft."""
 
 
-class Repetition:
-    """How the end of a text repeats an earlier place of it, one dictionary look-up a token.
-
-    Greedy text falls into loops and copies from its prompt; there a drafter is right for as long as the loop lasts.
-    A repetition is suspected where the last ``NGRAM`` tokens have occurred before, and followed until it errs.
-    """
+class RepetitionFigures:
+    """A text's repetition in figures. Where it lasts, a drafter is right for as long."""
 
     def __init__(self) -> None:
-        self._text: list[int] = []
-        self._followers: dict[tuple[int, ...], int] = {}  # n-gram -> index of the token after its last occurrence
-        self._guess = -1  # index of the token that should come next, -1 where nothing repeats
-        self._matched = self._since_miss = 0
+        self.repetition = Repetition()
+        self._since_miss = 0
         self._fast_rate = self._slow_rate = 0.0
 
     def extend(self, tokens: Sequence[int]) -> None:
         """More tokens are certain."""
         for token in tokens:
-            self._append(token)
+            is_hit = self.repetition.append(token)
+            self._fast_rate += _FAST * (is_hit - self._fast_rate)
+            self._slow_rate += _SLOW * (is_hit - self._slow_rate)
+            self._since_miss = self._since_miss + 1 if is_hit else 0
 
-    def figures(self) -> Float32Array:
+    def read(self) -> Float32Array:
         """Logs of the repetition's length, period and tokens since a miss; hit rates; whether one is on: [R]."""
-        period = len(self._text) - self._guess if self._guess >= 0 else 0
+        length, period = self.repetition.length, self.repetition.period
         return np.array(
-            [
-                log1p(self._matched), log1p(period), log1p(self._since_miss),
-                self._fast_rate, self._slow_rate, self._guess >= 0,
-            ],
+            [log1p(length), log1p(period), log1p(self._since_miss), self._fast_rate, self._slow_rate, period > 0],
             dtype=np.float32,
-        )  # fmt: skip
-
-    def _append(self, token: int) -> None:
-        is_hit = self._guess >= 0 and self._text[self._guess] == token
-        self._fast_rate += _FAST * (is_hit - self._fast_rate)
-        self._slow_rate += _SLOW * (is_hit - self._slow_rate)
-        self._since_miss = self._since_miss + 1 if is_hit else 0
-        self._text.append(token)
-        if is_hit:
-            self._matched += 1
-            self._guess += 1
-        ngram = tuple(self._text[-NGRAM:])
-        if not is_hit:
-            self._guess = self._followers.get(ngram, -1)
-            self._matched = NGRAM if self._guess >= 0 else 0
-        if len(ngram) == NGRAM:
-            self._followers[ngram] = len(self._text)
+        )
 
 
 def read_evidence(evidence: Evidence, sizes: EvidenceSizes) -> Float32Array:
@@ -120,11 +99,11 @@ def finite_head(log_probabilities: npt.NDArray[np.floating[Any]]) -> Float32Arra
 
 
 def repetition_figures(text: Sequence[int], first: int) -> Float32Array:
-    """``Repetition.figures`` after each of the tokens from ``first`` on, [len(text) - first, R]."""
-    repetition = Repetition()
-    repetition.extend(text[:first])
+    """``RepetitionFigures.read`` after each of the tokens from ``first`` on, [len(text) - first, R]."""
+    figures = RepetitionFigures()
+    figures.extend(text[:first])
     rows = []
     for token in text[first:]:
-        repetition.extend([token])
-        rows.append(repetition.figures())
+        figures.extend([token])
+        rows.append(figures.read())
     return np.stack(rows) if rows else np.zeros((0, NUM_REPETITION), dtype=np.float32)
