@@ -9,8 +9,9 @@ from tiny_pair import SHAPES, TEXT
 
 from yggdrasil.bench.policies import plan_ablations
 from yggdrasil.engine.decoder import planned_policy
+from yggdrasil.engine.policy import Decision
 from yggdrasil.scheduling.stages import DEFAULT_ORDER, HEAD_FIRST_ORDER
-from yggdrasil.tree.objective import TreeShape
+from yggdrasil.tree.objective import PLAIN_STEP, TreeShape
 
 PROMPT, COUNT = TEXT[:20], 40
 
@@ -26,6 +27,18 @@ class Context:
 def plan():
     """Verification costs its width, so wide trees and all of a tree are not what the plan chooses."""
     return made_up.plan()
+
+
+def test_a_draft_model_alone_never_looks_up(plan):
+    learned = made_up.learned()
+    alone = plan_ablations(plan, learned)["by plan, draft model only"]
+    by_plan = planned_policy(plan, learned)
+    for policy in (alone, by_plan):
+        while policy.rest(100) is not None:  # the first steps show what plain steps cost
+            policy.settle(Decision(PLAIN_STEP), 1, 1.0, rested=True)
+
+    assert by_plan.look_up([0.99] * 7, 100).shape.is_looked_up
+    assert alone.look_up([0.99] * 7, 100) is None
 
 
 def test_one_draft_width_is_the_widest(plan):
@@ -52,7 +65,7 @@ def test_depth_comes_from_the_other_source_where_it_can(plan):
     predicted = replace(plan, depth_from="predictor")
 
     def depth_source(plan, learned):
-        return list(plan_ablations(plan, learned))[2:]
+        return list(plan_ablations(plan, learned))[3:]
 
     assert depth_source(replace(plan, depth_from="mean", stages=DEFAULT_ORDER), learned) == ["by plan, predicted depth"]
     assert depth_source(replace(plan, depth_from="mean", stages=DEFAULT_ORDER), reads_head) == []

@@ -16,6 +16,9 @@ class NotingLearner:
     def begin(self):
         pass
 
+    def look_up(self, survival, context):
+        return None
+
     def settle(self, decision, tokens, milliseconds, *, rested):
         self.milliseconds.append(milliseconds)
 

@@ -29,7 +29,7 @@ TREES = (
 )
 
 
-def made_up_policy(shapes, draft_ms=0.1, verify_ms=0.01, overhead_ms=0.0, plain_ms=1.0):
+def made_up_policy(shapes, draft_ms=0.1, verify_ms=0.01, overhead_ms=0.0, plain_ms=1.0, *, looks_up=True):
     """An objective policy with costs that rise by ``verify_ms`` a verified token, and flat acceptance tables."""
     costs = StepCosts(
         head_ms=draft_ms,
@@ -44,7 +44,8 @@ def made_up_policy(shapes, draft_ms=0.1, verify_ms=0.01, overhead_ms=0.0, plain_
         for width in shapes.draft_widths
     }
     survival = [0.8**level for level in levels]
-    return ObjectivePolicy({50: costs}, {w: as_array(r) for w, r in ratios.items()}, as_array(survival), None)
+    tables = {width: as_array(table) for width, table in ratios.items()}
+    return ObjectivePolicy({50: costs}, tables, as_array(survival), None, looks_up=looks_up)
 
 
 def as_array(values):
@@ -152,6 +153,9 @@ class Watcher:
     def begin(self):
         self.contexts, self.states, self.settled = [], [], []
 
+    def look_up(self, survival, context):
+        return None
+
     def rest(self, context):
         return None
 
@@ -222,7 +226,7 @@ def test_objective_policy_uses_many_shapes(pair):
 
 
 def test_objective_policy_takes_plain_steps_where_speculation_costs_too_much(pair):
-    policy = made_up_policy(SHAPES, draft_ms=50.0)
+    policy = made_up_policy(SHAPES, draft_ms=50.0, looks_up=False)
     policy.learner.settle = lambda *_, **__: None  # at the pace that was made up
     generation = pair.decoder(policy).generate(PROMPT, max_new_tokens=30)
 
@@ -252,7 +256,7 @@ class Boaster:
 
 def test_the_gate_pauses_a_drafter_that_promises_too_much_and_tries_again(pair, monkeypatch):
     monkeypatch.setattr(Gate, "_EARNED", 0.3)  # the context is short
-    policy = made_up_policy(SHAPES, draft_ms=0.4)
+    policy = made_up_policy(SHAPES, draft_ms=0.4, looks_up=False)
     settle = policy.settle  # the account goes by promised times, so that a busy machine changes nothing
     policy.settle = lambda promise, tokens, _, *, rested: settle(promise, tokens, promise.milliseconds, rested=rested)
     decoder, shapes = pair.decoder(policy, drafter=Boaster()), []

@@ -46,6 +46,7 @@ def plan_ablations(plan: Plan, learned: Learned) -> dict[str, Policy]:
     """
     widest = max(learned.ratios)
     found: dict[str, Policy] = {
+        "by plan, draft model only": planned_policy(plan, learned, looks_up=False),
         "by plan, one draft width": planned_policy(plan, replace(learned, ratios={widest: learned.ratios[widest]})),
         "by plan, unpruned": planned_policy(plan, learned, UnprunedPolicy),
     }

@@ -18,6 +18,7 @@ from yggdrasil.engine.text import TextStream
 from yggdrasil.engine.trace import Trace
 from yggdrasil.models.buffers import HostView
 from yggdrasil.scheduling.stages import Schedule
+from yggdrasil.tree.chain import ChainWriter
 from yggdrasil.tree.objective import PLAIN_STEP, TreeShape
 from yggdrasil.tree.token_tree import TokenTree
 
@@ -60,6 +61,11 @@ class Iteration:
     next_is_planted: bool = False
 
     @property
+    def is_drafted(self) -> bool:
+        """Whether a drafter grows the tree."""
+        return self.shape.width > 0
+
+    @property
     def verifies_tree(self) -> bool:
         """Whether more than the root was verified."""
         return self.shape.verify_width > 1
@@ -74,6 +80,7 @@ class Iteration:
 
 Action = Callable[[Iteration], None]
 PLAIN_STAGES = ("verify", "accept", "commit", "bookkeeping")
+DRAFTING_STAGES = ("depth_prediction", "head_draft", "draft_steps", "tail_draft", "prune")
 
 
 class StageActions:
@@ -94,6 +101,7 @@ class StageActions:
         self._expected_at = np.array(self.verify_widths) - 1
         self._ranking = torch.empty_like(target.order), torch.empty_like(tree.scores)  # nodes, expected tokens
         self._ranked, self._expected, self._order = *map(HostView, self._ranking), HostView(target.order)
+        self._chain = ChainWriter(tree)
         self._keeps_rows = self._guesses = self._reads_leaves_with_head = self._drafts_head_first = False
         self._policy: Policy
         self._stream: TextStream
@@ -143,6 +151,29 @@ class StageActions:
     def of_plain_steps(self, schedule: Schedule) -> dict[str, Action]:
         """What is left of them in an iteration without a tree."""
         return {name: body if name in PLAIN_STAGES else _nothing for name, body in self.of(schedule).items()}
+
+    def of_look_ups(self, schedule: Schedule) -> dict[str, Action]:
+        """What is left of them where the guesses are looked up; the next depth may be predicted all the same."""
+        skipped = set(DRAFTING_STAGES)
+        if schedule.variants["depth_prediction"] == "late":
+            skipped.remove("depth_prediction")
+        return {name: _nothing if name in skipped else body for name, body in self.of(schedule).items()}
+
+    def look_up(self, state: Iteration) -> bool:
+        """Make a chain of guesses from the text the iteration's tree, if the policy wants one."""
+        learner = self._policy.learner
+        room = min(self._room, self._stream.remaining - 1, self.verify_widths[-1] - 1)
+        if learner is None or self.drafter is None or room < 1:
+            return False
+        repeated = self._evidence.repeated()
+        survival = repeated.survival(room)
+        decision = learner.look_up(survival, self.target.length) if survival else None
+        if decision is None:
+            return False
+        depth = decision.shape.depth
+        self._chain.write(state.root, repeated.continuation(depth), survival[:depth])
+        state.promise, state.shape, state.ranking = Promise(decision, rested=False), decision.shape, self._chain.order
+        return True
 
     def promise(self) -> Promise:
         """The policy's decision, now."""
@@ -203,7 +234,7 @@ class StageActions:
             self._staged.read_leaf(state.outcome.nodes[-1])
 
     def _guess_heads(self, state: Iteration) -> None:
-        if not state.verifies_tree or self._staged is None:
+        if not state.verifies_tree or not state.is_drafted or self._staged is None:
             return
         if self._reads_leaves_with_head:
             self._staged.read_leaves()
@@ -243,7 +274,7 @@ class StageActions:
     def _accept(self, state: Iteration) -> None:
         if state.verifies_tree:
             state.outcome = self.target.accept(state.outputs, state.shape.verify_width)
-            if state.outcome.expected is not None:
+            if state.outcome.expected is not None and state.is_drafted:
                 self._promise_by_tree(state, state.promise.decision, state.outcome.expected)
             self._learn(state)
 
@@ -254,6 +285,8 @@ class StageActions:
 
     def _learn(self, state: Iteration) -> None:
         assert state.outcome is not None
+        if not state.is_drafted:
+            return  # what looked-up guesses keep is a matter of their own
         self._promises.observe(max(state.expected - 1.0, 0.0), len(state.outcome.tokens) - 1)
 
     def _commit(self, state: Iteration) -> None:
@@ -261,7 +294,7 @@ class StageActions:
         assert outcome is not None
         state.emission = Emission(outcome.tokens, state.shape, state.promise.decision)
         self.target.commit(outcome.rows)
-        if self._staged is not None and self._keeps_rows and state.verifies_tree:
+        if self._staged is not None and self._keeps_rows and state.verifies_tree and state.is_drafted:
             guess = outcome.rows[-1] if self._guesses else None
             state.next_is_planted = self._staged.keep(outcome.nodes[1:], guess, outcome.tokens[-1])
         if self.drafter is not None:

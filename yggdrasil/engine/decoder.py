@@ -263,13 +263,19 @@ def _decoder_of(
     return Decoder(assembly, tokenizer, planned_policy(adapted, learned), eos_tokens(target_path, tokenizer))
 
 
-def planned_policy(plan: Plan, learned: Learned, kind: type[ObjectivePolicy] = ObjectivePolicy) -> ObjectivePolicy:
-    """The policy that a plan names: its costs, objective and depth source. ``kind`` may decide otherwise with them."""
+def planned_policy(
+    plan: Plan, learned: Learned, kind: type[ObjectivePolicy] = ObjectivePolicy, *, looks_up: bool = True
+) -> ObjectivePolicy:
+    """The policy that a plan names: its costs, objective and depth source. ``kind`` may decide otherwise with them.
+
+    ``looks_up``: guesses from the text may stand in for a draft model's; an n-gram drafter makes them itself.
+    """
     costs = {entry.context: entry.steps() for entry in plan.costs}
     depth = DepthEvidence(learned.depth, learned.reads) if plan.depth_from != "mean" else None
     return kind(
-        costs, learned.ratios, learned.mean_survival, depth, plan.objective, is_head_first=is_head_first(plan.stages)
-    )
+        costs, learned.ratios, learned.mean_survival, depth, plan.objective, is_head_first=is_head_first(plan.stages),
+        looks_up=looks_up and isinstance(plan.drafter, ModelRef),
+    )  # fmt: skip
 
 
 def _planned_drafter(

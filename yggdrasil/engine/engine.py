@@ -56,6 +56,7 @@ class Engine:
         self.schedule = schedule
         self._bodies = self._actions.of(self.schedule)
         self._plain_bodies = self._actions.of_plain_steps(self.schedule)
+        self._look_up_bodies = self._actions.of_look_ups(self.schedule)
         variants = self.schedule.variants
         self._predicts_late = variants["depth_prediction"] == "late"
         self._keeps_books_late = variants["bookkeeping"] == "overlapped"
@@ -126,7 +127,9 @@ class Engine:
             times["plain" if name == "verify" and state.shape.depth == 0 else name] += ns
 
         bodies = self._bodies
-        if self._predicts_late:
+        if self._actions.look_up(state):
+            bodies = self._look_up_bodies
+        elif self._predicts_late:
             state.shape = self._actions.fitted(state.promise)
         elif (resting := self._actions.rest()) is not None:
             state.promise, bodies = Promise(resting), self._plain_bodies

@@ -38,6 +38,9 @@ class ForcedPolicy:
         if self._policy.learner is not None and not self._depth:
             self._policy.learner.settle(decision, tokens, milliseconds, rested=rested)
 
+    def look_up(self, survival: Sequence[float], context: int) -> Decision | None:
+        return None
+
     def rest(self, context: int) -> Decision | None:
         self._depth = min(self._num_forced(), self._deepest)
         return None if self._depth else self._policy.rest(context)

@@ -43,6 +43,11 @@ class Gate:
         self._has_entered, self._entry = False, 0.0
         self._pause, self._left = self._FIRST_PAUSE, 0
 
+    @property
+    def is_open(self) -> bool:
+        """Whether the stake is not lost, as it was last seen."""
+        return self._is_open
+
     def is_paused(self) -> bool:
         """Whether the next step is plain without asking the objective."""
         self._is_open = self._balance >= (-self._STAKE if self._is_open else 0.0)

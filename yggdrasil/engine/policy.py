@@ -1,12 +1,13 @@
 """Who decides the shape of the next tree: always this one, never any, or the argmax of the objective.
 
 A policy answers at most three questions an iteration: whether to rest, the shape to draft (before the tree grows), and
-what of it to verify (after it). Those that learn from what came of it name a ``learner``.
+what of it to verify (after it). Those that learn from what came of it name a ``learner``, which is asked first whether
+to verify what the text itself suggests.
 """
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -30,7 +31,7 @@ class Decision(NamedTuple):
 
 
 class Learner(Protocol):
-    """Is told what came of each iteration."""
+    """Is told what came of each iteration, and may do without a drafter where the text says what comes next."""
 
     @property
     def promises(self) -> KeptPromises:
@@ -38,6 +39,12 @@ class Learner(Protocol):
 
     def begin(self) -> None:
         """A new request."""
+
+    def look_up(self, survival: Sequence[float], context: int) -> Decision | None:
+        """How many guesses from the text to verify instead of a drafted tree, or None to be asked further.
+
+        ``survival[i]``: the estimated probability that the first ``i + 1`` of them are all right.
+        """
 
     def settle(self, decision: Decision, tokens: int, milliseconds: float, *, rested: bool) -> None:
         """An iteration by ``decision`` took so long and emitted ``tokens``; ``rested``: no shape was asked for."""
@@ -91,7 +98,8 @@ class ObjectivePolicy:
 
     ``costs`` maps context lengths to the step costs measured there; the nearest one serves, at the pace that plain
     steps and trees show today. Without a predictor the mean survival of the calibration stands in for the prediction.
-    ``is_head_first``: a refused tree has cost a head draft already.
+    ``is_head_first``: a refused tree has cost a head draft already. Guesses from the text have a gate and promises of
+    their own, and must be worth more than the typical tree; ``looks_up=False``: they are never verified.
     """
 
     _SAMPLED_EVERY = 8  # requests: their first two steps are plain, since the first alone is cold
@@ -105,6 +113,7 @@ class ObjectivePolicy:
         objective: Objective = "latency",
         *,
         is_head_first: bool = False,
+        looks_up: bool = True,
     ) -> None:
         ordered = {context: costs[context] for context in sorted(costs)}
         self._borders = [(a + b) / 2 for a, b in pairwise(ordered)]
@@ -114,9 +123,11 @@ class ObjectivePolicy:
         self._depth = depth
         self._objective: Objective = objective
         self._is_head_first = is_head_first
-        self._gate = Gate()
+        self._looks_up = looks_up
+        self._gate, self._lookup_gate = Gate(), Gate()
         self._paces = Paces()
-        self.promises = KeptPromises()
+        self.promises, self._lookup_promises = KeptPromises(), KeptPromises()
+        self._looked_up = 0.0  # tokens that the last look-up promised by its own estimates
         self._here = 0  # costs of the last context that was asked for
         self._steps = 0  # of this request
         self._unsampled = self._SAMPLED_EVERY  # requests without a warm plain step
@@ -124,6 +135,7 @@ class ObjectivePolicy:
 
     def begin(self) -> None:
         self._gate.begin()
+        self._lookup_gate.begin()
         self._steps = 0
         self._unsampled += 1
 
@@ -131,9 +143,14 @@ class ObjectivePolicy:
         plain_ms = self._plain_ms[self._here] * self._paces.plain
         if rested:
             self._gate.rested()
+            self._lookup_gate.rested()
             is_cold = self._steps == 1
             self._paces.follow_plain(plain_ms, milliseconds, is_cold=is_cold)
             self._unsampled = self._unsampled if is_cold else 0
+        elif decision.shape.is_looked_up:
+            self._lookup_gate.settle(tokens - milliseconds / plain_ms)
+            self._lookup_promises.observe(self._looked_up - 1.0, tokens - 1)
+            self._paces.follow_lookup(decision.milliseconds, milliseconds)
         else:  # what was spent before a refusal is speculation's too
             self._gate.settle(tokens - milliseconds / plain_ms)
             if decision.shape.verify_width > 1:
@@ -141,10 +158,44 @@ class ObjectivePolicy:
             if decision.shape.depth:
                 self._paces.follow_tree(decision.milliseconds, milliseconds)
 
+    def look_up(self, survival: Sequence[float], context: int) -> Decision | None:
+        if not self._looks_up or not survival or self._samples_plain() or self._lookup_gate.is_paused():
+            return None
+        self._here = self._place(context)
+        costs = self._choosers[self._here].costs
+        totals = list(accumulate(survival, initial=1.0))
+        best, best_worth = None, self._worth_without_look_up(costs, len(survival) + 1)
+        for width in costs.verify_widths[1:]:
+            shape = TreeShape(0, min(width - 1, len(survival)), width)
+            estimate = totals[shape.depth]
+            tokens = min(self._lookup_promises.honest([estimate])[0], shape.depth + 1.0)
+            milliseconds = costs.iteration_ms(*shape) * self._paces.lookup
+            if (worth := self._worth(tokens, milliseconds)) > best_worth:
+                best, best_worth, self._looked_up = Decision(shape, tokens, milliseconds), worth, estimate
+        if best is not None:
+            self._steps += 1
+        return best
+
+    def _worth_without_look_up(self, costs: StepCosts, room: int) -> float:
+        """Of the typical tree, as far as trees keep their promises, or of a plain step; ``room`` tokens may come."""
+        plain = self._worth(1.0, costs.plain_ms * self._paces.plain)
+        if not self._gate.is_open:
+            return plain
+        tree = self._typical_trees[self._here]
+        tokens = min(self.promises.honest([tree.tokens])[0], room)
+        return max(plain, self._worth(tokens, costs.iteration_ms(*tree.shape) * self._paces.tree))
+
+    def _worth(self, tokens: float, milliseconds: float) -> float:
+        return tokens / milliseconds if self._objective == "latency" else tokens
+
+    def _samples_plain(self) -> bool:
+        """Whether the next step of this request shows what plain steps cost."""
+        return self._steps < 2 and self._unsampled > self._SAMPLED_EVERY
+
     def rest(self, context: int) -> Decision | None:
         self._here = self._place(context)
+        is_sample = self._samples_plain()
         self._steps += 1
-        is_sample = self._steps <= 2 and self._unsampled > self._SAMPLED_EVERY
         if not self._gate.is_paused() and not is_sample:
             return None
         return Decision(PLAIN_STEP, 1.0, self._plain_ms[self._here] * self._paces.plain)

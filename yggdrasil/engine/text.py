@@ -37,6 +37,11 @@ class TextStream:
         self.text = ""
         self.finish_reason: FinishReason | None = None
 
+    @property
+    def remaining(self) -> int:
+        """Tokens that may still be taken."""
+        return self._max_new_tokens - len(self.tokens)
+
     def push(self, tokens: Sequence[int]) -> int:
         """Take certain tokens until the text ends; returns how many were taken."""
         for taken, token in enumerate(tokens):

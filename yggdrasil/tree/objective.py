@@ -23,11 +23,19 @@ FloatArray: TypeAlias = npt.NDArray[np.floating[Any]]
 
 
 class TreeShape(NamedTuple):
-    """What one iteration drafts and verifies; ``PLAIN_STEP`` (depth 0) drafts nothing."""
+    """What one iteration drafts and verifies; ``PLAIN_STEP`` (depth 0) drafts nothing.
+
+    Nor does a shape of width 0: its ``depth`` guesses, a chain, were looked up in the text.
+    """
 
     width: int
     depth: int
     verify_width: int
+
+    @property
+    def is_looked_up(self) -> bool:
+        """Whether the guesses cost nothing."""
+        return self.width == 0 and self.depth > 0
 
 
 PLAIN_STEP = TreeShape(width=0, depth=0, verify_width=1)
@@ -102,7 +110,9 @@ class StepCosts:
         return tuple(sorted(self.verify_ms))
 
     def drafting_ms(self, width: int, depth: int) -> float:
-        """Return the cost of drafting ``depth`` (>= 1) levels."""
+        """Return the cost of drafting ``depth`` (>= 1) levels; looked-up guesses (``width`` 0) cost nothing."""
+        if width == 0:
+            return 0.0
         return self.head_ms + (depth - 1) * self.draft_ms[width]
 
     def iteration_ms(self, width: int, depth: int, verify_width: int) -> float:

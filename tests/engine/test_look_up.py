@@ -1,0 +1,270 @@
+"""Guesses from the text instead of a draft: the same tokens and caches by every schedule, and when it is worth it."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from tiny_pair import SHAPES, TEXT, cache_rows
+
+from yggdrasil.acceptance.sampling import SamplingParams
+from yggdrasil.engine.policy import Decision, FixedPolicy, ObjectivePolicy
+from yggdrasil.engine.promises import KeptPromises
+from yggdrasil.scheduling.stages import Schedule, all_variants
+from yggdrasil.tree.objective import PLAIN_STEP, StepCosts, TreeShape
+
+LOOPING = TEXT[:6] * 5  # what follows is the model's own; the prompt alone repeats
+EVERY = [Schedule.of(variants).labels for variants in all_variants()]
+WIDEST = SHAPES.verify_widths[-1]
+VERIFY_WIDTHS, MAX_DEPTH = (1, 2, 4, 8, 16), 4
+
+
+class Alternating(FixedPolicy):
+    """Looks up whatever the text suggests, three times of four; between that a tree, and once a plain step."""
+
+    def __init__(self):
+        super().__init__(TreeShape(2, 4, 8))
+        self.learner, self.promises, self.looked_up = self, KeptPromises(), []
+        self._asked = 0
+
+    def begin(self):
+        return
+
+    def settle(self, decision, tokens, milliseconds, *, rested):
+        if decision.shape.is_looked_up:
+            self.looked_up.append((decision, tokens))
+
+    def look_up(self, survival, context):
+        self._asked += 1
+        if self._asked % 4 == 0:
+            return None
+        assert all(0.0 < later <= earlier < 1.0 for earlier, later in pairwise(survival))
+        depth = min(len(survival), (1, 5, WIDEST - 1)[self._asked % 3])
+        width = next(width for width in SHAPES.verify_widths if width > depth)
+        return Decision(TreeShape(0, depth, width), 2.0, 1.0)
+
+    def rest(self, context):
+        return Decision(PLAIN_STEP) if self._asked % 8 == 7 else None
+
+
+class Suggesting:
+    """Stands in for a text that repeats: the target's own continuation, with an error at every seventh token."""
+
+    def __init__(self, text):
+        self._text, self._size = text, 0
+
+    def at(self, size):
+        self._size = size
+        return self
+
+    def survival(self, count):
+        return [0.9 ** (level + 1) for level in range(min(count, len(self._text) - self._size))]
+
+    def continuation(self, count):
+        places = range(self._size, self._size + count)
+        return [(self._text[place] + (place % 7 == 0)) % 90 for place in places]
+
+
+@pytest.fixture(scope="module")
+def decoder(pair):
+    return pair.decoder(Alternating(), SHAPES, other_stages=EVERY)
+
+
+@pytest.fixture
+def suggested(pair, decoder, monkeypatch):
+    """Prompt and text whose continuation is suggested to ``decoder``."""
+    prompt = TEXT[:20]
+    text = [*prompt, *pair.reference(prompt, 60)]
+    suggesting, actions = Suggesting(text), decoder.assembly.engine._actions
+    begin = actions.begin
+
+    def begin_and_suggest(*arguments):
+        begin(*arguments)
+        evidence = actions._evidence
+        monkeypatch.setattr(evidence, "repeated", lambda: suggesting.at(len(evidence.text)))
+
+    monkeypatch.setattr(actions, "begin", begin_and_suggest)
+    return prompt, text
+
+
+@pytest.mark.parametrize("stages", EVERY, ids="-".join)
+def test_every_schedule_gives_the_same_tokens_and_drafter_rows(pair, decoder, suggested, stages):
+    prompt, text = suggested
+    engine, policy = decoder.assembly.engine, Alternating()
+    decoder.policy = policy
+    engine.use(stages)
+    generation = decoder.generate(prompt, max_new_tokens=42)
+
+    assert generation.tokens == text[20:62]
+    assert 0 in generation.metrics.draft_widths
+    assert max(tokens for _, tokens in policy.looked_up) > MAX_DEPTH + 1  # more than any tree gives
+    drafter = engine.drafter
+    read = drafter._certain[: drafter._num_read]
+    assert len(read) > 30
+    for ours, reference in zip(drafter.runner.cache.tensors(), cache_rows(pair.plain_drafter, read), strict=True):
+        torch.testing.assert_close(ours[:, : len(read)], reference, rtol=1e-3, atol=1e-4)
+
+
+def test_the_targets_rows_are_those_of_a_fresh_prefill(pair, decoder, suggested):
+    prompt, text = suggested
+    decoder.assembly.engine.use(EVERY[0])
+    decoder.policy = Alternating()
+    decoder.generate(prompt, max_new_tokens=42)
+    target = decoder.assembly.engine.target
+
+    assert target.length > 55
+    rows = cache_rows(pair.plain_target, text[: target.length])
+    for ours, reference in zip(target.runner.cache.tensors(), rows, strict=True):
+        torch.testing.assert_close(ours[:, : target.length], reference, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("count", [2, 3, 7])
+def test_no_more_is_looked_up_than_may_still_be_emitted(decoder, suggested, count):
+    prompt, _ = suggested
+    policy = Alternating()
+    decoder.assembly.engine.use(EVERY[0])
+    decoder.policy = policy
+    generation = decoder.generate(prompt, max_new_tokens=count)
+
+    assert len(generation.tokens) == count
+    depths = [decision.shape.depth for decision, _ in policy.looked_up]
+    assert all(depth <= count - 2 for depth in depths)  # one token is the prefill's, one the bonus
+    assert depths or count == 2
+
+
+def test_the_text_itself_is_what_is_looked_up(pair):
+    """No stand-in: a prompt that loops is followed, and the outcome is transformers' own."""
+    policy = Alternating()
+    generation = pair.decoder(policy).generate(LOOPING, max_new_tokens=40)
+
+    assert generation.tokens == pair.reference(LOOPING, 40)
+    assert policy.looked_up
+
+
+def test_captured_steps_rank_a_chain_as_it_is(pair):
+    """On a GPU the order of the nodes is the device's own, by the chain's scores."""
+    policy = Alternating()
+    generation = pair.decoder(policy, backend="cudagraph").generate(LOOPING, max_new_tokens=40)
+
+    assert generation.tokens == pair.reference(LOOPING, 40)
+    assert max(tokens for _, tokens in policy.looked_up) > 1
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.3])
+def test_sampling_gives_the_same_draws(pair, temperature):
+    sampling = SamplingParams(temperature=temperature, seed=3)
+    policy = Alternating()
+    decoder = pair.decoder(policy)
+    alone = decoder.generate(LOOPING, max_new_tokens=40, sampling=sampling, speculation=False)
+    generation = decoder.generate(LOOPING, max_new_tokens=40, sampling=sampling)
+
+    assert generation.tokens == alone.tokens
+    assert 0 in generation.metrics.draft_widths
+
+
+# ==== when it is worth it ====
+
+
+def costs(verify_ms=0.1):
+    """A plain step takes 1 ms, a verified row ``verify_ms`` more, a draft level 0.2, overhead 0.1."""
+    verified = {width: 1.0 + verify_ms * (width - 1) for width in VERIFY_WIDTHS}
+    return StepCosts(0.2, {1: 0.2, 2: 0.2}, verified, 0.1, 1.0)
+
+
+def objective_policy(verify_ms=0.1, rate=0.6):
+    """Trees give 1 + ``rate`` + ``rate``^2 + ... tokens; the steps that show what plain ones cost are behind it."""
+    ratios = {width: np.ones((MAX_DEPTH, len(VERIFY_WIDTHS)), dtype=np.float32) for width in (1, 2)}
+    survival = np.array([rate**level for level in range(1, MAX_DEPTH + 1)], dtype=np.float32)
+    policy = ObjectivePolicy({100: costs(verify_ms)}, ratios, survival, None)
+    policy.begin()
+    while (sample := policy.rest(100)) is not None:
+        policy.settle(sample, 1, sample.milliseconds, rested=True)
+    return policy
+
+
+def geometric(rate, count=WIDEST - 1):
+    return [rate**level for level in range(1, count + 1)]
+
+
+@pytest.mark.parametrize("verify_ms", [0.01, 0.05, 0.2])
+@pytest.mark.parametrize("rate", [0.5, 0.9, 0.95, 0.99])
+def test_the_width_is_the_argmax_and_beats_the_typical_tree(rate, verify_ms):
+    policy, survival, table = objective_policy(verify_ms), geometric(rate), costs(verify_ms)
+    decision = policy.look_up(survival, 100)
+    tree = policy._typical_trees[0]
+    found = {width: (1 + sum(survival[: width - 1])) / (0.1 + table.verify_ms[width]) for width in VERIFY_WIDTHS[1:]}
+
+    if max(found.values()) > max(tree.worth, 1.0):
+        width = max(found, key=found.get)
+        assert decision.shape == TreeShape(0, width - 1, width)
+        assert decision.tokens == pytest.approx(1 + sum(survival[: width - 1]))
+        assert decision.milliseconds == pytest.approx(0.1 + table.verify_ms[width])
+    else:
+        assert decision is None
+
+
+def test_a_short_text_is_verified_in_the_narrowest_pass():
+    assert objective_policy(0.01).look_up(geometric(0.99, 5), 100).shape == TreeShape(0, 5, 8)
+
+
+def test_what_is_not_kept_is_believed_less_and_the_drafter_is_asked_again():
+    policy, survival = objective_policy(), geometric(0.9)
+    promised = policy.look_up(survival, 100)
+    for _ in range(30):
+        decision = policy.look_up(survival, 100)
+        if decision is None:
+            break
+        policy.settle(decision, 1, decision.milliseconds, rested=False)
+    else:
+        pytest.fail("guesses that are never right are verified for ever")
+
+    assert promised.tokens > 5
+    assert policy.rest(100) is None  # trees have lost nothing of their account
+
+
+def test_what_gives_more_than_promised_is_believed_more_but_never_beyond_its_length():
+    policy, survival = objective_policy(), geometric(0.8)
+    before = policy.look_up(survival, 100)
+    for _ in range(30):
+        decision = policy.look_up(survival, 100)
+        policy.settle(decision, decision.shape.verify_width, decision.milliseconds, rested=False)
+    after = policy.look_up(survival, 100)
+
+    assert after.tokens / before.tokens > 1.5
+    assert after.tokens <= after.shape.depth + 1
+
+
+def test_guesses_that_take_longer_than_promised_are_taken_at_their_pace():
+    policy = objective_policy()
+    for _ in range(60):
+        decision = policy.look_up(geometric(0.95), 100)
+        policy.settle(decision, 12, 2 * costs().iteration_ms(*decision.shape), rested=False)
+
+    assert policy._paces.lookup == pytest.approx(2.0, rel=0.01)
+    assert policy._paces.tree == policy._paces.plain == 1.0
+
+
+def test_steps_that_show_the_price_of_plain_ones_stay_plain():
+    policy = objective_policy()
+    for _ in range(policy._SAMPLED_EVERY + 1):
+        policy.begin()
+
+    assert policy.look_up(geometric(0.99), 100) is None
+    assert policy.rest(100).shape == PLAIN_STEP
+
+
+def test_where_trees_are_paused_guesses_have_to_beat_plain_steps_only():
+    policy, survival = objective_policy(verify_ms=0.05), geometric(0.3)
+    assert policy.look_up(survival, 100) is None
+    for _ in range(4):
+        policy.settle(Decision(TreeShape(2, 2, 4), 2.0, 2.0), 0, 12.0, rested=False)
+    assert policy.rest(100).shape == PLAIN_STEP
+
+    assert policy.look_up(survival, 100).shape.is_looked_up
+
+
+def test_near_the_end_a_tree_is_worth_no_more_than_is_left():
+    """A tree gives 4 tokens in 2 ms, one guess almost 2 in 1.2: but where only two may still come, the guess wins."""
+    policy = objective_policy(rate=0.9)
+    assert policy.look_up([0.9, *geometric(0.3, 6)], 100) is None
+    assert policy.look_up([0.9], 100).shape == TreeShape(0, 1, 2)
