@@ -268,9 +268,8 @@ def test_the_gate_pauses_a_drafter_that_promises_too_much_and_tries_again(pair, 
         shapes.extend([decision.shape] if decision is not None else [])
         return decision
 
-    generation = decoder.generate(PROMPT, max_new_tokens=100)
-
-    assert generation.tokens == pair.reference(PROMPT, 100)
+    for _ in range(4):
+        assert decoder.generate(PROMPT, max_new_tokens=100).tokens == pair.reference(PROMPT, 100)
     is_plain = "".join("p" if shape.depth == 0 else "T" for shape in shapes)
     assert is_plain.startswith("ppT")  # the first steps tell the machine's speed
     assert "T" + "p" * 20 in is_plain  # in the red

@@ -173,7 +173,8 @@ def costs(verify_ms=0.1):
 
 def objective_policy(verify_ms=0.1, rate=0.6):
     """Trees give 1 + ``rate`` + ``rate``^2 + ... tokens; the steps that show what plain ones cost are behind it."""
-    ratios = {width: np.ones((MAX_DEPTH, len(VERIFY_WIDTHS)), dtype=np.float32) for width in (1, 2)}
+    of_the_tree = [0.0, *[1.0] * (len(VERIFY_WIDTHS) - 1)]  # the root alone gives nothing
+    ratios = {width: np.tile(of_the_tree, (MAX_DEPTH, 1)) for width in (1, 2)}
     survival = np.array([rate**level for level in range(1, MAX_DEPTH + 1)], dtype=np.float32)
     policy = ObjectivePolicy({100: costs(verify_ms)}, ratios, survival, None)
     policy.begin()

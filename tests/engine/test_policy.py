@@ -360,3 +360,33 @@ def test_plain_steps_are_promised_at_their_own_pace():
     while (sample := policy.rest(100)) is None:
         policy.begin()
     assert sample.milliseconds == pytest.approx(6.0, rel=0.01)
+
+
+class SurePredictor:
+    """Says always the same."""
+
+    def survival(self, features):
+        return 0.9 ** np.arange(1, MAX_DEPTH + 1)
+
+
+@pytest.mark.parametrize("predictor", [None, SurePredictor()], ids=["mean", "predictor"])
+def test_trees_become_shallow_where_deep_levels_are_not_kept(predictor):
+    """Survival of 0.9 a level is believed; of this text one token is right, whatever is drafted, then all is again."""
+    costs = StepCosts(0.2, {1: 0.2}, {1: 1.0, 2: 1.05, 4: 1.1, 8: 1.2}, 0.05, 1.0)
+    ratios = {1: np.tile([0.0, 1.0, 1.0, 1.0], (MAX_DEPTH, 1))}  # the root alone gives nothing
+    mean = 0.9 ** np.arange(1, MAX_DEPTH + 1) if predictor is None else np.full(MAX_DEPTH, 0.1)
+    depth = predictor and DepthEvidence(predictor, EvidenceSizes(HIDDEN_SIZE, 0, 0))
+    policy = ObjectivePolicy({100: costs}, ratios, mean, depth)
+    begin_past_samples(policy)
+
+    def depths(count, accepted):
+        """Of trees at the price that was promised."""
+        for _ in range(count):
+            decision = policy.choose(GivenEvidence(100, np.zeros(HIDDEN_SIZE, dtype=np.float32)))
+            tokens = 1 + accepted(decision.shape)
+            policy.settle(decision, tokens, decision.milliseconds, rested=False)
+            yield decision.shape.depth
+
+    narrow, deep = list(depths(100, lambda shape: 1)), list(depths(100, lambda shape: shape.depth))
+    assert (narrow[0], narrow[-1]) == (MAX_DEPTH, 1)
+    assert deep[-1] > 1

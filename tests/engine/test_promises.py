@@ -1,8 +1,9 @@
 """Promises follow what came of earlier ones, and start at what the scores say."""
 
+import numpy as np
 import pytest
 
-from yggdrasil.engine.promises import KeptPromises, Paces
+from yggdrasil.engine.promises import KeptPromises, KeptSurvival, Paces
 
 
 def test_scores_are_believed_at_first():
@@ -49,3 +50,50 @@ def test_a_pause_of_the_machine_is_not_its_pace():
     paces = Paces()
     paces.follow_tree(1.0, 10_000.0)
     assert paces.tree < 1.3
+
+
+SURVIVAL = np.array([0.8, 0.6, 0.5, 0.0])
+
+
+def test_survival_is_believed_at_first():
+    np.testing.assert_allclose(KeptSurvival(4).honest(SURVIVAL), SURVIVAL)
+
+
+def test_each_level_follows_what_it_kept():
+    """Two of three trees accept two tokens, the third none; a level beyond the drafted ones keeps its share of them."""
+    kept = KeptSurvival(4)
+    for _ in range(200):
+        for accepted in (2, 2, 0):
+            kept.observe(SURVIVAL[:2], accepted)
+
+    np.testing.assert_allclose(kept.honest(SURVIVAL), [2 / 3, 2 / 3, 0.5, 0.0], atol=0.03)
+
+
+def test_survival_never_rises_with_the_level():
+    """The second level was kept better than the first promised; an undrafted one cannot outlive a drafted one."""
+    kept = KeptSurvival(4)
+    for _ in range(200):
+        kept.observe(SURVIVAL[:1], 0)
+
+    honest = kept.honest(SURVIVAL)
+    assert honest[0] < 0.1
+    assert (np.diff(honest) <= 0).all()
+
+
+def test_what_a_shape_does_not_promise_is_no_failure():
+    """A narrow pass that promises half of each level, and keeps it, changes nothing."""
+    kept = KeptSurvival(4)
+    for accepted in (2, 0) * 100:
+        kept.observe(np.array([0.5, 0.5]), accepted)
+
+    np.testing.assert_allclose(kept.honest(SURVIVAL), SURVIVAL, atol=0.02)
+
+
+def test_survival_that_is_not_tried_is_believed_as_calibrated_again():
+    kept = KeptSurvival(4)
+    for _ in range(100):
+        kept.observe(SURVIVAL, 0)
+    for _ in range(400):
+        kept.rest()
+
+    np.testing.assert_allclose(kept.honest(SURVIVAL), SURVIVAL, rtol=0.01)

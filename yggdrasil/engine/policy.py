@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from yggdrasil.engine.gate import Gate
-from yggdrasil.engine.promises import KeptPromises, Paces
+from yggdrasil.engine.promises import KeptPromises, KeptSurvival, Paces
 from yggdrasil.predictor.depth import DepthPredictor
 from yggdrasil.predictor.evidence import Evidence, EvidenceSizes, read_evidence
 from yggdrasil.tree.objective import PLAIN_STEP, Objective, ShapeChooser, StepCosts, TreeShape, choose_verify_width
@@ -103,6 +103,8 @@ class ObjectivePolicy:
     """
 
     _SAMPLED_EVERY = 8  # requests: their first two steps are plain, since the first alone is cold
+    _RECONSIDERED_EVERY = 16  # iterations: the typical tree, which changes when another promises to be _BETTER
+    _BETTER = 1.03
 
     def __init__(
         self,
@@ -119,7 +121,10 @@ class ObjectivePolicy:
         self._borders = [(a + b) / 2 for a, b in pairwise(ordered)]
         self._choosers = [ShapeChooser(cost, ratios, objective) for cost in ordered.values()]
         self._plain_ms = [cost.plain_ms for cost in ordered.values()]
-        self._typical_trees = [chooser.best_tree(mean_survival) for chooser in self._choosers]
+        self._mean_survival = self._believed = np.asarray(mean_survival, dtype=np.float64)
+        self._typical_trees = [chooser.best_tree(self._mean_survival) for chooser in self._choosers]
+        self._kept_survival = KeptSurvival(len(self._mean_survival))
+        self._iterations = 0
         self._depth = depth
         self._objective: Objective = objective
         self._is_head_first = is_head_first
@@ -144,6 +149,7 @@ class ObjectivePolicy:
         if rested:
             self._gate.rested()
             self._lookup_gate.rested()
+            self._kept_survival.rest()
             is_cold = self._steps == 1
             self._paces.follow_plain(plain_ms, milliseconds, is_cold=is_cold)
             self._unsampled = self._unsampled if is_cold else 0
@@ -153,10 +159,22 @@ class ObjectivePolicy:
             self._paces.follow_lookup(decision.milliseconds, milliseconds)
         else:  # what was spent before a refusal is speculation's too
             self._gate.settle(tokens - milliseconds / plain_ms)
-            if decision.shape.verify_width > 1:
-                self._gate.drafted()
             if decision.shape.depth:
                 self._paces.follow_tree(decision.milliseconds, milliseconds)
+            if decision.shape.verify_width > 1:
+                self._gate.drafted()
+                levels = self._choosers[self._here].level_ratios(decision.shape)
+                self._kept_survival.observe(self._believed[: len(levels)] * levels, tokens - 1)
+        self._iterations += 1
+        if self._iterations % self._RECONSIDERED_EVERY == 0:
+            self._reconsider()
+
+    def _reconsider(self) -> None:
+        """The typical trees, as survival is now."""
+        survival = self._kept_survival.honest(self._mean_survival)
+        for place, chooser in enumerate(self._choosers):
+            usual, best = chooser.candidate(self._typical_trees[place].shape, survival), chooser.best_tree(survival)
+            self._typical_trees[place] = best if best.worth > self._BETTER * usual.worth else usual
 
     def look_up(self, survival: Sequence[float], context: int) -> Decision | None:
         if not self._looks_up or not survival or self._samples_plain() or self._lookup_gate.is_paused():
@@ -177,13 +195,12 @@ class ObjectivePolicy:
         return best
 
     def _worth_without_look_up(self, costs: StepCosts, room: int) -> float:
-        """Of the typical tree, as far as trees keep their promises, or of a plain step; ``room`` tokens may come."""
+        """Of the typical tree or of a plain step; ``room`` tokens may come."""
         plain = self._worth(1.0, costs.plain_ms * self._paces.plain)
         if not self._gate.is_open:
             return plain
         tree = self._typical_trees[self._here]
-        tokens = min(self.promises.honest([tree.tokens])[0], room)
-        return max(plain, self._worth(tokens, costs.iteration_ms(*tree.shape) * self._paces.tree))
+        return max(plain, self._worth(min(tree.tokens, room), costs.iteration_ms(*tree.shape) * self._paces.tree))
 
     def _worth(self, tokens: float, milliseconds: float) -> float:
         return tokens / milliseconds if self._objective == "latency" else tokens
@@ -226,9 +243,11 @@ class ObjectivePolicy:
         drafting_ms = costs.drafting_ms(shape.width, shape.depth)
         return choose_verify_width(expected, drafting_ms, costs, self._objective, planned=shape.verify_width)
 
-    def _survival(self, evidence: Evidence) -> FloatArray:
+    def _survival(self, evidence: Evidence) -> npt.NDArray[np.float64]:
         assert self._depth is not None
-        return self._depth.predictor.survival(read_evidence(evidence, self._depth.sizes))
+        survival = self._depth.predictor.survival(read_evidence(evidence, self._depth.sizes))
+        self._believed = np.asarray(survival, dtype=np.float64)
+        return self._kept_survival.honest(self._believed)
 
     def _place(self, context: int) -> int:
         return bisect_left(self._borders, context)

@@ -6,8 +6,13 @@ Costs were measured on a machine whose speed changes, with caches as warm as a c
 """
 
 from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 _MEMORY = 0.98  # of what was seen, an iteration
+_TINY = 1e-9  # survival that nothing is divided by
 _PRIOR = 4.0  # tokens that count as promised and kept before anything was seen
 
 
@@ -26,6 +31,40 @@ class KeptPromises:
         """Tokens to expect, bonus included, wherever the scores say ``expected``."""
         kept = (self._accepted + _PRIOR) / (self._promised + _PRIOR)
         return [1.0 + max(tokens - 1.0, 0.0) * kept for tokens in expected]
+
+
+class KeptSurvival:
+    """Running ratio of kept to promised survival at each level: what the calibration's text and setting gave, this
+    text and this setting may not, and the less the deeper.
+
+    Dims: D depth levels.
+    """
+
+    _PRIOR = 4.0  # trees that count as promised and kept before anything was seen
+
+    def __init__(self, max_depth: int) -> None:
+        self._promised = np.zeros(max_depth)
+        self._kept = np.zeros(max_depth)
+
+    def observe(self, promised: npt.NDArray[np.floating[Any]], accepted: int) -> None:
+        """A tree whose levels promised to survive with ``promised`` [depth] gave ``accepted`` tokens."""
+        self._forget()
+        self._promised[: len(promised)] += promised
+        self._kept[: min(accepted, len(promised))] += 1.0
+
+    def rest(self) -> None:
+        """No tree was verified: what is not tried is believed as calibrated, in the end."""
+        self._forget()
+
+    def honest(self, survival: npt.NDArray[np.floating[Any]]) -> npt.NDArray[np.float64]:
+        """Survival [D] to expect wherever the calibration says ``survival`` [D]; it never rises with the level."""
+        prior = self._PRIOR * survival
+        kept: npt.NDArray[np.float64] = survival * (self._kept + prior) / (self._promised + prior + _TINY)
+        return np.minimum.accumulate(np.minimum(kept, 1.0))
+
+    def _forget(self) -> None:
+        self._promised *= _MEMORY
+        self._kept *= _MEMORY
 
 
 class Paces:

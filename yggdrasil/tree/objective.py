@@ -188,6 +188,7 @@ class ShapeChooser:
             for depth in range(1, self.max_depth + 1):
                 self.shapes += [TreeShape(width, depth, verify_width) for verify_width in costs.verify_widths]
                 columns.append(by_budget[depth - 1])
+        self._index = {shape: index for index, shape in enumerate(self.shapes)}
         self._ratios = np.ascontiguousarray(np.concatenate(columns, axis=1))  # [D, N]
         iteration_ms = np.array([costs.iteration_ms(*shape) for shape in self.shapes])
         self._weight = 1.0 / iteration_ms if objective == "latency" else np.ones_like(iteration_ms)  # [N]
@@ -210,6 +211,16 @@ class ShapeChooser:
         worth = expected * self._weight
         best = 1 + int(worth[1:].argmax())  # the plain step comes first
         return Candidate(self.shapes[best], float(expected[best]), float(worth[best]))
+
+    def candidate(self, shape: TreeShape, survival: FloatArray) -> Candidate:
+        """``shape``, one of ``self.shapes``, for ``survival`` [D]."""
+        index = self._index[shape]
+        tokens = 1.0 + float(self._ratios[:, index] @ survival)
+        return Candidate(shape, tokens, tokens * float(self._weight[index]))
+
+    def level_ratios(self, shape: TreeShape) -> npt.NDArray[np.float64]:
+        """Survival of each level of ``shape``, one of ``self.shapes``, as a share of the predicted one, [depth]."""
+        return self._ratios[: shape.depth, self._index[shape]]
 
     def or_plain(self, tree: Candidate, plain_price: float = 1.0) -> Candidate:
         """``tree``, or a plain step where that is worth as much.
