@@ -3,8 +3,8 @@
 
     scripts/compare_objectives.py --plan demo c4.jsonl wikipedia.jsonl cnndm.jsonl humaneval.jsonl --json out.json
 
-One pair, one set of compiled steps, one plan's costs: only what the policy maximises differs. As shipped both stand
-behind the gate, which decodes plainly where speculation loses and so hides most of what a bad objective costs; with
+One pair, one set of compiled steps, one plan's costs, trees alone: only what the policy maximises differs. Both stand
+behind the gate as shipped, which decodes plainly where speculation loses and so hides most of what a bad objective costs; with
 --no-gate the objective alone decides. Ratios are taken turn by turn, a prompt's is the median over rounds, and the
 median and the quartiles over prompts are shown for each prompt file.
 """
@@ -143,7 +143,8 @@ def _policy(plan: str, objective: Objective, *, gate: bool) -> Policy:
     """The plan's own policy with another objective."""
     path = resolve_plan(plan, current_machine())
     loaded = Plan.load(path)
-    policy = planned_policy(replace(loaded, objective=objective), Learned.load(path.parent / loaded.predictor))
+    learned = Learned.load(path.parent / loaded.predictor)
+    policy = planned_policy(replace(loaded, objective=objective), learned, looks_up=False)
     return policy if gate else Ungated(policy)
 
 

@@ -70,7 +70,7 @@ def test_the_breakdown_names_its_steps(context):
     (figure,) = FIGURES["12"](context)
     frame = figure.frame.set_index("system")
 
-    assert [name[:2] for name in frame.index[:5]] == ["O1", "O2", "O3", "O4", "O5"]
+    assert [name[:2] for name in frame.index[:6]] == ["O1", "O2", "O3", "O4", "O5", "O6"]
     assert frame.loc["O3 pruning", "gain"] == pytest.approx(
         frame.loc["O2 compilation", "tpot_ms"] / frame.loc["O3 pruning", "tpot_ms"]
     )

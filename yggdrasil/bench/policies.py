@@ -42,6 +42,8 @@ class UnprunedPolicy(ObjectivePolicy):
 def plan_ablations(plan: Plan, learned: Learned) -> dict[str, Policy]:
     """The plan's policy with one of its decisions left out, or its depth from the other source.
 
+    With the draft model only, nothing is looked up in the text.
+
     A predictor that reads the drafter's first guesses is left out where the schedule chooses the depth before them.
     """
     widest = max(learned.ratios)

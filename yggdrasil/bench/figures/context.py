@@ -175,11 +175,11 @@ class FigureContext:
         return [EngineSystem(OURS, self.decoder), EngineSystem(PLAIN, self.decoder, is_plain=True)]
 
     def variant(self, name: str, *, objective: Objective = "latency", with_predictor: bool = True) -> System:
-        """The plan decided otherwise: another objective, or depth from the mean survival."""
+        """The plan's trees alone: for another objective, or with depth from the mean survival."""
         depth_from = self.plan.depth_from if with_predictor else "mean"
         assert self.decoder.learned is not None
         plan = replace(self.plan, objective=objective, depth_from=depth_from)
-        return EngineSystem(name, self.decoder, planned_policy(plan, self.decoder.learned))
+        return EngineSystem(name, self.decoder, planned_policy(plan, self.decoder.learned, looks_up=False))
 
     def described(self) -> dict[str, Any]:
         """What every measurement depends on."""
