@@ -4,9 +4,9 @@
     scripts/compare_objectives.py --plan demo c4.jsonl wikipedia.jsonl cnndm.jsonl humaneval.jsonl --json out.json
 
 One pair, one set of compiled steps, one plan's costs, trees alone: only what the policy maximises differs. Both stand
-behind the gate as shipped, which decodes plainly where speculation loses and so hides most of what a bad objective costs; with
---no-gate the objective alone decides. Ratios are taken turn by turn, a prompt's is the median over rounds, and the
-median and the quartiles over prompts are shown for each prompt file.
+behind the gate as shipped, which decodes plainly where speculation loses and so hides most of what a bad objective
+costs; with --no-gate the objective alone decides. Ratios are taken turn by turn, a prompt's is the median over rounds,
+and the median and the quartiles over prompts are shown for each prompt file.
 """
 
 import json

@@ -31,8 +31,9 @@ class Trace:
     last_shape: TreeShape = PLAIN_STEP
     iterations: int = 0
     plain_steps: int = 0
+    look_ups: int = 0  # iterations whose guesses came from the text
     tokens: int = 0  # emitted by iterations, i.e. without the prefill's token
-    proposed: int = 0  # drafted nodes that were verified
+    proposed: int = 0  # guesses that were verified
     accepted: int = 0
     accepted_by_depth: Counter[int] = field(default_factory=Counter)  # iterations that accepted at least so many
     stage_ns: Counter[str] = field(default_factory=Counter)
@@ -52,7 +53,8 @@ class Trace:
         if shape.depth == 0:
             self.plain_steps += 1
         else:
-            self.proposed += shape.verify_width - 1
+            self.look_ups += shape.is_looked_up
+            self.proposed += shape.depth if shape.is_looked_up else shape.verify_width - 1
             self.accepted += tokens - 1
             for depth in range(1, tokens):
                 self.accepted_by_depth[depth] += 1
@@ -74,6 +76,7 @@ class Trace:
             accepted=self.accepted,
             acceptance_rate=self.accepted / self.proposed if self.proposed else 0.0,
             plain_steps=self.plain_steps,
+            look_ups=self.look_ups,
             depths=dict(sorted(histograms[0].items())),
             draft_widths=dict(sorted(histograms[1].items())),
             verify_widths=dict(sorted(histograms[2].items())),
@@ -99,6 +102,7 @@ class Metrics:
     accepted: int
     acceptance_rate: float
     plain_steps: int
+    look_ups: int  # iterations whose guesses came from the text; their draft width is 0, as a plain step's
     depths: dict[int, int]
     draft_widths: dict[int, int]
     verify_widths: dict[int, int]
