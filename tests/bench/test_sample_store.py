@@ -41,7 +41,7 @@ def test_an_interrupted_comparison_goes_on(tmp_path):
     samples = measure(systems, PROMPTS, 4, file, reported.append)
     file.save([{"system": "x"}])
 
-    assert systems[0].asked == [[2], [2], [3]]  # the first of what is left once more, to warm up
+    assert systems[0].asked == [[2], [2], [2], [3], [3]]  # what is left: the first once more, each to warm up
     assert sorted((s.prompt, s.system) for s in samples) == [(p, s) for p in "abc" for s in "xy"]
     record = json.loads(path.read_text())
     assert len(record["samples"]) == 6

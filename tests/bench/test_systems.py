@@ -29,7 +29,7 @@ class Scripted:
         self._asked = asked if asked is not None else []
 
     def decode(self, prompt, max_new_tokens):
-        self._asked.append((self.name, tuple(prompt)))
+        self._asked.append((self.name, tuple(prompt), max_new_tokens))
         return self._answer
 
 
@@ -42,11 +42,12 @@ def test_the_order_turns_and_every_system_sees_every_prompt():
     asked, seen = [], []
     systems = [Scripted(name, "one", False, 1.0, asked=asked) for name in "xyz"]
 
-    run_systems(systems, PROMPTS, 3, lambda prompt, samples: seen.append((prompt, [s.system for s in samples])))
+    run_systems(systems, PROMPTS, COUNT, lambda prompt, samples: seen.append((prompt, [s.system for s in samples])))
 
-    assert [name for name, _ in asked[:3]] == ["x", "y", "z"]  # warm-up, uncounted
+    assert [name for name, *_ in asked[:3]] == ["x", "y", "z"]  # warm-up, uncounted
     assert seen == [("a", ["x", "y", "z"]), ("b", ["y", "z", "x"]), ("c", ["z", "x", "y"])]
-    assert len(asked) == 12
+    assert [(name, count) for name, _, count in asked[3:7]] == [("x", 8), ("x", COUNT), ("y", 8), ("y", COUNT)]
+    assert len(asked) == 3 + 2 * 9
 
 
 def test_few_prompts_begin_far_apart_in_the_order():
@@ -62,7 +63,7 @@ def test_untimed_runs_are_not_warmed_up(monkeypatch):
     asked = []
     run_systems([Scripted("x", "one", False, 1.0, asked=asked)], PROMPTS, 3, lambda *_: None, is_timed=False)
 
-    assert [prompt for _, prompt in asked] == list(PROMPTS.values())
+    assert [prompt for _, prompt, _ in asked] == list(PROMPTS.values())
 
 
 def test_figures_of_a_comparison():

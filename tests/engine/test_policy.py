@@ -390,3 +390,24 @@ def test_trees_become_shallow_where_deep_levels_are_not_kept(predictor):
     narrow, deep = list(depths(100, lambda shape: 1)), list(depths(100, lambda shape: shape.depth))
     assert (narrow[0], narrow[-1]) == (MAX_DEPTH, 1)
     assert deep[-1] > 1
+
+
+def requests_until_a_sample(policy):
+    """Requests that begin with trees, after the last one that began with plain steps."""
+    count = 0
+    policy.begin()
+    while policy.rest(100) is None:
+        count += 1
+        policy.begin()
+    return count
+
+
+@pytest.mark.parametrize(("tokens", "requests"), [(1, 8), (8, 64)])
+def test_plain_steps_are_sampled_seldom_where_trees_have_gained_much(tokens, requests):
+    ratios, survival = made_up_tables(3)
+    policy = ObjectivePolicy({100: flat_costs(1.0)}, ratios, survival, None)
+    begin_past_samples(policy)
+    for _ in range(40):
+        policy.settle(Decision(TreeShape(1, 1, 2), 2.0, 1.0), tokens, 1.0, rested=False)
+
+    assert requests_until_a_sample(policy) == requests

@@ -44,6 +44,11 @@ class Gate:
         self._pause, self._left = self._FIRST_PAUSE, 0
 
     @property
+    def is_full(self) -> bool:
+        """Whether speculation has gained all that the account keeps."""
+        return self._balance >= self._RICHEST
+
+    @property
     def is_open(self) -> bool:
         """Whether the stake is not lost, as it was last seen."""
         return self._is_open

@@ -102,7 +102,8 @@ class ObjectivePolicy:
     their own, and must be worth more than the typical tree; ``looks_up=False``: they are never verified.
     """
 
-    _SAMPLED_EVERY = 8  # requests: their first two steps are plain, since the first alone is cold
+    # The first two steps of one request in so many are plain, the first alone being cold; of fewer where trees gain much.
+    _SAMPLED_EVERY, _SAMPLED_SELDOM = 8, 64
     _RECONSIDERED_EVERY = 16  # iterations: the typical tree, which changes when another promises to be _BETTER
     _BETTER = 1.03
 
@@ -207,7 +208,8 @@ class ObjectivePolicy:
 
     def _samples_plain(self) -> bool:
         """Whether the next step of this request shows what plain steps cost."""
-        return self._steps < 2 and self._unsampled > self._SAMPLED_EVERY
+        every = self._SAMPLED_SELDOM if self._gate.is_full else self._SAMPLED_EVERY
+        return self._steps < 2 and self._unsampled > every
 
     def rest(self, context: int) -> Decision | None:
         self._here = self._place(context)
