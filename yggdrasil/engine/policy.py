@@ -102,7 +102,7 @@ class ObjectivePolicy:
     their own, and must be worth more than the typical tree; ``looks_up=False``: they are never verified.
     """
 
-    # The first two steps of one request in so many are plain, the first alone being cold; of fewer where trees gain much.
+    # Requests between two that begin with two plain steps, the first being cold; more where trees gain much.
     _SAMPLED_EVERY, _SAMPLED_SELDOM = 8, 64
     _RECONSIDERED_EVERY = 16  # iterations: the typical tree, which changes when another promises to be _BETTER
     _BETTER = 1.03
