@@ -15,7 +15,8 @@ import torch
 
 from yggdrasil.engine.build import Assembly, assemble
 from yggdrasil.engine.decoder import Decoder
-from yggdrasil.engine.policy import PLAIN_POLICY, FixedPolicy, ObjectivePolicy, Policy
+from yggdrasil.engine.objective_policy import ObjectivePolicy
+from yggdrasil.engine.policy import PLAIN_POLICY, FixedPolicy, Policy
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.models import kernels, runner
 from yggdrasil.models.compiled import Step, _eager, flatten

@@ -10,7 +10,8 @@ from tiny_pair import SHAPES, TEXT, VOCAB_SIZE, OracleDrafter
 
 from yggdrasil.drafters import NGramDrafter
 from yggdrasil.engine.gate import Gate
-from yggdrasil.engine.policy import PLAIN_POLICY, Decision, FixedPolicy, ObjectivePolicy
+from yggdrasil.engine.objective_policy import ObjectivePolicy
+from yggdrasil.engine.policy import PLAIN_POLICY, Decision, FixedPolicy
 from yggdrasil.engine.promises import KeptPromises
 from yggdrasil.scheduling.plan import Shapes
 from yggdrasil.tree.objective import StepCosts, TreeShape

@@ -5,7 +5,8 @@ import pytest
 from tiny_pair import SHAPES, TEXT, byte_tokenizer
 
 from yggdrasil.calibration.record import record_document
-from yggdrasil.engine.policy import Decision, DepthEvidence, ObjectivePolicy
+from yggdrasil.engine.objective_policy import DepthEvidence, ObjectivePolicy
+from yggdrasil.engine.policy import Decision
 from yggdrasil.engine.text import TextStream
 from yggdrasil.engine.trace import Trace
 from yggdrasil.predictor.evidence import EvidenceSizes

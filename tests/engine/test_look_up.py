@@ -8,7 +8,8 @@ import torch
 from tiny_pair import SHAPES, TEXT, cache_rows
 
 from yggdrasil.acceptance.sampling import SamplingParams
-from yggdrasil.engine.policy import Decision, FixedPolicy, ObjectivePolicy
+from yggdrasil.engine.objective_policy import ObjectivePolicy
+from yggdrasil.engine.policy import Decision, FixedPolicy
 from yggdrasil.engine.promises import KeptPromises
 from yggdrasil.scheduling.stages import Schedule, all_variants
 from yggdrasil.tree.objective import PLAIN_STEP, StepCosts, TreeShape

@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from yggdrasil.engine.gate import Gate
-from yggdrasil.engine.policy import PLAIN_POLICY, Decision, DepthEvidence, FixedPolicy, ObjectivePolicy
+from yggdrasil.engine.objective_policy import DepthEvidence, ObjectivePolicy
+from yggdrasil.engine.policy import PLAIN_POLICY, Decision, FixedPolicy
 from yggdrasil.predictor.depth import DepthPredictor
 from yggdrasil.predictor.evidence import EvidenceSizes
 from yggdrasil.tree.objective import CLEARLY_BETTER, PLAIN_STEP, StepCosts, TreeShape

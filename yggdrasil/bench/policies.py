@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from yggdrasil.engine.decoder import planned_policy
-from yggdrasil.engine.policy import Decision, Learner, ObjectivePolicy, Policy
+from yggdrasil.engine.objective_policy import ObjectivePolicy
+from yggdrasil.engine.policy import Decision, Learner, Policy
 from yggdrasil.predictor.bundle import Learned
 from yggdrasil.predictor.evidence import Evidence
 from yggdrasil.scheduling.plan import Plan

@@ -19,7 +19,8 @@ from yggdrasil.drafters.options import NGramOptions
 from yggdrasil.drafters.protocol import Drafter
 from yggdrasil.engine.build import Assembly, assemble, default_backend, open_device
 from yggdrasil.engine.deciding import HostDecisions, PolicyPerSetting, Prepared, decides_on_device
-from yggdrasil.engine.policy import PLAIN_POLICY, DepthEvidence, ObjectivePolicy, Policy
+from yggdrasil.engine.objective_policy import DepthEvidence, ObjectivePolicy
+from yggdrasil.engine.policy import PLAIN_POLICY, Policy
 from yggdrasil.engine.text import FinishReason, TextStream
 from yggdrasil.engine.trace import DecodingReport, Metrics, Trace
 from yggdrasil.errors import YggdrasilError
