@@ -33,8 +33,8 @@ class LookUps:
     ) -> Decision | None:
         """The guesses of greatest worth, if that is above ``least``.
 
-        ``survival[i]``: the estimated probability that the first ``i + 1`` are all right. ``pace``: how slow such a pass
-        is now. ``worth(tokens, milliseconds)`` is what the objective maximises.
+        ``survival[i]``: the estimated probability that the first ``i + 1`` are all right. ``pace``: how slow a pass is
+        now. ``worth(tokens, milliseconds)`` is what the objective maximises.
         """
         if self._gate.is_paused():
             return None
