@@ -24,7 +24,8 @@ from rich.table import Table
 from yggdrasil.artifacts import current_machine, resolve_plan, write_atomic
 from yggdrasil.cli import run_script
 from yggdrasil.cli.progress import wide_console
-from yggdrasil.engine.decoder import Decoder, Generation, planned_policy
+from yggdrasil.engine.decoder import Decoder, Generation
+from yggdrasil.engine.planned import planned_policy
 from yggdrasil.engine.policy import PLAIN_POLICY, Decision, Learner, Policy
 from yggdrasil.predictor.bundle import Learned
 from yggdrasil.predictor.evidence import Evidence

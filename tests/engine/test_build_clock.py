@@ -16,7 +16,7 @@ class NotingLearner:
     def begin(self):
         pass
 
-    def look_up(self, survival, context):
+    def look_up(self, repeated, room, context):
         return None
 
     def settle(self, decision, tokens, milliseconds, *, rested):

@@ -8,9 +8,13 @@ import torch
 from tiny_pair import SHAPES, TEXT, cache_rows
 
 from yggdrasil.acceptance.sampling import SamplingParams
+from yggdrasil.acceptance.speculation import Speculation
+from yggdrasil.drafters import NGramDrafter
 from yggdrasil.engine.objective_policy import ObjectivePolicy
 from yggdrasil.engine.policy import Decision, FixedPolicy
 from yggdrasil.engine.promises import KeptPromises
+from yggdrasil.predictor.repetition import NGRAM
+from yggdrasil.scheduling.executors import InOrderExecutor, ThreadedExecutor
 from yggdrasil.scheduling.stages import Schedule, all_variants
 from yggdrasil.tree.objective import PLAIN_STEP, StepCosts, TreeShape
 
@@ -21,12 +25,12 @@ VERIFY_WIDTHS, MAX_DEPTH = (1, 2, 4, 8, 16), 4
 
 
 class Alternating(FixedPolicy):
-    """Looks up whatever the text suggests, three times of four; between that a tree, and once a plain step."""
+    """Twice what the text suggests, then a tree and a plain step, over and over."""
 
     def __init__(self):
         super().__init__(TreeShape(2, 4, 8))
         self.learner, self.promises, self.looked_up = self, KeptPromises(), []
-        self._asked = 0
+        self._asked = self._rests = 0
 
     def begin(self):
         return
@@ -35,9 +39,10 @@ class Alternating(FixedPolicy):
         if decision.shape.is_looked_up:
             self.looked_up.append((decision, tokens))
 
-    def look_up(self, survival, context):
+    def look_up(self, repeated, room, context):
         self._asked += 1
-        if self._asked % 4 == 0:
+        survival = repeated.survival(room)
+        if self._asked % 4 in (0, 3):
             return None
         assert all(0.0 < later <= earlier < 1.0 for earlier, later in pairwise(survival))
         depth = min(len(survival), (1, 5, WIDEST - 1)[self._asked % 3])
@@ -45,7 +50,8 @@ class Alternating(FixedPolicy):
         return Decision(TreeShape(0, depth, width), 2.0, 1.0)
 
     def rest(self, context):
-        return Decision(PLAIN_STEP) if self._asked % 8 == 7 else None
+        self._rests += 1
+        return Decision(PLAIN_STEP) if self._rests % 2 == 0 else None
 
 
 class Suggesting:
@@ -57,6 +63,10 @@ class Suggesting:
     def at(self, size):
         self._size = size
         return self
+
+    @property
+    def length(self):
+        return NGRAM
 
     def survival(self, count):
         return [0.9 ** (level + 1) for level in range(min(count, len(self._text) - self._size))]
@@ -98,6 +108,7 @@ def test_every_schedule_gives_the_same_tokens_and_drafter_rows(pair, decoder, su
 
     assert generation.tokens == text[20:62]
     assert generation.metrics.look_ups == len(policy.looked_up)
+    assert 0 < generation.metrics.plain_steps < generation.metrics.iterations - generation.metrics.look_ups
     assert max(tokens for _, tokens in policy.looked_up) > MAX_DEPTH + 1  # more than any tree gives
     drafter = engine.drafter
     read = drafter._certain[: drafter._num_read]
@@ -119,11 +130,15 @@ def test_the_targets_rows_are_those_of_a_fresh_prefill(pair, decoder, suggested)
         torch.testing.assert_close(ours[:, : target.length], reference, rtol=1e-3, atol=1e-4)
 
 
+BOOKS = [Schedule.of({"bookkeeping": variant}).labels for variant in ("inline", "overlapped")]
+
+
+@pytest.mark.parametrize("stages", BOOKS, ids=["inline", "overlapped"])
 @pytest.mark.parametrize("count", [2, 3, 7])
-def test_no_more_is_looked_up_than_may_still_be_emitted(decoder, suggested, count):
+def test_no_more_is_looked_up_than_may_still_be_emitted(decoder, suggested, count, stages):
     prompt, _ = suggested
     policy = Alternating()
-    decoder.assembly.engine.use(EVERY[0])
+    decoder.assembly.engine.use(stages)
     decoder.policy = policy
     generation = decoder.generate(prompt, max_new_tokens=count)
 
@@ -131,6 +146,85 @@ def test_no_more_is_looked_up_than_may_still_be_emitted(decoder, suggested, coun
     depths = [decision.shape.depth for decision, _ in policy.looked_up]
     assert all(depth <= count - 2 for depth in depths)  # one token is the prefill's, one the bonus
     assert depths or count == 2
+
+
+def test_an_end_within_the_guesses_is_the_end(decoder, suggested):
+    """Also where a stop string lies within a chain that stands; what follows is as if nothing had."""
+    prompt, text = suggested
+    decoder.assembly.engine.use(EVERY[0])
+    decoder.policy, whole = Alternating(), decoder.generate(prompt, max_new_tokens=42)
+    for end in (24, 26, 30, 41):
+        decoder.policy = Alternating()
+        place = len(decoder.tokenizer.decode(text[20:end], skip_special_tokens=True))
+        stop = whole.text[place : place + 2]
+        generation = decoder.generate(prompt, max_new_tokens=42, stop=[stop])
+
+        assert generation.finish_reason == "stop"
+        assert generation.text == whole.text[: whole.text.index(stop)]
+
+
+def test_a_cancelled_request_leaves_nothing_behind(decoder, suggested):
+    prompt, text = suggested
+    decoder.assembly.engine.use(EVERY[0])
+    decoder.policy = Alternating()
+    for _, _ in zip(decoder.start(prompt, max_new_tokens=42), range(3), strict=False):
+        pass
+
+    assert decoder.generate(prompt, max_new_tokens=42).tokens == text[20:62]
+
+
+def test_a_context_that_is_nearly_full_holds_no_more(pair):
+    """As many tokens as plain decoding gives, whatever the text suggests."""
+    decoder = pair.decoder(Alternating())
+    limit = decoder.assembly.engine.max_length
+    prompt = (LOOPING * limit)[: limit - 12]
+    plain = decoder.generate(prompt, max_new_tokens=50, speculation=False)
+    generation = decoder.generate(prompt, max_new_tokens=50)
+
+    assert plain.finish_reason == generation.finish_reason == "context"
+    assert generation.tokens == plain.tokens
+    assert generation.metrics.look_ups > 0
+
+
+def test_threads_decode_the_same(pair, decoder, suggested):
+    prompt, text = suggested
+    engine = decoder.assembly.engine
+    try:
+        for stages in (EVERY[0], EVERY[-1]):
+            engine.use(stages)
+            engine.executor, decoder.policy = ThreadedExecutor(lambda _: 0.0), Alternating()
+            generation = decoder.generate(prompt, max_new_tokens=42)
+
+            assert generation.tokens == text[20:62]
+            assert generation.metrics.look_ups > 0
+    finally:
+        engine.executor = InOrderExecutor()
+
+
+SPECULATIONS = {
+    "strict": (Speculation(exactness="strict", tolerance=0.5), True),
+    "fixed-width": (Speculation(exactness="fixed-width", fixed_width=8), False),
+    "relaxed": (Speculation(rule="relaxed"), False),
+    "typical": (Speculation(rule="typical"), False),
+}
+
+
+@pytest.mark.parametrize(("speculation", "looks_up"), SPECULATIONS.values(), ids=SPECULATIONS)
+def test_only_exact_passes_of_any_width_look_up(pair, speculation, looks_up):
+    """A lossy rule would keep copied tokens that are likely enough; one width has no price that the plan knows."""
+    generation = pair.decoder(Alternating()).generate(LOOPING, max_new_tokens=40, speculation=speculation)
+
+    assert (generation.metrics.look_ups > 0) == looks_up
+    if speculation.is_lossless:
+        assert generation.tokens == pair.reference(LOOPING, 40)
+
+
+def test_an_n_gram_drafter_looks_up_itself(pair):
+    policy = Alternating()
+    generation = pair.decoder(policy, drafter=NGramDrafter()).generate(LOOPING, max_new_tokens=30)
+
+    assert generation.tokens == pair.reference(LOOPING, 30)
+    assert generation.metrics.look_ups == 0
 
 
 def test_the_text_itself_is_what_is_looked_up(pair):
@@ -185,6 +279,27 @@ def objective_policy(verify_ms=0.1, rate=0.6):
     return policy
 
 
+class Repeated:
+    """A repetition whose estimates are given."""
+
+    def __init__(self, survival):
+        self._survival = survival
+
+    def survival(self, count):
+        return self._survival[:count]
+
+
+class Context:
+    """All the evidence that a policy without a predictor asks for."""
+
+    context = 100
+
+
+def look_up(policy, survival):
+    """What ``policy`` makes of guesses of these estimates, with room for no more."""
+    return policy.look_up(Repeated(survival), len(survival), 100)
+
+
 def geometric(rate, count=WIDEST - 1):
     return [rate**level for level in range(1, count + 1)]
 
@@ -193,7 +308,7 @@ def geometric(rate, count=WIDEST - 1):
 @pytest.mark.parametrize("rate", [0.5, 0.9, 0.95, 0.99])
 def test_the_width_is_the_argmax_and_beats_the_typical_tree(rate, verify_ms):
     policy, survival, table = objective_policy(verify_ms), geometric(rate), costs(verify_ms)
-    decision = policy.look_up(survival, 100)
+    decision = look_up(policy, survival)
     tree = policy._typical_trees[0]
     found = {width: (1 + sum(survival[: width - 1])) / (0.1 + table.verify_ms[width]) for width in VERIFY_WIDTHS[1:]}
 
@@ -207,14 +322,14 @@ def test_the_width_is_the_argmax_and_beats_the_typical_tree(rate, verify_ms):
 
 
 def test_a_short_text_is_verified_in_the_narrowest_pass():
-    assert objective_policy(0.01).look_up(geometric(0.99, 5), 100).shape == TreeShape(0, 5, 8)
+    assert look_up(objective_policy(0.01), geometric(0.99, 5)).shape == TreeShape(0, 5, 8)
 
 
 def test_what_is_not_kept_is_believed_less_and_the_drafter_is_asked_again():
     policy, survival = objective_policy(), geometric(0.9)
-    promised = policy.look_up(survival, 100)
+    promised = look_up(policy, survival)
     for _ in range(30):
-        decision = policy.look_up(survival, 100)
+        decision = look_up(policy, survival)
         if decision is None:
             break
         policy.settle(decision, 1, decision.milliseconds, rested=False)
@@ -225,13 +340,39 @@ def test_what_is_not_kept_is_believed_less_and_the_drafter_is_asked_again():
     assert policy.rest(100) is None  # trees have lost nothing of their account
 
 
+def test_guesses_that_once_failed_are_tried_again_while_trees_run():
+    """Promises and account recover; else one bad text would end look-ups for good."""
+    policy, survival = objective_policy(), geometric(0.9)
+    while (decision := look_up(policy, survival)) is not None:
+        policy.settle(decision, 1, decision.milliseconds, rested=False)
+    waited = 0
+    while look_up(policy, survival) is None and waited < 1000:
+        waited += 1
+        tree = policy.choose(Context())
+        policy.settle(tree, round(tree.tokens), tree.milliseconds, rested=False)
+
+    assert 3 < waited < 500
+
+
+def test_the_first_tree_behind_guesses_does_not_set_the_trees_pace():
+    """Its drafter has to read all that was looked up; the one behind it is as fast as any."""
+    policy = objective_policy()
+    policy.settle(look_up(policy, geometric(0.95)), 12, 2.6, rested=False)
+    tree = policy.choose(Context())
+    policy.settle(tree, 2, 3 * tree.milliseconds, rested=False)
+    assert policy._paces.tree == 1.0
+    policy.settle(tree, 2, 3 * tree.milliseconds, rested=False)
+
+    assert policy._paces.tree > 1.1
+
+
 def test_what_gives_more_than_promised_is_believed_more_but_never_beyond_its_length():
     policy, survival = objective_policy(), geometric(0.8)
-    before = policy.look_up(survival, 100)
+    before = look_up(policy, survival)
     for _ in range(30):
-        decision = policy.look_up(survival, 100)
+        decision = look_up(policy, survival)
         policy.settle(decision, decision.shape.verify_width, decision.milliseconds, rested=False)
-    after = policy.look_up(survival, 100)
+    after = look_up(policy, survival)
 
     assert after.tokens / before.tokens > 1.5
     assert after.tokens <= after.shape.depth + 1
@@ -240,7 +381,7 @@ def test_what_gives_more_than_promised_is_believed_more_but_never_beyond_its_len
 def test_guesses_that_take_longer_than_promised_are_taken_at_their_pace():
     policy = objective_policy()
     for _ in range(60):
-        decision = policy.look_up(geometric(0.95), 100)
+        decision = look_up(policy, geometric(0.95))
         policy.settle(decision, 12, 2 * costs().iteration_ms(*decision.shape), rested=False)
 
     assert policy._paces.lookup == pytest.approx(2.0, rel=0.01)
@@ -252,22 +393,22 @@ def test_steps_that_show_the_price_of_plain_ones_stay_plain():
     for _ in range(policy._SAMPLED_EVERY + 1):
         policy.begin()
 
-    assert policy.look_up(geometric(0.99), 100) is None
+    assert look_up(policy, geometric(0.99)) is None
     assert policy.rest(100).shape == PLAIN_STEP
 
 
 def test_where_trees_are_paused_guesses_have_to_beat_plain_steps_only():
     policy, survival = objective_policy(verify_ms=0.05), geometric(0.3)
-    assert policy.look_up(survival, 100) is None
+    assert look_up(policy, survival) is None
     for _ in range(4):
-        policy.settle(Decision(TreeShape(2, 2, 4), 2.0, 2.0), 0, 12.0, rested=False)
+        policy.settle(Decision(TreeShape(2, 2, 4), 2.0, 2.0), 1, 12.0, rested=False)
     assert policy.rest(100).shape == PLAIN_STEP
 
-    assert policy.look_up(survival, 100).shape.is_looked_up
+    assert look_up(policy, survival).shape.is_looked_up
 
 
 def test_near_the_end_a_tree_is_worth_no_more_than_is_left():
     """A tree gives 4 tokens in 2 ms, one guess almost 2 in 1.2: but where only two may still come, the guess wins."""
     policy = objective_policy(rate=0.9)
-    assert policy.look_up([0.9, *geometric(0.3, 6)], 100) is None
-    assert policy.look_up([0.9], 100).shape == TreeShape(0, 1, 2)
+    assert look_up(policy, [0.9, *geometric(0.3, 6)]) is None
+    assert look_up(policy, [0.9]).shape == TreeShape(0, 1, 2)

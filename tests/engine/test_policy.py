@@ -245,7 +245,7 @@ def test_shape_is_the_argmax_of_three_loops(costs, seed):
         policy, evidence = ObjectivePolicy({100: costs}, ratios, mean_survival, depth), GivenEvidence(100, hidden)
         begin_past_samples(policy)
         survival = mean_survival if chosen_predictor is None else predictor.survival(hidden)
-        shape, tokens, milliseconds = policy.choose(evidence)
+        shape, tokens, milliseconds, _ = policy.choose(evidence)
 
         assert evidence.asked == ([] if chosen_predictor is None else ["hidden"])
         assert worth_of(shape, costs, ratios, survival) == pytest.approx(best_worth(costs, ratios, survival), rel=1e-6)
@@ -264,7 +264,8 @@ def test_verify_width_is_the_planned_one_unless_another_is_clearly_better(costs,
     ratios, survival = made_up_tables(seed)
     expected = np.cumsum(gains) + 1.0
     shape = TreeShape(2, 3, planned)
-    pruned, tokens, milliseconds = ObjectivePolicy({100: costs}, ratios, survival, None).prune(shape, expected, 100)
+    policy = ObjectivePolicy({100: costs}, ratios, survival, None)
+    pruned, tokens, milliseconds, _ = policy.prune(shape, expected, 100)
 
     paid_ms = costs.head_ms + 2 * costs.draft_ms[2] + costs.overhead_ms
     worth = {w: tokens / (paid_ms + costs.verify_ms[w]) for w, tokens in zip(VERIFY_WIDTHS, expected, strict=True)}
@@ -315,8 +316,8 @@ def test_a_refusal_after_a_head_draft_promises_what_it_cost():
         begin_past_samples(policy)
         promises[is_head_first] = policy.choose(GivenEvidence(10))
 
-    assert promises[False] == (PLAIN_STEP, 1.0, pytest.approx(0.01))
-    assert promises[True] == (PLAIN_STEP, 1.0, pytest.approx(1.01))
+    assert promises[False][:3] == (PLAIN_STEP, 1.0, pytest.approx(0.01))
+    assert promises[True][:3] == (PLAIN_STEP, 1.0, pytest.approx(1.01))
 
 
 def test_the_ablation_maximises_tokens_alone():

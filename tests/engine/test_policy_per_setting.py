@@ -1,6 +1,8 @@
 """What pays at one sampling setting may not at another: each has a policy of its own, which begins as new."""
 
 from yggdrasil.acceptance.sampling import GREEDY, SamplingParams
+from yggdrasil.acceptance.speculation import DEFAULT as MATCH
+from yggdrasil.acceptance.speculation import Speculation
 from yggdrasil.engine.deciding import PolicyPerSetting
 from yggdrasil.engine.policy import FixedPolicy
 from yggdrasil.tree.objective import TreeShape
@@ -14,28 +16,31 @@ class Learning(FixedPolicy):
 
 def test_each_setting_keeps_what_it_learned():
     policies, policy = PolicyPerSetting(), Learning()
-    policies.of(policy, GREEDY, "match").lessons += 1
-    warm = policies.of(policy, SamplingParams(temperature=0.8, seed=1), "match")
+    policies.of(policy, GREEDY, MATCH).lessons += 1
+    warm = policies.of(policy, SamplingParams(temperature=0.8, seed=1), MATCH)
 
-    assert policies.of(policy, GREEDY, "match") is policy
+    assert policies.of(policy, GREEDY, MATCH) is policy
     assert warm.lessons == 0  # nothing that was learned when greedy
-    assert policies.of(policy, SamplingParams(temperature=0.8, seed=2), "match") is warm
-    assert policies.of(policy, SamplingParams(temperature=0.8), "sequoia") is not warm
+    assert policies.of(policy, SamplingParams(temperature=0.8, seed=2), MATCH) is warm
+    assert policies.of(policy, SamplingParams(temperature=0.8), Speculation(rule="sequoia")) is not warm
+    fixed = Speculation(exactness="fixed-width", fixed_width=4)
+    assert policies.of(policy, GREEDY, fixed) is not policy  # every pass has the price of that width
+    assert policies.of(policy, GREEDY, Speculation(exactness="strict")) is policy
 
 
 def test_policies_that_take_turns_keep_their_own():
     policies, one, other = PolicyPerSetting(), Learning(), Learning()
     sampling = SamplingParams(temperature=0.8)
-    first, second = policies.of(one, sampling, "match"), policies.of(other, sampling, "match")
+    first, second = policies.of(one, sampling, MATCH), policies.of(other, sampling, MATCH)
 
     assert first is not second
-    assert policies.of(one, sampling, "match") is first
+    assert policies.of(one, sampling, MATCH) is first
 
 
 def test_the_settings_used_last_are_kept():
     policies, policy = PolicyPerSetting(), Learning()
-    first = policies.of(policy, SamplingParams(temperature=0.5), "match")
+    first = policies.of(policy, SamplingParams(temperature=0.5), MATCH)
     for i in range(70):
-        policies.of(policy, SamplingParams(temperature=1 + i / 100), "match")
+        policies.of(policy, SamplingParams(temperature=1 + i / 100), MATCH)
 
-    assert policies.of(policy, SamplingParams(temperature=0.5), "match") is not first
+    assert policies.of(policy, SamplingParams(temperature=0.5), MATCH) is not first

@@ -70,7 +70,7 @@ def test_each_level_follows_what_it_kept():
 
 
 def test_survival_never_rises_with_the_level():
-    """The second level was kept better than the first promised; an undrafted one cannot outlive a drafted one."""
+    """Nothing is known of the second level but that the first, which is always refused, comes before it."""
     kept = KeptSurvival(4)
     for _ in range(200):
         kept.observe(SURVIVAL[:1], 0)
@@ -94,6 +94,30 @@ def test_survival_that_is_not_tried_is_believed_as_calibrated_again():
     for _ in range(100):
         kept.observe(SURVIVAL, 0)
     for _ in range(400):
-        kept.rest()
+        kept.forget()
 
     np.testing.assert_allclose(kept.honest(SURVIVAL), SURVIVAL, rtol=0.01)
+
+
+def test_promises_that_are_not_tried_are_believed_again():
+    promises = KeptPromises()
+    for _ in range(100):
+        promises.observe(4.0, 0.0)
+    distrusted = promises.honest([5.0])[0]
+    for _ in range(400):
+        promises.forget()
+
+    assert distrusted < 1.2
+    assert promises.honest([5.0]) == [pytest.approx(5.0, rel=0.02)]
+
+
+def test_a_look_ups_pace_follows_the_trees_where_none_is_tried():
+    paces = Paces()
+    for _ in range(10):
+        paces.follow_lookup(paces.lookup, 3.0 * paces.lookup)
+    slow = paces.lookup
+    for _ in range(500):
+        paces.follow_tree(paces.tree, paces.tree)
+
+    assert slow > 5.0
+    assert paces.lookup == pytest.approx(1.0, rel=0.1)

@@ -14,7 +14,7 @@ from yggdrasil.acceptance.coins import SeededCoins
 from yggdrasil.acceptance.processors import build_processors
 from yggdrasil.acceptance.sampler import Sampler
 from yggdrasil.acceptance.sampling import Constraint, SamplingParams
-from yggdrasil.acceptance.speculation import Speculation
+from yggdrasil.acceptance.speculation import DEFAULT, Speculation
 from yggdrasil.engine import deciding
 from yggdrasil.engine.logit_target import LogitTarget
 from yggdrasil.engine.policy import FixedPolicy
@@ -265,7 +265,7 @@ def test_a_constraint_is_kept_exactly(pair, pattern):
 def test_statistics_are_kept_apart_by_setting(pair):
     decoder = pair.decoder(EGT)
     policies = [
-        decoder._policies.of(decoder.policy, SamplingParams(temperature=t, seed=s), "match")
+        decoder._policies.of(decoder.policy, SamplingParams(temperature=t, seed=s), DEFAULT)
         for t, s in ((0.0, 1), (0.7, 1), (0.7, 2), (1.0, 1))
     ]
 
@@ -273,9 +273,9 @@ def test_statistics_are_kept_apart_by_setting(pair):
     assert policies[1] is policies[2]
     assert len({id(policy) for policy in policies}) == 3
     for t in range(2, 65):  # the statistics used last are kept
-        assert decoder._policies.of(decoder.policy, SamplingParams(temperature=0.7), "match") is policies[1]
-        decoder._policies.of(decoder.policy, SamplingParams(temperature=t), "match")
-    assert decoder._policies.of(decoder.policy, SamplingParams(temperature=1.0), "match") is not policies[3]
+        assert decoder._policies.of(decoder.policy, SamplingParams(temperature=0.7), DEFAULT) is policies[1]
+        decoder._policies.of(decoder.policy, SamplingParams(temperature=t), DEFAULT)
+    assert decoder._policies.of(decoder.policy, SamplingParams(temperature=1.0), DEFAULT) is not policies[3]
 
 
 @pytest.mark.parametrize(

@@ -77,6 +77,36 @@ def test_choose_shape_is_the_argmax_of_all_loops(objective: Objective, knows_bud
     assert len(chosen) > 5, "the random cases should not all have one answer"
 
 
+@pytest.mark.parametrize("knows_budget", [False, True])
+def test_a_candidate_adds_its_levels_up(knows_budget: bool) -> None:
+    """Of any shape, by the ratios of its own budget; the best tree is the best of them."""
+    random = np.random.default_rng(1)
+    costs = random_costs(random)
+    ratios = {w: random.uniform(0.2, 1.0, size=(5, 5, 4) if knows_budget else (5, 4)) for w in (1, 2, 4)}
+    survival = np.cumprod(random.uniform(0.5, 1.0, size=5))
+    chooser = ShapeChooser(costs, ratios)
+    for shape in chooser.shapes[1:]:
+        table = ratios[shape.width][shape.depth - 1] if knows_budget else ratios[shape.width]
+        levels = table[: shape.depth, costs.verify_widths.index(shape.verify_width)]
+        candidate = chooser.candidate(shape, survival)
+
+        np.testing.assert_allclose(chooser.level_ratios(shape), levels)
+        assert candidate.shape == shape
+        assert candidate.tokens == pytest.approx(1.0 + levels @ survival[: shape.depth])
+        assert candidate.worth == pytest.approx(candidate.tokens / costs.iteration_ms(*shape))
+    worths = [chooser.candidate(shape, survival).worth for shape in chooser.shapes[1:]]
+    assert chooser.best_tree(survival).worth == pytest.approx(max(worths))
+
+
+def test_guesses_from_the_text_cost_no_drafting() -> None:
+    costs = random_costs(np.random.default_rng(2))
+
+    assert TreeShape(0, 5, 8).is_looked_up
+    assert not PLAIN_STEP.is_looked_up
+    assert not TreeShape(1, 5, 8).is_looked_up
+    assert costs.iteration_ms(0, 5, 8) == costs.verify_ms[8] + costs.overhead_ms
+
+
 def test_shape_ties_go_to_the_plain_step_then_to_the_smaller_shape() -> None:
     same = np.ones((3, 4))
     chooser = ShapeChooser(COSTS, {1: same, 2: same}, "aal")

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from yggdrasil.engine.decoder import planned_policy
 from yggdrasil.engine.objective_policy import ObjectivePolicy
+from yggdrasil.engine.planned import planned_policy
 from yggdrasil.engine.policy import Decision, Learner, Policy
 from yggdrasil.predictor.bundle import Learned
 from yggdrasil.predictor.evidence import Evidence

@@ -7,7 +7,7 @@ from typing import Any
 
 from yggdrasil.artifacts import write_atomic
 from yggdrasil.bench.record import provenance
-from yggdrasil.bench.systems import Sample, System, run_systems
+from yggdrasil.bench.systems import WARM_TOKENS, Sample, System, run_systems
 from yggdrasil.errors import YggdrasilError
 
 
@@ -21,7 +21,7 @@ class SampleFile:
             YggdrasilError: it is damaged, or belongs to other settings.
         """
         self._path = path
-        self._settings = json.loads(json.dumps(settings))
+        self._settings = json.loads(json.dumps({**settings, "warm_tokens": WARM_TOKENS}))
         self.samples: list[Sample] = []
         if path is None or not path.exists():
             return

@@ -1,16 +1,14 @@
 """What each stage does: the bodies of the stages that a schedule orders, and the values they hand to each other."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
-from torch import Tensor
 
 from yggdrasil.drafters.protocol import Drafter, StagedDrafter
+from yggdrasil.engine.chain import ChainWriter
 from yggdrasil.engine.evidence import LiveEvidence
+from yggdrasil.engine.iteration import NO_PROMISE, Emission, Iteration, Promise
 from yggdrasil.engine.policy import Decision, Policy
 from yggdrasil.engine.promises import KeptPromises
 from yggdrasil.engine.target import Outcome, Target
@@ -18,65 +16,8 @@ from yggdrasil.engine.text import TextStream
 from yggdrasil.engine.trace import Trace
 from yggdrasil.models.buffers import HostView
 from yggdrasil.scheduling.stages import Schedule
-from yggdrasil.tree.chain import ChainWriter
 from yggdrasil.tree.objective import PLAIN_STEP, TreeShape
 from yggdrasil.tree.token_tree import TokenTree
-
-NO_PROMISE = Decision(PLAIN_STEP)
-
-
-class Promise(NamedTuple):
-    """What a policy decided for an iteration, before drafting."""
-
-    decision: Decision = NO_PROMISE
-    rested: bool = True  # the policy was not asked for a shape
-
-
-PLAIN_PROMISE = Promise()
-
-
-class Emission(NamedTuple):
-    """What an iteration made certain, for the books."""
-
-    tokens: Sequence[int]
-    shape: TreeShape
-    decision: Decision
-
-
-@dataclass
-class Iteration:
-    """Values of one iteration. Stages may run at the same time, so what the next one begins with has its own fields."""
-
-    root: int  # last certain token
-    promise: Promise = PLAIN_PROMISE
-    shape: TreeShape = PLAIN_STEP
-    is_planted: bool = False  # the root and its candidates are in the tree already
-    previous: Emission | None = None  # not in the books yet
-    expected: float = 1.0  # tokens, by the drafted tree's scores
-    ranking: npt.NDArray[np.int64] | None = None  # [N], nodes from best to worst
-    outputs: Sequence[Tensor] = ()
-    outcome: Outcome | None = None
-    emission: Emission | None = None
-    next_promise: Promise = PLAIN_PROMISE
-    next_is_planted: bool = False
-
-    @property
-    def is_drafted(self) -> bool:
-        """Whether a drafter grows the tree."""
-        return self.shape.width > 0
-
-    @property
-    def verifies_tree(self) -> bool:
-        """Whether more than the root was verified."""
-        return self.shape.verify_width > 1
-
-    def following(self) -> "Iteration":
-        """The next iteration's values at its beginning."""
-        assert self.outcome is not None
-        return Iteration(
-            self.outcome.tokens[-1], self.next_promise, is_planted=self.next_is_planted, previous=self.emission
-        )
-
 
 Action = Callable[[Iteration], None]
 PLAIN_STAGES = ("verify", "accept", "commit", "bookkeeping")
@@ -87,10 +28,18 @@ class StageActions:
     """The stages over one target, at most one drafter and one tree; one request at a time.
 
     A drafter that is not a ``StagedDrafter`` takes its own way at tail and head: the superset, after acceptance.
+    ``looks_up``: guesses from the text may stand in for the drafter's.
     """
 
     def __init__(
-        self, target: Target, drafter: Drafter | None, tree: TokenTree, verify_widths: Sequence[int], limit: int
+        self,
+        target: Target,
+        drafter: Drafter | None,
+        tree: TokenTree,
+        verify_widths: Sequence[int],
+        limit: int,
+        *,
+        looks_up: bool,
     ) -> None:
         self.target = target
         self.drafter = drafter
@@ -101,7 +50,8 @@ class StageActions:
         self._expected_at = np.array(self.verify_widths) - 1
         self._ranking = torch.empty_like(target.order), torch.empty_like(tree.scores)  # nodes, expected tokens
         self._ranked, self._expected, self._order = *map(HostView, self._ranking), HostView(target.order)
-        self._chain = ChainWriter(tree)
+        self._looks_up, self._chain = looks_up and drafter is not None, ChainWriter(tree)
+        self._keeps_books_late = False
         self._keeps_rows = self._guesses = self._reads_leaves_with_head = self._drafts_head_first = False
         self._policy: Policy
         self._stream: TextStream
@@ -114,6 +64,8 @@ class StageActions:
         self._policy, self._stream, self._trace = policy, stream, trace
         self._promises = KeptPromises() if policy.learner is None else policy.learner.promises
         self._evidence = LiveEvidence(self.target, self.tree, text, first)
+        if self._looks_up and policy.learner is not None:
+            self._evidence.repeated()  # the prompt is read now, not in the first iteration
 
     def follow(self, outcome: Outcome) -> None:
         """What the policy may ask from now on: the iteration is over."""
@@ -123,6 +75,7 @@ class StageActions:
     def of(self, schedule: Schedule) -> dict[str, Action]:
         """The actions of the schedule's stages by name."""
         tail, head = schedule.variants["tail_draft"], schedule.variants["head_draft"]
+        self._keeps_books_late = schedule.variants["bookkeeping"] == "overlapped"
         self._guesses = head == "ahead"
         self._reads_leaves_with_head = self._guesses and tail == "superset"
         self._keeps_rows = self._guesses or tail != "superset"
@@ -159,19 +112,19 @@ class StageActions:
             skipped.remove("depth_prediction")
         return {name: _nothing if name in skipped else body for name, body in self.of(schedule).items()}
 
-    def look_up(self, state: Iteration) -> bool:
-        """Make a chain of guesses from the text the iteration's tree, if the policy wants one."""
+    def try_look_up(self, state: Iteration) -> bool:
+        """Make guesses from the text the iteration's tree, if the learner wants them; returns whether it does."""
         learner = self._policy.learner
-        room = min(self._room, self._stream.remaining - 1, self.verify_widths[-1] - 1)
-        if learner is None or self.drafter is None or room < 1:
+        if learner is None or not self._looks_up:
             return False
+        waiting = len(state.previous.tokens) if state.previous is not None and self._keeps_books_late else 0
+        room = min(self._room, self._stream.remaining - waiting - 1, self.verify_widths[-1] - 1)
         repeated = self._evidence.repeated()
-        survival = repeated.survival(room)
-        decision = learner.look_up(survival, self.target.length) if survival else None
+        decision = learner.look_up(repeated, room, self.target.length) if room > 0 and repeated.length else None
         if decision is None:
             return False
         depth = decision.shape.depth
-        self._chain.write(state.root, repeated.continuation(depth), survival[:depth])
+        self._chain.write(state.root, repeated.continuation(depth), repeated.survival(depth))
         state.promise, state.shape, state.ranking = Promise(decision, rested=False), decision.shape, self._chain.order
         return True
 
@@ -234,7 +187,7 @@ class StageActions:
             self._staged.read_leaf(state.outcome.nodes[-1])
 
     def _guess_heads(self, state: Iteration) -> None:
-        if not state.verifies_tree or not state.is_drafted or self._staged is None:
+        if not state.verifies_drafts or self._staged is None:
             return
         if self._reads_leaves_with_head:
             self._staged.read_leaves()
@@ -257,7 +210,8 @@ class StageActions:
         """What the tree's own scores promise follows the text; the depth's promise knows only what came before it."""
         state.expected = expected
         honest = self._promises.honest([expected])[0]
-        state.promise = Promise(Decision(decision.shape, honest, decision.milliseconds), state.promise.rested)
+        believed = state.promise.decision.believed
+        state.promise = Promise(Decision(decision.shape, honest, decision.milliseconds, believed), state.promise.rested)
 
     def _hand_over_nodes(self, state: Iteration) -> None:
         """The verification step reads its nodes, and from them its mask, where this puts them."""
@@ -274,7 +228,7 @@ class StageActions:
     def _accept(self, state: Iteration) -> None:
         if state.verifies_tree:
             state.outcome = self.target.accept(state.outputs, state.shape.verify_width)
-            if state.outcome.expected is not None and state.is_drafted:
+            if state.outcome.expected is not None and state.verifies_drafts:
                 self._promise_by_tree(state, state.promise.decision, state.outcome.expected)
             self._learn(state)
 
@@ -285,16 +239,15 @@ class StageActions:
 
     def _learn(self, state: Iteration) -> None:
         assert state.outcome is not None
-        if not state.is_drafted:
-            return  # what looked-up guesses keep is a matter of their own
-        self._promises.observe(max(state.expected - 1.0, 0.0), len(state.outcome.tokens) - 1)
+        if state.verifies_drafts:  # what guesses from the text keep is a matter of their own
+            self._promises.observe(max(state.expected - 1.0, 0.0), len(state.outcome.tokens) - 1)
 
     def _commit(self, state: Iteration) -> None:
         outcome = state.outcome
         assert outcome is not None
         state.emission = Emission(outcome.tokens, state.shape, state.promise.decision)
         self.target.commit(outcome.rows)
-        if self._staged is not None and self._keeps_rows and state.verifies_tree and state.is_drafted:
+        if self._staged is not None and self._keeps_rows and state.verifies_drafts:
             guess = outcome.rows[-1] if self._guesses else None
             state.next_is_planted = self._staged.keep(outcome.nodes[1:], guess, outcome.tokens[-1])
         if self.drafter is not None:

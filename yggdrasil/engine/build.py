@@ -9,6 +9,7 @@ import torch
 
 from yggdrasil.drafters.draft_model import DraftModel, identity_knots
 from yggdrasil.drafters.expansion import ExpansionDrafter
+from yggdrasil.drafters.ngram import NGramDrafter
 from yggdrasil.drafters.protocol import Drafter
 from yggdrasil.engine.captured_target import CapturedTarget, check_capturable
 from yggdrasil.engine.engine import Engine
@@ -141,7 +142,9 @@ def assemble(
     limit = min(shapes.max_length, target.max_context)
     if isinstance(drafter, LoadedModel):
         limit = min(limit, drafter.max_context)
-    engine = Engine(model, chosen, tree, shapes.verify_widths, limit, stages)
+    # An n-gram drafter looks guesses up itself.
+    looks_up = not isinstance(chosen, NGramDrafter)
+    engine = Engine(model, chosen, tree, shapes.verify_widths, limit, stages, looks_up=looks_up)
     return Assembly(engine, target_runner, drafter_runner, shapes)
 
 

@@ -122,7 +122,12 @@ class HostDecisions:
         is_planned = drafts is None and not is_off
         is_informed = is_planned and is_head_first(self._engine.schedule.labels)
         stages = HEAD_FIRST_ORDER if is_informed else DEFAULT_ORDER
-        engine = Engine(self._target, drafter, self._engine.tree, self._verify_widths, self._engine.max_length, stages)
+        # A lossy rule may keep a copied token because it is likely enough, and then repeat itself for ever.
+        looks_up = self._engine.looks_up and speculation.rule == "match" and width is None
+        engine = Engine(
+            self._target, drafter, self._engine.tree, self._verify_widths, self._engine.max_length, stages,
+            looks_up=looks_up,
+        )  # fmt: skip
         return Prepared(engine, chosen, report, sampler, Decision(sampler, rule, drawn, width), counts, is_planned)
 
     def _sampler(self, prompt: Sequence[int], sampling: SamplingParams, seed: int, eos: frozenset[int]) -> Sampler:
@@ -214,13 +219,14 @@ class PolicyPerSetting:
         self._unused: WeakKeyDictionary[Policy, Policy] = WeakKeyDictionary()  # as a policy was when first seen
         self._copies: dict[tuple[object, ...], Policy] = {}
 
-    def of(self, policy: Policy, sampling: SamplingParams, rule: str) -> Policy:
+    def of(self, policy: Policy, sampling: SamplingParams, speculation: Speculation) -> Policy:
         """``policy`` itself for plain greedy decoding, else the copy of it that serves this setting."""
+        width = speculation.fixed_width if speculation.exactness == "fixed-width" else None
         if policy not in self._unused:
             self._unused[policy] = copy.deepcopy(policy)
-        if not sampling.needs_logits and rule == "match":
+        if not sampling.needs_logits and speculation.rule == "match" and width is None:
             return policy
-        key = (ref(policy), sampling.identity(), rule)
+        key = (ref(policy), sampling.identity(), speculation.rule, width)
         if len(self._copies) == self._MOST and key not in self._copies:
             del self._copies[next(iter(self._copies))]
         kept = self._copies.pop(key) if key in self._copies else copy.deepcopy(self._unused[policy])

@@ -8,28 +8,26 @@ from typing import Literal
 
 import numpy as np
 import torch
-from transformers import GenerationConfig, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from yggdrasil.acceptance.sampler import TokenLogprobs
 from yggdrasil.acceptance.sampling import GREEDY, SamplingParams
 from yggdrasil.acceptance.speculation import DEFAULT, OFF, Speculation
-from yggdrasil.artifacts import current_machine, model_fingerprint, resolve_plan, tokenizer_fingerprint
-from yggdrasil.drafters.ngram import NGramDrafter
-from yggdrasil.drafters.options import NGramOptions
+from yggdrasil.artifacts import current_machine, resolve_plan, tokenizer_fingerprint
 from yggdrasil.drafters.protocol import Drafter
 from yggdrasil.engine.build import Assembly, assemble, default_backend, open_device
 from yggdrasil.engine.deciding import HostDecisions, PolicyPerSetting, Prepared, decides_on_device
-from yggdrasil.engine.objective_policy import DepthEvidence, ObjectivePolicy
+from yggdrasil.engine.planned import check_fingerprint, eos_tokens, planned_drafter, planned_policy
 from yggdrasil.engine.policy import PLAIN_POLICY, Policy
 from yggdrasil.engine.text import FinishReason, TextStream
 from yggdrasil.engine.trace import DecodingReport, Metrics, Trace
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.models.compiled import Backend
-from yggdrasil.models.loading import LoadedModel, check_same_tokenizer, load_model, load_tokenizer
+from yggdrasil.models.loading import load_model, load_tokenizer
 from yggdrasil.models.parity import read_tolerance
 from yggdrasil.predictor.bundle import Learned
-from yggdrasil.scheduling.plan import ModelRef, Plan, Shapes, check_plan
-from yggdrasil.scheduling.stages import DEFAULT_ORDER, is_head_first
+from yggdrasil.scheduling.plan import Plan, Shapes, check_plan
+from yggdrasil.scheduling.stages import DEFAULT_ORDER
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 DtypeName = Literal["bfloat16", "float32"]
@@ -160,7 +158,7 @@ class Decoder:
         self, prompt: Sequence[int], sampling: SamplingParams, speculation: Speculation, eos: frozenset[int]
     ) -> Prepared:
         tolerance = self._tolerance_for(speculation)
-        policy = self._policies.of(self.policy, sampling, speculation.rule)
+        policy = self._policies.of(self.policy, sampling, speculation)
         if decides_on_device(sampling, speculation, tolerance):
             chosen = PLAIN_POLICY if speculation.rule == "off" else policy
             known = tolerance if speculation.exactness == "strict" else None
@@ -249,7 +247,7 @@ def _decoder_of(
     plan: Plan, learned: Learned, dtype: DtypeName, drafter: Drafter | None, backend: Backend | None
 ) -> Decoder:
     target_path = plan.target.path()
-    _check_fingerprint(plan.target, "target")
+    check_fingerprint(plan.target, "target")
     tokenizer = load_tokenizer(target_path)
     if Path(target_path).exists() and tokenizer_fingerprint(Path(target_path)) != plan.tokenizer:
         raise YggdrasilError(f"the tokenizer in {target_path} is not the one the plan {plan.name} was calibrated with")
@@ -257,58 +255,11 @@ def _decoder_of(
     target = load_model(target_path, DTYPES[dtype], device, plan.target.threads, weights=plan.weights)
     # What was learned of the plan's own drafter says nothing of another's first guesses.
     adapted = plan if drafter is None else replace(plan, stages=DEFAULT_ORDER, depth_from="mean")
-    second = drafter or _planned_drafter(plan, tokenizer, DTYPES[dtype], device)
+    second = drafter or planned_drafter(plan, tokenizer, DTYPES[dtype], device)
     knots = torch.from_numpy(np.asarray(learned.acceptance.knots))
     backend = backend or default_backend(device)
     assembly = assemble(target, second, plan.shapes, backend, knots=knots, stages=adapted.stages)
     return Decoder(assembly, tokenizer, planned_policy(adapted, learned), eos_tokens(target_path, tokenizer))
-
-
-def planned_policy(
-    plan: Plan, learned: Learned, kind: type[ObjectivePolicy] = ObjectivePolicy, *, looks_up: bool = True
-) -> ObjectivePolicy:
-    """The policy that a plan names: its costs, objective and depth source. ``kind`` may decide otherwise with them.
-
-    ``looks_up``: guesses from the text may stand in for a draft model's; an n-gram drafter makes them itself.
-    """
-    costs = {entry.context: entry.steps() for entry in plan.costs}
-    depth = DepthEvidence(learned.depth, learned.reads) if plan.depth_from != "mean" else None
-    return kind(
-        costs, learned.ratios, learned.mean_survival, depth, plan.objective, is_head_first=is_head_first(plan.stages),
-        looks_up=looks_up and isinstance(plan.drafter, ModelRef),
-    )  # fmt: skip
-
-
-def _planned_drafter(
-    plan: Plan, tokenizer: PreTrainedTokenizerBase, dtype: torch.dtype, device: torch.device
-) -> LoadedModel | Drafter:
-    if isinstance(plan.drafter, NGramOptions):
-        return NGramDrafter(plan.drafter)
-    _check_fingerprint(plan.drafter, "drafter")
-    source = plan.drafter.path()
-    check_same_tokenizer(tokenizer, load_tokenizer(source), (plan.target.path(), source))
-    return load_model(source, dtype, device, plan.drafter.threads)
-
-
-def eos_tokens(source: str, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """End-of-text tokens: the generation configuration's, else the tokenizer's."""
-    try:
-        configured = GenerationConfig.from_pretrained(source, local_files_only=Path(source).exists()).eos_token_id
-    except OSError:
-        configured = None
-    if configured is None:
-        configured = tokenizer.eos_token_id
-    if configured is None:
-        return frozenset()
-    return frozenset([configured] if isinstance(configured, int) else configured)
-
-
-def _check_fingerprint(model: ModelRef, role: str) -> None:
-    path = Path(model.path())
-    if path.exists() and model_fingerprint(path) != model.fingerprint:
-        raise YggdrasilError(f"the {role} in {path} has changed since the plan was made; calibrate again")
-    if not path.exists() and not model.path().count("/") == 1:
-        raise YggdrasilError(f"the plan's {role} {path} is not there; restore it or calibrate with its new place")
 
 
 __all__ = ["Decoder", "Generation", "Request", "Shapes"]

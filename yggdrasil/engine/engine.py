@@ -6,8 +6,9 @@ from time import perf_counter_ns
 import torch
 
 from yggdrasil.drafters.protocol import Drafter
-from yggdrasil.engine.actions import Emission, Iteration, Promise, StageActions
+from yggdrasil.engine.actions import StageActions
 from yggdrasil.engine.captured_target import CapturedTarget, check_capturable
+from yggdrasil.engine.iteration import Emission, Iteration, Promise
 from yggdrasil.engine.policy import Policy
 from yggdrasil.engine.target import Outcome, Target
 from yggdrasil.engine.text import TextStream
@@ -22,7 +23,8 @@ from yggdrasil.tree.token_tree import TokenTree
 class Engine:
     """Runs requests one at a time over one target, at most one drafter and one tree.
 
-    ``executor`` may be replaced between requests; ``use`` changes the schedule.
+    ``executor`` may be replaced between requests; ``use`` changes the schedule. ``looks_up``: a learning policy may
+    verify guesses from the text instead of the drafter's.
     """
 
     def __init__(
@@ -33,13 +35,16 @@ class Engine:
         verify_widths: Sequence[int],
         max_length: int,
         stages: Sequence[str] = DEFAULT_ORDER,
+        *,
+        looks_up: bool = True,
     ) -> None:
         self.target = target
         self.drafter = drafter
         self.tree = tree
         self.max_length = max_length
         self.executor: Executor = InOrderExecutor()
-        self._actions = StageActions(target, drafter, tree, verify_widths, max_length)
+        self.looks_up = looks_up
+        self._actions = StageActions(target, drafter, tree, verify_widths, max_length, looks_up=looks_up)
         self._stream: TextStream
         self.use(stages)
 
@@ -92,16 +97,14 @@ class Engine:
                 stream.finish("context")
                 break
             start, built = perf_counter_ns(), BuildClock.ns
-            emitted = len(stream.tokens)
             with _OwnThreads():
                 certain = self._iterate(state, trace)
             decision, rested = state.promise
-            tokens = len(certain.tokens) if self._keeps_books_late else len(stream.tokens) - emitted
             state = state.following()
             elapsed_ns = perf_counter_ns() - start
             # An iteration that loaded a step, and then ran it for the first time, says nothing of what the next costs.
             if policy.learner is not None and BuildClock.ns == built:
-                policy.learner.settle(decision, tokens, elapsed_ns / 1e6, rested=rested)
+                policy.learner.settle(decision, len(certain.tokens), elapsed_ns / 1e6, rested=rested)
             trace.decode_ns += elapsed_ns
             yield stream.release()
         yield stream.release()
@@ -127,7 +130,7 @@ class Engine:
             times["plain" if name == "verify" and state.shape.depth == 0 else name] += ns
 
         bodies = self._bodies
-        if self._actions.look_up(state):
+        if self._actions.try_look_up(state):
             bodies = self._look_up_bodies
         elif self._predicts_late:
             state.shape = self._actions.fitted(state.promise)

@@ -1,11 +1,12 @@
 """How many guesses from the text itself to verify, where that is worth more than anything drafted."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import accumulate
 
 from yggdrasil.engine.gate import Gate
 from yggdrasil.engine.policy import Decision
 from yggdrasil.engine.promises import KeptPromises
+from yggdrasil.predictor.repetition import Repetition
 from yggdrasil.tree.objective import StepCosts, TreeShape
 
 
@@ -25,19 +26,20 @@ class LookUps:
 
     def choose(
         self,
-        survival: Sequence[float],
+        repeated: Repetition,
+        room: int,
         costs: StepCosts,
         pace: float,
         worth: Callable[[float, float], float],
         least: float,
     ) -> Decision | None:
-        """The guesses of greatest worth, if that is above ``least``.
+        """The guesses of greatest worth, ``room`` at most, if that is above ``least``.
 
-        ``survival[i]``: the estimated probability that the first ``i + 1`` are all right. ``pace``: how slow a pass is
-        now. ``worth(tokens, milliseconds)`` is what the objective maximises.
+        ``pace``: how slow a pass is now. ``worth(tokens, milliseconds)`` is what the objective maximises.
         """
         if self._gate.is_paused():
             return None
+        survival = repeated.survival(room)
         best, totals = None, list(accumulate(survival, initial=1.0))
         for width in costs.verify_widths[1:]:
             shape = TreeShape(0, min(width - 1, len(survival)), width)
@@ -53,6 +55,7 @@ class LookUps:
         self._promises.observe(self._estimate - 1.0, tokens - 1)
         self._gate.settle(gained)
 
-    def rested(self) -> None:
-        """A plain step was taken."""
+    def passed(self) -> None:
+        """An iteration did without: what is not tried is believed in the end, and the account recovers."""
+        self._promises.forget()
         self._gate.rested()

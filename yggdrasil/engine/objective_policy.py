@@ -14,6 +14,7 @@ from yggdrasil.engine.policy import Decision, Learner
 from yggdrasil.engine.promises import KeptPromises, KeptSurvival, Paces
 from yggdrasil.predictor.depth import DepthPredictor
 from yggdrasil.predictor.evidence import Evidence, EvidenceSizes, read_evidence
+from yggdrasil.predictor.repetition import Repetition
 from yggdrasil.tree.objective import PLAIN_STEP, Objective, ShapeChooser, StepCosts, TreeShape, choose_verify_width
 
 FloatArray = npt.NDArray[np.float32]
@@ -55,10 +56,10 @@ class ObjectivePolicy:
         self._borders = [(a + b) / 2 for a, b in pairwise(ordered)]
         self._choosers = [ShapeChooser(cost, ratios, objective) for cost in ordered.values()]
         self._plain_ms = [cost.plain_ms for cost in ordered.values()]
-        self._mean_survival = self._believed = np.asarray(mean_survival, dtype=np.float64)
+        self._mean_survival = np.asarray(mean_survival, dtype=np.float64)
         self._typical_trees = [chooser.best_tree(self._mean_survival) for chooser in self._choosers]
         self._kept_survival = KeptSurvival(len(self._mean_survival))
-        self._iterations = 0
+        self._iterations, self._drafter_lags = 0, False
         self._depth = depth
         self._objective: Objective = objective
         self._is_head_first = is_head_first
@@ -79,24 +80,30 @@ class ObjectivePolicy:
 
     def settle(self, decision: Decision, tokens: int, milliseconds: float, *, rested: bool) -> None:
         plain_ms = self._plain_ms[self._here] * self._paces.plain
+        is_looked_up = not rested and decision.shape.is_looked_up
         if rested:
             self._gate.rested()
-            self._look_ups.rested()
-            self._kept_survival.rest()
-            is_cold = self._steps == 1
+            self._kept_survival.forget()
+            is_cold = self._steps == 0
             self._paces.follow_plain(plain_ms, milliseconds, is_cold=is_cold)
             self._unsampled = self._unsampled if is_cold else 0
-        elif decision.shape.is_looked_up:
+        elif is_looked_up:
             self._look_ups.settle(tokens, tokens - milliseconds / plain_ms)
             self._paces.follow_lookup(decision.milliseconds, milliseconds)
         else:  # what was spent before a refusal is speculation's too
             self._gate.settle(tokens - milliseconds / plain_ms)
-            if decision.shape.depth:
+            if decision.shape.depth and not self._drafter_lags:
                 self._paces.follow_tree(decision.milliseconds, milliseconds)
             if decision.shape.verify_width > 1:
                 self._gate.drafted()
+                believed = self._mean_survival if decision.believed is None else decision.believed
                 levels = self._choosers[self._here].level_ratios(decision.shape)
-                self._kept_survival.observe(self._believed[: len(levels)] * levels, tokens - 1)
+                self._kept_survival.observe(believed[: len(levels)] * levels, tokens - 1)
+        if not is_looked_up:
+            self._look_ups.passed()
+        # The next tree's drafter reads what guesses from the text went past: no price of every tree.
+        self._drafter_lags = is_looked_up or (rested and self._drafter_lags)
+        self._steps += 1
         self._iterations += 1
         if self._iterations % self._RECONSIDERED_EVERY == 0:
             self._reconsider()
@@ -108,16 +115,13 @@ class ObjectivePolicy:
             usual, best = chooser.candidate(self._typical_trees[place].shape, survival), chooser.best_tree(survival)
             self._typical_trees[place] = best if best.worth > self._BETTER * usual.worth else usual
 
-    def look_up(self, survival: Sequence[float], context: int) -> Decision | None:
-        if not self._looks_up or not survival or self._samples_plain():
+    def look_up(self, repeated: Repetition, room: int, context: int) -> Decision | None:
+        if not self._looks_up or self._samples_plain():
             return None
         self._here = self._place(context)
         costs = self._choosers[self._here].costs
-        least = self._worth_without_look_up(costs, len(survival) + 1)
-        decision = self._look_ups.choose(survival, costs, self._paces.lookup, self._worth, least)
-        if decision is not None:
-            self._steps += 1
-        return decision
+        least = self._worth_without_look_up(costs, room + 1)
+        return self._look_ups.choose(repeated, room, costs, self._paces.lookup, self._worth, least)
 
     def _worth_without_look_up(self, costs: StepCosts, room: int) -> float:
         """Of the typical tree or of a plain step; ``room`` tokens may come."""
@@ -137,20 +141,22 @@ class ObjectivePolicy:
 
     def rest(self, context: int) -> Decision | None:
         self._here = self._place(context)
-        is_sample = self._samples_plain()
-        self._steps += 1
-        if not self._gate.is_paused() and not is_sample:
+        if not self._gate.is_paused() and not self._samples_plain():
             return None
         return Decision(PLAIN_STEP, 1.0, self._plain_ms[self._here] * self._paces.plain)
 
     def choose(self, evidence: Evidence) -> Decision:
         place = self._place(evidence.context)
         chooser = self._choosers[place]
-        tree = self._typical_trees[place] if self._depth is None else chooser.best_tree(self._survival(evidence))
+        believed = None if self._depth is None else self._predicted(evidence, self._depth)
+        if believed is None:
+            tree = self._typical_trees[place]
+        else:
+            tree = chooser.best_tree(self._kept_survival.honest(believed))
         shape, tokens, _ = chooser.or_plain(tree, self._paces.plain / self._paces.tree)
         milliseconds = chooser.costs.iteration_ms(*shape)
         if shape.depth:
-            return Decision(shape, tokens, milliseconds * self._paces.tree)
+            return Decision(shape, tokens, milliseconds * self._paces.tree, believed)
         self._gate.refused()
         head_ms = chooser.costs.head_ms * self._paces.tree if self._is_head_first else 0.0
         return Decision(shape, tokens, milliseconds * self._paces.plain + head_ms)
@@ -169,11 +175,9 @@ class ObjectivePolicy:
         drafting_ms = costs.drafting_ms(shape.width, shape.depth)
         return choose_verify_width(expected, drafting_ms, costs, self._objective, planned=shape.verify_width)
 
-    def _survival(self, evidence: Evidence) -> npt.NDArray[np.float64]:
-        assert self._depth is not None
-        survival = self._depth.predictor.survival(read_evidence(evidence, self._depth.sizes))
-        self._believed = np.asarray(survival, dtype=np.float64)
-        return self._kept_survival.honest(self._believed)
+    @staticmethod
+    def _predicted(evidence: Evidence, depth: DepthEvidence) -> npt.NDArray[np.float64]:
+        return np.asarray(depth.predictor.survival(read_evidence(evidence, depth.sizes)), dtype=np.float64)
 
     def _place(self, context: int) -> int:
         return bisect_left(self._borders, context)

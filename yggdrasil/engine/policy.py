@@ -8,21 +8,29 @@ to verify what the text itself suggests.
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from yggdrasil.engine.promises import KeptPromises
 from yggdrasil.predictor.evidence import Evidence
+from yggdrasil.predictor.repetition import Repetition
 from yggdrasil.tree.objective import PLAIN_STEP, TreeShape
 
 
 class Decision(NamedTuple):
-    """A shape, and what an iteration of it should give and take; 0 ms where nothing is known of costs."""
+    """A shape, and what an iteration of it should give and take; 0 ms where nothing is known of costs.
+
+    ``believed``: survival [D] as it was predicted, where it was; its policy's own matter.
+    """
 
     shape: TreeShape
     tokens: float = 1.0  # bonus included
     milliseconds: float = 0.0
+    believed: npt.NDArray[np.float64] | None = None
 
 
 class Learner(Protocol):
-    """Is told what came of each iteration, and may do without a drafter where the text says what comes next."""
+    """What a policy learns by: it is told what came of each iteration. Asked first, it may do without a drafter."""
 
     @property
     def promises(self) -> KeptPromises:
@@ -31,14 +39,17 @@ class Learner(Protocol):
     def begin(self) -> None:
         """A new request."""
 
-    def look_up(self, survival: Sequence[float], context: int) -> Decision | None:
-        """How many guesses from the text to verify instead of a drafted tree, or None to be asked further.
+    def look_up(self, repeated: Repetition, room: int, context: int) -> Decision | None:
+        """How many guesses from a text that repeats itself, ``room`` at most, to verify instead of a drafted tree.
 
-        ``survival[i]``: the estimated probability that the first ``i + 1`` of them are all right.
+        None: the policy is to be asked.
         """
 
     def settle(self, decision: Decision, tokens: int, milliseconds: float, *, rested: bool) -> None:
-        """An iteration by ``decision`` took so long and emitted ``tokens``; ``rested``: no shape was asked for."""
+        """An iteration by ``decision`` took so long and made ``tokens`` certain, an end of the text among them or not.
+
+        ``rested``: no shape was asked for.
+        """
 
 
 class Policy(Protocol):

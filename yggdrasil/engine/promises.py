@@ -24,8 +24,14 @@ class KeptPromises:
 
     def observe(self, promised: float, accepted: float) -> None:
         """A tree gave ``accepted`` tokens where its scores promised ``promised``, both without the bonus."""
-        self._promised = _MEMORY * self._promised + promised
-        self._accepted = _MEMORY * self._accepted + accepted
+        self.forget()
+        self._promised += promised
+        self._accepted += accepted
+
+    def forget(self) -> None:
+        """Time has passed: what was seen before counts a little less."""
+        self._promised *= _MEMORY
+        self._accepted *= _MEMORY
 
     def honest(self, expected: Sequence[float]) -> list[float]:
         """Tokens to expect, bonus included, wherever the scores say ``expected``."""
@@ -34,13 +40,14 @@ class KeptPromises:
 
 
 class KeptSurvival:
-    """Running ratio of kept to promised survival at each level: what the calibration's text and setting gave, this
-    text and this setting may not, and the less the deeper.
+    """Running ratio of kept to promised survival at each level.
+
+    What the calibration's text and setting gave, this text and this setting may not, and the less the deeper.
 
     Dims: D depth levels.
     """
 
-    _PRIOR = 4.0  # trees that count as promised and kept before anything was seen
+    _PRIOR_TREES = 4.0  # count as promised and kept before anything was seen
 
     def __init__(self, max_depth: int) -> None:
         self._promised = np.zeros(max_depth)
@@ -48,21 +55,18 @@ class KeptSurvival:
 
     def observe(self, promised: npt.NDArray[np.floating[Any]], accepted: int) -> None:
         """A tree whose levels promised to survive with ``promised`` [depth] gave ``accepted`` tokens."""
-        self._forget()
+        self.forget()
         self._promised[: len(promised)] += promised
         self._kept[: min(accepted, len(promised))] += 1.0
 
-    def rest(self) -> None:
-        """No tree was verified: what is not tried is believed as calibrated, in the end."""
-        self._forget()
-
     def honest(self, survival: npt.NDArray[np.floating[Any]]) -> npt.NDArray[np.float64]:
         """Survival [D] to expect wherever the calibration says ``survival`` [D]; it never rises with the level."""
-        prior = self._PRIOR * survival
+        prior = self._PRIOR_TREES * survival
         kept: npt.NDArray[np.float64] = survival * (self._kept + prior) / (self._promised + prior + _TINY)
         return np.minimum.accumulate(np.minimum(kept, 1.0))
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
+        """No tree was verified: what is not tried is believed as calibrated, in the end."""
         self._promised *= _MEMORY
         self._kept *= _MEMORY
 
@@ -74,7 +78,7 @@ class Paces:
     """
 
     _PLAIN_RATE, _TREE_RATE = 0.2, 0.1
-    _FORGETTING = 0.01  # of what trees showed, a plain step: what is not tried is believed as calibrated
+    _FORGETTING = 0.01  # of what was shown, a step of another kind: what is not tried goes at the pace of that
     _EXTREME = 3.0  # a step beyond it is the machine's pause, not its pace
 
     def __init__(self) -> None:
@@ -93,6 +97,7 @@ class Paces:
     def follow_tree(self, promised_ms: float, milliseconds: float) -> None:
         """An iteration with a tree, promised at the pace of now, took ``milliseconds``."""
         self.tree *= 1.0 + self._TREE_RATE * self._surprise(promised_ms, milliseconds)
+        self.lookup += self._FORGETTING * (self.tree - self.lookup)
 
     def follow_lookup(self, promised_ms: float, milliseconds: float) -> None:
         """An iteration with guesses from the text took ``milliseconds``."""

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from yggdrasil.predictor.repetition import Repetition
+from yggdrasil.predictor.repetition import NGRAM, Repetition
 
 Float32Array: TypeAlias = npt.NDArray[np.float32]
 
@@ -60,6 +60,7 @@ class RepetitionFigures:
 
     def __init__(self) -> None:
         self.repetition = Repetition()
+        self._followed = 0  # tokens that found the repetition, and those it told since
         self._since_miss = 0
         self._fast_rate = self._slow_rate = 0.0
 
@@ -70,14 +71,18 @@ class RepetitionFigures:
             self._fast_rate += _FAST * (is_hit - self._fast_rate)
             self._slow_rate += _SLOW * (is_hit - self._slow_rate)
             self._since_miss = self._since_miss + 1 if is_hit else 0
+            self._followed = self._followed + 1 if is_hit else NGRAM * (self.repetition.period > 0)
 
     def read(self) -> Float32Array:
         """Logs of the repetition's length, period and tokens since a miss; hit rates; whether one is on: [R]."""
-        length, period = self.repetition.length, self.repetition.period
+        period = self.repetition.period
         return np.array(
-            [log1p(length), log1p(period), log1p(self._since_miss), self._fast_rate, self._slow_rate, period > 0],
+            [
+                log1p(self._followed), log1p(period), log1p(self._since_miss),
+                self._fast_rate, self._slow_rate, period > 0,
+            ],
             dtype=np.float32,
-        )
+        )  # fmt: skip
 
 
 def read_evidence(evidence: Evidence, sizes: EvidenceSizes) -> Float32Array:

@@ -6,7 +6,7 @@ torch, no numpy: one dictionary look-up a token.
 
 NGRAM = 3  # tokens that must agree before a repetition is suspected
 _LONGEST = 64  # tokens that are compared when one is found
-_CLASSES = 8  # of lengths: 2 to 3, 4 to 7, ... tokens; the last is open
+_CLASSES = 8  # of lengths: 1, 2 to 3, 4 to 7, ... tokens; the last is open
 _MEMORY = 64  # graded guesses of a class after which older ones count half
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import pandas as pd
 from torch import Tensor
 
-from yggdrasil.engine.actions import Iteration
 from yggdrasil.engine.decoder import Decoder
+from yggdrasil.engine.iteration import Iteration
 from yggdrasil.reports.facts import TREE_COLUMNS
 from yggdrasil.scheduling.executors import Actions, InOrderExecutor, Note
 from yggdrasil.scheduling.stages import Schedule

@@ -34,7 +34,7 @@ class TreeShape(NamedTuple):
 
     @property
     def is_looked_up(self) -> bool:
-        """Whether the guesses cost nothing."""
+        """Whether its guesses come from the text."""
         return self.width == 0 and self.depth > 0
 
 

@@ -13,7 +13,8 @@ from yggdrasil.bench.record import pair_settings
 from yggdrasil.bench.store import SampleFile, measure
 from yggdrasil.bench.systems import EngineSystem, Sample, System, encode_prompts, summarise_systems
 from yggdrasil.bench.trees import TREES, TreeBench, TreeSystem, drafting_ms, tree_systems
-from yggdrasil.engine.decoder import Decoder, planned_policy
+from yggdrasil.engine.decoder import Decoder
+from yggdrasil.engine.planned import planned_policy
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.prompts import read_prompts
 from yggdrasil.tree.objective import Objective

@@ -1,8 +1,11 @@
 """A tree without branches, guessed on the host and written in one go."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+import torch
 
 from yggdrasil.models.buffers import HostView
 from yggdrasil.tree.token_tree import MIN_DESCENT, NO_SCORE, TokenTree
@@ -15,19 +18,21 @@ class ChainWriter:
     """
 
     def __init__(self, tree: TokenTree) -> None:
-        nodes = np.arange(tree.num_nodes)
-        self.order = nodes  # from best to worst
-        self._tokens = np.zeros_like(nodes)
+        self.order = np.arange(tree.num_nodes)  # from best to worst
+        self._tokens = np.zeros_like(self.order)
         self._edges = np.zeros(tree.num_nodes, dtype=np.float32)
         self._scores = np.empty_like(self._edges)
-        self._descent = MIN_DESCENT * nodes[1:]
-        self._written = [
+        self._descent = MIN_DESCENT * self.order[1:]
+        self._written: list[tuple[HostView, npt.NDArray[Any]]] = [
             (HostView(tree.tokens), self._tokens),
-            (HostView(tree.parents), np.maximum(nodes - 1, 0)),
-            (HostView(tree.depths), nodes),
             (HostView(tree.scores), self._scores),
             (HostView(tree.edges), self._edges),
-            (HostView(tree.ancestors), np.tri(tree.num_nodes, dtype=bool)),
+        ]
+        nodes = torch.arange(tree.num_nodes, device=tree.tokens.device)
+        self._same = [  # for every chain
+            (tree.parents, (nodes - 1).clamp(min=0)),
+            (tree.depths, nodes),
+            (tree.ancestors, nodes[:, None] >= nodes[None, :]),
         ]
 
     def write(self, root: int, tokens: Sequence[int], survival: Sequence[float]) -> None:
@@ -43,7 +48,10 @@ class ChainWriter:
             raise ValueError(f"{len(tokens)} tokens, {len(survival)} estimates for a tree of {self.order.size} nodes")
         self._tokens[0], self._tokens[1:size] = root, tokens
         self._scores[0], self._scores[size:] = 0.0, NO_SCORE
-        self._scores[1:size] = np.log(survival) + self._descent[: size - 1]
-        self._edges[1:size] = np.diff(self._scores[:size])
+        logs = np.log(survival)
+        self._edges[1:size] = np.diff(logs, prepend=0.0)
+        self._scores[1:size] = logs + self._descent[: size - 1]
         for view, values in self._written:
             view.write(values)
+        for buffer, constant in self._same:
+            buffer.copy_(constant)

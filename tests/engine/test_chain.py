@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from yggdrasil.tree.chain import ChainWriter
+from yggdrasil.engine.chain import ChainWriter
 from yggdrasil.tree.growth import rank_nodes
 from yggdrasil.tree.token_tree import TokenTree
 
@@ -18,6 +18,9 @@ RATES = st.lists(st.floats(0.01, 1.0), max_size=7)
 @given(st.lists(RATES, min_size=1, max_size=3))
 def test_a_chain_equals_single_attachments(chains):
     tree = TokenTree.allocate(8, 2, CPU)
+    tree.plant(9)
+    for parent, token in ((0, 1), (0, 2), (1, 3), (2, 4), (2, 5)):
+        tree.attach(parent, token, -0.5)  # a drafted tree, with branches
     writer = ChainWriter(tree)
     addresses = [buffer.data_ptr() for buffer in tree.tensors()]
     for rates in chains:
@@ -32,9 +35,13 @@ def test_a_chain_equals_single_attachments(chains):
         assert tree.size == twin.size == size
         for name in ("tokens", "parents", "depths", "ancestors"):
             assert torch.equal(getattr(tree, name)[:size], getattr(twin, name)[:size]), name
-        torch.testing.assert_close(tree.scores, twin.scores, atol=1e-3, rtol=1e-4)
+        for name in ("scores", "edges"):
+            torch.testing.assert_close(getattr(tree, name)[:size], getattr(twin, name)[:size], atol=1e-3, rtol=1e-4)
         assert rank_nodes(tree)[0][:size].tolist() == writer.order[:size].tolist()
     assert [buffer.data_ptr() for buffer in tree.tensors()] == addresses
+    tree.plant(2)
+    tree.attach(0, 3, -0.1)
+    tree.check_integrity()
 
 
 @pytest.mark.parametrize(("tokens", "estimates"), [(4, 4), (2, 3)])

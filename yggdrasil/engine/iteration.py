@@ -1,0 +1,68 @@
+"""The values of one iteration, which its stages hand to each other and to the next."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from yggdrasil.engine.policy import Decision
+from yggdrasil.engine.target import Outcome
+from yggdrasil.tree.objective import PLAIN_STEP, TreeShape
+
+NO_PROMISE = Decision(PLAIN_STEP)
+
+
+class Promise(NamedTuple):
+    """What a policy decided for an iteration, before drafting."""
+
+    decision: Decision = NO_PROMISE
+    rested: bool = True  # the policy was not asked for a shape
+
+
+PLAIN_PROMISE = Promise()
+
+
+class Emission(NamedTuple):
+    """What an iteration made certain, for the books."""
+
+    tokens: Sequence[int]
+    shape: TreeShape
+    decision: Decision
+
+
+@dataclass
+class Iteration:
+    """Values of one iteration. Stages may run at the same time, so what the next one begins with has its own fields."""
+
+    root: int  # last certain token
+    promise: Promise = PLAIN_PROMISE
+    shape: TreeShape = PLAIN_STEP
+    is_planted: bool = False  # the root and its candidates are in the tree already
+    previous: Emission | None = None  # not in the books yet
+    expected: float = 1.0  # tokens, by the drafted tree's scores
+    ranking: npt.NDArray[np.int64] | None = None  # [N], nodes from best to worst
+    outputs: Sequence[Tensor] = ()
+    outcome: Outcome | None = None
+    emission: Emission | None = None
+    next_promise: Promise = PLAIN_PROMISE
+    next_is_planted: bool = False
+
+    @property
+    def verifies_tree(self) -> bool:
+        """Whether more than the root was verified."""
+        return self.shape.verify_width > 1
+
+    @property
+    def verifies_drafts(self) -> bool:
+        """Whether more was, and a drafter guessed it."""
+        return self.verifies_tree and self.shape.width > 0
+
+    def following(self) -> "Iteration":
+        """The next iteration's values at its beginning."""
+        assert self.outcome is not None
+        return Iteration(
+            self.outcome.tokens[-1], self.next_promise, is_planted=self.next_is_planted, previous=self.emission
+        )

@@ -1,0 +1,64 @@
+"""What a plan names: its policy, its drafter, the ends of its target's text."""
+
+from pathlib import Path
+
+import torch
+from transformers import GenerationConfig, PreTrainedTokenizerBase
+
+from yggdrasil.artifacts import model_fingerprint
+from yggdrasil.drafters.ngram import NGramDrafter
+from yggdrasil.drafters.options import NGramOptions
+from yggdrasil.drafters.protocol import Drafter
+from yggdrasil.engine.objective_policy import DepthEvidence, ObjectivePolicy
+from yggdrasil.errors import YggdrasilError
+from yggdrasil.models.loading import LoadedModel, check_same_tokenizer, load_model, load_tokenizer
+from yggdrasil.predictor.bundle import Learned
+from yggdrasil.scheduling.plan import ModelRef, Plan
+from yggdrasil.scheduling.stages import is_head_first
+
+
+def planned_policy(
+    plan: Plan, learned: Learned, kind: type[ObjectivePolicy] = ObjectivePolicy, *, looks_up: bool = True
+) -> ObjectivePolicy:
+    """The policy that a plan names: its costs, objective and depth source. ``kind`` may decide otherwise with them.
+
+    ``looks_up``: guesses from the text may stand in for the drafter's.
+    """
+    costs = {entry.context: entry.steps() for entry in plan.costs}
+    depth = DepthEvidence(learned.depth, learned.reads) if plan.depth_from != "mean" else None
+    return kind(
+        costs, learned.ratios, learned.mean_survival, depth, plan.objective, is_head_first=is_head_first(plan.stages),
+        looks_up=looks_up,
+    )  # fmt: skip
+
+
+def planned_drafter(
+    plan: Plan, tokenizer: PreTrainedTokenizerBase, dtype: torch.dtype, device: torch.device
+) -> LoadedModel | Drafter:
+    if isinstance(plan.drafter, NGramOptions):
+        return NGramDrafter(plan.drafter)
+    check_fingerprint(plan.drafter, "drafter")
+    source = plan.drafter.path()
+    check_same_tokenizer(tokenizer, load_tokenizer(source), (plan.target.path(), source))
+    return load_model(source, dtype, device, plan.drafter.threads)
+
+
+def eos_tokens(source: str, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """End-of-text tokens: the generation configuration's, else the tokenizer's."""
+    try:
+        configured = GenerationConfig.from_pretrained(source, local_files_only=Path(source).exists()).eos_token_id
+    except OSError:
+        configured = None
+    if configured is None:
+        configured = tokenizer.eos_token_id
+    if configured is None:
+        return frozenset()
+    return frozenset([configured] if isinstance(configured, int) else configured)
+
+
+def check_fingerprint(model: ModelRef, role: str) -> None:
+    path = Path(model.path())
+    if path.exists() and model_fingerprint(path) != model.fingerprint:
+        raise YggdrasilError(f"the {role} in {path} has changed since the plan was made; calibrate again")
+    if not path.exists() and not model.path().count("/") == 1:
+        raise YggdrasilError(f"the plan's {role} {path} is not there; restore it or calibrate with its new place")
