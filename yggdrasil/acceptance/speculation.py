@@ -26,7 +26,8 @@ class Speculation:
     - ``off``: no drafting.
 
     ``expansion`` is the number of children of each node, level by level: a k-ary tree for ``match``, the draws for
-    rules that draw. Without it ``match`` and the lossy rules use the plan's Equal-Growth Trees.
+    rules that draw. Without it ``match`` and the lossy rules use the plan's Equal-Growth Trees, and ``match`` what the
+    text itself suggests.
 
     ``exactness`` matters where rows of a wide pass differ from a width-1 pass in their last bits: ``fast`` ignores it;
     ``strict`` decides by a width-1 pass wherever the winner leads by less than ``tolerance`` (the plan's, from

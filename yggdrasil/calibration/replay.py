@@ -41,7 +41,8 @@ def replay(
     """Decode every document as the engine would with ``policy``, each a request of its own; greedy acceptance.
 
     Everything is charged that decoding pays: plain steps that sample their price, pauses, a head draft before a
-    refusal, a tree that is verified with width 1. ``context`` names the plan's costs that ``costs`` are.
+    refusal, a tree that is verified with width 1. Nothing is looked up: trees are to be compared, and those that follow
+    a repetition in the text are what decoding may do without. ``context`` names the plan's costs that ``costs`` are.
     """
     tally, promises = ShapeTally(), KeptPromises()
     for start, stop in traces.document_ranges():

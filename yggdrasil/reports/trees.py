@@ -31,7 +31,7 @@ class Snapshot:
 
 @dataclass
 class TreeRecorder:
-    """Runs stages in order and keeps every verified tree; an ``Executor``."""
+    """Runs stages in order and keeps every drafted tree that is verified; an ``Executor``."""
 
     tree: TokenTree
     order: Tensor  # [N] int64, nodes from best to worst, where the target reads them
@@ -41,7 +41,7 @@ class TreeRecorder:
     def run(self, schedule: Schedule, actions: Actions[Any], state: Any, note: Note) -> None:
         def accept_and_keep(iteration: Iteration) -> None:
             actions["accept"](iteration)
-            if iteration.verifies_tree:
+            if iteration.verifies_drafts:
                 self.kept.append(self._snapshot(iteration))
 
         self._in_order.run(schedule, {**actions, "accept": accept_and_keep}, state, note)
