@@ -38,24 +38,34 @@ def _no_pause(monkeypatch):
     monkeypatch.setattr("yggdrasil.bench.systems.SETTLE_SECONDS", 0.0)
 
 
-def test_the_order_turns_and_every_system_sees_every_prompt():
+def test_every_system_sees_every_prompt_behind_a_short_run_of_its_own():
     asked, seen = [], []
     systems = [Scripted(name, "one", False, 1.0, asked=asked) for name in "xyz"]
 
     run_systems(systems, PROMPTS, COUNT, lambda prompt, samples: seen.append((prompt, [s.system for s in samples])))
 
     assert [name for name, *_ in asked[:3]] == ["x", "y", "z"]  # warm-up, uncounted
-    assert seen == [("a", ["x", "y", "z"]), ("b", ["y", "z", "x"]), ("c", ["z", "x", "y"])]
-    assert [(name, count) for name, _, count in asked[3:7]] == [("x", 8), ("x", COUNT), ("y", 8), ("y", COUNT)]
-    assert len(asked) == 3 + 2 * 9
+    assert [(prompt, sorted(names)) for prompt, names in seen] == [(prompt, ["x", "y", "z"]) for prompt in PROMPTS]
+    timed = [(name, PROMPTS[prompt], count) for prompt, names in seen for name in names for count in (8, COUNT)]
+    assert asked[3:] == [(name, tuple(prompt), count) for name, prompt, count in timed]
 
 
-def test_few_prompts_begin_far_apart_in_the_order():
-    """Else the first of many systems is always decoded right behind a pause or behind the last."""
-    systems, firsts = [Scripted(str(i), "one", False, 1.0, asked=[]) for i in range(12)], []
-    run_systems(systems, PROMPTS, 3, lambda _, samples: firsts.append(samples[0].system))
+def test_no_system_has_a_place_of_its_own():
+    """Else one is always decoded behind the heaviest. The order is the same in every run, also of one that goes on."""
+    systems = [Scripted(str(i), "one", False, 1.0, asked=[]) for i in range(12)]
+    prompts = {str(i): TEXT[i : i + 5] for i in range(30)}
 
-    assert firsts == ["0", "4", "8"]
+    def orders(some):
+        found = {}
+        run_systems(systems, some, 3, lambda prompt, samples: found.update({prompt: [s.system for s in samples]}))
+        return found
+
+    whole = orders(prompts)
+    places = [order.index("0") for order in whole.values()]
+    behind = {order[place - 1] for order, place in zip(whole.values(), places, strict=True) if place}
+    assert len(set(places)) > 6
+    assert len(behind) > 6
+    assert orders({prompt: prompts[prompt] for prompt in list(prompts)[20:]}) == dict(list(whole.items())[20:])
 
 
 def test_untimed_runs_are_not_warmed_up(monkeypatch):

@@ -1,4 +1,4 @@
-"""Systems side by side: each decodes every prompt to the same length, greedily unless it samples, in turns.
+"""Systems side by side: each decodes every prompt to the same length, greedily unless it samples.
 
 A system is anything that continues token ids: our decoder under some policy, transformers, llama.cpp.
 """
@@ -6,6 +6,7 @@ A system is anything that continues token ids: our decoder under some policy, tr
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from random import Random
 from time import sleep
 from typing import Any, Protocol
 
@@ -116,21 +117,21 @@ def run_systems(
     is_timed: bool = True,
     warm_up: bool = True,
 ) -> None:
-    """Decode every prompt (id -> tokens) with every system; the order turns once around over all prompts.
+    """Decode every prompt (id -> tokens) with every system, in an order of its own, drawn but always the same.
 
     ``on_prompt`` gets a prompt's samples when all systems have decoded it. ``is_timed`` decodes the first prompt once
     with each system beforehand, uncounted, which loads and compiles, unless without ``warm_up``; lets the machine
     settle between systems; and has each decode a few tokens before it is timed, since one that shares its engine with
-    the system before would find it warm.
+    the system before would find it warm. A fixed order would have some always behind the heaviest, whose heat slows
+    them down.
     """
     if is_timed and warm_up and prompts:
         first = next(iter(prompts.values()))
         for system in systems:
             system.decode(first, max_new_tokens)
-    for i, (prompt_id, tokens) in enumerate(prompts.items()):
-        turn = i * len(systems) // len(prompts)
+    for prompt_id, tokens in prompts.items():
         samples = []
-        for system in [*systems[turn:], *systems[:turn]]:
+        for system in Random(prompt_id).sample(systems, len(systems)):
             if is_timed:
                 sleep(SETTLE_SECONDS)
                 system.decode(tokens, min(WARM_TOKENS, max_new_tokens))
