@@ -48,7 +48,7 @@ class Way(NamedTuple):
 
 def main(
     prompts: Annotated[list[Path], typer.Option(help="JSON lines with a prompt field; repeat it for several sets.")],
-    plan: Annotated[str, typer.Option(help="A plan file or name.")] = "demo",
+    plan: Annotated[str, typer.Option(help="A plan file or name.")] = "tiny",
     limit: Annotated[int, typer.Option(help="Prompts of each set.")] = 25,
     max_new_tokens: Annotated[int, typer.Option(help="Tokens on each.")] = 128,
     max_prompt_tokens: Annotated[int, typer.Option(help="Keep only the last so many tokens of a prompt.")] = 256,

@@ -142,7 +142,7 @@ def _pairs(texts: list[str]) -> list[tuple[str, str]]:
 
 def _source(plan: Path | None) -> PairSource:
     if plan is None:
-        assets = Path(__file__).resolve().parents[1] / "yggdrasil" / "assets" / "demo"
+        assets = Path(__file__).resolve().parents[1] / "yggdrasil" / "assets" / "tiny"
         return PairSource(str(assets / "target"), str(assets / "drafter"), "float32", 1, 1, SHAPES, schedules=_all())
     loaded = Plan.load(plan)
     if not hasattr(loaded.drafter, "path"):

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Decode with the objective latency, with AAL alone, and plainly, in turns (the paper's figure 14).
 
-    scripts/compare_objectives.py --plan demo c4.jsonl wikipedia.jsonl cnndm.jsonl humaneval.jsonl --json out.json
+    scripts/compare_objectives.py --plan tiny c4.jsonl wikipedia.jsonl cnndm.jsonl humaneval.jsonl --json out.json
 
 One pair, one set of compiled steps, one plan's costs, trees alone: only what the policy maximises differs. Both stand
 behind the gate as shipped, which decodes plainly where speculation loses and so hides most of what a bad objective
@@ -38,7 +38,7 @@ console = Console(stderr=True)
 
 def main(
     files: Annotated[list[Path], typer.Argument(help="Prompt files, JSON lines with a prompt field.")],
-    plan: Annotated[str, typer.Option(help="A plan file or name.")] = "demo",
+    plan: Annotated[str, typer.Option(help="A plan file or name.")] = "tiny",
     limit: Annotated[int, typer.Option(help="Prompts of each file.")] = 10,
     max_new_tokens: Annotated[int, typer.Option(help="Tokens on each.")] = 64,
     gate: Annotated[bool, typer.Option(help="Keep the gate that guards decoding, or let the objective decide.")] = True,

@@ -1,7 +1,7 @@
 """Compare Yggdrasil with the systems people would use instead, on one pair, the same prompts, dtype and threads.
 
-    scripts/compare_systems --plan demo --prompts unseen.jsonl --limit 12 --llama-cpp work/llama.cpp --json out.json
-    scripts/compare_systems --plan demo --prompts c4.jsonl --prompts wikipedia.jsonl --json systems.json
+    scripts/compare_systems --plan tiny --prompts unseen.jsonl --limit 12 --llama-cpp work/llama.cpp --json out.json
+    scripts/compare_systems --plan tiny --prompts c4.jsonl --prompts wikipedia.jsonl --json systems.json
 
 Every system continues the same token ids greedily by the same number of tokens, prompt by prompt, in turns. A system
 that cannot be had says why and is left out. Interrupted, the same command goes on where it stopped. Several sets of

@@ -28,24 +28,24 @@ from yggdrasil.scheduling.plan import Plan, Shapes
 from yggdrasil.tree.objective import StepCosts, TreeShape, lower_envelope
 
 ROOT = Path(__file__).resolve().parent.parent
-DEMO = ROOT / "yggdrasil" / "assets" / "demo"
+BUNDLED = ROOT / "yggdrasil" / "assets" / "tiny"
 SIZES_OF = {"llama2-7b": ("llama2-7b", "llama-68m"), "llama3-8b": ("llama3-8b", "llama3-1b")}
 CONTEXTS = (128, 512, 1024)
 
 
 class Pair:
-    """The demo pair at another pair's shape: real acceptance at a real model's cost."""
+    """the bundled pair at another pair's shape: real acceptance at a real model's cost."""
 
     def __init__(self, name: str, device: torch.device, *, tiny: bool) -> None:
         self._device, self._tiny = device, tiny
-        shapes, self._learned = _demo_calibration()
+        shapes, self._learned = _bundled_calibration()
         begun = time.monotonic()
         self._target, self._drafter = (
             self._widened(role, size) for role, size in zip(("target", "drafter"), SIZES_OF[name], strict=True)
         )
         self._built_in = time.monotonic() - begun
-        self._tokenizer = load_tokenizer(DEMO / "target")
-        lines = (DEMO / "prompts.jsonl").read_text().splitlines()
+        self._tokenizer = load_tokenizer(BUNDLED / "target")
+        lines = (BUNDLED / "prompts.jsonl").read_text().splitlines()
         texts = [self._tokenizer(json.loads(line)["prompt"])["input_ids"][-128:] for line in lines]
         self._prompts = texts[: 1 if tiny else 4]
         self._text = [token for text in texts for token in text]
@@ -63,9 +63,9 @@ class Pair:
         self._compiled = self._assemble("cudagraph")
 
     def _widened(self, role: str, size: str) -> LoadedModel:
-        narrow = read_shape(DEMO / role)
+        narrow = read_shape(BUNDLED / role)
         shape = _tiny_shape(narrow) if self._tiny else resolve_shape(narrow, size, {})
-        model = widen_in_memory(DEMO / role, shape, self._device)
+        model = widen_in_memory(BUNDLED / role, shape, self._device)
         loaded = prepare_model(model, size, 1, pack=False)
         check_tree_attention(loaded)
         return loaded
@@ -110,7 +110,7 @@ class Pair:
         return result
 
     def objective(self) -> dict[str, Any]:
-        """The policy of the demo plan's acceptance tables over the costs measured here."""
+        """The policy of the bundled plan's acceptance tables over the costs measured here."""
         if self._learned is None:
             return {"skipped": "the bundled pair's calibration could not be read; see the log"}
         at = self._costs[str(self._contexts[0])]
@@ -308,10 +308,10 @@ def portable_operators() -> Iterator[None]:
         kernels.cuda_operators = chosen
 
 
-def _demo_calibration() -> tuple[Shapes, Learned | None]:
+def _bundled_calibration() -> tuple[Shapes, Learned | None]:
     """Shapes and acceptance tables of the bundled pair, from whichever machine; defaults where they cannot be read."""
     try:
-        path = min((ROOT / "plans" / "demo").glob("*.yaml"))
+        path = min((ROOT / "plans" / "tiny").glob("*.yaml"))
         plan = Plan.load(path)
         return plan.shapes, Learned.load(path.parent / plan.predictor)
     except (YggdrasilError, ValueError, ImportError) as error:

@@ -395,7 +395,7 @@ def _place(record: Record) -> tuple[int, str, int, str]:
 
 
 def _target(plan: str) -> str:
-    if plan == "demo":
+    if plan == "tiny":
         return "as shipped (11M)"
     return plan.replace("wide-", "widened to ", 1) if plan.startswith("wide-") else plan
 

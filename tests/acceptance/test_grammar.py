@@ -23,7 +23,7 @@ SCHEMA = {
     "required": ["name", "age"],
     "additionalProperties": False,
 }
-TOKENIZER = load_tokenizer(resolve_source("yggdrasil:assets/demo/target"))
+TOKENIZER = load_tokenizer(resolve_source("yggdrasil:assets/tiny/target"))
 VOCAB = len(TOKENIZER) + 3  # a padded model
 COMPILER = GrammarCompiler(TOKENIZER, VOCAB, [TOKENIZER.eos_token_id])
 JSON_SCHEMA = Constraint("json_schema", json.dumps(SCHEMA))

@@ -11,7 +11,7 @@ from transformers import MambaConfig
 from yggdrasil.cli import main
 
 PACKAGE = Path(__file__).parents[2] / "yggdrasil"
-TARGET, DRAFTER = PACKAGE / "assets/demo/target", PACKAGE / "assets/demo/drafter"
+TARGET, DRAFTER = PACKAGE / "assets/tiny/target", PACKAGE / "assets/tiny/drafter"
 
 
 @pytest.fixture
@@ -65,12 +65,12 @@ def assert_one_sentence(result, *parts):
 
 
 def test_eager_steps_are_for_trees(run, prompts):
-    assert_one_sentence(run("bench", "--plan", "demo", "--prompts", prompts, "--eager"), "--eager is for --tree")
+    assert_one_sentence(run("bench", "--plan", "tiny", "--prompts", prompts, "--eager"), "--eager is for --tree")
 
 
 def test_generate_needs_exactly_one_source_of_prompts(run, prompts):
-    assert_one_sentence(run("generate", "--plan", "demo"), "--prompt", "--prompts")
-    assert_one_sentence(run("generate", "--plan", "demo", "--prompt", "a", "--prompts", prompts), "either")
+    assert_one_sentence(run("generate", "--plan", "tiny"), "--prompt", "--prompts")
+    assert_one_sentence(run("generate", "--plan", "tiny", "--prompt", "a", "--prompts", prompts), "either")
 
 
 def test_comparisons_of_rules_name_what_is_missing(run, prompts):
@@ -81,11 +81,11 @@ def test_comparisons_of_rules_name_what_is_missing(run, prompts):
 
 
 def test_an_empty_prompt_is_refused(run):
-    assert_one_sentence(run("generate", "--plan", "demo", "--prompt", ""), "empty")
+    assert_one_sentence(run("generate", "--plan", "tiny", "--prompt", ""), "empty")
 
 
 def test_missing_files_are_named(run, tmp_path):
-    assert_one_sentence(run("generate", "--plan", "demo", "--prompts", "none.jsonl"), "none.jsonl")
+    assert_one_sentence(run("generate", "--plan", "tiny", "--prompts", "none.jsonl"), "none.jsonl")
     assert_one_sentence(run(*calibration(tmp_path / "none.jsonl")), "none.jsonl")
     assert_one_sentence(run("generate", "--plan", "none.yaml", "--prompt", "a"), "none.yaml")
 
@@ -94,9 +94,9 @@ def test_a_name_without_a_plan_says_how_to_calibrate(run):
     assert_one_sentence(run("generate", "--plan", "nothing-of-this-name", "--prompt", "a"), "yggdrasil calibrate")
 
 
-@pytest.mark.parametrize("damage", [lambda text: text[: len(text) // 2], lambda text: text.replace("demo", "domo")])
+@pytest.mark.parametrize("damage", [lambda text: text[: len(text) // 2], lambda text: text.replace("tiny", "tony")])
 def test_a_truncated_or_edited_plan_is_refused(run, tmp_path, damage):
-    plan = next((PACKAGE.parent / "plans/demo").glob("*.yaml"))
+    plan = next((PACKAGE.parent / "plans/tiny").glob("*.yaml"))
     (tmp_path / "damaged.yaml").write_text(damage(plan.read_text()))
 
     assert_one_sentence(run("generate", "--plan", "damaged.yaml", "--prompt", "a"), "damaged.yaml", "calibrate")

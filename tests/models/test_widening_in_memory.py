@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 import yggdrasil
 from yggdrasil.models.widening import read_shape, widen_checkpoint, widen_in_memory
 
-DRAFTER = Path(yggdrasil.__file__).parent / "assets/demo/drafter"
+DRAFTER = Path(yggdrasil.__file__).parent / "assets/tiny/drafter"
 
 
 def test_the_same_model_as_on_disk(tmp_path):

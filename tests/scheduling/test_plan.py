@@ -36,18 +36,18 @@ def made_up_plan(**changes):
         for context in (64, 1024)
     ]
     fields = {
-        "name": "demo",
+        "name": "tiny",
         "machine": MACHINE,
         "versions": {"torch": "2.11.0", "yggdrasil": "0.1.0"},
         "dtype": "bfloat16",
         "target": ModelRef("owner/target", "0123abcd", 2),
-        "drafter": ModelRef("yggdrasil:assets/demo/drafter", "89abcdef", 1),
+        "drafter": ModelRef("yggdrasil:assets/tiny/drafter", "89abcdef", 1),
         "tokenizer": "feedf00d",
         "shapes": SHAPES,
         "stages": DEFAULT_ORDER,
         "objective": "latency",
         "depth_from": "predictor",
-        "predictor": "../predictors/demo",
+        "predictor": "../predictors/tiny",
         "costs": costs,
         "predicted": Expectation("predictor", 3.25, 0.7, 2.1),
         "rejected": [Expectation("fixed 4x3", 2.9, 0.9, 1.7)],
@@ -57,7 +57,7 @@ def made_up_plan(**changes):
 
 @pytest.fixture
 def plan_file(tmp_path):
-    path = tmp_path / "plans" / "demo" / "here.yaml"
+    path = tmp_path / "plans" / "tiny" / "here.yaml"
     made_up_plan().save(path)
     return path
 
@@ -70,7 +70,7 @@ def test_round_trip(plan_file):
 def test_a_person_can_read_it(plan_file):
     text = plan_file.read_text()
 
-    for line in ("name: demo", "dtype: bfloat16", "source: owner/target", "max_length: 300", "aal: 3.25"):
+    for line in ("name: tiny", "dtype: bfloat16", "source: owner/target", "max_length: 300", "aal: 3.25"):
         assert line in text
 
 
@@ -134,7 +134,7 @@ def test_the_machine_of_the_plan_is_served():
 def test_another_machine_is_refused_unless_forced(change):
     other = replace(MACHINE, **change)
 
-    with pytest.raises(YggdrasilError, match=r"plan demo was calibrated on Some CPU .*calibrate here.*--force-machine"):
+    with pytest.raises(YggdrasilError, match=r"plan tiny was calibrated on Some CPU .*calibrate here.*--force-machine"):
         check_plan(made_up_plan(), other, force_machine=False)
     check_plan(made_up_plan(), other, force_machine=True)
 

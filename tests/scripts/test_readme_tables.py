@@ -38,11 +38,11 @@ def results(tmp_path):
         "matched": 3, "prompts": 4, "aal": 2.5, "baseline_tpot_ms": 4.0, "tpot_ms": 2.0, "speedup": SPREAD,
         "predicted_speedup": None, "overhead_share": 0.031,
     }  # fmt: skip
-    for folder, plan in (("demo", "demo"), ("wide-1B", "wide-1B"), ("wide-350M", "wide-350M")):
+    for folder, plan in (("tiny", "tiny"), ("wide-1B", "wide-1B"), ("wide-350M", "wide-350M")):
         for name in ("humaneval", "c4", "qa"):
             write(folder, f"bench-{name}.json", plan=plan, **bench)
     row = {"prompts": 4, "aal": 2.0, "same_as_plain": 4, "same_as_ours": 3, "tpot_ms": SPREAD, "ratio_to_ours": SPREAD}
-    settings = {"plan": "demo", "dtype": "bfloat16"}
+    settings = {"plan": "tiny", "dtype": "bfloat16"}
     partings = [{"verdict": "tie"}]
     rivals = [
         {**row, "system": "llama.cpp, plain"},
@@ -51,8 +51,8 @@ def results(tmp_path):
     ]
     for name, ratio in (("c4", 2.0), ("qa", 3.0)):
         summary = [{**row, "ratio_to_ours": {**SPREAD, "median": ratio}} for row in rivals]
-        write("demo", f"systems-{name}.json", settings=settings, summary=summary)
-    for folder, backend in (("demo", "inductor"), ("wide-1B", "eager")):
+        write("tiny", f"systems-{name}.json", settings=settings, summary=summary)
+    for folder, backend in (("tiny", "inductor"), ("wide-1B", "eager")):
         for name, more in (("c4", 0.0), ("qa", 1.0)):
             trees = ("yggdrasil, by plan", 3.0, 1.0), ("egt 8", 2.25, 1.5), ("egt 16", 2.5, 1.25), ("k-ary 8", 2.0, 3.0)
             summary = [
@@ -62,20 +62,20 @@ def results(tmp_path):
             chosen = {**settings, "plan": folder, "backend": backend}
             write(folder, f"trees-{name}.json", settings=chosen, summary=summary)
     modes = [{**row, "system": name} for name in ("fast", "strict")]
-    write("demo", "exactness-c4.json", settings=settings, summary=modes)
+    write("tiny", "exactness-c4.json", settings=settings, summary=modes)
     ways = {"plan": 4, "EGT": 4, "chain": 3, "k-ary": 4, "off": 4}
-    write("demo", "equality-c4.json", plan="demo", prompts=4, max_new_tokens=8, matched={"T=0": ways})
+    write("tiny", "equality-c4.json", plan="tiny", prompts=4, max_new_tokens=8, matched={"T=0": ways})
     found = {"matched": 3, "prompts": 4, "aal": {"latency": 2.0, "aal": 3.0}, "latency_over_aal": SPREAD}
     objectives = {name: {**found, "latency_over_plain": 1.25} for name in ("c4", "qa")}
-    write("demo", "objectives-mixed.json", plan="demo", summary=objectives)
+    write("tiny", "objectives-mixed.json", plan="tiny", summary=objectives)
     rules = [
         {**row, "system": f"{name}, T={temperature:g}", "temperature": temperature, "aal": 1 + temperature}
         for temperature in (0.0, 1.0)
         for name in RULES
     ]
     texts = {"prompts": 4, "valid": 4, "same": 3, "tokens": 40.4, "aal": 2.0, "plain_tpot_ms": 2.0, "tpot_ms": 1.0}
-    write("demo", "constraints-c4.json", plan="demo", summary={**texts, "speedup": SPREAD})
-    write("demo", "rules-c4.json", settings=settings, summary=rules)
+    write("tiny", "constraints-c4.json", plan="tiny", summary={**texts, "speedup": SPREAD})
+    write("tiny", "rules-c4.json", settings=settings, summary=rules)
     return tmp_path
 
 
@@ -152,7 +152,7 @@ def test_rows_of_searches(tables, results):
         *named,
         "plain decoding,False,3,1,3",
     ]
-    for folder, text in (("demo", "\n".join(lines)), ("wide-1B", f"{titles}\ntop 1,True,4.0,,")):
+    for folder, text in (("tiny", "\n".join(lines)), ("wide-1B", f"{titles}\ntop 1,True,4.0,,")):
         (results / folder / "box" / "schedule_ranking.csv").write_text(text)
 
     assert rendered(tables, results, "search") == [
@@ -176,8 +176,8 @@ def test_rows_of_figures(tables, results):
     titles = "temperature,system,speedup,aal,over_static,prompts,same_as_ours,mean_over_static"
     rows = "0.0,ours,3.0,4.0,1.5,4,4,1.25\n0.0,Sequoia,2.0,3.5,,4,3,1.25\n"
     rows += "1.0,ours,2.0,2.0,1.0,4,4,1.25\n1.0,Sequoia,2.0,2.0,,4,4,1.25\n"
-    (results / "demo" / "box" / "figure-12.csv").write_text(f"# head\n{breakdown}")
-    (results / "demo" / "box" / "figure-15.csv").write_text(f"# head\n{titles}\n{rows}")
+    (results / "tiny" / "box" / "figure-12.csv").write_text(f"# head\n{breakdown}")
+    (results / "tiny" / "box" / "figure-15.csv").write_text(f"# head\n{titles}\n{rows}")
 
     assert rendered(tables, results, "breakdown") == [
         "| as shipped (11M) | O1 tree | 8.00 | 4.00 | - | - |",
