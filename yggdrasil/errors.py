@@ -13,6 +13,12 @@ class YggdrasilError(Exception):
     exit_code: ClassVar[int] = 2
 
 
+class Interrupted(YggdrasilError):
+    """The user ended it (Ctrl-C, SIGTERM); the sentence says what was kept and how to go on."""
+
+    exit_code: ClassVar[int] = 130
+
+
 class ArtifactError(YggdrasilError):
     """A profile, predictor, plan or checkpoint on disk is missing, damaged, or does not fit what it is used with."""
 

@@ -1,39 +1,31 @@
 """The ``yggdrasil`` command: argument parsing and printing, nothing else."""
 
-import sys
 from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import typer
 
 
 def main() -> None:
     """Run the command line; an expected fault is one sentence on stderr and exit code 2."""
-    from yggdrasil.cli.app import app
+    from yggdrasil.cli.guard import run_guarded
 
-    _run(app, "yggdrasil")
+    run_guarded(_program, "yggdrasil")
 
 
 def run_script(command: Callable[..., None], name: str) -> None:
     """Run a script's one command as the command line is run."""
     import typer
 
+    from yggdrasil.cli.guard import run_guarded
+
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     app.command()(command)
-    _run(app, name)
+    run_guarded(lambda: app, name)
 
 
-def _run(app: Callable[[], object], name: str) -> None:
-    from yggdrasil.errors import YggdrasilError
+def _program() -> "typer.Typer":
+    from yggdrasil.cli.app import app
 
-    try:
-        app()
-    except YggdrasilError as error:
-        print(f"{name}: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
-    except KeyboardInterrupt:
-        print(
-            f"\n{name}: interrupted; nothing half-written was left, run the same command again to go on",
-            file=sys.stderr,
-        )
-        raise SystemExit(130) from None
-    except BrokenPipeError:
-        sys.stderr.close()
-        raise SystemExit(1) from None
+    return app

@@ -16,7 +16,7 @@ from yggdrasil.cli.profile import profile
 from yggdrasil.cli.report import report
 from yggdrasil.cli.rules import exactness, rules
 from yggdrasil.cli.search import search
-from yggdrasil.errors import YggdrasilError
+from yggdrasil.errors import Interrupted, YggdrasilError
 
 if TYPE_CHECKING:
     from yggdrasil.engine.decoder import Decoder
@@ -90,7 +90,7 @@ def calibrate(
         with PhaseProgress() as progress:
             plan = run(settings, progress)
     except KeyboardInterrupt:
-        raise YggdrasilError("interrupted; what was measured is kept, run the same command again to go on") from None
+        raise Interrupted("interrupted; what was measured is kept, run the same command again to go on") from None
     _print_plan(plan)
 
 

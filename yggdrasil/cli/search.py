@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 import typer
 
 from yggdrasil.cli.options import ForceOption
-from yggdrasil.errors import YggdrasilError
+from yggdrasil.errors import Interrupted
 
 
 def search(
@@ -43,7 +43,7 @@ def search(
         with PhaseProgress() as progress:
             path = search_schedules(settings, progress)
     except KeyboardInterrupt:
-        raise YggdrasilError(
+        raise Interrupted(
             "interrupted; stage samples that were finished are kept, run the same command again"
         ) from None
     _show(path)

@@ -1,0 +1,117 @@
+"""How every command ends: its own exit code, or one sentence for whatever the user can mend."""
+
+import atexit
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import NamedTuple, NoReturn
+
+import typer
+
+from yggdrasil.cli.streams import close_output, open_streams
+from yggdrasil.errors import YggdrasilError, first_line
+
+# typer carries a click of its own in some versions: these are its ClickException and UsageError, whichever it is.
+_USAGE_FAULT, _COMMAND_FAULT = typer.BadParameter.__mro__[1:3]
+_MEMORY_SIGNS = ("can't allocate memory", "out of memory", "not enough memory", "Cannot allocate memory")
+_INTERRUPTED = "interrupted; nothing half-written was left, run the same command again to go on"
+
+
+class Ending(NamedTuple):
+    """What is said on standard error, and the exit code."""
+
+    sentence: str | None
+    code: int
+
+
+def run_guarded(load: Callable[[], typer.Typer], name: str) -> NoReturn:
+    """Run the program that ``load`` imports and exit: 2 behind one sentence for a fault that the user can mend.
+
+    An interruption, SIGTERM included, exits with 130 and a reader that went away with 1. Anything else is a bug and
+    keeps its traceback.
+    """
+    try:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        atexit.register(signal.signal, signal.SIGINT, signal.SIG_DFL)  # Ctrl-C while the interpreter shuts down
+        open_streams()
+        _check_arguments(sys.argv[1:])
+        code = _invoke(load(), name)
+        sys.stdout.flush()
+        raise SystemExit(code)
+    except (Exception, KeyboardInterrupt) as error:
+        ending = ending_of(error)
+        if ending is None:
+            raise
+        _end(name, ending)
+
+
+def ending_of(error: BaseException) -> Ending | None:
+    """How the command ends after ``error``; None for a bug."""
+    if isinstance(error, YggdrasilError):
+        return Ending(str(error), error.exit_code)
+    if isinstance(error, KeyboardInterrupt | typer.Abort):
+        return Ending(_INTERRUPTED, 130)
+    if isinstance(error, BrokenPipeError):
+        return Ending(None, 1)
+    if isinstance(error, _COMMAND_FAULT):
+        return Ending(_usage_sentence(error), 2)
+    if isinstance(error, OSError):
+        return Ending(_os_sentence(error), 2)
+    if isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and any(sign in str(error) for sign in _MEMORY_SIGNS)
+    ):
+        return Ending("out of memory; use a smaller model, a plan with a shorter --max-length, or free some", 2)
+    return None
+
+
+def _invoke(app: typer.Typer, name: str) -> int:
+    """Parse the command line and run its command. Not click's own ``main``, which keeps faults to itself."""
+    command = typer.main.get_command(app)
+    try:
+        with command.make_context(name, sys.argv[1:]) as context:
+            command.invoke(context)
+    except typer.Exit as ended:
+        return int(ended.exit_code)
+    return 0
+
+
+def _usage_sentence(error: BaseException) -> str:
+    text = str(getattr(error, "format_message", lambda: error)()).strip()
+    context = getattr(error, "ctx", None)
+    if context is None or type(error).__name__ == "NoArgsIsHelpError":
+        return text
+    one_line = " ".join(text.split()).rstrip(".")
+    return f"{one_line}; see `{context.command_path} --help`"
+
+
+def _os_sentence(error: OSError) -> str:
+    reason = error.strerror or first_line(error)
+    if error.filename is not None:
+        name = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else error.filename
+        return f"cannot use {name} ({reason}); check the path, its permissions and free space"
+    return f"{reason}; check the system's limits, permissions and free space"
+
+
+def _end(name: str, ending: Ending) -> NoReturn:
+    """Say the sentence and leave; output that cannot be written any more is dropped."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # asked once, it ends: a second Ctrl-C adds nothing
+    close_output()
+    if ending.sentence:
+        with contextlib.suppress(OSError, ValueError):
+            start = "\n" if ending.code == 130 else ""
+            print(f"{start}{name}: {ending.sentence}", file=sys.stderr, flush=True)
+    signal.signal(signal.SIGINT, before)
+    raise SystemExit(ending.code) from None
+
+
+def _check_arguments(arguments: list[str]) -> None:
+    for number, argument in enumerate(arguments, start=1):
+        try:
+            argument.encode()
+        except UnicodeEncodeError:
+            shown = argument.encode(errors="backslashreplace").decode()
+            raise YggdrasilError(
+                f"argument {number}, {shown!r}, is not valid UTF-8 text; write or name it so"
+            ) from None

@@ -1,0 +1,83 @@
+"""The three standard streams as every command needs them: open, and able to take any character."""
+
+import os
+import sys
+from typing import Any, TextIO, cast
+
+from yggdrasil.errors import YggdrasilError, first_line
+
+
+class OutputError(YggdrasilError):
+    """Standard output takes no more: a full disk, a lost terminal."""
+
+
+class Output:
+    """Standard output whose faults say that they are its own; all else is the stream's.
+
+    Nothing else tells such a fault from that of any other file: the system's error names no path.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        try:
+            return self._stream.write(text)
+        except OSError as error:
+            raise _said(error) from error
+
+    def flush(self) -> None:
+        try:
+            self._stream.flush()
+        except OSError as error:
+            raise _said(error) from error
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def open_streams() -> None:
+    """Have three streams, none of which fails on a character that its encoding lacks.
+
+    A closed stream's number would else be given to the next file that is opened, and print would write into it.
+
+    Raises:
+        YggdrasilError: standard output is closed.
+    """
+    is_shown = sys.stdout is not None
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            to_nowhere(descriptor)
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123 - for the process's life
+    if not is_shown:
+        raise YggdrasilError("standard output is closed; give it somewhere to go, /dev/null for nowhere")
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="backslashreplace")
+    sys.stdout = cast(TextIO, Output(sys.stdout))
+
+
+def close_output() -> None:
+    """Flush what can still be shown and drop the rest, else the interpreter complains of it at exit."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except (OSError, ValueError, OutputError):
+        to_nowhere(1)
+
+
+def to_nowhere(descriptor: int) -> None:
+    """Let a stream's number stand for the null device."""
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    if nowhere != descriptor:
+        os.dup2(nowhere, descriptor)
+        os.close(nowhere)
+
+
+def _said(error: OSError) -> Exception:
+    if isinstance(error, BrokenPipeError):
+        return error
+    reason = error.strerror or first_line(error)
+    return OutputError(f"standard output cannot be written ({reason}); give it somewhere with room")
