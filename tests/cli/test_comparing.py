@@ -1,0 +1,70 @@
+"""A comparison that is interrupted shows and keeps what it has, marked."""
+
+import json
+
+import pytest
+
+from yggdrasil.bench import compare as bench
+from yggdrasil.cli import comparing
+from yggdrasil.engine.policy import FixedPolicy
+from yggdrasil.errors import Interrupted
+from yggdrasil.prompts import Prompt
+from yggdrasil.tree.objective import TreeShape
+
+PROMPTS = [Prompt(str(i), text) for i, text in enumerate(("hello there", "tons of tin", "a red hat", "one more"))]
+SETTINGS = {"max_new_tokens": 6, "max_prompt_tokens": None}
+
+
+@pytest.fixture
+def decoder(pair):
+    return pair.decoder(FixedPolicy(TreeShape(2, 2, 4)))
+
+
+def interrupt_at(monkeypatch, number):
+    """Ctrl-C while prompt ``number`` is judged, which follows its two runs."""
+    judge = bench.replay
+    left = iter(range(number))
+
+    def replay(*arguments):
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        return judge(*arguments)
+
+    monkeypatch.setattr(bench, "replay", replay)
+
+
+def compare(decoder, out):
+    comparing.compare_with_plain(decoder, PROMPTS, SETTINGS, out, imports_mb=0.0)
+
+
+def test_an_interrupted_comparison_keeps_the_prompts_that_were_done(decoder, monkeypatch, tmp_path):
+    interrupt_at(monkeypatch, 2)
+
+    with pytest.raises(Interrupted, match=r"2 of 4 prompts.*results\.json.*not complete"):
+        compare(decoder, tmp_path / "results.json")
+
+    record = json.loads((tmp_path / "results.json").read_text())
+    assert record["complete"] is False
+    assert [sample["id"] for sample in record["samples"]] == ["0", "1"]
+
+
+def test_interrupted_without_a_file_it_says_how_to_keep(decoder, monkeypatch):
+    interrupt_at(monkeypatch, 2)
+
+    with pytest.raises(Interrupted, match="--json FILE"):
+        compare(decoder, None)
+
+
+def test_interrupted_before_the_first_prompt_nothing_is_kept(decoder, monkeypatch, tmp_path):
+    interrupt_at(monkeypatch, 0)
+
+    with pytest.raises(Interrupted, match="nothing to keep"):
+        compare(decoder, tmp_path / "results.json")
+
+    assert not (tmp_path / "results.json").exists()
+
+
+def test_a_whole_comparison_says_so(decoder, tmp_path):
+    compare(decoder, tmp_path / "results.json")
+
+    assert json.loads((tmp_path / "results.json").read_text())["complete"] is True

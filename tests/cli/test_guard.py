@@ -1,0 +1,125 @@
+"""However a command ends: one sentence, the exit code that fits, and no traceback. Each in a process of its own."""
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = """
+import errno, os, signal, sys, time
+from yggdrasil.cli import run_script
+
+def command(text: str = "") -> None:
+    {body}
+
+run_script(command, "program")
+"""
+
+
+def run(body, *arguments, stdout=subprocess.PIPE, **options):
+    """Run a script whose command has ``body``; returns (exit code, stdout, stderr)."""
+    command = [sys.executable, "-c", SCRIPT.format(body=body), *arguments]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, env=environment, timeout=60, **options)
+    return done.returncode, (done.stdout or b"").decode(), done.stderr.decode()
+
+
+def assert_sentence(result, code, *parts):
+    assert result[0] == code
+    assert result[2].strip().startswith("program: ")
+    assert len(result[2].strip().splitlines()) == 1
+    for part in parts:
+        assert part in result[2]
+
+
+def test_output_that_takes_no_more_is_named():
+    with Path("/dev/full").open("wb") as full:
+        result = run("print('x' * 100)", stdout=full)
+
+    assert_sentence(result, 2, "standard output", "No space left")
+
+
+def test_a_reader_that_went_away_ends_it_in_silence():
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "wb") as stdout:
+        code, _, err = run("print('x' * 100)", stdout=stdout)
+
+    assert (code, err) == (1, "")
+
+
+def test_a_closed_output_is_refused_before_anything_is_done(tmp_path):
+    body = f"open({str(tmp_path / 'done')!r}, 'w')"
+
+    assert_sentence(run(body, preexec_fn=lambda: os.close(1)), 2, "standard output is closed")
+    assert not (tmp_path / "done").exists()
+
+
+def test_a_closed_error_stream_changes_nothing():
+    assert run("print('result')", preexec_fn=lambda: os.close(2))[:2] == (0, "result\n")
+
+
+def test_a_closed_stream_is_no_file_that_is_opened_later(tmp_path):
+    body = f"f = open({str(tmp_path / 'file')!r}, 'w'); os.write(2, b'noise'); f.close(); print(f.fileno)"
+    body = body.replace("print(f.fileno)", "print('done')")
+
+    assert run(body, preexec_fn=lambda: os.close(2))[0] == 0
+    assert (tmp_path / "file").read_text() == ""
+
+
+def test_characters_that_the_output_cannot_show_are_escaped():
+    code, out, _ = run("print('\\u2713 \\ud800')")
+
+    assert (code, out) == (0, "\u2713 \\ud800\n")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_interrupt(number):
+    assert_sentence(run(f"os.kill(os.getpid(), {number}); time.sleep(30)"), 130, "interrupted")
+
+
+def test_an_interruption_may_say_what_was_kept():
+    result = run("from yggdrasil.errors import Interrupted; raise Interrupted('interrupted; two parts are kept')")
+
+    assert_sentence(result, 130, "two parts are kept")
+
+
+def test_an_argument_that_is_no_text_is_named():
+    assert_sentence(run("print(text)", "--text", b"a\xff"), 2, "argument 2", "UTF-8")
+
+
+def test_a_fault_of_the_command_line_is_one_line_that_names_the_option():
+    assert_sentence(run("print(text)", "--tekst", "a"), 2, "--tekst", "--help")
+
+
+def test_no_memory_is_said():
+    body = f"import resource; resource.setrlimit(resource.RLIMIT_AS, ({2**30}, {2**30})); bytearray({2**31})"
+
+    assert_sentence(run(body), 2, "out of memory")
+
+
+def test_a_file_too_large_for_the_disk_is_named(tmp_path):
+    body = "from yggdrasil.artifacts import write_atomic; from pathlib import Path; "
+    body += f"write_atomic(Path({str(tmp_path / 'big')!r}), bytes(5000))"
+    result = run(body, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000)))
+
+    assert_sentence(result, 2, str(tmp_path / "big"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_is_no_folder_is_named(tmp_path):
+    (tmp_path / "file").touch()
+
+    assert_sentence(run(f"os.mkdir({str(tmp_path / 'file/below')!r})"), 2, "file/below", "Not a directory")
+
+
+def test_a_bug_keeps_its_traceback():
+    code, _, err = run("assert False, 'a bug'")
+
+    assert code == 1
+    assert "Traceback" in err
