@@ -25,7 +25,7 @@ from yggdrasil.bench.record import provenance
 from yggdrasil.bench.systems import spread
 from yggdrasil.cli import run_script
 from yggdrasil.engine.decoder import Decoder, Generation
-from yggdrasil.prompts import read_prompt_sets
+from yggdrasil.prompts import encode_prompt, read_prompt_sets
 
 
 def record_of(**properties: dict[str, Any]) -> dict[str, Any]:
@@ -79,7 +79,7 @@ def main(
         sampling = SamplingParams(
             constraint=Constraint("json_schema", json.dumps(SCHEMAS[name])), temperature=temperature, seed=i
         )
-        start = decoder.tokenizer(prompt.prompt)["input_ids"][-max_prompt_tokens:]
+        start = encode_prompt(decoder.tokenizer, prompt)[-max_prompt_tokens:]
         tokens = [*start, *decoder.tokenizer(f"\n\nThe {name} as JSON:\n")["input_ids"]]
         runs: dict[bool, Generation] = {}
         for speculation in (i % 2 == 0, i % 2 == 1):

@@ -28,7 +28,7 @@ from yggdrasil.bench.record import provenance
 from yggdrasil.cli import run_script
 from yggdrasil.engine.decoder import Decoder
 from yggdrasil.engine.policy import FixedPolicy, Policy
-from yggdrasil.prompts import read_prompt_sets
+from yggdrasil.prompts import encode_prompt, read_prompt_sets
 from yggdrasil.tree.objective import TreeShape
 
 SETTINGS = {
@@ -52,6 +52,7 @@ def main(
     limit: Annotated[int, typer.Option(help="Prompts of each set.")] = 25,
     max_new_tokens: Annotated[int, typer.Option(help="Tokens on each.")] = 128,
     max_prompt_tokens: Annotated[int, typer.Option(help="Keep only the last so many tokens of a prompt.")] = 256,
+    chat: Annotated[bool, typer.Option("--chat", help="Wrap plain prompts as a user's turn.")] = False,
     force_machine: Annotated[bool, typer.Option("--force-machine", help="Use another machine's plan.")] = False,
     out: Annotated[Path | None, typer.Option("--json", help="Write the counts here.")] = None,
 ) -> None:
@@ -72,9 +73,9 @@ def main(
     matched = {setting: dict.fromkeys(ways, 0) for setting in SETTINGS}
     accepted = {setting: dict.fromkeys(ways, 0) for setting in SETTINGS}
     differences: list[str] = []
-    requests = read_prompt_sets(prompts, limit)
+    requests = read_prompt_sets(prompts, limit, chat=chat)
     for prompt in track(requests, console=Console(stderr=True), description="prompts"):
-        tokens = list(decoder.tokenizer(prompt.prompt)["input_ids"])[-max_prompt_tokens:]
+        tokens = encode_prompt(decoder.tokenizer, prompt)[-max_prompt_tokens:]
         for setting, sampling in SETTINGS.items():
             expected = (
                 greedy(reference, tokens, max_new_tokens)
@@ -98,6 +99,7 @@ def main(
     if out is not None:
         record = {
             **provenance(), "plan": decoder.plan.name, "dtype": "float32", "prompts": len(requests),
+            "chat": chat,
             "prompts_files": [path.name for path in prompts],
             "max_new_tokens": max_new_tokens, "max_prompt_tokens": max_prompt_tokens,
             "matched": matched, "accepted": accepted, "differences": differences,

@@ -30,7 +30,7 @@ from yggdrasil.engine.text import TextStream
 from yggdrasil.engine.trace import Trace
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.models.loading import load_tokenizer
-from yggdrasil.prompts import read_prompts
+from yggdrasil.prompts import encode_prompt, read_prompts
 from yggdrasil.scheduling.executors import InOrderExecutor, ThreadedExecutor
 from yggdrasil.scheduling.plan import Plan, Shapes
 from yggdrasil.scheduling.stages import DEFAULT_ORDER, STAGES, Schedule, all_variants
@@ -70,7 +70,7 @@ def main(
     wrong: set[tuple[str, ...]] = set()
     texts = read_prompts(prompts, limit)
     for number, prompt in enumerate(track(texts, "prompts", console=console)):
-        text = list(tokenizer(prompt.prompt)["input_ids"])[-max_prompt_tokens:]
+        text = encode_prompt(tokenizer, prompt)[-max_prompt_tokens:]
         expected = _generate(reference, text, max_new_tokens)
         usual = [_in_order(engine, DEFAULT_ORDER, text, open_ended(tokenizer, max_new_tokens), tree) for tree in TREES]
         for place, labels in enumerate(schedules):

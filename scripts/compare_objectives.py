@@ -29,7 +29,7 @@ from yggdrasil.engine.planned import planned_policy
 from yggdrasil.engine.policy import PLAIN_POLICY, Decision, Learner, Policy
 from yggdrasil.predictor.bundle import Learned
 from yggdrasil.predictor.evidence import Evidence
-from yggdrasil.prompts import read_prompts
+from yggdrasil.prompts import encode_prompt, read_prompts
 from yggdrasil.scheduling.plan import Plan
 from yggdrasil.tree.objective import Objective, TreeShape
 
@@ -57,7 +57,10 @@ def main(
     samples: dict[str, list[dict[str, float | str]]] = {}
     summary: dict[str, dict[str, Any]] = {}
     for file in files:
-        texts = {prompt.id: _tail(decoder, prompt.prompt, max_prompt_tokens) for prompt in read_prompts(file, limit)}
+        texts = {
+            prompt.id: encode_prompt(decoder.tokenizer, prompt)[-max_prompt_tokens:]
+            for prompt in read_prompts(file, limit)
+        }
         _turn(decoder, policies, next(iter(texts.values())), max_new_tokens, 0)  # warm-up
         turns = [(number, id_) for number in range(rounds) for id_ in texts]
         rows = samples[file.stem] = [
@@ -72,10 +75,6 @@ def main(
         record = {"plan": plan, "machine": machine, "gate": gate, "max_new_tokens": max_new_tokens, "rounds": rounds,
                   "summary": summary, "samples": samples}  # fmt: skip
         write_atomic(out, (json.dumps(record, indent=1) + "\n").encode())
-
-
-def _tail(decoder: Decoder, text: str, count: int) -> list[int]:
-    return list(decoder.tokenizer(text)["input_ids"])[-count:]
 
 
 def _turn(

@@ -48,6 +48,7 @@ def main(  # noqa: PLR0913 - one argument for each option
     ] = None,
     draft_tokens: Annotated[str, typer.Option(help="Draft lengths of the rivals that have a fixed one.")] = "4,8",
     out: Annotated[Path | None, typer.Option("--json", help="Every sample and the summary; resumed if there.")] = None,
+    chat: Annotated[bool, typer.Option("--chat", help="Wrap plain prompts as a user's turn.")] = False,
     force_machine: Annotated[bool, typer.Option(help="Use a plan that was calibrated on another machine.")] = False,
 ) -> None:
     """Print one row a system: tokens equal, AAL, TPOT with quartiles, ratio to ours."""
@@ -55,7 +56,9 @@ def main(  # noqa: PLR0913 - one argument for each option
     decoder = Decoder.from_plan(plan, dtype=dtype, force_machine=force_machine)
     assert decoder.plan is not None
     chosen = dtype or decoder.plan.dtype
-    sets = [(file, encode_prompts(decoder, read_prompts(file, limit), max_prompt_tokens)) for file in prompts]
+    sets = [
+        (file, encode_prompts(decoder, read_prompts(file, limit, chat=chat), max_prompt_tokens)) for file in prompts
+    ]
     with ExitStack() as running:
         systems: list[System] = [
             EngineSystem(OURS, decoder),
@@ -67,6 +70,7 @@ def main(  # noqa: PLR0913 - one argument for each option
             **pair_settings(decoder.plan, chosen),
             "max_new_tokens": max_new_tokens,
             "max_prompt_tokens": max_prompt_tokens,
+            "chat": chat,
             "systems": [system.name for system in systems],
         }
         files = [

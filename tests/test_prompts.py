@@ -1,11 +1,22 @@
 """Prompt files: what is read, and what is refused with the file and the line."""
 
+import copy
 import json
 
 import pytest
+from tiny_pair import byte_tokenizer, chat_tokenizer
 
 from yggdrasil.errors import YggdrasilError
-from yggdrasil.prompts import Prompt, read_prompt_sets, read_prompts
+from yggdrasil.prompts import (
+    BadLine,
+    Message,
+    Prompt,
+    encode_chat,
+    encode_prompt,
+    read_prompt_sets,
+    read_prompts,
+    scan_prompts,
+)
 
 
 def written(folder, *lines, name="prompts.jsonl"):
@@ -51,6 +62,16 @@ def test_any_text_survives(tmp_path, ascii_only):
         (['{"prompt": 3}'], "line 1 has no text in a field named prompt"),
         (['["prompt"]'], "line 1 has no text in a field named prompt"),
         (['"prompt"'], "line 1 has no text in a field named prompt"),
+        (['{"prompt": "a", "messages": []}'], "line 1 has both prompt and messages"),
+        (['{"messages": []}'], "line 1 is no chat: messages must be a list such as"),
+        (['{"messages": "hello"}'], "line 1 is no chat: messages must be a list such as"),
+        (['{"messages": [{"role": "user"}]}'], "message 1 must have the fields role and content and no others"),
+        (['{"messages": [{"role": "tool", "content": "a"}]}'], "message 1 has the role 'tool'; it must be one of sys"),
+        (['{"messages": [{"role": "user", "content": ["a"]}]}'], "message 1 has a content that is no text"),
+        (['{"prompt": "a\\ud800"}'], r"line 1 cannot be read: the prompt has half of a surrogate pair \('\\ud800'\)"),
+        (['{"id": "\\udfff", "prompt": "a"}'], "line 1 cannot be read: its id has half of a surrogate pair"),
+        (["[" * 100_000 + "]" * 100_000], "line 1 is nested too deeply; give one object"),
+        (['{"id": ' + "7" * 5000 + ', "prompt": "a"}'], r"line 1 is not JSON \(.*digits.*\); give one object a line"),
         ([""], "prompts.jsonl holds no prompts; give JSON lines"),
     ],
 )
@@ -74,3 +95,59 @@ def test_several_sets_follow_each_other(tmp_path):
     assert [prompt.prompt for prompt in read_prompt_sets([first, second], 1)] == ["1", "3"]
     with pytest.raises(YggdrasilError, match="two prompts have the id a; "):
         read_prompt_sets([first, second])
+
+
+def test_chats_stand_in_the_place_of_prompts(tmp_path):
+    turns = [{"role": "system", "content": "be"}, {"role": "user", "content": "one"}]
+    path = written(tmp_path, json.dumps({"id": "a", "messages": turns}), '{"prompt": "two"}')
+    chat, plain = read_prompts(path)
+
+    assert chat == Prompt("a", "one", messages=(Message("system", "be"), Message("user", "one")))
+    assert plain.messages is None
+    assert read_prompts(path, chat=True) == [chat, Prompt("2", "two", messages=(Message("user", "two"),))]
+    assert read_prompt_sets([path], chat=True) == read_prompts(path, chat=True)
+
+
+def test_a_chat_is_encoded_by_the_tokenizers_own_template():
+    tokenizer, turns = chat_tokenizer(), [{"role": "user", "content": "Then on, é"}]
+    expected = tokenizer("u-Then on, é<end>a-")["input_ids"]
+
+    assert encode_chat(tokenizer, turns) == expected
+    assert encode_prompt(tokenizer, Prompt("0", "Then on, é").as_chat()) == expected
+    assert encode_prompt(tokenizer, Prompt("0", "Then on, é")) == tokenizer("Then on, é")["input_ids"]
+    assert encode_chat(tokenizer, [*turns, Message("assistant", "a"), Message("user", "b")]) == [
+        *expected, *tokenizer("a<end>u-b<end>a-")["input_ids"],
+    ]  # fmt: skip
+
+
+def test_a_chat_needs_a_template_that_takes_it():
+    turns = [{"role": "user", "content": "a"}]
+    with pytest.raises(YggdrasilError, match="has no chat template, so it is no chat model"):
+        encode_chat(byte_tokenizer(), turns)
+    picky = copy.deepcopy(byte_tokenizer())
+    picky.chat_template = "{{ raise_exception('turns must alternate') }}"
+    with pytest.raises(YggdrasilError, match="template does not take these messages: turns must alternate"):
+        encode_chat(picky, turns)
+
+
+def test_a_bad_line_does_not_end_the_file(tmp_path):
+    path = written(tmp_path, '{"prompt": "a"}', "{", '{"prompt": "b"}')
+    first, bad, last = scan_prompts(path)
+
+    assert (first, last) == (Prompt("1", "a"), Prompt("3", "b"))
+    assert isinstance(bad, BadLine)
+    assert bad.id == "2"
+    assert bad.reason.startswith(f"{path}, line 2 is not JSON")
+
+
+@pytest.mark.parametrize("limit", [0, -1])
+def test_a_limit_below_one_is_refused(tmp_path, limit):
+    with pytest.raises(YggdrasilError, match=f"--limit is {limit}; read at least 1 prompt"):
+        read_prompts(written(tmp_path, '{"prompt": "a"}'), limit)
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_line(tmp_path):
+    path = tmp_path / "marked.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf{"prompt": "a"}\n')
+
+    assert read_prompts(path) == [Prompt("1", "a")]

@@ -151,3 +151,14 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
     tokenizer.pre_tokenizer = byte_level
     tokenizer.decoder = decoders.ByteLevel()
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>")
+
+
+@cache
+def chat_tokenizer() -> PreTrainedTokenizerFast:
+    """The same tokenizer with a chat template, whose turns end with ``<end>``."""
+    tokenizer = copy.deepcopy(byte_tokenizer())
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ m['role'][0] }}-{{ m['content'] }}<end>{% endfor %}"
+        "{% if add_generation_prompt %}a-{% endif %}"
+    )
+    return tokenizer

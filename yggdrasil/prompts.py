@@ -1,63 +1,209 @@
-"""Prompt files: JSON lines with a ``prompt`` field, and perhaps an ``id`` and a ``category``."""
+"""Prompts: JSON lines with a ``prompt`` (or the ``messages`` of a chat), and perhaps an ``id`` and a ``category``."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
-from yggdrasil.errors import YggdrasilError
+from yggdrasil.errors import YggdrasilError, first_line
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Role = Literal["system", "user", "assistant"]
+Messages: TypeAlias = "Sequence[Mapping[str, str] | Message]"
+
+
+@dataclass(frozen=True)
+class Message:
+    """One turn of a chat."""
+
+    role: Role
+    content: str
+
+    def as_dict(self) -> dict[str, str]:
+        return {"role": self.role, "content": self.content}
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """One prompt of a file."""
+    """One prompt of a file: a text to continue, or a chat to answer (``prompt`` is then its last turn)."""
 
     id: str
     prompt: str
     category: str | None = None
+    messages: tuple[Message, ...] | None = None
+
+    def as_chat(self) -> "Prompt":
+        """The prompt as a user's turn; a chat stays as it is."""
+        if self.messages is not None:
+            return self
+        return Prompt(self.id, self.prompt, self.category, (Message("user", self.prompt),))
 
 
-def read_prompts(path: Path, limit: int | None = None) -> list[Prompt]:
-    """Read prompts in order; every fault names the file and the line.
+@dataclass(frozen=True)
+class BadLine:
+    """A line of a prompt file that holds no prompt: ``reason`` names file and line."""
+
+    id: str
+    reason: str
+
+
+def encode_prompt(tokenizer: "PreTrainedTokenizerBase", prompt: Prompt | str) -> list[int]:
+    """Tokens of a prompt: a text as it is, a chat in the tokenizer's own template, ready for the answer.
 
     Raises:
-        YggdrasilError: no such file, not JSON lines, no ``prompt`` in a line, or nothing at all.
+        YggdrasilError: text that cannot be tokens, or a chat that the tokenizer has no template for.
     """
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")  # splitlines also splits at U+2028
-    except (OSError, UnicodeDecodeError) as error:
+    if isinstance(prompt, Prompt) and prompt.messages is not None:
+        return encode_chat(tokenizer, prompt.messages)
+    text = prompt if isinstance(prompt, str) else prompt.prompt
+    check_text("the prompt", text)
+    return list(tokenizer(text)["input_ids"])
+
+
+def encode_chat(tokenizer: "PreTrainedTokenizerBase", messages: Messages) -> list[int]:
+    """Tokens of a chat up to where the assistant's answer begins.
+
+    Raises:
+        YggdrasilError: as ``encode_prompt``, or messages that are none.
+    """
+    turns = [message.as_dict() for message in as_messages(messages)]
+    if not getattr(tokenizer, "chat_template", None):
         raise YggdrasilError(
-            f"the prompt file {path} cannot be read ({error}); give JSON lines with a prompt field"
-        ) from error
+            "the model's tokenizer has no chat template, so it is no chat model: give a plain prompt, or an "
+            "instruction-tuned model"
+        )
+    try:
+        tokens = tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=False)
+    except Exception as error:  # a template is a program: it raises what it likes
+        raise YggdrasilError(f"the model's chat template does not take these messages: {first_line(error)}") from error
+    return list(tokens)
+
+
+def as_messages(messages: object) -> tuple[Message, ...]:
+    """Checked messages, from dictionaries with ``role`` and ``content``.
+
+    Raises:
+        YggdrasilError: anything else.
+    """
+    if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Sequence) or not messages:
+        raise YggdrasilError('messages must be a list such as [{"role": "user", "content": "Hello"}]')
+    return tuple(_message(number, message) for number, message in enumerate(messages, start=1))
+
+
+def _message(number: int, message: object) -> Message:
+    fields = message.as_dict() if isinstance(message, Message) else message
+    if not isinstance(fields, Mapping) or set(fields) != {"role", "content"}:
+        raise YggdrasilError(f"message {number} must have the fields role and content and no others")
+    role, content = fields["role"], fields["content"]
+    if role not in get_args(Role):
+        raise YggdrasilError(f"message {number} has the role {role!r}; it must be one of {', '.join(get_args(Role))}")
+    if not isinstance(content, str):
+        raise YggdrasilError(f"message {number} has a content that is no text")
+    check_text(f"message {number}", content)
+    return Message(role, content)
+
+
+def check_text(name: str, text: str) -> None:
+    """YggdrasilError where ``text`` has half of a surrogate pair: no Unicode text has, and no tokenizer takes it."""
+    place = next((i for i, character in enumerate(text) if "\ud800" <= character <= "\udfff"), None)
+    if place is not None:
+        raise YggdrasilError(
+            f"{name} has half of a surrogate pair ({text[place]!a}) as character {place + 1}; give Unicode text"
+        )
+
+
+def read_prompts(path: Path, limit: int | None = None, *, chat: bool = False) -> list[Prompt]:
+    """Read prompts in order; every fault names the file and the line. ``chat``: plain prompts become a user's turn.
+
+    Raises:
+        YggdrasilError: no such file, not JSON lines, neither ``prompt`` nor ``messages`` in a line, nothing at all, or
+            a limit below 1.
+    """
     prompts = []
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            record = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise YggdrasilError(f"{path}, line {number} is not JSON ({error.msg}); give one object a line") from error
-        if not isinstance(record, dict) or not isinstance(record.get("prompt"), str):
-            raise YggdrasilError(f"{path}, line {number} has no text in a field named prompt")
-        category = record.get("category")
-        name = None if category is None else str(category)
-        prompts.append(Prompt(str(record.get("id", number)), record["prompt"], name))
-        if limit is not None and len(prompts) >= limit:
-            break
-    if not prompts:
-        raise YggdrasilError(f"{path} holds no prompts; give JSON lines with a prompt field")
+    for found in scan_prompts(path, limit, chat=chat):
+        if isinstance(found, BadLine):
+            raise YggdrasilError(found.reason)
+        prompts.append(found)
     return prompts
 
 
-def read_prompt_sets(paths: Sequence[Path], limit: int | None = None) -> list[Prompt]:
+def scan_prompts(path: Path, limit: int | None = None, *, chat: bool = False) -> Iterator[Prompt | BadLine]:
+    """What ``read_prompts`` reads, with the lines that hold no prompt in their places.
+
+    Raises:
+        YggdrasilError: the file cannot be read or is empty, or the limit is below 1.
+    """
+    if limit is not None and limit < 1:
+        raise YggdrasilError(f"--limit is {limit}; read at least 1 prompt")
+    try:
+        # A mark at the beginning says no more than that it is UTF-8; splitlines also splits at U+2028.
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
+    except (OSError, ValueError) as error:
+        raise YggdrasilError(
+            f"the prompt file {path} cannot be read ({error}); give JSON lines with a prompt field"
+        ) from error
+    filled = [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
+    if not filled:
+        raise YggdrasilError(f"{path} holds no prompts; give JSON lines with a prompt field")
+    for number, line in filled[:limit]:
+        try:
+            found = _prompt(json.loads(line), number)
+        except (YggdrasilError, ValueError, RecursionError) as error:
+            yield BadLine(str(number), f"{path}, line {number} {_reason(error)}")
+        else:
+            yield found.as_chat() if chat else found
+
+
+def _prompt(record: Any, number: int) -> Prompt:
+    """The prompt that a line's ``record`` is; YggdrasilError with the rest of a sentence that begins with the line."""
+    record = record if isinstance(record, dict) else {}
+    if ("prompt" in record) and ("messages" in record):
+        raise YggdrasilError("has both prompt and messages; give one of them")
+    category = record.get("category")
+    identity = str(record.get("id", number)), None if category is None else str(category)
+    for name, value in zip(("its id", "its category"), identity, strict=True):
+        _check_field(name, value or "")
+    if "messages" in record:
+        try:
+            messages = as_messages(record["messages"])
+        except YggdrasilError as error:
+            raise YggdrasilError(f"is no chat: {error}") from error
+        return Prompt(identity[0], messages[-1].content, identity[1], messages)
+    if not isinstance(record.get("prompt"), str):
+        raise YggdrasilError("has no text in a field named prompt, and no list in one named messages")
+    _check_field("the prompt", record["prompt"])
+    return Prompt(identity[0], record["prompt"], identity[1])
+
+
+def _check_field(name: str, text: str) -> None:
+    try:
+        check_text(name, text)
+    except YggdrasilError as error:
+        raise YggdrasilError(f"cannot be read: {error}") from error
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, YggdrasilError):
+        return str(error)
+    if isinstance(error, RecursionError):
+        return "is nested too deeply; give one object with a prompt field a line"
+    said = error.msg if isinstance(error, json.JSONDecodeError) else first_line(error).partition(";")[0]
+    return f"is not JSON ({said}); give one object a line"
+
+
+def read_prompt_sets(paths: Sequence[Path], limit: int | None = None, *, chat: bool = False) -> list[Prompt]:
     """The first ``limit`` prompts of each file, one file after the other.
 
     Raises:
         YggdrasilError: as ``read_prompts``, or two prompts that share an id.
     """
-    prompts = [prompt for path in paths for prompt in read_prompts(path, limit)]
-    ids = [prompt.id for prompt in prompts]
-    twice = next((name for name in ids if ids.count(name) > 1), None)
-    if twice is not None:
-        raise YggdrasilError(f"two prompts have the id {twice}; ids tell samples apart, so give each its own")
+    prompts = [prompt for path in paths for prompt in read_prompts(path, limit, chat=chat)]
+    seen: set[str] = set()
+    for prompt in prompts:
+        if prompt.id in seen:
+            raise YggdrasilError(f"two prompts have the id {prompt.id}; ids tell samples apart, so give each its own")
+        seen.add(prompt.id)
     return prompts

@@ -1,12 +1,16 @@
 """A request ends at the token at which plain decoding would end, wherever in an accepted block that is."""
 
+import copy
 from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_pair import SHAPES, TEXT, VOCAB_SIZE, byte_tokenizer
+from tiny_pair import SHAPES, TEXT, VOCAB_SIZE, byte_tokenizer, chat_tokenizer
+from tokenizers import AddedToken
+from transformers import GenerationConfig, LlamaConfig
 
+from yggdrasil.engine.ends import end_tokens, template_ends
 from yggdrasil.engine.policy import PLAIN_POLICY, FixedPolicy
 from yggdrasil.engine.text import TextStream
 from yggdrasil.scheduling.plan import Shapes
@@ -203,3 +207,68 @@ def test_the_text_is_what_the_tokens_decode_to(tokens, data):
 
     assert stream.finish_reason == "length"
     assert stream.text == pieces == byte_tokenizer().decode(tokens, skip_special_tokens=True)
+
+
+def special_text(tokens):
+    return byte_tokenizer().decode(tokens, skip_special_tokens=False)
+
+
+@pytest.mark.parametrize("include_stop", [False, True])
+@pytest.mark.parametrize("stop", ["<end>", "d>", "b<end>", "b<end>c", "nd>cd", "<end><end>", "on<end>"])
+def test_stop_strings_see_special_tokens_and_the_text_does_not(stop, include_stop):
+    tokenizer = byte_tokenizer()
+    tokens = tokenizer("ab<end>cd<end><end>on<end>x")["input_ids"]
+    stream, pieces = TextStream(tokenizer, frozenset(), 100, [stop], include_stop=include_stop), ""
+    for token in tokens:
+        stream.push([token])
+        pieces += stream.release()
+
+    whole = special_text(stream.tokens)
+    place = whole.index(stop)
+    shown = whole[: place + len(stop) * include_stop]
+    for part in ("<end>", *(["<e", "<", "<en"] if not include_stop else [])):  # cut within a special token
+        shown = shown.removesuffix(part) if part != "<end>" else shown.replace(part, "")
+    assert stream.finish_reason == "stop"
+    assert stop not in special_text(stream.tokens[:-1])
+    assert stream.text == pieces == shown
+
+
+@policies
+def test_an_end_token_that_is_ignored_still_completes_a_stop_string(perfect_pair, policy):
+    """``<end>`` is token 0; the pair's text is moved so that one of its tokens is it."""
+    tokens = perfect_pair.reference(PROMPT, 41)
+    tokenizer = copy.deepcopy(byte_tokenizer())
+    mark = tokenizer.convert_ids_to_tokens(tokens[17])
+    tokenizer.add_special_tokens({"additional_special_tokens": [AddedToken(mark, special=True, normalized=False)]})
+    decoder = perfect_pair.decoder(policy, eos=[tokens[17]])
+    decoder.tokenizer = tokenizer
+    found = decoder.generate(PROMPT, max_new_tokens=41, ignore_eos=True, stop=[mark])
+
+    assert found.finish_reason == "stop"
+    assert found.tokens == tokens[: tokens.index(tokens[17]) + 1]
+    assert mark not in found.text
+
+
+def test_ends_come_from_every_place_that_names_one(tmp_path):
+    tokenizer = chat_tokenizer()
+    config = LlamaConfig(eos_token_id=7)
+    assert end_tokens(str(tmp_path), config, tokenizer) == {0, 7}
+    GenerationConfig(eos_token_id=[5, 6]).save_pretrained(tmp_path)
+    assert end_tokens(str(tmp_path), config, tokenizer) == {0, 5, 6, 7}
+
+
+@pytest.mark.parametrize(
+    ("template", "ends"),
+    [
+        ("{% for m in messages %}{{ m['content'] }}<end>\n{% endfor %}", {0}),
+        ("{% for m in messages %}{{ m['content'] }} <end>{% endfor %}", {0}),
+        ("{% for m in messages %}<end>{{ m['content'] }}\n{% endfor %}", set()),
+        ("{{ raise_exception('no') }}", set()),
+        (None, set()),
+    ],
+)
+def test_a_template_names_the_token_behind_an_answer(template, ends):
+    tokenizer = copy.deepcopy(byte_tokenizer())
+    tokenizer.chat_template = template
+
+    assert template_ends(tokenizer) == ends

@@ -7,7 +7,7 @@ from typing import Any
 
 from yggdrasil.bench.divergence import Divergence, replay
 from yggdrasil.engine.decoder import Decoder, Generation
-from yggdrasil.prompts import Prompt
+from yggdrasil.prompts import Prompt, encode_prompt
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def compare(
     """
 
     def kept(prompt: Prompt) -> list[int]:
-        tokens = list(decoder.tokenizer(prompt.prompt)["input_ids"])
+        tokens = encode_prompt(decoder.tokenizer, prompt)
         return tokens[-max_prompt_tokens:] if max_prompt_tokens else tokens
 
     def run(prompt: Prompt, *, speculation: bool) -> Generation:

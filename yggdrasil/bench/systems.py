@@ -15,7 +15,7 @@ from yggdrasil.acceptance.speculation import DEFAULT, OFF, Speculation
 from yggdrasil.bench.divergence import Divergence, replay
 from yggdrasil.engine.decoder import Decoder
 from yggdrasil.engine.policy import Policy
-from yggdrasil.prompts import Prompt
+from yggdrasil.prompts import Prompt, encode_prompt
 
 FAMILY = "yggdrasil"  # of our engine's systems; a setting of its own may follow
 WARM_TOKENS = 8
@@ -103,7 +103,7 @@ def encode_prompts(decoder: Decoder, prompts: Sequence[Prompt], max_tokens: int 
     """Tokens of each prompt by its id, the last ``max_tokens`` of them; YggdrasilError where one cannot be decoded."""
     encoded = {}
     for prompt in prompts:
-        tokens = list(decoder.tokenizer(prompt.prompt)["input_ids"])
+        tokens = encode_prompt(decoder.tokenizer, prompt)
         encoded[prompt.id] = decoder.encode(tokens[-max_tokens:] if max_tokens else tokens)
     return encoded
 

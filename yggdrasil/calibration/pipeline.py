@@ -50,7 +50,7 @@ from yggdrasil.models.loading import check_same_tokenizer, load_tokenizer
 from yggdrasil.predictor.acceptance import AcceptanceCalibration
 from yggdrasil.predictor.report import CalibrationPoint
 from yggdrasil.profiling.traces import TraceSet
-from yggdrasil.prompts import Prompt, read_prompts
+from yggdrasil.prompts import Prompt, encode_prompt, read_prompts
 from yggdrasil.scheduling.plan import ModelRef, Plan, portable_source
 from yggdrasil.scheduling.stages import DEFAULT_ORDER, HEAD_FIRST_ORDER
 from yggdrasil.tree.objective import TreeShape
@@ -74,7 +74,7 @@ def calibrate(settings: CalibrationSettings, reporter: Reporter) -> Path:
     if isinstance(settings.pair.drafter, str):
         names = (settings.pair.target, settings.pair.drafter)
         check_same_tokenizer(tokenizer, load_tokenizer(settings.pair.drafter), names)
-    prompts = read_prompts(settings.prompts)
+    prompts = read_prompts(settings.prompts, chat=settings.chat)
     assembly = build_assembly(settings.pair)
     texts = _texts(prompts, tokenizer, settings, assembly.engine.max_length)
     work = _open_work(settings)  # nothing is written before everything fits
@@ -204,7 +204,7 @@ def _texts(
 ) -> list[list[int]]:
     effort = settings.effort
     room = min(effort.prompt_tokens, max_length - effort.tokens - settings.pair.shapes.max_depth - 1)
-    texts = [list(tokenizer(prompt.prompt)["input_ids"])[-room:] for prompt in prompts]
+    texts = [encode_prompt(tokenizer, prompt)[-room:] for prompt in prompts]
     texts = [text for text in texts if text][: effort.documents]
     if len(texts) < 4:
         raise YggdrasilError(f"{settings.prompts} has {len(texts)} usable prompts; calibration needs at least 4")

@@ -29,7 +29,7 @@ from yggdrasil.engine.build import Assembly
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.models.loading import load_tokenizer
 from yggdrasil.predictor.bundle import Learned
-from yggdrasil.prompts import read_prompts
+from yggdrasil.prompts import encode_prompt, read_prompts
 from yggdrasil.scheduling.costs import COLUMNS, StageCosts
 from yggdrasil.scheduling.plan import Costs, Plan, Searched, SearchResult, check_plan
 from yggdrasil.scheduling.search import AcceptedLengths, Candidate, Space, predict_ms, search
@@ -57,6 +57,7 @@ class SearchSettings:
     final_rounds: int = 15  # times more by the best of them, the named plans and plainly
     cost_rounds: int = 1  # times every prompt is decoded to measure stages
     measure_again: bool = False  # even where the profile has stage costs of all variants
+    chat: bool = False  # plain prompts are a user's turn in the chat template
     force_machine: bool = False
 
 
@@ -150,10 +151,10 @@ def _set_up(subject: _Subject, settings: SearchSettings, reporter: Reporter) -> 
     assembly = build_assembly(source, subject.knots)
     compile_missing(source, assembly, reporter.phase)
     room = min(settings.context, assembly.engine.max_length - settings.tokens - plan.shapes.max_depth - 1)
-    found = read_prompts(prompts)
+    found = read_prompts(prompts, chat=settings.chat)
     count = min(settings.limit, len(found))
-    spread = [found[i * len(found) // count].prompt for i in range(count)]  # a file often has its kinds in blocks
-    texts = [text for text in (list(tokenizer(prompt)["input_ids"])[-room:] for prompt in spread) if text]
+    spread = [found[i * len(found) // count] for i in range(count)]  # a file often has its kinds in blocks
+    texts = [text for text in (encode_prompt(tokenizer, prompt)[-room:] for prompt in spread) if text]
     if not texts:
         raise YggdrasilError(f"{prompts} has no usable prompts; give JSON lines with a prompt field")
     return _Bench(assembly, tokenizer, texts)

@@ -61,6 +61,7 @@ class CalibrationSettings:
     name: str
     root: Path
     effort: Effort
+    chat: bool = False  # plain prompts are a user's turn in the target's chat template
     variants: bool = False  # also time ways to build steps that the decoder cannot use; compiles for minutes
 
     def identity(self) -> dict[str, Any]:
@@ -69,5 +70,6 @@ class CalibrationSettings:
         return {
             **asdict(self.pair),
             **asdict(self.effort),
+            "chat": self.chat,
             "prompts": [str(self.prompts), stat.st_size, stat.st_mtime_ns],
         }

@@ -10,7 +10,7 @@ import typer
 from yggdrasil.artifacts import current_machine, list_plans, search_roots
 from yggdrasil.cli import sampling as opt
 from yggdrasil.cli.figures import figures
-from yggdrasil.cli.options import Dtype, ForceOption, PlanOption, parse_widths
+from yggdrasil.cli.options import ChatOption, Dtype, ForceOption, PlanOption, parse_widths
 from yggdrasil.cli.parity import parity
 from yggdrasil.cli.profile import profile
 from yggdrasil.cli.report import report
@@ -57,6 +57,7 @@ def calibrate(
         bool, typer.Option("--variants", help="Also time other ways to build the target's steps (minutes), on a CPU.")
     ] = False,
     device: Annotated[Literal["cpu", "cuda"], typer.Option(help="Where both models run.")] = "cpu",
+    chat: ChatOption = False,
 ) -> None:
     """Measure this pair on this machine and write the plan to decode with. Interrupted, it resumes."""
     from yggdrasil.calibration.pipeline import calibrate as run
@@ -85,7 +86,7 @@ def calibrate(
     if not prompts.exists():
         raise YggdrasilError(f"there is no prompt file {prompts}; give JSON lines with a prompt field")
     effort, place = QUICK if quick else Effort(), root or search_roots()[0]
-    settings = CalibrationSettings(pair, prompts, name, place, effort, variants)
+    settings = CalibrationSettings(pair, prompts, name, place, effort, chat=chat, variants=variants)
     try:
         with PhaseProgress() as progress:
             plan = run(settings, progress)
@@ -210,6 +211,7 @@ def bench(
     eager: Annotated[
         bool, typer.Option("--eager", help="Trees without compiled steps: the same tokens and AAL, no valid times.")
     ] = False,
+    chat: ChatOption = False,
     force_machine: ForceOption = False,
 ) -> None:
     """Compare with plain compiled decoding, prompt by prompt, alternating; or trees of other systems with ours."""
@@ -224,7 +226,7 @@ def bench(
     from yggdrasil.cli.trees import compare_trees
     from yggdrasil.prompts import read_prompts
 
-    requests = read_prompts(prompts, limit)
+    requests = read_prompts(prompts, limit, chat=chat)
     imports_mb = resident_mb()
     decoder = _decoder(plan, dtype, "plan", force_machine=force_machine, backend="eager" if eager else None)
     settings = {
@@ -232,6 +234,7 @@ def bench(
         "prompts_file": prompts.name,
         "max_new_tokens": max_new_tokens,
         "max_prompt_tokens": max_prompt_tokens,
+        "chat": chat,
     }
     if tree:
         budgets = parse_widths(budget)

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from yggdrasil.cli.options import ForceOption, PlanOption
+from yggdrasil.cli.options import ChatOption, ForceOption, PlanOption
 from yggdrasil.errors import YggdrasilError
 
 
@@ -16,6 +16,7 @@ def figures(
     prompts: Annotated[list[Path], typer.Option(help="A prompt set, JSON lines; repeat it for several sets.")],
     figure: Annotated[list[str] | None, typer.Option(help="Only this figure of the paper; can be repeated.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="A first look: few prompts, tokens and widths.")] = False,
+    chat: ChatOption = False,
     force_machine: ForceOption = False,
 ) -> None:
     """Measure and draw the paper's figures 4, 5, 6 and 10 to 15."""
@@ -23,13 +24,17 @@ def figures(
         import matplotlib  # noqa: F401
     except ImportError:
         raise YggdrasilError("figures need matplotlib; install yggdrasil[bench]") from None
+    from dataclasses import replace
+
     from yggdrasil.bench.figures.context import QUICK, Effort, open_context
     from yggdrasil.bench.figures.draw import write_figure
     from yggdrasil.bench.figures.registry import FIGURES, chosen_figures
     from yggdrasil.cli.progress import PhaseProgress
 
     numbers = chosen_figures(figure or ())
-    context = open_context(plan, prompts, out, QUICK if quick else Effort(), force_machine=force_machine)
+    context = open_context(
+        plan, prompts, out, replace(QUICK if quick else Effort(), chat=chat), force_machine=force_machine
+    )
     console = Console(stderr=True)
     with PhaseProgress() as progress:
         context.report_to(progress)

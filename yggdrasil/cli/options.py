@@ -11,6 +11,9 @@ PlanOption = Annotated[str, typer.Option("--plan", help="A plan file, or a name 
 ForceOption = Annotated[
     bool, typer.Option("--force-machine", help="Use a plan that was calibrated on another machine.")
 ]
+ChatOption = Annotated[
+    bool, typer.Option("--chat", help="Wrap plain prompts as a user's turn in the model's chat template.")
+]
 
 
 def parse_widths(text: str) -> tuple[int, ...]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from yggdrasil.cli.options import Dtype, ForceOption, PlanOption
+from yggdrasil.cli.options import ChatOption, Dtype, ForceOption, PlanOption
 
 if TYPE_CHECKING:
     from yggdrasil.models.parity import ParityReport
@@ -24,6 +24,7 @@ def parity(
         Path | None, typer.Option(help="Write every position at which a width chooses otherwise, as JSON lines.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for parity.yaml; the plan's predictor's if unset.")] = None,
+    chat: ChatOption = False,
     force_machine: ForceOption = False,
 ) -> None:
     """Compare verification at every compiled width with width-1 decoding on the same tokens; writes the tolerance."""
@@ -32,13 +33,13 @@ def parity(
     from yggdrasil.cli.progress import PhaseProgress
     from yggdrasil.engine.decoder import Decoder
     from yggdrasil.engine.parity import ProbeText, measure_parity
-    from yggdrasil.prompts import read_prompts
+    from yggdrasil.prompts import encode_prompt, read_prompts
 
     decoder = Decoder.from_plan(plan, dtype=dtype, force_machine=force_machine)
     assert decoder.plan is not None
     texts = [
-        ProbeText(prompt.id, decoder.encode(decoder.tokenizer(prompt.prompt)["input_ids"][-max_prompt_tokens:]))
-        for prompt in read_prompts(prompts, limit)
+        ProbeText(prompt.id, decoder.encode(encode_prompt(decoder.tokenizer, prompt)[-max_prompt_tokens:]))
+        for prompt in read_prompts(prompts, limit, chat=chat)
     ]
     with PhaseProgress() as progress:
         report, found = measure_parity(decoder.assembly, texts, max_new_tokens, progress.phase("parity"))

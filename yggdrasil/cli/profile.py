@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
-from yggdrasil.cli.options import Dtype, ForceOption, PlanOption, parse_widths
+from yggdrasil.cli.options import ChatOption, Dtype, ForceOption, PlanOption, parse_widths
 from yggdrasil.errors import YggdrasilError
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ def profile(
     ] = False,
     dtype: Annotated[Dtype | None, typer.Option(help="Arithmetic of both models; the plan's if not given.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for roofline.csv and the other tables.")] = None,
+    chat: ChatOption = False,
     force_machine: ForceOption = False,
 ) -> None:
     """Time every step against this machine's bandwidth and matrix rate, and iterations stage by stage."""
@@ -65,9 +66,9 @@ def profile(
 
             tables["variants"] = time_variants(pair, lengths[0], rounds, progress.phase("timing variants"))
         if int8 and prompts is not None:
-            tables["int8"] = _int8(pair, prompts, progress.phase)
+            tables["int8"] = _int8(pair, prompts, progress.phase, chat=chat)
     if prompts is not None:
-        tables["iterations"] = _iterations(plan, prompts, dtype, force_machine=force_machine)
+        tables["iterations"] = _iterations(plan, prompts, dtype, chat=chat, force_machine=force_machine)
     _show(tables)
     if out is not None:
         _write(out, tables)
@@ -112,14 +113,14 @@ def _steps(
     return roofline(first, time_steps(steps, rounds, phase("timing steps"), wait))
 
 
-def _int8(pair: "PairSource", prompts: Path, phase: Phase) -> "pd.DataFrame":
+def _int8(pair: "PairSource", prompts: Path, phase: Phase, *, chat: bool) -> "pd.DataFrame":
     """Full against int8 weights on eight prompts."""
     from yggdrasil.calibration.int8_effect import int8_effect
     from yggdrasil.models.loading import load_tokenizer
-    from yggdrasil.prompts import read_prompts
+    from yggdrasil.prompts import encode_prompt, read_prompts
 
     tokenizer = load_tokenizer(pair.target)
-    texts = [list(tokenizer(p.prompt)["input_ids"])[-PROMPT_TOKENS:] for p in read_prompts(prompts, 8)]
+    texts = [encode_prompt(tokenizer, p)[-PROMPT_TOKENS:] for p in read_prompts(prompts, 8, chat=chat)]
     return int8_effect(pair, texts, NEW_TOKENS, phase)
 
 
@@ -138,21 +139,21 @@ def _show(tables: "dict[str, pd.DataFrame]") -> None:
             show_table(name, tables[name])
 
 
-def _iterations(plan: str, prompts: Path, dtype: Dtype | None, *, force_machine: bool) -> "pd.DataFrame":
+def _iterations(plan: str, prompts: Path, dtype: Dtype | None, *, chat: bool, force_machine: bool) -> "pd.DataFrame":
     """Milliseconds an iteration by stage, over four prompts, and their share."""
     import pandas as pd
 
     from yggdrasil.engine.decoder import Decoder
     from yggdrasil.engine.trace import MODEL_STAGES
-    from yggdrasil.prompts import read_prompts
+    from yggdrasil.prompts import encode_prompt, read_prompts
 
     decoder = Decoder.from_plan(plan, dtype=dtype, force_machine=force_machine)
-    requests = read_prompts(prompts, 4)
+    requests = read_prompts(prompts, 4, chat=chat)
     totals: dict[str, float] = {}
     iterations, decode_ms = 0, 0.0
     for counted in (False, True):
         for request in requests:
-            tokens = list(decoder.tokenizer(request.prompt)["input_ids"])[-PROMPT_TOKENS:]
+            tokens = encode_prompt(decoder.tokenizer, request)[-PROMPT_TOKENS:]
             metrics = decoder.generate(tokens, max_new_tokens=NEW_TOKENS, ignore_eos=True).metrics
             if not counted:
                 continue

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from yggdrasil.cli.options import ForceOption
+from yggdrasil.cli.options import ChatOption, ForceOption
 from yggdrasil.errors import YggdrasilError
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ def report(
         Path | None, typer.Option(help="JSON lines with a prompt field: decode some for example trees.")
     ] = None,
     limit: Annotated[int, typer.Option(min=1, help="Prompts decoded for trees.")] = 3,
+    chat: ChatOption = False,
     force_machine: ForceOption = False,
 ) -> None:
     """Report on a calibrated name: step costs, predictions, objective, predictor, timelines, plans, example trees."""
@@ -32,7 +33,7 @@ def report(
     path = resolve_plan(name, current_machine(), force=force_machine)
     facts = Facts.load(path)
     if prompts is not None:
-        facts = _with_trees(facts, path, prompts, limit, force_machine=force_machine)
+        facts = _with_trees(facts, path, prompts, limit, chat=chat, force_machine=force_machine)
     if out is not None:
         from yggdrasil.reports.page import build_page
 
@@ -47,7 +48,7 @@ def report(
         show(facts)
 
 
-def _with_trees(facts: "Facts", plan: Path, prompts: Path, limit: int, *, force_machine: bool) -> "Facts":
+def _with_trees(facts: "Facts", plan: Path, prompts: Path, limit: int, *, chat: bool, force_machine: bool) -> "Facts":
     from dataclasses import replace
 
     import pandas as pd
@@ -55,11 +56,11 @@ def _with_trees(facts: "Facts", plan: Path, prompts: Path, limit: int, *, force_
     from yggdrasil.artifacts import write_csv
     from yggdrasil.engine.decoder import Decoder
     from yggdrasil.engine.policy import FixedPolicy
-    from yggdrasil.prompts import read_prompts
+    from yggdrasil.prompts import encode_prompt, read_prompts
     from yggdrasil.reports.trees import record_trees
 
     decoder = Decoder.from_plan(plan, force_machine=force_machine)
-    texts = [prompt.prompt for prompt in read_prompts(prompts, limit)]
+    texts = [encode_prompt(decoder.tokenizer, prompt) for prompt in read_prompts(prompts, limit, chat=chat)]
     recorded = []
     # A policy may decode plainly; here trees are wanted: the plan's, and such as lose nodes before verification.
     for shape in dict.fromkeys((facts.best_tree(), facts.best_pruned_tree())):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from yggdrasil.cli.options import Dtype, ForceOption, PlanOption
+from yggdrasil.cli.options import ChatOption, Dtype, ForceOption, PlanOption
 from yggdrasil.errors import YggdrasilError
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ def rules(
     temperatures: Annotated[str, typer.Option(help="Temperatures, such as 0,1.")] = "0,1",
     dtype: DtypeOption = None,
     out: Out = None,
+    chat: ChatOption = False,
     force_machine: ForceOption = False,
 ) -> None:
     """Every acceptance rule against plain decoding, prompt by prompt, in turns."""
@@ -43,7 +44,7 @@ def rules(
     decoder = _open(plan, dtype, force_machine=force_machine)
     rows = _measure(
         decoder, [rule_group(decoder, value) for value in values], prompts, limit,
-        {"max_new_tokens": max_new_tokens, "max_prompt_tokens": max_prompt_tokens}, out,
+        {"max_new_tokens": max_new_tokens, "max_prompt_tokens": max_prompt_tokens, "chat": chat}, out,
     )  # fmt: skip
     _show(
         rows,
@@ -64,6 +65,7 @@ def exactness(
     ] = None,
     dtype: DtypeOption = None,
     out: Out = None,
+    chat: ChatOption = False,
     force_machine: ForceOption = False,
 ) -> None:
     """Every exactness mode: tokens equal to plain decoding's, and its speed beside fast's. Exit code 1 if one that
@@ -77,7 +79,7 @@ def exactness(
             "--prompts FILE`, or give --tolerance"
         )
     settings = {
-        "max_new_tokens": max_new_tokens, "max_prompt_tokens": max_prompt_tokens,
+        "max_new_tokens": max_new_tokens, "max_prompt_tokens": max_prompt_tokens, "chat": chat,
         "tolerance": decoder.tolerance if tolerance is None else tolerance,
     }  # fmt: skip
     rows = _measure(decoder, [mode_group(decoder, tolerance)], prompts, limit, settings, out)
@@ -118,7 +120,9 @@ def _measure(
 
     assert decoder.plan is not None
     systems = [system for group in groups for system in group.systems]
-    texts = encode_prompts(decoder, read_prompt_sets(prompts, limit), settings["max_prompt_tokens"])
+    texts = encode_prompts(
+        decoder, read_prompt_sets(prompts, limit, chat=settings["chat"]), settings["max_prompt_tokens"]
+    )
     dtype = str(decoder.assembly.target.loaded.dtype).removeprefix("torch.")
     described = {
         **pair_settings(decoder.plan, dtype), **settings, "prompts_files": [path.name for path in prompts],

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from yggdrasil.cli.options import ForceOption
+from yggdrasil.cli.options import ChatOption, ForceOption
 from yggdrasil.errors import Interrupted
 
 
@@ -29,6 +29,7 @@ def search(
     measure_again: Annotated[
         bool, typer.Option("--measure-again", help="Take new stage samples even where the profile has them.")
     ] = False,
+    chat: ChatOption = False,
     force_machine: ForceOption = False,
 ) -> None:
     """Rank all schedules, shapes and widths by predicted latency, measure the best, write the plan that wins."""
@@ -37,7 +38,7 @@ def search(
 
     settings = SearchSettings(
         profile, prompts, objective, save_as, top, limit, max_new_tokens, max_prompt_tokens, rounds, final_rounds,
-        measure_again=measure_again, force_machine=force_machine,
+        measure_again=measure_again, chat=chat, force_machine=force_machine,
     )  # fmt: skip
     try:
         with PhaseProgress() as progress:

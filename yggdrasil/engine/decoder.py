@@ -17,7 +17,8 @@ from yggdrasil.artifacts import current_machine, resolve_plan, tokenizer_fingerp
 from yggdrasil.drafters.protocol import Drafter
 from yggdrasil.engine.build import Assembly, assemble, default_backend, open_device
 from yggdrasil.engine.deciding import HostDecisions, PolicyPerSetting, Prepared, decides_on_device
-from yggdrasil.engine.planned import check_fingerprint, eos_tokens, planned_drafter, planned_policy
+from yggdrasil.engine.ends import end_tokens
+from yggdrasil.engine.planned import check_fingerprint, planned_drafter, planned_policy
 from yggdrasil.engine.policy import PLAIN_POLICY, Policy
 from yggdrasil.engine.text import FinishReason, TextStream
 from yggdrasil.engine.trace import DecodingReport, Metrics, Trace
@@ -259,7 +260,9 @@ def _decoder_of(
     knots = torch.from_numpy(np.asarray(learned.acceptance.knots))
     backend = backend or default_backend(device)
     assembly = assemble(target, second, plan.shapes, backend, knots=knots, stages=adapted.stages)
-    return Decoder(assembly, tokenizer, planned_policy(adapted, learned), eos_tokens(target_path, tokenizer))
+    return Decoder(
+        assembly, tokenizer, planned_policy(adapted, learned), end_tokens(target_path, target.config, tokenizer)
+    )
 
 
 __all__ = ["Decoder", "Generation", "Request", "Shapes"]

@@ -1,9 +1,9 @@
-"""What a plan names: its policy, its drafter, the ends of its target's text."""
+"""What a plan names: its policy and its drafter."""
 
 from pathlib import Path
 
 import torch
-from transformers import GenerationConfig, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from yggdrasil.artifacts import model_fingerprint
 from yggdrasil.drafters.ngram import NGramDrafter
@@ -41,19 +41,6 @@ def planned_drafter(
     source = plan.drafter.path()
     check_same_tokenizer(tokenizer, load_tokenizer(source), (plan.target.path(), source))
     return load_model(source, dtype, device, plan.drafter.threads)
-
-
-def eos_tokens(source: str, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """End-of-text tokens: the generation configuration's, else the tokenizer's."""
-    try:
-        configured = GenerationConfig.from_pretrained(source, local_files_only=Path(source).exists()).eos_token_id
-    except OSError:
-        configured = None
-    if configured is None:
-        configured = tokenizer.eos_token_id
-    if configured is None:
-        return frozenset()
-    return frozenset([configured] if isinstance(configured, int) else configured)
 
 
 def check_fingerprint(model: ModelRef, role: str) -> None:

@@ -1,7 +1,8 @@
 """Text of a growing token sequence, and where it must end: exactly where plain decoding ends."""
 
+from bisect import bisect_right
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from tokenizers.decoders import DecodeStream
 from transformers import PreTrainedTokenizerBase
@@ -13,7 +14,8 @@ class TextStream:
     """Decodes tokens as they become certain and looks for the end after each one.
 
     A block of accepted tokens is fed one by one, so an end inside the block is seen at the same token as in plain
-    decoding. Text that could still become part of a stop string is held back until it is decided.
+    decoding. Special tokens never show in ``text``, but stop strings are looked for where they do. Text that could
+    still become part of a stop string is held back until it is decided.
     """
 
     def __init__(
@@ -29,9 +31,8 @@ class TextStream:
         self._stream = DecodeStream(skip_special_tokens=True)
         self._eos_tokens = eos_tokens
         self._max_new_tokens = max_new_tokens
-        self._stop = [text for text in stop if text]
+        self._stop = _StopStrings(tokenizer, stop) if stop else None
         self._include_stop = include_stop
-        self._longest_stop = max((len(text) for text in self._stop), default=0)
         self._released = 0
         self.tokens: list[int] = []
         self.text = ""
@@ -57,36 +58,22 @@ class TextStream:
         if token in self._eos_tokens:
             self.finish_reason = "eos"
             return
-        before = len(self.text)
         self.text += self._stream.step(self._tokenizer, token) or ""
-        if self._stop and self._find_stop(max(0, before - self._longest_stop + 1)):
+        found = self._stop.push(token, len(self.text)) if self._stop is not None else None
+        if found is not None:
+            self.text = self.text[: found.end if self._include_stop else found.start]
             self.finish_reason = "stop"
         elif len(self.tokens) >= self._max_new_tokens:
             self.finish_reason = "length"
 
-    def _find_stop(self, start: int) -> bool:
-        found = [(place, text) for text in self._stop if (place := self.text.find(text, start)) >= 0]
-        if not found:
-            return False
-        place, text = min(found)
-        self.text = self.text[: place + len(text) if self._include_stop else place]
-        return True
-
     def release(self) -> str:
         """New text that is final: all of it once the end was found, else all but a possible start of a stop string."""
         end = len(self.text)
-        if self.finish_reason is None:
-            end -= self._undecided()
+        if self.finish_reason is None and self._stop is not None:
+            end = self._stop.decided()
         piece = self.text[self._released : end]
         self._released = max(self._released, end)
         return piece
-
-    def _undecided(self) -> int:
-        for size in range(min(self._longest_stop - 1, len(self.text)), 0, -1):
-            tail = self.text[-size:]
-            if any(text.startswith(tail) for text in self._stop):
-                return size
-        return 0
 
     def finish(self, reason: FinishReason) -> None:
         """End for a reason from outside (context full, cancelled)."""
@@ -102,3 +89,47 @@ class TextStream:
         whole = self._tokenizer.decode(tokens, skip_special_tokens=True)
         if whole.startswith(self.text):
             self.text = whole
+
+
+class _Found(NamedTuple):
+    """Where a stop string stands in the text that is shown."""
+
+    start: int
+    end: int
+
+
+class _StopStrings:
+    """Looks for stop strings in the text with its special tokens, and says where that is in the text without."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, stop: Sequence[str]) -> None:
+        self._tokenizer = tokenizer.backend_tokenizer
+        self._stream = DecodeStream(skip_special_tokens=False)
+        self._stop = list(stop)
+        self._longest = max(map(len, stop))
+        self._text = ""  # special tokens included
+        self._ends: list[tuple[int, int]] = [(0, 0)]  # after each token: of this text, of the shown one
+
+    def push(self, token: int, shown: int) -> _Found | None:
+        """One more token, with which the shown text is ``shown`` long; the stop string that is complete now."""
+        start = max(0, len(self._text) - self._longest + 1)
+        self._text += self._stream.step(self._tokenizer, token) or ""
+        self._ends.append((len(self._text), shown))
+        places = [(place, text) for text in self._stop if (place := self._text.find(text, start)) >= 0]
+        if not places:
+            return None
+        place, text = min(places)
+        return _Found(self._shown(place), self._shown(place + len(text)))
+
+    def decided(self) -> int:
+        """Length of the shown text that no stop string can begin in any more."""
+        for size in range(min(self._longest - 1, len(self._text)), 0, -1):
+            tail = self._text[-size:]
+            if any(text.startswith(tail) for text in self._stop):
+                return self._shown(len(self._text) - size)
+        return self._ends[-1][1]
+
+    def _shown(self, place: int) -> int:
+        """The place in the shown text: as far behind the last token before it, within what its own token shows."""
+        index = bisect_right(self._ends, place, key=lambda ends: ends[0]) - 1
+        (before, shown), (_, most) = self._ends[index], self._ends[min(index + 1, len(self._ends) - 1)]
+        return min(shown + place - before, most)

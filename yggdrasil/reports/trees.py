@@ -58,7 +58,9 @@ class TreeRecorder:
         return Snapshot(tokens, parents, depths, scores, verified, accepted, bonus, shape)
 
 
-def record_trees(decoder: Decoder, prompts: Sequence[str], each: int = 2, max_new_tokens: int = 32) -> pd.DataFrame:
+def record_trees(
+    decoder: Decoder, prompts: Sequence[str | Sequence[int]], each: int = 2, max_new_tokens: int = 32
+) -> pd.DataFrame:
     """Trees of ``prompts`` under the decoder's own policy, ``each`` a prompt, those with most accepted.
 
     Columns are ``TREE_COLUMNS``. Roles are root, accepted, verified (refused by the target) and drafted (pruned before

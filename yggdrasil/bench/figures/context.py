@@ -34,6 +34,7 @@ class Effort:
     """How much is measured."""
 
     prompts: int = 8  # of each set
+    chat: bool = False  # plain prompts are a user's turn in the chat template
     held_back: int = 6  # of each set, after those: they calibrate static trees
     max_new_tokens: int = 64
     max_prompt_tokens: int = 256
@@ -208,7 +209,9 @@ def open_context(
     path = resolve_plan(plan, current_machine(), force=force_machine)
     decoder = Decoder.from_plan(path, force_machine=force_machine)
     texts = {
-        file.stem: encode_prompts(decoder, read_prompts(file, effort.num_prompts), effort.max_prompt_tokens)
+        file.stem: encode_prompts(
+            decoder, read_prompts(file, effort.num_prompts, chat=effort.chat), effort.max_prompt_tokens
+        )
         for file in prompts
     }
     return FigureContext(decoder, texts, out, effort)
