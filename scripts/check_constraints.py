@@ -22,7 +22,8 @@ from rich.progress import track
 from yggdrasil.acceptance.sampling import Constraint, SamplingParams
 from yggdrasil.artifacts import write_atomic
 from yggdrasil.bench.record import provenance
-from yggdrasil.bench.systems import spread
+from yggdrasil.bench.repeats import foretold
+from yggdrasil.bench.spread import describe, spread
 from yggdrasil.cli import run_script
 from yggdrasil.engine.decoder import Decoder, Generation
 from yggdrasil.prompts import encode_prompt, read_prompt_sets
@@ -97,13 +98,14 @@ def main(
                 "is_valid": is_valid(runs[True].text, SCHEMAS[name]),
                 "is_same": runs[True].tokens == runs[False].tokens,
                 "num_tokens": len(runs[True].tokens),
+                "foretold": foretold(tokens, runs[True].tokens),
                 "plain": runs[False].metrics.as_dict(),
                 "tree": runs[True].metrics.as_dict(),
             }
         )
     summary = summarise(samples)
     for key, value in summary.items():
-        print(f"{key}: {value}")
+        print(f"{key}: {describe(value) if isinstance(value, dict) else value}")
     if out is not None:
         record = {
             **provenance(), "plan": plan, "prompts_files": [path.name for path in prompts], "temperature": temperature,
@@ -133,6 +135,7 @@ def summarise(samples: list[dict[str, Any]]) -> dict[str, Any]:
         "aal": statistics.mean(sample["tree"]["aal"] for sample in samples),
         "plain_tpot_ms": statistics.median(sample["plain"]["tpot_ms"] for sample in samples),
         "tpot_ms": statistics.median(sample["tree"]["tpot_ms"] for sample in samples),
+        "repeats": sum(sample["foretold"] for sample in samples) / sum(sample["num_tokens"] for sample in samples),
         "speedup": spread([sample["plain"]["tpot_ms"] / sample["tree"]["tpot_ms"] for sample in samples]),
     }
 

@@ -22,6 +22,8 @@ from rich.progress import track
 from rich.table import Table
 
 from yggdrasil.artifacts import current_machine, resolve_plan, write_atomic
+from yggdrasil.bench.repeats import foretold
+from yggdrasil.bench.spread import describe, spread
 from yggdrasil.cli import run_script
 from yggdrasil.cli.progress import wide_console
 from yggdrasil.engine.decoder import Decoder, Generation
@@ -51,8 +53,8 @@ def main(
     policies: dict[str, Policy] = {name: _policy(plan, name, gate=gate) for name in ("latency", "aal")}
     policies["plain"] = PLAIN_POLICY
     table = Table(
-        "prompts", "same tokens", "AAL: latency", "AAL: aal", "tokens/s: latency", "tokens/s: aal", "latency over aal",
-        "quartiles", "over plain",
+        "prompts", "same tokens", "AAL: latency", "AAL: aal", "tokens/s: latency", "tokens/s: aal",
+        "latency over aal (quartiles)", "over plain", "repeats",
     )  # fmt: skip
     samples: dict[str, list[dict[str, float | str]]] = {}
     summary: dict[str, dict[str, Any]] = {}
@@ -85,6 +87,7 @@ def _turn(
     shift = number % len(names)
     runs = {name: _run(decoder, policies[name], tokens, count) for name in [*names[shift:], *names[:shift]]}
     figures: dict[str, float | str] = {"same": float(len({tuple(run.tokens) for run in runs.values()}) == 1)}
+    figures["repeats"] = foretold(tokens, runs["plain"].tokens) / count
     for name, run in runs.items():
         figures |= {f"{name}_tpot_ms": run.metrics.tpot_ms, f"{name}_aal": run.metrics.aal}
     return figures
@@ -96,7 +99,6 @@ def _summary(frame: pd.DataFrame) -> dict[str, Any]:
     gains = (frame["aal_tpot_ms"] / frame["latency_tpot_ms"]).groupby(by_prompt).median()
     over_plain = (frame["plain_tpot_ms"] / frame["latency_tpot_ms"]).groupby(by_prompt).median()
     same = frame.groupby("prompt")["same"].min()
-    low, middle, high = gains.quantile([0.25, 0.5, 0.75])
     return {
         "matched": int(same.sum()),
         "prompts": len(same),
@@ -104,20 +106,21 @@ def _summary(frame: pd.DataFrame) -> dict[str, Any]:
         "tokens_per_s": {
             name: 1e3 / frame[f"{name}_tpot_ms"].groupby(by_prompt).median().mean() for name in ("latency", "aal")
         },
-        "latency_over_aal": {"median": middle, "low": low, "high": high},
+        "latency_over_aal": spread(gains.tolist()),
         "latency_over_plain": over_plain.median(),
+        "repeats": frame["repeats"].mean(),
     }
 
 
 def _cells(found: dict[str, Any]) -> list[str]:
-    lengths, speeds, gain = found["aal"], found["tokens_per_s"], found["latency_over_aal"]
+    lengths, speeds = found["aal"], found["tokens_per_s"]
     return [
         f"{found['matched']} of {found['prompts']}",
         *(f"{lengths[name]:.2f}" for name in ("latency", "aal")),
         *(f"{speeds[name]:.0f}" for name in ("latency", "aal")),
-        f"{gain['median']:.3f}",
-        f"{gain['low']:.3f} to {gain['high']:.3f}",
+        describe(found["latency_over_aal"], 3),
         f"{found['latency_over_plain']:.3f}",
+        f"{found['repeats']:.0%}",
     ]
 
 

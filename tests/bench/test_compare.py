@@ -1,8 +1,13 @@
 """The plan beside plain decoding: figures of all prompts, and of each category of a file that has several."""
 
+from dataclasses import replace
+
+import pytest
 from tiny_pair import TEXT
 
 from yggdrasil.bench.compare import compare, summarise, summarise_categories
+from yggdrasil.bench.repeats import foretold
+from yggdrasil.cli.progress import show_categories, show_comparison, show_summary
 from yggdrasil.engine.policy import FixedPolicy
 from yggdrasil.prompts import Prompt
 from yggdrasil.tree.objective import TreeShape
@@ -30,3 +35,50 @@ def test_one_category_is_no_breakdown(pair):
     results = compare(decoder, [prompt_of(pair, "a", 0, "qa")], 4, lambda _: None, warm_up=False)
 
     assert summarise_categories(results) == {}
+
+
+@pytest.fixture(scope="module")
+def results(pair):
+    """Three prompts of two categories, whose times are 4 and 8, 1 and 8, 5 and 10 ms a token, ours first."""
+    prompts = [prompt_of(pair, "a", 0, "qa"), prompt_of(pair, "b", 9, None), prompt_of(pair, "c", 20, "qa")]
+    decoder = pair.decoder(FixedPolicy(TreeShape(2, 2, 4)))
+    found = compare(decoder, prompts, 40, lambda _: None, warm_up=False)
+    times = [(4.0, 8.0), (1.0, 8.0), (5.0, 10.0)]
+    return [
+        replace(result, tree=timed(result.tree, ours), plain=timed(result.plain, plain))
+        for result, (ours, plain) in zip(found, times, strict=True)
+    ]
+
+
+def timed(generation, tpot_ms):
+    return replace(generation, metrics=replace(generation.metrics, tpot_ms=tpot_ms))
+
+
+def test_speed_is_shown_prompt_by_prompt_and_over_all(results):
+    """Two thirds of the time are two prompts of 2 x; one prompt of 8 x is not the whole."""
+    summary, categories = summarise(results), summarise_categories(results)
+
+    assert summary["speedup"] == {"median": 2.0, "low": 2.0, "high": 8.0, "samples": [2.0, 2.0, 8.0]}
+    assert summary["total_speedup"] == pytest.approx(26 / 10)
+    assert categories["qa"]["total_speedup"] == 2.0
+    assert categories["none"]["total_speedup"] == 8.0
+
+
+def test_repeats_stand_beside_every_speed(pair, results, capsys):
+    """A tiny random model soon loops; how much of that its text so far gives away is in every table."""
+    tokenizer = pair.decoder(FixedPolicy(TreeShape(2, 2, 4))).tokenizer
+    for result, first in zip(results, (0, 9, 20), strict=True):
+        prompt = tokenizer(tokenizer.decode(TEXT[first : first + 9]))["input_ids"]
+        assert result.repeats == foretold(prompt, result.plain.tokens) / 40
+        show_comparison(result)
+    summary, categories = summarise(results), summarise_categories(results)
+    show_summary(summary)
+    show_categories(categories)
+    printed = capsys.readouterr()
+
+    assert summary["repeats"] == pytest.approx(sum(result.repeats for result in results) / 3)
+    assert categories["none"]["repeats"] == results[1].repeats
+    assert 0.0 < summary["repeats"] < 1.0
+    assert all(f"repeats {result.repeats:4.0%}" in printed.err for result in results)
+    assert printed.out.count("repeats") == 2
+    assert f"{categories['qa']['repeats']:.0%}" in printed.out

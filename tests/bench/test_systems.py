@@ -127,7 +127,7 @@ def test_a_run_that_leaves_its_plain_one_is_replayed(pair):
 
 def test_ratios_are_taken_prompt_by_prompt():
     def sample(prompt, system, tpot_ms):
-        return Sample(prompt, system, Continuation([1], 1.0, tpot_ms, 6, 3))
+        return Sample(prompt, system, Continuation([1], 1.0, tpot_ms, 6, 3), 0)
 
     systems = [Scripted("ours", "one", False, 0.0), Scripted("rival", "two", True, 0.0)]
     samples = [
@@ -136,13 +136,22 @@ def test_ratios_are_taken_prompt_by_prompt():
         sample("b", "rival", 80.0),
         sample("b", "ours", 10.0),
     ]
-    ratio = summarise_systems(systems, samples, "ours")[1]["ratio_to_ours"]["median"]
+    row = summarise_systems(systems, samples, "ours")[1]
 
-    assert ratio == pytest.approx((2 + 8) / 2)
+    assert row["ratio_to_ours"]["median"] == pytest.approx((2 + 8) / 2)
+    assert row["total_ratio_to_ours"] == pytest.approx((2 + 80) / (1 + 10))
+
+
+def test_repeats_are_counted_over_prompt_and_tokens():
+    systems = [Scripted("ours", "one", False, 1.0, tokens=(1, 2, 3, 4)), Scripted("loop", "two", True, 1.0, (7,) * 8)]
+    samples: list[Sample] = []
+    run_systems(systems, {"a": [1, 2, 3, 4], "b": [5]}, 4, lambda _, found: samples.extend(found), is_timed=False)
+
+    assert [row["repeats"] for row in summarise_systems(systems, samples, "ours")] == [1 / 8, 8 / 16]
 
 
 def test_samples_survive_a_file():
-    sample = Sample("a", "ours", Continuation([1, 2], 1.5, 2.5, 1, 1))
+    sample = Sample("a", "ours", Continuation([1, 2], 1.5, 2.5, 1, 1), 1)
 
     assert Sample.from_dict(sample.as_dict()) == sample
 

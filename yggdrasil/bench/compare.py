@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from yggdrasil.bench.divergence import Divergence, replay
+from yggdrasil.bench.repeats import foretold
+from yggdrasil.bench.spread import spread
 from yggdrasil.engine.decoder import Decoder, Generation
 from yggdrasil.prompts import Prompt, encode_prompt
 
@@ -17,12 +19,18 @@ class Comparison:
     id: str
     plain: Generation
     tree: Generation
+    foretold: int  # plain tokens that an earlier place of the text gives away
     divergence: Divergence | None = None  # where they part, judged by a plain replay
     category: str | None = None  # the prompt's
 
     @property
     def matched(self) -> bool:
         return self.plain.tokens == self.tree.tokens
+
+    @property
+    def repeats(self) -> float:
+        """Share of the plain tokens that an earlier place of the text gives away."""
+        return self.foretold / len(self.plain.tokens)
 
     @property
     def decode_ratio(self) -> float:
@@ -64,13 +72,18 @@ def compare(
         order = (False, True) if i % 2 == 0 else (True, False)
         runs = {speculation: run(prompt, speculation=speculation) for speculation in order}
         divergence = replay(decoder, kept(prompt), runs[False].tokens, runs[True].tokens)
-        results.append(Comparison(prompt.id, runs[False], runs[True], divergence, prompt.category))
+        known = foretold(kept(prompt), runs[False].tokens)
+        results.append(Comparison(prompt.id, runs[False], runs[True], known, divergence, prompt.category))
         on_result(results[-1])
     return results
 
 
 def summarise(results: Sequence[Comparison]) -> dict[str, Any]:
-    """The figures of a comparison; ratios are per prompt, then their median, with quartiles as spread."""
+    """The figures of a comparison.
+
+    ``speedup`` is a ratio per prompt, then the median, with quartiles as spread; ``total_speedup`` is the ratio of the
+    times of all prompts together. ``repeats`` is the share of generated tokens that the text so far gives away.
+    """
     decoded = [result for result in results if result.tree.metrics.iterations]
     tree = [result.tree.metrics for result in decoded]
     plain = [result.plain.metrics for result in decoded]
@@ -95,8 +108,10 @@ def summarise(results: Sequence[Comparison]) -> dict[str, Any]:
         "tpot_ms": tpot,
         "baseline_tpot_ms": baseline,
         "predicted_tpot_ms": predicted_tpot,
-        "speedup": _spread([result.decode_ratio for result in decoded]),
-        "end_to_end_speedup": _spread([result.end_to_end_ratio for result in results]),
+        "speedup": spread([result.decode_ratio for result in decoded]),
+        "total_speedup": _ratio(sum(_decode_ms(r.plain) for r in decoded), sum(_decode_ms(r.tree) for r in decoded)),
+        "repeats": _ratio(sum(r.foretold for r in results), sum(len(r.plain.tokens) for r in results)),
+        "end_to_end_speedup": spread([result.end_to_end_ratio for result in results]),
         "predicted_speedup": baseline / predicted_tpot if predicted_tpot else None,
         "overhead_share": _median([m.overhead_share for m in tree]),
         "plain_overhead_share": _median([m.overhead_share for m in plain]),
@@ -116,16 +131,15 @@ def _num_judged(results: Sequence[Comparison], verdict: str) -> int:
 
 
 def _request_ms(generation: Generation) -> float:
-    metrics = generation.metrics
-    return metrics.ttft_ms + metrics.tpot_ms * max(len(generation.tokens) - 1, 0)
+    return generation.metrics.ttft_ms + _decode_ms(generation)
 
 
-def _spread(values: Sequence[float]) -> dict[str, float]:
-    if len(values) < 2:
-        value = values[0] if values else 0.0
-        return {"median": value, "low": value, "high": value}
-    low, median, high = statistics.quantiles(values, n=4)
-    return {"median": median, "low": low, "high": high}
+def _decode_ms(generation: Generation) -> float:
+    return generation.metrics.tpot_ms * max(len(generation.tokens) - 1, 0)
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0
 
 
 def _median(values: Sequence[float]) -> float:

@@ -27,7 +27,7 @@ class SampleFile:
             return
         try:
             record = json.loads(path.read_text())
-            found, samples = record["settings"], record["samples"]
+            found, samples = record["settings"], [Sample.from_dict(values) for values in record["samples"]]
         except (json.JSONDecodeError, KeyError, TypeError) as error:
             raise YggdrasilError(f"{path} holds no comparison; remove it or name another file") from error
         if found != self._settings:
@@ -35,7 +35,7 @@ class SampleFile:
             raise YggdrasilError(
                 f"{path} was measured with other settings ({', '.join(changed)}); remove it or name another file"
             )
-        self.samples = [Sample.from_dict(values) for values in samples]
+        self.samples = samples
 
     def add(self, samples: Sequence[Sample]) -> None:
         """Keep the samples of one prompt."""

@@ -3,7 +3,6 @@
 A system is anything that continues token ids: our decoder under some policy, transformers, llama.cpp.
 """
 
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from random import Random
@@ -13,6 +12,8 @@ from typing import Any, Protocol
 from yggdrasil.acceptance.sampling import GREEDY, SamplingParams
 from yggdrasil.acceptance.speculation import DEFAULT, OFF, Speculation
 from yggdrasil.bench.divergence import Divergence, replay
+from yggdrasil.bench.repeats import foretold
+from yggdrasil.bench.spread import spread
 from yggdrasil.engine.decoder import Decoder
 from yggdrasil.engine.policy import Policy
 from yggdrasil.prompts import Prompt, encode_prompt
@@ -89,6 +90,7 @@ class Sample:
     prompt: str
     system: str
     continuation: Continuation
+    foretold: int  # of its tokens, those that an earlier place of the text gives away
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -96,7 +98,7 @@ class Sample:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Sample":
         """Rebuild from ``as_dict``."""
-        return cls(values["prompt"], values["system"], Continuation(**values["continuation"]))
+        return cls(values["prompt"], values["system"], Continuation(**values["continuation"]), values["foretold"])
 
 
 def encode_prompts(decoder: Decoder, prompts: Sequence[Prompt], max_tokens: int | None) -> dict[str, list[int]]:
@@ -135,7 +137,8 @@ def run_systems(
             if is_timed:
                 sleep(SETTLE_SECONDS)
                 system.decode(tokens, min(WARM_TOKENS, max_new_tokens))
-            samples.append(Sample(prompt_id, system.name, system.decode(tokens, max_new_tokens)))
+            found = system.decode(tokens, max_new_tokens)
+            samples.append(Sample(prompt_id, system.name, found, foretold(tokens, found.tokens)))
         on_prompt(prompt_id, samples)
 
 
@@ -156,6 +159,9 @@ def summarise_systems(
 ) -> list[dict[str, Any]]:
     """One row a system. Ratios are TPOT over that of the system ``ours`` on the same prompt: above 1, ours is faster.
 
+    ``total_ratio_to_ours`` is that of the times of all prompts together, ``repeats`` the share of the system's tokens
+    that its text so far gives away.
+
     ``same_as_plain`` counts prompts with the tokens of the family's plain decoding, ``same_as_ours`` with those of
     ``ours``: other kernels round otherwise, so in low precision the two may differ without a fault. What ``judge``
     says of each run that leaves its plain one is listed as ``partings``.
@@ -163,6 +169,7 @@ def summarise_systems(
     by_system = {
         system.name: {s.prompt: s.continuation for s in samples if s.system == system.name} for system in systems
     }
+    known = {system.name: sum(s.foretold for s in samples if s.system == system.name) for system in systems}
     plain = {system.family: by_system[system.name] for system in systems if system.is_plain}
     rows = []
     for system in systems:
@@ -180,19 +187,12 @@ def summarise_systems(
                 "tpot_ms": spread([c.tpot_ms for c in own.values()]),
                 "ttft_ms": spread([c.ttft_ms for c in own.values()]),
                 "ratio_to_ours": spread([c.tpot_ms / by_system[ours][prompt].tpot_ms for prompt, c in own.items()]),
+                "total_ratio_to_ours": _total_ratio(own, by_system[ours]),
+                "repeats": known[system.name] / max(sum(len(c.tokens) for c in own.values()), 1),
                 "partings": _partings(system, own, reference, judge) if judge is not None else None,
             }
         )
     return rows
-
-
-def spread(values: Sequence[float]) -> dict[str, float]:
-    """Median and quartiles; of a single value, that value."""
-    if len(values) < 2:
-        value = values[0] if values else 0.0
-        return {"median": value, "low": value, "high": value}
-    low, median, high = statistics.quantiles(values, n=4)
-    return {"median": median, "low": low, "high": high}
 
 
 def _partings(
@@ -217,6 +217,12 @@ def equality(row: Mapping[str, Any], key: str = "same_as_plain") -> str:
         return text
     ties = sum(parting["verdict"] == "tie" for parting in partings)
     return f"{text}, a tie in {ties}" if ties == len(partings) else f"{text}, faults in {len(partings) - ties}"
+
+
+def _total_ratio(own: Mapping[str, Continuation], ours: Mapping[str, Continuation]) -> float | None:
+    """Time of all prompts over that of ours."""
+    times = [sum(runs[prompt].tpot_ms * runs[prompt].decoded for prompt in own) for runs in (own, ours)]
+    return times[0] / times[1] if times[1] else None
 
 
 def _num_equal(own: Mapping[str, Continuation], reference: Mapping[str, Continuation]) -> int:

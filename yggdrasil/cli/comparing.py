@@ -73,7 +73,9 @@ def _measure(decoder: Decoder, prompts: Sequence[Prompt], settings: Mapping[str,
 def _sample(result: Comparison) -> dict[str, Any]:
     return {
         "id": result.id,
+        "category": result.category,
         "matched": result.matched,
+        "repeats": result.repeats,
         "divergence": asdict(result.divergence) if result.divergence else None,
         "plain": result.plain.metrics.as_dict(),
         "tree": result.tree.metrics.as_dict(),

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from yggdrasil.bench.compare import Comparison
 from yggdrasil.bench.memory import MemoryUse
+from yggdrasil.bench.spread import describe
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -49,7 +50,7 @@ def show_comparison(result: Comparison) -> None:
     same = "same tokens" if result.divergence is None else f"DIFFERENT TOKENS ({result.divergence.verdict})"
     _console.print(
         f"{result.id:<28.28} plain {plain.tpot_ms:7.3f} ms  tree {tree.tpot_ms:7.3f} ms  {result.decode_ratio:5.2f} x  "
-        f"AAL {tree.aal:4.2f}  {same}"
+        f"AAL {tree.aal:4.2f}  repeats {result.repeats:4.0%}  {same}"
     )
 
 
@@ -63,7 +64,7 @@ def show_summary(summary: dict[str, Any]) -> None:
     table = Table("figure", "value", title="Yggdrasil against plain compiled decoding")
     for name, value in summary.items():
         if isinstance(value, dict):
-            text = f"{value['median']:.3f}  ({value['low']:.3f} to {value['high']:.3f}, quartiles)"
+            text = f"{describe(value, 3)}{'' if 'samples' in value else ', quartiles'}"
         elif isinstance(value, float):
             text = f"{value:.4g}"
         else:
@@ -74,16 +75,17 @@ def show_summary(summary: dict[str, Any]) -> None:
 
 def show_categories(categories: Mapping[str, Mapping[str, Any]]) -> None:
     """One row a category of the prompt file."""
-    table = Table("category", "same tokens", "AAL", "plain ms", "ours ms", "speed-up (quartiles)")
+    table = Table("category", "same tokens", "AAL", "plain ms", "ours ms", "speed-up (quartiles)", "in all", "repeats")
     for name, summary in categories.items():
-        speedup = summary["speedup"]
         table.add_row(
             name,
             f"{summary['matched']} of {summary['prompts']}",
             f"{summary['aal']:.2f}",
             f"{summary['baseline_tpot_ms']:.3f}",
             f"{summary['tpot_ms']:.3f}",
-            f"{speedup['median']:.2f} ({speedup['low']:.2f} to {speedup['high']:.2f})",
+            describe(summary["speedup"]),
+            f"{summary['total_speedup']:.2f}",
+            f"{summary['repeats']:.0%}",
         )
     Console().print(table)
 

@@ -51,6 +51,7 @@ def rules(
         ("lossless", lambda row: "yes" if row["lossless"] else "NO"),
         ("AAL", lambda row: f"{row['aal']:.2f}"),
         ("of plain's time", lambda row: f"{row['ratio_to_ours']['median']:.2f}"),
+        ("repeats", lambda row: f"{row['repeats']:.0%}"),
     )
 
 
@@ -91,6 +92,7 @@ def exactness(
         ("flips", lambda row: str(row["flips"])),
         ("AAL", lambda row: f"{row['aal']:.2f}"),
         ("of fast's speed", lambda row: f"{1 / row['ratio_to_ours']['median']:.3f}"),
+        ("repeats", lambda row: f"{row['repeats']:.0%}"),
     )
     if any(row["verify_decode_mismatches"] for row in rows if row["system"] in PROMISING):
         raise typer.Exit(1)
@@ -138,13 +140,12 @@ def _measure(
 
 
 def _show(rows: list[dict[str, Any]], *columns: tuple[str, Callable[[dict[str, Any]], str]]) -> None:
-    from rich.console import Console
     from rich.table import Table
+
+    from yggdrasil.bench.spread import describe
+    from yggdrasil.cli.progress import wide_console
 
     table = Table("way", *(title for title, _ in columns), "ms a token (quartiles)")
     for row in rows:
-        tpot = row["tpot_ms"]
-        spread = f"{tpot['median']:.3f} ({tpot['low']:.3f} to {tpot['high']:.3f})"
-        table.add_row(row["system"], *(text(row) for _, text in columns), spread)
-    console = Console()
-    (console if console.is_terminal else Console(width=180)).print(table)  # a pipe has no width
+        table.add_row(row["system"], *(text(row) for _, text in columns), describe(row["tpot_ms"], 3))
+    wide_console().print(table)

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from yggdrasil.bench.policies import plan_ablations
 from yggdrasil.bench.record import pair_settings
+from yggdrasil.bench.spread import describe
 from yggdrasil.bench.store import SampleFile, measure
 from yggdrasil.bench.systems import (
     EngineSystem,
@@ -19,7 +19,7 @@ from yggdrasil.bench.systems import (
     summarise_systems,
 )
 from yggdrasil.bench.trees import TREES, TreeBench, tree_systems
-from yggdrasil.cli.progress import PhaseProgress
+from yggdrasil.cli.progress import PhaseProgress, wide_console
 from yggdrasil.engine.decoder import Decoder
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.prompts import Prompt
@@ -81,13 +81,11 @@ def compare_trees(
 
 def show_systems(rows: Sequence[dict[str, Any]]) -> None:
     """One row a system."""
-    table = Table("system", "as its plain", "as ours", "AAL", "TPOT ms (quartiles)", "over ours (quartiles)")
+    titles = "system|as its plain|as ours|AAL|TPOT ms (quartiles)|over ours (quartiles)|in all|repeats"
+    table = Table(*titles.split("|"))
     for row in rows:
         equal = [equality(row, key) for key in ("same_as_plain", "same_as_ours")]
-        aal = "-" if row["aal"] is None else f"{row['aal']:.2f}"
-        table.add_row(row["system"], *equal, aal, _spread(row["tpot_ms"]), _spread(row["ratio_to_ours"]))
-    Console().print(table)
-
-
-def _spread(values: dict[str, float]) -> str:
-    return f"{values['median']:.3f} ({values['low']:.3f} to {values['high']:.3f})"
+        aal, total = (f"{row[key]:.2f}" if row[key] is not None else "-" for key in ("aal", "total_ratio_to_ours"))
+        times = [describe(row["tpot_ms"], 3), describe(row["ratio_to_ours"], 3)]
+        table.add_row(row["system"], *equal, aal, *times, total, f"{row['repeats']:.0%}")
+    wide_console().print(table)

@@ -168,6 +168,7 @@ class Facts:
                     "low": speedup.get("low"),
                     "high": speedup.get("high"),
                     "predicted_speedup": record.get("predicted_speedup"),
+                    "repeats": record.get("repeats"),
                 }
             )
         return pd.DataFrame(rows)

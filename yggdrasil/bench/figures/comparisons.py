@@ -31,7 +31,7 @@ def end_to_end(context: FigureContext) -> list[Figure]:
     best = best_of_field(context.tree_rows)
     base = best[best["name"] == "SpecInfer"].set_index("set")["tpot_ms"]
     best = best.assign(speedup_over_specinfer=best["set"].map(base) / best["tpot_ms"])
-    frame = best[["set", "name", "tpot_ms", "aal", "speedup_over_specinfer", "prompts", "same_as_ours"]]
+    frame = best[["set", "name", "tpot_ms", "aal", "speedup_over_specinfer", "repeats", "prompts", "same_as_ours"]]
     return [Figure("figure-10", "End to end", frame, "set", ("speedup_over_specinfer", "tpot_ms"), series="name")]
 
 

@@ -138,6 +138,7 @@ class FigureContext:
                         "tpot_ms": spread["median"],
                         "tpot_low_ms": spread["low"],
                         "tpot_high_ms": spread["high"],
+                        "repeats": row["repeats"],
                         "prompts": row["prompts"],
                         "same_as_ours": row["same_as_ours"],
                     }
@@ -161,7 +162,8 @@ class FigureContext:
         rows = []
         for system, row in zip(systems, summary, strict=True):
             entry = {"set": prompt_set, "system": row["system"], "aal": row["aal"], "prompts": row["prompts"],
-                     "tpot_ms": row["tpot_ms"]["median"], "same_as_ours": row["same_as_ours"]}  # fmt: skip
+                     "tpot_ms": row["tpot_ms"]["median"], "repeats": row["repeats"],
+                     "same_as_ours": row["same_as_ours"]}  # fmt: skip
             if isinstance(system, TreeSystem):
                 name, _, budget = system.name.rpartition(" ")
                 shape = system.arrangement.shape

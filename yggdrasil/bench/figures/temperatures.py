@@ -19,9 +19,8 @@ def temperatures(context: FigureContext) -> list[Figure]:
     plan keeps what it learned at temperature 0.
     """
     rows = pd.concat([_rows_at(context, value) for value in context.effort.temperatures], ignore_index=True)
-    frame = mean_over_sets(
-        rows, ["temperature", "system"], {"speedup": "mean", "aal": "mean", "tpot_ms": "mean", "over_static": "mean"}
-    )
+    means = dict.fromkeys(["speedup", "aal", "tpot_ms", "over_static", "repeats"], "mean")
+    frame = mean_over_sets(rows, ["temperature", "system"], means)
     same = rows.groupby(["temperature", "system"], sort=False)[["prompts", "same_as_ours"]].sum().reset_index()
     frame = frame.merge(same, on=["temperature", "system"])
     mean = float(rows["over_static"].mean())

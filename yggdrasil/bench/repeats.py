@@ -1,0 +1,21 @@
+"""How much a text repeats itself: what a loop or a copy from the prompt gives away, no draft model needed."""
+
+from collections.abc import Sequence
+
+from yggdrasil.predictor.repetition import NGRAM
+
+
+def foretold(prompt: Sequence[int], output: Sequence[int]) -> int:
+    """Tokens of ``output`` that are the ones which followed the last earlier occurrence of the three before them.
+
+    Occurrences are looked for in the prompt and in the output so far. Unlike the look-ups of the engine, which follow
+    a repetition until it errs, every place is judged for itself.
+    """
+    text = [*prompt, *output]
+    followers: dict[tuple[int, ...], int] = {}  # three tokens -> the one that came after them last
+    count = 0
+    for place in range(NGRAM, len(text)):
+        ngram = tuple(text[place - NGRAM : place])
+        count += place >= len(prompt) and followers.get(ngram) == text[place]
+        followers[ngram] = text[place]
+    return count
