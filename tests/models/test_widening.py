@@ -462,14 +462,33 @@ def test_known_sizes_have_the_parameters_that_their_names_say() -> None:
         assert total / 1e6 == pytest.approx(expected, rel=0.03), size
 
 
-def test_the_bundled_pair_fits_every_known_size_large_enough() -> None:
-    for size in SIZES:
-        for source in (BUNDLED_TARGET, BUNDLED_DRAFTER):
-            shape = resolve_shape(source, size, {})
-            place_heads(source, shape)
-            assert all(getattr(shape, name) >= least for name, least in asdict(source).items()) or (
-                source is BUNDLED_TARGET and size == "llama-68m"  # two layers
-            )
+@pytest.mark.parametrize(
+    "source",
+    [
+        BUNDLED_TARGET,
+        BUNDLED_DRAFTER,
+        ModelShape(576, 30, 9, 3, 64, 1536, 49152),  # SmolLM2-135M
+        ModelShape(2304, 26, 9, 3, 96, 9216, 256000),  # no dimension of it is a divisor of a known size's
+        ModelShape(5120, 40, 40, 40, 128, 13824, 32000),
+    ],
+)
+@pytest.mark.parametrize("size", SIZES)
+def test_every_known_size_fits_every_source(source: ModelShape, size: str) -> None:
+    """Dimensions that suffice stay as they are."""
+    shape = resolve_shape(source, size, {})
+
+    place_heads(source, shape)
+    assert all(getattr(shape, name) >= least for name, least in asdict(source).items())
+    assert shape.head_dim % source.head_dim == 0
+    assert shape.hidden_size % shape.num_heads == 0
+    for name in ("num_layers", "intermediate_size", "num_heads"):
+        assert getattr(shape, name) == max(getattr(SIZES[size], name), getattr(source, name))
+
+
+def test_a_size_for_a_source_that_fits_is_the_size_itself() -> None:
+    assert resolve_shape(BUNDLED_TARGET, "350M", {}) == replace(SIZES["350M"], vocab_size=4096)
+    smollm = ModelShape(576, 30, 9, 3, 64, 1536, 49152)
+    assert resolve_shape(smollm, "350M", {}) == replace(SIZES["350M"], num_layers=30, vocab_size=49152)
 
 
 def test_named_dimensions_go_over_those_of_a_size() -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from yggdrasil.errors import YggdrasilError
-from yggdrasil.models.widening.shapes import ModelShape
+from yggdrasil.models.widening.shapes import ModelShape, least_kv_heads
 from yggdrasil.models.widening.source import ARCHITECTURES, EMBEDDING, FINAL_NORM, OUTPUT_HEAD, Source
 
 ROPE_TYPES_WITHOUT_DIMENSION = ("default", "linear", "llama3")  # scale each frequency by itself
@@ -31,8 +31,7 @@ def place_heads(source: ModelShape, wide: ModelShape) -> tuple[list[int], list[i
     wide_groups_each = math.ceil(group / wide_group)
     needed = source.num_kv_heads * wide_groups_each
     if needed > wide.num_kv_heads:
-        divisors = [count for count in range(1, wide.num_heads + 1) if wide.num_heads % count == 0]
-        least = min(count for count in divisors if source.num_kv_heads * -(-group * count // wide.num_heads) <= count)
+        least = least_kv_heads(source, wide.num_heads)
         raise YggdrasilError(
             f"--num-kv-heads {wide.num_kv_heads} with --num-heads {wide.num_heads} cannot hold the source's "
             f"{source.num_kv_heads} groups of {group}; the least that can is --num-kv-heads {least}."

@@ -1,5 +1,6 @@
 """The dimensions that decide what a model costs, and the shape that sizes and named dimensions ask for."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -36,7 +37,8 @@ SIZES: Mapping[str, ModelShape] = {  # vocab_size 0: the source's own
 def resolve_shape(source: ModelShape, size: str | None, dimensions: Mapping[str, int | None]) -> ModelShape:
     """Return the shape asked for: named dimensions over those of ``size`` over the source's own.
 
-    Key and value heads not named follow ``num_heads`` at the source's group size, or are those of ``size``.
+    A size that is too small for the source in a dimension is made just large enough there. Key and value heads not
+    named follow ``num_heads`` at the source's group size, or are those of ``size``.
     """
     given = {name: value for name, value in dimensions.items() if value is not None}
     if size is None:
@@ -47,7 +49,32 @@ def resolve_shape(source: ModelShape, size: str | None, dimensions: Mapping[str,
             group = source.num_heads // source.num_kv_heads
             given.setdefault("num_kv_heads", max(1, given["num_heads"] // group))
     elif size in SIZES:
-        base = replace(SIZES[size], vocab_size=SIZES[size].vocab_size or source.vocab_size)
+        base = _fitted(SIZES[size], source)
     else:
         raise YggdrasilError(f"There is no size {size!r}; the sizes are {', '.join(SIZES)}.")
     return replace(base, **given)
+
+
+def _fitted(size: ModelShape, source: ModelShape) -> ModelShape:
+    """``size``, each dimension raised to the least that can hold ``source``."""
+    num_heads = max(size.num_heads, source.num_heads)
+    head_dim = -(-size.head_dim // source.head_dim) * source.head_dim
+    return ModelShape(
+        hidden_size=-(-max(size.hidden_size, source.hidden_size) // num_heads) * num_heads,
+        num_layers=max(size.num_layers, source.num_layers),
+        num_heads=num_heads,
+        num_kv_heads=least_kv_heads(source, num_heads, size.num_kv_heads),
+        head_dim=head_dim,
+        intermediate_size=max(size.intermediate_size, source.intermediate_size),
+        vocab_size=max(size.vocab_size, source.vocab_size),
+    )
+
+
+def least_kv_heads(source: ModelShape, num_heads: int, at_least: int = 1) -> int:
+    """The fewest key-value heads, ``at_least`` so many, whose groups can hold every group of the source."""
+    group = source.num_heads // source.num_kv_heads
+    return next(
+        count
+        for count in range(at_least, num_heads + 1)
+        if num_heads % count == 0 and source.num_kv_heads * math.ceil(group * count / num_heads) <= count
+    )
