@@ -8,6 +8,9 @@ from tiny_pair import byte_tokenizer, chat_tokenizer
 
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.prompts import (
+    CHAT_PROMPTS,
+    HELD_OUT_CHAT_PROMPTS,
+    SHIPPED,
     BadLine,
     Message,
     Prompt,
@@ -151,3 +154,29 @@ def test_a_byte_order_mark_is_no_part_of_the_first_line(tmp_path):
     path.write_bytes(b'\xef\xbb\xbf{"prompt": "a"}\n')
 
     assert read_prompts(path) == [Prompt("1", "a")]
+
+
+def test_shipped_prompts_are_read_and_explained():
+    """Every file can be read, has ids of its own, and is in the folder's README with a licence."""
+    files = sorted(SHIPPED.glob("*.jsonl"))
+    readme = (SHIPPED / "README.md").read_text(encoding="utf-8")
+
+    assert {CHAT_PROMPTS, HELD_OUT_CHAT_PROMPTS, SHIPPED / "humaneval.jsonl"} == set(files)
+    assert len(read_prompt_sets(files)) == 48 + 12 + 82
+    assert all(f"| `{file.name}` | {len(read_prompts(file))} |" in readme for file in files)
+    assert "Copyright (c) OpenAI" in readme
+
+
+def test_what_is_calibrated_on_is_not_measured_on():
+    """No held-out prompt, nor a longer stretch of one, stands in the prompts for calibration."""
+    calibration = "\n".join(prompt.prompt for prompt in read_prompts(CHAT_PROMPTS))
+    for prompt in read_prompts(HELD_OUT_CHAT_PROMPTS):
+        stretches = {prompt.prompt[i : i + 50] for i in range(max(1, len(prompt.prompt) - 50))}
+        assert not any(stretch in calibration for stretch in stretches)
+
+
+def test_the_first_few_calibration_prompts_are_of_every_kind():
+    """A quick calibration reads no more than those."""
+    prompts = read_prompts(CHAT_PROMPTS)
+
+    assert {prompt.category for prompt in prompts[:9]} == {prompt.category for prompt in prompts}

@@ -11,6 +11,9 @@ from yggdrasil.errors import YggdrasilError, first_line
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+SHIPPED = Path(__file__).parent / "assets" / "prompts"  # its README says what is for what, and the licences
+CHAT_PROMPTS, HELD_OUT_CHAT_PROMPTS = SHIPPED / "chat.jsonl", SHIPPED / "chat-heldout.jsonl"
+
 Role = Literal["system", "user", "assistant"]
 Messages: TypeAlias = "Sequence[Mapping[str, str] | Message]"
 
