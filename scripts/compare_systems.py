@@ -1,4 +1,4 @@
-"""Compare Yggdrasil with the systems people would use instead, on one pair, the same prompts, dtype and threads.
+"""Compare Yggdrasil with the systems people would use instead, on one model or pair, the same prompts and threads.
 
     scripts/compare_systems --plan tiny --prompts unseen.jsonl --limit 12 --llama-cpp work/llama.cpp --json out.json
     scripts/compare_systems --plan tiny --prompts c4.jsonl --prompts wikipedia.jsonl --json systems.json
@@ -18,7 +18,7 @@ import typer
 from llama_cpp import CACHE_OPTIONS, DRAFT_CACHE_OPTIONS, LlamaCpp, LlamaServer
 from rich.console import Console
 
-from yggdrasil.bench.record import model_drafter, pair_settings
+from yggdrasil.bench.record import pair_settings
 from yggdrasil.bench.store import SampleFile, measure
 from yggdrasil.bench.systems import EngineSystem, System, encode_prompts, judge_by_replay, summarise_systems
 from yggdrasil.bench.transformers_systems import transformers_systems
@@ -28,7 +28,7 @@ from yggdrasil.cli.trees import show_systems
 from yggdrasil.engine.decoder import DTYPES, Decoder
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.prompts import read_prompts
-from yggdrasil.scheduling.plan import Plan
+from yggdrasil.scheduling.plan import ModelRef, Plan
 
 OURS, PLAIN = "yggdrasil, by plan", "yggdrasil, plain compiled"
 console = Console(stderr=True)
@@ -49,6 +49,9 @@ def main(  # noqa: PLR0913 - one argument for each option
     draft_tokens: Annotated[str, typer.Option(help="Draft lengths of the rivals that have a fixed one.")] = "4,8",
     out: Annotated[Path | None, typer.Option("--json", help="Every sample and the summary; resumed if there.")] = None,
     chat: Annotated[bool, typer.Option("--chat", help="Wrap plain prompts as a user's turn.")] = False,
+    without: Annotated[
+        list[str] | None, typer.Option(help="Leave out systems whose name begins like this; can be repeated.")
+    ] = None,
     force_machine: Annotated[bool, typer.Option(help="Use a plan that was calibrated on another machine.")] = False,
 ) -> None:
     """Print one row a system: tokens equal, AAL, TPOT with quartiles, ratio to ours."""
@@ -63,8 +66,8 @@ def main(  # noqa: PLR0913 - one argument for each option
         systems: list[System] = [
             EngineSystem(OURS, decoder),
             EngineSystem(PLAIN, decoder, is_plain=True),
-            *_transformers(decoder.plan, chosen, lengths),
-            *_llama_cpp(decoder.plan, chosen, lengths, llama_cpp, running),
+            *(system for system in _transformers(decoder.plan, chosen, lengths) if _is_wanted(system.name, without)),
+            *_llama_cpp(decoder.plan, chosen, lengths, llama_cpp, running, without),
         ]
         settings = {
             **pair_settings(decoder.plan, chosen),
@@ -93,21 +96,37 @@ def _file_of(out: Path | None, prompts: Path, num_sets: int) -> Path | None:
     return out if out is None or num_sets == 1 else out.with_name(f"{out.stem}-{prompts.stem}{out.suffix}")
 
 
+def _is_wanted(name: str, without: list[str] | None) -> bool:
+    return not any(name.startswith(beginning) for beginning in without or ())
+
+
+def _drafter(plan: Plan) -> ModelRef | None:
+    """The plan's draft model, which rivals draft with too."""
+    return plan.drafter if isinstance(plan.drafter, ModelRef) else None
+
+
 def _transformers(plan: Plan, dtype: str, lengths: list[int]) -> list[System]:
-    source = plan.target.path(), model_drafter(plan).path()
-    threads, max_length = plan.target.threads, plan.shapes.max_length
-    return transformers_systems(*source, DTYPES[dtype], threads, max_length, lengths)
+    drafter, threads, max_length = _drafter(plan), plan.target.threads, plan.shapes.max_length
+    second = drafter.path() if drafter else None
+    return transformers_systems(plan.target.path(), second, DTYPES[dtype], threads, max_length, lengths)
 
 
-def _llama_cpp(plan: Plan, dtype: str, lengths: list[int], work: Path | None, running: ExitStack) -> Iterator[System]:
-    """Its server: plain, with our drafter at each draft length, and with each of its n-gram look-ups."""
+def _llama_cpp(
+    plan: Plan,
+    dtype: str,
+    lengths: list[int],
+    work: Path | None,
+    running: ExitStack,
+    without: list[str] | None,
+) -> Iterator[System]:
+    """Its server: plain, with our draft model at each draft length, and with each of its n-gram look-ups."""
     if work is None:
         console.print("llama.cpp: left out, give --llama-cpp FOLDER to build it there")
         return
     try:
         llama = LlamaCpp(work, lambda text: console.print(text, markup=False))
         llama.build(os.cpu_count() or 1)
-        target, drafter = (llama.convert(model.path(), dtype) for model in (plan.target, model_drafter(plan)))
+        target, ways = llama.convert(plan.target.path(), dtype), _ways(plan, dtype, lengths, llama)
     except YggdrasilError as error:
         console.print(f"left out: {error}", markup=False)
         return
@@ -116,22 +135,29 @@ def _llama_cpp(plan: Plan, dtype: str, lengths: list[int], work: Path | None, ru
         *("--model", str(target), "--ctx-size", str(plan.shapes.max_length), "--threads", str(plan.target.threads)),
         *CACHE_OPTIONS[dtype],
     ]
-    draft = [
-        *("--spec-type", "draft-simple", "--spec-draft-model", str(drafter)),
-        *("--spec-draft-threads", str(model_drafter(plan).threads), *DRAFT_CACHE_OPTIONS[dtype]),
-    ]
-    ways = {
-        "llama.cpp, plain": [],
-        **{f"llama.cpp, draft model, {n} tokens": [*draft, "--spec-draft-n-max", str(n)] for n in lengths},
-        "llama.cpp, n-gram cache": ["--spec-type", "ngram-cache"],
-        "llama.cpp, n-gram look-up": ["--spec-type", "ngram-simple"],
-    }
     for number, (name, options) in enumerate(ways.items()):
+        if not _is_wanted(name, without):
+            continue
         log = work / f"server-{number}.log"
         try:
             yield running.enter_context(LlamaServer(name, llama.server, [*common, *options], log, is_plain=not options))
         except YggdrasilError as error:
             console.print(f"left out: {error}", markup=False)
+
+
+def _ways(plan: Plan, dtype: str, lengths: list[int], llama: LlamaCpp) -> dict[str, list[str]]:
+    """Name -> options of each way of decoding."""
+    ways: dict[str, list[str]] = {"llama.cpp, plain": []}
+    if (drafter := _drafter(plan)) is not None:
+        draft = [
+            *("--spec-type", "draft-simple", "--spec-draft-model", str(llama.convert(drafter.path(), dtype))),
+            *("--spec-draft-threads", str(drafter.threads), *DRAFT_CACHE_OPTIONS[dtype]),
+        ]
+        ways |= {f"llama.cpp, draft model, {n} tokens": [*draft, "--spec-draft-n-max", str(n)] for n in lengths}
+    return ways | {
+        "llama.cpp, n-gram cache": ["--spec-type", "ngram-cache"],
+        "llama.cpp, n-gram look-up": ["--spec-type", "ngram-simple"],
+    }
 
 
 if __name__ == "__main__":

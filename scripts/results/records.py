@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from yggdrasil.bench.spread import describe
+
 Record = dict[str, Any]
 TARGETS = {  # folder below profiles: what it holds
     "smollm2": "SmolLM2-135M",
@@ -58,7 +60,7 @@ def read_results(profiles: Path, kind: str) -> dict[str, list[Result]]:
             raise ValueError(f"{path} is not JSON ({error.msg})") from error
         if not isinstance(record, dict):
             raise ValueError(f"{path} holds no object")
-        result = Result(path.parent.parent.name, path.parent.name, set_name.removeprefix("-"), record)
+        result = Result(path.parent.parent.name, path.parent.name, set_name.removeprefix("-").replace("_", ""), record)
         found.setdefault(result.machine, []).append(result)
     return {machine: sorted(results, key=_place) for machine, results in found.items()}
 
@@ -86,11 +88,8 @@ def number(value: float | None, digits: int = 2) -> str:
 
 def spread_text(spread: Mapping[str, Any]) -> str:
     """The median, and the quartiles or, of fewer than four samples, all of them."""
-    samples = spread.get("samples")
-    if samples is None:
-        return f"**{spread['median']:.2f}** ({spread['low']:.2f} to {spread['high']:.2f})"
-    listed = ", ".join(f"{sample:.2f}" for sample in samples)
-    return f"**{spread['median']:.2f}**" if len(samples) < 2 else f"**{spread['median']:.2f}** ({listed})"
+    median, *rest = describe(spread).split(" ", maxsplit=1)
+    return " ".join([f"**{median}**", *rest])
 
 
 def table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

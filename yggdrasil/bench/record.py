@@ -31,13 +31,13 @@ def model_drafter(plan: Plan) -> ModelRef:
 
 
 def pair_settings(plan: Plan, dtype: str) -> dict[str, Any]:
-    """Which pair a result is of, in which arithmetic and on how many threads."""
-    drafter = model_drafter(plan)
+    """Which pair a result is of, in which arithmetic and on how many threads; the drafter is None without a model."""
+    drafter = plan.drafter if isinstance(plan.drafter, ModelRef) else None
     return {
         "plan": plan.name,
         "target": public_source(plan.target.source),
-        "drafter": public_source(drafter.source),
-        "threads": {"target": plan.target.threads, "drafter": drafter.threads},
+        "drafter": public_source(drafter.source) if drafter else None,
+        "threads": {"target": plan.target.threads, "drafter": drafter.threads if drafter else None},
         "dtype": dtype,
     }
 

@@ -95,14 +95,22 @@ class _Clock(BaseStreamer):
 
 
 def transformers_systems(
-    target: str, drafter: str, dtype: torch.dtype, num_threads: int, max_length: int, draft_lengths: Sequence[int]
+    target: str,
+    drafter: str | None,
+    dtype: torch.dtype,
+    num_threads: int,
+    max_length: int,
+    draft_lengths: Sequence[int],
 ) -> list[System]:
     """Plain with a dynamic cache, plain compiled with a static one, assisted by ``drafter`` in each schedule, lookup.
+
+    Nothing is assisted where there is no ``drafter``.
 
     The assisted schedules: a constant number of drafted tokens (one system for each of ``draft_lengths``), a number
     that follows success, and drafting until the drafter is unsure, which is transformers' default.
     """
-    model, assistant = (_load(source, dtype) for source in (target, drafter))
+    model = _load(target, dtype)
+    assistant = None if drafter is None else _load(drafter, dtype)
 
     def assisted(name: str, **settings: Any) -> System:
         name = f"transformers, assisted, {name}"
@@ -115,12 +123,17 @@ def transformers_systems(
             "assistant_confidence_threshold": 0.0,
         }
 
+    schedules = []
+    if assistant is not None:
+        schedules = [
+            *(assisted(f"constant {length}", **sized("constant", length)) for length in draft_lengths),
+            assisted("dynamic, by success", **sized("heuristic", draft_lengths[0])),
+            assisted("dynamic, by confidence"),
+        ]
     return [
         TransformersSystem("transformers, dynamic cache", model, num_threads),
         TransformersSystem("transformers, static cache, compiled", model, num_threads, static_length=max_length),
-        *(assisted(f"constant {length}", **sized("constant", length)) for length in draft_lengths),
-        assisted("dynamic, by success", **sized("heuristic", draft_lengths[0])),
-        assisted("dynamic, by confidence"),
+        *schedules,
         TransformersSystem(
             "transformers, prompt lookup", model, num_threads, options={"prompt_lookup_num_tokens": LOOKUP_TOKENS}
         ),

@@ -7,7 +7,7 @@ from typing import Any
 from rich.table import Table
 
 from yggdrasil.bench.policies import plan_ablations
-from yggdrasil.bench.record import pair_settings
+from yggdrasil.bench.record import model_drafter, pair_settings
 from yggdrasil.bench.spread import describe
 from yggdrasil.bench.store import SampleFile, measure
 from yggdrasil.bench.systems import (
@@ -46,6 +46,7 @@ def compare_trees(
             f"--held-back {held_back} of {len(prompts)} prompts leaves none to evaluate or to calibrate on; give more"
         )
     assert decoder.plan is not None
+    model_drafter(decoder.plan)  # refuses a plan without one
     chosen = list(TREES) if ALL in names else list(dict.fromkeys(names))
     assert decoder.learned is not None
     ablations = plan_ablations(decoder.plan, decoder.learned) if ALL in names else {}
