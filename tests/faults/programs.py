@@ -1,0 +1,90 @@
+"""What a forked process runs: the command line as it is, on eager steps, or a checkpoint without a plan."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+NEW_TOKENS = 8
+
+
+def run(program: str, arguments: list[str]) -> int:
+    """The exit code of one of the programs below; a bug's exception passes."""
+    sys.argv = ["yggdrasil", *arguments]
+    try:
+        PROGRAMS[program]()
+    except SystemExit as ended:
+        return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    return 0
+
+
+def command_line() -> None:
+    from yggdrasil.cli import main
+
+    main()
+
+
+def eager_command_line() -> None:
+    """The command line over steps that need no packages: the same tokens, nothing to compile."""
+    import yggdrasil.engine.decoder as decoder
+
+    decoder.default_backend = lambda device: "eager"
+    command_line()
+
+
+def checkpoint() -> None:
+    """Load a checkpoint that no plan vouches for, decode, and hold it against transformers on the same files."""
+    from yggdrasil.cli import run_script
+
+    run_script(_decode_checkpoint, "yggdrasil")
+
+
+def _decode_checkpoint(
+    source: Annotated[str, typer.Argument()], dtype: Annotated[str, typer.Option()] = "float32"
+) -> None:
+    import torch
+
+    from yggdrasil.drafters.ngram import NGramDrafter
+    from yggdrasil.engine.build import assemble
+    from yggdrasil.engine.decoder import Decoder
+    from yggdrasil.engine.ends import end_tokens
+    from yggdrasil.engine.policy import FixedPolicy
+    from yggdrasil.models.loading import load_model, load_tokenizer
+    from yggdrasil.scheduling.plan import Shapes
+    from yggdrasil.tree.objective import TreeShape
+
+    tokenizer = load_tokenizer(source)
+    model = load_model(source, getattr(torch, dtype), torch.device("cpu"), 1)
+    shapes = Shapes(
+        max_length=64, draft_widths=(1, 2), max_depth=2, candidates=4, verify_widths=(1, 4), prefill_widths=(8,)
+    )
+    assembly = assemble(model, NGramDrafter(), shapes=shapes, backend="eager")
+    decoder = Decoder(assembly, tokenizer, FixedPolicy(TreeShape(2, 2, 4)), end_tokens(source, model.config, tokenizer))
+    made = decoder.generate("hello there, tin", max_new_tokens=NEW_TOKENS, ignore_eos=True)
+    twin = _reference(source, dtype, tokenizer)
+    print(json.dumps({"tokens": made.tokens, "reference": twin}))
+
+
+def _reference(source: str, dtype: str, tokenizer: object) -> list[int]:
+    """What transformers makes of the same files."""
+    import torch
+    from transformers import AutoModelForCausalLM, GgufConfig
+
+    options = {"dtype": getattr(torch, dtype), "local_files_only": True}
+    if source.endswith(".gguf"):
+        options |= {"gguf_file": Path(source).name, "quantization_config": GgufConfig(dequantize=True)}
+        source = str(Path(source).parent)
+    model = AutoModelForCausalLM.from_pretrained(source, **options).eval()
+    tokens = torch.tensor([tokenizer("hello there, tin")["input_ids"]])
+    settings = {"do_sample": False, "max_new_tokens": NEW_TOKENS, "eos_token_id": None, "pad_token_id": 0}
+    return model.generate(tokens, attention_mask=torch.ones_like(tokens), **settings)[0, tokens.shape[1] :].tolist()
+
+
+def python() -> None:
+    """A line of Python: for the tests of the judge."""
+    exec(sys.argv[1])
+
+
+PROGRAMS = {"python": python, "yggdrasil": command_line, "eager": eager_command_line, "checkpoint": checkpoint}

@@ -1,0 +1,59 @@
+"""A quick share of the injected faults (scripts/inject_faults has the whole), and that the judge sees what is wrong."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from forked import Outcome, Run, Server
+from kinds import SHARES, Kinds
+from stage import Stage
+from verdict import GOOD, REFUSED, RIGHT, judge
+
+
+@pytest.fixture(scope="module")
+def server():
+    server = Server()
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="module")
+def kinds(server, tmp_path_factory):
+    return Kinds(Stage(tmp_path_factory.mktemp("faults")), server)
+
+
+@pytest.mark.parametrize("seed", [1])
+@pytest.mark.parametrize("kind", SHARES)
+def test_a_fault_gives_the_right_output_or_one_sentence(kinds, server, kind, seed):
+    case = kinds.make(kind, seed)
+
+    outcome = server.run(case.run)
+
+    assert case.verdict(outcome) in GOOD, f"{case.done}\n{outcome.err}"
+
+
+@pytest.mark.parametrize(
+    ("body", "verdict"),
+    [
+        ("import os; os.kill(os.getpid(), 11)", "signal 11"),
+        ("import time; time.sleep(60)", "hang"),
+        ("raise KeyError('x')", "traceback"),
+        ("raise SystemExit(3)", "exit code 3"),
+        ("raise SystemExit(2)", "no sentence"),
+        ("print('not ours', file=sys.stderr); raise SystemExit(2)", "more than a sentence"),
+        ("print('yggdrasil: no', file=sys.stderr); raise SystemExit(2)", "names neither"),
+        ("print('yggdrasil: the file x', file=sys.stderr); raise SystemExit(2)", REFUSED),
+        ("pass", RIGHT),
+    ],
+)
+def test_the_judge_sees(server, tmp_path, body, verdict):
+    outcome = server.run(Run("python", [f"import sys; {body}"], str(tmp_path), timeout=3))
+
+    assert judge(outcome, ["file x"], None).startswith(verdict)
+
+
+def test_the_judge_sees_another_output():
+    assert judge(Outcome(0, None, False, "out", "", 0.1), [], "different tokens") == "different tokens"
