@@ -4,14 +4,15 @@
     scripts/check_equality.py --prompts c4.jsonl --prompts wikipedia.jsonl --limit 50 --json equality.json
 
 At temperature 0 the reference is transformers' own ``generate``, else plain decoding under the same seed. Ways of
-drafting: the plan's policy, an Equal-Growth Tree and a chain at every step, a k-ary tree, none. Exit code 1 if any
-token differs; the first places are printed.
+drafting: the plan's policy, an Equal-Growth Tree and a chain at every step, a k-ary tree of a draft model, none. Exit
+code 1 if any token differs; the first places are printed.
 """
 
 import json
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, NamedTuple, TypeVar
 
 import torch
 import typer
@@ -28,9 +29,11 @@ from yggdrasil.bench.record import provenance
 from yggdrasil.cli import run_script
 from yggdrasil.engine.decoder import Decoder
 from yggdrasil.engine.policy import FixedPolicy, Policy
+from yggdrasil.errors import YggdrasilError
 from yggdrasil.prompts import encode_prompt, read_prompt_sets
 from yggdrasil.tree.objective import TreeShape
 
+T = TypeVar("T")
 SETTINGS = {
     "T=0": SamplingParams(),
     "T=0.7, top-p 0.9": SamplingParams(temperature=0.7, top_p=0.9, seed=7),
@@ -46,13 +49,15 @@ class Way(NamedTuple):
     speculation: Speculation = DEFAULT
 
 
-def main(
+def main(  # noqa: PLR0913 - one argument for each option
     prompts: Annotated[list[Path], typer.Option(help="JSON lines with a prompt field; repeat it for several sets.")],
     plan: Annotated[str, typer.Option(help="A plan file or name.")] = "tiny",
     limit: Annotated[int, typer.Option(help="Prompts of each set.")] = 25,
     max_new_tokens: Annotated[int, typer.Option(help="Tokens on each.")] = 128,
     max_prompt_tokens: Annotated[int, typer.Option(help="Keep only the last so many tokens of a prompt.")] = 256,
     chat: Annotated[bool, typer.Option("--chat", help="Wrap plain prompts as a user's turn.")] = False,
+    setting: Annotated[list[str] | None, typer.Option(help=f"Only this one of {'; '.join(SETTINGS)}.")] = None,
+    way: Annotated[list[str] | None, typer.Option(help="Only this one of plan, EGT, chain, k-ary, off.")] = None,
     force_machine: Annotated[bool, typer.Option("--force-machine", help="Use another machine's plan.")] = False,
     out: Annotated[Path | None, typer.Option("--json", help="Write the counts here.")] = None,
 ) -> None:
@@ -60,23 +65,16 @@ def main(
     warnings.simplefilter("ignore", UserWarning)  # the plan was calibrated at temperature 0
     decoder = Decoder.from_plan(plan, dtype="float32", force_machine=force_machine)
     assert decoder.plan is not None
-    planned = decoder.policy
-    # The plan's own gate may decode plainly throughout; a fixed shape speculates at every step.
-    ways = {
-        "plan": Way(planned),
-        "EGT": Way(FixedPolicy(TreeShape(4, 4, 16))),
-        "chain": Way(FixedPolicy(TreeShape(1, 3, 4))),
-        "k-ary": Way(planned, Speculation(expansion=(2, 2, 1))),
-        "off": Way(planned, OFF),
-    }
+    ways = chosen_of("--way", ways_of(decoder.policy, has_model=decoder.assembly.drafter is not None), way)
+    settings = chosen_of("--setting", SETTINGS, setting)
     reference = AutoModelForCausalLM.from_pretrained(decoder.plan.target.path(), dtype=torch.float32)
-    matched = {setting: dict.fromkeys(ways, 0) for setting in SETTINGS}
-    accepted = {setting: dict.fromkeys(ways, 0) for setting in SETTINGS}
+    matched = {setting: dict.fromkeys(ways, 0) for setting in settings}
+    accepted = {setting: dict.fromkeys(ways, 0) for setting in settings}
     differences: list[str] = []
     requests = read_prompt_sets(prompts, limit, chat=chat)
     for prompt in track(requests, console=Console(stderr=True), description="prompts"):
         tokens = encode_prompt(decoder.tokenizer, prompt)[-max_prompt_tokens:]
-        for setting, sampling in SETTINGS.items():
+        for setting_name, sampling in settings.items():
             expected = (
                 greedy(reference, tokens, max_new_tokens)
                 if sampling.is_greedy
@@ -84,17 +82,17 @@ def main(
                     tokens, max_new_tokens=max_new_tokens, ignore_eos=True, sampling=sampling, speculation=False
                 ).tokens
             )
-            for name, way in ways.items():
-                decoder.policy = way.policy
+            for name, chosen in ways.items():
+                decoder.policy = chosen.policy
                 found = decoder.generate(
                     tokens, max_new_tokens=max_new_tokens, ignore_eos=True, sampling=sampling,
-                    speculation=way.speculation,
+                    speculation=chosen.speculation,
                 )  # fmt: skip
                 place = first_divergence(expected, found.tokens)
                 if place is not None:
-                    differences.append(f"{prompt.id}, {setting}, {name}: differs from token {place} on")
-                matched[setting][name] += place is None
-                accepted[setting][name] += found.metrics.accepted
+                    differences.append(f"{prompt.id}, {setting_name}, {name}: differs from token {place} on")
+                matched[setting_name][name] += place is None
+                accepted[setting_name][name] += found.metrics.accepted
     show(matched, accepted, differences, len(requests))
     if out is not None:
         record = {
@@ -106,6 +104,26 @@ def main(
         }  # fmt: skip
         write_atomic(out, (json.dumps(record, indent=1) + "\n").encode())
     raise typer.Exit(1 if differences else 0)
+
+
+def ways_of(planned: Policy, *, has_model: bool) -> dict[str, Way]:
+    """Ways of drafting by name. The plan may decode plainly throughout; a fixed shape speculates at every step."""
+    k_ary = {"k-ary": Way(planned, Speculation(expansion=(2, 2, 1)))} if has_model else {}
+    return {
+        "plan": Way(planned),
+        "EGT": Way(FixedPolicy(TreeShape(4, 4, 16))),
+        "chain": Way(FixedPolicy(TreeShape(1, 3, 4))),
+        **k_ary,
+        "off": Way(planned, OFF),
+    }
+
+
+def chosen_of(option: str, known: Mapping[str, T], names: list[str] | None) -> dict[str, T]:
+    """Those of ``known`` that an option names; all where it names none."""
+    unknown = [name for name in names or () if name not in known]
+    if unknown:
+        raise YggdrasilError(f"{option} {unknown[0]!r} is not there; choose from {'; '.join(known)}")
+    return {name: value for name, value in known.items() if not names or name in names}
 
 
 def greedy(model: PreTrainedModel, tokens: list[int], max_new_tokens: int) -> list[int]:

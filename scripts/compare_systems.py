@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 import typer
 from llama_cpp import CACHE_OPTIONS, DRAFT_CACHE_OPTIONS, LlamaCpp, LlamaServer
@@ -30,6 +30,12 @@ from yggdrasil.errors import YggdrasilError
 from yggdrasil.prompts import read_prompts
 from yggdrasil.scheduling.plan import ModelRef, Plan
 
+LOOK_UPS = {  # llama.cpp's kinds of look-up
+    "ngram-cache": "n-gram cache",
+    "ngram-simple": "n-gram look-up",
+    "ngram-map-k": "n-gram map",
+    "ngram-mod": "n-gram hash",
+}
 OURS, PLAIN = "yggdrasil, by plan", "yggdrasil, plain compiled"
 console = Console(stderr=True)
 
@@ -45,6 +51,9 @@ def main(  # noqa: PLR0913 - one argument for each option
     dtype: Annotated[Literal["bfloat16", "float32"] | None, typer.Option(help="Default: the plan's.")] = None,
     llama_cpp: Annotated[
         Path | None, typer.Option(help="Work folder; llama.cpp is built there once. None: left out.")
+    ] = None,
+    gguf: Annotated[
+        list[Path] | None, typer.Option(help="Another GGUF file of the model, for llama.cpp as it is; can be repeated.")
     ] = None,
     draft_tokens: Annotated[str, typer.Option(help="Draft lengths of the rivals that have a fixed one.")] = "4,8",
     out: Annotated[Path | None, typer.Option("--json", help="Every sample and the summary; resumed if there.")] = None,
@@ -62,12 +71,13 @@ def main(  # noqa: PLR0913 - one argument for each option
     sets = [
         (file, encode_prompts(decoder, read_prompts(file, limit, chat=chat), max_prompt_tokens)) for file in prompts
     ]
+    ways = [way for way in _ways(decoder.plan, chosen, lengths, gguf or []) if _is_wanted(way.name, without)]
     with ExitStack() as running:
         systems: list[System] = [
             EngineSystem(OURS, decoder),
             EngineSystem(PLAIN, decoder, is_plain=True),
             *(system for system in _transformers(decoder.plan, chosen, lengths) if _is_wanted(system.name, without)),
-            *_llama_cpp(decoder.plan, chosen, lengths, llama_cpp, running, without),
+            *_llama_cpp(decoder.plan, chosen, llama_cpp, ways, running),
         ]
         settings = {
             **pair_settings(decoder.plan, chosen),
@@ -111,53 +121,60 @@ def _transformers(plan: Plan, dtype: str, lengths: list[int]) -> list[System]:
     return transformers_systems(plan.target.path(), second, DTYPES[dtype], threads, max_length, lengths)
 
 
-def _llama_cpp(
-    plan: Plan,
-    dtype: str,
-    lengths: list[int],
-    work: Path | None,
-    running: ExitStack,
-    without: list[str] | None,
-) -> Iterator[System]:
-    """Its server: plain, with our draft model at each draft length, and with each of its n-gram look-ups."""
+def _llama_cpp(plan: Plan, dtype: str, work: Path | None, ways: "list[_Way]", running: ExitStack) -> Iterator[System]:
+    """Its server, once for each way of decoding that can be had."""
     if work is None:
         console.print("llama.cpp: left out, give --llama-cpp FOLDER to build it there")
         return
+    llama = LlamaCpp(work, lambda text: console.print(text, markup=False))
+    common = ["--ctx-size", str(plan.shapes.max_length), "--threads", str(plan.target.threads), *CACHE_OPTIONS[dtype]]
     try:
-        llama = LlamaCpp(work, lambda text: console.print(text, markup=False))
         llama.build(os.cpu_count() or 1)
-        target, ways = llama.convert(plan.target.path(), dtype), _ways(plan, dtype, lengths, llama)
+        console.print(llama.version(), markup=False)
+        for number, way in enumerate(ways):
+            models = [part for option, source in way.models for part in (option, str(_gguf(llama, source, dtype)))]
+            command = [str(llama.server), *models, *common, *way.options]
+            log = work / f"server-{number}.log"
+            yield running.enter_context(LlamaServer(way.name, way.family, command, log, is_plain=way.is_plain))
     except YggdrasilError as error:
         console.print(f"left out: {error}", markup=False)
-        return
-    console.print(llama.version(), markup=False)
-    common = [
-        *("--model", str(target), "--ctx-size", str(plan.shapes.max_length), "--threads", str(plan.target.threads)),
-        *CACHE_OPTIONS[dtype],
-    ]
-    for number, (name, options) in enumerate(ways.items()):
-        if not _is_wanted(name, without):
-            continue
-        log = work / f"server-{number}.log"
-        try:
-            yield running.enter_context(LlamaServer(name, llama.server, [*common, *options], log, is_plain=not options))
-        except YggdrasilError as error:
-            console.print(f"left out: {error}", markup=False)
 
 
-def _ways(plan: Plan, dtype: str, lengths: list[int], llama: LlamaCpp) -> dict[str, list[str]]:
-    """Name -> options of each way of decoding."""
-    ways: dict[str, list[str]] = {"llama.cpp, plain": []}
+class _Way(NamedTuple):
+    """One way in which llama.cpp decodes; ``models`` are options with the checkpoint or GGUF file each names."""
+
+    name: str
+    family: str
+    models: list[tuple[str, str]]
+    options: list[str]
+
+    @property
+    def is_plain(self) -> bool:
+        return not self.options
+
+
+def _ways(plan: Plan, dtype: str, lengths: list[int], files: list[Path]) -> list[_Way]:
+    """The plan's own weights plainly, with its draft model and with each look-up; then other files of the model."""
+    target = [("--model", plan.target.path())]
+    ways = [_Way("llama.cpp, plain", "llama.cpp", target, [])]
     if (drafter := _drafter(plan)) is not None:
-        draft = [
-            *("--spec-type", "draft-simple", "--spec-draft-model", str(llama.convert(drafter.path(), dtype))),
-            *("--spec-draft-threads", str(drafter.threads), *DRAFT_CACHE_OPTIONS[dtype]),
+        draft = ["--spec-type", "draft-simple", "--spec-draft-threads", str(drafter.threads)]
+        draft += DRAFT_CACHE_OPTIONS[dtype]
+        both = [*target, ("--spec-draft-model", drafter.path())]
+        ways += [
+            _Way(f"llama.cpp, draft model, {n} tokens", "llama.cpp", both, [*draft, "--spec-draft-n-max", str(n)])
+            for n in lengths
         ]
-        ways |= {f"llama.cpp, draft model, {n} tokens": [*draft, "--spec-draft-n-max", str(n)] for n in lengths}
-    return ways | {
-        "llama.cpp, n-gram cache": ["--spec-type", "ngram-cache"],
-        "llama.cpp, n-gram look-up": ["--spec-type", "ngram-simple"],
-    }
+    ways += [_Way(f"llama.cpp, {name}", "llama.cpp", target, ["--spec-type", kind]) for kind, name in LOOK_UPS.items()]
+    for file in files:
+        family, model = f"llama.cpp on {file.stem}", [("--model", str(file))]
+        ways.append(_Way(f"{family}, plain", family, model, []))
+        ways += [_Way(f"{family}, {name}", family, model, ["--spec-type", kind]) for kind, name in LOOK_UPS.items()]
+    return ways
+
+
+def _gguf(llama: LlamaCpp, source: str, dtype: str) -> Path:
+    return Path(source) if source.endswith(".gguf") else llama.convert(source, dtype)
 
 
 if __name__ == "__main__":

@@ -136,10 +136,10 @@ class LlamaCpp:
 class LlamaServer:
     """A llama.cpp server with one way of decoding, on a port of its own; ``close`` ends it."""
 
-    family = "llama.cpp"
-
-    def __init__(self, name: str, server: Path, options: Sequence[str], log: Path, *, is_plain: bool = False) -> None:
+    def __init__(self, name: str, family: str, command: Sequence[str], log: Path, *, is_plain: bool = False) -> None:
+        """``command``: the program and its options; ``family``: systems of the same weights in the same arithmetic."""
         self.name = name
+        self.family = family
         self.is_plain = is_plain
         self._log = log
         with socket.socket() as free:
@@ -147,9 +147,9 @@ class LlamaServer:
             port = free.getsockname()[1]
         self._address = f"http://127.0.0.1:{port}"
         quiet = ["--parallel", "1", "--no-webui", "--no-slots", "--cache-ram", "0", "--offline"]
-        command = [str(server), "--host", "127.0.0.1", "--port", str(port), *quiet, *options]
+        whole = [*command, "--host", "127.0.0.1", "--port", str(port), *quiet]
         with log.open("w") as output:
-            self._process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+            self._process = subprocess.Popen(whole, stdout=output, stderr=subprocess.STDOUT)
         try:
             self._wait()
         except BaseException:
@@ -169,6 +169,7 @@ class LlamaServer:
             "temperature": 0.0,
             "top_k": 1,
             "samplers": ["top_k"],
+            "ignore_eos": True,
             "return_tokens": True,
             "cache_prompt": False,
         }
