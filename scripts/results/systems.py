@@ -15,14 +15,14 @@ WAYS = {  # way of drafting: its title
 
 
 def systems(results: Sequence[Result]) -> str:
-    """A row for each target and system: prompts of all sets together, AAL and time as means, over ours set by set."""
+    """A row for each target and system: prompts of all sets together, AAL and time as means."""
     rows = []
     for target, group in _by_target(results).items():
         names = dict.fromkeys(row["system"] for result in group for row in result.record["summary"])
         for name in names:
             own = {result.prompts: row for result in group for row in result.record["summary"] if row["system"] == name}
             aal = [row["aal"] for row in own.values() if row["aal"] is not None]
-            ratios = {prompts: row["ratio_to_ours"]["median"] for prompts, row in own.items()}
+            ratios = {prompts: row["total_ratio_to_ours"] for prompts, row in own.items()}
             rows.append(
                 [
                     target,

@@ -1,0 +1,143 @@
+#!/usr/bin/env python3
+"""What a person waits for: the first token of a chat's second turn, and of a model that this machine has never run.
+
+    scripts/measure_waiting.py turns --plan smollm2 --json turns.json
+    scripts/measure_waiting.py first-contact my/model --json first-contact.json
+
+``turns`` asks about a long text, then asks on, and compares with a short prompt. ``first-contact`` runs `yggdrasil
+generate` in processes of their own, with a copy of the package beside which no plan lies and with an empty cache, and
+once more with what that left.
+"""
+
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from time import perf_counter
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from yggdrasil.artifacts import write_atomic
+from yggdrasil.bench.record import provenance, public_source
+from yggdrasil.cli.guard import run_guarded
+from yggdrasil.engine.decoder import Decoder, Generation
+from yggdrasil.errors import YggdrasilError
+
+PACKAGE = Path(__file__).resolve().parents[1] / "yggdrasil"
+WORDS = (PACKAGE / "assets" / "prompts" / "humaneval.jsonl").read_text(encoding="utf-8")  # any text that is long
+SHORT_TOKENS, ANSWER_TOKENS = 50, 16
+ROOM = 200  # for the template, two answers and the second question
+QUESTION = "Why is the sky blue?"
+console = Console(stderr=True)
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, help=__doc__)
+Out = Annotated[Path | None, typer.Option("--json", help="Write the result here.")]
+
+
+@app.command()
+def turns(
+    plan: Annotated[str, typer.Option(help="A plan file or name, of a chat model.")],
+    history: Annotated[
+        list[int] | None, typer.Option(help="Tokens of the first question; can be repeated. Default: 500, and 2000.")
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Times everything is asked; medians are kept.")] = 5,
+    out: Out = None,
+) -> None:
+    """Time to the first token of a second turn, beside a short prompt's and the first turn's."""
+    decoder = Decoder.from_plan(plan)
+    assert decoder.plan is not None
+    for number in range(2):  # loads the steps
+        _short(decoder, number)
+    short, cases = [], []
+    for length in history or (500, min(2000, decoder.plan.shapes.max_length - ROOM)):
+        found = []
+        for number in range(rounds):
+            short.append(_short(decoder, number).metrics.ttft_ms)
+            found.append(_two_turns(decoder, length, number))
+        first, second = found[-1]
+        cases.append(
+            {
+                "history_tokens": first.prompt_tokens,
+                "prompt_tokens": second.prompt_tokens,
+                "reused_tokens": second.metrics.reused_tokens,
+                "first_turn_ms": statistics.median(one.metrics.ttft_ms for one, _ in found),
+                "second_turn_ms": statistics.median(two.metrics.ttft_ms for _, two in found),
+            }
+        )
+    record = {
+        **provenance(),
+        "plan": decoder.plan.name,
+        "dtype": decoder.plan.dtype,
+        "rounds": rounds,
+        "short_prompt_tokens": SHORT_TOKENS,
+        "short_prompt_ms": statistics.median(short),
+        "cases": cases,
+    }
+    _keep(record, out)
+
+
+@app.command("first-contact")
+def first_contact(
+    model: Annotated[str, typer.Argument(help="A folder, a hub id or a .gguf file.")],
+    max_new_tokens: Annotated[int, typer.Option(help="Tokens of the answer.")] = 32,
+    out: Out = None,
+) -> None:
+    """Seconds from the command to the first token and to its end, with empty caches and with full ones."""
+    source = str(Path(model).resolve()) if Path(model).exists() else model
+    with tempfile.TemporaryDirectory(prefix="yggdrasil-first-contact-") as name:
+        folder = Path(name)
+        shutil.copytree(PACKAGE, folder / "yggdrasil", ignore=shutil.ignore_patterns("__pycache__"))
+        cases = [
+            {"name": title, **_generate(folder, source, max_new_tokens)}
+            for title in ("empty: nothing compiled, no plan", "full: the same command again")
+        ]
+    _keep({**provenance(), "model": public_source(source), "max_new_tokens": max_new_tokens, "cases": cases}, out)
+
+
+def _short(decoder: Decoder, number: int) -> Generation:
+    """Another short prompt each time, so that nothing of it is in the caches."""
+    tokens = decoder.encode(f"{number} {WORDS[40 * number :]}"[:2000])[:SHORT_TOKENS]
+    return decoder.generate(tokens, max_new_tokens=2, ignore_eos=True)
+
+
+def _two_turns(decoder: Decoder, length: int, number: int) -> tuple[Generation, Generation]:
+    text = decoder.tokenizer.decode(decoder.tokenizer(WORDS)["input_ids"][number : number + length])
+    first = {"role": "user", "content": f"{number}. What does this say?\n{text}"}
+    answer = decoder.chat([first], max_new_tokens=ANSWER_TOKENS)
+    history = [first, {"role": "assistant", "content": answer.text}]
+    asked_on = decoder.chat([*history, {"role": "user", "content": QUESTION}], max_new_tokens=ANSWER_TOKENS)
+    return answer, asked_on
+
+
+def _generate(folder: Path, model: str, max_new_tokens: int) -> dict[str, float]:
+    """Run the command below ``folder`` and watch its standard output."""
+    options = ["--chat", "--prompt", QUESTION, "--max-new-tokens", str(max_new_tokens)]
+    command = [sys.executable, "-c", "from yggdrasil.cli import main; main()", "generate", model, *options]
+    environment = {**os.environ, "PYTHONPATH": str(folder), "XDG_CACHE_HOME": str(folder / "cache")}
+    environment.pop("YGGDRASIL_CACHE", None)
+    start, first = perf_counter(), 0.0
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, cwd=folder)
+    assert process.stdout is not None
+    while piece := os.read(process.stdout.fileno(), 4096):
+        if not first and piece.strip():
+            first = perf_counter() - start
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode or not first:
+        raise YggdrasilError(f"`yggdrasil generate {model}` ended with {process.returncode}; its reason is above")
+    return {"first_token_s": first, "whole_s": perf_counter() - start, "peak_mb": usage.ru_maxrss * 1024 / 1e6}
+
+
+def _keep(record: dict[str, Any], out: Path | None) -> None:
+    console.print_json(data=record["cases"])
+    if out is not None:
+        write_atomic(out, (json.dumps(record, indent=1) + "\n").encode())
+
+
+if __name__ == "__main__":
+    run_guarded(lambda: app, "measure_waiting")
