@@ -1,10 +1,12 @@
 """Files and folders appear whole or not at all."""
 
+import os
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
-from yggdrasil.artifacts.atomic import atomic_directory, shown, write_atomic
+from yggdrasil.artifacts.atomic import atomic_directory, check_writable, shown, write_atomic
 from yggdrasil.errors import ArtifactError
 
 
@@ -129,3 +131,32 @@ def test_shown_is_relative_inside_the_working_directory(tmp_path: Path, monkeypa
 
     assert shown(tmp_path / "here" / "plans" / "x.yaml") == "plans/x.yaml"
     assert shown(tmp_path / "x.yaml") == str(tmp_path / "x.yaml")
+
+
+def test_a_pipe_or_a_device_is_written_to_and_stays(tmp_path: Path) -> None:
+    """Renamed over, /dev/null would be a file from then on."""
+    pipe, found = tmp_path / "pipe", []
+    os.mkfifo(pipe)
+    reader = Thread(target=lambda: found.append(pipe.read_bytes()), daemon=True)
+    reader.start()
+
+    write_atomic(pipe, b"data")
+    reader.join(10)
+
+    assert found == [b"data"]
+    assert pipe.is_fifo()
+    assert names(tmp_path) == ["pipe"]
+
+
+@pytest.mark.parametrize("is_folder", [False, True])
+def test_what_can_be_written_is_known_beforehand(tmp_path: Path, is_folder: bool) -> None:
+    check_writable(tmp_path / "new" / "below", is_folder=is_folder)
+    (tmp_path / "file").touch()
+
+    for wrong in ("file/below", "x" * 300):
+        with pytest.raises(ArtifactError, match="cannot write"):
+            check_writable(tmp_path / wrong, is_folder=is_folder)
+    with pytest.raises(ArtifactError, match=r"is a (file|folder), not a"):
+        check_writable(tmp_path / "file" if is_folder else tmp_path, is_folder=is_folder)
+
+    assert names(tmp_path) == ["file"]

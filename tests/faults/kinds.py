@@ -17,6 +17,7 @@ Check = Callable[[Outcome], str | None]
 # How many cases of each kind there are among all.
 SHARES = {
     "plan": 5, "predictor": 4, "profile": 3, "checkpoint of a plan": 4, "checkpoint": 6, "prompts": 4,
+    "options": 6,
 }  # fmt: skip
 
 
@@ -63,6 +64,7 @@ class Kinds:
         self.kinds: dict[str, Callable[[Path, Random], Case]] = {
             "plan": self.plan, "predictor": self.predictor, "profile": self.profile,
             "checkpoint of a plan": self.planned_checkpoint, "checkpoint": self.checkpoint, "prompts": self.prompts,
+            "options": self.options,
         }  # fmt: skip
 
     def make(self, kind: str, seed: int) -> Case:
@@ -148,6 +150,16 @@ class Kinds:
         run = _run(generate(NAME, "--prompts", "prompts.jsonl"), folder)
         # One bad prompt does not end the others: they are answered, and the exit code still tells.
         return Case(f"{done:.60}", run, [path.name], self._tokens(_texts(path)), codes=(2,))
+
+    def options(self, folder: Path, random: Random) -> Case:
+        """An absurd value of any option is refused by name, on a whole plan as on one whose models are gone."""
+        from options import absurd_options
+
+        from yggdrasil.cli.app import app
+
+        chosen = random.choice(list(absurd_options(app, NAME)))
+        done = " ".join([*chosen.arguments[:2], f"{chosen.option}={chosen.value}"])
+        return Case(f"{done:.60}", _run(chosen.arguments, folder), chosen.names, lambda outcome: "taken as it is")
 
     def _tokens(self, texts: dict[str, str] | None = None, *, generates_anything: bool = False) -> Check:
         wanted = {str(i): text for i, text in enumerate(TEXTS)} if texts is None else texts

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import shutil
+import tempfile
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,13 +23,17 @@ def shown(path: Path) -> str:
 def write_atomic(path: Path, data: bytes) -> None:
     """Write ``data`` under a temporary name beside ``path``, flush it to disk, then take the place of ``path``.
 
-    Missing parent folders are made. A reader sees the old content or the new, never a part.
+    Missing parent folders are made. A reader sees the old content or the new, never a part. A device or a pipe is
+    written to and stays what it is.
 
     Raises:
         ArtifactError: The file cannot be written; what was there before is untouched.
     """
     temporary = _temporary_sibling(path)
     try:
+        if path.exists() and not path.is_file() and not path.is_dir():
+            path.write_bytes(data)
+            return
         path.parent.mkdir(parents=True, exist_ok=True)
         with temporary.open("xb") as file:
             file.write(data)
@@ -41,6 +46,27 @@ def write_atomic(path: Path, data: bytes) -> None:
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+def check_writable(path: Path, *, is_folder: bool = False) -> None:
+    """See that ``path`` can be written later, without writing it: as a file, or as a folder of files.
+
+    Raises:
+        ArtifactError: a folder stands where a file belongs or the reverse, or no file can be made there.
+    """
+    try:
+        if path.exists() and path.is_dir() != is_folder:
+            found, wanted = ("file", "folder") if is_folder else ("folder", "file")
+            raise ArtifactError(f"{shown(path)} is a {found}, not a {wanted}; name another.")
+        if path.exists() and not is_folder and not path.is_file():
+            return  # a device or a pipe
+        place = path if is_folder else path.parent
+        while not place.exists():
+            place = place.parent
+        with tempfile.TemporaryFile(dir=place):
+            pass
+    except OSError as error:
+        raise _cannot_write(path, error) from error
 
 
 @contextlib.contextmanager

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from yggdrasil.artifacts import current_machine, list_plans, search_roots
+from yggdrasil.cli import checks
 from yggdrasil.cli import sampling as opt
+from yggdrasil.cli.checks import parse_widths
 from yggdrasil.cli.figures import figures
-from yggdrasil.cli.options import ChatOption, Dtype, ForceOption, PlanOption, parse_widths
+from yggdrasil.cli.options import ChatOption, Dtype, ForceOption, PlanOption
 from yggdrasil.cli.parity import parity
 from yggdrasil.cli.profile import profile
 from yggdrasil.cli.report import report
@@ -35,21 +37,29 @@ app.command()(parity)
 def calibrate(
     target: Annotated[str, typer.Option(help="Folder or hub id of the target model.")],
     drafter: Annotated[str, typer.Option(help="Folder or hub id of the draft model; ngram: n-gram lookup, no model.")],
-    prompts: Annotated[Path, typer.Option(help="JSON lines with a prompt field; what you want to be fast on.")],
-    name: Annotated[str, typer.Option(help="Name of the profile, predictor and plan.")],
-    root: Annotated[Path | None, typer.Option(help="Where profiles/, predictors/ and plans/ are written.")] = None,
+    prompts: Annotated[
+        Path,
+        typer.Option(callback=checks.input_file, help="JSON lines with a prompt field; what you want to be fast on."),
+    ],
+    name: Annotated[str, typer.Option(callback=checks.name, help="Name of the profile, predictor and plan.")],
+    root: Annotated[
+        Path | None,
+        typer.Option(callback=checks.output_folder, help="Where profiles/, predictors/ and plans/ are written."),
+    ] = None,
     dtype: Annotated[Dtype, typer.Option(help="Arithmetic of both models.")] = "bfloat16",
     weights: Annotated[
         Literal["full", "int8"],
         typer.Option(help="int8: round the target's linear layers to 8 bits. It is another model then."),
     ] = "full",
     quick: Annotated[bool, typer.Option("--quick", help="A first look: fewer prompts, widths and samples.")] = False,
-    max_length: Annotated[int, typer.Option(help="Longest request in tokens, prompt included.")] = 2048,
-    max_depth: Annotated[int, typer.Option(help="Deepest tree.")] = 8,
-    draft_widths: Annotated[str, typer.Option(help="Draft widths to consider.")] = "1,2,4,8",
-    verify_widths: Annotated[str, typer.Option(help="Verify widths to consider.")] = "1,2,4,8,16,32,64",
-    target_threads: Annotated[int, typer.Option(help="Threads of the target, 0 to measure.")] = 0,
-    drafter_threads: Annotated[int, typer.Option(help="Threads of the drafter, 0 to measure.")] = 0,
+    max_length: Annotated[int, typer.Option(min=1, help="Longest request in tokens, prompt included.")] = 2048,
+    max_depth: Annotated[int, typer.Option(min=1, help="Deepest tree.")] = 8,
+    draft_widths: Annotated[str, typer.Option(callback=checks.widths, help="Draft widths to consider.")] = "1,2,4,8",
+    verify_widths: Annotated[
+        str, typer.Option(callback=checks.widths, help="Verify widths to consider.")
+    ] = "1,2,4,8,16,32,64",
+    target_threads: Annotated[int, typer.Option(min=0, help="Threads of the target, 0 to measure.")] = 0,
+    drafter_threads: Annotated[int, typer.Option(min=0, help="Threads of the drafter, 0 to measure.")] = 0,
     ngram: Annotated[
         str, typer.Option(help="Options of --drafter ngram, e.g. max_matching_ngram_size=4,is_public_pool=true.")
     ] = "",
@@ -99,8 +109,10 @@ def calibrate(
 def generate(
     plan: PlanOption,
     prompt: Annotated[str | None, typer.Option(help="Text to continue.")] = None,
-    prompts: Annotated[Path | None, typer.Option(help="JSON lines with a prompt field.")] = None,
-    max_new_tokens: Annotated[int, typer.Option(help="Tokens to generate at most.")] = 128,
+    prompts: Annotated[
+        Path | None, typer.Option(callback=checks.input_file, help="JSON lines with a prompt field.")
+    ] = None,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate at most.")] = 128,
     dtype: Annotated[Dtype | None, typer.Option(help="Arithmetic of both models; the plan's if not given.")] = None,
     speculation: Annotated[Literal["on", "off"], typer.Option(help="off: plain compiled decoding.")] = "on",
     drafter: Annotated[
@@ -110,7 +122,7 @@ def generate(
     include_stop: Annotated[bool, typer.Option("--include-stop", help="Keep the stop text.")] = False,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on after end-of-text.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One object a prompt instead of streamed text.")] = False,
-    limit: Annotated[int | None, typer.Option(help="Read at most so many prompts.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Read at most so many prompts.")] = None,
     temperature: opt.Temperature = opt.PARAMS.temperature,
     top_k: opt.TopK = opt.PARAMS.top_k,
     top_p: opt.TopP = opt.PARAMS.top_p,
@@ -193,21 +205,27 @@ def bench(
     context: typer.Context,
     plan: Annotated[str, typer.Option(help="A plan file, or a name that has a plan for this machine.")] = "",
     prompts: Annotated[
-        Path | None, typer.Option(help="JSON lines with a prompt field, unseen by the calibration.")
+        Path | None,
+        typer.Option(callback=checks.input_file, help="JSON lines with a prompt field, unseen by the calibration."),
     ] = None,
-    limit: Annotated[int | None, typer.Option(help="Use at most so many prompts.")] = None,
-    max_new_tokens: Annotated[int, typer.Option(help="Tokens to generate on each.")] = 64,
+    limit: Annotated[int | None, typer.Option(min=1, help="Use at most so many prompts.")] = None,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate on each.")] = 64,
     max_prompt_tokens: Annotated[
-        int | None, typer.Option(help="Keep only the last so many tokens of a prompt.")
+        int | None, typer.Option(min=1, help="Keep only the last so many tokens of a prompt.")
     ] = None,
     dtype: Annotated[Dtype | None, typer.Option(help="Arithmetic of both models; the plan's if not given.")] = None,
-    out: Annotated[Path | None, typer.Option("--json", help="Write every sample and the summary here.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--json", callback=checks.output_file, help="Write every sample and the summary here."),
+    ] = None,
     tree: Annotated[
         list[str] | None,
         typer.Option(help="Compare trees instead: a name, or all; can be repeated. With --json resumed."),
     ] = None,
-    budget: Annotated[str, typer.Option(help="Verify budgets of the trees: root and drafted nodes.")] = "8,16,32,64",
-    held_back: Annotated[int, typer.Option(help="Last prompts, which only calibrate static trees.")] = 4,
+    budget: Annotated[
+        str, typer.Option(callback=checks.widths, help="Verify budgets of the trees: root and drafted nodes.")
+    ] = "8,16,32,64",
+    held_back: Annotated[int, typer.Option(min=1, help="Last prompts, which only calibrate static trees.")] = 4,
     eager: Annotated[
         bool, typer.Option("--eager", help="Trees without compiled steps: the same tokens and AAL, no valid times.")
     ] = False,

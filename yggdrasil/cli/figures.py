@@ -6,14 +6,23 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from yggdrasil.cli import checks
 from yggdrasil.cli.options import ChatOption, ForceOption, PlanOption
 from yggdrasil.errors import YggdrasilError
 
 
 def figures(
-    out: Annotated[Path, typer.Option(help="Folder for CSV, plots and every sample (data/); resumed if there.")],
+    out: Annotated[
+        Path,
+        typer.Option(
+            callback=checks.output_folder, help="Folder for CSV, plots and every sample (data/); resumed if there."
+        ),
+    ],
     plan: PlanOption,
-    prompts: Annotated[list[Path], typer.Option(help="A prompt set, JSON lines; repeat it for several sets.")],
+    prompts: Annotated[
+        list[Path],
+        typer.Option(callback=checks.input_file, help="A prompt set, JSON lines; repeat it for several sets."),
+    ],
     figure: Annotated[list[str] | None, typer.Option(help="Only this figure of the paper; can be repeated.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="A first look: few prompts, tokens and widths.")] = False,
     chat: ChatOption = False,

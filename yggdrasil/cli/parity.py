@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from yggdrasil.cli import checks
 from yggdrasil.cli.options import ChatOption, Dtype, ForceOption, PlanOption
 
 if TYPE_CHECKING:
@@ -15,15 +16,21 @@ if TYPE_CHECKING:
 
 def parity(
     plan: PlanOption,
-    prompts: Annotated[Path, typer.Option(help="JSON lines with a prompt field.")],
-    limit: Annotated[int | None, typer.Option(help="Use at most so many prompts.")] = 16,
-    max_new_tokens: Annotated[int, typer.Option(help="Tokens to compare on each.")] = 64,
-    max_prompt_tokens: Annotated[int, typer.Option(help="Keep only the last so many tokens of a prompt.")] = 256,
+    prompts: Annotated[Path, typer.Option(callback=checks.input_file, help="JSON lines with a prompt field.")],
+    limit: Annotated[int | None, typer.Option(min=1, help="Use at most so many prompts.")] = 16,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens to compare on each.")] = 64,
+    max_prompt_tokens: Annotated[int, typer.Option(min=1, help="Keep only the last so many tokens of a prompt.")] = 256,
     dtype: Annotated[Dtype | None, typer.Option(help="Arithmetic of both models; the plan's if not given.")] = None,
     dump_mismatches: Annotated[
-        Path | None, typer.Option(help="Write every position at which a width chooses otherwise, as JSON lines.")
+        Path | None,
+        typer.Option(
+            callback=checks.output_file, help="Write every position at which a width chooses otherwise, as JSON lines."
+        ),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for parity.yaml; the plan's predictor's if unset.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(callback=checks.output_folder, help="Folder for parity.yaml; the plan's predictor's if unset."),
+    ] = None,
     chat: ChatOption = False,
     force_machine: ForceOption = False,
 ) -> None:

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
-from yggdrasil.cli.options import ChatOption, Dtype, ForceOption, PlanOption, parse_widths
+from yggdrasil.cli import checks
+from yggdrasil.cli.checks import parse_widths
+from yggdrasil.cli.options import ChatOption, Dtype, ForceOption, PlanOption
 from yggdrasil.errors import YggdrasilError
 
 if TYPE_CHECKING:
@@ -27,15 +29,25 @@ PROMPT_TOKENS, NEW_TOKENS = 256, 64
 
 def profile(
     plan: PlanOption,
-    contexts: Annotated[str, typer.Option(help="Context lengths.")] = "128,1024",
+    contexts: Annotated[str, typer.Option(callback=checks.widths, help="Context lengths.")] = "128,1024",
     max_length: Annotated[
-        str | None, typer.Option(help="Capacity of the caches, or several in turns (8192,4224); else the plan's.")
+        str | None,
+        typer.Option(
+            callback=checks.widths, help="Capacity of the caches, or several in turns (8192,4224); else the plan's."
+        ),
     ] = None,
-    verify_widths: Annotated[str | None, typer.Option(help="Widths to time; the plan's if not given.")] = None,
-    draft_widths: Annotated[str | None, typer.Option(help="Widths to time; the plan's if not given.")] = None,
-    rounds: Annotated[int, typer.Option(help="Turns every step takes, three timed runs each.")] = 7,
+    verify_widths: Annotated[
+        str | None, typer.Option(callback=checks.widths, help="Widths to time; the plan's if not given.")
+    ] = None,
+    draft_widths: Annotated[
+        str | None, typer.Option(callback=checks.widths, help="Widths to time; the plan's if not given.")
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Turns every step takes, three timed runs each.")] = 7,
     prompts: Annotated[
-        Path | None, typer.Option(help="JSON lines with a prompt field: decode some and show iterations by stage.")
+        Path | None,
+        typer.Option(
+            callback=checks.input_file, help="JSON lines with a prompt field: decode some and show iterations by stage."
+        ),
     ] = None,
     variants: Annotated[
         bool, typer.Option("--variants", help="Also time other ways to build the same steps (compiles for minutes).")
@@ -44,7 +56,9 @@ def profile(
         bool, typer.Option("--int8", help="Also decode --prompts with int8 weights, and show what that changes.")
     ] = False,
     dtype: Annotated[Dtype | None, typer.Option(help="Arithmetic of both models; the plan's if not given.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for roofline.csv and the other tables.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(callback=checks.output_folder, help="Folder for roofline.csv and the other tables.")
+    ] = None,
     chat: ChatOption = False,
     force_machine: ForceOption = False,
 ) -> None:

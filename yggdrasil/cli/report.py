@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from yggdrasil.cli import checks
 from yggdrasil.cli.options import ChatOption, ForceOption
 from yggdrasil.errors import YggdrasilError
 
@@ -14,11 +15,16 @@ if TYPE_CHECKING:
 
 def report(
     name: Annotated[str, typer.Option("--name", help="A plan file, or a name that has a plan for this machine.")],
-    out: Annotated[Path | None, typer.Option(help="Write one self-contained HTML page here.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(callback=checks.output_file, help="Write one self-contained HTML page here.")
+    ] = None,
     as_text: Annotated[bool, typer.Option("--text", help="Print the facts.")] = False,
-    csv: Annotated[Path | None, typer.Option("--csv", help="Write every table into this folder.")] = None,
+    csv: Annotated[
+        Path | None, typer.Option("--csv", callback=checks.output_folder, help="Write every table into this folder.")
+    ] = None,
     prompts: Annotated[
-        Path | None, typer.Option(help="JSON lines with a prompt field: decode some for example trees.")
+        Path | None,
+        typer.Option(callback=checks.input_file, help="JSON lines with a prompt field: decode some for example trees."),
     ] = None,
     limit: Annotated[int, typer.Option(min=1, help="Prompts decoded for trees.")] = 3,
     chat: ChatOption = False,

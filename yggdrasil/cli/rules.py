@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from yggdrasil.cli import checks
 from yggdrasil.cli.options import ChatOption, Dtype, ForceOption, PlanOption
 from yggdrasil.errors import YggdrasilError
 
@@ -14,12 +15,17 @@ if TYPE_CHECKING:
     from yggdrasil.bench.rules import Group
     from yggdrasil.engine.decoder import Decoder
 
-Prompts = Annotated[list[Path], typer.Option(help="A prompt set, JSON lines; repeat it for several sets.")]
-Limit = Annotated[int | None, typer.Option(help="Use at most so many prompts of each set.")]
-NewTokens = Annotated[int, typer.Option(help="Tokens to generate on each.")]
-PromptTokens = Annotated[int, typer.Option(help="Keep only the last so many tokens of a prompt.")]
+Prompts = Annotated[
+    list[Path], typer.Option(callback=checks.input_file, help="A prompt set, JSON lines; repeat it for several sets.")
+]
+Limit = Annotated[int | None, typer.Option(min=1, help="Use at most so many prompts of each set.")]
+NewTokens = Annotated[int, typer.Option(min=1, help="Tokens to generate on each.")]
+PromptTokens = Annotated[int, typer.Option(min=1, help="Keep only the last so many tokens of a prompt.")]
 DtypeOption = Annotated[Dtype | None, typer.Option(help="Arithmetic of both models; the plan's if not given.")]
-Out = Annotated[Path | None, typer.Option("--json", help="Every sample and the summary; resumed if there.")]
+Out = Annotated[
+    Path | None,
+    typer.Option("--json", callback=checks.output_file, help="Every sample and the summary; resumed if there."),
+]
 
 
 def rules(
@@ -28,17 +34,14 @@ def rules(
     limit: Limit = None,
     max_new_tokens: NewTokens = 64,
     max_prompt_tokens: PromptTokens = 256,
-    temperatures: Annotated[str, typer.Option(help="Temperatures, such as 0,1.")] = "0,1",
+    temperatures: Annotated[str, typer.Option(callback=checks.temperatures, help="Temperatures, such as 0,1.")] = "0,1",
     dtype: DtypeOption = None,
     out: Out = None,
     chat: ChatOption = False,
     force_machine: ForceOption = False,
 ) -> None:
     """Every acceptance rule against plain decoding, prompt by prompt, in turns."""
-    try:
-        values = [float(value) for value in temperatures.split(",")]
-    except ValueError:
-        raise YggdrasilError(f"--temperatures {temperatures} is not a list of numbers such as 0,1") from None
+    values = [float(value) for value in temperatures.split(",")]
     from yggdrasil.bench.rules import rule_group
 
     decoder = _open(plan, dtype, force_machine=force_machine)
@@ -62,7 +65,8 @@ def exactness(
     max_new_tokens: NewTokens = 64,
     max_prompt_tokens: PromptTokens = 256,
     tolerance: Annotated[
-        float | None, typer.Option(help="A lead below this is a near tie, in logits; the plan's if unset.")
+        float | None,
+        typer.Option(callback=checks.finite, help="A lead below this is a near tie, in logits; the plan's if unset."),
     ] = None,
     dtype: DtypeOption = None,
     out: Out = None,

@@ -9,7 +9,8 @@ import typer
 
 from yggdrasil.acceptance.sampling import Constraint, SamplingParams
 from yggdrasil.acceptance.speculation import Exactness, RuleName, Speculation
-from yggdrasil.cli.options import parse_widths
+from yggdrasil.cli import checks
+from yggdrasil.cli.checks import parse_widths
 from yggdrasil.errors import YggdrasilError
 
 if TYPE_CHECKING:
@@ -30,18 +31,35 @@ BadWord = Annotated[list[str] | None, typer.Option(help="A text that must not oc
 MinNewTokens = Annotated[int, typer.Option(help="No end-of-text before so many tokens.")]
 Seed = Annotated[int | None, typer.Option(help="Same seed, same output, with or without speculation.")]
 Logprobs = Annotated[int | None, typer.Option(help="With --json: log-probabilities, and so many alternatives.")]
-JsonSchema = Annotated[Path | None, typer.Option(help="A file with a JSON schema the text must match.")]
+JsonSchema = Annotated[
+    Path | None, typer.Option(callback=checks.input_file, help="A file with a JSON schema the text must match.")
+]
 Regex = Annotated[str | None, typer.Option(help="A regular expression the text must match.")]
-GrammarFile = Annotated[Path | None, typer.Option("--grammar", help="A Lark or GBNF grammar the text must match.")]
+GrammarFile = Annotated[
+    Path | None,
+    typer.Option("--grammar", callback=checks.input_file, help="A Lark or GBNF grammar the text must match."),
+]
 RuleOption = Annotated[RuleName, typer.Option(help="How drafted tokens are accepted; typical and relaxed are lossy.")]
-Expansion = Annotated[str | None, typer.Option(help="Children of a node, level by level, such as 2,2,1: a k-ary tree.")]
-TypicalEpsilon = Annotated[float, typer.Option(help="Rule typical: accept above this probability.")]
-TypicalDelta = Annotated[float, typer.Option(help="Rule typical: or above this share of exp(-entropy).")]
+Expansion = Annotated[
+    str | None,
+    typer.Option(callback=checks.widths, help="Children of a node, level by level, such as 2,2,1: a k-ary tree."),
+]
+TypicalEpsilon = Annotated[
+    float, typer.Option(callback=checks.finite, help="Rule typical: accept above this probability.")
+]
+TypicalDelta = Annotated[
+    float, typer.Option(callback=checks.finite, help="Rule typical: or above this share of exp(-entropy).")
+]
 RelaxedTopk = Annotated[int, typer.Option(help="Rule relaxed: accept among so many best tokens.")]
-RelaxedDelta = Annotated[float, typer.Option(help="Rule relaxed: and so near the best in log-probability.")]
+RelaxedDelta = Annotated[
+    float, typer.Option(callback=checks.finite, help="Rule relaxed: and so near the best in log-probability.")
+]
 ThinkingOnly = Annotated[bool, typer.Option("--thinking-only", help="Rule relaxed: only within <think>.")]
 ExactnessOption = Annotated[Exactness, typer.Option(help="What to do about near ties; see yggdrasil parity.")]
-Tolerance = Annotated[float | None, typer.Option(help="A lead below this is a near tie, in logits; parity's if unset.")]
+Tolerance = Annotated[
+    float | None,
+    typer.Option(callback=checks.finite, help="A lead below this is a near tie, in logits; parity's if unset."),
+]
 FixedWidth = Annotated[int, typer.Option(help="Exactness fixed-width: rows of every pass.")]
 Audit = Annotated[bool, typer.Option("--audit", help="Count the near ties that a width-1 pass decides otherwise.")]
 

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from yggdrasil.cli import checks
 from yggdrasil.cli.options import ChatOption, ForceOption
 from yggdrasil.errors import Interrupted
 
@@ -12,12 +13,17 @@ from yggdrasil.errors import Interrupted
 def search(
     profile: Annotated[str, typer.Option("--profile", help="Name of a calibrated profile.")],
     prompts: Annotated[
-        Path | None, typer.Option(help="JSON lines with a prompt field; without them nothing is measured.")
+        Path | None,
+        typer.Option(
+            callback=checks.input_file, help="JSON lines with a prompt field; without them nothing is measured."
+        ),
     ] = None,
     objective: Annotated[
         Literal["latency", "aal"], typer.Option(help="aal: accepted length alone, for comparison.")
     ] = "latency",
-    save_as: Annotated[str | None, typer.Option(help="Name of the plan to write; the profile's if not given.")] = None,
+    save_as: Annotated[
+        str | None, typer.Option(callback=checks.name, help="Name of the plan to write; the profile's if not given.")
+    ] = None,
     top: Annotated[int, typer.Option(min=1, help="Best predictions that are measured.")] = 10,
     limit: Annotated[int, typer.Option(min=1, help="Prompts decoded by each plan, spread over the file.")] = 8,
     max_new_tokens: Annotated[int, typer.Option(min=4, help="Tokens generated on each.")] = 48,

@@ -56,7 +56,8 @@ def open_streams() -> None:
         raise YggdrasilError("standard output is closed; give it somewhere to go, /dev/null for nowhere")
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="backslashreplace")
-    sys.stdout = cast(TextIO, Output(sys.stdout))
+    if not isinstance(sys.stdout, Output):
+        sys.stdout = cast(TextIO, Output(sys.stdout))
 
 
 def close_output() -> None:

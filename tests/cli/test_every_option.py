@@ -1,0 +1,55 @@
+"""Every option refuses what no one can mean in one sentence that names it, before a model is looked for."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "faults"))
+
+from made_up import write_artifacts
+from options import absurd_options
+
+from yggdrasil.cli import main
+from yggdrasil.cli.app import app
+from yggdrasil.scheduling.plan import ModelRef
+
+ABSURD = list(absurd_options(app, "faults"))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A plan whose models are nowhere: a command that looks for them first says so, and not what was asked."""
+    place = tmp_path_factory.mktemp("options")
+    write_artifacts(place, "faults", target=ModelRef("missing", "0", 1), drafter=ModelRef("missing", "0", 1))
+    lines = [json.dumps({"prompt": f"text number {i}"}) for i in range(6)]
+    (place / "prompts.jsonl").write_text("\n".join(lines))
+    return place
+
+
+def test_the_walk_finds_every_command_and_option():
+    words = {word for case in ABSURD for word in case.arguments[:2]}
+
+    assert {"calibrate", "generate", "bench", "rules", "figures", "search", "report", "parity", "profile"} <= words
+    assert {"--limit", "--temperature", "--max-new-tokens", "--draft-widths", "--json"} <= {
+        case.option for case in ABSURD
+    }
+
+
+@pytest.mark.parametrize("option", sorted({case.option for case in ABSURD}))
+def test_absurd_values_are_refused_before_a_model_is_loaded(folder, option, monkeypatch, capsys):
+    monkeypatch.chdir(folder)
+    before = sorted(folder.rglob("*"))
+    wrong = []
+    for case in (case for case in ABSURD if case.option == option):
+        monkeypatch.setattr(sys, "argv", ["yggdrasil", *case.arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        said = capsys.readouterr().err
+        is_named = any(name in said for name in case.names)
+        if ended.value.code != 2 or not said.startswith("yggdrasil: ") or not is_named:
+            wrong.append(f"{' '.join(case.arguments)[:150]}: {ended.value.code}, {said.strip()[:150]}")
+
+    assert wrong == []
+    assert sorted(folder.rglob("*")) == before

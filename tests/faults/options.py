@@ -1,0 +1,91 @@
+"""Every option of every command, with values that no one can mean. Walked, so that no option is forgotten."""
+
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
+
+import typer
+
+LONG = "x" * 300  # longer than a file's name may be
+WHOLE = ("-1", "-99999999999999999999", "nan", "1.5", "x", "")
+NUMBERS = ("nan", "inf", "-inf", "1e999", "x", "")
+LISTS = ("", "x", "1,,2", "nan", "0", "-1", "1;2", "1.5.5")
+INPUTS = ("no/such/file", ".", "prompts.jsonl/below", LONG, "")
+OUTPUTS = ("prompts.jsonl/below", "/proc/no/such", f"{LONG}/{LONG}", "")
+# Options whose value is a list in a text, or a path that is written.
+LIST_NAMES = {
+    "draft_widths", "verify_widths", "contexts", "max_length", "budget", "expansion", "temperatures",
+}  # fmt: skip
+OUTPUT_FILES, OUTPUT_FOLDERS = {"dump_mismatches"}, {"root", "csv"}
+# Negative numbers that mean something: seeds of a generator.
+ANY_SIGN = {"seed"}
+
+
+class Absurd(NamedTuple):
+    """One option with one value, and the command line around it."""
+
+    option: str  # as it is typed, such as --limit
+    value: str
+    arguments: list[str]
+
+    @property
+    def names(self) -> list[str]:
+        """What a sentence about it must hold one of: the option as typed, or as Python spells it."""
+        named = [self.option, self.option.strip("-").replace("-", "_")]
+        return [*named, self.value] if len(self.value) > 3 else named
+
+
+def absurd_options(app: typer.Typer, plan: str) -> Iterator[Absurd]:
+    """Every absurd value of every option; ``plan`` is one whose models are gone: whoever loads them first is seen."""
+    for path, command in _commands(typer.main.get_command(app), ()):
+        kinds = get_type_hints(inspect.unwrap(command.callback))
+        for parameter in command.params:
+            if parameter.param_type_name != "option" or parameter.name not in kinds:
+                continue
+            for value in _values(path, parameter, kinds[parameter.name]):
+                arguments = [*path, *_around(command, parameter, plan), f"{parameter.opts[0]}={value}"]
+                yield Absurd(parameter.opts[0], value, arguments)
+
+
+def _commands(command: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    inner = getattr(command, "commands", {})
+    if not inner or command.invoke_without_command:
+        yield path, command
+    for name, child in inner.items():
+        yield from _commands(child, (*path, name))
+
+
+def _around(command: Any, left_out: Any, plan: str) -> list[str]:
+    """Arguments that let the command get as far as its models."""
+    given = {
+        "plan": plan, "source": plan, "name": plan, "profile": "faults", "prompts": "prompts.jsonl",
+        "target": "missing", "drafter": "ngram", "out": "out", "contexts": "64",
+    }  # fmt: skip
+    if command.name == "calibrate":
+        given["name"] = "new"
+    found = []
+    for parameter in command.params:
+        is_wanted = parameter.required or parameter.name in ("prompts", "plan", "contexts")
+        if parameter is left_out or not is_wanted or parameter.name not in given:
+            continue
+        value = given[parameter.name]
+        found += [value] if parameter.param_type_name == "argument" else [parameter.opts[0], value]
+    return found
+
+
+def _values(path: tuple[str, ...], parameter: Any, annotation: Any) -> tuple[str, ...]:
+    kinds = {annotation, *get_args(annotation)}
+    if int in kinds:
+        return WHOLE[2:] if parameter.name in ANY_SIGN else WHOLE
+    if float in kinds:
+        return NUMBERS
+    if any(get_origin(kind) is Literal for kind in kinds):
+        return ("nonsense", "", "-1")
+    if parameter.name in LIST_NAMES:
+        return tuple(value for value in LISTS if parameter.name != "temperatures" or value != "0")
+    if parameter.name in OUTPUT_FOLDERS or (parameter.name == "out" and path[-1] in ("profile", "parity", "figures")):
+        return ("prompts.jsonl", *OUTPUTS[:-1])  # an empty path is the working folder
+    if parameter.name in OUTPUT_FILES or parameter.name == "out":
+        return (".", *OUTPUTS)
+    return INPUTS if Path in kinds or list[Path] in kinds else ()
