@@ -15,7 +15,8 @@ ROOMS = (
     *("errors", "artifacts", "models", "tree", "acceptance", "drafters", "predictor", "profiling", "scheduling"),
     *("engine", "calibration", "reports", "bench", "cli"),
 )
-LEAVES = {"errors": set(), "prompts": {"errors"}}  # what these single files may import
+# What these single files may import.
+LEAVES = {"errors": set(), "arguments": {"errors"}, "prompts": {"errors", "arguments"}}
 WITHOUT_TORCH = (
     *("yggdrasil", "yggdrasil.artifacts", "yggdrasil.prompts", "yggdrasil.scheduling.stages"),
     *(

@@ -19,6 +19,14 @@ class Interrupted(YggdrasilError):
     exit_code: ClassVar[int] = 130
 
 
+class ArgumentValueError(YggdrasilError, ValueError):
+    """A value that an argument cannot have."""
+
+
+class ArgumentTypeError(YggdrasilError, TypeError):
+    """A value of a kind that an argument cannot have."""
+
+
 class ArtifactError(YggdrasilError):
     """A profile, predictor, plan or checkpoint on disk is missing, damaged, or does not fit what it is used with."""
 

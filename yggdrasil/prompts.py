@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
-from yggdrasil.errors import YggdrasilError, first_line
+from yggdrasil.arguments import check_text
+from yggdrasil.errors import ArgumentTypeError, YggdrasilError, first_line
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -92,7 +93,7 @@ def as_messages(messages: object) -> tuple[Message, ...]:
         YggdrasilError: anything else.
     """
     if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Sequence) or not messages:
-        raise YggdrasilError('messages must be a list such as [{"role": "user", "content": "Hello"}]')
+        raise ArgumentTypeError('messages must be a list such as [{"role": "user", "content": "Hello"}]')
     return tuple(_message(number, message) for number, message in enumerate(messages, start=1))
 
 
@@ -107,15 +108,6 @@ def _message(number: int, message: object) -> Message:
         raise YggdrasilError(f"message {number} has a content that is no text")
     check_text(f"message {number}", content)
     return Message(role, content)
-
-
-def check_text(name: str, text: str) -> None:
-    """YggdrasilError where ``text`` has half of a surrogate pair: no Unicode text has, and no tokenizer takes it."""
-    place = next((i for i, character in enumerate(text) if "\ud800" <= character <= "\udfff"), None)
-    if place is not None:
-        raise YggdrasilError(
-            f"{name} has half of a surrogate pair ({text[place]!a}) as character {place + 1}; give Unicode text"
-        )
 
 
 def read_prompts(path: Path, limit: int | None = None, *, chat: bool = False) -> list[Prompt]:

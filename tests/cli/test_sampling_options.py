@@ -51,7 +51,7 @@ def test_every_parameter_arrives(tmp_path):
     ("given", "sentence"),
     [
         ({"logit_bias": ["5"]}, "--logit-bias 5 is not TOKEN=BIAS"),
-        ({"temperature": -1.0}, "temperature is -1.0; it must be at least 0"),
+        ({"temperature": -1.0}, "temperature is -1.0; it must be 0 .greedy., or between 0.0001"),
         ({"regex": "a", "grammar": "b"}, "give one of --json-schema, --regex and --grammar"),
         (
             {"rule": "typical", "speculation": "off"},

@@ -111,7 +111,7 @@ def test_every_schedule_gives_the_same_tokens_and_drafter_rows(pair, decoder, su
     assert 0 < generation.metrics.plain_steps < generation.metrics.iterations - generation.metrics.look_ups
     assert max(tokens for _, tokens in policy.looked_up) > MAX_DEPTH + 1  # more than any tree gives
     drafter = engine.drafter
-    read = drafter._certain[: drafter._num_read]
+    read = drafter.runner.text.tokens[: drafter.runner.text.num_rows]
     assert len(read) > 30
     for ours, reference in zip(drafter.runner.cache.tensors(), cache_rows(pair.plain_drafter, read), strict=True):
         torch.testing.assert_close(ours[:, : len(read)], reference, rtol=1e-3, atol=1e-4)

@@ -82,7 +82,7 @@ def test_a_drafters_rows_are_those_of_a_fresh_prefill(pair, decoder, name):
     request = decoder.start(PROMPT, max_new_tokens=25)
     list(request)
     drafter = decoder.assembly.engine.drafter
-    text = drafter._certain[: drafter._num_read]
+    text = drafter.runner.text.tokens[: drafter.runner.text.num_rows]
 
     assert len(text) > 30
     for ours, reference in zip(drafter.runner.cache.tensors(), cache_rows(pair.plain_drafter, text), strict=True):

@@ -103,7 +103,7 @@ class GrammarCompiler:
 
         try:
             grammar = _to_llguidance(constraint)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise YggdrasilError(f"the {constraint.kind} is not valid: {first_line(error)}") from error
         fault = LLMatcher.validate_grammar(grammar, self._tokenizer)
         if fault:

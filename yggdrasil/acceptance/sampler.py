@@ -74,6 +74,7 @@ class Sampler:
     def choose(self, row: Tensor) -> Choice:
         """The next token after the certain text, given the target's ``row`` [V] there; the margin is in logits."""
         scores = _as_array(self.scores(row))
+        _check_finite(scores)
         if scores.max() == -np.inf:
             raise YggdrasilError(
                 "no token may follow: the constraint, bad_words and logits processors together forbid all; relax one"
@@ -105,6 +106,7 @@ class Sampler:
         None where no token is possible.
         """
         scores = _as_array(self.scores(row, tail))
+        _check_finite(scores)
         best = scores.max()
         if best == -np.inf:
             return None
@@ -123,6 +125,15 @@ class Sampler:
         self.tokens.append(token)
         if self.params.logprobs is not None:
             self.logprobs.append(_logprobs(token, row, self.params.logprobs))
+
+
+def _check_finite(scores: FloatArray) -> None:
+    # -inf is impossible and nothing else; NaN would be the best of all.
+    if not scores.max() < np.inf:
+        raise YggdrasilError(
+            "the scores to choose from are not finite (NaN or infinity): the target's weights are damaged or overflow "
+            "in this dtype (decode with --dtype float32), or a logits processor or bias is at fault"
+        )
 
 
 def _as_array(scores: Tensor) -> FloatArray:

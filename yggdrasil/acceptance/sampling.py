@@ -3,22 +3,49 @@
 Imports no torch.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
-from yggdrasil.errors import YggdrasilError
+from yggdrasil.arguments import check_integer, check_number, check_text, check_tokens
+from yggdrasil.errors import ArgumentTypeError, ArgumentValueError, first_line
 
 ConstraintKind = Literal["json_schema", "regex", "grammar"]
 MAX_TOP_LOGPROBS = 100
+# Beyond these, scores in float32 are junk or infinite.
+MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-4, 1e4
+MAX_FACTOR, MAX_SHIFT = 1e3, 1e4
+_TEMPERATURES = f"0 (greedy), or between {MIN_TEMPERATURE:g} and {MAX_TEMPERATURE:g}"
 
 
 @dataclass(frozen=True)
 class Constraint:
-    """What the text must match: a JSON schema (JSON text), a regular expression, or a Lark or GBNF grammar."""
+    """What the text must match: a JSON schema (JSON text, or what it stands for), a regular expression, or a Lark or
+    GBNF grammar.
+
+    Raises:
+        YggdrasilError: another kind, or a text that is none.
+    """
 
     kind: ConstraintKind
     text: str
+
+    def __post_init__(self) -> None:
+        if self.kind not in get_args(ConstraintKind):
+            raise ArgumentValueError(
+                f"a constraint's kind is {self.kind!r}; it must be one of {', '.join(get_args(ConstraintKind))}"
+            )
+        if self.kind == "json_schema" and isinstance(self.text, dict | bool):
+            object.__setattr__(self, "text", _dumped(self.text))
+        check_text(f"the {self.kind}", self.text)
+
+
+def _dumped(schema: Any) -> str:
+    try:
+        return json.dumps(schema)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ArgumentTypeError(f"the json_schema cannot be written as JSON: {first_line(error)}") from error
 
 
 @dataclass(frozen=True)
@@ -51,23 +78,27 @@ class SamplingParams:
     logprobs: int | None = None  # alternatives to report beside each token's own log-probability
 
     def __post_init__(self) -> None:
-        for name, holds, rule in (
-            ("temperature", 0 <= self.temperature < float("inf"), "at least 0"),
-            ("top_k", self.top_k >= 0, "at least 0 (0: off)"),
-            ("top_p", 0 < self.top_p <= 1, "above 0 and at most 1"),
-            ("min_p", 0 <= self.min_p <= 1, "between 0 and 1"),
-            ("typical_p", 0 < self.typical_p <= 1, "above 0 and at most 1"),
-            ("repetition_penalty", 0 < self.repetition_penalty < float("inf"), "above 0"),
-            ("presence_penalty", abs(self.presence_penalty) < float("inf"), "a finite number"),
-            ("frequency_penalty", abs(self.frequency_penalty) < float("inf"), "a finite number"),
-            ("min_new_tokens", self.min_new_tokens >= 0, "at least 0"),
-            ("seed", self.seed is None or 0 <= self.seed < 2**64, "between 0 and 2**64 - 1"),
-            ("logprobs", self.logprobs is None or 0 <= self.logprobs <= MAX_TOP_LOGPROBS,
-             f"between 0 and {MAX_TOP_LOGPROBS}"),
-            ("bad_words", all(self.bad_words), "words that are not empty"),
-        ):  # fmt: skip
-            if not holds:
-                raise YggdrasilError(f"{name} is {getattr(self, name)!r}; it must be {rule}")
+        check_number("temperature", self.temperature, 0, MAX_TEMPERATURE, rule=_TEMPERATURES)
+        if 0 < self.temperature < MIN_TEMPERATURE:
+            raise ArgumentValueError(f"temperature is {self.temperature!r}; it must be {_TEMPERATURES}")
+        check_integer("top_k", self.top_k, 0, rule="at least 0 (0: off)")
+        for name in ("top_p", "typical_p"):
+            check_number(name, getattr(self, name), 0, 1, rule="above 0 and at most 1", is_open=True)
+        check_number("min_p", self.min_p, 0, 1)
+        check_number("repetition_penalty", self.repetition_penalty, 1 / MAX_FACTOR, MAX_FACTOR)
+        for name in ("presence_penalty", "frequency_penalty"):
+            check_number(name, getattr(self, name), -MAX_SHIFT, MAX_SHIFT)
+        check_integer("min_new_tokens", self.min_new_tokens, 0)
+        if self.seed is not None:
+            check_integer("seed", self.seed, 0, 2**64 - 1, rule="between 0 and 2**64 - 1")
+        if self.logprobs is not None:
+            check_integer("logprobs", self.logprobs, 0, MAX_TOP_LOGPROBS)
+        if self.constraint is not None and not isinstance(self.constraint, Constraint):
+            raise ArgumentTypeError(f"constraint is {self.constraint!r}; it must be a Constraint")
+        object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
+        object.__setattr__(self, "bad_words", _words(self.bad_words))
+        if not isinstance(self.logits_processors, Sequence) or not all(map(callable, self.logits_processors)):
+            raise ArgumentTypeError("logits_processors must be a list of transformers' LogitsProcessor objects")
 
     @property
     def is_greedy(self) -> bool:
@@ -88,6 +119,31 @@ class SamplingParams:
             (0.0,) if self.is_greedy else drawn, self.repetition_penalty, self.presence_penalty,
             self.frequency_penalty, bias, self.bad_words, self.min_new_tokens, processors, self.constraint,
         )  # fmt: skip
+
+
+def _biases(biases: Any) -> dict[int, float]:
+    if not isinstance(biases, Mapping):
+        raise ArgumentTypeError(f"logit_bias is {biases!r}; it must map token numbers to biases")
+    return {
+        check_integer("a token of logit_bias", token, 0): check_number(
+            f"logit_bias of token {token}", bias, -MAX_SHIFT, MAX_SHIFT
+        )
+        for token, bias in biases.items()
+    }
+
+
+def _words(words: Any) -> tuple[str | tuple[int, ...], ...]:
+    """Texts and token sequences that are not empty; a single text is one item."""
+    if isinstance(words, str):
+        words = (words,)
+    if isinstance(words, bytes | Mapping) or not isinstance(words, Sequence):
+        raise ArgumentTypeError(f"bad_words is {words!r}; it must be a list of texts or token sequences")
+    if not all(len(word) if isinstance(word, Sequence) else True for word in words):
+        raise ArgumentValueError(f"bad_words is {words!r}; it must be words that are not empty")
+    return tuple(
+        check_text("bad_words", word) if isinstance(word, str) else tuple(check_tokens("an item of bad_words", word))
+        for word in words
+    )
 
 
 GREEDY = SamplingParams()

@@ -1,14 +1,16 @@
 """How drafted tokens are accepted, and how exactly. Imports no torch."""
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
-from yggdrasil.errors import YggdrasilError
+from yggdrasil.arguments import check_flag, check_integer, check_number, check_tokens
+from yggdrasil.errors import ArgumentValueError
 
 RuleName = Literal["match", "leviathan", "specinfer", "sequoia", "typical", "relaxed", "off"]
 Exactness = Literal["fast", "strict", "fixed-width"]
 DRAWN_RULES: tuple[RuleName, ...] = ("leviathan", "specinfer", "sequoia")
 LOSSY_RULES: tuple[RuleName, ...] = ("typical", "relaxed")
+MAX_LEAD = 1e9  # logits; nothing leads by more
 
 
 @dataclass(frozen=True)
@@ -51,22 +53,21 @@ class Speculation:
     audit: bool = False
 
     def __post_init__(self) -> None:
-        faults = [
-            f"{name} is {getattr(self, name)!r}; it must be {rule}"
-            for name, holds, rule in (
-                ("rule", self.rule in get_args(RuleName), f"one of {', '.join(get_args(RuleName))}"),
-                ("exactness", self.exactness in get_args(Exactness), f"one of {', '.join(get_args(Exactness))}"),
-                ("expansion", self.expansion is None or (self.expansion and min(self.expansion) >= 1),
-                 "at least one level of at least one child"),
-                ("typical_epsilon", 0 < self.typical_epsilon <= 1, "above 0 and at most 1"),
-                ("typical_delta", self.typical_delta > 0, "above 0"),
-                ("relaxed_topk", self.relaxed_topk >= 1, "at least 1"),
-                ("relaxed_delta", self.relaxed_delta >= 0, "at least 0"),
-                ("tolerance", self.tolerance is None or self.tolerance >= 0, "at least 0"),
-                ("fixed_width", self.fixed_width >= 2, "at least 2"),
-            )
-            if not holds
-        ]  # fmt: skip
+        for name, value, names in (("rule", self.rule, RuleName), ("exactness", self.exactness, Exactness)):
+            if value not in get_args(names):
+                raise ArgumentValueError(f"{name} is {value!r}; it must be one of {', '.join(get_args(names))}")
+        if self.expansion is not None:
+            object.__setattr__(self, "expansion", tuple(_levels(self.expansion)))
+        check_number("typical_epsilon", self.typical_epsilon, 0, 1, rule="above 0 and at most 1", is_open=True)
+        check_number("typical_delta", self.typical_delta, 0, MAX_LEAD, rule="above 0", is_open=True)
+        check_integer("relaxed_topk", self.relaxed_topk, 1)
+        check_number("relaxed_delta", self.relaxed_delta, 0, MAX_LEAD, rule="at least 0")
+        if self.tolerance is not None:
+            check_number("tolerance", self.tolerance, 0, MAX_LEAD, rule="at least 0, in logits")
+        check_integer("fixed_width", self.fixed_width, 2)
+        for name in ("thinking_only", "audit"):
+            check_flag(name, getattr(self, name))
+        faults = []
         if self.rule == "leviathan" and self.expansion and max(self.expansion) > 1:
             faults.append("the rule leviathan takes a chain; use specinfer or sequoia for several children a node")
         if self.rule not in ("match", "off") and (self.exactness == "strict" or self.audit):
@@ -74,12 +75,19 @@ class Speculation:
         if self.audit and self.exactness != "fast":
             faults.append("audit counts what exactness fast lets pass; leave exactness at fast")
         if faults:
-            raise YggdrasilError("; ".join(faults))
+            raise ArgumentValueError("; ".join(faults))
 
     @property
     def is_lossless(self) -> bool:
         """Whether the output follows the target's own law."""
         return self.rule not in LOSSY_RULES
+
+
+def _levels(expansion: Any) -> list[int]:
+    levels = check_tokens("expansion", expansion)
+    if not levels or min(levels) < 1:
+        raise ArgumentValueError(f"expansion is {expansion!r}; it must be at least one level of at least one child")
+    return levels
 
 
 DEFAULT = Speculation()

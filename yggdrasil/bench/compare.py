@@ -62,6 +62,7 @@ def compare(
         return tokens[-max_prompt_tokens:] if max_prompt_tokens else tokens
 
     def run(prompt: Prompt, *, speculation: bool) -> Generation:
+        decoder.forget()  # each reads the whole prompt
         return decoder.generate(kept(prompt), max_new_tokens=max_new_tokens, ignore_eos=True, speculation=speculation)
 
     if warm_up:

@@ -74,6 +74,7 @@ class EngineSystem:
 
     def decode(self, prompt: Sequence[int], max_new_tokens: int) -> Continuation:
         self._decoder.policy = self._policy
+        self._decoder.forget()  # every system reads the whole prompt
         generation = self._decoder.generate(
             prompt, max_new_tokens=max_new_tokens, ignore_eos=True, speculation=self._speculation,
             sampling=self._sampling,

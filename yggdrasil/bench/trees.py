@@ -120,6 +120,7 @@ class TreeSystem:
 
     def decode(self, prompt: Sequence[int], max_new_tokens: int) -> Continuation:
         self._bench.arrange(self.arrangement)
+        self._bench.decoder.forget()  # every system reads the whole prompt
         generation = self._bench.decoder.generate(
             prompt, max_new_tokens=max_new_tokens, ignore_eos=True, sampling=self._sampling
         )

@@ -96,6 +96,7 @@ def _medians(results: dict[str, list[_Decoded]], figure: Callable[[_Decoded], fl
 @torch.inference_mode()
 def _choices(runner: ModelRunner, text: Sequence[int]) -> np.ndarray:
     """The model's choice after each token of ``text``."""
+    runner.text.forget()  # its rows are overwritten
     rows = torch.arange(len(text))
     mask = rows[:, None] >= rows[None, :]
     tokens, offsets = torch.tensor(text), torch.zeros(2, dtype=torch.int64)

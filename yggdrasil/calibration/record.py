@@ -98,6 +98,7 @@ def _tree_row(tree: TokenTree, slots: np.ndarray, continuation: Sequence[int]) -
 @torch.inference_mode()
 def hidden_states(runner: ModelRunner, text: Sequence[int]) -> Tensor:
     """The target's state after each token of ``text``, [len(text), H] float32; runs eagerly, a chunk at a time."""
+    runner.text.forget()  # its rows are overwritten
     device = runner.loaded.device
     states = []
     for start in range(0, len(text), HIDDEN_CHUNK):

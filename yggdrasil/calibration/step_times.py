@@ -54,7 +54,7 @@ def _target_steps(assembly: Assembly, context: int, token: int) -> list[TimedSte
     engine = assembly.engine
 
     def prepare() -> None:
-        engine.target.length = context
+        engine.target.text.pretend([token] * context, context)
         engine.tree.plant(token)
 
     runs: dict[str, Callable[[int], object]] = {

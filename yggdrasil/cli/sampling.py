@@ -120,14 +120,14 @@ def _constraint(schema: Path | None, regex: str | None, grammar: Path | None) ->
         text = _read(schema)
         try:
             json.loads(text)
-        except json.JSONDecodeError as error:
-            raise YggdrasilError(f"{schema} is not JSON: {error}") from None
+        except (ValueError, RecursionError) as error:
+            raise YggdrasilError(f"{schema} is not JSON that can be read: {error}") from None
         return Constraint("json_schema", text)
     return Constraint("grammar", _read(grammar)) if grammar is not None else None
 
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        return path.read_text(encoding="utf-8-sig")
+    except (OSError, ValueError) as error:
         raise YggdrasilError(f"{path} could not be read: {error}") from None

@@ -51,8 +51,7 @@ class DraftModel:
         self._drafts: dict[tuple[int, int], Capture] = {}
         self._num_nodes = tree.num_nodes
         self._first_leaf, self._num_leaves = 1, 0  # nodes of the last level: attached, not read
-        self._certain: list[int] = []
-        self._num_read = 0  # certain tokens whose keys are in the cache, at the slot of their position
+        self._text = runner.text  # certain tokens; those with rows have been read
         tree_buffers = tree.tensors()
         for width in self.prefill_widths:
             inputs = [self._tokens.tensor[:width], self._span.tensor[:1], self._last.tensor]
@@ -78,32 +77,33 @@ class DraftModel:
     @property
     def root_position(self) -> int:
         """Position of the last certain token."""
-        return len(self._certain) - 1
+        return len(self._text.tokens) - 1
 
     def begin(self, tokens: Sequence[int]) -> None:
-        self._certain = list(tokens)
-        self._num_read = 0
+        """Rows of the last request's text are kept up to the first token that differs."""
+        self._text.begin(tokens, self._text.shared(tokens))
 
     def place_at(self, length: int, token: int) -> None:
         """Stand behind ``length`` tokens as if they had been read, with ``token`` as the root; for timing steps."""
-        self._certain = [token] * (length + 1)
-        self._num_read = length
+        self._text.pretend([token] * (length + 1), length)
         self._place.write(length, 1)
 
     def extend(self, tokens: Sequence[int], hidden: Mapping[int, Tensor]) -> None:
-        self._certain.extend(tokens)
+        self._text.tokens.extend(tokens)
 
     def head(self, tree: TokenTree) -> None:
         """Read every certain token not yet read, the last ones (root included) in the head step."""
         widest = self.head_widths[-1]
-        while len(self._certain) - self._num_read > widest:
-            self._prefill(len(self._certain) - self._num_read - widest)
-        start = min(self._num_read, len(self._certain) - 1)  # the root's logits are wanted even if it was read before
-        pending = self._certain[start:]
+        while len(self._text.tokens) - self._text.num_rows > widest:
+            self._prefill(len(self._text.tokens) - self._text.num_rows - widest)
+        start = min(
+            self._text.num_rows, len(self._text.tokens) - 1
+        )  # the root's logits are wanted even if it was read before
+        pending = self._text.tokens[start:]
         self._tokens.write(*pending)
         self._span.write(start, len(pending))
         self.runner.launch("head", next(width for width in self.head_widths if width >= len(pending)))
-        self._num_read = len(self._certain)
+        self._text.num_rows = len(self._text.tokens)
 
     def grow(self, tree: TokenTree, width: int, depth: int) -> None:
         root = self.root_position
@@ -147,28 +147,28 @@ class DraftModel:
         return draft
 
     def read_leaves(self) -> None:
-        self._place.write(len(self._certain) - 1, self._first_leaf)
+        self._place.write(len(self._text.tokens) - 1, self._first_leaf)
         self.runner.step("read", self._num_leaves)()
 
     def read_leaf(self, node: int) -> None:
         if node >= self._first_leaf:
-            self._place.write(len(self._certain) - 1, node)
+            self._place.write(len(self._text.tokens) - 1, node)
             self.runner.step("read", 1)()
 
     def guess(self, nodes: Tensor, tokens: Tensor) -> None:
         width = nodes.shape[0]
         self._guesses.nodes[:width] = nodes
         self._guesses.tokens[:width] = tokens
-        self._place.write(len(self._certain) - 1)
+        self._place.write(len(self._text.tokens) - 1)
         self.runner.step("guess", width)()
 
     def keep(self, nodes: Sequence[int], guess: int | None, token: int) -> bool:
-        root = len(self._certain) - 1
+        root = len(self._text.tokens) - 1
         came_true = guess is not None and int(self._guesses.tokens[guess]) == token
         rows = [*nodes, self._num_nodes + guess] if came_true and guess is not None else list(nodes)
         if rows and rows[-1] > len(rows):  # they ascend: else every one is where it belongs
             self.runner.cache.commit([root + row for row in rows], root + 1)
-        self._num_read = root + 1 + len(rows)
+        self._text.num_rows = root + 1 + len(rows)
         if came_true and guess is not None:
             self._last.write(guess)
             self.runner.step("plant", 1)()
@@ -176,12 +176,12 @@ class DraftModel:
 
     def _prefill(self, count: int) -> None:
         width = next((w for w in self.prefill_widths if w >= count), self.prefill_widths[-1])
-        chunk = self._certain[self._num_read : self._num_read + min(count, width)]
+        chunk = self._text.tokens[self._text.num_rows : self._text.num_rows + min(count, width)]
         self._tokens.write(*chunk)
-        self._span.write(self._num_read)
+        self._span.write(self._text.num_rows)
         self._last.write(len(chunk) - 1)
         self.runner.launch("prefill", width)
-        self._num_read += len(chunk)
+        self._text.num_rows += len(chunk)
 
 
 class Guesses(NamedTuple):

@@ -46,36 +46,34 @@ class ExpansionDrafter:
         for width, mask in self._masks.items():
             inputs = [self._tokens.tensor[:width], self._positions.tensor[:width], mask, self._offsets.tensor]
             runner.define("rows", width, RowsStep(runner.call), inputs)
-        self._certain: list[int] = []
-        self._num_read = 0
+        self._text = runner.text
 
     def prepare(self, sampler: Sampler, expansion: Sequence[int], kind: DrawKind | None) -> None:
         """How the next request drafts."""
         self._sampler, self._expansion, self._kind = sampler, tuple(expansion), kind
 
     def begin(self, tokens: Sequence[int]) -> None:
-        self._certain = list(tokens)
-        self._num_read = 0
+        self._text.begin(tokens, self._text.shared(tokens))
 
     def extend(self, tokens: Sequence[int], hidden: Mapping[int, Tensor]) -> None:
-        self._certain.extend(tokens)
+        self._text.tokens.extend(tokens)
 
     def head(self, tree: TokenTree) -> None:
         """Read every certain token not read yet, the root included."""
-        start = min(self._num_read, len(self._certain) - 1)
-        while start < len(self._certain):
-            chunk = self._certain[start : start + self.widths[-1]]
+        start = min(self._text.num_rows, len(self._text.tokens) - 1)
+        while start < len(self._text.tokens):
+            chunk = self._text.tokens[start : start + self.widths[-1]]
             causal = torch.ones(len(chunk), len(chunk), dtype=torch.bool).tril()
             logits = self._read(chunk, range(start, start + len(chunk)), causal, start, start)
             start += len(chunk)
-        self._num_read = len(self._certain)
-        tree.plant(self._certain[-1])
+        self._text.num_rows = len(self._text.tokens)
+        tree.plant(self._text.tokens[-1])
         self._rows = {0: logits[-1]}
         self.drawn = None if self._kind is None else DrawnTree(self._kind)
 
     def grow(self, tree: TokenTree, width: int, depth: int) -> None:
         """Grow ``depth`` levels of the expansion; ``width`` is given by it."""
-        root = len(self._certain) - 1
+        root = len(self._text.tokens) - 1
         coins = self._sampler.coins("draft")
         paths: dict[int, list[int]] = {0: []}
         frontier = [0]

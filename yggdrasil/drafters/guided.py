@@ -10,7 +10,7 @@ from torch import Tensor
 
 from yggdrasil.acceptance.grammar import Grammar
 from yggdrasil.acceptance.sampler import Sampler
-from yggdrasil.drafters.protocol import Drafter
+from yggdrasil.drafters.protocol import Drafter, num_kept
 from yggdrasil.tree.token_tree import NO_SCORE, TokenTree
 
 _FORCED = -0.02  # log-probability of a forced token: the target may still spell the same text otherwise
@@ -27,6 +27,9 @@ class GuidedDrafter:
 
     def begin(self, tokens: Sequence[int]) -> None:
         self._drafter.begin(tokens)
+
+    def num_kept(self, tokens: Sequence[int]) -> int:
+        return num_kept(self._drafter, tokens)
 
     def extend(self, tokens: Sequence[int], hidden: Mapping[int, Tensor]) -> None:
         self._drafter.extend(tokens, hidden)

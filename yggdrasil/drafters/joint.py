@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from yggdrasil.drafters.protocol import Drafter
+from yggdrasil.drafters.protocol import Drafter, num_kept
 from yggdrasil.tree.token_tree import TokenTree
 
 
@@ -34,6 +34,9 @@ class JointDrafter:
     def begin(self, tokens: Sequence[int]) -> None:
         for drafter in self.drafters:
             drafter.begin(tokens)
+
+    def num_kept(self, tokens: Sequence[int]) -> int:
+        return min(num_kept(drafter, tokens) for drafter in self.drafters)
 
     def extend(self, tokens: Sequence[int], hidden: Mapping[int, Tensor]) -> None:
         for drafter in self.drafters:

@@ -27,15 +27,21 @@ class NGramDrafter:
     def __init__(self, options: NGramOptions | None = None) -> None:
         self.options = options or NGramOptions()
         self._pool = _Pool(self.options)
+        self._pending: list[int] = []  # certain tokens that the pool does not have yet
 
     def begin(self, tokens: Sequence[int]) -> None:
-        self._pool.open_text()
-        self._pool.append(tokens)
+        """Where ``tokens`` go on with the pool's text, as a chat's next turn does, it is kept; else another begins."""
+        if not self._pool.begins(tokens):
+            self._pool.open_text(self._pending)
+        self._pending = list(tokens[self._pool.length :])
 
     def extend(self, tokens: Sequence[int], hidden: Mapping[int, Tensor]) -> None:
-        self._pool.append(tokens)
+        self._pending.extend(tokens)
 
     def head(self, tree: TokenTree) -> None:
+        # Not before: the last tokens of a request, which may lie behind its end, hardly ever come here.
+        self._pool.append(self._pending)
+        self._pending = []
         tree.plant(self._pool.last_token)
 
     def grow(self, tree: TokenTree, width: int, depth: int) -> None:
@@ -62,6 +68,7 @@ class _Pool:
     def _clear(self) -> None:
         self._text: list[int] = []
         self._start = 0  # of the current request's text
+        self._is_sound = True  # no interrupt has left a token half added
         self._places: dict[tuple[int, ...], list[int]] = {}  # n-gram -> indices of the tokens after it, ascending
         self._whole: dict[tuple[int, ...], int] = {}  # n-gram with a candidate of full length -> the candidate's place
         sizes = self._options.max_matching_ngram_size + 1
@@ -71,20 +78,33 @@ class _Pool:
     def last_token(self) -> int:
         return self._text[-1]
 
-    def open_text(self) -> None:
-        """A new request: forget all, or close the last text of a public pool."""
-        if not self._options.is_public_pool:
+    @property
+    def length(self) -> int:
+        """Tokens of the current text."""
+        return len(self._text) - self._start
+
+    def begins(self, tokens: Sequence[int]) -> bool:
+        """Whether ``tokens`` begin with the whole current text, and there is one."""
+        return self._is_sound and self.length > 0 and self._text[self._start :] == list(tokens[: self.length])
+
+    def open_text(self, rest: Sequence[int]) -> None:
+        """Another text: forget all, or add the ``rest`` of the last one to a public pool and close it."""
+        if not self._options.is_public_pool or not self._is_sound:
             self._clear()
+        elif self._start:
+            self.append(rest)
         self._text.append(_BOUNDARY)
         self._start = len(self._text)
 
     def append(self, tokens: Sequence[int]) -> None:
         """Add certain tokens to the text, in two dictionary look-ups a token and n-gram size."""
+        self._is_sound = False
         for token in tokens:
             self._note_follower(token)
             self._text.append(token)
             if self._options.is_keep_all:
                 self._drop_repeat(len(self._text) - self._options.max_draft_len)
+        self._is_sound = True
 
     def continuations(self, length: int) -> Iterator[tuple[int, list[int]]]:
         """Candidate continuations of the text, best first, with the size of the match behind each; with repeats."""

@@ -22,7 +22,10 @@ class Drafter(Protocol):
     hidden_layers: tuple[int, ...]  # target layers whose outputs `extend` wants; -1 is the head's input; () for none
 
     def begin(self, tokens: Sequence[int]) -> None:
-        """A new request: these tokens (never empty) are certain; ``extend`` brings the rest of the prompt."""
+        """A new request: these tokens (never empty) are certain; ``extend`` brings the rest of the prompt.
+
+        A drafter may keep what it knows of the last request's text, up to the first token that differs.
+        """
 
     def extend(self, tokens: Sequence[int], hidden: Mapping[int, Tensor]) -> None:
         """More tokens are certain. ``hidden[layer]`` [len(tokens), H] are the target's states before each of them."""
@@ -32,6 +35,14 @@ class Drafter(Protocol):
 
     def grow(self, tree: TokenTree, width: int, depth: int) -> None:
         """Attach at most ``width`` nodes for each of ``depth`` levels, none deeper than ``depth``."""
+
+
+@runtime_checkable
+class KeepingDrafter(Protocol):
+    """A drafter that reads hidden states and keeps those of the last request; without it, prompts are read anew."""
+
+    def num_kept(self, tokens: Sequence[int]) -> int:
+        """How many of the first ``tokens`` it has, with their states, so that ``begin`` may name as many."""
 
 
 @runtime_checkable
@@ -56,3 +67,10 @@ class StagedDrafter(Protocol):
         Where ``guess`` names the guess that follows the last one and it is ``token``, keep its row too and plant it as
         the next root; returns whether that came true.
         """
+
+
+def num_kept(drafter: Drafter, tokens: Sequence[int]) -> int:
+    """How many of the first ``tokens`` need no states any more: all where the drafter reads none."""
+    if not drafter.hidden_layers:
+        return len(tokens)
+    return drafter.num_kept(tokens) if isinstance(drafter, KeepingDrafter) else 0

@@ -82,12 +82,19 @@ class Assembly:
         with torch.inference_mode(False):
             return ExpansionDrafter(self.drafter, tree, sorted(widths), self.target.call.vocab_size)
 
+    def forget(self) -> None:
+        """The next request reads all of its prompt, with both models."""
+        self.engine.forget()
+        if self.drafter is not None:
+            self.drafter.text.forget()
+
     def warm(self, needed: Sequence[tuple[str, str, int]] | None = None) -> None:
         """Build steps now instead of on first use: those listed as (runner, step, width), or all.
 
         Captured steps are all recorded, drafts of every depth included.
         """
         if isinstance(self.engine.target, CapturedTarget):
+            self.forget()
             self.engine.target.warm()
             if isinstance(self.engine.drafter, DraftModel):
                 self.engine.drafter.warm(range(1, self.shapes.max_depth + 1))

@@ -18,6 +18,7 @@ from yggdrasil.errors import YggdrasilError
 from yggdrasil.models.buffers import HostBuffer, Readback
 from yggdrasil.models.graphs import Capture
 from yggdrasil.models.runner import ModelRunner, PrefillStep
+from yggdrasil.predictor.evidence import RepetitionFigures
 from yggdrasil.scheduling.stages import DEFAULT_ORDER, Schedule
 from yggdrasil.tree.growth import rank_nodes
 from yggdrasil.tree.token_tree import TokenTree
@@ -48,7 +49,8 @@ class CapturedTarget:
         assert runner.recorder is not None
         device = runner.loaded.device
         self.runner = runner
-        self.length = 0
+        self.text = runner.text
+        self.figures = RepetitionFigures()
         self.order = torch.arange(tree.num_nodes, device=device)
         self.prefill_widths = sorted(prefill_widths)
         self._tree = tree
@@ -76,9 +78,14 @@ class CapturedTarget:
         for capture in self.captures.values():
             capture.prepare()
 
-    def prefill(self, tokens: Sequence[int]) -> Iterator[Outcome]:
-        """Read ``tokens`` from the start of the cache, a chunk at a time, as ``TargetModel.prefill`` does."""
-        self.length = 0
+    @property
+    def length(self) -> int:
+        """Certain tokens in the cache."""
+        return self.text.num_rows
+
+    def prefill(self, tokens: Sequence[int], start: int = 0) -> Iterator[Outcome]:
+        """Read ``tokens`` from ``start`` on, a chunk at a time, as ``TargetModel.prefill`` does."""
+        self.text.begin(tokens, start)
         while self.length < len(tokens):
             remaining = len(tokens) - self.length
             width = next((w for w in self.prefill_widths if w >= remaining), self.prefill_widths[-1])
@@ -87,7 +94,7 @@ class CapturedTarget:
             self._start.write(self.length)
             self._last.write(len(chunk) - 1)
             outputs = self._launch("prefill", width)
-            self.length += len(chunk)
+            self.text.num_rows += len(chunk)
             rows = list(range(len(chunk)))
             # The next chunk's states take the place of these.
             layers = {layer: states.clone() for layer, states in self._layers(outputs, slice(len(chunk))).items()}
@@ -120,7 +127,7 @@ class CapturedTarget:
 
     def commit(self, rows: Sequence[int]) -> None:
         """Count the accepted rows; the device has moved them."""
-        self.length += len(rows)
+        self.text.num_rows += len(rows)
 
     def _launch(self, name: str, width: int) -> Sequence[Tensor]:
         """Replay and bring the packed result to the host: the one transfer from the device in an iteration."""

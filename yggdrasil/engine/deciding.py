@@ -1,8 +1,9 @@
 """Requests that decide on the host: which engine, policy and sampler serve them. Made when the first one comes."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import accumulate
 from operator import mul
 from weakref import WeakKeyDictionary, ref
@@ -44,12 +45,15 @@ class Prepared:
     decision: Decision | None = None
     counts: Counts | None = None
     is_planned: bool = False  # the decoder's own policy chooses the trees
+    set_up: Callable[[], None] | None = None  # what else must be this request's when it begins
 
     def begin(self) -> None:
         """Just before the request runs; another may have been prepared in between."""
         if self.decision is not None:
             assert isinstance(self.engine.target, LogitTarget)
             self.engine.target.begin(self.decision)
+        if self.set_up is not None:
+            self.set_up()
 
     def final_report(self) -> DecodingReport:
         """The report with what was counted."""
@@ -101,7 +105,7 @@ class HostDecisions:
         """
         seed = sampling.seed if sampling.seed is not None else fresh_seed()
         sampler = self._sampler(prompt, sampling, seed, eos)
-        drafter, chosen, drafts = self._drafting(sampler, speculation, policy)
+        drafter, chosen, drafts, set_up = self._drafting(sampler, speculation, policy)
         is_off = speculation.rule == "off"
         thinking = self._thinking(speculation)
         rule = make_rule(
@@ -128,7 +132,9 @@ class HostDecisions:
             self._target, drafter, self._engine.tree, self._verify_widths, self._engine.max_length, stages,
             looks_up=looks_up,
         )  # fmt: skip
-        return Prepared(engine, chosen, report, sampler, Decision(sampler, rule, drawn, width), counts, is_planned)
+        return Prepared(
+            engine, chosen, report, sampler, Decision(sampler, rule, drawn, width), counts, is_planned, set_up
+        )
 
     def _sampler(self, prompt: Sequence[int], sampling: SamplingParams, seed: int, eos: frozenset[int]) -> Sampler:
         check_bias(sampling, self._vocab_size)
@@ -149,9 +155,9 @@ class HostDecisions:
 
     def _drafting(
         self, sampler: Sampler, speculation: Speculation, policy: Policy
-    ) -> tuple[Drafter | None, Policy, ExpansionDrafter | None]:
+    ) -> tuple[Drafter | None, Policy, ExpansionDrafter | None, Callable[[], None] | None]:
         if speculation.rule == "off":
-            return self._engine.drafter, PLAIN_POLICY, None
+            return self._engine.drafter, PLAIN_POLICY, None, None
         kind = DRAWN_KINDS.get(speculation.rule)
         if kind is None and speculation.expansion is None:
             drafter = self._engine.drafter
@@ -159,13 +165,12 @@ class HostDecisions:
                 guided = GuidedDrafter(drafter, sampler)
                 depth = self._assembly.shapes.max_depth
                 forced = ForcedPolicy(policy, lambda: len(guided.forced()), self._verify_widths, depth)
-                return guided, forced, None
-            return drafter, policy, None
+                return guided, forced, None, None
+            return drafter, policy, None, None
         expansion = speculation.expansion or (_CHAIN if kind == "chain" else _TREE)[: self._assembly.shapes.max_depth]
         drafts = self._assembly.expansion_drafter
         shape = self._shape_of(expansion)
-        drafts.prepare(sampler, expansion, kind)
-        return drafts, FixedPolicy(shape), drafts
+        return drafts, FixedPolicy(shape), drafts, partial(drafts.prepare, sampler, expansion, kind)
 
     def _shape_of(self, expansion: Sequence[int]) -> TreeShape:
         levels = list(accumulate(expansion, mul))

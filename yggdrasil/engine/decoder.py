@@ -1,49 +1,42 @@
 """The public face: a decoder for one pair, from a plan or from two checkpoints."""
 
 import warnings
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from threading import Lock
+from typing import Literal, Unpack
 
 import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from yggdrasil.acceptance.sampler import TokenLogprobs
-from yggdrasil.acceptance.sampling import GREEDY, SamplingParams
-from yggdrasil.acceptance.speculation import DEFAULT, OFF, Speculation
+from yggdrasil.acceptance.sampling import SamplingParams
+from yggdrasil.acceptance.speculation import Speculation
+from yggdrasil.arguments import check_tokens
 from yggdrasil.artifacts import current_machine, resolve_plan, tokenizer_fingerprint
 from yggdrasil.drafters.protocol import Drafter
 from yggdrasil.engine.build import Assembly, assemble, default_backend, open_device
 from yggdrasil.engine.deciding import HostDecisions, PolicyPerSetting, Prepared, decides_on_device
 from yggdrasil.engine.ends import end_tokens
+from yggdrasil.engine.options import RequestOptions, RequestSettings
 from yggdrasil.engine.planned import check_fingerprint, planned_drafter, planned_policy
 from yggdrasil.engine.policy import PLAIN_POLICY, Policy
-from yggdrasil.engine.text import FinishReason, TextStream
-from yggdrasil.engine.trace import DecodingReport, Metrics, Trace
-from yggdrasil.errors import YggdrasilError
+from yggdrasil.engine.request import Generation, Request
+from yggdrasil.engine.text import TextStream
+from yggdrasil.engine.trace import DecodingReport
+from yggdrasil.engine.turns import Turns
+from yggdrasil.errors import ArgumentTypeError, YggdrasilError
 from yggdrasil.models.compiled import Backend
 from yggdrasil.models.loading import load_model, load_tokenizer
 from yggdrasil.models.parity import read_tolerance
 from yggdrasil.predictor.bundle import Learned
+from yggdrasil.prompts import Message, Messages, encode_chat, encode_prompt
 from yggdrasil.scheduling.plan import Plan, Shapes, check_plan
 from yggdrasil.scheduling.stages import DEFAULT_ORDER
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 DtypeName = Literal["bfloat16", "float32"]
-
-
-@dataclass(frozen=True)
-class Generation:
-    """One finished request."""
-
-    prompt_tokens: int
-    tokens: list[int]
-    text: str
-    finish_reason: FinishReason
-    metrics: Metrics
-    logprobs: list[TokenLogprobs] | None = None  # one a token, where they were asked for
 
 
 class Decoder:
@@ -62,7 +55,7 @@ class Decoder:
         self.plan: Plan | None = None
         self.learned: Learned | None = None  # with the plan
         self.tolerance: float | None = None  # logits, from ``yggdrasil parity``; None where it was never measured
-        self.current: Request | None = None  # the request under way
+        self._turns, self._preparing = Turns(), Lock()
         self._policies = PolicyPerSetting()
         self._host: HostDecisions | None = None
         self._has_warned = False
@@ -96,64 +89,45 @@ class Decoder:
         decoder.tolerance = read_tolerance(path.parent / loaded_plan.predictor, dtype or loaded_plan.dtype)
         return decoder
 
-    def generate(
-        self,
-        prompt: str | Sequence[int],
-        *,
-        max_new_tokens: int = 128,
-        stop: Sequence[str] = (),
-        include_stop: bool = False,
-        ignore_eos: bool = False,
-        speculation: bool | Speculation = True,
-        sampling: SamplingParams = GREEDY,
-    ) -> Generation:
+    def generate(self, prompt: str | Sequence[int], **options: Unpack[RequestOptions]) -> Generation:
         """Decode to the end; what the target alone would give, unless ``speculation`` names a lossy rule."""
-        request = self.start(
-            prompt, max_new_tokens=max_new_tokens, stop=stop, include_stop=include_stop, ignore_eos=ignore_eos,
-            speculation=speculation, sampling=sampling,
-        )  # fmt: skip
-        for _ in request:
-            pass
-        return request.result()
+        return _finished(self.start(prompt, **options))
 
-    def stream(
-        self,
-        prompt: str | Sequence[int],
-        *,
-        max_new_tokens: int = 128,
-        stop: Sequence[str] = (),
-        speculation: bool | Speculation = True,
-        sampling: SamplingParams = GREEDY,
-    ) -> Iterator[str]:
+    def stream(self, prompt: str | Sequence[int], **options: Unpack[RequestOptions]) -> Iterator[str]:
         """Yield text as it becomes final."""
-        yield from self.start(
-            prompt, max_new_tokens=max_new_tokens, stop=stop, speculation=speculation, sampling=sampling
-        )
+        yield from self.start(prompt, **options)
 
-    def start(
-        self,
-        prompt: str | Sequence[int],
-        *,
-        max_new_tokens: int = 128,
-        stop: Sequence[str] = (),
-        include_stop: bool = False,
-        ignore_eos: bool = False,
-        speculation: bool | Speculation = True,
-        sampling: SamplingParams = GREEDY,
-    ) -> "Request":
+    def chat(self, messages: Messages, **options: Unpack[RequestOptions]) -> Generation:
+        """Answer a chat, such as ``[{"role": "user", "content": "Hello"}]``, in the model's own template.
+
+        What earlier turns left in the caches is not read again.
+        """
+        return _finished(self.start(self.encode_chat(messages), **options))
+
+    def stream_chat(self, messages: Messages, **options: Unpack[RequestOptions]) -> Iterator[str]:
+        """Yield the answer's text as it becomes final."""
+        yield from self.start(self.encode_chat(messages), **options)
+
+    def start(self, prompt: str | Sequence[int], **options: Unpack[RequestOptions]) -> Request:
         """Check a request and return it; iterate it for text, then ask it for its result.
 
         Raises:
-            YggdrasilError: an empty prompt, one that fills the context, an unknown token, or a senseless limit.
+            YggdrasilError: an empty prompt, one that fills the context, an unknown token, or a senseless option.
         """
-        tokens = self.encode(prompt)
-        if max_new_tokens < 1:
-            raise YggdrasilError(f"max_new_tokens is {max_new_tokens}; ask for at least 1")
-        eos = frozenset() if ignore_eos else self.eos_tokens
-        stream = TextStream(self.tokenizer, eos, max_new_tokens, stop, include_stop=include_stop)
-        if isinstance(speculation, bool):
-            speculation = DEFAULT if speculation else OFF
-        return Request(self, tokens, stream, self._prepare(tokens, sampling, speculation, eos))
+        settings = RequestSettings.of(options)
+        with self._preparing:  # another thread may be here too
+            tokens = self.encode(prompt)
+            eos = frozenset() if settings.ignore_eos else self.eos_tokens
+            stream = TextStream(
+                self.tokenizer, eos, settings.max_new_tokens, settings.stop, include_stop=settings.include_stop
+            )
+            prepared = self._prepare(tokens, settings.sampling, settings.speculation, eos)
+        return Request(self._turns, tokens, stream, prepared, wait=settings.wait)
+
+    def forget(self) -> None:
+        """Drop what the caches hold of earlier requests: the next one reads all of its prompt."""
+        with self._turns.take(wait=False):
+            self.assembly.forget()
 
     def _prepare(
         self, prompt: Sequence[int], sampling: SamplingParams, speculation: Speculation, eos: frozenset[int]
@@ -196,14 +170,18 @@ class Decoder:
 
     def encode(self, prompt: str | Sequence[int]) -> list[int]:
         """Tokens of a prompt, checked against the context and the vocabulary."""
-        tokens = list(self.tokenizer(prompt)["input_ids"]) if isinstance(prompt, str) else list(prompt)
+        if isinstance(prompt, list | tuple) and any(isinstance(item, Mapping | Message) for item in prompt):
+            raise ArgumentTypeError("the prompt is a list of messages; give those to chat or stream_chat")
+        tokens = (
+            encode_prompt(self.tokenizer, prompt) if isinstance(prompt, str) else check_tokens("the prompt", prompt)
+        )
         limit = self.assembly.engine.max_length
         if not tokens:
             raise YggdrasilError("the prompt is empty; give at least one token of text")
         if len(tokens) >= limit:
             raise YggdrasilError(
-                f"the prompt has {len(tokens)} tokens, the context holds {limit}; shorten the prompt, or calibrate "
-                "with a larger --max-length if the model allows it"
+                f"the prompt has {len(tokens)} tokens, the context holds {limit}; shorten the prompt, or decode with "
+                "a larger max_length if the model allows it"
             )
         vocab_size = self.assembly.target.call.vocab_size
         wrong = next((token for token in tokens if not 0 <= token < vocab_size), None)
@@ -211,37 +189,20 @@ class Decoder:
             raise YggdrasilError(f"the prompt holds token {wrong}, the vocabulary ends at {vocab_size - 1}")
         return tokens
 
+    def encode_chat(self, messages: Messages) -> list[int]:
+        """Tokens of a chat up to where the answer begins, checked as ``encode`` does.
 
-class Request:
-    """One request under way: an iterator of final text, cancelled by not iterating further."""
+        Raises:
+            YggdrasilError: no messages, or a model without a chat template.
+        """
+        with self._preparing:
+            return self.encode(encode_chat(self.tokenizer, messages))
 
-    def __init__(self, decoder: Decoder, prompt: list[int], stream: TextStream, prepared: Prepared) -> None:
-        self._decoder = decoder
-        self._prompt = prompt
-        self._stream = stream
-        self._prepared = prepared
-        self._trace = Trace()
 
-    def __iter__(self) -> Iterator[str]:
-        prepared = self._prepared
-        self._decoder.current = self
-        prepared.begin()
-        for piece in prepared.engine.decode(self._prompt, self._stream, prepared.policy, self._trace):
-            yield piece
-            if self._decoder.current is not self and self._stream.finish_reason is None:
-                raise YggdrasilError("another request has begun on this decoder; it serves one at a time")
-
-    def result(self) -> Generation:
-        """What was generated so far; ``cancelled`` where the text had not ended."""
-        self._stream.finish("cancelled")
-        assert self._stream.finish_reason is not None
-        prepared, tokens = self._prepared, self._stream.tokens
-        metrics = replace(self._trace.metrics(), decoding=prepared.final_report())
-        sampler = prepared.sampler
-        # A walk may go on past the text's end; what it noted there is dropped with its tokens.
-        has_logprobs = sampler is not None and sampler.params.logprobs is not None
-        logprobs = sampler.logprobs[: len(tokens)] if sampler is not None and has_logprobs else None
-        return Generation(len(self._prompt), tokens, self._stream.text, self._stream.finish_reason, metrics, logprobs)
+def _finished(request: Request) -> Generation:
+    for _ in request:
+        pass
+    return request.result()
 
 
 def _decoder_of(

@@ -5,7 +5,7 @@ from time import perf_counter_ns
 
 import torch
 
-from yggdrasil.drafters.protocol import Drafter
+from yggdrasil.drafters.protocol import Drafter, num_kept
 from yggdrasil.engine.actions import StageActions
 from yggdrasil.engine.captured_target import CapturedTarget, check_capturable
 from yggdrasil.engine.iteration import Emission, Iteration, Promise
@@ -13,7 +13,6 @@ from yggdrasil.engine.policy import Policy
 from yggdrasil.engine.target import Outcome, Target
 from yggdrasil.engine.text import TextStream
 from yggdrasil.engine.trace import Trace
-from yggdrasil.errors import YggdrasilError
 from yggdrasil.models.compiled import BuildClock
 from yggdrasil.scheduling.executors import Executor, InOrderExecutor
 from yggdrasil.scheduling.stages import DEFAULT_ORDER, Schedule
@@ -45,7 +44,6 @@ class Engine:
         self.executor: Executor = InOrderExecutor()
         self.looks_up = looks_up
         self._actions = StageActions(target, drafter, tree, verify_widths, max_length, looks_up=looks_up)
-        self._stream: TextStream
         self.use(stages)
 
     def use(self, stages: Sequence[str]) -> None:
@@ -70,27 +68,38 @@ class Engine:
     def decode(self, prompt: Sequence[int], stream: TextStream, policy: Policy, trace: Trace) -> Iterator[str]:
         """Yield final text as it becomes certain. ``prompt`` is not empty and shorter than ``max_length``.
 
-        The caller may stop iterating at any point: the next request starts from an empty cache.
-
-        Raises:
-            YggdrasilError: iterated further after another request began on this engine.
+        What the caches hold of the last request's text is kept up to the first token that differs. The caller may stop
+        iterating at any point, but no other request may begin before this one is ended or closed.
         """
-        self._stream = stream
+        try:
+            yield from self._decode(prompt, stream, policy, trace)
+        except Exception:  # rows may be damaged
+            self.forget()
+            raise
+        except KeyboardInterrupt:  # what was certain before is still sound
+            self.target.figures.forget()
+            raise
+
+    def forget(self) -> None:
+        """The next request reads all of its prompt. Whoever writes to the target's cache in another way calls this."""
+        self.target.text.forget()
+        self.target.figures.forget()
+
+    def _decode(self, prompt: Sequence[int], stream: TextStream, policy: Policy, trace: Trace) -> Iterator[str]:
         if policy.learner is not None:
             policy.learner.begin()
         start = perf_counter_ns()
         with _OwnThreads():
-            outcome = self._prefill(prompt)
+            outcome = self._prefill(prompt, trace)
+        self.target.text.tokens.extend(outcome.tokens)
         stream.push(outcome.tokens)
-        self._actions.begin(policy, stream, trace, [*prompt, *outcome.tokens], outcome)
+        self._actions.begin(policy, stream, trace, self.target.text.tokens, outcome)
         state = Iteration(outcome.tokens[-1])
         if self._predicts_late:
             state.promise = self._actions.promise()
         trace.prefill_ns = perf_counter_ns() - start
         yield stream.release()
         while stream.finish_reason is None:
-            if self._stream is not stream:
-                raise YggdrasilError("another request has begun on this decoder; it serves one at a time")
             if self.target.length + 1 >= self.max_length:
                 if self._keeps_books_late:
                     self._actions.keep_books(state.previous)
@@ -109,8 +118,12 @@ class Engine:
             yield stream.release()
         yield stream.release()
 
-    def _prefill(self, prompt: Sequence[int]) -> Outcome:
-        outcomes = list(self.target.prefill(prompt))
+    def _prefill(self, prompt: Sequence[int], trace: Trace) -> Outcome:
+        # The last token is read anew for its logits, and so is what a drafter needs the states of.
+        most = len(prompt) if self.drafter is None else num_kept(self.drafter, prompt)
+        start = max(0, min(self.target.text.shared(prompt), len(prompt) - 1, most - 1))
+        trace.reused_tokens = start
+        outcomes = list(self.target.prefill(prompt, start))
         first = outcomes[-1]
         if self.drafter is not None:
             layers = {
@@ -118,8 +131,8 @@ class Engine:
                 for layer in self.drafter.hidden_layers
             }
             # Every token but the first has a state that produced it, the prompt's tokens included.
-            self.drafter.begin(prompt[:1])
-            self.drafter.extend([*prompt[1:], *first.tokens], layers)
+            self.drafter.begin(prompt[: start + 1])
+            self.drafter.extend([*prompt[start + 1 :], *first.tokens], layers)
         return first
 
     def _iterate(self, state: Iteration, trace: Trace) -> Emission:

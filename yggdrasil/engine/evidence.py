@@ -4,7 +4,7 @@ import numpy as np
 
 from yggdrasil.engine.target import Outcome, Target
 from yggdrasil.models.buffers import HostView
-from yggdrasil.predictor.evidence import Float32Array, RepetitionFigures
+from yggdrasil.predictor.evidence import Float32Array
 from yggdrasil.predictor.repetition import Repetition
 from yggdrasil.tree.token_tree import NO_SCORE, TokenTree
 
@@ -19,7 +19,8 @@ class LiveEvidence:
         self._target, self.text, self.outcome = target, text, outcome
         root = slice(tree.candidates)
         self._root_scores, self._root_edges = HostView(tree.pool_scores[root]), HostView(tree.pool_edges[root])
-        self._figures, self._num_read = RepetitionFigures(), 0
+        self._figures = target.figures
+        self._num_read = self._figures.resume(text)
 
     @property
     def context(self) -> int:

@@ -13,6 +13,8 @@ from yggdrasil.acceptance.verified import VerifiedTree
 from yggdrasil.engine.logit_steps import PlainLogitsStep, VerifyLogitsStep
 from yggdrasil.engine.target import Outcome, TargetModel, not_finite
 from yggdrasil.models.buffers import HostBuffer
+from yggdrasil.models.kept_text import KeptText
+from yggdrasil.predictor.evidence import RepetitionFigures
 from yggdrasil.tree.token_tree import TokenTree
 
 
@@ -53,13 +55,17 @@ class LogitTarget:
     def length(self) -> int:
         return self._target.length
 
-    @length.setter
-    def length(self, length: int) -> None:
-        self._target.length = length
+    @property
+    def text(self) -> KeptText:
+        return self._target.text
 
-    def prefill(self, tokens: Sequence[int]) -> Iterator[Outcome]:
+    @property
+    def figures(self) -> RepetitionFigures:
+        return self._target.figures
+
+    def prefill(self, tokens: Sequence[int], start: int = 0) -> Iterator[Outcome]:
         """Read the prompt as a ``TargetModel`` does, and choose the first token."""
-        for outcome, logits in self._target.read(tokens):
+        for outcome, logits in self._target.read(tokens, start):
             if self.length == len(tokens):
                 choice = self._current.sampler.choose(logits[0])
                 self._current.sampler.push(choice.token, logits[0])

@@ -141,7 +141,6 @@ class _Probe:
 
     def _read(self, prompt: Sequence[int]) -> None:
         """All of ``prompt`` but its last token is in the cache."""
-        self._model.length = 0
         for _ in self._model.prefill(prompt[:-1]):
             pass
 

@@ -10,7 +10,9 @@ from yggdrasil.acceptance.greedy import walk_greedy
 from yggdrasil.engine.steps import PlainStep, VerifyStep
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.models.buffers import HostBuffer
+from yggdrasil.models.kept_text import KeptText
 from yggdrasil.models.runner import ModelRunner, PrefillStep
+from yggdrasil.predictor.evidence import RepetitionFigures
 from yggdrasil.tree.token_tree import TokenTree
 
 
@@ -35,11 +37,25 @@ class Target(Protocol):
     """What the engine asks of a target: ``LogitTarget`` decides on the host, the others on the device."""
 
     order: Tensor  # [N] int64, nodes of the tree from best to worst
-    length: int  # certain tokens in the cache
     ranks_nodes: bool  # verification fills ``order`` itself; the verify width is chosen before drafting
 
-    def prefill(self, tokens: Sequence[int]) -> Iterator[Outcome]:
-        """Read a prompt, a chunk at a time; the last outcome holds the first new token."""
+    @property
+    def length(self) -> int:
+        """Certain tokens in the cache."""
+
+    @property
+    def text(self) -> KeptText:
+        """The certain text; whoever decodes adds to it what becomes certain."""
+
+    @property
+    def figures(self) -> RepetitionFigures:
+        """How that text repeats itself, as far as it was asked for."""
+
+    def prefill(self, tokens: Sequence[int], start: int = 0) -> Iterator[Outcome]:
+        """Read a prompt, a chunk at a time; the last outcome holds the first new token.
+
+        The first ``start`` tokens, fewer than all, are in the cache already.
+        """
 
     def plain(self, token: int) -> Outcome:
         """Read the last certain token and choose its successor."""
@@ -61,7 +77,7 @@ class Target(Protocol):
 
 
 class TargetModel:
-    """Steps of the target over one tree; ``length`` tokens are in its cache, at the slots of their positions."""
+    """Steps of the target over one tree, behind the text that its cache holds."""
 
     ranks_nodes = False  # the engine fills ``order`` and may choose the verify width after drafting
 
@@ -70,7 +86,8 @@ class TargetModel:
     ) -> None:
         device = runner.loaded.device
         self.runner = runner
-        self.length = 0
+        self.text = runner.text
+        self.figures = RepetitionFigures()
         self.order = torch.arange(tree.num_nodes, device=device)
         self.prefill_widths = sorted(prefill_widths)
         self._tokens = HostBuffer(self.prefill_widths[-1], device)
@@ -86,17 +103,21 @@ class TargetModel:
             inputs = [self._start.tensor, self.order, *tree.tensors()]
             runner.define("verify", width, VerifyStep(runner.call, width), inputs)
 
-    def prefill(self, tokens: Sequence[int]) -> Iterator[Outcome]:
-        """Read ``tokens`` from the start of the cache, a chunk at a time; the last outcome holds the first new token.
+    @property
+    def length(self) -> int:
+        return self.text.num_rows
+
+    def prefill(self, tokens: Sequence[int], start: int = 0) -> Iterator[Outcome]:
+        """Read ``tokens`` from ``start`` on, a chunk at a time; the last outcome holds the first new token.
 
         Every outcome's ``layers`` cover its chunk, for drafters that read hidden states.
         """
-        for outcome, _ in self.read(tokens):
+        for outcome, _ in self.read(tokens, start):
             yield outcome
 
-    def read(self, tokens: Sequence[int]) -> Iterator[tuple[Outcome, Tensor]]:
+    def read(self, tokens: Sequence[int], start: int = 0) -> Iterator[tuple[Outcome, Tensor]]:
         """What ``prefill`` does, with the logits [1, V] after each chunk."""
-        self.length = 0
+        self.text.begin(tokens, start)
         while self.length < len(tokens):
             remaining = len(tokens) - self.length
             width = next((w for w in self.prefill_widths if w >= remaining), self.prefill_widths[-1])
@@ -106,7 +127,7 @@ class TargetModel:
             self._last.write(len(chunk) - 1)
             choice, best, hidden, logits, *layers = self.runner.step("prefill", width)()
             _check_finite(best)
-            self.length += len(chunk)
+            self.text.num_rows += len(chunk)
             rows = list(range(len(chunk)))
             yield Outcome([int(choice)], rows, hidden, self._layers(layers, slice(len(chunk)))), logits
 
@@ -157,7 +178,7 @@ class TargetModel:
         """Keep the keys and values of the accepted rows, in place and in order."""
         if rows and rows[-1] >= len(rows):  # they ascend: else every one is where it belongs
             self.runner.cache.commit([self.length + row for row in rows], self.length)
-        self.length += len(rows)
+        self.text.num_rows += len(rows)
 
     def _layers(self, layers: Sequence[Tensor], rows: list[int] | slice) -> dict[int, Tensor]:
         if not layers:

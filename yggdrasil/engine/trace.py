@@ -39,6 +39,7 @@ class Trace:
     stage_ns: Counter[str] = field(default_factory=Counter)
     expected_tokens: float = 0.0  # promised before verification, bonus included
     predicted_ms: float = 0.0  # of all iterations, by the plan's costs
+    reused_tokens: int = 0  # of the prompt, whose rows the cache held from an earlier request
     prefill_ns: int = 0
     decode_ns: int = 0
 
@@ -72,6 +73,7 @@ class Trace:
             aal=self.tokens / self.iterations if self.iterations else 0.0,
             tpot_ms=decode_ms / self.tokens if self.tokens else 0.0,
             ttft_ms=self.prefill_ns / 1e6,
+            reused_tokens=self.reused_tokens,
             proposed=self.proposed,
             accepted=self.accepted,
             acceptance_rate=self.accepted / self.proposed if self.proposed else 0.0,
@@ -98,6 +100,7 @@ class Metrics:
     aal: float
     tpot_ms: float
     ttft_ms: float
+    reused_tokens: int  # of the prompt, not read again because an earlier request had
     proposed: int
     accepted: int
     acceptance_rate: float

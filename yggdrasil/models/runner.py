@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 from yggdrasil.models.cache import StaticCache, StepCache
 from yggdrasil.models.compiled import Backend, Step, StepKey, build_step, compile_package, package_path
 from yggdrasil.models.graphs import Capture, Recorder
+from yggdrasil.models.kept_text import KeptText
 from yggdrasil.models.loading import LoadedModel
 
 HEAD_INPUT = -1  # layer number of the state that the language-model head reads
@@ -128,6 +129,7 @@ class ModelRunner:
         self.call = ModelCall(loaded, vocab_size, hidden_layers)
         self.weights = list(loaded.named_tensors().values())
         self.cache = StaticCache.allocate(loaded.config, capacity, loaded.dtype, loaded.device)
+        self.text = KeptText()  # what the cache holds, whoever reads it
         self._steps: dict[tuple[str, int], Step] = {}
         self._captures: dict[tuple[str, int], Capture] = {}
         self._defined: dict[tuple[str, int], tuple[nn.Module, list[Tensor | list[Tensor]], StepKey]] = {}

@@ -59,10 +59,21 @@ class RepetitionFigures:
     """A text's repetition in figures. Where it lasts, a drafter is right for as long."""
 
     def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Nothing is certain."""
         self.repetition = Repetition()
         self._followed = 0  # tokens that found the repetition, and those it told since
         self._since_miss = 0
         self._fast_rate = self._slow_rate = 0.0
+
+    def resume(self, text: Sequence[int]) -> int:
+        """Another ``text`` is certain; returns how many of its tokens are read: all so far, or none if it differs."""
+        read = self.repetition.text
+        if list(text[: len(read)]) != read:
+            self.forget()
+        return len(self.repetition.text)
 
     def extend(self, tokens: Sequence[int]) -> None:
         """More tokens are certain."""

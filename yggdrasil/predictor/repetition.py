@@ -14,7 +14,7 @@ class Repetition:
     """A repetition is suspected where the last ``NGRAM`` tokens have occurred before, and followed until it errs."""
 
     def __init__(self) -> None:
-        self._text: list[int] = []
+        self.text: list[int] = []
         self._followers: dict[tuple[int, ...], int] = {}  # n-gram -> index of the token after its last occurrence
         self._guess = -1  # index of the token that should come next, -1 where nothing repeats
         self.length = 0  # tokens that agree so far
@@ -23,15 +23,15 @@ class Repetition:
     @property
     def period(self) -> int:
         """How far back the earlier place lies; 0 where nothing repeats."""
-        return len(self._text) - self._guess if self._guess >= 0 else 0
+        return len(self.text) - self._guess if self._guess >= 0 else 0
 
     def append(self, token: int) -> bool:
         """One more token is certain; returns whether the repetition told it."""
-        is_hit = self._guess >= 0 and self._text[self._guess] == token
+        is_hit = self._guess >= 0 and self.text[self._guess] == token
         if self._guess >= 0:
             self._grade(is_hit)
-        self._text.append(token)
-        ngram = tuple(self._text[-NGRAM:])
+        self.text.append(token)
+        ngram = tuple(self.text[-NGRAM:])
         if is_hit:
             self.length += 1
             self._guess += 1
@@ -39,7 +39,7 @@ class Repetition:
             self._guess = self._followers.get(ngram, -1)
             self.length = self._agreeing() if self._guess >= 0 else 0
         if len(ngram) == NGRAM:
-            self._followers[ngram] = len(self._text)
+            self._followers[ngram] = len(self.text)
         return is_hit
 
     def continuation(self, count: int) -> list[int]:
@@ -49,7 +49,7 @@ class Repetition:
         """
         if self._guess < 0:
             return []
-        tokens, period = self._text[self._guess : self._guess + count], self.period
+        tokens, period = self.text[self._guess : self._guess + count], self.period
         while len(tokens) < count:
             tokens.append(tokens[-period])
         return tokens
@@ -73,7 +73,7 @@ class Repetition:
     def _agreeing(self) -> int:
         """How many tokens before the guess are those at the end of the text."""
         length = NGRAM
-        while length < min(_LONGEST, self._guess) and self._text[self._guess - 1 - length] == self._text[-1 - length]:
+        while length < min(_LONGEST, self._guess) and self.text[self._guess - 1 - length] == self.text[-1 - length]:
             length += 1
         return length
 

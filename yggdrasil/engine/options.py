@@ -1,0 +1,60 @@
+"""What a caller may set for one request: the one place where all of it is checked."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, TypedDict
+
+from yggdrasil.acceptance.sampling import GREEDY, SamplingParams
+from yggdrasil.acceptance.speculation import DEFAULT, OFF, Speculation
+from yggdrasil.arguments import check_flag, check_integer, check_texts
+from yggdrasil.errors import ArgumentTypeError
+
+
+class RequestOptions(TypedDict, total=False):
+    """Options of ``generate``, ``stream``, ``chat`` and the rest; what is left out is as in ``RequestSettings``."""
+
+    max_new_tokens: int
+    stop: str | Sequence[str] | None  # end before any of these texts; seen with special tokens
+    include_stop: bool  # keep the stop text
+    ignore_eos: bool  # go on after end tokens
+    speculation: bool | Speculation  # False: plain compiled decoding
+    sampling: SamplingParams
+    wait: bool  # for another thread's request on this decoder, instead of being refused
+
+
+@dataclass(frozen=True)
+class RequestSettings:
+    """Checked options of one request.
+
+    Raises:
+        YggdrasilError: an option that cannot be so; a ``TypeError`` or ``ValueError`` too.
+    """
+
+    max_new_tokens: int = 128
+    stop: tuple[str, ...] = ()
+    include_stop: bool = False
+    ignore_eos: bool = False
+    speculation: Speculation = DEFAULT
+    sampling: SamplingParams = GREEDY
+    wait: bool = False
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> "RequestSettings":
+        """From what a caller gave: ``RequestOptions``, or anything else."""
+        names = [field.name for field in fields(cls)]
+        unknown = next((name for name in options if name not in names), None)
+        if unknown is not None:
+            raise ArgumentTypeError(f"there is no option {unknown}; there are {', '.join(names)}")
+        speculation = options.get("speculation", DEFAULT)
+        if isinstance(speculation, bool):
+            speculation = DEFAULT if speculation else OFF
+        return cls(**{**options, "speculation": speculation})
+
+    def __post_init__(self) -> None:
+        check_integer("max_new_tokens", self.max_new_tokens, 1, rule="at least 1")
+        object.__setattr__(self, "stop", check_texts("stop", self.stop))
+        for name in ("include_stop", "ignore_eos", "wait"):
+            check_flag(name, getattr(self, name))
+        for name, kind in (("speculation", Speculation), ("sampling", SamplingParams)):
+            if not isinstance(getattr(self, name), kind):
+                raise ArgumentTypeError(f"{name} is {getattr(self, name)!r}; it must be a {kind.__name__} object")

@@ -1,0 +1,72 @@
+"""One request and what it gives."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from types import GeneratorType
+from typing import Any
+from weakref import ref
+
+from yggdrasil.acceptance.sampler import TokenLogprobs
+from yggdrasil.engine.deciding import Prepared
+from yggdrasil.engine.text import FinishReason, TextStream
+from yggdrasil.engine.trace import Metrics, Trace
+from yggdrasil.engine.turns import Turns
+from yggdrasil.errors import YggdrasilError
+
+
+@dataclass(frozen=True)
+class Generation:
+    """One finished request."""
+
+    prompt_tokens: int
+    tokens: list[int]
+    text: str
+    finish_reason: FinishReason
+    metrics: Metrics
+    logprobs: list[TokenLogprobs] | None = None  # one a token, where they were asked for
+
+
+class Request:
+    """One request under way: an iterator of final text, cancelled by not iterating further.
+
+    It holds the decoder's turn from the first piece on until it ends, is closed, or nobody holds its iterator any more.
+    """
+
+    def __init__(self, turns: Turns, prompt: list[int], stream: TextStream, prepared: Prepared, *, wait: bool) -> None:
+        self._turns = turns
+        self._prompt = prompt
+        self._stream = stream
+        self._prepared = prepared
+        self._wait = wait
+        self._trace = Trace()
+        self._has_begun = False
+        self._running: ref[Any] | None = None
+
+    def __iter__(self) -> Iterator[str]:
+        pieces = self._pieces()
+        self._running = ref(pieces)
+        return pieces
+
+    def _pieces(self) -> Iterator[str]:
+        with self._turns.take(wait=self._wait):
+            if self._has_begun:
+                raise YggdrasilError("a request is iterated once; start another for the same prompt")
+            self._has_begun = True
+            prepared = self._prepared
+            prepared.begin()
+            yield from prepared.engine.decode(self._prompt, self._stream, prepared.policy, self._trace)
+
+    def result(self) -> Generation:
+        """What was generated so far; ``cancelled`` where the text had not ended."""
+        pieces = self._running() if self._running is not None else None
+        if isinstance(pieces, GeneratorType) and not pieces.gi_running:
+            pieces.close()
+        self._stream.finish("cancelled")
+        assert self._stream.finish_reason is not None
+        prepared, tokens = self._prepared, self._stream.tokens
+        metrics = replace(self._trace.metrics(), decoding=prepared.final_report())
+        sampler = prepared.sampler
+        # A walk may go on past the text's end; what it noted there is dropped with its tokens.
+        has_logprobs = sampler is not None and sampler.params.logprobs is not None
+        logprobs = sampler.logprobs[: len(tokens)] if sampler is not None and has_logprobs else None
+        return Generation(len(self._prompt), tokens, self._stream.text, self._stream.finish_reason, metrics, logprobs)
