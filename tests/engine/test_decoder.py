@@ -31,7 +31,7 @@ def test_prompts_that_are_refused(pair, prompt, sentence):
 
 @pytest.mark.parametrize("limit", [0, -3])
 def test_senseless_limits_are_refused(pair, limit):
-    with pytest.raises(YggdrasilError, match=f"max_new_tokens is {limit}; ask for at least 1"):
+    with pytest.raises(YggdrasilError, match=f"max_new_tokens is {limit}; it must be at least 1"):
         pair.decoder(TREE).start([5], max_new_tokens=limit)
 
 
