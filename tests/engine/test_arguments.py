@@ -172,7 +172,7 @@ def test_a_schema_may_be_what_its_json_stands_for():
     for given in ({"type": object}, [1], None, 5):
         with pytest.raises(TypeError):
             Constraint("json_schema", given)
-    with pytest.raises(TypeError, match="the regex is {}; it must be a text"):
+    with pytest.raises(TypeError, match=r"the regex is \{\}; it must be a text"):
         Constraint("regex", {})
     with pytest.raises(ValueError, match="a constraint's kind is 'json'; it must be one of json_schema, regex"):
         Constraint("json", "{}")
