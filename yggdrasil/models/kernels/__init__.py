@@ -30,6 +30,19 @@ _library.define(
 _library.define(
     "packed_linears(Tensor input, Tensor[] packed, Tensor?[] biases, int[] out_features, int num_threads) -> Tensor[]"
 )
+_library.define("quantised_shape(Tensor rows, int format, int inputs) -> int[]")
+_library.define("pack_quantised(Tensor rows, int format, int inputs, Tensor(a!) packed) -> ()")
+_library.define(
+    "quantised_linear(Tensor input, Tensor packed, Tensor? bias, int out_features, int format, int num_threads) "
+    "-> Tensor"
+)
+_library.define(
+    "quantised_linears(Tensor input, Tensor[] packed, Tensor?[] biases, int[] out_features, int[] formats, "
+    "int num_threads) -> Tensor[]"
+)
+_library.define(
+    "quantised_rows(Tensor ids, Tensor packed, int format, int inputs, int num_rows, ScalarType dtype) -> Tensor"
+)
 _library.define(
     "tree_attention(Tensor query, Tensor key, Tensor value, Tensor(a!) key_cache, Tensor(b!) value_cache, "
     "Tensor offsets, Tensor tree_mask, float scale, int window, float softcap, int num_threads) -> Tensor"

@@ -10,16 +10,22 @@ namespace yggdrasil {
 constexpr int kPanel = 16;      // outputs of a packed panel: one 512-bit register of float32
 constexpr int kTilePairs = 16;  // bf16 panels end on a whole tile of so many input pairs, filled with zeros
 
+// Where a layer's sums go.
+struct LinearOutput {
+  void* out;          // [W, N]
+  const float* bias;  // nullable
+  int64_t outputs;
+  bool is_bf16;
+  const float* scales = nullptr;  // [N], null where sums are not scaled
+};
+
 // bf16: [P, K/2, 16, 2] (pairs along K beside each other, K rounded up to whole tiles); float32: [P, K, 16].
 struct LinearJob {
   const uint32_t* packed;
   const uint32_t* x;      // [W, K words]: two bf16 or one float32 a word
   const uint32_t* tiled;  // the same for the matrix unit; null where it is not used
-  const float* bias;      // nullable
-  const float* scales;    // [N], null where weights are not scaled
-  void* out;              // [W, N]
-  int64_t rows, k_steps, outputs, panel_words;
-  bool is_bf16;
+  int64_t rows, k_steps, panel_words;
+  LinearOutput output;
   const int8_t* bytes = nullptr;  // weights as int8 in place of packed
 };
 
@@ -38,28 +44,28 @@ inline void widen_weights(const int8_t* packed, int64_t count, uint32_t* words) 
   for (; i < count; ++i) out[i] = BFloat16(static_cast<float>(packed[i]));
 }
 
-inline void store_row(const LinearJob& job, int64_t row, int64_t panel, const float* values) {
-  const int64_t begin = panel * kPanel, count = std::min<int64_t>(kPanel, job.outputs - begin);
+inline void store_row(const LinearOutput& to, int64_t row, int64_t panel, const float* values) {
+  const int64_t begin = panel * kPanel, count = std::min<int64_t>(kPanel, to.outputs - begin);
 #if defined(YGG_AVX512) && defined(__AVX512BF16__)
-  if (count == kPanel && job.is_bf16) {
+  if (count == kPanel && to.is_bf16) {
     __m512 whole = _mm512_loadu_ps(values);
-    if (job.scales) whole = _mm512_mul_ps(whole, _mm512_loadu_ps(job.scales + begin));
-    if (job.bias) whole = _mm512_add_ps(whole, _mm512_loadu_ps(job.bias + begin));
-    BFloat16* out = static_cast<BFloat16*>(job.out) + row * job.outputs + begin;
+    if (to.scales) whole = _mm512_mul_ps(whole, _mm512_loadu_ps(to.scales + begin));
+    if (to.bias) whole = _mm512_add_ps(whole, _mm512_loadu_ps(to.bias + begin));
+    BFloat16* out = static_cast<BFloat16*>(to.out) + row * to.outputs + begin;
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), (__m256i)_mm512_cvtneps_pbh(whole));
     return;
   }
 #endif
   float sums[kPanel];
   for (int j = 0; j < count; ++j) {
-    sums[j] = job.scales ? values[j] * job.scales[begin + j] : values[j];
-    if (job.bias) sums[j] += job.bias[begin + j];
+    sums[j] = to.scales ? values[j] * to.scales[begin + j] : values[j];
+    if (to.bias) sums[j] += to.bias[begin + j];
   }
-  if (job.is_bf16) {
-    BFloat16* out = static_cast<BFloat16*>(job.out) + row * job.outputs + begin;
+  if (to.is_bf16) {
+    BFloat16* out = static_cast<BFloat16*>(to.out) + row * to.outputs + begin;
     for (int j = 0; j < count; ++j) out[j] = BFloat16(sums[j]);
   } else {
-    std::memcpy(static_cast<float*>(job.out) + row * job.outputs + begin, sums, count * sizeof(float));
+    std::memcpy(static_cast<float*>(to.out) + row * to.outputs + begin, sums, count * sizeof(float));
   }
 }
 

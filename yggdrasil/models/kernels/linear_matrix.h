@@ -61,7 +61,7 @@ inline const uint32_t* tiled_copy(const uint32_t* x, int64_t rows, int64_t k_ste
 template <int NB>
 void store_tiles(const LinearJob& job, int64_t row, int64_t rows, int64_t panel, const float (*sums)[kTileRows * kPanel]) {
   for (int n = 0; n < NB; ++n)
-    for (int64_t m = 0; m < rows; ++m) store_row(job, row + m, panel + n, sums[n] + m * kPanel);
+    for (int64_t m = 0; m < rows; ++m) store_row(job.output, row + m, panel + n, sums[n] + m * kPanel);
 }
 
 // Tiles of weights as they lie.

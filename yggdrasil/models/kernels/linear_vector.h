@@ -95,9 +95,9 @@ constexpr int panels_at_once() { return M <= 6 ? 4 : 3; }  // at most 24 accumul
 template <int M, int NB>
 void run_tile(const LinearJob& job, int64_t row, int64_t panel) {
   alignas(64) float out[NB * M * kPanel];
-  tile<M, NB>(job.packed + panel * job.panel_words, job.x + row * job.k_steps, job.k_steps, job.is_bf16, job.panel_words, out);
+  tile<M, NB>(job.packed + panel * job.panel_words, job.x + row * job.k_steps, job.k_steps, job.output.is_bf16, job.panel_words, out);
   for (int n = 0; n < NB; ++n)
-    for (int m = 0; m < M; ++m) store_row(job, row + m, panel + n, out + (n * M + m) * kPanel);
+    for (int m = 0; m < M; ++m) store_row(job.output, row + m, panel + n, out + (n * M + m) * kPanel);
 }
 
 template <int M>

@@ -27,6 +27,7 @@
 #include "attention_matrix.h"
 #include "linear_matrix.h"
 #include "linear_vector.h"
+#include "quantised_ops.h"
 #include "scratch.h"
 #include "threads.h"
 
@@ -117,9 +118,8 @@ std::vector<Tensor> packed_linears(const Tensor& input, at::TensorList packed, c
     outputs.push_back(at::empty(sizes, x.options()));
     const std::optional<Tensor> bias = biases.get(i);
     if (bias) bias_floats[i] = bias->to(at::kFloat).contiguous();
-    jobs.push_back({static_cast<const uint32_t*>(packed[i].const_data_ptr()), words, tiled,
-                    bias ? bias_floats[i].const_data_ptr<float>() : nullptr, nullptr, outputs[i].mutable_data_ptr(), rows, k_steps,
-                    out_features[i], packed[i].size(1) * kPanel, is_bf16});
+    jobs.push_back({static_cast<const uint32_t*>(packed[i].const_data_ptr()), words, tiled, rows, k_steps, packed[i].size(1) * kPanel,
+                    {outputs[i].mutable_data_ptr(), bias ? bias_floats[i].const_data_ptr<float>() : nullptr, out_features[i], is_bf16}});
     const int64_t panels = (out_features[i] + kPanel - 1) / kPanel;
     first_group.push_back(first_group.back() + (panels + kGroup - 1) / kGroup);
   }
@@ -128,7 +128,7 @@ std::vector<Tensor> packed_linears(const Tensor& input, at::TensorList packed, c
     for (int64_t group = begin; group < end; ++group) {
       while (group >= first_group[i + 1]) ++i;
       const LinearJob& job = jobs[i];
-      const int64_t panel = (group - first_group[i]) * kGroup, panels = (job.outputs + kPanel - 1) / kPanel;
+      const int64_t panel = (group - first_group[i]) * kGroup, panels = (job.output.outputs + kPanel - 1) / kPanel;
       int64_t first = 0;
       for (const int64_t size : shares) {
         run_rows(job, first, size, panel, std::min(panel + kGroup, panels));
@@ -167,9 +167,9 @@ Tensor int8_linear(const Tensor& input, const Tensor& packed, const Tensor& scal
   sizes.back() = out_features;
   Tensor output = at::empty(sizes, x.options());
   const Tensor bias_floats = bias ? bias->to(at::kFloat).contiguous() : Tensor();
-  const LinearJob whole{nullptr, words, tiled, bias ? bias_floats.const_data_ptr<float>() : nullptr, scales.const_data_ptr<float>(),
-                        output.mutable_data_ptr(), rows, k_steps, out_features, panel_words, true,
-                        packed.const_data_ptr<int8_t>()};
+  const LinearOutput target{output.mutable_data_ptr(), bias ? bias_floats.const_data_ptr<float>() : nullptr, out_features, true,
+                            scales.const_data_ptr<float>()};
+  const LinearJob whole{nullptr, words, tiled, rows, k_steps, panel_words, target, packed.const_data_ptr<int8_t>()};
   const int64_t panels = packed.size(0);
   parallel((panels + kTogether - 1) / kTogether, num_threads, [&](int64_t begin, int64_t end) {
     for (int64_t panel = begin * kTogether; panel < std::min(end * kTogether, panels); panel += kTogether) {
@@ -376,6 +376,11 @@ TORCH_LIBRARY_IMPL(yggdrasil, CPU, m) {
   m.impl("pack_int8", &pack_int8);
   m.impl("int8_linear", &int8_linear);
   m.impl("packed_linears", &packed_linears);
+  m.impl("quantised_shape", &quantised_shape);
+  m.impl("pack_quantised", &pack_quantised);
+  m.impl("quantised_linear", &quantised_linear);
+  m.impl("quantised_linears", &quantised_linears);
+  m.impl("quantised_rows", &quantised_rows);
   m.impl("tree_attention", &tree_attention);
   m.impl("top_candidates", &top_candidates);
   m.impl("rank_nodes", &rank_nodes);

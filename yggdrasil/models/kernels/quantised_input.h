@@ -1,0 +1,78 @@
+// The rows of a step as int8 with one scale every 32 inputs, the function that quantised linears compute on them.
+//
+// Rounding is part of that function: it depends on the row alone, so it is the same at every width.
+#pragma once
+
+#include <cmath>
+
+#include "quantised_format.h"
+
+namespace yggdrasil {
+
+constexpr int64_t kMostRows = 16;  // that meet a panel together
+
+// A tile of M rows is a sequence of chunks; in a chunk every item lies M times, once a row.
+struct InputChunk {
+  static constexpr int64_t kBytes = kChunk + 5 * 4;  // a row
+
+  static int8_t* values(uint8_t* chunk, int64_t) { return reinterpret_cast<int8_t*>(chunk); }
+  static float* scales(uint8_t* chunk, int64_t m) { return reinterpret_cast<float*>(chunk + m * kChunk); }
+  static float* sums(uint8_t* chunk, int64_t m) { return scales(chunk, m) + m; }  // of the rounded inputs, scaled
+  // Sums of the values, negative: of the whole chunk, of its first half and of its second.
+  static int32_t* counts(uint8_t* chunk, int64_t m) { return reinterpret_cast<int32_t*>(sums(chunk, m) + m); }
+};
+
+#ifdef YGG_AVX512
+inline __m512 widen_16(const BFloat16* x) {
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(x))), 16));
+}
+inline __m512 widen_16(const float* x) { return _mm512_loadu_ps(x); }
+#endif
+
+// Rounds 32 inputs to values[32]; returns their scale and the sums of both halves.
+template <typename T>
+float round_chunk(const T* x, int8_t* values, int32_t (&halves)[2]) {
+#ifdef YGG_AVX512
+  const __m512 low = widen_16(x), high = widen_16(x + 16);
+  const float largest = _mm512_reduce_max_ps(_mm512_max_ps(_mm512_abs_ps(low), _mm512_abs_ps(high)));
+  const __m512 inverse = _mm512_set1_ps(largest > 0.0f ? 127.0f / largest : 0.0f);
+  const __m512i rounded[2] = {_mm512_cvtps_epi32(_mm512_mul_ps(low, inverse)), _mm512_cvtps_epi32(_mm512_mul_ps(high, inverse))};
+  for (int i = 0; i < 2; ++i) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(values + 16 * i), _mm512_cvtsepi32_epi8(rounded[i]));
+    halves[i] = _mm512_reduce_add_epi32(rounded[i]);
+  }
+#else
+  float largest = 0.0f;
+  for (int i = 0; i < kChunk; ++i) largest = std::max(largest, std::abs(widen(x[i])));
+  const float inverse = largest > 0.0f ? 127.0f / largest : 0.0f;
+  halves[0] = halves[1] = 0;
+  for (int i = 0; i < kChunk; ++i) {
+    values[i] = static_cast<int8_t>(std::nearbyint(widen(x[i]) * inverse));
+    halves[i / 16] += values[i];
+  }
+#endif
+  return largest / 127.0f;
+}
+
+// One row of a tile of m; inputs past the last are zeros.
+template <typename T>
+void round_row(const T* x, int64_t inputs, int64_t chunks, int64_t row, int64_t m, uint8_t* tile) {
+  for (int64_t c = 0; c < chunks; ++c, tile += m * InputChunk::kBytes) {
+    int8_t* values = InputChunk::values(tile, m) + row * kChunk;
+    int32_t halves[2] = {0, 0};
+    float scale = 0.0f;
+    if (c * kChunk < inputs) {
+      scale = round_chunk(x + c * kChunk, values, halves);
+    } else {
+      std::memset(values, 0, kChunk);
+    }
+    InputChunk::scales(tile, m)[row] = scale;
+    InputChunk::sums(tile, m)[row] = scale * static_cast<float>(halves[0] + halves[1]);
+    int32_t* counts = InputChunk::counts(tile, m);
+    counts[row] = -(halves[0] + halves[1]);
+    counts[m + row] = -halves[0];
+    counts[2 * m + row] = -halves[1];
+  }
+}
+
+}  // namespace yggdrasil

@@ -1,0 +1,125 @@
+// The operators over quantised weights: packing, linear layers, rows of an embedding.
+#pragma once
+
+#include <numeric>
+#include <vector>
+
+#include "quantised_linear.h"
+#include "scratch.h"
+#include "threads.h"
+
+namespace yggdrasil {
+
+// Bytes of a panel of a format for so many inputs.
+inline int64_t panel_bytes(int64_t format, int64_t inputs) {
+  return with_format(format, [&](auto f) { return decltype(f)::groups(inputs) * decltype(f)::kGroup; });
+}
+
+inline int64_t num_panels(int64_t outputs) { return (outputs + kLanes - 1) / kLanes; }
+
+inline std::vector<int64_t> quantised_shape(const Tensor& rows, int64_t format, int64_t inputs) {
+  return {num_panels(rows.size(0)), panel_bytes(format, inputs)};
+}
+
+// rows [N, bytes] as they lie in a file.
+inline void pack_quantised(const Tensor& rows, int64_t format, int64_t inputs, Tensor& packed) {
+  with_format(format, [&](auto f) {
+    using F = decltype(f);
+    const int64_t outputs = rows.size(0), row_bytes = inputs / F::kBlockInputs * F::kRawBytes;
+    TORCH_CHECK(inputs % F::kBlockInputs == 0 && rows.size(1) == row_bytes && rows.is_contiguous() && rows.scalar_type() == at::kByte,
+                "rows must be the blocks of ", inputs, " inputs");
+    TORCH_CHECK(packed.sizes() == at::IntArrayRef(quantised_shape(rows, format, inputs)) && packed.is_contiguous(),
+                "packed weights must have the packed shape");
+    const uint8_t* source = rows.const_data_ptr<uint8_t>();
+    uint8_t* target = packed.mutable_data_ptr<uint8_t>();
+    const int64_t bytes = packed.size(1);
+    parallel(packed.size(0), at::get_num_threads(), [&](int64_t begin, int64_t end) {
+      for (int64_t panel = begin; panel < end; ++panel)
+        pack_quantised_panel<F>(source + panel * kLanes * row_bytes, std::min<int64_t>(kLanes, outputs - panel * kLanes), inputs, target + panel * bytes);
+    });
+  });
+}
+
+// Rows of x in tiles, one behind the other; the last is filled up with zeros.
+template <typename T>
+uint8_t* round_input(const T* x, int64_t rows, int64_t inputs, int64_t num_threads) {
+  constexpr int64_t kMostChunks = 8;  // of a group: no format rounds the inputs up to more
+  const int64_t chunks = (inputs + kMostChunks * kChunk - 1) / (kMostChunks * kChunk) * kMostChunks, bytes = chunks * InputChunk::kBytes;
+  const int64_t tiles = (rows + kMostRows - 1) / kMostRows;
+  auto* all = reinterpret_cast<uint8_t*>(scratch_words(tiles * kMostRows * bytes / 4));
+  const auto round_tiles = [&](int64_t begin, int64_t end) {
+    for (int64_t tile = begin; tile < end; ++tile) {
+      const int64_t first = tile * kMostRows, count = std::min(kMostRows, rows - first), m = tile_size(count).rows;
+      uint8_t* target = all + first * bytes;
+      if (count < m) std::memset(target, 0, m * bytes);
+      for (int64_t row = 0; row < count; ++row) round_row(x + (first + row) * inputs, inputs, chunks, row, m, target);
+    }
+  };
+  parallel(tiles, num_threads, round_tiles);
+  return all;
+}
+
+// Several layers over one input in one parallel region.
+inline std::vector<Tensor> quantised_linears(const Tensor& input, at::TensorList packed, const c10::List<std::optional<Tensor>>& biases,
+                                             at::IntArrayRef out_features, at::IntArrayRef formats, int64_t num_threads) {
+  constexpr int64_t kTogether = 12;  // panels that all tiles visit before the next ones: they are read from memory once
+  const Tensor x = input.contiguous();
+  const bool is_bf16 = x.scalar_type() == at::kBFloat16;
+  const int64_t inputs = x.size(-1), rows = x.numel() / inputs;
+  TORCH_CHECK(is_bf16 || x.scalar_type() == at::kFloat, "quantised linears take bfloat16 or float32 rows");
+  uint8_t* rounded = is_bf16 ? round_input(x.const_data_ptr<BFloat16>(), rows, inputs, num_threads)
+                             : round_input(x.const_data_ptr<float>(), rows, inputs, num_threads);
+  const int64_t row_bytes = (inputs + 8 * kChunk - 1) / (8 * kChunk) * 8 * InputChunk::kBytes;
+  std::vector<Tensor> outputs, bias_floats(packed.size());
+  std::vector<QuantisedJob> jobs;
+  std::vector<int64_t> first_group{0};
+  for (size_t i = 0; i < packed.size(); ++i) {
+    TORCH_CHECK(packed[i].size(0) == num_panels(out_features[i]) && packed[i].size(1) == panel_bytes(formats[i], inputs), "weights were not packed for this layer");
+    auto sizes = x.sizes().vec();
+    sizes.back() = out_features[i];
+    outputs.push_back(at::empty(sizes, x.options()));
+    const std::optional<Tensor> bias = biases.get(i);
+    if (bias) bias_floats[i] = bias->to(at::kFloat).contiguous();
+    jobs.push_back({packed[i].const_data_ptr<uint8_t>(), formats[i], inputs,
+                    {outputs[i].mutable_data_ptr(), bias ? bias_floats[i].const_data_ptr<float>() : nullptr, out_features[i], is_bf16}});
+    first_group.push_back(first_group.back() + (packed[i].size(0) + kTogether - 1) / kTogether);
+  }
+  parallel(first_group.back(), num_threads, [&](int64_t begin, int64_t end) {
+    size_t i = std::upper_bound(first_group.begin(), first_group.end(), begin) - first_group.begin() - 1;
+    for (int64_t group = begin; group < end; ++group) {
+      while (group >= first_group[i + 1]) ++i;
+      const int64_t panel = (group - first_group[i]) * kTogether, panels = packed[i].size(0);
+      for (int64_t row = 0; row < rows; row += kMostRows) {
+        const int64_t count = std::min(kMostRows, rows - row);
+        tile_size(count).run(jobs[i], rounded + row * row_bytes, row, count, panel, std::min(panel + kTogether, panels));
+      }
+    }
+  });
+  return outputs;
+}
+
+inline Tensor quantised_linear(const Tensor& input, const Tensor& packed, const std::optional<Tensor>& bias, int64_t out_features,
+                               int64_t format, int64_t num_threads) {
+  c10::List<std::optional<Tensor>> biases;
+  biases.push_back(bias);
+  return quantised_linears(input, {packed}, biases, {out_features}, {format}, num_threads)[0];
+}
+
+// Rows of a packed table, as numbers.
+inline Tensor quantised_rows(const Tensor& ids, const Tensor& packed, int64_t format, int64_t inputs, int64_t num_rows, at::ScalarType dtype) {
+  auto sizes = ids.sizes().vec();
+  sizes.push_back(inputs);
+  const Tensor flat = ids.contiguous();
+  Tensor rows = at::empty(sizes, packed.options().dtype(at::kFloat));
+  const int64_t* id = flat.const_data_ptr<int64_t>();
+  float* target = rows.mutable_data_ptr<float>();
+  with_format(format, [&](auto f) {
+    for (int64_t i = 0; i < flat.numel(); ++i) {
+      TORCH_CHECK(id[i] >= 0 && id[i] < num_rows, "no row ", id[i], " in a table of ", num_rows);
+      unpack_row<decltype(f)>(packed.const_data_ptr<uint8_t>() + id[i] / kLanes * packed.size(1), id[i] % kLanes, inputs, target + i * inputs);
+    }
+  });
+  return rows.to(dtype);
+}
+
+}  // namespace yggdrasil
