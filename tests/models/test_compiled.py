@@ -11,6 +11,7 @@ from tiny_pair import TEXT, OracleDrafter, addresses, make_pair, noisy_copy, ran
 from yggdrasil.engine.build import assemble
 from yggdrasil.engine.policy import PLAIN_POLICY, FixedPolicy
 from yggdrasil.models import compiled
+from yggdrasil.models.formats.rounding import rounding_to
 from yggdrasil.models.kernels import is_native
 from yggdrasil.models.loading import load_model, prepare_model
 from yggdrasil.scheduling.plan import Shapes
@@ -196,13 +197,14 @@ def test_another_configuration_needs_other_packages(base_names, change):
         assert not ours & theirs
 
 
-@pytest.mark.parametrize("how", ["dtype", "threads", "layout", "length"])
+@pytest.mark.parametrize("how", ["dtype", "threads", "layout", "length", "weights"])
 def test_anything_else_that_is_compiled_in_needs_other_packages(base_names, how):
     other = {
         "dtype": lambda: loaded(random_model().bfloat16()),
         "threads": lambda: loaded(random_model(), num_threads=2),
         "layout": lambda: loaded(random_model(), pack=False),
         "length": lambda: loaded(random_model()),
+        "weights": lambda: prepare_model(model := random_model(), "tiny", 1, quantise=rounding_to("q8_0", model)),
     }[how]()
     shapes = replace(SHAPES, max_length=81) if how == "length" else SHAPES
 

@@ -1,9 +1,15 @@
 """Linears that read one tensor become one operator, and compute the same."""
 
+import pytest
 import torch
+from gguf import GGMLQuantizationType, quants
 from torch import nn
 
+from yggdrasil.models import kernels
 from yggdrasil.models.arena import Arena
+from yggdrasil.models.compiled import compile_package, load_package
+from yggdrasil.models.formats.layers import QuantisedEmbedding, QuantisedLinear
+from yggdrasil.models.formats.rows import QuantisedRows
 from yggdrasil.models.fusion import fuse_shared_inputs
 from yggdrasil.models.packing import PackedLinear
 
@@ -38,3 +44,45 @@ def test_layers_of_one_input_become_one_operator():
     assert targets.count(torch.ops.yggdrasil.packed_linears.default) == 1
     assert targets.count(torch.ops.yggdrasil.packed_linear.default) == 1
     assert torch.equal(exported.module()(x), block(x))
+
+
+class QuantisedBlock(nn.Module):
+    """Layers over one input in two formats and in full, behind a quantised embedding."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = QuantisedEmbedding(packed_rows("Q8_0", 40), torch.bfloat16)
+        bias = torch.ones(16, dtype=torch.bfloat16)
+        self.layers = nn.ModuleList(
+            [
+                QuantisedLinear(packed_rows("Q4_0", 24), None, 1),
+                QuantisedLinear(packed_rows("Q5_1", 16), bias, 1),
+                PackedLinear(torch.ones(8, 64, dtype=torch.bfloat16), None, 1, Arena()),
+            ]
+        )
+
+    def forward(self, ids):
+        x = self.table(ids)
+        return [layer(x) for layer in self.layers]
+
+
+def packed_rows(name, num_outputs):
+    form = GGMLQuantizationType[name]
+    generator = torch.Generator().manual_seed(num_outputs)
+    weight = torch.randn(num_outputs, 64, generator=generator).numpy()
+    return QuantisedRows(form, torch.from_numpy(quants.quantize(weight, form))).pack(Arena())
+
+
+@pytest.mark.compiled
+@pytest.mark.skipif(not kernels.is_native(), reason="no C++ compiler on this machine")
+def test_quantised_layers_of_one_input_are_fused_and_compiled(tmp_path):
+    block, ids = QuantisedBlock(), torch.tensor([[3, 0, 39]])
+    exported = torch.export.export(block, (ids,), strict=False)
+
+    assert fuse_shared_inputs(exported) == 1
+    targets = [node.target for node in exported.graph_module.graph.nodes]
+    assert targets.count(torch.ops.yggdrasil.quantised_linears.default) == 1
+    assert targets.count(torch.ops.yggdrasil.packed_linear.default) == 1
+    compile_package(block, [ids], tmp_path / "block.pt2")
+    for ours, theirs in zip(load_package(tmp_path / "block.pt2")([ids]), block(ids), strict=True):
+        assert torch.equal(ours, theirs)

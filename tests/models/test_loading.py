@@ -3,11 +3,13 @@
 import pytest
 import torch
 import transformers
+from gguf import GGMLQuantizationType, quants
 from tiny import FAMILIES, tiny_config
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast
 
 from yggdrasil.errors import YggdrasilError
+from yggdrasil.models import kernels, loading
 from yggdrasil.models.loading import (
     check_same_tokenizer,
     load_config,
@@ -16,9 +18,12 @@ from yggdrasil.models.loading import (
     prepare_model,
     refuse_unverifiable,
 )
+from yggdrasil.models.packing import PackedLinear
+from yggdrasil.models.selfcheck import check_tree_attention
 
 WORDS = ["<unk>", "def", "f", "(", "x", ")", ":", "return", "hello", "world"]
 CPU = torch.device("cpu")
+native_only = pytest.mark.skipif(not kernels.is_native(), reason="no C++ compiler on this machine")
 
 
 @pytest.mark.parametrize("name", ["Mamba", "Mamba2", "RecurrentGemma", "Qwen3Next", "Jamba", "FalconH1", "Rwkv"])
@@ -144,3 +149,68 @@ def test_the_first_difference_is_named(words, message):
 def test_equal_tokens_but_another_split_is_named():
     with pytest.raises(YggdrasilError, match=r"^a and b tokenize 'def f.* differently"):
         check_same_tokenizer(tiny_tokenizer(WORDS), tiny_tokenizer(WORDS, is_split=False), ("a", "b"))
+
+
+# ==== weights of fewer bits ====
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    """A tied model whose inputs are whole blocks, but for one layer in each: 96 inputs, 64 and 80."""
+    folder = tmp_path_factory.mktemp("checkpoint")
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=50, hidden_size=64, intermediate_size=80, num_hidden_layers=2, num_attention_heads=4,
+        tie_word_embeddings=True,
+    )  # fmt: skip
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    return folder
+
+
+@native_only
+def test_rounded_weights_are_those_of_the_gguf_package(checkpoint):
+    full = AutoModelForCausalLM.from_pretrained(checkpoint)
+    loaded = load_model(checkpoint, torch.float32, CPU, 1, weights="q4_0")
+
+    table = torch.from_numpy(rounded_by_gguf(full.model.embed_tokens.weight, "Q8_0"))
+    ids = torch.arange(50)
+    assert torch.equal(loaded.model.model.embed_tokens(ids), table)
+    head, table = loaded.model.lm_head, loaded.model.model.embed_tokens
+    assert head.packed is table.packed
+    for ours, theirs in zip(loaded.model.model.layers, full.model.layers, strict=True):
+        x = torch.randn(3, 64)
+        expected = x @ torch.from_numpy(rounded_by_gguf(theirs.mlp.up_proj.weight, "Q4_0")).T
+        torch.testing.assert_close(ours.mlp.up_proj(x), expected, atol=0.02 * expected.std(), rtol=0.02)
+        assert type(ours.mlp.down_proj) is PackedLinear  # 80 inputs are no whole blocks
+
+
+@native_only
+@pytest.mark.parametrize("weights", ["q8_0", "q5_1", "q5_0", "q4_1", "q4_0"])
+def test_the_logits_of_a_rounded_model_are_near_those_of_its_weights(checkpoint, weights):
+    reference = AutoModelForCausalLM.from_pretrained(checkpoint)
+    with torch.no_grad():
+        for module in reference.modules():
+            if isinstance(module, torch.nn.Linear) and module.in_features % 32 == 0 and module is not reference.lm_head:
+                module.weight.copy_(torch.from_numpy(rounded_by_gguf(module.weight, weights.upper())))
+        reference.lm_head.weight.copy_(torch.from_numpy(rounded_by_gguf(reference.lm_head.weight, "Q8_0")))
+    loaded = load_model(checkpoint, torch.float32, CPU, 1, weights=weights)
+    check_tree_attention(loaded)
+    loaded.model.set_attn_implementation("eager")
+    tokens = torch.arange(20)[None]
+    with torch.no_grad():
+        expected, ours = (model(tokens, use_cache=False).logits for model in (reference, loaded.model))
+
+    assert (ours - expected).square().mean().sqrt() < 0.03 * expected.std()
+
+
+def rounded_by_gguf(weight, name):
+    form = GGMLQuantizationType[name]
+    return quants.dequantize(quants.quantize(weight.detach().numpy(), form), form)
+
+
+def test_weights_of_fewer_bits_are_for_cpus_with_native_kernels(checkpoint, monkeypatch):
+    monkeypatch.setattr(loading, "is_native", lambda: False)
+    with pytest.raises(YggdrasilError, match=r"--weights q8_0 needs the native kernels.*install g\+\+"):
+        load_model(checkpoint, torch.float32, CPU, 1, weights="q8_0")
+    with pytest.raises(YggdrasilError, match="--weights q8_0 is for CPUs"):
+        load_model(checkpoint, torch.float32, torch.device("meta"), 1, weights="q8_0")

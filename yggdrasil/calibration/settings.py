@@ -6,7 +6,7 @@ from typing import Any
 
 from yggdrasil.drafters.options import NGramOptions
 from yggdrasil.engine.decoder import DtypeName
-from yggdrasil.models.loading import Weights
+from yggdrasil.models.formats.names import Weights
 from yggdrasil.scheduling.plan import DeviceName, ModelRef, Plan, Shapes
 
 

@@ -11,8 +11,9 @@ from time import perf_counter_ns
 import pandas as pd
 import torch
 
+from yggdrasil.models.formats.layers import QuantisedLinear
 from yggdrasil.models.loading import LoadedModel
-from yggdrasil.models.packing import Int8Linear, PackedLinear
+from yggdrasil.models.packing import PackedLinear
 from yggdrasil.models.runner import ModelCall, ModelRunner
 
 COLUMNS = ("model", "threads", "width", "round", "ms")
@@ -71,7 +72,7 @@ def _pass(loaded: LoadedModel, count: int, width: int) -> Callable[[], object]:
 
     def run() -> object:
         for module in loaded.model.modules():
-            if isinstance(module, PackedLinear | Int8Linear):
+            if isinstance(module, PackedLinear | QuantisedLinear):
                 module.num_threads = count
         return call(runner.weights, runner.cache.tensors(), tokens, CONTEXT + rows, mask, offsets)
 

@@ -19,6 +19,7 @@ from yggdrasil.cli.report import report
 from yggdrasil.cli.rules import exactness, rules
 from yggdrasil.cli.search import search
 from yggdrasil.errors import Interrupted, YggdrasilError
+from yggdrasil.models.formats.names import Weights
 
 if TYPE_CHECKING:
     from yggdrasil.engine.decoder import Decoder
@@ -48,8 +49,8 @@ def calibrate(
     ] = None,
     dtype: Annotated[Dtype, typer.Option(help="Arithmetic of both models.")] = "bfloat16",
     weights: Annotated[
-        Literal["full", "int8"],
-        typer.Option(help="int8: round the target's linear layers to 8 bits. It is another model then."),
+        Weights,
+        typer.Option(help="Round the target's weights to a GGUF format of 4 to 8 bits. It is another model then."),
     ] = "full",
     quick: Annotated[bool, typer.Option("--quick", help="A first look: fewer prompts, widths and samples.")] = False,
     max_length: Annotated[int, typer.Option(min=1, help="Longest request in tokens, prompt included.")] = 2048,

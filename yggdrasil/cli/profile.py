@@ -11,6 +11,7 @@ from yggdrasil.cli import checks
 from yggdrasil.cli.checks import parse_widths
 from yggdrasil.cli.options import ChatOption, Dtype, ForceOption, PlanOption
 from yggdrasil.errors import YggdrasilError
+from yggdrasil.models.formats.names import Weights
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -52,9 +53,9 @@ def profile(
     variants: Annotated[
         bool, typer.Option("--variants", help="Also time other ways to build the same steps (compiles for minutes).")
     ] = False,
-    int8: Annotated[
-        bool, typer.Option("--int8", help="Also decode --prompts with int8 weights, and show what that changes.")
-    ] = False,
+    weights: Annotated[
+        Weights, typer.Option(help="Also decode --prompts with weights of fewer bits, and show what that changes.")
+    ] = "full",
     dtype: Annotated[Dtype | None, typer.Option(help="Arithmetic of both models; the plan's if not given.")] = None,
     out: Annotated[
         Path | None, typer.Option(callback=checks.output_folder, help="Folder for roofline.csv and the other tables.")
@@ -65,11 +66,11 @@ def profile(
     """Time every step against this machine's bandwidth and matrix rate, and iterations stage by stage."""
     from yggdrasil.cli.progress import PhaseProgress
 
-    if int8 and prompts is None:
-        raise YggdrasilError("--int8 needs --prompts FILE to decode")
+    if weights != "full" and prompts is None:
+        raise YggdrasilError("--weights needs --prompts FILE to decode")
     pair = _pair(plan, dtype, verify_widths, draft_widths, force_machine=force_machine)
-    if pair.device == "cuda" and (variants or int8):
-        raise YggdrasilError("--variants and --int8 time steps of a CPU; this plan is for a GPU")
+    if pair.device == "cuda" and (variants or weights != "full"):
+        raise YggdrasilError("--variants and --weights time steps of a CPU; this plan is for a GPU")
     lengths = parse_widths(contexts)
     capacities = parse_widths(max_length) if max_length else (max(pair.shapes.max_length, *lengths),)
     tables: dict[str, pd.DataFrame] = {}
@@ -79,8 +80,8 @@ def profile(
             from yggdrasil.calibration.variants import time_variants
 
             tables["variants"] = time_variants(pair, lengths[0], rounds, progress.phase("timing variants"))
-        if int8 and prompts is not None:
-            tables["int8"] = _int8(pair, prompts, progress.phase, chat=chat)
+        if weights != "full" and prompts is not None:
+            tables["weights"] = _weights(pair, weights, prompts, progress.phase, chat=chat)
     if prompts is not None:
         tables["iterations"] = _iterations(plan, prompts, dtype, chat=chat, force_machine=force_machine)
     _show(tables)
@@ -127,15 +128,15 @@ def _steps(
     return roofline(first, time_steps(steps, rounds, phase("timing steps"), wait))
 
 
-def _int8(pair: "PairSource", prompts: Path, phase: Phase, *, chat: bool) -> "pd.DataFrame":
-    """Full against int8 weights on eight prompts."""
-    from yggdrasil.calibration.int8_effect import int8_effect
+def _weights(pair: "PairSource", weights: Weights, prompts: Path, phase: Phase, *, chat: bool) -> "pd.DataFrame":
+    """Full weights against others on eight prompts."""
+    from yggdrasil.calibration.weights_effect import weights_effect
     from yggdrasil.models.loading import load_tokenizer
     from yggdrasil.prompts import encode_prompt, read_prompts
 
     tokenizer = load_tokenizer(pair.target)
     texts = [encode_prompt(tokenizer, p)[-PROMPT_TOKENS:] for p in read_prompts(prompts, 8, chat=chat)]
-    return int8_effect(pair, texts, NEW_TOKENS, phase)
+    return weights_effect(pair, weights, texts, NEW_TOKENS, phase)
 
 
 def _show(tables: "dict[str, pd.DataFrame]") -> None:
@@ -148,7 +149,7 @@ def _show(tables: "dict[str, pd.DataFrame]") -> None:
             f"{row['matrix_gflops_s']:.0f} GFLOP/s with the {model}'s threads, dtype and size"
         )
     show_table("steps against the machine's limits", tables["roofline"][list(TABLE_COLUMNS)])
-    for name in ("variants", "int8", "iterations"):
+    for name in ("variants", "weights", "iterations"):
         if name in tables:
             show_table(name, tables[name])
 

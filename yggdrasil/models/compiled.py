@@ -25,7 +25,7 @@ Backend = Literal["inductor", "eager", "cudagraph"]
 # Code that is traced into packages; a change anywhere else leaves them valid.
 _TRACED_SOURCES = (
     "models/attention.py", "models/cache.py", "models/packing.py",
-    "models/fusion.py", "models/runner.py", "models/kernels/__init__.py",
+    "models/fusion.py", "models/formats/layers.py", "models/runner.py", "models/kernels/__init__.py",
     "tree/growth.py", "tree/token_tree.py", "acceptance/greedy.py", "drafters/steps.py",
     "drafters/chosen_steps.py",
     "engine/steps.py", "engine/logit_steps.py", "drafters/expansion_steps.py",

@@ -7,17 +7,24 @@ start of a parallel region a layer.
 import operator
 
 import torch
+from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
+
+# An operator and the one for several of its kind, where all arguments between input and threads are lists.
+_FUSED: dict[object, OpOverload] = {
+    torch.ops.yggdrasil.packed_linear.default: torch.ops.yggdrasil.packed_linears.default,
+    torch.ops.yggdrasil.quantised_linear.default: torch.ops.yggdrasil.quantised_linears.default,
+}
 
 
 def fuse_shared_inputs(exported: ExportedProgram) -> int:
     """Rewrite ``exported`` in place; returns how many groups were fused."""
     graph_module = exported.graph_module
-    groups: dict[Node, list[Node]] = {}
+    groups: dict[tuple[Node, object], list[Node]] = {}
     for node in graph_module.graph.nodes:
-        if node.target is torch.ops.yggdrasil.packed_linear.default:
-            groups.setdefault(node.args[0], []).append(node)
+        if node.target in _FUSED:
+            groups.setdefault((node.args[0], node.target), []).append(node)
     fused = [_fuse(graph_module, group) for group in groups.values() if _can_fuse(group)]
     graph_module.graph.lint()
     graph_module.recompile()
@@ -32,12 +39,10 @@ def _can_fuse(group: list[Node]) -> bool:
 
 def _fuse(graph_module: GraphModule, group: list[Node]) -> Node:
     first = group[0]
-    shared, num_threads = first.args[0], first.args[4]
-    packed, biases, sizes = ([node.args[i] for node in group] for i in (1, 2, 3))
+    shared, *_, num_threads = first.args
+    own = zip(*(node.args[1:-1] for node in group), strict=True)  # weights, biases, sizes, formats
     with graph_module.graph.inserting_before(first):
-        together = graph_module.graph.call_function(
-            torch.ops.yggdrasil.packed_linears.default, (shared, packed, biases, sizes, num_threads)
-        )
+        together = graph_module.graph.call_function(_FUSED[first.target], (shared, *map(list, own), num_threads))
         together.meta["val"] = [node.meta["val"] for node in group]
         for i, node in enumerate(group):
             part = graph_module.graph.call_function(operator.getitem, (together, i))

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -18,9 +17,13 @@ from transformers.utils import logging as transformers_logging
 
 from yggdrasil.errors import YggdrasilError, first_line
 from yggdrasil.models.attention import ATTENTION_NAME
+from yggdrasil.models.formats.layers import QuantisedEmbedding, QuantisedLinear
+from yggdrasil.models.formats.names import Weights
+from yggdrasil.models.formats.rounding import rounding_to
+from yggdrasil.models.formats.rows import Quantise
+from yggdrasil.models.kernels import is_native
 from yggdrasil.models.packing import pack_linears
 
-Weights = Literal["full", "int8"]
 _RECURRENT_LAYERS = {"linear_attention", "mamba", "recurrent", "conv", "hybrid", "mamba2", "rwkv"}
 
 
@@ -54,6 +57,12 @@ class LoadedModel:
     def hidden_size(self) -> int:
         return int(self.config.get_text_config().hidden_size)
 
+    @property
+    def formats(self) -> list[int]:
+        """GGUF's numbers for the formats of quantised layers, in the model's order."""
+        modules = self.model.modules()
+        return [module.format for module in modules if isinstance(module, QuantisedLinear | QuantisedEmbedding)]
+
     def named_tensors(self) -> dict[str, Tensor]:
         """Parameters and buffers: what a step takes as its weights."""
         return dict(self.model.named_parameters()) | dict(self.model.named_buffers())
@@ -70,8 +79,8 @@ def load_model(
 ) -> LoadedModel:
     """Load a checkpoint folder or hub id, unmodified, and make it ready for static steps.
 
-    ``weights`` "int8" rounds every linear layer to 8 bits with one scale an output (torchao's weight-only
-    quantisation): another model, with about half the bytes to read. bfloat16 on a CPU only.
+    ``weights`` other than "full" rounds every linear layer and the embedding to that format: another model, with a
+    quarter to a half of the bytes to read. On a CPU only.
 
     Raises:
         YggdrasilError: no such checkpoint, or an architecture that tree masks cannot verify.
@@ -84,22 +93,23 @@ def load_model(
         model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, local_files_only=Path(source).exists()).eval()
     except Exception as error:  # as with the configuration, which is used here
         raise YggdrasilError(f"{source} could not be loaded: {first_line(error)}") from error
-    if weights == "int8":
-        _quantise(model, str(source))
-    return prepare_model(model.to(device), str(source), num_threads, pack=pack)
+    quantise = _rounding(model, weights, device)
+    return prepare_model(model.to(device), str(source), num_threads, pack=pack, quantise=quantise)
 
 
-def _quantise(model: PreTrainedModel, name: str) -> None:
-    if model.dtype != torch.bfloat16:
-        raise YggdrasilError(f"{name}: int8 weights need --dtype bfloat16")
-    try:
-        from torchao.quantization import Int8WeightOnlyConfig, quantize_
-    except ImportError:
-        raise YggdrasilError("int8 weights need torchao: pip install 'yggdrasil[int8]'") from None
-    quantize_(model, Int8WeightOnlyConfig())
+def _rounding(model: PreTrainedModel, weights: Weights, device: torch.device) -> Quantise | None:
+    if weights == "full":
+        return None
+    if device.type != "cpu":
+        raise YggdrasilError(f"--weights {weights} is for CPUs; on a GPU use --weights full")
+    if not is_native():
+        raise YggdrasilError(f"--weights {weights} needs the native kernels, which need a C++ compiler: install g++")
+    return rounding_to(weights, model)
 
 
-def prepare_model(model: PreTrainedModel, name: str, num_threads: int, *, pack: bool = True) -> LoadedModel:
+def prepare_model(
+    model: PreTrainedModel, name: str, num_threads: int, *, pack: bool = True, quantise: Quantise | None = None
+) -> LoadedModel:
     """Plug our attention into a model that is already in memory and pack its linears, in place."""
     if not getattr(model, "_supports_attention_backend", False):
         raise YggdrasilError(
@@ -110,7 +120,7 @@ def prepare_model(model: PreTrainedModel, name: str, num_threads: int, *, pack: 
     model.set_attn_implementation(ATTENTION_NAME)
     model.config.use_cache = True
     if pack:
-        pack_linears(model, num_threads)
+        pack_linears(model, num_threads, quantise)
     return LoadedModel(name, model, model.config, num_threads, model.dtype, model.device)
 
 

@@ -6,7 +6,6 @@ A packed layer changes neither the module tree's names nor the function; only th
 import ctypes
 import mmap
 import sys
-from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +13,8 @@ from transformers.pytorch_utils import Conv1D
 
 import yggdrasil.models.kernels  # noqa: F401  (registers torch.ops.yggdrasil)
 from yggdrasil.models.arena import Arena
+from yggdrasil.models.formats.layers import QuantisedEmbedding, QuantisedLinear
+from yggdrasil.models.formats.rows import PackedRows, Quantise
 
 PACKED_DTYPES = (torch.bfloat16, torch.float32)
 _PAGE_OUT = 21  # MADV_PAGEOUT: the system may take the pages back; they are read from the file again if needed
@@ -29,7 +30,9 @@ class PackedLinear(nn.Module):
         super().__init__()
         self.out_features, self.in_features = weight.shape
         self.num_threads = num_threads
-        self.register_buffer("packed", _pack(torch.ops.yggdrasil.pack_linear, weight.detach(), arena))
+        packed = arena.zeros(torch.ops.yggdrasil.packed_shape(weight), weight.dtype)
+        torch.ops.yggdrasil.pack_linear(weight.detach(), packed)
+        self.register_buffer("packed", packed)
         self.register_buffer("bias", None if bias is None else bias.detach())
 
     def forward(self, x: Tensor) -> Tensor:  # [..., K] -> [..., N]
@@ -39,63 +42,61 @@ class PackedLinear(nn.Module):
         return output
 
 
-class Int8Linear(nn.Module):
-    """A linear layer over int8 weights with one scale an output, as torchao's weight-only quantisation makes them."""
+def pack_linears(model: nn.Module, num_threads: int, quantise: Quantise | None = None) -> None:
+    """Pack every linear layer of ``model``, and embeddings where ``quantise`` gives their rows.
 
-    packed: Tensor
-    scales: Tensor
-    bias: Tensor | None
-
-    def __init__(self, values: Tensor, scales: Tensor, bias: Tensor | None, num_threads: int, arena: Arena) -> None:
-        super().__init__()
-        self.out_features, self.in_features = values.shape
-        self.num_threads = num_threads
-        self.register_buffer("packed", _pack(torch.ops.yggdrasil.pack_int8, values, arena))
-        self.register_buffer("scales", scales.float().flatten().contiguous())
-        self.register_buffer("bias", None if bias is None else bias.detach())
-
-    def forward(self, x: Tensor) -> Tensor:  # [..., K] -> [..., N]
-        output: Tensor = torch.ops.yggdrasil.int8_linear(
-            x, self.packed, self.scales, self.bias, self.out_features, self.num_threads
-        )
-        return output
+    A quantised table that serves two modules is packed once; else tied embeddings keep their own (unpacked) table.
+    """
+    packer = _Packer(num_threads, quantise or (lambda name, weight: None))
+    for name, child in list(model.named_modules(remove_duplicate=False)):
+        packed = packer.packed(name, child)
+        if packed is not None:
+            model.set_submodule(name, packed)
 
 
-def _pack(pack: Callable[[Tensor, Tensor], None], weight: Tensor, arena: Arena) -> Tensor:
-    """``weight`` in packed layout, written straight to where steps will read it."""
-    packed = arena.zeros(torch.ops.yggdrasil.packed_shape(weight), weight.dtype)
-    pack(weight, packed)
-    return packed
+class _Packer:
+    """Packed modules in the place of a model's own, side by side in one arena."""
 
+    def __init__(self, num_threads: int, quantise: Quantise) -> None:
+        self._num_threads = num_threads
+        self._quantise = quantise
+        self._arena = Arena()
+        self._quantised: dict[int, PackedRows] = {}  # by address of the weight
 
-def pack_linears(model: nn.Module, num_threads: int) -> int:
-    """Pack every linear layer of ``model``; returns how many. Tied embeddings keep their own (unpacked) table."""
-    count, arena = 0, Arena()
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            packed = _packed(child, num_threads, arena)
-            if packed is not None:
-                setattr(parent, name, packed)
-                count += 1
-    return count
+    def packed(self, name: str, module: nn.Module) -> nn.Module | None:
+        """The module over packed weights; None for what stays as it is."""
+        # Exact types only: a subclass (an adapted layer, a scaled embedding) computes something else.
+        if type(module) is nn.Embedding:
+            found = self._quantised_weight(name, module.weight, module.weight)
+            return None if found is None else QuantisedEmbedding(found, module.weight.dtype)
+        if type(module) is nn.Linear:
+            weight = module.weight
+        elif type(module) is Conv1D:
+            weight = module.weight.t()
+        else:
+            return None
+        if weight.dtype not in PACKED_DTYPES or weight.device.type != "cpu":
+            return None
+        found = self._quantised_weight(name, module.weight, weight)
+        packed: nn.Module
+        if found is not None:
+            packed = QuantisedLinear(found, module.bias, self._num_threads)
+        elif weight.shape[1] % 2 == 0:
+            packed = PackedLinear(weight, module.bias, self._num_threads, self._arena)
+        else:
+            return None
+        _page_out(module.weight)
+        return packed
 
-
-def _packed(layer: nn.Module, num_threads: int, arena: Arena) -> PackedLinear | Int8Linear | None:
-    # Exact types only: a subclass (an adapted layer) computes something else.
-    if type(layer) is nn.Linear and hasattr(layer.weight, "qdata"):
-        values, scales = layer.weight.qdata, getattr(layer.weight, "scale")  # noqa: B009  (torchao's tensor is untyped)
-        return Int8Linear(values, scales, layer.bias, num_threads, arena)
-    if type(layer) is nn.Linear:
-        weight = layer.weight
-    elif type(layer) is Conv1D:
-        weight = layer.weight.t()
-    else:
-        return None
-    if weight.dtype not in PACKED_DTYPES or weight.device.type != "cpu" or weight.shape[1] % 2:
-        return None
-    packed = PackedLinear(weight, layer.bias, num_threads, arena)
-    _page_out(layer.weight)
-    return packed
+    def _quantised_weight(self, name: str, parameter: Tensor, weight: Tensor) -> PackedRows | None:
+        """``weight`` [N, K] holds the values of ``parameter``, which may serve several modules."""
+        place = parameter.data_ptr()
+        if place not in self._quantised:
+            rows = self._quantise(f"{name}.weight", weight)
+            if rows is None:
+                return None
+            self._quantised[place] = rows.pack(self._arena)
+        return self._quantised[place]
 
 
 def _page_out(weight: Tensor) -> None:

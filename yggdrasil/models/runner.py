@@ -145,7 +145,7 @@ class ModelRunner:
         loaded = self.loaded
         facts = (
             loaded.dtype, loaded.num_threads, loaded.device.type, self.call.hidden_layers, self.call.vocab_size,
-            list(loaded.named_tensors()),
+            list(loaded.named_tensors()), loaded.formats,
         )  # fmt: skip
         described = f"{loaded.config.to_json_string()}|{facts}"
         shapes = [tuple(t.shape) for t in inputs] + [self.cache.capacity]

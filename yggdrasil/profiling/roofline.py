@@ -12,8 +12,9 @@ import torch
 from torch import nn
 
 from yggdrasil.models.cache import key_head_shapes
+from yggdrasil.models.formats.layers import QuantisedEmbedding, QuantisedLinear
 from yggdrasil.models.loading import LoadedModel
-from yggdrasil.models.packing import Int8Linear, PackedLinear
+from yggdrasil.models.packing import PackedLinear
 
 _MATRIX_SIZE = {"cpu": 1024, "cuda": 8192}
 _LEAST_BUFFER = 8 << 20  # bytes; a smaller buffer measures a cache that no step has to itself
@@ -47,11 +48,11 @@ def step_work(loaded: LoadedModel, width: int, context: int) -> StepWork:
     num_bytes, operations = 0, 0
     for module in loaded.model.modules():
         own = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
-        if isinstance(module, nn.Embedding):
-            num_bytes += width * module.embedding_dim * own[0].element_size()
+        if isinstance(module, nn.Embedding | QuantisedEmbedding):
+            num_bytes += width * own[0].nbytes // module.num_embeddings
             continue
         num_bytes += sum(tensor.numel() * tensor.element_size() for tensor in own)
-        if isinstance(module, PackedLinear | Int8Linear | nn.Linear):
+        if isinstance(module, PackedLinear | QuantisedLinear | nn.Linear):
             operations += 2 * width * module.in_features * module.out_features
     text = loaded.config.get_text_config()
     element = torch.empty(0, dtype=loaded.dtype).element_size()

@@ -11,6 +11,7 @@ from typing import Literal
 from yggdrasil.artifacts import Machine, parse_dataclass, read_yaml, to_plain, write_yaml
 from yggdrasil.drafters.options import NGramOptions
 from yggdrasil.errors import YggdrasilError
+from yggdrasil.models.formats.names import Weights
 from yggdrasil.scheduling.stages import check_order, is_head_first
 from yggdrasil.tree.objective import Objective, StepCosts
 
@@ -148,7 +149,7 @@ class Plan:
     costs: list[Costs]
     predicted: Expectation
     rejected: list[Expectation] = field(default_factory=list)  # what else was considered
-    weights: Literal["full", "int8"] = "full"  # of the target's linear layers
+    weights: Weights = "full"  # of the target
     device: DeviceName = "cpu"  # where both models run
     search: SearchResult | None = None  # where a schedule search chose the stages
 

@@ -2,7 +2,8 @@
 
 Each operator has a schema, a shape function and a portable implementation in PyTorch (any device). On CPUs a native
 implementation is compiled once a machine from ``ops.cpp`` and takes the portable one's place; where no compiler is
-found the portable one stays, slower and otherwise equal. On CUDA devices ``cuda.py`` does the same with Triton.
+found the portable one stays, slower and otherwise equal. On CUDA devices ``cuda.py`` does the same with Triton. Those
+over quantised weights are native only: elsewhere models are loaded with full weights.
 
 Dims: W rows of the step, Hq query heads, Hkv key heads, D head size, S cache capacity, T tree slots.
 """
@@ -23,10 +24,6 @@ _library = torch.library.Library("yggdrasil", "DEF")
 _library.define("packed_shape(Tensor weight) -> int[]")
 _library.define("pack_linear(Tensor weight, Tensor(a!) packed) -> ()")
 _library.define("packed_linear(Tensor input, Tensor packed, Tensor? bias, int out_features, int num_threads) -> Tensor")
-_library.define("pack_int8(Tensor weight, Tensor(a!) packed) -> ()")
-_library.define(
-    "int8_linear(Tensor input, Tensor packed, Tensor scales, Tensor? bias, int out_features, int num_threads) -> Tensor"
-)
 _library.define(
     "packed_linears(Tensor input, Tensor[] packed, Tensor?[] biases, int[] out_features, int num_threads) -> Tensor[]"
 )
@@ -64,13 +61,6 @@ def _pack_linear(weight: Tensor, packed: Tensor) -> None:
 
 def _packed_linear(x: Tensor, packed: Tensor, bias: Tensor | None, out_features: int, num_threads: int) -> Tensor:
     return torch.nn.functional.linear(x, packed, bias)
-
-
-def _int8_linear(
-    x: Tensor, packed: Tensor, scales: Tensor, bias: Tensor | None, out_features: int, num_threads: int
-) -> Tensor:
-    output = torch.nn.functional.linear(x, packed.to(x.dtype)).float() * scales
-    return (output if bias is None else output + bias.float()).to(x.dtype)
 
 
 def _packed_linears(
@@ -157,10 +147,23 @@ def _packed_linear_shape(x: Tensor, packed: Tensor, bias: Tensor | None, out_fea
     return x.new_empty((*x.shape[:-1], out_features))
 
 
-def _int8_linear_shape(
-    x: Tensor, packed: Tensor, scales: Tensor, bias: Tensor | None, out_features: int, num_threads: int
+def _quantised_linear_shape(
+    x: Tensor, packed: Tensor, bias: Tensor | None, out_features: int, form: int, num_threads: int
 ) -> Tensor:
     return x.new_empty((*x.shape[:-1], out_features))
+
+
+def _quantised_linears_shape(
+    x: Tensor, packed: list[Tensor], biases: list[Tensor | None], out_features: list[int], formats: list[int],
+    num_threads: int,
+) -> list[Tensor]:  # fmt: skip
+    return [x.new_empty((*x.shape[:-1], size)) for size in out_features]
+
+
+def _quantised_rows_shape(
+    ids: Tensor, packed: Tensor, form: int, inputs: int, num_rows: int, dtype: torch.dtype
+) -> Tensor:
+    return ids.new_empty((*ids.shape, inputs), dtype=dtype)
 
 
 def _packed_linears_shape(
@@ -186,8 +189,6 @@ _portable: dict[str, Callable[..., Any]] = {
     "pack_linear": _pack_linear,
     "packed_linear": _packed_linear,
     "packed_linears": _packed_linears,
-    "pack_int8": _pack_linear,
-    "int8_linear": _int8_linear,
     "tree_attention": _tree_attention,
     "top_candidates": _top_candidates,
     "move_rows": _move_rows,
@@ -219,7 +220,9 @@ for _name in (*_portable, "keep_rows"):
     _library.impl(_name, _on_cuda(_name), "CUDA")
 _library.impl("keep_rows", _keep_rows, "CPU")
 torch.library.register_fake("yggdrasil::packed_linear", _packed_linear_shape, lib=_library)
-torch.library.register_fake("yggdrasil::int8_linear", _int8_linear_shape, lib=_library)
+torch.library.register_fake("yggdrasil::quantised_linear", _quantised_linear_shape, lib=_library)
+torch.library.register_fake("yggdrasil::quantised_linears", _quantised_linears_shape, lib=_library)
+torch.library.register_fake("yggdrasil::quantised_rows", _quantised_rows_shape, lib=_library)
 torch.library.register_fake("yggdrasil::packed_linears", _packed_linears_shape, lib=_library)
 torch.library.register_fake("yggdrasil::top_candidates", _top_candidates_shape, lib=_library)
 torch.library.register_fake("yggdrasil::tree_attention", _tree_attention_shape, lib=_library)

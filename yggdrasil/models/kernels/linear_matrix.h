@@ -64,32 +64,14 @@ void store_tiles(const LinearJob& job, int64_t row, int64_t rows, int64_t panel,
     for (int64_t m = 0; m < rows; ++m) store_row(job.output, row + m, panel + n, sums[n] + m * kPanel);
 }
 
-// Tiles of weights as they lie.
-struct StoredTiles {
-  const uint32_t* panels;
-  int64_t stride;
+// The tile-th 16 input pairs of a panel.
+inline const uint32_t* weight_tile(const LinearJob& job, int64_t panel, int64_t tile) {
+  return job.packed + panel * job.panel_words + tile * kTilePairs * kPanel;
+}
 
-  StoredTiles(const LinearJob& job, int64_t panel) : panels(job.packed + panel * job.panel_words), stride(job.panel_words) {}
-  const uint32_t* tile(int64_t panel, int64_t t) const { return panels + panel * stride + t * kTilePairs * kPanel; }
-};
-
-// Tiles of int8 weights, widened one at a time: the next ones come from memory meanwhile.
-struct WidenedTiles {
-  const int8_t* panels;
-  int64_t stride;
-  alignas(64) uint32_t buffer[4][kTilePairs * kPanel];
-
-  WidenedTiles(const LinearJob& job, int64_t panel) : panels(job.bytes + panel * job.panel_words * 2), stride(job.panel_words * 2) {}
-  const uint32_t* tile(int64_t panel, int64_t t) {
-    widen_weights(panels + panel * stride + t * kTilePairs * kPanel * 2, kTilePairs * kPanel * 2, buffer[panel]);
-    return buffer[panel];
-  }
-};
-
-template <typename Weights, int NB>
+template <int NB>
 void matrix_one_block(const LinearJob& job, int64_t row, int64_t rows, int64_t panel) {
   const int64_t tiles = (job.k_steps + kTilePairs - 1) / kTilePairs;
-  Weights weights(job, panel);
   const uint32_t* x = job.tiled + row * tiles * kTilePairs;
   _tile_zero(4);
   if constexpr (NB == 4) {
@@ -99,14 +81,14 @@ void matrix_one_block(const LinearJob& job, int64_t row, int64_t rows, int64_t p
   }
   for (int64_t t = 0; t < tiles; ++t, x += kTileRows * kTilePairs) {
     _tile_loadd(0, x, kTileBytes);
-    _tile_loadd(2, weights.tile(0, t), kTileBytes);
+    _tile_loadd(2, weight_tile(job, panel, t), kTileBytes);
     _tile_dpbf16ps(4, 0, 2);
     if constexpr (NB == 4) {
-      _tile_loadd(3, weights.tile(1, t), kTileBytes);
+      _tile_loadd(3, weight_tile(job, panel + 1, t), kTileBytes);
       _tile_dpbf16ps(5, 0, 3);
-      _tile_loadd(2, weights.tile(2, t), kTileBytes);
+      _tile_loadd(2, weight_tile(job, panel + 2, t), kTileBytes);
       _tile_dpbf16ps(6, 0, 2);
-      _tile_loadd(3, weights.tile(3, t), kTileBytes);
+      _tile_loadd(3, weight_tile(job, panel + 3, t), kTileBytes);
       _tile_dpbf16ps(7, 0, 3);
     }
   }
@@ -120,10 +102,9 @@ void matrix_one_block(const LinearJob& job, int64_t row, int64_t rows, int64_t p
   store_tiles<NB>(job, row, rows, panel, sums);
 }
 
-template <typename Weights, int NB>
+template <int NB>
 void matrix_two_blocks(const LinearJob& job, int64_t row, int64_t rows, int64_t panel) {
   const int64_t tiles = (job.k_steps + kTilePairs - 1) / kTilePairs;
-  Weights weights(job, panel);
   const uint32_t* x = job.tiled + row * tiles * kTilePairs;
   const uint32_t* y = x + tiles * kTileRows * kTilePairs;
   _tile_zero(4);
@@ -134,12 +115,12 @@ void matrix_two_blocks(const LinearJob& job, int64_t row, int64_t rows, int64_t 
   }
   for (int64_t t = 0; t < tiles; ++t) {
     _tile_loadd(0, x + t * kTileRows * kTilePairs, kTileBytes);
-    _tile_loadd(2, weights.tile(0, t), kTileBytes);
+    _tile_loadd(2, weight_tile(job, panel, t), kTileBytes);
     _tile_dpbf16ps(4, 0, 2);
     _tile_loadd(1, y + t * kTileRows * kTilePairs, kTileBytes);
     _tile_dpbf16ps(6, 1, 2);
     if constexpr (NB == 2) {
-      _tile_loadd(3, weights.tile(1, t), kTileBytes);
+      _tile_loadd(3, weight_tile(job, panel + 1, t), kTileBytes);
       _tile_dpbf16ps(5, 0, 3);
       _tile_dpbf16ps(7, 1, 3);
     }
@@ -155,23 +136,17 @@ void matrix_two_blocks(const LinearJob& job, int64_t row, int64_t rows, int64_t 
   store_tiles<NB>(job, row + kTileRows, rows - kTileRows, panel, sums[1]);
 }
 
-template <typename Weights>
-void run_tiles(const LinearJob& job, int64_t row, int64_t rows, int64_t begin, int64_t end) {
+inline void run_matrix_panels(const LinearJob& job, int64_t row, int64_t rows, int64_t begin, int64_t end) {
   configure_tiles(rows);
   int64_t panel = begin;
   if (rows <= kTileRows) {
-    for (; panel + 4 <= end; panel += 4) matrix_one_block<Weights, 4>(job, row, rows, panel);
-    for (; panel < end; ++panel) matrix_one_block<Weights, 1>(job, row, rows, panel);
+    for (; panel + 4 <= end; panel += 4) matrix_one_block<4>(job, row, rows, panel);
+    for (; panel < end; ++panel) matrix_one_block<1>(job, row, rows, panel);
   } else {
-    for (; panel + 2 <= end; panel += 2) matrix_two_blocks<Weights, 2>(job, row, rows, panel);
-    for (; panel < end; ++panel) matrix_two_blocks<Weights, 1>(job, row, rows, panel);
+    for (; panel + 2 <= end; panel += 2) matrix_two_blocks<2>(job, row, rows, panel);
+    for (; panel < end; ++panel) matrix_two_blocks<1>(job, row, rows, panel);
   }
   _tile_release();
-}
-
-inline void run_matrix_panels(const LinearJob& job, int64_t row, int64_t rows, int64_t begin, int64_t end) {
-  if (job.bytes) return run_tiles<WidenedTiles>(job, row, rows, begin, end);
-  run_tiles<StoredTiles>(job, row, rows, begin, end);
 }
 #else
 constexpr bool has_matrix_unit() { return false; }

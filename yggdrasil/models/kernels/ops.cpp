@@ -70,7 +70,7 @@ void pack_panel(const uint32_t* weight, int64_t outputs, int64_t words, int64_t 
   }
 }
 
-bool packs_pairs(const Tensor& weight) { return weight.scalar_type() == at::kBFloat16 || weight.scalar_type() == at::kChar; }
+bool packs_pairs(const Tensor& weight) { return weight.scalar_type() == at::kBFloat16; }
 
 std::vector<int64_t> packed_shape(const Tensor& weight) {
   TORCH_CHECK(weight.dim() == 2, "weight must be [N, K]");
@@ -143,51 +143,6 @@ Tensor packed_linear(const Tensor& input, const Tensor& packed, const std::optio
   c10::List<std::optional<Tensor>> biases;
   biases.push_back(bias);
   return packed_linears(input, {packed}, biases, {out_features}, num_threads)[0];
-}
-
-// Weights as int8, [P, K/2, 16, 2] like bfloat16; every output has a scale.
-void pack_int8(const Tensor& weight, Tensor& packed) {
-  TORCH_CHECK(weight.scalar_type() == at::kChar, "weight must be int8");
-  Tensor widened = at::empty(packed_shape(weight), weight.options().dtype(at::kBFloat16));
-  pack_linear(weight.to(at::kBFloat16), widened);
-  packed.copy_(widened);
-}
-
-Tensor int8_linear(const Tensor& input, const Tensor& packed, const Tensor& scales, const std::optional<Tensor>& bias,
-                   int64_t out_features, int64_t num_threads) {
-  constexpr int64_t kTogether = 4;  // panels
-  const Tensor x = input.contiguous();
-  TORCH_CHECK(x.scalar_type() == at::kBFloat16 && packed.scalar_type() == at::kChar, "int8_linear takes bfloat16 rows and int8 weights");
-  const int64_t k = x.size(-1), rows = x.numel() / k, k_steps = k / 2, panel_words = packed.size(1) * kPanel;
-  const bool is_tiled = has_matrix_unit();
-  const auto shares = row_shares(rows, is_tiled);
-  const uint32_t* words = static_cast<const uint32_t*>(x.const_data_ptr());
-  const uint32_t* tiled = is_tiled ? tiled_copy(words, rows, k_steps) : nullptr;
-  auto sizes = x.sizes().vec();
-  sizes.back() = out_features;
-  Tensor output = at::empty(sizes, x.options());
-  const Tensor bias_floats = bias ? bias->to(at::kFloat).contiguous() : Tensor();
-  const LinearOutput target{output.mutable_data_ptr(), bias ? bias_floats.const_data_ptr<float>() : nullptr, out_features, true,
-                            scales.const_data_ptr<float>()};
-  const LinearJob whole{nullptr, words, tiled, rows, k_steps, panel_words, target, packed.const_data_ptr<int8_t>()};
-  const int64_t panels = packed.size(0);
-  parallel((panels + kTogether - 1) / kTogether, num_threads, [&](int64_t begin, int64_t end) {
-    for (int64_t panel = begin * kTogether; panel < std::min(end * kTogether, panels); panel += kTogether) {
-      const int64_t count = std::min(kTogether, panels - panel);
-      LinearJob job = whole;
-      if (!is_tiled) {  // the vector unit multiplies panels that were widened before
-        uint32_t* widened = scratch_words<1>(kTogether * panel_words);
-        widen_weights(whole.bytes + panel * panel_words * 2, count * panel_words * 2, widened);
-        job.packed = widened - panel * panel_words;
-      }
-      int64_t first = 0;
-      for (const int64_t size : shares) {
-        run_rows(job, first, size, panel, panel + count);
-        first += size;
-      }
-    }
-  });
-  return output;
 }
 
 // ==== tree attention ==================================================================================================
@@ -373,8 +328,6 @@ TORCH_LIBRARY_IMPL(yggdrasil, CPU, m) {
   m.impl("packed_shape", &packed_shape);
   m.impl("pack_linear", &pack_linear);
   m.impl("packed_linear", &packed_linear);
-  m.impl("pack_int8", &pack_int8);
-  m.impl("int8_linear", &int8_linear);
   m.impl("packed_linears", &packed_linears);
   m.impl("quantised_shape", &quantised_shape);
   m.impl("pack_quantised", &pack_quantised);

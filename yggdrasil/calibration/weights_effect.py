@@ -1,9 +1,9 @@
-"""What int8 weights change: the cost of a step, the text, and how often the drafter is right.
+"""What weights of fewer bits change: the cost of a step, the text, and how often the drafter is right.
 
 Both targets decode the same prompts in turns, each its own greedy text. They are different models: their texts part.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import takewhile
 from typing import NamedTuple
@@ -17,6 +17,7 @@ from yggdrasil.calibration.pair import build_assembly
 from yggdrasil.calibration.settings import PairSource
 from yggdrasil.engine.decoder import Decoder, Generation
 from yggdrasil.engine.policy import FixedPolicy
+from yggdrasil.models.formats.names import Weights
 from yggdrasil.models.loading import load_tokenizer
 from yggdrasil.models.runner import ModelRunner
 from yggdrasil.tree.objective import TreeShape
@@ -29,13 +30,14 @@ class _Decoded(NamedTuple):
     chain: Generation
 
 
-def int8_effect(
+def weights_effect(
     pair: PairSource,
+    weights: Weights,
     prompts: Sequence[Sequence[int]],
     max_new_tokens: int,
     phase: Callable[[str], Callable[[float], None]],
 ) -> pd.DataFrame:
-    """One row a figure with columns ``figure``, ``full``, ``int8``: milliseconds a token, AAL, agreement of choices.
+    """One row a figure with columns ``figure``, ``full``, ``weights``: milliseconds a token, AAL, agreement of choices.
 
     ``prompts`` are tokens. Speculation is a chain of ``CHAIN_DEPTH`` here, the same for both.
     """
@@ -43,30 +45,31 @@ def int8_effect(
     shapes = replace(pair.shapes, draft_widths=(1,), max_depth=CHAIN_DEPTH, verify_widths=(1, width))
     policy = FixedPolicy(TreeShape(1, CHAIN_DEPTH, width))
     tokenizer = load_tokenizer(pair.target)
-    decoders = {}
-    for weights in ("full", "int8"):
-        source = replace(pair, shapes=shapes, weights=weights)
+    kinds: tuple[Weights, Weights] = ("full", weights)
+    decoders: dict[Weights, Decoder] = {}
+    for kind in kinds:
+        source = replace(pair, shapes=shapes, weights=kind)
         assembly = build_assembly(source)
         compile_missing(source, assembly, phase)
-        decoders[weights] = Decoder(assembly, tokenizer, policy, frozenset())
-    report = phase("decoding with full and with int8 weights")
-    results: dict[str, list[_Decoded]] = {"full": [], "int8": []}
+        decoders[kind] = Decoder(assembly, tokenizer, policy, frozenset())
+    report = phase(f"decoding with full and with {weights} weights")
+    results: dict[Weights, list[_Decoded]] = {kind: [] for kind in kinds}
     for i, prompt in enumerate(prompts):
-        for weights, decoder in decoders.items():
+        for kind, decoder in decoders.items():
             plain, chain = (
                 decoder.generate(prompt, max_new_tokens=max_new_tokens, speculation=speculation)
                 for speculation in (False, True)
             )
-            results[weights].append(_Decoded(plain, chain))
+            results[kind].append(_Decoded(plain, chain))
         report((i + 1) / len(prompts))
     texts = [[*prompt, *result.plain.tokens] for prompt, result in zip(prompts, results["full"], strict=True)]
     agreed = []
     for prompt, text in zip(prompts, texts, strict=True):
-        choices = _choices(decoders["int8"].assembly.target, text)[len(prompt) - 1 : -1]
+        choices = _choices(decoders[weights].assembly.target, text)[len(prompt) - 1 : -1]
         agreed.append(float((choices == np.array(text[len(prompt) :])).mean()))
     same = [
         sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a.plain.tokens, b.plain.tokens, strict=False)))
-        for a, b in zip(results["full"], results["int8"], strict=True)
+        for a, b in zip(*results.values(), strict=True)
     ]
     return pd.DataFrame(
         [
@@ -78,7 +81,7 @@ def int8_effect(
             ("chosen tokens equal, given the full model's text", 1.0, float(np.mean(agreed))),
             (f"tokens before the texts part, of {max_new_tokens}", float(max_new_tokens), float(np.mean(same))),
         ],
-        columns=["figure", "full", "int8"],
+        columns=["figure", *kinds],
     )
 
 
@@ -89,8 +92,8 @@ def _step_ms(generation: Generation, stage: str) -> float:
     return metrics.stage_ms.get(stage, 0.0) / max(count, 1)
 
 
-def _medians(results: dict[str, list[_Decoded]], figure: Callable[[_Decoded], float]) -> list[float]:
-    return [float(np.median([figure(result) for result in results[weights]])) for weights in ("full", "int8")]
+def _medians(results: Mapping[Weights, Sequence[_Decoded]], figure: Callable[[_Decoded], float]) -> list[float]:
+    return [float(np.median([figure(result) for result in decoded])) for decoded in results.values()]
 
 
 @torch.inference_mode()
