@@ -31,6 +31,7 @@ from yggdrasil.engine.decoder import Decoder
 from yggdrasil.engine.policy import FixedPolicy, Policy
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.prompts import encode_prompt, read_prompt_sets
+from yggdrasil.scheduling.plan import ModelRef, Plan, Shapes
 from yggdrasil.tree.objective import TreeShape
 
 T = TypeVar("T")
@@ -65,7 +66,7 @@ def main(  # noqa: PLR0913 - one argument for each option
     warnings.simplefilter("ignore", UserWarning)  # the plan was calibrated at temperature 0
     decoder = Decoder.from_plan(plan, dtype="float32", force_machine=force_machine)
     assert decoder.plan is not None
-    ways = chosen_of("--way", ways_of(decoder.policy, has_model=decoder.assembly.drafter is not None), way)
+    ways = chosen_of("--way", ways_of(decoder.policy, decoder.plan), way)
     settings = chosen_of("--setting", SETTINGS, setting)
     reference = AutoModelForCausalLM.from_pretrained(decoder.plan.target.path(), dtype=torch.float32)
     matched = {setting: dict.fromkeys(ways, 0) for setting in settings}
@@ -106,16 +107,22 @@ def main(  # noqa: PLR0913 - one argument for each option
     raise typer.Exit(1 if differences else 0)
 
 
-def ways_of(planned: Policy, *, has_model: bool) -> dict[str, Way]:
+def ways_of(planned: Policy, plan: Plan) -> dict[str, Way]:
     """Ways of drafting by name. The plan may decode plainly throughout; a fixed shape speculates at every step."""
-    k_ary = {"k-ary": Way(planned, Speculation(expansion=(2, 2, 1)))} if has_model else {}
+    shapes, has_model = plan.shapes, isinstance(plan.drafter, ModelRef)
+    width = max((width for width in shapes.draft_widths if width <= 4), default=shapes.draft_widths[0])
     return {
         "plan": Way(planned),
-        "EGT": Way(FixedPolicy(TreeShape(4, 4, 16))),
-        "chain": Way(FixedPolicy(TreeShape(1, 3, 4))),
-        **k_ary,
+        "EGT": Way(FixedPolicy(TreeShape(width, min(4, shapes.max_depth), verified(shapes, 16)))),
+        "chain": Way(FixedPolicy(TreeShape(1, min(3, shapes.max_depth), verified(shapes, 4)))),
+        **({"k-ary": Way(planned, Speculation(expansion=(2, 2, 1)))} if has_model else {}),
         "off": Way(planned, OFF),
     }
+
+
+def verified(shapes: Shapes, wanted: int) -> int:
+    """The widest verify width up to ``wanted``: a plan keeps only those that pay."""
+    return max((width for width in shapes.verify_widths if width <= wanted), default=shapes.verify_widths[0])
 
 
 def chosen_of(option: str, known: Mapping[str, T], names: list[str] | None) -> dict[str, T]:

@@ -50,11 +50,13 @@ def compare(
     on_result: Callable[[Comparison], None],
     *,
     max_prompt_tokens: int | None = None,
+    ignore_eos: bool = True,
     warm_up: bool = True,
 ) -> list[Comparison]:
-    """Decode every prompt both ways, the order alternating; end-of-text does not stop, so lengths are equal.
+    """Decode every prompt both ways, the order alternating.
 
-    ``warm_up`` decodes the first prompt both ways beforehand, uncounted: it loads the steps.
+    Without ``ignore_eos`` a text ends where the model ends it, and lengths differ from prompt to prompt. ``warm_up``
+    decodes the first prompt both ways beforehand, uncounted: it loads the steps.
     """
 
     def kept(prompt: Prompt) -> list[int]:
@@ -63,7 +65,9 @@ def compare(
 
     def run(prompt: Prompt, *, speculation: bool) -> Generation:
         decoder.forget()  # each reads the whole prompt
-        return decoder.generate(kept(prompt), max_new_tokens=max_new_tokens, ignore_eos=True, speculation=speculation)
+        return decoder.generate(
+            kept(prompt), max_new_tokens=max_new_tokens, ignore_eos=ignore_eos, speculation=speculation
+        )
 
     if warm_up:
         for speculation in (False, True):
