@@ -1,7 +1,7 @@
 """Pad a Llama-family checkpoint to a larger shape that computes the same function.
 
     scripts/widen --checkpoint pair/target --size 1B --out wide/target-1B
-    scripts/widen --checkpoint pair/target --num-layers 16 --intermediate-size 2048 --out wide/target-deep
+    scripts/widen --checkpoint model.Q4_1.gguf --num-layers 16 --intermediate-size 2048 --out wide/target-deep
 
 A pair keeps one vocabulary: give both of its models the same --size family or --vocab-size.
 """
@@ -9,15 +9,17 @@ A pair keeps one vocabulary: give both of its models the same --size family or -
 from pathlib import Path
 from typing import Annotated
 
+import torch
 import typer
 from safetensors import SafetensorError
 
 from yggdrasil.errors import YggdrasilError
+from yggdrasil.models.source import Source
 from yggdrasil.models.widening import SIZES, read_shape, resolve_shape, widen_checkpoint
 
 
 def main(  # noqa: PLR0913 - one argument for each option
-    checkpoint: Annotated[Path, typer.Option(help="Folder of the model to widen.")],
+    checkpoint: Annotated[str, typer.Option(help="Folder, .gguf file or hub id of the model to widen.")],
     out: Annotated[Path, typer.Option(help="Folder to write; must not exist or be empty.")],
     size: Annotated[str | None, typer.Option(help=f"A known shape: {', '.join(SIZES)}.")] = None,
     hidden_size: Annotated[int | None, typer.Option(help="Overrides --size, as do the next six.")] = None,
@@ -44,8 +46,9 @@ def main(  # noqa: PLR0913 - one argument for each option
         "vocab_size": vocab_size,
     }
     try:
-        shape = resolve_shape(read_shape(checkpoint), size, dimensions)
-        report = widen_checkpoint(checkpoint, out, shape, untie=untie, filler_token=filler_token, seed=seed)
+        folder = Source.find(checkpoint).checkpoint(torch.bfloat16)
+        shape = resolve_shape(read_shape(folder), size, dimensions)
+        report = widen_checkpoint(folder, out, shape, untie=untie, filler_token=filler_token, seed=seed)
     except (YggdrasilError, OSError, SafetensorError) as error:
         typer.echo(f"Error: {error}", err=True)
         raise typer.Exit(2) from error

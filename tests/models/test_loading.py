@@ -1,9 +1,12 @@
 """What cannot be verified as a tree is refused, and why; so is a drafter with another tokenizer."""
 
+import json
+
 import pytest
 import torch
 import transformers
 from gguf import GGMLQuantizationType, quants
+from safetensors.torch import load_file, save_file
 from tiny import FAMILIES, tiny_config
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast
@@ -95,16 +98,88 @@ def test_a_refused_checkpoint_is_not_even_read(tmp_path):
 def test_what_is_no_checkpoint_is_named(tmp_path):
     with pytest.raises(YggdrasilError, match=r"holds no config\.json"):
         load_config(tmp_path)
-    with pytest.raises(YggdrasilError, match="neither a folder nor a hub id"):
+    with pytest.raises(YggdrasilError, match=r"neither a folder, nor a \.gguf file, nor a hub id"):
         load_config(tmp_path / "absent")
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(YggdrasilError, match=r"the configuration could not be read: \S"):
         load_config(tmp_path)
     tiny_llama_config().save_pretrained(tmp_path)
-    with pytest.raises(YggdrasilError, match=r"could not be loaded: \S"):
+    with pytest.raises(YggdrasilError, match=r"has no \*\.safetensors weights; save the model again"):
         load_model(tmp_path, torch.float32, CPU, num_threads=1)
     with pytest.raises(YggdrasilError, match=r"the tokenizer could not be loaded: \S"):
         load_tokenizer(tmp_path)
+
+
+def saved_tensors(folder, **changes):
+    """A tiny checkpoint whose tensors are changed as ``changes`` say: None drops one."""
+    AutoModelForCausalLM.from_config(tiny_llama_config()).save_pretrained(folder)
+    tensors = load_file(folder / "model.safetensors") | changes
+    kept = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+    save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+LAYER = "model.layers.0."
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({f"{LAYER}mlp.up_proj.weight": None}, r"lacks model\.layers\.0\.mlp\.up_proj\.weight: its weights"),
+        ({"lm_head.weight": None}, r"lacks lm_head\.weight"),
+        (
+            {"model.layers.1.mlp.up_proj.weight": torch.zeros(16, 16)},
+            r"beyond what the model has, model\.layers\.1",
+        ),
+        (
+            {f"{LAYER}input_layernorm.weight": torch.zeros(8)},
+            r"misshapen .*norm\.weight \(\[8\], not \[16\]\)",
+        ),
+    ],
+)
+def test_weights_that_are_not_the_models_are_named(tmp_path, changes, message):
+    """Else what is missing would stay random."""
+    saved_tensors(tmp_path, **changes)
+
+    with pytest.raises(YggdrasilError, match=message):
+        load_model(tmp_path, torch.float32, CPU, num_threads=1)
+
+
+def test_tensors_that_every_loader_ignores_may_be_there(tmp_path):
+    saved_tensors(tmp_path, **{f"{LAYER}self_attn.rotary_emb.inv_freq": torch.zeros(4)})
+
+    load_model(tmp_path, torch.float32, CPU, num_threads=1)
+
+
+def test_a_pickle_is_refused_and_a_truncated_file_named(tmp_path):
+    saved_tensors(tmp_path)
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-10])
+    with pytest.raises(YggdrasilError, match=r"model\.safetensors is truncated"):
+        load_model(tmp_path, torch.float32, CPU, num_threads=1)
+    file.rename(tmp_path / "pytorch_model.bin")
+    with pytest.raises(YggdrasilError, match=r"only pytorch_model\.bin, a pickle"):
+        load_model(tmp_path, torch.float32, CPU, num_threads=1)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"num_attention_heads": 3},
+        {"num_key_value_heads": 3, "head_dim": 8},
+        {"num_key_value_heads": 0},
+        {"vocab_size": 0},
+        {"hidden_size": "many"},
+        {"num_hidden_layers": None},
+    ],
+)
+def test_a_config_that_does_not_fit_together_is_one_sentence(tmp_path, changes):
+    AutoModelForCausalLM.from_config(tiny_llama_config()).save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config.pop("head_dim", None)
+    (tmp_path / "config.json").write_text(json.dumps(config | changes))
+
+    with pytest.raises(YggdrasilError, match="config"):
+        load_model(tmp_path, torch.float32, CPU, num_threads=1)
 
 
 # ==== tokenizers ====

@@ -5,7 +5,7 @@ Importing this package is light: no torch, transformers or pandas.
 
 from yggdrasil.artifacts.atomic import atomic_directory, check_writable, shown, write_atomic
 from yggdrasil.artifacts.machine import Machine, current_machine
-from yggdrasil.artifacts.models import model_fingerprint, tokenizer_fingerprint
+from yggdrasil.artifacts.models import check_weights, model_fingerprint, tokenizer_fingerprint
 from yggdrasil.artifacts.names import (
     PlanEntry,
     list_plans,
@@ -24,6 +24,7 @@ __all__ = [
     "Machine",
     "PlanEntry",
     "atomic_directory",
+    "check_weights",
     "check_writable",
     "current_machine",
     "list_plans",

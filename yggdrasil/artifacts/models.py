@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from yggdrasil.artifacts.atomic import shown
+from yggdrasil.artifacts.gguf import GgufHeader, is_gguf, read_gguf_header
 from yggdrasil.errors import ArtifactError
 
 _MIB = 2**20
 _WHOLE_BYTES = 64 * _MIB  # a weight file up to this size is read whole
+_WHOLE_GGUF_BYTES = 256 * _MIB  # a GGUF file up to this size is read whole: 0.1 s
 _NUM_SAMPLES = 16  # evenly placed from the first byte to the last
 _SAMPLE_BYTES = _MIB
 _TENSOR_SAMPLE_BYTES = 4096  # from the middle of each tensor, so that a change of one layer is seen
@@ -24,14 +26,16 @@ _OTHER_TOKENIZER_FILES = (*_OTHER_VOCABULARIES, "merges.txt", "added_tokens.json
 
 
 def model_fingerprint(path: Path) -> str:
-    """Return 16 hexadecimal digits over the configuration and the weights of the checkpoint in ``path``.
+    """Return 16 hexadecimal digits over the configuration and the weights of the folder or GGUF file ``path``.
 
-    Weight files up to 64 MiB count in full; of a larger one its header, its size, 16 samples of 1 MiB and 4 KiB from
-    the middle of each tensor. File names and the place of the folder do not count.
+    Weight files up to 64 MiB (GGUF files up to 256 MiB) count in full; of a larger one its header, its size, 16
+    samples of 1 MiB and 4 KiB from the middle of each tensor. File names and the place of the folder do not count.
 
     Raises:
-        ArtifactError: The folder, its config.json or its safetensors weights are missing or damaged.
+        ArtifactError: The file, the folder, its config.json or its safetensors weights are missing or damaged.
     """
+    if is_gguf(path):
+        return _gguf_fingerprint(read_gguf_header(path), path.stat().st_mtime_ns)
     _check_folder(path)
     config = _read_json(path / "config.json")
     if not isinstance(config, dict):
@@ -43,17 +47,33 @@ def model_fingerprint(path: Path) -> str:
     return hasher.hexdigest()[:_DIGITS]
 
 
+def check_weights(path: Path) -> None:
+    """Refuse a checkpoint folder whose weights are no safetensors, are not all there, or are truncated.
+
+    Raises:
+        ArtifactError: so it is; only headers are read.
+    """
+    for file in _weight_files(path):
+        with file.open("rb") as stream:
+            _read_header(stream, file, file.stat().st_size)
+
+
 def tokenizer_fingerprint(path: Path) -> str:
     """Return 16 hexadecimal digits over what the tokenizer in ``path`` does: vocabulary, merges, text handling.
 
-    Two folders agree where tokenizer.json says the same, whatever its layout. Without a tokenizer.json the other
-    tokenizer files count byte for byte; such a fingerprint never equals that of a tokenizer.json.
+    ``path`` is a folder or a GGUF file; those of the two kinds never agree. Two folders agree where tokenizer.json says
+    the same, whatever its layout. Without a tokenizer.json the other tokenizer files count byte for byte; such a
+    fingerprint never equals that of a tokenizer.json.
 
     Raises:
         ArtifactError: The folder or its tokenizer files are missing or damaged.
     """
-    _check_folder(path)
     hasher = hashlib.sha256()
+    if is_gguf(path):
+        facts = read_gguf_header(path).facts
+        _add_json(hasher, {key: value for key, value in facts.items() if key.startswith("tokenizer.ggml.")})
+        return hasher.hexdigest()[:_DIGITS]
+    _check_folder(path)
     if (path / "tokenizer.json").is_file():
         _add_json(hasher, _normalised_tokenizer(path / "tokenizer.json"))
         return hasher.hexdigest()[:_DIGITS]
@@ -84,11 +104,29 @@ def _weight_files(path: Path) -> list[Path]:
     else:
         files = sorted(path.glob("*.safetensors"))
     if not files:
-        raise ArtifactError(f"{shown(path)} has no *.safetensors weights; save the model again with `save_pretrained`.")
+        pickled = next((file.name for suffix in ("*.bin", "*.pt", "*.pth") for file in path.glob(suffix)), None)
+        others = f" (only {pickled}, a pickle, which may run code when it is read)" if pickled else ""
+        raise ArtifactError(
+            f"{shown(path)} has no *.safetensors weights{others}; save the model again with `save_pretrained`."
+        )
     for file in files:
         if not file.is_file():
             raise ArtifactError(f"{shown(file)} is missing, though the index lists it; fetch the checkpoint again.")
     return files
+
+
+def _gguf_fingerprint(header: GgufHeader, modified: int) -> str:
+    key = header.path, modified
+    if key not in _KNOWN:
+        hasher, num_bytes = hashlib.sha256(), header.path.stat().st_size
+        spans = [_middle(tensor.start, tensor.start + tensor.num_bytes) for tensor in header.tensors.values()]
+        with header.path.open("rb") as stream:
+            _add_spans(hasher, stream, _spans_of(num_bytes, header.data_start, spans, whole=_WHOLE_GGUF_BYTES))
+        _KNOWN[key] = hasher.hexdigest()[:_DIGITS]
+    return _KNOWN[key]
+
+
+_KNOWN: dict[tuple[Path, int], str] = {}  # fingerprints of GGUF files that this process read
 
 
 def _add_weights(hasher: "hashlib._Hash", file: Path) -> None:
@@ -96,15 +134,27 @@ def _add_weights(hasher: "hashlib._Hash", file: Path) -> None:
     with file.open("rb") as stream:
         header_end, spans = _read_header(stream, file, num_bytes)
         hasher.update(f"weights {num_bytes}\n".encode())
-        if num_bytes <= _WHOLE_BYTES:
-            spans = [(0, num_bytes)]
-        else:
-            stride = (num_bytes - header_end - _SAMPLE_BYTES) / (_NUM_SAMPLES - 1)
-            spans += [(header_end + int(index * stride), _SAMPLE_BYTES) for index in range(_NUM_SAMPLES)]
-            spans.insert(0, (0, header_end))
-        for start, length in spans:
-            stream.seek(start)
-            hasher.update(stream.read(length))
+        _add_spans(hasher, stream, _spans_of(num_bytes, header_end, spans, whole=_WHOLE_BYTES))
+
+
+def _spans_of(num_bytes: int, header_end: int, middles: list[tuple[int, int]], *, whole: int) -> list[tuple[int, int]]:
+    """The parts (start, length) of a weight file that its fingerprint reads."""
+    if num_bytes <= whole:
+        return [(0, num_bytes)]
+    stride = (num_bytes - header_end - _SAMPLE_BYTES) / (_NUM_SAMPLES - 1)
+    samples = [(header_end + int(index * stride), _SAMPLE_BYTES) for index in range(_NUM_SAMPLES)]
+    return [(0, header_end), *middles, *samples]
+
+
+def _add_spans(hasher: "hashlib._Hash", stream: BinaryIO, spans: list[tuple[int, int]]) -> None:
+    for start, length in spans:
+        stream.seek(start)
+        while length > 0:
+            part = stream.read(min(length, _MIB))
+            if not part:
+                break
+            hasher.update(part)
+            length -= len(part)
 
 
 def _read_header(stream: BinaryIO, file: Path, num_bytes: int) -> tuple[int, list[tuple[int, int]]]:
@@ -152,7 +202,7 @@ def _normalised_tokenizer(file: Path) -> dict[str, Any]:
 def _check_folder(path: Path) -> None:
     if not path.is_dir():
         raise ArtifactError(
-            f"{path} is not a model folder on this machine; check the path or download the model first."
+            f"{path} is not a model folder or GGUF file on this machine; check the path or download the model first."
         )
 
 

@@ -1,7 +1,10 @@
 """Load a causal language model for static-shape steps, and refuse what cannot be verified as a tree."""
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,6 +18,7 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
+from yggdrasil.artifacts import check_weights
 from yggdrasil.errors import YggdrasilError, first_line
 from yggdrasil.models.attention import ATTENTION_NAME
 from yggdrasil.models.formats.layers import QuantisedEmbedding, QuantisedLinear
@@ -23,7 +27,10 @@ from yggdrasil.models.formats.rounding import rounding_to
 from yggdrasil.models.formats.rows import Quantise
 from yggdrasil.models.kernels import is_native
 from yggdrasil.models.packing import pack_linears
+from yggdrasil.models.source import Source
 
+# Buffers that older checkpoints hold and every loader computes anew.
+_IGNORED = re.compile(r"rotary_emb\.inv_freq$|attn\.(masked_)?bias$|\.position_ids$")
 _RECURRENT_LAYERS = {"linear_attention", "mamba", "recurrent", "conv", "hybrid", "mamba2", "rwkv"}
 
 
@@ -69,7 +76,7 @@ class LoadedModel:
 
 
 def load_model(
-    source: str | Path,
+    source: str | Path | Source,
     dtype: torch.dtype,
     device: torch.device,
     num_threads: int,
@@ -77,24 +84,51 @@ def load_model(
     pack: bool = True,
     weights: Weights = "full",
 ) -> LoadedModel:
-    """Load a checkpoint folder or hub id, unmodified, and make it ready for static steps.
+    """Load a checkpoint folder, GGUF file or hub id, unmodified, and make it ready for static steps.
 
     ``weights`` other than "full" rounds every linear layer and the embedding to that format: another model, with a
     quarter to a half of the bytes to read. On a CPU only.
 
     Raises:
-        YggdrasilError: no such checkpoint, or an architecture that tree masks cannot verify.
+        YggdrasilError: no such checkpoint, one that lacks weights of its model or holds others, or an architecture
+            that tree masks cannot verify.
     """
-    config = load_config(source)
-    refuse_unverifiable(config, str(source))
+    found = Source.find(source)
+    config = load_config(found)
+    refuse_unverifiable(config, found.given)
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
+    folder = found.checkpoint(dtype)
+    check_weights(folder)
+    loader: Any = AutoModelForCausalLM
     try:
-        model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, local_files_only=Path(source).exists()).eval()
+        model, report = loader.from_pretrained(
+            folder, dtype=dtype, local_files_only=True, use_safetensors=True, ignore_mismatched_sizes=True,
+            output_loading_info=True,
+        )  # fmt: skip
     except Exception as error:  # as with the configuration, which is used here
-        raise YggdrasilError(f"{source} could not be loaded: {first_line(error)}") from error
+        raise YggdrasilError(f"{found.given} could not be loaded: {first_line(error)}") from error
+    _refuse_gaps(report, found.given)
+    model.eval()
     quantise = _rounding(model, weights, device)
-    return prepare_model(model.to(device), str(source), num_threads, pack=pack, quantise=quantise)
+    return prepare_model(model.to(device), found.given, num_threads, pack=pack, quantise=quantise)
+
+
+def _refuse_gaps(report: dict[str, Any], name: str) -> None:
+    """Refuse a checkpoint that is not this model's, tensor for tensor; else what it lacks would stay random."""
+    missing = sorted(report["missing_keys"])
+    unexpected = sorted(key for key in report["unexpected_keys"] if not _IGNORED.search(key))
+    misshapen = [f"{key} ({list(there)}, not {list(here)})" for key, there, here in sorted(report["mismatched_keys"])]
+    faults = (("lacks", missing), ("holds, beyond what the model has,", unexpected), ("has misshapen", misshapen))
+    said = [f"{verb} {_listed(keys)}" for verb, keys in faults if keys]
+    if said:
+        raise YggdrasilError(
+            f"{name} {' and '.join(said)}: its weights are not those of its config.json; fetch the checkpoint again"
+        )
+
+
+def _listed(names: Sequence[str], most: int = 3) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def _rounding(model: PreTrainedModel, weights: Weights, device: torch.device) -> Quantise | None:
@@ -124,18 +158,33 @@ def prepare_model(
     return LoadedModel(name, model, model.config, num_threads, model.dtype, model.device)
 
 
-def load_config(source: str | Path) -> PretrainedConfig:
-    """The configuration of a checkpoint folder or hub id, with one sentence where there is none."""
-    path = Path(source)
-    if path.exists() and not (path / "config.json").exists():
-        raise YggdrasilError(f"{source} holds no config.json; give a checkpoint folder in Hugging Face layout")
-    if not path.exists() and str(source).count("/") != 1:
-        raise YggdrasilError(f"{source} is neither a folder nor a hub id (owner/name)")
+def load_config(source: str | Path | Source) -> PretrainedConfig:
+    """The configuration of a folder, GGUF file or hub id, with one sentence where there is none or it is odd."""
+    found = Source.find(source)
     try:
-        config: PretrainedConfig = AutoConfig.from_pretrained(source, local_files_only=path.exists())
-    except Exception as error:  # a field of another type fails wherever transformers first uses it
-        raise YggdrasilError(f"{source}: the configuration could not be read: {first_line(error)}") from error
+        config: PretrainedConfig = AutoConfig.from_pretrained(found.folder, local_files_only=True)
+        fault = _fault(config.get_text_config())
+    except Exception as error:  # a field of another type fails wherever it is first used
+        raise YggdrasilError(f"{found.given}: the configuration could not be read: {first_line(error)}") from error
+    if fault is not None:
+        raise YggdrasilError(f"{found.given}: config.json does not fit together: {fault}")
     return config
+
+
+def _fault(config: PretrainedConfig) -> str | None:
+    """What about the sizes of a model with attention cannot be; None where there is nothing."""
+    heads = getattr(config, "num_attention_heads", None)
+    if not isinstance(heads, int) or not hasattr(config, "hidden_size"):
+        return None  # a family of another kind, which is refused by name
+    kv_heads = getattr(config, "num_key_value_heads", None)
+    kv_heads = heads if kv_heads is None else kv_heads
+    if min(heads, kv_heads, config.vocab_size, config.hidden_size, config.num_hidden_layers) < 1:
+        return "a size is not positive"
+    if heads % kv_heads:
+        return f"num_key_value_heads ({kv_heads}) does not divide num_attention_heads ({heads})"
+    if not getattr(config, "head_dim", None) and config.hidden_size % heads:
+        return f"num_attention_heads ({heads}) does not divide hidden_size ({config.hidden_size})"
+    return None
 
 
 def refuse_unverifiable(config: PretrainedConfig, name: str) -> None:
@@ -165,13 +214,14 @@ def refuse_unverifiable(config: PretrainedConfig, name: str) -> None:
         )
 
 
-def load_tokenizer(source: str | Path) -> PreTrainedTokenizerBase:
-    """The tokenizer beside a checkpoint."""
+def load_tokenizer(source: str | Path | Source) -> PreTrainedTokenizerBase:
+    """The tokenizer beside a checkpoint, or the one in a GGUF file."""
+    found = Source.find(source)
     transformers_logging.set_verbosity_error()
     try:
-        return AutoTokenizer.from_pretrained(source, local_files_only=Path(source).exists())
+        return AutoTokenizer.from_pretrained(found.folder, local_files_only=True)
     except Exception as error:  # whatever its files made of it: the parser in Rust raises a bare Exception
-        raise YggdrasilError(f"{source}: the tokenizer could not be loaded: {first_line(error)}") from error
+        raise YggdrasilError(f"{found.given}: the tokenizer could not be loaded: {first_line(error)}") from error
 
 
 def check_same_tokenizer(

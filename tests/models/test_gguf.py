@@ -1,0 +1,270 @@
+"""A GGUF file loads as the model that was written to it; what is damaged or not understood is one sentence."""
+
+import contextlib
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType as Kind
+from tiny import FAMILIES, tiny_config
+from tiny_pair import byte_tokenizer
+from transformers import AutoModelForCausalLM
+
+from yggdrasil.artifacts import model_fingerprint, tokenizer_fingerprint
+from yggdrasil.artifacts.gguf import read_gguf_header
+from yggdrasil.errors import YggdrasilError
+from yggdrasil.models.loading import load_config, load_model, load_tokenizer
+from yggdrasil.models.source import Source
+
+CPU = torch.device("cpu")
+TEMPLATE = "{% for message in messages %}<{{ message['role'] }}>{{ message['content'] }}{% endfor %}"
+NAMES = {"llama": "LLAMA", "qwen2": "QWEN2", "qwen3": "QWEN3", "phi3": "PHI3"}
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    """Prepared copies of these files; the compiled kernels are loaded already."""
+    monkeypatch.setenv("YGGDRASIL_CACHE", str(tmp_path / "cache"))
+
+
+def permuted(weight, num_heads):
+    """Rows of a query or key projection in the order that llama.cpp keeps them in."""
+    return weight.reshape(num_heads, 2, -1, weight.shape[1]).swapaxes(1, 2).reshape(weight.shape)
+
+
+def tiny_model(family, **changes):
+    torch.manual_seed(0)
+    config = tiny_config(family)
+    for name, value in changes.items():
+        setattr(config, name, value)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(4) if parameter.ndim >= 2 else parameter.add_(0.3 * torch.randn_like(parameter))
+    return model
+
+
+def write_gguf(path, model, family="llama", kind=Kind.F32, *, tokens=True, facts=None, leave_out=(), more=None):
+    """Write ``model`` as llama.cpp's converter does; matrices in ``kind``."""
+    config = model.config
+    writer = gguf.GGUFWriter(path, family)
+    numbers = {
+        "context_length": config.max_position_embeddings,
+        "embedding_length": config.hidden_size,
+        "block_count": config.num_hidden_layers,
+        "feed_forward_length": config.intermediate_size,
+        "attention.head_count": config.num_attention_heads,
+        "attention.head_count_kv": config.num_key_value_heads,
+        "rope.dimension_count": getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
+    }
+    for name, number in numbers.items():
+        writer.add_uint32(f"{family}.{name}", number)
+    if getattr(config, "head_dim", None):
+        writer.add_uint32(f"{family}.attention.key_length", config.head_dim)
+    writer.add_float32(f"{family}.attention.layer_norm_rms_epsilon", config.rms_norm_eps)
+    writer.add_float32(f"{family}.rope.freq_base", config.rope_parameters["rope_theta"])
+    for name, value in (facts or {}).items():
+        (writer.add_string if isinstance(value, str) else writer.add_float32)(name, value)
+    if tokens:
+        add_tokenizer(writer)
+    table = gguf.get_tensor_name_map(getattr(gguf.MODEL_ARCH, NAMES[family]), config.num_hidden_layers)
+    for name, tensor in model.state_dict().items():
+        stem, _, suffix = name.rpartition(".")
+        theirs = f"{table.get_name(stem)}.{suffix}"
+        if theirs in leave_out or (name == "lm_head.weight" and config.tie_word_embeddings):
+            continue
+        values = tensor.numpy()
+        if family == "llama" and ("q_proj" in name or "k_proj" in name):
+            values = permuted(values, config.num_attention_heads if "q_proj" in name else config.num_key_value_heads)
+        values, stored = np.ascontiguousarray(values), kind if values.ndim == 2 else Kind.F32
+        writer.add_tensor(theirs, values if stored == Kind.F32 else gguf.quantize(values, stored), raw_dtype=stored)
+    for name, values in (more or {}).items():
+        writer.add_tensor(name, values)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def add_tokenizer(writer):
+    vocabulary = byte_tokenizer().get_vocab()
+    tokens = sorted(vocabulary, key=vocabulary.get)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("default")
+    writer.add_token_list(tokens)
+    writer.add_token_types([3, *[1] * (len(tokens) - 1)])
+    writer.add_token_merges([f"{left} {right}" for left in "aeiou" for right in "nrst"])
+    writer.add_eos_token_id(0)
+    writer.add_uint32("tokenizer.ggml.eot_token_id", 5)
+    writer.add_chat_template(TEMPLATE)
+
+
+@torch.no_grad()
+def logits(model):
+    return model(torch.arange(1, 40)[None], use_cache=False).logits[0]
+
+
+def own_logits(path, dtype=torch.float32):
+    """As our loader makes the model, by its own attention."""
+    model = load_model(path, dtype, CPU, 1, pack=False).model
+    model.set_attn_implementation("eager")
+    return logits(model)
+
+
+@pytest.mark.parametrize("family", NAMES)
+def test_a_file_gives_the_logits_of_the_model_that_was_written(tmp_path, family):
+    model = tiny_model(family)
+    assert logits(model).argmax(-1).unique().numel() > 5, "flat logits would show nothing"
+
+    written = own_logits(write_gguf(tmp_path / "model.gguf", model, family))
+
+    torch.testing.assert_close(written, logits(model), rtol=1e-4, atol=1e-4)
+
+
+def test_a_tied_model_and_one_with_llama3_positions(tmp_path):
+    scaling = {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0}
+    scaling |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+    stretched = tiny_model("llama", tie_word_embeddings=True, rope_parameters=scaling)
+    plain = tiny_model("llama", tie_word_embeddings=True)
+    frequencies = [layer.rotary_emb.inv_freq for layer in (plain.model, stretched.model)]
+    factors = (frequencies[0] / frequencies[1]).numpy()
+    assert factors.max() == pytest.approx(8.0)
+
+    file = write_gguf(tmp_path / "model.gguf", stretched, more={"rope_freqs.weight": factors})
+
+    torch.testing.assert_close(own_logits(file), logits(stretched), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", [Kind.Q4_1, Kind.Q8_0, Kind.F16, Kind.BF16])
+def test_quantised_weights_are_what_gguf_says_they_are(tmp_path, kind):
+    """Also in bfloat16, rounded once."""
+    model = tiny_model("llama")
+    file = write_gguf(tmp_path / "model.gguf", model, kind=kind)
+    weight = model.model.layers[0].mlp.down_proj.weight.detach().numpy()
+    expected = torch.from_numpy(gguf.dequantize(gguf.quantize(weight, kind), kind))
+
+    for dtype in (torch.float32, torch.bfloat16):
+        found = load_model(file, dtype, CPU, 1, pack=False).model.model.layers[0].mlp.down_proj.weight
+        assert torch.equal(found, expected.to(dtype))
+
+
+def test_tokenizer_template_and_end_tokens_come_from_the_file(tmp_path):
+    file = write_gguf(tmp_path / "model.gguf", tiny_model("llama", vocab_size=96))
+
+    tokenizer = load_tokenizer(file)
+
+    text = "another test, 42"
+    assert tokenizer(text)["input_ids"] == byte_tokenizer()(text)["input_ids"]
+    assert tokenizer.chat_template == TEMPLATE
+    assert tokenizer.eos_token == "<end>"
+    assert '"eos_token_id": [\n    0,\n    5\n  ]' in (Source.find(file).folder / "generation_config.json").read_text()
+    assert load_config(file).max_position_embeddings == 256
+
+
+def test_it_is_prepared_once_and_again_when_what_was_kept_is_damaged(tmp_path, capsys):
+    file = write_gguf(tmp_path / "model.gguf", tiny_model("llama"))
+    first = own_logits(file)
+    assert capsys.readouterr().err.count("\n") == 2
+    forget()
+    own_logits(file)
+    assert capsys.readouterr().err == ""
+
+    weights = Source.find(file).checkpoint(torch.float32) / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    forget()
+    assert torch.equal(own_logits(file), first)
+    assert "again, since what was kept is damaged" in capsys.readouterr().err
+
+
+def forget():
+    """As a new process."""
+    from yggdrasil.models import source
+
+    source._gguf_facts.cache_clear()
+    source._gguf_weights.cache_clear()
+
+
+def test_fingerprints_follow_the_content_and_not_the_place(tmp_path):
+    model = tiny_model("llama")
+    file = write_gguf(tmp_path / "model.gguf", model)
+    digits = model_fingerprint(file), tokenizer_fingerprint(file)
+    copied = tmp_path / "other.gguf"
+    data = bytearray(file.read_bytes())
+    copied.write_bytes(data)
+    assert (model_fingerprint(copied), tokenizer_fingerprint(copied)) == digits
+
+    data[-20] ^= 1
+    changed = tmp_path / "changed.gguf"
+    changed.write_bytes(data)
+    assert model_fingerprint(changed) != digits[0]
+    assert tokenizer_fingerprint(changed) == digits[1]
+
+
+@pytest.mark.parametrize("share", [0.0, 0.001, 0.05, 0.3, 0.6, 0.999])
+def test_a_truncated_file_is_one_sentence(tmp_path, share):
+    file = write_gguf(tmp_path / "model.gguf", tiny_model("llama"))
+    data = file.read_bytes()
+    file.write_bytes(data[: int(len(data) * share)])
+
+    with pytest.raises(YggdrasilError, match=r"model\.gguf is (damaged or truncated|not a GGUF file)"):
+        load_model(file, torch.float32, CPU, 1)
+
+
+def test_a_damaged_header_is_one_sentence_or_harmless(tmp_path):
+    """No byte of it, whatever its value, leads to anything else."""
+    file = write_gguf(tmp_path / "model.gguf", tiny_model("llama"))
+    data, end = file.read_bytes(), read_gguf_header(file).data_start
+    random = np.random.default_rng(0)
+    for trial in range(300):
+        damaged = bytearray(data)
+        damaged[random.integers(end)] = random.integers(256)
+        other = tmp_path / f"{trial}.gguf"
+        other.write_bytes(damaged)
+        with contextlib.suppress(YggdrasilError):
+            header = read_gguf_header(other)
+            assert all(tensor.start + tensor.num_bytes <= len(data) for tensor in header.tensors.values())
+        other.unlink()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tokens": False}, "holds no tokenizer"),
+        ({"leave_out": ["blk.1.ffn_up.weight"]}, r"lacks blk\.1\.ffn_up\.weight"),
+        ({"leave_out": ["token_embd.weight"]}, r"lacks the tensor token_embd\.weight"),
+        ({"more": {"blk.0.extra.weight": np.zeros((2, 2), np.float32)}}, r"holds blk\.0\.extra\.weight, unknown"),
+        ({"facts": {"llama.rope.scaling.type": "yarn"}}, r"stretches rotary positions by a rule \(yarn\)"),
+        ({"more": {"rope_freqs.weight": np.array([1, 5, 2], np.float32)}}, r"by a rule \(of its own\)"),
+    ],
+)
+def test_what_cannot_be_loaded_rightly_is_refused(tmp_path, options, message):
+    file = write_gguf(tmp_path / "model.gguf", tiny_model("llama"), **options)
+
+    with pytest.raises(YggdrasilError, match=message):
+        load_model(file, torch.float32, CPU, 1)
+    assert not list((tmp_path / "cache").rglob("*.safetensors"))
+
+
+def test_another_architecture_is_named(tmp_path):
+    writer = gguf.GGUFWriter(tmp_path / "model.gguf", "mamba")
+    writer.add_tensor("token_embd.weight", np.zeros((4, 4), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+    with pytest.raises(YggdrasilError, match="is of architecture mamba, which is not read from GGUF; those"):
+        load_model(tmp_path / "model.gguf", torch.float32, CPU, 1)
+
+
+def test_a_folder_with_a_gguf_file_alone_points_to_it(tmp_path):
+    write_gguf(tmp_path / "model.gguf", tiny_model("llama"))
+
+    with pytest.raises(YggdrasilError, match=r"holds no config\.json; give the file .*model\.gguf"):
+        Source.find(tmp_path)
+
+
+def test_every_family_here_is_one_that_steps_serve():
+    assert set(NAMES) <= set(FAMILIES)

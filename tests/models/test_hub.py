@@ -1,0 +1,53 @@
+"""A hub id is looked for in the local cache first; where the hub cannot be asked, that is said at once."""
+
+import time
+
+import pytest
+from huggingface_hub import constants
+
+from yggdrasil.errors import YggdrasilError
+from yggdrasil.models import hub
+from yggdrasil.models.source import Source
+
+
+def cached(root, files):
+    """A hub cache that holds one snapshot of owner/name."""
+    folder = root / "models--owner--name"
+    (folder / "refs").mkdir(parents=True)
+    (folder / "refs" / "main").write_text("0" * 40)
+    snapshot = folder / "snapshots" / ("0" * 40)
+    snapshot.mkdir(parents=True)
+    for name in files:
+        (snapshot / name).write_text("{}")
+    return snapshot
+
+
+def test_what_is_in_the_cache_is_found_without_the_network(tmp_path, monkeypatch):
+    snapshot = cached(tmp_path, ["config.json", "model.safetensors"])
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(hub, "_is_reachable", lambda _: pytest.fail("the network was asked"))
+
+    assert Source.find("owner/name").folder == snapshot
+
+
+@pytest.mark.parametrize("files", [[], ["config.json"]])
+def test_offline_a_missing_id_is_one_sentence(tmp_path, monkeypatch, files):
+    """A snapshot that lacks the weights counts as missing."""
+    cached(tmp_path, files)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+
+    with pytest.raises(YggdrasilError, match=r"^owner/name is no folder or file here, .*HF_HUB_OFFLINE"):
+        Source.find("owner/name")
+
+
+def test_an_unreachable_hub_is_said_without_retries(tmp_path, monkeypatch):
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")  # nothing listens there
+    tries = []
+    monkeypatch.setattr(time, "sleep", tries.append)
+
+    with pytest.raises(YggdrasilError, match="which cannot be reached from here; give the path of a model"):
+        Source.find("owner/name")
+    assert tries == []

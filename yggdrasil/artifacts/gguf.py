@@ -1,0 +1,176 @@
+"""The header of a GGUF file: its facts and where each tensor lies, read with every bound checked. No torch.
+
+``gguf.GGUFReader`` takes seconds for a vocabulary of 50,000 tokens and trusts what it reads; this takes a tenth of one.
+"""
+
+import mmap
+import struct
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+from yggdrasil.artifacts.atomic import shown
+from yggdrasil.errors import ArtifactError
+
+MAGIC = b"GGUF"
+_VERSIONS = (2, 3)
+_STRING, _ARRAY, _BOOL = 8, 9, 7
+_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", _BOOL: "?", 10: "Q", 11: "q", 12: "d"}
+_MAX_DIMENSIONS = 4
+
+
+class GgufTensor(NamedTuple):
+    """Where one tensor lies in the file, and how it is stored."""
+
+    name: str
+    shape: tuple[int, ...]  # outermost first, as torch has it
+    kind: int  # of gguf.GGMLQuantizationType
+    start: int  # first byte in the file
+    num_bytes: int
+
+
+@dataclass(frozen=True)
+class GgufHeader:
+    """All of a GGUF file but the tensors' data."""
+
+    path: Path
+    facts: dict[str, Any]
+    tensors: dict[str, GgufTensor]
+    data_start: int
+
+    @property
+    def architecture(self) -> str:
+        return str(self.facts["general.architecture"])
+
+    def fact(self, name: str, default: Any = None) -> Any:
+        """The fact ``name`` of this architecture, such as ``block_count``."""
+        return self.facts.get(f"{self.architecture}.{name}", default)
+
+
+def is_gguf(path: Path) -> bool:
+    """Whether ``path`` is a file that is named or begins like a GGUF file."""
+    if not path.is_file():
+        return False
+    if path.suffix.lower() == ".gguf":
+        return True
+    try:
+        with path.open("rb") as file:
+            return file.read(len(MAGIC)) == MAGIC
+    except OSError:
+        return False
+
+
+def read_gguf_header(path: Path) -> GgufHeader:
+    """Return the header of ``path``, read once as long as the file stays as it is.
+
+    Raises:
+        ArtifactError: not a GGUF file, a version or tensor type that is not known, truncated or damaged.
+    """
+    try:
+        stat = path.stat()
+    except OSError as error:
+        raise ArtifactError(f"cannot read {shown(path)} ({error.strerror}); check the path.") from error
+    return _read(path.absolute(), stat.st_size, stat.st_mtime_ns)
+
+
+@lru_cache(maxsize=4)
+def _read(path: Path, num_bytes: int, _modified: int) -> GgufHeader:
+    try:
+        with path.open("rb") as file:
+            if num_bytes < len(MAGIC) or file.read(len(MAGIC)) != MAGIC:
+                raise ArtifactError(f"{shown(path)} is not a GGUF file: it does not begin with GGUF.")
+            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+                return _Reader(path, data).header()
+    except OSError as error:
+        raise ArtifactError(f"cannot read {shown(path)} ({error.strerror or error}).") from error
+    except (struct.error, UnicodeDecodeError, OverflowError, ValueError) as error:
+        _refuse_damaged(path, error)
+
+
+class _Reader:
+    """Walks through the header; what lies outside the file raises."""
+
+    def __init__(self, path: Path, data: mmap.mmap) -> None:
+        self._path, self._data, self._at = path, data, len(MAGIC)
+
+    def header(self) -> GgufHeader:
+        version, num_tensors, num_facts = self._take("IQQ")
+        if version not in _VERSIONS:
+            raise ArtifactError(f"{shown(self._path)} is GGUF version {version}; versions 2 and 3 are read.")
+        facts = {self._string(): self._value(*self._take("I")) for _ in range(self._count(num_facts))}
+        if not isinstance(facts.get("general.architecture"), str):
+            raise ValueError("no general.architecture")
+        entries = [self._tensor() for _ in range(self._count(num_tensors))]
+        alignment = facts.get("general.alignment", 32)
+        if not isinstance(alignment, int) or alignment < 1:
+            raise ValueError("alignment")
+        start = -(-self._at // alignment) * alignment
+        tensors = {name: self._placed(name, shape, kind, start + offset) for name, shape, kind, offset in entries}
+        if len(tensors) != num_tensors:
+            raise ValueError("two tensors of one name")
+        return GgufHeader(self._path, facts, tensors, start)
+
+    def _take(self, layout: str) -> tuple[Any, ...]:
+        values = struct.unpack_from(f"<{layout}", self._data, self._at)
+        self._at += struct.calcsize(f"<{layout}")
+        return values
+
+    def _count(self, count: int) -> int:
+        if count > len(self._data):  # each needs a byte at least
+            raise ValueError("a count larger than the file")
+        return count
+
+    def _string(self) -> str:
+        (length,) = self._take("Q")
+        end = self._at + length
+        if end > len(self._data):
+            raise ValueError("a text beyond the end")
+        text = self._data[self._at : end].decode()
+        self._at = end
+        return text
+
+    def _value(self, kind: int) -> Any:
+        if kind == _STRING:
+            return self._string()
+        if kind != _ARRAY:
+            return self._take(_SCALARS[kind] if kind in _SCALARS else _unknown(kind))[0]
+        kind, count = self._take("IQ")
+        self._count(count)
+        if kind == _STRING:
+            return [self._string() for _ in range(count)]
+        return list(self._take(f"{count}{_SCALARS[kind] if kind in _SCALARS else _unknown(kind)}"))
+
+    def _tensor(self) -> tuple[str, tuple[int, ...], int, int]:
+        name = self._string()
+        (num_dimensions,) = self._take("I")
+        if not 1 <= num_dimensions <= _MAX_DIMENSIONS:
+            raise ValueError(f"{num_dimensions} dimensions")
+        shape = self._take(f"{num_dimensions}Q")[::-1]
+        kind, offset = self._take("IQ")
+        return name, shape, kind, offset
+
+    def _placed(self, name: str, shape: tuple[int, ...], kind: int, start: int) -> GgufTensor:
+        from gguf.constants import GGML_QUANT_SIZES
+
+        sizes = {int(known): size for known, size in GGML_QUANT_SIZES.items()}
+        if kind not in sizes:
+            raise ArtifactError(f"{shown(self._path)} stores {name} in a type ({kind}) that is not known here.")
+        block, block_bytes = sizes[kind]
+        if prod(shape) == 0 or shape[-1] % block:
+            raise ValueError(f"the shape of {name}")
+        num_bytes = prod(shape) // block * block_bytes
+        if start + num_bytes > len(self._data):
+            raise ValueError(f"{name} beyond the end of the file")
+        return GgufTensor(name, shape, kind, start, num_bytes)
+
+
+def _unknown(kind: int) -> NoReturn:
+    raise ValueError(f"a fact of type {kind}")
+
+
+def _refuse_damaged(path: Path, error: Exception) -> NoReturn:
+    raise ArtifactError(
+        f"{shown(path)} is damaged or truncated ({str(error) or type(error).__name__}); fetch the file again."
+    ) from error

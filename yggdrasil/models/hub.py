@@ -1,0 +1,52 @@
+"""A model of the Hugging Face hub as a folder: from the local cache, else fetched."""
+
+import os
+import re
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+from yggdrasil.errors import YggdrasilError, first_line
+
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]  # never a pickle
+_PROBE_SECONDS = 5.0
+
+
+def hub_folder(name: str) -> Path:
+    """The snapshot of the hub id ``name`` in the local cache, fetched first if need be and possible.
+
+    Raises:
+        YggdrasilError: not a hub id, unknown to the hub, or not in the cache while the hub cannot be reached.
+    """
+    if not _HUB_ID.fullmatch(name):
+        raise YggdrasilError(f"{name} is neither a folder, nor a .gguf file, nor a hub id (owner/name)")
+    from huggingface_hub import constants, snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    try:
+        folder = Path(snapshot_download(name, local_files_only=True, allow_patterns=_FILES))
+        if (folder / "config.json").exists() and any(folder.glob("*.safetensors")):
+            return folder
+    except (LocalEntryNotFoundError, OSError, ValueError):
+        pass
+    absent = f"{name} is no folder or file here, and not in the local cache of the hub"
+    if constants.HF_HUB_OFFLINE or os.environ.get("TRANSFORMERS_OFFLINE", "") in ("1", "true", "True"):
+        raise YggdrasilError(f"{absent}, which HF_HUB_OFFLINE keeps us from asking; give the path of a model")
+    if not _is_reachable(constants.ENDPOINT):
+        raise YggdrasilError(f"{absent}, which cannot be reached from here; give the path of a model")
+    try:
+        return Path(snapshot_download(name, allow_patterns=_FILES))
+    except (HfHubHTTPError, OSError, ValueError) as error:
+        raise YggdrasilError(f"{name} could not be fetched from the hub: {first_line(error)}") from error
+
+
+def _is_reachable(endpoint: str) -> bool:
+    """Whether the hub answers within seconds; its own client would try again for a minute."""
+    try:
+        urllib.request.urlopen(urllib.request.Request(endpoint, method="HEAD"), timeout=_PROBE_SECONDS).close()
+    except urllib.error.HTTPError:
+        return True  # an answer all the same
+    except (OSError, ValueError):
+        return False
+    return True

@@ -1,0 +1,51 @@
+"""Write a checkpoint's weights one shard in memory at a time."""
+
+import json
+from pathlib import Path
+
+from safetensors.torch import save_file
+from torch import Tensor
+
+
+class ShardWriter:
+    """Writes weights as safetensors shards of at most ``max_bytes`` each; only a weight larger than that exceeds it."""
+
+    def __init__(self, folder: Path, max_bytes: int) -> None:
+        self.num_parameters = 0
+        self._folder = folder
+        self._max_bytes = max_bytes
+        self._pending: dict[str, Tensor] = {}
+        self._pending_bytes = 0
+        self._total_bytes = 0
+        self._shards: list[list[str]] = []  # the weight names of each shard written
+
+    def add(self, name: str, tensor: Tensor) -> None:
+        if self._pending and self._pending_bytes + tensor.nbytes > self._max_bytes:
+            self._flush()
+        self._pending[name] = tensor
+        self._pending_bytes += tensor.nbytes
+        self._total_bytes += tensor.nbytes
+        self.num_parameters += tensor.numel()
+
+    def close(self) -> None:
+        """Write what is pending, give the shards their final names and write the index."""
+        self._flush()
+        if len(self._shards) == 1:
+            self._shard_path(0).rename(self._folder / "model.safetensors")
+            return
+        weight_map: dict[str, str] = {}
+        for number, names in enumerate(self._shards):
+            final = f"model-{number + 1:05}-of-{len(self._shards):05}.safetensors"
+            self._shard_path(number).rename(self._folder / final)
+            weight_map |= dict.fromkeys(names, final)
+        index = {"metadata": {"total_size": self._total_bytes}, "weight_map": weight_map}
+        (self._folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=1) + "\n")
+
+    def _shard_path(self, number: int) -> Path:
+        return self._folder / f"shard-{number}"  # until their count is known
+
+    def _flush(self) -> None:
+        save_file(self._pending, self._shard_path(len(self._shards)), metadata={"format": "pt"})
+        self._shards.append(list(self._pending))
+        self._pending = {}
+        self._pending_bytes = 0

@@ -1,0 +1,140 @@
+"""Where a model comes from: a checkpoint folder, a hub id, or a GGUF file.
+
+Whatever was given becomes folders in Hugging Face layout. A GGUF file is prepared once: its facts and tokenizer, and
+its weights dequantised to a dtype, lie in the user's cache under the file's fingerprint.
+"""
+
+import hashlib
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+
+from yggdrasil.artifacts import atomic_directory, model_fingerprint, shown, tokenizer_fingerprint
+from yggdrasil.artifacts.gguf import is_gguf, read_gguf_header
+from yggdrasil.errors import YggdrasilError
+from yggdrasil.models.hub import hub_folder
+from yggdrasil.models.kernels.build import cache_root
+
+_MARKER, _LAYOUT = "prepared.json", 1  # raised when what is prepared changes
+_NUM_SAMPLES, _SAMPLE_BYTES = 64, 2**16
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model as it was given, and where its parts lie."""
+
+    given: str
+    folder: Path  # config.json, generation_config.json and the tokenizer
+    gguf: Path | None = None  # the weights as they are, where a GGUF file was given
+
+    @classmethod
+    def find(cls, given: "str | Path | Source") -> "Source":
+        """What ``given`` (a folder, a GGUF file, a hub id) names; a hub id is fetched unless it is in the cache.
+
+        Raises:
+            YggdrasilError: there is no such model, or it cannot be read.
+        """
+        if isinstance(given, Source):
+            return given
+        path = Path(given).expanduser()
+        if is_gguf(path):
+            stat = path.stat()
+            return cls(str(given), _gguf_facts(path.absolute(), stat.st_size, stat.st_mtime_ns), path)
+        if path.is_dir():
+            if not (path / "config.json").exists():
+                files = sorted(path.glob("*.gguf"))
+                hint = f"give the file {files[0]}" if files else "give a checkpoint folder in Hugging Face layout"
+                raise YggdrasilError(f"{given} holds no config.json; {hint}")
+            return cls(str(given), path)
+        if path.exists():
+            raise YggdrasilError(f"{given} is a file, but no GGUF file; give a checkpoint folder or a .gguf file")
+        return cls(str(given), hub_folder(str(given)))
+
+    @property
+    def path(self) -> Path:
+        """The folder or file whose fingerprint is the model's."""
+        return self.gguf or self.folder
+
+    def fingerprint(self) -> str:
+        """16 hexadecimal digits over configuration and weights."""
+        return model_fingerprint(self.path)
+
+    def tokenizer_fingerprint(self) -> str:
+        return tokenizer_fingerprint(self.path)
+
+    def checkpoint(self, dtype: torch.dtype) -> Path:
+        """The folder to load weights from; those of a GGUF file are dequantised to ``dtype`` when first asked for."""
+        if self.gguf is None:
+            return self.folder
+        return _gguf_weights(self.gguf.absolute(), self.folder, dtype)
+
+
+@lru_cache(maxsize=8)
+def _gguf_facts(path: Path, _num_bytes: int, _modified: int) -> Path:
+    from yggdrasil.models.gguf_checkpoint import write_facts
+
+    header = read_gguf_header(path)
+    folder = _prepared_root() / model_fingerprint(path) / "facts"
+    return _prepared(folder, lambda partial: write_facts(header, partial), f"reading {shown(path)}")
+
+
+@lru_cache(maxsize=8)
+def _gguf_weights(path: Path, facts: Path, dtype: torch.dtype) -> Path:
+    from transformers import AutoConfig
+
+    from yggdrasil.models.gguf_checkpoint import write_weights
+
+    name = str(dtype).removeprefix("torch.")
+
+    def write(partial: Path) -> None:
+        config = AutoConfig.from_pretrained(facts)
+        write_weights(read_gguf_header(path), config, partial, dtype)
+        config.dtype = dtype
+        config.save_pretrained(partial)
+        for file in facts.iterdir():
+            if file.name not in ("config.json", _MARKER):
+                (partial / file.name).write_bytes(file.read_bytes())
+
+    return _prepared(facts.parent / name, write, f"preparing {shown(path)} in {name}")
+
+
+def _prepared_root() -> Path:
+    return cache_root() / "models"
+
+
+def _prepared(folder: Path, write: Callable[[Path], None], what: str) -> Path:
+    """``folder`` as ``write`` fills it: kept from an earlier time if it is whole, else written now, and said so."""
+    if not _is_whole(folder):
+        again = " again, since what was kept is damaged" if folder.exists() else ", once"
+        print(f"yggdrasil: {what}{again}", file=sys.stderr)  # noqa: T201
+        with atomic_directory(folder) as partial:
+            write(partial)
+            (partial / _MARKER).write_text(json.dumps({"layout": _LAYOUT, "digest": _digest(partial)}))
+    return folder
+
+
+def _is_whole(folder: Path) -> bool:
+    try:
+        marker = json.loads((folder / _MARKER).read_text())
+        return bool(marker == {"layout": _LAYOUT, "digest": _digest(folder)})
+    except (OSError, ValueError):
+        return False
+
+
+def _digest(folder: Path) -> str:
+    """Of every file's size and of its first, last and some other parts: what is cut off or overwritten is noticed."""
+    hasher = hashlib.sha256()
+    for file in sorted(folder.iterdir()):
+        if file.name != _MARKER:
+            size = file.stat().st_size
+            hasher.update(f"{file.name} {size}\n".encode())
+            with file.open("rb") as stream:
+                for start in range(0, size, max(_SAMPLE_BYTES, size // _NUM_SAMPLES)):
+                    stream.seek(min(start, max(size - _SAMPLE_BYTES, 0)))
+                    hasher.update(stream.read(_SAMPLE_BYTES))
+    return hasher.hexdigest()
