@@ -19,12 +19,10 @@ import yggdrasil
 from yggdrasil.artifacts import (
     atomic_directory,
     current_machine,
-    model_fingerprint,
     plan_path,
     predictor_directory,
     profile_directory,
     read_csv,
-    tokenizer_fingerprint,
     write_atomic,
     write_csv,
 )  # fmt: skip
@@ -47,6 +45,7 @@ from yggdrasil.engine.text import TextStream
 from yggdrasil.engine.trace import Trace
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.models.loading import check_same_tokenizer, load_tokenizer
+from yggdrasil.models.source import Source
 from yggdrasil.predictor.acceptance import AcceptanceCalibration
 from yggdrasil.predictor.report import CalibrationPoint
 from yggdrasil.profiling.traces import TraceSet
@@ -108,7 +107,7 @@ def calibrate(settings: CalibrationSettings, reporter: Reporter) -> Path:
         weights=pair.weights,
         target=_model_ref(pair.target, pair.target_threads),
         drafter=_model_ref(pair.drafter, pair.drafter_threads) if isinstance(pair.drafter, str) else pair.drafter,
-        tokenizer=_tokenizer_fingerprint(pair.target),
+        tokenizer=Source.find(pair.target).tokenizer_fingerprint(),
         shapes=shapes,
         stages=HEAD_FIRST_ORDER if choice.depth_from == "head" else DEFAULT_ORDER,
         objective="latency",
@@ -288,9 +287,4 @@ def open_ended(tokenizer: PreTrainedTokenizerBase, max_new_tokens: int = 1 << 30
 
 
 def _model_ref(source: str, threads: int) -> ModelRef:
-    path = Path(source)
-    return ModelRef(portable_source(source), model_fingerprint(path) if path.exists() else "", threads)
-
-
-def _tokenizer_fingerprint(source: str) -> str:
-    return tokenizer_fingerprint(Path(source)) if Path(source).exists() else ""
+    return ModelRef(portable_source(source), Source.find(source).fingerprint(), threads)

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from yggdrasil.acceptance.sampling import SamplingParams
 from yggdrasil.acceptance.speculation import Speculation
 from yggdrasil.arguments import check_tokens
-from yggdrasil.artifacts import current_machine, resolve_plan, tokenizer_fingerprint
+from yggdrasil.artifacts import current_machine, resolve_plan
 from yggdrasil.drafters.protocol import Drafter
 from yggdrasil.engine.build import Assembly, assemble, default_backend, open_device
 from yggdrasil.engine.deciding import HostDecisions, PolicyPerSetting, Prepared, decides_on_device
@@ -30,6 +30,7 @@ from yggdrasil.errors import ArgumentTypeError, YggdrasilError
 from yggdrasil.models.compiled import Backend
 from yggdrasil.models.loading import load_model, load_tokenizer
 from yggdrasil.models.parity import read_tolerance
+from yggdrasil.models.source import Source
 from yggdrasil.predictor.bundle import Learned
 from yggdrasil.prompts import Message, Messages, encode_chat, encode_prompt
 from yggdrasil.scheduling.plan import Plan, Shapes, check_plan
@@ -208,13 +209,13 @@ def _finished(request: Request) -> Generation:
 def _decoder_of(
     plan: Plan, learned: Learned, dtype: DtypeName, drafter: Drafter | None, backend: Backend | None
 ) -> Decoder:
-    target_path = plan.target.path()
     check_fingerprint(plan.target, "target")
-    tokenizer = load_tokenizer(target_path)
-    if Path(target_path).exists() and tokenizer_fingerprint(Path(target_path)) != plan.tokenizer:
-        raise YggdrasilError(f"the tokenizer in {target_path} is not the one the plan {plan.name} was calibrated with")
+    source = Source.find(plan.target.path())
+    tokenizer = load_tokenizer(source)
+    if source.tokenizer_fingerprint() != plan.tokenizer:
+        raise YggdrasilError(f"the tokenizer of {source.given} is not the one the plan {plan.name} was calibrated with")
     device = open_device(plan.device)
-    target = load_model(target_path, DTYPES[dtype], device, plan.target.threads, weights=plan.weights)
+    target = load_model(source, DTYPES[dtype], device, plan.target.threads, weights=plan.weights)
     # What was learned of the plan's own drafter says nothing of another's first guesses.
     adapted = plan if drafter is None else replace(plan, stages=DEFAULT_ORDER, depth_from="mean")
     second = drafter or planned_drafter(plan, tokenizer, DTYPES[dtype], device)
@@ -222,7 +223,7 @@ def _decoder_of(
     backend = backend or default_backend(device)
     assembly = assemble(target, second, plan.shapes, backend, knots=knots, stages=adapted.stages)
     return Decoder(
-        assembly, tokenizer, planned_policy(adapted, learned), end_tokens(target_path, target.config, tokenizer)
+        assembly, tokenizer, planned_policy(adapted, learned), end_tokens(str(source.folder), target.config, tokenizer)
     )
 
 

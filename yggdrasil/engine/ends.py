@@ -1,11 +1,10 @@
 """At which tokens a model's text ends."""
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from transformers import GenerationConfig, PretrainedConfig, PreTrainedTokenizerBase
-
-from yggdrasil.models.source import Source
 
 _ANSWER = "an answer"  # stands for one in a rendered template
 
@@ -13,9 +12,8 @@ _ANSWER = "an answer"  # stands for one in a rendered template
 def end_tokens(source: str, config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
     """Every end that the generation configuration, the model's, the tokenizer or its chat template names."""
     try:
-        folder = Source.find(source).folder
-        generation = GenerationConfig.from_pretrained(folder, local_files_only=True).eos_token_id
-    except (OSError, ValueError):  # many checkpoints have none
+        generation = GenerationConfig.from_pretrained(source, local_files_only=Path(source).exists()).eos_token_id
+    except (OSError, ValueError):  # most files that hold all in one have none
         generation = None
     named = (generation, getattr(config.get_text_config(), "eos_token_id", None), tokenizer.eos_token_id)
     return frozenset(token for tokens in named for token in _listed(tokens)) | template_ends(tokenizer)

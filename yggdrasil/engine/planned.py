@@ -5,13 +5,13 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from yggdrasil.artifacts import model_fingerprint
 from yggdrasil.drafters.ngram import NGramDrafter
 from yggdrasil.drafters.options import NGramOptions
 from yggdrasil.drafters.protocol import Drafter
 from yggdrasil.engine.objective_policy import DepthEvidence, ObjectivePolicy
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.models.loading import LoadedModel, check_same_tokenizer, load_model, load_tokenizer
+from yggdrasil.models.source import Source
 from yggdrasil.predictor.bundle import Learned
 from yggdrasil.scheduling.plan import ModelRef, Plan
 from yggdrasil.scheduling.stages import is_head_first
@@ -44,8 +44,9 @@ def planned_drafter(
 
 
 def check_fingerprint(model: ModelRef, role: str) -> None:
-    path = Path(model.path())
-    if path.exists() and model_fingerprint(path) != model.fingerprint:
-        raise YggdrasilError(f"the {role} in {path} has changed since the plan was made; calibrate again")
-    if not path.exists() and not model.path().count("/") == 1:
-        raise YggdrasilError(f"the plan's {role} {path} is not there; restore it or calibrate with its new place")
+    """Refuse a model that is not there or is not the one of the plan."""
+    given = model.path()
+    if not Path(given).exists() and Path(given).is_absolute():
+        raise YggdrasilError(f"the plan's {role} {given} is not there; restore it or calibrate with its new place")
+    if Source.find(given).fingerprint() != model.fingerprint:
+        raise YggdrasilError(f"the {role} in {given} has changed since the plan was made; calibrate again")
