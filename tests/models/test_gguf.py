@@ -14,10 +14,12 @@ from transformers import AutoModelForCausalLM
 from yggdrasil.artifacts import model_fingerprint, tokenizer_fingerprint
 from yggdrasil.artifacts.gguf import read_gguf_header
 from yggdrasil.errors import YggdrasilError
+from yggdrasil.models import kernels
 from yggdrasil.models.loading import load_config, load_model, load_tokenizer
 from yggdrasil.models.source import Source
 
 CPU = torch.device("cpu")
+native_only = pytest.mark.skipif(not kernels.is_native(), reason="no C++ compiler on this machine")
 TEMPLATE = "{% for message in messages %}<{{ message['role'] }}>{{ message['content'] }}{% endfor %}"
 NAMES = {"llama": "LLAMA", "qwen2": "QWEN2", "qwen3": "QWEN3", "phi3": "PHI3"}
 
@@ -148,6 +150,42 @@ def test_quantised_weights_are_what_gguf_says_they_are(tmp_path, kind):
     for dtype in (torch.float32, torch.bfloat16):
         found = load_model(file, dtype, CPU, 1, pack=False).model.model.layers[0].mlp.down_proj.weight
         assert torch.equal(found, expected.to(dtype))
+
+
+@native_only
+@pytest.mark.parametrize("kind", [Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1, Kind.Q8_0])
+def test_blocks_may_stay_as_they_are(tmp_path, kind):
+    """Every linear layer and both tables, rows in the model's order; logits within the rounding of the inputs."""
+    model = tiny_model("llama", tie_word_embeddings=kind != Kind.Q8_0)
+    file = write_gguf(tmp_path / "model.gguf", model, kind=kind)
+    full, kept = (load_model(file, torch.float32, CPU, 1, weights=weights) for weights in ("full", "file"))
+
+    assert kept.formats == [kind] * (2 + 7 * model.config.num_hidden_layers)
+    attention = [loaded.model.model.layers[0].self_attn for loaded in (full, kept)]
+    x = torch.randn(3, 64)
+    for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
+        expected, ours = (getattr(each, name)(x) for each in attention)
+        torch.testing.assert_close(ours, expected, rtol=0.03, atol=0.03 * expected.std().item())
+    for loaded in (full, kept):
+        loaded.model.set_attn_implementation("eager")
+    expected, ours = logits(full.model), logits(kept.model)
+    assert (ours - expected).std() < 0.1 * expected.std()
+
+
+@native_only
+def test_what_the_kernels_do_not_read_is_a_number_each(tmp_path):
+    file = write_gguf(tmp_path / "model.gguf", tiny_model("llama"), kind=Kind.F16)
+    full, kept = (load_model(file, torch.float32, CPU, 1, weights=weights) for weights in ("full", "file"))
+
+    assert kept.formats == []
+    assert kept.named_tensors().keys() == full.named_tensors().keys()
+
+
+def test_a_folder_has_no_blocks_to_keep(tmp_path):
+    tiny_model("llama").save_pretrained(tmp_path)
+
+    with pytest.raises(YggdrasilError, match=r"^--weights file reads the blocks of a GGUF file, and .* is none; use"):
+        load_model(tmp_path, torch.float32, CPU, 1, weights="file")
 
 
 def test_tokenizer_template_and_end_tokens_come_from_the_file(tmp_path):

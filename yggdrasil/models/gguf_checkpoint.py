@@ -133,8 +133,8 @@ def write_weights(header: GgufHeader, config: PretrainedConfig, folder: Path, dt
 
 def _weights(header: GgufHeader, config: PretrainedConfig, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
     shapes = _expected_shapes(config)
-    names = _names(header, config, shapes)
-    processor: Any = TENSOR_PROCESSORS.get(header.architecture, TensorProcessor)(config=config.to_dict())  # type: ignore[no-untyped-call]
+    names = tensor_names(header, config, shapes)
+    processor = _processor(header, config)
     for tensor in sorted(header.tensors.values(), key=lambda each: each.start):
         name = names.get(tensor.name)
         if name is None:
@@ -156,10 +156,27 @@ def _expected_shapes(config: PretrainedConfig) -> dict[str, tuple[int, ...]]:
     return {name: tuple(parameter.shape) for name, parameter in model.named_parameters() if name not in tied}
 
 
-def _names(header: GgufHeader, config: PretrainedConfig, shapes: dict[str, tuple[int, ...]]) -> dict[str, str]:
+def row_order(header: GgufHeader, config: PretrainedConfig, tensor: GgufTensor) -> npt.NDArray[np.int64] | None:
+    """Which of the file's rows each of the model's is; None where they are in one order.
+
+    What is done to rows on the way to the model is done here to their numbers.
+    """
+    numbers = np.arange(tensor.shape[0])
+    order: npt.NDArray[np.int64] = _processor(header, config).process(numbers[:, None], tensor.name).weights[:, 0]
+    return None if np.array_equal(order, numbers) else order
+
+
+def _processor(header: GgufHeader, config: PretrainedConfig) -> Any:
+    return TENSOR_PROCESSORS.get(header.architecture, TensorProcessor)(config=config.to_dict())  # type: ignore[no-untyped-call]
+
+
+def tensor_names(
+    header: GgufHeader, config: PretrainedConfig, shapes: dict[str, tuple[int, ...]] | None = None
+) -> dict[str, str]:
     """The model's name of every tensor in the file; YggdrasilError where one has none, or a weight has no tensor."""
     from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
 
+    shapes = _expected_shapes(config) if shapes is None else shapes
     kind = next(key for key, value in MODEL_ARCH_NAMES.items() if value == header.architecture)
     table = get_tensor_name_map(kind, config.num_hidden_layers)
     names: dict[str, str] = {}

@@ -19,8 +19,10 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from yggdrasil.artifacts import check_weights
+from yggdrasil.artifacts.gguf import read_gguf_header
 from yggdrasil.errors import YggdrasilError, first_line
 from yggdrasil.models.attention import ATTENTION_NAME
+from yggdrasil.models.formats.file_rows import rows_of_file
 from yggdrasil.models.formats.layers import QuantisedEmbedding, QuantisedLinear
 from yggdrasil.models.formats.names import Weights
 from yggdrasil.models.formats.rounding import rounding_to
@@ -86,8 +88,8 @@ def load_model(
 ) -> LoadedModel:
     """Load a checkpoint folder, GGUF file or hub id, unmodified, and make it ready for static steps.
 
-    ``weights`` other than "full" rounds every linear layer and the embedding to that format: another model, with a
-    quarter to a half of the bytes to read. On a CPU only.
+    ``weights`` "file" keeps the blocks of a GGUF file as they are; a format rounds every linear layer and the embedding
+    to it: models of their own, with a quarter to a half of the bytes to read. On a CPU only.
 
     Raises:
         YggdrasilError: no such checkpoint, one that lacks weights of its model or holds others, or an architecture
@@ -110,7 +112,7 @@ def load_model(
         raise YggdrasilError(f"{found.given} could not be loaded: {first_line(error)}") from error
     _refuse_gaps(report, found.given)
     model.eval()
-    quantise = _rounding(model, weights, device)
+    quantise = _quantise(model, found, weights, device)
     return prepare_model(model.to(device), found.given, num_threads, pack=pack, quantise=quantise)
 
 
@@ -131,14 +133,19 @@ def _listed(names: Sequence[str], most: int = 3) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
-def _rounding(model: PreTrainedModel, weights: Weights, device: torch.device) -> Quantise | None:
+def _quantise(model: PreTrainedModel, source: Source, weights: Weights, device: torch.device) -> Quantise | None:
+    """Where quantised rows come from; None for full weights."""
     if weights == "full":
         return None
     if device.type != "cpu":
         raise YggdrasilError(f"--weights {weights} is for CPUs; on a GPU use --weights full")
     if not is_native():
         raise YggdrasilError(f"--weights {weights} needs the native kernels, which need a C++ compiler: install g++")
-    return rounding_to(weights, model)
+    if weights != "file":
+        return rounding_to(weights, model)
+    if source.gguf is None:
+        raise YggdrasilError(f"--weights file reads the blocks of a GGUF file, and {source.given} is none; use q8_0")
+    return rows_of_file(read_gguf_header(source.gguf), model.config)
 
 
 def prepare_model(

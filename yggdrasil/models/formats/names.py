@@ -2,4 +2,5 @@
 
 from typing import Literal
 
-Weights = Literal["full", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"]  # full: as the checkpoint has them
+# "full": a number each, in the arithmetic's dtype; "file": the blocks of a GGUF file as they are; else rounded at load.
+Weights = Literal["full", "file", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"]
