@@ -50,7 +50,9 @@ def calibrate(
     dtype: Annotated[Dtype, typer.Option(help="Arithmetic of both models.")] = "bfloat16",
     weights: Annotated[
         Weights,
-        typer.Option(help="Round the target's weights to a GGUF format of 4 to 8 bits. It is another model then."),
+        typer.Option(
+            help="file: keep a GGUF file's blocks; q8_0 … q4_0: round to that format. The default is a number each."
+        ),
     ] = "full",
     quick: Annotated[bool, typer.Option("--quick", help="A first look: fewer prompts, widths and samples.")] = False,
     max_length: Annotated[int, typer.Option(min=1, help="Longest request in tokens, prompt included.")] = 2048,
