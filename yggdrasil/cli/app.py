@@ -51,7 +51,7 @@ def calibrate(
     weights: Annotated[
         Weights,
         typer.Option(
-            help="file: keep a GGUF file's blocks; q8_0 … q4_0: round to that format. The default is a number each."
+            help="file: the blocks of a GGUF file as they are; q8_0 to q4_0: rounded to that format."
         ),
     ] = "full",
     quick: Annotated[bool, typer.Option("--quick", help="A first look: fewer prompts, widths and samples.")] = False,
