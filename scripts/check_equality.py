@@ -30,6 +30,7 @@ from yggdrasil.cli import run_script
 from yggdrasil.engine.decoder import Decoder
 from yggdrasil.engine.policy import FixedPolicy, Policy
 from yggdrasil.errors import YggdrasilError
+from yggdrasil.models.source import Source
 from yggdrasil.prompts import encode_prompt, read_prompt_sets
 from yggdrasil.scheduling.plan import ModelRef, Plan, Shapes
 from yggdrasil.tree.objective import TreeShape
@@ -68,7 +69,8 @@ def main(  # noqa: PLR0913 - one argument for each option
     assert decoder.plan is not None
     ways = chosen_of("--way", ways_of(decoder.policy, decoder.plan), way)
     settings = chosen_of("--setting", SETTINGS, setting)
-    reference = AutoModelForCausalLM.from_pretrained(decoder.plan.target.path(), dtype=torch.float32)
+    checkpoint = Source.find(decoder.plan.target.path()).checkpoint(torch.float32)
+    reference = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
     matched = {setting: dict.fromkeys(ways, 0) for setting in settings}
     accepted = {setting: dict.fromkeys(ways, 0) for setting in settings}
     differences: list[str] = []

@@ -27,6 +27,7 @@ from yggdrasil.cli.progress import PhaseProgress
 from yggdrasil.cli.trees import show_systems
 from yggdrasil.engine.decoder import DTYPES, Decoder
 from yggdrasil.errors import YggdrasilError
+from yggdrasil.models.source import Source
 from yggdrasil.prompts import read_prompts
 from yggdrasil.scheduling.plan import ModelRef, Plan
 
@@ -117,8 +118,13 @@ def _drafter(plan: Plan) -> ModelRef | None:
 
 def _transformers(plan: Plan, dtype: str, lengths: list[int]) -> list[System]:
     drafter, threads, max_length = _drafter(plan), plan.target.threads, plan.shapes.max_length
-    second = drafter.path() if drafter else None
-    return transformers_systems(plan.target.path(), second, DTYPES[dtype], threads, max_length, lengths)
+    second = _folder(drafter.path(), dtype) if drafter else None
+    return transformers_systems(_folder(plan.target.path(), dtype), second, DTYPES[dtype], threads, max_length, lengths)
+
+
+def _folder(model: str, dtype: str) -> str:
+    """The checkpoint folder of a model, whichever way it was given."""
+    return str(Source.find(model).checkpoint(DTYPES[dtype]))
 
 
 def _llama_cpp(plan: Plan, dtype: str, work: Path | None, ways: "list[_Way]", running: ExitStack) -> Iterator[System]:
@@ -154,13 +160,18 @@ class _Way(NamedTuple):
 
 
 def _ways(plan: Plan, dtype: str, lengths: list[int], files: list[Path]) -> list[_Way]:
-    """The plan's own weights plainly, with its draft model and with each look-up; then other files of the model."""
-    target = [("--model", plan.target.path())]
+    """The plan's own weights plainly, with its draft model and with each look-up; then GGUF files of the model.
+
+    A plan for a GGUF file decodes its weights widened; llama.cpp gets them so, and the file as it is.
+    """
+    own = Source.find(plan.target.path()).gguf
+    files = [*([own] if own else []), *files]
+    target = [("--model", _folder(plan.target.path(), dtype))]
     ways = [_Way("llama.cpp, plain", "llama.cpp", target, [])]
     if (drafter := _drafter(plan)) is not None:
         draft = ["--spec-type", "draft-simple", "--spec-draft-threads", str(drafter.threads)]
         draft += DRAFT_CACHE_OPTIONS[dtype]
-        both = [*target, ("--spec-draft-model", drafter.path())]
+        both = [*target, ("--spec-draft-model", _folder(drafter.path(), dtype))]
         ways += [
             _Way(f"llama.cpp, draft model, {n} tokens", "llama.cpp", both, [*draft, "--spec-draft-n-max", str(n)])
             for n in lengths
