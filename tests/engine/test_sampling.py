@@ -281,7 +281,7 @@ def test_statistics_are_kept_apart_by_setting(pair):
 @pytest.mark.parametrize(
     ("sampling", "speculation", "sentence"),
     [
-        ({"temperature": -1}, {}, "temperature is -1; it must be at least 0"),
+        ({"temperature": -1}, {}, r"temperature is -1; it must be 0 \(greedy\), or between"),
         ({"temperature": math.nan}, {}, "temperature is nan"),
         ({"top_p": 0}, {}, "top_p is 0; it must be above 0"),
         ({"seed": 2**64}, {}, "seed is"),
