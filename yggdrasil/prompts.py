@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
@@ -31,6 +31,20 @@ class Message:
 
 
 @dataclass(frozen=True)
+class Place:
+    """Where a prompt was read."""
+
+    file: str
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.file}, line {self.line}"
+
+
+NOWHERE = Place("", 0)  # of a prompt that no file holds
+
+
+@dataclass(frozen=True)
 class Prompt:
     """One prompt of a file: a text to continue, or a chat to answer (``prompt`` is then its last turn)."""
 
@@ -38,12 +52,13 @@ class Prompt:
     prompt: str
     category: str | None = None
     messages: tuple[Message, ...] | None = None
+    place: Place = field(default=NOWHERE, compare=False)
 
     def as_chat(self) -> "Prompt":
         """The prompt as a user's turn; a chat stays as it is."""
         if self.messages is not None:
             return self
-        return Prompt(self.id, self.prompt, self.category, (Message("user", self.prompt),))
+        return replace(self, messages=(Message("user", self.prompt),))
 
 
 @dataclass(frozen=True)
@@ -52,6 +67,7 @@ class BadLine:
 
     id: str
     reason: str
+    place: Place
 
 
 def encode_prompt(tokenizer: "PreTrainedTokenizerBase", prompt: Prompt | str) -> list[int]:
@@ -144,10 +160,11 @@ def scan_prompts(path: Path, limit: int | None = None, *, chat: bool = False) ->
     if not filled:
         raise YggdrasilError(f"{path} holds no prompts; give JSON lines with a prompt field")
     for number, line in filled[:limit]:
+        place = Place(str(path), number)
         try:
-            found = _prompt(json.loads(line), number)
+            found = replace(_prompt(json.loads(line), number), place=place)
         except (YggdrasilError, ValueError, RecursionError) as error:
-            yield BadLine(str(number), f"{path}, line {number} {_reason(error)}")
+            yield BadLine(str(number), f"{place} {_reason(error)}", place)
         else:
             yield found.as_chat() if chat else found
 

@@ -69,8 +69,8 @@ def test_eager_steps_are_for_trees(run, prompts):
 
 
 def test_generate_needs_exactly_one_source_of_prompts(run, prompts):
-    assert_one_sentence(run("generate", "--plan", "tiny"), "--prompt", "--prompts")
-    assert_one_sentence(run("generate", "--plan", "tiny", "--prompt", "a", "--prompts", prompts), "either")
+    assert_one_sentence(run("generate", "tiny"), "--prompt", "--prompts")
+    assert_one_sentence(run("generate", "tiny", "--prompt", "a", "--prompts", prompts), "either")
 
 
 def test_comparisons_of_rules_name_what_is_missing(run, prompts):
@@ -81,17 +81,17 @@ def test_comparisons_of_rules_name_what_is_missing(run, prompts):
 
 
 def test_an_empty_prompt_is_refused(run):
-    assert_one_sentence(run("generate", "--plan", "tiny", "--prompt", ""), "empty")
+    assert_one_sentence(run("generate", "tiny", "--prompt", ""), "empty")
 
 
 def test_missing_files_are_named(run, tmp_path):
-    assert_one_sentence(run("generate", "--plan", "tiny", "--prompts", "none.jsonl"), "none.jsonl")
+    assert_one_sentence(run("generate", "tiny", "--prompts", "none.jsonl"), "none.jsonl")
     assert_one_sentence(run(*calibration(tmp_path / "none.jsonl")), "none.jsonl")
-    assert_one_sentence(run("generate", "--plan", "none.yaml", "--prompt", "a"), "none.yaml")
+    assert_one_sentence(run("generate", "none.yaml", "--prompt", "a"), "none.yaml")
 
 
 def test_a_name_without_a_plan_says_how_to_calibrate(run):
-    assert_one_sentence(run("generate", "--plan", "nothing-of-this-name", "--prompt", "a"), "yggdrasil calibrate")
+    assert_one_sentence(run("generate", "nothing-of-this-name", "--prompt", "a"), "yggdrasil calibrate")
 
 
 @pytest.mark.parametrize("damage", [lambda text: text[: len(text) // 2], lambda text: text.replace("tiny", "tony")])
@@ -99,7 +99,7 @@ def test_a_truncated_or_edited_plan_is_refused(run, tmp_path, damage):
     plan = next((PACKAGE.parent / "plans/tiny").glob("*.yaml"))
     (tmp_path / "damaged.yaml").write_text(damage(plan.read_text()))
 
-    assert_one_sentence(run("generate", "--plan", "damaged.yaml", "--prompt", "a"), "damaged.yaml", "calibrate")
+    assert_one_sentence(run("generate", "damaged.yaml", "--prompt", "a"), "damaged.yaml", "calibrate")
 
 
 def test_widths_that_make_no_shapes_are_named(run, prompts):

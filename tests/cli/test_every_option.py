@@ -31,7 +31,18 @@ def folder(tmp_path_factory):
 def test_the_walk_finds_every_command_and_option():
     words = {word for case in ABSURD for word in case.arguments[:2]}
 
-    assert {"calibrate", "generate", "bench", "rules", "figures", "search", "report", "parity", "profile"} <= words
+    assert {
+        "calibrate",
+        "generate",
+        "chat",
+        "bench",
+        "rules",
+        "figures",
+        "search",
+        "report",
+        "parity",
+        "profile",
+    } <= words
     assert {"--limit", "--temperature", "--max-new-tokens", "--draft-widths", "--json"} <= {
         case.option for case in ABSURD
     }

@@ -1,6 +1,5 @@
 """Commands of the ``yggdrasil`` program."""
 
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -9,10 +8,12 @@ import typer
 
 from yggdrasil.artifacts import current_machine, list_plans, search_roots
 from yggdrasil.cli import checks
-from yggdrasil.cli import sampling as opt
+from yggdrasil.cli.chat import chat
 from yggdrasil.cli.checks import parse_widths
 from yggdrasil.cli.figures import figures
-from yggdrasil.cli.options import ChatOption, Dtype, ForceOption, PlanOption
+from yggdrasil.cli.generate import generate
+from yggdrasil.cli.opening import open_decoder
+from yggdrasil.cli.options import ChatOption, Dtype, ForceOption
 from yggdrasil.cli.parity import parity
 from yggdrasil.cli.profile import profile
 from yggdrasil.cli.report import report
@@ -22,12 +23,13 @@ from yggdrasil.errors import Interrupted, YggdrasilError
 from yggdrasil.models.formats.names import Weights
 
 if TYPE_CHECKING:
-    from yggdrasil.engine.decoder import Decoder
-    from yggdrasil.models.compiled import Backend
+    pass
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="Latency-optimal tree decoding."
 )
+app.command()(generate)
+app.command()(chat)
 app.command()(profile)
 app.command()(search)
 app.command()(report)
@@ -108,94 +110,6 @@ def calibrate(
     _print_plan(plan)
 
 
-@app.command()
-def generate(
-    plan: PlanOption,
-    prompt: Annotated[str | None, typer.Option(help="Text to continue.")] = None,
-    prompts: Annotated[
-        Path | None, typer.Option(callback=checks.input_file, help="JSON lines with a prompt field.")
-    ] = None,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate at most.")] = 128,
-    dtype: Annotated[Dtype | None, typer.Option(help="Arithmetic of both models; the plan's if not given.")] = None,
-    speculation: Annotated[Literal["on", "off"], typer.Option(help="off: plain compiled decoding.")] = "on",
-    drafter: Annotated[
-        Literal["plan", "ngram"], typer.Option(help="ngram: n-gram lookup instead of the plan's model.")
-    ] = "plan",
-    stop: Annotated[list[str] | None, typer.Option(help="End before this text; can be repeated.")] = None,
-    include_stop: Annotated[bool, typer.Option("--include-stop", help="Keep the stop text.")] = False,
-    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on after end-of-text.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One object a prompt instead of streamed text.")] = False,
-    limit: Annotated[int | None, typer.Option(min=1, help="Read at most so many prompts.")] = None,
-    temperature: opt.Temperature = opt.PARAMS.temperature,
-    top_k: opt.TopK = opt.PARAMS.top_k,
-    top_p: opt.TopP = opt.PARAMS.top_p,
-    min_p: opt.MinP = opt.PARAMS.min_p,
-    typical_p: opt.TypicalP = opt.PARAMS.typical_p,
-    repetition_penalty: opt.RepetitionPenalty = opt.PARAMS.repetition_penalty,
-    presence_penalty: opt.PresencePenalty = opt.PARAMS.presence_penalty,
-    frequency_penalty: opt.FrequencyPenalty = opt.PARAMS.frequency_penalty,
-    logit_bias: opt.LogitBias = None,
-    bad_word: opt.BadWord = None,
-    min_new_tokens: opt.MinNewTokens = opt.PARAMS.min_new_tokens,
-    seed: opt.Seed = None,
-    logprobs: opt.Logprobs = None,
-    json_schema: opt.JsonSchema = None,
-    regex: opt.Regex = None,
-    grammar: opt.GrammarFile = None,
-    rule: opt.RuleOption = opt.SPECULATION.rule,
-    expansion: opt.Expansion = None,
-    typical_epsilon: opt.TypicalEpsilon = opt.SPECULATION.typical_epsilon,
-    typical_delta: opt.TypicalDelta = opt.SPECULATION.typical_delta,
-    relaxed_topk: opt.RelaxedTopk = opt.SPECULATION.relaxed_topk,
-    relaxed_delta: opt.RelaxedDelta = opt.SPECULATION.relaxed_delta,
-    thinking_only: opt.ThinkingOnly = False,
-    exactness: opt.ExactnessOption = opt.SPECULATION.exactness,
-    tolerance: opt.Tolerance = None,
-    fixed_width: opt.FixedWidth = opt.SPECULATION.fixed_width,
-    audit: opt.Audit = False,
-    force_machine: ForceOption = False,
-) -> None:
-    """Decode prompts, streaming text as it becomes certain."""
-    options = dict(locals())
-    from yggdrasil.prompts import Prompt, read_prompts
-
-    chosen, params = opt.speculation_of(options), opt.sampling_of(options)
-
-    if (prompt is None) == (prompts is None):
-        raise YggdrasilError("give either --prompt TEXT or --prompts FILE")
-    requests = [Prompt("0", prompt)] if prompt is not None else read_prompts(_given(prompts), limit)
-    if prompt == "":
-        raise YggdrasilError("--prompt is empty; give at least one token of text")
-    decoder = _decoder(plan, dtype, drafter, force_machine=force_machine)
-    if not chosen.is_lossless:
-        print(f"yggdrasil: the rule {rule} is lossy: the output is not the target's own", file=sys.stderr)
-    for item in requests:
-        request = decoder.start(
-            item.prompt, max_new_tokens=max_new_tokens, stop=stop or (), include_stop=include_stop,
-            ignore_eos=ignore_eos, speculation=chosen, sampling=params,
-        )  # fmt: skip
-        for piece in request:
-            if not as_json:
-                print(piece, end="", flush=True)
-        result = request.result()
-        if not as_json:
-            print()
-            continue
-        record = {
-            "id": item.id,
-            "prompt_tokens": result.prompt_tokens,
-            "tokens": result.tokens,
-            "text": result.text,
-            "finish_reason": result.finish_reason,
-            "rule": chosen.rule,
-            "lossless": chosen.is_lossless,
-            "metrics": result.metrics.as_dict(),
-        }
-        if result.logprobs is not None:
-            record["logprobs"] = opt.logprobs_record(result.logprobs)
-        print(json.dumps(record, ensure_ascii=False), flush=True)
-
-
 bench_app = typer.Typer(invoke_without_command=True, no_args_is_help=True)
 bench_app.command()(figures)
 bench_app.command()(rules)
@@ -249,7 +163,7 @@ def bench(
 
     requests = read_prompts(prompts, limit, chat=chat)
     imports_mb = resident_mb()
-    decoder = _decoder(plan, dtype, "plan", force_machine=force_machine, backend="eager" if eager else None)
+    decoder = open_decoder(plan, dtype, force_machine=force_machine, backend="eager" if eager else None)
     settings = {
         "dtype": dtype or (decoder.plan.dtype if decoder.plan else None),
         "prompts_file": prompts.name,
@@ -282,19 +196,6 @@ def plans(
         print("no plans; make one with `yggdrasil calibrate`", file=sys.stderr)
 
 
-def _decoder(
-    plan: str, dtype: Dtype | None, drafter: str, *, force_machine: bool, backend: "Backend | None" = None
-) -> "Decoder":
-    from yggdrasil.engine.decoder import Decoder
-
-    replacement = None
-    if drafter == "ngram":
-        from yggdrasil.drafters.ngram import NGramDrafter
-
-        replacement = NGramDrafter()
-    return Decoder.from_plan(plan, dtype=dtype, drafter=replacement, backend=backend, force_machine=force_machine)
-
-
 def _print_plan(path: Path) -> None:
     from yggdrasil.scheduling.plan import Plan
 
@@ -307,8 +208,3 @@ def _print_plan(path: Path) -> None:
         print(
             f"  instead of {other.policy}: {other.speedup:.2f} x, AAL {other.aal:.2f}, {other.tpot_ms:.3g} ms a token"
         )
-
-
-def _given(path: Path | None) -> Path:
-    assert path is not None
-    return path

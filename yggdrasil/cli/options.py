@@ -6,6 +6,17 @@ import typer
 
 Dtype = Literal["bfloat16", "float32"]
 PlanOption = Annotated[str, typer.Option("--plan", help="A plan file, or a name that has a plan for this machine.")]
+ModelArgument = Annotated[
+    str, typer.Argument(metavar="PLAN|MODEL", help="A plan, by its name or file, or a model that has one.")
+]
+MaxLength = Annotated[
+    int | None,
+    typer.Option(min=2, help="Longest text in tokens, prompt included, if another than the plan's."),
+]
+DrafterOption = Annotated[
+    Literal["plan", "ngram"], typer.Option(help="ngram: n-gram lookup instead of the plan's drafter.")
+]
+DtypeOption = Annotated[Dtype | None, typer.Option(help="Arithmetic of both models; the plan's if not given.")]
 ForceOption = Annotated[
     bool, typer.Option("--force-machine", help="Use a plan that was calibrated on another machine.")
 ]

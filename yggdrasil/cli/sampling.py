@@ -1,9 +1,11 @@
 """Sampling and acceptance options of ``generate``, and what they make."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import wraps
+from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -39,6 +41,7 @@ GrammarFile = Annotated[
     Path | None,
     typer.Option("--grammar", callback=checks.input_file, help="A Lark or GBNF grammar the text must match."),
 ]
+SpeculationOption = Annotated[Literal["on", "off"], typer.Option(help="off: plain compiled decoding.")]
 RuleOption = Annotated[RuleName, typer.Option(help="How drafted tokens are accepted; typical and relaxed are lossy.")]
 Expansion = Annotated[
     str | None,
@@ -64,16 +67,63 @@ FixedWidth = Annotated[int, typer.Option(help="Exactness fixed-width: rows of ev
 Audit = Annotated[bool, typer.Option("--audit", help="Count the near ties that a width-1 pass decides otherwise.")]
 
 
+def _options(
+    temperature: Temperature = PARAMS.temperature,
+    top_k: TopK = PARAMS.top_k,
+    top_p: TopP = PARAMS.top_p,
+    min_p: MinP = PARAMS.min_p,
+    typical_p: TypicalP = PARAMS.typical_p,
+    repetition_penalty: RepetitionPenalty = PARAMS.repetition_penalty,
+    presence_penalty: PresencePenalty = PARAMS.presence_penalty,
+    frequency_penalty: FrequencyPenalty = PARAMS.frequency_penalty,
+    logit_bias: LogitBias = None,
+    bad_word: BadWord = None,
+    min_new_tokens: MinNewTokens = PARAMS.min_new_tokens,
+    seed: Seed = None,
+    json_schema: JsonSchema = None,
+    regex: Regex = None,
+    grammar: GrammarFile = None,
+    speculation: SpeculationOption = "on",
+    rule: RuleOption = SPECULATION.rule,
+    expansion: Expansion = None,
+    typical_epsilon: TypicalEpsilon = SPECULATION.typical_epsilon,
+    typical_delta: TypicalDelta = SPECULATION.typical_delta,
+    relaxed_topk: RelaxedTopk = SPECULATION.relaxed_topk,
+    relaxed_delta: RelaxedDelta = SPECULATION.relaxed_delta,
+    thinking_only: ThinkingOnly = False,
+    exactness: ExactnessOption = SPECULATION.exactness,
+    tolerance: Tolerance = None,
+    fixed_width: FixedWidth = SPECULATION.fixed_width,
+    audit: Audit = False,
+) -> None:
+    """All options of this file, with their defaults; never called."""
+
+
+def takes_decoding_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give ``command`` the sampling and acceptance options behind its own; they reach it as keywords."""
+
+    @wraps(command)
+    def run(**values: Any) -> None:
+        command(**values)
+
+    own = [each for each in signature(command).parameters.values() if each.kind is not Parameter.VAR_KEYWORD]
+    parameters = [*own, *signature(_options).parameters.values()]
+    del run.__wrapped__  # whoever asks for the options is to find all of them
+    run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {each.name: each.annotation for each in parameters} | {"return": None}
+    return run
+
+
 def sampling_of(options: dict[str, Any]) -> SamplingParams:
     """Parameters from ``generate``'s options, by their names there."""
     same = (
         "temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty", "presence_penalty",
-        "frequency_penalty", "min_new_tokens", "seed", "logprobs",
+        "frequency_penalty", "min_new_tokens", "seed",
     )  # fmt: skip
     return SamplingParams(
         logit_bias=_biases(options["logit_bias"] or ()), bad_words=tuple(options["bad_word"] or ()),
         constraint=_constraint(options["json_schema"], options["regex"], options["grammar"]),
-        **{name: options[name] for name in same},
+        logprobs=options.get("logprobs"), **{name: options[name] for name in same},
     )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from yggdrasil.acceptance.sampling import SamplingParams
 from yggdrasil.acceptance.speculation import Speculation
-from yggdrasil.arguments import check_tokens
+from yggdrasil.arguments import check_integer, check_tokens
 from yggdrasil.artifacts import current_machine, resolve_plan
 from yggdrasil.drafters.protocol import Drafter
 from yggdrasil.engine.build import Assembly, assemble, default_backend, open_device
@@ -28,8 +28,9 @@ from yggdrasil.engine.trace import DecodingReport
 from yggdrasil.engine.turns import Turns
 from yggdrasil.errors import ArgumentTypeError, YggdrasilError
 from yggdrasil.models.compiled import Backend
-from yggdrasil.models.loading import load_model, load_tokenizer
+from yggdrasil.models.loading import LoadedModel, load_model, load_tokenizer
 from yggdrasil.models.parity import read_tolerance
+from yggdrasil.models.room import check_room
 from yggdrasil.models.source import Source
 from yggdrasil.predictor.bundle import Learned
 from yggdrasil.prompts import Message, Messages, encode_chat, encode_prompt
@@ -70,12 +71,14 @@ class Decoder:
         drafter: Drafter | None = None,
         backend: Backend | None = None,
         force_machine: bool = False,
+        max_length: int | None = None,
     ) -> "Decoder":
         """Load the pair a plan names (a path, or a name that resolves to this machine's plan).
 
         ``dtype`` other than the plan's keeps its shapes, whose costs then are estimates. ``drafter`` replaces the
         plan's own. Steps are compiled or loaded when first used; ``backend`` is ahead-of-time packages on a CPU and
-        captured graphs on a GPU unless given.
+        captured graphs on a GPU unless given. ``max_length`` tokens is the longest text, the plan's unless given; the
+        plan's costs are kept whatever it is.
 
         Raises:
             YggdrasilError: the plan, the checkpoints or the machine do not fit each other.
@@ -85,7 +88,10 @@ class Decoder:
         loaded_plan = Plan.load(path)
         check_plan(loaded_plan, machine, force_machine=force_machine)
         learned = Learned.load(path.parent / loaded_plan.predictor)
-        decoder = _decoder_of(loaded_plan, learned, dtype or loaded_plan.dtype, drafter, backend)
+        shapes = loaded_plan.shapes
+        if max_length is not None:
+            shapes = replace(shapes, max_length=check_integer("max_length", max_length, 2))
+        decoder = _decoder_of(loaded_plan, learned, dtype or loaded_plan.dtype, drafter, backend, shapes)
         decoder.plan, decoder.learned = loaded_plan, learned
         decoder.tolerance = read_tolerance(path.parent / loaded_plan.predictor, dtype or loaded_plan.dtype)
         return decoder
@@ -207,7 +213,7 @@ def _finished(request: Request) -> Generation:
 
 
 def _decoder_of(
-    plan: Plan, learned: Learned, dtype: DtypeName, drafter: Drafter | None, backend: Backend | None
+    plan: Plan, learned: Learned, dtype: DtypeName, drafter: Drafter | None, backend: Backend | None, shapes: Shapes
 ) -> Decoder:
     check_fingerprint(plan.target, "target")
     source = Source.find(plan.target.path())
@@ -219,9 +225,12 @@ def _decoder_of(
     # What was learned of the plan's own drafter says nothing of another's first guesses.
     adapted = plan if drafter is None else replace(plan, stages=DEFAULT_ORDER, depth_from="mean")
     second = drafter or planned_drafter(plan, tokenizer, DTYPES[dtype], device)
+    if shapes.max_length > plan.shapes.max_length:
+        models = [target, *([second] if isinstance(second, LoadedModel) else [])]
+        check_room(models, shapes.max_length, shapes.cache_capacity)
     knots = torch.from_numpy(np.asarray(learned.acceptance.knots))
     backend = backend or default_backend(device)
-    assembly = assemble(target, second, plan.shapes, backend, knots=knots, stages=adapted.stages)
+    assembly = assemble(target, second, shapes, backend, knots=knots, stages=adapted.stages)
     return Decoder(
         assembly, tokenizer, planned_policy(adapted, learned), end_tokens(str(source.folder), target.config, tokenizer)
     )

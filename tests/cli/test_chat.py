@@ -1,0 +1,147 @@
+"""``yggdrasil chat`` on a tiny pair: turns, commands, interruptions, pipes."""
+
+import io
+import sys
+
+import pytest
+from tiny_pair import byte_tokenizer, chat_tokenizer
+
+from yggdrasil.cli import chat as command
+from yggdrasil.cli import main
+from yggdrasil.engine.policy import FixedPolicy
+from yggdrasil.tree.objective import TreeShape
+
+TREE = FixedPolicy(TreeShape(2, 3, 8))
+COUNT = 9
+
+
+@pytest.fixture
+def decoder(pair):
+    decoder = pair.decoder(TREE)
+    decoder.tokenizer = chat_tokenizer()
+    return decoder
+
+
+@pytest.fixture
+def run(monkeypatch, capsys, decoder):
+    """Chat with these lines on a pipe; returns (exit code, stdout, stderr)."""
+    monkeypatch.setattr(command, "open_decoder", lambda *_, **__: decoder)
+
+    def run(*lines, options=(), stdin=None):
+        monkeypatch.setattr(sys, "stdin", stdin or io.StringIO("".join(f"{line}\n" for line in lines)))
+        arguments = ["yggdrasil", "chat", "tiny", "--max-new-tokens", COUNT, *options]
+        monkeypatch.setattr(sys, "argv", [str(argument) for argument in arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        output = capsys.readouterr()
+        assert "Traceback" not in output.err
+        return ended.value.code, output.out, output.err
+
+    return run
+
+
+def answer(pair, text):
+    tokens = byte_tokenizer()(text)["input_ids"]
+    return byte_tokenizer().decode(pair.reference(tokens, COUNT), skip_special_tokens=True)
+
+
+def test_turns_build_on_each_other(run, pair):
+    code, out, err = run("Then on", "and", options=["--stats"])
+    first = answer(pair, "u-Then on<end>a-")
+    second = answer(pair, f"u-Then on<end>a-{first}<end>u-and<end>a-")
+
+    assert (code, out) == (0, f"{first}\n{second}\n")
+    figures = [line for line in err.splitlines() if line.startswith("[")]
+    assert figures[0].startswith(f"[{COUNT} tokens, ")
+    assert " 0 of " in figures[0]
+    reused, total = figures[1].split(", ")[-1].split(" prompt tokens")[0].split(" of ")
+    assert int(total) / 2 < int(reused) < int(total)
+    assert all(part in figures[1] for part in ("ms a token", "tokens/s", "AAL", "first after"))
+
+
+def test_commands(run, pair):
+    first = answer(pair, "u-Then<end>a-")
+    with_system = answer(pair, "s-be<end>u-Then<end>a-")
+
+    assert run("Then", "/reset", "Then")[1] == f"{first}\n{first}\n"
+    assert run("Then", "/retry")[1] == f"{first}\n{first}\n"
+    assert run("Then", "/undo", "Then")[1] == f"{first}\n{first}\n"
+    assert run("on", "/system be", "Then")[1].endswith(f"\n{with_system}\n")
+    assert run("Then", options=["--system", "be"])[1] == f"{with_system}\n"
+    assert run("Then", "/exit", "on")[1] == f"{first}\n"
+    assert run("", "  ", "Then")[1] == f"{first}\n"
+    assert "/retry" in run("/help")[2]
+    assert "there is no /nothing; /help shows what there is" in run("/nothing")[2]
+    assert "nothing was asked yet" in run("/retry")[2]
+    assert "system: be" in run("/system", options=["--system", "be"])[2]
+    assert "AAL" in run("/stats", "Then")[2]
+
+
+def test_ctrl_c_ends_the_answer_and_not_the_chat(run, pair, decoder, monkeypatch):
+    target, usual, calls = decoder.assembly.engine.target, decoder.assembly.engine.target.commit, []
+
+    def interrupted(rows):
+        calls.append(rows)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        usual(rows)
+
+    monkeypatch.setattr(target, "commit", interrupted)
+    code, out, _ = run("Then on", "and")
+    part, second = out.splitlines()
+
+    assert code == 0
+    assert 0 < len(part) < len(answer(pair, "u-Then on<end>a-"))
+    assert answer(pair, "u-Then on<end>a-").startswith(part)
+    assert second == answer(pair, f"u-Then on<end>a-{part}<end>u-and<end>a-")
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_at_a_terminal_faults_and_ctrl_c_end_nothing(run, pair, monkeypatch):
+    typed = iter([KeyboardInterrupt, "ab" * 150, "Then", EOFError])
+
+    def asked(_):
+        line = next(typed)
+        if isinstance(line, str):
+            return line
+        raise line
+
+    monkeypatch.setattr("builtins.input", asked)
+    code, out, err = run(stdin=Terminal())
+
+    assert code == 0
+    assert out.strip() == answer(pair, "u-Then<end>a-")  # the question that was too long left nothing behind
+    assert "Ctrl-D or /exit leaves" in err
+    assert "the context holds 200" in err
+
+
+def test_on_a_pipe_a_fault_is_the_end(run):
+    code, _, err = run("ab" * 150, "Then")
+
+    assert code == 2
+    assert "the context holds 200" in err
+
+
+def test_ends_of_answers_are_explained(run):
+    assert f"the answer was cut at {COUNT} tokens" in run("Then")[2]
+    long = run("ab" * 94)
+    assert "the context of 200 tokens is full; /reset begins anew" in long[2]
+
+
+def test_a_model_without_a_template_is_refused_at_once(run, decoder):
+    decoder.tokenizer = byte_tokenizer()
+    code, out, err = run("Then")
+
+    assert (code, out) == (2, "")
+    assert "has no chat template, so it is no chat model" in err
+
+
+def test_bytes_that_are_no_text(run):
+    code, _, err = run(stdin=io.TextIOWrapper(io.BytesIO(b"Then \xff\n"), encoding="utf-8"))
+
+    assert code == 2
+    assert "standard input is not text in utf-8" in err

@@ -1,0 +1,38 @@
+"""A longer text than the plan's: within the model and the memory, or one sentence."""
+
+import pytest
+from tiny_pair import make_pair
+
+from yggdrasil.errors import YggdrasilError
+from yggdrasil.models import room
+from yggdrasil.models.cache import StaticCache
+from yggdrasil.models.room import cache_bytes, check_room
+
+
+def test_the_models_limit_is_named():
+    pair = make_pair()
+    check_room([pair.target, pair.drafter], 256, 400)
+    with pytest.raises(YggdrasilError, match="max_length is 257, but tiny target was built for 256 tokens; give no mo"):
+        check_room([pair.target, pair.drafter], 257, 400)
+
+
+def test_memory_that_is_not_there_is_named(monkeypatch):
+    pair = make_pair()
+    needed = cache_bytes(pair.target, 400) + cache_bytes(pair.drafter, 400)
+    monkeypatch.setattr(room, "available_bytes", lambda: needed)
+    check_room([pair.target, pair.drafter], 200, 400)
+    monkeypatch.setattr(room, "available_bytes", lambda: needed - 1)
+    with pytest.raises(YggdrasilError, match=r"200, whose caches take .* GB, but .* GB of memory are left"):
+        check_room([pair.target, pair.drafter], 200, 400)
+
+
+def test_caches_take_what_is_said():
+    target = make_pair().target
+    cache = StaticCache.allocate(target.config, 400, target.dtype, target.device)
+
+    assert cache_bytes(target, 400) == cache.num_bytes
+
+
+def test_the_system_says_what_is_left():
+    left = room.available_bytes()
+    assert left is None or left > 1 << 20

@@ -1,0 +1,210 @@
+"""``yggdrasil chat``: a conversation, turn by turn."""
+
+import sys
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import typer
+
+from yggdrasil.cli import sampling as opt
+from yggdrasil.cli.opening import open_decoder, say
+from yggdrasil.cli.options import DrafterOption, DtypeOption, ForceOption, MaxLength, ModelArgument
+from yggdrasil.errors import YggdrasilError
+
+if TYPE_CHECKING:
+    from yggdrasil.engine.decoder import Decoder
+    from yggdrasil.engine.options import RequestSettings
+    from yggdrasil.engine.request import Generation
+    from yggdrasil.prompts import Message
+
+_HELP = """/help           what there is
+/reset          begin a new conversation
+/system TEXT    begin a new one with this system prompt; without TEXT show it
+/retry          answer the last question again
+/undo           take the last question and its answer back
+/stats          figures after each answer, on or off
+/exit           leave, as Ctrl-D does; Ctrl-C ends an answer"""
+
+
+@opt.takes_decoding_options
+def chat(
+    source: ModelArgument,
+    system: Annotated[str | None, typer.Option(help="System prompt; the template's own if not given.")] = None,
+    stats: Annotated[bool, typer.Option("--stats", help="A line of figures after each answer.")] = False,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer at most.")] = 1024,
+    max_length: MaxLength = None,
+    stop: Annotated[list[str] | None, typer.Option(help="End an answer before this text; can be repeated.")] = None,
+    dtype: DtypeOption = None,
+    drafter: DrafterOption = "plan",
+    force_machine: ForceOption = False,
+    **options: Any,
+) -> None:
+    """Talk to a model, in its own chat template. Questions come from the terminal, or line by line from a pipe."""
+    from yggdrasil.engine.options import RequestSettings
+
+    settings = RequestSettings(
+        max_new_tokens, tuple(stop or ()), speculation=opt.speculation_of(options), sampling=opt.sampling_of(options)
+    )
+    conversation = Conversation(
+        open_decoder(source, dtype, drafter, force_machine=force_machine, max_length=max_length), settings, system
+    )
+    conversation.shows_stats = stats
+    if not settings.speculation.is_lossless:
+        say(f"the rule {settings.speculation.rule} is lossy: the output is not the target's own")
+    if sys.stdin.isatty():
+        _talk(conversation)
+    else:
+        _answer_lines(conversation)
+
+
+def _talk(conversation: "Conversation") -> None:
+    """Ask for one line after the other; faults end no conversation."""
+    import contextlib
+
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401  (input() edits lines and remembers them from now on)
+    print("/help shows what there is; Ctrl-C ends an answer, Ctrl-D the chat", file=sys.stderr)
+    while True:
+        try:
+            line = input("> ")
+        except KeyboardInterrupt:
+            print("\nCtrl-D or /exit leaves", file=sys.stderr)
+            continue
+        except EOFError:
+            print()
+            return
+        try:
+            if not conversation.take(line):
+                return
+        except YggdrasilError as error:
+            say(str(error))
+
+
+def _answer_lines(conversation: "Conversation") -> None:
+    """Every line of standard input is a turn. A fault ends it: nobody is there to ask otherwise."""
+    try:
+        for line in sys.stdin:
+            if not conversation.take(line.rstrip("\r\n")):
+                return
+    except UnicodeDecodeError as error:
+        raise YggdrasilError(f"standard input is not text in {error.encoding} (byte {error.start})") from error
+
+
+class _Exchange(NamedTuple):
+    """A question and its answer."""
+
+    question: str
+    answer: str
+
+
+class Conversation:
+    """Turns so far, and what a line that is typed does to them."""
+
+    def __init__(self, decoder: "Decoder", settings: "RequestSettings", system: str | None = None) -> None:
+        self._decoder, self._settings = decoder, settings
+        self._system = system
+        self._exchanges: list[_Exchange] = []
+        self.shows_stats = False
+        decoder.encode_chat(self.messages("a"))  # a model without a template is refused before the first question
+
+    def messages(self, question: str) -> "list[Message]":
+        """The conversation with ``question`` as its last turn."""
+        from yggdrasil.prompts import Message
+
+        system = [] if self._system is None else [Message("system", self._system)]
+        turns = [
+            turn
+            for exchange in self._exchanges
+            for turn in (Message("user", exchange.question), Message("assistant", exchange.answer))
+        ]
+        return [*system, *turns, Message("user", question)]
+
+    def take(self, line: str) -> bool:
+        """Answer a line or obey it; returns whether the conversation goes on.
+
+        Raises:
+            YggdrasilError: it cannot be answered; the conversation is as before.
+        """
+        if not line.strip():
+            return True
+        if line.startswith("/"):
+            return self._obey(*line.strip().partition(" ")[::2])
+        self._ask(line)
+        return True
+
+    def _obey(self, command: str, text: str) -> bool:
+        if command in ("/exit", "/quit", "/bye"):
+            return False
+        if command == "/reset":
+            self._exchanges = []
+        elif command == "/system":
+            self._set_system(text.strip())
+        elif command in ("/retry", "/undo"):
+            self._take_back(is_asked_again=command == "/retry")
+        elif command == "/stats":
+            self.shows_stats = not self.shows_stats
+        elif command == "/help":
+            print(_HELP, file=sys.stderr)
+        else:
+            say(f"there is no {command}; /help shows what there is")
+        return True
+
+    def _set_system(self, text: str) -> None:
+        if not text:
+            say("no system prompt but the template's own" if self._system is None else f"system: {self._system}")
+            return
+        before = self._system, self._exchanges
+        self._system, self._exchanges = text, []
+        try:
+            self._decoder.encode_chat(self.messages("a"))
+        except YggdrasilError:
+            self._system, self._exchanges = before
+            raise
+
+    def _take_back(self, *, is_asked_again: bool) -> None:
+        if not self._exchanges:
+            say("nothing was asked yet")
+            return
+        last = self._exchanges.pop()
+        if is_asked_again:
+            try:
+                self._ask(last.question)
+            except YggdrasilError:
+                self._exchanges.append(last)
+                raise
+
+    def _ask(self, question: str) -> None:
+        settings = self._settings
+        request = self._decoder.start(
+            self._decoder.encode_chat(self.messages(question)), max_new_tokens=settings.max_new_tokens,
+            stop=settings.stop, speculation=settings.speculation, sampling=settings.sampling,
+        )  # fmt: skip
+        is_cut = False
+        try:
+            for piece in request:
+                print(piece, end="", flush=True)
+        except KeyboardInterrupt:
+            is_cut = True
+        print(flush=True)
+        result = request.result()
+        if not is_cut or result.text:
+            self._exchanges.append(_Exchange(question, result.text))
+        self._explain(result)
+        if self.shows_stats:
+            print(figures_line(result), file=sys.stderr, flush=True)
+
+    def _explain(self, result: "Generation") -> None:
+        if result.finish_reason == "context":
+            limit = self._decoder.assembly.engine.max_length
+            say(f"the context of {limit} tokens is full; /reset begins anew, --max-length may give more")
+        elif result.finish_reason == "length":
+            say(f"the answer was cut at {self._settings.max_new_tokens} tokens; --max-new-tokens gives more")
+
+
+def figures_line(result: "Generation") -> str:
+    """Figures of one answer."""
+    metrics = result.metrics
+    pace = f"{metrics.tpot_ms:.1f} ms a token, {1e3 / metrics.tpot_ms:.1f} tokens/s, " if metrics.tpot_ms else ""
+    return (
+        f"[{len(result.tokens)} tokens, {pace}AAL {metrics.aal:.2f}, first after {metrics.ttft_ms:.0f} ms, "
+        f"{metrics.reused_tokens} of {result.prompt_tokens} prompt tokens reused]"
+    )

@@ -1,0 +1,40 @@
+"""How commands open a decoder."""
+
+import sys
+from typing import TYPE_CHECKING, Literal
+
+from yggdrasil.cli.options import Dtype
+
+if TYPE_CHECKING:
+    from yggdrasil.engine.decoder import Decoder
+    from yggdrasil.models.compiled import Backend
+
+
+def open_decoder(
+    source: str,
+    dtype: Dtype | None,
+    drafter: Literal["plan", "ngram"] = "plan",
+    *,
+    force_machine: bool,
+    backend: "Backend | None" = None,
+    max_length: int | None = None,
+) -> "Decoder":
+    """The decoder of a plan; what its costs do not cover is said on standard error."""
+    from yggdrasil.drafters.ngram import NGramDrafter
+    from yggdrasil.engine.decoder import Decoder
+
+    decoder = Decoder.from_plan(
+        source, dtype=dtype, drafter=NGramDrafter() if drafter == "ngram" else None, backend=backend,
+        force_machine=force_machine, max_length=max_length,
+    )  # fmt: skip
+    if max_length is not None and decoder.plan is not None and max_length > decoder.plan.shapes.max_length:
+        say(
+            f"the plan was calibrated for {decoder.plan.shapes.max_length} tokens: its costs are kept for "
+            f"{max_length}, so the output is exact and the chosen trees may not be the fastest"
+        )
+    return decoder
+
+
+def say(sentence: str) -> None:
+    """One sentence beside the output."""
+    print(f"yggdrasil: {sentence}", file=sys.stderr, flush=True)

@@ -1,0 +1,41 @@
+"""Whether caches of a length fit the models and the memory that is left."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from yggdrasil.errors import YggdrasilError
+from yggdrasil.models.cache import key_head_shapes
+from yggdrasil.models.loading import LoadedModel
+
+_MEMINFO = Path("/proc/meminfo")
+
+
+def check_room(models: Sequence[LoadedModel], max_length: int, capacity: int) -> None:
+    """YggdrasilError where a text of ``max_length`` tokens, in caches of ``capacity`` slots, fits not all of them."""
+    for model in models:
+        if max_length > model.max_context:
+            raise YggdrasilError(
+                f"max_length is {max_length}, but {model.name} was built for {model.max_context} tokens; give no more"
+            )
+    needed = sum(cache_bytes(model, capacity) for model in models)
+    left = available_bytes()
+    if models[0].device.type == "cpu" and left is not None and needed > left:
+        raise YggdrasilError(
+            f"max_length is {max_length}, whose caches take {needed / 1e9:.1f} GB, but {left / 1e9:.1f} GB of memory "
+            "are left; give less"
+        )
+
+
+def cache_bytes(model: LoadedModel, capacity: int) -> int:
+    """What keys and values of ``capacity`` tokens take."""
+    elements = sum(2 * heads * size * capacity for heads, size in key_head_shapes(model.config))
+    return elements * model.dtype.itemsize
+
+
+def available_bytes() -> int | None:
+    """Memory that can be had without swapping, where the system says so."""
+    try:
+        lines = _MEMINFO.read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
