@@ -133,9 +133,11 @@ class _Printer:
             return
         if not self._is_alone:
             print(f"== {item.id} ==")
-        for piece in request:
-            print(piece, end="", flush=True)
-        print(flush=True)
+        try:
+            for piece in request:
+                print(piece, end="", flush=True)
+        finally:
+            print(flush=True)  # what comes next, a fault's sentence too, begins a line
         self._explain(item, request.result())
 
     def _record(self, name: str, result: "Generation") -> dict[str, Any]:
