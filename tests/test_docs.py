@@ -16,9 +16,9 @@ import typer
 from documents import PAGES, ROOT, blocks, commands
 
 import yggdrasil
+from yggdrasil import Decoder
 from yggdrasil.cli.app import app
 from yggdrasil.engine.build import assemble
-from yggdrasil.engine.decoder import Decoder
 from yggdrasil.engine.policy import FixedPolicy
 from yggdrasil.models.loading import load_model, load_tokenizer
 from yggdrasil.scheduling.plan import Shapes
@@ -80,7 +80,18 @@ def script_command(path, monkeypatch):
     return typer.main.get_command(own)
 
 
+@pytest.fixture
+def in_a_readers_folder(tmp_path, monkeypatch):
+    """A working directory with the files that a reader has, and the checkout's folders."""
+    monkeypatch.chdir(tmp_path)
+    for name in READERS_OWN:
+        Path(name).write_text('{"prompt": "Hello"}\n')
+    for name in ("yggdrasil", "scripts"):
+        Path(name).symlink_to(ROOT / name)
+
+
 @in_the_making
+@pytest.mark.usefixtures("in_a_readers_folder")
 @pytest.mark.parametrize(("place", "words"), commands(), ids=lambda value: value if isinstance(value, str) else "")
 def test_every_command_is_taken(place, words, monkeypatch):
     program, rest = words[0], placed(words[1:])
