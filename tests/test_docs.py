@@ -26,7 +26,7 @@ from yggdrasil.tree.objective import TreeShape
 
 ASSETS = ROOT / "yggdrasil" / "assets" / "tiny"
 SCRIPTS = ROOT / "scripts"
-PLACEHOLDERS = {"my/model": ASSETS / "target", "my/drafter": ASSETS / "drafter", "mine": ROOT / "plans" / "tiny"}
+PLACEHOLDERS = {"my/model": ASSETS / "target", "my/drafter": ASSETS / "drafter", "mine": "tiny"}
 READERS_OWN = {"prompts.jsonl", "unseen.jsonl", "mismatches.jsonl"}  # files that the reader has or gets
 # Each command, and the test or script that runs it: its name stands in that file.
 RUN_BY = {
