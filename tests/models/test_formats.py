@@ -4,11 +4,17 @@ import numpy as np
 import pytest
 import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
+from tiny_pair import TEXT, OracleDrafter, TinyPair, random_model
 
+from yggdrasil.engine.policy import PLAIN_POLICY, FixedPolicy
 from yggdrasil.models import kernels
 from yggdrasil.models.arena import Arena
 from yggdrasil.models.formats.layers import QuantisedEmbedding, QuantisedLinear
+from yggdrasil.models.formats.rounding import rounding_to
 from yggdrasil.models.formats.rows import FORMATS, QuantisedRows
+from yggdrasil.models.loading import prepare_model
+from yggdrasil.scheduling.plan import Shapes
+from yggdrasil.tree.objective import TreeShape
 
 ops = torch.ops.yggdrasil
 pytestmark = pytest.mark.skipif(not kernels.is_native(), reason="no C++ compiler on this machine")
@@ -131,3 +137,26 @@ def test_packing_refuses_what_it_cannot_hold():
         ops.quantised_linear(torch.zeros(1, 128), packed, None, 4, 2, 1)
     with pytest.raises(RuntimeError, match="bfloat16 or float32"):
         ops.quantised_linear(torch.zeros(1, 64, dtype=torch.float16), packed, None, 4, 2, 1)
+
+
+def test_trees_over_quantised_weights_give_the_plain_text_and_its_cache():
+    """Bit for bit, though inputs are rounded: a row is rounded by itself."""
+    model = random_model()
+    target = prepare_model(model, "tiny target", 1, quantise=rounding_to("q4_0", model))
+    assert target.formats.count(GGMLQuantizationType.Q4_0) == 7 * target.num_layers
+    shapes = Shapes(
+        max_length=80, draft_widths=(2,), max_depth=3, candidates=2, verify_widths=(1, 8), prefill_widths=(8,)
+    )
+    pair = TinyPair(target, target, model, model)
+    plain = pair.decoder(PLAIN_POLICY, shapes, drafter=None)
+    expected = plain.generate(TEXT[:12], max_new_tokens=50).tokens
+    oracle = OracleDrafter([*TEXT[:12], *expected])
+    tree = pair.decoder(FixedPolicy(TreeShape(2, 3, 8)), shapes, drafter=oracle)
+    generation = tree.generate(TEXT[:12], max_new_tokens=50)
+
+    assert generation.tokens == expected
+    assert generation.metrics.aal > 1.5
+    assert len(set(expected)) > 5
+    length = len(TEXT[:12]) + 49
+    for ours, theirs in zip(tree.assembly.target.cache.tensors(), plain.assembly.target.cache.tensors(), strict=True):
+        assert torch.equal(ours[:, :length], theirs[:, :length])

@@ -52,9 +52,7 @@ def calibrate(
     dtype: Annotated[Dtype, typer.Option(help="Arithmetic of both models.")] = "bfloat16",
     weights: Annotated[
         Weights,
-        typer.Option(
-            help="file: the blocks of a GGUF file as they are; q8_0 to q4_0: rounded to that format."
-        ),
+        typer.Option(help="file: the blocks of a GGUF file as they are; q8_0 to q4_0: rounded to that format."),
     ] = "full",
     quick: Annotated[bool, typer.Option("--quick", help="A first look: fewer prompts, widths and samples.")] = False,
     max_length: Annotated[int, typer.Option(min=1, help="Longest request in tokens, prompt included.")] = 2048,
