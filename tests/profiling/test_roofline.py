@@ -3,10 +3,13 @@
 import pytest
 import torch
 
-from tests.tiny_pair import SHAPE, make_pair
+from tests.tiny_pair import SHAPE, make_pair, random_model
 from yggdrasil.models import kernels
+from yggdrasil.models.formats.rounding import rounding_to
+from yggdrasil.models.loading import prepare_model
 from yggdrasil.profiling.roofline import MachineRates, StepWork, measure_rates, step_work
 
+native_only = pytest.mark.skipif(not kernels.is_native(), reason="no C++ compiler on this machine")
 HIDDEN, INNER, LAYERS, VOCAB = 64, 96, 2, 96
 QUERY_HEADS, KEY_HEADS, HEAD = 4, 2, 16
 
@@ -31,6 +34,24 @@ def test_every_weight_is_read_once_and_the_context_once():
         assert work.operations == 2 * width * linears + attention
 
 
+@native_only
+def test_quantised_weights_are_their_blocks():
+    """Nibbles and a float16 every 32 weights; the last of three chunks of 32 inputs is filled up to four."""
+    model = random_model()
+    loaded = prepare_model(model, "tiny", 1, quantise=rounding_to("q4_0", model))
+    full = make_pair().target
+    chunks = sum(-(-inputs // 64) * 2 * outputs for inputs, outputs in linear_shapes()[:-1])
+    table = VOCAB * HIDDEN // 32 * 34
+    other = 4 * (HIDDEN * (2 * LAYERS + 1)) + sum(b.nbytes for n, b in loaded.model.named_buffers() if "inv_freq" in n)
+    caches = 4 * 2 * LAYERS * KEY_HEADS * HEAD * (100 + 8)
+
+    work = step_work(loaded, 8, 100)
+
+    assert work.num_bytes == chunks * 18 + table + 8 * table // VOCAB + other + caches
+    assert work.operations == step_work(full, 8, 100).operations
+    assert measure_rates(loaded, repeats=1).operations_per_s > 0
+
+
 def test_the_limit_is_the_slower_of_memory_and_arithmetic():
     rates = MachineRates(bytes_per_s=1e9, operations_per_s=1e12)
     assert rates.least_ms(StepWork(2_000_000, 1)) == 2.0
@@ -45,7 +66,7 @@ def test_rates_are_positive_and_leave_the_thread_count_alone():
     assert torch.get_num_threads() == before
 
 
-@pytest.mark.skipif(not kernels.is_native(), reason="no C++ compiler on this machine")
+@native_only
 def test_reading_words_reads_them_all():
     generator = torch.Generator().manual_seed(0)
     for size in (1, 31, 4096, 4097, 20_000):
