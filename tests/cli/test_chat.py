@@ -119,6 +119,22 @@ def test_at_a_terminal_faults_and_ctrl_c_end_nothing(run, pair, monkeypatch):
     assert "the context holds 200" in err
 
 
+def test_ctrl_c_before_an_answer_begins(run, pair, decoder, monkeypatch):
+    typed, usual, asked = iter(["Then", "Then", "/exit"]), decoder.start, []
+
+    def interrupted(*arguments, **options):
+        asked.append(arguments)
+        if len(asked) == 1:
+            raise KeyboardInterrupt
+        return usual(*arguments, **options)
+
+    monkeypatch.setattr(decoder, "start", interrupted)
+    monkeypatch.setattr("builtins.input", lambda _: next(typed))
+    code, out, _ = run(stdin=Terminal())
+
+    assert (code, out) == (0, answer(pair, "u-Then<end>a-") + "\n")
+
+
 def test_on_a_pipe_a_fault_is_the_end(run):
     code, _, err = run("ab" * 150, "Then")
 

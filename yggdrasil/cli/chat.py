@@ -77,6 +77,8 @@ def _talk(conversation: "Conversation") -> None:
                 return
         except YggdrasilError as error:
             say(str(error))
+        except KeyboardInterrupt:  # before the answer's first token
+            print(file=sys.stderr)
 
 
 def _answer_lines(conversation: "Conversation") -> None:
