@@ -31,6 +31,7 @@ class Run:
     limits: dict[str, int] = field(default_factory=dict)  # RLIMIT_* -> bytes
     closed: list[int] = field(default_factory=list)  # descriptors
     timeout: float = 60.0
+    user: int | None = None  # whom the process belongs to, where root runs the suite
     kill_after: float | None = None  # SIGKILL to the whole group at that moment, as kill -9 or a crash would be
 
 
@@ -128,6 +129,9 @@ def _become(run: Run, files: list[Path]) -> None:
         for name, size in run.limits.items():
             kind = getattr(resource, name)
             resource.setrlimit(kind, (size, size))
+        if run.user is not None:
+            os.setgid(run.user)
+            os.setuid(run.user)
         import programs
 
         code = programs.run(run.program, run.arguments)

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from random import Random
@@ -11,13 +11,14 @@ from typing import Any
 from forked import Outcome, Run, Server
 from mutate import change_json, change_value, damage, replace_file
 from stage import NAME, NEW_TOKENS, TEXTS, Stage, plan_file, predictor_folder, profile_folder
+from surroundings import surrounding
 from verdict import judge, wrong_tokens
 
 Check = Callable[[Outcome], str | None]
 # How many cases of each kind there are among all.
 SHARES = {
     "plan": 5, "predictor": 4, "profile": 3, "checkpoint of a plan": 4, "checkpoint": 6, "prompts": 4,
-    "options": 6,
+    "options": 6, "surroundings": 4,
 }  # fmt: skip
 
 
@@ -64,7 +65,7 @@ class Kinds:
         self.kinds: dict[str, Callable[[Path, Random], Case]] = {
             "plan": self.plan, "predictor": self.predictor, "profile": self.profile,
             "checkpoint of a plan": self.planned_checkpoint, "checkpoint": self.checkpoint, "prompts": self.prompts,
-            "options": self.options,
+            "options": self.options, "surroundings": self.surroundings,
         }  # fmt: skip
 
     def make(self, kind: str, seed: int) -> Case:
@@ -160,6 +161,13 @@ class Kinds:
         chosen = random.choice(list(absurd_options(app, NAME)))
         done = " ".join([*chosen.arguments[:2], f"{chosen.option}={chosen.value}"])
         return Case(f"{done:.60}", _run(chosen.arguments, folder), chosen.names, lambda outcome: "taken as it is")
+
+    def surroundings(self, folder: Path, random: Random) -> Case:
+        """A whole pair where the system fails: a closed stream, a folder that is none, a limit, no permission."""
+        wrong = surrounding(folder, random)
+        run = replace(_run(generate(NAME, "--prompts", "prompts.jsonl"), folder), **wrong.options)
+        check = self._tokens() if run.stdout is None else lambda outcome: "nothing was said"
+        return Case(wrong.done, run, wrong.names, check, wrong.codes)
 
     def _tokens(self, texts: dict[str, str] | None = None, *, generates_anything: bool = False) -> Check:
         wanted = {str(i): text for i, text in enumerate(TEXTS)} if texts is None else texts

@@ -15,26 +15,60 @@ from pathlib import Path
 
 import torch
 
+from yggdrasil.artifacts.atomic import write_atomic
+from yggdrasil.errors import first_line
+
 _SOURCE = Path(__file__).with_name("ops.cpp")
 _FLAGS = ["-O3", "-march=native", "-pthread", "-std=c++20", "-fPIC", "-shared"]
 
 
 def cache_root() -> Path:
     """Folder of everything compiled on this machine; ``YGGDRASIL_CACHE`` moves it."""
-    default = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "yggdrasil"
-    return Path(os.environ.get("YGGDRASIL_CACHE", default))
+    own = os.environ.get("YGGDRASIL_CACHE")
+    return Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "yggdrasil"
 
 
 def load_native() -> bool:
-    """Load the native operators, compiling them first if need be. False where there is no C++ compiler."""
+    """Load the native operators, compiling them first if need be.
+
+    False where that cannot be: no C++ compiler, or one that fails; a cache that cannot be read or written. Each but the
+    first is said in one sentence.
+    """
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
     if compiler is None or sys.platform == "win32":
         return False
     library = cache_root() / "kernels" / f"ops-{_key(compiler)}.so"
-    if not library.exists() and not _compile(compiler, library):
+    try:
+        if not _is_whole(library):
+            _compile(compiler, library)
+        torch.ops.load_library(str(library))
+    except OSError as error:
+        _say(f"the CPU kernels cannot be used, the slower portable ones take their place: {first_line(error)}")
         return False
-    torch.ops.load_library(str(library))
     return True
+
+
+def _is_whole(library: Path) -> bool:
+    """Whether the library is there and is what was compiled: half a library ends the process when it is used."""
+    beside = _digest_file(library)
+    if not library.exists() or not beside.exists():
+        return False
+    if beside.read_bytes() == _digest(library):
+        return True
+    _say(f"{library} is damaged and is compiled again")
+    return False
+
+
+def _digest_file(library: Path) -> Path:
+    return library.with_suffix(".sha256")
+
+
+def _digest(library: Path) -> bytes:
+    return hashlib.sha256(library.read_bytes()).hexdigest().encode()
+
+
+def _say(sentence: str) -> None:
+    print(f"yggdrasil: {sentence}", file=sys.stderr)  # noqa: T201
 
 
 def _key(compiler: str) -> str:
@@ -53,7 +87,8 @@ def _cpu_features() -> str:
     return platform.processor()
 
 
-def _compile(compiler: str, library: Path) -> bool:
+def _compile(compiler: str, library: Path) -> None:
+    """Compile the library and note its digest beside it, last; OSError says what did not work."""
     library.parent.mkdir(parents=True, exist_ok=True)
     torch_root = Path(torch.__file__).parent
     with tempfile.TemporaryDirectory(dir=library.parent) as folder:
@@ -63,11 +98,13 @@ def _compile(compiler: str, library: Path) -> bool:
             f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}", str(_SOURCE),
             f"-L{torch_root / 'lib'}", "-ltorch", "-ltorch_cpu", "-lc10", "-o", str(output),
         ]  # fmt: skip
-        print("yggdrasil: compiling the CPU kernels, once on this machine (about 15 s)", file=sys.stderr)  # noqa: T201
-        finished = subprocess.run(command, capture_output=True, text=True, check=False)
+        _say("compiling the CPU kernels, once on this machine (about 15 s)")
+        finished = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
         if finished.returncode != 0:
-            reason = finished.stderr.strip().splitlines()[:3]
-            print(f"yggdrasil: {compiler} failed, using the slower portable kernels: {reason}", file=sys.stderr)  # noqa: T201
-            return False
+            said = finished.stderr.strip() or "and said nothing"
+            raise OSError(f"{compiler} ended with code {finished.returncode}: {first_line(said)}")
+        torch.ops.load_library(str(output))  # before it counts: a compiler may end well and have written half
+        digest = _digest(output)
+        _digest_file(library).unlink(missing_ok=True)
         output.replace(library)
-    return True
+    write_atomic(_digest_file(library), digest)

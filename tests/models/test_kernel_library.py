@@ -1,0 +1,55 @@
+"""The library of native kernels is used whole or not at all: the portable ones give the same tokens."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from yggdrasil.models.kernels import build
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def library(tmp_path):
+    path = tmp_path / "ops.so"
+    path.write_bytes(b"code" * 1000)
+    (tmp_path / "ops.sha256").write_bytes(build._digest(path))
+    return path
+
+
+def test_a_library_counts_with_its_digest_beside_it(library, capsys):
+    assert build._is_whole(library)
+
+    library.with_suffix(".sha256").unlink()
+
+    assert not build._is_whole(library)
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("damage", [lambda data: data[:-1], lambda data: b"x" + data[1:], lambda data: b""])
+def test_a_damaged_library_is_named_and_not_loaded(library, damage, capsys):
+    library.write_bytes(damage(library.read_bytes()))
+
+    assert not build._is_whole(library)
+    assert f"{library} is damaged and is compiled again" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "script", ["exit 1", "kill -9 $$", "exit 0", 'for last; do :; done; head -c 1000 /dev/urandom > "$last"']
+)
+def test_a_compiler_that_does_not_do_its_work_leaves_the_portable_kernels(tmp_path, script):
+    compiler = tmp_path / "compiler"
+    compiler.write_text(f"#!/bin/sh\n{script}\n")
+    compiler.chmod(0o755)
+    code = "from yggdrasil.models.kernels import is_native; print(is_native())"
+    environment = {"YGGDRASIL_CACHE": str(tmp_path / "cache"), "CXX": str(compiler), "PATH": "/usr/bin:/bin"}
+
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT, env=environment
+    )
+
+    assert done.stdout.strip() == "False"
+    assert "the slower portable ones take their place" in done.stderr
+    assert not list((tmp_path / "cache").rglob("*.so"))
