@@ -155,7 +155,7 @@ def _redirect(run: Run, files: list[Path]) -> None:
         os.close(opened)
     for descriptor in run.closed:
         os.close(descriptor)
-    sys.stdin = open(0, closefd=False)  # noqa: SIM115
+    sys.stdin = None if 0 in run.closed else open(0, closefd=False)  # noqa: SIM115
     sys.stdout = None if 1 in run.closed else open(1, "w", closefd=False)  # noqa: SIM115
     sys.stderr = None if 2 in run.closed else open(2, "w", closefd=False)  # noqa: SIM115
 

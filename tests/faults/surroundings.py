@@ -71,8 +71,9 @@ def _compiler(folder: Path, random: Random) -> Surrounding:
 
 def _permission(folder: Path, random: Random) -> Surrounding:
     """Another user, who may read all but one file or folder."""
-    if os.getuid() != 0:
-        return _place(folder, random)
+    library = Path(os.__file__)
+    if os.getuid() != 0 or not all(parent.stat().st_mode & 1 for parent in library.parents):
+        return _place(folder, random)  # only root becomes another, who must be able to run Python
     chosen = random.choice((
         "prompts.jsonl", "plans", "predictors", "target", "drafter", "target/config.json", "target/model.safetensors",
         "target/tokenizer.json", "drafter/model.safetensors",

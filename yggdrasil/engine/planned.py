@@ -9,7 +9,7 @@ from yggdrasil.drafters.ngram import NGramDrafter
 from yggdrasil.drafters.options import NGramOptions
 from yggdrasil.drafters.protocol import Drafter
 from yggdrasil.engine.objective_policy import DepthEvidence, ObjectivePolicy
-from yggdrasil.errors import YggdrasilError
+from yggdrasil.errors import YggdrasilError, first_line
 from yggdrasil.models.loading import LoadedModel, check_same_tokenizer, load_model, load_tokenizer
 from yggdrasil.models.source import Source
 from yggdrasil.predictor.bundle import Learned
@@ -23,13 +23,24 @@ def planned_policy(
     """The policy that a plan names: its costs, objective and depth source. ``kind`` may decide otherwise with them.
 
     ``looks_up``: guesses from the text may stand in for the drafter's.
+
+    Raises:
+        YggdrasilError: the plan's parts, or its predictor, are not of one calibration.
     """
+    drafted, verified = set(plan.shapes.draft_widths), set(plan.shapes.verify_widths)
+    if not all(entry.draft_ms.keys() <= drafted and entry.verify_ms.keys() <= verified for entry in plan.costs):
+        raise YggdrasilError(f"the plan {plan.name} has costs of widths that its shapes lack; calibrate again")
     costs = {entry.context: entry.steps() for entry in plan.costs}
     depth = DepthEvidence(learned.depth, learned.reads) if plan.depth_from != "mean" else None
-    return kind(
-        costs, learned.ratios, learned.mean_survival, depth, plan.objective, is_head_first=is_head_first(plan.stages),
-        looks_up=looks_up,
-    )  # fmt: skip
+    try:
+        return kind(
+            costs, learned.ratios, learned.mean_survival, depth, plan.objective,
+            is_head_first=is_head_first(plan.stages), looks_up=looks_up,
+        )  # fmt: skip
+    except ValueError as error:
+        raise YggdrasilError(
+            f"the predictor {plan.predictor} does not fit the plan {plan.name} ({first_line(error)}); calibrate again"
+        ) from error
 
 
 def planned_drafter(
