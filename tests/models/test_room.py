@@ -1,8 +1,11 @@
 """A longer text than the plan's: within the model and the memory, or one sentence."""
 
+from pathlib import Path
+
 import pytest
 from tiny_pair import make_pair
 
+import yggdrasil
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.models import room
 from yggdrasil.models.cache import StaticCache
@@ -36,3 +39,14 @@ def test_caches_take_what_is_said():
 def test_the_system_says_what_is_left():
     left = room.available_bytes()
     assert left is None or left > 1 << 20
+
+
+def test_a_plan_decodes_within_another_length():
+    plan = next((Path(yggdrasil.__file__).parents[1] / "plans/tiny").glob("*.yaml"))
+    decoder = yggdrasil.Decoder.from_plan(plan, backend="eager", force_machine=True, max_length=40)
+    found = decoder.generate(list(range(5, 35)), max_new_tokens=50, ignore_eos=True)
+
+    assert found.finish_reason == "context"
+    assert len(found.tokens) == 40 - 30
+    with pytest.raises(YggdrasilError, match=r"max_length is 99999, but .* was built for 2048 tokens; give no more"):
+        yggdrasil.Decoder.from_plan(plan, backend="eager", force_machine=True, max_length=99999)
