@@ -8,8 +8,8 @@ __all__ = ["Constraint", "Decoder", "SamplingParams", "Speculation", "YggdrasilE
 if TYPE_CHECKING:
     from yggdrasil.acceptance.sampling import Constraint, SamplingParams
     from yggdrasil.acceptance.speculation import Speculation
-    from yggdrasil.engine.decoder import Decoder
     from yggdrasil.errors import YggdrasilError
+    from yggdrasil.pretrained import Decoder
 
 
 def __getattr__(name: str) -> Any:
@@ -23,7 +23,7 @@ def __getattr__(name: str) -> Any:
 
         return Speculation
     if name == "Decoder":
-        from yggdrasil.engine.decoder import Decoder
+        from yggdrasil.pretrained import Decoder
 
         return Decoder
     if name == "YggdrasilError":

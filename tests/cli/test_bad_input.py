@@ -108,7 +108,7 @@ def test_widths_that_make_no_shapes_are_named(run, prompts):
 
 
 def test_checkpoints_that_are_none_are_named(run, prompts, tmp_path):
-    assert_one_sentence(run(*calibration(prompts, target=tmp_path)), str(tmp_path), "tokenizer")
+    assert_one_sentence(run(*calibration(prompts, target=tmp_path)), str(tmp_path), "holds no config.json")
     assert_one_sentence(run(*calibration(prompts, drafter="no/such/folder")), "no/such/folder")
 
 

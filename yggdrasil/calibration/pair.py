@@ -3,18 +3,66 @@
 from typing import TYPE_CHECKING
 
 import torch
+from transformers import PreTrainedTokenizerBase
 
+from yggdrasil.artifacts import check_weights
 from yggdrasil.drafters.ngram import NGramDrafter
 from yggdrasil.drafters.options import NGramOptions
 from yggdrasil.engine.build import Assembly, assemble, default_backend, open_device
 from yggdrasil.engine.decoder import DTYPES
+from yggdrasil.errors import YggdrasilError
 from yggdrasil.models.compiled import Backend
-from yggdrasil.models.loading import load_model
+from yggdrasil.models.loading import (
+    check_same_tokenizer,
+    load_config,
+    load_model,
+    load_tokenizer,
+    refuse_unverifiable,
+)
 from yggdrasil.models.selfcheck import check_tree_attention
+from yggdrasil.models.source import Source
 from yggdrasil.scheduling.plan import Shapes
+
+USUAL_LENGTH = 2048
 
 if TYPE_CHECKING:
     from yggdrasil.calibration.settings import PairSource
+
+
+def check_pair(source: "PairSource") -> PreTrainedTokenizerBase:
+    """The target's tokenizer, once all that can be known of the models without loading them fits; else a sentence.
+
+    Raises:
+        YggdrasilError: files that are missing, damaged or not to be trusted, models that cannot be verified as trees or
+            do not share a tokenizer, or shapes longer than a model's context.
+    """
+    names = [source.target, *([source.drafter] if isinstance(source.drafter, str) else [])]
+    found = [Source.find(name) for name in names]
+    for model in found:
+        config = load_config(model)
+        refuse_unverifiable(config, model.given)
+        if model.gguf is None:
+            check_weights(model.folder)
+        context = getattr(config.get_text_config(), "max_position_embeddings", None)
+        if context and source.shapes.max_length > context:
+            raise YggdrasilError(
+                f"--max-length {source.shapes.max_length} is more than the {context} positions of {model.given}; "
+                f"give at most {context}"
+            )
+    tokenizers = [load_tokenizer(model) for model in found]
+    if len(tokenizers) == 2:
+        check_same_tokenizer(tokenizers[0], tokenizers[1], (names[0], names[1]))
+    return tokenizers[0]
+
+
+def usual_length(target: str, drafter: str | NGramOptions) -> int:
+    """The longest request to prepare for where none is named: the usual one, or what the models have."""
+    contexts: list[int | None] = [
+        getattr(load_config(model).get_text_config(), "max_position_embeddings", None)
+        for model in (target, drafter)
+        if isinstance(model, str)
+    ]
+    return min([USUAL_LENGTH, *(context for context in contexts if context)])
 
 
 def build_assembly(source: "PairSource", knots: torch.Tensor | None = None, backend: Backend | None = None) -> Assembly:

@@ -3,7 +3,6 @@
 Work that is done lies in ``profiles/NAME/<machine>.partial`` until the calibration is complete.
 """
 
-import json
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields, replace
@@ -23,20 +22,21 @@ from yggdrasil.artifacts import (
     predictor_directory,
     profile_directory,
     read_csv,
-    write_atomic,
     write_csv,
 )  # fmt: skip
+from yggdrasil.artifacts.lock import locked
 from yggdrasil.calibration.backends import time_backends
 from yggdrasil.calibration.choose import Choice, choose, fit_acceptance
 from yggdrasil.calibration.compile import compile_missing
 from yggdrasil.calibration.measure import COLUMNS, costs_from, measure_stages, useful_verify_widths
-from yggdrasil.calibration.pair import build_assembly
+from yggdrasil.calibration.pair import build_assembly, check_pair
 from yggdrasil.calibration.record import concatenate, record_document
 from yggdrasil.calibration.settings import CalibrationSettings, PairSource
 from yggdrasil.calibration.threads import COLUMNS as thread_columns
 from yggdrasil.calibration.threads import best_threads, thread_counts, time_threads
 from yggdrasil.calibration.variants import ROUNDS as VARIANT_ROUNDS
 from yggdrasil.calibration.variants import time_variants
+from yggdrasil.calibration.work import open_work, read_or_drop
 from yggdrasil.drafters.draft_model import DraftModel
 from yggdrasil.drafters.protocol import Drafter
 from yggdrasil.engine.build import Assembly
@@ -44,7 +44,6 @@ from yggdrasil.engine.policy import FixedPolicy
 from yggdrasil.engine.text import TextStream
 from yggdrasil.engine.trace import Trace
 from yggdrasil.errors import YggdrasilError
-from yggdrasil.models.loading import check_same_tokenizer, load_tokenizer
 from yggdrasil.models.source import Source
 from yggdrasil.predictor.acceptance import AcceptanceCalibration
 from yggdrasil.predictor.report import CalibrationPoint
@@ -69,14 +68,22 @@ class Reporter(Protocol):
 
 def calibrate(settings: CalibrationSettings, reporter: Reporter) -> Path:
     """Measure, learn and choose; returns the plan's path. Raises YggdrasilError on anything that does not fit."""
-    tokenizer = load_tokenizer(settings.pair.target)
-    if isinstance(settings.pair.drafter, str):
-        names = (settings.pair.target, settings.pair.drafter)
-        check_same_tokenizer(tokenizer, load_tokenizer(settings.pair.drafter), names)
     prompts = read_prompts(settings.prompts, chat=settings.chat)
+    tokenizer = check_pair(settings.pair)
+    texts = _texts(prompts, tokenizer, settings, settings.pair.shapes.max_length)
+    folder = profile_directory(settings.root, settings.name, current_machine())
+    with locked(folder.with_name(folder.name + ".lock"), f"a calibration named {settings.name}"):
+        return _calibrate(settings, tokenizer, texts, reporter)
+
+
+def _calibrate(
+    settings: CalibrationSettings,
+    tokenizer: PreTrainedTokenizerBase,
+    texts: Sequence[Sequence[int]],
+    reporter: Reporter,
+) -> Path:
     assembly = build_assembly(settings.pair)
-    texts = _texts(prompts, tokenizer, settings, assembly.engine.max_length)
-    work = _open_work(settings)  # nothing is written before everything fits
+    work = open_work(settings)  # nothing is written before everything fits
     pair = _choose_threads(assembly, settings.pair, work, reporter)
     if pair != settings.pair:
         del assembly  # never two copies of the weights
@@ -147,27 +154,18 @@ def _write(
     shutil.rmtree(work)
 
 
-def _open_work(settings: CalibrationSettings) -> Path:
-    """The folder of unfinished work: kept if it belongs to the same calibration, else begun anew."""
-    folder = profile_directory(settings.root, settings.name, current_machine())
-    work = folder.with_name(folder.name + ".partial")
-    identity = json.dumps(settings.identity(), sort_keys=True, default=str)
-    marker = work / "settings.json"
-    if not (marker.exists() and marker.read_text() == identity):
-        shutil.rmtree(work, ignore_errors=True)
-        work.mkdir(parents=True)
-        write_atomic(marker, identity.encode())
-    return work
-
-
 def _choose_threads(assembly: Assembly, pair: PairSource, work: Path, reporter: Reporter) -> PairSource:
     """The pair with every thread count decided: as asked for, or as measured where 0 was. A GPU's steps use none."""
     if pair.device == "cuda":
         return pair
     file = work / "threads.csv"
+
+    def read(path: Path) -> pd.DataFrame:
+        return read_csv(path, "thread-samples", SAMPLES_VERSION, thread_columns)
+
     wanted = {"target": pair.target_threads, "drafter": pair.drafter_threads}
     runners = {"target": assembly.target, "drafter": assembly.drafter}
-    if not file.exists():
+    if read_or_drop(file, read) is None:
         report = reporter.phase("measuring thread counts")
         counts = thread_counts(current_machine().cores)
         frames = [
@@ -178,7 +176,7 @@ def _choose_threads(assembly: Assembly, pair: PairSource, work: Path, reporter: 
         empty = pd.DataFrame(columns=list(thread_columns))
         write_csv(file, "thread-samples", SAMPLES_VERSION, pd.concat(frames) if frames else empty)
         report(1.0)
-    samples = read_csv(file, "thread-samples", SAMPLES_VERSION, thread_columns)
+    samples = read(file)
     best = {str(name): best_threads(group) for name, group in samples.groupby("model")}
     chosen = {name: count or best.get(name, 1) for name, count in wanted.items()}
     return replace(pair, target_threads=chosen["target"], drafter_threads=chosen["drafter"])
@@ -190,7 +188,7 @@ def _time_other_ways(
     """Note what steps would cost made otherwise; a GPU's are compared by scripts/check_cuda.py."""
     context = min(settings.effort.contexts[0], assembly.engine.max_length // 2)
     backends, variants = work / "backend_samples.csv", work / "variants.csv"
-    if pair.device == "cpu" and not backends.exists():
+    if pair.device == "cpu" and settings.effort.backends and not backends.exists():
         samples = time_backends(assembly, context, reporter.phase("timing eager steps beside packages"))
         write_csv(backends, "backend-samples", SAMPLES_VERSION, samples)
     if settings.variants and not variants.exists():
@@ -224,13 +222,17 @@ def _measure(
     frames = []
     for context in contexts:
         file = work / f"stages-{context}.csv"
-        if not file.exists():
+        if read_or_drop(file, _read_stages) is None:
             report = reporter.phase(f"measuring stages at context {context}")
             text = (stream * (context // len(stream) + 1))[:context]
             frame = measure_stages(assembly, lambda: open_ended(tokenizer), text, settings.effort.samples, report)
             write_csv(file, "stage-samples", SAMPLES_VERSION, frame)
-        frames.append(read_csv(file, "stage-samples", SAMPLES_VERSION, COLUMNS))
+        frames.append(_read_stages(file))
     return pd.concat(frames, ignore_index=True)
+
+
+def _read_stages(file: Path) -> pd.DataFrame:
+    return read_csv(file, "stage-samples", SAMPLES_VERSION, COLUMNS)
 
 
 def _record(
@@ -269,7 +271,8 @@ def _document(
     index: int,
     file: Path,
 ) -> TraceSet:
-    if not file.exists():
+    kept = read_or_drop(file, TraceSet.load)
+    if kept is None:
         shapes = settings.pair.shapes
         policy = FixedPolicy(
             TreeShape(shapes.draft_widths[-1], min(4, shapes.max_depth), min(8, shapes.verify_widths[-1]))
@@ -277,8 +280,9 @@ def _document(
         stream = open_ended(tokenizer, settings.effort.tokens + shapes.max_depth)
         for _ in assembly.engine.decode(texts[index], stream, policy, Trace()):
             pass
-        record_document(assembly, drafter, texts[index], stream.tokens, index).save(file)
-    return TraceSet.load(file)
+        kept = record_document(assembly, drafter, texts[index], stream.tokens, index)
+        kept.save(file)
+    return kept
 
 
 def open_ended(tokenizer: PreTrainedTokenizerBase, max_new_tokens: int = 1 << 30) -> TextStream:

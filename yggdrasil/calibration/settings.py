@@ -47,9 +47,14 @@ class Effort:
     prompt_tokens: int = 256  # kept of each prompt, the last ones
     contexts: tuple[int, ...] = (128, 512, 1024)  # lengths at which costs are measured
     samples: int = 24  # iterations a shape and context
+    backends: bool = True  # also time eager steps beside compiled ones: for those who look, nothing is decided by it
 
 
-QUICK = Effort(documents=10, tokens=64, contexts=(128,), samples=8)
+QUICK = Effort(documents=10, tokens=64, contexts=(128,), samples=8, backends=False)
+QUICK_WIDTHS = (1, 2, 4), (1, 2, 4, 8, 16, 32)  # draft and verify widths
+# What a model is decoded with that nobody calibrated: every width costs a compilation.
+FIRST = Effort(documents=6, tokens=48, prompt_tokens=192, contexts=(128,), samples=6, backends=False)
+FIRST_WIDTHS = (1, 2, 4), (1, 2, 4, 8, 16)
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,13 @@
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from yggdrasil.artifacts import current_machine, list_plans, search_roots
+from yggdrasil.artifacts import current_machine, list_plans
 from yggdrasil.cli import checks
+from yggdrasil.cli.calibrate import calibrate
 from yggdrasil.cli.chat import chat
 from yggdrasil.cli.checks import parse_widths
 from yggdrasil.cli.figures import figures
@@ -19,8 +20,7 @@ from yggdrasil.cli.profile import profile
 from yggdrasil.cli.report import report
 from yggdrasil.cli.rules import exactness, rules
 from yggdrasil.cli.search import search
-from yggdrasil.errors import Interrupted, YggdrasilError
-from yggdrasil.models.formats.names import Weights
+from yggdrasil.errors import YggdrasilError
 
 if TYPE_CHECKING:
     pass
@@ -28,84 +28,13 @@ if TYPE_CHECKING:
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="Latency-optimal tree decoding."
 )
+app.command()(calibrate)
 app.command()(generate)
 app.command()(chat)
 app.command()(profile)
 app.command()(search)
 app.command()(report)
 app.command()(parity)
-
-
-@app.command()
-def calibrate(
-    target: Annotated[str, typer.Option(help="Folder or hub id of the target model.")],
-    drafter: Annotated[str, typer.Option(help="Folder or hub id of the draft model; ngram: n-gram lookup, no model.")],
-    prompts: Annotated[
-        Path,
-        typer.Option(callback=checks.input_file, help="JSON lines with a prompt field; what you want to be fast on."),
-    ],
-    name: Annotated[str, typer.Option(callback=checks.name, help="Name of the profile, predictor and plan.")],
-    root: Annotated[
-        Path | None,
-        typer.Option(callback=checks.output_folder, help="Where profiles/, predictors/ and plans/ are written."),
-    ] = None,
-    dtype: Annotated[Dtype, typer.Option(help="Arithmetic of both models.")] = "bfloat16",
-    weights: Annotated[
-        Weights,
-        typer.Option(help="file: the blocks of a GGUF file as they are; q8_0 to q4_0: rounded to that format."),
-    ] = "full",
-    quick: Annotated[bool, typer.Option("--quick", help="A first look: fewer prompts, widths and samples.")] = False,
-    max_length: Annotated[int, typer.Option(min=1, help="Longest request in tokens, prompt included.")] = 2048,
-    max_depth: Annotated[int, typer.Option(min=1, help="Deepest tree.")] = 8,
-    draft_widths: Annotated[str, typer.Option(callback=checks.widths, help="Draft widths to consider.")] = "1,2,4,8",
-    verify_widths: Annotated[
-        str, typer.Option(callback=checks.widths, help="Verify widths to consider.")
-    ] = "1,2,4,8,16,32,64",
-    target_threads: Annotated[int, typer.Option(min=0, help="Threads of the target, 0 to measure.")] = 0,
-    drafter_threads: Annotated[int, typer.Option(min=0, help="Threads of the drafter, 0 to measure.")] = 0,
-    ngram: Annotated[
-        str, typer.Option(help="Options of --drafter ngram, e.g. max_matching_ngram_size=4,is_public_pool=true.")
-    ] = "",
-    variants: Annotated[
-        bool, typer.Option("--variants", help="Also time other ways to build the target's steps (minutes), on a CPU.")
-    ] = False,
-    device: Annotated[Literal["cpu", "cuda"], typer.Option(help="Where both models run.")] = "cpu",
-    chat: ChatOption = False,
-) -> None:
-    """Measure this pair on this machine and write the plan to decode with. Interrupted, it resumes."""
-    from yggdrasil.calibration.pipeline import calibrate as run
-    from yggdrasil.calibration.settings import QUICK, CalibrationSettings, Effort, PairSource
-    from yggdrasil.cli.drafters import ngram_options
-    from yggdrasil.cli.progress import PhaseProgress
-    from yggdrasil.scheduling.plan import Shapes
-
-    if quick:
-        draft_widths, verify_widths = "1,2,4", "1,2,4,8,16,32"
-    try:
-        shapes = Shapes(
-            max_length=max_length,
-            max_depth=max_depth,
-            draft_widths=parse_widths(draft_widths),
-            verify_widths=parse_widths(verify_widths),
-        )
-    except ValueError as error:
-        raise YggdrasilError(str(error)) from error
-    if variants and device == "cuda":
-        raise YggdrasilError("--variants times steps of a CPU; scripts/check_cuda.py compares a GPU's")
-    if ngram and drafter != "ngram":
-        raise YggdrasilError(f"--ngram is for --drafter ngram, the drafter is {drafter}")
-    source = ngram_options(ngram) if drafter == "ngram" else drafter
-    pair = PairSource(target, source, dtype, target_threads, drafter_threads, shapes, weights, device)
-    if not prompts.exists():
-        raise YggdrasilError(f"there is no prompt file {prompts}; give JSON lines with a prompt field")
-    effort, place = QUICK if quick else Effort(), root or search_roots()[0]
-    settings = CalibrationSettings(pair, prompts, name, place, effort, chat=chat, variants=variants)
-    try:
-        with PhaseProgress() as progress:
-            plan = run(settings, progress)
-    except KeyboardInterrupt:
-        raise Interrupted("interrupted; what was measured is kept, run the same command again to go on") from None
-    _print_plan(plan)
 
 
 bench_app = typer.Typer(invoke_without_command=True, no_args_is_help=True)
@@ -192,17 +121,3 @@ def plans(
         print(f"{entry.describe()}{'  (fits this machine)' if entry.fits(machine) else ''}")
     if not entries:
         print("no plans; make one with `yggdrasil calibrate`", file=sys.stderr)
-
-
-def _print_plan(path: Path) -> None:
-    from yggdrasil.scheduling.plan import Plan
-
-    plan = Plan.load(path)
-    best = plan.predicted
-    print(path)
-    print(f"predicted on held-out prompts: {best.speedup:.2f} x plain decoding, AAL {best.aal:.2f}, "
-          f"{best.tpot_ms:.3g} ms a token ({best.policy})")  # fmt: skip
-    for other in plan.rejected:
-        print(
-            f"  instead of {other.policy}: {other.speedup:.2f} x, AAL {other.aal:.2f}, {other.tpot_ms:.3g} ms a token"
-        )

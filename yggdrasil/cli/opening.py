@@ -19,12 +19,11 @@ def open_decoder(
     backend: "Backend | None" = None,
     max_length: int | None = None,
 ) -> "Decoder":
-    """The decoder of a plan; what its costs do not cover is said on standard error."""
-    from yggdrasil.drafters.ngram import NGramDrafter
-    from yggdrasil.engine.decoder import Decoder
+    """The decoder of a plan or a model; what its costs do not cover is said on standard error."""
+    from yggdrasil.pretrained import Decoder
 
-    decoder = Decoder.from_plan(
-        source, dtype=dtype, drafter=NGramDrafter() if drafter == "ngram" else None, backend=backend,
+    decoder = Decoder.from_pretrained(
+        source, drafter=None if drafter == "plan" else drafter, dtype=dtype, backend=backend,
         force_machine=force_machine, max_length=max_length,
     )  # fmt: skip
     if max_length is not None and decoder.plan is not None and max_length > decoder.plan.shapes.max_length:

@@ -34,7 +34,7 @@ from yggdrasil.models.room import check_room
 from yggdrasil.models.source import Source
 from yggdrasil.predictor.bundle import Learned
 from yggdrasil.prompts import Message, Messages, encode_chat, encode_prompt
-from yggdrasil.scheduling.plan import Plan, Shapes, check_plan
+from yggdrasil.scheduling.plan import Plan, Shapes, check_plan, portable_source
 from yggdrasil.scheduling.stages import DEFAULT_ORDER
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
@@ -72,13 +72,14 @@ class Decoder:
         backend: Backend | None = None,
         force_machine: bool = False,
         max_length: int | None = None,
+        target: str | None = None,
     ) -> "Decoder":
         """Load the pair a plan names (a path, or a name that resolves to this machine's plan).
 
         ``dtype`` other than the plan's keeps its shapes, whose costs then are estimates. ``drafter`` replaces the
-        plan's own. Steps are compiled or loaded when first used; ``backend`` is ahead-of-time packages on a CPU and
-        captured graphs on a GPU unless given. ``max_length`` tokens is the longest text, the plan's unless given; the
-        plan's costs are kept whatever it is.
+        plan's own. ``target`` is where the plan's target lies now, if not where it was. Steps are compiled or loaded
+        when first used; ``backend`` is ahead-of-time packages on a CPU and captured graphs on a GPU unless given.
+        ``max_length`` tokens is the longest text, the plan's unless given; the plan's costs are kept whatever it is.
 
         Raises:
             YggdrasilError: the plan, the checkpoints or the machine do not fit each other.
@@ -87,6 +88,9 @@ class Decoder:
         path = resolve_plan(plan, machine, force=force_machine)
         loaded_plan = Plan.load(path)
         check_plan(loaded_plan, machine, force_machine=force_machine)
+        if target is not None:
+            moved = replace(loaded_plan.target, source=portable_source(target))
+            loaded_plan = replace(loaded_plan, target=moved)
         learned = Learned.load(path.parent / loaded_plan.predictor)
         shapes = loaded_plan.shapes
         if max_length is not None:

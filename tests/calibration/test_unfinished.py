@@ -1,0 +1,85 @@
+"""What is checked before anything is measured, and what an interrupted calibration goes on from."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from yggdrasil.artifacts.lock import locked
+from yggdrasil.calibration.pair import check_pair, usual_length
+from yggdrasil.calibration.settings import FIRST, CalibrationSettings, PairSource
+from yggdrasil.calibration.work import open_work, read_or_drop
+from yggdrasil.cli.calibrate import _shapes
+from yggdrasil.drafters.options import NGramOptions
+from yggdrasil.errors import ArtifactError, YggdrasilError
+from yggdrasil.scheduling.plan import Shapes, resolve_source
+
+TARGET = resolve_source("yggdrasil:assets/tiny/target")
+
+
+def pair(**shapes):
+    return PairSource(TARGET, NGramOptions(), "bfloat16", 0, 0, Shapes(**shapes))
+
+
+def test_a_context_that_the_model_lacks_is_refused_and_not_cut():
+    assert check_pair(pair(max_length=2048)) is not None
+    with pytest.raises(YggdrasilError, match=r"--max-length 4096 is more than the 2048 positions of .*target; give at"):
+        check_pair(pair(max_length=4096))
+    assert usual_length(TARGET, NGramOptions()) == 2048
+
+
+def test_unfinished_work_is_kept_for_the_same_calibration_and_dropped_when_damaged(tmp_path):
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("{}")
+    settings = CalibrationSettings(pair(), prompts, "mine", tmp_path, FIRST)
+    work = open_work(settings)
+    part = work / "part"
+    part.write_text("whole")
+    assert read_or_drop(open_work(settings) / "part", Path.read_text) == "whole"
+
+    def damaged(_: Path) -> str:
+        raise ArtifactError("cut off")
+
+    assert read_or_drop(part, damaged) is None
+    assert not part.exists()
+    part.write_text("whole")
+    (work / "settings.json").write_bytes(b"\xff\xfe")
+    assert open_work(settings) == work
+    assert not part.exists()
+
+
+def test_a_second_process_is_told_who_holds_the_lock_and_a_dead_ones_is_free(tmp_path):
+    lock = tmp_path / "x.lock"
+    command = f"""
+import os, sys
+sys.path.insert(0, {str(Path(__file__).parents[2])!r})
+from pathlib import Path
+from yggdrasil.artifacts.lock import locked
+with locked(Path({str(lock)!r}), "a calibration"):
+    print(os.getpid(), flush=True)
+    sys.stdin.read()
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
+        number = other.stdout.readline().strip()
+        with (
+            pytest.raises(ArtifactError, match=f"a calibration is under way in process {number}, begun"),
+            locked(lock, "a calibration"),
+        ):
+            pass
+        other.kill()
+    assert lock.exists(), "killed, it leaves the file"
+    with locked(lock, "a calibration"):
+        pass
+    assert not lock.exists()
+
+
+def test_quick_leaves_alone_what_was_given_by_hand():
+    shapes = _shapes(512, 4, None, "1,3", quick=True)
+
+    assert (shapes.draft_widths, shapes.verify_widths) == ((1, 2, 4), (1, 3))
+    assert _shapes(512, 4, None, None, quick=False).verify_widths == (1, 2, 4, 8, 16, 32, 64)
+    with pytest.raises(YggdrasilError, match="verify_widths must be ascending"):
+        _shapes(512, 4, None, "4,1", quick=True)

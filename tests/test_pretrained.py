@@ -1,0 +1,116 @@
+"""A model in the place of a plan: its plan is found by content, for this machine and with the drafter asked for."""
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from yggdrasil import pretrained
+from yggdrasil.artifacts import current_machine, list_plans, plan_path
+from yggdrasil.drafters.options import NGramOptions
+from yggdrasil.errors import YggdrasilError
+from yggdrasil.models.source import Source
+from yggdrasil.pretrained import Decoder, find_plan, is_plan, plan_name, shipped_prompts
+from yggdrasil.scheduling.plan import Costs, Expectation, ModelRef, Plan, Shapes, resolve_source
+from yggdrasil.scheduling.stages import DEFAULT_ORDER
+
+TINY = Path(resolve_source("yggdrasil:assets/tiny"))
+TARGET, DRAFTER = Source.find(TINY / "target"), Source.find(TINY / "drafter")
+
+
+def plan(**changes):
+    machine = current_machine()
+    costs = Costs(128, 1.0, {1: 1.0}, {1: 1.0, 4: 1.5}, 0.1, 1.1)
+    made = Plan(
+        name="mine", machine=machine, versions={}, dtype="bfloat16",
+        target=ModelRef("elsewhere", TARGET.fingerprint(), 1),
+        drafter=NGramOptions(), tokenizer=TARGET.tokenizer_fingerprint(),
+        shapes=Shapes(draft_widths=(1,), verify_widths=(1, 4)), stages=DEFAULT_ORDER, objective="latency",
+        depth_from="mean", predictor="../../predictors/mine/x", costs=[costs],
+        predicted=Expectation("mean", 1.5, 1.0, 1.2),
+    )  # fmt: skip
+    return replace(made, **changes)
+
+
+@pytest.fixture
+def save(tmp_path, monkeypatch):
+    """Write a plan where plans are looked for, each newer than the one before; nothing else is found."""
+    monkeypatch.setattr(pretrained, "list_plans", lambda name=None: list_plans(name, [tmp_path]))
+    times = iter(range(1, 100))
+
+    def write(made, name="mine"):
+        path = plan_path(tmp_path, name, made.machine)
+        made.save(path)
+        os.utime(path, (next(times),) * 2)
+        return path
+
+    return write
+
+
+def test_the_newest_plan_of_this_model_on_this_machine_is_found(save):
+    assert find_plan(TARGET, None, None) is None
+    first = save(plan())
+    assert find_plan(TARGET, None, None) == first
+    second = save(plan(), "later")
+    assert find_plan(TARGET, None, None) == second
+    save(plan(target=ModelRef("x", "0" * 16, 1)), "another-model")
+    save(plan(machine=replace(current_machine(), cores=99)), "another-machine")
+    save(plan(weights="q4_0"), "rounded")
+    assert find_plan(TARGET, None, None) == second
+    assert find_plan(DRAFTER, None, None) is None
+
+
+def test_drafter_and_dtype_decide_which(save):
+    ngram, pair = save(plan()), save(plan(drafter=ModelRef("x", DRAFTER.fingerprint(), 1)), "pair")
+    exact = save(plan(dtype="float32"), "exact")
+
+    assert find_plan(TARGET, "ngram", "bfloat16") == ngram
+    assert find_plan(TARGET, str(DRAFTER.folder), None) == pair
+    assert find_plan(TARGET, None, "float32") == exact
+    assert find_plan(TARGET, str(TARGET.folder), None) is None
+
+
+def test_a_damaged_plan_is_passed_over(save):
+    first, second = save(plan()), save(plan(), "later")
+    second.write_text(second.read_text()[:-40])
+
+    assert find_plan(TARGET, None, None) == first
+
+
+def test_what_names_a_plan_and_what_a_model(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file.yaml").write_text("a plan")
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+
+    assert is_plan("some-name")
+    assert is_plan("file.yaml")
+    assert is_plan("absent/plan.yaml")
+    for model in ("folder", "./folder", "owner/name", "model.gguf", str(tmp_path)):
+        assert not is_plan(model), model
+
+
+def test_a_plan_is_called_after_its_model(tmp_path):
+    (tmp_path / "My Model.Q4_1.gguf").write_bytes(b"GGUF")
+    (tmp_path / "SmolLM2").mkdir()
+
+    assert plan_name(tmp_path / "My Model.Q4_1.gguf") == "My-Model.Q4_1"
+    assert plan_name(tmp_path / "SmolLM2") == plan_name("owner/SmolLM2") == "SmolLM2"
+
+
+def test_prompts_that_are_shipped_are_chats_where_there_is_a_template():
+    path, is_chat = shipped_prompts(TARGET)
+
+    assert path.exists()
+    assert not is_chat, "the bundled target has no template"
+
+
+def test_a_plan_keeps_its_drafter_and_a_model_must_be_there(tmp_path):
+    (tmp_path / "plan.yaml").write_text("")
+    with pytest.raises(YggdrasilError, match="has its drafter; calibrate for other/model, or give ngram"):
+        Decoder.from_pretrained(tmp_path / "plan.yaml", drafter="other/model")
+    with pytest.raises(YggdrasilError, match=r"holds no config\.json"):
+        Decoder.from_pretrained(tmp_path)
+    with pytest.raises(YggdrasilError, match="dtype must be one of bfloat16, float32"):
+        Decoder.from_pretrained(tmp_path, dtype="int3")

@@ -1,0 +1,51 @@
+"""One process at a time: a lock file that says who holds it, and that ends with its owner."""
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from yggdrasil.artifacts.atomic import shown
+from yggdrasil.errors import ArtifactError
+
+
+@contextlib.contextmanager
+def locked(path: Path, what: str) -> Iterator[None]:
+    """Hold the lock file ``path`` while the block runs. A lock whose owner died is free: the system releases it.
+
+    Raises:
+        ArtifactError: another process holds it; the sentence says which, and since when.
+    """
+    try:
+        import fcntl
+    except ImportError:  # Windows: two at once are on their own
+        yield
+        return
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("a+")
+    except OSError as error:
+        raise ArtifactError(
+            f"cannot write {shown(path)} ({error.strerror}); check the folder's permissions."
+        ) from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise ArtifactError(f"{what} is under way {_owner(path)}; wait for it to end, or end it.") from None
+        file.truncate(0)
+        file.write(f"{os.getpid()} {time.time():.0f}\n")
+        file.flush()
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def _owner(path: Path) -> str:
+    try:
+        process, since = path.read_text().split()
+        return f"in process {int(process)}, begun {max(0, time.time() - int(since)):.0f} s ago"
+    except (OSError, ValueError):
+        return "in another process"

@@ -1,0 +1,37 @@
+"""The folder of unfinished work: what an interrupted calibration goes on from."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from yggdrasil.artifacts import current_machine, profile_directory, write_atomic
+from yggdrasil.calibration.settings import CalibrationSettings
+from yggdrasil.errors import ArtifactError
+
+T = TypeVar("T")
+
+
+def open_work(settings: CalibrationSettings) -> Path:
+    """The folder of unfinished work: kept if it belongs to the same calibration, else begun anew."""
+    folder = profile_directory(settings.root, settings.name, current_machine())
+    work = folder.with_name(folder.name + ".partial")
+    identity = json.dumps(settings.identity(), sort_keys=True, default=str)
+    marker = work / "settings.json"
+    if read_or_drop(marker, lambda path: path.read_text() == identity) is not True:
+        if work.is_dir():
+            shutil.rmtree(work)
+        work.unlink(missing_ok=True)
+        work.mkdir(parents=True)
+        write_atomic(marker, identity.encode())
+    return work
+
+
+def read_or_drop(file: Path, read: Callable[[Path], T]) -> T | None:
+    """What a part of unfinished work holds; None where there is none, or it was damaged and is dropped."""
+    try:
+        return read(file) if file.exists() else None
+    except (ArtifactError, OSError, ValueError):
+        file.unlink(missing_ok=True)
+        return None

@@ -1,0 +1,126 @@
+"""``yggdrasil calibrate``: measure a model on this machine and write the plan to decode with."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from yggdrasil.artifacts import search_roots
+from yggdrasil.cli import checks
+from yggdrasil.cli.options import ChatOption, Dtype
+from yggdrasil.errors import Interrupted, YggdrasilError
+from yggdrasil.models.formats.names import Weights
+
+if TYPE_CHECKING:
+    from yggdrasil.scheduling.plan import Shapes
+
+WIDTHS = "1,2,4,8", "1,2,4,8,16,32,64"  # draft and verify
+
+
+def calibrate(
+    target: Annotated[str, typer.Option(help="Folder, .gguf file or hub id of the target model.")],
+    drafter: Annotated[
+        str, typer.Option(help="Folder, .gguf file or hub id of a draft model; ngram: n-gram lookup, no model.")
+    ] = "ngram",
+    prompts: Annotated[
+        Path | None,
+        typer.Option(
+            callback=checks.input_file,
+            help="JSON lines with a prompt field; what you want to be fast on. Not given: the chats that are shipped.",
+        ),
+    ] = None,
+    name: Annotated[
+        str | None,
+        typer.Option(callback=checks.name, help="Name of the profile, predictor and plan; else the target's own."),
+    ] = None,
+    root: Annotated[
+        Path | None,
+        typer.Option(callback=checks.output_folder, help="Where profiles/, predictors/ and plans/ are written."),
+    ] = None,
+    dtype: Annotated[Dtype, typer.Option(help="Arithmetic of both models.")] = "bfloat16",
+    weights: Annotated[
+        Weights,
+        typer.Option(help="file: the blocks of a GGUF file as they are; q8_0 to q4_0: rounded to that format."),
+    ] = "full",
+    quick: Annotated[bool, typer.Option("--quick", help="A first look: fewer prompts, widths and samples.")] = False,
+    max_length: Annotated[
+        int | None,
+        typer.Option(min=1, help="Longest request in tokens, prompt included; else 2048, or what the models have."),
+    ] = None,
+    max_depth: Annotated[int, typer.Option(min=1, help="Deepest tree.")] = 8,
+    draft_widths: Annotated[
+        str | None, typer.Option(callback=checks.widths, help=f"Draft widths to consider; else {WIDTHS[0]}.")
+    ] = None,
+    verify_widths: Annotated[
+        str | None, typer.Option(callback=checks.widths, help=f"Verify widths to consider; else {WIDTHS[1]}.")
+    ] = None,
+    target_threads: Annotated[int, typer.Option(min=0, help="Threads of the target, 0 to measure.")] = 0,
+    drafter_threads: Annotated[int, typer.Option(min=0, help="Threads of the drafter, 0 to measure.")] = 0,
+    ngram: Annotated[
+        str, typer.Option(help="Options of --drafter ngram, e.g. max_matching_ngram_size=4,is_public_pool=true.")
+    ] = "",
+    variants: Annotated[
+        bool, typer.Option("--variants", help="Also time other ways to build the target's steps (minutes), on a CPU.")
+    ] = False,
+    device: Annotated[Literal["cpu", "cuda"], typer.Option(help="Where both models run.")] = "cpu",
+    chat: ChatOption = False,
+) -> None:
+    """Measure a target, with a draft model or without, on this machine, and write the plan to decode with.
+
+    Interrupted, it resumes.
+    """
+    from yggdrasil.calibration.pair import usual_length
+    from yggdrasil.calibration.pipeline import calibrate as run
+    from yggdrasil.calibration.settings import QUICK, CalibrationSettings, Effort, PairSource
+    from yggdrasil.cli.drafters import ngram_options
+    from yggdrasil.cli.progress import PhaseProgress
+    from yggdrasil.pretrained import plan_name, shipped_prompts
+
+    if variants and device == "cuda":
+        raise YggdrasilError("--variants times steps of a CPU; scripts/check_cuda.py compares a GPU's")
+    if ngram and drafter != "ngram":
+        raise YggdrasilError(f"--ngram is for --drafter ngram, the drafter is {drafter}")
+    source = ngram_options(ngram) if drafter == "ngram" else drafter
+    length = max_length or usual_length(target, source)
+    shapes = _shapes(length, max_depth, draft_widths, verify_widths, quick=quick)
+    pair = PairSource(target, source, dtype, target_threads, drafter_threads, shapes, weights, device)
+    texts, is_chat = (prompts, chat) if prompts is not None else shipped_prompts(target)
+    settings = CalibrationSettings(
+        pair, texts, name or plan_name(target), root or search_roots()[0], QUICK if quick else Effort(), chat=is_chat,
+        variants=variants,
+    )  # fmt: skip
+    try:
+        with PhaseProgress() as progress:
+            plan = run(settings, progress)
+    except KeyboardInterrupt:
+        raise Interrupted("interrupted; what was measured is kept, run the same command again to go on") from None
+    _print_plan(plan)
+
+
+def _shapes(max_length: int, max_depth: int, draft: str | None, verify: str | None, *, quick: bool) -> "Shapes":
+    """Shapes of what was asked for; ``quick`` decides widths that were not given."""
+    from yggdrasil.calibration.settings import QUICK_WIDTHS
+    from yggdrasil.scheduling.plan import Shapes
+
+    usual = QUICK_WIDTHS if quick else tuple(map(checks.parse_widths, WIDTHS))
+    widths = [
+        checks.parse_widths(given) if given else least for given, least in zip((draft, verify), usual, strict=True)
+    ]
+    try:
+        return Shapes(max_length=max_length, max_depth=max_depth, draft_widths=widths[0], verify_widths=widths[1])
+    except ValueError as error:
+        raise YggdrasilError(str(error)) from error
+
+
+def _print_plan(path: Path) -> None:
+    from yggdrasil.scheduling.plan import Plan
+
+    plan = Plan.load(path)
+    best = plan.predicted
+    print(path)
+    print(f"predicted on held-out prompts: {best.speedup:.2f} x plain decoding, AAL {best.aal:.2f}, "
+          f"{best.tpot_ms:.3g} ms a token ({best.policy})")  # fmt: skip
+    for other in plan.rejected:
+        print(
+            f"  instead of {other.policy}: {other.speedup:.2f} x, AAL {other.aal:.2f}, {other.tpot_ms:.3g} ms a token"
+        )

@@ -1,0 +1,147 @@
+"""A decoder from whatever names a model: a plan, or the model itself, calibrated quickly where no plan fits."""
+
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, get_args
+
+from yggdrasil.artifacts import current_machine, list_plans, search_roots
+from yggdrasil.artifacts.gguf import is_gguf
+from yggdrasil.drafters.ngram import NGramDrafter
+from yggdrasil.drafters.options import NGramOptions
+from yggdrasil.engine import decoder as engine
+from yggdrasil.engine.decoder import DtypeName
+from yggdrasil.errors import ArtifactError, YggdrasilError
+from yggdrasil.models.compiled import Backend
+from yggdrasil.models.loading import load_tokenizer
+from yggdrasil.models.source import Source
+from yggdrasil.prompts import CHAT_PROMPTS, SHIPPED
+from yggdrasil.scheduling.plan import ModelRef, Plan
+
+if TYPE_CHECKING:
+    from yggdrasil.calibration.pipeline import Reporter
+
+NGRAM = "ngram"  # the drafter that needs no model, as it is named
+
+
+class Decoder(engine.Decoder):
+    """Decodes one request at a time with a fixed model, drafter, policy and set of shapes."""
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        source: str | Path,
+        *,
+        drafter: str | None = None,
+        dtype: DtypeName | None = None,
+        backend: Backend | None = None,
+        force_machine: bool = False,
+        max_length: int | None = None,
+        reporter: "Reporter | None" = None,
+    ) -> engine.Decoder:
+        """Load a model (a folder, a GGUF file or a hub id), or what a plan's name or file names.
+
+        The model's plan for this machine is found by its content: the newest, or the newest with ``drafter`` ("ngram",
+        or another model). Where there is none a quick calibration makes one in the user's cache first, and says so on
+        standard error; ``reporter`` shows how far it is. With a plan, "ngram" stands in for its own drafter, and
+        ``force_machine`` takes one of another machine.
+
+        Raises:
+            YggdrasilError: no such plan or model, or one that cannot be decoded with.
+        """
+        if dtype is not None and dtype not in get_args(DtypeName):
+            raise YggdrasilError(f"dtype must be one of {', '.join(get_args(DtypeName))}, not {dtype!r}")
+        if is_plan(source):
+            if drafter not in (None, NGRAM):
+                raise YggdrasilError(f"the plan {source} has its drafter; calibrate for {drafter}, or give {NGRAM}")
+            stand_in = NGramDrafter() if drafter == NGRAM else None
+            return cls.from_plan(
+                source,
+                dtype=dtype,
+                drafter=stand_in,
+                backend=backend,
+                force_machine=force_machine,
+                max_length=max_length,
+            )
+        found = Source.find(source)
+        plan = find_plan(found, drafter, dtype)
+        if plan is None:
+            plan = _calibrate(found, drafter or NGRAM, dtype or "bfloat16", reporter or _Lines())
+        return cls.from_plan(plan, target=found.given, backend=backend, max_length=max_length)
+
+
+def is_plan(given: str | Path) -> bool:
+    """Whether this names a plan, not a model: a file that is no GGUF file, or a name that is no path."""
+    path = Path(given).expanduser()
+    if path.is_file() or path.suffix in (".yaml", ".yml"):
+        return not is_gguf(path)
+    is_name = path.name == str(given)
+    return is_name and (not path.is_dir() or bool(_listed(str(given))))
+
+
+def _listed(name: str) -> list[object]:
+    try:
+        return list(list_plans(name))
+    except ArtifactError:  # nothing that a plan may be called
+        return []
+
+
+def find_plan(model: Source, drafter: str | None, dtype: DtypeName | None) -> Path | None:
+    """The newest plan for this machine that decodes with just this model; None where there is none."""
+    machine, digits = current_machine(), model.fingerprint()
+    second = Source.find(drafter).fingerprint() if drafter not in (None, NGRAM) else drafter
+    fitting = []
+    for entry in list_plans():
+        try:
+            plan = Plan.load(entry.path) if entry.fits(machine) else None
+        except ArtifactError:
+            continue
+        if plan is None or plan.target.fingerprint != digits or plan.weights not in ("full", "file"):
+            continue
+        drafts_with = plan.drafter.fingerprint if isinstance(plan.drafter, ModelRef) else NGRAM
+        if dtype in (None, plan.dtype) and second in (None, drafts_with):
+            fitting.append(entry.path)
+    return max(fitting, key=lambda path: path.stat().st_mtime_ns, default=None)
+
+
+def plan_name(model: str | Path) -> str:
+    """What a plan of this model is called unless told otherwise: the last part of its place, as a name may be."""
+    path = Path(model).expanduser()
+    last = path.stem if is_gguf(path) else path.resolve().name if path.exists() else path.name
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", last).lstrip(".-") or "model"
+
+
+def shipped_prompts(model: str | Path | Source) -> tuple[Path, bool]:
+    """The prompts to calibrate on where none are given, and whether they are chats: as the model has a template."""
+    has_template = bool(getattr(load_tokenizer(model), "chat_template", None))
+    return (CHAT_PROMPTS, True) if has_template else (SHIPPED / "humaneval.jsonl", False)
+
+
+def _calibrate(model: Source, drafter: str, dtype: DtypeName, reporter: "Reporter") -> Path:
+    from yggdrasil.calibration.pair import usual_length
+    from yggdrasil.calibration.pipeline import calibrate
+    from yggdrasil.calibration.settings import FIRST, FIRST_WIDTHS, CalibrationSettings, PairSource
+    from yggdrasil.scheduling.plan import Shapes
+
+    print(  # noqa: T201
+        f"yggdrasil: no plan of this machine is for {model.given}; making one, once (`yggdrasil calibrate` makes a "
+        "better one)",
+        file=sys.stderr,
+    )
+    second = NGramOptions() if drafter == NGRAM else drafter
+    shapes = Shapes(
+        max_length=usual_length(model.given, second), draft_widths=FIRST_WIDTHS[0], verify_widths=FIRST_WIDTHS[1]
+    )
+    pair = PairSource(model.given, second, dtype, 0, 0, shapes)
+    prompts, chat = shipped_prompts(model)
+    name = f"{plan_name(model.given)}-{model.fingerprint()[:8]}-{dtype}"
+    return calibrate(CalibrationSettings(pair, prompts, name, search_roots()[-1], FIRST, chat=chat), reporter)
+
+
+class _Lines:
+    """Progress as one line a phase, for those who show none."""
+
+    def phase(self, title: str) -> Callable[[float], None]:
+        print(f"yggdrasil: {title}", file=sys.stderr)  # noqa: T201
+        return lambda _: None
