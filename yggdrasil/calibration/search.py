@@ -34,7 +34,7 @@ from yggdrasil.scheduling.costs import COLUMNS, StageCosts
 from yggdrasil.scheduling.plan import Costs, Plan, Searched, SearchResult, check_plan
 from yggdrasil.scheduling.search import AcceptedLengths, Candidate, Space, predict_ms, search
 from yggdrasil.scheduling.stages import NAMED_VARIANTS, Schedule
-from yggdrasil.tree.objective import Objective, TreeShape
+from yggdrasil.tree.objective import Objective, TreeShape, lower_envelope
 
 BACKEND = "inductor"  # what a CPU's profile is measured with
 SAMPLES_FILE, RANKING_FILE, MEASURED_FILE = "schedule_samples.csv", "schedule_ranking.csv", "schedule_measured.csv"
@@ -272,7 +272,8 @@ def _adapted(base: Costs, chosen: Searched, costs: StageCosts, lengths: Accepted
         }
     return replace(
         base, head_ms=max(_figure(base.head_ms + head), 0.0), overhead_ms=max(_figure(base.overhead_ms + rest), 0.0),
-        verify_ms={width: _figure(ms) for width, ms in verify.items()},
+        # Guesses are costed a width at a time: by noise a wider one may come out cheaper, which then serves both.
+        verify_ms={width: _figure(ms) for width, (ms, _) in lower_envelope(verify).items()},
     )  # fmt: skip
 
 

@@ -1,0 +1,138 @@
+"""The documented paths from end to end, on a tiny random pair on disk: every token is transformers' own."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from calibrated_pair import NAME, CalibratedPair, calibrate, run_program
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from yggdrasil import Decoder
+from yggdrasil.engine.policy import FixedPolicy
+from yggdrasil.prompts import encode_chat, encode_prompt, read_prompts
+from yggdrasil.scheduling.plan import Plan
+from yggdrasil.tree.objective import TreeShape
+
+pytestmark = pytest.mark.compiled
+COUNT = 24
+
+
+@pytest.fixture(scope="session")
+def calibrated(tmp_path_factory) -> CalibratedPair:
+    """``yggdrasil calibrate --quick`` on two folders."""
+    return calibrate(tmp_path_factory.mktemp("end-to-end"))
+
+
+@pytest.fixture(scope="session")
+def decoder(calibrated) -> Decoder:
+    return Decoder.from_plan(calibrated.plan)
+
+
+@pytest.fixture(scope="session")
+def reference(calibrated) -> PreTrainedModel:
+    """The target as transformers loads it."""
+    return AutoModelForCausalLM.from_pretrained(calibrated.target, dtype=torch.float32).eval()
+
+
+@pytest.fixture
+def at_root(calibrated, monkeypatch) -> Path:
+    """The working directory is where ``calibrate`` wrote, so that names of plans mean those."""
+    monkeypatch.chdir(calibrated.root)
+    return calibrated.root
+
+
+def expected(reference, tokens, count=COUNT, eos=None):
+    prompt = torch.tensor([tokens])
+    settings = {"do_sample": False, "max_new_tokens": count, "eos_token_id": eos, "pad_token_id": 0}
+    return reference.generate(prompt, attention_mask=torch.ones_like(prompt), **settings)[0, len(tokens) :].tolist()
+
+
+@pytest.mark.parametrize("way", ["plan", "tree", "plain"])
+def test_a_calibrated_plan_decodes_what_the_target_says(calibrated, decoder, reference, way, monkeypatch):
+    if way == "tree":  # the plan's own policy may rest; a fixed tree never does
+        monkeypatch.setattr(decoder, "policy", FixedPolicy(TreeShape(2, 2, decoder.plan.shapes.verify_widths[-1])))
+    accepted = 0
+    for prompt in read_prompts(calibrated.prompts):
+        found = decoder.generate(
+            prompt.prompt, max_new_tokens=COUNT, ignore_eos=True, speculation=way != "plain"
+        )  # fmt: skip
+        accepted += found.metrics.accepted
+        assert found.tokens == expected(reference, encode_prompt(decoder.tokenizer, prompt))
+    assert way == "plan" or (accepted > 0) == (way == "tree")
+
+
+def test_a_stream_is_the_text_piece_by_piece(calibrated, decoder):
+    for prompt in read_prompts(calibrated.prompts):
+        pieces = list(decoder.stream(prompt.prompt, max_new_tokens=COUNT))
+
+        assert len(pieces) > 1
+        assert "".join(pieces) == decoder.generate(prompt.prompt, max_new_tokens=COUNT).text
+
+
+def test_a_chat_is_answered_in_the_template(decoder, reference):
+    turns = [{"role": "user", "content": "Is it an art"}]
+    for _ in range(2):
+        tokens = expected(reference, encode_chat(decoder.tokenizer, turns), eos=0)
+        found = decoder.chat(turns, max_new_tokens=COUNT)
+
+        assert found.tokens == tokens
+        assert "".join(decoder.stream_chat(turns, max_new_tokens=COUNT)) == found.text
+        turns = [*turns, {"role": "assistant", "content": found.text}, {"role": "user", "content": "or not"}]
+
+
+def test_the_program_generates(at_root, calibrated, decoder, reference, capsys):
+    prompt = read_prompts(calibrated.prompts)[0]
+    tokens = expected(reference, encode_prompt(decoder.tokenizer, prompt), eos=0)
+    options = [NAME, "--max-new-tokens", COUNT]
+
+    assert run_program("generate", *options, "--prompt", prompt.prompt) == 0
+    assert capsys.readouterr().out == decoder.tokenizer.decode(tokens, skip_special_tokens=True) + "\n"
+    assert run_program("generate", *options, "--prompts", calibrated.prompts, "--json") == 0
+    records = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [record["id"] for record in records] == [str(i) for i in range(6)]
+    assert records[0]["tokens"] == tokens
+
+
+@pytest.mark.parametrize("chat", [False, True])
+def test_the_program_compares_with_plain_decoding(at_root, calibrated, chat, capsys):
+    wrapped = ["--chat"] if chat else []
+    code = run_program(
+        "bench", "--plan", calibrated.plan, "--prompts", calibrated.prompts, "--max-new-tokens", COUNT, "--limit", 4,
+        "--json", "bench.json", *wrapped,
+    )  # fmt: skip
+    record = json.loads((at_root / "bench.json").read_text())
+
+    assert code == 0
+    assert record["matched"] == record["prompts"] == 4
+    assert record["faults"] == record["not_judged"] == 0
+    assert list(record["categories"]) == ["a", "b"]
+    assert len(record["samples"]) == 4
+    assert "repeats" in capsys.readouterr().out
+
+
+def test_a_searched_plan_decodes_the_same_and_is_reported(at_root, calibrated, reference, monkeypatch, capsys):
+    """Eager steps do here: those of every schedule would take minutes to compile."""
+    monkeypatch.setattr("yggdrasil.calibration.pair.default_backend", lambda _: "eager")
+    code = run_program(
+        "search", "--profile", NAME, "--prompts", calibrated.prompts, "--save-as", "searched", "--top", 1, "--limit", 1,
+        "--rounds", 1, "--final-rounds", 0,
+    )  # fmt: skip
+    (plan,) = (at_root / "plans" / "searched").glob("*.yaml")
+    searched = Decoder.from_plan("searched", backend="eager")
+    tokens = encode_prompt(searched.tokenizer, read_prompts(calibrated.prompts)[1])
+
+    assert code == 0
+    assert Plan.load(plan).search is not None
+    assert searched.generate(tokens, max_new_tokens=COUNT, ignore_eos=True).tokens == expected(reference, tokens)
+    capsys.readouterr()
+    assert run_program("report", "--name", "searched", "--text", "--csv", "tables", "--out", "report.html") == 0
+    assert "searched" in capsys.readouterr().out
+    assert (at_root / "report.html").stat().st_size > 10_000
+    assert any((at_root / "tables").glob("*.csv"))
+
+
+def test_plans_are_listed(at_root, capsys):
+    assert run_program("plans", NAME) == 0
+    assert "fits this machine" in capsys.readouterr().out
+    assert run_program("plans", NAME, "--fits") == 0
