@@ -37,7 +37,7 @@ def main(
     page_file: Annotated[Path, typer.Option("--page", help="The page to write.")] = ROOT / "docs" / "faults.md",
 ) -> None:
     """Damage plans, predictors, profiles, checkpoints, prompt files, options, packages and kernels, at random."""
-    from yggdrasil.models.kernels.build import cache_root
+    from yggdrasil.artifacts.cache import cache_root
 
     if kind is not None and kind not in SHARES:
         raise YggdrasilError(f"--kind {kind} is not one of {', '.join(SHARES)}")

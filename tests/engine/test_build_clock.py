@@ -1,8 +1,11 @@
 """An iteration that loaded a step is not held against speculation: it will not load it again."""
 
+import pytest
+
 from tests.tiny_pair import TEXT, make_pair
 from yggdrasil.engine.policy import FixedPolicy
 from yggdrasil.engine.promises import KeptPromises
+from yggdrasil.errors import YggdrasilError
 from yggdrasil.models.compiled import BuildClock
 from yggdrasil.tree.objective import TreeShape
 
@@ -43,3 +46,26 @@ def test_loading_is_not_settled(monkeypatch):
 
     # The first iteration loads the verification step; no later one loads anything.
     assert len(policy.learner.milliseconds) == sum(iterations) - 1
+
+
+def test_a_complete_decoder_builds_nothing_more():
+    assembly = make_pair().decoder(FixedPolicy(TreeShape(2, 2, 4))).assembly
+    assembly.complete()
+    runner = assembly.target
+    built = set(runner._steps)
+
+    assert built == set(runner.defined)
+    module, _, _ = runner._defined["verify", 2]
+    runner.define("late", 2, module, [])
+    with pytest.raises(YggdrasilError, match="the step late of width 2 was not prepared"):
+        runner.step("late", 2)
+
+
+def test_what_is_asked_for_later_is_built_before_it_decodes():
+    assembly = make_pair().decoder(FixedPolicy(TreeShape(2, 2, 4))).assembly
+    assembly.complete()
+    assert assembly.logit_target is not None
+    assert assembly.expansion_drafter is not None
+
+    for runner in (assembly.target, assembly.drafter):
+        assert set(runner._steps) == set(runner.defined)

@@ -20,8 +20,9 @@ from yggdrasil.tree.objective import TreeShape
 PROMPT = TEXT[:12]
 SHAPES = Shapes(max_length=80, draft_widths=(2,), max_depth=3, candidates=2, verify_widths=(1, 4), prefill_widths=(8,))
 TREE = FixedPolicy(TreeShape(2, 3, 4))
-# One step a model and width: the pair's two prefills share a package, being of one configuration.
-PACKAGES = ["finish-w2", "grow-w2", "head-w4", "plain-w1", "prefill-w8", "verify-w4"]
+# One a step for all widths above 1: the pair's two prefills share a package, being of one configuration. Layers are
+# packages of their own: of one row, of a path or a tree, and of a level of the drafter's, whose mask is wider.
+PACKAGES = ["finish-wn", "grow-wn", "head-wn", "layers", "layers", "layers", "plain-w1", "prefill-wn", "verify-wn"]
 
 
 @pytest.fixture(scope="module")
@@ -66,17 +67,17 @@ def test_compiled_tokens_equal_eager_ones(pair, compiled_decoder, compile_cache)
 
         assert ours.tokens == theirs.tokens == expected
         assert ours.metrics.iterations == theirs.metrics.iterations  # the same trees were drafted and accepted
-    packages = sorted(path.name.rpartition("-")[0] for path in (compile_cache / "steps").iterdir())
+    packages = sorted(path.name.rpartition("-")[0] for path in (compile_cache / "steps").glob("*.pt2"))
     assert packages == PACKAGES
 
 
 @pytest.mark.compiled
 def test_loading_a_package_does_not_import_the_compiler(compiled_decoder, compile_cache):
     """It takes two seconds, at every start."""
-    (package,) = (compile_cache / "steps").glob("finish-*")
+    (package,) = (compile_cache / "steps").glob("finish-*.pt2")
     script = (
-        "import sys; from pathlib import Path; from yggdrasil.models.compiled import load_package;"
-        f"load_package(Path({str(package)!r})); sys.exit('torch._inductor.codecache' in sys.modules)"
+        "import sys; from pathlib import Path; from yggdrasil.models.packages import open_package;"
+        f"open_package(Path({str(package)!r})); sys.exit('torch._inductor.codecache' in sys.modules)"
     )
 
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0

@@ -121,7 +121,7 @@ def test_asking_for_some_rows_gives_those(family, is_packed):
 def test_prefill_in_padded_chunks_equals_one_forward(family, is_packed):
     runner = new_runner(family, is_packed)
     tokens, start, last = torch.zeros(5, dtype=torch.int64), torch.zeros(1, dtype=torch.int64), torch.tensor([0])
-    runner.define("prefill", 5, PrefillStep(runner.call, 5), [tokens, start, last])
+    runner.define("prefill", 5, PrefillStep(runner.call), [tokens, start, last])
     text = CONTEXT[:11]
     for begin in (0, 5, 10):  # chunks of 5, 5 and 1
         chunk = text[begin : begin + 5]

@@ -9,6 +9,8 @@ from yggdrasil.bench.divergence import Divergence, replay
 from yggdrasil.bench.repeats import foretold
 from yggdrasil.bench.spread import spread
 from yggdrasil.engine.decoder import Decoder, Generation
+from yggdrasil.errors import YggdrasilError
+from yggdrasil.models.compiled import BuildClock
 from yggdrasil.prompts import Prompt, encode_prompt
 
 
@@ -57,6 +59,9 @@ def compare(
 
     Without ``ignore_eos`` a text ends where the model ends it, and lengths differ from prompt to prompt. ``warm_up``
     decodes the first prompt both ways beforehand, uncounted: it loads the steps.
+
+    Raises:
+        YggdrasilError: a step was built after the warm-up, so times do not compare.
     """
 
     def kept(prompt: Prompt) -> list[int]:
@@ -69,13 +74,23 @@ def compare(
             kept(prompt), max_new_tokens=max_new_tokens, ignore_eos=ignore_eos, speculation=speculation
         )
 
+    def timed(prompt: Prompt, *, speculation: bool) -> Generation:
+        built = BuildClock.ns
+        result = run(prompt, speculation=speculation)
+        if warm_up and BuildClock.ns != built:
+            raise YggdrasilError(
+                f"a step was compiled or loaded while prompt {prompt.id} was timed, so the comparison is not reported; "
+                "run the same command again"
+            )
+        return result
+
     if warm_up:
         for speculation in (False, True):
             run(prompts[0], speculation=speculation)
     results = []
     for i, prompt in enumerate(prompts):
         order = (False, True) if i % 2 == 0 else (True, False)
-        runs = {speculation: run(prompt, speculation=speculation) for speculation in order}
+        runs = {speculation: timed(prompt, speculation=speculation) for speculation in order}
         divergence = replay(decoder, kept(prompt), runs[False].tokens, runs[True].tokens)
         known = foretold(kept(prompt), runs[False].tokens)
         results.append(Comparison(prompt.id, runs[False], runs[True], known, divergence, prompt.category))

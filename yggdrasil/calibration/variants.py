@@ -21,7 +21,7 @@ from yggdrasil.errors import first_line
 from yggdrasil.models.cache import StaticCache
 from yggdrasil.models.compiled import Backend, Step, build_step, compile_in_process
 from yggdrasil.models.loading import LoadedModel, load_model
-from yggdrasil.models.runner import ModelCall, ModelRunner
+from yggdrasil.models.runner import ModelCall, ModelRunner, StepModule
 
 STREAK = 4  # runs in a row; the first is warm-up
 ROUNDS = 7
@@ -68,15 +68,17 @@ class Built(NamedTuple):
     torch_threads: int
 
 
-class RowsStep(nn.Module):
+class RowsStep(StepModule):
     """Choices after W tokens of a path behind a context; weights and caches as inputs."""
 
-    def __init__(self, call: ModelCall, width: int) -> None:
+    wide = (0,)
+
+    def __init__(self, call: ModelCall) -> None:
         super().__init__()
-        self._call, self._width = (call,), width
+        self._call = (call,)
 
     def forward(self, weights: list[Tensor], caches: list[Tensor], tokens: Tensor, start: Tensor) -> tuple[Tensor]:
-        rows = torch.arange(self._width, device=tokens.device)
+        rows = torch.arange(tokens.shape[0], device=tokens.device)
         mask = rows[:, None] >= rows[None, :]
         offsets = start.expand(2).contiguous()
         return (self._call[0](weights, caches, tokens, start + rows, mask, offsets).logits.argmax(-1),)
@@ -162,9 +164,8 @@ def _own_step(
     runner: ModelRunner, name: str, width: int, inputs: Sequence[Tensor], backend: Backend, *, fuse: bool
 ) -> Step:
     arguments = [inputs[0][:width], inputs[1]]
-    key = runner.key(name, width, arguments)
-    module = RowsStep(runner.call, width)
-    return build_step(module, [runner.weights, runner.cache.tensors(), *arguments], key, backend, fuse=fuse)
+    key = runner.key(name, width, arguments, RowsStep.wide)
+    return build_step(RowsStep(runner.call), runner.arguments(arguments), key, backend, fuse=fuse)
 
 
 def _torch_step(
@@ -172,7 +173,7 @@ def _torch_step(
 ) -> Callable[[], object]:
     call = ModelCall(loaded, loaded.vocab_size)
     caches = StaticCache.allocate(loaded.config, capacity, loaded.dtype, loaded.device).tensors()
-    step = RowsStep(call, width)
+    step = RowsStep(call)
     tokens = inputs[0][:width]
     if variant.weights_constant:
         module: nn.Module = ConstantStep(step, loaded)

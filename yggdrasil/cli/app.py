@@ -8,6 +8,7 @@ import typer
 
 from yggdrasil.artifacts import current_machine, list_plans
 from yggdrasil.cli import checks
+from yggdrasil.cli.cache import cache
 from yggdrasil.cli.calibrate import calibrate
 from yggdrasil.cli.chat import chat
 from yggdrasil.cli.checks import parse_widths
@@ -35,6 +36,7 @@ app.command()(profile)
 app.command()(search)
 app.command()(report)
 app.command()(parity)
+app.command()(cache)
 
 
 bench_app = typer.Typer(invoke_without_command=True, no_args_is_help=True)

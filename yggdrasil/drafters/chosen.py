@@ -35,8 +35,9 @@ class ChosenDrafter:
         for width in self._widths:
             inputs = [self._place.tensor, self._entries.tensor[:width]]
             buffers = tree.tensors()
-            runner.define("chosen", width, ChosenStep(runner.call, width), [*inputs, drafter.knots, *buffers])
+            runner.define("chosen", width, ChosenStep(runner.call), [*inputs, drafter.knots, *buffers])
             runner.define("chosen_leaves", width, ChosenLeavesStep(), [*inputs, *buffers])
+        runner.complete_again()
 
     def begin(self, tokens: Sequence[int]) -> None:
         self._drafter.begin(tokens)

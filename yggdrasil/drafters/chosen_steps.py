@@ -4,10 +4,10 @@ Dims: W rows, N tree nodes, M calibration knots.
 """
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from yggdrasil.drafters.steps import read_nodes
-from yggdrasil.models.runner import ModelCall
+from yggdrasil.models.runner import ModelCall, StepModule
 from yggdrasil.tree.growth import offer_candidates
 from yggdrasil.tree.token_tree import NO_SCORE, TokenTree
 
@@ -32,12 +32,14 @@ def attach_chosen(tree: TokenTree, first: Tensor, count: Tensor, entries: Tensor
     return nodes
 
 
-class ChosenStep(nn.Module):
+class ChosenStep(StepModule):
     """Attach W chosen candidates, run them through the drafter, offer their continuations."""
 
-    def __init__(self, call: ModelCall, width: int) -> None:
+    wide = (1,)
+
+    def __init__(self, call: ModelCall) -> None:
         super().__init__()
-        self._call, self._width = (call,), width
+        self._call = (call,)
 
     def forward(
         self,
@@ -56,8 +58,10 @@ class ChosenStep(nn.Module):
         return (nodes,)
 
 
-class ChosenLeavesStep(nn.Module):
+class ChosenLeavesStep(StepModule):
     """Attach W chosen candidates as leaves, which the drafter need not read."""
+
+    wide = (1,)
 
     def forward(
         self, weights: list[Tensor], caches: list[Tensor], place: Tensor, entries: Tensor, *tree_buffers: Tensor

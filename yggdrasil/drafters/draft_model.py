@@ -53,23 +53,26 @@ class DraftModel:
         self._first_leaf, self._num_leaves = 1, 0  # nodes of the last level: attached, not read
         self._text = runner.text  # certain tokens; those with rows have been read
         tree_buffers = tree.tensors()
+        rows = torch.arange(max(widths), device=device)
         for width in self.prefill_widths:
             inputs = [self._tokens.tensor[:width], self._span.tensor[:1], self._last.tensor]
-            runner.define("prefill", width, PrefillStep(runner.call, width), inputs)
+            runner.define("prefill", width, PrefillStep(runner.call), inputs)
         for width in self.head_widths:
             head_inputs = [self._tokens.tensor[:width], self._span.tensor, self.knots, *tree_buffers]
-            runner.define("head", width, HeadStep(runner.call, width), head_inputs)
+            runner.define("head", width, HeadStep(runner.call), head_inputs)
         for width in widths:
-            runner.define("grow", width, GrowStep(runner.call, width), [self._place.tensor, self.knots, *tree_buffers])
-            runner.define("finish", width, FinishStep(width), [self._place.tensor, *tree_buffers])
+            inputs = [self._place.tensor, rows[:width]]
+            runner.define("grow", width, GrowStep(runner.call), [*inputs, self.knots, *tree_buffers])
+            runner.define("finish", width, FinishStep(), [*inputs, *tree_buffers])
         if keeps_rows:
             for width in sorted({1, *widths}):
-                runner.define("read", width, ReadStep(runner.call, width), [self._place.tensor, *tree_buffers])
+                inputs = [self._place.tensor, rows[:width], *tree_buffers]
+                runner.define("read", width, ReadStep(runner.call), inputs)
         self._guesses = Guesses.allocate(max(guess_widths, default=0), tree.candidates, device)
         table = self._guesses.tensors()
         for width in guess_widths:
-            inputs = [self._place.tensor[:1], *table, *tree_buffers]
-            runner.define("guess", width, GuessStep(runner.call, width), inputs)
+            inputs = [self._place.tensor[:1], *(part[:width] for part in table), *tree_buffers]
+            runner.define("guess", width, GuessStep(runner.call), inputs)
         if guess_widths:
             inputs = [self._last.tensor, self.knots, *table[1:], *tree_buffers]
             runner.define("plant", 1, PlantStep(), inputs)

@@ -3,13 +3,15 @@
 Dims: W rows, T slots the mask covers, V vocabulary.
 """
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from yggdrasil.models.runner import ModelCall
+from yggdrasil.models.runner import ModelCall, StepModule
 
 
-class RowsStep(nn.Module):
+class RowsStep(StepModule):
     """Read W tokens, wherever in the text or the tree they are."""
+
+    wide = (0, 1, 2)
 
     def __init__(self, call: ModelCall) -> None:
         super().__init__()

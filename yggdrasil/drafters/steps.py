@@ -4,9 +4,9 @@ Dims: W rows, N tree nodes, M calibration knots.
 """
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from yggdrasil.models.runner import ModelCall
+from yggdrasil.models.runner import ModelCall, StepModule
 from yggdrasil.tree.growth import attach_best, likeliest, offer, offer_candidates, plant_root
 from yggdrasil.tree.token_tree import TokenTree
 
@@ -30,16 +30,18 @@ def read_nodes(
     return call(weights, caches, tree.tokens[nodes], positions, tree.ancestors[nodes], offsets, rows).logits
 
 
-class HeadStep(nn.Module):
+class HeadStep(StepModule):
     """Read the newly certain tokens (padded to W), plant the last as root, offer its continuations.
 
     The rows before the root are tokens whose keys the drafter may lack or hold at a tree slot; reading them all again
     costs a memory-bound model the price of one token and spares it moving its cache.
     """
 
-    def __init__(self, call: ModelCall, width: int) -> None:
+    wide = (0,)
+
+    def __init__(self, call: ModelCall) -> None:
         super().__init__()
-        self._call, self._width = (call,), width
+        self._call = (call,)
 
     def forward(
         self,
@@ -52,7 +54,7 @@ class HeadStep(nn.Module):
     ) -> tuple[Tensor]:
         tree = TokenTree(*tree_buffers)
         start, count = span[:1], span[1:]
-        rows = torch.arange(self._width, device=tokens.device)
+        rows = torch.arange(tokens.shape[0], device=tokens.device)
         last = count - 1
         mask = rows[:, None] >= rows[None, :]
         offsets = start.expand(2).contiguous()
@@ -62,99 +64,104 @@ class HeadStep(nn.Module):
         return (last,)
 
 
-class GrowStep(nn.Module):
+class GrowStep(StepModule):
     """Attach the W best candidates, run them through the drafter, offer their continuations."""
 
-    def __init__(self, call: ModelCall, width: int) -> None:
+    wide = (1,)
+
+    def __init__(self, call: ModelCall) -> None:
         super().__init__()
-        self._call, self._width = (call,), width
+        self._call = (call,)
 
     def forward(
         self,
         weights: list[Tensor],
         caches: list[Tensor],
         place: Tensor,  # [2] int64: the root's position, number of the first new node
+        rows: Tensor,  # [W] int64; only its size is read
         knots: Tensor,  # [M] float32
         *tree_buffers: Tensor,
     ) -> tuple[Tensor]:
         tree = TokenTree(*tree_buffers)
         root, first = place[:1], place[1:]
-        nodes = attach_best(tree, first, self._width)
+        nodes = attach_best(tree, first, rows.shape[0])
         logits = read_nodes(self._call[0], weights, caches, tree, (root, first), nodes)
         offer_candidates(tree, nodes, logits, knots)
         return (nodes,)
 
 
-class FinishStep(nn.Module):
+class FinishStep(StepModule):
     """Attach the last level: its nodes are leaves, so the drafter need not read them."""
 
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self._width = width
+    wide = (1,)
 
     def forward(
-        self, weights: list[Tensor], caches: list[Tensor], place: Tensor, *tree_buffers: Tensor
+        self, weights: list[Tensor], caches: list[Tensor], place: Tensor, rows: Tensor, *tree_buffers: Tensor
     ) -> tuple[Tensor]:
-        return (attach_best(TokenTree(*tree_buffers), place[1:], self._width),)
+        return (attach_best(TokenTree(*tree_buffers), place[1:], rows.shape[0]),)
 
 
-class ReadStep(nn.Module):
+class ReadStep(StepModule):
     """Run W attached nodes through the drafter for their keys and values alone: the tail draft."""
 
-    def __init__(self, call: ModelCall, width: int) -> None:
+    wide = (1,)
+
+    def __init__(self, call: ModelCall) -> None:
         super().__init__()
-        self._call, self._width = (call,), width
+        self._call = (call,)
 
     def forward(
         self,
         weights: list[Tensor],
         caches: list[Tensor],
         place: Tensor,  # [2] int64: the root's position, number of the first node
+        rows: Tensor,  # [W] int64, 0 .. W-1
         *tree_buffers: Tensor,
     ) -> tuple[Tensor]:
         tree = TokenTree(*tree_buffers)
         root, first = place[:1], place[1:]
-        nodes = first + torch.arange(self._width, device=first.device)
-        last = torch.full_like(first, self._width - 1)
+        nodes = first + rows
+        last = rows[-1:].clone()
         read_nodes(self._call[0], weights, caches, tree, (root, first), nodes, last)
         return (nodes,)
 
 
-class GuessStep(nn.Module):
+class GuessStep(StepModule):
     """Read what may follow each of W nodes, before it is known which of them stand: the head draft ahead of time.
 
     Row r lives in the slot behind the tree's, N + r. Candidates go to a table of their own, not into the tree.
     """
 
-    def __init__(self, call: ModelCall, width: int) -> None:
+    wide = (1, 2, 3, 4)
+
+    def __init__(self, call: ModelCall) -> None:
         super().__init__()
-        self._call, self._width = (call,), width
+        self._call = (call,)
 
     def forward(
         self,
         weights: list[Tensor],
         caches: list[Tensor],
         place: Tensor,  # [1] int64: the root's position
-        nodes: Tensor,  # [>= W] int64
-        tokens: Tensor,  # [>= W] int64, the guessed successor of each
-        edges: Tensor,  # [>= W, K] float32, written
-        candidates: Tensor,  # [>= W, K] int64, written
+        nodes: Tensor,  # [W] int64
+        tokens: Tensor,  # [W] int64, the guessed successor of each
+        edges: Tensor,  # [W, K] float32, written
+        candidates: Tensor,  # [W, K] int64, written
         *tree_buffers: Tensor,
     ) -> tuple[Tensor]:
-        tree, width = TokenTree(*tree_buffers), self._width
-        above = nodes[:width]
-        itself = torch.eye(width, dtype=torch.bool, device=nodes.device)
-        mask = torch.cat([tree.ancestors[above], itself], dim=1)  # [W, N + W]
+        tree = TokenTree(*tree_buffers)
+        rows = torch.arange(nodes.shape[0], device=nodes.device)
+        mask = torch.cat([tree.ancestors[nodes], rows[:, None] == rows], dim=1)  # [W, N + W]
         offsets = torch.cat([place, place + tree.num_nodes])
-        positions = place + tree.depths[above] + 1
-        logits = self._call[0](weights, caches, tokens[:width].clone(), positions, mask, offsets).logits
+        positions = place + tree.depths[nodes] + 1
+        logits = self._call[0](weights, caches, tokens.clone(), positions, mask, offsets).logits
         found = likeliest(logits, tree.candidates)
-        edges[:width] = found[0]
-        candidates[:width] = found[1]
-        return (above.clone(),)
+        edges.copy_(found[0])
+        candidates.copy_(found[1])
+        return (nodes.clone(),)
 
 
-class PlantStep(nn.Module):
+class PlantStep(StepModule):
     """Plant the guess that came true as the next root, with the candidates read ahead of time."""
 
     def forward(

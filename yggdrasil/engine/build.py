@@ -1,6 +1,6 @@
 """Put an engine together from two checkpoints and the shapes it may use."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -24,6 +24,7 @@ from yggdrasil.scheduling.plan import DeviceName, Shapes
 from yggdrasil.scheduling.stages import DEFAULT_ORDER, Schedule
 from yggdrasil.tree.token_tree import TokenTree
 
+Phase = Callable[[str], Callable[[float], None]]  # begins a phase and says where its share that is done goes
 READ_WIDTH = 16  # rows of the prompt that the host-driven drafter reads at a time
 
 
@@ -37,6 +38,11 @@ def open_device(name: DeviceName) -> torch.device:
 def default_backend(device: torch.device) -> Backend:
     """What runs steps fastest on a device."""
     return "cudagraph" if device.type == "cuda" else "inductor"
+
+
+def silent(title: str) -> Callable[[float], None]:
+    """A phase that nobody watches."""
+    return lambda fraction: None
 
 
 @dataclass(frozen=True)
@@ -66,7 +72,9 @@ class Assembly:
                 "host decides are not served there yet; decode greedily, or on the CPU"
             )
         with torch.inference_mode(False):  # buffers made in inference mode could not be written outside it
-            return LogitTarget(self.engine.target, self.engine.tree, self.shapes.verify_widths)
+            target = LogitTarget(self.engine.target, self.engine.tree, self.shapes.verify_widths)
+        self.target.complete_again()
+        return target
 
     @cached_property
     def expansion_drafter(self) -> ExpansionDrafter:
@@ -80,7 +88,22 @@ class Assembly:
         tree = self.engine.tree
         widths = {*self.shapes.draft_widths, min(READ_WIDTH, tree.num_nodes)}
         with torch.inference_mode(False):
-            return ExpansionDrafter(self.drafter, tree, sorted(widths), self.target.call.vocab_size)
+            drafter = ExpansionDrafter(self.drafter, tree, sorted(widths), self.target.call.vocab_size)
+        self.drafter.complete_again()
+        return drafter
+
+    def complete(self, phase: Phase = silent) -> None:
+        """Compile what is missing and load all: afterwards no step is built but those of what is asked for later.
+
+        What is asked for later (``logit_target``, ``expansion_drafter``) is built when it is made, before it decodes.
+        """
+        if isinstance(self.engine.target, CapturedTarget):
+            return  # steps are recorded when first used: a compilation in this process, which keeps its own time
+        for name, runner in (("target", self.target), ("drafter", self.drafter)):
+            if runner is not None:
+                missing = sum(not runner.is_compiled(*step) for step in runner.defined)
+                report = phase(f"compiling steps of the {name}, once") if missing else silent("")
+                runner.complete(report)
 
     def forget(self) -> None:
         """The next request reads all of its prompt, with both models."""

@@ -62,15 +62,15 @@ class CapturedTarget:
         self.captures: dict[tuple[str, int], Capture] = {}
         for width in self.prefill_widths:
             inputs = [self._tokens.tensor[:width], self._start.tensor, self._last.tensor]
-            runner.define("prefill", width, PrefillStep(runner.call, width), inputs)
+            runner.define("prefill", width, PrefillStep(runner.call), inputs)
             self.captures["prefill", width] = runner.recorder.capture(partial(self._read_one, "prefill", width))
         runner.define("plain", 1, PlainStep(runner.call), [self._tokens.tensor[:1], self._start.tensor])
         self.captures["plain", 1] = runner.recorder.capture(partial(self._read_one, "plain", 1))
         for width in verify_widths:
             if width == 1:  # the root alone is a plain step
                 continue
-            inputs = [self._start.tensor, self.order, *tree.tensors()]
-            runner.define("verify", width, VerifyStep(runner.call, width), inputs)
+            inputs = [self._start.tensor, self.order[:width], *tree.tensors()]
+            runner.define("verify", width, VerifyStep(runner.call), inputs)
             self.captures["verify", width] = runner.recorder.capture(partial(self._verify, width))
 
     def warm(self) -> None:

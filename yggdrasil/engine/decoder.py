@@ -16,7 +16,7 @@ from yggdrasil.acceptance.speculation import Speculation
 from yggdrasil.arguments import check_integer, check_tokens
 from yggdrasil.artifacts import current_machine, resolve_plan
 from yggdrasil.drafters.protocol import Drafter
-from yggdrasil.engine.build import Assembly, assemble, default_backend, open_device
+from yggdrasil.engine.build import Assembly, Phase, assemble, default_backend, open_device, silent
 from yggdrasil.engine.deciding import HostDecisions, PolicyPerSetting, Prepared, decides_on_device
 from yggdrasil.engine.ends import end_tokens
 from yggdrasil.engine.options import RequestOptions, RequestSettings
@@ -73,12 +73,14 @@ class Decoder:
         force_machine: bool = False,
         max_length: int | None = None,
         target: str | None = None,
+        phase: Phase = silent,
     ) -> "Decoder":
         """Load the pair a plan names (a path, or a name that resolves to this machine's plan).
 
         ``dtype`` other than the plan's keeps its shapes, whose costs then are estimates. ``drafter`` replaces the
-        plan's own. ``target`` is where the plan's target lies now, if not where it was. Steps are compiled or loaded
-        when first used; ``backend`` is ahead-of-time packages on a CPU and captured graphs on a GPU unless given.
+        plan's own. ``target`` is where the plan's target lies now, if not where it was. ``backend`` is ahead-of-time
+        packages on a CPU and captured graphs on a GPU unless given. On a CPU all steps are compiled (once on a machine)
+        and loaded before this returns, which ``phase`` is told; nothing is compiled while decoding.
         ``max_length`` tokens is the longest text, the plan's unless given; the plan's costs are kept whatever it is.
 
         Raises:
@@ -98,6 +100,7 @@ class Decoder:
         decoder = _decoder_of(loaded_plan, learned, dtype or loaded_plan.dtype, drafter, backend, shapes)
         decoder.plan, decoder.learned = loaded_plan, learned
         decoder.tolerance = read_tolerance(path.parent / loaded_plan.predictor, dtype or loaded_plan.dtype)
+        decoder.assembly.complete(phase)
         return decoder
 
     def generate(self, prompt: str | Sequence[int], **options: Unpack[RequestOptions]) -> Generation:

@@ -4,14 +4,14 @@ Dims: W verified nodes (root included), N tree nodes, V vocabulary, H hidden siz
 """
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from yggdrasil.engine.steps import read_token, read_tree
-from yggdrasil.models.runner import ModelCall
+from yggdrasil.models.runner import ModelCall, StepModule
 from yggdrasil.tree.token_tree import TokenTree
 
 
-class PlainLogitsStep(nn.Module):
+class PlainLogitsStep(StepModule):
     """Read one certain token."""
 
     def __init__(self, call: ModelCall) -> None:
@@ -26,27 +26,28 @@ class PlainLogitsStep(nn.Module):
         return logits, hidden.float(), *layers
 
 
-class VerifyLogitsStep(nn.Module):
+class VerifyLogitsStep(StepModule):
     """Run the W best nodes of a tree through the target."""
 
-    def __init__(self, call: ModelCall, width: int) -> None:
+    wide = (1,)
+
+    def __init__(self, call: ModelCall) -> None:
         super().__init__()
-        self._call, self._width = (call,), width
+        self._call = (call,)
 
     def forward(
         self,
         weights: list[Tensor],
         caches: list[Tensor],
         root: Tensor,  # [1] int64, the root's position
-        order: Tensor,  # [N] int64, nodes from best to worst
+        chosen: Tensor,  # [W] int64, nodes
         *tree_buffers: Tensor,
     ) -> tuple[Tensor, ...]:
         """Returns (layout [4, W] int64, logits [W, V], hidden [W, H], *layers [W, H]).
 
         The layout's rows are nodes, tokens, parent rows, and 1 where the row exists (0: padding).
         """
-        rows, (logits, hidden, layers) = read_tree(
-            self._call[0], weights, caches, root, order[: self._width], TokenTree(*tree_buffers)
-        )
+        tree = TokenTree(*tree_buffers)
+        rows, (logits, hidden, layers) = read_tree(self._call[0], weights, caches, root, chosen, tree)
         layout = torch.stack([rows.nodes, rows.tokens, rows.parents, rows.exist.to(torch.int64)])
         return layout, logits, hidden.float(), *layers

@@ -44,8 +44,8 @@ class LogitTarget:
         runner.define("plain-logits", 1, PlainLogitsStep(runner.call), [self._token.tensor, self._start.tensor])
         for width in verify_widths:
             if width > 1:
-                inputs = [self._start.tensor, self.order, *tree.tensors()]
-                runner.define("verify-logits", width, VerifyLogitsStep(runner.call, width), inputs)
+                inputs = [self._start.tensor, self.order[:width], *tree.tensors()]
+                runner.define("verify-logits", width, VerifyLogitsStep(runner.call), inputs)
 
     def begin(self, decision: Decision) -> None:
         """The next request decides so."""

@@ -6,10 +6,10 @@ Dims: W verified nodes (root included), N tree nodes, V vocabulary, H hidden siz
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from yggdrasil.acceptance.greedy import accept_greedy
-from yggdrasil.models.runner import Forward, ModelCall
+from yggdrasil.models.runner import Forward, ModelCall, StepModule
 from yggdrasil.tree.token_tree import TokenTree
 
 
@@ -49,7 +49,7 @@ def read_tree(
     return rows, call(weights, caches, rows.tokens, root + tree.depths[nodes], rows.ancestors, offsets)
 
 
-class PlainStep(nn.Module):
+class PlainStep(StepModule):
     """Read one certain token and choose the next: plain decoding, and the baseline of every comparison."""
 
     def __init__(self, call: ModelCall) -> None:
@@ -65,19 +65,21 @@ class PlainStep(nn.Module):
         return choice, best, hidden.float(), *layers
 
 
-class VerifyStep(nn.Module):
+class VerifyStep(StepModule):
     """Run the W best nodes of a tree through the target and accept along its choices."""
 
-    def __init__(self, call: ModelCall, width: int) -> None:
+    wide = (1,)
+
+    def __init__(self, call: ModelCall) -> None:
         super().__init__()
-        self._call, self._width = (call,), width
+        self._call = (call,)
 
     def forward(
         self,
         weights: list[Tensor],
         caches: list[Tensor],
         root: Tensor,  # [1] int64, the root's position
-        order: Tensor,  # [N] int64, nodes from best to worst
+        chosen: Tensor,  # [W] int64, nodes
         *tree_buffers: Tensor,
     ) -> tuple[Tensor, ...]:
         """Returns (summary [2 + 4W] int64, hidden [W, H], *layers [W, H]).
@@ -85,10 +87,9 @@ class VerifyStep(nn.Module):
         The summary is all that the host must read: accepted rows (root included), whether their logits are finite,
         then W rows and W target choices of which the first ``accepted`` count, then every row's choice and node.
         """
-        width = self._width
-        rows, (logits, hidden, layers) = read_tree(
-            self._call[0], weights, caches, root, order[:width], TokenTree(*tree_buffers)
-        )
+        width = chosen.shape[0]
+        tree = TokenTree(*tree_buffers)
+        rows, (logits, hidden, layers) = read_tree(self._call[0], weights, caches, root, chosen, tree)
         best, choices = logits.max(-1)
         _, path = accept_greedy(rows.tokens, rows.parents, rows.ancestors, rows.exist, choices)
         numbers = torch.arange(width, device=path.device)

@@ -95,13 +95,13 @@ class TargetModel:
         self._last = HostBuffer(1, device)
         for width in self.prefill_widths:
             inputs = [self._tokens.tensor[:width], self._start.tensor, self._last.tensor]
-            runner.define("prefill", width, PrefillStep(runner.call, width), inputs)
+            runner.define("prefill", width, PrefillStep(runner.call), inputs)
         runner.define("plain", 1, PlainStep(runner.call), [self._tokens.tensor[:1], self._start.tensor])
         for width in verify_widths:
             if width == 1:  # the root alone is a plain step
                 continue
-            inputs = [self._start.tensor, self.order, *tree.tensors()]
-            runner.define("verify", width, VerifyStep(runner.call, width), inputs)
+            inputs = [self._start.tensor, self.order[:width], *tree.tensors()]
+            runner.define("verify", width, VerifyStep(runner.call), inputs)
 
     @property
     def length(self) -> int:

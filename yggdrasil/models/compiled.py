@@ -1,12 +1,12 @@
-"""Compiled steps: one ahead-of-time package a (step, width), made by TorchInductor and kept on disk.
+"""Compiled steps: ahead-of-time packages made by TorchInductor and kept on disk, one for all widths above 1 of a step.
 
-A package holds code only. Weights, caches and buffers are its inputs, so all widths share one copy of each, packages
+A package holds code only. Weights, caches and buffers are its inputs, so all steps share one copy of each, packages
 do not depend on the weights' values, and nothing can be recompiled at run time: there is no compiler left in the loop.
+Layers that repeat are a package of their own, which steps share.
 """
 
 import hashlib
 import sys
-import tempfile
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
@@ -17,19 +17,24 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from yggdrasil.errors import first_line
+from yggdrasil.errors import YggdrasilError, first_line
 from yggdrasil.models.fusion import fuse_shared_inputs
-from yggdrasil.models.kernels.build import cache_root
+from yggdrasil.models.kernels import is_native
+from yggdrasil.models.packages import SUFFIX, is_whole, new_package, open_package, package_folder, unit_path
+from yggdrasil.models.repeated import find_repetition
+from yggdrasil.models.units import WIDEST, drop_assertions, replace_units, unit_program, without_unused_inputs
 
 Backend = Literal["inductor", "eager", "cudagraph"]
 # Code that is traced into packages; a change anywhere else leaves them valid.
 _TRACED_SOURCES = (
     "models/attention.py", "models/cache.py", "models/packing.py",
-    "models/fusion.py", "models/formats/layers.py", "models/runner.py", "models/kernels/__init__.py",
+    "models/fusion.py", "models/formats/layers.py", "models/repeated.py", "models/units.py",
+    "models/runner.py", "models/kernels/__init__.py",
     "tree/growth.py", "tree/token_tree.py", "acceptance/greedy.py", "drafters/steps.py",
     "drafters/chosen_steps.py",
     "engine/steps.py", "engine/logit_steps.py", "drafters/expansion_steps.py",
 )  # fmt: skip
+_HINT = 8  # the width that a package for all widths is traced at
 _INDUCTOR_OPTIONS = {
     "cpp.threads": 1,  # pointwise work of a few rows: a second thread costs more than it saves, and would change sums
     "aot_inductor.compile_wrapper_opt_level": "O1",
@@ -52,13 +57,13 @@ class StepKey(NamedTuple):
     """What a package depends on besides the machine, the versions and our own code."""
 
     step: str  # e.g. "verify"
-    width: int
+    width: int | None  # None: every width above 1
     model: str  # fingerprint of the model's configuration, dtype and thread count
     shapes: str  # capacities of the buffers it takes
 
     def file_name(self) -> str:
         digest = hashlib.sha256("\n".join((*map(str, self), _environment())).encode()).hexdigest()[:20]
-        return f"{self.step}-w{self.width}-{digest}.pt2"
+        return f"{self.step}-w{self.width or 'n'}-{digest}{SUFFIX}"
 
 
 class Step:
@@ -81,7 +86,7 @@ def flatten(inputs: Sequence[Tensor | Sequence[Tensor]]) -> list[Tensor]:
 
 
 def package_path(key: StepKey) -> Path:
-    return cache_root() / "steps" / key.file_name()
+    return package_folder() / key.file_name()
 
 
 def build_step(
@@ -95,19 +100,12 @@ def build_step(
         return Step(lambda _: _eager(module, inputs), flat)
     start = perf_counter_ns()
     path = package_path(key)
-    if not path.exists():
+    if not is_whole(path):
         print(f"yggdrasil: compiling the step {key.step} of width {key.width}, once", file=sys.stderr)  # noqa: T201
-        compile_package(module, inputs, path, fuse=fuse)
-    run = load_package(path)
+        compile_package(module, inputs, key, fuse=fuse)
+    package = open_package(path)
     BuildClock.ns += perf_counter_ns() - start
-    return Step(run, flat)
-
-
-def load_package(path: Path) -> Callable[[list[Tensor]], Sequence[Tensor]]:
-    """What `torch._inductor.aoti_load_package` does in the end, after two seconds of importing the compiler."""
-    loader = torch._C._aoti.AOTIModelPackageLoader(str(path), "model", True, 1, -1)  # single-threaded, one runner
-    run: Callable[[list[Tensor]], Sequence[Tensor]] = loader.run
-    return run
+    return Step(package.run, package.pick(flat))
 
 
 @torch.no_grad()
@@ -168,22 +166,75 @@ def compile_in_process(
 
 @torch.no_grad()
 def compile_package(
-    module: nn.Module, inputs: Sequence[Tensor | list[Tensor]], path: Path, *, fuse: bool = True
+    module: nn.Module, inputs: Sequence[Tensor | list[Tensor]], key: StepKey, *, fuse: bool = True
 ) -> None:
-    """Export ``module`` in full and compile it to ``path``; a graph break or an unsupported operator is an error.
+    """Export ``module`` in full and compile it to its package; a graph break or an unsupported operator is an error.
 
     ``fuse`` runs linears of one input as one operator; without it only to measure what that is worth.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder, warnings.catch_warnings():
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # PyTorch's own, about its own internals
-        exported = torch.export.export(module, tuple(inputs), strict=False)
+        exported = _exported(module, inputs, () if key.width is not None else getattr(module, "wide", ()))
         if fuse:
             fuse_shared_inputs(exported)
-        package = torch._inductor.aoti_compile_and_package(
-            exported, package_path=str(Path(folder) / "step.pt2"), inductor_configs=dict(_INDUCTOR_OPTIONS)
-        )
-        Path(package).replace(path)
+        drop_assertions(exported)
+        units = _compile_units(exported, len(flatten(inputs[:2])) - 1) if is_native() else ()
+        exported, used = without_unused_inputs(exported, _HINT)
+        _write_package(exported, package_path(key), units, used)
+
+
+def _exported(
+    module: nn.Module, inputs: Sequence[Tensor | list[Tensor]], wide: Sequence[int]
+) -> torch.export.ExportedProgram:
+    """``module`` as a graph; the first size of the inputs numbered ``wide`` (weights and caches aside) is a symbol."""
+    arguments = list(inputs)
+    shapes = torch.export.ShapesCollection()
+    for number in wide:
+        example = arguments[2 + number]
+        assert isinstance(example, Tensor)
+        arguments[2 + number] = example = example.new_zeros(_HINT, *example.shape[1:])
+        shapes[example] = {0: torch.export.Dim("width", min=2, max=WIDEST)}
+    dynamic = shapes.dynamic_shapes(module, tuple(arguments)) if wide else None
+    return torch.export.export(module, tuple(arguments), strict=False, dynamic_shapes=dynamic)
+
+
+def _compile_units(exported: torch.export.ExportedProgram, table: int) -> tuple[str, ...]:
+    """Take the layers that repeat out of ``exported`` and compile them by themselves; returns the units' names.
+
+    ``table`` is the place of the input that holds the number of the table: the last of the caches.
+    """
+    found = find_repetition(exported.graph_module.graph)
+    if found is None:
+        return ()
+    unit = unit_program(found, _HINT)
+    digest = hashlib.sha256(f"{unit.text}\n{_environment()}".encode()).hexdigest()[:20]
+    name = f"layers-{digest}"
+    if not is_whole(unit_path(name)):
+        _write_package(unit.exported, unit_path(name))
+    replace_units(exported, found, name, table)
+    return (name,)
+
+
+def _write_package(
+    exported: torch.export.ExportedProgram, path: Path, units: Sequence[str] = (), used: Sequence[int] | None = None
+) -> None:
+    from torch._inductor.exc import CppCompileError, InductorError
+
+    try:
+        with new_package(path, units, used) as temporary:
+            torch._inductor.aoti_compile_and_package(
+                exported, package_path=str(temporary), inductor_configs=dict(_INDUCTOR_OPTIONS)
+            )
+    except OSError as error:
+        reason = error.strerror or first_line(error)
+        raise YggdrasilError(
+            f"cannot compile to {path.parent} ({reason}); check the folder's permissions and free space, or name "
+            "another in YGGDRASIL_CACHE"
+        ) from error
+    except (CppCompileError, InductorError) as error:
+        raise YggdrasilError(
+            f"the C++ compiler failed on {path.name} ({first_line(error)[:200]}); check that g++ or clang++ works here"
+        ) from error
 
 
 @cache

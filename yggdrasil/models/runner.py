@@ -6,17 +6,21 @@ Dims: W rows of a step, T tree slots its mask covers, V vocabulary, H hidden siz
 import hashlib
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
+from weakref import finalize
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from yggdrasil.errors import YggdrasilError
 from yggdrasil.models.cache import StaticCache, StepCache
 from yggdrasil.models.compiled import Backend, Step, StepKey, build_step, compile_package, package_path
 from yggdrasil.models.graphs import Capture, Recorder
 from yggdrasil.models.kept_text import KeptText
+from yggdrasil.models.kernels import is_native
 from yggdrasil.models.loading import LoadedModel
+from yggdrasil.models.packages import is_whole
 
 HEAD_INPUT = -1  # layer number of the state that the language-model head reads
 
@@ -27,6 +31,16 @@ class Forward(NamedTuple):
     logits: Tensor  # [R, V]
     hidden: Tensor  # [R, H], the input of the language-model head
     layers: list[Tensor]  # outputs of the layers asked for, each [W, H]
+
+
+class StepModule(nn.Module):
+    """What a step computes: ``forward(weights, caches, *inputs)``.
+
+    ``wide`` numbers those of the inputs whose first size is the step's width, from which alone the width may be read:
+    one package then serves all widths above 1.
+    """
+
+    wide: ClassVar[tuple[int, ...]] = ()
 
 
 class ModelCall:
@@ -54,7 +68,8 @@ class ModelCall:
     ) -> Forward:
         # A drafter that reads the head's input wants it for every row, so nothing may be dropped before the head.
         drop_early = rows is not None and HEAD_INPUT not in self.hidden_layers
-        cache = StepCache(caches[: self._num_layers], caches[self._num_layers :], offsets)
+        layers = self._num_layers  # behind keys and values lies the number of the table, which tracing does not read
+        cache = StepCache(caches[:layers], caches[layers : 2 * layers], offsets)
         captured: dict[int, Tensor] = {}
         with ExitStack() as hooks:
             self._capture(captured, hooks)
@@ -129,34 +144,67 @@ class ModelRunner:
         self.call = ModelCall(loaded, vocab_size, hidden_layers)
         self.weights = list(loaded.named_tensors().values())
         self.cache = StaticCache.allocate(loaded.config, capacity, loaded.dtype, loaded.device)
+        self._table = torch.zeros(1, dtype=torch.int64, device=loaded.device)
+        if backend == "inductor" and is_native():
+            self._table.fill_(torch.ops.yggdrasil.keep_table([*self.weights, *self.cache.tensors()]))
+            finalize(self, torch.ops.yggdrasil.drop_table, int(self._table))
         self.text = KeptText()  # what the cache holds, whoever reads it
+        self._is_complete = False
         self._steps: dict[tuple[str, int], Step] = {}
         self._captures: dict[tuple[str, int], Capture] = {}
         self._defined: dict[tuple[str, int], tuple[nn.Module, list[Tensor | list[Tensor]], StepKey]] = {}
 
-    def define(self, name: str, width: int, module: nn.Module, inputs: Sequence[Tensor]) -> None:
+    def define(self, name: str, width: int, module: StepModule, inputs: Sequence[Tensor]) -> None:
         """Declare a step: ``module(weights, caches, *inputs)``. It is loaded or compiled on ``warm`` or first use."""
         assert (name, width) not in self._defined, f"the step {name} of width {width} is defined already"
-        key = self.key(name, width, inputs)
-        arguments: list[Tensor | list[Tensor]] = [self.weights, self.cache.tensors(), *inputs]
-        self._defined[name, width] = module, arguments, key
+        key = self.key(name, width, inputs, module.wide)
+        self._defined[name, width] = module, self.arguments(inputs), key
 
-    def key(self, name: str, width: int, inputs: Sequence[Tensor]) -> StepKey:
+    def arguments(self, inputs: Sequence[Tensor]) -> list[Tensor | list[Tensor]]:
+        """What a step that takes ``inputs`` is called with."""
+        return [self.weights, [*self.cache.tensors(), self._table], *inputs]
+
+    def key(self, name: str, width: int, inputs: Sequence[Tensor], wide: Sequence[int] = ()) -> StepKey:
+        """What the step's package is known by; ``wide`` as in ``StepModule``."""
         loaded = self.loaded
         facts = (
             loaded.dtype, loaded.num_threads, loaded.device.type, self.call.hidden_layers, self.call.vocab_size,
             list(loaded.named_tensors()), loaded.formats,
         )  # fmt: skip
         described = f"{loaded.config.to_json_string()}|{facts}"
-        shapes = [tuple(t.shape) for t in inputs] + [self.cache.capacity]
-        return StepKey(name, width, hashlib.sha256(described.encode()).hexdigest()[:20], str(shapes))
+        shapes: list[object] = [tuple(t.shape) for t in inputs]
+        if width > 1:
+            shapes = [("W", *tuple(t.shape)[1:]) if i in wide else tuple(t.shape) for i, t in enumerate(inputs)]
+        shapes.append(self.cache.capacity)
+        is_any = bool(wide) and width > 1
+        return StepKey(
+            name, None if is_any else width, hashlib.sha256(described.encode()).hexdigest()[:20], str(shapes)
+        )
 
     def step(self, name: str, width: int) -> Step:
-        """The step, built on first use."""
+        """The step, built on first use; once ``complete`` was called, a step that it did not build is an error."""
         found = self._steps.get((name, width))
         if found is None:
+            if self._is_complete:
+                raise YggdrasilError(
+                    f"the step {name} of width {width} was not prepared, and nothing is compiled while decoding; "
+                    "this is a fault of ours, please report it"
+                )
             found = self._steps[name, width] = build_step(*self._defined[name, width], self.backend)
         return found
+
+    def complete(self, report: Callable[[float], None] = lambda _: None) -> None:
+        """Build every step that is defined, reporting the share that is there; from now on none is built silently."""
+        for number, step in enumerate(self._defined, start=1):
+            if step not in self._steps:
+                self._steps[step] = build_step(*self._defined[step], self.backend)
+            report(number / len(self._defined))
+        self._is_complete = True
+
+    def complete_again(self) -> None:
+        """Build what was defined since, if the runner was complete then."""
+        if self._is_complete:
+            self.complete()
 
     def launch(self, name: str, width: int) -> Sequence[Tensor]:
         """Run the step, as a capture of its own where there is a recorder; outputs then last until the next launch."""
@@ -173,27 +221,28 @@ class ModelRunner:
     def compile(self, name: str, width: int) -> bool:
         """Make sure the step's package is on disk, without loading it. False where it was there already."""
         module, arguments, key = self._defined[name, width]
-        path = package_path(key)
-        if self.backend != "inductor" or path.exists():
+        if self.backend != "inductor" or is_whole(package_path(key)):
             return False
-        compile_package(module, arguments, path)
+        compile_package(module, arguments, key)
         return True
 
     def is_compiled(self, name: str, width: int) -> bool:
         """Whether the step can be loaded without compiling."""
-        return self.backend != "inductor" or package_path(self._defined[name, width][2]).exists()
+        return self.backend != "inductor" or is_whole(package_path(self._defined[name, width][2]))
 
     @property
     def defined(self) -> list[tuple[str, int]]:
         return list(self._defined)
 
 
-class PrefillStep(nn.Module):
+class PrefillStep(StepModule):
     """Read a chunk of certain tokens; logits and hidden state of one row. Rows past the chunk's end are padding."""
 
-    def __init__(self, call: ModelCall, width: int) -> None:
+    wide = (0,)
+
+    def __init__(self, call: ModelCall) -> None:
         super().__init__()
-        self._call, self._width = (call,), width
+        self._call = (call,)
 
     def forward(
         self,
@@ -204,7 +253,7 @@ class PrefillStep(nn.Module):
         last: Tensor,  # [1] int64, the row that is asked for
     ) -> tuple[Tensor, ...]:
         """Returns (choice [1], its logit [1], head input [1, H] float32, logits [1, V], *layers [W, H])."""
-        rows = torch.arange(self._width, device=tokens.device)
+        rows = torch.arange(tokens.shape[0], device=tokens.device)
         mask = rows[:, None] >= rows[None, :]
         offsets = start.expand(2).contiguous()
         logits, hidden, layers = self._call[0](weights, caches, tokens, start + rows, mask, offsets, last)

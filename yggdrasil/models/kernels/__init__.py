@@ -44,7 +44,11 @@ _library.define(
     "tree_attention(Tensor query, Tensor key, Tensor value, Tensor(a!) key_cache, Tensor(b!) value_cache, "
     "Tensor offsets, Tensor tree_mask, float scale, int window, float softcap, int num_threads) -> Tensor"
 )
-_library.define("top_candidates(Tensor values, int k) -> (Tensor, Tensor)")
+_library.define("top_candidates(Tensor values, SymInt k) -> (Tensor, Tensor)")
+_library.define("open_unit(str name, str path) -> ()")
+_library.define("keep_table(Tensor[] tensors) -> int")
+_library.define("drop_table(int number) -> ()")
+_library.define("run_units(str name, Tensor table, Tensor carried, Tensor[] shared, int[] places, int count) -> Tensor")
 _library.define("move_rows(Tensor(a!)[] caches, int[] sources, int destination) -> ()")
 _library.define("keep_rows(Tensor(a!)[] caches, Tensor start, Tensor rows, Tensor count) -> ()")
 _library.define("rank_nodes(Tensor scores, Tensor(a!) order, Tensor(b!) expected) -> ()")
@@ -184,6 +188,12 @@ def _tree_attention_shape(  # noqa: PLR0913
     return query.new_empty((1, query.shape[2], query.shape[1], query.shape[3]))
 
 
+def _run_units_shape(
+    name: str, table: Tensor, carried: Tensor, shared: list[Tensor], places: list[int], count: int
+) -> Tensor:
+    return torch.empty_like(carried)
+
+
 _portable: dict[str, Callable[..., Any]] = {
     "packed_shape": _packed_shape,
     "pack_linear": _pack_linear,
@@ -226,6 +236,7 @@ torch.library.register_fake("yggdrasil::quantised_rows", _quantised_rows_shape, 
 torch.library.register_fake("yggdrasil::packed_linears", _packed_linears_shape, lib=_library)
 torch.library.register_fake("yggdrasil::top_candidates", _top_candidates_shape, lib=_library)
 torch.library.register_fake("yggdrasil::tree_attention", _tree_attention_shape, lib=_library)
+torch.library.register_fake("yggdrasil::run_units", _run_units_shape, lib=_library)
 torch.library.register_fake("yggdrasil::move_rows", lambda caches, sources, destination: None, lib=_library)
 
 _native = load_native()

@@ -16,16 +16,11 @@ from pathlib import Path
 import torch
 
 from yggdrasil.artifacts.atomic import write_atomic
+from yggdrasil.artifacts.cache import cache_root
 from yggdrasil.errors import first_line
 
 _SOURCE = Path(__file__).with_name("ops.cpp")
 _FLAGS = ["-O3", "-march=native", "-pthread", "-std=c++20", "-fPIC", "-shared"]
-
-
-def cache_root() -> Path:
-    """Folder of everything compiled on this machine; ``YGGDRASIL_CACHE`` moves it."""
-    own = os.environ.get("YGGDRASIL_CACHE")
-    return Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "yggdrasil"
 
 
 def load_native() -> bool:

@@ -12,6 +12,7 @@
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
+#include <torch/csrc/inductor/aoti_package/model_package_loader.h>
 #include <torch/library.h>
 
 #include <algorithm>
@@ -19,8 +20,12 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <memory>
+#include <mutex>
 #include <numeric>
+#include <string>
 #include <type_traits>
+#include <unordered_map>
 #include <vector>
 
 #include "attention.h"
@@ -299,6 +304,70 @@ void move_rows(at::TensorList caches, at::IntArrayRef source, int64_t destinatio
   }
 }
 
+// ==== layers that repeat ==============================================================================================
+
+// What steps refer to by name or number: packages of one unit each, which last as long as the process, and tables of the
+// tensors that units read and write, which belong to whoever keeps them.
+struct Registry {
+  std::mutex mutex;
+  std::unordered_map<std::string, std::unique_ptr<torch::inductor::AOTIModelPackageLoader>> units;
+  std::unordered_map<int64_t, std::shared_ptr<const std::vector<Tensor>>> tables;
+  int64_t last_table = 0;
+};
+
+Registry& registry() {
+  static auto* everything = new Registry;  // never destroyed: libraries may be gone by then
+  return *everything;
+}
+
+void open_unit(std::string name, std::string path) {
+  Registry& all = registry();
+  const std::lock_guard<std::mutex> lock(all.mutex);
+  auto& unit = all.units[name];
+  if (!unit) unit = std::make_unique<torch::inductor::AOTIModelPackageLoader>(path, "model", /*run_single_threaded=*/true);
+}
+
+int64_t keep_table(at::TensorList tensors) {
+  Registry& all = registry();
+  const std::lock_guard<std::mutex> lock(all.mutex);
+  all.tables[++all.last_table] = std::make_shared<const std::vector<Tensor>>(tensors.begin(), tensors.end());
+  return all.last_table;
+}
+
+void drop_table(int64_t number) {
+  Registry& all = registry();
+  const std::lock_guard<std::mutex> lock(all.mutex);
+  all.tables.erase(number);
+}
+
+// Runs one unit `count` times; each takes what the one before gave, what all share, and its own places of the table.
+// NOTE: a unit writes to its caches, which the schema does not say: no other operator of the graph may use them.
+Tensor run_units(std::string name, const Tensor& number, const Tensor& carried, at::TensorList shared,
+                 at::IntArrayRef places, int64_t count) {
+  torch::inductor::AOTIModelContainerRunner* unit = nullptr;
+  std::shared_ptr<const std::vector<Tensor>> table;
+  {
+    Registry& all = registry();
+    const std::lock_guard<std::mutex> lock(all.mutex);
+    const auto package = all.units.find(name);
+    const auto tensors = all.tables.find(*number.const_data_ptr<int64_t>());
+    TORCH_CHECK(package != all.units.end() && tensors != all.tables.end(), "the unit ", name, " is not open");
+    unit = package->second->get_runner(), table = tensors->second;
+  }
+  const size_t own = places.size() / count;
+  Tensor value = carried;
+  std::vector<Tensor> inputs;
+  for (int64_t i = 0; i < count; ++i) {
+    inputs.clear();
+    inputs.reserve(1 + shared.size() + own);
+    inputs.push_back(std::move(value));
+    inputs.insert(inputs.end(), shared.begin(), shared.end());
+    for (const int64_t place : places.slice(i * own, own)) inputs.push_back(table->at(place));
+    value = std::move(unit->boxed_run(std::move(inputs)).at(0));
+  }
+  return value;
+}
+
 // ==== yardstick =======================================================================================================
 
 // Reads every word of a buffer and returns their exclusive or: the fastest that a step could pass over its weights.
@@ -339,4 +408,11 @@ TORCH_LIBRARY_IMPL(yggdrasil, CPU, m) {
   m.impl("rank_nodes", &rank_nodes);
   m.impl("move_rows", &move_rows);
   m.impl("read_words", &read_words);
+  m.impl("run_units", &run_units);
+}
+
+TORCH_LIBRARY_IMPL(yggdrasil, CompositeExplicitAutograd, m) {
+  m.impl("open_unit", &open_unit);
+  m.impl("keep_table", &keep_table);
+  m.impl("drop_table", &drop_table);
 }

@@ -1,0 +1,78 @@
+"""Packages and kernel libraries on disk: what is damaged does not count as there."""
+
+import pytest
+
+from yggdrasil.models.kernels.build import _digest, _digest_file, _is_whole
+from yggdrasil.models.packages import is_whole, manifest_path, new_package, package_folder, read_manifest, unit_path
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """A package that calls a unit."""
+    monkeypatch.setenv("YGGDRASIL_CACHE", str(tmp_path))
+    with new_package(unit_path("layers-1")) as place:
+        place.write_bytes(b"unit")
+    path = package_folder() / "step.pt2"
+    with new_package(path, ["layers-1"], [0, 2]) as place:
+        place.write_bytes(b"step")
+    return path
+
+
+def test_a_package_is_whole_with_all_that_it_calls(package):
+    assert is_whole(package)
+    assert read_manifest(package)[1:] == (("layers-1",), (0, 2))
+    assert sorted(path.suffix for path in package.parent.iterdir()) == [".json", ".json", ".pt2", ".pt2"]
+
+
+@pytest.mark.parametrize("content", [b"", b"stop", b"step and more"], ids=["empty", "changed", "longer"])
+@pytest.mark.parametrize("what", ["step", "layers-1"])
+def test_a_damaged_package_is_removed_and_named(package, capsys, what, content):
+    path = package.with_name(f"{what}.pt2")
+    path.write_bytes(content)
+
+    assert not is_whole(package)
+    assert f"{path} is damaged and is compiled again" in capsys.readouterr().err
+    assert not path.exists()
+    assert not manifest_path(path).exists()
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"[]", b"null", b"\xff", b'{"digest": 1, "units": 2, "inputs": []}'])
+def test_a_damaged_manifest_counts_as_a_damaged_package(package, content):
+    manifest_path(package).write_bytes(content)
+
+    assert not is_whole(package)
+    assert not package.exists()
+
+
+@pytest.mark.parametrize("half", ["package", "manifest"])
+def test_half_of_a_pair_does_not_count(package, half):
+    (package if half == "package" else manifest_path(package)).unlink()
+
+    assert not is_whole(package)
+    assert not package.exists()
+    assert not manifest_path(package).exists()
+
+
+def test_a_package_that_fails_leaves_nothing(package):
+    def fail():
+        with new_package(package.with_name("other.pt2")) as place:
+            place.write_bytes(b"half")
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail()
+
+    assert not list(package.parent.glob("other*"))
+    assert len(list(package.parent.iterdir())) == 4
+
+
+def test_a_kernel_library_that_was_cut_short_is_not_loaded(tmp_path, capsys):
+    library = tmp_path / "ops.so"
+    library.write_bytes(b"0123456789")
+    assert not _is_whole(library)  # of a version that wrote no digest
+
+    _digest_file(library).write_bytes(_digest(library))
+    assert _is_whole(library)
+    library.write_bytes(b"01234")
+    assert not _is_whole(library)
+    assert "is damaged and is compiled again" in capsys.readouterr().err

@@ -1,0 +1,124 @@
+"""Compiled packages on disk: each with a manifest beside it that says what it must hold and what else it needs.
+
+A package counts as there when its manifest does, which is written last; one whose bytes do not fit is removed, and so
+compiled again.
+"""
+
+import hashlib
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from yggdrasil.artifacts.atomic import write_atomic
+from yggdrasil.artifacts.cache import cache_root
+
+SUFFIX = ".pt2"
+_MANIFEST_SUFFIX = ".json"
+
+
+class Manifest(NamedTuple):
+    """What lies beside a package."""
+
+    digest: str  # of the package's bytes
+    units: tuple[str, ...]  # names of packages that it calls
+    inputs: tuple[int, ...] | None  # places of the step's inputs that it reads; None: all
+
+
+def package_folder() -> Path:
+    """Where packages lie."""
+    return cache_root() / "steps"
+
+
+def unit_path(name: str) -> Path:
+    """The package of a unit that steps call by ``name``."""
+    return package_folder() / f"{name}{SUFFIX}"
+
+
+def manifest_path(path: Path) -> Path:
+    return path.with_suffix(_MANIFEST_SUFFIX)
+
+
+def is_whole(path: Path) -> bool:
+    """Whether the package and all that it calls are there and undamaged; what is damaged is removed and named."""
+    manifest = read_manifest(path)
+    return manifest is not None and all(is_whole(unit_path(name)) for name in manifest.units)
+
+
+def read_manifest(path: Path) -> Manifest | None:
+    """The package's manifest if both are whole; what is damaged is removed, with one sentence."""
+    beside = manifest_path(path)
+    if not path.exists() and not beside.exists():
+        return None
+    try:
+        content = json.loads(beside.read_bytes())
+        inputs = content["inputs"]
+        manifest = Manifest(
+            str(content["digest"]),
+            tuple(map(str, content["units"])),
+            None if inputs is None else tuple(map(int, inputs)),
+        )
+        if manifest.digest == file_digest(path):
+            return manifest
+    except FileNotFoundError:  # half of a pair: its writer was killed in between
+        remove_package(path)
+        return None
+    except (ValueError, KeyError, TypeError):
+        pass
+    print(f"yggdrasil: {path} is damaged and is compiled again", file=sys.stderr)  # noqa: T201
+    remove_package(path)
+    return None
+
+
+def remove_package(path: Path) -> None:
+    """The manifest goes first: a package without one does not count."""
+    manifest_path(path).unlink(missing_ok=True)
+    path.unlink(missing_ok=True)
+
+
+@contextmanager
+def new_package(path: Path, units: Sequence[str] = (), inputs: Sequence[int] | None = None) -> Iterator[Path]:
+    """Yield a place to write the package to; it takes its own, manifest last, when the block ends without a fault."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        temporary = Path(folder) / path.name
+        yield temporary
+        manifest = {"digest": file_digest(temporary), "units": units, "inputs": inputs}
+        temporary.replace(path)
+        write_atomic(manifest_path(path), json.dumps(manifest).encode())
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file's bytes: the processor has instructions for it, a gigabyte and more a second."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+class Package(NamedTuple):
+    """A package in memory."""
+
+    run: Callable[[list[Tensor]], Sequence[Tensor]]
+    inputs: tuple[int, ...] | None  # places of the step's inputs that it takes; None: all
+
+    def pick(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        """Those of a step's inputs that the package takes."""
+        return list(inputs) if self.inputs is None else [inputs[place] for place in self.inputs]
+
+
+@cache
+def open_package(path: Path) -> Package:
+    """Load a whole package and what it calls, once a process; all its users share it."""
+    manifest = read_manifest(path)
+    assert manifest is not None, f"{path} is not there"
+    for name in manifest.units:
+        torch.ops.yggdrasil.open_unit(name, str(unit_path(name)))
+    # What torch._inductor.aoti_load_package does in the end, after two seconds of importing the compiler.
+    loader = torch._C._aoti.AOTIModelPackageLoader(str(path), "model", True, 1, -1)  # single-threaded, one runner
+    return Package(loader.run, manifest.inputs)
