@@ -17,6 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+import yggdrasil.models.kernels  # noqa: F401  (packages call torch.ops.yggdrasil)
 from yggdrasil.artifacts.atomic import write_atomic
 from yggdrasil.artifacts.cache import cache_root
 

@@ -15,10 +15,10 @@ from pathlib import Path
 import torch
 
 from yggdrasil.artifacts import atomic_directory, model_fingerprint, shown, tokenizer_fingerprint
+from yggdrasil.artifacts.cache import cache_root
 from yggdrasil.artifacts.gguf import is_gguf, read_gguf_header
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.models.hub import hub_folder
-from yggdrasil.models.kernels.build import cache_root
 
 _MARKER, _LAYOUT = "prepared.json", 1  # raised when what is prepared changes
 _NUM_SAMPLES, _SAMPLE_BYTES = 64, 2**16
