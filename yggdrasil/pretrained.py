@@ -52,6 +52,7 @@ class Decoder(engine.Decoder):
         """
         if dtype is not None and dtype not in get_args(DtypeName):
             raise YggdrasilError(f"dtype must be one of {', '.join(get_args(DtypeName))}, not {dtype!r}")
+        reporter = reporter or _Lines()
         if is_plan(source):
             if drafter not in (None, NGRAM):
                 raise YggdrasilError(f"the plan {source} has its drafter; calibrate for {drafter}, or give {NGRAM}")
@@ -63,12 +64,15 @@ class Decoder(engine.Decoder):
                 backend=backend,
                 force_machine=force_machine,
                 max_length=max_length,
+                phase=reporter.phase,
             )
         found = Source.find(source)
         plan = find_plan(found, drafter, dtype)
         if plan is None:
-            plan = _calibrate(found, drafter or NGRAM, dtype or "bfloat16", reporter or _Lines())
-        return cls.from_plan(plan, target=found.given, backend=backend, max_length=max_length)
+            plan = _calibrate(found, drafter or NGRAM, dtype or "bfloat16", reporter)
+        return cls.from_plan(
+            plan, target=found.given, backend=backend, max_length=max_length, phase=reporter.phase
+        )
 
 
 def is_plan(given: str | Path) -> bool:

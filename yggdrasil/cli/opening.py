@@ -20,12 +20,14 @@ def open_decoder(
     max_length: int | None = None,
 ) -> "Decoder":
     """The decoder of a plan or a model; what its costs do not cover is said on standard error."""
+    from yggdrasil.cli.progress import PhaseProgress
     from yggdrasil.pretrained import Decoder
 
-    decoder = Decoder.from_pretrained(
-        source, drafter=None if drafter == "plan" else drafter, dtype=dtype, backend=backend,
-        force_machine=force_machine, max_length=max_length,
-    )  # fmt: skip
+    with PhaseProgress() as progress:
+        decoder = Decoder.from_pretrained(
+            source, drafter=None if drafter == "plan" else drafter, dtype=dtype, backend=backend,
+            force_machine=force_machine, max_length=max_length, reporter=progress,
+        )  # fmt: skip
     if max_length is not None and decoder.plan is not None and max_length > decoder.plan.shapes.max_length:
         say(
             f"the plan was calibrated for {decoder.plan.shapes.max_length} tokens: its costs are kept for "

@@ -19,7 +19,7 @@ _console = Console(stderr=True)
 
 
 class PhaseProgress:
-    """One bar a phase, with elapsed and estimated remaining time."""
+    """One bar a phase, with elapsed and estimated remaining time; nothing is drawn before the first."""
 
     def __init__(self) -> None:
         self._progress = Progress(
@@ -31,7 +31,6 @@ class PhaseProgress:
         )
 
     def __enter__(self) -> Self:
-        self._progress.start()
         return self
 
     def __exit__(
@@ -40,6 +39,7 @@ class PhaseProgress:
         self._progress.stop()
 
     def phase(self, title: str) -> Callable[[float], None]:
+        self._progress.start()
         task = self._progress.add_task(title, total=1.0)
         return lambda fraction: self._progress.update(task, completed=fraction)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from yggdrasil.artifacts import Machine, parse_dataclass, read_yaml, to_plain, write_yaml
+from yggdrasil.artifacts.cache import cache_root
 from yggdrasil.drafters.options import NGramOptions
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.models.formats.names import Weights
@@ -17,6 +18,7 @@ from yggdrasil.tree.objective import Objective, StepCosts
 
 KIND, SCHEMA_VERSION = "plan", 2
 PACKAGE_PREFIX = "yggdrasil:"  # sources inside the installed package, whatever its place
+CACHE_PREFIX = "cache:"  # sources inside the user's cache folder, whatever its place
 
 # "head": the predictor reads the head draft's candidates too, so that draft comes before the depth.
 DepthSource = Literal["predictor", "head", "mean"]
@@ -180,18 +182,20 @@ def resolve_source(source: str) -> str:
     """The folder or hub id that a plan's source names."""
     if source.startswith(PACKAGE_PREFIX):
         return str(Path(__file__).parent.parent / source.removeprefix(PACKAGE_PREFIX))
+    if source.startswith(CACHE_PREFIX):
+        return str(cache_root() / source.removeprefix(CACHE_PREFIX))
     return source
 
 
 def portable_source(source: str) -> str:
-    """A source as plans keep it: relative to the package if inside, absolute if a folder, else a hub id."""
+    """A source as plans keep it: relative to the package or the cache if inside, else absolute, or a hub id."""
     path = Path(source)
     if not path.exists():
         return source
-    package = Path(__file__).parent.parent
     resolved = path.resolve()
-    if resolved.is_relative_to(package):
-        return PACKAGE_PREFIX + resolved.relative_to(package).as_posix()
+    for prefix, folder in ((PACKAGE_PREFIX, Path(__file__).parent.parent), (CACHE_PREFIX, cache_root().resolve())):
+        if resolved.is_relative_to(folder):
+            return prefix + resolved.relative_to(folder).as_posix()
     return str(resolved)
 
 
