@@ -13,11 +13,13 @@ from smollm2 import fetch_model
 from yggdrasil.artifacts import current_machine, list_plans, search_roots
 from yggdrasil.bench.compare import Comparison, compare, summarise
 from yggdrasil.cli import run_script
-from yggdrasil.cli.progress import show_comparison
-from yggdrasil.engine.decoder import Decoder, Generation
+from yggdrasil.cli.progress import PhaseProgress, show_comparison
+from yggdrasil.engine import decoder as engine
+from yggdrasil.engine.decoder import Generation
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.models.kernels.build import cache_root
-from yggdrasil.prompts import CHAT_PROMPTS, HELD_OUT_CHAT_PROMPTS, Prompt, encode_prompt, read_prompts
+from yggdrasil.pretrained import Decoder
+from yggdrasil.prompts import HELD_OUT_CHAT_PROMPTS, Prompt, encode_prompt, read_prompts
 
 BUNDLED = Path(__file__).resolve().parents[1] / "yggdrasil" / "assets" / "tiny"
 QUESTIONS = ("heldout-question-1", "heldout-translation-1", "heldout-code-2")
@@ -35,7 +37,7 @@ def main() -> None:
     print(verdict(compare(decoder, prompts, TOKENS, show_comparison, ignore_eos=False)))
 
 
-def open_model() -> tuple[Decoder, list[Prompt]]:
+def open_model() -> tuple[engine.Decoder, list[Prompt]]:
     """The real model with questions, or the bundled pair with texts to go on with."""
     try:
         file = fetch_model(cache_root() / "models" / "smollm2")
@@ -44,34 +46,23 @@ def open_model() -> tuple[Decoder, list[Prompt]]:
             f"{error}. So this is the bundled pair, which goes on with texts and is far too small to be asked for facts"
         )
         prompts = BUNDLED / "prompts.jsonl"
-        decoder = planned("tiny", search_roots(), BUNDLED / "target", BUNDLED / "drafter", prompts)
-        return decoder, read_prompts(prompts, len(COMPARED))
-    # Only a plan that was made here names this file.
-    decoder = planned("smollm2", search_roots()[-1:], file, "ngram", CHAT_PROMPTS, "--chat")
+        return bundled_pair(prompts), read_prompts(prompts, len(COMPARED))
+    with PhaseProgress() as progress:
+        decoder = Decoder.from_pretrained(file, reporter=progress)
     by_id = {prompt.id: prompt for prompt in read_prompts(HELD_OUT_CHAT_PROMPTS, chat=True)}
     return decoder, [by_id[name] for name in COMPARED]
 
 
-def planned(
-    name: str, roots: Sequence[Path], target: Path, drafter: Path | str, prompts: Path, *options: str
-) -> Decoder:
-    """The decoder of the plan ``name`` that fits this machine, calibrated into the user's cache if there is none."""
-    plan = fitting_plan(name, roots)
-    if plan is None:
-        say(f"Preparing {target.name} for this machine (once, a few minutes)")
+def bundled_pair(prompts: Path) -> engine.Decoder:
+    """The decoder of the bundled pair, calibrated into the user's cache if no plan of it fits this machine."""
+    if not any(entry.fits(current_machine()) for entry in list_plans("tiny")):
+        say("Preparing the bundled pair for this machine (once, a few minutes)")
         run_program(
-            "calibrate", "--target", target, "--drafter", drafter, "--prompts", prompts, "--name", name, "--quick",
-            "--root", search_roots()[-1], *options,
+            "calibrate", "--target", BUNDLED / "target", "--drafter", BUNDLED / "drafter", "--prompts", prompts,
+            "--name", "tiny", "--quick", "--root", search_roots()[-1],
         )  # fmt: skip
-        plan = fitting_plan(name, roots)
-        assert plan is not None
-    return Decoder.from_plan(plan)
-
-
-def fitting_plan(name: str, roots: Sequence[Path]) -> Path | None:
-    """The plan of this name that was made on such a machine."""
-    machine = current_machine()
-    return next((entry.path for entry in list_plans(name, roots) if entry.fits(machine)), None)
+    with PhaseProgress() as progress:
+        return Decoder.from_pretrained("tiny", reporter=progress)
 
 
 def run_program(*arguments: object) -> None:
@@ -83,7 +74,7 @@ def run_program(*arguments: object) -> None:
     typer.main.get_command(app).main(list(map(str, arguments)), prog_name="yggdrasil", standalone_mode=False)
 
 
-def answer(decoder: Decoder, prompt: Prompt) -> None:
+def answer(decoder: engine.Decoder, prompt: Prompt) -> None:
     """Print a prompt and, as it comes, what the model says."""
     print(f"\n> {prompt.prompt}\n", flush=True)
     for piece in decoder.start(encode_prompt(decoder.tokenizer, prompt), max_new_tokens=TOKENS):

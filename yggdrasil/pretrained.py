@@ -70,9 +70,7 @@ class Decoder(engine.Decoder):
         plan = find_plan(found, drafter, dtype)
         if plan is None:
             plan = _calibrate(found, drafter or NGRAM, dtype or "bfloat16", reporter)
-        return cls.from_plan(
-            plan, target=found.given, backend=backend, max_length=max_length, phase=reporter.phase
-        )
+        return cls.from_plan(plan, target=found.given, backend=backend, max_length=max_length, phase=reporter.phase)
 
 
 def is_plan(given: str | Path) -> bool:

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from multiprocessing import get_context, parent_process
+from pathlib import Path
 from threading import Thread
 
 from yggdrasil.calibration.settings import PairSource
@@ -17,15 +18,14 @@ _assembly: Assembly | None = None
 
 
 def missing_steps(assembly: Assembly) -> list[StepName]:
-    """Steps whose packages are not on disk, the slowest to compile first."""
-    missing = [
-        (name, step, width)
-        for name, runner in (("target", assembly.target), ("drafter", assembly.drafter))
-        if runner is not None
-        for step, width in runner.defined
-        if not runner.is_compiled(step, width)
-    ]
-    return sorted(missing, key=lambda step: step[0] != "target")
+    """One step for each package that is not on disk, the target's, which are slow to compile, first."""
+    missing: dict[Path, StepName] = {}
+    for name, runner in (("target", assembly.target), ("drafter", assembly.drafter)):
+        for step, width in runner.defined if runner is not None else ():
+            assert runner is not None
+            if not runner.is_compiled(step, width):
+                missing.setdefault(runner.package(step, width), (name, step, width))
+    return list(missing.values())
 
 
 def compile_missing(
@@ -37,7 +37,7 @@ def compile_missing(
     """Compile what is not on disk yet, only steps of ``kinds`` if given, and report to a phase of that name."""
     steps = [step for step in missing_steps(assembly) if kinds is None or step[1] in kinds]
     if steps:
-        report = phase(f"compiling {len(steps)} steps")
+        report = phase(f"compiling {len(steps)} kinds of steps, once")
         for done, _ in enumerate(compile_steps(source, steps), start=1):
             report(done / len(steps))
 

@@ -6,6 +6,7 @@ Dims: W rows of a step, T tree slots its mask covers, V vocabulary, H hidden siz
 import hashlib
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from typing import ClassVar, NamedTuple
 from weakref import finalize
 
@@ -228,7 +229,11 @@ class ModelRunner:
 
     def is_compiled(self, name: str, width: int) -> bool:
         """Whether the step can be loaded without compiling."""
-        return self.backend != "inductor" or is_whole(package_path(self._defined[name, width][2]))
+        return self.backend != "inductor" or is_whole(self.package(name, width))
+
+    def package(self, name: str, width: int) -> Path:
+        """Where the step's package lies or will lie; steps of several widths may share one."""
+        return package_path(self._defined[name, width][2])
 
     @property
     def defined(self) -> list[tuple[str, int]]:
