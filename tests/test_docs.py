@@ -32,13 +32,14 @@ READERS_OWN = {"prompts.jsonl", "unseen.jsonl", "mismatches.jsonl"}  # files tha
 RUN_BY = {"scripts/check_equality.py": "scripts/measure_results.py", "scripts/test": ".ci/run"}
 # Commands that compile or take minutes: read here to their last option; these test what they call.
 STANDS_ON = {
-    "calibrate": "tests/calibration",
-    "generate": "tests/cli/test_generate.py",
-    "chat": "tests/cli/test_chat.py",
-    "bench": "tests/bench/test_compare.py",
-    "search": "tests/calibration/test_schedule_search.py",
-    "report": "tests/reports/test_report.py",
+    "calibrate": "tests/test_end_to_end.py",
+    "generate": "tests/test_end_to_end.py",
+    "chat": "tests/test_end_to_end.py",
+    "bench": "tests/test_end_to_end.py",
+    "search": "tests/test_end_to_end.py",
+    "report": "tests/test_end_to_end.py",
     "plans": "tests/artifacts/test_names.py",
+    "cache": "tests/cli/test_cache.py",
     "bench rules": "tests/bench/test_rule_systems.py",
     "bench exactness": "tests/bench/test_rule_systems.py",
     "parity": "tests/engine/test_parity.py",
@@ -48,9 +49,6 @@ STANDS_ON = {
     "scripts/widen": "tests/models/test_widening.py",
     "scripts/demo": "tests/scripts",
 }
-
-IS_WHOLE = "--fast" in (ROOT / "scripts" / "test").read_text(encoding="utf-8")
-in_the_making = pytest.mark.xfail(not IS_WHOLE, reason="scripts/test --fast is still being made", strict=False)
 
 
 def placed(words):
@@ -86,7 +84,6 @@ def in_a_readers_folder(tmp_path, monkeypatch):
         Path(name).symlink_to(ROOT / name)
 
 
-@in_the_making
 @pytest.mark.usefixtures("in_a_readers_folder")
 @pytest.mark.parametrize(("place", "words"), commands(), ids=lambda value: value if isinstance(value, str) else "")
 def test_every_command_is_taken(place, words, monkeypatch):

@@ -9,6 +9,8 @@ from yggdrasil.bench.compare import compare, summarise, summarise_categories
 from yggdrasil.bench.repeats import foretold
 from yggdrasil.cli.progress import show_categories, show_comparison, show_summary
 from yggdrasil.engine.policy import FixedPolicy
+from yggdrasil.errors import YggdrasilError
+from yggdrasil.models.compiled import BuildClock
 from yggdrasil.prompts import Prompt
 from yggdrasil.tree.objective import TreeShape
 
@@ -28,6 +30,24 @@ def test_categories_have_figures_of_their_own(pair):
     assert found["qa"] == summarise([results[0], results[2]])
     assert (found["qa"]["prompts"], found["none"]["prompts"]) == (2, 1)
     assert found["qa"]["matched"] == 2
+
+
+def test_a_comparison_in_which_something_was_built_is_not_reported(pair, monkeypatch):
+    """The third request is the first one that is timed."""
+    decoder = pair.decoder(FixedPolicy(TreeShape(2, 2, 4)))
+    generate, shown, requests = decoder.generate, [], []
+
+    def building(*args, **options):
+        requests.append(args)
+        if len(requests) == 3:
+            monkeypatch.setattr(BuildClock, "ns", BuildClock.ns + 1)
+        return generate(*args, **options)
+
+    monkeypatch.setattr(decoder, "generate", building)
+    with pytest.raises(YggdrasilError, match="while prompt a was timed, so the comparison is not reported"):
+        compare(decoder, [prompt_of(pair, "a", 0, "qa")], 4, shown.append)
+
+    assert shown == []
 
 
 def test_one_category_is_no_breakdown(pair):

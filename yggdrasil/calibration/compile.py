@@ -6,14 +6,20 @@ Each worker loads the pair itself: a package depends on shapes alone, so it fits
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context, parent_process
 from pathlib import Path
 from threading import Thread
 
 from yggdrasil.calibration.settings import PairSource
 from yggdrasil.engine.build import Assembly
+from yggdrasil.errors import YggdrasilError
 
 StepName = tuple[str, str, int]  # runner, step, width
+_NO_WORKERS = (
+    "a process that compiles steps ended early: memory ran out, it was killed, or the calling program has no file or no "
+    'line `if __name__ == "__main__":` around what it runs; mend that, or calibrate first with `yggdrasil calibrate`'
+)
 _assembly: Assembly | None = None
 
 
@@ -43,7 +49,11 @@ def compile_missing(
 
 
 def compile_steps(source: PairSource, steps: Sequence[StepName]) -> Iterator[StepName]:
-    """Compile ``steps`` on all cores, yielding each when it is on disk. Interrupting keeps what is done."""
+    """Compile ``steps`` on all cores, yielding each when it is on disk. Interrupting keeps what is done.
+
+    Raises:
+        YggdrasilError: a worker ended, or could not begin: each imports the caller's main module anew.
+    """
     workers = max(1, min(len(steps), os.cpu_count() or 1))
     pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_begin, initargs=(source,))
     try:
@@ -51,7 +61,10 @@ def compile_steps(source: PairSource, steps: Sequence[StepName]) -> Iterator[Ste
         while pending:
             done, _ = wait(pending, return_when=FIRST_COMPLETED)
             for future in done:
-                future.result()
+                try:
+                    future.result()
+                except BrokenProcessPool:
+                    raise YggdrasilError(_NO_WORKERS) from None
                 yield pending.pop(future)
     except BaseException:
         for process in (pool._processes or {}).values():
