@@ -60,5 +60,5 @@ def test_workers_that_cannot_begin_are_a_sentence(monkeypatch):
     """So it is where a program without a file, or without a guard around what it runs, needs steps compiled."""
     monkeypatch.setattr(compiling, "ProcessPoolExecutor", _DeadWorkers)
 
-    with pytest.raises(YggdrasilError, match="ended early: .* `if __name__ == .* calibrate first"):
+    with pytest.raises(YggdrasilError, match=r"ended early: .* `if __name__ == .* calibrate first"):
         list(compiling.compile_steps(None, [("target", "plain", 1)]))

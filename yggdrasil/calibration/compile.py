@@ -17,8 +17,8 @@ from yggdrasil.errors import YggdrasilError
 
 StepName = tuple[str, str, int]  # runner, step, width
 _NO_WORKERS = (
-    "a process that compiles steps ended early: memory ran out, it was killed, or the calling program has no file or no "
-    'line `if __name__ == "__main__":` around what it runs; mend that, or calibrate first with `yggdrasil calibrate`'
+    "a process that compiles steps ended early: memory ran out, it was killed, or the calling program has no file or "
+    'no line `if __name__ == "__main__":` around what it runs; mend that, or calibrate first with `yggdrasil calibrate`'
 )
 _assembly: Assembly | None = None
 
