@@ -22,7 +22,7 @@ SHAPES = Shapes(max_length=80, draft_widths=(2,), max_depth=3, candidates=2, ver
 TREE = FixedPolicy(TreeShape(2, 3, 4))
 # One a step for all widths above 1: the pair's two prefills share a package, being of one configuration. Layers are
 # packages of their own: of one row, of a path or a tree, and of a level of the drafter's, whose mask is wider.
-PACKAGES = ["finish-wn", "grow-wn", "head-wn", "layers", "layers", "layers", "plain-w1", "prefill-wn", "verify-wn"]
+PACKAGES = ["finish-wn", "grow-wn", "head-wn", "layers", "layers", "plain-w1", "prefill-wn", "verify-wn"]
 
 
 @pytest.fixture(scope="module")

@@ -27,7 +27,7 @@ from yggdrasil.models.units import WIDEST, drop_assertions, replace_units, unit_
 Backend = Literal["inductor", "eager", "cudagraph"]
 # Code that is traced into packages; a change anywhere else leaves them valid.
 _TRACED_SOURCES = (
-    "models/attention.py", "models/cache.py", "models/packing.py",
+    "models/attention.py", "models/cache.py", "models/compiled.py", "models/packing.py",
     "models/fusion.py", "models/formats/layers.py", "models/repeated.py", "models/units.py",
     "models/runner.py", "models/kernels/__init__.py",
     "tree/growth.py", "tree/token_tree.py", "acceptance/greedy.py", "drafters/steps.py",
@@ -178,7 +178,9 @@ def compile_package(
         if fuse:
             fuse_shared_inputs(exported)
         drop_assertions(exported)
-        units = _compile_units(exported, len(flatten(inputs[:2])) - 1) if is_native() else ()
+        # One row is over so soon that a call a layer would show, and it is half of all that is compared with: unrolled.
+        is_shared = is_native() and key.width is None
+        units = _compile_units(exported, len(flatten(inputs[:2])) - 1) if is_shared else ()
         exported, used = without_unused_inputs(exported, _HINT)
         _write_package(exported, package_path(key), units, used)
 
