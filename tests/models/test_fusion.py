@@ -7,7 +7,7 @@ from torch import nn
 
 from yggdrasil.models import kernels
 from yggdrasil.models.arena import Arena
-from yggdrasil.models.compiled import compile_package, load_package
+from yggdrasil.models.compiled import StepKey, build_step
 from yggdrasil.models.formats.layers import QuantisedEmbedding, QuantisedLinear
 from yggdrasil.models.formats.rows import QuantisedRows
 from yggdrasil.models.fusion import fuse_shared_inputs
@@ -66,6 +66,17 @@ class QuantisedBlock(nn.Module):
         return [layer(x) for layer in self.layers]
 
 
+class OverTensors(nn.Module):
+    """A block as steps are written: its tensors are inputs."""
+
+    def __init__(self, block, names):
+        super().__init__()
+        self.block, self.names = (block,), names  # no submodule
+
+    def forward(self, weights, caches, ids):
+        return torch.func.functional_call(self.block[0], dict(zip(self.names, weights, strict=True)), (ids,))
+
+
 def packed_rows(name, num_outputs):
     form = GGMLQuantizationType[name]
     generator = torch.Generator().manual_seed(num_outputs)
@@ -75,7 +86,8 @@ def packed_rows(name, num_outputs):
 
 @pytest.mark.compiled
 @pytest.mark.skipif(not kernels.is_native(), reason="no C++ compiler on this machine")
-def test_quantised_layers_of_one_input_are_fused_and_compiled(tmp_path):
+def test_quantised_layers_of_one_input_are_fused_and_compiled(tmp_path, monkeypatch):
+    monkeypatch.setenv("YGGDRASIL_CACHE", str(tmp_path))
     block, ids = QuantisedBlock(), torch.tensor([[3, 0, 39]])
     exported = torch.export.export(block, (ids,), strict=False)
 
@@ -83,6 +95,8 @@ def test_quantised_layers_of_one_input_are_fused_and_compiled(tmp_path):
     targets = [node.target for node in exported.graph_module.graph.nodes]
     assert targets.count(torch.ops.yggdrasil.quantised_linears.default) == 1
     assert targets.count(torch.ops.yggdrasil.packed_linear.default) == 1
-    compile_package(block, [ids], tmp_path / "block.pt2")
-    for ours, theirs in zip(load_package(tmp_path / "block.pt2")([ids]), block(ids), strict=True):
+    tensors = dict(block.named_buffers())
+    inputs = [list(tensors.values()), [torch.zeros(1)], ids]
+    step = build_step(OverTensors(block, list(tensors)), inputs, StepKey("block", 3, "", ""), "inductor")
+    for ours, theirs in zip(step(), block(ids), strict=True):
         assert torch.equal(ours, theirs)
