@@ -129,7 +129,10 @@ def truncate(file: Path, num_bytes: int) -> None:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda folder: shutil.rmtree(folder), "is not a model folder on this machine; check the path or download"),
+        (
+            lambda folder: shutil.rmtree(folder),
+            "is not a model folder or GGUF file on this machine; check the path or download",
+        ),
         (lambda folder: (folder / "config.json").unlink(), r"config\.json is missing"),
         (lambda folder: truncate(folder / "config.json", 5), r"config\.json is not valid JSON"),
         (lambda folder: (folder / "config.json").write_text("[]"), r"config\.json is not a JSON mapping"),
@@ -208,7 +211,7 @@ def test_other_tokenizer_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda folder: shutil.rmtree(folder), "is not a model folder on this machine"),
+        (lambda folder: shutil.rmtree(folder), "is not a model folder or GGUF file on this machine"),
         (lambda folder: (folder / "tokenizer.json").unlink(), r"has no tokenizer \(none of tokenizer\.json, vocab"),
         (lambda folder: truncate(folder / "tokenizer.json", 9), r"tokenizer\.json is not valid JSON"),
         (lambda folder: (folder / "tokenizer.json").write_text("{}"), r"tokenizer\.json has no model section"),
