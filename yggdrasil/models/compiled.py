@@ -101,7 +101,8 @@ def build_step(
     start = perf_counter_ns()
     path = package_path(key)
     if not is_whole(path):
-        print(f"yggdrasil: compiling the step {key.step} of width {key.width}, once", file=sys.stderr)  # noqa: T201
+        widths = "all widths" if key.width is None else f"width {key.width}"
+        print(f"yggdrasil: compiling the step {key.step} of {widths}, once", file=sys.stderr)  # noqa: T201
         compile_package(module, inputs, key, fuse=fuse)
     package = open_package(path)
     BuildClock.ns += perf_counter_ns() - start
