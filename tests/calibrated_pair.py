@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from tiny_pair import chat_tokenizer, noisy_copy, random_model
 
+from yggdrasil.artifacts import current_machine, profile_directory
 from yggdrasil.cli import main
 
 NAME = "end-to-end"
@@ -57,11 +58,15 @@ def calibrate(root: Path) -> CalibratedPair:
     """Write a pair and calibrate it, with as few steps to compile as a plan can have."""
     (target, drafter), prompts = write_pair(root), root / "prompts.jsonl"
     write_prompts(prompts)
+    result = profile_directory(root, NAME, current_machine()) / "bench-earlier.json"
+    result.parent.mkdir(parents=True)
+    result.write_text("{}")
     code = run_program(
         "calibrate", "--target", target, "--drafter", drafter, "--prompts", prompts, "--name", NAME, "--root", root,
         "--quick", "--dtype", "float32", "--max-length", MAX_LENGTH, "--max-depth", 2, "--target-threads", 1,
         "--drafter-threads", 1, "--draft-widths", "1,2", "--verify-widths", "1,2,4",
     )  # fmt: skip
     assert code == 0
+    assert result.exists(), "a result of an earlier plan is lost"
     (plan,) = (root / "plans" / NAME).glob("*.yaml")
     return CalibratedPair(root, target, drafter, prompts, plan)

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from yggdrasil.artifacts import atomic_directory
 from yggdrasil.artifacts.lock import locked
 from yggdrasil.calibration.pair import check_pair, usual_length
 from yggdrasil.calibration.settings import FIRST, CalibrationSettings, PairSource
-from yggdrasil.calibration.work import open_work, read_or_drop
+from yggdrasil.calibration.work import keep_results, open_work, read_or_drop
 from yggdrasil.cli.calibrate import _shapes
 from yggdrasil.drafters.options import NGramOptions
 from yggdrasil.errors import ArtifactError, YggdrasilError
@@ -49,12 +50,26 @@ def test_unfinished_work_is_kept_for_the_same_calibration_and_dropped_when_damag
     assert not part.exists()
 
 
+def test_results_outlive_a_new_calibration_and_its_tables_do_not(tmp_path):
+    """The folder is replaced as a whole, with what benchmarks left in it."""
+    profile = tmp_path / "profile"
+    profile.mkdir()
+    (profile / "bench-c4.json").write_text("[1]")
+    (profile / "backend_samples.csv").write_text("old")
+    with atomic_directory(profile) as folder:
+        keep_results(profile, folder)
+
+    assert [path.name for path in profile.iterdir()] == ["bench-c4.json"]
+    assert (profile / "bench-c4.json").read_text() == "[1]"
+
+
 def test_a_second_process_is_told_who_holds_the_lock_and_a_dead_ones_is_free(tmp_path):
     lock = tmp_path / "x.lock"
     command = f"""
 import os, sys
 sys.path.insert(0, {str(Path(__file__).parents[2])!r})
 from pathlib import Path
+from yggdrasil.artifacts import atomic_directory
 from yggdrasil.artifacts.lock import locked
 with locked(Path({str(lock)!r}), "a calibration"):
     print(os.getpid(), flush=True)

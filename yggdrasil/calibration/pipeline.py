@@ -36,7 +36,7 @@ from yggdrasil.calibration.threads import COLUMNS as thread_columns
 from yggdrasil.calibration.threads import best_threads, thread_counts, time_threads
 from yggdrasil.calibration.variants import ROUNDS as VARIANT_ROUNDS
 from yggdrasil.calibration.variants import time_variants
-from yggdrasil.calibration.work import open_work, read_or_drop
+from yggdrasil.calibration.work import keep_results, open_work, read_or_drop
 from yggdrasil.drafters.draft_model import DraftModel
 from yggdrasil.drafters.protocol import Drafter
 from yggdrasil.engine.build import Assembly
@@ -132,7 +132,9 @@ def _calibrate(
 def _write(
     settings: CalibrationSettings, plan: Plan, destination: Path, choice: Choice, frame: pd.DataFrame, work: Path
 ) -> None:
-    with atomic_directory(profile_directory(settings.root, settings.name, plan.machine)) as folder:
+    profile = profile_directory(settings.root, settings.name, plan.machine)
+    with atomic_directory(profile) as folder:
+        keep_results(profile, folder)
         write_csv(folder / "stage_samples.csv", "stage-samples", SAMPLES_VERSION, frame)
         summary = frame.groupby(["context", "width", "depth", "verify_width", "stage"])["ms"]
         described = summary.describe(percentiles=[0.1, 0.9]).drop(columns="std").reset_index()

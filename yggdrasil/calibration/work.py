@@ -28,6 +28,12 @@ def open_work(settings: CalibrationSettings) -> Path:
     return work
 
 
+def keep_results(old: Path, new: Path) -> None:
+    """Results of benchmarks (JSON) lie beside what calibration measures (tables), and outlive the next one."""
+    for file in old.glob("*.json"):
+        shutil.copy2(file, new / file.name)
+
+
 def read_or_drop(file: Path, read: Callable[[Path], T]) -> T | None:
     """What a part of unfinished work holds; None where there is none, or it was damaged and is dropped."""
     try:
