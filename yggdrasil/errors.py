@@ -34,3 +34,9 @@ class ArtifactError(YggdrasilError):
 def first_line(error: object) -> str:
     """The first line of what an error says, or its kind where it says nothing: for a sentence that names the cause."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def one_line(error: object, most: int = 200) -> str:
+    """All that an error says in one line, cut at ``most`` characters: where the first line is a heading alone."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= most else f"{text[: most - 3]}..."

@@ -278,3 +278,16 @@ def test_tensors_of_another_writer(tmp_path: Path) -> None:
 
     with pytest.raises(ArtifactError, match="is not a Yggdrasil file of kind 'predictor'"):
         read_tensors(path, "predictor", 1)
+
+
+def test_text_among_the_numbers_of_a_table_is_named(tmp_path: Path) -> None:
+    """Whatever the checksum says; what is meant to be text, or is asked for by nobody, may be."""
+    path = tmp_path / "x.csv"
+    table = {"stage": ["verify", "plain"], "ms": [0.5, "x"], "note": ["a", None], "context": [None, None]}
+    write_csv(path, "samples", 1, pd.DataFrame(table))
+
+    with pytest.raises(ArtifactError, match=r"x\.csv holds no numbers in the column 'ms'; restore it or run"):
+        read_csv(path, "samples", 1, ("stage", "ms"))
+    assert len(read_csv(path, "samples", 1, ("stage", "context"))) == 2
+    write_csv(path, "samples", 1, pd.DataFrame(columns=["stage", "ms"]))
+    assert read_csv(path, "samples", 1, ("stage", "ms")).empty

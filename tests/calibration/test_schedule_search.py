@@ -2,6 +2,7 @@
 
 import sys
 from dataclasses import replace
+from functools import partial
 from itertools import count
 
 import numpy as np
@@ -17,6 +18,7 @@ from yggdrasil.calibration.schedules import MEASURED, PLAIN, MeasuredPlan, at_on
 from yggdrasil.cli import main
 from yggdrasil.drafters.options import NGramOptions
 from yggdrasil.engine.policy import PLAIN_POLICY
+from yggdrasil.errors import YggdrasilError
 from yggdrasil.scheduling.costs import COLUMNS, LOOP, StageCosts, schedule_code
 from yggdrasil.scheduling.plan import Plan
 from yggdrasil.scheduling.search import AcceptedLengths, Space, search
@@ -148,6 +150,20 @@ def test_measured_stages_are_enough_to_search_with(decoder):
         assert set(cycle[cycle["depth"] > 0]["schedule"]) == {schedule_code(schedule) for schedule in MEASURED}
         assert len(cycle[["width", "depth", "verify_width"]].drop_duplicates()) == 2
         assert cycle.loc[cycle["depth"] == 0, "iteration"].median() == pytest.approx(usual, abs=1e-4)
+
+
+def test_texts_too_short_to_measure_anything_are_said_to_be(decoder):
+    """And nothing is kept that a later search would take for its costs."""
+    few, texts = partial(open_ended, byte_tokenizer(), 3), [TEXT[:10]]
+    message = r"^--max-new-tokens ends texts before anything is measured: .* give 13 or more$"
+
+    with pytest.raises(YggdrasilError, match=message):
+        schedules.measure_stage_costs(decoder.assembly, few, texts, 1, lambda _: None)
+    plans = [MeasuredPlan("one", Schedule.of({}).labels, TreeShape(2, 3, 4))]
+    with pytest.raises(YggdrasilError, match=message):
+        measure_plans(decoder.assembly, few, texts, plans, 1, lambda _: None)
+    enough = partial(open_ended, byte_tokenizer(), 13)
+    assert len(schedules.measure_stage_costs(decoder.assembly, enough, texts, 1, lambda _: None))
 
 
 def test_plans_are_measured_in_turns_on_the_same_texts(decoder):

@@ -13,6 +13,7 @@ from transformers import GenerationConfig, LlamaConfig
 from yggdrasil.engine.ends import end_tokens, template_ends
 from yggdrasil.engine.policy import PLAIN_POLICY, FixedPolicy
 from yggdrasil.engine.text import TextStream
+from yggdrasil.errors import YggdrasilError
 from yggdrasil.scheduling.plan import Shapes
 from yggdrasil.tree.objective import TreeShape
 
@@ -255,6 +256,17 @@ def test_ends_come_from_every_place_that_names_one(tmp_path):
     assert end_tokens(str(tmp_path), config, tokenizer) == {0, 7}
     GenerationConfig(eos_token_id=[5, 6]).save_pretrained(tmp_path)
     assert end_tokens(str(tmp_path), config, tokenizer) == {0, 5, 6, 7}
+
+
+@pytest.mark.parametrize(
+    "content", ['{"eos_token_id": "x"}', '{"eos_token_id": [null]}', "[]", "{", '{"eos_token_id": 3.5}']
+)
+def test_ends_that_are_none_are_refused_by_file(tmp_path, content):
+    """Left out, the text would run on behind its end."""
+    (tmp_path / "generation_config.json").write_text(content)
+
+    with pytest.raises(YggdrasilError, match=r"generation_config\.json (is .*, no token|could not be read: \S)"):
+        end_tokens(str(tmp_path), LlamaConfig(), chat_tokenizer())
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import transformers
 from gguf import GGMLQuantizationType, quants
 from safetensors.torch import load_file, save_file
 from tiny import FAMILIES, tiny_config
+from tiny_pair import byte_tokenizer
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast
 
@@ -101,13 +102,75 @@ def test_what_is_no_checkpoint_is_named(tmp_path):
     with pytest.raises(YggdrasilError, match=r"neither a folder, nor a \.gguf file, nor a hub id"):
         load_config(tmp_path / "absent")
     (tmp_path / "config.json").write_text("{")
-    with pytest.raises(YggdrasilError, match=r"the configuration could not be read: \S"):
+    with pytest.raises(YggdrasilError, match=r"config\.json could not be read: \S"):
         load_config(tmp_path)
     tiny_llama_config().save_pretrained(tmp_path)
     with pytest.raises(YggdrasilError, match=r"has no \*\.safetensors weights; save the model again"):
         load_model(tmp_path, torch.float32, CPU, num_threads=1)
     with pytest.raises(YggdrasilError, match=r"the tokenizer could not be loaded: \S"):
         load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize("value", ["x", "1", [None], {"a": 1}])
+def test_a_tokenizer_with_a_setting_of_another_type_is_refused_when_loaded(tmp_path, value):
+    """Not at the first prompt."""
+    tiny_llama_config().save_pretrained(tmp_path)
+    byte_tokenizer().save_pretrained(tmp_path)
+    assert load_tokenizer(tmp_path)("a")["input_ids"]
+    path = tmp_path / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"model_max_length": value}))
+
+    with pytest.raises(YggdrasilError, match=r"the tokenizer could not be loaded: '>' not supported"):
+        load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        (
+            "max_position_embeddings",
+            10**29,
+            r"config\.json does not fit together: max_position_embeddings is more than",
+        ),
+        ("max_position_embeddings", "x", r"config\.json could not be read: Validation error for field 'max_pos.*'x'"),
+        ("num_hidden_layers", None, r"config\.json (could not be read|does not fit together): \S"),
+    ],
+)
+def test_a_field_that_cannot_be_is_refused_wherever_it_is_read(tmp_path, field, value, message):
+    tiny_llama_config().save_pretrained(tmp_path)
+    byte_tokenizer().save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {field: value}))
+
+    with pytest.raises(YggdrasilError, match=message):
+        load_config(tmp_path)
+
+
+def test_a_tokenizer_that_fails_on_the_configuration_says_so(tmp_path):
+    tiny_llama_config().save_pretrained(tmp_path)
+    byte_tokenizer().save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "llama", "hidden_size": "x"}')
+
+    with pytest.raises(YggdrasilError, match=r"config\.json could not be read: .*hidden_size"):
+        load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize("wish", ["output_hidden_states", "output_attentions", "return_dict"])
+@pytest.mark.parametrize("value", [True, False, 3.5])
+def test_a_checkpoints_wishes_for_outputs_change_nothing(tmp_path, wish, value):
+    AutoModelForCausalLM.from_config(tiny_llama_config()).save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    tokens = torch.arange(5)[None]
+    model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    expected = model(tokens).logits
+    path.write_text(json.dumps(json.loads(path.read_text()) | {wish: value}))
+
+    loaded = load_model(tmp_path, torch.float32, CPU, num_threads=1, pack=False).model
+    loaded.set_attn_implementation("eager")
+
+    output = loaded(tokens)
+    torch.testing.assert_close(output.logits, expected)
+    assert output.hidden_states is None
 
 
 def saved_tensors(folder, **changes):

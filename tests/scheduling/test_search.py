@@ -197,12 +197,16 @@ def test_the_default_grid_is_searched_within_a_minute():
 def test_a_cost_never_measured_is_named():
     frame = made_up_samples()
     default_only = frame[frame["schedule"] == schedule_code(Schedule.of({}))]
-    costs = StageCosts.from_samples(default_only)
+    costs = StageCosts.from_samples(default_only, "samples.csv")
 
-    with pytest.raises(YggdrasilError, match="no cost of 'head_draft of the bonus'"):
+    with pytest.raises(YggdrasilError, match=r"^samples\.csv has no cost of 'head_draft of the bonus'; run `yggdr"):
         predict_ms(Schedule.of({"tail_draft": "ahead"}), [TreeShape(1, 2, 4)], costs, LENGTHS, "in-order")
-    with pytest.raises(YggdrasilError, match="no draft of width 3"):
+    with pytest.raises(YggdrasilError, match=r"^samples\.csv has no cost of 'draft_steps' at \(3, 2\), only at"):
         costs.durations(Schedule.of({}), [TreeShape(3, 2, 4)], np.array([0.5]))
+    with pytest.raises(YggdrasilError, match=r"^samples\.csv has no cost of 'verify' at \(5,\), only at"):
+        costs.durations(Schedule.of({}), [TreeShape(1, 2, 5)], np.array([0.5]))
+    with pytest.raises(YggdrasilError, match=r"^samples\.csv holds no iterations; run"):
+        StageCosts.from_samples(frame[frame["depth"] > 0], "samples.csv")
 
 
 def test_what_a_search_measures_gives_every_cost():

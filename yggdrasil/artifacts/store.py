@@ -26,6 +26,11 @@ _HEADER_KEYS = ("kind", "schema_version", "checksum")
 _CSV_HEADER = re.compile(
     r"# yggdrasil kind=(?P<kind>\S+) schema_version=(?P<schema_version>\d+) checksum=(?P<checksum>\S+)"
 )
+# Columns of our tables that hold text; every other one that is asked for holds numbers.
+_TEXT_COLUMNS = frozenset(
+    ("backend", "bonus", "model", "plan", "reads", "role", "schedule", "scorer", "shape", "stage", "step", "text",
+     "variant")
+)  # fmt: skip
 _MAKE_AGAIN = "run `yggdrasil calibrate` again"
 
 
@@ -104,10 +109,11 @@ def write_csv(path: Path, kind: str, version: int, frame: "pd.DataFrame") -> Non
 
 
 def read_csv(path: Path, kind: str, version: int, columns: Sequence[str] = ()) -> "pd.DataFrame":
-    """Return the frame that :func:`write_csv` stored; each of ``columns`` must be there.
+    """Return the frame that :func:`write_csv` stored; each of ``columns`` must be there and hold what it should.
 
     Raises:
-        ArtifactError: The file is missing, of another kind or schema version, edited, truncated, or lacks a column.
+        ArtifactError: The file is missing, of another kind or schema version, edited, truncated, lacks a column, or
+            holds text among numbers.
     """
     import io
 
@@ -132,6 +138,11 @@ def read_csv(path: Path, kind: str, version: int, columns: Sequence[str] = ()) -
         if column not in present:
             hint = close_match(column, present)
             raise ArtifactError(f"{shown(path)} lacks the column '{column}'{hint}; {_MAKE_AGAIN}.")
+        values = frame[column]
+        if column not in _TEXT_COLUMNS and not (values.empty or pd.api.types.is_numeric_dtype(values)):
+            raise ArtifactError(
+                f"{shown(path)} holds no numbers in the column '{column}'; restore it or {_MAKE_AGAIN}."
+            )
     return frame
 
 

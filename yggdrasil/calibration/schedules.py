@@ -17,6 +17,7 @@ from yggdrasil.engine.engine import Engine
 from yggdrasil.engine.policy import PLAIN_POLICY, FixedPolicy, Policy
 from yggdrasil.engine.text import TextStream
 from yggdrasil.engine.trace import Trace
+from yggdrasil.errors import YggdrasilError
 from yggdrasil.scheduling.costs import COLUMNS, LOOP, TIMES, schedule_code
 from yggdrasil.scheduling.stages import NAMED_VARIANTS, STAGES, Schedule
 from yggdrasil.tree.objective import PLAIN_STEP, TreeShape
@@ -61,10 +62,14 @@ def measure_stage_costs(
 
     ``new_stream`` bounds the tokens. The assembly must have been put together for ``MEASURED``. A cycle is one shape on
     one text: by every schedule and plainly, in turns. The first ``WARM_UP`` iterations of a request are not kept.
+
+    Raises:
+        YggdrasilError: the texts are over before each way was measured.
     """
     shapes = [shape for shape in measured_shapes(assembly.shapes) if shape.depth]
     cycles = [(text, shape) for _ in range(rounds) for text in texts for shape in shapes]
     rows: list[tuple[object, ...]] = []
+    measured = set()
     for number, (text, shape) in enumerate([cycles[0], *cycles]):  # one for nothing, to warm up
         ways = [(schedule, shape) for schedule in MEASURED] + [(MEASURED[0], PLAIN_STEP)]
         for schedule, way in _turned(ways, number):
@@ -72,9 +77,20 @@ def measure_stage_costs(
             samples = list(_iterations(assembly.engine, text, new_stream(), FixedPolicy(way)))
             if number:
                 rows += [_row(len(text), number, schedule, sample) for sample in samples[WARM_UP:]]
+                measured |= {(schedule.labels, way)} if samples[WARM_UP:] else set()
         progress((number + 1) / (len(cycles) + 1))
     assembly.engine.use(MEASURED[0].labels)
+    if len(measured) < len(MEASURED) * len(set(shapes)) + 1:
+        raise _too_short(assembly)
     return at_one_speed(pd.DataFrame(rows, columns=list(COLUMNS)))
+
+
+def _too_short(assembly: Assembly) -> YggdrasilError:
+    enough = (WARM_UP + 1) * (assembly.shapes.max_depth + 1) + 1
+    return YggdrasilError(
+        f"--max-new-tokens ends texts before anything is measured: the first {WARM_UP} iterations of each do not "
+        f"count; give {enough} or more"
+    )
 
 
 def _turned(ways: Sequence[Way], turn: int) -> list[Way]:
@@ -117,6 +133,9 @@ def measure_plans(
 
     ``new_stream`` bounds the tokens. ``iteration_ms`` is the mean iteration without the first ``WARM_UP``, and each
     stage has its mean over the same ones; a first pass over all plans warms up.
+
+    Raises:
+        YggdrasilError: the texts are over before each plan was measured.
     """
     ways: list[tuple[str, tuple[str, ...], Policy]] = [
         (plan.name, plan.stages, FixedPolicy(plan.shape)) for plan in plans
@@ -134,6 +153,8 @@ def measure_plans(
                 rows.append((name, prompt, number, len(samples), tokens, *_means(samples[WARM_UP:], total)))
         progress((turn + 1) / (len(jobs) + 1))
     assembly.engine.use(MEASURED[0].labels)
+    if {row[0] for row in rows} != {name for name, _, _ in ways}:
+        raise _too_short(assembly)
     return pd.DataFrame(rows, columns=list(PLAN_COLUMNS))
 
 

@@ -11,7 +11,7 @@ import pandas as pd
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from yggdrasil.artifacts import current_machine, plan_path, read_csv, resolve_plan, write_csv
+from yggdrasil.artifacts import current_machine, plan_path, read_csv, resolve_plan, shown, write_csv
 from yggdrasil.calibration.compile import compile_missing
 from yggdrasil.calibration.pair import build_assembly
 from yggdrasil.calibration.pipeline import Reporter, open_ended
@@ -86,7 +86,9 @@ def search_schedules(settings: SearchSettings, reporter: Reporter) -> Path:
     """
     subject = _open(settings)
     bench = _set_up(subject, settings, reporter) if settings.prompts is not None else None
-    costs = StageCosts.from_samples(_stage_samples(subject, settings, bench, reporter))
+    costs = StageCosts.from_samples(
+        _stage_samples(subject, settings, bench, reporter), shown(subject.profile / SAMPLES_FILE)
+    )
     space = Space.of(subject.lengths, "in-order", reads_head=subject.plan.depth_from == "head")
     best = search(space, {BACKEND: costs}, subject.lengths, settings.objective, keep=settings.top)
     entries = [_entry(f"top {i}", candidate) for i, candidate in enumerate(best, start=1)]

@@ -1,22 +1,43 @@
 """At which tokens a model's text ends."""
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from transformers import GenerationConfig, PretrainedConfig, PreTrainedTokenizerBase
 
+from yggdrasil.errors import YggdrasilError, one_line
+
 _ANSWER = "an answer"  # stands for one in a rendered template
 
 
 def end_tokens(source: str, config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """Every end that the generation configuration, the model's, the tokenizer or its chat template names."""
+    """Every end that the generation configuration, the model's, the tokenizer or its chat template names.
+
+    Raises:
+        YggdrasilError: one of them is damaged, or names what is no token.
+    """
+    named = {
+        "generation_config.json": _generation_ends(source),
+        "config.json": getattr(config.get_text_config(), "eos_token_id", None),
+        "its tokenizer": tokenizer.eos_token_id,
+    }
+    found: set[int] = set()
+    for place, tokens in named.items():
+        listed = tokens if isinstance(tokens, list | tuple) else [] if tokens is None else [tokens]
+        if not all(type(token) is int for token in listed):
+            raise YggdrasilError(f"{source}: the eos_token_id of {place} is {tokens!r:.60}, no token or list of tokens")
+        found.update(listed)
+    return frozenset(found) | template_ends(tokenizer)
+
+
+def _generation_ends(source: str) -> Any:
+    """The end tokens of the generation configuration; None where there is none."""
     try:
-        generation = GenerationConfig.from_pretrained(source, local_files_only=Path(source).exists()).eos_token_id
-    except (OSError, ValueError):  # most files that hold all in one have none
-        generation = None
-    named = (generation, getattr(config.get_text_config(), "eos_token_id", None), tokenizer.eos_token_id)
-    return frozenset(token for tokens in named for token in _listed(tokens)) | template_ends(tokenizer)
+        return GenerationConfig.from_pretrained(source, local_files_only=Path(source).exists()).eos_token_id
+    except Exception as error:  # a field of another type fails wherever it is first used
+        if not Path(source, "generation_config.json").exists():
+            return None
+        raise YggdrasilError(f"{source}: generation_config.json could not be read: {one_line(error)}") from error
 
 
 def template_ends(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
@@ -32,9 +53,3 @@ def template_ends(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
     added = {str(token): number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
     # The longest first: one name may begin with another's.
     return frozenset([number for name, number in sorted(added.items(), reverse=True) if behind.startswith(name)][:1])
-
-
-def _listed(tokens: Any) -> Iterable[int]:
-    if tokens is None:
-        return ()
-    return (tokens,) if isinstance(tokens, int) else tokens

@@ -20,7 +20,7 @@ from transformers.utils import logging as transformers_logging
 
 from yggdrasil.artifacts import check_weights
 from yggdrasil.artifacts.gguf import read_gguf_header
-from yggdrasil.errors import YggdrasilError, first_line
+from yggdrasil.errors import YggdrasilError, first_line, one_line
 from yggdrasil.models.attention import ATTENTION_NAME
 from yggdrasil.models.formats.file_rows import rows_of_file
 from yggdrasil.models.formats.layers import QuantisedEmbedding, QuantisedLinear
@@ -33,6 +33,7 @@ from yggdrasil.models.source import Source
 
 # Buffers that older checkpoints hold and every loader computes anew.
 _IGNORED = re.compile(r"rotary_emb\.inv_freq$|attn\.(masked_)?bias$|\.position_ids$")
+_MOST_POSITIONS = 2**31 - 1
 _RECURRENT_LAYERS = {"linear_attention", "mamba", "recurrent", "conv", "hybrid", "mamba2", "rwkv"}
 
 
@@ -160,6 +161,9 @@ def prepare_model(
     model.requires_grad_(False)
     model.set_attn_implementation(ATTENTION_NAME)
     model.config.use_cache = True
+    # What a pass returns is ours to say: a checkpoint's own wishes would cost time, or be of no use.
+    model.config.output_hidden_states = model.config.output_attentions = False
+    model.config.return_dict = True
     if pack:
         pack_linears(model, num_threads, quantise)
     return LoadedModel(name, model, model.config, num_threads, model.dtype, model.device)
@@ -172,7 +176,7 @@ def load_config(source: str | Path | Source) -> PretrainedConfig:
         config: PretrainedConfig = AutoConfig.from_pretrained(found.folder, local_files_only=True)
         fault = _fault(config.get_text_config())
     except Exception as error:  # a field of another type fails wherever it is first used
-        raise YggdrasilError(f"{found.given}: the configuration could not be read: {first_line(error)}") from error
+        raise YggdrasilError(f"{found.given}: config.json could not be read: {one_line(error)}") from error
     if fault is not None:
         raise YggdrasilError(f"{found.given}: config.json does not fit together: {fault}")
     return config
@@ -187,6 +191,8 @@ def _fault(config: PretrainedConfig) -> str | None:
     kv_heads = heads if kv_heads is None else kv_heads
     if min(heads, kv_heads, config.vocab_size, config.hidden_size, config.num_hidden_layers) < 1:
         return "a size is not positive"
+    if (getattr(config, "max_position_embeddings", None) or 0) > _MOST_POSITIONS:
+        return f"max_position_embeddings is more than {_MOST_POSITIONS}"
     if heads % kv_heads:
         return f"num_key_value_heads ({kv_heads}) does not divide num_attention_heads ({heads})"
     if not getattr(config, "head_dim", None) and config.hidden_size % heads:
@@ -226,9 +232,12 @@ def load_tokenizer(source: str | Path | Source) -> PreTrainedTokenizerBase:
     found = Source.find(source)
     transformers_logging.set_verbosity_error()
     try:
-        return AutoTokenizer.from_pretrained(found.folder, local_files_only=True)
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(found.folder, local_files_only=True)
+        tokenizer.decode(tokenizer("a b")["input_ids"])  # a setting of another type fails where it is first used
     except Exception as error:  # whatever its files made of it: the parser in Rust raises a bare Exception
-        raise YggdrasilError(f"{found.given}: the tokenizer could not be loaded: {first_line(error)}") from error
+        load_config(found)  # which a tokenizer reads too: it may be what is wrong
+        raise YggdrasilError(f"{found.given}: the tokenizer could not be loaded: {one_line(error)}") from error
+    return tokenizer
 
 
 def check_same_tokenizer(

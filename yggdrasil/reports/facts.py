@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from yggdrasil.artifacts import read_csv
+from yggdrasil.artifacts import read_csv, shown
 from yggdrasil.calibration.backends import KEYS as BACKEND_KEYS
 from yggdrasil.calibration.backends import compare_backends
 from yggdrasil.calibration.measure import COLUMNS as SAMPLE_COLUMNS
@@ -63,8 +63,9 @@ class Facts:
     @cached_property
     def stage_costs(self) -> StageCosts | None:
         """Costs of all variants, where a search has measured them."""
-        frame = _optional(self.profile / "schedule_samples.csv", "schedule-samples", COST_COLUMNS, version=2)
-        return None if frame.empty else StageCosts.from_samples(frame)
+        path = self.profile / "schedule_samples.csv"
+        frame = _optional(path, "schedule-samples", COST_COLUMNS, version=2)
+        return None if frame.empty else StageCosts.from_samples(frame, shown(path))
 
     def tables(self) -> dict[str, pd.DataFrame]:
         """Every table by name, in the order of the page."""

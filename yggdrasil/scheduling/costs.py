@@ -23,6 +23,7 @@ Array: TypeAlias = npt.NDArray[np.floating[Any]]
 LOOP = "loop"  # what an iteration spends between stages
 TIMES = ("iteration", LOOP, *STAGES)  # milliseconds; nothing for a stage that did not run
 COLUMNS = ("context", "cycle", "schedule", "width", "depth", "verify_width", *TIMES)  # one row an iteration
+_MEASURE = "run `yggdrasil search` with --prompts and --measure-again to measure it"
 _QUANTILES = np.linspace(0.0, 1.0, 21)
 
 
@@ -73,10 +74,11 @@ class StageCosts:
 
     tables: Mapping[str, Mapping[tuple[int, ...], Spread]]
     plain_ms: float
+    source: str = "the profile"  # what a sentence about a missing cost names
 
     @classmethod
-    def from_samples(cls, frame: pd.DataFrame) -> StageCosts:
-        """Read samples with ``COLUMNS`` at one context; rows of depth 0 are plain steps.
+    def from_samples(cls, frame: pd.DataFrame, source: str = "the profile") -> StageCosts:
+        """Read samples with ``COLUMNS`` at one context; rows of depth 0 are plain steps. ``source`` is their file.
 
         Raises:
             YggdrasilError: there are no samples of iterations, or none of plain steps.
@@ -84,7 +86,7 @@ class StageCosts:
         plain = frame.loc[frame["depth"] == 0, "iteration"]
         drafted = frame[frame["depth"] > 0]
         if plain.empty or drafted.empty:
-            raise YggdrasilError("the profile's stage samples hold no iterations; run `yggdrasil search` to take them")
+            raise YggdrasilError(f"{source} holds no iterations; {_MEASURE}")
         collected: dict[str, dict[tuple[int, ...], list[Array]]] = {}
         for names, samples in drafted.groupby(["schedule", "width", "depth", "verify_width"]):
             code, width, depth, verify_width = cast("tuple[str, int, int, int]", names)
@@ -101,7 +103,7 @@ class StageCosts:
             key: {size: _spread(np.concatenate(parts)) for size, parts in sorted(sizes.items())}
             for key, sizes in collected.items()
         }
-        return cls(tables, _spread(plain.to_numpy()).mean_ms)
+        return cls(tables, _spread(plain.to_numpy()).mean_ms, source)
 
     def durations(
         self, schedule: Schedule, shapes: Sequence[TreeShape], leaf_shares: Array, quantile: Array | None = None
@@ -138,33 +140,30 @@ class StageCosts:
 
     def _values(self, key: str, shapes: Sequence[TreeShape], at: Array | None) -> Array:
         table, size_of = self._sizes(key), _SIZES.get(key, _any_shape)
-        if key == "draft_steps":
-            spreads = [_along_depth(table, shape) for shape in shapes]
-        else:
-            spreads = [_entry(table, key, size_of(shape)) for shape in shapes]
+        try:
+            if key == "draft_steps":
+                spreads = [_along_depth(table, shape) for shape in shapes]
+            else:
+                spreads = [table[size_of(shape)] for shape in shapes]
+        except KeyError as missing:
+            raise YggdrasilError(
+                f"{self.source} has no cost of {key!r} at {missing.args[0]}, only at {sorted(table)}; {_MEASURE}"
+            ) from None
         if at is None:
             return np.array([spread.mean_ms for spread in spreads])
         return np.interp(at, _QUANTILES, spreads[0].quantiles_ms)
 
     def _sizes(self, key: str) -> Mapping[tuple[int, ...], Spread]:
         if key not in self.tables:
-            raise YggdrasilError(
-                f"the profile has no cost of {key!r}; run `yggdrasil search` with prompts to measure it"
-            )
+            raise YggdrasilError(f"{self.source} has no cost of {key!r}; {_MEASURE}")
         return self.tables[key]
 
 
-def _entry(table: Mapping[tuple[int, ...], Spread], key: str, size: tuple[int, ...]) -> Spread:
-    if size not in table:
-        raise YggdrasilError(f"the profile has no cost of {key!r} at width {size[0]}, only at {sorted(table)}")
-    return table[size]
-
-
 def _along_depth(table: Mapping[tuple[int, ...], Spread], shape: TreeShape) -> Spread:
-    """The line through the shallowest and the deepest measured draft of this width."""
+    """The line through the shallowest and the deepest measured draft of this width; KeyError where there is none."""
     depths = [depth for width, depth in table if width == shape.width]
     if not depths:
-        raise YggdrasilError(f"the profile has no draft of width {shape.width}")
+        raise KeyError((shape.width, shape.depth))
     low, high = min(depths), max(depths)
     first, last = table[shape.width, low], table[shape.width, high]
     share = (shape.depth - low) / (high - low) if high > low else 0.0
