@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, get_args
 from yggdrasil.artifacts import current_machine, list_plans, search_roots
 from yggdrasil.artifacts.gguf import is_gguf
 from yggdrasil.drafters.ngram import NGramDrafter
-from yggdrasil.drafters.options import NGramOptions
+from yggdrasil.drafters.options import CountsOptions, FreeDrafter, NGramOptions
 from yggdrasil.engine import decoder as engine
 from yggdrasil.engine.decoder import DtypeName
 from yggdrasil.errors import ArtifactError, YggdrasilError
@@ -22,7 +22,7 @@ from yggdrasil.scheduling.plan import ModelRef, Plan
 if TYPE_CHECKING:
     from yggdrasil.calibration.pipeline import Reporter
 
-NGRAM = "ngram"  # the drafter that needs no model, as it is named
+NGRAM, COUNTS = "ngram", "text"  # drafters that need no model, as they are named
 
 
 class Decoder(engine.Decoder):
@@ -42,10 +42,10 @@ class Decoder(engine.Decoder):
     ) -> engine.Decoder:
         """Load a model (a folder, a GGUF file or a hub id), or what a plan's name or file names.
 
-        The model's plan for this machine is found by its content: the newest, or the newest with ``drafter`` ("ngram",
-        or another model). Where there is none a quick calibration makes one in the user's cache first, and says so on
-        standard error; ``reporter`` shows how far it is. With a plan, "ngram" stands in for its own drafter, and
-        ``force_machine`` takes one of another machine.
+        The model's plan for this machine is found by its content: the newest, or the newest with ``drafter`` ("text",
+        "ngram", or another model). Where there is none a quick calibration makes one in the user's cache first, and
+        says so on standard error; ``reporter`` shows how far it is. With a plan, "ngram" stands in for its own
+        drafter, and ``force_machine`` takes one of another machine.
 
         Raises:
             YggdrasilError: no such plan or model, or one that cannot be decoded with.
@@ -69,7 +69,7 @@ class Decoder(engine.Decoder):
         found = Source.find(source)
         plan = find_plan(found, drafter, dtype)
         if plan is None:
-            plan = _calibrate(found, drafter or NGRAM, dtype or "bfloat16", reporter)
+            plan = _calibrate(found, drafter or COUNTS, dtype or "bfloat16", reporter)
         return cls.from_plan(plan, target=found.given, backend=backend, max_length=max_length, phase=reporter.phase)
 
 
@@ -92,7 +92,7 @@ def _listed(name: str) -> list[object]:
 def find_plan(model: Source, drafter: str | None, dtype: DtypeName | None) -> Path | None:
     """The newest plan for this machine that decodes with just this model; None where there is none."""
     machine, digits = current_machine(), model.fingerprint()
-    second = Source.find(drafter).fingerprint() if drafter not in (None, NGRAM) else drafter
+    second = Source.find(drafter).fingerprint() if drafter not in (None, NGRAM, COUNTS) else drafter
     fitting = []
     for entry in list_plans():
         try:
@@ -101,10 +101,16 @@ def find_plan(model: Source, drafter: str | None, dtype: DtypeName | None) -> Pa
             continue
         if plan is None or plan.target.fingerprint != digits or plan.weights not in ("full", "file"):
             continue
-        drafts_with = plan.drafter.fingerprint if isinstance(plan.drafter, ModelRef) else NGRAM
-        if dtype in (None, plan.dtype) and second in (None, drafts_with):
+        if dtype in (None, plan.dtype) and second in (None, _drafter_name(plan)):
             fitting.append(entry.path)
     return max(fitting, key=lambda path: path.stat().st_mtime_ns, default=None)
+
+
+def _drafter_name(plan: Plan) -> str:
+    """A plan's drafter as ``from_pretrained`` is asked for it: a model by its fingerprint."""
+    if isinstance(plan.drafter, ModelRef):
+        return plan.drafter.fingerprint
+    return NGRAM if isinstance(plan.drafter, NGramOptions) else COUNTS
 
 
 def plan_name(model: str | Path) -> str:
@@ -123,7 +129,7 @@ def shipped_prompts(model: str | Path | Source) -> tuple[Path, bool]:
 def _calibrate(model: Source, drafter: str, dtype: DtypeName, reporter: "Reporter") -> Path:
     from yggdrasil.calibration.pair import usual_length
     from yggdrasil.calibration.pipeline import calibrate
-    from yggdrasil.calibration.settings import FIRST, FIRST_WIDTHS, CalibrationSettings, PairSource
+    from yggdrasil.calibration.settings import COUNTED_WIDTHS, FIRST, FIRST_WIDTHS, CalibrationSettings, PairSource
     from yggdrasil.scheduling.plan import Shapes
 
     print(  # noqa: T201
@@ -131,10 +137,10 @@ def _calibrate(model: Source, drafter: str, dtype: DtypeName, reporter: "Reporte
         "better one)",
         file=sys.stderr,
     )
-    second = NGramOptions() if drafter == NGRAM else drafter
-    shapes = Shapes(
-        max_length=usual_length(model.given, second), draft_widths=FIRST_WIDTHS[0], verify_widths=FIRST_WIDTHS[1]
-    )
+    free: dict[str, FreeDrafter] = {NGRAM: NGramOptions(), COUNTS: CountsOptions()}
+    second = free.get(drafter, drafter)
+    widths = COUNTED_WIDTHS if drafter == COUNTS else FIRST_WIDTHS[0]
+    shapes = Shapes(max_length=usual_length(model.given, second), draft_widths=widths, verify_widths=FIRST_WIDTHS[1])
     pair = PairSource(model.given, second, dtype, 0, 0, shapes)
     prompts, chat = shipped_prompts(model)
     name = f"{plan_name(model.given)}-{model.fingerprint()[:8]}-{dtype}"

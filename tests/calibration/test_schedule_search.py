@@ -105,7 +105,7 @@ def test_what_cannot_be_searched_is_said(run, tmp_path):
 
     code, _, err = run("search", "--profile", "lookup")
     assert (code, err.strip().count("\n")) == (2, 0)
-    assert "n-gram lookup" in err
+    assert "without a model" in err
     code, _, err = run("search", "--profile", "made-up")
     assert (code, err.strip().count("\n")) == (2, 0)
     assert "give --prompts to measure" in err

@@ -92,9 +92,9 @@ with locked(Path({str(lock)!r}), "a calibration"):
 
 
 def test_quick_leaves_alone_what_was_given_by_hand():
-    shapes = _shapes(512, 4, None, "1,3", quick=True)
+    shapes = _shapes(512, 4, None, "1,3", "ngram", quick=True)
 
     assert (shapes.draft_widths, shapes.verify_widths) == ((1, 2, 4), (1, 3))
-    assert _shapes(512, 4, None, None, quick=False).verify_widths == (1, 2, 4, 8, 16, 32, 64)
+    assert _shapes(512, 4, None, None, "ngram", quick=False).verify_widths == (1, 2, 4, 8, 16, 32, 64)
     with pytest.raises(YggdrasilError, match="verify_widths must be ascending"):
-        _shapes(512, 4, None, "4,1", quick=True)
+        _shapes(512, 4, None, "4,1", "ngram", quick=True)

@@ -6,8 +6,11 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from yggdrasil.artifacts import check_weights
+from yggdrasil.drafters.belief import Belief
+from yggdrasil.drafters.counts import CountsDrafter
 from yggdrasil.drafters.ngram import NGramDrafter
-from yggdrasil.drafters.options import NGramOptions
+from yggdrasil.drafters.options import CountsOptions, FreeDrafter
+from yggdrasil.drafters.protocol import Drafter
 from yggdrasil.engine.build import Assembly, assemble, default_backend, open_device
 from yggdrasil.engine.decoder import DTYPES
 from yggdrasil.errors import YggdrasilError
@@ -55,7 +58,7 @@ def check_pair(source: "PairSource") -> PreTrainedTokenizerBase:
     return tokenizers[0]
 
 
-def usual_length(target: str, drafter: str | NGramOptions) -> int:
+def usual_length(target: str, drafter: str | FreeDrafter) -> int:
     """The longest request to prepare for where none is named: the usual one, or what the models have."""
     contexts: list[int | None] = [
         getattr(load_config(model).get_text_config(), "max_position_embeddings", None)
@@ -71,11 +74,18 @@ def build_assembly(source: "PairSource", knots: torch.Tensor | None = None, back
     backend = backend or default_backend(device)
     target = load_model(source.target, dtype, device, source.target_threads, weights=source.weights)
     check_tree_attention(target)
-    if isinstance(source.drafter, NGramOptions):
-        return assemble(target, NGramDrafter(source.drafter), source.shapes, backend)
+    if not isinstance(source.drafter, str):
+        return assemble(target, _free_drafter(source.drafter), source.shapes, backend)
     drafter = load_model(source.drafter, dtype, device, source.drafter_threads)
     check_tree_attention(drafter)
     return assemble(target, drafter, source.shapes, backend, knots=knots, other_stages=source.schedules)
+
+
+def _free_drafter(options: FreeDrafter) -> Drafter:
+    """The drafter as it is before anything is learned."""
+    return (
+        CountsDrafter(Belief.usual(with_table=False)) if isinstance(options, CountsOptions) else NGramDrafter(options)
+    )
 
 
 def sibling(assembly: Assembly, shapes: Shapes | None = None, backend: Backend | None = None) -> Assembly:

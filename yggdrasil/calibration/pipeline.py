@@ -28,7 +28,9 @@ from yggdrasil.artifacts.lock import locked
 from yggdrasil.calibration.backends import time_backends
 from yggdrasil.calibration.choose import Choice, choose, fit_acceptance
 from yggdrasil.calibration.compile import compile_missing
+from yggdrasil.calibration.counted import Counted, learn_counts
 from yggdrasil.calibration.measure import COLUMNS, costs_from, measure_stages, useful_verify_widths
+from yggdrasil.calibration.own_text import OwnText, text_file
 from yggdrasil.calibration.pair import build_assembly, check_pair
 from yggdrasil.calibration.record import concatenate, record_document
 from yggdrasil.calibration.settings import CalibrationSettings, PairSource
@@ -37,7 +39,9 @@ from yggdrasil.calibration.threads import best_threads, thread_counts, time_thre
 from yggdrasil.calibration.variants import ROUNDS as VARIANT_ROUNDS
 from yggdrasil.calibration.variants import time_variants
 from yggdrasil.calibration.work import keep_results, open_work, read_or_drop
+from yggdrasil.drafters.counts import CountsDrafter
 from yggdrasil.drafters.draft_model import DraftModel
+from yggdrasil.drafters.options import CountsOptions, FreeDrafter
 from yggdrasil.drafters.protocol import Drafter
 from yggdrasil.engine.build import Assembly
 from yggdrasil.engine.policy import FixedPolicy
@@ -49,9 +53,9 @@ from yggdrasil.predictor.acceptance import AcceptanceCalibration
 from yggdrasil.predictor.report import CalibrationPoint
 from yggdrasil.profiling.traces import TraceSet
 from yggdrasil.prompts import Prompt, encode_prompt, read_prompts
-from yggdrasil.scheduling.plan import ModelRef, Plan, portable_source
+from yggdrasil.scheduling.plan import ModelRef, Plan, Shapes, portable_source
 from yggdrasil.scheduling.stages import DEFAULT_ORDER, HEAD_FIRST_ORDER
-from yggdrasil.tree.objective import TreeShape
+from yggdrasil.tree.objective import StepCosts, TreeShape
 
 SAMPLES_VERSION = 1
 REPORT_VERSION = 2
@@ -94,9 +98,15 @@ def _calibrate(
     _time_other_ways(assembly, pair, settings, work, reporter)
     shapes = replace(pair.shapes, verify_widths=useful_verify_widths(frame, pair.shapes))
     costs = costs_from(frame, shapes)
+    counted = _count(assembly, pair, tokenizer, settings, shapes, costs[0].steps(), work, reporter)
     traces, acceptance = _record(assembly, tokenizer, texts, settings, work, reporter)
     report = reporter.phase("training the depth predictor and simulating")
     choice = choose(traces, acceptance, costs[0].steps())
+    if counted is not None:  # whose policy needs no depth
+        choice = choice._replace(depth_from="mean")
+        if counted.expected is not None:
+            rejected = [choice.predicted, *choice.rejected]
+            choice = choice._replace(predicted=counted.expected, rejected=rejected)
     report(1.0)
 
     machine = current_machine()
@@ -113,7 +123,7 @@ def _calibrate(
         dtype=pair.dtype,
         weights=pair.weights,
         target=_model_ref(pair.target, pair.target_threads),
-        drafter=_model_ref(pair.drafter, pair.drafter_threads) if isinstance(pair.drafter, str) else pair.drafter,
+        drafter=_drafter_of(pair, counted),
         tokenizer=Source.find(pair.target).tokenizer_fingerprint(),
         shapes=shapes,
         stages=HEAD_FIRST_ORDER if choice.depth_from == "head" else DEFAULT_ORDER,
@@ -125,12 +135,25 @@ def _calibrate(
         rejected=choice.rejected,
         device=pair.device,
     )
-    _write(settings, plan, destination, choice, frame, work)
+    _write(settings, plan, destination, choice, counted, frame, work)
     return destination
 
 
+def _drafter_of(pair: PairSource, counted: Counted | None) -> ModelRef | FreeDrafter:
+    """The drafter as the plan names it."""
+    if isinstance(pair.drafter, str):
+        return _model_ref(pair.drafter, pair.drafter_threads)
+    return pair.drafter if counted is None else counted.options()
+
+
 def _write(
-    settings: CalibrationSettings, plan: Plan, destination: Path, choice: Choice, frame: pd.DataFrame, work: Path
+    settings: CalibrationSettings,
+    plan: Plan,
+    destination: Path,
+    choice: Choice,
+    counted: Counted | None,
+    frame: pd.DataFrame,
+    work: Path,
 ) -> None:
     profile = profile_directory(settings.root, settings.name, plan.machine)
     with atomic_directory(profile) as folder:
@@ -143,6 +166,8 @@ def _write(
         write_csv(folder / "stage_summary.csv", "stage-summary", SAMPLES_VERSION, described)
     with atomic_directory(predictor_directory(settings.root, settings.name, plan.machine)) as folder:
         choice.learned.save(folder)
+        if counted is not None:
+            counted.save(folder)
         rows = [{"reads": source, **row} for source, report in choice.reports.items() for row in report.rows()]
         write_csv(folder / "report.csv", "predictor-report", REPORT_VERSION, pd.DataFrame(rows))
         curves = [
@@ -235,6 +260,30 @@ def _measure(
 
 def _read_stages(file: Path) -> pd.DataFrame:
     return read_csv(file, "stage-samples", SAMPLES_VERSION, COLUMNS)
+
+
+def _count(
+    assembly: Assembly,
+    pair: PairSource,
+    tokenizer: PreTrainedTokenizerBase,
+    settings: CalibrationSettings,
+    shapes: Shapes,
+    costs: StepCosts,
+    work: Path,
+    reporter: Reporter,
+) -> Counted | None:
+    """Let the target write text, and the drafter learn from it; None where the drafter does not count."""
+    drafter = assembly.engine.drafter
+    if not isinstance(pair.drafter, CountsOptions) or not isinstance(drafter, CountsDrafter):
+        return None
+    source = Source.find(pair.target)
+    file = text_file(f"{source.fingerprint()}-{pair.weights}")
+    prompts = [encode_prompt(tokenizer, prompt) for prompt in read_prompts(settings.prompts, chat=settings.chat)]
+    writer = OwnText(assembly.target.loaded, tokenizer, prompts, file)
+    documents = writer.write(settings.own_text, work / "own-text.json", reporter.phase)
+    counted = learn_counts(documents, costs, shapes, with_table=pair.drafter.table)
+    drafter.learn(counted.belief, counted.table)
+    return counted
 
 
 def _record(

@@ -24,14 +24,13 @@ from yggdrasil.calibration.schedules import (
     summarise_plans,
 )
 from yggdrasil.calibration.settings import PairSource
-from yggdrasil.drafters.options import NGramOptions
 from yggdrasil.engine.build import Assembly
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.models.loading import load_tokenizer
 from yggdrasil.predictor.bundle import Learned
 from yggdrasil.prompts import encode_prompt, read_prompts
 from yggdrasil.scheduling.costs import COLUMNS, StageCosts
-from yggdrasil.scheduling.plan import Costs, Plan, Searched, SearchResult, check_plan
+from yggdrasil.scheduling.plan import Costs, ModelRef, Plan, Searched, SearchResult, check_plan
 from yggdrasil.scheduling.search import AcceptedLengths, Candidate, Space, predict_ms, search
 from yggdrasil.scheduling.stages import NAMED_VARIANTS, Schedule
 from yggdrasil.tree.objective import Objective, TreeShape, lower_envelope
@@ -134,10 +133,8 @@ def _open(settings: SearchSettings) -> _Subject:
         raise YggdrasilError(
             f"{path}: a GPU runs the plain schedule alone, so there is none to search; take a CPU's plan"
         )
-    if isinstance(plan.drafter, NGramOptions):
-        raise YggdrasilError(
-            f"{plan.name} drafts by n-gram lookup, which has no stages to schedule; take a draft model"
-        )
+    if not isinstance(plan.drafter, ModelRef):
+        raise YggdrasilError(f"{plan.name} drafts without a model, which has no stages to schedule; take a draft model")
     learned = Learned.load(path.parent / plan.predictor)
     lengths = AcceptedLengths(learned.mean_survival, learned.ratios, plan.shapes.verify_widths)
     root = path.parents[2]

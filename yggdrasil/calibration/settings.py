@@ -2,9 +2,9 @@
 
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from yggdrasil.drafters.options import NGramOptions
+from yggdrasil.drafters.options import FreeDrafter
 from yggdrasil.engine.decoder import DtypeName
 from yggdrasil.models.formats.names import Weights
 from yggdrasil.scheduling.plan import DeviceName, ModelRef, Plan, Shapes
@@ -15,7 +15,7 @@ class PairSource:
     """What it takes to build a pair, in this process or in another."""
 
     target: str
-    drafter: str | NGramOptions
+    drafter: str | FreeDrafter
     dtype: DtypeName
     target_threads: int  # 0: not decided yet
     drafter_threads: int
@@ -38,6 +38,18 @@ class PairSource:
         return replace(self, shapes=shapes)
 
 
+class Budget(NamedTuple):
+    """How much text the target writes: for so many ``seconds``, or until there are so many ``tokens`` in all."""
+
+    seconds: float
+    tokens: int | None = None
+
+    def share(self, tokens: int, seconds: float) -> float:
+        """What of it is used up."""
+        used, whole = (seconds, self.seconds) if self.tokens is None else (float(tokens), float(self.tokens))
+        return min(used / whole, 1.0) if whole else 1.0
+
+
 @dataclass(frozen=True)
 class Effort:
     """How much is measured."""
@@ -47,13 +59,15 @@ class Effort:
     prompt_tokens: int = 256  # kept of each prompt, the last ones
     contexts: tuple[int, ...] = (128, 512, 1024)  # lengths at which costs are measured
     samples: int = 24  # iterations a shape and context
+    own_text: float = 600.0  # seconds that the target writes for a table; what it wrote before counts too
     backends: bool = True  # also time eager steps beside compiled ones: for those who look, nothing is decided by it
 
 
-QUICK = Effort(documents=10, tokens=64, contexts=(128,), samples=8, backends=False)
+COUNTED_WIDTHS = (4,)  # draft widths where counts grow the tree, whatever the width: nodes of a level that are traced
+QUICK = Effort(documents=10, tokens=64, contexts=(128,), samples=8, own_text=60.0, backends=False)
 QUICK_WIDTHS = (1, 2, 4), (1, 2, 4, 8, 16, 32)  # draft and verify widths
 # What a model is decoded with that nobody calibrated: every width costs a compilation.
-FIRST = Effort(documents=6, tokens=48, prompt_tokens=192, contexts=(128,), samples=6, backends=False)
+FIRST = Effort(documents=6, tokens=48, prompt_tokens=192, contexts=(128,), samples=6, own_text=0.0, backends=False)
 FIRST_WIDTHS = (1, 2, 4), (1, 2, 4, 8, 16)
 
 
@@ -67,7 +81,13 @@ class CalibrationSettings:
     root: Path
     effort: Effort
     chat: bool = False  # plain prompts are a user's turn in the target's chat template
+    table_tokens: int | None = None  # tokens that the target writes for a table; else what the effort's time gives
     variants: bool = False  # also time ways to build steps that the decoder cannot use; compiles for minutes
+
+    @property
+    def own_text(self) -> Budget:
+        """How much text the target writes."""
+        return Budget(self.effort.own_text, self.table_tokens)
 
     def identity(self) -> dict[str, Any]:
         """What must be unchanged for an interrupted calibration to be resumed."""
@@ -76,5 +96,6 @@ class CalibrationSettings:
             **asdict(self.pair),
             **asdict(self.effort),
             "chat": self.chat,
+            "table_tokens": self.table_tokens,
             "prompts": [str(self.prompts), stat.st_size, stat.st_mtime_ns],
         }

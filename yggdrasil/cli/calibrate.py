@@ -20,8 +20,12 @@ WIDTHS = "1,2,4,8", "1,2,4,8,16,32,64"  # draft and verify
 def calibrate(
     target: Annotated[str, typer.Option(help="Folder, .gguf file or hub id of the target model.")],
     drafter: Annotated[
-        str, typer.Option(help="Folder, .gguf file or hub id of a draft model; ngram: n-gram lookup, no model.")
-    ] = "ngram",
+        list[str] | None,
+        typer.Option(
+            help="Folder, .gguf file or hub id of a draft model; or without one: text and table, counts of this text "
+            "and of the target's own (both unless told otherwise; repeat the option), or ngram, a look-up.",
+        ),
+    ] = None,
     prompts: Annotated[
         Path | None,
         typer.Option(
@@ -59,6 +63,13 @@ def calibrate(
     ngram: Annotated[
         str, typer.Option(help="Options of --drafter ngram, e.g. max_matching_ngram_size=4,is_public_pool=true.")
     ] = "",
+    table_tokens: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="Tokens of its own that the target writes for the table; else ten minutes', or one's with --quick.",
+        ),
+    ] = None,
     variants: Annotated[
         bool, typer.Option("--variants", help="Also time other ways to build the target's steps (minutes), on a CPU.")
     ] = False,
@@ -72,22 +83,23 @@ def calibrate(
     from yggdrasil.calibration.pair import usual_length
     from yggdrasil.calibration.pipeline import calibrate as run
     from yggdrasil.calibration.settings import QUICK, CalibrationSettings, Effort, PairSource
-    from yggdrasil.cli.drafters import ngram_options
+    from yggdrasil.cli.drafters import named_drafter
     from yggdrasil.cli.progress import PhaseProgress
+    from yggdrasil.drafters.options import CountsOptions
     from yggdrasil.pretrained import plan_name, shipped_prompts
 
     if variants and device == "cuda":
         raise YggdrasilError("--variants times steps of a CPU; scripts/check_cuda.py compares a GPU's")
-    if ngram and drafter != "ngram":
-        raise YggdrasilError(f"--ngram is for --drafter ngram, the drafter is {drafter}")
-    source = ngram_options(ngram) if drafter == "ngram" else drafter
+    source = named_drafter(drafter or ["text", "table"], ngram)
+    if table_tokens is not None and not (isinstance(source, CountsOptions) and source.table):
+        raise YggdrasilError("--table-tokens is for --drafter table, which is not asked for")
     length = max_length or usual_length(target, source)
-    shapes = _shapes(length, max_depth, draft_widths, verify_widths, quick=quick)
+    shapes = _shapes(length, max_depth, draft_widths, verify_widths, source, quick=quick)
     pair = PairSource(target, source, dtype, target_threads, drafter_threads, shapes, weights, device)
     texts, is_chat = (prompts, chat) if prompts is not None else shipped_prompts(target)
     settings = CalibrationSettings(
         pair, texts, name or plan_name(target), root or search_roots()[0], QUICK if quick else Effort(), chat=is_chat,
-        variants=variants,
+        variants=variants, table_tokens=table_tokens,
     )  # fmt: skip
     try:
         with PhaseProgress() as progress:
@@ -97,12 +109,17 @@ def calibrate(
     _print_plan(plan)
 
 
-def _shapes(max_length: int, max_depth: int, draft: str | None, verify: str | None, *, quick: bool) -> "Shapes":
-    """Shapes of what was asked for; ``quick`` decides widths that were not given."""
-    from yggdrasil.calibration.settings import QUICK_WIDTHS
+def _shapes(
+    max_length: int, max_depth: int, draft: str | None, verify: str | None, drafter: object, *, quick: bool
+) -> "Shapes":
+    """Shapes of what was asked for; ``quick`` and the kind of drafter decide widths that were not given."""
+    from yggdrasil.calibration.settings import COUNTED_WIDTHS, QUICK_WIDTHS
+    from yggdrasil.drafters.options import CountsOptions
     from yggdrasil.scheduling.plan import Shapes
 
     usual = QUICK_WIDTHS if quick else tuple(map(checks.parse_widths, WIDTHS))
+    if isinstance(drafter, CountsOptions):
+        usual = COUNTED_WIDTHS, usual[1]
     widths = [
         checks.parse_widths(given) if given else least for given, least in zip((draft, verify), usual, strict=True)
     ]

@@ -1,6 +1,7 @@
 """Options of drafters without a model, as plans keep them. Imports no torch."""
 
 from dataclasses import dataclass
+from typing import TypeAlias
 
 
 @dataclass(frozen=True)
@@ -27,3 +28,18 @@ class NGramOptions:
         ]
         if faults:
             raise ValueError("; ".join(faults))
+
+
+@dataclass(frozen=True)
+class CountsOptions:
+    """Counted continuations: of the text itself, and of a table of the target's own text where ``table`` is set."""
+
+    text: bool = True
+    table: bool = True
+
+    def __post_init__(self) -> None:
+        if not self.text:
+            raise ValueError("text must be true: a table alone is not served")
+
+
+FreeDrafter: TypeAlias = NGramOptions | CountsOptions  # needs no model

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from yggdrasil.drafters.counts import CountsDrafter
 from yggdrasil.drafters.draft_model import DraftModel, identity_knots
 from yggdrasil.drafters.expansion import ExpansionDrafter
 from yggdrasil.drafters.ngram import NGramDrafter
@@ -172,8 +173,8 @@ def assemble(
     limit = min(shapes.max_length, target.max_context)
     if isinstance(drafter, LoadedModel):
         limit = min(limit, drafter.max_context)
-    # An n-gram drafter looks guesses up itself.
-    looks_up = not isinstance(chosen, NGramDrafter)
+    # These look guesses up themselves.
+    looks_up = not isinstance(chosen, NGramDrafter | CountsDrafter)
     engine = Engine(model, chosen, tree, shapes.verify_widths, limit, stages, looks_up=looks_up)
     return Assembly(engine, target_runner, drafter_runner, shapes)
 

@@ -20,7 +20,7 @@ from yggdrasil.engine.build import Assembly, Phase, assemble, default_backend, o
 from yggdrasil.engine.deciding import HostDecisions, PolicyPerSetting, Prepared, decides_on_device
 from yggdrasil.engine.ends import end_tokens
 from yggdrasil.engine.options import RequestOptions, RequestSettings
-from yggdrasil.engine.planned import check_fingerprint, planned_drafter, planned_policy
+from yggdrasil.engine.planned import check_fingerprint, own_policy, planned_drafter, planned_policy
 from yggdrasil.engine.policy import PLAIN_POLICY, Policy
 from yggdrasil.engine.request import Generation, Request
 from yggdrasil.engine.text import TextStream
@@ -93,13 +93,14 @@ class Decoder:
         if target is not None:
             moved = replace(loaded_plan.target, source=portable_source(target))
             loaded_plan = replace(loaded_plan, target=moved)
-        learned = Learned.load(path.parent / loaded_plan.predictor)
+        folder = path.parent / loaded_plan.predictor
+        learned = Learned.load(folder)
         shapes = loaded_plan.shapes
         if max_length is not None:
             shapes = replace(shapes, max_length=check_integer("max_length", max_length, 2))
-        decoder = _decoder_of(loaded_plan, learned, dtype or loaded_plan.dtype, drafter, backend, shapes)
+        decoder = _decoder_of(loaded_plan, folder, learned, dtype or loaded_plan.dtype, drafter, backend, shapes)
         decoder.plan, decoder.learned = loaded_plan, learned
-        decoder.tolerance = read_tolerance(path.parent / loaded_plan.predictor, dtype or loaded_plan.dtype)
+        decoder.tolerance = read_tolerance(folder, dtype or loaded_plan.dtype)
         decoder.assembly.complete(phase)
         return decoder
 
@@ -220,7 +221,13 @@ def _finished(request: Request) -> Generation:
 
 
 def _decoder_of(
-    plan: Plan, learned: Learned, dtype: DtypeName, drafter: Drafter | None, backend: Backend | None, shapes: Shapes
+    plan: Plan,
+    folder: Path,
+    learned: Learned,
+    dtype: DtypeName,
+    drafter: Drafter | None,
+    backend: Backend | None,
+    shapes: Shapes,
 ) -> Decoder:
     check_fingerprint(plan.target, "target")
     source = Source.find(plan.target.path())
@@ -231,16 +238,15 @@ def _decoder_of(
     target = load_model(source, DTYPES[dtype], device, plan.target.threads, weights=plan.weights)
     # What was learned of the plan's own drafter says nothing of another's first guesses.
     adapted = plan if drafter is None else replace(plan, stages=DEFAULT_ORDER, depth_from="mean")
-    second = drafter or planned_drafter(plan, tokenizer, DTYPES[dtype], device)
+    policy = own_policy(plan, learned) if drafter is None else planned_policy(adapted, learned)
+    second = drafter or planned_drafter(plan, folder, tokenizer, DTYPES[dtype], device)
     if shapes.max_length > plan.shapes.max_length:
         models = [target, *([second] if isinstance(second, LoadedModel) else [])]
         check_room(models, shapes.max_length, shapes.cache_capacity)
     knots = torch.from_numpy(np.asarray(learned.acceptance.knots))
     backend = backend or default_backend(device)
     assembly = assemble(target, second, shapes, backend, knots=knots, stages=adapted.stages)
-    return Decoder(
-        assembly, tokenizer, planned_policy(adapted, learned), end_tokens(str(source.folder), target.config, tokenizer)
-    )
+    return Decoder(assembly, tokenizer, policy, end_tokens(str(source.folder), target.config, tokenizer))
 
 
 __all__ = ["Decoder", "Generation", "Request", "Shapes"]

@@ -1,14 +1,17 @@
-"""What a plan names: its policy and its drafter."""
+"""What a plan names: its drafter, and the policy that decides over it."""
 
 from pathlib import Path
 
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from yggdrasil.drafters.counts import CountsDrafter
 from yggdrasil.drafters.ngram import NGramDrafter
-from yggdrasil.drafters.options import NGramOptions
+from yggdrasil.drafters.options import CountsOptions, NGramOptions
 from yggdrasil.drafters.protocol import Drafter
+from yggdrasil.engine.free_policy import FreePolicy
 from yggdrasil.engine.objective_policy import DepthEvidence, ObjectivePolicy
+from yggdrasil.engine.policy import Policy
 from yggdrasil.errors import YggdrasilError, first_line
 from yggdrasil.models.loading import LoadedModel, check_same_tokenizer, load_model, load_tokenizer
 from yggdrasil.models.source import Source
@@ -43,11 +46,26 @@ def planned_policy(
         ) from error
 
 
+def own_policy(plan: Plan, learned: Learned) -> Policy:
+    """The policy over the plan's own drafter.
+
+    Raises:
+        YggdrasilError: as ``planned_policy``.
+    """
+    policy = planned_policy(plan, learned)
+    if not isinstance(plan.drafter, CountsOptions):
+        return policy
+    return FreePolicy({entry.context: entry.steps() for entry in plan.costs}, plan.shapes.max_depth, plan.objective)
+
+
 def planned_drafter(
-    plan: Plan, tokenizer: PreTrainedTokenizerBase, dtype: torch.dtype, device: torch.device
+    plan: Plan, folder: Path, tokenizer: PreTrainedTokenizerBase, dtype: torch.dtype, device: torch.device
 ) -> LoadedModel | Drafter:
+    """The plan's drafter; what was learned for it lies in ``folder``."""
     if isinstance(plan.drafter, NGramOptions):
         return NGramDrafter(plan.drafter)
+    if isinstance(plan.drafter, CountsOptions):
+        return CountsDrafter.load(folder, plan.drafter)
     check_fingerprint(plan.drafter, "drafter")
     source = plan.drafter.path()
     check_same_tokenizer(tokenizer, load_tokenizer(source), (plan.target.path(), source))

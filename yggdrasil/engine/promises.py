@@ -28,10 +28,10 @@ class KeptPromises:
         self._promised += promised
         self._accepted += accepted
 
-    def forget(self) -> None:
+    def forget(self, share: float = _MEMORY) -> None:
         """Time has passed: what was seen before counts a little less."""
-        self._promised *= _MEMORY
-        self._accepted *= _MEMORY
+        self._promised *= share
+        self._accepted *= share
 
     def honest(self, expected: Sequence[float]) -> list[float]:
         """Tokens to expect, bonus included, wherever the scores say ``expected``."""

@@ -10,7 +10,7 @@ from typing import Literal
 
 from yggdrasil.artifacts import Machine, parse_dataclass, read_yaml, to_plain, write_yaml
 from yggdrasil.artifacts.cache import cache_root
-from yggdrasil.drafters.options import NGramOptions
+from yggdrasil.drafters.options import FreeDrafter
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.models.formats.names import Weights
 from yggdrasil.scheduling.stages import check_order, is_head_first
@@ -141,7 +141,7 @@ class Plan:
     versions: dict[str, str]
     dtype: Literal["bfloat16", "float32"]
     target: ModelRef
-    drafter: ModelRef | NGramOptions
+    drafter: ModelRef | FreeDrafter
     tokenizer: str  # fingerprint
     shapes: Shapes
     stages: tuple[str, ...]

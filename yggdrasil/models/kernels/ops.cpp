@@ -30,6 +30,7 @@
 
 #include "attention.h"
 #include "attention_matrix.h"
+#include "counts.h"
 #include "linear_matrix.h"
 #include "linear_vector.h"
 #include "quantised_ops.h"
@@ -415,4 +416,14 @@ TORCH_LIBRARY_IMPL(yggdrasil, CompositeExplicitAutograd, m) {
   m.impl("open_unit", &open_unit);
   m.impl("keep_table", &keep_table);
   m.impl("drop_table", &drop_table);
+}
+
+TORCH_LIBRARY_FRAGMENT(yggdrasil, m) {
+  m.class_<yggdrasil::Counts>("Counts")
+      .def(torch::init<int64_t, at::Tensor, at::Tensor, double>())
+      .def("set_table", &yggdrasil::Counts::set_table)
+      .def("forget", &yggdrasil::Counts::forget)
+      .def("append", &yggdrasil::Counts::append)
+      .def("evidence", &yggdrasil::Counts::evidence)
+      .def("grow", &yggdrasil::Counts::grow);
 }

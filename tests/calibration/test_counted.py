@@ -1,0 +1,135 @@
+"""What counting drafters learn from: the target's own text, and the simulation that decodes with them."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from tiny_pair import SHAPES, TEXT
+from transformers import AutoModelForCausalLM
+
+from yggdrasil.calibration.counted import fit_belief, learn_counts, play
+from yggdrasil.calibration.own_text import Document, OwnText, read_documents
+from yggdrasil.calibration.settings import Budget
+from yggdrasil.cli.drafters import named_drafter
+from yggdrasil.drafters.belief import Belief
+from yggdrasil.drafters.counts import CountsDrafter
+from yggdrasil.drafters.options import CountsOptions, NGramOptions
+from yggdrasil.engine.free_policy import FreePolicy
+from yggdrasil.engine.policy import FixedPolicy
+from yggdrasil.errors import YggdrasilError
+from yggdrasil.models.loading import load_model, load_tokenizer
+from yggdrasil.scheduling.plan import resolve_source
+from yggdrasil.tree.objective import StepCosts, TreeShape
+
+TARGET = resolve_source("yggdrasil:assets/tiny/target")
+WORDS = ("The first of", "def add(a, b):", "In winter the old town by the sea is quiet, and", "1 2 3 4")
+COSTS = StepCosts(
+    0.01,
+    dict.fromkeys(SHAPES.draft_widths, 0.01),
+    {width: 1 + 0.02 * width for width in SHAPES.verify_widths},
+    overhead_ms=0.02,
+    plain_ms=1.02,
+)
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return load_tokenizer(TARGET)
+
+
+@pytest.fixture(scope="module")
+def loaded():
+    return load_model(TARGET, torch.float32, torch.device("cpu"), 1)
+
+
+def silent(_):
+    return lambda fraction: None
+
+
+def test_own_text_is_what_the_target_alone_would_say(tmp_path, loaded, tokenizer):
+    """Batched and padded, in the middle of a calibration; and what is written once is not written again."""
+    prompts = [list(tokenizer(words)["input_ids"]) for words in WORDS]
+    file, spent = tmp_path / "texts" / "own.jsonl", tmp_path / "spent.json"
+    writer = OwnText(loaded, tokenizer, prompts, file)
+    documents = writer.write(Budget(60.0, 1), spent, silent)
+    assert sorted(document.prompt for document in documents) == sorted(prompts)
+
+    model = AutoModelForCausalLM.from_pretrained(TARGET, dtype=torch.float32)
+    for document in documents:
+        told = model.generate(torch.tensor([document.prompt]), max_new_tokens=128, do_sample=False)[0].tolist()
+        assert document.answer == told[len(document.prompt) :]
+
+    assert writer.write(Budget(60.0, 1), spent, lambda title: pytest.fail(title)) == documents
+    assert writer.write(Budget(0.0), spent, lambda title: pytest.fail(title)) == documents
+    with file.open("a") as lines:
+        lines.write('{"prompt": [1, 2], "answer": [3')  # cut by an interruption
+    assert read_documents(file) == documents
+
+
+def test_without_prompts_the_target_finds_its_own(tmp_path, loaded, tokenizer):
+    documents = OwnText(loaded, tokenizer, [], tmp_path / "own.jsonl").write(
+        Budget(60.0, 1), tmp_path / "spent", silent
+    )
+    assert len({tuple(document.prompt) for document in documents}) > 8
+    assert all(document.answer for document in documents)
+    lines = (tmp_path / "own.jsonl").read_text().splitlines()
+    assert [Document(**json.loads(line)) for line in lines] == documents
+
+
+def test_the_simulation_decodes_as_the_engine_does(pair):
+    """The same policy over the same drafter: as many iterations for the same tokens."""
+    reference = pair.reference(TEXT[:20], 80)
+    drafter = CountsDrafter(Belief.usual(with_table=False))
+    expected = play(drafter, [Document(list(TEXT[:20]), reference)], COSTS, SHAPES)
+
+    class Costly(FreePolicy):
+        """Told what the costs say, not what this machine took."""
+
+        def settle(self, decision, tokens, milliseconds, *, rested):
+            width = decision.shape.verify_width
+            exact = COSTS.plain_ms if width == 1 else COSTS.verify_ms[width] + COSTS.overhead_ms
+            super().settle(decision, tokens, exact, rested=rested)
+
+    decoder = pair.decoder(Costly({0: COSTS}, SHAPES.max_depth), drafter=drafter)
+    generation = decoder.generate(TEXT[:20], max_new_tokens=80)
+    assert generation.tokens == reference
+    # The prefill makes the first token, which the simulation counts as an iteration's.
+    assert expected.aal == pytest.approx(generation.metrics.aal, rel=0.05)
+    assert expected.speedup > 1.0
+
+
+def test_what_is_learned_from_a_text_that_repeats_itself_pays():
+    generator = np.random.default_rng(0)
+    phrases = generator.integers(0, 60, (12, 9)).tolist()
+    documents = [
+        Document([1, 2], [token for phrase in generator.choice(12, 8) for token in phrases[phrase]]) for _ in range(60)
+    ]
+    learned = learn_counts(documents, COSTS, SHAPES, with_table=True)
+    assert learned.options() == CountsOptions(table=True)
+    assert learned.expected.speedup > 2.0
+    alone = learn_counts(documents, COSTS, SHAPES, with_table=False)
+    assert alone.options() == CountsOptions(table=False)
+    assert learned.expected.aal > alone.expected.aal > 1.2
+    nothing = learn_counts([], COSTS, SHAPES, with_table=True)
+    assert (nothing.table, nothing.expected) == (None, None)
+    few = fit_belief(documents[:3], with_table=True)
+    assert np.array_equal(few.text, Belief.usual(with_table=True).text)
+
+
+def test_drafters_by_name():
+    assert named_drafter(["text", "table"]) == CountsOptions(table=True)
+    assert named_drafter(["text"]) == CountsOptions(table=False)
+    assert named_drafter(["ngram"], "max_draft_len=3") == NGramOptions(max_draft_len=3)
+    assert named_drafter(["some/model"]) == "some/model"
+    with pytest.raises(YggdrasilError, match="some/model and text do not draft together yet"):
+        named_drafter(["some/model", "text"])
+    with pytest.raises(YggdrasilError, match="table needs text beside it"):
+        named_drafter(["table"])
+    with pytest.raises(YggdrasilError, match="--ngram is for --drafter ngram"):
+        named_drafter(["text"], "max_draft_len=3")
+
+
+def test_a_fixed_tree_of_counts_is_exact_too(pair):
+    decoder = pair.decoder(FixedPolicy(TreeShape(4, 4, 16)), drafter=CountsDrafter(Belief.usual(with_table=False)))
+    assert decoder.generate(TEXT[:30], max_new_tokens=60).tokens == pair.reference(TEXT[:30], 60)

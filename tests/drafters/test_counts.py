@@ -1,0 +1,151 @@
+"""Counted continuations: the native form against the portable one, both against counting by hand."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from toy_target import decode, plain_decode, wandering_target
+
+from yggdrasil.drafters.belief import LONGEST, Belief
+from yggdrasil.drafters.counted import MOST_LIKELY, TABLE_LENGTH, evidence_kind, num_kinds, table_key
+from yggdrasil.drafters.counts import BELIEF_FILE, TABLE_FILE, CountsDrafter
+from yggdrasil.drafters.options import CountsOptions
+from yggdrasil.drafters.table import Table
+from yggdrasil.errors import ArtifactError
+from yggdrasil.models.kernels import is_native
+from yggdrasil.tree.token_tree import TokenTree
+
+TEXT = st.lists(st.integers(0, 3), min_size=1, max_size=40)
+DOCUMENTS = st.lists(st.tuples(st.lists(st.integers(0, 3), max_size=5), TEXT), max_size=4)
+BELIEF = Belief(*(np.random.default_rng(0).normal(size=num_kinds(size)) for size in (LONGEST, TABLE_LENGTH)), -0.5)
+KINDS = [False, pytest.param(True, marks=pytest.mark.skipif(not is_native(), reason="no compiler here"))]
+
+
+def new_tree(num_nodes=17):
+    return TokenTree.allocate(num_nodes, candidates=1, device=torch.device("cpu"))
+
+
+def grown(drafter, text, num_nodes=17, depth=5):
+    tree = new_tree(num_nodes)
+    drafter.begin(text)
+    drafter.head(tree)
+    drafter.grow(tree, 1, depth)
+    tree.check_integrity()
+    return tree
+
+
+@pytest.mark.skipif(not is_native(), reason="no compiler here")
+@given(text=TEXT, documents=DOCUMENTS, depth=st.integers(1, 6), num_nodes=st.integers(1, 20))
+@settings(deadline=None)
+def test_the_native_tree_is_the_portable_one(text, documents, depth, num_nodes):
+    table = Table.of(documents) if documents else None
+    native, portable = (
+        grown(CountsDrafter(BELIEF, table, native=is_wanted), text, num_nodes, depth) for is_wanted in (True, False)
+    )
+    size = portable.size
+    assert native.size == size
+    for ours, theirs in zip(native.tensors()[:3], portable.tensors()[:3], strict=True):
+        assert torch.equal(ours[:size], theirs[:size])
+    torch.testing.assert_close(native.scores[:size], portable.scores[:size])
+    torch.testing.assert_close(native.edges[:size], portable.edges[:size])
+    assert torch.equal(native.ancestors, portable.ancestors)
+
+
+@pytest.mark.parametrize("native", KINDS)
+@given(text=TEXT, documents=DOCUMENTS)
+@settings(deadline=None, max_examples=40)
+def test_evidence_is_what_counting_by_hand_finds(native, text, documents):
+    drafter = CountsDrafter(BELIEF, Table.of(documents), native=native)
+    drafter.begin(text)
+    drafter.head(new_tree())
+
+    expected = {}
+    for length in range(min(LONGEST, len(text)), 0, -1):
+        ends = [end for end in range(length, len(text)) if text[end - length : end] == text[-length:]]
+        counts = Counter(text[end] for end in ends)
+        for token, count in counts.items():
+            expected.setdefault(token, [evidence_kind(length, count, len(ends)), 0])
+    for length in range(min(TABLE_LENGTH, len(text)), 0, -1):
+        seen = Counter(
+            whole[end]
+            for prompt, answer in documents
+            for whole in [[*prompt[-TABLE_LENGTH:], *answer]]
+            for end in range(max(length, len(whole) - len(answer)), len(whole))
+            if whole[end - length : end] == text[-length:]
+        )
+        for token, count in seen.items():
+            entry = expected.setdefault(token, [0, 0])
+            entry[1] = entry[1] or evidence_kind(length, count, seen.total())
+    assert {token: kinds for token, *kinds in drafter.evidence(()).tolist()} == expected
+
+
+@pytest.mark.parametrize("native", KINDS)
+def test_nodes_come_best_first_and_siblings_leave_something_over(native):
+    certain = Belief(np.full(num_kinds(LONGEST), 20.0), np.zeros(num_kinds(TABLE_LENGTH)), 0.0)
+    tree = grown(CountsDrafter(certain, native=native), [1, 2, 1, 3, 1, 2, 1], depth=3)
+    scores = tree.scores[: tree.size].tolist()
+    assert scores == sorted(scores, reverse=True)
+    assert tree.tokens[1] in (2, 3)
+    children = tree.edges[1 : tree.size][tree.parents[1 : tree.size] == 0].double().exp().sum()
+    assert float(children) <= MOST_LIKELY + 1e-6
+
+
+@pytest.mark.parametrize("native", KINDS)
+def test_a_text_that_goes_on_keeps_its_counts_and_another_has_its_own(native):
+    drafter, text = CountsDrafter(BELIEF, native=native), [1, 2, 3, 1, 2]
+    grown(drafter, text)
+    drafter.extend([9, 9, 9], {})  # the end of a request, which the next one does not go on from
+    for following in ([*text, 3, 1], [2, 2, 2]):
+        fresh = grown(CountsDrafter(BELIEF, native=native), following)
+        for kept, anew in zip(grown(drafter, following).tensors()[:6], fresh.tensors()[:6], strict=True):
+            assert torch.equal(kept, anew)
+
+
+def test_tokens_are_the_targets_own_and_fewer_passes_make_them():
+    prompt = [1, 2, 3]
+    told = plain_decode(wandering_target, prompt, 60)
+    for table in (None, Table.of([(prompt, told)])):
+        drafter = CountsDrafter(Belief.usual(with_table=table is not None), table)
+        decoded = decode(drafter, wandering_target, prompt, 60, new_tree())
+        assert decoded.tokens == told
+        assert decoded.num_iterations < (45 if table is None else 25)
+
+
+def test_a_belief_learns_what_candidates_were_worth():
+    generator = np.random.default_rng(1)
+    strong, weak = evidence_kind(4, 3, 3), evidence_kind(1, 1, 10)
+    kinds = np.stack([generator.choice([strong, weak], 4000), np.zeros(4000, dtype=np.int64)], axis=1)
+    is_right = generator.random(4000) < np.where(kinds[:, 0] == strong, 0.9, 0.2)
+    belief = Belief.fit(kinds, is_right)
+
+    def probability(kind):
+        return 1 / (1 + np.exp(-(belief.bias + belief.text[kind] + belief.table[0])))
+
+    assert probability(strong) == pytest.approx(0.9, abs=0.03)
+    assert probability(weak) == pytest.approx(0.2, abs=0.03)
+    with pytest.raises(ValueError, match="one outcome"):
+        Belief.fit(kinds, np.ones(4000, dtype=bool))
+
+
+def test_what_was_learned_survives_the_disk_and_damage_is_refused(tmp_path):
+    table = Table.of([([1, 2], [3, 3, 1, 2]), ([], [5])])
+    table.save(tmp_path / TABLE_FILE)
+    BELIEF.save(tmp_path / BELIEF_FILE)
+    drafters = CountsDrafter.load(tmp_path, CountsOptions()), CountsDrafter(BELIEF, table)
+    for kept, anew in zip(*(grown(drafter, [1, 2]).tensors()[:6] for drafter in drafters), strict=True):
+        assert torch.equal(kept, anew)
+    (tmp_path / TABLE_FILE).write_bytes((tmp_path / TABLE_FILE).read_bytes()[:-9])
+    with pytest.raises(ArtifactError, match=TABLE_FILE):
+        CountsDrafter.load(tmp_path, CountsOptions())
+    assert CountsDrafter.load(tmp_path, CountsOptions(table=False)).name == "text"
+    Table.of([]).save(tmp_path / BELIEF_FILE)
+    with pytest.raises(ArtifactError, match=BELIEF_FILE):
+        CountsDrafter.load(tmp_path, CountsOptions(table=False))
+
+
+def test_keys_tell_contexts_apart():
+    contexts = [(a,) for a in range(5)] + [(a, b) for a in range(5) for b in range(5)]
+    assert len({table_key(context) for context in contexts}) == len(contexts)

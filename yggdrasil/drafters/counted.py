@@ -1,0 +1,169 @@
+"""Counted contexts in Python: what ``models/kernels/counts.h`` does natively, where there is no compiler.
+
+A context's followers are kept by count, the newer first among equals. Evidence for a candidate is the longest context
+of the text that it has followed, the longest of the table, and its counts in both; a belief (one weight a kind of
+evidence, added up as log-odds) makes a probability of it. Trees are grown best first, so their nodes come in falling
+order of score and the first n of them are the best tree of n.
+"""
+
+import heapq
+import math
+from collections.abc import Sequence
+from itertools import count as numbers
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from yggdrasil.tree.token_tree import NO_SCORE
+
+MOST_FOLLOWERS = 16  # of a context that are looked at
+BRANCHES = 8  # children that a node may get
+SHARES, TOTALS = 5, 4
+MOST_LIKELY = 0.98  # of all children together: none is certain
+LEAST_LIKELY = 1e-6
+TABLE_LENGTH = 2  # tokens of the longest context of a table
+
+
+def num_kinds(longest: int) -> int:
+    """Kinds of evidence that contexts of up to ``longest`` tokens give; 0 stands for none."""
+    return 1 + longest * TOTALS * SHARES
+
+
+def evidence_kind(length: int, count: int, total: int) -> int:
+    """The kind of evidence: context length, how often the context was seen, the candidate's share of that."""
+    seen = 0 if total == 1 else 1 if total <= 3 else 2 if total <= 10 else 3
+    return 1 + ((length - 1) * TOTALS + seen) * SHARES + min(count * SHARES // total, SHARES - 1)
+
+
+class Followers:
+    """What has followed one context, by count."""
+
+    def __init__(self) -> None:
+        self.total = 0
+        self.ranked: list[tuple[int, int]] = []  # (token, count)
+
+    def add(self, token: int) -> None:
+        """``token`` has followed once more."""
+        self.total += 1
+        place = next((i for i, (known, _) in enumerate(self.ranked) if known == token), None)
+        seen = 1 if place is None else self.ranked.pop(place)[1] + 1
+        first = next((i for i, (_, other) in enumerate(self.ranked) if other <= seen), len(self.ranked))
+        self.ranked.insert(first, (token, seen))
+
+
+class _Guess(NamedTuple):
+    """A candidate that may become a node; the least is the best, the earlier first among equals."""
+
+    cost: float
+    serial: int
+    edge: float
+    parent: int
+    token: int
+
+
+class PortableCounts:
+    """The interface of the native ``Counts``."""
+
+    def __init__(self, longest: int, weights_text: Tensor, weights_table: Tensor, bias: float) -> None:
+        if len(weights_text) != num_kinds(longest) or len(weights_table) != num_kinds(TABLE_LENGTH):
+            raise RuntimeError("weights do not fit the kinds of evidence")
+        self._longest = longest
+        self._text_weights, self._table_weights, self._bias = weights_text.tolist(), weights_table.tolist(), bias
+        self._text: list[int] = []
+        self._contexts: dict[tuple[int, ...], Followers] = {}
+        self._table: dict[int, Followers] = {}
+
+    def set_table(self, keys: Tensor, totals: Tensor, starts: Tensor, tokens: Tensor, counts: Tensor) -> None:
+        """Contexts of one or two tokens, as ``Table`` keeps them."""
+        followers, places = list(zip(tokens.tolist(), counts.tolist(), strict=True)), starts.tolist()
+        self._table.clear()
+        for i, (key, total) in enumerate(zip(keys.tolist(), totals.tolist(), strict=True)):
+            entry = self._table[key] = Followers()
+            entry.total, entry.ranked = total, followers[places[i] : places[i + 1]]
+
+    def forget(self) -> None:
+        """Another text begins."""
+        self._contexts.clear()
+        self._text.clear()
+
+    def append(self, tokens: Sequence[int]) -> None:
+        """More tokens are certain."""
+        for token in tokens:
+            end = len(self._text)
+            for length in range(1, min(self._longest, end) + 1):
+                self._contexts.setdefault(tuple(self._text[end - length :]), Followers()).add(token)
+            self._text.append(token)
+
+    def evidence(self, path: Sequence[int]) -> Tensor:
+        """What may follow ``path`` (its last tokens count): rows (token, kind in text, kind in table), [n, 3] int64."""
+        rows = [[token, *kinds] for token, kinds in self._gather(list(path)).items()]
+        return torch.tensor(rows, dtype=torch.int64).reshape(-1, 3)
+
+    def grow(
+        self, tokens: Tensor, parents: Tensor, depths: Tensor, scores: Tensor, edges: Tensor, ancestors: Tensor,
+        depth: int,
+    ) -> int:  # fmt: skip
+        """Plant the text's last token in a tree's buffers and grow it, no deeper than ``depth``; returns its size."""
+        if not self._text:
+            raise RuntimeError("no text to grow a tree from")
+        capacity = tokens.numel()
+        scores.fill_(NO_SCORE)
+        ancestors.copy_(torch.eye(capacity, dtype=torch.bool))
+        tail, serial, open_guesses = max(self._longest, TABLE_LENGTH), numbers(), list[_Guess]()
+        paths: list[list[int]] = []
+        guess = _Guess(0.0, -1, 0.0, 0, self._text[-1])
+        while True:
+            node = len(paths)
+            paths.append([*paths[guess.parent], guess.token] if node else [])
+            tokens[node], parents[node], edges[node] = guess.token, guess.parent, guess.edge
+            depths[node], scores[node] = len(paths[node]), -guess.cost
+            if node:
+                ancestors[node] |= ancestors[guess.parent]
+            if node + 1 == capacity:
+                break
+            if len(paths[node]) < depth:
+                behind = [*self._text[-tail:], *paths[node]][-tail:]
+                for edge, token in self._children(behind):
+                    heapq.heappush(open_guesses, _Guess(guess.cost - edge, next(serial), edge, node, token))
+            if not open_guesses:
+                break
+            guess = heapq.heappop(open_guesses)
+        return len(paths)
+
+    def _children(self, path: list[int]) -> list[tuple[float, int]]:
+        """The likeliest candidates after ``path`` with their log-probabilities, best first."""
+        likely = [(self._probability(*kinds), token) for token, kinds in self._gather(path).items()]
+        likely.sort(key=lambda item: -item[0])
+        children, left = [], MOST_LIKELY
+        for probability, token in likely[:BRANCHES]:
+            share = min(probability, left)
+            if share < LEAST_LIKELY:
+                break
+            left -= share
+            children.append((math.log(share), token))
+        return children
+
+    def _probability(self, text: int, table: int) -> float:
+        return 1.0 / (1.0 + math.exp(-(self._bias + self._text_weights[text] + self._table_weights[table])))
+
+    def _gather(self, path: list[int]) -> dict[int, tuple[int, int]]:
+        """The kinds of evidence in text and table of each candidate after ``path``."""
+        found: dict[int, tuple[int, int]] = {}
+        for length in range(min(self._longest, len(path)), 0, -1):
+            followers = self._contexts.get(tuple(path[-length:]))
+            for token, count in followers.ranked[:MOST_FOLLOWERS] if followers else ():
+                found.setdefault(token, (evidence_kind(length, count, followers.total if followers else 1), 0))
+        for length in range(min(TABLE_LENGTH, len(path)), 0, -1):
+            entry = self._table.get(table_key(path[-length:]))
+            for token, count in entry.ranked if entry else ():
+                text, table = found.get(token, (0, 0))
+                if not table:
+                    found[token] = text, evidence_kind(length, count, entry.total if entry else 1)
+        return found
+
+
+def table_key(context: Sequence[int]) -> int:
+    """A context of one or two tokens as one number."""
+    first, second = context if len(context) == TABLE_LENGTH else (-1, context[0])
+    return (first + 1) << 32 | second

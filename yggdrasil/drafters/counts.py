@@ -1,0 +1,99 @@
+"""Drafters ``text`` and ``table`` in one tree: what has followed the last tokens in this text, and in the target's own.
+
+Needs no model and no pass. The text's contexts are counted as tokens become certain; the table's were counted when the
+target was calibrated. Candidates of both compete for the tree's nodes by one belief, below any node, drafted ones too.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from yggdrasil.drafters.belief import LONGEST, Belief
+from yggdrasil.drafters.counted import PortableCounts
+from yggdrasil.drafters.options import CountsOptions
+from yggdrasil.drafters.table import Table
+from yggdrasil.models.kernels import is_native
+from yggdrasil.tree.token_tree import NO_SCORE, TokenTree
+
+BELIEF_FILE, TABLE_FILE = "belief.safetensors", "table.safetensors"
+
+
+class CountsDrafter:
+    """Grows the best tree that counted evidence makes likely.
+
+    ``grow`` fills the tree whatever the width, best node first: the verify width decides how many of them count.
+    """
+
+    hidden_layers: tuple[int, ...] = ()
+
+    def __init__(self, belief: Belief, table: Table | None = None, *, native: bool | None = None) -> None:
+        self._make = _native_counts if (is_native() if native is None else native) else PortableCounts
+        self._on_host: TokenTree | None = None  # where the tree itself lies elsewhere
+        self.learn(belief, table)
+
+    @classmethod
+    def load(cls, folder: Path, options: CountsOptions) -> "CountsDrafter":
+        """What a calibration wrote to ``folder``; ArtifactError where it is missing or damaged."""
+        table = Table.load(folder / TABLE_FILE) if options.table else None
+        return cls(Belief.load(folder / BELIEF_FILE), table)
+
+    def learn(self, belief: Belief, table: Table | None) -> None:
+        """Go by another belief and table; what was counted is forgotten."""
+        self.name = "text" if table is None else "text + table"
+        weights = (torch.from_numpy(belief.text.copy()), torch.from_numpy(belief.table.copy()))
+        self._counts: Any = self._make(LONGEST, *weights, belief.bias)
+        if table is not None:
+            self._counts.set_table(*table.tensors())
+        self._text: list[int] = []  # what is counted
+        self._pending: list[int] = []  # certain tokens that are not counted yet
+
+    def begin(self, tokens: Sequence[int]) -> None:
+        """Where ``tokens`` go on with the counted text, as a chat's next turn does, its counts are kept."""
+        known = len(self._text)
+        if self._text != list(tokens[:known]):
+            self._counts.forget()
+            self._text, known = [], 0
+        self._pending = list(tokens[known:])
+
+    def extend(self, tokens: Sequence[int], hidden: Mapping[int, Tensor]) -> None:
+        self._pending.extend(tokens)
+
+    def head(self, tree: TokenTree) -> None:
+        # Not before: the last tokens of a request, which may lie behind its end, hardly ever come here.
+        self._counts.append(self._pending)
+        self._text += self._pending
+        self._pending = []
+        tree.pool_scores.fill_(NO_SCORE)
+        self._write(tree, 0)
+
+    def grow(self, tree: TokenTree, width: int, depth: int) -> None:
+        """Fill the tree with the likeliest nodes, none deeper than ``depth``."""
+        self._write(tree, depth)
+
+    def evidence(self, path: Sequence[int]) -> Tensor:
+        """What may follow the counted text and then ``path``: (token, kind in text, kind in table), [n, 3] int64."""
+        rows: Tensor = self._counts.evidence([*self._text[-LONGEST:], *path])
+        return rows
+
+    def _write(self, tree: TokenTree, depth: int) -> None:
+        if tree.tokens.device.type == "cpu":
+            self._counts.grow(*_grown(tree), depth)
+            return
+        if self._on_host is None or self._on_host.num_nodes != tree.num_nodes:
+            with torch.inference_mode(False):  # buffers made in inference mode could not be written outside it
+                self._on_host = TokenTree.allocate(tree.num_nodes, 1, torch.device("cpu"))
+        self._counts.grow(*_grown(self._on_host), depth)
+        for there, here in zip(_grown(tree), _grown(self._on_host), strict=True):
+            there.copy_(here)
+
+
+def _grown(tree: TokenTree) -> list[Tensor]:
+    """The buffers that growth writes."""
+    return [tree.tokens, tree.parents, tree.depths, tree.scores, tree.edges, tree.ancestors]
+
+
+def _native_counts(longest: int, text: Tensor, table: Tensor, bias: float) -> Any:
+    return torch.classes.yggdrasil.Counts(longest, text, table, bias)

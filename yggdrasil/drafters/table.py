@@ -1,0 +1,88 @@
+"""A table of what follows one or two tokens in a target's own text, kept as an artefact of a few MB.
+
+Dims: C contexts, F followers of all contexts together.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from yggdrasil.artifacts.store import read_tensors, write_tensors
+from yggdrasil.drafters.counted import BRANCHES, TABLE_LENGTH, table_key
+from yggdrasil.errors import ArtifactError
+
+IntArray: TypeAlias = npt.NDArray[np.int64]
+
+KIND, SCHEMA_VERSION = "table", 1
+_FIELDS = ("keys", "totals", "starts", "tokens", "counts")
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """Counted followers of contexts; of each context the most frequent, best first."""
+
+    keys: IntArray  # [C] contexts, ascending; see ``table_key``
+    totals: IntArray  # [C] how often each was seen
+    starts: IntArray  # [C + 1] where its followers begin
+    tokens: IntArray  # [F]
+    counts: IntArray  # [F]
+
+    def __post_init__(self) -> None:
+        sizes_fit = len(self.totals) == len(self.keys) == len(self.starts) - 1 and len(self.tokens) == len(self.counts)
+        if (
+            not sizes_fit
+            or self.starts[0] != 0
+            or self.starts[-1] != len(self.tokens)
+            or (np.diff(self.starts) < 0).any()
+        ):
+            raise ValueError("the parts of a table do not fit together")
+        if len(self.tokens) and (self.counts.min() < 1 or self.tokens.min() < 0):
+            raise ValueError("a table holds tokens or counts that cannot be")
+
+    @classmethod
+    def of(cls, documents: Iterable[tuple[Sequence[int], Sequence[int]]]) -> Table:
+        """Count the answers of ``documents``, pairs of what came before (prompt) and the target's own tokens."""
+        followers: defaultdict[int, Counter[int]] = defaultdict(Counter)
+        for prompt, answer in documents:
+            text = [*prompt[-TABLE_LENGTH:], *answer]
+            for place in range(len(text) - len(answer), len(text)):
+                for length in range(1, min(TABLE_LENGTH, place) + 1):
+                    followers[table_key(text[place - length : place])][text[place]] += 1
+        keys = sorted(followers)
+        kept = [followers[key].most_common(BRANCHES) for key in keys]
+        return cls(
+            keys=np.array(keys, dtype=np.int64),
+            totals=np.array([followers[key].total() for key in keys], dtype=np.int64),
+            starts=np.cumsum([0, *map(len, kept)], dtype=np.int64),
+            tokens=np.array([token for entry in kept for token, _ in entry], dtype=np.int64),
+            counts=np.array([count for entry in kept for _, count in entry], dtype=np.int64),
+        )
+
+    def tensors(self) -> list[Tensor]:
+        """The fields in order, as ``Counts.set_table`` takes them."""
+        return [torch.from_numpy(getattr(self, name)) for name in _FIELDS]
+
+    def save(self, path: Path) -> None:
+        """Write a safetensors artefact; ArtifactError where that fails."""
+        narrow = {name: getattr(self, name).astype(np.int32) for name in _FIELDS[1:]}
+        write_tensors(path, KIND, SCHEMA_VERSION, {"keys": self.keys, **narrow})
+
+    @classmethod
+    def load(cls, path: Path) -> Table:
+        """Read what ``save`` wrote; ArtifactError if the file is missing, damaged or something else."""
+        arrays = read_tensors(path, KIND, SCHEMA_VERSION)
+        if set(arrays) != set(_FIELDS) or any(array.ndim != 1 for array in arrays.values()):
+            raise ArtifactError(f"{path} is not a table; calibrate again")
+        try:
+            return cls(**{name: arrays[name].astype(np.int64) for name in _FIELDS})
+        except (ValueError, IndexError) as error:
+            raise ArtifactError(f"{path} is damaged ({error}); calibrate again") from error

@@ -1,0 +1,262 @@
+// Counted contexts: which tokens have followed the last few tokens, in the text so far and in a table of earlier text,
+// and the tree of what they make likely.
+//
+// A context's followers are kept by count, the newer first among equals. Evidence for a candidate is the longest
+// context of the text that it has followed, the longest of the table, and its counts in both; a belief (one weight a
+// kind of evidence, added up as log-odds) makes a probability of it. The tree is grown best first, so its nodes come in
+// falling order of score and the first n of them are the best tree of n.
+//
+// `counted.py` is the same in Python, for machines without a compiler and as the tests' reference.
+
+#pragma once
+
+#include <ATen/ATen.h>
+#include <torch/custom_class.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <queue>
+#include <unordered_map>
+#include <vector>
+
+namespace yggdrasil {
+
+constexpr int64_t kMostFollowers = 16;  // of a context that are looked at
+constexpr int64_t kBranches = 8;        // children that a node may get
+constexpr int64_t kShares = 5, kTotals = 4;
+constexpr double kMostLikely = 0.98;  // of all children together: none is certain
+constexpr double kLeastLikely = 1e-6;
+constexpr int64_t kLongest = 64;
+
+struct Follower {
+  int32_t token;
+  int32_t count;
+};
+
+struct Followers {
+  int64_t total = 0;
+  std::vector<Follower> ranked;
+
+  void add(int32_t token) {
+    ++total;
+    size_t place = 0;
+    while (place < ranked.size() && ranked[place].token != token) ++place;
+    if (place == ranked.size()) ranked.push_back({token, 0});
+    ++ranked[place].count;
+    for (; place > 0 && ranked[place - 1].count <= ranked[place].count; --place)
+      std::swap(ranked[place - 1], ranked[place]);
+  }
+};
+
+// The kind of evidence: context length, how often the context was seen, the candidate's share of that; 0 is none.
+inline int64_t evidence_kind(int64_t length, int64_t count, int64_t total) {
+  const int64_t seen = total == 1 ? 0 : total <= 3 ? 1 : total <= 10 ? 2 : 3;
+  return 1 + ((length - 1) * kTotals + seen) * kShares + std::min(count * kShares / total, kShares - 1);
+}
+
+class Counts : public torch::CustomClassHolder {
+ public:
+  // `longest`: tokens of the longest context of the text. `weights_text` [1 + longest * 20] and `weights_table`
+  // [1 + 2 * 20] float64: log-odds that a kind of evidence adds; `bias` is added once.
+  Counts(int64_t longest, const at::Tensor& weights_text, const at::Tensor& weights_table, double bias)
+      : longest_(longest), text_weights_(values<double>(weights_text)), table_weights_(values<double>(weights_table)),
+        bias_(bias) {
+    TORCH_CHECK(longest > 0 && longest <= kLongest, "contexts of 1 to ", kLongest, " tokens");
+    TORCH_CHECK(int64_t(text_weights_.size()) == 1 + longest * kTotals * kShares &&
+                    int64_t(table_weights_.size()) == 1 + 2 * kTotals * kShares,
+                "weights do not fit the kinds of evidence");
+  }
+
+  // Contexts of one or two tokens, as keys (first + 1) << 32 | second (one token: first is -1); the followers of
+  // context i are entries starts[i] .. starts[i + 1] - 1, ranked. All int64.
+  void set_table(const at::Tensor& keys, const at::Tensor& totals, const at::Tensor& starts, const at::Tensor& tokens,
+                 const at::Tensor& counts) {
+    table_.clear();
+    table_.reserve(keys.numel());
+    const auto *key = keys.const_data_ptr<int64_t>(), *total = totals.const_data_ptr<int64_t>();
+    const auto *start = starts.const_data_ptr<int64_t>(), *token = tokens.const_data_ptr<int64_t>();
+    const auto* count = counts.const_data_ptr<int64_t>();
+    for (int64_t i = 0; i < keys.numel(); ++i) {
+      Followers& followers = table_[key[i]];
+      followers.total = total[i];
+      for (int64_t j = start[i]; j < start[i + 1]; ++j)
+        followers.ranked.push_back({int32_t(token[j]), int32_t(count[j])});
+    }
+  }
+
+  void forget() {
+    contexts_.clear();
+    text_.clear();
+  }
+
+  void append(const std::vector<int64_t>& tokens) {
+    for (const int64_t token : tokens) {
+      uint64_t key = 0;
+      for (int64_t length = 1; length <= std::min<int64_t>(longest_, text_.size()); ++length) {
+        key = extended(key, text_[text_.size() - length]);
+        contexts_[key].add(int32_t(token));
+      }
+      text_.push_back(int32_t(token));
+    }
+  }
+
+  // What may follow `path` (its last tokens count): rows (token, kind in the text, kind in the table), [n, 3] int64.
+  at::Tensor evidence(const std::vector<int64_t>& path) const {
+    std::vector<int32_t> reversed(path.rbegin(), path.rend());
+    std::vector<Candidate> found;
+    gather(reversed, found);
+    at::Tensor rows = at::empty({int64_t(found.size()), 3}, at::kLong);
+    auto* row = rows.mutable_data_ptr<int64_t>();
+    for (const Candidate& each : found) *row++ = each.token, *row++ = each.text, *row++ = each.table;
+    return rows;
+  }
+
+  // Plants the text's last token in a tree of N nodes and grows it, no deeper than `depth`; returns its size.
+  // Every row of the buffers is written that a step may read.
+  int64_t grow(at::Tensor tokens, at::Tensor parents, at::Tensor depths, at::Tensor scores, at::Tensor edges,
+               at::Tensor ancestors, int64_t depth) const {
+    TORCH_CHECK(!text_.empty(), "no text to grow a tree from");
+    const int64_t capacity = tokens.numel();
+    auto *token = tokens.mutable_data_ptr<int64_t>(), *parent = parents.mutable_data_ptr<int64_t>();
+    auto* level = depths.mutable_data_ptr<int64_t>();
+    auto *score = scores.mutable_data_ptr<float>(), *edge = edges.mutable_data_ptr<float>();
+    bool* path = ancestors.mutable_data_ptr<bool>();
+
+    std::priority_queue<Guess> open;
+    int64_t size = 0, serial = 0;
+    std::vector<Candidate> found;
+    std::vector<int32_t> reversed;
+    Guess next{0.0, 0.0, 0, 0, text_.back()};
+    while (true) {
+      const int64_t node = size++;
+      token[node] = next.token, parent[node] = next.parent;
+      level[node] = node ? level[next.parent] + 1 : 0;
+      score[node] = float(next.score), edge[node] = float(next.edge);
+      bool* row = path + node * capacity;
+      if (node) std::copy_n(path + next.parent * capacity, capacity, row);
+      else std::fill_n(row, capacity, false);
+      row[node] = true;
+      if (size == capacity) break;
+      if (level[node] < depth) {
+        behind(node, token, parent, reversed);
+        found.clear();
+        gather(reversed, found);
+        push_children(node, next.score, found, serial, open);
+      }
+      if (open.empty()) break;
+      next = open.top();
+      open.pop();
+    }
+    std::fill(score + size, score + capacity, -std::numeric_limits<float>::infinity());
+    for (int64_t node = size; node < capacity; ++node) {
+      std::fill_n(path + node * capacity, capacity, false);
+      path[node * capacity + node] = true;
+    }
+    return size;
+  }
+
+ private:
+  struct Candidate {
+    int32_t token;
+    int32_t text, table;  // kinds of evidence
+    double likely;
+  };
+
+  struct Guess {
+    double score, edge;
+    int64_t serial, parent;
+    int64_t token;
+    bool operator<(const Guess& other) const {  // the earlier first among equals
+      return score != other.score ? score < other.score : serial > other.serial;
+    }
+  };
+
+  template <class T>
+  static std::vector<T> values(const at::Tensor& tensor) {
+    const at::Tensor whole = tensor.contiguous();
+    return {whole.const_data_ptr<T>(), whole.const_data_ptr<T>() + whole.numel()};
+  }
+
+  static uint64_t extended(uint64_t key, int64_t token) {
+    uint64_t mixed = (key ^ (uint64_t(token) + 0x9e3779b97f4a7c15ull)) * 0xbf58476d1ce4e5b9ull;
+    return mixed ^ (mixed >> 29);
+  }
+
+  // The last `longest_` tokens at `node`, last first.
+  void behind(int64_t node, const int64_t* token, const int64_t* parent, std::vector<int32_t>& reversed) const {
+    reversed.clear();
+    for (; node && int64_t(reversed.size()) < longest_; node = parent[node]) reversed.push_back(int32_t(token[node]));
+    for (size_t place = text_.size(); place > 0 && int64_t(reversed.size()) < std::max<int64_t>(longest_, 2); --place)
+      reversed.push_back(text_[place - 1]);
+  }
+
+  void gather(const std::vector<int32_t>& reversed, std::vector<Candidate>& found) const {
+    const int64_t known = std::min<int64_t>(longest_, reversed.size());
+    const Followers* followers[kLongest];
+    uint64_t key = 0;
+    int64_t longest = 0;
+    for (; longest < known; ++longest) {  // a context that was never seen has no longer one that was
+      key = extended(key, reversed[longest]);
+      const auto place = contexts_.find(key);
+      if (place == contexts_.end()) break;
+      followers[longest] = &place->second;
+    }
+    for (int64_t length = longest; length > 0; --length) {
+      const Followers& those = *followers[length - 1];
+      const int64_t looked = std::min<int64_t>(kMostFollowers, those.ranked.size());
+      for (int64_t i = 0; i < looked; ++i) {
+        const auto [token, count] = those.ranked[i];
+        if (find(found, token) == nullptr)
+          found.push_back({token, int32_t(evidence_kind(length, count, those.total)), 0, 0.0});
+      }
+    }
+    if (!reversed.empty() && !table_.empty()) {
+      if (reversed.size() > 1) gather_table((int64_t(reversed[1]) + 1) << 32 | reversed[0], 2, found);
+      gather_table(reversed[0], 1, found);
+    }
+  }
+
+  void gather_table(int64_t key, int64_t length, std::vector<Candidate>& found) const {
+    const auto place = table_.find(key);
+    if (place == table_.end()) return;
+    for (const auto [token, count] : place->second.ranked) {
+      const int32_t kind = int32_t(evidence_kind(length, count, place->second.total));
+      Candidate* known = find(found, token);
+      if (known == nullptr) found.push_back({token, 0, kind, 0.0});
+      else if (known->table == 0) known->table = kind;
+    }
+  }
+
+  static Candidate* find(std::vector<Candidate>& found, int32_t token) {
+    for (Candidate& each : found)
+      if (each.token == token) return &each;
+    return nullptr;
+  }
+
+  void push_children(int64_t node, double score, std::vector<Candidate>& found, int64_t& serial,
+                     std::priority_queue<Guess>& open) const {
+    for (Candidate& each : found)
+      each.likely = 1.0 / (1.0 + std::exp(-(bias_ + text_weights_[each.text] + table_weights_[each.table])));
+    std::stable_sort(found.begin(), found.end(),
+                     [](const Candidate& a, const Candidate& b) { return a.likely > b.likely; });
+    double left = kMostLikely;
+    for (int64_t i = 0; i < std::min<int64_t>(kBranches, found.size()); ++i) {
+      const double likely = std::min(found[i].likely, left);
+      if (likely < kLeastLikely) break;
+      left -= likely;
+      const double edge = std::log(likely);
+      open.push({score + edge, edge, serial++, node, found[i].token});
+    }
+  }
+
+  int64_t longest_;
+  std::vector<double> text_weights_, table_weights_;
+  double bias_;
+  std::vector<int32_t> text_;
+  std::unordered_map<uint64_t, Followers> contexts_;
+  std::unordered_map<int64_t, Followers> table_;
+};
+
+}  // namespace yggdrasil
