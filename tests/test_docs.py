@@ -35,6 +35,7 @@ STANDS_ON = {
     "calibrate": "tests/test_end_to_end.py",
     "generate": "tests/test_end_to_end.py",
     "chat": "tests/test_end_to_end.py",
+    "serve": "tests/serving/test_server.py",
     "bench": "tests/test_end_to_end.py",
     "search": "tests/test_end_to_end.py",
     "report": "tests/test_end_to_end.py",

@@ -89,14 +89,28 @@ def encode_chat(tokenizer: "PreTrainedTokenizerBase", messages: Messages) -> lis
     Raises:
         YggdrasilError: as ``encode_prompt``, or messages that are none.
     """
-    turns = [message.as_dict() for message in as_messages(messages)]
+    return apply_template(tokenizer, [message.as_dict() for message in as_messages(messages)])
+
+
+def apply_template(
+    tokenizer: "PreTrainedTokenizerBase",
+    turns: Sequence[Mapping[str, Any]],
+    tools: Sequence[dict[str, Any]] | None = None,
+) -> list[int]:
+    """Tokens of a chat up to where the answer begins; ``tools`` may be called in it, if the template has a way to.
+
+    Raises:
+        YggdrasilError: no template, or one that does not take these turns.
+    """
     if not getattr(tokenizer, "chat_template", None):
         raise YggdrasilError(
             "the model's tokenizer has no chat template, so it is no chat model: give a plain prompt, or an "
             "instruction-tuned model"
         )
     try:
-        tokens = tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=False)
+        given: Any = list(turns)
+        functions: Any = list(tools) if tools else None
+        tokens = tokenizer.apply_chat_template(given, tools=functions, add_generation_prompt=True, return_dict=False)
     except Exception as error:  # a template is a program: it raises what it likes
         raise YggdrasilError(f"the model's chat template does not take these messages: {first_line(error)}") from error
     return list(tokens)

@@ -21,6 +21,7 @@ from yggdrasil.cli.profile import profile
 from yggdrasil.cli.report import report
 from yggdrasil.cli.rules import exactness, rules
 from yggdrasil.cli.search import search
+from yggdrasil.cli.serve import serve
 from yggdrasil.errors import YggdrasilError
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ app = typer.Typer(
 app.command()(calibrate)
 app.command()(generate)
 app.command()(chat)
+app.command()(serve)
 app.command()(profile)
 app.command()(search)
 app.command()(report)

@@ -56,6 +56,14 @@ class Request:
             prepared.begin()
             yield from prepared.engine.decode(self._prompt, self._stream, prepared.policy, self._trace)
 
+    def logprobs(self, start: int = 0) -> list[TokenLogprobs]:
+        """What was noted of the certain tokens from number ``start`` on; nothing where none were asked for."""
+        sampler = self._prepared.sampler
+        if sampler is None or sampler.params.logprobs is None:
+            return []
+        # A walk may go on past the text's end; what it noted there is dropped with its tokens.
+        return sampler.logprobs[start : len(self._stream.tokens)]
+
     def result(self) -> Generation:
         """What was generated so far; ``cancelled`` where the text had not ended."""
         pieces = self._running() if self._running is not None else None
@@ -65,8 +73,6 @@ class Request:
         assert self._stream.finish_reason is not None
         prepared, tokens = self._prepared, self._stream.tokens
         metrics = replace(self._trace.metrics(), decoding=prepared.final_report())
-        sampler = prepared.sampler
-        # A walk may go on past the text's end; what it noted there is dropped with its tokens.
-        has_logprobs = sampler is not None and sampler.params.logprobs is not None
-        logprobs = sampler.logprobs[: len(tokens)] if sampler is not None and has_logprobs else None
+        has_logprobs = prepared.sampler is not None and prepared.sampler.params.logprobs is not None
+        logprobs = self.logprobs() if has_logprobs else None
         return Generation(len(self._prompt), tokens, self._stream.text, self._stream.finish_reason, metrics, logprobs)

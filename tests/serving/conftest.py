@@ -1,0 +1,17 @@
+"""One server of the bundled pair, shared by all tests of the room."""
+
+import pytest
+from bundled_server import open_pair, serving, wait_until
+
+
+@pytest.fixture(scope="session")
+def alone():
+    """A decoder of the same pair, asked without a server."""
+    return open_pair()
+
+
+@pytest.fixture(scope="session")
+def server():
+    with serving(open_pair) as running:
+        wait_until(lambda: running.worker.decoder is not None)
+        yield running

@@ -1,0 +1,130 @@
+"""Chat completions: equal to the library, framed and shaped as clients expect."""
+
+import openai
+import pytest
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+
+from yggdrasil import SamplingParams
+
+CHAT = [{"role": "user", "content": "Write a function"}]
+
+
+def test_the_answer_is_the_librarys(server, alone):
+    reply = server.post("/v1/chat/completions", messages=CHAT, max_tokens=40)
+    expected = alone.chat(CHAT, max_new_tokens=40)
+
+    ChatCompletion.model_validate(reply, strict=True)
+    (choice,) = reply["choices"]
+    assert choice["message"]["content"] == expected.text
+    assert choice["finish_reason"] == "length"
+    assert reply["usage"]["prompt_tokens"] == expected.prompt_tokens
+    assert reply["usage"]["completion_tokens"] == 40
+    assert reply["timings"]["draft_n"] > 0
+
+
+def test_the_stream_says_the_same(server, alone):
+    expected = alone.chat(CHAT, max_new_tokens=40)
+    chunks = server.stream(
+        "/v1/chat/completions", messages=CHAT, max_completion_tokens=40, stream_options={"include_usage": True}
+    )
+
+    for chunk in chunks:
+        ChatCompletionChunk.model_validate(chunk, strict=True)
+        assert (chunk["id"], chunk["created"]) == (chunks[0]["id"], chunks[0]["created"])
+    *parts, last, usage = chunks
+    assert parts[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert "".join(part["choices"][0]["delta"]["content"] for part in parts) == expected.text
+    assert all(part["choices"][0]["finish_reason"] is None and part["usage"] is None for part in parts)
+    assert last["choices"][0]["delta"] == {}
+    assert last["choices"][0]["finish_reason"] == "length"
+    assert usage["choices"] == []
+    assert usage["usage"]["completion_tokens"] == 40
+
+
+def test_usage_is_streamed_only_where_asked_for(server):
+    chunks = server.stream("/v1/chat/completions", messages=CHAT, max_tokens=4)
+
+    assert all("usage" not in chunk and chunk["choices"] for chunk in chunks)
+
+
+def test_sampling_parameters_reach_the_decoder(server, alone):
+    given = {"temperature": 0.9, "top_p": 0.9, "seed": 7, "logit_bias": {"50": -100.0}}
+    reply = server.post("/v1/chat/completions", messages=CHAT, max_tokens=24, **given, n=2)
+    expected = [
+        alone.chat(
+            CHAT, max_new_tokens=24,
+            sampling=SamplingParams(temperature=0.9, top_p=0.9, seed=seed, logit_bias={50: -100.0}),
+        ).text
+        for seed in (7, 8)
+    ]  # fmt: skip
+
+    assert [choice["message"]["content"] for choice in reply["choices"]] == expected
+    assert expected[0] != expected[1]
+    assert reply["usage"]["completion_tokens"] == 48
+
+
+def test_stop_strings_of_any_count_never_show_in_a_stream(server, alone):
+    text = alone.chat(CHAT, max_new_tokens=40).text
+    stop = text[12:18]
+    given = {"stop": [stop, "never seen 1", "never seen 2", "never seen 3", "never seen 4"], "max_tokens": 40}
+    chunks = server.stream("/v1/chat/completions", messages=CHAT, **given)
+
+    contents = [chunk["choices"][0]["delta"].get("content", "") for chunk in chunks]
+    assert "".join(contents) == text[: text.index(stop)]
+    assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
+
+
+def test_logprobs_are_the_same_whole_and_streamed(server):
+    given = {"messages": CHAT, "max_tokens": 12, "logprobs": True, "top_logprobs": 3}
+    whole = server.post("/v1/chat/completions", **given)["choices"][0]["logprobs"]["content"]
+    streamed = [
+        entry
+        for chunk in server.stream("/v1/chat/completions", **given)
+        for entry in (chunk["choices"][0]["logprobs"] or {"content": []})["content"]
+    ]
+
+    assert len(whole) == 12
+    assert streamed == whole
+    assert all(entry["logprob"] == entry["top_logprobs"][0]["logprob"] for entry in whole)
+    assert all(bytes(entry["bytes"]).decode(errors="ignore") in entry["token"] for entry in whole)
+
+
+def test_an_answer_of_a_schema_is_json_of_it(server):
+    schema = {"type": "object", "properties": {"count": {"enum": [1, 2]}}, "required": ["count"]}
+    wanted = {"type": "json_schema", "json_schema": {"name": "counted", "schema": schema, "strict": True}}
+    reply = server.chat(response_format=wanted, max_tokens=40)
+
+    assert reply["choices"][0]["message"]["content"] in ('{"count": 1}', '{"count": 2}')
+    assert reply["choices"][0]["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize("speculation", [False, {"rule": "off"}, {"rule": "leviathan"}, {"exactness": "fixed-width"}])
+def test_speculation_is_chosen_by_the_request(server, speculation):
+    reply = server.chat(speculation=speculation, max_tokens=12)
+
+    assert reply["usage"]["completion_tokens"] == 12
+    assert (reply["timings"]["draft_n"] == 0) == (speculation in (False, {"rule": "off"}))
+
+
+def test_earlier_turns_are_not_read_again(server):
+    first = server.chat("A long enough question about nothing in particular", max_tokens=8)
+    answer = first["choices"][0]["message"]["content"]
+    turns = [
+        {"role": "user", "content": "A long enough question about nothing in particular"},
+        {"role": "assistant", "content": answer}, {"role": "user", "content": "And then?"},
+    ]  # fmt: skip
+    usage = server.post("/v1/chat/completions", messages=turns, max_tokens=8)["usage"]
+
+    assert usage["prompt_tokens_details"]["cached_tokens"] >= first["usage"]["prompt_tokens"] - 1
+
+
+def test_the_sdk_streams_and_parses(server):
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+    whole = client.chat.completions.create(model="tiny", messages=CHAT, max_tokens=16)
+    streamed = client.chat.completions.create(model="tiny", messages=CHAT, max_tokens=16, stream=True)
+
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in streamed) == whole.choices[0].message.content
+    with pytest.raises(openai.NotFoundError, match="no model"):
+        client.chat.completions.create(model="gpt", messages=CHAT)
+    with pytest.raises(openai.BadRequestError, match="top_p"):
+        client.chat.completions.create(model="tiny", messages=CHAT, top_p=3.0)

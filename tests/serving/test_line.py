@@ -1,0 +1,61 @@
+"""The line: clients take turns, it is bounded, and who leaves leaves no trace."""
+
+import pytest
+
+from yggdrasil.serving.faults import Fault
+from yggdrasil.serving.jobs import Ask, Failed, Job
+from yggdrasil.serving.line import Line
+
+
+def ask(client, *names):
+    events = []
+    found = Ask(client, [Job([name], {}, events.append) for name in names])
+    return found, events
+
+
+def taken(line):
+    return line.take()[1].prompt[0]
+
+
+def test_each_clients_requests_keep_their_order_and_clients_take_turns():
+    line = Line(10)
+    for client, names in (("a", [1, 2]), ("a", [3]), ("b", [4]), ("c", [5])):
+        line.join(ask(client, *names)[0], 1.0)
+
+    assert [taken(line) for _ in range(5)] == [1, 4, 5, 2, 3]
+    assert len(line) == 0
+
+
+def test_a_full_line_refuses_and_says_when_to_come_back():
+    line = Line(1)
+    assert line.join(ask("a", 1)[0], 1.0) == 0
+    with pytest.raises(Fault, match="1 requests are waiting") as refused:
+        line.join(ask("b", 2)[0], 6.6)
+
+    assert refused.value.status == 429
+    assert refused.value.headers == {"Retry-After": "7"}
+
+
+def test_who_leaves_makes_room():
+    line = Line(1)
+    first, _ = ask("a", 1, 2)
+    line.join(first, 1.0)
+    assert taken(line) == 1
+    line.leave(first)
+    line.leave(first)
+    line.join(ask("b", 3)[0], 1.0)
+
+    assert taken(line) == 3
+    assert len(line) == 0
+
+
+def test_a_closed_line_tells_those_who_waited():
+    line = Line(4)
+    waiting, events = ask("a", 1, 2)
+    line.join(waiting, 1.0)
+    line.close()
+
+    assert line.take() is None
+    assert [event.fault.status for event in events if isinstance(event, Failed)] == [503, 503]
+    with pytest.raises(Fault, match="shutting down"):
+        line.join(ask("b", 3)[0], 1.0)

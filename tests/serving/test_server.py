@@ -1,0 +1,186 @@
+"""A server under clients that err, go away, come too many, or are not allowed in."""
+
+import threading
+
+import pytest
+from bundled_server import MODEL, open_pair, serving, wait_until
+
+from yggdrasil import YggdrasilError
+from yggdrasil.serving.settings import Limits, ServerSettings
+
+CHAT = [{"role": "user", "content": "Count"}]
+
+
+def fault(running, expect, path="/v1/chat/completions", **body):
+    error = running.post(path, expect, **body)["error"]
+    assert set(error) >= {"message", "type", "param", "code"}
+    return error
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ({}, "messages"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "king", "content": "a"}]}, "role"),
+        ({"messages": CHAT, "temperature": -1}, "temperature"),
+        ({"messages": CHAT, "max_tokens": "many"}, "max_tokens"),
+        ({"messages": CHAT, "n": 1000}, "n is 1000"),
+        ({"messages": CHAT, "logit_bias": {"x": 1}}, "logit_bias"),
+        ({"messages": CHAT, "logit_bias": {"99999": 1}}, "99999"),
+        ({"messages": CHAT, "regex": "(", "max_tokens": 4}, "regex"),
+        ({"messages": CHAT, "response_format": {"type": "json_schema"}}, "schema"),
+        ({"messages": CHAT, "stop": ["a"] * 100}, "stop"),
+        ({"messages": CHAT, "tool_choice": "required"}, "tools"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_bad_requests_are_refused_in_openais_shape(server, body, said):
+    error = fault(server, 400, **body)
+
+    assert error["type"] == "invalid_request_error"
+    assert said in error["message"]
+
+
+def test_half_a_character_is_refused(server):
+    body = b'{"messages": [{"role": "user", "content": "\\ud800"}]}'
+    reply = server.client.post("/v1/chat/completions", content=body, headers={"Content-Type": "application/json"})
+
+    assert reply.status_code == 400
+    assert "Unicode" in reply.json()["error"]["message"]
+
+
+def test_a_full_context_says_both_numbers(server):
+    error = fault(server, 400, "/v1/completions", prompt=[5] * 600)
+
+    assert (error["n_prompt_tokens"], error["n_ctx"]) == (600, 512)
+    assert error["type"] == "exceed_context_size_error"
+    assert "600" in error["message"]
+    assert "512" in error["message"]
+
+
+def test_unknown_models_and_paths(server):
+    assert fault(server, 404, messages=CHAT, model="gpt-9")["code"] == "model_not_found"
+    assert fault(server, 404, "/v1/nothing")["type"] == "not_found_error"
+    assert server.client.get("/v1/chat/completions").status_code == 405
+    assert server.client.get("/v1/models").json()["data"][0]["id"] == MODEL
+    assert server.client.get(f"/v1/models/{MODEL}").json()["meta"]["n_ctx"] == 512
+
+
+def test_tokens_there_and_back(server):
+    tokens = server.post("/tokenize", content="def f(x): é")["tokens"]
+
+    assert server.post("/detokenize", tokens=tokens)["content"] == "def f(x): é"
+    assert server.post("/tokenize", messages=CHAT)["count"] > len(CHAT[0]["content"].split())
+    assert "99999" in fault(server, 400, "/detokenize", tokens=[99999])["message"]
+
+
+def test_a_client_that_goes_away_frees_the_decoder(server):
+    """Answering, and waiting in the line: nothing of either is decoded any more."""
+    answered = metric(server, 'answers_total{reason="cancelled"}')
+    with server.client.stream("POST", "/v1/chat/completions", json={"messages": CHAT, "stream": True}) as stream:
+        next(stream.iter_lines())
+        waiting = threading.Thread(target=give_up, args=(server,))
+        waiting.start()
+        waiting.join()
+        wait_until(lambda: len(server.worker.line) == 0)
+    wait_until(lambda: metric(server, 'answers_total{reason="cancelled"}') == answered + 1)
+    server.chat(max_tokens=1)
+
+
+def give_up(server):
+    import httpx2
+
+    with pytest.raises(httpx2.ReadTimeout), httpx2.Client(base_url=server.url, timeout=0.2) as client:
+        client.post("/v1/chat/completions", json={"messages": CHAT})
+
+
+def metric(server, name):
+    lines = server.client.get("/metrics").text.splitlines()
+    return float(next((line.split()[-1] for line in lines if line.startswith(f"yggdrasil_{name}")), 0))
+
+
+def test_a_fault_in_one_request_is_its_own(server, monkeypatch):
+    """A decoder that fails in the middle: an error inside the stream, and the next request is served."""
+    before = server.chat(max_tokens=8)["choices"]
+    decoder = server.worker.decoder
+    target, calls = decoder.assembly.engine.target, []
+    verify = target.verify
+
+    def fail_later(width):
+        calls.append(width)
+        if len(calls) == 2:
+            raise RuntimeError("something broke")
+        return verify(width)
+
+    monkeypatch.setattr(target, "verify", fail_later)
+    chunks = server.stream("/v1/chat/completions", messages=CHAT, max_tokens=60)
+    assert chunks[-1]["error"]["type"] == "server_error"
+    assert "something broke" not in chunks[-1]["error"]["message"]
+    monkeypatch.setattr(target, "verify", verify)
+
+    assert server.chat(max_tokens=8)["choices"] == before
+
+
+def test_only_loopback_names_the_key_and_small_bodies_come_in():
+    settings = ServerSettings(
+        api_key="schlüssel", cors_origins=("https://a.example",), host_names=("127.0.0.1",), queue=1,
+        limits=Limits(body_bytes=1000),
+    )  # fmt: skip
+    release = threading.Event()
+
+    def opening():
+        release.wait()
+        return open_pair()
+
+    with serving(opening, settings) as running:
+        get, key = running.client.get, {"Authorization": "Bearer schlüssel".encode()}
+        assert get("/health").status_code == 503
+        assert fault_of_get(get("/v1/models"))["type"] == "unavailable_error"
+        release.set()
+        wait_until(lambda: get("/health").status_code == 200)
+        assert get("/health", headers={"Host": "evil.example"}).status_code == 403
+        assert get("/metrics").status_code == 401
+        assert get("/metrics", headers={"X-Api-Key": "wrong"}).status_code == 401
+        assert get("/metrics", headers={"X-Api-Key": "schlüssel".encode()}).status_code == 200
+        assert running.client.post("/v1/completions", json={"prompt": "a"}).status_code == 401
+        reply = running.client.post("/v1/completions", json={"prompt": "a"}, headers=key)
+        assert reply.status_code == 200
+        assert running.client.post("/tokenize", json={"prompt": "a" * 1000}, headers=key).status_code == 413
+        chunked = running.client.post("/tokenize", content=iter([b'{"prompt": "', b"a" * 1000, b'"}']), headers=key)
+        assert chunked.status_code == 413
+        allowed = get("/health", headers={"Origin": "https://a.example"}).headers
+        assert allowed["access-control-allow-origin"] == "https://a.example"
+        assert "access-control-allow-origin" not in get("/health", headers={"Origin": "https://b.example"}).headers
+
+
+def fault_of_get(reply):
+    return reply.json()["error"]
+
+
+def test_too_many_are_sent_away(server, monkeypatch):
+    monkeypatch.setattr(server.worker.line, "capacity", 1)
+    with server.client.stream("POST", "/v1/chat/completions", json={"messages": CHAT, "stream": True}) as stream:
+        next(stream.iter_lines())
+        second = threading.Thread(target=server.chat, kwargs={"max_tokens": 1})
+        second.start()
+        wait_until(lambda: len(server.worker.line) == 1)
+        reply = server.client.post("/v1/chat/completions", json={"messages": CHAT})
+        assert reply.status_code == 429
+        assert int(reply.headers["retry-after"]) >= 1
+    second.join()
+
+
+def test_a_decoder_that_cannot_be_opened_is_told():
+    told = []
+    from yggdrasil.serving.worker import Worker
+
+    def opening():
+        raise YggdrasilError("no such model")
+
+    worker = Worker(opening, 1, Limits(), told.append)
+    worker.start()
+    wait_until(lambda: told)
+    worker.stop()
+
+    assert str(told[0]) == "no such model"

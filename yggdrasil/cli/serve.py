@@ -1,0 +1,61 @@
+"""``yggdrasil serve``: a server that clients take for OpenAI's."""
+
+import importlib.util
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from yggdrasil.cli.opening import open_decoder, say
+from yggdrasil.cli.options import DrafterOption, DtypeOption, ForceOption, MaxLength, ModelArgument
+from yggdrasil.errors import YggdrasilError
+
+if TYPE_CHECKING:
+    from yggdrasil.engine.decoder import Decoder
+
+LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
+
+
+def serve(
+    source: ModelArgument,
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for every network.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on.")] = 8000,
+    api_key: Annotated[
+        str | None, typer.Option(envvar="YGGDRASIL_API_KEY", help="Key that clients must send.", show_envvar=True)
+    ] = None,
+    cors_origin: Annotated[
+        list[str] | None, typer.Option(help="A site whose pages may ask, or *; can be repeated.")
+    ] = None,
+    queue: Annotated[int, typer.Option(min=1, help="Requests that may wait; more are refused.")] = 32,
+    max_length: MaxLength = None,
+    dtype: DtypeOption = None,
+    drafter: DrafterOption = "plan",
+    force_machine: ForceOption = False,
+) -> None:
+    """Serve a model over HTTP as OpenAI's API has it, with a chat page at /. One request is decoded at a time."""
+    for package in ("fastapi", "uvicorn", "prometheus_client"):
+        if importlib.util.find_spec(package) is None:
+            raise YggdrasilError(f"serving needs the package {package}; install with `pip install 'yggdrasil[server]'`")
+    from yggdrasil.pretrained import plan_name
+    from yggdrasil.serving.running import run_server
+    from yggdrasil.serving.settings import ServerSettings
+
+    if api_key is not None and not api_key:
+        raise YggdrasilError("the API key is empty; give one, or leave --api-key out")
+    is_local = host in ("localhost", "127.0.0.1", "::1")
+    if not is_local and api_key is None:
+        say(f"everyone who can reach {host} can use this server; --api-key asks for a key")
+    settings = ServerSettings(
+        api_key, tuple(cors_origin or ()), queue, host_names=LOOPBACK if is_local and api_key is None else ()
+    )
+
+    def opening() -> "Decoder":
+        decoder = open_decoder(source, dtype, drafter, force_machine=force_machine, max_length=max_length)
+        if decoder.assembly.hands_out_logits:
+            decoder.assembly.logit_target  # noqa: B018  (its steps are built now, not in the first request that samples)
+        say(f"serving at http://{host}:{port} (process {os.getpid()}); Ctrl-C ends it")
+        return decoder
+
+    name = Path(source).stem if source.endswith((".yaml", ".yml")) else plan_name(source)
+    run_server(opening, settings, name, host, port)

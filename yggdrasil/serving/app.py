@@ -1,0 +1,79 @@
+"""The application: routes over one worker, errors in OpenAI's shape."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI, Request
+from fastapi.concurrency import run_in_threadpool
+from fastapi.exceptions import RequestValidationError
+from fastapi.middleware.cors import CORSMiddleware
+from fastapi.responses import JSONResponse, Response
+from starlette.exceptions import HTTPException
+
+from yggdrasil import __version__
+from yggdrasil.errors import YggdrasilError
+from yggdrasil.serving import chat, completions, routes
+from yggdrasil.serving.faults import ClientGone, ErrorReply, Fault, fault_of
+from yggdrasil.serving.guards import Guard
+from yggdrasil.serving.service import Service
+from yggdrasil.serving.settings import ServerSettings
+from yggdrasil.serving.worker import Worker
+
+_ERRORS = {"4XX": {"model": ErrorReply, "description": "The request is at fault"},
+           "5XX": {"model": ErrorReply, "description": "The server is"}}  # fmt: skip
+
+
+def create_app(worker: Worker, settings: ServerSettings, model: str) -> FastAPI:
+    """A server of ``worker``, which it starts and stops, under the name ``model``."""
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        worker.start()
+        yield
+        await run_in_threadpool(worker.stop)
+
+    app = FastAPI(
+        title="Yggdrasil", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None,
+        responses=_ERRORS,  # type: ignore[arg-type]
+    )  # fmt: skip
+    app.state.service = Service(worker, settings, model)
+    for room in (chat, completions, routes):
+        app.include_router(room.router)
+    app.add_middleware(
+        Guard, api_key=settings.api_key, host_names=settings.host_names, body_bytes=settings.limits.body_bytes
+    )
+    if settings.cors_origins:
+        app.add_middleware(
+            CORSMiddleware, allow_origins=settings.cors_origins, allow_methods=["GET", "POST"], allow_headers=["*"]
+        )
+    for kind in (Fault, YggdrasilError, Exception):
+        app.add_exception_handler(kind, _answer_fault)
+    app.add_exception_handler(ClientGone, _answer_nobody)
+    app.add_exception_handler(RequestValidationError, _answer_invalid)
+    app.add_exception_handler(HTTPException, _answer_http)
+    return app
+
+
+async def _answer_fault(_: Request, error: Exception) -> Response:
+    fault = fault_of(error)
+    return JSONResponse(fault.body(), fault.status, fault.headers)
+
+
+async def _answer_nobody(_: Request, __: Exception) -> Response:
+    return Response(status_code=499)
+
+
+async def _answer_invalid(_: Request, error: Exception) -> Response:
+    """The first thing that is wrong with the body; what was sent is not repeated."""
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    place = ".".join(str(part) for part in first["loc"][1:] if not str(part).startswith("function-"))
+    said = str(first["msg"])
+    message = f"{place}: {said}" if place else said
+    return JSONResponse(Fault(400, message, param=place or None).body(), 400)
+
+
+async def _answer_http(_: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    fault = Fault(error.status_code, str(error.detail))
+    return JSONResponse(fault.body(), fault.status, error.headers)

@@ -1,0 +1,183 @@
+"""``POST /v1/chat/completions``."""
+
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.concurrency import run_in_threadpool
+from fastapi.responses import JSONResponse, Response
+
+from yggdrasil.acceptance.sampling import Constraint
+from yggdrasil.engine.request import Generation
+from yggdrasil.serving.exchange import Exchange, Wanted
+from yggdrasil.serving.faults import Fault
+from yggdrasil.serving.figures import finish_reason, timings_of, usage_of
+from yggdrasil.serving.jobs import Event, Finished, Piece
+from yggdrasil.serving.logprobs import chat_logprobs
+from yggdrasil.serving.options import options_of
+from yggdrasil.serving.replies import AssistantMessage, ChatChoice, ChatCompletion
+from yggdrasil.serving.service import Identity, Service, service_of
+from yggdrasil.serving.streams import EventStream
+from yggdrasil.serving.texts import turns_of
+from yggdrasil.serving.tools import Parsed, ToolFormat
+from yggdrasil.serving.wire import ChatRequest, ChosenTool, Tool
+
+router = APIRouter()
+
+
+@router.post("/v1/chat/completions", response_model=ChatCompletion)
+@router.post("/chat/completions", response_model=ChatCompletion, include_in_schema=False)
+async def chat_completions(body: ChatRequest, request: Request) -> Response:
+    """Answer a chat in the model's own template, whole or as a stream of server-sent events."""
+    service = service_of(request)
+    identity = service.identify("chatcmpl", body.model)
+    chat = await run_in_threadpool(_Chat.of, body, service, identity)
+    exchange = Exchange(service.worker, request, await run_in_threadpool(chat.wanted))
+    if not body.stream:
+        return JSONResponse(chat.reply(await exchange.results()).model_dump())
+    first = await exchange.first()
+    return EventStream(chat.chunks(first, exchange), exchange.cancel)
+
+
+@dataclass(frozen=True)
+class _Chat:
+    """One chat to be answered."""
+
+    body: ChatRequest
+    service: Service
+    identity: Identity
+    prompt: list[int]
+    tools: ToolFormat | None  # where calls may be in the answer
+    constraint: Constraint | None  # where one must be
+
+    @classmethod
+    def of(cls, body: ChatRequest, service: Service, identity: Identity) -> "_Chat":
+        tools = body.tools if body.tools and body.tool_choice != "none" else None
+        if tools is None and (body.tool_choice == "required" or isinstance(body.tool_choice, ChosenTool)):
+            raise Fault(400, "tool_choice asks for a call, and there are no tools", param="tool_choice")
+        written = service.tool_format if tools else None
+        constraint = written.constraint(_callable(body, tools)) if written and tools and _must_call(body) else None
+        texts = service.texts
+        prompt = texts.check(texts.encode_chat(turns_of(body.messages), tools))
+        return cls(body, service, identity, prompt, written, constraint)
+
+    @property
+    def choices(self) -> int:
+        return self.body.n or 1
+
+    def wanted(self) -> list[Wanted]:
+        """What the decoder is asked for."""
+        body, limits = self.body, self.service.settings.limits
+        if self.choices > limits.answers:
+            raise Fault(400, f"n is {self.choices}; at most {limits.answers} answers are given", param="n")
+        longest = body.max_completion_tokens or body.max_tokens or self.service.texts.limit
+        logprobs = (body.top_logprobs or 0) if body.logprobs else None
+        return [
+            Wanted(
+                self.prompt,
+                options_of(
+                    body, limits, max_new_tokens=longest, choice=i, logprobs=logprobs, constraint=self.constraint
+                ),
+            )
+            for i in range(self.choices)
+        ]
+
+    def reply(self, results: list[Generation]) -> ChatCompletion:
+        """All answers at once."""
+        return ChatCompletion(
+            **self.identity._asdict(), choices=[self._choice(i, each) for i, each in enumerate(results)],
+            usage=usage_of(results, self.choices), timings=timings_of(results, self.service.decoder.plan),
+        )  # fmt: skip
+
+    def _choice(self, index: int, result: Generation) -> ChatChoice:
+        content, calls = self._parse(result.text)
+        message = AssistantMessage(content=None if calls and not content else content, tool_calls=calls or None)
+        logprobs = None if result.logprobs is None else chat_logprobs(self.service.texts, result.logprobs)
+        reason = "tool_calls" if calls else finish_reason(result)
+        return ChatChoice(index=index, message=message, logprobs=logprobs, finish_reason=reason)
+
+    def _parse(self, text: str) -> Parsed:
+        return Parsed(text, []) if self.tools is None else self.tools.parse(text)
+
+    async def chunks(self, first: tuple[int, Event], exchange: Exchange) -> AsyncIterator[dict[str, Any]]:
+        """The answers as a stream: the role first, text as it becomes final, calls whole, then why it ended."""
+        streams = [_AnswerStream(self, i) for i in range(self.choices)]
+        results: list[Generation] = []
+        for piece in streams[first[0]].deltas(first[1]):
+            yield self._chunk([piece])
+        async for index, event in exchange.rest():
+            for piece in streams[index].deltas(event):
+                yield self._chunk([piece])
+            if isinstance(event, Finished):
+                results.append(event.result)
+                last = streams[index].end(event.result)
+                is_all = len(results) == self.choices
+                yield self._chunk([last], **({"timings": self._timings(results)} if is_all else {}))
+        if self._shows_usage:
+            yield {**self._chunk([]), "usage": usage_of(results, self.choices).model_dump()}
+
+    def _timings(self, results: list[Generation]) -> dict[str, Any]:
+        return timings_of(results, self.service.decoder.plan).model_dump()
+
+    @property
+    def _shows_usage(self) -> bool:
+        return self.body.stream_options is not None and bool(self.body.stream_options.include_usage)
+
+    def _chunk(self, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
+        usage = {"usage": None} if self._shows_usage else {}
+        return {**self.identity._asdict(), "object": "chat.completion.chunk", "choices": choices, **usage, **more}
+
+
+class _AnswerStream:
+    """One answer of a stream: its text as far as it is sure to be no call."""
+
+    def __init__(self, chat: _Chat, index: int) -> None:
+        self._chat, self._index = chat, index
+        self._text = ""
+        self._sent = 0
+        self._has_begun = False
+
+    def deltas(self, event: Event) -> Iterator[dict[str, Any]]:
+        """What can be told after an event."""
+        if not self._has_begun:
+            self._has_begun = True
+            yield self._choice({"role": "assistant", "content": ""})
+        if not isinstance(event, Piece):
+            return
+        self._text += event.text
+        tools, logprobs = self._chat.tools, None
+        end = len(self._text) if tools is None else tools.decided(self._text)
+        if event.logprobs:
+            logprobs = chat_logprobs(self._chat.service.texts, event.logprobs).model_dump()
+        if end > self._sent or logprobs:
+            yield self._choice({"content": self._text[self._sent : end]}, logprobs=logprobs)
+            self._sent = max(end, self._sent)
+
+    def end(self, result: Generation) -> dict[str, Any]:
+        """The last delta: calls, or text that was held back for one, and why the answer ended."""
+        parsed = Parsed(self._text, []) if self._chat.tools is None else self._chat.tools.parse(self._text)
+        delta: dict[str, Any] = {}
+        if parsed.calls:
+            delta["tool_calls"] = [{"index": i, **call.model_dump()} for i, call in enumerate(parsed.calls)]
+        elif len(self._text) > self._sent:
+            delta["content"] = self._text[self._sent :]
+        return self._choice(delta, reason="tool_calls" if parsed.calls else finish_reason(result))
+
+    def _choice(self, delta: dict[str, Any], *, logprobs: Any = None, reason: str | None = None) -> dict[str, Any]:
+        return {"index": self._index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
+
+
+def _must_call(body: ChatRequest) -> bool:
+    return body.tool_choice == "required" or isinstance(body.tool_choice, ChosenTool)
+
+
+def _callable(body: ChatRequest, tools: list[Tool]) -> list[Tool]:
+    """The tools that may be called."""
+    if not isinstance(body.tool_choice, ChosenTool):
+        return tools
+    name = body.tool_choice.function.name
+    chosen = [tool for tool in tools if tool.function.name == name]
+    if not chosen:
+        raise Fault(400, f"tool_choice names {name!r}, which is none of the tools", param="tool_choice")
+    return chosen

@@ -1,0 +1,128 @@
+"""``POST /v1/completions``."""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.concurrency import run_in_threadpool
+from fastapi.responses import JSONResponse, Response
+
+from yggdrasil.engine.request import Generation
+from yggdrasil.serving.exchange import Exchange, Wanted
+from yggdrasil.serving.faults import Fault
+from yggdrasil.serving.figures import finish_reason, timings_of, usage_of
+from yggdrasil.serving.jobs import Event, Finished, Piece
+from yggdrasil.serving.logprobs import CompletionLogprobsWriter
+from yggdrasil.serving.options import options_of
+from yggdrasil.serving.replies import Completion, CompletionChoice
+from yggdrasil.serving.service import Identity, Service, service_of
+from yggdrasil.serving.streams import EventStream
+from yggdrasil.serving.wire import CompletionRequest
+
+router = APIRouter()
+_USUAL_TOKENS = 16  # where max_tokens is left out, as OpenAI has it
+
+
+@router.post("/v1/completions", response_model=Completion)
+@router.post("/completions", response_model=Completion, include_in_schema=False)
+async def completions(body: CompletionRequest, request: Request) -> Response:
+    """Continue a text, or several, whole or as a stream of server-sent events."""
+    service = service_of(request)
+    identity = service.identify("cmpl", body.model)
+    wanted = await run_in_threadpool(_Completion.of, body, service, identity)
+    exchange = Exchange(service.worker, request, wanted.jobs)
+    if not body.stream:
+        return JSONResponse(wanted.reply(await exchange.results()).model_dump())
+    first = await exchange.first()
+    return EventStream(wanted.chunks(first, exchange), exchange.cancel)
+
+
+@dataclass(frozen=True)
+class _Completion:
+    """One request: every prompt continued ``n`` times."""
+
+    body: CompletionRequest
+    service: Service
+    identity: Identity
+    jobs: list[Wanted]
+
+    @classmethod
+    def of(cls, body: CompletionRequest, service: Service, identity: Identity) -> "_Completion":
+        prompts, limits = _prompts(body, service), service.settings.limits
+        count = len(prompts) * (body.n or 1)
+        if count > limits.answers:
+            raise Fault(400, f"{count} answers are asked for; at most {limits.answers} are given", param="n")
+        longest = _USUAL_TOKENS if body.max_tokens is None else body.max_tokens
+        jobs = [
+            Wanted(
+                service.texts.check(prompt),
+                options_of(body, limits, max_new_tokens=longest, choice=choice, logprobs=body.logprobs),
+            )
+            for prompt in prompts
+            for choice in range(body.n or 1)
+        ]
+        return cls(body, service, identity, jobs)
+
+    def reply(self, results: list[Generation]) -> Completion:
+        """All answers at once."""
+        return Completion(
+            **self.identity._asdict(), choices=[self._choice(i, each) for i, each in enumerate(results)],
+            usage=usage_of(results, self.body.n or 1), timings=timings_of(results, self.service.decoder.plan),
+        )  # fmt: skip
+
+    def _choice(self, index: int, result: Generation) -> CompletionChoice:
+        writer = CompletionLogprobsWriter(self.service.texts)
+        logprobs = None if result.logprobs is None else writer.write(result.logprobs)
+        return CompletionChoice(index=index, text=result.text, logprobs=logprobs, finish_reason=finish_reason(result))
+
+    async def chunks(self, first: tuple[int, Event], exchange: Exchange) -> AsyncIterator[dict[str, Any]]:
+        """The answers as a stream: text as it becomes final, then why each ended."""
+        writers = [CompletionLogprobsWriter(self.service.texts) for _ in self.jobs]
+        results: list[Generation] = []
+        async for index, event in _with(first, exchange):
+            if isinstance(event, Piece) and (event.text or event.logprobs):
+                logprobs = writers[index].write(event.logprobs).model_dump() if event.logprobs else None
+                yield self._chunk([_part(index, event.text, logprobs)])
+            elif isinstance(event, Finished):
+                results.append(event.result)
+                last = _part(index, "", None, finish_reason(event.result))
+                is_all = len(results) == len(self.jobs)
+                yield self._chunk([last], **({"timings": self._timings(results)} if is_all else {}))
+        if self._shows_usage:
+            yield {**self._chunk([]), "usage": usage_of(results, self.body.n or 1).model_dump()}
+
+    def _timings(self, results: list[Generation]) -> dict[str, Any]:
+        return timings_of(results, self.service.decoder.plan).model_dump()
+
+    @property
+    def _shows_usage(self) -> bool:
+        return self.body.stream_options is not None and bool(self.body.stream_options.include_usage)
+
+    def _chunk(self, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
+        usage = {"usage": None} if self._shows_usage else {}
+        return {**self.identity._asdict(), "object": "text_completion", "choices": choices, **usage, **more}
+
+
+async def _with(first: tuple[int, Event], exchange: Exchange) -> AsyncIterator[tuple[int, Event]]:
+    yield first
+    async for each in exchange.rest():
+        yield each
+
+
+def _part(index: int, text: str, logprobs: Any, reason: str | None = None) -> dict[str, Any]:
+    return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
+
+
+def _prompts(body: CompletionRequest, service: Service) -> list[list[int]]:
+    """The prompts as tokens, from any of the four forms."""
+    given = body.prompt
+    if isinstance(given, str):
+        return [service.texts.encode(given)]
+    if not given:
+        raise Fault(400, "prompt is an empty list; give a text or tokens", param="prompt")
+    if isinstance(given[0], int):
+        return [[token for token in given if isinstance(token, int)]]
+    return [
+        service.texts.encode(each) if isinstance(each, str) else each for each in given if not isinstance(each, int)
+    ]

@@ -1,0 +1,114 @@
+"""One HTTP request's answers: asked for, waited for, and given up when the client goes away."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
+
+from fastapi import Request
+
+from yggdrasil.engine.options import RequestOptions
+from yggdrasil.engine.request import Generation
+from yggdrasil.serving.faults import ClientGone
+from yggdrasil.serving.jobs import Ask, Event, Failed, Finished, Job
+from yggdrasil.serving.worker import Worker
+
+T = TypeVar("T")
+
+
+class Wanted(NamedTuple):
+    """A prompt and how it is to be continued."""
+
+    prompt: Sequence[int]
+    options: RequestOptions
+
+
+class Exchange:
+    """The answers of one request, event by event, each with its number."""
+
+    def __init__(self, worker: Worker, request: Request, wanted: Sequence[Wanted]) -> None:
+        """Join the line.
+
+        Raises:
+            Fault: it is full or closed.
+        """
+        self._worker, self._request = worker, request
+        self._loop = asyncio.get_running_loop()
+        self._events: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
+        self._left = len(wanted)
+        jobs = [Job(each.prompt, each.options, self._emitter(i)) for i, each in enumerate(wanted)]
+        client = request.client.host if request.client is not None else ""
+        self._ask = Ask(client, jobs)
+        worker.submit(self._ask)
+
+    def _emitter(self, index: int) -> Callable[[Event], None]:
+        def emit(event: Event) -> None:
+            with suppress(RuntimeError):  # the loop is closed: nobody is left to be told
+                self._loop.call_soon_threadsafe(partial(self._events.put_nowait, (index, event)))
+
+        return emit
+
+    async def first(self) -> tuple[int, Event]:
+        """The first event, before which nothing should be answered.
+
+        Raises:
+            Fault: the request failed.
+            ClientGone: the client did not wait.
+        """
+        return await self._while_client_waits(self._next())
+
+    async def rest(self) -> AsyncIterator[tuple[int, Event]]:
+        """The events after the first.
+
+        Raises:
+            Fault: an answer failed.
+        """
+        while self._left:
+            yield await self._next()
+
+    async def results(self) -> list[Generation]:
+        """All answers.
+
+        Raises:
+            Fault: one failed; the others are given up.
+            ClientGone: the client did not wait.
+        """
+        return await self._while_client_waits(self._results())
+
+    def cancel(self) -> None:
+        """Give up what is not answered yet."""
+        self._worker.cancel(self._ask)
+
+    async def _next(self) -> tuple[int, Event]:
+        index, event = await self._events.get()
+        if isinstance(event, Failed):
+            self.cancel()
+            raise event.fault
+        self._left -= isinstance(event, Finished)
+        return index, event
+
+    async def _results(self) -> list[Generation]:
+        found = {}
+        async for index, event in self.rest():
+            if isinstance(event, Finished):
+                found[index] = event.result
+        return [found[index] for index in sorted(found)]
+
+    async def _while_client_waits(self, wanted: Coroutine[Any, Any, T]) -> T:
+        task, gone = asyncio.ensure_future(wanted), asyncio.ensure_future(self._until_gone())
+        try:
+            await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                raise ClientGone
+            return task.result()
+        except BaseException:
+            self.cancel()
+            raise
+        finally:
+            for each in (task, gone):
+                each.cancel()
+
+    async def _until_gone(self) -> None:
+        while (await self._request.receive())["type"] != "http.disconnect":
+            pass

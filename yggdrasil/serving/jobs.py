@@ -1,0 +1,60 @@
+"""One answer to be decoded, and what becomes known of it while it is."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from threading import Event as Flag
+from time import monotonic
+
+from yggdrasil.acceptance.sampler import TokenLogprobs
+from yggdrasil.engine.options import RequestOptions
+from yggdrasil.engine.request import Generation
+from yggdrasil.serving.faults import Fault
+
+
+@dataclass(frozen=True)
+class Piece:
+    """More of the text is final. The first piece, perhaps empty, says that the prompt was read."""
+
+    text: str
+    logprobs: Sequence[TokenLogprobs] = ()  # of the tokens that became certain since the last piece, where asked for
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The answer is whole."""
+
+    result: Generation
+
+
+@dataclass(frozen=True)
+class Failed:
+    """There will be no answer, or no more of it."""
+
+    fault: Fault
+
+
+Event = Piece | Finished | Failed
+
+
+@dataclass(frozen=True)
+class Job:
+    """One prompt to be decoded once. ``emit`` takes events from the worker's thread and never waits."""
+
+    prompt: Sequence[int]
+    options: RequestOptions
+    emit: Callable[[Event], None]
+
+
+@dataclass(eq=False)
+class Ask:
+    """The answers that one request of a client asks for: jobs that are taken one at a time."""
+
+    client: str  # whose turn it is; those of one client wait for each other
+    jobs: list[Job]
+    gone: Flag = field(default_factory=Flag)  # nobody waits for the answers any more
+    since: float = field(default_factory=monotonic)
+
+    def fail(self, fault: Fault) -> None:
+        """End every job that is left."""
+        while self.jobs:
+            self.jobs.pop(0).emit(Failed(fault))

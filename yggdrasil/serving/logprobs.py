@@ -1,0 +1,44 @@
+"""Log-probabilities as OpenAI writes them, for chats and for plain completions."""
+
+from collections.abc import Sequence
+
+from yggdrasil.acceptance.sampler import TokenLogprobs
+from yggdrasil.serving.replies import ChatLogprob, ChatLogprobs, CompletionLogprobs, TopLogprob
+from yggdrasil.serving.texts import Texts
+
+
+def chat_logprobs(texts: Texts, entries: Sequence[TokenLogprobs]) -> ChatLogprobs:
+    """One entry a token, each with its bytes."""
+    return ChatLogprobs(content=[_chat_entry(texts, entry) for entry in entries])
+
+
+def _chat_entry(texts: Texts, entry: TokenLogprobs) -> ChatLogprob:
+    own = _top(texts, entry.token, entry.logprob)
+    return ChatLogprob(**own.model_dump(), top_logprobs=[_top(texts, *each) for each in entry.top])
+
+
+def _top(texts: Texts, token: int, logprob: float) -> TopLogprob:
+    return TopLogprob(token=texts.token_text(token), logprob=logprob, bytes=list(texts.token_bytes(token)))
+
+
+class CompletionLogprobsWriter:
+    """Writes the lists of one completion, part by part: it remembers where in the text the next token begins."""
+
+    def __init__(self, texts: Texts) -> None:
+        self._texts = texts
+        self._offset = 0
+
+    def write(self, entries: Sequence[TokenLogprobs]) -> CompletionLogprobs:
+        """The lists of these tokens, which follow those written before; of each, the token itself is among the top."""
+        names = [self._texts.token_text(entry.token) for entry in entries]
+        tops: list[dict[str, float] | None] = []
+        values: list[float | None] = []
+        offsets = []
+        for name, entry in zip(names, entries, strict=True):
+            offsets.append(self._offset)
+            self._offset += len(name)
+            is_first = entry.logprob == 0.0 and not entry.top  # nothing comes before it
+            values.append(None if is_first else entry.logprob)
+            top = {self._texts.token_text(token): value for token, value in entry.top}
+            tops.append(None if is_first else {**top, name: entry.logprob})
+        return CompletionLogprobs(tokens=names, token_logprobs=values, top_logprobs=tops, text_offset=offsets)

@@ -1,0 +1,61 @@
+"""A server process: its socket, its signals, and its end."""
+
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from types import FrameType
+
+import uvicorn
+
+from yggdrasil.engine.decoder import Decoder
+from yggdrasil.errors import YggdrasilError, first_line
+from yggdrasil.serving.app import create_app
+from yggdrasil.serving.settings import ServerSettings
+from yggdrasil.serving.worker import Worker
+
+
+def run_server(opening: Callable[[], Decoder], settings: ServerSettings, model: str, host: str, port: int) -> None:
+    """Serve until SIGTERM or Ctrl-C: what runs then may finish within its limit, what waits is refused.
+
+    Raises:
+        YggdrasilError: the address cannot be had, or there is no decoder.
+    """
+    listener = _listen(host, port)
+    failures: list[BaseException] = []
+
+    def end(error: BaseException) -> None:
+        failures.append(error)
+        server.should_exit = True
+
+    worker = Worker(opening, settings.queue, settings.limits, end)
+    config = uvicorn.Config(
+        create_app(worker, settings, model), log_level="warning", access_log=False,
+        timeout_graceful_shutdown=round(settings.limits.drain_seconds), timeout_keep_alive=30,
+    )  # fmt: skip
+    server = _Server(config, worker)
+    with listener, suppress(KeyboardInterrupt):  # uvicorn raises its signal again when all is done
+        server.run(sockets=[listener])
+    if failures:
+        raise failures[0]
+
+
+class _Server(uvicorn.Server):
+    """Refuses what waits as soon as it is told to end."""
+
+    def __init__(self, config: uvicorn.Config, worker: Worker) -> None:
+        super().__init__(config)
+        self._worker = worker
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self._worker.drain()
+        super().handle_exit(sig, frame)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, port), family=family, backlog=2048)
+    except (OSError, OverflowError) as error:
+        raise YggdrasilError(
+            f"cannot listen on {host}, port {port} ({first_line(error)}); choose others with --host and --port"
+        ) from error

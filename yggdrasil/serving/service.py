@@ -1,0 +1,80 @@
+"""What the routes of one server share: its worker, its settings, and the decoder once it is open."""
+
+import time
+import uuid
+from functools import cached_property
+from typing import NamedTuple
+
+from fastapi import Request
+
+from yggdrasil.engine.decoder import Decoder
+from yggdrasil.serving.faults import Fault
+from yggdrasil.serving.settings import ServerSettings
+from yggdrasil.serving.texts import Texts
+from yggdrasil.serving.tools import ToolFormat
+from yggdrasil.serving.worker import Worker
+
+
+class Identity(NamedTuple):
+    """What all parts of one reply carry."""
+
+    id: str
+    created: int
+    model: str
+
+
+class Service:
+    """One server's state."""
+
+    def __init__(self, worker: Worker, settings: ServerSettings, model: str) -> None:
+        self.worker, self.settings, self.model = worker, settings, model
+        self.started = int(time.time())
+
+    @property
+    def decoder(self) -> Decoder:
+        """The decoder.
+
+        Raises:
+            Fault: it is not open yet.
+        """
+        if self.worker.decoder is None:
+            raise Fault(503, "the model is being loaded; try again in a moment", headers={"Retry-After": "2"})
+        return self.worker.decoder
+
+    @cached_property
+    def texts(self) -> Texts:
+        """The decoder's tokenizer."""
+        return Texts(self.decoder)
+
+    @cached_property
+    def tool_format(self) -> ToolFormat:
+        """How the model's template writes calls of tools.
+
+        Raises:
+            Fault: it has no way to.
+        """
+        found = ToolFormat.of(self.decoder.tokenizer)
+        if found is None:
+            raise Fault(
+                400, "the model's chat template takes no tools, or does not write their calls as JSON", param="tools"
+            )
+        return found
+
+    def identify(self, kind: str, model: str | None) -> Identity:
+        """A new reply's identity.
+
+        Raises:
+            Fault: another model is asked for.
+        """
+        if model is not None and model != self.model:
+            raise Fault(
+                404, f"there is no model {model!r} here; this server has {self.model}", param="model",
+                code="model_not_found",
+            )  # fmt: skip
+        return Identity(f"{kind}-{uuid.uuid4().hex}", int(time.time()), self.model)
+
+
+def service_of(request: Request) -> Service:
+    """The server that a request came to."""
+    found: Service = request.app.state.service
+    return found

@@ -1,0 +1,41 @@
+"""Server-sent events: framing, and a response that gives up its answers however it ends."""
+
+import json
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from fastapi.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from yggdrasil.serving.faults import Fault
+
+DONE = b"data: [DONE]\n\n"
+_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+
+
+def frame(data: dict[str, Any]) -> bytes:
+    """One event. In ASCII, so that no reader takes a separator inside a text for the end of a line."""
+    return b"data: " + json.dumps(data, separators=(",", ":")).encode("ascii") + b"\n\n"
+
+
+class EventStream(StreamingResponse):
+    """Sends ``chunks`` and the end mark; ``on_end`` is called when the last was sent or the client is gone."""
+
+    def __init__(self, chunks: AsyncIterator[dict[str, Any]], on_end: Callable[[], None]) -> None:
+        super().__init__(_framed(chunks), media_type="text/event-stream", headers=_HEADERS)
+        self._on_end = on_end
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._on_end()
+
+
+async def _framed(chunks: AsyncIterator[dict[str, Any]]) -> AsyncIterator[bytes]:
+    try:
+        async for chunk in chunks:
+            yield frame(chunk)
+    except Fault as fault:  # the status is sent: what is left is an error inside the stream
+        yield frame(fault.body())
+    yield DONE

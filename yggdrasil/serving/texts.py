@@ -1,0 +1,110 @@
+"""Text to tokens and back, for one decoder. Every thread may ask; one is served at a time."""
+
+from collections.abc import Sequence
+from functools import cached_property
+from threading import Lock
+from typing import Any
+
+from tokenizers.decoders import ByteLevel
+from tokenizers.pre_tokenizers import ByteLevel as ByteLevelInput
+
+from yggdrasil.arguments import check_text
+from yggdrasil.engine.decoder import Decoder
+from yggdrasil.errors import YggdrasilError
+from yggdrasil.prompts import apply_template, encode_prompt
+from yggdrasil.serving.faults import Fault, context_fault
+from yggdrasil.serving.wire import ChatMessage, Tool
+
+
+class Texts:
+    """The decoder's tokenizer, and what fits its model."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        self.tokenizer = decoder.tokenizer
+        self.limit = decoder.assembly.engine.max_length
+        self._decoder = decoder
+        self._lock = Lock()
+
+    def encode(self, text: str, *, special: bool = True) -> list[int]:
+        """Tokens of a text, of any length; YggdrasilError where it cannot be tokens."""
+        check_text("the text", text)
+        with self._lock:
+            if special:
+                return encode_prompt(self.tokenizer, text)
+            return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def encode_chat(self, messages: Sequence[dict[str, Any]], tools: Sequence[Tool] | None = None) -> list[int]:
+        """Tokens of a chat in the model's own template, up to where the answer begins."""
+        functions = [tool.model_dump(exclude_none=True) for tool in tools] if tools else None
+        with self._lock:
+            return apply_template(self.tokenizer, messages, functions)
+
+    def check(self, tokens: Sequence[int]) -> list[int]:
+        """Tokens that the decoder takes as a prompt.
+
+        Raises:
+            Fault: there are too many.
+            YggdrasilError: none, or one that the vocabulary lacks.
+        """
+        if len(tokens) >= self.limit:
+            raise context_fault(len(tokens), self.limit)
+        return self._decoder.encode(tokens)
+
+    def decode(self, tokens: Sequence[int], *, skip_special: bool = False) -> str:
+        """The text of tokens; YggdrasilError where the vocabulary lacks one."""
+        size = self._decoder.assembly.target.call.vocab_size
+        wrong = next((token for token in tokens if not 0 <= token < size), None)
+        if wrong is not None:
+            raise YggdrasilError(f"there is no token {wrong}: the vocabulary ends at {size - 1}")
+        with self._lock:
+            return str(self.tokenizer.decode(list(tokens), skip_special_tokens=skip_special))
+
+    def token_bytes(self, token: int) -> bytes:
+        """What one token adds to a text; it may be a part of a character."""
+        name = self.tokenizer.convert_ids_to_tokens(token)
+        if isinstance(name, str):
+            if len(name) == 6 and name.startswith("<0x") and name.endswith(">"):
+                return bytes.fromhex(name[3:5])
+            if self._bytes_of and all(character in self._bytes_of for character in name):
+                return bytes(self._bytes_of[character] for character in name)
+        return self.decode([token]).encode()
+
+    def token_text(self, token: int) -> str:
+        """The token as a text of its own, as OpenAI writes those that are no whole characters."""
+        data = self.token_bytes(token)
+        try:
+            return data.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+
+    @cached_property
+    def _bytes_of(self) -> dict[str, int]:
+        """The byte behind each letter of a byte-level vocabulary; empty for any other."""
+        if not isinstance(self.tokenizer.backend_tokenizer.decoder, ByteLevel):
+            return {}
+        printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+        others = [byte for byte in range(256) if byte not in printable]
+        letters = {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+        assert set(letters) == set(ByteLevelInput.alphabet())
+        return letters
+
+
+def turns_of(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
+    """Messages as chat templates take them."""
+    return [_turn(number, message) for number, message in enumerate(messages)]
+
+
+def _turn(number: int, message: ChatMessage) -> dict[str, Any]:
+    if message.content is None and not message.tool_calls:
+        raise Fault(400, f"message {number + 1} has no content", param=f"messages.{number}.content")
+    check_text(f"message {number + 1}", message.text)
+    turn: dict[str, Any] = {"role": "system" if message.role == "developer" else message.role, "content": message.text}
+    for name in ("name", "tool_call_id"):
+        if getattr(message, name) is not None:
+            turn[name] = getattr(message, name)
+    if message.tool_calls:
+        turn["tool_calls"] = [
+            {"type": "function", "id": call.id, "function": {"name": call.function.name, "arguments": call.arguments}}
+            for call in message.tool_calls
+        ]
+    return turn

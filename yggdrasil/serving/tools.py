@@ -1,0 +1,176 @@
+"""Calls of tools: how the model's own chat template writes them, found by letting it write one."""
+
+import json
+import re
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from transformers import PreTrainedTokenizerBase
+
+from yggdrasil.acceptance.sampling import Constraint
+from yggdrasil.serving.replies import FunctionCall, ToolCallReply
+from yggdrasil.serving.wire import Tool
+
+# Names that no template has of its own.
+_NAME, _KEY, _VALUE = "qzx_function", "qzx_key", "qzx_value"
+_PARAMETERS = {"type": "object", "properties": {_KEY: {"type": "string"}}, "required": [_KEY]}
+_SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+
+
+class Parsed(NamedTuple):
+    """An answer's text and the calls in it."""
+
+    content: str
+    calls: list[ToolCallReply]
+
+
+@dataclass(frozen=True)
+class ToolFormat:
+    """One call is ``begin``, a JSON object (in a list of its own where ``is_list``), and ``end``."""
+
+    begin: str
+    end: str
+    name_key: str
+    arguments_key: str
+    is_list: bool
+    specials: dict[str, int]  # the tokenizer's special tokens, which never show in an answer's text
+
+    @classmethod
+    def of(cls, tokenizer: PreTrainedTokenizerBase) -> "ToolFormat | None":
+        """The format of the tokenizer's template; None where it has no tools, or writes calls not as JSON."""
+        function = {"name": _NAME, "description": "d", "parameters": _PARAMETERS}
+        tools: list[Any] = [{"type": "function", "function": function}]
+        call = {"type": "function", "id": "abcdefghi", "function": {"name": _NAME, "arguments": {_KEY: _VALUE}}}
+        question: Any = {"role": "user", "content": "a question"}
+        answer: Any = {"role": "assistant", "content": "", "tool_calls": [call]}
+        try:
+            before = str(tokenizer.apply_chat_template(
+                [question], tools=tools, tokenize=False, add_generation_prompt=True
+            ))  # fmt: skip
+            whole = str(tokenizer.apply_chat_template([question, answer], tools=tools, tokenize=False))
+        except Exception:  # noqa: BLE001  (a template is a program: it raises what it likes)
+            return None
+        if _NAME not in before or not whole.startswith(before):
+            return None
+        specials = {str(token): number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
+        return cls._read(whole[len(before) :], specials)
+
+    @classmethod
+    def _read(cls, written: str, specials: dict[str, int]) -> "ToolFormat | None":
+        for place in (match.start() for match in re.finditer(r"[\[{]", written)):
+            try:
+                found, end = json.JSONDecoder().raw_decode(written, place)
+            except ValueError:
+                continue
+            is_list = isinstance(found, list)
+            entry = found[0] if is_list and found else found
+            if not isinstance(entry, dict) or _NAME not in entry.values():
+                continue
+            keys = {json.dumps(value): key for key, value in entry.items()}
+            arguments = keys.get(json.dumps({_KEY: _VALUE}))
+            if arguments is None:
+                return None
+            closing = re.split("|".join(map(re.escape, specials)) or r"\Z", written[end:], maxsplit=1)[0]
+            return cls(
+                written[:place], closing.rstrip() and closing, keys[json.dumps(_NAME)], arguments, is_list, specials
+            )
+        return None
+
+    @property
+    def shown_begin(self) -> str:
+        """What of ``begin`` shows in an answer's text."""
+        for special in self.specials:
+            if special in self.begin:
+                return self.begin.replace(special, "").strip()
+        return self.begin.strip()
+
+    def decided(self, text: str) -> int:
+        """Length of the beginning of an unfinished answer that is no part of a call."""
+        mark = self.shown_begin
+        if not mark:
+            return 0 if text.lstrip()[:1] in ("", "{", "[") else len(text)
+        place = text.find(mark)
+        if place >= 0:
+            return place
+        sizes = range(min(len(mark) - 1, len(text)), 0, -1)
+        return len(text) - next((size for size in sizes if mark.startswith(text[-size:])), 0)
+
+    def parse(self, text: str) -> Parsed:
+        """Take a whole answer apart; what reads like no call is text."""
+        mark = self.shown_begin
+        first = text.find(mark) if mark else 0
+        if first < 0:
+            return Parsed(text, [])
+        calls: list[ToolCallReply] = []
+        for part in text[first:].split(mark) if mark else [text]:
+            calls += self._calls(part.strip())
+        return Parsed(text[:first].rstrip(), calls) if calls else Parsed(text, [])
+
+    def _calls(self, part: str) -> list[ToolCallReply]:
+        try:
+            found, _ = json.JSONDecoder().raw_decode(part)
+        except (ValueError, RecursionError):
+            return []
+        entries = found if isinstance(found, list) else [found]
+        return [
+            self._reply(entry[self.name_key], entry.get(self.arguments_key, {}))
+            for entry in entries
+            if isinstance(entry, dict) and isinstance(entry.get(self.name_key), str)
+        ]
+
+    @staticmethod
+    def _reply(name: str, arguments: Any) -> ToolCallReply:
+        function = FunctionCall(name=name, arguments=json.dumps(arguments))
+        return ToolCallReply(id=f"call_{uuid.uuid4().hex[:24]}", function=function)
+
+    def constraint(self, tools: Sequence[Tool]) -> Constraint:
+        """An answer that is one call of one of ``tools``, with arguments as its parameters say."""
+        definitions: dict[str, Any] = {}
+        choices = []
+        for number, tool in enumerate(tools):
+            prefix = f"{number}."
+            parameters = _hoisted(tool.function.parameters or {"type": "object"}, prefix, definitions)
+            properties = {self.name_key: {"const": tool.function.name}, self.arguments_key: parameters}
+            choices.append({
+                "type": "object", "properties": properties, "required": list(properties),
+                "additionalProperties": False,
+            })  # fmt: skip
+        schema: dict[str, Any] = {"anyOf": choices, "x-guidance": _SPACING}
+        if self.is_list:
+            schema = {
+                "type": "array",
+                "items": {"anyOf": choices},
+                "minItems": 1,
+                "maxItems": 1,
+                "x-guidance": _SPACING,
+            }
+        if definitions:
+            schema["$defs"] = definitions
+        parts = [*self._literals(self.begin), "call", *self._literals(self.end)]
+        return Constraint("grammar", f"start: {' '.join(parts)}\ncall: %json {json.dumps(schema)}\n")
+
+    def _literals(self, text: str) -> list[str]:
+        """Terms of a Lark grammar that write ``text``, special tokens as such."""
+        pattern = "|".join(map(re.escape, sorted(self.specials, key=len, reverse=True)))
+        parts = re.split(f"({pattern})", text) if pattern else [text]
+        return [f"<[{self.specials[part]}]>" if part in self.specials else json.dumps(part) for part in parts if part]
+
+
+def _hoisted(schema: Any, prefix: str, definitions: dict[str, Any]) -> Any:
+    """A copy of ``schema`` whose definitions went to ``definitions`` under ``prefix``: references start at the root."""
+    if isinstance(schema, list):
+        return [_hoisted(each, prefix, definitions) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    copied = {}
+    for key, value in schema.items():
+        if key in ("$defs", "definitions") and isinstance(value, dict):
+            for name, each in value.items():
+                definitions[prefix + name] = _hoisted(each, prefix, definitions)
+        elif key == "$ref" and isinstance(value, str):
+            copied[key] = re.sub(r"^#/(\$defs|definitions)/", f"#/$defs/{prefix}", value)
+        else:
+            copied[key] = _hoisted(value, prefix, definitions)
+    return copied

@@ -1,0 +1,194 @@
+"""What clients send: OpenAI's fields, and beside them every parameter of our own. Unknown fields are ignored."""
+
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from yggdrasil.acceptance.speculation import Exactness, RuleName
+
+Token = Annotated[int, Field(ge=0)]
+
+
+class Wire(BaseModel):
+    """Types are as written: a text is no number. What a client leaves out or sends as null has its default."""
+
+    model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
+
+
+class SpeculationFields(Wire):
+    """``yggdrasil.Speculation`` for one request; what is left out is as there."""
+
+    rule: RuleName | None = None
+    expansion: list[int] | None = None
+    typical_epsilon: float | None = None
+    typical_delta: float | None = None
+    relaxed_topk: int | None = None
+    relaxed_delta: float | None = None
+    thinking_only: bool | None = None
+    exactness: Exactness | None = None
+    tolerance: float | None = None
+    fixed_width: int | None = None
+    audit: bool | None = None
+
+
+class SchemaFormat(Wire):
+    """A schema that the answer must match."""
+
+    name: str | None = None
+    schema_: dict[str, Any] | bool | None = Field(default=None, alias="schema")
+
+
+class ResponseFormat(Wire):
+    """Free text, any JSON object, or JSON of a schema."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: SchemaFormat | None = None
+
+
+class StreamOptions(Wire):
+    """What a stream shows beside the text."""
+
+    include_usage: bool | None = None
+
+
+class DecodingFields(Wire):
+    """Fields that both kinds of completion take."""
+
+    model: str | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    typical_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    bad_words: list[str] | None = None
+    min_new_tokens: int | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
+    n: Annotated[int, Field(ge=1)] | None = None
+    stop: str | list[str] | None = None
+    include_stop: bool | None = None
+    ignore_eos: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    response_format: ResponseFormat | None = None
+    regex: str | None = None
+    grammar: str | None = None
+    speculation: bool | SpeculationFields | None = None
+    show_trees: bool | None = None  # chunks of a stream also hold the token tree of each iteration
+    user: str | None = None
+
+
+class TextPart(Wire):
+    """A part of a message; text is all that is understood."""
+
+    type: Literal["text"]
+    text: str
+
+
+class CalledFunction(Wire):
+    """A function that the assistant called."""
+
+    name: str
+    arguments: str = "{}"
+
+
+class ToolCall(Wire):
+    """One call, as answers hold it."""
+
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+    @property
+    def arguments(self) -> Any:
+        """The arguments as what they stand for: templates write them as JSON themselves."""
+        try:
+            return json.loads(self.function.arguments)
+        except (ValueError, RecursionError):
+            return self.function.arguments
+
+
+class ChatMessage(Wire):
+    """One turn."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    name: str | None = None
+
+    @property
+    def text(self) -> str:
+        """The content as one text."""
+        if isinstance(self.content, list):
+            return "".join(part.text for part in self.content)
+        return self.content or ""
+
+
+class FunctionFields(Wire):
+    """A function that may be called."""
+
+    name: Annotated[str, Field(min_length=1)]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class Tool(Wire):
+    """A tool; functions are all there are."""
+
+    type: Literal["function"]
+    function: FunctionFields
+
+
+class ChosenName(Wire):
+    """The name of the function that must be called."""
+
+    name: str
+
+
+class ChosenTool(Wire):
+    """The one tool that must be called."""
+
+    type: Literal["function"] = "function"
+    function: ChosenName
+
+
+class ChatRequest(DecodingFields):
+    """``POST /v1/chat/completions``."""
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    tools: list[Tool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ChosenTool | None = None
+
+
+class CompletionRequest(DecodingFields):
+    """``POST /v1/completions``: a text, texts, tokens, or lists of tokens."""
+
+    prompt: str | list[str] | list[Token] | list[list[Token]]
+    max_tokens: Annotated[int, Field(ge=0)] | None = None
+    suffix: str | None = None
+    echo: bool | None = None
+    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+
+
+class TokenizeRequest(Wire):
+    """``POST /tokenize``: a text, under either of the names that clients use, or a chat."""
+
+    prompt: str | None = None
+    content: str | None = None
+    messages: list[ChatMessage] | None = None
+    add_special_tokens: bool | None = None
+
+
+class DetokenizeRequest(Wire):
+    """``POST /detokenize``."""
+
+    tokens: list[Token]

@@ -1,0 +1,119 @@
+"""The thread that owns the decoder: it opens it, and serves one job after the other until the server ends."""
+
+import logging
+from collections.abc import Callable
+from threading import Thread
+from time import monotonic
+
+from yggdrasil.engine.decoder import Decoder
+from yggdrasil.serving.faults import Fault, fault_of
+from yggdrasil.serving.jobs import Ask, Failed, Finished, Job, Piece
+from yggdrasil.serving.line import Line
+from yggdrasil.serving.metrics import Meters
+from yggdrasil.serving.settings import Limits
+
+log = logging.getLogger("yggdrasil.serving")
+
+
+class Worker:
+    """Serves the jobs of a line. ``opening`` makes the decoder in the worker's thread; until then nothing is served.
+
+    ``on_failure`` is told, in that thread, that there will be no decoder.
+    """
+
+    def __init__(
+        self,
+        opening: Callable[[], Decoder],
+        capacity: int,
+        limits: Limits,
+        on_failure: Callable[[BaseException], None] = lambda _: None,
+    ) -> None:
+        self.decoder: Decoder | None = None
+        self.line = Line(capacity)
+        self.meters = Meters(lambda: len(self.line))
+        self._opening, self._on_failure = opening, on_failure
+        self._limits = limits
+        self._running: Ask | None = None
+        self._usual_seconds = 1.0  # of a job, lately
+        self._thread = Thread(target=self._work, name="decoder", daemon=True)
+
+    def start(self) -> None:
+        """Begin to open the decoder."""
+        self._thread.start()
+
+    def submit(self, ask: Ask) -> None:
+        """Put a request in the line.
+
+        Raises:
+            Fault: the line is full or closed.
+        """
+        try:
+            self.meters.position.observe(self.line.join(ask, self._usual_seconds * (1 + len(self.line))))
+        except Fault as fault:
+            if fault.status == 429:
+                self.meters.refused.inc()
+            raise
+
+    def cancel(self, ask: Ask) -> None:
+        """Nobody waits for these answers: they leave the line, and the decoder within one iteration."""
+        ask.gone.set()
+        self.line.leave(ask)
+
+    def drain(self) -> None:
+        """Take no more: what runs goes on, what waits is refused."""
+        self.line.close()
+
+    def stop(self) -> None:
+        """End, at once but for the iteration that runs."""
+        self.drain()
+        running = self._running
+        if running is not None:
+            running.gone.set()
+        if self.decoder is not None:  # while it opens, the process ends without it
+            self._thread.join()
+
+    def _work(self) -> None:
+        try:
+            self.decoder = self._opening()
+        except BaseException as error:  # noqa: BLE001  (whoever waits for the decoder is told, whatever it was)
+            self._on_failure(error)
+            return
+        while (taken := self.line.take()) is not None:
+            ask, job = taken
+            self._running = ask
+            self.meters.busy.set(1)
+            try:
+                self._serve(self.decoder, ask, job)
+            finally:
+                self._running = None
+                self.meters.busy.set(0)
+
+    def _serve(self, decoder: Decoder, ask: Ask, job: Job) -> None:
+        began = monotonic()
+        self.meters.waited.observe(began - ask.since)
+        try:
+            if not ask.gone.is_set():
+                self._decode(decoder, ask, job)
+        except Exception as error:
+            fault = fault_of(error)
+            if fault.status >= 500:
+                log.error("a request failed: %s", fault.message, exc_info=error)
+                decoder.forget()
+            self.meters.answers.labels("error").inc()
+            job.emit(Failed(fault))
+        self._usual_seconds += 0.2 * (monotonic() - began - self._usual_seconds)
+
+    def _decode(self, decoder: Decoder, ask: Ask, job: Job) -> None:
+        end = monotonic() + self._limits.answer_seconds
+        request = decoder.start(job.prompt, **job.options)
+        is_first, noted = True, 0
+        for text in request:
+            if ask.gone.is_set() or monotonic() > end:
+                break
+            logprobs = request.logprobs(noted)
+            if text or logprobs or is_first:
+                job.emit(Piece(text, logprobs))
+            is_first, noted = False, noted + len(logprobs)
+        result = request.result()
+        self.meters.note(result)
+        job.emit(Finished(result))
