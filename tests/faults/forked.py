@@ -1,7 +1,7 @@
 """A server that runs each command in a process of its own, forked from one that has the slow imports behind it.
 
-It reads one JSON object a line (a ``Run``) and answers each with one (an ``Outcome``). What it imports beforehand is
-other people's: our own modules, and the native kernels with them, are loaded anew by every process.
+It reads one JSON object a line (a ``Run``) and answers each with one (an ``Outcome``). A ``fresh`` run is forked from a
+process that has imported what is other people's alone; the others also have our modules, and the native kernels.
 """
 
 import contextlib
@@ -33,6 +33,8 @@ class Run:
     timeout: float = 60.0
     user: int | None = None  # whom the process belongs to, where root runs the suite
     kill_after: float | None = None  # SIGKILL to the whole group at that moment, as kill -9 or a crash would be
+    fresh: bool = False  # our own modules too are imported by this process, and the native kernels with them
+    from_nowhere: bool = False  # in a working directory that is gone
 
 
 @dataclass(frozen=True)
@@ -48,14 +50,28 @@ class Outcome:
 
 
 class Server:
-    """A forked server under this process; ``run`` asks it for one run at a time."""
+    """Forked servers under this process, one for fresh runs; ``run`` asks for one run at a time."""
 
     def __init__(self) -> None:
+        self._servers: dict[bool, _Server] = {}
+
+    def run(self, run: Run) -> Outcome:
+        if run.fresh not in self._servers:
+            self._servers[run.fresh] = _Server(is_fresh=run.fresh)
+        return self._servers[run.fresh].run(run)
+
+    def close(self) -> None:
+        for server in self._servers.values():
+            server.close()
+
+
+class _Server:
+    def __init__(self, *, is_fresh: bool) -> None:
         environment = {
             **os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(HERE), str(HERE.parent)]),
             "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1",
         }  # fmt: skip
-        command = [sys.executable, str(HERE / "forked.py")]
+        command = [sys.executable, str(HERE / "forked.py"), *([] if is_fresh else ["ours"])]
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
         )
@@ -88,6 +104,10 @@ def _import_what_is_slow() -> None:
     from transformers.generation import GenerationMixin  # noqa: F401
 
     torch.set_num_threads(1)
+    if sys.argv[1:]:
+        import programs
+
+        programs.import_ours()
 
 
 def _outcome(run: Run) -> Outcome:
@@ -124,6 +144,9 @@ def _become(run: Run, files: list[Path]) -> None:
     try:
         os.setsid()
         os.chdir(run.folder)
+        if run.from_nowhere:
+            os.chdir(Path("gone").mkdir() or "gone")
+            Path("../gone").rmdir()
         os.environ.update(run.environment)
         _redirect(run, files)
         for name, size in run.limits.items():

@@ -1,58 +1,25 @@
 """Faults by kind: each makes one seeded case in a sandbox of its own."""
 
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cache
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from random import Random
-from typing import Any
 
+from case import Case, Check, generate
+from contents import change_table, change_tensor, damage_checkpoint
 from forked import Outcome, Run, Server
-from mutate import change_json, change_value, damage, replace_file
-from stage import NAME, NEW_TOKENS, TEXTS, Stage, plan_file, predictor_folder, profile_folder
+from machine_made import damage_library, damage_package
+from mutate import change_value, damage, replace_file
+from stage import NAME, PACKED, TEXTS, Stage, plan_file, predictor_folder, profile_folder
 from surroundings import surrounding
-from verdict import judge, wrong_tokens
+from verdict import wrong_tokens
 
-Check = Callable[[Outcome], str | None]
 # How many cases of each kind there are among all.
 SHARES = {
-    "plan": 5, "predictor": 4, "profile": 3, "checkpoint of a plan": 4, "checkpoint": 6, "prompts": 4,
-    "options": 6, "surroundings": 4,
+    "plan": 5, "predictor": 4, "profile": 3, "packages": 4, "kernel library": 2, "checkpoint of a plan": 4,
+    "checkpoint": 6, "GGUF file": 4, "prompts": 5, "options": 6, "surroundings": 4,
 }  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Case:
-    """One fault: what was done, what is run on it, and what may come of it."""
-
-    done: str
-    run: Run
-    names: Sequence[str]  # one of them stands in a refusal
-    check: Check  # what is wrong with the output of a run that ends well
-    codes: Sequence[int] = field(default=(2,))
-
-    @property
-    def folder(self) -> Path:
-        return Path(self.run.folder)
-
-    def verdict(self, outcome: Outcome) -> str:
-        return judge(outcome, self.names, self.check(outcome) if outcome.code == 0 else None, self.codes)
-
-
-@cache
-def _takes_source() -> bool:
-    import typer
-
-    from yggdrasil.cli.app import app
-
-    parameters = typer.main.get_command(app).commands["generate"].params  # type: ignore[attr-defined]
-    return any(parameter.param_type_name == "argument" for parameter in parameters)
-
-
-def generate(plan: str, *options: str) -> list[str]:
-    source = [plan] if _takes_source() else ["--plan", plan]
-    return ["generate", *source, "--json", "--ignore-eos", "--max-new-tokens", NEW_TOKENS, *options]
 
 
 class Kinds:
@@ -63,9 +30,10 @@ class Kinds:
         self._server = server
         self._printed: dict[tuple[str, ...], str] = {}
         self.kinds: dict[str, Callable[[Path, Random], Case]] = {
-            "plan": self.plan, "predictor": self.predictor, "profile": self.profile,
-            "checkpoint of a plan": self.planned_checkpoint, "checkpoint": self.checkpoint, "prompts": self.prompts,
-            "options": self.options, "surroundings": self.surroundings,
+            "plan": self.plan, "predictor": self.predictor, "profile": self.profile, "packages": self.packages,
+            "kernel library": self.library, "checkpoint of a plan": self.planned_checkpoint,
+            "checkpoint": self.checkpoint, "GGUF file": self.gguf, "prompts": self.prompts, "options": self.options,
+            "surroundings": self.surroundings,
         }  # fmt: skip
 
     def make(self, kind: str, seed: int) -> Case:
@@ -95,7 +63,7 @@ class Kinds:
         )
         kind = random.choice(("bytes", "bytes", "file", "value"))
         if kind == "value" and path.suffix == ".safetensors":
-            done = _change_tensor(path, random)
+            done = change_tensor(path, random)
         else:
             done = damage(path, random) if kind != "file" else replace_file(path, random)
         if path.suffix == ".safetensors":
@@ -111,7 +79,7 @@ class Kinds:
         search = random.random() < 0.5 and path.name == "schedule_samples.csv"
         arguments = ["search", "--profile", NAME] if search else ["report", "--name", NAME, "--text"]
         if kind == "value":
-            done = _change_table(path, random)
+            done = change_table(path, random)
             return Case(done, _run(arguments, folder), [path.name, NAME], lambda outcome: None)
         done = damage(path, random) if kind == "bytes" else replace_file(path, random)
         gone = done in ("gone", "a dangling link", "a link to itself")  # a report shows what there is
@@ -120,18 +88,41 @@ class Kinds:
 
     def planned_checkpoint(self, folder: Path, random: Random) -> Case:
         """A checkpoint other than the plan was made for is refused, or makes no difference."""
-        path, done = _damage_checkpoint(folder / random.choice(("target", "drafter")), random)
+        path, done = damage_checkpoint(folder / random.choice(("target", "drafter")), random)
         arguments = generate(NAME, "--prompts", "prompts.jsonl")
         return Case(done, _run(arguments, folder), [path.name, path.parent.name], self._tokens())
 
     def checkpoint(self, folder: Path, random: Random) -> Case:
         """A checkpoint that nothing vouches for is refused, or means to us what it means to transformers."""
-        path, done = _damage_checkpoint(folder / "target", random)
+        path, done = damage_checkpoint(folder / "target", random)
         dtype = random.choice(("float32", "float32", "bfloat16"))
         run = Run("checkpoint", ["target", "--dtype", dtype], str(folder))
         return Case(
             done, run, [path.name, path.parent.name, "tokenizer"], _as_reference if dtype == "float32" else _any
         )
+
+    def packages(self, folder: Path, random: Random) -> Case:
+        """A damaged package is made again, or the rest of what lies beside it is of no account."""
+        environment = self.stage.machine_made(folder)
+        path, done = damage_package(folder / "cache" / "steps", random)
+        environment["MADE_AGAIN"] = str(self.stage.cache / "steps")
+        run = Run("packed", generate(PACKED, "--prompts", "prompts.jsonl"), str(folder), environment, fresh=True)
+        return Case(done, run, [path.name, path.stem], self._tokens())
+
+    def library(self, folder: Path, random: Random) -> Case:
+        """A damaged library of kernels is never loaded."""
+        environment = self.stage.machine_made(folder)
+        path, done = damage_library(folder / "cache" / "kernels" / self.stage.library.name, random)
+        run = Run("eager", generate(NAME, "--prompts", "prompts.jsonl"), str(folder), environment, fresh=True)
+        return Case(done, run, [path.name, "kernels"], self._tokens())
+
+    def gguf(self, folder: Path, random: Random) -> Case:
+        """A GGUF file is refused, or means to us what it means to transformers (or as if it were whole)."""
+        path = folder / "model.gguf"
+        done = damage(path, random) if random.random() < 0.9 else replace_file(path, random)
+        run = Run("checkpoint", [path.name], str(folder), {"YGGDRASIL_CACHE": str(folder / "cache")})
+        pristine = self.stage.of_gguf(self._server)
+        return Case(done, run, [path.name], lambda outcome: _as_reference(outcome, pristine))
 
     def prompts(self, folder: Path, random: Random) -> Case:
         path = folder / "prompts.jsonl"
@@ -165,7 +156,9 @@ class Kinds:
     def surroundings(self, folder: Path, random: Random) -> Case:
         """A whole pair where the system fails: a closed stream, a folder that is none, a limit, no permission."""
         wrong = surrounding(folder, random)
-        run = replace(_run(generate(NAME, "--prompts", "prompts.jsonl"), folder), **wrong.options)
+        plan = str(plan_file(folder)) if wrong.is_away else NAME
+        prompts = str(folder / "prompts.jsonl") if wrong.is_away else "prompts.jsonl"
+        run = replace(_run(generate(plan, "--prompts", prompts), folder), fresh=True, **wrong.options)
         check = self._tokens() if run.stdout is None else lambda outcome: "nothing was said"
         return Case(wrong.done, run, wrong.names, check, wrong.codes)
 
@@ -218,102 +211,8 @@ def _any(outcome: Outcome) -> None:
     return None
 
 
-def _as_reference(outcome: Outcome) -> str | None:
+def _as_reference(outcome: Outcome, pristine: list[int] | None = None) -> str | None:
+    """``pristine`` tokens are right too, where the reference cannot read what we can."""
     record = json.loads(outcome.out.strip().splitlines()[-1])
-    return None if record["tokens"] == record["reference"] else "different tokens"
-
-
-def _damage_checkpoint(folder: Path, random: Random) -> tuple[Path, str]:
-    """Damage a file of a checkpoint; returns the file and what was done."""
-    weights, config, tokenizer = "model.safetensors", "config.json", "tokenizer.json"
-    names = (
-        weights,
-        weights,
-        config,
-        config,
-        config,
-        tokenizer,
-        tokenizer,
-        "tokenizer_config.json",
-        "generation_config.json",
-    )
-    path = folder / random.choice(names)
-    if path.suffix == ".json" and random.random() < 0.6:
-        done = change_json(path, random)
-    elif path.name == weights and random.random() < 0.4:
-        done = _change_weights(path, random)
-    else:
-        done = damage(path, random) if random.random() < 0.8 else replace_file(path, random)
-    return path, f"{path.name}: {done}"
-
-
-def _change_weights(path: Path, random: Random) -> str:
-    """A whole file that lacks a tensor, has one more, or one of another shape, type or content."""
-    import torch
-    from safetensors.torch import load_file, save_file
-
-    tensors = load_file(path)
-    name = random.choice(sorted(tensors))
-    kind = random.choice(("removed", "renamed", "misshapen", "flat", "another type", "not finite", "added"))
-    if kind == "removed":
-        del tensors[name]
-    elif kind == "renamed":
-        tensors[name + ".old"] = tensors.pop(name)
-    elif kind == "misshapen":
-        tensors[name] = tensors[name][:-1].contiguous()
-    elif kind == "flat":
-        tensors[name] = tensors[name].flatten()[None].contiguous()
-    elif kind == "another type":
-        tensors[name] = tensors[name].to(random.choice((torch.int8, torch.float16, torch.float64, torch.bool)))
-    elif kind == "not finite":
-        tensors[name].view(-1)[0] = random.choice((float("nan"), float("inf")))
-    else:
-        tensors["model.layers.7.extra.weight"] = torch.zeros(3)
-    save_file(tensors, path, metadata={"format": "pt"})
-    return f"{name} {kind}"
-
-
-def _change_tensor(path: Path, random: Random) -> str:
-    import numpy as np
-
-    from yggdrasil.artifacts import read_tensors, write_tensors
-    from yggdrasil.predictor.bundle import KIND, SCHEMA_VERSION
-
-    arrays = read_tensors(path, KIND, SCHEMA_VERSION)
-    name = random.choice(sorted(arrays))
-    kind = random.choice(("removed", "nan", "inf", "negative", "huge", "shape", "type", "empty", "number"))
-    array = arrays.pop(name)
-    changes: dict[str, Any] = {
-        "nan": lambda: np.full_like(array, np.nan, np.float32), "inf": lambda: np.full_like(array, np.inf, np.float32),
-        "negative": lambda: -array, "huge": lambda: array * 10**9, "shape": lambda: array[..., None],
-        "type": lambda: array.astype(np.int8), "empty": lambda: array[:0] if array.ndim else array,
-        "number": lambda: np.float32(1.0),
-    }  # fmt: skip
-    if kind != "removed":
-        arrays[name] = changes[kind]()
-    write_tensors(path, KIND, SCHEMA_VERSION, arrays)
-    return f"{name}: {kind}"
-
-
-def _change_table(path: Path, random: Random) -> str:
-    """A table with the checksum that fits and content that does not."""
-    from yggdrasil.artifacts import read_csv, write_csv
-
-    kind, version = ("stage-samples", 1) if path.name == "stage_samples.csv" else ("schedule-samples", 2)
-    frame = read_csv(path, kind, version)
-    column = random.choice(list(frame.columns))
-    change = random.choice(("removed", "text", "negative", "missing", "huge", "no rows", "few rows"))
-    if change == "removed":
-        frame = frame.drop(columns=column)
-    elif change in ("no rows", "few rows"):
-        frame = frame.iloc[: 0 if change == "no rows" else random.randrange(1, 4)]
-    else:
-        frame = frame.astype({column: object})
-        frame.loc[random.randrange(len(frame)), column] = {
-            "text": "x",
-            "negative": -1,
-            "missing": None,
-            "huge": 10**30,
-        }[change]
-    write_csv(path, kind, version, frame)
-    return f"{column} {change}"
+    right = pristine if record["reference"] is None else record["reference"]
+    return None if record["tokens"] == right else "different tokens"

@@ -1,14 +1,24 @@
 """What faults are injected into: a tiny random pair with all its artefacts, fresh for every case."""
 
 import json
+import os
 import shutil
+import sys
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
+from threading import Lock
 
 from forked import Run, Server
 
+_COMPILER = """#!/bin/sh
+# What would be compiled for the kernels was compiled before.
+for last; do :; done
+case "$*" in *ops.cpp*) exec cp "{library}" "$last";; *) exec g++ "$@";; esac
+"""
+
 NAME = "faults"
+PACKED = "packed"  # a plan without a draft model, whose steps are compiled
 NEW_TOKENS = "8"
 TEXTS = ("hello there", "tin tons of it", "Red Hat 42!", "one more é", "aan bon cin")
 CHAT_TEMPLATE = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
@@ -20,6 +30,8 @@ class Stage:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.base = folder / "base"
+        self.cache = folder / "cache"  # what was compiled for the pair, and the kernels
+        self._making = Lock()
         if not (self.base / "whole").exists():
             shutil.rmtree(self.base, ignore_errors=True)
             _build(self.base)
@@ -30,6 +42,64 @@ class Stage:
         shutil.rmtree(place, ignore_errors=True)
         shutil.copytree(self.base, place, symlinks=True)
         return place
+
+    @cached_property
+    def library(self) -> Path:
+        """The kernels as they are compiled by ``compiler``."""
+        from yggdrasil.models.kernels.build import _key
+
+        return self.cache / "kernels" / f"ops-{_key(str(self.folder / 'compiler'))}.so"
+
+    def machine_made(self, sandbox: Path) -> dict[str, str]:
+        """Put a copy of what is compiled beside a sandbox; returns the environment that has it used."""
+        compiler = self.folder / "compiler"
+        with self._making:
+            if not (self.cache / "whole").exists():
+                self._compile(compiler)
+                (self.cache / "whole").touch()
+        shutil.copytree(self.cache, sandbox / "cache")
+        return {"YGGDRASIL_CACHE": str(sandbox / "cache"), "CXX": str(compiler)}
+
+    def _compile(self, compiler: Path) -> None:
+        from case import generate
+
+        from yggdrasil.artifacts.cache import cache_root
+        from yggdrasil.models import kernels
+        from yggdrasil.models.kernels import build
+
+        assert kernels.is_native(), "faults are injected into native kernels: install g++"
+        (self.cache / "kernels").mkdir(parents=True, exist_ok=True)
+        own = cache_root() / "kernels" / f"ops-{build._key(os.environ.get('CXX') or shutil.which('g++'))}.so"
+        shutil.copyfile(own, self.library)
+        shutil.copyfile(own.with_suffix(".sha256"), self.library.with_suffix(".sha256"))
+        compiler.write_text(_COMPILER.format(library=own))
+        compiler.chmod(0o755)
+        environment = {"YGGDRASIL_CACHE": str(self.cache), "CXX": str(compiler)}
+        sandbox, server = self.sandbox("compiling"), Server()
+        outcome = server.run(
+            Run(
+                "yggdrasil", generate(PACKED, "--prompt", TEXTS[0]), str(sandbox), environment, timeout=3000, fresh=True
+            )
+        )
+        server.close()
+        assert outcome.code == 0, outcome.err
+
+    @cached_property
+    def _of_gguf(self) -> dict[str, list[int]]:
+        return {}
+
+    def of_gguf(self, server: Server) -> list[int]:
+        """Tokens of the whole GGUF file, which transformers chooses too."""
+        with self._making:
+            if "tokens" not in self._of_gguf:
+                folder = self.sandbox("whole-gguf")
+                environment = {"YGGDRASIL_CACHE": str(folder / "cache")}
+                outcome = server.run(Run("checkpoint", ["model.gguf"], str(folder), environment))
+                assert outcome.code == 0, outcome.err
+                record = json.loads(outcome.out.strip().splitlines()[-1])
+                assert record["tokens"] == record["reference"]
+                self._of_gguf["tokens"] = record["tokens"]
+            return self._of_gguf["tokens"]
 
     @cached_property
     def reference(self) -> dict[str, list[int]]:
@@ -72,6 +142,7 @@ def _build(base: Path) -> None:
     from tiny_pair import byte_tokenizer, noisy_copy, random_model
 
     from yggdrasil.artifacts import model_fingerprint, tokenizer_fingerprint
+    from yggdrasil.drafters.options import NGramOptions
     from yggdrasil.scheduling.plan import ModelRef, Plan
 
     torch.set_num_threads(1)
@@ -89,3 +160,12 @@ def _build(base: Path) -> None:
         base, NAME, target=refs[0], drafter=refs[1], tokenizer=tokenizer_fingerprint(base / "target"), depth_from="mean"
     )
     replace(Plan.load(path), name=NAME).save(path)
+    packed = write_artifacts(
+        base, PACKED, target=refs[0], drafter=NGramOptions(), tokenizer=tokenizer_fingerprint(base / "target"),
+        depth_from="mean",
+    )  # fmt: skip
+    replace(Plan.load(packed), name=PACKED).save(packed)
+    sys.path.append(str(Path(__file__).parents[1] / "models"))
+    from test_gguf import tiny_model, write_gguf
+
+    write_gguf(base / "model.gguf", tiny_model("llama", vocab_size=96))

@@ -22,6 +22,7 @@ class Surrounding(NamedTuple):
     options: dict[str, Any]  # of forked.Run
     names: Sequence[str] = ()
     codes: Sequence[int] = (2,)
+    is_away: bool = False  # the pair is named by absolute paths
 
 
 def surrounding(folder: Path, random: Random) -> Surrounding:
@@ -40,6 +41,8 @@ def _stream(folder: Path, random: Random) -> Surrounding:
 
 def _place(folder: Path, random: Random) -> Surrounding:
     """Folders of the environment that are none."""
+    if random.random() < 0.1:
+        return Surrounding("the working directory is gone", {"from_nowhere": True}, ["directory"], is_away=True)
     (folder / "file").touch()
     place = random.choice(("file", "file/below", "/proc/none", "no/such", "x" * 300, "/dev/null"))
     where = place if place.startswith("/") else str(folder / place)

@@ -1,0 +1,103 @@
+"""Damage that keeps a file whole: checkpoints, tensors and tables whose checksum fits and whose content does not."""
+
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from mutate import change_json, damage, replace_file
+
+
+def damage_checkpoint(folder: Path, random: Random) -> tuple[Path, str]:
+    """Damage a file of a checkpoint; returns the file and what was done."""
+    weights, config, tokenizer = "model.safetensors", "config.json", "tokenizer.json"
+    names = (
+        weights,
+        weights,
+        config,
+        config,
+        config,
+        tokenizer,
+        tokenizer,
+        "tokenizer_config.json",
+        "generation_config.json",
+    )
+    path = folder / random.choice(names)
+    if path.suffix == ".json" and random.random() < 0.6:
+        done = change_json(path, random)
+    elif path.name == weights and random.random() < 0.4:
+        done = _change_weights(path, random)
+    else:
+        done = damage(path, random) if random.random() < 0.8 else replace_file(path, random)
+    return path, f"{path.name}: {done}"
+
+
+def _change_weights(path: Path, random: Random) -> str:
+    """A whole file that lacks a tensor, has one more, or one of another shape, type or content."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(path)
+    name = random.choice(sorted(tensors))
+    kind = random.choice(("removed", "renamed", "misshapen", "flat", "another type", "not finite", "added"))
+    if kind == "removed":
+        del tensors[name]
+    elif kind == "renamed":
+        tensors[name + ".old"] = tensors.pop(name)
+    elif kind == "misshapen":
+        tensors[name] = tensors[name][:-1].contiguous()
+    elif kind == "flat":
+        tensors[name] = tensors[name].flatten()[None].contiguous()
+    elif kind == "another type":
+        tensors[name] = tensors[name].to(random.choice((torch.int8, torch.float16, torch.float64, torch.bool)))
+    elif kind == "not finite":
+        tensors[name].view(-1)[0] = random.choice((float("nan"), float("inf")))
+    else:
+        tensors["model.layers.7.extra.weight"] = torch.zeros(3)
+    save_file(tensors, path, metadata={"format": "pt"})
+    return f"{name} {kind}"
+
+
+def change_tensor(path: Path, random: Random) -> str:
+    import numpy as np
+
+    from yggdrasil.artifacts import read_tensors, write_tensors
+    from yggdrasil.predictor.bundle import KIND, SCHEMA_VERSION
+
+    arrays = read_tensors(path, KIND, SCHEMA_VERSION)
+    name = random.choice(sorted(arrays))
+    kind = random.choice(("removed", "nan", "inf", "negative", "huge", "shape", "type", "empty", "number"))
+    array = arrays.pop(name)
+    changes: dict[str, Any] = {
+        "nan": lambda: np.full_like(array, np.nan, np.float32), "inf": lambda: np.full_like(array, np.inf, np.float32),
+        "negative": lambda: -array, "huge": lambda: array * 10**9, "shape": lambda: array[..., None],
+        "type": lambda: array.astype(np.int8), "empty": lambda: array[:0] if array.ndim else array,
+        "number": lambda: np.float32(1.0),
+    }  # fmt: skip
+    if kind != "removed":
+        arrays[name] = changes[kind]()
+    write_tensors(path, KIND, SCHEMA_VERSION, arrays)
+    return f"{name}: {kind}"
+
+
+def change_table(path: Path, random: Random) -> str:
+    """A table with the checksum that fits and content that does not."""
+    from yggdrasil.artifacts import read_csv, write_csv
+
+    kind, version = ("stage-samples", 1) if path.name == "stage_samples.csv" else ("schedule-samples", 2)
+    frame = read_csv(path, kind, version)
+    column = random.choice(list(frame.columns))
+    change = random.choice(("removed", "text", "negative", "missing", "huge", "no rows", "few rows"))
+    if change == "removed":
+        frame = frame.drop(columns=column)
+    elif change in ("no rows", "few rows"):
+        frame = frame.iloc[: 0 if change == "no rows" else random.randrange(1, 4)]
+    else:
+        frame = frame.astype({column: object})
+        frame.loc[random.randrange(len(frame)), column] = {
+            "text": "x",
+            "negative": -1,
+            "missing": None,
+            "huge": 10**30,
+        }[change]
+    write_csv(path, kind, version, frame)
+    return f"{column} {change}"
