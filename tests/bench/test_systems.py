@@ -14,6 +14,8 @@ from yggdrasil.bench.systems import (
 )
 from yggdrasil.bench.transformers_systems import TransformersSystem
 from yggdrasil.engine.policy import FixedPolicy
+from yggdrasil.errors import YggdrasilError
+from yggdrasil.models.compiled import BuildClock
 from yggdrasil.tree.objective import TreeShape
 
 PROMPTS = {"a": TEXT[:9], "b": TEXT[9:30], "c": TEXT[30:50]}
@@ -213,3 +215,26 @@ def test_plain_transformers_and_prompt_lookup(pair):
     assert one_by_one.passes == one_by_one.decoded == COUNT - 1
     assert one_by_one.tpot_ms > 0
     assert one_by_one.ttft_ms > 0
+
+
+@pytest.mark.parametrize(("num_built", "num_asked"), [(0, 3), (1, 4), (2, None)])
+def test_a_time_in_which_a_step_was_built_does_not_count(monkeypatch, num_built, num_asked):
+    """The first prompt is decoded to warm up, then shortly, then for its time; built twice, there is no comparison."""
+    system, samples = Scripted("lazy", "one", True, 2.0), []
+    decode, counts = system.decode, iter(range(100))
+
+    def building(prompt, count):
+        if 2 <= next(counts) < 2 + num_built:
+            monkeypatch.setattr(BuildClock, "ns", BuildClock.ns + 1)
+        return decode(prompt, count)
+
+    monkeypatch.setattr(system, "decode", building)
+    if num_asked is None:
+        with pytest.raises(YggdrasilError, match="while lazy on prompt a was timed, so the comparison is not reported"):
+            run_systems([system], {"a": [1]}, 4, lambda _, found: samples.extend(found))
+        assert samples == []
+        return
+    run_systems([system], {"a": [1]}, 4, lambda _, found: samples.extend(found))
+
+    assert len(samples) == 1
+    assert len(system._asked) == num_asked

@@ -1,12 +1,13 @@
 """What is checked before anything is measured, and what an interrupted calibration goes on from."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from yggdrasil.artifacts import atomic_directory
+from yggdrasil.artifacts import atomic_directory, read_csv, write_atomic
 from yggdrasil.artifacts.lock import locked
 from yggdrasil.calibration.pair import check_pair, usual_length
 from yggdrasil.calibration.settings import FIRST, CalibrationSettings, PairSource
@@ -14,6 +15,7 @@ from yggdrasil.calibration.work import keep_results, open_work, read_or_drop
 from yggdrasil.cli.calibrate import _shapes
 from yggdrasil.drafters.options import NGramOptions
 from yggdrasil.errors import ArtifactError, YggdrasilError
+from yggdrasil.profiling.traces import TraceSet
 from yggdrasil.scheduling.plan import Shapes, resolve_source
 
 TARGET = resolve_source("yggdrasil:assets/tiny/target")
@@ -63,13 +65,36 @@ def test_results_outlive_a_new_calibration_and_its_tables_do_not(tmp_path):
     assert (profile / "bench-c4.json").read_text() == "[1]"
 
 
+READERS = {
+    "settings.json": lambda path: json.loads(path.read_text()),
+    "stages-128.csv": lambda path: read_csv(path, "stage-samples", 1),
+    "traces-0.safetensors": TraceSet.load,
+}
+
+
+@pytest.mark.parametrize("part", READERS)
+@pytest.mark.parametrize("damage", ["cut", "emptied", "noise", "a folder", "a link to itself"])
+def test_a_damaged_part_is_dropped_and_makes_room_for_a_new_one(tmp_path, part, damage):
+    file = tmp_path / part
+    if damage == "a folder":
+        file.mkdir()
+    elif damage == "a link to itself":
+        file.symlink_to(part)
+    else:
+        file.write_bytes({"cut": b"# yggdrasil kind=", "emptied": b"", "noise": bytes(range(256))}[damage])
+
+    assert read_or_drop(file, READERS[part]) is None
+    write_atomic(file, b"new")
+    assert file.read_bytes() == b"new"
+
+
 def test_a_second_process_is_told_who_holds_the_lock_and_a_dead_ones_is_free(tmp_path):
     lock = tmp_path / "x.lock"
     command = f"""
 import os, sys
 sys.path.insert(0, {str(Path(__file__).parents[2])!r})
 from pathlib import Path
-from yggdrasil.artifacts import atomic_directory
+from yggdrasil.artifacts import atomic_directory, read_csv, write_atomic
 from yggdrasil.artifacts.lock import locked
 with locked(Path({str(lock)!r}), "a calibration"):
     print(os.getpid(), flush=True)

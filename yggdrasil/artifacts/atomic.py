@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
+from yggdrasil.artifacts.leftovers import SUFFIX, in_use, remove_leftovers
 from yggdrasil.errors import ArtifactError
 
 
@@ -35,11 +36,12 @@ def write_atomic(path: Path, data: bytes) -> None:
             path.write_bytes(data)
             return
         path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("xb") as file:
+        remove_leftovers(path.parent, path.name)
+        with temporary.open("xb") as file, in_use(temporary):
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        temporary.replace(path)
+            temporary.replace(path)
         _fsync_directory(path.parent)
     except OSError as error:
         raise _cannot_write(path, error) from error
@@ -77,7 +79,7 @@ def atomic_directory(path: Path) -> Iterator[Path]:
     as it was and the temporary one is removed. A symbolic link is followed: what it points at is replaced.
 
     NOTE: a folder cannot be exchanged in one portable step. A process killed between the two renames leaves the old
-    content beside ``path`` as ``.NAME.XXXXXXXX.old``.
+    content beside ``path`` as ``.NAME.XXXXXXXX.old``, which takes its place again when ``path`` is next written.
 
     Raises:
         ArtifactError: ``path`` is a file, or the folder cannot be written.
@@ -87,18 +89,30 @@ def atomic_directory(path: Path) -> Iterator[Path]:
         raise ArtifactError(f"{shown(path)} is a file where a folder belongs; move it away or choose another name.")
     temporary = _temporary_sibling(place)
     try:
+        _tidy(place)
         temporary.mkdir(parents=True)
     except OSError as error:
         raise _cannot_write(path, error) from error
-    try:
-        yield temporary
+    with in_use(temporary):
         try:
-            _fsync_tree(temporary)
-            _change_places(temporary, place)
-        except OSError as error:
-            raise _cannot_write(path, error) from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+            yield temporary
+            try:
+                _fsync_tree(temporary)
+                _change_places(temporary, place)
+            except OSError as error:
+                raise _cannot_write(path, error) from error
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _tidy(place: Path) -> None:
+    """Undo what a process left that was killed while it wrote the folder ``place``."""
+    remove_leftovers(place.parent, place.name)
+    for aside in place.parent.glob(f".{place.name}.*.old"):
+        if place.exists():
+            shutil.rmtree(aside, ignore_errors=True)
+        else:
+            aside.rename(place)
 
 
 def _change_places(new: Path, place: Path) -> None:
@@ -118,7 +132,7 @@ def _change_places(new: Path, place: Path) -> None:
 
 
 def _temporary_sibling(path: Path) -> Path:
-    return path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
+    return path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}{SUFFIX}")
 
 
 def _fsync_tree(root: Path) -> None:

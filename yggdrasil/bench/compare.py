@@ -2,15 +2,15 @@
 
 import statistics
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 from yggdrasil.bench.divergence import Divergence, replay
+from yggdrasil.bench.guard import nothing_built
 from yggdrasil.bench.repeats import foretold
 from yggdrasil.bench.spread import spread
 from yggdrasil.engine.decoder import Decoder, Generation
-from yggdrasil.errors import YggdrasilError
-from yggdrasil.models.compiled import BuildClock
 from yggdrasil.prompts import Prompt, encode_prompt
 
 
@@ -75,14 +75,8 @@ def compare(
         )
 
     def timed(prompt: Prompt, *, speculation: bool) -> Generation:
-        built = BuildClock.ns
-        result = run(prompt, speculation=speculation)
-        if warm_up and BuildClock.ns != built:
-            raise YggdrasilError(
-                f"a step was compiled or loaded while prompt {prompt.id} was timed, so the comparison is not reported; "
-                "run the same command again"
-            )
-        return result
+        with nothing_built(f"prompt {prompt.id}") if warm_up else nullcontext():
+            return run(prompt, speculation=speculation)
 
     if warm_up:
         for speculation in (False, True):

@@ -6,6 +6,7 @@ Work that is done lies in ``profiles/NAME/<machine>.partial`` until the calibrat
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -215,12 +216,16 @@ def _time_other_ways(
     """Note what steps would cost made otherwise; a GPU's are compared by scripts/check_cuda.py."""
     context = min(settings.effort.contexts[0], assembly.engine.max_length // 2)
     backends, variants = work / "backend_samples.csv", work / "variants.csv"
-    if pair.device == "cpu" and settings.effort.backends and not backends.exists():
+    if pair.device == "cpu" and settings.effort.backends and not _is_kept(backends, "backend-samples"):
         samples = time_backends(assembly, context, reporter.phase("timing eager steps beside packages"))
         write_csv(backends, "backend-samples", SAMPLES_VERSION, samples)
-    if settings.variants and not variants.exists():
+    if settings.variants and not _is_kept(variants, "variants"):
         table = time_variants(pair, context, VARIANT_ROUNDS, reporter.phase("timing other ways to build steps"))
         write_csv(variants, "variants", SAMPLES_VERSION, table)
+
+
+def _is_kept(table: Path, kind: str) -> bool:
+    return read_or_drop(table, partial(read_csv, kind=kind, version=SAMPLES_VERSION)) is not None
 
 
 def _texts(

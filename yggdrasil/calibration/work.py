@@ -39,5 +39,5 @@ def read_or_drop(file: Path, read: Callable[[Path], T]) -> T | None:
     try:
         return read(file) if file.exists() else None
     except (ArtifactError, OSError, ValueError):
-        file.unlink(missing_ok=True)
+        shutil.rmtree(file) if file.is_dir() else file.unlink(missing_ok=True)
         return None

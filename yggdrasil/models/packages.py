@@ -7,7 +7,6 @@ compiled again.
 import hashlib
 import json
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -20,6 +19,7 @@ from torch import Tensor
 import yggdrasil.models.kernels  # noqa: F401  (packages call torch.ops.yggdrasil)
 from yggdrasil.artifacts.atomic import write_atomic
 from yggdrasil.artifacts.cache import cache_root
+from yggdrasil.artifacts.leftovers import remove_leftovers_once, temporary_folder
 
 SUFFIX = ".pt2"
 _MANIFEST_SUFFIX = ".json"
@@ -87,9 +87,8 @@ def remove_package(path: Path) -> None:
 @contextmanager
 def new_package(path: Path, units: Sequence[str] = (), inputs: Sequence[int] | None = None) -> Iterator[Path]:
     """Yield a place to write the package to; it takes its own, manifest last, when the block ends without a fault."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        temporary = Path(folder) / path.name
+    with temporary_folder(path.parent) as folder:
+        temporary = folder / path.name
         yield temporary
         manifest = {"digest": file_digest(temporary), "units": units, "inputs": inputs}
         temporary.replace(path)
@@ -116,6 +115,7 @@ class Package(NamedTuple):
 @cache
 def open_package(path: Path) -> Package:
     """Load a whole package and what it calls, once a process; all its users share it."""
+    remove_leftovers_once(path.parent)
     manifest = read_manifest(path)
     assert manifest is not None, f"{path} is not there"
     for name in manifest.units:

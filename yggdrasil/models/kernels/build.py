@@ -10,13 +10,13 @@ import platform
 import shutil
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import torch
 
 from yggdrasil.artifacts.atomic import write_atomic
 from yggdrasil.artifacts.cache import cache_root
+from yggdrasil.artifacts.leftovers import remove_leftovers_once, temporary_folder
 from yggdrasil.errors import first_line
 
 _SOURCE = Path(__file__).with_name("ops.cpp")
@@ -33,6 +33,7 @@ def load_native() -> bool:
     if compiler is None or sys.platform == "win32":
         return False
     library = cache_root() / "kernels" / f"ops-{_key(compiler)}.so"
+    remove_leftovers_once(library.parent)
     try:
         if not _is_whole(library):
             _compile(compiler, library)
@@ -84,10 +85,9 @@ def _cpu_features() -> str:
 
 def _compile(compiler: str, library: Path) -> None:
     """Compile the library and note its digest beside it, last; OSError says what did not work."""
-    library.parent.mkdir(parents=True, exist_ok=True)
     torch_root = Path(torch.__file__).parent
-    with tempfile.TemporaryDirectory(dir=library.parent) as folder:
-        output = Path(folder) / library.name
+    with temporary_folder(library.parent) as folder:
+        output = folder / library.name
         command = [
             compiler, *_FLAGS, f"-I{torch_root / 'include'}", f"-I{torch_root / 'include/torch/csrc/api/include'}",
             f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}", str(_SOURCE),

@@ -1,0 +1,27 @@
+"""No time that is compared includes the making of a step."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from yggdrasil.errors import YggdrasilError
+from yggdrasil.models.compiled import BuildClock
+
+
+class SomethingBuiltError(YggdrasilError):
+    """A step was compiled or loaded while something was timed."""
+
+
+@contextmanager
+def nothing_built(what: str) -> Iterator[None]:
+    """Time ``what`` in the block.
+
+    Raises:
+        SomethingBuiltError: a step was compiled or loaded meanwhile, so the time says nothing.
+    """
+    built = BuildClock.ns
+    yield
+    if BuildClock.ns != built:
+        raise SomethingBuiltError(
+            f"a step was compiled or loaded while {what} was timed, so the comparison is not reported; run the same "
+            "command again"
+        )
