@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""Compare speculative output in float32, token for token, with transformers' ``generate`` and our own plain loop.
+"""Compare speculative output, token for token, with transformers' ``generate`` and our own plain loop.
 
     scripts/check_equality.py --prompts c4.jsonl --prompts wikipedia.jsonl --limit 50 --json equality.json
 
-At temperature 0 the reference is transformers' own ``generate``, else plain decoding under the same seed. Ways of
-drafting: the plan's policy, an Equal-Growth Tree and a chain at every step, a k-ary tree of a draft model, none. Exit
-code 1 if any token differs; the first places are printed.
+In float32, the weights of a GGUF file dequantised, the reference at temperature 0 is transformers' own ``generate``,
+else plain decoding under the same seed. Layers over quantised weights round their inputs, which transformers does not:
+``--as-planned`` keeps the plan's weights and arithmetic, and plain decoding is the reference. Ways of drafting: the
+plan's policy, an Equal-Growth Tree and a chain at every step, a k-ary tree of a draft model, none. Exit code 1 if any
+token differs; the first places are printed.
 """
 
 import json
@@ -60,17 +62,22 @@ def main(  # noqa: PLR0913 - one argument for each option
     chat: Annotated[bool, typer.Option("--chat", help="Wrap plain prompts as a user's turn.")] = False,
     setting: Annotated[list[str] | None, typer.Option(help=f"Only this one of {'; '.join(SETTINGS)}.")] = None,
     way: Annotated[list[str] | None, typer.Option(help="Only this one of plan, EGT, chain, k-ary, off.")] = None,
+    as_planned: Annotated[
+        bool, typer.Option("--as-planned", help="The plan's own weights and arithmetic against plain decoding.")
+    ] = False,
     force_machine: Annotated[bool, typer.Option("--force-machine", help="Use another machine's plan.")] = False,
     out: Annotated[Path | None, typer.Option("--json", help="Write the counts here.")] = None,
 ) -> None:
     """Print, for each setting and way of drafting, how many prompts match."""
     warnings.simplefilter("ignore", UserWarning)  # the plan was calibrated at temperature 0
-    decoder = Decoder.from_plan(plan, dtype="float32", force_machine=force_machine)
+    decoder = Decoder.from_plan(plan, dtype=None if as_planned else "float32", force_machine=force_machine)
     assert decoder.plan is not None
+    weights = decoder.plan.weights if as_planned else decoder.plan.weights_in("float32")
+    if weights != "full" and not as_planned:
+        raise YggdrasilError(f"{plan} rounds weights to {weights}, which transformers does not; use --as-planned")
     ways = chosen_of("--way", ways_of(decoder.policy, decoder.plan), way)
     settings = chosen_of("--setting", SETTINGS, setting)
-    checkpoint = Source.find(decoder.plan.target.path()).checkpoint(torch.float32)
-    reference = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+    reference = None if as_planned else transformers_model(decoder.plan)
     matched = {setting: dict.fromkeys(ways, 0) for setting in settings}
     accepted = {setting: dict.fromkeys(ways, 0) for setting in settings}
     differences: list[str] = []
@@ -80,7 +87,7 @@ def main(  # noqa: PLR0913 - one argument for each option
         for setting_name, sampling in settings.items():
             expected = (
                 greedy(reference, tokens, max_new_tokens)
-                if sampling.is_greedy
+                if sampling.is_greedy and reference is not None
                 else decoder.generate(
                     tokens, max_new_tokens=max_new_tokens, ignore_eos=True, sampling=sampling, speculation=False
                 ).tokens
@@ -99,7 +106,8 @@ def main(  # noqa: PLR0913 - one argument for each option
     show(matched, accepted, differences, len(requests))
     if out is not None:
         record = {
-            **provenance(), "plan": decoder.plan.name, "dtype": "float32", "prompts": len(requests),
+            **provenance(), "plan": decoder.plan.name, "dtype": decoder.plan.dtype if as_planned else "float32",
+            "weights": weights, "prompts": len(requests),
             "chat": chat,
             "prompts_files": [path.name for path in prompts],
             "max_new_tokens": max_new_tokens, "max_prompt_tokens": max_prompt_tokens,
@@ -133,6 +141,12 @@ def chosen_of(option: str, known: Mapping[str, T], names: list[str] | None) -> d
     if unknown:
         raise YggdrasilError(f"{option} {unknown[0]!r} is not there; choose from {'; '.join(known)}")
     return {name: value for name, value in known.items() if not names or name in names}
+
+
+def transformers_model(plan: Plan) -> PreTrainedModel:
+    """The plan's target as transformers has it, in float32."""
+    checkpoint = Source.find(plan.target.path()).checkpoint(torch.float32)
+    return AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
 
 
 def greedy(model: PreTrainedModel, tokens: list[int], max_new_tokens: int) -> list[int]:

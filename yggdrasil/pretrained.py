@@ -14,6 +14,7 @@ from yggdrasil.engine import decoder as engine
 from yggdrasil.engine.decoder import DtypeName
 from yggdrasil.errors import ArtifactError, YggdrasilError
 from yggdrasil.models.compiled import Backend
+from yggdrasil.models.formats.usual import usual_weights
 from yggdrasil.models.loading import load_tokenizer
 from yggdrasil.models.source import Source
 from yggdrasil.prompts import CHAT_PROMPTS, SHIPPED
@@ -141,7 +142,7 @@ def _calibrate(model: Source, drafter: str, dtype: DtypeName, reporter: "Reporte
     second = free.get(drafter, drafter)
     widths = COUNTED_WIDTHS if drafter == COUNTS else FIRST_WIDTHS[0]
     shapes = Shapes(max_length=usual_length(model.given, second), draft_widths=widths, verify_widths=FIRST_WIDTHS[1])
-    pair = PairSource(model.given, second, dtype, 0, 0, shapes)
+    pair = PairSource(model.given, second, dtype, 0, 0, shapes, usual_weights(model, dtype, "cpu"))
     prompts, chat = shipped_prompts(model)
     name = f"{plan_name(model.given)}-{model.fingerprint()[:8]}-{dtype}"
     return calibrate(CalibrationSettings(pair, prompts, name, search_roots()[-1], FIRST, chat=chat), reporter)

@@ -139,3 +139,8 @@ def test_a_pair_with_different_tokenizers_is_refused(run, prompts, tmp_path):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 def test_a_gpu_that_is_not_there(run, prompts):
     assert_one_sentence(run(*calibration(prompts, device="cuda")), "no CUDA device", "--device cpu")
+
+
+def test_weights_that_cannot_be_made_say_where_they_come_from(run, prompts):
+    assert_one_sentence(run(*calibration(prompts, weights="q4_k_m")), "--weights q4_k_m", "llama-quantize")
+    assert_one_sentence(run(*calibration(prompts, weights="q3")), "--weights q3 is none of auto, full, file")

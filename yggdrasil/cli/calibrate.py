@@ -1,7 +1,7 @@
 """``yggdrasil calibrate``: measure a model on this machine and write the plan to decode with."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, cast, get_args
 
 import typer
 
@@ -9,7 +9,7 @@ from yggdrasil.artifacts import search_roots
 from yggdrasil.cli import checks
 from yggdrasil.cli.options import ChatOption, Dtype
 from yggdrasil.errors import Interrupted, YggdrasilError
-from yggdrasil.models.formats.names import Weights
+from yggdrasil.models.formats.names import AUTO, Weights
 
 if TYPE_CHECKING:
     from yggdrasil.scheduling.plan import Shapes
@@ -43,9 +43,14 @@ def calibrate(
     ] = None,
     dtype: Annotated[Dtype, typer.Option(help="Arithmetic of both models.")] = "bfloat16",
     weights: Annotated[
-        Weights,
-        typer.Option(help="file: the blocks of a GGUF file as they are; q8_0 to q4_0: rounded to that format."),
-    ] = "full",
+        str,
+        typer.Option(
+            callback=checks.weights,
+            metavar=f"[{'|'.join((AUTO, *get_args(Weights)))}]",
+            help="file: the blocks of a GGUF file as they are; q8_0 to q4_0: rounded to that format; auto: file for a "
+            "quantised GGUF file on a CPU in bfloat16, else full.",
+        ),
+    ] = AUTO,
     quick: Annotated[bool, typer.Option("--quick", help="A first look: fewer prompts, widths and samples.")] = False,
     max_length: Annotated[
         int | None,
@@ -86,6 +91,7 @@ def calibrate(
     from yggdrasil.cli.drafters import named_drafter
     from yggdrasil.cli.progress import PhaseProgress
     from yggdrasil.drafters.options import CountsOptions
+    from yggdrasil.models.formats.usual import usual_weights
     from yggdrasil.pretrained import plan_name, shipped_prompts
 
     if variants and device == "cuda":
@@ -95,7 +101,8 @@ def calibrate(
         raise YggdrasilError("--table-tokens is for --drafter table, which is not asked for")
     length = max_length or usual_length(target, source)
     shapes = _shapes(length, max_depth, draft_widths, verify_widths, source, quick=quick)
-    pair = PairSource(target, source, dtype, target_threads, drafter_threads, shapes, weights, device)
+    chosen = usual_weights(target, dtype, device) if weights == AUTO else cast(Weights, weights)
+    pair = PairSource(target, source, dtype, target_threads, drafter_threads, shapes, chosen, device)
     texts, is_chat = (prompts, chat) if prompts is not None else shipped_prompts(target)
     settings = CalibrationSettings(
         pair, texts, name or plan_name(target), root or search_roots()[0], QUICK if quick else Effort(), chat=is_chat,
@@ -135,6 +142,7 @@ def _print_plan(path: Path) -> None:
     plan = Plan.load(path)
     best = plan.predicted
     print(path)
+    print(plan.describe())
     print(f"predicted on held-out prompts: {best.speedup:.2f} x plain decoding, AAL {best.aal:.2f}, "
           f"{best.tpot_ms:.3g} ms a token ({best.policy})")  # fmt: skip
     for other in plan.rejected:

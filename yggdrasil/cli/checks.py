@@ -1,13 +1,15 @@
 """Callbacks of options: what cannot be meant is refused by name while the command line is read, before any work."""
 
 import math
+import re
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, get_args
 
 import typer
 
 from yggdrasil.artifacts import check_writable, validate_name
 from yggdrasil.errors import ArtifactError, YggdrasilError
+from yggdrasil.models.formats.names import AUTO, Weights
 
 _Paths = TypeVar("_Paths", Path, list[Path], None)
 _LARGEST = 1 << 24  # no width, context or budget is larger
@@ -59,6 +61,19 @@ def name(parameter: typer.CallbackParam, value: str | None) -> str | None:
         return value if value is None else validate_name(value)
     except ArtifactError as error:
         raise YggdrasilError(f"{_typed(parameter)}: {error}") from None
+
+
+def weights(parameter: typer.CallbackParam, text: str) -> str:
+    """What weights may be; of the K formats nothing that is kept well makes any but llama.cpp itself."""
+    known = (AUTO, *get_args(Weights))
+    if text in known:
+        return text
+    if re.fullmatch(r"q[2-6]_k(_[sml])?", text.lower()):
+        raise YggdrasilError(
+            f"{_typed(parameter)} {text}: K formats are read from GGUF files only; make one with llama.cpp's "
+            "llama-quantize and give the file as the target"
+        )
+    raise YggdrasilError(f"{_typed(parameter)} {text} is none of {', '.join(known)}")
 
 
 def input_file(parameter: typer.CallbackParam, given: _Paths) -> _Paths:

@@ -105,7 +105,9 @@ def _pair(
         verify_widths=parse_widths(verify_widths) if verify_widths else loaded.shapes.verify_widths,
         draft_widths=parse_widths(draft_widths) if draft_widths else loaded.shapes.draft_widths,
     )
-    return replace(PairSource.of_plan(loaded), dtype=dtype or loaded.dtype, shapes=shapes)
+    arithmetic = dtype or loaded.dtype
+    kept = loaded.weights_in(arithmetic)
+    return replace(PairSource.of_plan(loaded), dtype=arithmetic, weights=kept, shapes=shapes)
 
 
 def _steps(

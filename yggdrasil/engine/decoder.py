@@ -77,11 +77,12 @@ class Decoder:
     ) -> "Decoder":
         """Load the pair a plan names (a path, or a name that resolves to this machine's plan).
 
-        ``dtype`` other than the plan's keeps its shapes, whose costs then are estimates. ``drafter`` replaces the
-        plan's own. ``target`` is where the plan's target lies now, if not where it was. ``backend`` is ahead-of-time
-        packages on a CPU and captured graphs on a GPU unless given. On a CPU all steps are compiled (once on a machine)
-        and loaded before this returns, which ``phase`` is told; nothing is compiled while decoding.
-        ``max_length`` tokens is the longest text, the plan's unless given; the plan's costs are kept whatever it is.
+        ``dtype`` other than the plan's keeps its shapes, whose costs then are estimates; a GGUF file's blocks are then
+        dequantised, so that the model is transformers' own. ``drafter`` replaces the plan's. ``target`` is where the
+        plan's target lies now, if not where it was. ``backend`` is ahead-of-time packages on a CPU and captured graphs
+        on a GPU unless given. On a CPU all steps are compiled (once on a machine) and loaded before this returns, which
+        ``phase`` is told; nothing is compiled while decoding. ``max_length`` tokens is the longest text, the plan's
+        unless given; the plan's costs are kept whatever it is.
 
         Raises:
             YggdrasilError: the plan, the checkpoints or the machine do not fit each other.
@@ -235,7 +236,7 @@ def _decoder_of(
     if source.tokenizer_fingerprint() != plan.tokenizer:
         raise YggdrasilError(f"the tokenizer of {source.given} is not the one the plan {plan.name} was calibrated with")
     device = open_device(plan.device)
-    target = load_model(source, DTYPES[dtype], device, plan.target.threads, weights=plan.weights)
+    target = load_model(source, DTYPES[dtype], device, plan.target.threads, weights=plan.weights_in(dtype))
     # What was learned of the plan's own drafter says nothing of another's first guesses.
     adapted = plan if drafter is None else replace(plan, stages=DEFAULT_ORDER, depth_from="mean")
     policy = own_policy(plan, learned) if drafter is None else planned_policy(adapted, learned)

@@ -54,7 +54,6 @@ def build_page(facts: Facts) -> str:
     body = "\n".join(_sections(facts, tables))
     plan = facts.plan
     title = f"Yggdrasil report: {plan.name}"
-    machine = f"{plan.machine.describe()}; {plan.dtype}"
     versions = ", ".join(f"{name} {version}" for name, version in plan.versions.items())
     links = "".join(f'<a href="#{anchor}">{text}</a>' for anchor, text in _ANCHORS)
     return f"""<!doctype html>
@@ -62,7 +61,7 @@ def build_page(facts: Facts) -> str:
 <link rel="icon" href="data:,"><title>{html.escape(title)}</title><style>{_STYLE}</style>
 <script>{get_plotlyjs()}</script></head>
 <body><header><div class="inner"><h1>{html.escape(title)}</h1>
-<p>{html.escape(machine)}</p><p>{html.escape(versions)}</p></div></header>
+<p>{html.escape(plan.describe())}</p><p>{html.escape(versions)}</p></div></header>
 <nav><div class="inner">{links}</div></nav>
 <main class="inner"><div class="cards">{_cards(facts)}</div>
 {body}

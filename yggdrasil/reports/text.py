@@ -33,7 +33,7 @@ def show(facts: Facts, console: Console | None = None) -> None:
     """Print everything but the acceptance curve, whose table has a row a knot."""
     console = console or Console()
     plan = facts.plan
-    console.print(f"[bold]{plan.name}[/bold] on {plan.machine.describe()}, {plan.dtype}")
+    console.print(plan.describe(), style="bold", markup=False)
     console.print(
         f"predicted {plan.predicted.speedup:.2f} x plain decoding, AAL {plan.predicted.aal:.2f}, "
         f"{plan.predicted.tpot_ms:.3g} ms a token"

@@ -172,6 +172,17 @@ class Plan:
     def save(self, path: Path) -> None:
         write_yaml(path, KIND, SCHEMA_VERSION, to_plain(self))
 
+    def weights_in(self, dtype: str) -> Weights:
+        """The weights for arithmetic in ``dtype``: where it is not the plan's, a file's blocks are dequantised."""
+        return "full" if self.weights == "file" and dtype != self.dtype else self.weights
+
+    def describe(self) -> str:
+        """One line for a person: where it was made, in which arithmetic and on which weights."""
+        kept = {"full": "", "file": "; weights as the GGUF file has them"}.get(
+            self.weights, f"; weights rounded to {self.weights.upper()}"
+        )
+        return f"{self.name} on {self.machine.describe()}; {self.dtype}{kept}"
+
     @classmethod
     def load(cls, path: Path) -> "Plan":
         """Read a plan; ArtifactError where it is missing, damaged, edited or has unknown keys."""

@@ -11,6 +11,11 @@ from yggdrasil.models.formats.rows import FORMATS, Quantise, QuantisedRows
 from yggdrasil.models.gguf_checkpoint import row_order, tensor_names
 
 
+def keeps_blocks(header: GgufHeader) -> bool:
+    """Whether the layers of the file are in formats that the kernels read."""
+    return any(tensor.kind in FORMATS for name, tensor in header.tensors.items() if name.startswith("blk."))
+
+
 def rows_of_file(header: GgufHeader, config: PretrainedConfig) -> Quantise:
     """Every weight whose format the kernels read, its rows in the order that the model has them in."""
     places = {ours: header.tensors[theirs] for theirs, ours in tensor_names(header, config).items()}

@@ -4,3 +4,4 @@ from typing import Literal
 
 # "full": a number each, in the arithmetic's dtype; "file": the blocks of a GGUF file as they are; else rounded at load.
 Weights = Literal["full", "file", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"]
+AUTO = "auto"  # what is asked for where nothing is: "file" where that is faster, else "full"
