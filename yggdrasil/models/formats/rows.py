@@ -39,7 +39,7 @@ class PackedRows(NamedTuple):
     format: int  # as GGUF numbers them
     num_outputs: int
     num_inputs: int
-    packed: Tensor  # [panels, bytes] uint8
+    packed: Tensor  # [pairs of panels, bytes] uint8
 
 
 Quantise = Callable[[str, Tensor], QuantisedRows | None]

@@ -1,10 +1,11 @@
 // Quantised weights: blocks as a GGUF file holds them, and panels as our kernels read them.
 //
 // A panel holds 16 outputs. Along K it is a sequence of groups; a group is a header of scales and then its chunks of 32
-// inputs, all of whole cache lines, so that a panel is read as one stream. The values of a chunk are eight vectors of
-// 64 bytes, vector v holding inputs 4v to 4v+3 of all 16 outputs, four beside each other, as numbers from 0 on:
-// weight = scale * (value - offset) + minimum. Nibbles lie in four vectors, v in the low and v + 4 in the high half.
-// The fifth bits of vector v are 64 bits at 8v; the two highest of six are a quarter of vector v / 4 of two.
+// inputs, all of whole cache lines. Two panels are a pair, their groups in turns: they are read as one stream, and an
+// input that is at hand meets both. The values of a chunk are eight vectors of 64 bytes, vector v holding inputs 4v to
+// 4v+3 of all 16 outputs, four beside each other, as numbers from 0 on: weight = scale * (value - offset) + minimum.
+// Nibbles lie in four vectors, v in the low and v + 4 in the high half. The fifth bits of vector v are 64 bits at 8v;
+// the two highest of six are a quarter of vector v / 4 of two.
 #pragma once
 
 #include <algorithm>
@@ -36,6 +37,7 @@ struct Format {
   static constexpr int64_t kHeader = kIsNested ? 320 : Scales == Scaling::affine ? 128 : 64;
   static constexpr int64_t kValues = kLanes * kChunk * Bits / 8;
   static constexpr int64_t kGroup = kHeader + kChunks * kValues;
+  static constexpr int64_t kPairGroup = 2 * kGroup;  // from a panel's group to its next
 
   static constexpr int64_t groups(int64_t inputs) { return (inputs + kChunks * kChunk - 1) / (kChunks * kChunk); }
 };
@@ -134,16 +136,21 @@ void pack_values(const uint8_t* values, int lane, uint8_t* chunk) {
   }
 }
 
-// Rows of a file's blocks to a panel; lanes without a row and inputs past the last are zeros.
+// Where a panel of packed rows begins.
+template <typename F>
+int64_t panel_place(int64_t panel, int64_t inputs) {
+  return panel / 2 * F::groups(inputs) * F::kPairGroup + panel % 2 * F::kGroup;
+}
+
+// Rows of a file's blocks to a panel of zeros; lanes without a row and inputs past the last stay so.
 template <typename F>
 void pack_quantised_panel(const uint8_t* rows, int64_t num_rows, int64_t inputs, uint8_t* panel) {
-  std::memset(panel, 0, F::groups(inputs) * F::kGroup);
   const int64_t blocks = inputs / F::kBlockInputs, chunks = F::kBlockInputs / kChunk;
   for (int lane = 0; lane < num_rows; ++lane) {
     for (int64_t b = 0; b < blocks; ++b) {
       const uint8_t* block = rows + (lane * blocks + b) * F::kRawBytes;
       const int64_t first = b * chunks % F::kChunks;
-      uint8_t* group = panel + b * chunks / F::kChunks * F::kGroup;
+      uint8_t* group = panel + b * chunks / F::kChunks * F::kPairGroup;
       pack_scales<F>(block, first, lane, group);
       for (int64_t c = 0; c < chunks; ++c) {
         uint8_t values[kChunk];
@@ -192,7 +199,7 @@ uint8_t value_at(const uint8_t* chunk, int lane, int input) {
 template <typename F>
 void unpack_row(const uint8_t* panel, int lane, int64_t inputs, float* row) {
   for (int64_t first = 0; first < inputs; first += kChunk) {
-    const uint8_t* group = panel + first / kChunk / F::kChunks * F::kGroup;
+    const uint8_t* group = panel + first / kChunk / F::kChunks * F::kPairGroup;
     const int64_t chunk = first / kChunk % F::kChunks;
     const ChunkScales scales = chunk_scales<F>(group, chunk, lane);
     for (int i = 0; i < kChunk; ++i) {

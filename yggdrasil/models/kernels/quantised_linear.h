@@ -1,8 +1,11 @@
-// Linear layers over quantised weights: a chunk of weights is widened in registers once and meets all rows of a tile.
+// Linear layers over quantised weights: a chunk of a pair of panels is widened in registers once and meets all rows of
+// a tile, a few at a time.
 //
 // Products of a chunk are summed exactly, as integers; sums of chunks are float32, in the order of the inputs, whatever
 // the number of rows. A row therefore has the same bits in any company.
 #pragma once
+
+#include <iterator>
 
 #include "linear_job.h"
 #include "quantised_input.h"
@@ -10,13 +13,13 @@
 namespace yggdrasil {
 
 struct QuantisedJob {
-  const uint8_t* packed;  // [P, panel bytes]
+  const uint8_t* packed;  // [pairs of panels, bytes]
   int64_t format, inputs;
   LinearOutput output;
 };
 
 #if defined(YGG_AVX512) && defined(__AVX512VNNI__)
-constexpr int64_t kFetchAhead = 2048;  // bytes of the stream of weights
+constexpr int64_t kFetchAhead = 8192;  // bytes of the stream of weights
 
 template <typename F>
 inline void widen_chunk(const uint8_t* values, __m512i (&wide)[8]) {
@@ -82,66 +85,104 @@ inline WideScales wide_scales(const uint8_t* header, int64_t chunk) {
   return wide;
 }
 
-// Adds the products of vectors [First, Last) with one row's values to sum; count is minus the sum of those values.
-template <typename F, int First, int Last>
-inline __m512 add_products(const __m512i (&wide)[8], const int8_t* values, int32_t count, __m512 scale, __m512 sum) {
-  __m512i dot = F::kOffset == 0 ? _mm512_setzero_si512() : _mm512_slli_epi32(_mm512_set1_epi32(count), F::kOffsetBits);
+struct WidePair {
+  __m512i values[2][8];
+  WideScales scales[2];
+};
+
+// Adds the products of vectors [First, Last) with R rows; counts are minus the sums of the rows' values there.
+template <typename F, int R, int First, int Last>
+[[gnu::always_inline]] inline void add_products(const WidePair& wide, const int8_t* x, const int32_t* counts, const float* row_scales,
+                                                float* const (&out)[2]) {
+  __m512i dots[2][R];
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r) {
+    dots[0][r] = F::kOffset == 0 ? _mm512_setzero_si512() : _mm512_slli_epi32(_mm512_set1_epi32(counts[r]), F::kOffsetBits);
+    dots[1][r] = dots[0][r];
+  }
 #pragma GCC unroll 16
   for (int v = First; v < Last; ++v) {
-    int32_t four;
-    std::memcpy(&four, values + 4 * v, sizeof four);
-    dot = _mm512_dpbusd_epi32(dot, wide[v], _mm512_set1_epi32(four));
-  }
-  return _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), scale, sum);
-}
-
-template <typename F, int M>
-void quantised_tile(const uint8_t* panel, uint8_t* input, int64_t groups, float* out) {
-  __m512 sums[M];
 #pragma GCC unroll 16
-  for (int m = 0; m < M; ++m) sums[m] = _mm512_setzero_ps();
-  for (int64_t group = 0; group < groups; ++group, panel += F::kGroup) {
-    for (int64_t line = 0; line < F::kHeader; line += 64) _mm_prefetch(panel + kFetchAhead + line, _MM_HINT_T0);
-    for (int64_t chunk = 0; chunk < F::kChunks; ++chunk, input += M * InputChunk::kBytes) {
-      const uint8_t* values = panel + F::kHeader + chunk * F::kValues;
-      for (int64_t line = 0; line < F::kValues; line += 64) _mm_prefetch(values + kFetchAhead + line, _MM_HINT_T0);
-      __m512i wide[8];
-      widen_chunk<F>(values, wide);
-      const WideScales scales = wide_scales<F>(panel, chunk);
-      const int8_t* x = InputChunk::values(input, M);
-      const int32_t* counts = InputChunk::counts(input, M);
-#pragma GCC unroll 16
-      for (int m = 0; m < M; ++m) {
-        const __m512 row_scale = _mm512_set1_ps(InputChunk::scales(input, M)[m]);
-        const __m512 scale = _mm512_mul_ps(scales.scale[0], row_scale);
-        if constexpr (F::kScaling == Scaling::halved) {
-          sums[m] = add_products<F, 0, 4>(wide, x + m * kChunk, counts[M + m], scale, sums[m]);
-          sums[m] = add_products<F, 4, 8>(wide, x + m * kChunk, counts[2 * M + m], _mm512_mul_ps(scales.scale[1], row_scale), sums[m]);
-        } else {
-          sums[m] = add_products<F, 0, 8>(wide, x + m * kChunk, counts[m], scale, sums[m]);
-        }
-        if constexpr (F::kHasMinimum) sums[m] = _mm512_fmadd_ps(scales.minimum, _mm512_set1_ps(InputChunk::sums(input, M)[m]), sums[m]);
-      }
+    for (int r = 0; r < R; ++r) {
+      int32_t four;
+      std::memcpy(&four, x + r * kChunk + 4 * v, sizeof four);
+      const __m512i inputs = _mm512_set1_epi32(four);
+      dots[0][r] = _mm512_dpbusd_epi32(dots[0][r], wide.values[0][v], inputs);
+      dots[1][r] = _mm512_dpbusd_epi32(dots[1][r], wide.values[1][v], inputs);
     }
   }
 #pragma GCC unroll 16
-  for (int m = 0; m < M; ++m) _mm512_storeu_ps(out + m * kLanes, sums[m]);
+  for (int r = 0; r < R; ++r) {
+    const __m512 row_scale = _mm512_set1_ps(row_scales[r]);
+#pragma GCC unroll 2
+    for (int p = 0; p < 2; ++p) {
+      const __m512 scale = _mm512_mul_ps(wide.scales[p].scale[First / 4], row_scale);
+      float* sum = out[p] + r * kLanes;
+      _mm512_store_ps(sum, _mm512_fmadd_ps(_mm512_cvtepi32_ps(dots[p][r]), scale, _mm512_load_ps(sum)));
+    }
+  }
+}
+
+// The same of a whole chunk, with what its minimum adds.
+template <typename F, int R>
+[[gnu::always_inline]] inline void add_chunk(const WidePair& wide, uint8_t* input, int64_t rows, int64_t row, float* const (&out)[2]) {
+  const int8_t* x = InputChunk::values(input, rows) + row * kChunk;
+  const int32_t* counts = InputChunk::counts(input, rows) + row;
+  const float* row_scales = InputChunk::scales(input, rows) + row;
+  if constexpr (F::kScaling == Scaling::halved) {
+    add_products<F, R, 0, 4>(wide, x, counts + rows, row_scales, out);
+    add_products<F, R, 4, 8>(wide, x, counts + 2 * rows, row_scales, out);
+  } else {
+    add_products<F, R, 0, 8>(wide, x, counts, row_scales, out);
+  }
+  if constexpr (F::kHasMinimum) {
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) {
+      const __m512 row_sum = _mm512_set1_ps(InputChunk::sums(input, rows)[row + r]);
+#pragma GCC unroll 2
+      for (int p = 0; p < 2; ++p) {
+        float* sum = out[p] + r * kLanes;
+        _mm512_store_ps(sum, _mm512_fmadd_ps(wide.scales[p].minimum, row_sum, _mm512_load_ps(sum)));
+      }
+    }
+  }
+}
+
+// A tile of `rows` rows, a multiple of R, meets a pair of panels: out [2, rows, lanes]. R rows at a time have 2R sums of
+// integers in flight, which hides their latency; all rows find the chunk's values in registers.
+template <typename F, int R>
+void quantised_tile(const uint8_t* pair, uint8_t* input, int64_t groups, int64_t rows, float* out) {
+  constexpr int64_t kShare = F::kPairGroup / F::kChunks;  // of the stream, fetched with every chunk
+  std::fill(out, out + 2 * rows * kLanes, 0.0f);
+  for (int64_t group = 0; group < groups; ++group, pair += F::kPairGroup) {
+    for (int64_t chunk = 0; chunk < F::kChunks; ++chunk, input += rows * InputChunk::kBytes) {
+      for (int64_t line = 0; line < kShare; line += 64) _mm_prefetch(pair + chunk * kShare + kFetchAhead + line, _MM_HINT_T0);
+      WidePair wide;
+#pragma GCC unroll 2
+      for (int p = 0; p < 2; ++p) {
+        widen_chunk<F>(pair + p * F::kGroup + F::kHeader + chunk * F::kValues, wide.values[p]);
+        wide.scales[p] = wide_scales<F>(pair + p * F::kGroup, chunk);
+      }
+#pragma GCC unroll 1
+      for (int64_t row = 0; row < rows; row += R) add_chunk<F, R>(wide, input, rows, row, {out + row * kLanes, out + (rows + row) * kLanes});
+    }
+  }
 }
 #else
-template <typename F, int M>
-void quantised_tile(const uint8_t* panel, uint8_t* input, int64_t groups, float* out) {
-  std::fill(out, out + M * kLanes, 0.0f);
-  for (int64_t group = 0; group < groups; ++group, panel += F::kGroup) {
-    for (int64_t chunk = 0; chunk < F::kChunks; ++chunk, input += M * InputChunk::kBytes) {
+template <typename F>
+void panel_tile(const uint8_t* panel, uint8_t* input, int64_t groups, int64_t rows, float* out) {
+  std::fill(out, out + rows * kLanes, 0.0f);
+  for (int64_t group = 0; group < groups; ++group, panel += F::kPairGroup) {
+    for (int64_t chunk = 0; chunk < F::kChunks; ++chunk, input += rows * InputChunk::kBytes) {
       int16_t values[kChunk][kLanes];
       ChunkScales scales[kLanes];
       for (int j = 0; j < kLanes; ++j) {
         scales[j] = chunk_scales<F>(panel, chunk, j);
         for (int i = 0; i < kChunk; ++i) values[i][j] = value_at<F>(panel + F::kHeader + chunk * F::kValues, j, i) - F::kOffset;
       }
-      for (int m = 0; m < M; ++m) {
-        const int8_t* x = InputChunk::values(input, M) + m * kChunk;
-        const float row_scale = InputChunk::scales(input, M)[m], row_sum = InputChunk::sums(input, M)[m];
+      for (int64_t m = 0; m < rows; ++m) {
+        const int8_t* x = InputChunk::values(input, rows) + m * kChunk;
+        const float row_scale = InputChunk::scales(input, rows)[m], row_sum = InputChunk::sums(input, rows)[m];
         int32_t dots[2][kLanes] = {};
         for (int i = 0; i < kChunk; ++i)
           for (int j = 0; j < kLanes; ++j) dots[i / 16][j] += values[i][j] * x[i];
@@ -155,31 +196,37 @@ void quantised_tile(const uint8_t* panel, uint8_t* input, int64_t groups, float*
     }
   }
 }
+
+template <typename F, int R>
+void quantised_tile(const uint8_t* pair, uint8_t* input, int64_t groups, int64_t rows, float* out) {
+  for (int p = 0; p < 2; ++p) panel_tile<F>(pair + p * F::kGroup, input, groups, rows, out + p * rows * kLanes);
+}
 #endif
 
-// Rows [row, row + rows), a tile of M with rows of zeros behind them, meet panels [begin, end).
-template <int M>
-void run_quantised_panels(const QuantisedJob& job, uint8_t* tile, int64_t row, int64_t rows, int64_t begin, int64_t end) {
+// The first `count` rows of a tile, which are those of the layer from `row` on, meet pairs of panels [begin, end).
+template <int R>
+void run_quantised_pairs(const QuantisedJob& job, uint8_t* tile, int64_t rows, int64_t row, int64_t count, int64_t begin, int64_t end) {
   with_format(job.format, [&](auto format) {
     using F = decltype(format);
-    const int64_t groups = F::groups(job.inputs);
-    for (int64_t panel = begin; panel < end; ++panel) {
-      alignas(64) float out[M * kLanes];
-      quantised_tile<F, M>(job.packed + panel * groups * F::kGroup, tile, groups, out);
-      for (int64_t m = 0; m < rows; ++m) store_row(job.output, row + m, panel, out + m * kLanes);
+    const int64_t groups = F::groups(job.inputs), panels = (job.output.outputs + kLanes - 1) / kLanes;
+    alignas(64) float out[2 * kMostRows * kLanes];
+    for (int64_t pair = begin; pair < end; ++pair) {
+      quantised_tile<F, R>(job.packed + pair * groups * F::kPairGroup, tile, groups, rows, out);
+      for (int64_t panel = 2 * pair; panel < std::min(2 * pair + 2, panels); ++panel)
+        for (int64_t m = 0; m < count; ++m) store_row(job.output, row + m, panel, out + (panel % 2 * rows + m) * kLanes);
     }
   });
 }
 
-using QuantisedRunner = void (*)(const QuantisedJob&, uint8_t*, int64_t, int64_t, int64_t, int64_t);
+using QuantisedRunner = void (*)(const QuantisedJob&, uint8_t*, int64_t, int64_t, int64_t, int64_t, int64_t);
 
 struct TileSize {
   int64_t rows;
   QuantisedRunner run;
 };
-constexpr TileSize kTileSizes[] = {{1, run_quantised_panels<1>},   {2, run_quantised_panels<2>},  {4, run_quantised_panels<4>},
-                                   {6, run_quantised_panels<6>},   {8, run_quantised_panels<8>},  {12, run_quantised_panels<12>},
-                                   {16, run_quantised_panels<16>}};
+constexpr TileSize kTileSizes[] = {{1, run_quantised_pairs<1>}, {2, run_quantised_pairs<2>},  {3, run_quantised_pairs<3>},
+                                   {4, run_quantised_pairs<4>}, {6, run_quantised_pairs<3>},  {8, run_quantised_pairs<4>},
+                                   {9, run_quantised_pairs<3>}, {12, run_quantised_pairs<4>}, {16, run_quantised_pairs<4>}};
 
 inline const TileSize& tile_size(int64_t rows) {
   return *std::find_if(std::begin(kTileSizes), std::end(kTileSizes), [rows](const TileSize& size) { return size.rows >= rows; });

@@ -10,18 +10,18 @@
 
 namespace yggdrasil {
 
-// Bytes of a panel of a format for so many inputs.
-inline int64_t panel_bytes(int64_t format, int64_t inputs) {
-  return with_format(format, [&](auto f) { return decltype(f)::groups(inputs) * decltype(f)::kGroup; });
+// Bytes of a pair of panels of a format for so many inputs.
+inline int64_t pair_bytes(int64_t format, int64_t inputs) {
+  return with_format(format, [&](auto f) { return decltype(f)::groups(inputs) * decltype(f)::kPairGroup; });
 }
 
-inline int64_t num_panels(int64_t outputs) { return (outputs + kLanes - 1) / kLanes; }
+inline int64_t num_pairs(int64_t outputs) { return (outputs + 2 * kLanes - 1) / (2 * kLanes); }
 
 inline std::vector<int64_t> quantised_shape(const Tensor& rows, int64_t format, int64_t inputs) {
-  return {num_panels(rows.size(0)), panel_bytes(format, inputs)};
+  return {num_pairs(rows.size(0)), pair_bytes(format, inputs)};
 }
 
-// rows [N, bytes] as they lie in a file.
+// rows [N, bytes] as they lie in a file; packed is zeros.
 inline void pack_quantised(const Tensor& rows, int64_t format, int64_t inputs, Tensor& packed) {
   with_format(format, [&](auto f) {
     using F = decltype(f);
@@ -32,10 +32,10 @@ inline void pack_quantised(const Tensor& rows, int64_t format, int64_t inputs, T
                 "packed weights must have the packed shape");
     const uint8_t* source = rows.const_data_ptr<uint8_t>();
     uint8_t* target = packed.mutable_data_ptr<uint8_t>();
-    const int64_t bytes = packed.size(1);
-    parallel(packed.size(0), at::get_num_threads(), [&](int64_t begin, int64_t end) {
+    parallel((outputs + kLanes - 1) / kLanes, at::get_num_threads(), [&](int64_t begin, int64_t end) {
       for (int64_t panel = begin; panel < end; ++panel)
-        pack_quantised_panel<F>(source + panel * kLanes * row_bytes, std::min<int64_t>(kLanes, outputs - panel * kLanes), inputs, target + panel * bytes);
+        pack_quantised_panel<F>(source + panel * kLanes * row_bytes, std::min<int64_t>(kLanes, outputs - panel * kLanes), inputs,
+                                target + panel_place<F>(panel, inputs));
     });
   });
 }
@@ -62,7 +62,7 @@ uint8_t* round_input(const T* x, int64_t rows, int64_t inputs, int64_t num_threa
 // Several layers over one input in one parallel region.
 inline std::vector<Tensor> quantised_linears(const Tensor& input, at::TensorList packed, const c10::List<std::optional<Tensor>>& biases,
                                              at::IntArrayRef out_features, at::IntArrayRef formats, int64_t num_threads) {
-  constexpr int64_t kTogether = 12;  // panels that all tiles visit before the next ones: they are read from memory once
+  constexpr int64_t kTogether = 6;  // pairs that all tiles visit before the next ones: they are read from memory once
   const Tensor x = input.contiguous();
   const bool is_bf16 = x.scalar_type() == at::kBFloat16;
   const int64_t inputs = x.size(-1), rows = x.numel() / inputs;
@@ -72,9 +72,9 @@ inline std::vector<Tensor> quantised_linears(const Tensor& input, at::TensorList
   const int64_t row_bytes = (inputs + 8 * kChunk - 1) / (8 * kChunk) * 8 * InputChunk::kBytes;
   std::vector<Tensor> outputs, bias_floats(packed.size());
   std::vector<QuantisedJob> jobs;
-  std::vector<int64_t> first_group{0};
+  std::vector<int64_t> first_pair{0};
   for (size_t i = 0; i < packed.size(); ++i) {
-    TORCH_CHECK(packed[i].size(0) == num_panels(out_features[i]) && packed[i].size(1) == panel_bytes(formats[i], inputs), "weights were not packed for this layer");
+    TORCH_CHECK(packed[i].size(0) == num_pairs(out_features[i]) && packed[i].size(1) == pair_bytes(formats[i], inputs), "weights were not packed for this layer");
     auto sizes = x.sizes().vec();
     sizes.back() = out_features[i];
     outputs.push_back(at::empty(sizes, x.options()));
@@ -82,16 +82,17 @@ inline std::vector<Tensor> quantised_linears(const Tensor& input, at::TensorList
     if (bias) bias_floats[i] = bias->to(at::kFloat).contiguous();
     jobs.push_back({packed[i].const_data_ptr<uint8_t>(), formats[i], inputs,
                     {outputs[i].mutable_data_ptr(), bias ? bias_floats[i].const_data_ptr<float>() : nullptr, out_features[i], is_bf16}});
-    first_group.push_back(first_group.back() + (packed[i].size(0) + kTogether - 1) / kTogether);
+    first_pair.push_back(first_pair.back() + packed[i].size(0));
   }
-  parallel(first_group.back(), num_threads, [&](int64_t begin, int64_t end) {
-    size_t i = std::upper_bound(first_group.begin(), first_group.end(), begin) - first_group.begin() - 1;
-    for (int64_t group = begin; group < end; ++group) {
-      while (group >= first_group[i + 1]) ++i;
-      const int64_t panel = (group - first_group[i]) * kTogether, panels = packed[i].size(0);
+  parallel(first_pair.back(), num_threads, [&](int64_t begin, int64_t end) {
+    size_t i = std::upper_bound(first_pair.begin(), first_pair.end(), begin) - first_pair.begin() - 1;
+    for (int64_t pair = begin, last = 0; pair < end; pair = last) {
+      while (pair >= first_pair[i + 1]) ++i;
+      last = std::min({pair + kTogether, end, first_pair[i + 1]});
       for (int64_t row = 0; row < rows; row += kMostRows) {
         const int64_t count = std::min(kMostRows, rows - row);
-        tile_size(count).run(jobs[i], rounded + row * row_bytes, row, count, panel, std::min(panel + kTogether, panels));
+        const TileSize& size = tile_size(count);
+        size.run(jobs[i], rounded + row * row_bytes, size.rows, row, count, pair - first_pair[i], last - first_pair[i]);
       }
     }
   });
@@ -116,7 +117,8 @@ inline Tensor quantised_rows(const Tensor& ids, const Tensor& packed, int64_t fo
   with_format(format, [&](auto f) {
     for (int64_t i = 0; i < flat.numel(); ++i) {
       TORCH_CHECK(id[i] >= 0 && id[i] < num_rows, "no row ", id[i], " in a table of ", num_rows);
-      unpack_row<decltype(f)>(packed.const_data_ptr<uint8_t>() + id[i] / kLanes * packed.size(1), id[i] % kLanes, inputs, target + i * inputs);
+      const uint8_t* panel = packed.const_data_ptr<uint8_t>() + panel_place<decltype(f)>(id[i] / kLanes, inputs);
+      unpack_row<decltype(f)>(panel, id[i] % kLanes, inputs, target + i * inputs);
     }
   });
   return rows.to(dtype);
