@@ -22,7 +22,8 @@ struct InputChunk {
   static int32_t* counts(uint8_t* chunk, int64_t m) { return reinterpret_cast<int32_t*>(sums(chunk, m) + m); }
 };
 
-#ifdef YGG_AVX512
+#if defined(YGG_AVX512) && defined(__AVX512VNNI__)
+#define YGG_VNNI 1
 inline __m512 widen_16(const BFloat16* x) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(x))), 16));
 }
@@ -32,14 +33,17 @@ inline __m512 widen_16(const float* x) { return _mm512_loadu_ps(x); }
 // Rounds 32 inputs to values[32]; returns their scale and the sums of both halves.
 template <typename T>
 float round_chunk(const T* x, int8_t* values, int32_t (&halves)[2]) {
-#ifdef YGG_AVX512
+#ifdef YGG_VNNI
   const __m512 low = widen_16(x), high = widen_16(x + 16);
   const float largest = _mm512_reduce_max_ps(_mm512_max_ps(_mm512_abs_ps(low), _mm512_abs_ps(high)));
   const __m512 inverse = _mm512_set1_ps(largest > 0.0f ? 127.0f / largest : 0.0f);
   const __m512i rounded[2] = {_mm512_cvtps_epi32(_mm512_mul_ps(low, inverse)), _mm512_cvtps_epi32(_mm512_mul_ps(high, inverse))};
   for (int i = 0; i < 2; ++i) {
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(values + 16 * i), _mm512_cvtsepi32_epi8(rounded[i]));
-    halves[i] = _mm512_reduce_add_epi32(rounded[i]);
+    const __m128i bytes = _mm512_cvtsepi32_epi8(rounded[i]);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(values + 16 * i), bytes);
+    const __m128i fours = _mm_dpbusd_epi32(_mm_setzero_si128(), _mm_set1_epi8(1), bytes);
+    const __m128i twos = _mm_add_epi32(fours, _mm_unpackhi_epi64(fours, fours));
+    halves[i] = _mm_cvtsi128_si32(twos) + _mm_extract_epi32(twos, 1);
   }
 #else
   float largest = 0.0f;

@@ -18,7 +18,7 @@ struct QuantisedJob {
   LinearOutput output;
 };
 
-#if defined(YGG_AVX512) && defined(__AVX512VNNI__)
+#ifdef YGG_VNNI
 constexpr int64_t kFetchAhead = 8192;  // bytes of the stream of weights
 
 template <typename F>

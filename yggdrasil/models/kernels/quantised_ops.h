@@ -40,12 +40,18 @@ inline void pack_quantised(const Tensor& rows, int64_t format, int64_t inputs, T
   });
 }
 
+// Chunks of inputs that every one of these formats reads: whole groups.
+inline int64_t num_chunks(at::IntArrayRef formats, int64_t inputs) {
+  int64_t most = 0;
+  for (const int64_t format : formats)
+    most = std::max(most, with_format(format, [&](auto f) { return decltype(f)::groups(inputs) * decltype(f)::kChunks; }));
+  return most;
+}
+
 // Rows of x in tiles, one behind the other; the last is filled up with zeros.
 template <typename T>
-uint8_t* round_input(const T* x, int64_t rows, int64_t inputs, int64_t num_threads) {
-  constexpr int64_t kMostChunks = 8;  // of a group: no format rounds the inputs up to more
-  const int64_t chunks = (inputs + kMostChunks * kChunk - 1) / (kMostChunks * kChunk) * kMostChunks, bytes = chunks * InputChunk::kBytes;
-  const int64_t tiles = (rows + kMostRows - 1) / kMostRows;
+uint8_t* round_input(const T* x, int64_t rows, int64_t inputs, int64_t chunks, int64_t num_threads) {
+  const int64_t bytes = chunks * InputChunk::kBytes, tiles = (rows + kMostRows - 1) / kMostRows;
   auto* all = reinterpret_cast<uint8_t*>(scratch_words(tiles * kMostRows * bytes / 4));
   const auto round_tiles = [&](int64_t begin, int64_t end) {
     for (int64_t tile = begin; tile < end; ++tile) {
@@ -67,9 +73,9 @@ inline std::vector<Tensor> quantised_linears(const Tensor& input, at::TensorList
   const bool is_bf16 = x.scalar_type() == at::kBFloat16;
   const int64_t inputs = x.size(-1), rows = x.numel() / inputs;
   TORCH_CHECK(is_bf16 || x.scalar_type() == at::kFloat, "quantised linears take bfloat16 or float32 rows");
-  uint8_t* rounded = is_bf16 ? round_input(x.const_data_ptr<BFloat16>(), rows, inputs, num_threads)
-                             : round_input(x.const_data_ptr<float>(), rows, inputs, num_threads);
-  const int64_t row_bytes = (inputs + 8 * kChunk - 1) / (8 * kChunk) * 8 * InputChunk::kBytes;
+  const int64_t chunks = num_chunks(formats, inputs), row_bytes = chunks * InputChunk::kBytes;
+  uint8_t* rounded = is_bf16 ? round_input(x.const_data_ptr<BFloat16>(), rows, inputs, chunks, num_threads)
+                             : round_input(x.const_data_ptr<float>(), rows, inputs, chunks, num_threads);
   std::vector<Tensor> outputs, bias_floats(packed.size());
   std::vector<QuantisedJob> jobs;
   std::vector<int64_t> first_pair{0};
