@@ -74,7 +74,7 @@ def fit_belief(documents: Sequence[Document], *, with_table: bool) -> Belief:
         for token in document.answer:
             drafter.head(tree)
             rows = drafter.evidence(()).numpy()
-            kinds.append(rows[:, 1:])
+            kinds.append(np.concatenate([rows[:, 1:], np.arange(len(rows))[:, None]], axis=1))
             right.append(rows[:, 0] == token)
             drafter.extend([token], {})
         if sum(map(len, right)) > _MOST_CANDIDATES:

@@ -1,7 +1,7 @@
 """Belief: what a piece of counted evidence is worth, as the probability that the target says so too.
 
-Log-odds add up: one weight for the kind of evidence that the text gives, one for the table's, and a bias. A candidate
-that both offer is one candidate, with a probability that is right for both.
+Log-odds add up: one weight for the kind of evidence that the text gives, one for the table's, and one for the place
+among the candidates. A candidate that both offer is one candidate, with a probability that is right for both.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from yggdrasil.artifacts.store import read_tensors, write_tensors
-from yggdrasil.drafters.counted import TABLE_LENGTH, num_kinds
+from yggdrasil.drafters.counted import RANKS, TABLE_LENGTH, num_kinds
 from yggdrasil.errors import ArtifactError
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
@@ -30,12 +30,12 @@ class Belief:
 
     text: FloatArray  # [num_kinds(LONGEST)]
     table: FloatArray  # [num_kinds(TABLE_LENGTH)]
-    bias: float
+    rank: FloatArray  # [RANKS]; the last serves all places from there on
 
     @classmethod
     def none(cls) -> Belief:
         """All evidence is worth the same: for those who only ask what evidence there is."""
-        return cls(np.zeros(num_kinds(LONGEST)), np.zeros(num_kinds(TABLE_LENGTH)), 0.0)
+        return cls(np.zeros(num_kinds(LONGEST)), np.zeros(num_kinds(TABLE_LENGTH)), np.zeros(RANKS))
 
     @classmethod
     def usual(cls, *, with_table: bool) -> Belief:
@@ -44,34 +44,34 @@ class Belief:
 
     @classmethod
     def fit(cls, kinds: npt.NDArray[np.int64], is_right: npt.NDArray[np.bool_]) -> Belief:
-        """From candidates: ``kinds`` [n, 2] in text and table, and whether each is what came next.
+        """From candidates: ``kinds`` [n, 3] in text and table and the place, and whether each is what came next.
 
         A kind that was hardly ever seen stays near what the others say (ridge regression).
         """
         from sklearn.linear_model import LogisticRegression
         from sklearn.preprocessing import OneHotEncoder
 
-        sizes = num_kinds(LONGEST), num_kinds(TABLE_LENGTH)
+        sizes = num_kinds(LONGEST), num_kinds(TABLE_LENGTH), RANKS
+        kinds = np.minimum(kinds, np.array(sizes) - 1)
         if is_right.all() or not is_right.any():
             raise ValueError("candidates of one outcome only teach nothing")
         features = OneHotEncoder(categories=[np.arange(size) for size in sizes]).fit_transform(kinds)
         model = LogisticRegression(max_iter=500).fit(features, is_right)
         weights = model.coef_[0].astype(np.float64)
-        return cls(weights[: sizes[0]], weights[sizes[0] :], float(model.intercept_[0]))
+        text, table, rank = np.split(weights, np.cumsum(sizes)[:-1])
+        return cls(text, table, rank + model.intercept_[0])
 
     def save(self, path: Path) -> None:
         """Write a safetensors artefact; ArtifactError where that fails."""
-        write_tensors(path, KIND, SCHEMA_VERSION, {
-            "text": self.text, "table": self.table, "bias": np.array([self.bias]),
-        })  # fmt: skip
+        write_tensors(path, KIND, SCHEMA_VERSION, {"text": self.text, "table": self.table, "rank": self.rank})
 
     @classmethod
     def load(cls, path: Path) -> Belief:
         """Read what ``save`` wrote; ArtifactError if the file is missing, damaged or something else."""
         arrays = read_tensors(path, KIND, SCHEMA_VERSION)
-        sizes = {"text": num_kinds(LONGEST), "table": num_kinds(TABLE_LENGTH), "bias": 1}
+        sizes = {"text": num_kinds(LONGEST), "table": num_kinds(TABLE_LENGTH), "rank": RANKS}
         if {name: array.size for name, array in arrays.items()} != sizes or not all(
             np.isfinite(array).all() for array in arrays.values()
         ):
             raise ArtifactError(f"{path} does not hold the weights of a belief; calibrate again")
-        return cls(arrays["text"].astype(np.float64), arrays["table"].astype(np.float64), float(arrays["bias"][0]))
+        return cls(*(arrays[name].astype(np.float64) for name in sizes))

@@ -1,8 +1,8 @@
 """Counted contexts in Python: what ``models/kernels/counts.h`` does natively, where there is no compiler.
 
 A context's followers are kept by count, the newer first among equals. Evidence for a candidate is the longest context
-of the text that it has followed, the longest of the table, and its counts in both; a belief (one weight a kind of
-evidence, added up as log-odds) makes a probability of it. Trees are grown best first, so their nodes come in falling
+of the text that it has followed, the longest of the table, its counts in both, and how many candidates come before it;
+a belief (one weight a kind of evidence, added up as log-odds) makes a probability of it. Trees are grown best first, so their nodes come in falling
 order of score and the first n of them are the best tree of n.
 """
 
@@ -19,7 +19,7 @@ from yggdrasil.tree.token_tree import NO_SCORE
 
 MOST_FOLLOWERS = 16  # of a context that are looked at
 BRANCHES = 8  # children that a node may get
-SHARES, TOTALS = 5, 4
+SHARES, TOTALS, RANKS = 5, 4, 13
 MOST_LIKELY = 0.98  # of all children together: none is certain
 LEAST_LIKELY = 1e-6
 TABLE_LENGTH = 2  # tokens of the longest context of a table
@@ -65,11 +65,12 @@ class _Guess(NamedTuple):
 class PortableCounts:
     """The interface of the native ``Counts``."""
 
-    def __init__(self, longest: int, weights_text: Tensor, weights_table: Tensor, bias: float) -> None:
-        if len(weights_text) != num_kinds(longest) or len(weights_table) != num_kinds(TABLE_LENGTH):
+    def __init__(self, longest: int, weights_text: Tensor, weights_table: Tensor, weights_rank: Tensor) -> None:
+        weights = weights_text, weights_table, weights_rank
+        if tuple(map(len, weights)) != (num_kinds(longest), num_kinds(TABLE_LENGTH), RANKS):
             raise RuntimeError("weights do not fit the kinds of evidence")
         self._longest = longest
-        self._text_weights, self._table_weights, self._bias = weights_text.tolist(), weights_table.tolist(), bias
+        self._text_weights, self._table_weights, self._rank_weights = (each.tolist() for each in weights)
         self._text: list[int] = []
         self._contexts: dict[tuple[int, ...], Followers] = {}
         self._table: dict[int, Followers] = {}
@@ -133,7 +134,8 @@ class PortableCounts:
 
     def _children(self, path: list[int]) -> list[tuple[float, int]]:
         """The likeliest candidates after ``path`` with their log-probabilities, best first."""
-        likely = [(self._probability(*kinds), token) for token, kinds in self._gather(path).items()]
+        found = self._gather(path).items()
+        likely = [(self._probability(rank, *kinds), token) for rank, (token, kinds) in enumerate(found)]
         likely.sort(key=lambda item: -item[0])
         children, left = [], MOST_LIKELY
         for probability, token in likely[:BRANCHES]:
@@ -144,8 +146,9 @@ class PortableCounts:
             children.append((math.log(share), token))
         return children
 
-    def _probability(self, text: int, table: int) -> float:
-        return 1.0 / (1.0 + math.exp(-(self._bias + self._text_weights[text] + self._table_weights[table])))
+    def _probability(self, rank: int, text: int, table: int) -> float:
+        odds = self._rank_weights[min(rank, RANKS - 1)] + self._text_weights[text] + self._table_weights[table]
+        return 1.0 / (1.0 + math.exp(-odds))
 
     def _gather(self, path: list[int]) -> dict[int, tuple[int, int]]:
         """The kinds of evidence in text and table of each candidate after ``path``."""

@@ -43,8 +43,8 @@ class CountsDrafter:
     def learn(self, belief: Belief, table: Table | None) -> None:
         """Go by another belief and table; what was counted is forgotten."""
         self.name = "text" if table is None else "text + table"
-        weights = (torch.from_numpy(belief.text.copy()), torch.from_numpy(belief.table.copy()))
-        self._counts: Any = self._make(LONGEST, *weights, belief.bias)
+        weights = (torch.from_numpy(each.copy()) for each in (belief.text, belief.table, belief.rank))
+        self._counts: Any = self._make(LONGEST, *weights)
         if table is not None:
             self._counts.set_table(*table.tensors())
         self._text: list[int] = []  # what is counted
@@ -95,5 +95,5 @@ def _grown(tree: TokenTree) -> list[Tensor]:
     return [tree.tokens, tree.parents, tree.depths, tree.scores, tree.edges, tree.ancestors]
 
 
-def _native_counts(longest: int, text: Tensor, table: Tensor, bias: float) -> Any:
-    return torch.classes.yggdrasil.Counts(longest, text, table, bias)
+def _native_counts(longest: int, text: Tensor, table: Tensor, rank: Tensor) -> Any:
+    return torch.classes.yggdrasil.Counts(longest, text, table, rank)

@@ -2,8 +2,8 @@
 // and the tree of what they make likely.
 //
 // A context's followers are kept by count, the newer first among equals. Evidence for a candidate is the longest
-// context of the text that it has followed, the longest of the table, and its counts in both; a belief (one weight a
-// kind of evidence, added up as log-odds) makes a probability of it. The tree is grown best first, so its nodes come in
+// context of the text that it has followed, the longest of the table, its counts in both, and how many candidates come
+// before it; a belief (one weight a kind of evidence, added up as log-odds) makes a probability of it. The tree is grown best first, so its nodes come in
 // falling order of score and the first n of them are the best tree of n.
 //
 // `counted.py` is the same in Python, for machines without a compiler and as the tests' reference.
@@ -25,7 +25,7 @@ namespace yggdrasil {
 
 constexpr int64_t kMostFollowers = 16;  // of a context that are looked at
 constexpr int64_t kBranches = 8;        // children that a node may get
-constexpr int64_t kShares = 5, kTotals = 4;
+constexpr int64_t kShares = 5, kTotals = 4, kRanks = 13;
 constexpr double kMostLikely = 0.98;  // of all children together: none is certain
 constexpr double kLeastLikely = 1e-6;
 constexpr int64_t kLongest = 64;
@@ -59,13 +59,15 @@ inline int64_t evidence_kind(int64_t length, int64_t count, int64_t total) {
 class Counts : public torch::CustomClassHolder {
  public:
   // `longest`: tokens of the longest context of the text. `weights_text` [1 + longest * 20] and `weights_table`
-  // [1 + 2 * 20] float64: log-odds that a kind of evidence adds; `bias` is added once.
-  Counts(int64_t longest, const at::Tensor& weights_text, const at::Tensor& weights_table, double bias)
+  // [1 + 2 * 20] float64: log-odds that a kind of evidence adds; `weights_rank` [13]: by place among the candidates, the
+  // longest contexts of the text first and the table's last.
+  Counts(int64_t longest, const at::Tensor& weights_text, const at::Tensor& weights_table,
+         const at::Tensor& weights_rank)
       : longest_(longest), text_weights_(values<double>(weights_text)), table_weights_(values<double>(weights_table)),
-        bias_(bias) {
+        rank_weights_(values<double>(weights_rank)) {
     TORCH_CHECK(longest > 0 && longest <= kLongest, "contexts of 1 to ", kLongest, " tokens");
     TORCH_CHECK(int64_t(text_weights_.size()) == 1 + longest * kTotals * kShares &&
-                    int64_t(table_weights_.size()) == 1 + 2 * kTotals * kShares,
+                    int64_t(table_weights_.size()) == 1 + 2 * kTotals * kShares && int64_t(rank_weights_.size()) == kRanks,
                 "weights do not fit the kinds of evidence");
   }
 
@@ -237,8 +239,10 @@ class Counts : public torch::CustomClassHolder {
 
   void push_children(int64_t node, double score, std::vector<Candidate>& found, int64_t& serial,
                      std::priority_queue<Guess>& open) const {
-    for (Candidate& each : found)
-      each.likely = 1.0 / (1.0 + std::exp(-(bias_ + text_weights_[each.text] + table_weights_[each.table])));
+    for (size_t i = 0; i < found.size(); ++i) {
+      const double rank = rank_weights_[std::min<int64_t>(i, kRanks - 1)];
+      found[i].likely = 1.0 / (1.0 + std::exp(-(rank + text_weights_[found[i].text] + table_weights_[found[i].table])));
+    }
     std::stable_sort(found.begin(), found.end(),
                      [](const Candidate& a, const Candidate& b) { return a.likely > b.likely; });
     double left = kMostLikely;
@@ -252,8 +256,7 @@ class Counts : public torch::CustomClassHolder {
   }
 
   int64_t longest_;
-  std::vector<double> text_weights_, table_weights_;
-  double bias_;
+  std::vector<double> text_weights_, table_weights_, rank_weights_;
   std::vector<int32_t> text_;
   std::unordered_map<uint64_t, Followers> contexts_;
   std::unordered_map<int64_t, Followers> table_;

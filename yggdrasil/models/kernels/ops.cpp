@@ -420,7 +420,7 @@ TORCH_LIBRARY_IMPL(yggdrasil, CompositeExplicitAutograd, m) {
 
 TORCH_LIBRARY_FRAGMENT(yggdrasil, m) {
   m.class_<yggdrasil::Counts>("Counts")
-      .def(torch::init<int64_t, at::Tensor, at::Tensor, double>())
+      .def(torch::init<int64_t, at::Tensor, at::Tensor, at::Tensor>())
       .def("set_table", &yggdrasil::Counts::set_table)
       .def("forget", &yggdrasil::Counts::forget)
       .def("append", &yggdrasil::Counts::append)
