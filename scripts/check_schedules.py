@@ -29,7 +29,7 @@ from yggdrasil.engine.policy import FixedPolicy
 from yggdrasil.engine.text import TextStream
 from yggdrasil.engine.trace import Trace
 from yggdrasil.errors import YggdrasilError
-from yggdrasil.models.loading import load_tokenizer
+from yggdrasil.models.facts import load_tokenizer
 from yggdrasil.prompts import encode_prompt, read_prompts
 from yggdrasil.scheduling.executors import InOrderExecutor, ThreadedExecutor
 from yggdrasil.scheduling.plan import Plan, Shapes

@@ -20,7 +20,9 @@ from yggdrasil.engine.policy import PLAIN_POLICY, FixedPolicy, Policy
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.models import kernels, runner
 from yggdrasil.models.compiled import Step, _eager, flatten
-from yggdrasil.models.loading import LoadedModel, load_tokenizer, prepare_model
+from yggdrasil.models.facts import load_tokenizer
+from yggdrasil.models.loaded import LoadedModel
+from yggdrasil.models.loading import prepare_model
 from yggdrasil.models.selfcheck import check_tree_attention
 from yggdrasil.models.widening import ModelShape, read_shape, resolve_shape, widen_in_memory
 from yggdrasil.predictor.bundle import Learned

@@ -20,7 +20,8 @@ from yggdrasil import Decoder
 from yggdrasil.cli.app import app
 from yggdrasil.engine.build import assemble
 from yggdrasil.engine.policy import FixedPolicy
-from yggdrasil.models.loading import load_model, load_tokenizer
+from yggdrasil.models.facts import load_tokenizer
+from yggdrasil.models.loading import load_model
 from yggdrasil.scheduling.plan import Shapes
 from yggdrasil.tree.objective import TreeShape
 

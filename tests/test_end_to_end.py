@@ -1,6 +1,8 @@
 """The documented paths from end to end, on a tiny random pair on disk: every token is transformers' own."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -136,3 +138,22 @@ def test_plans_are_listed(at_root, capsys):
     assert run_program("plans", NAME) == 0
     assert "fits this machine" in capsys.readouterr().out
     assert run_program("plans", NAME, "--fits") == 0
+
+
+START = """
+import sys
+from yggdrasil import Decoder
+
+text = Decoder.from_plan(sys.argv[1]).generate("Is it an art", max_new_tokens=4, ignore_eos=True).text
+slow = ("transformers.modeling_utils", "torch._dynamo", "torch._inductor", "sympy", "scipy", "pandas")
+print([name for name in slow if name in sys.modules], text)
+"""
+
+
+def test_a_start_from_packages_needs_neither_model_code_nor_a_compiler(calibrated, decoder):
+    """What they take to import is most of what a person would wait for."""
+    command = [sys.executable, "-c", START, str(calibrated.plan)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    expected = decoder.generate("Is it an art", max_new_tokens=4, ignore_eos=True).text
+
+    assert done.stdout == f"[] {expected}\n", done.stderr

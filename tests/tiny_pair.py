@@ -16,7 +16,8 @@ from yggdrasil.engine.build import assemble
 from yggdrasil.engine.decoder import Decoder
 from yggdrasil.engine.policy import Policy
 from yggdrasil.models.buffers import HostBuffer
-from yggdrasil.models.loading import LoadedModel, prepare_model
+from yggdrasil.models.loaded import LoadedModel
+from yggdrasil.models.loading import prepare_model
 from yggdrasil.scheduling.plan import Shapes
 
 VOCAB_SIZE = 96

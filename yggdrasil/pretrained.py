@@ -14,8 +14,8 @@ from yggdrasil.engine import decoder as engine
 from yggdrasil.engine.decoder import DtypeName
 from yggdrasil.errors import ArtifactError, YggdrasilError
 from yggdrasil.models.compiled import Backend
+from yggdrasil.models.facts import load_tokenizer
 from yggdrasil.models.formats.usual import usual_weights
-from yggdrasil.models.loading import load_tokenizer
 from yggdrasil.models.source import Source
 from yggdrasil.prompts import CHAT_PROMPTS, SHIPPED
 from yggdrasil.scheduling.plan import ModelRef, Plan

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from yggdrasil.acceptance.sampling import Constraint
 from yggdrasil.drafters.guided import prune_forbidden
 from yggdrasil.errors import YggdrasilError
-from yggdrasil.models.loading import load_tokenizer
+from yggdrasil.models.facts import load_tokenizer
 from yggdrasil.scheduling.plan import resolve_source
 from yggdrasil.tree.token_tree import TokenTree
 

@@ -18,7 +18,8 @@ from yggdrasil.drafters.options import CountsOptions, NGramOptions
 from yggdrasil.engine.free_policy import FreePolicy
 from yggdrasil.engine.policy import FixedPolicy
 from yggdrasil.errors import YggdrasilError
-from yggdrasil.models.loading import load_model, load_tokenizer
+from yggdrasil.models.facts import load_tokenizer
+from yggdrasil.models.loading import load_model
 from yggdrasil.scheduling.plan import resolve_source
 from yggdrasil.tree.objective import StepCosts, TreeShape
 

@@ -58,7 +58,7 @@ def test_text_and_tokens_are_one_prompt(pair):
 def test_damaged_weights_end_in_one_sentence(policy, value, is_during_prefill):
     pair = make_pair()
     decoder = pair.decoder(policy)
-    weight = next(tensor for name, tensor in pair.target.named_tensors().items() if "down_proj" in name)
+    weight = next(tensor for name, tensor in pair.target.tensors.items() if "down_proj" in name)
     healthy = weight.clone()
     request = iter(decoder.start(TEXT[:9], max_new_tokens=40))
     if not is_during_prefill:

@@ -81,7 +81,8 @@ def _decode_checkpoint(
     from yggdrasil.engine.decoder import Decoder
     from yggdrasil.engine.ends import end_tokens
     from yggdrasil.engine.policy import FixedPolicy
-    from yggdrasil.models.loading import load_model, load_tokenizer
+    from yggdrasil.models.facts import load_tokenizer
+    from yggdrasil.models.loading import load_model
     from yggdrasil.models.selfcheck import check_tree_attention
     from yggdrasil.scheduling.plan import Shapes
     from yggdrasil.tree.objective import TreeShape

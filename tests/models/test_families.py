@@ -6,7 +6,8 @@ import pytest
 import torch
 from tiny import FAMILIES, VOCAB_SIZE, plain_logits, tiny_model
 
-from yggdrasil.models.loading import prepare_model, refuse_unverifiable
+from yggdrasil.models.facts import refuse_unverifiable
+from yggdrasil.models.loading import prepare_model
 from yggdrasil.models.runner import ModelRunner, PrefillStep
 
 CONTEXT = tuple(torch.randint(1, VOCAB_SIZE, (12,), generator=torch.Generator().manual_seed(1)).tolist())

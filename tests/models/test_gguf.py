@@ -15,7 +15,8 @@ from yggdrasil.artifacts import model_fingerprint, tokenizer_fingerprint
 from yggdrasil.artifacts.gguf import read_gguf_header
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.models import kernels
-from yggdrasil.models.loading import load_config, load_model, load_tokenizer
+from yggdrasil.models.facts import load_config, load_tokenizer
+from yggdrasil.models.loading import load_model
 from yggdrasil.models.source import Source
 
 CPU = torch.device("cpu")
@@ -178,7 +179,7 @@ def test_what_the_kernels_do_not_read_is_a_number_each(tmp_path):
     full, kept = (load_model(file, torch.float32, CPU, 1, weights=weights) for weights in ("full", "file"))
 
     assert kept.formats == []
-    assert kept.named_tensors().keys() == full.named_tensors().keys()
+    assert kept.tensors.keys() == full.tensors.keys()
 
 
 def test_a_folder_has_no_blocks_to_keep(tmp_path):

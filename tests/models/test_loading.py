@@ -14,14 +14,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerF
 
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.models import kernels, loading
-from yggdrasil.models.loading import (
-    check_same_tokenizer,
-    load_config,
-    load_model,
-    load_tokenizer,
-    prepare_model,
-    refuse_unverifiable,
-)
+from yggdrasil.models.facts import check_same_tokenizer, load_config, load_tokenizer, refuse_unverifiable
+from yggdrasil.models.loading import load_model, prepare_model
 from yggdrasil.models.packing import PackedLinear
 from yggdrasil.models.selfcheck import check_tree_attention
 
@@ -86,7 +80,7 @@ def test_a_saved_checkpoint_loads_in_the_dtype_asked_for(tmp_path):
     loaded = load_model(tmp_path, torch.bfloat16, CPU, num_threads=1)
 
     assert (loaded.dtype, loaded.max_context, loaded.num_layers, loaded.hidden_size) == (torch.bfloat16, 64, 1, 16)
-    assert not any(tensor.requires_grad for tensor in loaded.named_tensors().values())
+    assert not any(tensor.requires_grad for tensor in loaded.tensors.values())
 
 
 def test_a_refused_checkpoint_is_not_even_read(tmp_path):

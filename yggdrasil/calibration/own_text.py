@@ -23,7 +23,7 @@ from yggdrasil.calibration.settings import Budget
 from yggdrasil.calibration.work import read_or_drop
 from yggdrasil.engine.ends import end_tokens
 from yggdrasil.models.attention import ATTENTION_NAME
-from yggdrasil.models.loading import LoadedModel
+from yggdrasil.models.loaded import LoadedModel
 from yggdrasil.models.source import Source
 from yggdrasil.prompts import encode_chat
 

@@ -15,13 +15,8 @@ from yggdrasil.engine.build import Assembly, assemble, default_backend, open_dev
 from yggdrasil.engine.decoder import DTYPES
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.models.compiled import Backend
-from yggdrasil.models.loading import (
-    check_same_tokenizer,
-    load_config,
-    load_model,
-    load_tokenizer,
-    refuse_unverifiable,
-)
+from yggdrasil.models.facts import check_same_tokenizer, load_config, load_tokenizer, refuse_unverifiable
+from yggdrasil.models.loading import load_model
 from yggdrasil.models.selfcheck import check_tree_attention
 from yggdrasil.models.source import Source
 from yggdrasil.scheduling.plan import Shapes

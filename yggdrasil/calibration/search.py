@@ -26,7 +26,7 @@ from yggdrasil.calibration.schedules import (
 from yggdrasil.calibration.settings import PairSource
 from yggdrasil.engine.build import Assembly
 from yggdrasil.errors import YggdrasilError
-from yggdrasil.models.loading import load_tokenizer
+from yggdrasil.models.facts import load_tokenizer
 from yggdrasil.predictor.bundle import Learned
 from yggdrasil.prompts import encode_prompt, read_prompts
 from yggdrasil.scheduling.costs import COLUMNS, StageCosts

@@ -12,7 +12,7 @@ import pandas as pd
 import torch
 
 from yggdrasil.models.formats.layers import QuantisedLinear
-from yggdrasil.models.loading import LoadedModel
+from yggdrasil.models.loaded import LoadedModel
 from yggdrasil.models.packing import PackedLinear
 from yggdrasil.models.runner import ModelCall, ModelRunner
 

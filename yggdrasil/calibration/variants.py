@@ -20,7 +20,8 @@ from yggdrasil.engine.decoder import DTYPES, DtypeName
 from yggdrasil.errors import first_line
 from yggdrasil.models.cache import StaticCache
 from yggdrasil.models.compiled import Backend, Step, build_step, compile_in_process
-from yggdrasil.models.loading import LoadedModel, load_model
+from yggdrasil.models.loaded import LoadedModel
+from yggdrasil.models.loading import load_model
 from yggdrasil.models.runner import ModelCall, ModelRunner, StepModule
 
 STREAK = 4  # runs in a row; the first is warm-up
@@ -90,9 +91,7 @@ class ConstantStep(nn.Module):
     def __init__(self, step: RowsStep, loaded: LoadedModel) -> None:
         super().__init__()
         self._step = step
-        self._values = nn.ParameterList(
-            nn.Parameter(tensor, requires_grad=False) for tensor in loaded.named_tensors().values()
-        )
+        self._values = nn.ParameterList(nn.Parameter(tensor, requires_grad=False) for tensor in loaded.tensors.values())
 
     def forward(self, caches: list[Tensor], tokens: Tensor, start: Tensor) -> tuple[Tensor]:
         output: tuple[Tensor] = self._step(list(self._values), caches, tokens, start)
@@ -179,7 +178,7 @@ def _torch_step(
         module: nn.Module = ConstantStep(step, loaded)
         arguments: tuple[Any, ...] = (caches, tokens, inputs[1])
     else:
-        module, arguments = step, (list(loaded.named_tensors().values()), caches, tokens, inputs[1])
+        module, arguments = step, (list(loaded.tensors.values()), caches, tokens, inputs[1])
     if variant.compile_options is None:
         run: Callable[..., object] = module
     else:

@@ -17,8 +17,8 @@ from yggdrasil.calibration.pair import build_assembly
 from yggdrasil.calibration.settings import PairSource
 from yggdrasil.engine.decoder import Decoder, Generation
 from yggdrasil.engine.policy import FixedPolicy
+from yggdrasil.models.facts import load_tokenizer
 from yggdrasil.models.formats.names import Weights
-from yggdrasil.models.loading import load_tokenizer
 from yggdrasil.models.runner import ModelRunner
 from yggdrasil.tree.objective import TreeShape
 

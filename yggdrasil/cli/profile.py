@@ -133,7 +133,7 @@ def _steps(
 def _weights(pair: "PairSource", weights: Weights, prompts: Path, phase: Phase, *, chat: bool) -> "pd.DataFrame":
     """Full weights against others on eight prompts."""
     from yggdrasil.calibration.weights_effect import weights_effect
-    from yggdrasil.models.loading import load_tokenizer
+    from yggdrasil.models.facts import load_tokenizer
     from yggdrasil.prompts import encode_prompt, read_prompts
 
     tokenizer = load_tokenizer(pair.target)

@@ -19,7 +19,7 @@ from yggdrasil.engine.target import TargetModel
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.models.compiled import Backend
 from yggdrasil.models.graphs import Recorder
-from yggdrasil.models.loading import LoadedModel
+from yggdrasil.models.loaded import LoadedModel
 from yggdrasil.models.runner import ModelRunner
 from yggdrasil.scheduling.plan import DeviceName, Shapes
 from yggdrasil.scheduling.stages import DEFAULT_ORDER, Schedule

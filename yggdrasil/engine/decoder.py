@@ -28,7 +28,9 @@ from yggdrasil.engine.trace import DecodingReport
 from yggdrasil.engine.turns import Turns
 from yggdrasil.errors import ArgumentTypeError, YggdrasilError
 from yggdrasil.models.compiled import Backend
-from yggdrasil.models.loading import LoadedModel, load_model, load_tokenizer
+from yggdrasil.models.facts import load_tokenizer
+from yggdrasil.models.kept_tensors import open_model
+from yggdrasil.models.loaded import LoadedModel
 from yggdrasil.models.parity import read_tolerance
 from yggdrasil.models.room import check_room
 from yggdrasil.models.source import Source
@@ -236,7 +238,7 @@ def _decoder_of(
     if source.tokenizer_fingerprint() != plan.tokenizer:
         raise YggdrasilError(f"the tokenizer of {source.given} is not the one the plan {plan.name} was calibrated with")
     device = open_device(plan.device)
-    target = load_model(source, DTYPES[dtype], device, plan.target.threads, weights=plan.weights_in(dtype))
+    target = open_model(source, DTYPES[dtype], device, plan.target.threads, weights=plan.weights_in(dtype))
     # What was learned of the plan's own drafter says nothing of another's first guesses.
     adapted = plan if drafter is None else replace(plan, stages=DEFAULT_ORDER, depth_from="mean")
     policy = own_policy(plan, learned) if drafter is None else planned_policy(adapted, learned)

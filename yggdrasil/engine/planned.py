@@ -13,7 +13,9 @@ from yggdrasil.engine.free_policy import FreePolicy
 from yggdrasil.engine.objective_policy import DepthEvidence, ObjectivePolicy
 from yggdrasil.engine.policy import Policy
 from yggdrasil.errors import YggdrasilError, first_line
-from yggdrasil.models.loading import LoadedModel, check_same_tokenizer, load_model, load_tokenizer
+from yggdrasil.models.facts import check_same_tokenizer, load_tokenizer
+from yggdrasil.models.kept_tensors import open_model
+from yggdrasil.models.loaded import LoadedModel
 from yggdrasil.models.source import Source
 from yggdrasil.predictor.bundle import Learned
 from yggdrasil.scheduling.plan import ModelRef, Plan
@@ -69,7 +71,7 @@ def planned_drafter(
     check_fingerprint(plan.drafter, "drafter")
     source = plan.drafter.path()
     check_same_tokenizer(tokenizer, load_tokenizer(source), (plan.target.path(), source))
-    return load_model(source, dtype, device, plan.drafter.threads)
+    return open_model(source, dtype, device, plan.drafter.threads)
 
 
 def check_fingerprint(model: ModelRef, role: str) -> None:

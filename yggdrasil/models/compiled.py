@@ -12,17 +12,17 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from time import perf_counter_ns
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from yggdrasil.errors import YggdrasilError, first_line
-from yggdrasil.models.fusion import fuse_shared_inputs
 from yggdrasil.models.kernels import is_native
 from yggdrasil.models.packages import SUFFIX, is_whole, new_package, open_package, package_folder, unit_path
-from yggdrasil.models.repeated import find_repetition
-from yggdrasil.models.units import WIDEST, drop_assertions, replace_units, unit_program, without_unused_inputs
+
+if TYPE_CHECKING:
+    from torch.export import ExportedProgram
 
 Backend = Literal["inductor", "eager", "cudagraph"]
 # Code that is traced into packages; a change anywhere else leaves them valid.
@@ -173,6 +173,9 @@ def compile_package(
 
     ``fuse`` runs linears of one input as one operator; without it only to measure what that is worth.
     """
+    from yggdrasil.models.fusion import fuse_shared_inputs  # here, as below: a second of imports that no package needs
+    from yggdrasil.models.units import drop_assertions, without_unused_inputs
+
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # PyTorch's own, about its own internals
         exported = _exported(module, inputs, () if key.width is not None else getattr(module, "wide", ()))
@@ -186,10 +189,10 @@ def compile_package(
         _write_package(exported, package_path(key), units, used)
 
 
-def _exported(
-    module: nn.Module, inputs: Sequence[Tensor | list[Tensor]], wide: Sequence[int]
-) -> torch.export.ExportedProgram:
+def _exported(module: nn.Module, inputs: Sequence[Tensor | list[Tensor]], wide: Sequence[int]) -> "ExportedProgram":
     """``module`` as a graph; the first size of the inputs numbered ``wide`` (weights and caches aside) is a symbol."""
+    from yggdrasil.models.units import WIDEST
+
     arguments = list(inputs)
     shapes = torch.export.ShapesCollection()
     for number in wide:
@@ -201,11 +204,14 @@ def _exported(
     return torch.export.export(module, tuple(arguments), strict=False, dynamic_shapes=dynamic)
 
 
-def _compile_units(exported: torch.export.ExportedProgram, table: int) -> tuple[str, ...]:
+def _compile_units(exported: "ExportedProgram", table: int) -> tuple[str, ...]:
     """Take the layers that repeat out of ``exported`` and compile them by themselves; returns the units' names.
 
     ``table`` is the place of the input that holds the number of the table: the last of the caches.
     """
+    from yggdrasil.models.repeated import find_repetition
+    from yggdrasil.models.units import replace_units, unit_program
+
     found = find_repetition(exported.graph_module.graph)
     if found is None:
         return ()
@@ -219,7 +225,7 @@ def _compile_units(exported: torch.export.ExportedProgram, table: int) -> tuple[
 
 
 def _write_package(
-    exported: torch.export.ExportedProgram, path: Path, units: Sequence[str] = (), used: Sequence[int] | None = None
+    exported: "ExportedProgram", path: Path, units: Sequence[str] = (), used: Sequence[int] | None = None
 ) -> None:
     from torch._inductor.exc import CppCompileError, InductorError
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.models.cache import key_head_shapes
-from yggdrasil.models.loading import LoadedModel
+from yggdrasil.models.loaded import LoadedModel
 
 _MEMINFO = Path("/proc/meminfo")
 

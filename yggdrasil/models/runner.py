@@ -7,12 +7,11 @@ import hashlib
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 from weakref import finalize
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.models.cache import StaticCache, StepCache
@@ -20,8 +19,11 @@ from yggdrasil.models.compiled import Backend, Step, StepKey, build_step, compil
 from yggdrasil.models.graphs import Capture, Recorder
 from yggdrasil.models.kept_text import KeptText
 from yggdrasil.models.kernels import is_native
-from yggdrasil.models.loading import LoadedModel
+from yggdrasil.models.loaded import LoadedModel
 from yggdrasil.models.packages import is_whole
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 HEAD_INPUT = -1  # layer number of the state that the language-model head reads
 
@@ -49,8 +51,8 @@ class ModelCall:
 
     def __init__(self, loaded: LoadedModel, vocab_size: int, hidden_layers: Sequence[int] = ()) -> None:
         self.hidden_layers = tuple(hidden_layers)
-        self._model: PreTrainedModel = loaded.model
-        self._names = list(loaded.named_tensors())
+        self._loaded = loaded
+        self._names = list(loaded.tensors)
         self._num_threads = loaded.num_threads
         self._num_layers = loaded.num_layers
         self.vocab_size = vocab_size
@@ -75,7 +77,7 @@ class ModelCall:
         with ExitStack() as hooks:
             self._capture(captured, hooks)
             output = torch.func.functional_call(
-                self._model,
+                self._loaded.model,
                 dict(zip(self._names, weights, strict=True)),
                 kwargs={
                     # An id that only a padded target knows has no row in a drafter.
@@ -108,14 +110,15 @@ class ModelCall:
 
             return note
 
-        head = self._model.get_output_embeddings()
+        model = self._loaded.model
+        head = model.get_output_embeddings()
         hooks.callback(head.register_forward_pre_hook(before_head).remove)
         for layer in self.hidden_layers:
             if layer != HEAD_INPUT:
-                hooks.callback(decoder_layers(self._model)[layer].register_forward_hook(after_layer(layer)).remove)
+                hooks.callback(decoder_layers(model)[layer].register_forward_hook(after_layer(layer)).remove)
 
 
-def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
+def decoder_layers(model: "PreTrainedModel") -> nn.ModuleList:
     """The list of decoder layers, under whichever name the family keeps it."""
     num_layers = model.config.get_text_config().num_hidden_layers
     for module in model.modules():
@@ -143,7 +146,7 @@ class ModelRunner:
         self.backend: Backend = backend
         self.recorder = recorder
         self.call = ModelCall(loaded, vocab_size, hidden_layers)
-        self.weights = list(loaded.named_tensors().values())
+        self.weights = list(loaded.tensors.values())
         self.cache = StaticCache.allocate(loaded.config, capacity, loaded.dtype, loaded.device)
         self._table = torch.zeros(1, dtype=torch.int64, device=loaded.device)
         if backend == "inductor" and is_native():
@@ -170,9 +173,9 @@ class ModelRunner:
         loaded = self.loaded
         facts = (
             loaded.dtype, loaded.num_threads, loaded.device.type, self.call.hidden_layers, self.call.vocab_size,
-            list(loaded.named_tensors()), loaded.formats,
+            list(loaded.tensors), loaded.formats,
         )  # fmt: skip
-        described = f"{loaded.config.to_json_string()}|{facts}"
+        described = f"{loaded.described}|{facts}"
         shapes: list[object] = [tuple(t.shape) for t in inputs]
         if width > 1:
             shapes = [("W", *tuple(t.shape)[1:]) if i in wide else tuple(t.shape) for i, t in enumerate(inputs)]

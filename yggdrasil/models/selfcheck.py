@@ -9,7 +9,7 @@ import torch
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.models.attention import ATTENTION_NAME
 from yggdrasil.models.cache import StaticCache, StepCache
-from yggdrasil.models.loading import LoadedModel
+from yggdrasil.models.loaded import LoadedModel
 
 _TOKENS = 12
 _TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.08}  # of the logits' range

@@ -4,8 +4,6 @@ Whatever was given becomes folders in Hugging Face layout. A GGUF file is prepar
 its weights dequantised to a dtype, lie in the user's cache under the file's fingerprint.
 """
 
-import hashlib
-import json
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,14 +12,13 @@ from pathlib import Path
 
 import torch
 
-from yggdrasil.artifacts import atomic_directory, model_fingerprint, shown, tokenizer_fingerprint
-from yggdrasil.artifacts.cache import cache_root
+from yggdrasil.artifacts import model_fingerprint, shown, tokenizer_fingerprint
 from yggdrasil.artifacts.gguf import is_gguf, read_gguf_header
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.models.hub import hub_folder
+from yggdrasil.models.prepared import MARKER, is_whole, prepare, prepared_root
 
-_MARKER, _LAYOUT = "prepared.json", 1  # raised when what is prepared changes
-_NUM_SAMPLES, _SAMPLE_BYTES = 64, 2**16
+_LAYOUT = 1  # raised when what is prepared changes
 
 
 @dataclass(frozen=True)
@@ -76,65 +73,41 @@ class Source:
 
 @lru_cache(maxsize=8)
 def _gguf_facts(path: Path, _num_bytes: int, _modified: int) -> Path:
-    from yggdrasil.models.gguf_checkpoint import write_facts
-
     header = read_gguf_header(path)
-    folder = _prepared_root() / model_fingerprint(path) / "facts"
-    return _prepared(folder, lambda partial: write_facts(header, partial), f"reading {shown(path)}")
+
+    def write(partial: Path) -> None:
+        from yggdrasil.models.gguf_checkpoint import write_facts  # brings transformers' models along
+
+        write_facts(header, partial)
+
+    folder = prepared_root() / model_fingerprint(path) / "facts"
+    return _prepared(folder, write, f"reading {shown(path)}")
 
 
 @lru_cache(maxsize=8)
 def _gguf_weights(path: Path, facts: Path, dtype: torch.dtype) -> Path:
-    from transformers import AutoConfig
-
-    from yggdrasil.models.gguf_checkpoint import write_weights
-
     name = str(dtype).removeprefix("torch.")
 
     def write(partial: Path) -> None:
+        from transformers import AutoConfig
+
+        from yggdrasil.models.gguf_checkpoint import write_weights
+
         config = AutoConfig.from_pretrained(facts)
         write_weights(read_gguf_header(path), config, partial, dtype)
         config.dtype = dtype
         config.save_pretrained(partial)
         for file in facts.iterdir():
-            if file.name not in ("config.json", _MARKER):
+            if file.name not in ("config.json", MARKER):
                 (partial / file.name).write_bytes(file.read_bytes())
 
     return _prepared(facts.parent / name, write, f"preparing {shown(path)} in {name}")
 
 
-def _prepared_root() -> Path:
-    return cache_root() / "models"
-
-
 def _prepared(folder: Path, write: Callable[[Path], None], what: str) -> Path:
     """``folder`` as ``write`` fills it: kept from an earlier time if it is whole, else written now, and said so."""
-    if not _is_whole(folder):
+    if not is_whole(folder, _LAYOUT):
         again = " again, since what was kept is damaged" if folder.exists() else ", once"
         print(f"yggdrasil: {what}{again}", file=sys.stderr)  # noqa: T201
-        with atomic_directory(folder) as partial:
-            write(partial)
-            (partial / _MARKER).write_text(json.dumps({"layout": _LAYOUT, "digest": _digest(partial)}))
+        prepare(folder, _LAYOUT, write)
     return folder
-
-
-def _is_whole(folder: Path) -> bool:
-    try:
-        marker = json.loads((folder / _MARKER).read_text())
-        return bool(marker == {"layout": _LAYOUT, "digest": _digest(folder)})
-    except (OSError, ValueError):
-        return False
-
-
-def _digest(folder: Path) -> str:
-    """Of every file's size and of its first, last and some other parts: what is cut off or overwritten is noticed."""
-    hasher = hashlib.sha256()
-    for file in sorted(folder.iterdir()):
-        if file.name != _MARKER:
-            size = file.stat().st_size
-            hasher.update(f"{file.name} {size}\n".encode())
-            with file.open("rb") as stream:
-                for start in range(0, size, max(_SAMPLE_BYTES, size // _NUM_SAMPLES)):
-                    stream.seek(min(start, max(size - _SAMPLE_BYTES, 0)))
-                    hasher.update(stream.read(_SAMPLE_BYTES))
-    return hasher.hexdigest()

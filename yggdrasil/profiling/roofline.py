@@ -13,7 +13,7 @@ from torch import nn
 
 from yggdrasil.models.cache import key_head_shapes
 from yggdrasil.models.formats.layers import QuantisedEmbedding, QuantisedLinear
-from yggdrasil.models.loading import LoadedModel
+from yggdrasil.models.loaded import LoadedModel
 from yggdrasil.models.packing import PackedLinear
 
 _MATRIX_SIZE = {"cpu": 1024, "cuda": 8192}

@@ -1,0 +1,112 @@
+"""Kept tensors are those that loading gives, to the last bit; what is damaged or of another model is loaded anew."""
+
+import pytest
+import torch
+from tiny import tiny_model
+
+from yggdrasil.errors import YggdrasilError
+from yggdrasil.models import kept_tensors, loading
+from yggdrasil.models.kept_tensors import open_model
+from yggdrasil.models.kernels import is_native
+
+CPU = torch.device("cpu")
+native_only = pytest.mark.skipif(not is_native(), reason="no native kernels here")
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("YGGDRASIL_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def loads(monkeypatch):
+    """How often a model was loaded."""
+    calls = []
+    load_model = loading.load_model
+    monkeypatch.setattr(loading, "load_model", lambda *args, **options: calls.append(1) or load_model(*args, **options))
+    return calls
+
+
+def saved(folder, family="llama"):
+    tiny_model(family).save_pretrained(folder)
+    return folder
+
+
+def opened(folder, weights="full", dtype=torch.float32):
+    return open_model(folder, dtype, CPU, 1, weights=weights)
+
+
+@pytest.mark.parametrize(
+    ("family", "weights", "dtype"),
+    [
+        ("llama", "full", torch.float32),
+        ("gpt2", "full", torch.bfloat16),  # tied, transposed, with biases and learned positions
+        ("gemma3", "full", torch.float32),  # two rotary tables and a scale without a size
+        pytest.param("qwen2", "q8_0", torch.float32, marks=native_only),
+    ],
+)
+def test_a_second_start_reads_what_the_first_one_packed(tmp_path, cache, loads, family, weights, dtype):
+    folder = saved(tmp_path / "model", family)
+    first, second = (opened(folder, weights, dtype) for _ in range(2))
+
+    assert len(loads) == 1
+    assert list(second.tensors) == list(first.tensors)
+    for name, tensor in first.tensors.items():
+        again = second.tensors[name]
+        assert (again.shape, again.dtype) == (tensor.shape, tensor.dtype)
+        assert torch.equal(again, tensor), name
+    assert (second.formats, second.described, second.dtype) == (first.formats, first.described, first.dtype)
+    assert second.max_context == first.max_context
+    assert list(second.model.state_dict()) == list(first.model.state_dict()), "it is loaded when it is to be traced"
+    assert len(loads) == 2
+
+
+def test_what_is_damaged_or_of_other_kernels_is_made_again(tmp_path, cache, loads, monkeypatch):
+    folder = saved(tmp_path / "model")
+    expected = opened(folder).tensors["model.norm.weight"]
+    (kept,) = cache.rglob("tensors.safetensors")
+    content = bytearray(kept.read_bytes())
+    content[-1] ^= 1
+    kept.write_bytes(content)
+    assert torch.equal(opened(folder).tensors["model.norm.weight"], expected)
+    monkeypatch.setattr(kept_tensors, "_layout", lambda: "another")
+    opened(folder)
+    opened(folder)
+    assert len(loads) == 3
+
+
+def test_another_checkpoint_in_the_same_place_is_another_model(tmp_path, cache, loads):
+    opened(saved(tmp_path / "model"))
+    model = tiny_model("llama")
+    with torch.no_grad():
+        model.model.norm.weight.add_(1)
+    model.save_pretrained(tmp_path / "model")
+
+    assert torch.equal(opened(tmp_path / "model").tensors["model.norm.weight"], model.model.norm.weight)
+    assert len(loads) == 2
+
+
+def test_what_was_kept_saves_no_model_that_is_gone_or_cut_off(tmp_path, cache):
+    folder = saved(tmp_path / "model")
+    opened(folder)
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-7])
+
+    with pytest.raises(YggdrasilError, match="is truncated"):
+        opened(folder)
+    (folder / "config.json").unlink()
+    with pytest.raises(YggdrasilError, match=r"holds no config\.json"):
+        opened(folder)
+
+
+def test_a_full_disk_or_a_cache_that_cannot_be_written_costs_time_alone(tmp_path, cache, loads, monkeypatch):
+    folder = saved(tmp_path / "model")
+    cache.write_text("a file in the place of the folder")
+    opened(folder)
+    monkeypatch.setenv("YGGDRASIL_CACHE", str(tmp_path / "other"))
+    monkeypatch.setattr(kept_tensors, "_has_room", lambda _: False)
+    opened(folder)
+
+    assert len(loads) == 2
+    assert not (tmp_path / "other").exists()

@@ -1,0 +1,131 @@
+"""A model's tensors as steps read them, kept on disk: a later start reads these and nothing else of the model.
+
+It needs neither transformers' models, which take longer to import than all the rest, nor the time to pack. The file is
+safetensors; its metadata says the rest of what packages are known by.
+"""
+
+import hashlib
+import json
+import shutil
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+
+from yggdrasil.artifacts import check_weights, current_machine
+from yggdrasil.errors import ArtifactError
+from yggdrasil.models.arena import Arena
+from yggdrasil.models.facts import load_config, refuse_unverifiable
+from yggdrasil.models.formats.names import Weights
+from yggdrasil.models.kernels import is_native
+from yggdrasil.models.loaded import LoadedModel
+from yggdrasil.models.prepared import is_whole, prepare, prepared_root
+from yggdrasil.models.source import Source
+
+_FILE = "tensors.safetensors"
+_DTYPES = {
+    "BF16": torch.bfloat16, "F32": torch.float32, "F16": torch.float16, "U8": torch.uint8, "I8": torch.int8,
+    "I32": torch.int32, "I64": torch.int64, "BOOL": torch.bool,
+}  # fmt: skip
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+# What decides how tensors lie; a change makes those that were kept out of date.
+_SOURCES = ("packing.py", "loading.py", "kept_tensors.py", "formats/*.py", "kernels/*.[hc]*")
+
+
+def open_model(
+    source: str | Path | Source,
+    dtype: torch.dtype,
+    device: torch.device,
+    num_threads: int,
+    *,
+    weights: Weights = "full",
+) -> LoadedModel:
+    """What ``load_model`` gives, from tensors kept by an earlier time if they are whole; else it keeps them.
+
+    Raises:
+        YggdrasilError: as ``load_model``.
+    """
+    found = Source.find(source)
+    config = load_config(found)
+    refuse_unverifiable(config, found.given)
+    if found.gguf is None:
+        check_weights(found.folder)
+
+    def load() -> LoadedModel:
+        from yggdrasil.models.loading import load_model  # brings transformers' models along
+
+        return load_model(found, dtype, device, num_threads, weights=weights)
+
+    if device.type != "cpu":
+        return load()
+    name = f"packed-{str(dtype).removeprefix('torch.')}-{weights}"
+    folder, layout = prepared_root() / found.fingerprint() / name, _layout()
+    if is_whole(folder, layout):
+        tensors, record = _read(folder / _FILE)
+        # Traced is the model as it is loaded: tracing asks for it where a step has no package.
+        return LoadedModel(
+            found.given, config, num_threads, dtype, device, tensors, record["formats"], record["config"],
+            lambda: load().model,
+        )  # fmt: skip
+    loaded = load()
+    if _has_room(loaded) and all(tensor.dtype in _NAMES for tensor in loaded.tensors.values()):
+        with suppress(ArtifactError):  # the next start takes as long as this one
+            prepare(folder, layout, lambda partial: _write(loaded, partial / _FILE))
+    return loaded
+
+
+@cache
+def _layout() -> str:
+    """Digest of everything but the model that its tensors' layout depends on."""
+    digest = hashlib.sha256()
+    for part in (torch.__version__, transformers.__version__, current_machine().fingerprint, str(is_native())):
+        digest.update(part.encode())
+    for pattern in _SOURCES:
+        for file in sorted(Path(__file__).parent.glob(pattern)):
+            digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
+def _has_room(loaded: LoadedModel) -> bool:
+    """Whether the disk takes them and as much again."""
+    folder = prepared_root()
+    while not folder.exists():
+        folder = folder.parent
+    return shutil.disk_usage(folder).free > 2 * sum(tensor.nbytes for tensor in loaded.tensors.values())
+
+
+def _write(loaded: LoadedModel, file: Path) -> None:
+    """Write the tensors in their order, never a second copy in memory."""
+    record = {"config": loaded.described, "formats": loaded.formats}
+    header: dict[str, Any] = {"__metadata__": {"record": json.dumps(record)}}
+    end = 0
+    for name, tensor in loaded.tensors.items():
+        begin, end = end, end + tensor.nbytes
+        header[name] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with file.open("wb") as stream:
+        stream.write(len(text).to_bytes(8, "little") + text)
+        for tensor in loaded.tensors.values():
+            stream.write(memoryview(_bytes_of(tensor.contiguous())))
+
+
+def _read(file: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The tensors, read to where steps read them, and what was noted beside them."""
+    arena, tensors = Arena(), {}
+    with file.open("rb") as stream:
+        header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
+        record = json.loads(header.pop("__metadata__")["record"])
+        for name, entry in header.items():
+            shape = entry["shape"]
+            tensors[name] = tensor = arena.zeros(shape or [1], _DTYPES[entry["dtype"]]).view(shape)
+            stream.readinto(_bytes_of(tensor))
+    return tensors, record
+
+
+def _bytes_of(tensor: Tensor) -> Any:
+    return tensor.detach().view(-1).view(torch.uint8).numpy()

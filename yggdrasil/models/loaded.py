@@ -1,0 +1,51 @@
+"""A model ready for static-shape steps: its tensors by name, and the code that is traced over them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:  # a model that runs from packages never imports transformers' models
+    from transformers import PretrainedConfig, PreTrainedModel
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model ready to be traced: packed linears, our attention, and its tensors by name."""
+
+    name: str
+    config: "PretrainedConfig"
+    num_threads: int
+    dtype: torch.dtype
+    device: torch.device
+    tensors: dict[str, Tensor]  # parameters and buffers by name: what a step takes as its weights
+    formats: list[int]  # GGUF's numbers for the formats of quantised layers, in the model's order
+    described: str  # the model's configuration as it runs, which packages are known by
+    build: Callable[[], "PreTrainedModel"]  # over the same tensors
+
+    @cached_property
+    def model(self) -> "PreTrainedModel":
+        """What is traced; a model that runs from packages alone never asks for it."""
+        return self.build()
+
+    @property
+    def max_context(self) -> int:
+        """Positions the model was built for."""
+        limit = getattr(self.config.get_text_config(), "max_position_embeddings", None)
+        return int(limit) if limit else 1 << 20
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the embedding: at least the tokens of the tokenizer, often padded."""
+        return int(self.config.get_text_config().vocab_size)
+
+    @property
+    def num_layers(self) -> int:
+        return int(self.config.get_text_config().num_hidden_layers)
+
+    @property
+    def hidden_size(self) -> int:
+        return int(self.config.get_text_config().hidden_size)
