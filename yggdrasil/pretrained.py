@@ -15,7 +15,6 @@ from yggdrasil.engine.decoder import DtypeName
 from yggdrasil.errors import ArtifactError, YggdrasilError
 from yggdrasil.models.compiled import Backend
 from yggdrasil.models.facts import load_tokenizer
-from yggdrasil.models.formats.usual import usual_weights
 from yggdrasil.models.source import Source
 from yggdrasil.prompts import CHAT_PROMPTS, SHIPPED
 from yggdrasil.scheduling.plan import ModelRef, Plan
@@ -131,6 +130,7 @@ def _calibrate(model: Source, drafter: str, dtype: DtypeName, reporter: "Reporte
     from yggdrasil.calibration.pair import usual_length
     from yggdrasil.calibration.pipeline import calibrate
     from yggdrasil.calibration.settings import COUNTED_WIDTHS, FIRST, FIRST_WIDTHS, CalibrationSettings, PairSource
+    from yggdrasil.models.formats.usual import usual_weights  # brings transformers' models along
     from yggdrasil.scheduling.plan import Shapes
 
     print(  # noqa: T201
