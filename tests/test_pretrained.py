@@ -61,6 +61,14 @@ def test_the_newest_plan_of_this_model_on_this_machine_is_found(save):
     assert find_plan(DRAFTER, None, None) is None
 
 
+def test_a_plan_says_which_weights_it_is_for():
+    assert [plan(weights="file").weights_in(dtype) for dtype in ("bfloat16", "float32")] == ["file", "full"]
+    assert plan(weights="q8_0").weights_in("float32") == "q8_0"
+    assert plan().describe().endswith("; bfloat16")
+    assert plan(weights="file").describe().endswith("; bfloat16; weights as the GGUF file has them")
+    assert plan(weights="q8_0").describe().endswith("; bfloat16; weights rounded to Q8_0")
+
+
 def test_drafter_and_dtype_decide_which(save):
     ngram, pair = save(plan()), save(plan(drafter=ModelRef("x", DRAFTER.fingerprint(), 1)), "pair")
     exact = save(plan(dtype="float32"), "exact")

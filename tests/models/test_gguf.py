@@ -16,6 +16,8 @@ from yggdrasil.artifacts.gguf import read_gguf_header
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.models import kernels
 from yggdrasil.models.facts import load_config, load_tokenizer
+from yggdrasil.models.formats import usual
+from yggdrasil.models.formats.usual import usual_weights
 from yggdrasil.models.loading import load_model
 from yggdrasil.models.source import Source
 
@@ -171,6 +173,22 @@ def test_blocks_may_stay_as_they_are(tmp_path, kind):
         loaded.model.set_attn_implementation("eager")
     expected, ours = logits(full.model), logits(kept.model)
     assert (ours - expected).std() < 0.1 * expected.std()
+
+
+@native_only
+def test_a_quantised_file_is_decoded_as_it_is_unless_asked_otherwise(tmp_path, monkeypatch):
+    """On a CPU with kernels, in bfloat16; never what has no blocks, and never in the arithmetic of comparisons."""
+    quantised = write_gguf(tmp_path / "quantised.gguf", tiny_model("llama"), kind=Kind.Q4_1)
+    halves = write_gguf(tmp_path / "halves.gguf", tiny_model("llama"), kind=Kind.F16)
+    tiny_model("llama").save_pretrained(tmp_path / "folder")
+
+    assert usual_weights(str(quantised), "bfloat16", "cpu") == "file"
+    assert usual_weights(str(quantised), "float32", "cpu") == "full"
+    assert usual_weights(str(quantised), "bfloat16", "cuda") == "full"
+    for other in (halves, tmp_path / "folder"):
+        assert usual_weights(str(other), "bfloat16", "cpu") == "full"
+    monkeypatch.setattr(usual, "is_native", lambda: False)
+    assert usual_weights(str(quantised), "bfloat16", "cpu") == "full"
 
 
 @native_only
