@@ -3,12 +3,13 @@
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["Constraint", "Decoder", "SamplingParams", "Speculation", "YggdrasilError", "__version__"]
+__all__ = ["Constraint", "Decoder", "SamplingParams", "Speculation", "YggdrasilError", "__version__", "custom_generate"]
 
 if TYPE_CHECKING:
     from yggdrasil.acceptance.sampling import Constraint, SamplingParams
     from yggdrasil.acceptance.speculation import Speculation
     from yggdrasil.errors import YggdrasilError
+    from yggdrasil.in_transformers import custom_generate
     from yggdrasil.pretrained import Decoder
 
 
@@ -26,6 +27,10 @@ def __getattr__(name: str) -> Any:
         from yggdrasil.pretrained import Decoder
 
         return Decoder
+    if name == "custom_generate":
+        from yggdrasil.in_transformers import custom_generate
+
+        return custom_generate
     if name == "YggdrasilError":
         from yggdrasil.errors import YggdrasilError
 

@@ -124,7 +124,7 @@ class Sampler:
         self._length += 1
         self.tokens.append(token)
         if self.params.logprobs is not None:
-            self.logprobs.append(_logprobs(token, row, self.params.logprobs))
+            self.logprobs.append(logprobs_of(token, row, self.params.logprobs))
 
 
 def _check_finite(scores: FloatArray) -> None:
@@ -141,7 +141,8 @@ def _as_array(scores: Tensor) -> FloatArray:
     return array
 
 
-def _logprobs(token: int, row: Tensor, count: int) -> TokenLogprobs:
+def logprobs_of(token: int, row: Tensor, count: int) -> TokenLogprobs:
+    """Of ``token`` and the ``count`` likeliest, from the target's ``row`` [V]."""
     values = row.to("cpu", torch.float32).log_softmax(-1)
     best = values.topk(min(count, values.shape[0]))
     top = list(zip(best.indices.tolist(), best.values.tolist(), strict=True))

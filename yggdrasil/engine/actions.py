@@ -11,6 +11,7 @@ from yggdrasil.engine.evidence import LiveEvidence
 from yggdrasil.engine.iteration import NO_PROMISE, Emission, Iteration, Promise
 from yggdrasil.engine.policy import Decision, Policy
 from yggdrasil.engine.promises import KeptPromises
+from yggdrasil.engine.seen import seen_tree
 from yggdrasil.engine.target import Outcome, Target
 from yggdrasil.engine.text import TextStream
 from yggdrasil.engine.trace import Trace
@@ -246,6 +247,8 @@ class StageActions:
         outcome = state.outcome
         assert outcome is not None
         state.emission = Emission(outcome.tokens, state.shape, state.promise.decision)
+        if self._trace.watch is not None and self.drafter is not None:
+            self._trace.watch(seen_tree(self.tree, self.target.order, state, self.drafter.name))
         self.target.commit(outcome.rows)
         if self._staged is not None and self._keeps_rows and state.verifies_drafts:
             guess = outcome.rows[-1] if self._guesses else None

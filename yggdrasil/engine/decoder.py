@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from yggdrasil.acceptance.sampling import SamplingParams
+from yggdrasil.acceptance.sampler import TokenLogprobs
+from yggdrasil.acceptance.sampling import MAX_TOP_LOGPROBS, SamplingParams
 from yggdrasil.acceptance.speculation import Speculation
 from yggdrasil.arguments import check_integer, check_tokens
 from yggdrasil.artifacts import current_machine, resolve_plan
@@ -23,6 +24,7 @@ from yggdrasil.engine.options import RequestOptions, RequestSettings
 from yggdrasil.engine.planned import check_fingerprint, own_policy, planned_drafter, planned_policy
 from yggdrasil.engine.policy import PLAIN_POLICY, Policy
 from yggdrasil.engine.request import Generation, Request
+from yggdrasil.engine.scoring import score
 from yggdrasil.engine.text import TextStream
 from yggdrasil.engine.trace import DecodingReport
 from yggdrasil.engine.turns import Turns
@@ -140,7 +142,13 @@ class Decoder:
                 self.tokenizer, eos, settings.max_new_tokens, settings.stop, include_stop=settings.include_stop
             )
             prepared = self._prepare(tokens, settings.sampling, settings.speculation, eos)
-        return Request(self._turns, tokens, stream, prepared, wait=settings.wait)
+        return Request(self._turns, tokens, stream, prepared, wait=settings.wait, watch=settings.watch)
+
+    def score(self, prompt: str | Sequence[int], top: int = 0) -> Iterator[list[TokenLogprobs]]:
+        """Log-probabilities of a prompt's tokens but the first, pass by pass, each with the ``top`` likeliest there."""
+        tokens = self.encode(prompt)
+        with self._turns.take(wait=False):
+            yield from score(self.assembly, tokens, check_integer("top", top, 0, MAX_TOP_LOGPROBS))
 
     def forget(self) -> None:
         """Drop what the caches hold of earlier requests: the next one reads all of its prompt."""

@@ -1,6 +1,6 @@
 """The decode loop of one request: prefill, then iterations of the plan's stages until the text ends."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from time import perf_counter_ns
 
 import torch
@@ -89,8 +89,7 @@ class Engine:
         if policy.learner is not None:
             policy.learner.begin()
         start = perf_counter_ns()
-        with _OwnThreads():
-            outcome = self._prefill(prompt, trace)
+        outcome = yield from self._prefill(prompt, trace)
         self.target.text.tokens.extend(outcome.tokens)
         stream.push(outcome.tokens)
         self._actions.begin(policy, stream, trace, self.target.text.tokens, outcome)
@@ -118,12 +117,21 @@ class Engine:
             yield stream.release()
         yield stream.release()
 
-    def _prefill(self, prompt: Sequence[int], trace: Trace) -> Outcome:
+    def _prefill(self, prompt: Sequence[int], trace: Trace) -> Generator[str, None, Outcome]:
+        """Read the prompt; whoever iterates may stop after every chunk of it."""
         # The last token is read anew for its logits, and so is what a drafter needs the states of.
         most = len(prompt) if self.drafter is None else num_kept(self.drafter, prompt)
         start = max(0, min(self.target.text.shared(prompt), len(prompt) - 1, most - 1))
         trace.reused_tokens = start
-        outcomes = list(self.target.prefill(prompt, start))
+        outcomes: list[Outcome] = []
+        chunks = self.target.prefill(prompt, start)
+        while True:
+            with _OwnThreads():
+                outcome = next(chunks, None)
+            if outcome is None:
+                break
+            outcomes.append(outcome)
+            yield ""
         first = outcomes[-1]
         if self.drafter is not None:
             layers = {
@@ -131,8 +139,9 @@ class Engine:
                 for layer in self.drafter.hidden_layers
             }
             # Every token but the first has a state that produced it, the prompt's tokens included.
-            self.drafter.begin(prompt[: start + 1])
-            self.drafter.extend([*prompt[start + 1 :], *first.tokens], layers)
+            with _OwnThreads():
+                self.drafter.begin(prompt[: start + 1])
+                self.drafter.extend([*prompt[start + 1 :], *first.tokens], layers)
         return first
 
     def _iterate(self, state: Iteration, trace: Trace) -> Emission:

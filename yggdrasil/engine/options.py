@@ -7,6 +7,7 @@ from typing import Any, TypedDict
 from yggdrasil.acceptance.sampling import GREEDY, SamplingParams
 from yggdrasil.acceptance.speculation import DEFAULT, OFF, Speculation
 from yggdrasil.arguments import check_flag, check_integer, check_texts
+from yggdrasil.engine.seen import Watch
 from yggdrasil.errors import ArgumentTypeError
 
 
@@ -19,6 +20,7 @@ class RequestOptions(TypedDict, total=False):
     ignore_eos: bool  # go on after end tokens
     speculation: bool | Speculation  # False: plain compiled decoding
     sampling: SamplingParams
+    watch: Watch | None  # is told of each iteration's tree, in the thread that decodes
     wait: bool  # for another thread's request on this decoder, instead of being refused
 
 
@@ -36,6 +38,7 @@ class RequestSettings:
     ignore_eos: bool = False
     speculation: Speculation = DEFAULT
     sampling: SamplingParams = GREEDY
+    watch: Watch | None = None
     wait: bool = False
 
     @classmethod
@@ -55,6 +58,8 @@ class RequestSettings:
         object.__setattr__(self, "stop", check_texts("stop", self.stop))
         for name in ("include_stop", "ignore_eos", "wait"):
             check_flag(name, getattr(self, name))
+        if self.watch is not None and not callable(self.watch):
+            raise ArgumentTypeError(f"watch is {self.watch!r}; it must be a function")
         for name, kind in (("speculation", Speculation), ("sampling", SamplingParams)):
             if not isinstance(getattr(self, name), kind):
                 raise ArgumentTypeError(f"{name} is {getattr(self, name)!r}; it must be a {kind.__name__} object")

@@ -1,6 +1,6 @@
 """One request and what it gives."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from types import GeneratorType
 from typing import Any
@@ -8,6 +8,7 @@ from weakref import ref
 
 from yggdrasil.acceptance.sampler import TokenLogprobs
 from yggdrasil.engine.deciding import Prepared
+from yggdrasil.engine.seen import Watch
 from yggdrasil.engine.text import FinishReason, TextStream
 from yggdrasil.engine.trace import Metrics, Trace
 from yggdrasil.engine.turns import Turns
@@ -32,13 +33,22 @@ class Request:
     It holds the decoder's turn from the first piece on until it ends, is closed, or nobody holds its iterator any more.
     """
 
-    def __init__(self, turns: Turns, prompt: list[int], stream: TextStream, prepared: Prepared, *, wait: bool) -> None:
+    def __init__(
+        self,
+        turns: Turns,
+        prompt: list[int],
+        stream: TextStream,
+        prepared: Prepared,
+        *,
+        wait: bool,
+        watch: Watch | None = None,
+    ) -> None:
         self._turns = turns
         self._prompt = prompt
         self._stream = stream
         self._prepared = prepared
         self._wait = wait
-        self._trace = Trace()
+        self._trace = Trace(watch=watch)
         self._has_begun = False
         self._running: ref[Any] | None = None
 
@@ -55,6 +65,11 @@ class Request:
             prepared = self._prepared
             prepared.begin()
             yield from prepared.engine.decode(self._prompt, self._stream, prepared.policy, self._trace)
+
+    @property
+    def tokens(self) -> Sequence[int]:
+        """The tokens that are certain so far."""
+        return self._stream.tokens
 
     def logprobs(self, start: int = 0) -> list[TokenLogprobs]:
         """What was noted of the certain tokens from number ``start`` on; nothing where none were asked for."""

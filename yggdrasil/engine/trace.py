@@ -1,6 +1,7 @@
 """What happened in each iteration of a request, and the figures that follow from it."""
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -40,6 +41,7 @@ class Trace:
     expected_tokens: float = 0.0  # promised before verification, bonus included
     predicted_ms: float = 0.0  # of all iterations, by the plan's costs
     reused_tokens: int = 0  # of the prompt, whose rows the cache held from an earlier request
+    watch: Callable[[Any], None] | None = None  # is told of each iteration's tree (a ``SeenTree``)
     prefill_ns: int = 0
     decode_ns: int = 0
 

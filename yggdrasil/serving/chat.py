@@ -21,6 +21,7 @@ from yggdrasil.serving.service import Identity, Service, service_of
 from yggdrasil.serving.streams import EventStream
 from yggdrasil.serving.texts import turns_of
 from yggdrasil.serving.tools import Parsed, ToolFormat
+from yggdrasil.serving.trees import shown_tree
 from yggdrasil.serving.wire import ChatRequest, ChosenTool, Tool
 
 router = APIRouter()
@@ -35,7 +36,7 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:
     chat = await run_in_threadpool(_Chat.of, body, service, identity)
     exchange = Exchange(service.worker, request, await run_in_threadpool(chat.wanted))
     if not body.stream:
-        return JSONResponse(chat.reply(await exchange.results()).model_dump())
+        return JSONResponse(chat.reply([each.result for each in await exchange.results()]).model_dump())
     first = await exchange.first()
     return EventStream(chat.chunks(first, exchange), exchange.cancel)
 
@@ -79,6 +80,7 @@ class _Chat:
                 options_of(
                     body, limits, max_new_tokens=longest, choice=i, logprobs=logprobs, constraint=self.constraint
                 ),
+                shows_trees=bool(body.show_trees and body.stream),
             )
             for i in range(self.choices)
         ]
@@ -109,6 +111,8 @@ class _Chat:
         async for index, event in exchange.rest():
             for piece in streams[index].deltas(event):
                 yield self._chunk([piece])
+            if isinstance(event, Piece) and event.trees:
+                yield self._chunk([], trees=[shown_tree(self.service.texts, tree) for tree in event.trees])
             if isinstance(event, Finished):
                 results.append(event.result)
                 last = streams[index].end(event.result)

@@ -1,7 +1,7 @@
 """``POST /v1/completions``."""
 
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -12,6 +12,7 @@ from yggdrasil.engine.request import Generation
 from yggdrasil.serving.exchange import Exchange, Wanted
 from yggdrasil.serving.faults import Fault
 from yggdrasil.serving.figures import finish_reason, timings_of, usage_of
+from yggdrasil.serving.infill import infill_marks
 from yggdrasil.serving.jobs import Event, Finished, Piece
 from yggdrasil.serving.logprobs import CompletionLogprobsWriter
 from yggdrasil.serving.options import options_of
@@ -54,36 +55,60 @@ class _Completion:
         if count > limits.answers:
             raise Fault(400, f"{count} answers are asked for; at most {limits.answers} are given", param="n")
         longest = _USUAL_TOKENS if body.max_tokens is None else body.max_tokens
+        if longest == 0 and (not body.echo or body.stream):
+            raise Fault(
+                400,
+                "max_tokens is 0, which echo takes where nothing is streamed; ask for a token at least",
+                param="max_tokens",
+            )
         jobs = [
             Wanted(
                 service.texts.check(prompt),
-                options_of(body, limits, max_new_tokens=longest, choice=choice, logprobs=body.logprobs),
+                options_of(body, limits, max_new_tokens=max(1, longest), choice=choice, logprobs=body.logprobs),
+                scores=body.logprobs if body.echo else None,
             )
             for prompt in prompts
             for choice in range(body.n or 1)
         ]
         return cls(body, service, identity, jobs)
 
-    def reply(self, results: list[Generation]) -> Completion:
+    def reply(self, finished: list[Finished]) -> Completion:
         """All answers at once."""
+        results = [self._kept(each.result) for each in finished]
         return Completion(
-            **self.identity._asdict(), choices=[self._choice(i, each) for i, each in enumerate(results)],
+            **self.identity._asdict(), choices=[self._choice(i, each) for i, each in enumerate(finished)],
             usage=usage_of(results, self.body.n or 1), timings=timings_of(results, self.service.decoder.plan),
         )  # fmt: skip
 
-    def _choice(self, index: int, result: Generation) -> CompletionChoice:
-        writer = CompletionLogprobsWriter(self.service.texts)
-        logprobs = None if result.logprobs is None else writer.write(result.logprobs)
-        return CompletionChoice(index=index, text=result.text, logprobs=logprobs, finish_reason=finish_reason(result))
+    def _choice(self, index: int, finished: Finished) -> CompletionChoice:
+        result = self._kept(finished.result)
+        entries = None if result.logprobs is None else [*finished.prompt_logprobs, *result.logprobs]
+        logprobs = None if entries is None else self._writer().write(entries)
+        text = self._echoed(index) + result.text
+        return CompletionChoice(index=index, text=text, logprobs=logprobs, finish_reason=finish_reason(result))
+
+    def _kept(self, result: Generation) -> Generation:
+        """What of the decoder's answer was asked for: with ``max_tokens`` 0 it is the prompt alone."""
+        if self.body.max_tokens != 0:
+            return result
+        return replace(result, tokens=[], text="", finish_reason="length", logprobs=result.logprobs and [])
+
+    def _echoed(self, index: int) -> str:
+        """What comes before an answer."""
+        return self.service.texts.decode(self.jobs[index].prompt) if self.body.echo else ""
+
+    def _writer(self) -> CompletionLogprobsWriter:
+        return CompletionLogprobsWriter(self.service.texts, has_prompt=bool(self.body.echo))
 
     async def chunks(self, first: tuple[int, Event], exchange: Exchange) -> AsyncIterator[dict[str, Any]]:
         """The answers as a stream: text as it becomes final, then why each ended."""
-        writers = [CompletionLogprobsWriter(self.service.texts) for _ in self.jobs]
+        writers, echoed = [self._writer() for _ in self.jobs], [self._echoed(i) for i in range(len(self.jobs))]
         results: list[Generation] = []
         async for index, event in _with(first, exchange):
-            if isinstance(event, Piece) and (event.text or event.logprobs):
+            if isinstance(event, Piece) and (event.text or event.logprobs or echoed[index]):
                 logprobs = writers[index].write(event.logprobs).model_dump() if event.logprobs else None
-                yield self._chunk([_part(index, event.text, logprobs)])
+                yield self._chunk([_part(index, echoed[index] + event.text, logprobs)])
+                echoed[index] = ""
             elif isinstance(event, Finished):
                 results.append(event.result)
                 last = _part(index, "", None, finish_reason(event.result))
@@ -117,6 +142,8 @@ def _part(index: int, text: str, logprobs: Any, reason: str | None = None) -> di
 def _prompts(body: CompletionRequest, service: Service) -> list[list[int]]:
     """The prompts as tokens, from any of the four forms."""
     given = body.prompt
+    if body.suffix:
+        return [_infilled(given, body.suffix, service)]
     if isinstance(given, str):
         return [service.texts.encode(given)]
     if not given:
@@ -126,3 +153,14 @@ def _prompts(body: CompletionRequest, service: Service) -> list[list[int]]:
     return [
         service.texts.encode(each) if isinstance(each, str) else each for each in given if not isinstance(each, int)
     ]
+
+
+def _infilled(given: Any, suffix: str, service: Service) -> list[int]:
+    """The prompt and what follows the answer, in the model's own marks."""
+    marks = infill_marks(service.decoder.tokenizer)
+    if marks is None:
+        raise Fault(400, "the model's tokenizer has no tokens for filling in; leave out suffix", param="suffix")
+    if not isinstance(given, str):
+        raise Fault(400, "with suffix the prompt is one text", param="prompt")
+    before, after = (service.texts.encode(text, special=False) for text in (given, suffix))
+    return [marks[0], *before, marks[1], *after, marks[2]]

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple, TypeVar
 from fastapi import Request
 
 from yggdrasil.engine.options import RequestOptions
-from yggdrasil.engine.request import Generation
 from yggdrasil.serving.faults import ClientGone
 from yggdrasil.serving.jobs import Ask, Event, Failed, Finished, Job
 from yggdrasil.serving.worker import Worker
@@ -22,6 +21,8 @@ class Wanted(NamedTuple):
 
     prompt: Sequence[int]
     options: RequestOptions
+    shows_trees: bool = False
+    scores: int | None = None  # as in ``Job``
 
 
 class Exchange:
@@ -37,7 +38,10 @@ class Exchange:
         self._loop = asyncio.get_running_loop()
         self._events: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
         self._left = len(wanted)
-        jobs = [Job(each.prompt, each.options, self._emitter(i)) for i, each in enumerate(wanted)]
+        jobs = [
+            Job(each.prompt, each.options, self._emitter(i), each.shows_trees, each.scores)
+            for i, each in enumerate(wanted)
+        ]
         client = request.client.host if request.client is not None else ""
         self._ask = Ask(client, jobs)
         worker.submit(self._ask)
@@ -67,7 +71,7 @@ class Exchange:
         while self._left:
             yield await self._next()
 
-    async def results(self) -> list[Generation]:
+    async def results(self) -> list[Finished]:
         """All answers.
 
         Raises:
@@ -88,11 +92,11 @@ class Exchange:
         self._left -= isinstance(event, Finished)
         return index, event
 
-    async def _results(self) -> list[Generation]:
+    async def _results(self) -> list[Finished]:
         found = {}
         async for index, event in self.rest():
             if isinstance(event, Finished):
-                found[index] = event.result
+                found[index] = event
         return [found[index] for index in sorted(found)]
 
     async def _while_client_waits(self, wanted: Coroutine[Any, Any, T]) -> T:

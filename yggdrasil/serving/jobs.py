@@ -8,6 +8,7 @@ from time import monotonic
 from yggdrasil.acceptance.sampler import TokenLogprobs
 from yggdrasil.engine.options import RequestOptions
 from yggdrasil.engine.request import Generation
+from yggdrasil.engine.seen import SeenTree
 from yggdrasil.serving.faults import Fault
 
 
@@ -17,6 +18,7 @@ class Piece:
 
     text: str
     logprobs: Sequence[TokenLogprobs] = ()  # of the tokens that became certain since the last piece, where asked for
+    trees: Sequence[SeenTree] = ()  # of the iterations since, where asked for
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,7 @@ class Finished:
     """The answer is whole."""
 
     result: Generation
+    prompt_logprobs: Sequence[TokenLogprobs] = ()  # where asked for
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,8 @@ class Job:
     prompt: Sequence[int]
     options: RequestOptions
     emit: Callable[[Event], None]
+    shows_trees: bool = False
+    scores: int | None = None  # likeliest tokens to tell at each place of the prompt, None: the prompt is not scored
 
 
 @dataclass(eq=False)

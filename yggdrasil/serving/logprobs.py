@@ -24,9 +24,11 @@ def _top(texts: Texts, token: int, logprob: float) -> TopLogprob:
 class CompletionLogprobsWriter:
     """Writes the lists of one completion, part by part: it remembers where in the text the next token begins."""
 
-    def __init__(self, texts: Texts) -> None:
+    def __init__(self, texts: Texts, *, has_prompt: bool = False) -> None:
+        """``has_prompt``: the first token is the prompt's, which nothing comes before."""
         self._texts = texts
         self._offset = 0
+        self._is_first = has_prompt
 
     def write(self, entries: Sequence[TokenLogprobs]) -> CompletionLogprobs:
         """The lists of these tokens, which follow those written before; of each, the token itself is among the top."""
@@ -37,7 +39,7 @@ class CompletionLogprobsWriter:
         for name, entry in zip(names, entries, strict=True):
             offsets.append(self._offset)
             self._offset += len(name)
-            is_first = entry.logprob == 0.0 and not entry.top  # nothing comes before it
+            is_first, self._is_first = self._is_first, False
             values.append(None if is_first else entry.logprob)
             top = {self._texts.token_text(token): value for token, value in entry.top}
             tops.append(None if is_first else {**top, name: entry.logprob})

@@ -41,7 +41,9 @@ async def model(name: str, request: Request) -> ModelCard:
 def _card(request: Request) -> ModelCard:
     service = service_of(request)
     call = service.decoder.assembly.target.call
-    meta = {"n_ctx": service.texts.limit, "n_vocab": call.vocab_size}
+    plan = service.decoder.plan
+    plain_ms = None if plan is None else plan.costs[0].plain_ms  # of a token without speculation, at a short context
+    meta = {"n_ctx": service.texts.limit, "n_vocab": call.vocab_size, "plain_ms": plain_ms}
     return ModelCard(id=service.model, created=service.started, meta=meta)
 
 

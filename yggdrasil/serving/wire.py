@@ -78,7 +78,6 @@ class DecodingFields(Wire):
     regex: str | None = None
     grammar: str | None = None
     speculation: bool | SpeculationFields | None = None
-    show_trees: bool | None = None  # chunks of a stream also hold the token tree of each iteration
     user: str | None = None
 
 
@@ -166,6 +165,7 @@ class ChatRequest(DecodingFields):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     tools: list[Tool] | None = None
+    show_trees: bool | None = None  # a stream has chunks with the token tree of each iteration, too
     tool_choice: Literal["none", "auto", "required"] | ChosenTool | None = None
 
 

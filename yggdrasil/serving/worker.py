@@ -5,7 +5,10 @@ from collections.abc import Callable
 from threading import Thread
 from time import monotonic
 
+from yggdrasil.acceptance.sampler import TokenLogprobs
 from yggdrasil.engine.decoder import Decoder
+from yggdrasil.engine.options import RequestOptions
+from yggdrasil.engine.seen import SeenTree
 from yggdrasil.serving.faults import Fault, fault_of
 from yggdrasil.serving.jobs import Ask, Failed, Finished, Job, Piece
 from yggdrasil.serving.line import Line
@@ -105,15 +108,30 @@ class Worker:
 
     def _decode(self, decoder: Decoder, ask: Ask, job: Job) -> None:
         end = monotonic() + self._limits.answer_seconds
-        request = decoder.start(job.prompt, **job.options)
+        scored = self._score(decoder, ask, job)
+        trees: list[SeenTree] = []
+        options: RequestOptions = {**job.options, "watch": trees.append} if job.shows_trees else job.options
+        request = decoder.start(job.prompt, **options)
         is_first, noted = True, 0
         for text in request:
             if ask.gone.is_set() or monotonic() > end:
                 break
             logprobs = request.logprobs(noted)
-            if text or logprobs or is_first:
-                job.emit(Piece(text, logprobs))
+            if text or logprobs or trees or is_first:
+                job.emit(Piece(text, [*(scored if is_first else ()), *logprobs], list(trees)))
+                trees.clear()
             is_first, noted = False, noted + len(logprobs)
         result = request.result()
         self.meters.note(result)
-        job.emit(Finished(result))
+        job.emit(Finished(result, scored))
+
+    def _score(self, decoder: Decoder, ask: Ask, job: Job) -> list[TokenLogprobs]:
+        """Log-probabilities of the prompt, if they are wanted and as long as somebody waits."""
+        if job.scores is None:
+            return []
+        found = [TokenLogprobs(job.prompt[0], 0.0, [])]  # nothing comes before the first
+        for entries in decoder.score(job.prompt, job.scores):
+            found += entries
+            if ask.gone.is_set():
+                break
+        return found

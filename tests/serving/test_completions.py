@@ -1,0 +1,60 @@
+"""Plain completions: every form of prompt, echo with log-probabilities, filling in."""
+
+import pytest
+import torch
+from bundled_server import ASSETS
+from openai.types import Completion
+from transformers import AutoModelForCausalLM
+
+TEXT = "def add(a, b):\n    return"
+
+
+def test_every_form_of_prompt_is_the_same_prompt(server, alone):
+    tokens = server.post("/tokenize", prompt=TEXT)["tokens"]
+    expected = alone.generate(TEXT, max_new_tokens=10)
+    for prompt in (TEXT, [TEXT], tokens, [tokens]):
+        reply = server.post("/v1/completions", prompt=prompt, max_tokens=10)
+        Completion.model_validate(reply, strict=True)
+        assert [choice["text"] for choice in reply["choices"]] == [expected.text]
+    two = server.post("/v1/completions", prompt=[TEXT, "class A"], max_tokens=10)["choices"]
+
+    assert [choice["index"] for choice in two] == [0, 1]
+    assert two[1]["text"] == alone.generate("class A", max_new_tokens=10).text
+
+
+@pytest.mark.parametrize("tokens", [0, 1, 5])
+def test_an_echoed_prompt_has_the_log_probabilities_of_a_fresh_pass(server, alone, tokens):
+    prompt = server.post("/tokenize", prompt=TEXT * 4)["tokens"]
+    reply = server.post("/v1/completions", prompt=prompt, max_tokens=tokens, echo=True, logprobs=2, temperature=0)
+    (choice,) = reply["choices"]
+    model = AutoModelForCausalLM.from_pretrained(ASSETS / "target", dtype=torch.float32)
+    with torch.no_grad():
+        laws = model(torch.tensor([prompt])).logits[0].log_softmax(-1)
+    expected = [float(laws[i, token]) for i, token in enumerate(prompt[1:])]
+    logprobs = choice["logprobs"]
+
+    assert choice["text"].startswith(TEXT * 4)
+    assert logprobs["token_logprobs"][0] is None
+    assert logprobs["token_logprobs"][1 : len(prompt)] == pytest.approx(expected, abs=1e-3)
+    assert len(logprobs["tokens"]) == len(prompt) + tokens == len(logprobs["text_offset"])
+    assert "".join(logprobs["tokens"]) == choice["text"]
+    assert logprobs["top_logprobs"][0] is None
+    best = [max(top.values()) for top in logprobs["top_logprobs"][1 : len(prompt)]]
+    assert best == pytest.approx(laws[:-1].amax(-1).tolist(), abs=1e-3)
+    assert reply["usage"]["completion_tokens"] == tokens
+
+
+def test_what_is_decoded_after_scoring_is_what_is_decoded_without(server, alone):
+    plain = server.post("/v1/completions", prompt=TEXT, max_tokens=12)["choices"][0]["text"]
+    echoed = server.stream("/v1/completions", prompt=TEXT, max_tokens=12, echo=True, logprobs=0)
+
+    assert (
+        "".join(chunk["choices"][0]["text"] for chunk in echoed)
+        == server.post("/detokenize", tokens=server.post("/tokenize", prompt=TEXT)["tokens"])["content"] + plain
+    )
+
+
+def test_a_suffix_needs_a_model_that_fills_in(server):
+    error = server.post("/v1/completions", 400, prompt="a", suffix="b")["error"]
+
+    assert error["param"] == "suffix"

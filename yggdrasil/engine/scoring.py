@@ -1,0 +1,31 @@
+"""Log-probabilities of a given text: it is read as trees without branches, whose rows all have logits."""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from yggdrasil.acceptance.sampler import TokenLogprobs, logprobs_of
+from yggdrasil.engine.build import Assembly
+from yggdrasil.engine.chain import ChainWriter
+
+
+@torch.inference_mode()
+def score(assembly: Assembly, tokens: Sequence[int], top: int) -> Iterator[list[TokenLogprobs]]:
+    """Of every token but the first, a pass of the target at a time, with the ``top`` likeliest in its place.
+
+    The text's rows are in the cache afterwards, as a prompt's would be.
+    """
+    target, widths = assembly.logit_target, [width for width in assembly.shapes.verify_widths if width > 1]
+    tree = assembly.engine.tree
+    writer = ChainWriter(tree)
+    target.figures.forget()
+    target.text.begin(tokens, 0)
+    while target.length < len(tokens):
+        start = target.length
+        chunk = tokens[start : start + widths[-1]]
+        writer.write(chunk[0], chunk[1:], [1.0] * (len(chunk) - 1))
+        target.order.copy_(torch.arange(tree.num_nodes))
+        _, logits, *_ = target.run_tree(next(width for width in widths if width >= len(chunk)))
+        target.commit(list(range(len(chunk))))
+        following = tokens[start + 1 : start + 1 + len(chunk)]
+        yield [logprobs_of(token, row, top) for token, row in zip(following, logits, strict=False)]

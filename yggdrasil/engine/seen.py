@@ -1,0 +1,38 @@
+"""What one iteration drafted, verified and kept, for whoever watches a request."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from yggdrasil.engine.iteration import Iteration
+from yggdrasil.tree.token_tree import TokenTree
+
+
+@dataclass(frozen=True)
+class SeenTree:
+    """The tree of an iteration, a copy. Node 0 is the last certain token; a plain step has no other."""
+
+    drafter: str  # "none" for a plain step, "the text" for a chain that an earlier place suggests
+    tokens: list[int]
+    parents: list[int]
+    verified: list[int]  # nodes that the target's pass read
+    accepted: list[int]  # those on the path that stood, the root first
+    bonus: int  # the token that the target added
+
+
+Watch = Callable[[SeenTree], None]
+
+
+def seen_tree(tree: TokenTree, order: Tensor, state: Iteration, drafter: str) -> SeenTree:
+    """The iteration as it is after acceptance, before anything is planted anew."""
+    outcome = state.outcome
+    assert outcome is not None
+    if not state.verifies_tree:
+        return SeenTree("none", [state.root], [0], [0], [0], outcome.tokens[-1])
+    size = int(torch.isfinite(tree.scores).sum())
+    verified = [node for node in order[: state.shape.verify_width].tolist() if node < size]
+    source = drafter if state.verifies_drafts else "the text"
+    tokens, parents = tree.tokens[:size].tolist(), tree.parents[:size].tolist()
+    return SeenTree(source, tokens, parents, verified, list(outcome.nodes), outcome.tokens[-1])
