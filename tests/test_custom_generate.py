@@ -1,5 +1,8 @@
 """``custom_generate`` inside transformers' own ``generate``: the same tokens, ends, processors and stream."""
 
+from pathlib import Path
+from types import SimpleNamespace
+
 import pytest
 import torch
 from tiny_pair import TEXT
@@ -24,6 +27,22 @@ def both(pair, ours, **options):
     return tuple(
         pair.plain_target.generate(PROMPT, attention_mask=torch.ones_like(PROMPT), **given, **more)
         for more in ({}, {"custom_generate": ours})
+    )
+
+
+def test_the_folder_form_takes_a_streamer(pair, monkeypatch, tmp_path):
+    decoder = pair.decoder(FixedPolicy(TreeShape(2, 3, 8)))
+    monkeypatch.setattr("yggdrasil.in_transformers.Decoder.from_plan", lambda plan: decoder)
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path))
+    folder = str(Path(yggdrasil.__file__).parents[1] / "scripts" / "transformers")
+    seen = []
+    streamer = SimpleNamespace(put=lambda value: seen.extend(value.flatten().tolist()), end=lambda: seen.append("end"))
+    options = {**GREEDY, "custom_generate": folder, "trust_remote_code": True, "plan": "mine", "streamer": streamer}
+    found = pair.plain_target.generate(PROMPT, attention_mask=torch.ones_like(PROMPT), **options)
+
+    assert [*found[0].tolist(), "end"] == seen
+    assert (
+        found.tolist() == pair.plain_target.generate(PROMPT, attention_mask=torch.ones_like(PROMPT), **GREEDY).tolist()
     )
 
 
@@ -71,7 +90,7 @@ def test_sampling_follows_the_seed_of_pytorch(pair, ours):
     texts = []
     for seed in (1, 1, 2):
         torch.manual_seed(seed)
-        texts.append(both(pair, ours, do_sample=True, temperature=1.5, top_k=20)[1].tolist())
+        texts.append(both(pair, ours, do_sample=True, temperature=100.0, top_k=20)[1].tolist())
 
     assert texts[0] == texts[1] != texts[2]
 

@@ -1,0 +1,50 @@
+"""The chat page in a real browser: an answer, its trees and its figures, at a desk's width and a phone's."""
+
+import shutil
+
+import pytest
+from bundled_server import wait_until
+
+
+@pytest.fixture(scope="module")
+def browser():
+    selenium = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
+    paths = [shutil.which(name) for name in ("chromium", "chromium-browser", "google-chrome")]
+    binary, driver = next(filter(None, paths), None), shutil.which("chromedriver")
+    if binary is None or driver is None:
+        pytest.skip("no chromium with chromedriver on this machine (Debian: chromium, chromium-driver)")
+    options = selenium.ChromeOptions()
+    options.binary_location = binary
+    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--window-size=1200,800"):
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    opened = selenium.Chrome(options=options, service=selenium.ChromeService(driver))
+    yield opened
+    opened.quit()
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize(("width", "scheme"), [(1200, "light"), (390, "dark")])
+def test_an_answer_with_its_trees(server, browser, tmp_path, width, scheme):
+    metrics = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": width < 600}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    feature = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", feature)
+    browser.get(server.url)
+    wait_until(lambda: browser.find_element("id", "model").text == "tiny")
+    browser.find_element("id", "text").send_keys("Write a function\n")
+    wait_until(lambda: browser.find_elements("css selector", "#stages .bar"), 60)
+
+    assert browser.find_element("css selector", ".assistant").text.strip()
+    assert len(browser.find_elements("css selector", "#tree circle")) >= 1
+    assert float(browser.find_element("id", "pace").text) > 0
+    assert (
+        "drafted" in browser.find_element("id", "caption").text or "plain" in browser.find_element("id", "caption").text
+    )
+    assert browser.execute_script("return document.documentElement.scrollWidth") <= width
+    dark = browser.execute_script("return getComputedStyle(document.body).backgroundColor") != "rgb(251, 251, 248)"
+    assert dark == (scheme == "dark")
+    assert browser.get_log("browser") == []
+    fetched = browser.execute_script("return performance.getEntriesByType('resource').map(entry => entry.name)")
+    assert all(name.startswith((server.url, "data:")) for name in fetched)
+    browser.save_screenshot(str(tmp_path / f"page-{width}.png"))
