@@ -11,7 +11,7 @@ from queue import Empty, SimpleQueue
 from threading import Lock, Thread
 
 from forked import Server
-from kinds import Kinds
+from kinds import DEAR, Kinds
 from stage import Stage
 from verdict import GOOD, REFUSED, RIGHT
 
@@ -96,10 +96,13 @@ def _run_one(kinds: Kinds, server: Server, kind: str, seed: int) -> Result:
 
 
 def _interleaved(wanted: Mapping[str, int], seed: int) -> Iterator[tuple[str, int]]:
-    for number in range(max(wanted.values(), default=0)):
-        for kind, count in wanted.items():
-            if number < count:
-                yield kind, seed + number
+    """Kinds in turns, those that take long behind the others."""
+    for is_dear in (False, True):
+        kinds = {kind: count for kind, count in wanted.items() if (kind in DEAR) == is_dear}
+        for number in range(max(kinds.values(), default=0)):
+            for kind, count in kinds.items():
+                if number < count:
+                    yield kind, seed + number
 
 
 def page(results: Sequence[Result], command: str, made_of: str) -> str:

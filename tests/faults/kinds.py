@@ -22,6 +22,10 @@ SHARES = {
 }  # fmt: skip
 
 
+# Kinds whose cases import everything anew, or have something compiled first; the others take a second a case.
+DEAR = ("packages", "kernel library", "surroundings")
+
+
 class Kinds:
     """The kinds by name; a kind is a function of a sandbox and a seeded ``Random``."""
 

@@ -8,7 +8,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 from forked import Outcome, Run, Server
-from kinds import SHARES, Kinds
+from kinds import DEAR, SHARES, Kinds
 from stage import Stage
 from verdict import GOOD, REFUSED, RIGHT, judge
 
@@ -25,8 +25,7 @@ def kinds(server, tmp_path_factory):
     return Kinds(Stage(tmp_path_factory.mktemp("faults")), server)
 
 
-# Packages would have to be compiled first; surroundings and the library of kernels import everything anew.
-QUICK = [kind for kind in SHARES if kind not in ("packages", "kernel library", "surroundings")]
+QUICK = [kind for kind in SHARES if kind not in DEAR]
 
 
 @pytest.mark.parametrize("seed", [1, 2])
