@@ -1,4 +1,4 @@
-"""Many cases on a few servers at once, their results kept as they come, and a page that sums them up."""
+"""Many cases on a few servers at once, their results kept as they come, and summed up."""
 
 import json
 import shutil
@@ -105,27 +105,24 @@ def _interleaved(wanted: Mapping[str, int], seed: int) -> Iterator[tuple[str, in
                     yield kind, seed + number
 
 
-def page(results: Sequence[Result], command: str, made_of: str) -> str:
-    """The results as a page of the documentation."""
+def section(results: Sequence[Result]) -> list[str]:
+    """The results as lines of the documentation."""
     kinds = list(dict.fromkeys(result.kind for result in results))
     rows = [_row(kind, [result for result in results if result.kind == kind]) for kind in kinds]
     rows.append(_row("**all**", results))
     wrong = [result for result in results if not result.is_good]
     lines = [
-        "# Injected faults", "",
-        f"Made by `{command}` on {made_of}. Each case damages one thing in a sandbox of its own and runs a",
-        "command in a process of its own. It may give the right output (the tokens of the undamaged pair, or of",
-        "transformers on the same files), or end with exit code 2 and one sentence that names the file or the option.",
-        "", "| what was damaged | cases | right output | refused in a sentence | anything else |",
-        "|---|---|---|---|---|",
-        *rows, "",
+        "Each case damages one thing in a sandbox of its own and runs a command in a process of its own. It may give",
+        "the right output (the tokens of the undamaged pair, or of transformers on the same files), or end with exit",
+        "code 2 and one sentence that names the file or the option.", "",
+        "| what was damaged | cases | right output | refused in a sentence | anything else |", "|---|---|---|---|---|",
+        *rows,
     ]  # fmt: skip
     if wrong:
-        lines += ["What is left to mend:", ""]
+        lines += ["", "What is left to mend:", ""]
         counted = Counter((result.kind, result.verdict) for result in wrong)
         lines += [f"- {kind}: {verdict} ({count})" for (kind, verdict), count in counted.most_common()]
-        lines.append("")
-    return "\n".join(lines)
+    return lines
 
 
 def _row(name: str, results: Sequence[Result]) -> str:

@@ -54,6 +54,54 @@ def packed_command_line() -> None:
     command_line()
 
 
+def threads() -> None:
+    """A plan's texts from so many threads of this process on one decoder, which has them wait for each other."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    from stage import NEW_TOKENS, TEXTS
+
+    from yggdrasil import Decoder
+
+    decoder = Decoder.from_plan(sys.argv[1], backend="eager")
+    options = {"max_new_tokens": int(NEW_TOKENS), "ignore_eos": True, "wait": True}
+
+    def decode(shift: int) -> list[list[int]]:
+        order = [(i + shift) % len(TEXTS) for i in range(len(TEXTS))]
+        made = {i: decoder.generate(TEXTS[i], **options).tokens for i in order}
+        return [made[i] for i in range(len(TEXTS))]
+
+    with ThreadPoolExecutor(int(sys.argv[2])) as pool:
+        print(json.dumps(list(pool.map(decode, range(int(sys.argv[2]))))))
+
+
+def watched_command_line() -> None:
+    """The command line (behind ``--``), and what it occupies in memory after so many lines of its output."""
+    from yggdrasil.bench.memory import resident_mb
+
+    split = sys.argv.index("--")
+    sizes, resident = [int(size) for size in sys.argv[1:split]], {}
+    sys.argv[1:] = sys.argv[split + 1 :]
+    out, written = sys.stdout, 0
+
+    class Counting:
+        def write(self, text: str) -> int:
+            nonlocal written
+            written += text.count("\n")
+            if written in sizes and written not in resident:
+                resident[written] = resident_mb()
+            return out.write(text)
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(out, name)
+
+    sys.stdout = Counting()
+    try:
+        eager_command_line()
+    finally:
+        sys.stdout = out
+        Path("resident.json").write_text(json.dumps(resident))
+
+
 def import_ours() -> None:
     """Everything that a command of these programs imports."""
     import yggdrasil.calibration.search
@@ -128,5 +176,7 @@ PROGRAMS = {
     "yggdrasil": command_line,
     "eager": eager_command_line,
     "packed": packed_command_line,
+    "threads": threads,
+    "watched": watched_command_line,
     "checkpoint": checkpoint,
 }

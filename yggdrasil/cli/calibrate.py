@@ -112,7 +112,9 @@ def calibrate(
         with PhaseProgress() as progress:
             plan = run(settings, progress)
     except KeyboardInterrupt:
-        raise Interrupted("interrupted; what was measured is kept, run the same command again to go on") from None
+        raise Interrupted(
+            "interrupted; what was compiled and measured is kept, run the same command again to go on"
+        ) from None
     _print_plan(plan)
 
 

@@ -16,7 +16,10 @@ from yggdrasil.errors import YggdrasilError, first_line
 # typer carries a click of its own in some versions: these are its ClickException and UsageError, whichever it is.
 _USAGE_FAULT, _COMMAND_FAULT = typer.BadParameter.__mro__[1:3]
 _MEMORY_SIGNS = ("can't allocate memory", "out of memory", "not enough memory", "Cannot allocate memory")
-_INTERRUPTED = "interrupted; nothing half-written was left, run the same command again to go on"
+_INTERRUPTED = (
+    "interrupted; what was compiled or prepared so far is kept and nothing half-written is, run the same command again "
+    "to go on"
+)
 
 
 class Ending(NamedTuple):

@@ -1,0 +1,189 @@
+"""SIGKILL at random moments of a calibration and of a first decoding: the next run goes on from what was complete.
+
+A chain begins without the plan and without some of the compiled steps, and is killed until a run is over before its
+moment comes. What was complete when a run was killed must be as it was when the next one is over or killed too.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from uuid import uuid4
+
+from case import generate
+from stage import PACKED, TEXTS, Stage
+
+from yggdrasil.artifacts import read_csv
+
+ROOT = Path(__file__).resolve().parents[2]
+NAME = "killed"
+CALIBRATE = [
+    "calibrate", "--quick", "--target", "target", "--drafter", "ngram", "--prompts", "prompts.jsonl", "--name", NAME,
+    "--root", ".", "--dtype", "float32", "--max-length", "200", "--max-depth", "4", "--draft-widths", "1,2",
+    "--verify-widths", "1,4", "--target-threads", "1",
+]  # fmt: skip
+COMMANDS = {
+    "calibrate --quick": (CALIBRATE, NAME),
+    "a first generate": (generate(PACKED, "--prompts", "prompts.jsonl"), PACKED),
+}
+_MARK = "YGGDRASIL_FAULTS"
+_LINGER_SECONDS = 15.0  # in which workers notice that nobody waits for them
+
+
+@dataclass
+class Tally:
+    """What came of a command's kills."""
+
+    kills: int = 0
+    completed: int = 0  # runs behind a kill that went to their end
+    kept: int = 0  # complete parts that a later run found
+    wrong: list[str] = field(default_factory=list)
+
+
+class Killing:
+    """One sandbox that is killed again and again."""
+
+    program = "from yggdrasil.cli import main; main()"
+
+    def __init__(self, stage: Stage, random: Random) -> None:
+        self._folder = stage.sandbox("killed")
+        self._environment = {**os.environ, **stage.machine_made(self._folder), "HF_HUB_OFFLINE": "1"}
+        self._environment |= {"PYTHONPATH": str(ROOT)}
+        self._steps = self._folder / "cache" / "steps"
+        self._reference = list(stage.reference.values())
+        self._random = random
+
+    def run(self, title: str, number: int, report: Callable[[str], None]) -> Tally:
+        """Kill the command until it was killed ``number`` times and then went to its end."""
+        command, plan = COMMANDS[title]
+        tally = Tally()
+        lasts = self._to_the_end(title, tally)  # compiles what the stage had no use for
+        while tally.kills < number:
+            self._forget()
+            before: dict[str, str] = {}
+            while True:
+                moment = self._random.uniform(0.0, lasts) if tally.kills < number else None
+                ended, code, left = self._start(command, moment)
+                found = self._complete()
+                # Once there is a plan the unfinished work goes.
+                is_over = ended or (self._folder / "plans" / NAME).exists()
+                lost = sorted(
+                    name for name in before if found.get(name, before[name] if is_over else "") != before[name]
+                )
+                tally.wrong += [f"made twice: {name}" for name in lost] + left
+                tally.kept += len(before)
+                if ended:
+                    tally.completed += 1
+                    tally.wrong += [f"exit code {code}"] if code else [*self._leftovers(), *self._other_tokens(plan)]
+                    break
+                tally.kills += 1
+                before = found
+                report(f"{title}: killed {tally.kills} times, {len(tally.wrong)} wrong")
+        return tally
+
+    def _to_the_end(self, title: str, tally: Tally) -> float:
+        """Run without being killed, as a chain is; how long that takes."""
+        command, _ = COMMANDS[title]
+        self._start(command, None)
+        self._forget()
+        start = time.monotonic()
+        _, code, _ = self._start(command, None)
+        tally.wrong += [f"not killed, exit code {code}"] if code else []
+        return time.monotonic() - start
+
+    def _forget(self) -> None:
+        """The plan, and one compiled step or the layers that steps share."""
+        for kind in ("plans", "predictors", "profiles"):
+            shutil.rmtree(self._folder / kind / NAME, ignore_errors=True)
+        package = self._random.choice(sorted(self._steps.glob("*.pt2")))
+        package.unlink()
+        package.with_suffix(".json").unlink(missing_ok=True)
+
+    def _start(self, command: list[str], moment: float | None) -> tuple[bool, int | None, list[str]]:
+        """Run until the end or ``moment``; whether it ended by itself, its exit code, and what went on behind it."""
+        mark = uuid4().hex
+        said = self._folder / "stdout.txt"  # no pipe, which a worker that goes on would keep open
+        with said.open("w") as out:
+            process = subprocess.Popen(
+                [sys.executable, "-c", self.program, *command], cwd=self._folder,
+                env={**self._environment, _MARK: mark}, stdout=out, stderr=subprocess.DEVNULL,
+            )  # fmt: skip
+        try:
+            code = process.wait(timeout=moment)
+        except subprocess.TimeoutExpired:
+            os.kill(process.pid, signal.SIGKILL)
+            process.wait()
+            return False, None, _lingering(mark)
+        self._out = said.read_text()
+        return True, code, _lingering(mark)
+
+    def _complete(self) -> dict[str, str]:
+        """Digests of the parts that count as done: packages with a manifest, and parts of an unfinished calibration."""
+        found = {}
+        for manifest in self._steps.glob("*.json"):
+            package = manifest.with_suffix(".pt2")
+            if package.exists():
+                found[package.name] = f"{package.stat().st_mtime_ns}"  # made again it would be as good, but later
+        for part in self._folder.glob(f"profiles/{NAME}/*.partial/*"):
+            if not part.name.startswith("."):
+                found[part.name] = hashlib.sha256(part.read_bytes()).hexdigest()
+        for table in self._folder.glob(f"profiles/{NAME}/*/threads.csv"):
+            found[table.name] = hashlib.sha256(table.read_bytes()).hexdigest()
+        for table in self._folder.glob(f"profiles/{NAME}/*/stage_samples.csv"):
+            context = int(read_csv(table, "stage-samples", 1)["context"].iloc[0])  # one, so its table is the whole
+            found[f"stages-{context}.csv"] = hashlib.sha256(table.read_bytes()).hexdigest()
+        return found
+
+    def _leftovers(self) -> Iterator[str]:
+        for path in self._folder.rglob("*"):
+            if path.suffix in (".tmp", ".partial", ".lock", ".old") or path.name.startswith("tmp"):
+                yield f"left over: {path.relative_to(self._folder)}"
+
+    def _other_tokens(self, plan: str) -> list[str]:
+        if plan == NAME:
+            _, code, _ = self._start(generate(NAME, "--prompts", "prompts.jsonl"), None)
+            if code:
+                return [f"the plan that was made: exit code {code}"]
+        made = [json.loads(line)["tokens"] for line in self._out.splitlines()]
+        return [] if made == self._reference else ["different tokens"]
+
+
+def _lingering(mark: str) -> list[str]:
+    """Processes of a run that are still there a while after it, killed now."""
+    end = time.monotonic() + _LINGER_SECONDS
+    while (left := list(_processes(mark))) and time.monotonic() < end:
+        time.sleep(0.2)
+    for process in left:
+        os.kill(process, signal.SIGKILL)
+    return [f"process {process} went on" for process in left]
+
+
+def _processes(mark: str) -> Iterator[int]:
+    for place in Path("/proc").iterdir():
+        if place.name.isdecimal():
+            try:
+                if f"{_MARK}={mark}".encode() in (place / "environ").read_bytes():
+                    yield int(place.name)
+            except OSError:
+                continue
+
+
+def section(tallies: dict[str, Tally], texts: int = len(TEXTS)) -> list[str]:
+    """The results as lines of the documentation."""
+    lines = [
+        "A run is killed (SIGKILL, its process alone) at a moment drawn evenly from what it takes; the next run must",
+        "succeed with nothing made again that was complete, no process may go on for long, and the run that is not",
+        f"killed must leave no temporary file and give the reference's tokens on {texts} prompts.", "",
+        "| command | kills | runs to the end | complete parts found again | wrong |", "|---|---|---|---|---|",
+        *(f"| `{title}` | {t.kills} | {t.completed} | {t.kept} | {len(t.wrong)} |" for title, t in tallies.items()),
+    ]  # fmt: skip
+    wrong = sorted({f"- {title}: {each}" for title, tally in tallies.items() for each in tally.wrong})
+    return [*lines, *(["", *wrong] if wrong else [])]
