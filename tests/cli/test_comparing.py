@@ -12,7 +12,7 @@ from yggdrasil.prompts import Prompt
 from yggdrasil.tree.objective import TreeShape
 
 PROMPTS = [Prompt(str(i), text) for i, text in enumerate(("hello there", "tons of tin", "a red hat", "one more"))]
-SETTINGS = {"max_new_tokens": 6, "max_prompt_tokens": None}
+SETTINGS = {"max_new_tokens": 6, "max_prompt_tokens": None, "ignore_eos": True}
 
 
 @pytest.fixture
@@ -68,3 +68,14 @@ def test_a_whole_comparison_says_so(decoder, tmp_path):
     compare(decoder, tmp_path / "results.json")
 
     assert json.loads((tmp_path / "results.json").read_text())["complete"] is True
+
+
+def test_both_ways_end_where_the_model_ends_a_chat(pair):
+    """Unless told to go on."""
+    policy = FixedPolicy(TreeShape(2, 2, 4))
+    answer = pair.decoder(policy).generate(PROMPTS[0].prompt, max_new_tokens=6, ignore_eos=True).tokens
+    decoder = pair.decoder(policy, eos=[answer[2]])
+
+    for ignore_eos, length in ((False, answer.index(answer[2]) + 1), (True, 6)):
+        (found,) = comparing._measure(decoder, PROMPTS[:1], {**SETTINGS, "ignore_eos": ignore_eos})
+        assert found.plain.tokens == found.tree.tokens == answer[:length]

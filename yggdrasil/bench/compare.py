@@ -96,7 +96,7 @@ def summarise(results: Sequence[Comparison]) -> dict[str, Any]:
     """The figures of a comparison.
 
     ``speedup`` is a ratio per prompt, then the median, with quartiles as spread; ``total_speedup`` is the ratio of the
-    times of all prompts together. ``repeats`` is the share of generated tokens that the text so far gives away.
+    times a token of all prompts together. ``repeats`` is the share of generated tokens that the text so far gives away.
     """
     decoded = [result for result in results if result.tree.metrics.iterations]
     tree = [result.tree.metrics for result in decoded]
@@ -123,7 +123,7 @@ def summarise(results: Sequence[Comparison]) -> dict[str, Any]:
         "baseline_tpot_ms": baseline,
         "predicted_tpot_ms": predicted_tpot,
         "speedup": spread([result.decode_ratio for result in decoded]),
-        "total_speedup": _ratio(sum(_decode_ms(r.plain) for r in decoded), sum(_decode_ms(r.tree) for r in decoded)),
+        "total_speedup": _ratio(_mean_ms([r.plain for r in decoded]), _mean_ms([r.tree for r in decoded])),
         "repeats": _ratio(sum(r.foretold for r in results), sum(len(r.plain.tokens) for r in results)),
         "end_to_end_speedup": spread([result.end_to_end_ratio for result in results]),
         "predicted_speedup": baseline / predicted_tpot if predicted_tpot else None,
@@ -150,6 +150,11 @@ def _request_ms(generation: Generation) -> float:
 
 def _decode_ms(generation: Generation) -> float:
     return generation.metrics.tpot_ms * max(len(generation.tokens) - 1, 0)
+
+
+def _mean_ms(answers: Sequence[Generation]) -> float:
+    """Milliseconds a token over all answers together, the first token of each left out."""
+    return _ratio(sum(map(_decode_ms, answers)), sum(len(answer.tokens) - 1 for answer in answers))
 
 
 def _ratio(part: float, whole: float) -> float:

@@ -78,9 +78,16 @@ def bench(
         bool, typer.Option("--eager", help="Trees without compiled steps: the same tokens and AAL, no valid times.")
     ] = False,
     chat: ChatOption = False,
+    ignore_eos: Annotated[
+        bool, typer.Option("--ignore-eos", help="Go on after a chat's end, as is always done with plain prompts.")
+    ] = False,
     force_machine: ForceOption = False,
 ) -> None:
-    """Compare with plain compiled decoding, prompt by prompt, alternating; or trees of other systems with ours."""
+    """Compare with plain compiled decoding, prompt by prompt, alternating; or trees of other systems with ours.
+
+    Plain prompts go on for --max-new-tokens. With --chat an answer ends where the model ends it: what is written behind
+    an end repeats itself, which is fast and of no use. Both ways of decoding write the same tokens.
+    """
     if context.invoked_subcommand is not None:
         return
     if not plan or prompts is None:
@@ -101,6 +108,7 @@ def bench(
         "max_new_tokens": max_new_tokens,
         "max_prompt_tokens": max_prompt_tokens,
         "chat": chat,
+        "ignore_eos": ignore_eos or not chat or bool(tree),
     }
     if tree:
         budgets = parse_widths(budget)

@@ -21,7 +21,7 @@ def compare_with_plain(
 ) -> None:
     """Print each prompt's line, the figures of all and of each category; write them with every sample to ``out``.
 
-    ``settings`` holds what changes the result, ``max_new_tokens`` and ``max_prompt_tokens`` among it; ``imports_mb``
+    ``settings`` holds what changes the result, all that ``compare`` takes among it; ``imports_mb``
     was resident before the pair was loaded.
 
     Raises:
@@ -63,7 +63,10 @@ def _measure(decoder: Decoder, prompts: Sequence[Prompt], settings: Mapping[str,
         show_comparison(result)
 
     try:
-        compare(decoder, prompts, settings["max_new_tokens"], note, max_prompt_tokens=settings["max_prompt_tokens"])
+        compare(
+            decoder, prompts, settings["max_new_tokens"], note, max_prompt_tokens=settings["max_prompt_tokens"],
+            ignore_eos=settings["ignore_eos"],
+        )  # fmt: skip
     except KeyboardInterrupt:
         if len(results) == len(prompts):
             raise
