@@ -46,6 +46,7 @@ STANDS_ON = {
     "bench exactness": "tests/bench/test_rule_systems.py",
     "parity": "tests/engine/test_parity.py",
     "profile": "tests/calibration/test_step_times.py",
+    "scripts/check_server.py": "tests/serving/test_server.py",
     "scripts/check_schedules.py": "tests/engine/test_schedules.py",
     "scripts/compare_objectives.py": "tests/tree/test_objective.py",
     "scripts/widen": "tests/models/test_widening.py",
