@@ -101,9 +101,9 @@ class Kinds:
         path, done = damage_checkpoint(folder / "target", random)
         dtype = random.choice(("float32", "float32", "bfloat16"))
         run = Run("checkpoint", ["target", "--dtype", dtype], str(folder))
-        return Case(
-            done, run, [path.name, path.parent.name, "tokenizer"], _as_reference if dtype == "float32" else _any
-        )
+        pristine = self.stage.of_whole("target", self._server)
+        check = (lambda outcome: _as_reference(outcome, pristine)) if dtype == "float32" else _any
+        return Case(done, run, [path.name, path.parent.name, "tokenizer"], check)
 
     def packages(self, folder: Path, random: Random) -> Case:
         """A damaged package is made again, or the rest of what lies beside it is of no account."""
@@ -125,7 +125,7 @@ class Kinds:
         path = folder / "model.gguf"
         done = damage(path, random) if random.random() < 0.9 else replace_file(path, random)
         run = Run("checkpoint", [path.name], str(folder), {"YGGDRASIL_CACHE": str(folder / "cache")})
-        pristine = self.stage.of_gguf(self._server)
+        pristine = self.stage.of_whole(path.name, self._server)
         return Case(done, run, [path.name], lambda outcome: _as_reference(outcome, pristine))
 
     def prompts(self, folder: Path, random: Random) -> Case:
@@ -215,7 +215,7 @@ def _any(outcome: Outcome) -> None:
     return None
 
 
-def _as_reference(outcome: Outcome, pristine: list[int] | None = None) -> str | None:
+def _as_reference(outcome: Outcome, pristine: list[int]) -> str | None:
     """``pristine`` tokens are right too, where the reference cannot read what we can."""
     record = json.loads(outcome.out.strip().splitlines()[-1])
     right = pristine if record["reference"] is None else record["reference"]

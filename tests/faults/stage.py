@@ -85,21 +85,21 @@ class Stage:
         assert outcome.code == 0, outcome.err
 
     @cached_property
-    def _of_gguf(self) -> dict[str, list[int]]:
+    def _whole(self) -> dict[str, list[int]]:
         return {}
 
-    def of_gguf(self, server: Server) -> list[int]:
-        """Tokens of the whole GGUF file, which transformers chooses too."""
+    def of_whole(self, source: str, server: Server) -> list[int]:
+        """Tokens of an undamaged checkpoint or GGUF file, which transformers chooses too."""
         with self._making:
-            if "tokens" not in self._of_gguf:
-                folder = self.sandbox("whole-gguf")
+            if source not in self._whole:
+                folder = self.sandbox("whole")
                 environment = {"YGGDRASIL_CACHE": str(folder / "cache")}
-                outcome = server.run(Run("checkpoint", ["model.gguf"], str(folder), environment))
+                outcome = server.run(Run("checkpoint", [source], str(folder), environment))
                 assert outcome.code == 0, outcome.err
                 record = json.loads(outcome.out.strip().splitlines()[-1])
                 assert record["tokens"] == record["reference"]
-                self._of_gguf["tokens"] = record["tokens"]
-            return self._of_gguf["tokens"]
+                self._whole[source] = record["tokens"]
+            return self._whole[source]
 
     @cached_property
     def reference(self) -> dict[str, list[int]]:
