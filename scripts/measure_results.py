@@ -42,9 +42,11 @@ class Effort(NamedTuple):
 
 STATIC = "transformers, static"  # compiles for minutes, and was slower than the dynamic cache wherever it was tried
 EFFORTS = {
-    "smollm2": Effort(240, 12, (13, 3), 100, (STATIC,), {"chat": 8, "equality": 8, "systems": 5}),
+    "smollm2": Effort(240, 12, (13, 3), 0, (STATIC,), {"chat": 6, "systems": 5}),
+    "smollm2-bf16": Effort(240, 12, (0, 0), 100, (), {"chat": 8, "equality": 8}),
     "smollm2-342M": Effort(26, 12, (6, 0), 0, (STATIC,), {"chat": 2, "systems": 3}),
     "smollm2-1B": Effort(13, 6, (5, 0), 0, ("transformers",), {"chat": 3, "systems": 4}),
+    "smollm2-1B-q4_0": Effort(13, 6, (0, 0), 0, (), {"chat": 2}),
 }
 TINY = Effort(26, 12, (0, 0), 0, (), {})
 

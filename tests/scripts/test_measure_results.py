@@ -34,7 +34,8 @@ def tasks(script, prompts, name="smollm2", **options):
 def test_every_set_and_every_kind_is_measured(script, prompts):
     kinds = Counter(task.out.stem.partition("-")[0] for task in tasks(script, prompts))
 
-    assert kinds == {"bench": 5, "systems": 5, "equality": 1, "turns": 1, "first": 1}
+    assert kinds == {"bench": 5, "systems": 5, "turns": 1, "first": 1}
+    assert sum(effort.equality for effort in script.EFFORTS.values()) == 100  # in float32, of the weights as they are
     assert all(task.command[-2:] == ["--json", str(task.out)] for task in tasks(script, prompts))
 
 
