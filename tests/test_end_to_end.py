@@ -145,12 +145,12 @@ import sys
 from yggdrasil import Decoder
 
 text = Decoder.from_plan(sys.argv[1]).generate("Is it an art", max_new_tokens=4, ignore_eos=True).text
-slow = ("transformers.modeling_utils", "torch._dynamo", "torch._inductor", "sympy", "scipy", "pandas")
+slow = ("transformers.modeling_utils", "yggdrasil.models.loading", "scipy", "pandas")
 print([name for name in slow if name in sys.modules], text)
 """
 
 
-def test_a_start_from_packages_needs_neither_model_code_nor_a_compiler(calibrated, decoder):
+def test_a_start_from_packages_needs_no_model_code(calibrated, decoder):
     """What they take to import is most of what a person would wait for."""
     command = [sys.executable, "-c", START, str(calibrated.plan)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
