@@ -1,8 +1,10 @@
 """Compiled steps: the tokens of eager ones, compiled once for ever, and the same bits for every width."""
 
+import json
 import subprocess
 import sys
 from dataclasses import replace
+from zipfile import ZipFile
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ from yggdrasil.engine.policy import PLAIN_POLICY, FixedPolicy
 from yggdrasil.models import compiled
 from yggdrasil.models.formats.rounding import rounding_to
 from yggdrasil.models.kernels import is_native
+from yggdrasil.models.kernels.shims import c_shims
 from yggdrasil.models.loading import load_model, prepare_model
 from yggdrasil.scheduling.plan import Shapes
 from yggdrasil.tree.objective import TreeShape
@@ -81,6 +84,24 @@ def test_loading_a_package_does_not_import_the_compiler(compiled_decoder, compil
     )
 
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
+
+
+@pytest.mark.compiled
+@pytest.mark.skipif(not c_shims(), reason="steps call operators through the dispatcher here")
+def test_steps_call_our_operators_directly(compiled_decoder, compile_cache):
+    """What a wrapper's JSON lists goes through boxes and the dispatcher, at ten times the price of a call."""
+    direct = {operator.name() for operator in c_shims()}
+    packages = list((compile_cache / "steps").glob("*.pt2"))
+    boxed = {}
+    for package in packages:
+        with ZipFile(package) as archive:
+            lists = [name for name in archive.namelist() if name.endswith(".wrapper.json")]
+            nodes = [node["node"] for name in lists for node in json.loads(archive.read(name))["nodes"]]
+        boxed[package.name] = [node["target"] for node in nodes]
+
+    assert "yggdrasil::tree_attention" in direct
+    assert len(packages) == len(PACKAGES)
+    assert not {name for names in boxed.values() for name in names} & direct
 
 
 @pytest.mark.compiled

@@ -61,7 +61,7 @@ class PlainStep(StepModule):
     ) -> tuple[Tensor, ...]:
         """``token`` and ``position`` [1] int64. Returns (choice [1], its logit [1], hidden [1, H], *layers [1, H])."""
         logits, hidden, layers = read_token(self._call[0], weights, caches, token, position)
-        best, choice = logits.max(-1)
+        best, choice = self._call[0].best_tokens(logits)
         return choice, best, hidden.float(), *layers
 
 
@@ -90,7 +90,7 @@ class VerifyStep(StepModule):
         width = chosen.shape[0]
         tree = TokenTree(*tree_buffers)
         rows, (logits, hidden, layers) = read_tree(self._call[0], weights, caches, root, chosen, tree)
-        best, choices = logits.max(-1)
+        best, choices = self._call[0].best_tokens(logits)
         _, path = accept_greedy(rows.tokens, rows.parents, rows.ancestors, rows.exist, choices)
         numbers = torch.arange(width, device=path.device)
         accepted = torch.where(path, numbers, width).sort().values.clamp(max=width - 1)

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from yggdrasil.errors import YggdrasilError, first_line
 from yggdrasil.models.kernels import is_native
+from yggdrasil.models.kernels.shims import c_shims
 from yggdrasil.models.packages import SUFFIX, is_whole, new_package, open_package, package_folder, unit_path
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ _INDUCTOR_OPTIONS = {
     # Round to the model's dtype after every operator, as eager does. Else rounding follows fusion, fusion follows the
     # width, and a plain step and a verified row differ in their last bits.
     "emulate_precision_casts": True,
+    "aot_inductor.custom_ops_to_c_shims": c_shims(),
 }
 
 

@@ -98,6 +98,11 @@ class ModelCall:
             logits, hidden = logits[rows], hidden[rows]
         return Forward(logits, hidden, [captured[layer] for layer in self.hidden_layers])
 
+    def best_tokens(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """The greatest logit of each row, not-a-number where there is one, and its token, the lowest of a tie."""
+        best, tokens = torch.ops.yggdrasil.best_tokens(logits, self._num_threads)
+        return best, tokens
+
     def _capture(self, captured: dict[int, Tensor], hooks: ExitStack) -> None:
         """Note the head's input and the outputs of ``hidden_layers`` while the model runs."""
 
@@ -265,5 +270,5 @@ class PrefillStep(StepModule):
         mask = rows[:, None] >= rows[None, :]
         offsets = start.expand(2).contiguous()
         logits, hidden, layers = self._call[0](weights, caches, tokens, start + rows, mask, offsets, last)
-        best, choice = logits.max(-1)
+        best, choice = self._call[0].best_tokens(logits)
         return choice, best, hidden.float(), logits, *layers

@@ -44,6 +44,7 @@ _library.define(
     "tree_attention(Tensor query, Tensor key, Tensor value, Tensor(a!) key_cache, Tensor(b!) value_cache, "
     "Tensor offsets, Tensor tree_mask, float scale, int window, float softcap, int num_threads) -> Tensor"
 )
+_library.define("best_tokens(Tensor logits, int num_threads) -> (Tensor, Tensor)")
 _library.define("top_candidates(Tensor values, SymInt k) -> (Tensor, Tensor)")
 _library.define("open_unit(str name, str path) -> ()")
 _library.define("keep_table(Tensor[] tensors) -> int")
@@ -114,6 +115,11 @@ def _tree_attention(  # noqa: PLR0913  (an operator's schema)
     return heads.transpose(0, 1).to(query.dtype).unsqueeze(0).contiguous()
 
 
+def _best_tokens(logits: Tensor, num_threads: int) -> tuple[Tensor, Tensor]:
+    best, place = logits.max(-1)
+    return best, place
+
+
 def _top_candidates(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
     best, index = values.topk(k, dim=-1)
     return best, index
@@ -176,6 +182,11 @@ def _packed_linears_shape(
     return [x.new_empty((*x.shape[:-1], size)) for size in out_features]
 
 
+def _best_tokens_shape(logits: Tensor, num_threads: int) -> tuple[Tensor, Tensor]:
+    shape = (logits.shape[0],)
+    return logits.new_empty(shape), logits.new_empty(shape, dtype=torch.int64)
+
+
 def _top_candidates_shape(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
     shape = (values.shape[0], k)
     return values.new_empty(shape), values.new_empty(shape, dtype=torch.int64)
@@ -200,6 +211,7 @@ _portable: dict[str, Callable[..., Any]] = {
     "packed_linear": _packed_linear,
     "packed_linears": _packed_linears,
     "tree_attention": _tree_attention,
+    "best_tokens": _best_tokens,
     "top_candidates": _top_candidates,
     "move_rows": _move_rows,
     "rank_nodes": _rank_nodes,
@@ -234,6 +246,7 @@ torch.library.register_fake("yggdrasil::quantised_linear", _quantised_linear_sha
 torch.library.register_fake("yggdrasil::quantised_linears", _quantised_linears_shape, lib=_library)
 torch.library.register_fake("yggdrasil::quantised_rows", _quantised_rows_shape, lib=_library)
 torch.library.register_fake("yggdrasil::packed_linears", _packed_linears_shape, lib=_library)
+torch.library.register_fake("yggdrasil::best_tokens", _best_tokens_shape, lib=_library)
 torch.library.register_fake("yggdrasil::top_candidates", _top_candidates_shape, lib=_library)
 torch.library.register_fake("yggdrasil::tree_attention", _tree_attention_shape, lib=_library)
 torch.library.register_fake("yggdrasil::run_units", _run_units_shape, lib=_library)

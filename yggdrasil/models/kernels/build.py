@@ -4,6 +4,7 @@ The library is kept in the user's cache under a name that holds everything that 
 PyTorch build, the compiler and the processor's features.
 """
 
+import ctypes
 import hashlib
 import os
 import platform
@@ -38,6 +39,7 @@ def load_native() -> bool:
         if not _is_whole(library):
             _compile(compiler, library)
         torch.ops.load_library(str(library))
+        ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)  # compiled steps call its functions by name
     except OSError as error:
         _say(f"the CPU kernels cannot be used, the slower portable ones take their place: {first_line(error)}")
         return False

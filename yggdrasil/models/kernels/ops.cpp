@@ -30,11 +30,14 @@
 
 #include "attention.h"
 #include "attention_matrix.h"
+#include "best_token.h"
 #include "counts.h"
+#include "kept_memory.h"
 #include "linear_matrix.h"
 #include "linear_vector.h"
 #include "quantised_ops.h"
 #include "scratch.h"
+#include "shims.h"
 #include "threads.h"
 
 namespace {
@@ -307,12 +310,32 @@ void move_rows(at::TensorList caches, at::IntArrayRef source, int64_t destinatio
 
 // ==== layers that repeat ==============================================================================================
 
+// Tensors that units read and write, and where PyTorch describes them: each tensor's and its storage's header.
+struct Table {
+  std::vector<Tensor> tensors;
+  std::vector<std::pair<const char*, const char*>> headers;
+
+  explicit Table(at::TensorList all) : tensors(all.begin(), all.end()) {
+    for (const Tensor& tensor : tensors)
+      headers.emplace_back(reinterpret_cast<const char*>(tensor.unsafeGetTensorImpl()),
+                           reinterpret_cast<const char*>(tensor.storage().unsafeGetStorageImpl()));
+  }
+
+  // The headers were read a step ago, and all weights have passed through the caches since.
+  void fetch_headers(at::IntArrayRef places) const {
+    for (const int64_t place : places) {
+      for (size_t line = 0; line < sizeof(c10::TensorImpl); line += 64) __builtin_prefetch(headers[place].first + line);
+      for (size_t line = 0; line < sizeof(c10::StorageImpl); line += 64) __builtin_prefetch(headers[place].second + line);
+    }
+  }
+};
+
 // What steps refer to by name or number: packages of one unit each, which last as long as the process, and tables of the
 // tensors that units read and write, which belong to whoever keeps them.
 struct Registry {
   std::mutex mutex;
   std::unordered_map<std::string, std::unique_ptr<torch::inductor::AOTIModelPackageLoader>> units;
-  std::unordered_map<int64_t, std::shared_ptr<const std::vector<Tensor>>> tables;
+  std::unordered_map<int64_t, std::shared_ptr<const Table>> tables;
   int64_t last_table = 0;
 };
 
@@ -331,7 +354,7 @@ void open_unit(std::string name, std::string path) {
 int64_t keep_table(at::TensorList tensors) {
   Registry& all = registry();
   const std::lock_guard<std::mutex> lock(all.mutex);
-  all.tables[++all.last_table] = std::make_shared<const std::vector<Tensor>>(tensors.begin(), tensors.end());
+  all.tables[++all.last_table] = std::make_shared<const Table>(tensors);
   return all.last_table;
 }
 
@@ -346,7 +369,7 @@ void drop_table(int64_t number) {
 Tensor run_units(std::string name, const Tensor& number, const Tensor& carried, at::TensorList shared,
                  at::IntArrayRef places, int64_t count) {
   torch::inductor::AOTIModelContainerRunner* unit = nullptr;
-  std::shared_ptr<const std::vector<Tensor>> table;
+  std::shared_ptr<const Table> table;
   {
     Registry& all = registry();
     const std::lock_guard<std::mutex> lock(all.mutex);
@@ -358,12 +381,14 @@ Tensor run_units(std::string name, const Tensor& number, const Tensor& carried, 
   const size_t own = places.size() / count;
   Tensor value = carried;
   std::vector<Tensor> inputs;
+  table->fetch_headers(places.slice(0, own));
   for (int64_t i = 0; i < count; ++i) {
+    if (i + 1 < count) table->fetch_headers(places.slice((i + 1) * own, own));
     inputs.clear();
     inputs.reserve(1 + shared.size() + own);
     inputs.push_back(std::move(value));
     inputs.insert(inputs.end(), shared.begin(), shared.end());
-    for (const int64_t place : places.slice(i * own, own)) inputs.push_back(table->at(place));
+    for (const int64_t place : places.slice(i * own, own)) inputs.push_back(table->tensors.at(place));
     value = std::move(unit->boxed_run(std::move(inputs)).at(0));
   }
   return value;
@@ -393,6 +418,68 @@ int64_t read_words(const Tensor& buffer, int64_t num_threads) {
 
 }  // namespace
 
+// ==== what compiled steps call ========================================================================================
+
+AOTITorchError aoti_torch_cpu_packed_linear(AtenTensorHandle input, AtenTensorHandle packed, AtenTensorHandle* bias, int64_t out_features,
+                                            int64_t num_threads, AtenTensorHandle* result) {
+  AOTI_TORCH_CONVERT_EXCEPTION_TO_ERROR_CODE({
+    *result = new_tensor_handle(packed_linear(tensor_of(input), tensor_of(packed), pointer_to_optional<Tensor>(bias), out_features, num_threads));
+  });
+}
+
+AOTITorchError aoti_torch_cpu_packed_linears(AtenTensorHandle input, const AtenTensorHandle* packed, int64_t num_packed,
+                                             const AtenTensorHandle** biases, int64_t num_biases, const int64_t* out_features,
+                                             int64_t num_out_features, int64_t num_threads, ...) {
+  AOTI_TORCH_CONVERT_EXCEPTION_TO_ERROR_CODE({
+    auto results = packed_linears(tensor_of(input), tensors_of(packed, num_packed), optional_tensors_of(biases, num_biases),
+                                  at::IntArrayRef(out_features, num_out_features), num_threads);
+    va_list targets;
+    va_start(targets, num_threads);
+    give_all(std::move(results), targets);
+    va_end(targets);
+  });
+}
+
+AOTITorchError aoti_torch_cpu_quantised_linear(AtenTensorHandle input, AtenTensorHandle packed, AtenTensorHandle* bias, int64_t out_features,
+                                               int64_t format, int64_t num_threads, AtenTensorHandle* result) {
+  AOTI_TORCH_CONVERT_EXCEPTION_TO_ERROR_CODE({
+    *result = new_tensor_handle(
+        quantised_linear(tensor_of(input), tensor_of(packed), pointer_to_optional<Tensor>(bias), out_features, format, num_threads));
+  });
+}
+
+AOTITorchError aoti_torch_cpu_quantised_linears(AtenTensorHandle input, const AtenTensorHandle* packed, int64_t num_packed,
+                                                const AtenTensorHandle** biases, int64_t num_biases, const int64_t* out_features,
+                                                int64_t num_out_features, const int64_t* formats, int64_t num_formats, int64_t num_threads, ...) {
+  AOTI_TORCH_CONVERT_EXCEPTION_TO_ERROR_CODE({
+    auto results = quantised_linears(tensor_of(input), tensors_of(packed, num_packed), optional_tensors_of(biases, num_biases),
+                                     at::IntArrayRef(out_features, num_out_features), at::IntArrayRef(formats, num_formats), num_threads);
+    va_list targets;
+    va_start(targets, num_threads);
+    give_all(std::move(results), targets);
+    va_end(targets);
+  });
+}
+
+AOTITorchError aoti_torch_cpu_tree_attention(AtenTensorHandle query, AtenTensorHandle key, AtenTensorHandle value, AtenTensorHandle key_cache,
+                                             AtenTensorHandle value_cache, AtenTensorHandle offsets, AtenTensorHandle tree_mask, double scale,
+                                             int64_t window, double softcap, int64_t num_threads, AtenTensorHandle* result) {
+  AOTI_TORCH_CONVERT_EXCEPTION_TO_ERROR_CODE({
+    *result = new_tensor_handle(tree_attention(tensor_of(query), tensor_of(key), tensor_of(value), tensor_of(key_cache), tensor_of(value_cache),
+                                               tensor_of(offsets), tensor_of(tree_mask), scale, window, softcap, num_threads));
+  });
+}
+
+AOTITorchError aoti_torch_cpu_best_tokens(AtenTensorHandle logits, int64_t num_threads, AtenTensorHandle* best, AtenTensorHandle* place) {
+  AOTI_TORCH_CONVERT_EXCEPTION_TO_ERROR_CODE({
+    auto [values, places] = best_tokens(tensor_of(logits), num_threads);
+    *best = new_tensor_handle(std::move(values));
+    *place = new_tensor_handle(std::move(places));
+  });
+}
+
+[[maybe_unused]] const bool is_installed = (KeptMemory::install(), true);
+
 // Schemas live in kernels/__init__.py, beside the portable implementations.
 TORCH_LIBRARY_IMPL(yggdrasil, CPU, m) {
   m.impl("packed_shape", &packed_shape);
@@ -405,6 +492,7 @@ TORCH_LIBRARY_IMPL(yggdrasil, CPU, m) {
   m.impl("quantised_linears", &quantised_linears);
   m.impl("quantised_rows", &quantised_rows);
   m.impl("tree_attention", &tree_attention);
+  m.impl("best_tokens", &best_tokens);
   m.impl("top_candidates", &top_candidates);
   m.impl("rank_nodes", &rank_nodes);
   m.impl("move_rows", &move_rows);

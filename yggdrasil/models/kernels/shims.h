@@ -1,0 +1,50 @@
+// The operators of a step with C signatures: what compiled steps call, without a dispatcher and boxed arguments between.
+//
+// AOTInductor's wrapper calls by these names; ``shims.py`` reads the declarations from this file, so each must stand on
+// one line. Handles are borrowed, results are new handles of the caller's.
+#pragma once
+
+#include <torch/csrc/inductor/aoti_torch/utils.h>
+
+#include <cstdarg>
+#include <optional>
+#include <vector>
+
+namespace yggdrasil {
+
+using torch::aot_inductor::new_tensor_handle;
+using torch::aot_inductor::pointer_to_optional;
+
+inline Tensor& tensor_of(AtenTensorHandle handle) { return *torch::aot_inductor::tensor_handle_to_tensor_pointer(handle); }
+
+inline std::vector<Tensor> tensors_of(const AtenTensorHandle* handles, int64_t count) {
+  std::vector<Tensor> tensors;
+  tensors.reserve(count);
+  for (int64_t i = 0; i < count; ++i) tensors.push_back(tensor_of(handles[i]));
+  return tensors;
+}
+
+inline c10::List<std::optional<Tensor>> optional_tensors_of(const AtenTensorHandle** handles, int64_t count) {
+  c10::List<std::optional<Tensor>> tensors;
+  tensors.reserve(count);
+  for (int64_t i = 0; i < count; ++i) tensors.push_back(pointer_to_optional<Tensor>(handles[i]));
+  return tensors;
+}
+
+// One pointer a result follows the arguments.
+inline void give_all(std::vector<Tensor>&& results, va_list targets) {
+  for (Tensor& result : results) *va_arg(targets, AtenTensorHandle*) = new_tensor_handle(std::move(result));
+}
+
+}  // namespace yggdrasil
+
+// clang-format off
+extern "C" {
+AOTITorchError aoti_torch_cpu_packed_linear(AtenTensorHandle input, AtenTensorHandle packed, AtenTensorHandle* bias, int64_t out_features, int64_t num_threads, AtenTensorHandle* result);
+AOTITorchError aoti_torch_cpu_packed_linears(AtenTensorHandle input, const AtenTensorHandle* packed, int64_t num_packed, const AtenTensorHandle** biases, int64_t num_biases, const int64_t* out_features, int64_t num_out_features, int64_t num_threads, ...);
+AOTITorchError aoti_torch_cpu_quantised_linear(AtenTensorHandle input, AtenTensorHandle packed, AtenTensorHandle* bias, int64_t out_features, int64_t format, int64_t num_threads, AtenTensorHandle* result);
+AOTITorchError aoti_torch_cpu_quantised_linears(AtenTensorHandle input, const AtenTensorHandle* packed, int64_t num_packed, const AtenTensorHandle** biases, int64_t num_biases, const int64_t* out_features, int64_t num_out_features, const int64_t* formats, int64_t num_formats, int64_t num_threads, ...);
+AOTITorchError aoti_torch_cpu_tree_attention(AtenTensorHandle query, AtenTensorHandle key, AtenTensorHandle value, AtenTensorHandle key_cache, AtenTensorHandle value_cache, AtenTensorHandle offsets, AtenTensorHandle tree_mask, double scale, int64_t window, double softcap, int64_t num_threads, AtenTensorHandle* result);
+AOTITorchError aoti_torch_cpu_best_tokens(AtenTensorHandle logits, int64_t num_threads, AtenTensorHandle* best, AtenTensorHandle* place);
+}
+// clang-format on
