@@ -89,10 +89,12 @@ class Team {
   std::atomic<int> sleepers_{0};
 };
 
-// Calls body(begin, end) over [0, count) in about four chunks a thread.
+// Calls body(begin, end) over [0, count) in one chunk a thread, or in four where there is much to share: chunks balance
+// threads, but each costs a claim, and begins a stream of weights that nothing has prefetched.
 template <typename Function>
 void parallel(int64_t count, int64_t num_threads, const Function& body) {
-  const int64_t chunks = std::min(count, 4 * num_threads);
+  constexpr int64_t kMuch = 256;
+  const int64_t chunks = std::min(count, count < kMuch ? num_threads : 4 * num_threads);
   if (num_threads <= 1 || chunks <= 1) {
     body(0, count);
     return;
