@@ -1,11 +1,10 @@
 """How many threads each model should use: measured before anything is compiled, since steps are compiled for a count.
 
-Eager steps over the very same operators are timed. Only the operators use threads, so the difference between two
-counts is what a compiled step would gain.
+The model's linear layers are timed alone, one after the other: nearly all that threads do in a compiled step is theirs,
+and a whole eager pass of a small model is mostly Python, in whose noise a thread's gain is lost.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from time import perf_counter_ns
 
 import pandas as pd
@@ -14,11 +13,9 @@ import torch
 from yggdrasil.models.formats.layers import QuantisedLinear
 from yggdrasil.models.loaded import LoadedModel
 from yggdrasil.models.packing import PackedLinear
-from yggdrasil.models.runner import ModelCall, ModelRunner
 
 COLUMNS = ("model", "threads", "width", "round", "ms")
 WIDTHS = (1, 8)
-CONTEXT = 256
 ROUNDS = 9
 WORTH = 0.97  # another thread is used where it takes at most this share of the time
 
@@ -35,7 +32,7 @@ def thread_counts(cores: int) -> list[int]:
 
 @torch.inference_mode()
 def time_threads(loaded: LoadedModel, name: str, counts: Sequence[int]) -> pd.DataFrame:
-    """Milliseconds of an eager pass of ``WIDTHS`` rows by number of threads, in turns; columns ``COLUMNS``."""
+    """Milliseconds of all linear layers for ``WIDTHS`` rows by number of threads, in turns; columns ``COLUMNS``."""
     runs = {(count, width): _pass(loaded, count, width) for count in counts for width in WIDTHS}
     rows = []
     before = torch.get_num_threads()
@@ -49,6 +46,7 @@ def time_threads(loaded: LoadedModel, name: str, counts: Sequence[int]) -> pd.Da
                     rows.append((name, count, width, turn, (perf_counter_ns() - start) / 1e6))
     finally:
         torch.set_num_threads(before)
+        _use(loaded, loaded.num_threads)
     return pd.DataFrame(rows, columns=list(COLUMNS))
 
 
@@ -63,17 +61,21 @@ def best_threads(samples: pd.DataFrame) -> int:
 
 
 def _pass(loaded: LoadedModel, count: int, width: int) -> Callable[[], object]:
-    counted = replace(loaded, num_threads=count)
-    runner = ModelRunner(counted, CONTEXT + width, loaded.vocab_size, "eager")
-    call = ModelCall(counted, loaded.vocab_size)
-    rows = torch.arange(width)
-    tokens, mask = torch.ones(width, dtype=torch.int64), rows[:, None] >= rows[None, :]
-    offsets = torch.tensor([CONTEXT, CONTEXT])
+    layers = _layers(loaded)
+    inputs = {size: torch.randn(1, width, size).to(loaded.dtype) for size in {layer.in_features for layer in layers}}
 
-    def run() -> object:
-        for module in loaded.model.modules():
-            if isinstance(module, PackedLinear | QuantisedLinear):
-                module.num_threads = count
-        return call(runner.weights, runner.cache.tensors(), tokens, CONTEXT + rows, mask, offsets)
+    def run() -> None:
+        _use(loaded, count)
+        for layer in layers:
+            layer(inputs[layer.in_features])
 
     return run
+
+
+def _layers(loaded: LoadedModel) -> list[PackedLinear | QuantisedLinear]:
+    return [module for module in loaded.model.modules() if isinstance(module, PackedLinear | QuantisedLinear)]
+
+
+def _use(loaded: LoadedModel, count: int) -> None:
+    for layer in _layers(loaded):
+        layer.num_threads = count
