@@ -11,11 +11,11 @@ from yggdrasil.bench.spread import describe
 
 Record = dict[str, Any]
 TARGETS = {  # folder below profiles: what it holds
-    "smollm2": "SmolLM2-135M, its Q4_1 file",
-    "smollm2-bf16": "SmolLM2-135M, bf16",
-    "smollm2-342M": "widened to 342M, bf16",
-    "smollm2-1B": "widened to 1.04B, bf16",
-    "smollm2-1B-q4_0": "widened to 1.04B, Q4_0",
+    "smollm2": "SmolLM2-135M",
+    "smollm2-bf16": "SmolLM2-135M in bf16",
+    "smollm2-342M": "widened to 342M",
+    "smollm2-1B": "widened to 1.04B",
+    "smollm2-1B-q4_0": "widened to 1.04B in Q4_0",
     "tiny": "bundled pair, 11M",
 }
 SETS = {
