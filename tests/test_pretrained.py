@@ -8,7 +8,7 @@ import pytest
 
 from yggdrasil import pretrained
 from yggdrasil.artifacts import current_machine, list_plans, plan_path
-from yggdrasil.drafters.options import NGramOptions
+from yggdrasil.drafters.options import CountsOptions, NGramOptions
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.models.source import Source
 from yggdrasil.pretrained import Decoder, find_plan, is_plan, plan_name, shipped_prompts
@@ -58,6 +58,9 @@ def test_the_newest_plan_of_this_model_on_this_machine_is_found(save):
     save(plan(machine=replace(current_machine(), cores=99)), "another-machine")
     save(plan(weights="q4_0"), "rounded")
     assert find_plan(TARGET, None, None) == second
+    as_it_is = save(plan(weights="file"), "blocks")
+    save(plan(), "dequantised")
+    assert find_plan(TARGET, None, None) == as_it_is
     assert find_plan(DRAFTER, None, None) is None
 
 
@@ -72,8 +75,10 @@ def test_a_plan_says_which_weights_it_is_for():
 def test_drafter_and_dtype_decide_which(save):
     ngram, pair = save(plan()), save(plan(drafter=ModelRef("x", DRAFTER.fingerprint(), 1)), "pair")
     exact = save(plan(dtype="float32"), "exact")
+    counted = save(plan(drafter=CountsOptions()), "counted")
 
     assert find_plan(TARGET, "ngram", "bfloat16") == ngram
+    assert find_plan(TARGET, "text", None) == counted
     assert find_plan(TARGET, str(DRAFTER.folder), None) == pair
     assert find_plan(TARGET, None, "float32") == exact
     assert find_plan(TARGET, str(TARGET.folder), None) is None

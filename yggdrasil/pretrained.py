@@ -90,7 +90,10 @@ def _listed(name: str) -> list[object]:
 
 
 def find_plan(model: Source, drafter: str | None, dtype: DtypeName | None) -> Path | None:
-    """The newest plan for this machine that decodes with just this model; None where there is none."""
+    """The newest plan for this machine that decodes with just this model; None where there is none.
+
+    One on the blocks of a file as they are comes before any other.
+    """
     machine, digits = current_machine(), model.fingerprint()
     second = Source.find(drafter).fingerprint() if drafter not in (None, NGRAM, COUNTS) else drafter
     fitting = []
@@ -102,8 +105,8 @@ def find_plan(model: Source, drafter: str | None, dtype: DtypeName | None) -> Pa
         if plan is None or plan.target.fingerprint != digits or plan.weights not in ("full", "file"):
             continue
         if dtype in (None, plan.dtype) and second in (None, _drafter_name(plan)):
-            fitting.append(entry.path)
-    return max(fitting, key=lambda path: path.stat().st_mtime_ns, default=None)
+            fitting.append((plan.weights == "file", entry.path.stat().st_mtime_ns, entry.path))
+    return max(fitting)[-1] if fitting else None
 
 
 def _drafter_name(plan: Plan) -> str:
