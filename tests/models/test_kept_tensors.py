@@ -4,10 +4,12 @@ import pytest
 import torch
 from tiny import tiny_model
 
+from yggdrasil.engine.steps import PlainStep
 from yggdrasil.errors import YggdrasilError
-from yggdrasil.models import kept_tensors, loading
+from yggdrasil.models import kept_tensors, loading, runner
 from yggdrasil.models.kept_tensors import open_model
 from yggdrasil.models.kernels import is_native
+from yggdrasil.models.runner import ModelRunner
 
 CPU = torch.device("cpu")
 native_only = pytest.mark.skipif(not is_native(), reason="no native kernels here")
@@ -110,3 +112,18 @@ def test_a_full_disk_or_a_cache_that_cannot_be_written_costs_time_alone(tmp_path
 
     assert len(loads) == 2
     assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize("ask", [lambda runner: runner.step("plain", 1), lambda runner: runner.compile("plain", 1)])
+def test_a_step_that_has_to_be_traced_finds_the_model_made(tmp_path, cache, loads, monkeypatch, ask):
+    """Made while tracing, where tensors hold no data, a model cannot pack its layers."""
+    folder = saved(tmp_path / "model")
+    loaded = [opened(folder) for _ in range(2)][1]
+    model_runner = ModelRunner(loaded, 32, loaded.vocab_size, "inductor")
+    tokens = torch.zeros(2, dtype=torch.int64)
+    model_runner.define("plain", 1, PlainStep(model_runner.call), [tokens[:1], tokens[1:]])
+    made = []
+    for name in ("build_step", "compile_package"):
+        monkeypatch.setattr(runner, name, lambda *args: made.append("model" in vars(loaded)))
+    ask(model_runner)
+    assert made == [True]

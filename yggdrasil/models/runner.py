@@ -199,14 +199,23 @@ class ModelRunner:
                     f"the step {name} of width {width} was not prepared, and nothing is compiled while decoding; "
                     "this is a fault of ours, please report it"
                 )
-            found = self._steps[name, width] = build_step(*self._defined[name, width], self.backend)
+            found = self._steps[name, width] = self._build(name, width)
         return found
+
+    def _build(self, name: str, width: int) -> Step:
+        self._make_traceable(name, width)
+        return build_step(*self._defined[name, width], self.backend)
+
+    def _make_traceable(self, name: str, width: int) -> None:
+        """Have the model's code at hand where the step is to be traced: made while tracing, it would hold no data."""
+        if not self.is_compiled(name, width):
+            assert self.loaded.model is not None
 
     def complete(self, report: Callable[[float], None] = lambda _: None) -> None:
         """Build every step that is defined, reporting the share that is there; from now on none is built silently."""
         for number, step in enumerate(self._defined, start=1):
             if step not in self._steps:
-                self._steps[step] = build_step(*self._defined[step], self.backend)
+                self._steps[step] = self._build(*step)
             report(number / len(self._defined))
         self._is_complete = True
 
@@ -232,6 +241,7 @@ class ModelRunner:
         module, arguments, key = self._defined[name, width]
         if self.backend != "inductor" or is_whole(package_path(key)):
             return False
+        self._make_traceable(name, width)
         compile_package(module, arguments, key)
         return True
 
