@@ -10,6 +10,7 @@ from fastapi.responses import JSONResponse, Response
 
 from yggdrasil.acceptance.sampling import Constraint
 from yggdrasil.engine.request import Generation
+from yggdrasil.serving.chunks import ChunkWriter
 from yggdrasil.serving.exchange import Exchange, Wanted
 from yggdrasil.serving.faults import Fault
 from yggdrasil.serving.figures import finish_reason, timings_of, usage_of
@@ -104,33 +105,23 @@ class _Chat:
 
     async def chunks(self, first: tuple[int, Event], exchange: Exchange) -> AsyncIterator[dict[str, Any]]:
         """The answers as a stream: the role first, text as it becomes final, calls whole, then why it ended."""
-        streams = [_AnswerStream(self, i) for i in range(self.choices)]
+        writer, streams = self._chunks(), [_AnswerStream(self, i) for i in range(self.choices)]
         results: list[Generation] = []
         for piece in streams[first[0]].deltas(first[1]):
-            yield self._chunk([piece])
+            yield writer.chunk([piece])
         async for index, event in exchange.rest():
             for piece in streams[index].deltas(event):
-                yield self._chunk([piece])
+                yield writer.chunk([piece])
             if isinstance(event, Piece) and event.trees:
-                yield self._chunk([], trees=[shown_tree(self.service.texts, tree) for tree in event.trees])
+                yield writer.chunk([], trees=[shown_tree(self.service.texts, tree) for tree in event.trees])
             if isinstance(event, Finished):
                 results.append(event.result)
-                last = streams[index].end(event.result)
-                is_all = len(results) == self.choices
-                yield self._chunk([last], **({"timings": self._timings(results)} if is_all else {}))
-        if self._shows_usage:
-            yield {**self._chunk([]), "usage": usage_of(results, self.choices).model_dump()}
+                yield writer.end(streams[index].end(event.result), results, self.choices)
+        if writer.shows_usage:
+            yield writer.usage(results, self.choices)
 
-    def _timings(self, results: list[Generation]) -> dict[str, Any]:
-        return timings_of(results, self.service.decoder.plan).model_dump()
-
-    @property
-    def _shows_usage(self) -> bool:
-        return self.body.stream_options is not None and bool(self.body.stream_options.include_usage)
-
-    def _chunk(self, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
-        usage = {"usage": None} if self._shows_usage else {}
-        return {**self.identity._asdict(), "object": "chat.completion.chunk", "choices": choices, **usage, **more}
+    def _chunks(self) -> ChunkWriter:
+        return ChunkWriter(self.identity, "chat.completion.chunk", self.body.stream_options, self.service.decoder.plan)
 
 
 class _AnswerStream:

@@ -9,6 +9,7 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse, Response
 
 from yggdrasil.engine.request import Generation
+from yggdrasil.serving.chunks import ChunkWriter
 from yggdrasil.serving.exchange import Exchange, Wanted
 from yggdrasil.serving.faults import Fault
 from yggdrasil.serving.figures import finish_reason, timings_of, usage_of
@@ -103,30 +104,20 @@ class _Completion:
     async def chunks(self, first: tuple[int, Event], exchange: Exchange) -> AsyncIterator[dict[str, Any]]:
         """The answers as a stream: text as it becomes final, then why each ended."""
         writers, echoed = [self._writer() for _ in self.jobs], [self._echoed(i) for i in range(len(self.jobs))]
-        results: list[Generation] = []
+        chunks, results = self._chunks(), list[Generation]()
         async for index, event in _with(first, exchange):
             if isinstance(event, Piece) and (event.text or event.logprobs or echoed[index]):
                 logprobs = writers[index].write(event.logprobs).model_dump() if event.logprobs else None
-                yield self._chunk([_part(index, echoed[index] + event.text, logprobs)])
+                yield chunks.chunk([_part(index, echoed[index] + event.text, logprobs)])
                 echoed[index] = ""
             elif isinstance(event, Finished):
                 results.append(event.result)
-                last = _part(index, "", None, finish_reason(event.result))
-                is_all = len(results) == len(self.jobs)
-                yield self._chunk([last], **({"timings": self._timings(results)} if is_all else {}))
-        if self._shows_usage:
-            yield {**self._chunk([]), "usage": usage_of(results, self.body.n or 1).model_dump()}
+                yield chunks.end(_part(index, "", None, finish_reason(event.result)), results, len(self.jobs))
+        if chunks.shows_usage:
+            yield chunks.usage(results, self.body.n or 1)
 
-    def _timings(self, results: list[Generation]) -> dict[str, Any]:
-        return timings_of(results, self.service.decoder.plan).model_dump()
-
-    @property
-    def _shows_usage(self) -> bool:
-        return self.body.stream_options is not None and bool(self.body.stream_options.include_usage)
-
-    def _chunk(self, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
-        usage = {"usage": None} if self._shows_usage else {}
-        return {**self.identity._asdict(), "object": "text_completion", "choices": choices, **usage, **more}
+    def _chunks(self) -> ChunkWriter:
+        return ChunkWriter(self.identity, "text_completion", self.body.stream_options, self.service.decoder.plan)
 
 
 async def _with(first: tuple[int, Event], exchange: Exchange) -> AsyncIterator[tuple[int, Event]]:

@@ -1,0 +1,38 @@
+"""What every chunk of a streamed reply carries, whichever route it belongs to."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from yggdrasil.engine.request import Generation
+from yggdrasil.scheduling.plan import Plan
+from yggdrasil.serving.figures import timings_of, usage_of
+from yggdrasil.serving.service import Identity
+from yggdrasil.serving.wire import StreamOptions
+
+
+@dataclass(frozen=True)
+class ChunkWriter:
+    """Chunks of one reply: ``kind`` is OpenAI's name for them."""
+
+    identity: Identity
+    kind: str
+    options: StreamOptions | None
+    plan: Plan | None
+
+    @property
+    def shows_usage(self) -> bool:
+        """Whether a last chunk is to tell the usage; all others then carry an empty one."""
+        return self.options is not None and bool(self.options.include_usage)
+
+    def chunk(self, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
+        usage = {"usage": None} if self.shows_usage else {}
+        return {**self.identity._asdict(), "object": self.kind, "choices": choices, **usage, **more}
+
+    def end(self, choice: dict[str, Any], results: list[Generation], number: int) -> dict[str, Any]:
+        """The last chunk of an answer; that of the last of ``number`` answers tells the times of all."""
+        timings = {"timings": timings_of(results, self.plan).model_dump()} if len(results) == number else {}
+        return self.chunk([choice], **timings)
+
+    def usage(self, results: list[Generation], answers: int) -> dict[str, Any]:
+        """The chunk behind all others, with ``answers`` to each prompt."""
+        return {**self.chunk([]), "usage": usage_of(results, answers).model_dump()}
