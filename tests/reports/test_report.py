@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pandas as pd
 import pytest
+from browsers import open_browser
 from made_up import PLAIN_MS, write_artifacts
 from rich.console import Console
 from tiny_pair import SHAPES, TEXT
@@ -161,20 +162,9 @@ def test_a_name_without_profile_still_has_a_report(tmp_path):
 
 @pytest.fixture(scope="module")
 def browser():
-    selenium = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
-    paths = [shutil.which(name) for name in ("chromium", "chromium-browser", "google-chrome")]
-    binary, driver = next(filter(None, paths), None), shutil.which("chromedriver")
-    if binary is None or driver is None:
-        pytest.skip("no chromium with chromedriver on this machine (Debian: chromium, chromium-driver)")
-    options = selenium.ChromeOptions()
-    options.binary_location = binary
-    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--window-size=1300,2000"):
-        options.add_argument(argument)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    opened = selenium.Chrome(options=options, service=selenium.ChromeService(driver))
-    opened.set_network_conditions(offline=True, latency=0, throughput=0)
-    yield opened
-    opened.quit()
+    with open_browser("1300,2000") as opened:
+        opened.set_network_conditions(offline=True, latency=0, throughput=0)
+        yield opened
 
 
 # Every chart with the marks in it that have a size.

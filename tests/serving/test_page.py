@@ -1,26 +1,14 @@
 """The chat page in a real browser: an answer, its trees and its figures, at a desk's width and a phone's."""
 
-import shutil
-
 import pytest
+from browsers import open_browser
 from bundled_server import wait_until
 
 
 @pytest.fixture(scope="module")
 def browser():
-    selenium = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
-    paths = [shutil.which(name) for name in ("chromium", "chromium-browser", "google-chrome")]
-    binary, driver = next(filter(None, paths), None), shutil.which("chromedriver")
-    if binary is None or driver is None:
-        pytest.skip("no chromium with chromedriver on this machine (Debian: chromium, chromium-driver)")
-    options = selenium.ChromeOptions()
-    options.binary_location = binary
-    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--window-size=1200,800"):
-        options.add_argument(argument)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    opened = selenium.Chrome(options=options, service=selenium.ChromeService(driver))
-    yield opened
-    opened.quit()
+    with open_browser("1200,800") as opened:
+        yield opened
 
 
 @pytest.mark.browser
