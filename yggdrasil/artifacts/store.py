@@ -28,8 +28,8 @@ _CSV_HEADER = re.compile(
 )
 # Columns of our tables that hold text; every other one that is asked for holds numbers.
 _TEXT_COLUMNS = frozenset(
-    ("backend", "bonus", "measured", "model", "name", "plan", "reads", "role", "schedule", "scorer", "set", "shape",
-     "stage", "step", "system", "text", "tree", "variant")
+    ("backend", "bonus", "model", "plan", "reads", "role", "schedule", "scorer", "shape", "stage", "step",
+     "text", "variant")
 )  # fmt: skip
 _MAKE_AGAIN = "run `yggdrasil calibrate` again"
 
