@@ -31,6 +31,10 @@ class LoadedModel:
         """What is traced; a model that runs from packages alone never asks for it."""
         return self.build()
 
+    def make_model(self) -> None:
+        """Have ``model`` made now, if it is not yet."""
+        _ = self.model
+
     @property
     def max_context(self) -> int:
         """Positions the model was built for."""

@@ -209,7 +209,7 @@ class ModelRunner:
     def _make_traceable(self, name: str, width: int) -> None:
         """Have the model's code at hand where the step is to be traced: made while tracing, it would hold no data."""
         if not self.is_compiled(name, width):
-            assert self.loaded.model is not None
+            self.loaded.make_model()
 
     def complete(self, report: Callable[[float], None] = lambda _: None) -> None:
         """Build every step that is defined, reporting the share that is there; from now on none is built silently."""
