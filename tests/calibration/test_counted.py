@@ -61,6 +61,10 @@ def test_own_text_is_what_the_target_alone_would_say(tmp_path, loaded, tokenizer
         told = model.generate(torch.tensor([document.prompt]), max_new_tokens=128, do_sample=False)[0].tolist()
         assert document.answer == told[len(document.prompt) :]
 
+    longer = writer.write(Budget(60.0, sum(len(each.answer) for each in documents) + 1), spent, silent)
+    assert longer[: len(documents)] == documents
+    assert not {tuple(prompt) for prompt in prompts} & {tuple(each.prompt) for each in longer[len(documents) :]}
+    documents = longer
     assert writer.write(Budget(60.0, 1), spent, lambda title: pytest.fail(title)) == documents
     assert writer.write(Budget(0.0), spent, lambda title: pytest.fail(title)) == documents
     with file.open("a") as lines:
@@ -116,6 +120,13 @@ def test_what_is_learned_from_a_text_that_repeats_itself_pays():
     assert (nothing.table, nothing.expected) == (None, None)
     few = fit_belief(documents[:3], with_table=True)
     assert np.array_equal(few.text, Belief.usual(with_table=True).text)
+
+
+def test_what_is_predicted_was_not_learned():
+    """Of texts that have nothing in common a table says nothing of another one."""
+    texts = np.random.default_rng(0).integers(0, 5000, (60, 80)).tolist()
+    learned = learn_counts([Document([1, 2], text) for text in texts], COSTS, SHAPES, with_table=True)
+    assert learned.expected.aal < 1.1
 
 
 def test_drafters_by_name():

@@ -26,7 +26,10 @@ def test_more_threads_must_be_worth_it(times, best):
 
 
 def test_every_count_is_timed_at_every_width():
-    samples = time_threads(make_pair().target, "target", [1, 2])
+    target = make_pair().target
+    samples = time_threads(target, "target", [1, 2])
+    layers = [module for module in target.model.modules() if hasattr(module, "num_threads")]
+    assert {layer.num_threads for layer in layers} == {target.num_threads}
     assert samples.groupby(["threads", "width"]).size().to_dict() == {
         (count, width): ROUNDS for count in (1, 2) for width in WIDTHS
     }

@@ -10,7 +10,16 @@ from hypothesis import strategies as st
 from toy_target import decode, plain_decode, wandering_target
 
 from yggdrasil.drafters.belief import LONGEST, Belief
-from yggdrasil.drafters.counted import MOST_LIKELY, RANKS, TABLE_LENGTH, evidence_kind, num_kinds, table_key
+from yggdrasil.drafters.counted import (
+    BRANCHES,
+    MOST_FOLLOWERS,
+    MOST_LIKELY,
+    RANKS,
+    TABLE_LENGTH,
+    evidence_kind,
+    num_kinds,
+    table_key,
+)
 from yggdrasil.drafters.counts import BELIEF_FILE, TABLE_FILE, CountsDrafter
 from yggdrasil.drafters.options import CountsOptions
 from yggdrasil.drafters.table import Table
@@ -92,6 +101,42 @@ def test_nodes_come_best_first_and_siblings_leave_something_over(native):
     assert tree.tokens[1] in (2, 3)
     children = tree.edges[1 : tree.size][tree.parents[1 : tree.size] == 0].double().exp().sum()
     assert float(children) <= MOST_LIKELY + 1e-6
+
+
+@pytest.mark.parametrize("native", KINDS)
+def test_of_many_followers_the_newest_are_looked_at_and_the_likeliest_are_children(native):
+    text = [token for follower in range(1, 41) for token in (0, follower)] + [0]
+    drafter = CountsDrafter(Belief.none(), native=native)
+    tree = grown(drafter, text, num_nodes=40, depth=1)
+    assert drafter.evidence(()).numpy()[:, 0].tolist() == list(range(40, 40 - MOST_FOLLOWERS, -1))
+    assert tree.tokens[1 : tree.size].tolist() == [40, 39]  # two halves leave nothing over
+
+
+@pytest.mark.parametrize("native", KINDS)
+def test_a_node_has_no_more_children_than_it_may(native):
+    unlikely = Belief(*(np.full(size, -1.0) for size in SIZES))
+    text = [token for follower in range(1, 41) for token in (0, follower)] + [0]
+    tree = grown(CountsDrafter(unlikely, native=native), text, num_nodes=40, depth=1)
+    assert tree.tokens[1 : tree.size].tolist() == list(range(40, 40 - BRANCHES, -1))
+
+
+def test_a_table_keeps_the_most_frequent():
+    answer = [token for follower in range(1, 21) for token in (0, follower)] + [0, 7]
+    table = Table.of([([], answer)])
+    place = table.keys.tolist().index(table_key((0,)))
+    kept = table.tokens[table.starts[place] : table.starts[place + 1]].tolist()
+    assert len(kept) == BRANCHES
+    assert kept[0] == 7
+    assert table.totals[place] == 21
+
+
+def test_candidates_that_another_drafter_left_are_forgotten():
+    tree = new_tree()
+    tree.pool_scores[:] = -1.0
+    drafter = CountsDrafter(BELIEF)
+    drafter.begin([1, 2, 1])
+    drafter.head(tree)
+    assert not torch.isfinite(tree.root_guesses()).any()
 
 
 @pytest.mark.parametrize("native", KINDS)

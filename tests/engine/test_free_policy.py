@@ -46,8 +46,11 @@ def test_accepted_length_alone_takes_the_widest():
     assert chosen(policy(objective="aal"), [1.0, 1.1, 1.11, 1.12]).shape.verify_width == 8
 
 
-def run(policy, draw, truth, iterations, pace=lambda iteration: 1.0):
-    """Tokens and milliseconds of a made-up run: ``draw()`` gives what is expected, ``truth`` what comes of a width."""
+def run(policy, draw, truth, iterations, pace=lambda iteration: 1.0, *, learns=True):
+    """Tokens and milliseconds of a made-up run: ``draw()`` gives what is expected, ``truth`` what comes of a width.
+
+    ``learns``: promises are held against what came of them.
+    """
     tokens = milliseconds = 0.0
     for iteration in range(iterations):
         expected = draw()
@@ -55,7 +58,7 @@ def run(policy, draw, truth, iterations, pace=lambda iteration: 1.0):
         decision = resting or policy.prune(SHAPE, policy.promises.honest(expected), 50)
         width = decision.shape.verify_width
         given, spent = (truth(expected, width), TREE_MS[width]) if width > 1 else (1, COSTS.plain_ms)
-        if width > 1:
+        if width > 1 and learns:
             policy.promises.observe(expected[WIDTHS.index(width)] - 1, given - 1)
         spent *= pace(iteration)
         policy.settle(decision, given, spent, rested=resting is not None)
@@ -85,6 +88,20 @@ def test_a_drafter_that_promises_what_it_never_keeps_costs_little(pace):
     rate = run(policy(), lambda: [1.0, 1.9, 2.9, 4.5], lambda expected, width: 1, 1500, pace)
     plain = 1500 / sum(COSTS.plain_ms * pace(i) for i in range(1500))
     assert rate > 0.98 * plain
+
+
+def test_where_nothing_is_learned_of_promises_the_account_bounds_the_loss():
+    rate = run(policy(), lambda: [1.0, 1.9, 2.9, 4.5], lambda expected, width: 1, 3000, learns=False)
+    assert rate > 0.95 / COSTS.plain_ms
+
+
+def test_trees_are_priced_at_the_pace_they_show():
+    slow = policy()
+    for _ in range(60):  # they pay all the same, so that the account stays open
+        decision = chosen(slow, [1, 2, 3, 9])
+        assert decision.shape.verify_width == 8
+        slow.settle(decision, 9, 3 * TREE_MS[8], rested=False)
+    assert chosen(slow, [1, 2, 3, 9]).milliseconds == pytest.approx(3 * TREE_MS[8], rel=0.02)
 
 
 def test_a_drafter_that_comes_good_is_found():

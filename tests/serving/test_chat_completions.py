@@ -49,6 +49,8 @@ def test_usage_is_streamed_only_where_asked_for(server):
 
 def test_sampling_parameters_reach_the_decoder(server, alone):
     given = {"temperature": 0.9, "top_p": 0.9, "seed": 7, "logit_bias": {"50": -100.0}}
+    chunks = server.stream("/v1/chat/completions", messages=CHAT, max_tokens=24, n=2)
+    assert [i for i, chunk in enumerate(chunks) if "timings" in chunk] == [len(chunks) - 1]
     reply = server.post("/v1/chat/completions", messages=CHAT, max_tokens=24, **given, n=2)
     expected = [
         alone.chat(

@@ -60,7 +60,10 @@ def learn_counts(documents: Sequence[Document], costs: StepCosts, shapes: Shapes
 
 
 def fit_belief(documents: Sequence[Document], *, with_table: bool) -> Belief:
-    """From documents that the table does not know: it is counted without them here. With too few, the usual one."""
+    """From documents that the table does not know: it is counted without them here.
+
+    The usual one where they are too few, or nothing in them ever came again.
+    """
     if sum(len(document.answer) for document in documents) < _LEAST_TOKENS:
         return Belief.usual(with_table=with_table)
     asked = documents[::_BELIEF_EVERY]
@@ -79,7 +82,10 @@ def fit_belief(documents: Sequence[Document], *, with_table: bool) -> Belief:
             drafter.extend([token], {})
         if sum(map(len, right)) > _MOST_CANDIDATES:
             break
-    return Belief.fit(np.concatenate(kinds), np.concatenate(right))
+    is_right = np.concatenate(right)
+    if is_right.all() or not is_right.any():
+        return Belief.usual(with_table=with_table)
+    return Belief.fit(np.concatenate(kinds), is_right)
 
 
 def play(drafter: CountsDrafter, documents: Sequence[Document], costs: StepCosts, shapes: Shapes) -> Expectation:
