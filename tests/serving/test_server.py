@@ -75,15 +75,21 @@ def test_tokens_there_and_back(server):
     assert "99999" in fault(server, 400, "/detokenize", tokens=[99999])["message"]
 
 
-def test_a_client_that_goes_away_frees_the_decoder(server):
-    """Answering, and waiting in the line: nothing of either is decoded any more."""
+def test_a_client_that_goes_away_frees_the_decoder(server, monkeypatch):
+    """Answering, and waiting in the line: of the one no more than an iteration is decoded, of the other nothing."""
     answered = metric(server, 'answers_total{reason="cancelled"}')
+    target, iterations = server.worker.decoder.assembly.engine.target, threading.Semaphore(0)
+    verify = target.verify
+    monkeypatch.setattr(target, "verify", lambda width: iterations.acquire(timeout=30) and verify(width))
     with server.client.stream("POST", "/v1/chat/completions", json={"messages": CHAT, "stream": True}) as stream:
         next(stream.iter_lines())
         waiting = threading.Thread(target=give_up, args=(server,))
         waiting.start()
         waiting.join()
         wait_until(lambda: len(server.worker.line) == 0)
+        answering = server.worker._running
+    wait_until(answering.gone.is_set)
+    iterations.release()
     wait_until(lambda: metric(server, 'answers_total{reason="cancelled"}') == answered + 1)
     server.chat(max_tokens=1)
 
