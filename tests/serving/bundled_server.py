@@ -76,7 +76,7 @@ class Running(NamedTuple):
 @contextmanager
 def serving(opening, settings=ServerSettings()):  # noqa: B008  (frozen)
     """A server in a thread, stopped as SIGTERM would stop it."""
-    worker = Worker(opening, settings.queue, settings.limits)
+    worker = Worker(opening, settings)
     server = uvicorn.Server(
         uvicorn.Config(create_app(worker, settings, MODEL), port=0, log_level="warning", timeout_graceful_shutdown=5)
     )

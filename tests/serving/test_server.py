@@ -182,7 +182,7 @@ def test_a_decoder_that_cannot_be_opened_is_told():
     def opening():
         raise YggdrasilError("no such model")
 
-    worker = Worker(opening, 1, Limits(), told.append)
+    worker = Worker(opening, ServerSettings(), told.append)
     worker.start()
     wait_until(lambda: told)
     worker.stop()

@@ -28,6 +28,9 @@ def serve(
         list[str] | None, typer.Option(help="A site whose pages may ask, or *; can be repeated.")
     ] = None,
     queue: Annotated[int, typer.Option(min=1, help="Requests that may wait; more are refused.")] = 32,
+    keep_mb: Annotated[
+        int, typer.Option(min=0, help="Memory for what the caches held of earlier conversations; 0 keeps the last.")
+    ] = 512,
     max_length: MaxLength = None,
     dtype: DtypeOption = None,
     drafter: DrafterOption = "plan",
@@ -47,8 +50,9 @@ def serve(
     if not is_local and api_key is None:
         say(f"everyone who can reach {host} can use this server; --api-key asks for a key")
     settings = ServerSettings(
-        api_key, tuple(cors_origin or ()), queue, host_names=LOOPBACK if is_local and api_key is None else ()
-    )
+        api_key, tuple(cors_origin or ()), queue, keep_mb << 20,
+        host_names=LOOPBACK if is_local and api_key is None else (),
+    )  # fmt: skip
 
     def opening() -> "Decoder":
         decoder = open_decoder(source, dtype, drafter, force_machine=force_machine, max_length=max_length)

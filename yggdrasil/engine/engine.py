@@ -105,7 +105,7 @@ class Engine:
                 stream.finish("context")
                 break
             start, built = perf_counter_ns(), BuildClock.ns
-            with _OwnThreads():
+            with OwnThreads():
                 certain = self._iterate(state, trace)
             decision, rested = state.promise
             state = state.following()
@@ -126,7 +126,7 @@ class Engine:
         outcomes: list[Outcome] = []
         chunks = self.target.prefill(prompt, start)
         while True:
-            with _OwnThreads():
+            with OwnThreads():
                 outcome = next(chunks, None)
             if outcome is None:
                 break
@@ -139,7 +139,7 @@ class Engine:
                 for layer in self.drafter.hidden_layers
             }
             # Every token but the first has a state that produced it, the prompt's tokens included.
-            with _OwnThreads():
+            with OwnThreads():
                 self.drafter.begin(prompt[: start + 1])
                 self.drafter.extend([*prompt[start + 1 :], *first.tokens], layers)
         return first
@@ -165,7 +165,7 @@ class Engine:
         return state.emission
 
 
-class _OwnThreads:
+class OwnThreads:
     """Keep PyTorch's own pool out of the way: its idle threads spin on the cores that our operators' threads need."""
 
     def __enter__(self) -> None:

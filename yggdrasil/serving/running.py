@@ -27,7 +27,7 @@ def run_server(opening: Callable[[], Decoder], settings: ServerSettings, model: 
         failures.append(error)
         server.should_exit = True
 
-    worker = Worker(opening, settings.queue, settings.limits, end)
+    worker = Worker(opening, settings, end)
     config = uvicorn.Config(
         create_app(worker, settings, model), log_level="warning", access_log=False,
         timeout_graceful_shutdown=round(settings.limits.drain_seconds), timeout_keep_alive=30,

@@ -22,5 +22,6 @@ class ServerSettings:
     api_key: str | None = None
     cors_origins: tuple[str, ...] = ()
     queue: int = 32  # requests that may wait
+    kept_bytes: int = 512 << 20  # memory for what the caches held of earlier conversations
     host_names: tuple[str, ...] = ()  # those a request may call the server by; none: any
     limits: Limits = field(default_factory=Limits)

@@ -6,6 +6,7 @@ from threading import Thread
 from time import monotonic
 
 from yggdrasil.acceptance.sampler import TokenLogprobs
+from yggdrasil.engine.conversations import Conversations
 from yggdrasil.engine.decoder import Decoder
 from yggdrasil.engine.options import RequestOptions
 from yggdrasil.engine.seen import SeenTree
@@ -13,7 +14,7 @@ from yggdrasil.serving.faults import Fault, fault_of
 from yggdrasil.serving.jobs import Ask, Failed, Finished, Job, Piece
 from yggdrasil.serving.line import Line
 from yggdrasil.serving.metrics import Meters
-from yggdrasil.serving.settings import Limits
+from yggdrasil.serving.settings import ServerSettings
 
 log = logging.getLogger("yggdrasil.serving")
 
@@ -27,15 +28,14 @@ class Worker:
     def __init__(
         self,
         opening: Callable[[], Decoder],
-        capacity: int,
-        limits: Limits,
+        settings: ServerSettings,
         on_failure: Callable[[BaseException], None] = lambda _: None,
     ) -> None:
         self.decoder: Decoder | None = None
-        self.line = Line(capacity)
+        self.line = Line(settings.queue)
         self.meters = Meters(lambda: len(self.line))
         self._opening, self._on_failure = opening, on_failure
-        self._limits = limits
+        self._settings = settings
         self._running: Ask | None = None
         self._usual_seconds = 1.0  # of a job, lately
         self._thread = Thread(target=self._work, name="decoder", daemon=True)
@@ -81,6 +81,7 @@ class Worker:
         except BaseException as error:  # noqa: BLE001  (whoever waits for the decoder is told, whatever it was)
             self._on_failure(error)
             return
+        self._conversations = Conversations(self.decoder.assembly, self._settings.kept_bytes)
         while (taken := self.line.take()) is not None:
             ask, job = taken
             self._running = ask
@@ -107,7 +108,8 @@ class Worker:
         self._usual_seconds += 0.2 * (monotonic() - began - self._usual_seconds)
 
     def _decode(self, decoder: Decoder, ask: Ask, job: Job) -> None:
-        end = monotonic() + self._limits.answer_seconds
+        end = monotonic() + self._settings.limits.answer_seconds
+        self._conversations.turn_to(job.prompt)
         scored = self._score(decoder, ask, job)
         trees: list[SeenTree] = []
         options: RequestOptions = {**job.options, "watch": trees.append} if job.shows_trees else job.options

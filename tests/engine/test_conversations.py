@@ -1,0 +1,138 @@
+"""Conversations that take turns on one decoder: each is read once, and its rows are those of a fresh pass."""
+
+import random
+
+import pytest
+import torch
+from test_reuse import SETTINGS, TREE, as_fresh, assert_caches_are_fresh, settings
+from tiny_pair import TEXT, VOCAB_SIZE
+
+from yggdrasil.engine.conversations import Conversations
+from yggdrasil.models.kept_rows import KeptRows
+
+PLENTY = 1 << 30
+OPENINGS = [TEXT[:21], TEXT[30:52], [*TEXT[:10], *TEXT[60:75]]]  # the last begins as the first does
+
+
+def turn(decoder, conversations, text, options, count=12):
+    """One more answer to ``text``, which it prolongs; returns how much of it was read."""
+    conversations.turn_to(text)
+    found = decoder.generate(text, max_new_tokens=count, **options)
+    read = len(text) - found.metrics.reused_tokens
+    text += found.tokens
+    return found, read
+
+
+@settings
+def test_interleaved_conversations_read_only_what_is_new(pair, policy, options):
+    decoder = pair.decoder(policy)
+    conversations = Conversations(decoder.assembly, PLENTY)
+    texts = [list(opening) for opening in OPENINGS]
+    runners = [decoder.assembly.target, decoder.assembly.drafter]
+    left = {}  # rows of both models' caches when a conversation was left
+    for number in range(3):
+        for name, text in enumerate(texts):
+            conversations.turn_to(text)
+            assert [runner.text.shared(text) for runner in runners] >= left.get(name, [0, 0])
+            text.extend(TEXT[number : number + 3])
+            prompt = list(text)
+            found, read = turn(decoder, conversations, text, options)
+            # The new tokens, the answer's last, and what an answer's last block left unread.
+            assert number == 0 or read <= 3 + 2
+            assert found.tokens == as_fresh(pair, prompt, policy, options, 12)
+            assert_caches_are_fresh(pair, decoder)
+            left[name] = [runner.text.shared(text) for runner in runners]
+
+
+def test_without_memory_only_the_last_text_is_there(pair):
+    decoder = pair.decoder(TREE)
+    conversations = Conversations(decoder.assembly, 0)
+    first, second = list(OPENINGS[0]), list(OPENINGS[1])
+    for text in (first, second):
+        turn(decoder, conversations, text, {})
+
+    assert turn(decoder, conversations, first, {})[1] == len(first) - 12
+    assert conversations.num_bytes == 0
+
+
+def test_rows_come_back_bit_by_bit(pair):
+    decoder = pair.decoder(TREE)
+    decoder.generate(OPENINGS[0], max_new_tokens=20)
+    runner = decoder.assembly.target
+    before, count = [each.clone() for each in runner.cache.tensors()], runner.text.num_rows
+    kept = KeptRows.of(runner)
+    decoder.generate(OPENINGS[1], max_new_tokens=30)
+    kept.restore(runner)
+
+    assert runner.text.num_rows == count == kept.text.num_rows
+    for now, then in zip(runner.cache.tensors(), before, strict=True):
+        assert torch.equal(now[:, :count], then[:, :count])
+
+
+def test_the_least_recently_used_goes_first(pair):
+    """Room for two: of three that were left, the first is read anew."""
+    decoder = pair.decoder(TREE)
+    texts = [[start, *TEXT[:39]] for start in range(4)]
+    measured = Conversations(decoder.assembly, PLENTY)
+    turn(decoder, measured, list(texts[0]), {})
+    measured.turn_to(texts[1])
+    assert len(measured) == 1
+    decoder.forget()
+
+    conversations = Conversations(decoder.assembly, int(2.5 * measured.num_bytes))
+    for text in texts:
+        turn(decoder, conversations, text, {})
+    assert len(conversations) == 2
+    assert turn(decoder, conversations, texts[1], {})[1] <= 2
+    assert turn(decoder, conversations, texts[0], {})[1] == len(texts[0]) - 12
+    assert conversations.num_bytes <= 2.5 * measured.num_bytes
+
+
+def test_a_text_is_kept_once(pair):
+    """A conversation that is left and taken up again and again has one copy, of its longest state."""
+    decoder = pair.decoder(TREE)
+    conversations = Conversations(decoder.assembly, PLENTY)
+    first, second = list(OPENINGS[0]), list(OPENINGS[1])
+    for _ in range(4):
+        for text in (first, second):
+            turn(decoder, conversations, text, {})
+            assert len(conversations) <= 1
+
+
+def test_any_turns_under_any_bound_give_what_a_fresh_decoder_does(pair):
+    """Texts go on, part, and come back in any order, with requests of every kind and whatever room there is."""
+    chosen = random.Random(4)
+    kinds = [SETTINGS[name][1] for name in ("tree", "off", "sampling", "drawn")]
+    for bound in (30_000, PLENTY):
+        decoder = pair.decoder(TREE)
+        conversations = Conversations(decoder.assembly, bound)
+        texts = [list(OPENINGS[0])]
+        for _ in range(10):
+            base = chosen.choice(texts)
+            text = [*base[: chosen.randint(1, len(base))], *(chosen.randrange(VOCAB_SIZE) for _ in range(3))][:80]
+            texts.append(text)
+            options, prompt = chosen.choice(kinds), list(text)
+            found, _ = turn(decoder, conversations, text, options, count=8)
+            assert found.tokens == as_fresh(pair, prompt, TREE, options, 8)
+            assert_caches_are_fresh(pair, decoder)
+            assert conversations.num_bytes <= bound
+
+
+@pytest.mark.parametrize("kind", [RuntimeError, KeyboardInterrupt])
+def test_what_is_kept_outlives_a_failed_request(pair, monkeypatch, kind):
+    decoder = pair.decoder(TREE)
+    conversations = Conversations(decoder.assembly, PLENTY)
+    first = list(OPENINGS[0])
+    turn(decoder, conversations, first, {})
+    target = decoder.assembly.engine.target
+    conversations.turn_to(OPENINGS[1])
+    with monkeypatch.context() as broken:
+        broken.setattr(target, "verify", lambda width: (_ for _ in ()).throw(kind()))
+        with pytest.raises(kind):
+            decoder.generate(OPENINGS[1], max_new_tokens=12)
+    prompt = list(first)
+    found, read = turn(decoder, conversations, first, {})
+
+    assert read <= 2
+    assert found.tokens == as_fresh(pair, prompt, TREE, {}, 12)
+    assert_caches_are_fresh(pair, decoder)
