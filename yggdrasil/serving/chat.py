@@ -35,7 +35,7 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:
     service = service_of(request)
     identity = service.identify("chatcmpl", body.model)
     chat = await run_in_threadpool(_Chat.of, body, service, identity)
-    exchange = Exchange(service.worker, request, await run_in_threadpool(chat.wanted))
+    exchange = Exchange(service.worker, request, await run_in_threadpool(chat.wanted), is_streamed=bool(body.stream))
     if not body.stream:
         return JSONResponse(chat.reply([each.result for each in await exchange.results()]).model_dump())
     first = await exchange.first()

@@ -33,7 +33,7 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
     service = service_of(request)
     identity = service.identify("cmpl", body.model)
     wanted = await run_in_threadpool(_Completion.of, body, service, identity)
-    exchange = Exchange(service.worker, request, wanted.jobs)
+    exchange = Exchange(service.worker, request, wanted.jobs, is_streamed=bool(body.stream))
     if not body.stream:
         return JSONResponse(wanted.reply(await exchange.results()).model_dump())
     first = await exchange.first()

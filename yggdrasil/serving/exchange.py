@@ -28,8 +28,8 @@ class Wanted(NamedTuple):
 class Exchange:
     """The answers of one request, event by event, each with its number."""
 
-    def __init__(self, worker: Worker, request: Request, wanted: Sequence[Wanted]) -> None:
-        """Join the line.
+    def __init__(self, worker: Worker, request: Request, wanted: Sequence[Wanted], *, is_streamed: bool) -> None:
+        """Join the line; without ``is_streamed`` there are results alone.
 
         Raises:
             Fault: it is full or closed.
@@ -39,7 +39,7 @@ class Exchange:
         self._events: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
         self._left = len(wanted)
         jobs = [
-            Job(each.prompt, each.options, self._emitter(i), each.shows_trees, each.scores)
+            Job(each.prompt, each.options, self._emitter(i), is_streamed, each.shows_trees, each.scores)
             for i, each in enumerate(wanted)
         ]
         client = request.client.host if request.client is not None else ""

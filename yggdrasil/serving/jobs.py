@@ -14,7 +14,7 @@ from yggdrasil.serving.faults import Fault
 
 @dataclass(frozen=True)
 class Piece:
-    """More of the text is final. The first piece, perhaps empty, says that the prompt was read."""
+    """More of the text is final. The first piece, perhaps empty, says that the prompt is being read."""
 
     text: str
     logprobs: Sequence[TokenLogprobs] = ()  # of the tokens that became certain since the last piece, where asked for
@@ -46,6 +46,7 @@ class Job:
     prompt: Sequence[int]
     options: RequestOptions
     emit: Callable[[Event], None]
+    is_streamed: bool = True  # pieces are wanted, not the whole alone
     shows_trees: bool = False
     scores: int | None = None  # likeliest tokens to tell at each place of the prompt, None: the prompt is not scored
 

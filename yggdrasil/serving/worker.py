@@ -9,12 +9,12 @@ from yggdrasil.acceptance.sampler import TokenLogprobs
 from yggdrasil.engine.conversations import Conversations
 from yggdrasil.engine.decoder import Decoder
 from yggdrasil.engine.options import RequestOptions
-from yggdrasil.engine.seen import SeenTree
 from yggdrasil.serving.faults import Fault, fault_of
-from yggdrasil.serving.jobs import Ask, Failed, Finished, Job, Piece
+from yggdrasil.serving.jobs import Ask, Failed, Job
 from yggdrasil.serving.line import Line
 from yggdrasil.serving.metrics import Meters
 from yggdrasil.serving.settings import ServerSettings
+from yggdrasil.serving.teller import Teller
 
 log = logging.getLogger("yggdrasil.serving")
 
@@ -110,22 +110,16 @@ class Worker:
     def _decode(self, decoder: Decoder, ask: Ask, job: Job) -> None:
         end = monotonic() + self._settings.limits.answer_seconds
         self._conversations.turn_to(job.prompt)
-        scored = self._score(decoder, ask, job)
-        trees: list[SeenTree] = []
-        options: RequestOptions = {**job.options, "watch": trees.append} if job.shows_trees else job.options
+        teller = Teller(job, self._score(decoder, ask, job))
+        options: RequestOptions = {**job.options, "watch": teller.trees.append} if job.shows_trees else job.options
         request = decoder.start(job.prompt, **options)
-        is_first, noted = True, 0
         for text in request:
             if ask.gone.is_set() or monotonic() > end:
                 break
-            logprobs = request.logprobs(noted)
-            if text or logprobs or trees or is_first:
-                job.emit(Piece(text, [*(scored if is_first else ()), *logprobs], list(trees)))
-                trees.clear()
-            is_first, noted = False, noted + len(logprobs)
+            teller.note(text, request)
         result = request.result()
         self.meters.note(result)
-        job.emit(Finished(result, scored))
+        teller.end(result)
 
     def _score(self, decoder: Decoder, ask: Ask, job: Job) -> list[TokenLogprobs]:
         """Log-probabilities of the prompt, if they are wanted and as long as somebody waits."""
