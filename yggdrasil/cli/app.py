@@ -12,6 +12,7 @@ from yggdrasil.cli.cache import cache
 from yggdrasil.cli.calibrate import calibrate
 from yggdrasil.cli.chat import chat
 from yggdrasil.cli.checks import parse_widths
+from yggdrasil.cli.export import export
 from yggdrasil.cli.figures import figures
 from yggdrasil.cli.generate import generate
 from yggdrasil.cli.opening import open_decoder
@@ -36,6 +37,7 @@ app.command()(chat)
 app.command()(serve)
 app.command()(profile)
 app.command()(search)
+app.command()(export)
 app.command()(report)
 app.command()(parity)
 app.command()(cache)

@@ -1,0 +1,64 @@
+"""``yggdrasil export``: speculation settings for another engine."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from yggdrasil.cli import checks
+from yggdrasil.cli.options import ChatOption, ForceOption, PlanOption
+
+
+def export(
+    plan: PlanOption,
+    to: Annotated[Literal["llama-server", "vllm", "sglang"], typer.Option(help="The engine.")],
+    url: Annotated[
+        str | None, typer.Option(help="A llama-server with the target and without speculation, to measure on.")
+    ] = None,
+    drafter_url: Annotated[str | None, typer.Option(help="A llama-server with the plan's draft model.")] = None,
+    costs: Annotated[
+        Path | None,
+        typer.Option(callback=checks.input_file, help="Costs of passes in JSON, instead of measuring them."),
+    ] = None,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(
+            callback=checks.input_file,
+            help="Prompts that the server answers, to choose look-ups by; else by the text of the calibration.",
+        ),
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, help="Prompts answered, spread over the file.")] = 24,
+    max_new_tokens: Annotated[int, typer.Option(min=2, help="Tokens of each answer.")] = 128,
+    max_prompt_tokens: Annotated[int, typer.Option(min=1, help="Keep only the last so many tokens of a prompt.")] = 256,
+    out: Annotated[
+        Path | None,
+        typer.Option("--json", callback=checks.output_file, help="Also write settings, costs and remarks here."),
+    ] = None,
+    chat: ChatOption = False,
+    force_machine: ForceOption = False,
+) -> None:
+    """Print the options that our objective would give another engine; what they cannot say goes to standard error."""
+    from yggdrasil.artifacts import write_atomic
+    from yggdrasil.cli.progress import PhaseProgress
+    from yggdrasil.export.exporting import Exported, Request
+    from yggdrasil.export.exporting import export as choose
+
+    request = Request(
+        plan, to, url, drafter_url, costs, prompts, chat=chat, limit=limit, tokens=max_new_tokens,
+        prompt_tokens=max_prompt_tokens, force_machine=force_machine,
+    )  # fmt: skip
+    with PhaseProgress() as progress:
+        found: Exported = choose(request, progress)
+    if out is not None:
+        write_atomic(out, (json.dumps(found.as_dict(), indent=1) + "\n").encode())
+    print(found.settings.line)
+    foreseen = found.settings.foreseen
+    said = [
+        f"{found.settings.method}: {foreseen.ms_per_token:.3g} ms a token foreseen, {foreseen.speedup:.2f} x plain, "
+        f"accepted length {foreseen.aal:.2f}",
+        *found.remarks,
+        *(f"not said by these options: {each}" for each in found.not_said),
+    ]
+    print("\n".join(said), file=sys.stderr)

@@ -1,0 +1,1 @@
+"""Speculation settings for other engines, chosen by our objective from their costs and the plan's acceptance."""

@@ -1,0 +1,157 @@
+"""Which settings of an engine our objective chooses."""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+
+from yggdrasil.calibration.own_text import Document
+from yggdrasil.errors import YggdrasilError
+from yggdrasil.export.costs import EngineCosts
+from yggdrasil.export.lookups import LookUp, NGramMapK, NGramMod, NGramSimple
+from yggdrasil.export.lookups_elsewhere import PromptLookUp, SuffixDecoding, TrieChain
+from yggdrasil.export.playing import Foreseen, foresee, play
+from yggdrasil.export.settings import EngineName, Settings, Value, plainly
+from yggdrasil.predictor.acceptance import AcceptanceCalibration
+from yggdrasil.scheduling.search import AcceptedLengths
+from yggdrasil.tree.objective import StepCosts, TreeShape
+
+_LENGTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48)  # drafted tokens
+_MATCHES = (1, 2, 3, 4, 5, 6, 8, 12)  # tokens that must come again
+_SUFFIX_DEPTH, _TRIE_DEPTH = 24, 18  # the engines' own defaults
+
+
+class Way(NamedTuple):
+    """One candidate: a look-up, and the engine's words for it."""
+
+    method: str
+    options: dict[str, Value]
+    make: Callable[[], LookUp]
+    longest: int  # tokens drafted at most
+    is_fixed: bool = False  # its passes are as wide where less is drafted, or nothing
+
+
+def choose_look_up(engine: EngineName, costs: EngineCosts, documents: Sequence[Document]) -> Settings:
+    """The settings with the least milliseconds a token over ``documents``; none where plain decoding takes less."""
+    if not any(len(document.answer) > 1 for document in documents):
+        raise YggdrasilError("there is no text to foresee look-ups on; give --prompts, and --url of a running server")
+    steps = costs.steps(range(1, _LENGTHS[-1] + 2))
+    candidates = [plainly(engine, costs.plain_ms)]
+    for way in _WAYS[engine]():
+        foreseen = foresee(play(way.make(), documents), steps, way.longest + 1 if way.is_fixed else None)
+        candidates.append(Settings(engine, way.method, way.options, foreseen))
+    return min(candidates, key=lambda settings: settings.foreseen.ms_per_token)
+
+
+def choose_draft_model(
+    engine: EngineName, costs: EngineCosts, lengths: AcceptedLengths, acceptance: AcceptanceCalibration, drafter: str
+) -> Settings:
+    """The shape with the least milliseconds a token by the plan's accepted lengths; none where plain takes less."""
+    if not costs.drafter_ms:
+        raise YggdrasilError("the plan drafts with a model, which costs time too; give --drafter-url, or drafter_ms")
+    best, best_shape = plainly(engine, costs.plain_ms), TreeShape(0, 0, 1)
+    steps = costs.steps(
+        {*range(1, lengths.max_depth + 2), *lengths.verify_widths},
+        lengths.draft_widths,
+        reads_again=engine == "llama-server",  # its draft model reads what was verified once more
+    )
+    for shape, known in _shapes(lengths, trees=engine == "sglang"):
+        aal = lengths.aal(known)
+        foreseen = Foreseen(aal, steps.iteration_ms(*shape) / aal, steps.speedup(aal, *shape))
+        if foreseen.ms_per_token < best.foreseen.ms_per_token:
+            best_shape = shape
+            best = Settings(engine, *_drafted(engine, shape, drafter), foreseen)
+    if engine == "llama-server" and best_shape.depth:
+        least = _least_probability(acceptance, steps, best_shape, 1.0 / best.foreseen.ms_per_token)
+        best.options["--spec-draft-p-min"] = least
+    return best
+
+
+def _shapes(lengths: AcceptedLengths, *, trees: bool) -> Iterator[tuple[TreeShape, TreeShape]]:
+    """Shapes that the engine can be set to, each with the recorded shape whose accepted length it has."""
+    for width in lengths.draft_widths if trees else (1,):
+        for depth in range(1, lengths.max_depth + 1):
+            whole = [known for known in lengths.verify_widths if known > width * depth]
+            if width == 1 and whole:
+                yield TreeShape(1, depth, depth + 1), TreeShape(1, depth, whole[0])
+            elif width > 1:
+                kept = [known for known in lengths.verify_widths if depth < known <= width * depth]
+                yield from ((shape, shape) for shape in (TreeShape(width, depth, known) for known in kept))
+
+
+def _drafted(engine: EngineName, shape: TreeShape, drafter: str) -> tuple[str, dict[str, Value]]:
+    """The engine's words for a draft model and a shape."""
+    if engine == "llama-server":
+        options: dict[str, Value] = {"--spec-type": "draft-simple", "--spec-draft-model": drafter}
+        return "draft-simple", {**options, "--spec-draft-n-max": shape.depth}
+    if engine == "vllm":
+        return "draft_model", {"method": "draft_model", "model": drafter, "num_speculative_tokens": shape.depth}
+    return "STANDALONE", {
+        "--speculative-algorithm": "STANDALONE",
+        "--speculative-draft-model-path": drafter,
+        "--speculative-num-steps": shape.depth,
+        "--speculative-eagle-topk": shape.width,
+        "--speculative-num-draft-tokens": shape.verify_width,
+    }
+
+
+def _least_probability(
+    acceptance: AcceptanceCalibration, steps: StepCosts, shape: TreeShape, tokens_a_ms: float
+) -> float:
+    """The drafter's probability below which a token is not worth its row, even behind tokens that are certain.
+
+    Worth is tokens beyond what the row's milliseconds would give at the rate of the whole, as in the run-time policy.
+    """
+    row_ms = (steps.verify_ms[shape.verify_width] - steps.verify_ms[1]) / shape.depth
+    probabilities = np.arange(1, 100) / 100
+    is_worth = np.exp(acceptance(np.log(probabilities))) >= tokens_a_ms * row_ms
+    return float(probabilities[int(is_worth.argmax())]) if is_worth.any() else 0.99
+
+
+def _of_llama_server() -> Iterator[Way]:
+    for match in _MATCHES:
+        for length in _LENGTHS:
+            simple: dict[str, Value] = {"--spec-type": "ngram-simple", "--spec-ngram-simple-size-n": match}
+            if length >= match:
+                simple["--spec-ngram-simple-size-m"] = length
+                yield Way("ngram-simple", simple, partial(NGramSimple, match, length), length)
+            map_k: dict[str, Value] = {"--spec-type": "ngram-map-k", "--spec-ngram-map-k-size-n": match}
+            map_k["--spec-ngram-map-k-size-m"] = length
+            yield Way("ngram-map-k", map_k, partial(NGramMapK, match, length), length)
+            for least in sorted({1, (length + 1) // 2}):
+                mod: dict[str, Value] = {"--spec-type": "ngram-mod", "--spec-ngram-mod-n-match": match}
+                mod |= {"--spec-ngram-mod-n-min": least, "--spec-ngram-mod-n-max": length}
+                yield Way("ngram-mod", mod, partial(NGramMod, match, least, length), length)
+
+
+def _of_vllm() -> Iterator[Way]:
+    for length in _LENGTHS:
+        for least in _MATCHES:
+            ngram: dict[str, Value] = {"method": "ngram", "num_speculative_tokens": length}
+            ngram |= {"prompt_lookup_min": least, "prompt_lookup_max": least + 2}
+            yield Way("ngram", ngram, partial(PromptLookUp, least, least + 2, length), length)
+        for factor in (0.5, 1.0, 2.0):
+            for share in (0.1, 0.3, 0.5):
+                suffix: dict[str, Value] = {"method": "suffix", "num_speculative_tokens": length}
+                suffix |= {"suffix_decoding_max_spec_factor": factor, "suffix_decoding_min_token_prob": share}
+                make = partial(SuffixDecoding, length, factor, share, _SUFFIX_DEPTH)
+                yield Way("suffix", suffix, make, length)
+
+
+def _of_sglang() -> Iterator[Way]:
+    for length in _LENGTHS:
+        options: dict[str, Value] = {
+            "--speculative-algorithm": "NGRAM",
+            "--speculative-num-draft-tokens": length + 1,
+            "--speculative-ngram-min-bfs-breadth": 1,
+            "--speculative-ngram-max-bfs-breadth": 1,
+        }
+        yield Way("NGRAM", options, partial(TrieChain, length, _TRIE_DEPTH), length, is_fixed=True)
+
+
+_WAYS: dict[EngineName, Callable[[], Iterator[Way]]] = {
+    "llama-server": _of_llama_server,
+    "vllm": _of_vllm,
+    "sglang": _of_sglang,
+}

@@ -1,0 +1,82 @@
+"""What passes of another engine cost: measured on a running one, or given in a file."""
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from yggdrasil.artifacts import parse_dataclass
+from yggdrasil.errors import YggdrasilError
+from yggdrasil.tree.objective import StepCosts, lower_envelope
+
+
+@dataclass(frozen=True)
+class EngineCosts:
+    """Milliseconds of passes by the tokens they read, everything around them included.
+
+    ``target_ms`` needs the plain step, width 1, and a wider one; ``drafter_ms`` is empty where no model drafts. Widths
+    between two given ones are interpolated, wider ones go on as the last two do.
+    """
+
+    target_ms: dict[int, float]
+    drafter_ms: dict[int, float]
+
+    def __post_init__(self) -> None:
+        for name, table in (("target_ms", self.target_ms), ("drafter_ms", self.drafter_ms)):
+            if any(width < 1 or not 0.0 < ms < float("inf") for width, ms in table.items()):
+                raise ValueError(f"{name} must have positive times for widths from 1 on, got {table}")
+        if 1 not in self.target_ms or len(self.target_ms) < 2:
+            raise ValueError(f"target_ms needs width 1 and a wider one, got {sorted(self.target_ms)}")
+        if self.drafter_ms and 1 not in self.drafter_ms:
+            raise ValueError(f"drafter_ms needs width 1, got {sorted(self.drafter_ms)}")
+
+    @property
+    def plain_ms(self) -> float:
+        """A token without speculation."""
+        return self.target_ms[1]
+
+    def steps(
+        self, widths: Iterable[int], draft_widths: Iterable[int] = (1,), *, reads_again: bool = False
+    ) -> StepCosts:
+        """The costs as the objective takes them. ``reads_again``: the drafter also reads what the target verifies."""
+        wanted = sorted({1, *widths})
+        verify = {width: _at(self.target_ms, width) for width in wanted}
+        if reads_again and self.drafter_ms:
+            verify |= {width: ms + _at(self.drafter_ms, width) for width, ms in verify.items() if width > 1}
+        # Where nothing is drafted by a model, no such step is asked for.
+        drafter = self.drafter_ms or {1: self.plain_ms}
+        draft = {width: _at(drafter, width) for width in draft_widths}
+        falling = {width: ms for width, (ms, _) in lower_envelope(verify).items()}
+        return StepCosts(min(draft.values()), draft, falling, 0.0, self.plain_ms)
+
+    @classmethod
+    def load(cls, path: Path) -> "EngineCosts":
+        """Read ``{"target_ms": {"1": 9.1, "4": 11.8}, "drafter_ms": {"1": 2.0}}``; YggdrasilError if it is not so."""
+        try:
+            found: Any = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise YggdrasilError(f"{path} holds no JSON ({error}); docs/export.md shows costs") from None
+        if isinstance(found, dict):
+            found = {key: _with_widths(value) for key, value in found.items()}
+            found.setdefault("drafter_ms", {})
+        return parse_dataclass(cls, found, str(path))
+
+
+def _with_widths(table: object) -> object:
+    """Keys of JSON are texts."""
+    if not isinstance(table, dict):
+        return table
+    return {int(key) if str(key).isdecimal() else key: value for key, value in table.items()}
+
+
+def _at(measured: dict[int, float], width: int) -> float:
+    """Milliseconds at ``width``, a line through the measured ones."""
+    widths = sorted(measured)
+    times = [measured[each] for each in widths]
+    if width <= widths[-1] or len(widths) == 1:
+        return float(np.interp(width, widths, times))
+    slope = (times[-1] - times[-2]) / (widths[-1] - widths[-2])
+    return times[-1] + max(slope, 0.0) * (width - widths[-1])
