@@ -9,7 +9,7 @@ import numpy as np
 from yggdrasil.calibration.own_text import Document
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.export.costs import EngineCosts
-from yggdrasil.export.lookups import LookUp, NGramMapK, NGramMod, NGramSimple
+from yggdrasil.export.lookups import LookUp, NGramMod, NGramSimple
 from yggdrasil.export.lookups_elsewhere import PromptLookUp, SuffixDecoding, TrieChain
 from yggdrasil.export.playing import Foreseen, foresee, play
 from yggdrasil.export.settings import EngineName, Settings, Value, plainly
@@ -116,9 +116,6 @@ def _of_llama_server() -> Iterator[Way]:
             if length >= match:
                 simple["--spec-ngram-simple-size-m"] = length
                 yield Way("ngram-simple", simple, partial(NGramSimple, match, length), length)
-            map_k: dict[str, Value] = {"--spec-type": "ngram-map-k", "--spec-ngram-map-k-size-n": match}
-            map_k["--spec-ngram-map-k-size-m"] = length
-            yield Way("ngram-map-k", map_k, partial(NGramMapK, match, length), length)
             for least in sorted({1, (length + 1) // 2}):
                 mod: dict[str, Value] = {"--spec-type": "ngram-mod", "--spec-ngram-mod-n-match": match}
                 mod |= {"--spec-ngram-mod-n-min": least, "--spec-ngram-mod-n-max": length}

@@ -18,7 +18,7 @@ class LookUp(Protocol):
         """What may follow ``text``, which goes on where the last call's ended."""
 
     def settle(self, drafted: int, accepted: int) -> None:
-        """So many of the tokens drafted last were right; not called where none were drafted."""
+        """So many of the tokens drafted last were right; not called where none of them were verified."""
 
 
 class Occurrences:
@@ -60,38 +60,6 @@ class NGramSimple:
 
     def settle(self, drafted: int, accepted: int) -> None:
         pass
-
-
-class NGramMapK:
-    """``ngram-map-k``: as many of the ``draft`` tokens behind a key's first known place as were right there last time.
-
-    Places are known ``match + draft + 1`` tokens later, those around the prompt's end never.
-    """
-
-    def __init__(self, match: int, draft: int) -> None:
-        self._match, self._draft = match, draft
-
-    def begin(self, prompt: Sequence[int]) -> None:
-        self._known: dict[tuple[int, ...], int] = {}
-        self._right: dict[tuple[int, ...], int] = {}
-        self._prompt, self._last = len(prompt), 0
-        self._key: tuple[int, ...] = ()
-
-    def draft(self, text: Sequence[int]) -> Sequence[int]:
-        size, verified = self._match, len(text) - 1
-        if verified < 2 * size + self._draft:
-            return []
-        newest = verified - size - self._draft - 1
-        for start in range(newest, self._last, -1):  # of places that become known together, the latest stays
-            if not self._prompt - size - self._draft - 1 < start <= self._prompt:
-                self._known.setdefault(tuple(text[start : start + size]), start)
-        self._last = max(self._last, newest)
-        self._key = tuple(text[-size:])
-        behind = self._known.get(self._key, -size) + size
-        return text[behind : behind + self._right.get(self._key, self._draft)] if behind else []
-
-    def settle(self, drafted: int, accepted: int) -> None:
-        self._right[self._key] = accepted
 
 
 class NGramMod:

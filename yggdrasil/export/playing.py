@@ -36,11 +36,12 @@ def play(look_up: LookUp, documents: Sequence[Document]) -> Drafts:
         place = len(document.prompt) + 1  # the first token of an answer comes with the prompt
         tokens += len(text) - place
         while place < len(text):
+            found = look_up.draft(text[:place])
             # An engine keeps room for the pass's own token, and knows how long the answer may be, not how long it is.
-            drafted = list(look_up.draft(text[:place]))[: len(text) - place - 1]
+            drafted = list(found)[: len(text) - place - 1]
             accepted = next((i for i, token in enumerate(drafted) if token != text[place + i]), len(drafted))
             if drafted:
-                look_up.settle(len(drafted), accepted)
+                look_up.settle(len(found), accepted)
             counts[len(drafted), accepted] += 1
             place += accepted + 1
     return Drafts(tokens, dict(counts))

@@ -26,10 +26,9 @@ ENGINES: dict[EngineName, Engine] = {
         (
             "--spec-type", "--spec-draft-model", "--spec-draft-n-max", "--spec-draft-p-min",
             "--spec-ngram-simple-size-n", "--spec-ngram-simple-size-m",
-            "--spec-ngram-map-k-size-n", "--spec-ngram-map-k-size-m",
             "--spec-ngram-mod-n-match", "--spec-ngram-mod-n-min", "--spec-ngram-mod-n-max",
         ),
-        ("none", "draft-simple", "ngram-simple", "ngram-map-k", "ngram-mod"),
+        ("none", "draft-simple", "ngram-simple", "ngram-mod"),
     ),
     "vllm": Engine(
         "vLLM 0.26.0: api/vllm/config/speculative, features/speculative_decoding",
@@ -100,7 +99,7 @@ _NOT_SAID_OF_TEXT: dict[EngineName, tuple[str, ...]] = {
     "llama-server": (
         "the table of what the model tends to say",
         "how likely each guess is: what was seen is drafted whole",
-        "ngram-cache, ngram-map-k4v and several types at once were not considered",
+        "other types were not considered: ngram-cache and ngram-map-* keep places of texts that are gone",
     ),
     "vllm": (
         "the table of what the model tends to say (suffix keeps earlier answers, which were not played)",

@@ -1,0 +1,64 @@
+"""``yggdrasil export`` from end to end, on a made-up plan."""
+
+import json
+
+import pytest
+from calibrated_pair import run_program
+from made_up import write_artifacts
+
+from yggdrasil.calibration.own_text import text_file
+from yggdrasil.drafters.options import CountsOptions
+
+COSTS = {"target_ms": {"1": 10.0, "2": 10.5, "33": 26.0}, "drafter_ms": {"1": 0.5, "4": 0.6}}
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    write_artifacts(tmp_path)
+    write_artifacts(tmp_path, "counted", drafter=CountsOptions())
+    (tmp_path / "costs.json").write_text(json.dumps(COSTS))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("engine", ["llama-server", "vllm", "sglang"])
+def test_options_go_to_standard_output_and_the_rest_beside(folder, capsys, engine):
+    arguments = ("--plan", "made-up", "--costs", "costs.json", "--json", "out.json")
+
+    assert run_program("export", "--to", engine, *arguments) == 0
+
+    said, found = capsys.readouterr(), json.loads((folder / "out.json").read_text())
+    assert said.out.strip() == found["command_line"] != ""
+    assert found["documents"] in said.err
+    assert "not said by these options: a " in said.err
+    assert found["costs"]["target_ms"]["33"] == 26.0
+
+
+def test_a_plan_that_counts_is_foreseen_on_what_the_target_wrote(folder, capsys):
+    arguments = ("export", "--plan", "counted", "--to", "llama-server", "--costs", "costs.json")
+
+    assert run_program(*arguments) == 2
+    assert "no text" in capsys.readouterr().err
+
+    own = text_file("0-full")
+    own.parent.mkdir(parents=True)
+    own.write_text(json.dumps({"prompt": [1, 2, 3, 4] * 3, "answer": [1, 2, 3, 4] * 12}))
+    assert run_program(*arguments) == 0
+    said = capsys.readouterr()
+    assert "--spec-type ngram-" in said.out
+    assert "1 answers that the target wrote" in said.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (("--to", "llama-server"), "--costs"),
+        (("--to", "vllm", "--url", "http://127.0.0.1:9"), "--costs"),
+        (("--to", "vllm", "--costs", "costs.json", "--prompts", "costs.json"), "--url"),
+        (("--to", "tgi", "--costs", "costs.json"), "tgi"),
+    ],
+)
+def test_what_is_missing_is_named(folder, capsys, arguments, named):
+    assert run_program("export", "--plan", "made-up", *arguments) == 2
+    assert named in capsys.readouterr().err

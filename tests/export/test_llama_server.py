@@ -1,0 +1,90 @@
+"""What is asked of a llama-server and made of its times: a stand-in answers, whose costs are known."""
+
+import json
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import takewhile
+from threading import Thread
+
+import pytest
+
+from yggdrasil.errors import YggdrasilError
+from yggdrasil.export.llama_server import STEPS, WIDTHS, LlamaServer
+
+VOCABULARY, HIDDEN, WEIGHTS = 1000, 50, 250_000  # the head has a fifth
+
+
+class StandIn(BaseHTTPRequestHandler):
+    """Reads a row in half a millisecond behind 4, decodes a token in 9, keeps the last prompt as its cache."""
+
+    def log_message(self, *_):
+        pass
+
+    def do_GET(self):
+        self._say({
+            "/props": {"build_info": "b1-stand-in"},
+            "/v1/models": {"data": [{"meta": {"n_vocab": VOCABULARY, "n_embd": HIDDEN, "n_params": WEIGHTS}}]},
+        }[self.path])  # fmt: skip
+
+    def do_POST(self):
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        prompt, tokens = asked["prompt"], asked["n_predict"]
+        known = self.server.cached if asked["cache_prompt"] else []
+        both = zip(prompt, known, strict=False)
+        same = len(list(takewhile(lambda pair: pair[0] == pair[1], both)))
+        read = len(prompt) - min(same, len(prompt) - 1)
+        self.server.cached = prompt
+        timings = {"prompt_n": read, "prompt_ms": 4.0 + 0.5 * read, "predicted_n": tokens}
+        timings |= {"predicted_ms": 9.0 * max(tokens - 1, 0), **self.server.drafts}
+        self._say({"tokens": list(range(tokens)), "timings": timings})
+
+    def _say(self, body):
+        data = json.dumps(body).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+
+@pytest.fixture
+def stand_in():
+    server = ThreadingHTTPServer(("127.0.0.1", 0), StandIn)
+    server.cached, server.drafts = [], {}
+    Thread(target=server.serve_forever, daemon=True).start()
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+def at(server):
+    return LlamaServer(f"http://127.0.0.1:{server.server_port}/")
+
+
+def test_a_pass_is_a_plain_step_and_what_its_further_rows_add(stand_in):
+    """Half a millisecond a row without the head, whose fifth of the weights each row needs when it is verified."""
+    fractions = []
+
+    found = at(stand_in).pass_ms(fractions.append)
+
+    assert found == pytest.approx({width: 9.0 + 0.5 * (width - 1) / 0.8 for width in WIDTHS})
+    assert fractions[-1] == 1.0
+
+
+def test_answers_come_as_documents(stand_in):
+    document = at(stand_in).answer([5, 6, 7], 4)
+
+    assert document.prompt == [5, 6, 7]
+    assert document.answer == [0, 1, 2, 3]
+    assert at(stand_in).describe() == "b1-stand-in"
+
+
+def test_a_server_that_speculates_is_not_measured(stand_in):
+    stand_in.drafts = {"draft_n": STEPS}
+
+    with pytest.raises(YggdrasilError, match="--spec-type none"):
+        at(stand_in).pass_ms(lambda _: None)
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:9", "localhost:8080", "file:///etc/passwd"])
+def test_an_address_that_answers_nothing_is_a_sentence(url):
+    with pytest.raises(YggdrasilError, match=url):
+        LlamaServer(url).describe()
