@@ -4,6 +4,7 @@ The source package carries all of llama.cpp, so a package index is the only thin
 and come out as token ids, and times are the server's own. Everything lies in one work folder and is made once.
 """
 
+import hashlib
 import json
 import os
 import shutil
@@ -17,7 +18,7 @@ import venv
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from time import monotonic, sleep
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from yggdrasil.artifacts import model_fingerprint
 from yggdrasil.bench.systems import Continuation
@@ -88,20 +89,58 @@ class LlamaCpp:
         lines = [line for line in (answer.stdout + answer.stderr).splitlines() if "version" in line]
         return f"{PACKAGE}, {lines[0].strip() if lines else 'version unknown'}"
 
-    def convert(self, checkpoint: str, dtype: str) -> Path:
-        """The GGUF file of a checkpoint folder in this dtype, converted once by llama.cpp's own converter."""
+    def convert(self, checkpoint: str, dtype: str, vocabulary: Literal["numbers", "words"] = "numbers") -> Path:
+        """The GGUF file of a checkpoint folder in this dtype, converted once by llama.cpp's own converter.
+
+        Of ``vocabulary`` says llama_cpp_convert.py: only a file with "words" can be loaded by us.
+        """
         folder = Path(checkpoint)
         if not folder.is_dir():
             raise YggdrasilError(f"{checkpoint} is not a folder; llama.cpp needs the checkpoint on disk")
         out_type = OUT_TYPES[dtype]
-        file = self._work / "models" / f"{folder.name}-{model_fingerprint(folder)}-{out_type}.gguf"
-        if not file.exists():
-            self._say(f"llama.cpp: converting {checkpoint} to GGUF, {out_type}")
-            file.parent.mkdir(exist_ok=True)
-            partial = file.with_suffix(".partial")
-            driver = Path(__file__).with_name("llama_cpp_convert.py")
+        driver = Path(__file__).with_name("llama_cpp_convert.py")
+        words = "-words" if vocabulary == "words" else ""
+        file = self._work / "models" / f"{folder.name}-{model_fingerprint(folder)}{words}-{out_type}.gguf"
+
+        def command(partial: Path) -> list[str]:
             converted = [str(folder.resolve()), "--outtype", out_type, "--outfile", str(partial)]
-            self._run("convert", [sys.executable, str(driver), str(self._source()), *converted])
+            return [sys.executable, str(driver), str(self._source()), vocabulary, *converted]
+
+        return self._made(file, f"converting {checkpoint} to GGUF, {out_type}", "convert", command)
+
+    def quantised(self, checkpoint: str, kind: str) -> Path:
+        """The checkpoint in ``kind`` (bf16, q8_0, q4_0, q4_k_m), rounded once by llama.cpp's own quantiser."""
+        whole = self.convert(checkpoint, "bfloat16", "words")
+        if kind == "bf16":
+            return whole
+        file = whole.with_name(f"{whole.stem.removesuffix('-bf16')}-{kind}.gguf")
+        program = str(self.steps_program())
+        return self._made(
+            file, f"rounding {checkpoint} to {kind}", "quantise",
+            lambda partial: [program, "quantise", str(whole), str(partial), kind],
+        )  # fmt: skip
+
+    def steps_program(self) -> Path:
+        """The program that times passes, compiled once against the libraries of the server."""
+        source = Path(__file__).with_name("llama_cpp_steps.cpp")
+        program = self._work / f"llama-steps-{hashlib.sha256(source.read_bytes()).hexdigest()[:16]}"
+        headers = [f"-I{self._source() / part}" for part in ("include", "ggml/include")]
+        libraries = [
+            str(self._build_folder / file)
+            for file in ("src/libllama.a", *(f"ggml/src/libggml{part}.a" for part in ("", "-cpu", "-base")))
+        ]
+        system = ["-fopenmp", "-lpthread", "-ldl", "-lm"]
+        compiler = [os.environ.get("CXX", "g++"), "-O2", "-std=c++17", *headers, str(source), *libraries, *system]
+        what = "compiling the program that times its passes"
+        return self._made(program, what, "steps", lambda partial: [*compiler, "-o", str(partial)])
+
+    def _made(self, file: Path, what: str, step: str, command: Callable[[Path], list[str]]) -> Path:
+        """``file``, made by a command that writes to the name it is given, unless it is there."""
+        if not file.exists():
+            self._say(f"llama.cpp: {what}")
+            file.parent.mkdir(exist_ok=True)
+            partial = file.with_name(f"{file.name}.partial")
+            self._run(step, command(partial))
             partial.replace(file)
         return file
 

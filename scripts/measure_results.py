@@ -38,14 +38,23 @@ class Effort(NamedTuple):
     equality: int  # chat prompts in float32
     without: tuple[str, ...]  # systems left out
     minutes: dict[str, float]
+    steps: tuple[str, ...] | None = None  # single passes against llama.cpp's too, with these options
 
 
 STATIC = "transformers, static"  # compiles for minutes, and was slower than the dynamic cache wherever it was tried
 EFFORTS = {
     "smollm2": Effort(240, 12, (13, 3), 0, (STATIC,), {"chat": 6, "systems": 5}),
-    "smollm2-bf16": Effort(240, 12, (0, 0), 100, (), {"chat": 8, "equality": 8}),
+    "smollm2-bf16": Effort(240, 12, (0, 0), 100, (), {"chat": 8, "equality": 8, "steps": 4}, ("--limit", "12")),
     "smollm2-342M": Effort(26, 12, (6, 0), 0, (STATIC,), {"chat": 2, "systems": 3}),
-    "smollm2-1B": Effort(13, 6, (5, 0), 0, ("transformers",), {"chat": 3, "systems": 4}),
+    "smollm2-1B": Effort(
+        13,
+        6,
+        (5, 0),
+        0,
+        ("transformers",),
+        {"chat": 3, "systems": 4, "steps": 6},
+        ("--contexts", "64", "--prefill-rounds", "5", "--limit", "2", "--max-new-tokens", "32"),
+    ),
     "smollm2-1B-q4_0": Effort(13, 6, (0, 0), 0, (), {"chat": 2}),
 }
 TINY = Effort(26, 12, (0, 0), 0, (), {})
@@ -130,6 +139,10 @@ def _tasks(name: str, path: str, options: argparse.Namespace, files: Sequence[Pa
         command += ["--setting", "T=0", "--way", "plan"]
         yield _task(effort.minutes.get("equality", 5.0), out / "equality-specbench.json", command)
     yield from _systems(name, options, effort, files, out, work)
+    if effort.steps is not None and options.llama_cpp:
+        passes = [sys.executable, str(ROOT / "scripts" / "compare_steps.py"), path, *effort.steps]
+        passes += ["--llama-cpp", str(options.llama_cpp), "--prompts", str(options.prompts / f"{CHAT}.jsonl")]
+        yield _task(effort.minutes.get("steps", 4.0), out / "steps.json", passes)
     waiting = [sys.executable, str(ROOT / "scripts" / "measure_waiting.py")]
     yield _task(0.5, out / "turns.json", [*waiting, "turns", "--plan", name])
     yield _task(2.0, out / "first-contact.json", [*waiting, "first-contact", path])

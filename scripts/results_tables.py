@@ -6,9 +6,9 @@
 
 A block stands between ``<!-- results: KIND -->`` and ``<!-- end of results -->``. What it says comes from
 ``profiles/NAME/MACHINE/``: bench-SET.json of `yggdrasil bench`, systems-SET.json of `scripts/compare_systems`,
-equality-SET.json of `scripts/check_equality.py`, turns.json and first-contact.json of `scripts/measure_waiting.py`;
-the blocks about the predictor from ``plans/`` and ``predictors/``. `scripts/measure_results` writes them all. A block
-whose files are not there says so.
+equality-SET.json of `scripts/check_equality.py`, steps.json of `scripts/compare_steps`, turns.json and
+first-contact.json of `scripts/measure_waiting.py`; the blocks about the predictor from ``plans/`` and ``predictors/``.
+`scripts/measure_results` writes them all. A block whose files are not there says so.
 """
 
 import argparse
@@ -17,7 +17,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from results import predictors, speed, systems, waiting
+from results import predictors, speed, steps, systems, waiting
 from results.records import Result, caption, read_results
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -31,6 +31,8 @@ TABLES: dict[str, tuple[str, Callable[[Sequence[Result]], str]]] = {  # block: t
     "figure": ("bench", speed.figure),
     "first-contact": ("first-contact", waiting.first_contact),
     "headline": ("bench", speed.headline),
+    "reading": ("steps", steps.reading),
+    "steps": ("steps", steps.steps),
     "systems": ("systems", systems.systems),
     "turns": ("turns", waiting.turns),
 }

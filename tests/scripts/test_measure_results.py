@@ -39,6 +39,20 @@ def test_every_set_and_every_kind_is_measured(script, prompts):
     assert all(task.command[-2:] == ["--json", str(task.out)] for task in tasks(script, prompts))
 
 
+def test_passes_are_compared_where_llama_cpp_is(script, prompts):
+    def compared(name, llama_cpp):
+        given = Namespace(prompts=prompts, llama_cpp=llama_cpp)
+        found = script._tasks(name, "models/x", given, [], prompts.parent / "work")
+        return [task for task in found if task.out.name == "steps.json"]
+
+    (task,) = compared("smollm2-bf16", prompts / "llama.cpp")
+    assert task.command[task.command.index("--llama-cpp") + 1] == str(prompts / "llama.cpp")
+    assert "models/x" in task.command
+    assert compared("smollm2-1B", prompts / "llama.cpp")
+    assert not compared("smollm2", prompts / "llama.cpp")
+    assert not compared("smollm2-bf16", None)
+
+
 def test_larger_models_are_measured_on_fewer_prompts(script):
     small, middle, large = (script.EFFORTS[name] for name in ("smollm2", "smollm2-342M", "smollm2-1B"))
 

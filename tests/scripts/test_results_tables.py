@@ -142,6 +142,27 @@ def test_rows_of_systems_are_means_over_the_sets(tables, write, tmp_path):
     ]
 
 
+def test_passes_are_a_row_for_each_file_and_context(tables, write, tmp_path):
+    def one(context, width, ours, theirs, least=1.0):
+        times = {"ours_ms": {"median": ours}, "theirs_ms": {"median": theirs}}
+        return {"context": context, "width": width, "least_ms": least, **times}
+
+    partings = [{"verdict": "tie"}, {"verdict": "fault"}]
+    passes = [one(64, 1, 2.0, 4.0, 1.5), one(64, 8, 3.0, 30.0), one(1024, 8, 5.0, 5.0), one(0, 512, 200.0, 400.0)]
+    q8 = {"format": "q8_0", "file_megabytes": 144.8, "passes": passes, "text": {"prompts": 12, "partings": partings}}
+    plain = {"format": "q4_k_m", "file_megabytes": 99.0, "passes": [one(0, 512, 30.0, 20.0)], "text": None}
+    write("smollm2-1B", "steps.json", **MADE, files=[q8, plain])
+
+    assert rendered(tables, tmp_path, "steps")[0] == [
+        "| widened to 1.04B | Q8_0 | 64 | 2.00, 4.00: **0.50** | 3.0, 30.0: **0.10** | 1.50 | 75% |",
+        "| widened to 1.04B | Q8_0 | 1024 | - | 5.00, 5.00: **1.00** | - | - |",
+    ]
+    assert rendered(tables, tmp_path, "reading")[0] == [
+        "| widened to 1.04B | Q8_0 | 145 | 512 | 200, 400: **0.50** | 10 of 12, a tie in 1 of the rest |",
+        "| widened to 1.04B | Q4_K_M | 99 | 512 | 30.0, 20.0: **1.50** | - |",
+    ]
+
+
 def test_equality_has_a_column_for_each_way_of_drafting(tables, write, tmp_path):
     matched = {"T=0": {"plan": 4, "chain": 3}}
     write("smollm2", "equality-chat.json", **MADE, prompts=4, max_new_tokens=8, matched=matched)
