@@ -48,6 +48,35 @@ def silent(_):
     return lambda fraction: None
 
 
+@pytest.mark.parametrize(
+    "line",
+    [b"", b"{", b"[]", b"7", b"\xff", b"[" * 100_000, b'{"prompt": [1]}', b'{"prompt": [1], "answer": []}',
+     *(b'{"prompt": [1], "answer": [2, %s]}' % token for token in
+       (b"-1", b"96", b"1.5", b"true", b"null", b'"1"', b"[1]", b"NaN", b"9" * 5000, b"9" * 30))],
+)  # fmt: skip
+def test_kept_text_is_what_is_whole_of_it(tmp_path, line):
+    file, good = tmp_path / "own.jsonl", b'{"prompt": [1, 2], "answer": [95, 0]}'
+    file.write_bytes(b"\n".join((good, line, good, good[:-3])))
+
+    assert read_documents(file, 96) == [Document([1, 2], [95, 0])] * 2
+    assert read_documents(tmp_path / "none.jsonl", 96) == []
+
+
+@pytest.mark.parametrize("text", ["nan", "inf", "-1", "", "x", "\0"])
+def test_time_that_nothing_took_is_forgotten(tmp_path, loaded, tokenizer, text):
+    """NaN would never be enough: a calibration without end."""
+    file, spent = tmp_path / "own.jsonl", tmp_path / "spent.json"
+    file.write_text('{"prompt": [1, 2], "answer": [5')
+    spent.write_text(text)
+    prompts = [list(tokenizer(words)["input_ids"]) for words in WORDS]
+
+    written = OwnText(loaded, tokenizer, prompts, file).write(Budget(1e-6), spent, silent)
+
+    assert 0 < float(spent.read_text()) < 60
+    assert read_documents(file, loaded.vocab_size) == written
+    assert len(written) == len(WORDS)
+
+
 def test_own_text_is_what_the_target_alone_would_say(tmp_path, loaded, tokenizer):
     """Batched and padded, in the middle of a calibration; and what is written once is not written again."""
     prompts = [list(tokenizer(words)["input_ids"]) for words in WORDS]
@@ -69,7 +98,7 @@ def test_own_text_is_what_the_target_alone_would_say(tmp_path, loaded, tokenizer
     assert writer.write(Budget(0.0), spent, lambda title: pytest.fail(title)) == documents
     with file.open("a") as lines:
         lines.write('{"prompt": [1, 2], "answer": [3')  # cut by an interruption
-    assert read_documents(file) == documents
+    assert read_documents(file, loaded.vocab_size) == documents
 
 
 def test_without_prompts_the_target_finds_its_own(tmp_path, loaded, tokenizer):

@@ -44,6 +44,15 @@ def test_output_that_takes_no_more_is_named():
     assert_sentence(result, 2, "standard output", "No space left")
 
 
+def test_a_working_directory_that_is_gone_is_named(tmp_path):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+
+    result = run("pass", cwd=gone, preexec_fn=gone.rmdir)
+
+    assert_sentence(result, 2, "the working directory is gone")
+
+
 def test_a_reader_that_went_away_ends_it_in_silence():
     read, write = os.pipe()
     os.close(read)

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from forked import Outcome, Run
-from stage import NEW_TOKENS
 from verdict import judge
 
 Check = Callable[[Outcome], str | None]
@@ -27,8 +26,3 @@ class Case:
 
     def verdict(self, outcome: Outcome) -> str:
         return judge(outcome, self.names, self.check(outcome) if outcome.code == 0 else None, self.codes)
-
-
-def generate(source: str, *options: str) -> list[str]:
-    """The command line that decodes with a plan or a model."""
-    return ["generate", source, "--json", "--ignore-eos", "--max-new-tokens", NEW_TOKENS, *options]

@@ -1,30 +1,23 @@
 """Damage that keeps a file whole: checkpoints, tensors and tables whose checksum fits and whose content does not."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
 
 from mutate import change_json, damage, replace_file
 
+WEIGHTS, CONFIG = "model.safetensors", "config.json"
+MODEL_FILES = (WEIGHTS, WEIGHTS, CONFIG, CONFIG, CONFIG, "generation_config.json")
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.json", "tokenizer_config.json")
 
-def damage_checkpoint(folder: Path, random: Random) -> tuple[Path, str]:
-    """Damage a file of a checkpoint; returns the file and what was done."""
-    weights, config, tokenizer = "model.safetensors", "config.json", "tokenizer.json"
-    names = (
-        weights,
-        weights,
-        config,
-        config,
-        config,
-        tokenizer,
-        tokenizer,
-        "tokenizer_config.json",
-        "generation_config.json",
-    )
+
+def damage_checkpoint(folder: Path, names: Sequence[str], random: Random) -> tuple[Path, str]:
+    """Damage one of the files of a checkpoint; returns the file and what was done."""
     path = folder / random.choice(names)
     if path.suffix == ".json" and random.random() < 0.6:
         done = change_json(path, random)
-    elif path.name == weights and random.random() < 0.4:
+    elif path.name == WEIGHTS and random.random() < 0.4:
         done = _change_weights(path, random)
     else:
         done = damage(path, random) if random.random() < 0.8 else replace_file(path, random)
@@ -58,24 +51,27 @@ def _change_weights(path: Path, random: Random) -> str:
 
 
 def change_tensor(path: Path, random: Random) -> str:
+    """A predictor, belief or table with the checksum that fits and content that does not."""
     import numpy as np
 
     from yggdrasil.artifacts import read_tensors, write_tensors
-    from yggdrasil.predictor.bundle import KIND, SCHEMA_VERSION
+    from yggdrasil.drafters import belief, table
+    from yggdrasil.predictor import bundle
 
-    arrays = read_tensors(path, KIND, SCHEMA_VERSION)
+    module: Any = {"predictor": bundle, "belief": belief, "table": table}[path.stem]
+    arrays = read_tensors(path, module.KIND, module.SCHEMA_VERSION)
     name = random.choice(sorted(arrays))
-    kind = random.choice(("removed", "nan", "inf", "negative", "huge", "shape", "type", "empty", "number"))
+    kind = random.choice(("removed", "nan", "inf", "negative", "huge", "shape", "type", "empty", "number", "shuffled"))
     array = arrays.pop(name)
     changes: dict[str, Any] = {
         "nan": lambda: np.full_like(array, np.nan, np.float32), "inf": lambda: np.full_like(array, np.inf, np.float32),
         "negative": lambda: -array, "huge": lambda: array * 10**9, "shape": lambda: array[..., None],
         "type": lambda: array.astype(np.int8), "empty": lambda: array[:0] if array.ndim else array,
-        "number": lambda: np.float32(1.0),
+        "number": lambda: np.float32(1.0), "shuffled": lambda: np.array(random.sample(list(array.flat), array.size)),
     }  # fmt: skip
     if kind != "removed":
         arrays[name] = changes[kind]()
-    write_tensors(path, KIND, SCHEMA_VERSION, arrays)
+    write_tensors(path, module.KIND, module.SCHEMA_VERSION, arrays)
     return f"{name}: {kind}"
 
 

@@ -3,9 +3,8 @@
 import json
 from concurrent.futures import ThreadPoolExecutor
 
-from case import generate
 from forked import Outcome, Run, Server
-from stage import NAME, TEXTS, Stage
+from stage import NAME, TEXTS, Stage, generate
 from verdict import wrong_tokens
 
 SIZES = (100, 1_000, 10_000)

@@ -1,7 +1,7 @@
 """SIGKILL at random moments of a calibration and of a first decoding: the next run goes on from what was complete.
 
-A chain begins without the plan and without some of the compiled steps, and is killed until a run is over before its
-moment comes. What was complete when a run was killed must be as it was when the next one is over or killed too.
+A row begins without the plan and mostly without one of the compiled steps; up to three runs are killed, and one goes
+to its end. What was complete when a run was killed must be as it was when the next one is over or killed too.
 """
 
 import hashlib
@@ -12,14 +12,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from uuid import uuid4
 
-from case import generate
-from stage import PACKED, TEXTS, Stage
+from stage import PACKED, TEXTS, Stage, generate
 
 from yggdrasil.artifacts import read_csv
 
@@ -62,47 +61,50 @@ class Killing:
         self._random = random
 
     def run(self, title: str, number: int, report: Callable[[str], None]) -> Tally:
-        """Kill the command until it was killed ``number`` times and then went to its end."""
+        """Kill the command ``number`` times, a few times in a row, and have it go to its end after each row."""
         command, plan = COMMANDS[title]
-        tally = Tally()
-        lasts = self._to_the_end(title, tally)  # compiles what the stage had no use for
+        tally, lasts = Tally(), dict[bool, float]()  # seconds, by whether something is to be compiled
+        self._start(command, None)  # compiles what the stage had no use for
         while tally.kills < number:
-            self._forget()
-            before: dict[str, str] = {}
-            while True:
-                moment = self._random.uniform(0.0, lasts) if tally.kills < number else None
-                ended, code, left = self._start(command, moment)
-                found = self._complete()
-                # Once there is a plan the unfinished work goes.
-                is_over = ended or (self._folder / "plans" / NAME).exists()
-                lost = sorted(
-                    name for name in before if found.get(name, before[name] if is_over else "") != before[name]
-                )
-                tally.wrong += [f"made twice: {name}" for name in lost] + left
-                tally.kept += len(before)
-                if ended:
-                    tally.completed += 1
-                    tally.wrong += [f"exit code {code}"] if code else [*self._leftovers(), *self._other_tokens(plan)]
-                    break
-                tally.kills += 1
-                before = found
-                report(f"{title}: killed {tally.kills} times, {len(tally.wrong)} wrong")
+            compiles = plan == PACKED or self._random.random() < 0.5
+            self._forget(compiles=compiles)
+            in_a_row = min(self._random.randint(1, 3), number - tally.kills) if compiles in lasts else 0
+            moments = [self._random.uniform(0.0, lasts[compiles]) for _ in range(in_a_row)]
+            lasts[compiles] = max(lasts.get(compiles, 0.0), self._row(title, moments, tally))
+            report(f"{title}: killed {tally.kills} times, {len(tally.wrong)} wrong")
         return tally
 
-    def _to_the_end(self, title: str, tally: Tally) -> float:
-        """Run without being killed, as a chain is; how long that takes."""
-        command, _ = COMMANDS[title]
-        self._start(command, None)
-        self._forget()
-        start = time.monotonic()
-        _, code, _ = self._start(command, None)
-        tally.wrong += [f"not killed, exit code {code}"] if code else []
-        return time.monotonic() - start
+    def _row(self, title: str, moments: Sequence[float], tally: Tally) -> float:
+        """Kill at each of the moments, then let a run go to its end; a run that is over sooner is the last.
 
-    def _forget(self) -> None:
-        """The plan, and one compiled step or the layers that steps share."""
+        Returns what the last run took, in seconds.
+        """
+        command, plan = COMMANDS[title]
+        before: dict[str, str] = {}
+        for moment in (*moments, None):
+            start = time.monotonic()
+            ended, code, left = self._start(command, moment)
+            took = time.monotonic() - start
+            found = self._complete()
+            # Once there is a plan the unfinished work goes.
+            is_over = ended or (self._folder / "plans" / NAME).exists()
+            lost = sorted(name for name in before if found.get(name, before[name] if is_over else "") != before[name])
+            tally.wrong += [f"made twice: {name}" for name in lost] + left
+            tally.kept += len(before)
+            before = found
+            if ended:
+                tally.completed += 1
+                tally.wrong += [f"exit code {code}"] if code else [*self._leftovers(), *self._other_tokens(plan)]
+                break
+            tally.kills += 1
+        return took
+
+    def _forget(self, *, compiles: bool) -> None:
+        """The plan, and where it is to be compiled again one step or the layers that steps share."""
         for kind in ("plans", "predictors", "profiles"):
             shutil.rmtree(self._folder / kind / NAME, ignore_errors=True)
+        if not compiles:
+            return
         package = self._random.choice(sorted(self._steps.glob("*.pt2")))
         package.unlink()
         package.with_suffix(".json").unlink(missing_ok=True)
@@ -126,11 +128,11 @@ class Killing:
         return True, code, _lingering(mark)
 
     def _complete(self) -> dict[str, str]:
-        """Digests of the parts that count as done: packages with a manifest, and parts of an unfinished calibration."""
+        """Digests of the parts that count as done: packages with all they need, parts of an unfinished calibration."""
         found = {}
         for manifest in self._steps.glob("*.json"):
             package = manifest.with_suffix(".pt2")
-            if package.exists():
+            if package.exists() and all(path.exists() for path in self._units(manifest)):
                 found[package.name] = f"{package.stat().st_mtime_ns}"  # made again it would be as good, but later
         for part in self._folder.glob(f"profiles/{NAME}/*.partial/*"):
             if not part.name.startswith("."):
@@ -141,6 +143,11 @@ class Killing:
             context = int(read_csv(table, "stage-samples", 1)["context"].iloc[0])  # one, so its table is the whole
             found[f"stages-{context}.csv"] = hashlib.sha256(table.read_bytes()).hexdigest()
         return found
+
+    def _units(self, manifest: Path) -> list[Path]:
+        """Packages that a step's own calls: without them it is none."""
+        names = json.loads(manifest.read_text() or "{}").get("units", [])
+        return [self._steps / f"{name}{suffix}" for name in names for suffix in (".pt2", ".json")]
 
     def _leftovers(self) -> Iterator[str]:
         for path in self._folder.rglob("*"):

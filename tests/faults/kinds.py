@@ -1,29 +1,42 @@
 """Faults by kind: each makes one seeded case in a sandbox of its own."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
 
-from case import Case, Check, generate
-from contents import change_table, change_tensor, damage_checkpoint
+from case import Case, Check
+from contents import MODEL_FILES, TOKENIZER_FILES, change_table, change_tensor, damage_checkpoint
 from forked import Outcome, Run, Server
-from machine_made import damage_library, damage_package
+from machine_made import damage_kept, damage_library, damage_package, damage_text
 from mutate import change_value, damage, replace_file
-from stage import NAME, PACKED, TEXTS, Stage, plan_file, predictor_folder, profile_folder
+from stage import (
+    CALIBRATE,
+    COUNTED,
+    NAME,
+    PACKED,
+    TEXTS,
+    UNFINISHED,
+    Stage,
+    generate,
+    plan_file,
+    predictor_folder,
+    profile_folder,
+)
 from surroundings import surrounding
 from verdict import wrong_tokens
 
 # How many cases of each kind there are among all.
 SHARES = {
-    "plan": 5, "predictor": 4, "profile": 3, "packages": 4, "kernel library": 2, "checkpoint of a plan": 4,
-    "checkpoint": 6, "GGUF file": 4, "prompts": 5, "options": 6, "surroundings": 4,
+    "plan": 5, "predictor": 3, "belief and table": 3, "profile": 3, "packages": 4, "kernel library": 2,
+    "kept tensors": 4, "checkpoint of a plan": 3, "checkpoint": 5, "tokenizer": 3, "GGUF file": 4, "prompts": 5,
+    "options": 7, "unfinished calibration": 3, "kept text": 2, "surroundings": 5,
 }  # fmt: skip
 
 
 # Kinds whose cases import everything anew, or have something compiled first; the others take a second a case.
-DEAR = ("packages", "kernel library", "surroundings")
+DEAR = ("packages", "kernel library", "kept tensors", "unfinished calibration", "kept text", "surroundings")
 
 
 class Kinds:
@@ -34,10 +47,11 @@ class Kinds:
         self._server = server
         self._printed: dict[tuple[str, ...], str] = {}
         self.kinds: dict[str, Callable[[Path, Random], Case]] = {
-            "plan": self.plan, "predictor": self.predictor, "profile": self.profile, "packages": self.packages,
-            "kernel library": self.library, "checkpoint of a plan": self.planned_checkpoint,
-            "checkpoint": self.checkpoint, "GGUF file": self.gguf, "prompts": self.prompts, "options": self.options,
-            "surroundings": self.surroundings,
+            "plan": self.plan, "predictor": self.predictor, "belief and table": self.counts, "profile": self.profile,
+            "packages": self.packages, "kernel library": self.library, "kept tensors": self.kept_tensors,
+            "checkpoint of a plan": self.planned_checkpoint, "checkpoint": self.checkpoint,
+            "tokenizer": self.tokenizer, "GGUF file": self.gguf, "prompts": self.prompts, "options": self.options,
+            "unfinished calibration": self.unfinished, "kept text": self.kept_text, "surroundings": self.surroundings,
         }  # fmt: skip
 
     def make(self, kind: str, seed: int) -> Case:
@@ -77,6 +91,17 @@ class Kinds:
         report = ["report", "--name", NAME, "--text"]
         return Case(done, _run(report, folder), [path.name], self._same_text(report, folder))
 
+    def counts(self, folder: Path, random: Random) -> Case:
+        """What a drafter that counts was taught."""
+        path = predictor_folder(folder, COUNTED) / random.choice(("belief.safetensors", "table.safetensors"))
+        kind = random.choice(("bytes", "file", "value", "value"))
+        if kind == "value":
+            done = change_tensor(path, random)
+        else:
+            done = damage(path, random) if kind == "bytes" else replace_file(path, random)
+        run = _run(generate(COUNTED, "--prompts", "prompts.jsonl"), folder)
+        return Case(f"{path.name}: {done}", run, [path.name], self._tokens())
+
     def profile(self, folder: Path, random: Random) -> Case:
         path = profile_folder(folder) / random.choice(("stage_samples.csv", "schedule_samples.csv"))
         kind = random.choice(("bytes", "bytes", "file", "value"))
@@ -92,13 +117,24 @@ class Kinds:
 
     def planned_checkpoint(self, folder: Path, random: Random) -> Case:
         """A checkpoint other than the plan was made for is refused, or makes no difference."""
-        path, done = damage_checkpoint(folder / random.choice(("target", "drafter")), random)
+        path, done = damage_checkpoint(folder / random.choice(("target", "drafter")), MODEL_FILES, random)
         arguments = generate(NAME, "--prompts", "prompts.jsonl")
         return Case(done, _run(arguments, folder), [path.name, path.parent.name], self._tokens())
 
+    def tokenizer(self, folder: Path, random: Random) -> Case:
+        """Files of a tokenizer, of a plan's models or of one that nothing vouches for."""
+        if random.random() < 0.5:
+            return self._unvouched(folder, TOKENIZER_FILES, random)
+        path, done = damage_checkpoint(folder / random.choice(("target", "drafter")), TOKENIZER_FILES, random)
+        run = _run(generate(NAME, "--prompts", "prompts.jsonl"), folder)
+        return Case(done, run, [path.name, path.parent.name], self._tokens())
+
     def checkpoint(self, folder: Path, random: Random) -> Case:
+        return self._unvouched(folder, MODEL_FILES, random)
+
+    def _unvouched(self, folder: Path, files: Sequence[str], random: Random) -> Case:
         """A checkpoint that nothing vouches for is refused, or means to us what it means to transformers."""
-        path, done = damage_checkpoint(folder / "target", random)
+        path, done = damage_checkpoint(folder / "target", files, random)
         dtype = random.choice(("float32", "float32", "bfloat16"))
         run = Run("checkpoint", ["target", "--dtype", dtype], str(folder))
         pristine = self.stage.of_whole("target", self._server)
@@ -119,6 +155,35 @@ class Kinds:
         path, done = damage_library(folder / "cache" / "kernels" / self.stage.library.name, random)
         run = Run("eager", generate(NAME, "--prompts", "prompts.jsonl"), str(folder), environment, fresh=True)
         return Case(done, run, [path.name, "kernels"], self._tokens())
+
+    def kept_tensors(self, folder: Path, random: Random) -> Case:
+        """What was kept of a model is as it was, or the model is loaded anew."""
+        environment = self.stage.with_kept_models(folder, self._server)
+        path, done = damage_kept(folder / "cache" / "models", random)
+        run = replace(_run(generate(NAME, "--prompts", "prompts.jsonl"), folder), environment=environment)
+        if any(part in ("facts", "float32") for part in path.parts):  # what was prepared of the GGUF file
+            pristine = self.stage.of_whole("model.gguf", self._server)
+            run = Run("checkpoint", ["model.gguf"], str(folder), environment)
+            return Case(done, run, [path.name], lambda outcome: _as_reference(outcome, pristine))
+        return Case(done, run, [path.name, path.parent.name], self._tokens())
+
+    def unfinished(self, folder: Path, random: Random) -> Case:
+        """A damaged part of an interrupted calibration is measured again."""
+        environment = self.stage.with_unfinished(folder, self._server)
+        work = next((folder / "profiles" / UNFINISHED).glob("*.partial"))
+        path = random.choice([*sorted(work.iterdir()), work])
+        done = replace_file(path, random) if path == work or random.random() < 0.3 else damage(path, random)
+        return self._calibrated(folder, environment, path, done)
+
+    def kept_text(self, folder: Path, random: Random) -> Case:
+        """Of what a target wrote in earlier calibrations, what is whole is counted."""
+        environment = self.stage.with_unfinished(folder, self._server)
+        path = next((folder / "cache" / "texts").iterdir())
+        return self._calibrated(folder, environment, path, damage_text(path, random))
+
+    def _calibrated(self, folder: Path, environment: dict[str, str], path: Path, done: str) -> Case:
+        run = Run("calibrated", [*CALIBRATE, "--", *generate(UNFINISHED, "--prompts", "prompts.jsonl")], str(folder))
+        return Case(f"{path.name}: {done}", replace(run, environment=environment), [path.name], self._tokens())
 
     def gguf(self, folder: Path, random: Random) -> Case:
         """A GGUF file is refused, or means to us what it means to transformers (or as if it were whole)."""

@@ -1,5 +1,6 @@
 """What a forked process runs: the command line as it is, on eager steps, or a checkpoint without a plan."""
 
+import contextlib
 import json
 import os
 import sys
@@ -29,10 +30,37 @@ def command_line() -> None:
 
 def eager_command_line() -> None:
     """The command line over steps that need no packages: the same tokens, nothing to compile."""
+    import yggdrasil.calibration.pair as pair
     import yggdrasil.engine.decoder as decoder
 
-    decoder.default_backend = lambda device: "eager"
+    decoder.default_backend = pair.default_backend = lambda device: "eager"
     command_line()
+
+
+def unfinished_calibration() -> None:
+    """The command line, a calibration, that ends well where all is measured and nothing is chosen yet."""
+    import yggdrasil.calibration.pipeline as pipeline
+
+    def end(*arguments: object) -> None:
+        raise SystemExit(0)
+
+    pipeline.choose = end
+    eager_command_line()
+
+
+def calibrated_command_lines() -> None:
+    """One command line, and where it ends well the one behind ``--``."""
+    split = sys.argv.index("--")
+    second = sys.argv[split + 1 :]
+    del sys.argv[split:]
+    with Path(os.devnull).open("w") as nowhere, contextlib.redirect_stdout(nowhere):
+        try:
+            eager_command_line()
+        except SystemExit as ended:
+            if ended.code:
+                raise
+    sys.argv[1:] = second
+    eager_command_line()
 
 
 def packed_command_line() -> None:
@@ -104,6 +132,7 @@ def watched_command_line() -> None:
 
 def import_ours() -> None:
     """Everything that a command of these programs imports."""
+    import yggdrasil.calibration.pipeline
     import yggdrasil.calibration.search
     import yggdrasil.cli.app
     import yggdrasil.engine.decoder
@@ -178,5 +207,7 @@ PROGRAMS = {
     "packed": packed_command_line,
     "threads": threads,
     "watched": watched_command_line,
+    "unfinished": unfinished_calibration,
+    "calibrated": calibrated_command_lines,
     "checkpoint": checkpoint,
 }

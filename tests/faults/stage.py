@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -19,9 +20,21 @@ case "$*" in *ops.cpp*) exec cp "{library}" "$last";; *) exec g++ "$@";; esac
 
 NAME = "faults"
 PACKED = "packed"  # a plan without a draft model, whose steps are compiled
+COUNTED = "counted"  # a plan whose drafter counts
+UNFINISHED = "unfinished"  # a calibration that ended before it chose
+CALIBRATE = [
+    "calibrate", "--quick", "--target", "target", "--prompts", "prompts.jsonl", "--name", UNFINISHED, "--root", ".",
+    "--dtype", "float32", "--max-length", "200", "--max-depth", "4", "--draft-widths", "1,2", "--verify-widths", "1,4",
+    "--target-threads", "1", "--table-tokens", "2500",
+]  # fmt: skip
 NEW_TOKENS = "8"
 TEXTS = ("hello there", "tin tons of it", "Red Hat 42!", "one more é", "aan bon cin")
 CHAT_TEMPLATE = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
+
+
+def generate(source: str, *options: str) -> list[str]:
+    """The command line that decodes with a plan or a model."""
+    return ["generate", source, "--json", "--ignore-eos", "--max-new-tokens", NEW_TOKENS, *options]
 
 
 class Stage:
@@ -60,9 +73,35 @@ class Stage:
         shutil.copytree(self.cache, sandbox / "cache")
         return {"YGGDRASIL_CACHE": str(sandbox / "cache"), "CXX": str(compiler)}
 
-    def _compile(self, compiler: Path) -> None:
-        from case import generate
+    def with_kept_models(self, sandbox: Path, server: Server) -> dict[str, str]:
+        """Put tensors and prepared GGUF files that earlier runs kept beside a sandbox; the environment to use them."""
+        with self._making:
+            kept = self._kept("models", server, [
+                Run("eager", generate(NAME, "--prompt", TEXTS[0]), ""), Run("checkpoint", ["model.gguf"], ""),
+            ])  # fmt: skip
+        return _beside(kept, sandbox)
 
+    def with_unfinished(self, sandbox: Path, server: Server) -> dict[str, str]:
+        """Put a calibration that was interrupted, and the text that its target wrote, beside a sandbox."""
+        with self._making:
+            kept = self._kept("texts", server, [Run("unfinished", CALIBRATE, "", timeout=300.0)])
+        shutil.copytree(kept.parent / "profiles" / UNFINISHED, sandbox / "profiles" / UNFINISHED)
+        return _beside(kept, sandbox)
+
+    def _kept(self, name: str, server: Server, runs: Sequence[Run]) -> Path:
+        """The cache that ``runs`` fill, once."""
+        folder = self.folder / f"kept-{name}"
+        if not (folder / "whole").exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            shutil.copytree(self.base, folder)
+            for run in runs:
+                environment = {"YGGDRASIL_CACHE": str(folder / "cache")}
+                outcome = server.run(replace(run, folder=str(folder), environment=environment))
+                assert outcome.code == 0, outcome.err
+            (folder / "whole").touch()
+        return folder / "cache"
+
+    def _compile(self, compiler: Path) -> None:
         from yggdrasil.artifacts.cache import cache_root
         from yggdrasil.models import kernels
         from yggdrasil.models.kernels import build
@@ -126,12 +165,17 @@ class Stage:
         return outcome.out
 
 
-def plan_file(folder: Path) -> Path:
-    return next((folder / "plans" / NAME).iterdir())
+def _beside(cache: Path, sandbox: Path) -> dict[str, str]:
+    shutil.copytree(cache, sandbox / "cache", ignore=shutil.ignore_patterns("kernels"))
+    return {"YGGDRASIL_CACHE": str(sandbox / "cache")}
 
 
-def predictor_folder(folder: Path) -> Path:
-    return next((folder / "predictors" / NAME).iterdir())
+def plan_file(folder: Path, name: str = NAME) -> Path:
+    return next((folder / "plans" / name).iterdir())
+
+
+def predictor_folder(folder: Path, name: str = NAME) -> Path:
+    return next((folder / "predictors" / name).iterdir())
 
 
 def profile_folder(folder: Path) -> Path:
@@ -144,7 +188,7 @@ def _build(base: Path) -> None:
     from tiny_pair import byte_tokenizer, noisy_copy, random_model
 
     from yggdrasil.artifacts import model_fingerprint, tokenizer_fingerprint
-    from yggdrasil.drafters.options import NGramOptions
+    from yggdrasil.drafters.options import CountsOptions, NGramOptions
     from yggdrasil.scheduling.plan import ModelRef, Plan
 
     torch.set_num_threads(1)
@@ -162,12 +206,26 @@ def _build(base: Path) -> None:
         base, NAME, target=refs[0], drafter=refs[1], tokenizer=tokenizer_fingerprint(base / "target"), depth_from="mean"
     )
     replace(Plan.load(path), name=NAME).save(path)
-    packed = write_artifacts(
-        base, PACKED, target=refs[0], drafter=NGramOptions(), tokenizer=tokenizer_fingerprint(base / "target"),
-        depth_from="mean",
-    )  # fmt: skip
-    replace(Plan.load(packed), name=PACKED).save(packed)
+    for plan, drafter in ((PACKED, NGramOptions()), (COUNTED, CountsOptions())):
+        made = write_artifacts(
+            base, plan, target=refs[0], drafter=drafter, tokenizer=tokenizer_fingerprint(base / "target"),
+            depth_from="mean",
+        )  # fmt: skip
+        replace(Plan.load(made), name=plan).save(made)
+    _write_counts(predictor_folder(base, COUNTED))
     sys.path.append(str(Path(__file__).parents[1] / "models"))
     from test_gguf import tiny_model, write_gguf
 
     write_gguf(base / "model.gguf", tiny_model("llama", vocab_size=96))
+
+
+def _write_counts(folder: Path) -> None:
+    """A table of any text at all, with the belief that is usual."""
+    from tiny_pair import TEXT
+
+    from yggdrasil.drafters.belief import Belief
+    from yggdrasil.drafters.counts import BELIEF_FILE, TABLE_FILE
+    from yggdrasil.drafters.table import Table
+
+    Belief.usual(with_table=True).save(folder / BELIEF_FILE)
+    Table.of([(TEXT[:4], TEXT[4:] * 3)]).save(folder / TABLE_FILE)

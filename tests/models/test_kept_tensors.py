@@ -6,7 +6,7 @@ from tiny import tiny_model
 
 from yggdrasil.engine.steps import PlainStep
 from yggdrasil.errors import YggdrasilError
-from yggdrasil.models import kept_tensors, loading, runner
+from yggdrasil.models import kept_tensors, loading, prepared, runner
 from yggdrasil.models.kept_tensors import open_model
 from yggdrasil.models.kernels import is_native
 from yggdrasil.models.runner import ModelRunner
@@ -62,6 +62,39 @@ def test_a_second_start_reads_what_the_first_one_packed(tmp_path, cache, loads, 
     assert second.max_context == first.max_context
     assert list(second.model.state_dict()) == list(first.model.state_dict()), "it is loaded when it is to be traced"
     assert len(loads) == 2
+
+
+def test_a_bit_between_the_samples_is_missed(tmp_path, cache, loads, monkeypatch):
+    """Of a large file only samples are looked at before it is read: what is read tells."""
+    monkeypatch.setattr(prepared, "_NUM_SAMPLES", 1)
+    monkeypatch.setattr(prepared, "_SAMPLE_BYTES", 64)
+    folder = saved(tmp_path / "model")
+    first = opened(folder)
+    (kept,) = cache.rglob("tensors.safetensors")
+    content = bytearray(kept.read_bytes())
+    content[len(content) * 2 // 3] ^= 1
+    kept.write_bytes(content)
+    assert prepared.is_whole(kept.parent, kept_tensors._layout(), kept.name)
+
+    again = opened(folder)
+
+    assert len(loads) == 2
+    for name, tensor in first.tensors.items():
+        assert torch.equal(again.tensors[name], tensor), name
+
+
+def test_every_byte_of_what_is_not_checked_again_is_looked_at(tmp_path, monkeypatch):
+    monkeypatch.setattr(prepared, "_SMALL_BYTES", 100)
+    for name in ("small", "large"):
+        prepared.prepare(tmp_path / name, 1, lambda partial, name=name: (partial / "file").write_bytes(
+            bytes(100 if name == "small" else 1000)))  # fmt: skip
+        file = tmp_path / name / "file"
+        content = file.read_bytes()
+        for place in range(0, len(content), 7):
+            file.write_bytes(content[:place] + b"x" + content[place + 1 :])
+            assert not prepared.is_whole(tmp_path / name, 1)
+        file.write_bytes(content)
+        assert prepared.is_whole(tmp_path / name, 1)
 
 
 def test_what_is_damaged_or_of_other_kernels_is_made_again(tmp_path, cache, loads, monkeypatch):

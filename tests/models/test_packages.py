@@ -1,5 +1,7 @@
 """Packages and kernel libraries on disk: what is damaged does not count as there."""
 
+import json
+
 import pytest
 
 from yggdrasil.models.kernels.build import _digest, _digest_file, _is_whole
@@ -39,6 +41,15 @@ def test_a_damaged_package_is_removed_and_named(package, capsys, what, content):
 @pytest.mark.parametrize("content", [b"", b"{}", b"[]", b"null", b"\xff", b'{"digest": 1, "units": 2, "inputs": []}'])
 def test_a_damaged_manifest_counts_as_a_damaged_package(package, content):
     manifest_path(package).write_bytes(content)
+
+    assert not is_whole(package)
+    assert not package.exists()
+
+
+@pytest.mark.parametrize("change", [("inputs", [2, 0]), ("inputs", None), ("units", [])])
+def test_a_manifest_that_says_something_else_is_damaged(package, change):
+    path = manifest_path(package)
+    path.write_text(json.dumps({**json.loads(path.read_text()), change[0]: change[1]}))
 
     assert not is_whole(package)
     assert not package.exists()

@@ -10,6 +10,7 @@ Dims: B texts of a batch.
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from math import inf
 from pathlib import Path
 from time import monotonic
 from typing import Any, NamedTuple
@@ -17,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from yggdrasil.arguments import check_tokens
 from yggdrasil.artifacts import write_atomic
 from yggdrasil.artifacts.cache import cache_root
 from yggdrasil.calibration.settings import Budget
@@ -46,16 +48,24 @@ def text_file(target: str) -> Path:
     return cache_root() / "texts" / f"{target}.jsonl"
 
 
-def read_documents(file: Path) -> list[Document]:
-    """What is there; a line that an interruption has cut is left out."""
+def read_documents(file: Path, vocab_size: int) -> list[Document]:
+    """What is there; a line that was cut or damaged, or holds what is no token, is left out."""
     documents = []
-    for line in file.read_text(encoding="utf-8").split("\n") if file.exists() else ():
+    for line in file.read_bytes().split(b"\n") if file.exists() else ():
         try:
             record = json.loads(line)
-            documents.append(Document(list(record["prompt"]), list(record["answer"])))
-        except (ValueError, KeyError, TypeError):
+            prompt, answer = (_tokens(record[name], vocab_size) for name in Document._fields)
+            documents.append(Document(prompt, answer))
+        except (ValueError, KeyError, TypeError, RecursionError):
             continue
     return documents
+
+
+def _tokens(given: Any, vocab_size: int) -> list[int]:
+    tokens = check_tokens("a line", given)
+    if not tokens or not 0 <= min(tokens) <= max(tokens) < vocab_size:
+        raise ValueError("tokens that the vocabulary lacks")
+    return tokens
 
 
 class OwnText:
@@ -73,14 +83,16 @@ class OwnText:
         Every batch is on disk when the next begins, and ``spent`` says how much time they took: an interrupted
         calibration goes on from there.
         """
-        documents = read_documents(self._file)
-        seconds = read_or_drop(spent, lambda path: float(path.read_text())) or 0.0
+        documents = read_documents(self._file, self._loaded.vocab_size)
+        seconds = read_or_drop(spent, _seconds) or 0.0
         if budget.share(_size(documents), seconds) >= 1.0:
             return documents
         report = phase("letting the target write text of its own")
         self._file.parent.mkdir(parents=True, exist_ok=True)
+        is_cut = self._file.exists() and not self._file.read_bytes().endswith(b"\n")
         began = monotonic() - seconds
         with _own_attention(self._loaded), self._file.open("a", encoding="utf-8") as lines:
+            lines.write("\n" if is_cut else "")  # what an interruption has cut stays a line by itself
             for batch in self._batches(documents):
                 for document in self._answered(batch):
                     lines.write(json.dumps(document._asdict()) + "\n")
@@ -142,6 +154,13 @@ class OwnText:
     def _up_to_end(self, tokens: list[int]) -> list[int]:
         end = next((i + 1 for i, token in enumerate(tokens) if token in self._ends), len(tokens))
         return tokens[:end]
+
+
+def _seconds(file: Path) -> float:
+    seconds = float(file.read_text())
+    if not 0.0 <= seconds < inf:
+        raise ValueError("no time that anything took")
+    return seconds
 
 
 def _size(documents: Sequence[Document]) -> int:

@@ -40,6 +40,7 @@ def run_guarded(load: Callable[[], typer.Typer], name: str) -> NoReturn:
         atexit.register(signal.signal, signal.SIGINT, signal.SIG_DFL)  # Ctrl-C while the interpreter shuts down
         open_streams()
         _check_arguments(sys.argv[1:])
+        _check_folder()
         code = _invoke(load(), name)
         sys.stdout.flush()
         raise SystemExit(code)
@@ -107,6 +108,14 @@ def _end(name: str, ending: Ending) -> NoReturn:
             print(f"{start}{name}: {ending.sentence}", file=sys.stderr, flush=True)
     signal.signal(signal.SIGINT, before)
     raise SystemExit(ending.code) from None
+
+
+def _check_folder() -> None:
+    """Without a working directory no relative path means anything, whoever holds it."""
+    try:
+        os.getcwd()  # noqa: PTH109  (before pathlib is imported)
+    except OSError as error:
+        raise YggdrasilError(f"the working directory is gone ({error.strerror}); change to one that is there") from None
 
 
 def _check_arguments(arguments: list[str]) -> None:

@@ -7,6 +7,7 @@ safetensors; its metadata says the rest of what packages are known by.
 import hashlib
 import json
 import shutil
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -64,8 +65,9 @@ def open_model(
         return load()
     name = f"packed-{str(dtype).removeprefix('torch.')}-{weights}"
     folder, layout = prepared_root() / found.fingerprint() / name, _layout()
-    if is_whole(folder, layout):
-        tensors, record = _read(folder / _FILE)
+    kept = _read(folder / _FILE) if is_whole(folder, layout, sampled=_FILE) else None
+    if kept is not None:
+        tensors, record = kept
         # Traced is the model as it is loaded: tracing asks for it where a step has no package.
         return LoadedModel(
             found.given, config, num_threads, dtype, device, tensors, record["formats"], record["config"],
@@ -74,7 +76,7 @@ def open_model(
     loaded = load()
     if _has_room(loaded) and all(tensor.dtype in _NAMES for tensor in loaded.tensors.values()):
         with suppress(ArtifactError):  # the next start takes as long as this one
-            prepare(folder, layout, lambda partial: _write(loaded, partial / _FILE))
+            prepare(folder, layout, lambda partial: _write(loaded, partial / _FILE), sampled=_FILE)
     return loaded
 
 
@@ -100,7 +102,7 @@ def _has_room(loaded: LoadedModel) -> bool:
 
 def _write(loaded: LoadedModel, file: Path) -> None:
     """Write the tensors in their order, never a second copy in memory."""
-    record = {"config": loaded.described, "formats": loaded.formats}
+    record = {"config": loaded.described, "formats": loaded.formats, "sums": _sums(loaded.tensors)}
     header: dict[str, Any] = {"__metadata__": {"record": json.dumps(record)}}
     end = 0
     for name, tensor in loaded.tensors.items():
@@ -114,8 +116,8 @@ def _write(loaded: LoadedModel, file: Path) -> None:
             stream.write(memoryview(_bytes_of(tensor.contiguous())))
 
 
-def _read(file: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The tensors, read to where steps read them, and what was noted beside them."""
+def _read(file: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+    """The tensors, read to where steps read them, and what was noted beside them; None where they are damaged."""
     arena, tensors = Arena(), {}
     with file.open("rb") as stream:
         header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
@@ -124,7 +126,17 @@ def _read(file: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             shape = entry["shape"]
             tensors[name] = tensor = arena.zeros(shape or [1], _DTYPES[entry["dtype"]]).view(shape)
             stream.readinto(_bytes_of(tensor))
-    return tensors, record
+    return (tensors, record) if record["sums"] == _sums(tensors) else None
+
+
+def _sums(tensors: Mapping[str, Tensor]) -> list[int]:
+    """Of each tensor as words: no place changes alone without its sum, which costs what reading memory does."""
+    sums = []
+    for tensor in tensors.values():
+        content = _bytes_of(tensor.contiguous())
+        words = content[: content.size // 8 * 8].view("int64")
+        sums.append(int(words.sum()) + int(content[words.nbytes :].sum()))
+    return sums
 
 
 def _bytes_of(tensor: Tensor) -> Any:

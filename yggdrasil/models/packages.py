@@ -60,18 +60,19 @@ def read_manifest(path: Path) -> Manifest | None:
         return None
     try:
         content = json.loads(beside.read_bytes())
+        seal = content.pop("seal", None)  # older ones have none
         inputs = content["inputs"]
         manifest = Manifest(
             str(content["digest"]),
             tuple(map(str, content["units"])),
             None if inputs is None else tuple(map(int, inputs)),
         )
-        if manifest.digest == file_digest(path):
+        if seal in (None, _seal(content)) and manifest.digest == file_digest(path):
             return manifest
     except FileNotFoundError:  # half of a pair: its writer was killed in between
         remove_package(path)
         return None
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         pass
     print(f"yggdrasil: {path} is damaged and is compiled again", file=sys.stderr)  # noqa: T201
     remove_package(path)
@@ -92,7 +93,12 @@ def new_package(path: Path, units: Sequence[str] = (), inputs: Sequence[int] | N
         yield temporary
         manifest = {"digest": file_digest(temporary), "units": units, "inputs": inputs}
         temporary.replace(path)
-        write_atomic(manifest_path(path), json.dumps(manifest).encode())
+        write_atomic(manifest_path(path), json.dumps({**manifest, "seal": _seal(manifest)}).encode())
+
+
+def _seal(manifest: object) -> str:
+    """Digest of what a manifest says: inputs in another order would be taken without a word."""
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
 def file_digest(path: Path) -> str:
