@@ -48,7 +48,7 @@ def text_file(target: str) -> Path:
     return cache_root() / "texts" / f"{target}.jsonl"
 
 
-def read_documents(file: Path, vocab_size: int) -> list[Document]:
+def read_documents(file: Path, vocab_size: int = 2**31) -> list[Document]:
     """What is there; a line that was cut or damaged, or holds what is no token, is left out."""
     documents = []
     for line in file.read_bytes().split(b"\n") if file.exists() else ():

@@ -80,7 +80,7 @@ class Table:
     def load(cls, path: Path) -> Table:
         """Read what ``save`` wrote; ArtifactError if the file is missing, damaged or something else."""
         arrays = read_tensors(path, KIND, SCHEMA_VERSION)
-        if set(arrays) != set(_FIELDS) or any(array.ndim != 1 for array in arrays.values()):
+        if set(arrays) != set(_FIELDS) or any(array.ndim != 1 or array.dtype.kind != "i" for array in arrays.values()):
             raise ArtifactError(f"{path} is not a table; calibrate again")
         try:
             return cls(**{name: arrays[name].astype(np.int64) for name in _FIELDS})
