@@ -195,6 +195,11 @@ class LlamaServer:
             self.close()
             raise
 
+    @property
+    def address(self) -> str:
+        """Where it listens."""
+        return self._address
+
     def __enter__(self) -> Self:
         return self
 

@@ -1,0 +1,178 @@
+"""Measure what `yggdrasil export` chooses for llama-server, in turns with its defaults and with a grid of settings.
+
+    scripts/check_export --plan smollm2 --prompts prompts --llama-cpp work/llama.cpp --json export.json
+
+Each set of prompts gets settings of its own, chosen on prompts of the set that are not measured. The plan's target must
+be a GGUF file, and its drafter no model. On two idle cores and a model of 135M everything takes about ten minutes; an
+interrupted run goes on where it stopped.
+"""
+
+import json
+import os
+import subprocess
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import typer
+from llama_cpp import LlamaCpp, LlamaServer
+from rich.console import Console
+
+from yggdrasil.artifacts import current_machine, resolve_plan
+from yggdrasil.bench.store import SampleFile, measure
+from yggdrasil.bench.systems import System, summarise_systems
+from yggdrasil.cli import run_script
+from yggdrasil.cli.progress import PhaseProgress
+from yggdrasil.errors import YggdrasilError
+from yggdrasil.export.exporting import Exported, Request, export
+from yggdrasil.export.settings import ENGINES
+from yggdrasil.models.facts import load_tokenizer
+from yggdrasil.models.source import Source
+from yggdrasil.prompts import encode_prompt, read_prompts
+from yggdrasil.scheduling.plan import Plan
+
+SETS = {"spec_bench": True, "c4": False, "cnndm": False, "humaneval": False}  # file -> whether it is a chat's
+NONE = ("--spec-type", "none")
+DEFAULTS = {f"default {kind}": ("--spec-type", kind) for kind in ("ngram-simple", "ngram-mod", "ngram-cache")}
+SIMPLE, MOD = ((1, 2), (2, 3), (2, 4), (3, 8), (4, 8), (4, 16)), ((2, 1, 4), (3, 1, 8))  # the grid's lengths
+PROMPT_TOKENS, CHOSEN_ON = 256, 24  # kept of a prompt; prompts that settings are chosen on
+AS_FAST = 1.03  # times the grid's best
+console = Console(stderr=True)
+
+
+class Way(NamedTuple):
+    """Settings, and on which sets they are measured."""
+
+    name: str
+    options: tuple[str, ...]
+    sets: tuple[str, ...] = tuple(SETS)
+
+
+def main(
+    plan: Annotated[str, typer.Option(help="A plan file, or a name that has a plan for this machine.")],
+    prompts: Annotated[Path, typer.Option(help="Folder with spec_bench, c4, cnndm and humaneval as .jsonl files.")],
+    llama_cpp: Annotated[Path, typer.Option(help="Work folder; llama.cpp is built there once.")],
+    limit: Annotated[int, typer.Option(min=1, help="Prompts measured of each set.")] = 7,
+    tokens: Annotated[int, typer.Option(min=16, help="Tokens of each answer.")] = 96,
+    out: Annotated[Path | None, typer.Option("--json", help="Samples, a file a set; resumed if there.")] = None,
+) -> None:
+    """Print one line a set, and fail where a chosen setting is more than 3 % slower than the grid's best."""
+    found = Plan.load(resolve_plan(plan, current_machine()))
+    gguf = Source.find(found.target.path()).gguf
+    if gguf is None:
+        raise YggdrasilError(f"{plan} is of no GGUF file, which llama-server needs; calibrate one")
+    llama = LlamaCpp(llama_cpp, lambda text: console.print(text, markup=False))
+    llama.build(os.cpu_count() or 1)
+    _check_options(llama)
+    command = [str(llama.server), "--model", str(gguf), "--threads", str(found.target.threads), "--ctx-size", "2048"]
+    with ExitStack() as running, tempfile.TemporaryDirectory() as folder:
+        log = llama_cpp / "export-none.log"
+        plain = running.enter_context(LlamaServer("none", "llama.cpp", [*command, *NONE], log, is_plain=True))
+        texts, others = {}, {}
+        for name in SETS:
+            texts[name], others[name] = _split(prompts / f"{name}.jsonl", found, limit, Path(folder))
+        chosen = _choose(plan, plain, others, tokens, Path(folder))
+        ways = _ways(chosen)
+        systems: dict[str, LlamaServer] = {"none": plain}
+        for way in ways:
+            log = llama_cpp / f"export-{way.name.replace(' ', '-')}.log"
+            server = LlamaServer(way.name, "llama.cpp", [*command, *way.options], log)
+            systems[way.name] = running.enter_context(server)
+        slow = [_measured(name, texts[name], ways, systems, chosen[name], tokens, out) for name in SETS]
+    if any(slow):
+        raise YggdrasilError(f"slower than the grid's best by more than 3 %: {', '.join(filter(None, slow))}")
+
+
+def _check_options(llama: LlamaCpp) -> None:
+    """Every option that may be written is one of this build's."""
+    known = subprocess.run([llama.server, "--help"], capture_output=True, text=True, check=False).stdout
+    missing = [option for option in ENGINES["llama-server"].options if option not in known]
+    if missing:
+        raise YggdrasilError(f"{llama.version()} does not know {', '.join(missing)}")
+    console.print(f"{llama.version()} knows all options that export writes", markup=False)
+
+
+def _split(file: Path, plan: Plan, limit: int, folder: Path) -> tuple[dict[str, list[int]], Path]:
+    """Tokens of the prompts that are measured, by id, and a file of the others."""
+    lines = [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+    measured = {i * len(lines) // limit for i in range(limit)}
+    left = folder / file.name
+    left.write_text("\n".join(line for i, line in enumerate(lines) if i not in measured), encoding="utf-8")
+    tokenizer = load_tokenizer(plan.target.path())
+    wanted = [prompt for i, prompt in enumerate(read_prompts(file, chat=SETS[file.stem])) if i in measured]
+    return {prompt.id: encode_prompt(tokenizer, prompt)[-PROMPT_TOKENS:] for prompt in wanted}, left
+
+
+def _choose(plan: str, server: LlamaServer, files: dict[str, Path], tokens: int, folder: Path) -> dict[str, Exported]:
+    """Settings for each set; costs are measured once."""
+    chosen: dict[str, Exported] = {}
+    costs = folder / "costs.json"
+    with PhaseProgress() as progress:
+        for name, file in files.items():
+            chosen[name] = export(
+                Request(
+                    plan, "llama-server", server.address, costs=costs if costs.exists() else None, prompts=file,
+                    chat=SETS[name], limit=CHOSEN_ON, tokens=tokens, prompt_tokens=PROMPT_TOKENS,
+                ),
+                progress,
+            )  # fmt: skip
+            costs.write_text(json.dumps(vars(chosen[name].costs)))
+    return chosen
+
+
+def _ways(chosen: dict[str, Exported]) -> list[Way]:
+    """Defaults, the grid, and what was chosen for a set if it is none of them."""
+    ways = [Way(name, options) for name, options in DEFAULTS.items()]
+    for match, length in SIMPLE:
+        sizes = ("--spec-ngram-simple-size-n", str(match), "--spec-ngram-simple-size-m", str(length))
+        ways.append(Way(f"ngram-simple {match} {length}", ("--spec-type", "ngram-simple", *sizes)))
+    for match, least, most in MOD:
+        sizes = ("--spec-ngram-mod-n-match", str(match), "--spec-ngram-mod-n-min", str(least))
+        options = ("--spec-type", "ngram-mod", *sizes, "--spec-ngram-mod-n-max", str(most))
+        ways.append(Way(f"ngram-mod {match} {least} {most}", options))
+    for name, exported in chosen.items():
+        options = _options(exported)
+        same = next((i for i, way in enumerate(ways) if way.options == options), None)
+        if same is not None and ways[same].sets != tuple(SETS):
+            ways[same] = ways[same]._replace(sets=(*ways[same].sets, name))
+        elif same is None and options != NONE:
+            ways.append(Way(f"export {name}", options, (name,)))
+    return ways
+
+
+def _options(exported: Exported) -> tuple[str, ...]:
+    return tuple(str(part) for pair in exported.settings.options.items() for part in pair)
+
+
+def _measured(
+    name: str, texts: dict[str, list[int]], ways: list[Way], systems: dict[str, LlamaServer], exported: Exported,
+    tokens: int, out: Path | None,
+) -> str | None:  # fmt: skip
+    """One set in turns; prints its line, and returns its name where the chosen settings are too slow."""
+    ours = next((way.name for way in ways if way.options == _options(exported)), "none")
+    here: list[System] = [systems["none"], *(systems[way.name] for way in ways if name in way.sets)]
+    settings: dict[str, Any] = {"set": name, "tokens": tokens, "ours": ours, "exported": exported.as_dict()}
+    settings["exported"].pop("costs")  # measured anew by every run
+    settings["exported"].pop("foreseen")
+    settings["exported"].pop("remarks")
+    file = SampleFile(None if out is None else out.with_name(f"{out.stem}-{name}{out.suffix}"), settings)
+    with PhaseProgress() as progress:
+        samples = measure(here, texts, tokens, file, progress.phase(f"{name}: {len(here)} settings"))
+    rows = {row["system"]: row for row in summarise_systems(here, samples, ours)}
+    file.save(list(rows.values()))
+    ratio = {each: 1.0 / row["total_ratio_to_ours"] for each, row in rows.items()}  # of our time over theirs
+    grid = max((each for each in ratio if each.startswith("ngram")), key=lambda each: ratio[each])
+    default = max((each for each in ratio if each.startswith("default")), key=lambda each: ratio[each])
+    foreseen = exported.settings.foreseen
+    print(
+        f"{name}: {exported.settings.line}\n  {1 / ratio['none']:.2f} x plain ({foreseen.speedup:.2f} foreseen), "
+        f"{1 / ratio[default]:.2f} x the best default ({default}), {1 / ratio[grid]:.3f} x the grid's best ({grid}); "
+        f"the same tokens on {min(row['same_as_ours'] for row in rows.values())} of {len(texts)} prompts",
+        flush=True,
+    )
+    return name if ratio[grid] > AS_FAST else None
+
+
+if __name__ == "__main__":
+    run_script(main, "check_export")
