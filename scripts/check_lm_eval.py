@@ -88,7 +88,8 @@ def _run(program: Path, model: str, arguments: str, tasks: Path, out: Path) -> d
     """Scores by task, and every answer by task and document."""
     command = [
         str(program), "--model", model, "--model_args", arguments, "--tasks", "local_choice,local_greedy",
-        "--include_path", str(tasks), "--output_path", str(out), "--log_samples", "--device", "cpu", "--batch_size", "1",
+        "--include_path", str(tasks), "--output_path", str(out), "--log_samples",
+        "--device", "cpu", "--batch_size", "1",
     ]  # fmt: skip
     quiet = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, env=quiet, capture_output=True, text=True, check=False)

@@ -191,7 +191,13 @@ def _reference(source: str, dtype: str, tokenizer: object) -> list[int]:
         source = str(Path(source).parent)
     model = AutoModelForCausalLM.from_pretrained(source, **options).eval()
     tokens = torch.tensor([tokenizer("hello there, tin")["input_ids"]])
-    settings = {"do_sample": False, "max_new_tokens": NEW_TOKENS, "eos_token_id": None, "pad_token_id": 0, "use_cache": True}
+    settings = {
+        "do_sample": False,
+        "max_new_tokens": NEW_TOKENS,
+        "eos_token_id": None,
+        "pad_token_id": 0,
+        "use_cache": True,
+    }
     return model.generate(tokens, attention_mask=torch.ones_like(tokens), **settings)[0, tokens.shape[1] :].tolist()
 
 

@@ -19,7 +19,10 @@ def test_the_answer_is_the_librarys(server, alone):
     assert choice["finish_reason"] == "length"
     assert reply["usage"]["prompt_tokens"] == expected.prompt_tokens
     assert reply["usage"]["completion_tokens"] == 40
-    assert reply["timings"]["draft_n"] > 0
+    timings = reply["timings"]
+    assert timings["draft_n"] > 0
+    assert timings["prompt_per_token_ms"] * timings["prompt_n"] == pytest.approx(timings["prompt_ms"])
+    assert timings["prompt_per_second"] * timings["prompt_ms"] == pytest.approx(1e3 * timings["prompt_n"])
 
 
 def test_the_stream_says_the_same(server, alone):
@@ -30,7 +33,7 @@ def test_the_stream_says_the_same(server, alone):
 
     for chunk in chunks:
         ChatCompletionChunk.model_validate(chunk, strict=True)
-        assert (chunk["id"], chunk["created"]) == (chunks[0]["id"], chunks[0]["created"])
+        assert all(chunk[name] == chunks[0][name] for name in ("id", "created", "system_fingerprint"))
     *parts, last, usage = chunks
     assert parts[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
     assert "".join(part["choices"][0]["delta"]["content"] for part in parts) == expected.text
@@ -39,6 +42,7 @@ def test_the_stream_says_the_same(server, alone):
     assert last["choices"][0]["finish_reason"] == "length"
     assert usage["choices"] == []
     assert usage["usage"]["completion_tokens"] == 40
+    assert usage["timings"] == last["timings"]
 
 
 def test_usage_is_streamed_only_where_asked_for(server):
@@ -91,9 +95,17 @@ def test_logprobs_are_the_same_whole_and_streamed(server):
     assert all(bytes(entry["bytes"]).decode(errors="ignore") in entry["token"] for entry in whole)
 
 
-def test_an_answer_of_a_schema_is_json_of_it(server):
-    schema = {"type": "object", "properties": {"count": {"enum": [1, 2]}}, "required": ["count"]}
-    wanted = {"type": "json_schema", "json_schema": {"name": "counted", "schema": schema, "strict": True}}
+COUNTED = {"type": "object", "properties": {"count": {"enum": [1, 2]}}, "required": ["count"]}
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        {"type": "json_schema", "json_schema": {"name": "counted", "schema": COUNTED, "strict": True}},
+        {"type": "json_object", "schema": COUNTED},
+    ],
+)
+def test_an_answer_of_a_schema_is_json_of_it(server, wanted):
     reply = server.chat(response_format=wanted, max_tokens=40)
 
     assert reply["choices"][0]["message"]["content"] in ('{"count": 1}', '{"count": 2}')

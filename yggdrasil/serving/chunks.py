@@ -34,5 +34,6 @@ class ChunkWriter:
         return self.chunk([choice], **timings)
 
     def usage(self, results: list[Generation], answers: int) -> dict[str, Any]:
-        """The chunk behind all others, with ``answers`` to each prompt."""
-        return {**self.chunk([]), "usage": usage_of(results, answers).model_dump()}
+        """The chunk behind all others, with ``answers`` to each prompt; it tells the times too, as llama.cpp's does."""
+        usage, timings = usage_of(results, answers), timings_of(results, self.plan)
+        return {**self.chunk([]), "usage": usage.model_dump(), "timings": timings.model_dump()}

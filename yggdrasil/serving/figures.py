@@ -37,11 +37,12 @@ def timings_of(results: Sequence[Generation], plan: Plan | None) -> Timings:
     iterations = sum(each.iterations for each in metrics)
     cached = sum(each.reused_tokens for each in metrics)
     per_token = decode_ms / after_first if after_first else 0.0
+    read, prompt_ms = sum(each.prompt_tokens for each in results) - cached, sum(each.ttft_ms for each in metrics)
     plain = [plain_ms(each, plan) for each in results]
     decoding = metrics[0].decoding
     return Timings(
-        prompt_n=sum(each.prompt_tokens for each in results) - cached, cache_n=cached,
-        prompt_ms=sum(each.ttft_ms for each in metrics),
+        prompt_n=read, cache_n=cached, prompt_ms=prompt_ms,
+        prompt_per_token_ms=prompt_ms / max(read, 1), prompt_per_second=1e3 * read / prompt_ms if prompt_ms else 0.0,
         predicted_n=sum(len(each.tokens) for each in results), predicted_ms=decode_ms,
         predicted_per_token_ms=per_token, predicted_per_second=1e3 / per_token if per_token else 0.0,
         draft_n=sum(each.proposed for each in metrics), draft_n_accepted=sum(each.accepted for each in metrics),

@@ -71,7 +71,7 @@ def _constraint_of_format(wanted: ResponseFormat) -> Constraint | None:
     if wanted.type == "text":
         return None
     if wanted.type == "json_object":
-        return Constraint("json_schema", _ANY_OBJECT)
+        return Constraint("json_schema", _ANY_OBJECT if wanted.schema_ is None else json.dumps(wanted.schema_))
     if wanted.json_schema is None or wanted.json_schema.schema_ is None:
         raise Fault(400, "response_format json_schema needs json_schema.schema", param="response_format.json_schema")
     return Constraint("json_schema", json.dumps(wanted.json_schema.schema_))

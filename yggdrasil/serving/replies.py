@@ -28,6 +28,8 @@ class Timings(BaseModel):
     prompt_n: int  # tokens of the prompt that were read
     cache_n: int  # and those that were not, because the caches held them
     prompt_ms: float
+    prompt_per_token_ms: float
+    prompt_per_second: float
     predicted_n: int
     predicted_ms: float
     predicted_per_token_ms: float
@@ -103,6 +105,7 @@ class ChatCompletion(BaseModel):
     object: Literal["chat.completion"] = "chat.completion"
     created: int
     model: str
+    system_fingerprint: str
     choices: list[ChatChoice]
     usage: Usage
     timings: Timings
@@ -133,6 +136,7 @@ class Completion(BaseModel):
     object: Literal["text_completion"] = "text_completion"
     created: int
     model: str
+    system_fingerprint: str
     choices: list[CompletionChoice]
     usage: Usage
     timings: Timings

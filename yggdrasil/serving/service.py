@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from fastapi import Request
 
+from yggdrasil import __version__
 from yggdrasil.engine.decoder import Decoder
 from yggdrasil.serving.faults import Fault
 from yggdrasil.serving.settings import ServerSettings
@@ -21,6 +22,7 @@ class Identity(NamedTuple):
     id: str
     created: int
     model: str
+    system_fingerprint: str  # changes where the same request may be answered otherwise
 
 
 class Service:
@@ -60,6 +62,12 @@ class Service:
             )
         return found
 
+    @cached_property
+    def fingerprint(self) -> str:
+        """The build and the model's weights."""
+        plan = self.decoder.plan
+        return f"b{__version__}" if plan is None else f"b{__version__}-{plan.target.fingerprint}"
+
     def identify(self, kind: str, model: str | None) -> Identity:
         """A new reply's identity.
 
@@ -71,7 +79,7 @@ class Service:
                 404, f"there is no model {model!r} here; this server has {self.model}", param="model",
                 code="model_not_found",
             )  # fmt: skip
-        return Identity(f"{kind}-{uuid.uuid4().hex}", int(time.time()), self.model)
+        return Identity(f"{kind}-{uuid.uuid4().hex}", int(time.time()), self.model, self.fingerprint)
 
 
 def service_of(request: Request) -> Service:

@@ -40,10 +40,11 @@ class SchemaFormat(Wire):
 
 
 class ResponseFormat(Wire):
-    """Free text, any JSON object, or JSON of a schema."""
+    """Free text, any JSON object, or JSON of a schema, which some clients send with the former."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: SchemaFormat | None = None
+    schema_: dict[str, Any] | bool | None = Field(default=None, alias="schema")
 
 
 class StreamOptions(Wire):
