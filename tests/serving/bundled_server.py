@@ -52,6 +52,7 @@ class Running(NamedTuple):
     url: str
     worker: Worker
     client: httpx2.Client
+    uvicorn: uvicorn.Server
 
     def post(self, path, expect=200, **body):
         reply = self.client.post(path, json=body)
@@ -86,7 +87,7 @@ def serving(opening, settings=ServerSettings()):  # noqa: B008  (frozen)
         threading.Event().wait(0.01)
     url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     with httpx2.Client(base_url=url, timeout=60) as client:
-        yield Running(url, worker, client)
+        yield Running(url, worker, client, server)
     server.should_exit = True
     thread.join(20)
     assert not thread.is_alive()

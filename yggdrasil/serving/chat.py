@@ -19,7 +19,7 @@ from yggdrasil.serving.logprobs import chat_logprobs
 from yggdrasil.serving.options import options_of
 from yggdrasil.serving.replies import AssistantMessage, ChatChoice, ChatCompletion
 from yggdrasil.serving.service import Identity, Service, service_of
-from yggdrasil.serving.streams import EventStream
+from yggdrasil.serving.streams import STREAMED, EventStream
 from yggdrasil.serving.texts import turns_of
 from yggdrasil.serving.tools import Parsed, ToolFormat
 from yggdrasil.serving.trees import shown_tree
@@ -28,7 +28,7 @@ from yggdrasil.serving.wire import ChatRequest, ChosenTool, Tool
 router = APIRouter()
 
 
-@router.post("/v1/chat/completions", response_model=ChatCompletion)
+@router.post("/v1/chat/completions", response_model=ChatCompletion, responses=STREAMED)
 @router.post("/chat/completions", response_model=ChatCompletion, include_in_schema=False)
 async def chat_completions(body: ChatRequest, request: Request) -> Response:
     """Answer a chat in the model's own template, whole or as a stream of server-sent events."""
@@ -38,8 +38,8 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:
     exchange = Exchange(service.worker, request, await run_in_threadpool(chat.wanted), is_streamed=bool(body.stream))
     if not body.stream:
         return JSONResponse(chat.reply([each.result for each in await exchange.results()]).model_dump())
-    first = await exchange.first()
-    return EventStream(chat.chunks(first, exchange), exchange.cancel)
+    await exchange.begin()
+    return EventStream(chat.chunks(exchange), exchange.cancel)
 
 
 @dataclass(frozen=True)
@@ -103,13 +103,11 @@ class _Chat:
     def _parse(self, text: str) -> Parsed:
         return Parsed(text, []) if self.tools is None else self.tools.parse(text)
 
-    async def chunks(self, first: tuple[int, Event], exchange: Exchange) -> AsyncIterator[dict[str, Any]]:
+    async def chunks(self, exchange: Exchange) -> AsyncIterator[dict[str, Any]]:
         """The answers as a stream: the role first, text as it becomes final, calls whole, then why it ended."""
         writer, streams = self._chunks(), [_AnswerStream(self, i) for i in range(self.choices)]
         results: list[Generation] = []
-        for piece in streams[first[0]].deltas(first[1]):
-            yield writer.chunk([piece])
-        async for index, event in exchange.rest():
+        async for index, event in exchange.events():
             for piece in streams[index].deltas(event):
                 yield writer.chunk([piece])
             if isinstance(event, Piece) and event.trees:

@@ -14,19 +14,19 @@ from yggdrasil.serving.exchange import Exchange, Wanted
 from yggdrasil.serving.faults import Fault
 from yggdrasil.serving.figures import finish_reason, timings_of, usage_of
 from yggdrasil.serving.infill import infill_marks
-from yggdrasil.serving.jobs import Event, Finished, Piece
+from yggdrasil.serving.jobs import Finished, Piece
 from yggdrasil.serving.logprobs import CompletionLogprobsWriter
 from yggdrasil.serving.options import options_of
 from yggdrasil.serving.replies import Completion, CompletionChoice
 from yggdrasil.serving.service import Identity, Service, service_of
-from yggdrasil.serving.streams import EventStream
+from yggdrasil.serving.streams import STREAMED, EventStream
 from yggdrasil.serving.wire import CompletionRequest
 
 router = APIRouter()
 _USUAL_TOKENS = 16  # where max_tokens is left out, as OpenAI has it
 
 
-@router.post("/v1/completions", response_model=Completion)
+@router.post("/v1/completions", response_model=Completion, responses=STREAMED)
 @router.post("/completions", response_model=Completion, include_in_schema=False)
 async def completions(body: CompletionRequest, request: Request) -> Response:
     """Continue a text, or several, whole or as a stream of server-sent events."""
@@ -36,8 +36,8 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
     exchange = Exchange(service.worker, request, wanted.jobs, is_streamed=bool(body.stream))
     if not body.stream:
         return JSONResponse(wanted.reply(await exchange.results()).model_dump())
-    first = await exchange.first()
-    return EventStream(wanted.chunks(first, exchange), exchange.cancel)
+    await exchange.begin()
+    return EventStream(wanted.chunks(exchange), exchange.cancel)
 
 
 @dataclass(frozen=True)
@@ -101,11 +101,11 @@ class _Completion:
     def _writer(self) -> CompletionLogprobsWriter:
         return CompletionLogprobsWriter(self.service.texts, has_prompt=bool(self.body.echo))
 
-    async def chunks(self, first: tuple[int, Event], exchange: Exchange) -> AsyncIterator[dict[str, Any]]:
+    async def chunks(self, exchange: Exchange) -> AsyncIterator[dict[str, Any]]:
         """The answers as a stream: text as it becomes final, then why each ended."""
         writers, echoed = [self._writer() for _ in self.jobs], [self._echoed(i) for i in range(len(self.jobs))]
         chunks, results = self._chunks(), list[Generation]()
-        async for index, event in _with(first, exchange):
+        async for index, event in exchange.events():
             if isinstance(event, Piece) and (event.text or event.logprobs or echoed[index]):
                 logprobs = writers[index].write(event.logprobs).model_dump() if event.logprobs else None
                 yield chunks.chunk([_part(index, echoed[index] + event.text, logprobs)])
@@ -118,12 +118,6 @@ class _Completion:
 
     def _chunks(self) -> ChunkWriter:
         return ChunkWriter(self.identity, "text_completion", self.body.stream_options, self.service.decoder.plan)
-
-
-async def _with(first: tuple[int, Event], exchange: Exchange) -> AsyncIterator[tuple[int, Event]]:
-    yield first
-    async for each in exchange.rest():
-        yield each
 
 
 def _part(index: int, text: str, logprobs: Any, reason: str | None = None) -> dict[str, Any]:

@@ -38,6 +38,7 @@ class Exchange:
         self._loop = asyncio.get_running_loop()
         self._events: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
         self._left = len(wanted)
+        self._first: tuple[int, Event] | None = None
         jobs = [
             Job(each.prompt, each.options, self._emitter(i), is_streamed, each.shows_trees, each.scores)
             for i, each in enumerate(wanted)
@@ -53,21 +54,23 @@ class Exchange:
 
         return emit
 
-    async def first(self) -> tuple[int, Event]:
-        """The first event, before which nothing should be answered.
+    async def begin(self) -> None:
+        """Wait for the first event, before which nothing should be answered.
 
         Raises:
             Fault: the request failed.
             ClientGone: the client did not wait.
         """
-        return await self._while_client_waits(self._next())
+        self._first = await self._while_client_waits(self._next())
 
-    async def rest(self) -> AsyncIterator[tuple[int, Event]]:
-        """The events after the first.
+    async def events(self) -> AsyncIterator[tuple[int, Event]]:
+        """All events, each with the number of its answer.
 
         Raises:
             Fault: an answer failed.
         """
+        if self._first is not None:
+            yield self._first
         while self._left:
             yield await self._next()
 
@@ -94,7 +97,7 @@ class Exchange:
 
     async def _results(self) -> list[Finished]:
         found = {}
-        async for index, event in self.rest():
+        async for index, event in self.events():
             if isinstance(event, Finished):
                 found[index] = event
         return [found[index] for index in sorted(found)]

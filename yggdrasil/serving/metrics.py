@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 
 from yggdrasil.engine.request import Generation
 
@@ -17,6 +17,7 @@ class Meters:
 
     def __init__(self, waiting: Callable[[], float]) -> None:
         self._registry = CollectorRegistry()
+        ProcessCollector(registry=self._registry)  # memory, processor time, open files
         self._gauge("queue_depth", "Requests that wait for the decoder").set_function(waiting)
         self.busy = self._gauge("busy", "Whether an answer is being decoded")
         self.position = self._histogram("queue_position", "Requests before one that joins the line", _PLACES)

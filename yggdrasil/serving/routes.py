@@ -4,7 +4,7 @@ from pathlib import Path
 
 from fastapi import APIRouter, Request
 from fastapi.concurrency import run_in_threadpool
-from fastapi.responses import FileResponse, Response
+from fastapi.responses import FileResponse, PlainTextResponse, Response
 
 from yggdrasil.serving.faults import Fault
 from yggdrasil.serving.replies import Health, ModelCard, ModelList, Text, Tokens
@@ -68,7 +68,7 @@ async def detokenize(body: DetokenizeRequest, request: Request) -> Text:
     return Text(content=text, prompt=text)
 
 
-@router.get("/metrics")
+@router.get("/metrics", response_class=PlainTextResponse)
 async def metrics(request: Request) -> Response:
     """Figures for Prometheus."""
     return Response(service_of(request).worker.meters.page(), media_type="text/plain; version=0.0.4; charset=utf-8")

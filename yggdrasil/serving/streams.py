@@ -10,6 +10,8 @@ from starlette.types import Receive, Scope, Send
 from yggdrasil.serving.faults import Fault
 
 DONE = b"data: [DONE]\n\n"
+# What the OpenAPI document says of a route that may stream.
+STREAMED: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}}
 _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 

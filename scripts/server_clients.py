@@ -1,0 +1,76 @@
+"""Other people's programs against a server, each from the package index in an environment of its own."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx2
+from server_asking import metric, text_of
+
+CLIENTS = ("openai", "llm", "langchain-openai")
+CHECKS = ("not_a_server_error", "status_code_conformance", "content_type_conformance", "response_schema_conformance")
+
+
+def check_clients(url: str, key: str) -> str:
+    """The openai SDK (sync, async, streams, tools, structured answers), llm and LangChain get their answers."""
+    with tempfile.TemporaryDirectory() as folder:
+        python = _environment(Path(folder), CLIENTS)
+        script = Path(__file__).with_name("server_client_session.py")
+        said = _run([str(python), str(script), f"{url}/v1", key], Path(folder))
+    return said.strip().replace("\n", "; ")
+
+
+def check_fuzz(client: httpx2.Client, url: str, key: str, requests: int) -> str:
+    """Requests made up from the OpenAPI document: no fault of the server's, nothing outside the document, no leak."""
+    before = metric(client, "process_resident_memory_bytes"), metric(client, "process_open_fds")
+    began, statuses = time.monotonic(), Counter[str]()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        python, report = _environment(folder, ("schemathesis",)), folder / "report.ndjson"
+        command = [
+            str(python.with_name("schemathesis")), "run", f"{url}/openapi.json", "--checks", ",".join(CHECKS),
+            "--max-examples", str(requests // 8), "--header", f"Authorization: Bearer {key}", "--request-timeout",
+            "120", "--continue-on-failure", "--no-color", "--report", "ndjson", "--report-ndjson-path", str(report),
+            "--suppress-health-check", "all",
+        ]  # fmt: skip
+        while statuses.total() < requests:
+            _run([*command, "--seed", str(statuses.total())], folder, SCHEMATHESIS_HOOKS="server_fuzz_hooks")
+            statuses.update(_statuses(report))
+    text_of(client, "Hi", max_tokens=1)
+    after = metric(client, "process_resident_memory_bytes"), metric(client, "process_open_fds")
+    assert after[1] <= before[1] + 8, f"open files grew from {before[1]:.0f} to {after[1]:.0f}"
+    return (
+        f"{statuses.total()} requests in {time.monotonic() - began:.0f} s without a fault, by status "
+        f"{dict(sorted(statuses.items()))}; memory {before[0] / 1e6:.0f} MB before and {after[0] / 1e6:.0f} after, "
+        f"open files {before[1]:.0f} and {after[1]:.0f}"
+    )
+
+
+def _environment(folder: Path, packages: tuple[str, ...]) -> Path:
+    """The Python of a new environment with these packages."""
+    subprocess.run([sys.executable, "-m", "venv", str(folder / "venv")], check=True)
+    python = folder / "venv" / "bin" / "python"
+    _run([str(python), "-m", "pip", "install", "--quiet", *packages], folder)
+    return python
+
+
+def _run(command: list[str], folder: Path, **more: str) -> str:
+    """What a program prints; of this project it sees the scripts alone, and it writes to ``folder``."""
+    own = {"HOME": str(folder), "LLM_USER_PATH": str(folder), "PYTHONPATH": str(Path(__file__).parent)}
+    done = subprocess.run(command, cwd=folder, env={**os.environ, **own, **more}, capture_output=True, text=True)
+    assert done.returncode == 0, f"{' '.join(command[:3])} failed:\n{done.stdout[-6000:]}\n{done.stderr[-2000:]}"
+    return done.stdout
+
+
+def _statuses(report: Path) -> Iterator[str]:
+    """How each request of a report was answered."""
+    with report.open() as lines:
+        for event in map(json.loads, lines):
+            for each in event.get("ScenarioFinished", {}).get("recorder", {}).get("interactions", {}).values():
+                yield str((each.get("response") or {}).get("status_code", "none"))

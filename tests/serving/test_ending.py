@@ -1,0 +1,80 @@
+"""A server process that is told to end: what runs is finished, what waits is refused, and it has a limit."""
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from contextlib import closing
+from pathlib import Path
+
+import httpx2
+import pytest
+from bundled_server import wait_until
+
+# The bundled pair, but slow: an iteration waits a moment, so that a signal comes in the middle of an answer.
+PROGRAM = """
+import sys, time
+sys.path[:0] = {paths!r}
+from bundled_server import open_pair
+from yggdrasil.serving.running import run_server
+from yggdrasil.serving.settings import Limits, ServerSettings
+
+def opening():
+    decoder = open_pair()
+    target = decoder.assembly.engine.target
+    verify = target.verify
+    target.verify = lambda width: time.sleep(0.1) or verify(width)
+    return decoder
+
+run_server(opening, ServerSettings(limits=Limits(drain_seconds={limit})), "tiny", "127.0.0.1", {port})
+"""
+CHAT = [{"role": "user", "content": "Count"}]
+
+
+def start(limit):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    folder = Path(__file__).parent
+    program = PROGRAM.format(paths=[str(folder), str(folder.parents[1])], limit=limit, port=port)
+    process = subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True)
+    client = httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=60)
+    wait_until(lambda: is_up(client), 60)
+    return process, client
+
+
+def is_up(client):
+    try:
+        return client.get("/health").status_code == 200
+    except httpx2.ConnectError:
+        return False
+
+
+@pytest.mark.parametrize("is_patient", [True, False], ids=["in time", "out of time"])
+def test_sigterm_lets_an_answer_end_within_the_limit(is_patient):
+    process, client = start(30 if is_patient else 1)
+    waiting = {}
+
+    def wait():
+        reply = client.post("/v1/chat/completions", json={"messages": CHAT})
+        waiting.update(status=reply.status_code, error=reply.json()["error"])
+
+    body = {"messages": CHAT, "stream": True, "max_tokens": 60 if is_patient else 400}
+    with closing(client), client.stream("POST", "/v1/chat/completions", json=body) as stream:
+        lines = stream.iter_lines()
+        next(lines)
+        second = threading.Thread(target=wait)
+        second.start()
+        wait_until(lambda: "yggdrasil_queue_depth 1.0" in client.get("/metrics").text)
+        process.send_signal(signal.SIGTERM)
+        second.join(20)
+        assert waiting["status"] == 503
+        assert "shutting down" in waiting["error"]["message"]
+        if is_patient:
+            chunks = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+            assert chunks[-1]["choices"][0]["finish_reason"] == "length"
+            assert chunks[-1]["timings"]["predicted_n"] == 60
+    assert process.wait(20) in (0, -signal.SIGTERM)
+    assert "Traceback" not in process.stderr.read()
