@@ -171,7 +171,9 @@ def _decode_checkpoint(
         max_length=64, draft_widths=(1, 2), max_depth=2, candidates=4, verify_widths=(1, 4), prefill_widths=(8,)
     )
     assembly = assemble(model, NGramDrafter(), shapes=shapes, backend="eager")
-    decoder = Decoder(assembly, tokenizer, FixedPolicy(TreeShape(2, 2, 4)), end_tokens(source, model.config, tokenizer))
+    decoder = Decoder(
+        assembly, tokenizer, FixedPolicy(TreeShape(2, 2, 4)), end_tokens(source, model.outline.eos, tokenizer)
+    )
     made = decoder.generate("hello there, tin", max_new_tokens=NEW_TOKENS, ignore_eos=True)
     try:
         twin = _reference(source, dtype, tokenizer)

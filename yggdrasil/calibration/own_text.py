@@ -75,7 +75,7 @@ class OwnText:
         self, loaded: LoadedModel, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[list[int]], file: Path
     ) -> None:
         self._loaded, self._tokenizer, self._prompts, self._file = loaded, tokenizer, prompts, file
-        self._ends = end_tokens(str(Source.find(loaded.name).folder), loaded.config, tokenizer)
+        self._ends = end_tokens(str(Source.find(loaded.name).folder), loaded.outline.eos, tokenizer)
 
     def write(self, budget: Budget, spent: Path, phase: Callable[[str], Callable[[float], None]]) -> list[Document]:
         """Write until the budget is used up; returns all that was ever written.

@@ -171,7 +171,7 @@ def _torch_step(
     variant: Variant, loaded: LoadedModel, capacity: int, width: int, inputs: Sequence[Tensor]
 ) -> Callable[[], object]:
     call = ModelCall(loaded, loaded.vocab_size)
-    caches = StaticCache.allocate(loaded.config, capacity, loaded.dtype, loaded.device).tensors()
+    caches = StaticCache.allocate(loaded.outline.key_heads, capacity, loaded.dtype, loaded.device).tensors()
     step = RowsStep(call)
     tokens = inputs[0][:width]
     if variant.weights_constant:

@@ -257,7 +257,7 @@ def _decoder_of(
     knots = torch.from_numpy(np.asarray(learned.acceptance.knots))
     backend = backend or default_backend(device)
     assembly = assemble(target, second, shapes, backend, knots=knots, stages=adapted.stages)
-    return Decoder(assembly, tokenizer, policy, end_tokens(str(source.folder), target.config, tokenizer))
+    return Decoder(assembly, tokenizer, policy, end_tokens(str(source.folder), target.outline.eos, tokenizer))
 
 
 __all__ = ["Decoder", "Generation", "Request", "Shapes"]

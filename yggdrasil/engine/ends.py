@@ -3,22 +3,22 @@
 from pathlib import Path
 from typing import Any
 
-from transformers import GenerationConfig, PretrainedConfig, PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from yggdrasil.errors import YggdrasilError, one_line
 
 _ANSWER = "an answer"  # stands for one in a rendered template
 
 
-def end_tokens(source: str, config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """Every end that the generation configuration, the model's, the tokenizer or its chat template names.
+def end_tokens(source: str, own: Any, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """Every end that the generation configuration, the model's (``own``), the tokenizer or its chat template names.
 
     Raises:
         YggdrasilError: one of them is damaged, or names what is no token.
     """
     named = {
         "generation_config.json": _generation_ends(source),
-        "config.json": getattr(config.get_text_config(), "eos_token_id", None),
+        "config.json": own,
         "its tokenizer": tokenizer.eos_token_id,
     }
     found: set[int] = set()

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from transformers import PretrainedConfig
 from transformers.cache_utils import Cache
 
 import yggdrasil.models.kernels  # noqa: F401  (registers torch.ops.yggdrasil)
@@ -27,10 +26,10 @@ class StaticCache:
 
     @classmethod
     def allocate(
-        cls, config: PretrainedConfig, capacity: int, dtype: torch.dtype, device: torch.device
+        cls, key_heads: Sequence[tuple[int, int]], capacity: int, dtype: torch.dtype, device: torch.device
     ) -> "StaticCache":
-        """Zeroed buffers for ``capacity`` slots; layers may differ in heads and head size."""
-        shapes = [(heads, capacity, size) for heads, size in key_head_shapes(config)]
+        """Zeroed buffers for ``capacity`` slots; ``key_heads`` are (heads, head size) of every layer."""
+        shapes = [(heads, capacity, size) for heads, size in key_heads]
         arena = Arena()
 
         def zeros(shape: tuple[int, int, int]) -> Tensor:
@@ -55,15 +54,6 @@ class StaticCache:
     def commit(self, sources: Sequence[int], destination: int) -> None:
         """Move the rows in slots ``sources`` (ascending) to ``destination`` and the slots after it, in every layer."""
         torch.ops.yggdrasil.move_rows.default(self.tensors(), sources, destination)
-
-
-def key_head_shapes(config: PretrainedConfig) -> list[tuple[int, int]]:
-    """(key heads, head size) of every layer, read from the configuration."""
-    text = config.get_text_config()
-    query_heads = text.num_attention_heads
-    key_heads = getattr(text, "num_key_value_heads", None) or query_heads
-    head_size = getattr(text, "head_dim", None) or text.hidden_size // query_heads
-    return [(key_heads, head_size)] * text.num_hidden_layers
 
 
 class StepCache(Cache):

@@ -2,10 +2,11 @@
 
 from pathlib import Path
 
-from transformers import AutoConfig, AutoTokenizer, PretrainedConfig, PreTrainedTokenizerBase
+from transformers import PretrainedConfig, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
 from yggdrasil.errors import YggdrasilError, one_line
+from yggdrasil.models.kept_tokenizer import open_tokenizer
 from yggdrasil.models.source import Source
 
 _MOST_POSITIONS = 2**31 - 1
@@ -14,6 +15,8 @@ _RECURRENT_LAYERS = {"linear_attention", "mamba", "recurrent", "conv", "hybrid",
 
 def load_config(source: str | Path | Source) -> PretrainedConfig:
     """The configuration of a folder, GGUF file or hub id, with one sentence where there is none or it is odd."""
+    from transformers import AutoConfig  # here: nothing that was opened before needs it
+
     found = Source.find(source)
     try:
         config: PretrainedConfig = AutoConfig.from_pretrained(found.folder, local_files_only=True)
@@ -75,7 +78,7 @@ def load_tokenizer(source: str | Path | Source) -> PreTrainedTokenizerBase:
     found = Source.find(source)
     transformers_logging.set_verbosity_error()
     try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(found.folder, local_files_only=True)
+        tokenizer = open_tokenizer(found.folder)
         tokenizer.decode(tokenizer("a b")["input_ids"])  # a setting of another type fails where it is first used
     except Exception as error:  # whatever its files made of it: the parser in Rust raises a bare Exception
         load_config(found)  # which a tokenizer reads too: it may be what is wrong

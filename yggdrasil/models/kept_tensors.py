@@ -1,7 +1,7 @@
 """A model's tensors as steps read them, kept on disk: a later start reads these and nothing else of the model.
 
-It needs neither transformers' models, which take longer to import than all the rest, nor the time to pack. The file is
-safetensors; its metadata says the rest of what packages are known by.
+It needs neither transformers' models and configurations, which take longer to import than all the rest, nor the time to
+pack. The file is safetensors; its metadata says the rest of what packages are known by.
 """
 
 import hashlib
@@ -9,6 +9,7 @@ import json
 import shutil
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,10 +21,10 @@ from torch import Tensor
 from yggdrasil.artifacts import check_weights, current_machine
 from yggdrasil.errors import ArtifactError
 from yggdrasil.models.arena import Arena
-from yggdrasil.models.facts import load_config, refuse_unverifiable
 from yggdrasil.models.formats.names import Weights
 from yggdrasil.models.kernels import is_native
 from yggdrasil.models.loaded import LoadedModel
+from yggdrasil.models.outline import Outline
 from yggdrasil.models.prepared import is_whole, prepare, prepared_root
 from yggdrasil.models.source import Source
 
@@ -34,7 +35,7 @@ _DTYPES = {
 }  # fmt: skip
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 # What decides how tensors lie; a change makes those that were kept out of date.
-_SOURCES = ("packing.py", "loading.py", "kept_tensors.py", "formats/*.py", "kernels/*.[hc]*")
+_SOURCES = ("packing.py", "loading.py", "kept_tensors.py", "outline.py", "formats/*.py", "kernels/*.[hc]*")
 
 
 def open_model(
@@ -51,8 +52,6 @@ def open_model(
         YggdrasilError: as ``load_model``.
     """
     found = Source.find(source)
-    config = load_config(found)
-    refuse_unverifiable(config, found.given)
     if found.gguf is None:
         check_weights(found.folder)
 
@@ -69,8 +68,9 @@ def open_model(
     if kept is not None:
         tensors, record = kept
         # Traced is the model as it is loaded: tracing asks for it where a step has no package.
+        outline = Outline.from_record(record["outline"])
         return LoadedModel(
-            found.given, config, num_threads, dtype, device, tensors, record["formats"], record["config"],
+            found.given, outline, num_threads, dtype, device, tensors, record["formats"], record["config"],
             lambda: load().model,
         )  # fmt: skip
     loaded = load()
@@ -102,7 +102,10 @@ def _has_room(loaded: LoadedModel) -> bool:
 
 def _write(loaded: LoadedModel, file: Path) -> None:
     """Write the tensors in their order, never a second copy in memory."""
-    record = {"config": loaded.described, "formats": loaded.formats, "sums": _sums(loaded.tensors)}
+    record = {
+        "config": loaded.described, "formats": loaded.formats, "outline": asdict(loaded.outline),
+        "sums": _sums(loaded.tensors),
+    }  # fmt: skip
     header: dict[str, Any] = {"__metadata__": {"record": json.dumps(record)}}
     end = 0
     for name, tensor in loaded.tensors.items():

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from yggdrasil.models.outline import Outline
+
 if TYPE_CHECKING:  # a model that runs from packages never imports transformers' models
-    from transformers import PretrainedConfig, PreTrainedModel
+    from transformers import PreTrainedModel
 
 
 @dataclass(frozen=True)
@@ -17,7 +19,7 @@ class LoadedModel:
     """A model ready to be traced: packed linears, our attention, and its tensors by name."""
 
     name: str
-    config: "PretrainedConfig"
+    outline: Outline
     num_threads: int
     dtype: torch.dtype
     device: torch.device
@@ -38,18 +40,17 @@ class LoadedModel:
     @property
     def max_context(self) -> int:
         """Positions the model was built for."""
-        limit = getattr(self.config.get_text_config(), "max_position_embeddings", None)
-        return int(limit) if limit else 1 << 20
+        return self.outline.max_context
 
     @property
     def vocab_size(self) -> int:
         """Rows of the embedding: at least the tokens of the tokenizer, often padded."""
-        return int(self.config.get_text_config().vocab_size)
+        return self.outline.vocab_size
 
     @property
     def num_layers(self) -> int:
-        return int(self.config.get_text_config().num_hidden_layers)
+        return len(self.outline.key_heads)
 
     @property
     def hidden_size(self) -> int:
-        return int(self.config.get_text_config().hidden_size)
+        return self.outline.hidden_size

@@ -21,6 +21,7 @@ from yggdrasil.models.formats.rounding import rounding_to
 from yggdrasil.models.formats.rows import Quantise
 from yggdrasil.models.kernels import is_native
 from yggdrasil.models.loaded import LoadedModel
+from yggdrasil.models.outline import Outline
 from yggdrasil.models.packing import pack_linears
 from yggdrasil.models.source import Source
 
@@ -118,7 +119,8 @@ def prepare_model(
         pack_linears(model, num_threads, quantise)
     tensors = dict(model.named_parameters()) | dict(model.named_buffers())
     formats = [layer.format for layer in model.modules() if isinstance(layer, QuantisedLinear | QuantisedEmbedding)]
+    described = model.config.to_json_string()
     return LoadedModel(
-        name, model.config, num_threads, model.dtype, model.device, tensors, formats, model.config.to_json_string(),
+        name, Outline.of(model.config), num_threads, model.dtype, model.device, tensors, formats, described,
         lambda: model,
     )  # fmt: skip

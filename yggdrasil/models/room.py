@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from yggdrasil.errors import YggdrasilError
-from yggdrasil.models.cache import key_head_shapes
 from yggdrasil.models.loaded import LoadedModel
 
 _MEMINFO = Path("/proc/meminfo")
@@ -28,7 +27,7 @@ def check_room(models: Sequence[LoadedModel], max_length: int, capacity: int) ->
 
 def cache_bytes(model: LoadedModel, capacity: int) -> int:
     """What keys and values of ``capacity`` tokens take."""
-    elements = sum(2 * heads * size * capacity for heads, size in key_head_shapes(model.config))
+    elements = sum(2 * heads * size * capacity for heads, size in model.outline.key_heads)
     return elements * model.dtype.itemsize
 
 

@@ -152,7 +152,7 @@ class ModelRunner:
         self.recorder = recorder
         self.call = ModelCall(loaded, vocab_size, hidden_layers)
         self.weights = list(loaded.tensors.values())
-        self.cache = StaticCache.allocate(loaded.config, capacity, loaded.dtype, loaded.device)
+        self.cache = StaticCache.allocate(loaded.outline.key_heads, capacity, loaded.dtype, loaded.device)
         self._table = torch.zeros(1, dtype=torch.int64, device=loaded.device)
         if backend == "inductor" and is_native():
             self._table.fill_(torch.ops.yggdrasil.keep_table([*self.weights, *self.cache.tensors()]))

@@ -26,7 +26,7 @@ def check_tree_attention(loaded: LoadedModel) -> None:
     device = loaded.device
     tokens = torch.arange(1, _TOKENS + 1, device=device) * 7 % min(loaded.vocab_size, 1000)
     positions = torch.arange(_TOKENS, device=device)
-    cache = StaticCache.allocate(loaded.config, _TOKENS, loaded.dtype, device)
+    cache = StaticCache.allocate(loaded.outline.key_heads, _TOKENS, loaded.dtype, device)
     step = StepCache(cache.keys, cache.values, torch.zeros(2, dtype=torch.int64, device=device))
     mask = positions[:, None] >= positions[None, :]
     model = loaded.model

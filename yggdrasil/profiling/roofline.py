@@ -11,7 +11,6 @@ from time import perf_counter
 import torch
 from torch import nn
 
-from yggdrasil.models.cache import key_head_shapes
 from yggdrasil.models.formats.layers import QuantisedEmbedding, QuantisedLinear
 from yggdrasil.models.loaded import LoadedModel
 from yggdrasil.models.packing import PackedLinear
@@ -54,11 +53,10 @@ def step_work(loaded: LoadedModel, width: int, context: int) -> StepWork:
         num_bytes += sum(tensor.numel() * tensor.element_size() for tensor in own)
         if isinstance(module, PackedLinear | QuantisedLinear | nn.Linear):
             operations += 2 * width * module.in_features * module.out_features
-    text = loaded.config.get_text_config()
     element = torch.empty(0, dtype=loaded.dtype).element_size()
-    for key_heads, head_size in key_head_shapes(loaded.config):
+    for key_heads, head_size in loaded.outline.key_heads:
         num_bytes += 2 * key_heads * head_size * (context + width) * element
-        operations += 4 * text.num_attention_heads * head_size * width * (context + width)
+        operations += 4 * loaded.outline.query_heads * head_size * width * (context + width)
     return StepWork(num_bytes, operations)
 
 

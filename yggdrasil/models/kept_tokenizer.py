@@ -1,0 +1,59 @@
+"""Which class of tokenizer a folder asks for, kept from an earlier time.
+
+transformers finds it out from the model's configuration, and importing that takes longer than reading the tokenizer.
+"""
+
+import hashlib
+import json
+from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
+
+import transformers
+from transformers import PreTrainedTokenizerBase
+
+from yggdrasil.artifacts import write_atomic
+from yggdrasil.artifacts.cache import cache_root
+from yggdrasil.errors import ArtifactError
+
+_READ = ("config.json", "tokenizer_config.json", "tokenizer.json")  # what the class is chosen by, besides file names
+_THEIRS = "transformers."  # the only modules that are imported for a name in the cache
+
+
+def open_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+    """What ``AutoTokenizer`` makes of ``folder``; raises what it raises."""
+    kept = cache_root() / "tokenizers" / f"{_digest(folder)}.json"
+    known = _read(kept)
+    tokenizer: PreTrainedTokenizerBase
+    if known is not None:
+        tokenizer = known.from_pretrained(folder, local_files_only=True, _from_auto=True)
+        return tokenizer
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    kind = type(tokenizer)
+    if kind.__module__.startswith(_THEIRS):
+        with suppress(ArtifactError):  # the next time takes as long as this one
+            write_atomic(kept, json.dumps({"module": kind.__module__, "name": kind.__qualname__}).encode())
+    return tokenizer
+
+
+def _read(kept: Path) -> type[PreTrainedTokenizerBase] | None:
+    """The class; None where it was not kept, or is not what it must be."""
+    try:
+        record = json.loads(kept.read_bytes())
+        module, name = str(record["module"]), str(record["name"])
+        kind = getattr(import_module(module), name) if module.startswith(_THEIRS) else None
+    except (OSError, ValueError, KeyError, TypeError, ImportError, AttributeError):
+        return None
+    return kind if isinstance(kind, type) and issubclass(kind, PreTrainedTokenizerBase) else None
+
+
+def _digest(folder: Path) -> str:
+    """Of all that the choice depends on."""
+    hasher = hashlib.sha256(transformers.__version__.encode())
+    for file in sorted(folder.iterdir()):
+        hasher.update(f"\n{file.name}\n".encode())
+        if file.name in _READ:
+            hasher.update(hashlib.sha256(file.read_bytes()).digest())
+    return hasher.hexdigest()[:20]

@@ -1,0 +1,41 @@
+"""What decoding asks of a model's configuration, as plain data: it can be kept, so that a later start reads no more.
+
+Reading a configuration with transformers imports PyTorch's compiler, which takes longer than reading the model.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+_UNLIMITED = 1 << 20  # positions, where a model names no limit
+
+
+@dataclass(frozen=True)
+class Outline:
+    """A model's sizes, and where it says its text ends."""
+
+    max_context: int  # positions the model was built for
+    vocab_size: int  # rows of the embedding: at least the tokens of the tokenizer, often padded
+    hidden_size: int
+    query_heads: int
+    key_heads: tuple[tuple[int, int], ...]  # (key heads, head size) of every layer
+    eos: Any  # as the configuration has it
+
+    @classmethod
+    def of(cls, config: "PretrainedConfig") -> "Outline":
+        text = config.get_text_config()
+        limit = getattr(text, "max_position_embeddings", None)
+        query_heads = text.num_attention_heads
+        key_heads = getattr(text, "num_key_value_heads", None) or query_heads
+        head_size = getattr(text, "head_dim", None) or text.hidden_size // query_heads
+        return cls(
+            int(limit) if limit else _UNLIMITED, int(text.vocab_size), int(text.hidden_size), query_heads,
+            ((key_heads, head_size),) * int(text.num_hidden_layers), getattr(text, "eos_token_id", None),
+        )  # fmt: skip
+
+    @classmethod
+    def from_record(cls, record: dict[str, Any]) -> "Outline":
+        """What ``dataclasses.asdict`` and JSON made of one."""
+        return cls(**record | {"key_heads": tuple(map(tuple, record["key_heads"]))})
