@@ -196,3 +196,72 @@ def test_what_was_learned_survives_the_disk_and_damage_is_refused(tmp_path):
 def test_keys_tell_contexts_apart():
     contexts = [(a,) for a in range(5)] + [(a, b) for a in range(5) for b in range(5)]
     assert len({table_key(context) for context in contexts}) == len(contexts)
+
+
+def somebody_elses_tree(text, guesses, num_nodes=17):
+    """A tree of ``guesses``: (parent, token, log-probability)."""
+    tree = new_tree(num_nodes)
+    tree.plant(text[-1])
+    for parent, token, log_probability in guesses:
+        siblings = [
+            int(tree.tokens[node]) for node in range(1, tree.size) if int(tree.parents[node]) == parent % tree.size
+        ]
+        if tree.size < num_nodes and token not in siblings:
+            tree.attach(parent % tree.size, token, log_probability)
+    return tree
+
+
+GUESSES = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 3), st.floats(-4.0, -0.1)), max_size=9)
+
+
+def filled(drafter, text, tree, depth):
+    drafter.begin(text)
+    drafter.fill(tree, depth)
+    tree.check_integrity()
+    return tree
+
+
+@pytest.mark.skipif(not is_native(), reason="no compiler here")
+@given(text=TEXT, documents=DOCUMENTS, guesses=GUESSES, depth=st.integers(1, 6))
+@settings(deadline=None)
+def test_another_drafters_tree_is_filled_alike_natively_and_portably(text, documents, guesses, depth):
+    table = Table.of(documents) if documents else None
+    native, portable = (
+        filled(CountsDrafter(BELIEF, table, native=is_wanted), text, somebody_elses_tree(text, guesses), depth)
+        for is_wanted in (True, False)
+    )
+    size = portable.size
+    for ours, theirs in zip(native.tensors()[:3], portable.tensors()[:3], strict=True):
+        assert torch.equal(ours[:size], theirs[:size])
+    torch.testing.assert_close(native.scores, portable.scores)
+    assert torch.equal(native.ancestors, portable.ancestors)
+
+
+@pytest.mark.parametrize("native", KINDS)
+@given(text=TEXT, guesses=GUESSES)
+@settings(deadline=None, max_examples=40)
+def test_filling_keeps_every_node_and_believes_the_more_confident(native, text, guesses):
+    before = somebody_elses_tree(text, guesses)
+    drafter = CountsDrafter(BELIEF, native=native)
+    after = filled(drafter, text, somebody_elses_tree(text, guesses), depth=5)
+    size = before.size
+    assert after.size >= size
+    assert torch.equal(after.tokens[:size], before.tokens[:size])
+    assert torch.equal(after.parents[:size], before.parents[:size])
+    alone = grown(CountsDrafter(BELIEF, native=native), text, num_nodes=200, depth=1)
+    said = {int(alone.tokens[node]): float(alone.scores[node]) for node in range(1, alone.size)}
+    for node in range(1, size):
+        parent = int(before.parents[node])
+        fall, was = (float(tree.scores[node] - tree.scores[parent]) for tree in (after, before))
+        assert fall >= was - 1e-5
+        if parent == 0 and int(before.tokens[node]) in said:
+            assert fall >= said[int(before.tokens[node])] - 1e-5
+
+
+@pytest.mark.parametrize("native", KINDS)
+def test_what_follows_a_guess_of_another_drafter_is_counted_too(native):
+    text = [1, 2, 3, 4, 5, 9]
+    tree = somebody_elses_tree(text, [(0, 2, -0.5)])  # nothing has followed the 9: only the guess has been seen before
+    filled(CountsDrafter(Belief.usual(with_table=False), native=native), text, tree, depth=3)
+    assert tree.tokens[2:4].tolist() == [3, 4]
+    assert tree.parents[2:4].tolist() == [1, 2]

@@ -62,6 +62,75 @@ class _Guess(NamedTuple):
     token: int
 
 
+class _Open:
+    """Candidates that may become nodes, the best first."""
+
+    def __init__(self) -> None:
+        self.guesses: list[_Guess] = []
+        self._serial = numbers()
+
+    def add(self, node: int, score: float, children: Sequence[tuple[float, int]]) -> None:
+        """``children`` (log-probability, token) below ``node``, whose score is ``score``."""
+        for edge, token in children:
+            heapq.heappush(self.guesses, _Guess(-score - edge, next(self._serial), edge, node, token))
+
+
+class _Nodes:
+    """The buffers of a tree, and the path of tokens below the root that leads to each of its nodes."""
+
+    def __init__(
+        self, tokens: Tensor, parents: Tensor, depths: Tensor, scores: Tensor, edges: Tensor, ancestors: Tensor
+    ) -> None:
+        self._buffers = tokens, parents, depths, scores, edges, ancestors
+        self.paths: list[list[int]] = []
+        self.capacity = tokens.numel()
+
+    @property
+    def size(self) -> int:
+        return len(self.paths)
+
+    def read(self) -> None:
+        """Take the nodes that are there."""
+        tokens, parents, _, scores, _, _ = self._buffers
+        size = 1 + int(torch.isfinite(scores).nonzero().max())
+        for node in range(size):
+            self.paths.append([*self.paths[int(parents[node])], int(tokens[node])] if node else [])
+
+    def score(self, node: int) -> float:
+        return float(self._buffers[3][node])
+
+    def parent(self, node: int) -> int:
+        return int(self._buffers[1][node])
+
+    def put(self, guess: _Guess) -> None:
+        """Attach a node, the root first."""
+        tokens, parents, depths, scores, edges, ancestors = self._buffers
+        node = self.size
+        self.paths.append([*self.paths[guess.parent], guess.token] if node else [])
+        tokens[node], parents[node], edges[node] = guess.token, guess.parent, guess.edge
+        depths[node], scores[node] = len(self.paths[node]), -guess.cost
+        ancestors[node] = ancestors[guess.parent] if node else False
+        ancestors[node, node] = True
+
+    def clear(self) -> None:
+        """Forget what lies behind the nodes."""
+        self._buffers[3][self.size :] = NO_SCORE
+        ancestors = self._buffers[5]
+        ancestors[self.size :] = torch.eye(self.capacity, dtype=torch.bool)[self.size :]
+
+
+def _shares(candidates: Sequence[tuple[int, float]], left: float) -> list[tuple[float, int]]:
+    """The likeliest (token, probability) with their log-probabilities, best first; together no more than ``left``."""
+    children = []
+    for token, probability in sorted(candidates, key=lambda candidate: -candidate[1])[:BRANCHES]:
+        share = min(probability, left)
+        if share < LEAST_LIKELY:
+            break
+        left -= share
+        children.append((math.log(share), token))
+    return children
+
+
 class PortableCounts:
     """The interface of the native ``Counts``."""
 
@@ -106,45 +175,68 @@ class PortableCounts:
         depth: int,
     ) -> int:  # fmt: skip
         """Plant the text's last token in a tree's buffers and grow it, no deeper than ``depth``; returns its size."""
+        nodes = self._nodes(tokens, parents, depths, scores, edges, ancestors)
+        nodes.put(_Guess(0.0, -1, 0.0, 0, self._text[-1]))
+        open_guesses = _Open()
+        self._open_children(nodes, 0, 0.0, depth, open_guesses)
+        return self._complete(nodes, depth, open_guesses)
+
+    def fill(
+        self, tokens: Tensor, parents: Tensor, depths: Tensor, scores: Tensor, edges: Tensor, ancestors: Tensor,
+        depth: int,
+    ) -> int:  # fmt: skip
+        """Go on with a tree that somebody else has grown from the text's last token; returns its size.
+
+        Where both say the same the more confident is believed; what is said beyond takes the places that are left.
+        """
+        nodes = self._nodes(tokens, parents, depths, scores, edges, ancestors)
+        nodes.read()
+        falls = [nodes.score(node) - nodes.score(nodes.parent(node)) for node in range(nodes.size)]
+        open_guesses = _Open()
+        for node in range(nodes.size):  # parents come first
+            if math.isinf(falls[node]) or math.isnan(falls[node]):
+                continue
+            if node:
+                scores[node] = nodes.score(nodes.parent(node)) + falls[node]
+            likely = dict(self._likely(self._behind(nodes.paths[node])))
+            left = MOST_LIKELY
+            for child in (c for c in range(1, nodes.size) if nodes.parent(c) == node and math.isfinite(falls[c])):
+                same = likely.pop(int(tokens[child]), 0.0)
+                if same > 0.0:
+                    falls[child] = max(falls[child], math.log(min(same, MOST_LIKELY)))
+                left -= math.exp(falls[child])
+            if len(nodes.paths[node]) < depth:
+                open_guesses.add(node, nodes.score(node), _shares(list(likely.items()), left))
+        return self._complete(nodes, depth, open_guesses)
+
+    def _nodes(self, *buffers: Tensor) -> "_Nodes":
         if not self._text:
             raise RuntimeError("no text to grow a tree from")
-        capacity = tokens.numel()
-        scores.fill_(NO_SCORE)
-        ancestors.copy_(torch.eye(capacity, dtype=torch.bool))
-        tail, serial, open_guesses = max(self._longest, TABLE_LENGTH), numbers(), list[_Guess]()
-        paths: list[list[int]] = []
-        guess = _Guess(0.0, -1, 0.0, 0, self._text[-1])
-        while True:
-            node = len(paths)
-            paths.append([*paths[guess.parent], guess.token] if node else [])
-            tokens[node], parents[node], edges[node] = guess.token, guess.parent, guess.edge
-            depths[node], scores[node] = len(paths[node]), -guess.cost
-            if node:
-                ancestors[node] |= ancestors[guess.parent]
-            if node + 1 == capacity:
-                break
-            if len(paths[node]) < depth:
-                behind = [*self._text[-tail:], *paths[node]][-tail:]
-                for edge, token in self._children(behind):
-                    heapq.heappush(open_guesses, _Guess(guess.cost - edge, next(serial), edge, node, token))
-            if not open_guesses:
-                break
-            guess = heapq.heappop(open_guesses)
-        return len(paths)
+        return _Nodes(*buffers)
 
-    def _children(self, path: list[int]) -> list[tuple[float, int]]:
-        """The likeliest candidates after ``path`` with their log-probabilities, best first."""
+    def _complete(self, nodes: "_Nodes", depth: int, open_guesses: "_Open") -> int:
+        """Attach the best of the open guesses and what follows them, until the tree is full; returns its size."""
+        while nodes.size < nodes.capacity and open_guesses.guesses:
+            guess = heapq.heappop(open_guesses.guesses)
+            nodes.put(guess)
+            self._open_children(nodes, nodes.size - 1, -guess.cost, depth, open_guesses)
+        nodes.clear()
+        return nodes.size
+
+    def _open_children(self, nodes: "_Nodes", node: int, score: float, depth: int, open_guesses: "_Open") -> None:
+        path = nodes.paths[node]
+        if len(path) < depth:
+            open_guesses.add(node, score, _shares(self._likely(self._behind(path)), MOST_LIKELY))
+
+    def _behind(self, path: list[int]) -> list[int]:
+        """The last tokens of the text and ``path``."""
+        tail = max(self._longest, TABLE_LENGTH)
+        return [*self._text[-tail:], *path][-tail:]
+
+    def _likely(self, path: list[int]) -> list[tuple[int, float]]:
+        """All candidates after ``path`` with their probabilities, in the order of their evidence."""
         found = self._gather(path).items()
-        likely = [(self._probability(rank, *kinds), token) for rank, (token, kinds) in enumerate(found)]
-        likely.sort(key=lambda item: -item[0])
-        children, left = [], MOST_LIKELY
-        for probability, token in likely[:BRANCHES]:
-            share = min(probability, left)
-            if share < LEAST_LIKELY:
-                break
-            left -= share
-            children.append((math.log(share), token))
-        return children
+        return [(token, self._probability(rank, *kinds)) for rank, (token, kinds) in enumerate(found)]
 
     def _probability(self, rank: int, text: int, table: int) -> float:
         odds = self._rank_weights[min(rank, RANKS - 1)] + self._text_weights[text] + self._table_weights[table]

@@ -3,8 +3,8 @@
 //
 // A context's followers are kept by count, the newer first among equals. Evidence for a candidate is the longest
 // context of the text that it has followed, the longest of the table, its counts in both, and how many candidates come
-// before it; a belief (one weight a kind of evidence, added up as log-odds) makes a probability of it. The tree is grown best first, so its nodes come in
-// falling order of score and the first n of them are the best tree of n.
+// before it; a belief (one weight a kind of evidence, added up as log-odds) makes a probability of it. A tree is grown
+// best first, so its nodes come in falling order of score and the first n of them are the best tree of n.
 //
 // `counted.py` is the same in Python, for machines without a compiler and as the tests' reference.
 
@@ -120,43 +120,52 @@ class Counts : public torch::CustomClassHolder {
   int64_t grow(at::Tensor tokens, at::Tensor parents, at::Tensor depths, at::Tensor scores, at::Tensor edges,
                at::Tensor ancestors, int64_t depth) const {
     TORCH_CHECK(!text_.empty(), "no text to grow a tree from");
-    const int64_t capacity = tokens.numel();
-    auto *token = tokens.mutable_data_ptr<int64_t>(), *parent = parents.mutable_data_ptr<int64_t>();
-    auto* level = depths.mutable_data_ptr<int64_t>();
-    auto *score = scores.mutable_data_ptr<float>(), *edge = edges.mutable_data_ptr<float>();
-    bool* path = ancestors.mutable_data_ptr<bool>();
-
+    Nodes nodes(tokens, parents, depths, scores, edges, ancestors);
+    nodes.put(0, {0.0, 0.0, 0, 0, text_.back()});
     std::priority_queue<Guess> open;
-    int64_t size = 0, serial = 0;
+    int64_t serial = 0;
+    if (nodes.capacity > 1) push_children(nodes, 0, 0.0, depth, serial, open);
+    return complete(nodes, 1, depth, serial, open);
+  }
+
+  // Goes on with a tree that somebody else has grown from the text's last token: where it says the same as a node, the
+  // more confident of both is believed, and what it says beyond takes the places that are left, below any node.
+  // Returns the tree's size.
+  int64_t fill(at::Tensor tokens, at::Tensor parents, at::Tensor depths, at::Tensor scores, at::Tensor edges,
+               at::Tensor ancestors, int64_t depth) const {
+    TORCH_CHECK(!text_.empty(), "no text to fill a tree from");
+    Nodes nodes(tokens, parents, depths, scores, edges, ancestors);
+    int64_t size = nodes.capacity;
+    while (size > 1 && !std::isfinite(nodes.score[size - 1])) --size;
+    std::vector<double> falls(size);  // of each node's score from its parent's
+    std::vector<std::vector<int64_t>> children(size);
+    for (int64_t node = 1; node < size; ++node) {
+      falls[node] = double(nodes.score[node]) - double(nodes.score[nodes.parent[node]]);
+      if (std::isfinite(nodes.score[node])) children[nodes.parent[node]].push_back(node);
+    }
+    std::priority_queue<Guess> open;
     std::vector<Candidate> found;
     std::vector<int32_t> reversed;
-    Guess next{0.0, 0.0, 0, 0, text_.back()};
-    while (true) {
-      const int64_t node = size++;
-      token[node] = next.token, parent[node] = next.parent;
-      level[node] = node ? level[next.parent] + 1 : 0;
-      score[node] = float(next.score), edge[node] = float(next.edge);
-      bool* row = path + node * capacity;
-      if (node) std::copy_n(path + next.parent * capacity, capacity, row);
-      else std::fill_n(row, capacity, false);
-      row[node] = true;
-      if (size == capacity) break;
-      if (level[node] < depth) {
-        behind(node, token, parent, reversed);
-        found.clear();
-        gather(reversed, found);
-        push_children(node, next.score, found, serial, open);
+    int64_t serial = 0;
+    for (int64_t node = 0; node < size; ++node) {  // parents come first
+      if (!std::isfinite(nodes.score[node])) continue;
+      if (node) nodes.score[node] = float(double(nodes.score[nodes.parent[node]]) + falls[node]);
+      behind(nodes, node, reversed);
+      found.clear();
+      gather(reversed, found);
+      believe(found);
+      double left = kMostLikely;
+      for (const int64_t child : children[node]) {
+        Candidate* same = find(found, int32_t(nodes.token[child]));
+        if (same != nullptr) {
+          falls[child] = std::max(falls[child], std::log(std::min(same->likely, kMostLikely)));
+          same->likely = 0.0;  // it is there
+        }
+        left -= std::exp(falls[child]);
       }
-      if (open.empty()) break;
-      next = open.top();
-      open.pop();
+      if (nodes.level[node] < depth) push(node, nodes.score[node], left, found, serial, open);
     }
-    std::fill(score + size, score + capacity, -std::numeric_limits<float>::infinity());
-    for (int64_t node = size; node < capacity; ++node) {
-      std::fill_n(path + node * capacity, capacity, false);
-      path[node * capacity + node] = true;
-    }
-    return size;
+    return complete(nodes, size, depth, serial, open);
   }
 
  private:
@@ -175,6 +184,39 @@ class Counts : public torch::CustomClassHolder {
     }
   };
 
+  // The buffers of a tree: a node's path holds itself and all above it.
+  struct Nodes {
+    int64_t capacity;
+    int64_t *token, *parent, *level;
+    float *score, *edge;
+    bool* path;  // [capacity, capacity]
+
+    Nodes(at::Tensor& tokens, at::Tensor& parents, at::Tensor& depths, at::Tensor& scores, at::Tensor& edges,
+          at::Tensor& ancestors)
+        : capacity(tokens.numel()), token(tokens.mutable_data_ptr<int64_t>()),
+          parent(parents.mutable_data_ptr<int64_t>()), level(depths.mutable_data_ptr<int64_t>()),
+          score(scores.mutable_data_ptr<float>()), edge(edges.mutable_data_ptr<float>()),
+          path(ancestors.mutable_data_ptr<bool>()) {}
+
+    void put(int64_t node, const Guess& guess) {
+      token[node] = guess.token, parent[node] = guess.parent;
+      level[node] = node ? level[guess.parent] + 1 : 0;
+      score[node] = float(guess.score), edge[node] = float(guess.edge);
+      bool* row = path + node * capacity;
+      if (node) std::copy_n(path + guess.parent * capacity, capacity, row);
+      else std::fill_n(row, capacity, false);
+      row[node] = true;
+    }
+
+    void clear(int64_t first) {
+      std::fill(score + first, score + capacity, -std::numeric_limits<float>::infinity());
+      for (int64_t node = first; node < capacity; ++node) {
+        std::fill_n(path + node * capacity, capacity, false);
+        path[node * capacity + node] = true;
+      }
+    }
+  };
+
   template <class T>
   static std::vector<T> values(const at::Tensor& tensor) {
     const at::Tensor whole = tensor.contiguous();
@@ -187,9 +229,10 @@ class Counts : public torch::CustomClassHolder {
   }
 
   // The last `longest_` tokens at `node`, last first.
-  void behind(int64_t node, const int64_t* token, const int64_t* parent, std::vector<int32_t>& reversed) const {
+  void behind(const Nodes& nodes, int64_t node, std::vector<int32_t>& reversed) const {
     reversed.clear();
-    for (; node && int64_t(reversed.size()) < longest_; node = parent[node]) reversed.push_back(int32_t(token[node]));
+    for (; node && int64_t(reversed.size()) < longest_; node = nodes.parent[node])
+      reversed.push_back(int32_t(nodes.token[node]));
     for (size_t place = text_.size(); place > 0 && int64_t(reversed.size()) < std::max<int64_t>(longest_, 2); --place)
       reversed.push_back(text_[place - 1]);
   }
@@ -237,15 +280,43 @@ class Counts : public torch::CustomClassHolder {
     return nullptr;
   }
 
-  void push_children(int64_t node, double score, std::vector<Candidate>& found, int64_t& serial,
+  // Attaches the best of `open` and what follows them, until the tree is full; returns its size.
+  int64_t complete(Nodes& nodes, int64_t size, int64_t depth, int64_t serial, std::priority_queue<Guess>& open) const {
+    while (size < nodes.capacity && !open.empty()) {
+      const Guess next = open.top();
+      open.pop();
+      nodes.put(size, next);
+      if (size + 1 < nodes.capacity) push_children(nodes, size, next.score, depth, serial, open);
+      ++size;
+    }
+    nodes.clear(size);
+    return size;
+  }
+
+  void push_children(const Nodes& nodes, int64_t node, double score, int64_t depth, int64_t& serial,
                      std::priority_queue<Guess>& open) const {
+    if (nodes.level[node] >= depth) return;
+    std::vector<Candidate> found;
+    std::vector<int32_t> reversed;
+    behind(nodes, node, reversed);
+    gather(reversed, found);
+    believe(found);
+    push(node, score, kMostLikely, found, serial, open);
+  }
+
+  // The probability of each candidate.
+  void believe(std::vector<Candidate>& found) const {
     for (size_t i = 0; i < found.size(); ++i) {
       const double rank = rank_weights_[std::min<int64_t>(i, kRanks - 1)];
       found[i].likely = 1.0 / (1.0 + std::exp(-(rank + text_weights_[found[i].text] + table_weights_[found[i].table])));
     }
+  }
+
+  // The likeliest candidates below `node`, which together get no more than `left`.
+  static void push(int64_t node, double score, double left, std::vector<Candidate>& found, int64_t& serial,
+                   std::priority_queue<Guess>& open) {
     std::stable_sort(found.begin(), found.end(),
                      [](const Candidate& a, const Candidate& b) { return a.likely > b.likely; });
-    double left = kMostLikely;
     for (int64_t i = 0; i < std::min<int64_t>(kBranches, found.size()); ++i) {
       const double likely = std::min(found[i].likely, left);
       if (likely < kLeastLikely) break;

@@ -513,5 +513,6 @@ TORCH_LIBRARY_FRAGMENT(yggdrasil, m) {
       .def("forget", &yggdrasil::Counts::forget)
       .def("append", &yggdrasil::Counts::append)
       .def("evidence", &yggdrasil::Counts::evidence)
-      .def("grow", &yggdrasil::Counts::grow);
+      .def("grow", &yggdrasil::Counts::grow)
+      .def("fill", &yggdrasil::Counts::fill);
 }
