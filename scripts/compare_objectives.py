@@ -147,7 +147,7 @@ def _policy(plan: str, objective: Objective, *, gate: bool) -> Policy:
     path = resolve_plan(plan, current_machine())
     loaded = Plan.load(path)
     learned = Learned.load(path.parent / loaded.predictor)
-    policy = planned_policy(replace(loaded, objective=objective), learned, looks_up=False)
+    policy = planned_policy(replace(loaded, objective=objective), learned, wants_free=False)
     return policy if gate else Ungated(policy)
 
 

@@ -9,6 +9,9 @@ from tiny_pair import SHAPES
 
 from yggdrasil.artifacts import current_machine, plan_path, predictor_directory, profile_directory, write_csv
 from yggdrasil.calibration.measure import COLUMNS as SAMPLE_COLUMNS
+from yggdrasil.drafters.belief import Belief
+from yggdrasil.drafters.counts import BELIEF_FILE
+from yggdrasil.drafters.options import CountsOptions
 from yggdrasil.predictor.acceptance import AcceptanceCalibration
 from yggdrasil.predictor.bundle import Learned
 from yggdrasil.predictor.depth import DepthPredictor
@@ -85,7 +88,8 @@ def plan(name: str = "made-up", **changes) -> Plan:
     )  # fmt: skip
     made = Plan(
         name, machine, {"yggdrasil": "0"}, "float32", ModelRef("owner/target", "0", 1),
-        ModelRef("owner/drafter", "1", 1), "2", SHAPES, DEFAULT_ORDER, "latency", "predictor",
+        [ModelRef("owner/drafter", "1", 1), CountsOptions(table=False)], "2", SHAPES, DEFAULT_ORDER, "latency",
+        "predictor",
         f"../../predictors/{name}/{machine.slug}", [costs],
         Expectation("depth from predictor", 2.5, 4.5, 2.0),
     )  # fmt: skip
@@ -98,6 +102,7 @@ def write_artifacts(root: Path, name: str = "made-up", **changes) -> Path:
     predictor = predictor_directory(root, name, machine)
     plan(name, **changes).save(destination)
     learned().save(predictor)
+    Belief.usual(with_table=False).save(predictor / BELIEF_FILE)
     scores = [("predictor", depth, scorer, 0.5 + 0.05 * depth, 0.2) for depth in (1, 2) for scorer in
               ("predictor", "constant", "confidence")]  # fmt: skip
     report = pd.DataFrame(scores, columns=["reads", "depth", "scorer", "auc", "brier"])

@@ -25,7 +25,7 @@ def plan(**changes):
     made = Plan(
         name="mine", machine=machine, versions={}, dtype="bfloat16",
         target=ModelRef("elsewhere", TARGET.fingerprint(), 1),
-        drafter=NGramOptions(), tokenizer=TARGET.tokenizer_fingerprint(),
+        drafters=[NGramOptions()], tokenizer=TARGET.tokenizer_fingerprint(),
         shapes=Shapes(draft_widths=(1,), verify_widths=(1, 4)), stages=DEFAULT_ORDER, objective="latency",
         depth_from="mean", predictor="../../predictors/mine/x", costs=[costs],
         predicted=Expectation("mean", 1.5, 1.0, 1.2),
@@ -73,9 +73,9 @@ def test_a_plan_says_which_weights_it_is_for():
 
 
 def test_drafter_and_dtype_decide_which(save):
-    ngram, pair = save(plan()), save(plan(drafter=ModelRef("x", DRAFTER.fingerprint(), 1)), "pair")
+    ngram, pair = save(plan()), save(plan(drafters=[ModelRef("x", DRAFTER.fingerprint(), 1)]), "pair")
     exact = save(plan(dtype="float32"), "exact")
-    counted = save(plan(drafter=CountsOptions()), "counted")
+    counted = save(plan(drafters=[CountsOptions()]), "counted")
 
     assert find_plan(TARGET, "ngram", "bfloat16") == ngram
     assert find_plan(TARGET, "text", None) == counted

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, get_args
 from yggdrasil.artifacts import current_machine, list_plans, search_roots
 from yggdrasil.artifacts.gguf import is_gguf
 from yggdrasil.drafters.ngram import NGramDrafter
-from yggdrasil.drafters.options import CountsOptions, FreeDrafter, NGramOptions
+from yggdrasil.drafters.options import CountsOptions, FreeOptions, NGramOptions
 from yggdrasil.engine import decoder as engine
 from yggdrasil.engine.decoder import DtypeName
 from yggdrasil.errors import ArtifactError, YggdrasilError
@@ -141,11 +141,12 @@ def _calibrate(model: Source, drafter: str, dtype: DtypeName, reporter: "Reporte
         "better one)",
         file=sys.stderr,
     )
-    free: dict[str, FreeDrafter] = {NGRAM: NGramOptions(), COUNTS: CountsOptions()}
+    free: dict[str, FreeOptions] = {NGRAM: NGramOptions(), COUNTS: CountsOptions()}
     second = free.get(drafter, drafter)
     widths = COUNTED_WIDTHS if drafter == COUNTS else FIRST_WIDTHS[0]
     shapes = Shapes(max_length=usual_length(model.given, second), draft_widths=widths, verify_widths=FIRST_WIDTHS[1])
-    pair = PairSource(model.given, second, dtype, 0, 0, shapes, usual_weights(model, dtype, "cpu"))
+    beside = CountsOptions(table=False) if isinstance(second, str) else None
+    pair = PairSource(model.given, second, dtype, 0, 0, shapes, usual_weights(model, dtype, "cpu"), beside=beside)
     prompts, chat = shipped_prompts(model)
     name = f"{plan_name(model.given)}-{model.fingerprint()[:8]}-{dtype}"
     return calibrate(CalibrationSettings(pair, prompts, name, search_roots()[-1], FIRST, chat=chat), reporter)

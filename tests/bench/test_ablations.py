@@ -10,7 +10,6 @@ from tiny_pair import SHAPES, TEXT
 from yggdrasil.bench.policies import plan_ablations
 from yggdrasil.engine.planned import planned_policy
 from yggdrasil.engine.policy import Decision
-from yggdrasil.predictor.repetition import Repetition
 from yggdrasil.scheduling.stages import DEFAULT_ORDER, HEAD_FIRST_ORDER
 from yggdrasil.tree.objective import PLAIN_STEP, TreeShape
 
@@ -30,7 +29,7 @@ def plan():
     return made_up.plan()
 
 
-def test_a_draft_model_alone_never_looks_up(plan):
+def test_nothing_guesses_beside_a_draft_model_alone(plan):
     learned = made_up.learned()
     alone = plan_ablations(plan, learned)["by plan, draft model only"]
     by_plan = planned_policy(plan, learned)
@@ -38,11 +37,8 @@ def test_a_draft_model_alone_never_looks_up(plan):
         while policy.rest(100) is not None:  # the first steps show what plain steps cost
             policy.settle(Decision(PLAIN_STEP), 1, 1.0, rested=True)
 
-    repeated = Repetition()
-    for token in [1, 2, 3, 4] * 40:
-        repeated.append(token)
-    assert by_plan.look_up(repeated, 7, 100).shape.is_looked_up
-    assert alone.look_up(repeated, 7, 100) is None
+    assert by_plan.wants_free
+    assert not alone.wants_free
 
 
 def test_one_draft_width_is_the_widest(plan):

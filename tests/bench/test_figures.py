@@ -27,7 +27,7 @@ TEXTS = {"one": {"a": TEXT[:9], "b": TEXT[9:20], "c": TEXT[20:40]}}
 
 def plan_of(target="tiny", drafter="tiny"):
     costs = Costs(128, 0.1, dict.fromkeys(SHAPES.draft_widths, 0.1), dict.fromkeys(SHAPES.verify_widths, 1.0), 0.1, 1.0)
-    models = ModelRef(str(target), "", 1), ModelRef(str(drafter), "", 1)
+    models = ModelRef(str(target), "", 1), [ModelRef(str(drafter), "", 1)]
     return Plan(
         "tiny", current_machine(), {}, "float32", *models, "", SHAPES, DEFAULT_ORDER, "latency", "mean", "none",
         [costs], Expectation("fixed", 1.0, 1.0, 1.0),

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 from yggdrasil.calibration.counted import fit_belief, learn_counts, play
 from yggdrasil.calibration.own_text import Document, OwnText, read_documents
 from yggdrasil.calibration.settings import Budget
-from yggdrasil.cli.drafters import named_drafter
+from yggdrasil.cli.drafters import Named, named_drafters
 from yggdrasil.drafters.belief import Belief
 from yggdrasil.drafters.counts import CountsDrafter
 from yggdrasil.drafters.options import CountsOptions, NGramOptions
@@ -159,16 +159,19 @@ def test_what_is_predicted_was_not_learned():
 
 
 def test_drafters_by_name():
-    assert named_drafter(["text", "table"]) == CountsOptions(table=True)
-    assert named_drafter(["text"]) == CountsOptions(table=False)
-    assert named_drafter(["ngram"], "max_draft_len=3") == NGramOptions(max_draft_len=3)
-    assert named_drafter(["some/model"]) == "some/model"
-    with pytest.raises(YggdrasilError, match="some/model and text do not draft together yet"):
-        named_drafter(["some/model", "text"])
+    text = CountsOptions(table=False)
+    assert named_drafters(["text", "table"]) == Named(CountsOptions(table=True))
+    assert named_drafters(["text"]) == Named(text)
+    assert named_drafters(["ngram"], "max_draft_len=3") == Named(NGramOptions(max_draft_len=3))
+    assert named_drafters(["some/model"]) == named_drafters(["some/model", "text"]) == Named("some/model", text)
+    assert named_drafters(["table", "some/model"]) == Named("some/model", CountsOptions(table=True))
+    for names in (["some/model", "another"], ["ngram", "text"], ["ngram", "some/model"]):
+        with pytest.raises(YggdrasilError, match=f"{names[0]} and {names[1]} do not draft together"):
+            named_drafters(names)
     with pytest.raises(YggdrasilError, match="table needs text beside it"):
-        named_drafter(["table"])
+        named_drafters(["table"])
     with pytest.raises(YggdrasilError, match="--ngram is for --drafter ngram"):
-        named_drafter(["text"], "max_draft_len=3")
+        named_drafters(["text"], "max_draft_len=3")
 
 
 def test_a_fixed_tree_of_counts_is_exact_too(pair):

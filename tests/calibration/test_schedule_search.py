@@ -99,7 +99,7 @@ def test_a_plan_that_reads_the_head_draft_keeps_doing_so(run, tmp_path):
 
 
 def test_what_cannot_be_searched_is_said(run, tmp_path):
-    write_artifacts(tmp_path, "lookup", drafter=NGramOptions())
+    write_artifacts(tmp_path, "lookup", drafters=[NGramOptions()])
     path = write_artifacts(tmp_path)
     (tmp_path / "profiles" / "made-up" / path.stem / "schedule_samples.csv").unlink()
 

@@ -22,7 +22,7 @@ ABSURD = list(absurd_options(app, "faults"))
 def folder(tmp_path_factory):
     """A plan whose models are nowhere: a command that looks for them first says so, and not what was asked."""
     place = tmp_path_factory.mktemp("options")
-    write_artifacts(place, "faults", target=ModelRef("missing", "0", 1), drafter=ModelRef("missing", "0", 1))
+    write_artifacts(place, "faults", target=ModelRef("missing", "0", 1), drafters=[ModelRef("missing", "0", 1)])
     lines = [json.dumps({"prompt": f"text number {i}"}) for i in range(6)]
     (place / "prompts.jsonl").write_text("\n".join(lines))
     return place

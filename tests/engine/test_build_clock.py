@@ -13,13 +13,15 @@ LOADING_NS = 1
 
 
 class NotingLearner:
+    wants_free = False
+
     def __init__(self):
         self.milliseconds, self.promises = [], KeptPromises()
 
     def begin(self):
         pass
 
-    def look_up(self, repeated, room, context):
+    def free(self, expected, depth, context):
         return None
 
     def settle(self, decision, tokens, milliseconds, *, rested):

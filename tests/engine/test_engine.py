@@ -30,7 +30,7 @@ TREES = (
 )
 
 
-def made_up_policy(shapes, draft_ms=0.1, verify_ms=0.01, overhead_ms=0.0, plain_ms=1.0, *, looks_up=True):
+def made_up_policy(shapes, draft_ms=0.1, verify_ms=0.01, overhead_ms=0.0, plain_ms=1.0, *, wants_free=True):
     """An objective policy with costs that rise by ``verify_ms`` a verified token, and flat acceptance tables."""
     costs = StepCosts(
         head_ms=draft_ms,
@@ -46,7 +46,7 @@ def made_up_policy(shapes, draft_ms=0.1, verify_ms=0.01, overhead_ms=0.0, plain_
     }
     survival = [0.8**level for level in levels]
     tables = {width: as_array(table) for width, table in ratios.items()}
-    return ObjectivePolicy({50: costs}, tables, as_array(survival), None, looks_up=looks_up)
+    return ObjectivePolicy({50: costs}, tables, as_array(survival), None, wants_free=wants_free)
 
 
 def as_array(values):
@@ -148,13 +148,15 @@ def test_a_drafter_sees_the_states_of_the_layers_it_names(pair):
 class Watcher:
     """Notes what the engine tells its policy, which is its own learner."""
 
+    wants_free = False
+
     def __init__(self, shape):
         self.learner, self._decision, self.promises = self, Decision(shape), KeptPromises()
 
     def begin(self):
         self.contexts, self.states, self.settled = [], [], []
 
-    def look_up(self, repeated, room, context):
+    def free(self, expected, depth, context):
         return None
 
     def rest(self, context):
@@ -227,7 +229,7 @@ def test_objective_policy_uses_many_shapes(pair):
 
 
 def test_objective_policy_takes_plain_steps_where_speculation_costs_too_much(pair):
-    policy = made_up_policy(SHAPES, draft_ms=50.0, looks_up=False)
+    policy = made_up_policy(SHAPES, draft_ms=50.0, wants_free=False)
     policy.learner.settle = lambda *_, **__: None  # at the pace that was made up
     generation = pair.decoder(policy).generate(PROMPT, max_new_tokens=30)
 
@@ -257,7 +259,7 @@ class Boaster:
 
 def test_the_gate_pauses_a_drafter_that_promises_too_much_and_tries_again(pair, monkeypatch):
     monkeypatch.setattr(Gate, "_EARNED", 0.3)  # the context is short
-    policy = made_up_policy(SHAPES, draft_ms=0.4, looks_up=False)
+    policy = made_up_policy(SHAPES, draft_ms=0.4, wants_free=False)
     settle = policy.settle  # the account goes by promised times, so that a busy machine changes nothing
     policy.settle = lambda promise, tokens, _, *, rested: settle(promise, tokens, promise.milliseconds, rested=rested)
     decoder, shapes = pair.decoder(policy, drafter=Boaster()), []

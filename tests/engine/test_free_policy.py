@@ -122,7 +122,7 @@ def test_decoding_is_exact_and_verifies_what_the_text_says(pair):
         decoder = pair.decoder(FreePolicy({50: _costs(SHAPES)}, SHAPES.max_depth), drafter=drafter)
         generation = decoder.generate(TEXT[:20], max_new_tokens=60)
         assert generation.tokens == reference
-        assert generation.metrics.look_ups == 0
+        assert generation.metrics.free_trees == 0
         assert generation.metrics.aal > 1.0
         plain = decoder.generate(TEXT[:20], max_new_tokens=60, speculation=False)
         assert plain.tokens == reference

@@ -111,13 +111,13 @@ def test_promises_that_are_not_tried_are_believed_again():
     assert promises.honest([5.0]) == [pytest.approx(5.0, rel=0.02)]
 
 
-def test_a_look_ups_pace_follows_the_trees_where_none_is_tried():
+def test_free_trees_pace_follows_the_trees_where_none_is_tried():
     paces = Paces()
     for _ in range(10):
-        paces.follow_lookup(paces.lookup, 3.0 * paces.lookup)
-    slow = paces.lookup
+        paces.follow_free(paces.free, 3.0 * paces.free)
+    slow = paces.free
     for _ in range(500):
         paces.follow_tree(paces.tree, paces.tree)
 
     assert slow > 5.0
-    assert paces.lookup == pytest.approx(1.0, rel=0.1)
+    assert paces.free == pytest.approx(1.0, rel=0.1)

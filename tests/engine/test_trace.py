@@ -41,14 +41,14 @@ def test_figures():
     assert metrics.predicted_tpot_ms == pytest.approx((4 + 6 + 6 + 5) / (1 + 3.5 + 2.5 + 3))
 
 
-def test_guesses_from_the_text_are_counted_apart():
+def test_free_guesses_are_counted_apart():
     trace = hand_made_trace()
-    trace.note(TreeShape(0, 5, 8), tokens=6, expected=5.0, predicted_ms=5.0)  # five guesses in a pass for seven
+    trace.note(TreeShape(0, 5, 8), tokens=6, expected=5.0, predicted_ms=5.0)  # in five levels
     metrics = trace.metrics()
 
-    assert hand_made_trace().metrics().look_ups == 0
-    assert (metrics.look_ups, metrics.plain_steps, metrics.draft_widths[0]) == (1, 1, 2)
-    assert (metrics.proposed, metrics.accepted) == (17 + 5, 4 + 5)
+    assert hand_made_trace().metrics().free_trees == 0
+    assert (metrics.free_trees, metrics.plain_steps, metrics.draft_widths[0]) == (1, 1, 2)
+    assert (metrics.proposed, metrics.accepted) == (17 + 7, 4 + 5)
 
 
 def test_accepted_by_depth_counts_iterations_that_came_so_far():

@@ -15,7 +15,7 @@ COSTS = {"target_ms": {"1": 10.0, "2": 10.5, "33": 26.0}, "drafter_ms": {"1": 0.
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     write_artifacts(tmp_path)
-    write_artifacts(tmp_path, "counted", drafter=CountsOptions())
+    write_artifacts(tmp_path, "counted", drafters=[CountsOptions()])
     (tmp_path / "costs.json").write_text(json.dumps(COSTS))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)

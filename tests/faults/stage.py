@@ -203,12 +203,17 @@ def _build(base: Path) -> None:
     )
     refs = [ModelRef(name, model_fingerprint(base / name), 1) for name in ("target", "drafter")]
     path = write_artifacts(
-        base, NAME, target=refs[0], drafter=refs[1], tokenizer=tokenizer_fingerprint(base / "target"), depth_from="mean"
+        base,
+        NAME,
+        target=refs[0],
+        drafters=[refs[1], CountsOptions(table=False)],
+        tokenizer=tokenizer_fingerprint(base / "target"),
+        depth_from="mean",
     )
     replace(Plan.load(path), name=NAME).save(path)
     for plan, drafter in ((PACKED, NGramOptions()), (COUNTED, CountsOptions())):
         made = write_artifacts(
-            base, plan, target=refs[0], drafter=drafter, tokenizer=tokenizer_fingerprint(base / "target"),
+            base, plan, target=refs[0], drafters=[drafter], tokenizer=tokenizer_fingerprint(base / "target"),
             depth_from="mean",
         )  # fmt: skip
         replace(Plan.load(made), name=plan).save(made)

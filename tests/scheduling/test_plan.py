@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 import yggdrasil
 from yggdrasil.artifacts import Machine, read_yaml, write_yaml
+from yggdrasil.drafters.options import CountsOptions, NGramOptions
 from yggdrasil.errors import ArtifactError, YggdrasilError
 from yggdrasil.scheduling.plan import (
     KIND,
@@ -41,7 +42,7 @@ def made_up_plan(**changes):
         "versions": {"torch": "2.11.0", "yggdrasil": "0.1.0"},
         "dtype": "bfloat16",
         "target": ModelRef("owner/target", "0123abcd", 2),
-        "drafter": ModelRef("yggdrasil:assets/tiny/drafter", "89abcdef", 1),
+        "drafters": [ModelRef("yggdrasil:assets/tiny/drafter", "89abcdef", 1), CountsOptions(table=False)],
         "tokenizer": "feedf00d",
         "shapes": SHAPES,
         "stages": DEFAULT_ORDER,
@@ -198,3 +199,19 @@ def test_other_folders_stay_where_they_are(tmp_path, monkeypatch):
 def test_hub_ids_are_kept():
     assert portable_source("owner/name") == resolve_source("owner/name") == "owner/name"
     assert ModelRef("owner/name", "", 1).path() == "owner/name"
+
+
+COUNTS = CountsOptions()
+
+
+@pytest.mark.parametrize("drafters", [[], [COUNTS, COUNTS], [NGramOptions(), NGramOptions()], [COUNTS, NGramOptions()]])
+def test_drafters_are_one_or_one_and_counts(drafters):
+    with pytest.raises(ValueError, match="drafters"):
+        made_up_plan(drafters=drafters)
+
+
+def test_what_guesses_beside_the_drafter_is_named():
+    model = ModelRef("m", "1", 1)
+    assert made_up_plan(drafters=[model, COUNTS]).beside == COUNTS
+    assert made_up_plan(drafters=[model]).beside is None
+    assert made_up_plan(drafters=[COUNTS]).beside is None

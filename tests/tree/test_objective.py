@@ -98,12 +98,12 @@ def test_a_candidate_adds_its_levels_up(knows_budget: bool) -> None:
     assert chooser.best_tree(survival).worth == pytest.approx(max(worths))
 
 
-def test_guesses_from_the_text_cost_no_drafting() -> None:
+def test_free_guesses_cost_no_drafting() -> None:
     costs = random_costs(np.random.default_rng(2))
 
-    assert TreeShape(0, 5, 8).is_looked_up
-    assert not PLAIN_STEP.is_looked_up
-    assert not TreeShape(1, 5, 8).is_looked_up
+    assert TreeShape(0, 5, 8).is_free
+    assert not PLAIN_STEP.is_free
+    assert not TreeShape(1, 5, 8).is_free
     assert costs.iteration_ms(0, 5, 8) == costs.verify_ms[8] + costs.overhead_ms
 
 

@@ -43,13 +43,13 @@ class UnprunedPolicy(ObjectivePolicy):
 def plan_ablations(plan: Plan, learned: Learned) -> dict[str, Policy]:
     """The plan's policy with one of its decisions left out, or its depth from the other source.
 
-    With the draft model only, nothing is looked up in the text.
+    With the draft model only, nothing else guesses.
 
     A predictor that reads the drafter's first guesses is left out where the schedule chooses the depth before them.
     """
     widest = max(learned.ratios)
     found: dict[str, Policy] = {
-        "by plan, draft model only": planned_policy(plan, learned, looks_up=False),
+        "by plan, draft model only": planned_policy(plan, learned, wants_free=False),
         "by plan, one draft width": planned_policy(plan, replace(learned, ratios={widest: learned.ratios[widest]})),
         "by plan, unpruned": planned_policy(plan, learned, UnprunedPolicy),
     }

@@ -8,8 +8,7 @@ from yggdrasil.predictor.repetition import NGRAM
 def foretold(prompt: Sequence[int], output: Sequence[int]) -> int:
     """Tokens of ``output`` that are the ones which followed the last earlier occurrence of the three before them.
 
-    Occurrences are looked for in the prompt and in the output so far. Unlike the look-ups of the engine, which follow
-    a repetition until it errs, every place is judged for itself.
+    Occurrences are looked for in the prompt and in the output so far. Every place is judged for itself.
     """
     text = [*prompt, *output]
     followers: dict[tuple[int, ...], int] = {}  # three tokens -> the one that came after them last

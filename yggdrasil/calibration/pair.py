@@ -6,10 +6,9 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from yggdrasil.artifacts import check_weights
-from yggdrasil.drafters.belief import Belief
-from yggdrasil.drafters.counts import CountsDrafter
+from yggdrasil.drafters.counts import usual_counts
 from yggdrasil.drafters.ngram import NGramDrafter
-from yggdrasil.drafters.options import CountsOptions, FreeDrafter
+from yggdrasil.drafters.options import CountsOptions, FreeOptions
 from yggdrasil.drafters.protocol import Drafter
 from yggdrasil.engine.build import Assembly, assemble, default_backend, open_device
 from yggdrasil.engine.decoder import DTYPES
@@ -53,7 +52,7 @@ def check_pair(source: "PairSource") -> PreTrainedTokenizerBase:
     return tokenizers[0]
 
 
-def usual_length(target: str, drafter: str | FreeDrafter) -> int:
+def usual_length(target: str, drafter: str | FreeOptions) -> int:
     """The longest request to prepare for where none is named: the usual one, or what the models have."""
     contexts: list[int | None] = [
         getattr(load_config(model).get_text_config(), "max_position_embeddings", None)
@@ -70,20 +69,24 @@ def build_assembly(source: "PairSource", knots: torch.Tensor | None = None, back
     target = load_model(source.target, dtype, device, source.target_threads, weights=source.weights)
     check_tree_attention(target)
     if not isinstance(source.drafter, str):
-        return assemble(target, _free_drafter(source.drafter), source.shapes, backend)
+        return assemble(target, _without_model(source.drafter), source.shapes, backend)
     drafter = load_model(source.drafter, dtype, device, source.drafter_threads)
     check_tree_attention(drafter)
-    return assemble(target, drafter, source.shapes, backend, knots=knots, other_stages=source.schedules)
+    return assemble(
+        target, drafter, source.shapes, backend, knots=knots, other_stages=source.schedules,
+        free=None if source.beside is None else usual_counts(),
+    )  # fmt: skip
 
 
-def _free_drafter(options: FreeDrafter) -> Drafter:
+def _without_model(options: FreeOptions) -> Drafter:
     """The drafter as it is before anything is learned."""
-    return (
-        CountsDrafter(Belief.usual(with_table=False)) if isinstance(options, CountsOptions) else NGramDrafter(options)
-    )
+    return usual_counts() if isinstance(options, CountsOptions) else NGramDrafter(options)
 
 
 def sibling(assembly: Assembly, shapes: Shapes | None = None, backend: Backend | None = None) -> Assembly:
     """The same models, one copy of their weights, behind caches and a tree of their own: other shapes or backend."""
     drafter = assembly.drafter.loaded if assembly.drafter is not None else assembly.engine.drafter
-    return assemble(assembly.target.loaded, drafter, shapes or assembly.shapes, backend or assembly.target.backend)
+    return assemble(
+        assembly.target.loaded, drafter, shapes or assembly.shapes, backend or assembly.target.backend,
+        free=assembly.engine.free,
+    )  # fmt: skip

@@ -42,7 +42,7 @@ from yggdrasil.calibration.variants import time_variants
 from yggdrasil.calibration.work import keep_results, open_work, read_or_drop
 from yggdrasil.drafters.counts import CountsDrafter
 from yggdrasil.drafters.draft_model import DraftModel
-from yggdrasil.drafters.options import CountsOptions, FreeDrafter
+from yggdrasil.drafters.options import FreeOptions
 from yggdrasil.drafters.protocol import Drafter
 from yggdrasil.engine.build import Assembly
 from yggdrasil.engine.policy import FixedPolicy
@@ -103,7 +103,7 @@ def _calibrate(
     traces, acceptance = _record(assembly, tokenizer, texts, settings, work, reporter)
     report = reporter.phase("training the depth predictor and simulating")
     choice = choose(traces, acceptance, costs[0].steps())
-    if counted is not None:  # whose policy needs no depth
+    if counted is not None and pair.beside is None:  # whose policy needs no depth
         choice = choice._replace(depth_from="mean")
         if counted.expected is not None:
             rejected = [choice.predicted, *choice.rejected]
@@ -124,7 +124,7 @@ def _calibrate(
         dtype=pair.dtype,
         weights=pair.weights,
         target=_model_ref(pair.target, pair.target_threads),
-        drafter=_drafter_of(pair, counted),
+        drafters=_drafters_of(pair, counted),
         tokenizer=Source.find(pair.target).tokenizer_fingerprint(),
         shapes=shapes,
         stages=HEAD_FIRST_ORDER if choice.depth_from == "head" else DEFAULT_ORDER,
@@ -140,11 +140,12 @@ def _calibrate(
     return destination
 
 
-def _drafter_of(pair: PairSource, counted: Counted | None) -> ModelRef | FreeDrafter:
-    """The drafter as the plan names it."""
+def _drafters_of(pair: PairSource, counted: Counted | None) -> list[ModelRef | FreeOptions]:
+    """The drafters as the plan names them."""
+    counts = [] if counted is None else [counted.options()]
     if isinstance(pair.drafter, str):
-        return _model_ref(pair.drafter, pair.drafter_threads)
-    return pair.drafter if counted is None else counted.options()
+        return [_model_ref(pair.drafter, pair.drafter_threads), *counts]
+    return list(counts) or [pair.drafter]
 
 
 def _write(
@@ -277,16 +278,19 @@ def _count(
     work: Path,
     reporter: Reporter,
 ) -> Counted | None:
-    """Let the target write text, and the drafter learn from it; None where the drafter does not count."""
-    drafter = assembly.engine.drafter
-    if not isinstance(pair.drafter, CountsOptions) or not isinstance(drafter, CountsDrafter):
+    """Let the target write text, and the drafter that counts learn from it; None where there is none."""
+    if pair.counts is None:
         return None
+    drafter = assembly.engine.drafter if pair.beside is None else assembly.engine.free
+    assert isinstance(drafter, CountsDrafter)
+    if pair.beside is not None and not pair.beside.table:  # the text alone beside a model: the usual belief will do
+        return learn_counts([], costs, shapes, with_table=False)
     source = Source.find(pair.target)
     file = text_file(f"{source.fingerprint()}-{pair.weights}")
     prompts = [encode_prompt(tokenizer, prompt) for prompt in read_prompts(settings.prompts, chat=settings.chat)]
     writer = OwnText(assembly.target.loaded, tokenizer, prompts, file)
     documents = writer.write(settings.own_text, work / "own-text.json", reporter.phase)
-    counted = learn_counts(documents, costs, shapes, with_table=pair.drafter.table)
+    counted = learn_counts(documents, costs, shapes, with_table=pair.counts.table)
     drafter.learn(counted.belief, counted.table)
     return counted
 

@@ -41,8 +41,9 @@ def replay(
     """Decode every document as the engine would with ``policy``, each a request of its own; greedy acceptance.
 
     Everything is charged that decoding pays: plain steps that sample their price, pauses, a head draft before a
-    refusal, a tree that is verified with width 1. Nothing is looked up: trees are to be compared, and those that follow
-    a repetition in the text are what decoding may do without. ``context`` names the plan's costs that ``costs`` are.
+    refusal, a tree that is verified with width 1. Nothing else guesses: trees of the draft model are to be
+    compared, and the counts, which go on with any of them, are not recorded. ``context`` names the plan's costs that
+    ``costs`` are.
     """
     tally, promises = ShapeTally(), KeptPromises()
     for start, stop in traces.document_ranges():

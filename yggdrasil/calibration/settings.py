@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from yggdrasil.drafters.options import FreeDrafter
+from yggdrasil.drafters.options import CountsOptions, FreeOptions
 from yggdrasil.engine.decoder import DtypeName
 from yggdrasil.models.formats.names import Weights
 from yggdrasil.scheduling.plan import DeviceName, ModelRef, Plan, Shapes
@@ -15,13 +15,14 @@ class PairSource:
     """What it takes to build a pair, in this process or in another."""
 
     target: str
-    drafter: str | FreeDrafter
+    drafter: str | FreeOptions
     dtype: DtypeName
     target_threads: int  # 0: not decided yet
     drafter_threads: int
     shapes: Shapes
     weights: Weights = "full"  # of the target
     device: DeviceName = "cpu"
+    beside: CountsOptions | None = None  # guesses in the drafter's tree too
     schedules: tuple[tuple[str, ...], ...] = ()  # whose steps it must have besides those of plain plans
 
     @classmethod
@@ -31,8 +32,13 @@ class PairSource:
         threads = plan.drafter.threads if isinstance(plan.drafter, ModelRef) else 1
         return cls(
             plan.target.path(), drafter, plan.dtype, plan.target.threads, threads, plan.shapes, plan.weights,
-            device=plan.device,
+            device=plan.device, beside=plan.beside,
         )  # fmt: skip
+
+    @property
+    def counts(self) -> CountsOptions | None:
+        """What is counted, alone or beside a drafter."""
+        return self.drafter if isinstance(self.drafter, CountsOptions) else self.beside
 
     def with_shapes(self, shapes: Shapes) -> "PairSource":
         return replace(self, shapes=shapes)

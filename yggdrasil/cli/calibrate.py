@@ -88,21 +88,22 @@ def calibrate(
     from yggdrasil.calibration.pair import usual_length
     from yggdrasil.calibration.pipeline import calibrate as run
     from yggdrasil.calibration.settings import QUICK, CalibrationSettings, Effort, PairSource
-    from yggdrasil.cli.drafters import named_drafter
+    from yggdrasil.cli.drafters import named_drafters
     from yggdrasil.cli.progress import PhaseProgress
-    from yggdrasil.drafters.options import CountsOptions
     from yggdrasil.models.formats.usual import usual_weights
     from yggdrasil.pretrained import plan_name, shipped_prompts
 
     if variants and device == "cuda":
         raise YggdrasilError("--variants times steps of a CPU; scripts/check_cuda.py compares a GPU's")
-    source = named_drafter(drafter or ["text", "table"], ngram)
-    if table_tokens is not None and not (isinstance(source, CountsOptions) and source.table):
+    named = named_drafters(drafter or ["text", "table"], ngram)
+    if table_tokens is not None and not named.has_table:
         raise YggdrasilError("--table-tokens is for --drafter table, which is not asked for")
-    length = max_length or usual_length(target, source)
-    shapes = _shapes(length, max_depth, draft_widths, verify_widths, source, quick=quick)
+    length = max_length or usual_length(target, named.drafter)
+    shapes = _shapes(length, max_depth, draft_widths, verify_widths, named.drafter, quick=quick)
     chosen = usual_weights(target, dtype, device) if weights == AUTO else cast(Weights, weights)
-    pair = PairSource(target, source, dtype, target_threads, drafter_threads, shapes, chosen, device)
+    pair = PairSource(
+        target, named.drafter, dtype, target_threads, drafter_threads, shapes, chosen, device, beside=named.beside
+    )  # fmt: skip
     texts, is_chat = (prompts, chat) if prompts is not None else shipped_prompts(target)
     settings = CalibrationSettings(
         pair, texts, name or plan_name(target), root or search_roots()[0], QUICK if quick else Effort(), chat=is_chat,

@@ -2,18 +2,32 @@
 
 import dataclasses
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import yaml
 
 from yggdrasil.artifacts import parse_dataclass
-from yggdrasil.drafters.options import CountsOptions, FreeDrafter, NGramOptions
+from yggdrasil.drafters.options import CountsOptions, FreeOptions, NGramOptions
 from yggdrasil.errors import YggdrasilError
 
 COUNTED = {"text", "table"}
 
 
-def named_drafter(names: Sequence[str], ngram: str = "") -> str | FreeDrafter:
-    """The drafter that ``--drafter``, given once or more, stands for: a model's source, or options of one without.
+class Named(NamedTuple):
+    """The drafter that grows the tree (a model's source, or options of one without), and what guesses beside it."""
+
+    drafter: str | FreeOptions
+    beside: CountsOptions | None = None
+
+    @property
+    def has_table(self) -> bool:
+        """Whether the target is to write text for a table."""
+        counts = self.drafter if isinstance(self.drafter, CountsOptions) else self.beside
+        return counts is not None and counts.table
+
+
+def named_drafters(names: Sequence[str], ngram: str = "") -> Named:
+    """The drafters that ``--drafter``, given once or more, stands for. The text is always counted beside a model.
 
     Raises:
         YggdrasilError: names that do not go together, or ``ngram`` options for something else.
@@ -23,12 +37,15 @@ def named_drafter(names: Sequence[str], ngram: str = "") -> str | FreeDrafter:
     if list(names) == ["table"]:
         raise YggdrasilError("--drafter table needs text beside it: give --drafter text --drafter table")
     if set(names) <= COUNTED:
-        return CountsOptions(table="table" in names)
-    if len(set(names)) > 1:
+        return Named(CountsOptions(table="table" in names))
+    others = sorted(set(names) - COUNTED)
+    if len(others) > 1 or ("ngram" in others and len(set(names)) > 1):
         raise YggdrasilError(
-            f"--drafter {' and '.join(names)} do not draft together yet; give one of them, or text and table"
+            f"--drafter {' and '.join(names)} do not draft together; give one model, and text and table beside it"
         )
-    return ngram_options(ngram) if names[0] == "ngram" else names[0]
+    if others == ["ngram"]:
+        return Named(ngram_options(ngram))
+    return Named(others[0], CountsOptions(table="table" in names))
 
 
 def ngram_options(text: str) -> NGramOptions:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from yggdrasil.drafters.draft_model import DraftModel
-    from yggdrasil.drafters.joint import JointDrafter
     from yggdrasil.drafters.ngram import NGramDrafter
     from yggdrasil.drafters.options import NGramOptions
     from yggdrasil.drafters.protocol import Drafter
@@ -16,12 +15,11 @@ if TYPE_CHECKING:
 _HOMES = {
     "DraftModel": "draft_model",
     "Drafter": "protocol",
-    "JointDrafter": "joint",
     "NGramDrafter": "ngram",
     "NGramOptions": "options",
 }
 
-__all__ = ["DraftModel", "Drafter", "JointDrafter", "NGramDrafter", "NGramOptions"]
+__all__ = ["DraftModel", "Drafter", "NGramDrafter", "NGramOptions"]
 
 
 def __getattr__(name: str) -> object:

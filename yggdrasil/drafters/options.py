@@ -42,4 +42,4 @@ class CountsOptions:
             raise ValueError("text must be true: a table alone is not served")
 
 
-FreeDrafter: TypeAlias = NGramOptions | CountsOptions  # needs no model
+FreeOptions: TypeAlias = NGramOptions | CountsOptions  # needs no model

@@ -69,6 +69,20 @@ class StagedDrafter(Protocol):
         """
 
 
+class FreeDrafter(Drafter, Protocol):
+    """A drafter that costs no pass of any model, so that it may guess in every iteration, beside another too."""
+
+    def plant(self, tree: TokenTree, depth: int) -> None:
+        """``head`` and ``grow`` in one, best node first, in a tree on the host."""
+
+    def fill(self, tree: TokenTree, depth: int) -> None:
+        """Go on with a tree on the host that another drafter has grown from the same root.
+
+        Guesses take the places that are left, below any node and none deeper than ``depth``; nodes that are there stay,
+        with a score that may rise.
+        """
+
+
 def num_kept(drafter: Drafter, tokens: Sequence[int]) -> int:
     """How many of the first ``tokens`` need no states any more: all where the drafter reads none."""
     if not drafter.hidden_layers:

@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-from yggdrasil.drafters.protocol import Drafter, StagedDrafter
-from yggdrasil.engine.chain import ChainWriter
+from yggdrasil.drafters.protocol import Drafter, FreeDrafter, StagedDrafter
+from yggdrasil.engine.aside import AsideTree
 from yggdrasil.engine.evidence import LiveEvidence
 from yggdrasil.engine.iteration import NO_PROMISE, Emission, Iteration, Promise
 from yggdrasil.engine.policy import Decision, Policy
@@ -29,7 +29,7 @@ class StageActions:
     """The stages over one target, at most one drafter and one tree; one request at a time.
 
     A drafter that is not a ``StagedDrafter`` takes its own way at tail and head: the superset, after acceptance.
-    ``looks_up``: guesses from the text may stand in for the drafter's.
+    ``free`` guesses beside it, where the policy wants that: alone in its stead, or in the tree that it has grown.
     """
 
     def __init__(
@@ -39,8 +39,7 @@ class StageActions:
         tree: TokenTree,
         verify_widths: Sequence[int],
         limit: int,
-        *,
-        looks_up: bool,
+        free: FreeDrafter | None,
     ) -> None:
         self.target = target
         self.drafter = drafter
@@ -51,7 +50,10 @@ class StageActions:
         self._expected_at = np.array(self.verify_widths) - 1
         self._ranking = torch.empty_like(target.order), torch.empty_like(tree.scores)  # nodes, expected tokens
         self._ranked, self._expected, self._order = *map(HostView, self._ranking), HostView(target.order)
-        self._looks_up, self._chain = looks_up and drafter is not None, ChainWriter(tree)
+        self._free, self._wants_free = free, False
+        self._aside = None if free is None else AsideTree(free, tree, self.verify_widths)
+        # A tree that lies elsewhere, or is ranked there, is fixed before the host could add to it.
+        self._fills = free is not None and tree.tokens.device.type == "cpu" and not target.ranks_nodes
         self._keeps_books_late = False
         self._keeps_rows = self._guesses = self._reads_leaves_with_head = self._drafts_head_first = False
         self._policy: Policy
@@ -65,8 +67,7 @@ class StageActions:
         self._policy, self._stream, self._trace = policy, stream, trace
         self._promises = KeptPromises() if policy.learner is None else policy.learner.promises
         self._evidence = LiveEvidence(self.target, self.tree, text, first)
-        if self._looks_up and policy.learner is not None:
-            self._evidence.repeated()  # the prompt is read now, not in the first iteration
+        self._wants_free = policy.learner is not None and policy.learner.wants_free
 
     def follow(self, outcome: Outcome) -> None:
         """What the policy may ask from now on: the iteration is over."""
@@ -106,27 +107,30 @@ class StageActions:
         """What is left of them in an iteration without a tree."""
         return {name: body if name in PLAIN_STAGES else _nothing for name, body in self.of(schedule).items()}
 
-    def of_look_ups(self, schedule: Schedule) -> dict[str, Action]:
-        """What is left of them where the guesses are looked up; the next depth may be predicted all the same."""
+    def of_free_trees(self, schedule: Schedule) -> dict[str, Action]:
+        """What is left of them where no guess costs a pass; the next depth may be predicted all the same."""
         skipped = set(DRAFTING_STAGES)
         if schedule.variants["depth_prediction"] == "late":
             skipped.remove("depth_prediction")
         return {name: _nothing if name in skipped else body for name, body in self.of(schedule).items()}
 
-    def try_look_up(self, state: Iteration) -> bool:
-        """Make guesses from the text the iteration's tree, if the learner wants them; returns whether it does."""
+    def try_free(self, state: Iteration) -> bool:
+        """Make guesses that cost no pass the iteration's tree, if the learner wants them; returns whether it does."""
         learner = self._policy.learner
-        if learner is None or not self._looks_up:
+        if learner is None or self._aside is None or not self._wants_free:
             return False
         waiting = len(state.previous.tokens) if state.previous is not None and self._keeps_books_late else 0
-        room = min(self._room, self._stream.remaining - waiting - 1, self.verify_widths[-1] - 1)
-        repeated = self._evidence.repeated()
-        decision = learner.look_up(repeated, room, self.target.length) if room > 0 and repeated.length else None
-        if decision is None:
+        depth = min(self._room, self._stream.remaining - waiting - 1, self.verify_widths[-1] - 1)
+        if depth < 1:
             return False
-        depth = decision.shape.depth
-        self._chain.write(state.root, repeated.continuation(depth), repeated.survival(depth))
-        state.promise, state.shape, state.ranking = Promise(decision, rested=False), decision.shape, self._chain.order
+        expected = self._aside.grow(depth)
+        decision = learner.free(expected, depth, self.target.length) if expected[-1] > 1.0 else None
+        if decision is None:  # or nothing was guessed
+            return False
+        self._aside.use()
+        shape = decision.shape._replace(depth=self._aside.depth(decision.shape.verify_width))
+        state.promise, state.shape = Promise(decision._replace(shape=shape), rested=False), shape
+        state.ranking = self._aside.order
         return True
 
     def promise(self) -> Promise:
@@ -177,15 +181,17 @@ class StageActions:
         if self._guesses and not state.is_planted:  # the last iteration guessed wrong, or not at all
             self.drafter.head(self.tree)
         self.drafter.grow(self.tree, state.shape.width, state.shape.depth)
+        if self._free is not None and self._wants_free and self._fills:
+            self._free.fill(self.tree, self._room)
 
     def _read_leaves(self, state: Iteration) -> None:
         if state.shape.depth and self._staged is not None:
             self._staged.read_leaves()
 
     def _read_accepted_leaf(self, state: Iteration) -> None:
-        assert state.outcome is not None
-        if self._staged is not None and len(state.outcome.nodes) > 1:
-            self._staged.read_leaf(state.outcome.nodes[-1])
+        drafted = _drafted(state)
+        if self._staged is not None and drafted:
+            self._staged.read_leaf(drafted[-1])
 
     def _guess_heads(self, state: Iteration) -> None:
         if not state.verifies_drafts or self._staged is None:
@@ -240,7 +246,7 @@ class StageActions:
 
     def _learn(self, state: Iteration) -> None:
         assert state.outcome is not None
-        if state.verifies_drafts:  # what guesses from the text keep is a matter of their own
+        if state.verifies_drafts:  # what free trees keep is a matter of their own
             self._promises.observe(max(state.expected - 1.0, 0.0), len(state.outcome.tokens) - 1)
 
     def _commit(self, state: Iteration) -> None:
@@ -248,13 +254,31 @@ class StageActions:
         assert outcome is not None
         state.emission = Emission(outcome.tokens, state.shape, state.promise.decision)
         if self._trace.watch is not None and self.drafter is not None:
-            self._trace.watch(seen_tree(self.tree, self.target.order, state, self.drafter.name))
+            self._trace.watch(seen_tree(self.tree, self.target.order, state, self._guessers(state)))
         self.target.commit(outcome.rows)
         if self._staged is not None and self._keeps_rows and state.verifies_drafts:
-            guess = outcome.rows[-1] if self._guesses else None
-            state.next_is_planted = self._staged.keep(outcome.nodes[1:], guess, outcome.tokens[-1])
+            drafted = _drafted(state)
+            is_whole = len(drafted) == len(outcome.nodes) - 1
+            guess = outcome.rows[-1] if self._guesses and is_whole else None
+            state.next_is_planted = self._staged.keep(drafted, guess, outcome.tokens[-1])
         if self.drafter is not None:
             self.drafter.extend(outcome.tokens, outcome.layers)
+        if self._free is not None:
+            self._free.extend(outcome.tokens, {})
+
+    def _guessers(self, state: Iteration) -> str:
+        """Who guessed in this iteration's tree."""
+        names = [self.drafter.name] if self.drafter is not None and state.verifies_drafts else []
+        if self._free is not None and (not names or (self._wants_free and self._fills)):
+            names.append(self._free.name)
+        return " + ".join(names)
+
+
+def _drafted(state: Iteration) -> Sequence[int]:
+    """The accepted nodes below the root that the drafter itself attached: others can only have gone on below them."""
+    assert state.outcome is not None
+    end = 1 + state.shape.width * state.shape.depth
+    return [node for node in state.outcome.nodes[1:] if node < end]
 
 
 def _nothing(_: Iteration) -> None:

@@ -7,11 +7,9 @@ from typing import Any
 
 import torch
 
-from yggdrasil.drafters.counts import CountsDrafter
 from yggdrasil.drafters.draft_model import DraftModel, identity_knots
 from yggdrasil.drafters.expansion import ExpansionDrafter
-from yggdrasil.drafters.ngram import NGramDrafter
-from yggdrasil.drafters.protocol import Drafter
+from yggdrasil.drafters.protocol import Drafter, FreeDrafter
 from yggdrasil.engine.captured_target import CapturedTarget, check_capturable
 from yggdrasil.engine.engine import Engine
 from yggdrasil.engine.logit_target import LogitTarget
@@ -138,10 +136,12 @@ def assemble(
     knots: torch.Tensor | None = None,
     stages: Sequence[str] = DEFAULT_ORDER,
     other_stages: Sequence[Sequence[str]] = (),
+    free: FreeDrafter | None = None,
 ) -> Assembly:
     """Allocate caches and tree, define every step. Nothing is compiled before a step is first used or warmed.
 
-    ``stages`` is the schedule to decode by; the engine may later ``use`` any of ``other_stages`` too.
+    ``free`` guesses beside the drafter. ``stages`` is the schedule to decode by; the engine may later ``use`` any of
+    ``other_stages`` too.
 
     Raises:
         YggdrasilError: shapes or schedules that these models or this backend cannot have.
@@ -173,9 +173,7 @@ def assemble(
     limit = min(shapes.max_length, target.max_context)
     if isinstance(drafter, LoadedModel):
         limit = min(limit, drafter.max_context)
-    # These look guesses up themselves.
-    looks_up = not isinstance(chosen, NGramDrafter | CountsDrafter)
-    engine = Engine(model, chosen, tree, shapes.verify_widths, limit, stages, looks_up=looks_up)
+    engine = Engine(model, chosen, tree, shapes.verify_widths, limit, stages, free)
     return Assembly(engine, target_runner, drafter_runner, shapes)
 
 

@@ -127,10 +127,10 @@ class HostDecisions:
         is_informed = is_planned and is_head_first(self._engine.schedule.labels)
         stages = HEAD_FIRST_ORDER if is_informed else DEFAULT_ORDER
         # A lossy rule may keep a copied token because it is likely enough, and then repeat itself for ever.
-        looks_up = self._engine.looks_up and speculation.rule == "match" and width is None
+        is_free = speculation.rule == "match" and width is None and sampler.grammar is None
         engine = Engine(
             self._target, drafter, self._engine.tree, self._verify_widths, self._engine.max_length, stages,
-            looks_up=looks_up,
+            self._engine.free if is_free else None,
         )  # fmt: skip
         return Prepared(
             engine, chosen, report, sampler, Decision(sampler, rule, drawn, width), counts, is_planned, set_up

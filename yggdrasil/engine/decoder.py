@@ -21,7 +21,7 @@ from yggdrasil.engine.build import Assembly, Phase, assemble, default_backend, o
 from yggdrasil.engine.deciding import HostDecisions, PolicyPerSetting, Prepared, decides_on_device
 from yggdrasil.engine.ends import end_tokens
 from yggdrasil.engine.options import RequestOptions, RequestSettings
-from yggdrasil.engine.planned import check_fingerprint, own_policy, planned_drafter, planned_policy
+from yggdrasil.engine.planned import check_fingerprint, own_policy, planned_drafter, planned_free, planned_policy
 from yggdrasil.engine.policy import PLAIN_POLICY, Policy
 from yggdrasil.engine.request import Generation, Request
 from yggdrasil.engine.scoring import score
@@ -256,7 +256,8 @@ def _decoder_of(
         check_room(models, shapes.max_length, shapes.cache_capacity)
     knots = torch.from_numpy(np.asarray(learned.acceptance.knots))
     backend = backend or default_backend(device)
-    assembly = assemble(target, second, shapes, backend, knots=knots, stages=adapted.stages)
+    free = planned_free(plan, folder, drafter)
+    assembly = assemble(target, second, shapes, backend, knots=knots, stages=adapted.stages, free=free)
     return Decoder(assembly, tokenizer, policy, end_tokens(str(source.folder), target.outline.eos, tokenizer))
 
 

@@ -5,7 +5,7 @@ from time import perf_counter_ns
 
 import torch
 
-from yggdrasil.drafters.protocol import Drafter, num_kept
+from yggdrasil.drafters.protocol import Drafter, FreeDrafter, num_kept
 from yggdrasil.engine.actions import StageActions
 from yggdrasil.engine.captured_target import CapturedTarget, check_capturable
 from yggdrasil.engine.iteration import Emission, Iteration, Promise
@@ -22,8 +22,8 @@ from yggdrasil.tree.token_tree import TokenTree
 class Engine:
     """Runs requests one at a time over one target, at most one drafter and one tree.
 
-    ``executor`` may be replaced between requests; ``use`` changes the schedule. ``looks_up``: a learning policy may
-    verify guesses from the text instead of the drafter's.
+    ``executor`` may be replaced between requests; ``use`` changes the schedule. ``free`` guesses in the same tree, or
+    alone where a learning policy does without the drafter.
     """
 
     def __init__(
@@ -34,16 +34,15 @@ class Engine:
         verify_widths: Sequence[int],
         max_length: int,
         stages: Sequence[str] = DEFAULT_ORDER,
-        *,
-        looks_up: bool = True,
+        free: FreeDrafter | None = None,
     ) -> None:
         self.target = target
         self.drafter = drafter
         self.tree = tree
         self.max_length = max_length
         self.executor: Executor = InOrderExecutor()
-        self.looks_up = looks_up
-        self._actions = StageActions(target, drafter, tree, verify_widths, max_length, looks_up=looks_up)
+        self.free = free
+        self._actions = StageActions(target, drafter, tree, verify_widths, max_length, free)
         self.use(stages)
 
     def use(self, stages: Sequence[str]) -> None:
@@ -59,7 +58,7 @@ class Engine:
         self.schedule = schedule
         self._bodies = self._actions.of(self.schedule)
         self._plain_bodies = self._actions.of_plain_steps(self.schedule)
-        self._look_up_bodies = self._actions.of_look_ups(self.schedule)
+        self._free_bodies = self._actions.of_free_trees(self.schedule)
         variants = self.schedule.variants
         self._predicts_late = variants["depth_prediction"] == "late"
         self._keeps_books_late = variants["bookkeeping"] == "overlapped"
@@ -133,6 +132,9 @@ class Engine:
             outcomes.append(outcome)
             yield ""
         first = outcomes[-1]
+        if self.free is not None:
+            self.free.begin(prompt)
+            self.free.extend(first.tokens, {})
         if self.drafter is not None:
             layers = {
                 layer: torch.cat([outcome.layers[layer] for outcome in outcomes])
@@ -152,8 +154,8 @@ class Engine:
             times["plain" if name == "verify" and state.shape.depth == 0 else name] += ns
 
         bodies = self._bodies
-        if self._actions.try_look_up(state):
-            bodies = self._look_up_bodies
+        if self._actions.try_free(state):
+            bodies = self._free_bodies
         elif self._predicts_late:
             state.shape = self._actions.fitted(state.promise)
         elif (resting := self._actions.rest()) is not None:

@@ -5,7 +5,6 @@ import numpy as np
 from yggdrasil.engine.target import Outcome, Target
 from yggdrasil.models.buffers import HostView
 from yggdrasil.predictor.evidence import Float32Array
-from yggdrasil.predictor.repetition import Repetition
 from yggdrasil.tree.token_tree import NO_SCORE, TokenTree
 
 
@@ -31,17 +30,9 @@ class LiveEvidence:
         return values
 
     def repetition(self) -> Float32Array:
-        self._read_text()
-        return self._figures.read()
-
-    def repeated(self) -> Repetition:
-        """How the end of the text repeats an earlier place."""
-        self._read_text()
-        return self._figures.repetition
-
-    def _read_text(self) -> None:
         self._figures.extend(self.text[self._num_read :])
         self._num_read = len(self.text)
+        return self._figures.read()
 
     def head(self) -> Float32Array:
         """What ``TokenTree.root_guesses`` reads, from views made once."""

@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 from yggdrasil.engine.policy import Decision, Learner, Policy
 from yggdrasil.engine.promises import KeptPromises
 from yggdrasil.predictor.evidence import Evidence
-from yggdrasil.predictor.repetition import Repetition
 from yggdrasil.tree.objective import TreeShape
 
 
@@ -39,8 +38,10 @@ class ForcedPolicy:
         if self._policy.learner is not None and not self._depth:
             self._policy.learner.settle(decision, tokens, milliseconds, rested=rested)
 
-    def look_up(self, repeated: Repetition, room: int, context: int) -> Decision | None:
-        """None: what the text repeats need not be what the grammar allows."""
+    wants_free = False  # what a text repeats need not be what the grammar allows
+
+    def free(self, expected: Sequence[float], depth: int, context: int) -> Decision | None:
+        """None, as they are not wanted."""
 
     def rest(self, context: int) -> Decision | None:
         self._depth = min(self._num_forced(), self._deepest)

@@ -13,7 +13,6 @@ from yggdrasil.engine.gate import Gate
 from yggdrasil.engine.policy import Decision, Learner
 from yggdrasil.engine.promises import KeptPromises, Paces
 from yggdrasil.predictor.evidence import Evidence
-from yggdrasil.predictor.repetition import Repetition
 from yggdrasil.tree.objective import PLAIN_STEP, Objective, StepCosts, TreeShape
 
 _MEMORY = 0.98  # of the run's tokens and milliseconds, an iteration
@@ -46,9 +45,10 @@ class FreePolicy:
         self._gate.begin()
         self._is_cold = True
 
-    def look_up(self, repeated: Repetition, room: int, context: int) -> Decision | None:
-        """None: what the text says is in the tree already."""
-        return None
+    wants_free = False  # they are what is drafted
+
+    def free(self, expected: Sequence[float], depth: int, context: int) -> Decision | None:
+        """None: nothing else is drafted."""
 
     def rest(self, context: int) -> Decision | None:
         self._here = bisect_left(self._borders, context)

@@ -8,13 +8,12 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from yggdrasil.engine.free_trees import FreeTrees
 from yggdrasil.engine.gate import Gate
-from yggdrasil.engine.look_up import LookUps
 from yggdrasil.engine.policy import Decision, Learner
 from yggdrasil.engine.promises import KeptPromises, KeptSurvival, Paces
 from yggdrasil.predictor.depth import DepthPredictor
 from yggdrasil.predictor.evidence import Evidence, EvidenceSizes, read_evidence
-from yggdrasil.predictor.repetition import Repetition
 from yggdrasil.tree.objective import PLAIN_STEP, Objective, ShapeChooser, StepCosts, TreeShape, choose_verify_width
 
 FloatArray = npt.NDArray[np.float32]
@@ -32,8 +31,8 @@ class ObjectivePolicy:
 
     ``costs`` maps context lengths to the step costs measured there; the nearest one serves, at the pace that plain
     steps and trees show today. Without a predictor the mean survival of the calibration stands in for the prediction.
-    ``is_head_first``: a refused tree has cost a head draft already. Guesses from the text must be worth more
-    than the typical tree; ``looks_up=False``: they are never verified.
+    ``is_head_first``: a refused tree has cost a head draft already. Guesses that cost no pass must be
+    worth more than the typical tree; ``wants_free=False``: there are none.
     """
 
     # Requests between two that begin with two plain steps, the first being cold; more where trees gain much.
@@ -50,7 +49,7 @@ class ObjectivePolicy:
         objective: Objective = "latency",
         *,
         is_head_first: bool = False,
-        looks_up: bool = True,
+        wants_free: bool = True,
     ) -> None:
         ordered = {context: costs[context] for context in sorted(costs)}
         self._borders = [(a + b) / 2 for a, b in pairwise(ordered)]
@@ -63,8 +62,8 @@ class ObjectivePolicy:
         self._depth = depth
         self._objective: Objective = objective
         self._is_head_first = is_head_first
-        self._looks_up = looks_up
-        self._gate, self._look_ups = Gate(), LookUps()
+        self.wants_free = wants_free
+        self._gate, self._free_trees = Gate(), FreeTrees()
         self._paces = Paces()
         self.promises = KeptPromises()
         self._here = 0  # costs of the last context that was asked for
@@ -74,22 +73,22 @@ class ObjectivePolicy:
 
     def begin(self) -> None:
         self._gate.begin()
-        self._look_ups.begin()
+        self._free_trees.begin()
         self._steps = 0
         self._unsampled += 1
 
     def settle(self, decision: Decision, tokens: int, milliseconds: float, *, rested: bool) -> None:
         plain_ms = self._plain_ms[self._here] * self._paces.plain
-        is_looked_up = not rested and decision.shape.is_looked_up
+        is_free = not rested and decision.shape.is_free
         if rested:
             self._gate.rested()
             self._kept_survival.forget()
             is_cold = self._steps == 0
             self._paces.follow_plain(plain_ms, milliseconds, is_cold=is_cold)
             self._unsampled = self._unsampled if is_cold else 0
-        elif is_looked_up:
-            self._look_ups.settle(tokens, tokens - milliseconds / plain_ms)
-            self._paces.follow_lookup(decision.milliseconds, milliseconds)
+        elif is_free:
+            self._free_trees.settle(tokens, tokens - milliseconds / plain_ms)
+            self._paces.follow_free(decision.milliseconds, milliseconds)
         else:  # what was spent before a refusal is speculation's too
             self._gate.settle(tokens - milliseconds / plain_ms)
             if decision.shape.depth and not self._drafter_lags:
@@ -99,10 +98,10 @@ class ObjectivePolicy:
                 believed = self._mean_survival if decision.believed is None else decision.believed
                 levels = self._choosers[self._here].level_ratios(decision.shape)
                 self._kept_survival.observe(believed[: len(levels)] * levels, tokens - 1)
-        if not is_looked_up:
-            self._look_ups.passed()
-        # The next tree's drafter reads what guesses from the text went past: no price of every tree.
-        self._drafter_lags = is_looked_up or (rested and self._drafter_lags)
+        if not is_free:
+            self._free_trees.passed()
+        # The next tree's drafter reads what other guesses went past: no price of every tree.
+        self._drafter_lags = is_free or (rested and self._drafter_lags)
         self._steps += 1
         self._iterations += 1
         if self._iterations % self._RECONSIDERED_EVERY == 0:
@@ -115,15 +114,15 @@ class ObjectivePolicy:
             usual, best = chooser.candidate(self._typical_trees[place].shape, survival), chooser.best_tree(survival)
             self._typical_trees[place] = best if best.worth > self._BETTER * usual.worth else usual
 
-    def look_up(self, repeated: Repetition, room: int, context: int) -> Decision | None:
-        if not self._looks_up or self._samples_plain():
+    def free(self, expected: Sequence[float], depth: int, context: int) -> Decision | None:
+        if self._samples_plain():
             return None
         self._here = self._place(context)
         costs = self._choosers[self._here].costs
-        least = self._worth_without_look_up(costs, room + 1)
-        return self._look_ups.choose(repeated, room, costs, self._paces.lookup, self._worth, least)
+        least = self._worth_of_drafting(costs, depth + 1)
+        return self._free_trees.choose(expected, depth, costs, self._paces.free, self._worth, least)
 
-    def _worth_without_look_up(self, costs: StepCosts, room: int) -> float:
+    def _worth_of_drafting(self, costs: StepCosts, room: int) -> float:
         """Of the typical tree or of a plain step; ``room`` tokens may come."""
         plain = self._worth(1.0, costs.plain_ms * self._paces.plain)
         if not self._gate.is_open:

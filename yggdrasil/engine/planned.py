@@ -5,10 +5,10 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from yggdrasil.drafters.counts import CountsDrafter
+from yggdrasil.drafters.counts import CountsDrafter, usual_counts
 from yggdrasil.drafters.ngram import NGramDrafter
 from yggdrasil.drafters.options import CountsOptions, NGramOptions
-from yggdrasil.drafters.protocol import Drafter
+from yggdrasil.drafters.protocol import Drafter, FreeDrafter
 from yggdrasil.engine.free_policy import FreePolicy
 from yggdrasil.engine.objective_policy import DepthEvidence, ObjectivePolicy
 from yggdrasil.engine.policy import Policy
@@ -23,11 +23,11 @@ from yggdrasil.scheduling.stages import is_head_first
 
 
 def planned_policy(
-    plan: Plan, learned: Learned, kind: type[ObjectivePolicy] = ObjectivePolicy, *, looks_up: bool = True
+    plan: Plan, learned: Learned, kind: type[ObjectivePolicy] = ObjectivePolicy, *, wants_free: bool = True
 ) -> ObjectivePolicy:
     """The policy that a plan names: its costs, objective and depth source. ``kind`` may decide otherwise with them.
 
-    ``looks_up``: guesses from the text may stand in for the drafter's.
+    ``wants_free``: guesses that cost no pass may join the drafter's or stand in for them.
 
     Raises:
         YggdrasilError: the plan's parts, or its predictor, are not of one calibration.
@@ -40,7 +40,7 @@ def planned_policy(
     try:
         return kind(
             costs, learned.ratios, learned.mean_survival, depth, plan.objective,
-            is_head_first=is_head_first(plan.stages), looks_up=looks_up,
+            is_head_first=is_head_first(plan.stages), wants_free=wants_free,
         )  # fmt: skip
     except ValueError as error:
         raise YggdrasilError(
@@ -72,6 +72,19 @@ def planned_drafter(
     source = plan.drafter.path()
     check_same_tokenizer(tokenizer, load_tokenizer(source), (plan.target.path(), source))
     return open_model(source, dtype, device, plan.drafter.threads)
+
+
+def planned_free(plan: Plan, folder: Path, stand_in: Drafter | None) -> FreeDrafter | None:
+    """What guesses beside the plan's drafter, or beside the one that takes its place.
+
+    An n-gram drafter looks the text up itself: nothing is beside it.
+    """
+    if stand_in is None:
+        return None if plan.beside is None else CountsDrafter.load(folder, plan.beside)
+    counts = next((each for each in plan.drafters if isinstance(each, CountsOptions)), None)
+    if isinstance(stand_in, NGramDrafter):
+        return None
+    return usual_counts() if counts is None else CountsDrafter.load(folder, counts)
 
 
 def check_fingerprint(model: ModelRef, role: str) -> None:

@@ -2,7 +2,7 @@
 
 A policy answers at most three questions an iteration: whether to rest, the shape to draft (before the tree grows), and
 what of it to verify (after it). Those that learn from what came of it name a ``learner``, which is asked first whether
-to verify what the text itself suggests.
+to verify guesses that cost no pass.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,6 @@ import numpy.typing as npt
 
 from yggdrasil.engine.promises import KeptPromises
 from yggdrasil.predictor.evidence import Evidence
-from yggdrasil.predictor.repetition import Repetition
 from yggdrasil.tree.objective import PLAIN_STEP, TreeShape
 
 
@@ -39,10 +38,14 @@ class Learner(Protocol):
     def begin(self) -> None:
         """A new request."""
 
-    def look_up(self, repeated: Repetition, room: int, context: int) -> Decision | None:
-        """How many guesses from a text that repeats itself, ``room`` at most, to verify instead of a drafted tree.
+    @property
+    def wants_free(self) -> bool:
+        """Whether guesses that cost no pass are to be made at all, alone or in a drafted tree."""
 
-        None: the policy is to be asked.
+    def free(self, expected: Sequence[float], depth: int, context: int) -> Decision | None:
+        """How many nodes of the tree that cost no pass to verify instead of a drafted one; its shape has width 0.
+
+        ``expected``: tokens by its scores for each admissible width. None: the policy is to be asked.
         """
 
     def settle(self, decision: Decision, tokens: int, milliseconds: float, *, rested: bool) -> None:

@@ -72,7 +72,7 @@ class KeptSurvival:
 
 
 class Paces:
-    """How slow plain steps, trees and looked-up chains are now: factors on the plan's costs, followed step by step.
+    """How slow plain steps, trees and free trees are now: factors on the plan's costs, followed step by step.
 
     They are kept apart: beside a tree, plain steps are few and meet other caches.
     """
@@ -82,7 +82,7 @@ class Paces:
     _EXTREME = 3.0  # a step beyond it is the machine's pause, not its pace
 
     def __init__(self) -> None:
-        self.plain = self.tree = self.lookup = 1.0
+        self.plain = self.tree = self.free = 1.0
 
     def follow_plain(self, promised_ms: float, milliseconds: float, *, is_cold: bool = False) -> None:
         """A plain step, promised at the pace of now, took ``milliseconds``.
@@ -92,16 +92,16 @@ class Paces:
         surprise = self._surprise(promised_ms, milliseconds)
         self.plain *= 1.0 + self._PLAIN_RATE * (min(surprise, 0.0) if is_cold else surprise)
         self.tree += self._FORGETTING * (self.plain - self.tree)
-        self.lookup += self._FORGETTING * (self.plain - self.lookup)
+        self.free += self._FORGETTING * (self.plain - self.free)
 
     def follow_tree(self, promised_ms: float, milliseconds: float) -> None:
         """An iteration with a tree, promised at the pace of now, took ``milliseconds``."""
         self.tree *= 1.0 + self._TREE_RATE * self._surprise(promised_ms, milliseconds)
-        self.lookup += self._FORGETTING * (self.tree - self.lookup)
+        self.free += self._FORGETTING * (self.tree - self.free)
 
-    def follow_lookup(self, promised_ms: float, milliseconds: float) -> None:
-        """An iteration with guesses from the text took ``milliseconds``."""
-        self.lookup *= 1.0 + self._TREE_RATE * self._surprise(promised_ms, milliseconds)
+    def follow_free(self, promised_ms: float, milliseconds: float) -> None:
+        """An iteration with guesses that cost no pass took ``milliseconds``."""
+        self.free *= 1.0 + self._TREE_RATE * self._surprise(promised_ms, milliseconds)
 
     def _surprise(self, promised_ms: float, milliseconds: float) -> float:
         return min(max(milliseconds / promised_ms, 1 / self._EXTREME), self._EXTREME) - 1.0

@@ -14,7 +14,7 @@ from yggdrasil.tree.token_tree import TokenTree
 class SeenTree:
     """The tree of an iteration, a copy. Node 0 is the last certain token; a plain step has no other."""
 
-    drafter: str  # "none" for a plain step, "the text" for a chain that an earlier place suggests
+    drafter: str  # who guessed, several with " + " between them; "none" for a plain step
     tokens: list[int]
     parents: list[int]
     verified: list[int]  # nodes that the target's pass read
@@ -25,7 +25,7 @@ class SeenTree:
 Watch = Callable[[SeenTree], None]
 
 
-def seen_tree(tree: TokenTree, order: Tensor, state: Iteration, drafter: str) -> SeenTree:
+def seen_tree(tree: TokenTree, order: Tensor, state: Iteration, guessers: str) -> SeenTree:
     """The iteration as it is after acceptance, before anything is planted anew."""
     outcome = state.outcome
     assert outcome is not None
@@ -33,6 +33,5 @@ def seen_tree(tree: TokenTree, order: Tensor, state: Iteration, drafter: str) ->
         return SeenTree("none", [state.root], [0], [0], [0], outcome.tokens[-1])
     size = int(torch.isfinite(tree.scores).sum())
     verified = [node for node in order[: state.shape.verify_width].tolist() if node < size]
-    source = drafter if state.verifies_drafts else "the text"
     tokens, parents = tree.tokens[:size].tolist(), tree.parents[:size].tolist()
-    return SeenTree(source, tokens, parents, verified, list(outcome.nodes), outcome.tokens[-1])
+    return SeenTree(guessers, tokens, parents, verified, list(outcome.nodes), outcome.tokens[-1])

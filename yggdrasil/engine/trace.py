@@ -32,7 +32,7 @@ class Trace:
     last_shape: TreeShape = PLAIN_STEP
     iterations: int = 0
     plain_steps: int = 0
-    look_ups: int = 0  # iterations whose guesses came from the text
+    free_trees: int = 0  # iterations whose guesses cost no pass, beside a drafter whose do
     tokens: int = 0  # emitted by iterations, i.e. without the prefill's token
     proposed: int = 0  # guesses that were verified
     accepted: int = 0
@@ -56,8 +56,8 @@ class Trace:
         if shape.depth == 0:
             self.plain_steps += 1
         else:
-            self.look_ups += shape.is_looked_up
-            self.proposed += shape.depth if shape.is_looked_up else shape.verify_width - 1
+            self.free_trees += shape.is_free
+            self.proposed += shape.verify_width - 1
             self.accepted += tokens - 1
             for depth in range(1, tokens):
                 self.accepted_by_depth[depth] += 1
@@ -80,7 +80,7 @@ class Trace:
             accepted=self.accepted,
             acceptance_rate=self.accepted / self.proposed if self.proposed else 0.0,
             plain_steps=self.plain_steps,
-            look_ups=self.look_ups,
+            free_trees=self.free_trees,
             depths=dict(sorted(histograms[0].items())),
             draft_widths=dict(sorted(histograms[1].items())),
             verify_widths=dict(sorted(histograms[2].items())),
@@ -107,7 +107,7 @@ class Metrics:
     accepted: int
     acceptance_rate: float
     plain_steps: int
-    look_ups: int  # iterations whose guesses came from the text; their draft width is 0, as a plain step's
+    free_trees: int  # iterations whose guesses cost no pass; their draft width is 0, as a plain step's
     depths: dict[int, int]
     draft_widths: dict[int, int]
     verify_widths: dict[int, int]

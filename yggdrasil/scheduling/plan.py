@@ -10,13 +10,13 @@ from typing import Literal
 
 from yggdrasil.artifacts import Machine, parse_dataclass, read_yaml, to_plain, write_yaml
 from yggdrasil.artifacts.cache import cache_root
-from yggdrasil.drafters.options import FreeDrafter
+from yggdrasil.drafters.options import CountsOptions, FreeOptions
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.models.formats.names import Weights
 from yggdrasil.scheduling.stages import check_order, is_head_first
 from yggdrasil.tree.objective import Objective, StepCosts
 
-KIND, SCHEMA_VERSION = "plan", 2
+KIND, SCHEMA_VERSION = "plan", 3
 PACKAGE_PREFIX = "yggdrasil:"  # sources inside the installed package, whatever its place
 CACHE_PREFIX = "cache:"  # sources inside the user's cache folder, whatever its place
 
@@ -141,7 +141,7 @@ class Plan:
     versions: dict[str, str]
     dtype: Literal["bfloat16", "float32"]
     target: ModelRef
-    drafter: ModelRef | FreeDrafter
+    drafters: list[ModelRef | FreeOptions]  # counts come last; beside another drafter they guess in its tree
     tokenizer: str  # fingerprint
     shapes: Shapes
     stages: tuple[str, ...]
@@ -157,6 +157,10 @@ class Plan:
 
     def __post_init__(self) -> None:
         check_order(self.stages)
+        if not 1 <= len(self.drafters) <= 2 or not all(isinstance(each, CountsOptions) for each in self.drafters[1:]):
+            raise ValueError("drafters must be one, or one and counts")
+        if len(self.drafters) == 2 and isinstance(self.drafters[0], CountsOptions):
+            raise ValueError("drafters names counts twice")
         if self.depth_from == "head" and not is_head_first(self.stages):
             raise ValueError("depth_from is head, but head_draft runs after depth_prediction")
         if not self.costs:
@@ -168,6 +172,16 @@ class Plan:
                     f"costs at context {costs.context} are for verify widths {sorted(costs.verify_ms)}, "
                     f"the shapes name {list(self.shapes.verify_widths)}"
                 )
+
+    @property
+    def drafter(self) -> ModelRef | FreeOptions:
+        """Who grows the tree."""
+        return self.drafters[0]
+
+    @property
+    def beside(self) -> CountsOptions | None:
+        """What guesses in that tree too."""
+        return next((each for each in self.drafters[1:] if isinstance(each, CountsOptions)), None)
 
     def save(self, path: Path) -> None:
         write_yaml(path, KIND, SCHEMA_VERSION, to_plain(self))

@@ -25,7 +25,7 @@ FloatArray: TypeAlias = npt.NDArray[np.floating[Any]]
 class TreeShape(NamedTuple):
     """What one iteration drafts and verifies; ``PLAIN_STEP`` (depth 0) drafts nothing.
 
-    Nor does a shape of width 0: its ``depth`` guesses, a chain, were looked up in the text.
+    Nor does a shape of width 0: its guesses cost no pass.
     """
 
     width: int
@@ -33,8 +33,8 @@ class TreeShape(NamedTuple):
     verify_width: int
 
     @property
-    def is_looked_up(self) -> bool:
-        """Whether its guesses come from the text."""
+    def is_free(self) -> bool:
+        """Whether it has guesses, and they cost no pass."""
         return self.width == 0 and self.depth > 0
 
 
@@ -110,7 +110,7 @@ class StepCosts:
         return tuple(sorted(self.verify_ms))
 
     def drafting_ms(self, width: int, depth: int) -> float:
-        """Return the cost of drafting ``depth`` (>= 1) levels; looked-up guesses (``width`` 0) cost nothing."""
+        """Return the cost of drafting ``depth`` (>= 1) levels; free guesses (``width`` 0) cost nothing."""
         if width == 0:
             return 0.0
         return self.head_ms + (depth - 1) * self.draft_ms[width]

@@ -38,10 +38,10 @@ def breakdown(context: FigureContext) -> list[Figure]:
         EngineSystem("O3 pruning", serial, pruned),
         EngineSystem("O4 schedule", context.decoder, pruned),
         context.variant("O5 depth predictor"),
-        EngineSystem("O6 look-up", context.decoder),
+        EngineSystem("O6 counts", context.decoder),
         EngineSystem(PLAIN, context.decoder, is_plain=True),
     ]
-    found = context.rows("breakdown", systems, "O6 look-up")
+    found = context.rows("breakdown", systems, "O6 counts")
     frame = mean_over_sets(found, ["system"], dict.fromkeys(["tpot_ms", "aal", "repeats"], "mean"))
     steps = frame["system"].str.startswith("O")
     frame["gain"] = (frame["tpot_ms"].shift(1) / frame["tpot_ms"]).where(steps)
@@ -59,7 +59,8 @@ def _serial(decoder: Decoder, backend: Backend) -> Decoder:
     assert isinstance(drafter, DraftModel)
     stages = DEFAULT_ORDER if backend == "cudagraph" else Schedule.of(NAMED_VARIANTS["naive"]).labels
     models = assembly.target.loaded, assembly.drafter.loaded
-    built = assemble(*models, assembly.shapes, backend, knots=drafter.knots.clone(), stages=stages)
+    free = assembly.engine.free
+    built = assemble(*models, assembly.shapes, backend, knots=drafter.knots.clone(), stages=stages, free=free)
     return Decoder(built, decoder.tokenizer, decoder.policy, decoder.eos_tokens)
 
 
@@ -87,7 +88,7 @@ def sensitivity(context: FigureContext) -> list[Figure]:
 def objective(context: FigureContext) -> list[Figure]:
     """Figure 14: shapes chosen for latency against shapes chosen for AAL, and depth without the predictor.
 
-    Trees alone: guesses from the text would hide the difference.
+    Trees alone: guesses that cost no pass would hide the difference.
     """
     systems: list[System] = [
         context.variant("latency"),

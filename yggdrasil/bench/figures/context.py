@@ -183,7 +183,7 @@ class FigureContext:
         depth_from = self.plan.depth_from if with_predictor else "mean"
         assert self.decoder.learned is not None
         plan = replace(self.plan, objective=objective, depth_from=depth_from)
-        return EngineSystem(name, self.decoder, planned_policy(plan, self.decoder.learned, looks_up=False))
+        return EngineSystem(name, self.decoder, planned_policy(plan, self.decoder.learned, wants_free=False))
 
     def described(self) -> dict[str, Any]:
         """What every measurement depends on."""

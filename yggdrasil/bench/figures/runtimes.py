@@ -17,7 +17,10 @@ def runtimes(context: FigureContext) -> list[Figure]:
     target, drafter = decoder.assembly.target.loaded, decoder.assembly.drafter
     assert drafter is not None
     eager = Decoder(
-        assemble(target, drafter.loaded, plan.shapes, "eager"), decoder.tokenizer, decoder.policy, decoder.eos_tokens
+        assemble(target, drafter.loaded, plan.shapes, "eager", free=decoder.assembly.engine.free),
+        decoder.tokenizer,
+        decoder.policy,
+        decoder.eos_tokens,
     )
     paths = plan.target.path(), model_drafter(plan).path()
     plain = transformers_systems(*paths, DTYPES[plan.dtype], plan.target.threads, plan.shapes.max_length, [4])[:2]

@@ -1,4 +1,4 @@
-"""Guesses from the text instead of a draft: the same tokens and caches by every schedule, and when it is worth it."""
+"""Guesses that cost no pass, alone or in a drafted tree: the same tokens and caches by every schedule, and when."""
 
 from itertools import pairwise
 
@@ -9,11 +9,10 @@ from tiny_pair import SHAPES, TEXT, cache_rows
 
 from yggdrasil.acceptance.sampling import SamplingParams
 from yggdrasil.acceptance.speculation import Speculation
-from yggdrasil.drafters import NGramDrafter
+from yggdrasil.drafters.counts import usual_counts
 from yggdrasil.engine.objective_policy import ObjectivePolicy
 from yggdrasil.engine.policy import Decision, FixedPolicy
 from yggdrasil.engine.promises import KeptPromises
-from yggdrasil.predictor.repetition import NGRAM
 from yggdrasil.scheduling.executors import InOrderExecutor, ThreadedExecutor
 from yggdrasil.scheduling.stages import Schedule, all_variants
 from yggdrasil.tree.objective import PLAIN_STEP, StepCosts, TreeShape
@@ -25,29 +24,30 @@ VERIFY_WIDTHS, MAX_DEPTH = (1, 2, 4, 8, 16), 4
 
 
 class Alternating(FixedPolicy):
-    """Twice what the text suggests, then a tree and a plain step, over and over."""
+    """Twice what costs no pass, then a drafted tree and a plain step, over and over."""
+
+    wants_free = True
 
     def __init__(self):
-        super().__init__(TreeShape(2, 4, 8))
-        self.learner, self.promises, self.looked_up = self, KeptPromises(), []
+        super().__init__(TreeShape(2, 4, 16))
+        self.learner, self.promises, self.taken, self.drafted = self, KeptPromises(), [], []
         self._asked = self._rests = 0
 
     def begin(self):
         return
 
     def settle(self, decision, tokens, milliseconds, *, rested):
-        if decision.shape.is_looked_up:
-            self.looked_up.append((decision, tokens))
+        if decision.shape.is_free:
+            self.taken.append((decision, tokens))
+        elif not rested:
+            self.drafted.append(tokens)
 
-    def look_up(self, repeated, room, context):
+    def free(self, expected, depth, context):
         self._asked += 1
-        survival = repeated.survival(room)
         if self._asked % 4 in (0, 3):
             return None
-        assert all(0.0 < later <= earlier < 1.0 for earlier, later in pairwise(survival))
-        depth = min(len(survival), (1, 5, WIDEST - 1)[self._asked % 3])
-        width = next(width for width in SHAPES.verify_widths if width > depth)
-        return Decision(TreeShape(0, depth, width), 2.0, 1.0)
+        assert all(1.0 <= earlier <= later <= depth + 1 for earlier, later in pairwise(expected))
+        return Decision(TreeShape(0, depth, (2, 8, WIDEST)[self._asked % 3]), 2.0, 1.0)
 
     def rest(self, context):
         self._rests += 1
@@ -55,47 +55,48 @@ class Alternating(FixedPolicy):
 
 
 class Suggesting:
-    """Stands in for a text that repeats: the target's own continuation, with an error at every seventh token."""
+    """Stands in for counts of a text that repeats: the target's own continuation, every seventh token wrong."""
 
-    def __init__(self, text):
-        self._text, self._size = text, 0
+    name, hidden_layers = "suggestions", ()
 
-    def at(self, size):
-        self._size = size
-        return self
+    def __init__(self):
+        self.text, self._size, self._last = [], 0, 0  # the whole text, and what of it is certain
 
-    @property
-    def length(self):
-        return NGRAM
+    def begin(self, tokens):
+        self._size, self._last = len(tokens), tokens[-1]
 
-    def survival(self, count):
-        return [0.9 ** (level + 1) for level in range(min(count, len(self._text) - self._size))]
+    def extend(self, tokens, hidden):
+        self._size, self._last = self._size + len(tokens), tokens[-1]
 
-    def continuation(self, count):
-        places = range(self._size, self._size + count)
-        return [(self._text[place] + (place % 7 == 0)) % 90 for place in places]
+    def plant(self, tree, depth):
+        tree.plant(self._last)
+        self.fill(tree, depth)
+
+    def fill(self, tree, depth):
+        places = range(self._size, min(self._size + depth, len(self.text)))
+        guesses = [(self.text[place] + (place % 7 == 0)) % 90 for place in places]
+        tree.graft(list(range(len(guesses))), guesses, [-0.1] * len(guesses))
+
+
+SUGGESTIONS = Suggesting()
 
 
 @pytest.fixture(scope="module")
 def decoder(pair):
-    return pair.decoder(Alternating(), SHAPES, other_stages=EVERY)
+    return pair.decoder(Alternating(), SHAPES, other_stages=EVERY, free=SUGGESTIONS)
 
 
 @pytest.fixture
-def suggested(pair, decoder, monkeypatch):
+def suggested(pair):
     """Prompt and text whose continuation is suggested to ``decoder``."""
     prompt = TEXT[:20]
-    text = [*prompt, *pair.reference(prompt, 60)]
-    suggesting, actions = Suggesting(text), decoder.assembly.engine._actions
-    begin = actions.begin
+    SUGGESTIONS.text = [*prompt, *pair.reference(prompt, 60)]
+    return prompt, SUGGESTIONS.text
 
-    def begin_and_suggest(*arguments):
-        begin(*arguments)
-        evidence = actions._evidence
-        monkeypatch.setattr(evidence, "repeated", lambda: suggesting.at(len(evidence.text)))
 
-    monkeypatch.setattr(actions, "begin", begin_and_suggest)
-    return prompt, text
+def counting(pair, policy, **options):
+    """A decoder that counts the text beside its draft model."""
+    return pair.decoder(policy, free=usual_counts(), **options)
 
 
 @pytest.mark.parametrize("stages", EVERY, ids="-".join)
@@ -107,9 +108,10 @@ def test_every_schedule_gives_the_same_tokens_and_drafter_rows(pair, decoder, su
     generation = decoder.generate(prompt, max_new_tokens=42)
 
     assert generation.tokens == text[20:62]
-    assert generation.metrics.look_ups == len(policy.looked_up)
-    assert 0 < generation.metrics.plain_steps < generation.metrics.iterations - generation.metrics.look_ups
-    assert max(tokens for _, tokens in policy.looked_up) > MAX_DEPTH + 1  # more than any tree gives
+    assert generation.metrics.free_trees == len(policy.taken)
+    assert 0 < generation.metrics.plain_steps < generation.metrics.iterations - generation.metrics.free_trees
+    assert max(tokens for _, tokens in policy.taken) > MAX_DEPTH + 1
+    assert max(policy.drafted) > MAX_DEPTH + 1  # more than the draft model's levels: others go on below its nodes
     drafter = engine.drafter
     read = drafter.runner.text.tokens[: drafter.runner.text.num_rows]
     assert len(read) > 30
@@ -135,7 +137,7 @@ BOOKS = [Schedule.of({"bookkeeping": variant}).labels for variant in ("inline", 
 
 @pytest.mark.parametrize("stages", BOOKS, ids=["inline", "overlapped"])
 @pytest.mark.parametrize("count", [2, 3, 7])
-def test_no_more_is_looked_up_than_may_still_be_emitted(decoder, suggested, count, stages):
+def test_no_more_is_guessed_than_may_still_be_emitted(decoder, suggested, count, stages):
     prompt, _ = suggested
     policy = Alternating()
     decoder.assembly.engine.use(stages)
@@ -143,7 +145,7 @@ def test_no_more_is_looked_up_than_may_still_be_emitted(decoder, suggested, coun
     generation = decoder.generate(prompt, max_new_tokens=count)
 
     assert len(generation.tokens) == count
-    depths = [decision.shape.depth for decision, _ in policy.looked_up]
+    depths = [decision.shape.depth for decision, _ in policy.taken]
     assert all(depth <= count - 2 for depth in depths)  # one token is the prefill's, one the bonus
     assert depths or count == 2
 
@@ -175,7 +177,7 @@ def test_a_cancelled_request_leaves_nothing_behind(decoder, suggested):
 
 def test_a_context_that_is_nearly_full_holds_no_more(pair):
     """As many tokens as plain decoding gives, whatever the text suggests."""
-    decoder = pair.decoder(Alternating())
+    decoder = counting(pair, Alternating())
     limit = decoder.assembly.engine.max_length
     prompt = (LOOPING * limit)[: limit - 12]
     plain = decoder.generate(prompt, max_new_tokens=50, speculation=False)
@@ -183,7 +185,7 @@ def test_a_context_that_is_nearly_full_holds_no_more(pair):
 
     assert plain.finish_reason == generation.finish_reason == "context"
     assert generation.tokens == plain.tokens
-    assert generation.metrics.look_ups > 0
+    assert generation.metrics.free_trees > 0
 
 
 def test_threads_decode_the_same(pair, decoder, suggested):
@@ -196,7 +198,7 @@ def test_threads_decode_the_same(pair, decoder, suggested):
             generation = decoder.generate(prompt, max_new_tokens=42)
 
             assert generation.tokens == text[20:62]
-            assert generation.metrics.look_ups > 0
+            assert generation.metrics.free_trees > 0
     finally:
         engine.executor = InOrderExecutor()
 
@@ -209,53 +211,57 @@ SPECULATIONS = {
 }
 
 
-@pytest.mark.parametrize(("speculation", "looks_up"), SPECULATIONS.values(), ids=SPECULATIONS)
-def test_only_exact_passes_of_any_width_look_up(pair, speculation, looks_up):
+@pytest.mark.parametrize(("speculation", "is_free"), SPECULATIONS.values(), ids=SPECULATIONS)
+def test_only_exact_passes_of_any_width_have_free_guesses(pair, speculation, is_free):
     """A lossy rule would keep copied tokens that are likely enough; one width has no price that the plan knows."""
-    generation = pair.decoder(Alternating()).generate(LOOPING, max_new_tokens=40, speculation=speculation)
+    generation = counting(pair, Alternating()).generate(LOOPING, max_new_tokens=40, speculation=speculation)
 
-    assert (generation.metrics.look_ups > 0) == looks_up
+    assert (generation.metrics.free_trees > 0) == is_free
     if speculation.is_lossless:
         assert generation.tokens == pair.reference(LOOPING, 40)
 
 
-def test_an_n_gram_drafter_looks_up_itself(pair):
-    policy = Alternating()
-    generation = pair.decoder(policy, drafter=NGramDrafter()).generate(LOOPING, max_new_tokens=30)
-
-    assert generation.tokens == pair.reference(LOOPING, 30)
-    assert generation.metrics.look_ups == 0
-
-
-def test_the_text_itself_is_what_is_looked_up(pair):
+def test_counts_of_the_text_follow_its_loop(pair):
     """No stand-in: a prompt that loops is followed, and the outcome is transformers' own."""
     policy = Alternating()
-    generation = pair.decoder(policy).generate(LOOPING, max_new_tokens=40)
+    generation = counting(pair, policy).generate(LOOPING, max_new_tokens=40)
 
     assert generation.tokens == pair.reference(LOOPING, 40)
-    assert policy.looked_up
+    assert policy.taken
 
 
-def test_captured_steps_rank_a_chain_as_it_is(pair):
-    """On a GPU the order of the nodes is the device's own, by the chain's scores."""
+def test_where_nothing_is_guessed_there_is_no_free_tree(pair, suggested):
+    """Even if a pass of two were cheaper than a plain step."""
+    prompt, text = suggested
+    SUGGESTIONS.text = text[:24]
     policy = Alternating()
-    generation = pair.decoder(policy, backend="cudagraph").generate(LOOPING, max_new_tokens=40)
+    generation = pair.decoder(policy, free=SUGGESTIONS).generate(prompt, max_new_tokens=30)
+
+    assert generation.tokens == text[20:50]
+    assert all(decision.shape.depth > 0 for decision, _ in policy.taken)
+    assert generation.metrics.free_trees == len(policy.taken) < 3
+
+
+def test_captured_steps_rank_free_trees_as_they_are(pair):
+    """On a GPU the order of the nodes is the device's own, by their scores."""
+    policy = Alternating()
+    generation = counting(pair, policy, backend="cudagraph").generate(LOOPING, max_new_tokens=40)
 
     assert generation.tokens == pair.reference(LOOPING, 40)
-    assert max(tokens for _, tokens in policy.looked_up) > 1
+    assert max(tokens for _, tokens in policy.taken) > 1
 
 
 @pytest.mark.parametrize("temperature", [0.7, 1.3])
 def test_sampling_gives_the_same_draws(pair, temperature):
     sampling = SamplingParams(temperature=temperature, seed=3)
     policy = Alternating()
-    decoder = pair.decoder(policy)
+    decoder = counting(pair, policy)
     alone = decoder.generate(LOOPING, max_new_tokens=40, sampling=sampling, speculation=False)
     generation = decoder.generate(LOOPING, max_new_tokens=40, sampling=sampling)
 
     assert generation.tokens == alone.tokens
-    assert generation.metrics.look_ups > 0
-    assert alone.metrics.look_ups == 0
+    assert generation.metrics.free_trees > 0
+    assert alone.metrics.free_trees == 0
 
 
 # ==== when it is worth it ====
@@ -279,25 +285,20 @@ def objective_policy(verify_ms=0.1, rate=0.6):
     return policy
 
 
-class Repeated:
-    """A repetition whose estimates are given."""
-
-    def __init__(self, survival):
-        self._survival = survival
-
-    def survival(self, count):
-        return self._survival[:count]
-
-
 class Context:
     """All the evidence that a policy without a predictor asks for."""
 
     context = 100
 
 
-def look_up(policy, survival):
-    """What ``policy`` makes of guesses of these estimates, with room for no more."""
-    return policy.look_up(Repeated(survival), len(survival), 100)
+def expected_of(survival):
+    """Tokens by width of a chain that survives with ``survival``."""
+    return [1.0 + sum(survival[: width - 1]) for width in VERIFY_WIDTHS]
+
+
+def asked(policy, survival):
+    """What ``policy`` makes of a chain of these estimates, with room for no more."""
+    return policy.free(expected_of(survival), len(survival), 100)
 
 
 def geometric(rate, count=WIDEST - 1):
@@ -308,28 +309,28 @@ def geometric(rate, count=WIDEST - 1):
 @pytest.mark.parametrize("rate", [0.5, 0.9, 0.95, 0.99])
 def test_the_width_is_the_argmax_and_beats_the_typical_tree(rate, verify_ms):
     policy, survival, table = objective_policy(verify_ms), geometric(rate), costs(verify_ms)
-    decision = look_up(policy, survival)
+    decision = asked(policy, survival)
     tree = policy._typical_trees[0]
     found = {width: (1 + sum(survival[: width - 1])) / (0.1 + table.verify_ms[width]) for width in VERIFY_WIDTHS[1:]}
 
     if max(found.values()) > max(tree.worth, 1.0):
         width = max(found, key=found.get)
-        assert decision.shape == TreeShape(0, width - 1, width)
+        assert (decision.shape.width, decision.shape.verify_width) == (0, width)
         assert decision.tokens == pytest.approx(1 + sum(survival[: width - 1]))
         assert decision.milliseconds == pytest.approx(0.1 + table.verify_ms[width])
     else:
         assert decision is None
 
 
-def test_a_short_text_is_verified_in_the_narrowest_pass():
-    assert look_up(objective_policy(0.01), geometric(0.99, 5)).shape == TreeShape(0, 5, 8)
+def test_few_guesses_are_verified_in_the_narrowest_pass():
+    assert asked(objective_policy(0.01), geometric(0.99, 5)).shape == TreeShape(0, 5, 8)
 
 
 def test_what_is_not_kept_is_believed_less_and_the_drafter_is_asked_again():
     policy, survival = objective_policy(), geometric(0.9)
-    promised = look_up(policy, survival)
+    promised = asked(policy, survival)
     for _ in range(30):
-        decision = look_up(policy, survival)
+        decision = asked(policy, survival)
         if decision is None:
             break
         policy.settle(decision, 1, decision.milliseconds, rested=False)
@@ -341,12 +342,12 @@ def test_what_is_not_kept_is_believed_less_and_the_drafter_is_asked_again():
 
 
 def test_guesses_that_once_failed_are_tried_again_while_trees_run():
-    """Promises and account recover; else one bad text would end look-ups for good."""
+    """Promises and account recover; else one bad text would end free trees for good."""
     policy, survival = objective_policy(), geometric(0.9)
-    while (decision := look_up(policy, survival)) is not None:
+    while (decision := asked(policy, survival)) is not None:
         policy.settle(decision, 1, decision.milliseconds, rested=False)
     waited = 0
-    while look_up(policy, survival) is None and waited < 1000:
+    while asked(policy, survival) is None and waited < 1000:
         waited += 1
         tree = policy.choose(Context())
         policy.settle(tree, round(tree.tokens), tree.milliseconds, rested=False)
@@ -355,9 +356,9 @@ def test_guesses_that_once_failed_are_tried_again_while_trees_run():
 
 
 def test_the_first_tree_behind_guesses_does_not_set_the_trees_pace():
-    """Its drafter has to read all that was looked up; the one behind it is as fast as any."""
+    """Its drafter has to read all that was guessed without it; the one behind it is as fast as any."""
     policy = objective_policy()
-    policy.settle(look_up(policy, geometric(0.95)), 12, 2.6, rested=False)
+    policy.settle(asked(policy, geometric(0.95)), 12, 2.6, rested=False)
     tree = policy.choose(Context())
     policy.settle(tree, 2, 3 * tree.milliseconds, rested=False)
     assert policy._paces.tree == 1.0
@@ -368,11 +369,11 @@ def test_the_first_tree_behind_guesses_does_not_set_the_trees_pace():
 
 def test_what_gives_more_than_promised_is_believed_more_but_never_beyond_its_length():
     policy, survival = objective_policy(), geometric(0.8)
-    before = look_up(policy, survival)
+    before = asked(policy, survival)
     for _ in range(30):
-        decision = look_up(policy, survival)
+        decision = asked(policy, survival)
         policy.settle(decision, decision.shape.verify_width, decision.milliseconds, rested=False)
-    after = look_up(policy, survival)
+    after = asked(policy, survival)
 
     assert after.tokens / before.tokens > 1.5
     assert after.tokens <= after.shape.depth + 1
@@ -381,10 +382,10 @@ def test_what_gives_more_than_promised_is_believed_more_but_never_beyond_its_len
 def test_guesses_that_take_longer_than_promised_are_taken_at_their_pace():
     policy = objective_policy()
     for _ in range(60):
-        decision = look_up(policy, geometric(0.95))
+        decision = asked(policy, geometric(0.95))
         policy.settle(decision, 12, 2 * costs().iteration_ms(*decision.shape), rested=False)
 
-    assert policy._paces.lookup == pytest.approx(2.0, rel=0.01)
+    assert policy._paces.free == pytest.approx(2.0, rel=0.01)
     assert policy._paces.tree == policy._paces.plain == 1.0
 
 
@@ -393,22 +394,22 @@ def test_steps_that_show_the_price_of_plain_ones_stay_plain():
     for _ in range(policy._SAMPLED_EVERY + 1):
         policy.begin()
 
-    assert look_up(policy, geometric(0.99)) is None
+    assert asked(policy, geometric(0.99)) is None
     assert policy.rest(100).shape == PLAIN_STEP
 
 
 def test_where_trees_are_paused_guesses_have_to_beat_plain_steps_only():
     policy, survival = objective_policy(verify_ms=0.05), geometric(0.3)
-    assert look_up(policy, survival) is None
+    assert asked(policy, survival) is None
     for _ in range(4):
         policy.settle(Decision(TreeShape(2, 2, 4), 2.0, 2.0), 1, 12.0, rested=False)
     assert policy.rest(100).shape == PLAIN_STEP
 
-    assert look_up(policy, survival).shape.is_looked_up
+    assert asked(policy, survival).shape.is_free
 
 
 def test_near_the_end_a_tree_is_worth_no_more_than_is_left():
     """A tree gives 4 tokens in 2 ms, one guess almost 2 in 1.2: but where only two may still come, the guess wins."""
     policy = objective_policy(rate=0.9)
-    assert look_up(policy, [0.9, *geometric(0.3, 6)]) is None
-    assert look_up(policy, [0.9]).shape == TreeShape(0, 1, 2)
+    assert asked(policy, [0.9, *geometric(0.3, 6)]) is None
+    assert asked(policy, [0.9]).shape == TreeShape(0, 1, 2)

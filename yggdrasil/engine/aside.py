@@ -1,0 +1,39 @@
+"""The tree that costs no pass, grown beside the drafter's own before anything is decided."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from yggdrasil.drafters.counts import copy_grown, host_tree
+from yggdrasil.drafters.protocol import FreeDrafter
+from yggdrasil.models.buffers import HostView
+from yggdrasil.tree.token_tree import TokenTree
+
+
+class AsideTree:
+    """What ``free`` guesses, in a tree of its own until it is chosen to be ``tree``'s content.
+
+    A drafter may have planted the next root in ``tree`` already, which must not be lost for a look at other guesses.
+    """
+
+    def __init__(self, free: FreeDrafter, tree: TokenTree, verify_widths: Sequence[int]) -> None:
+        self._free, self._tree = free, tree
+        self._own = host_tree(tree.num_nodes)
+        self._scores, self._depths = HostView(self._own.scores), HostView(self._own.depths)
+        self._last = np.array(verify_widths) - 1
+        self.order = np.arange(tree.num_nodes)  # nodes from best to worst
+
+    def grow(self, depth: int) -> list[float]:
+        """Guess anew; returns the tokens to expect at each verify width by the scores, bonus included."""
+        self._free.plant(self._own, depth)
+        totals: list[float] = np.cumsum(np.exp(self._scores.read(), dtype=np.float64))[self._last].tolist()
+        return totals
+
+    def use(self) -> None:
+        """Make it the tree of this iteration."""
+        copy_grown(self._tree, self._own)
+
+    def depth(self, width: int) -> int:
+        """Levels of the best ``width`` nodes."""
+        depths = self._depths.read()[:width]
+        return int(depths[np.isfinite(self._scores.read()[:width])].max())
