@@ -58,21 +58,18 @@ float round_chunk(const T* x, int8_t* values, int32_t (&halves)[2]) {
   return largest / 127.0f;
 }
 
-// One row of a tile of m; inputs past the last are zeros.
+// A chunk of a tile of m rows, of which there are `count`; x is the chunk of the first, null past the last input. Rows
+// and inputs that are not there are zeros.
 template <typename T>
-void round_row(const T* x, int64_t inputs, int64_t chunks, int64_t row, int64_t m, uint8_t* tile) {
-  for (int64_t c = 0; c < chunks; ++c, tile += m * InputChunk::kBytes) {
-    int8_t* values = InputChunk::values(tile, m) + row * kChunk;
-    int32_t halves[2] = {0, 0};
-    float scale = 0.0f;
-    if (c * kChunk < inputs) {
-      scale = round_chunk(x + c * kChunk, values, halves);
-    } else {
-      std::memset(values, 0, kChunk);
-    }
-    InputChunk::scales(tile, m)[row] = scale;
-    InputChunk::sums(tile, m)[row] = scale * static_cast<float>(halves[0] + halves[1]);
-    int32_t* counts = InputChunk::counts(tile, m);
+void round_rows(const T* x, int64_t stride, int64_t count, int64_t m, uint8_t* chunk) {
+  if (count < m || !x) std::memset(chunk, 0, m * InputChunk::kBytes);
+  if (!x) return;
+  for (int64_t row = 0; row < count; ++row) {
+    int32_t halves[2];
+    const float scale = round_chunk(x + row * stride, InputChunk::values(chunk, m) + row * kChunk, halves);
+    InputChunk::scales(chunk, m)[row] = scale;
+    InputChunk::sums(chunk, m)[row] = scale * static_cast<float>(halves[0] + halves[1]);
+    int32_t* counts = InputChunk::counts(chunk, m);
     counts[row] = -(halves[0] + halves[1]);
     counts[m + row] = -halves[0];
     counts[2 * m + row] = -halves[1];

@@ -48,34 +48,37 @@ inline int64_t num_chunks(at::IntArrayRef formats, int64_t inputs) {
   return most;
 }
 
-// Rows of x in tiles, one behind the other; the last is filled up with zeros.
+// The rows of x in tiles, one behind the other, a chunk of a tile at a time: chunks share no cache line, rows do.
 template <typename T>
-uint8_t* round_input(const T* x, int64_t rows, int64_t inputs, int64_t chunks, int64_t num_threads) {
-  const int64_t bytes = chunks * InputChunk::kBytes, tiles = (rows + kMostRows - 1) / kMostRows;
-  auto* all = reinterpret_cast<uint8_t*>(scratch_words(tiles * kMostRows * bytes / 4));
-  const auto round_tiles = [&](int64_t begin, int64_t end) {
-    for (int64_t tile = begin; tile < end; ++tile) {
-      const int64_t first = tile * kMostRows, count = std::min(kMostRows, rows - first), m = tile_size(count).rows;
-      uint8_t* target = all + first * bytes;
-      if (count < m) std::memset(target, 0, m * bytes);
-      for (int64_t row = 0; row < count; ++row) round_row(x + (first + row) * inputs, inputs, chunks, row, m, target);
+struct RoundedInput {
+  const T* x;
+  int64_t rows, inputs, chunks;
+  uint8_t* all;
+
+  int64_t units() const { return (rows + kMostRows - 1) / kMostRows * chunks; }
+
+  void round(int64_t begin, int64_t end) const {
+    for (int64_t unit = begin; unit < end; ++unit) {
+      const int64_t first = unit / chunks * kMostRows, chunk = unit % chunks;
+      const int64_t count = std::min(kMostRows, rows - first), m = tile_size(count).rows;
+      const T* source = chunk * kChunk < inputs ? x + first * inputs + chunk * kChunk : nullptr;
+      round_rows(source, inputs, count, m, all + (first * chunks + chunk * m) * InputChunk::kBytes);
     }
-  };
-  parallel(tiles, num_threads, round_tiles);
-  return all;
-}
+  }
+};
 
 // Several layers over one input in one parallel region.
 inline std::vector<Tensor> quantised_linears(const Tensor& input, at::TensorList packed, const c10::List<std::optional<Tensor>>& biases,
                                              at::IntArrayRef out_features, at::IntArrayRef formats, int64_t num_threads) {
   constexpr int64_t kTogether = 6;  // pairs that all tiles visit before the next ones: they are read from memory once
+  constexpr int64_t kFewRows = 4;   // are rounded sooner than a second thread sees them
   const Tensor x = input.contiguous();
   const bool is_bf16 = x.scalar_type() == at::kBFloat16;
   const int64_t inputs = x.size(-1), rows = x.numel() / inputs;
   TORCH_CHECK(is_bf16 || x.scalar_type() == at::kFloat, "quantised linears take bfloat16 or float32 rows");
   const int64_t chunks = num_chunks(formats, inputs), row_bytes = chunks * InputChunk::kBytes;
-  uint8_t* rounded = is_bf16 ? round_input(x.const_data_ptr<BFloat16>(), rows, inputs, chunks, num_threads)
-                             : round_input(x.const_data_ptr<float>(), rows, inputs, chunks, num_threads);
+  const int64_t most_rows = (rows + kMostRows - 1) / kMostRows * kMostRows;
+  auto* rounded = reinterpret_cast<uint8_t*>(scratch_words(most_rows * row_bytes / 4));
   std::vector<Tensor> outputs, bias_floats(packed.size());
   std::vector<QuantisedJob> jobs;
   std::vector<int64_t> first_pair{0};
@@ -90,7 +93,7 @@ inline std::vector<Tensor> quantised_linears(const Tensor& input, at::TensorList
                     {outputs[i].mutable_data_ptr(), bias ? bias_floats[i].const_data_ptr<float>() : nullptr, out_features[i], is_bf16}});
     first_pair.push_back(first_pair.back() + packed[i].size(0));
   }
-  parallel(first_pair.back(), num_threads, [&](int64_t begin, int64_t end) {
+  const auto multiply = [&](int64_t begin, int64_t end) {
     size_t i = std::upper_bound(first_pair.begin(), first_pair.end(), begin) - first_pair.begin() - 1;
     for (int64_t pair = begin, last = 0; pair < end; pair = last) {
       while (pair >= first_pair[i + 1]) ++i;
@@ -101,7 +104,15 @@ inline std::vector<Tensor> quantised_linears(const Tensor& input, at::TensorList
         size.run(jobs[i], rounded + row * row_bytes, size.rows, row, count, pair - first_pair[i], last - first_pair[i]);
       }
     }
-  });
+  };
+  const auto run = [&](const auto* values) {
+    const RoundedInput<std::remove_cvref_t<decltype(*values)>> input{values, rows, inputs, chunks, rounded};
+    const auto round = [&](int64_t begin, int64_t end) { input.round(begin, end); };
+    if (rows >= kFewRows) return parallel_behind(input.units(), round, first_pair.back(), num_threads, multiply);
+    input.round(0, input.units());
+    parallel(first_pair.back(), num_threads, multiply);
+  };
+  is_bf16 ? run(x.const_data_ptr<BFloat16>()) : run(x.const_data_ptr<float>());
   return outputs;
 }
 

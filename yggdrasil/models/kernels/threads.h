@@ -34,17 +34,17 @@ class Team {
     while (finished_.load(std::memory_order_acquire) < chunks) pause();
   }
 
- private:
-  static constexpr int kCountShift = 20, kEpochShift = 40;  // next chunk, number of chunks, epoch
-  static constexpr uint64_t kField = (1u << 20) - 1;
-  // A worker waits awake through a whole drafting phase: waking a halted virtual processor costs as much as a small step.
-  static constexpr std::chrono::milliseconds kAwake{5};
-
   static void pause() {
 #if defined(__x86_64__)
     __builtin_ia32_pause();
 #endif
   }
+
+ private:
+  static constexpr int kCountShift = 20, kEpochShift = 40;  // next chunk, number of chunks, epoch
+  static constexpr uint64_t kField = (1u << 20) - 1;
+  // A worker waits awake through a whole drafting phase: waking a halted virtual processor costs as much as a small step.
+  static constexpr std::chrono::milliseconds kAwake{5};
 
   void claim_all(uint64_t epoch) {
     uint64_t ticket = ticket_.load(std::memory_order_acquire);
@@ -89,12 +89,17 @@ class Team {
   std::atomic<int> sleepers_{0};
 };
 
-// Calls body(begin, end) over [0, count) in one chunk a thread, or in four where there is much to share: chunks balance
-// threads, but each costs a claim, and begins a stream of weights that nothing has prefetched.
+// Chunks for so many items: one a thread, or four where there is much to share. Chunks balance threads, but each costs a
+// claim, and begins a stream of weights that nothing has prefetched.
+inline int64_t num_chunks_of(int64_t count, int64_t num_threads) {
+  constexpr int64_t kMuch = 256;
+  return std::min(count, count < kMuch ? num_threads : 4 * num_threads);
+}
+
+// Calls body(begin, end) over [0, count), shared out in chunks.
 template <typename Function>
 void parallel(int64_t count, int64_t num_threads, const Function& body) {
-  constexpr int64_t kMuch = 256;
-  const int64_t chunks = std::min(count, count < kMuch ? num_threads : 4 * num_threads);
+  const int64_t chunks = num_chunks_of(count, num_threads);
   if (num_threads <= 1 || chunks <= 1) {
     body(0, count);
     return;
@@ -107,6 +112,38 @@ void parallel(int64_t count, int64_t num_threads, const Function& body) {
       chunks, num_threads,
       [](void* context, int64_t chunk) {
         const Region& r = *static_cast<Region*>(context);
+        r.body(r.count * chunk / r.chunks, r.count * (chunk + 1) / r.chunks);
+      },
+      &region);
+}
+
+// The same behind first(begin, end) over [0, first_count), a chunk a thread: one region, in which no chunk of the body
+// begins before all of the first are done. They are claimed before it, so each is in the hands of some thread.
+template <typename First, typename Function>
+void parallel_behind(int64_t first_count, const First& first, int64_t count, int64_t num_threads, const Function& body) {
+  const int64_t first_chunks = std::min(first_count, num_threads), chunks = num_chunks_of(count, num_threads);
+  if (num_threads <= 1) {
+    first(0, first_count);
+    body(0, count);
+    return;
+  }
+  struct Region {
+    const First& first;
+    const Function& body;
+    int64_t first_count, first_chunks, count, chunks;
+    std::atomic<int64_t> done{0};
+  } region{first, body, first_count, first_chunks, count, chunks};
+  Team::instance().run(
+      first_chunks + chunks, num_threads,
+      [](void* context, int64_t chunk) {
+        Region& r = *static_cast<Region*>(context);
+        if (chunk < r.first_chunks) {
+          r.first(r.first_count * chunk / r.first_chunks, r.first_count * (chunk + 1) / r.first_chunks);
+          r.done.fetch_add(1, std::memory_order_release);
+          return;
+        }
+        while (r.done.load(std::memory_order_acquire) < r.first_chunks) Team::pause();
+        chunk -= r.first_chunks;
         r.body(r.count * chunk / r.chunks, r.count * (chunk + 1) / r.chunks);
       },
       &region);
