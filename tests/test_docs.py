@@ -51,6 +51,9 @@ STANDS_ON = {
     "scripts/compare_objectives.py": "tests/tree/test_objective.py",
     "scripts/widen": "tests/models/test_widening.py",
     "scripts/demo": "tests/scripts",
+    "scripts/check_export": "tests/scripts/test_check_export.py",
+    "scripts/check_lm_eval.py": "tests/scripts/test_check_lm_eval.py",
+    "scripts/check_llama_tests.py": "tests/scripts/test_check_llama_tests.py",
 }
 
 

@@ -1,0 +1,57 @@
+"""What llama.cpp's tests send is asked of our server as it is, but for its own completions and its model's name."""
+
+import re
+from types import SimpleNamespace
+
+SERVER = SimpleNamespace(temperature=0.8, seed=42, n_predict=64, model_alias="tinyllama-2", server_port=0)
+
+
+def answered(reply):
+    """A ``make_request`` that notes what it was asked."""
+    asked = []
+
+    def ask(server, method, path, data=None):
+        asked.append((method, path, data))
+        return SimpleNamespace(status_code=200, body=reply)
+
+    return ask, asked
+
+
+def test_their_completion_is_ours_under_another_name():
+    from llama_server_tests import TIMES, _asked_of_ours
+
+    reply = {"choices": [{"text": "two\nlines"}], "timings": dict.fromkeys(TIMES, 1.0)}
+    ask, asked = answered(reply)
+
+    found = _asked_of_ours(ask)(SERVER, "POST", "/completion", {"prompt": "a", "n_predict": 8})
+
+    body = {"prompt": "a", "max_tokens": 8, "temperature": 0.8, "seed": 42}
+    assert asked == [("POST", "/v1/completions", body)]
+    assert found.body["content"] == "two\nlines"
+    assert found.body["has_new_line"]
+
+
+def test_everything_else_is_sent_and_given_back_untouched():
+    from llama_server_tests import _asked_of_ours
+
+    ask, asked = answered({"object": "list"})
+    body = {"messages": [1], "model": "x", "max_tokens": 3}
+
+    found = _asked_of_ours(ask)(SERVER, "POST", "/chat/completions", body)
+
+    assert asked == [("POST", "/chat/completions", {"messages": [1], "max_tokens": 3})]
+    assert found.body == {"object": "list"}
+
+
+def test_words_are_compared_only_where_a_grammar_says_them():
+    from llama_server_tests import CONSTRAINED
+
+    assert all(CONSTRAINED.match(each) for each in ('"42"', '"foooooo"', "[ -3000 ]", "(\\{|John)+"))
+    assert not any(CONSTRAINED.match(each) for each in ("(Suddenly)+", "But she couldn't", "^ blue"))
+
+
+def test_what_is_left_out_has_a_reason():
+    from llama_server_tests import LEFT_OUT, PARAMETERS
+
+    assert all(name.startswith("test_") and reason for name, reason in LEFT_OUT.items())
+    assert all(re.compile(pattern) and reason for pattern, reason in PARAMETERS.values())
