@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from yggdrasil import Decoder
 from yggdrasil.engine.policy import FixedPolicy
+from yggdrasil.models.packages import remove_package
 from yggdrasil.prompts import encode_chat, encode_prompt, read_prompts
 from yggdrasil.scheduling.plan import Plan
 from yggdrasil.tree.objective import TreeShape
@@ -62,6 +63,16 @@ def test_a_calibrated_plan_decodes_what_the_target_says(calibrated, decoder, ref
         accepted += found.metrics.accepted
         assert found.tokens == expected(reference, encode_prompt(decoder.tokenizer, prompt))
     assert way == "plan" or (accepted > 0) == (way == "tree")
+
+
+def test_a_step_that_is_missing_is_compiled_in_another_process(calibrated, decoder, monkeypatch):
+    runner = decoder.assembly.target
+    remove_package(runner.package("plain", 1))
+    for module in ("compiled", "runner"):
+        monkeypatch.setattr(f"yggdrasil.models.{module}.compile_package", None)
+    Decoder.from_plan(calibrated.plan)
+
+    assert runner.is_compiled("plain", 1)
 
 
 def test_a_stream_is_the_text_piece_by_piece(calibrated, decoder):
