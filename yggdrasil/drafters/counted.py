@@ -22,6 +22,7 @@ BRANCHES = 8  # children that a node may get
 SHARES, TOTALS, RANKS = 5, 4, 13
 MOST_LIKELY = 0.98  # of all children together: none is certain
 LEAST_LIKELY = 1e-6
+LEAST_PATH = -6.2  # log-probability of a node that is worth no row of any pass
 TABLE_LENGTH = 2  # tokens of the longest context of a table
 
 
@@ -198,6 +199,8 @@ class PortableCounts:
                 continue
             if node:
                 scores[node] = nodes.score(nodes.parent(node)) + falls[node]
+            if nodes.score(node) < LEAST_PATH:
+                continue
             likely = dict(self._likely(self._behind(nodes.paths[node])))
             left = MOST_LIKELY
             for child in (c for c in range(1, nodes.size) if nodes.parent(c) == node and math.isfinite(falls[c])):
@@ -218,6 +221,8 @@ class PortableCounts:
         """Attach the best of the open guesses and what follows them, until the tree is full; returns its size."""
         while nodes.size < nodes.capacity and open_guesses.guesses:
             guess = heapq.heappop(open_guesses.guesses)
+            if -guess.cost < LEAST_PATH:
+                break
             nodes.put(guess)
             self._open_children(nodes, nodes.size - 1, -guess.cost, depth, open_guesses)
         nodes.clear()

@@ -28,6 +28,7 @@ constexpr int64_t kBranches = 8;        // children that a node may get
 constexpr int64_t kShares = 5, kTotals = 4, kRanks = 13;
 constexpr double kMostLikely = 0.98;  // of all children together: none is certain
 constexpr double kLeastLikely = 1e-6;
+constexpr double kLeastPath = -6.2;  // log-probability of a node that is worth no row of any pass
 constexpr int64_t kLongest = 64;
 
 struct Follower {
@@ -150,6 +151,7 @@ class Counts : public torch::CustomClassHolder {
     for (int64_t node = 0; node < size; ++node) {  // parents come first
       if (!std::isfinite(nodes.score[node])) continue;
       if (node) nodes.score[node] = float(double(nodes.score[nodes.parent[node]]) + falls[node]);
+      if (nodes.score[node] < kLeastPath) continue;
       behind(nodes, node, reversed);
       found.clear();
       gather(reversed, found);
@@ -284,6 +286,7 @@ class Counts : public torch::CustomClassHolder {
   int64_t complete(Nodes& nodes, int64_t size, int64_t depth, int64_t serial, std::priority_queue<Guess>& open) const {
     while (size < nodes.capacity && !open.empty()) {
       const Guess next = open.top();
+      if (next.score < kLeastPath) break;
       open.pop();
       nodes.put(size, next);
       if (size + 1 < nodes.capacity) push_children(nodes, size, next.score, depth, serial, open);
