@@ -42,7 +42,7 @@ from yggdrasil.calibration.variants import time_variants
 from yggdrasil.calibration.work import keep_results, open_work, read_or_drop
 from yggdrasil.drafters.counts import CountsDrafter
 from yggdrasil.drafters.draft_model import DraftModel
-from yggdrasil.drafters.options import FreeOptions
+from yggdrasil.drafters.options import CountsOptions, FreeOptions
 from yggdrasil.drafters.protocol import Drafter
 from yggdrasil.engine.build import Assembly
 from yggdrasil.engine.policy import FixedPolicy
@@ -61,6 +61,7 @@ from yggdrasil.tree.objective import StepCosts, TreeShape
 SAMPLES_VERSION = 1
 REPORT_VERSION = 2
 FIRST_PASS_DOCUMENTS = 4
+COUNTED_DOCUMENTS = 10  # traced where counts draft alone: they are reported on, and nothing is decided by them
 KEPT_TABLES = ("threads.csv", "backend_samples.csv", "variants.csv")  # measured on the way, for those who look
 
 
@@ -100,7 +101,8 @@ def _calibrate(
     shapes = replace(pair.shapes, verify_widths=useful_verify_widths(frame, pair.shapes))
     costs = costs_from(frame, shapes)
     counted = _count(assembly, pair, tokenizer, settings, shapes, costs[0].steps(), work, reporter)
-    traces, acceptance = _record(assembly, tokenizer, texts, settings, work, reporter)
+    traced = texts[:COUNTED_DOCUMENTS] if isinstance(pair.drafter, CountsOptions) else texts
+    traces, acceptance = _record(assembly, tokenizer, traced, settings, work, reporter)
     report = reporter.phase("training the depth predictor and simulating")
     choice = choose(traces, acceptance, costs[0].steps())
     if counted is not None and pair.beside is None:  # whose policy needs no depth
