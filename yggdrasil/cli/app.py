@@ -96,8 +96,6 @@ def bench(
         raise YggdrasilError("bench needs --plan and --prompts")
     if eager and not tree:
         raise YggdrasilError("--eager is for --tree: without compiled steps there is nothing to compare but AAL")
-    from transformers import LlamaConfig  # noqa: F401  (reading any configuration imports PyTorch's compiler)
-
     from yggdrasil.bench.memory import resident_mb
     from yggdrasil.cli.comparing import compare_with_plain
     from yggdrasil.cli.trees import compare_trees

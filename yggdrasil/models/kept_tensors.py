@@ -26,6 +26,7 @@ from yggdrasil.models.kernels import is_native
 from yggdrasil.models.loaded import LoadedModel
 from yggdrasil.models.outline import Outline
 from yggdrasil.models.prepared import is_whole, prepare, prepared_root
+from yggdrasil.models.room import give_back
 from yggdrasil.models.source import Source
 
 _FILE = "tensors.safetensors"
@@ -54,6 +55,7 @@ def open_model(
     found = Source.find(source)
     if found.gguf is None:
         check_weights(found.folder)
+    give_back()  # a tokenizer was read before, in twice its size
 
     def load() -> LoadedModel:
         from yggdrasil.models.loading import load_model  # brings transformers' models along
@@ -77,6 +79,7 @@ def open_model(
     if _has_room(loaded) and all(tensor.dtype in _NAMES for tensor in loaded.tensors.values()):
         with suppress(ArtifactError):  # the next start takes as long as this one
             prepare(folder, layout, lambda partial: _write(loaded, partial / _FILE), sampled=_FILE)
+    give_back()
     return loaded
 
 

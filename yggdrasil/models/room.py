@@ -1,6 +1,8 @@
-"""Whether caches of a length fit the models and the memory that is left."""
+"""Whether caches of a length fit the models and the memory that is left; and memory that is given back."""
 
+import ctypes
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from yggdrasil.errors import YggdrasilError
@@ -38,3 +40,9 @@ def available_bytes() -> int | None:
     except OSError:
         return None
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
+
+
+def give_back() -> None:
+    """Hand memory that was freed to the system, where the C library keeps it: what is allocated next may not fit it."""
+    with suppress(OSError, AttributeError, TypeError):  # not glibc
+        ctypes.CDLL(None).malloc_trim(0)
