@@ -53,7 +53,7 @@ def damage(
     total = sum(SHARES.values())
     wanted = {kind: cases} if kind else {name: -(-cases * share // total) for name, share in SHARES.items()}
     place = _place(folder)
-    log = campaign.Log(place / "results.jsonl")
+    log = campaign.Log(place / "results.jsonl", _commit())
 
     def report(result: campaign.Result) -> None:
         if not result.is_good:
@@ -128,12 +128,16 @@ def _place(folder: Path | None) -> Path:
 
 def _finish(page: Path, title: str, command: str, lines: Sequence[str], what: str, wrong: Sequence[str]) -> None:
     made_on = provenance()
-    of = f"commit {str(made_on['commit'])[:12]}, torch {made_on['versions']['torch']}"
+    of = f"commit {_commit()}, torch {made_on['versions']['torch']}"
     write_section(page, title, f"scripts/inject_faults {command}", of, lines)
     for each in wrong:
         _say(each)
     print(f"{what}, {len(wrong)} with an outcome that should not be; see {page}")
     raise typer.Exit(1 if wrong else 0)
+
+
+def _commit() -> str:
+    return str(provenance()["commit"])[:12]
 
 
 def _say(text: str) -> None:

@@ -26,6 +26,7 @@ class Result:
     verdict: str
     seconds: float
     said: str
+    commit: str  # of the code that ran
 
     @property
     def is_good(self) -> bool:
@@ -35,8 +36,8 @@ class Result:
 class Log:
     """Results on disk, a line each, so that an interrupted campaign goes on where it stopped."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, commit: str) -> None:
+        self._path, self.commit = path, commit
         lines = path.read_text().splitlines() if path.exists() else []
         self.results = [Result(**json.loads(line)) for line in lines]
 
@@ -64,7 +65,7 @@ def run_campaign(
         kinds = Kinds(stage, server)
         try:
             while not faults:
-                result = _run_one(kinds, server, *left.get_nowait())
+                result = _run_one(kinds, server, *left.get_nowait(), log.commit)
                 with lock:
                     log.add(result)
                     report(result)
@@ -84,7 +85,7 @@ def run_campaign(
         raise faults[0]
 
 
-def _run_one(kinds: Kinds, server: Server, kind: str, seed: int) -> Result:
+def _run_one(kinds: Kinds, server: Server, kind: str, seed: int, commit: str) -> Result:
     start = time.monotonic()
     case = kinds.make(kind, seed)
     outcome = server.run(case.run)
@@ -92,7 +93,7 @@ def _run_one(kinds: Kinds, server: Server, kind: str, seed: int) -> Result:
     shutil.rmtree(case.folder, ignore_errors=True)
     lines = outcome.err.strip().splitlines()
     said = lines[-1][:300] if lines else ""
-    return Result(kind, seed, case.done, verdict, round(time.monotonic() - start, 2), said)
+    return Result(kind, seed, case.done, verdict, round(time.monotonic() - start, 2), said, commit)
 
 
 def _interleaved(wanted: Mapping[str, int], seed: int) -> Iterator[tuple[str, int]]:
@@ -118,6 +119,10 @@ def section(results: Sequence[Result]) -> list[str]:
         "| what was damaged | cases | right output | refused in a sentence | anything else |", "|---|---|---|---|---|",
         *rows,
     ]  # fmt: skip
+    commits = Counter(result.commit for result in results)
+    if len(commits) > 1:
+        run_on = ", ".join(f"{commit} ({count})" for commit, count in commits.most_common())
+        lines += ["", f"Cases by the commit that they ran on: {run_on}."]
     if wrong:
         lines += ["", "What is left to mend:", ""]
         counted = Counter((result.kind, result.verdict) for result in wrong)

@@ -18,6 +18,19 @@ LIST_NAMES = {
     "draft_widths", "verify_widths", "contexts", "max_length", "budget", "expansion", "temperatures",
 }  # fmt: skip
 OUTPUT_FILES, OUTPUT_FOLDERS = {"dump_mismatches"}, {"root", "csv"}
+# Texts that mean something only if they fit, by the option's name.
+_NAMES = ("no-such", "../up", "", "a\nb", LONG)
+_MODELS = ("no/such", "prompts.jsonl", "", LONG, "plans")
+_ADDRESSES = ("", "x", "ftp://x", "http://", "http://[", "http://127.0.0.1:1", "http://127.0.0.1:99999")
+TEXTS = {
+    "target": _MODELS, "drafter": _MODELS, "plan": _NAMES, "profile": _NAMES, "name": _NAMES[1:], "save_as": _NAMES[1:],
+    "weights": ("nonsense", "", "q4_k_m", "Q4_0"), "tree": ("nonsense", ""), "figure": ("nonsense", ""),
+    "ngram": ("x", "x=1", "max_draft_len=0", "max_draft_len=[", "is_keep_all=7", "max_draft_len=" + "9" * 5000),
+    "logit_bias": ("5", "5=nan", "=1", "5=1e999", "99999=1", "-1=1", "x" * 300, "", "9" * 5000 + "=1"),
+    "regex": ("(", "", "[", "*", "(?<=a)b"), "bad_word": ("",), "stop": ("",), "prompt": ("",),
+    "host": ("no such host", "999.1.1.1", "-", LONG, "a\nb"), "api_key": ("", "a b", "a\nb", " "),
+    "cors_origin": ("", "nonsense", "http://a/b", "a\nb"), "url": _ADDRESSES,
+}  # fmt: skip
 # Negative numbers that mean something: seeds of a generator.
 ANY_SIGN = {"seed"}
 
@@ -60,11 +73,15 @@ def _around(command: Any, left_out: Any, plan: str) -> list[str]:
     """Arguments that let the command get as far as its models."""
     given = {
         "plan": plan, "source": plan, "name": plan, "profile": "faults", "prompts": "prompts.jsonl",
-        "target": "missing", "drafter": "ngram", "out": "out", "contexts": "64",
+        "target": "missing", "drafter": "ngram", "out": "out", "contexts": "64", "to": "llama-server",
     }  # fmt: skip
+    found: list[str] = []
     if command.name == "calibrate":
         given["name"] = "new"
-    found = []
+    if command.name == "report" and left_out.name == "name":
+        found += ["--out", "out"]
+    if left_out.name == "drafter":
+        given["target"] = "target"  # which is looked at first
     for parameter in command.params:
         is_wanted = parameter.required or parameter.name in ("prompts", "plan", "contexts")
         if parameter is left_out or not is_wanted or parameter.name not in given:
@@ -76,6 +93,9 @@ def _around(command: Any, left_out: Any, plan: str) -> list[str]:
 
 def _values(path: tuple[str, ...], parameter: Any, annotation: Any) -> tuple[str, ...]:
     kinds = {annotation, *get_args(annotation)}
+    if kinds & {str, list[str]} and parameter.name not in LIST_NAMES:
+        is_later = path == ("chat",) and parameter.name in ("regex", "logit_bias")  # when its model is there
+        return () if is_later else TEXTS.get(parameter.name, ())
     if int in kinds:
         return WHOLE[2:] if parameter.name in ANY_SIGN else WHOLE
     if float in kinds:

@@ -1,6 +1,7 @@
 """Whether an outcome is one that a user may meet."""
 
 import json
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ from forked import Outcome
 RIGHT, REFUSED = "right output", "one sentence, exit code 2"
 GOOD = (RIGHT, REFUSED)
 NOTICES = ("yggdrasil: ", "  ", "\t")
+PROGRESS = re.compile(r".* \d:\d\d:\d\d [-\d]:[-\d]+:[-\d]+")
 
 
 def judge(outcome: Outcome, names: Sequence[str], fault_of_output: str | None, codes: Sequence[int] = (2,)) -> str:
@@ -30,7 +32,7 @@ def judge(outcome: Outcome, names: Sequence[str], fault_of_output: str | None, c
     if not lines:
         return "no sentence"
     said = [line for line in lines if line.startswith("yggdrasil: ")]
-    stray = next((line for line in lines if not line.startswith(NOTICES)), None)
+    stray = next((line for line in lines if not line.startswith(NOTICES) and not PROGRESS.fullmatch(line)), None)
     if not said or stray is not None:
         return f"more than a sentence: {stray or lines[0]:.160}"
     if names and not any(name.lower() in "\n".join(lines).lower() for name in names):

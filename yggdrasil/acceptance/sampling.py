@@ -38,7 +38,8 @@ class Constraint:
             )
         if self.kind == "json_schema" and isinstance(self.text, dict | bool):
             object.__setattr__(self, "text", _dumped(self.text))
-        check_text(f"the {self.kind}", self.text)
+        if not check_text(f"the {self.kind}", self.text):
+            raise ArgumentValueError(f"the {self.kind} is empty; leave it out, or say what the text must match")
 
 
 def _dumped(schema: Any) -> str:

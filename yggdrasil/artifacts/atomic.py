@@ -84,7 +84,10 @@ def atomic_directory(path: Path) -> Iterator[Path]:
     Raises:
         ArtifactError: ``path`` is a file, or the folder cannot be written.
     """
-    place = path.resolve()
+    try:
+        place = path.resolve()
+    except (OSError, RuntimeError):  # as older Pythons call it
+        raise ArtifactError(f"{shown(path)} is a link to itself; remove it.") from None
     if place.exists() and not place.is_dir():
         raise ArtifactError(f"{shown(path)} is a file where a folder belongs; move it away or choose another name.")
     temporary = _temporary_sibling(place)

@@ -14,6 +14,7 @@ from yggdrasil.artifacts.parsing import close_match, parse_dataclass
 from yggdrasil.errors import ArtifactError
 
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
+_LONGEST_NAME = 128
 _PACKAGE_ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -40,8 +41,11 @@ def validate_name(name: str) -> str:
     """Return ``name`` if it may name artefacts.
 
     Raises:
-        ArtifactError: It has other characters than letters, digits, dot, underscore and hyphen, or starts with a dot.
+        ArtifactError: It has other characters than letters, digits, dot, underscore and hyphen, starts with a dot, or
+            is longer than file systems take with what is added to it.
     """
+    if len(name) > _LONGEST_NAME:
+        raise ArtifactError(f"'{name}' cannot name a plan; use at most {_LONGEST_NAME} characters.")
     if _NAME.fullmatch(name) is None:
         raise ArtifactError(
             f"'{name}' cannot name a plan; use letters, digits, '.', '_' and '-', and do not start with a dot."

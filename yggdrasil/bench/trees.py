@@ -234,6 +234,13 @@ TREES: dict[str, Callable[[TreeBench, int], Arrangement]] = {
 }
 
 
+def check_names(names: Sequence[str]) -> None:
+    """Refuse a name that no tree has, by YggdrasilError."""
+    unknown = [name for name in names if name not in TREES]
+    if unknown:
+        raise YggdrasilError(f"there is no tree {unknown[0]!r}; choose from {', '.join(TREES)}")
+
+
 def tree_systems(
     bench: TreeBench, names: Sequence[str], budgets: Sequence[int], sampling: SamplingParams = GREEDY
 ) -> list[TreeSystem]:
@@ -242,9 +249,7 @@ def tree_systems(
     Raises:
         YggdrasilError: an unknown name.
     """
-    unknown = [name for name in names if name not in TREES]
-    if unknown:
-        raise YggdrasilError(f"there is no tree {unknown[0]!r}; choose from {', '.join(TREES)}")
+    check_names(names)
     return [TreeSystem(f"{name} {b}", bench, TREES[name](bench, b), sampling) for b in budgets for name in names]
 
 

@@ -98,10 +98,11 @@ def bench(
         raise YggdrasilError("--eager is for --tree: without compiled steps there is nothing to compare but AAL")
     from yggdrasil.bench.memory import resident_mb
     from yggdrasil.cli.comparing import compare_with_plain
-    from yggdrasil.cli.trees import compare_trees
+    from yggdrasil.cli.trees import chosen_trees, compare_trees
     from yggdrasil.prompts import read_prompts
 
     requests = read_prompts(prompts, limit, chat=chat)
+    chosen_trees(tree or ())  # before a model is loaded
     imports_mb = resident_mb()
     decoder = open_decoder(plan, dtype, force_machine=force_machine, backend="eager" if eager else None)
     settings = {

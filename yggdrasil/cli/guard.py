@@ -54,7 +54,7 @@ def run_guarded(load: Callable[[], typer.Typer], name: str) -> NoReturn:
 def ending_of(error: BaseException) -> Ending | None:
     """How the command ends after ``error``; None for a bug."""
     if isinstance(error, YggdrasilError):
-        return Ending(str(error), error.exit_code)
+        return Ending(" ".join(str(error).splitlines()), error.exit_code)
     if isinstance(error, KeyboardInterrupt | typer.Abort):
         return Ending(_INTERRUPTED, 130)
     if isinstance(error, BrokenPipeError):

@@ -38,4 +38,4 @@ def open_decoder(
 
 def say(sentence: str) -> None:
     """One sentence beside the output."""
-    print(f"yggdrasil: {sentence}", file=sys.stderr, flush=True)
+    print(f"yggdrasil: {' '.join(sentence.splitlines())}", file=sys.stderr, flush=True)

@@ -11,7 +11,7 @@ from yggdrasil.errors import Interrupted
 
 
 def search(
-    profile: Annotated[str, typer.Option("--profile", help="Name of a calibrated profile.")],
+    profile: Annotated[str, typer.Option("--profile", callback=checks.name, help="Name of a calibrated profile.")],
     prompts: Annotated[
         Path | None,
         typer.Option(

@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -44,8 +45,11 @@ def serve(
     from yggdrasil.serving.running import run_server
     from yggdrasil.serving.settings import ServerSettings
 
-    if api_key is not None and not api_key:
-        raise YggdrasilError("the API key is empty; give one, or leave --api-key out")
+    if api_key is not None and api_key.split() != [api_key]:
+        raise YggdrasilError("the API key is empty or has spaces; give another with --api-key, or leave it out")
+    for site in cors_origin or ():
+        if site not in ("*", "null") and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^\s/]+", site):
+            raise YggdrasilError(f"--cors-origin {site} is no site such as https://example.org, nor *")
     is_local = host in ("localhost", "127.0.0.1", "::1")
     if not is_local and api_key is None:
         say(f"everyone who can reach {host} can use this server; --api-key asks for a key")

@@ -18,13 +18,20 @@ from yggdrasil.bench.systems import (
     judge_by_replay,
     summarise_systems,
 )
-from yggdrasil.bench.trees import TREES, TreeBench, tree_systems
+from yggdrasil.bench.trees import TREES, TreeBench, check_names, tree_systems
 from yggdrasil.cli.progress import PhaseProgress, wide_console
 from yggdrasil.engine.decoder import Decoder
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.prompts import Prompt
 
 OURS, PLAIN, ALL = "yggdrasil, by plan", "yggdrasil, plain compiled", "all"
+
+
+def chosen_trees(names: Sequence[str]) -> list[str]:
+    """The trees that ``names`` stand for; YggdrasilError for what is none."""
+    chosen = list(TREES) if ALL in names else list(dict.fromkeys(names))
+    check_names(chosen)
+    return chosen
 
 
 def compare_trees(
@@ -47,7 +54,6 @@ def compare_trees(
         )
     assert decoder.plan is not None
     model_drafter(decoder.plan)  # refuses a plan without one
-    chosen = list(TREES) if ALL in names else list(dict.fromkeys(names))
     assert decoder.learned is not None
     ablations = plan_ablations(decoder.plan, decoder.learned) if ALL in names else {}
     texts = encode_prompts(decoder, prompts, settings["max_prompt_tokens"])
@@ -61,7 +67,7 @@ def compare_trees(
             EngineSystem(OURS, decoder),
             EngineSystem(PLAIN, decoder, is_plain=True),
             *(EngineSystem(f"yggdrasil, {name}", decoder, policy) for name, policy in ablations.items()),
-            *tree_systems(bench, chosen, budgets),
+            *tree_systems(bench, chosen_trees(names), budgets),
         ]
         described = {
             **pair_settings(decoder.plan, settings["dtype"]),

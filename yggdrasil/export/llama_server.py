@@ -1,6 +1,7 @@
 """Ask a running llama-server what its passes cost, and how the model goes on."""
 
 import json
+import re
 import random
 import statistics
 import urllib.error
@@ -21,8 +22,8 @@ class LlamaServer:
     """A llama-server at ``url``; every failure is a sentence that names it."""
 
     def __init__(self, url: str) -> None:
-        if not url.startswith(("http://", "https://")):
-            raise YggdrasilError(f"{url} is not the address of a server, such as http://127.0.0.1:8080")
+        if not re.fullmatch(r"https?://([^\s\[\]/]+|\[[\da-fA-F:.]+\](:\d+)?)(/\S*)?", url):
+            raise YggdrasilError(f"the url {url} is not the address of a server, such as http://127.0.0.1:8080")
         self._url = url.rstrip("/")
 
     def describe(self) -> str:

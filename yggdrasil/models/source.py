@@ -38,6 +38,8 @@ class Source:
         """
         if isinstance(given, Source):
             return given
+        if not str(given):
+            raise YggdrasilError("a model (target or drafter) is named by an empty text; give a folder, file or hub id")
         path = Path(given).expanduser()
         if is_gguf(path):
             stat = path.stat()

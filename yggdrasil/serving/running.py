@@ -55,7 +55,7 @@ def _listen(host: str, port: int) -> socket.socket:
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family, backlog=2048)
-    except (OSError, OverflowError) as error:
+    except (OSError, OverflowError, UnicodeError) as error:
         raise YggdrasilError(
             f"cannot listen on {host}, port {port} ({first_line(error)}); choose others with --host and --port"
         ) from error
