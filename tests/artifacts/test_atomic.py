@@ -160,3 +160,10 @@ def test_what_can_be_written_is_known_beforehand(tmp_path: Path, is_folder: bool
         check_writable(tmp_path / "file" if is_folder else tmp_path, is_folder=is_folder)
 
     assert names(tmp_path) == ["file"]
+
+
+def test_a_folder_that_is_a_link_to_itself_is_named(tmp_path):
+    (tmp_path / "loop").symlink_to("loop")
+
+    with pytest.raises(ArtifactError, match=r"loop is a link to itself"), atomic_directory(tmp_path / "loop"):
+        pass

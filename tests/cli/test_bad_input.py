@@ -84,6 +84,36 @@ def test_an_empty_prompt_is_refused(run):
     assert_one_sentence(run("generate", "tiny", "--prompt", ""), "empty")
 
 
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        ("--host", "x" * 300, "cannot listen on"),
+        ("--host", "a\nb", "cannot listen on a b"),
+        ("--api-key", "a b", "--api-key"),
+        ("--api-key", "", "--api-key"),
+        ("--cors-origin", "", "--cors-origin"),
+        ("--cors-origin", "example.org", "--cors-origin example.org is no site"),
+        ("--cors-origin", "http://a/b", "--cors-origin"),
+    ],
+)
+def test_what_no_server_can_do_is_refused_before_there_is_a_model(run, option, value, said):
+    code, out, err = run("serve", "none.yaml", option, value)
+
+    assert (code, out) == (2, "")
+    assert said in err.strip().splitlines()[-1]
+    assert all(line.startswith("yggdrasil: ") for line in err.strip().splitlines())
+
+
+def test_texts_that_mean_nothing_are_refused_before_there_is_a_model(run, prompts):
+    assert_one_sentence(run("generate", "none.yaml", "--prompt", "a", "--regex", ""), "the regex is empty")
+    assert_one_sentence(run(*calibration(prompts, target="")), "target", "empty")
+    assert_one_sentence(run("bench", "--plan", "none.yaml", "--prompts", prompts, "--tree", "oak"), "no tree 'oak'")
+    assert_one_sentence(run("search", "--profile", "a\nb", "--prompts", prompts), "--profile")
+    assert_one_sentence(run("search", "--profile", "x" * 200, "--prompts", prompts), "--profile", "128")
+    result = run("search", "--profile", "a\nb", "--prompts", prompts)
+    assert len(result[2].strip().splitlines()) == 1
+
+
 def test_missing_files_are_named(run, tmp_path):
     assert_one_sentence(run("generate", "tiny", "--prompts", "none.jsonl"), "none.jsonl")
     assert_one_sentence(run(*calibration(tmp_path / "none.jsonl")), "none.jsonl")

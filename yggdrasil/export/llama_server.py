@@ -1,8 +1,8 @@
 """Ask a running llama-server what its passes cost, and how the model goes on."""
 
 import json
-import re
 import random
+import re
 import statistics
 import urllib.error
 import urllib.request
