@@ -5,6 +5,8 @@
 
 The environment of --python holds what the checkout's tools/server/tests/requirements.txt names. What is left out, and
 why, stands in scripts/llama_server_tests.py; it is counted as deselected.
+
+The server's context is 512 tokens, as theirs is: where no steps of that length were compiled, that comes first.
 """
 
 import os

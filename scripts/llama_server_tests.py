@@ -141,6 +141,7 @@ def _asked_of_ours(ask: Any) -> Any:
         reply = ask(
             server, method, "/v1/completions" if is_own else path, _body(server, data, is_own), *more, **options
         )
+        reply.headers = {name.title(): value for name, value in reply.headers.items()}  # they know one spelling
         if is_own and reply.status_code == 200:
             choice, timings = reply.body["choices"][0], reply.body["timings"]
             reply.body = {

@@ -12,7 +12,7 @@ def answered(reply):
 
     def ask(server, method, path, data=None):
         asked.append((method, path, data))
-        return SimpleNamespace(status_code=200, body=reply)
+        return SimpleNamespace(status_code=200, body=reply, headers={"content-type": "application/json"})
 
     return ask, asked
 
@@ -41,6 +41,7 @@ def test_everything_else_is_sent_and_given_back_untouched():
 
     assert asked == [("POST", "/chat/completions", {"messages": [1], "max_tokens": 3})]
     assert found.body == {"object": "list"}
+    assert found.headers == {"Content-Type": "application/json"}
 
 
 def test_words_are_compared_only_where_a_grammar_says_them():
