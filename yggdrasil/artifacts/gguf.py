@@ -75,6 +75,11 @@ def read_gguf_header(path: Path) -> GgufHeader:
     return _read(path.absolute(), stat.st_size, stat.st_mtime_ns)
 
 
+def forget_headers() -> None:
+    """Drop the headers that were read: a vocabulary of texts, which a decoder that is open needs no more."""
+    _read.cache_clear()
+
+
 @lru_cache(maxsize=4)
 def _read(path: Path, num_bytes: int, _modified: int) -> GgufHeader:
     try:

@@ -16,6 +16,7 @@ from yggdrasil.acceptance.sampling import MAX_TOP_LOGPROBS, SamplingParams
 from yggdrasil.acceptance.speculation import Speculation
 from yggdrasil.arguments import check_integer, check_tokens
 from yggdrasil.artifacts import current_machine, resolve_plan
+from yggdrasil.artifacts.gguf import forget_headers
 from yggdrasil.drafters.protocol import Drafter
 from yggdrasil.engine.apart import compile_apart
 from yggdrasil.engine.build import Assembly, Phase, assemble, default_backend, open_device, silent
@@ -35,7 +36,7 @@ from yggdrasil.models.facts import load_tokenizer
 from yggdrasil.models.kept_tensors import open_model
 from yggdrasil.models.loaded import LoadedModel
 from yggdrasil.models.parity import read_tolerance
-from yggdrasil.models.room import check_room
+from yggdrasil.models.room import check_room, give_back
 from yggdrasil.models.source import Source
 from yggdrasil.predictor.bundle import Learned
 from yggdrasil.prompts import Message, Messages, encode_chat, encode_prompt
@@ -130,6 +131,8 @@ class Decoder:
         decoder = _decoder_of(loaded_plan, folder, learned, dtype or loaded_plan.dtype, drafter, backend, shapes)
         decoder.plan, decoder.learned = loaded_plan, learned
         decoder.tolerance = read_tolerance(folder, dtype or loaded_plan.dtype)
+        forget_headers()
+        give_back()
         return decoder
 
     def generate(self, prompt: str | Sequence[int], **options: Unpack[RequestOptions]) -> Generation:
