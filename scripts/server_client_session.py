@@ -58,7 +58,7 @@ def use_sdk(sdk: OpenAI, model: str) -> str:
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == text
     assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
     with sdk.chat.completions.stream(model=model, messages=MESSAGES, max_tokens=32) as events:
-        assert events.get_final_completion().choices[0].message.content == text
+        assert "".join(event.delta for event in events if event.type == "content.delta") == text
     parsed = sdk.chat.completions.parse(model=model, messages=MESSAGES, response_format=Choice, max_tokens=200)
     assert isinstance(parsed.choices[0].message.parsed, Choice)
     plain = sdk.completions.create(model=model, prompt="Bread is", max_tokens=8, echo=True, logprobs=1)
