@@ -127,3 +127,17 @@ def test_a_plan_keeps_its_drafter_and_a_model_must_be_there(tmp_path):
         Decoder.from_pretrained(tmp_path)
     with pytest.raises(YggdrasilError, match="dtype must be one of bfloat16, float32"):
         Decoder.from_pretrained(tmp_path, dtype="int3")
+
+
+def test_a_chat_needs_a_template_before_anything_is_calibrated(monkeypatch):
+    monkeypatch.setattr("yggdrasil.pretrained.find_plan", lambda *_: None)
+    monkeypatch.setattr("yggdrasil.pretrained._calibrate", lambda *_: pytest.fail("it was calibrated first"))
+    with pytest.raises(YggdrasilError, match="has no chat template"):
+        Decoder.from_pretrained(TINY / "target", chat=True)
+
+
+def test_a_chat_needs_a_template_before_anything_is_compiled(save, monkeypatch):
+    monkeypatch.setattr(Decoder, "from_plan", lambda *_, **__: pytest.fail("it was opened first"))
+    target = ModelRef(str(TINY / "target"), TARGET.fingerprint(), 1)
+    with pytest.raises(YggdrasilError, match="has no chat template"):
+        Decoder.from_pretrained(save(plan(target=target)), chat=True)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
-from yggdrasil.artifacts import current_machine, list_plans, search_roots
+from yggdrasil.artifacts import current_machine, list_plans, resolve_plan, search_roots
 from yggdrasil.artifacts.gguf import is_gguf
 from yggdrasil.drafters.ngram import NGramDrafter
 from yggdrasil.drafters.options import CountsOptions, FreeOptions, NGramOptions
@@ -16,7 +16,7 @@ from yggdrasil.errors import ArtifactError, YggdrasilError
 from yggdrasil.models.compiled import Backend
 from yggdrasil.models.facts import load_tokenizer
 from yggdrasil.models.source import Source
-from yggdrasil.prompts import CHAT_PROMPTS, SHIPPED
+from yggdrasil.prompts import CHAT_PROMPTS, PROBE, SHIPPED, encode_chat
 from yggdrasil.scheduling.plan import ModelRef, Plan
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ class Decoder(engine.Decoder):
         backend: Backend | None = None,
         force_machine: bool = False,
         max_length: int | None = None,
+        chat: bool = False,
         reporter: "Reporter | None" = None,
     ) -> engine.Decoder:
         """Load a model (a folder, a GGUF file or a hub id), or what a plan's name or file names.
@@ -45,7 +46,8 @@ class Decoder(engine.Decoder):
         The model's plan for this machine is found by its content: the newest, or the newest with ``drafter`` ("text",
         "ngram", or another model). Where there is none a quick calibration makes one in the user's cache first, and
         says so on standard error; ``reporter`` shows how far it is. With a plan, "ngram" stands in for its own
-        drafter, and ``force_machine`` takes one of another machine.
+        drafter, and ``force_machine`` takes one of another machine. ``chat``: a model without a chat template is
+        refused, before anything is compiled.
 
         Raises:
             YggdrasilError: no such plan or model, or one that cannot be decoded with.
@@ -56,6 +58,8 @@ class Decoder(engine.Decoder):
         if is_plan(source):
             if drafter not in (None, NGRAM):
                 raise YggdrasilError(f"the plan {source} has its drafter; calibrate for {drafter}, or give {NGRAM}")
+            if chat:
+                encode_chat(load_tokenizer(_target_of(source, force_machine=force_machine)), PROBE)
             stand_in = NGramDrafter() if drafter == NGRAM else None
             return cls.from_plan(
                 source,
@@ -67,10 +71,17 @@ class Decoder(engine.Decoder):
                 phase=reporter.phase,
             )
         found = Source.find(source)
+        if chat:
+            encode_chat(load_tokenizer(found), PROBE)
         plan = find_plan(found, drafter, dtype)
         if plan is None:
             plan = _calibrate(found, drafter or COUNTS, dtype or "bfloat16", reporter)
         return cls.from_plan(plan, target=found.given, backend=backend, max_length=max_length, phase=reporter.phase)
+
+
+def _target_of(plan: str | Path, *, force_machine: bool) -> str:
+    """Where the target of a plan lies."""
+    return Plan.load(resolve_plan(plan, current_machine(), force=force_machine)).target.path()
 
 
 def is_plan(given: str | Path) -> bool:

@@ -61,6 +61,9 @@ class Prompt:
         return replace(self, messages=(Message("user", self.prompt),))
 
 
+PROBE = (Message("user", "a"),)  # a chat that every template takes
+
+
 @dataclass(frozen=True)
 class BadLine:
     """A line of a prompt file that holds no prompt: ``reason`` names file and line."""

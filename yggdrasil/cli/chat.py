@@ -45,8 +45,9 @@ def chat(
         max_new_tokens, tuple(stop or ()), speculation=opt.speculation_of(options), sampling=opt.sampling_of(options)
     )
     conversation = Conversation(
-        open_decoder(source, dtype, drafter, force_machine=force_machine, max_length=max_length), settings, system
-    )
+        open_decoder(source, dtype, drafter, force_machine=force_machine, max_length=max_length, chat=True),
+        settings, system,
+    )  # fmt: skip
     conversation.shows_stats = stats
     if not settings.speculation.is_lossless:
         say(f"the rule {settings.speculation.rule} is lossy: the output is not the target's own")
@@ -106,7 +107,7 @@ class Conversation:
         self._system = system
         self._exchanges: list[_Exchange] = []
         self.shows_stats = False
-        decoder.encode_chat(self.messages("a"))  # a model without a template is refused before the first question
+        decoder.encode_chat(self.messages("a"))  # a template that takes no system prompt says so before the first one
 
     def messages(self, question: str) -> "list[Message]":
         """The conversation with ``question`` as its last turn."""

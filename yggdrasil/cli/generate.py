@@ -69,7 +69,9 @@ def generate(
         items = [Prompt("0", prompt or "").as_chat() if chat else Prompt("0", prompt or "")]
     if not any(isinstance(item, Prompt) for item in items):
         raise YggdrasilError(items[0].reason)  # type: ignore[union-attr]
-    decoder = open_decoder(source, dtype, drafter, force_machine=force_machine, max_length=max_length)
+    decoder = open_decoder(
+        source, dtype, drafter, force_machine=force_machine, max_length=max_length, chat=chat
+    )  # fmt: skip
     if not settings.speculation.is_lossless:
         say(f"the rule {settings.speculation.rule} is lossy: the output is not the target's own")
     printer = _Printer(decoder, settings, as_json=as_json, is_alone=len(items) == 1)

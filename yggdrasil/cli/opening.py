@@ -18,15 +18,19 @@ def open_decoder(
     force_machine: bool,
     backend: "Backend | None" = None,
     max_length: int | None = None,
+    chat: bool = False,
 ) -> "Decoder":
-    """The decoder of a plan or a model; what its costs do not cover is said on standard error."""
+    """The decoder of a plan or a model, of a chat model where it is to ``chat``.
+
+    What its costs do not cover is said on standard error.
+    """
     from yggdrasil.cli.progress import PhaseProgress
     from yggdrasil.pretrained import Decoder
 
     with PhaseProgress() as progress:
         decoder = Decoder.from_pretrained(
             source, drafter=None if drafter == "plan" else drafter, dtype=dtype, backend=backend,
-            force_machine=force_machine, max_length=max_length, reporter=progress,
+            force_machine=force_machine, max_length=max_length, chat=chat, reporter=progress,
         )  # fmt: skip
     if max_length is not None and decoder.plan is not None and max_length > decoder.plan.shapes.max_length:
         say(
