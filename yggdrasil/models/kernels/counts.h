@@ -57,6 +57,49 @@ inline int64_t evidence_kind(int64_t length, int64_t count, int64_t total) {
   return 1 + ((length - 1) * kTotals + seen) * kShares + std::min(count * kShares / total, kShares - 1);
 }
 
+// Followers of contexts that never change, in arrays: a map of as many contexts takes more than twice the memory.
+class CountedTable {
+ public:
+  bool empty() const { return keys_.empty(); }
+
+  // Followers of context i are entries starts[i] .. starts[i + 1] - 1.
+  void set(const at::Tensor& keys, const at::Tensor& totals, const at::Tensor& starts, const at::Tensor& tokens,
+           const at::Tensor& counts) {
+    const int64_t size = keys.numel();
+    keys_.assign(keys.const_data_ptr<int64_t>(), keys.const_data_ptr<int64_t>() + size);
+    totals_.assign(totals.const_data_ptr<int64_t>(), totals.const_data_ptr<int64_t>() + size);
+    starts_.assign(starts.const_data_ptr<int64_t>(), starts.const_data_ptr<int64_t>() + size + 1);
+    followers_.clear();
+    followers_.reserve(tokens.numel());
+    const auto *token = tokens.const_data_ptr<int64_t>(), *count = counts.const_data_ptr<int64_t>();
+    for (int64_t i = 0; i < tokens.numel(); ++i) followers_.push_back({int32_t(token[i]), int32_t(count[i])});
+    size_t slots = 2;
+    while (slots < 2 * keys_.size()) slots *= 2;
+    slots_.assign(slots, -1);
+    for (int64_t i = 0; i < size; ++i) slots_[slot(keys_[i])] = int32_t(i);
+  }
+
+  // Number of a context, or -1.
+  int64_t find(int64_t key) const { return empty() ? -1 : slots_[slot(key)]; }
+
+  int64_t total(int64_t context) const { return totals_[context]; }
+  const Follower* begin(int64_t context) const { return followers_.data() + starts_[context]; }
+  const Follower* end(int64_t context) const { return followers_.data() + starts_[context + 1]; }
+
+ private:
+  // Where a key is, or would be.
+  size_t slot(int64_t key) const {
+    const size_t mask = slots_.size() - 1;
+    size_t place = (uint64_t(key) * 0x9e3779b97f4a7c15ull) >> 20 & mask;
+    while (slots_[place] >= 0 && keys_[slots_[place]] != key) place = (place + 1) & mask;
+    return place;
+  }
+
+  std::vector<int64_t> keys_;
+  std::vector<int32_t> totals_, starts_, slots_;
+  std::vector<Follower> followers_;
+};
+
 class Counts : public torch::CustomClassHolder {
  public:
   // `longest`: tokens of the longest context of the text. `weights_text` [1 + longest * 20] and `weights_table`
@@ -76,17 +119,7 @@ class Counts : public torch::CustomClassHolder {
   // context i are entries starts[i] .. starts[i + 1] - 1, ranked. All int64.
   void set_table(const at::Tensor& keys, const at::Tensor& totals, const at::Tensor& starts, const at::Tensor& tokens,
                  const at::Tensor& counts) {
-    table_.clear();
-    table_.reserve(keys.numel());
-    const auto *key = keys.const_data_ptr<int64_t>(), *total = totals.const_data_ptr<int64_t>();
-    const auto *start = starts.const_data_ptr<int64_t>(), *token = tokens.const_data_ptr<int64_t>();
-    const auto* count = counts.const_data_ptr<int64_t>();
-    for (int64_t i = 0; i < keys.numel(); ++i) {
-      Followers& followers = table_[key[i]];
-      followers.total = total[i];
-      for (int64_t j = start[i]; j < start[i + 1]; ++j)
-        followers.ranked.push_back({int32_t(token[j]), int32_t(count[j])});
-    }
+    table_.set(keys, totals, starts, tokens, counts);
   }
 
   void forget() {
@@ -266,10 +299,11 @@ class Counts : public torch::CustomClassHolder {
   }
 
   void gather_table(int64_t key, int64_t length, std::vector<Candidate>& found) const {
-    const auto place = table_.find(key);
-    if (place == table_.end()) return;
-    for (const auto [token, count] : place->second.ranked) {
-      const int32_t kind = int32_t(evidence_kind(length, count, place->second.total));
+    const int64_t context = table_.find(key);
+    if (context < 0) return;
+    for (const Follower* follower = table_.begin(context); follower != table_.end(context); ++follower) {
+      const int32_t token = follower->token;
+      const int32_t kind = int32_t(evidence_kind(length, follower->count, table_.total(context)));
       Candidate* known = find(found, token);
       if (known == nullptr) found.push_back({token, 0, kind, 0.0});
       else if (known->table == 0) known->table = kind;
@@ -333,7 +367,7 @@ class Counts : public torch::CustomClassHolder {
   std::vector<double> text_weights_, table_weights_, rank_weights_;
   std::vector<int32_t> text_;
   std::unordered_map<uint64_t, Followers> contexts_;
-  std::unordered_map<int64_t, Followers> table_;
+  CountedTable table_;
 };
 
 }  // namespace yggdrasil
