@@ -15,7 +15,11 @@ from forked import Run, Server
 _COMPILER = """#!/bin/sh
 # What would be compiled for the kernels was compiled before.
 for last; do :; done
-case "$*" in *ops.cpp*) exec cp "{library}" "$last";; *) exec g++ "$@";; esac
+case "$*" in
+*ops.o*) exec cp "{library}" "$last";;
+*ops.cpp*|*quantised.cpp*) exec touch "$last";;
+*) exec g++ "$@";;
+esac
 """
 
 NAME = "faults"

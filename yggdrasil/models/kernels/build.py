@@ -1,4 +1,4 @@
-"""Compile ``ops.cpp`` once a machine and load it.
+"""Compile ``ops.cpp`` and ``quantised.cpp`` once a machine, side by side, and load them as one library.
 
 The library is kept in the user's cache under a name that holds everything that could make it unfit: the sources, the
 PyTorch build, the compiler and the processor's features.
@@ -11,6 +11,7 @@ import platform
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -20,8 +21,9 @@ from yggdrasil.artifacts.cache import cache_root
 from yggdrasil.artifacts.leftovers import remove_leftovers_once, temporary_folder
 from yggdrasil.errors import first_line
 
-_SOURCE = Path(__file__).with_name("ops.cpp")
-_FLAGS = ["-O3", "-march=native", "-pthread", "-std=c++20", "-fPIC", "-shared"]
+_FOLDER = Path(__file__).parent
+_SOURCES = [_FOLDER / "ops.cpp", _FOLDER / "quantised.cpp"]
+_FLAGS = ["-O3", "-march=native", "-pthread", "-std=c++20", "-fPIC"]
 
 
 def load_native() -> bool:
@@ -70,7 +72,7 @@ def _say(sentence: str) -> None:
 
 
 def _key(compiler: str) -> str:
-    sources = [path.read_text() for path in sorted(_SOURCE.parent.glob("*.[ch]*")) if path.suffix in (".cpp", ".h")]
+    sources = [path.read_text() for path in sorted(_FOLDER.glob("*.[ch]*")) if path.suffix in (".cpp", ".h")]
     parts = [*sources, torch.__version__, compiler, platform.machine(), _cpu_features(), *_FLAGS]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
@@ -88,20 +90,38 @@ def _cpu_features() -> str:
 def _compile(compiler: str, library: Path) -> None:
     """Compile the library and note its digest beside it, last; OSError says what did not work."""
     torch_root = Path(torch.__file__).parent
+    flags = [
+        *_FLAGS, f"-I{torch_root / 'include'}", f"-I{torch_root / 'include/torch/csrc/api/include'}",
+        f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
+    ]  # fmt: skip
+    libraries = [f"-L{torch_root / 'lib'}", "-ltorch", "-ltorch_cpu", "-lc10"]
     with temporary_folder(library.parent) as folder:
         output = folder / library.name
-        command = [
-            compiler, *_FLAGS, f"-I{torch_root / 'include'}", f"-I{torch_root / 'include/torch/csrc/api/include'}",
-            f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}", str(_SOURCE),
-            f"-L{torch_root / 'lib'}", "-ltorch", "-ltorch_cpu", "-lc10", "-o", str(output),
-        ]  # fmt: skip
+        objects = [str(folder / f"{source.stem}.o") for source in _SOURCES]
         _say("compiling the CPU kernels, once on this machine (about 15 s)")
-        finished = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
-        if finished.returncode != 0:
-            said = finished.stderr.strip() or "and said nothing"
-            raise OSError(f"{compiler} ended with code {finished.returncode}: {first_line(said)}")
+        pairs = zip(_SOURCES, objects, strict=True)
+        _run_all([[compiler, *flags, "-c", str(source), "-o", object_] for source, object_ in pairs])
+        _run_all([[compiler, "-shared", "-pthread", *objects, *libraries, "-o", str(output)]])
         torch.ops.load_library(str(output))  # before it counts: a compiler may end well and have written half
         digest = _digest(output)
         _digest_file(library).unlink(missing_ok=True)
         output.replace(library)
     write_atomic(_digest_file(library), digest)
+
+
+def _run_all(commands: Sequence[Sequence[str]]) -> None:
+    """Run compilers side by side; OSError says what went wrong with the first that failed."""
+    running: list[subprocess.Popen[str]] = []
+    try:
+        for command in commands:
+            running.append(
+                subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
+            )
+        for command, process in zip(commands, running, strict=True):
+            said = process.communicate()[0].strip() or "and said nothing"
+            if process.returncode != 0:
+                raise OSError(f"{command[0]} ended with code {process.returncode}: {first_line(said)}")
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()

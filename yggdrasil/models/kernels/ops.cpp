@@ -35,7 +35,6 @@
 #include "kept_memory.h"
 #include "linear_matrix.h"
 #include "linear_vector.h"
-#include "quantised_ops.h"
 #include "scratch.h"
 #include "shims.h"
 #include "threads.h"
@@ -440,27 +439,6 @@ AOTITorchError aoti_torch_cpu_packed_linears(AtenTensorHandle input, const AtenT
   });
 }
 
-AOTITorchError aoti_torch_cpu_quantised_linear(AtenTensorHandle input, AtenTensorHandle packed, AtenTensorHandle* bias, int64_t out_features,
-                                               int64_t format, int64_t num_threads, AtenTensorHandle* result) {
-  AOTI_TORCH_CONVERT_EXCEPTION_TO_ERROR_CODE({
-    *result = new_tensor_handle(
-        quantised_linear(tensor_of(input), tensor_of(packed), pointer_to_optional<Tensor>(bias), out_features, format, num_threads));
-  });
-}
-
-AOTITorchError aoti_torch_cpu_quantised_linears(AtenTensorHandle input, const AtenTensorHandle* packed, int64_t num_packed,
-                                                const AtenTensorHandle** biases, int64_t num_biases, const int64_t* out_features,
-                                                int64_t num_out_features, const int64_t* formats, int64_t num_formats, int64_t num_threads, ...) {
-  AOTI_TORCH_CONVERT_EXCEPTION_TO_ERROR_CODE({
-    auto results = quantised_linears(tensor_of(input), tensors_of(packed, num_packed), optional_tensors_of(biases, num_biases),
-                                     at::IntArrayRef(out_features, num_out_features), at::IntArrayRef(formats, num_formats), num_threads);
-    va_list targets;
-    va_start(targets, num_threads);
-    give_all(std::move(results), targets);
-    va_end(targets);
-  });
-}
-
 AOTITorchError aoti_torch_cpu_tree_attention(AtenTensorHandle query, AtenTensorHandle key, AtenTensorHandle value, AtenTensorHandle key_cache,
                                              AtenTensorHandle value_cache, AtenTensorHandle offsets, AtenTensorHandle tree_mask, double scale,
                                              int64_t window, double softcap, int64_t num_threads, AtenTensorHandle* result) {
@@ -486,11 +464,6 @@ TORCH_LIBRARY_IMPL(yggdrasil, CPU, m) {
   m.impl("pack_linear", &pack_linear);
   m.impl("packed_linear", &packed_linear);
   m.impl("packed_linears", &packed_linears);
-  m.impl("quantised_shape", &quantised_shape);
-  m.impl("pack_quantised", &pack_quantised);
-  m.impl("quantised_linear", &quantised_linear);
-  m.impl("quantised_linears", &quantised_linears);
-  m.impl("quantised_rows", &quantised_rows);
   m.impl("tree_attention", &tree_attention);
   m.impl("best_tokens", &best_tokens);
   m.impl("top_candidates", &top_candidates);
