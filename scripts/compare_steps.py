@@ -29,13 +29,13 @@ from yggdrasil.artifacts import write_atomic
 from yggdrasil.bench.divergence import replay
 from yggdrasil.bench.record import provenance, public_source
 from yggdrasil.bench.spread import spread
-from yggdrasil.calibration.compile import compile_missing
 from yggdrasil.calibration.pair import build_assembly
 from yggdrasil.calibration.settings import PairSource
 from yggdrasil.cli import run_script
 from yggdrasil.cli.checks import parse_widths
 from yggdrasil.cli.progress import PhaseProgress, show_table
 from yggdrasil.drafters.options import CountsOptions
+from yggdrasil.engine.apart import compile_missing
 from yggdrasil.engine.build import Assembly
 from yggdrasil.engine.decoder import Decoder
 from yggdrasil.engine.policy import PLAIN_POLICY
@@ -150,7 +150,7 @@ def _compare(kind: str, file: Path, program: Path, asked: Asked) -> dict[str, An
     with PhaseProgress() as progress, LlamaSteps(program, file, asked.threads, shapes.max_length) as theirs:
         assembly = build_assembly(source)
         loaded = assembly.target.loaded
-        compile_missing(source, assembly, progress.phase, STEPS)
+        compile_missing(assembly, progress.phase, STEPS)
         ours = OurSteps(assembly, load_tokenizer(source.target))
         rates = [measure_rates(loaded)]
         found = _in_turns((ours, theirs), asked.passes, progress.phase(f"{kind}: passes in turns"))

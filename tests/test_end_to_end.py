@@ -1,6 +1,7 @@
 """The documented paths from end to end, on a tiny random pair on disk: every token is transformers' own."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from yggdrasil import Decoder
 from yggdrasil.engine.policy import FixedPolicy
+from yggdrasil.models import compiled
+from yggdrasil.models import runner as runner_module
 from yggdrasil.models.packages import remove_package
 from yggdrasil.prompts import encode_chat, encode_prompt, read_prompts
 from yggdrasil.scheduling.plan import Plan
@@ -68,8 +71,14 @@ def test_a_calibrated_plan_decodes_what_the_target_says(calibrated, decoder, ref
 def test_a_step_that_is_missing_is_compiled_in_another_process(calibrated, decoder, monkeypatch):
     runner = decoder.assembly.target
     remove_package(runner.package("plain", 1))
-    for module in ("compiled", "runner"):
-        monkeypatch.setattr(f"yggdrasil.models.{module}.compile_package", None)
+    here, compile_package = os.getpid(), runner_module.compile_package
+
+    def compile_elsewhere(*arguments):
+        assert os.getpid() != here
+        compile_package(*arguments)
+
+    for module in (compiled, runner_module):
+        monkeypatch.setattr(module, "compile_package", compile_elsewhere)
     Decoder.from_plan(calibrated.plan)
 
     assert runner.is_compiled("plain", 1)

@@ -1,5 +1,6 @@
-"""Workers compile what is missing, are not needed for it, and do not outlive who asked for them."""
+"""What is missing is compiled in forks, which are not needed for it and do not outlive who asked for them."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,81 +10,119 @@ from types import SimpleNamespace
 import pytest
 
 from yggdrasil.engine import apart
+from yggdrasil.errors import YggdrasilError
 
+FORKS = pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux alone")
 PARENT = """
-import os, signal
-from yggdrasil.engine import apart
+import os, signal, subprocess
+from yggdrasil.engine.apart import Fork
 
-worker = apart.begin({"opening": {"plan": "nowhere"}, "steps": []})
-print(worker.pid, flush=True)
+fork = Fork(lambda: subprocess.run(["sleep", "600"]))
+print(fork.pid, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
 class Runner:
-    """Steps by name and width; those in ``compiled`` are on disk."""
+    """Steps by name and width, whose packages are files of ``folder``."""
 
-    def __init__(self, *defined, compiled=()):
-        self.defined, self.compiled = list(defined), set(compiled)
+    def __init__(self, folder, *defined, compiled=(), broken=()):
+        self.folder, self.defined, self.broken = folder, list(defined), broken
+        for step in compiled:
+            self.package(step, 2).touch()
 
     def package(self, step, width):
-        return Path(step if width == 1 else f"{step}-wide")
+        return self.folder / (step if width == 1 else f"{step}-wide")
 
     def is_compiled(self, step, width):
-        return step in self.compiled
+        return self.package(step, width).exists()
+
+    def compile(self, step, width):
+        if step in self.broken:
+            raise YggdrasilError(f"{step} cannot be compiled")
+        self.package(step, width).write_text(str(os.getpid()))
 
 
 def assembly(target, drafter=None):
     return SimpleNamespace(target=target, drafter=drafter)
 
 
-def test_steps_of_several_rows_are_one_share_and_one_package_is_compiled_once():
-    target = Runner(("prefill", 16), ("prefill", 32), ("plain", 1), ("verify", 4), ("kept", 4), compiled=["kept"])
-    drafter = Runner(("draft", 4), ("plain", 1))
+def test_steps_of_several_rows_are_one_share_and_one_package_is_compiled_once(tmp_path):
+    steps = [("prefill", 16), ("prefill", 32), ("plain", 1), ("verify", 4), ("kept", 4)]
+    target = Runner(tmp_path, *steps, compiled=["kept"])
+    (tmp_path / "drafter").mkdir()
+    drafter = Runner(tmp_path / "drafter", ("draft", 4), ("plain", 1))
 
     assert apart.missing_shares(assembly(target, drafter)) == [
         [("target", "prefill", 16), ("target", "verify", 4)],
         [("target", "plain", 1)],
         [("drafter", "draft", 4)],
+        [("drafter", "plain", 1)],
     ]
+    assert apart.missing_shares(assembly(target, drafter), ["verify"]) == [[("target", "verify", 4)]]
 
 
-def test_with_nothing_missing_no_worker_begins(monkeypatch):
-    monkeypatch.setattr(apart, "begin", None)
-    apart.compile_apart(assembly(Runner(("plain", 1), compiled=["plain"])), {}, None)
+def test_with_nothing_missing_nothing_begins(tmp_path, monkeypatch):
+    monkeypatch.setattr(apart, "Fork", None)
+    apart.compile_missing(assembly(Runner(tmp_path, ("plain", 2), compiled=["plain"])), None)
 
 
-@pytest.mark.parametrize("worker", ["string", "yggdrasil.engine.compile_worker"])
-def test_what_a_worker_cannot_do_is_left_to_others(monkeypatch, worker):
-    """One that does nothing, and one whose plan is not there: whoever compiles then says what is wrong."""
-    monkeypatch.setattr(apart, "_WORKER", worker)
-    reported = []
+@FORKS
+def test_every_share_has_a_process_of_its_own(tmp_path):
+    target, reported = Runner(tmp_path, ("prefill", 4), ("verify", 4), ("plain", 1)), []
+    apart.compile_missing(assembly(target), lambda title: reported.append)
 
-    apart.compile_apart(assembly(Runner(("plain", 1))), {"plan": "nowhere"}, lambda title: reported.append)
+    who = {step: int(target.package(step, width).read_text()) for step, width in target.defined}
+    assert who["prefill"] == who["verify"]
+    assert len({os.getpid(), *who.values()}) == 3
     assert reported[-1] == 1
 
 
-def test_interrupted_workers_end(monkeypatch):
-    begun = []
-    monkeypatch.setattr(apart, "_WORKER", "timeit")
-    monkeypatch.setattr(apart, "begin", lambda order, begin=apart.begin: begun.append(begin(order)) or begun[-1])
+def test_what_a_fork_leaves_undone_is_compiled_here(tmp_path, monkeypatch):
+    """And what is wrong is said here."""
+    monkeypatch.setattr(apart, "_in_forks", lambda works, report: None)
+    target = Runner(tmp_path, ("plain", 1), ("verify", 4))
+    apart.compile_missing(assembly(target), lambda title: lambda share: None)
 
-    def interrupt(_):
-        raise KeyboardInterrupt
+    assert target.package("verify", 4).read_text() == str(os.getpid())
+    with pytest.raises(YggdrasilError, match="draft cannot be compiled"):
+        apart.compile_missing(
+            assembly(Runner(tmp_path, ("draft", 1), broken=["draft"])), lambda title: lambda share: None
+        )
+
+
+@FORKS
+def test_a_step_that_cannot_be_compiled_is_said_after_the_others_are(tmp_path):
+    target = Runner(tmp_path, ("plain", 1), ("verify", 4), broken=["plain"])
+    with pytest.raises(YggdrasilError, match="plain cannot be compiled"):
+        apart.compile_missing(assembly(target), lambda title: lambda share: None)
+
+    assert target.is_compiled("verify", 4)
+
+
+@FORKS
+def test_interrupted_forks_end(tmp_path, monkeypatch):
+    begun, fork = [], apart.Fork
+    monkeypatch.setattr(apart, "Fork", lambda _: begun.append(fork(lambda: sleep(600))) or begun[-1])
+    monkeypatch.setattr(apart, "sleep", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
 
     with pytest.raises(KeyboardInterrupt):
-        apart.compile_apart(assembly(Runner(("plain", 1))), {}, lambda title: interrupt)
-    assert begun[0].wait(60) is not None
+        apart.compile_missing(assembly(Runner(tmp_path, ("plain", 1))), lambda title: lambda share: None)
+    assert not Path(f"/proc/{begun[0].pid}").exists()
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="asks the system for a process by its number")
-def test_a_worker_ends_with_a_caller_that_was_killed():
-    """The caller is a program without a file: no worker imports it."""
+@FORKS
+def test_a_fork_ends_with_a_caller_that_was_killed():
+    """And so does the program that it was waiting for."""
     done = subprocess.run([sys.executable, "-c", PARENT], capture_output=True, text=True, check=False, timeout=300)
-    worker = int(done.stdout)
+    fork = int(done.stdout)
+
+    def group():
+        stats = (path.read_text() for path in Path("/proc").glob("[0-9]*/stat") if path.exists())
+        return [stat for stat in stats if int(stat.rpartition(")")[2].split()[3]) == fork]  # of its session
 
     for _ in range(600):  # at most a minute
-        if not Path(f"/proc/{worker}").exists():
+        if not group():
             return
         sleep(0.1)
-    pytest.fail(f"the worker {worker} lives on")
+    pytest.fail(f"the fork {fork} lives on")

@@ -28,7 +28,6 @@ from yggdrasil.artifacts import (
 from yggdrasil.artifacts.lock import locked
 from yggdrasil.calibration.backends import time_backends
 from yggdrasil.calibration.choose import Choice, choose, fit_acceptance
-from yggdrasil.calibration.compile import compile_missing
 from yggdrasil.calibration.counted import Counted, learn_counts
 from yggdrasil.calibration.measure import COLUMNS, costs_from, measure_stages, useful_verify_widths
 from yggdrasil.calibration.own_text import OwnText, text_file
@@ -44,6 +43,7 @@ from yggdrasil.drafters.counts import CountsDrafter
 from yggdrasil.drafters.draft_model import DraftModel
 from yggdrasil.drafters.options import CountsOptions, FreeOptions
 from yggdrasil.drafters.protocol import Drafter
+from yggdrasil.engine.apart import compile_missing
 from yggdrasil.engine.build import Assembly
 from yggdrasil.engine.policy import FixedPolicy
 from yggdrasil.engine.text import TextStream
@@ -61,7 +61,7 @@ from yggdrasil.tree.objective import StepCosts, TreeShape
 SAMPLES_VERSION = 1
 REPORT_VERSION = 2
 FIRST_PASS_DOCUMENTS = 4
-COUNTED_DOCUMENTS = 10  # traced where counts draft alone: they are reported on, and nothing is decided by them
+COUNTED_DOCUMENTS = 4  # traced where counts draft alone: they are reported on, and nothing is decided by them
 KEPT_TABLES = ("threads.csv", "backend_samples.csv", "variants.csv")  # measured on the way, for those who look
 
 
@@ -95,7 +95,7 @@ def _calibrate(
         del assembly  # never two copies of the weights
         assembly = build_assembly(pair)
 
-    compile_missing(pair, assembly, reporter.phase)
+    compile_missing(assembly, reporter.phase)
     frame = _measure(assembly, tokenizer, texts, settings, work, reporter)
     _time_other_ways(assembly, pair, settings, work, reporter)
     shapes = replace(pair.shapes, verify_widths=useful_verify_widths(frame, pair.shapes))

@@ -12,7 +12,6 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from yggdrasil.artifacts import current_machine, plan_path, read_csv, resolve_plan, shown, write_csv
-from yggdrasil.calibration.compile import compile_missing
 from yggdrasil.calibration.pair import build_assembly
 from yggdrasil.calibration.pipeline import Reporter, open_ended
 from yggdrasil.calibration.schedules import (
@@ -24,6 +23,7 @@ from yggdrasil.calibration.schedules import (
     summarise_plans,
 )
 from yggdrasil.calibration.settings import PairSource
+from yggdrasil.engine.apart import compile_missing
 from yggdrasil.engine.build import Assembly
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.models.facts import load_tokenizer
@@ -148,7 +148,7 @@ def _set_up(subject: _Subject, settings: SearchSettings, reporter: Reporter) -> 
     source = replace(PairSource.of_plan(plan), schedules=tuple(schedule.labels for schedule in MEASURED))
     tokenizer = load_tokenizer(source.target)
     assembly = build_assembly(source, subject.knots)
-    compile_missing(source, assembly, reporter.phase)
+    compile_missing(assembly, reporter.phase)
     room = min(settings.context, assembly.engine.max_length - settings.tokens - plan.shapes.max_depth - 1)
     found = read_prompts(prompts, chat=settings.chat)
     count = min(settings.limit, len(found))

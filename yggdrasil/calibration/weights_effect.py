@@ -12,9 +12,9 @@ import numpy as np
 import pandas as pd
 import torch
 
-from yggdrasil.calibration.compile import compile_missing
 from yggdrasil.calibration.pair import build_assembly
 from yggdrasil.calibration.settings import PairSource
+from yggdrasil.engine.apart import compile_missing
 from yggdrasil.engine.decoder import Decoder, Generation
 from yggdrasil.engine.policy import FixedPolicy
 from yggdrasil.models.facts import load_tokenizer
@@ -50,7 +50,7 @@ def weights_effect(
     for kind in kinds:
         source = replace(pair, shapes=shapes, weights=kind)
         assembly = build_assembly(source)
-        compile_missing(source, assembly, phase)
+        compile_missing(assembly, phase)
         decoders[kind] = Decoder(assembly, tokenizer, policy, frozenset())
     report = phase(f"decoding with full and with {weights} weights")
     results: dict[Weights, list[_Decoded]] = {kind: [] for kind in kinds}

@@ -114,9 +114,9 @@ def _steps(
     pair: "PairSource", contexts: Sequence[int], capacities: Sequence[int], rounds: int, phase: Phase
 ) -> "pd.DataFrame":
     """Every step over caches of every capacity, in turns, against the machine's limits."""
-    from yggdrasil.calibration.compile import compile_missing
     from yggdrasil.calibration.pair import build_assembly, sibling
     from yggdrasil.calibration.step_times import TIMED, roofline, time_steps, timed_steps
+    from yggdrasil.engine.apart import compile_missing
     from yggdrasil.profiling.roofline import wait_for
 
     if max(contexts) >= min(capacities):
@@ -124,8 +124,8 @@ def _steps(
     sources = [pair.with_shapes(replace(pair.shapes, max_length=capacity)) for capacity in capacities]
     first = build_assembly(sources[0])
     assemblies = [first, *(sibling(first, source.shapes) for source in sources[1:])]
-    for source, assembly in zip(sources, assemblies, strict=True):
-        compile_missing(source, assembly, phase, TIMED)
+    for assembly in assemblies:
+        compile_missing(assembly, phase, TIMED)
     steps, wait = timed_steps(assemblies, contexts), wait_for(first.target.loaded.device)
     return roofline(first, time_steps(steps, rounds, phase("timing steps"), wait))
 

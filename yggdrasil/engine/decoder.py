@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from threading import Lock
-from typing import Any, Literal, Unpack
+from typing import Literal, Unpack
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from yggdrasil.arguments import check_integer, check_tokens
 from yggdrasil.artifacts import current_machine, resolve_plan
 from yggdrasil.artifacts.gguf import forget_headers
 from yggdrasil.drafters.protocol import Drafter
-from yggdrasil.engine.apart import compile_apart
+from yggdrasil.engine.apart import compile_missing
 from yggdrasil.engine.build import Assembly, Phase, assemble, default_backend, open_device, silent
 from yggdrasil.engine.deciding import HostDecisions, PolicyPerSetting, Prepared, decides_on_device
 from yggdrasil.engine.ends import end_tokens
@@ -93,29 +93,6 @@ class Decoder:
         Raises:
             YggdrasilError: the plan, the checkpoints or the machine do not fit each other.
         """
-        opening: dict[str, Any] = {
-            "plan": str(plan), "dtype": dtype, "backend": backend, "force_machine": force_machine,
-            "max_length": max_length, "target": target,
-        }  # fmt: skip
-        decoder = cls.opened(**opening, drafter=drafter)
-        if drafter is None:
-            compile_apart(decoder.assembly, opening, phase)
-        decoder.assembly.complete(phase)
-        return decoder
-
-    @classmethod
-    def opened(
-        cls,
-        plan: str | Path,
-        *,
-        dtype: DtypeName | None = None,
-        drafter: Drafter | None = None,
-        backend: Backend | None = None,
-        force_machine: bool = False,
-        max_length: int | None = None,
-        target: str | None = None,
-    ) -> "Decoder":
-        """What ``from_plan`` gives, but that steps are built when first used."""
         machine = current_machine()
         path = resolve_plan(plan, machine, force=force_machine)
         loaded_plan = Plan.load(path)
@@ -133,6 +110,8 @@ class Decoder:
         decoder.tolerance = read_tolerance(folder, dtype or loaded_plan.dtype)
         forget_headers()
         give_back()
+        compile_missing(decoder.assembly, phase)
+        decoder.assembly.complete(phase)
         return decoder
 
     def generate(self, prompt: str | Sequence[int], **options: Unpack[RequestOptions]) -> Generation:
