@@ -15,7 +15,7 @@ from yggdrasil.cli import main
 from yggdrasil.cli.app import app
 from yggdrasil.scheduling.plan import ModelRef
 
-ABSURD = list(absurd_options(app, "faults"))
+ABSURD = list(absurd_options(app, "faults", has_models=False))
 
 
 @pytest.fixture(scope="module")

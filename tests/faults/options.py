@@ -49,14 +49,20 @@ class Absurd(NamedTuple):
         return [*named, self.value] if len(self.value) > 3 else named
 
 
-def absurd_options(app: typer.Typer, plan: str) -> Iterator[Absurd]:
-    """Every absurd value of every option; ``plan`` is one whose models are gone: whoever loads them first is seen."""
+def absurd_options(app: typer.Typer, plan: str, *, has_models: bool = True) -> Iterator[Absurd]:
+    """Every absurd value of every option; texts that mean nothing only where the models of ``plan`` are there.
+
+    Where they are gone, whoever loads them first is seen.
+    """
     for path, command in _commands(typer.main.get_command(app), ()):
         kinds = get_type_hints(inspect.unwrap(command.callback))
         for parameter in command.params:
             if parameter.param_type_name != "option" or parameter.name not in kinds:
                 continue
-            for value in _values(path, parameter, kinds[parameter.name]):
+            annotation = kinds[parameter.name]
+            if not has_models and _is_text(parameter, annotation):
+                continue
+            for value in _values(path, parameter, annotation):
                 arguments = [*path, *_around(command, parameter, plan), f"{parameter.opts[0]}={value}"]
                 yield Absurd(parameter.opts[0], value, arguments)
 
@@ -91,9 +97,13 @@ def _around(command: Any, left_out: Any, plan: str) -> list[str]:
     return found
 
 
+def _is_text(parameter: Any, annotation: Any) -> bool:
+    return bool({annotation, *get_args(annotation)} & {str, list[str]}) and parameter.name not in LIST_NAMES
+
+
 def _values(path: tuple[str, ...], parameter: Any, annotation: Any) -> tuple[str, ...]:
     kinds = {annotation, *get_args(annotation)}
-    if kinds & {str, list[str]} and parameter.name not in LIST_NAMES:
+    if _is_text(parameter, annotation):
         is_later = path == ("chat",) and parameter.name in ("regex", "logit_bias")  # when its model is there
         return () if is_later else TEXTS.get(parameter.name, ())
     if int in kinds:

@@ -56,7 +56,8 @@ def test_any_text_is_an_options_value_or_is_refused_by_name(tmp_path, monkeypatc
     value = data.draw(numbers | st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=20))
     required = [each for each in command.params if each.required and each is not option]
     (tmp_path / "x").touch()
-    around = ["x" if each.param_type_name == "argument" else f"{each.opts[0]}=x" for each in required]
+    given = {each: "llama-server" if each.name == "to" else "x" for each in required}
+    around = [x if each.param_type_name == "argument" else f"{each.opts[0]}={x}" for each, x in given.items()]
     ending = Ending(option.opts[0], 2)
     try:
         command.make_context(name, [*around, f"{option.opts[0]}={value}"]).close()

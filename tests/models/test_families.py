@@ -28,7 +28,7 @@ def prepared(family, is_packed):
 
 def new_runner(family, is_packed):
     loaded = prepared(family, is_packed)
-    refuse_unverifiable(loaded.config, family)  # every family here is served
+    refuse_unverifiable(loaded.model.config, family)  # every family here is served
     return ModelRunner(loaded, capacity=64, vocab_size=VOCAB_SIZE, backend="eager")
 
 
