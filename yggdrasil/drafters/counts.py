@@ -73,7 +73,7 @@ class CountsDrafter:
     def plant(self, tree: TokenTree, depth: int) -> None:
         """``head`` and ``grow`` in one, in a tree on the host."""
         self._count()
-        self._counts.grow(*grown_buffers(tree), depth)
+        self._counts.grow(*tree.node_tensors(), depth)
 
     def fill(self, tree: TokenTree, depth: int) -> None:
         """Add to a tree on the host that another drafter has grown, none deeper than ``depth``.
@@ -81,7 +81,7 @@ class CountsDrafter:
         Where both say the same the more confident is believed; what is said beyond takes the places that are left.
         """
         self._count()
-        self._counts.fill(*grown_buffers(tree), depth)
+        self._counts.fill(*tree.node_tensors(), depth)
 
     def evidence(self, path: Sequence[int]) -> Tensor:
         """What may follow the counted text and then ``path``: (token, kind in text, kind in table), [n, 3] int64."""
@@ -97,34 +97,17 @@ class CountsDrafter:
 
     def _write(self, tree: TokenTree, depth: int) -> None:
         if tree.tokens.device.type == "cpu":
-            self._counts.grow(*grown_buffers(tree), depth)
+            self._counts.grow(*tree.node_tensors(), depth)
             return
         if self._on_host is None or self._on_host.num_nodes != tree.num_nodes:
-            self._on_host = host_tree(tree.num_nodes)
-        self._counts.grow(*grown_buffers(self._on_host), depth)
-        copy_grown(tree, self._on_host)
+            self._on_host = TokenTree.on_host(tree.num_nodes)
+        self._counts.grow(*self._on_host.node_tensors(), depth)
+        tree.take_nodes(self._on_host)
 
 
 def usual_counts() -> CountsDrafter:
     """Counts of the text alone, believed as usual: what serves before anything is learned of a target."""
     return CountsDrafter(Belief.usual(with_table=False))
-
-
-def host_tree(num_nodes: int) -> TokenTree:
-    """A tree on the host for guesses without a pool of candidates."""
-    with torch.inference_mode(False):  # buffers made in inference mode could not be written outside it
-        return TokenTree.allocate(num_nodes, 1, torch.device("cpu"))
-
-
-def copy_grown(tree: TokenTree, source: TokenTree) -> None:
-    """Make ``tree`` the one that was grown in ``source``, of the same size."""
-    for there, here in zip(grown_buffers(tree), grown_buffers(source), strict=True):
-        there.copy_(here)
-
-
-def grown_buffers(tree: TokenTree) -> list[Tensor]:
-    """The buffers that growth writes."""
-    return [tree.tokens, tree.parents, tree.depths, tree.scores, tree.edges, tree.ancestors]
 
 
 def _native_counts(longest: int, text: Tensor, table: Tensor, rank: Tensor) -> Any:

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from yggdrasil.drafters.counts import copy_grown, host_tree
 from yggdrasil.drafters.protocol import FreeDrafter
 from yggdrasil.models.buffers import HostView
 from yggdrasil.tree.token_tree import TokenTree
@@ -18,7 +17,7 @@ class AsideTree:
 
     def __init__(self, free: FreeDrafter, tree: TokenTree, verify_widths: Sequence[int]) -> None:
         self._free, self._tree = free, tree
-        self._own = host_tree(tree.num_nodes)
+        self._own = TokenTree.on_host(tree.num_nodes)
         self._scores, self._depths = HostView(self._own.scores), HostView(self._own.depths)
         self._last = np.array(verify_widths) - 1
         self.order = np.arange(tree.num_nodes)  # nodes from best to worst
@@ -31,7 +30,7 @@ class AsideTree:
 
     def use(self) -> None:
         """Make it the tree of this iteration."""
-        copy_grown(self._tree, self._own)
+        self._tree.take_nodes(self._own)
 
     def depth(self, width: int) -> int:
         """Levels of the best ``width`` nodes."""

@@ -56,6 +56,12 @@ class TokenTree:
             pool_tokens=integers(pool),
         )
 
+    @classmethod
+    def on_host(cls, num_nodes: int) -> "TokenTree":
+        """Buffers on the host for guesses that need no pool of candidates."""
+        with torch.inference_mode(False):  # buffers made in inference mode could not be written outside it
+            return cls.allocate(num_nodes, 1, torch.device("cpu"))
+
     @property
     def num_nodes(self) -> int:
         """Capacity N."""
@@ -66,12 +72,18 @@ class TokenTree:
         """Continuations remembered a node, K."""
         return self.pool_tokens.shape[0] // self.tokens.shape[0]
 
+    def node_tensors(self) -> list[Tensor]:
+        """The buffers of nodes, without the pool of candidates."""
+        return [self.tokens, self.parents, self.depths, self.scores, self.edges, self.ancestors]
+
     def tensors(self) -> list[Tensor]:
         """All buffers in field order: how compiled steps take a tree."""
-        return [
-            self.tokens, self.parents, self.depths, self.scores, self.edges,
-            self.ancestors, self.pool_scores, self.pool_edges, self.pool_tokens,
-        ]  # fmt: skip
+        return [*self.node_tensors(), self.pool_scores, self.pool_edges, self.pool_tokens]
+
+    def take_nodes(self, other: "TokenTree") -> None:
+        """Have the nodes of ``other``, which has room for as many; the pool stays."""
+        for ours, theirs in zip(self.node_tensors(), other.node_tensors(), strict=True):
+            ours.copy_(theirs)
 
     def root_guesses(self) -> Tensor:
         """Log-probabilities of the root's candidates after a head draft, best first, [K]; -inf where there is none.
