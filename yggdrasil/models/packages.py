@@ -60,14 +60,14 @@ def read_manifest(path: Path) -> Manifest | None:
         return None
     try:
         content = json.loads(beside.read_bytes())
-        seal = content.pop("seal", None)  # older ones have none
+        seal = content.pop("seal")
         inputs = content["inputs"]
         manifest = Manifest(
             str(content["digest"]),
             tuple(map(str, content["units"])),
             None if inputs is None else tuple(map(int, inputs)),
         )
-        if seal in (None, _seal(content)) and manifest.digest == file_digest(path):
+        if seal == _seal(content) and manifest.digest == file_digest(path):
             return manifest
     except FileNotFoundError:  # half of a pair: its writer was killed in between
         remove_package(path)
