@@ -12,6 +12,9 @@ from calibrated_pair import NAME, CalibratedPair, calibrate, run_program
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from yggdrasil import Decoder
+from yggdrasil.drafters import NGramDrafter
+from yggdrasil.drafters.counts import CountsDrafter
+from yggdrasil.drafters.options import CountsOptions
 from yggdrasil.engine.policy import FixedPolicy
 from yggdrasil.models import compiled
 from yggdrasil.models import runner as runner_module
@@ -22,6 +25,24 @@ from yggdrasil.tree.objective import TreeShape
 
 pytestmark = pytest.mark.compiled
 COUNT = 24
+
+
+class Nobody:
+    """A drafter of one's own that never guesses."""
+
+    name, hidden_layers = "nobody", ()
+
+    def begin(self, tokens):
+        self.last = tokens[-1]
+
+    def extend(self, tokens, hidden):
+        self.last = tokens[-1]
+
+    def head(self, tree):
+        tree.plant(self.last)
+
+    def grow(self, tree, width, depth):
+        pass
 
 
 @pytest.fixture(scope="session")
@@ -82,6 +103,15 @@ def test_a_step_that_is_missing_is_compiled_in_another_process(calibrated, decod
     Decoder.from_plan(calibrated.plan)
 
     assert runner.is_compiled("plain", 1)
+
+
+def test_the_text_is_counted_beside_a_draft_model_and_a_drafter_of_ones_own(calibrated, decoder):
+    """What a calibration writes is what decoding opens; an n-gram drafter looks the text up itself."""
+    assert decoder.plan.beside == CountsOptions(table=False)
+    assert isinstance(decoder.assembly.engine.free, CountsDrafter)
+    own = Decoder.from_plan(calibrated.plan, drafter=Nobody())
+    assert isinstance(own.assembly.engine.free, CountsDrafter)
+    assert Decoder.from_plan(calibrated.plan, drafter=NGramDrafter()).assembly.engine.free is None
 
 
 def test_a_stream_is_the_text_piece_by_piece(calibrated, decoder):

@@ -7,6 +7,7 @@ import pytest
 import torch
 from tiny_pair import SHAPES, TEXT, cache_rows
 
+from yggdrasil.acceptance.grammar import Constraint
 from yggdrasil.acceptance.sampling import SamplingParams
 from yggdrasil.acceptance.speculation import Speculation
 from yggdrasil.drafters.counts import usual_counts
@@ -219,6 +220,22 @@ def test_only_exact_passes_of_any_width_have_free_guesses(pair, speculation, is_
     assert (generation.metrics.free_trees > 0) == is_free
     if speculation.is_lossless:
         assert generation.tokens == pair.reference(LOOPING, 40)
+
+
+def test_there_are_no_free_guesses_under_a_grammar(pair):
+    """Neither alone nor in a drafted tree: what the text repeats need not be allowed."""
+    pytest.importorskip("llguidance")
+    sampling, decoder = (
+        SamplingParams(constraint=Constraint("regex", "[ab]{30}")),
+        counting(pair, Alternating(), eos=[0]),
+    )
+    guided, free = [], []
+    decoder.generate(LOOPING, max_new_tokens=24, sampling=sampling, watch=guided.append)
+    decoder.generate(LOOPING, max_new_tokens=24, watch=free.append)
+
+    assert {tree.drafter for tree in free} > {"none", "text"}
+    assert any(tree.drafter.endswith(", guided") for tree in guided)
+    assert not any("text" in tree.drafter for tree in guided)
 
 
 def test_counts_of_the_text_follow_its_loop(pair):

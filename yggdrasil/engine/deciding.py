@@ -127,7 +127,7 @@ class HostDecisions:
         is_informed = is_planned and is_head_first(self._engine.schedule.labels)
         stages = HEAD_FIRST_ORDER if is_informed else DEFAULT_ORDER
         # A lossy rule may keep a copied token because it is likely enough, and then repeat itself for ever.
-        is_free = speculation.rule == "match" and width is None and sampler.grammar is None
+        is_free = speculation.rule == "match" and width is None
         engine = Engine(
             self._target, drafter, self._engine.tree, self._verify_widths, self._engine.max_length, stages,
             self._engine.free if is_free else None,
