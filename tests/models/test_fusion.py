@@ -1,4 +1,4 @@
-"""Linears that read one tensor become one operator, and compute the same."""
+"""Linears that read one tensor become one operator with what stands around them, and compute the same."""
 
 import pytest
 import torch
@@ -10,8 +10,11 @@ from yggdrasil.models.arena import Arena
 from yggdrasil.models.compiled import StepKey, build_step
 from yggdrasil.models.formats.layers import QuantisedEmbedding, QuantisedLinear
 from yggdrasil.models.formats.rows import QuantisedRows
-from yggdrasil.models.fusion import fuse_shared_inputs
+from yggdrasil.models.fusion import fuse_linears
 from yggdrasil.models.packing import PackedLinear
+from yggdrasil.models.units import drop_assertions
+
+SIZE = 64  # of a row
 
 
 class Block(nn.Module):
@@ -38,12 +41,118 @@ def test_layers_of_one_input_become_one_operator():
     block = Block()
     exported = torch.export.export(block, (x,), strict=False)
 
-    assert fuse_shared_inputs(exported) == 1
+    assert fuse_linears(exported) == 1
 
     targets = [node.target for node in exported.graph_module.graph.nodes]
     assert targets.count(torch.ops.yggdrasil.packed_linears.default) == 1
     assert targets.count(torch.ops.yggdrasil.packed_linear.default) == 1
     assert torch.equal(exported.module()(x), block(x))
+
+
+class Layer(nn.Module):
+    """What transformers' models do around linears: a norm before two, a gate before one, a residual behind it."""
+
+    def __init__(self, linear, dtype, inner=96):
+        super().__init__()
+        generator = torch.Generator().manual_seed(2)
+        self.weight = nn.Buffer((1 + torch.randn(SIZE, generator=generator) / 4).to(dtype))
+        self.gate, self.up, self.down = linear(inner, SIZE), linear(inner, SIZE), linear(SIZE, inner)
+
+    def norm(self, x):
+        whole = x.to(torch.float32)
+        return self.weight * (whole * torch.rsqrt(whole.pow(2).mean(-1, keepdim=True) + 1e-5)).to(x.dtype)
+
+    def forward(self, x):
+        normed = self.norm(x)
+        return x + self.down(nn.functional.silu(self.gate(normed)) * self.up(normed))
+
+
+class LayerThatShows(Layer):
+    """The same with everything also read elsewhere, and the mean over another dimension: nothing but linears of one
+    input may come together."""
+
+    def norm(self, x):
+        whole = x.to(torch.float32)
+        return self.weight * (whole * torch.rsqrt(whole.pow(2).mean(-2, keepdim=True) + 1e-5)).to(x.dtype)
+
+    def forward(self, x):
+        normed = self.norm(x)
+        silu = nn.functional.silu(self.gate(normed))
+        down = self.down(silu * self.up(normed) + silu)
+        return x + down, down
+
+
+def full(dtype):
+    generator = torch.Generator().manual_seed(3)
+    return lambda n, k: PackedLinear(torch.randn(n, k, generator=generator).to(dtype) / 8, None, 2, Arena())
+
+
+def quantised(n, k):
+    return QuantisedLinear(packed_rows("Q4_0", n, k), None, 2)
+
+
+LINEARS = {
+    "float32": (full(torch.float32), torch.float32),
+    "bfloat16": (full(torch.bfloat16), torch.bfloat16),
+    "q4_0": (quantised, torch.bfloat16),
+}
+KINDS = [
+    pytest.param(kind, marks=pytest.mark.skipif(kind == "q4_0" and not kernels.is_native(), reason="native only"))
+    for kind in LINEARS
+]
+
+
+@pytest.mark.parametrize("rows", [1, 3, 5, 40])
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_stands_around_linears_is_computed_by_them(kind, rows):
+    linear, dtype = LINEARS[kind]
+    layer = Layer(linear, dtype)
+    x = 3 * torch.randn(1, rows, SIZE, generator=torch.Generator().manual_seed(rows)).to(dtype)
+    x[0, 0] *= 40  # gates far from nought
+    exported = torch.export.export(layer, (x,), strict=False)
+    drop_assertions(exported)
+
+    assert fuse_linears(exported) == 2
+
+    targets = [str(node.target) for node in exported.graph_module.graph.nodes if node.op == "call_function"]
+    computing = [target for target in targets if "getitem" not in target and "aten.to" not in target]
+    assert computing == [f"yggdrasil.{'quantised' if kind == 'q4_0' else 'packed'}_linears.default"] * 2
+    fused = exported.module()(x)
+    torch.testing.assert_close(fused, layer(x), **({"rtol": 0.02, "atol": 0.05} if dtype == torch.bfloat16 else {}))
+    one = fused_for(1, layer)
+    alone = [one(row[None, None]) for row in x[0]]
+    assert torch.equal(torch.cat(alone, dim=1), fused)  # whatever rows travel with it
+
+
+def fused_for(rows, layer):
+    exported = torch.export.export(layer, (torch.zeros(1, rows, SIZE, dtype=layer.weight.dtype),), strict=False)
+    drop_assertions(exported)
+    fuse_linears(exported)
+    return exported.module()
+
+
+def test_what_others_read_too_is_left_alone():
+    layer = LayerThatShows(*LINEARS["float32"])
+    x = torch.randn(1, 5, SIZE, generator=torch.Generator().manual_seed(0))
+    exported = torch.export.export(layer, (x,), strict=False)
+    drop_assertions(exported)
+
+    assert fuse_linears(exported) == 1  # gate and up
+
+    for ours, theirs in zip(exported.module()(x), layer(x), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_not_a_number_stays_so_through_norm_and_gate(kind):
+    linear, dtype = LINEARS[kind]
+    x = torch.ones(1, 2, SIZE, dtype=dtype)
+    x[0, 1, 7] = float("nan")
+
+    given = fused_for(2, Layer(linear, dtype))(x)
+
+    assert given[0, 0].isfinite().all()
+    assert given[0, 1].isnan().all()
 
 
 class QuantisedBlock(nn.Module):
@@ -77,10 +186,10 @@ class OverTensors(nn.Module):
         return torch.func.functional_call(self.block[0], dict(zip(self.names, weights, strict=True)), (ids,))
 
 
-def packed_rows(name, num_outputs):
+def packed_rows(name, num_outputs, num_inputs=64):
     form = GGMLQuantizationType[name]
     generator = torch.Generator().manual_seed(num_outputs)
-    weight = torch.randn(num_outputs, 64, generator=generator).numpy()
+    weight = torch.randn(num_outputs, num_inputs, generator=generator).numpy() / 8
     return QuantisedRows(form, torch.from_numpy(quants.quantize(weight, form))).pack(Arena())
 
 
@@ -91,7 +200,7 @@ def test_quantised_layers_of_one_input_are_fused_and_compiled(tmp_path, monkeypa
     block, ids = QuantisedBlock(), torch.tensor([[3, 0, 39]])
     exported = torch.export.export(block, (ids,), strict=False)
 
-    assert fuse_shared_inputs(exported) == 1
+    assert fuse_linears(exported) == 1
     targets = [node.target for node in exported.graph_module.graph.nodes]
     assert targets.count(torch.ops.yggdrasil.quantised_linears.default) == 1
     assert targets.count(torch.ops.yggdrasil.packed_linear.default) == 1

@@ -173,17 +173,18 @@ def compile_package(
 ) -> None:
     """Export ``module`` in full and compile it to its package; a graph break or an unsupported operator is an error.
 
-    ``fuse`` runs linears of one input as one operator; without it only to measure what that is worth.
+    ``fuse`` runs linears of one input as one operator, with what stands around them; without it only to measure what
+    that is worth.
     """
-    from yggdrasil.models.fusion import fuse_shared_inputs  # here, as below: a second of imports that no package needs
+    from yggdrasil.models.fusion import fuse_linears  # here, as below: a second of imports that no package needs
     from yggdrasil.models.units import drop_assertions, without_unused_inputs
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # PyTorch's own, about its own internals
         exported = _exported(module, inputs, () if key.width is not None else getattr(module, "wide", ()))
-        if fuse:
-            fuse_shared_inputs(exported)
         drop_assertions(exported)
+        if fuse:
+            fuse_linears(exported)
         # One row is over so soon that a call a layer would show, and it is half of all that is compared with: unrolled.
         is_shared = is_native() and key.width is None
         units = _compile_units(exported, len(flatten(inputs[:2])) - 1) if is_shared else ()

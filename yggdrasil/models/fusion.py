@@ -1,16 +1,22 @@
-"""Graph rewrite: packed linears that read the same tensor run as one operator (query, key and value; gate and up).
+"""Graph rewrite: packed linears that read the same tensor run as one operator, with what stands around them.
 
-Works on the exported graph, so it knows no model's source. Each layer's arithmetic is unchanged; what is saved is the
-start of a parallel region a layer.
+Query, key and value are one operator, gate and up another; the norm or the gating that only they read is computed
+where they read it, and a residual is added where their output is written. Works on the exported graph, so it knows no
+model's source: what has another form stays as it is, for TorchInductor. Each layer's arithmetic is unchanged; what is
+saved is passes over the rows by one thread, and calls.
 """
 
 import operator
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, Node
 
+_aten = torch.ops.aten
 # An operator and the one for several of its kind, where all arguments between input and threads are lists.
 _FUSED: dict[object, OpOverload] = {
     torch.ops.yggdrasil.packed_linear.default: torch.ops.yggdrasil.packed_linears.default,
@@ -18,36 +24,142 @@ _FUSED: dict[object, OpOverload] = {
 }
 
 
-def fuse_shared_inputs(exported: ExportedProgram) -> int:
-    """Rewrite ``exported`` in place; returns how many groups were fused."""
-    graph_module = exported.graph_module
+class _Reading(NamedTuple):
+    """How linears come to their rows, as the operators take it."""
+
+    input: Node
+    gate: Node | None = None
+    norm: Node | None = None
+    eps: float = 0.0
+
+
+def fuse_linears(exported: ExportedProgram) -> int:
+    """Rewrite ``exported`` in place; returns how many operators came in the place of others."""
+    graph = exported.graph_module.graph
     groups: dict[tuple[Node, object], list[Node]] = {}
-    for node in graph_module.graph.nodes:
+    for node in graph.nodes:
         if node.target in _FUSED:
             groups.setdefault((node.args[0], node.target), []).append(node)
-    fused = [_fuse(graph_module, group) for group in groups.values() if _can_fuse(group)]
-    graph_module.graph.lint()
-    graph_module.recompile()
-    return len(fused)
+    count = sum(_fuse(graph, group) for group in groups.values() if _can_fuse(group))
+    graph.eliminate_dead_code()
+    graph.lint()
+    exported.graph_module.recompile()
+    return count
 
 
 def _can_fuse(group: list[Node]) -> bool:
     """Weights and biases are inputs of the graph, so they exist wherever the first layer of the group runs."""
     operands = [operand for node in group for operand in node.args[1:3] if isinstance(operand, Node)]
-    return len(group) > 1 and all(operand.op == "placeholder" for operand in operands)
+    return all(operand.op == "placeholder" for operand in operands)
 
 
-def _fuse(graph_module: GraphModule, group: list[Node]) -> Node:
+def _fuse(graph: Graph, group: list[Node]) -> bool:
+    """Whether the group became one operator: there is no use where nothing comes together."""
     first = group[0]
-    shared, *_, num_threads = first.args
-    own = zip(*(node.args[1:-1] for node in group), strict=True)  # weights, biases, sizes, formats
-    with graph_module.graph.inserting_before(first):
-        together = graph_module.graph.call_function(_FUSED[first.target], (shared, *map(list, own), num_threads))
+    source, *_, num_threads = first.args
+    assert isinstance(source, Node)
+    reads_alone = set(source.users) == set(group)
+    reading = (reads_alone and (_normed(source) or _gated(source))) or _Reading(source)
+    addition = _addition(first) if len(group) == 1 else None
+    if len(group) == 1 and addition is None and reading.input is source:
+        return False
+    last = addition[0] if addition else first
+    own = map(list, zip(*(node.args[1:-1] for node in group), strict=True))  # weights, biases, sizes, formats
+    residual = addition[1] if addition else None
+    with graph.inserting_before(last):
+        together = graph.call_function(_FUSED[first.target], (*reading, residual, *own, num_threads))
         together.meta["val"] = [node.meta["val"] for node in group]
-        for i, node in enumerate(group):
-            part = graph_module.graph.call_function(operator.getitem, (together, i))
-            part.meta["val"] = node.meta["val"]
-            node.replace_all_uses_with(part)
-    for node in group:
-        graph_module.graph.erase_node(node)
-    return together
+        outputs = [last] if addition else group
+        parts = [graph.call_function(operator.getitem, (together, i)) for i in range(len(outputs))]
+    for node, part in zip(outputs, parts, strict=True):
+        part.meta["val"] = node.meta["val"]
+        node.replace_all_uses_with(part)
+        graph.erase_node(node)
+    return True
+
+
+def _addition(linear: Node) -> tuple[Node, Node] | None:
+    """The sum of the layer's output, which nothing else reads, and a tensor like it; and that tensor."""
+    reader = _only_user(linear)
+    if reader is None or not _is_call(reader, _aten.add.Tensor) or len(reader.args) != 2 or reader.kwargs:
+        return None
+    others = [read for read in reader.args if read is not linear]
+    if len(others) != 1 or not isinstance(others[0], Node) or not _is_like(others[0], linear):
+        return None
+    return reader, others[0]
+
+
+def _gated(product: Node) -> _Reading | None:
+    """``product`` as silu(gate) * input, where nothing else reads the silu."""
+    for silu, other in _factors(product):
+        if _is_call(silu, _aten.silu.default) and _only_user(silu) is product and _is_like(silu, other):
+            (gate,) = silu.args
+            assert isinstance(gate, Node)
+            return _Reading(other, gate=gate)
+    return None
+
+
+def _normed(product: Node) -> _Reading | None:
+    """``product`` as weight * (x * rsqrt(mean(x squared) + eps)), the sum in float32, where it has this form."""
+    dtype = _tensor(product).dtype
+    for weight, cast in _factors(product):
+        is_weight = weight.op == "placeholder" and _tensor(weight).dim() == 1 and _tensor(weight).dtype == dtype
+        scaled = _uncast(cast)
+        for whole, inverse in _factors(scaled) if is_weight and _tensor(scaled).dtype == torch.float32 else ():
+            eps = _eps_of(inverse, whole)
+            source = _uncast(whole)
+            if eps is not None and _is_like(source, product):
+                return _Reading(source, norm=weight, eps=eps)
+    return None
+
+
+def _eps_of(inverse: Node, whole: Node) -> float | None:
+    """What is added where ``inverse`` is rsqrt(mean(whole squared) + eps) over the last dimension."""
+    total = _argument_of(inverse, _aten.rsqrt.default)
+    mean = _argument_of(total, _aten.add.Tensor)
+    square = _argument_of(mean, _aten.mean.dim)
+    if square is None or mean is None or total is None or mean.args[1:] != ([-1], True):
+        return None
+    is_square = _is_call(square, _aten.pow.Tensor_Scalar) and square.args == (whole, 2)
+    eps = total.args[1]
+    return eps if is_square and isinstance(eps, float) else None
+
+
+def _argument_of(node: Node | None, target: OpOverload) -> Node | None:
+    """The first argument of ``node`` where it calls ``target`` on a tensor."""
+    if node is None or not _is_call(node, target) or not isinstance(node.args[0], Node):
+        return None
+    return node.args[0]
+
+
+def _factors(product: Node) -> Sequence[tuple[Node, Node]]:
+    """The two tensors that ``product`` multiplies, either first; none where it is something else."""
+    if not _is_call(product, _aten.mul.Tensor):
+        return ()
+    first, second = product.args
+    return ((first, second), (second, first)) if isinstance(first, Node) and isinstance(second, Node) else ()
+
+
+def _uncast(node: Node) -> Node:
+    """What ``node`` is another dtype of, or itself."""
+    found = _argument_of(node, _aten.to.dtype)
+    return node if found is None else found
+
+
+def _is_call(node: Node, target: OpOverload) -> bool:
+    return node.op == "call_function" and node.target is target
+
+
+def _only_user(node: Node) -> Node | None:
+    return next(iter(node.users)) if len(node.users) == 1 else None
+
+
+def _is_like(node: Node, other: Node) -> bool:
+    one, two = _tensor(node), _tensor(other)
+    return one.shape == two.shape and one.dtype == two.dtype
+
+
+def _tensor(node: Node) -> Tensor:
+    value: Any = node.meta["val"]
+    assert isinstance(value, Tensor)
+    return value

@@ -24,8 +24,10 @@ _library = torch.library.Library("yggdrasil", "DEF")
 _library.define("packed_shape(Tensor weight) -> int[]")
 _library.define("pack_linear(Tensor weight, Tensor(a!) packed) -> ()")
 _library.define("packed_linear(Tensor input, Tensor packed, Tensor? bias, int out_features, int num_threads) -> Tensor")
+_AROUND = "Tensor? gate, Tensor? norm, float eps, Tensor? residual"  # what linears do beside multiplying
 _library.define(
-    "packed_linears(Tensor input, Tensor[] packed, Tensor?[] biases, int[] out_features, int num_threads) -> Tensor[]"
+    f"packed_linears(Tensor input, {_AROUND}, Tensor[] packed, Tensor?[] biases, int[] out_features, int num_threads) "
+    "-> Tensor[]"
 )
 _library.define("quantised_shape(Tensor rows, int format, int inputs) -> int[]")
 _library.define("pack_quantised(Tensor rows, int format, int inputs, Tensor(a!) packed) -> ()")
@@ -34,7 +36,7 @@ _library.define(
     "-> Tensor"
 )
 _library.define(
-    "quantised_linears(Tensor input, Tensor[] packed, Tensor?[] biases, int[] out_features, int[] formats, "
+    f"quantised_linears(Tensor input, {_AROUND}, Tensor[] packed, Tensor?[] biases, int[] out_features, int[] formats, "
     "int num_threads) -> Tensor[]"
 )
 _library.define(
@@ -68,10 +70,25 @@ def _packed_linear(x: Tensor, packed: Tensor, bias: Tensor | None, out_features:
     return torch.nn.functional.linear(x, packed, bias)
 
 
-def _packed_linears(
-    x: Tensor, packed: list[Tensor], biases: list[Tensor | None], out_features: list[int], num_threads: int
+def _packed_linears(  # noqa: PLR0913  (an operator's schema)
+    x: Tensor,  # [..., K]
+    gate: Tensor | None,  # [..., K]: the layers read silu(gate) * x
+    norm: Tensor | None,  # [K]: they read norm * (x / its root mean square)
+    eps: float,  # added to the mean square
+    residual: Tensor | None,  # [..., N]: added to what the one layer gives
+    packed: list[Tensor],
+    biases: list[Tensor | None],
+    out_features: list[int],
+    num_threads: int,
 ) -> list[Tensor]:
-    return [torch.nn.functional.linear(x, weight, bias) for weight, bias in zip(packed, biases, strict=True)]
+    """Linear layers over one input, and what stands around them; each operation is rounded to the dtype of ``x``."""
+    if norm is not None:
+        whole = x.float()
+        x = norm * (whole * torch.rsqrt(whole.pow(2).mean(-1, keepdim=True) + eps)).to(x.dtype)
+    if gate is not None:
+        x = torch.nn.functional.silu(gate) * x
+    outputs = [torch.nn.functional.linear(x, weight, bias) for weight, bias in zip(packed, biases, strict=True)]
+    return outputs if residual is None else [outputs[0] + residual]
 
 
 def _tree_attention(  # noqa: PLR0913  (an operator's schema)
@@ -163,9 +180,9 @@ def _quantised_linear_shape(
     return x.new_empty((*x.shape[:-1], out_features))
 
 
-def _quantised_linears_shape(
-    x: Tensor, packed: list[Tensor], biases: list[Tensor | None], out_features: list[int], formats: list[int],
-    num_threads: int,
+def _quantised_linears_shape(  # noqa: PLR0913
+    x: Tensor, gate: Tensor | None, norm: Tensor | None, eps: float, residual: Tensor | None, packed: list[Tensor],
+    biases: list[Tensor | None], out_features: list[int], formats: list[int], num_threads: int,
 ) -> list[Tensor]:  # fmt: skip
     return [x.new_empty((*x.shape[:-1], size)) for size in out_features]
 
@@ -176,9 +193,10 @@ def _quantised_rows_shape(
     return ids.new_empty((*ids.shape, inputs), dtype=dtype)
 
 
-def _packed_linears_shape(
-    x: Tensor, packed: list[Tensor], biases: list[Tensor | None], out_features: list[int], num_threads: int
-) -> list[Tensor]:
+def _packed_linears_shape(  # noqa: PLR0913
+    x: Tensor, gate: Tensor | None, norm: Tensor | None, eps: float, residual: Tensor | None, packed: list[Tensor],
+    biases: list[Tensor | None], out_features: list[int], num_threads: int,
+) -> list[Tensor]:  # fmt: skip
     return [x.new_empty((*x.shape[:-1], size)) for size in out_features]
 
 

@@ -2,8 +2,9 @@
 #pragma once
 
 #include <algorithm>
+#include <vector>
 
-#include "simd.h"
+#include "input_rows.h"
 
 namespace yggdrasil {
 
@@ -13,7 +14,8 @@ constexpr int kTilePairs = 16;  // bf16 panels end on a whole tile of so many in
 // Where a layer's sums go.
 struct LinearOutput {
   void* out;          // [W, N]
-  const float* bias;  // nullable
+  const float* bias;     // nullable
+  const void* residual;  // [W, N], added to what is rounded; nullable
   int64_t outputs;
   bool is_bf16;
 };
@@ -33,21 +35,53 @@ inline void store_row(const LinearOutput& to, int64_t row, int64_t panel, const 
   if (count == kPanel && to.is_bf16) {
     __m512 whole = _mm512_loadu_ps(values);
     if (to.bias) whole = _mm512_add_ps(whole, _mm512_loadu_ps(to.bias + begin));
-    BFloat16* out = static_cast<BFloat16*>(to.out) + row * to.outputs + begin;
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), (__m256i)_mm512_cvtneps_pbh(whole));
+    const int64_t place = row * to.outputs + begin;
+    if (to.residual) whole = _mm512_add_ps(round_to<BFloat16>(whole), load16(static_cast<const BFloat16*>(to.residual) + place));
+    store_16(static_cast<BFloat16*>(to.out) + place, whole);
     return;
   }
 #endif
-  float sums[kPanel];
-  for (int j = 0; j < count; ++j) {
-    sums[j] = to.bias ? values[j] + to.bias[begin + j] : values[j];
-  }
+  const auto store = [&](auto* out, const auto* residual) {
+    using T = std::remove_pointer_t<decltype(out)>;
+    for (int64_t j = 0, place = row * to.outputs + begin; j < count; ++j, ++place) {
+      const T sum = static_cast<T>(to.bias ? values[j] + to.bias[begin + j] : values[j]);
+      out[place] = to.residual ? static_cast<T>(widen(sum) + widen(residual[place])) : sum;
+    }
+  };
   if (to.is_bf16) {
-    BFloat16* out = static_cast<BFloat16*>(to.out) + row * to.outputs + begin;
-    for (int j = 0; j < count; ++j) out[j] = BFloat16(sums[j]);
+    store(static_cast<BFloat16*>(to.out), static_cast<const BFloat16*>(to.residual));
   } else {
-    std::memcpy(static_cast<float*>(to.out) + row * to.outputs + begin, sums, count * sizeof(float));
+    store(static_cast<float*>(to.out), static_cast<const float*>(to.residual));
   }
 }
+
+// Outputs of several layers over the same rows.
+class Outputs {
+ public:
+  Outputs(const Tensor& rows, at::IntArrayRef sizes, const c10::List<std::optional<Tensor>>& biases, const std::optional<Tensor>& residual) {
+    TORCH_CHECK(!residual || sizes.size() == 1, "a residual is added to one layer");
+    if (residual) residual_ = residual->contiguous();
+    for (size_t i = 0; i < sizes.size(); ++i) {
+      auto shape = rows.sizes().vec();
+      shape.back() = sizes[i];
+      tensors.push_back(at::empty(shape, rows.options()));
+      const std::optional<Tensor> bias = biases.get(i);
+      biases_.push_back(bias ? bias->to(at::kFloat).contiguous() : Tensor());
+    }
+    TORCH_CHECK(!residual || (residual_.sizes() == tensors[0].sizes() && residual_.scalar_type() == rows.scalar_type()),
+                "a residual has the shape and dtype of the outputs");
+  }
+
+  LinearOutput of(size_t i) const {
+    return {tensors[i].mutable_data_ptr(), biases_[i].defined() ? biases_[i].const_data_ptr<float>() : nullptr,
+            residual_.defined() ? residual_.const_data_ptr() : nullptr, tensors[i].size(-1), tensors[i].scalar_type() == at::kBFloat16};
+  }
+
+  std::vector<Tensor> tensors;
+
+ private:
+  std::vector<Tensor> biases_;
+  Tensor residual_;
+};
 
 }  // namespace yggdrasil

@@ -107,50 +107,62 @@ void pack_linear(const Tensor& weight, Tensor& packed) {
 constexpr int64_t kGroup = 12;
 
 // Several layers over one input in one parallel region.
-std::vector<Tensor> packed_linears(const Tensor& input, at::TensorList packed, const c10::List<std::optional<Tensor>>& biases,
-                                   at::IntArrayRef out_features, int64_t num_threads) {
-  const Tensor x = input.contiguous();
-  const bool is_bf16 = x.scalar_type() == at::kBFloat16;
-  const int64_t k = x.size(-1), rows = x.numel() / k, k_steps = is_bf16 ? k / 2 : k;
-  const bool is_tiled = is_bf16 && has_matrix_unit();
+std::vector<Tensor> packed_around(const Tensor& input, const Around& around, at::TensorList packed,
+                                  const c10::List<std::optional<Tensor>>& biases, at::IntArrayRef out_features, int64_t num_threads) {
+  constexpr int64_t kFewRows = 4;  // are made sooner than a second thread sees them
+  const RowsOf x(input, around);
+  const int64_t k = x.inputs(), rows = x.rows(), k_steps = x.is_bf16() ? k / 2 : k;
+  const bool is_tiled = x.is_bf16() && has_matrix_unit();
   const auto shares = row_shares(rows, is_tiled);
-  const uint32_t* words = static_cast<const uint32_t*>(x.const_data_ptr());
-  const uint32_t* tiled = is_tiled ? tiled_copy(words, rows, k_steps) : nullptr;
-  std::vector<Tensor> outputs, bias_floats(packed.size());
-  std::vector<LinearJob> jobs;
-  std::vector<int64_t> first_group{0};
-  for (size_t i = 0; i < packed.size(); ++i) {
-    TORCH_CHECK(packed[i].scalar_type() == x.scalar_type(), "input and packed weights must have one dtype");
-    auto sizes = x.sizes().vec();
-    sizes.back() = out_features[i];
-    outputs.push_back(at::empty(sizes, x.options()));
-    const std::optional<Tensor> bias = biases.get(i);
-    if (bias) bias_floats[i] = bias->to(at::kFloat).contiguous();
-    jobs.push_back({static_cast<const uint32_t*>(packed[i].const_data_ptr()), words, tiled, rows, k_steps, packed[i].size(1) * kPanel,
-                    {outputs[i].mutable_data_ptr(), bias ? bias_floats[i].const_data_ptr<float>() : nullptr, out_features[i], is_bf16}});
-    const int64_t panels = (out_features[i] + kPanel - 1) / kPanel;
-    first_group.push_back(first_group.back() + (panels + kGroup - 1) / kGroup);
-  }
-  parallel(first_group.back(), num_threads, [&](int64_t begin, int64_t end) {
-    size_t i = std::upper_bound(first_group.begin(), first_group.end(), begin) - first_group.begin() - 1;
-    for (int64_t group = begin; group < end; ++group) {
-      while (group >= first_group[i + 1]) ++i;
-      const LinearJob& job = jobs[i];
-      const int64_t panel = (group - first_group[i]) * kGroup, panels = (job.output.outputs + kPanel - 1) / kPanel;
-      int64_t first = 0;
-      for (const int64_t size : shares) {
-        run_rows(job, first, size, panel, std::min(panel + kGroup, panels));
-        first += size;
-      }
+  const auto run = [&](const auto& of_type) {
+    using T = std::remove_cvref_t<decltype(*of_type.x)>;
+    const bool is_given = of_type.are_given();
+    T* made = is_given ? nullptr : reinterpret_cast<T*>(scratch_words<1>(rows * k_steps));
+    const auto make = [&](int64_t begin, int64_t end) {
+      for (int64_t row = begin; row < end; ++row) of_type.read(row, 0, k, of_type.inverse_rms(row), made + row * k);
+    };
+    const bool is_behind = !is_given && !is_tiled && rows >= kFewRows;
+    if (!is_given && !is_behind) parallel(rows, rows < kFewRows ? 1 : num_threads, make);
+    const auto* words = reinterpret_cast<const uint32_t*>(is_given ? of_type.x : made);
+    const uint32_t* tiled = is_tiled ? tiled_copy(words, rows, k_steps) : nullptr;
+    Outputs outputs(x.given(), out_features, biases, around.residual);
+    std::vector<LinearJob> jobs;
+    std::vector<int64_t> first_group{0};
+    for (size_t i = 0; i < packed.size(); ++i) {
+      TORCH_CHECK(packed[i].scalar_type() == x.given().scalar_type(), "input and packed weights must have one dtype");
+      jobs.push_back({static_cast<const uint32_t*>(packed[i].const_data_ptr()), words, tiled, rows, k_steps, packed[i].size(1) * kPanel, outputs.of(i)});
+      const int64_t panels = (out_features[i] + kPanel - 1) / kPanel;
+      first_group.push_back(first_group.back() + (panels + kGroup - 1) / kGroup);
     }
-  });
-  return outputs;
+    const auto multiply = [&](int64_t begin, int64_t end) {
+      size_t i = std::upper_bound(first_group.begin(), first_group.end(), begin) - first_group.begin() - 1;
+      for (int64_t group = begin; group < end; ++group) {
+        while (group >= first_group[i + 1]) ++i;
+        const LinearJob& job = jobs[i];
+        const int64_t panel = (group - first_group[i]) * kGroup, panels = (job.output.outputs + kPanel - 1) / kPanel;
+        int64_t first = 0;
+        for (const int64_t size : shares) {
+          run_rows(job, first, size, panel, std::min(panel + kGroup, panels));
+          first += size;
+        }
+      }
+    };
+    is_behind ? parallel_behind(rows, make, first_group.back(), num_threads, multiply) : parallel(first_group.back(), num_threads, multiply);
+    return std::move(outputs.tensors);
+  };
+  return x.is_bf16() ? run(x.as<BFloat16>()) : run(x.as<float>());
+}
+
+std::vector<Tensor> packed_linears(const Tensor& input, const std::optional<Tensor>& gate, const std::optional<Tensor>& norm, double eps,
+                                   const std::optional<Tensor>& residual, at::TensorList packed,
+                                   const c10::List<std::optional<Tensor>>& biases, at::IntArrayRef out_features, int64_t num_threads) {
+  return packed_around(input, {gate, norm, eps, residual}, packed, biases, out_features, num_threads);
 }
 
 Tensor packed_linear(const Tensor& input, const Tensor& packed, const std::optional<Tensor>& bias, int64_t out_features, int64_t num_threads) {
   c10::List<std::optional<Tensor>> biases;
   biases.push_back(bias);
-  return packed_linears(input, {packed}, biases, {out_features}, num_threads)[0];
+  return packed_around(input, {}, {packed}, biases, {out_features}, num_threads)[0];
 }
 
 // ==== tree attention ==================================================================================================
@@ -170,11 +182,13 @@ Tensor tree_attention(const Tensor& query, const Tensor& key, const Tensor& valu
               ", write start ", start, ", width ", rows, ", capacity ", capacity);
   TORCH_CHECK(start + rows - context <= tree_slots, "rows are written outside the tree's slots");
 
-  std::vector<std::vector<int64_t>> slots(rows);
-  std::vector<int64_t> first_key(rows);
+  static thread_local std::vector<std::vector<int64_t>> slots;  // kept: every layer of every step fills them
+  static thread_local std::vector<int64_t> first_key;
+  if (static_cast<int64_t>(slots.size()) < rows) slots.resize(rows), first_key.resize(rows);
   const bool* mask = tree_mask.const_data_ptr<bool>();
   for (int64_t row = 0; row < rows; ++row) {
     auto& seen = slots[row];
+    seen.clear();
     for (int64_t t = 0; t < tree_slots && context + t < capacity; ++t)
       if (mask[row * tree_slots + t]) seen.push_back(context + t);
     // A path's keys lie in order of position, so a window is the last `window` of them.
@@ -426,11 +440,12 @@ AOTITorchError aoti_torch_cpu_packed_linear(AtenTensorHandle input, AtenTensorHa
   });
 }
 
-AOTITorchError aoti_torch_cpu_packed_linears(AtenTensorHandle input, const AtenTensorHandle* packed, int64_t num_packed,
+AOTITorchError aoti_torch_cpu_packed_linears(AtenTensorHandle input, AtenTensorHandle* gate, AtenTensorHandle* norm, double eps,
+                                             AtenTensorHandle* residual, const AtenTensorHandle* packed, int64_t num_packed,
                                              const AtenTensorHandle** biases, int64_t num_biases, const int64_t* out_features,
                                              int64_t num_out_features, int64_t num_threads, ...) {
   AOTI_TORCH_CONVERT_EXCEPTION_TO_ERROR_CODE({
-    auto results = packed_linears(tensor_of(input), tensors_of(packed, num_packed), optional_tensors_of(biases, num_biases),
+    auto results = packed_around(tensor_of(input), around_of(gate, norm, eps, residual), tensors_of(packed, num_packed), optional_tensors_of(biases, num_biases),
                                   at::IntArrayRef(out_features, num_out_features), num_threads);
     va_list targets;
     va_start(targets, num_threads);

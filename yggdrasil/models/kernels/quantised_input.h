@@ -5,6 +5,7 @@
 
 #include <cmath>
 
+#include "input_rows.h"
 #include "quantised_format.h"
 
 namespace yggdrasil {
@@ -24,17 +25,12 @@ struct InputChunk {
 
 #if defined(YGG_AVX512) && defined(__AVX512VNNI__)
 #define YGG_VNNI 1
-inline __m512 widen_16(const BFloat16* x) {
-  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(x))), 16));
-}
-inline __m512 widen_16(const float* x) { return _mm512_loadu_ps(x); }
 #endif
 
 // Rounds 32 inputs to values[32]; returns their scale and the sums of both halves.
-template <typename T>
-float round_chunk(const T* x, int8_t* values, int32_t (&halves)[2]) {
+inline float round_chunk(const float* x, int8_t* values, int32_t (&halves)[2]) {
 #ifdef YGG_VNNI
-  const __m512 low = widen_16(x), high = widen_16(x + 16);
+  const __m512 low = _mm512_loadu_ps(x), high = _mm512_loadu_ps(x + 16);
   const float largest = _mm512_reduce_max_ps(_mm512_max_ps(_mm512_abs_ps(low), _mm512_abs_ps(high)));
   const __m512 inverse = _mm512_set1_ps(largest > 0.0f ? 127.0f / largest : 0.0f);
   const __m512i rounded[2] = {_mm512_cvtps_epi32(_mm512_mul_ps(low, inverse)), _mm512_cvtps_epi32(_mm512_mul_ps(high, inverse))};
@@ -47,26 +43,29 @@ float round_chunk(const T* x, int8_t* values, int32_t (&halves)[2]) {
   }
 #else
   float largest = 0.0f;
-  for (int i = 0; i < kChunk; ++i) largest = std::max(largest, std::abs(widen(x[i])));
+  for (int i = 0; i < kChunk; ++i) largest = std::max(largest, std::abs(x[i]));
   const float inverse = largest > 0.0f ? 127.0f / largest : 0.0f;
   halves[0] = halves[1] = 0;
   for (int i = 0; i < kChunk; ++i) {
-    values[i] = static_cast<int8_t>(std::nearbyint(widen(x[i]) * inverse));
+    values[i] = static_cast<int8_t>(std::nearbyint(x[i] * inverse));
     halves[i / 16] += values[i];
   }
 #endif
   return largest / 127.0f;
 }
 
-// A chunk of a tile of m rows, of which there are `count`; x is the chunk of the first, null past the last input. Rows
-// and inputs that are not there are zeros.
+// A chunk of a tile of m rows, of which there are `count` from `first` on; inverses are those of the rows. Rows and inputs
+// that are not there are zeros.
 template <typename T>
-void round_rows(const T* x, int64_t stride, int64_t count, int64_t m, uint8_t* chunk) {
-  if (count < m || !x) std::memset(chunk, 0, m * InputChunk::kBytes);
-  if (!x) return;
+void round_rows(const InputRows<T>& input, int64_t first, int64_t count, const float* inverses, int64_t m, int64_t number, uint8_t* chunk) {
+  const bool is_past = number * kChunk >= input.inputs;
+  if (count < m || is_past) std::memset(chunk, 0, m * InputChunk::kBytes);
+  if (is_past) return;
   for (int64_t row = 0; row < count; ++row) {
+    alignas(64) float numbers[kChunk];
+    input.read(first + row, number * kChunk, kChunk, inverses[row], numbers);
     int32_t halves[2];
-    const float scale = round_chunk(x + row * stride, InputChunk::values(chunk, m) + row * kChunk, halves);
+    const float scale = round_chunk(numbers, InputChunk::values(chunk, m) + row * kChunk, halves);
     InputChunk::scales(chunk, m)[row] = scale;
     InputChunk::sums(chunk, m)[row] = scale * static_cast<float>(halves[0] + halves[1]);
     int32_t* counts = InputChunk::counts(chunk, m);

@@ -48,49 +48,44 @@ inline int64_t num_chunks(at::IntArrayRef formats, int64_t inputs) {
   return most;
 }
 
-// The rows of x in tiles, one behind the other, a chunk of a tile at a time: chunks share no cache line, rows do.
+// Rows in tiles, one behind the other, a chunk of a tile at a time: chunks share no cache line, rows do.
 template <typename T>
 struct RoundedInput {
-  const T* x;
-  int64_t rows, inputs, chunks;
+  InputRows<T> input;
+  int64_t chunks;
   uint8_t* all;
 
-  int64_t units() const { return (rows + kMostRows - 1) / kMostRows * chunks; }
+  int64_t units() const { return (input.rows + kMostRows - 1) / kMostRows * chunks; }
 
   void round(int64_t begin, int64_t end) const {
+    float inverses[kMostRows];
     for (int64_t unit = begin; unit < end; ++unit) {
       const int64_t first = unit / chunks * kMostRows, chunk = unit % chunks;
-      const int64_t count = std::min(kMostRows, rows - first), m = tile_size(count).rows;
-      const T* source = chunk * kChunk < inputs ? x + first * inputs + chunk * kChunk : nullptr;
-      round_rows(source, inputs, count, m, all + (first * chunks + chunk * m) * InputChunk::kBytes);
+      const int64_t count = std::min(kMostRows, input.rows - first), m = tile_size(count).rows;
+      if (unit == begin || chunk == 0)
+        for (int64_t row = 0; row < count; ++row) inverses[row] = input.inverse_rms(first + row);
+      round_rows(input, first, count, inverses, m, chunk, all + (first * chunks + chunk * m) * InputChunk::kBytes);
     }
   }
 };
 
 // Several layers over one input in one parallel region.
-inline std::vector<Tensor> quantised_linears(const Tensor& input, at::TensorList packed, const c10::List<std::optional<Tensor>>& biases,
-                                             at::IntArrayRef out_features, at::IntArrayRef formats, int64_t num_threads) {
+inline std::vector<Tensor> quantised_around(const Tensor& input, const Around& around, at::TensorList packed,
+                                            const c10::List<std::optional<Tensor>>& biases, at::IntArrayRef out_features,
+                                            at::IntArrayRef formats, int64_t num_threads) {
   constexpr int64_t kTogether = 6;  // pairs that all tiles visit before the next ones: they are read from memory once
   constexpr int64_t kFewRows = 4;   // are rounded sooner than a second thread sees them
-  const Tensor x = input.contiguous();
-  const bool is_bf16 = x.scalar_type() == at::kBFloat16;
-  const int64_t inputs = x.size(-1), rows = x.numel() / inputs;
-  TORCH_CHECK(is_bf16 || x.scalar_type() == at::kFloat, "quantised linears take bfloat16 or float32 rows");
+  const RowsOf x(input, around);
+  const int64_t inputs = x.inputs(), rows = x.rows();
   const int64_t chunks = num_chunks(formats, inputs), row_bytes = chunks * InputChunk::kBytes;
   const int64_t most_rows = (rows + kMostRows - 1) / kMostRows * kMostRows;
   auto* rounded = reinterpret_cast<uint8_t*>(scratch_words(most_rows * row_bytes / 4));
-  std::vector<Tensor> outputs, bias_floats(packed.size());
+  Outputs outputs(x.given(), out_features, biases, around.residual);
   std::vector<QuantisedJob> jobs;
   std::vector<int64_t> first_pair{0};
   for (size_t i = 0; i < packed.size(); ++i) {
     TORCH_CHECK(packed[i].size(0) == num_pairs(out_features[i]) && packed[i].size(1) == pair_bytes(formats[i], inputs), "weights were not packed for this layer");
-    auto sizes = x.sizes().vec();
-    sizes.back() = out_features[i];
-    outputs.push_back(at::empty(sizes, x.options()));
-    const std::optional<Tensor> bias = biases.get(i);
-    if (bias) bias_floats[i] = bias->to(at::kFloat).contiguous();
-    jobs.push_back({packed[i].const_data_ptr<uint8_t>(), formats[i], inputs,
-                    {outputs[i].mutable_data_ptr(), bias ? bias_floats[i].const_data_ptr<float>() : nullptr, out_features[i], is_bf16}});
+    jobs.push_back({packed[i].const_data_ptr<uint8_t>(), formats[i], inputs, outputs.of(i)});
     first_pair.push_back(first_pair.back() + packed[i].size(0));
   }
   const auto multiply = [&](int64_t begin, int64_t end) {
@@ -105,22 +100,29 @@ inline std::vector<Tensor> quantised_linears(const Tensor& input, at::TensorList
       }
     }
   };
-  const auto run = [&](const auto* values) {
-    const RoundedInput<std::remove_cvref_t<decltype(*values)>> input{values, rows, inputs, chunks, rounded};
-    const auto round = [&](int64_t begin, int64_t end) { input.round(begin, end); };
-    if (rows >= kFewRows) return parallel_behind(input.units(), round, first_pair.back(), num_threads, multiply);
-    input.round(0, input.units());
+  const auto run = [&](const auto& rows_of_type) {
+    const RoundedInput<std::remove_cvref_t<decltype(*rows_of_type.x)>> unrounded{rows_of_type, chunks, rounded};
+    const auto round = [&](int64_t begin, int64_t end) { unrounded.round(begin, end); };
+    if (rows >= kFewRows) return parallel_behind(unrounded.units(), round, first_pair.back(), num_threads, multiply);
+    unrounded.round(0, unrounded.units());
     parallel(first_pair.back(), num_threads, multiply);
   };
-  is_bf16 ? run(x.const_data_ptr<BFloat16>()) : run(x.const_data_ptr<float>());
-  return outputs;
+  x.is_bf16() ? run(x.as<BFloat16>()) : run(x.as<float>());
+  return std::move(outputs.tensors);
+}
+
+inline std::vector<Tensor> quantised_linears(const Tensor& input, const std::optional<Tensor>& gate, const std::optional<Tensor>& norm,
+                                             double eps, const std::optional<Tensor>& residual, at::TensorList packed,
+                                             const c10::List<std::optional<Tensor>>& biases, at::IntArrayRef out_features,
+                                             at::IntArrayRef formats, int64_t num_threads) {
+  return quantised_around(input, {gate, norm, eps, residual}, packed, biases, out_features, formats, num_threads);
 }
 
 inline Tensor quantised_linear(const Tensor& input, const Tensor& packed, const std::optional<Tensor>& bias, int64_t out_features,
                                int64_t format, int64_t num_threads) {
   c10::List<std::optional<Tensor>> biases;
   biases.push_back(bias);
-  return quantised_linears(input, {packed}, biases, {out_features}, {format}, num_threads)[0];
+  return quantised_around(input, {}, {packed}, biases, {out_features}, {format}, num_threads)[0];
 }
 
 // Rows of a packed table, as numbers.

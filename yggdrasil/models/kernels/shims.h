@@ -10,6 +10,8 @@
 #include <optional>
 #include <vector>
 
+#include "input_rows.h"
+
 namespace yggdrasil {
 
 using torch::aot_inductor::new_tensor_handle;
@@ -31,6 +33,10 @@ inline c10::List<std::optional<Tensor>> optional_tensors_of(const AtenTensorHand
   return tensors;
 }
 
+inline Around around_of(AtenTensorHandle* gate, AtenTensorHandle* norm, double eps, AtenTensorHandle* residual) {
+  return {pointer_to_optional<Tensor>(gate), pointer_to_optional<Tensor>(norm), eps, pointer_to_optional<Tensor>(residual)};
+}
+
 // One pointer a result follows the arguments.
 inline void give_all(std::vector<Tensor>&& results, va_list targets) {
   for (Tensor& result : results) *va_arg(targets, AtenTensorHandle*) = new_tensor_handle(std::move(result));
@@ -41,9 +47,9 @@ inline void give_all(std::vector<Tensor>&& results, va_list targets) {
 // clang-format off
 extern "C" {
 AOTITorchError aoti_torch_cpu_packed_linear(AtenTensorHandle input, AtenTensorHandle packed, AtenTensorHandle* bias, int64_t out_features, int64_t num_threads, AtenTensorHandle* result);
-AOTITorchError aoti_torch_cpu_packed_linears(AtenTensorHandle input, const AtenTensorHandle* packed, int64_t num_packed, const AtenTensorHandle** biases, int64_t num_biases, const int64_t* out_features, int64_t num_out_features, int64_t num_threads, ...);
+AOTITorchError aoti_torch_cpu_packed_linears(AtenTensorHandle input, AtenTensorHandle* gate, AtenTensorHandle* norm, double eps, AtenTensorHandle* residual, const AtenTensorHandle* packed, int64_t num_packed, const AtenTensorHandle** biases, int64_t num_biases, const int64_t* out_features, int64_t num_out_features, int64_t num_threads, ...);
 AOTITorchError aoti_torch_cpu_quantised_linear(AtenTensorHandle input, AtenTensorHandle packed, AtenTensorHandle* bias, int64_t out_features, int64_t format, int64_t num_threads, AtenTensorHandle* result);
-AOTITorchError aoti_torch_cpu_quantised_linears(AtenTensorHandle input, const AtenTensorHandle* packed, int64_t num_packed, const AtenTensorHandle** biases, int64_t num_biases, const int64_t* out_features, int64_t num_out_features, const int64_t* formats, int64_t num_formats, int64_t num_threads, ...);
+AOTITorchError aoti_torch_cpu_quantised_linears(AtenTensorHandle input, AtenTensorHandle* gate, AtenTensorHandle* norm, double eps, AtenTensorHandle* residual, const AtenTensorHandle* packed, int64_t num_packed, const AtenTensorHandle** biases, int64_t num_biases, const int64_t* out_features, int64_t num_out_features, const int64_t* formats, int64_t num_formats, int64_t num_threads, ...);
 AOTITorchError aoti_torch_cpu_tree_attention(AtenTensorHandle query, AtenTensorHandle key, AtenTensorHandle value, AtenTensorHandle key_cache, AtenTensorHandle value_cache, AtenTensorHandle offsets, AtenTensorHandle tree_mask, double scale, int64_t window, double softcap, int64_t num_threads, AtenTensorHandle* result);
 AOTITorchError aoti_torch_cpu_best_tokens(AtenTensorHandle logits, int64_t num_threads, AtenTensorHandle* best, AtenTensorHandle* place);
 }

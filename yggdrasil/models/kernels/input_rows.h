@@ -1,0 +1,130 @@
+// The rows that linear layers read, made where they are read: as they are, normalised, or gated.
+//
+// Every operation is rounded to the step's dtype, as the model's own code does, and depends on the row alone.
+#pragma once
+
+#include <cmath>
+#include <optional>
+#include <type_traits>
+
+#include "simd.h"
+
+namespace yggdrasil {
+
+// What a linear layer does beside multiplying; all of it is optional.
+struct Around {
+  std::optional<Tensor> gate;      // [W, K]: the rows are silu(gate) * input
+  std::optional<Tensor> norm;      // [K]: the rows are norm * (input / its root mean square)
+  double eps;                      // added to the mean square
+  std::optional<Tensor> residual;  // [W, N]: added to the outputs
+};
+
+#ifdef YGG_AVX512
+inline void store_16(float* to, __m512 values) { _mm512_storeu_ps(to, values); }
+inline __m256i to_bf16(__m512 values) {
+#ifdef __AVX512BF16__
+  return (__m256i)_mm512_cvtneps_pbh(values);
+#else
+  const __m512i bits = _mm512_castps_si512(values), odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+  const __m512i whole = _mm512_srli_epi32(_mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff))), 16);
+  return _mm512_cvtepi32_epi16(_mm512_mask_mov_epi32(whole, _mm512_cmp_ps_mask(values, values, _CMP_UNORD_Q), _mm512_set1_epi32(0x7fc0)));
+#endif
+}
+inline void store_16(BFloat16* to, __m512 values) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), to_bf16(values)); }
+template <typename T>
+inline __m512 round_to(__m512 values) {
+  if constexpr (std::is_same_v<T, float>) return values;
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(to_bf16(values)), 16));
+}
+#endif
+
+template <typename T>
+struct InputRows {
+  const T* x;     // [W, K]
+  const T* gate;  // as in Around, or null
+  const T* norm;
+  float eps;
+  int64_t rows, inputs;
+
+  bool are_given() const { return !gate && !norm; }
+
+  // One over the root mean square of a row, where rows are normalised.
+  float inverse_rms(int64_t row) const {
+    if (!norm) return 1.0f;
+    const T* values = x + row * inputs;
+    float sum = 0.0f;
+    int64_t k = 0;
+#ifdef YGG_AVX512
+    __m512 sums[4] = {_mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps()};
+    for (; k + 64 <= inputs; k += 64)
+      for (int i = 0; i < 4; ++i) {
+        const __m512 some = load16(values + k + 16 * i);
+        sums[i] = _mm512_fmadd_ps(some, some, sums[i]);
+      }
+    sum = _mm512_reduce_add_ps(_mm512_add_ps(_mm512_add_ps(sums[0], sums[1]), _mm512_add_ps(sums[2], sums[3])));
+#endif
+    for (; k < inputs; ++k) sum += widen(values[k]) * widen(values[k]);
+    return 1.0f / std::sqrt(sum / static_cast<float>(inputs) + eps);
+  }
+
+  // Inputs [first, first + count) of a row whose inverse is given.
+  template <typename To>
+  void read(int64_t row, int64_t first, int64_t count, float inverse, To* to) const {
+    const T* values = x + row * inputs + first;
+    const T* gates = gate ? gate + row * inputs + first : nullptr;
+    int64_t k = 0;
+#ifdef YGG_AVX512
+    const __m512 factor = _mm512_set1_ps(inverse), one = _mm512_set1_ps(1.0f), zero = _mm512_setzero_ps();
+    for (; k + 16 <= count; k += 16) {
+      __m512 some = load16(values + k);
+      if (norm) some = round_to<T>(_mm512_mul_ps(load16(norm + first + k), round_to<T>(_mm512_mul_ps(some, factor))));
+      if (gate) {
+        const __m512 given = load16(gates + k);
+        const __m512 silu = _mm512_div_ps(given, _mm512_add_ps(one, exp16(_mm512_sub_ps(zero, given))));
+        some = round_to<T>(_mm512_mul_ps(round_to<T>(silu), some));
+      }
+      store_16(to + k, some);
+    }
+#endif
+    for (; k < count; ++k) {
+      float one_value = widen(values[k]);
+      if (norm) one_value = rounded(widen(norm[first + k]) * rounded(one_value * inverse));
+      if (gate) one_value = rounded(rounded(widen(gates[k]) / (1.0f + std::exp(-widen(gates[k])))) * one_value);
+      to[k] = static_cast<To>(one_value);
+    }
+  }
+
+ private:
+  static float rounded(float value) { return widen(static_cast<T>(value)); }
+};
+
+// Rows in memory of one dtype, as the kernels walk over them.
+class RowsOf {
+ public:
+  RowsOf(const Tensor& input, const Around& around) : x_(input.contiguous()), gate_(dense(around.gate)), norm_(dense(around.norm)), eps_(around.eps) {
+    TORCH_CHECK(x_.scalar_type() == at::kBFloat16 || x_.scalar_type() == at::kFloat, "linear layers take bfloat16 or float32 rows");
+    for (const Tensor& other : {gate_, norm_})
+      TORCH_CHECK(!other.defined() || other.scalar_type() == x_.scalar_type(), "a gate and a norm have the dtype of the rows");
+    TORCH_CHECK(!gate_.defined() || gate_.sizes() == x_.sizes(), "a gate has the shape of the rows");
+    TORCH_CHECK(!norm_.defined() || norm_.numel() == inputs(), "a norm has a weight an input");
+  }
+
+  const Tensor& given() const { return x_; }
+  bool is_bf16() const { return x_.scalar_type() == at::kBFloat16; }
+  int64_t inputs() const { return x_.size(-1); }
+  int64_t rows() const { return x_.numel() / inputs(); }
+
+  template <typename T>
+  InputRows<T> as() const {
+    const auto data = [](const Tensor& tensor) { return tensor.defined() ? tensor.const_data_ptr<T>() : nullptr; };
+    return {x_.const_data_ptr<T>(), data(gate_), data(norm_), static_cast<float>(eps_), rows(), inputs()};
+  }
+
+ private:
+  static Tensor dense(const std::optional<Tensor>& tensor) { return tensor ? tensor->contiguous() : Tensor(); }
+
+  Tensor x_, gate_, norm_;
+  double eps_;
+};
+
+}  // namespace yggdrasil
