@@ -1,5 +1,8 @@
 """Linears that read one tensor become one operator with what stands around them, and compute the same."""
 
+import math
+import operator
+
 import pytest
 import torch
 from gguf import GGMLQuantizationType, quants
@@ -153,6 +156,51 @@ def test_what_is_not_a_number_stays_so_through_norm_and_gate(kind):
 
     assert given[0, 0].isfinite().all()
     assert given[0, 1].isnan().all()
+
+
+class Head(nn.Module):
+    """The best token of each row, as a step seeks it; and, where ``shows``, the logits too."""
+
+    def __init__(self, linear, size, shows=False):
+        super().__init__()
+        self.linear, self.size, self.shows = linear(size, SIZE), size, shows
+
+    def forward(self, x):
+        logits = self.linear(x)[0, :, : self.size]
+        best, tokens = torch.ops.yggdrasil.best_tokens(logits, 2)
+        return (best, tokens, logits) if self.shows else (best, tokens)
+
+
+@pytest.mark.parametrize("rows", [1, 5, 40])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("size", [7, 64, 1003])
+def test_no_logits_are_written_where_only_the_best_is_read(kind, size, rows):
+    linear, dtype = LINEARS[kind]
+    head = Head(linear, size)
+    x = torch.randn(1, rows, SIZE, generator=torch.Generator().manual_seed(rows)).to(dtype)
+    x[0, 0] = 0.0  # all are equal
+    x[0, -1, 3] = math.nan if rows > 1 else 1.0
+    exported = torch.export.export(head, (x,), strict=False)
+    drop_assertions(exported)
+
+    assert fuse_linears(exported) == 1
+
+    computing = [node.target for node in exported.graph_module.graph.nodes if node.op == "call_function"]
+    assert [target for target in computing if target is not operator.getitem] == [
+        getattr(torch.ops.yggdrasil, "quantised_best" if kind == "q4_0" else "packed_best").default
+    ]
+    best, tokens = exported.module()(x)
+    expected, places = head(x)
+    assert torch.equal(tokens, places)
+    torch.testing.assert_close(best, expected, rtol=0, atol=0, equal_nan=True)
+
+
+def test_logits_that_are_read_are_written():
+    head = Head(*LINEARS["float32"][:1], 40, shows=True)
+    exported = torch.export.export(head, (torch.ones(1, 3, SIZE),), strict=False)
+    drop_assertions(exported)
+
+    assert fuse_linears(exported) == 0
 
 
 class QuantisedBlock(nn.Module):

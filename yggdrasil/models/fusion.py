@@ -1,7 +1,8 @@
 """Graph rewrite: packed linears that read the same tensor run as one operator, with what stands around them.
 
 Query, key and value are one operator, gate and up another; the norm or the gating that only they read is computed
-where they read it, and a residual is added where their output is written. Works on the exported graph, so it knows no
+where they read it, a residual is added where their output is written, and where only the best token is read no logits
+are written. Works on the exported graph, so it knows no
 model's source: what has another form stays as it is, for TorchInductor. Each layer's arithmetic is unchanged; what is
 saved is passes over the rows by one thread, and calls.
 """
@@ -22,6 +23,11 @@ _FUSED: dict[object, OpOverload] = {
     torch.ops.yggdrasil.packed_linear.default: torch.ops.yggdrasil.packed_linears.default,
     torch.ops.yggdrasil.quantised_linear.default: torch.ops.yggdrasil.quantised_linears.default,
 }
+# An operator and the one that gives no more of its output than the best of each row.
+_BEST: dict[object, OpOverload] = {
+    torch.ops.yggdrasil.packed_linear.default: torch.ops.yggdrasil.packed_best.default,
+    torch.ops.yggdrasil.quantised_linear.default: torch.ops.yggdrasil.quantised_best.default,
+}
 
 
 class _Reading(NamedTuple):
@@ -36,11 +42,13 @@ class _Reading(NamedTuple):
 def fuse_linears(exported: ExportedProgram) -> int:
     """Rewrite ``exported`` in place; returns how many operators came in the place of others."""
     graph = exported.graph_module.graph
+    count = sum(_seek_best(graph, node) for node in list(graph.nodes))
+    graph.eliminate_dead_code()
     groups: dict[tuple[Node, object], list[Node]] = {}
     for node in graph.nodes:
         if node.target in _FUSED:
             groups.setdefault((node.args[0], node.target), []).append(node)
-    count = sum(_fuse(graph, group) for group in groups.values() if _can_fuse(group))
+    count += sum(_fuse(graph, group) for group in groups.values() if _can_fuse(group))
     graph.eliminate_dead_code()
     graph.lint()
     exported.graph_module.recompile()
@@ -76,6 +84,27 @@ def _fuse(graph: Graph, group: list[Node]) -> bool:
         node.replace_all_uses_with(part)
         graph.erase_node(node)
     return True
+
+
+def _seek_best(graph: Graph, best: Node) -> bool:
+    """Whether ``best`` was a search through a layer's output, of which nothing else is read, and now is the layer."""
+    output = _argument_of(best, torch.ops.yggdrasil.best_tokens.default)
+    while output is not None and output.target not in _BEST and len(output.users) == 1:
+        output = _whole_of(output)
+    if output is None or output.target not in _BEST or len(output.users) != 1:
+        return False
+    with graph.inserting_before(best):
+        found = graph.call_function(_BEST[output.target], output.args)
+    found.meta["val"] = best.meta["val"]
+    best.replace_all_uses_with(found)
+    graph.erase_node(best)
+    return True
+
+
+def _whole_of(part: Node) -> Node | None:
+    """What ``part`` is the same numbers of, as rows: the one matrix of several, or a cut that leaves all."""
+    whole = _argument_of(part, _aten.select.int) or _argument_of(part, _aten.slice.Tensor)
+    return whole if whole is not None and _tensor(whole).numel() == _tensor(part).numel() else None
 
 
 def _addition(linear: Node) -> tuple[Node, Node] | None:

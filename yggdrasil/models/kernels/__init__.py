@@ -29,6 +29,13 @@ _library.define(
     f"packed_linears(Tensor input, {_AROUND}, Tensor[] packed, Tensor?[] biases, int[] out_features, int num_threads) "
     "-> Tensor[]"
 )
+_library.define(
+    "packed_best(Tensor input, Tensor packed, Tensor? bias, int out_features, int num_threads) -> (Tensor, Tensor)"
+)
+_library.define(
+    "quantised_best(Tensor input, Tensor packed, Tensor? bias, int out_features, int format, int num_threads) "
+    "-> (Tensor, Tensor)"
+)
 _library.define("quantised_shape(Tensor rows, int format, int inputs) -> int[]")
 _library.define("pack_quantised(Tensor rows, int format, int inputs, Tensor(a!) packed) -> ()")
 _library.define(
@@ -89,6 +96,13 @@ def _packed_linears(  # noqa: PLR0913  (an operator's schema)
         x = torch.nn.functional.silu(gate) * x
     outputs = [torch.nn.functional.linear(x, weight, bias) for weight, bias in zip(packed, biases, strict=True)]
     return outputs if residual is None else [outputs[0] + residual]
+
+
+def _packed_best(
+    x: Tensor, packed: Tensor, bias: Tensor | None, out_features: int, num_threads: int
+) -> tuple[Tensor, Tensor]:
+    """The greatest output of each row, not-a-number before all, and its place, the lowest of a tie."""
+    return _best_tokens(torch.nn.functional.linear(x, packed, bias).flatten(0, -2), num_threads)
 
 
 def _tree_attention(  # noqa: PLR0913  (an operator's schema)
@@ -205,6 +219,18 @@ def _best_tokens_shape(logits: Tensor, num_threads: int) -> tuple[Tensor, Tensor
     return logits.new_empty(shape), logits.new_empty(shape, dtype=torch.int64)
 
 
+def _packed_best_shape(
+    x: Tensor, packed: Tensor, bias: Tensor | None, out_features: int, num_threads: int
+) -> tuple[Tensor, Tensor]:
+    return _best_tokens_shape(x.flatten(0, -2), num_threads)
+
+
+def _quantised_best_shape(
+    x: Tensor, packed: Tensor, bias: Tensor | None, out_features: int, form: int, num_threads: int
+) -> tuple[Tensor, Tensor]:
+    return _best_tokens_shape(x.flatten(0, -2), num_threads)
+
+
 def _top_candidates_shape(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
     shape = (values.shape[0], k)
     return values.new_empty(shape), values.new_empty(shape, dtype=torch.int64)
@@ -228,6 +254,7 @@ _portable: dict[str, Callable[..., Any]] = {
     "pack_linear": _pack_linear,
     "packed_linear": _packed_linear,
     "packed_linears": _packed_linears,
+    "packed_best": _packed_best,
     "tree_attention": _tree_attention,
     "best_tokens": _best_tokens,
     "top_candidates": _top_candidates,
@@ -264,6 +291,8 @@ torch.library.register_fake("yggdrasil::quantised_linear", _quantised_linear_sha
 torch.library.register_fake("yggdrasil::quantised_linears", _quantised_linears_shape, lib=_library)
 torch.library.register_fake("yggdrasil::quantised_rows", _quantised_rows_shape, lib=_library)
 torch.library.register_fake("yggdrasil::packed_linears", _packed_linears_shape, lib=_library)
+torch.library.register_fake("yggdrasil::packed_best", _packed_best_shape, lib=_library)
+torch.library.register_fake("yggdrasil::quantised_best", _quantised_best_shape, lib=_library)
 torch.library.register_fake("yggdrasil::best_tokens", _best_tokens_shape, lib=_library)
 torch.library.register_fake("yggdrasil::top_candidates", _top_candidates_shape, lib=_library)
 torch.library.register_fake("yggdrasil::tree_attention", _tree_attention_shape, lib=_library)

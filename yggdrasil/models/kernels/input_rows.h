@@ -15,8 +15,9 @@ namespace yggdrasil {
 struct Around {
   std::optional<Tensor> gate;      // [W, K]: the rows are silu(gate) * input
   std::optional<Tensor> norm;      // [K]: the rows are norm * (input / its root mean square)
-  double eps;                      // added to the mean square
+  double eps = 0.0;                // added to the mean square
   std::optional<Tensor> residual;  // [W, N]: added to the outputs
+  bool is_best = false;            // of the outputs only the greatest of each row and its place are wanted
 };
 
 #ifdef YGG_AVX512

@@ -125,7 +125,7 @@ std::vector<Tensor> packed_around(const Tensor& input, const Around& around, at:
     if (!is_given && !is_behind) parallel(rows, rows < kFewRows ? 1 : num_threads, make);
     const auto* words = reinterpret_cast<const uint32_t*>(is_given ? of_type.x : made);
     const uint32_t* tiled = is_tiled ? tiled_copy(words, rows, k_steps) : nullptr;
-    Outputs outputs(x.given(), out_features, biases, around.residual);
+    Outputs outputs(x, around, out_features, biases);
     std::vector<LinearJob> jobs;
     std::vector<int64_t> first_group{0};
     for (size_t i = 0; i < packed.size(); ++i) {
@@ -134,11 +134,12 @@ std::vector<Tensor> packed_around(const Tensor& input, const Around& around, at:
       const int64_t panels = (out_features[i] + kPanel - 1) / kPanel;
       first_group.push_back(first_group.back() + (panels + kGroup - 1) / kGroup);
     }
-    const auto multiply = [&](int64_t begin, int64_t end) {
+    const auto multiply_for = [&](BestOfPanels* best, int64_t begin, int64_t end) {
       size_t i = std::upper_bound(first_group.begin(), first_group.end(), begin) - first_group.begin() - 1;
       for (int64_t group = begin; group < end; ++group) {
         while (group >= first_group[i + 1]) ++i;
-        const LinearJob& job = jobs[i];
+        LinearJob job = jobs[i];
+        job.output.best = best;
         const int64_t panel = (group - first_group[i]) * kGroup, panels = (job.output.outputs + kPanel - 1) / kPanel;
         int64_t first = 0;
         for (const int64_t size : shares) {
@@ -147,8 +148,11 @@ std::vector<Tensor> packed_around(const Tensor& input, const Around& around, at:
         }
       }
     };
+    const auto multiply = [&](int64_t begin, int64_t end) {
+      outputs.share([&](BestOfPanels* best) { multiply_for(best, begin, end); });
+    };
     is_behind ? parallel_behind(rows, make, first_group.back(), num_threads, multiply) : parallel(first_group.back(), num_threads, multiply);
-    return std::move(outputs.tensors);
+    return outputs.take();
   };
   return x.is_bf16() ? run(x.as<BFloat16>()) : run(x.as<float>());
 }
@@ -157,6 +161,15 @@ std::vector<Tensor> packed_linears(const Tensor& input, const std::optional<Tens
                                    const std::optional<Tensor>& residual, at::TensorList packed,
                                    const c10::List<std::optional<Tensor>>& biases, at::IntArrayRef out_features, int64_t num_threads) {
   return packed_around(input, {gate, norm, eps, residual}, packed, biases, out_features, num_threads);
+}
+
+// The greatest output of each row, and its place.
+std::tuple<Tensor, Tensor> packed_best(const Tensor& input, const Tensor& packed, const std::optional<Tensor>& bias, int64_t out_features,
+                                       int64_t num_threads) {
+  c10::List<std::optional<Tensor>> biases;
+  biases.push_back(bias);
+  const auto found = packed_around(input, {.is_best = true}, {packed}, biases, {out_features}, num_threads);
+  return {found[0], found[1]};
 }
 
 Tensor packed_linear(const Tensor& input, const Tensor& packed, const std::optional<Tensor>& bias, int64_t out_features, int64_t num_threads) {
@@ -440,6 +453,13 @@ AOTITorchError aoti_torch_cpu_packed_linear(AtenTensorHandle input, AtenTensorHa
   });
 }
 
+AOTITorchError aoti_torch_cpu_packed_best(AtenTensorHandle input, AtenTensorHandle packed, AtenTensorHandle* bias, int64_t out_features,
+                                          int64_t num_threads, AtenTensorHandle* best, AtenTensorHandle* place) {
+  AOTI_TORCH_CONVERT_EXCEPTION_TO_ERROR_CODE({
+    give_both(packed_best(tensor_of(input), tensor_of(packed), pointer_to_optional<Tensor>(bias), out_features, num_threads), best, place);
+  });
+}
+
 AOTITorchError aoti_torch_cpu_packed_linears(AtenTensorHandle input, AtenTensorHandle* gate, AtenTensorHandle* norm, double eps,
                                              AtenTensorHandle* residual, const AtenTensorHandle* packed, int64_t num_packed,
                                              const AtenTensorHandle** biases, int64_t num_biases, const int64_t* out_features,
@@ -465,9 +485,7 @@ AOTITorchError aoti_torch_cpu_tree_attention(AtenTensorHandle query, AtenTensorH
 
 AOTITorchError aoti_torch_cpu_best_tokens(AtenTensorHandle logits, int64_t num_threads, AtenTensorHandle* best, AtenTensorHandle* place) {
   AOTI_TORCH_CONVERT_EXCEPTION_TO_ERROR_CODE({
-    auto [values, places] = best_tokens(tensor_of(logits), num_threads);
-    *best = new_tensor_handle(std::move(values));
-    *place = new_tensor_handle(std::move(places));
+    give_both(best_tokens(tensor_of(logits), num_threads), best, place);
   });
 }
 
@@ -479,6 +497,7 @@ TORCH_LIBRARY_IMPL(yggdrasil, CPU, m) {
   m.impl("pack_linear", &pack_linear);
   m.impl("packed_linear", &packed_linear);
   m.impl("packed_linears", &packed_linears);
+  m.impl("packed_best", &packed_best);
   m.impl("tree_attention", &tree_attention);
   m.impl("best_tokens", &best_tokens);
   m.impl("top_candidates", &top_candidates);

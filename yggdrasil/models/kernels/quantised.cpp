@@ -17,6 +17,13 @@ AOTITorchError aoti_torch_cpu_quantised_linear(AtenTensorHandle input, AtenTenso
   });
 }
 
+AOTITorchError aoti_torch_cpu_quantised_best(AtenTensorHandle input, AtenTensorHandle packed, AtenTensorHandle* bias, int64_t out_features,
+                                             int64_t format, int64_t num_threads, AtenTensorHandle* best, AtenTensorHandle* place) {
+  AOTI_TORCH_CONVERT_EXCEPTION_TO_ERROR_CODE({
+    give_both(quantised_best(tensor_of(input), tensor_of(packed), pointer_to_optional<Tensor>(bias), out_features, format, num_threads), best, place);
+  });
+}
+
 AOTITorchError aoti_torch_cpu_quantised_linears(AtenTensorHandle input, AtenTensorHandle* gate, AtenTensorHandle* norm, double eps,
                                                 AtenTensorHandle* residual, const AtenTensorHandle* packed, int64_t num_packed,
                                                 const AtenTensorHandle** biases, int64_t num_biases, const int64_t* out_features,
@@ -36,5 +43,6 @@ TORCH_LIBRARY_IMPL(yggdrasil, CPU, m) {
   m.impl("pack_quantised", &pack_quantised);
   m.impl("quantised_linear", &quantised_linear);
   m.impl("quantised_linears", &quantised_linears);
+  m.impl("quantised_best", &quantised_best);
   m.impl("quantised_rows", &quantised_rows);
 }

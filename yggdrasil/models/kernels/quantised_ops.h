@@ -80,7 +80,7 @@ inline std::vector<Tensor> quantised_around(const Tensor& input, const Around& a
   const int64_t chunks = num_chunks(formats, inputs), row_bytes = chunks * InputChunk::kBytes;
   const int64_t most_rows = (rows + kMostRows - 1) / kMostRows * kMostRows;
   auto* rounded = reinterpret_cast<uint8_t*>(scratch_words(most_rows * row_bytes / 4));
-  Outputs outputs(x.given(), out_features, biases, around.residual);
+  Outputs outputs(x, around, out_features, biases);
   std::vector<QuantisedJob> jobs;
   std::vector<int64_t> first_pair{0};
   for (size_t i = 0; i < packed.size(); ++i) {
@@ -88,17 +88,22 @@ inline std::vector<Tensor> quantised_around(const Tensor& input, const Around& a
     jobs.push_back({packed[i].const_data_ptr<uint8_t>(), formats[i], inputs, outputs.of(i)});
     first_pair.push_back(first_pair.back() + packed[i].size(0));
   }
-  const auto multiply = [&](int64_t begin, int64_t end) {
+  const auto multiply_for = [&](BestOfPanels* best, int64_t begin, int64_t end) {
     size_t i = std::upper_bound(first_pair.begin(), first_pair.end(), begin) - first_pair.begin() - 1;
     for (int64_t pair = begin, last = 0; pair < end; pair = last) {
       while (pair >= first_pair[i + 1]) ++i;
       last = std::min({pair + kTogether, end, first_pair[i + 1]});
+      QuantisedJob job = jobs[i];
+      job.output.best = best;
       for (int64_t row = 0; row < rows; row += kMostRows) {
         const int64_t count = std::min(kMostRows, rows - row);
         const TileSize& size = tile_size(count);
-        size.run(jobs[i], rounded + row * row_bytes, size.rows, row, count, pair - first_pair[i], last - first_pair[i]);
+        size.run(job, rounded + row * row_bytes, size.rows, row, count, pair - first_pair[i], last - first_pair[i]);
       }
     }
+  };
+  const auto multiply = [&](int64_t begin, int64_t end) {
+    outputs.share([&](BestOfPanels* best) { multiply_for(best, begin, end); });
   };
   const auto run = [&](const auto& rows_of_type) {
     const RoundedInput<std::remove_cvref_t<decltype(*rows_of_type.x)>> unrounded{rows_of_type, chunks, rounded};
@@ -108,7 +113,7 @@ inline std::vector<Tensor> quantised_around(const Tensor& input, const Around& a
     parallel(first_pair.back(), num_threads, multiply);
   };
   x.is_bf16() ? run(x.as<BFloat16>()) : run(x.as<float>());
-  return std::move(outputs.tensors);
+  return outputs.take();
 }
 
 inline std::vector<Tensor> quantised_linears(const Tensor& input, const std::optional<Tensor>& gate, const std::optional<Tensor>& norm,
@@ -116,6 +121,15 @@ inline std::vector<Tensor> quantised_linears(const Tensor& input, const std::opt
                                              const c10::List<std::optional<Tensor>>& biases, at::IntArrayRef out_features,
                                              at::IntArrayRef formats, int64_t num_threads) {
   return quantised_around(input, {gate, norm, eps, residual}, packed, biases, out_features, formats, num_threads);
+}
+
+// The greatest output of each row, and its place.
+inline std::tuple<Tensor, Tensor> quantised_best(const Tensor& input, const Tensor& packed, const std::optional<Tensor>& bias,
+                                                 int64_t out_features, int64_t format, int64_t num_threads) {
+  c10::List<std::optional<Tensor>> biases;
+  biases.push_back(bias);
+  const auto found = quantised_around(input, {.is_best = true}, {packed}, biases, {out_features}, {format}, num_threads);
+  return {found[0], found[1]};
 }
 
 inline Tensor quantised_linear(const Tensor& input, const Tensor& packed, const std::optional<Tensor>& bias, int64_t out_features,

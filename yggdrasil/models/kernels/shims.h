@@ -37,6 +37,11 @@ inline Around around_of(AtenTensorHandle* gate, AtenTensorHandle* norm, double e
   return {pointer_to_optional<Tensor>(gate), pointer_to_optional<Tensor>(norm), eps, pointer_to_optional<Tensor>(residual)};
 }
 
+inline void give_both(std::tuple<Tensor, Tensor>&& results, AtenTensorHandle* first, AtenTensorHandle* second) {
+  *first = new_tensor_handle(std::move(std::get<0>(results)));
+  *second = new_tensor_handle(std::move(std::get<1>(results)));
+}
+
 // One pointer a result follows the arguments.
 inline void give_all(std::vector<Tensor>&& results, va_list targets) {
   for (Tensor& result : results) *va_arg(targets, AtenTensorHandle*) = new_tensor_handle(std::move(result));
@@ -50,6 +55,8 @@ AOTITorchError aoti_torch_cpu_packed_linear(AtenTensorHandle input, AtenTensorHa
 AOTITorchError aoti_torch_cpu_packed_linears(AtenTensorHandle input, AtenTensorHandle* gate, AtenTensorHandle* norm, double eps, AtenTensorHandle* residual, const AtenTensorHandle* packed, int64_t num_packed, const AtenTensorHandle** biases, int64_t num_biases, const int64_t* out_features, int64_t num_out_features, int64_t num_threads, ...);
 AOTITorchError aoti_torch_cpu_quantised_linear(AtenTensorHandle input, AtenTensorHandle packed, AtenTensorHandle* bias, int64_t out_features, int64_t format, int64_t num_threads, AtenTensorHandle* result);
 AOTITorchError aoti_torch_cpu_quantised_linears(AtenTensorHandle input, AtenTensorHandle* gate, AtenTensorHandle* norm, double eps, AtenTensorHandle* residual, const AtenTensorHandle* packed, int64_t num_packed, const AtenTensorHandle** biases, int64_t num_biases, const int64_t* out_features, int64_t num_out_features, const int64_t* formats, int64_t num_formats, int64_t num_threads, ...);
+AOTITorchError aoti_torch_cpu_packed_best(AtenTensorHandle input, AtenTensorHandle packed, AtenTensorHandle* bias, int64_t out_features, int64_t num_threads, AtenTensorHandle* best, AtenTensorHandle* place);
+AOTITorchError aoti_torch_cpu_quantised_best(AtenTensorHandle input, AtenTensorHandle packed, AtenTensorHandle* bias, int64_t out_features, int64_t format, int64_t num_threads, AtenTensorHandle* best, AtenTensorHandle* place);
 AOTITorchError aoti_torch_cpu_tree_attention(AtenTensorHandle query, AtenTensorHandle key, AtenTensorHandle value, AtenTensorHandle key_cache, AtenTensorHandle value_cache, AtenTensorHandle offsets, AtenTensorHandle tree_mask, double scale, int64_t window, double softcap, int64_t num_threads, AtenTensorHandle* result);
 AOTITorchError aoti_torch_cpu_best_tokens(AtenTensorHandle logits, int64_t num_threads, AtenTensorHandle* best, AtenTensorHandle* place);
 }
