@@ -9,9 +9,12 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, get_args
 
 import httpx2
 from server_asking import metric, text_of
+
+from yggdrasil.acceptance.speculation import Exactness, RuleName
 
 CLIENTS = ("openai", "llm", "langchain-openai")
 CHECKS = ("not_a_server_error", "status_code_conformance", "content_type_conformance", "response_schema_conformance")
@@ -28,6 +31,7 @@ def check_clients(url: str, key: str) -> str:
 
 def check_fuzz(client: httpx2.Client, url: str, key: str, requests: int) -> str:
     """Requests made up from the OpenAPI document: no fault of the server's, nothing outside the document, no leak."""
+    _build_steps(client)
     before = metric(client, "process_resident_memory_bytes"), metric(client, "process_open_fds")
     began, statuses = time.monotonic(), Counter[str]()
     with tempfile.TemporaryDirectory() as name:
@@ -50,6 +54,17 @@ def check_fuzz(client: httpx2.Client, url: str, key: str, requests: int) -> str:
         f"{dict(sorted(statuses.items()))}; memory {before[0] / 1e6:.0f} MB before and {after[0] / 1e6:.0f} after, "
         f"open files {before[1]:.0f} and {after[1]:.0f}"
     )
+
+
+def _build_steps(client: httpx2.Client) -> None:
+    """Ask once for everything that is compiled when it is first asked for, which no request made up has the time for."""
+    speculations: list[dict[str, Any]] = [{"rule": rule} for rule in get_args(RuleName)]
+    speculations += [{"exactness": exactness} for exactness in get_args(Exactness)]
+    for speculation in speculations:
+        for more in ({}, {"temperature": 0.5}, {"temperature": 0.5, "response_format": {"type": "json_object"}}):
+            body = {"prompt": "Hi", "max_tokens": 4, "speculation": speculation, **more}
+            reply = client.post("/v1/completions", json=body)
+            assert reply.status_code < 500, reply.text
 
 
 def _environment(folder: Path, packages: tuple[str, ...]) -> Path:

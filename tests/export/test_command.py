@@ -50,6 +50,11 @@ def test_a_plan_that_counts_is_foreseen_on_what_the_target_wrote(folder, capsys)
     assert "1 answers that the target wrote" in said.err
 
 
+def test_a_name_without_a_plan_is_said_before_what_else_is_missing(folder, capsys):
+    assert run_program("export", "--plan", "nobody", "--to", "vllm") == 2
+    assert "nobody" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [

@@ -18,7 +18,7 @@ for last; do :; done
 case "$*" in
 *ops.o*) exec cp "{library}" "$last";;
 *ops.cpp*|*quantised.cpp*) exec touch "$last";;
-*) exec g++ "$@";;
+*) exec {own} "$@";;
 esac
 """
 
@@ -65,17 +65,21 @@ class Stage:
         """The kernels as they are compiled by ``compiler``."""
         from yggdrasil.models.kernels.build import _key
 
-        return self.cache / "kernels" / f"ops-{_key(str(self.folder / 'compiler'))}.so"
+        return self.cache / "kernels" / f"ops-{_key(str(self.compiler))}.so"
+
+    @property
+    def compiler(self) -> Path:
+        """By its name torch knows what it is, and compiles its headers once."""
+        return self.folder / "compiler" / "g++"
 
     def machine_made(self, sandbox: Path) -> dict[str, str]:
         """Put a copy of what is compiled beside a sandbox; returns the environment that has it used."""
-        compiler = self.folder / "compiler"
         with self._making:
             if not (self.cache / "whole").exists():
-                self._compile(compiler)
+                self._compile()
                 (self.cache / "whole").touch()
         shutil.copytree(self.cache, sandbox / "cache")
-        return {"YGGDRASIL_CACHE": str(sandbox / "cache"), "CXX": str(compiler)}
+        return {"YGGDRASIL_CACHE": str(sandbox / "cache"), "CXX": str(self.compiler)}
 
     def with_kept_models(self, sandbox: Path, server: Server) -> dict[str, str]:
         """Put tensors and prepared GGUF files that earlier runs kept beside a sandbox; the environment to use them."""
@@ -105,19 +109,21 @@ class Stage:
             (folder / "whole").touch()
         return folder / "cache"
 
-    def _compile(self, compiler: Path) -> None:
+    def _compile(self) -> None:
         from yggdrasil.artifacts.cache import cache_root
         from yggdrasil.models import kernels
         from yggdrasil.models.kernels import build
 
         assert kernels.is_native(), "faults are injected into native kernels: install g++"
         (self.cache / "kernels").mkdir(parents=True, exist_ok=True)
-        own = cache_root() / "kernels" / f"ops-{build._key(os.environ.get('CXX') or shutil.which('g++'))}.so"
+        gcc = os.environ.get("CXX") or shutil.which("g++")
+        own = cache_root() / "kernels" / f"ops-{build._key(gcc)}.so"
         shutil.copyfile(own, self.library)
         shutil.copyfile(own.with_suffix(".sha256"), self.library.with_suffix(".sha256"))
-        compiler.write_text(_COMPILER.format(library=own))
-        compiler.chmod(0o755)
-        environment = {"YGGDRASIL_CACHE": str(self.cache), "CXX": str(compiler)}
+        self.compiler.parent.mkdir(exist_ok=True)
+        self.compiler.write_text(_COMPILER.format(library=own, own=gcc))
+        self.compiler.chmod(0o755)
+        environment = {"YGGDRASIL_CACHE": str(self.cache), "CXX": str(self.compiler)}
         sandbox, server = self.sandbox("compiling"), Server()
         outcome = server.run(
             Run(

@@ -71,9 +71,9 @@ class Exported:
 
 def export(request: Request, reporter: Reporter) -> Exported:
     """Choose settings; YggdrasilError where costs or text are missing or do not fit."""
-    _check(request)
     machine = current_machine()
     path = resolve_plan(request.plan, machine, force=request.force_machine)
+    _check(request)
     plan = Plan.load(path)
     check_plan(plan, machine, force_machine=request.force_machine)
     server = LlamaServer(request.url) if request.url else None
@@ -94,7 +94,7 @@ def export(request: Request, reporter: Reporter) -> Exported:
 
 
 def _check(request: Request) -> None:
-    """What can be said before anything is read."""
+    """What can be said before the plan is read."""
     if request.costs is None and request.url is None:
         raise YggdrasilError(
             "export needs what the engine's passes cost: give --costs FILE, or --url of a llama-server"
