@@ -57,7 +57,7 @@ def check_fuzz(client: httpx2.Client, url: str, key: str, requests: int) -> str:
 
 
 def _build_steps(client: httpx2.Client) -> None:
-    """Ask once for everything that is compiled when it is first asked for, which no request made up has the time for."""
+    """Ask once for what is compiled when it is first asked for, which takes longer than a request made up may."""
     speculations: list[dict[str, Any]] = [{"rule": rule} for rule in get_args(RuleName)]
     speculations += [{"exactness": exactness} for exactness in get_args(Exactness)]
     for speculation in speculations:
