@@ -2,7 +2,7 @@
 
     scripts/inject_faults all
     scripts/inject_faults damage --kind plan --cases 50 --page other.md
-    scripts/inject_faults kills --number 50
+    scripts/inject_faults kills --number 25
 
 ``damage``, interrupted, goes on where it stopped. A case is made again by its kind and seed, which every result in
 results.jsonl holds. Each command writes its section of the page.
@@ -67,7 +67,7 @@ def damage(
 
 @app.command()
 def kills(
-    number: Annotated[int, typer.Option(min=1, help="Kills of each command.")] = 50,
+    number: Annotated[int, typer.Option(min=1, help="Kills of each command, of two.")] = 25,
     seed: Annotated[int, typer.Option(min=0, help="Of the moments.")] = 0,
     folder: Folder = None,
     page: PageFile = PAGE,
