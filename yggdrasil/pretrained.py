@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from yggdrasil.artifacts import current_machine, list_plans, resolve_plan, search_roots
+from yggdrasil.artifacts.fork import in_fork
 from yggdrasil.artifacts.gguf import is_gguf
 from yggdrasil.drafters.ngram import NGramDrafter
 from yggdrasil.drafters.options import CountsOptions, FreeOptions, NGramOptions
@@ -15,6 +16,7 @@ from yggdrasil.engine.decoder import DtypeName
 from yggdrasil.errors import ArtifactError, YggdrasilError
 from yggdrasil.models.compiled import Backend
 from yggdrasil.models.facts import load_tokenizer
+from yggdrasil.models.packages import any_is_open
 from yggdrasil.models.source import Source
 from yggdrasil.prompts import CHAT_PROMPTS, PROBE, SHIPPED, encode_chat
 from yggdrasil.scheduling.plan import ModelRef, Plan
@@ -71,11 +73,12 @@ class Decoder(engine.Decoder):
                 phase=reporter.phase,
             )
         found = Source.find(source)
-        if chat:
-            encode_chat(load_tokenizer(found), PROBE)
+        held = load_tokenizer(found) if chat else None  # shared with all that ask for it, until this returns
+        if held is not None:
+            encode_chat(held, PROBE)
         plan = find_plan(found, drafter, dtype)
         if plan is None:
-            plan = _calibrate(found, drafter or COUNTS, dtype or "bfloat16", reporter)
+            plan = _calibrated(found, drafter or COUNTS, dtype or "bfloat16", reporter)
         return cls.from_plan(plan, target=found.given, backend=backend, max_length=max_length, phase=reporter.phase)
 
 
@@ -140,6 +143,21 @@ def shipped_prompts(model: str | Path | Source) -> tuple[Path, bool]:
     return (CHAT_PROMPTS, True) if has_template else (SHIPPED / "humaneval.jsonl", False)
 
 
+def _calibrated(model: Source, drafter: str, dtype: DtypeName, reporter: "Reporter") -> Path:
+    """The plan that a calibration makes, in a fork: it takes twice the memory that decoding does.
+
+    A fork has none of the threads that steps ran on: where some did, the calibration is done here.
+    """
+
+    def work() -> str:
+        try:
+            return str(_calibrate(model, drafter, dtype, reporter))
+        finally:
+            reporter.close()
+
+    return Path(work() if any_is_open() else in_fork(work))
+
+
 def _calibrate(model: Source, drafter: str, dtype: DtypeName, reporter: "Reporter") -> Path:
     from yggdrasil.calibration.pair import usual_length
     from yggdrasil.calibration.pipeline import calibrate
@@ -169,3 +187,6 @@ class _Lines:
     def phase(self, title: str) -> Callable[[float], None]:
         print(f"yggdrasil: {title}", file=sys.stderr)  # noqa: T201
         return lambda _: None
+
+    def close(self) -> None:
+        """Nothing is open."""

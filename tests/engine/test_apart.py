@@ -15,7 +15,7 @@ from yggdrasil.errors import YggdrasilError
 FORKS = pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux alone")
 PARENT = """
 import os, signal, subprocess
-from yggdrasil.engine.apart import Fork
+from yggdrasil.artifacts.fork import Fork
 
 fork = Fork(lambda: subprocess.run(["sleep", "600"]))
 print(fork.pid, flush=True)

@@ -7,7 +7,7 @@ from tiny import tiny_model
 from yggdrasil.engine.steps import PlainStep
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.models import kept_tensors, loading, prepared, runner
-from yggdrasil.models.kept_tensors import open_model
+from yggdrasil.models.kept_tensors import keep_model, open_model
 from yggdrasil.models.kernels import is_native
 from yggdrasil.models.runner import ModelRunner
 
@@ -25,6 +25,7 @@ def cache(tmp_path, monkeypatch):
 def loads(monkeypatch):
     """How often a model was loaded."""
     calls = []
+    monkeypatch.setattr(kept_tensors, "in_fork", lambda work: work())  # where it can be counted
     load_model = loading.load_model
     monkeypatch.setattr(loading, "load_model", lambda *args, **options: calls.append(1) or load_model(*args, **options))
     return calls
@@ -50,9 +51,10 @@ def opened(folder, weights="full", dtype=torch.float32):
 )
 def test_a_second_start_reads_what_the_first_one_packed(tmp_path, cache, loads, family, weights, dtype):
     folder = saved(tmp_path / "model", family)
-    first, second = (opened(folder, weights, dtype) for _ in range(2))
+    first = loading.load_model(folder, dtype, CPU, 1, weights=weights)
+    second = [opened(folder, weights, dtype) for _ in range(2)][1]
 
-    assert len(loads) == 1
+    assert len(loads) == 2, "here, and the first time that it was opened"
     assert list(second.tensors) == list(first.tensors)
     for name, tensor in first.tensors.items():
         again = second.tensors[name]
@@ -61,7 +63,25 @@ def test_a_second_start_reads_what_the_first_one_packed(tmp_path, cache, loads, 
     assert (second.formats, second.described, second.dtype) == (first.formats, first.described, first.dtype)
     assert second.max_context == first.max_context
     assert list(second.model.state_dict()) == list(first.model.state_dict()), "it is loaded when it is to be traced"
-    assert len(loads) == 2
+    assert len(loads) == 3
+
+
+def test_loading_leaves_nothing_of_the_model_s_code_behind(tmp_path, cache):
+    """It is done in a process of its own, so that a first start holds no more than a second one."""
+    loaded = opened(saved(tmp_path / "model"))
+
+    assert "model" not in vars(loaded)
+    assert set(loaded.model.state_dict()) <= set(loaded.tensors)
+
+
+def test_a_model_that_is_loaded_already_is_kept_without_loading_it_again(tmp_path, cache, loads):
+    folder = saved(tmp_path / "model")
+    loaded = loading.load_model(folder, torch.float32, CPU, 1)
+    keep_model(loaded, folder, "full")
+    again = opened(folder)
+
+    assert len(loads) == 1
+    assert all(torch.equal(again.tensors[name], tensor) for name, tensor in loaded.tensors.items())
 
 
 def test_a_bit_between_the_samples_is_missed(tmp_path, cache, loads, monkeypatch):
@@ -143,7 +163,7 @@ def test_a_full_disk_or_a_cache_that_cannot_be_written_costs_time_alone(tmp_path
     monkeypatch.setattr(kept_tensors, "_has_room", lambda _: False)
     opened(folder)
 
-    assert len(loads) == 2
+    assert len(loads) == 4, "to keep it, and to have it"
     assert not (tmp_path / "other").exists()
 
 

@@ -12,6 +12,7 @@ from transformers import AutoTokenizer
 
 import yggdrasil
 from yggdrasil.artifacts.cache import cache_root
+from yggdrasil.models import kept_tokenizer
 from yggdrasil.models.facts import load_tokenizer
 from yggdrasil.models.kept_tensors import open_model
 
@@ -27,6 +28,7 @@ def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("YGGDRASIL_CACHE", str(tmp_path / "cache"))
     (tmp_path / "cache").mkdir()
     (tmp_path / "cache" / "kernels").symlink_to(kernels)
+    monkeypatch.setattr(kept_tokenizer, "in_fork", lambda work: work())  # where it can be counted
     return tmp_path / "cache"
 
 
@@ -77,6 +79,15 @@ def test_another_setting_or_a_damaged_note_asks_transformers_again(tmp_path, cac
     assert len(asked) == 6
 
 
+def test_a_tokenizer_that_is_in_use_is_read_once(tmp_path, cache):
+    folder = folder_of(tmp_path / "model", "llama", "TokenizersBackend")
+    first = load_tokenizer(folder)
+    assert load_tokenizer(folder) is first
+    settings = folder / "tokenizer_config.json"
+    settings.write_text(settings.read_text().replace("}", ', "padding_side": "left"}', 1))
+    assert load_tokenizer(folder) is not first, "its files have changed"
+
+
 def test_a_cache_that_cannot_be_written_costs_time_alone(tmp_path, cache):
     (cache / "tokenizers").write_text("a file in the place of the folder")
     folder = folder_of(tmp_path / "model", "llama", "TokenizersBackend")
@@ -92,6 +103,7 @@ import sys, torch
 from yggdrasil.engine.decoder import Decoder
 from yggdrasil.engine.ends import end_tokens
 from yggdrasil.models.facts import load_tokenizer
+from yggdrasil.models import kept_tokenizer
 from yggdrasil.models.kept_tensors import open_model
 
 loaded = open_model({str(BUNDLED)!r}, torch.float32, torch.device("cpu"), 1)

@@ -6,6 +6,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from yggdrasil.artifacts import check_weights
+from yggdrasil.calibration.threads import on_threads
 from yggdrasil.drafters.counts import usual_counts
 from yggdrasil.drafters.ngram import NGramDrafter
 from yggdrasil.drafters.options import CountsOptions, FreeOptions
@@ -88,5 +89,15 @@ def sibling(assembly: Assembly, shapes: Shapes | None = None, backend: Backend |
     drafter = assembly.drafter.loaded if assembly.drafter is not None else assembly.engine.drafter
     return assemble(
         assembly.target.loaded, drafter, shapes or assembly.shapes, backend or assembly.target.backend,
+        free=assembly.engine.free,
+    )  # fmt: skip
+
+
+def with_threads(assembly: Assembly, source: "PairSource") -> Assembly:
+    """The same models with the thread counts of ``source``, in steps defined anew: they are compiled for a count."""
+    target, drafter = on_threads(assembly.target.loaded, source.target_threads), assembly.engine.drafter
+    model = assembly.drafter and on_threads(assembly.drafter.loaded, source.drafter_threads)
+    return assemble(
+        target, model or drafter, source.shapes, assembly.target.backend, other_stages=source.schedules,
         free=assembly.engine.free,
     )  # fmt: skip

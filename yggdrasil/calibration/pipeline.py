@@ -31,7 +31,7 @@ from yggdrasil.calibration.choose import Choice, choose, fit_acceptance
 from yggdrasil.calibration.counted import Counted, learn_counts
 from yggdrasil.calibration.measure import COLUMNS, costs_from, measure_stages, useful_verify_widths
 from yggdrasil.calibration.own_text import OwnText, text_file
-from yggdrasil.calibration.pair import build_assembly, check_pair
+from yggdrasil.calibration.pair import build_assembly, check_pair, with_threads
 from yggdrasil.calibration.record import concatenate, record_document
 from yggdrasil.calibration.settings import CalibrationSettings, PairSource
 from yggdrasil.calibration.threads import COLUMNS as thread_columns
@@ -49,6 +49,7 @@ from yggdrasil.engine.policy import FixedPolicy
 from yggdrasil.engine.text import TextStream
 from yggdrasil.engine.trace import Trace
 from yggdrasil.errors import YggdrasilError
+from yggdrasil.models.kept_tensors import keep_model
 from yggdrasil.models.source import Source
 from yggdrasil.predictor.acceptance import AcceptanceCalibration
 from yggdrasil.predictor.report import CalibrationPoint
@@ -71,6 +72,9 @@ class Reporter(Protocol):
     def phase(self, title: str) -> Callable[[float], None]:
         """Begin a phase and return where its fraction is reported."""
 
+    def close(self) -> None:
+        """All phases are over, until another begins."""
+
 
 def calibrate(settings: CalibrationSettings, reporter: Reporter) -> Path:
     """Measure, learn and choose; returns the plan's path. Raises YggdrasilError on anything that does not fit."""
@@ -92,8 +96,7 @@ def _calibrate(
     work = open_work(settings)  # nothing is written before everything fits
     pair = _choose_threads(assembly, settings.pair, work, reporter)
     if pair != settings.pair:
-        del assembly  # never two copies of the weights
-        assembly = build_assembly(pair)
+        assembly = with_threads(assembly, pair)
 
     compile_missing(assembly, reporter.phase)
     frame = _measure(assembly, tokenizer, texts, settings, work, reporter)
@@ -139,6 +142,9 @@ def _calibrate(
         device=pair.device,
     )
     _write(settings, plan, destination, choice, counted, frame, work)
+    keep_model(assembly.target.loaded, pair.target, pair.weights)
+    if isinstance(pair.drafter, str) and assembly.drafter is not None:
+        keep_model(assembly.drafter.loaded, pair.drafter, "full")
     return destination
 
 

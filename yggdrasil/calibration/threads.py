@@ -5,6 +5,7 @@ and a whole eager pass of a small model is mostly Python, in whose noise a threa
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from time import perf_counter_ns
 
 import pandas as pd
@@ -58,6 +59,12 @@ def best_threads(samples: pd.DataFrame) -> int:
         if medians[count] < WORTH * medians[best]:
             best = int(count)
     return best
+
+
+def on_threads(loaded: LoadedModel, count: int) -> LoadedModel:
+    """The model, over the same tensors, with its layers on so many threads."""
+    _use(loaded, count)
+    return replace(loaded, num_threads=count)
 
 
 def _pass(loaded: LoadedModel, count: int, width: int) -> Callable[[], object]:

@@ -36,6 +36,10 @@ class PhaseProgress:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Draw what is there for the last time, until another phase begins."""
         self._progress.stop()
 
     def phase(self, title: str) -> Callable[[float], None]:

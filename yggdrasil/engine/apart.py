@@ -2,22 +2,15 @@
 
 Tracing and compiling take more memory than decoding, which a process does not give back; and steps that share nothing
 need not wait for one another. A fork has the models and all that was imported already. It is help alone: what it leaves
-undone is compiled here, where one also learns what was wrong. Only Linux forks a process with threads safely enough;
-elsewhere everything is compiled here.
+undone is compiled here, where one also learns what was wrong.
 """
 
 import os
-import signal
-import sys
-import warnings
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
-from threading import Thread
 from time import sleep
 
-import torch
-
+from yggdrasil.artifacts.fork import CAN_FORK, Fork
 from yggdrasil.engine.build import Assembly, Phase
 from yggdrasil.models.runner import ModelRunner
 
@@ -37,7 +30,7 @@ def compile_missing(assembly: Assembly, phase: Phase, kinds: Sequence[str] | Non
     if not shares:
         return
     report = phase(f"compiling {sum(map(len, shares))} kinds of steps, once")
-    if sys.platform == "linux":
+    if CAN_FORK:
         _in_forks([_compiler(assembly, share) for share in shares], report)
     for share in missing_shares(assembly, kinds):
         _compiler(assembly, share)()
@@ -94,62 +87,3 @@ def _in_forks(works: Sequence[Callable[[], None]], report: Callable[[float], Non
     finally:
         for fork in running:
             fork.end()
-
-
-class Fork:
-    """A process that does one piece of work and ends, without a word, whatever became of it.
-
-    It ends with this process too, however that went, and takes the compiler that it may be waiting for with it.
-    """
-
-    def __init__(self, work: Callable[[], None]) -> None:
-        ours, self._held = os.pipe()  # the other end closes with this process
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of threads here: they hold nothing that a fork needs
-            self.pid = os.fork()
-        if not self.pid:
-            os.close(self._held)
-            _live(work, ours)
-        os.close(ours)
-        self._has_ended = False
-
-    def has_ended(self) -> bool:
-        """Whether the work is done, or given up."""
-        if not self._has_ended and os.waitpid(self.pid, os.WNOHANG)[0]:
-            self._close()
-        return self._has_ended
-
-    def end(self) -> None:
-        """Now."""
-        if not self._has_ended:
-            with suppress(ProcessLookupError, PermissionError):  # it has ended, or has no group of its own yet
-                os.killpg(self.pid, signal.SIGKILL)
-            with suppress(ProcessLookupError):
-                os.kill(self.pid, signal.SIGKILL)
-            os.waitpid(self.pid, 0)
-            self._close()
-
-    def _close(self) -> None:
-        os.close(self._held)
-        self._has_ended = True
-
-
-def _live(work: Callable[[], None], caller: int) -> None:
-    """The life of a fork. ``caller`` is a pipe that ends when the process does that asked for it."""
-    try:
-        os.setsid()  # Ctrl-C is for the caller, who ends it
-        Thread(target=_end_with, args=(caller,), daemon=True).start()
-        nowhere = os.open(os.devnull, os.O_RDWR)
-        for stream in (0, 1, 2):
-            os.dup2(nowhere, stream)
-        warnings.simplefilter("ignore")
-        torch.set_num_threads(1)  # the threads of the caller's pools are not here
-        work()
-    except BaseException:  # noqa: BLE001  (whoever compiles it then says what is wrong)
-        os._exit(1)
-    os._exit(0)
-
-
-def _end_with(caller: int) -> None:
-    os.read(caller, 1)
-    os.killpg(0, signal.SIGKILL)

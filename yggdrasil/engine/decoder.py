@@ -108,7 +108,6 @@ class Decoder:
         decoder = _decoder_of(loaded_plan, folder, learned, dtype or loaded_plan.dtype, drafter, backend, shapes)
         decoder.plan, decoder.learned = loaded_plan, learned
         decoder.tolerance = read_tolerance(folder, dtype or loaded_plan.dtype)
-        forget_headers()
         give_back()
         compile_missing(decoder.assembly, phase)
         decoder.assembly.complete(phase)
@@ -247,9 +246,10 @@ def _decoder_of(
 ) -> Decoder:
     check_fingerprint(plan.target, "target")
     source = Source.find(plan.target.path())
-    tokenizer = load_tokenizer(source)
     if source.tokenizer_fingerprint() != plan.tokenizer:
         raise YggdrasilError(f"the tokenizer of {source.given} is not the one the plan {plan.name} was calibrated with")
+    forget_headers()  # before the tokenizer takes as much again
+    tokenizer = load_tokenizer(source)
     device = open_device(plan.device)
     target = open_model(source, DTYPES[dtype], device, plan.target.threads, weights=plan.weights_in(dtype))
     # What was learned of the plan's own drafter says nothing of another's first guesses.

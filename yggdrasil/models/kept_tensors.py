@@ -19,6 +19,7 @@ import transformers
 from torch import Tensor
 
 from yggdrasil.artifacts import check_weights, current_machine
+from yggdrasil.artifacts.fork import in_fork
 from yggdrasil.errors import ArtifactError
 from yggdrasil.models.arena import Arena
 from yggdrasil.models.formats.names import Weights
@@ -64,23 +65,44 @@ def open_model(
 
     if device.type != "cpu":
         return load()
-    name = f"packed-{str(dtype).removeprefix('torch.')}-{weights}"
-    folder, layout = prepared_root() / found.fingerprint() / name, _layout()
-    kept = _read(folder / _FILE) if is_whole(folder, layout, sampled=_FILE) else None
-    if kept is not None:
-        tensors, record = kept
-        # Traced is the model as it is loaded: tracing asks for it where a step has no package.
-        outline = Outline.from_record(record["outline"])
-        return LoadedModel(
-            found.given, outline, num_threads, dtype, device, tensors, record["formats"], record["config"],
-            lambda: load().model,
-        )  # fmt: skip
-    loaded = load()
+    folder = _folder(found, dtype, weights)
+    kept = _kept(folder)
+    if kept is None:
+        in_fork(lambda: str(_keep(load(), folder)))
+        kept = _kept(folder)
+    if kept is None:
+        return load()
+    tensors, record = kept
+    # Traced is the model as it is loaded: tracing asks for it where a step has no package.
+    outline = Outline.from_record(record["outline"])
+    return LoadedModel(
+        found.given, outline, num_threads, dtype, device, tensors, record["formats"], record["config"],
+        lambda: load().model,
+    )  # fmt: skip
+
+
+def keep_model(loaded: LoadedModel, source: str | Path | Source, weights: Weights) -> None:
+    """Have the next ``open_model`` find what is loaded already; where that cannot be it takes longer."""
+    folder = _folder(Source.find(source), loaded.dtype, weights)
+    if loaded.device.type == "cpu" and not is_whole(folder, _layout(), sampled=_FILE):
+        _keep(loaded, folder)
+
+
+def _folder(source: Source, dtype: torch.dtype, weights: Weights) -> Path:
+    return prepared_root() / source.fingerprint() / f"packed-{str(dtype).removeprefix('torch.')}-{weights}"
+
+
+def _kept(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+    """What ``folder`` holds, if that is whole and of this layout."""
+    return _read(folder / _FILE) if is_whole(folder, _layout(), sampled=_FILE) else None
+
+
+def _keep(loaded: LoadedModel, folder: Path) -> Path:
+    """Write what is loaded, where that can be done."""
     if _has_room(loaded) and all(tensor.dtype in _NAMES for tensor in loaded.tensors.values()):
         with suppress(ArtifactError):  # the next start takes as long as this one
-            prepare(folder, layout, lambda partial: _write(loaded, partial / _FILE), sampled=_FILE)
-    give_back()
-    return loaded
+            prepare(folder, _layout(), lambda partial: _write(loaded, partial / _FILE), sampled=_FILE)
+    return folder
 
 
 @cache

@@ -8,34 +8,54 @@ import json
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
+from weakref import WeakValueDictionary
 
 import transformers
 from transformers import PreTrainedTokenizerBase
 
 from yggdrasil.artifacts import write_atomic
 from yggdrasil.artifacts.cache import cache_root
+from yggdrasil.artifacts.fork import in_fork
 from yggdrasil.errors import ArtifactError
 
 _READ = ("config.json", "tokenizer_config.json", "tokenizer.json")  # what the class is chosen by, besides file names
 _THEIRS = "transformers."  # the only modules that are imported for a name in the cache
+_IN_USE: WeakValueDictionary[tuple[Path, str], PreTrainedTokenizerBase] = WeakValueDictionary()
 
 
 def open_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
-    """What ``AutoTokenizer`` makes of ``folder``; raises what it raises."""
-    kept = cache_root() / "tokenizers" / f"{_digest(folder)}.json"
-    known = _read(kept)
+    """What ``AutoTokenizer`` makes of ``folder``; raises what it raises. One that is in use already is shared."""
+    digest = _digest(folder)
+    tokenizer = _IN_USE.get((folder, digest)) or _opened(folder, cache_root() / "tokenizers" / f"{digest}.json")
+    _IN_USE[folder, digest] = tokenizer
+    return tokenizer
+
+
+def _opened(folder: Path, kept: Path) -> PreTrainedTokenizerBase:
     tokenizer: PreTrainedTokenizerBase
-    if known is not None:
+    known = _read(kept)
+    if known is None:
+        with suppress(Exception):  # the same again below
+            in_fork(lambda: _choose(folder, kept))
+        known = _read(kept)
+    if known is None:
+        from transformers import AutoTokenizer
+
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    else:
         tokenizer = known.from_pretrained(folder, local_files_only=True, _from_auto=True)
-        return tokenizer
+    return tokenizer
+
+
+def _choose(folder: Path, kept: Path) -> str:
+    """Let transformers find the class, and note it where it is one of its own."""
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    kind = type(tokenizer)
+    kind = type(AutoTokenizer.from_pretrained(folder, local_files_only=True))
     if kind.__module__.startswith(_THEIRS):
         with suppress(ArtifactError):  # the next time takes as long as this one
             write_atomic(kept, json.dumps({"module": kind.__module__, "name": kind.__qualname__}).encode())
-    return tokenizer
+    return kind.__qualname__
 
 
 def _read(kept: Path) -> type[PreTrainedTokenizerBase] | None:

@@ -129,3 +129,8 @@ def open_package(path: Path) -> Package:
     # What torch._inductor.aoti_load_package does in the end, after two seconds of importing the compiler.
     loader = torch._C._aoti.AOTIModelPackageLoader(str(path), "model", True, 1, -1)  # single-threaded, one runner
     return Package(loader.run, manifest.inputs)
+
+
+def any_is_open() -> bool:
+    """Whether this process loaded a package, and so may have run it."""
+    return open_package.cache_info().currsize > 0

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from yggdrasil.artifacts import model_fingerprint, shown, tokenizer_fingerprint
+from yggdrasil.artifacts.fork import in_fork
 from yggdrasil.artifacts.gguf import is_gguf, read_gguf_header
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.models.hub import hub_folder
@@ -111,5 +112,10 @@ def _prepared(folder: Path, write: Callable[[Path], None], what: str) -> Path:
     if not is_whole(folder, _LAYOUT):
         again = " again, since what was kept is damaged" if folder.exists() else ", once"
         print(f"yggdrasil: {what}{again}", file=sys.stderr)  # noqa: T201
-        prepare(folder, _LAYOUT, write)
+
+        def fill() -> str:
+            prepare(folder, _LAYOUT, write)
+            return str(folder)
+
+        in_fork(fill)
     return folder

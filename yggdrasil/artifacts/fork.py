@@ -1,0 +1,139 @@
+"""Work in processes forked from this one: what it takes of memory goes with them.
+
+A fork has everything that was imported and loaded already. Only Linux forks a process with threads safely enough;
+elsewhere work is done here.
+"""
+
+import json
+import os
+import signal
+import sys
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from threading import Thread
+
+from yggdrasil.errors import ArtifactError, YggdrasilError
+
+CAN_FORK = sys.platform == "linux"
+_FAULTS = {kind.__name__: kind for kind in (YggdrasilError, ArtifactError)}
+
+
+class Fork:
+    """A process that does one piece of work and ends; ``is_silent`` keeps from the terminal whatever it would say.
+
+    It ends with this process too, however that went, and takes the compiler that it may be waiting for with it.
+    """
+
+    def __init__(self, work: Callable[[], object], *, is_silent: bool = True) -> None:
+        sys.stdout.flush()  # else a fork writes it too
+        ours, self._held = os.pipe()  # the other end closes with this process
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of threads here: they hold nothing that a fork needs
+            self.pid = os.fork()
+        if not self.pid:
+            os.close(self._held)
+            _live(work, ours, is_silent=is_silent)
+        os.close(ours)
+        self._has_ended = False
+
+    def has_ended(self) -> bool:
+        """Whether the work is done, or given up."""
+        if not self._has_ended and os.waitpid(self.pid, os.WNOHANG)[0]:
+            self._close()
+        return self._has_ended
+
+    def wait(self) -> None:
+        """Until the work is done, or given up."""
+        if not self._has_ended:
+            os.waitpid(self.pid, 0)
+            self._close()
+
+    def end(self) -> None:
+        """Now."""
+        if not self._has_ended:
+            with suppress(ProcessLookupError, PermissionError):  # it has ended, or has no group of its own yet
+                os.killpg(self.pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+            self.wait()
+
+    def interrupt(self) -> None:
+        """As Ctrl-C would: it puts its things in order first."""
+        if not self._has_ended:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGINT)
+            self.wait()
+
+    def _close(self) -> None:
+        os.close(self._held)
+        self._has_ended = True
+
+
+def in_fork(work: Callable[[], str]) -> str:
+    """What ``work`` returns, done in a fork, whose memory goes with it; done here where the fork comes to nothing.
+
+    Raises:
+        YggdrasilError: whatever ``work`` raises of that kind; anything else it raises when it is done here.
+    """
+    if not CAN_FORK:
+        return work()
+    told, tell = os.pipe()
+    try:
+        fork = Fork(lambda: _answer(work, tell), is_silent=False)
+    except OSError:  # no memory or no number left for another process
+        os.close(tell)
+        os.close(told)
+        return work()
+    os.close(tell)
+    try:
+        with open(told, "rb") as answers:  # noqa: PTH123  (a pipe has no path)
+            answer = json.loads(answers.read() or b"{}")
+        fork.wait()
+    except BaseException:
+        fork.interrupt()
+        raise
+    if "fault" in answer:
+        raise _FAULTS[answer["fault"]](answer["text"])
+    return str(answer["text"]) if answer else work()
+
+
+def _answer(work: Callable[[], str], tell: int) -> None:
+    answer = {}
+    try:
+        answer = {"text": work()}
+    except YggdrasilError as error:
+        kind = ArtifactError if isinstance(error, ArtifactError) else YggdrasilError
+        answer = {"fault": kind.__name__, "text": str(error)}
+    finally:
+        os.write(tell, json.dumps(answer).encode())
+        os.close(tell)
+
+
+def _live(work: Callable[[], object], caller: int, *, is_silent: bool) -> None:
+    """The life of a fork. ``caller`` is a pipe that ends when the process does that asked for it."""
+    code = 1
+    try:
+        os.setsid()  # Ctrl-C is for the caller, who ends it
+        Thread(target=_end_with, args=(caller,), daemon=True).start()
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        for stream in (0, 1, 2) if is_silent else (0,):
+            os.dup2(nowhere, stream)
+        if is_silent:
+            warnings.simplefilter("ignore")
+        if "torch" in sys.modules:
+            sys.modules["torch"].set_num_threads(1)  # the threads of the caller's pools are not here
+        work()
+        code = 0
+    except BaseException:  # noqa: BLE001  (whoever does it then says what is wrong)
+        pass
+    finally:
+        with suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+
+
+def _end_with(caller: int) -> None:
+    os.read(caller, 1)
+    os.killpg(0, signal.SIGKILL)
