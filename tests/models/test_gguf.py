@@ -220,19 +220,19 @@ def test_tokenizer_template_and_end_tokens_come_from_the_file(tmp_path):
     assert load_config(file).max_position_embeddings == 256
 
 
-def test_it_is_prepared_once_and_again_when_what_was_kept_is_damaged(tmp_path, capsys):
+def test_it_is_prepared_once_and_again_when_what_was_kept_is_damaged(tmp_path, capfd):
     file = write_gguf(tmp_path / "model.gguf", tiny_model("llama"))
     first = own_logits(file)
-    assert capsys.readouterr().err.count("\n") == 2
+    assert capfd.readouterr().err.count("\n") == 2
     forget()
     own_logits(file)
-    assert capsys.readouterr().err == ""
+    assert capfd.readouterr().err == ""
 
     weights = Source.find(file).checkpoint(torch.float32) / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1])
     forget()
     assert torch.equal(own_logits(file), first)
-    assert "again, since what was kept is damaged" in capsys.readouterr().err
+    assert "again, since what was kept is damaged" in capfd.readouterr().err
 
 
 def forget():

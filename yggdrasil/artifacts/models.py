@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from yggdrasil.artifacts.atomic import shown
-from yggdrasil.artifacts.gguf import GgufHeader, is_gguf, read_gguf_header
+from yggdrasil.artifacts.gguf import is_gguf, read_gguf_header
 from yggdrasil.errors import ArtifactError
 
 _MIB = 2**20
@@ -35,7 +35,7 @@ def model_fingerprint(path: Path) -> str:
         ArtifactError: The file, the folder, its config.json or its safetensors weights are missing or damaged.
     """
     if is_gguf(path):
-        return _gguf_fingerprint(read_gguf_header(path), path.stat().st_mtime_ns)
+        return _gguf_fingerprint(path.absolute())
     _check_folder(path)
     config = _read_json(path / "config.json")
     if not isinstance(config, dict):
@@ -115,18 +115,26 @@ def _weight_files(path: Path) -> list[Path]:
     return files
 
 
-def _gguf_fingerprint(header: GgufHeader, modified: int) -> str:
-    key = header.path, modified
+def _gguf_fingerprint(path: Path) -> str:
+    stat = path.stat()
+    key = path, stat.st_size, stat.st_mtime_ns
     if key not in _KNOWN:
-        hasher, num_bytes = hashlib.sha256(), header.path.stat().st_size
-        spans = [_middle(tensor.start, tensor.start + tensor.num_bytes) for tensor in header.tensors.values()]
-        with header.path.open("rb") as stream:
-            _add_spans(hasher, stream, _spans_of(num_bytes, header.data_start, spans, whole=_WHOLE_GGUF_BYTES))
+        hasher = hashlib.sha256()
+        with path.open("rb") as stream:
+            _add_spans(hasher, stream, _gguf_spans(path, stat.st_size))
         _KNOWN[key] = hasher.hexdigest()[:_DIGITS]
     return _KNOWN[key]
 
 
-_KNOWN: dict[tuple[Path, int], str] = {}  # fingerprints of GGUF files that this process read
+def _gguf_spans(path: Path, num_bytes: int) -> list[tuple[int, int]]:
+    if num_bytes <= _WHOLE_GGUF_BYTES:
+        return [(0, num_bytes)]  # its header, with a whole vocabulary, is not taken apart
+    header = read_gguf_header(path)
+    middles = [_middle(tensor.start, tensor.start + tensor.num_bytes) for tensor in header.tensors.values()]
+    return _spans_of(num_bytes, header.data_start, middles, whole=_WHOLE_GGUF_BYTES)
+
+
+_KNOWN: dict[tuple[Path, int, int], str] = {}  # fingerprints of GGUF files that this process read
 
 
 def _add_weights(hasher: "hashlib._Hash", file: Path) -> None:

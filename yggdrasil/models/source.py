@@ -14,12 +14,15 @@ import torch
 
 from yggdrasil.artifacts import model_fingerprint, shown, tokenizer_fingerprint
 from yggdrasil.artifacts.fork import in_fork
-from yggdrasil.artifacts.gguf import is_gguf, read_gguf_header
+from yggdrasil.artifacts.gguf import GgufHeader, is_gguf, read_gguf_header
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.models.hub import hub_folder
 from yggdrasil.models.prepared import MARKER, is_whole, prepare, prepared_root
 
-_LAYOUT = 1  # raised when what is prepared changes
+_LAYOUT = 2  # raised when what is prepared changes
+_FINGERPRINT = (
+    "tokenizer.fingerprint"  # beside a GGUF file's facts: of what the file says, which nobody need read again
+)
 
 
 @dataclass(frozen=True)
@@ -65,7 +68,8 @@ class Source:
         return model_fingerprint(self.path)
 
     def tokenizer_fingerprint(self) -> str:
-        return tokenizer_fingerprint(self.path)
+        """16 hexadecimal digits over what the tokenizer does."""
+        return tokenizer_fingerprint(self.folder) if self.gguf is None else (self.folder / _FINGERPRINT).read_text()
 
     def checkpoint(self, dtype: torch.dtype) -> Path:
         """The folder to load weights from; those of a GGUF file are dequantised to ``dtype`` when first asked for."""
@@ -76,45 +80,47 @@ class Source:
 
 @lru_cache(maxsize=8)
 def _gguf_facts(path: Path, _num_bytes: int, _modified: int) -> Path:
-    header = read_gguf_header(path)
-
-    def write(partial: Path) -> None:
+    def write(header: GgufHeader, partial: Path) -> None:
         from yggdrasil.models.gguf_checkpoint import write_facts  # brings transformers' models along
 
         write_facts(header, partial)
+        (partial / _FINGERPRINT).write_text(tokenizer_fingerprint(path))
 
-    folder = prepared_root() / model_fingerprint(path) / "facts"
-    return _prepared(folder, write, f"reading {shown(path)}")
+    return _prepared(path, prepared_root() / model_fingerprint(path) / "facts", write, f"reading {shown(path)}")
 
 
 @lru_cache(maxsize=8)
 def _gguf_weights(path: Path, facts: Path, dtype: torch.dtype) -> Path:
     name = str(dtype).removeprefix("torch.")
 
-    def write(partial: Path) -> None:
+    def write(header: GgufHeader, partial: Path) -> None:
         from transformers import AutoConfig
 
         from yggdrasil.models.gguf_checkpoint import write_weights
 
         config = AutoConfig.from_pretrained(facts)
-        write_weights(read_gguf_header(path), config, partial, dtype)
+        write_weights(header, config, partial, dtype)
         config.dtype = dtype
         config.save_pretrained(partial)
         for file in facts.iterdir():
             if file.name not in ("config.json", MARKER):
                 (partial / file.name).write_bytes(file.read_bytes())
 
-    return _prepared(facts.parent / name, write, f"preparing {shown(path)} in {name}")
+    return _prepared(path, facts.parent / name, write, f"preparing {shown(path)} in {name}")
 
 
-def _prepared(folder: Path, write: Callable[[Path], None], what: str) -> Path:
-    """``folder`` as ``write`` fills it: kept from an earlier time if it is whole, else written now, and said so."""
+def _prepared(path: Path, folder: Path, write: Callable[[GgufHeader, Path], None], what: str) -> Path:
+    """``folder`` as ``write`` fills it from the GGUF file: kept from an earlier time if it is whole, else written now.
+
+    Written in a fork, whose memory goes with it, and said so.
+    """
     if not is_whole(folder, _LAYOUT):
-        again = " again, since what was kept is damaged" if folder.exists() else ", once"
-        print(f"yggdrasil: {what}{again}", file=sys.stderr)  # noqa: T201
+        again = " again, since what was kept is damaged or of an older version" if folder.exists() else ", once"
 
         def fill() -> str:
-            prepare(folder, _LAYOUT, write)
+            header = read_gguf_header(path)  # before a word is said: it may be damaged
+            print(f"yggdrasil: {what}{again}", file=sys.stderr)  # noqa: T201
+            prepare(folder, _LAYOUT, lambda partial: write(header, partial))
             return str(folder)
 
         in_fork(fill)
