@@ -13,7 +13,18 @@ PACKAGE = Path(yggdrasil.__file__).parent
 # From low to high: a room may import itself and those before it.
 ROOMS = (
     *("errors", "artifacts", "models", "tree", "acceptance", "drafters", "predictor", "profiling", "scheduling"),
-    *("engine", "calibration", "export", "in_transformers", "pretrained", "serving", "reports", "bench", "cli"),
+    *(
+        "engine",
+        "calibration",
+        "training",
+        "export",
+        "in_transformers",
+        "pretrained",
+        "serving",
+        "reports",
+        "bench",
+        "cli",
+    ),
 )
 # What these single files may import.
 LEAVES = {"errors": set(), "arguments": {"errors"}, "prompts": {"errors", "arguments"}}

@@ -91,7 +91,7 @@ class OwnText:
         self._file.parent.mkdir(parents=True, exist_ok=True)
         is_cut = self._file.exists() and not self._file.read_bytes().endswith(b"\n")
         began = monotonic() - seconds
-        with _own_attention(self._loaded), self._file.open("a", encoding="utf-8") as lines:
+        with own_attention(self._loaded), self._file.open("a", encoding="utf-8") as lines:
             lines.write("\n" if is_cut else "")  # what an interruption has cut stays a line by itself
             for batch in self._batches(documents):
                 for document in self._answered(batch):
@@ -174,7 +174,7 @@ def _bare_turn(tokenizer: PreTrainedTokenizerBase) -> list[int]:
 
 
 @contextmanager
-def _own_attention(loaded: LoadedModel) -> Iterator[None]:
+def own_attention(loaded: LoadedModel) -> Iterator[None]:
     """The model with attention that knows batches."""
     loaded.model.set_attn_implementation("sdpa")
     try:

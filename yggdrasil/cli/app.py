@@ -23,6 +23,7 @@ from yggdrasil.cli.report import report
 from yggdrasil.cli.rules import exactness, rules
 from yggdrasil.cli.search import search
 from yggdrasil.cli.serve import serve
+from yggdrasil.cli.train import train
 from yggdrasil.errors import YggdrasilError
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="Latency-optimal tree decoding."
 )
 app.command()(calibrate)
+app.command()(train)
 app.command()(generate)
 app.command()(chat)
 app.command()(serve)

@@ -47,6 +47,10 @@ class PhaseProgress:
         task = self._progress.add_task(title, total=1.0)
         return lambda fraction: self._progress.update(task, completed=fraction)
 
+    def tell(self, line: str) -> None:
+        """Show a line that stays."""
+        self._progress.console.print(line, highlight=False, soft_wrap=True)
+
 
 def show_comparison(result: Comparison) -> None:
     """One line a prompt."""

@@ -1,0 +1,47 @@
+"""``yggdrasil train``: a drafter for a target that has none."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from yggdrasil.cli import checks
+from yggdrasil.errors import Interrupted
+
+
+def train(
+    target: Annotated[str, typer.Option(help="Folder, .gguf file or hub id of the target model.")],
+    out: Annotated[
+        Path,
+        typer.Option(callback=checks.output_folder, help="Folder of the drafter; beside it lies what it goes on from."),
+    ],
+    kind: Annotated[Literal["eagle3"], typer.Option(help="eagle3: a layer on the target's states.")] = "eagle3",
+    prompts: Annotated[
+        list[Path] | None,
+        typer.Option(
+            callback=checks.input_file,
+            help="JSON lines with a prompt field, for the target to answer; can be repeated. Then it asks itself.",
+        ),
+    ] = None,
+    minutes: Annotated[float, typer.Option(min=0.0, callback=checks.finite, help="How long this run may take.")] = 60.0,
+    tokens: Annotated[
+        int | None,
+        typer.Option(min=1, help="Write text until there are so many tokens; else for a third of the time."),
+    ] = None,
+    threads: Annotated[int, typer.Option(min=0, help="Threads, 0 for as many as there are cores.")] = 0,
+) -> None:
+    """Train a drafter on text that the target writes itself.
+
+    Interrupted, it goes on when run again; run once more, it trains for more minutes.
+    """
+    from yggdrasil.cli.progress import PhaseProgress
+    from yggdrasil.training.settings import TrainSettings
+    from yggdrasil.training.training import train as run
+
+    assert kind == "eagle3"
+    settings = TrainSettings(target, out, tuple(prompts or ()), minutes, tokens, threads)
+    try:
+        with PhaseProgress() as progress:
+            print(run(settings, progress))
+    except KeyboardInterrupt:
+        raise Interrupted("interrupted; what was learned is kept, run the same command again to go on") from None

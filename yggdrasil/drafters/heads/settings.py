@@ -1,0 +1,191 @@
+"""What an EAGLE-3 head is, as its config.json says: in EAGLE's own spelling, SpecForge's, or that of speculators.
+
+``max_position_embeddings`` is not read: nothing in a head is as long as a text, and many files say 2048 for no reason.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from yggdrasil.artifacts import shown
+from yggdrasil.errors import YggdrasilError
+
+ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh", "relu")
+_USUAL_LAYERS = 3
+_USUAL_THETA = 10000.0  # where nothing is said; the target's own is not inherited
+_SPECULATORS = "speculators_model_type"
+
+# Whether written layer numbers name a layer's input or its output; files do not say, their writers differ.
+Convention = Literal["inputs", "outputs"]
+
+
+@dataclass(frozen=True)
+class HeadSettings:
+    """Sizes and switches of an EAGLE-3 head."""
+
+    hidden_size: int
+    intermediate_size: int
+    query_heads: int
+    key_heads: int
+    head_size: int
+    norm_eps: float
+    activation: str
+    vocab_size: int  # of the target
+    draft_vocab_size: int
+    target_hidden_size: int
+    rope: dict[str, Any]  # with rope_type and rope_theta
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    norm_before_residual: bool = False  # the residual is the normed feature
+    norm_before_fc: bool = False  # one norm over the target's states side by side
+    fc_norm: bool = False  # or one for each
+    norm_output: bool = False  # what is fed back is normed
+    layers: tuple[int, ...] | None = None  # as written; None where nothing is
+    convention: Convention = "inputs"  # the usual one where they are written
+
+    @property
+    def num_states(self) -> int:
+        """States of the target that make one feature."""
+        return _USUAL_LAYERS if self.layers is None else len(self.layers)
+
+    @property
+    def has_own_vocabulary(self) -> bool:
+        """Whether only some of the target's tokens can be drafted."""
+        return self.draft_vocab_size != self.vocab_size
+
+    def readings(self, num_layers: int) -> list[tuple[int, ...]]:
+        """The target's layers whose outputs the head may mean, by the usual convention first, then by the other."""
+        half, third = num_layers // 2, num_layers - 3
+        inputs = self.layers or (2, half, third)
+        if self.layers is not None and self.convention == "outputs":
+            inputs = tuple(layer + 1 for layer in self.layers)
+        usual = tuple(min(max(layer - 1, 0), num_layers - 1) for layer in inputs)
+        step = -1 if self.layers is not None and self.convention == "outputs" else 1
+        other = tuple(min(max(layer - 1 + step, 0), num_layers - 1) for layer in inputs)
+        return [usual, other]
+
+
+def is_eagle3(folder: Path) -> bool:
+    """Whether the folder's configuration is an EAGLE-3 head's."""
+    try:
+        config = json.loads((folder / "config.json").read_bytes())
+    except (OSError, ValueError):
+        return False
+    if not isinstance(config, dict):
+        return False
+    names = [str(name) for name in config.get("architectures") or ()]
+    is_named = any("eagle3" in name.lower() for name in names)
+    return is_named or config.get(_SPECULATORS) == "eagle3" or "draft_vocab_size" in config
+
+
+def read_settings(folder: Path) -> HeadSettings:
+    """The settings in ``folder``'s config.json.
+
+    Raises:
+        YggdrasilError: it is missing or damaged, or says what is not served.
+    """
+    file = folder / "config.json"
+    try:
+        config = json.loads(file.read_bytes())
+    except FileNotFoundError as error:
+        raise YggdrasilError(f"{shown(file)} is missing; fetch the head again") from error
+    except ValueError as error:
+        raise YggdrasilError(f"{shown(file)} is not valid JSON; fetch the head again") from error
+    if not isinstance(config, dict):
+        raise YggdrasilError(f"{shown(file)} is not a JSON mapping; fetch the head again")
+    try:
+        settings = settings_of(config)
+    except (ValueError, TypeError, KeyError) as error:
+        reason = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
+        raise YggdrasilError(f"{shown(file)}: not an EAGLE-3 head that is served: {reason}") from error
+    return settings
+
+
+def settings_of(config: Mapping[str, Any]) -> HeadSettings:
+    """The settings that a configuration makes. Raises ValueError, TypeError or KeyError."""
+    layer = config.get("transformer_layer_config") if _SPECULATORS in config else config
+    if not isinstance(layer, Mapping):
+        raise ValueError("transformer_layer_config is no mapping")
+    heads, hidden = _count(layer, "num_attention_heads"), _count(layer, "hidden_size")
+    layers, convention = _layers(config)
+    settings = HeadSettings(
+        hidden_size=hidden,
+        intermediate_size=_count(layer, "intermediate_size"),
+        query_heads=heads,
+        key_heads=_count(layer, "num_key_value_heads", heads),
+        head_size=_count(layer, "head_dim", hidden // heads),
+        norm_eps=float(layer.get("rms_norm_eps", 1e-6)),
+        activation=str(layer.get("hidden_act", "silu")),
+        vocab_size=_count(layer, "vocab_size"),
+        draft_vocab_size=_count(config, "draft_vocab_size", _count(layer, "vocab_size")),
+        target_hidden_size=_count(config, "target_hidden_size", hidden),
+        rope=_rope(layer),
+        attention_bias=bool(layer.get("attention_bias", False)),
+        mlp_bias=bool(layer.get("mlp_bias", False)),
+        norm_before_residual=bool(config.get("norm_before_residual", False)),
+        norm_before_fc=bool(config.get("norm_before_fc", False)),
+        fc_norm=bool(config.get("fc_norm", False)),
+        norm_output=bool(config.get("norm_output", False)),
+        layers=layers,
+        convention=convention,
+    )
+    _check(settings, layer, config)
+    return settings
+
+
+def _check(settings: HeadSettings, layer: Mapping[str, Any], config: Mapping[str, Any]) -> None:
+    faults = []
+    if layer.get("num_hidden_layers", 1) != 1:
+        faults.append(f"num_hidden_layers is {layer['num_hidden_layers']}, and one layer is served")
+    if settings.query_heads % settings.key_heads:
+        faults.append(f"num_key_value_heads ({settings.key_heads}) does not divide {settings.query_heads} heads")
+    if settings.head_size % 2:
+        faults.append(f"head_dim ({settings.head_size}) is odd")
+    if settings.activation not in ACTIVATIONS:
+        faults.append(f"hidden_act is {settings.activation!r}; served are {', '.join(ACTIVATIONS)}")
+    if settings.draft_vocab_size > settings.vocab_size:
+        faults.append(f"draft_vocab_size ({settings.draft_vocab_size}) is more than {settings.vocab_size}")
+    if settings.norm_before_fc and settings.fc_norm:
+        faults.append("norm_before_fc and fc_norm exclude each other")
+    if float(layer.get("partial_rotary_factor") or 1.0) != 1.0:
+        faults.append("partial_rotary_factor is not 1")
+    if float(config.get("logit_scale", 1.0)) != 1.0:
+        faults.append("logit_scale is not 1")
+    if (config.get("eagle_config") or {}).get("use_aux_hidden_state") is False:
+        faults.append("eagle_config.use_aux_hidden_state is false")
+    if faults:
+        raise ValueError("; ".join(faults))
+
+
+def _count(config: Mapping[str, Any], name: str, default: int | None = None) -> int:
+    value = config.get(name)
+    value = default if value is None else value
+    if value is None:
+        raise KeyError(name)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name} is {value!r}, not a number from 1 on")
+    return value
+
+
+def _layers(config: Mapping[str, Any]) -> tuple[tuple[int, ...] | None, Convention]:
+    """The layers as written, and the convention of whoever writes them there."""
+    name = "eagle_aux_hidden_state_layer_ids"
+    convention: Convention = "inputs" if config.get(name) else "outputs"
+    found = config.get(name) or (config.get("eagle_config") or {}).get(name)
+    if not found:
+        return None, "inputs"
+    if not all(isinstance(each, int) and not isinstance(each, bool) and each >= 0 for each in found):
+        raise ValueError(f"{name} is {found!r}, not a list of layers")
+    return tuple(found), convention
+
+
+def _rope(layer: Mapping[str, Any]) -> dict[str, Any]:
+    found = dict(layer.get("rope_parameters") or layer.get("rope_scaling") or {})
+    kind = found.pop("type", None)
+    found.setdefault("rope_type", kind or "default")
+    found.setdefault("rope_theta", layer.get("rope_theta") or _USUAL_THETA)
+    if found["rope_type"] not in ("default", "linear", "llama3"):
+        raise ValueError(f"rotary positions of type {found['rope_type']!r} are not served")
+    return found

@@ -1,0 +1,133 @@
+"""What the target computes while it reads its own text: kept on disk, so that later passes cost no pass of the target.
+
+Dims: T kept tokens of a window, S states side by side, H hidden size.
+"""
+
+import shutil
+from collections.abc import Sequence
+from contextlib import ExitStack
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors.torch import load_file, save
+from torch import Tensor, nn
+
+from yggdrasil.artifacts import write_atomic
+from yggdrasil.calibration.own_text import own_attention
+from yggdrasil.calibration.work import read_or_drop
+from yggdrasil.models.loaded import LoadedModel
+from yggdrasil.models.runner import decoder_layers
+from yggdrasil.training.unroll import Batch
+from yggdrasil.training.windows import Window
+
+SHARD = 64  # windows that are read, kept and trained on together
+_MIXED = 16  # shards that share a stretch of the text, whose order is that of prompts
+_READ = 16  # windows that the target reads at once
+_LEAST_FREE = 0.5  # of the disk's free space is left
+
+
+class Kept(NamedTuple):
+    """One window with its states."""
+
+    tokens: Tensor  # [T] int64
+    states: Tensor  # [T, S] bfloat16
+    last: Tensor  # [T, H] bfloat16
+    answer: int
+
+
+def shards(windows: Sequence[Window]) -> list[list[Window]]:
+    """The windows in lots that later windows do not change, each from a longer stretch of the text."""
+    found = []
+    for start in range(0, len(windows), SHARD * _MIXED):
+        stretch = windows[start : start + SHARD * _MIXED]
+        found += [list(stretch[place::_MIXED]) for place in range(_MIXED)]
+    return [shard for shard in found if shard]
+
+
+class Features:
+    """States of the target over windows, at the outputs of ``layers`` and before its head."""
+
+    def __init__(self, loaded: LoadedModel, layers: Sequence[int], folder: Path) -> None:
+        self._loaded, self._layers, self._folder = loaded, tuple(layers), folder
+
+    def has(self, name: str, windows: Sequence[Window]) -> bool:
+        """Whether the states of ``windows`` are kept."""
+        return self._file(name, windows).exists()
+
+    def of(self, name: str, windows: Sequence[Window]) -> list[Kept]:
+        """The states of ``windows``, kept under ``name`` and their number."""
+        file = self._file(name, windows)
+        kept = read_or_drop(file, load_file)
+        if kept is None:
+            kept = self._read(windows)
+            self._folder.mkdir(parents=True, exist_ok=True)
+            size = sum(tensor.nbytes for tensor in kept.values())
+            if size < _LEAST_FREE * shutil.disk_usage(self._folder).free:
+                write_atomic(file, save(kept))
+        ends = [0, *torch.tensor([window.length for window in windows]).cumsum(0).tolist()]
+        return [
+            Kept(*(kept[part][begin:end] for part in ("tokens", "states", "last")), window.answer)
+            for window, (begin, end) in zip(windows, pairwise(ends), strict=True)
+        ]
+
+    def _file(self, name: str, windows: Sequence[Window]) -> Path:
+        return self._folder / f"{name}-{len(windows)}.safetensors"
+
+    def _read(self, windows: Sequence[Window]) -> dict[str, Tensor]:
+        """Everything side by side, in the order of ``windows``."""
+        order = sorted(range(len(windows)), key=lambda number: len(windows[number].tokens))
+        read: dict[int, tuple[Tensor, Tensor]] = {}
+        with own_attention(self._loaded):
+            for start in range(0, len(order), _READ):
+                numbers = order[start : start + _READ]
+                read |= dict(zip(numbers, self._batch([windows[number] for number in numbers]), strict=True))
+        tokens = [token for window in windows for token in window.tokens[window.start :]]
+        parts = [read[number] for number in range(len(windows))]
+        return {
+            "tokens": torch.tensor(tokens),
+            "states": torch.cat([states for states, _ in parts]),
+            "last": torch.cat([last for _, last in parts]),
+        }
+
+    @torch.inference_mode()
+    def _batch(self, windows: Sequence[Window]) -> list[tuple[Tensor, Tensor]]:
+        longest = max(len(window.tokens) for window in windows)
+        tokens = torch.zeros(len(windows), longest, dtype=torch.int64)
+        mask = torch.zeros_like(tokens)
+        for row, window in enumerate(windows):
+            tokens[row, : len(window.tokens)] = torch.tensor(window.tokens)
+            mask[row, : len(window.tokens)] = 1
+        captured: dict[int, Tensor] = {}
+        model: Any = self._loaded.model
+        with ExitStack() as hooks:
+            for layer in set(self._layers):
+                hooks.callback(_note(decoder_layers(model)[layer], captured, layer))
+            device = self._loaded.device
+            output = model.base_model(tokens.to(device), attention_mask=mask.to(device), use_cache=False)
+        states = torch.cat([captured[layer] for layer in self._layers], dim=-1).bfloat16().cpu()
+        last = output.last_hidden_state.bfloat16().cpu()
+        return [
+            (states[row, window.start : len(window.tokens)], last[row, window.start : len(window.tokens)])
+            for row, window in enumerate(windows)
+        ]
+
+
+def _note(module: nn.Module, captured: dict[int, Tensor], layer: int) -> Any:
+    def note(_: nn.Module, __: object, output: Tensor | tuple[Tensor, ...]) -> None:
+        captured[layer] = output if isinstance(output, Tensor) else output[0]
+
+    return module.register_forward_hook(note).remove
+
+
+def side_by_side(items: Sequence[Kept]) -> Batch:
+    """Windows as one batch, padded on the right."""
+    longest = max(len(item.tokens) for item in items)
+
+    def padded(part: str) -> Tensor:
+        return nn.utils.rnn.pad_sequence([getattr(item, part) for item in items], batch_first=True)
+
+    positions = torch.arange(longest)
+    learned = [(positions + 1 >= item.answer) & (positions + 1 < len(item.tokens)) for item in items]
+    return Batch(padded("tokens"), padded("states").float(), padded("last").float(), torch.stack(learned))

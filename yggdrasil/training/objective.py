@@ -1,0 +1,61 @@
+"""What is learned, and how well: the target's distribution over the draft vocabulary, and its choices.
+
+Dims: A learned tokens, Vd draft vocabulary.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from yggdrasil.drafters.heads.module import EagleHead
+from yggdrasil.training.settings import SHOWN, UNROLLED
+from yggdrasil.training.unroll import Batch, unroll
+
+_STEP_WEIGHT = 0.8  # of a step in that of the one before
+
+
+class Teacher:
+    """The target's own head, as far as it says which drafted token comes next."""
+
+    def __init__(self, embedding: Tensor, head_rows: Tensor, vocabulary: Tensor, vocab_size: int) -> None:
+        self.embedding = embedding  # [V, H]
+        self._rows = head_rows  # [Vd, H]
+        self.vocabulary = vocabulary
+        self._drafted = torch.full((vocab_size,), -1, dtype=torch.int64)
+        self._drafted[vocabulary] = torch.arange(len(vocabulary))
+
+    def laws(self, batch: Batch) -> Tensor:
+        """The target's probabilities at the learned places, of the draft vocabulary alone [A, Vd]."""
+        windows, positions = batch.places
+        return (batch.last[windows, positions] @ self._rows.T).float().softmax(-1)
+
+    def choices(self, batch: Batch) -> Tensor:
+        """The drafted number of each learned token [A]; -1 where it cannot be drafted."""
+        windows, positions = batch.places
+        return self._drafted[batch.tokens[windows, positions + 1]]
+
+
+def loss_of(head: EagleHead, teacher: Teacher, batch: Batch) -> Tensor:
+    """Cross entropy to the target's distribution over all unrolled steps; tokens that cannot be drafted are left out."""
+    with torch.no_grad():
+        laws, drafted = teacher.laws(batch), teacher.choices(batch) >= 0
+    total, weights = torch.zeros(()), 0.0
+    for step, (logits, reached) in enumerate(unroll(head, teacher.embedding, batch, UNROLLED)):
+        counted = drafted[reached]
+        if counted.any():
+            weight = _STEP_WEIGHT**step
+            total = total + weight * functional.cross_entropy(logits[counted].float(), laws[reached][counted])
+            weights += weight
+    return total / max(weights, 1.0)
+
+
+@torch.no_grad()
+def hits_of(head: EagleHead, teacher: Teacher, batch: Batch, best: int = 4) -> Tensor:
+    """At each of the steps that are shown: tokens that were the first guess, among the ``best``, and in all [steps, 3]."""
+    choices = teacher.choices(batch)
+    rows = []
+    for logits, reached in unroll(head, teacher.embedding, batch, SHOWN):
+        wanted = choices[reached]
+        found = logits.topk(best, dim=-1).indices == wanted[:, None]
+        rows.append([float(found[:, 0].sum()), float(found.any(-1).sum()), float(len(wanted))])
+    return torch.tensor(rows)

@@ -1,0 +1,38 @@
+"""What a training is asked to do."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+DRAFT_VOCABULARY = 8192  # tokens at most: the largest part of what a drafted row reads
+CONTEXT = 64  # tokens of a prompt that are kept before its answer
+UNROLLED = 3  # draft steps that are trained, each on what the one before gave
+SHOWN = 5  # draft steps that agreement is told of
+
+
+@dataclass(frozen=True)
+class TrainSettings:
+    """One training: the target, where the head goes, and how long it may take."""
+
+    target: str
+    out: Path
+    prompts: tuple[Path, ...] = ()
+    minutes: float = 60.0
+    tokens: int | None = None  # of the target's own, at least; else what a third of the time gives
+    threads: int = 0  # 0: as many as there are cores
+
+    @property
+    def work(self) -> Path:
+        """What an interrupted training goes on from, and a longer one too."""
+        return self.out.with_name(self.out.name + ".training")
+
+
+class Teller(Protocol):
+    """Where progress goes."""
+
+    def phase(self, title: str) -> Callable[[float], None]:
+        """Begin a phase and return where its fraction is reported."""
+
+    def tell(self, line: str) -> None:
+        """Show a line that stays."""

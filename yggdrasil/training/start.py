@@ -1,0 +1,102 @@
+"""Where training starts: the target's last layer, its last norm and the rows of its head that are drafted.
+
+Such a head computes the last layer again from the state that it reads highest, and knows nothing of the next token yet.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from yggdrasil.drafters.heads.module import EagleHead, Norm
+from yggdrasil.drafters.heads.settings import ACTIVATIONS, HeadSettings
+from yggdrasil.errors import YggdrasilError
+from yggdrasil.models.loaded import LoadedModel
+from yggdrasil.models.runner import decoder_layers
+
+_NORMS = {"hidden_norm": "input_layernorm", "post_attention_layernorm": "post_attention_layernorm"}
+
+
+def settings_for(loaded: LoadedModel, draft_vocab_size: int) -> HeadSettings:
+    """A head as wide as the target, with its heads and rotary positions."""
+    text = loaded.model.config.get_text_config()
+    key_heads, head_size = loaded.outline.key_heads[-1]
+    rope = {"rope_type": "default", "rope_theta": 10000.0} | dict(getattr(text, "rope_parameters", None) or {})
+    served = rope["rope_type"] in ("default", "linear", "llama3") and rope.get("partial_rotary_factor", 1.0) == 1.0
+    if not served:
+        rope = {"rope_type": "default", "rope_theta": float(rope.get("rope_theta", 10000.0))}
+    activation = getattr(text, "hidden_act", None)
+    return HeadSettings(
+        hidden_size=loaded.hidden_size,
+        intermediate_size=int(getattr(text, "intermediate_size", None) or 4 * loaded.hidden_size),
+        query_heads=loaded.outline.query_heads,
+        key_heads=key_heads,
+        head_size=head_size,
+        norm_eps=float(getattr(text, "rms_norm_eps", 1e-6)),
+        activation=activation if activation in ACTIVATIONS else "silu",
+        vocab_size=loaded.vocab_size,
+        draft_vocab_size=draft_vocab_size,
+        target_hidden_size=loaded.hidden_size,
+        rope={name: value for name, value in rope.items() if name != "partial_rotary_factor"},
+    )
+
+
+def tables(model: PreTrainedModel, name: str) -> tuple[Tensor, Tensor]:
+    """The target's embedding and the rows of its head, [V, H] each.
+
+    Raises:
+        YggdrasilError: the target has them in another form.
+    """
+    modules: list[Any] = [model.get_input_embeddings(), model.get_output_embeddings()]
+    embedding, head = (getattr(module, "weight", None) for module in modules)
+    hidden = model.config.get_text_config().hidden_size
+    for table in (embedding, head):
+        if not isinstance(table, Tensor) or table.ndim != 2 or table.shape[1] != hidden:
+            raise YggdrasilError(f"{name} has no embedding as wide as its states, which a head needs; train no head")
+    assert isinstance(embedding, Tensor)
+    assert isinstance(head, Tensor)
+    return embedding.detach(), head.detach()
+
+
+@torch.no_grad()
+def initial_head(loaded: LoadedModel, settings: HeadSettings, vocabulary: Tensor) -> EagleHead:
+    """A head to begin with, in float32; parts that the target has in another form begin at random."""
+    torch.manual_seed(0)
+    head, model = EagleHead(settings), loaded.model
+    hidden = settings.hidden_size
+    for module in head.modules():
+        if isinstance(module, nn.Linear):
+            nn.init.normal_(module.weight, std=0.02)
+    head.fc.weight.zero_()
+    head.fc.weight[:, -settings.target_hidden_size :] = torch.eye(hidden)
+    layer: Any = decoder_layers(model)[-1]
+    _copy_layer(head, layer, hidden)
+    _copy_norm(head.norm, getattr(model.base_model, "norm", None), hidden)
+    head.lm_head.weight.copy_(tables(model, loaded.name)[1][vocabulary])
+    if settings.has_own_vocabulary:
+        head.d2t.copy_(vocabulary - torch.arange(len(vocabulary)))
+    return head
+
+
+def _copy_layer(head: EagleHead, layer: Any, hidden: int) -> None:
+    middle = head.midlayer
+    for ours, theirs in _NORMS.items():
+        _copy_norm(getattr(middle, ours), getattr(layer, theirs, None), hidden)
+    for part in ("self_attn", "mlp"):
+        for name, linear in getattr(middle, part).named_children():
+            found = getattr(getattr(getattr(layer, part, None), name, None), "weight", None)
+            if found is None or found.shape[0] != linear.weight.shape[0]:
+                continue
+            if found.shape == linear.weight.shape:
+                linear.weight.copy_(found)
+            elif found.shape[1] == hidden:  # reads the feature alone at first
+                linear.weight.zero_()
+                linear.weight[:, hidden:] = found
+
+
+def _copy_norm(ours: Norm, theirs: nn.Module | None, size: int) -> None:
+    """What the target's norm multiplies by, in whichever form it keeps it."""
+    if theirs is not None:
+        weight = getattr(theirs, "weight", torch.ones(1))
+        ours.weight.copy_(theirs(torch.ones(1, size, dtype=weight.dtype, device=weight.device))[0])

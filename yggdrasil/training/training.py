@@ -1,0 +1,226 @@
+"""Train a head from end to end: text, states, steps, looks at held-out text, the folder that is decoded with."""
+
+import random
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from time import monotonic
+
+import torch
+from torch import nn
+
+from yggdrasil.artifacts import check_writable, current_machine, shown
+from yggdrasil.artifacts.lock import locked
+from yggdrasil.calibration.own_text import Document, OwnText, text_file
+from yggdrasil.calibration.settings import Budget
+from yggdrasil.errors import YggdrasilError
+from yggdrasil.models.facts import load_tokenizer
+from yggdrasil.models.formats.usual import usual_weights
+from yggdrasil.models.loaded import LoadedModel
+from yggdrasil.models.loading import load_model
+from yggdrasil.models.source import Source
+from yggdrasil.prompts import encode_prompt, read_prompts
+from yggdrasil.training.features import Features, Kept, shards, side_by_side
+from yggdrasil.training.objective import Teacher, hits_of, loss_of
+from yggdrasil.training.publish import is_ours, publish
+from yggdrasil.training.settings import Teller, TrainSettings
+from yggdrasil.training.start import initial_head, settings_for, tables
+from yggdrasil.training.state import Look, Progress, Training, read_progress, read_vocabulary
+from yggdrasil.training.unroll import Batch
+from yggdrasil.training.vocabulary import coverage, draft_vocabulary
+from yggdrasil.training.windows import Split, Window, split
+
+RATE = 1e-3
+_WARM_UP = 50  # steps
+_CLIP = 0.5
+_BATCH = 8  # windows of a step
+_AGAIN = 2  # shards that are learned again beside one that is read for the first time
+_MOST_HELD_OUT = 64  # windows that are looked at
+_LEAST_DOCUMENTS = 8
+_TEXT_SHARE = 1 / 3  # of the time, for text of its own
+_LOOKS = 20  # of a run, at most one a minute
+_PATIENCE = 12  # looks without a better one, and nothing improves any more
+_LEAST_GAIN = 0.002
+
+
+def train(settings: TrainSettings, teller: Teller) -> Path:
+    """Train until the time is up or nothing improves; returns the head's folder. Goes on with what is in ``work``.
+
+    Raises:
+        YggdrasilError: a target that cannot be run, prompts that cannot be read, or an ``out`` that holds other things.
+    """
+    check_writable(settings.out, is_folder=True)
+    if not is_ours(settings.out):
+        raise YggdrasilError(f"--out {shown(settings.out)} holds other files than a trained head; name another folder")
+    torch.set_num_threads(settings.threads or current_machine().cores)
+    deadline = monotonic() + settings.minutes * 60
+    with locked(settings.work.with_name(settings.work.name + ".lock"), f"a training of {shown(settings.out)}"):
+        source = Source.find(settings.target)
+        loaded = load_model(source, torch.bfloat16, torch.device("cpu"), torch.get_num_threads(), pack=False)
+        documents = _own_text(loaded, source, settings, teller)
+        parts = split(documents)
+        if len(documents) < _LEAST_DOCUMENTS or not parts.held_out or not parts.trained:
+            raise YggdrasilError(
+                f"{settings.target} wrote {len(documents)} texts, too few to train on; give more --minutes"
+            )
+        _Run(loaded, source, settings, parts, teller).go(deadline)
+    return settings.out
+
+
+def _own_text(loaded: LoadedModel, source: Source, settings: TrainSettings, teller: Teller) -> list[Document]:
+    """What the target ever wrote, with what it writes now; shared with calibrations of the same target."""
+    tokenizer = load_tokenizer(source)
+    is_chat = bool(getattr(tokenizer, "chat_template", None))
+    prompts = [
+        encode_prompt(tokenizer, prompt) for file in settings.prompts for prompt in read_prompts(file, chat=is_chat)
+    ]
+    file = text_file(f"{source.fingerprint()}-{usual_weights(source, 'bfloat16', 'cpu')}")
+    writer = OwnText(loaded, tokenizer, prompts, file)
+    before = read_progress(settings.work)
+    trained = 0.0 if before is None else before.seconds
+    budget = Budget((trained + settings.minutes * 60) * _TEXT_SHARE, settings.tokens)
+    settings.work.mkdir(parents=True, exist_ok=True)
+    return writer.write(budget, settings.work / "own-text.json", teller.phase)
+
+
+class _Run:
+    """One run of the loop over a training that may have begun long ago."""
+
+    def __init__(
+        self, loaded: LoadedModel, source: Source, settings: TrainSettings, parts: Split, teller: Teller
+    ) -> None:
+        self._settings, self._teller, self._parts = settings, teller, parts
+        self._num_layers = loaded.num_layers
+        model = loaded.model
+        embedding, rows = tables(model, loaded.name)
+        work = settings.work
+        progress = read_progress(work)
+        if progress is not None and progress.identity != source.fingerprint():
+            progress = None
+        vocabulary = (
+            draft_vocabulary(parts.trained, loaded.vocab_size)
+            if progress is None
+            else read_vocabulary(work, loaded.vocab_size)
+        )
+        shape = settings_for(loaded, len(vocabulary))
+        self._layers = shape.readings(self._num_layers)[0]
+        if progress is None:
+            shutil.rmtree(work / "states", ignore_errors=True)
+        self._features = Features(loaded, self._layers, work / "states")
+        head, average = (initial_head(loaded, shape, vocabulary) for _ in range(2))
+        self._training = Training(head, average, RATE)
+        if progress is not None:
+            self._training.load(work)
+        self._progress = progress or Progress(source.fingerprint())
+        self._teacher = Teacher(embedding.float(), rows[vocabulary].float(), vocabulary, loaded.vocab_size)
+        self._facts = {
+            "target": Path(settings.target).name,
+            "target's fingerprint": source.fingerprint(),
+            "prompts": ", ".join(["the target's own", *(file.name for file in settings.prompts)]),
+            "answers' tokens there are": str(sum(window.num_learned for window in parts.trained)),
+            "of the held-out answers' tokens can be drafted": f"{coverage(parts.held_out, vocabulary):.1%}",
+        }
+        self._loss = 0.0
+        self._report = teller.phase("training")
+        self._began = self._deadline = self._looked = self._earlier = 0.0
+        self._held_out: list[Kept] = []
+
+    def go(self, deadline: float) -> None:
+        """Train until ``deadline``, or until nothing improves; interrupted, it keeps what there is."""
+        self._held_out = self._features.of("held-out", self._parts.held_out[:_MOST_HELD_OUT])
+        self._began = self._looked = monotonic()
+        self._deadline = deadline
+        self._earlier = self._progress.seconds
+        try:
+            for batch in self._batches():
+                self._step(batch)
+                if self._is_over():
+                    break
+        except KeyboardInterrupt:  # the folder stays as it was at the last look
+            self._training.save(self._settings.work, self._progress)
+            raise
+        self._look()
+
+    def _batches(self) -> Iterator[Batch]:
+        """Batches without end, from where the last run stopped."""
+        lots = shards(self._parts.trained)
+        while True:
+            order = list(range(len(lots)))
+            random.Random(self._progress.passes).shuffle(order)
+            for number in order[self._progress.place :]:
+                is_new = not self._features.has(_name(number), lots[number])
+                yield from self._of_shard(number, lots)
+                if is_new:  # reading costs as much as learning twice or thrice
+                    seen = [each for each in range(len(lots)) if self._features.has(_name(each), lots[each])]
+                    for again in random.Random(self._progress.steps).sample(seen, min(_AGAIN, len(seen))):
+                        yield from self._of_shard(again, lots)
+                self._progress.place += 1
+            self._progress.passes, self._progress.place = self._progress.passes + 1, 0
+
+    def _of_shard(self, number: int, lots: Sequence[Sequence[Window]]) -> Iterator[Batch]:
+        yield from _batches_of(self._features.of(_name(number), lots[number]), self._progress.steps)
+
+    def _step(self, batch: Batch) -> None:
+        training, progress = self._training, self._progress
+        for group in training.optimizer.param_groups:
+            group["lr"] = RATE * min(1.0, (1 + progress.steps) / _WARM_UP)
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = loss_of(training.head, self._teacher, batch)
+        loss.backward()
+        nn.utils.clip_grad_norm_(training.head.parameters(), _CLIP)
+        training.optimizer.step()
+        training.optimizer.zero_grad()
+        training.follow(progress.steps)
+        progress.steps += 1
+        progress.tokens += int(batch.learned.sum())
+        progress.seconds = self._earlier + monotonic() - self._began
+        self._loss += (loss.item() - self._loss) * (1.0 if progress.steps == 1 else 0.02)
+
+    def _is_over(self) -> bool:
+        """Whether the time is up, or nothing improves; looks at held-out text when it is time to."""
+        now, whole = monotonic(), self._deadline - self._began
+        self._report(min((now - self._began) / whole, 1.0) if whole > 0 else 1.0)
+        if now >= self._deadline:
+            return True
+        if now - self._looked >= max(60.0, whole / _LOOKS):
+            self._look()
+        return _has_settled(self._progress.looks)
+
+    def _look(self) -> None:
+        """Measure on held-out text, and write the state and the folder."""
+        average, progress = self._training.average, self._progress
+        with torch.autocast("cpu", torch.bfloat16):
+            hits = sum(hits_of(average, self._teacher, batch) for batch in _batches_of(self._held_out, 0))
+        assert isinstance(hits, torch.Tensor)
+        shares = hits[:, :2] / hits[:, 2:].clamp(min=1.0)
+        look = Look(progress.seconds, progress.tokens, self._loss, shares[:, 0].tolist(), shares[:, 1].tolist())
+        progress.looks.append(look)
+        self._training.save(self._settings.work, progress)
+        publish(average, self._layers, self._num_layers, self._facts, look, self._settings.out)
+        self._looked = monotonic()
+        left = max(0.0, self._deadline - self._looked) / 60
+        self._teller.tell(
+            f"{look.seconds / 60:6.1f} min, {look.tokens / 1e3:7.0f}k tokens, loss {look.loss:.3f}, agreement "
+            f"{' '.join(f'{share:.3f}' for share in look.agreement)}, a chain of four {look.expected:.2f} a pass; "
+            f"{left:.0f} min left"
+        )
+
+
+def _name(number: int) -> str:
+    return f"trained-{number}"
+
+
+def _batches_of(kept: Sequence[Kept], seed: int) -> list[Batch]:
+    """Batches of windows of about one length, in another order for every seed."""
+    ordered = sorted(kept, key=lambda item: len(item.tokens))
+    lots = [ordered[start : start + _BATCH] for start in range(0, len(ordered), _BATCH)]
+    random.Random(seed).shuffle(lots)
+    return [side_by_side(lot) for lot in lots]
+
+
+def _has_settled(looks: Sequence[Look]) -> bool:
+    """Whether the best of the last looks is hardly better than what there was before them."""
+    if len(looks) <= _PATIENCE:
+        return False
+    best_before = max(look.expected for look in looks[:-_PATIENCE])
+    return max(look.expected for look in looks[-_PATIENCE:]) < best_before + _LEAST_GAIN

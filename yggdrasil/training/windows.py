@@ -1,0 +1,46 @@
+"""The stretches of own text that are trained on: an answer and the end of its prompt."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from yggdrasil.calibration.own_text import Document
+from yggdrasil.training.settings import CONTEXT
+
+_HELD_OUT = 32  # every so many documents one is held out; later ones change nothing of it
+
+
+class Window(NamedTuple):
+    """A document whose states from ``start`` on are kept."""
+
+    tokens: list[int]  # prompt and answer
+    start: int
+    answer: int  # where the answer begins, counted from ``start``
+
+    @property
+    def length(self) -> int:
+        """Tokens that are kept."""
+        return len(self.tokens) - self.start
+
+    @property
+    def num_learned(self) -> int:
+        """Tokens of the answer."""
+        return self.length - self.answer
+
+
+class Split(NamedTuple):
+    """What is trained on, and what is only measured on; both in the order of writing."""
+
+    trained: list[Window]
+    held_out: list[Window]
+
+
+def split(documents: Sequence[Document]) -> Split:
+    """Windows of all documents that have an answer to learn from."""
+    found = Split([], [])
+    for number, (prompt, answer) in enumerate(documents):
+        if len(answer) < 2:
+            continue
+        start = max(0, len(prompt) - CONTEXT)
+        part = found.held_out if number % _HELD_OUT == 0 else found.trained
+        part.append(Window([*prompt, *answer], start, len(prompt) - start))
+    return found
