@@ -1,5 +1,6 @@
 """Load the pair that is to be calibrated."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -8,6 +9,8 @@ from transformers import PreTrainedTokenizerBase
 from yggdrasil.artifacts import check_weights
 from yggdrasil.calibration.threads import on_threads
 from yggdrasil.drafters.counts import usual_counts
+from yggdrasil.drafters.heads.loading import LoadedHead, load_head
+from yggdrasil.drafters.heads.settings import is_head, read_settings
 from yggdrasil.drafters.ngram import NGramDrafter
 from yggdrasil.drafters.options import CountsOptions, FreeOptions
 from yggdrasil.drafters.protocol import Drafter
@@ -16,6 +19,7 @@ from yggdrasil.engine.decoder import DTYPES
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.models.compiled import Backend
 from yggdrasil.models.facts import check_same_tokenizer, load_config, load_tokenizer, refuse_unverifiable
+from yggdrasil.models.loaded import LoadedModel
 from yggdrasil.models.loading import load_model
 from yggdrasil.models.selfcheck import check_tree_attention
 from yggdrasil.models.source import Source
@@ -34,7 +38,10 @@ def check_pair(source: "PairSource") -> PreTrainedTokenizerBase:
         YggdrasilError: files that are missing, damaged or not to be trusted, models that cannot be verified as trees or
             do not share a tokenizer, or shapes longer than a model's context.
     """
-    names = [source.target, *([source.drafter] if isinstance(source.drafter, str) else [])]
+    has_model = isinstance(source.drafter, str) and not is_head(source.drafter)
+    names = [source.target, *([str(source.drafter)] if has_model else [])]
+    if isinstance(source.drafter, str) and not has_model:
+        read_settings(Path(source.drafter))
     found = [Source.find(name) for name in names]
     for model in found:
         config = load_config(model)
@@ -58,7 +65,7 @@ def usual_length(target: str, drafter: str | FreeOptions) -> int:
     contexts: list[int | None] = [
         getattr(load_config(model).get_text_config(), "max_position_embeddings", None)
         for model in (target, drafter)
-        if isinstance(model, str)
+        if isinstance(model, str) and not is_head(model)
     ]
     return min([USUAL_LENGTH, *(context for context in contexts if context)])
 
@@ -71,8 +78,12 @@ def build_assembly(source: "PairSource", knots: torch.Tensor | None = None, back
     check_tree_attention(target)
     if not isinstance(source.drafter, str):
         return assemble(target, _without_model(source.drafter), source.shapes, backend)
-    drafter = load_model(source.drafter, dtype, device, source.drafter_threads)
-    check_tree_attention(drafter)
+    drafter: LoadedModel | LoadedHead
+    if is_head(source.drafter):
+        drafter = load_head(Path(source.drafter), target, source.drafter_threads)
+    else:
+        drafter = load_model(source.drafter, dtype, device, source.drafter_threads)
+        check_tree_attention(drafter)
     return assemble(
         target, drafter, source.shapes, backend, knots=knots, other_stages=source.schedules,
         free=None if source.beside is None else usual_counts(),
@@ -86,9 +97,8 @@ def _without_model(options: FreeOptions) -> Drafter:
 
 def sibling(assembly: Assembly, shapes: Shapes | None = None, backend: Backend | None = None) -> Assembly:
     """The same models, one copy of their weights, behind caches and a tree of their own: other shapes or backend."""
-    drafter = assembly.drafter.loaded if assembly.drafter is not None else assembly.engine.drafter
     return assemble(
-        assembly.target.loaded, drafter, shapes or assembly.shapes, backend or assembly.target.backend,
+        assembly.target.loaded, assembly.second, shapes or assembly.shapes, backend or assembly.target.backend,
         free=assembly.engine.free,
     )  # fmt: skip
 

@@ -41,6 +41,7 @@ from yggdrasil.calibration.variants import time_variants
 from yggdrasil.calibration.work import keep_results, open_work, read_or_drop
 from yggdrasil.drafters.counts import CountsDrafter
 from yggdrasil.drafters.draft_model import DraftModel
+from yggdrasil.drafters.heads.drafter import HeadDrafter
 from yggdrasil.drafters.options import CountsOptions, FreeOptions
 from yggdrasil.drafters.protocol import Drafter
 from yggdrasil.engine.apart import compile_missing
@@ -316,7 +317,7 @@ def _record(
     assert drafter is not None
     report = reporter.phase(f"recording acceptance on {len(texts)} documents")
     acceptance = AcceptanceCalibration.identity()
-    if isinstance(drafter, DraftModel):  # others estimate acceptance themselves
+    if isinstance(drafter, DraftModel | HeadDrafter):  # others estimate acceptance themselves
         first = [
             _document(assembly, drafter, tokenizer, settings, texts, i, work / f"first-{i}.safetensors")
             for i in range(min(FIRST_PASS_DOCUMENTS, len(texts) // 2))

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from yggdrasil.drafters.draft_model import DraftModel
+from yggdrasil.drafters.heads.drafter import HeadDrafter
 from yggdrasil.drafters.protocol import Drafter
 from yggdrasil.engine.build import Assembly
 from yggdrasil.models.runner import ModelRunner
@@ -66,7 +67,7 @@ def _slots(drafter: Drafter, tree: TokenTree, width: int, max_depth: int) -> np.
     A draft model attaches ``width`` nodes a step, in the order of their numbers. What is guessed on the host has no
     steps: a level counts as one, of which ``width`` nodes are kept.
     """
-    if isinstance(drafter, DraftModel):
+    if isinstance(drafter, DraftModel | HeadDrafter):
         return np.arange(1, 1 + max_depth * width)
     depths = tree.depths[: tree.size].numpy()
     slots = np.zeros((max_depth, width), dtype=np.int64)

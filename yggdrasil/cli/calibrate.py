@@ -22,8 +22,9 @@ def calibrate(
     drafter: Annotated[
         list[str] | None,
         typer.Option(
-            help="Folder, .gguf file or hub id of a draft model; or without one: text and table, counts of this text "
-            "and of the target's own (both unless told otherwise; repeat the option), or ngram, a look-up.",
+            help="Folder, .gguf file or hub id of a draft model, or folder of an EAGLE-3 head; or without one: text "
+            "and table, counts of this text and of the target's own (both unless told otherwise; repeat the option), "
+            "or ngram, a look-up.",
         ),
     ] = None,
     prompts: Annotated[

@@ -9,6 +9,8 @@ import torch
 
 from yggdrasil.drafters.draft_model import DraftModel, identity_knots
 from yggdrasil.drafters.expansion import ExpansionDrafter
+from yggdrasil.drafters.heads.drafter import HeadDrafter
+from yggdrasil.drafters.heads.loading import LoadedHead
 from yggdrasil.drafters.protocol import Drafter, FreeDrafter
 from yggdrasil.engine.captured_target import CapturedTarget, check_capturable
 from yggdrasil.engine.engine import Engine
@@ -54,6 +56,14 @@ class Assembly:
     shapes: Shapes
 
     @property
+    def second(self) -> LoadedModel | LoadedHead | Drafter | None:
+        """The drafter as ``assemble`` takes it, without steps."""
+        drafter = self.engine.drafter
+        if isinstance(drafter, HeadDrafter):
+            return drafter.opened
+        return drafter if self.drafter is None else self.drafter.loaded
+
+    @property
     def hands_out_logits(self) -> bool:
         """Whether the host can read logits: captured steps keep them on the device."""
         return isinstance(self.engine.target, TargetModel)
@@ -82,7 +92,7 @@ class Assembly:
         Raises:
             YggdrasilError: this decoder drafts without a model.
         """
-        if self.drafter is None:
+        if self.drafter is None or not isinstance(self.engine.drafter, DraftModel):
             raise YggdrasilError("drawn candidates and k-ary trees need a draft model; this decoder has none")
         tree = self.engine.tree
         widths = {*self.shapes.draft_widths, min(READ_WIDTH, tree.num_nodes)}
@@ -129,7 +139,7 @@ class Assembly:
 
 def assemble(
     target: LoadedModel,
-    drafter: LoadedModel | Drafter | None,
+    drafter: LoadedModel | LoadedHead | Drafter | None,
     shapes: Shapes,
     backend: Backend,
     *,
@@ -164,6 +174,9 @@ def assemble(
             drafter_runner, tree, shapes.draft_widths, shapes.max_depth + 1, shapes.prefill_widths,
             identity_knots() if knots is None else knots, **_draft_variants(shapes, [stages, *other_stages]),
         )  # fmt: skip
+    elif isinstance(drafter, LoadedHead):
+        chosen = _head_drafter(drafter, shapes, backend, tree, identity_knots() if knots is None else knots)
+        drafter_runner = chosen.runner
     else:
         chosen = drafter
     hidden_layers = chosen.hidden_layers if chosen is not None else ()
@@ -175,6 +188,18 @@ def assemble(
         limit = min(limit, drafter.max_context)
     engine = Engine(model, chosen, tree, shapes.verify_widths, limit, stages, free)
     return Assembly(engine, target_runner, drafter_runner, shapes)
+
+
+def _head_drafter(
+    head: LoadedHead, shapes: Shapes, backend: Backend, tree: TokenTree, knots: torch.Tensor
+) -> HeadDrafter:
+    if backend == "cudagraph":
+        raise YggdrasilError(f"{head.loaded.name} is a head, and those draft on a CPU so far; take --device cpu")
+    known = head.settings.draft_vocab_size
+    if shapes.candidates > known:
+        raise YggdrasilError(f"{shapes.candidates} candidates a node, but {head.loaded.name} drafts {known} tokens")
+    runner = ModelRunner(head.loaded, shapes.cache_capacity, head.settings.vocab_size, backend)
+    return HeadDrafter(runner, head, tree, shapes.draft_widths, shapes.max_depth + 1, shapes.prefill_widths, knots)
 
 
 def _draft_variants(shapes: Shapes, schedules: Sequence[Sequence[str]]) -> dict[str, Any]:

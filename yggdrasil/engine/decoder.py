@@ -255,7 +255,7 @@ def _decoder_of(
     # What was learned of the plan's own drafter says nothing of another's first guesses.
     adapted = plan if drafter is None else replace(plan, stages=DEFAULT_ORDER, depth_from="mean")
     policy = own_policy(plan, learned) if drafter is None else planned_policy(adapted, learned)
-    second = drafter or planned_drafter(plan, folder, tokenizer, DTYPES[dtype], device)
+    second = drafter or planned_drafter(plan, folder, tokenizer, target)
     if shapes.max_length > plan.shapes.max_length:
         models = [target, *([second] if isinstance(second, LoadedModel) else [])]
         check_room(models, shapes.max_length, shapes.cache_capacity)

@@ -2,10 +2,11 @@
 
 from pathlib import Path
 
-import torch
 from transformers import PreTrainedTokenizerBase
 
 from yggdrasil.drafters.counts import CountsDrafter, usual_counts
+from yggdrasil.drafters.heads.loading import LoadedHead, load_head
+from yggdrasil.drafters.heads.settings import is_head
 from yggdrasil.drafters.ngram import NGramDrafter
 from yggdrasil.drafters.options import CountsOptions, NGramOptions
 from yggdrasil.drafters.protocol import Drafter, FreeDrafter
@@ -61,17 +62,19 @@ def own_policy(plan: Plan, learned: Learned) -> Policy:
 
 
 def planned_drafter(
-    plan: Plan, folder: Path, tokenizer: PreTrainedTokenizerBase, dtype: torch.dtype, device: torch.device
-) -> LoadedModel | Drafter:
-    """The plan's drafter; what was learned for it lies in ``folder``."""
+    plan: Plan, folder: Path, tokenizer: PreTrainedTokenizerBase, target: LoadedModel
+) -> LoadedModel | LoadedHead | Drafter:
+    """The plan's drafter for ``target``; what was learned for it lies in ``folder``."""
     if isinstance(plan.drafter, NGramOptions):
         return NGramDrafter(plan.drafter)
     if isinstance(plan.drafter, CountsOptions):
         return CountsDrafter.load(folder, plan.drafter)
     check_fingerprint(plan.drafter, "drafter")
     source = plan.drafter.path()
+    if is_head(source):
+        return load_head(Path(source), target, plan.drafter.threads)
     check_same_tokenizer(tokenizer, load_tokenizer(source), (plan.target.path(), source))
-    return open_model(source, dtype, device, plan.drafter.threads)
+    return open_model(source, target.dtype, target.device, plan.drafter.threads)
 
 
 def planned_free(plan: Plan, folder: Path, stand_in: Drafter | None) -> FreeDrafter | None:

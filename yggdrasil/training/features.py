@@ -68,7 +68,7 @@ class Features:
                 write_atomic(file, save(kept))
         ends = [0, *torch.tensor([window.length for window in windows]).cumsum(0).tolist()]
         return [
-            Kept(*(kept[part][begin:end] for part in ("tokens", "states", "last")), window.answer)
+            Kept(kept["tokens"][begin:end], kept["states"][begin:end], kept["last"][begin:end], window.answer)
             for window, (begin, end) in zip(windows, pairwise(ends), strict=True)
         ]
 

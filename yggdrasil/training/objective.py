@@ -36,7 +36,7 @@ class Teacher:
 
 
 def loss_of(head: EagleHead, teacher: Teacher, batch: Batch) -> Tensor:
-    """Cross entropy to the target's distribution over all unrolled steps; tokens that cannot be drafted are left out."""
+    """Cross entropy to the target's distribution over all unrolled steps, of tokens that can be drafted."""
     with torch.no_grad():
         laws, drafted = teacher.laws(batch), teacher.choices(batch) >= 0
     total, weights = torch.zeros(()), 0.0
@@ -51,7 +51,7 @@ def loss_of(head: EagleHead, teacher: Teacher, batch: Batch) -> Tensor:
 
 @torch.no_grad()
 def hits_of(head: EagleHead, teacher: Teacher, batch: Batch, best: int = 4) -> Tensor:
-    """At each of the steps that are shown: tokens that were the first guess, among the ``best``, and in all [steps, 3]."""
+    """Of each step that is shown: tokens guessed first, guessed among the ``best``, and all there are [steps, 3]."""
     choices = teacher.choices(batch)
     rows = []
     for logits, reached in unroll(head, teacher.embedding, batch, SHOWN):

@@ -73,7 +73,8 @@ def is_ours(folder: Path) -> bool:
 
 def _card(settings: HeadSettings, facts: Mapping[str, str], look: Look | None) -> str:
     lines = [
-        f"# EAGLE-3 head\n\n{_MARK} {facts['target']}, trained with `yggdrasil train` in the published EAGLE-3 format.\n",
+        "# EAGLE-3 head\n",
+        f"{_MARK} {facts['target']}, trained with `yggdrasil train`, in the format of published EAGLE-3 heads.\n",
         "| | |\n|---|---|",
         *(f"| {name} | {value} |" for name, value in facts.items()),
         f"| drafted tokens | {settings.draft_vocab_size} of {settings.vocab_size} |",

@@ -22,10 +22,12 @@ def settings_for(loaded: LoadedModel, draft_vocab_size: int) -> HeadSettings:
     """A head as wide as the target, with its heads and rotary positions."""
     text = loaded.model.config.get_text_config()
     key_heads, head_size = loaded.outline.key_heads[-1]
-    rope = {"rope_type": "default", "rope_theta": 10000.0} | dict(getattr(text, "rope_parameters", None) or {})
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": 10000.0} | dict(
+        getattr(text, "rope_parameters", None) or {}
+    )
     served = rope["rope_type"] in ("default", "linear", "llama3") and rope.get("partial_rotary_factor", 1.0) == 1.0
     if not served:
-        rope = {"rope_type": "default", "rope_theta": float(rope.get("rope_theta", 10000.0))}
+        rope: dict[str, Any] = {"rope_type": "default", "rope_theta": float(rope.get("rope_theta", 10000.0))}
     activation = getattr(text, "hidden_act", None)
     return HeadSettings(
         hidden_size=loaded.hidden_size,

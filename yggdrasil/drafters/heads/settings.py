@@ -67,6 +67,11 @@ class HeadSettings:
         return [usual, other]
 
 
+def is_head(source: str) -> bool:
+    """Whether a drafter's source is a folder with a head that is served."""
+    return is_eagle3(Path(source).expanduser())
+
+
 def is_eagle3(folder: Path) -> bool:
     """Whether the folder's configuration is an EAGLE-3 head's."""
     try:
@@ -136,27 +141,30 @@ def settings_of(config: Mapping[str, Any]) -> HeadSettings:
 
 
 def _check(settings: HeadSettings, layer: Mapping[str, Any], config: Mapping[str, Any]) -> None:
-    faults = []
-    if layer.get("num_hidden_layers", 1) != 1:
-        faults.append(f"num_hidden_layers is {layer['num_hidden_layers']}, and one layer is served")
-    if settings.query_heads % settings.key_heads:
-        faults.append(f"num_key_value_heads ({settings.key_heads}) does not divide {settings.query_heads} heads")
-    if settings.head_size % 2:
-        faults.append(f"head_dim ({settings.head_size}) is odd")
-    if settings.activation not in ACTIVATIONS:
-        faults.append(f"hidden_act is {settings.activation!r}; served are {', '.join(ACTIVATIONS)}")
-    if settings.draft_vocab_size > settings.vocab_size:
-        faults.append(f"draft_vocab_size ({settings.draft_vocab_size}) is more than {settings.vocab_size}")
-    if settings.norm_before_fc and settings.fc_norm:
-        faults.append("norm_before_fc and fc_norm exclude each other")
-    if float(layer.get("partial_rotary_factor") or 1.0) != 1.0:
-        faults.append("partial_rotary_factor is not 1")
-    if float(config.get("logit_scale", 1.0)) != 1.0:
-        faults.append("logit_scale is not 1")
-    if (config.get("eagle_config") or {}).get("use_aux_hidden_state") is False:
-        faults.append("eagle_config.use_aux_hidden_state is false")
-    if faults:
-        raise ValueError("; ".join(faults))
+    """Raise ValueError with everything that is not served."""
+    partial, scale = layer.get("partial_rotary_factor") or 1.0, config.get("logit_scale", 1.0)
+    own_states = (config.get("eagle_config") or {}).get("use_aux_hidden_state")
+    faults = {
+        f"num_hidden_layers is {layer.get('num_hidden_layers')}, and one layer is served": layer.get(
+            "num_hidden_layers", 1
+        )
+        != 1,
+        f"num_key_value_heads ({settings.key_heads}) does not divide {settings.query_heads} heads": bool(
+            settings.query_heads % settings.key_heads
+        ),
+        f"head_dim ({settings.head_size}) is odd": bool(settings.head_size % 2),
+        f"hidden_act is {settings.activation!r}; served are {', '.join(ACTIVATIONS)}": settings.activation
+        not in ACTIVATIONS,
+        f"draft_vocab_size ({settings.draft_vocab_size}) is more than {settings.vocab_size}": settings.draft_vocab_size
+        > settings.vocab_size,
+        "norm_before_fc and fc_norm exclude each other": settings.norm_before_fc and settings.fc_norm,
+        f"partial_rotary_factor is {partial}": partial != 1.0,
+        f"logit_scale is {scale}": scale != 1.0,
+        "eagle_config.use_aux_hidden_state is false": own_states is False,
+    }
+    found = [fault for fault, holds in faults.items() if holds]
+    if found:
+        raise ValueError("; ".join(found))
 
 
 def _count(config: Mapping[str, Any], name: str, default: int | None = None) -> int:

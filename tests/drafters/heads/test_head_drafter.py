@@ -1,0 +1,177 @@
+"""A head that drafts: every guess is what the format says at its place, and no output shows that it guessed."""
+
+import pytest
+import torch
+from head_files import Reference, eagle_config, published_tensors, speculators_config, write_head
+from tiny_pair import TEXT, VOCAB_SIZE, make_pair
+
+from yggdrasil import SamplingParams, Speculation
+from yggdrasil.drafters.heads.loading import load_head
+from yggdrasil.engine.policy import FixedPolicy
+from yggdrasil.errors import YggdrasilError
+from yggdrasil.models.loading import prepare_model
+from yggdrasil.scheduling.stages import DEFAULT_ORDER
+from yggdrasil.tree.objective import TreeShape
+
+PROMPT = TEXT[:21]
+COUNT = 24
+TREE = FixedPolicy(TreeShape(4, 3, 8))
+CONFIGS = {
+    "eagle": (eagle_config(VOCAB_SIZE), "midlayer."),
+    "speculators": (speculators_config(VOCAB_SIZE, norm_before_residual=True, norm_output=True), "layers.0."),
+}
+
+
+@pytest.fixture(scope="module")
+def pair():
+    return make_pair(num_hidden_layers=6, hidden_size=32)
+
+
+class Case:
+    """A target, a head that can draft the tokens that the target will write and few others, and its twin."""
+
+    def __init__(self, pair, folder, name):
+        config, spelling = CONFIGS[name]
+        tokens = sorted({*pair.reference(PROMPT, COUNT), *range(6)})
+        config = {**config, "draft_vocab_size": len(tokens)}
+        tensors = published_tensors(config, spelling=spelling)
+        tensors["d2t"] = torch.tensor(tokens) - torch.arange(len(tokens))
+        tensors["t2d"] = torch.zeros(VOCAB_SIZE, dtype=torch.bool).index_fill(0, torch.tensor(tokens), True)
+        self.tokens, self.pair = tokens, pair
+        self.folder = write_head(folder, config, tensors)
+        self.head = load_head(self.folder, pair.target, 1)
+        embedding = pair.plain_target.get_input_embeddings().weight
+        self.twin = Reference(config, tensors, embedding, spelling=spelling)
+
+    def decoder(self, **options):
+        return self.pair.decoder(TREE, drafter=self.head, **options)
+
+    @torch.no_grad()
+    def expected_edge(self, text, path):
+        """Log-probability of the path's last token, drafted behind ``text`` and the rest of the path."""
+        hidden = self.pair.plain_target(torch.tensor([text]), output_hidden_states=True).hidden_states
+        states = torch.cat([hidden[layer + 1][0] for layer in self.head.layers], dim=-1)[:-1]
+        features, tokens = self.twin.feature(states), torch.tensor([*text[1:], *path])
+        for length in range(len(text) - 1, len(text) - 1 + len(path)):
+            rows = torch.arange(length)
+            outputs, logits = self.twin.rows(tokens[:length], features, rows, rows[:, None] >= rows)
+            features = torch.cat([features, self.twin.next_feature(outputs[-1:])])
+        return logits[-1].log_softmax(-1)[self.tokens.index(path[-1])]
+
+
+@pytest.fixture(scope="module", params=CONFIGS)
+def case(request, pair, tmp_path_factory):
+    return Case(pair, tmp_path_factory.mktemp("head"), request.param)
+
+
+def watch(decoder):
+    """Every tree that is grown, as (text, [(path, edge)])."""
+    drafter, seen = decoder.assembly.engine.drafter, []
+    grow = drafter.grow
+
+    def noting(tree, width, depth):
+        grow(tree, width, depth)
+        text = [drafter._first, *drafter._text.tokens]
+        paths = {0: []}
+        for node in range(1, 1 + width * depth):
+            paths[node] = [*paths[int(tree.parents[node])], int(tree.tokens[node])]
+        seen.append((text, [(paths[node], float(tree.edges[node])) for node in range(1, 1 + width * depth)]))
+
+    drafter.grow = noting
+    return seen
+
+
+def test_every_guess_is_what_the_format_says(case):
+    """Behind paths of every length: what the head drafted on its own outputs has left nothing behind."""
+    decoder = case.decoder()
+    seen = watch(decoder)
+    result = decoder.generate(PROMPT, max_new_tokens=COUNT)
+
+    assert result.tokens == case.pair.reference(PROMPT, COUNT)
+    assert result.metrics.aal > 1.3  # else no row was replaced
+    assert len({len(text) for text, _ in seen}) > 5
+    for text, guesses in seen:
+        for path, edge in guesses:
+            assert edge == pytest.approx(float(case.expected_edge(text, path)), abs=2e-3)
+
+
+def test_a_later_turn_keeps_rows_and_drafts_the_same(case):
+    decoder = case.decoder()
+    first = decoder.generate(PROMPT, max_new_tokens=12)
+    prompt = [*PROMPT, *first.tokens, *TEXT[40:45]]
+    seen = watch(decoder)
+    second = decoder.generate(prompt, max_new_tokens=10)
+    fresh = case.decoder().generate(prompt, max_new_tokens=10)
+
+    assert second.metrics.reused_tokens > len(PROMPT)
+    assert second.tokens == fresh.tokens == case.pair.reference(prompt, 10)
+    text, guesses = seen[0]
+    assert [edge for _, edge in guesses] == pytest.approx(
+        [float(case.expected_edge(text, path)) for path, _ in guesses], abs=2e-3
+    )
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_sampling_with_a_seed_is_what_the_target_alone_samples(case, seed):
+    sampling = SamplingParams(temperature=40.0, seed=seed)
+
+    ours = case.decoder().generate(PROMPT, max_new_tokens=COUNT, sampling=sampling)
+    alone = case.decoder().generate(PROMPT, max_new_tokens=COUNT, sampling=sampling, speculation=False)
+
+    assert ours.tokens == alone.tokens
+
+
+@pytest.mark.parametrize("variant", ["depth_prediction=informed", "depth_prediction=late", "accept=host"])
+def test_schedules_write_the_same(case, variant):
+    name = variant.partition("=")[0]
+    stages = [variant if stage.partition("=")[0] == name else stage for stage in DEFAULT_ORDER]
+    if variant == "depth_prediction=informed":
+        from yggdrasil.scheduling.stages import HEAD_FIRST_ORDER
+
+        stages = list(HEAD_FIRST_ORDER)
+    decoder = case.decoder(stages=stages)
+
+    assert decoder.generate(PROMPT, max_new_tokens=COUNT).tokens == case.pair.reference(PROMPT, COUNT)
+
+
+def test_what_needs_a_draft_model_is_refused(case):
+    with pytest.raises(YggdrasilError, match="need a draft model"):
+        case.decoder().generate(PROMPT, max_new_tokens=4, speculation=Speculation(expansion=(2, 1)))
+
+
+def test_a_head_of_another_target_is_refused(case, tmp_path):
+    other = make_pair(num_hidden_layers=6)
+
+    with pytest.raises(YggdrasilError, match="a hidden size of 32, and tiny target has 64"):
+        load_head(case.folder, other.target, 1)
+
+
+def test_a_quantised_targets_embedding_is_read_as_the_target_reads_it(pair, tmp_path):
+    """Its table is kept in blocks, which the head shares."""
+    from yggdrasil.models.formats.rounding import rounding_to
+    from yggdrasil.models.kernels import is_native
+
+    if not is_native():
+        pytest.skip("needs the native kernels")
+    wide = make_pair(num_hidden_layers=2, hidden_size=64).plain_target
+    target = prepare_model(wide, "rounded", 1, quantise=rounding_to("q8_0", wide))
+    config = eagle_config(VOCAB_SIZE, hidden_size=64)
+    head = load_head(write_head(tmp_path, config, published_tensors(config)), target, 1)
+    tokens = torch.tensor([1, 5, 90])
+
+    ours = head.loaded.model.embedding(tokens)
+
+    torch.testing.assert_close(ours, wide.get_input_embeddings()(tokens))
+
+
+@pytest.mark.compiled
+def test_compiled_steps_draft_what_eager_ones_do(pair, tmp_path):
+    case = Case(pair, tmp_path, "eagle")
+    compiled, eager = case.decoder(backend="inductor"), case.decoder()
+    trees = watch(compiled), watch(eager)
+    results = [decoder.generate(PROMPT, max_new_tokens=COUNT).tokens for decoder in (compiled, eager)]
+
+    assert results[0] == results[1]
+    assert len(trees[0]) == len(trees[1])
+    for (_, ours), (_, theirs) in zip(*trees, strict=True):
+        assert [path for path, _ in ours] == [path for path, _ in theirs]

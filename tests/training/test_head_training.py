@@ -1,0 +1,212 @@
+"""Training a head: what is learned is what drafting does, it learns, and it goes on where it stopped."""
+
+import json
+
+import pytest
+import torch
+from head_files import Reference, eagle_config, published_tensors, write_head
+from tiny_pair import chat_tokenizer, random_model
+
+from yggdrasil.calibration.own_text import Document, text_file
+from yggdrasil.drafters.heads.files import open_head, read_tensors
+from yggdrasil.errors import YggdrasilError
+from yggdrasil.models.source import Source
+from yggdrasil.training.features import Kept, shards, side_by_side
+from yggdrasil.training.objective import Teacher, hits_of, loss_of
+from yggdrasil.training.settings import TrainSettings
+from yggdrasil.training.state import Look, Training, read_progress
+from yggdrasil.training.training import _has_settled, train
+from yggdrasil.training.unroll import unroll
+from yggdrasil.training.vocabulary import coverage, draft_vocabulary
+from yggdrasil.training.windows import Window, split
+
+
+class Told:
+    """A teller that remembers."""
+
+    def __init__(self):
+        self.lines = []
+
+    def phase(self, title):
+        return lambda fraction: None
+
+    def tell(self, line):
+        self.lines.append(line)
+
+
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory):
+    """A random head and the tensors that its twin reads."""
+    config = eagle_config()
+    tensors = published_tensors(config)
+    head, _ = open_head(write_head(tmp_path_factory.mktemp("head"), config, tensors), torch.float32)
+    return config, tensors, head
+
+
+def windows(count, seed=0, length=9, answer=3):
+    """Random windows with random states of a target 32 wide."""
+    generator = torch.Generator().manual_seed(seed)
+    return [
+        Kept(
+            torch.randint(0, 64, (length + i,), generator=generator),
+            torch.randn(length + i, 96, generator=generator),
+            torch.randn(length + i, 32, generator=generator),
+            answer,
+        )
+        for i in range(count)
+    ]
+
+
+def test_unrolled_steps_are_drafted_rows(opened):
+    """Every learned place of every step, against a head that reads certain rows and then its own outputs."""
+    config, tensors, head = opened
+    embedding = torch.randn(64, 32, generator=torch.Generator().manual_seed(1))
+    twin = Reference(config, tensors, embedding)
+    items = windows(2)
+    batch = side_by_side(items)
+    places = list(zip(*(each.tolist() for each in batch.places), strict=True))
+    for step, (logits, reached) in enumerate(unroll(head, embedding, batch, 3)):
+        at = [place for place, is_reached in zip(places, reached.tolist(), strict=True) if is_reached]
+        assert len(at) == len(logits) > 5
+        for (window, position), row in zip(at, logits, strict=True):
+            wanted = drafted_logits(twin, items[window], position, step)
+            torch.testing.assert_close(row, wanted, rtol=1e-4, atol=1e-4)
+
+
+def drafted_logits(twin, item, position, step):
+    """Of the token after ``position``, with the last ``step`` tokens before it drafted."""
+    certain = position - step  # rows of tokens 1 .. certain read the target's states
+    features = twin.feature(item.states[:certain])
+    for extra in range(step + 1):
+        length = certain + extra
+        rows = torch.arange(length)
+        outputs, logits = twin.rows(item.tokens[1 : length + 1], features, rows, rows[:, None] >= rows)
+        features = torch.cat([features, twin.next_feature(outputs[-1:])])
+    return logits[-1]
+
+
+def test_learned_places_are_those_before_an_answers_tokens():
+    batch = side_by_side(windows(2, length=5, answer=3))
+
+    assert batch.learned.nonzero().tolist() == [[0, 2], [0, 3], [1, 2], [1, 3], [1, 4]]
+
+
+def test_a_head_learns_a_batch(opened):
+    """Loss falls and first guesses become the target's choices; a token that cannot be drafted is never one."""
+    head, average = (open_copy(opened) for _ in range(2))
+    vocabulary = head.target_tokens(torch.arange(40))
+    teacher = Teacher(torch.randn(64, 32), torch.randn(40, 32) * 3, vocabulary, 64)
+    items = []
+    for item in windows(6):
+        tokens = item.tokens.clone()
+        tokens[1:] = vocabulary[(item.last @ teacher._rows.T).argmax(-1)][:-1]  # what the target chooses
+        items.append(item._replace(tokens=tokens))
+    batch = side_by_side(items)
+    training = Training(head, average, 3e-3)
+    before = loss_of(head, teacher, batch).item(), hits_of(head, teacher, batch)
+    for step in range(60):
+        loss_of(head, teacher, batch).backward()
+        training.optimizer.step()
+        training.optimizer.zero_grad()
+        training.follow(step)
+    after = loss_of(average, teacher, batch).item(), hits_of(average, teacher, batch)
+
+    assert after[0] < 0.6 * before[0]
+    assert after[1][0, 0] > 2 * max(before[1][0, 0], 3)
+    assert (after[1][:, 0] <= after[1][:, 1]).all()
+    assert (after[1][:, 1] <= after[1][:, 2]).all()
+
+
+def open_copy(opened):
+    head = open_head_of(opened[0], opened[1])
+    return head.requires_grad_(True)
+
+
+def open_head_of(config, tensors):
+    from yggdrasil.drafters.heads.module import EagleHead
+    from yggdrasil.drafters.heads.settings import settings_of
+
+    head = EagleHead(settings_of(config))
+    head.load_state_dict({name: tensor.clone() for name, tensor in tensors.items() if name != "t2d"})
+    return head
+
+
+def test_later_documents_leave_earlier_lots_as_they_are():
+    texts = [Window([i], 0, 0) for i in range(1100)]
+
+    early, late = shards(texts), shards([*texts, *texts])
+
+    assert late[:16] == early[:16]
+    assert sorted(window.tokens[0] for shard in early for window in shard) == list(range(1100))
+
+
+def test_the_draft_vocabulary_is_the_most_frequent():
+    texts = split([Document([5, 5, 5, 5, 9], [7, 7, 8])] * 40).trained
+
+    vocabulary = draft_vocabulary(texts, 20, most=3)
+
+    assert vocabulary.tolist() == [5, 7, 8]  # four of a prompt count as one of an answer, and 8 comes before 9
+    assert coverage(texts, vocabulary) == 1.0
+    assert coverage(texts, torch.tensor([7])) == pytest.approx(2 / 3)
+
+
+def test_a_training_ends_when_nothing_improves():
+    def look(share):
+        return Look(1.0, 1, 1.0, [share] * 5, [share] * 5)
+
+    assert not _has_settled([look(0.01 * i) for i in range(40)])
+    assert _has_settled([look(0.3)] * 13)
+    assert not _has_settled([look(0.3)] * 12)
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory):
+    """A tiny chat model in a folder, and texts that it wrote, in a cache of their own."""
+    folder = tmp_path_factory.mktemp("target")
+    tokenizer = chat_tokenizer()
+    model = random_model(vocab_size=len(tokenizer), num_hidden_layers=6)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def written(target, tmp_path, monkeypatch):
+    """Texts to learn from; nothing more is to be written."""
+    monkeypatch.setenv("YGGDRASIL_CACHE", str(tmp_path / "cache"))
+    file = text_file(f"{Source.find(target).fingerprint()}-full")
+    file.parent.mkdir(parents=True)
+    lines = [json.dumps({"prompt": [5, 6 + i % 7, 8], "answer": [10, 11, 12, 13 + i % 5, 14]}) for i in range(70)]
+    file.write_text("\n".join(lines) + "\n")
+    return TrainSettings(str(target), tmp_path / "head", minutes=0.0, tokens=1, threads=1)
+
+
+def test_a_training_goes_on_and_writes_a_head_that_loads(written):
+    """Without time a run makes one step; the second begins where the first stopped, in the same vocabulary."""
+    told = Told()
+    train(written, told)
+    first = read_progress(written.work)
+    train(written, told)
+    second = read_progress(written.work)
+
+    assert (first.steps, second.steps) == (1, 2)
+    assert second.tokens > first.tokens
+    assert [look.tokens for look in second.looks] == [first.tokens, second.tokens]
+    assert len(told.lines) == 2
+    head, embedding = open_head(written.out, torch.bfloat16)
+    assert embedding is None
+    assert head.settings.readings(6)[0] == (1, 2, 2)
+    names = set(read_tensors(written.out))
+    config = json.loads((written.out / "config.json").read_text())
+    spelled = published_tensors({**config, "draft_vocab_size": config["draft_vocab_size"]})
+    assert names == set(spelled)
+    assert "tokens learned" in (written.out / "README.md").read_text()
+
+
+def test_a_folder_of_something_else_is_left_alone(written):
+    written.out.mkdir()
+    (written.out / "thesis.txt").write_text("mine")
+
+    with pytest.raises(YggdrasilError, match="holds other files"):
+        train(written, Told())
+    assert (written.out / "thesis.txt").read_text() == "mine"
