@@ -34,6 +34,7 @@ RUN_BY = {"scripts/check_equality.py": "scripts/measure_results.py", "scripts/te
 # Commands that compile or take minutes: read here to their last option; these test what they call.
 STANDS_ON = {
     "calibrate": "tests/test_end_to_end.py",
+    "train": "tests/training/test_head_training.py",
     "generate": "tests/test_end_to_end.py",
     "chat": "tests/test_end_to_end.py",
     "serve": "tests/serving/test_server.py",

@@ -27,7 +27,7 @@ def settings_for(loaded: LoadedModel, draft_vocab_size: int) -> HeadSettings:
     )
     served = rope["rope_type"] in ("default", "linear", "llama3") and rope.get("partial_rotary_factor", 1.0) == 1.0
     if not served:
-        rope: dict[str, Any] = {"rope_type": "default", "rope_theta": float(rope.get("rope_theta", 10000.0))}
+        rope = {"rope_type": "default", "rope_theta": float(rope.get("rope_theta", 10000.0))}
     activation = getattr(text, "hidden_act", None)
     return HeadSettings(
         hidden_size=loaded.hidden_size,

@@ -52,8 +52,8 @@ class _Unrolled:
         self._values.append(value.repeat_interleave(groups, dim=1))
         keys, values = self._keys, self._values
         if len(keys) == 1:
-            first = functional.scaled_dot_product_attention(query, keys[0], values[0], is_causal=True)
-            return Tensor.transpose(first, 1, 2)
+            only: Tensor = functional.scaled_dot_product_attention(query, keys[0], values[0], is_causal=True)
+            return only.transpose(1, 2)
         rows, scale = query.shape[2], query.shape[-1] ** -0.5
         later = torch.ones(rows, rows, dtype=torch.bool, device=query.device).triu(1)
         first = (query @ keys[0].transpose(-1, -2)).masked_fill(later, float("-inf"))
