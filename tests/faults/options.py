@@ -114,7 +114,9 @@ def _values(path: tuple[str, ...], parameter: Any, annotation: Any) -> tuple[str
         return ("nonsense", "", "-1")
     if parameter.name in LIST_NAMES:
         return tuple(value for value in LISTS if parameter.name != "temperatures" or value != "0")
-    if parameter.name in OUTPUT_FOLDERS or (parameter.name == "out" and path[-1] in ("profile", "parity", "figures")):
+    if parameter.name in OUTPUT_FOLDERS or (
+        parameter.name == "out" and path[-1] in ("profile", "parity", "figures", "train")
+    ):
         return ("prompts.jsonl", *OUTPUTS[:-1])  # an empty path is the working folder
     if parameter.name in OUTPUT_FILES or parameter.name == "out":
         return (".", *OUTPUTS)

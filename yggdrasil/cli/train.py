@@ -39,7 +39,7 @@ def train(
     from yggdrasil.training.training import train as run
 
     assert kind == "eagle3"
-    settings = TrainSettings(target, out, tuple(prompts or ()), minutes, tokens, threads)
+    settings = TrainSettings(target, out.absolute(), tuple(prompts or ()), minutes, tokens, threads)
     try:
         with PhaseProgress() as progress:
             print(run(settings, progress))

@@ -59,7 +59,7 @@ class _Unrolled:
         first = (query @ keys[0].transpose(-1, -2)).masked_fill(later, float("-inf"))
         own = torch.stack([(query * each).sum(-1) for each in keys[1:]], dim=-1)
         weights = (torch.cat([first, own], dim=-1) * scale).softmax(-1)
-        output = weights[..., :rows] @ values[0]
+        output: Tensor = weights[..., :rows] @ values[0]
         for number, each in enumerate(values[1:]):
             output = output + weights[..., rows + number, None] * each
         return output.transpose(1, 2)
