@@ -15,7 +15,7 @@ from yggdrasil.cli.drafters import Named, named_drafters
 from yggdrasil.drafters.belief import Belief
 from yggdrasil.drafters.counts import CountsDrafter
 from yggdrasil.drafters.options import CountsOptions, NGramOptions
-from yggdrasil.engine.free_policy import FreePolicy
+from yggdrasil.engine.objective_policy import ObjectivePolicy
 from yggdrasil.engine.policy import FixedPolicy
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.models.facts import load_tokenizer
@@ -117,15 +117,14 @@ def test_the_simulation_decodes_as_the_engine_does(pair):
     drafter = CountsDrafter(Belief.usual(with_table=False))
     expected = play(drafter, [Document(list(TEXT[:20]), reference)], COSTS, SHAPES)
 
-    class Costly(FreePolicy):
+    class Costly(ObjectivePolicy):
         """Told what the costs say, not what this machine took."""
 
         def settle(self, decision, tokens, milliseconds, *, rested):
-            width = decision.shape.verify_width
-            exact = COSTS.plain_ms if width == 1 else COSTS.verify_ms[width] + COSTS.overhead_ms
-            super().settle(decision, tokens, exact, rested=rested)
+            super().settle(decision, tokens, COSTS.iteration_ms(*decision.shape), rested=rested)
 
-    decoder = pair.decoder(Costly({0: COSTS}, SHAPES.max_depth), drafter=drafter)
+    policy = Costly({0: COSTS}, {}, np.empty(0, dtype=np.float32), None)
+    decoder = pair.decoder(policy, drafter=None, free=drafter)
     generation = decoder.generate(TEXT[:20], max_new_tokens=80)
     assert generation.tokens == reference
     # The prefill makes the first token, which the simulation counts as an iteration's.

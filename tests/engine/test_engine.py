@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tiny_pair import SHAPES, TEXT, VOCAB_SIZE, OracleDrafter
 
 from yggdrasil.drafters import NGramDrafter
-from yggdrasil.engine.gate import Gate
+from yggdrasil.engine.budget import Budget
 from yggdrasil.engine.objective_policy import ObjectivePolicy
 from yggdrasil.engine.policy import PLAIN_POLICY, Decision, FixedPolicy
 from yggdrasil.engine.promises import KeptPromises
@@ -257,8 +257,8 @@ class Boaster:
         tree.attach(0, VOCAB_SIZE, -0.01)  # beyond the vocabulary
 
 
-def test_the_gate_pauses_a_drafter_that_promises_too_much_and_tries_again(pair, monkeypatch):
-    monkeypatch.setattr(Gate, "_EARNED", 0.3)  # the context is short
+def test_a_drafter_that_promises_too_much_is_left_and_tried_again(pair, monkeypatch):
+    monkeypatch.setattr(Budget, "EARNED", 0.3)  # the context is short
     policy = made_up_policy(SHAPES, draft_ms=0.4, wants_free=False)
     settle = policy.settle  # the account goes by promised times, so that a busy machine changes nothing
     policy.settle = lambda promise, tokens, _, *, rested: settle(promise, tokens, promise.milliseconds, rested=rested)

@@ -327,7 +327,7 @@ def geometric(rate, count=WIDEST - 1):
 def test_the_width_is_the_argmax_and_beats_the_typical_tree(rate, verify_ms):
     policy, survival, table = objective_policy(verify_ms), geometric(rate), costs(verify_ms)
     decision = asked(policy, survival)
-    tree = policy._typical_trees[0]
+    tree = policy._drafted.typical[0]
     found = {width: (1 + sum(survival[: width - 1])) / (0.1 + table.verify_ms[width]) for width in VERIFY_WIDTHS[1:]}
 
     if max(found.values()) > max(tree.worth, 1.0):
@@ -408,8 +408,9 @@ def test_guesses_that_take_longer_than_promised_are_taken_at_their_pace():
 
 def test_steps_that_show_the_price_of_plain_ones_stay_plain():
     policy = objective_policy()
-    for _ in range(policy._SAMPLED_EVERY + 1):
-        policy.begin()
+    for _ in range(400):
+        policy.settle(Decision(TreeShape(2, 2, 4), 2.0, 1.0), 1, 1.0, rested=False)
+    policy.begin()
 
     assert asked(policy, geometric(0.99)) is None
     assert policy.rest(100).shape == PLAIN_STEP
@@ -420,6 +421,8 @@ def test_where_trees_are_paused_guesses_have_to_beat_plain_steps_only():
     assert asked(policy, survival) is None
     for _ in range(4):
         policy.settle(Decision(TreeShape(2, 2, 4), 2.0, 2.0), 1, 12.0, rested=False)
+        policy.begin()
+        policy._steps = 2
     assert policy.rest(100).shape == PLAIN_STEP
 
     assert asked(policy, survival).shape.is_free

@@ -5,7 +5,8 @@ import pytest
 from tiny_pair import SHAPES, TEXT, byte_tokenizer
 
 from yggdrasil.calibration.record import record_document
-from yggdrasil.engine.objective_policy import DepthEvidence, ObjectivePolicy
+from yggdrasil.engine.drafted_trees import DepthEvidence
+from yggdrasil.engine.objective_policy import ObjectivePolicy
 from yggdrasil.engine.policy import Decision
 from yggdrasil.engine.text import TextStream
 from yggdrasil.engine.trace import Trace

@@ -7,7 +7,8 @@ import numpy as np
 import numpy.typing as npt
 
 from yggdrasil.calibration.replay import replay
-from yggdrasil.engine.objective_policy import DepthEvidence, ObjectivePolicy
+from yggdrasil.engine.drafted_trees import DepthEvidence
+from yggdrasil.engine.objective_policy import ObjectivePolicy
 from yggdrasil.predictor.acceptance import AcceptanceCalibration
 from yggdrasil.predictor.bundle import Learned
 from yggdrasil.predictor.depth import DepthPredictor

@@ -11,12 +11,13 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from yggdrasil.calibration.own_text import Document
+from yggdrasil.calibration.own_text import ANSWER, Document
 from yggdrasil.drafters.belief import Belief
 from yggdrasil.drafters.counts import BELIEF_FILE, TABLE_FILE, CountsDrafter
 from yggdrasil.drafters.options import CountsOptions
 from yggdrasil.drafters.table import Table
-from yggdrasil.engine.free_policy import FreePolicy
+from yggdrasil.engine.aside import AsideTree
+from yggdrasil.engine.objective_policy import ObjectivePolicy
 from yggdrasil.scheduling.plan import Expectation, Shapes
 from yggdrasil.tree.objective import StepCosts
 from yggdrasil.tree.token_tree import TokenTree
@@ -90,28 +91,27 @@ def fit_belief(documents: Sequence[Document], *, with_table: bool) -> Belief:
 
 def play(drafter: CountsDrafter, documents: Sequence[Document], costs: StepCosts, shapes: Shapes) -> Expectation:
     """Decode every document as the engine would, each a request of its own, at ``costs``; greedy acceptance."""
-    policy = FreePolicy({0: costs}, shapes.max_depth)
-    tree = TokenTree.allocate(shapes.num_nodes, 1, torch.device("cpu"))
-    widths = np.array(costs.verify_widths) - 1
+    policy = ObjectivePolicy({0: costs}, {}, np.empty(0, dtype=np.float32), None)
+    tree = TokenTree.on_host(shapes.num_nodes)
+    aside = AsideTree(drafter, tree, costs.verify_widths, is_alone=True)
     tokens, iterations, spent = 0, 0, 0.0
     for document in documents:
         policy.begin()
         drafter.begin(document.prompt)
         place = 0
-        while place < len(document.answer):
-            drafter.head(tree)
-            drafter.grow(tree, 1, shapes.max_depth)
-            sums = np.cumsum(np.exp(tree.scores.numpy(), dtype=np.float64))
-            by_scores = sums[np.minimum(widths, len(sums) - 1)].tolist()
-            decision = policy.rest(0) or policy.prune(policy.grown.shape, policy.promises.honest(by_scores), 0)
+        while place < (end := len(document.answer)):
+            depth = min(max(ANSWER, end) - place - 1, costs.verify_widths[-1] - 1)
+            decision = None
+            if depth > 0 and (expected := aside.grow(depth))[-1] > 1.0:
+                decision = policy.free(expected, depth, 0)
+            resting = policy.rest(0) if decision is None else None
+            decision = decision or resting
+            assert decision is not None
             width = decision.shape.verify_width
             accepted = _accepted(tree, width, document.answer[place:])
-            if width > 1:
-                promised = by_scores[costs.verify_widths.index(width)]
-                policy.promises.observe(max(promised - 1.0, 0.0), accepted)
-            milliseconds = costs.plain_ms if width == 1 else costs.verify_ms[width] + costs.overhead_ms
-            made = min(accepted + 1, len(document.answer) - place)
-            policy.settle(decision, made, milliseconds, rested=False)
+            made = min(accepted + 1, end - place)
+            milliseconds = costs.iteration_ms(*decision.shape)
+            policy.settle(decision, made, milliseconds, rested=resting is not None)
             drafter.extend(document.answer[place : place + made], {})
             tokens, iterations, spent, place = tokens + made, iterations + 1, spent + milliseconds, place + made
     per_token = spent / max(tokens, 1)

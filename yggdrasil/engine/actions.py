@@ -51,7 +51,7 @@ class StageActions:
         self._ranking = torch.empty_like(target.order), torch.empty_like(tree.scores)  # nodes, expected tokens
         self._ranked, self._expected, self._order = *map(HostView, self._ranking), HostView(target.order)
         self._free, self._wants_free = free, False
-        self._aside = None if free is None else AsideTree(free, tree, self.verify_widths)
+        self._aside = None if free is None else AsideTree(free, tree, self.verify_widths, is_alone=drafter is None)
         # A tree that lies elsewhere, or is ranked there, is fixed before the host could add to it.
         self._fills = free is not None and tree.tokens.device.type == "cpu" and not target.ranks_nodes
         self._keeps_books_late = False
@@ -140,9 +140,10 @@ class StageActions:
 
     def rest(self) -> Decision | None:
         """A plain step where there is no drafter, no room for a tree, or no wish for one."""
-        if self.drafter is None or self._room < 1:
+        if self._room < 1:
             return NO_PROMISE
-        return self._policy.rest(self.target.length)
+        resting = self._policy.rest(self.target.length)
+        return NO_PROMISE if resting is None and self.drafter is None else resting
 
     def fitted(self, promise: Promise) -> TreeShape:
         """The promised shape within the context that is left."""

@@ -13,11 +13,15 @@ class AsideTree:
     """What ``free`` guesses, in a tree of its own until it is chosen to be ``tree``'s content.
 
     A drafter may have planted the next root in ``tree`` already, which must not be lost for a look at other guesses.
+    Where there is none (``is_alone``) they grow in ``tree`` itself, if that is on the host.
     """
 
-    def __init__(self, free: FreeDrafter, tree: TokenTree, verify_widths: Sequence[int]) -> None:
+    def __init__(
+        self, free: FreeDrafter, tree: TokenTree, verify_widths: Sequence[int], *, is_alone: bool = False
+    ) -> None:
         self._free, self._tree = free, tree
-        self._own = TokenTree.on_host(tree.num_nodes)
+        is_in_place = is_alone and tree.tokens.device.type == "cpu"
+        self._own = tree if is_in_place else TokenTree.on_host(tree.num_nodes)
         self._scores, self._depths = HostView(self._own.scores), HostView(self._own.depths)
         self._last = np.array(verify_widths) - 1
         self.order = np.arange(tree.num_nodes)  # nodes from best to worst
@@ -30,7 +34,8 @@ class AsideTree:
 
     def use(self) -> None:
         """Make it the tree of this iteration."""
-        self._tree.take_nodes(self._own)
+        if self._own is not self._tree:
+            self._tree.take_nodes(self._own)
 
     def depth(self, width: int) -> int:
         """Levels of the best ``width`` nodes."""

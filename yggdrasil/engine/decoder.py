@@ -23,7 +23,7 @@ from yggdrasil.engine.build import Assembly, Phase, assemble, default_backend, o
 from yggdrasil.engine.deciding import HostDecisions, PolicyPerSetting, Prepared, decides_on_device
 from yggdrasil.engine.ends import end_tokens
 from yggdrasil.engine.options import RequestOptions, RequestSettings
-from yggdrasil.engine.planned import check_fingerprint, own_policy, planned_drafter, planned_free, planned_policy
+from yggdrasil.engine.planned import check_fingerprint, planned_drafter, planned_free, planned_policy
 from yggdrasil.engine.policy import PLAIN_POLICY, Policy
 from yggdrasil.engine.request import Generation, Request
 from yggdrasil.engine.scoring import score
@@ -254,8 +254,8 @@ def _decoder_of(
     target = open_model(source, DTYPES[dtype], device, plan.target.threads, weights=plan.weights_in(dtype))
     # What was learned of the plan's own drafter says nothing of another's first guesses.
     adapted = plan if drafter is None else replace(plan, stages=DEFAULT_ORDER, depth_from="mean")
-    policy = own_policy(plan, learned) if drafter is None else planned_policy(adapted, learned)
-    second = drafter or planned_drafter(plan, folder, tokenizer, target)
+    second = drafter or planned_drafter(plan, tokenizer, target)
+    policy = planned_policy(adapted, learned, drafts=second is not None)
     if shapes.max_length > plan.shapes.max_length:
         models = [target, *([second] if isinstance(second, LoadedModel) else [])]
         check_room(models, shapes.max_length, shapes.cache_capacity)

@@ -1,59 +1,43 @@
-"""How much of the tree that costs no pass to verify, where that is worth more than anything drafted."""
+"""Belief about trees that cost a target pass and no drafting: what their widths give and take."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from yggdrasil.engine.gate import Gate
-from yggdrasil.engine.policy import Decision
+from yggdrasil.engine.budget import Budget
 from yggdrasil.engine.promises import KeptPromises
-from yggdrasil.tree.objective import StepCosts, TreeShape
+from yggdrasil.tree.objective import Candidate, Objective, StepCosts, TreeShape, worth
 
 
 class FreeTrees:
-    """Trees that cost a target pass and no drafting.
-
-    Account and promises are apart from the drafted trees': a text that breaks its habits says nothing of the drafter.
-    """
+    """What is believed of them, apart from drafted trees: a text that breaks its habits says nothing of a drafter."""
 
     def __init__(self) -> None:
-        self._gate, self._promises = Gate(), KeptPromises()
-        self._estimate = 0.0  # tokens that the last chosen tree promised by its own scores, bonus included
+        self.budget = Budget()
+        self._promises = KeptPromises()
+        self._estimate = 1.0  # tokens that the best tree promises by its own scores, bonus included
 
-    def begin(self) -> None:
-        """A new request."""
-        self._gate.begin()
-
-    def choose(
-        self,
-        expected: Sequence[float],
-        depth: int,
-        costs: StepCosts,
-        pace: float,
-        worth: Callable[[float, float], float],
-        least: float,
-    ) -> Decision | None:
-        """The verify width of greatest worth, if that is above ``least``.
+    def best(
+        self, expected: Sequence[float], depth: int, costs: StepCosts, pace: float, objective: Objective
+    ) -> Candidate:
+        """The verify width that is worth most, a plain step's left out.
 
         ``expected[v]``: tokens that the tree's scores promise at ``costs.verify_widths[v]``, in ``depth`` levels.
-        ``pace``: how slow a pass is now. ``worth(tokens, milliseconds)`` is what the objective maximises.
+        ``pace``: how slow a pass is now.
         """
-        if self._gate.is_paused():
-            return None
-        best = None
-        tokens_by_width = self._promises.honest(expected)
-        for width, estimate, tokens in zip(costs.verify_widths[1:], expected[1:], tokens_by_width[1:], strict=True):
-            shape = TreeShape(0, depth, width)
-            likely = min(tokens, depth + 1.0)
-            milliseconds = costs.iteration_ms(*shape) * pace
-            if (value := worth(likely, milliseconds)) > least:
-                best, least, self._estimate = Decision(shape, likely, milliseconds), value, estimate
-        return best
+        widths, tokens, most = costs.verify_widths, self._promises.honest(expected), depth + 1.0
+        best, likely, value = 1, 1.0, 0.0
+        for i in range(1, len(widths)):
+            milliseconds = (costs.verify_ms[widths[i]] + costs.overhead_ms) * pace
+            if (found := worth(min(tokens[i], most), milliseconds, objective)) > value:
+                best, likely, value = i, min(tokens[i], most), found
+        self._estimate = expected[best]
+        return Candidate(TreeShape(0, depth, widths[best]), likely, value)
 
     def settle(self, tokens: int, gained: float) -> None:
-        """The chosen tree gave ``tokens``, ``gained`` more than plain steps would have in its time."""
+        """The best tree gave ``tokens``, ``gained`` more than plain steps would have in its time."""
         self._promises.observe(self._estimate - 1.0, tokens - 1)
-        self._gate.settle(gained)
+        self.budget.settle(gained)
 
     def passed(self) -> None:
-        """An iteration did without: what is not tried is believed in the end, and the account recovers."""
+        """An iteration did without: what is not tried is believed as its scores say, in the end."""
         self._promises.forget()
-        self._gate.rested()
+        self.budget.earn()

@@ -10,9 +10,8 @@ from yggdrasil.drafters.heads.settings import is_head
 from yggdrasil.drafters.ngram import NGramDrafter
 from yggdrasil.drafters.options import CountsOptions, NGramOptions
 from yggdrasil.drafters.protocol import Drafter, FreeDrafter
-from yggdrasil.engine.free_policy import FreePolicy
-from yggdrasil.engine.objective_policy import DepthEvidence, ObjectivePolicy
-from yggdrasil.engine.policy import Policy
+from yggdrasil.engine.drafted_trees import DepthEvidence
+from yggdrasil.engine.objective_policy import ObjectivePolicy
 from yggdrasil.errors import YggdrasilError, first_line
 from yggdrasil.models.facts import check_same_tokenizer, load_tokenizer
 from yggdrasil.models.kept_tensors import open_model
@@ -24,11 +23,17 @@ from yggdrasil.scheduling.stages import is_head_first
 
 
 def planned_policy(
-    plan: Plan, learned: Learned, kind: type[ObjectivePolicy] = ObjectivePolicy, *, wants_free: bool = True
+    plan: Plan,
+    learned: Learned,
+    kind: type[ObjectivePolicy] = ObjectivePolicy,
+    *,
+    drafts: bool = True,
+    wants_free: bool = True,
 ) -> ObjectivePolicy:
     """The policy that a plan names: its costs, objective and depth source. ``kind`` may decide otherwise with them.
 
-    ``wants_free``: guesses that cost no pass may join the drafter's or stand in for them.
+    ``drafts``: there is a drafter that costs passes. ``wants_free``: guesses that cost none may join the drafter's or
+    stand in for them.
 
     Raises:
         YggdrasilError: the plan's parts, or its predictor, are not of one calibration.
@@ -40,7 +45,7 @@ def planned_policy(
     depth = DepthEvidence(learned.depth, learned.reads) if plan.depth_from != "mean" else None
     try:
         return kind(
-            costs, learned.ratios, learned.mean_survival, depth, plan.objective,
+            costs, learned.ratios if drafts else {}, learned.mean_survival, depth, plan.objective,
             is_head_first=is_head_first(plan.stages), wants_free=wants_free,
         )  # fmt: skip
     except ValueError as error:
@@ -49,26 +54,14 @@ def planned_policy(
         ) from error
 
 
-def own_policy(plan: Plan, learned: Learned) -> Policy:
-    """The policy over the plan's own drafter.
-
-    Raises:
-        YggdrasilError: as ``planned_policy``.
-    """
-    policy = planned_policy(plan, learned)
-    if not isinstance(plan.drafter, CountsOptions):
-        return policy
-    return FreePolicy({entry.context: entry.steps() for entry in plan.costs}, plan.shapes.max_depth, plan.objective)
-
-
 def planned_drafter(
-    plan: Plan, folder: Path, tokenizer: PreTrainedTokenizerBase, target: LoadedModel
-) -> LoadedModel | LoadedHead | Drafter:
-    """The plan's drafter for ``target``; what was learned for it lies in ``folder``."""
+    plan: Plan, tokenizer: PreTrainedTokenizerBase, target: LoadedModel
+) -> LoadedModel | LoadedHead | Drafter | None:
+    """The plan's drafter for ``target``; None where all guesses are free."""
     if isinstance(plan.drafter, NGramOptions):
         return NGramDrafter(plan.drafter)
     if isinstance(plan.drafter, CountsOptions):
-        return CountsDrafter.load(folder, plan.drafter)
+        return None
     check_fingerprint(plan.drafter, "drafter")
     source = plan.drafter.path()
     if is_head(source):
@@ -78,14 +71,12 @@ def planned_drafter(
 
 
 def planned_free(plan: Plan, folder: Path, stand_in: Drafter | None) -> FreeDrafter | None:
-    """What guesses beside the plan's drafter, or beside the one that takes its place.
+    """What guesses alone or beside the plan's drafter, or beside the one that takes its place.
 
-    An n-gram drafter looks the text up itself: nothing is beside it.
+    What was learned for it lies in ``folder``. An n-gram drafter looks the text up itself: nothing is beside it.
     """
-    if stand_in is None:
-        return None if plan.beside is None else CountsDrafter.load(folder, plan.beside)
     counts = next((each for each in plan.drafters if isinstance(each, CountsOptions)), None)
-    if isinstance(stand_in, NGramDrafter):
+    if isinstance(stand_in, NGramDrafter) or (stand_in is None and counts is None):
         return None
     return usual_counts() if counts is None else CountsDrafter.load(folder, counts)
 

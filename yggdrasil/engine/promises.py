@@ -6,10 +6,13 @@ Costs were measured on a machine whose speed changes, with caches as warm as a c
 """
 
 from collections.abc import Sequence
+from math import inf
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from yggdrasil.engine.budget import Budget
 
 _MEMORY = 0.98  # of what was seen, an iteration
 _TINY = 1e-9  # survival that nothing is divided by
@@ -105,3 +108,29 @@ class Paces:
 
     def _surprise(self, promised_ms: float, milliseconds: float) -> float:
         return min(max(milliseconds / promised_ms, 1 / self._EXTREME), self._EXTREME) - 1.0
+
+
+class PlainSamples:
+    """When to take plain steps for their price: where they cost the run no more than a budget earned since the last."""
+
+    _PRIOR_STEPS = 8.0  # that the run's rate begins with
+    _STEPS = 2  # of a sample: the first behind a prefill is cold
+
+    def __init__(self, plain_ms: float) -> None:
+        self._tokens, self._ms = self._PRIOR_STEPS, self._PRIOR_STEPS * plain_ms
+        self._waited = inf  # iterations
+
+    def add(self, tokens: int, milliseconds: float) -> None:
+        """An iteration."""
+        self._tokens = _MEMORY * self._tokens + tokens
+        self._ms = _MEMORY * self._ms + milliseconds
+        self._waited += 1
+
+    def taken(self) -> None:
+        """A warm plain step has shown its price."""
+        self._waited = 0
+
+    def is_due(self, step: int, plain_ms: float) -> bool:
+        """Whether ``step`` of a request is to be plain, at about ``plain_ms``."""
+        regret = self._tokens / self._ms * plain_ms - 1.0
+        return step < self._STEPS and self._STEPS * regret <= Budget.EARNED * self._waited

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from yggdrasil.profiling.traces import Outcomes, TraceSet
-from yggdrasil.tree.objective import Objective, ShapeChooser, TreeShape
+from yggdrasil.tree.objective import Objective, ShapeChooser, TreeShape, worth
 
 
 class IterationCosts(Protocol):
@@ -165,10 +165,11 @@ class _Verifier:
         if self._policy.verify_width is not None:
             fixed = verify_widths.index(self._policy.verify_width)
             return np.full(self._cache.traces.num_positions, fixed, dtype=np.intp)
-        value = self._cache.get(width, depth).expected_tokens.astype(np.float64)
-        if self._policy.objective == "latency":
-            value /= [self._costs.iteration_ms(width, depth, verify_width) for verify_width in verify_widths]
-        columns: npt.NDArray[np.intp] = value.argmax(axis=1)
+        milliseconds = np.array(
+            [self._costs.iteration_ms(width, depth, verify_width) for verify_width in verify_widths]
+        )
+        expected = self._cache.get(width, depth).expected_tokens.astype(np.float64)
+        columns: npt.NDArray[np.intp] = worth(expected, milliseconds, self._policy.objective).argmax(axis=1)
         return columns
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,16 @@ import numpy.typing as npt
 CLEARLY_BETTER = 1.2
 Objective: TypeAlias = Literal["latency", "aal"]
 FloatArray: TypeAlias = npt.NDArray[np.floating[Any]]
+Number = TypeVar("Number", float, npt.NDArray[np.float64])
+
+
+def worth(tokens: Number, milliseconds: Number, objective: Objective = "latency") -> Number:
+    """What every decision maximises: equation 3 but for its constant, tokens a millisecond; or tokens alone.
+
+    Maximising tokens beyond what the milliseconds would give at the run's own rate, as renewals would have it, is
+    worse: a text is easy or hard for a while, so what an iteration gives says best what the next tokens will cost.
+    """
+    return tokens / milliseconds if objective == "latency" else tokens
 
 
 class TreeShape(NamedTuple):
@@ -155,11 +165,11 @@ def choose_verify_width(
     paid_ms = drafting_ms + costs.overhead_ms
     best_width, best_value = costs.verify_widths[0], -1.0
     for width, tokens in zip(costs.verify_widths, expected_tokens, strict=True):
-        value = tokens if objective == "aal" else tokens / (paid_ms + costs.verify_ms[width])
+        value = worth(float(tokens), paid_ms + costs.verify_ms[width], objective)
         if width == planned and objective == "latency":
             value *= CLEARLY_BETTER
         if value > best_value:
-            best_width, best_value = width, float(value)
+            best_width, best_value = width, value
     return best_width
 
 
@@ -191,8 +201,7 @@ class ShapeChooser:
         self._index = {shape: index for index, shape in enumerate(self.shapes)}
         self._ratios = np.ascontiguousarray(np.concatenate(columns, axis=1))  # [D, N]
         iteration_ms = np.array([costs.iteration_ms(*shape) for shape in self.shapes])
-        self._weight = 1.0 / iteration_ms if objective == "latency" else np.ones_like(iteration_ms)  # [N]
-        self._plain_worth = float(self._weight[0])
+        self._weight = worth(np.ones_like(iteration_ms), iteration_ms, objective)  # [N], of a token
 
     def expected_tokens(self, survival: FloatArray) -> npt.NDArray[np.float64]:
         """Return the expected AAL of each of ``self.shapes``, given ``survival`` [D]."""
@@ -203,7 +212,7 @@ class ShapeChooser:
 
     def choose(self, survival: FloatArray) -> TreeShape:
         """Return the best shape for ``survival`` [D], where ``survival[d - 1]`` is P(accepted length >= d)."""
-        return self.or_plain(self.best_tree(survival)).shape
+        return self.shapes[int((self.expected_tokens(survival) * self._weight).argmax())]
 
     def best_tree(self, survival: FloatArray) -> Candidate:
         """The best shape for ``survival`` [D] that drafts at all."""
@@ -221,14 +230,6 @@ class ShapeChooser:
     def level_ratios(self, shape: TreeShape) -> npt.NDArray[np.float64]:
         """Survival of each level of ``shape``, one of ``self.shapes``, as a share of the predicted one, [depth]."""
         return self._ratios[: shape.depth, self._index[shape]]
-
-    def or_plain(self, tree: Candidate, plain_price: float = 1.0) -> Candidate:
-        """``tree``, or a plain step where that is worth as much.
-
-        ``plain_price``: how much slower than measured plain steps are now, relative to trees.
-        """
-        worth = self._plain_worth / plain_price if self.objective == "latency" else self._plain_worth
-        return tree if tree.worth > worth else Candidate(PLAIN_STEP, 1.0, worth)
 
 
 def choose_shape(

@@ -1,0 +1,154 @@
+"""Guesses that cost no pass, and no drafter: how much of their tree is verified, and what that can lose."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny_pair import SHAPES, TEXT
+
+from yggdrasil.drafters.counts import usual_counts
+from yggdrasil.engine.budget import Budget
+from yggdrasil.engine.objective_policy import ObjectivePolicy
+from yggdrasil.tree.objective import StepCosts, TreeShape
+
+WIDTHS = (1, 2, 4, 8)
+COSTS = StepCosts(0.01, {1: 0.01}, {1: 1.0, 2: 1.1, 4: 1.3, 8: 2.0}, overhead_ms=0.1, plain_ms=1.0)
+TREE_MS = {width: COSTS.verify_ms[width] + COSTS.overhead_ms for width in WIDTHS[1:]}
+NO_SURVIVAL = np.empty(0, dtype=np.float32)
+
+
+def fresh(costs=COSTS, kind=ObjectivePolicy, **changes):
+    return kind({50: costs}, {}, NO_SURVIVAL, None, **changes)
+
+
+def policy(**changes):
+    """Past the plain steps that show their price."""
+    made = fresh(**changes)
+    made.begin()
+    for _ in range(2):
+        made.settle(made.rest(50), 1, COSTS.plain_ms, rested=True)
+    return made
+
+
+def chosen(policy, expected, depth=16):
+    return policy.free(expected, depth, 50) or policy.rest(50)
+
+
+def test_a_tree_that_promises_nothing_is_a_plain_step():
+    decision = chosen(policy(), [1.0, 1.0, 1.0, 1.0])
+    assert decision.shape.verify_width == 1
+    assert decision.shape.depth == 0
+    assert decision.milliseconds == COSTS.plain_ms
+
+
+@pytest.mark.parametrize(
+    ("expected", "width"),
+    [([1, 1.5, 1.6, 1.7], 2), ([1, 1.5, 2.4, 2.5], 4), ([1, 1.9, 2.9, 5], 8), ([1, 1.1, 1, 2], 1)],
+)
+def test_the_width_is_that_of_most_tokens_a_millisecond(expected, width):
+    values = {w: tokens / TREE_MS.get(w, 1.0) for w, tokens in zip(WIDTHS, expected, strict=True)}
+    assert max(values, key=values.get) == width  # the test's own account
+    decision = chosen(policy(), expected)
+    assert decision.shape.verify_width == width
+    assert decision.shape.is_free == (width > 1)
+
+
+def test_no_more_is_promised_than_may_come():
+    assert chosen(policy(), [1, 1.9, 2.9, 5], depth=1).shape == TreeShape(0, 1, 2)
+
+
+def test_accepted_length_alone_takes_the_widest():
+    assert chosen(policy(objective="aal"), [1.0, 1.1, 1.11, 1.12]).shape.verify_width == 8
+
+
+def run(policy, draw, truth, iterations, pace=lambda iteration: 1.0):
+    """Tokens and milliseconds of a made-up run: ``draw()`` gives what is expected, ``truth`` what comes of a width."""
+    tokens = milliseconds = 0.0
+    for iteration in range(iterations):
+        expected = draw()
+        free = policy.free(expected, 16, 50)
+        decision = free or policy.rest(50)
+        width = decision.shape.verify_width
+        given, spent = (truth(expected, width), TREE_MS[width]) if width > 1 else (1, COSTS.plain_ms)
+        spent *= pace(iteration)
+        policy.settle(decision, given, spent, rested=free is None)
+        tokens, milliseconds = tokens + given, milliseconds + spent
+    return tokens / milliseconds
+
+
+@pytest.mark.parametrize("pace", [lambda _: 1.0, lambda i: 2.0 if i % 400 < 200 else 1.0], ids=["steady", "changing"])
+def test_a_drafter_that_promises_what_it_never_keeps_costs_little(pace):
+    rate = run(policy(), lambda: [1.0, 1.9, 2.9, 4.5], lambda expected, width: 1, 1500, pace)
+    plain = 1500 / sum(COSTS.plain_ms * pace(i) for i in range(1500))
+    assert rate > 0.98 * plain
+
+
+class Forgetful(ObjectivePolicy):
+    """Believes what scores promise, whatever came of it."""
+
+    def settle(self, decision, tokens, milliseconds, *, rested):
+        super().settle(decision, tokens, milliseconds, rested=rested)
+        self._free_trees._promises.forget(0.0)
+        self._paces.free = 1.0
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_whatever_is_drafted_the_loss_is_within_the_budget(data):
+    """Drafters that never keep anything, that go bad and come back, on a machine that changes its speed."""
+    generator = np.random.default_rng(data.draw(st.integers(0, 1000)))
+    kind = data.draw(st.sampled_from([ObjectivePolicy, Forgetful]))
+    period, good = data.draw(st.integers(5, 400)), data.draw(st.integers(0, 8))
+    change, slow = data.draw(st.integers(50, 500)), data.draw(st.floats(0.5, 2.0))
+    tried, plain_steps, tokens, without = policy(kind=kind), 0.0, 0, 0
+    for iteration in range(1500):
+        free = tried.free([1.0, *(1.0 + np.cumsum(generator.uniform(0, 2, 3)))], 16, 50)
+        decision, pace = free or tried.rest(50), slow if iteration // change % 2 else 1.0
+        width, kept = decision.shape.verify_width, good if iteration // period % 2 else 0
+        given, spent = (1 + min(kept, width - 1), TREE_MS[width]) if free else (1, COSTS.plain_ms)
+        tried._paces.plain = pace  # what plain steps cost now is known here
+        tried.settle(decision, given, spent * pace, rested=free is None)
+        tokens, plain_steps, without = tokens + given, plain_steps + spent / COSTS.plain_ms, without + (free is None)
+    assert plain_steps - tokens <= Budget.GRANT + Budget.EARNED * without + max(TREE_MS.values()) - 1
+
+
+def test_trees_are_priced_at_the_pace_they_show():
+    slow = policy()
+    for _ in range(60):  # they pay all the same, so that the account stays open
+        decision = chosen(slow, [1, 2, 3, 9])
+        assert decision.shape.verify_width == 8
+        slow.settle(decision, 9, 3 * TREE_MS[8], rested=False)
+    assert chosen(slow, [1, 2, 3, 9]).milliseconds == pytest.approx(3 * TREE_MS[8], rel=0.02)
+    assert slow._paces.plain == 1.0
+
+
+def test_a_drafter_that_comes_good_is_found():
+    turned = iter(range(4000))
+
+    def truth(expected, width):
+        return 1 if next(turned) < 300 else expected[WIDTHS.index(width)]
+
+    tried = policy()
+    run(tried, lambda: [1, 2, 3, 5], truth, 1500)
+    assert run(tried, lambda: [1, 2, 3, 5], lambda expected, width: expected[WIDTHS.index(width)], 500) > 1.8
+
+
+def test_decoding_is_exact_and_verifies_what_the_text_says(pair):
+    reference = pair.reference(TEXT[:20], 60)
+    decoder = pair.decoder(fresh(_costs(SHAPES)), drafter=None, free=usual_counts())
+    generation = decoder.generate(TEXT[:20], max_new_tokens=60)
+    assert generation.tokens == reference
+    assert generation.metrics.free_trees > 0
+    assert generation.metrics.free_trees + generation.metrics.plain_steps == generation.metrics.iterations
+    assert generation.metrics.aal > 1.0
+    plain = decoder.generate(TEXT[:20], max_new_tokens=60, speculation=False)
+    assert plain.tokens == reference
+    assert plain.metrics.free_trees == 0
+
+
+def _costs(shapes):
+    verify = {width: 1.0 + 0.05 * width for width in shapes.verify_widths}
+    assert all(a < b for a, b in pairwise(verify.values()))
+    return StepCosts(0.01, dict.fromkeys(shapes.draft_widths, 0.01), verify, 0.05, 1.05)

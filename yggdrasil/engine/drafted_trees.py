@@ -1,0 +1,79 @@
+"""Belief about trees that cost drafting: how deep they are accepted, before they are drafted."""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from yggdrasil.engine.budget import Budget
+from yggdrasil.engine.promises import KeptSurvival
+from yggdrasil.predictor.depth import DepthPredictor
+from yggdrasil.predictor.evidence import Evidence, EvidenceSizes, read_evidence
+from yggdrasil.tree.objective import Candidate, Objective, ShapeChooser, StepCosts, TreeShape
+
+FloatArray = npt.NDArray[np.float32]
+Survival = npt.NDArray[np.float64]
+
+
+class DepthEvidence(NamedTuple):
+    """A depth predictor and what it reads."""
+
+    predictor: DepthPredictor
+    sizes: EvidenceSizes
+
+
+class DraftedTrees:
+    """Shapes of a drafter's trees at each of ``costs``, as survival is now.
+
+    Without a predictor the mean survival of the calibration stands in for the prediction. Either is corrected by what
+    trees have kept.
+    """
+
+    _RECONSIDERED_EVERY = 16  # iterations: the typical tree, which changes when another promises to be _BETTER
+    _BETTER = 1.03
+
+    def __init__(
+        self,
+        costs: Sequence[StepCosts],
+        ratios: Mapping[int, FloatArray],
+        mean_survival: FloatArray,
+        depth: DepthEvidence | None,
+        objective: Objective,
+    ) -> None:
+        self.budget = Budget()
+        self._depth = depth
+        self.choosers = [ShapeChooser(cost, ratios, objective) for cost in costs]
+        self._mean_survival = np.asarray(mean_survival, dtype=np.float64)
+        self._kept = KeptSurvival(len(self._mean_survival))
+        self._iterations = 0
+        self.typical = [chooser.best_tree(self._mean_survival) for chooser in self.choosers]
+
+    def best(self, evidence: Evidence, place: int) -> tuple[Candidate, Survival | None]:
+        """The tree that is worth most and the prediction that says so, where there is one."""
+        if self._depth is None:
+            return self.typical[place], None
+        features = read_evidence(evidence, self._depth.sizes)
+        believed = np.asarray(self._depth.predictor.survival(features), dtype=np.float64)
+        return self.choosers[place].best_tree(self._kept.honest(believed)), believed
+
+    def settle(self, shape: TreeShape, believed: Survival | None, place: int, tokens: int) -> None:
+        """A verified tree gave ``tokens``."""
+        survival = self._mean_survival if believed is None else believed
+        levels = self.choosers[place].level_ratios(shape)
+        self._kept.observe(survival[: len(levels)] * levels, tokens - 1)
+
+    def passed(self) -> None:
+        """An iteration verified nothing: what is not tried is believed as calibrated, in the end."""
+        self._kept.forget()
+        self.budget.earn()
+
+    def reconsider(self) -> None:
+        """An iteration is over; now and then the typical trees follow survival."""
+        self._iterations += 1
+        if self._iterations % self._RECONSIDERED_EVERY:
+            return
+        survival = self._kept.honest(self._mean_survival)
+        for place, chooser in enumerate(self.choosers):
+            usual, best = chooser.candidate(self.typical[place].shape, survival), chooser.best_tree(survival)
+            self.typical[place] = best if best.worth > self._BETTER * usual.worth else usual
