@@ -4,9 +4,9 @@
     scripts/compare_objectives.py --plan tiny c4.jsonl wikipedia.jsonl cnndm.jsonl humaneval.jsonl --json out.json
 
 One pair, one set of compiled steps, one plan's costs, trees alone: only what the policy maximises differs. Both stand
-behind the gate as shipped, which decodes plainly where speculation loses and so hides most of what a bad objective
-costs; with --no-gate the objective alone decides. Ratios are taken turn by turn, a prompt's is the median over rounds,
-and the median and the quartiles over prompts are shown for each prompt file.
+within the budget as shipped, which decodes plainly where speculation loses and so hides most of what a bad objective
+costs; with --no-budget the objective alone decides. Ratios are taken turn by turn, a prompt's is the median over
+rounds, and the median and the quartiles over prompts are shown for each prompt file.
 """
 
 import json
@@ -43,14 +43,14 @@ def main(
     plan: Annotated[str, typer.Option(help="A plan file or name.")] = "tiny",
     limit: Annotated[int, typer.Option(help="Prompts of each file.")] = 10,
     max_new_tokens: Annotated[int, typer.Option(help="Tokens on each.")] = 64,
-    gate: Annotated[bool, typer.Option(help="Keep the gate that guards decoding, or let the objective decide.")] = True,
+    budget: Annotated[bool, typer.Option(help="Keep the budget of losses, or let the objective decide alone.")] = True,
     rounds: Annotated[int, typer.Option(min=1, help="Times every prompt is decoded.")] = 3,
     max_prompt_tokens: Annotated[int, typer.Option(help="Keep only the last so many tokens of a prompt.")] = 256,
     out: Annotated[Path | None, typer.Option("--json", help="Write every sample here.")] = None,
 ) -> None:
     """Print tokens a second of latency over AAL for each prompt file."""
     decoder = Decoder.from_plan(plan)
-    policies: dict[str, Policy] = {name: _policy(plan, name, gate=gate) for name in ("latency", "aal")}
+    policies: dict[str, Policy] = {name: _policy(plan, name, budget=budget) for name in ("latency", "aal")}
     policies["plain"] = PLAIN_POLICY
     table = Table(
         "prompts", "same tokens", "AAL: latency", "AAL: aal", "tokens/s: latency", "tokens/s: aal",
@@ -74,8 +74,8 @@ def main(
     wide_console().print(table)
     if out is not None:
         machine = current_machine().describe()
-        record = {"plan": plan, "machine": machine, "gate": gate, "max_new_tokens": max_new_tokens, "rounds": rounds,
-                  "summary": summary, "samples": samples}  # fmt: skip
+        record = {"plan": plan, "machine": machine, "budget": budget, "max_new_tokens": max_new_tokens,
+                  "rounds": rounds, "summary": summary, "samples": samples}  # fmt: skip
         write_atomic(out, (json.dumps(record, indent=1) + "\n").encode())
 
 
@@ -124,7 +124,7 @@ def _cells(found: dict[str, Any]) -> list[str]:
     ]
 
 
-class Ungated:
+class Unguarded:
     """A policy's own choice in every iteration, by the plan's costs as they are."""
 
     learner: Learner | None = None
@@ -142,13 +142,13 @@ class Ungated:
         return self._policy.prune(shape, expected, context)
 
 
-def _policy(plan: str, objective: Objective, *, gate: bool) -> Policy:
+def _policy(plan: str, objective: Objective, *, budget: bool) -> Policy:
     """The plan's own policy with another objective."""
     path = resolve_plan(plan, current_machine())
     loaded = Plan.load(path)
     learned = Learned.load(path.parent / loaded.predictor)
     policy = planned_policy(replace(loaded, objective=objective), learned, wants_free=False)
-    return policy if gate else Ungated(policy)
+    return policy if budget else Unguarded(policy)
 
 
 def _run(decoder: Decoder, policy: Policy, tokens: list[int], count: int) -> Generation:

@@ -222,20 +222,24 @@ def test_only_exact_passes_of_any_width_have_free_guesses(pair, speculation, is_
         assert generation.tokens == pair.reference(LOOPING, 40)
 
 
-def test_there_are_no_free_guesses_under_a_grammar(pair):
-    """Neither alone nor in a drafted tree: what the text repeats need not be allowed."""
+def test_under_a_grammar_guesses_are_what_it_forces_or_allows(pair):
+    """Alone, and never what the text repeats if that is not allowed."""
     pytest.importorskip("llguidance")
-    sampling, decoder = (
-        SamplingParams(constraint=Constraint("regex", "[ab]{30}")),
-        counting(pair, Alternating(), eos=[0]),
-    )
-    guided, free = [], []
-    decoder.generate(LOOPING, max_new_tokens=24, sampling=sampling, watch=guided.append)
+    sampling = SamplingParams(constraint=Constraint("regex", "[ab]{12}(stuvwxyz){3}"))
+    decoder, guided, free, plain = counting(pair, Alternating(), eos=[0]), [], [], []
+    generation = decoder.generate(LOOPING, max_new_tokens=60, sampling=sampling, watch=guided.append)
+    alone = decoder.generate(LOOPING, max_new_tokens=60, sampling=sampling, speculation=False, watch=plain.append)
     decoder.generate(LOOPING, max_new_tokens=24, watch=free.append)
 
+    assert generation.tokens == alone.tokens
+    assert len(guided) < len(plain)
+    assert max(len(tree.accepted) for tree in guided if tree.drafter == "text, guided") > 5  # what is forced
     assert {tree.drafter for tree in free} > {"none", "text"}
     assert any(tree.drafter.endswith(", guided") for tree in guided)
-    assert not any("text" in tree.drafter for tree in guided)
+    letters = set("abstuvwxyz")
+    for tree in guided:
+        guesses = decoder.tokenizer.decode([tree.tokens[node] for node in tree.verified[1:]])
+        assert set(guesses) <= letters
 
 
 def test_counts_of_the_text_follow_its_loop(pair):

@@ -1,4 +1,4 @@
-"""Play the run-time policy itself, gate and all, over recorded traces: what decoding would do, at the plan's costs.
+"""Play the run-time policy itself, budgets and all, over recorded traces: what decoding would do, at the plan's costs.
 
 Dims: P positions, F features, V verify widths.
 """
@@ -40,7 +40,7 @@ def replay(
 ) -> SimulationResult:
     """Decode every document as the engine would with ``policy``, each a request of its own; greedy acceptance.
 
-    Everything is charged that decoding pays: plain steps that sample their price, pauses, a head draft before a
+    Everything is charged that decoding pays: plain steps that sample their price, a head draft before a
     refusal, a tree that is verified with width 1. Nothing else guesses: trees of the draft model are to be
     compared, and the counts, which go on with any of them, are not recorded. ``context`` names the plan's costs that
     ``costs`` are.

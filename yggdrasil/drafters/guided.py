@@ -1,4 +1,4 @@
-"""A drafter under a constraint: forced tokens are the tree; where the text is free, what breaks the grammar is cut off.
+"""Drafters under a constraint: tokens that must follow are guesses like any others; what breaks the grammar is cut off.
 
 The target's choice at every node is masked anyway, so this moves no token; it keeps rows of verification from being
 spent on what cannot be accepted.
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from yggdrasil.acceptance.grammar import Grammar
 from yggdrasil.acceptance.sampler import Sampler
-from yggdrasil.drafters.protocol import Drafter, num_kept
+from yggdrasil.drafters.protocol import Drafter, FreeDrafter, num_kept
 from yggdrasil.tree.token_tree import NO_SCORE, TokenTree
 
 _FORCED = -0.02  # log-probability of a forced token: the target may still spell the same text otherwise
@@ -34,25 +34,53 @@ class GuidedDrafter:
     def extend(self, tokens: Sequence[int], hidden: Mapping[int, Tensor]) -> None:
         self._drafter.extend(tokens, hidden)
 
-    def forced(self) -> list[int]:
-        """Tokens that must follow the certain text."""
-        return self._grammar.forced(self._sampler.tokens)
-
     def head(self, tree: TokenTree) -> None:
-        """The drafter's head, or the root alone where tokens are forced: the drafter then reads it later."""
-        if self.forced():
-            tree.plant(self._sampler.tokens[-1])
-        else:
-            self._drafter.head(tree)
+        self._drafter.head(tree)
 
     def grow(self, tree: TokenTree, width: int, depth: int) -> None:
-        """The forced tokens (no deeper than ``depth``); where there are none, grow and cut what may not follow."""
-        forced = self.forced()[:depth]
-        if forced:
-            tree.graft(list(range(len(forced))), forced, [_FORCED] * len(forced))
-            return
+        """Grow and cut what may not follow."""
         self._drafter.grow(tree, width, depth)
         prune_forbidden(tree, self._grammar, self._sampler.tokens)
+
+
+class GuidedGuesses:
+    """The tokens that a request's grammar forces; where the text is free, those of ``free``, if any, that it allows.
+
+    Drafted trees are left as they are: whoever grows them cuts them.
+    """
+
+    hidden_layers: tuple[int, ...] = ()
+
+    def __init__(self, free: FreeDrafter | None, sampler: Sampler) -> None:
+        assert sampler.grammar is not None
+        self.name = "grammar" if free is None else f"{free.name}, guided"
+        self._free, self._sampler, self._grammar = free, sampler, sampler.grammar
+
+    def begin(self, tokens: Sequence[int]) -> None:
+        if self._free is not None:
+            self._free.begin(tokens)
+
+    def extend(self, tokens: Sequence[int], hidden: Mapping[int, Tensor]) -> None:
+        if self._free is not None:
+            self._free.extend(tokens, hidden)
+
+    def head(self, tree: TokenTree) -> None:
+        tree.plant(self._sampler.tokens[-1])
+
+    def grow(self, tree: TokenTree, width: int, depth: int) -> None:
+        self.plant(tree, depth)
+
+    def plant(self, tree: TokenTree, depth: int) -> None:
+        forced = self._grammar.forced(self._sampler.tokens)[:depth]
+        if forced or self._free is None:
+            tree.plant(self._sampler.tokens[-1])
+            tree.graft(list(range(len(forced))), forced, [_FORCED] * len(forced))
+            return
+        self._free.plant(tree, depth)
+        prune_forbidden(tree, self._grammar, self._sampler.tokens)
+
+    def fill(self, tree: TokenTree, depth: int) -> None:
+        """Nothing."""
 
 
 def prune_forbidden(tree: TokenTree, grammar: Grammar, text: Sequence[int]) -> int:

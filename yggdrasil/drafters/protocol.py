@@ -73,7 +73,7 @@ class FreeDrafter(Drafter, Protocol):
     """A drafter that costs no pass of any model, so that it may guess in every iteration, beside another too."""
 
     def plant(self, tree: TokenTree, depth: int) -> None:
-        """``head`` and ``grow`` in one, best node first, in a tree on the host."""
+        """``head`` and ``grow`` in one, in a tree on the host."""
 
     def fill(self, tree: TokenTree, depth: int) -> None:
         """Go on with a tree on the host that another drafter has grown from the same root.

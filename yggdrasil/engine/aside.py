@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
+import torch
 
 from yggdrasil.drafters.protocol import FreeDrafter
 from yggdrasil.models.buffers import HostView
@@ -22,15 +24,22 @@ class AsideTree:
         self._free, self._tree = free, tree
         is_in_place = is_alone and tree.tokens.device.type == "cpu"
         self._own = tree if is_in_place else TokenTree.on_host(tree.num_nodes)
+        self._ranking = torch.empty_like(self._own.parents), torch.empty_like(self._own.scores)
+        self._ranked, self._expected = map(HostView, self._ranking)
         self._scores, self._depths = HostView(self._own.scores), HostView(self._own.depths)
         self._last = np.array(verify_widths) - 1
-        self.order = np.arange(tree.num_nodes)  # nodes from best to worst
 
     def grow(self, depth: int) -> list[float]:
         """Guess anew; returns the tokens to expect at each verify width by the scores, bonus included."""
         self._free.plant(self._own, depth)
-        totals: list[float] = np.cumsum(np.exp(self._scores.read(), dtype=np.float64))[self._last].tolist()
+        torch.ops.yggdrasil.rank_nodes.default(self._own.scores, *self._ranking)
+        totals: list[float] = self._expected.read()[self._last].tolist()
         return totals
+
+    @property
+    def order(self) -> npt.NDArray[np.int64]:
+        """Nodes from best to worst."""
+        return self._ranked.read()
 
     def use(self) -> None:
         """Make it the tree of this iteration."""
@@ -39,5 +48,5 @@ class AsideTree:
 
     def depth(self, width: int) -> int:
         """Levels of the best ``width`` nodes."""
-        depths = self._depths.read()[:width]
-        return int(depths[np.isfinite(self._scores.read()[:width])].max())
+        best = self.order[:width]
+        return int(self._depths.read()[best][np.isfinite(self._scores.read()[best])].max())

@@ -19,11 +19,10 @@ from yggdrasil.acceptance.sampler import Sampler
 from yggdrasil.acceptance.sampling import SamplingParams
 from yggdrasil.acceptance.speculation import Speculation
 from yggdrasil.drafters.expansion import ExpansionDrafter
-from yggdrasil.drafters.guided import GuidedDrafter
-from yggdrasil.drafters.protocol import Drafter
+from yggdrasil.drafters.guided import GuidedDrafter, GuidedGuesses
+from yggdrasil.drafters.protocol import Drafter, FreeDrafter
 from yggdrasil.engine.build import Assembly
 from yggdrasil.engine.engine import Engine
-from yggdrasil.engine.forced_policy import ForcedPolicy
 from yggdrasil.engine.logit_target import Decision, LogitTarget
 from yggdrasil.engine.policy import PLAIN_POLICY, FixedPolicy, Policy
 from yggdrasil.engine.trace import DecodingReport
@@ -130,7 +129,7 @@ class HostDecisions:
         is_free = speculation.rule == "match" and width is None
         engine = Engine(
             self._target, drafter, self._engine.tree, self._verify_widths, self._engine.max_length, stages,
-            self._engine.free if is_free else None,
+            self._guesses(sampler) if is_free else None,
         )  # fmt: skip
         return Prepared(
             engine, chosen, report, sampler, Decision(sampler, rule, drawn, width), counts, is_planned, set_up
@@ -162,15 +161,16 @@ class HostDecisions:
         if kind is None and speculation.expansion is None:
             drafter = self._engine.drafter
             if sampler.grammar is not None and drafter is not None:
-                guided = GuidedDrafter(drafter, sampler)
-                depth = self._assembly.shapes.max_depth
-                forced = ForcedPolicy(policy, lambda: len(guided.forced()), self._verify_widths, depth)
-                return guided, forced, None, None
+                drafter = GuidedDrafter(drafter, sampler)
             return drafter, policy, None, None
         expansion = speculation.expansion or (_CHAIN if kind == "chain" else _TREE)[: self._assembly.shapes.max_depth]
         drafts = self._assembly.expansion_drafter
         shape = self._shape_of(expansion)
         return drafts, FixedPolicy(shape), drafts, partial(drafts.prepare, sampler, expansion, kind)
+
+    def _guesses(self, sampler: Sampler) -> FreeDrafter | None:
+        free = self._engine.free
+        return free if sampler.grammar is None else GuidedGuesses(free, sampler)
 
     def _shape_of(self, expansion: Sequence[int]) -> TreeShape:
         levels = list(accumulate(expansion, mul))
