@@ -76,16 +76,16 @@ class CountingPredictor:
 
 
 @pytest.mark.parametrize("stages", [None, HEAD_FIRST_ORDER], ids=["depth first", "head first"])
-def test_plain_steps_of_a_closed_gate_call_neither_predictor_nor_drafter(pair, stages, monkeypatch):
-    """Drafting never pays here: past one refusal a pause, plain steps touch nothing but the target."""
+def test_plain_steps_of_a_spent_budget_call_neither_predictor_nor_drafter(pair, stages, monkeypatch):
+    """Drafting never pays here: where asking has cost the grant, plain steps touch nothing but the target."""
     costs = StepCosts(9.0, dict.fromkeys((1, 2, 4), 9.0), dict.fromkeys(SHAPES.verify_widths, 9.0), 9.0, 1.0)
     ratios = {w: np.ones((4, 4, 5), dtype=np.float32) for w in (1, 2, 4)}
     predictor = CountingPredictor([0.1, 0.0, 0.0, 0.0])
     depth = DepthEvidence(predictor, EvidenceSizes(0, 6, 0))
     policy = ObjectivePolicy({50: costs}, ratios, predictor.survival(None), depth, is_head_first=stages is not None)
-    settle = policy.settle  # plain steps at promised times: real ones, and the account, are not this test's matter
-    policy.settle = lambda promise, tokens, _, *, rested: (
-        settle(promise, tokens, promise.milliseconds, rested=True) if rested else None
+    settle = policy.settle  # at promised times, of which reading the evidence is two plain steps
+    policy.settle = lambda promise, tokens, _, *, rested: settle(
+        promise, tokens, promise.milliseconds + (0.0 if rested else 2.0), rested=rested
     )
     decoder = pair.decoder(policy, **({} if stages is None else {"stages": stages}))
     engine, heads = decoder.assembly.engine, []
@@ -95,7 +95,7 @@ def test_plain_steps_of_a_closed_gate_call_neither_predictor_nor_drafter(pair, s
     trace, stream = Trace(), TextStream(byte_tokenizer(), frozenset(), 61, ())
     list(engine.decode(PROMPT, stream, policy, trace))
 
-    asked = 6  # behind two sampled steps, with pauses of 1, 2, 4, 8, 16 and the rest of 32 behind them
+    asked = 6 if stages is None else 2  # the first is charged in the end; then 2 of 8 plain steps each, or 11
     assert trace.plain_steps == trace.iterations == 60
     assert predictor.calls == asked
     assert len(heads) == (asked if stages is not None else 0)

@@ -21,7 +21,7 @@ def test_gains_are_counted_at_the_speed_of_now():
     slower, usual = (ObjectivePolicy({100: flat_costs(1.0)}, ratios, survival, None) for _ in range(2))
     for policy in (slower, usual):
         for _ in range(20):
-            policy.settle(policy.rest(100), 1, 4.0 if policy is slower else 1.0, rested=True)
+            policy.settle(Decision(PLAIN_STEP), 1, 4.0 if policy is slower else 1.0, rested=True)
         tree = Decision(TreeShape(1, 1, 2), 2.0, 8.0)
         for _ in range(5):
             policy.settle(tree, 3, 8.0, rested=False)  # 2 plain steps when slow, else 8
@@ -266,16 +266,10 @@ def test_promised_times_follow_the_machine_and_so_does_the_choice():
 
 
 def test_plain_steps_are_promised_at_their_own_pace():
-    ratios, survival = made_up_tables(3)
-    policy = ObjectivePolicy({100: flat_costs(2.0)}, ratios, survival, None)
+    policy = ObjectivePolicy({100: flat_costs(2.0)}, {}, np.empty(0, dtype=np.float32), None)
     for _ in range(60):
-        policy.begin()
-        for _ in range(2):
-            policy.rest(100)
-            policy.settle(Decision(PLAIN_STEP, 1.0, 2.0), 1, 6.0, rested=True)
-    while (sample := policy.rest(100)) is None:
-        policy.begin()
-    assert sample.milliseconds == pytest.approx(6.0, rel=0.01)
+        policy.settle(policy.rest(100), 1, 6.0, rested=True)
+    assert policy.rest(100).milliseconds == pytest.approx(6.0, rel=0.01)
 
 
 class SurePredictor:
@@ -308,28 +302,18 @@ def test_trees_become_shallow_where_deep_levels_are_not_kept(predictor):
     assert deep[-1] > 1
 
 
-def requests_until_a_sample(policy):
-    """Requests of ten trees that begin with trees, after the last one that began with plain steps."""
-    for count in range(200):
-        policy.begin()
-        if policy.rest(100) is not None:
-            return count
-        for _ in range(10):
-            policy.settle(Decision(TreeShape(1, 1, 2), 2.0, 1.0), 2, 1.0, rested=False)
-    return 200
-
-
-@pytest.mark.parametrize(("plain_ms", "requests"), [(1.0, 20), (4.0, 140)])
-def test_plain_steps_are_sampled_as_often_as_the_budget_pays_for_them(plain_ms, requests):
+@pytest.mark.parametrize(("plain_ms", "iterations"), [(1.0, 200), (4.0, 1400)])
+def test_plain_steps_are_sampled_as_often_as_the_budget_pays_for_them(plain_ms, iterations):
     """Trees make 2 tokens a millisecond: two plain steps cost 2 plain steps, or 14, and 0.01 is earned an iteration."""
     ratios, survival = made_up_tables(3)
-    policy = ObjectivePolicy({100: flat_costs(plain_ms)}, ratios, survival, None)
+    policy = ObjectivePolicy({100: flat_costs(plain_ms)}, ratios, np.ones_like(survival), None)
     begin_past_samples(policy)
-    for _ in range(400):
-        policy.settle(Decision(TreeShape(1, 1, 2), 2.0, 1.0), 2, 1.0, rested=False)
-    while policy.rest(100) is None:
+    sampled = []
+    for iteration in range(4000):
         policy.begin()
-    policy.settle(Decision(PLAIN_STEP), 1, plain_ms, rested=True)
-    policy.settle(Decision(PLAIN_STEP), 1, plain_ms, rested=True)
-
-    assert requests_until_a_sample(policy) == pytest.approx(requests, rel=0.1)
+        if policy._samples_plain():
+            sampled.append(iteration)
+            for _ in range(2):
+                policy.settle(Decision(PLAIN_STEP), 1, plain_ms, rested=True)
+        policy.settle(Decision(TreeShape(1, 1, 2), 2.0, 1.0), 2, 1.0, rested=False)
+    assert np.diff(sampled)[-1] == pytest.approx(iterations, rel=0.1)
