@@ -132,5 +132,7 @@ class PlainSamples:
 
     def is_due(self, step: int, plain_ms: float) -> bool:
         """Whether ``step`` of a request is to be plain, at about ``plain_ms``."""
+        if step >= self._STEPS:
+            return False
         regret = self._tokens / self._ms * plain_ms - 1.0
-        return step < self._STEPS and self._STEPS * regret <= Budget.EARNED * self._waited
+        return self._STEPS * regret <= Budget.EARNED * self._waited
