@@ -265,3 +265,20 @@ def test_what_follows_a_guess_of_another_drafter_is_counted_too(native):
     filled(CountsDrafter(Belief.usual(with_table=False), native=native), text, tree, depth=3)
     assert tree.tokens[2:4].tolist() == [3, 4]
     assert tree.parents[2:4].tolist() == [1, 2]
+
+
+def test_a_public_pool_counts_what_earlier_requests_said(monkeypatch):
+    own, pooled = CountsDrafter(BELIEF), CountsDrafter(BELIEF)
+    pooled.is_public_pool = True
+    for drafter in (own, pooled):
+        for text in ([7, 1, 2, 3, 4], [9, 1]):
+            drafter.begin(text)
+            tree = TokenTree.on_host(8)
+            drafter.plant(tree, 3)
+    assert own.evidence(()).numel() == 0
+    assert pooled.evidence(())[:, 0].tolist() == [2]
+
+    monkeypatch.setattr("yggdrasil.drafters.counts.POOL_TOKENS", 6)
+    pooled.begin([5, 1])  # seven tokens of others
+    pooled.plant(TokenTree.on_host(8), 3)
+    assert pooled.evidence(()).numel() == 0

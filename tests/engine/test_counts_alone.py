@@ -11,6 +11,7 @@ from tiny_pair import SHAPES, TEXT
 from yggdrasil.drafters.counts import usual_counts
 from yggdrasil.engine.budget import Budget
 from yggdrasil.engine.objective_policy import ObjectivePolicy
+from yggdrasil.errors import YggdrasilError
 from yggdrasil.tree.objective import StepCosts, TreeShape
 
 WIDTHS = (1, 2, 4, 8)
@@ -146,6 +147,31 @@ def test_decoding_is_exact_and_verifies_what_the_text_says(pair):
     plain = decoder.generate(TEXT[:20], max_new_tokens=60, speculation=False)
     assert plain.tokens == reference
     assert plain.metrics.free_trees == 0
+
+
+class AtPromisedTimes(ObjectivePolicy):
+    """A busy machine changes nothing."""
+
+    def settle(self, decision, tokens, milliseconds, *, rested):
+        super().settle(decision, tokens, decision.milliseconds, rested=rested)
+
+
+def test_a_public_pool_is_exact_and_knows_the_answer_again(pair):
+    passes = {}
+    for shares in (False, True):
+        decoder = pair.decoder(fresh(_costs(SHAPES), AtPromisedTimes), drafter=None, free=usual_counts())
+        if shares:
+            decoder.pool_texts()
+        for prompt in (TEXT[:20], TEXT[30:50], TEXT[:20]):
+            generation = decoder.generate(prompt, max_new_tokens=60)
+            assert generation.tokens == pair.reference(prompt, 60)
+        passes[shares] = generation.metrics.iterations
+    assert passes[True] < passes[False]
+
+
+def test_without_counts_there_is_no_pool(pair):
+    with pytest.raises(YggdrasilError, match="this decoder counts none"):
+        pair.decoder(fresh(), drafter=None).pool_texts()
 
 
 def _costs(shapes):

@@ -32,6 +32,10 @@ def serve(
     keep_mb: Annotated[
         int, typer.Option(min=0, help="Memory for what the caches held of earlier conversations; 0 keeps the last.")
     ] = 512,
+    public_pool: Annotated[
+        bool,
+        typer.Option("--public-pool", help="Count what requests say for later ones: speed may tell it."),
+    ] = False,
     max_length: MaxLength = None,
     dtype: DtypeOption = None,
     drafter: DrafterOption = "plan",
@@ -60,6 +64,8 @@ def serve(
 
     def opening() -> "Decoder":
         decoder = open_decoder(source, dtype, drafter, force_machine=force_machine, max_length=max_length)
+        if public_pool:
+            decoder.pool_texts()
         if decoder.assembly.hands_out_logits:
             decoder.assembly.logit_target  # noqa: B018  (its steps are built now, not in the first request that samples)
         say(f"serving at http://{host}:{port} (process {os.getpid()}); Ctrl-C ends it")

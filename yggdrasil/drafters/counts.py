@@ -19,17 +19,20 @@ from yggdrasil.models.kernels import is_native
 from yggdrasil.tree.token_tree import NO_SCORE, TokenTree
 
 BELIEF_FILE, TABLE_FILE = "belief.safetensors", "table.safetensors"
+POOL_TOKENS = 1 << 17  # of earlier requests, at most; some 50 MB of counts
 
 
 class CountsDrafter:
     """Grows the best tree that counted evidence makes likely.
 
     ``grow`` fills the tree whatever the width, best node first: the verify width decides how many of them count.
+    ``is_public_pool``: what earlier requests said is counted too, up to ``POOL_TOKENS``, and then from nothing again.
     """
 
     hidden_layers: tuple[int, ...] = ()
 
     def __init__(self, belief: Belief, table: Table | None = None, *, native: bool | None = None) -> None:
+        self.is_public_pool = False
         self._make = _native_counts if (is_native() if native is None else native) else PortableCounts
         self._on_host: TokenTree | None = None  # where the tree itself lies elsewhere
         self.learn(belief, table)
@@ -49,12 +52,16 @@ class CountsDrafter:
             self._counts.set_table(*table.tensors())
         self._text: list[int] = []  # what is counted
         self._pending: list[int] = []  # certain tokens that are not counted yet
+        self._pooled = 0  # counted tokens of other texts
 
     def begin(self, tokens: Sequence[int]) -> None:
         """Where ``tokens`` go on with the counted text, as a chat's next turn does, its counts are kept."""
         known = len(self._text)
         if self._text != list(tokens[:known]):
-            self._counts.forget()
+            self._pooled += known
+            if not self.is_public_pool or self._pooled > POOL_TOKENS:
+                self._counts.forget()
+                self._pooled = 0
             self._text, known = [], 0
         self._pending = list(tokens[known:])
 

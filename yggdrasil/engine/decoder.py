@@ -17,6 +17,7 @@ from yggdrasil.acceptance.speculation import Speculation
 from yggdrasil.arguments import check_integer, check_tokens
 from yggdrasil.artifacts import current_machine, resolve_plan
 from yggdrasil.artifacts.gguf import forget_headers
+from yggdrasil.drafters.counts import CountsDrafter
 from yggdrasil.drafters.protocol import Drafter
 from yggdrasil.engine.apart import compile_missing
 from yggdrasil.engine.build import Assembly, Phase, assemble, default_backend, open_device, silent
@@ -158,6 +159,19 @@ class Decoder:
         """Drop what the caches hold of earlier requests: the next one reads all of its prompt."""
         with self._turns.take(wait=False):
             self.assembly.forget()
+
+    def pool_texts(self) -> None:
+        """Count what requests say for later ones too, from now on.
+
+        Outputs stay the target's own, but a fast answer may tell that somebody had it before.
+
+        Raises:
+            YggdrasilError: nothing counts here.
+        """
+        counts = self.assembly.engine.free
+        if not isinstance(counts, CountsDrafter):
+            raise YggdrasilError("a public pool is one of counted texts, and this decoder counts none; leave it out")
+        counts.is_public_pool = True
 
     def _prepare(
         self, prompt: Sequence[int], sampling: SamplingParams, speculation: Speculation, eos: frozenset[int]
