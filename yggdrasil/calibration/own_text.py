@@ -9,7 +9,6 @@ Dims: B texts of a batch.
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from math import inf
 from pathlib import Path
 from time import monotonic
@@ -24,7 +23,7 @@ from yggdrasil.artifacts.cache import cache_root
 from yggdrasil.calibration.settings import Budget
 from yggdrasil.calibration.work import read_or_drop
 from yggdrasil.engine.ends import end_tokens
-from yggdrasil.models.attention import ATTENTION_NAME
+from yggdrasil.models.attention import own_attention
 from yggdrasil.models.loaded import LoadedModel
 from yggdrasil.models.source import Source
 from yggdrasil.prompts import encode_chat
@@ -91,7 +90,7 @@ class OwnText:
         self._file.parent.mkdir(parents=True, exist_ok=True)
         is_cut = self._file.exists() and not self._file.read_bytes().endswith(b"\n")
         began = monotonic() - seconds
-        with own_attention(self._loaded), self._file.open("a", encoding="utf-8") as lines:
+        with own_attention(self._loaded.model), self._file.open("a", encoding="utf-8") as lines:
             lines.write("\n" if is_cut else "")  # what an interruption has cut stays a line by itself
             for batch in self._batches(documents):
                 for document in self._answered(batch):
@@ -171,13 +170,3 @@ def _bare_turn(tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """The chat template up to where a user's first words stand."""
     text = str(tokenizer.apply_chat_template([{"role": "user", "content": _MARK}], tokenize=False))
     return list(tokenizer(text.partition(_MARK)[0], add_special_tokens=False)["input_ids"])
-
-
-@contextmanager
-def own_attention(loaded: LoadedModel) -> Iterator[None]:
-    """The model with attention that knows batches."""
-    loaded.model.set_attn_implementation("sdpa")
-    try:
-        yield
-    finally:
-        loaded.model.set_attn_implementation(ATTENTION_NAME)

@@ -9,6 +9,7 @@ from transformers import PreTrainedTokenizerBase
 from yggdrasil.artifacts import check_weights
 from yggdrasil.calibration.threads import on_threads
 from yggdrasil.drafters.counts import usual_counts
+from yggdrasil.drafters.heads.convention import settled
 from yggdrasil.drafters.heads.loading import LoadedHead, load_head
 from yggdrasil.drafters.heads.settings import is_head, read_settings
 from yggdrasil.drafters.ngram import NGramDrafter
@@ -80,7 +81,8 @@ def build_assembly(source: "PairSource", knots: torch.Tensor | None = None, back
         return assemble(target, _without_model(source.drafter), source.shapes, backend)
     drafter: LoadedModel | LoadedHead
     if is_head(source.drafter):
-        drafter = load_head(Path(source.drafter), target, source.drafter_threads)
+        head = load_head(Path(source.drafter), target, source.drafter_threads)
+        drafter = settled(head, target, Source.find(source.target).fingerprint())
     else:
         drafter = load_model(source.drafter, dtype, device, source.drafter_threads)
         check_tree_attention(drafter)

@@ -23,6 +23,7 @@ from yggdrasil.calibration.schedules import (
     summarise_plans,
 )
 from yggdrasil.calibration.settings import PairSource
+from yggdrasil.drafters.heads.settings import is_head
 from yggdrasil.engine.apart import compile_missing
 from yggdrasil.engine.build import Assembly
 from yggdrasil.errors import YggdrasilError
@@ -135,6 +136,11 @@ def _open(settings: SearchSettings) -> _Subject:
         )
     if not isinstance(plan.drafter, ModelRef):
         raise YggdrasilError(f"{plan.name} drafts without a model, which has no stages to schedule; take a draft model")
+    if is_head(plan.drafter.path()):
+        raise YggdrasilError(
+            f"{plan.name} drafts with a head, which reads what is certain with the target's states: there is no other "
+            "schedule to search; take a draft model"
+        )
     learned = Learned.load(path.parent / plan.predictor)
     lengths = AcceptedLengths(learned.mean_survival, learned.ratios, plan.shapes.verify_widths)
     root = path.parents[2]

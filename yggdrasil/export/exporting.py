@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from yggdrasil.artifacts import current_machine, resolve_plan
 from yggdrasil.calibration.own_text import Document, read_documents, text_file
+from yggdrasil.drafters.heads.settings import is_head
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.export.choosing import choose_draft_model, choose_look_up
 from yggdrasil.export.costs import EngineCosts
@@ -82,6 +83,10 @@ def export(request: Request, reporter: Reporter) -> Exported:
         remarks.append(f"costs and text of {server.describe()} at {request.url}")
     costs = EngineCosts.load(request.costs) if request.costs else _measured(request, reporter)
     if isinstance(plan.drafter, ModelRef):
+        if is_head(plan.drafter.path()):
+            raise YggdrasilError(
+                f"{plan.name} drafts with a head, whose costs elsewhere are not measured; take another plan"
+            )
         learned = Learned.load(path.parent / plan.predictor)
         lengths = AcceptedLengths(learned.mean_survival, learned.ratios, plan.shapes.verify_widths)
         drafter, remark = _named(request.engine, plan.drafter)

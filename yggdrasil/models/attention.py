@@ -5,9 +5,12 @@ unchanged. Where to write and how long the context is travels in the cache objec
 supported model passes on to its attention function as an extra argument.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface
+from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface
 
 from yggdrasil.errors import YggdrasilError
@@ -54,6 +57,16 @@ def tree_attention(  # noqa: PLR0913  (the signature is transformers')
 
 def _keep_mask(*_: object, **kwargs: object) -> object:
     return kwargs.get("attention_mask")
+
+
+@contextmanager
+def own_attention(model: PreTrainedModel) -> Iterator[None]:
+    """The model with attention that knows batches, while the block runs."""
+    model.set_attn_implementation("sdpa")
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(ATTENTION_NAME)
 
 
 AttentionInterface.register(ATTENTION_NAME, tree_attention)

@@ -31,7 +31,8 @@ class LoadedHead(NamedTuple):
 
     loaded: LoadedModel
     settings: HeadSettings
-    layers: tuple[int, ...]
+    readings: list[tuple[int, ...]]  # the layers that it may mean, the usual convention's first
+    layers: tuple[int, ...]  # of the target, whose outputs it reads
 
 
 class DraftingHead(nn.Module):
@@ -64,7 +65,8 @@ def load_head(folder: Path, target: LoadedModel, num_threads: int) -> LoadedHead
         str(folder), outline, num_threads, target.dtype, target.device, tensors, formats,
         json.dumps(asdict(settings), sort_keys=True), lambda: cast("PreTrainedModel", module),
     )  # fmt: skip
-    return LoadedHead(loaded, settings, settings.readings(target.num_layers)[0])
+    readings = settings.readings(target.num_layers)
+    return LoadedHead(loaded, settings, readings, readings[0])
 
 
 def _check_fit(folder: Path, settings: HeadSettings, target: LoadedModel) -> None:

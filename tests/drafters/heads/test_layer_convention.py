@@ -1,0 +1,76 @@
+"""A head is tried under both conventions of counting layers; the better is taken and said, and none is refused."""
+
+import pytest
+import torch
+from head_files import eagle_config, published_tensors, write_head
+from tiny_pair import VOCAB_SIZE, make_pair
+
+from yggdrasil.drafters.heads import convention
+from yggdrasil.drafters.heads.files import open_head
+from yggdrasil.drafters.heads.loading import load_head
+from yggdrasil.errors import YggdrasilError
+
+WRITTEN = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 2, 4]}}  # outputs, unless the writer erred
+
+
+@pytest.fixture(scope="module")
+def pair():
+    return make_pair(num_hidden_layers=6, hidden_size=32)
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("YGGDRASIL_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def taught(pair, folder, layers):
+    """A head that has learned the target's choices from the outputs of ``layers``."""
+    torch.manual_seed(0)
+    config = eagle_config(VOCAB_SIZE, drafted=VOCAB_SIZE, **WRITTEN)
+    tensors = published_tensors(config)
+    head, _ = open_head(write_head(folder, config, tensors), torch.float32)
+    embedding = pair.plain_target.get_input_embeddings().weight.detach()
+    tokens, choices, outputs = convention._own_text(pair.target, set(layers))
+    tokens, choices = tokens.clone(), choices.clone()  # made in inference mode
+    states = torch.cat([outputs[layer].clone() for layer in layers], dim=-1)[:, :-1]
+    head.requires_grad_(True)
+    optimizer = torch.optim.AdamW(head.parameters(), lr=5e-3)
+    rows = torch.arange(states.shape[1])
+    for _ in range(150):
+        logits = head.logits(head(embedding[tokens[:, 1:]], head.feature(states), rows, convention._causal))
+        torch.nn.functional.cross_entropy(logits.flatten(0, 1), choices[:, 1:].flatten()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return write_head(folder, config, {name: tensor.detach() for name, tensor in head.state_dict().items()})
+
+
+@pytest.mark.parametrize("layers", [(1, 2, 4), (0, 1, 3)], ids=["as the writer means", "one off"])
+def test_the_reading_that_agrees_is_taken_and_said_once(pair, cache, tmp_path, capsys, layers):
+    folder = taught(pair, tmp_path / "head", layers)
+    loaded = load_head(folder, pair.target, 1)
+    assert loaded.readings == [(1, 2, 4), (0, 1, 3)]
+
+    assert convention.settled(loaded, pair.target, "0" * 16).layers == layers
+    assert f"outputs of layers {', '.join(map(str, layers))}" in capsys.readouterr().err
+
+    assert convention.settled(loaded, pair.target, "0" * 16).layers == layers  # from the cache
+    assert capsys.readouterr().err == ""
+    for file in (cache / "heads").iterdir():
+        file.write_text("damaged")
+    assert convention.settled(loaded, pair.target, "0" * 16).layers == layers
+    assert "outputs of layers" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("cache")
+def test_a_head_that_guesses_nothing_is_refused(pair, tmp_path):
+    config = eagle_config(VOCAB_SIZE, drafted=8)
+    tensors = published_tensors(config)
+    unused = sorted(set(range(VOCAB_SIZE)) - set(convention._own_text(pair.target, {1})[1].flatten().tolist()))[:8]
+    assert len(unused) == 8
+    tensors["d2t"] = torch.tensor(unused) - torch.arange(8)
+    tensors["t2d"] = torch.zeros(VOCAB_SIZE, dtype=torch.bool).index_fill(0, torch.tensor(unused), True)
+    loaded = load_head(write_head(tmp_path / "head", config, tensors), pair.target, 1)
+
+    with pytest.raises(YggdrasilError, match=r"guesses 0% of its choices .* another target"):
+        convention.settled(loaded, pair.target, "0" * 16)
