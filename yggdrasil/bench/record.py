@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from yggdrasil.artifacts import current_machine
+from yggdrasil.drafters.heads.settings import is_head
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.scheduling.plan import ModelRef, Plan
 
@@ -25,8 +26,8 @@ def provenance() -> dict[str, Any]:
 
 def model_drafter(plan: Plan) -> ModelRef:
     """The plan's draft model, which rivals draft with too; YggdrasilError where it drafts without a model."""
-    if not isinstance(plan.drafter, ModelRef):
-        raise YggdrasilError(f"the plan {plan.name} drafts without a model; rivals need a plan with a draft model")
+    if not isinstance(plan.drafter, ModelRef) or is_head(plan.drafter.path()):
+        raise YggdrasilError(f"the plan {plan.name} drafts without a draft model; rivals need a plan with a draft model")
     return plan.drafter
 
 
