@@ -27,7 +27,7 @@ def provenance() -> dict[str, Any]:
 def model_drafter(plan: Plan) -> ModelRef:
     """The plan's draft model, which rivals draft with too; YggdrasilError where it drafts without a model."""
     if not isinstance(plan.drafter, ModelRef) or is_head(plan.drafter.path()):
-        raise YggdrasilError(f"the plan {plan.name} drafts without a draft model; rivals need a plan with a draft model")
+        raise YggdrasilError(f"the plan {plan.name} drafts without a draft model; rivals need a plan with one")
     return plan.drafter
 
 

@@ -74,3 +74,14 @@ def test_a_head_that_guesses_nothing_is_refused(pair, tmp_path):
 
     with pytest.raises(YggdrasilError, match=r"guesses 0% of its choices .* another target"):
         convention.settled(loaded, pair.target, "0" * 16)
+
+
+@pytest.mark.usefixtures("cache")
+def test_where_both_agree_alike_the_usual_reading_is_taken(pair, tmp_path, monkeypatch, capsys):
+    found = {(1, 2, 4): 0.300, (0, 1, 3): 0.305}
+    monkeypatch.setattr(convention, "_agreement", lambda *given: found[given[-1]])
+    config = eagle_config(VOCAB_SIZE, **WRITTEN)
+    loaded = load_head(write_head(tmp_path / "head", config, published_tensors(config)), pair.target, 1)
+
+    assert convention.settled(loaded, pair.target, "0" * 16).layers == (1, 2, 4)
+    assert "hardly differs" in capsys.readouterr().err

@@ -55,12 +55,12 @@ def settled(head: LoadedHead, target: LoadedModel, fingerprint: str) -> LoadedHe
     if known is not None:
         return head._replace(layers=known)
     best, other = _tried(head, target)
-    if best.agreement < _LEAST:
+    if max(best.agreement, other.agreement) < _LEAST:
         raise YggdrasilError(
             f"{shown(folder)} guesses {best}, and {other}: it is a head of another target than {target.name}, or "
             "untrained"
         )
-    is_clear = best.agreement - other.agreement >= _ALIKE
+    is_clear = abs(best.agreement - other.agreement) >= _ALIKE
     doubt = f"; the other convention gives {other.agreement:.0%}" + ("" if is_clear else ", which hardly differs")
     print(f"yggdrasil: {shown(folder)} guesses {best}{doubt}", file=sys.stderr)  # noqa: T201
     if file is not None:
@@ -78,12 +78,12 @@ def _known(file: Path | None, readings: Sequence[tuple[int, ...]]) -> tuple[int,
 
 
 def _tried(head: LoadedHead, target: LoadedModel) -> tuple[Reading, Reading]:
-    """Both readings, the better one first; the usual one among equals."""
+    """Both readings, the better one first; the usual one where they hardly differ."""
     usual, other = head.readings
     tokens, choices, outputs = _own_text(target, {*usual, *other})
     module: Any = head.loaded.model
     first, second = (Reading(each, _agreement(module, tokens, choices, outputs, each)) for each in (usual, other))
-    return (second, first) if second.agreement > first.agreement else (first, second)
+    return (second, first) if second.agreement >= first.agreement + _ALIKE else (first, second)
 
 
 @torch.inference_mode()
