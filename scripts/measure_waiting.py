@@ -11,6 +11,7 @@ once more with what that left.
 
 import json
 import os
+import re
 import shutil
 import statistics
 import subprocess
@@ -118,19 +119,29 @@ def _generate(folder: Path, model: str, max_new_tokens: int) -> dict[str, float]
     """Run the command below ``folder`` and watch its standard output."""
     options = ["--chat", "--prompt", QUESTION, "--max-new-tokens", str(max_new_tokens)]
     command = [sys.executable, "-c", "from yggdrasil.cli import main; main()", "generate", model, *options]
-    environment = {**os.environ, "PYTHONPATH": str(folder), "XDG_CACHE_HOME": str(folder / "cache")}
+    temporary = folder / "tmp"  # where PyTorch keeps headers that it compiled
+    temporary.mkdir(exist_ok=True)
+    places = {"PYTHONPATH": str(folder), "XDG_CACHE_HOME": str(folder / "cache"), "TMPDIR": str(temporary)}
+    environment = {**os.environ, **places}
     environment.pop("YGGDRASIL_CACHE", None)
-    start, first = perf_counter(), 0.0
+    start, first, peak = perf_counter(), 0.0, 0.0
     process = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, cwd=folder)
     assert process.stdout is not None
     while piece := os.read(process.stdout.fileno(), 4096):
         if not first and piece.strip():
             first = perf_counter() - start
-    _, status, usage = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
+        peak = max(peak, _peak_mb(process.pid))
+    process.wait()
     if process.returncode or not first:
         raise YggdrasilError(f"`yggdrasil generate {model}` ended with {process.returncode}; its reason is above")
-    return {"first_token_s": first, "whole_s": perf_counter() - start, "peak_mb": usage.ru_maxrss * 1024 / 1e6}
+    return {"first_token_s": first, "whole_s": perf_counter() - start, "peak_mb": peak}
+
+
+def _peak_mb(process: int) -> float:
+    """The most memory that the process itself held so far, without those that it had compile or prepare for it."""
+    status = Path(f"/proc/{process}/status").read_text()
+    found = re.search(r"^VmHWM:\s+(\d+)", status, re.MULTILINE)
+    return int(found[1]) * 1024 / 1e6 if found else 0.0  # it has just ended
 
 
 def _keep(record: dict[str, Any], out: Path | None) -> None:

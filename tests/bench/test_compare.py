@@ -84,6 +84,21 @@ def test_speed_is_shown_prompt_by_prompt_and_over_all(results):
     assert categories["none"]["total_speedup"] == 8.0
 
 
+def test_what_was_predicted_is_over_all_too(results):
+    """A plan that promises what is then measured is right, however much prompts differ."""
+
+    def promised(result):
+        metrics = replace(result.tree.metrics, predicted_tpot_ms=result.tree.metrics.tpot_ms)
+        return replace(result, tree=replace(result.tree, metrics=metrics))
+
+    kept = [promised(result) for result in results]
+    summary, categories = summarise(kept), summarise_categories(kept)
+
+    assert summary["predicted_speedup"] == pytest.approx(summary["total_speedup"])
+    assert categories["none"]["predicted_speedup"] == pytest.approx(8.0)
+    assert summarise(results)["predicted_speedup"] is None, "a shape that is forced makes no promise"
+
+
 def test_repeats_stand_beside_every_speed(pair, results, capsys):
     """A tiny random model soon loops; how much of that its text so far gives away is in every table."""
     tokenizer = pair.decoder(FixedPolicy(TreeShape(2, 2, 4))).tokenizer

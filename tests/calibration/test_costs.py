@@ -8,6 +8,7 @@ from made_up import PLAIN_MS, SHAPES
 
 from yggdrasil.calibration.measure import COLUMNS as SAMPLE_COLUMNS
 from yggdrasil.calibration.measure import costs_from
+from yggdrasil.calibration.settings import QUICK, Effort
 
 
 def test_a_narrower_draft_step_never_costs_more():
@@ -22,3 +23,13 @@ def test_a_narrower_draft_step_never_costs_more():
     costs = costs_from(pd.DataFrame(rows, columns=list(SAMPLE_COLUMNS)), replace(SHAPES, verify_widths=(1, 4)))
 
     assert costs[0].draft_ms == pytest.approx({1: 0.3, 2: 0.3, 4: 0.4})
+
+
+@pytest.mark.parametrize(
+    ("max_length", "contexts"),
+    [(64, [1]), (400, [128]), (2048, [128, 512, 1024]), (8192, [128, 512, 1024, 3968, 7936])],
+)
+def test_costs_are_measured_where_texts_get_to(max_length, contexts):
+    """The nearest context's costs serve: behind a long text, those of a short one would promise wide passes for little."""
+    assert Effort().contexts_within(max_length) == contexts
+    assert QUICK.contexts_within(8192) == [128, 3968, 7936]

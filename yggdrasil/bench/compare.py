@@ -96,7 +96,8 @@ def summarise(results: Sequence[Comparison]) -> dict[str, Any]:
     """The figures of a comparison.
 
     ``speedup`` is a ratio per prompt, then the median, with quartiles as spread; ``total_speedup`` is the ratio of the
-    times a token of all prompts together. ``repeats`` is the share of generated tokens that the text so far gives away.
+    times a token of all prompts together, and ``predicted_speedup`` the same of the times that the plan promised.
+    ``repeats`` is the share of generated tokens that the text so far gives away.
     """
     decoded = [result for result in results if result.tree.metrics.iterations]
     tree = [result.tree.metrics for result in decoded]
@@ -126,7 +127,7 @@ def summarise(results: Sequence[Comparison]) -> dict[str, Any]:
         "total_speedup": _ratio(_mean_ms([r.plain for r in decoded]), _mean_ms([r.tree for r in decoded])),
         "repeats": _ratio(sum(r.foretold for r in results), sum(len(r.plain.tokens) for r in results)),
         "end_to_end_speedup": spread([result.end_to_end_ratio for result in results]),
-        "predicted_speedup": baseline / predicted_tpot if predicted_tpot else None,
+        "predicted_speedup": _predicted_speedup([r for r in decoded if r.tree.metrics.predicted_tpot_ms]),
         "overhead_share": _median([m.overhead_share for m in tree]),
         "plain_overhead_share": _median([m.overhead_share for m in plain]),
     }
@@ -146,6 +147,16 @@ def _num_judged(results: Sequence[Comparison], verdict: str) -> int:
 
 def _request_ms(generation: Generation) -> float:
     return generation.metrics.ttft_ms + _decode_ms(generation)
+
+
+def _predicted_speedup(results: Sequence[Comparison]) -> float | None:
+    """Plain decoding over what the plan promised, all prompts together; None where no plan made a promise.
+
+    Not of medians: where prompts differ much, the middle of one and of the other are two different prompts.
+    """
+    promised = sum((r.tree.metrics.predicted_tpot_ms or 0.0) * (len(r.tree.tokens) - 1) for r in results)
+    tokens = sum(len(r.tree.tokens) - 1 for r in results)
+    return _ratio(_mean_ms([r.plain for r in results]), promised / tokens) if promised else None
 
 
 def _decode_ms(generation: Generation) -> float:

@@ -259,10 +259,8 @@ def _measure(
     reporter: Reporter,
 ) -> pd.DataFrame:
     stream = [token for text in texts for token in text]
-    limit = assembly.engine.max_length - 256
-    contexts = [context for context in settings.effort.contexts if context <= limit] or [max(limit, 1)]
     frames = []
-    for context in contexts:
+    for context in settings.effort.contexts_within(assembly.engine.max_length):
         file = work / f"stages-{context}.csv"
         if read_or_drop(file, _read_stages) is None:
             report = reporter.phase(f"measuring stages at context {context}")

@@ -56,6 +56,10 @@ class Budget(NamedTuple):
         return min(used / whole, 1.0) if whole else 1.0
 
 
+_ROOM = 256  # tokens behind a context at which costs are measured: iterations that are timed
+_LONG = 3072  # tokens: three times the longest context at which costs are usually measured
+
+
 @dataclass(frozen=True)
 class Effort:
     """How much is measured."""
@@ -67,6 +71,15 @@ class Effort:
     samples: int = 24  # iterations a shape and context
     own_text: float = 600.0  # seconds that the target writes for a table; what it wrote before counts too
     backends: bool = True  # also time eager steps beside compiled ones: for those who look, nothing is decided by it
+
+    def contexts_within(self, max_length: int) -> list[int]:
+        """Those of ``contexts`` that a text of ``max_length`` has room for; of a long one its middle and its end too.
+
+        There attention is most of a pass, and rows beside the first cost nearly as much as it does.
+        """
+        limit = max_length - _ROOM
+        fitting = [context for context in self.contexts if context <= limit] or [max(limit, 1)]
+        return [*fitting, limit // 2, limit] if limit >= _LONG else fitting
 
 
 COUNTED_WIDTHS = (4,)  # draft widths where counts grow the tree, whatever the width: nodes of a level that are traced

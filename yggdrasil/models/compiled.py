@@ -25,6 +25,8 @@ from yggdrasil.models.packages import SUFFIX, is_whole, new_package, open_packag
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
+    from yggdrasil.models.units import Traced
+
 Backend = Literal["inductor", "eager", "cudagraph"]
 # Code that is traced into packages; a change anywhere else leaves them valid.
 _TRACED_SOURCES = (
@@ -38,6 +40,7 @@ _TRACED_SOURCES = (
 _HINT = 8  # the width that a package for all widths is traced at
 _INDUCTOR_OPTIONS = {
     "cpp.threads": 1,  # pointwise work of a few rows: a second thread costs more than it saves, and would change sums
+    "aot_inductor.package": True,
     "aot_inductor.compile_wrapper_opt_level": "O1",
     # Round to the model's dtype after every operator, as eager does. Else rounding follows fusion, fusion follows the
     # width, and a plain step and a verified row differ in their last bits.
@@ -188,8 +191,8 @@ def compile_package(
         # One row is over so soon that a call a layer would show, and it is half of all that is compared with: unrolled.
         is_shared = is_native() and key.width is None
         units = _compile_units(exported, len(flatten(inputs[:2])) - 1) if is_shared else ()
-        exported, used = without_unused_inputs(exported, _HINT)
-        _write_package(exported, package_path(key), units, used)
+        traced, used = without_unused_inputs(exported, _HINT)
+        _write_package(traced, package_path(key), units, used)
 
 
 def _exported(module: nn.Module, inputs: Sequence[Tensor | list[Tensor]], wide: Sequence[int]) -> "ExportedProgram":
@@ -213,7 +216,7 @@ def _compile_units(exported: "ExportedProgram", table: int) -> tuple[str, ...]:
     ``table`` is the place of the input that holds the number of the table: the last of the caches.
     """
     from yggdrasil.models.repeated import find_repetition
-    from yggdrasil.models.units import replace_units, unit_program
+    from yggdrasil.models.units import Traced, replace_units, unit_program
 
     found = find_repetition(exported.graph_module.graph)
     if found is None:
@@ -222,21 +225,21 @@ def _compile_units(exported: "ExportedProgram", table: int) -> tuple[str, ...]:
     digest = hashlib.sha256(f"{unit.text}\n{_environment()}".encode()).hexdigest()[:20]
     name = f"layers-{digest}"
     if not is_whole(unit_path(name)):
-        _write_package(unit.exported, unit_path(name))
+        _write_package(Traced.of(unit.exported), unit_path(name))
     replace_units(exported, found, name, table)
     return (name,)
 
 
-def _write_package(
-    exported: "ExportedProgram", path: Path, units: Sequence[str] = (), used: Sequence[int] | None = None
-) -> None:
+def _write_package(traced: "Traced", path: Path, units: Sequence[str] = (), used: Sequence[int] | None = None) -> None:
     from torch._inductor.exc import CppCompileError, InductorError
+    from torch._inductor.package.package import package_aoti
 
     try:
         with new_package(path, units, used) as temporary:
-            torch._inductor.aoti_compile_and_package(
-                exported, package_path=str(temporary), inductor_configs=dict(_INDUCTOR_OPTIONS)
-            )
+            # What torch._inductor.aoti_compile_and_package does with an exported program, which this is not any more.
+            files = torch._inductor.aot_compile(traced.module, tuple(traced.examples), options=dict(_INDUCTOR_OPTIONS))
+            assert isinstance(files, list)
+            package_aoti(str(temporary), files)
     except OSError as error:
         reason = error.strerror or first_line(error)
         raise YggdrasilError(
