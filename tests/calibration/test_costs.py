@@ -30,6 +30,6 @@ def test_a_narrower_draft_step_never_costs_more():
     [(64, [1]), (400, [128]), (2048, [128, 512, 1024]), (8192, [128, 512, 1024, 3968, 7936])],
 )
 def test_costs_are_measured_where_texts_get_to(max_length, contexts):
-    """The nearest context's costs serve: behind a long text, those of a short one would promise wide passes for little."""
+    """The nearest serve: behind a long text, the costs of a short one would promise wide passes for little."""
     assert Effort().contexts_within(max_length) == contexts
     assert QUICK.contexts_within(8192) == [128, 3968, 7936]

@@ -40,7 +40,8 @@ class PhaseProgress:
 
     def close(self) -> None:
         """Draw what is there for the last time, until another phase begins."""
-        self._progress.stop()
+        if self._progress.live.is_started:
+            self._progress.stop()
 
     def phase(self, title: str) -> Callable[[float], None]:
         self._progress.start()
