@@ -107,9 +107,12 @@ def sibling(assembly: Assembly, shapes: Shapes | None = None, backend: Backend |
 
 def with_threads(assembly: Assembly, source: "PairSource") -> Assembly:
     """The same models with the thread counts of ``source``, in steps defined anew: they are compiled for a count."""
-    target, drafter = on_threads(assembly.target.loaded, source.target_threads), assembly.engine.drafter
-    model = assembly.drafter and on_threads(assembly.drafter.loaded, source.drafter_threads)
+    target, drafter = on_threads(assembly.target.loaded, source.target_threads), assembly.second
+    if isinstance(drafter, LoadedHead):
+        drafter = drafter._replace(loaded=on_threads(drafter.loaded, source.drafter_threads))
+    elif isinstance(drafter, LoadedModel):
+        drafter = on_threads(drafter, source.drafter_threads)
     return assemble(
-        target, model or drafter, source.shapes, assembly.target.backend, other_stages=source.schedules,
+        target, drafter, source.shapes, assembly.target.backend, other_stages=source.schedules,
         free=assembly.engine.free,
     )  # fmt: skip

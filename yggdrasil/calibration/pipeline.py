@@ -51,6 +51,7 @@ from yggdrasil.engine.text import TextStream
 from yggdrasil.engine.trace import Trace
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.models.kept_tensors import keep_model
+from yggdrasil.models.loaded import LoadedModel
 from yggdrasil.models.source import Source
 from yggdrasil.predictor.acceptance import AcceptanceCalibration
 from yggdrasil.predictor.report import CalibrationPoint
@@ -144,8 +145,9 @@ def _calibrate(
     )
     _write(settings, plan, destination, choice, counted, frame, work)
     keep_model(assembly.target.loaded, pair.target, pair.weights)
-    if isinstance(pair.drafter, str) and assembly.drafter is not None:
-        keep_model(assembly.drafter.loaded, pair.drafter, "full")
+    second = assembly.second
+    if isinstance(second, LoadedModel) and isinstance(pair.drafter, str):
+        keep_model(second, pair.drafter, "full")
     return destination
 
 

@@ -3,10 +3,14 @@
 import pytest
 import torch
 from head_files import Reference, eagle_config, published_tensors, speculators_config, write_head
-from tiny_pair import TEXT, VOCAB_SIZE, make_pair
+from tiny_pair import SHAPES, TEXT, VOCAB_SIZE, make_pair
 
 from yggdrasil import SamplingParams, Speculation
+from yggdrasil.calibration.pair import sibling, with_threads
+from yggdrasil.calibration.settings import PairSource
+from yggdrasil.drafters.heads.drafter import HeadDrafter
 from yggdrasil.drafters.heads.loading import load_head
+from yggdrasil.engine.decoder import Decoder
 from yggdrasil.engine.policy import FixedPolicy
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.models.loading import prepare_model
@@ -132,6 +136,16 @@ def test_schedules_write_the_same(case, variant):
     decoder = case.decoder(stages=stages)
 
     assert decoder.generate(PROMPT, max_new_tokens=COUNT).tokens == case.pair.reference(PROMPT, COUNT)
+
+
+def test_the_same_head_behind_other_steps(case):
+    """As calibration builds them: on other thread counts, and with other shapes."""
+    source = PairSource("target", "head", "float32", 1, 2, SHAPES)
+    first = case.decoder().assembly
+    for assembly in (with_threads(first, source), sibling(first)):
+        assert isinstance(assembly.engine.drafter, HeadDrafter)
+        decoder = Decoder(assembly, case.decoder().tokenizer, TREE, frozenset())
+        assert decoder.generate(PROMPT, max_new_tokens=COUNT).tokens == case.pair.reference(PROMPT, COUNT)
 
 
 def test_what_needs_a_draft_model_is_refused(case):
