@@ -1,6 +1,7 @@
 """Work in a fork: its answer and its faults come back, its memory does not, and it ends with who asked for it."""
 
 import os
+import signal
 import sys
 from pathlib import Path
 from time import sleep
@@ -76,10 +77,13 @@ def test_an_interruption_reaches_the_fork_which_puts_its_things_in_order(tmp_pat
             sleep(0.01)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(fork.json, "loads", interrupted)
-    monkeypatch.setattr("builtins.open", lambda *_: interrupted())
-    with pytest.raises(KeyboardInterrupt):
-        in_fork(work)
+    monkeypatch.setattr("builtins.open", interrupted)
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as a shell starts what runs in the background
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            in_fork(work)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert left.exists()
 
 

@@ -12,10 +12,12 @@ import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from threading import Thread
+from time import sleep
 
 from yggdrasil.errors import ArtifactError, YggdrasilError
 
 CAN_FORK = sys.platform == "linux"
+_LOOKS, _LOOK_S = 200, 0.05  # at a fork that was interrupted: ten seconds
 _FAULTS = {kind.__name__: kind for kind in (YggdrasilError, ArtifactError)}
 
 
@@ -59,11 +61,14 @@ class Fork:
             self.wait()
 
     def interrupt(self) -> None:
-        """As Ctrl-C would: it puts its things in order first."""
-        if not self._has_ended:
-            with suppress(ProcessLookupError):
-                os.kill(self.pid, signal.SIGINT)
-            self.wait()
+        """As Ctrl-C would: it has a while to put its things in order."""
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGINT)
+        for _ in range(_LOOKS):
+            if self.has_ended():
+                return
+            sleep(_LOOK_S)
+        self.end()
 
     def _close(self) -> None:
         os.close(self._held)
@@ -115,6 +120,7 @@ def _live(work: Callable[[], object], caller: int, *, is_silent: bool) -> None:
     code = 1
     try:
         os.setsid()  # Ctrl-C is for the caller, who ends it
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a program in the background may not listen to it
         Thread(target=_end_with, args=(caller,), daemon=True).start()
         nowhere = os.open(os.devnull, os.O_RDWR)
         for stream in (0, 1, 2) if is_silent else (0,):
