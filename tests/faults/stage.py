@@ -13,12 +13,16 @@ from threading import Lock
 from forked import Run, Server
 
 _COMPILER = """#!/bin/sh
-# What would be compiled for the kernels was compiled before.
+# What would be compiled for the kernels was compiled before; what a step's sources became in an earlier run is kept.
 for last; do :; done
 case "$*" in
 *ops.o*) exec cp "{library}" "$last";;
 *ops.cpp*|*quantised.cpp*) exec touch "$last";;
-*) exec {own} "$@";;
+*.cpp\\ *-c\\ -o\\ *)
+    made="$0-$({{ echo "$*"; cat "$1"; }} | sha256sum | cut -c1-32)"
+    [ -e "$made" ] || {{ {gcc} "$@" && cp "$last" "$made.$$" && mv "$made.$$" "$made"; }} || exit 1
+    exec cp "$made" "$last";;
+*) exec {gcc} "$@";;
 esac
 """
 
@@ -121,7 +125,7 @@ class Stage:
         shutil.copyfile(own, self.library)
         shutil.copyfile(own.with_suffix(".sha256"), self.library.with_suffix(".sha256"))
         self.compiler.parent.mkdir(exist_ok=True)
-        self.compiler.write_text(_COMPILER.format(library=own, own=gcc))
+        self.compiler.write_text(_COMPILER.format(library=own, gcc=gcc))
         self.compiler.chmod(0o755)
         environment = {"YGGDRASIL_CACHE": str(self.cache), "CXX": str(self.compiler)}
         sandbox, server = self.sandbox("compiling"), Server()
