@@ -17,6 +17,7 @@ from server_asking import metric, text_of
 from yggdrasil.acceptance.speculation import Exactness, RuleName
 
 CLIENTS = ("openai", "llm", "langchain-openai")
+EXAMPLES = 50  # of each path in one run, which makes about 1,500 requests; with more it long says nothing
 CHECKS = ("not_a_server_error", "status_code_conformance", "content_type_conformance", "response_schema_conformance")
 
 
@@ -39,13 +40,14 @@ def check_fuzz(client: httpx2.Client, url: str, key: str, requests: int) -> str:
         python, report = _environment(folder, ("schemathesis",)), folder / "report.ndjson"
         command = [
             str(python.with_name("schemathesis")), "run", f"{url}/openapi.json", "--checks", ",".join(CHECKS),
-            "--max-examples", str(requests // 8), "--header", f"Authorization: Bearer {key}", "--request-timeout",
+            "--max-examples", str(EXAMPLES), "--header", f"Authorization: Bearer {key}", "--request-timeout",
             "120", "--continue-on-failure", "--no-color", "--report", "ndjson", "--report-ndjson-path", str(report),
             "--suppress-health-check", "all",
         ]  # fmt: skip
         while statuses.total() < requests:
             _run([*command, "--seed", str(statuses.total())], folder, SCHEMATHESIS_HOOKS="server_fuzz_hooks")
             statuses.update(_statuses(report))
+            print(f"{statuses.total()} requests made up so far", file=sys.stderr, flush=True)
     text_of(client, "Hi", max_tokens=1)
     after = metric(client, "process_resident_memory_bytes"), metric(client, "process_open_fds")
     assert after[1] <= before[1] + 8, f"open files grew from {before[1]:.0f} to {after[1]:.0f}"
