@@ -29,14 +29,17 @@ def record_document(
     text = [*prompt, *generated]
     max_depth, tree = assembly.shapes.max_depth, assembly.engine.tree
     positions = range(len(prompt), len(text) - max_depth)
-    hidden = hidden_states(assembly.target, text[: positions.stop])
+    hidden, layers = states_of(assembly.target, text[: positions.stop])
     columns: dict[int, list[dict[str, np.ndarray]]] = {width: [] for width in assembly.shapes.draft_widths}
     head: list[np.ndarray] = []
-    drafter.begin(text[: positions.start + 1])
+    known = 1 if drafter.hidden_layers else positions.start + 1  # tokens that need no states
+    drafter.begin(text[:known])
     with torch.inference_mode():
         for position in positions:
-            if position > positions.start:
-                drafter.extend([text[position]], {})
+            certain = text[known : position + 1]
+            if certain:  # each with the states before it
+                drafter.extend(certain, {layer: state[known - 1 : position] for layer, state in layers.items()})
+            known = position + 1
             for width, rows in columns.items():
                 drafter.head(tree)
                 if len(head) == len(rows):
@@ -97,11 +100,15 @@ def _tree_row(tree: TokenTree, slots: np.ndarray, continuation: Sequence[int]) -
 
 
 @torch.inference_mode()
-def hidden_states(runner: ModelRunner, text: Sequence[int]) -> Tensor:
-    """The target's state after each token of ``text``, [len(text), H] float32; runs eagerly, a chunk at a time."""
+def states_of(runner: ModelRunner, text: Sequence[int]) -> tuple[Tensor, dict[int, Tensor]]:
+    """The target's state after each token of ``text``, [len(text), H] float32, and those at the layers a drafter reads.
+
+    Runs eagerly, a chunk at a time.
+    """
     runner.text.forget()  # its rows are overwritten
     device = runner.loaded.device
-    states = []
+    states: list[Tensor] = []
+    layers: dict[int, list[Tensor]] = {layer: [] for layer in runner.call.hidden_layers}
     for start in range(0, len(text), HIDDEN_CHUNK):
         tokens = torch.tensor(text[start : start + HIDDEN_CHUNK], device=device)
         rows = torch.arange(len(tokens), device=device)
@@ -109,7 +116,9 @@ def hidden_states(runner: ModelRunner, text: Sequence[int]) -> Tensor:
         offsets = torch.tensor([start, start], device=device)
         forward = runner.call(runner.weights, runner.cache.tensors(), tokens, start + rows, mask, offsets, rows)
         states.append(forward.hidden.float().cpu())
-    return torch.cat(states)
+        for layer, state in zip(runner.call.hidden_layers, forward.layers, strict=True):
+            layers[layer].append(state)
+    return torch.cat(states), {layer: torch.cat(parts) for layer, parts in layers.items()}
 
 
 def concatenate(parts: Sequence[TraceSet]) -> TraceSet:

@@ -7,6 +7,7 @@ from tiny_pair import SHAPES, TEXT, VOCAB_SIZE, make_pair
 
 from yggdrasil import SamplingParams, Speculation
 from yggdrasil.calibration.pair import sibling, with_threads
+from yggdrasil.calibration.record import record_document
 from yggdrasil.calibration.settings import PairSource
 from yggdrasil.drafters.heads.drafter import HeadDrafter
 from yggdrasil.drafters.heads.loading import load_head
@@ -136,6 +137,21 @@ def test_schedules_write_the_same(case, variant):
     decoder = case.decoder(stages=stages)
 
     assert decoder.generate(PROMPT, max_new_tokens=COUNT).tokens == case.pair.reference(PROMPT, COUNT)
+
+
+def test_recorded_trees_are_those_of_decoding(case):
+    """Every position of a text, with the target's states up to it and none behind it."""
+    decoder = case.decoder()
+    seen = watch(decoder)
+    generated = case.pair.reference(PROMPT, 9)
+    record_document(decoder.assembly, decoder.assembly.engine.drafter, PROMPT, generated, 0)
+
+    text = [*PROMPT, *generated]
+    assert {len(known) for known, _ in seen} == set(range(len(PROMPT) + 1, len(text) - SHAPES.max_depth + 1))
+    for known, guesses in seen:
+        assert known == text[: len(known)]
+        for path, edge in guesses[:3]:
+            assert edge == pytest.approx(float(case.expected_edge(known, path)), abs=2e-3)
 
 
 def test_the_same_head_behind_other_steps(case):
