@@ -28,9 +28,9 @@ def test_what_is_lost_is_earned_again_before_anything_is_tried():
         budget.settle(-3.0)
         assert budget.is_open
     budget.settle(-3.0)
-    assert steps_until_open(budget) == pytest.approx((Budget.GRANT + 1) / Budget.EARNED, abs=1)
-    budget.settle(-3.0)
-    assert budget.is_open  # a whole grant again
+    assert steps_until_open(budget) == pytest.approx((Budget.AGAIN + 1) / Budget.EARNED, abs=1)
+    budget.settle(-Budget.AGAIN / 2)
+    assert budget.is_open
 
 
 def test_what_was_gained_may_be_lost_again():

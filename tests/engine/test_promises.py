@@ -121,3 +121,14 @@ def test_free_trees_pace_follows_the_trees_where_none_is_tried():
 
     assert slow > 5.0
     assert paces.free == pytest.approx(1.0, rel=0.1)
+
+
+def test_the_first_warm_plain_step_tells_how_fast_the_machine_is():
+    """Eight times slower than calibrated, as beside other work: trees are not blamed for that."""
+    paces = Paces()
+    paces.follow_plain(1.0, 20.0, is_cold=True)
+    assert (paces.plain, paces.tree, paces.free) == (1.0, 1.0, 1.0)
+    paces.follow_plain(1.0, 8.0)
+    assert (paces.plain, paces.tree, paces.free) == (8.0, 8.0, 8.0)
+    paces.follow_plain(8.0, 10_000.0)
+    assert paces.plain < 12.0

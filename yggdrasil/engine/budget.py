@@ -5,10 +5,10 @@ class Budget:
     """An account of what one way to speculate has really gained or lost, in plain steps at the machine's speed of now.
 
     It begins with a grant. Where that is lost the way is closed, and each iteration that does without earns a little
-    until the grant is whole again: the first trees after a while meet cold caches and sleeping threads, so one of them
+    until there is enough for a few trees: the first after a while meet cold caches and sleeping threads, so one of them
     alone would say little. Hence, at any time,
 
-        lost <= grant + EARNED * iterations without + what the last tree lost
+        lost <= grant + EARNED * iterations without + what the last tree and this request's first lost
 
     whatever was drafted and however the machine's speed changed: what was gained is kept only up to ``_MOST`` and may
     be lost again, no more. The account outlives a request.
@@ -18,6 +18,7 @@ class Budget:
     """
 
     GRANT, EARNED = 8.0, 0.01
+    AGAIN = 2.0  # to be tried again with
     _MOST = 64.0
     _WORST = -12.0  # what one tree may lose; beyond, the machine stood still
 
@@ -43,4 +44,4 @@ class Budget:
 
     def _add(self, gained: float) -> None:
         self._balance = min(self._balance + gained, self._MOST)
-        self.is_open = self._balance >= (0.0 if self.is_open else self.GRANT)
+        self.is_open = self._balance >= (0.0 if self.is_open else self.AGAIN)

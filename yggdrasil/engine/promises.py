@@ -83,16 +83,24 @@ class Paces:
     _PLAIN_RATE, _TREE_RATE = 0.2, 0.1
     _FORGETTING = 0.01  # of what was shown, a step of another kind: what is not tried goes at the pace of that
     _EXTREME = 3.0  # a step beyond it is the machine's pause, not its pace
+    _FARTHEST = 10.0  # that the machine of now may be from the calibrated one
 
     def __init__(self) -> None:
         self.plain = self.tree = self.free = 1.0
+        self._is_known = False  # how fast the machine is at all
 
     def follow_plain(self, promised_ms: float, milliseconds: float, *, is_cold: bool = False) -> None:
         """A plain step, promised at the pace of now, took ``milliseconds``.
 
         ``is_cold``: it came right behind a prefill, whose buffers fill the caches: no plain step is slower than that.
+        The first one that is not tells how fast the machine is, and sets all paces.
         """
         surprise = self._surprise(promised_ms, milliseconds)
+        if not self._is_known and not is_cold:  # other work may keep the machine busy, or the plan is another's
+            self._is_known = True
+            factor = min(max(milliseconds / promised_ms, 1 / self._FARTHEST), self._FARTHEST)
+            self.plain, self.tree, self.free = self.plain * factor, self.tree * factor, self.free * factor
+            return
         self.plain *= 1.0 + self._PLAIN_RATE * (min(surprise, 0.0) if is_cold else surprise)
         self.tree += self._FORGETTING * (self.plain - self.tree)
         self.free += self._FORGETTING * (self.plain - self.free)
