@@ -60,8 +60,9 @@ class Decoder(engine.Decoder):
         if is_plan(source):
             if drafter not in (None, NGRAM):
                 raise YggdrasilError(f"the plan {source} has its drafter; calibrate for {drafter}, or give {NGRAM}")
-            if chat:
-                encode_chat(load_tokenizer(_target_of(source, force_machine=force_machine)), PROBE)
+            tokenizer = load_tokenizer(_target_of(source, force_machine=force_machine)) if chat else None
+            if tokenizer is not None:
+                encode_chat(tokenizer, PROBE)
             stand_in = NGramDrafter() if drafter == NGRAM else None
             return cls.from_plan(
                 source,
@@ -70,16 +71,19 @@ class Decoder(engine.Decoder):
                 backend=backend,
                 force_machine=force_machine,
                 max_length=max_length,
+                tokenizer=tokenizer,
                 phase=reporter.phase,
             )
         found = Source.find(source)
-        held = load_tokenizer(found) if chat else None  # shared with all that ask for it, until this returns
-        if held is not None:
-            encode_chat(held, PROBE)
+        tokenizer = load_tokenizer(found) if chat else None
+        if tokenizer is not None:
+            encode_chat(tokenizer, PROBE)
         plan = find_plan(found, drafter, dtype)
         if plan is None:
             plan = _calibrated(found, drafter or COUNTS, dtype or "bfloat16", reporter)
-        return cls.from_plan(plan, target=found.given, backend=backend, max_length=max_length, phase=reporter.phase)
+        return cls.from_plan(
+            plan, target=found.given, backend=backend, max_length=max_length, tokenizer=tokenizer, phase=reporter.phase
+        )
 
 
 def _target_of(plan: str | Path, *, force_machine: bool) -> str:

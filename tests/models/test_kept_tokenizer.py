@@ -79,15 +79,6 @@ def test_another_setting_or_a_damaged_note_asks_transformers_again(tmp_path, cac
     assert len(asked) == 6
 
 
-def test_a_tokenizer_that_is_in_use_is_read_once(tmp_path, cache):
-    folder = folder_of(tmp_path / "model", "llama", "TokenizersBackend")
-    first = load_tokenizer(folder)
-    assert load_tokenizer(folder) is first
-    settings = folder / "tokenizer_config.json"
-    settings.write_text(settings.read_text().replace("}", ', "padding_side": "left"}', 1))
-    assert load_tokenizer(folder) is not first, "its files have changed"
-
-
 def test_a_cache_that_cannot_be_written_costs_time_alone(tmp_path, cache):
     (cache / "tokenizers").write_text("a file in the place of the folder")
     folder = folder_of(tmp_path / "model", "llama", "TokenizersBackend")

@@ -70,7 +70,7 @@ class Decoder:
         self._has_warned = False
 
     @classmethod
-    def from_plan(
+    def from_plan(  # noqa: PLR0913 - one argument for each option
         cls,
         plan: str | Path,
         *,
@@ -80,16 +80,17 @@ class Decoder:
         force_machine: bool = False,
         max_length: int | None = None,
         target: str | None = None,
+        tokenizer: PreTrainedTokenizerBase | None = None,
         phase: Phase = silent,
     ) -> "Decoder":
         """Load the pair a plan names (a path, or a name that resolves to this machine's plan).
 
         ``dtype`` other than the plan's keeps its shapes, whose costs then are estimates; a GGUF file's blocks are then
         dequantised, so that the model is transformers' own. ``drafter`` replaces the plan's. ``target`` is where the
-        plan's target lies now, if not where it was. ``backend`` is ahead-of-time packages on a CPU and captured graphs
-        on a GPU unless given. On a CPU all steps are compiled (once on a machine) and loaded before this returns, which
-        ``phase`` is told; nothing is compiled while decoding. ``max_length`` tokens is the longest text, the plan's
-        unless given; the plan's costs are kept whatever it is.
+        plan's target lies now, if not where it was, and ``tokenizer`` its own, if that was read already. ``backend`` is
+        ahead-of-time packages on a CPU and captured graphs on a GPU unless given. On a CPU all steps are compiled (once
+        on a machine) and loaded before this returns, which ``phase`` is told; nothing is compiled while decoding.
+        ``max_length`` tokens is the longest text, the plan's unless given; the plan's costs are kept whatever it is.
 
         Raises:
             YggdrasilError: the plan, the checkpoints or the machine do not fit each other.
@@ -106,7 +107,9 @@ class Decoder:
         shapes = loaded_plan.shapes
         if max_length is not None:
             shapes = replace(shapes, max_length=check_integer("max_length", max_length, 2))
-        decoder = _decoder_of(loaded_plan, folder, learned, dtype or loaded_plan.dtype, drafter, backend, shapes)
+        decoder = _decoder_of(
+            loaded_plan, folder, learned, dtype or loaded_plan.dtype, drafter, backend, shapes, tokenizer
+        )
         decoder.plan, decoder.learned = loaded_plan, learned
         decoder.tolerance = read_tolerance(folder, dtype or loaded_plan.dtype)
         give_back()
@@ -257,13 +260,14 @@ def _decoder_of(
     drafter: Drafter | None,
     backend: Backend | None,
     shapes: Shapes,
+    tokenizer: PreTrainedTokenizerBase | None,
 ) -> Decoder:
     check_fingerprint(plan.target, "target")
     source = Source.find(plan.target.path())
     if source.tokenizer_fingerprint() != plan.tokenizer:
         raise YggdrasilError(f"the tokenizer of {source.given} is not the one the plan {plan.name} was calibrated with")
     forget_headers()  # before the tokenizer takes as much again
-    tokenizer = load_tokenizer(source)
+    tokenizer = load_tokenizer(source) if tokenizer is None else tokenizer
     device = open_device(plan.device)
     target = open_model(source, DTYPES[dtype], device, plan.target.threads, weights=plan.weights_in(dtype))
     # What was learned of the plan's own drafter says nothing of another's first guesses.

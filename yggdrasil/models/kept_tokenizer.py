@@ -8,7 +8,6 @@ import json
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
-from weakref import WeakValueDictionary
 
 import transformers
 from transformers import PreTrainedTokenizerBase
@@ -20,18 +19,11 @@ from yggdrasil.errors import ArtifactError
 
 _READ = ("config.json", "tokenizer_config.json", "tokenizer.json")  # what the class is chosen by, besides file names
 _THEIRS = "transformers."  # the only modules that are imported for a name in the cache
-_IN_USE: WeakValueDictionary[tuple[Path, str], PreTrainedTokenizerBase] = WeakValueDictionary()
 
 
 def open_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
-    """What ``AutoTokenizer`` makes of ``folder``; raises what it raises. One that is in use already is shared."""
-    digest = _digest(folder)
-    tokenizer = _IN_USE.get((folder, digest)) or _opened(folder, cache_root() / "tokenizers" / f"{digest}.json")
-    _IN_USE[folder, digest] = tokenizer
-    return tokenizer
-
-
-def _opened(folder: Path, kept: Path) -> PreTrainedTokenizerBase:
+    """What ``AutoTokenizer`` makes of ``folder``; raises what it raises."""
+    kept = cache_root() / "tokenizers" / f"{_digest(folder)}.json"
     tokenizer: PreTrainedTokenizerBase
     known = _read(kept)
     if known is None:
