@@ -21,7 +21,6 @@ from yggdrasil.artifacts import model_fingerprint, shown, write_atomic
 from yggdrasil.artifacts.cache import cache_root
 from yggdrasil.drafters.heads.loading import DraftingHead, LoadedHead
 from yggdrasil.errors import ArtifactError, YggdrasilError
-from yggdrasil.models.attention import own_attention
 from yggdrasil.models.loaded import LoadedModel
 from yggdrasil.models.runner import decoder_layers
 
@@ -89,6 +88,8 @@ def _tried(head: LoadedHead, target: LoadedModel) -> tuple[Reading, Reading]:
 @torch.inference_mode()
 def _own_text(target: LoadedModel, layers: set[int]) -> tuple[Tensor, Tensor, dict[int, Tensor]]:
     """Texts that the target draws [B, T], its choice after every token [B, T], and the outputs of ``layers``."""
+    from yggdrasil.models.attention import own_attention  # brings transformers' models along
+
     model: Any = target.model
     outputs: dict[int, Tensor] = {}
     with own_attention(model), torch.random.fork_rng(), ExitStack() as hooks:
