@@ -64,11 +64,12 @@ def test_the_price_of_entry_is_charged_behind_the_request():
 
 def test_a_machine_that_stands_still_does_not_close_it_for_long():
     budget = entered()
-    budget.settle(3 - 10_000.0)
-    assert 0 < steps_until_open(budget) < 1300
+    for _ in range(3):
+        budget.settle(3 - 10_000.0)
+    assert 0 < steps_until_open(budget) <= 100 * (4 + Budget.AGAIN) + 1
 
 
-@given(st.lists(st.floats(-10.0, 10.0), max_size=400))
+@given(st.lists(st.floats(-4.0, 10.0), max_size=400))
 def test_losses_stay_within_grant_and_earnings(gains):
     """Whatever trees give: the bound that the class states."""
     budget, lost, without = Budget(), 0.0, 0
@@ -80,4 +81,4 @@ def test_losses_stay_within_grant_and_earnings(gains):
         else:
             budget.earn()
             without += 1
-        assert lost <= Budget.GRANT + Budget.EARNED * without + 10.0 + 1e-9
+        assert lost <= Budget.GRANT + Budget.EARNED * without + 4.0 + 1e-9

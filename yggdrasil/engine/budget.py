@@ -20,7 +20,7 @@ class Budget:
     GRANT, EARNED = 8.0, 0.01
     AGAIN = 2.0  # to be tried again with
     _MOST = 64.0
-    _WORST = -12.0  # what one tree may lose; beyond, the machine stood still
+    _WORST = -4.0  # what one tree may lose; beyond, the machine stood still
 
     def __init__(self) -> None:
         self._balance, self.is_open = self.GRANT, True
@@ -33,10 +33,9 @@ class Budget:
 
     def settle(self, gained: float) -> None:
         """A tree gave ``gained`` tokens more than plain steps would have in its time."""
-        gained = max(gained, self._WORST)
         if not self._has_entered:
-            self._has_entered, self._entry, gained = True, min(gained, 0.0), max(gained, 0.0)
-        self._add(gained)
+            self._has_entered, self._entry, gained = True, max(min(gained, 0.0), 3 * self._WORST), max(gained, 0.0)
+        self._add(max(gained, self._WORST))
 
     def earn(self) -> None:
         """An iteration did without."""
