@@ -47,14 +47,18 @@ def grown(drafter, text, num_nodes=17, depth=5):
     return tree
 
 
+LEAST = st.sampled_from([0.0, 1e-9, 0.03, 0.2])  # probability of paths that are left out
+
+
 @pytest.mark.skipif(not is_native(), reason="no compiler here")
-@given(text=TEXT, documents=DOCUMENTS, depth=st.integers(1, 6), num_nodes=st.integers(1, 20))
+@given(text=TEXT, documents=DOCUMENTS, depth=st.integers(1, 6), num_nodes=st.integers(1, 20), least=LEAST)
 @settings(deadline=None)
-def test_the_native_tree_is_the_portable_one(text, documents, depth, num_nodes):
+def test_the_native_tree_is_the_portable_one(text, documents, depth, num_nodes, least):
     table = Table.of(documents) if documents else None
-    native, portable = (
-        grown(CountsDrafter(BELIEF, table, native=is_wanted), text, num_nodes, depth) for is_wanted in (True, False)
-    )
+    drafters = [CountsDrafter(BELIEF, table, native=is_wanted) for is_wanted in (True, False)]
+    for drafter in drafters:
+        drafter.leave_out_below(least)
+    native, portable = (grown(drafter, text, num_nodes, depth) for drafter in drafters)
     size = portable.size
     assert native.size == size
     for ours, theirs in zip(native.tensors()[:3], portable.tensors()[:3], strict=True):
@@ -62,6 +66,22 @@ def test_the_native_tree_is_the_portable_one(text, documents, depth, num_nodes):
     torch.testing.assert_close(native.scores[:size], portable.scores[:size])
     torch.testing.assert_close(native.edges[:size], portable.edges[:size])
     assert torch.equal(native.ancestors, portable.ancestors)
+
+
+@pytest.mark.parametrize("native", KINDS)
+def test_paths_that_no_row_is_worth_are_left_out_and_no_others(native):
+    text = [1, 2, 3, 1, 2, 4, 1, 2, 3, 1, 5, 1]
+    every = grown(CountsDrafter(BELIEF, native=native), text, num_nodes=40)
+    least = float(every.scores[: every.size].exp().median())
+    drafter = CountsDrafter(BELIEF, native=native)
+    drafter.leave_out_below(least)
+    drafter.learn(BELIEF, None)  # as before
+
+    some = grown(drafter, text, num_nodes=40)
+
+    assert 1 < some.size < every.size
+    assert torch.equal(some.tokens[: some.size], every.tokens[: some.size])
+    assert float(every.scores[some.size].exp()) < least <= float(some.scores[some.size - 1].exp()) + 1e-6
 
 
 @pytest.mark.parametrize("native", KINDS)

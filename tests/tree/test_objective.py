@@ -19,6 +19,7 @@ from yggdrasil.tree.objective import (
     choose_shape,
     choose_verify_width,
     expected_tokens_by_width,
+    least_useful,
     lower_envelope,
 )
 
@@ -216,3 +217,15 @@ def test_planning_and_prediction_import_no_heavy_package() -> None:
     modules = "yggdrasil.tree.objective, yggdrasil.predictor.training, yggdrasil.profiling.simulator"
 
     subprocess.run([sys.executable, "-c", f"{blocked}; import {modules}"], check=True, cwd=ROOT)
+
+
+def test_a_path_is_useful_while_it_may_be_worth_its_row():
+    flat, steep = costs_of({1: 1.0, 2: 1.1, 8: 1.7}), costs_of({1: 1.0, 2: 1.5, 8: 6.0})
+
+    assert least_useful([flat]) == pytest.approx(0.1 / 2)
+    assert least_useful([steep, flat]) == least_useful([flat])
+    assert least_useful([costs_of({1: 1.0})]) == 0.0
+
+
+def costs_of(verify_ms):
+    return StepCosts(head_ms=0.0, draft_ms={1: 0.1}, verify_ms=verify_ms, overhead_ms=0.0, plain_ms=1.0)

@@ -19,7 +19,7 @@ from yggdrasil.drafters.table import Table
 from yggdrasil.engine.aside import AsideTree
 from yggdrasil.engine.objective_policy import ObjectivePolicy
 from yggdrasil.scheduling.plan import Expectation, Shapes
-from yggdrasil.tree.objective import StepCosts
+from yggdrasil.tree.objective import StepCosts, least_useful
 from yggdrasil.tree.token_tree import TokenTree
 
 _HELD_OUT_EVERY, _BELIEF_EVERY = 10, 5  # documents for the prediction, and for the belief; the others fill the table
@@ -56,6 +56,7 @@ def learn_counts(documents: Sequence[Document], costs: StepCosts, shapes: Shapes
     rest = [document for i, document in enumerate(documents) if i % _HELD_OUT_EVERY]
     belief = fit_belief(rest, with_table=with_table)
     drafter = CountsDrafter(belief, Table.of(rest) if with_table else None)
+    drafter.leave_out_below(least_useful([costs]))
     expected = play(drafter, held_out, costs, shapes)
     return Counted(belief, Table.of(documents) if with_table else None, expected)
 

@@ -22,7 +22,7 @@ BRANCHES = 8  # children that a node may get
 SHARES, TOTALS, RANKS = 5, 4, 13
 MOST_LIKELY = 0.98  # of all children together: none is certain
 LEAST_LIKELY = 1e-6
-LEAST_PATH = -6.2  # log-probability of a node that is worth no row of any pass
+LEAST_PATH = -6.2  # log-probability of a node that is worth no row of any pass, until it is said
 TABLE_LENGTH = 2  # tokens of the longest context of a table
 
 
@@ -140,6 +140,7 @@ class PortableCounts:
         if tuple(map(len, weights)) != (num_kinds(longest), num_kinds(TABLE_LENGTH), RANKS):
             raise RuntimeError("weights do not fit the kinds of evidence")
         self._longest = longest
+        self._least_path = LEAST_PATH
         self._text_weights, self._table_weights, self._rank_weights = (each.tolist() for each in weights)
         self._text: list[int] = []
         self._contexts: dict[tuple[int, ...], Followers] = {}
@@ -165,6 +166,10 @@ class PortableCounts:
             for length in range(1, min(self._longest, end) + 1):
                 self._contexts.setdefault(tuple(self._text[end - length :]), Followers()).add(token)
             self._text.append(token)
+
+    def leave_out_below(self, score: float) -> None:
+        """No node is grown whose path has a lower log-probability."""
+        self._least_path = score
 
     def evidence(self, path: Sequence[int]) -> Tensor:
         """What may follow ``path`` (its last tokens count): rows (token, kind in text, kind in table), [n, 3] int64."""
@@ -199,7 +204,7 @@ class PortableCounts:
                 continue
             if node:
                 scores[node] = nodes.score(nodes.parent(node)) + falls[node]
-            if nodes.score(node) < LEAST_PATH:
+            if nodes.score(node) < self._least_path:
                 continue
             likely = dict(self._likely(self._behind(nodes.paths[node])))
             left = MOST_LIKELY
@@ -221,7 +226,7 @@ class PortableCounts:
         """Attach the best of the open guesses and what follows them, until the tree is full; returns its size."""
         while nodes.size < nodes.capacity and open_guesses.guesses:
             guess = heapq.heappop(open_guesses.guesses)
-            if -guess.cost < LEAST_PATH:
+            if -guess.cost < self._least_path:
                 break
             nodes.put(guess)
             self._open_children(nodes, nodes.size - 1, -guess.cost, depth, open_guesses)

@@ -5,6 +5,7 @@ target was calibrated. Candidates of both compete for the tree's nodes by one be
 """
 
 from collections.abc import Mapping, Sequence
+from math import log
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from yggdrasil.drafters.belief import LONGEST, Belief
-from yggdrasil.drafters.counted import PortableCounts
+from yggdrasil.drafters.counted import LEAST_PATH, PortableCounts
 from yggdrasil.drafters.options import CountsOptions
 from yggdrasil.drafters.table import Table
 from yggdrasil.models.kernels import is_native
@@ -35,6 +36,7 @@ class CountsDrafter:
         self.is_public_pool = False
         self._make = _native_counts if (is_native() if native is None else native) else PortableCounts
         self._on_host: TokenTree | None = None  # where the tree itself lies elsewhere
+        self._least_path = LEAST_PATH
         self.learn(belief, table)
 
     @classmethod
@@ -48,11 +50,17 @@ class CountsDrafter:
         self.name = "text" if table is None else "text + table"
         weights = (torch.from_numpy(each.copy()) for each in (belief.text, belief.table, belief.rank))
         self._counts: Any = self._make(LONGEST, *weights)
+        self._counts.leave_out_below(self._least_path)
         if table is not None:
             self._counts.set_table(*table.tensors())
         self._text: list[int] = []  # what is counted
         self._pending: list[int] = []  # certain tokens that are not counted yet
         self._pooled = 0  # counted tokens of other texts
+
+    def leave_out_below(self, likely: float) -> None:
+        """Grow no path that is less likely: at the costs of the passes no row is worth it (``least_useful``)."""
+        self._least_path = max(LEAST_PATH, log(likely)) if likely > 0.0 else LEAST_PATH
+        self._counts.leave_out_below(self._least_path)
 
     def begin(self, tokens: Sequence[int]) -> None:
         """Where ``tokens`` go on with the counted text, as a chat's next turn does, its counts are kept."""

@@ -21,6 +21,7 @@ from yggdrasil.models.source import Source
 from yggdrasil.predictor.bundle import Learned
 from yggdrasil.scheduling.plan import ModelRef, Plan
 from yggdrasil.scheduling.stages import is_head_first
+from yggdrasil.tree.objective import least_useful
 
 
 def planned_policy(
@@ -80,7 +81,9 @@ def planned_free(plan: Plan, folder: Path, stand_in: Drafter | None) -> FreeDraf
     counts = next((each for each in plan.drafters if isinstance(each, CountsOptions)), None)
     if isinstance(stand_in, NGramDrafter) or (stand_in is None and counts is None):
         return None
-    return usual_counts() if counts is None else CountsDrafter.load(folder, counts)
+    free = usual_counts() if counts is None else CountsDrafter.load(folder, counts)
+    free.leave_out_below(least_useful(entry.steps() for entry in plan.costs))
+    return free
 
 
 def check_fingerprint(model: ModelRef, role: str) -> None:

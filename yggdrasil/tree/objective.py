@@ -7,9 +7,10 @@ Dims: D depth levels, V verify widths, N candidate shapes. All times are millise
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, get_args
 
 import numpy as np
@@ -134,6 +135,19 @@ class StepCosts:
     def speedup(self, aal: float, width: int, depth: int, verify_width: int) -> float:
         """Return equation 3 of the paper with the overhead added; ``aal`` counts the bonus token."""
         return aal * self.verify_ms[1] / self.iteration_ms(width, depth, verify_width)
+
+
+def least_useful(costs: Iterable[StepCosts]) -> float:
+    """Probability of a path below which no node is worth its row of a pass, while trees are worth plain steps.
+
+    A row costs the least slope of the passes' times; half of that, since scores may promise too little.
+    """
+    slopes = [
+        (each.verify_ms[wide] - each.verify_ms[narrow]) / (wide - narrow) / each.plain_ms
+        for each in costs
+        for narrow, wide in pairwise(each.verify_widths)
+    ]
+    return min(slopes, default=0.0) / 2
 
 
 def expected_tokens_by_width(sorted_acceptance: FloatArray, verify_widths: Sequence[int]) -> npt.NDArray[np.float64]:

@@ -28,7 +28,7 @@ constexpr int64_t kBranches = 8;        // children that a node may get
 constexpr int64_t kShares = 5, kTotals = 4, kRanks = 13;
 constexpr double kMostLikely = 0.98;  // of all children together: none is certain
 constexpr double kLeastLikely = 1e-6;
-constexpr double kLeastPath = -6.2;  // log-probability of a node that is worth no row of any pass
+constexpr double kLeastPath = -6.2;  // log-probability of a node that is worth no row of any pass, until it is said
 constexpr int64_t kLongest = 64;
 
 struct Follower {
@@ -149,6 +149,9 @@ class Counts : public torch::CustomClassHolder {
     return rows;
   }
 
+  // No node is grown whose path has a lower log-probability.
+  void leave_out_below(double score) { least_path_ = score; }
+
   // Plants the text's last token in a tree of N nodes and grows it, no deeper than `depth`; returns its size.
   // Every row of the buffers is written that a step may read.
   int64_t grow(at::Tensor tokens, at::Tensor parents, at::Tensor depths, at::Tensor scores, at::Tensor edges,
@@ -184,7 +187,7 @@ class Counts : public torch::CustomClassHolder {
     for (int64_t node = 0; node < size; ++node) {  // parents come first
       if (!std::isfinite(nodes.score[node])) continue;
       if (node) nodes.score[node] = float(double(nodes.score[nodes.parent[node]]) + falls[node]);
-      if (nodes.score[node] < kLeastPath) continue;
+      if (nodes.score[node] < least_path_) continue;
       behind(nodes, node, reversed);
       found.clear();
       gather(reversed, found);
@@ -320,7 +323,7 @@ class Counts : public torch::CustomClassHolder {
   int64_t complete(Nodes& nodes, int64_t size, int64_t depth, int64_t serial, std::priority_queue<Guess>& open) const {
     while (size < nodes.capacity && !open.empty()) {
       const Guess next = open.top();
-      if (next.score < kLeastPath) break;
+      if (next.score < least_path_) break;
       open.pop();
       nodes.put(size, next);
       if (size + 1 < nodes.capacity) push_children(nodes, size, next.score, depth, serial, open);
@@ -350,8 +353,8 @@ class Counts : public torch::CustomClassHolder {
   }
 
   // The likeliest candidates below `node`, which together get no more than `left`.
-  static void push(int64_t node, double score, double left, std::vector<Candidate>& found, int64_t& serial,
-                   std::priority_queue<Guess>& open) {
+  void push(int64_t node, double score, double left, std::vector<Candidate>& found, int64_t& serial,
+            std::priority_queue<Guess>& open) const {
     std::stable_sort(found.begin(), found.end(),
                      [](const Candidate& a, const Candidate& b) { return a.likely > b.likely; });
     for (int64_t i = 0; i < std::min<int64_t>(kBranches, found.size()); ++i) {
@@ -359,11 +362,13 @@ class Counts : public torch::CustomClassHolder {
       if (likely < kLeastLikely) break;
       left -= likely;
       const double edge = std::log(likely);
+      if (score + edge < least_path_) break;
       open.push({score + edge, edge, serial++, node, found[i].token});
     }
   }
 
   int64_t longest_;
+  double least_path_ = kLeastPath;
   std::vector<double> text_weights_, table_weights_, rank_weights_;
   std::vector<int32_t> text_;
   std::unordered_map<uint64_t, Followers> contexts_;

@@ -519,6 +519,7 @@ TORCH_LIBRARY_FRAGMENT(yggdrasil, m) {
       .def("set_table", &yggdrasil::Counts::set_table)
       .def("forget", &yggdrasil::Counts::forget)
       .def("append", &yggdrasil::Counts::append)
+      .def("leave_out_below", &yggdrasil::Counts::leave_out_below)
       .def("evidence", &yggdrasil::Counts::evidence)
       .def("grow", &yggdrasil::Counts::grow)
       .def("fill", &yggdrasil::Counts::fill);
