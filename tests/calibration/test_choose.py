@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from tiny_pair import SHAPES, TEXT, byte_tokenizer, make_pair
 
+from yggdrasil.calibration import measure
 from yggdrasil.calibration.choose import choose
 from yggdrasil.calibration.measure import costs_from, measure_stages
 from yggdrasil.calibration.record import concatenate, record_document
@@ -106,3 +107,24 @@ def test_n_gram_options_of_the_command_line():
     for wrong, named in (("max_draft_len", "name=value"), ("length=4", "length"), ("max_draft_len=0", "at least 1")):
         with pytest.raises(YggdrasilError, match=named):
             ngram_options(wrong)
+
+
+def test_stages_are_measured_behind_their_text_and_not_far_behind(pair, monkeypatch):
+    """A request that went on to the context's end would tell of that."""
+    monkeypatch.setattr(measure, "SPAN", 12)
+    seen, rest = [], measure.ShapeCycle.rest
+    monkeypatch.setattr(
+        measure.ShapeCycle, "rest", lambda cycle, context: seen.append((context, rest(cycle, context))) or seen[-1][1]
+    )
+    decoder = pair.decoder(PLAIN_POLICY)
+    frame = measure_stages(
+        decoder.assembly, lambda: TextStream(byte_tokenizer(), frozenset(), 1 << 30, ()), list(TEXT[:30]), 2,
+        lambda fraction: None,
+    )  # fmt: skip
+
+    contexts, decisions = zip(*seen, strict=True)
+    assert 30 <= min(contexts) <= max(contexts) < 30 + 12 + SHAPES.max_depth + 1
+    assert contexts.count(30) > 2  # requests that began again
+    widths = [1 if decision is None else decision.shape.verify_width for decision in decisions]
+    assert set(frame["verify_width"]) == set(SHAPES.verify_widths)
+    assert widths.count(1) > 3

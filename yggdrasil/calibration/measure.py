@@ -6,6 +6,7 @@ cold as in decoding, and all shapes see the machine's drift alike.
 
 import random
 from collections.abc import Callable, Iterator, Sequence
+from operator import attrgetter
 
 import numpy as np
 import pandas as pd
@@ -24,11 +25,15 @@ from yggdrasil.tree.objective import PLAIN_STEP, TreeShape, lower_envelope
 COLUMNS = ("context", "cycle", "width", "depth", "verify_width", "stage", "ms")
 SHALLOW = 2  # the other measured depth is the deepest
 STREAK, WARM_UP = 8, 2
+SPAN = 128  # tokens that a text goes on for: what attends to many more costs more
 Progress = Callable[[float], None]
 
 
 class ShapeCycle:
-    """A policy that runs through ``shapes`` in a new random order each time, each ``STREAK`` times in a row.
+    """A policy that runs through ``shapes`` again and again, each ``STREAK`` times in a row, the narrow ones first.
+
+    Passes of many rows slow a processor down for some milliseconds, and few rows, which decoding mostly verifies, would
+    pay for it: those that follow the widest here are plain steps. Shapes of one verify width take turns at random.
 
     Decoding mostly repeats a shape, and the first steps after a change of width are slower (other code, other buffers,
     other threads), so costs are read from long repetitions. Correcting the costs while decoding would be the other way;
@@ -45,7 +50,7 @@ class ShapeCycle:
     def rest(self, context: int) -> Decision | None:
         shape = next(self._order, None)
         if shape is None:
-            order = self._random.sample(self._shapes, len(self._shapes))
+            order = sorted(self._random.sample(self._shapes, len(self._shapes)), key=attrgetter("verify_width"))
             self._order = iter([shape for shape in order for _ in range(STREAK)])
             shape = next(self._order)
         self._decision = Decision(shape)
@@ -75,7 +80,11 @@ def measured_shapes(shapes: Shapes) -> list[TreeShape]:
 def measure_stages(
     assembly: Assembly, stream: Callable[[], TextStream], text: Sequence[int], samples: int, progress: Progress
 ) -> pd.DataFrame:
-    """Stage times of at least ``samples`` iterations a shape at context ``len(text)``; columns ``COLUMNS``.
+    """Stage times of ``samples`` iterations a shape or more, behind ``text`` and up to ``SPAN`` more tokens.
+
+    Columns are ``COLUMNS``.
+
+    Requests are ended and begun again there: one that went on would tell of its end's context.
 
     Stage "overhead" is the iteration's time outside the models, "iteration" all of it. The first cycle and the first
     ``WARM_UP`` iterations of each streak are warm-up.
@@ -109,7 +118,7 @@ def measure_stages(
                 rows += [(len(text), done // cycle, *shape, name, ms) for name, ms in stages.items()]
             done += 1
             progress(done / wanted)
-            if done >= wanted:
+            if done >= wanted or assembly.engine.target.length >= len(text) + SPAN:
                 break
     return pd.DataFrame(rows, columns=list(COLUMNS))
 
