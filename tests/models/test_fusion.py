@@ -127,6 +127,19 @@ def test_what_stands_around_linears_is_computed_by_them(kind, rows):
     assert torch.equal(torch.cat(alone, dim=1), fused)  # whatever rows travel with it
 
 
+@pytest.mark.parametrize("odd", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_input_that_is_not_finite_leaves_no_output_that_is(kind, odd):
+    linear, dtype = LINEARS[kind]
+    x = torch.ones(1, 3, SIZE, dtype=dtype)
+    x[0, 1, 7] = odd
+
+    given = linear(40, SIZE)(x)
+
+    assert given[0, ::2].isfinite().all()
+    assert not given[0, 1].isfinite().any()
+
+
 def fused_for(rows, layer):
     exported = torch.export.export(layer, (torch.zeros(1, rows, SIZE, dtype=layer.weight.dtype),), strict=False)
     drop_assertions(exported)

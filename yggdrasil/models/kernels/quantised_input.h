@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cmath>
+#include <limits>
 
 #include "input_rows.h"
 #include "quantised_format.h"
@@ -27,11 +28,14 @@ struct InputChunk {
 #define YGG_VNNI 1
 #endif
 
-// Rounds 32 inputs to values[32]; returns their scale and the sums of both halves.
+// Rounds 32 inputs to values[32]; returns their scale and the sums of both halves. Where one is not finite the scale is not
+// a number, and so is every output.
 inline float round_chunk(const float* x, int8_t* values, int32_t (&halves)[2]) {
 #ifdef YGG_VNNI
   const __m512 low = _mm512_loadu_ps(x), high = _mm512_loadu_ps(x + 16);
   const float largest = _mm512_reduce_max_ps(_mm512_max_ps(_mm512_abs_ps(low), _mm512_abs_ps(high)));
+  const __m512 infinite = _mm512_set1_ps(std::numeric_limits<float>::infinity());
+  const bool is_finite = !(_mm512_cmp_ps_mask(_mm512_abs_ps(low), infinite, _CMP_NLT_UQ) | _mm512_cmp_ps_mask(_mm512_abs_ps(high), infinite, _CMP_NLT_UQ));
   const __m512 inverse = _mm512_set1_ps(largest > 0.0f ? 127.0f / largest : 0.0f);
   const __m512i rounded[2] = {_mm512_cvtps_epi32(_mm512_mul_ps(low, inverse)), _mm512_cvtps_epi32(_mm512_mul_ps(high, inverse))};
   for (int i = 0; i < 2; ++i) {
@@ -43,15 +47,19 @@ inline float round_chunk(const float* x, int8_t* values, int32_t (&halves)[2]) {
   }
 #else
   float largest = 0.0f;
-  for (int i = 0; i < kChunk; ++i) largest = std::max(largest, std::abs(x[i]));
+  bool is_finite = true;
+  for (int i = 0; i < kChunk; ++i) {
+    largest = std::max(largest, std::abs(x[i]));
+    is_finite = is_finite && std::isfinite(x[i]);
+  }
   const float inverse = largest > 0.0f ? 127.0f / largest : 0.0f;
   halves[0] = halves[1] = 0;
   for (int i = 0; i < kChunk; ++i) {
-    values[i] = static_cast<int8_t>(std::nearbyint(x[i] * inverse));
+    values[i] = is_finite ? static_cast<int8_t>(std::nearbyint(x[i] * inverse)) : 0;
     halves[i / 16] += values[i];
   }
 #endif
-  return largest / 127.0f;
+  return is_finite ? largest / 127.0f : std::numeric_limits<float>::quiet_NaN();
 }
 
 // A chunk of a tile of m rows, of which there are `count` from `first` on; inverses are those of the rows. Rows and inputs
