@@ -11,6 +11,8 @@
 
 namespace yggdrasil {
 
+constexpr int64_t kFewRows = 4;  // fewer are made and rounded sooner than a second thread sees them
+
 // What a linear layer does beside multiplying; all of it is optional.
 struct Around {
   std::optional<Tensor> gate;      // [W, K]: the rows are silu(gate) * input

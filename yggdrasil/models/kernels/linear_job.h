@@ -1,67 +1,11 @@
 // A linear layer over packed weights: what its kernels, for the vector and for the matrix unit, work on.
 #pragma once
 
-#include <algorithm>
-#include <limits>
-#include <mutex>
-#include <vector>
-
-#include "input_rows.h"
+#include "linear_output.h"
 
 namespace yggdrasil {
 
-constexpr int kPanel = 16;      // outputs of a packed panel: one 512-bit register of float32
 constexpr int kTilePairs = 16;  // bf16 panels end on a whole tile of so many input pairs, filled with zeros
-
-// The greatest output of each row so far, in each lane of the panels: ties to the lower panel, not-a-number before all.
-class BestOfPanels {
- public:
-  explicit BestOfPanels(int64_t rows) : values_(rows * kPanel, -std::numeric_limits<float>::infinity()), panels_(rows * kPanel, 0) {}
-
-  // A panel's outputs for a row, `count` of them; panels come in order.
-  void offer(int64_t row, int64_t panel, const float* outputs, int64_t count) {
-    float* values = values_.data() + row * kPanel;
-    int32_t* panels = panels_.data() + row * kPanel;
-#ifdef YGG_AVX512
-    const auto there = static_cast<__mmask16>((1u << count) - 1);
-    const __m512 given = _mm512_maskz_loadu_ps(there, outputs), known = _mm512_loadu_ps(values);
-    const __mmask16 comes_first = _mm512_cmp_ps_mask(given, known, _CMP_NLE_UQ) & _mm512_cmp_ps_mask(known, known, _CMP_ORD_Q) & there;
-    _mm512_mask_storeu_ps(values, comes_first, given);
-    _mm512_mask_storeu_epi32(panels, comes_first, _mm512_set1_epi32(static_cast<int32_t>(panel)));
-    return;
-#endif
-    for (int64_t j = 0; j < count; ++j) {
-      const bool is_better = outputs[j] > values[j] || (outputs[j] != outputs[j] && values[j] == values[j]);
-      values[j] = is_better ? outputs[j] : values[j];
-      panels[j] = is_better ? static_cast<int32_t>(panel) : panels[j];
-    }
-  }
-
-  // Takes the row's best for best and place, where it comes before them.
-  void take(int64_t row, float& best, int64_t& place) const {
-    for (int64_t j = row * kPanel; j < (row + 1) * kPanel; ++j) {
-      const float value = values_[j];
-      const int64_t at = static_cast<int64_t>(panels_[j]) * kPanel + j % kPanel;
-      const bool is_odd = value != value, was_odd = best != best;
-      const bool is_equal = is_odd ? was_odd : value == best;
-      if (is_equal ? at < place : !was_odd && (is_odd || value > best)) best = value, place = at;
-    }
-  }
-
- private:
-  std::vector<float> values_;
-  std::vector<int32_t> panels_;
-};
-
-// Where a layer's sums go.
-struct LinearOutput {
-  BestOfPanels* best;  // nullable: then they are only compared
-  void* out;           // [W, N]
-  const float* bias;     // nullable
-  const void* residual;  // [W, N], added to what is rounded; nullable
-  int64_t outputs;
-  bool is_bf16;
-};
 
 // bf16: [P, K/2, 16, 2] (pairs along K beside each other, K rounded up to whole tiles); float32: [P, K, 16].
 struct LinearJob {
@@ -70,100 +14,6 @@ struct LinearJob {
   const uint32_t* tiled;  // the same for the matrix unit; null where it is not used
   int64_t rows, k_steps, panel_words;
   LinearOutput output;
-};
-
-inline void round_to_bf16(float (&values)[kPanel]) {
-#ifdef YGG_AVX512
-  _mm512_storeu_ps(values, round_to<BFloat16>(_mm512_loadu_ps(values)));
-#else
-  for (float& value : values) value = widen(BFloat16(value));
-#endif
-}
-
-inline void store_row(const LinearOutput& to, int64_t row, int64_t panel, const float* values) {
-  const int64_t begin = panel * kPanel, count = std::min<int64_t>(kPanel, to.outputs - begin);
-  if (to.best) {
-    float sums[kPanel] = {};
-    for (int64_t j = 0; j < count; ++j) sums[j] = to.bias ? values[j] + to.bias[begin + j] : values[j];
-    if (to.is_bf16) round_to_bf16(sums);
-    return to.best->offer(row, panel, sums, count);
-  }
-#if defined(YGG_AVX512) && defined(__AVX512BF16__)
-  if (count == kPanel && to.is_bf16) {
-    __m512 whole = _mm512_loadu_ps(values);
-    if (to.bias) whole = _mm512_add_ps(whole, _mm512_loadu_ps(to.bias + begin));
-    const int64_t place = row * to.outputs + begin;
-    if (to.residual) whole = _mm512_add_ps(round_to<BFloat16>(whole), load16(static_cast<const BFloat16*>(to.residual) + place));
-    store_16(static_cast<BFloat16*>(to.out) + place, whole);
-    return;
-  }
-#endif
-  const auto store = [&](auto* out, const auto* residual) {
-    using T = std::remove_pointer_t<decltype(out)>;
-    for (int64_t j = 0, place = row * to.outputs + begin; j < count; ++j, ++place) {
-      const T sum = static_cast<T>(to.bias ? values[j] + to.bias[begin + j] : values[j]);
-      out[place] = to.residual ? static_cast<T>(widen(sum) + widen(residual[place])) : sum;
-    }
-  };
-  if (to.is_bf16) {
-    store(static_cast<BFloat16*>(to.out), static_cast<const BFloat16*>(to.residual));
-  } else {
-    store(static_cast<float*>(to.out), static_cast<const float*>(to.residual));
-  }
-}
-
-// Outputs of several layers over the same rows; or of one the greatest of each row and its place.
-class Outputs {
- public:
-  Outputs(const RowsOf& x, const Around& around, at::IntArrayRef sizes, const c10::List<std::optional<Tensor>>& biases)
-      : rows_(x.rows()), is_bf16_(x.is_bf16()), is_best_(around.is_best) {
-    TORCH_CHECK(sizes.size() == 1 || !(around.residual || is_best_), "a residual is added to one layer, and the best sought of one");
-    TORCH_CHECK(!(around.residual && is_best_), "there is no residual where only the best is sought");
-    const Tensor& given = x.given();
-    for (size_t i = 0; i < sizes.size(); ++i) {
-      sizes_.push_back(sizes[i]);
-      const std::optional<Tensor> bias = biases.get(i);
-      biases_.push_back(bias ? bias->to(at::kFloat).contiguous() : Tensor());
-      if (is_best_) continue;
-      auto shape = given.sizes().vec();
-      shape.back() = sizes[i];
-      tensors_.push_back(at::empty(shape, given.options()));
-    }
-    if (is_best_) tensors_ = {at::full({rows_}, -std::numeric_limits<float>::infinity(), at::kFloat), at::zeros({rows_}, at::kLong)};
-    if (!around.residual) return;
-    residual_ = around.residual->contiguous();
-    TORCH_CHECK(residual_.sizes() == tensors_[0].sizes() && residual_.scalar_type() == given.scalar_type(),
-                "a residual has the shape and dtype of the outputs");
-  }
-
-  LinearOutput of(size_t i) const {
-    return {nullptr, is_best_ ? nullptr : tensors_[i].mutable_data_ptr(), biases_[i].defined() ? biases_[i].const_data_ptr<float>() : nullptr,
-            residual_.defined() ? residual_.const_data_ptr() : nullptr, sizes_[i], is_bf16_};
-  }
-
-  // Calls body(best) with what its share of the outputs is to be compared in, null where they are written.
-  template <typename Function>
-  void share(const Function& body) {
-    if (!is_best_) return body(nullptr);
-    BestOfPanels best(rows_);
-    body(&best);
-    const std::lock_guard<std::mutex> one_share(mutex_);
-    for (int64_t row = 0; row < rows_; ++row) best.take(row, tensors_[0].mutable_data_ptr<float>()[row], tensors_[1].mutable_data_ptr<int64_t>()[row]);
-  }
-
-  std::vector<Tensor> take() {
-    if (is_best_ && is_bf16_) tensors_[0] = tensors_[0].to(at::kBFloat16);
-    return std::move(tensors_);
-  }
-
- private:
-  std::vector<Tensor> tensors_;
-  int64_t rows_;
-  bool is_bf16_, is_best_;
-  std::mutex mutex_;
-  std::vector<int64_t> sizes_;
-  std::vector<Tensor> biases_;
-  Tensor residual_;
 };
 
 }  // namespace yggdrasil

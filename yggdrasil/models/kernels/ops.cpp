@@ -109,7 +109,6 @@ constexpr int64_t kGroup = 12;
 // Several layers over one input in one parallel region.
 std::vector<Tensor> packed_around(const Tensor& input, const Around& around, at::TensorList packed,
                                   const c10::List<std::optional<Tensor>>& biases, at::IntArrayRef out_features, int64_t num_threads) {
-  constexpr int64_t kFewRows = 4;  // are made sooner than a second thread sees them
   const RowsOf x(input, around);
   const int64_t k = x.inputs(), rows = x.rows(), k_steps = x.is_bf16() ? k / 2 : k;
   const bool is_tiled = x.is_bf16() && has_matrix_unit();
@@ -166,16 +165,12 @@ std::vector<Tensor> packed_linears(const Tensor& input, const std::optional<Tens
 // The greatest output of each row, and its place.
 std::tuple<Tensor, Tensor> packed_best(const Tensor& input, const Tensor& packed, const std::optional<Tensor>& bias, int64_t out_features,
                                        int64_t num_threads) {
-  c10::List<std::optional<Tensor>> biases;
-  biases.push_back(bias);
-  const auto found = packed_around(input, {.is_best = true}, {packed}, biases, {out_features}, num_threads);
+  const auto found = packed_around(input, {.is_best = true}, {packed}, alone(bias), {out_features}, num_threads);
   return {found[0], found[1]};
 }
 
 Tensor packed_linear(const Tensor& input, const Tensor& packed, const std::optional<Tensor>& bias, int64_t out_features, int64_t num_threads) {
-  c10::List<std::optional<Tensor>> biases;
-  biases.push_back(bias);
-  return packed_around(input, {}, {packed}, biases, {out_features}, num_threads)[0];
+  return packed_around(input, {}, {packed}, alone(bias), {out_features}, num_threads)[0];
 }
 
 // ==== tree attention ==================================================================================================

@@ -7,7 +7,7 @@
 
 #include <iterator>
 
-#include "linear_job.h"
+#include "linear_output.h"
 #include "quantised_input.h"
 
 namespace yggdrasil {

@@ -74,7 +74,6 @@ inline std::vector<Tensor> quantised_around(const Tensor& input, const Around& a
                                             const c10::List<std::optional<Tensor>>& biases, at::IntArrayRef out_features,
                                             at::IntArrayRef formats, int64_t num_threads) {
   constexpr int64_t kTogether = 6;  // pairs that all tiles visit before the next ones: they are read from memory once
-  constexpr int64_t kFewRows = 4;   // are rounded sooner than a second thread sees them
   const RowsOf x(input, around);
   const int64_t inputs = x.inputs(), rows = x.rows();
   const int64_t chunks = num_chunks(formats, inputs), row_bytes = chunks * InputChunk::kBytes;
@@ -126,17 +125,13 @@ inline std::vector<Tensor> quantised_linears(const Tensor& input, const std::opt
 // The greatest output of each row, and its place.
 inline std::tuple<Tensor, Tensor> quantised_best(const Tensor& input, const Tensor& packed, const std::optional<Tensor>& bias,
                                                  int64_t out_features, int64_t format, int64_t num_threads) {
-  c10::List<std::optional<Tensor>> biases;
-  biases.push_back(bias);
-  const auto found = quantised_around(input, {.is_best = true}, {packed}, biases, {out_features}, {format}, num_threads);
+  const auto found = quantised_around(input, {.is_best = true}, {packed}, alone(bias), {out_features}, {format}, num_threads);
   return {found[0], found[1]};
 }
 
 inline Tensor quantised_linear(const Tensor& input, const Tensor& packed, const std::optional<Tensor>& bias, int64_t out_features,
                                int64_t format, int64_t num_threads) {
-  c10::List<std::optional<Tensor>> biases;
-  biases.push_back(bias);
-  return quantised_around(input, {}, {packed}, biases, {out_features}, {format}, num_threads)[0];
+  return quantised_around(input, {}, {packed}, alone(bias), {out_features}, {format}, num_threads)[0];
 }
 
 // Rows of a packed table, as numbers.
