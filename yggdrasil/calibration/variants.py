@@ -22,7 +22,7 @@ from yggdrasil.models.cache import StaticCache
 from yggdrasil.models.compiled import Backend, Step, build_step, compile_in_process
 from yggdrasil.models.loaded import LoadedModel
 from yggdrasil.models.loading import load_model
-from yggdrasil.models.runner import ModelCall, ModelRunner, StepModule
+from yggdrasil.models.runner import CallStep, ModelCall, ModelRunner
 
 STREAK = 4  # runs in a row; the first is warm-up
 ROUNDS = 7
@@ -69,20 +69,16 @@ class Built(NamedTuple):
     torch_threads: int
 
 
-class RowsStep(StepModule):
+class RowsStep(CallStep[ModelCall]):
     """Choices after W tokens of a path behind a context; weights and caches as inputs."""
 
     wide = (0,)
-
-    def __init__(self, call: ModelCall) -> None:
-        super().__init__()
-        self._call = (call,)
 
     def forward(self, weights: list[Tensor], caches: list[Tensor], tokens: Tensor, start: Tensor) -> tuple[Tensor]:
         rows = torch.arange(tokens.shape[0], device=tokens.device)
         mask = rows[:, None] >= rows[None, :]
         offsets = start.expand(2).contiguous()
-        return (self._call[0](weights, caches, tokens, start + rows, mask, offsets).logits.argmax(-1),)
+        return (self._call(weights, caches, tokens, start + rows, mask, offsets).logits.argmax(-1),)
 
 
 class ConstantStep(nn.Module):

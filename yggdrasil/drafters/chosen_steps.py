@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from yggdrasil.drafters.steps import read_nodes
-from yggdrasil.models.runner import ModelCall, StepModule
+from yggdrasil.models.runner import CallStep, ModelCall, StepModule
 from yggdrasil.tree.growth import offer_candidates
 from yggdrasil.tree.token_tree import NO_SCORE, TokenTree
 
@@ -32,14 +32,10 @@ def attach_chosen(tree: TokenTree, first: Tensor, count: Tensor, entries: Tensor
     return nodes
 
 
-class ChosenStep(StepModule):
+class ChosenStep(CallStep[ModelCall]):
     """Attach W chosen candidates, run them through the drafter, offer their continuations."""
 
     wide = (1,)
-
-    def __init__(self, call: ModelCall) -> None:
-        super().__init__()
-        self._call = (call,)
 
     def forward(
         self,
@@ -53,7 +49,7 @@ class ChosenStep(StepModule):
         tree = TokenTree(*tree_buffers)
         root, first, count = place[:1], place[1:2], place[2:]
         nodes = attach_chosen(tree, first, count, entries)
-        logits = read_nodes(self._call[0], weights, caches, tree, (root, first), nodes)
+        logits = read_nodes(self._call, weights, caches, tree, (root, first), nodes)
         offer_candidates(tree, nodes, logits, knots)
         return (nodes,)
 

@@ -5,17 +5,13 @@ Dims: W rows, T slots the mask covers, V vocabulary.
 
 from torch import Tensor
 
-from yggdrasil.models.runner import ModelCall, StepModule
+from yggdrasil.models.runner import CallStep, ModelCall
 
 
-class RowsStep(StepModule):
+class RowsStep(CallStep[ModelCall]):
     """Read W tokens, wherever in the text or the tree they are."""
 
     wide = (0, 1, 2)
-
-    def __init__(self, call: ModelCall) -> None:
-        super().__init__()
-        self._call = (call,)
 
     def forward(
         self,
@@ -27,4 +23,4 @@ class RowsStep(StepModule):
         offsets: Tensor,  # [2] int64: context length, first slot written
     ) -> tuple[Tensor]:
         """Returns (logits [W, V])."""
-        return (self._call[0](weights, caches, tokens, positions, mask, offsets).logits,)
+        return (self._call(weights, caches, tokens, positions, mask, offsets).logits,)

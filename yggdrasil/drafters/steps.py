@@ -6,7 +6,7 @@ Dims: W rows, N tree nodes, M calibration knots.
 import torch
 from torch import Tensor
 
-from yggdrasil.models.runner import ModelCall, StepModule
+from yggdrasil.models.runner import CallStep, ModelCall, StepModule
 from yggdrasil.tree.growth import attach_best, likeliest, offer, offer_candidates, plant_root
 from yggdrasil.tree.token_tree import TokenTree
 
@@ -30,7 +30,7 @@ def read_nodes(
     return call(weights, caches, tree.tokens[nodes], positions, tree.ancestors[nodes], offsets, rows).logits
 
 
-class HeadStep(StepModule):
+class HeadStep(CallStep[ModelCall]):
     """Read the newly certain tokens (padded to W), plant the last as root, offer its continuations.
 
     The rows before the root are tokens whose keys the drafter may lack or hold at a tree slot; reading them all again
@@ -38,10 +38,6 @@ class HeadStep(StepModule):
     """
 
     wide = (0,)
-
-    def __init__(self, call: ModelCall) -> None:
-        super().__init__()
-        self._call = (call,)
 
     def forward(
         self,
@@ -58,20 +54,16 @@ class HeadStep(StepModule):
         last = count - 1
         mask = rows[:, None] >= rows[None, :]
         offsets = start.expand(2).contiguous()
-        logits = self._call[0](weights, caches, tokens, start + rows, mask, offsets, last).logits
+        logits = self._call(weights, caches, tokens, start + rows, mask, offsets, last).logits
         plant_root(tree, tokens[last])
         offer_candidates(tree, torch.zeros_like(last), logits, knots)
         return (last,)
 
 
-class GrowStep(StepModule):
+class GrowStep(CallStep[ModelCall]):
     """Attach the W best candidates, run them through the drafter, offer their continuations."""
 
     wide = (1,)
-
-    def __init__(self, call: ModelCall) -> None:
-        super().__init__()
-        self._call = (call,)
 
     def forward(
         self,
@@ -85,7 +77,7 @@ class GrowStep(StepModule):
         tree = TokenTree(*tree_buffers)
         root, first = place[:1], place[1:]
         nodes = attach_best(tree, first, rows.shape[0])
-        logits = read_nodes(self._call[0], weights, caches, tree, (root, first), nodes)
+        logits = read_nodes(self._call, weights, caches, tree, (root, first), nodes)
         offer_candidates(tree, nodes, logits, knots)
         return (nodes,)
 
@@ -101,14 +93,10 @@ class FinishStep(StepModule):
         return (attach_best(TokenTree(*tree_buffers), place[1:], rows.shape[0]),)
 
 
-class ReadStep(StepModule):
+class ReadStep(CallStep[ModelCall]):
     """Run W attached nodes through the drafter for their keys and values alone: the tail draft."""
 
     wide = (1,)
-
-    def __init__(self, call: ModelCall) -> None:
-        super().__init__()
-        self._call = (call,)
 
     def forward(
         self,
@@ -122,21 +110,17 @@ class ReadStep(StepModule):
         root, first = place[:1], place[1:]
         nodes = first + rows
         last = rows[-1:].clone()
-        read_nodes(self._call[0], weights, caches, tree, (root, first), nodes, last)
+        read_nodes(self._call, weights, caches, tree, (root, first), nodes, last)
         return (nodes,)
 
 
-class GuessStep(StepModule):
+class GuessStep(CallStep[ModelCall]):
     """Read what may follow each of W nodes, before it is known which of them stand: the head draft ahead of time.
 
     Row r lives in the slot behind the tree's, N + r. Candidates go to a table of their own, not into the tree.
     """
 
     wide = (1, 2, 3, 4)
-
-    def __init__(self, call: ModelCall) -> None:
-        super().__init__()
-        self._call = (call,)
 
     def forward(
         self,
@@ -154,7 +138,7 @@ class GuessStep(StepModule):
         mask = torch.cat([tree.ancestors[nodes], rows[:, None] == rows], dim=1)  # [W, N + W]
         offsets = torch.cat([place, place + tree.num_nodes])
         positions = place + tree.depths[nodes] + 1
-        logits = self._call[0](weights, caches, tokens.clone(), positions, mask, offsets).logits
+        logits = self._call(weights, caches, tokens.clone(), positions, mask, offsets).logits
         found = likeliest(logits, tree.candidates)
         edges.copy_(found[0])
         candidates.copy_(found[1])

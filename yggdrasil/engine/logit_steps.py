@@ -7,33 +7,25 @@ import torch
 from torch import Tensor
 
 from yggdrasil.engine.steps import read_token, read_tree
-from yggdrasil.models.runner import ModelCall, StepModule
+from yggdrasil.models.runner import CallStep, ModelCall
 from yggdrasil.tree.token_tree import TokenTree
 
 
-class PlainLogitsStep(StepModule):
+class PlainLogitsStep(CallStep[ModelCall]):
     """Read one certain token."""
-
-    def __init__(self, call: ModelCall) -> None:
-        super().__init__()
-        self._call = (call,)
 
     def forward(
         self, weights: list[Tensor], caches: list[Tensor], token: Tensor, position: Tensor
     ) -> tuple[Tensor, ...]:
         """``token`` and ``position`` [1] int64. Returns (logits [1, V], hidden [1, H], *layers [1, H])."""
-        logits, hidden, layers = read_token(self._call[0], weights, caches, token, position)
+        logits, hidden, layers = read_token(self._call, weights, caches, token, position)
         return logits, hidden.float(), *layers
 
 
-class VerifyLogitsStep(StepModule):
+class VerifyLogitsStep(CallStep[ModelCall]):
     """Run the W best nodes of a tree through the target."""
 
     wide = (1,)
-
-    def __init__(self, call: ModelCall) -> None:
-        super().__init__()
-        self._call = (call,)
 
     def forward(
         self,
@@ -48,6 +40,6 @@ class VerifyLogitsStep(StepModule):
         The layout's rows are nodes, tokens, parent rows, and 1 where the row exists (0: padding).
         """
         tree = TokenTree(*tree_buffers)
-        rows, (logits, hidden, layers) = read_tree(self._call[0], weights, caches, root, chosen, tree)
+        rows, (logits, hidden, layers) = read_tree(self._call, weights, caches, root, chosen, tree)
         layout = torch.stack([rows.nodes, rows.tokens, rows.parents, rows.exist.to(torch.int64)])
         return layout, logits, hidden.float(), *layers

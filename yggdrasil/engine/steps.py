@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from yggdrasil.acceptance.greedy import accept_greedy
-from yggdrasil.models.runner import Forward, ModelCall, StepModule
+from yggdrasil.models.runner import CallStep, Forward, ModelCall
 from yggdrasil.tree.token_tree import TokenTree
 
 
@@ -49,30 +49,22 @@ def read_tree(
     return rows, call(weights, caches, rows.tokens, root + tree.depths[nodes], rows.ancestors, offsets)
 
 
-class PlainStep(StepModule):
+class PlainStep(CallStep[ModelCall]):
     """Read one certain token and choose the next: plain decoding, and the baseline of every comparison."""
-
-    def __init__(self, call: ModelCall) -> None:
-        super().__init__()
-        self._call = (call,)
 
     def forward(
         self, weights: list[Tensor], caches: list[Tensor], token: Tensor, position: Tensor
     ) -> tuple[Tensor, ...]:
         """``token`` and ``position`` [1] int64. Returns (choice [1], its logit [1], hidden [1, H], *layers [1, H])."""
-        logits, hidden, layers = read_token(self._call[0], weights, caches, token, position)
-        best, choice = self._call[0].best_tokens(logits)
+        logits, hidden, layers = read_token(self._call, weights, caches, token, position)
+        best, choice = self._call.best_tokens(logits)
         return choice, best, hidden.float(), *layers
 
 
-class VerifyStep(StepModule):
+class VerifyStep(CallStep[ModelCall]):
     """Run the W best nodes of a tree through the target and accept along its choices."""
 
     wide = (1,)
-
-    def __init__(self, call: ModelCall) -> None:
-        super().__init__()
-        self._call = (call,)
 
     def forward(
         self,
@@ -89,8 +81,8 @@ class VerifyStep(StepModule):
         """
         width = chosen.shape[0]
         tree = TokenTree(*tree_buffers)
-        rows, (logits, hidden, layers) = read_tree(self._call[0], weights, caches, root, chosen, tree)
-        best, choices = self._call[0].best_tokens(logits)
+        rows, (logits, hidden, layers) = read_tree(self._call, weights, caches, root, chosen, tree)
+        best, choices = self._call.best_tokens(logits)
         _, path = accept_greedy(rows.tokens, rows.parents, rows.ancestors, rows.exist, choices)
         numbers = torch.arange(width, device=path.device)
         accepted = torch.where(path, numbers, width).sort().values.clamp(max=width - 1)

@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, Generic, NamedTuple, TypeVar
 from weakref import finalize
 
 import torch
@@ -25,6 +25,7 @@ from yggdrasil.models.packages import is_whole
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+Call = TypeVar("Call")
 HEAD_INPUT = -1  # layer number of the state that the language-model head reads
 
 
@@ -44,6 +45,14 @@ class StepModule(nn.Module):
     """
 
     wide: ClassVar[tuple[int, ...]] = ()
+
+
+class CallStep(StepModule, Generic[Call]):
+    """A step around ``call``, which is traced with it."""
+
+    def __init__(self, call: Call) -> None:
+        super().__init__()
+        self._call = call
 
 
 class ModelCall:
@@ -258,14 +267,10 @@ class ModelRunner:
         return list(self._defined)
 
 
-class PrefillStep(StepModule):
+class PrefillStep(CallStep[ModelCall]):
     """Read a chunk of certain tokens; logits and hidden state of one row. Rows past the chunk's end are padding."""
 
     wide = (0,)
-
-    def __init__(self, call: ModelCall) -> None:
-        super().__init__()
-        self._call = (call,)
 
     def forward(
         self,
@@ -279,6 +284,6 @@ class PrefillStep(StepModule):
         rows = torch.arange(tokens.shape[0], device=tokens.device)
         mask = rows[:, None] >= rows[None, :]
         offsets = start.expand(2).contiguous()
-        logits, hidden, layers = self._call[0](weights, caches, tokens, start + rows, mask, offsets, last)
-        best, choice = self._call[0].best_tokens(logits)
+        logits, hidden, layers = self._call(weights, caches, tokens, start + rows, mask, offsets, last)
+        best, choice = self._call.best_tokens(logits)
         return choice, best, hidden.float(), logits, *layers

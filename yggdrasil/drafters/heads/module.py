@@ -146,7 +146,12 @@ class EagleHead(nn.Module):
 
     def target_tokens(self, drafted: Tensor) -> Tensor:
         """The target's tokens of drafted ones."""
-        return drafted + self.d2t[drafted] if self.settings.has_own_vocabulary else drafted
+        return target_tokens(drafted, self.d2t if self.settings.has_own_vocabulary else None)
+
+
+def target_tokens(drafted: Tensor, d2t: Tensor | None) -> Tensor:
+    """The target's tokens of drafted ones; ``d2t`` as in ``EagleHead``, None where both vocabularies are one."""
+    return drafted if d2t is None else drafted + d2t[drafted]
 
 
 def turned(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:

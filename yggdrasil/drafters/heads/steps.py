@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from yggdrasil.drafters.heads.loading import DraftingHead
+from yggdrasil.drafters.heads.module import target_tokens
 from yggdrasil.models.loaded import LoadedModel
-from yggdrasil.models.runner import StepModule
+from yggdrasil.models.runner import CallStep
 from yggdrasil.tree.growth import attach_best, likeliest, offer, plant_root
 from yggdrasil.tree.token_tree import TokenTree
 
@@ -53,8 +54,7 @@ class HeadCall:
 
     def target_tokens(self, weights: list[Tensor], drafted: Tensor) -> Tensor:
         """The target's tokens of drafted ones."""
-        named = dict(zip(self._names, weights, strict=True))
-        return drafted + named["head.d2t"][drafted] if "head.d2t" in named else drafted
+        return target_tokens(drafted, dict(zip(self._names, weights, strict=True)).get("head.d2t"))
 
 
 class _Pass(torch.nn.Module):
@@ -91,14 +91,10 @@ class _Pass(torch.nn.Module):
         return output[0]
 
 
-class HeadStep(StepModule):
+class HeadStep(CallStep[HeadCall]):
     """Read the newly certain tokens (padded to W) with the target's states; plant the last, offer what follows it."""
 
     wide = (0, 1)
-
-    def __init__(self, call: HeadCall) -> None:
-        super().__init__()
-        self._call = (call,)
 
     def forward(
         self,
@@ -111,7 +107,7 @@ class HeadStep(StepModule):
         features: Tensor,  # [N, H], written
         *tree_buffers: Tensor,
     ) -> tuple[Tensor]:
-        tree, call = TokenTree(*tree_buffers), self._call[0]
+        tree, call = TokenTree(*tree_buffers), self._call
         start, last = span[:1], span[1:] - 1
         rows = torch.arange(tokens.shape[0], device=tokens.device)
         place = Place(start + rows, rows[:, None] >= rows[None, :], start.expand(2).contiguous())
@@ -122,14 +118,10 @@ class HeadStep(StepModule):
         return (last,)
 
 
-class LevelStep(StepModule):
+class LevelStep(CallStep[HeadCall]):
     """Attach the W best candidates, run them through the head on their parents' outputs, offer what follows them."""
 
     wide = (1,)
-
-    def __init__(self, call: HeadCall) -> None:
-        super().__init__()
-        self._call = (call,)
 
     def forward(
         self,
@@ -141,7 +133,7 @@ class LevelStep(StepModule):
         features: Tensor,  # [N, H], read and written
         *tree_buffers: Tensor,
     ) -> tuple[Tensor]:
-        tree, call = TokenTree(*tree_buffers), self._call[0]
+        tree, call = TokenTree(*tree_buffers), self._call
         root, first = place[:1], place[1:]
         nodes = attach_best(tree, first, rows.shape[0])
         where = Place(root + tree.depths[nodes], tree.ancestors[nodes], torch.cat([root, root + first]))
