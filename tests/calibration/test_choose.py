@@ -18,7 +18,7 @@ from yggdrasil.errors import YggdrasilError
 from yggdrasil.predictor.acceptance import AcceptanceCalibration
 from yggdrasil.predictor.bundle import Learned
 from yggdrasil.profiling.simulator import SimulationResult
-from yggdrasil.tree.objective import StepCosts
+from yggdrasil.tree.objective import PLAIN_STEP, StepCosts, TreeShape
 
 COSTS = StepCosts(0.1, {1: 0.1, 2: 0.11, 4: 0.12}, {w: 1 + 0.02 * w for w in SHAPES.verify_widths}, 0.05, 1.05)
 
@@ -122,9 +122,24 @@ def test_stages_are_measured_behind_their_text_and_not_far_behind(pair, monkeypa
         lambda fraction: None,
     )  # fmt: skip
 
-    contexts, decisions = zip(*seen, strict=True)
+    contexts = [context for context, _ in seen]
     assert 30 <= min(contexts) <= max(contexts) < 30 + 12 + SHAPES.max_depth + 1
     assert contexts.count(30) > 2  # requests that began again
-    widths = [1 if decision is None else decision.shape.verify_width for decision in decisions]
     assert set(frame["verify_width"]) == set(SHAPES.verify_widths)
-    assert widths.count(1) > 3
+
+
+def test_narrow_passes_are_measured_before_wide_ones():
+    shapes = [TreeShape(4, 2, 64), TreeShape(4, 2, 8), PLAIN_STEP, TreeShape(4, 8, 8), TreeShape(4, 8, 64)]
+    cycle, order = measure.ShapeCycle(shapes, seed=0), []
+    for _ in range(20 * len(shapes) * measure.STREAK):
+        cycle.rest(30)
+        order.append(cycle.choose(None).shape)
+
+    cycles = [
+        order[i : i + len(shapes) * measure.STREAK : measure.STREAK]
+        for i in range(0, len(order), len(shapes) * measure.STREAK)
+    ]
+    for each in cycles:
+        assert sorted(each) == sorted(shapes)
+        assert [shape.verify_width for shape in each] == [1, 8, 8, 64, 64]
+    assert len({tuple(each) for each in cycles}) == 4  # those of one width take turns

@@ -2,6 +2,7 @@
 
 import json
 
+import made_up
 import numpy as np
 import pytest
 import torch
@@ -16,12 +17,13 @@ from yggdrasil.drafters.belief import Belief
 from yggdrasil.drafters.counts import CountsDrafter
 from yggdrasil.drafters.options import CountsOptions, NGramOptions
 from yggdrasil.engine.objective_policy import ObjectivePolicy
+from yggdrasil.engine.planned import planned_free
 from yggdrasil.engine.policy import FixedPolicy
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.models.facts import load_tokenizer
 from yggdrasil.models.loading import load_model
 from yggdrasil.scheduling.plan import resolve_source
-from yggdrasil.tree.objective import StepCosts, TreeShape
+from yggdrasil.tree.objective import StepCosts, TreeShape, least_useful
 
 TARGET = resolve_source("yggdrasil:assets/tiny/target")
 WORDS = ("The first of", "def add(a, b):", "In winter the old town by the sea is quiet, and", "1 2 3 4")
@@ -148,6 +150,25 @@ def test_what_is_learned_from_a_text_that_repeats_itself_pays():
     assert (nothing.table, nothing.expected) == (None, None)
     few = fit_belief(documents[:3], with_table=True)
     assert np.array_equal(few.text, Belief.usual(with_table=True).text)
+
+
+def test_no_path_is_looked_for_that_no_row_is_worth(monkeypatch, tmp_path):
+    """Neither where a plan's counts guess nor where it is predicted what they give."""
+    least, own = [], CountsDrafter.leave_out_below
+    monkeypatch.setattr(
+        CountsDrafter, "leave_out_below", lambda drafter, likely: least.append(likely) or own(drafter, likely)
+    )
+    learned = learn_counts([Document([1, 2], [1, 2, 3] * 20)] * 12, COSTS, SHAPES, with_table=True)
+    assert least == [least_useful([COSTS])]
+    learned.save(tmp_path)
+
+    plan = made_up.plan(drafters=(learned.options(),))
+    planned_free(plan, tmp_path, None)
+    alone = made_up.plan().drafters[:1]
+    planned_free(made_up.plan(drafters=alone), tmp_path, object())  # beside a drafter of one's own
+
+    assert least[1:] == [least_useful(entry.steps() for entry in plan.costs)] * 2
+    assert min(least) > 0.0
 
 
 def test_what_is_predicted_was_not_learned():

@@ -147,6 +147,28 @@ def fused_for(rows, layer):
     return exported.module()
 
 
+class LayerAndItsRows(Layer):
+    """The same with what its linears read given out."""
+
+    def forward(self, x):
+        normed = self.norm(x)
+        gated = nn.functional.silu(self.gate(normed)) * self.up(normed)
+        return self.down(gated), normed, gated
+
+
+def test_rows_that_are_read_elsewhere_are_made_once():
+    layer = LayerAndItsRows(*LINEARS["float32"])
+    exported = torch.export.export(layer, (torch.ones(1, 5, SIZE),), strict=False)
+    drop_assertions(exported)
+
+    assert fuse_linears(exported) == 1  # gate and up
+
+    targets = [node.target for node in exported.graph_module.graph.nodes]
+    assert targets.count(torch.ops.yggdrasil.packed_linear.default) == 1
+    (fused,) = [node for node in exported.graph_module.graph.nodes if "packed_linears" in str(node.target)]
+    assert fused.args[1:3] == (None, None)
+
+
 def test_what_others_read_too_is_left_alone():
     layer = LayerThatShows(*LINEARS["float32"])
     x = torch.randn(1, 5, SIZE, generator=torch.Generator().manual_seed(0))
