@@ -70,7 +70,10 @@ class Killing:
             self._forget(compiles=compiles)
             in_a_row = min(self._random.randint(1, 3), number - tally.kills) if compiles in lasts else 0
             moments = [self._random.uniform(0.0, lasts[compiles]) for _ in range(in_a_row)]
+            before = len(tally.wrong)
             lasts[compiles] = max(lasts.get(compiles, 0.0), self._row(title, moments, tally))
+            for wrong in tally.wrong[before:]:
+                report(f"{title}: {wrong}")
             report(f"{title}: killed {tally.kills} times, {len(tally.wrong)} wrong")
         return tally
 
