@@ -1,10 +1,15 @@
 """Training a head: what is learned is what drafting does, it learns, and it goes on where it stopped."""
 
 import json
+import re
+import sys
+from pathlib import Path
 
 import pytest
 import torch
+import typer
 from head_files import Reference, eagle_config, published_tensors, write_head
+from safetensors.torch import save_file
 from tiny_pair import chat_tokenizer, random_model
 
 from yggdrasil.calibration.own_text import Document, text_file
@@ -201,6 +206,29 @@ def test_a_training_goes_on_and_writes_a_head_that_loads(written):
     spelled = published_tensors({**config, "draft_vocab_size": config["draft_vocab_size"]})
     assert names == set(spelled)
     assert "tokens learned" in (written.out / "README.md").read_text()
+
+
+def test_a_trained_head_drafts_the_same_elsewhere(written, target, tmp_path, monkeypatch, capsys):
+    """A plain forward of the published format, apart from our code; the head has learned enough to be different."""
+    monkeypatch.setattr(sys, "path", [str(Path(__file__).parents[2] / "scripts"), *sys.path])
+    import check_head
+
+    monkeypatch.setattr("yggdrasil.drafters.heads.convention._LEAST", 0.0)
+    train(written, Told())
+    shaken = read_tensors(written.out)
+    torch.manual_seed(0)
+    for name, tensor in shaken.items():
+        if tensor.is_floating_point() and tensor.ndim == 2:
+            shaken[name] = tensor + 0.2 * torch.randn_like(tensor)
+    save_file(shaken, written.out / "model.safetensors")
+
+    with pytest.raises(typer.Exit) as ended:
+        check_head.check(str(target), written.out, texts=2, tokens=12)
+
+    assert ended.value.exit_code == 0
+    same, total, different = map(int, re.findall(r"\d+", capsys.readouterr().out))
+    assert same == total == 2 * 13
+    assert different > 5
 
 
 def test_a_folder_of_something_else_is_left_alone(written):

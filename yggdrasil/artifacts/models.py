@@ -22,6 +22,7 @@ _INCIDENTAL_CONFIG_KEYS = ("transformers_version", "_name_or_path")
 # What turns text into ids and back; padding, truncation and templates do not.
 _TOKENIZER_SECTIONS = ("model", "added_tokens", "normalizer", "pre_tokenizer", "decoder")
 _OTHER_VOCABULARIES = ("vocab.json", "tokenizer.model", "spiece.model", "vocab.txt", "tekken.json")
+_PICKLED_HEADS = ("pytorch_model.bin", "medusa_lm_head.pt")
 _OTHER_TOKENIZER_FILES = (*_OTHER_VOCABULARIES, "merges.txt", "added_tokens.json")
 
 
@@ -42,8 +43,12 @@ def model_fingerprint(path: Path) -> str:
         raise ArtifactError(f"{shown(path / 'config.json')} is not a JSON mapping; fetch the checkpoint again.")
     hasher = hashlib.sha256()
     _add_json(hasher, {key: value for key, value in config.items() if key not in _INCIDENTAL_CONFIG_KEYS})
-    for file in _weight_files(path):
+    pickled = _pickled_head(path)
+    for file in _weight_files(path) if pickled is None else ():
         _add_weights(hasher, file)
+    if pickled is not None:
+        with pickled.open("rb") as stream:
+            _add_spans(hasher, stream, _spans_of(pickled.stat().st_size, 0, [], whole=_WHOLE_BYTES))
     return hasher.hexdigest()[:_DIGITS]
 
 
@@ -113,6 +118,13 @@ def _weight_files(path: Path) -> list[Path]:
         if not file.is_file():
             raise ArtifactError(f"{shown(file)} is missing, though the index lists it; fetch the checkpoint again.")
     return files
+
+
+def _pickled_head(path: Path) -> Path | None:
+    """The pickle that a head was published as; whoever reads a model's weights refuses one."""
+    if any(path.glob("*.safetensors*")):
+        return None
+    return next((path / name for name in _PICKLED_HEADS if (path / name).is_file()), None)
 
 
 def _gguf_fingerprint(path: Path) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from yggdrasil.artifacts import current_machine
-from yggdrasil.drafters.heads.settings import is_head
+from yggdrasil.drafters.heads.kinds import is_head
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.scheduling.plan import ModelRef, Plan
 

@@ -10,8 +10,9 @@ from yggdrasil.artifacts import check_weights
 from yggdrasil.calibration.threads import on_threads
 from yggdrasil.drafters.counts import usual_counts
 from yggdrasil.drafters.heads.convention import settled
+from yggdrasil.drafters.heads.kinds import is_head, kind_of
 from yggdrasil.drafters.heads.loading import LoadedHead, load_head
-from yggdrasil.drafters.heads.settings import is_head, read_settings
+from yggdrasil.drafters.heads.settings import read_settings
 from yggdrasil.drafters.ngram import NGramDrafter
 from yggdrasil.drafters.options import CountsOptions, FreeOptions
 from yggdrasil.drafters.protocol import Drafter
@@ -42,7 +43,7 @@ def check_pair(source: "PairSource") -> PreTrainedTokenizerBase:
     has_model = isinstance(source.drafter, str) and not is_head(source.drafter)
     names = [source.target, *([str(source.drafter)] if has_model else [])]
     if isinstance(source.drafter, str) and not has_model:
-        read_settings(Path(source.drafter))
+        _check_head(Path(source.drafter).expanduser())
     found = [Source.find(name) for name in names]
     for model in found:
         config = load_config(model)
@@ -59,6 +60,13 @@ def check_pair(source: "PairSource") -> PreTrainedTokenizerBase:
     if len(tokenizers) == 2:
         check_same_tokenizer(tokenizers[0], tokenizers[1], (names[0], names[1]))
     return tokenizers[0]
+
+
+def _check_head(folder: Path) -> None:
+    """Refuse a head whose configuration is not served; tensors say what Medusa's are."""
+    kind = kind_of(folder)
+    if kind != "medusa":
+        read_settings(folder, is_first=kind == "eagle")
 
 
 def usual_length(target: str, drafter: str | FreeOptions) -> int:
@@ -81,7 +89,7 @@ def build_assembly(source: "PairSource", knots: torch.Tensor | None = None, back
         return assemble(target, _without_model(source.drafter), source.shapes, backend)
     drafter: LoadedModel | LoadedHead
     if is_head(source.drafter):
-        head = load_head(Path(source.drafter), target, source.drafter_threads)
+        head = load_head(Path(source.drafter).expanduser(), target, source.drafter_threads)
         drafter = settled(head, target, Source.find(source.target).fingerprint())
     else:
         drafter = load_model(source.drafter, dtype, device, source.drafter_threads)

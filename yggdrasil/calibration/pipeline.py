@@ -40,10 +40,8 @@ from yggdrasil.calibration.variants import ROUNDS as VARIANT_ROUNDS
 from yggdrasil.calibration.variants import time_variants
 from yggdrasil.calibration.work import keep_results, open_work, read_or_drop
 from yggdrasil.drafters.counts import CountsDrafter
-from yggdrasil.drafters.draft_model import DraftModel
-from yggdrasil.drafters.heads.drafter import HeadDrafter
 from yggdrasil.drafters.options import CountsOptions, FreeOptions
-from yggdrasil.drafters.protocol import Drafter
+from yggdrasil.drafters.protocol import Drafter, SteppedDrafter
 from yggdrasil.engine.apart import compile_missing
 from yggdrasil.engine.build import Assembly
 from yggdrasil.engine.policy import FixedPolicy
@@ -317,7 +315,7 @@ def _record(
     assert drafter is not None
     report = reporter.phase(f"recording acceptance on {len(texts)} documents")
     acceptance = AcceptanceCalibration.identity()
-    if isinstance(drafter, DraftModel | HeadDrafter):  # others estimate acceptance themselves
+    if isinstance(drafter, SteppedDrafter):  # others estimate acceptance themselves
         first = [
             _document(assembly, drafter, tokenizer, settings, texts, i, work / f"first-{i}.safetensors")
             for i in range(min(FIRST_PASS_DOCUMENTS, len(texts) // 2))

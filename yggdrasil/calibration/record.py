@@ -6,9 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from yggdrasil.drafters.draft_model import DraftModel
-from yggdrasil.drafters.heads.drafter import HeadDrafter
-from yggdrasil.drafters.protocol import Drafter
+from yggdrasil.drafters.protocol import Drafter, SteppedDrafter
 from yggdrasil.engine.build import Assembly
 from yggdrasil.models.runner import ModelRunner
 from yggdrasil.predictor.evidence import repetition_figures
@@ -70,7 +68,7 @@ def _slots(drafter: Drafter, tree: TokenTree, width: int, max_depth: int) -> np.
     A draft model attaches ``width`` nodes a step, in the order of their numbers. What is guessed on the host has no
     steps: a level counts as one, of which ``width`` nodes are kept.
     """
-    if isinstance(drafter, DraftModel | HeadDrafter):
+    if isinstance(drafter, SteppedDrafter):
         return np.arange(1, 1 + max_depth * width)
     depths = tree.depths[: tree.size].numpy()
     slots = np.zeros((max_depth, width), dtype=np.int64)

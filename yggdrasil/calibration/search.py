@@ -23,7 +23,7 @@ from yggdrasil.calibration.schedules import (
     summarise_plans,
 )
 from yggdrasil.calibration.settings import PairSource
-from yggdrasil.drafters.heads.settings import is_head
+from yggdrasil.drafters.heads.kinds import is_head
 from yggdrasil.engine.apart import compile_missing
 from yggdrasil.engine.build import Assembly
 from yggdrasil.errors import YggdrasilError

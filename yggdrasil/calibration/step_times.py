@@ -13,8 +13,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from yggdrasil.drafters.draft_model import DraftModel
-from yggdrasil.drafters.heads.drafter import HeadDrafter
+from yggdrasil.drafters.protocol import SteppedDrafter
 from yggdrasil.engine.build import Assembly
 from yggdrasil.models.compiled import Backend
 from yggdrasil.profiling.roofline import measure_rates, step_work
@@ -71,7 +70,7 @@ def _target_steps(assembly: Assembly, context: int, token: int) -> list[TimedSte
 
 def _drafter_steps(assembly: Assembly, context: int, token: int) -> list[TimedStep]:
     runner, drafter, tree = assembly.drafter, assembly.engine.drafter, assembly.engine.tree
-    if runner is None or not isinstance(drafter, DraftModel | HeadDrafter):
+    if runner is None or not isinstance(drafter, SteppedDrafter):
         return []
 
     def prepare() -> None:

@@ -8,11 +8,14 @@ every drafter lossless.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from torch import Tensor
 
 from yggdrasil.tree.token_tree import TokenTree
+
+if TYPE_CHECKING:
+    from yggdrasil.models.runner import ModelRunner
 
 
 class Drafter(Protocol):
@@ -43,6 +46,20 @@ class KeepingDrafter(Protocol):
 
     def num_kept(self, tokens: Sequence[int]) -> int:
         """How many of the first ``tokens`` it has, with their states, so that ``begin`` may name as many."""
+
+
+@runtime_checkable
+class SteppedDrafter(Drafter, Protocol):
+    """A drafter whose levels are compiled steps of a fixed width, over weights of its own: what is timed by the step.
+
+    It attaches nodes in the order of their numbers, scored by its own probabilities through ``knots``.
+    """
+
+    runner: "ModelRunner"
+    knots: Tensor  # acceptance by its probabilities; written once they are known
+
+    def place_at(self, length: int, token: int) -> None:
+        """Stand behind ``length`` tokens as if they had been read, with ``token`` as the root; for timing steps."""
 
 
 @runtime_checkable

@@ -11,6 +11,8 @@ from yggdrasil.drafters.draft_model import DraftModel, identity_knots
 from yggdrasil.drafters.expansion import ExpansionDrafter
 from yggdrasil.drafters.heads.drafter import HeadDrafter
 from yggdrasil.drafters.heads.loading import LoadedHead
+from yggdrasil.drafters.heads.medusa import MedusaSettings
+from yggdrasil.drafters.heads.medusa_drafter import MedusaDrafter
 from yggdrasil.drafters.protocol import Drafter, FreeDrafter
 from yggdrasil.engine.captured_target import CapturedTarget, check_capturable
 from yggdrasil.engine.engine import Engine
@@ -59,7 +61,7 @@ class Assembly:
     def second(self) -> LoadedModel | LoadedHead | Drafter | None:
         """The drafter as ``assemble`` takes it, without steps."""
         drafter = self.engine.drafter
-        if isinstance(drafter, HeadDrafter):
+        if isinstance(drafter, HeadDrafter | MedusaDrafter):
             return drafter.opened
         return drafter if self.drafter is None else self.drafter.loaded
 
@@ -175,8 +177,8 @@ def assemble(
             identity_knots() if knots is None else knots, **_draft_variants(shapes, [stages, *other_stages]),
         )  # fmt: skip
     elif isinstance(drafter, LoadedHead):
-        chosen = _head_drafter(drafter, shapes, backend, tree, identity_knots() if knots is None else knots)
-        drafter_runner = chosen.runner
+        opened = _head_drafter(drafter, shapes, backend, tree, identity_knots() if knots is None else knots)
+        chosen, drafter_runner = opened, opened.runner
     else:
         chosen = drafter
     hidden_layers = chosen.hidden_layers if chosen is not None else ()
@@ -192,13 +194,16 @@ def assemble(
 
 def _head_drafter(
     head: LoadedHead, shapes: Shapes, backend: Backend, tree: TokenTree, knots: torch.Tensor
-) -> HeadDrafter:
+) -> HeadDrafter | MedusaDrafter:
     if backend == "cudagraph":
         raise YggdrasilError(f"{head.loaded.name} is a head, and those draft on a CPU so far; take --device cpu")
     known = head.settings.draft_vocab_size
     if shapes.candidates > known:
         raise YggdrasilError(f"{shapes.candidates} candidates a node, but {head.loaded.name} drafts {known} tokens")
-    runner = ModelRunner(head.loaded, shapes.cache_capacity, head.settings.vocab_size, backend)
+    is_one_pass = isinstance(head.settings, MedusaSettings)
+    runner = ModelRunner(head.loaded, 1 if is_one_pass else shapes.cache_capacity, head.settings.vocab_size, backend)
+    if is_one_pass:
+        return MedusaDrafter(runner, head, tree, shapes.draft_widths, knots)
     return HeadDrafter(runner, head, tree, shapes.draft_widths, shapes.max_depth + 1, shapes.prefill_widths, knots)
 
 

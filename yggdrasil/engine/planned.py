@@ -6,8 +6,8 @@ from transformers import PreTrainedTokenizerBase
 
 from yggdrasil.drafters.counts import CountsDrafter, usual_counts
 from yggdrasil.drafters.heads.convention import settled
+from yggdrasil.drafters.heads.kinds import is_head
 from yggdrasil.drafters.heads.loading import LoadedHead, load_head
-from yggdrasil.drafters.heads.settings import is_head
 from yggdrasil.drafters.ngram import NGramDrafter
 from yggdrasil.drafters.options import CountsOptions, NGramOptions
 from yggdrasil.drafters.protocol import Drafter, FreeDrafter
@@ -67,7 +67,7 @@ def planned_drafter(
     check_fingerprint(plan.drafter, "drafter")
     source = plan.drafter.path()
     if is_head(source):
-        head = load_head(Path(source), target, plan.drafter.threads)
+        head = load_head(Path(source).expanduser(), target, plan.drafter.threads)
         return settled(head, target, plan.target.fingerprint)
     check_same_tokenizer(tokenizer, load_tokenizer(source), (plan.target.path(), source))
     return open_model(source, target.dtype, target.device, plan.drafter.threads)

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from yggdrasil.artifacts import current_machine, resolve_plan
 from yggdrasil.calibration.own_text import Document, read_documents, text_file
-from yggdrasil.drafters.heads.settings import is_head
+from yggdrasil.drafters.heads.kinds import is_head
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.export.choosing import choose_draft_model, choose_look_up
 from yggdrasil.export.costs import EngineCosts

@@ -25,8 +25,8 @@ from yggdrasil.models.outline import Outline
 from yggdrasil.models.packing import pack_linears
 from yggdrasil.models.source import Source
 
-# Buffers that older checkpoints hold and every loader computes anew.
-_IGNORED = re.compile(r"rotary_emb\.inv_freq$|attn\.(masked_)?bias$|\.position_ids$")
+# Buffers that older checkpoints hold and every loader computes anew, and heads that draft for the model.
+_IGNORED = re.compile(r"rotary_emb\.inv_freq$|attn\.(masked_)?bias$|\.position_ids$|^medusa_head\.")
 
 
 def load_model(

@@ -35,6 +35,16 @@ class PackedLinear(nn.Module):
         self.register_buffer("packed", packed)
         self.register_buffer("bias", None if bias is None else bias.detach())
 
+    @classmethod
+    def over(cls, packed: Tensor, bias: Tensor | None, shape: tuple[int, int], num_threads: int) -> "PackedLinear":
+        """A layer of ``shape`` [N, K] over weights that another layer packed."""
+        layer = cls.__new__(cls)
+        nn.Module.__init__(layer)
+        (layer.out_features, layer.in_features), layer.num_threads = shape, num_threads
+        layer.register_buffer("packed", packed)
+        layer.register_buffer("bias", None if bias is None else bias.detach())
+        return layer
+
     def forward(self, x: Tensor) -> Tensor:  # [..., K] -> [..., N]
         output: Tensor = torch.ops.yggdrasil.packed_linear(
             x, self.packed, self.bias, self.out_features, self.num_threads

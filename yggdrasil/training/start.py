@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from yggdrasil.drafters.heads.module import EagleHead, Norm
+from yggdrasil.drafters.heads.layer import Norm
+from yggdrasil.drafters.heads.module import EagleHead
 from yggdrasil.drafters.heads.settings import ACTIVATIONS, HeadSettings
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.models.loaded import LoadedModel

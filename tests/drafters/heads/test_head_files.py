@@ -14,7 +14,7 @@ from head_files import (
 from torch.nn import functional
 
 from yggdrasil.drafters.heads.files import open_head
-from yggdrasil.drafters.heads.settings import is_eagle3, read_settings
+from yggdrasil.drafters.heads.settings import read_settings
 from yggdrasil.errors import YggdrasilError
 
 CASES = {
@@ -142,14 +142,6 @@ def test_layers_are_read_by_the_writers_convention_first(tmp_path, config, usual
     (tmp_path / "config.json").write_text(json.dumps(config))
 
     assert read_settings(tmp_path).readings(30) == [usual, other]
-
-
-def test_heads_are_told_from_models(tmp_path):
-    for number, config in enumerate((eagle_config(), speculators_config(), {"architectures": ["LlamaForCausalLM"]})):
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        (folder / "config.json").write_text(json.dumps(config))
-    assert [is_eagle3(tmp_path / str(number)) for number in range(4)] == [True, True, False, False]
 
 
 def causal(query, key, value):

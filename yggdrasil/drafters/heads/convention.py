@@ -20,7 +20,9 @@ from torch.nn import functional
 from yggdrasil.artifacts import model_fingerprint, shown, write_atomic
 from yggdrasil.artifacts.cache import cache_root
 from yggdrasil.drafters.heads.loading import DraftingHead, LoadedHead
-from yggdrasil.errors import ArtifactError, YggdrasilError
+from yggdrasil.drafters.heads.medusa import MedusaHeads
+from yggdrasil.drafters.heads.settings import HEAD_INPUT
+from yggdrasil.errors import YggdrasilError
 from yggdrasil.models.loaded import LoadedModel
 from yggdrasil.models.runner import decoder_layers
 
@@ -36,7 +38,9 @@ class Reading(NamedTuple):
     agreement: float
 
     def __str__(self) -> str:
-        return f"{self.agreement:.0%} of its choices from the outputs of layers {', '.join(map(str, self.layers))}"
+        layers = f"the outputs of layers {', '.join(map(str, self.layers))}"
+        source = "the states before its head" if self.layers == (HEAD_INPUT,) else layers
+        return f"{self.agreement:.0%} of its choices from {source}"
 
 
 def settled(head: LoadedHead, target: LoadedModel, fingerprint: str) -> LoadedHead:
@@ -46,43 +50,41 @@ def settled(head: LoadedHead, target: LoadedModel, fingerprint: str) -> LoadedHe
         YggdrasilError: it agrees hardly ever, whatever it reads.
     """
     folder = Path(head.loaded.name)
-    try:
-        file = cache_root() / "heads" / f"{model_fingerprint(folder)}-{fingerprint}.json"
-    except ArtifactError:  # a pickle has no fingerprint: it is tried every time
-        file = None
+    file = cache_root() / "heads" / f"{model_fingerprint(folder)}-{fingerprint}.json"
     known = _known(file, head.readings)
     if known is not None:
         return head._replace(layers=known)
-    best, other = _tried(head, target)
-    if max(best.agreement, other.agreement) < _LEAST:
+    best, *others = _tried(head, target)
+    if max(each.agreement for each in (best, *others)) < _LEAST:
         raise YggdrasilError(
-            f"{shown(folder)} guesses {best}, and {other}: it is a head of another target than {target.name}, or "
-            "untrained"
+            f"{shown(folder)} guesses {', and '.join(map(str, (best, *others)))}: it is a head of another target than "
+            f"{target.name}, or untrained"
         )
-    is_clear = abs(best.agreement - other.agreement) >= _ALIKE
-    doubt = f"; the other convention gives {other.agreement:.0%}" + ("" if is_clear else ", which hardly differs")
+    doubt = ""
+    for other in others:
+        is_clear = abs(best.agreement - other.agreement) >= _ALIKE
+        doubt = f"; the other convention gives {other.agreement:.0%}" + ("" if is_clear else ", which hardly differs")
     print(f"yggdrasil: {shown(folder)} guesses {best}{doubt}", file=sys.stderr)  # noqa: T201
-    if file is not None:
-        write_atomic(file, json.dumps({"layers": best.layers}).encode())
+    write_atomic(file, json.dumps({"layers": best.layers}).encode())
     return head._replace(layers=best.layers)
 
 
-def _known(file: Path | None, readings: Sequence[tuple[int, ...]]) -> tuple[int, ...] | None:
+def _known(file: Path, readings: Sequence[tuple[int, ...]]) -> tuple[int, ...] | None:
     """What an earlier time found; None where there was none, or its file is damaged."""
     try:
-        found = tuple(json.loads(file.read_bytes())["layers"]) if file is not None else ()
+        found = tuple(json.loads(file.read_bytes())["layers"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return found if found in readings else None
 
 
-def _tried(head: LoadedHead, target: LoadedModel) -> tuple[Reading, Reading]:
-    """Both readings, the better one first; the usual one where they hardly differ."""
-    usual, other = head.readings
-    tokens, choices, outputs = _own_text(target, {*usual, *other})
+def _tried(head: LoadedHead, target: LoadedModel) -> list[Reading]:
+    """All readings, the best one first; the usual one where they hardly differ."""
+    tokens, choices, outputs = _own_text(target, {layer for layers in head.readings for layer in layers})
     module: Any = head.loaded.model
-    first, second = (Reading(each, _agreement(module, tokens, choices, outputs, each)) for each in (usual, other))
-    return (second, first) if second.agreement >= first.agreement + _ALIKE else (first, second)
+    readings = [Reading(each, _agreement(module, tokens, choices, outputs, each)) for each in head.readings]
+    is_other = readings[-1].agreement >= readings[0].agreement + _ALIKE
+    return readings[::-1] if is_other else readings
 
 
 @torch.inference_mode()
@@ -99,7 +101,8 @@ def _own_text(target: LoadedModel, layers: set[int]) -> tuple[Tensor, Tensor, di
             opening, attention_mask=torch.ones_like(opening), do_sample=True, max_new_tokens=_LENGTH,
             min_new_tokens=_LENGTH, pad_token_id=0, eos_token_id=None,
         )  # fmt: skip
-        for layer in layers:
+        hooks.callback(_note_input(model.get_output_embeddings(), outputs))
+        for layer in layers - {HEAD_INPUT}:
             hooks.callback(_note(decoder_layers(model)[layer], outputs, layer))
         choices = model(tokens, use_cache=False).logits.argmax(-1)
     return tokens, choices, outputs
@@ -112,16 +115,31 @@ def _note(module: nn.Module, outputs: dict[int, Tensor], layer: int) -> Any:
     return module.register_forward_hook(note).remove
 
 
+def _note_input(module: nn.Module, outputs: dict[int, Tensor]) -> Any:
+    def note(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        outputs[HEAD_INPUT] = inputs[0]
+
+    return module.register_forward_pre_hook(note).remove
+
+
 @torch.inference_mode()
 def _agreement(
     module: DraftingHead, tokens: Tensor, choices: Tensor, outputs: dict[int, Tensor], layers: tuple[int, ...]
 ) -> float:
     states = torch.cat([outputs[layer] for layer in layers], dim=-1)[:, :-1]
-    rows = torch.arange(states.shape[1], device=states.device)
-    drafted = module.head(module.embedding(tokens[:, 1:]), module.head.feature(states), rows, _causal)
-    guesses = module.head.target_tokens(module.head.logits(drafted).argmax(-1))
+    guesses = module.head.target_tokens(_logits(module, tokens, states).argmax(-1))
     # What it is made of says more of the opening than of the target.
     return float((guesses == choices[:, 1:])[:, _OPENING:].float().mean())
+
+
+def _logits(module: DraftingHead, tokens: Tensor, states: Tensor) -> Tensor:
+    """Of the first drafted token behind each of ``tokens`` but the first, from the states before them."""
+    head = module.head
+    if isinstance(head, MedusaHeads):
+        first: Tensor = head(states)[..., 0, :]
+        return first
+    rows = torch.arange(states.shape[1], device=states.device)
+    return head.logits(head(module.embedding(tokens[:, 1:]), head.feature(states), rows, _causal))
 
 
 def _causal(query: Tensor, key: Tensor, value: Tensor) -> Tensor:

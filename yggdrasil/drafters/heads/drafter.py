@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from yggdrasil.drafters.heads.loading import LoadedHead
+from yggdrasil.drafters.heads.settings import HeadSettings
 from yggdrasil.drafters.heads.steps import HeadCall, HeadStep, LevelStep
 from yggdrasil.drafters.steps import FinishStep
 from yggdrasil.models.buffers import HostBuffer
@@ -34,6 +35,7 @@ class HeadDrafter:
         knots: Tensor,
     ) -> None:
         loaded, settings = head.loaded, head.settings
+        assert isinstance(settings, HeadSettings)
         device, dtype = loaded.device, loaded.dtype
         self.name = f"head {loaded.name}"
         self.opened = head

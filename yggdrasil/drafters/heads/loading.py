@@ -5,15 +5,19 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, cast
 
-from torch import Tensor, nn
+from torch import nn
 
 from yggdrasil.artifacts import shown
+from yggdrasil.drafters.heads.borrowed import embedding_of, output_of, table
 from yggdrasil.drafters.heads.files import open_head
+from yggdrasil.drafters.heads.first_eagle import FirstEagleHead
+from yggdrasil.drafters.heads.kinds import kind_of
+from yggdrasil.drafters.heads.medusa import MedusaHeads, MedusaSettings
+from yggdrasil.drafters.heads.medusa_files import open_medusa
 from yggdrasil.drafters.heads.module import EagleHead
 from yggdrasil.drafters.heads.settings import HeadSettings
 from yggdrasil.errors import YggdrasilError
-from yggdrasil.models.formats.layers import QuantisedEmbedding
-from yggdrasil.models.formats.rows import PackedRows
+from yggdrasil.models.formats.layers import QuantisedEmbedding, QuantisedLinear
 from yggdrasil.models.loaded import LoadedModel
 from yggdrasil.models.outline import Outline
 from yggdrasil.models.packing import pack_linears
@@ -21,24 +25,25 @@ from yggdrasil.models.packing import pack_linears
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-# What families call their embedding.
-_EMBEDDINGS = ("embed_tokens", "wte", "embed_in", "word_embeddings")
 _ANY_LENGTH = 1 << 20
+
+
+Head = EagleHead | FirstEagleHead | MedusaHeads
 
 
 class LoadedHead(NamedTuple):
     """A head with its tensors, and the target's layers that it reads."""
 
     loaded: LoadedModel
-    settings: HeadSettings
+    settings: HeadSettings | MedusaSettings
     readings: list[tuple[int, ...]]  # the layers that it may mean, the usual convention's first
     layers: tuple[int, ...]  # of the target, whose outputs it reads
 
 
 class DraftingHead(nn.Module):
-    """A head and the embedding that it reads tokens through."""
+    """A head and the embedding that it reads tokens through, if it reads any."""
 
-    def __init__(self, head: EagleHead, embedding: nn.Module) -> None:
+    def __init__(self, head: Head, embedding: nn.Module) -> None:
         super().__init__()
         self.head, self.embedding = head, embedding
 
@@ -49,18 +54,26 @@ def load_head(folder: Path, target: LoadedModel, num_threads: int) -> LoadedHead
     Raises:
         YggdrasilError: the head is not served, or is another target's.
     """
-    head, own = open_head(folder, target.dtype)
-    settings = head.settings
-    _check_fit(folder, settings, target)
-    embedding = _embedding_of(target) if own is None else _table(own)
+    head: Head
+    embedding: nn.Module = nn.Identity()
+    if kind_of(folder) == "medusa":
+        head = open_medusa(folder, target.dtype)
+        _check_fit(folder, (head.settings.hidden_size, head.settings.vocab_size), target)
+    else:
+        head, own = open_head(folder, target.dtype)
+        _check_fit(folder, (head.settings.target_hidden_size, head.settings.vocab_size), target)
+        embedding = embedding_of(target) if own is None else table(own)
     module = DraftingHead(head.to(target.device), embedding.to(target.device))
     pack_linears(module.head, num_threads)
+    if isinstance(head, FirstEagleHead) and head.lm_head is None:
+        head.lm_head = output_of(target, num_threads)
+    settings = head.settings
     tensors = dict(module.named_parameters()) | dict(module.named_buffers())
-    outline = Outline(
-        _ANY_LENGTH, settings.vocab_size, settings.hidden_size, settings.query_heads,
-        ((settings.key_heads, settings.head_size),), None,
-    )  # fmt: skip
-    formats = [embedding.format] if isinstance(embedding, QuantisedEmbedding) else []
+    # Steps take a cache; what reads no rows has one of next to nothing.
+    rows = ((settings.key_heads, settings.head_size),) if isinstance(settings, HeadSettings) else ((1, 1),)
+    query_heads = settings.query_heads if isinstance(settings, HeadSettings) else 1
+    outline = Outline(_ANY_LENGTH, settings.vocab_size, settings.hidden_size, query_heads, rows, None)
+    formats = [each.format for each in module.modules() if isinstance(each, QuantisedEmbedding | QuantisedLinear)]
     loaded = LoadedModel(
         str(folder), outline, num_threads, target.dtype, target.device, tensors, formats,
         json.dumps(asdict(settings), sort_keys=True), lambda: cast("PreTrainedModel", module),
@@ -69,33 +82,12 @@ def load_head(folder: Path, target: LoadedModel, num_threads: int) -> LoadedHead
     return LoadedHead(loaded, settings, readings, readings[0])
 
 
-def _check_fit(folder: Path, settings: HeadSettings, target: LoadedModel) -> None:
-    found = {"states": settings.target_hidden_size, "tokens": settings.vocab_size}
-    wanted = {"states": target.hidden_size, "tokens": target.vocab_size}
-    for name, size in found.items():
-        if size != wanted[name]:
-            what = "a hidden size" if name == "states" else "a vocabulary"
+def _check_fit(folder: Path, sizes: tuple[int, int], target: LoadedModel) -> None:
+    """Refuse a head for other ``sizes`` of states and vocabulary than the target's."""
+    wanted = target.hidden_size, target.vocab_size
+    for what, size, has in zip(("a hidden size", "a vocabulary"), sizes, wanted, strict=True):
+        if size != has:
             raise YggdrasilError(
-                f"{shown(folder)} is a head for {what} of {size}, and {target.name} has {wanted[name]}; give a head "
-                "that was trained for this target"
+                f"{shown(folder)} is a head for {what} of {size}, and {target.name} has {has}; give a head that was "
+                "trained for this target"
             )
-
-
-def _embedding_of(target: LoadedModel) -> nn.Module:
-    """The target's embedding over the target's own memory."""
-    for name, tensor in target.tensors.items():
-        *_, module, part = ("", *name.split("."))
-        if module in _EMBEDDINGS and part == "weight":
-            return _table(tensor)
-        if module in _EMBEDDINGS and part == "packed":  # the first of a model's quantised layers
-            rows = PackedRows(target.formats[0], target.vocab_size, target.hidden_size, tensor)
-            return QuantisedEmbedding(rows, target.dtype)
-    weight = getattr(target.model.get_input_embeddings(), "weight", None)
-    if not isinstance(weight, Tensor) or weight.shape[-1] != target.hidden_size:
-        raise YggdrasilError(f"{target.name} has no embedding that a head could read; give a head that brings its own")
-    return _table(weight)
-
-
-def _table(weight: Tensor) -> nn.Module:
-    embedding: nn.Module = nn.Embedding.from_pretrained(weight)
-    return embedding

@@ -1,4 +1,4 @@
-"""What an EAGLE-3 head is, as its config.json says: in EAGLE's own spelling, SpecForge's, or that of speculators.
+"""What an EAGLE head is, as its config.json says: in EAGLE's own spelling, SpecForge's, or that of speculators.
 
 ``max_position_embeddings`` is not read: nothing in a head is as long as a text, and many files say 2048 for no reason.
 """
@@ -12,10 +12,13 @@ from typing import Any, Literal
 from yggdrasil.artifacts import shown
 from yggdrasil.errors import YggdrasilError
 
+HEAD_INPUT = -1  # the state that the target's own head reads
+
 ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh", "relu")
 _USUAL_LAYERS = 3
+_LAYER_SECTIONS = ("transformer_layer_config", "model")  # of speculators, and of vLLM's own files
+_FC_BIAS = ("bias", "fusion_bias")
 _USUAL_THETA = 10000.0  # where nothing is said; the target's own is not inherited
-_SPECULATORS = "speculators_model_type"
 
 # Whether written layer numbers name a layer's input or its output; files do not say, their writers differ.
 Convention = Literal["inputs", "outputs"]
@@ -23,7 +26,7 @@ Convention = Literal["inputs", "outputs"]
 
 @dataclass(frozen=True)
 class HeadSettings:
-    """Sizes and switches of an EAGLE-3 head."""
+    """Sizes and switches of an EAGLE head."""
 
     hidden_size: int
     intermediate_size: int
@@ -44,10 +47,16 @@ class HeadSettings:
     norm_output: bool = False  # what is fed back is normed
     layers: tuple[int, ...] | None = None  # as written; None where nothing is
     convention: Convention = "inputs"  # the usual one where they are written
+    qkv_bias: bool = False
+    is_first: bool = False  # EAGLE-1 or 2: reads and drafts what the target's own head reads
+    fc_bias: bool | None = None  # of those; None where nothing is said
+    normed_inputs: bool = False  # of those: embedding and feature are normed first
 
     @property
     def num_states(self) -> int:
         """States of the target that make one feature."""
+        if self.is_first:
+            return 1
         return _USUAL_LAYERS if self.layers is None else len(self.layers)
 
     @property
@@ -57,6 +66,8 @@ class HeadSettings:
 
     def readings(self, num_layers: int) -> list[tuple[int, ...]]:
         """The target's layers whose outputs the head may mean, by the usual convention first, then by the other."""
+        if self.is_first:
+            return [(HEAD_INPUT,)]
         half, third = num_layers // 2, num_layers - 3
         inputs = self.layers or (2, half, third)
         if self.layers is not None and self.convention == "outputs":
@@ -67,26 +78,8 @@ class HeadSettings:
         return [usual, other]
 
 
-def is_head(source: str) -> bool:
-    """Whether a drafter's source is a folder with a head that is served."""
-    return is_eagle3(Path(source).expanduser())
-
-
-def is_eagle3(folder: Path) -> bool:
-    """Whether the folder's configuration is an EAGLE-3 head's."""
-    try:
-        config = json.loads((folder / "config.json").read_bytes())
-    except (OSError, ValueError):
-        return False
-    if not isinstance(config, dict):
-        return False
-    names = [str(name) for name in config.get("architectures") or ()]
-    is_named = any("eagle3" in name.lower() for name in names)
-    return is_named or config.get(_SPECULATORS) == "eagle3" or "draft_vocab_size" in config
-
-
-def read_settings(folder: Path) -> HeadSettings:
-    """The settings in ``folder``'s config.json.
+def read_settings(folder: Path, *, is_first: bool = False) -> HeadSettings:
+    """The settings in ``folder``'s config.json; ``is_first``: of an EAGLE-1 or 2 head.
 
     Raises:
         YggdrasilError: it is missing or damaged, or says what is not served.
@@ -101,18 +94,18 @@ def read_settings(folder: Path) -> HeadSettings:
     if not isinstance(config, dict):
         raise YggdrasilError(f"{shown(file)} is not a JSON mapping; fetch the head again")
     try:
-        settings = settings_of(config)
+        settings = settings_of(config, is_first=is_first)
     except (ValueError, TypeError, KeyError) as error:
         reason = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
-        raise YggdrasilError(f"{shown(file)}: not an EAGLE-3 head that is served: {reason}") from error
+        raise YggdrasilError(f"{shown(file)}: not an EAGLE head that is served: {reason}") from error
     return settings
 
 
-def settings_of(config: Mapping[str, Any]) -> HeadSettings:
+def settings_of(config: Mapping[str, Any], *, is_first: bool = False) -> HeadSettings:
     """The settings that a configuration makes. Raises ValueError, TypeError or KeyError."""
-    layer = config.get("transformer_layer_config") if _SPECULATORS in config else config
+    layer = next((config[name] for name in _LAYER_SECTIONS if name in config), config)
     if not isinstance(layer, Mapping):
-        raise ValueError("transformer_layer_config is no mapping")
+        raise ValueError("the section of its layer is no mapping")
     heads, hidden = _count(layer, "num_attention_heads"), _count(layer, "hidden_size")
     layers, convention = _layers(config)
     settings = HeadSettings(
@@ -135,6 +128,10 @@ def settings_of(config: Mapping[str, Any]) -> HeadSettings:
         norm_output=bool(config.get("norm_output", False)),
         layers=layers,
         convention=convention,
+        qkv_bias=bool(layer.get("qkv_bias", False)),
+        is_first=is_first,
+        fc_bias=next((bool(config[name]) for name in _FC_BIAS if name in config), None),
+        normed_inputs=bool(config.get("add_para_norm", False)),
     )
     _check(settings, layer, config)
     return settings
@@ -161,6 +158,7 @@ def _check(settings: HeadSettings, layer: Mapping[str, Any], config: Mapping[str
         f"partial_rotary_factor is {partial}": partial != 1.0,
         f"logit_scale is {scale}": scale != 1.0,
         "eagle_config.use_aux_hidden_state is false": own_states is False,
+        "layernorms is true": bool(config.get("layernorms")),
     }
     found = [fault for fault, holds in faults.items() if holds]
     if found:

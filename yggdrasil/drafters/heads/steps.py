@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from yggdrasil.drafters.heads.layer import target_tokens
 from yggdrasil.drafters.heads.loading import DraftingHead
-from yggdrasil.drafters.heads.module import target_tokens
 from yggdrasil.models.loaded import LoadedModel
 from yggdrasil.models.runner import CallStep
 from yggdrasil.tree.growth import attach_best, likeliest, offer, plant_root
@@ -76,7 +76,7 @@ class _Pass(torch.nn.Module):
         self._of_target, self._rows = of_target, rows
 
     def forward(self, tokens: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
-        head = self.module.head
+        head: Any = self.module.head
         features = head.feature(states) if self._of_target else states
         outputs = head(self.module.embedding(tokens), features, self._place.positions, self._attend)
         if self._rows is not None:

@@ -1,0 +1,71 @@
+"""A head of EAGLE-1 or 2 as a module whose tensors have the names of published files.
+
+It reads the state that the target's own head reads, drafts the next such state, and asks the target's head for its
+token; a tree is the whole difference between the two generations.
+
+Dims: W rows, H hidden size.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from yggdrasil.drafters.heads.layer import Attend, Attention, FeedForward, Norm, Turns
+from yggdrasil.drafters.heads.settings import HeadSettings
+
+
+class _Layer(nn.Module):
+    """A decoder layer without its first norm."""
+
+    def __init__(self, settings: HeadSettings) -> None:
+        super().__init__()
+        self.self_attn = Attention(settings, settings.hidden_size)
+        self.post_attention_layernorm = Norm(settings.hidden_size, settings.norm_eps)
+        self.mlp = FeedForward(settings)
+
+    def forward(self, x: Tensor, turn: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
+        h = x + self.self_attn(x, turn, attend)
+        output: Tensor = h + self.mlp(self.post_attention_layernorm(h))
+        return output
+
+
+class FirstEagleHead(nn.Module):
+    """One layer that drafts states. ``lm_head`` is the target's, lent when both are loaded, unless a file brings it."""
+
+    lm_head: nn.Module | None
+
+    def __init__(self, settings: HeadSettings) -> None:
+        super().__init__()
+        self.settings = settings
+        hidden, eps = settings.hidden_size, settings.norm_eps
+        if settings.normed_inputs:
+            self.embedding_layernorm, self.hidden_states_layernorm = Norm(hidden, eps), Norm(hidden, eps)
+        self.fc = nn.Linear(2 * hidden, hidden, bias=settings.fc_bias is not False)
+        self.layers = nn.ModuleList([_Layer(settings)])
+        self.turns = Turns(settings)
+        self.lm_head = None
+
+    def feature(self, states: Tensor) -> Tensor:
+        """The target's state as it is."""
+        return states
+
+    def forward(self, embedded: Tensor, features: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """Drafted states [.., W, H] of rows that each read a token's embedding and the state of the position before."""
+        if self.settings.normed_inputs:
+            embedded, features = self.embedding_layernorm(embedded), self.hidden_states_layernorm(features)
+        fused = self.fc(torch.cat([embedded, features], dim=-1))
+        output: Tensor = self.layers[0](fused, self.turns(positions, embedded.dtype), attend)
+        return output
+
+    def fed_back(self, outputs: Tensor) -> Tensor:
+        """What the next drafted row reads as its feature."""
+        return outputs
+
+    def logits(self, outputs: Tensor) -> Tensor:
+        """Of the target's vocabulary, [.., V]."""
+        assert self.lm_head is not None
+        logits: Tensor = self.lm_head(outputs)
+        return logits
+
+    def target_tokens(self, drafted: Tensor) -> Tensor:
+        """The target's tokens of drafted ones, which they are."""
+        return drafted

@@ -1,0 +1,60 @@
+"""Which kind of head a folder holds, if it holds one: by its configuration, else by the names of its tensors."""
+
+import json
+import pickle
+import struct
+from pathlib import Path
+from typing import Any, Literal
+
+Kind = Literal["eagle3", "eagle", "medusa"]
+
+MEDUSA_PREFIX = "medusa_head."  # of heads that lie among their base model's tensors
+PICKLES = ("pytorch_model.bin", "medusa_lm_head.pt")
+_FUSIONS = ("fc.weight", "fusion_fc.weight")
+
+
+def is_head(source: str) -> bool:
+    """Whether a drafter's source is a folder with a head that is served."""
+    return kind_of(Path(source).expanduser()) is not None
+
+
+def kind_of(folder: Path) -> Kind | None:
+    """The kind of head in ``folder``; None where it holds another drafter, or nothing that is known."""
+    try:
+        config = json.loads((folder / "config.json").read_bytes())
+    except (OSError, ValueError):
+        return None
+    if not isinstance(config, dict) or "dflash_config" in config:
+        return None
+    architectures = " ".join(str(name) for name in config.get("architectures") or ()).lower()
+    written = config.get("speculators_model_type")
+    if "eagle3" in architectures or written == "eagle3" or "draft_vocab_size" in config:
+        return "eagle3"
+    if config.get("model_type") == "medusa" or "medusa" in architectures or list(folder.glob("medusa_lm_head.*")):
+        return "medusa"
+    names = tensor_names(folder, config)
+    if any(name.startswith(MEDUSA_PREFIX) for name in names):
+        return "medusa"
+    is_eagle = written == "eagle" or any(name.removeprefix("model.") in _FUSIONS for name in names)
+    return "eagle" if is_eagle else None
+
+
+def tensor_names(folder: Path, config: dict[str, Any]) -> list[str]:
+    """Names of the tensors in ``folder``; of a pickle only where ``config`` is of one layer, and of tensors alone."""
+    names: list[str] = []
+    for file in sorted(folder.glob("*.safetensors")):
+        try:
+            with file.open("rb") as stream:
+                (length,) = struct.unpack("<Q", stream.read(8))
+                names += json.loads(stream.read(min(length, file.stat().st_size)))
+        except (OSError, ValueError, struct.error):  # said when it is loaded
+            continue
+    pickled = folder / PICKLES[0]
+    if not names and config.get("num_hidden_layers") == 1 and pickled.is_file():
+        import torch  # a second, for what is rare
+
+        try:
+            names = list(torch.load(pickled, map_location="cpu", weights_only=True, mmap=True))
+        except (OSError, RuntimeError, ValueError, TypeError, EOFError, pickle.UnpicklingError):
+            return []
+    return names

@@ -1,0 +1,122 @@
+"""What the layers of all heads are made of; tensors have the names of published files.
+
+How rows attend to each other is the caller's: over a tree's cache when drafting, over steps of an unrolled head when
+training.
+
+Dims: W rows, D head size, Hq and Hkv heads.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from yggdrasil.drafters.heads.settings import HeadSettings
+
+# query [.., Hq, W, D], keys and values [.., Hkv, W, D], turned by their positions -> [.., W, Hq, D]
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": functional.silu,
+    "gelu": functional.gelu,
+    "gelu_pytorch_tanh": lambda x: functional.gelu(x, approximate="tanh"),
+    "relu": functional.relu,
+}
+
+
+class Norm(nn.Module):
+    """Root-mean-square norm, in float32 whatever the weights are."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.float()
+        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
+        return self.weight * wide.to(x.dtype)
+
+
+class Attention(nn.Module):
+    """Attention of rows with ``inputs`` channels each, turned by their positions."""
+
+    def __init__(self, settings: HeadSettings, inputs: int) -> None:
+        super().__init__()
+        size, bias = settings.head_size, settings.attention_bias or settings.qkv_bias
+        self.q_proj = nn.Linear(inputs, settings.query_heads * size, bias=bias)
+        self.k_proj = nn.Linear(inputs, settings.key_heads * size, bias=bias)
+        self.v_proj = nn.Linear(inputs, settings.key_heads * size, bias=bias)
+        self.o_proj = nn.Linear(settings.query_heads * size, settings.hidden_size, bias=settings.attention_bias)
+        self.size = size
+
+    def forward(self, x: Tensor, turn: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
+        query, key, value = (
+            projection(x).unflatten(-1, (-1, self.size)).transpose(-3, -2)
+            for projection in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        output: Tensor = self.o_proj(attend(turned(query, turn), turned(key, turn), value).flatten(-2))
+        return output
+
+
+class FeedForward(nn.Module):
+    """The gated feed-forward part."""
+
+    def __init__(self, settings: HeadSettings) -> None:
+        super().__init__()
+        hidden, inner, bias = settings.hidden_size, settings.intermediate_size, settings.mlp_bias
+        self.gate_proj = nn.Linear(hidden, inner, bias=bias)
+        self.up_proj = nn.Linear(hidden, inner, bias=bias)
+        self.down_proj = nn.Linear(inner, hidden, bias=bias)
+        self._activation = _ACTIVATIONS[settings.activation]
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.down_proj(self._activation(self.gate_proj(x)) * self.up_proj(x))
+        return output
+
+
+def target_tokens(drafted: Tensor, d2t: Tensor | None) -> Tensor:
+    """The target's tokens of drafted ones; ``d2t`` as in ``EagleHead``, None where both vocabularies are one."""
+    return drafted if d2t is None else drafted + d2t[drafted]
+
+
+class Turns(nn.Module):
+    """Rotary positions: cosines and sines by which queries and keys are turned."""
+
+    turns: Tensor  # [D / 2], radians a position
+
+    def __init__(self, settings: HeadSettings) -> None:
+        super().__init__()
+        turns, self._scale = rotary_turns(settings.rope, settings.head_size)
+        self.register_buffer("turns", turns, persistent=False)
+
+    def forward(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Of positions [.., W], [.., W, D] each."""
+        angles = positions[..., None].float() * self.turns
+        angles = torch.cat([angles, angles], dim=-1)
+        return (angles.cos() * self._scale).to(dtype), (angles.sin() * self._scale).to(dtype)
+
+
+def turned(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
+    """``x`` [.., heads, W, D] by cosines and sines [W, D]: the two halves of a head are the pairs' first and second."""
+    first, second = x.chunk(2, dim=-1)
+    return x * turn[0] + torch.cat([-second, first], dim=-1) * turn[1]
+
+
+def rotary_turns(rope: dict[str, Any], size: int) -> tuple[Tensor, float]:
+    """Radians a position of each pair of channels, [size / 2], and what cosines and sines are multiplied by."""
+    theta, kind = float(rope["rope_theta"]), rope["rope_type"]
+    # On the host even where a module without memory is made: it is no weight that a file would bring.
+    turns = theta ** -(torch.arange(0, size, 2, dtype=torch.float32, device="cpu") / size)
+    if kind == "linear":
+        return turns / float(rope["factor"]), 1.0
+    if kind == "llama3":
+        length = float(rope["original_max_position_embeddings"])
+        low, high, factor = (float(rope[name]) for name in ("low_freq_factor", "high_freq_factor", "factor"))
+        cycles = length * turns / (2 * math.pi)
+        smooth = ((cycles - low) / (high - low)).clamp(0.0, 1.0)
+        return turns * ((1 - smooth) / factor + smooth), 1.0
+    return turns, 1.0

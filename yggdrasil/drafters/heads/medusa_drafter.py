@@ -1,0 +1,70 @@
+"""Medusa's heads as drafter: one compiled pass guesses all depths, and a tree grows on what it found."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from yggdrasil.drafters.heads.loading import LoadedHead
+from yggdrasil.drafters.heads.medusa import MedusaSettings
+from yggdrasil.drafters.heads.medusa_steps import MedusaCall, MedusaLevelStep, MedusaStep
+from yggdrasil.drafters.steps import FinishStep
+from yggdrasil.models.buffers import HostBuffer
+from yggdrasil.models.runner import ModelRunner
+from yggdrasil.tree.token_tree import TokenTree
+
+
+class MedusaDrafter:
+    """Drafter over Medusa's heads. It reads one state, that before the root, and keeps no rows of any text."""
+
+    def __init__(
+        self, runner: ModelRunner, head: LoadedHead, tree: TokenTree, widths: Sequence[int], knots: Tensor
+    ) -> None:
+        loaded, settings = head.loaded, head.settings
+        assert isinstance(settings, MedusaSettings)
+        device = loaded.device
+        self.name = f"heads {loaded.name}"
+        self.opened = head
+        self.runner = runner
+        self.hidden_layers = head.layers
+        self.knots = knots.to(device)
+        self._last = 0
+        self._token, self._place = HostBuffer(1, device), HostBuffer(2, device)
+        self._state = torch.zeros(1, settings.hidden_size, dtype=loaded.dtype, device=device)
+        size = settings.num_heads, tree.candidates
+        table = [torch.zeros(size, device=device), torch.zeros(size, dtype=torch.int64, device=device)]
+        shared = [*table, self.knots, *tree.tensors()]
+        rows = torch.arange(max(widths), device=device)
+        runner.define("head", 1, MedusaStep(MedusaCall(loaded)), [self._token.tensor, self._state, *shared])
+        for width in widths:
+            inputs = [self._place.tensor, rows[:width]]
+            runner.define("grow", width, MedusaLevelStep(), [*inputs, *shared])
+            runner.define("finish", width, FinishStep(), [*inputs, *tree.tensors()])
+
+    def num_kept(self, tokens: Sequence[int]) -> int:
+        """All: only the state before the root is read, which comes with it."""
+        return len(tokens)
+
+    def begin(self, tokens: Sequence[int]) -> None:
+        self._last = tokens[-1]
+
+    def place_at(self, length: int, token: int) -> None:
+        """Stand behind ``length`` tokens, with ``token`` as the root; for timing steps."""
+        self._last = token
+
+    def extend(self, tokens: Sequence[int], hidden: Mapping[int, Tensor]) -> None:
+        (layer,) = self.hidden_layers
+        self._last = tokens[-1]
+        self._state.copy_(hidden[layer][-1:])
+
+    def head(self, tree: TokenTree) -> None:
+        self._token.write(self._last)
+        self.runner.launch("head", 1)
+
+    def grow(self, tree: TokenTree, width: int, depth: int) -> None:
+        step = self.runner.step("grow", width)
+        for level in range(depth - 1):
+            self._place.write(0, 1 + level * width)
+            step()
+        self._place.write(0, 1 + (depth - 1) * width)
+        self.runner.step("finish", width)()

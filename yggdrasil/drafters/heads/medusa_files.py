@@ -1,0 +1,81 @@
+"""The tensors of Medusa's heads under one spelling, and what they say of the heads."""
+
+import json
+import re
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from yggdrasil.artifacts import shown
+from yggdrasil.drafters.heads.kinds import MEDUSA_PREFIX
+from yggdrasil.drafters.heads.medusa import MedusaHeads, MedusaSettings
+from yggdrasil.drafters.heads.tensors import check_vocabulary, read_tensors, refuse_others
+from yggdrasil.errors import YggdrasilError
+
+_OWN_LAYER = re.compile(r"(\d+)\.(\d+)\.linear\.(weight|bias)")
+_OWN_OUTPUT = re.compile(r"(\d+)\.\d+\.weight")
+_LAYER = re.compile(r"blocks\.(\d+)\.layers\.(\d+)\.weight")
+_FIRST_OUTPUT = "lm_heads.0.weight"
+_PREFIXES = (MEDUSA_PREFIX, "medusa_heads.")
+
+
+def open_medusa(folder: Path, dtype: torch.dtype) -> MedusaHeads:
+    """The heads in ``folder``, with weights in ``dtype``.
+
+    Raises:
+        YggdrasilError: tensors that are no such heads'.
+    """
+    tensors = {_renamed(name): tensor for name, tensor in read_tensors(folder, MEDUSA_PREFIX).items()}
+    table = tensors.pop("token_map", None)
+    settings = _settings(folder, tensors, table)
+    if table is not None:
+        table = table.flatten().to(torch.int64)
+        for name, tensor in tensors.items():  # some files keep all rows beside the map
+            if name.startswith("lm_heads.") and len(tensor) == settings.vocab_size > len(table):
+                tensors[name] = tensor[table]
+        tensors["d2t"] = table - torch.arange(len(table))
+    with torch.device("meta"):
+        heads = MedusaHeads(settings)
+    refuse_others(folder, tensors, {name: tuple(tensor.shape) for name, tensor in heads.state_dict().items()})
+    if table is not None:
+        check_vocabulary(folder, tensors["d2t"], settings.vocab_size)
+    weights = {name: tensor if name == "d2t" else tensor.to(dtype) for name, tensor in tensors.items()}
+    heads.load_state_dict(weights, assign=True)
+    return heads.eval().requires_grad_(False)
+
+
+def _renamed(name: str) -> str:
+    for prefix in _PREFIXES:
+        name = name.removeprefix(prefix)
+    if found := _OWN_LAYER.fullmatch(name):
+        return f"blocks.{found[1]}.layers.{found[2]}.{found[3]}"
+    if found := _OWN_OUTPUT.fullmatch(name):
+        return f"lm_heads.{found[1]}.weight"
+    return name
+
+
+def _settings(folder: Path, tensors: dict[str, Tensor], table: Tensor | None) -> MedusaSettings:
+    """What the tensors that are there make of the heads; what is missing is found when all are expected."""
+    layers = [found for name in tensors if (found := _LAYER.fullmatch(name))]
+    if not layers or _FIRST_OUTPUT not in tensors:
+        raise YggdrasilError(
+            f"{shown(folder)} lacks {_FIRST_OUTPUT} or blocks.0.layers.0.weight; fetch the heads again"
+        )
+    config = json.loads((folder / "config.json").read_bytes())
+    rows = len(tensors[_FIRST_OUTPUT])
+    vocab_size = rows if table is None else config.get("vocab_size")
+    if not isinstance(vocab_size, int):
+        raise YggdrasilError(
+            f"{shown(folder / 'config.json')} has no vocab_size beside a token_map; fetch the heads again"
+        )
+    return MedusaSettings(
+        num_heads=1 + max(int(found[1]) for found in layers),
+        num_layers=1 + max(int(found[2]) for found in layers),
+        hidden_size=tensors[layers[0][0]].shape[-1],
+        vocab_size=vocab_size,
+        draft_vocab_size=rows if table is None else table.numel(),
+        has_bias=any(name.startswith("blocks.") and name.endswith(".bias") for name in tensors),
+        is_shared=bool(config.get("original_lm_head")),
+        has_own_vocabulary=table is not None,
+    )
