@@ -30,7 +30,7 @@ from yggdrasil.bench.divergence import first_divergence
 from yggdrasil.bench.record import provenance
 from yggdrasil.cli import run_script
 from yggdrasil.engine.decoder import Decoder
-from yggdrasil.engine.policy import FixedPolicy, Policy
+from yggdrasil.engine.policy import FixedPolicy, FreeTreePolicy, Policy
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.models.source import Source
 from yggdrasil.prompts import encode_prompt, read_prompt_sets
@@ -61,7 +61,9 @@ def main(  # noqa: PLR0913 - one argument for each option
     max_prompt_tokens: Annotated[int, typer.Option(help="Keep only the last so many tokens of a prompt.")] = 256,
     chat: Annotated[bool, typer.Option("--chat", help="Wrap plain prompts as a user's turn.")] = False,
     setting: Annotated[list[str] | None, typer.Option(help=f"Only this one of {'; '.join(SETTINGS)}.")] = None,
-    way: Annotated[list[str] | None, typer.Option(help="Only this one of plan, EGT, chain, k-ary, off.")] = None,
+    way: Annotated[
+        list[str] | None, typer.Option(help="Only this one of plan, counts, EGT, chain, k-ary, off.")
+    ] = None,
     as_planned: Annotated[
         bool, typer.Option("--as-planned", help="The plan's own weights and arithmetic against plain decoding.")
     ] = False,
@@ -120,12 +122,19 @@ def main(  # noqa: PLR0913 - one argument for each option
 def ways_of(planned: Policy, plan: Plan) -> dict[str, Way]:
     """Ways of drafting by name. The plan may decode plainly throughout; a fixed shape speculates at every step."""
     shapes, has_model = plan.shapes, isinstance(plan.drafter, ModelRef)
-    width = max((width for width in shapes.draft_widths if width <= 4), default=shapes.draft_widths[0])
+    width = max((width for width in shapes.draft_widths if width <= 4), default=0)
     return {
         "plan": Way(planned),
-        "EGT": Way(FixedPolicy(TreeShape(width, min(4, shapes.max_depth), verified(shapes, 16)))),
-        "chain": Way(FixedPolicy(TreeShape(1, min(3, shapes.max_depth), verified(shapes, 4)))),
-        **({"k-ary": Way(planned, Speculation(expansion=(2, 2, 1)))} if has_model else {}),
+        **({"counts": Way(FreeTreePolicy(verified(shapes, 16)))} if plan.free else {}),
+        **(
+            {
+                "EGT": Way(FixedPolicy(TreeShape(width, min(4, shapes.max_depth), verified(shapes, 16)))),
+                "chain": Way(FixedPolicy(TreeShape(1, min(3, shapes.max_depth), verified(shapes, 4)))),
+                "k-ary": Way(planned, Speculation(expansion=(2, 2, 1))),
+            }
+            if has_model
+            else {}
+        ),
         "off": Way(planned, OFF),
     }
 

@@ -142,9 +142,9 @@ def _compare(kind: str, file: Path, program: Path, asked: Asked) -> dict[str, An
     """All that is known of one file."""
     widths = tuple(sorted({width for context, width, _ in asked.passes if context}))
     longest = max(context + width for context, width, _ in asked.passes) + 1
-    shapes = Shapes(max_length=max(2048, longest), draft_widths=(4,), verify_widths=widths)
+    shapes = Shapes(max_length=max(2048, longest), draft_widths=(), verify_widths=widths)
     weights: Weights = "full" if kind == "bf16" else "file"
-    source = PairSource(str(file), CountsOptions(), "bfloat16", asked.threads, 1, shapes, weights)
+    source = PairSource(str(file), None, "bfloat16", asked.threads, 1, shapes, weights, free=(CountsOptions(),))
     before = torch.get_num_threads()
     torch.set_num_threads(1)  # PyTorch's idle threads would spin on the cores that our operators use
     with PhaseProgress() as progress, LlamaSteps(program, file, asked.threads, shapes.max_length) as theirs:

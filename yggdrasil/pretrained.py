@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, get_args
 from yggdrasil.artifacts import current_machine, list_plans, resolve_plan, search_roots
 from yggdrasil.artifacts.fork import in_fork
 from yggdrasil.artifacts.gguf import is_gguf
+from yggdrasil.drafters.named import NGRAM, PLAIN, TABLE, TEXT, USUAL, named_drafters, names_of
 from yggdrasil.drafters.ngram import NGramDrafter
-from yggdrasil.drafters.options import CountsOptions, FreeOptions, NGramOptions
 from yggdrasil.engine import decoder as engine
 from yggdrasil.engine.decoder import DtypeName
 from yggdrasil.errors import ArtifactError, YggdrasilError
@@ -19,12 +19,10 @@ from yggdrasil.models.facts import load_tokenizer
 from yggdrasil.models.packages import any_is_open
 from yggdrasil.models.source import Source
 from yggdrasil.prompts import CHAT_PROMPTS, PROBE, SHIPPED, encode_chat
-from yggdrasil.scheduling.plan import ModelRef, Plan
+from yggdrasil.scheduling.plan import Plan
 
 if TYPE_CHECKING:
     from yggdrasil.calibration.pipeline import Reporter
-
-NGRAM, COUNTS = "ngram", "text"  # drafters that need no model, as they are named
 
 
 class Decoder(engine.Decoder):
@@ -46,10 +44,10 @@ class Decoder(engine.Decoder):
         """Load a model (a folder, a GGUF file or a hub id), or what a plan's name or file names.
 
         The model's plan for this machine is found by its content: the newest, or the newest with ``drafter`` ("text",
-        "ngram", or another model). Where there is none a quick calibration makes one in the user's cache first, and
-        says so on standard error; ``reporter`` shows how far it is. With a plan, "ngram" stands in for its own
-        drafter, and ``force_machine`` takes one of another machine. ``chat``: a model without a chat template is
-        refused, before anything is compiled.
+        "table", "ngram", "none", or another model). Where there is none a quick calibration makes one in the user's
+        cache first, and says so on standard error; ``reporter`` shows how far it is. With a plan, "ngram" stands in for
+        its own drafter, and ``force_machine`` takes one of another machine. ``chat``: a model without a chat template
+        is refused, before anything is compiled.
 
         Raises:
             YggdrasilError: no such plan or model, or one that cannot be decoded with.
@@ -80,7 +78,7 @@ class Decoder(engine.Decoder):
             encode_chat(tokenizer, PROBE)
         plan = find_plan(found, drafter, dtype)
         if plan is None:
-            plan = _calibrated(found, drafter or COUNTS, dtype or "bfloat16", reporter)
+            plan = _calibrated(found, drafter, dtype or "bfloat16", reporter)
         return cls.from_plan(
             plan, target=found.given, backend=backend, max_length=max_length, tokenizer=tokenizer, phase=reporter.phase
         )
@@ -113,7 +111,7 @@ def find_plan(model: Source, drafter: str | None, dtype: DtypeName | None) -> Pa
     One on the blocks of a file as they are comes before any other.
     """
     machine, digits = current_machine(), model.fingerprint()
-    second = Source.find(drafter).fingerprint() if drafter not in (None, NGRAM, COUNTS) else drafter
+    second = Source.find(drafter).fingerprint() if drafter not in (None, NGRAM, TEXT, TABLE, PLAIN) else drafter
     fitting = []
     for entry in list_plans():
         try:
@@ -122,16 +120,14 @@ def find_plan(model: Source, drafter: str | None, dtype: DtypeName | None) -> Pa
             continue
         if plan is None or plan.target.fingerprint != digits or plan.weights not in ("full", "file"):
             continue
-        if dtype in (None, plan.dtype) and second in (None, _drafter_name(plan)):
+        if dtype in (None, plan.dtype) and second in {None, *_names(plan)}:
             fitting.append((plan.weights == "file", entry.path.stat().st_mtime_ns, entry.path))
     return max(fitting)[-1] if fitting else None
 
 
-def _drafter_name(plan: Plan) -> str:
-    """A plan's drafter as ``from_pretrained`` is asked for it: a model by its fingerprint."""
-    if isinstance(plan.drafter, ModelRef):
-        return plan.drafter.fingerprint
-    return NGRAM if isinstance(plan.drafter, NGramOptions) else COUNTS
+def _names(plan: Plan) -> set[str]:
+    """A plan's drafters as ``from_pretrained`` is asked for them: a model by its fingerprint."""
+    return names_of(plan.free) if plan.drafter is None else {plan.drafter.fingerprint}
 
 
 def plan_name(model: str | Path) -> str:
@@ -147,7 +143,7 @@ def shipped_prompts(model: str | Path | Source) -> tuple[Path, bool]:
     return (CHAT_PROMPTS, True) if has_template else (SHIPPED / "humaneval.jsonl", False)
 
 
-def _calibrated(model: Source, drafter: str, dtype: DtypeName, reporter: "Reporter") -> Path:
+def _calibrated(model: Source, drafter: str | None, dtype: DtypeName, reporter: "Reporter") -> Path:
     """The plan that a calibration makes, in a fork: it takes twice the memory that decoding does.
 
     A fork has none of the threads that steps ran on: where some did, the calibration is done here.
@@ -162,10 +158,10 @@ def _calibrated(model: Source, drafter: str, dtype: DtypeName, reporter: "Report
     return Path(work() if any_is_open() else in_fork(work))
 
 
-def _calibrate(model: Source, drafter: str, dtype: DtypeName, reporter: "Reporter") -> Path:
+def _calibrate(model: Source, drafter: str | None, dtype: DtypeName, reporter: "Reporter") -> Path:
     from yggdrasil.calibration.pair import usual_length
     from yggdrasil.calibration.pipeline import calibrate
-    from yggdrasil.calibration.settings import COUNTED_WIDTHS, FIRST, FIRST_WIDTHS, CalibrationSettings, PairSource
+    from yggdrasil.calibration.settings import FIRST, FIRST_WIDTHS, CalibrationSettings, PairSource
     from yggdrasil.models.formats.usual import usual_weights  # brings transformers' models along
     from yggdrasil.scheduling.plan import Shapes
 
@@ -174,12 +170,15 @@ def _calibrate(model: Source, drafter: str, dtype: DtypeName, reporter: "Reporte
         "better one)",
         file=sys.stderr,
     )
-    free: dict[str, FreeOptions] = {NGRAM: NGramOptions(), COUNTS: CountsOptions()}
-    second = free.get(drafter, drafter)
-    widths = COUNTED_WIDTHS if drafter == COUNTS else FIRST_WIDTHS[0]
-    shapes = Shapes(max_length=usual_length(model.given, second), draft_widths=widths, verify_widths=FIRST_WIDTHS[1])
-    beside = CountsOptions(table=False) if isinstance(second, str) else None
-    pair = PairSource(model.given, second, dtype, 0, 0, shapes, usual_weights(model, dtype, "cpu"), beside=beside)
+    named = named_drafters(USUAL if drafter is None else [drafter])
+    draft_widths, verify_widths = FIRST_WIDTHS
+    shapes = Shapes(
+        max_length=usual_length(model.given, named.drafter),
+        draft_widths=() if named.drafter is None else draft_widths,
+        verify_widths=(1,) if named.is_plain else verify_widths,
+    )
+    weights = usual_weights(model, dtype, "cpu")
+    pair = PairSource(model.given, named.drafter, dtype, 0, 0, shapes, weights, free=named.free)
     prompts, chat = shipped_prompts(model)
     name = f"{plan_name(model.given)}-{model.fingerprint()[:8]}-{dtype}"
     return calibrate(CalibrationSettings(pair, prompts, name, search_roots()[-1], FIRST, chat=chat), reporter)

@@ -1,17 +1,18 @@
-"""From a recording to a choice, with a draft model and with n-grams; every candidate's figures are kept."""
+"""From a recording to a choice, and what stages cost with and without a drafter; every candidate's figures are kept."""
 
 import sys
+from dataclasses import replace
 
-import numpy as np
 import pytest
 from tiny_pair import SHAPES, TEXT, byte_tokenizer, make_pair
 
 from yggdrasil.calibration import measure
 from yggdrasil.calibration.choose import choose
-from yggdrasil.calibration.measure import costs_from, measure_stages
+from yggdrasil.calibration.measure import costs_from, measure_stages, useful_verify_widths
 from yggdrasil.calibration.record import concatenate, record_document
-from yggdrasil.cli.drafters import ngram_options
 from yggdrasil.drafters import NGramDrafter, NGramOptions
+from yggdrasil.drafters.counts import usual_counts
+from yggdrasil.drafters.named import ngram_options
 from yggdrasil.engine.policy import PLAIN_POLICY
 from yggdrasil.engine.text import TextStream
 from yggdrasil.errors import YggdrasilError
@@ -70,34 +71,25 @@ def test_a_predictor_must_pay_for_the_time_it_takes(pair, monkeypatch, predictor
     assert choose(recording(pair), AcceptanceCalibration.identity(), COSTS).depth_from == chosen
 
 
-def test_n_grams_have_no_first_guesses_and_are_calibrated_all_the_same(pair):
-    drafter = NGramDrafter(NGramOptions(max_draft_len=4))
-    traces = recording(pair, drafter=drafter)
-    traces.check_integrity()
-    choice = choose(traces, AcceptanceCalibration.identity(), COSTS)
-
-    assert not traces.has_head
-    assert set(choice.reports) == {"predictor"}
-    assert choice.learned.reads.head == 0
-    for width in traces.widths:  # a slot's step is its node's level
-        level = np.arange(traces.scores[width].shape[1]) // width + 1
-        used = np.isfinite(traces.scores[width])
-        assert used.any()
-        assert (traces.depth[width][used] == np.broadcast_to(level, used.shape)[used]).all()
-
-
-def test_stages_of_an_n_gram_drafter_have_costs(pair):
-    decoder = pair.decoder(PLAIN_POLICY, drafter=NGramDrafter())
+@pytest.mark.parametrize("free", [None, NGramDrafter(), usual_counts()], ids=["none", "n-gram", "text"])
+def test_stages_without_a_drafter_have_costs(pair, free):
+    """Free trees are measured as they are decoded; where the text says nothing their pass is as wide."""
+    widths = SHAPES.verify_widths if free else (1,)
+    shapes = replace(SHAPES, draft_widths=(), verify_widths=widths)
+    decoder = pair.decoder(PLAIN_POLICY, shapes, drafter=None, free=free)
     frame = measure_stages(
-        decoder.assembly, lambda: TextStream(byte_tokenizer(), frozenset(), 1 << 30, ()), list(TEXT[:30]), 2,
+        decoder.assembly, lambda: TextStream(byte_tokenizer(), frozenset(), 1 << 30, ()), list(range(1, 90)), 2,
         lambda fraction: None,
     )  # fmt: skip
-    costs = costs_from(frame, SHAPES)[0].steps()
+    costs = costs_from(frame, shapes)[0].steps()
 
-    assert set(costs.draft_ms) == set(SHAPES.draft_widths)
-    assert set(costs.verify_ms) == set(SHAPES.verify_widths)
-    assert {1, 2, 4} == {1, *frame.loc[frame["depth"] > 0, "depth"].unique()} | {1}
-    assert frame.groupby(["cycle", "width", "depth", "verify_width"]).size().max() > 1
+    assert costs.draft_ms == {}
+    assert costs.head_ms == 0.0
+    assert costs.overhead_ms > 0.0
+    assert set(costs.verify_ms) == set(widths) == set(useful_verify_widths(frame, shapes)) | set(widths)
+    measured = frame[(frame["stage"] == "verify") & (frame["depth"] > 0)].groupby("verify_width").size()
+    assert set(measured.index) == {width for width in widths if width > 1}
+    assert measured.min() >= 2 if free else measured.empty
 
 
 def test_n_gram_options_of_the_command_line():

@@ -1,6 +1,7 @@
 """What counting drafters learn from: the target's own text, and the simulation that decodes with them."""
 
 import json
+from dataclasses import replace
 
 import made_up
 import numpy as np
@@ -9,24 +10,28 @@ import torch
 from tiny_pair import SHAPES, TEXT
 from transformers import AutoModelForCausalLM
 
-from yggdrasil.calibration.counted import fit_belief, learn_counts, play
-from yggdrasil.calibration.own_text import Document, OwnText, read_documents
+from yggdrasil.calibration.counted import fit_belief, learn_counts
+from yggdrasil.calibration.foreseen import foresee, play
+from yggdrasil.calibration.own_text import ANSWER, Document, OwnText, read_documents
 from yggdrasil.calibration.settings import Budget
-from yggdrasil.cli.drafters import Named, named_drafters
 from yggdrasil.drafters.belief import Belief
-from yggdrasil.drafters.counts import CountsDrafter
+from yggdrasil.drafters.counts import CountsDrafter, usual_counts
+from yggdrasil.drafters.named import Named, named_drafters, names_of
+from yggdrasil.drafters.ngram import NGramDrafter
 from yggdrasil.drafters.options import CountsOptions, NGramOptions
+from yggdrasil.drafters.protocol import together
 from yggdrasil.engine.objective_policy import ObjectivePolicy
-from yggdrasil.engine.planned import planned_free
-from yggdrasil.engine.policy import FixedPolicy
+from yggdrasil.engine.planned import drafting_by, planned_free, planned_policy
+from yggdrasil.engine.policy import FreeTreePolicy
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.models.facts import load_tokenizer
 from yggdrasil.models.loading import load_model
 from yggdrasil.scheduling.plan import resolve_source
-from yggdrasil.tree.objective import StepCosts, TreeShape, least_useful
+from yggdrasil.tree.objective import StepCosts, least_useful
 
 TARGET = resolve_source("yggdrasil:assets/tiny/target")
 WORDS = ("The first of", "def add(a, b):", "In winter the old town by the sea is quiet, and", "1 2 3 4")
+TEXT_ALONE = CountsOptions(table=False)
 COSTS = StepCosts(
     0.01,
     dict.fromkeys(SHAPES.draft_widths, 0.01),
@@ -113,11 +118,19 @@ def test_without_prompts_the_target_finds_its_own(tmp_path, loaded, tokenizer):
     assert [Document(**json.loads(line)) for line in lines] == documents
 
 
-def test_the_simulation_decodes_as_the_engine_does(pair):
+MAKE_FREE = {
+    "text": usual_counts,
+    "n-gram": NGramDrafter,
+    "both": lambda: together([NGramDrafter(), usual_counts()]),
+}
+
+
+@pytest.mark.parametrize("kind", MAKE_FREE)
+def test_the_simulation_decodes_as_the_engine_does(pair, kind):
     """The same policy over the same drafter: as many iterations for the same tokens."""
-    reference = pair.reference(TEXT[:20], 80)
-    drafter = CountsDrafter(Belief.usual(with_table=False))
-    expected = play(drafter, [Document(list(TEXT[:20]), reference)], COSTS, SHAPES)
+    reference = pair.reference(TEXT[:20], ANSWER)
+    drafter = MAKE_FREE[kind]()
+    document = Document(list(TEXT[:20]), reference)
 
     class Costly(ObjectivePolicy):
         """Told what the costs say, not what this machine took."""
@@ -125,13 +138,19 @@ def test_the_simulation_decodes_as_the_engine_does(pair):
         def settle(self, decision, tokens, milliseconds, *, rested):
             super().settle(decision, tokens, COSTS.iteration_ms(*decision.shape), rested=rested)
 
-    policy = Costly({0: COSTS}, {}, np.empty(0, dtype=np.float32), None)
-    decoder = pair.decoder(policy, drafter=None, free=drafter)
-    generation = decoder.generate(TEXT[:20], max_new_tokens=80)
+    def policy():
+        return Costly({0: COSTS}, {}, np.empty(0, dtype=np.float32), None)
+
+    played = play(drafter, [document], policy(), COSTS, SHAPES)
+    decoder = pair.decoder(policy(), drafter=None, free=MAKE_FREE[kind]())
+    generation = decoder.generate(TEXT[:20], max_new_tokens=ANSWER)
     assert generation.tokens == reference
-    # The prefill makes the first token, which the simulation counts as an iteration's.
-    assert expected.aal == pytest.approx(generation.metrics.aal, rel=0.05)
-    assert expected.speedup > 1.0
+    assert (played.tokens, played.iterations) == (ANSWER - 1, generation.metrics.iterations)
+    assert generation.metrics.free_trees > 5
+    expected = foresee(MAKE_FREE[kind](), [document], COSTS, SHAPES)
+    assert expected[0].aal == round(played.aal, 3)
+    assert expected[0].speedup >= expected[-1].speedup == 1.0
+    assert [each.policy.split(" width")[0] for each in expected[1:]] == ["fixed verify", "plain decoding"]
 
 
 def test_what_is_learned_from_a_text_that_repeats_itself_pays():
@@ -142,12 +161,12 @@ def test_what_is_learned_from_a_text_that_repeats_itself_pays():
     ]
     learned = learn_counts(documents, COSTS, SHAPES, with_table=True)
     assert learned.options() == CountsOptions(table=True)
-    assert learned.expected.speedup > 2.0
+    assert learned.expected[0].speedup > 2.0
     alone = learn_counts(documents, COSTS, SHAPES, with_table=False)
     assert alone.options() == CountsOptions(table=False)
-    assert learned.expected.aal > alone.expected.aal > 1.2
+    assert learned.expected[0].aal > alone.expected[0].aal > 1.2
     nothing = learn_counts([], COSTS, SHAPES, with_table=True)
-    assert (nothing.table, nothing.expected) == (None, None)
+    assert (nothing.table, nothing.expected) == (None, [])
     few = fit_belief(documents[:3], with_table=True)
     assert np.array_equal(few.text, Belief.usual(with_table=True).text)
 
@@ -163,9 +182,9 @@ def test_no_path_is_looked_for_that_no_row_is_worth(monkeypatch, tmp_path):
     learned.save(tmp_path)
 
     plan = made_up.plan(drafters=(learned.options(),))
-    planned_free(plan, tmp_path, None)
+    planned_free(plan, tmp_path)
     alone = made_up.plan().drafters[:1]
-    planned_free(made_up.plan(drafters=alone), tmp_path, object())  # beside a drafter of one's own
+    drafting_by(made_up.plan(drafters=alone), tmp_path, object())  # beside a drafter of one's own
 
     assert least[1:] == [least_useful(entry.steps() for entry in plan.costs)] * 2
     assert min(least) > 0.0
@@ -175,25 +194,77 @@ def test_what_is_predicted_was_not_learned():
     """Of texts that have nothing in common a table says nothing of another one."""
     texts = np.random.default_rng(0).integers(0, 5000, (60, 80)).tolist()
     learned = learn_counts([Document([1, 2], text) for text in texts], COSTS, SHAPES, with_table=True)
-    assert learned.expected.aal < 1.1
+    assert learned.expected[0].aal < 1.1
 
 
-def test_drafters_by_name():
-    text = CountsOptions(table=False)
-    assert named_drafters(["text", "table"]) == Named(CountsOptions(table=True))
-    assert named_drafters(["text"]) == Named(text)
-    assert named_drafters(["ngram"], "max_draft_len=3") == Named(NGramOptions(max_draft_len=3))
-    assert named_drafters(["some/model"]) == named_drafters(["some/model", "text"]) == Named("some/model", text)
-    assert named_drafters(["table", "some/model"]) == Named("some/model", CountsOptions(table=True))
-    for names in (["some/model", "another"], ["ngram", "text"], ["ngram", "some/model"]):
+TABLE_TOO, LOOK_UP = CountsOptions(table=True), NGramOptions()
+
+
+@pytest.mark.parametrize(
+    ("names", "model", "free"),
+    [
+        (["text"], None, [TEXT_ALONE]),
+        (["table"], None, [TABLE_TOO]),
+        (["text", "table"], None, [TABLE_TOO]),
+        (["ngram"], None, [LOOK_UP]),
+        (["ngram", "text"], None, [LOOK_UP, TEXT_ALONE]),
+        (["some/model"], "some/model", [TEXT_ALONE]),
+        (["some/model", "text"], "some/model", [TEXT_ALONE]),
+        (["table", "some/model"], "some/model", [TABLE_TOO]),
+        (["ngram", "table", "some/model"], "some/model", [LOOK_UP, TABLE_TOO]),
+        (["none"], None, []),
+    ],
+)
+def test_drafters_by_name(names, model, free):
+    named = named_drafters(names)
+    assert named == Named(model, tuple(free))
+    assert named.has_table == ("table" in names)
+    assert named.is_plain == (names == ["none"])
+    assert set(names) - {model} <= names_of(free)
+
+
+def test_drafters_that_do_not_go_together():
+    assert named_drafters(["ngram"], "max_draft_len=3").free == (NGramOptions(max_draft_len=3),)
+    for names in (["a/model", "b/model"], ["none", "text"], ["none", "some/model"]):
         with pytest.raises(YggdrasilError, match=f"{names[0]} and {names[1]} do not draft together"):
             named_drafters(names)
-    with pytest.raises(YggdrasilError, match="table needs text beside it"):
-        named_drafters(["table"])
     with pytest.raises(YggdrasilError, match="--ngram is for --drafter ngram"):
         named_drafters(["text"], "max_draft_len=3")
 
 
-def test_a_fixed_tree_of_counts_is_exact_too(pair):
-    decoder = pair.decoder(FixedPolicy(TreeShape(4, 4, 16)), drafter=CountsDrafter(Belief.usual(with_table=False)))
-    assert decoder.generate(TEXT[:30], max_new_tokens=60).tokens == pair.reference(TEXT[:30], 60)
+class Nobody:
+    """A drafter of one's own that guesses nothing."""
+
+    name, hidden_layers = "nobody", ()
+
+
+def test_who_drafts_in_the_place_of_a_plans_own(tmp_path):
+    """What costs no pass joins the counts; a look-up stands alone; of another's trees nothing is known."""
+    plan = made_up.plan(drafters=[], shapes=replace(SHAPES, draft_widths=()))
+    plan = replace(plan, costs=[replace(entry, draft_ms={}, head_ms=0.0) for entry in plan.costs])
+    own, look_up, free = Nobody(), NGramDrafter(), usual_counts()
+
+    adapted, drafter, beside = drafting_by(plan, tmp_path, own)
+    assert drafter is own
+    assert [each.name for each in beside] == ["text"]
+    assert drafting_by(plan, tmp_path, look_up)[1:] == (None, [look_up])
+    assert drafting_by(plan, tmp_path, free)[1:2] == (None,)
+    policy = planned_policy(adapted, None)
+    policy.begin()
+    for _ in range(2):
+        policy.settle(policy.rest(64), 1, made_up.PLAIN_MS, rested=True)
+    assert policy.rest(64) is None, "it is tried"
+    only_plain = replace(plan, shapes=replace(plan.shapes, verify_widths=(1,)), costs=[
+        replace(entry, verify_ms={1: 1.0}) for entry in plan.costs
+    ])  # fmt: skip
+    with pytest.raises(YggdrasilError, match="decodes plainly alone"):
+        drafting_by(only_plain, tmp_path, own)
+
+
+@pytest.mark.parametrize("kind", MAKE_FREE)
+@pytest.mark.parametrize("width", [2, 16])
+def test_a_fixed_free_tree_is_exact_too(pair, kind, width):
+    decoder = pair.decoder(FreeTreePolicy(width), drafter=None, free=MAKE_FREE[kind]())
+    generation = decoder.generate(TEXT[:30], max_new_tokens=60)
+    assert generation.tokens == pair.reference(TEXT[:30], 60)
+    assert generation.metrics.accepted > 0

@@ -13,6 +13,7 @@ from yggdrasil.calibration.pair import check_pair, usual_length
 from yggdrasil.calibration.settings import FIRST, CalibrationSettings, PairSource
 from yggdrasil.calibration.work import keep_results, open_work, read_or_drop
 from yggdrasil.cli.calibrate import _shapes
+from yggdrasil.drafters.named import Named
 from yggdrasil.drafters.options import NGramOptions
 from yggdrasil.errors import ArtifactError, YggdrasilError
 from yggdrasil.profiling.traces import TraceSet
@@ -22,14 +23,14 @@ TARGET = resolve_source("yggdrasil:assets/tiny/target")
 
 
 def pair(**shapes):
-    return PairSource(TARGET, NGramOptions(), "bfloat16", 0, 0, Shapes(**shapes))
+    return PairSource(TARGET, None, "bfloat16", 0, 0, Shapes(**shapes), free=(NGramOptions(),))
 
 
 def test_a_context_that_the_model_lacks_is_refused_and_not_cut():
     assert check_pair(pair(max_length=2048)) is not None
     with pytest.raises(YggdrasilError, match=r"--max-length 4096 is more than the 2048 positions of .*target; give at"):
         check_pair(pair(max_length=4096))
-    assert usual_length(TARGET, NGramOptions()) == 2048
+    assert usual_length(TARGET, None) == usual_length(TARGET, TARGET) == 2048
 
 
 def test_unfinished_work_is_kept_for_the_same_calibration_and_dropped_when_damaged(tmp_path):
@@ -117,9 +118,16 @@ with locked(Path({str(lock)!r}), "a calibration"):
 
 
 def test_quick_leaves_alone_what_was_given_by_hand():
-    shapes = _shapes(512, 4, None, "1,3", "ngram", quick=True)
+    model, look_up, plain = Named("a/model"), Named(None, (NGramOptions(),)), Named(None)
+    shapes = _shapes(512, 4, None, "1,3", model, quick=True)
 
     assert (shapes.draft_widths, shapes.verify_widths) == ((1, 2, 4), (1, 3))
-    assert _shapes(512, 4, None, None, "ngram", quick=False).verify_widths == (1, 2, 4, 8, 16, 32, 64)
+    assert _shapes(512, 4, None, None, look_up, quick=False).verify_widths == (1, 2, 4, 8, 16, 32, 64)
+    assert _shapes(512, 4, None, None, look_up, quick=False).draft_widths == ()
+    assert _shapes(512, 4, None, None, plain, quick=False).verify_widths == (1,)
     with pytest.raises(YggdrasilError, match="verify_widths must be ascending"):
-        _shapes(512, 4, None, "4,1", "ngram", quick=True)
+        _shapes(512, 4, None, "4,1", look_up, quick=True)
+    with pytest.raises(YggdrasilError, match="--draft-widths is for a draft model"):
+        _shapes(512, 4, "1,2", None, look_up, quick=True)
+    with pytest.raises(YggdrasilError, match="--verify-widths is for drafters"):
+        _shapes(512, 4, None, "1,2", plain, quick=True)

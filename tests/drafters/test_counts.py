@@ -41,8 +41,7 @@ def new_tree(num_nodes=17):
 def grown(drafter, text, num_nodes=17, depth=5):
     tree = new_tree(num_nodes)
     drafter.begin(text)
-    drafter.head(tree)
-    drafter.grow(tree, 1, depth)
+    drafter.plant(tree, depth)
     tree.check_integrity()
     return tree
 
@@ -90,7 +89,6 @@ def test_paths_that_no_row_is_worth_are_left_out_and_no_others(native):
 def test_evidence_is_what_counting_by_hand_finds(native, text, documents):
     drafter = CountsDrafter(BELIEF, Table.of(documents), native=native)
     drafter.begin(text)
-    drafter.head(new_tree())
 
     expected = {}
     for length in range(min(LONGEST, len(text)), 0, -1):
@@ -148,15 +146,6 @@ def test_a_table_keeps_the_most_frequent():
     assert len(kept) == BRANCHES
     assert kept[0] == 7
     assert table.totals[place] == 21
-
-
-def test_candidates_that_another_drafter_left_are_forgotten():
-    tree = new_tree()
-    tree.pool_scores[:] = -1.0
-    drafter = CountsDrafter(BELIEF)
-    drafter.begin([1, 2, 1])
-    drafter.head(tree)
-    assert not torch.isfinite(tree.root_guesses()).any()
 
 
 @pytest.mark.parametrize("native", KINDS)

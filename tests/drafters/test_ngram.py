@@ -8,9 +8,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from toy_target import decode, paths, plain_decode, wandering_target
 
+from yggdrasil.drafters.counts import usual_counts
 from yggdrasil.drafters.ngram import NGramDrafter
 from yggdrasil.drafters.options import NGramOptions
-from yggdrasil.tree.token_tree import TokenTree
+from yggdrasil.drafters.protocol import FreeDrafter, together
+from yggdrasil.tree.token_tree import NO_SCORE, TokenTree
 
 OPTIONS = st.builds(
     NGramOptions,
@@ -209,3 +211,40 @@ def test_output_equals_plain_decoding(is_keep_all, is_use_oldest, is_public_pool
         assert decoded.num_iterations < 120
     if is_public_pool:  # the second request reads what the first one wrote
         assert decoded.num_iterations < 60
+
+
+class Free:
+    """A drafter as it guesses at no cost: alone, or in a tree that ``first`` has planted."""
+
+    def __init__(self, drafter, first=None):
+        self.name, self._drafter, self._first = drafter.name, drafter, first
+
+    def begin(self, tokens):
+        for each in filter(None, (self._drafter, self._first)):
+            each.begin(tokens)
+
+    def extend(self, tokens, hidden):
+        for each in filter(None, (self._drafter, self._first)):
+            each.extend(tokens, hidden)
+
+    def plant(self, tree, depth):
+        if self._first is None:
+            self._drafter.plant(tree, depth)
+            return
+        self._first.plant(tree, depth)
+        tree.scores[3:] = NO_SCORE  # room for others
+        before = paths(tree)
+        self._drafter.fill(tree, depth)
+        assert paths(tree)[: len(before)] == before
+
+
+def test_a_look_up_is_a_free_drafter_alone_and_beside_another():
+    prompt = [1, 2, 3]
+    told = plain_decode(wandering_target, prompt, 60)
+    alone = decode(Free(NGramDrafter()), wandering_target, prompt, 60, new_tree())
+    beside = decode(Free(NGramDrafter(), usual_counts()), wandering_target, prompt, 60, new_tree())
+    several = decode(together([NGramDrafter(), usual_counts()]), wandering_target, prompt, 60, new_tree())
+
+    assert isinstance(NGramDrafter(), FreeDrafter)
+    assert alone.tokens == beside.tokens == several.tokens == told
+    assert max(alone.num_iterations, beside.num_iterations, several.num_iterations) < 45

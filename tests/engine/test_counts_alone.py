@@ -1,5 +1,6 @@
 """Guesses that cost no pass, and no drafter: how much of their tree is verified, and what that can lose."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -37,8 +38,14 @@ def chosen(policy, expected, depth=16):
     return policy.free(expected, depth, 50) or policy.rest(50)
 
 
-def test_a_tree_that_promises_nothing_is_a_plain_step():
-    decision = chosen(policy(), [1.0, 1.0, 1.0, 1.0])
+@pytest.mark.parametrize("cheaper_ms", [0.0, 0.6])
+def test_a_tree_that_promises_nothing_is_a_plain_step(cheaper_ms):
+    """Even if a pass of two were cheaper than a plain step."""
+    made = fresh(replace(COSTS, verify_ms={width: ms - cheaper_ms for width, ms in COSTS.verify_ms.items()}))
+    made.begin()
+    for _ in range(2):
+        made.settle(made.rest(50), 1, COSTS.plain_ms, rested=True)
+    decision = chosen(made, [1.0, 1.0, 1.0, 1.0])
     assert decision.shape.verify_width == 1
     assert decision.shape.depth == 0
     assert decision.milliseconds == COSTS.plain_ms

@@ -45,7 +45,7 @@ class Alternating(FixedPolicy):
 
     def free(self, expected, depth, context):
         self._asked += 1
-        if self._asked % 4 in (0, 3):
+        if self._asked % 4 in (0, 3) or expected[-1] == 1.0:
             return None
         assert all(1.0 <= earlier <= later <= depth + 1 for earlier, later in pairwise(expected))
         return Decision(TreeShape(0, depth, (2, 8, WIDEST)[self._asked % 3]), 2.0, 1.0)

@@ -146,7 +146,7 @@ def test_another_machine_is_refused_unless_forced(change):
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"draft_widths": ()}, r"draft_widths must be ascending.*got \[\]"),
+        ({"verify_widths": ()}, r"verify_widths must be ascending.*got \[\]"),
         ({"verify_widths": (0, 1)}, "verify_widths must be ascending"),
         ({"prefill_widths": (8, 8)}, "prefill_widths must be ascending"),
         ({"max_depth": 0}, r"max_depth \(0\) must be at least 1"),
@@ -204,14 +204,26 @@ def test_hub_ids_are_kept():
 COUNTS = CountsOptions()
 
 
-@pytest.mark.parametrize("drafters", [[], [COUNTS, COUNTS], [NGramOptions(), NGramOptions()], [COUNTS, NGramOptions()]])
-def test_drafters_are_one_or_one_and_counts(drafters):
+MODEL = ModelRef("m", "1", 1)
+
+
+@pytest.mark.parametrize(
+    "drafters", [[COUNTS, COUNTS], [NGramOptions(), NGramOptions()], [COUNTS, MODEL], [MODEL, MODEL]]
+)
+def test_drafters_are_at_most_one_model_and_one_of_each_other_kind(drafters):
     with pytest.raises(ValueError, match="drafters"):
         made_up_plan(drafters=drafters)
 
 
+def test_a_model_drafts_in_some_width():
+    shapes = replace(made_up_plan().shapes, draft_widths=())
+    assert made_up_plan(drafters=[COUNTS], shapes=shapes).shapes.num_nodes == shapes.verify_widths[-1]
+    with pytest.raises(ValueError, match="draft_widths is empty"):
+        made_up_plan(drafters=[MODEL], shapes=shapes)
+
+
 def test_what_guesses_beside_the_drafter_is_named():
-    model = ModelRef("m", "1", 1)
-    assert made_up_plan(drafters=[model, COUNTS]).beside == COUNTS
-    assert made_up_plan(drafters=[model]).beside is None
-    assert made_up_plan(drafters=[COUNTS]).beside is None
+    for drafter in (None, MODEL):
+        for free in ((), (COUNTS,), (NGramOptions(), COUNTS)):
+            plan = made_up_plan(drafters=[*([drafter] if drafter else []), *free])
+            assert (plan.drafter, plan.free) == (drafter, free)

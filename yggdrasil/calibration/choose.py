@@ -28,11 +28,16 @@ WORTH_READING = 0.98  # of the time a token: a predictor takes time itself, whic
 class Choice(NamedTuple):
     """The learned tables, the depth source that wins, and what every candidate gave on held-out documents."""
 
-    learned: Learned
+    learned: Learned | None
     reports: dict[DepthSource, TrainingReport]  # of every predictor that was trained
     depth_from: DepthSource
     predicted: Expectation
     rejected: list[Expectation]
+
+    @classmethod
+    def without_drafter(cls, expected: Sequence[Expectation]) -> "Choice":
+        """Nothing has a depth to predict; the first of ``expected`` is what the policy gives."""
+        return cls(None, {}, MEAN, expected[0], list(expected[1:]))
 
 
 def fit_acceptance(traces: TraceSet) -> AcceptanceCalibration:

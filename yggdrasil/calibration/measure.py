@@ -5,7 +5,7 @@ cold as in decoding, and all shapes see the machine's drift alike.
 """
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from operator import attrgetter
 
 import numpy as np
@@ -14,6 +14,7 @@ import torch
 
 from yggdrasil.engine.build import Assembly
 from yggdrasil.engine.policy import Decision, Learner
+from yggdrasil.engine.promises import KeptPromises
 from yggdrasil.engine.text import TextStream
 from yggdrasil.engine.trace import MODEL_STAGES, Trace
 from yggdrasil.errors import YggdrasilError
@@ -32,6 +33,8 @@ Progress = Callable[[float], None]
 class ShapeCycle:
     """A policy that runs through ``shapes`` again and again, each ``STREAK`` times in a row, the narrow ones first.
 
+    A free shape names a width alone; its tree is as deep as what is guessed.
+
     Passes of many rows slow a processor down for some milliseconds, and few rows, which decoding mostly verifies, would
     pay for it: those that follow the widest here are plain steps. Shapes of one verify width take turns at random.
 
@@ -40,21 +43,34 @@ class ShapeCycle:
     it has to tell a wrong cost from a machine that slowed down, which needs plain steps that decoding seldom takes.
     """
 
-    learner: Learner | None = None
-
     def __init__(self, shapes: Sequence[TreeShape], seed: int) -> None:
         self._shapes = list(shapes)
         self._random = random.Random(seed)
-        self._order: Iterator[TreeShape] = iter(())
+        self._order: list[TreeShape] = []  # the next one last
+        self.wants_free = any(shape.is_free for shape in shapes)
+        self.learner: Learner | None = self if self.wants_free else None
+        self.promises = KeptPromises()
+
+    def begin(self) -> None:
+        """Nothing: the cycle goes on."""
+
+    def settle(self, decision: Decision, tokens: int, milliseconds: float, *, rested: bool) -> None:
+        """Nothing: what is measured decides nothing here."""
+
+    def _next(self) -> TreeShape:
+        if not self._order:
+            order = sorted(self._random.sample(self._shapes, len(self._shapes)), key=attrgetter("verify_width"))
+            self._order = [shape for shape in reversed(order) for _ in range(STREAK)]
+        return self._order[-1]
+
+    def free(self, expected: Sequence[float], depth: int, context: int) -> Decision | None:
+        return Decision(self._order.pop()) if self._next().is_free else None
 
     def rest(self, context: int) -> Decision | None:
-        shape = next(self._order, None)
-        if shape is None:
-            order = sorted(self._random.sample(self._shapes, len(self._shapes)), key=attrgetter("verify_width"))
-            self._order = iter([shape for shape in order for _ in range(STREAK)])
-            shape = next(self._order)
-        self._decision = Decision(shape)
-        return None if shape.depth else self._decision
+        if self._next().is_free:  # the text's end left no room for it
+            return Decision(PLAIN_STEP)
+        self._decision = Decision(self._order.pop())
+        return self._decision if self._decision.shape == PLAIN_STEP else None
 
     def choose(self, evidence: Evidence) -> Decision:
         return self._decision
@@ -64,11 +80,16 @@ class ShapeCycle:
 
 
 def measured_shapes(shapes: Shapes) -> list[TreeShape]:
-    """A cycle that covers every verify width and every draft width, shallow and deep, and plain steps."""
+    """A cycle that covers every verify width and every draft width, shallow and deep, and plain steps.
+
+    Where no pass drafts, trees are free.
+    """
     wide = [width for width in shapes.verify_widths if width > 1]
+    narrow = shapes.draft_widths
+    if not narrow:
+        return [*(TreeShape(0, 1, width) for width in wide), *[PLAIN_STEP] * 3]
     if not wide:
         raise YggdrasilError("the only verify width is 1, which no tree can use; give --verify-widths such as 1,2,4,8")
-    narrow = shapes.draft_widths
     pairs = [
         TreeShape(narrow[(i + shift) % len(narrow)], depth, wide[i % len(wide)])
         for shift, depth in enumerate((min(SHALLOW, shapes.max_depth), shapes.max_depth))
@@ -107,6 +128,7 @@ def measure_stages(
             if trace.iterations == counted:  # the end of the text, no iteration
                 continue
             counted, shape = trace.iterations, trace.last_shape
+            shape = shape._replace(depth=1) if shape.is_free else shape
             stages = {name: (ns - seen.get(name, 0)) / 1e6 for name, ns in trace.stage_ns.items()}
             total = (trace.decode_ns - seen_ns) / 1e6
             seen, seen_ns = dict(trace.stage_ns), trace.decode_ns
@@ -154,14 +176,16 @@ def _costs_at(context: int, frame: pd.DataFrame, shapes: Shapes) -> Costs:
     verify = {w: median(part, "verify") for w, part in _by_width(drafted, "verify_width")}
     verify[1] = median(plain, "plain")
     envelope = lower_envelope(verify)
-    draft = {w: _draft_line(part) for w, part in _by_width(drafted[drafted["stage"] == "draft_steps"], "width")}
+    by_draft_width = _by_width(drafted[drafted["stage"] == "draft_steps"], "width") if shapes.draft_widths else []
+    draft = {w: _draft_line(part) for w, part in by_draft_width}
     steps = {width: step for width, (step, _) in draft.items()}  # a narrower step never costs more: that is noise
+    rest = float(np.median([rest for _, rest in draft.values()])) if draft else 0.0
     return Costs(
         context=context,
-        head_ms=_rounded(median(drafted, "head_draft")),
-        draft_ms={width: _rounded(ms) for width, (ms, _) in lower_envelope(steps).items()},
+        head_ms=_rounded(median(drafted, "head_draft")) if draft else 0.0,
+        draft_ms={width: _rounded(ms) for width, (ms, _) in lower_envelope(steps).items()} if draft else {},
         verify_ms={width: _rounded(envelope[width][0]) for width in shapes.verify_widths},
-        overhead_ms=_rounded(median(drafted, "overhead") + float(np.median([rest for _, rest in draft.values()]))),
+        overhead_ms=_rounded(median(drafted if len(drafted) else plain, "overhead") + rest),
         plain_ms=_rounded(median(plain, "iteration")),
     )
 
@@ -181,7 +205,7 @@ def useful_verify_widths(frame: pd.DataFrame, shapes: Shapes) -> tuple[int, ...]
     frame = without_drift(frame)
     part = frame[(frame["context"] == frame["context"].min()) & (frame["depth"] > 0) & (frame["stage"] == "verify")]
     measured = {w: float(group["ms"].median()) for w, group in _by_width(part, "verify_width")}
-    served_by = {compiled for _, compiled in lower_envelope(measured).values()}
+    served_by = {compiled for _, compiled in lower_envelope(measured).values()} if measured else set()
     return tuple(width for width in shapes.verify_widths if width == 1 or width in served_by)
 
 

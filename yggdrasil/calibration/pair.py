@@ -15,7 +15,7 @@ from yggdrasil.drafters.heads.loading import LoadedHead, load_head
 from yggdrasil.drafters.heads.settings import read_settings
 from yggdrasil.drafters.ngram import NGramDrafter
 from yggdrasil.drafters.options import CountsOptions, FreeOptions
-from yggdrasil.drafters.protocol import Drafter
+from yggdrasil.drafters.protocol import FreeDrafter, together
 from yggdrasil.engine.build import Assembly, assemble, default_backend, open_device
 from yggdrasil.engine.decoder import DTYPES
 from yggdrasil.errors import YggdrasilError
@@ -40,10 +40,11 @@ def check_pair(source: "PairSource") -> PreTrainedTokenizerBase:
         YggdrasilError: files that are missing, damaged or not to be trusted, models that cannot be verified as trees or
             do not share a tokenizer, or shapes longer than a model's context.
     """
-    has_model = isinstance(source.drafter, str) and not is_head(source.drafter)
-    names = [source.target, *([str(source.drafter)] if has_model else [])]
-    if isinstance(source.drafter, str) and not has_model:
+    names = [source.target]
+    if source.drafter is not None and is_head(source.drafter):
         _check_head(Path(source.drafter).expanduser())
+    elif source.drafter is not None:
+        names.append(source.drafter)
     found = [Source.find(name) for name in names]
     for model in found:
         config = load_config(model)
@@ -69,12 +70,12 @@ def _check_head(folder: Path) -> None:
         read_settings(folder, is_first=kind == "eagle")
 
 
-def usual_length(target: str, drafter: str | FreeOptions) -> int:
+def usual_length(target: str, drafter: str | None) -> int:
     """The longest request to prepare for where none is named: the usual one, or what the models have."""
     contexts: list[int | None] = [
         getattr(load_config(model).get_text_config(), "max_position_embeddings", None)
         for model in (target, drafter)
-        if isinstance(model, str) and not is_head(model)
+        if model is not None and not is_head(model)
     ]
     return min([USUAL_LENGTH, *(context for context in contexts if context)])
 
@@ -85,22 +86,20 @@ def build_assembly(source: "PairSource", knots: torch.Tensor | None = None, back
     backend = backend or default_backend(device)
     target = load_model(source.target, dtype, device, source.target_threads, weights=source.weights)
     check_tree_attention(target)
-    if not isinstance(source.drafter, str):
-        return assemble(target, _without_model(source.drafter), source.shapes, backend)
-    drafter: LoadedModel | LoadedHead
-    if is_head(source.drafter):
+    drafter: LoadedModel | LoadedHead | None = None
+    if source.drafter is not None and is_head(source.drafter):
         head = load_head(Path(source.drafter).expanduser(), target, source.drafter_threads)
         drafter = settled(head, target, Source.find(source.target).fingerprint())
-    else:
+    elif source.drafter is not None:
         drafter = load_model(source.drafter, dtype, device, source.drafter_threads)
         check_tree_attention(drafter)
     return assemble(
         target, drafter, source.shapes, backend, knots=knots, other_stages=source.schedules,
-        free=None if source.beside is None else usual_counts(),
+        free=together([_unlearned(each) for each in source.free]),
     )  # fmt: skip
 
 
-def _without_model(options: FreeOptions) -> Drafter:
+def _unlearned(options: FreeOptions) -> FreeDrafter:
     """The drafter as it is before anything is learned."""
     return usual_counts() if isinstance(options, CountsOptions) else NGramDrafter(options)
 

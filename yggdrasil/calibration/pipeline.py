@@ -4,7 +4,7 @@ Work that is done lies in ``profiles/NAME/<machine>.partial`` until the calibrat
 """
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from functools import partial
 from pathlib import Path
@@ -29,8 +29,9 @@ from yggdrasil.artifacts.lock import locked
 from yggdrasil.calibration.backends import time_backends
 from yggdrasil.calibration.choose import Choice, choose, fit_acceptance
 from yggdrasil.calibration.counted import Counted, learn_counts
+from yggdrasil.calibration.foreseen import foresee
 from yggdrasil.calibration.measure import COLUMNS, costs_from, measure_stages, useful_verify_widths
-from yggdrasil.calibration.own_text import OwnText, text_file
+from yggdrasil.calibration.own_text import Document, OwnText, text_file
 from yggdrasil.calibration.pair import build_assembly, check_pair, with_threads
 from yggdrasil.calibration.record import concatenate, record_document
 from yggdrasil.calibration.settings import CalibrationSettings, PairSource
@@ -41,10 +42,10 @@ from yggdrasil.calibration.variants import time_variants
 from yggdrasil.calibration.work import keep_results, open_work, read_or_drop
 from yggdrasil.drafters.counts import CountsDrafter
 from yggdrasil.drafters.options import CountsOptions, FreeOptions
-from yggdrasil.drafters.protocol import Drafter, SteppedDrafter
+from yggdrasil.drafters.protocol import Drafter, SteppedDrafter, each_of
 from yggdrasil.engine.apart import compile_missing
 from yggdrasil.engine.build import Assembly
-from yggdrasil.engine.policy import FixedPolicy
+from yggdrasil.engine.policy import PLAIN_POLICY, FixedPolicy
 from yggdrasil.engine.text import TextStream
 from yggdrasil.engine.trace import Trace
 from yggdrasil.errors import YggdrasilError
@@ -52,17 +53,17 @@ from yggdrasil.models.kept_tensors import keep_model
 from yggdrasil.models.loaded import LoadedModel
 from yggdrasil.models.source import Source
 from yggdrasil.predictor.acceptance import AcceptanceCalibration
-from yggdrasil.predictor.report import CalibrationPoint
+from yggdrasil.predictor.report import CalibrationPoint, TrainingReport
 from yggdrasil.profiling.traces import TraceSet
 from yggdrasil.prompts import Prompt, encode_prompt, read_prompts
-from yggdrasil.scheduling.plan import ModelRef, Plan, Shapes, portable_source
+from yggdrasil.scheduling.plan import DepthSource, Expectation, ModelRef, Plan, Shapes, portable_source
 from yggdrasil.scheduling.stages import DEFAULT_ORDER, HEAD_FIRST_ORDER
 from yggdrasil.tree.objective import StepCosts, TreeShape
 
 SAMPLES_VERSION = 1
 REPORT_VERSION = 2
 FIRST_PASS_DOCUMENTS = 4
-COUNTED_DOCUMENTS = 4  # traced where counts draft alone: they are reported on, and nothing is decided by them
+FORESEEN = 4  # documents decoded to predict by, where the target has written no text of its own
 KEPT_TABLES = ("threads.csv", "backend_samples.csv", "variants.csv")  # measured on the way, for those who look
 
 
@@ -104,16 +105,16 @@ def _calibrate(
     shapes = replace(pair.shapes, verify_widths=useful_verify_widths(frame, pair.shapes))
     costs = costs_from(frame, shapes)
     counted = _count(assembly, pair, tokenizer, settings, shapes, costs[0].steps(), work, reporter)
-    traced = texts[:COUNTED_DOCUMENTS] if isinstance(pair.drafter, CountsOptions) else texts
-    traces, acceptance = _record(assembly, tokenizer, traced, settings, work, reporter)
-    report = reporter.phase("training the depth predictor and simulating")
-    choice = choose(traces, acceptance, costs[0].steps())
-    if counted is not None and pair.beside is None:  # whose policy needs no depth
-        choice = choice._replace(depth_from="mean")
-        if counted.expected is not None:
-            rejected = [choice.predicted, *choice.rejected]
-            choice = choice._replace(predicted=counted.expected, rejected=rejected)
-    report(1.0)
+    if pair.drafter is None:
+        expected = [] if counted is None else counted.expected
+        choice = Choice.without_drafter(
+            expected or _foresee(assembly, tokenizer, texts, settings, shapes, costs[0].steps(), reporter)
+        )
+    else:
+        traces, acceptance = _record(assembly, tokenizer, texts, settings, work, reporter)
+        report = reporter.phase("training the depth predictor and simulating")
+        choice = choose(traces, acceptance, costs[0].steps())
+        report(1.0)
 
     machine = current_machine()
     predictor_folder = predictor_directory(settings.root, settings.name, machine)
@@ -144,17 +145,16 @@ def _calibrate(
     _write(settings, plan, destination, choice, counted, frame, work)
     keep_model(assembly.target.loaded, pair.target, pair.weights)
     second = assembly.second
-    if isinstance(second, LoadedModel) and isinstance(pair.drafter, str):
+    if isinstance(second, LoadedModel) and pair.drafter is not None:
         keep_model(second, pair.drafter, "full")
     return destination
 
 
 def _drafters_of(pair: PairSource, counted: Counted | None) -> list[ModelRef | FreeOptions]:
     """The drafters as the plan names them."""
-    counts = [] if counted is None else [counted.options()]
-    if isinstance(pair.drafter, str):
-        return [_model_ref(pair.drafter, pair.drafter_threads), *counts]
-    return list(counts) or [pair.drafter]
+    model = [] if pair.drafter is None else [_model_ref(pair.drafter, pair.drafter_threads)]
+    learned = [counted.options() if isinstance(each, CountsOptions) and counted else each for each in pair.free]
+    return [*model, *learned]
 
 
 def _write(
@@ -176,20 +176,22 @@ def _write(
             shutil.copyfile(work / table, folder / table)
         write_csv(folder / "stage_summary.csv", "stage-summary", SAMPLES_VERSION, described)
     with atomic_directory(predictor_directory(settings.root, settings.name, plan.machine)) as folder:
-        choice.learned.save(folder)
+        if choice.learned is not None:
+            choice.learned.save(folder)
         if counted is not None:
             counted.save(folder)
-        rows = [{"reads": source, **row} for source, report in choice.reports.items() for row in report.rows()]
-        write_csv(folder / "report.csv", "predictor-report", REPORT_VERSION, pd.DataFrame(rows))
-        curves = [
-            {"reads": source, **asdict(point)}
-            for source, report in choice.reports.items()
-            for point in report.calibration
-        ]
-        columns = ["reads", *(each.name for each in fields(CalibrationPoint))]
-        write_csv(folder / "calibration.csv", "predictor-calibration", 1, pd.DataFrame(curves, columns=columns))
+        if choice.reports:
+            _write_reports(choice.reports, folder)
     plan.save(destination)
     shutil.rmtree(work)
+
+
+def _write_reports(reports: Mapping[DepthSource, TrainingReport], folder: Path) -> None:
+    rows = [{"reads": source, **row} for source, report in reports.items() for row in report.rows()]
+    write_csv(folder / "report.csv", "predictor-report", REPORT_VERSION, pd.DataFrame(rows))
+    curves = [{"reads": source, **asdict(point)} for source, report in reports.items() for point in report.calibration]
+    columns = ["reads", *(each.name for each in fields(CalibrationPoint))]
+    write_csv(folder / "calibration.csv", "predictor-calibration", 1, pd.DataFrame(curves, columns=columns))
 
 
 def _choose_threads(assembly: Assembly, pair: PairSource, work: Path, reporter: Reporter) -> PairSource:
@@ -288,18 +290,39 @@ def _count(
     """Let the target write text, and the drafter that counts learn from it; None where there is none."""
     if pair.counts is None:
         return None
-    drafter = assembly.engine.drafter if pair.beside is None else assembly.engine.free
-    assert isinstance(drafter, CountsDrafter)
-    if pair.beside is not None and not pair.beside.table:  # the text alone beside a model: the usual belief will do
+    everyone = each_of(assembly.engine.free)
+    (drafter,) = (each for each in everyone if isinstance(each, CountsDrafter))
+    others = [each for each in everyone if each is not drafter]
+    if pair.drafter is not None and not pair.counts.table:  # the text alone beside a model: the usual belief will do
         return learn_counts([], costs, shapes, with_table=False)
     source = Source.find(pair.target)
     file = text_file(f"{source.fingerprint()}-{pair.weights}")
     prompts = [encode_prompt(tokenizer, prompt) for prompt in read_prompts(settings.prompts, chat=settings.chat)]
     writer = OwnText(assembly.target.loaded, tokenizer, prompts, file)
     documents = writer.write(settings.own_text, work / "own-text.json", reporter.phase)
-    counted = learn_counts(documents, costs, shapes, with_table=pair.counts.table)
+    counted = learn_counts(documents, costs, shapes, with_table=pair.counts.table, others=others)
     drafter.learn(counted.belief, counted.table)
     return counted
+
+
+def _foresee(
+    assembly: Assembly,
+    tokenizer: PreTrainedTokenizerBase,
+    texts: Sequence[Sequence[int]],
+    settings: CalibrationSettings,
+    shapes: Shapes,
+    costs: StepCosts,
+    reporter: Reporter,
+) -> list[Expectation]:
+    """What to expect by a few of ``texts``, where the target has written nothing else."""
+    report, documents = reporter.phase("decoding a few prompts to predict by"), []
+    for number, text in enumerate(texts[:FORESEEN], start=1):
+        stream = open_ended(tokenizer, settings.effort.tokens)
+        for _ in assembly.engine.decode(text, stream, PLAIN_POLICY, Trace()):
+            pass
+        documents.append(Document(list(text), stream.tokens))
+        report(number / len(texts[:FORESEEN]))
+    return foresee(assembly.engine.free, documents, costs, shapes)
 
 
 def _record(
@@ -312,16 +335,14 @@ def _record(
 ) -> tuple[TraceSet, AcceptanceCalibration]:
     """Traces of all documents, grown with an acceptance calibration fitted on the first few."""
     drafter = assembly.engine.drafter
-    assert drafter is not None
+    assert isinstance(drafter, SteppedDrafter)
     report = reporter.phase(f"recording acceptance on {len(texts)} documents")
-    acceptance = AcceptanceCalibration.identity()
-    if isinstance(drafter, SteppedDrafter):  # others estimate acceptance themselves
-        first = [
-            _document(assembly, drafter, tokenizer, settings, texts, i, work / f"first-{i}.safetensors")
-            for i in range(min(FIRST_PASS_DOCUMENTS, len(texts) // 2))
-        ]
-        acceptance = fit_acceptance(concatenate(first))
-        drafter.knots.copy_(torch.from_numpy(acceptance.knots.copy()))
+    first = [
+        _document(assembly, drafter, tokenizer, settings, texts, i, work / f"first-{i}.safetensors")
+        for i in range(min(FIRST_PASS_DOCUMENTS, len(texts) // 2))
+    ]
+    acceptance = fit_acceptance(concatenate(first))
+    drafter.knots.copy_(torch.from_numpy(acceptance.knots.copy()))
     parts = []
     for i in range(len(texts)):
         parts.append(_document(assembly, drafter, tokenizer, settings, texts, i, work / f"traces-{i}.safetensors"))
@@ -341,9 +362,7 @@ def _document(
     kept = read_or_drop(file, TraceSet.load)
     if kept is None:
         shapes = settings.pair.shapes
-        policy = FixedPolicy(
-            TreeShape(shapes.draft_widths[-1], min(4, shapes.max_depth), min(8, shapes.verify_widths[-1]))
-        )
+        policy = FixedPolicy(TreeShape(shapes.widest_draft, min(4, shapes.max_depth), min(8, shapes.verify_widths[-1])))
         stream = open_ended(tokenizer, settings.effort.tokens + shapes.max_depth)
         for _ in assembly.engine.decode(texts[index], stream, policy, Trace()):
             pass

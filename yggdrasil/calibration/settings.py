@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from yggdrasil.drafters.options import CountsOptions, FreeOptions
 from yggdrasil.engine.decoder import DtypeName
 from yggdrasil.models.formats.names import Weights
-from yggdrasil.scheduling.plan import DeviceName, ModelRef, Plan, Shapes
+from yggdrasil.scheduling.plan import DeviceName, Plan, Shapes
 
 
 @dataclass(frozen=True)
@@ -15,30 +15,29 @@ class PairSource:
     """What it takes to build a pair, in this process or in another."""
 
     target: str
-    drafter: str | FreeOptions
+    drafter: str | None  # the model that drafts
     dtype: DtypeName
     target_threads: int  # 0: not decided yet
     drafter_threads: int
     shapes: Shapes
     weights: Weights = "full"  # of the target
     device: DeviceName = "cpu"
-    beside: CountsOptions | None = None  # guesses in the drafter's tree too
+    free: tuple[FreeOptions, ...] = ()  # what guesses without a pass
     schedules: tuple[tuple[str, ...], ...] = ()  # whose steps it must have besides those of plain plans
 
     @classmethod
     def of_plan(cls, plan: Plan) -> "PairSource":
         """The pair that a plan decodes with."""
-        drafter = plan.drafter.path() if isinstance(plan.drafter, ModelRef) else plan.drafter
-        threads = plan.drafter.threads if isinstance(plan.drafter, ModelRef) else 1
+        drafter, threads = (None, 1) if plan.drafter is None else (plan.drafter.path(), plan.drafter.threads)
         return cls(
             plan.target.path(), drafter, plan.dtype, plan.target.threads, threads, plan.shapes, plan.weights,
-            device=plan.device, beside=plan.beside,
+            device=plan.device, free=plan.free,
         )  # fmt: skip
 
     @property
     def counts(self) -> CountsOptions | None:
         """What is counted, alone or beside a drafter."""
-        return self.drafter if isinstance(self.drafter, CountsOptions) else self.beside
+        return next((each for each in self.free if isinstance(each, CountsOptions)), None)
 
     def with_shapes(self, shapes: Shapes) -> "PairSource":
         return replace(self, shapes=shapes)
@@ -82,7 +81,6 @@ class Effort:
         return [*fitting, limit // 2, limit] if limit >= _LONG else fitting
 
 
-COUNTED_WIDTHS = (4,)  # draft widths where counts grow the tree, whatever the width: nodes of a level that are traced
 QUICK = Effort(documents=10, tokens=64, contexts=(128,), samples=8, own_text=60.0, backends=False)
 QUICK_WIDTHS = (1, 2, 4), (1, 2, 4, 8, 16, 32)  # draft and verify widths
 # What a model is decoded with that nobody calibrated: every width costs a compilation.

@@ -12,6 +12,7 @@ from yggdrasil.errors import Interrupted, YggdrasilError
 from yggdrasil.models.formats.names import AUTO, Weights
 
 if TYPE_CHECKING:
+    from yggdrasil.drafters.named import Named
     from yggdrasil.scheduling.plan import Shapes
 
 WIDTHS = "1,2,4,8", "1,2,4,8,16,32,64"  # draft and verify
@@ -22,9 +23,9 @@ def calibrate(
     drafter: Annotated[
         list[str] | None,
         typer.Option(
-            help="Folder, .gguf file or hub id of a draft model, or folder of an EAGLE-3 head; or without one: text "
-            "and table, counts of this text and of the target's own (both unless told otherwise; repeat the option), "
-            "or ngram, a look-up.",
+            help="Repeat it for several in one tree. A draft model (folder, .gguf file or hub id) or an EAGLE-3 head "
+            "(folder); text and table, counts of this text and of the target's own (both unless told otherwise); "
+            "ngram, a look-up; or none, plain decoding.",
         ),
     ] = None,
     prompts: Annotated[
@@ -89,21 +90,21 @@ def calibrate(
     from yggdrasil.calibration.pair import usual_length
     from yggdrasil.calibration.pipeline import calibrate as run
     from yggdrasil.calibration.settings import QUICK, CalibrationSettings, Effort, PairSource
-    from yggdrasil.cli.drafters import named_drafters
     from yggdrasil.cli.progress import PhaseProgress
+    from yggdrasil.drafters.named import USUAL, named_drafters
     from yggdrasil.models.formats.usual import usual_weights
     from yggdrasil.pretrained import plan_name, shipped_prompts
 
     if variants and device == "cuda":
         raise YggdrasilError("--variants times steps of a CPU; scripts/check_cuda.py compares a GPU's")
-    named = named_drafters(drafter or ["text", "table"], ngram)
+    named = named_drafters(drafter or USUAL, ngram)
     if table_tokens is not None and not named.has_table:
         raise YggdrasilError("--table-tokens is for --drafter table, which is not asked for")
     length = max_length or usual_length(target, named.drafter)
-    shapes = _shapes(length, max_depth, draft_widths, verify_widths, named.drafter, quick=quick)
+    shapes = _shapes(length, max_depth, draft_widths, verify_widths, named, quick=quick)
     chosen = usual_weights(target, dtype, device) if weights == AUTO else cast(Weights, weights)
     pair = PairSource(
-        target, named.drafter, dtype, target_threads, drafter_threads, shapes, chosen, device, beside=named.beside
+        target, named.drafter, dtype, target_threads, drafter_threads, shapes, chosen, device, named.free
     )  # fmt: skip
     texts, is_chat = (prompts, chat) if prompts is not None else shipped_prompts(target)
     settings = CalibrationSettings(
@@ -121,16 +122,17 @@ def calibrate(
 
 
 def _shapes(
-    max_length: int, max_depth: int, draft: str | None, verify: str | None, drafter: object, *, quick: bool
+    max_length: int, max_depth: int, draft: str | None, verify: str | None, named: "Named", *, quick: bool
 ) -> "Shapes":
-    """Shapes of what was asked for; ``quick`` and the kind of drafter decide widths that were not given."""
-    from yggdrasil.calibration.settings import COUNTED_WIDTHS, QUICK_WIDTHS
-    from yggdrasil.drafters.options import CountsOptions
+    """Shapes of what was asked for; ``quick`` and the drafters decide widths that were not given."""
+    from yggdrasil.calibration.settings import QUICK_WIDTHS
     from yggdrasil.scheduling.plan import Shapes
 
+    if (draft and named.drafter is None) or (verify and named.is_plain):
+        option, what = ("--draft-widths", "a draft model") if draft else ("--verify-widths", "drafters")
+        raise YggdrasilError(f"{option} is for {what}, and none is asked for; leave it out")
     usual = QUICK_WIDTHS if quick else tuple(map(checks.parse_widths, WIDTHS))
-    if isinstance(drafter, CountsOptions):
-        usual = COUNTED_WIDTHS, usual[1]
+    usual = () if named.drafter is None else usual[0], (1,) if named.is_plain else usual[1]
     widths = [
         checks.parse_widths(given) if given else least for given, least in zip((draft, verify), usual, strict=True)
     ]

@@ -10,6 +10,7 @@ from yggdrasil.cli.options import ChatOption, ForceOption
 from yggdrasil.errors import YggdrasilError
 
 if TYPE_CHECKING:
+    from yggdrasil.engine.policy import Policy
     from yggdrasil.reports.facts import Facts
 
 
@@ -61,7 +62,7 @@ def _with_trees(facts: "Facts", plan: Path, prompts: Path, limit: int, *, chat: 
 
     from yggdrasil.artifacts import write_csv
     from yggdrasil.engine.decoder import Decoder
-    from yggdrasil.engine.policy import FixedPolicy
+    from yggdrasil.engine.policy import FixedPolicy, FreeTreePolicy
     from yggdrasil.prompts import encode_prompt, read_prompts
     from yggdrasil.reports.trees import record_trees
 
@@ -69,8 +70,10 @@ def _with_trees(facts: "Facts", plan: Path, prompts: Path, limit: int, *, chat: 
     texts = [encode_prompt(decoder.tokenizer, prompt) for prompt in read_prompts(prompts, limit, chat=chat)]
     recorded = []
     # A policy may decode plainly; here trees are wanted: the plan's, and such as lose nodes before verification.
-    for shape in dict.fromkeys((facts.best_tree(), facts.best_pruned_tree())):
-        decoder.policy = FixedPolicy(shape)
+    policies: list[Policy] = [FreeTreePolicy(facts.plan.shapes.verify_widths[-1])]
+    if facts.learned is not None:
+        policies = [FixedPolicy(shape) for shape in dict.fromkeys((facts.best_tree(), facts.best_pruned_tree()))]
+    for decoder.policy in policies:
         recorded.append(record_trees(decoder, texts, each=1))
     trees = pd.concat(recorded, ignore_index=True)
     if facts.profile.is_dir():

@@ -17,25 +17,21 @@ from yggdrasil.drafters.counted import LEAST_PATH, PortableCounts
 from yggdrasil.drafters.options import CountsOptions
 from yggdrasil.drafters.table import Table
 from yggdrasil.models.kernels import is_native
-from yggdrasil.tree.token_tree import NO_SCORE, TokenTree
+from yggdrasil.tree.token_tree import TokenTree
 
 BELIEF_FILE, TABLE_FILE = "belief.safetensors", "table.safetensors"
 POOL_TOKENS = 1 << 17  # of earlier requests, at most; some 50 MB of counts
 
 
 class CountsDrafter:
-    """Grows the best tree that counted evidence makes likely.
+    """Grows the best tree that counted evidence makes likely, best node first, until it is full.
 
-    ``grow`` fills the tree whatever the width, best node first: the verify width decides how many of them count.
     ``is_public_pool``: what earlier requests said is counted too, up to ``POOL_TOKENS``, and then from nothing again.
     """
-
-    hidden_layers: tuple[int, ...] = ()
 
     def __init__(self, belief: Belief, table: Table | None = None, *, native: bool | None = None) -> None:
         self.is_public_pool = False
         self._make = _native_counts if (is_native() if native is None else native) else PortableCounts
-        self._on_host: TokenTree | None = None  # where the tree itself lies elsewhere
         self._least_path = LEAST_PATH
         self.learn(belief, table)
 
@@ -76,17 +72,8 @@ class CountsDrafter:
     def extend(self, tokens: Sequence[int], hidden: Mapping[int, Tensor]) -> None:
         self._pending.extend(tokens)
 
-    def head(self, tree: TokenTree) -> None:
-        self._count()
-        tree.pool_scores.fill_(NO_SCORE)
-        self._write(tree, 0)
-
-    def grow(self, tree: TokenTree, width: int, depth: int) -> None:
-        """Fill the tree with the likeliest nodes, none deeper than ``depth``."""
-        self._write(tree, depth)
-
     def plant(self, tree: TokenTree, depth: int) -> None:
-        """``head`` and ``grow`` in one, in a tree on the host."""
+        """Make the text's last token the root of a tree and fill it with the likeliest nodes, none below ``depth``."""
         self._count()
         self._counts.grow(*tree.node_tensors(), depth)
 
@@ -99,7 +86,8 @@ class CountsDrafter:
         self._counts.fill(*tree.node_tensors(), depth)
 
     def evidence(self, path: Sequence[int]) -> Tensor:
-        """What may follow the counted text and then ``path``: (token, kind in text, kind in table), [n, 3] int64."""
+        """What may follow the text and then ``path``: (token, kind in text, kind in table), [n, 3] int64."""
+        self._count()
         rows: Tensor = self._counts.evidence([*self._text[-LONGEST:], *path])
         return rows
 
@@ -109,15 +97,6 @@ class CountsDrafter:
             self._counts.append(self._pending)
             self._text += self._pending
             self._pending = []
-
-    def _write(self, tree: TokenTree, depth: int) -> None:
-        if tree.tokens.device.type == "cpu":
-            self._counts.grow(*tree.node_tensors(), depth)
-            return
-        if self._on_host is None or self._on_host.num_nodes != tree.num_nodes:
-            self._on_host = TokenTree.on_host(tree.num_nodes)
-        self._counts.grow(*self._on_host.node_tensors(), depth)
-        tree.take_nodes(self._on_host)
 
 
 def usual_counts() -> CountsDrafter:

@@ -49,8 +49,6 @@ class GuidedGuesses:
     Drafted trees are left as they are: whoever grows them cuts them.
     """
 
-    hidden_layers: tuple[int, ...] = ()
-
     def __init__(self, free: FreeDrafter | None, sampler: Sampler) -> None:
         assert sampler.grammar is not None
         self.name = "grammar" if free is None else f"{free.name}, guided"
@@ -63,12 +61,6 @@ class GuidedGuesses:
     def extend(self, tokens: Sequence[int], hidden: Mapping[int, Tensor]) -> None:
         if self._free is not None:
             self._free.extend(tokens, hidden)
-
-    def head(self, tree: TokenTree) -> None:
-        tree.plant(self._sampler.tokens[-1])
-
-    def grow(self, tree: TokenTree, width: int, depth: int) -> None:
-        self.plant(tree, depth)
 
     def plant(self, tree: TokenTree, depth: int) -> None:
         forced = self._grammar.forced(self._sampler.tokens)[:depth]

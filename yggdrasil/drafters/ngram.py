@@ -15,11 +15,12 @@ from yggdrasil.drafters.options import NGramOptions
 from yggdrasil.tree.token_tree import TokenTree
 
 _BOUNDARY = -1  # parts the texts of a public pool; no token has this id
+_BRANCHES = 4  # continuations in a tree that no draft width bounds
 _MEMORY = 64  # guesses of one match size after which older ones count half
 
 
 class NGramDrafter:
-    """Drafter that looks the end of the text up in the text: longest match first, then shorter ones."""
+    """Looks the end of the text up in the text, longest match first. A ``Drafter``, and a free one."""
 
     name = "n-gram"
     hidden_layers: tuple[int, ...] = ()
@@ -39,9 +40,7 @@ class NGramDrafter:
         self._pending.extend(tokens)
 
     def head(self, tree: TokenTree) -> None:
-        # Not before: the last tokens of a request, which may lie behind its end, hardly ever come here.
-        self._pool.append(self._pending)
-        self._pending = []
+        self._read()
         tree.plant(self._pool.last_token)
 
     def grow(self, tree: TokenTree, width: int, depth: int) -> None:
@@ -56,6 +55,19 @@ class NGramDrafter:
                 break
             guesses.add(tokens, [self._pool.agreement(match_size + i) for i in range(len(tokens))])
         tree.graft(guesses.parents, guesses.tokens, guesses.log_probabilities)
+
+    def plant(self, tree: TokenTree, depth: int) -> None:
+        self.head(tree)
+        self.grow(tree, _BRANCHES, depth)
+
+    def fill(self, tree: TokenTree, depth: int) -> None:
+        self._read()
+        self.grow(tree, _BRANCHES, depth)
+
+    def _read(self) -> None:
+        # Not before: the last tokens of a request, which may lie behind its end, hardly ever come here.
+        self._pool.append(self._pending)
+        self._pending = []
 
 
 class _Pool:

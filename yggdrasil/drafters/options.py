@@ -32,14 +32,14 @@ class NGramOptions:
 
 @dataclass(frozen=True)
 class CountsOptions:
-    """Counted continuations: of the text itself, and of a table of the target's own text where ``table`` is set."""
+    """Counted continuations: of the text, and where ``table`` is set of a table of the target's own text."""
 
     text: bool = True
     table: bool = True
 
     def __post_init__(self) -> None:
         if not self.text:
-            raise ValueError("text must be true: a table alone is not served")
+            raise ValueError("text must be true: nothing is counted without it")
 
 
-FreeOptions: TypeAlias = NGramOptions | CountsOptions  # needs no model
+FreeOptions: TypeAlias = NGramOptions | CountsOptions  # needs no model, and costs no pass

@@ -86,11 +86,23 @@ class StagedDrafter(Protocol):
         """
 
 
-class FreeDrafter(Drafter, Protocol):
-    """A drafter that costs no pass of any model, so that it may guess in every iteration, beside another too."""
+@runtime_checkable
+class FreeDrafter(Protocol):
+    """Who guesses at the cost of no pass of any model, and so in every iteration, beside others too.
+
+    ``begin`` and ``extend`` are a ``Drafter``'s, without states.
+    """
+
+    name: str
+
+    def begin(self, tokens: Sequence[int]) -> None:
+        """A new request."""
+
+    def extend(self, tokens: Sequence[int], hidden: Mapping[int, Tensor]) -> None:
+        """More tokens are certain."""
 
     def plant(self, tree: TokenTree, depth: int) -> None:
-        """``head`` and ``grow`` in one, in a tree on the host."""
+        """Make the last certain token the root of a tree on the host, and guess below it, no deeper than ``depth``."""
 
     def fill(self, tree: TokenTree, depth: int) -> None:
         """Go on with a tree on the host that another drafter has grown from the same root.
@@ -98,6 +110,41 @@ class FreeDrafter(Drafter, Protocol):
         Guesses take the places that are left, below any node and none deeper than ``depth``; nodes that are there stay,
         with a score that may rise.
         """
+
+
+class FreeDrafters:
+    """Several in one tree: each goes on with what those before it have guessed."""
+
+    def __init__(self, drafters: Sequence[FreeDrafter]) -> None:
+        self.name = " + ".join(drafter.name for drafter in drafters)
+        self.drafters = list(drafters)
+
+    def begin(self, tokens: Sequence[int]) -> None:
+        for drafter in self.drafters:
+            drafter.begin(tokens)
+
+    def extend(self, tokens: Sequence[int], hidden: Mapping[int, Tensor]) -> None:
+        for drafter in self.drafters:
+            drafter.extend(tokens, hidden)
+
+    def plant(self, tree: TokenTree, depth: int) -> None:
+        self.drafters[0].plant(tree, depth)
+        for drafter in self.drafters[1:]:
+            drafter.fill(tree, depth)
+
+    def fill(self, tree: TokenTree, depth: int) -> None:
+        for drafter in self.drafters:
+            drafter.fill(tree, depth)
+
+
+def together(drafters: Sequence[FreeDrafter]) -> FreeDrafter | None:
+    """One that guesses what all of them do; None where there is none."""
+    return FreeDrafters(drafters) if len(drafters) > 1 else next(iter(drafters), None)
+
+
+def each_of(free: FreeDrafter | None) -> Sequence[FreeDrafter]:
+    """Those that ``together`` was given."""
+    return free.drafters if isinstance(free, FreeDrafters) else [] if free is None else [free]
 
 
 def num_kept(drafter: Drafter, tokens: Sequence[int]) -> int:

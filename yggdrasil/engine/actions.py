@@ -124,11 +124,11 @@ class StageActions:
         if depth < 1:
             return False
         expected = self._aside.grow(depth)
-        decision = learner.free(expected, depth, self.target.length) if expected[-1] > 1.0 else None
-        if decision is None:  # or nothing was guessed
+        decision = learner.free(expected, depth, self.target.length)
+        if decision is None:
             return False
         self._aside.use()
-        shape = decision.shape._replace(depth=self._aside.depth(decision.shape.verify_width))
+        shape = decision.shape._replace(depth=max(self._aside.depth(decision.shape.verify_width), 1))
         state.promise, state.shape = Promise(decision._replace(shape=shape), rested=False), shape
         state.ranking = self._aside.order
         return True

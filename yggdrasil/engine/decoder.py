@@ -18,13 +18,20 @@ from yggdrasil.arguments import check_integer, check_tokens
 from yggdrasil.artifacts import current_machine, resolve_plan
 from yggdrasil.artifacts.gguf import forget_headers
 from yggdrasil.drafters.counts import CountsDrafter
-from yggdrasil.drafters.protocol import Drafter
+from yggdrasil.drafters.protocol import Drafter, FreeDrafter, each_of, together
 from yggdrasil.engine.apart import compile_missing
 from yggdrasil.engine.build import Assembly, Phase, assemble, default_backend, open_device, silent
 from yggdrasil.engine.deciding import HostDecisions, PolicyPerSetting, Prepared, decides_on_device
 from yggdrasil.engine.ends import end_tokens
 from yggdrasil.engine.options import RequestOptions, RequestSettings
-from yggdrasil.engine.planned import check_fingerprint, planned_drafter, planned_free, planned_policy
+from yggdrasil.engine.planned import (
+    Drafting,
+    check_fingerprint,
+    drafting_by,
+    planned_drafter,
+    planned_free,
+    planned_policy,
+)  # fmt: skip
 from yggdrasil.engine.policy import PLAIN_POLICY, Policy
 from yggdrasil.engine.request import Generation, Request
 from yggdrasil.engine.scoring import score
@@ -42,7 +49,6 @@ from yggdrasil.models.source import Source
 from yggdrasil.predictor.bundle import Learned
 from yggdrasil.prompts import Message, Messages, encode_chat, encode_prompt
 from yggdrasil.scheduling.plan import Plan, Shapes, check_plan, portable_source
-from yggdrasil.scheduling.stages import DEFAULT_ORDER
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 DtypeName = Literal["bfloat16", "float32"]
@@ -62,7 +68,7 @@ class Decoder:
         self.policy = policy
         self.eos_tokens = eos
         self.plan: Plan | None = None
-        self.learned: Learned | None = None  # with the plan
+        self.learned: Learned | None = None  # of the plan's drafter
         self.tolerance: float | None = None  # logits, from ``yggdrasil parity``; None where it was never measured
         self._turns, self._preparing = Turns(), Lock()
         self._policies = PolicyPerSetting()
@@ -75,7 +81,7 @@ class Decoder:
         plan: str | Path,
         *,
         dtype: DtypeName | None = None,
-        drafter: Drafter | None = None,
+        drafter: Drafter | FreeDrafter | None = None,
         backend: Backend | None = None,
         force_machine: bool = False,
         max_length: int | None = None,
@@ -103,12 +109,10 @@ class Decoder:
             moved = replace(loaded_plan.target, source=portable_source(target))
             loaded_plan = replace(loaded_plan, target=moved)
         folder = path.parent / loaded_plan.predictor
-        learned = Learned.load(folder)
-        shapes = loaded_plan.shapes
-        if max_length is not None:
-            shapes = replace(shapes, max_length=check_integer("max_length", max_length, 2))
+        learned = None if loaded_plan.drafter is None else Learned.load(folder)
+        longest = None if max_length is None else check_integer("max_length", max_length, 2)
         decoder = _decoder_of(
-            loaded_plan, folder, learned, dtype or loaded_plan.dtype, drafter, backend, shapes, tokenizer
+            loaded_plan, folder, learned, dtype or loaded_plan.dtype, drafter, backend, longest, tokenizer
         )
         decoder.plan, decoder.learned = loaded_plan, learned
         decoder.tolerance = read_tolerance(folder, dtype or loaded_plan.dtype)
@@ -171,8 +175,8 @@ class Decoder:
         Raises:
             YggdrasilError: nothing counts here.
         """
-        counts = self.assembly.engine.free
-        if not isinstance(counts, CountsDrafter):
+        counts = next((each for each in each_of(self.assembly.engine.free) if isinstance(each, CountsDrafter)), None)
+        if counts is None:
             raise YggdrasilError("a public pool is one of counted texts, and this decoder counts none; leave it out")
         counts.is_public_pool = True
 
@@ -255,11 +259,11 @@ def _finished(request: Request) -> Generation:
 def _decoder_of(
     plan: Plan,
     folder: Path,
-    learned: Learned,
+    learned: Learned | None,
     dtype: DtypeName,
-    drafter: Drafter | None,
+    stand_in: Drafter | FreeDrafter | None,
     backend: Backend | None,
-    shapes: Shapes,
+    max_length: int | None,
     tokenizer: PreTrainedTokenizerBase | None,
 ) -> Decoder:
     check_fingerprint(plan.target, "target")
@@ -270,17 +274,19 @@ def _decoder_of(
     tokenizer = load_tokenizer(source) if tokenizer is None else tokenizer
     device = open_device(plan.device)
     target = open_model(source, DTYPES[dtype], device, plan.target.threads, weights=plan.weights_in(dtype))
-    # What was learned of the plan's own drafter says nothing of another's first guesses.
-    adapted = plan if drafter is None else replace(plan, stages=DEFAULT_ORDER, depth_from="mean")
-    second = drafter or planned_drafter(plan, tokenizer, target)
-    policy = planned_policy(adapted, learned, drafts=second is not None)
+    plan, second, free = (
+        Drafting(plan, planned_drafter(plan, tokenizer, target), planned_free(plan, folder))
+        if stand_in is None
+        else drafting_by(plan, folder, stand_in)
+    )
+    policy = planned_policy(plan, learned, drafts=second is not None)
+    shapes = plan.shapes if max_length is None else replace(plan.shapes, max_length=max_length)
     if shapes.max_length > plan.shapes.max_length:
         models = [target, *([second] if isinstance(second, LoadedModel) else [])]
         check_room(models, shapes.max_length, shapes.cache_capacity)
-    knots = torch.from_numpy(np.asarray(learned.acceptance.knots))
+    knots = None if learned is None else torch.from_numpy(np.asarray(learned.acceptance.knots))
     backend = backend or default_backend(device)
-    free = planned_free(plan, folder, drafter)
-    assembly = assemble(target, second, shapes, backend, knots=knots, stages=adapted.stages, free=free)
+    assembly = assemble(target, second, shapes, backend, knots=knots, stages=plan.stages, free=together(free))
     return Decoder(assembly, tokenizer, policy, end_tokens(str(source.folder), target.outline.eos, tokenizer))
 
 

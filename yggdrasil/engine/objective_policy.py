@@ -53,7 +53,7 @@ class ObjectivePolicy:
 
     def free(self, expected: Sequence[float], depth: int, context: int) -> Decision | None:
         self._here = self._place(context)
-        if self._samples_plain() or not self._free_trees.budget.is_open:
+        if expected[-1] <= 1.0 or self._samples_plain() or not self._free_trees.budget.is_open:
             return None
         costs = self._costs[self._here]
         best = self._free_trees.best(expected, depth, costs, self._paces.free, self._objective)

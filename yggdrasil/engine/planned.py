@@ -1,7 +1,10 @@
-"""What a plan names: its drafter, and the policy that decides over it."""
+"""What a plan names: its drafters, and the policy that decides over them."""
 
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
+import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from yggdrasil.drafters.counts import CountsDrafter, usual_counts
@@ -9,9 +12,9 @@ from yggdrasil.drafters.heads.convention import settled
 from yggdrasil.drafters.heads.kinds import is_head
 from yggdrasil.drafters.heads.loading import LoadedHead, load_head
 from yggdrasil.drafters.ngram import NGramDrafter
-from yggdrasil.drafters.options import CountsOptions, NGramOptions
+from yggdrasil.drafters.options import NGramOptions
 from yggdrasil.drafters.protocol import Drafter, FreeDrafter
-from yggdrasil.engine.drafted_trees import DepthEvidence
+from yggdrasil.engine.drafted_trees import DepthEvidence, FloatArray
 from yggdrasil.engine.objective_policy import ObjectivePolicy
 from yggdrasil.errors import YggdrasilError, first_line
 from yggdrasil.models.facts import check_same_tokenizer, load_tokenizer
@@ -19,14 +22,16 @@ from yggdrasil.models.kept_tensors import open_model
 from yggdrasil.models.loaded import LoadedModel
 from yggdrasil.models.source import Source
 from yggdrasil.predictor.bundle import Learned
-from yggdrasil.scheduling.plan import ModelRef, Plan
-from yggdrasil.scheduling.stages import is_head_first
+from yggdrasil.scheduling.plan import ModelRef, Plan, Shapes
+from yggdrasil.scheduling.stages import DEFAULT_ORDER, is_head_first
 from yggdrasil.tree.objective import least_useful
+
+_OWN_WIDTH, _OWN_MS, _OWN_SURVIVAL = 4, 0.01, 0.5  # of a drafter that nothing is known of: its trees soon tell
 
 
 def planned_policy(
     plan: Plan,
-    learned: Learned,
+    learned: Learned | None,
     kind: type[ObjectivePolicy] = ObjectivePolicy,
     *,
     drafts: bool = True,
@@ -34,8 +39,8 @@ def planned_policy(
 ) -> ObjectivePolicy:
     """The policy that a plan names: its costs, objective and depth source. ``kind`` may decide otherwise with them.
 
-    ``drafts``: there is a drafter that costs passes. ``wants_free``: guesses that cost none may join the drafter's or
-    stand in for them.
+    ``drafts``: there is a drafter that costs passes, of which ``learned`` tells if anything does. ``wants_free``:
+    guesses that cost none may join its trees or stand in for them.
 
     Raises:
         YggdrasilError: the plan's parts, or its predictor, are not of one calibration.
@@ -44,10 +49,14 @@ def planned_policy(
     if not all(entry.draft_ms.keys() <= drafted and entry.verify_ms.keys() <= verified for entry in plan.costs):
         raise YggdrasilError(f"the plan {plan.name} has costs of widths that its shapes lack; calibrate again")
     costs = {entry.context: entry.steps() for entry in plan.costs}
-    depth = DepthEvidence(learned.depth, learned.reads) if plan.depth_from != "mean" else None
+    ratios, mean_survival = _unknown(plan.shapes) if drafts else ({}, np.empty(0, dtype=np.float32))
+    depth = None
+    if drafts and learned is not None:
+        ratios, mean_survival = learned.ratios, learned.mean_survival
+        depth = DepthEvidence(learned.depth, learned.reads) if plan.depth_from != "mean" else None
     try:
         return kind(
-            costs, learned.ratios if drafts else {}, learned.mean_survival, depth, plan.objective,
+            costs, ratios, mean_survival, depth, plan.objective,
             is_head_first=is_head_first(plan.stages), wants_free=wants_free,
         )  # fmt: skip
     except ValueError as error:
@@ -56,13 +65,50 @@ def planned_policy(
         ) from error
 
 
+def _unknown(shapes: Shapes) -> tuple[dict[int, FloatArray], FloatArray]:
+    """Ratios and survival of trees that were never seen."""
+    survival = np.float32(_OWN_SURVIVAL) ** np.arange(1, shapes.max_depth + 1, dtype=np.float32)
+    of_a_width = np.array([width > 1 for width in shapes.verify_widths], dtype=np.float32)  # the root alone gives none
+    return {width: np.tile(of_a_width, (shapes.max_depth, 1)) for width in shapes.draft_widths}, survival
+
+
+class Drafting(NamedTuple):
+    """Who drafts, by a plan that is made for it."""
+
+    plan: Plan
+    drafter: LoadedModel | LoadedHead | Drafter | None  # grows trees, at a cost
+    free: list[FreeDrafter]
+
+
+def drafting_by(plan: Plan, folder: Path, stand_in: Drafter | FreeDrafter) -> Drafting:
+    """``stand_in`` in the place of the plan's own drafter, beside counts unless it looks the text up itself.
+
+    Raises:
+        YggdrasilError: the plan's steps verify no trees.
+    """
+    if plan.shapes.verify_widths == (1,):
+        raise YggdrasilError(f"the plan {plan.name} decodes plainly alone and verifies no guess; calibrate another")
+    # What was learned of the plan's own drafter says nothing of another's first guesses.
+    adapted = replace(plan, stages=DEFAULT_ORDER, depth_from="mean")
+    if not isinstance(stand_in, FreeDrafter) and not plan.shapes.draft_widths:
+        shapes = replace(plan.shapes, draft_widths=(_OWN_WIDTH,), candidates=max(plan.shapes.candidates, _OWN_WIDTH))
+        costs = [replace(entry, draft_ms={_OWN_WIDTH: _OWN_MS}) for entry in plan.costs]
+        adapted = replace(adapted, shapes=shapes, costs=costs)
+    if isinstance(stand_in, NGramDrafter):
+        return Drafting(adapted, None, [stand_in])
+    beside = planned_free(plan, folder)
+    if not any(isinstance(each, CountsDrafter) for each in beside):
+        beside = [*beside, _useful(usual_counts(), plan)]
+    if isinstance(stand_in, FreeDrafter):
+        return Drafting(adapted, None, [stand_in, *beside])
+    return Drafting(adapted, stand_in, beside)
+
+
 def planned_drafter(
     plan: Plan, tokenizer: PreTrainedTokenizerBase, target: LoadedModel
-) -> LoadedModel | LoadedHead | Drafter | None:
-    """The plan's drafter for ``target``; None where all guesses are free."""
-    if isinstance(plan.drafter, NGramOptions):
-        return NGramDrafter(plan.drafter)
-    if isinstance(plan.drafter, CountsOptions):
+) -> LoadedModel | LoadedHead | None:
+    """The plan's drafter for ``target``; None where no guess costs a pass."""
+    if plan.drafter is None:
         return None
     check_fingerprint(plan.drafter, "drafter")
     source = plan.drafter.path()
@@ -73,17 +119,17 @@ def planned_drafter(
     return open_model(source, target.dtype, target.device, plan.drafter.threads)
 
 
-def planned_free(plan: Plan, folder: Path, stand_in: Drafter | None) -> FreeDrafter | None:
-    """What guesses alone or beside the plan's drafter, or beside the one that takes its place.
+def planned_free(plan: Plan, folder: Path) -> list[FreeDrafter]:
+    """What guesses without a pass; what was learned for it lies in ``folder``."""
+    return [
+        NGramDrafter(each) if isinstance(each, NGramOptions) else _useful(CountsDrafter.load(folder, each), plan)
+        for each in plan.free
+    ]
 
-    What was learned for it lies in ``folder``. An n-gram drafter looks the text up itself: nothing is beside it.
-    """
-    counts = next((each for each in plan.drafters if isinstance(each, CountsOptions)), None)
-    if isinstance(stand_in, NGramDrafter) or (stand_in is None and counts is None):
-        return None
-    free = usual_counts() if counts is None else CountsDrafter.load(folder, counts)
-    free.leave_out_below(least_useful(entry.steps() for entry in plan.costs))
-    return free
+
+def _useful(counts: CountsDrafter, plan: Plan) -> CountsDrafter:
+    counts.leave_out_below(least_useful(entry.steps() for entry in plan.costs))
+    return counts
 
 
 def check_fingerprint(model: ModelRef, role: str) -> None:

@@ -45,7 +45,8 @@ class Learner(Protocol):
     def free(self, expected: Sequence[float], depth: int, context: int) -> Decision | None:
         """How many nodes of the tree that cost no pass to verify instead of a drafted one; its shape has width 0.
 
-        ``expected``: tokens by its scores for each admissible width. None: the policy is to be asked.
+        ``expected``: tokens by its scores for each admissible width, 1 where nothing is guessed. None: the policy is to
+        be asked.
         """
 
     def settle(self, decision: Decision, tokens: int, milliseconds: float, *, rested: bool) -> None:
@@ -86,6 +87,25 @@ class FixedPolicy:
 
     def prune(self, shape: TreeShape, expected: Sequence[float], context: int) -> Decision:
         return Decision(shape._replace(verify_width=self._decision.shape.verify_width))
+
+
+class FreeTreePolicy(FixedPolicy):
+    """As many nodes of every tree that costs no pass; plain steps where there is none."""
+
+    wants_free = True
+
+    def __init__(self, verify_width: int) -> None:
+        super().__init__(PLAIN_STEP)
+        self.learner, self.promises, self._verify_width = self, KeptPromises(), verify_width
+
+    def begin(self) -> None:
+        """Nothing is kept."""
+
+    def settle(self, decision: Decision, tokens: int, milliseconds: float, *, rested: bool) -> None:
+        """Nothing is learned."""
+
+    def free(self, expected: Sequence[float], depth: int, context: int) -> Decision | None:
+        return Decision(TreeShape(0, depth, self._verify_width)) if expected[-1] > 1.0 else None
 
 
 PLAIN_POLICY = FixedPolicy(PLAIN_STEP)  # speculation off

@@ -40,7 +40,7 @@ class Facts:
     """One plan with its folders; ``trees`` holds example iterations (``TREE_COLUMNS``)."""
 
     plan: Plan
-    learned: Learned
+    learned: Learned | None  # of the plan's drafter
     profile: Path
     predictor: Path
     trees: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=list(TREE_COLUMNS)))
@@ -54,10 +54,12 @@ class Facts:
         if not profile.is_dir():  # a plan saved under another name: the predictor's name is the profile's
             profile = plan_path.parents[2] / "profiles" / predictor.resolve().parent.name / plan_path.stem
         trees = _optional(profile / "example_trees.csv", "example-trees", TREE_COLUMNS)
-        return cls(plan, Learned.load(predictor), profile, predictor, trees)
+        learned = None if plan.drafter is None else Learned.load(predictor)
+        return cls(plan, learned, profile, predictor, trees)
 
     @cached_property
     def lengths(self) -> AcceptedLengths:
+        assert self.learned is not None, "no pass drafts here"
         return AcceptedLengths(self.learned.mean_survival, self.learned.ratios, self.plan.shapes.verify_widths)
 
     @cached_property
@@ -175,10 +177,10 @@ class Facts:
         return pd.DataFrame(rows)
 
     def objective(self) -> pd.DataFrame:
-        """AAL, iteration and speed-up over a plain step (equation 3 with overhead) of every shape."""
+        """AAL, iteration and speed-up over a plain step (equation 3 with overhead) of every drafted shape."""
         costs = self.plan.costs[0].steps()
         rows = []
-        for width in self.lengths.draft_widths:
+        for width in () if self.learned is None else self.lengths.draft_widths:
             for depth in range(1, self.lengths.max_depth + 1):
                 for verify_width in self.lengths.verify_widths:
                     shape = TreeShape(width, depth, verify_width)
@@ -216,6 +218,8 @@ class Facts:
 
     def acceptance(self) -> pd.DataFrame:
         """The monotone map from the drafter's probability to acceptance."""
+        if self.learned is None:
+            return pd.DataFrame(columns=["drafter_probability", "acceptance"])
         knots = np.asarray(self.learned.acceptance.knots, dtype=np.float64)
         probability = np.exp(np.linspace(-12.0, 0.0, len(knots)))
         return pd.DataFrame({"drafter_probability": probability, "acceptance": np.exp(knots)})

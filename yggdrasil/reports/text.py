@@ -39,7 +39,8 @@ def show(facts: Facts, console: Console | None = None) -> None:
         f"{plan.predicted.tpot_ms:.3g} ms a token"
     )
     tables = facts.tables()
-    tables["objective"] = _best_shapes(tables["objective"])
+    if not tables["objective"].empty:
+        tables["objective"] = _best_shapes(tables["objective"])
     for name, title in TITLES.items():
         if not tables[name].empty:
             console.print(_table(title, tables[name]))

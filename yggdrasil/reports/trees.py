@@ -41,7 +41,7 @@ class TreeRecorder:
     def run(self, schedule: Schedule, actions: Actions[Any], state: Any, note: Note) -> None:
         def accept_and_keep(iteration: Iteration) -> None:
             actions["accept"](iteration)
-            if iteration.verifies_drafts:
+            if iteration.verifies_tree:
                 self.kept.append(self._snapshot(iteration))
 
         self._in_order.run(schedule, {**actions, "accept": accept_and_keep}, state, note)

@@ -10,7 +10,7 @@ from typing import Literal
 
 from yggdrasil.artifacts import Machine, parse_dataclass, read_yaml, to_plain, write_yaml
 from yggdrasil.artifacts.cache import cache_root
-from yggdrasil.drafters.options import CountsOptions, FreeOptions
+from yggdrasil.drafters.options import FreeOptions
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.models.formats.names import Weights
 from yggdrasil.scheduling.stages import check_order, is_head_first
@@ -30,7 +30,7 @@ class Shapes:
     """Every size that is fixed before the first token."""
 
     max_length: int = 2048  # tokens of a request, prompt included
-    draft_widths: tuple[int, ...] = (1, 2, 4, 8)
+    draft_widths: tuple[int, ...] = (1, 2, 4, 8)  # none where no pass drafts
     max_depth: int = 8
     candidates: int = 8  # continuations remembered a drafted node
     verify_widths: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
@@ -40,19 +40,23 @@ class Shapes:
     def __post_init__(self) -> None:
         for name in ("draft_widths", "verify_widths", "prefill_widths"):
             widths = getattr(self, name)
-            if not widths or list(widths) != sorted(set(widths)) or widths[0] < 1:
+            is_missing = not widths and name != "draft_widths"
+            if is_missing or list(widths) != sorted(set(widths)) or min(widths, default=1) < 1:
                 raise ValueError(f"{name} must be ascending, distinct and at least 1, got {list(widths)}")
         if self.max_depth < 1 or self.max_length < 2:
             raise ValueError(f"max_depth ({self.max_depth}) must be at least 1 and max_length ({self.max_length}) 2")
-        if self.draft_widths[-1] > self.candidates:
-            raise ValueError(
-                f"candidates ({self.candidates}) must reach the widest draft width, {self.draft_widths[-1]}"
-            )
+        if self.widest_draft > self.candidates:
+            raise ValueError(f"candidates ({self.candidates}) must reach the widest draft width, {self.widest_draft}")
+
+    @property
+    def widest_draft(self) -> int:
+        """Nodes of the widest level, 0 where no pass drafts."""
+        return max(self.draft_widths, default=0)
 
     @property
     def num_nodes(self) -> int:
         """Capacity of the tree, root included."""
-        return max(1 + self.max_depth * self.draft_widths[-1], self.verify_widths[-1]) + self.spare_nodes
+        return max(1 + self.max_depth * self.widest_draft, self.verify_widths[-1]) + self.spare_nodes
 
     @property
     def cache_capacity(self) -> int:
@@ -141,7 +145,7 @@ class Plan:
     versions: dict[str, str]
     dtype: Literal["bfloat16", "float32"]
     target: ModelRef
-    drafters: list[ModelRef | FreeOptions]  # counts come last; beside another drafter they guess in its tree
+    drafters: list[ModelRef | FreeOptions]  # at most one model, the first; they guess in one tree
     tokenizer: str  # fingerprint
     shapes: Shapes
     stages: tuple[str, ...]
@@ -157,10 +161,12 @@ class Plan:
 
     def __post_init__(self) -> None:
         check_order(self.stages)
-        if not 1 <= len(self.drafters) <= 2 or not all(isinstance(each, CountsOptions) for each in self.drafters[1:]):
-            raise ValueError("drafters must be one, or one and counts")
-        if len(self.drafters) == 2 and isinstance(self.drafters[0], CountsOptions):
-            raise ValueError("drafters names counts twice")
+        if any(isinstance(each, ModelRef) for each in self.drafters[1:]):
+            raise ValueError("drafters may name one model, and that first")
+        if len({type(each) for each in self.drafters}) < len(self.drafters):
+            raise ValueError("drafters names one kind twice")
+        if self.drafter is not None and not self.shapes.draft_widths:
+            raise ValueError("draft_widths is empty, but a model drafts")
         if self.depth_from == "head" and not is_head_first(self.stages):
             raise ValueError("depth_from is head, but head_draft runs after depth_prediction")
         if not self.costs:
@@ -174,14 +180,14 @@ class Plan:
                 )
 
     @property
-    def drafter(self) -> ModelRef | FreeOptions:
-        """Who grows the tree."""
-        return self.drafters[0]
+    def drafter(self) -> ModelRef | None:
+        """The model that drafts."""
+        return next((each for each in self.drafters if isinstance(each, ModelRef)), None)
 
     @property
-    def beside(self) -> CountsOptions | None:
-        """What guesses in that tree too."""
-        return next((each for each in self.drafters[1:] if isinstance(each, CountsOptions)), None)
+    def free(self) -> tuple[FreeOptions, ...]:
+        """What guesses without a pass, beside a model or alone."""
+        return tuple(each for each in self.drafters if not isinstance(each, ModelRef))
 
     def save(self, path: Path) -> None:
         write_yaml(path, KIND, SCHEMA_VERSION, to_plain(self))

@@ -83,7 +83,8 @@ class StepCosts:
     """Measured costs of one decode iteration.
 
     ``verify_ms`` is already the lower envelope (see ``lower_envelope``), so it never falls as the width grows.
-    ``head_ms`` is the first draft step, which also reads the bonus token; the other ``depth - 1`` cost ``draft_ms``.
+    ``head_ms`` is the first draft step, which also reads the bonus token; the other ``depth - 1`` cost ``draft_ms``
+    (empty where no pass drafts).
     ``plain_ms`` is a whole step without speculation, its own overhead included.
     """
 
@@ -94,7 +95,8 @@ class StepCosts:
     plain_ms: float
 
     def __post_init__(self) -> None:
-        faults = _positive_faults("draft_ms", self.draft_ms) + _positive_faults("verify_ms", self.verify_ms)
+        faults = _positive_faults("draft_ms", self.draft_ms) if self.draft_ms else []
+        faults += _positive_faults("verify_ms", self.verify_ms)
         faults += [
             f"{name} must not be negative, got {value}"
             for name, value in (("head_ms", self.head_ms), ("overhead_ms", self.overhead_ms))
