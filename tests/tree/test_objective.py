@@ -136,8 +136,8 @@ def test_iteration_cost_and_speedup_by_hand() -> None:
 
 def test_unusable_costs_are_all_named() -> None:
     with pytest.raises(ValueError, match="plain_ms must be positive") as caught:
-        StepCosts(head_ms=-1.0, draft_ms={}, verify_ms={2: 5.0, 4: 3.0}, overhead_ms=0.0, plain_ms=0.0)
-    for part in ("head_ms", "draft_ms is empty", "needs width 1", "lower_envelope"):
+        StepCosts(head_ms=-1.0, draft_ms={1: 0.0}, verify_ms={2: 5.0, 4: 3.0}, overhead_ms=0.0, plain_ms=0.0)
+    for part in ("head_ms", "draft_ms[1] must be", "needs width 1", "lower_envelope"):
         assert part in str(caught.value)
 
 

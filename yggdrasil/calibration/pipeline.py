@@ -315,6 +315,8 @@ def _foresee(
     reporter: Reporter,
 ) -> list[Expectation]:
     """What to expect by a few of ``texts``, where the target has written nothing else."""
+    if assembly.engine.free is None:
+        return foresee(None, [], costs, shapes)
     report, documents = reporter.phase("decoding a few prompts to predict by"), []
     for number, text in enumerate(texts[:FORESEEN], start=1):
         stream = open_ended(tokenizer, settings.effort.tokens)
