@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 NAME = "killed"
 CALIBRATE = [
     "calibrate", "--quick", "--target", "target", "--drafter", "ngram", "--prompts", "prompts.jsonl", "--name", NAME,
-    "--root", ".", "--dtype", "float32", "--max-length", "200", "--max-depth", "4", "--draft-widths", "1,2",
+    "--root", ".", "--dtype", "float32", "--max-length", "200", "--max-depth", "4",
     "--verify-widths", "1,4", "--target-threads", "1",
 ]  # fmt: skip
 COMMANDS = {

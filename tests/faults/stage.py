@@ -32,7 +32,7 @@ COUNTED = "counted"  # a plan whose drafter counts
 UNFINISHED = "unfinished"  # a calibration that ended before it chose
 CALIBRATE = [
     "calibrate", "--quick", "--target", "target", "--prompts", "prompts.jsonl", "--name", UNFINISHED, "--root", ".",
-    "--dtype", "float32", "--max-length", "200", "--max-depth", "4", "--draft-widths", "1,2", "--verify-widths", "1,4",
+    "--dtype", "float32", "--max-length", "200", "--max-depth", "4", "--verify-widths", "1,4",
     "--target-threads", "1", "--table-tokens", "2500",
 ]  # fmt: skip
 NEW_TOKENS = "8"
