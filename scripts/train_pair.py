@@ -5,10 +5,10 @@ Made for the pair bundled with Yggdrasil, usable for any text:
 
     scripts/train_pair.py --code /usr/lib/python3.11 --prose texts/ --work runs/pair --out pair/
 
-Three stages, each resumable: ``prepare`` (tokenizer and token files), ``joint`` (the target learns the text while
-the drafter learns the target's distribution on the same batches) and ``on-policy`` (the drafter learns the target's
-distribution on text which the target itself generated, the only text it will see when drafting).
-``--start-from PAIR`` goes on from a pair made earlier; with ``--joint-minutes 0`` its target stays as it is.
+Two stages, each resumable: ``prepare`` (tokenizer and token files) and ``joint`` (the target learns the text while the
+drafter learns the target's distribution on the same batches). ``--start-from PAIR`` goes on from a pair made earlier.
+A drafter that learns from what a finished target writes, the only text it will see when drafting, is made by
+``yggdrasil train --kind draft-model``.
 Documents are split by hash: one in fifty is held out of the tokenizer and of all training, and is what the model card
 reports. On a CPU that is shared with other work, OMP_NUM_THREADS=1 is several times faster than two contended threads.
 
@@ -59,7 +59,6 @@ class Recipe:
     other_lr: float = 3e-3  # AdamW: embeddings and norms
     weight_decay: float = 0.05
     joint_minutes: float = 60.0
-    on_policy_minutes: float = 12.0
     seed: int = 0
 
 
@@ -328,79 +327,6 @@ def replace_seed(recipe: Recipe, step: int) -> Recipe:
     return Recipe(**{**asdict(recipe), "seed": recipe.seed + step})
 
 
-@torch.no_grad()
-def generate_own_text(target: LlamaForCausalLM, sampler: TokenSampler, seconds: float, device: torch.device) -> Tensor:
-    """Continue training windows with the target, two batches of three greedily. Returns [N, S] tokens."""
-    deadline = time.monotonic() + seconds
-    batches: list[Tensor] = []
-    while time.monotonic() < deadline:
-        prompts = sampler.batch(128, 64 if len(batches) % 2 else 192).to(device)
-        sampling = {"do_sample": True, "temperature": 0.8} if len(batches) % 3 == 2 else {"do_sample": False}
-        length = 320
-        with torch.autocast(device.type, torch.bfloat16):
-            tokens = target.generate(
-                prompts, attention_mask=torch.ones_like(prompts), max_new_tokens=length - prompts.shape[1],
-                min_new_tokens=length - prompts.shape[1], pad_token_id=0, **sampling,
-            )  # fmt: skip
-        batches.append(tokens)
-        if len(batches) % 5 == 0:
-            console.print(f"on-policy text {sum(b.numel() for b in batches) / 1e6:.2f}M tokens")
-    return torch.cat(batches)
-
-
-def run_on_policy(
-    target: LlamaForCausalLM, drafter: LlamaForCausalLM, work: Path, recipe: Recipe, device: torch.device
-) -> None:
-    sampler = TokenSampler(work, replace_seed(recipe, 1_000_003))
-    own_text_path = work / "own_text.npy"
-    seconds = recipe.on_policy_minutes * 60
-    target.eval()
-    if own_text_path.exists():
-        own_text = torch.from_numpy(np.load(own_text_path)).to(device)
-    else:
-        own_text = generate_own_text(target, sampler, 0.3 * seconds, device)
-        np.save(own_text_path, own_text.cpu().numpy())
-    optimizer = Optimizers(drafter, recipe)
-
-    def forward(tokens: Tensor) -> Tensor:
-        with torch.autocast(device.type, torch.bfloat16):
-            with torch.no_grad():
-                target_logits = target(tokens, use_cache=False).logits
-            return distillation_loss(drafter(tokens, use_cache=False).logits, target_logits)
-
-    compiled = torch.compile(forward, dynamic=False)
-    checkpoint = work / "on_policy.pt"
-    clock, step = Clock(0.7 * recipe.on_policy_minutes), 0
-    if checkpoint.exists():
-        state = torch.load(checkpoint, weights_only=True)
-        drafter.load_state_dict(state["drafter"])
-        optimizer.load_state_dict(state["optimizer"])
-        clock.elapsed, step = state["elapsed"], state["step"]
-        console.print(f"resuming the on-policy stage at step {step}")
-    saved_at = clock.elapsed
-    while (progress := clock.tick()) < 1.0:
-        rows = torch.from_numpy(sampler.rng.integers(0, len(own_text), 16))
-        tokens = own_text[rows]
-        loss = compiled(tokens)
-        if step % 3 == 0:  # a third as much corpus text, so that prompts stay covered
-            loss = loss + compiled(sampler.batch(16, tokens.shape[1]).to(device))
-        loss.backward()
-        nn.utils.clip_grad_norm_(drafter.parameters(), 1.0)
-        optimizer.step(0.5 * min(1.0, step / 20) * (1.0 - progress))
-        step += 1
-        if step % 20 == 0:
-            console.print(f"on-policy {step} loss {loss.item():.3f}, {(1 - progress) * clock.total / 60:.1f} min left")
-        if clock.elapsed - saved_at > 300:
-            saved_at = clock.elapsed
-            state = {
-                "drafter": drafter.state_dict(),
-                "optimizer": optimizer.state_dict(),
-                "elapsed": clock.elapsed,
-                "step": step,
-            }
-            save_state(state, checkpoint)
-
-
 # ==== report ====
 
 
@@ -456,8 +382,7 @@ and of training.
 ## Training
 
 `scripts/train_pair.py`: {recipe.joint_minutes:g} minutes of joint training (the target on the text, the drafter on the
-target's distribution), then {recipe.on_policy_minutes:g} minutes of the drafter on text generated by the target, on two
-CPU cores. Recipe: `recipe.json`.
+target's distribution), on two CPU cores. Recipe: `recipe.json`.
 
 ## Held-out text
 
@@ -469,7 +394,7 @@ CPU cores. Recipe: `recipe.json`.
     (out / "recipe.json").write_text(json.dumps(asdict(recipe), indent=1) + "\n")
 
 
-def main(  # noqa: PLR0913  (a command has one argument an option)
+def main(
     code: Annotated[Path, typer.Option(help="Folder of Python sources, read recursively.", exists=True)],
     prose: Annotated[Path, typer.Option(help="Folder of .txt files.", exists=True)],
     work: Annotated[Path, typer.Option(help="Token files and checkpoints; a second run resumes from them.")],
@@ -477,18 +402,15 @@ def main(  # noqa: PLR0913  (a command has one argument an option)
     data_statement: Annotated[Path | None, typer.Option(help="Text for the card's section on data.")] = None,
     start_from: Annotated[Path | None, typer.Option(help="Go on from this pair, made earlier by this script.")] = None,
     joint_minutes: float = Recipe.joint_minutes,
-    on_policy_minutes: float = Recipe.on_policy_minutes,
     device: str = "cpu",
 ) -> None:
     """Train and write a pair; see the module's text."""
-    recipe = Recipe(joint_minutes=joint_minutes, on_policy_minutes=on_policy_minutes)
+    recipe = Recipe(joint_minutes=joint_minutes)
     work.mkdir(parents=True, exist_ok=True)
     tokenizer = prepare(code, prose, work, recipe, start_from)
     target, drafter = (model.to(device) for model in build_pair(recipe, start_from))
     if joint_minutes > 0:
         run_joint((target, drafter), work, recipe, torch.device(device))
-    if on_policy_minutes > 0:
-        run_on_policy(target, drafter, work, recipe, torch.device(device))
     out.mkdir(parents=True, exist_ok=True)
     sizes = {}
     for name, model in (("target", target), ("drafter", drafter)):

@@ -3,22 +3,33 @@
 import json
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 import typer
 from head_files import Reference, eagle_config, published_tensors, write_head
+from other_heads import vllm_medusa_shapes
 from safetensors.torch import save_file
-from tiny_pair import chat_tokenizer, random_model
+from tiny_pair import SHAPES, chat_tokenizer, random_model
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from yggdrasil.calibration.own_text import Document, text_file
-from yggdrasil.drafters.heads.files import open_head, read_tensors
+from yggdrasil.calibration.pair import check_pair
+from yggdrasil.calibration.settings import PairSource
+from yggdrasil.drafters.heads.files import open_head
+from yggdrasil.drafters.heads.loading import load_head
+from yggdrasil.drafters.heads.medusa import MedusaHeads, MedusaSettings
+from yggdrasil.drafters.heads.tensors import read_tensors
 from yggdrasil.errors import YggdrasilError
+from yggdrasil.models.loading import load_model
 from yggdrasil.models.source import Source
+from yggdrasil.training.draft_model import DraftModelRecipe
 from yggdrasil.training.features import Kept, shards, side_by_side
+from yggdrasil.training.medusa import MedusaRecipe
 from yggdrasil.training.objective import Teacher, hits_of, loss_of
-from yggdrasil.training.settings import TrainSettings
+from yggdrasil.training.settings import SHOWN, TrainSettings
 from yggdrasil.training.state import Look, Training, read_progress
 from yggdrasil.training.training import _has_settled, train
 from yggdrasil.training.unroll import unroll
@@ -100,7 +111,7 @@ def test_a_head_learns_a_batch(opened):
     """Loss falls and first guesses become the target's choices; a token that cannot be drafted is never one."""
     head, average = (open_copy(opened) for _ in range(2))
     vocabulary = head.target_tokens(torch.arange(40))
-    teacher = Teacher(torch.randn(64, 32), torch.randn(40, 32) * 3, vocabulary, 64)
+    embedding, teacher = torch.randn(64, 32), Teacher(torch.randn(40, 32) * 3, vocabulary, 64)
     items = []
     for item in windows(6):
         tokens = item.tokens.clone()
@@ -108,13 +119,18 @@ def test_a_head_learns_a_batch(opened):
         items.append(item._replace(tokens=tokens))
     batch = side_by_side(items)
     training = Training(head, average, 3e-3)
-    before = loss_of(head, teacher, batch).item(), hits_of(head, teacher, batch)
+
+    def measured(model):
+        loss = loss_of(unroll(model, embedding, batch, 3), teacher, batch)
+        return loss, hits_of(unroll(model, embedding, batch, SHOWN), teacher, batch)
+
+    before = measured(head)
     for step in range(60):
-        loss_of(head, teacher, batch).backward()
+        measured(head)[0].backward()
         training.optimizer.step()
         training.optimizer.zero_grad()
         training.follow(step)
-    after = loss_of(average, teacher, batch).item(), hits_of(average, teacher, batch)
+    after = measured(average)
 
     assert after[0] < 0.6 * before[0]
     assert after[1][0, 0] > 2 * max(before[1][0, 0], 3)
@@ -183,7 +199,7 @@ def written(target, tmp_path, monkeypatch):
     file.parent.mkdir(parents=True)
     lines = [json.dumps({"prompt": [5, 6 + i % 7, 8], "answer": [10, 11, 12, 13 + i % 5, 14]}) for i in range(70)]
     file.write_text("\n".join(lines) + "\n")
-    return TrainSettings(str(target), tmp_path / "head", minutes=0.0, tokens=1, threads=1)
+    return TrainSettings(str(target), tmp_path / "head", "eagle3", minutes=0.0, tokens=1, threads=1)
 
 
 def test_a_training_goes_on_and_writes_a_head_that_loads(written):
@@ -238,3 +254,82 @@ def test_a_folder_of_something_else_is_left_alone(written):
     with pytest.raises(YggdrasilError, match="holds other files"):
         train(written, Told())
     assert (written.out / "thesis.txt").read_text() == "mine"
+
+
+class Kind:
+    """One of the other kinds, trained for two steps in two runs."""
+
+    def __init__(self, settings, kind):
+        self.settings = replace(settings, kind=kind, out=settings.out.with_name(kind))
+        train(self.settings, Told())
+        train(self.settings, Told())
+        self.progress = read_progress(self.settings.work)
+
+
+def test_medusas_heads_are_written_as_vllm_reads_them(written, target):
+    """They go on where they stopped, and draft from the state s places further back what EAGLE drafts in step s."""
+    trained = Kind(written, "medusa")
+    names = set(read_tensors(trained.settings.out))
+    config = json.loads((trained.settings.out / "config.json").read_text())
+
+    assert trained.progress.steps == 2
+    shapes = vllm_medusa_shapes(config["hidden_size"], config["truncated_vocab_size"], 5, has_bias=True, is_shared=True)
+    assert names == set(shapes)  # a vocabulary this small is drafted whole
+    loaded = load_model(target, torch.float32, torch.device("cpu"), 1)
+    opened = load_head(trained.settings.out, loaded, 1)
+    assert (opened.settings.num_heads, opened.settings.is_shared) == (5, True)
+
+
+def test_medusas_steps_are_its_heads_on_earlier_states():
+    heads = MedusaHeads(MedusaSettings(3, 1, 32, 64, 64, is_shared=True))
+    recipe = object.__new__(MedusaRecipe)
+    items = windows(2)
+    batch = side_by_side(items)
+    places = list(zip(*(each.tolist() for each in batch.places), strict=True))
+    for step, (logits, reached) in enumerate(recipe.steps(heads, batch, 3)):
+        at = [place for place, is_reached in zip(places, reached.tolist(), strict=True) if is_reached]
+        assert len(at) == len(logits)
+        for (window, position), row in zip(at, logits, strict=True):
+            # The root is the token `step` places before the predecessor of the learned one.
+            torch.testing.assert_close(row, heads(items[window].last[position - step - 1])[step])
+
+
+def test_a_draft_model_is_written_as_one_that_calibrations_take(written, target):
+    trained = Kind(written, "draft-model")
+    model = AutoModelForCausalLM.from_pretrained(trained.settings.out)
+
+    assert trained.progress.steps == 2
+    assert model.config.vocab_size == AutoModelForCausalLM.from_pretrained(target).config.vocab_size
+    assert model.config.tie_word_embeddings
+    check_pair(PairSource(str(target), str(trained.settings.out), "float32", 1, 1, SHAPES))
+
+
+def test_a_draft_model_learns_the_targets_law():
+    """Loss falls to the law's own entropy; logits are those behind every learned token's predecessor."""
+    recipe = object.__new__(DraftModelRecipe)
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=2,
+        tie_word_embeddings=True,
+    )  # fmt: skip
+    model = LlamaForCausalLM(config)
+    items = windows(4)
+    batch, teacher = side_by_side(items), Teacher(torch.randn(64, 32), torch.arange(64), 64)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
+    losses = []
+    for _ in range(80):
+        loss = loss_of(recipe.steps(model, batch, 1), teacher, batch)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    laws = teacher.laws(batch)
+    entropy = -(laws * laws.clamp(min=1e-9).log()).sum(-1).mean().item()
+
+    assert losses[-1] < entropy + 0.2 * (losses[0] - entropy)
+    (logits, reached), *others = recipe.steps(model, batch, SHOWN)
+    assert reached.all()
+    assert len(others) == SHOWN - 1
+    windows_of, positions = batch.places
+    alone = model(items[int(windows_of[-1])].tokens[None]).logits[0, int(positions[-1])]
+    torch.testing.assert_close(logits[-1], alone, rtol=1e-4, atol=1e-4)

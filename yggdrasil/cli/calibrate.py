@@ -23,7 +23,7 @@ def calibrate(
     drafter: Annotated[
         list[str] | None,
         typer.Option(
-            help="Repeat it for several in one tree. A draft model (folder, .gguf file or hub id) or an EAGLE-3 head "
+            help="Repeat it for several in one tree. A draft model (folder, .gguf file or hub id) or a head "
             "(folder); text and table, counts of this text and of the target's own (both unless told otherwise); "
             "ngram, a look-up; or none, plain decoding.",
         ),

@@ -15,7 +15,13 @@ def train(
         Path,
         typer.Option(callback=checks.output_folder, help="Folder of the drafter; beside it lies what it goes on from."),
     ],
-    kind: Annotated[Literal["eagle3"], typer.Option(help="eagle3: a layer on the target's states.")] = "eagle3",
+    kind: Annotated[
+        Literal["eagle3", "medusa", "draft-model"],
+        typer.Option(
+            help="eagle3: a layer on the target's states; medusa: heads on one of them, all depths in one pass; "
+            "draft-model: a small Llama."
+        ),
+    ] = "eagle3",
     prompts: Annotated[
         list[Path] | None,
         typer.Option(
@@ -38,8 +44,7 @@ def train(
     from yggdrasil.training.settings import TrainSettings
     from yggdrasil.training.training import train as run
 
-    assert kind == "eagle3"
-    settings = TrainSettings(target, out.absolute(), tuple(prompts or ()), minutes, tokens, threads)
+    settings = TrainSettings(target, out.absolute(), kind, tuple(prompts or ()), minutes, tokens, threads)
     try:
         with PhaseProgress() as progress:
             print(run(settings, progress))

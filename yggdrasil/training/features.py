@@ -106,8 +106,9 @@ class Features:
                 hooks.callback(_note(decoder_layers(model)[layer], captured, layer))
             device = self._loaded.device
             output = model.base_model(tokens.to(device), attention_mask=mask.to(device), use_cache=False)
-        states = torch.cat([captured[layer] for layer in self._layers], dim=-1).bfloat16().cpu()
         last = output.last_hidden_state.bfloat16().cpu()
+        none = last.new_zeros(*last.shape[:2], 0)  # of a drafter that reads no layer's output
+        states = torch.cat([none, *(captured[layer].bfloat16().cpu() for layer in self._layers)], dim=-1)
         return [
             (states[row, window.start : len(window.tokens)], last[row, window.start : len(window.tokens)])
             for row, window in enumerate(windows)

@@ -3,13 +3,13 @@
 Dims: A learned tokens, Vd draft vocabulary.
 """
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from yggdrasil.drafters.heads.module import EagleHead
-from yggdrasil.training.settings import SHOWN, UNROLLED
-from yggdrasil.training.unroll import Batch, unroll
+from yggdrasil.training.unroll import Batch, StepOutput
 
 _STEP_WEIGHT = 0.8  # of a step in that of the one before
 
@@ -17,10 +17,8 @@ _STEP_WEIGHT = 0.8  # of a step in that of the one before
 class Teacher:
     """The target's own head, as far as it says which drafted token comes next."""
 
-    def __init__(self, embedding: Tensor, head_rows: Tensor, vocabulary: Tensor, vocab_size: int) -> None:
-        self.embedding = embedding  # [V, H]
+    def __init__(self, head_rows: Tensor, vocabulary: Tensor, vocab_size: int) -> None:
         self._rows = head_rows  # [Vd, H]
-        self.vocabulary = vocabulary
         self._drafted = torch.full((vocab_size,), -1, dtype=torch.int64)
         self._drafted[vocabulary] = torch.arange(len(vocabulary))
 
@@ -35,12 +33,12 @@ class Teacher:
         return self._drafted[batch.tokens[windows, positions + 1]]
 
 
-def loss_of(head: EagleHead, teacher: Teacher, batch: Batch) -> Tensor:
-    """Cross entropy to the target's distribution over all unrolled steps, of tokens that can be drafted."""
+def loss_of(steps: Iterable[StepOutput], teacher: Teacher, batch: Batch) -> Tensor:
+    """Cross entropy to the target's distribution over all draft ``steps``, of tokens that can be drafted."""
     with torch.no_grad():
         laws, drafted = teacher.laws(batch), teacher.choices(batch) >= 0
     total, weights = torch.zeros(()), 0.0
-    for step, (logits, reached) in enumerate(unroll(head, teacher.embedding, batch, UNROLLED)):
+    for step, (logits, reached) in enumerate(steps):
         counted = drafted[reached]
         if counted.any():
             weight = _STEP_WEIGHT**step
@@ -50,11 +48,11 @@ def loss_of(head: EagleHead, teacher: Teacher, batch: Batch) -> Tensor:
 
 
 @torch.no_grad()
-def hits_of(head: EagleHead, teacher: Teacher, batch: Batch, best: int = 4) -> Tensor:
-    """Of each step that is shown: tokens guessed first, guessed among the ``best``, and all there are [steps, 3]."""
+def hits_of(steps: Iterable[StepOutput], teacher: Teacher, batch: Batch, best: int = 4) -> Tensor:
+    """Of each draft step: tokens guessed first, guessed among the ``best``, and all there are [steps, 3]."""
     choices = teacher.choices(batch)
     rows = []
-    for logits, reached in unroll(head, teacher.embedding, batch, SHOWN):
+    for logits, reached in steps:
         wanted = choices[reached]
         found = logits.topk(best, dim=-1).indices == wanted[:, None]
         rows.append([float(found[:, 0].sum()), float(found.any(-1).sum()), float(len(wanted))])

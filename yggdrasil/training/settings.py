@@ -3,20 +3,22 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 DRAFT_VOCABULARY = 8192  # tokens at most: the largest part of what a drafted row reads
 CONTEXT = 64  # tokens of a prompt that are kept before its answer
-UNROLLED = 3  # draft steps that are trained, each on what the one before gave
 SHOWN = 5  # draft steps that agreement is told of
+
+Kind = Literal["eagle3", "medusa", "draft-model"]
 
 
 @dataclass(frozen=True)
 class TrainSettings:
-    """One training: the target, where the head goes, and how long it may take."""
+    """One training: the target, where the drafter goes, and how long it may take."""
 
     target: str
     out: Path
+    kind: Kind = "eagle3"
     prompts: tuple[Path, ...] = ()
     minutes: float = 60.0
     tokens: int | None = None  # of the target's own, at least; else what a third of the time gives

@@ -7,10 +7,9 @@ from pathlib import Path
 import torch
 from safetensors import safe_open
 from safetensors.torch import save
-from torch import Tensor
+from torch import Tensor, nn
 
 from yggdrasil.artifacts import write_atomic
-from yggdrasil.drafters.heads.module import EagleHead
 
 _FILE = "state.safetensors"
 _MOST_AVERAGED = 0.998  # the average's memory, once there have been some hundred steps
@@ -50,9 +49,9 @@ class Progress:
 
 
 class Training:
-    """A head in training, its running average and its optimizer."""
+    """A drafter in training, its running average and its optimizer."""
 
-    def __init__(self, head: EagleHead, average: EagleHead, rate: float) -> None:
+    def __init__(self, head: nn.Module, average: nn.Module, rate: float) -> None:
         self.head, self.average = head, average
         self.optimizer = torch.optim.AdamW(head.parameters(), lr=rate, betas=(0.9, 0.95), weight_decay=0.0)
 
@@ -66,7 +65,7 @@ class Training:
         """Write everything that going on needs."""
         tensors: dict[str, Tensor] = {}
         for prefix, module in (("head", self.head), ("average", self.average)):
-            tensors |= {f"{prefix}.{name}": tensor for name, tensor in module.state_dict().items()}
+            tensors |= {f"{prefix}.{name}": tensor for name, tensor in _own(module).items()}
         for name, parameter in self.head.named_parameters():
             for moment, value in self.optimizer.state.get(parameter, {}).items():
                 tensors[f"{moment}.{name}"] = value
@@ -79,11 +78,18 @@ class Training:
         with safe_open(work / _FILE, "pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (no mapping)
         for prefix, module in (("head", self.head), ("average", self.average)):
-            module.load_state_dict({name: tensors[f"{prefix}.{name}"] for name in module.state_dict()})
+            module.load_state_dict({name: tensors[f"{prefix}.{name}"] for name in _own(module)}, strict=False)
         for name, parameter in self.head.named_parameters():
             moments = {part: tensors.get(f"{part}.{name}") for part in ("step", "exp_avg", "exp_avg_sq")}
             if all(value is not None for value in moments.values()):
                 self.optimizer.state[parameter] = moments
+
+
+def _own(module: nn.Module) -> dict[str, Tensor]:
+    """The module's tensors, each once: a table that serves two layers is kept under its first name."""
+    found = {tensor.data_ptr(): name for name, tensor in reversed(module.state_dict().items())}
+    tensors = module.state_dict()
+    return {name: tensors[name] for name in tensors if name in found.values()}
 
 
 def read_progress(work: Path) -> Progress | None:

@@ -1,4 +1,4 @@
-"""Train a head from end to end: text, states, steps, looks at held-out text, the folder that is decoded with."""
+"""Train a drafter from end to end: text, states, steps, looks at held-out text, the folder that is decoded with."""
 
 import random
 import shutil
@@ -21,19 +21,20 @@ from yggdrasil.models.loading import load_model
 from yggdrasil.models.source import Source
 from yggdrasil.prompts import encode_prompt, read_prompts
 from yggdrasil.training.features import Features, Kept, shards, side_by_side
+from yggdrasil.training.kinds import recipe_for
 from yggdrasil.training.objective import Teacher, hits_of, loss_of
 from yggdrasil.training.publish import is_ours, publish
-from yggdrasil.training.settings import Teller, TrainSettings
-from yggdrasil.training.start import initial_head, settings_for, tables
+from yggdrasil.training.settings import SHOWN, Teller, TrainSettings
+from yggdrasil.training.start import tables
 from yggdrasil.training.state import Look, Progress, Training, read_progress, read_vocabulary
 from yggdrasil.training.unroll import Batch
 from yggdrasil.training.vocabulary import coverage, draft_vocabulary
 from yggdrasil.training.windows import Split, Window, split
 
-RATE = 1e-3
 _WARM_UP = 50  # steps
 _CLIP = 0.5
-_BATCH = 8  # windows of a step
+_BATCH = 8  # windows of a step, fewer where their logits would fill the memory
+_MOST_LOGITS = 400_000  # drafted tokens of them all at one place
 _AGAIN = 2  # shards that are learned again beside one that is read for the first time
 _MOST_HELD_OUT = 64  # windows that are looked at
 _LEAST_DOCUMENTS = 8
@@ -51,7 +52,7 @@ def train(settings: TrainSettings, teller: Teller) -> Path:
     """
     check_writable(settings.out, is_folder=True)
     if not is_ours(settings.out):
-        raise YggdrasilError(f"--out {shown(settings.out)} holds other files than a trained head; name another folder")
+        raise YggdrasilError(f"--out {shown(settings.out)} holds other files than a drafter; name another folder")
     torch.set_num_threads(settings.threads or current_machine().cores)
     deadline = monotonic() + settings.minutes * 60
     with locked(settings.work.with_name(settings.work.name + ".lock"), f"a training of {shown(settings.out)}"):
@@ -90,35 +91,35 @@ class _Run:
         self, loaded: LoadedModel, source: Source, settings: TrainSettings, parts: Split, teller: Teller
     ) -> None:
         self._settings, self._teller, self._parts = settings, teller, parts
-        self._num_layers = loaded.num_layers
-        model = loaded.model
-        embedding, rows = tables(model, loaded.name)
-        work = settings.work
+        rows, work = tables(loaded.model, loaded.name)[1], settings.work
+        identity = source.fingerprint() if settings.kind == "eagle3" else f"{settings.kind} {source.fingerprint()}"
         progress = read_progress(work)
-        if progress is not None and progress.identity != source.fingerprint():
+        if progress is not None and progress.identity != identity:
             progress = None
-        vocabulary = (
-            draft_vocabulary(parts.trained, loaded.vocab_size)
-            if progress is None
-            else read_vocabulary(work, loaded.vocab_size)
-        )
-        shape = settings_for(loaded, len(vocabulary))
-        self._layers = shape.readings(self._num_layers)[0]
+        vocabulary = torch.arange(loaded.vocab_size)
+        if settings.kind != "draft-model":
+            vocabulary = (
+                draft_vocabulary(parts.trained, loaded.vocab_size)
+                if progress is None
+                else read_vocabulary(work, loaded.vocab_size)
+            )
+        self._recipe = recipe = recipe_for(settings.kind, loaded, source, vocabulary)
         if progress is None:
             shutil.rmtree(work / "states", ignore_errors=True)
-        self._features = Features(loaded, self._layers, work / "states")
-        head, average = (initial_head(loaded, shape, vocabulary) for _ in range(2))
-        self._training = Training(head, average, RATE)
+        self._features = Features(loaded, recipe.layers, work / "states")
+        self._training = Training(recipe.initial(), recipe.initial(), recipe.rate)
         if progress is not None:
             self._training.load(work)
-        self._progress = progress or Progress(source.fingerprint())
-        self._teacher = Teacher(embedding.float(), rows[vocabulary].float(), vocabulary, loaded.vocab_size)
+        self._progress = progress or Progress(identity)
+        self._teacher = Teacher(rows[vocabulary].float(), vocabulary, loaded.vocab_size)
+        self._batch_size = max(1, min(_BATCH, _MOST_LOGITS // len(vocabulary)))
         self._facts = {
             "target": Path(settings.target).name,
             "target's fingerprint": source.fingerprint(),
             "prompts": ", ".join(["the target's own", *(file.name for file in settings.prompts)]),
             "answers' tokens there are": str(sum(window.num_learned for window in parts.trained)),
             "of the held-out answers' tokens can be drafted": f"{coverage(parts.held_out, vocabulary):.1%}",
+            "drafted tokens": f"{len(vocabulary)} of {loaded.vocab_size}",
         }
         self._loss = 0.0
         self._report = teller.phase("training")
@@ -158,14 +159,16 @@ class _Run:
             self._progress.passes, self._progress.place = self._progress.passes + 1, 0
 
     def _of_shard(self, number: int, lots: Sequence[Sequence[Window]]) -> Iterator[Batch]:
-        yield from _batches_of(self._features.of(_name(number), lots[number]), self._progress.steps)
+        kept = self._features.of(_name(number), lots[number])
+        yield from _batches_of(kept, self._batch_size, self._progress.steps)
 
     def _step(self, batch: Batch) -> None:
         training, progress = self._training, self._progress
         for group in training.optimizer.param_groups:
-            group["lr"] = RATE * min(1.0, (1 + progress.steps) / _WARM_UP)
+            group["lr"] = self._recipe.rate * min(1.0, (1 + progress.steps) / _WARM_UP)
         with torch.autocast("cpu", torch.bfloat16):
-            loss = loss_of(training.head, self._teacher, batch)
+            drafted = self._recipe.steps(training.head, batch, self._recipe.num_taught)
+            loss = loss_of(drafted, self._teacher, batch)
         loss.backward()
         nn.utils.clip_grad_norm_(training.head.parameters(), _CLIP)
         training.optimizer.step()
@@ -190,13 +193,16 @@ class _Run:
         """Measure on held-out text, and write the state and the folder."""
         average, progress = self._training.average, self._progress
         with torch.autocast("cpu", torch.bfloat16):
-            hits = sum(hits_of(average, self._teacher, batch) for batch in _batches_of(self._held_out, 0))
+            hits = sum(
+                hits_of(self._recipe.steps(average, batch, SHOWN), self._teacher, batch)
+                for batch in _batches_of(self._held_out, self._batch_size, 0)
+            )
         assert isinstance(hits, torch.Tensor)
         shares = hits[:, :2] / hits[:, 2:].clamp(min=1.0)
         look = Look(progress.seconds, progress.tokens, self._loss, shares[:, 0].tolist(), shares[:, 1].tolist())
         progress.looks.append(look)
         self._training.save(self._settings.work, progress)
-        publish(average, self._layers, self._num_layers, self._facts, look, self._settings.out)
+        publish(self._recipe, average, self._facts, look, self._settings.out)
         self._looked = monotonic()
         left = max(0.0, self._deadline - self._looked) / 60
         self._teller.tell(
@@ -210,10 +216,10 @@ def _name(number: int) -> str:
     return f"trained-{number}"
 
 
-def _batches_of(kept: Sequence[Kept], seed: int) -> list[Batch]:
-    """Batches of windows of about one length, in another order for every seed."""
+def _batches_of(kept: Sequence[Kept], size: int, seed: int) -> list[Batch]:
+    """Batches of ``size`` windows of about one length, in another order for every seed."""
     ordered = sorted(kept, key=lambda item: len(item.tokens))
-    lots = [ordered[start : start + _BATCH] for start in range(0, len(ordered), _BATCH)]
+    lots = [ordered[start : start + size] for start in range(0, len(ordered), size)]
     random.Random(seed).shuffle(lots)
     return [side_by_side(lot) for lot in lots]
 

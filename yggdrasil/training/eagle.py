@@ -1,0 +1,77 @@
+"""EAGLE-3 heads as they are trained: on their own outputs, from the target's last layer, written as published."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from yggdrasil.drafters.heads.module import EagleHead
+from yggdrasil.drafters.heads.settings import HeadSettings
+from yggdrasil.models.loaded import LoadedModel
+from yggdrasil.training.start import initial_head, settings_for, tables
+from yggdrasil.training.unroll import Batch, StepOutput, unroll
+
+
+class EagleRecipe:
+    """A head of one layer that reads three of the target's states."""
+
+    title = "EAGLE-3 head"
+    rate = 1e-3
+    num_taught = 3  # each on what the one before gave
+
+    def __init__(self, loaded: LoadedModel, vocabulary: Tensor) -> None:
+        self._loaded, self.vocabulary = loaded, vocabulary
+        self._settings = settings_for(loaded, len(vocabulary))
+        self.layers = self._settings.readings(loaded.num_layers)[0]
+        self._embedding = tables(loaded.model, loaded.name)[0].float()
+
+    def initial(self) -> EagleHead:
+        return initial_head(self._loaded, self._settings, self.vocabulary)
+
+    def steps(self, model: nn.Module, batch: Batch, count: int) -> Iterator[StepOutput]:
+        assert isinstance(model, EagleHead)
+        return unroll(model, self._embedding, batch, count)
+
+    def write(self, model: nn.Module, folder: Path) -> None:
+        """Weights in bfloat16, with the table of drafted tokens both ways."""
+        settings = self._settings
+        tensors = {
+            name: tensor.detach() if name == "d2t" else tensor.detach().bfloat16().contiguous()
+            for name, tensor in model.state_dict().items()
+        }
+        if settings.has_own_vocabulary:
+            tensors["t2d"] = torch.zeros(settings.vocab_size, dtype=torch.bool).index_fill(0, self.vocabulary, True)
+        save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+        content = json.dumps(config_of(settings, self.layers, self._loaded.num_layers), indent=2)
+        (folder / "config.json").write_text(content + "\n", encoding="utf-8")
+
+
+def config_of(settings: HeadSettings, layers: tuple[int, ...], num_layers: int) -> dict[str, Any]:
+    """The configuration that other loaders of this format know."""
+    rope = {name: value for name, value in settings.rope.items() if name != "rope_theta"}
+    config: dict[str, Any] = {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "model_type": "llama",
+        "hidden_size": settings.hidden_size,
+        "intermediate_size": settings.intermediate_size,
+        "num_hidden_layers": 1,
+        "num_attention_heads": settings.query_heads,
+        "num_key_value_heads": settings.key_heads,
+        "head_dim": settings.head_size,
+        "hidden_act": settings.activation,
+        "rms_norm_eps": settings.norm_eps,
+        "rope_theta": settings.rope["rope_theta"],
+        "vocab_size": settings.vocab_size,
+        "draft_vocab_size": settings.draft_vocab_size,
+        "tie_word_embeddings": False,
+        "dtype": "bfloat16",
+    }
+    if rope.get("rope_type", "default") != "default":
+        config["rope_scaling"] = rope
+    if layers != settings.readings(num_layers)[0]:  # the usual ones need no words
+        config["eagle_aux_hidden_state_layer_ids"] = [layer + 1 for layer in layers]
+    return config
