@@ -74,7 +74,7 @@ def main(  # noqa: PLR0913 - one argument for each option
     warnings.simplefilter("ignore", UserWarning)  # the plan was calibrated at temperature 0
     decoder = Decoder.from_plan(plan, dtype=None if as_planned else "float32", force_machine=force_machine)
     assert decoder.plan is not None
-    weights = decoder.plan.weights if as_planned else decoder.plan.weights_in("float32")
+    weights = decoder.plan.target.weights if as_planned else decoder.plan.weights_in("float32")
     if weights != "full" and not as_planned:
         raise YggdrasilError(f"{plan} rounds weights to {weights}, which transformers does not; use --as-planned")
     ways = chosen_of("--way", ways_of(decoder.policy, decoder.plan), way)

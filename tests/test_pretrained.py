@@ -19,12 +19,16 @@ TINY = Path(resolve_source("yggdrasil:assets/tiny"))
 TARGET, DRAFTER = Source.find(TINY / "target"), Source.find(TINY / "drafter")
 
 
+def target(weights="full"):
+    return ModelRef("elsewhere", TARGET.fingerprint(), 1, weights)
+
+
 def plan(**changes):
     machine = current_machine()
     costs = Costs(128, 1.0, {1: 1.0}, {1: 1.0, 4: 1.5}, 0.1, 1.1)
     made = Plan(
         name="mine", machine=machine, versions={}, dtype="bfloat16",
-        target=ModelRef("elsewhere", TARGET.fingerprint(), 1),
+        target=target(),
         drafters=[NGramOptions()], tokenizer=TARGET.tokenizer_fingerprint(),
         shapes=Shapes(draft_widths=(1,), verify_widths=(1, 4)), stages=DEFAULT_ORDER, objective="latency",
         depth_from="mean", predictor="../../predictors/mine/x", costs=[costs],
@@ -56,20 +60,21 @@ def test_the_newest_plan_of_this_model_on_this_machine_is_found(save):
     assert find_plan(TARGET, None, None) == second
     save(plan(target=ModelRef("x", "0" * 16, 1)), "another-model")
     save(plan(machine=replace(current_machine(), cores=99)), "another-machine")
-    save(plan(weights="q4_0"), "rounded")
+    save(plan(target=target("q4_0")), "rounded")
+    save(plan(drafters=[ModelRef("x", DRAFTER.fingerprint(), 1, "q8_0")]), "rounded-drafter")
     assert find_plan(TARGET, None, None) == second
-    as_it_is = save(plan(weights="file"), "blocks")
+    as_it_is = save(plan(target=target("file")), "blocks")
     save(plan(), "dequantised")
     assert find_plan(TARGET, None, None) == as_it_is
     assert find_plan(DRAFTER, None, None) is None
 
 
 def test_a_plan_says_which_weights_it_is_for():
-    assert [plan(weights="file").weights_in(dtype) for dtype in ("bfloat16", "float32")] == ["file", "full"]
-    assert plan(weights="q8_0").weights_in("float32") == "q8_0"
+    assert [plan(target=target("file")).weights_in(dtype) for dtype in ("bfloat16", "float32")] == ["file", "full"]
+    assert plan(target=target("q8_0")).weights_in("float32") == "q8_0"
     assert plan().describe().endswith("; bfloat16")
-    assert plan(weights="file").describe().endswith("; bfloat16; weights as the GGUF file has them")
-    assert plan(weights="q8_0").describe().endswith("; bfloat16; weights rounded to Q8_0")
+    assert plan(target=target("file")).describe().endswith("; bfloat16; weights as the GGUF file has them")
+    assert plan(target=target("q8_0")).describe().endswith("; bfloat16; weights rounded to Q8_0")
 
 
 def test_drafter_and_dtype_decide_which(save):

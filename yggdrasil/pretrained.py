@@ -118,11 +118,17 @@ def find_plan(model: Source, drafter: str | None, dtype: DtypeName | None) -> Pa
             plan = Plan.load(entry.path) if entry.fits(machine) else None
         except ArtifactError:
             continue
-        if plan is None or plan.target.fingerprint != digits or plan.weights not in ("full", "file"):
+        if plan is None or plan.target.fingerprint != digits or _rounds(plan):
             continue
         if dtype in (None, plan.dtype) and second in {None, *_names(plan)}:
-            fitting.append((plan.weights == "file", entry.path.stat().st_mtime_ns, entry.path))
+            fitting.append((plan.target.weights == "file", entry.path.stat().st_mtime_ns, entry.path))
     return max(fitting)[-1] if fitting else None
+
+
+def _rounds(plan: Plan) -> bool:
+    """Whether a model of it is another than the one that was named: rounded when it is loaded."""
+    models = [plan.target] if plan.drafter is None else [plan.target, plan.drafter]
+    return any(model.weights not in ("full", "file") for model in models)
 
 
 def _names(plan: Plan) -> set[str]:
@@ -159,7 +165,7 @@ def _calibrated(model: Source, drafter: str | None, dtype: DtypeName, reporter: 
 
 
 def _calibrate(model: Source, drafter: str | None, dtype: DtypeName, reporter: "Reporter") -> Path:
-    from yggdrasil.calibration.pair import usual_length
+    from yggdrasil.calibration.pair import usual_drafter_weights, usual_length
     from yggdrasil.calibration.pipeline import calibrate
     from yggdrasil.calibration.settings import FIRST, FIRST_WIDTHS, CalibrationSettings, PairSource
     from yggdrasil.models.formats.usual import usual_weights  # brings transformers' models along
@@ -177,8 +183,8 @@ def _calibrate(model: Source, drafter: str | None, dtype: DtypeName, reporter: "
         draft_widths=() if named.drafter is None else draft_widths,
         verify_widths=(1,) if named.is_plain else verify_widths,
     )
-    weights = usual_weights(model, dtype, "cpu")
-    pair = PairSource(model.given, named.drafter, dtype, 0, 0, shapes, weights, free=named.free)
+    weights = usual_weights(model, dtype, "cpu"), usual_drafter_weights(named.drafter, dtype, "cpu")
+    pair = PairSource(model.given, named.drafter, dtype, 0, 0, shapes, *weights, free=named.free)
     prompts, chat = shipped_prompts(model)
     name = f"{plan_name(model.given)}-{model.fingerprint()[:8]}-{dtype}"
     return calibrate(CalibrationSettings(pair, prompts, name, search_roots()[-1], FIRST, chat=chat), reporter)

@@ -171,6 +171,11 @@ def test_a_gpu_that_is_not_there(run, prompts):
     assert_one_sentence(run(*calibration(prompts, device="cuda")), "no CUDA device", "--device cpu")
 
 
-def test_weights_that_cannot_be_made_say_where_they_come_from(run, prompts):
-    assert_one_sentence(run(*calibration(prompts, weights="q4_k_m")), "--weights q4_k_m", "llama-quantize")
+def test_weights_that_cannot_be_made_say_where_they_come_from(run, prompts, monkeypatch):
+    monkeypatch.setattr("yggdrasil.models.formats.ggml.find_spec", lambda _: None)
+    assert_one_sentence(run(*calibration(prompts, weights="q4_k_m")), "--weights q4_k_m", "llama-cpp-python")
+    assert_one_sentence(run(*calibration(prompts, drafter_weights="q6_k")), "--drafter-weights q6_k", "llama-quantize")
+    assert_one_sentence(
+        run(*calibration(prompts, drafter="text", drafter_weights="q8_0")), "--drafter-weights", "draft model"
+    )
     assert_one_sentence(run(*calibration(prompts, weights="q3")), "--weights q3 is none of auto, full, file")

@@ -40,7 +40,7 @@ def pair_settings(plan: Plan, dtype: str) -> dict[str, Any]:
         "drafter": public_source(drafter.source) if drafter else None,
         "threads": {"target": plan.target.threads, "drafter": drafter.threads if drafter else None},
         "dtype": dtype,
-        "weights": plan.weights,
+        "weights": {"target": plan.target.weights, "drafter": drafter.weights if drafter else None},
     }
 
 

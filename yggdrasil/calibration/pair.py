@@ -21,6 +21,8 @@ from yggdrasil.engine.decoder import DTYPES
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.models.compiled import Backend
 from yggdrasil.models.facts import check_same_tokenizer, load_config, load_tokenizer, refuse_unverifiable
+from yggdrasil.models.formats.names import Weights
+from yggdrasil.models.formats.usual import usual_weights
 from yggdrasil.models.loaded import LoadedModel
 from yggdrasil.models.loading import load_model
 from yggdrasil.models.selfcheck import check_tree_attention
@@ -80,6 +82,11 @@ def usual_length(target: str, drafter: str | None) -> int:
     return min([USUAL_LENGTH, *(context for context in contexts if context)])
 
 
+def usual_drafter_weights(drafter: str | None, dtype: str, device: str) -> Weights:
+    """The weights of a drafter where nothing is asked for: as for a target; heads have no other."""
+    return "full" if drafter is None or is_head(drafter) else usual_weights(drafter, dtype, device)
+
+
 def build_assembly(source: "PairSource", knots: torch.Tensor | None = None, backend: Backend | None = None) -> Assembly:
     """Load the target and its drafter, and define their steps."""
     device, dtype = open_device(source.device), DTYPES[source.dtype]
@@ -91,7 +98,7 @@ def build_assembly(source: "PairSource", knots: torch.Tensor | None = None, back
         head = load_head(Path(source.drafter).expanduser(), target, source.drafter_threads)
         drafter = settled(head, target, Source.find(source.target).fingerprint())
     elif source.drafter is not None:
-        drafter = load_model(source.drafter, dtype, device, source.drafter_threads)
+        drafter = load_model(source.drafter, dtype, device, source.drafter_threads, weights=source.drafter_weights)
         check_tree_attention(drafter)
     return assemble(
         target, drafter, source.shapes, backend, knots=knots, other_stages=source.schedules,

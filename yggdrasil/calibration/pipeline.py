@@ -49,6 +49,7 @@ from yggdrasil.engine.policy import PLAIN_POLICY, FixedPolicy
 from yggdrasil.engine.text import TextStream
 from yggdrasil.engine.trace import Trace
 from yggdrasil.errors import YggdrasilError
+from yggdrasil.models.formats.names import Weights
 from yggdrasil.models.kept_tensors import keep_model
 from yggdrasil.models.loaded import LoadedModel
 from yggdrasil.models.source import Source
@@ -128,8 +129,7 @@ def _calibrate(
             "transformers": transformers.__version__,
         },
         dtype=pair.dtype,
-        weights=pair.weights,
-        target=_model_ref(pair.target, pair.target_threads),
+        target=_model_ref(pair.target, pair.target_threads, pair.weights),
         drafters=_drafters_of(pair, counted),
         tokenizer=Source.find(pair.target).tokenizer_fingerprint(),
         shapes=shapes,
@@ -146,13 +146,13 @@ def _calibrate(
     keep_model(assembly.target.loaded, pair.target, pair.weights)
     second = assembly.second
     if isinstance(second, LoadedModel) and pair.drafter is not None:
-        keep_model(second, pair.drafter, "full")
+        keep_model(second, pair.drafter, pair.drafter_weights)
     return destination
 
 
 def _drafters_of(pair: PairSource, counted: Counted | None) -> list[ModelRef | FreeOptions]:
     """The drafters as the plan names them."""
-    model = [] if pair.drafter is None else [_model_ref(pair.drafter, pair.drafter_threads)]
+    model = [] if pair.drafter is None else [_model_ref(pair.drafter, pair.drafter_threads, pair.drafter_weights)]
     learned = [counted.options() if isinstance(each, CountsOptions) and counted else each for each in pair.free]
     return [*model, *learned]
 
@@ -378,5 +378,5 @@ def open_ended(tokenizer: PreTrainedTokenizerBase, max_new_tokens: int = 1 << 30
     return TextStream(tokenizer, frozenset(), max_new_tokens, ())
 
 
-def _model_ref(source: str, threads: int) -> ModelRef:
-    return ModelRef(portable_source(source), Source.find(source).fingerprint(), threads)
+def _model_ref(source: str, threads: int, weights: Weights) -> ModelRef:
+    return ModelRef(portable_source(source), Source.find(source).fingerprint(), threads, weights)

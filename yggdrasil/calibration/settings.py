@@ -21,6 +21,7 @@ class PairSource:
     drafter_threads: int
     shapes: Shapes
     weights: Weights = "full"  # of the target
+    drafter_weights: Weights = "full"
     device: DeviceName = "cpu"
     free: tuple[FreeOptions, ...] = ()  # what guesses without a pass
     schedules: tuple[tuple[str, ...], ...] = ()  # whose steps it must have besides those of plain plans
@@ -28,11 +29,14 @@ class PairSource:
     @classmethod
     def of_plan(cls, plan: Plan) -> "PairSource":
         """The pair that a plan decodes with."""
-        drafter, threads = (None, 1) if plan.drafter is None else (plan.drafter.path(), plan.drafter.threads)
-        return cls(
-            plan.target.path(), drafter, plan.dtype, plan.target.threads, threads, plan.shapes, plan.weights,
+        source = cls(
+            plan.target.path(), None, plan.dtype, plan.target.threads, 1, plan.shapes, plan.target.weights,
             device=plan.device, free=plan.free,
         )  # fmt: skip
+        model = plan.drafter
+        if model is None:
+            return source
+        return replace(source, drafter=model.path(), drafter_threads=model.threads, drafter_weights=model.weights)
 
     @property
     def counts(self) -> CountsOptions | None:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from yggdrasil.scheduling.plan import Shapes
 
 WIDTHS = "1,2,4,8", "1,2,4,8,16,32,64"  # draft and verify
+WEIGHTS = f"[{'|'.join((AUTO, *get_args(Weights)))}]"
 
 
 def calibrate(
@@ -48,10 +49,13 @@ def calibrate(
         str,
         typer.Option(
             callback=checks.weights,
-            metavar=f"[{'|'.join((AUTO, *get_args(Weights)))}]",
-            help="file: the blocks of a GGUF file as they are; q8_0 to q4_0: rounded to that format; auto: file for a "
-            "quantised GGUF file on a CPU in bfloat16, else full.",
+            metavar=WEIGHTS,
+            help="Of the target. file: the blocks of a GGUF file as they are; q8_0 to q4_0: rounded to that format; "
+            "auto: file for a quantised GGUF file on a CPU in bfloat16, else full.",
         ),
+    ] = AUTO,
+    drafter_weights: Annotated[
+        str, typer.Option(callback=checks.weights, metavar=WEIGHTS, help="Of a draft model, as --weights.")
     ] = AUTO,
     quick: Annotated[bool, typer.Option("--quick", help="A first look: fewer prompts, widths and samples.")] = False,
     max_length: Annotated[
@@ -87,10 +91,11 @@ def calibrate(
 
     Interrupted, it resumes.
     """
-    from yggdrasil.calibration.pair import usual_length
+    from yggdrasil.calibration.pair import usual_drafter_weights, usual_length
     from yggdrasil.calibration.pipeline import calibrate as run
     from yggdrasil.calibration.settings import QUICK, CalibrationSettings, Effort, PairSource
     from yggdrasil.cli.progress import PhaseProgress
+    from yggdrasil.drafters.heads.kinds import is_head
     from yggdrasil.drafters.named import USUAL, named_drafters
     from yggdrasil.models.formats.usual import usual_weights
     from yggdrasil.pretrained import plan_name, shipped_prompts
@@ -103,8 +108,12 @@ def calibrate(
     length = max_length or usual_length(target, named.drafter)
     shapes = _shapes(length, max_depth, draft_widths, verify_widths, named, quick=quick)
     chosen = usual_weights(target, dtype, device) if weights == AUTO else cast(Weights, weights)
+    usual = usual_drafter_weights(named.drafter, dtype, device)
+    if drafter_weights != AUTO and (named.drafter is None or is_head(named.drafter)):
+        raise YggdrasilError("--drafter-weights is for a draft model, which is not asked for")
     pair = PairSource(
-        target, named.drafter, dtype, target_threads, drafter_threads, shapes, chosen, device, named.free
+        target, named.drafter, dtype, target_threads, drafter_threads, shapes, chosen,
+        usual if drafter_weights == AUTO else cast(Weights, drafter_weights), device, named.free,
     )  # fmt: skip
     texts, is_chat = (prompts, chat) if prompts is not None else shipped_prompts(target)
     settings = CalibrationSettings(

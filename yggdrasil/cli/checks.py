@@ -1,7 +1,6 @@
 """Callbacks of options: what cannot be meant is refused by name while the command line is read, before any work."""
 
 import math
-import re
 from pathlib import Path
 from typing import TypeVar, get_args
 
@@ -9,7 +8,7 @@ import typer
 
 from yggdrasil.artifacts import check_writable, validate_name
 from yggdrasil.errors import ArtifactError, YggdrasilError
-from yggdrasil.models.formats.names import AUTO, Weights
+from yggdrasil.models.formats.names import AUTO, K_FORMATS, Weights
 
 _Paths = TypeVar("_Paths", Path, list[Path], None)
 _LARGEST = 1 << 24  # no width, context or budget is larger
@@ -64,16 +63,19 @@ def name(parameter: typer.CallbackParam, value: str | None) -> str | None:
 
 
 def weights(parameter: typer.CallbackParam, text: str) -> str:
-    """What weights may be; of the K formats nothing that is kept well makes any but llama.cpp itself."""
+    """What weights may be; K formats need the library that rounds to them."""
     known = (AUTO, *get_args(Weights))
-    if text in known:
-        return text
-    if re.fullmatch(r"q[2-6]_k(_[sml])?", text.lower()):
-        raise YggdrasilError(
-            f"{_typed(parameter)} {text}: K formats are read from GGUF files only; make one with llama.cpp's "
-            "llama-quantize and give the file as the target"
-        )
-    raise YggdrasilError(f"{_typed(parameter)} {text} is none of {', '.join(known)}")
+    if text not in known:
+        raise YggdrasilError(f"{_typed(parameter)} {text} is none of {', '.join(known)}")
+    if text in K_FORMATS:
+        from yggdrasil.models.formats.ggml import has_ggml
+
+        if not has_ggml():
+            raise YggdrasilError(
+                f"{_typed(parameter)} {text}: K formats are rounded by ggml, which is not there; pip install "
+                "llama-cpp-python, or make a file with llama.cpp's llama-quantize and give that as the model"
+            )
+    return text
 
 
 def input_file(parameter: typer.CallbackParam, given: _Paths) -> _Paths:

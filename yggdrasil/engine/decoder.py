@@ -275,7 +275,7 @@ def _decoder_of(
     device = open_device(plan.device)
     target = open_model(source, DTYPES[dtype], device, plan.target.threads, weights=plan.weights_in(dtype))
     plan, second, free = (
-        Drafting(plan, planned_drafter(plan, tokenizer, target), planned_free(plan, folder))
+        Drafting(plan, planned_drafter(plan, tokenizer, target, dtype), planned_free(plan, folder))
         if stand_in is None
         else drafting_by(plan, folder, stand_in)
     )

@@ -105,9 +105,9 @@ def drafting_by(plan: Plan, folder: Path, stand_in: Drafter | FreeDrafter) -> Dr
 
 
 def planned_drafter(
-    plan: Plan, tokenizer: PreTrainedTokenizerBase, target: LoadedModel
+    plan: Plan, tokenizer: PreTrainedTokenizerBase, target: LoadedModel, dtype: str
 ) -> LoadedModel | LoadedHead | None:
-    """The plan's drafter for ``target``; None where no guess costs a pass."""
+    """The plan's drafter for ``target``, in arithmetic of ``dtype``; None where no guess costs a pass."""
     if plan.drafter is None:
         return None
     check_fingerprint(plan.drafter, "drafter")
@@ -116,7 +116,8 @@ def planned_drafter(
         head = load_head(Path(source).expanduser(), target, plan.drafter.threads)
         return settled(head, target, plan.target.fingerprint)
     check_same_tokenizer(tokenizer, load_tokenizer(source), (plan.target.path(), source))
-    return open_model(source, target.dtype, target.device, plan.drafter.threads)
+    weights = plan.weights_in(dtype, plan.drafter)
+    return open_model(source, target.dtype, target.device, plan.drafter.threads, weights=weights)
 
 
 def planned_free(plan: Plan, folder: Path) -> list[FreeDrafter]:

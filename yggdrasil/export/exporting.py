@@ -140,7 +140,7 @@ def _documents(
 ) -> tuple[Sequence[Document], list[str]]:
     """Text to foresee look-ups on: the server's answers to prompts, or what the target wrote in calibration."""
     if request.prompts is None or server is None:
-        own = read_documents(text_file(f"{plan.target.fingerprint}-{plan.weights}"))
+        own = read_documents(text_file(f"{plan.target.fingerprint}-{plan.target.weights}"))
         step = max(len(own) / _OWN_DOCUMENTS, 1.0)
         spread = [own[int(i * step)] for i in range(min(len(own), _OWN_DOCUMENTS))]
         return spread, [f"look-ups were foreseen on {len(spread)} answers that the target wrote in calibration"]

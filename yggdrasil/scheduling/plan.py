@@ -16,7 +16,7 @@ from yggdrasil.models.formats.names import Weights
 from yggdrasil.scheduling.stages import check_order, is_head_first
 from yggdrasil.tree.objective import Objective, StepCosts
 
-KIND, SCHEMA_VERSION = "plan", 3
+KIND, SCHEMA_VERSION = "plan", 4
 PACKAGE_PREFIX = "yggdrasil:"  # sources inside the installed package, whatever its place
 CACHE_PREFIX = "cache:"  # sources inside the user's cache folder, whatever its place
 
@@ -75,6 +75,7 @@ class ModelRef:
     source: str
     fingerprint: str
     threads: int
+    weights: Weights = "full"
 
     def path(self) -> str:
         """Folder or hub id to load."""
@@ -155,7 +156,6 @@ class Plan:
     costs: list[Costs]
     predicted: Expectation
     rejected: list[Expectation] = field(default_factory=list)  # what else was considered
-    weights: Weights = "full"  # of the target
     device: DeviceName = "cpu"  # where both models run
     search: SearchResult | None = None  # where a schedule search chose the stages
 
@@ -192,14 +192,18 @@ class Plan:
     def save(self, path: Path) -> None:
         write_yaml(path, KIND, SCHEMA_VERSION, to_plain(self))
 
-    def weights_in(self, dtype: str) -> Weights:
-        """The weights for arithmetic in ``dtype``: where it is not the plan's, a file's blocks are dequantised."""
-        return "full" if self.weights == "file" and dtype != self.dtype else self.weights
+    def weights_in(self, dtype: str, model: ModelRef | None = None) -> Weights:
+        """The weights of ``model``, else of the target, for arithmetic in ``dtype``.
+
+        Where that is not the plan's own, a file's blocks are dequantised.
+        """
+        weights = (model or self.target).weights
+        return "full" if weights == "file" and dtype != self.dtype else weights
 
     def describe(self) -> str:
         """One line for a person: where it was made, in which arithmetic and on which weights."""
         kept = {"full": "", "file": "; weights as the GGUF file has them"}.get(
-            self.weights, f"; weights rounded to {self.weights.upper()}"
+            self.target.weights, f"; weights rounded to {self.target.weights.upper()}"
         )
         return f"{self.name} on {self.machine.describe()}; {self.dtype}{kept}"
 

@@ -1,0 +1,61 @@
+"""K formats rounded by ggml itself, from the library that the package ``llama-cpp-python`` brings.
+
+The ``gguf`` package reads these formats and rounds to none of them: the search for scales is ggml's own.
+"""
+
+import ctypes
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
+from yggdrasil.errors import YggdrasilError
+
+_NAMES = ("libggml-base.so", "libggml-base.dylib", "ggml-base.dll")
+
+
+def has_ggml() -> bool:
+    """Whether the library is there; it is not loaded."""
+    return _library() is not None
+
+
+def quantise_by_ggml(weight: npt.NDArray[np.float32], form: GGMLQuantizationType) -> npt.NDArray[np.uint8]:
+    """``weight`` [N, K], K whole blocks, as rows of blocks [N, bytes] of any format that needs no importance matrix.
+
+    Raises:
+        YggdrasilError: the library is not installed.
+    """
+    block_inputs, block_bytes = GGML_QUANT_SIZES[form]
+    num_rows, num_inputs = weight.shape
+    assert num_inputs % block_inputs == 0, f"{num_inputs = } {form = }"
+    source = np.ascontiguousarray(weight, dtype=np.float32)
+    blocks = np.empty((num_rows, num_inputs // block_inputs * block_bytes), dtype=np.uint8)
+    written = _quantize_chunk()(form, source.ctypes.data, blocks.ctypes.data, 0, num_rows, num_inputs, None)
+    assert written == blocks.nbytes, f"{written = } {blocks.nbytes = }"
+    return blocks
+
+
+def _library() -> Path | None:
+    spec = find_spec("llama_cpp")
+    if spec is None or spec.origin is None:
+        return None
+    folder = Path(spec.origin).parent / "lib"
+    return next((folder / name for name in _NAMES if (folder / name).exists()), None)
+
+
+@cache
+def _quantize_chunk() -> "ctypes._NamedFuncPointer":
+    path = _library()
+    if path is None:
+        raise YggdrasilError("K formats are rounded by ggml, which is not there: pip install llama-cpp-python")
+    try:
+        function = ctypes.CDLL(str(path)).ggml_quantize_chunk
+    except (OSError, AttributeError) as error:
+        raise YggdrasilError(f"{path} does not work ({error}); install llama-cpp-python again") from error
+    size, rows, pointer = ctypes.c_size_t, ctypes.c_int64, ctypes.c_void_p
+    function.argtypes = (ctypes.c_int, pointer, pointer, rows, rows, rows, pointer)
+    function.restype = size
+    return function
