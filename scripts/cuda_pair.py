@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from yggdrasil.engine.objective_policy import ObjectivePolicy
 from yggdrasil.engine.policy import PLAIN_POLICY, FixedPolicy, Policy
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.models import kernels, runner
-from yggdrasil.models.compiled import Step, _eager, flatten
+from yggdrasil.models.compiled import _eager
 from yggdrasil.models.facts import load_tokenizer
 from yggdrasil.models.loaded import LoadedModel
 from yggdrasil.models.loading import prepare_model
@@ -291,7 +292,7 @@ def time_calls(call: Callable[[], object], device: str, samples: int) -> list[fl
 def uncompiled() -> Iterator[None]:
     """Steps built inside run operator by operator (and are still captured)."""
     build = runner.build_step
-    runner.build_step = lambda module, inputs, *_, **__: Step(lambda _: _eager(module, inputs), flatten(inputs))
+    runner.build_step = lambda module, inputs, *_, **__: partial(_eager, module, inputs)
     try:
         yield
     finally:

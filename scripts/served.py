@@ -5,7 +5,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,14 +18,12 @@ START_SECONDS = 900  # steps that were never compiled are compiled first
 @contextmanager
 def serving(source: str, *options: str) -> Iterator[str]:
     """``yggdrasil serve source options`` on a free port; its address, once it answers."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     url = f"http://127.0.0.1:{port}"
     program = [sys.executable, "-c", "from yggdrasil.cli import main; main()"]
     server = subprocess.Popen([*program, "serve", source, "--port", str(port), *options], cwd=ROOT)
     try:
-        _wait(url, server)
+        wait_until_served(url, lambda: server.poll() is None)
         yield url
     finally:
         server.terminate()
@@ -36,7 +34,16 @@ def serving(source: str, *options: str) -> Iterator[str]:
             server.wait()
 
 
-def _wait(url: str, server: "subprocess.Popen[bytes]") -> None:
+def free_port() -> int:
+    """A port that nothing listens on."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+    return port
+
+
+def wait_until_served(url: str, lives: Callable[[], bool] = lambda: True) -> None:
+    """Wait for a server to answer, as long as it ``lives``."""
     deadline = time.monotonic() + START_SECONDS
     while True:
         try:
@@ -44,6 +51,6 @@ def _wait(url: str, server: "subprocess.Popen[bytes]") -> None:
                 return
         except OSError:  # not listening yet, or 503 while the model is loaded
             pass
-        if server.poll() is not None or time.monotonic() > deadline:
+        if not lives() or time.monotonic() > deadline:
             raise YggdrasilError("the server did not start; what it said is above")
         time.sleep(0.2)

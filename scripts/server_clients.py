@@ -18,6 +18,7 @@ from yggdrasil.acceptance.speculation import Exactness, RuleName
 
 CLIENTS = ("openai", "llm", "langchain-openai")
 EXAMPLES = 50  # of each path in one run, which makes about 1,500 requests; with more it long says nothing
+MOST_SECONDS = 5400.0  # for all requests that are made up: one that hangs is a fault
 CHECKS = ("not_a_server_error", "status_code_conformance", "content_type_conformance", "response_schema_conformance")
 
 
@@ -45,7 +46,9 @@ def check_fuzz(client: httpx2.Client, url: str, key: str, requests: int) -> str:
             "--suppress-health-check", "all",
         ]  # fmt: skip
         while statuses.total() < requests:
-            _run([*command, "--seed", str(statuses.total())], folder, SCHEMATHESIS_HOOKS="server_fuzz_hooks")
+            left = began + MOST_SECONDS - time.monotonic()
+            seed = ["--seed", str(statuses.total())]
+            _run([*command, *seed], folder, timeout=left, SCHEMATHESIS_HOOKS="server_fuzz_hooks")
             statuses.update(_statuses(report))
             print(f"{statuses.total()} requests made up so far", file=sys.stderr, flush=True)
     text_of(client, "Hi", max_tokens=1)
@@ -77,10 +80,11 @@ def _environment(folder: Path, packages: tuple[str, ...]) -> Path:
     return python
 
 
-def _run(command: list[str], folder: Path, **more: str) -> str:
+def _run(command: list[str], folder: Path, *, timeout: float | None = None, **more: str) -> str:
     """What a program prints; of this project it sees the scripts alone, and it writes to ``folder``."""
     own = {"HOME": str(folder), "LLM_USER_PATH": str(folder), "PYTHONPATH": str(Path(__file__).parent)}
-    done = subprocess.run(command, cwd=folder, env={**os.environ, **own, **more}, capture_output=True, text=True)
+    environment = {**os.environ, **own, **more}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=timeout)
     assert done.returncode == 0, f"{' '.join(command[:3])} failed:\n{done.stdout[-6000:]}\n{done.stderr[-2000:]}"
     return done.stdout
 

@@ -1,18 +1,31 @@
-"""What a server costs beside the library: both decode the same prompts in turns, on the same machine."""
+"""What a server costs beside the library: one process decodes the same prompts either way in turns.
+
+Both ways share one decoder, and so its memory, its learned costs and its luck with pages, in which two processes differ
+by more than a server costs. The client is a process of its own that only notes when bytes come.
+"""
 
 import json
 import statistics
+import subprocess
+import sys
 import time
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Thread
+from typing import NamedTuple
 
-import httpx2
+from served import free_port, wait_until_served
 
 from yggdrasil.engine.decoder import Decoder
+from yggdrasil.serving.running import run_server
+from yggdrasil.serving.settings import ServerSettings
 
-ROUNDS = 7
+ROUNDS = 9
 TOKENS = 128
+SETTLE_SECONDS = 0.1  # threads of the answer before spin for a while
 TASKS = ("Explain how tides come about.", "Write a story about a lighthouse.", "List the steps to bake bread.")
+OTHER = "Name the days of the week."
 
 
 class _Paced(NamedTuple):
@@ -22,40 +35,68 @@ class _Paced(NamedTuple):
     per_token: float
 
 
-def check_overhead(client: httpx2.Client, plan: str) -> str:
+Way = Callable[[list[dict[str, str]]], _Paced]
+
+
+def check_overhead(plan: str) -> str:
     """The first text comes at most 5 ms later than from the library, and a token takes at most 2 % longer."""
-    decoder = Decoder.from_plan(plan)
-    ways: dict[str, Callable[[list[dict[str, str]]], _Paced]] = {
-        "library": lambda messages: _by_library(decoder, messages),
-        "server": lambda messages: _by_server(client, messages),
-    }
-    found: dict[str, list[_Paced]] = {name: [] for name in ways}
-    for number in range(ROUNDS):
-        for task in TASKS:
-            # No round begins as an earlier one did: what both keep of earlier texts is only the template's beginning.
-            messages = [{"role": "user", "content": f"Round {number}. {task}"}]
-            for name in sorted(ways, reverse=bool(number % 2)):
-                found[name].append(ways[name](messages))
-    found = {name: paced[len(TASKS) :] for name, paced in found.items()}  # the first round warms both
-    later = [server.first - library.first for server, library in zip(found["server"], found["library"], strict=True)]
-    slower = [
-        server.per_token / library.per_token
-        for server, library in zip(found["server"], found["library"], strict=True)
-    ]  # fmt: skip
+    with _ways(plan) as ways:
+        found: dict[str, list[_Paced]] = {name: [] for name in ways}
+        for number in range(ROUNDS):
+            for task in TASKS:
+                for name in sorted(ways, reverse=bool(number % 2)):
+                    ways["library"](_asking(OTHER))  # the caches hold another text, which the server then keeps
+                    time.sleep(SETTLE_SECONDS)
+                    found[name].append(ways[name](_asking(f"Round {number}. {task}")))
+    pairs = list(zip(found["server"], found["library"], strict=True))[len(TASKS) :]  # the first round warms both
+    later = [server.first - library.first for server, library in pairs]
+    slower = [server.per_token / library.per_token for server, library in pairs]
     first, ratio = statistics.median(later), statistics.median(slower)
-    library = statistics.median(each.per_token for each in found["library"])
+    library = [statistics.median(each) for each in zip(*(library for _, library in pairs), strict=True)]
     said = (
-        f"first text {first:+.1f} ms beside the library (quartiles {_quartiles(later)}), a token {ratio:.3f} times the "
-        f"library's {library:.2f} ms (quartiles {_quartiles(slower)}), {len(later)} answers of {TOKENS} tokens each"
+        f"first text {first:+.1f} ms beside the library's {library[0]:.1f} (quartiles {_quartiles(later)}), a token "
+        f"{ratio:.3f} times the library's {library[1]:.2f} ms (quartiles {_quartiles(slower)}), {len(pairs)} answers "
+        f"of {TOKENS} tokens each"
     )
     assert first <= 5, f"the first text comes too late: {said}"
     assert ratio <= 1.02, f"tokens come too slowly: {said}"
     return said
 
 
-def _quartiles(values: list[float]) -> str:
-    low, _, high = statistics.quantiles(values)
-    return f"{low:.3g} to {high:.3g}"
+@contextmanager
+def _ways(plan: str) -> Iterator[dict[str, Way]]:
+    """A server in this process, and both ways to an answer of its decoder."""
+    opened: list[Decoder] = []
+
+    def opening() -> Decoder:
+        opened.append(Decoder.from_plan(plan))
+        return opened[0]
+
+    port = free_port()
+    Thread(target=run_server, args=(opening, ServerSettings(), plan, "127.0.0.1", port), daemon=True).start()
+    wait_until_served(f"http://127.0.0.1:{port}")
+    decoder = opened[0]
+    reader = Path(__file__).with_name("server_reader.py")
+    with subprocess.Popen(
+        [sys.executable, str(reader), str(port)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as client:
+        assert client.stdin is not None
+
+        def by_server(messages: list[dict[str, str]]) -> _Paced:
+            assert client.stdin is not None
+            assert client.stdout is not None
+            body = {"messages": messages, "max_tokens": TOKENS, "ignore_eos": True, "stream": True}
+            client.stdin.write(json.dumps(body) + "\n")
+            client.stdin.flush()
+            first, end, tokens = json.loads(client.stdout.readline())
+            return _paced(first, end, tokens)
+
+        yield {"library": lambda messages: _by_library(decoder, messages), "server": by_server}
+        client.stdin.close()
+
+
+def _asking(text: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": text}]
 
 
 def _by_library(decoder: Decoder, messages: list[dict[str, str]]) -> _Paced:
@@ -64,26 +105,15 @@ def _by_library(decoder: Decoder, messages: list[dict[str, str]]) -> _Paced:
     request = decoder.start(decoder.encode_chat(messages), max_new_tokens=TOKENS, ignore_eos=True)
     for text in request:
         first = first or (time.perf_counter() if text else None)
-    return _paced(start, first, time.perf_counter(), len(request.result().tokens))
-
-
-def _by_server(client: httpx2.Client, messages: list[dict[str, str]]) -> _Paced:
-    body: dict[str, Any] = {"messages": messages, "max_tokens": TOKENS, "ignore_eos": True, "stream": True}
-    start = time.perf_counter()
-    first, tokens = None, 0
-    with client.stream("POST", "/v1/chat/completions", json=body) as reply:
-        for line in reply.iter_lines():
-            if not line.startswith("data: {"):
-                continue
-            chunk = json.loads(line[6:])
-            if first is None and any(choice["delta"].get("content") for choice in chunk["choices"]):
-                first = time.perf_counter()
-            if "timings" in chunk:
-                end, tokens = time.perf_counter(), chunk["timings"]["predicted_n"]
-    return _paced(start, first, end, tokens)
-
-
-def _paced(start: float, first: float | None, end: float, tokens: int) -> _Paced:
     assert first is not None
+    return _paced(first - start, time.perf_counter() - start, len(request.result().tokens))
+
+
+def _paced(first: float, end: float, tokens: int) -> _Paced:
     assert tokens == TOKENS, f"{tokens} tokens came instead of {TOKENS}"
-    return _Paced(1e3 * (first - start), 1e3 * (end - first) / (tokens - 1))
+    return _Paced(1e3 * first, 1e3 * (end - first) / (tokens - 1))
+
+
+def _quartiles(values: list[float]) -> str:
+    low, _, high = statistics.quantiles(values)
+    return f"{low:.3g} to {high:.3g}"

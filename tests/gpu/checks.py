@@ -92,7 +92,7 @@ def check_captured_tokens_equal_transformers():
         assert generation.tokens == pair.reference(PROMPT, 60), f"{speculation = }"
     runners = (decoder.assembly.target, decoder.assembly.drafter)
     steps = [step for runner in runners for step in runner._steps.values()]
-    assert all(isinstance(step._run, InProcessStep) and step._run.is_compiled for step in steps), "not compiled"
+    assert all(isinstance(step, InProcessStep) and step.is_compiled for step in steps), "not compiled"
 
 
 def check_nothing_waits_and_nothing_is_recorded_twice():

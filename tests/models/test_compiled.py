@@ -3,6 +3,8 @@
 import json
 import subprocess
 import sys
+import threading
+import time
 from dataclasses import replace
 from zipfile import ZipFile
 
@@ -125,6 +127,35 @@ def test_decoding_calls_no_compiler_and_moves_no_buffer(pair, compiled_decoder, 
 
         assert tokens == pair.reference(prompt, min(30, 80 - len(prompt)))
         assert addresses(compiled_decoder) == before
+
+
+@pytest.mark.compiled
+@pytest.mark.skipif(not is_native(), reason="PyTorch's own loader holds Python's lock")
+def test_other_threads_go_on_while_a_step_runs(compiled_decoder):
+    """Else a server could neither read nor send while it decodes. No thread is made to give up the lock here."""
+    interval = sys.getswitchinterval()
+    step, ticks, has_ended = compiled_decoder.assembly.target.step("plain", 1), 0, threading.Event()
+
+    def tick():
+        nonlocal ticks
+        while not has_ended.is_set():
+            ticks += 1
+            time.sleep(0)
+
+    def goes_on():
+        before = ticks
+        step()
+        return ticks > before
+
+    thread = threading.Thread(target=tick)
+    thread.start()
+    sys.setswitchinterval(1e3)
+    try:
+        assert any(goes_on() for _ in range(100_000))
+    finally:
+        sys.setswitchinterval(interval)
+        has_ended.set()
+        thread.join()
 
 
 @pytest.mark.compiled

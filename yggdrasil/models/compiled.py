@@ -9,10 +9,10 @@ import hashlib
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -71,15 +71,7 @@ class StepKey(NamedTuple):
         return f"{self.step}-w{self.width or 'n'}-{digest}{SUFFIX}"
 
 
-class Step:
-    """A callable over a flat list of tensors fixed at construction; only values inside them change between calls."""
-
-    def __init__(self, run: Callable[[list[Tensor]], Sequence[Tensor]], inputs: list[Tensor]) -> None:
-        self._run = run
-        self._inputs = inputs
-
-    def __call__(self) -> Sequence[Tensor]:
-        return self._run(self._inputs)
+Step: TypeAlias = Callable[[], Sequence[Tensor]]  # over tensors fixed at construction: only their values change
 
 
 def flatten(inputs: Sequence[Tensor | Sequence[Tensor]]) -> list[Tensor]:
@@ -100,9 +92,9 @@ def build_step(
     """Return ``module`` over ``inputs`` as a step: loaded from disk, compiled first where needed, or eager."""
     flat = flatten(inputs)
     if backend == "cudagraph" and flat[0].device.type == "cuda":
-        return Step(InProcessStep(module, inputs, key), flat)
+        return InProcessStep(module, inputs, key)
     if backend != "inductor":
-        return Step(lambda _: _eager(module, inputs), flat)
+        return partial(_eager, module, inputs)
     start = perf_counter_ns()
     path = package_path(key)
     if not is_whole(path):
@@ -111,7 +103,7 @@ def build_step(
         compile_package(module, inputs, key, fuse=fuse)
     package = open_package(path)
     BuildClock.ns += perf_counter_ns() - start
-    return Step(package.run, package.pick(flat))
+    return package.over(flat)
 
 
 @torch.no_grad()
@@ -130,7 +122,7 @@ class InProcessStep:
         self._module, self._inputs, self._key = module, inputs, key
         self._run: Callable[..., Sequence[Tensor]] | None = None
 
-    def __call__(self, _: list[Tensor]) -> Sequence[Tensor]:
+    def __call__(self) -> Sequence[Tensor]:
         # NOTE: all graph modules share one code object, and Dynamo gives up on the ninth version of one.
         with torch._dynamo.config.patch(recompile_limit=1 << 10, accumulated_recompile_limit=1 << 10):
             return self._first_run() if self._run is None else self._run(*self._inputs)

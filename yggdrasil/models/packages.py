@@ -9,17 +9,17 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-import yggdrasil.models.kernels  # noqa: F401  (packages call torch.ops.yggdrasil)
 from yggdrasil.artifacts.atomic import write_atomic
 from yggdrasil.artifacts.cache import cache_root
 from yggdrasil.artifacts.leftovers import remove_leftovers_once, temporary_folder
+from yggdrasil.models.kernels import is_native  # packages call torch.ops.yggdrasil
 
 SUFFIX = ".pt2"
 _MANIFEST_SUFFIX = ".json"
@@ -110,12 +110,16 @@ def file_digest(path: Path) -> str:
 class Package(NamedTuple):
     """A package in memory."""
 
-    run: Callable[[list[Tensor]], Sequence[Tensor]]
+    loader: Any
     inputs: tuple[int, ...] | None  # places of the step's inputs that it takes; None: all
 
-    def pick(self, inputs: Sequence[Tensor]) -> list[Tensor]:
-        """Those of a step's inputs that the package takes."""
-        return list(inputs) if self.inputs is None else [inputs[place] for place in self.inputs]
+    def over(self, inputs: Sequence[Tensor]) -> Callable[[], Sequence[Tensor]]:
+        """The package over a step's inputs; Python's other threads go on while it runs, where operators are native."""
+        taken = list(inputs) if self.inputs is None else [inputs[place] for place in self.inputs]
+        if not is_native():
+            return partial(self.loader.run, taken)
+        run: Callable[[], Sequence[Tensor]] = torch.classes.yggdrasil.Run(self.loader, taken).run
+        return run
 
 
 @cache
@@ -126,9 +130,11 @@ def open_package(path: Path) -> Package:
     assert manifest is not None, f"{path} is not there"
     for name in manifest.units:
         torch.ops.yggdrasil.open_unit(name, str(unit_path(name)))
+    if is_native():
+        return Package(torch.classes.yggdrasil.Package(str(path)), manifest.inputs)
     # What torch._inductor.aoti_load_package does in the end, after two seconds of importing the compiler.
     loader = torch._C._aoti.AOTIModelPackageLoader(str(path), "model", True, 1, -1)  # single-threaded, one runner
-    return Package(loader.run, manifest.inputs)
+    return Package(loader, manifest.inputs)
 
 
 def any_is_open() -> bool:

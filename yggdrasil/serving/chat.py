@@ -8,7 +8,6 @@ from fastapi import APIRouter, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse, Response
 
-from yggdrasil.acceptance.sampling import Constraint
 from yggdrasil.engine.request import Generation
 from yggdrasil.serving.chunks import ChunkWriter
 from yggdrasil.serving.exchange import Exchange, Wanted
@@ -35,7 +34,7 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:
     service = service_of(request)
     identity = service.identify("chatcmpl", body.model)
     chat = await run_in_threadpool(_Chat.of, body, service, identity)
-    exchange = Exchange(service.worker, request, await run_in_threadpool(chat.wanted), is_streamed=bool(body.stream))
+    exchange = Exchange(service.worker, request, chat.jobs, is_streamed=bool(body.stream))
     if not body.stream:
         return JSONResponse(chat.reply([each.result for each in await exchange.results()]).model_dump())
     await exchange.begin()
@@ -49,48 +48,37 @@ class _Chat:
     body: ChatRequest
     service: Service
     identity: Identity
-    prompt: list[int]
+    jobs: list[Wanted]
     tools: ToolFormat | None  # where calls may be in the answer
-    constraint: Constraint | None  # where one must be
 
     @classmethod
     def of(cls, body: ChatRequest, service: Service, identity: Identity) -> "_Chat":
+        limits = service.settings.limits
+        if (body.n or 1) > limits.answers:
+            raise Fault(400, f"n is {body.n}; at most {limits.answers} answers are given", param="n")
         tools = body.tools if body.tools and body.tool_choice != "none" else None
-        if tools is None and (body.tool_choice == "required" or isinstance(body.tool_choice, ChosenTool)):
+        if tools is None and _must_call(body):
             raise Fault(400, "tool_choice asks for a call, and there are no tools", param="tool_choice")
         written = service.tool_format if tools else None
         constraint = written.constraint(_callable(body, tools)) if written and tools and _must_call(body) else None
-        texts = service.texts
-        prompt = texts.check(texts.encode_chat(turns_of(body.messages), tools))
-        return cls(body, service, identity, prompt, written, constraint)
-
-    @property
-    def choices(self) -> int:
-        return self.body.n or 1
-
-    def wanted(self) -> list[Wanted]:
-        """What the decoder is asked for."""
-        body, limits = self.body, self.service.settings.limits
-        if self.choices > limits.answers:
-            raise Fault(400, f"n is {self.choices}; at most {limits.answers} answers are given", param="n")
-        longest = body.max_completion_tokens or body.max_tokens or self.service.texts.limit
+        prompt = service.texts.check(service.texts.encode_chat(turns_of(body.messages), tools))
+        longest = body.max_completion_tokens or body.max_tokens or service.texts.limit
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
-        return [
+        jobs = [
             Wanted(
-                self.prompt,
-                options_of(
-                    body, limits, max_new_tokens=longest, choice=i, logprobs=logprobs, constraint=self.constraint
-                ),
+                prompt,
+                options_of(body, limits, max_new_tokens=longest, choice=i, logprobs=logprobs, constraint=constraint),
                 shows_trees=bool(body.show_trees and body.stream),
             )
-            for i in range(self.choices)
+            for i in range(body.n or 1)
         ]
+        return cls(body, service, identity, jobs, written)
 
     def reply(self, results: list[Generation]) -> ChatCompletion:
         """All answers at once."""
         return ChatCompletion(
             **self.identity._asdict(), choices=[self._choice(i, each) for i, each in enumerate(results)],
-            usage=usage_of(results, self.choices), timings=timings_of(results, self.service.decoder.plan),
+            usage=usage_of(results, len(self.jobs)), timings=timings_of(results, self.service.decoder.plan),
         )  # fmt: skip
 
     def _choice(self, index: int, result: Generation) -> ChatChoice:
@@ -105,7 +93,7 @@ class _Chat:
 
     async def chunks(self, exchange: Exchange) -> AsyncIterator[dict[str, Any]]:
         """The answers as a stream: the role first, text as it becomes final, calls whole, then why it ended."""
-        writer, streams = self._chunks(), [_AnswerStream(self, i) for i in range(self.choices)]
+        writer, streams = self._chunks(), [_AnswerStream(self, i) for i in range(len(self.jobs))]
         results: list[Generation] = []
         async for index, event in exchange.events():
             for piece in streams[index].deltas(event):
@@ -114,9 +102,9 @@ class _Chat:
                 yield writer.chunk([], trees=[shown_tree(self.service.texts, tree) for tree in event.trees])
             if isinstance(event, Finished):
                 results.append(event.result)
-                yield writer.end(streams[index].end(event.result), results, self.choices)
+                yield writer.end(streams[index].end(event.result), results, len(self.jobs))
         if writer.shows_usage:
-            yield writer.usage(results, self.choices)
+            yield writer.usage(results, len(self.jobs))
 
     def _chunks(self) -> ChunkWriter:
         return ChunkWriter(self.identity, "chat.completion.chunk", self.body.stream_options, self.service.decoder.plan)

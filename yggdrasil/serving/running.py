@@ -1,6 +1,7 @@
 """A server process: its socket, its signals, and its end."""
 
 import socket
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType
@@ -13,6 +14,9 @@ from yggdrasil.serving.app import create_app
 from yggdrasil.serving.settings import ServerSettings
 from yggdrasil.serving.worker import Worker
 
+# The decoder wants Python's lock back after every step, and whoever has it meanwhile reads or writes to a client.
+_LOCK_SECONDS = 5e-4
+
 
 def run_server(opening: Callable[[], Decoder], settings: ServerSettings, model: str, host: str, port: int) -> None:
     """Serve until SIGTERM or Ctrl-C: what runs then may finish within its limit, what waits is refused.
@@ -21,6 +25,7 @@ def run_server(opening: Callable[[], Decoder], settings: ServerSettings, model: 
         YggdrasilError: the address cannot be had, or there is no decoder.
     """
     listener = _listen(host, port)
+    sys.setswitchinterval(_LOCK_SECONDS)
     failures: list[BaseException] = []
 
     def end(error: BaseException) -> None:

@@ -35,6 +35,7 @@
 #include "kept_memory.h"
 #include "linear_matrix.h"
 #include "linear_vector.h"
+#include "package.h"
 #include "scratch.h"
 #include "shims.h"
 #include "threads.h"
@@ -509,6 +510,8 @@ TORCH_LIBRARY_IMPL(yggdrasil, CompositeExplicitAutograd, m) {
 }
 
 TORCH_LIBRARY_FRAGMENT(yggdrasil, m) {
+  m.class_<yggdrasil::Package>("Package").def(torch::init<std::string>());
+  m.class_<yggdrasil::Run>("Run").def(torch::init<c10::intrusive_ptr<yggdrasil::Package>, std::vector<Tensor>>()).def("run", &yggdrasil::Run::run);
   m.class_<yggdrasil::Counts>("Counts")
       .def(torch::init<int64_t, at::Tensor, at::Tensor, at::Tensor>())
       .def("set_table", &yggdrasil::Counts::set_table)
