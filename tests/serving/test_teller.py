@@ -18,7 +18,7 @@ def clock(monkeypatch):
     return now
 
 
-def told(clock, texts, *, is_streamed=True, whole=None, logprobs=()):
+def told(clock, texts, *, is_streamed=True, whole=None, logprobs=(), scored=()):
     """The events of an answer whose iterations gave ``texts``, and when each came."""
     events, times = [], []
 
@@ -26,7 +26,7 @@ def told(clock, texts, *, is_streamed=True, whole=None, logprobs=()):
         events.append(event)
         times.append(round(clock.seconds - 100, 3))
 
-    teller = Teller(Job([1], {}, emit, is_streamed), ["scored"])
+    teller = Teller(Job([1], {}, emit, is_streamed), scored)
     known = []
     request = SimpleNamespace(logprobs=lambda start: known[start:])
     for number, text in enumerate(texts):
@@ -43,12 +43,19 @@ def test_the_first_text_is_told_at_once_and_later_ones_together(clock):
     pieces, times = told(clock, ["", "", "a", "b", "c", "d", "", "e", "f"])
 
     assert [piece.text for piece in pieces] == ["", "a", "bcd", "ef"]
-    assert times[:3] == [0, 2 * STEP, 5 * STEP]
+    assert times[:3] == [STEP, 2 * STEP, 5 * STEP]
     assert all(isinstance(piece, Piece) for piece in pieces)
 
 
+def test_a_prompt_that_is_read_at_once_is_told_with_its_first_text(clock):
+    pieces, times = told(clock, ["", "a", "b"])
+
+    assert [piece.text for piece in pieces] == ["a", "b"]
+    assert times[0] == STEP
+
+
 def test_what_is_scored_comes_first_and_each_log_probability_once(clock):
-    pieces, _ = told(clock, ["a"] * 7, logprobs=[f"of {i}" for i in range(7)])
+    pieces, _ = told(clock, ["a"] * 7, logprobs=[f"of {i}" for i in range(7)], scored=["scored"])
 
     assert [entry for piece in pieces for entry in piece.logprobs] == ["scored", *(f"of {i}" for i in range(7))]
 

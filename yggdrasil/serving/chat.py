@@ -38,7 +38,7 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:
     if not body.stream:
         return JSONResponse(chat.reply([each.result for each in await exchange.results()]).model_dump())
     await exchange.begin()
-    return EventStream(chat.chunks(exchange), exchange.cancel)
+    return EventStream(chat.chunks(exchange), exchange.close)
 
 
 @dataclass(frozen=True)
@@ -91,20 +91,20 @@ class _Chat:
     def _parse(self, text: str) -> Parsed:
         return Parsed(text, []) if self.tools is None else self.tools.parse(text)
 
-    async def chunks(self, exchange: Exchange) -> AsyncIterator[dict[str, Any]]:
+    async def chunks(self, exchange: Exchange) -> AsyncIterator[list[dict[str, Any]]]:
         """The answers as a stream: the role first, text as it becomes final, calls whole, then why it ended."""
         writer, streams = self._chunks(), [_AnswerStream(self, i) for i in range(len(self.jobs))]
         results: list[Generation] = []
         async for index, event in exchange.events():
-            for piece in streams[index].deltas(event):
-                yield writer.chunk([piece])
+            told = [writer.chunk([delta]) for delta in streams[index].deltas(event)]
             if isinstance(event, Piece) and event.trees:
-                yield writer.chunk([], trees=[shown_tree(self.service.texts, tree) for tree in event.trees])
+                told.append(writer.chunk([], trees=[shown_tree(self.service.texts, tree) for tree in event.trees]))
             if isinstance(event, Finished):
                 results.append(event.result)
-                yield writer.end(streams[index].end(event.result), results, len(self.jobs))
+                told.append(writer.end(streams[index].end(event.result), results, len(self.jobs)))
+            yield told
         if writer.shows_usage:
-            yield writer.usage(results, len(self.jobs))
+            yield [writer.usage(results, len(self.jobs))]
 
     def _chunks(self) -> ChunkWriter:
         return ChunkWriter(self.identity, "chat.completion.chunk", self.body.stream_options, self.service.decoder.plan)

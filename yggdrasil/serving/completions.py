@@ -37,7 +37,7 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
     if not body.stream:
         return JSONResponse(wanted.reply(await exchange.results()).model_dump())
     await exchange.begin()
-    return EventStream(wanted.chunks(exchange), exchange.cancel)
+    return EventStream(wanted.chunks(exchange), exchange.close)
 
 
 @dataclass(frozen=True)
@@ -101,20 +101,20 @@ class _Completion:
     def _writer(self) -> CompletionLogprobsWriter:
         return CompletionLogprobsWriter(self.service.texts, has_prompt=bool(self.body.echo))
 
-    async def chunks(self, exchange: Exchange) -> AsyncIterator[dict[str, Any]]:
+    async def chunks(self, exchange: Exchange) -> AsyncIterator[list[dict[str, Any]]]:
         """The answers as a stream: text as it becomes final, then why each ended."""
         writers, echoed = [self._writer() for _ in self.jobs], [self._echoed(i) for i in range(len(self.jobs))]
         chunks, results = self._chunks(), list[Generation]()
         async for index, event in exchange.events():
             if isinstance(event, Piece) and (event.text or event.logprobs or echoed[index]):
                 logprobs = writers[index].write(event.logprobs).model_dump() if event.logprobs else None
-                yield chunks.chunk([_part(index, echoed[index] + event.text, logprobs)])
+                yield [chunks.chunk([_part(index, echoed[index] + event.text, logprobs)])]
                 echoed[index] = ""
             elif isinstance(event, Finished):
                 results.append(event.result)
-                yield chunks.end(_part(index, "", None, finish_reason(event.result)), results, len(self.jobs))
+                yield [chunks.end(_part(index, "", None, finish_reason(event.result)), results, len(self.jobs))]
         if chunks.shows_usage:
-            yield chunks.usage(results, self.body.n or 1)
+            yield [chunks.usage(results, self.body.n or 1)]
 
     def _chunks(self) -> ChunkWriter:
         return ChunkWriter(self.identity, "text_completion", self.body.stream_options, self.service.decoder.plan)

@@ -1,10 +1,10 @@
 """One HTTP request's answers: asked for, waited for, and given up when the client goes away."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple
 
 from fastapi import Request
 
@@ -12,8 +12,6 @@ from yggdrasil.engine.options import RequestOptions
 from yggdrasil.serving.faults import ClientGone
 from yggdrasil.serving.jobs import Ask, Event, Failed, Finished, Job
 from yggdrasil.serving.worker import Worker
-
-T = TypeVar("T")
 
 
 class Wanted(NamedTuple):
@@ -26,7 +24,7 @@ class Wanted(NamedTuple):
 
 
 class Exchange:
-    """The answers of one request, event by event, each with its number."""
+    """The answers of one request, event by event, each with its number. Whoever made it closes it, or has it end."""
 
     def __init__(self, worker: Worker, request: Request, wanted: Sequence[Wanted], *, is_streamed: bool) -> None:
         """Join the line; without ``is_streamed`` there are results alone.
@@ -36,7 +34,7 @@ class Exchange:
         """
         self._worker, self._request = worker, request
         self._loop = asyncio.get_running_loop()
-        self._events: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
+        self._events: asyncio.Queue[tuple[int, Event | ClientGone]] = asyncio.Queue()
         self._left = len(wanted)
         self._first: tuple[int, Event] | None = None
         jobs = [
@@ -46,6 +44,7 @@ class Exchange:
         client = request.client.host if request.client is not None else ""
         self._ask = Ask(client, jobs)
         worker.submit(self._ask)
+        self._watch = asyncio.ensure_future(self._until_gone())
 
     def _emitter(self, index: int) -> Callable[[Event], None]:
         def emit(event: Event) -> None:
@@ -61,61 +60,50 @@ class Exchange:
             Fault: the request failed.
             ClientGone: the client did not wait.
         """
-        self._first = await self._while_client_waits(self._next())
+        self._first = await self._next()
 
     async def events(self) -> AsyncIterator[tuple[int, Event]]:
         """All events, each with the number of its answer.
 
         Raises:
-            Fault: an answer failed.
+            Fault: an answer failed; the others are given up.
+            ClientGone: the client did not wait.
         """
         if self._first is not None:
             yield self._first
         while self._left:
             yield await self._next()
+        self.close()
 
     async def results(self) -> list[Finished]:
         """All answers.
 
         Raises:
-            Fault: one failed; the others are given up.
-            ClientGone: the client did not wait.
+            Fault, ClientGone: as ``events``.
         """
-        return await self._while_client_waits(self._results())
+        found = {index: event async for index, event in self.events() if isinstance(event, Finished)}
+        return [found[index] for index in sorted(found)]
 
-    def cancel(self) -> None:
+    def close(self) -> None:
         """Give up what is not answered yet."""
+        self._watch.cancel()
         self._worker.cancel(self._ask)
 
     async def _next(self) -> tuple[int, Event]:
-        index, event = await self._events.get()
-        if isinstance(event, Failed):
-            self.cancel()
-            raise event.fault
+        try:
+            index, event = await self._events.get()
+            if isinstance(event, ClientGone):
+                raise event
+            if isinstance(event, Failed):
+                raise event.fault
+        except BaseException:
+            self.close()
+            raise
         self._left -= isinstance(event, Finished)
         return index, event
-
-    async def _results(self) -> list[Finished]:
-        found = {}
-        async for index, event in self.events():
-            if isinstance(event, Finished):
-                found[index] = event
-        return [found[index] for index in sorted(found)]
-
-    async def _while_client_waits(self, wanted: Coroutine[Any, Any, T]) -> T:
-        task, gone = asyncio.ensure_future(wanted), asyncio.ensure_future(self._until_gone())
-        try:
-            await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
-            if not task.done():
-                raise ClientGone
-            return task.result()
-        except BaseException:
-            self.cancel()
-            raise
-        finally:
-            for each in (task, gone):
-                each.cancel()
 
     async def _until_gone(self) -> None:
         while (await self._request.receive())["type"] != "http.disconnect":
             pass
+        self._worker.cancel(self._ask)
+        self._events.put_nowait((0, ClientGone()))

@@ -15,7 +15,7 @@ from yggdrasil.serving.settings import ServerSettings
 from yggdrasil.serving.worker import Worker
 
 # The decoder wants Python's lock back after every step, and whoever has it meanwhile reads or writes to a client.
-_LOCK_SECONDS = 5e-4
+_LOCK_SECONDS = 1e-4
 
 
 def run_server(opening: Callable[[], Decoder], settings: ServerSettings, model: str, host: str, port: int) -> None:

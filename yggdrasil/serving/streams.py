@@ -7,7 +7,7 @@ from typing import Any
 from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from yggdrasil.serving.faults import Fault
+from yggdrasil.serving.faults import ClientGone, Fault
 
 DONE = b"data: [DONE]\n\n"
 # What the OpenAPI document says of a route that may stream.
@@ -21,23 +21,29 @@ def frame(data: dict[str, Any]) -> bytes:
 
 
 class EventStream(StreamingResponse):
-    """Sends ``chunks`` and the end mark; ``on_end`` is called when the last was sent or the client is gone."""
+    """Sends ``chunks``, those known at once together, and the end mark.
 
-    def __init__(self, chunks: AsyncIterator[dict[str, Any]], on_end: Callable[[], None]) -> None:
+    ``on_end`` is called when the last was sent or the client is gone.
+    """
+
+    def __init__(self, chunks: AsyncIterator[list[dict[str, Any]]], on_end: Callable[[], None]) -> None:
         super().__init__(_framed(chunks), media_type="text/event-stream", headers=_HEADERS)
         self._on_end = on_end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await super().__call__(scope, receive, send)
+            await self.stream_response(send)  # whoever gives the chunks knows of a client that is gone
         finally:
             self._on_end()
 
 
-async def _framed(chunks: AsyncIterator[dict[str, Any]]) -> AsyncIterator[bytes]:
+async def _framed(chunks: AsyncIterator[list[dict[str, Any]]]) -> AsyncIterator[bytes]:
     try:
-        async for chunk in chunks:
-            yield frame(chunk)
+        async for together in chunks:
+            if together:
+                yield b"".join(map(frame, together))
     except Fault as fault:  # the status is sent: what is left is an error inside the stream
         yield frame(fault.body())
+    except ClientGone:
+        return
     yield DONE
