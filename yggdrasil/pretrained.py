@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, get_args
 from yggdrasil.artifacts import current_machine, list_plans, resolve_plan, search_roots
 from yggdrasil.artifacts.fork import in_fork
 from yggdrasil.artifacts.gguf import is_gguf
-from yggdrasil.drafters.named import NGRAM, PLAIN, TABLE, TEXT, USUAL, named_drafters, names_of
+from yggdrasil.drafters.named import LOOKAHEAD, NGRAM, PLAIN, TABLE, TEXT, USUAL, named_drafters, names_of
 from yggdrasil.drafters.ngram import NGramDrafter
 from yggdrasil.engine import decoder as engine
 from yggdrasil.engine.decoder import DtypeName
@@ -111,7 +111,9 @@ def find_plan(model: Source, drafter: str | None, dtype: DtypeName | None) -> Pa
     One on the blocks of a file as they are comes before any other.
     """
     machine, digits = current_machine(), model.fingerprint()
-    second = Source.find(drafter).fingerprint() if drafter not in (None, NGRAM, TEXT, TABLE, PLAIN) else drafter
+    second = (
+        Source.find(drafter).fingerprint() if drafter not in (None, NGRAM, TEXT, TABLE, LOOKAHEAD, PLAIN) else drafter
+    )
     fitting = []
     for entry in list_plans():
         try:

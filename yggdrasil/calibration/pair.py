@@ -13,9 +13,9 @@ from yggdrasil.drafters.heads.convention import settled
 from yggdrasil.drafters.heads.kinds import is_head, kind_of
 from yggdrasil.drafters.heads.loading import LoadedHead, load_head
 from yggdrasil.drafters.heads.settings import read_settings
-from yggdrasil.drafters.ngram import NGramDrafter
 from yggdrasil.drafters.options import CountsOptions, FreeOptions
 from yggdrasil.drafters.protocol import FreeDrafter, together
+from yggdrasil.drafters.unlearned import without_learning
 from yggdrasil.engine.build import Assembly, assemble, default_backend, open_device
 from yggdrasil.engine.decoder import DTYPES
 from yggdrasil.errors import YggdrasilError
@@ -108,7 +108,7 @@ def build_assembly(source: "PairSource", knots: torch.Tensor | None = None, back
 
 def _unlearned(options: FreeOptions) -> FreeDrafter:
     """The drafter as it is before anything is learned."""
-    return usual_counts() if isinstance(options, CountsOptions) else NGramDrafter(options)
+    return usual_counts() if isinstance(options, CountsOptions) else without_learning(options)
 
 
 def sibling(assembly: Assembly, shapes: Shapes | None = None, backend: Backend | None = None) -> Assembly:

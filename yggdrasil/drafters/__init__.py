@@ -8,18 +8,21 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from yggdrasil.drafters.draft_model import DraftModel
+    from yggdrasil.drafters.lookahead import LookaheadDrafter
     from yggdrasil.drafters.ngram import NGramDrafter
-    from yggdrasil.drafters.options import NGramOptions
+    from yggdrasil.drafters.options import LookaheadOptions, NGramOptions
     from yggdrasil.drafters.protocol import Drafter
 
 _HOMES = {
     "DraftModel": "draft_model",
     "Drafter": "protocol",
+    "LookaheadDrafter": "lookahead",
+    "LookaheadOptions": "options",
     "NGramDrafter": "ngram",
     "NGramOptions": "options",
 }
 
-__all__ = ["DraftModel", "Drafter", "NGramDrafter", "NGramOptions"]
+__all__ = ["DraftModel", "Drafter", "LookaheadDrafter", "LookaheadOptions", "NGramDrafter", "NGramOptions"]
 
 
 def __getattr__(name: str) -> object:

@@ -7,10 +7,10 @@ from typing import NamedTuple
 import yaml
 
 from yggdrasil.artifacts import parse_dataclass
-from yggdrasil.drafters.options import CountsOptions, FreeOptions, NGramOptions
+from yggdrasil.drafters.options import CountsOptions, FreeOptions, LookaheadOptions, NGramOptions
 from yggdrasil.errors import YggdrasilError
 
-PLAIN, NGRAM, TEXT, TABLE = "none", "ngram", "text", "table"
+PLAIN, NGRAM, TEXT, TABLE, LOOKAHEAD = "none", "ngram", "text", "table", "lookahead"
 USUAL = (TEXT, TABLE)
 
 
@@ -45,11 +45,13 @@ def named_drafters(names: Sequence[str], ngram: str = "") -> Named:
         if set(names) != {PLAIN}:
             raise YggdrasilError(f"--drafter {' and '.join(names)} do not draft together; none stands alone")
         return Named(None)
-    models = sorted(set(names) - {NGRAM, TEXT, TABLE})
+    models = sorted(set(names) - {NGRAM, TEXT, TABLE, LOOKAHEAD})
     if len(models) > 1:
         raise YggdrasilError(f"--drafter {' and '.join(models)} do not draft together; give one model")
     free: list[FreeOptions] = [ngram_options(ngram)] if NGRAM in names else []
-    if set(names) != {NGRAM}:
+    if LOOKAHEAD in names:
+        free.append(LookaheadOptions())
+    if not set(names) <= {NGRAM, LOOKAHEAD}:
         free.append(CountsOptions(table=TABLE in names))
     return Named(models[0] if models else None, tuple(free))
 
@@ -58,7 +60,10 @@ def names_of(free: Sequence[FreeOptions]) -> set[str]:
     """The names that stand for what guesses without a pass."""
     names = {PLAIN} if not free else set()
     for each in free:
-        names |= {NGRAM} if isinstance(each, NGramOptions) else {TEXT, *([TABLE] if each.table else [])}
+        if isinstance(each, CountsOptions):
+            names |= {TEXT, *([TABLE] if each.table else [])}
+        else:
+            names.add(NGRAM if isinstance(each, NGramOptions) else LOOKAHEAD)
     return names
 
 

@@ -42,4 +42,23 @@ class CountsOptions:
             raise ValueError("text must be true: nothing is counted without it")
 
 
-FreeOptions: TypeAlias = NGramOptions | CountsOptions  # needs no model, and costs no pass
+@dataclass(frozen=True)
+class LookaheadOptions:
+    """Options of lookahead decoding, with TensorRT-LLM's names."""
+
+    max_window_size: int = 4  # columns of the window
+    max_ngram_size: int = 3  # tokens of an n-gram: the window has a level fewer
+    max_verification_set_size: int = 4  # n-grams that are verified at once
+
+    def __post_init__(self) -> None:
+        least = {"max_window_size": 1, "max_ngram_size": 2, "max_verification_set_size": 1}
+        faults = [
+            f"{name} must be at least {value}, got {getattr(self, name)}"
+            for name, value in least.items()
+            if getattr(self, name) < value
+        ]
+        if faults:
+            raise ValueError("; ".join(faults))
+
+
+FreeOptions: TypeAlias = NGramOptions | CountsOptions | LookaheadOptions  # needs no model, and costs no pass

@@ -112,6 +112,14 @@ class FreeDrafter(Protocol):
         """
 
 
+@runtime_checkable
+class ReadingDrafter(FreeDrafter, Protocol):
+    """A free drafter that learns from what the target says of guesses that do not stand, too."""
+
+    def read(self, tree: TokenTree, nodes: Sequence[int], choices: Sequence[int]) -> None:
+        """The target chose ``choices[i]`` behind ``nodes[i]`` of the tree that it read; ``extend`` comes after."""
+
+
 class FreeDrafters:
     """Several in one tree: each goes on with what those before it have guessed."""
 

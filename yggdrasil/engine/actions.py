@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-from yggdrasil.drafters.protocol import Drafter, FreeDrafter, StagedDrafter
+from yggdrasil.drafters.protocol import Drafter, FreeDrafter, ReadingDrafter, StagedDrafter, each_of
 from yggdrasil.engine.aside import AsideTree
 from yggdrasil.engine.evidence import LiveEvidence
 from yggdrasil.engine.iteration import NO_PROMISE, Emission, Iteration, Promise
@@ -51,6 +51,7 @@ class StageActions:
         self._ranking = torch.empty_like(target.order), torch.empty_like(tree.scores)  # nodes, expected tokens
         self._ranked, self._expected, self._order = *map(HostView, self._ranking), HostView(target.order)
         self._free, self._wants_free = free, False
+        self._readers = [each for each in each_of(free) if isinstance(each, ReadingDrafter)]
         self._aside = None if free is None else AsideTree(free, tree, self.verify_widths, is_alone=drafter is None)
         # A tree that lies elsewhere, or is ranked there, is fixed before the host could add to it.
         self._fills = free is not None and tree.tokens.device.type == "cpu" and not target.ranks_nodes
@@ -264,6 +265,10 @@ class StageActions:
             state.next_is_planted = self._staged.keep(drafted, guess, outcome.tokens[-1])
         if self.drafter is not None:
             self.drafter.extend(outcome.tokens, outcome.layers)
+        if self._readers and state.verifies_tree:
+            nodes, choices = self.target.guesses(state.outputs, state.shape.verify_width)
+            for reader in self._readers:
+                reader.read(self.tree, nodes.tolist(), choices.tolist())
         if self._free is not None:
             self._free.extend(outcome.tokens, {})
 

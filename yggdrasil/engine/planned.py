@@ -12,8 +12,9 @@ from yggdrasil.drafters.heads.convention import settled
 from yggdrasil.drafters.heads.kinds import is_head
 from yggdrasil.drafters.heads.loading import LoadedHead, load_head
 from yggdrasil.drafters.ngram import NGramDrafter
-from yggdrasil.drafters.options import NGramOptions
+from yggdrasil.drafters.options import CountsOptions
 from yggdrasil.drafters.protocol import Drafter, FreeDrafter
+from yggdrasil.drafters.unlearned import without_learning
 from yggdrasil.engine.drafted_trees import DepthEvidence, FloatArray
 from yggdrasil.engine.objective_policy import ObjectivePolicy
 from yggdrasil.errors import YggdrasilError, first_line
@@ -123,7 +124,7 @@ def planned_drafter(
 def planned_free(plan: Plan, folder: Path) -> list[FreeDrafter]:
     """What guesses without a pass; what was learned for it lies in ``folder``."""
     return [
-        NGramDrafter(each) if isinstance(each, NGramOptions) else _useful(CountsDrafter.load(folder, each), plan)
+        _useful(CountsDrafter.load(folder, each), plan) if isinstance(each, CountsOptions) else without_learning(each)
         for each in plan.free
     ]
 
