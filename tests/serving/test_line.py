@@ -56,6 +56,6 @@ def test_a_closed_line_tells_those_who_waited():
     line.close()
 
     assert line.take() is None
-    assert [event.fault.status for event in events if isinstance(event, Failed)] == [503, 503]
+    assert [event.error.status for event in events if isinstance(event, Failed)] == [503, 503]
     with pytest.raises(Fault, match="shutting down"):
         line.join(ask("b", 3)[0], 1.0)

@@ -1,4 +1,4 @@
-"""What is told of an answer while it grows: all of it, in order, at once when it begins and not too often later."""
+"""What is told of an answer while it grows: all of it, in order, the first text with the beginning where it can be."""
 
 from types import SimpleNamespace
 
@@ -8,67 +8,52 @@ from yggdrasil.serving import teller as module
 from yggdrasil.serving.jobs import Finished, Job, Piece
 from yggdrasil.serving.teller import Teller
 
-STEP = 0.008  # seconds an iteration takes
+
+@pytest.fixture(autouse=True)
+def rests(monkeypatch):
+    """The rests that were taken, without taking them."""
+    taken = []
+    monkeypatch.setattr(module, "sleep", taken.append)
+    return taken
 
 
-@pytest.fixture
-def clock(monkeypatch):
-    now = SimpleNamespace(seconds=100.0)
-    monkeypatch.setattr(module, "monotonic", lambda: now.seconds)
-    return now
-
-
-def told(clock, texts, *, is_streamed=True, whole=None, logprobs=(), scored=()):
-    """The events of an answer whose iterations gave ``texts``, and when each came."""
-    events, times = [], []
-
-    def emit(event):
-        events.append(event)
-        times.append(round(clock.seconds - 100, 3))
-
-    teller = Teller(Job([1], {}, emit, is_streamed), scored)
-    known = []
+def told(texts, *, is_streamed=True, whole=None, logprobs=(), scored=()):
+    """The pieces of an answer whose iterations gave ``texts``."""
+    events, known = [], []
+    teller = Teller(Job([1], {}, events.append, is_streamed), scored)
     request = SimpleNamespace(logprobs=lambda start: known[start:])
     for number, text in enumerate(texts):
         known += logprobs[number : number + 1]
         teller.note(text, request)
-        clock.seconds += STEP
     result = SimpleNamespace(text="".join(texts) if whole is None else whole, logprobs=list(logprobs) or None)
     teller.end(result)
     assert isinstance(events[-1], Finished)
-    return events[:-1], times
+    assert all(isinstance(event, Piece) for event in events[:-1])
+    return events[:-1]
 
 
-def test_the_first_text_is_told_at_once_and_later_ones_together(clock):
-    pieces, times = told(clock, ["", "", "a", "b", "c", "d", "", "e", "f"])
+def test_a_long_prompt_is_told_of_before_there_is_text(rests):
+    pieces = told(["", "", "", "a", "", "b"])
 
-    assert [piece.text for piece in pieces] == ["", "a", "bcd", "ef"]
-    assert times[:3] == [STEP, 2 * STEP, 5 * STEP]
-    assert all(isinstance(piece, Piece) for piece in pieces)
-
-
-def test_a_prompt_that_is_read_at_once_is_told_with_its_first_text(clock):
-    pieces, times = told(clock, ["", "a", "b"])
-
-    assert [piece.text for piece in pieces] == ["a", "b"]
-    assert times[0] == STEP
+    assert [piece.text for piece in pieces] == ["", "a", "b"]
+    assert len(rests) == 1
 
 
-def test_what_is_scored_comes_first_and_each_log_probability_once(clock):
-    pieces, _ = told(clock, ["a"] * 7, logprobs=[f"of {i}" for i in range(7)], scored=["scored"])
+def test_a_prompt_that_is_read_at_once_is_told_with_its_first_text():
+    assert [piece.text for piece in told(["", "a", "b"])] == ["a", "b"]
+
+
+def test_what_is_scored_comes_first_and_each_log_probability_once():
+    pieces = told(["a"] * 7, logprobs=[f"of {i}" for i in range(7)], scored=["scored"])
 
     assert [entry for piece in pieces for entry in piece.logprobs] == ["scored", *(f"of {i}" for i in range(7))]
 
 
-def test_what_the_end_brings_to_light_is_told(clock):
+def test_what_the_end_brings_to_light_is_told():
     """Half a character that the last token left, or an answer that was cut."""
-    pieces, _ = told(clock, ["a", "b"], whole="abc\ufffd")
-
-    assert "".join(piece.text for piece in pieces) == "abc\ufffd"
+    assert "".join(piece.text for piece in told(["a", "b"], whole="abc\ufffd")) == "abc\ufffd"
 
 
-def test_without_a_stream_only_the_whole_is_told(clock):
-    pieces, times = told(clock, ["a", "b"], is_streamed=False)
-
-    assert pieces == []
-    assert len(times) == 1
+def test_without_a_stream_only_the_whole_is_told(rests):
+    assert told(["a", "b"], is_streamed=False) == []
+    assert rests == []

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from threading import Event as Flag
 from time import monotonic
 
@@ -9,7 +10,7 @@ from yggdrasil.acceptance.sampler import TokenLogprobs
 from yggdrasil.engine.options import RequestOptions
 from yggdrasil.engine.request import Generation
 from yggdrasil.engine.seen import SeenTree
-from yggdrasil.serving.faults import Fault
+from yggdrasil.serving.faults import ClientGone, Fault
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,15 @@ class Piece:
     text: str
     logprobs: Sequence[TokenLogprobs] = ()  # of the tokens that became certain since the last piece, where asked for
     trees: Sequence[SeenTree] = ()  # of the iterations since, where asked for
+
+    @classmethod
+    def joined(cls, pieces: "Sequence[Piece]") -> "Piece":
+        """Pieces that follow each other as one."""
+        if len(pieces) == 1:
+            return pieces[0]
+        text = "".join(piece.text for piece in pieces)
+        logprobs = chain.from_iterable(piece.logprobs for piece in pieces)
+        return cls(text, list(logprobs), list(chain.from_iterable(piece.trees for piece in pieces)))
 
 
 @dataclass(frozen=True)
@@ -33,7 +43,7 @@ class Finished:
 class Failed:
     """There will be no answer, or no more of it."""
 
-    fault: Fault
+    error: Fault | ClientGone
 
 
 Event = Piece | Finished | Failed
