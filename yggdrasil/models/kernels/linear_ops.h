@@ -1,0 +1,151 @@
+// The operators over packed weights: packing, linear layers, several over one input, the greatest output of each row.
+//
+// All rows of a step take the same unit, and every output is accumulated over K in one fixed order: a row's result does
+// not depend on how many rows travel with it.
+#pragma once
+
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <cstring>
+#include <optional>
+#include <tuple>
+#include <type_traits>
+#include <vector>
+
+#include "linear_matrix.h"
+#include "linear_vector.h"
+#include "scratch.h"
+#include "threads.h"
+
+namespace yggdrasil {
+
+// All rows take the same unit, whatever the width: the two round their sums differently.
+inline void run_rows(const LinearJob& job, int64_t row, int64_t rows, int64_t begin, int64_t end) {
+#ifdef YGG_AMX
+  if (job.tiled) return run_matrix_panels(job, row, rows, begin, end);
+#endif
+  kRunners[rows](job, row, begin, end);
+}
+
+// Rows that visit a group of panels together: up to two blocks of the matrix unit, or an even share of up to 8.
+inline std::vector<int64_t> row_shares(int64_t rows, bool is_tiled) {
+  std::vector<int64_t> shares;
+  if (is_tiled) {
+    for (int64_t row = 0; row < rows; row += 32) shares.push_back(std::min<int64_t>(32, rows - row));
+    return shares;
+  }
+  const int64_t tiles = (rows + 7) / 8;
+  for (int64_t i = 0; i < tiles; ++i) shares.push_back(rows * (i + 1) / tiles - rows * i / tiles);
+  return shares;
+}
+
+// Words of 32 bits: two bfloat16 or one float32. A tile of 16 x 16 is read by rows and written by columns, so that both
+// sides pass through whole cache lines.
+inline void pack_panel(const uint32_t* weight, int64_t outputs, int64_t words, int64_t padded_words, uint32_t* packed) {
+  uint32_t tile[kPanel][kPanel];
+  for (int64_t first = 0; first < padded_words; first += kPanel) {
+    const int64_t count = std::clamp<int64_t>(words - first, 0, kPanel);
+    if (outputs < kPanel || count < kPanel) std::memset(tile, 0, sizeof tile);
+    for (int64_t j = 0; j < outputs; ++j) std::memcpy(tile[j], weight + j * words + first, count * sizeof(uint32_t));
+    for (int64_t i = 0; i < std::min<int64_t>(kPanel, padded_words - first); ++i)
+      for (int64_t j = 0; j < kPanel; ++j) packed[(first + i) * kPanel + j] = tile[j][i];
+  }
+}
+
+inline bool packs_pairs(const Tensor& weight) { return weight.scalar_type() == at::kBFloat16; }
+
+inline std::vector<int64_t> packed_shape(const Tensor& weight) {
+  TORCH_CHECK(weight.dim() == 2, "weight must be [N, K]");
+  const int64_t panels = (weight.size(0) + kPanel - 1) / kPanel, k = weight.size(1);
+  if (!packs_pairs(weight)) return {panels, k, kPanel};
+  TORCH_CHECK(k % 2 == 0, "packing in pairs needs an even number of inputs");
+  return {panels, (k / 2 + kTilePairs - 1) / kTilePairs * kTilePairs, kPanel, 2};
+}
+
+inline void pack_linear(const Tensor& weight, Tensor& packed) {
+  TORCH_CHECK(weight.scalar_type() == at::kBFloat16 || weight.scalar_type() == at::kFloat, "weight must be bfloat16 or float32");
+  TORCH_CHECK(packed.sizes() == at::IntArrayRef(packed_shape(weight)) && packed.scalar_type() == weight.scalar_type() && packed.is_contiguous(),
+              "packed weights must have the packed shape and the dtype of the weight");
+  const Tensor rows = weight.contiguous();
+  const int64_t outputs = rows.size(0), words = packs_pairs(rows) ? rows.size(1) / 2 : rows.size(1), padded = packed.size(1);
+  const auto* source = static_cast<const uint32_t*>(rows.const_data_ptr());
+  auto* target = static_cast<uint32_t*>(packed.mutable_data_ptr());
+  parallel(packed.size(0), at::get_num_threads(), [&](int64_t begin, int64_t end) {
+    for (int64_t panel = begin; panel < end; ++panel)
+      pack_panel(source + panel * kPanel * words, std::min<int64_t>(kPanel, outputs - panel * kPanel), words, padded,
+                 target + panel * kPanel * padded);
+  });
+}
+
+// Panels that all tiles visit before the next ones, so that they are read from memory once.
+constexpr int64_t kGroup = 12;
+
+// Several layers over one input in one parallel region.
+inline std::vector<Tensor> packed_around(const Tensor& input, const Around& around, at::TensorList packed,
+                                  const c10::List<std::optional<Tensor>>& biases, at::IntArrayRef out_features, int64_t num_threads) {
+  const RowsOf x(input, around);
+  const int64_t k = x.inputs(), rows = x.rows(), k_steps = x.is_bf16() ? k / 2 : k;
+  const bool is_tiled = x.is_bf16() && has_matrix_unit();
+  const auto shares = row_shares(rows, is_tiled);
+  const auto run = [&](const auto& of_type) {
+    using T = std::remove_cvref_t<decltype(*of_type.x)>;
+    const bool is_given = of_type.are_given();
+    T* made = is_given ? nullptr : reinterpret_cast<T*>(scratch_words<1>(rows * k_steps));
+    const auto make = [&](int64_t begin, int64_t end) {
+      for (int64_t row = begin; row < end; ++row) of_type.read(row, 0, k, of_type.inverse_rms(row), made + row * k);
+    };
+    const bool is_behind = !is_given && !is_tiled && rows >= kFewRows;
+    if (!is_given && !is_behind) parallel(rows, rows < kFewRows ? 1 : num_threads, make);
+    const auto* words = reinterpret_cast<const uint32_t*>(is_given ? of_type.x : made);
+    const uint32_t* tiled = is_tiled ? tiled_copy(words, rows, k_steps) : nullptr;
+    Outputs outputs(x, around, out_features, biases);
+    std::vector<LinearJob> jobs;
+    std::vector<int64_t> first_group{0};
+    for (size_t i = 0; i < packed.size(); ++i) {
+      TORCH_CHECK(packed[i].scalar_type() == x.given().scalar_type(), "input and packed weights must have one dtype");
+      jobs.push_back({static_cast<const uint32_t*>(packed[i].const_data_ptr()), words, tiled, rows, k_steps, packed[i].size(1) * kPanel, outputs.of(i)});
+      const int64_t panels = (out_features[i] + kPanel - 1) / kPanel;
+      first_group.push_back(first_group.back() + (panels + kGroup - 1) / kGroup);
+    }
+    const auto multiply_for = [&](BestOfPanels* best, int64_t begin, int64_t end) {
+      size_t i = std::upper_bound(first_group.begin(), first_group.end(), begin) - first_group.begin() - 1;
+      for (int64_t group = begin; group < end; ++group) {
+        while (group >= first_group[i + 1]) ++i;
+        LinearJob job = jobs[i];
+        job.output.best = best;
+        const int64_t panel = (group - first_group[i]) * kGroup, panels = (job.output.outputs + kPanel - 1) / kPanel;
+        int64_t first = 0;
+        for (const int64_t size : shares) {
+          run_rows(job, first, size, panel, std::min(panel + kGroup, panels));
+          first += size;
+        }
+      }
+    };
+    const auto multiply = [&](int64_t begin, int64_t end) {
+      outputs.share([&](BestOfPanels* best) { multiply_for(best, begin, end); });
+    };
+    is_behind ? parallel_behind(rows, make, first_group.back(), num_threads, multiply) : parallel(first_group.back(), num_threads, multiply);
+    return outputs.take();
+  };
+  return x.is_bf16() ? run(x.as<BFloat16>()) : run(x.as<float>());
+}
+
+inline std::vector<Tensor> packed_linears(const Tensor& input, const std::optional<Tensor>& gate, const std::optional<Tensor>& norm, double eps,
+                                   const std::optional<Tensor>& residual, at::TensorList packed,
+                                   const c10::List<std::optional<Tensor>>& biases, at::IntArrayRef out_features, int64_t num_threads) {
+  return packed_around(input, {gate, norm, eps, residual}, packed, biases, out_features, num_threads);
+}
+
+// The greatest output of each row, and its place.
+inline std::tuple<Tensor, Tensor> packed_best(const Tensor& input, const Tensor& packed, const std::optional<Tensor>& bias, int64_t out_features,
+                                       int64_t num_threads) {
+  const auto found = packed_around(input, {.is_best = true}, {packed}, alone(bias), {out_features}, num_threads);
+  return {found[0], found[1]};
+}
+
+inline Tensor packed_linear(const Tensor& input, const Tensor& packed, const std::optional<Tensor>& bias, int64_t out_features, int64_t num_threads) {
+  return packed_around(input, {}, {packed}, alone(bias), {out_features}, num_threads)[0];
+}
+
+}  // namespace yggdrasil
