@@ -33,13 +33,14 @@ class LookaheadDrafter:
         size = self.options.max_ngram_size
         self._rates = [_Rate(1.0, 4.0) for _ in range(size - 1)]  # that a guess's next token stands, by place
         self._credit = _Rate(1.0, 16.0)  # tokens that n-grams of the window brought, a row of it
-        self._begin([])
+        self._begin()
 
     def begin(self, tokens: Sequence[int]) -> None:
-        self._begin(tokens)
+        self._begin()
+        self._read(tokens)
 
-    def _begin(self, tokens: Sequence[int]) -> None:
-        self._text = list(tokens)
+    def _begin(self) -> None:
+        self._text: list[int] = []
         # First token -> what followed, the newest last, and whether the window made it before the text did.
         self._pool: dict[int, dict[tuple[int, ...], bool]] = {}
         self._window: list[list[int]] = []  # levels, the oldest first; empty until there is text to fill it with
@@ -50,10 +51,13 @@ class LookaheadDrafter:
         self._grade(tokens)
         if self._window:
             self._advance(len(tokens))
+        self._read(tokens)
+        self._seen, self._guesses = {}, []
+
+    def _read(self, tokens: Sequence[int]) -> None:
         for token in tokens:
             self._text.append(token)
             self._keep(self._text[-self.options.max_ngram_size :], is_ahead=False)
-        self._seen, self._guesses = {}, []
 
     def plant(self, tree: TokenTree, depth: int) -> None:
         tree.plant(self._text[-1])
@@ -103,7 +107,7 @@ class LookaheadDrafter:
         for place, rate in enumerate(self._rates[: stood + 1]):
             if best[: place + 1] in self._seen:
                 rate.add(float(place < stood))
-        if self._pool[self._text[-1]][best]:
+        if self._pool[self._text[-1]].get(best, False):
             self._credit.add(float(stood), tried=0.0)
 
     # ==== the window ====

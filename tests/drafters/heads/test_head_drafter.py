@@ -3,7 +3,7 @@
 import pytest
 import torch
 from head_files import Reference, eagle_config, published_tensors, speculators_config, write_head
-from tiny_pair import SHAPES, TEXT, VOCAB_SIZE, make_pair
+from tiny_pair import SHAPES, TEXT, VOCAB_SIZE, byte_tokenizer, make_pair
 
 from yggdrasil import SamplingParams, Speculation
 from yggdrasil.calibration.pair import sibling, with_threads
@@ -11,9 +11,13 @@ from yggdrasil.calibration.record import record_document
 from yggdrasil.calibration.settings import PairSource
 from yggdrasil.drafters.heads.drafter import HeadDrafter
 from yggdrasil.drafters.heads.loading import load_head
+from yggdrasil.engine.build import assemble
 from yggdrasil.engine.decoder import Decoder
 from yggdrasil.engine.policy import FixedPolicy
 from yggdrasil.errors import YggdrasilError
+from yggdrasil.models.formats.layers import QuantisedLinear
+from yggdrasil.models.formats.rounding import rounding_to
+from yggdrasil.models.kernels import is_native
 from yggdrasil.models.loading import prepare_model
 from yggdrasil.scheduling.stages import DEFAULT_ORDER
 from yggdrasil.tree.objective import TreeShape
@@ -178,9 +182,6 @@ def test_a_head_of_another_target_is_refused(case, tmp_path):
 
 def test_a_quantised_targets_embedding_is_read_as_the_target_reads_it(pair, tmp_path):
     """Its table is kept in blocks, which the head shares."""
-    from yggdrasil.models.formats.rounding import rounding_to
-    from yggdrasil.models.kernels import is_native
-
     if not is_native():
         pytest.skip("needs the native kernels")
     wide = make_pair(num_hidden_layers=2, hidden_size=64).plain_target
@@ -192,6 +193,27 @@ def test_a_quantised_targets_embedding_is_read_as_the_target_reads_it(pair, tmp_
     ours = head.loaded.model.embedding(tokens)
 
     torch.testing.assert_close(ours, wide.get_input_embeddings()(tokens))
+
+
+def test_beside_a_quantised_target_a_head_has_eight_bits(pair, tmp_path):
+    """It drafts nearly what it did, and the target decides as before."""
+    if not is_native():
+        pytest.skip("needs the native kernels")
+    plain = make_pair(num_hidden_layers=6, hidden_size=32).plain_target
+    target = prepare_model(plain, "rounded", 1, quantise=rounding_to("q8_0", plain))
+    case = Case(pair, tmp_path, "eagle")
+    rounded, whole = load_head(case.folder, target, 1), load_head(case.folder, pair.target, 1)
+    states = torch.randn(3, 96, generator=torch.Generator().manual_seed(0))
+
+    layers = {name: type(module) for name, module in rounded.loaded.model.head.named_modules()}
+    assert layers["fc"] is layers["lm_head"] is layers["midlayer.self_attn.q_proj"] is QuantisedLinear
+    ours, theirs = (head.loaded.model.head.feature(states) for head in (rounded, whole))
+    torch.testing.assert_close(ours, theirs, rtol=0.05, atol=0.1)
+    assert not torch.equal(ours, theirs)
+    decoder = Decoder(assemble(target, rounded, SHAPES, "eager"), byte_tokenizer(), TREE, frozenset())
+    drafted = decoder.generate(PROMPT, max_new_tokens=COUNT)
+    assert drafted.tokens == decoder.generate(PROMPT, max_new_tokens=COUNT, speculation=False).tokens
+    assert drafted.metrics.aal > 1.0
 
 
 @pytest.mark.compiled

@@ -46,6 +46,13 @@ def rounding_to(weights: Weights, model: PreTrainedModel) -> Quantise:
     return round_weight
 
 
+def in_eight_bits(name: str, weight: Tensor) -> QuantisedRows | None:
+    """Round a layer's weight to 8 bits; one whose inputs are not whole blocks stays as it is."""
+    if weight.shape[1] % GGML_QUANT_SIZES[Q.Q8_0][0]:
+        return None
+    return QuantisedRows(Q.Q8_0, torch.from_numpy(quants.quantize(weight.detach().float().numpy(), Q.Q8_0)))
+
+
 def _mixed(base: Q, name: str, num_layers: int) -> Q:
     """The format of a layer in a mix around ``base``, by its place: some get more bits than others."""
     if "qkv_proj." in name:
