@@ -121,7 +121,7 @@ def test_bad_name(tmp_path: Path) -> None:
     assert "'de*mo' cannot name a plan" in fault("de*mo", tmp_path)
 
 
-@pytest.mark.parametrize("content", ["machine: [1", "machine: 3", "[]", "", "machine: {cpu: 1}"])
+@pytest.mark.parametrize("content", ["machine: [1", "machine: 3", "[]", "", "machine: {cpu: 1}", "[" * 100_000])
 def test_damaged_plans_are_listed_by_their_slug(tmp_path: Path, content: str) -> None:
     path = make_plan(tmp_path, "demo", THERE)
     path.write_text(content)

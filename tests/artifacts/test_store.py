@@ -150,12 +150,17 @@ def test_comments_and_order_do_not_matter(tmp_path: Path) -> None:
     assert read_yaml(path, "plan", 1) == PAYLOAD
 
 
+# What PyYAML answers with faults that are none of its own; the last stands for itself.
+UNREADABLE = ("[" * 100_000, "a: !!timestamp x", "a: !!bool x", "a: !!int ''", "a: &a [*a]")
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("a: [1, 2", "is not valid YAML"),
         ("!!python/object/apply:os.getcwd []", "is not valid YAML"),
         ("when: 2026-99-99", "is not valid YAML"),
+        *((text, "is not valid YAML") for text in UNREADABLE),
         ("", "is not a Yggdrasil file of kind 'plan' or was truncated"),
         ("- 1", "is not a Yggdrasil file of kind 'plan' or was truncated"),
         ("a: 1", "is not a Yggdrasil file of kind 'plan' or was truncated"),

@@ -57,8 +57,17 @@ def test_files_that_do_not_fit_are_refused(tmp_path):
     SampleFile(path, SETTINGS).save([])
     with pytest.raises(YggdrasilError, match=r"other settings \(budgets, dtype\); remove it or name another file"):
         SampleFile(path, {"dtype": "bfloat16", "budgets": (8,)})
-    for text in ("{", "[]", "{}"):
-        path.write_text(text)
+    kept = {"settings": {}, "samples": [{"prompt": "a"}]}
+    for text in (
+        b"{",
+        b"[]",
+        b"{}",
+        b"\xff",
+        b"[" * 100_000,
+        b'{"settings": 3, "samples": []}',
+        json.dumps(kept).encode(),
+    ):
+        path.write_bytes(text)
         with pytest.raises(YggdrasilError, match="holds no comparison; remove it or name another file"):
             SampleFile(path, SETTINGS)
 

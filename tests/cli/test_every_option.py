@@ -9,13 +9,17 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "faults"))
 
 from made_up import write_artifacts
-from options import absurd_options
+from options import absurd_options, prompt_commands
 
 from yggdrasil.cli import main
 from yggdrasil.cli.app import app
+from yggdrasil.drafters.options import CountsOptions
+from yggdrasil.errors import YggdrasilError
 from yggdrasil.scheduling.plan import ModelRef
 
 ABSURD = list(absurd_options(app, "faults", has_models=False))
+TARGET = Path(__file__).parents[2] / "yggdrasil/assets/tiny/target"
+TAKES_PROMPTS = list(prompt_commands(app, "faults", str(TARGET)))
 
 
 @pytest.fixture(scope="module")
@@ -23,6 +27,7 @@ def folder(tmp_path_factory):
     """A plan whose models are nowhere: a command that looks for them first says so, and not what was asked."""
     place = tmp_path_factory.mktemp("options")
     write_artifacts(place, "faults", target=ModelRef("missing", "0", 1), drafters=[ModelRef("missing", "0", 1)])
+    write_artifacts(place, "counted", target=ModelRef("missing", "0", 1), drafters=[CountsOptions()])
     lines = [json.dumps({"prompt": f"text number {i}"}) for i in range(6)]
     (place / "prompts.jsonl").write_text("\n".join(lines))
     return place
@@ -64,3 +69,26 @@ def test_absurd_values_are_refused_before_a_model_is_loaded(folder, option, monk
 
     assert wrong == []
     assert sorted(folder.rglob("*")) == before
+
+
+@pytest.mark.parametrize("arguments", TAKES_PROMPTS, ids=lambda arguments: " ".join(arguments[:2]))
+def test_prompts_are_read_before_a_model_is_loaded(folder, arguments, monkeypatch, capsys):
+    """The plan's models are nowhere, and whoever loads a target says so."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr("yggdrasil.models.loading.load_model", loading)
+    monkeypatch.setattr("yggdrasil.training.training.load_model", loading)
+    (folder / "bad.jsonl").write_text("{}\n")
+    if arguments[0] == "export":
+        arguments = ["export", "--plan", "counted", "--to", "llama-server", "--url", "http://127.0.0.1:1", "--prompts"]
+    more = ["--text"] if arguments[0] == "report" else []
+    monkeypatch.setattr(sys, "argv", ["yggdrasil", *arguments, "bad.jsonl", *more])
+
+    with pytest.raises(SystemExit) as ended:
+        main()
+
+    assert ended.value.code == 2
+    assert "bad.jsonl, line 1" in capsys.readouterr().err
+
+
+def loading(*arguments, **options):
+    raise YggdrasilError("a model is loaded")

@@ -62,8 +62,22 @@ def test_a_name_without_a_plan_is_said_before_what_else_is_missing(folder, capsy
         (("--to", "vllm", "--url", "http://127.0.0.1:9"), "--costs"),
         (("--to", "vllm", "--costs", "costs.json", "--prompts", "costs.json"), "--url"),
         (("--to", "tgi", "--costs", "costs.json"), "tgi"),
+        (("--to", "llama-server", "--url", "http://127.0.0.1:1"), "--drafter-url"),
+        (("--to", "vllm", "--costs", "deep.json"), "deep.json"),
+        (("--to", "vllm", "--costs", "long.json"), "long.json"),
+        (("--to", "vllm", "--costs", "flat.json"), "flat.json"),
     ],
 )
-def test_what_is_missing_is_named(folder, capsys, arguments, named):
+def test_what_is_missing_or_damaged_is_named(folder, capsys, arguments, named):
+    (folder / "deep.json").write_text("[" * 100_000)
+    (folder / "long.json").write_text(f'{{"target_ms": {{"1": 1.0, "{"9" * 5000}": 2.0}}}}')
+    (folder / "flat.json").write_text('{"target_ms": {"1": 1.0, "2": NaN}}')
     assert run_program("export", "--plan", "made-up", *arguments) == 2
     assert named in capsys.readouterr().err
+
+
+def test_a_server_of_a_draft_model_that_the_plan_has_not_is_refused(folder, capsys):
+    urls = ("--url", "http://127.0.0.1:1", "--drafter-url", "http://127.0.0.1:1")
+
+    assert run_program("export", "--plan", "counted", "--to", "llama-server", *urls) == 2
+    assert "--drafter-url" in capsys.readouterr().err

@@ -38,9 +38,9 @@ class StandIn(BaseHTTPRequestHandler):
         self._say({"tokens": list(range(tokens)), "timings": timings})
 
     def _say(self, body):
-        data = json.dumps(body).encode()
+        data = self.server.instead.get(self.path, json.dumps(body).encode())
         self.send_response(200)
-        self.send_header("Content-Length", str(len(data)))
+        self.send_header("Content-Length", str(len(data) + self.server.held_back))
         self.end_headers()
         self.wfile.write(data)
 
@@ -48,7 +48,7 @@ class StandIn(BaseHTTPRequestHandler):
 @pytest.fixture
 def stand_in():
     server = ThreadingHTTPServer(("127.0.0.1", 0), StandIn)
-    server.cached, server.drafts = [], {}
+    server.cached, server.drafts, server.instead, server.held_back = [], {}, {}, 0
     Thread(target=server.serve_forever, daemon=True).start()
     yield server
     server.shutdown()
@@ -88,3 +88,52 @@ def test_a_server_that_speculates_is_not_measured(stand_in):
 def test_an_address_that_answers_nothing_is_a_sentence(url):
     with pytest.raises(YggdrasilError, match=url):
         LlamaServer(url).describe()
+
+
+META = '{"data": [{"meta": {"n_vocab": %s, "n_embd": %s, "n_params": %s}}]}'
+TIMES = '{"tokens": [1], "timings": {"prompt_n": %s, "prompt_ms": %s, "predicted_n": 2, "predicted_ms": %s}}'
+
+
+@pytest.mark.parametrize(
+    "text", [META % each for each in ((0, 1, 2), ('"x"', 1, 2), (1000, 1, 0), (1000, 9, 9))] + ["[]"]
+)
+def test_a_model_that_cannot_be_is_a_sentence(stand_in, text):
+    stand_in.instead["/v1/models"] = text.encode()
+
+    with pytest.raises(YggdrasilError, match="/v1/models did not answer as llama-server does"):
+        at(stand_in).pass_ms(lambda _: None)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{}",
+        "[]",
+        "[" * 100_000,
+        "{",
+        TIMES % (1, '"x"', 1),
+        TIMES % (1, -1, 1),
+        TIMES % (1, "NaN", 1),
+        TIMES % ("[]", 1, 1),
+    ],
+)
+def test_times_that_cannot_be_are_a_sentence(stand_in, text):
+    stand_in.instead["/completion"] = text.encode()
+
+    with pytest.raises(YggdrasilError, match="/completion did not answer as llama-server does"):
+        at(stand_in).pass_ms(lambda _: None)
+
+
+@pytest.mark.parametrize("text", ["{}", '{"tokens": "abc"}', '{"tokens": [1.5]}'])
+def test_an_answer_that_is_none_is_a_sentence(stand_in, text):
+    stand_in.instead["/completion"] = text.encode()
+
+    with pytest.raises(YggdrasilError, match="/completion did not answer as llama-server does"):
+        at(stand_in).answer([5], 4)
+
+
+def test_an_answer_that_ends_early_is_a_sentence(stand_in):
+    stand_in.held_back = 9
+
+    with pytest.raises(YggdrasilError, match="/props did not answer as llama-server does"):
+        at(stand_in).describe()

@@ -10,6 +10,7 @@ import typer
 LONG = "x" * 300  # longer than a file's name may be
 WHOLE = ("-1", "-99999999999999999999", "nan", "1.5", "x", "")
 NUMBERS = ("nan", "inf", "-inf", "1e999", "x", "")
+THREADS = ("1025", "99999999999")
 LISTS = ("", "x", "1,,2", "nan", "0", "-1", "1;2", "1.5.5")
 INPUTS = ("no/such/file", ".", "prompts.jsonl/below", LONG, "")
 OUTPUTS = ("prompts.jsonl/below", "/proc/no/such", f"{LONG}/{LONG}", "")
@@ -67,6 +68,15 @@ def absurd_options(app: typer.Typer, plan: str, *, has_models: bool = True) -> I
                 yield Absurd(parameter.opts[0], value, arguments)
 
 
+def prompt_commands(app: typer.Typer, plan: str, target: str) -> Iterator[list[str]]:
+    """Every command that takes --prompts, up to the file."""
+    for path, command in _commands(typer.main.get_command(app), ()):
+        for parameter in command.params:
+            if parameter.name == "prompts":
+                around = [target if word == "missing" else word for word in _around(command, parameter, plan)]
+                yield [*path, *around, "--prompts"]
+
+
 def _commands(command: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
     inner = getattr(command, "commands", {})
     if not inner or command.invoke_without_command:
@@ -107,7 +117,8 @@ def _values(path: tuple[str, ...], parameter: Any, annotation: Any) -> tuple[str
         is_later = path == ("chat",) and parameter.name in ("regex", "logit_bias")  # when its model is there
         return () if is_later else TEXTS.get(parameter.name, ())
     if int in kinds:
-        return WHOLE[2:] if parameter.name in ANY_SIGN else WHOLE
+        more = THREADS if parameter.name.endswith("threads") else ()
+        return (*(WHOLE[2:] if parameter.name in ANY_SIGN else WHOLE), *more)
     if float in kinds:
         return NUMBERS
     if any(get_origin(kind) is Literal for kind in kinds):

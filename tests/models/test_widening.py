@@ -387,10 +387,11 @@ def test_checkpoints_that_cannot_be_widened_are_refused(tmp_path: Path) -> None:
     GPT2LMHeadModel(GPT2Config(n_embd=32, n_layer=1, n_head=2, vocab_size=64)).save_pretrained(tmp_path / "gpt2")
     source = save_source(tmp_path / "source")
     (tmp_path / "empty").mkdir()
-    for name in ("damaged", "weightless", "foreign"):
+    for name in ("damaged", "listed", "weightless", "foreign"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text((source / "config.json").read_text())
-    (tmp_path / "damaged" / "config.json").write_text("{")
+    (tmp_path / "damaged" / "config.json").write_text("[" * 100_000)
+    (tmp_path / "listed" / "config.json").write_text("[]")
     extra = stored(source) | {"model.layers.0.self_attn.q_norm.weight": torch.ones(16)}
     save_file(extra, tmp_path / "foreign" / "model.safetensors")
 
@@ -398,6 +399,7 @@ def test_checkpoints_that_cannot_be_widened_are_refused(tmp_path: Path) -> None:
         "gpt2": "is GPT2LMHeadModel; only LlamaForCausalLM",
         "empty": "holds no config.json",
         "damaged": "is not valid JSON",
+        "listed": "is not a JSON mapping",
         "weightless": r"holds no \*.safetensors file",
         "foreign": "holds model.layers.0.self_attn.q_norm.weight",
     }.items():

@@ -11,6 +11,7 @@ import torch
 import typer
 from head_files import Reference, eagle_config, published_tensors, write_head
 from other_heads import vllm_medusa_shapes
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from tiny_pair import SHAPES, chat_tokenizer, random_model
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
@@ -30,7 +31,7 @@ from yggdrasil.training.features import Kept, shards, side_by_side
 from yggdrasil.training.medusa import MedusaRecipe
 from yggdrasil.training.objective import Teacher, hits_of, loss_of
 from yggdrasil.training.settings import SHOWN, TrainSettings
-from yggdrasil.training.state import Look, Training, read_progress
+from yggdrasil.training.state import KeptTraining, Look, Training
 from yggdrasil.training.training import _has_settled, train
 from yggdrasil.training.unroll import unroll
 from yggdrasil.training.vocabulary import coverage, draft_vocabulary
@@ -202,13 +203,20 @@ def written(target, tmp_path, monkeypatch):
     return TrainSettings(str(target), tmp_path / "head", "eagle3", minutes=0.0, tokens=1, threads=1)
 
 
+def progress_of(settings):
+    """How far the training is that lies beside the drafter."""
+    fingerprint = Source.find(settings.target).fingerprint()
+    identity = fingerprint if settings.kind == "eagle3" else f"{settings.kind} {fingerprint}"
+    return KeptTraining.read(settings.work, identity, print).progress
+
+
 def test_a_training_goes_on_and_writes_a_head_that_loads(written):
     """Without time a run makes one step; the second begins where the first stopped, in the same vocabulary."""
     told = Told()
     train(written, told)
-    first = read_progress(written.work)
+    first = progress_of(written)
     train(written, told)
-    second = read_progress(written.work)
+    second = progress_of(written)
 
     assert (first.steps, second.steps) == (1, 2)
     assert second.tokens > first.tokens
@@ -263,7 +271,7 @@ class Kind:
         self.settings = replace(settings, kind=kind, out=settings.out.with_name(kind))
         train(self.settings, Told())
         train(self.settings, Told())
-        self.progress = read_progress(self.settings.work)
+        self.progress = progress_of(self.settings)
 
 
 def test_medusas_heads_are_written_as_vllm_reads_them(written, target):
@@ -333,3 +341,33 @@ def test_a_draft_model_learns_the_targets_law():
     windows_of, positions = batch.places
     alone = model(items[int(windows_of[-1])].tokens[None]).logits[0, int(positions[-1])]
     torch.testing.assert_close(logits[-1], alone, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("damage", ["a bit", "an end", "a folder", "an older one"])
+def test_a_damaged_state_is_said_and_begun_anew(written, damage):
+    """A number of the vocabulary that is off by one would teach other tokens in silence."""
+    train(written, Told())
+    file = written.work / "state.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-len(content) // 2] ^= 1
+    if damage == "a folder":
+        file.unlink()
+        file.mkdir()
+    elif damage == "an older one":
+        save_file({"head.d2t": torch.zeros(3)}, file, {"progress": "{}"})
+    else:
+        file.write_bytes(content if damage == "a bit" else content[: len(content) // 2])
+    told = Told()
+    train(written, told)
+
+    assert "begins anew" in told.lines[0]
+    assert progress_of(written).steps == 1
+
+
+def test_a_full_disk_is_a_sentence_that_names_the_drafter(written, monkeypatch):
+    def full(*arguments, **options):
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr("yggdrasil.training.eagle.save_file", full)
+    with pytest.raises(YggdrasilError, match=f"cannot write {written.out} .*No space left"):
+        train(written, Told())

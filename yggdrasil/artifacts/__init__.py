@@ -4,7 +4,7 @@ Importing this package is light: no torch, transformers or pandas.
 """
 
 from yggdrasil.artifacts.atomic import atomic_directory, check_writable, shown, write_atomic
-from yggdrasil.artifacts.machine import Machine, current_machine
+from yggdrasil.artifacts.machine import MOST_THREADS, Machine, current_machine
 from yggdrasil.artifacts.models import check_weights, model_fingerprint, tokenizer_fingerprint
 from yggdrasil.artifacts.names import (
     PlanEntry,
@@ -17,10 +17,11 @@ from yggdrasil.artifacts.names import (
     validate_name,
 )
 from yggdrasil.artifacts.parsing import parse_dataclass
-from yggdrasil.artifacts.plain import to_plain
+from yggdrasil.artifacts.plain import parse_json, parse_yaml, to_plain
 from yggdrasil.artifacts.store import read_csv, read_tensors, read_yaml, write_csv, write_tensors, write_yaml
 
 __all__ = [
+    "MOST_THREADS",
     "Machine",
     "PlanEntry",
     "atomic_directory",
@@ -30,6 +31,8 @@ __all__ = [
     "list_plans",
     "model_fingerprint",
     "parse_dataclass",
+    "parse_json",
+    "parse_yaml",
     "plan_path",
     "predictor_directory",
     "profile_directory",

@@ -99,11 +99,17 @@ def atomic_directory(path: Path) -> Iterator[Path]:
     with in_use(temporary):
         try:
             yield temporary
-            try:
-                _fsync_tree(temporary)
-                _change_places(temporary, place)
-            except OSError as error:
+            _fsync_tree(temporary)
+            _change_places(temporary, place)
+        except OSError as error:
+            # A write that fails names no file, so it is one of those in here; a file elsewhere has its own sentence.
+            if (
+                error.filename is None
+                or Path(error.filename).is_relative_to(temporary)
+                or Path(error.filename) == place
+            ):
                 raise _cannot_write(path, error) from error
+            raise
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
 

@@ -11,6 +11,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+MOST_THREADS = 1024  # that a model may be asked to run on
 # The instruction sets that decide how fast a matrix product runs; the names are those of /proc/cpuinfo.
 _RELEVANT_ISA = (
     *("avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_int8", "amx_bf16"),

@@ -7,6 +7,7 @@ from typing import Any, BinaryIO
 
 from yggdrasil.artifacts.atomic import shown
 from yggdrasil.artifacts.gguf import is_gguf, read_gguf_header
+from yggdrasil.artifacts.plain import parse_json
 from yggdrasil.errors import ArtifactError
 
 _MIB = 2**20
@@ -185,7 +186,7 @@ def _read_header(stream: BinaryIO, file: Path, num_bytes: int) -> tuple[int, lis
     if num_bytes < 8 or header_end > num_bytes:
         raise damaged
     try:
-        header = json.loads(stream.read(length))
+        header = parse_json(stream.read(length))
         offsets = sorted(tuple(entry["data_offsets"]) for name, entry in header.items() if name != "__metadata__")
         last = max((end for _, end in offsets), default=0)
         spans = [_middle(header_end + start, header_end + end) for start, end in offsets]
@@ -228,7 +229,7 @@ def _check_folder(path: Path) -> None:
 
 def _read_json(file: Path) -> object:
     try:
-        return json.loads(file.read_bytes())
+        return parse_json(file.read_bytes())
     except FileNotFoundError as error:
         raise ArtifactError(f"{shown(file)} is missing; check the path or fetch the checkpoint again.") from error
     except ValueError as error:

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import yaml
-
 from yggdrasil.artifacts.atomic import shown
 from yggdrasil.artifacts.machine import Machine
 from yggdrasil.artifacts.parsing import close_match, parse_dataclass
+from yggdrasil.artifacts.plain import parse_yaml
 from yggdrasil.errors import ArtifactError
 
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
@@ -141,9 +140,9 @@ def _nothing_fits(name: str, machine: Machine, entries: Sequence[PlanEntry], roo
 def _machine_of(path: Path) -> Machine | None:
     """Return the ``machine`` of a plan's payload, or None where the file is damaged: listing must not fail on one."""
     try:
-        content = yaml.safe_load(path.read_bytes())
+        content = parse_yaml(path.read_bytes())
         return parse_dataclass(Machine, content["machine"], shown(path))
-    except (OSError, yaml.YAMLError, ValueError, TypeError, KeyError, ArtifactError):
+    except (OSError, ValueError, TypeError, KeyError, ArtifactError):
         return None
 
 

@@ -1,11 +1,14 @@
-"""Values in plain form, and their YAML text."""
+"""Values in plain form, the YAML text of them, and what a text of somebody else's holds."""
 
 import dataclasses
+import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
+
+from yggdrasil.errors import first_line
 
 
 class _ReadableDumper(yaml.SafeDumper):
@@ -26,11 +29,40 @@ class _ReadableDumper(yaml.SafeDumper):
 _ReadableDumper.add_representer(str, _ReadableDumper.represent_text)
 
 
+class _PlainLoader(yaml.SafeLoader):
+    """A SafeLoader without aliases: a few lines of them may stand for more than memory holds, or for themselves."""
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.YAMLError("it has an alias")
+        return super().compose_node(parent, index)
+
+
 def yaml_text(content: Mapping[str, object]) -> str:
     """Return plain ``content`` as YAML that ``yaml.safe_load`` reads back exactly, keys in their given order."""
     return yaml.dump(
         content, Dumper=_ReadableDumper, sort_keys=False, default_flow_style=False, allow_unicode=True, width=120
     )
+
+
+def parse_yaml(text: bytes | str) -> Any:
+    """Return what YAML holds, in plain form.
+
+    Raises:
+        ValueError: It is none, is nested too deep, or says one thing in several places, which nothing of ours does.
+    """
+    try:
+        return yaml.load(text, Loader=_PlainLoader)
+    except (yaml.YAMLError, LookupError, AttributeError, TypeError, RecursionError) as error:
+        raise ValueError(f"not YAML that can be read: {first_line(error)}") from error
+
+
+def parse_json(text: bytes | str) -> Any:
+    """Return what JSON holds; ValueError for what is none, and for what is nested too deep."""
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError("nested too deep") from error
 
 
 def to_plain(value: object) -> Any:

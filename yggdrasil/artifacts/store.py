@@ -11,11 +11,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-import yaml
-
 from yggdrasil.artifacts.atomic import shown, write_atomic
 from yggdrasil.artifacts.parsing import close_match
-from yggdrasil.artifacts.plain import to_plain, yaml_text
+from yggdrasil.artifacts.plain import parse_json, parse_yaml, to_plain, yaml_text
 from yggdrasil.errors import ArtifactError
 
 if TYPE_CHECKING:
@@ -64,8 +62,8 @@ def read_yaml(path: Path, kind: str, version: int) -> dict[str, Any]:
         ArtifactError: The file is missing, not YAML, of another kind or schema version, edited or truncated.
     """
     try:
-        content = yaml.safe_load(_read_bytes(path))
-    except (yaml.YAMLError, ValueError) as error:
+        content = parse_yaml(_read_bytes(path))
+    except ValueError as error:
         raise ArtifactError(
             f"{shown(path)} is not valid YAML or was truncated; restore it or {_MAKE_AGAIN}."
         ) from error
@@ -202,7 +200,7 @@ def _as_array(value: Any) -> "np.ndarray[Any, Any]":
 
 def _tensor_metadata(data: bytes) -> dict[str, str]:
     length = int.from_bytes(data[:8], "little")
-    metadata: dict[str, str] = json.loads(data[8 : 8 + length]).get("__metadata__", {})
+    metadata: dict[str, str] = parse_json(data[8 : 8 + length]).get("__metadata__", {})
     return metadata
 
 

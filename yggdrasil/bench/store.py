@@ -5,10 +5,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from yggdrasil.artifacts import write_atomic
+from yggdrasil.artifacts import parse_json, write_atomic
 from yggdrasil.bench.record import provenance
 from yggdrasil.bench.systems import WARM_TOKENS, Sample, System, run_systems
-from yggdrasil.errors import YggdrasilError
+from yggdrasil.errors import ArtifactError, YggdrasilError
 
 
 class SampleFile:
@@ -26,9 +26,9 @@ class SampleFile:
         if path is None or not path.exists():
             return
         try:
-            record = json.loads(path.read_text())
-            found, samples = record["settings"], [Sample.from_dict(values) for values in record["samples"]]
-        except (json.JSONDecodeError, KeyError, TypeError) as error:
+            record = parse_json(path.read_bytes())
+            found, samples = dict(record["settings"]), [Sample.from_dict(values) for values in record["samples"]]
+        except (ValueError, LookupError, TypeError, ArtifactError) as error:
             raise YggdrasilError(f"{path} holds no comparison; remove it or name another file") from error
         if found != self._settings:
             changed = sorted(key for key in found.keys() | self._settings if found.get(key) != self._settings.get(key))

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from yggdrasil.acceptance.sampling import GREEDY, SamplingParams
 from yggdrasil.acceptance.speculation import DEFAULT, OFF, Speculation
+from yggdrasil.artifacts import parse_dataclass
 from yggdrasil.bench.divergence import Divergence, replay
 from yggdrasil.bench.guard import SomethingBuiltError, nothing_built
 from yggdrasil.bench.repeats import foretold
@@ -100,8 +101,8 @@ class Sample:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Sample":
-        """Rebuild from ``as_dict``."""
-        return cls(values["prompt"], values["system"], Continuation(**values["continuation"]), values["foretold"])
+        """Rebuild from ``as_dict``; ArtifactError for anything else."""
+        return parse_dataclass(cls, values, "a sample")
 
 
 def encode_prompts(decoder: Decoder, prompts: Sequence[Prompt], max_tokens: int | None) -> dict[str, list[int]]:

@@ -151,12 +151,12 @@ def _open(settings: SearchSettings) -> _Subject:
 def _set_up(subject: _Subject, settings: SearchSettings, reporter: Reporter) -> _Bench:
     plan, prompts = subject.plan, settings.prompts
     assert prompts is not None
+    found = read_prompts(prompts, chat=settings.chat)  # before a model is loaded
     source = replace(PairSource.of_plan(plan), schedules=tuple(schedule.labels for schedule in MEASURED))
     tokenizer = load_tokenizer(source.target)
     assembly = build_assembly(source, subject.knots)
     compile_missing(assembly, reporter.phase)
     room = min(settings.context, assembly.engine.max_length - settings.tokens - plan.shapes.max_depth - 1)
-    found = read_prompts(prompts, chat=settings.chat)
     count = min(settings.limit, len(found))
     spread = [found[i * len(found) // count] for i in range(count)]  # a file often has its kinds in blocks
     texts = [text for text in (encode_prompt(tokenizer, prompt)[-room:] for prompt in spread) if text]

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, cast, get_args
 
 import typer
 
-from yggdrasil.artifacts import search_roots
+from yggdrasil.artifacts import MOST_THREADS, search_roots
 from yggdrasil.cli import checks
 from yggdrasil.cli.options import ChatOption, Dtype
 from yggdrasil.errors import Interrupted, YggdrasilError
@@ -69,8 +69,12 @@ def calibrate(
     verify_widths: Annotated[
         str | None, typer.Option(callback=checks.widths, help=f"Verify widths to consider; else {WIDTHS[1]}.")
     ] = None,
-    target_threads: Annotated[int, typer.Option(min=0, help="Threads of the target, 0 to measure.")] = 0,
-    drafter_threads: Annotated[int, typer.Option(min=0, help="Threads of the drafter, 0 to measure.")] = 0,
+    target_threads: Annotated[
+        int, typer.Option(min=0, max=MOST_THREADS, help="Threads of the target, 0 to measure.")
+    ] = 0,
+    drafter_threads: Annotated[
+        int, typer.Option(min=0, max=MOST_THREADS, help="Threads of the drafter, 0 to measure.")
+    ] = 0,
     ngram: Annotated[
         str, typer.Option(help="Options of --drafter ngram, e.g. max_matching_ngram_size=4,is_public_pool=true.")
     ] = "",

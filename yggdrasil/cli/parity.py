@@ -42,11 +42,12 @@ def parity(
     from yggdrasil.engine.parity import ProbeText, measure_parity
     from yggdrasil.prompts import encode_prompt, read_prompts
 
+    requests = read_prompts(prompts, limit, chat=chat)  # before a model is loaded
     decoder = Decoder.from_plan(plan, dtype=dtype, force_machine=force_machine)
     assert decoder.plan is not None
     texts = [
         ProbeText(prompt.id, decoder.encode(encode_prompt(decoder.tokenizer, prompt)[-max_prompt_tokens:]))
-        for prompt in read_prompts(prompts, limit, chat=chat)
+        for prompt in requests
     ]
     with PhaseProgress() as progress:
         report, found = measure_parity(decoder.assembly, texts, max_new_tokens, progress.phase("parity"))

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from yggdrasil.calibration.settings import PairSource
+    from yggdrasil.prompts import Prompt
 
 Phase: TypeAlias = Callable[[str], Callable[[float], None]]
 
@@ -26,6 +27,7 @@ TABLE_COLUMNS = (
 )  # fmt: skip
 
 PROMPT_TOKENS, NEW_TOKENS = 256, 64
+WEIGHED, TRACED = 8, 4  # prompts at most
 
 
 def profile(
@@ -65,9 +67,11 @@ def profile(
 ) -> None:
     """Time every step against this machine's bandwidth and matrix rate, and iterations stage by stage."""
     from yggdrasil.cli.progress import PhaseProgress
+    from yggdrasil.prompts import read_prompts
 
     if weights != "full" and prompts is None:
         raise YggdrasilError("--weights needs --prompts FILE to decode")
+    requests = [] if prompts is None else read_prompts(prompts, WEIGHED, chat=chat)  # before a model is loaded
     pair = _pair(plan, dtype, verify_widths, draft_widths, force_machine=force_machine)
     if pair.device == "cuda" and (variants or weights != "full"):
         raise YggdrasilError("--variants and --weights time steps of a CPU; this plan is for a GPU")
@@ -80,10 +84,10 @@ def profile(
             from yggdrasil.calibration.variants import time_variants
 
             tables["variants"] = time_variants(pair, lengths[0], rounds, progress.phase("timing variants"))
-        if weights != "full" and prompts is not None:
-            tables["weights"] = _weights(pair, weights, prompts, progress.phase, chat=chat)
-    if prompts is not None:
-        tables["iterations"] = _iterations(plan, prompts, dtype, chat=chat, force_machine=force_machine)
+        if weights != "full":
+            tables["weights"] = _weights(pair, weights, requests, progress.phase)
+    if requests:
+        tables["iterations"] = _iterations(plan, requests[:TRACED], dtype, force_machine=force_machine)
     _show(tables)
     if out is not None:
         _write(out, tables)
@@ -130,14 +134,14 @@ def _steps(
     return roofline(first, time_steps(steps, rounds, phase("timing steps"), wait))
 
 
-def _weights(pair: "PairSource", weights: Weights, prompts: Path, phase: Phase, *, chat: bool) -> "pd.DataFrame":
-    """Full weights against others on eight prompts."""
+def _weights(pair: "PairSource", weights: Weights, requests: "Sequence[Prompt]", phase: Phase) -> "pd.DataFrame":
+    """Full weights against others."""
     from yggdrasil.calibration.weights_effect import weights_effect
     from yggdrasil.models.facts import load_tokenizer
-    from yggdrasil.prompts import encode_prompt, read_prompts
+    from yggdrasil.prompts import encode_prompt
 
     tokenizer = load_tokenizer(pair.target)
-    texts = [encode_prompt(tokenizer, p)[-PROMPT_TOKENS:] for p in read_prompts(prompts, 8, chat=chat)]
+    texts = [encode_prompt(tokenizer, request)[-PROMPT_TOKENS:] for request in requests]
     return weights_effect(pair, weights, texts, NEW_TOKENS, phase)
 
 
@@ -156,16 +160,15 @@ def _show(tables: "dict[str, pd.DataFrame]") -> None:
             show_table(name, tables[name])
 
 
-def _iterations(plan: str, prompts: Path, dtype: Dtype | None, *, chat: bool, force_machine: bool) -> "pd.DataFrame":
-    """Milliseconds an iteration by stage, over four prompts, and their share."""
+def _iterations(plan: str, requests: "Sequence[Prompt]", dtype: Dtype | None, *, force_machine: bool) -> "pd.DataFrame":
+    """Milliseconds an iteration by stage, and their share."""
     import pandas as pd
 
     from yggdrasil.engine.decoder import Decoder
     from yggdrasil.engine.trace import MODEL_STAGES
-    from yggdrasil.prompts import encode_prompt, read_prompts
+    from yggdrasil.prompts import encode_prompt
 
     decoder = Decoder.from_plan(plan, dtype=dtype, force_machine=force_machine)
-    requests = read_prompts(prompts, 4, chat=chat)
     totals: dict[str, float] = {}
     iterations, decode_ms = 0, 0.0
     for counted in (False, True):

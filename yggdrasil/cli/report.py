@@ -34,16 +34,17 @@ def report(
     """Report on a calibrated name: step costs, predictions, objective, predictor, timelines, plans, example trees."""
     from yggdrasil.artifacts import current_machine, resolve_plan, write_atomic
     from yggdrasil.reports.facts import Facts, write_tables
+    from yggdrasil.reports.page import build_page, check_plotly
 
     if out is None and csv is None and not as_text:
         raise YggdrasilError("nothing to do; give --out FILE for the page, --text, or --csv DIR")
+    if out is not None:
+        check_plotly()
     path = resolve_plan(name, current_machine(), force=force_machine)
     facts = Facts.load(path)
     if prompts is not None:
         facts = _with_trees(facts, path, prompts, limit, chat=chat, force_machine=force_machine)
     if out is not None:
-        from yggdrasil.reports.page import build_page
-
         write_atomic(out, build_page(facts).encode())
         print(out)
     if csv is not None:
@@ -66,8 +67,9 @@ def _with_trees(facts: "Facts", plan: Path, prompts: Path, limit: int, *, chat: 
     from yggdrasil.prompts import encode_prompt, read_prompts
     from yggdrasil.reports.trees import record_trees
 
+    requests = read_prompts(prompts, limit, chat=chat)  # before a model is loaded
     decoder = Decoder.from_plan(plan, force_machine=force_machine)
-    texts = [encode_prompt(decoder.tokenizer, prompt) for prompt in read_prompts(prompts, limit, chat=chat)]
+    texts = [encode_prompt(decoder.tokenizer, prompt) for prompt in requests]
     recorded = []
     # A policy may decode plainly; here trees are wanted: the plan's, and such as lose nodes before verification.
     policies: list[Policy] = [FreeTreePolicy(facts.plan.shapes.verify_widths[-1])]

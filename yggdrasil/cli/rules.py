@@ -14,6 +14,7 @@ from yggdrasil.errors import YggdrasilError
 if TYPE_CHECKING:
     from yggdrasil.bench.rules import Group
     from yggdrasil.engine.decoder import Decoder
+    from yggdrasil.prompts import Prompt
 
 Prompts = Annotated[
     list[Path], typer.Option(callback=checks.input_file, help="A prompt set, JSON lines; repeat it for several sets.")
@@ -44,9 +45,10 @@ def rules(
     values = [float(value) for value in temperatures.split(",")]
     from yggdrasil.bench.rules import rule_group
 
+    found = _read(prompts, limit, chat=chat)
     decoder = _open(plan, dtype, force_machine=force_machine)
     rows = _measure(
-        decoder, [rule_group(decoder, value) for value in values], prompts, limit,
+        decoder, [rule_group(decoder, value) for value in values], prompts, found, limit,
         {"max_new_tokens": max_new_tokens, "max_prompt_tokens": max_prompt_tokens, "chat": chat}, out,
     )  # fmt: skip
     _show(
@@ -77,6 +79,7 @@ def exactness(
     promises equal tokens does not keep it."""
     from yggdrasil.bench.rules import PROMISING, mode_group
 
+    found = _read(prompts, limit, chat=chat)
     decoder = _open(plan, dtype, force_machine=force_machine)
     if tolerance is None and decoder.tolerance is None:
         raise YggdrasilError(
@@ -87,7 +90,7 @@ def exactness(
         "max_new_tokens": max_new_tokens, "max_prompt_tokens": max_prompt_tokens, "chat": chat,
         "tolerance": decoder.tolerance if tolerance is None else tolerance,
     }  # fmt: skip
-    rows = _measure(decoder, [mode_group(decoder, tolerance)], prompts, limit, settings, out)
+    rows = _measure(decoder, [mode_group(decoder, tolerance)], prompts, found, limit, settings, out)
     _show(
         rows,
         ("as its plain", lambda row: f"{row['same_as_plain']} of {row['prompts']}"),
@@ -102,6 +105,13 @@ def exactness(
         raise typer.Exit(1)
 
 
+def _read(files: list[Path], limit: int | None, *, chat: bool) -> "list[Prompt]":
+    """All prompts, before a model is loaded."""
+    from yggdrasil.prompts import read_prompt_sets
+
+    return read_prompt_sets(files, limit, chat=chat)
+
+
 def _open(plan: str, dtype: Dtype | None, *, force_machine: bool) -> "Decoder":
     from yggdrasil.engine.decoder import Decoder
 
@@ -112,7 +122,8 @@ def _open(plan: str, dtype: Dtype | None, *, force_machine: bool) -> "Decoder":
 def _measure(
     decoder: "Decoder",
     groups: "list[Group]",
-    prompts: list[Path],
+    files: list[Path],
+    prompts: "list[Prompt]",
     limit: int | None,
     settings: dict[str, Any],
     out: Path | None,
@@ -122,16 +133,13 @@ def _measure(
     from yggdrasil.bench.store import SampleFile, measure
     from yggdrasil.bench.systems import encode_prompts
     from yggdrasil.cli.progress import PhaseProgress
-    from yggdrasil.prompts import read_prompt_sets
 
     assert decoder.plan is not None
     systems = [system for group in groups for system in group.systems]
-    texts = encode_prompts(
-        decoder, read_prompt_sets(prompts, limit, chat=settings["chat"]), settings["max_prompt_tokens"]
-    )
+    texts = encode_prompts(decoder, prompts, settings["max_prompt_tokens"])
     dtype = str(decoder.assembly.target.loaded.dtype).removeprefix("torch.")
     described = {
-        **pair_settings(decoder.plan, dtype), **settings, "prompts_files": [path.name for path in prompts],
+        **pair_settings(decoder.plan, dtype), **settings, "prompts_files": [path.name for path in files],
         "limit": limit, "systems": [system.name for system in systems],
     }  # fmt: skip
     file = SampleFile(out, described)

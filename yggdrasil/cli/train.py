@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from yggdrasil.artifacts import MOST_THREADS
 from yggdrasil.cli import checks
 from yggdrasil.errors import Interrupted
 
@@ -34,7 +35,9 @@ def train(
         int | None,
         typer.Option(min=1, help="Write text until there are so many tokens; else for a third of the time."),
     ] = None,
-    threads: Annotated[int, typer.Option(min=0, help="Threads, 0 for as many as there are cores.")] = 0,
+    threads: Annotated[
+        int, typer.Option(min=0, max=MOST_THREADS, help="Threads, 0 for as many as there are cores.")
+    ] = 0,
 ) -> None:
     """Train a drafter on text that the target writes itself.
 

@@ -4,9 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import yaml
-
-from yggdrasil.artifacts import parse_dataclass
+from yggdrasil.artifacts import parse_dataclass, parse_yaml
 from yggdrasil.drafters.options import CountsOptions, FreeOptions, LookaheadOptions, NGramOptions
 from yggdrasil.errors import YggdrasilError
 
@@ -75,7 +73,7 @@ def ngram_options(text: str) -> NGramOptions:
         if not equals:
             raise YggdrasilError(f"--ngram {part!r} is not name=value; there are {', '.join(given)}")
         try:
-            given[name.strip()] = yaml.safe_load(value)
-        except yaml.YAMLError:
+            given[name.strip()] = parse_yaml(value)
+        except ValueError:
             raise YggdrasilError(f"--ngram {part!r} has no readable value") from None
     return parse_dataclass(NGramOptions, given, "--ngram")

@@ -1,6 +1,5 @@
 """What passes of another engine cost: measured on a running one, or given in a file."""
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,9 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from yggdrasil.artifacts import parse_dataclass
+from yggdrasil.artifacts import parse_dataclass, parse_json
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.tree.objective import StepCosts, lower_envelope
+
+_LONGEST = 10  # digits of a width
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class EngineCosts:
     def load(cls, path: Path) -> "EngineCosts":
         """Read ``{"target_ms": {"1": 9.1, "4": 11.8}, "drafter_ms": {"1": 2.0}}``; YggdrasilError if it is not so."""
         try:
-            found: Any = json.loads(path.read_text(encoding="utf-8"))
+            found: Any = parse_json(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise YggdrasilError(f"{path} holds no JSON ({error}); docs/export.md shows costs") from None
         if isinstance(found, dict):
@@ -69,7 +70,7 @@ def _with_widths(table: object) -> object:
     """Keys of JSON are texts."""
     if not isinstance(table, dict):
         return table
-    return {int(key) if str(key).isdecimal() else key: value for key, value in table.items()}
+    return {int(key) if str(key).isdecimal() and len(key) < _LONGEST else key: value for key, value in table.items()}
 
 
 def _at(measured: dict[int, float], width: int) -> float:

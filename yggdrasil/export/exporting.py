@@ -71,31 +71,55 @@ class Exported:
 
 
 def export(request: Request, reporter: Reporter) -> Exported:
-    """Choose settings; YggdrasilError where costs or text are missing or do not fit."""
+    """Choose settings; YggdrasilError where costs or text are missing or do not fit. Files are read before servers."""
     machine = current_machine()
     path = resolve_plan(request.plan, machine, force=request.force_machine)
     _check(request)
     plan = Plan.load(path)
     check_plan(plan, machine, force_machine=request.force_machine)
-    server = LlamaServer(request.url) if request.url else None
-    remarks = [f"options of {ENGINES[request.engine].documents}"]
-    if server is not None:
-        remarks.append(f"costs and text of {server.describe()} at {request.url}")
-    costs = EngineCosts.load(request.costs) if request.costs else _measured(request, reporter)
+    by_model = isinstance(plan.drafter, ModelRef)
     if isinstance(plan.drafter, ModelRef):
-        if is_head(plan.drafter.path()):
-            raise YggdrasilError(
-                f"{plan.name} drafts with a head, whose costs elsewhere are not measured; take another plan"
-            )
-        learned = Learned.load(path.parent / plan.predictor)
-        lengths = AcceptedLengths(learned.mean_survival, learned.ratios, plan.shapes.verify_widths)
-        drafter, remark = _named(request.engine, plan.drafter)
-        settings = choose_draft_model(request.engine, costs, lengths, learned.acceptance, drafter)
-        remarks += [*remark, "accepted lengths are those the plan's calibration recorded"]
-        return Exported(settings, costs, tuple(remarks), not_said(request.engine, by_model=True))
-    documents, remark = _documents(request, plan, server, reporter)
-    settings = choose_look_up(request.engine, costs, documents)
-    return Exported(settings, costs, (*remarks, *remark), not_said(request.engine, by_model=False))
+        settings, costs, remarks = _by_model(request, plan, plan.drafter, path, reporter)
+    else:
+        settings, costs, remarks = _by_look_ups(request, plan, reporter)
+    of = [f"options of {ENGINES[request.engine].documents}"]
+    if request.url is not None:
+        of.append(f"costs and text of {LlamaServer(request.url).describe()} at {request.url}")
+    return Exported(settings, costs, (*of, *remarks), not_said(request.engine, by_model=by_model))
+
+
+def _by_model(
+    request: Request, plan: Plan, drafter: ModelRef, path: Path, reporter: Reporter
+) -> tuple[Settings, EngineCosts, list[str]]:
+    """Settings of a draft model, by the accepted lengths that the plan's calibration recorded."""
+    if is_head(drafter.path()):
+        raise YggdrasilError(
+            f"{plan.name} drafts with a head, whose costs elsewhere are not measured; take another plan"
+        )
+    learned = Learned.load(path.parent / plan.predictor)
+    lengths = AcceptedLengths(learned.mean_survival, learned.ratios, plan.shapes.verify_widths)
+    if request.costs is None and request.drafter_url is None:
+        raise YggdrasilError(f"{plan.name} drafts with a model, which costs time too; give its --drafter-url")
+    costs = _costs(request, reporter)
+    name, remarks = _named(request.engine, drafter)
+    settings = choose_draft_model(request.engine, costs, lengths, learned.acceptance, name)
+    return settings, costs, [*remarks, "accepted lengths are those the plan's calibration recorded"]
+
+
+def _by_look_ups(request: Request, plan: Plan, reporter: Reporter) -> tuple[Settings, EngineCosts, list[str]]:
+    """Settings of look-ups, foreseen on the server's answers to prompts, or on what the target wrote in calibration."""
+    if request.drafter_url is not None:
+        raise YggdrasilError(f"--drafter-url is for plans with a draft model, and {plan.name} has none")
+    if request.prompts is None or request.url is None:
+        documents = _own_answers(plan)
+        costs = _costs(request, reporter)
+        wrote = f"{len(documents)} answers that the target wrote in calibration"
+    else:
+        prompts = _prompts(request, request.prompts, plan)
+        costs = _costs(request, reporter)
+        documents = _answers(LlamaServer(request.url), prompts, request, reporter)
+        wrote = f"the server's answers to {len(prompts)} prompts of {request.prompts.name}"
+    return choose_look_up(request.engine, costs, documents), costs, [f"look-ups were foreseen on {wrote}"]
 
 
 def _check(request: Request) -> None:
@@ -112,7 +136,10 @@ def _check(request: Request) -> None:
         raise YggdrasilError("--prompts needs --url of a llama-server, which answers them")
 
 
-def _measured(request: Request, reporter: Reporter) -> EngineCosts:
+def _costs(request: Request, reporter: Reporter) -> EngineCosts:
+    """Those given, or measured on the servers."""
+    if request.costs is not None:
+        return EngineCosts.load(request.costs)
     assert request.url is not None
     target = LlamaServer(request.url).pass_ms(reporter.phase("measuring passes of the target"))
     drafter: dict[int, float] = {}
@@ -135,23 +162,31 @@ def _named(engine: EngineName, drafter: ModelRef) -> tuple[str, list[str]]:
     return path, []
 
 
-def _documents(
-    request: Request, plan: Plan, server: LlamaServer | None, reporter: Reporter
-) -> tuple[Sequence[Document], list[str]]:
-    """Text to foresee look-ups on: the server's answers to prompts, or what the target wrote in calibration."""
-    if request.prompts is None or server is None:
-        own = read_documents(text_file(f"{plan.target.fingerprint}-{plan.target.weights}"))
-        step = max(len(own) / _OWN_DOCUMENTS, 1.0)
-        spread = [own[int(i * step)] for i in range(min(len(own), _OWN_DOCUMENTS))]
-        return spread, [f"look-ups were foreseen on {len(spread)} answers that the target wrote in calibration"]
+def _own_answers(plan: Plan) -> list[Document]:
+    """Some of what the target wrote in calibration, spread over it."""
+    own = read_documents(text_file(f"{plan.target.fingerprint}-{plan.target.weights}"))
+    if not own:
+        raise YggdrasilError(
+            "there is no text of this target to foresee look-ups on; give --prompts, and --url of a running server"
+        )
+    step = max(len(own) / _OWN_DOCUMENTS, 1.0)
+    return [own[int(i * step)] for i in range(min(len(own), _OWN_DOCUMENTS))]
+
+
+def _prompts(request: Request, file: Path, plan: Plan) -> list[list[int]]:
+    """Tokens of prompts that are spread over the file, which often has its kinds in blocks."""
+    found = read_prompts(file, chat=request.chat)
     tokenizer = load_tokenizer(plan.target.path())
-    found = read_prompts(request.prompts, chat=request.chat)
     count = min(request.limit, len(found))
-    spread_prompts = [found[i * len(found) // count] for i in range(count)]  # a file often has its kinds in blocks
-    report = reporter.phase(f"letting the server answer {count} prompts")
-    documents = []
-    for i, prompt in enumerate(spread_prompts):
-        tokens = encode_prompt(tokenizer, prompt)[-request.prompt_tokens :]
-        documents.append(server.answer(tokens, request.tokens))
-        report((i + 1) / count)
-    return documents, [f"look-ups were foreseen on the server's answers to {count} prompts of {request.prompts.name}"]
+    spread = [found[i * len(found) // count] for i in range(count)]
+    return [encode_prompt(tokenizer, prompt)[-request.prompt_tokens :] for prompt in spread]
+
+
+def _answers(
+    server: LlamaServer, prompts: Sequence[Sequence[int]], request: Request, reporter: Reporter
+) -> list[Document]:
+    report, documents = reporter.phase(f"letting the server answer {len(prompts)} prompts"), []
+    for prompt in prompts:
+        documents.append(server.answer(prompt, request.tokens))
+        report(len(documents) / len(prompts))
+    return documents

@@ -4,13 +4,18 @@ import json
 import random
 import re
 import statistics
-import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
-from typing import Any
+from http.client import HTTPException
+from math import inf
+from typing import Any, TypeVar
 
+from yggdrasil.arguments import check_tokens
+from yggdrasil.artifacts import parse_json
 from yggdrasil.calibration.own_text import Document
-from yggdrasil.errors import YggdrasilError
+from yggdrasil.errors import YggdrasilError, one_line
+
+T = TypeVar("T")
 
 WIDTHS = (1, 2, 3, 4, 5, 7, 9, 13, 17, 25, 33, 49)
 ROUNDS, STEPS = 7, 48  # passes of each width; tokens of a plain stretch
@@ -28,7 +33,7 @@ class LlamaServer:
 
     def describe(self) -> str:
         """Its build, as it says itself."""
-        return str(self._ask("/props").get("build_info", "an unknown build"))
+        return self._ask("/props", lambda said: one_line(said.get("build_info", "an unknown build")))
 
     def pass_ms(self, report: Callable[[float], None]) -> dict[int, float]:
         """Milliseconds of a pass by the rows it reads, logits of each row included.
@@ -54,45 +59,68 @@ class LlamaServer:
 
     def answer(self, prompt: Sequence[int], tokens: int) -> Document:
         """How the model goes on greedily, past an end too."""
-        found = self._complete(list(prompt), n_predict=tokens, ignore_eos=True, return_tokens=True, cache_prompt=False)
-        return Document(list(prompt), list(found["tokens"]))
+        options = {"n_predict": tokens, "ignore_eos": True, "return_tokens": True, "cache_prompt": False}
+        found = self._complete(prompt, lambda said: check_tokens("tokens", said["tokens"]), **options)
+        return Document(list(prompt), found)
 
     def _sizes(self) -> tuple[int, float]:
         """The vocabulary, and the share of the weights that the head has."""
-        try:
-            meta = self._ask("/v1/models")["data"][0]["meta"]
-            return int(meta["n_vocab"]), float(meta["n_vocab"] * meta["n_embd"] / meta["n_params"])
-        except (KeyError, IndexError, TypeError, ZeroDivisionError):
-            raise YggdrasilError(f"{self._url} does not say what model it has, as llama-server does") from None
+
+        def read(said: Any) -> tuple[int, float]:
+            meta = said["data"][0]["meta"]
+            vocabulary, share = int(meta["n_vocab"]), float(meta["n_vocab"] * meta["n_embd"] / meta["n_params"])
+            if vocabulary < 3 or not 0.0 <= share < 1.0:
+                raise ValueError(f"a vocabulary of {vocabulary}, with {share:.0%} of the weights in the head")
+            return vocabulary, share
+
+        return self._ask("/v1/models", read)
 
     def _read_ms(self, context: Sequence[int], tokens: Sequence[int]) -> float:
         """Milliseconds of reading ``tokens`` behind a context that is in the cache."""
+        read = 0
         for _ in range(2):  # the first may have to read the context
-            timings = self._complete([*context, *tokens], n_predict=0, cache_prompt=True)["timings"]
-            if timings["prompt_n"] == len(tokens):
-                return float(timings["prompt_ms"])
-            self._complete([*context, tokens[0] ^ 1], n_predict=0, cache_prompt=True)
+            read, ms = self._complete(
+                [*context, *tokens], lambda said: _timing(said, "prompt_n", "prompt_ms"), n_predict=0, cache_prompt=True
+            )
+            if read == len(tokens):
+                return ms
+            self._complete([*context, tokens[0] ^ 1], lambda _: None, n_predict=0, cache_prompt=True)
         raise YggdrasilError(
-            f"{self._url} read {timings['prompt_n']} tokens where {len(tokens)} were new; start it with --parallel 1 "
-            "and without --no-cache-prompt"
+            f"{self._url} read {read} tokens where {len(tokens)} were new; start it with --parallel 1 and without "
+            "--no-cache-prompt"
         )
 
     def _step_ms(self, prompt: Sequence[int]) -> float:
-        timings = self._complete(list(prompt), n_predict=STEPS, ignore_eos=True, cache_prompt=True)["timings"]
-        if timings.get("draft_n"):
+        options = {"n_predict": STEPS, "ignore_eos": True, "cache_prompt": True}
+        (count, ms), is_drafted = self._complete(
+            prompt,
+            lambda said: (_timing(said, "predicted_n", "predicted_ms"), bool(said["timings"].get("draft_n"))),
+            **options,
+        )
+        if is_drafted:
             raise YggdrasilError(f"{self._url} speculates; start it with --spec-type none to measure its costs")
-        return float(timings["predicted_ms"]) / max(int(timings["predicted_n"]) - 1, 1)
+        return ms / max(count - 1, 1)
 
-    def _complete(self, prompt: list[int], **options: Any) -> dict[str, Any]:
+    def _complete(self, prompt: Sequence[int], read: Callable[[Any], T], **options: Any) -> T:
         greedy = {"temperature": 0.0, "top_k": 1, "samplers": ["top_k"], "id_slot": 0}
-        found: dict[str, Any] = self._ask("/completion", {"prompt": prompt, **greedy, **options})
-        return found
+        return self._ask("/completion", read, {"prompt": list(prompt), **greedy, **options})
 
-    def _ask(self, path: str, body: dict[str, Any] | None = None) -> Any:
+    def _ask(self, path: str, read: Callable[[Any], T], body: dict[str, Any] | None = None) -> T:
+        """What ``read`` finds in the answer; whatever else a server says is a sentence that names it."""
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self._url + path, data, {"Content-Type": "application/json"})
         try:
             with urllib.request.urlopen(request, timeout=_SECONDS) as answer:
-                return json.load(answer)
-        except (urllib.error.URLError, ConnectionError, TimeoutError, ValueError) as error:
-            raise YggdrasilError(f"{self._url}{path} did not answer as llama-server does ({error})") from None
+                return read(parse_json(answer.read()))
+        except (OSError, HTTPException, ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
+            reason = f"it lacks {error}" if isinstance(error, KeyError) else one_line(error)
+            raise YggdrasilError(f"{self._url}{path} did not answer as llama-server does ({reason})") from None
+
+
+def _timing(said: Any, count: str, ms: str) -> tuple[int, float]:
+    """A count of tokens, and the milliseconds that they took."""
+    timings = said["timings"]
+    found = float(timings[ms])
+    if not 0.0 < found < inf:
+        raise ValueError(f"{ms} is {found}")
+    return int(timings[count]), found

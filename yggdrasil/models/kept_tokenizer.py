@@ -12,7 +12,7 @@ from pathlib import Path
 import transformers
 from transformers import PreTrainedTokenizerBase
 
-from yggdrasil.artifacts import write_atomic
+from yggdrasil.artifacts import parse_json, write_atomic
 from yggdrasil.artifacts.cache import cache_root
 from yggdrasil.artifacts.fork import in_fork
 from yggdrasil.errors import ArtifactError
@@ -53,7 +53,7 @@ def _choose(folder: Path, kept: Path) -> str:
 def _read(kept: Path) -> type[PreTrainedTokenizerBase] | None:
     """The class; None where it was not kept, or is not what it must be."""
     try:
-        record = json.loads(kept.read_bytes())
+        record = parse_json(kept.read_bytes())
         module, name = str(record["module"]), str(record["name"])
         kind = getattr(import_module(module), name) if module.startswith(_THEIRS) else None
     except (OSError, ValueError, KeyError, TypeError, ImportError, AttributeError):

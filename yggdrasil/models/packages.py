@@ -19,6 +19,7 @@ from torch import Tensor
 from yggdrasil.artifacts.atomic import write_atomic
 from yggdrasil.artifacts.cache import cache_root
 from yggdrasil.artifacts.leftovers import remove_leftovers_once, temporary_folder
+from yggdrasil.artifacts.plain import parse_json
 from yggdrasil.models.kernels import is_native  # packages call torch.ops.yggdrasil
 
 SUFFIX = ".pt2"
@@ -59,7 +60,7 @@ def read_manifest(path: Path) -> Manifest | None:
     if not path.exists() and not beside.exists():
         return None
     try:
-        content = json.loads(beside.read_bytes())
+        content = parse_json(beside.read_bytes())
         seal = content.pop("seal")
         inputs = content["inputs"]
         manifest = Manifest(

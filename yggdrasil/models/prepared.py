@@ -6,7 +6,7 @@ import zlib
 from collections.abc import Callable
 from pathlib import Path
 
-from yggdrasil.artifacts import atomic_directory
+from yggdrasil.artifacts import atomic_directory, parse_json
 from yggdrasil.artifacts.cache import cache_root
 
 MARKER = "prepared.json"
@@ -25,7 +25,7 @@ def is_whole(folder: Path, layout: int | str, sampled: str | None = None) -> boo
     Of the file called ``sampled`` only parts are looked at: whoever reads it sees the rest.
     """
     try:
-        marker = json.loads((folder / MARKER).read_text())
+        marker = parse_json((folder / MARKER).read_text())
         return bool(marker == {"layout": layout, "digest": _digest(folder, sampled)})
     except (OSError, ValueError):
         return False

@@ -1,10 +1,24 @@
 """Write a checkpoint's weights one shard in memory at a time."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
+
+from yggdrasil.errors import first_line
+
+
+@contextmanager
+def faults_of_disks() -> Iterator[None]:
+    """Let safetensors say as an OSError, as all other writers do, that a file cannot be written."""
+    try:
+        yield
+    except SafetensorError as error:
+        raise OSError(first_line(error)) from error
 
 
 class ShardWriter:
@@ -45,7 +59,8 @@ class ShardWriter:
         return self._folder / f"shard-{number}"  # until their count is known
 
     def _flush(self) -> None:
-        save_file(self._pending, self._shard_path(len(self._shards)), metadata={"format": "pt"})
+        with faults_of_disks():
+            save_file(self._pending, self._shard_path(len(self._shards)), metadata={"format": "pt"})
         self._shards.append(list(self._pending))
         self._pending = {}
         self._pending_bytes = 0

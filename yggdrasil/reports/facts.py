@@ -3,7 +3,6 @@
 Every table is there whatever the folder holds; one without data is empty.
 """
 
-import json
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from yggdrasil.artifacts import read_csv, shown
+from yggdrasil.artifacts import parse_json, read_csv, shown
 from yggdrasil.calibration.backends import KEYS as BACKEND_KEYS
 from yggdrasil.calibration.backends import compare_backends
 from yggdrasil.calibration.measure import COLUMNS as SAMPLE_COLUMNS
@@ -158,7 +157,7 @@ class Facts:
         """Benches against plain decoding that were kept beside the profile."""
         rows = []
         for path in sorted(self.profile.glob("bench-*.json")):
-            record = json.loads(path.read_text(encoding="utf-8"))
+            record = parse_json(path.read_text(encoding="utf-8"))
             speedup = record.get("speedup") or {}
             rows.append(
                 {

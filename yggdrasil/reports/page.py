@@ -2,6 +2,7 @@
 
 import html
 from collections.abc import Sequence
+from importlib.util import find_spec
 
 import pandas as pd
 
@@ -44,12 +45,16 @@ footer { color: var(--soft); font-size: 13px; padding: 4px 0 40px; }
 """
 
 
+def check_plotly() -> None:
+    """Raise YggdrasilError where plotly is not installed, which a page needs."""
+    if find_spec("plotly") is None:
+        raise YggdrasilError("the HTML report needs plotly; install yggdrasil[report], or use --text")
+
+
 def build_page(facts: Facts) -> str:
-    """Return the whole page. Raises YggdrasilError where plotly is not installed."""
-    try:
-        from plotly.offline import get_plotlyjs
-    except ImportError as error:
-        raise YggdrasilError("the HTML report needs plotly; install yggdrasil[report], or use --text") from error
+    """Return the whole page."""
+    from plotly.offline import get_plotlyjs
+
     tables = facts.tables()
     body = "\n".join(_sections(facts, tables))
     plan = facts.plan

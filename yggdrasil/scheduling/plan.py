@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from yggdrasil.artifacts import Machine, parse_dataclass, read_yaml, to_plain, write_yaml
+from yggdrasil.artifacts import MOST_THREADS, Machine, parse_dataclass, read_yaml, to_plain, write_yaml
 from yggdrasil.artifacts.cache import cache_root
 from yggdrasil.drafters.options import FreeOptions
 from yggdrasil.errors import YggdrasilError
@@ -76,6 +76,10 @@ class ModelRef:
     fingerprint: str
     threads: int
     weights: Weights = "full"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.threads <= MOST_THREADS:
+            raise ValueError(f"threads must be 0 to {MOST_THREADS}, got {self.threads}")
 
     def path(self) -> str:
         """Folder or hub id to load."""

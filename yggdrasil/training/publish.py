@@ -6,6 +6,7 @@ from pathlib import Path
 from torch import nn
 
 from yggdrasil.artifacts import atomic_directory
+from yggdrasil.models.shards import faults_of_disks
 from yggdrasil.training.recipe import Recipe
 from yggdrasil.training.state import Look
 
@@ -15,7 +16,7 @@ _MARK = "A drafter for"  # how our cards begin
 
 def publish(recipe: Recipe, model: nn.Module, facts: Mapping[str, str], look: Look | None, out: Path) -> None:
     """Write the folder ``out`` as a whole: the drafter in its published format, and its card."""
-    with atomic_directory(out) as folder:
+    with atomic_directory(out) as folder, faults_of_disks():
         recipe.write(model, folder)
         (folder / CARD).write_text(_card(recipe.title, facts, look), encoding="utf-8")
 

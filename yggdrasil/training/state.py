@@ -1,15 +1,18 @@
 """Where a training stands: on disk after every look at it, so that it goes on from there."""
 
+import hashlib
 import json
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from yggdrasil.artifacts import write_atomic
+from yggdrasil.artifacts import parse_dataclass, parse_json, shown, write_atomic
+from yggdrasil.calibration.work import read_or_drop
 
 _FILE = "state.safetensors"
 _MOST_AVERAGED = 0.998  # the average's memory, once there have been some hundred steps
@@ -39,7 +42,7 @@ class Look:
 class Progress:
     """How far a training is."""
 
-    identity: str  # of target, layers and vocabulary: of another one nothing is kept
+    identity: str  # of the target and the kind of drafter: of another one nothing is kept
     steps: int = 0
     tokens: int = 0
     seconds: float = 0.0
@@ -70,13 +73,13 @@ class Training:
             for moment, value in self.optimizer.state.get(parameter, {}).items():
                 tensors[f"{moment}.{name}"] = value
         contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
-        write_atomic(work / _FILE, save(contiguous, {"progress": json.dumps(asdict(progress))}))
+        said = json.dumps(asdict(progress))
+        write_atomic(work / _FILE, save(contiguous, {"progress": said, "digest": _digest(said, contiguous)}))
 
     @torch.no_grad()
-    def load(self, work: Path) -> None:
+    def load(self, kept: "KeptTraining") -> None:
         """Take up what ``save`` wrote."""
-        with safe_open(work / _FILE, "pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (no mapping)
+        tensors = kept.tensors
         for prefix, module in (("head", self.head), ("average", self.average)):
             module.load_state_dict({name: tensors[f"{prefix}.{name}"] for name in _own(module)}, strict=False)
         for name, parameter in self.head.named_parameters():
@@ -92,20 +95,46 @@ def _own(module: nn.Module) -> dict[str, Tensor]:
     return {name: tensors[name] for name in tensors if name in found.values()}
 
 
-def read_progress(work: Path) -> Progress | None:
-    """How far the training in ``work`` is; None where there is none, or its file is damaged."""
-    try:
-        with safe_open(work / _FILE, "pt") as file:
-            record = json.loads(file.metadata()["progress"])
-        return Progress(**record | {"looks": [Look(**look) for look in record["looks"]]})
-    except Exception:  # noqa: BLE001  (whatever a damaged file makes of it)
-        return None
+@dataclass(frozen=True)
+class KeptTraining:
+    """What an earlier run wrote."""
+
+    progress: Progress
+    tensors: dict[str, Tensor]
+
+    @classmethod
+    def read(cls, work: Path, identity: str, tell: Callable[[str], None]) -> "KeptTraining | None":
+        """The training of ``identity`` in ``work``; None where there is none, or, which it tells, a damaged one."""
+        file = work / _FILE
+        is_there = file.exists()
+        kept = read_or_drop(file, cls._read)
+        if is_there and kept is None:
+            tell(f"{shown(file)} is damaged: training begins anew")
+        return kept if kept is not None and kept.progress.identity == identity else None
+
+    @classmethod
+    def _read(cls, file: Path) -> "KeptTraining":
+        """Raises ValueError or OSError where it is not as it was written."""
+        try:
+            with safe_open(file, "pt") as opened:
+                metadata = opened.metadata() or {}
+                tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118  (no mapping)
+        except SafetensorError as error:
+            raise ValueError("no safetensors") from error
+        said = metadata.get("progress", "")
+        if metadata.get("digest") != _digest(said, tensors):
+            raise ValueError("changed since it was written")
+        return cls(parse_dataclass(Progress, parse_json(said), str(file)), tensors)
+
+    def vocabulary(self, size: int) -> Tensor:
+        """The target's tokens that the head drafts; all ``size`` of them where it has no vocabulary of its own."""
+        table = self.tensors.get("head.d2t")
+        return torch.arange(size) if table is None else table + torch.arange(len(table))
 
 
-def read_vocabulary(work: Path, size: int) -> Tensor:
-    """The target's tokens that the head in ``work`` drafts."""
-    with safe_open(work / _FILE, "pt") as file:
-        if "head.d2t" not in file.keys():  # noqa: SIM118
-            return torch.arange(size)
-        table: Tensor = file.get_tensor("head.d2t")
-    return table + torch.arange(len(table))
+def _digest(said: str, tensors: Mapping[str, Tensor]) -> str:
+    hasher = hashlib.sha256(said.encode())
+    for name, tensor in sorted(tensors.items()):
+        hasher.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
+        hasher.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return hasher.hexdigest()

@@ -8,6 +8,7 @@ from time import monotonic
 
 import torch
 from torch import nn
+from transformers import PreTrainedTokenizerBase
 
 from yggdrasil.artifacts import check_writable, current_machine, shown
 from yggdrasil.artifacts.lock import locked
@@ -26,7 +27,7 @@ from yggdrasil.training.objective import Teacher, hits_of, loss_of
 from yggdrasil.training.publish import is_ours, publish
 from yggdrasil.training.settings import SHOWN, Teller, TrainSettings
 from yggdrasil.training.start import tables
-from yggdrasil.training.state import Look, Progress, Training, read_progress, read_vocabulary
+from yggdrasil.training.state import KeptTraining, Look, Progress, Training
 from yggdrasil.training.unroll import Batch
 from yggdrasil.training.vocabulary import coverage, draft_vocabulary
 from yggdrasil.training.windows import Split, Window, split
@@ -53,33 +54,44 @@ def train(settings: TrainSettings, teller: Teller) -> Path:
     check_writable(settings.out, is_folder=True)
     if not is_ours(settings.out):
         raise YggdrasilError(f"--out {shown(settings.out)} holds other files than a drafter; name another folder")
-    torch.set_num_threads(settings.threads or current_machine().cores)
     deadline = monotonic() + settings.minutes * 60
+    source = Source.find(settings.target)
+    tokenizer = load_tokenizer(source)
+    prompts = _prompts(settings, tokenizer)
+    torch.set_num_threads(settings.threads or current_machine().cores)
     with locked(settings.work.with_name(settings.work.name + ".lock"), f"a training of {shown(settings.out)}"):
-        source = Source.find(settings.target)
         loaded = load_model(source, torch.bfloat16, torch.device("cpu"), torch.get_num_threads(), pack=False)
-        documents = _own_text(loaded, source, settings, teller)
+        kept = KeptTraining.read(settings.work, _identity(settings, source), teller.tell)
+        trained = 0.0 if kept is None else kept.progress.seconds
+        budget = Budget((trained + settings.minutes * 60) * _TEXT_SHARE, settings.tokens)
+        documents = _own_text(OwnText(loaded, tokenizer, prompts, _text_file(source)), budget, settings, teller)
         parts = split(documents)
         if len(documents) < _LEAST_DOCUMENTS or not parts.held_out or not parts.trained:
             raise YggdrasilError(
                 f"{settings.target} wrote {len(documents)} texts, too few to train on; give more --minutes"
             )
-        _Run(loaded, source, settings, parts, teller).go(deadline)
+        _Run(loaded, source, settings, parts, kept, teller).go(deadline)
     return settings.out
 
 
-def _own_text(loaded: LoadedModel, source: Source, settings: TrainSettings, teller: Teller) -> list[Document]:
-    """What the target ever wrote, with what it writes now; shared with calibrations of the same target."""
-    tokenizer = load_tokenizer(source)
+def _prompts(settings: TrainSettings, tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
+    """Tokens of all prompts that were given."""
     is_chat = bool(getattr(tokenizer, "chat_template", None))
-    prompts = [
-        encode_prompt(tokenizer, prompt) for file in settings.prompts for prompt in read_prompts(file, chat=is_chat)
-    ]
-    file = text_file(f"{source.fingerprint()}-{usual_weights(source, 'bfloat16', 'cpu')}")
-    writer = OwnText(loaded, tokenizer, prompts, file)
-    before = read_progress(settings.work)
-    trained = 0.0 if before is None else before.seconds
-    budget = Budget((trained + settings.minutes * 60) * _TEXT_SHARE, settings.tokens)
+    found = [prompt for file in settings.prompts for prompt in read_prompts(file, chat=is_chat)]
+    return [encode_prompt(tokenizer, prompt) for prompt in found]
+
+
+def _identity(settings: TrainSettings, source: Source) -> str:
+    return source.fingerprint() if settings.kind == "eagle3" else f"{settings.kind} {source.fingerprint()}"
+
+
+def _text_file(source: Source) -> Path:
+    """What the target ever wrote; shared with calibrations of the same target."""
+    return text_file(f"{source.fingerprint()}-{usual_weights(source, 'bfloat16', 'cpu')}")
+
+
+def _own_text(writer: OwnText, budget: Budget, settings: TrainSettings, teller: Teller) -> list[Document]:
+    """All of it, with what the target writes now."""
     settings.work.mkdir(parents=True, exist_ok=True)
     return writer.write(budget, settings.work / "own-text.json", teller.phase)
 
@@ -88,29 +100,28 @@ class _Run:
     """One run of the loop over a training that may have begun long ago."""
 
     def __init__(
-        self, loaded: LoadedModel, source: Source, settings: TrainSettings, parts: Split, teller: Teller
+        self,
+        loaded: LoadedModel,
+        source: Source,
+        settings: TrainSettings,
+        parts: Split,
+        kept: KeptTraining | None,
+        teller: Teller,
     ) -> None:
         self._settings, self._teller, self._parts = settings, teller, parts
         rows, work = tables(loaded.model, loaded.name)[1], settings.work
-        identity = source.fingerprint() if settings.kind == "eagle3" else f"{settings.kind} {source.fingerprint()}"
-        progress = read_progress(work)
-        if progress is not None and progress.identity != identity:
-            progress = None
         vocabulary = torch.arange(loaded.vocab_size)
         if settings.kind != "draft-model":
-            vocabulary = (
-                draft_vocabulary(parts.trained, loaded.vocab_size)
-                if progress is None
-                else read_vocabulary(work, loaded.vocab_size)
-            )
+            size = loaded.vocab_size
+            vocabulary = draft_vocabulary(parts.trained, size) if kept is None else kept.vocabulary(size)
         self._recipe = recipe = recipe_for(settings.kind, loaded, source, vocabulary)
-        if progress is None:
+        if kept is None:
             shutil.rmtree(work / "states", ignore_errors=True)
         self._features = Features(loaded, recipe.layers, work / "states")
         self._training = Training(recipe.initial(), recipe.initial(), recipe.rate)
-        if progress is not None:
-            self._training.load(work)
-        self._progress = progress or Progress(identity)
+        if kept is not None:
+            self._training.load(kept)
+        self._progress = Progress(_identity(settings, source)) if kept is None else kept.progress
         self._teacher = Teacher(rows[vocabulary].float(), vocabulary, loaded.vocab_size)
         self._batch_size = max(1, min(_BATCH, _MOST_LOGITS // len(vocabulary)))
         self._facts = {

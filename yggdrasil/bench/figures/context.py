@@ -209,13 +209,12 @@ def open_context(
         YggdrasilError: a plan or prompts that cannot be used.
     """
     path = resolve_plan(plan, current_machine(), force=force_machine)
+    names = [file.stem for file in prompts]
+    if len(set(names)) < len(names):
+        raise YggdrasilError(f"two of the prompt sets {', '.join(names)} have one name; figures tell them apart by it")
+    sets = {file.stem: read_prompts(file, effort.num_prompts, chat=effort.chat) for file in prompts}
     decoder = Decoder.from_plan(path, force_machine=force_machine)
-    texts = {
-        file.stem: encode_prompts(
-            decoder, read_prompts(file, effort.num_prompts, chat=effort.chat), effort.max_prompt_tokens
-        )
-        for file in prompts
-    }
+    texts = {name: encode_prompts(decoder, found, effort.max_prompt_tokens) for name, found in sets.items()}
     return FigureContext(decoder, texts, out, effort)
 
 

@@ -9,7 +9,7 @@ Dims: B texts, T tokens.
 import json
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,12 +17,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from yggdrasil.artifacts import model_fingerprint, shown, write_atomic
+from yggdrasil.artifacts import model_fingerprint, parse_json, shown, write_atomic
 from yggdrasil.artifacts.cache import cache_root
 from yggdrasil.drafters.heads.loading import DraftingHead, LoadedHead
 from yggdrasil.drafters.heads.medusa import MedusaHeads
 from yggdrasil.drafters.heads.settings import HEAD_INPUT
-from yggdrasil.errors import YggdrasilError
+from yggdrasil.errors import ArtifactError, YggdrasilError
 from yggdrasil.models.loaded import LoadedModel
 from yggdrasil.models.runner import decoder_layers
 
@@ -65,14 +65,15 @@ def settled(head: LoadedHead, target: LoadedModel, fingerprint: str) -> LoadedHe
         is_clear = abs(best.agreement - other.agreement) >= _ALIKE
         doubt = f"; the other convention gives {other.agreement:.0%}" + ("" if is_clear else ", which hardly differs")
     print(f"yggdrasil: {shown(folder)} guesses {best}{doubt}", file=sys.stderr)  # noqa: T201
-    write_atomic(file, json.dumps({"layers": best.layers}).encode())
+    with suppress(ArtifactError):  # it is tried again the next time
+        write_atomic(file, json.dumps({"layers": best.layers}).encode())
     return head._replace(layers=best.layers)
 
 
 def _known(file: Path, readings: Sequence[tuple[int, ...]]) -> tuple[int, ...] | None:
     """What an earlier time found; None where there was none, or its file is damaged."""
     try:
-        found = tuple(json.loads(file.read_bytes())["layers"])
+        found = tuple(parse_json(file.read_bytes())["layers"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return found if found in readings else None

@@ -1,10 +1,11 @@
 """Which kind of head a folder holds, if it holds one: by its configuration, else by the names of its tensors."""
 
-import json
 import pickle
 import struct
 from pathlib import Path
 from typing import Any, Literal
+
+from yggdrasil.artifacts import parse_json
 
 Kind = Literal["eagle3", "eagle", "medusa"]
 
@@ -21,12 +22,12 @@ def is_head(source: str) -> bool:
 def kind_of(folder: Path) -> Kind | None:
     """The kind of head in ``folder``; None where it holds another drafter, or nothing that is known."""
     try:
-        config = json.loads((folder / "config.json").read_bytes())
+        config = parse_json((folder / "config.json").read_bytes())
     except (OSError, ValueError):
         return None
     if not isinstance(config, dict) or "dflash_config" in config:
         return None
-    architectures = " ".join(str(name) for name in config.get("architectures") or ()).lower()
+    architectures = str(config.get("architectures")).lower()
     written = config.get("speculators_model_type")
     if "eagle3" in architectures or written == "eagle3" or "draft_vocab_size" in config:
         return "eagle3"
@@ -46,7 +47,7 @@ def tensor_names(folder: Path, config: dict[str, Any]) -> list[str]:
         try:
             with file.open("rb") as stream:
                 (length,) = struct.unpack("<Q", stream.read(8))
-                names += json.loads(stream.read(min(length, file.stat().st_size)))
+                names += parse_json(stream.read(min(length, file.stat().st_size)))
         except (OSError, ValueError, struct.error):  # said when it is loaded
             continue
     pickled = folder / PICKLES[0]

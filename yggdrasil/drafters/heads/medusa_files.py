@@ -1,13 +1,12 @@
 """The tensors of Medusa's heads under one spelling, and what they say of the heads."""
 
-import json
 import re
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from yggdrasil.artifacts import shown
+from yggdrasil.artifacts import parse_json, shown
 from yggdrasil.drafters.heads.kinds import MEDUSA_PREFIX
 from yggdrasil.drafters.heads.medusa import MedusaHeads, MedusaSettings
 from yggdrasil.drafters.heads.tensors import check_vocabulary, read_tensors, refuse_others
@@ -62,7 +61,7 @@ def _settings(folder: Path, tensors: dict[str, Tensor], table: Tensor | None) ->
         raise YggdrasilError(
             f"{shown(folder)} lacks {_FIRST_OUTPUT} or blocks.0.layers.0.weight; fetch the heads again"
         )
-    config = json.loads((folder / "config.json").read_bytes())
+    config = parse_json((folder / "config.json").read_bytes())
     rows = len(tensors[_FIRST_OUTPUT])
     vocab_size = rows if table is None else config.get("vocab_size")
     if not isinstance(vocab_size, int):

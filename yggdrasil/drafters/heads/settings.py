@@ -3,13 +3,12 @@
 ``max_position_embeddings`` is not read: nothing in a head is as long as a text, and many files say 2048 for no reason.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from yggdrasil.artifacts import shown
+from yggdrasil.artifacts import parse_json, shown
 from yggdrasil.errors import YggdrasilError
 
 HEAD_INPUT = -1  # the state that the target's own head reads
@@ -86,7 +85,7 @@ def read_settings(folder: Path, *, is_first: bool = False) -> HeadSettings:
     """
     file = folder / "config.json"
     try:
-        config = json.loads(file.read_bytes())
+        config = parse_json(file.read_bytes())
     except FileNotFoundError as error:
         raise YggdrasilError(f"{shown(file)} is missing; fetch the head again") from error
     except ValueError as error:

@@ -1,6 +1,5 @@
 """The checkpoint to widen, as it lies on disk: its shape, its weights and a token it all but never chooses."""
 
-import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from yggdrasil.artifacts import parse_json
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.models.widening.shapes import ModelShape
 
@@ -35,9 +35,11 @@ class Source:
         if not (path / "config.json").is_file():
             raise YggdrasilError(f"{path} is not a checkpoint: it holds no config.json.")
         try:
-            raw = json.loads((path / "config.json").read_text())
+            raw = parse_json((path / "config.json").read_bytes())
         except ValueError as error:
             raise YggdrasilError(f"{path / 'config.json'} is not valid JSON: {error}.") from error
+        if not isinstance(raw, dict):
+            raise YggdrasilError(f"{path / 'config.json'} is not a JSON mapping.")
         architecture = (raw.get("architectures") or ["an unnamed architecture"])[0]
         if architecture not in ARCHITECTURES:
             raise YggdrasilError(f"{path} is {architecture}; only {', '.join(ARCHITECTURES)} can be widened.")
