@@ -45,7 +45,7 @@ def _card(title: str, facts: Mapping[str, str], look: Look | None) -> str:
             f"| tokens a pass of a chain of four, from these | {look.expected:.2f} |",
         ]
     lines.append(
-        "\nLicence: the weights come from the target's last layer and head, and from text that the target wrote; the "
+        "\nLicence: the weights begin as the target's own and learn from text that it wrote; the "
         "target's licence holds for them.\n"
     )
     return "\n".join(lines)

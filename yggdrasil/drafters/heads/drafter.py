@@ -13,7 +13,7 @@ from yggdrasil.models.buffers import HostBuffer
 from yggdrasil.models.runner import ModelRunner
 from yggdrasil.tree.token_tree import TokenTree
 
-SHORT_HEAD = 4  # tokens most iterations add
+SHORT_HEADS = 2, 4  # tokens most iterations add: a padded row costs what another does, and no package of its own
 
 
 class HeadDrafter:
@@ -41,7 +41,7 @@ class HeadDrafter:
         self.opened = head
         self.runner = runner
         self.hidden_layers = head.layers
-        self.head_widths = sorted({min(SHORT_HEAD, head_width), head_width, *prefill_widths})
+        self.head_widths = sorted({*(min(short, head_width) for short in SHORT_HEADS), head_width, *prefill_widths})
         self.knots = knots.to(device)
         self._tokens = HostBuffer(self.head_widths[-1], device)
         size = settings.num_states * settings.target_hidden_size
