@@ -4,6 +4,7 @@ import asyncio
 from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import groupby
 
 from yggdrasil.serving.jobs import Event, Piece
 
@@ -13,14 +14,14 @@ Posted = tuple[int, Event]  # with the number of the answer
 class Post:
     """Events of one request, from any thread to the loop that it was made in.
 
-    To wake a loop takes a third of a millisecond of both cores while they decode. So one that rests is left alone until
-    it looks by itself: pieces it then finds are one. What ends an answer is no piece and wakes it.
+    To wake a loop takes a third of a millisecond of both cores while they decode. So one that rests, or sends, is left
+    alone until it looks by itself: pieces it then finds are one. What ends an answer is no piece and wakes it.
     """
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._events: deque[Posted] = deque()
-        self._is_resting = self._is_urgent = False
+        self._is_awaited = self._is_resting = self._is_urgent = False
         self._alarm: asyncio.Future[None] | None = None
 
     def put(self, number: int, event: Event) -> None:
@@ -28,15 +29,17 @@ class Post:
         self._events.append((number, event))
         if not isinstance(event, Piece):
             self._is_urgent = True
-        elif self._is_resting:
+        elif not self._is_awaited:
             return
         with suppress(RuntimeError):  # the loop is closed: nobody is left to be told
             self._loop.call_soon_threadsafe(self._ring)
 
     async def first(self) -> Posted:
         """The first event, as soon as there is one; it stays."""
+        self._is_awaited = True  # before the look: what is left behind it rings
         while not self._events:
             await self._sleep()
+        self._is_awaited = False
         return self._events[0]
 
     async def take(self) -> list[Posted]:
@@ -69,14 +72,8 @@ class Post:
 
 def _joined(posted: list[Posted]) -> Iterator[Posted]:
     """The same with pieces of one answer that follow each other as one."""
-    gathered: list[Piece] = []
-    for place, (number, event) in enumerate(posted):
-        if isinstance(event, Piece):
-            gathered.append(event)
-            following = posted[place + 1] if place + 1 < len(posted) else None
-            if following is not None and following[0] == number and isinstance(following[1], Piece):
-                continue
-            yield number, Piece.joined(gathered)
-            gathered = []
-        else:
+    for (number, _), group in groupby(posted, lambda each: (each[0], isinstance(each[1], Piece))):
+        events = [event for _, event in group]
+        pieces = [event for event in events if isinstance(event, Piece)]
+        for event in [Piece.joined(pieces)] if pieces else events:
             yield number, event
