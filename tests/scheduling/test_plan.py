@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import yggdrasil
 from yggdrasil.artifacts import Machine, read_yaml, write_yaml
-from yggdrasil.drafters.options import CountsOptions, NGramOptions
+from yggdrasil.drafters.options import CountsOptions, LookaheadOptions, NGramOptions
 from yggdrasil.errors import ArtifactError, YggdrasilError
 from yggdrasil.scheduling.plan import (
     KIND,
@@ -213,6 +213,12 @@ MODEL = ModelRef("m", "1", 1)
 def test_drafters_are_at_most_one_model_and_one_of_each_other_kind(drafters):
     with pytest.raises(ValueError, match="drafters"):
         made_up_plan(drafters=drafters)
+
+
+def test_options_of_each_kind_come_back(tmp_path):
+    plan = made_up_plan(drafters=[NGramOptions(max_draft_len=3), LookaheadOptions(max_window_size=7), COUNTS])
+    plan.save(tmp_path / "plan.yaml")
+    assert Plan.load(tmp_path / "plan.yaml").free == plan.free
 
 
 def test_a_model_drafts_in_some_width():
