@@ -1,4 +1,4 @@
-"""``yggdrasil cache`` lists what is compiled, and clears it."""
+"""``yggdrasil cache`` lists what is compiled and kept of models, and clears it; what took minutes to write stays."""
 
 from typer.testing import CliRunner
 
@@ -9,14 +9,17 @@ def test_the_cache_is_listed_and_cleared(tmp_path, monkeypatch):
     monkeypatch.setenv("YGGDRASIL_CACHE", str(tmp_path))
     (tmp_path / "steps").mkdir()
     (tmp_path / "steps" / "plain-w1-0.pt2").write_bytes(bytes(2_000_000))
-    (tmp_path / "mine.txt").write_text("kept")
+    (tmp_path / "models" / "0123" / "packed-bfloat16-full").mkdir(parents=True)
+    (tmp_path / "models" / "0123" / "packed-bfloat16-full" / "tensors.safetensors").write_bytes(bytes(3_000_000))
+    (tmp_path / "texts").mkdir()
 
     listed = CliRunner().invoke(app, ["cache"])
     assert listed.exit_code == 0
     assert "plain-w1-0.pt2" in listed.output
     assert "steps: 1 files, 2.0 MB" in listed.output
+    assert "models: 1 files, 3.0 MB" in listed.output
 
     cleared = CliRunner().invoke(app, ["cache", "--clear"])
-    assert cleared.output.endswith("cleared: 2.0 MB\n")
-    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+    assert cleared.output.endswith("cleared: 5.0 MB\n")
+    assert [path.name for path in tmp_path.iterdir()] == ["texts"]
     assert CliRunner().invoke(app, ["cache"]).output.endswith("in all: 0.0 MB\n")

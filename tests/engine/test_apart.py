@@ -126,3 +126,14 @@ def test_a_fork_ends_with_a_caller_that_was_killed():
             return
         sleep(0.1)
     pytest.fail(f"the fork {fork} lives on")
+
+
+@FORKS
+def test_where_one_fork_gives_up_the_others_do_not_begin(tmp_path, monkeypatch):
+    """A full disk is said after one step, not after all."""
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+    target = Runner(tmp_path, ("draft", 1), ("verify", 4), broken=["draft"])
+
+    with pytest.raises(YggdrasilError, match="draft cannot be compiled"):
+        apart.compile_missing(assembly(target), lambda title: lambda share: None)
+    assert not target.package("verify", 4).exists()

@@ -1,6 +1,8 @@
 """Packages and kernel libraries on disk: what is damaged does not count as there."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -87,3 +89,31 @@ def test_a_kernel_library_that_was_cut_short_is_not_loaded(tmp_path, capsys):
     library.write_bytes(b"01234")
     assert not _is_whole(library)
     assert "is damaged and is compiled again" in capsys.readouterr().err
+
+
+FULL = """
+import resource, sys, torch, torch._inductor.package.package
+from pathlib import Path
+from types import SimpleNamespace
+from yggdrasil.errors import YggdrasilError
+from yggdrasil.models.compiled import _write_package
+
+source = Path(sys.argv[1], "model.cpp")
+source.write_text("x" * 10_000)
+torch._inductor.aot_compile = lambda *arguments, **options: [str(source)]
+resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+try:
+    _write_package(SimpleNamespace(module=None, examples=[]), Path(sys.argv[1], "steps", "step.pt2"))
+except YggdrasilError as error:
+    print(error)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="it has no such limit")
+def test_where_a_package_has_no_room_a_sentence_says_so(tmp_path):
+    """PyTorch's writer of archives ends its process, with a signal."""
+    ended = subprocess.run([sys.executable, "-c", FULL, tmp_path], capture_output=True, text=True, check=False)
+
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.startswith(f"cannot compile to {tmp_path / 'steps'} (File too large)")
+    assert list((tmp_path / "steps").iterdir()) == []

@@ -37,18 +37,25 @@ class Fork:
             os.close(self._held)
             _live(work, ours, is_silent=is_silent)
         os.close(ours)
-        self._has_ended = False
+        self._has_ended, self._status = False, 0
 
     def has_ended(self) -> bool:
         """Whether the work is done, or given up."""
-        if not self._has_ended and os.waitpid(self.pid, os.WNOHANG)[0]:
-            self._close()
+        if not self._has_ended:
+            found, self._status = os.waitpid(self.pid, os.WNOHANG)
+            if found:
+                self._close()
         return self._has_ended
+
+    @property
+    def has_given_up(self) -> bool:
+        """Whether it has ended, and not well."""
+        return self._has_ended and self._status != 0
 
     def wait(self) -> None:
         """Until the work is done, or given up."""
         if not self._has_ended:
-            os.waitpid(self.pid, 0)
+            _, self._status = os.waitpid(self.pid, 0)
             self._close()
 
     def end(self) -> None:

@@ -1,4 +1,4 @@
-"""``yggdrasil cache``: what is compiled on this machine, and how much of the disk it takes."""
+"""``yggdrasil cache``: what is compiled and kept of models on this machine, and how much of the disk it takes."""
 
 import shutil
 from typing import Annotated
@@ -7,16 +7,19 @@ import typer
 
 from yggdrasil.errors import YggdrasilError
 
+# All that is made again in seconds. Plans, and the text that targets wrote for minutes, stay.
+FOLDERS = ("kernels", "steps", "models", "heads", "tokenizers")
+
 
 def cache(
-    clear: Annotated[bool, typer.Option("--clear", help="Remove all of it; it is compiled again when needed.")] = False,
+    clear: Annotated[bool, typer.Option("--clear", help="Remove all of it; it is made again when needed.")] = False,
 ) -> None:
-    """List, size or clear the folder of compiled steps and kernels (YGGDRASIL_CACHE moves it)."""
+    """List, size or clear compiled steps, kernels and models as they are kept (YGGDRASIL_CACHE moves them)."""
     from yggdrasil.artifacts.cache import cache_root
 
     root = cache_root()
     total = 0
-    for folder in ("kernels", "steps"):
+    for folder in FOLDERS:
         place = root / folder
         files = sorted(path for path in place.rglob("*") if path.is_file())
         size = sum(path.stat().st_size for path in files)

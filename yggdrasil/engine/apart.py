@@ -75,14 +75,20 @@ def _compiler(assembly: Assembly, share: Sequence[StepName]) -> Callable[[], Non
 
 
 def _in_forks(works: Sequence[Callable[[], None]], report: Callable[[float], None]) -> None:
-    """Do all ``works`` in processes of their own, as many at once as there are cores; none outlives the call."""
+    """Do all ``works`` in processes of their own, as many at once as there are cores, until one gives up.
+
+    None outlives the call.
+    """
     waiting, running = list(works), list[Fork]()
     try:
         while waiting or running:
             while waiting and len(running) < (os.cpu_count() or 1):
                 running.append(Fork(partial(_rarely_collecting, waiting.pop(0))))
             sleep(_LOOK_S)
-            running = [fork for fork in running if not fork.has_ended()]
+            ended = [fork for fork in running if fork.has_ended()]
+            running = [fork for fork in running if fork not in ended]
+            if any(fork.has_given_up for fork in ended):
+                return
             report(1 - (len(waiting) + len(running)) / len(works))
     except OSError:  # no memory or no number left for another process
         return

@@ -6,6 +6,7 @@ Layers that repeat are a package of their own, which steps share.
 """
 
 import hashlib
+import io
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -231,7 +232,9 @@ def _write_package(traced: "Traced", path: Path, units: Sequence[str] = (), used
             # What torch._inductor.aoti_compile_and_package does with an exported program, which this is not any more.
             files = torch._inductor.aot_compile(traced.module, tuple(traced.examples), options=dict(_INDUCTOR_OPTIONS))
             assert isinstance(files, list)
-            package_aoti(str(temporary), files)
+            archive = io.BytesIO()  # PyTorch's writer of files ends the process where a disk is full
+            package_aoti(archive, files)
+            temporary.write_bytes(archive.getvalue())
     except OSError as error:
         reason = error.strerror or first_line(error)
         raise YggdrasilError(
