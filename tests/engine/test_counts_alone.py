@@ -12,6 +12,7 @@ from tiny_pair import SHAPES, TEXT
 from yggdrasil.drafters.counts import usual_counts
 from yggdrasil.engine.budget import Budget
 from yggdrasil.engine.objective_policy import ObjectivePolicy
+from yggdrasil.engine.policy import FreeTreePolicy
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.tree.objective import StepCosts, TreeShape
 
@@ -154,6 +155,16 @@ def test_decoding_is_exact_and_verifies_what_the_text_says(pair):
     plain = decoder.generate(TEXT[:20], max_new_tokens=60, speculation=False)
     assert plain.tokens == reference
     assert plain.metrics.free_trees == 0
+
+
+def test_whoever_watches_sees_trees_of_counts_too(pair):
+    seen = []
+    decoder = pair.decoder(FreeTreePolicy(8), drafter=None, free=usual_counts())
+    generation = decoder.generate(TEXT[:20], max_new_tokens=20, watch=seen.append)
+    assert {tree.drafter for tree in seen} >= {"text"}
+    assert [token for tree in seen for token in (*(tree.tokens[node] for node in tree.accepted[1:]), tree.bonus)][
+        :19
+    ] == generation.tokens[1:]
 
 
 class AtPromisedTimes(ObjectivePolicy):

@@ -255,7 +255,7 @@ class StageActions:
         outcome = state.outcome
         assert outcome is not None
         state.emission = Emission(outcome.tokens, state.shape, state.promise.decision)
-        if self._trace.watch is not None and self.drafter is not None:
+        if self._trace.watch is not None:
             self._trace.watch(seen_tree(self.tree, self.target.order, state, self._guessers(state)))
         self.target.commit(outcome.rows)
         if self._staged is not None and self._keeps_rows and state.verifies_drafts:
