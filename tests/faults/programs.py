@@ -38,13 +38,13 @@ def eager_command_line() -> None:
 
 
 def unfinished_calibration() -> None:
-    """The command line, a calibration, that ends well where all is measured and nothing is chosen yet."""
+    """The command line, a calibration, that ends well where all is measured and no plan is written yet."""
     import yggdrasil.calibration.pipeline as pipeline
 
     def end(*arguments: object) -> None:
         raise SystemExit(0)
 
-    pipeline.choose = end
+    pipeline._write = end
     eager_command_line()
 
 

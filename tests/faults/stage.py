@@ -29,7 +29,7 @@ esac
 NAME = "faults"
 PACKED = "packed"  # a plan without a draft model, whose steps are compiled
 COUNTED = "counted"  # a plan whose drafter counts
-UNFINISHED = "unfinished"  # a calibration that ended before it chose
+UNFINISHED = "unfinished"  # a calibration that ended before it wrote a plan
 CALIBRATE = [
     "calibrate", "--quick", "--target", "target", "--prompts", "prompts.jsonl", "--name", UNFINISHED, "--root", ".",
     "--dtype", "float32", "--max-length", "200", "--max-depth", "4", "--verify-widths", "1,4",
