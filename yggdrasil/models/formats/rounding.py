@@ -1,23 +1,26 @@
 """Weights of a checkpoint rounded to a format of fewer bits when it is loaded: another model than the checkpoint's."""
 
 import re
+from typing import TYPE_CHECKING
 
 import torch
 from gguf import GGML_QUANT_SIZES, quants
 from gguf import GGMLQuantizationType as Q
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from yggdrasil.models.formats.ggml import quantise_by_ggml
 from yggdrasil.models.formats.names import K_FORMATS, Weights
 from yggdrasil.models.formats.rows import Quantise, QuantisedRows
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel  # brings a compiler along, which a second start has no use for
 
 _IN_BLOCKS_OF_32 = {Q.Q4_K: Q.Q5_0, Q.Q5_K: Q.Q5_1, Q.Q6_K: Q.Q8_0}  # where inputs are not whole blocks of 256
 _LAYER = re.compile(r"\.(\d+)\.")
 _DEAR = ("v_proj.", "down_proj.")  # layers that suffer more than others
 
 
-def rounding_to(weights: Weights, model: PreTrainedModel) -> Quantise:
+def rounding_to(weights: Weights, model: "PreTrainedModel") -> Quantise:
     """Round every linear layer as the ``gguf`` package does; the embedding and the head to no less than 8 bits.
 
     The mixes of K formats are llama.cpp's: 6 bits for the embedding and the head, and in every third layer and those
