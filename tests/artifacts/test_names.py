@@ -1,6 +1,7 @@
 """From names to files."""
 
 import dataclasses
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -82,6 +83,18 @@ def test_an_earlier_root_wins(tmp_path: Path) -> None:
 
     assert resolve_plan("demo", HERE, [tmp_path / "a", tmp_path / "b"]) == first
     assert [entry.path for entry in list_plans("demo", [tmp_path / "a", tmp_path / "b"])] == [first, other]
+
+
+def test_a_root_that_may_not_be_looked_into_hides_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    glob, mine = Path.glob, make_plan(tmp_path / "mine", "demo", HERE)
+
+    def refuse(folder: Path, pattern: str) -> Iterator[Path]:
+        if folder == tmp_path / "theirs" / "plans":
+            raise PermissionError(13, "Permission denied", str(folder))
+        return glob(folder, pattern)
+
+    monkeypatch.setattr(Path, "glob", refuse)
+    assert resolve_plan("demo", HERE, [tmp_path / "theirs", tmp_path / "mine"]) == mine
 
 
 def test_nothing_fits_lists_the_machines_and_the_ways_out(tmp_path: Path) -> None:

@@ -83,16 +83,23 @@ def plan_path(root: Path, name: str, machine: Machine) -> Path:
 def list_plans(name: str | None = None, roots: Sequence[Path] | None = None) -> list[PlanEntry]:
     """Return the plans there are, of one name or of all, by root, name and slug; an earlier root hides a later one.
 
-    A plan whose content cannot be read is listed too, without its machine.
+    A plan whose content cannot be read is listed too, without its machine; a root that may not be looked into has none.
     """
     pattern = "*" if name is None else validate_name(name)
     entries: dict[tuple[str, str], PlanEntry] = {}
     for root in search_roots() if roots is None else roots:
-        for path in sorted((root / "plans").glob(f"{pattern}/*.yaml")):
+        for path in _files(root / "plans", f"{pattern}/*.yaml"):
             key = (path.parent.name, path.stem)
             if key not in entries and not any(part.startswith(".") for part in key):
                 entries[key] = PlanEntry(*key, path=path, machine=_machine_of(path))
     return list(entries.values())
+
+
+def _files(folder: Path, pattern: str) -> list[Path]:
+    try:
+        return sorted(folder.glob(pattern))
+    except PermissionError:  # somebody else's: what is in other roots does all the same
+        return []
 
 
 def resolve_plan(
