@@ -149,8 +149,9 @@ def test_another_machine_is_refused_unless_forced(change):
         ({"verify_widths": ()}, r"verify_widths must be ascending.*got \[\]"),
         ({"verify_widths": (0, 1)}, "verify_widths must be ascending"),
         ({"prefill_widths": (8, 8)}, "prefill_widths must be ascending"),
-        ({"max_depth": 0}, r"max_depth \(0\) must be at least 1"),
-        ({"max_length": 1}, r"max_length \(1\) 2"),
+        ({"max_depth": 0}, r"max_depth \(0\) must be 1 to 1024"),
+        ({"max_depth": 10**30}, r"max_depth \(10+\) must be 1 to 1024"),
+        ({"max_length": 1}, r"max_length \(1\) 2 or more"),
     ],
 )
 def test_shapes_that_make_no_sense(change, sentence):

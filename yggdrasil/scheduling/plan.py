@@ -20,6 +20,8 @@ KIND, SCHEMA_VERSION = "plan", 4
 PACKAGE_PREFIX = "yggdrasil:"  # sources inside the installed package, whatever its place
 CACHE_PREFIX = "cache:"  # sources inside the user's cache folder, whatever its place
 
+_MOST_DEPTH = 1024  # levels; what a tree is sized for, many times what any text gives
+
 # "head": the predictor reads the head draft's candidates too, so that draft comes before the depth.
 DepthSource = Literal["predictor", "head", "mean"]
 DeviceName = Literal["cpu", "cuda"]
@@ -43,8 +45,10 @@ class Shapes:
             is_missing = not widths and name != "draft_widths"
             if is_missing or list(widths) != sorted(set(widths)) or min(widths, default=1) < 1:
                 raise ValueError(f"{name} must be ascending, distinct and at least 1, got {list(widths)}")
-        if self.max_depth < 1 or self.max_length < 2:
-            raise ValueError(f"max_depth ({self.max_depth}) must be at least 1 and max_length ({self.max_length}) 2")
+        if not 1 <= self.max_depth <= _MOST_DEPTH or self.max_length < 2:
+            raise ValueError(
+                f"max_depth ({self.max_depth}) must be 1 to {_MOST_DEPTH}, and max_length ({self.max_length}) 2 or more"
+            )
         if self.widest_draft > self.candidates:
             raise ValueError(f"candidates ({self.candidates}) must reach the widest draft width, {self.widest_draft}")
 
