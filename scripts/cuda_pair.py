@@ -163,7 +163,7 @@ class Pair:
         """Which steps the compiler really made; the others ran operator by operator, or not at all."""
         models = {"target": self._compiled.target, "drafter": self._compiled.drafter}
         return {
-            f"{role} {name} {width}": getattr(step._run, "is_compiled", False)
+            f"{role} {name} {width}": getattr(step, "is_compiled", False)
             for role, model in models.items()
             for (name, width), step in model._steps.items()
         }
