@@ -104,6 +104,21 @@ def test_what_no_server_can_do_is_refused_before_there_is_a_model(run, option, v
     assert all(line.startswith("yggdrasil: ") for line in err.strip().splitlines())
 
 
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (("report", "--name", "tiny", "--text", "--limit", "2"), "--limit and --chat are for the prompts of --prompts"),
+        (("report", "--name", "tiny", "--text", "--chat"), "--limit and --chat are for the prompts of --prompts"),
+        (("calibrate", "--target", TARGET, "--chat"), "--chat is for --prompts FILE"),
+        (("generate", "none.yaml", "--prompt", "a", "--limit", "2"), "--limit is for --prompts FILE"),
+        (("bench", "--plan", "none.yaml", "--prompts", "FILE", "--budget", "8"), "--budget and --held-back are for"),
+        (("bench", "--plan", "none.yaml", "--prompts", "FILE", "--held-back", "4"), "--budget and --held-back are for"),
+    ],
+)
+def test_no_option_is_ignored_for_want_of_another(run, prompts, command, said):
+    assert_one_sentence(run(*(prompts if part == "FILE" else part for part in command)), said)
+
+
 def test_texts_that_mean_nothing_are_refused_before_there_is_a_model(run, prompts):
     assert_one_sentence(run("generate", "none.yaml", "--prompt", "a", "--regex", ""), "the regex is empty")
     assert_one_sentence(run(*calibration(prompts, target="")), "target", "empty")

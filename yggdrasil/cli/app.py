@@ -72,9 +72,14 @@ def bench(
         typer.Option(help="Compare trees instead: a name, or all; can be repeated. With --json resumed."),
     ] = None,
     budget: Annotated[
-        str, typer.Option(callback=checks.widths, help="Verify budgets of the trees: root and drafted nodes.")
-    ] = "8,16,32,64",
-    held_back: Annotated[int, typer.Option(min=1, help="Last prompts, which only calibrate static trees.")] = 4,
+        str | None,
+        typer.Option(
+            callback=checks.widths, help="Verify budgets of the trees, root and drafted nodes; else 8,16,32,64."
+        ),
+    ] = None,
+    held_back: Annotated[
+        int | None, typer.Option(min=1, help="Last prompts, which only calibrate static trees; else 4.")
+    ] = None,
     eager: Annotated[
         bool, typer.Option("--eager", help="Trees without compiled steps: the same tokens and AAL, no valid times.")
     ] = False,
@@ -95,6 +100,8 @@ def bench(
         raise YggdrasilError("bench needs --plan and --prompts")
     if eager and not tree:
         raise YggdrasilError("--eager is for --tree: without compiled steps there is nothing to compare but AAL")
+    if not tree and (budget is not None or held_back is not None):
+        raise YggdrasilError("--budget and --held-back are for --tree, which is not given")
     from yggdrasil.bench.memory import resident_mb
     from yggdrasil.cli.comparing import compare_with_plain
     from yggdrasil.cli.trees import chosen_trees, compare_trees
@@ -113,8 +120,8 @@ def bench(
         "ignore_eos": ignore_eos or not chat or bool(tree),
     }
     if tree:
-        budgets = parse_widths(budget)
-        compare_trees(decoder, requests, settings, names=tree, budgets=budgets, held_back=held_back, out=out)
+        budgets = parse_widths(budget or "8,16,32,64")
+        compare_trees(decoder, requests, settings, names=tree, budgets=budgets, held_back=held_back or 4, out=out)
         return
     compare_with_plain(decoder, requests, settings, out, imports_mb=imports_mb)
 

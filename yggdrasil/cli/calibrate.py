@@ -104,6 +104,8 @@ def calibrate(
     from yggdrasil.models.formats.usual import usual_weights
     from yggdrasil.pretrained import plan_name, shipped_prompts
 
+    if chat and prompts is None:
+        raise YggdrasilError("--chat is for --prompts FILE, which is not given")
     if variants and device == "cuda":
         raise YggdrasilError("--variants times steps of a CPU; scripts/check_cuda.py compares a GPU's")
     named = named_drafters(drafter or USUAL, ngram)

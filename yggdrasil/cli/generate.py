@@ -57,6 +57,8 @@ def generate(
         raise YggdrasilError("--logprobs is part of the JSON output alone; add --json")
     if (prompt is None) == (prompts is None):
         raise YggdrasilError("give either --prompt TEXT or --prompts FILE")
+    if limit is not None and prompts is None:
+        raise YggdrasilError("--limit is for --prompts FILE, which is not given")
     if prompt == "":
         raise YggdrasilError("--prompt is empty; give at least one token of text")
     settings = RequestSettings(

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from yggdrasil.engine.policy import Policy
     from yggdrasil.reports.facts import Facts
 
+USUAL_LIMIT = 3  # prompts
+
 
 def report(
     name: Annotated[str, typer.Option("--name", help="A plan file, or a name that has a plan for this machine.")],
@@ -27,7 +29,7 @@ def report(
         Path | None,
         typer.Option(callback=checks.input_file, help="JSON lines with a prompt field: decode some for example trees."),
     ] = None,
-    limit: Annotated[int, typer.Option(min=1, help="Prompts decoded for trees.")] = 3,
+    limit: Annotated[int | None, typer.Option(min=1, help=f"Prompts decoded for trees; else {USUAL_LIMIT}.")] = None,
     chat: ChatOption = False,
     force_machine: ForceOption = False,
 ) -> None:
@@ -38,12 +40,14 @@ def report(
 
     if out is None and csv is None and not as_text:
         raise YggdrasilError("nothing to do; give --out FILE for the page, --text, or --csv DIR")
+    if prompts is None and (limit is not None or chat):
+        raise YggdrasilError("--limit and --chat are for the prompts of --prompts, which is not given")
     if out is not None:
         check_plotly()
     path = resolve_plan(name, current_machine(), force=force_machine)
     facts = Facts.load(path)
     if prompts is not None:
-        facts = _with_trees(facts, path, prompts, limit, chat=chat, force_machine=force_machine)
+        facts = _with_trees(facts, path, prompts, limit or USUAL_LIMIT, chat=chat, force_machine=force_machine)
     if out is not None:
         write_atomic(out, build_page(facts).encode())
         print(out)
