@@ -5,6 +5,7 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 from yggdrasil.artifacts.atomic import shown
 from yggdrasil.errors import ArtifactError
@@ -22,18 +23,17 @@ def locked(path: Path, what: str) -> Iterator[None]:
     except ImportError:  # Windows: two at once are on their own
         yield
         return
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = path.open("a+")
-    except OSError as error:
-        raise ArtifactError(
-            f"cannot write {shown(path)} ({error.strerror}); check the folder's permissions."
-        ) from error
-    with file:
+    while True:
+        file = _open(path)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
+            file.close()
             raise ArtifactError(f"{what} is under way {_owner(path)}; wait for it to end, or end it.") from None
+        if _is_there(file, path):
+            break
+        file.close()  # its owner ended between the two lines above and took the file along
+    with file:
         file.truncate(0)
         file.write(f"{os.getpid()} {time.time():.0f}\n")
         file.flush()
@@ -41,6 +41,24 @@ def locked(path: Path, what: str) -> Iterator[None]:
             yield
         finally:
             path.unlink(missing_ok=True)
+
+
+def _open(path: Path) -> IO[str]:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path.open("a+")
+    except OSError as error:
+        raise ArtifactError(
+            f"cannot write {shown(path)} ({error.strerror}); check the folder's permissions."
+        ) from error
+
+
+def _is_there(file: IO[str], path: Path) -> bool:
+    """Whether the open file is still the one of that name: a lock on another is nobody's hindrance."""
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except OSError:
+        return False
 
 
 def _owner(path: Path) -> str:

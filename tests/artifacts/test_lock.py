@@ -1,0 +1,66 @@
+"""A lock file lets one process in, ends with its owner, and is never held by two."""
+
+import fcntl
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from yggdrasil.artifacts.lock import locked
+from yggdrasil.errors import ArtifactError
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from yggdrasil.artifacts.lock import locked
+
+with locked(Path(sys.argv[1]), "a test"):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def held_elsewhere(path: Path) -> "subprocess.Popen[str]":
+    """A process that holds the lock until its input ends."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "held\n"
+    return process
+
+
+def test_a_second_process_is_told_who_is_at_it(tmp_path: Path) -> None:
+    with (
+        held_elsewhere(tmp_path / "lock") as process,
+        pytest.raises(ArtifactError, match=f"a test is under way in process {process.pid}, begun .* s ago; wait"),
+        locked(tmp_path / "lock", "a test"),
+    ):
+        pytest.fail("two hold it")
+
+
+def test_a_lock_ends_with_its_owner(tmp_path: Path) -> None:
+    with held_elsewhere(tmp_path / "lock") as process:
+        process.kill()
+        process.wait()
+        with locked(tmp_path / "lock", "a test"):
+            pass
+    assert not (tmp_path / "lock").exists()
+
+
+def test_a_file_that_its_owner_took_along_is_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Opened before the last owner removed it and locked after: whoever comes next makes a file of that name anew."""
+    path, flock, taken = tmp_path / "lock", fcntl.flock, []
+
+    def flock_late(file: object, how: int) -> None:
+        if not taken:
+            path.unlink()
+            taken.append(file)
+        flock(file, how)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(fcntl, "flock", flock_late)
+    with locked(path, "a test"):
+        monkeypatch.undo()
+        with pytest.raises(ArtifactError, match="a test is under way"), locked(path, "a test"):
+            pytest.fail("two hold it")
