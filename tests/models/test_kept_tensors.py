@@ -88,6 +88,7 @@ def test_a_bit_between_the_samples_is_missed(tmp_path, cache, loads, monkeypatch
     """Of a large file only samples are looked at before it is read: what is read tells."""
     monkeypatch.setattr(prepared, "_NUM_SAMPLES", 1)
     monkeypatch.setattr(prepared, "_SAMPLE_BYTES", 64)
+    monkeypatch.setattr(prepared, "_HEAD_BYTES", 64)
     folder = saved(tmp_path / "model")
     first = opened(folder)
     (kept,) = cache.rglob("tensors.safetensors")
@@ -101,6 +102,17 @@ def test_a_bit_between_the_samples_is_missed(tmp_path, cache, loads, monkeypatch
     assert len(loads) == 2
     for name, tensor in first.tensors.items():
         assert torch.equal(again.tensors[name], tensor), name
+
+
+def test_all_of_the_beginning_is_looked_at(tmp_path):
+    """Where a large file says which tensors it holds, and what the model is: nobody looks at that again."""
+    prepared.prepare(tmp_path / "kept", 1, lambda partial: (partial / "file").write_bytes(bytes(2**24)), sampled="file")
+    file = tmp_path / "kept" / "file"
+    for place in (70_000, 200_000, 900_000):
+        content = bytearray(2**24)
+        content[place] = 1
+        file.write_bytes(content)
+        assert not prepared.is_whole(tmp_path / "kept", 1, sampled="file"), place
 
 
 def test_every_byte_of_what_is_not_checked_again_is_looked_at(tmp_path, monkeypatch):

@@ -11,6 +11,7 @@ from yggdrasil.artifacts.cache import cache_root
 
 MARKER = "prepared.json"
 _NUM_SAMPLES, _SAMPLE_BYTES = 64, 2**16
+_HEAD_BYTES = 2**20  # where a large file says what it holds: all of it is looked at
 _SMALL_BYTES = _NUM_SAMPLES * _SAMPLE_BYTES
 
 
@@ -39,7 +40,7 @@ def prepare(folder: Path, layout: int | str, write: Callable[[Path], None], samp
 
 
 def _digest(folder: Path, sampled: str | None) -> str:
-    """Of every file's size and content; of ``sampled``, of its first, last and some other parts."""
+    """Of every file's size and content; of ``sampled``, of its beginning, its end and some parts between."""
     hasher = hashlib.sha256()
     for file in sorted(folder.iterdir()):
         if file.name != MARKER:
@@ -49,6 +50,7 @@ def _digest(folder: Path, sampled: str | None) -> str:
                 hasher.update(str(_checksum(file)).encode())
                 continue
             with file.open("rb") as stream:
+                hasher.update(stream.read(_HEAD_BYTES))
                 for start in range(0, size, max(_SAMPLE_BYTES, size // _NUM_SAMPLES)):
                     stream.seek(min(start, max(size - _SAMPLE_BYTES, 0)))
                     hasher.update(stream.read(_SAMPLE_BYTES))
