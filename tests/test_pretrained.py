@@ -5,11 +5,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from gguf import GGMLQuantizationType
 
 from yggdrasil import pretrained
 from yggdrasil.artifacts import current_machine, list_plans, plan_path
+from yggdrasil.calibration.pair import build_assembly, usual_drafter_weights
+from yggdrasil.calibration.pipeline import _drafters_of
+from yggdrasil.calibration.settings import PairSource
 from yggdrasil.drafters.options import CountsOptions, NGramOptions
+from yggdrasil.engine.planned import planned_drafter
 from yggdrasil.errors import YggdrasilError
+from yggdrasil.models.facts import load_tokenizer
+from yggdrasil.models.kernels import is_native
 from yggdrasil.models.source import Source
 from yggdrasil.pretrained import Decoder, find_plan, is_plan, plan_name, shipped_prompts
 from yggdrasil.scheduling.plan import Costs, Expectation, ModelRef, Plan, Shapes, resolve_source
@@ -75,6 +82,32 @@ def test_a_plan_says_which_weights_it_is_for():
     assert plan().describe().endswith("; bfloat16")
     assert plan(target=target("file")).describe().endswith("; bfloat16; weights as the GGUF file has them")
     assert plan(target=target("q8_0")).describe().endswith("; bfloat16; weights rounded to Q8_0")
+
+
+@pytest.mark.skipif(not is_native(), reason="quantised weights need the native kernels")
+def test_a_draft_model_has_weights_of_its_own():
+    drafter = ModelRef(str(TINY / "drafter"), DRAFTER.fingerprint(), 1, "q8_0")
+    made = plan(target=ModelRef(str(TINY / "target"), TARGET.fingerprint(), 1), drafters=[drafter])
+    assert (made.weights_in("float32", drafter), made.weights_in("float32")) == ("q8_0", "full")
+    source = PairSource.of_plan(made)
+    assert (source.weights, source.drafter_weights) == ("full", "q8_0")
+
+    assembly = build_assembly(source, backend="eager")
+    opened = planned_drafter(made, load_tokenizer(TARGET), assembly.target.loaded, "bfloat16")
+
+    assert not assembly.target.loaded.formats
+    assert set(assembly.second.formats) == set(opened.formats) == {GGMLQuantizationType.Q8_0}
+
+
+def test_a_calibration_notes_the_weights_of_its_draft_model(monkeypatch):
+    asked = []
+    monkeypatch.setattr("yggdrasil.calibration.pair.usual_weights", lambda *what: asked.append(what) or "file")
+    chosen = usual_drafter_weights(str(TINY / "drafter"), "bfloat16", "cpu")
+    source = PairSource(str(TINY / "target"), str(TINY / "drafter"), "bfloat16", 1, 1, Shapes(), "q4_0", chosen)
+
+    assert asked == [(str(TINY / "drafter"), "bfloat16", "cpu")]  # as a target's: a quantised file's blocks as they are
+    assert [drafter.weights for drafter in _drafters_of(source, None)] == ["file"]
+    assert usual_drafter_weights(None, "bfloat16", "cpu") == "full"
 
 
 def test_drafter_and_dtype_decide_which(save):
