@@ -1,5 +1,7 @@
 """Small heads of EAGLE-1 and Medusa with random weights under published names, and forwards of the formats."""
 
+import json
+
 import torch
 from head_files import SIZES, Reference
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb, repeat_kv
@@ -108,3 +110,12 @@ def medusa_logits(tensors, states, head):
         )
         x = x + torch.nn.SiLU()(linear)
     return x @ tensors[f"{head}.{1 + layers[-1]}.weight"].T
+
+
+def write_medusa(folder, tensors, **config):
+    """As Medusa writes it: a pickle of tensors and a configuration that counts the heads wrongly."""
+    folder.mkdir(exist_ok=True)
+    content = {"medusa_num_heads": 2, "medusa_num_layers": 1, "base_model_name_or_path": "some/base", **config}
+    (folder / "config.json").write_text(json.dumps(content))
+    torch.save(tensors, folder / "medusa_lm_head.pt")
+    return folder

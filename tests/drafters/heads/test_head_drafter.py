@@ -4,6 +4,7 @@ import pytest
 import torch
 from head_files import Reference, eagle_config, published_tensors, speculators_config, write_head
 from tiny_pair import SHAPES, TEXT, VOCAB_SIZE, byte_tokenizer, make_pair
+from watched import assert_guesses, watch
 
 from yggdrasil import SamplingParams, Speculation
 from yggdrasil.calibration.pair import sibling, with_threads
@@ -73,23 +74,6 @@ def case(request, pair, tmp_path_factory):
     return Case(pair, tmp_path_factory.mktemp("head"), request.param)
 
 
-def watch(decoder):
-    """Every tree that is grown, as (text, [(path, edge)])."""
-    drafter, seen = decoder.assembly.engine.drafter, []
-    grow = drafter.grow
-
-    def noting(tree, width, depth):
-        grow(tree, width, depth)
-        text = [drafter._first, *drafter._text.tokens]
-        paths = {0: []}
-        for node in range(1, 1 + width * depth):
-            paths[node] = [*paths[int(tree.parents[node])], int(tree.tokens[node])]
-        seen.append((text, [(paths[node], float(tree.edges[node])) for node in range(1, 1 + width * depth)]))
-
-    drafter.grow = noting
-    return seen
-
-
 def test_every_guess_is_what_the_format_says(case):
     """Behind paths of every length: what the head drafted on its own outputs has left nothing behind."""
     decoder = case.decoder()
@@ -99,9 +83,7 @@ def test_every_guess_is_what_the_format_says(case):
     assert result.tokens == case.pair.reference(PROMPT, COUNT)
     assert result.metrics.aal > 1.3  # else no row was replaced
     assert len({len(text) for text, _ in seen}) > 5
-    for text, guesses in seen:
-        for path, edge in guesses:
-            assert edge == pytest.approx(float(case.expected_edge(text, path)), abs=2e-3)
+    assert_guesses(seen, case.expected_edge)
 
 
 def test_a_later_turn_keeps_rows_and_drafts_the_same(case):
@@ -114,10 +96,8 @@ def test_a_later_turn_keeps_rows_and_drafts_the_same(case):
 
     assert second.metrics.reused_tokens > len(PROMPT)
     assert second.tokens == fresh.tokens == case.pair.reference(prompt, 10)
-    text, guesses = seen[0]
-    assert [edge for _, edge in guesses] == pytest.approx(
-        [float(case.expected_edge(text, path)) for path, _ in guesses], abs=2e-3
-    )
+    assert seen[0][0] == [*prompt, second.tokens[0]]
+    assert_guesses(seen[:1], case.expected_edge)
 
 
 @pytest.mark.parametrize("seed", [1, 2])

@@ -1,7 +1,5 @@
 """EAGLE-1 and Medusa heads load as published, are told from each other, and compute what their formats say."""
 
-import json
-
 import pytest
 import torch
 from head_files import eagle_config, published_tensors, speculators_config, write_head
@@ -14,6 +12,7 @@ from other_heads import (
     medusa_shapes,
     random_tensors,
     vllm_medusa_shapes,
+    write_medusa,
 )
 from safetensors.torch import save_file
 from torch.nn import functional
@@ -37,15 +36,6 @@ LLAMA_3_1 = {  # EAGLE-3's for Llama 3.1 8B
     "head_dim": 128, "max_position_embeddings": 2048, "num_attention_heads": 32, "num_hidden_layers": 1,
     "num_key_value_heads": 8, "rms_norm_eps": 1e-05, "vocab_size": 128256, "draft_vocab_size": 32000,
 }  # fmt: skip
-
-
-def write_medusa(folder, tensors, **config):
-    """As Medusa writes it: a pickle of tensors and a configuration that counts the heads wrongly."""
-    folder.mkdir(exist_ok=True)
-    content = {"medusa_num_heads": 2, "medusa_num_layers": 1, "base_model_name_or_path": "some/base", **config}
-    (folder / "config.json").write_text(json.dumps(content))
-    torch.save(tensors, folder / "medusa_lm_head.pt")
-    return folder
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,17 @@
 import pytest
 import torch
 from head_files import write_head
-from other_heads import FirstReference, first_config, first_shapes, medusa_logits, medusa_shapes, random_tensors
-from test_other_head_files import write_medusa
+from other_heads import (
+    FirstReference,
+    first_config,
+    first_shapes,
+    medusa_logits,
+    medusa_shapes,
+    random_tensors,
+    write_medusa,
+)
 from tiny_pair import TEXT, VOCAB_SIZE, make_pair
+from watched import assert_guesses, watch
 
 from yggdrasil import SamplingParams
 from yggdrasil.calibration.pair import sibling, with_threads
@@ -97,30 +105,6 @@ def case(request, pair, tmp_path_factory):
     return case
 
 
-def watch(decoder):
-    """Every tree that is grown, as (text, [(path, edge)])."""
-    drafter, seen, text = decoder.assembly.engine.drafter, [], []
-    begin, extend, grow = drafter.begin, drafter.extend, drafter.grow
-
-    def noting_begin(tokens):
-        text[:] = tokens
-        begin(tokens)
-
-    def noting_extend(tokens, hidden):
-        text.extend(tokens)
-        extend(tokens, hidden)
-
-    def noting_grow(tree, width, depth):
-        grow(tree, width, depth)
-        paths = {0: []}
-        for node in range(1, 1 + width * depth):
-            paths[node] = [*paths[int(tree.parents[node])], int(tree.tokens[node])]
-        seen.append((list(text), [(paths[node], float(tree.edges[node])) for node in range(1, 1 + width * depth)]))
-
-    drafter.begin, drafter.extend, drafter.grow = noting_begin, noting_extend, noting_grow
-    return seen
-
-
 def test_every_guess_is_what_the_format_says(case):
     decoder = case.decoder()
     seen = watch(decoder)
@@ -129,9 +113,7 @@ def test_every_guess_is_what_the_format_says(case):
     assert result.tokens == case.pair.reference(PROMPT, COUNT)
     assert result.metrics.aal > 1.3
     assert max(len(path) for _, guesses in seen for path, _ in guesses) > 2
-    for text, guesses in seen:
-        for path, edge in guesses:
-            assert edge == pytest.approx(float(case.expected_edge(text, path)), abs=2e-3)
+    assert_guesses(seen, case.expected_edge)
 
 
 def test_a_later_turn_drafts_as_a_fresh_one(case):
@@ -144,9 +126,8 @@ def test_a_later_turn_drafts_as_a_fresh_one(case):
     assert second.metrics.reused_tokens > len(PROMPT)
     assert second.tokens == case.pair.reference(prompt, 10)
     text, guesses = seen[0]
-    wanted = [float(case.expected_edge([*prompt, second.tokens[0]], path)) for path, _ in guesses]
     assert text[-1] == second.tokens[0]
-    assert [edge for _, edge in guesses] == pytest.approx(wanted, abs=2e-3)
+    assert_guesses([([*prompt, second.tokens[0]], guesses)], case.expected_edge)
 
 
 @pytest.mark.parametrize("seed", [1, 2])

@@ -1,0 +1,32 @@
+"""What a drafter guesses while a decoder runs, noted beside the text that it guesses behind."""
+
+
+def watch(decoder):
+    """Every tree that the drafter grows from now on: (text, [(path, log-probability of its last token)])."""
+    drafter, seen, text = decoder.assembly.engine.drafter, [], []
+    begin, extend, grow = drafter.begin, drafter.extend, drafter.grow
+
+    def noting_begin(tokens):
+        text[:] = tokens
+        begin(tokens)
+
+    def noting_extend(tokens, hidden):
+        text.extend(tokens)
+        extend(tokens, hidden)
+
+    def noting_grow(tree, width, depth):
+        grow(tree, width, depth)
+        paths = {0: []}
+        for node in range(1, 1 + width * depth):
+            paths[node] = [*paths[int(tree.parents[node])], int(tree.tokens[node])]
+        seen.append((list(text), [(paths[node], float(tree.edges[node])) for node in range(1, 1 + width * depth)]))
+
+    drafter.begin, drafter.extend, drafter.grow = noting_begin, noting_extend, noting_grow
+    return seen
+
+
+def assert_guesses(seen, expected_edge):
+    """Every guess has the log-probability that ``expected_edge(text, path)`` says."""
+    for text, guesses in seen:
+        for path, edge in guesses:
+            assert abs(edge - float(expected_edge(text, path))) < 2e-3, (text, path)
