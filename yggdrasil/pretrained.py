@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, get_args
 from yggdrasil.artifacts import current_machine, list_plans, resolve_plan, search_roots
 from yggdrasil.artifacts.fork import in_fork
 from yggdrasil.artifacts.gguf import is_gguf
-from yggdrasil.drafters.named import LOOKAHEAD, NGRAM, PLAIN, TABLE, TEXT, USUAL, named_drafters, names_of
+from yggdrasil.drafters.named import FREE, NGRAM, USUAL, named_drafters, names_of
 from yggdrasil.drafters.ngram import NGramDrafter
 from yggdrasil.engine import decoder as engine
 from yggdrasil.engine.decoder import DtypeName
@@ -44,10 +44,10 @@ class Decoder(engine.Decoder):
         """Load a model (a folder, a GGUF file or a hub id), or what a plan's name or file names.
 
         The model's plan for this machine is found by its content: the newest, or the newest with ``drafter`` ("text",
-        "table", "ngram", "none", or another model). Where there is none a quick calibration makes one in the user's
-        cache first, and says so on standard error; ``reporter`` shows how far it is. With a plan, "ngram" stands in for
-        its own drafter, and ``force_machine`` takes one of another machine. ``chat``: a model without a chat template
-        is refused, before anything is compiled.
+        "table", "recycling", "ngram", "none", or another model). Where there is none a quick calibration makes one in
+        the user's cache first, and says so on standard error; ``reporter`` shows how far it is. With a plan, "ngram"
+        stands in for its own drafter, and ``force_machine`` takes one of another machine. ``chat``: a model without a
+        chat template is refused, before anything is compiled.
 
         Raises:
             YggdrasilError: no such plan or model, or one that cannot be decoded with.
@@ -111,9 +111,7 @@ def find_plan(model: Source, drafter: str | None, dtype: DtypeName | None) -> Pa
     One on the blocks of a file as they are comes before any other.
     """
     machine, digits = current_machine(), model.fingerprint()
-    second = (
-        Source.find(drafter).fingerprint() if drafter not in (None, NGRAM, TEXT, TABLE, LOOKAHEAD, PLAIN) else drafter
-    )
+    second = Source.find(drafter).fingerprint() if drafter not in (None, *FREE) else drafter
     fitting = []
     for entry in list_plans():
         try:

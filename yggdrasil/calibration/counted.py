@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from yggdrasil.calibration.foreseen import foresee
+from yggdrasil.calibration.foreseen import RunnersUp, foresee
 from yggdrasil.calibration.own_text import Document
 from yggdrasil.drafters.belief import Belief
 from yggdrasil.drafters.counts import BELIEF_FILE, TABLE_FILE, CountsDrafter
@@ -30,10 +30,11 @@ class Counted(NamedTuple):
     belief: Belief
     table: Table | None
     expected: list[Expectation]
+    recycles: bool = False
 
     def options(self) -> CountsOptions:
         """What a plan says of it."""
-        return CountsOptions(table=self.table is not None)
+        return CountsOptions(table=self.table is not None, recycling=self.recycles)
 
     def save(self, folder: Path) -> None:
         """Write what ``CountsDrafter.load`` reads."""
@@ -49,23 +50,25 @@ def learn_counts(
     *,
     with_table: bool,
     others: Sequence[FreeDrafter] = (),
+    runners_up: RunnersUp | None = None,
 ) -> Counted:
     """Fit on some documents, predict on others; the table that is kept counts all of them.
 
-    ``others`` guess in the same tree.
+    ``others`` guess in the same tree. ``runners_up``: the drafter recycles them, and they are these.
     """
     if not documents:
-        return Counted(Belief.usual(with_table=False), None, [])
+        return Counted(Belief.usual(with_table=False), None, [], runners_up is not None)
+    recycles = runners_up is not None
     held_out = documents[::_HELD_OUT_EVERY]
     rest = [document for i, document in enumerate(documents) if i % _HELD_OUT_EVERY]
-    belief = fit_belief(rest, with_table=with_table)
-    drafter = CountsDrafter(belief, Table.of(rest) if with_table else None)
+    belief = fit_belief(rest, with_table=with_table, runners_up=runners_up)
+    drafter = CountsDrafter(belief, Table.of(rest) if with_table else None, recycles=recycles)
     drafter.leave_out_below(least_useful([costs]))
-    expected = foresee(together([*others, drafter]), held_out, costs, shapes)
-    return Counted(belief, Table.of(documents) if with_table else None, expected)
+    expected = foresee(together([*others, drafter]), held_out, costs, shapes, runners_up)
+    return Counted(belief, Table.of(documents) if with_table else None, expected, recycles)
 
 
-def fit_belief(documents: Sequence[Document], *, with_table: bool) -> Belief:
+def fit_belief(documents: Sequence[Document], *, with_table: bool, runners_up: RunnersUp | None = None) -> Belief:
     """From documents that the table does not know: it is counted without them here.
 
     The usual one where they are too few, or nothing in them ever came again.
@@ -74,12 +77,17 @@ def fit_belief(documents: Sequence[Document], *, with_table: bool) -> Belief:
         return Belief.usual(with_table=with_table)
     asked = documents[::_BELIEF_EVERY]
     known = [document for i, document in enumerate(documents) if i % _BELIEF_EVERY]
-    drafter = CountsDrafter(Belief.none(), Table.of(known) if with_table else None)
+    drafter = CountsDrafter(Belief.none(), Table.of(known) if with_table else None, recycles=runners_up is not None)
     kinds: list[np.ndarray] = []
     right: list[np.ndarray] = []
     for document in asked:
         drafter.begin(document.prompt)
-        for token in document.answer:
+        likely = None if runners_up is None else runners_up(document)
+        before = document.prompt[-1]
+        for place, token in enumerate(document.answer):
+            if likely is not None:
+                drafter.recycle([before], likely[place : place + 1])
+                before = token
             rows = drafter.evidence(()).numpy()
             kinds.append(np.concatenate([rows[:, 1:], np.arange(len(rows))[:, None]], axis=1))
             right.append(rows[:, 0] == token)

@@ -4,12 +4,14 @@ The drafter itself grows its trees again over the target's own text, and the run
 plan's costs.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 
 import numpy as np
+from torch import Tensor
 
 from yggdrasil.calibration.own_text import ANSWER, Document
-from yggdrasil.drafters.protocol import FreeDrafter
+from yggdrasil.drafters.protocol import FreeDrafter, recyclers
 from yggdrasil.engine.aside import AsideTree
 from yggdrasil.engine.objective_policy import ObjectivePolicy
 from yggdrasil.engine.policy import FreeTreePolicy, Policy
@@ -18,18 +20,30 @@ from yggdrasil.scheduling.plan import Expectation, Shapes
 from yggdrasil.tree.objective import StepCosts
 from yggdrasil.tree.token_tree import TokenTree
 
+RunnersUp = Callable[[Document], Tensor]  # before each token of the answer, [len(answer), K] int64
+
 
 def foresee(
-    free: FreeDrafter | None, documents: Sequence[Document], costs: StepCosts, shapes: Shapes
+    free: FreeDrafter | None,
+    documents: Sequence[Document],
+    costs: StepCosts,
+    shapes: Shapes,
+    runners_up: RunnersUp | None = None,
 ) -> list[Expectation]:
-    """What the run-time policy gives on ``documents``, and then what else was considered."""
+    """What the run-time policy gives on ``documents``, and then what else was considered.
+
+    ``runners_up``: the target's, for those of ``free`` that recycle them.
+    """
     plain = Expectation("plain decoding", 1.0, costs.plain_ms, 1.0)
     if free is None:
         return [plain]
+    known = None if runners_up is None else cache(lambda i: runners_up(documents[i]))
     policy = ObjectivePolicy({0: costs}, {}, np.empty(0, dtype=np.float32), None)
-    found = [_expectation(f"counts of {free.name}", play(free, documents, policy, costs, shapes), costs)]
+    found = [_expectation(f"counts of {free.name}", play(free, documents, policy, costs, shapes, known), costs)]
     fixed = [
-        _expectation(f"fixed verify width {width}", play(free, documents, FreeTreePolicy(width), costs, shapes), costs)
+        _expectation(
+            f"fixed verify width {width}", play(free, documents, FreeTreePolicy(width), costs, shapes, known), costs
+        )
         for width in costs.verify_widths
         if width > 1
     ]
@@ -37,9 +51,17 @@ def foresee(
 
 
 def play(
-    free: FreeDrafter, documents: Sequence[Document], policy: Policy, costs: StepCosts, shapes: Shapes
+    free: FreeDrafter,
+    documents: Sequence[Document],
+    policy: Policy,
+    costs: StepCosts,
+    shapes: Shapes,
+    runners_up: Callable[[int], Tensor] | None = None,
 ) -> SimulationResult:
     """Decode every document as the engine would, each a request of its own, at ``costs``; greedy acceptance.
+
+    ``runners_up``: of a document by its number. Those of refused rows are not known here, so recycling has less of them
+    than it will when decoding.
 
     Raises:
         ValueError: no text at all.
@@ -51,10 +73,18 @@ def play(
     tally, tokens = ShapeTally(), sum(len(document.answer) - 1 for document in documents)
     if tokens < 1:
         raise ValueError("no text to play over")
-    for prompt, answer in documents:
+    for number, (prompt, answer) in enumerate(documents):
+        text, likely = [*prompt[-1:], *answer], None if runners_up is None else runners_up(number)
+
+        def recycle(first: int, last: int) -> None:
+            """The rows that gave tokens ``first`` to ``last - 1`` of the answer."""
+            for drafter in recyclers(free) if likely is not None else ():
+                drafter.recycle(text[first:last], likely[first:last])
+
         learner.begin()
         free.begin(prompt)
         free.extend(answer[:1], {})  # the prefill's
+        recycle(0, 1)
         place = 1
         while place < len(answer):
             decision, rested = None, True
@@ -69,6 +99,7 @@ def play(
             learner.settle(decision, accepted + 1, milliseconds, rested=rested)
             tally.add(shape, accepted, milliseconds)
             free.extend(answer[place : place + accepted + 1], {})
+            recycle(place, min(place + accepted + 1, len(answer)))
             place += accepted + 1
     return tally.result(tokens)
 

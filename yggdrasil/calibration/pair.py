@@ -108,7 +108,9 @@ def build_assembly(source: "PairSource", knots: torch.Tensor | None = None, back
 
 def _unlearned(options: FreeOptions) -> FreeDrafter:
     """The drafter as it is before anything is learned."""
-    return usual_counts() if isinstance(options, CountsOptions) else without_learning(options)
+    if isinstance(options, CountsOptions):
+        return usual_counts(recycles=options.recycling)
+    return without_learning(options)
 
 
 def sibling(assembly: Assembly, shapes: Shapes | None = None, backend: Backend | None = None) -> Assembly:

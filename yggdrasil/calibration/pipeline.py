@@ -33,7 +33,7 @@ from yggdrasil.calibration.foreseen import foresee
 from yggdrasil.calibration.measure import COLUMNS, costs_from, measure_stages, useful_verify_widths
 from yggdrasil.calibration.own_text import Document, OwnText, text_file
 from yggdrasil.calibration.pair import build_assembly, check_pair, with_threads
-from yggdrasil.calibration.record import concatenate, record_document
+from yggdrasil.calibration.record import concatenate, record_document, states_of
 from yggdrasil.calibration.settings import CalibrationSettings, PairSource
 from yggdrasil.calibration.threads import COLUMNS as thread_columns
 from yggdrasil.calibration.threads import best_threads, thread_counts, time_threads
@@ -42,7 +42,7 @@ from yggdrasil.calibration.variants import time_variants
 from yggdrasil.calibration.work import keep_results, open_work, read_or_drop
 from yggdrasil.drafters.counts import CountsDrafter
 from yggdrasil.drafters.options import CountsOptions, FreeOptions
-from yggdrasil.drafters.protocol import Drafter, SteppedDrafter, each_of
+from yggdrasil.drafters.protocol import Drafter, SteppedDrafter, each_of, recyclers
 from yggdrasil.engine.apart import compile_missing
 from yggdrasil.engine.build import Assembly
 from yggdrasil.engine.policy import PLAIN_POLICY, FixedPolicy
@@ -52,6 +52,7 @@ from yggdrasil.errors import YggdrasilError
 from yggdrasil.models.formats.names import Weights
 from yggdrasil.models.kept_tensors import keep_model
 from yggdrasil.models.loaded import LoadedModel
+from yggdrasil.models.runner import RUNNERS_UP, ModelRunner
 from yggdrasil.models.source import Source
 from yggdrasil.predictor.acceptance import AcceptanceCalibration
 from yggdrasil.predictor.report import CalibrationPoint, TrainingReport
@@ -294,15 +295,22 @@ def _count(
     (drafter,) = (each for each in everyone if isinstance(each, CountsDrafter))
     others = [each for each in everyone if each is not drafter]
     if pair.drafter is not None and not pair.counts.table:  # the text alone beside a model: the usual belief will do
-        return learn_counts([], costs, shapes, with_table=False)
+        return learn_counts([], costs, shapes, with_table=False)._replace(recycles=pair.counts.recycling)
     source = Source.find(pair.target)
     file = text_file(f"{source.fingerprint()}-{pair.weights}")
     prompts = [encode_prompt(tokenizer, prompt) for prompt in read_prompts(settings.prompts, chat=settings.chat)]
     writer = OwnText(assembly.target.loaded, tokenizer, prompts, file)
     documents = writer.write(settings.own_text, work / "own-text.json", reporter.phase)
-    counted = learn_counts(documents, costs, shapes, with_table=pair.counts.table, others=others)
+    recycled = partial(_runners_up, assembly.target) if pair.counts.recycling else None
+    counted = learn_counts(documents, costs, shapes, with_table=pair.counts.table, others=others, runners_up=recycled)
     drafter.learn(counted.belief, counted.table)
     return counted
+
+
+def _runners_up(runner: ModelRunner, document: Document) -> torch.Tensor:
+    """The target's runners-up before each token of the answer, [len(answer), K]."""
+    _, layers = states_of(runner, [*document.prompt, *document.answer[:-1]])
+    return layers[RUNNERS_UP][len(document.prompt) - 1 :]
 
 
 def _foresee(
@@ -324,7 +332,8 @@ def _foresee(
             pass
         documents.append(Document(list(text), stream.tokens))
         report(number / len(texts[:FORESEEN]))
-    return foresee(assembly.engine.free, documents, costs, shapes)
+    recycled = partial(_runners_up, assembly.target) if recyclers(assembly.engine.free) else None
+    return foresee(assembly.engine.free, documents, costs, shapes, recycled)
 
 
 def _record(

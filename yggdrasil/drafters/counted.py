@@ -1,8 +1,8 @@
 """Counted contexts in Python: what ``models/kernels/counts.h`` does natively, where there is no compiler.
 
 A context's followers are kept by count, the newer first among equals. Evidence for a candidate is the longest context
-of the text that it has followed, the longest of the table, its counts in both, and how many candidates come before it;
-a belief (one weight a kind of evidence, added up as log-odds) makes a probability of it. Trees are grown best first, so
+of the text that it has followed, the longest of the table, its counts in both, its place among what the target found
+likeliest after the last token the last time, and how many candidates come before it; a belief (one weight a kind of evidence, added up as log-odds) makes a probability of it. Trees are grown best first, so
 their nodes come in falling order of score and the first n of them are the best tree of n.
 """
 
@@ -24,6 +24,7 @@ MOST_LIKELY = 0.98  # of all children together: none is certain
 LEAST_LIKELY = 1e-6
 LEAST_PATH = -6.2  # log-probability of a node that is worth no row of any pass, until it is said
 TABLE_LENGTH = 2  # tokens of the longest context of a table
+RUNNERS_UP = 8  # of a token that are kept at most
 
 
 def num_kinds(longest: int) -> int:
@@ -135,13 +136,16 @@ def _shares(candidates: Sequence[tuple[int, float]], left: float) -> list[tuple[
 class PortableCounts:
     """The interface of the native ``Counts``."""
 
-    def __init__(self, longest: int, weights_text: Tensor, weights_table: Tensor, weights_rank: Tensor) -> None:
-        weights = weights_text, weights_table, weights_rank
-        if tuple(map(len, weights)) != (num_kinds(longest), num_kinds(TABLE_LENGTH), RANKS):
+    def __init__(
+        self, longest: int, weights_text: Tensor, weights_table: Tensor, weights_recycled: Tensor, weights_rank: Tensor
+    ) -> None:
+        weights = weights_text, weights_table, weights_recycled, weights_rank
+        if tuple(map(len, weights)) != (num_kinds(longest), num_kinds(TABLE_LENGTH), 1 + RUNNERS_UP, RANKS):
             raise RuntimeError("weights do not fit the kinds of evidence")
         self._longest = longest
         self._least_path = LEAST_PATH
-        self._text_weights, self._table_weights, self._rank_weights = (each.tolist() for each in weights)
+        self._weights = [each.tolist() for each in weights]
+        self._recycled: dict[int, list[int]] = {}  # token -> its runners-up the last time, best first
         self._text: list[int] = []
         self._contexts: dict[tuple[int, ...], Followers] = {}
         self._table: dict[int, Followers] = {}
@@ -154,8 +158,15 @@ class PortableCounts:
             entry = self._table[key] = Followers()
             entry.total, entry.ranked = total, followers[places[i] : places[i + 1]]
 
+    def recycle(self, tokens: Sequence[int], followers: Tensor) -> None:
+        """After ``tokens[i]`` the target found ``followers[i]`` likeliest, best first."""
+        if followers.ndim != 2 or len(followers) != len(tokens) or followers.shape[1] > RUNNERS_UP:
+            raise RuntimeError(f"runners-up must be [tokens, {RUNNERS_UP}] at most")
+        self._recycled.update(zip(tokens, followers.tolist(), strict=True))
+
     def forget(self) -> None:
         """Another text begins."""
+        self._recycled.clear()
         self._contexts.clear()
         self._text.clear()
 
@@ -172,9 +183,12 @@ class PortableCounts:
         self._least_path = score
 
     def evidence(self, path: Sequence[int]) -> Tensor:
-        """What may follow ``path`` (its last tokens count): rows (token, kind in text, kind in table), [n, 3] int64."""
+        """What may follow ``path`` (its last tokens count), [n, 4] int64.
+
+        Rows: token, kind in text, kind in table, place among the runners-up from 1 on.
+        """
         rows = [[token, *kinds] for token, kinds in self._gather(list(path)).items()]
-        return torch.tensor(rows, dtype=torch.int64).reshape(-1, 3)
+        return torch.tensor(rows, dtype=torch.int64).reshape(-1, 4)
 
     def grow(
         self, tokens: Tensor, parents: Tensor, depths: Tensor, scores: Tensor, edges: Tensor, ancestors: Tensor,
@@ -246,25 +260,29 @@ class PortableCounts:
     def _likely(self, path: list[int]) -> list[tuple[int, float]]:
         """All candidates after ``path`` with their probabilities, in the order of their evidence."""
         found = self._gather(path).items()
-        return [(token, self._probability(rank, *kinds)) for rank, (token, kinds) in enumerate(found)]
+        return [(token, self._probability(rank, kinds)) for rank, (token, kinds) in enumerate(found)]
 
-    def _probability(self, rank: int, text: int, table: int) -> float:
-        odds = self._rank_weights[min(rank, RANKS - 1)] + self._text_weights[text] + self._table_weights[table]
-        return 1.0 / (1.0 + math.exp(-odds))
+    def _probability(self, rank: int, kinds: tuple[int, int, int]) -> float:
+        text, table, recycled, ranks = self._weights
+        odds = text[kinds[0]] + table[kinds[1]] + recycled[kinds[2]]
+        return 1.0 / (1.0 + math.exp(-(ranks[min(rank, RANKS - 1)] + odds)))
 
-    def _gather(self, path: list[int]) -> dict[int, tuple[int, int]]:
-        """The kinds of evidence in text and table of each candidate after ``path``."""
-        found: dict[int, tuple[int, int]] = {}
+    def _gather(self, path: list[int]) -> dict[int, tuple[int, int, int]]:
+        """The kinds of evidence in text and table and the place among the runners-up of each candidate."""
+        found: dict[int, tuple[int, int, int]] = {}
         for length in range(min(self._longest, len(path)), 0, -1):
             followers = self._contexts.get(tuple(path[-length:]))
             for token, count in followers.ranked[:MOST_FOLLOWERS] if followers else ():
-                found.setdefault(token, (evidence_kind(length, count, followers.total if followers else 1), 0))
+                found.setdefault(token, (evidence_kind(length, count, followers.total if followers else 1), 0, 0))
         for length in range(min(TABLE_LENGTH, len(path)), 0, -1):
             entry = self._table.get(table_key(path[-length:]))
             for token, count in entry.ranked if entry else ():
-                text, table = found.get(token, (0, 0))
+                text, table, _ = found.get(token, (0, 0, 0))
                 if not table:
-                    found[token] = text, evidence_kind(length, count, entry.total if entry else 1)
+                    found[token] = text, evidence_kind(length, count, entry.total if entry else 1), 0
+        for place, token in enumerate(self._recycled.get(path[-1], ()) if path else (), start=1):
+            text, table, _ = found.get(token, (0, 0, 0))
+            found[token] = text, table, place
         return found
 
 

@@ -1,7 +1,9 @@
-"""Drafters ``text`` and ``table`` in one tree: what has followed the last tokens in this text, and in the target's own.
+"""Drafters ``text``, ``table`` and ``recycling`` in one tree: what has followed the last tokens, and what nearly has.
 
-Needs no model and no pass. The text's contexts are counted as tokens become certain; the table's were counted when the
-target was calibrated. Candidates of both compete for the tree's nodes by one belief, below any node, drafted ones too.
+Needs no model and no pass. The text's contexts are counted as tokens become certain; the table's were counted in the
+target's own text when it was calibrated; recycling keeps what the target found likeliest after each token that it
+verified (Token Recycling, arXiv 2408.08696). Candidates of all compete for the tree's nodes by one belief, below any
+node, drafted ones too.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,8 +31,10 @@ class CountsDrafter:
     ``is_public_pool``: what earlier requests said is counted too, up to ``POOL_TOKENS``, and then from nothing again.
     """
 
-    def __init__(self, belief: Belief, table: Table | None = None, *, native: bool | None = None) -> None:
-        self.is_public_pool = False
+    def __init__(
+        self, belief: Belief, table: Table | None = None, *, recycles: bool = False, native: bool | None = None
+    ) -> None:
+        self.is_public_pool, self.recycles = False, recycles
         self._make = _native_counts if (is_native() if native is None else native) else PortableCounts
         self._least_path = LEAST_PATH
         self.learn(belief, table)
@@ -39,12 +43,13 @@ class CountsDrafter:
     def load(cls, folder: Path, options: CountsOptions) -> "CountsDrafter":
         """What a calibration wrote to ``folder``; ArtifactError where it is missing or damaged."""
         table = Table.load(folder / TABLE_FILE) if options.table else None
-        return cls(Belief.load(folder / BELIEF_FILE), table)
+        return cls(Belief.load(folder / BELIEF_FILE), table, recycles=options.recycling)
 
     def learn(self, belief: Belief, table: Table | None) -> None:
         """Go by another belief and table; what was counted is forgotten."""
-        self.name = "text" if table is None else "text + table"
-        weights = (torch.from_numpy(each.copy()) for each in (belief.text, belief.table, belief.rank))
+        names = ["text", *(["table"] if table is not None else []), *(["recycling"] if self.recycles else [])]
+        self.name = " + ".join(names)
+        weights = (torch.from_numpy(each.copy()) for each in (belief.text, belief.table, belief.recycled, belief.rank))
         self._counts: Any = self._make(LONGEST, *weights)
         self._counts.leave_out_below(self._least_path)
         if table is not None:
@@ -72,6 +77,10 @@ class CountsDrafter:
     def extend(self, tokens: Sequence[int], hidden: Mapping[int, Tensor]) -> None:
         self._pending.extend(tokens)
 
+    def recycle(self, tokens: Sequence[int], followers: Tensor) -> None:
+        """After ``tokens[i]`` the target found ``followers[i]`` likeliest, [len(tokens), K] int64, best first."""
+        self._counts.recycle(list(tokens), followers)
+
     def plant(self, tree: TokenTree, depth: int) -> None:
         """Make the text's last token the root of a tree and fill it with the likeliest nodes, none below ``depth``."""
         self._count()
@@ -86,7 +95,10 @@ class CountsDrafter:
         self._counts.fill(*tree.node_tensors(), depth)
 
     def evidence(self, path: Sequence[int]) -> Tensor:
-        """What may follow the text and then ``path``: (token, kind in text, kind in table), [n, 3] int64."""
+        """What may follow the text and then ``path``, [n, 4] int64.
+
+        Rows: token, kind in text, kind in table, place among the runners-up.
+        """
         self._count()
         rows: Tensor = self._counts.evidence([*self._text[-LONGEST:], *path])
         return rows
@@ -99,10 +111,10 @@ class CountsDrafter:
             self._pending = []
 
 
-def usual_counts() -> CountsDrafter:
+def usual_counts(*, recycles: bool = False) -> CountsDrafter:
     """Counts of the text alone, believed as usual: what serves before anything is learned of a target."""
-    return CountsDrafter(Belief.usual(with_table=False))
+    return CountsDrafter(Belief.usual(with_table=False), recycles=recycles)
 
 
-def _native_counts(longest: int, text: Tensor, table: Tensor, rank: Tensor) -> Any:
-    return torch.classes.yggdrasil.Counts(longest, text, table, rank)
+def _native_counts(longest: int, *weights: Tensor) -> Any:
+    return torch.classes.yggdrasil.Counts(longest, *weights)

@@ -8,7 +8,8 @@ from yggdrasil.artifacts import parse_dataclass, parse_yaml
 from yggdrasil.drafters.options import CountsOptions, FreeOptions, LookaheadOptions, NGramOptions
 from yggdrasil.errors import YggdrasilError
 
-PLAIN, NGRAM, TEXT, TABLE, LOOKAHEAD = "none", "ngram", "text", "table", "lookahead"
+PLAIN, NGRAM, TEXT, TABLE, RECYCLING, LOOKAHEAD = "none", "ngram", "text", "table", "recycling", "lookahead"
+FREE = (PLAIN, NGRAM, TEXT, TABLE, RECYCLING, LOOKAHEAD)  # whatever needs no model
 USUAL = (TEXT, TABLE)
 
 
@@ -32,7 +33,7 @@ class Named(NamedTuple):
 def named_drafters(names: Sequence[str], ngram: str = "") -> Named:
     """The drafters that ``--drafter``, given once or more, stands for: they guess in one tree.
 
-    The text is always counted beside a model or a table.
+    The text is always counted beside a model, a table and recycling.
 
     Raises:
         YggdrasilError: names that do not go together, or ``ngram`` options where none are meant.
@@ -43,14 +44,14 @@ def named_drafters(names: Sequence[str], ngram: str = "") -> Named:
         if set(names) != {PLAIN}:
             raise YggdrasilError(f"--drafter {' and '.join(names)} do not draft together; none stands alone")
         return Named(None)
-    models = sorted(set(names) - {NGRAM, TEXT, TABLE, LOOKAHEAD})
+    models = sorted(set(names) - set(FREE))
     if len(models) > 1:
         raise YggdrasilError(f"--drafter {' and '.join(models)} do not draft together; give one model")
     free: list[FreeOptions] = [ngram_options(ngram)] if NGRAM in names else []
     if LOOKAHEAD in names:
         free.append(LookaheadOptions())
     if not set(names) <= {NGRAM, LOOKAHEAD}:
-        free.append(CountsOptions(table=TABLE in names))
+        free.append(CountsOptions(table=TABLE in names, recycling=RECYCLING in names))
     return Named(models[0] if models else None, tuple(free))
 
 
@@ -59,7 +60,7 @@ def names_of(free: Sequence[FreeOptions]) -> set[str]:
     names = {PLAIN} if not free else set()
     for each in free:
         if isinstance(each, CountsOptions):
-            names |= {TEXT, *([TABLE] if each.table else [])}
+            names |= {TEXT, *([TABLE] if each.table else []), *([RECYCLING] if each.recycling else [])}
         else:
             names.add(NGRAM if isinstance(each, NGramOptions) else LOOKAHEAD)
     return names

@@ -32,10 +32,14 @@ class NGramOptions:
 
 @dataclass(frozen=True)
 class CountsOptions:
-    """Counted continuations: of the text, and where ``table`` is set of a table of the target's own text."""
+    """Counted continuations: of the text, and where ``table`` is set of a table of the target's own text.
+
+    ``recycling``: what the target last found likeliest after a token may follow it too.
+    """
 
     text: bool = True
     table: bool = True
+    recycling: bool = False
 
     def __post_init__(self) -> None:
         if not self.text:

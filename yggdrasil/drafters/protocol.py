@@ -120,6 +120,21 @@ class ReadingDrafter(FreeDrafter, Protocol):
         """The target chose ``choices[i]`` behind ``nodes[i]`` of the tree that it read; ``extend`` comes after."""
 
 
+@runtime_checkable
+class RecyclingDrafter(Protocol):
+    """A free drafter that reads what the target found likeliest after each verified row."""
+
+    recycles: bool
+
+    def recycle(self, tokens: Sequence[int], followers: Tensor) -> None:
+        """After ``tokens[i]`` the target found ``followers[i]`` likeliest, [len(tokens), K] int64, best first."""
+
+
+def recyclers(free: FreeDrafter | None) -> list[RecyclingDrafter]:
+    """Those of ``free`` that want the target's runners-up."""
+    return [each for each in each_of(free) if isinstance(each, RecyclingDrafter) and each.recycles]
+
+
 class FreeDrafters:
     """Several in one tree: each goes on with what those before it have guessed."""
 

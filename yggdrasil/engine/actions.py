@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-from yggdrasil.drafters.protocol import Drafter, FreeDrafter, ReadingDrafter, StagedDrafter, each_of
+from yggdrasil.drafters.protocol import Drafter, FreeDrafter, ReadingDrafter, StagedDrafter, each_of, recyclers
 from yggdrasil.engine.aside import AsideTree
 from yggdrasil.engine.evidence import LiveEvidence
 from yggdrasil.engine.iteration import NO_PROMISE, Emission, Iteration, Promise
@@ -50,7 +50,7 @@ class StageActions:
         self._expected_at = np.array(self.verify_widths) - 1
         self._ranking = torch.empty_like(target.order), torch.empty_like(tree.scores)  # nodes, expected tokens
         self._ranked, self._expected, self._order = *map(HostView, self._ranking), HostView(target.order)
-        self._free, self._wants_free = free, False
+        self._free, self._wants_free, self._recyclers = free, False, recyclers(free)
         self._readers = [each for each in each_of(free) if isinstance(each, ReadingDrafter)]
         self._aside = None if free is None else AsideTree(free, tree, self.verify_widths, is_alone=drafter is None)
         # A tree that lies elsewhere, or is ranked there, is fixed before the host could add to it.
@@ -271,6 +271,9 @@ class StageActions:
                 reader.read(self.tree, nodes.tolist(), choices.tolist())
         if self._free is not None:
             self._free.extend(outcome.tokens, {})
+        if outcome.seen is not None:
+            for drafter in self._recyclers:
+                drafter.recycle(*outcome.seen)
 
     def _guessers(self, state: Iteration) -> str:
         """Who guessed in this iteration's tree."""

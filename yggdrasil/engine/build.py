@@ -13,7 +13,7 @@ from yggdrasil.drafters.heads.drafter import HeadDrafter
 from yggdrasil.drafters.heads.loading import LoadedHead
 from yggdrasil.drafters.heads.medusa import MedusaSettings
 from yggdrasil.drafters.heads.medusa_drafter import MedusaDrafter
-from yggdrasil.drafters.protocol import Drafter, FreeDrafter
+from yggdrasil.drafters.protocol import Drafter, FreeDrafter, recyclers
 from yggdrasil.engine.captured_target import CapturedTarget, check_capturable
 from yggdrasil.engine.engine import Engine
 from yggdrasil.engine.logit_target import LogitTarget
@@ -22,7 +22,7 @@ from yggdrasil.errors import YggdrasilError
 from yggdrasil.models.compiled import Backend
 from yggdrasil.models.graphs import Recorder
 from yggdrasil.models.loaded import LoadedModel
-from yggdrasil.models.runner import ModelRunner
+from yggdrasil.models.runner import RUNNERS_UP, ModelRunner
 from yggdrasil.scheduling.plan import DeviceName, Shapes
 from yggdrasil.scheduling.stages import DEFAULT_ORDER, Schedule
 from yggdrasil.tree.token_tree import TokenTree
@@ -182,6 +182,10 @@ def assemble(
     else:
         chosen = drafter
     hidden_layers = chosen.hidden_layers if chosen is not None else ()
+    if recyclers(free):
+        if recorder is not None:
+            raise YggdrasilError("recycling reads runners-up on the host; take --device cpu, or leave it out")
+        hidden_layers = (*hidden_layers, RUNNERS_UP)
     target_runner = ModelRunner(target, shapes.cache_capacity, vocab_size, backend, hidden_layers, recorder)
     make_target = TargetModel if recorder is None else CapturedTarget
     model = make_target(target_runner, tree, shapes.verify_widths, shapes.prefill_widths)

@@ -5,7 +5,7 @@ from time import perf_counter_ns
 
 import torch
 
-from yggdrasil.drafters.protocol import Drafter, FreeDrafter, num_kept
+from yggdrasil.drafters.protocol import Drafter, FreeDrafter, num_kept, recyclers
 from yggdrasil.engine.actions import StageActions
 from yggdrasil.engine.captured_target import CapturedTarget, check_capturable
 from yggdrasil.engine.iteration import Emission, Iteration, Promise
@@ -14,6 +14,7 @@ from yggdrasil.engine.target import Outcome, Target
 from yggdrasil.engine.text import TextStream
 from yggdrasil.engine.trace import Trace
 from yggdrasil.models.compiled import BuildClock
+from yggdrasil.models.runner import RUNNERS_UP
 from yggdrasil.scheduling.executors import Executor, InOrderExecutor
 from yggdrasil.scheduling.stages import DEFAULT_ORDER, Schedule
 from yggdrasil.tree.token_tree import TokenTree
@@ -135,6 +136,8 @@ class Engine:
         if self.free is not None:
             self.free.begin(prompt)
             self.free.extend(first.tokens, {})
+            for drafter in recyclers(self.free):
+                drafter.recycle(prompt[-1:], first.layers[RUNNERS_UP])
         if self.drafter is not None:
             layers = {
                 layer: torch.cat([outcome.layers[layer] for outcome in outcomes])

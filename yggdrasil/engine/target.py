@@ -1,6 +1,6 @@
 """The target model at run time: prefill, plain steps, verification, commit."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import torch
@@ -11,7 +11,7 @@ from yggdrasil.engine.steps import PlainStep, VerifyStep
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.models.buffers import HostBuffer
 from yggdrasil.models.kept_text import KeptText
-from yggdrasil.models.runner import ModelRunner, PrefillStep
+from yggdrasil.models.runner import RUNNERS_UP, ModelRunner, PrefillStep
 from yggdrasil.predictor.evidence import RepetitionFigures
 from yggdrasil.tree.token_tree import TokenTree
 
@@ -26,6 +26,9 @@ class Outcome(NamedTuple):
     nodes: Sequence[int] = ()  # tree nodes of the accepted rows, the root's first; none for a plain or a captured step
     expected: float | None = None  # tokens promised by the verified nodes, where the device ranked them
     last: int = 0  # the row of ``states`` that produced the last token
+    seen: tuple[list[int], Tensor] | None = (
+        None  # tokens of all rows, and their runners-up [R, K], where steps give them
+    )
 
     @property
     def hidden(self) -> Tensor:
@@ -89,6 +92,7 @@ class TargetModel:
         self.text = runner.text
         self.figures = RepetitionFigures()
         self.order = torch.arange(tree.num_nodes, device=device)
+        self._tree = tree
         self.prefill_widths = sorted(prefill_widths)
         self._tokens = HostBuffer(self.prefill_widths[-1], device)
         self._start = HostBuffer(1, device)
@@ -137,7 +141,9 @@ class TargetModel:
         self._start.write(self.length)
         choice, best, hidden, *layers = self.runner.step("plain", 1)()
         _check_finite(best)
-        return Outcome([int(choice)], [0], hidden, self._layers(layers, slice(1)))
+        kept = self._layers(layers, slice(1))
+        seen = ([token], kept[RUNNERS_UP]) if RUNNERS_UP in kept else None
+        return Outcome([int(choice)], [0], hidden, kept, seen=seen)
 
     def verify(self, width: int) -> Sequence[Tensor]:
         """Launch verification of the ``width`` best nodes of ``order``; ``accept`` reads the outcome."""
@@ -153,7 +159,8 @@ class TargetModel:
         rows, nodes = rest[:count], rest[3 * width :]
         tokens = rest[width : width + count]
         path = [nodes[row] for row in rows]
-        return Outcome(tokens, rows, hidden, self._layers(layers, rows), path, last=rows[-1])
+        seen = seen_rows(self._tree, nodes, self._layers(layers, slice(width)))
+        return Outcome(tokens, rows, hidden, self._layers(layers, rows), path, last=rows[-1], seen=seen)
 
     def accept_on_host(self, outputs: Sequence[Tensor], width: int, tree: TokenTree) -> Outcome:
         """The same outcome, walked on the host: what acceptance costs where the device does not do it."""
@@ -167,7 +174,8 @@ class TargetModel:
         rows = walk_greedy(nodes, tokens, parents, exists, choices)
         chosen = [choices[row] for row in rows]
         path = [nodes[row] for row in rows]
-        return Outcome(chosen, rows, hidden, self._layers(layers, rows), path, last=rows[-1])
+        seen = seen_rows(tree, nodes, self._layers(layers, slice(width)))
+        return Outcome(chosen, rows, hidden, self._layers(layers, rows), path, last=rows[-1], seen=seen)
 
     def guesses(self, outputs: Sequence[Tensor], width: int) -> tuple[Tensor, Tensor]:
         """Each verified row's node and the target's choice after it, [W] int64 each, on the device."""
@@ -185,6 +193,15 @@ class TargetModel:
             return {}
         wanted = self.runner.call.hidden_layers
         return {layer: states[rows] for layer, states in zip(wanted, layers, strict=True)}
+
+
+def seen_rows(tree: TokenTree, nodes: Sequence[int], layers: Mapping[int, Tensor]) -> tuple[list[int], Tensor] | None:
+    """Tokens and runners-up of the rows that hold ``nodes``, padding left out; None where steps give none."""
+    if RUNNERS_UP not in layers:
+        return None
+    rows = torch.isfinite(tree.scores[list(nodes)])
+    tokens: list[int] = tree.tokens[list(nodes)][rows].tolist()
+    return tokens, layers[RUNNERS_UP][rows]
 
 
 def _check_finite(best: Tensor) -> None:

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 Call = TypeVar("Call")
 HEAD_INPUT = -1  # layer number of the state that the language-model head reads
+RUNNERS_UP = -2  # layer number of the likeliest tokens after each row, best first: [R, K] int64
+NUM_RUNNERS_UP = 8  # K
+_BLOCK = 64  # logits of which the greatest is looked at first
 
 
 class Forward(NamedTuple):
@@ -105,6 +108,8 @@ class ModelCall:
         logits, hidden = output.logits[0, :, : self.vocab_size], captured[HEAD_INPUT]
         if rows is not None and not drop_early:
             logits, hidden = logits[rows], hidden[rows]
+        if RUNNERS_UP in self.hidden_layers:
+            captured[RUNNERS_UP] = likeliest_tokens(logits)
         return Forward(logits, hidden, [captured[layer] for layer in self.hidden_layers])
 
     def best_tokens(self, logits: Tensor) -> tuple[Tensor, Tensor]:
@@ -128,8 +133,26 @@ class ModelCall:
         head = model.get_output_embeddings()
         hooks.callback(head.register_forward_pre_hook(before_head).remove)
         for layer in self.hidden_layers:
-            if layer != HEAD_INPUT:
+            if layer not in (HEAD_INPUT, RUNNERS_UP):
                 hooks.callback(decoder_layers(model)[layer].register_forward_hook(after_layer(layer)).remove)
+
+
+def likeliest_tokens(logits: Tensor) -> Tensor:
+    """The tokens of the ``NUM_RUNNERS_UP`` greatest logits of each row, best first, [R, K].
+
+    They lie in the blocks whose greatest are among the K greatest: most of a vocabulary is only compared once.
+    """
+    size, most = logits.shape[-1], min(NUM_RUNNERS_UP, logits.shape[-1])
+    whole = size // _BLOCK * _BLOCK
+    if whole <= most * _BLOCK:
+        return logits.topk(most).indices
+    blocks = logits[:, :whole].unflatten(1, (-1, _BLOCK))
+    best = blocks.amax(-1).topk(most).indices  # [R, K]
+    places = torch.arange(_BLOCK, device=logits.device)
+    tokens = (best[:, :, None] * _BLOCK + places).flatten(1)  # [R, K * _BLOCK]
+    rest = torch.arange(whole, size, device=logits.device).expand(logits.shape[0], -1)
+    tokens = torch.cat([tokens, rest], dim=1)
+    return tokens.gather(1, logits.gather(1, tokens).topk(most).indices)
 
 
 def decoder_layers(model: "PreTrainedModel") -> nn.ModuleList:

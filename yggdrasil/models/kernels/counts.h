@@ -30,6 +30,7 @@ constexpr double kMostLikely = 0.98;  // of all children together: none is certa
 constexpr double kLeastLikely = 1e-6;
 constexpr double kLeastPath = -6.2;  // log-probability of a node that is worth no row of any pass, until it is said
 constexpr int64_t kLongest = 64;
+constexpr int64_t kRunnersUp = 8;
 
 struct Follower {
   int32_t token;
@@ -103,15 +104,16 @@ class CountedTable {
 class Counts : public torch::CustomClassHolder {
  public:
   // `longest`: tokens of the longest context of the text. `weights_text` [1 + longest * 20] and `weights_table`
-  // [1 + 2 * 20] float64: log-odds that a kind of evidence adds; `weights_rank` [13]: by place among the candidates, the
-  // longest contexts of the text first and the table's last.
+  // [1 + 2 * 20] float64: log-odds that a kind of evidence adds; `weights_recycled` [1 + 8]: by place among the runners-up;
+  // `weights_rank` [13]: by place among the candidates, the longest contexts of the text first, runners-up last.
   Counts(int64_t longest, const at::Tensor& weights_text, const at::Tensor& weights_table,
-         const at::Tensor& weights_rank)
+         const at::Tensor& weights_recycled, const at::Tensor& weights_rank)
       : longest_(longest), text_weights_(values<double>(weights_text)), table_weights_(values<double>(weights_table)),
-        rank_weights_(values<double>(weights_rank)) {
+        recycled_weights_(values<double>(weights_recycled)), rank_weights_(values<double>(weights_rank)) {
     TORCH_CHECK(longest > 0 && longest <= kLongest, "contexts of 1 to ", kLongest, " tokens");
     TORCH_CHECK(int64_t(text_weights_.size()) == 1 + longest * kTotals * kShares &&
-                    int64_t(table_weights_.size()) == 1 + 2 * kTotals * kShares && int64_t(rank_weights_.size()) == kRanks,
+                    int64_t(table_weights_.size()) == 1 + 2 * kTotals * kShares &&
+                    int64_t(recycled_weights_.size()) == 1 + kRunnersUp && int64_t(rank_weights_.size()) == kRanks,
                 "weights do not fit the kinds of evidence");
   }
 
@@ -122,8 +124,19 @@ class Counts : public torch::CustomClassHolder {
     table_.set(keys, totals, starts, tokens, counts);
   }
 
+  // After tokens[i] the target found followers[i] likeliest, best first; int64 [R] and [R, K], K <= 8.
+  void recycle(const std::vector<int64_t>& tokens, const at::Tensor& followers) {
+    const at::Tensor rows = followers.contiguous();
+    TORCH_CHECK(rows.dim() == 2 && rows.size(0) == int64_t(tokens.size()) && rows.size(1) <= kRunnersUp,
+                "runners-up must be [tokens, ", kRunnersUp, "] at most");
+    const auto* row = rows.const_data_ptr<int64_t>();
+    for (size_t i = 0; i < tokens.size(); ++i, row += rows.size(1))
+      recycled_[int32_t(tokens[i])].assign(row, row + rows.size(1));
+  }
+
   void forget() {
     contexts_.clear();
+    recycled_.clear();
     text_.clear();
   }
 
@@ -138,14 +151,16 @@ class Counts : public torch::CustomClassHolder {
     }
   }
 
-  // What may follow `path` (its last tokens count): rows (token, kind in the text, kind in the table), [n, 3] int64.
+  // What may follow `path` (its last tokens count): rows (token, kind in the text, kind in the table, place among the
+  // runners-up from 1 on), [n, 4] int64.
   at::Tensor evidence(const std::vector<int64_t>& path) const {
     std::vector<int32_t> reversed(path.rbegin(), path.rend());
     std::vector<Candidate> found;
     gather(reversed, found);
-    at::Tensor rows = at::empty({int64_t(found.size()), 3}, at::kLong);
+    at::Tensor rows = at::empty({int64_t(found.size()), 4}, at::kLong);
     auto* row = rows.mutable_data_ptr<int64_t>();
-    for (const Candidate& each : found) *row++ = each.token, *row++ = each.text, *row++ = each.table;
+    for (const Candidate& each : found)
+      *row++ = each.token, *row++ = each.text, *row++ = each.table, *row++ = each.recycled;
     return rows;
   }
 
@@ -209,7 +224,7 @@ class Counts : public torch::CustomClassHolder {
  private:
   struct Candidate {
     int32_t token;
-    int32_t text, table;  // kinds of evidence
+    int32_t text, table, recycled;  // kinds of evidence
     double likely;
   };
 
@@ -292,12 +307,23 @@ class Counts : public torch::CustomClassHolder {
       for (int64_t i = 0; i < looked; ++i) {
         const auto [token, count] = those.ranked[i];
         if (find(found, token) == nullptr)
-          found.push_back({token, int32_t(evidence_kind(length, count, those.total)), 0, 0.0});
+          found.push_back({token, int32_t(evidence_kind(length, count, those.total)), 0, 0, 0.0});
       }
     }
     if (!reversed.empty() && !table_.empty()) {
       if (reversed.size() > 1) gather_table((int64_t(reversed[1]) + 1) << 32 | reversed[0], 2, found);
       gather_table(reversed[0], 1, found);
+    }
+    if (!reversed.empty() && !recycled_.empty()) gather_recycled(reversed[0], found);
+  }
+
+  void gather_recycled(int32_t token, std::vector<Candidate>& found) const {
+    const auto place = recycled_.find(token);
+    if (place == recycled_.end()) return;
+    for (size_t i = 0; i < place->second.size(); ++i) {
+      Candidate* known = find(found, place->second[i]);
+      if (known == nullptr) found.push_back({place->second[i], 0, 0, int32_t(1 + i), 0.0});
+      else known->recycled = int32_t(1 + i);
     }
   }
 
@@ -308,7 +334,7 @@ class Counts : public torch::CustomClassHolder {
       const int32_t token = follower->token;
       const int32_t kind = int32_t(evidence_kind(length, follower->count, table_.total(context)));
       Candidate* known = find(found, token);
-      if (known == nullptr) found.push_back({token, 0, kind, 0.0});
+      if (known == nullptr) found.push_back({token, 0, kind, 0, 0.0});
       else if (known->table == 0) known->table = kind;
     }
   }
@@ -347,8 +373,10 @@ class Counts : public torch::CustomClassHolder {
   // The probability of each candidate.
   void believe(std::vector<Candidate>& found) const {
     for (size_t i = 0; i < found.size(); ++i) {
+      Candidate& each = found[i];
       const double rank = rank_weights_[std::min<int64_t>(i, kRanks - 1)];
-      found[i].likely = 1.0 / (1.0 + std::exp(-(rank + text_weights_[found[i].text] + table_weights_[found[i].table])));
+      const double odds = text_weights_[each.text] + table_weights_[each.table] + recycled_weights_[each.recycled];
+      each.likely = 1.0 / (1.0 + std::exp(-(rank + odds)));
     }
   }
 
@@ -369,10 +397,11 @@ class Counts : public torch::CustomClassHolder {
 
   int64_t longest_;
   double least_path_ = kLeastPath;
-  std::vector<double> text_weights_, table_weights_, rank_weights_;
+  std::vector<double> text_weights_, table_weights_, recycled_weights_, rank_weights_;
   std::vector<int32_t> text_;
   std::unordered_map<uint64_t, Followers> contexts_;
   CountedTable table_;
+  std::unordered_map<int32_t, std::vector<int32_t>> recycled_;  // token -> its runners-up the last time, best first
 };
 
 }  // namespace yggdrasil

@@ -125,7 +125,8 @@ TORCH_LIBRARY_FRAGMENT(yggdrasil, m) {
   m.class_<yggdrasil::Package>("Package").def(torch::init<std::string>());
   m.class_<yggdrasil::Run>("Run").def(torch::init<c10::intrusive_ptr<yggdrasil::Package>, std::vector<Tensor>>()).def("run", &yggdrasil::Run::run);
   m.class_<yggdrasil::Counts>("Counts")
-      .def(torch::init<int64_t, at::Tensor, at::Tensor, at::Tensor>())
+      .def(torch::init<int64_t, at::Tensor, at::Tensor, at::Tensor, at::Tensor>())
+      .def("recycle", &yggdrasil::Counts::recycle)
       .def("set_table", &yggdrasil::Counts::set_table)
       .def("forget", &yggdrasil::Counts::forget)
       .def("append", &yggdrasil::Counts::append)
