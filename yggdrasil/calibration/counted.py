@@ -85,12 +85,12 @@ def fit_belief(documents: Sequence[Document], *, with_table: bool, runners_up: R
         likely = None if runners_up is None else runners_up(document)
         before = document.prompt[-1]
         for place, token in enumerate(document.answer):
-            if likely is not None:
-                drafter.recycle([before], likely[place : place + 1])
-                before = token
             rows = drafter.evidence(()).numpy()
             kinds.append(np.concatenate([rows[:, 1:], np.arange(len(rows))[:, None]], axis=1))
             right.append(rows[:, 0] == token)
+            if likely is not None:
+                drafter.recycle([before], likely[place : place + 1])
+                before = token
             drafter.extend([token], {})
         if sum(map(len, right)) > _MOST_CANDIDATES:
             break

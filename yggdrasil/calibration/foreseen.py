@@ -74,17 +74,11 @@ def play(
     if tokens < 1:
         raise ValueError("no text to play over")
     for number, (prompt, answer) in enumerate(documents):
-        text, likely = [*prompt[-1:], *answer], None if runners_up is None else runners_up(number)
-
-        def recycle(first: int, last: int) -> None:
-            """The rows that gave tokens ``first`` to ``last - 1`` of the answer."""
-            for drafter in recyclers(free) if likely is not None else ():
-                drafter.recycle(text[first:last], likely[first:last])
-
+        text, likely = [*prompt[-1:], *answer[:-1]], None if runners_up is None else runners_up(number)
         learner.begin()
         free.begin(prompt)
         free.extend(answer[:1], {})  # the prefill's
-        recycle(0, 1)
+        _recycle(free, text, likely, slice(1))
         place = 1
         while place < len(answer):
             decision, rested = None, True
@@ -99,9 +93,16 @@ def play(
             learner.settle(decision, accepted + 1, milliseconds, rested=rested)
             tally.add(shape, accepted, milliseconds)
             free.extend(answer[place : place + accepted + 1], {})
-            recycle(place, min(place + accepted + 1, len(answer)))
+            _recycle(free, text, likely, slice(place, place + accepted + 1))
             place += accepted + 1
     return tally.result(tokens)
+
+
+def _recycle(free: FreeDrafter, text: Sequence[int], likely: Tensor | None, rows: slice) -> None:
+    """Tell of the rows that were verified and stand."""
+    if likely is not None:
+        for drafter in recyclers(free):
+            drafter.recycle(text[rows], likely[rows])
 
 
 def _accepted(tree: TokenTree, order: Sequence[int], width: int, truth: Sequence[int]) -> int:

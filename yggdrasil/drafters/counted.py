@@ -2,8 +2,9 @@
 
 A context's followers are kept by count, the newer first among equals. Evidence for a candidate is the longest context
 of the text that it has followed, the longest of the table, its counts in both, its place among what the target found
-likeliest after the last token the last time, and how many candidates come before it; a belief (one weight a kind of evidence, added up as log-odds) makes a probability of it. Trees are grown best first, so
-their nodes come in falling order of score and the first n of them are the best tree of n.
+likeliest after the last token the last time, and how many candidates come before it; a belief (one weight a kind of
+evidence, added up as log-odds) makes a probability of it. Trees are grown best first, so their nodes come in falling
+order of score and the first n of them are the best tree of n.
 """
 
 import heapq
