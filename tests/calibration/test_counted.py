@@ -171,6 +171,28 @@ def test_what_is_learned_from_a_text_that_repeats_itself_pays():
     assert np.array_equal(few.text, Belief.usual(with_table=True).text)
 
 
+def test_runners_up_are_worth_something_before_anything_came_twice():
+    """Of a walk whose every place has three ways on, the text knows those that were taken, and recycling all."""
+    generator = np.random.default_rng(0)
+    ways = np.stack([generator.permutation(40)[:3] for _ in range(40)])
+    documents = []
+    for _ in range(60):
+        walk = [0]
+        while len(walk) < 70:
+            walk.append(int(ways[walk[-1], generator.integers(3)]))
+        documents.append(Document(walk[:2], walk[2:]))
+
+    def runners_up(document):
+        return torch.from_numpy(ways[[document.prompt[-1], *document.answer[:-1]]])
+
+    alone = learn_counts(documents, COSTS, SHAPES, with_table=False)
+    recycling = learn_counts(documents, COSTS, SHAPES, with_table=False, runners_up=runners_up)
+    assert recycling.options() == CountsOptions(table=False, recycling=True)
+    assert recycling.expected[0].aal > alone.expected[0].aal + 0.1
+    assert recycling.belief.recycled[1:4].min() > recycling.belief.recycled[0]
+    assert learn_counts([], COSTS, SHAPES, with_table=False, runners_up=runners_up).options().recycling
+
+
 def test_no_path_is_looked_for_that_no_row_is_worth(monkeypatch, tmp_path):
     """Neither where a plan's counts guess nor where it is predicted what they give."""
     least, own = [], CountsDrafter.leave_out_below
@@ -212,6 +234,8 @@ TABLE_TOO, LOOK_UP = CountsOptions(table=True), NGramOptions()
         (["some/model", "text"], "some/model", [TEXT_ALONE]),
         (["table", "some/model"], "some/model", [TABLE_TOO]),
         (["ngram", "table", "some/model"], "some/model", [LOOK_UP, TABLE_TOO]),
+        (["recycling"], None, [CountsOptions(table=False, recycling=True)]),
+        (["recycling", "table", "some/model"], "some/model", [CountsOptions(recycling=True)]),
         (["none"], None, []),
     ],
 )

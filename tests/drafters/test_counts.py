@@ -15,6 +15,7 @@ from yggdrasil.drafters.counted import (
     MOST_FOLLOWERS,
     MOST_LIKELY,
     RANKS,
+    RUNNERS_UP,
     TABLE_LENGTH,
     evidence_kind,
     num_kinds,
@@ -28,9 +29,15 @@ from yggdrasil.models.kernels import is_native
 from yggdrasil.tree.token_tree import TokenTree
 
 TEXT = st.lists(st.integers(0, 3), min_size=1, max_size=40)
+ROWS = st.lists(  # of a pass: a token, and what the target found likeliest after it
+    st.tuples(st.integers(0, 4), st.lists(st.integers(0, 9), min_size=3, max_size=3, unique=True)), max_size=5
+)
 DOCUMENTS = st.lists(st.tuples(st.lists(st.integers(0, 3), max_size=5), TEXT), max_size=4)
-SIZES = (num_kinds(LONGEST), num_kinds(TABLE_LENGTH), RANKS)
-BELIEF = Belief(*(np.random.default_rng(0).normal(size=size) for size in SIZES))
+SIZES = (num_kinds(LONGEST), num_kinds(TABLE_LENGTH), 1 + RUNNERS_UP, RANKS)
+DRAWN = np.random.default_rng(0)
+BELIEF = Belief(
+    **{name: DRAWN.normal(size=SIZES[i]) for i, name in ((0, "text"), (1, "table"), (3, "rank"), (2, "recycled"))}
+)
 KINDS = [False, pytest.param(True, marks=pytest.mark.skipif(not is_native(), reason="no compiler here"))]
 
 
@@ -46,18 +53,26 @@ def grown(drafter, text, num_nodes=17, depth=5):
     return tree
 
 
+def recycle(drafter, rows):
+    if rows:
+        drafter.recycle([token for token, _ in rows], torch.tensor([followers for _, followers in rows]))
+
+
 LEAST = st.sampled_from([0.0, 1e-9, 0.03, 0.2])  # probability of paths that are left out
 
 
 @pytest.mark.skipif(not is_native(), reason="no compiler here")
-@given(text=TEXT, documents=DOCUMENTS, depth=st.integers(1, 6), num_nodes=st.integers(1, 20), least=LEAST)
+@given(text=TEXT, documents=DOCUMENTS, rows=ROWS, depth=st.integers(1, 6), num_nodes=st.integers(1, 20), least=LEAST)
 @settings(deadline=None)
-def test_the_native_tree_is_the_portable_one(text, documents, depth, num_nodes, least):
+def test_the_native_tree_is_the_portable_one(text, documents, rows, depth, num_nodes, least):
     table = Table.of(documents) if documents else None
     drafters = [CountsDrafter(BELIEF, table, native=is_wanted) for is_wanted in (True, False)]
     for drafter in drafters:
         drafter.leave_out_below(least)
+        drafter.begin(text)
+        recycle(drafter, rows)
     native, portable = (grown(drafter, text, num_nodes, depth) for drafter in drafters)
+    assert torch.equal(*(drafter.evidence(()) for drafter in drafters))
     size = portable.size
     assert native.size == size
     for ours, theirs in zip(native.tensors()[:3], portable.tensors()[:3], strict=True):
@@ -84,18 +99,19 @@ def test_paths_that_no_row_is_worth_are_left_out_and_no_others(native):
 
 
 @pytest.mark.parametrize("native", KINDS)
-@given(text=TEXT, documents=DOCUMENTS)
+@given(text=TEXT, documents=DOCUMENTS, rows=ROWS)
 @settings(deadline=None, max_examples=40)
-def test_evidence_is_what_counting_by_hand_finds(native, text, documents):
+def test_evidence_is_what_counting_by_hand_finds(native, text, documents, rows):
     drafter = CountsDrafter(BELIEF, Table.of(documents), native=native)
     drafter.begin(text)
+    recycle(drafter, rows)
 
     expected = {}
     for length in range(min(LONGEST, len(text)), 0, -1):
         ends = [end for end in range(length, len(text)) if text[end - length : end] == text[-length:]]
         counts = Counter(text[end] for end in ends)
         for token, count in counts.items():
-            expected.setdefault(token, [evidence_kind(length, count, len(ends)), 0])
+            expected.setdefault(token, [evidence_kind(length, count, len(ends)), 0, 0])
     for length in range(min(TABLE_LENGTH, len(text)), 0, -1):
         seen = Counter(
             whole[end]
@@ -105,9 +121,29 @@ def test_evidence_is_what_counting_by_hand_finds(native, text, documents):
             if whole[end - length : end] == text[-length:]
         )
         for token, count in seen.items():
-            entry = expected.setdefault(token, [0, 0])
+            entry = expected.setdefault(token, [0, 0, 0])
             entry[1] = entry[1] or evidence_kind(length, count, seen.total())
+    for place, token in enumerate(dict(rows).get(text[-1], []), start=1):
+        expected.setdefault(token, [0, 0, 0])[2] = place
     assert {token: kinds for token, *kinds in drafter.evidence(()).tolist()} == expected
+
+
+@pytest.mark.parametrize("native", KINDS)
+def test_runners_up_are_of_one_text_and_the_last_row_counts(native):
+    drafter = CountsDrafter(BELIEF, native=native)
+    drafter.begin([1, 2, 3])
+    drafter.recycle([3, 5, 3], torch.tensor([[9, 8], [1, 2], [6, 7]]))
+    assert drafter.evidence(()).tolist() == [[6, 0, 0, 1], [7, 0, 0, 2]]
+    assert drafter.evidence([5]).tolist() == [[1, 0, 0, 1], [2, 0, 0, 2]]
+    tree = grown(drafter, [1, 2, 3], num_nodes=40, depth=1)
+    assert {6, 7} == set(tree.tokens[1 : tree.size].tolist())
+    drafter.begin([1, 2, 3, 6])  # goes on
+    assert len(drafter.evidence([5])) == 2
+    drafter.begin([4])
+    assert len(drafter.evidence([5])) == 0
+    for wrong in (torch.zeros(1, 9, dtype=torch.int64), torch.zeros(2, 8, dtype=torch.int64), torch.zeros(8).long()):
+        with pytest.raises(RuntimeError, match="runners-up must be"):
+            drafter.recycle([3], wrong)
 
 
 @pytest.mark.parametrize("native", KINDS)
@@ -172,16 +208,19 @@ def test_tokens_are_the_targets_own_and_fewer_passes_make_them():
 def test_a_belief_learns_what_candidates_were_worth():
     generator = np.random.default_rng(1)
     strong, weak = evidence_kind(4, 3, 3), evidence_kind(1, 1, 10)
-    places = generator.integers(0, 40, 4000)
-    kinds = np.stack([generator.choice([strong, weak], 4000), np.zeros(4000, dtype=np.int64), places], axis=1)
-    is_right = generator.random(4000) < np.where(kinds[:, 0] == strong, 0.9, 0.2)
+    places, none = generator.integers(0, 40, 4000), np.zeros(4000, dtype=np.int64)
+    runner_up = generator.integers(0, 2, 4000)
+    kinds = np.stack([generator.choice([strong, weak], 4000), none, runner_up, places], axis=1)
+    is_right = generator.random(4000) < np.where(kinds[:, 0] == strong, 0.9, np.where(runner_up, 0.5, 0.2))
     belief = Belief.fit(kinds, is_right)
 
-    def probability(kind):
-        return 1 / (1 + np.exp(-(belief.rank[-1] + belief.text[kind] + belief.table[0])))
+    def probability(kind, runner_up):
+        odds = belief.text[kind] + belief.table[0] + belief.recycled[runner_up]
+        return 1 / (1 + np.exp(-(belief.rank[-1] + odds)))
 
-    assert probability(strong) == pytest.approx(0.9, abs=0.03)
-    assert probability(weak) == pytest.approx(0.2, abs=0.03)
+    assert probability(strong, 0) == pytest.approx(0.87, abs=0.05)
+    assert probability(weak, 0) == pytest.approx(0.23, abs=0.05)
+    assert probability(weak, 1) == pytest.approx(0.47, abs=0.05)
     with pytest.raises(ValueError, match="one outcome"):
         Belief.fit(kinds, np.ones(4000, dtype=bool))
 
