@@ -14,7 +14,7 @@ from yggdrasil.scheduling.stages import Schedule
 from yggdrasil.tree.objective import TreeShape
 
 PROMPT, COUNT = TEXT[:24], 40
-ON_HOST = Schedule.of({"accept": "host"}).labels
+SCHEDULES = {"device": {}, "host": {"accept": "host"}, "ahead": {"head_draft": "ahead", "tail_draft": "ahead"}}
 
 
 class Noting:
@@ -40,13 +40,13 @@ def test_the_likeliest_are_those_of_a_sort(size):
     assert torch.equal(likeliest_tokens(logits), expected)
 
 
-@pytest.mark.parametrize("stages", [Schedule.of({}).labels, ON_HOST], ids=["device", "host"])
+@pytest.mark.parametrize("variants", SCHEDULES.values(), ids=SCHEDULES)
 @pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside a drafter"])
-def test_what_is_told_is_what_the_target_found_likeliest(pair, stages, beside):
+def test_what_is_told_is_what_the_target_found_likeliest(pair, variants, beside):
     """Of every row that was verified, refused ones too: each behind its own path."""
     free, seen = Noting(), []
     policy = FixedPolicy(TreeShape(2, 3, 8)) if beside else FreeTreePolicy(8)
-    decoder = pair.decoder(policy, drafter=pair.drafter if beside else None, free=free, stages=stages)
+    decoder = pair.decoder(policy, drafter=pair.drafter if beside else None, free=free, stages=Schedule.of(variants).labels)
     generation = decoder.generate(PROMPT, max_new_tokens=COUNT, watch=seen.append)
     assert generation.tokens == pair.reference(PROMPT, COUNT)
 

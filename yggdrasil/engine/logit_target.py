@@ -11,10 +11,9 @@ from yggdrasil.acceptance.rules import Rule
 from yggdrasil.acceptance.sampler import Sampler
 from yggdrasil.acceptance.verified import VerifiedTree
 from yggdrasil.engine.logit_steps import PlainLogitsStep, VerifyLogitsStep
-from yggdrasil.engine.target import Outcome, TargetModel, not_finite, seen_rows
+from yggdrasil.engine.target import Outcome, SeenRows, TargetModel, not_finite, seen_rows
 from yggdrasil.models.buffers import HostBuffer
 from yggdrasil.models.kept_text import KeptText
-from yggdrasil.models.runner import RUNNERS_UP
 from yggdrasil.predictor.evidence import RepetitionFigures
 from yggdrasil.tree.token_tree import TokenTree
 
@@ -84,9 +83,8 @@ class LogitTarget:
         _check_finite(logits[0])
         choice = decision.sampler.choose(logits[0])
         decision.sampler.push(choice.token, logits[0])
-        kept = self._layers([state[:1] for state in layers])
-        seen = ([token], kept[RUNNERS_UP]) if RUNNERS_UP in kept else None
-        return Outcome([choice.token], [0], hidden, kept, seen=seen)
+        seen = SeenRows([token], layers[-1][:1]) if self._target.gives_runners_up else None
+        return Outcome([choice.token], [0], hidden, self._layers([state[:1] for state in layers]), seen=seen)
 
     def verify(self, width: int) -> Sequence[Tensor]:
         """Launch verification of the ``width`` best nodes of ``order``, or as many as the fixed width holds."""
@@ -105,7 +103,7 @@ class LogitTarget:
         kept = [torch.stack([state[i] for state in states]) for i in range(1, 1 + len(layers))]
         rows = [row - replays.committed for row in walk.rows[replays.committed :]]
         nodes = [tree.nodes[row] for row in walk.rows]
-        seen = seen_rows(self._tree, tree.nodes, self._layers(layers))
+        seen = seen_rows(self._tree, tree.nodes, layers[-1]) if self._target.gives_runners_up else None
         return Outcome(walk.tokens, rows, states[-1][0][None], self._layers(kept), nodes, seen=seen)
 
     def accept_on_host(self, outputs: Sequence[Tensor], width: int, tree: TokenTree) -> Outcome:

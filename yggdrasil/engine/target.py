@@ -1,6 +1,6 @@
 """The target model at run time: prefill, plain steps, verification, commit."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 import torch
@@ -16,6 +16,13 @@ from yggdrasil.predictor.evidence import RepetitionFigures
 from yggdrasil.tree.token_tree import TokenTree
 
 
+class SeenRows(NamedTuple):
+    """Tokens of a pass, refused ones too, and what the target found likeliest after each."""
+
+    tokens: list[int]
+    runners_up: Tensor  # [len(tokens), K] int64, best first
+
+
 class Outcome(NamedTuple):
     """What became certain in one target pass."""
 
@@ -26,9 +33,7 @@ class Outcome(NamedTuple):
     nodes: Sequence[int] = ()  # tree nodes of the accepted rows, the root's first; none for a plain or a captured step
     expected: float | None = None  # tokens promised by the verified nodes, where the device ranked them
     last: int = 0  # the row of ``states`` that produced the last token
-    seen: tuple[list[int], Tensor] | None = (
-        None  # tokens of all rows, and their runners-up [R, K], where steps give them
-    )
+    seen: SeenRows | None = None  # where steps give runners-up
 
     @property
     def hidden(self) -> Tensor:
@@ -93,6 +98,7 @@ class TargetModel:
         self.figures = RepetitionFigures()
         self.order = torch.arange(tree.num_nodes, device=device)
         self._tree = tree
+        self.gives_runners_up = RUNNERS_UP in runner.call.hidden_layers  # the last of a step's outputs then
         self.prefill_widths = sorted(prefill_widths)
         self._tokens = HostBuffer(self.prefill_widths[-1], device)
         self._start = HostBuffer(1, device)
@@ -141,9 +147,8 @@ class TargetModel:
         self._start.write(self.length)
         choice, best, hidden, *layers = self.runner.step("plain", 1)()
         _check_finite(best)
-        kept = self._layers(layers, slice(1))
-        seen = ([token], kept[RUNNERS_UP]) if RUNNERS_UP in kept else None
-        return Outcome([int(choice)], [0], hidden, kept, seen=seen)
+        seen = SeenRows([token], layers[-1]) if self.gives_runners_up else None
+        return Outcome([int(choice)], [0], hidden, self._layers(layers, slice(1)), seen=seen)
 
     def verify(self, width: int) -> Sequence[Tensor]:
         """Launch verification of the ``width`` best nodes of ``order``; ``accept`` reads the outcome."""
@@ -159,7 +164,7 @@ class TargetModel:
         rows, nodes = rest[:count], rest[3 * width :]
         tokens = rest[width : width + count]
         path = [nodes[row] for row in rows]
-        seen = seen_rows(self._tree, nodes, self._layers(layers, slice(width)))
+        seen = seen_rows(self._tree, nodes, layers[-1]) if self.gives_runners_up else None
         return Outcome(tokens, rows, hidden, self._layers(layers, rows), path, last=rows[-1], seen=seen)
 
     def accept_on_host(self, outputs: Sequence[Tensor], width: int, tree: TokenTree) -> Outcome:
@@ -174,7 +179,7 @@ class TargetModel:
         rows = walk_greedy(nodes, tokens, parents, exists, choices)
         chosen = [choices[row] for row in rows]
         path = [nodes[row] for row in rows]
-        seen = seen_rows(tree, nodes, self._layers(layers, slice(width)))
+        seen = seen_rows(tree, nodes, layers[-1]) if self.gives_runners_up else None
         return Outcome(chosen, rows, hidden, self._layers(layers, rows), path, last=rows[-1], seen=seen)
 
     def guesses(self, outputs: Sequence[Tensor], width: int) -> tuple[Tensor, Tensor]:
@@ -195,13 +200,11 @@ class TargetModel:
         return {layer: states[rows] for layer, states in zip(wanted, layers, strict=True)}
 
 
-def seen_rows(tree: TokenTree, nodes: Sequence[int], layers: Mapping[int, Tensor]) -> tuple[list[int], Tensor] | None:
-    """Tokens and runners-up of the rows that hold ``nodes``, padding left out; None where steps give none."""
-    if RUNNERS_UP not in layers:
-        return None
-    rows = torch.isfinite(tree.scores[list(nodes)])
-    tokens: list[int] = tree.tokens[list(nodes)][rows].tolist()
-    return tokens, layers[RUNNERS_UP][rows]
+def seen_rows(tree: TokenTree, nodes: Sequence[int], runners_up: Tensor) -> SeenRows:
+    """Of the rows that hold ``nodes``; ``runners_up`` [>= len(nodes), K] are theirs. Padding is left out."""
+    exist = torch.isfinite(tree.scores[list(nodes)])
+    tokens: list[int] = tree.tokens[list(nodes)][exist].tolist()
+    return SeenRows(tokens, runners_up[: len(nodes)][exist])
 
 
 def _check_finite(best: Tensor) -> None:
