@@ -22,6 +22,7 @@ from yggdrasil.errors import YggdrasilError
 from yggdrasil.models import kernels, runner
 from yggdrasil.models.compiled import _eager
 from yggdrasil.models.facts import load_tokenizer
+from yggdrasil.models.kernels.portable import PORTABLE, keep_rows
 from yggdrasil.models.loaded import LoadedModel
 from yggdrasil.models.loading import prepare_model
 from yggdrasil.models.selfcheck import check_tree_attention
@@ -303,8 +304,7 @@ def uncompiled() -> Iterator[None]:
 def portable_operators() -> Iterator[None]:
     """CUDA operators without Triton."""
     chosen = kernels.cuda_operators
-    portable = {**kernels._portable, "keep_rows": kernels._keep_rows}
-    kernels.cuda_operators = lambda: portable
+    kernels.cuda_operators = lambda: {**PORTABLE, "keep_rows": keep_rows}
     try:
         yield
     finally:

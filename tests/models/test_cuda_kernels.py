@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from yggdrasil.models import kernels
+from yggdrasil.models.kernels import portable
 
 interpreted = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") != "1" or importlib.util.find_spec("triton") is None,
@@ -53,7 +54,7 @@ def test_without_triton_a_gpu_gets_the_portable_operators(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "triton", None)
     kernels.cuda_operators.cache_clear()
     try:
-        assert kernels.cuda_operators()["tree_attention"] is kernels._tree_attention
+        assert kernels.cuda_operators()["tree_attention"] is portable.tree_attention
         assert "no Triton" in capsys.readouterr().err
     finally:
         kernels.cuda_operators.cache_clear()
@@ -71,7 +72,7 @@ def test_triton_attention_equals_the_portable_one(dtype, window, softcap):
     for seed in range(100, 102):
         case = AttentionCase(seed, dtype)
         output, *caches = case.run(cuda.tree_attention, window, softcap)
-        expected, *expected_caches = case.run(kernels._tree_attention, window, softcap)
+        expected, *expected_caches = case.run(portable.tree_attention, window, softcap)
 
         torch.testing.assert_close(output, expected, atol=tolerance, rtol=tolerance)
         for ours, theirs in zip(caches, expected_caches, strict=True):

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from attention_case import AttentionCase
 
 from yggdrasil.models import kernels
+from yggdrasil.models.kernels import portable
 
 ops = torch.ops.yggdrasil
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
@@ -23,7 +24,7 @@ TOLERANCE = {torch.float32: {"atol": 1e-5, "rtol": 1e-5}, torch.bfloat16: {"atol
 def test_portable_attention_equals_a_loop_over_keys(dtype, window, softcap):
     for seed in range(6):
         case = AttentionCase(seed, dtype, head_dim=8, num_context=[0, 1, 3, 9][seed % 4], width=1 + seed)
-        output, keys, values = case.run(kernels._tree_attention, window, softcap)
+        output, keys, values = case.run(portable.tree_attention, window, softcap)
 
         torch.testing.assert_close(output, case.run_slowly(window, softcap), **TOLERANCE[dtype])
         start = int(case.offsets[1])
@@ -39,7 +40,7 @@ def test_native_attention_equals_the_portable_one(dtype, window, softcap):
     for seed in range(100, 130):
         case = AttentionCase(seed, dtype)
         output, *caches = case.run(ops.tree_attention, window, softcap, num_threads=seed % 4)  # 0: not measured yet
-        expected, *expected_caches = case.run(kernels._tree_attention, window, softcap)
+        expected, *expected_caches = case.run(portable.tree_attention, window, softcap)
 
         torch.testing.assert_close(output, expected, **TOLERANCE[dtype])
         for ours, theirs in zip(caches, expected_caches, strict=True):
@@ -165,7 +166,7 @@ def test_packing_refuses_what_it_cannot_hold():
 
 
 @DTYPES
-@pytest.mark.parametrize("function", [ops.move_rows, kernels._move_rows], ids=["native", "portable"])
+@pytest.mark.parametrize("function", [ops.move_rows, portable.move_rows], ids=["native", "portable"])
 def test_rows_move_as_indexing_does(dtype, function):
     rng = random.Random(0)
     for seed in range(40):

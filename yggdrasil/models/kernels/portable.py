@@ -1,0 +1,149 @@
+"""Operators in PyTorch, for any device: what the native ones compute, and what takes their place without a compiler.
+
+Dims: W rows of the step, Hq query heads, Hkv key heads, D head size, S cache capacity, T tree slots, K inputs,
+N outputs.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def packed_shape(weight: Tensor) -> list[int]:
+    return list(weight.shape)
+
+
+def pack_linear(weight: Tensor, packed: Tensor) -> None:
+    packed.copy_(weight)
+
+
+def packed_linear(x: Tensor, packed: Tensor, bias: Tensor | None, out_features: int, num_threads: int) -> Tensor:
+    return torch.nn.functional.linear(x, packed, bias)
+
+
+def packed_linears(  # noqa: PLR0913  (an operator's schema)
+    x: Tensor,  # [..., K]
+    gate: Tensor | None,  # [..., K]: the layers read silu(gate) * x
+    norm: Tensor | None,  # [K]: they read norm * (x / its root mean square)
+    eps: float,  # added to the mean square
+    residual: Tensor | None,  # [..., N]: added to what the one layer gives
+    packed: list[Tensor],
+    biases: list[Tensor | None],
+    out_features: list[int],
+    num_threads: int,
+) -> list[Tensor]:
+    """Linear layers over one input, and what stands around them; each operation is rounded to the dtype of ``x``."""
+    if norm is not None:
+        whole = x.float()
+        x = norm * (whole * torch.rsqrt(whole.pow(2).mean(-1, keepdim=True) + eps)).to(x.dtype)
+    if gate is not None:
+        x = torch.nn.functional.silu(gate) * x
+    outputs = [torch.nn.functional.linear(x, weight, bias) for weight, bias in zip(packed, biases, strict=True)]
+    return outputs if residual is None else [outputs[0] + residual]
+
+
+def packed_best(
+    x: Tensor, packed: Tensor, bias: Tensor | None, out_features: int, num_threads: int
+) -> tuple[Tensor, Tensor]:
+    """The greatest output of each row, not-a-number before all, and its place, the lowest of a tie."""
+    return best_tokens(torch.nn.functional.linear(x, packed, bias).flatten(0, -2), num_threads)
+
+
+def tree_attention(  # noqa: PLR0913  (an operator's schema)
+    query: Tensor,  # [1, Hq, W, D]
+    key: Tensor,  # [1, Hkv, W, D]
+    value: Tensor,
+    key_cache: Tensor,  # [Hkv, S, D]
+    value_cache: Tensor,
+    offsets: Tensor,  # [2] int64: context length, first slot written
+    tree_mask: Tensor,  # [W, T] bool over the slots from the context length on
+    scale: float,
+    window: int,
+    softcap: float,
+    num_threads: int,
+) -> Tensor:
+    """Write the step's keys and values, then attend to the context and to the tree slots the mask allows.
+
+    Returns [1, W, Hq, D]. ``window`` > 0 keeps the last ``window`` keys of each row's path (itself included);
+    ``softcap`` > 0 bounds the scores as Gemma 2 does. A grouped matmul serves all query heads of a key head, so keys
+    are never repeated.
+    """
+    context, start = offsets.unbind()
+    width, num_key_heads, capacity = query.shape[2], key_cache.shape[0], key_cache.shape[1]
+    rows = start + torch.arange(width, device=query.device)
+    key_cache.index_copy_(1, rows, key[0])
+    value_cache.index_copy_(1, rows, value[0])
+    slots = torch.arange(capacity, device=query.device)
+    tree_slots = slots - context  # [S]
+    inside = (tree_slots >= 0) & (tree_slots < tree_mask.shape[1])
+    visible = (slots < context) | (inside & tree_mask[:, tree_slots.clamp(0, tree_mask.shape[1] - 1)])  # [W, S]
+    if window > 0:
+        later = visible.flip(1).cumsum(1).flip(1)  # visible keys from this one on; a path's keys ascend in position
+        visible = visible & (later <= window)
+    grouped = query[0].reshape(num_key_heads, -1, query.shape[-1]).float()  # [Hkv, G*W, D]
+    scores = grouped @ key_cache.float().transpose(1, 2) * scale  # [Hkv, G*W, S]
+    if softcap > 0:
+        scores = softcap * torch.tanh(scores / softcap)
+    scores = scores.view(num_key_heads, -1, width, capacity).masked_fill(~visible, float("-inf"))
+    mixed = scores.softmax(-1).view(num_key_heads, -1, capacity) @ value_cache.float()
+    heads = mixed.view(-1, width, query.shape[-1])  # [Hq, W, D]
+    return heads.transpose(0, 1).to(query.dtype).unsqueeze(0).contiguous()
+
+
+def best_tokens(logits: Tensor, num_threads: int) -> tuple[Tensor, Tensor]:
+    best, place = logits.max(-1)
+    return best, place
+
+
+def top_candidates(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    best, index = values.topk(k, dim=-1)
+    return best, index
+
+
+def move_rows(caches: list[Tensor], sources: list[int], destination: int) -> None:
+    for cache in caches:
+        cache[:, destination : destination + len(sources)] = cache[:, sources]
+
+
+def rank_nodes(scores: Tensor, order: Tensor, expected: Tensor) -> None:
+    best, nodes = scores.sort(descending=True, stable=True)
+    order.copy_(nodes)
+    expected.copy_(best.exp().cumsum(0))
+
+
+def read_words(buffer: Tensor, num_threads: int) -> int:
+    return int(buffer.view(torch.int64).sum())
+
+
+def keep_rows(
+    caches: list[Tensor],  # each [Hkv, S, D]
+    start: Tensor,  # [1] int64, first slot of the step
+    rows: Tensor,  # [W] int64, ascending; the first ``count`` are accepted
+    count: Tensor,  # [1] int64
+) -> None:
+    """Move accepted rows to the slots from ``start`` on, lengths unknown to the host: the rest move onto themselves."""
+    places = torch.arange(rows.numel(), device=rows.device)
+    sources = start + torch.where(places < count, rows, places)
+    for cache in caches:
+        cache.index_copy_(1, start + places, cache.index_select(1, sources))
+
+
+# By the operator's name; ``keep_rows`` has no other implementation on CPUs.
+PORTABLE: dict[str, Callable[..., Any]] = {
+    function.__name__: function
+    for function in (
+        packed_shape,
+        pack_linear,
+        packed_linear,
+        packed_linears,
+        packed_best,
+        tree_attention,
+        best_tokens,
+        top_candidates,
+        move_rows,
+        rank_nodes,
+        read_words,
+    )
+}

@@ -1,0 +1,91 @@
+"""What shapes operators give, for graphs that are compiled without running them."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def packed_linear(x: Tensor, packed: Tensor, bias: Tensor | None, out_features: int, num_threads: int) -> Tensor:
+    return x.new_empty((*x.shape[:-1], out_features))
+
+
+def quantised_linear(
+    x: Tensor, packed: Tensor, bias: Tensor | None, out_features: int, form: int, num_threads: int
+) -> Tensor:
+    return x.new_empty((*x.shape[:-1], out_features))
+
+
+def quantised_linears(  # noqa: PLR0913
+    x: Tensor, gate: Tensor | None, norm: Tensor | None, eps: float, residual: Tensor | None, packed: list[Tensor],
+    biases: list[Tensor | None], out_features: list[int], formats: list[int], num_threads: int,
+) -> list[Tensor]:  # fmt: skip
+    return [x.new_empty((*x.shape[:-1], size)) for size in out_features]
+
+
+def quantised_rows(ids: Tensor, packed: Tensor, form: int, inputs: int, num_rows: int, dtype: torch.dtype) -> Tensor:
+    return ids.new_empty((*ids.shape, inputs), dtype=dtype)
+
+
+def packed_linears(  # noqa: PLR0913
+    x: Tensor, gate: Tensor | None, norm: Tensor | None, eps: float, residual: Tensor | None, packed: list[Tensor],
+    biases: list[Tensor | None], out_features: list[int], num_threads: int,
+) -> list[Tensor]:  # fmt: skip
+    return [x.new_empty((*x.shape[:-1], size)) for size in out_features]
+
+
+def best_tokens(logits: Tensor, num_threads: int) -> tuple[Tensor, Tensor]:
+    shape = (logits.shape[0],)
+    return logits.new_empty(shape), logits.new_empty(shape, dtype=torch.int64)
+
+
+def packed_best(
+    x: Tensor, packed: Tensor, bias: Tensor | None, out_features: int, num_threads: int
+) -> tuple[Tensor, Tensor]:
+    return best_tokens(x.flatten(0, -2), num_threads)
+
+
+def quantised_best(
+    x: Tensor, packed: Tensor, bias: Tensor | None, out_features: int, form: int, num_threads: int
+) -> tuple[Tensor, Tensor]:
+    return best_tokens(x.flatten(0, -2), num_threads)
+
+
+def top_candidates(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    shape = (values.shape[0], k)
+    return values.new_empty(shape), values.new_empty(shape, dtype=torch.int64)
+
+
+def tree_attention(  # noqa: PLR0913
+    query: Tensor, key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, offsets: Tensor,
+    tree_mask: Tensor, scale: float, window: int, softcap: float, num_threads: int,
+) -> Tensor:  # fmt: skip
+    return query.new_empty((1, query.shape[2], query.shape[1], query.shape[3]))
+
+
+def run_units(name: str, table: Tensor, carried: Tensor, shared: list[Tensor], places: list[int], count: int) -> Tensor:
+    return torch.empty_like(carried)
+
+
+def move_rows(caches: list[Tensor], sources: list[int], destination: int) -> None:
+    pass
+
+
+SHAPES: dict[str, Callable[..., Any]] = {
+    function.__name__: function
+    for function in (
+        packed_linear,
+        quantised_linear,
+        quantised_linears,
+        quantised_rows,
+        packed_linears,
+        packed_best,
+        quantised_best,
+        best_tokens,
+        top_candidates,
+        tree_attention,
+        run_units,
+        move_rows,
+    )
+}
