@@ -8,7 +8,7 @@ from tiny import FAMILIES, VOCAB_SIZE, plain_logits, tiny_model
 
 from yggdrasil.models.facts import refuse_unverifiable
 from yggdrasil.models.loading import prepare_model
-from yggdrasil.models.runner import ModelRunner, PrefillStep
+from yggdrasil.models.runner import HEAD_INPUT, ModelRunner, PrefillStep
 
 CONTEXT = tuple(torch.randint(1, VOCAB_SIZE, (12,), generator=torch.Generator().manual_seed(1)).tolist())
 PARENTS = (-1, 0, 0, 1, 1, 2, 5)
@@ -116,6 +116,20 @@ def test_asking_for_some_rows_gives_those(family, is_packed):
 
     torch.testing.assert_close(some.logits, every.logits[[6, 2]], **TOLERANCE)
     torch.testing.assert_close(some.hidden, every.hidden[[6, 2]], **TOLERANCE)
+
+
+@families
+def test_the_head_reads_the_rows_asked_for_and_a_drafter_what_it_reads_of_all(family, is_packed):
+    loaded, counted = prepared(family, is_packed), []
+    runner = ModelRunner(loaded, capacity=64, vocab_size=VOCAB_SIZE, backend="eager", hidden_layers=(HEAD_INPUT,))
+    every = read(runner, 0, CONTEXT)
+    with loaded.model.get_output_embeddings().register_forward_hook(lambda *call: counted.append(call[1][0].shape[1])):
+        some = read(runner, 0, CONTEXT, torch.tensor([6, 2]))
+
+    assert counted == [2]
+    torch.testing.assert_close(some.logits, every.logits[[6, 2]], **TOLERANCE)
+    torch.testing.assert_close(some.hidden, every.hidden[[6, 2]], **TOLERANCE)
+    torch.testing.assert_close(some.layers, [every.hidden], **TOLERANCE)
 
 
 @families

@@ -81,13 +81,11 @@ class ModelCall:
         offsets: Tensor,  # [2] int64: context length, first slot written
         rows: Tensor | None = None,  # [R] int64, all where None
     ) -> Forward:
-        # A drafter that reads the head's input wants it for every row, so nothing may be dropped before the head.
-        drop_early = rows is not None and HEAD_INPUT not in self.hidden_layers
         layers = self._num_layers  # behind keys and values lies the number of the table, which tracing does not read
         cache = StepCache(caches[:layers], caches[layers : 2 * layers], offsets)
         captured: dict[int, Tensor] = {}
         with ExitStack() as hooks:
-            self._capture(captured, hooks)
+            self._capture(captured, hooks, rows)
             output = torch.func.functional_call(
                 self._loaded.model,
                 dict(zip(self._names, weights, strict=True)),
@@ -99,29 +97,32 @@ class ModelCall:
                     "attention_mask": tree_mask[None, None],
                     "past_key_values": cache,
                     "use_cache": True,
-                    "logits_to_keep": rows if drop_early else 0,
                     "step_cache": cache,
                     "num_threads": self._num_threads,
                 },
             )
         assert cache.layers_attended == self._num_layers, "a layer attends without the step's cache"
         logits, hidden = output.logits[0, :, : self.vocab_size], captured[HEAD_INPUT]
-        if rows is not None and not drop_early:
-            logits, hidden = logits[rows], hidden[rows]
+        wanted = hidden if rows is None else hidden[rows]
         if RUNNERS_UP in self.hidden_layers:
             captured[RUNNERS_UP] = likeliest_tokens(logits)
-        return Forward(logits, hidden, [captured[layer] for layer in self.hidden_layers])
+        return Forward(logits, wanted, [captured[layer] for layer in self.hidden_layers])
 
     def best_tokens(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """The greatest logit of each row, not-a-number where there is one, and its token, the lowest of a tie."""
         best, tokens = torch.ops.yggdrasil.best_tokens(logits, self._num_threads)
         return best, tokens
 
-    def _capture(self, captured: dict[int, Tensor], hooks: ExitStack) -> None:
-        """Note the head's input and the outputs of ``hidden_layers`` while the model runs."""
+    def _capture(self, captured: dict[int, Tensor], hooks: ExitStack, rows: Tensor | None) -> None:
+        """Note the head's input and the outputs of ``hidden_layers`` while the model runs; its head reads ``rows``.
 
-        def before_head(_: nn.Module, arguments: tuple[Tensor, ...]) -> None:
-            captured[HEAD_INPUT] = arguments[0][0]
+        They are picked here and not by the model: a drafter may read the head's input of every row all the same.
+        """
+
+        def before_head(_: nn.Module, arguments: tuple[Tensor, ...]) -> tuple[Tensor] | None:
+            (states,) = arguments
+            captured[HEAD_INPUT] = states[0]
+            return None if rows is None else (states[:, rows],)
 
         def after_layer(layer: int) -> Callable[..., None]:
             def note(_: nn.Module, __: object, output: Tensor | tuple[Tensor, ...]) -> None:
