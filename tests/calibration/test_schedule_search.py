@@ -8,6 +8,7 @@ from itertools import count
 import numpy as np
 import pandas as pd
 import pytest
+from head_files import eagle_config, write_head
 from made_up import PLAIN_MS, write_artifacts
 from tiny_pair import SHAPES, TEXT, byte_tokenizer
 
@@ -16,11 +17,11 @@ from yggdrasil.artifacts import read_csv
 from yggdrasil.calibration.pipeline import open_ended
 from yggdrasil.calibration.schedules import MEASURED, PLAIN, MeasuredPlan, at_one_speed, measure_plans, summarise_plans
 from yggdrasil.cli import main
-from yggdrasil.drafters.options import NGramOptions
+from yggdrasil.drafters.options import CountsOptions, NGramOptions
 from yggdrasil.engine.policy import PLAIN_POLICY
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.scheduling.costs import COLUMNS, LOOP, StageCosts, schedule_code
-from yggdrasil.scheduling.plan import Plan
+from yggdrasil.scheduling.plan import ModelRef, Plan
 from yggdrasil.scheduling.search import AcceptedLengths, Space, search
 from yggdrasil.scheduling.stages import NAMED_VARIANTS, STAGES, Schedule
 from yggdrasil.tree.objective import TreeShape
@@ -96,6 +97,22 @@ def test_a_plan_that_reads_the_head_draft_keeps_doing_so(run, tmp_path):
 
     assert run("search", "--profile", "made-up")[0] == 0
     assert Plan.load(path).stages == stages
+
+
+def test_with_a_head_nothing_is_searched_that_would_read_ahead_of_the_target(run, tmp_path):
+    head = write_head(tmp_path / "head", eagle_config(), {})
+    path = write_artifacts(tmp_path, drafters=[ModelRef(str(head), "1", 1), CountsOptions(table=False)])
+    code, _, _ = run("search", "--profile", "made-up", "--top", 6)
+    plan = Plan.load(path)
+    variants = [Schedule.parse(entry.stages).variants for entry in plan.search.entries]
+
+    assert code == 0
+    assert [entry.name for entry in plan.search.entries if not entry.name.startswith("top")] == ["naive"]
+    assert {each["head_draft"] for each in variants} == {"after"}
+    assert {each["tail_draft"] for each in variants} == {"superset"}
+    assert variants[-1]["accept"] == "host"
+    best = plan.search.entries[0]
+    assert best.predicted_iteration_ms == pytest.approx(9 + best.shape[2])
 
 
 def test_what_cannot_be_searched_is_said(run, tmp_path):

@@ -6,7 +6,7 @@ runs in turns, and in each turn a request decodes plainly: its steps tell the ma
 reported at the speed where such a step takes what it usually did while the stages were measured.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 import pandas as pd
@@ -26,8 +26,14 @@ Progress = Callable[[float], None]
 Way = TypeVar("Way")
 PLAN_COLUMNS = ("plan", "prompt", "round", "iterations", "tokens", "iteration_ms", "decode_ms", *STAGES, LOOP)
 PLAIN = "plain decoding"
-# One schedule for each cost that another variant changes; the others are sums of theirs.
-MEASURED = [Schedule.of(variants) for variants in ({}, *NAMED_VARIANTS.values())]
+
+
+def measured_schedules(named: Mapping[str, Mapping[str, str]]) -> list[Schedule]:
+    """One schedule for each cost that another variant changes; the others are sums of theirs."""
+    return [Schedule.of(variants) for variants in ({}, *named.values())]
+
+
+MEASURED = measured_schedules(NAMED_VARIANTS)
 
 
 class _Sample(NamedTuple):
@@ -57,11 +63,12 @@ def measure_stage_costs(
     texts: Sequence[Sequence[int]],
     rounds: int,
     progress: Progress,
+    schedules: Sequence[Schedule] = MEASURED,
 ) -> pd.DataFrame:
     """Stage times of all that the variants change, on ``texts``; columns ``costs.COLUMNS``.
 
-    ``new_stream`` bounds the tokens. The assembly must have been put together for ``MEASURED``. A cycle is one shape on
-    one text: by every schedule and plainly, in turns. The first ``WARM_UP`` iterations of a request are not kept.
+    ``new_stream`` bounds the tokens. The assembly must have been put together for ``schedules``. A cycle is one shape
+    on one text: by every schedule and plainly, in turns. The first ``WARM_UP`` iterations of a request are not kept.
 
     Raises:
         YggdrasilError: the texts are over before each way was measured.
@@ -71,7 +78,7 @@ def measure_stage_costs(
     rows: list[tuple[object, ...]] = []
     measured = set()
     for number, (text, shape) in enumerate([cycles[0], *cycles]):  # one for nothing, to warm up
-        ways = [(schedule, shape) for schedule in MEASURED] + [(MEASURED[0], PLAIN_STEP)]
+        ways = [(schedule, shape) for schedule in schedules] + [(schedules[0], PLAIN_STEP)]
         for schedule, way in _turned(ways, number):
             assembly.engine.use(schedule.labels)
             samples = list(_iterations(assembly.engine, text, new_stream(), FixedPolicy(way)))
@@ -79,8 +86,8 @@ def measure_stage_costs(
                 rows += [_row(len(text), number, schedule, sample) for sample in samples[WARM_UP:]]
                 measured |= {(schedule.labels, way)} if samples[WARM_UP:] else set()
         progress((number + 1) / (len(cycles) + 1))
-    assembly.engine.use(MEASURED[0].labels)
-    if len(measured) < len(MEASURED) * len(set(shapes)) + 1:
+    assembly.engine.use(schedules[0].labels)
+    if len(measured) < len(schedules) * len(set(shapes)) + 1:
         raise _too_short(assembly)
     return at_one_speed(pd.DataFrame(rows, columns=list(COLUMNS)))
 

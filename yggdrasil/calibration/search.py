@@ -1,6 +1,6 @@
 """Search the schedule of a calibrated pair: measure what is not known yet, rank the grid, measure the best, choose."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -15,11 +15,11 @@ from yggdrasil.artifacts import current_machine, plan_path, read_csv, resolve_pl
 from yggdrasil.calibration.pair import build_assembly
 from yggdrasil.calibration.pipeline import Reporter, open_ended
 from yggdrasil.calibration.schedules import (
-    MEASURED,
     PLAIN,
     MeasuredPlan,
     measure_plans,
     measure_stage_costs,
+    measured_schedules,
     summarise_plans,
 )
 from yggdrasil.calibration.settings import PairSource
@@ -33,7 +33,7 @@ from yggdrasil.prompts import encode_prompt, read_prompts
 from yggdrasil.scheduling.costs import COLUMNS, StageCosts
 from yggdrasil.scheduling.plan import Costs, ModelRef, Plan, Searched, SearchResult, check_plan
 from yggdrasil.scheduling.search import AcceptedLengths, Candidate, Space, predict_ms, search
-from yggdrasil.scheduling.stages import NAMED_VARIANTS, Schedule
+from yggdrasil.scheduling.stages import NAMED_VARIANTS, NAMED_WITH_STATES, Schedule
 from yggdrasil.tree.objective import Objective, TreeShape, lower_envelope
 
 BACKEND = "inductor"  # what a CPU's profile is measured with
@@ -69,6 +69,12 @@ class _Subject(NamedTuple):
     profile: Path
     lengths: AcceptedLengths
     knots: torch.Tensor
+    reads_states: bool  # its drafter is a head on the target's states
+
+    @property
+    def named(self) -> Mapping[str, Mapping[str, str]]:
+        """The paper's plans, as far as its drafter can follow them."""
+        return NAMED_WITH_STATES if self.reads_states else NAMED_VARIANTS
 
 
 class _Bench(NamedTuple):
@@ -89,10 +95,11 @@ def search_schedules(settings: SearchSettings, reporter: Reporter) -> Path:
     costs = StageCosts.from_samples(
         _stage_samples(subject, settings, bench, reporter), shown(subject.profile / SAMPLES_FILE)
     )
-    space = Space.of(subject.lengths, "in-order", reads_head=subject.plan.depth_from == "head")
+    reads_head = subject.plan.depth_from == "head"
+    space = Space.of(subject.lengths, "in-order", reads_head=reads_head, reads_states=subject.reads_states)
     best = search(space, {BACKEND: costs}, subject.lengths, settings.objective, keep=settings.top)
     entries = [_entry(f"top {i}", candidate) for i, candidate in enumerate(best, start=1)]
-    entries += _named_entries(best[0], costs, subject.lengths, entries)
+    entries += _named_entries(best[0], costs, subject, entries)
     if bench is not None:
         entries = _measured(entries, bench, costs.plain_ms, subject, settings, reporter)
     chosen = _choose(entries, settings.objective)
@@ -136,23 +143,20 @@ def _open(settings: SearchSettings) -> _Subject:
         )
     if not isinstance(plan.drafter, ModelRef):
         raise YggdrasilError(f"{plan.name} drafts without a model, which has no stages to schedule; take a draft model")
-    if is_head(plan.drafter.path()):
-        raise YggdrasilError(
-            f"{plan.name} drafts with a head, which reads what is certain with the target's states: there is no other "
-            "schedule to search; take a draft model"
-        )
     learned = Learned.load(path.parent / plan.predictor)
     lengths = AcceptedLengths(learned.mean_survival, learned.ratios, plan.shapes.verify_widths)
     root = path.parents[2]
     profile = root / "profiles" / path.parent.name / path.stem
-    return _Subject(plan, root, profile, lengths, torch.from_numpy(np.asarray(learned.acceptance.knots).copy()))
+    knots = torch.from_numpy(np.asarray(learned.acceptance.knots).copy())
+    return _Subject(plan, root, profile, lengths, knots, is_head(plan.drafter.path()))
 
 
 def _set_up(subject: _Subject, settings: SearchSettings, reporter: Reporter) -> _Bench:
     plan, prompts = subject.plan, settings.prompts
     assert prompts is not None
     found = read_prompts(prompts, chat=settings.chat)  # before a model is loaded
-    source = replace(PairSource.of_plan(plan), schedules=tuple(schedule.labels for schedule in MEASURED))
+    schedules = tuple(schedule.labels for schedule in measured_schedules(subject.named))
+    source = replace(PairSource.of_plan(plan), schedules=schedules)
     tokenizer = load_tokenizer(source.target)
     assembly = build_assembly(source, subject.knots)
     compile_missing(assembly, reporter.phase)
@@ -178,7 +182,8 @@ def _stage_samples(
         return read_csv(file, "schedule-samples", SAMPLES_VERSION, COLUMNS)
     report = reporter.phase("measuring the stages of every variant")
     new_stream = partial(open_ended, bench.tokenizer, settings.tokens)
-    frame = measure_stage_costs(bench.assembly, new_stream, bench.texts, settings.cost_rounds, report)
+    schedules = measured_schedules(subject.named)
+    frame = measure_stage_costs(bench.assembly, new_stream, bench.texts, settings.cost_rounds, report, schedules)
     write_csv(file, "schedule-samples", SAMPLES_VERSION, frame)
     return frame
 
@@ -191,13 +196,11 @@ def _entry(name: str, candidate: Candidate) -> Searched:
     )  # fmt: skip
 
 
-def _named_entries(
-    best: Candidate, costs: StageCosts, lengths: AcceptedLengths, taken: Sequence[Searched]
-) -> list[Searched]:
+def _named_entries(best: Candidate, costs: StageCosts, subject: _Subject, taken: Sequence[Searched]) -> list[Searched]:
     """The paper's plans with the best plan's shape and depth prediction: what differs is the overlap alone."""
-    shape, depth = best.shape, Schedule.parse(best.stages).variants["depth_prediction"]
+    shape, depth, lengths = best.shape, Schedule.parse(best.stages).variants["depth_prediction"], subject.lengths
     entries = []
-    for name, variants in {**NAMED_VARIANTS, "default": {}}.items():
+    for name, variants in {**subject.named, "default": {}}.items():
         schedule = Schedule.of({**variants, "depth_prediction": depth})
         is_taken = any(entry.stages == schedule.labels and entry.shape == tuple(shape) for entry in taken)
         if name != "default" or not is_taken:
@@ -226,7 +229,7 @@ def _measured(
     frame = measure(plans, settings.rounds, report)
     if settings.final_rounds:
         found = summarise_plans(frame, plain_ms).set_index("plan")["ms_per_token"].drop(PLAIN)
-        finalists = [plan for plan in plans if plan.name in {found.idxmin(), *NAMED_VARIANTS}]
+        finalists = [plan for plan in plans if plan.name in {found.idxmin(), *subject.named}]
         report = reporter.phase(f"measuring the best of them and {len(finalists) - 1} named plans")
         more = measure(finalists, settings.final_rounds, report)
         frame = pd.concat([frame, more.assign(round=more["round"] + settings.rounds)], ignore_index=True)

@@ -72,10 +72,13 @@ class Space:
     executor: ExecutorKind
 
     @classmethod
-    def of(cls, lengths: AcceptedLengths, executor: ExecutorKind, *, reads_head: bool = False) -> Space:
+    def of(
+        cls, lengths: AcceptedLengths, executor: ExecutorKind, *, reads_head: bool = False, reads_states: bool = False
+    ) -> Space:
         """All variants, and every shape that a calibration knows, verified beyond the root.
 
         ``reads_head``: the depth predictor takes the drafter's first guesses, so it runs after them and not otherwise.
+        ``reads_states``: the drafter is a head on the target's states.
         """
         shapes = tuple(
             TreeShape(width, depth, verify_width)
@@ -84,8 +87,9 @@ class Space:
             for verify_width in lengths.verify_widths
             if verify_width > 1
         )
-        variants = (each for each in all_variants() if (each["depth_prediction"] == "informed") == reads_head)
-        return cls(shapes, tuple(variants), executor)
+        variants = all_variants(reads_states=reads_states)
+        fitting = (each for each in variants if (each["depth_prediction"] == "informed") == reads_head)
+        return cls(shapes, tuple(fitting), executor)
 
     def schedules(self) -> Iterator[Schedule]:
         """Every schedule once; orders that give each resource the same sequence are one."""

@@ -169,10 +169,14 @@ def _orders(stages: Sequence[Stage]) -> Iterator[tuple[Stage, ...]]:
     return extend((), _initial(stages))
 
 
-def all_variants() -> list[dict[str, str]]:
-    """Every combination of variants, today's defaults first."""
+def all_variants(*, reads_states: bool = False) -> list[dict[str, str]]:
+    """Every combination of variants, today's defaults first.
+
+    ``reads_states``: the drafter reads what is certain with the target's states, so never before it is.
+    """
     names = [name for name, variants in STAGES.items() if len(variants) > 1]
-    return [dict(zip(names, choice, strict=True)) for choice in product(*(STAGES[name] for name in names))]
+    every = [dict(zip(names, choice, strict=True)) for choice in product(*(STAGES[name] for name in names))]
+    return [each for each in every if not reads_states or _WITH_STATES.items() <= each.items()]
 
 
 def check_order(labels: Sequence[str]) -> None:
@@ -196,3 +200,6 @@ NAMED_VARIANTS = {
     "AoT head": {**_SERIAL, "head_draft": "ahead", "tail_draft": "superset"},
     "AoT tail and head": {**_SERIAL, "head_draft": "ahead", "tail_draft": "ahead"},
 }
+# What a head on the target's states can be: the serial iteration, and nothing ahead of time.
+_WITH_STATES = {"head_draft": "after", "tail_draft": "superset"}
+NAMED_WITH_STATES = {"naive": {**_SERIAL, **_WITH_STATES}}

@@ -1,5 +1,9 @@
 """A head that drafts: every guess is what the format says at its place, and no output shows that it guessed."""
 
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
 import pytest
 import torch
 from head_files import Reference, eagle_config, published_tensors, speculators_config, write_head
@@ -8,7 +12,9 @@ from watched import assert_guesses, watch
 
 from yggdrasil import SamplingParams, Speculation
 from yggdrasil.calibration.pair import sibling, with_threads
+from yggdrasil.calibration.pipeline import open_ended
 from yggdrasil.calibration.record import record_document
+from yggdrasil.calibration.schedules import measure_stage_costs, measured_schedules
 from yggdrasil.calibration.settings import PairSource
 from yggdrasil.drafters.heads.drafter import HeadDrafter
 from yggdrasil.drafters.heads.loading import load_head
@@ -20,7 +26,9 @@ from yggdrasil.models.formats.layers import QuantisedLinear
 from yggdrasil.models.formats.rounding import rounding_to
 from yggdrasil.models.kernels import is_native
 from yggdrasil.models.loading import prepare_model
-from yggdrasil.scheduling.stages import DEFAULT_ORDER
+from yggdrasil.scheduling.costs import StageCosts
+from yggdrasil.scheduling.search import AcceptedLengths, Space, search
+from yggdrasil.scheduling.stages import NAMED_WITH_STATES, Schedule, all_variants
 from yggdrasil.tree.objective import TreeShape
 
 PROMPT = TEXT[:21]
@@ -110,17 +118,31 @@ def test_sampling_with_a_seed_is_what_the_target_alone_samples(case, seed):
     assert ours.tokens == alone.tokens
 
 
-@pytest.mark.parametrize("variant", ["depth_prediction=informed", "depth_prediction=late", "accept=host"])
-def test_schedules_write_the_same(case, variant):
-    name = variant.partition("=")[0]
-    stages = [variant if stage.partition("=")[0] == name else stage for stage in DEFAULT_ORDER]
-    if variant == "depth_prediction=informed":
-        from yggdrasil.scheduling.stages import HEAD_FIRST_ORDER
-
-        stages = list(HEAD_FIRST_ORDER)
-    decoder = case.decoder(stages=stages)
+@pytest.mark.parametrize("variants", all_variants(reads_states=True), ids=lambda each: " ".join(each.values()))
+def test_every_schedule_that_is_searched_writes_the_same(case, variants):
+    decoder = case.decoder(stages=Schedule.of(variants).labels)
+    seen = watch(decoder)
 
     assert decoder.generate(PROMPT, max_new_tokens=COUNT).tokens == case.pair.reference(PROMPT, COUNT)
+    assert_guesses(seen[-2:], case.expected_edge)
+
+
+def test_what_stages_cost_with_a_head_is_enough_to_search_with(case):
+    schedules, shapes = (
+        measured_schedules(NAMED_WITH_STATES),
+        replace(SHAPES, draft_widths=(1, 2), verify_widths=(1, 4)),
+    )
+    decoder = case.decoder(shapes=shapes, other_stages=[schedule.labels for schedule in schedules])
+    new_stream = partial(open_ended, byte_tokenizer(), 16)
+    frame = measure_stage_costs(decoder.assembly, new_stream, [PROMPT], 1, lambda _: None, schedules)
+    ratios = {width: np.full((4, 4, 2), 0.5) for width in shapes.draft_widths}
+    lengths = AcceptedLengths(np.full(4, 0.9), ratios, shapes.verify_widths)
+
+    space = Space.of(lengths, "in-order", reads_states=True)
+    found = search(space, {"one": StageCosts.from_samples(frame)}, lengths)
+
+    assert len(list(space.schedules())) == 8
+    assert found[0].iteration_ms > 0
 
 
 def test_recorded_trees_are_those_of_decoding(case):
