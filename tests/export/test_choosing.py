@@ -11,7 +11,7 @@ from tiny_pair import SHAPES
 
 from yggdrasil.calibration.own_text import Document
 from yggdrasil.errors import ArtifactError, YggdrasilError
-from yggdrasil.export.choosing import choose_draft_model, choose_look_up
+from yggdrasil.export.choosing import ModelDrafter, choose_draft_model, choose_look_up
 from yggdrasil.export.costs import EngineCosts
 from yggdrasil.export.settings import ENGINES, Settings, plainly
 from yggdrasil.scheduling.search import AcceptedLengths
@@ -69,7 +69,7 @@ def test_a_draft_model_gets_the_shape_that_equation_3_finds_best(row_ms, drafter
         worth[width, depth, kept] = tokens / (depth * drafter_ms + 10.0 + (kept - 1) * row_ms)
     best = max(worth, key=worth.get)
 
-    chosen = choose_draft_model("sglang", costs(row_ms, drafter_ms), known, acceptance, "drafter")
+    chosen = choose_draft_model("sglang", costs(row_ms, drafter_ms), known, acceptance, ModelDrafter("drafter"))
 
     plain = {"eagle-topk": 0, "num-steps": 0, "num-draft-tokens": 1}
     assert tuple(chosen.options.get(f"--speculative-{name}", none) for name, none in plain.items()) == best
@@ -77,15 +77,15 @@ def test_a_draft_model_gets_the_shape_that_equation_3_finds_best(row_ms, drafter
 
 
 def test_a_draft_model_that_costs_as_much_as_the_target_is_left_out():
-    chosen = choose_draft_model("llama-server", costs(5.0, 10.0), *lengths(), "drafter.gguf")
+    chosen = choose_draft_model("llama-server", costs(5.0, 10.0), *lengths(), ModelDrafter("drafter.gguf"))
 
     assert chosen == plainly("llama-server", 10.0)
     assert chosen.line == "--spec-type none"
 
 
 def test_llama_server_is_charged_for_reading_the_verified_tokens_twice():
-    free = choose_draft_model("vllm", costs(0.1, 1.0), *lengths(), "drafter")
-    twice = choose_draft_model("llama-server", costs(0.1, 1.0), *lengths(), "drafter.gguf")
+    free = choose_draft_model("vllm", costs(0.1, 1.0), *lengths(), ModelDrafter("drafter"))
+    twice = choose_draft_model("llama-server", costs(0.1, 1.0), *lengths(), ModelDrafter("drafter.gguf"))
 
     depth = twice.options["--spec-draft-n-max"]
     assert depth == free.options["num_speculative_tokens"]
@@ -94,14 +94,42 @@ def test_llama_server_is_charged_for_reading_the_verified_tokens_twice():
 
 def test_the_least_probability_pays_for_its_row():
     """The drafter's probability is the acceptance here: what a row takes, at the rate of the whole."""
-    chosen = choose_draft_model("llama-server", costs(0.7, 0.1), *lengths(), "drafter.gguf")
+    chosen = choose_draft_model("llama-server", costs(0.7, 0.1), *lengths(), ModelDrafter("drafter.gguf"))
 
     assert chosen.options["--spec-draft-p-min"] == pytest.approx(0.7 / chosen.foreseen.ms_per_token, abs=0.02)
 
 
+@pytest.mark.parametrize(
+    ("engine", "kind", "said"),
+    [
+        ("vllm", "eagle3", {"method": "eagle3", "model": "my/head"}),
+        ("vllm", "medusa", {"method": "medusa", "model": "my/head"}),
+        ("vllm", "mtp", {"method": "mtp"}),
+        ("sglang", "eagle3", {"--speculative-algorithm": "EAGLE3", "--speculative-draft-model-path": "my/head"}),
+        ("sglang", "mtp", {"--speculative-algorithm": "EAGLE"}),
+    ],
+)
+def test_heads_are_named_in_the_engines_words(engine, kind, said):
+    """Of the same costs comes the same shape, but with Medusa, whose levels cost one pass."""
+    chosen = choose_draft_model(engine, costs(0.1, 1.0), *lengths(), ModelDrafter("my/head", kind))
+    model = choose_draft_model(engine, costs(0.1, 1.0), *lengths(), ModelDrafter("my/head"))
+    sizes = [
+        {name: value for name, value in each.options.items() if isinstance(value, int)} for each in (chosen, model)
+    ]
+
+    assert {name: value for name, value in chosen.options.items() if isinstance(value, str)} == said
+    if kind == "medusa":
+        depth = chosen.options["num_speculative_tokens"]
+        assert depth >= sizes[1]["num_speculative_tokens"]
+        assert chosen.foreseen.ms_per_token * chosen.foreseen.aal == pytest.approx(1.0 + 10.0 + 0.1 * depth)
+    else:
+        assert sizes[0] == sizes[1]
+        assert chosen.foreseen == model.foreseen
+
+
 def test_a_draft_model_without_its_costs_is_a_sentence():
     with pytest.raises(YggdrasilError, match="--drafter-url"):
-        choose_draft_model("vllm", costs(1.0), *lengths(), "drafter")
+        choose_draft_model("vllm", costs(1.0), *lengths(), ModelDrafter("drafter"))
 
 
 def test_lines_are_what_a_shell_takes():

@@ -4,10 +4,12 @@ import json
 
 import pytest
 from calibrated_pair import run_program
+from head_files import eagle_config, write_head
 from made_up import write_artifacts
 
 from yggdrasil.calibration.own_text import text_file
 from yggdrasil.drafters.options import CountsOptions
+from yggdrasil.scheduling.plan import ModelRef
 
 COSTS = {"target_ms": {"1": 10.0, "2": 10.5, "33": 26.0}, "drafter_ms": {"1": 0.5, "4": 0.6}}
 
@@ -33,6 +35,18 @@ def test_options_go_to_standard_output_and_the_rest_beside(folder, capsys, engin
     assert found["documents"] in said.err
     assert "not said by these options: a " in said.err
     assert found["costs"]["target_ms"]["33"] == 26.0
+
+
+def test_a_plan_with_a_head_names_it_to_those_who_take_it(folder, capsys):
+    head = write_head(folder / "head", eagle_config(), {})
+    write_artifacts(folder, "headed", drafters=[ModelRef(str(head), "1", 1), CountsOptions(table=False)])
+    arguments = ("export", "--plan", "headed", "--costs", "costs.json")
+
+    assert run_program(*arguments, "--to", "vllm") == 0
+    assert f'"method": "eagle3", "model": "{head}"' in capsys.readouterr().out
+    assert run_program(*arguments, "--to", "llama-server") == 2
+    assert "no setting for" in (said := capsys.readouterr().err)
+    assert "export to vllm or sglang" in said
 
 
 def test_a_plan_that_counts_is_foreseen_on_what_the_target_wrote(folder, capsys):

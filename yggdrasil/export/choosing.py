@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from yggdrasil.calibration.own_text import Document
+from yggdrasil.drafters.heads.kinds import Kind
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.export.costs import EngineCosts
 from yggdrasil.export.lookups import LookUp, NGramMod, NGramSimple
@@ -44,8 +45,19 @@ def choose_look_up(engine: EngineName, costs: EngineCosts, documents: Sequence[D
     return min(candidates, key=lambda settings: settings.foreseen.ms_per_token)
 
 
+class ModelDrafter(NamedTuple):
+    """Who drafts with passes of its own: a draft model, or a head of some kind."""
+
+    name: str
+    head: Kind | None = None
+
+
 def choose_draft_model(
-    engine: EngineName, costs: EngineCosts, lengths: AcceptedLengths, acceptance: AcceptanceCalibration, drafter: str
+    engine: EngineName,
+    costs: EngineCosts,
+    lengths: AcceptedLengths,
+    acceptance: AcceptanceCalibration,
+    drafter: ModelDrafter,
 ) -> Settings:
     """The shape with the least milliseconds a token by the plan's accepted lengths; none where plain takes less."""
     if not costs.drafter_ms:
@@ -58,7 +70,10 @@ def choose_draft_model(
     )
     for shape, known in _shapes(lengths, trees=engine == "sglang"):
         aal = lengths.aal(known)
-        foreseen = Foreseen(aal, steps.iteration_ms(*shape) / aal, steps.speedup(aal, *shape))
+        # One pass of Medusa's heads guesses all levels.
+        passes = shape.depth if drafter.head != "medusa" else 1
+        ms = steps.drafting_ms(shape.width, passes) + steps.verify_ms[shape.verify_width] + steps.overhead_ms
+        foreseen = Foreseen(aal, ms / aal, aal * steps.verify_ms[1] / ms)
         if foreseen.ms_per_token < best.foreseen.ms_per_token:
             best_shape = shape
             best = Settings(engine, *_drafted(engine, shape, drafter), foreseen)
@@ -80,16 +95,39 @@ def _shapes(lengths: AcceptedLengths, *, trees: bool) -> Iterator[tuple[TreeShap
                 yield from ((shape, shape) for shape in (TreeShape(width, depth, known) for known in kept))
 
 
-def _drafted(engine: EngineName, shape: TreeShape, drafter: str) -> tuple[str, dict[str, Value]]:
-    """The engine's words for a draft model and a shape."""
+# The engine's words for heads. What a target brings along (mtp) is found in its own folder.
+_HEADS: dict[EngineName, dict[Kind, str]] = {
+    "llama-server": {},
+    "vllm": {"eagle": "eagle", "eagle3": "eagle3", "medusa": "medusa", "mtp": "mtp"},
+    "sglang": {"eagle": "EAGLE", "eagle3": "EAGLE3", "mtp": "EAGLE"},
+}
+
+
+def refuse_unknown_head(engine: EngineName, drafter: ModelDrafter) -> None:
+    """Refuse a head of a kind that the engine's documents have no setting for."""
+    if drafter.head is not None and drafter.head not in _HEADS[engine]:
+        others = " or ".join(name for name, known in _HEADS.items() if drafter.head in known)
+        raise YggdrasilError(
+            f"{engine} has no setting for {drafter.name}, a head of the kind {drafter.head}; export to {others}, or "
+            "take another plan"
+        )
+
+
+def _drafted(engine: EngineName, shape: TreeShape, drafter: ModelDrafter) -> tuple[str, dict[str, Value]]:
+    """The engine's words for a drafter and a shape."""
     if engine == "llama-server":
-        options: dict[str, Value] = {"--spec-type": "draft-simple", "--spec-draft-model": drafter}
+        options: dict[str, Value] = {"--spec-type": "draft-simple", "--spec-draft-model": drafter.name}
         return "draft-simple", {**options, "--spec-draft-n-max": shape.depth}
+    is_targets = drafter.head == "mtp"
     if engine == "vllm":
-        return "draft_model", {"method": "draft_model", "model": drafter, "num_speculative_tokens": shape.depth}
-    return "STANDALONE", {
-        "--speculative-algorithm": "STANDALONE",
-        "--speculative-draft-model-path": drafter,
+        method = _HEADS[engine][drafter.head] if drafter.head else "draft_model"
+        named: dict[str, Value] = {} if is_targets else {"model": drafter.name}
+        return method, {"method": method, **named, "num_speculative_tokens": shape.depth}
+    method = _HEADS[engine][drafter.head] if drafter.head else "STANDALONE"
+    path: dict[str, Value] = {} if is_targets else {"--speculative-draft-model-path": drafter.name}
+    return method, {
+        "--speculative-algorithm": method,
+        **path,
         "--speculative-num-steps": shape.depth,
         "--speculative-eagle-topk": shape.width,
         "--speculative-num-draft-tokens": shape.verify_width,

@@ -7,9 +7,9 @@ from typing import Any, Protocol
 
 from yggdrasil.artifacts import current_machine, resolve_plan
 from yggdrasil.calibration.own_text import Document, read_documents, text_file
-from yggdrasil.drafters.heads.kinds import is_head
+from yggdrasil.drafters.heads.kinds import kind_of
 from yggdrasil.errors import YggdrasilError
-from yggdrasil.export.choosing import choose_draft_model, choose_look_up
+from yggdrasil.export.choosing import ModelDrafter, choose_draft_model, choose_look_up, refuse_unknown_head
 from yggdrasil.export.costs import EngineCosts
 from yggdrasil.export.llama_server import LlamaServer
 from yggdrasil.export.settings import ENGINES, EngineName, Settings, not_said
@@ -19,6 +19,7 @@ from yggdrasil.prompts import encode_prompt, read_prompts
 from yggdrasil.scheduling.plan import ModelRef, Plan, check_plan
 from yggdrasil.scheduling.search import AcceptedLengths
 
+_OWN_MODULE = "the engine finds the module in the target's own folder"
 _OWN_DOCUMENTS = 96  # of the target's own text, spread over it
 
 
@@ -91,18 +92,15 @@ def export(request: Request, reporter: Reporter) -> Exported:
 def _by_model(
     request: Request, plan: Plan, drafter: ModelRef, path: Path, reporter: Reporter
 ) -> tuple[Settings, EngineCosts, list[str]]:
-    """Settings of a draft model, by the accepted lengths that the plan's calibration recorded."""
-    if is_head(drafter.path()):
-        raise YggdrasilError(
-            f"{plan.name} drafts with a head, whose costs elsewhere are not measured; take another plan"
-        )
+    """Settings of a draft model or a head, by the accepted lengths that the plan's calibration recorded."""
     learned = Learned.load(path.parent / plan.predictor)
     lengths = AcceptedLengths(learned.mean_survival, learned.ratios, plan.shapes.verify_widths)
+    named, remarks = _named(request.engine, drafter)
+    refuse_unknown_head(request.engine, named)
     if request.costs is None and request.drafter_url is None:
         raise YggdrasilError(f"{plan.name} drafts with a model, which costs time too; give its --drafter-url")
     costs = _costs(request, reporter)
-    name, remarks = _named(request.engine, drafter)
-    settings = choose_draft_model(request.engine, costs, lengths, learned.acceptance, name)
+    settings = choose_draft_model(request.engine, costs, lengths, learned.acceptance, named)
     return settings, costs, [*remarks, "accepted lengths are those the plan's calibration recorded"]
 
 
@@ -152,14 +150,18 @@ def _short(times: dict[int, float]) -> dict[int, float]:
     return {width: float(f"{ms:.4g}") for width, ms in times.items()}
 
 
-def _named(engine: EngineName, drafter: ModelRef) -> tuple[str, list[str]]:
-    """The draft model as the engine's options name it, and what has to be done for that."""
+def _named(engine: EngineName, drafter: ModelRef) -> tuple[ModelDrafter, list[str]]:
+    """The drafter as the engine's options name it, and what has to be done for that."""
     path = drafter.path()
+    kind = kind_of(Path(path).expanduser())
+    if kind is not None:
+        return ModelDrafter(path, kind), [_OWN_MODULE] if kind == "mtp" else []
     if engine == "llama-server" and not path.endswith(".gguf"):
-        return f"{Path(path).name}.gguf", [f"convert {path} with llama.cpp's convert_hf_to_gguf.py first"]
+        remark = f"convert {path} with llama.cpp's convert_hf_to_gguf.py first"
+        return ModelDrafter(f"{Path(path).name}.gguf"), [remark]
     if engine != "llama-server" and path.endswith(".gguf"):
-        return path, [f"{engine} drafts with checkpoint folders; {path} may have to be converted"]
-    return path, []
+        return ModelDrafter(path), [f"{engine} drafts with checkpoint folders; {path} may have to be converted"]
+    return ModelDrafter(path), []
 
 
 def _own_answers(plan: Plan) -> list[Document]:
