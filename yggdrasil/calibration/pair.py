@@ -66,18 +66,19 @@ def check_pair(source: "PairSource") -> PreTrainedTokenizerBase:
 
 
 def _check_head(folder: Path) -> None:
-    """Refuse a head whose configuration is not served; tensors say what Medusa's are."""
+    """Refuse a head whose configuration is not served; tensors say what Medusa's are, and a target what MTP's is."""
     kind = kind_of(folder)
-    if kind != "medusa":
+    if kind == "mtp":
+        load_config(folder)
+    elif kind != "medusa":
         read_settings(folder, is_first=kind == "eagle")
 
 
 def usual_length(target: str, drafter: str | None) -> int:
     """The longest request to prepare for where none is named: the usual one, or what the models have."""
+    models = [target] if drafter is None or is_head(drafter) else [target, drafter]
     contexts: list[int | None] = [
-        getattr(load_config(model).get_text_config(), "max_position_embeddings", None)
-        for model in (target, drafter)
-        if model is not None and not is_head(model)
+        getattr(load_config(model).get_text_config(), "max_position_embeddings", None) for model in models
     ]
     return min([USUAL_LENGTH, *(context for context in contexts if context)])
 

@@ -6,6 +6,7 @@ from transformers import PretrainedConfig, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
 from yggdrasil.errors import YggdrasilError, one_line
+from yggdrasil.models.families import register_family
 from yggdrasil.models.kept_tokenizer import open_tokenizer
 from yggdrasil.models.source import Source
 
@@ -18,6 +19,7 @@ def load_config(source: str | Path | Source) -> PretrainedConfig:
     from transformers import AutoConfig  # here: nothing that was opened before needs it
 
     found = Source.find(source)
+    register_family(found.folder)
     try:
         config: PretrainedConfig = AutoConfig.from_pretrained(found.folder, local_files_only=True)
         fault = _fault(config.get_text_config())

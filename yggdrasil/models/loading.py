@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from yggdrasil.artifacts import check_weights
@@ -26,7 +26,8 @@ from yggdrasil.models.packing import pack_linears
 from yggdrasil.models.source import Source
 
 # Buffers that older checkpoints hold and every loader computes anew, and heads that draft for the model.
-_IGNORED = re.compile(r"rotary_emb\.inv_freq$|attn\.(masked_)?bias$|\.position_ids$|^medusa_head\.")
+_IGNORED = re.compile(r"rotary_emb\.inv_freq$|attn\.(masked_)?bias$|\.position_ids$|^medusa_head\.|^model\.mtp_")
+_LAYER = re.compile(r"^model\.layers\.(\d+)\.")
 
 
 def load_model(
@@ -62,16 +63,16 @@ def load_model(
         )  # fmt: skip
     except Exception as error:  # as with the configuration, which is used here
         raise YggdrasilError(f"{found.given} could not be loaded: {first_line(error)}") from error
-    _refuse_gaps(report, found.given)
+    _refuse_gaps(report, found.given, config)
     model.eval()
     quantise = _quantise(model, found, weights, device)
     return prepare_model(model.to(device), found.given, num_threads, pack=pack, quantise=quantise)
 
 
-def _refuse_gaps(report: dict[str, Any], name: str) -> None:
+def _refuse_gaps(report: dict[str, Any], name: str, config: PretrainedConfig) -> None:
     """Refuse a checkpoint that is not this model's, tensor for tensor; else what it lacks would stay random."""
     missing = sorted(report["missing_keys"])
-    unexpected = sorted(key for key in report["unexpected_keys"] if not _IGNORED.search(key))
+    unexpected = sorted(key for key in report["unexpected_keys"] if not _is_ignored(key, config))
     misshapen = [f"{key} ({list(there)}, not {list(here)})" for key, there, here in sorted(report["mismatched_keys"])]
     faults = (("lacks", missing), ("holds, beyond what the model has,", unexpected), ("has misshapen", misshapen))
     said = [f"{verb} {_listed(keys)}" for verb, keys in faults if keys]
@@ -79,6 +80,13 @@ def _refuse_gaps(report: dict[str, Any], name: str) -> None:
         raise YggdrasilError(
             f"{name} {' and '.join(said)}: its weights are not those of its config.json; fetch the checkpoint again"
         )
+
+
+def _is_ignored(key: str, config: PretrainedConfig) -> bool:
+    """Whether a tensor is none of the model's own: also where layers that draft are counted on behind its layers."""
+    found, drafting = _LAYER.match(key), getattr(config, "num_nextn_predict_layers", None) or 0
+    is_behind = found is not None and 0 <= int(found[1]) - config.get_text_config().num_hidden_layers < drafting
+    return is_behind or _IGNORED.search(key) is not None
 
 
 def _listed(names: Sequence[str], most: int = 3) -> str:

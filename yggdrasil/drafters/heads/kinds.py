@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from yggdrasil.artifacts import parse_json
+from yggdrasil.drafters.heads.mtp_names import MTP_NAMES
 
-Kind = Literal["eagle3", "eagle", "medusa"]
+Kind = Literal["eagle3", "eagle", "medusa", "mtp"]
 
 MEDUSA_PREFIX = "medusa_head."  # of heads that lie among their base model's tensors
 PICKLES = ("pytorch_model.bin", "medusa_lm_head.pt")
@@ -34,10 +35,18 @@ def kind_of(folder: Path) -> Kind | None:
     if config.get("model_type") == "medusa" or "medusa" in architectures or list(folder.glob("medusa_lm_head.*")):
         return "medusa"
     names = tensor_names(folder, config)
+    if _has_mtp(config, names):
+        return "mtp"
     if any(name.startswith(MEDUSA_PREFIX) for name in names):
         return "medusa"
     is_eagle = written == "eagle" or any(name.removeprefix("model.") in _FUSIONS for name in names)
     return "eagle" if is_eagle else None
+
+
+def _has_mtp(config: dict[str, Any], names: list[str]) -> bool:
+    """Whether a model brings a module for multi-token prediction, of a family that is served."""
+    layers, found = config.get("num_hidden_layers"), MTP_NAMES.get(str(config.get("model_type")))
+    return found is not None and isinstance(layers, int) and f"{found.of(layers).projection}.weight" in names
 
 
 def tensor_names(folder: Path, config: dict[str, Any]) -> list[str]:

@@ -15,6 +15,8 @@ from yggdrasil.drafters.heads.kinds import kind_of
 from yggdrasil.drafters.heads.medusa import MedusaHeads, MedusaSettings
 from yggdrasil.drafters.heads.medusa_files import open_medusa
 from yggdrasil.drafters.heads.module import EagleHead
+from yggdrasil.drafters.heads.mtp import MtpHead
+from yggdrasil.drafters.heads.mtp_files import open_mtp
 from yggdrasil.drafters.heads.settings import HeadSettings
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.models.formats.layers import QuantisedEmbedding, QuantisedLinear
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
 _ANY_LENGTH = 1 << 20
 
 
-Head = EagleHead | FirstEagleHead | MedusaHeads
+Head = EagleHead | FirstEagleHead | MedusaHeads | MtpHead
 
 
 class LoadedHead(NamedTuple):
@@ -55,19 +57,11 @@ def load_head(folder: Path, target: LoadedModel, num_threads: int) -> LoadedHead
     Raises:
         YggdrasilError: the head is not served, or is another target's.
     """
-    head: Head
-    embedding: nn.Module = nn.Identity()
-    if kind_of(folder) == "medusa":
-        head = open_medusa(folder, target.dtype)
-        _check_fit(folder, (head.settings.hidden_size, head.settings.vocab_size), target)
-    else:
-        head, own = open_head(folder, target.dtype)
-        _check_fit(folder, (head.settings.target_hidden_size, head.settings.vocab_size), target)
-        embedding = embedding_of(target) if own is None else table(own)
+    head, embedding = _opened(folder, target)
     module = DraftingHead(head.to(target.device), embedding.to(target.device))
     # Beside a quantised target a head in bfloat16 would read a fourth of its bytes for every level.
     pack_linears(module.head, num_threads, in_eight_bits if target.formats else None)
-    if isinstance(head, FirstEagleHead) and head.lm_head is None:
+    if isinstance(head, FirstEagleHead | MtpHead) and head.lm_head is None:
         head.lm_head = output_of(target, num_threads)
     settings = head.settings
     tensors = dict(module.named_parameters()) | dict(module.named_buffers())
@@ -82,6 +76,18 @@ def load_head(folder: Path, target: LoadedModel, num_threads: int) -> LoadedHead
     )  # fmt: skip
     readings = settings.readings(target.num_layers)
     return LoadedHead(loaded, settings, readings, readings[0])
+
+
+def _opened(folder: Path, target: LoadedModel) -> tuple[Head, nn.Module]:
+    """The head, and the embedding that it reads."""
+    kind = kind_of(folder)
+    if kind == "medusa":
+        heads = open_medusa(folder, target.dtype)
+        _check_fit(folder, (heads.settings.hidden_size, heads.settings.vocab_size), target)
+        return heads, nn.Identity()
+    head, own = (open_mtp(folder, target.dtype), None) if kind == "mtp" else open_head(folder, target.dtype)
+    _check_fit(folder, (head.settings.target_hidden_size, head.settings.vocab_size), target)
+    return head, embedding_of(target) if own is None else table(own)
 
 
 def _check_fit(folder: Path, sizes: tuple[int, int], target: LoadedModel) -> None:

@@ -25,7 +25,8 @@ def open_medusa(folder: Path, dtype: torch.dtype) -> MedusaHeads:
     Raises:
         YggdrasilError: tensors that are no such heads'.
     """
-    tensors = {_renamed(name): tensor for name, tensor in read_tensors(folder, MEDUSA_PREFIX).items()}
+    found = read_tensors(folder, (MEDUSA_PREFIX,)) or read_tensors(folder)
+    tensors = {_renamed(name): tensor for name, tensor in found.items()}
     table = tensors.pop("token_map", None)
     settings = _settings(folder, tensors, table)
     if table is not None:

@@ -47,9 +47,10 @@ class HeadSettings:
     layers: tuple[int, ...] | None = None  # as written; None where nothing is
     convention: Convention = "inputs"  # the usual one where they are written
     qkv_bias: bool = False
-    is_first: bool = False  # EAGLE-1 or 2: reads and drafts what the target's own head reads
+    is_first: bool = False  # EAGLE-1 or 2, or MTP: reads and drafts what the target's own head reads
     fc_bias: bool | None = None  # of those; None where nothing is said
     normed_inputs: bool = False  # of those: embedding and feature are normed first
+    layer_of: str = ""  # of an MTP module: the configuration of the target, whose layer it has
 
     @property
     def num_states(self) -> int:

@@ -11,13 +11,13 @@ from yggdrasil.drafters.heads.kinds import PICKLES
 from yggdrasil.errors import YggdrasilError, first_line
 
 
-def read_tensors(folder: Path, prefix: str = "") -> dict[str, Tensor]:
-    """All tensors of the folder by name, or where some begin with ``prefix`` those alone.
+def read_tensors(folder: Path, prefixes: tuple[str, ...] = ("",)) -> dict[str, Tensor]:
+    """The tensors of the folder by name, of those that begin with one of ``prefixes``.
 
     From safetensors, or from a pickle of nothing but tensors.
 
     Raises:
-        YggdrasilError: there are none, or a file is damaged or holds more.
+        YggdrasilError: there are no files, or one is damaged or holds more than tensors.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -31,12 +31,11 @@ def read_tensors(folder: Path, prefix: str = "") -> dict[str, Tensor]:
         try:
             if file.suffix == ".safetensors":
                 with safe_open(file, "pt") as opened:
-                    names = list(opened.keys())
-                    chosen = [name for name in names if name.startswith(prefix)]
-                    tensors |= {name: opened.get_tensor(name) for name in chosen or names}
+                    chosen = [name for name in opened.keys() if name.startswith(prefixes)]  # noqa: SIM118
+                    tensors |= {name: opened.get_tensor(name) for name in chosen}
             else:
                 loaded: Any = torch.load(file, map_location="cpu", weights_only=True)
-                tensors |= loaded
+                tensors |= {name: tensor for name, tensor in loaded.items() if name.startswith(prefixes)}
         except (SafetensorError, OSError, RuntimeError, ValueError, TypeError, EOFError) as error:
             raise YggdrasilError(f"{shown(file)} could not be read: {first_line(error)}; fetch it again") from error
         except Exception as error:  # an unpickler's own refusals share no class

@@ -1,0 +1,149 @@
+"""A target's own MTP module is read from its files and drafts what its format says; no output shows that it guessed."""
+
+import pytest
+import torch
+from mtp_models import FAMILIES, HIDDEN, PROJECTIONS, Reference, random_module, tiny_target, write_target
+from safetensors.torch import load_file, save_file
+from tiny_pair import TEXT, VOCAB_SIZE, TinyPair
+from watched import assert_guesses, watch
+
+from yggdrasil import SamplingParams
+from yggdrasil.calibration.pair import usual_length
+from yggdrasil.drafters.heads import convention
+from yggdrasil.drafters.heads.kinds import kind_of
+from yggdrasil.drafters.heads.loading import load_head
+from yggdrasil.engine.policy import FixedPolicy
+from yggdrasil.errors import YggdrasilError
+from yggdrasil.models.loading import load_model
+from yggdrasil.tree.objective import TreeShape
+
+PROMPT = TEXT[:21]
+COUNT = 24
+TREE = FixedPolicy(TreeShape(2, 3, 8))
+
+
+class Case:
+    """A target on disk whose module knows the text to come, but for what its layer adds at random."""
+
+    def __init__(self, folder, family):
+        model, module = tiny_target(family), random_module(family)
+        twin = Reference(family, module, model)
+        self.pair = TinyPair(None, None, model, None)
+        text = torch.tensor([*PROMPT, *self.pair.reference(PROMPT, COUNT + 8)])
+        states = self.states(text.tolist())
+        fitted = torch.linalg.lstsq(twin.fused(text[1:], states[:-1]), states[1:], driver="gelsd").solution
+        module[PROJECTIONS[family]] = fitted.T.contiguous()
+        self.twin, self.folder = twin, write_target(folder, family, model, module)
+        self.pair = self.pair._replace(target=load_model(str(folder), torch.float32, torch.device("cpu"), 1))
+        self.head = load_head(folder, self.pair.target, 1)
+
+    @torch.no_grad()
+    def states(self, text):
+        """What the target's head reads at every position."""
+        return self.pair.plain_target(torch.tensor([text]), output_hidden_states=True).hidden_states[-1][0]
+
+    def expected_edge(self, text, path):
+        features, tokens = self.states(text)[:-1], torch.tensor([*text[1:], *path])
+        for length in range(len(text) - 1, len(text) - 1 + len(path)):
+            rows = torch.arange(length)
+            outputs, logits = self.twin.rows(tokens[:length], features, rows, rows[:, None] >= rows)
+            features = torch.cat([features, outputs[-1:]])
+        return logits[-1].log_softmax(-1)[path[-1]]
+
+    def decoder(self, **options):
+        return self.pair.decoder(TREE, drafter=self.head, **options)
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def case(request, tmp_path_factory):
+    return Case(tmp_path_factory.mktemp("target"), request.param)
+
+
+def test_every_guess_is_what_the_format_says(case):
+    """Behind paths of every length: what the module drafted on its own outputs has left nothing behind."""
+    decoder = case.decoder()
+    seen = watch(decoder)
+    result = decoder.generate(PROMPT, max_new_tokens=COUNT)
+
+    assert result.tokens == case.pair.reference(PROMPT, COUNT)
+    assert result.metrics.aal > 1.3
+    assert max(len(path) for _, guesses in seen for path, _ in guesses) > 1
+    assert_guesses(seen, case.expected_edge)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_sampling_with_a_seed_is_what_the_target_alone_samples(case, seed):
+    sampling = SamplingParams(temperature=20.0, seed=seed)
+
+    ours = case.decoder().generate(PROMPT, max_new_tokens=COUNT, sampling=sampling)
+    alone = case.decoder().generate(PROMPT, max_new_tokens=COUNT, sampling=sampling, speculation=False)
+
+    assert ours.tokens == alone.tokens
+
+
+def test_the_target_decodes_without_its_module(case):
+    """Its tensors are no fault of the target's, and its context stays its own."""
+    decoder = case.pair.decoder(TREE, drafter=None)
+
+    assert decoder.generate(PROMPT, max_new_tokens=COUNT).tokens == case.pair.reference(PROMPT, COUNT)
+    assert usual_length(str(case.folder), str(case.folder)) == 256
+
+
+def test_a_target_without_a_module_is_no_head(case, tmp_path):
+    assert kind_of(case.folder) == "mtp"
+    (tmp_path / "config.json").write_bytes((case.folder / "config.json").read_bytes())
+    tensors = load_file(case.folder / "model.safetensors")
+    others = {name: tensor for name, tensor in tensors.items() if name not in PROJECTIONS.values()}
+    save_file(others, tmp_path / "model.safetensors")
+
+    assert kind_of(tmp_path) is None
+
+
+FAULTS = {
+    "missing": ("mimo", lambda t: t.pop("model.mtp_layers.0.mlp.up_proj.weight"), "lacks block.mlp.up_proj.weight"),
+    "an expert missing": (
+        "glm4_moe",
+        lambda t: t.pop("model.layers.2.mlp.experts.3.down_proj.weight"),
+        r"block.mlp.experts.down_proj \(\[3,",
+    ),
+    "extra": ("ernie4_5_moe", lambda t: t.update({"model.mtp_block.0.more": torch.zeros(1)}), "has, block.more"),
+    "misshapen": (
+        "mimo",
+        lambda t: t.update({"model.mtp_layers.0.input_proj.weight": torch.zeros(HIDDEN, HIDDEN)}),
+        r"projection.weight \(\[32, 32\], not \[32, 64\]\)",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_tensors_that_are_no_modules_are_named(tmp_path, name):
+    family, harm, said = FAULTS[name]
+    module = random_module(family)
+    harm(module)
+    write_target(tmp_path, family, tiny_target(family), module)
+    target = load_model(str(tmp_path), torch.float32, torch.device("cpu"), 1)
+
+    with pytest.raises(YggdrasilError, match=said):
+        load_head(tmp_path, target, 1)
+
+
+def test_the_modules_layer_is_the_targets_own_kind(case):
+    """No copy of the target's large tensors: embedding and output layer are shared with it."""
+    head, own = case.head.loaded, {tensor.data_ptr() for tensor in case.pair.target.tensors.values()}
+    large = [name for name, tensor in head.tensors.items() if VOCAB_SIZE in tensor.shape]
+
+    assert large
+    assert all(head.tensors[name].data_ptr() in own for name in large)
+
+
+def test_a_batch_of_texts_is_read_as_each_of_them(case):
+    """As a head is tried on the target's own text."""
+    texts = torch.tensor([PROMPT[:12], TEXT[30:42]])
+    states = torch.stack([case.states(text.tolist()) for text in texts])[:, :-1]
+    rows = torch.arange(11)
+
+    ours = convention._logits(case.head.loaded.model, texts, states)
+
+    for text, state, logits in zip(texts, states, ours, strict=True):
+        wanted = case.twin.rows(text[1:], state, rows, rows[:, None] >= rows)[1]
+        torch.testing.assert_close(logits, wanted, rtol=1e-3, atol=1e-3)

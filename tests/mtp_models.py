@@ -1,0 +1,197 @@
+"""Small targets that bring a module for multi-token prediction, under published names, and forwards of the formats."""
+
+import json
+
+import torch
+from safetensors.torch import load_file, save_file
+from tiny_pair import VOCAB_SIZE
+from torch.nn import functional
+from transformers import (
+    Ernie4_5_MoeConfig,
+    Ernie4_5_MoeForCausalLM,
+    Glm4MoeConfig,
+    Glm4MoeForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
+
+HIDDEN, INNER, HEADS, KEY_HEADS, SIZE, LAYERS, EXPERTS, EXPERT_INNER = 32, 48, 4, 2, 8, 2, 4, 16
+_SIZES = {
+    "vocab_size": VOCAB_SIZE, "hidden_size": HIDDEN, "intermediate_size": INNER, "num_hidden_layers": LAYERS,
+    "num_attention_heads": HEADS, "num_key_value_heads": KEY_HEADS, "max_position_embeddings": 256,
+    "bos_token_id": None, "eos_token_id": None, "pad_token_id": None, "rms_norm_eps": 1e-5,
+}  # fmt: skip
+_MODELS = {
+    "mimo": lambda: Qwen2ForCausalLM(Qwen2Config(**_SIZES, rope_theta=5000.0)),
+    "glm4_moe": lambda: Glm4MoeForCausalLM(
+        Glm4MoeConfig(
+            **_SIZES, head_dim=SIZE, n_routed_experts=EXPERTS, num_experts_per_tok=2, use_qk_norm=True,
+            moe_intermediate_size=EXPERT_INNER, attention_bias=True, routed_scaling_factor=1.5,
+        )
+    ),
+    "ernie4_5_moe": lambda: Ernie4_5_MoeForCausalLM(
+        Ernie4_5_MoeConfig(
+            **_SIZES, moe_num_experts=EXPERTS, moe_k=2, moe_intermediate_size=EXPERT_INNER, moe_num_shared_experts=1,
+            tie_word_embeddings=True,
+        )
+    ),
+}  # fmt: skip
+FAMILIES = tuple(_MODELS)
+PROJECTIONS = {
+    "mimo": "model.mtp_layers.0.input_proj.weight",
+    "glm4_moe": f"model.layers.{LAYERS}.eh_proj.weight",
+    "ernie4_5_moe": "model.mtp_linear_proj.0.weight",
+}
+
+
+def tiny_target(family):
+    """A random model of the family whose choices differ from place to place."""
+    torch.manual_seed(0)
+    model = _MODELS[family]().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim >= 2:
+                parameter.mul_(3)
+        model.get_output_embeddings().weight.mul_(30)
+    return model
+
+
+def module_shapes(family):
+    """Names and shapes of the module's tensors in the target's files."""
+    layer = {"mimo": "model.mtp_layers.0.", "glm4_moe": f"model.layers.{LAYERS}.", "ernie4_5_moe": "model.mtp_block.0."}
+    prefix, has_bias = layer[family], family != "ernie4_5_moe"
+    shapes = {f"{prefix}{name}.weight": (HIDDEN,) for name in ("input_layernorm", "post_attention_layernorm")}
+    for name, rows in (("q", HEADS * SIZE), ("k", KEY_HEADS * SIZE), ("v", KEY_HEADS * SIZE)):
+        shapes[f"{prefix}self_attn.{name}_proj.weight"] = rows, HIDDEN
+        if has_bias:
+            shapes[f"{prefix}self_attn.{name}_proj.bias"] = (rows,)
+    shapes[f"{prefix}self_attn.o_proj.weight"] = HIDDEN, HEADS * SIZE
+    if family == "glm4_moe":
+        parts = {"mlp.shared_experts.": EXPERT_INNER}
+        parts |= {f"mlp.experts.{number}.": EXPERT_INNER for number in range(EXPERTS)}
+        shapes |= {f"{prefix}self_attn.{name}_norm.weight": (SIZE,) for name in ("q", "k")}
+        shapes |= {
+            f"{prefix}mlp.gate.weight": (EXPERTS, HIDDEN),
+            f"{prefix}mlp.gate.e_score_correction_bias": (EXPERTS,),
+        }
+        shapes |= {f"{prefix}{name}.weight": (HIDDEN,) for name in ("enorm", "hnorm", "shared_head.norm")}
+        shapes |= {f"{prefix}{name}.weight": (VOCAB_SIZE, HIDDEN) for name in ("embed_tokens", "shared_head.head")}
+    else:
+        parts = {"mlp.": INNER}
+        norms = {
+            "mimo": [f"{prefix}{name}_layernorm" for name in ("token", "hidden", "final")],
+            "ernie4_5_moe": ["model.mtp_emb_norm.0", "model.mtp_hidden_norm.0"],
+        }
+        shapes |= {f"{name}.weight": (HIDDEN,) for name in norms[family]}
+    for part, inner in parts.items():
+        shapes |= {f"{prefix}{part}{name}_proj.weight": (inner, HIDDEN) for name in ("gate", "up")}
+        shapes[f"{prefix}{part}down_proj.weight"] = HIDDEN, inner
+    return shapes | {PROJECTIONS[family]: (HIDDEN, 2 * HIDDEN)}
+
+
+def random_module(family, scale=0.05):
+    """Tensors of a module; norms are near one."""
+    generator = torch.Generator().manual_seed(1)
+    tensors = {name: torch.randn(shape, generator=generator) * scale for name, shape in module_shapes(family).items()}
+    return {name: tensor + 1.0 if "norm" in name else tensor for name, tensor in tensors.items()}
+
+
+def write_target(folder, family, model, module):
+    """A checkpoint as the family publishes it, with the module's tensors among its own."""
+    model.save_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"model_type": family, "num_nextn_predict_layers": 1}
+    (folder / "config.json").write_text(json.dumps(config))
+    tensors = load_file(folder / "model.safetensors") | {name: each.contiguous() for name, each in module.items()}
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+class Reference:
+    """The formats' forwards by tensors alone; nothing of ours or of transformers' layers is used."""
+
+    def __init__(self, family, module, model):
+        self.family, self.tensors = family, module
+        self.embedding, self.output = (
+            each.weight.detach() for each in (model.get_input_embeddings(), model.get_output_embeddings())
+        )
+        self.last_norm = model.model.norm.weight.detach()
+        self.theta = {"mimo": 5000.0, "glm4_moe": 10000.0, "ernie4_5_moe": 500000.0}[family]
+        self.prefix = next(name for name in module if "input_layernorm" in name).removesuffix("input_layernorm.weight")
+
+    def _of(self, name):
+        return self.tensors[f"{self.prefix}{name}"]
+
+    def _linear(self, name, x):
+        bias = self.tensors.get(f"{self.prefix}{name}.bias")
+        return functional.linear(x, self._of(f"{name}.weight"), bias)
+
+    def fused(self, tokens, features):
+        """What the layer reads, from the token's embedding and the state of the position before."""
+        embedded, tensors = self.embedding[tokens], self.tensors
+        if self.family == "mimo":
+            parts = (
+                norm(features, self._of("hidden_layernorm.weight")),
+                norm(embedded, self._of("token_layernorm.weight")),
+            )
+        elif self.family == "glm4_moe":
+            parts = norm(embedded, self._of("enorm.weight")), norm(features, self._of("hnorm.weight"))
+        else:
+            parts = (
+                norm(embedded, tensors["model.mtp_emb_norm.0.weight"]),
+                norm(features, tensors["model.mtp_hidden_norm.0.weight"]),
+            )
+        return torch.cat(parts, dim=-1)
+
+    @torch.no_grad()
+    def rows(self, tokens, features, positions, mask):
+        """Drafted states [T, H] and logits [T, V] of rows that attend where ``mask`` [T, T] says."""
+        x = self.fused(tokens, features) @ self.tensors[PROJECTIONS[self.family]].T
+        x = x + self._attention(norm(x, self._of("input_layernorm.weight")), positions, mask)
+        h = norm(x, self._of("post_attention_layernorm.weight"))
+        x = x + (self._experts(h) if self.family == "glm4_moe" else self._feed_forward("mlp.", h))
+        last = {"mimo": "final_layernorm.weight", "glm4_moe": "shared_head.norm.weight"}.get(self.family)
+        state = norm(x, self.last_norm if last is None else self._of(last))
+        return state, state @ self.output.T
+
+    def _attention(self, x, positions, mask):
+        q, k, v = (
+            self._linear(f"self_attn.{name}_proj", x).unflatten(-1, (-1, SIZE)).transpose(0, 1)
+            for name in ("q", "k", "v")
+        )
+        if self.family == "glm4_moe":
+            q, k = norm(q, self._of("self_attn.q_norm.weight")), norm(k, self._of("self_attn.k_norm.weight"))
+        q, k = self._turned(q, positions), self._turned(k, positions)
+        k, v = (each.repeat_interleave(HEADS // KEY_HEADS, dim=0) for each in (k, v))
+        weights = (q @ k.transpose(-1, -2) / SIZE**0.5).masked_fill(~mask, float("-inf")).softmax(-1)
+        return self._linear("self_attn.o_proj", (weights @ v).transpose(0, 1).flatten(-2))
+
+    def _turned(self, x, positions):
+        """Rotary positions: halves for MiMo, of half the channels for GLM, neighbouring pairs for ERNIE."""
+        size = SIZE // 2 if self.family == "glm4_moe" else SIZE
+        angles = positions[:, None] * self.theta ** -(torch.arange(0, size, 2) / size)
+        cos, sin, rest = angles.cos(), angles.sin(), x[..., size:]
+        if self.family == "ernie4_5_moe":
+            first, second = x[..., 0::2], x[..., 1::2]
+            return torch.stack([first * cos - second * sin, second * cos + first * sin], dim=-1).flatten(-2)
+        first, second = x[..., : size // 2], x[..., size // 2 : size]
+        return torch.cat([first * cos - second * sin, second * cos + first * sin, rest], dim=-1)
+
+    def _feed_forward(self, part, x):
+        gate, up = self._linear(f"{part}gate_proj", x), self._linear(f"{part}up_proj", x)
+        return self._linear(f"{part}down_proj", functional.silu(gate) * up)
+
+    def _experts(self, x):
+        """Two of four by sigmoid and a bias that only chooses; shares of the two, and the expert of all."""
+        scores = (x @ self._of("mlp.gate.weight").T).sigmoid()
+        output = self._feed_forward("mlp.shared_experts.", x)
+        for row, score in enumerate(scores):
+            chosen = (score + self._of("mlp.gate.e_score_correction_bias")).topk(2).indices.tolist()
+            for expert in chosen:
+                share = 1.5 * score[expert] / score[chosen].sum()
+                output[row] += share * self._feed_forward(f"mlp.experts.{expert}.", x[row])
+        return output
+
+
+def norm(x, weight):
+    return weight * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5)
