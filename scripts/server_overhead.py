@@ -45,7 +45,7 @@ def check_overhead(plan: str) -> str:
         for number in range(ROUNDS):
             for task in TASKS:
                 for name in sorted(ways, reverse=bool(number % 2)):
-                    ways["library"](_asking(OTHER))  # the caches hold another text, which the server then keeps
+                    ways["server"](_asking(OTHER))  # the caches hold another text, which the server keeps
                     time.sleep(SETTLE_SECONDS)
                     found[name].append(ways[name](_asking(f"Round {number}. {task}")))
     pairs = list(zip(found["server"], found["library"], strict=True))[len(TASKS) :]  # the first round warms both

@@ -99,6 +99,43 @@ def test_a_text_is_kept_once(pair):
             assert len(conversations) <= 1
 
 
+def test_what_was_kept_ahead_is_not_copied_again(pair, monkeypatch):
+    """Its rows are those the caches held, and the next text finds them there."""
+    decoder = pair.decoder(TREE)
+    conversations = Conversations(decoder.assembly, PLENTY)
+    first, second = list(OPENINGS[0]), list(OPENINGS[1])
+    turn(decoder, conversations, first, {})
+    conversations.keep_ahead(lambda: False)
+    assert len(conversations) == 0  # somebody came before it was done
+    conversations.keep_ahead(lambda: True)
+    assert len(conversations) == 1
+    with monkeypatch.context() as nothing_to_copy:
+        nothing_to_copy.setattr(KeptRows, "of", None)
+        conversations.keep_ahead(lambda: True)
+        turn(decoder, conversations, second, {})
+    prompt = list(first)
+    found, read = turn(decoder, conversations, first, {})
+
+    assert read <= 2
+    assert found.tokens == as_fresh(pair, prompt, TREE, {}, 12)
+    assert_caches_are_fresh(pair, decoder)
+
+
+def test_keeping_ahead_pushes_no_other_text_out(pair):
+    decoder = pair.decoder(TREE)
+    conversations = Conversations(decoder.assembly, PLENTY)
+    first, second = list(OPENINGS[0]), list(OPENINGS[1])
+    for text in (first, second):
+        turn(decoder, conversations, text, {})
+    tight = Conversations(decoder.assembly, conversations.num_bytes + 1)
+    decoder.forget()
+    for text in (list(OPENINGS[0]), list(OPENINGS[1])):
+        turn(decoder, tight, text, {})
+    tight.keep_ahead(lambda: True)
+    assert len(tight) == 1
+    assert turn(decoder, tight, first[: len(OPENINGS[0])], {})[1] <= 2
+
+
 def test_any_turns_under_any_bound_give_what_a_fresh_decoder_does(pair):
     """Texts go on, part, and come back in any order, with requests of every kind and whatever room there is."""
     chosen = random.Random(4)
@@ -113,6 +150,8 @@ def test_any_turns_under_any_bound_give_what_a_fresh_decoder_does(pair):
             texts.append(text)
             options, prompt = chosen.choice(kinds), list(text)
             found, _ = turn(decoder, conversations, text, options, count=8)
+            if chosen.random() < 0.5:
+                conversations.keep_ahead(lambda: True)
             assert found.tokens == as_fresh(pair, prompt, TREE, options, 8)
             assert_caches_are_fresh(pair, decoder)
             assert conversations.num_bytes <= bound

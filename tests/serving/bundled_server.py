@@ -18,6 +18,7 @@ from yggdrasil.models.facts import load_tokenizer
 from yggdrasil.models.loading import load_model
 from yggdrasil.scheduling.plan import Shapes
 from yggdrasil.serving.app import create_app
+from yggdrasil.serving.outlet import OpenProtocol
 from yggdrasil.serving.settings import ServerSettings
 from yggdrasil.serving.worker import Worker
 from yggdrasil.tree.objective import TreeShape
@@ -79,7 +80,13 @@ def serving(opening, settings=ServerSettings()):  # noqa: B008  (frozen)
     """A server in a thread, stopped as SIGTERM would stop it."""
     worker = Worker(opening, settings)
     server = uvicorn.Server(
-        uvicorn.Config(create_app(worker, settings, MODEL), port=0, log_level="warning", timeout_graceful_shutdown=5)
+        uvicorn.Config(
+            create_app(worker, settings, MODEL),
+            port=0,
+            http=OpenProtocol,
+            log_level="warning",
+            timeout_graceful_shutdown=5,
+        )
     )
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()

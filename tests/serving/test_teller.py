@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from yggdrasil.acceptance.sampling import SamplingParams
 from yggdrasil.serving import teller as module
 from yggdrasil.serving.jobs import Finished, Job, Piece
 from yggdrasil.serving.teller import Teller
@@ -20,7 +21,8 @@ def rests(monkeypatch):
 def told(texts, *, is_streamed=True, whole=None, logprobs=(), scored=()):
     """The pieces of an answer whose iterations gave ``texts``."""
     events, known = [], []
-    teller = Teller(Job([1], {}, events.append, is_streamed), scored)
+    options = {"sampling": SamplingParams(logprobs=0)} if logprobs else {}
+    teller = Teller(Job([1], options, events.append, is_streamed), scored)
     request = SimpleNamespace(logprobs=lambda start: known[start:])
     for number, text in enumerate(texts):
         known += logprobs[number : number + 1]

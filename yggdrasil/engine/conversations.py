@@ -1,12 +1,13 @@
 """The last few texts of a decoder that serves several conversations in turns: each goes on where it was left."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
 from yggdrasil.engine.build import Assembly
 from yggdrasil.engine.engine import OwnThreads
 from yggdrasil.models.kept_rows import KeptRows
+from yggdrasil.models.kept_text import KeptText
 
 _WORTH_KEEPING = 16  # rows: the smallest pass reads as many, and it costs more than the copies
 
@@ -41,20 +42,46 @@ class Conversations:
         held = text.shared(tokens)
         found = max(self._kept, key=lambda kept: kept[0].text.shared(tokens), default=None)
         with OwnThreads():
-            if text.shared(text.tokens) - held >= _WORTH_KEEPING:
-                self._keep([KeptRows.of(runner) for runner in self._runners])
+            if text.shared(text.tokens) - held >= _WORTH_KEEPING and not self._is_kept():
+                self._keep(self._copies())
             if found is not None and found[0].text.shared(tokens) - held >= _WORTH_KEEPING:
                 self._restore(found, tokens)
 
+    @torch.inference_mode()
+    def keep_ahead(self, is_idle: Callable[[], bool]) -> None:
+        """Copy what the caches hold before another text comes, if there is room beside the others and time."""
+        text = self._runners[0].text
+        others = _size([rows for kept in self._others(text) for rows in kept])
+        wanted = sum(map(KeptRows.bytes_of, self._runners))
+        if text.shared(text.tokens) < _WORTH_KEEPING or wanted + others > self._most_bytes or self._is_kept():
+            return
+        with OwnThreads():
+            self._keep(self._copies(is_idle))
+
+    def _is_kept(self) -> bool:
+        """Whether all that the caches hold has its copy as the newest."""
+        if not self._kept:
+            return False
+        pairs = zip(self._kept[-1], (runner.text for runner in self._runners), strict=True)
+        return all(kept.text.shared(text.tokens) >= text.shared(text.tokens) for kept, text in pairs)
+
+    def _copies(self, is_wanted: Callable[[], bool] = lambda: True) -> list[KeptRows]:
+        """Copies of what the caches hold; none where they ceased to be wanted."""
+        copies = [KeptRows.of(runner, is_wanted) for runner in self._runners]
+        whole = [copy for copy in copies if copy is not None]
+        return whole if len(whole) == len(copies) else []
+
     def _keep(self, saved: list[KeptRows]) -> None:
         """Keep another text as the newest; those that it only prolongs, and those there is no room for, are dropped."""
-        if _size(saved) > self._most_bytes:
+        if not saved or _size(saved) > self._most_bytes:
             return
-        text = saved[0].text
-        self._kept = [kept for kept in self._kept if text.shared(kept[0].text.tokens) < kept[0].text.num_rows]
-        self._kept.append(saved)
+        self._kept = [*self._others(saved[0].text), saved]
         while self.num_bytes > self._most_bytes:
             del self._kept[0]
+
+    def _others(self, text: KeptText) -> list[list[KeptRows]]:
+        """What is kept of texts that ``text`` does not only prolong."""
+        return [kept for kept in self._kept if text.shared(kept[0].text.tokens) < kept[0].text.num_rows]
 
     def _restore(self, found: list[KeptRows], tokens: Sequence[int]) -> None:
         for runner, kept in zip(self._runners, found, strict=True):

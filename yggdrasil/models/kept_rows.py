@@ -3,6 +3,7 @@
 Dims: H key heads, R rows, D head size.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -20,8 +21,8 @@ class KeptRows:
     rows: Tensor  # [sum of H * R * D], layer by layer in the cache's own order
 
     @classmethod
-    def of(cls, runner: ModelRunner) -> "KeptRows":
-        """What the runner's cache holds now."""
+    def of(cls, runner: ModelRunner, is_wanted: Callable[[], bool] = lambda: True) -> "KeptRows | None":
+        """What the runner's cache holds now; None where that ceased to be wanted before all was copied."""
         text = KeptText()
         count = runner.text.shared(runner.text.tokens)
         text.begin(runner.text.tokens[:count], count)
@@ -29,8 +30,16 @@ class KeptRows:
         size = sum(each[:, :count].numel() for each in tensors)
         kept = cls(text, torch.empty(size, dtype=tensors[0].dtype, device=tensors[0].device))
         for part, cached in zip(kept._parts(tensors), tensors, strict=True):
+            if not is_wanted():
+                return None
             part.copy_(cached[:, :count])
         return kept
+
+    @staticmethod
+    def bytes_of(runner: ModelRunner) -> int:
+        """What such a copy would take."""
+        count = runner.text.shared(runner.text.tokens)
+        return sum(each[:, :count].nbytes for each in runner.cache.tensors())
 
     @property
     def num_bytes(self) -> int:

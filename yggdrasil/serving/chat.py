@@ -18,7 +18,7 @@ from yggdrasil.serving.logprobs import chat_logprobs
 from yggdrasil.serving.options import options_of
 from yggdrasil.serving.replies import AssistantMessage, ChatChoice, ChatCompletion
 from yggdrasil.serving.service import Identity, Service, service_of
-from yggdrasil.serving.streams import STREAMED, EventStream
+from yggdrasil.serving.streams import STREAMED, EventStream, TextFrames
 from yggdrasil.serving.texts import turns_of
 from yggdrasil.serving.tools import Parsed, ToolFormat
 from yggdrasil.serving.trees import shown_tree
@@ -34,7 +34,7 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:
     service = service_of(request)
     identity = service.identify("chatcmpl", body.model)
     chat = await run_in_threadpool(_Chat.of, body, service, identity)
-    exchange = Exchange(service.worker, request, chat.jobs, is_streamed=bool(body.stream))
+    exchange = Exchange(service.worker, request, chat.jobs, is_streamed=bool(body.stream), frame=chat.frame)
     if not body.stream:
         return JSONResponse(chat.reply([each.result for each in await exchange.results()]).model_dump())
     await exchange.begin()
@@ -106,6 +106,14 @@ class _Chat:
         if writer.shows_usage:
             yield [writer.usage(results, len(self.jobs))]
 
+    @property
+    def frame(self) -> TextFrames | None:
+        """What is sent of more text, where a stream has nothing but the text of one answer."""
+        if len(self.jobs) > 1 or self.tools is not None or self.body.logprobs or self.body.show_trees:
+            return None
+        writer = self._chunks()
+        return TextFrames(lambda text: writer.chunk([_choice(0, {"content": text})]))
+
     def _chunks(self) -> ChunkWriter:
         return ChunkWriter(self.identity, "chat.completion.chunk", self.body.stream_options, self.service.decoder.plan)
 
@@ -123,7 +131,7 @@ class _AnswerStream:
         """What can be told after an event."""
         if not self._has_begun:
             self._has_begun = True
-            yield self._choice({"role": "assistant", "content": ""})
+            yield _choice(self._index, {"role": "assistant", "content": ""})
         if not isinstance(event, Piece):
             return
         self._text += event.text
@@ -132,7 +140,7 @@ class _AnswerStream:
         if event.logprobs:
             logprobs = chat_logprobs(self._chat.service.texts, event.logprobs).model_dump()
         if end > self._sent or logprobs:
-            yield self._choice({"content": self._text[self._sent : end]}, logprobs=logprobs)
+            yield _choice(self._index, {"content": self._text[self._sent : end]}, logprobs=logprobs)
             self._sent = max(end, self._sent)
 
     def end(self, result: Generation) -> dict[str, Any]:
@@ -143,10 +151,11 @@ class _AnswerStream:
             delta["tool_calls"] = [{"index": i, **call.model_dump()} for i, call in enumerate(parsed.calls)]
         elif len(self._text) > self._sent:
             delta["content"] = self._text[self._sent :]
-        return self._choice(delta, reason="tool_calls" if parsed.calls else finish_reason(result))
+        return _choice(self._index, delta, reason="tool_calls" if parsed.calls else finish_reason(result))
 
-    def _choice(self, delta: dict[str, Any], *, logprobs: Any = None, reason: str | None = None) -> dict[str, Any]:
-        return {"index": self._index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
+
+def _choice(index: int, delta: dict[str, Any], *, logprobs: Any = None, reason: str | None = None) -> dict[str, Any]:
+    return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
 
 
 def _must_call(body: ChatRequest) -> bool:

@@ -19,7 +19,7 @@ from yggdrasil.serving.logprobs import CompletionLogprobsWriter
 from yggdrasil.serving.options import options_of
 from yggdrasil.serving.replies import Completion, CompletionChoice
 from yggdrasil.serving.service import Identity, Service, service_of
-from yggdrasil.serving.streams import STREAMED, EventStream
+from yggdrasil.serving.streams import STREAMED, EventStream, TextFrames
 from yggdrasil.serving.wire import CompletionRequest
 
 router = APIRouter()
@@ -33,7 +33,7 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
     service = service_of(request)
     identity = service.identify("cmpl", body.model)
     wanted = await run_in_threadpool(_Completion.of, body, service, identity)
-    exchange = Exchange(service.worker, request, wanted.jobs, is_streamed=bool(body.stream))
+    exchange = Exchange(service.worker, request, wanted.jobs, is_streamed=bool(body.stream), frame=wanted.frame)
     if not body.stream:
         return JSONResponse(wanted.reply(await exchange.results()).model_dump())
     await exchange.begin()
@@ -115,6 +115,14 @@ class _Completion:
                 yield [chunks.end(_part(index, "", None, finish_reason(event.result)), results, len(self.jobs))]
         if chunks.shows_usage:
             yield [chunks.usage(results, self.body.n or 1)]
+
+    @property
+    def frame(self) -> TextFrames | None:
+        """What is sent of more text, where a stream has nothing but the text of one answer."""
+        if len(self.jobs) > 1 or self.body.logprobs is not None:
+            return None
+        writer = self._chunks()
+        return TextFrames(lambda text: writer.chunk([_part(0, text, None)]))
 
     def _chunks(self) -> ChunkWriter:
         return ChunkWriter(self.identity, "text_completion", self.body.stream_options, self.service.decoder.plan)

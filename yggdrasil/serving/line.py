@@ -47,6 +47,13 @@ class Line:
             self._changed.notify()
             return position
 
+    def is_quiet(self, seconds: float) -> bool:
+        """Whether nobody waits now, nor comes within so many seconds."""
+        with self._changed:
+            if not self._clients and not self._is_closed:
+                self._changed.wait(seconds)
+            return not self._clients and not self._is_closed
+
     def take(self) -> tuple[Ask, Job] | None:
         """The next job, as soon as there is one; None once the line is closed. A request with more waits again."""
         with self._changed:

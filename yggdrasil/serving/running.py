@@ -11,6 +11,7 @@ import uvicorn
 from yggdrasil.engine.decoder import Decoder
 from yggdrasil.errors import YggdrasilError, first_line
 from yggdrasil.serving.app import create_app
+from yggdrasil.serving.outlet import OpenProtocol
 from yggdrasil.serving.settings import ServerSettings
 from yggdrasil.serving.worker import Worker
 
@@ -34,7 +35,7 @@ def run_server(opening: Callable[[], Decoder], settings: ServerSettings, model: 
 
     worker = Worker(opening, settings, end)
     config = uvicorn.Config(
-        create_app(worker, settings, model), log_level="warning", access_log=False,
+        create_app(worker, settings, model), log_level="warning", access_log=False, http=OpenProtocol,
         timeout_graceful_shutdown=round(settings.limits.drain_seconds), timeout_keep_alive=30,
     )  # fmt: skip
     server = _Server(config, worker)

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import AsyncIterator, Callable
+from functools import cached_property
 from typing import Any
 
 from fastapi.responses import StreamingResponse
@@ -12,12 +13,29 @@ from yggdrasil.serving.faults import ClientGone, Fault
 DONE = b"data: [DONE]\n\n"
 # What the OpenAPI document says of a route that may stream.
 STREAMED: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}}
+_MARK = "\x00the text\x00"
 _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
 def frame(data: dict[str, Any]) -> bytes:
     """One event. In ASCII, so that no reader takes a separator inside a text for the end of a line."""
     return b"data: " + json.dumps(data, separators=(",", ":")).encode("ascii") + b"\n\n"
+
+
+class TextFrames:
+    """Frames that differ in one text: what they share is written once."""
+
+    def __init__(self, chunk_of: Callable[[str], dict[str, Any]]) -> None:
+        self._chunk_of = chunk_of
+
+    def __call__(self, text: str) -> bytes:
+        """As ``frame(chunk_of(text))``."""
+        before, _, after = self._around
+        return before + json.dumps(text).encode("ascii") + after
+
+    @cached_property
+    def _around(self) -> tuple[bytes, bytes, bytes]:
+        return frame(self._chunk_of(_MARK)).partition(json.dumps(_MARK).encode("ascii"))
 
 
 class EventStream(StreamingResponse):

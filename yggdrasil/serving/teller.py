@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from time import sleep
 
 from yggdrasil.acceptance.sampler import TokenLogprobs
+from yggdrasil.acceptance.sampling import GREEDY
 from yggdrasil.engine.request import Generation, Request
 from yggdrasil.engine.seen import SeenTree
 from yggdrasil.serving.jobs import Finished, Job, Piece
@@ -21,10 +22,17 @@ class Teller:
         self._logprobs = list(scored)
         self._told_length = self._noted = 0
         self._has_begun = self._has_told = False
+        sampling = job.options.get("sampling", GREEDY)
+        self._is_text_alone = sampling.logprobs is None and not job.shows_trees
 
     def note(self, text: str, request: Request) -> None:
         """More of the answer is final; at first, perhaps without text, a beginning of the prompt was read."""
         if not self._job.is_streamed:
+            return
+        if self._is_text_alone and self._told_length:  # nearly every time: as little as can be
+            if text:
+                self._told_length += len(text)
+                self._job.emit(Piece(text))
             return
         logprobs = request.logprobs(self._noted)
         self._noted += len(logprobs)

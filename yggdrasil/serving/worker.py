@@ -9,12 +9,15 @@ from yggdrasil.acceptance.sampler import TokenLogprobs
 from yggdrasil.engine.conversations import Conversations
 from yggdrasil.engine.decoder import Decoder
 from yggdrasil.engine.options import RequestOptions
+from yggdrasil.errors import first_line
 from yggdrasil.serving.faults import Fault, fault_of
 from yggdrasil.serving.jobs import Ask, Failed, Job
 from yggdrasil.serving.line import Line
 from yggdrasil.serving.metrics import Meters
 from yggdrasil.serving.settings import ServerSettings
 from yggdrasil.serving.teller import Teller
+
+_QUIET_SECONDS = 0.03  # after an answer, before what the caches hold of it is copied
 
 log = logging.getLogger("yggdrasil.serving")
 
@@ -82,7 +85,7 @@ class Worker:
             self._on_failure(error)
             return
         self._conversations = Conversations(self.decoder.assembly, self._settings.kept_bytes)
-        while (taken := self.line.take()) is not None:
+        while (taken := self._next()) is not None:
             ask, job = taken
             self._running = ask
             self.meters.busy.set(1)
@@ -91,6 +94,15 @@ class Worker:
             finally:
                 self._running = None
                 self.meters.busy.set(0)
+
+    def _next(self) -> tuple[Ask, Job] | None:
+        """The next job. While there is none, what the caches hold is copied: the next text need not wait for that."""
+        if self.line.is_quiet(_QUIET_SECONDS):
+            try:
+                self._conversations.keep_ahead(lambda: self.line.is_quiet(0.0))
+            except (RuntimeError, MemoryError) as error:
+                log.warning("a conversation could not be kept: %s", first_line(error))
+        return self.line.take()
 
     def _serve(self, decoder: Decoder, ask: Ask, job: Job) -> None:
         began = monotonic()

@@ -1,0 +1,170 @@
+"""Text that the decoder's thread sends itself: all of it, in order, whatever the client's socket takes."""
+
+import asyncio
+import json
+import random
+import socket
+import threading
+import time
+
+import pytest
+from bundled_server import wait_until
+
+from yggdrasil.serving import outlet as module
+from yggdrasil.serving.jobs import Finished, Piece
+from yggdrasil.serving.outlet import Outlet
+from yggdrasil.serving.post import Post
+from yggdrasil.serving.streams import TextFrames, frame
+
+CHAT = [{"role": "user", "content": "Count to a hundred"}]
+LONG = {"messages": CHAT, "max_tokens": 300, "ignore_eos": True}
+
+
+@pytest.fixture
+def sends(monkeypatch):
+    """What goes out straight, an iteration's text at a time."""
+    taken, send = [], Outlet.send
+    monkeypatch.setattr(module, "GATHER_SECONDS", 0.0)
+    monkeypatch.setattr(Outlet, "send", lambda self, text: taken.append(text) or send(self, text))
+    return taken
+
+
+def texts(chunks):
+    return [choice["delta"].get("content", "") for chunk in chunks for choice in chunk["choices"]]
+
+
+def raw(server, version, body, read):
+    """The reply's bytes, as ``read`` takes them from the connection."""
+    data = json.dumps({**body, "stream": True}).encode()
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.connect(server.uvicorn.servers[0].sockets[0].getsockname())
+        head = b"POST /v1/chat/completions HTTP/%b\r\nHost: localhost\r\nContent-Type: application/json\r\n" % version
+        client.sendall(b"%bContent-Length: %d\r\n\r\n%b" % (head, len(data), data))
+        client.settimeout(30)
+        return read(client)
+
+
+def until_done(client):
+    found = b""
+    while b"data: [DONE]" not in found[-40:]:
+        part = client.recv(1 << 16)
+        assert part, "the server closed the connection"
+        found += part
+    return found
+
+
+def chunks_of(body):
+    return [json.loads(line[6:]) for line in body.decode().splitlines() if line.startswith("data: {")]
+
+
+def test_a_stream_is_the_same_whoever_sends_it(server, sends):
+    whole = server.post("/v1/chat/completions", **LONG)["choices"][0]["message"]["content"]
+    assert sends == []
+    straight = server.stream("/v1/chat/completions", **LONG)
+    assert len(sends) > 10
+    assert "".join(texts(straight)) == whole
+    shown = server.stream("/v1/chat/completions", **LONG, logprobs=True)  # the loop's
+    assert "".join(texts(shown)) == whole
+    keys = {(*chunk, *chunk["choices"][0], *chunk["choices"][0]["delta"]) for chunk in shown}
+    assert {(*chunk, *chunk["choices"][0], *chunk["choices"][0]["delta"]) for chunk in straight} == keys
+
+
+def test_completions_are_sent_straight_too(server, sends):
+    body = {"prompt": "def f(", "max_tokens": 60, "ignore_eos": True, "echo": True}
+    whole = server.post("/v1/completions", **body)["choices"][0]["text"]
+    chunks = server.stream("/v1/completions", **body, stream_options={"include_usage": True})
+
+    assert sends
+    assert "".join(choice["text"] for chunk in chunks for choice in chunk["choices"]) == whole
+    assert [chunk["usage"] is None for chunk in chunks] == [True] * (len(chunks) - 1) + [False]
+
+
+def test_old_clients_get_no_chunks(server, sends):
+    def to_the_end(client):
+        return b"".join(iter(lambda: client.recv(1 << 16), b""))
+
+    head, _, body = raw(server, b"1.0", LONG, to_the_end).partition(b"\r\n\r\n")
+    assert b"chunked" not in head
+    assert sends == []
+    assert body.endswith(b"data: [DONE]\n\n")
+    assert len(body.split(b"\n\n")) == len(chunks_of(body)) + 2
+
+
+def test_what_a_full_socket_does_not_take_is_sent_later(server, sends, monkeypatch):
+    """A client that reads nothing until its answer is whole gets all of it all the same."""
+    (listener,) = server.uvicorn.servers[0].sockets
+    usual = listener.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
+    refused = []
+    give_back = Outlet.give_back
+    monkeypatch.setattr(Outlet, "give_back", lambda self: refused.append(bool(self._left)) or give_back(self))
+    done = server.worker.meters.answers.labels("length")._value
+    before = done.get()
+
+    def read(client):
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, usual // 2)  # the system doubles what it is told
+        wait_until(lambda: done.get() == before + 1)
+        return until_done(client)
+
+    body = {**LONG, "max_tokens": 480}
+    whole = server.post("/v1/chat/completions", **body)["choices"][0]["message"]["content"]
+    before = done.get()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # those it accepts from now on have the same
+    reply = raw(server, b"1.1", body, read)
+
+    assert any(refused)
+    assert "".join(texts(chunks_of(reply))) == whole
+
+
+class Fickle:
+    """Takes no more now and then; what it did not take is sent when it is given back."""
+
+    def __init__(self, seed):
+        self.sent, self._left, self._chosen = [], "", random.Random(seed)
+
+    def is_due(self):
+        return self._chosen.random() < 0.7
+
+    def send(self, text):
+        taken = self._chosen.randrange(len(text) + 1) if self._chosen.random() < 0.1 else len(text)
+        self.sent.append(text[:taken])
+        self._left = text[taken:]
+        return not self._left
+
+    def give_back(self):
+        self.sent.append(self._left)
+        self._left = ""
+
+
+def test_nothing_is_lost_between_two_that_send():
+    letters = [chr(ord("a") + i % 26) for i in range(2000)]
+
+    async def read(seed):
+        post, outlet = Post(), Fickle(seed)
+
+        def write():
+            for i, text in enumerate(letters):
+                post.put(0, Piece(text))
+                if i % 50 == 0:
+                    time.sleep(random.Random(i).uniform(0, 0.001))
+            post.put(0, Finished(None))
+
+        threading.Thread(target=write).start()
+        while True:
+            for _, event in await post.take():
+                if isinstance(event, Finished):
+                    return outlet.sent
+                outlet.sent.append(event.text)
+            await post.hand_over(outlet)
+            outlet.give_back()
+
+    for seed in range(5):
+        assert "".join(asyncio.run(read(seed))) == "".join(letters)
+
+
+@pytest.mark.parametrize("text", ["", "a", 'quotes " and \\', "line\nend\u2028", "é \U0001f600 \ud83d", "\x00"])
+def test_a_frame_is_as_if_written_whole(text):
+    def chunk_of(text):
+        return {"id": "x", "choices": [{"index": 0, "delta": {"content": text}, "finish_reason": None}], "usage": None}
+
+    assert TextFrames(chunk_of)(text) == frame(chunk_of(text))
