@@ -1,6 +1,7 @@
 """Small targets that bring a module for multi-token prediction, under published names, and forwards of the formats."""
 
 import json
+from typing import NamedTuple
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -16,6 +17,22 @@ from transformers import (
 )
 
 HIDDEN, INNER, HEADS, KEY_HEADS, SIZE, LAYERS, EXPERTS, EXPERT_INNER = 32, 48, 4, 2, 8, 2, 4, 16
+
+
+class Sizes(NamedTuple):
+    """Of a target and its module."""
+
+    hidden: int = HIDDEN
+    inner: int = INNER
+    heads: int = HEADS
+    key_heads: int = KEY_HEADS
+    size: int = SIZE
+    layers: int = LAYERS
+    experts: int = EXPERTS
+    expert_inner: int = EXPERT_INNER
+    vocab: int = VOCAB_SIZE
+
+
 _SIZES = {
     "vocab_size": VOCAB_SIZE, "hidden_size": HIDDEN, "intermediate_size": INNER, "num_hidden_layers": LAYERS,
     "num_attention_heads": HEADS, "num_key_value_heads": KEY_HEADS, "max_position_embeddings": 256,
@@ -37,6 +54,9 @@ _MODELS = {
     ),
 }  # fmt: skip
 FAMILIES = tuple(_MODELS)
+PREFIXES = {
+    "mimo": "model.mtp_layers.0.", "glm4_moe": "model.layers.{layers}.", "ernie4_5_moe": "model.mtp_block.0.",
+}  # fmt: skip
 PROJECTIONS = {
     "mimo": "model.mtp_layers.0.input_proj.weight",
     "glm4_moe": f"model.layers.{LAYERS}.eh_proj.weight",
@@ -56,37 +76,36 @@ def tiny_target(family):
     return model
 
 
-def module_shapes(family):
+def module_shapes(family, sizes=Sizes()):  # noqa: B008
     """Names and shapes of the module's tensors in the target's files."""
-    layer = {"mimo": "model.mtp_layers.0.", "glm4_moe": f"model.layers.{LAYERS}.", "ernie4_5_moe": "model.mtp_block.0."}
-    prefix, has_bias = layer[family], family != "ernie4_5_moe"
-    shapes = {f"{prefix}{name}.weight": (HIDDEN,) for name in ("input_layernorm", "post_attention_layernorm")}
-    for name, rows in (("q", HEADS * SIZE), ("k", KEY_HEADS * SIZE), ("v", KEY_HEADS * SIZE)):
-        shapes[f"{prefix}self_attn.{name}_proj.weight"] = rows, HIDDEN
-        if has_bias:
-            shapes[f"{prefix}self_attn.{name}_proj.bias"] = (rows,)
-    shapes[f"{prefix}self_attn.o_proj.weight"] = HIDDEN, HEADS * SIZE
+    hidden, rows = sizes.hidden, {"q": sizes.heads, "k": sizes.key_heads, "v": sizes.key_heads}
+    prefix = PREFIXES[family].format(layers=sizes.layers)
+    shapes = {f"{prefix}{name}.weight": (hidden,) for name in ("input_layernorm", "post_attention_layernorm")}
+    for name, heads in rows.items():
+        shapes[f"{prefix}self_attn.{name}_proj.weight"] = heads * sizes.size, hidden
+        if family != "ernie4_5_moe":
+            shapes[f"{prefix}self_attn.{name}_proj.bias"] = (heads * sizes.size,)
+    shapes[f"{prefix}self_attn.o_proj.weight"] = hidden, sizes.heads * sizes.size
     if family == "glm4_moe":
-        parts = {"mlp.shared_experts.": EXPERT_INNER}
-        parts |= {f"mlp.experts.{number}.": EXPERT_INNER for number in range(EXPERTS)}
-        shapes |= {f"{prefix}self_attn.{name}_norm.weight": (SIZE,) for name in ("q", "k")}
-        shapes |= {
-            f"{prefix}mlp.gate.weight": (EXPERTS, HIDDEN),
-            f"{prefix}mlp.gate.e_score_correction_bias": (EXPERTS,),
-        }
-        shapes |= {f"{prefix}{name}.weight": (HIDDEN,) for name in ("enorm", "hnorm", "shared_head.norm")}
-        shapes |= {f"{prefix}{name}.weight": (VOCAB_SIZE, HIDDEN) for name in ("embed_tokens", "shared_head.head")}
+        parts = {"mlp.shared_experts.": sizes.expert_inner}
+        parts |= {f"mlp.experts.{number}.": sizes.expert_inner for number in range(sizes.experts)}
+        shapes |= {f"{prefix}self_attn.{name}_norm.weight": (sizes.size,) for name in ("q", "k")}
+        shapes[f"{prefix}mlp.gate.weight"] = sizes.experts, hidden
+        shapes[f"{prefix}mlp.gate.e_score_correction_bias"] = (sizes.experts,)
+        shapes |= {f"{prefix}{name}.weight": (hidden,) for name in ("enorm", "hnorm", "shared_head.norm")}
+        shapes |= {f"{prefix}{name}.weight": (sizes.vocab, hidden) for name in ("embed_tokens", "shared_head.head")}
     else:
-        parts = {"mlp.": INNER}
+        parts = {"mlp.": sizes.inner}
         norms = {
             "mimo": [f"{prefix}{name}_layernorm" for name in ("token", "hidden", "final")],
             "ernie4_5_moe": ["model.mtp_emb_norm.0", "model.mtp_hidden_norm.0"],
         }
-        shapes |= {f"{name}.weight": (HIDDEN,) for name in norms[family]}
+        shapes |= {f"{name}.weight": (hidden,) for name in norms[family]}
     for part, inner in parts.items():
-        shapes |= {f"{prefix}{part}{name}_proj.weight": (inner, HIDDEN) for name in ("gate", "up")}
-        shapes[f"{prefix}{part}down_proj.weight"] = HIDDEN, inner
-    return shapes | {PROJECTIONS[family]: (HIDDEN, 2 * HIDDEN)}
+        shapes |= {f"{prefix}{part}{name}_proj.weight": (inner, hidden) for name in ("gate", "up")}
+        shapes[f"{prefix}{part}down_proj.weight"] = hidden, inner
+    projection = PROJECTIONS[family].replace(f".{LAYERS}.", f".{sizes.layers}.")
+    return shapes | {projection: (hidden, 2 * hidden)}
 
 
 def random_module(family, scale=0.05):

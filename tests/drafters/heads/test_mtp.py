@@ -1,17 +1,30 @@
 """A target's own MTP module is read from its files and drafts what its format says; no output shows that it guessed."""
 
+import json
+
 import pytest
 import torch
-from mtp_models import FAMILIES, HIDDEN, PROJECTIONS, Reference, random_module, tiny_target, write_target
+from mtp_models import (
+    FAMILIES,
+    HIDDEN,
+    PROJECTIONS,
+    Reference,
+    Sizes,
+    module_shapes,
+    random_module,
+    tiny_target,
+    write_target,
+)
 from safetensors.torch import load_file, save_file
 from tiny_pair import TEXT, VOCAB_SIZE, TinyPair
 from watched import assert_guesses, watch
 
 from yggdrasil import SamplingParams
 from yggdrasil.calibration.pair import usual_length
-from yggdrasil.drafters.heads import convention
+from yggdrasil.drafters.heads import convention, mtp_files
 from yggdrasil.drafters.heads.kinds import kind_of
 from yggdrasil.drafters.heads.loading import load_head
+from yggdrasil.drafters.heads.mtp_files import open_mtp
 from yggdrasil.engine.policy import FixedPolicy
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.models.loading import load_model
@@ -147,3 +160,35 @@ def test_a_batch_of_texts_is_read_as_each_of_them(case):
     for text, state, logits in zip(texts, states, ours, strict=True):
         wanted = case.twin.rows(text[1:], state, rows, rows[:, None] >= rows)[1]
         torch.testing.assert_close(logits, wanted, rtol=1e-3, atol=1e-3)
+
+
+# MiMo-7B, GLM-4.5 and ERNIE-4.5-21B-A3B.
+REAL = {
+    "mimo": (Sizes(4096, 11008, 32, 8, 128, 36, vocab=151680), {"rope_theta": 640000.0}),
+    "glm4_moe": (
+        Sizes(5120, 12288, 96, 8, 128, 92, 160, 1536, 151552),
+        {
+            "head_dim": 128, "attention_bias": True, "use_qk_norm": True, "n_routed_experts": 160,
+            "first_k_dense_replace": 3, "moe_intermediate_size": 1536,
+        },
+    ),
+    "ernie4_5_moe": (Sizes(2560, 12288, 20, 4, 128, 28, vocab=103424), {}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("family", REAL)
+def test_a_published_models_tensors_are_those_of_its_module(family, tmp_path, monkeypatch):
+    """By name and shape, without their memory."""
+    sizes, more = REAL[family]
+    config = {
+        "model_type": family, "hidden_size": sizes.hidden, "intermediate_size": sizes.inner, "vocab_size": sizes.vocab,
+        "num_hidden_layers": sizes.layers, "num_attention_heads": sizes.heads, "num_key_value_heads": sizes.key_heads,
+        "num_nextn_predict_layers": 1, **more,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    published = {name: torch.empty(shape, device="meta") for name, shape in module_shapes(family, sizes).items()}
+    if family == "ernie4_5_moe":
+        published["model.norm.weight"] = torch.empty(sizes.hidden, device="meta")
+    monkeypatch.setattr(mtp_files, "read_tensors", lambda folder, prefixes: dict(published))
+
+    assert open_mtp(tmp_path, torch.bfloat16).settings.key_heads == sizes.key_heads
