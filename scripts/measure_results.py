@@ -45,6 +45,8 @@ STATIC = "transformers, static"  # compiles for minutes, and was slower than the
 EFFORTS = {
     "smollm2": Effort(240, 12, (13, 3), 0, (STATIC,), {"chat": 6, "systems": 5}),
     "smollm2-bf16": Effort(240, 12, (0, 0), 100, (), {"chat": 8, "equality": 8, "steps": 4}, ("--limit", "12")),
+    "smollm2-q4_0": Effort(26, 8, (8, 4), 0, ("transformers",), {"chat": 1, "systems": 3}),
+    "smollm2-q4_k_m": Effort(26, 8, (8, 4), 0, ("transformers",), {"chat": 1, "systems": 3}),
     "smollm2-342M": Effort(26, 12, (6, 0), 0, (STATIC,), {"chat": 2, "systems": 3}),
     "smollm2-1B": Effort(
         13,

@@ -13,6 +13,8 @@ Record = dict[str, Any]
 TARGETS = {  # folder below profiles: what it holds
     "smollm2": "SmolLM2-135M",
     "smollm2-bf16": "SmolLM2-135M in bf16",
+    "smollm2-q4_0": "SmolLM2-135M in Q4_0",
+    "smollm2-q4_k_m": "SmolLM2-135M in Q4_K_M",
     "smollm2-342M": "widened to 342M",
     "smollm2-1B": "widened to 1.04B",
     "smollm2-1B-q4_0": "widened to 1.04B in Q4_0",
