@@ -9,13 +9,21 @@ import numpy as np
 import pandas as pd
 import pytest
 from head_files import eagle_config, write_head
-from made_up import PLAIN_MS, write_artifacts
+from made_up import PLAIN_MS, schedule_samples, write_artifacts
 from tiny_pair import SHAPES, TEXT, byte_tokenizer
 
 import yggdrasil.calibration.schedules as schedules
-from yggdrasil.artifacts import read_csv
+from yggdrasil.artifacts import read_csv, write_csv
 from yggdrasil.calibration.pipeline import open_ended
-from yggdrasil.calibration.schedules import MEASURED, PLAIN, MeasuredPlan, at_one_speed, measure_plans, summarise_plans
+from yggdrasil.calibration.schedules import (
+    MEASURED,
+    PLAIN,
+    MeasuredPlan,
+    at_one_speed,
+    measure_plans,
+    measured_schedules,
+    summarise_plans,
+)
 from yggdrasil.cli import main
 from yggdrasil.drafters.options import CountsOptions, NGramOptions
 from yggdrasil.engine.policy import PLAIN_POLICY
@@ -23,7 +31,7 @@ from yggdrasil.errors import YggdrasilError
 from yggdrasil.scheduling.costs import COLUMNS, LOOP, StageCosts, schedule_code
 from yggdrasil.scheduling.plan import ModelRef, Plan
 from yggdrasil.scheduling.search import AcceptedLengths, Space, search
-from yggdrasil.scheduling.stages import NAMED_VARIANTS, STAGES, Schedule
+from yggdrasil.scheduling.stages import NAMED_VARIANTS, NAMED_WITH_STATES, STAGES, Schedule
 from yggdrasil.tree.objective import TreeShape
 
 FEW = replace(SHAPES, draft_widths=(1, 2), max_depth=3, verify_widths=(1, 2, 4))
@@ -102,6 +110,10 @@ def test_a_plan_that_reads_the_head_draft_keeps_doing_so(run, tmp_path):
 def test_with_a_head_nothing_is_searched_that_would_read_ahead_of_the_target(run, tmp_path):
     head = write_head(tmp_path / "head", eagle_config(), {})
     path = write_artifacts(tmp_path, drafters=[ModelRef(str(head), "1", 1), CountsOptions(table=False)])
+    measured = {schedule_code(schedule) for schedule in measured_schedules(NAMED_WITH_STATES)}
+    samples = schedule_samples()
+    file = tmp_path / "profiles" / "made-up" / path.stem / "schedule_samples.csv"
+    write_csv(file, "schedule-samples", 2, samples[samples["schedule"].isin(measured)])
     code, _, _ = run("search", "--profile", "made-up", "--top", 6)
     plan = Plan.load(path)
     variants = [Schedule.parse(entry.stages).variants for entry in plan.search.entries]
@@ -113,6 +125,14 @@ def test_with_a_head_nothing_is_searched_that_would_read_ahead_of_the_target(run
     assert variants[-1]["accept"] == "host"
     best = plan.search.entries[0]
     assert best.predicted_iteration_ms == pytest.approx(9 + best.shape[2])
+    code, _, _ = run("report", "--name", "made-up", "--text", "--csv", "tables")
+    reported = pd.read_csv(tmp_path / "tables" / "variants.csv", comment="#")
+    assert code == 0
+    assert set(reported.loc[reported["stage"] == "accept", "variant"]) == {"device", "host"}
+    assert reported.loc[reported["stage"].isin(["head_draft", "tail_draft"]), "variant"].tolist() == [
+        "after",
+        "superset",
+    ]
 
 
 def test_what_cannot_be_searched_is_said(run, tmp_path):

@@ -266,7 +266,7 @@ class Facts:
         return pd.DataFrame(rows)
 
     def variants(self) -> pd.DataFrame:
-        """What each variant of a stage would change in the chosen plan's predicted iteration."""
+        """What each variant of a stage would change in the chosen plan's predicted iteration, as far as is known."""
         columns = ["stage", "variant", "chosen", "iteration_ms", "against_chosen_ms", "against_chosen"]
         search, costs = self.plan.search, self.stage_costs
         chosen = search.entry(search.chosen) if search is not None else None
@@ -279,6 +279,8 @@ class Facts:
             (name, each) for name, choices in STAGES.items() if len(choices) > 1 for each in choices
         ):
             schedule = Schedule.of({**own, stage: variant})
+            if not costs.knows(schedule):
+                continue
             ms = float(predict_ms(schedule, [shape], costs, self.lengths, "in-order")[0])
             rows.append((stage, variant, own[stage] == variant, ms, ms - base, ms / base - 1))
         return pd.DataFrame(rows, columns=columns)

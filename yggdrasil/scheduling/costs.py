@@ -41,6 +41,7 @@ _SIZES: dict[str, Callable[[TreeShape], tuple[int, ...]]] = {
     "tail_draft=ahead": lambda shape: (shape.width,),
 }
 _NO_COST = ("tail_draft=superset",)
+_DERIVED = {"tail_draft=conditional": "tail_draft=ahead"}  # of which it is a share
 
 
 class Spread(NamedTuple):
@@ -105,6 +106,11 @@ class StageCosts:
         }
         return cls(tables, _spread(plain.to_numpy()).mean_ms, source)
 
+    def knows(self, schedule: Schedule) -> bool:
+        """Whether all that its stages cost was measured: what runs ahead of time never is with a head."""
+        keys = {cost_key(schedule, stage) for stage in schedule.predecessors} - {*_NO_COST}
+        return {_DERIVED.get(key, key) for key in keys} <= self.tables.keys()
+
     def durations(
         self, schedule: Schedule, shapes: Sequence[TreeShape], leaf_shares: Array, quantile: Array | None = None
     ) -> dict[str, Array]:
@@ -130,9 +136,9 @@ class StageCosts:
         key = LOOP if stage == LOOP else cost_key(schedule, stage)
         if key in _NO_COST:
             return np.zeros(len(shapes) if at is None else len(at))
-        if key == "tail_draft=conditional":
-            narrowest = [shape._replace(width=min(self._sizes("tail_draft=ahead"))[0]) for shape in shapes]
-            return leaf_shares * self._values("tail_draft=ahead", narrowest, at)
+        if key in _DERIVED:
+            narrowest = [shape._replace(width=min(self._sizes(_DERIVED[key]))[0]) for shape in shapes]
+            return leaf_shares * self._values(_DERIVED[key], narrowest, at)
         values = self._values(key, shapes, at)
         if key == "head_draft=ahead" and schedule.variants["tail_draft"] == "superset":
             values = values + self._values("tail_draft=ahead", shapes, at)
