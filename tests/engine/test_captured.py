@@ -101,7 +101,7 @@ def test_a_measurement_waits_after_every_stage(pair):
     decoder.assembly.engine.executor = InOrderExecutor(lambda: waits.append(1))
     generation = decoder.generate(PROMPT, max_new_tokens=30)
 
-    assert len(waits) == generation.metrics.iterations * len(STAGES)
+    assert len(waits) == generation.metrics.iterations * (len(STAGES) - 1)  # a superset's tail has nothing to do
 
 
 def test_a_drafter_on_the_host(pair):

@@ -150,6 +150,7 @@ class PortableCounts:
         self._text: list[int] = []
         self._contexts: dict[tuple[int, ...], Followers] = {}
         self._table: dict[int, Followers] = {}
+        self._bed: tuple[Tensor, ...] = ()  # buffers of the tree that is grown
 
     def set_table(self, keys: Tensor, totals: Tensor, starts: Tensor, tokens: Tensor, counts: Tensor) -> None:
         """Contexts of one or two tokens, as ``Table`` keeps them."""
@@ -191,12 +192,14 @@ class PortableCounts:
         rows = [[token, *kinds] for token, kinds in self._gather(list(path)).items()]
         return torch.tensor(rows, dtype=torch.int64).reshape(-1, 4)
 
-    def grow(
-        self, tokens: Tensor, parents: Tensor, depths: Tensor, scores: Tensor, edges: Tensor, ancestors: Tensor,
-        depth: int,
-    ) -> int:  # fmt: skip
-        """Plant the text's last token in a tree's buffers and grow it, no deeper than ``depth``; returns its size."""
-        nodes = self._nodes(tokens, parents, depths, scores, edges, ancestors)
+    def grow_in(self, *buffers: Tensor) -> None:
+        """From now on trees are grown in these: tokens, parents, depths, scores, edges, ancestors."""
+        self._bed = buffers
+
+    def grow(self, certain: Sequence[int], depth: int) -> int:
+        """Count ``certain`` tokens, plant the text's last one and grow a tree, no deeper than ``depth``; its size."""
+        self.append(certain)
+        nodes = self._nodes(*self._bed)
         nodes.put(_Guess(0.0, -1, 0.0, 0, self._text[-1]))
         open_guesses = _Open()
         self._open_children(nodes, 0, 0.0, depth, open_guesses)

@@ -19,6 +19,7 @@ from yggdrasil.drafters.counted import LEAST_PATH, PortableCounts
 from yggdrasil.drafters.options import CountsOptions
 from yggdrasil.drafters.table import Table
 from yggdrasil.models.kernels import is_native
+from yggdrasil.models.kernels.direct import Mailbox, direct
 from yggdrasil.tree.token_tree import TokenTree
 
 BELIEF_FILE, TABLE_FILE = "belief.safetensors", "table.safetensors"
@@ -35,7 +36,7 @@ class CountsDrafter:
         self, belief: Belief, table: Table | None = None, *, recycles: bool = False, native: bool | None = None
     ) -> None:
         self.is_public_pool, self.recycles = False, recycles
-        self._make = _native_counts if (is_native() if native is None else native) else PortableCounts
+        self._make = _NativeCounts if (is_native() if native is None else native) else PortableCounts
         self._least_path = LEAST_PATH
         self.learn(belief, table)
 
@@ -54,6 +55,7 @@ class CountsDrafter:
         self._counts.leave_out_below(self._least_path)
         if table is not None:
             self._counts.set_table(*table.tensors())
+        self._bed: TokenTree | None = None  # where trees are grown
         self._text: list[int] = []  # what is counted
         self._pending: list[int] = []  # certain tokens that are not counted yet
         self._pooled = 0  # counted tokens of other texts
@@ -83,8 +85,12 @@ class CountsDrafter:
 
     def plant(self, tree: TokenTree, depth: int) -> None:
         """Make the text's last token the root of a tree and fill it with the likeliest nodes, none below ``depth``."""
-        self._count()
-        self._counts.grow(*tree.node_tensors(), depth)
+        if tree is not self._bed:
+            self._bed = tree
+            self._counts.grow_in(*tree.node_tensors())
+        self._counts.grow(self._pending, depth)
+        self._text += self._pending
+        self._pending = []
 
     def fill(self, tree: TokenTree, depth: int) -> None:
         """Add to a tree on the host that another drafter has grown, none deeper than ``depth``.
@@ -116,5 +122,31 @@ def usual_counts(*, recycles: bool = False) -> CountsDrafter:
     return CountsDrafter(Belief.usual(with_table=False), recycles=recycles)
 
 
-def _native_counts(longest: int, *weights: Tensor) -> Any:
-    return torch.classes.yggdrasil.Counts(longest, *weights)
+class _NativeCounts:
+    """The native counts, whose trees are grown by a plain C call."""
+
+    _MOST = 128  # tokens that come by mail; a prompt has more
+
+    def __init__(self, longest: int, *weights: Tensor) -> None:
+        self._counts = torch.classes.yggdrasil.Counts(longest, *weights)
+        self._mail, self._grow = Mailbox(2 + self._MOST), direct("grow", self._counts)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._counts, name)
+
+    def grow_in(self, *buffers: Tensor) -> None:
+        """From now on trees are grown in these: tokens, parents, depths, scores, edges, ancestors."""
+        self._counts.grow_in(*buffers, self._mail.tensor)
+
+    def grow(self, certain: Sequence[int], depth: int) -> int:
+        """Count ``certain`` tokens, plant the text's last one and grow a tree, no deeper than ``depth``; its size."""
+        numbers = self._mail.numbers
+        if len(certain) > self._MOST:
+            self._counts.append(certain)
+            certain = ()
+        numbers[0], numbers[1] = depth, len(certain)
+        for place, token in enumerate(certain, 2):
+            numbers[place] = token
+        if (size := self._grow()) < 0:
+            raise RuntimeError("there is no text to grow a tree from")
+        return size

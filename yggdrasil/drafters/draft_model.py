@@ -9,6 +9,7 @@ from torch import Tensor
 from yggdrasil.drafters.steps import FinishStep, GrowStep, GuessStep, HeadStep, PlantStep, ReadStep
 from yggdrasil.models.buffers import HostBuffer
 from yggdrasil.models.graphs import Capture
+from yggdrasil.models.moves import row_mover
 from yggdrasil.models.runner import ModelRunner, PrefillStep
 from yggdrasil.tree.token_tree import TokenTree
 
@@ -47,6 +48,7 @@ class DraftModel:
         self._tokens = HostBuffer(max(head_width, *prefill_widths), device)
         self._span = HostBuffer(2, device)
         self._last = HostBuffer(1, device)
+        self._move = row_mover(runner.cache)
         self._place = HostBuffer(2, device)
         self._drafts: dict[tuple[int, int], Capture] = {}
         self._num_nodes = tree.num_nodes
@@ -170,7 +172,7 @@ class DraftModel:
         came_true = guess is not None and int(self._guesses.tokens[guess]) == token
         rows = [*nodes, self._num_nodes + guess] if came_true and guess is not None else list(nodes)
         if rows and rows[-1] > len(rows):  # they ascend: else every one is where it belongs
-            self.runner.cache.commit([root + row for row in rows], root + 1)
+            self._move([root + row for row in rows], root + 1)
         self._text.num_rows = root + 1 + len(rows)
         if came_true and guess is not None:
             self._last.write(guess)

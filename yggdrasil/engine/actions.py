@@ -2,15 +2,13 @@
 
 from collections.abc import Callable, Sequence
 
-import numpy as np
-import torch
-
 from yggdrasil.drafters.protocol import Drafter, FreeDrafter, ReadingDrafter, StagedDrafter, each_of, recyclers
 from yggdrasil.engine.aside import AsideTree
 from yggdrasil.engine.evidence import LiveEvidence
 from yggdrasil.engine.iteration import NO_PROMISE, Emission, Iteration, Promise
 from yggdrasil.engine.policy import Decision, Policy
 from yggdrasil.engine.promises import KeptPromises
+from yggdrasil.engine.ranking import Ranking
 from yggdrasil.engine.seen import seen_tree
 from yggdrasil.engine.target import Outcome, Target
 from yggdrasil.engine.text import TextStream
@@ -21,7 +19,7 @@ from yggdrasil.tree.objective import PLAIN_STEP, TreeShape
 from yggdrasil.tree.token_tree import TokenTree
 
 Action = Callable[[Iteration], None]
-PLAIN_STAGES = ("verify", "accept", "commit", "bookkeeping")
+PLAIN_STAGES = ("verify", "commit", "bookkeeping")
 DRAFTING_STAGES = ("depth_prediction", "head_draft", "draft_steps", "tail_draft", "prune")
 
 
@@ -47,12 +45,13 @@ class StageActions:
         self.max_length = limit
         self.verify_widths = list(verify_widths)
         self._staged = drafter if isinstance(drafter, StagedDrafter) else None
-        self._expected_at = np.array(self.verify_widths) - 1
-        self._ranking = torch.empty_like(target.order), torch.empty_like(tree.scores)  # nodes, expected tokens
-        self._ranked, self._expected, self._order = *map(HostView, self._ranking), HostView(target.order)
+        self._ranking, self._order = Ranking(tree, self.verify_widths), HostView(target.order)
         self._free, self._wants_free, self._recyclers = free, False, recyclers(free)
         self._readers = [each for each in each_of(free) if isinstance(each, ReadingDrafter)]
-        self._aside = None if free is None else AsideTree(free, tree, self.verify_widths, is_alone=drafter is None)
+        self._aside: AsideTree | None = None
+        if free is not None:
+            order = None if target.ranks_nodes else target.order
+            self._aside = AsideTree(free, tree, self.verify_widths, is_alone=drafter is None, order=order)
         # A tree that lies elsewhere, or is ranked there, is fixed before the host could add to it.
         self._fills = free is not None and tree.tokens.device.type == "cpu" and not target.ranks_nodes
         self._keeps_books_late = False
@@ -76,7 +75,7 @@ class StageActions:
         self._evidence.outcome = outcome
 
     def of(self, schedule: Schedule) -> dict[str, Action]:
-        """The actions of the schedule's stages by name."""
+        """The actions of the schedule's stages by name; a superset's tail has none, the head draft reads it too."""
         tail, head = schedule.variants["tail_draft"], schedule.variants["head_draft"]
         self._keeps_books_late = schedule.variants["bookkeeping"] == "overlapped"
         self._guesses = head == "ahead"
@@ -90,7 +89,6 @@ class StageActions:
             "head_draft=after": self._draft_head,
             "head_draft=ahead": self._guess_heads,
             "draft_steps": self._draft_steps,
-            "tail_draft=superset": _nothing,  # the head draft reads the whole accepted path, or all leaves
             "tail_draft=conditional": self._read_accepted_leaf,
             "tail_draft=ahead": self._read_leaves,
             "prune": self._prune,
@@ -102,36 +100,38 @@ class StageActions:
             "bookkeeping=inline": lambda state: self.keep_books(state.emission),
             "bookkeeping=overlapped": lambda state: self.keep_books(state.previous),
         }
-        return {stage.name: bodies[stage.label] for stage in schedule.stages}
+        return {stage.name: bodies[stage.label] for stage in schedule.stages if stage.label in bodies}
 
     def of_plain_steps(self, schedule: Schedule) -> dict[str, Action]:
         """What is left of them in an iteration without a tree."""
-        return {name: body if name in PLAIN_STAGES else _nothing for name, body in self.of(schedule).items()}
+        return {name: body for name, body in self.of(schedule).items() if name in PLAIN_STAGES}
 
     def of_free_trees(self, schedule: Schedule) -> dict[str, Action]:
         """What is left of them where no guess costs a pass; the next depth may be predicted all the same."""
         skipped = set(DRAFTING_STAGES)
+        if self._aside is not None and self._aside.is_in_place:
+            skipped.add("mask")  # nodes were ranked where the pass reads them
         if schedule.variants["depth_prediction"] == "late":
             skipped.remove("depth_prediction")
-        return {name: _nothing if name in skipped else body for name, body in self.of(schedule).items()}
+        return {name: body for name, body in self.of(schedule).items() if name not in skipped}
 
     def try_free(self, state: Iteration) -> bool:
         """Make guesses that cost no pass the iteration's tree, if the learner wants them; returns whether it does."""
-        learner = self._policy.learner
-        if learner is None or self._aside is None or not self._wants_free:
+        learner, aside = self._policy.learner, self._aside
+        if learner is None or aside is None or not self._wants_free:
             return False
+        length = self.target.text.num_rows
         waiting = len(state.previous.tokens) if state.previous is not None and self._keeps_books_late else 0
-        depth = min(self._room, self._stream.remaining - waiting - 1, self.verify_widths[-1] - 1)
+        depth = min(self.max_length - length - 2, self._stream.remaining - waiting - 1, self.verify_widths[-1] - 1)
         if depth < 1:
             return False
-        expected = self._aside.grow(depth)
-        decision = learner.free(expected, depth, self.target.length)
+        decision = learner.free(aside.grow(depth), depth, length)
         if decision is None:
             return False
-        self._aside.use()
-        shape = decision.shape._replace(depth=max(self._aside.depth(decision.shape.verify_width), 1))
-        state.promise, state.shape = Promise(decision._replace(shape=shape), rested=False), shape
-        state.ranking = self._aside.order
+        width = decision.shape.verify_width
+        state.promise, state.shape = Promise(decision, rested=False), TreeShape(0, max(aside.use(width), 1), width)
+        if not aside.is_in_place:
+            state.ranking = aside.order
         return True
 
     def promise(self) -> Promise:
@@ -161,8 +161,8 @@ class StageActions:
     def keep_books(self, emission: Emission | None) -> None:
         """Detokenise, look for the end, note."""
         if emission is not None:
-            taken = self._stream.push(emission.tokens)
-            self._trace.note(emission.shape, taken, emission.decision.tokens, emission.decision.milliseconds)
+            tokens, shape, decision = emission
+            self._trace.note(shape, self._stream.push(tokens), decision.tokens, decision.milliseconds)
 
     # ==== drafting ====
 
@@ -208,9 +208,7 @@ class StageActions:
         shape = state.shape
         if not shape.depth or self.target.ranks_nodes:
             return
-        torch.ops.yggdrasil.rank_nodes.default(self.tree.scores, *self._ranking)
-        state.ranking = self._ranked.read()
-        by_scores = self._expected.read()[self._expected_at].tolist()
+        by_scores, state.ranking = self._ranking.rank(), self._ranking.order
         decision = self._policy.prune(shape, self._promises.honest(by_scores), self.target.length)
         state.shape = decision.shape
         self._promise_by_tree(state, decision, by_scores[self.verify_widths.index(decision.shape.verify_width)])
@@ -229,27 +227,29 @@ class StageActions:
             self._order.write(state.ranking)
 
     def _verify(self, state: Iteration) -> None:
-        if state.verifies_tree:
-            state.outputs = self.target.verify(state.shape.verify_width)
+        width = state.shape.verify_width
+        if width > 1:
+            state.outputs = self.target.verify(width)
         else:
             state.outcome = self.target.plain(state.root)
 
     def _accept(self, state: Iteration) -> None:
-        if state.verifies_tree:
-            state.outcome = self.target.accept(state.outputs, state.shape.verify_width)
-            if state.outcome.expected is not None and state.verifies_drafts:
-                self._promise_by_tree(state, state.promise.decision, state.outcome.expected)
-            self._learn(state)
+        shape = state.shape
+        if shape.verify_width == 1:
+            return
+        outcome = state.outcome = self.target.accept(state.outputs, shape.verify_width)
+        if shape.width and outcome.expected is not None:
+            self._promise_by_tree(state, state.promise.decision, outcome.expected)
+        self._learn(state, outcome)
 
     def _accept_on_host(self, state: Iteration) -> None:
         if state.verifies_tree:
             state.outcome = self.target.accept_on_host(state.outputs, state.shape.verify_width, self.tree)
-            self._learn(state)
+            self._learn(state, state.outcome)
 
-    def _learn(self, state: Iteration) -> None:
-        assert state.outcome is not None
-        if state.verifies_drafts:  # what free trees keep is a matter of their own
-            self._promises.observe(max(state.expected - 1.0, 0.0), len(state.outcome.tokens) - 1)
+    def _learn(self, state: Iteration, outcome: Outcome) -> None:
+        if state.shape.width:  # what free trees keep is a matter of their own
+            self._promises.observe(max(state.expected - 1.0, 0.0), len(outcome.tokens) - 1)
 
     def _commit(self, state: Iteration) -> None:
         outcome = state.outcome
@@ -288,7 +288,3 @@ def _drafted(state: Iteration) -> Sequence[int]:
     assert state.outcome is not None
     end = 1 + state.shape.width * state.shape.depth
     return [node for node in state.outcome.nodes[1:] if node < end]
-
-
-def _nothing(_: Iteration) -> None:
-    return

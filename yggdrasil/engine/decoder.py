@@ -123,7 +123,7 @@ class Decoder:
 
     def generate(self, prompt: str | Sequence[int], **options: Unpack[RequestOptions]) -> Generation:
         """Decode to the end; what the target alone would give, unless ``speculation`` names a lossy rule."""
-        return _finished(self.start(prompt, **options))
+        return self.start(prompt, **options).finished()
 
     def stream(self, prompt: str | Sequence[int], **options: Unpack[RequestOptions]) -> Iterator[str]:
         """Yield text as it becomes final."""
@@ -134,7 +134,7 @@ class Decoder:
 
         What earlier turns left in the caches is not read again.
         """
-        return _finished(self.start(self.encode_chat(messages), **options))
+        return self.start(self.encode_chat(messages), **options).finished()
 
     def stream_chat(self, messages: Messages, **options: Unpack[RequestOptions]) -> Iterator[str]:
         """Yield the answer's text as it becomes final."""
@@ -248,12 +248,6 @@ class Decoder:
         """
         with self._preparing:
             return self.encode(encode_chat(self.tokenizer, messages))
-
-
-def _finished(request: Request) -> Generation:
-    for _ in request:
-        pass
-    return request.result()
 
 
 def _decoder_of(

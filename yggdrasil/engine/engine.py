@@ -9,7 +9,7 @@ from yggdrasil.drafters.protocol import Drafter, FreeDrafter, num_kept, recycler
 from yggdrasil.engine.actions import StageActions
 from yggdrasil.engine.captured_target import CapturedTarget, check_capturable
 from yggdrasil.engine.iteration import Emission, Iteration, Promise
-from yggdrasil.engine.policy import Policy
+from yggdrasil.engine.policy import Learner, Policy
 from yggdrasil.engine.target import Outcome, Target
 from yggdrasil.engine.text import TextStream
 from yggdrasil.engine.trace import Trace
@@ -43,6 +43,7 @@ class Engine:
         self.max_length = max_length
         self.executor: Executor = InOrderExecutor()
         self.free = free
+        self._mode = OwnThreads()
         self._actions = StageActions(target, drafter, tree, verify_widths, max_length, free)
         self.use(stages)
 
@@ -64,7 +65,6 @@ class Engine:
         self._predicts_late = variants["depth_prediction"] == "late"
         self._keeps_books_late = variants["bookkeeping"] == "overlapped"
 
-    @torch.inference_mode()
     def decode(self, prompt: Sequence[int], stream: TextStream, policy: Policy, trace: Trace) -> Iterator[str]:
         """Yield final text as it becomes certain. ``prompt`` is not empty and shorter than ``max_length``.
 
@@ -92,30 +92,38 @@ class Engine:
         outcome = yield from self._prefill(prompt, trace)
         self.target.text.tokens.extend(outcome.tokens)
         stream.push(outcome.tokens)
-        self._actions.begin(policy, stream, trace, self.target.text.tokens, outcome)
         state = Iteration(outcome.tokens[-1])
-        if self._predicts_late:
-            state.promise = self._actions.promise()
+        with self._mode:
+            self._actions.begin(policy, stream, trace, self.target.text.tokens, outcome)
+            if self._predicts_late:
+                state.promise = self._actions.promise()
         trace.prefill_ns = perf_counter_ns() - start
         yield stream.release()
         while stream.finish_reason is None:
-            if self.target.length + 1 >= self.max_length:
-                if self._keeps_books_late:
-                    self._actions.keep_books(state.previous)
-                stream.finish("context")
-                break
-            start, built = perf_counter_ns(), BuildClock.ns
-            with OwnThreads():
-                certain = self._iterate(state, trace)
-            decision, rested = state.promise
-            state = state.following()
-            elapsed_ns = perf_counter_ns() - start
-            # An iteration that loaded a step, and then ran it for the first time, says nothing of what the next costs.
-            if policy.learner is not None and BuildClock.ns == built:
-                policy.learner.settle(decision, len(certain.tokens), elapsed_ns / 1e6, rested=rested)
-            trace.decode_ns += elapsed_ns
+            with self._mode:
+                state = self._advance(state, stream, policy.learner, trace)
+                while stream.finish_reason is None and not stream.is_read:
+                    state = self._advance(state, stream, policy.learner, trace)
             yield stream.release()
         yield stream.release()
+
+    def _advance(self, state: Iteration, stream: TextStream, learner: Learner | None, trace: Trace) -> Iteration:
+        """One iteration, or the end of the context; returns what the next begins with."""
+        if self.target.text.num_rows + 1 >= self.max_length:
+            if self._keeps_books_late:
+                self._actions.keep_books(state.previous)
+            stream.finish("context")
+            return state
+        start, built = perf_counter_ns(), BuildClock.ns
+        certain = self._iterate(state, trace)
+        decision, rested = state.promise
+        state = state.following()
+        elapsed_ns = perf_counter_ns() - start
+        # An iteration that loaded a step, and then ran it for the first time, says nothing of what the next costs.
+        if learner is not None and BuildClock.ns == built:
+            learner.settle(decision, len(certain.tokens), elapsed_ns / 1e6, rested=rested)
+        trace.decode_ns += elapsed_ns
+        return state
 
     def _prefill(self, prompt: Sequence[int], trace: Trace) -> Generator[str, None, Outcome]:
         """Read the prompt; whoever iterates may stop after every chunk of it."""
@@ -126,12 +134,18 @@ class Engine:
         outcomes: list[Outcome] = []
         chunks = self.target.prefill(prompt, start)
         while True:
-            with OwnThreads():
+            with self._mode:
                 outcome = next(chunks, None)
             if outcome is None:
                 break
             outcomes.append(outcome)
             yield ""
+        with self._mode:
+            self._tell_drafters(prompt, start, outcomes)
+        return outcomes[-1]
+
+    def _tell_drafters(self, prompt: Sequence[int], start: int, outcomes: Sequence[Outcome]) -> None:
+        """A request begins: ``outcomes`` are those of the prompt's chunks from ``start`` on."""
         first = outcomes[-1]
         if self.free is not None:
             self.free.begin(prompt)
@@ -144,18 +158,11 @@ class Engine:
                 for layer in self.drafter.hidden_layers
             }
             # Every token but the first has a state that produced it, the prompt's tokens included.
-            with OwnThreads():
-                self.drafter.begin(prompt[: start + 1])
-                self.drafter.extend([*prompt[start + 1 :], *first.tokens], layers)
-        return first
+            self.drafter.begin(prompt[: start + 1])
+            self.drafter.extend([*prompt[start + 1 :], *first.tokens], layers)
 
     def _iterate(self, state: Iteration, trace: Trace) -> Emission:
         """Run the schedule's stages once, noting the time of each; returns what became certain."""
-        times = trace.stage_ns
-
-        def note(name: str, ns: int) -> None:
-            times["plain" if name == "verify" and state.shape.depth == 0 else name] += ns
-
         bodies = self._bodies
         if self._actions.try_free(state):
             bodies = self._free_bodies
@@ -163,7 +170,10 @@ class Engine:
             state.shape = self._actions.fitted(state.promise)
         elif (resting := self._actions.rest()) is not None:
             state.promise, bodies = Promise(resting), self._plain_bodies
-        self.executor.run(self.schedule, bodies, state, note)
+        verified_ns = trace.stage_ns.get("verify", 0)
+        self.executor.run(self.schedule, bodies, state, trace.stage_ns)
+        if state.shape.depth == 0:
+            trace.call_plain(verified_ns)
         assert state.emission is not None
         assert state.outcome is not None
         self._actions.follow(state.outcome)
@@ -171,11 +181,23 @@ class Engine:
 
 
 class OwnThreads:
-    """Keep PyTorch's own pool out of the way: its idle threads spin on the cores that our operators' threads need."""
+    """What steps run under: no gradients, and PyTorch's own pool out of the way.
+
+    Its idle threads would spin on the cores that our operators' threads need. One serves again and again, not within
+    itself. (``torch.inference_mode`` around a generator makes itself anew at each piece, in a dozen calls.)
+    """
+
+    def __init__(self) -> None:
+        self._inference = torch.inference_mode()
+        self._before = 1
 
     def __enter__(self) -> None:
+        self._inference.__enter__()
         self._before = torch.get_num_threads()
-        torch.set_num_threads(1)
+        if self._before != 1:
+            torch.set_num_threads(1)
 
-    def __exit__(self, *_: object) -> None:
-        torch.set_num_threads(self._before)
+    def __exit__(self, *error: object) -> None:
+        if self._before != 1:
+            torch.set_num_threads(self._before)
+        self._inference.__exit__(*error)

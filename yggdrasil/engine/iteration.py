@@ -33,7 +33,7 @@ class Emission(NamedTuple):
     decision: Decision
 
 
-@dataclass
+@dataclass(slots=True)
 class Iteration:
     """Values of one iteration. Stages may run at the same time, so what the next one begins with has its own fields."""
 

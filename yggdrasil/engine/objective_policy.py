@@ -38,7 +38,7 @@ class ObjectivePolicy:
         self._costs = list(ordered.values())
         self._drafted = DraftedTrees(self._costs, ratios, mean_survival, depth, objective) if ratios else None
         self._reads_evidence = depth is not None
-        self._free_trees = FreeTrees()
+        self._free_trees = FreeTrees(self._costs, objective)
         self._objective: Objective = objective
         self._is_head_first = is_head_first
         self.wants_free = wants_free
@@ -52,14 +52,17 @@ class ObjectivePolicy:
     # ==== decisions ====
 
     def free(self, expected: Sequence[float], depth: int, context: int) -> Decision | None:
-        self._here = self._place(context)
-        if expected[-1] <= 1.0 or self._samples_plain() or not self._free_trees.budget.is_open:
+        self._here = here = bisect_left(self._borders, context)
+        if expected[-1] <= 1.0 or not self._free_trees.budget.is_open:
             return None
-        costs = self._costs[self._here]
-        best = self._free_trees.best(expected, depth, costs, self._paces.free, self._objective)
-        if best.worth <= max(self._worth_of_plain(), self._worth_of_drafting(depth + 1.0)):
+        if self._steps < PlainSamples.STEPS and self._samples_plain():
             return None
-        return Decision(best.shape, best.tokens, costs.iteration_ms(*best.shape) * self._paces.free)
+        best = self._free_trees.best(expected, depth, here, self._paces.free)
+        value = worth(best.tokens, best.milliseconds, self._objective)
+        rivals = worth(1.0, self._costs[here].plain_ms * self._paces.plain, self._objective)
+        if self._drafted is not None:
+            rivals = max(rivals, self._worth_of_drafting(depth + 1.0))
+        return best if value > rivals else None
 
     def rest(self, context: int) -> Decision | None:
         self._here = self._place(context)

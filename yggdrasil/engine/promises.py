@@ -24,22 +24,23 @@ class KeptPromises:
 
     def __init__(self) -> None:
         self._promised = self._accepted = 0.0
+        self.kept = 1.0  # the ratio
 
     def observe(self, promised: float, accepted: float) -> None:
         """A tree gave ``accepted`` tokens where its scores promised ``promised``, both without the bonus."""
-        self.forget()
-        self._promised += promised
-        self._accepted += accepted
+        self._promised = _MEMORY * self._promised + promised
+        self._accepted = _MEMORY * self._accepted + accepted
+        self.kept = (self._accepted + _PRIOR) / (self._promised + _PRIOR)
 
     def forget(self, share: float = _MEMORY) -> None:
         """Time has passed: what was seen before counts a little less."""
         self._promised *= share
         self._accepted *= share
+        self.kept = (self._accepted + _PRIOR) / (self._promised + _PRIOR)
 
     def honest(self, expected: Sequence[float]) -> list[float]:
         """Tokens to expect, bonus included, wherever the scores say ``expected``."""
-        kept = (self._accepted + _PRIOR) / (self._promised + _PRIOR)
-        return [1.0 + max(tokens - 1.0, 0.0) * kept for tokens in expected]
+        return [1.0 + max(tokens - 1.0, 0.0) * self.kept for tokens in expected]
 
 
 class KeptSurvival:
@@ -122,7 +123,7 @@ class PlainSamples:
     """When to take plain steps for their price: where they cost the run no more than a budget earned since the last."""
 
     _PRIOR_STEPS = 8.0  # that the run's rate begins with
-    _STEPS = 2  # of a sample: the first behind a prefill is cold
+    STEPS = 2  # of a sample: the first behind a prefill is cold
 
     def __init__(self, plain_ms: float) -> None:
         self._tokens, self._ms = self._PRIOR_STEPS, self._PRIOR_STEPS * plain_ms
@@ -140,7 +141,7 @@ class PlainSamples:
 
     def is_due(self, step: int, plain_ms: float) -> bool:
         """Whether ``step`` of a request is to be plain, at about ``plain_ms``."""
-        if step >= self._STEPS:
+        if step >= self.STEPS:
             return False
         regret = self._tokens / self._ms * plain_ms - 1.0
-        return self._STEPS * regret <= Budget.EARNED * self._waited
+        return self.STEPS * regret <= Budget.EARNED * self._waited

@@ -79,6 +79,13 @@ class Request:
         # A walk may go on past the text's end; what it noted there is dropped with its tokens.
         return sampler.logprobs[start : len(self._stream.tokens)]
 
+    def finished(self) -> Generation:
+        """Decode to the end, for who asks for no piece before."""
+        self._stream.is_read = False
+        for _ in self:
+            pass
+        return self.result()
+
     def result(self) -> Generation:
         """What was generated so far; ``cancelled`` where the text had not ended."""
         pieces = self._running() if self._running is not None else None

@@ -11,6 +11,7 @@ from yggdrasil.engine.steps import PlainStep, VerifyStep
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.models.buffers import HostBuffer
 from yggdrasil.models.kept_text import KeptText
+from yggdrasil.models.moves import row_mover
 from yggdrasil.models.runner import RUNNERS_UP, ModelRunner, PrefillStep
 from yggdrasil.predictor.evidence import RepetitionFigures
 from yggdrasil.tree.token_tree import TokenTree
@@ -99,6 +100,7 @@ class TargetModel:
         self.order = torch.arange(tree.num_nodes, device=device)
         self._tree = tree
         self.gives_runners_up = RUNNERS_UP in runner.call.hidden_layers  # the last of a step's outputs then
+        self._move = row_mover(runner.cache)
         self.prefill_widths = sorted(prefill_widths)
         self._tokens = HostBuffer(self.prefill_widths[-1], device)
         self._start = HostBuffer(1, device)
@@ -144,15 +146,16 @@ class TargetModel:
     def plain(self, token: int) -> Outcome:
         """Read ``token``, the last certain one, and choose its successor; ``commit`` then keeps its row."""
         self._tokens.write(token)
-        self._start.write(self.length)
+        self._start.write(self.text.num_rows)
         choice, best, hidden, *layers = self.runner.step("plain", 1)()
         _check_finite(best)
         seen = SeenRows([token], layers[-1]) if self.gives_runners_up else None
-        return Outcome([int(choice)], [0], hidden, self._layers(layers, slice(1)), seen=seen)
+        kept = self._layers(layers, slice(1)) if layers else {}
+        return Outcome(choice.tolist(), [0], hidden, kept, seen=seen)
 
     def verify(self, width: int) -> Sequence[Tensor]:
         """Launch verification of the ``width`` best nodes of ``order``; ``accept`` reads the outcome."""
-        self._start.write(self.length)
+        self._start.write(self.text.num_rows)
         return self.runner.step("verify", width)()
 
     def accept(self, outputs: Sequence[Tensor], width: int) -> Outcome:
@@ -165,7 +168,8 @@ class TargetModel:
         tokens = rest[width : width + count]
         path = [nodes[row] for row in rows]
         seen = seen_rows(self._tree, nodes, layers[-1]) if self.gives_runners_up else None
-        return Outcome(tokens, rows, hidden, self._layers(layers, rows), path, last=rows[-1], seen=seen)
+        kept = self._layers(layers, rows) if layers else {}
+        return Outcome(tokens, rows, hidden, kept, path, last=rows[-1], seen=seen)
 
     def accept_on_host(self, outputs: Sequence[Tensor], width: int, tree: TokenTree) -> Outcome:
         """The same outcome, walked on the host: what acceptance costs where the device does not do it."""
@@ -189,9 +193,10 @@ class TargetModel:
 
     def commit(self, rows: Sequence[int]) -> None:
         """Keep the keys and values of the accepted rows, in place and in order."""
+        text = self.text
         if rows and rows[-1] >= len(rows):  # they ascend: else every one is where it belongs
-            self.runner.cache.commit([self.length + row for row in rows], self.length)
-        self.text.num_rows += len(rows)
+            self._move([text.num_rows + row for row in rows], text.num_rows)
+        text.num_rows += len(rows)
 
     def _layers(self, layers: Sequence[Tensor], rows: list[int] | slice) -> dict[int, Tensor]:
         if not layers:
@@ -208,7 +213,7 @@ def seen_rows(tree: TokenTree, nodes: Sequence[int], runners_up: Tensor) -> Seen
 
 
 def _check_finite(best: Tensor) -> None:
-    value = float(best)
+    (value,) = best.tolist()  # a number taken by itself goes through PyTorch's dispatcher
     if value != value or value in (float("inf"), float("-inf")):
         raise not_finite()
 

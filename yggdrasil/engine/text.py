@@ -34,6 +34,7 @@ class TextStream:
         self._stop = _StopStrings(tokenizer, stop) if stop else None
         self._include_stop = include_stop
         self._released = 0
+        self.is_read = True  # while it grows; else there is none before its end
         self.tokens: list[int] = []
         self.text = ""
         self.finish_reason: FinishReason | None = None
@@ -45,6 +46,8 @@ class TextStream:
 
     def push(self, tokens: Sequence[int]) -> int:
         """Take certain tokens until the text ends; returns how many were taken."""
+        if self._stop is None and self.finish_reason is None:
+            return self._push_block(tokens)
         for taken, token in enumerate(tokens):
             if self.finish_reason is not None:
                 return taken
@@ -52,6 +55,22 @@ class TextStream:
             if self.finish_reason is not None:
                 self._flush()
         return len(tokens)
+
+    def _push_block(self, tokens: Sequence[int]) -> int:
+        """Where no stop string can end the text, all are decoded in one go, or not before the end."""
+        block = list(tokens[: self._max_new_tokens - len(self.tokens)])
+        end = None
+        if not self._eos_tokens.isdisjoint(block):
+            end = next(place for place, token in enumerate(block) if token in self._eos_tokens)
+            self.finish_reason = "eos"
+        self.tokens += block if end is None else block[: end + 1]
+        if self.is_read and (shown := block[:end]):
+            self.text += self._stream.step(self._tokenizer, shown) or ""
+        if end is None and len(self.tokens) >= self._max_new_tokens:
+            self.finish_reason = "length"
+        if self.finish_reason is not None:
+            self._flush()
+        return len(block) if end is None else end + 1
 
     def _push_one(self, token: int) -> None:
         self.tokens.append(token)

@@ -56,11 +56,17 @@ class Trace:
         if shape.depth == 0:
             self.plain_steps += 1
         else:
-            self.free_trees += shape.is_free
+            self.free_trees += shape.width == 0
             self.proposed += shape.verify_width - 1
             self.accepted += tokens - 1
             for depth in range(1, tokens):
                 self.accepted_by_depth[depth] += 1
+
+    def call_plain(self, verified_ns: int) -> None:
+        """The last pass was a plain step: what verification has taken beyond ``verified_ns`` is no verification."""
+        self.stage_ns["plain"] += self.stage_ns.pop("verify") - verified_ns
+        if verified_ns:
+            self.stage_ns["verify"] = verified_ns
 
     def metrics(self) -> "Metrics":
         """Figures of the request."""

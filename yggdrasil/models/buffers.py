@@ -24,7 +24,10 @@ class HostBuffer:
     def write(self, *values: int) -> None:
         """Set the first entries."""
         if self._copied is None:
-            self._view[: len(values)] = values
+            if len(values) == 1:  # a slice would take it by way of an array
+                self._view[0] = values[0]
+            else:
+                self._view[: len(values)] = values
             return
         self._copied.synchronize()  # the copy of the last values may not have begun
         self._view[: len(values)] = values

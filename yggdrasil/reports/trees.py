@@ -1,5 +1,6 @@
 """Example trees: whole iterations of real requests, with what was drafted, verified and accepted."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,7 +11,7 @@ from torch import Tensor
 from yggdrasil.engine.decoder import Decoder
 from yggdrasil.engine.iteration import Iteration
 from yggdrasil.reports.facts import TREE_COLUMNS
-from yggdrasil.scheduling.executors import Actions, InOrderExecutor, Note
+from yggdrasil.scheduling.executors import Actions, InOrderExecutor
 from yggdrasil.scheduling.stages import Schedule
 from yggdrasil.tree.token_tree import TokenTree
 
@@ -38,13 +39,14 @@ class TreeRecorder:
     kept: list[Snapshot] = field(default_factory=list)
     _in_order: InOrderExecutor = field(default_factory=InOrderExecutor)
 
-    def run(self, schedule: Schedule, actions: Actions[Any], state: Any, note: Note) -> None:
+    def run(self, schedule: Schedule, actions: Actions[Any], state: Any, times: Counter[str]) -> None:
         def accept_and_keep(iteration: Iteration) -> None:
             actions["accept"](iteration)
             if iteration.verifies_tree:
                 self.kept.append(self._snapshot(iteration))
 
-        self._in_order.run(schedule, {**actions, "accept": accept_and_keep}, state, note)
+        watched = {**actions, "accept": accept_and_keep} if "accept" in actions else actions
+        self._in_order.run(schedule, watched, state, times)
 
     def _snapshot(self, iteration: Iteration) -> Snapshot:
         assert iteration.outcome is not None

@@ -4,6 +4,7 @@ All three honour the same dependencies, those that follow from inputs and output
 whoever runs it.
 """
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from time import perf_counter_ns, sleep
@@ -12,15 +13,14 @@ from typing import Any, Protocol, TypeVar
 from yggdrasil.scheduling.stages import STAGES, Schedule
 
 State = TypeVar("State")
-Actions = Mapping[str, Callable[[State], None]]  # by stage name
-Note = Callable[[str, int], None]  # takes a stage and the nanoseconds it took
+Actions = Mapping[str, Callable[[State], None]]  # by stage name; a stage that is not there has nothing to do
 
 
 class Executor(Protocol):
     """Runs one iteration."""
 
-    def run(self, schedule: Schedule, actions: Actions[State], state: State, note: Note) -> None:
-        """Call every stage's action on ``state`` once and return when all are done."""
+    def run(self, schedule: Schedule, actions: Actions[State], state: State, times: Counter[str]) -> None:
+        """Call every stage's action on ``state`` once and return when all are done; ``times`` grows by nanoseconds."""
 
 
 class InOrderExecutor:
@@ -32,14 +32,16 @@ class InOrderExecutor:
     def __init__(self, after_stage: Callable[[], None] | None = None) -> None:
         self._after_stage = after_stage
 
-    def run(self, schedule: Schedule, actions: Actions[State], state: State, note: Note) -> None:
+    def run(self, schedule: Schedule, actions: Actions[State], state: State, times: Counter[str]) -> None:
         before = perf_counter_ns()
-        for stage in schedule.stages:
-            actions[stage.name](state)
+        for name in schedule.names:
+            if name not in actions:
+                continue
+            actions[name](state)
             if self._after_stage is not None:
                 self._after_stage()
             now = perf_counter_ns()
-            note(stage.name, now - before)
+            times[name] += now - before
             before = now
 
 
@@ -56,7 +58,7 @@ class ThreadedExecutor:
         self._forgotten = frozenset(forgotten)
         self._pool = ThreadPoolExecutor(len(STAGES), thread_name_prefix="stage")
 
-    def run(self, schedule: Schedule, actions: Actions[State], state: State, note: Note) -> None:
+    def run(self, schedule: Schedule, actions: Actions[State], state: State, times: Counter[str]) -> None:
         running: dict[str, Future[int]] = {}
 
         def one(name: str) -> int:
@@ -68,14 +70,14 @@ class ThreadedExecutor:
             sleep(self._delay(name))
             start = perf_counter_ns()
             with torch.inference_mode():
-                actions[name](state)
+                actions.get(name, _nothing)(state)
             return perf_counter_ns() - start
 
         for stage in schedule.stages:  # a stage waits for those submitted before it, so the pool cannot lock up
             running[stage.name] = self._pool.submit(one, stage.name)
         wait(running.values())  # a stage that failed leaves none behind that still works on ``state``
         for name, future in running.items():
-            note(name, future.result())
+            times[name] += future.result()
 
 
 class StreamExecutor:
@@ -98,7 +100,7 @@ class StreamExecutor:
         streams = {name: torch.cuda.Stream(device) for name in ("target", "drafter")}
         return cls(streams, torch.cuda.stream, lambda: torch.cuda.current_stream(device))
 
-    def run(self, schedule: Schedule, actions: Actions[State], state: State, note: Note) -> None:
+    def run(self, schedule: Schedule, actions: Actions[State], state: State, times: Counter[str]) -> None:
         """Times are those of the launch, except where a stage reads a value back."""
         if self._iteration_end is not None:
             for stream in self._streams.values():
@@ -107,19 +109,23 @@ class StreamExecutor:
         for stage in schedule.stages:
             start = perf_counter_ns()
             waited = [done[name] for name in sorted(schedule.predecessors[stage.name])]
-            stream = self._streams.get(stage.resource)
+            stream, action = self._streams.get(stage.resource), actions.get(stage.name, _nothing)
             if stream is None:
                 for event in waited:
                     event.synchronize()
-                actions[stage.name](state)
+                action(state)
                 done[stage.name] = self._current().record_event()
             else:
                 for event in waited:
                     stream.wait_event(event)
                 with self._enter(stream):
-                    actions[stage.name](state)
+                    action(state)
                 done[stage.name] = stream.record_event()
-            note(stage.name, perf_counter_ns() - start)
+            times[stage.name] += perf_counter_ns() - start
         for event in done.values():
             self._current().wait_event(event)
         self._iteration_end = self._current().record_event()
+
+
+def _nothing(_: object) -> None:
+    return

@@ -103,6 +103,11 @@ class Schedule:
         wanted = [_variant(name, variants.get(name, "")) for name in STAGES]
         return cls(next(_orders(wanted)))
 
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """The stages' names, in order."""
+        return tuple(stage.name for stage in self.stages)
+
     @property
     def labels(self) -> tuple[str, ...]:
         """The stages as a plan writes them."""

@@ -61,43 +61,56 @@ inline int64_t evidence_kind(int64_t length, int64_t count, int64_t total) {
 // Followers of contexts that never change, in arrays: a map of as many contexts takes more than twice the memory.
 class CountedTable {
  public:
-  bool empty() const { return keys_.empty(); }
+  bool empty() const { return contexts_.empty(); }
 
   // Followers of context i are entries starts[i] .. starts[i + 1] - 1.
   void set(const at::Tensor& keys, const at::Tensor& totals, const at::Tensor& starts, const at::Tensor& tokens,
            const at::Tensor& counts) {
     const int64_t size = keys.numel();
-    keys_.assign(keys.const_data_ptr<int64_t>(), keys.const_data_ptr<int64_t>() + size);
-    totals_.assign(totals.const_data_ptr<int64_t>(), totals.const_data_ptr<int64_t>() + size);
-    starts_.assign(starts.const_data_ptr<int64_t>(), starts.const_data_ptr<int64_t>() + size + 1);
+    const auto *key = keys.const_data_ptr<int64_t>(), *total = totals.const_data_ptr<int64_t>();
+    const auto* start = starts.const_data_ptr<int64_t>();
+    contexts_.clear();
+    contexts_.reserve(size);
+    for (int64_t i = 0; i < size; ++i) contexts_.push_back({key[i], int32_t(total[i]), int32_t(start[i]), int32_t(start[i + 1])});
     followers_.clear();
     followers_.reserve(tokens.numel());
     const auto *token = tokens.const_data_ptr<int64_t>(), *count = counts.const_data_ptr<int64_t>();
     for (int64_t i = 0; i < tokens.numel(); ++i) followers_.push_back({int32_t(token[i]), int32_t(count[i])});
     size_t slots = 2;
-    while (slots < 2 * keys_.size()) slots *= 2;
+    while (slots < 2 * contexts_.size()) slots *= 2;
     slots_.assign(slots, -1);
-    for (int64_t i = 0; i < size; ++i) slots_[slot(keys_[i])] = int32_t(i);
+    for (int64_t i = 0; i < size; ++i) slots_[slot(key[i])] = int32_t(i);
   }
 
   // Number of a context, or -1.
   int64_t find(int64_t key) const { return empty() ? -1 : slots_[slot(key)]; }
 
-  int64_t total(int64_t context) const { return totals_[context]; }
-  const Follower* begin(int64_t context) const { return followers_.data() + starts_[context]; }
-  const Follower* end(int64_t context) const { return followers_.data() + starts_[context + 1]; }
+  // `find` will be asked for this key.
+  void expect(int64_t key) const {
+    if (!empty()) __builtin_prefetch(&slots_[first_slot(key)]);
+  }
+
+  int64_t total(int64_t context) const { return contexts_[context].total; }
+  const Follower* begin(int64_t context) const { return followers_.data() + contexts_[context].begin; }
+  const Follower* end(int64_t context) const { return followers_.data() + contexts_[context].end; }
 
  private:
+  struct Context {  // together: behind a pass each line of memory is a wait
+    int64_t key;
+    int32_t total, begin, end;
+  };
+
+  size_t first_slot(int64_t key) const { return (uint64_t(key) * 0x9e3779b97f4a7c15ull) >> 20 & (slots_.size() - 1); }
+
   // Where a key is, or would be.
   size_t slot(int64_t key) const {
-    const size_t mask = slots_.size() - 1;
-    size_t place = (uint64_t(key) * 0x9e3779b97f4a7c15ull) >> 20 & mask;
-    while (slots_[place] >= 0 && keys_[slots_[place]] != key) place = (place + 1) & mask;
+    size_t place = first_slot(key);
+    while (slots_[place] >= 0 && contexts_[slots_[place]].key != key) place = (place + 1) & (slots_.size() - 1);
     return place;
   }
 
-  std::vector<int64_t> keys_;
-  std::vector<int32_t> totals_, starts_, slots_;
+  std::vector<Context> contexts_;
+  std::vector<int32_t> slots_;
   std::vector<Follower> followers_;
 };
 
@@ -167,12 +180,23 @@ class Counts : public torch::CustomClassHolder {
   // No node is grown whose path has a lower log-probability.
   void leave_out_below(double score) { least_path_ = score; }
 
-  // Plants the text's last token in a tree of N nodes and grows it, no deeper than `depth`; returns its size.
-  // Every row of the buffers is written that a step may read.
-  int64_t grow(at::Tensor tokens, at::Tensor parents, at::Tensor depths, at::Tensor scores, at::Tensor edges,
-               at::Tensor ancestors, int64_t depth) const {
+  int64_t address() { return reinterpret_cast<int64_t>(this); }
+
+  // From now on trees of N nodes are grown in these buffers, as `mail` says.
+  void grow_in(at::Tensor tokens, at::Tensor parents, at::Tensor depths, at::Tensor scores, at::Tensor edges,
+               at::Tensor ancestors, at::Tensor mail) {
+    bed_ = {tokens, parents, depths, scores, edges, ancestors, mail};
+  }
+
+  // Counts more certain tokens, plants the text's last one and grows a tree from it (see direct.h); returns its size.
+  // The mail holds the tree's greatest depth, how many tokens are new, and which. Every row of the buffers is written
+  // that a step may read.
+  int64_t grow() {
+    const auto* mail = bed_.at(6).const_data_ptr<int64_t>();
+    const int64_t depth = mail[0];
+    append({mail + 2, mail + 2 + mail[1]});
     TORCH_CHECK(!text_.empty(), "no text to grow a tree from");
-    Nodes nodes(tokens, parents, depths, scores, edges, ancestors);
+    Nodes nodes(bed_[0], bed_[1], bed_[2], bed_[3], bed_[4], bed_[5]);
     nodes.put(0, {0.0, 0.0, 0, 0, text_.back()});
     std::priority_queue<Guess> open;
     int64_t serial = 0;
@@ -216,7 +240,7 @@ class Counts : public torch::CustomClassHolder {
         }
         left -= std::exp(falls[child]);
       }
-      if (nodes.level[node] < depth) push(node, nodes.score[node], left, found, serial, open);
+      if (nodes.level[node] < depth) push(node, nodes.token[node], nodes.score[node], left, found, serial, open);
     }
     return complete(nodes, size, depth, serial, open);
   }
@@ -367,7 +391,7 @@ class Counts : public torch::CustomClassHolder {
     behind(nodes, node, reversed);
     gather(reversed, found);
     believe(found);
-    push(node, score, kMostLikely, found, serial, open);
+    push(node, nodes.token[node], score, kMostLikely, found, serial, open);
   }
 
   // The probability of each candidate.
@@ -380,8 +404,8 @@ class Counts : public torch::CustomClassHolder {
     }
   }
 
-  // The likeliest candidates below `node`, which together get no more than `left`.
-  void push(int64_t node, double score, double left, std::vector<Candidate>& found, int64_t& serial,
+  // The likeliest candidates below `node`, which holds the token `last`; together they get no more than `left`.
+  void push(int64_t node, int64_t last, double score, double left, std::vector<Candidate>& found, int64_t& serial,
             std::priority_queue<Guess>& open) const {
     std::stable_sort(found.begin(), found.end(),
                      [](const Candidate& a, const Candidate& b) { return a.likely > b.likely; });
@@ -392,6 +416,8 @@ class Counts : public torch::CustomClassHolder {
       const double edge = std::log(likely);
       if (score + edge < least_path_) break;
       open.push({score + edge, edge, serial++, node, found[i].token});
+      table_.expect(found[i].token);
+      table_.expect((last + 1) << 32 | found[i].token);
     }
   }
 
@@ -402,6 +428,7 @@ class Counts : public torch::CustomClassHolder {
   std::unordered_map<uint64_t, Followers> contexts_;
   CountedTable table_;
   std::unordered_map<int32_t, std::vector<int32_t>> recycled_;  // token -> its runners-up the last time, best first
+  std::vector<at::Tensor> bed_;  // buffers of the tree that is grown, and the mail
 };
 
 }  // namespace yggdrasil

@@ -18,9 +18,11 @@
 #include "attention_ops.h"
 #include "best_token.h"
 #include "counts.h"
+#include "direct.h"
 #include "kept_memory.h"
 #include "linear_ops.h"
 #include "package.h"
+#include "ranking.h"
 #include "shims.h"
 #include "threads.h"
 #include "tree_ops.h"
@@ -124,6 +126,10 @@ TORCH_LIBRARY_IMPL(yggdrasil, CompositeExplicitAutograd, m) {
 TORCH_LIBRARY_FRAGMENT(yggdrasil, m) {
   m.class_<yggdrasil::Package>("Package").def(torch::init<std::string>());
   m.class_<yggdrasil::Run>("Run").def(torch::init<c10::intrusive_ptr<yggdrasil::Package>, std::vector<Tensor>>()).def("run", &yggdrasil::Run::run);
+  m.class_<yggdrasil::Rows>("Rows").def(torch::init<std::vector<Tensor>, Tensor>()).def("address", &yggdrasil::Rows::address);
+  m.class_<yggdrasil::Ranking>("Ranking")
+      .def(torch::init<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>())
+      .def("address", &yggdrasil::Ranking::address);
   m.class_<yggdrasil::Counts>("Counts")
       .def(torch::init<int64_t, at::Tensor, at::Tensor, at::Tensor, at::Tensor>())
       .def("recycle", &yggdrasil::Counts::recycle)
@@ -132,6 +138,7 @@ TORCH_LIBRARY_FRAGMENT(yggdrasil, m) {
       .def("append", &yggdrasil::Counts::append)
       .def("leave_out_below", &yggdrasil::Counts::leave_out_below)
       .def("evidence", &yggdrasil::Counts::evidence)
-      .def("grow", &yggdrasil::Counts::grow)
+      .def("address", &yggdrasil::Counts::address)
+      .def("grow_in", &yggdrasil::Counts::grow_in)
       .def("fill", &yggdrasil::Counts::fill);
 }

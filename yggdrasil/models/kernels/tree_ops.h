@@ -2,6 +2,7 @@
 #pragma once
 
 #include <ATen/ATen.h>
+#include <torch/custom_class.h>
 
 #include <algorithm>
 #include <cmath>
@@ -9,6 +10,8 @@
 #include <limits>
 #include <numeric>
 #include <tuple>
+#include <utility>
+#include <vector>
 
 #include "simd.h"
 
@@ -70,13 +73,41 @@ inline void rank_nodes(const Tensor& scores, Tensor& order, Tensor& expected) {
 inline void move_rows(at::TensorList caches, at::IntArrayRef source, int64_t destination) {
   // Rows source[i] -> destination + i. Sources ascend and never lie below their destination, so no row is lost.
   const int64_t count = static_cast<int64_t>(source.size());
-  for (const Tensor& cache : caches) {
+  const auto each = [&](const Tensor& cache, const auto& act) {
     const int64_t heads = cache.size(0), bytes = cache.size(2) * cache.element_size(), head_bytes = cache.size(1) * bytes;
     char* data = static_cast<char*>(cache.mutable_data_ptr());
-    for (int64_t h = 0; h < heads; ++h)
+    for (int64_t h = 0; h < heads; ++h, data += head_bytes)
       for (int64_t i = 0; i < count; ++i)
-        if (source[i] != destination + i) std::memcpy(data + h * head_bytes + (destination + i) * bytes, data + h * head_bytes + source[i] * bytes, bytes);
+        if (source[i] != destination + i) act(data + (destination + i) * bytes, data + source[i] * bytes, bytes);
+  };
+  const auto fetch = [](char* to, char* from, int64_t bytes) {
+    for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(from + at), __builtin_prefetch(to + at, 1);
+  };
+  // The pass between has driven them out of the caches: while the rows of one layer are moved those of others come.
+  constexpr size_t kAhead = 8;
+  for (size_t i = 0; i < std::min(kAhead, caches.size()); ++i) each(caches[i], fetch);
+  for (size_t i = 0; i < caches.size(); ++i) {
+    if (i + kAhead < caches.size()) each(caches[i + kAhead], fetch);
+    each(caches[i], [](char* to, char* from, int64_t bytes) { std::memcpy(to, from, bytes); });
   }
 }
+
+// The rows of one model's caches, moved behind its passes (see direct.h): its tensors are handed over once.
+class Rows : public torch::CustomClassHolder {
+ public:
+  // `mail` holds how many rows, their destination, and where they are.
+  Rows(std::vector<Tensor> caches, Tensor mail) : caches_(std::move(caches)), mail_(std::move(mail)) {}
+
+  int64_t address() { return reinterpret_cast<int64_t>(this); }
+
+  void move() {
+    const auto* mail = mail_.const_data_ptr<int64_t>();
+    move_rows(caches_, at::IntArrayRef(mail + 2, mail[0]), mail[1]);
+  }
+
+ private:
+  std::vector<Tensor> caches_;
+  Tensor mail_;
+};
 
 }  // namespace yggdrasil

@@ -1,0 +1,50 @@
+// The ranking of one tree's nodes, made anew between every two passes (see direct.h): buffers are handed over once.
+#pragma once
+
+#include <ATen/ATen.h>
+#include <torch/custom_class.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+
+namespace yggdrasil {
+
+class Ranking : public torch::CustomClassHolder {
+ public:
+  // Of N nodes by `scores` float32, with their `depths`, into `order`; of the best `widths[v]` nodes, which ascend, what
+  // they should give into `totals` float64, the root's 1 included, and their deepest level into `levels`.
+  Ranking(const at::Tensor& scores, const at::Tensor& depths, const at::Tensor& order, const at::Tensor& widths,
+          const at::Tensor& totals, const at::Tensor& levels)
+      : scores_(scores), depths_(depths), order_(order), widths_(widths), totals_(totals), levels_(levels) {
+    TORCH_CHECK(scores.numel() == depths.numel() && scores.numel() == order.numel(), "buffers of one tree are of one size");
+    TORCH_CHECK(widths.numel() == totals.numel() && widths.numel() == levels.numel(), "a result for each width");
+    TORCH_CHECK(widths.numel() && widths[-1].item<int64_t>() <= scores.numel(), "widths are no wider than the tree");
+  }
+
+  int64_t address() { return reinterpret_cast<int64_t>(this); }
+
+  // Best first, ties to the lower number.
+  void rank() {
+    const float* score = scores_.const_data_ptr<float>();
+    const auto *depth = depths_.const_data_ptr<int64_t>(), *width = widths_.const_data_ptr<int64_t>();
+    auto *node = order_.mutable_data_ptr<int64_t>(), *level = levels_.mutable_data_ptr<int64_t>();
+    auto* total = totals_.mutable_data_ptr<double>();
+    const int64_t size = scores_.numel(), count = widths_.numel();
+    std::iota(node, node + size, 0);
+    const auto better = [score](int64_t a, int64_t b) { return score[a] > score[b]; };
+    if (!std::is_sorted(node, node + size, better)) std::stable_sort(node, node + size, better);
+    double sum = 0.0;
+    int64_t deepest = 0, place = 0;
+    for (int64_t i = 0; place < count; ++i) {
+      if (std::isfinite(score[node[i]])) sum += std::exp(double(score[node[i]])), deepest = std::max(deepest, depth[node[i]]);
+      if (i + 1 == width[place]) total[place] = sum, level[place++] = deepest;
+    }
+  }
+
+ private:
+  at::Tensor scores_, depths_, order_, widths_, totals_, levels_;
+};
+
+}  // namespace yggdrasil
