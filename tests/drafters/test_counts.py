@@ -330,3 +330,28 @@ def test_a_public_pool_counts_what_earlier_requests_said(monkeypatch):
     pooled.begin([5, 1])  # seven tokens of others
     pooled.plant(TokenTree.on_host(8), 3)
     assert pooled.evidence(()).numel() == 0
+
+
+@pytest.mark.skipif(not is_native(), reason="no compiler here")
+def test_tokens_come_by_mail_or_where_there_are_too_many_all_at_once():
+    """A long prompt, then a few at a time, into trees of two buffers in turns."""
+    text = np.random.default_rng(1).integers(0, 5, 400).tolist()
+    drafters = [CountsDrafter(BELIEF, native=is_wanted) for is_wanted in (True, False)]
+    trees = [(new_tree(), new_tree()) for _ in drafters]
+    for drafter in drafters:
+        drafter.begin(text[:300])
+    for turn, end in enumerate((301, 304, 400)):
+        for drafter, pair in zip(drafters, trees, strict=True):
+            drafter.extend(text[(300, 301, 304)[turn] : end], {})
+            drafter.plant(pair[turn % 2], 4)
+        ours, theirs = (pair[turn % 2] for pair in trees)
+        size = theirs.size
+        assert ours.size == size > 3
+        assert torch.equal(ours.tokens[:size], theirs.tokens[:size])
+        assert int(ours.tokens[0]) == text[end - 1]
+
+
+@pytest.mark.skipif(not is_native(), reason="no compiler here")
+def test_without_a_text_native_counts_grow_nothing():
+    with pytest.raises(RuntimeError, match="no text to grow"):
+        CountsDrafter(BELIEF, native=True).plant(new_tree(), 4)

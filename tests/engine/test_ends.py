@@ -210,6 +210,19 @@ def test_the_text_is_what_the_tokens_decode_to(tokens, data):
     assert stream.text == pieces == byte_tokenizer().decode(tokens, skip_special_tokens=True)
 
 
+@policies
+def test_who_reads_no_piece_is_given_the_text_of_the_pieces(perfect_pair, policy):
+    """Tokens, text and end; pieces are made for those who iterate alone."""
+    decoder = perfect_pair.decoder(policy)
+    for count in (1, 2, 17, 40):
+        request = decoder.start(PROMPT, max_new_tokens=count)
+        pieces = list(request)
+        streamed, whole = request.result(), decoder.generate(PROMPT, max_new_tokens=count)
+
+        assert (whole.tokens, whole.text, whole.finish_reason) == (streamed.tokens, "".join(pieces), "length")
+        assert whole.metrics.iterations == streamed.metrics.iterations
+
+
 def special_text(tokens):
     return byte_tokenizer().decode(tokens, skip_special_tokens=False)
 

@@ -3,8 +3,10 @@
 import pytest
 import torch
 
+from yggdrasil.engine import ranking
+from yggdrasil.engine.ranking import Ranking
 from yggdrasil.models.buffers import HostView
-from yggdrasil.models.kernels import portable
+from yggdrasil.models.kernels import is_native, portable
 from yggdrasil.tree.token_tree import NO_SCORE, TokenTree
 
 
@@ -29,3 +31,26 @@ def test_a_view_writes_into_its_tensor():
     HostView(order).write(order.flip(0).numpy())
 
     assert order.tolist() == [5, 4, 3, 2, 1, 0]
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("native", [True, False])
+def test_a_tree_is_ranked_again_and_again_where_the_pass_reads_it(seed, native, monkeypatch):
+    monkeypatch.setattr(ranking, "is_native", lambda: native and is_native())
+    tree, order = TokenTree.on_host(12), torch.empty(12, dtype=torch.int64)
+    ranked = Ranking(tree, (1, 2, 4, 12), order)
+    generator = torch.Generator().manual_seed(seed)
+    for size in (12, 5, 1):
+        levels = torch.randint(1, 6, (12,), generator=generator)  # with equals among them
+        tree.scores.copy_(torch.where(torch.arange(12) < size, -levels / 3, NO_SCORE))
+        tree.scores[0] = 0.0
+        tree.depths.copy_(torch.randint(1, 9, (12,), generator=generator))  # of no node behind the last
+        tree.depths[0] = 0
+        totals = ranked.rank()
+
+        nodes = sorted(range(12), key=lambda node: -float(tree.scores[node]))
+        assert order.tolist() == ranked.order.tolist() == nodes
+        for total, width in zip(totals, (1, 2, 4, 12), strict=True):
+            kept = [node for node in nodes[:width] if node < size]
+            assert total == pytest.approx(float(tree.scores[kept].exp().sum()), rel=1e-6)
+            assert ranked.depth(width) == max(int(tree.depths[node]) for node in kept)

@@ -10,7 +10,9 @@ import torch.nn.functional as F
 from attention_case import AttentionCase
 
 from yggdrasil.models import kernels
+from yggdrasil.models.cache import StaticCache
 from yggdrasil.models.kernels import portable
+from yggdrasil.models.moves import row_mover
 
 ops = torch.ops.yggdrasil
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
@@ -165,8 +167,15 @@ def test_packing_refuses_what_it_cannot_hold():
 # ==== commit ====
 
 
+def moved_by_mail(caches, sources, destination):
+    row_mover(StaticCache(caches[:1], caches[1:]))(sources, destination)
+
+
+MOVES = {"native": ops.move_rows, "portable": portable.move_rows, "mail": moved_by_mail}
+
+
 @DTYPES
-@pytest.mark.parametrize("function", [ops.move_rows, portable.move_rows], ids=["native", "portable"])
+@pytest.mark.parametrize("function", MOVES.values(), ids=MOVES)
 def test_rows_move_as_indexing_does(dtype, function):
     rng = random.Random(0)
     for seed in range(40):

@@ -1,6 +1,7 @@
 """A tree's nodes from best to worst, and what the best of them promise; made anew in every iteration."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +28,7 @@ class Ranking:
         self._totals = torch.ones(len(verify_widths), dtype=torch.float64)
         self._levels = torch.zeros(len(verify_widths), dtype=torch.int64)
         self._order = HostView(order)
-        self._given: memoryview = self._totals.numpy().data  # as a list sooner than the array is
+        self._given: Any = self._totals.numpy().data  # as a list sooner than the array is
         self._deepest: memoryview = self._levels.numpy().data
         self._places = {width: place for place, width in enumerate(verify_widths)}
         self._rank: Callable[[], int] = self._rank_portably
@@ -38,7 +39,8 @@ class Ranking:
     def rank(self) -> list[float]:
         """Rank the nodes; returns the tokens to expect at each verify width by their scores, bonus included."""
         self._rank()
-        return self._given.tolist()
+        totals: list[float] = self._given.tolist()
+        return totals
 
     def depth(self, width: int) -> int:
         """Levels of the best ``width`` nodes, a verify width."""
