@@ -2,6 +2,7 @@
 
 import sys
 from dataclasses import replace
+from itertools import chain, repeat
 
 import pytest
 from tiny_pair import SHAPES, TEXT, byte_tokenizer, make_pair
@@ -64,7 +65,7 @@ def test_a_draft_model_is_chosen_for_with_and_without_its_first_guesses(pair, tm
 )
 def test_a_predictor_must_pay_for_the_time_it_takes(pair, monkeypatch, predictor_ms, head_ms, chosen):
     """The simulation does not see that time: 2 % are asked for."""
-    times = iter((100.0, predictor_ms, head_ms))
+    times = chain((100.0, predictor_ms, head_ms), repeat(100.0))
     module = sys.modules[choose.__module__]
     monkeypatch.setattr(module, "replay", lambda *_, **__: SimulationResult(100, 50, next(times) * 100, {}))
 

@@ -11,8 +11,9 @@ from tiny_pair import SHAPES, TEXT
 from transformers import AutoModelForCausalLM
 
 from yggdrasil.calibration.counted import fit_belief, learn_counts
-from yggdrasil.calibration.foreseen import foresee, play
+from yggdrasil.calibration.foreseen import foresee
 from yggdrasil.calibration.own_text import ANSWER, Document, OwnText, read_documents
+from yggdrasil.calibration.replay import replay
 from yggdrasil.calibration.settings import Budget
 from yggdrasil.drafters.belief import Belief
 from yggdrasil.drafters.counts import CountsDrafter, usual_counts
@@ -141,13 +142,13 @@ def test_the_simulation_decodes_as_the_engine_does(pair, kind):
     def policy():
         return Costly({0: COSTS}, {}, np.empty(0, dtype=np.float32), None)
 
-    played = play(drafter, [document], policy(), COSTS, SHAPES)
+    played = replay([document], policy(), COSTS, free=drafter)
     decoder = pair.decoder(policy(), drafter=None, free=MAKE_FREE[kind]())
     generation = decoder.generate(TEXT[:20], max_new_tokens=ANSWER)
     assert generation.tokens == reference
     assert (played.tokens, played.iterations) == (ANSWER - 1, generation.metrics.iterations)
     assert generation.metrics.free_trees > 5
-    expected = foresee(MAKE_FREE[kind](), [document], COSTS, SHAPES)
+    expected = foresee(MAKE_FREE[kind](), [document], COSTS)
     assert expected[0].aal == round(played.aal, 3)
     assert expected[0].speedup >= expected[-1].speedup == 1.0
     assert [each.policy.split(" width")[0] for each in expected[1:]] == ["fixed verify", "plain decoding"]
@@ -159,16 +160,31 @@ def test_what_is_learned_from_a_text_that_repeats_itself_pays():
     documents = [
         Document([1, 2], [token for phrase in generator.choice(12, 8) for token in phrases[phrase]]) for _ in range(60)
     ]
-    learned = learn_counts(documents, COSTS, SHAPES, with_table=True)
+    learned = learn_counts(documents, COSTS, with_table=True)
     assert learned.options() == CountsOptions(table=True)
     assert learned.expected[0].speedup > 2.0
-    alone = learn_counts(documents, COSTS, SHAPES, with_table=False)
+    alone = learn_counts(documents, COSTS, with_table=False)
     assert alone.options() == CountsOptions(table=False)
     assert learned.expected[0].aal > alone.expected[0].aal > 1.2
-    nothing = learn_counts([], COSTS, SHAPES, with_table=True)
+    nothing = learn_counts([], COSTS, with_table=True)
     assert (nothing.table, nothing.expected) == (None, [])
     few = fit_belief(documents[:3], with_table=True)
     assert np.array_equal(few.text, Belief.usual(with_table=True).text)
+
+
+def test_a_table_that_is_to_predict_knows_nothing_of_the_prompts_it_predicts_for():
+    documents = [Document([9, start], [start, *range(20, 30), start] * 8) for start in range(8)] * 30
+    learned = learn_counts(documents, COSTS, with_table=True)
+    asked = [[7, 7, 9, 3], [9, 5]]
+    drafter, whole = learned.knowing_nothing_of([[9, 3], [9, 5]]), CountsDrafter(learned.belief, learned.table)
+
+    for drafters, is_known in ((drafter, False), (whole, True)):
+        for prompt in asked:
+            drafters.begin(prompt)
+            followers = drafters.evidence(())[:, 0].tolist()
+            assert (prompt[-1] in followers) == is_known
+    drafter.begin([9, 4])
+    assert 4 in drafter.evidence(())[:, 0].tolist()
 
 
 def test_runners_up_are_worth_something_before_anything_came_twice():
@@ -185,12 +201,12 @@ def test_runners_up_are_worth_something_before_anything_came_twice():
     def runners_up(document):
         return torch.from_numpy(ways[[document.prompt[-1], *document.answer[:-1]]])
 
-    alone = learn_counts(documents, COSTS, SHAPES, with_table=False)
-    recycling = learn_counts(documents, COSTS, SHAPES, with_table=False, runners_up=runners_up)
+    alone = learn_counts(documents, COSTS, with_table=False)
+    recycling = learn_counts(documents, COSTS, with_table=False, runners_up=runners_up)
     assert recycling.options() == CountsOptions(table=False, recycling=True)
     assert recycling.expected[0].aal > alone.expected[0].aal + 0.1
     assert recycling.belief.recycled[1:4].min() > recycling.belief.recycled[0]
-    assert learn_counts([], COSTS, SHAPES, with_table=False, runners_up=runners_up).options().recycling
+    assert learn_counts([], COSTS, with_table=False, runners_up=runners_up).options().recycling
 
 
 def test_no_path_is_looked_for_that_no_row_is_worth(monkeypatch, tmp_path):
@@ -199,7 +215,7 @@ def test_no_path_is_looked_for_that_no_row_is_worth(monkeypatch, tmp_path):
     monkeypatch.setattr(
         CountsDrafter, "leave_out_below", lambda drafter, likely: least.append(likely) or own(drafter, likely)
     )
-    learned = learn_counts([Document([1, 2], [1, 2, 3] * 20)] * 12, COSTS, SHAPES, with_table=True)
+    learned = learn_counts([Document([1, 2], [1, 2, 3] * 20)] * 12, COSTS, with_table=True)
     assert least == [least_useful([COSTS])]
     learned.save(tmp_path)
 
@@ -215,7 +231,7 @@ def test_no_path_is_looked_for_that_no_row_is_worth(monkeypatch, tmp_path):
 def test_what_is_predicted_was_not_learned():
     """Of texts that have nothing in common a table says nothing of another one."""
     texts = np.random.default_rng(0).integers(0, 5000, (60, 80)).tolist()
-    learned = learn_counts([Document([1, 2], text) for text in texts], COSTS, SHAPES, with_table=True)
+    learned = learn_counts([Document([1, 2], text) for text in texts], COSTS, with_table=True)
     assert learned.expected[0].aal < 1.1
 
 

@@ -80,6 +80,7 @@ def make_traces() -> MakeTraces:
             head=random.normal(size=(len(future), 3)).astype(np.float32),
             document=np.repeat(10 * np.arange(len(lengths)) + 5, lengths),
             position=np.concatenate([np.arange(length) for length in lengths]),
+            root=np.array([text[at] for text, length in zip(texts, lengths, strict=True) for at in range(length)]),
             scores={w: np.array([tree.scores for tree in rows], dtype=np.float32) for w, rows in trees.items()},
             depth={w: np.array([tree.depths for tree in rows], dtype=np.int8) for w, rows in trees.items()},
             hit={w: np.array([tree.hits for tree in rows]) for w, rows in trees.items()},
@@ -87,6 +88,7 @@ def make_traces() -> MakeTraces:
                 w: np.array([tree.edges for tree in rows], dtype=np.float32) for w, rows in trees.items()
             },
             parent={w: np.array([tree.parents for tree in rows], dtype=np.int16) for w, rows in trees.items()},
+            token={w: np.array([tree.tokens for tree in rows], dtype=np.int32) for w, rows in trees.items()},
         )
         return GrownTraces(traces, {w: [tree.tokens for tree in rows] for w, rows in trees.items()}, future)
 

@@ -1,24 +1,28 @@
 """From measurements and traces to what the runtime uses: what was learned, and the policy that wins in simulation."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from yggdrasil.calibration.replay import replay
+from yggdrasil.calibration.foreseen import expectation
+from yggdrasil.calibration.replay import RecordedEvidence, RecordedTrees, recorded_documents, replay
+from yggdrasil.drafters.protocol import FreeDrafter
 from yggdrasil.engine.drafted_trees import DepthEvidence
 from yggdrasil.engine.objective_policy import ObjectivePolicy
+from yggdrasil.engine.policy import Decision, FreeTreePolicy
 from yggdrasil.predictor.acceptance import AcceptanceCalibration
 from yggdrasil.predictor.bundle import Learned
 from yggdrasil.predictor.depth import DepthPredictor
-from yggdrasil.predictor.evidence import EvidenceSizes
+from yggdrasil.predictor.evidence import Evidence, EvidenceSizes
 from yggdrasil.predictor.report import TrainingReport
 from yggdrasil.predictor.training import train_depth_predictor
-from yggdrasil.profiling.simulator import FixedPolicy, OutcomeCache, PredictedPolicy, SimulationResult, simulate
+from yggdrasil.profiling.simulator import SimulationResult
 from yggdrasil.profiling.traces import TraceSet
 from yggdrasil.scheduling.plan import DepthSource, Expectation
-from yggdrasil.tree.objective import ShapeChooser, StepCosts
+from yggdrasil.tree.objective import PLAIN_STEP, ShapeChooser, StepCosts, TreeShape, choose_verify_width
 
 CONTEXT = 0  # the simulation knows one context length
 MEAN: DepthSource = "mean"
@@ -46,8 +50,50 @@ def fit_acceptance(traces: TraceSet) -> AcceptanceCalibration:
     return AcceptanceCalibration.fit(np.concatenate([p for p, _ in pairs]), np.concatenate([hit for _, hit in pairs]))
 
 
-def choose(traces: TraceSet, acceptance: AcceptanceCalibration, costs: StepCosts) -> Choice:
-    """Train on some documents, decide on the others. ``traces`` were grown with ``acceptance`` already."""
+class DraftedTreePolicy(FreeTreePolicy):
+    """A rival: ``shape`` everywhere, guesses that cost no pass in its trees alone, the verify width as it pays."""
+
+    def __init__(self, costs: StepCosts, shape: TreeShape = PLAIN_STEP) -> None:
+        super().__init__(1)
+        self._costs, self._shape = costs, shape
+
+    def free(self, expected: Sequence[float], depth: int, context: int) -> Decision | None:
+        return None
+
+    def rest(self, context: int) -> Decision | None:
+        return None
+
+    def choose(self, evidence: Evidence) -> Decision:
+        return Decision(self._shape)
+
+    def prune(self, shape: TreeShape, expected: Sequence[float], context: int) -> Decision:
+        drafting_ms = self._costs.drafting_ms(shape.width, shape.depth)
+        return Decision(shape._replace(verify_width=choose_verify_width(expected, drafting_ms, self._costs)))
+
+
+class KnowingPolicy(DraftedTreePolicy):
+    """Another: knows how much of the drafter's own trees will be accepted, and drafts accordingly."""
+
+    def __init__(self, costs: StepCosts, chooser: ShapeChooser, survival: npt.NDArray[np.float64]) -> None:
+        super().__init__(costs)
+        self._chooser, self._survival = chooser, survival  # [P, D]
+
+    def choose(self, evidence: Evidence) -> Decision:
+        assert isinstance(evidence, RecordedEvidence)
+        return Decision(self._chooser.choose(self._survival[evidence.index]))
+
+
+def choose(
+    traces: TraceSet,
+    acceptance: AcceptanceCalibration,
+    costs: StepCosts,
+    free: FreeDrafter | None = None,
+    prompts: Mapping[int, Sequence[int]] | None = None,
+) -> Choice:
+    """Train on some documents, decide on the others. ``traces`` were grown with ``acceptance`` already.
+
+    ``free`` guesses beside the drafter, behind the ``prompts`` by document.
+    """
     reference = traces.widths[-1]
     whole = traces.max_depth * reference + 1
     trained = {source: _train(traces, reference, sizes) for source, sizes in _readings(traces).items()}
@@ -57,26 +103,31 @@ def choose(traces: TraceSet, acceptance: AcceptanceCalibration, costs: StepCosts
     ratios = {w: t.astype(np.float32) for w, t in known.ratio_tables(costs.verify_widths, reference).items()}
     mean_survival = known.survival_table(reference, whole).astype(np.float32)
 
-    cache = OutcomeCache(held_out, costs.verify_widths)
+    documents, trees = recorded_documents(held_out, prompts or {}), RecordedTrees(held_out, costs, free)
+    play = partial(replay, documents, costs=costs, trees=trees, free=free, context=CONTEXT)
     results: dict[DepthSource, SimulationResult] = {}
     for source in (MEAN, *trained):
         depth = DepthEvidence(trained[source][0], _readings(traces)[source]) if source in trained else None
         is_head_first = source == "head"
         policy = ObjectivePolicy({CONTEXT: costs}, ratios, mean_survival, depth, is_head_first=is_head_first)
-        results[source] = replay(held_out, policy, costs, CONTEXT, cache, is_head_first=is_head_first)
+        results[source] = play(policy, is_head_first=is_head_first)
     best = min(results, key=lambda source: results[source].ms_per_token)
     if results[best].ms_per_token > WORTH_READING * results[MEAN].ms_per_token:
         best = MEAN
     kept: DepthSource = best if best in trained else "predictor"  # the file holds one, used or not
     learned = Learned(acceptance, trained[kept][0], _readings(traces)[kept], mean_survival, ratios)
-    expectations = {s: _expectation(f"depth from {s}", result, costs.plain_ms) for s, result in results.items()}
+    expectations = {s: expectation(f"depth from {s}", result, costs) for s, result in results.items()}
     lengths = held_out.accepted_length(reference, traces.max_depth, whole)
-    oracle = PredictedPolicy(_certain(lengths, traces.max_depth), ShapeChooser(costs, ratios))
-    known_lengths = simulate(held_out, oracle, costs, cache)
+    knowing = KnowingPolicy(costs, ShapeChooser(costs, ratios), _certain(lengths, traces.max_depth))
+    shapes = [TreeShape(width, depth, 1) for width in traces.widths for depth in range(1, traces.max_depth + 1)]
+    fixed = [
+        expectation(f"fixed width {shape.width} depth {shape.depth}", play(DraftedTreePolicy(costs, shape)), costs)
+        for shape in shapes
+    ]
     rejected = [
-        *(expectation for source, expectation in expectations.items() if source != best),
-        _best_fixed(held_out, traces.widths, costs, cache),
-        _expectation("accepted lengths known beforehand", known_lengths, costs.plain_ms),
+        *(each for source, each in expectations.items() if source != best),
+        min(fixed, key=lambda each: each.tpot_ms),  # picked on the same documents: a strong rival
+        expectation("accepted lengths known beforehand", play(knowing), costs),
         Expectation("plain decoding", 1.0, costs.plain_ms, 1.0),
     ]
     reports = {source: report for source, (_, report) in trained.items()}
@@ -108,20 +159,3 @@ def _train(traces: TraceSet, reference: int, sizes: EvidenceSizes) -> tuple[Dept
 def _certain(lengths: npt.NDArray[np.int64], max_depth: int) -> npt.NDArray[np.float64]:
     """Survival of a length that is known, [P, D]."""
     return (lengths[:, None] >= np.arange(1, max_depth + 1)).astype(np.float64)
-
-
-def _best_fixed(traces: TraceSet, widths: Sequence[int], costs: StepCosts, cache: OutcomeCache) -> Expectation:
-    """The best single (width, depth) with verification chosen a tree, picked on the same documents: a strong rival."""
-    results = [
-        (simulate(traces, FixedPolicy(width, depth), costs, cache), width, depth)
-        for width in widths
-        for depth in range(1, traces.max_depth + 1)
-    ]
-    result, width, depth = min(results, key=lambda item: item[0].ms_per_token)
-    return _expectation(f"fixed width {width} depth {depth}", result, costs.plain_ms)
-
-
-def _expectation(policy: str, result: SimulationResult, plain_ms: float) -> Expectation:
-    return Expectation(
-        policy, round(result.aal, 3), round(result.ms_per_token, 4), round(plain_ms / result.ms_per_token, 3)
-    )

@@ -6,18 +6,20 @@ from typing import NamedTuple
 
 import numpy as np
 
-from yggdrasil.calibration.foreseen import RunnersUp, foresee
+from yggdrasil.calibration.foreseen import foresee
 from yggdrasil.calibration.own_text import Document
+from yggdrasil.calibration.replay import RunnersUp
 from yggdrasil.drafters.belief import Belief
 from yggdrasil.drafters.counts import BELIEF_FILE, TABLE_FILE, CountsDrafter
 from yggdrasil.drafters.options import CountsOptions
 from yggdrasil.drafters.protocol import FreeDrafter, together
 from yggdrasil.drafters.table import Table
-from yggdrasil.scheduling.plan import Expectation, Shapes
+from yggdrasil.scheduling.plan import Expectation
 from yggdrasil.tree.objective import StepCosts, least_useful
 
 _HELD_OUT_EVERY, _BELIEF_EVERY = 10, 5  # documents for the prediction, and for the belief; the others fill the table
 _MOST_CANDIDATES = 400_000  # that a belief is fitted to
+_END = 24  # tokens that tell prompts apart
 _LEAST_TOKENS = 2_000  # of answers, for a belief of one's own
 
 
@@ -31,10 +33,18 @@ class Counted(NamedTuple):
     table: Table | None
     expected: list[Expectation]
     recycles: bool = False
+    documents: Sequence[Document] = ()
 
     def options(self) -> CountsOptions:
         """What a plan says of it."""
         return CountsOptions(table=self.table is not None, recycling=self.recycles)
+
+    def knowing_nothing_of(self, prompts: Sequence[Sequence[int]]) -> CountsDrafter:
+        """The drafter without what followed the ends of ``prompts``: decoding will meet others."""
+        ends = {tuple(prompt[-_END:]) for prompt in prompts}
+        others = [document for document in self.documents if tuple(document.prompt[-_END:]) not in ends]
+        table = None if self.table is None else Table.of(others)
+        return CountsDrafter(self.belief, table, recycles=self.recycles)
 
     def save(self, folder: Path) -> None:
         """Write what ``CountsDrafter.load`` reads."""
@@ -46,7 +56,6 @@ class Counted(NamedTuple):
 def learn_counts(
     documents: Sequence[Document],
     costs: StepCosts,
-    shapes: Shapes,
     *,
     with_table: bool,
     others: Sequence[FreeDrafter] = (),
@@ -64,8 +73,8 @@ def learn_counts(
     belief = fit_belief(rest, with_table=with_table, runners_up=runners_up)
     drafter = CountsDrafter(belief, Table.of(rest) if with_table else None, recycles=recycles)
     drafter.leave_out_below(least_useful([costs]))
-    expected = foresee(together([*others, drafter]), held_out, costs, shapes, runners_up)
-    return Counted(belief, Table.of(documents) if with_table else None, expected, recycles)
+    expected = foresee(together([*others, drafter]), held_out, costs, runners_up)
+    return Counted(belief, Table.of(documents) if with_table else None, expected, recycles, documents)
 
 
 def fit_belief(documents: Sequence[Document], *, with_table: bool, runners_up: RunnersUp | None = None) -> Belief:

@@ -42,7 +42,7 @@ from yggdrasil.calibration.variants import time_variants
 from yggdrasil.calibration.work import keep_results, open_work, read_or_drop
 from yggdrasil.drafters.counts import CountsDrafter
 from yggdrasil.drafters.options import CountsOptions, FreeOptions
-from yggdrasil.drafters.protocol import Drafter, SteppedDrafter, each_of, recyclers
+from yggdrasil.drafters.protocol import Drafter, FreeDrafter, SteppedDrafter, each_of, recyclers, together
 from yggdrasil.engine.apart import compile_missing
 from yggdrasil.engine.build import Assembly
 from yggdrasil.engine.policy import PLAIN_POLICY, FixedPolicy
@@ -58,9 +58,9 @@ from yggdrasil.predictor.acceptance import AcceptanceCalibration
 from yggdrasil.predictor.report import CalibrationPoint, TrainingReport
 from yggdrasil.profiling.traces import TraceSet
 from yggdrasil.prompts import Prompt, encode_prompt, read_prompts
-from yggdrasil.scheduling.plan import DepthSource, Expectation, ModelRef, Plan, Shapes, portable_source
+from yggdrasil.scheduling.plan import DepthSource, Expectation, ModelRef, Plan, portable_source
 from yggdrasil.scheduling.stages import DEFAULT_ORDER, HEAD_FIRST_ORDER
-from yggdrasil.tree.objective import StepCosts, TreeShape
+from yggdrasil.tree.objective import StepCosts, TreeShape, least_useful
 
 SAMPLES_VERSION = 1
 REPORT_VERSION = 2
@@ -106,16 +106,17 @@ def _calibrate(
     _time_other_ways(assembly, pair, settings, work, reporter)
     shapes = replace(pair.shapes, verify_widths=useful_verify_widths(frame, pair.shapes))
     costs = costs_from(frame, shapes)
-    counted = _count(assembly, pair, tokenizer, settings, shapes, costs[0].steps(), work, reporter)
+    counted = _count(assembly, pair, tokenizer, settings, costs[0].steps(), work, reporter)
     if pair.drafter is None:
         expected = [] if counted is None else counted.expected
         choice = Choice.without_drafter(
-            expected or _foresee(assembly, tokenizer, texts, settings, shapes, costs[0].steps(), reporter)
+            expected or _foresee(assembly, tokenizer, texts, settings, costs[0].steps(), reporter)
         )
     else:
         traces, acceptance = _record(assembly, tokenizer, texts, settings, work, reporter)
         report = reporter.phase("training the depth predictor and simulating")
-        choice = choose(traces, acceptance, costs[0].steps())
+        free = _beside(assembly, counted, texts, costs[0].steps())
+        choice = choose(traces, acceptance, costs[0].steps(), free, dict(enumerate(texts)))
         report(1.0)
 
     machine = current_machine()
@@ -283,7 +284,6 @@ def _count(
     pair: PairSource,
     tokenizer: PreTrainedTokenizerBase,
     settings: CalibrationSettings,
-    shapes: Shapes,
     costs: StepCosts,
     work: Path,
     reporter: Reporter,
@@ -295,16 +295,28 @@ def _count(
     (drafter,) = (each for each in everyone if isinstance(each, CountsDrafter))
     others = [each for each in everyone if each is not drafter]
     if pair.drafter is not None and not pair.counts.table:  # the text alone beside a model: the usual belief will do
-        return learn_counts([], costs, shapes, with_table=False)._replace(recycles=pair.counts.recycling)
+        return learn_counts([], costs, with_table=False)._replace(recycles=pair.counts.recycling)
     source = Source.find(pair.target)
     file = text_file(f"{source.fingerprint()}-{pair.weights}")
     prompts = [encode_prompt(tokenizer, prompt) for prompt in read_prompts(settings.prompts, chat=settings.chat)]
     writer = OwnText(assembly.target.loaded, tokenizer, prompts, file)
     documents = writer.write(settings.own_text, work / "own-text.json", reporter.phase)
     recycled = partial(_runners_up, assembly.target) if pair.counts.recycling else None
-    counted = learn_counts(documents, costs, shapes, with_table=pair.counts.table, others=others, runners_up=recycled)
+    counted = learn_counts(documents, costs, with_table=pair.counts.table, others=others, runners_up=recycled)
     drafter.learn(counted.belief, counted.table)
     return counted
+
+
+def _beside(
+    assembly: Assembly, counted: Counted | None, texts: Sequence[Sequence[int]], costs: StepCosts
+) -> FreeDrafter | None:
+    """What guesses beside the drafter, without knowing how ``texts`` go on."""
+    others = [each for each in each_of(assembly.engine.free) if not isinstance(each, CountsDrafter)]
+    if counted is None:
+        return together(others)
+    counts = counted.knowing_nothing_of(texts)
+    counts.leave_out_below(least_useful([costs]))
+    return together([*others, counts])
 
 
 def _runners_up(runner: ModelRunner, document: Document) -> torch.Tensor:
@@ -318,13 +330,12 @@ def _foresee(
     tokenizer: PreTrainedTokenizerBase,
     texts: Sequence[Sequence[int]],
     settings: CalibrationSettings,
-    shapes: Shapes,
     costs: StepCosts,
     reporter: Reporter,
 ) -> list[Expectation]:
     """What to expect by a few of ``texts``, where the target has written nothing else."""
     if assembly.engine.free is None:
-        return foresee(None, [], costs, shapes)
+        return foresee(None, [], costs)
     report, documents = reporter.phase("decoding a few prompts to predict by"), []
     for number, text in enumerate(texts[:FORESEEN], start=1):
         stream = open_ended(tokenizer, settings.effort.tokens)
@@ -333,7 +344,7 @@ def _foresee(
         documents.append(Document(list(text), stream.tokens))
         report(number / len(texts[:FORESEEN]))
     recycled = partial(_runners_up, assembly.target) if recyclers(assembly.engine.free) else None
-    return foresee(assembly.engine.free, documents, costs, shapes, recycled)
+    return foresee(assembly.engine.free, documents, costs, recycled)
 
 
 def _record(

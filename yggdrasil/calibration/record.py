@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from yggdrasil.drafters.protocol import Drafter, SteppedDrafter
+from yggdrasil.drafters.protocol import Drafter
 from yggdrasil.engine.build import Assembly
 from yggdrasil.models.runner import ModelRunner
 from yggdrasil.predictor.evidence import repetition_figures
@@ -44,8 +44,7 @@ def record_document(
                     head.append(tree.root_guesses().numpy())
                 drafter.grow(tree, width, max_depth)
                 on_host = TokenTree(*(buffer.cpu() for buffer in tree.tensors()))
-                slots = _slots(drafter, on_host, width, max_depth)
-                rows.append(_tree_row(on_host, slots, text[position + 1 : position + 1 + max_depth]))
+                rows.append(_tree_row(on_host, max_depth * width, text[position + 1 : position + 1 + max_depth]))
     stacked = {
         width: {name: np.stack([row[name] for row in rows]) for name in rows[0]} for width, rows in columns.items()
     }
@@ -55,45 +54,30 @@ def record_document(
         head=np.stack(head),
         document=np.full(len(positions), document, dtype=np.int64),
         position=np.arange(positions.start, positions.stop, dtype=np.int64),
+        root=np.array(text[positions.start : positions.stop], dtype=np.int32),
         **{name: {width: part[name] for width, part in stacked.items()} for name in _FIELDS},
     )
 
 
-_FIELDS = ("scores", "depth", "hit", "edge_log_probability", "parent")
+_FIELDS = ("scores", "depth", "hit", "edge_log_probability", "parent", "token")
 
 
-def _slots(drafter: Drafter, tree: TokenTree, width: int, max_depth: int) -> np.ndarray:
-    """The node in each slot of a trace, [max_depth * width], 0 where there is none.
-
-    A draft model attaches ``width`` nodes a step, in the order of their numbers. What is guessed on the host has no
-    steps: a level counts as one, of which ``width`` nodes are kept.
-    """
-    if isinstance(drafter, SteppedDrafter):
-        return np.arange(1, 1 + max_depth * width)
-    depths = tree.depths[: tree.size].numpy()
-    slots = np.zeros((max_depth, width), dtype=np.int64)
-    for level, row in enumerate(slots, start=1):
-        nodes = np.flatnonzero(depths == level)[:width]
-        row[: len(nodes)] = nodes
-    return slots.flatten()
-
-
-def _tree_row(tree: TokenTree, slots: np.ndarray, continuation: Sequence[int]) -> dict[str, np.ndarray]:
-    exists = slots > 0
+def _tree_row(tree: TokenTree, size: int, continuation: Sequence[int]) -> dict[str, np.ndarray]:
+    """The first ``size`` nodes below the root, which come in the order of their steps."""
+    nodes = slice(1, 1 + size)
+    exists = np.isfinite(tree.scores[nodes].numpy())
     tokens, depths, parents = tree.tokens.numpy(), tree.depths.numpy(), tree.parents.numpy()
     truth = np.array([-1, *continuation])  # what stands at each depth; the root is certain
     matches = tokens == truth[np.minimum(depths, len(continuation))]
     matches[0] = True
-    hits = ~(tree.ancestors[slots].numpy() & ~matches[None, :]).any(axis=1)
-    slot_of = np.full(tree.num_nodes, -1)
-    slot_of[slots[exists]] = np.flatnonzero(exists)
-    slot_of[0] = -1
+    hits = ~(tree.ancestors[nodes].numpy() & ~matches[None, :]).any(axis=1)
     return {
-        "scores": np.where(exists, tree.scores[slots].numpy(), -np.inf).astype(np.float32),
-        "depth": np.where(exists, depths[slots], 0).astype(np.int8),
+        "scores": np.where(exists, tree.scores[nodes].numpy(), -np.inf).astype(np.float32),
+        "depth": np.where(exists, depths[nodes], 0).astype(np.int8),
         "hit": hits & exists,
-        "edge_log_probability": np.where(exists, tree.edges[slots].numpy(), 0.0).astype(np.float32),
-        "parent": np.where(exists, slot_of[parents[slots]], -1).astype(np.int16),
+        "edge_log_probability": np.where(exists, tree.edges[nodes].numpy(), 0.0).astype(np.float32),
+        "parent": np.where(exists, parents[nodes] - 1, -1).astype(np.int16),
+        "token": np.where(exists, tokens[nodes], 0).astype(np.int32),
     }
 
 

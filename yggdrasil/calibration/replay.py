@@ -1,84 +1,214 @@
-"""Play the run-time policy itself, budgets and all, over recorded traces: what decoding would do, at the plan's costs.
+"""Play the run-time policy itself, budgets and all, over the target's own text: what decoding would do, at given costs.
 
-Dims: P positions, F features, V verify widths.
+Trees of a drafter that costs passes were recorded at every place of the text; guesses that cost none are made again, in
+those trees and alone, as decoding makes them. Rivals are policies too.
+
+Dims: P positions, N nodes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
+import numpy as np
+import torch
+from torch import Tensor
+
+from yggdrasil.calibration.own_text import ANSWER, Document
+from yggdrasil.drafters.protocol import FreeDrafter, recyclers
+from yggdrasil.engine.aside import AsideTree
 from yggdrasil.engine.policy import Decision, Policy
 from yggdrasil.engine.promises import KeptPromises
 from yggdrasil.predictor.evidence import Float32Array
-from yggdrasil.profiling.simulator import OutcomeCache, ShapeTally, SimulationResult
+from yggdrasil.profiling.simulator import ShapeTally, SimulationResult
 from yggdrasil.profiling.traces import TraceSet
-from yggdrasil.tree.objective import StepCosts
+from yggdrasil.tree.objective import StepCosts, TreeShape
+from yggdrasil.tree.token_tree import NO_SCORE, TokenTree
+
+RunnersUp = Callable[[Document], Tensor]  # before each token of the answer, [len(answer), K] int64
 
 
 class RecordedEvidence:
     """The evidence of one recorded position."""
 
     def __init__(self, traces: TraceSet, index: int, context: int) -> None:
-        self._traces, self._index = traces, index
+        self._traces, self.index = traces, index
         self.context = context
 
     def hidden(self) -> Float32Array:
-        row: Float32Array = self._traces.hidden[self._index]
+        row: Float32Array = self._traces.hidden[self.index]
         return row
 
     def repetition(self) -> Float32Array:
-        row: Float32Array = self._traces.repetition[self._index]
+        row: Float32Array = self._traces.repetition[self.index]
         return row
 
     def head(self) -> Float32Array:
-        row: Float32Array = self._traces.head[self._index]
+        row: Float32Array = self._traces.head[self.index]
         return row
 
 
+class RecordedTrees:
+    """Trees of ``traces``, one at a time, with what ``free`` adds to them."""
+
+    def __init__(self, traces: TraceSet, costs: StepCosts, free: FreeDrafter | None) -> None:
+        self.traces = traces
+        self._free, self._last = free, np.array(costs.verify_widths) - 1
+        nodes = max(1 + traces.max_depth * traces.widths[-1], costs.verify_widths[-1])
+        self.tree = TokenTree.on_host(nodes)
+        self._ranking = torch.empty_like(self.tree.parents), torch.empty_like(self.tree.scores)
+
+    def grow(self, index: int, shape: TreeShape, *, fills: bool) -> list[float]:
+        """The tree at row ``index``; returns the tokens that its scores promise at each verify width."""
+        traces, tree, width = self.traces, self.tree, shape.width
+        size = width * shape.depth
+        for buffer, values in (
+            (tree.tokens, traces.token), (tree.depths, traces.depth), (tree.scores, traces.scores),
+            (tree.edges, traces.edge_log_probability),
+        ):  # fmt: skip
+            buffer[1 : 1 + size] = torch.from_numpy(values[width][index, :size])
+        tree.parents[1 : 1 + size] = torch.from_numpy(traces.parent[width][index, :size]) + 1
+        tree.tokens[0], tree.scores[0] = int(traces.root[index]), 0.0
+        tree.scores[1 + size :] = NO_SCORE
+        if fills and self._free is not None:
+            self._free.fill(tree, tree.num_nodes)
+        torch.ops.yggdrasil.rank_nodes.default(tree.scores, *self._ranking)
+        promised: list[float] = self._ranking[1][torch.from_numpy(self._last)].tolist()
+        return promised
+
+    @property
+    def order(self) -> list[int]:
+        """Nodes from best to worst."""
+        best: list[int] = self._ranking[0].tolist()
+        return best
+
+
+class _Step(NamedTuple):
+    decision: Decision
+    accepted: int  # drafted tokens
+    rested: bool = False
+
+
+class _Simulation:
+    """One policy over one text."""
+
+    def __init__(
+        self, policy: Policy, costs: StepCosts, trees: RecordedTrees | None, free: FreeDrafter | None, context: int
+    ) -> None:
+        self._policy, self._costs, self._trees, self._context = policy, costs, trees, context
+        self._promises = KeptPromises() if policy.learner is None else policy.learner.promises
+        self._wants_free = free is not None and policy.learner is not None and policy.learner.wants_free
+        self._alone = TokenTree.on_host(costs.verify_widths[-1])
+        self._aside = None if free is None else AsideTree(free, self._alone, costs.verify_widths, is_alone=True)
+
+    def step(self, index: int, truth: Sequence[int], remaining: int) -> _Step:
+        """What is decided at row ``index``, before ``truth``, while ``remaining`` tokens may come."""
+        learner, depth = self._policy.learner, min(remaining, self._costs.verify_widths[-1]) - 1
+        if learner is not None and self._aside is not None and self._wants_free and depth > 0:
+            decision = learner.free(self._aside.grow(depth), depth, self._context)
+            if decision is not None:
+                width = decision.shape.verify_width
+                return _Step(decision, accepted(self._alone, self._aside.order.tolist()[:width], truth))
+        resting = self._policy.rest(self._context)
+        if resting is not None:
+            return _Step(resting, 0, rested=True)
+        return self._drafted(index, truth)
+
+    def _drafted(self, index: int, truth: Sequence[int]) -> _Step:
+        assert self._trees is not None, "there is nothing to draft"
+        chosen = self._policy.choose(RecordedEvidence(self._trees.traces, index, self._context))
+        if not chosen.shape.depth:
+            return _Step(chosen, 0)
+        promised = self._trees.grow(index, chosen.shape, fills=self._wants_free)
+        decision = self._policy.prune(chosen.shape, self._promises.honest(promised), self._context)
+        width = decision.shape.verify_width
+        kept = accepted(self._trees.tree, self._trees.order[:width], truth)
+        if width > 1:
+            self._promises.observe(max(promised[self._costs.verify_widths.index(width)] - 1.0, 0.0), kept)
+        return _Step(decision._replace(believed=chosen.believed), kept)
+
+
 def replay(
-    traces: TraceSet, policy: Policy, costs: StepCosts, context: int, cache: OutcomeCache, *, is_head_first: bool
+    documents: Sequence[Document],
+    policy: Policy,
+    costs: StepCosts,
+    *,
+    trees: RecordedTrees | None = None,
+    free: FreeDrafter | None = None,
+    runners_up: RunnersUp | None = None,
+    context: int = 0,
+    is_head_first: bool = False,
 ) -> SimulationResult:
     """Decode every document as the engine would with ``policy``, each a request of its own; greedy acceptance.
 
-    Everything is charged that decoding pays: plain steps that sample their price, a head draft before a
-    refusal, a tree that is verified with width 1. Nothing else guesses: trees of the draft model are to be
-    compared, and the counts, which go on with any of them, are not recorded. ``context`` names the plan's costs that
-    ``costs`` are.
+    ``trees``: those recorded at the tokens of the answers, document after document. ``runners_up``: the target's, for
+    those of ``free`` that recycle them; of refused rows they are not known here. Everything is charged that decoding
+    pays: plain steps that sample their price, a head draft before a refusal, a tree that is verified with width 1.
+    ``context`` names the plan's costs that ``costs`` are.
+
+    Raises:
+        ValueError: no text at all.
     """
-    tally, promises = ShapeTally(), KeptPromises()
-    for start, stop in traces.document_ranges():
-        if policy.learner is not None:
-            policy.learner.begin()
-        index = start
-        while index < stop:
-            rested = policy.rest(context)
-            decision, accepted = (
-                _tree(traces, index, policy, context, cache, promises) if rested is None else (rested, 0)
-            )
-            shape = decision.shape
-            spent_head = is_head_first and rested is None and not shape.depth
-            milliseconds = costs.iteration_ms(*shape) + (costs.head_ms if spent_head else 0.0)
-            if policy.learner is not None:
-                policy.learner.settle(decision, accepted + 1, milliseconds, rested=rested is not None)
-            tally.add(shape, accepted, milliseconds)
-            index += accepted + 1
-    return tally.result(traces.num_positions)
+    simulation, tally, learner = _Simulation(policy, costs, trees, free, context), ShapeTally(), policy.learner
+    tokens, first = sum(len(document.answer) for document in documents) - len(documents), 0
+    if tokens < 1:
+        raise ValueError("no text to play over")
+    for document in documents:
+        answer, told = document.answer, _Told(free, document, runners_up)
+        if learner is not None:
+            learner.begin()
+        place = 1  # the prefill gives the first token
+        while place < len(answer):
+            step = simulation.step(first + place - 1, answer[place:], max(ANSWER, len(answer)) - place)
+            shape = step.decision.shape
+            spends_head = is_head_first and not step.rested and not shape.depth
+            milliseconds = costs.iteration_ms(*shape) + (costs.head_ms if spends_head else 0.0)
+            if learner is not None:
+                learner.settle(step.decision, step.accepted + 1, milliseconds, rested=step.rested)
+            tally.add(shape, step.accepted, milliseconds)
+            told.extend(place, place + step.accepted + 1)
+            place += step.accepted + 1
+        first += len(answer)
+    return tally.result(tokens)
 
 
-def _tree(
-    traces: TraceSet, index: int, policy: Policy, context: int, cache: OutcomeCache, promises: KeptPromises
-) -> tuple[Decision, int]:
-    """What is verified at row ``index``, and how many drafted tokens it gives."""
-    decision = policy.choose(RecordedEvidence(traces, index, context))
-    shape = decision.shape
-    if not shape.depth:
-        return decision, 0
-    outcomes = cache.get(shape.width, shape.depth)
-    by_scores: Sequence[float] = outcomes.expected_tokens[index].tolist()
-    decision = policy.prune(shape, promises.honest(by_scores), context)
-    verify_width = decision.shape.verify_width
-    column = cache.verify_widths.index(verify_width)
-    accepted = int(outcomes.accepted[index, column])
-    if verify_width > 1:
-        promises.observe(max(by_scores[column] - 1.0, 0.0), accepted)
-    return decision, accepted
+class _Told:
+    """What free drafters are told of one document."""
+
+    def __init__(self, free: FreeDrafter | None, document: Document, runners_up: RunnersUp | None) -> None:
+        self._free, self._answer = free, document.answer
+        self._before = [*document.prompt[-1:], *document.answer[:-1]]
+        self._likely = None if runners_up is None else runners_up(document)
+        if free is not None:
+            free.begin(document.prompt)
+        self.extend(0, 1)
+
+    def extend(self, start: int, stop: int) -> None:
+        """Tokens ``start`` to ``stop - 1`` of the answer are certain."""
+        if self._free is not None:
+            self._free.extend(self._answer[start:stop], {})
+        if self._likely is not None:
+            for drafter in recyclers(self._free):
+                drafter.recycle(self._before[start:stop], self._likely[start:stop])
+
+
+def recorded_documents(traces: TraceSet, prompts: Mapping[int, Sequence[int]]) -> list[Document]:
+    """The text that ``traces`` are of, behind its prompts by the number of the document; [] stands for none."""
+    return [
+        Document(list(prompts.get(int(traces.document[start]), [])), traces.root[start:stop].tolist())
+        for start, stop in traces.document_ranges()
+    ]
+
+
+def accepted(tree: TokenTree, nodes: Sequence[int], truth: Sequence[int]) -> int:
+    """Drafted tokens of the verified ``nodes`` that are what came next."""
+    tokens, parents, scores = tree.tokens.tolist(), tree.parents.tolist(), tree.scores.tolist()
+    children = {(parents[node], tokens[node]): node for node in nodes if node and scores[node] > NO_SCORE}
+    node, count = 0, 0
+    for token in truth:
+        following = children.get((node, token))
+        if following is None:
+            break
+        node, count = following, count + 1
+    return count

@@ -25,12 +25,12 @@ Float32Array: TypeAlias = npt.NDArray[np.float32]
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
 
 KIND = "traces"
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 ROOT = -1
 NO_PATH_SCORE = -30.0  # stands for "no drafted node is that deep" where a finite log-score is needed
 
-_PER_POSITION = ("hidden", "repetition", "head", "document", "position")
-_PER_WIDTH = ("scores", "depth", "hit", "edge_log_probability", "parent")
+_PER_POSITION = ("hidden", "repetition", "head", "document", "position", "root")
+_PER_WIDTH = ("scores", "depth", "hit", "edge_log_probability", "parent", "token")
 
 
 class Outcomes(NamedTuple):
@@ -53,11 +53,13 @@ class TraceSet:
     head: Float32Array  # [P, K] the drafter's log-probabilities of the root's candidates, -inf where it gives none
     document: npt.NDArray[np.int64]  # [P]
     position: npt.NDArray[np.int64]  # [P]
+    root: npt.NDArray[np.int32]  # [P] the token at that position
     scores: dict[int, Float32Array]  # width -> [P, N] log-score
     depth: dict[int, npt.NDArray[np.int8]]  # width -> [P, N] depth in the tree, 1 for children of the root
     hit: dict[int, BoolArray]  # width -> [P, N]
     edge_log_probability: dict[int, Float32Array]  # width -> [P, N] the drafter's log-probability of the last edge
     parent: dict[int, npt.NDArray[np.int16]]  # width -> [P, N] index of the parent node, -1 for the root
+    token: dict[int, npt.NDArray[np.int32]]  # width -> [P, N]
 
     def __post_init__(self) -> None:
         faults = _shape_faults(self)

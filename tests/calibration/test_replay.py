@@ -1,0 +1,135 @@
+"""The simulation against the engine, with a drafter, with counts and with both, and against an example by hand."""
+
+import numpy as np
+import pytest
+from tiny_pair import SHAPES, TEXT
+
+from yggdrasil.calibration.choose import DraftedTreePolicy, KnowingPolicy
+from yggdrasil.calibration.own_text import ANSWER
+from yggdrasil.calibration.record import record_document
+from yggdrasil.calibration.replay import RecordedTrees, recorded_documents, replay
+from yggdrasil.drafters.counts import usual_counts
+from yggdrasil.drafters.ngram import NGramDrafter
+from yggdrasil.drafters.protocol import together
+from yggdrasil.engine.objective_policy import ObjectivePolicy
+from yggdrasil.engine.policy import PLAIN_POLICY, FixedPolicy
+from yggdrasil.profiling.traces import TraceSet
+from yggdrasil.tree.objective import ShapeChooser, StepCosts, TreeShape
+
+COSTS = StepCosts(0.1, {1: 0.1, 2: 0.11, 4: 0.12}, {w: 1 + 0.05 * w for w in SHAPES.verify_widths}, 0.05, 1.1)
+MAKE_FREE = {
+    "none": lambda: None,
+    "text": usual_counts,
+    "n-gram and text": lambda: together([NGramDrafter(), usual_counts()]),
+}
+PROMPT = list(TEXT[:20])
+
+
+class Costly(ObjectivePolicy):
+    """Told what the costs say, not what this machine took."""
+
+    def settle(self, decision, tokens, milliseconds, *, rested):
+        super().settle(decision, tokens, COSTS.iteration_ms(*decision.shape), rested=rested)
+
+
+@pytest.fixture(scope="module")
+def traces(pair):
+    decoder = pair.decoder(PLAIN_POLICY)
+    text = pair.reference(PROMPT, ANSWER + SHAPES.max_depth)
+    return record_document(decoder.assembly, decoder.assembly.engine.drafter, PROMPT, text, 3)
+
+
+def policy(traces):
+    ratios = traces.ratio_tables(COSTS.verify_widths, reference_width=4)
+    return Costly({0: COSTS}, ratios, traces.survival_table(4, 17).astype(np.float32), None)
+
+
+@pytest.mark.parametrize("kind", MAKE_FREE)
+def test_the_simulation_decodes_as_the_engine_does(pair, traces, kind):
+    """As many iterations of the same shapes for the same tokens."""
+    free = MAKE_FREE[kind]()
+    documents = recorded_documents(traces, {3: PROMPT})
+    played = replay(documents, policy(traces), COSTS, trees=RecordedTrees(traces, COSTS, free), free=free)
+    generation = pair.decoder(policy(traces), free=MAKE_FREE[kind]()).generate(PROMPT, max_new_tokens=ANSWER)
+
+    assert [*documents[0].answer] == generation.tokens
+    assert (played.tokens, played.iterations) == (ANSWER - 1, generation.metrics.iterations)
+    assert played.histograms["verify_width"] == generation.metrics.verify_widths
+    assert played.histograms["width"] == generation.metrics.draft_widths
+    assert sum(count for width, count in played.histograms["width"].items() if width) > 5
+    assert (generation.metrics.free_trees > 0) == (free is not None)
+
+
+@pytest.mark.parametrize("kind", MAKE_FREE)
+def test_a_fixed_tree_is_filled_and_played_too(pair, traces, kind):
+    """With the guesses of others below its own nodes there is more in it."""
+    free = MAKE_FREE[kind]()
+    trees = RecordedTrees(traces, COSTS, free)
+    promised = trees.grow(0, TreeShape(2, 3, 1), fills=False)[-1]
+    documents = recorded_documents(traces, {3: PROMPT})
+    played = replay(documents, DraftedTreePolicy(COSTS, TreeShape(2, 3, 1)), COSTS, trees=trees, free=free)
+    fixed = pair.decoder(FixedPolicy(TreeShape(2, 3, 8))).generate(PROMPT, max_new_tokens=ANSWER)
+
+    assert 1.0 < promised < 4.0
+    assert set(played.histograms["width"]) == {2}
+    assert played.aal >= fixed.metrics.aal * (1.0 if kind == "none" else 1.02) - 0.3
+    assert trees.grow(0, TreeShape(2, 3, 1), fills=True)[-1] >= promised
+
+
+def chains(lengths, document, max_depth, edge=0.5):
+    """Traces of width 1: a chain a row of which the first ``length`` nodes are what came next, token row + 1."""
+    rows, chain = len(lengths), np.arange(max_depth)
+    hit = chain < np.array(lengths)[:, None]
+    return TraceSet(
+        hidden=np.zeros((rows, 2), dtype=np.float32),
+        repetition=np.zeros((rows, 6), dtype=np.float32),
+        head=np.full((rows, 2), -np.inf, dtype=np.float32),
+        document=np.array(document),
+        position=np.arange(rows) - np.array([document.index(number) for number in document]) + 100,
+        root=np.arange(rows, dtype=np.int32),
+        scores={1: np.tile(((chain + 1) * np.log(edge)).astype(np.float32), (rows, 1))},
+        depth={1: np.tile((chain + 1).astype(np.int8), (rows, 1))},
+        hit={1: hit},
+        edge_log_probability={1: np.full((rows, max_depth), np.log(edge), dtype=np.float32)},
+        parent={1: np.tile((chain - 1).astype(np.int16), (rows, 1))},
+        token={1: np.where(hit, np.arange(rows)[:, None] + chain + 1, 9999).astype(np.int32)},
+    )
+
+
+# Document 7: row 0 accepts 2, on to row 3, which accepts 1 and gives the last token. Document 8: row 6 accepts 1.
+BY_HAND = chains([2, 0, 0, 1, 2, 0, 1, 0, 2], [7] * 6 + [8] * 3, max_depth=2)
+HAND_COSTS = StepCosts(1.0, {1: 0.5}, {1: 4.0, 2: 4.25, 4: 5.0}, 0.25, 4.5)
+
+
+def played_by_hand(made, traces=BY_HAND):
+    trees = RecordedTrees(traces, HAND_COSTS, None)
+    return replay(recorded_documents(traces, {}), made, HAND_COSTS, trees=trees)
+
+
+def test_iterations_by_hand():
+    """1.75 tokens for 6.75 ms at width 4 beat 1.5 for 6 and 1 for 5.75; the prefill gives a document's first token."""
+    result = played_by_hand(DraftedTreePolicy(HAND_COSTS, TreeShape(1, 2, 1)))
+    assert (result.tokens, result.iterations) == (7, 3)
+    assert result.milliseconds == 3 * (1.0 + 0.5 + 5.0 + 0.25)
+    assert result.histograms == {"width": {1: 3}, "depth": {2: 3}, "verify_width": {4: 3}, "accepted": {1: 2, 2: 1}}
+
+    pruned = played_by_hand(FixedPolicy(TreeShape(1, 2, 2)))  # one node: rows 0, 2, 3 and 6
+    assert (pruned.iterations, pruned.histograms["accepted"]) == (4, {0: 1, 1: 3})
+
+    plain = played_by_hand(PLAIN_POLICY)
+    assert (plain.tokens, plain.iterations, plain.milliseconds) == (7, 7, 7 * 4.5)
+
+    with pytest.raises(ValueError, match="no text"):
+        replay([], PLAIN_POLICY, HAND_COSTS)
+
+
+def test_knowing_the_length_beats_every_fixed_tree():
+    lengths = np.random.default_rng(0).choice([0, 0, 0, 6], size=200).tolist()
+    traces = chains(lengths, [1] * 200, max_depth=6, edge=0.9)
+    chooser = ShapeChooser(HAND_COSTS, traces.ratio_tables(HAND_COSTS.verify_widths, reference_width=1))
+    survival = (np.array(lengths)[:, None] > np.arange(6)).astype(np.float64)
+    knowing = played_by_hand(KnowingPolicy(HAND_COSTS, chooser, survival), traces)
+    fixed = [played_by_hand(DraftedTreePolicy(HAND_COSTS, TreeShape(1, depth, 1)), traces) for depth in range(1, 7)]
+
+    assert knowing.ms_per_token < 0.95 * min(result.ms_per_token for result in [*fixed, played_by_hand(PLAIN_POLICY)])
+    assert len(knowing.histograms["depth"]) > 1
