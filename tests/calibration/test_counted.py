@@ -143,7 +143,7 @@ def test_the_simulation_decodes_as_the_engine_does(pair, kind):
         return Costly({0: COSTS}, {}, np.empty(0, dtype=np.float32), None)
 
     played = replay([document], policy(), COSTS, free=drafter)
-    decoder = pair.decoder(policy(), drafter=None, free=MAKE_FREE[kind]())
+    decoder = pair.decoder(policy(), replace(SHAPES, draft_widths=()), drafter=None, free=MAKE_FREE[kind]())
     generation = decoder.generate(TEXT[:20], max_new_tokens=ANSWER)
     assert generation.tokens == reference
     assert (played.tokens, played.iterations) == (ANSWER - 1, generation.metrics.iterations)
