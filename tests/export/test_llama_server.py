@@ -33,7 +33,7 @@ class StandIn(BaseHTTPRequestHandler):
         same = len(list(takewhile(lambda pair: pair[0] == pair[1], both)))
         read = len(prompt) - min(same, len(prompt) - 1)
         self.server.cached = prompt
-        timings = {"prompt_n": read, "prompt_ms": 4.0 + 0.5 * read, "predicted_n": tokens}
+        timings = {"prompt_n": read, "prompt_ms": self.server.around_ms + 0.5 * read, "predicted_n": tokens}
         timings |= {"predicted_ms": 9.0 * max(tokens - 1, 0), **self.server.drafts}
         self._say({"tokens": list(range(tokens)), "timings": timings})
 
@@ -49,6 +49,7 @@ class StandIn(BaseHTTPRequestHandler):
 def stand_in():
     server = ThreadingHTTPServer(("127.0.0.1", 0), StandIn)
     server.cached, server.drafts, server.instead, server.held_back = [], {}, {}, 0
+    server.around_ms = 4.0
     Thread(target=server.serve_forever, daemon=True).start()
     yield server
     server.shutdown()
@@ -67,6 +68,16 @@ def test_a_pass_is_a_plain_step_and_what_its_further_rows_add(stand_in):
 
     assert found == pytest.approx({width: 9.0 + 0.5 * (width - 1) / 0.8 for width in WIDTHS})
     assert fractions[-1] == 1.0
+
+
+def test_a_pass_of_another_width_is_planned_anew(stand_in):
+    """One token takes 9 ms behind others of its width, and 11 behind a wider pass."""
+    stand_in.around_ms = 10.5
+
+    found = at(stand_in).pass_ms(lambda _: None)
+
+    assert found[1] == pytest.approx(9.0)
+    assert found[3] == pytest.approx(9.0 + 2.0 + 2 * 0.5 / 0.8)
 
 
 def test_answers_come_as_documents(stand_in):

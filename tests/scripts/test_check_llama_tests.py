@@ -31,6 +31,15 @@ def test_their_completion_is_ours_under_another_name():
     assert found.body["has_new_line"]
 
 
+def test_an_answer_that_is_long_by_luck_goes_on(monkeypatch):
+    from llama_server_tests import _body
+
+    for name, goes_on in (("test_completion_parallel_slots[1-3]", True), ("test_completion[a]", False)):
+        monkeypatch.setenv("PYTEST_CURRENT_TEST", f"unit/test_completion.py::{name} (call)")
+        assert ("ignore_eos" in _body(SERVER, {"prompt": "a"}, is_own=True)) is goes_on
+        assert "ignore_eos" not in _body(SERVER, {"messages": []}, is_own=False)
+
+
 def test_everything_else_is_sent_and_given_back_untouched():
     from llama_server_tests import _asked_of_ours
 

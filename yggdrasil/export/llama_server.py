@@ -40,7 +40,8 @@ class LlamaServer:
 
         Width 1 is a plain step as it is decoded, of a stretch without speculation where the server has none. Wider ones
         add to it what reading so many prompt tokens takes more than reading one. A prompt's rows have no logits but the
-        last's, so the head's share of the weights is added for the others.
+        last's, so the head's share of the weights is added for the others. And they add what one token takes longer
+        behind a pass of another width, for which the server plans its pass anew: guesses come now and then.
         """
         numbers = random.Random(0)
         vocabulary, share = self._sizes()
@@ -55,7 +56,8 @@ class LlamaServer:
         one = statistics.median(read[1])
         more = {width: max(statistics.median(times) - one, 0.0) / (1.0 - share) for width, times in read.items()}
         step = statistics.median(plain)
-        return {width: step + extra for width, extra in more.items()}
+        anew = max(one - step, 0.0)
+        return {width: step + (anew if width > 1 else 0.0) + extra for width, extra in more.items()}
 
     def answer(self, prompt: Sequence[int], tokens: int) -> Document:
         """How the model goes on greedily, past an end too."""
