@@ -32,10 +32,10 @@ class KeptPromises:
         self._accepted = _MEMORY * self._accepted + accepted
         self.kept = (self._accepted + _PRIOR) / (self._promised + _PRIOR)
 
-    def forget(self, share: float = _MEMORY) -> None:
+    def forget(self) -> None:
         """Time has passed: what was seen before counts a little less."""
-        self._promised *= share
-        self._accepted *= share
+        self._promised *= _MEMORY
+        self._accepted *= _MEMORY
         self.kept = (self._accepted + _PRIOR) / (self._promised + _PRIOR)
 
     def honest(self, expected: Sequence[float]) -> list[float]:

@@ -19,6 +19,7 @@ import numpy.typing as npt
 # A tree of low scores keeps more than it promises (one that promises half a token gave twice that), and the step of
 # another width meets cold caches.
 CLEARLY_BETTER = 1.2
+UNDERSTATED = 2.0  # times what its score says: what a path may be worth before it is left out
 Objective: TypeAlias = Literal["latency", "aal"]
 FloatArray: TypeAlias = npt.NDArray[np.floating[Any]]
 Number = TypeVar("Number", float, npt.NDArray[np.float64])
@@ -142,14 +143,14 @@ class StepCosts:
 def least_useful(costs: Iterable[StepCosts]) -> float:
     """Probability of a path below which no node is worth its row of a pass, while trees are worth plain steps.
 
-    A row costs the least slope of the passes' times; half of that, since scores may promise too little.
+    A row costs the least slope of the passes' times; less than that, since scores may promise too little.
     """
     slopes = [
         (each.verify_ms[wide] - each.verify_ms[narrow]) / (wide - narrow) / each.plain_ms
         for each in costs
         for narrow, wide in pairwise(each.verify_widths)
     ]
-    return min(slopes, default=0.0) / 2
+    return min(slopes, default=0.0) / UNDERSTATED
 
 
 def expected_tokens_by_width(sorted_acceptance: FloatArray, verify_widths: Sequence[int]) -> npt.NDArray[np.float64]:

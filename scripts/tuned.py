@@ -1,0 +1,112 @@
+"""Tuned numbers of the packages that decode, by their place; scripts/tuned_numbers.py says what each does."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import reduce
+from importlib import import_module
+from sys import modules
+from typing import NamedTuple
+
+
+class Tuned(NamedTuple):
+    """A number that decoding decides by and that could be another; ``is_share``: one minus it is halved and doubled."""
+
+    module: str
+    name: str  # in the module; of a class: behind its name and a dot
+    meaning: str
+    is_share: bool = False
+
+    @property
+    def holder(self) -> object:
+        """The module or the class."""
+        outer: list[str] = self.name.split(".")[:-1]
+        return reduce(getattr, outer, import_module(f"yggdrasil.{self.module}"))
+
+    @property
+    def value(self) -> float:
+        """What it is now."""
+        value: float = getattr(self.holder, self.name.split(".")[-1])
+        return value
+
+    def scaled(self, factor: float) -> float:
+        """Half or twice as much."""
+        if self.is_share:
+            return 1.0 - (1.0 - self.value) * factor
+        return max(round(self.value * factor), 1) if isinstance(self.value, int) else self.value * factor
+
+
+TUNED = [
+    Tuned("engine.budget", "Budget.GRANT", "plain steps that a way to speculate may lose at first"),
+    Tuned("engine.budget", "Budget.EARNED", "plain steps that an iteration without earns it"),
+    Tuned("engine.budget", "Budget.AGAIN", "plain steps with which it is tried again"),
+    Tuned("engine.budget", "Budget._MOST", "plain steps of gain that are kept to be lost again"),
+    Tuned("engine.budget", "Budget._WORST", "plain steps that one tree may be charged"),
+    Tuned("engine.promises", "_MEMORY", "of what was seen, what an iteration later counts", is_share=True),
+    Tuned("engine.promises", "_PRIOR", "tokens that count as promised and kept beforehand"),
+    Tuned("engine.promises", "KeptSurvival._PRIOR_TREES", "trees that count as promised and kept beforehand"),
+    Tuned("engine.promises", "Paces._PLAIN_RATE", "how fast the pace of plain steps is followed"),
+    Tuned("engine.promises", "Paces._TREE_RATE", "how fast the pace of trees is followed"),
+    Tuned("engine.promises", "Paces._FORGETTING", "how fast what is not tried takes the pace of what is"),
+    Tuned("engine.promises", "Paces._EXTREME", "times its promise: a step beyond it is a pause"),
+    Tuned("engine.promises", "Paces._FARTHEST", "times the calibrated speed: the farthest a machine may be"),
+    Tuned("engine.promises", "PlainSamples._PRIOR_STEPS", "plain steps that a run's rate begins with"),
+    Tuned("engine.promises", "PlainSamples.STEPS", "plain steps taken to learn their price"),
+    Tuned("engine.drafted_trees", "DraftedTrees._RECONSIDERED_EVERY", "iterations between looks at the usual tree"),
+    Tuned("engine.drafted_trees", "DraftedTrees._BETTER", "times its worth: when another becomes the usual tree"),
+    Tuned("tree.objective", "CLEARLY_BETTER", "times its worth: when another verify width is taken than planned"),
+    Tuned("tree.objective", "UNDERSTATED", "times its promise: what a path may be worth before it is left out"),
+    Tuned("drafters.counted", "MOST_FOLLOWERS", "followers of a context that are looked at"),
+    Tuned("drafters.counted", "BRANCHES", "children of a node"),
+    Tuned("drafters.counted", "MOST_LIKELY", "probability of all children together", is_share=True),
+    Tuned("drafters.counted", "LEAST_LIKELY", "probability below which a child is left out"),
+    Tuned("drafters.ngram", "_BRANCHES", "continuations of a look-up"),
+    Tuned("drafters.ngram", "_MEMORY", "guesses of a match size after which older ones count half"),
+]
+NOT_PLAYED = {  # what else has a number there
+    "engine.apart": {"_LOOK_S": "waiting for a compiler"},
+    "engine.build": {"READ_WIDTH": "a size of steps"},
+    "engine.conversations": {"_WORTH_KEEPING": "the smallest prefill"},
+    "engine.deciding": {"PolicyPerSetting._MOST": "sampling settings that are remembered"},
+    "engine.planned": {
+        "_OWN_WIDTH": "of a drafter that nothing is known of",
+        "_OWN_MS": "of a drafter that nothing is known of",
+        "_OWN_SURVIVAL": "of a drafter that nothing is known of",
+    },
+    "engine.promises": {"_TINY": "nothing is divided by zero"},
+    "drafters.belief": {"LONGEST": "a kind of evidence: weights are fitted to it"},
+    "drafters.counted": {
+        "SHARES": "kinds of evidence: weights are fitted to them",
+        "TOTALS": "kinds of evidence: weights are fitted to them",
+        "RANKS": "kinds of evidence: weights are fitted to them",
+        "TABLE_LENGTH": "a kind of evidence: weights are fitted to it",
+        "RUNNERS_UP": "kinds of evidence: weights are fitted to them",
+        "LEAST_PATH": "until a plan's costs say it",
+    },
+    "drafters.counts": {"POOL_TOKENS": "a bound of memory", "_NativeCounts._MOST": "a bound of memory"},
+    "drafters.draft_model": {"SHORT_HEAD": "a size of steps"},
+    "drafters.expansion": {"_ORDER_STEP": "an order among equals"},
+    "drafters.guided": {"_FORCED": "tokens that a grammar forces are all but certain"},
+    "drafters.lookahead": {
+        "_MEMORY": "windows are not recorded",
+        "_MOST_LIKELY": "windows are not recorded",
+        "_KEPT": "windows are not recorded",
+    },
+    "drafters.ngram": {"_BOUNDARY": "no token"},
+    "tree.growth": {"MIN_LOG_PROBABILITY": "the least that a calibration knows"},
+    "tree.token_tree": {"NO_SCORE": "no node", "MIN_DESCENT": "an order among equals"},
+}
+
+
+@contextmanager
+def changed(tuned: Tuned, factor: float) -> Iterator[None]:
+    """Decode with another value of it for a while, in all modules that have it by its name."""
+    name, value, other = tuned.name.split(".")[-1], tuned.value, tuned.scaled(factor)
+    own = [each for key, each in modules.items() if key.startswith("yggdrasil.") and "." not in tuned.name]
+    holders = [tuned.holder, *(each for each in own if vars(each).get(name) is value)]
+    for holder in holders:
+        setattr(holder, name, other)
+    try:
+        yield
+    finally:
+        for holder in holders:
+            setattr(holder, name, value)
