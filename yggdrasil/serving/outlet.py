@@ -10,7 +10,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 # Text of so many seconds goes out together, or that of one iteration where it takes longer. A client on this machine
 # takes a moment of the cores that decode for each time that bytes come.
-GATHER_SECONDS = 0.02
+GATHER_SECONDS = 0.03
 _NAME = "yggdrasil.transport"
 
 Frame = Callable[[str], bytes]  # what is sent of a text
