@@ -41,8 +41,8 @@ from yggdrasil.tree.objective import StepCosts, least_useful
 
 ANSWERED, LONGEST_PROMPT = 48, 128  # tokens of a pair's text
 OF_A_PAIR = """;
-- pair: recorded trees of the plan `{pair}` with the text's counts; half of it wrong: without counts, where nothing
-  stands that is drafted for every second answer"""
+- pair: recorded trees of the plan `{pair}` with the text's counts, {limit} answers; half of it wrong: without counts,
+  where nothing stands that is drafted for every second answer"""
 INTRODUCTION = """# Tuned numbers
 
 All numbers that decoding decides by (`yggdrasil/engine`, `yggdrasil/drafters`, `yggdrasil/tree`) and that could be
@@ -53,7 +53,7 @@ Each is halved and doubled (of a share near one: what is left of it), and the ru
 (`yggdrasil/calibration/replay.py`). Cells: percent of speed, half / twice; above zero is faster.
 
 - counts: the target's own text with the counts of the plan `{counts}`, of whose table the text is no part; look-up: the
-  same text with the n-gram look-up alone{pair}.
+  same text, {limit} answers, with the n-gram look-up alone{pair}.
 
 Iterations cost what the plans say, on a machine that changes its speed (0.8 to 1.8 times for 250 iterations), with a
 tenth of noise and a pause of twenty times in one of five hundred. No two runs meet it at the same places of the text,
@@ -195,10 +195,10 @@ def main(
         for each in track(TUNED, "playing")
     ]  # fmt: skip
     first = ["as they are", "", "", "times plain decoding", *(f"{speed:.3f}" for speed in usual.values())]
-    write_atomic(page, _page([first, *rows], list(plays), counts, pair).encode())
+    write_atomic(page, _page([first, *rows], list(plays), limit, counts, pair).encode())
 
 
-def _page(rows: Sequence[Sequence[str]], plays: Sequence[str], counts: str, pair: str | None) -> str:
+def _page(rows: Sequence[Sequence[str]], plays: Sequence[str], limit: int, counts: str, pair: str | None) -> str:
     head = ["number", "value", "file", "what it is", *plays]
     table = [head, ["---"] * len(head), *rows]
     others = [
@@ -206,8 +206,8 @@ def _page(rows: Sequence[Sequence[str]], plays: Sequence[str], counts: str, pair
         for module, names in NOT_PLAYED.items()
         for name, why in names.items()
     ]
-    of_a_pair = "" if pair is None else OF_A_PAIR.format(pair=pair)
-    return INTRODUCTION.format(counts=counts, pair=of_a_pair) + "\n".join(
+    of_a_pair = "" if pair is None else OF_A_PAIR.format(pair=pair, limit=limit // 10)
+    return INTRODUCTION.format(counts=counts, limit=limit, pair=of_a_pair) + "\n".join(
         [*("| " + " | ".join(row) + " |" for row in table), "", "Other numbers of these packages:", "",
          "| number | file | why it is not played |", "|---|---|---|", *others, ""]
     )  # fmt: skip
