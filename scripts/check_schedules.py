@@ -20,8 +20,8 @@ from rich.console import Console
 from rich.progress import track
 from transformers import AutoModelForCausalLM
 
+from yggdrasil.calibration.documents import open_ended
 from yggdrasil.calibration.pair import build_assembly
-from yggdrasil.calibration.pipeline import open_ended
 from yggdrasil.calibration.settings import PairSource
 from yggdrasil.cli import run_script
 from yggdrasil.engine.engine import Engine

@@ -22,7 +22,7 @@ from yggdrasil.prompts import CHAT_PROMPTS, PROBE, SHIPPED, encode_chat
 from yggdrasil.scheduling.plan import Plan
 
 if TYPE_CHECKING:
-    from yggdrasil.calibration.pipeline import Reporter
+    from yggdrasil.calibration.reporter import Reporter
 
 
 class Decoder(engine.Decoder):

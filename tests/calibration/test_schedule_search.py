@@ -14,7 +14,7 @@ from tiny_pair import SHAPES, TEXT, byte_tokenizer
 
 import yggdrasil.calibration.schedules as schedules
 from yggdrasil.artifacts import read_csv, write_csv
-from yggdrasil.calibration.pipeline import open_ended
+from yggdrasil.calibration.documents import open_ended
 from yggdrasil.calibration.schedules import (
     MEASURED,
     PLAIN,

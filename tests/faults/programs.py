@@ -44,7 +44,7 @@ def unfinished_calibration() -> None:
     def end(*arguments: object) -> None:
         raise SystemExit(0)
 
-    pipeline._write = end
+    pipeline.write_results = end
     eager_command_line()
 
 

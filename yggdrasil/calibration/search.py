@@ -12,8 +12,9 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from yggdrasil.artifacts import current_machine, plan_path, read_csv, resolve_plan, shown, write_csv
+from yggdrasil.calibration.documents import open_ended
 from yggdrasil.calibration.pair import build_assembly
-from yggdrasil.calibration.pipeline import Reporter, open_ended
+from yggdrasil.calibration.reporter import Reporter
 from yggdrasil.calibration.schedules import (
     PLAIN,
     MeasuredPlan,

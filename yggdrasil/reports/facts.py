@@ -16,8 +16,8 @@ from yggdrasil.calibration.backends import KEYS as BACKEND_KEYS
 from yggdrasil.calibration.backends import compare_backends
 from yggdrasil.calibration.measure import COLUMNS as SAMPLE_COLUMNS
 from yggdrasil.calibration.measure import without_drift
-from yggdrasil.calibration.pipeline import REPORT_VERSION
 from yggdrasil.calibration.schedules import PLAN_COLUMNS, at_profiles_speed
+from yggdrasil.calibration.written import REPORT_VERSION
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.predictor.bundle import Learned
 from yggdrasil.reports.schedules import changed_variants

@@ -11,8 +11,8 @@ from tiny_pair import SHAPES, TEXT, VOCAB_SIZE, byte_tokenizer, make_pair
 from watched import assert_guesses, watch
 
 from yggdrasil import SamplingParams, Speculation
+from yggdrasil.calibration.documents import open_ended
 from yggdrasil.calibration.pair import sibling, with_threads
-from yggdrasil.calibration.pipeline import open_ended
 from yggdrasil.calibration.record import record_document
 from yggdrasil.calibration.schedules import measure_stage_costs, measured_schedules
 from yggdrasil.calibration.settings import PairSource

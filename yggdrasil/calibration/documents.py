@@ -1,0 +1,89 @@
+"""The documents that a calibration decodes, and what its drafter guessed in each."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from yggdrasil.calibration.choose import fit_acceptance
+from yggdrasil.calibration.record import concatenate, record_document
+from yggdrasil.calibration.reporter import Reporter
+from yggdrasil.calibration.settings import CalibrationSettings
+from yggdrasil.calibration.work import read_or_drop
+from yggdrasil.drafters.protocol import Drafter, SteppedDrafter
+from yggdrasil.engine.build import Assembly
+from yggdrasil.engine.policy import FixedPolicy
+from yggdrasil.engine.text import TextStream
+from yggdrasil.engine.trace import Trace
+from yggdrasil.errors import YggdrasilError
+from yggdrasil.predictor.acceptance import AcceptanceCalibration
+from yggdrasil.profiling.traces import TraceSet
+from yggdrasil.prompts import Prompt, encode_prompt
+from yggdrasil.tree.objective import TreeShape
+
+FIRST_PASS_DOCUMENTS = 4
+
+
+def usable_texts(
+    prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase, settings: CalibrationSettings, max_length: int
+) -> list[list[int]]:
+    """The prompts to calibrate on, as tokens; YggdrasilError where they are too few."""
+    effort = settings.effort
+    room = min(effort.prompt_tokens, max_length - effort.tokens - settings.pair.shapes.max_depth - 1)
+    texts = [encode_prompt(tokenizer, prompt)[-room:] for prompt in prompts]
+    texts = [text for text in texts if text][: effort.documents]
+    if len(texts) < 4:
+        raise YggdrasilError(f"{settings.prompts} has {len(texts)} usable prompts; calibration needs at least 4")
+    return texts
+
+
+def record_all(
+    assembly: Assembly,
+    tokenizer: PreTrainedTokenizerBase,
+    texts: Sequence[Sequence[int]],
+    settings: CalibrationSettings,
+    work: Path,
+    reporter: Reporter,
+) -> tuple[TraceSet, AcceptanceCalibration]:
+    """Traces of all documents, grown with an acceptance calibration fitted on the first few."""
+    drafter = assembly.engine.drafter
+    assert isinstance(drafter, SteppedDrafter)
+    report = reporter.phase(f"recording acceptance on {len(texts)} documents")
+    first = [
+        _document(assembly, drafter, tokenizer, settings, texts, i, work / f"first-{i}.safetensors")
+        for i in range(min(FIRST_PASS_DOCUMENTS, len(texts) // 2))
+    ]
+    acceptance = fit_acceptance(concatenate(first))
+    drafter.knots.copy_(torch.from_numpy(acceptance.knots.copy()))
+    parts = []
+    for i in range(len(texts)):
+        parts.append(_document(assembly, drafter, tokenizer, settings, texts, i, work / f"traces-{i}.safetensors"))
+        report((i + 1) / len(texts))
+    return concatenate(parts), acceptance
+
+
+def _document(
+    assembly: Assembly,
+    drafter: Drafter,
+    tokenizer: PreTrainedTokenizerBase,
+    settings: CalibrationSettings,
+    texts: Sequence[Sequence[int]],
+    index: int,
+    file: Path,
+) -> TraceSet:
+    kept = read_or_drop(file, TraceSet.load)
+    if kept is None:
+        shapes = settings.pair.shapes
+        policy = FixedPolicy(TreeShape(shapes.widest_draft, min(4, shapes.max_depth), min(8, shapes.verify_widths[-1])))
+        stream = open_ended(tokenizer, settings.effort.tokens + shapes.max_depth)
+        for _ in assembly.engine.decode(texts[index], stream, policy, Trace()):
+            pass
+        kept = record_document(assembly, drafter, texts[index], stream.tokens, index)
+        kept.save(file)
+    return kept
+
+
+def open_ended(tokenizer: PreTrainedTokenizerBase, max_new_tokens: int = 1 << 30) -> TextStream:
+    """A stream that no end-of-text token stops."""
+    return TextStream(tokenizer, frozenset(), max_new_tokens, ())
