@@ -13,6 +13,7 @@ from yggdrasil.drafters.counts import usual_counts
 from yggdrasil.engine.budget import Budget
 from yggdrasil.engine.objective_policy import ObjectivePolicy
 from yggdrasil.engine.policy import FreeTreePolicy
+from yggdrasil.engine.promises import KeptPromises
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.tree.objective import StepCosts, TreeShape
 
@@ -99,7 +100,7 @@ class Forgetful(ObjectivePolicy):
 
     def settle(self, decision, tokens, milliseconds, *, rested):
         super().settle(decision, tokens, milliseconds, rested=rested)
-        self._free_trees._promises.forget(0.0)
+        self._free_trees._promises = KeptPromises()
         self._paces.free = 1.0
 
 
