@@ -38,7 +38,8 @@ class Ranking:
 
     def rank(self) -> list[float]:
         """Rank the nodes; returns the tokens to expect at each verify width by their scores, bonus included."""
-        self._rank()
+        if self._rank() < 0:
+            raise RuntimeError("the tree could not be ranked")
         totals: list[float] = self._given.tolist()
         return totals
 

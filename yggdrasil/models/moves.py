@@ -30,4 +30,5 @@ class _NativeMover:
         numbers[0], numbers[1] = len(sources), destination
         for place, source in enumerate(sources, 2):
             numbers[place] = source
-        self._move()
+        if self._move() < 0:
+            raise RuntimeError("accepted rows could not be moved")
