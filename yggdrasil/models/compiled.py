@@ -35,8 +35,9 @@ _TRACED_SOURCES = (
     "models/fusion.py", "models/formats/layers.py", "models/repeated.py", "models/units.py",
     "models/runner.py", "models/kernels/__init__.py", "models/kernels/portable.py", "models/kernels/shapes.py",
     "tree/growth.py", "tree/token_tree.py", "acceptance/greedy.py", "drafters/steps.py",
-    "drafters/chosen_steps.py", "drafters/heads/module.py", "drafters/heads/first_eagle.py", "drafters/heads/mtp.py",
-    "drafters/heads/layer.py", "drafters/heads/steps.py", "drafters/heads/medusa.py", "drafters/heads/medusa_steps.py",
+    "drafters/chosen_steps.py", "drafters/heads/module.py", "drafters/heads/state_head.py",
+    "drafters/heads/first_eagle.py", "drafters/heads/mtp.py", "drafters/heads/layer.py", "drafters/heads/steps.py",
+    "drafters/heads/medusa.py", "drafters/heads/medusa_steps.py",
     "engine/steps.py", "engine/logit_steps.py", "drafters/expansion_steps.py",
 )  # fmt: skip
 _HINT = 8  # the width that a package for all widths is traced at

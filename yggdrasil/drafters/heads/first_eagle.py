@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from yggdrasil.drafters.heads.layer import Attend, Attention, FeedForward, Norm, Turns
 from yggdrasil.drafters.heads.settings import HeadSettings
+from yggdrasil.drafters.heads.state_head import StateHead
 
 
 class _Layer(nn.Module):
@@ -28,25 +29,17 @@ class _Layer(nn.Module):
         return output
 
 
-class FirstEagleHead(nn.Module):
-    """One layer that drafts states. ``lm_head`` is the target's, lent when both are loaded, unless a file brings it."""
-
-    lm_head: nn.Module | None
+class FirstEagleHead(StateHead):
+    """One layer that drafts states."""
 
     def __init__(self, settings: HeadSettings) -> None:
-        super().__init__()
-        self.settings = settings
+        super().__init__(settings)
         hidden, eps = settings.hidden_size, settings.norm_eps
         if settings.normed_inputs:
             self.embedding_layernorm, self.hidden_states_layernorm = Norm(hidden, eps), Norm(hidden, eps)
         self.fc = nn.Linear(2 * hidden, hidden, bias=settings.fc_bias is not False)
         self.layers = nn.ModuleList([_Layer(settings)])
         self.turns = Turns(settings)
-        self.lm_head = None
-
-    def feature(self, states: Tensor) -> Tensor:
-        """The target's state as it is."""
-        return states
 
     def forward(self, embedded: Tensor, features: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """Drafted states [.., W, H] of rows that each read a token's embedding and the state of the position before."""
@@ -55,17 +48,3 @@ class FirstEagleHead(nn.Module):
         fused = self.fc(torch.cat([embedded, features], dim=-1))
         output: Tensor = self.layers[0](fused, self.turns(positions, embedded.dtype), attend)
         return output
-
-    def fed_back(self, outputs: Tensor) -> Tensor:
-        """What the next drafted row reads as its feature."""
-        return outputs
-
-    def logits(self, outputs: Tensor) -> Tensor:
-        """Of the target's vocabulary, [.., V]."""
-        assert self.lm_head is not None
-        logits: Tensor = self.lm_head(outputs)
-        return logits
-
-    def target_tokens(self, drafted: Tensor) -> Tensor:
-        """The target's tokens of drafted ones, which they are."""
-        return drafted

@@ -15,30 +15,23 @@ from transformers import PretrainedConfig
 
 from yggdrasil.drafters.heads.layer import Attend, Norm
 from yggdrasil.drafters.heads.settings import HeadSettings
+from yggdrasil.drafters.heads.state_head import StateHead
 
 _ATTENTION_NAME = "yggdrasil_head"
 # What makes the only layer of a configuration the kind that a family's module has: with experts, or without.
 _CHANGES = {"glm4_moe": {"first_k_dense_replace": 0}, "ernie4_5_moe": {"moe_layer_start_index": 1}}
 
 
-class MtpHead(nn.Module):
-    """One layer that drafts states. ``lm_head`` is the target's, lent when both are loaded."""
-
-    lm_head: nn.Module | None
+class MtpHead(StateHead):
+    """One layer that drafts states, normed as the target's are."""
 
     def __init__(self, settings: HeadSettings, config: PretrainedConfig, *, is_hidden_first: bool) -> None:
-        super().__init__()
-        self.settings = settings
+        super().__init__(settings)
         hidden, eps = settings.hidden_size, settings.norm_eps
         self.embedding_norm, self.hidden_norm, self.norm = Norm(hidden, eps), Norm(hidden, eps), Norm(hidden, eps)
         self.projection = nn.Linear(2 * hidden, hidden, bias=False)
         self.block, self.rotary = _layer_of(config)
-        self.lm_head = None
         self._is_hidden_first = is_hidden_first
-
-    def feature(self, states: Tensor) -> Tensor:
-        """The target's state as it is."""
-        return states
 
     def forward(self, embedded: Tensor, features: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """Drafted states [.., W, H] of rows that each read a token's embedding and the state of the position before."""
@@ -52,20 +45,6 @@ class MtpHead(nn.Module):
         )  # fmt: skip
         normed: Tensor = self.norm(output[0] if is_one else output)
         return normed
-
-    def fed_back(self, outputs: Tensor) -> Tensor:
-        """What the next drafted row reads as its feature: normed, as the target's states are."""
-        return outputs
-
-    def logits(self, outputs: Tensor) -> Tensor:
-        """Of the target's vocabulary, [.., V]."""
-        assert self.lm_head is not None
-        logits: Tensor = self.lm_head(outputs)
-        return logits
-
-    def target_tokens(self, drafted: Tensor) -> Tensor:
-        """The target's tokens of drafted ones, which they are."""
-        return drafted
 
 
 def _layer_of(config: PretrainedConfig) -> tuple[nn.Module, nn.Module]:
