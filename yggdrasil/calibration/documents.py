@@ -7,12 +7,11 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from yggdrasil.calibration.choose import fit_acceptance
+from yggdrasil.calibration.job import Job
 from yggdrasil.calibration.record import concatenate, record_document
-from yggdrasil.calibration.reporter import Reporter
 from yggdrasil.calibration.settings import CalibrationSettings
 from yggdrasil.calibration.work import read_or_drop
 from yggdrasil.drafters.protocol import Drafter, SteppedDrafter
-from yggdrasil.engine.build import Assembly
 from yggdrasil.engine.policy import FixedPolicy
 from yggdrasil.engine.text import TextStream
 from yggdrasil.engine.trace import Trace
@@ -38,48 +37,33 @@ def usable_texts(
     return texts
 
 
-def record_all(
-    assembly: Assembly,
-    tokenizer: PreTrainedTokenizerBase,
-    texts: Sequence[Sequence[int]],
-    settings: CalibrationSettings,
-    work: Path,
-    reporter: Reporter,
-) -> tuple[TraceSet, AcceptanceCalibration]:
+def record_all(job: Job) -> tuple[TraceSet, AcceptanceCalibration]:
     """Traces of all documents, grown with an acceptance calibration fitted on the first few."""
-    drafter = assembly.engine.drafter
+    drafter = job.assembly.engine.drafter
     assert isinstance(drafter, SteppedDrafter)
-    report = reporter.phase(f"recording acceptance on {len(texts)} documents")
+    report = job.reporter.phase(f"recording acceptance on {len(job.texts)} documents")
     first = [
-        _document(assembly, drafter, tokenizer, settings, texts, i, work / f"first-{i}.safetensors")
-        for i in range(min(FIRST_PASS_DOCUMENTS, len(texts) // 2))
+        _document(job, drafter, i, job.work / f"first-{i}.safetensors")
+        for i in range(min(FIRST_PASS_DOCUMENTS, len(job.texts) // 2))
     ]
     acceptance = fit_acceptance(concatenate(first))
     drafter.knots.copy_(torch.from_numpy(acceptance.knots.copy()))
     parts = []
-    for i in range(len(texts)):
-        parts.append(_document(assembly, drafter, tokenizer, settings, texts, i, work / f"traces-{i}.safetensors"))
-        report((i + 1) / len(texts))
+    for i in range(len(job.texts)):
+        parts.append(_document(job, drafter, i, job.work / f"traces-{i}.safetensors"))
+        report((i + 1) / len(job.texts))
     return concatenate(parts), acceptance
 
 
-def _document(
-    assembly: Assembly,
-    drafter: Drafter,
-    tokenizer: PreTrainedTokenizerBase,
-    settings: CalibrationSettings,
-    texts: Sequence[Sequence[int]],
-    index: int,
-    file: Path,
-) -> TraceSet:
+def _document(job: Job, drafter: Drafter, index: int, file: Path) -> TraceSet:
     kept = read_or_drop(file, TraceSet.load)
     if kept is None:
-        shapes = settings.pair.shapes
+        shapes = job.pair.shapes
         policy = FixedPolicy(TreeShape(shapes.widest_draft, min(4, shapes.max_depth), min(8, shapes.verify_widths[-1])))
-        stream = open_ended(tokenizer, settings.effort.tokens + shapes.max_depth)
-        for _ in assembly.engine.decode(texts[index], stream, policy, Trace()):
+        stream = open_ended(job.tokenizer, job.settings.effort.tokens + shapes.max_depth)
+        for _ in job.assembly.engine.decode(job.texts[index], stream, policy, Trace()):
             pass
-        kept = record_document(assembly, drafter, texts[index], stream.tokens, index)
+        kept = record_document(job.assembly, drafter, job.texts[index], stream.tokens, index)
         kept.save(file)
     return kept
 

@@ -1,22 +1,17 @@
 """What guesses without a pass: what it learns from the target's own text, and what is to be expected of it."""
 
-from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 
 import torch
-from transformers import PreTrainedTokenizerBase
 
 from yggdrasil.calibration.counted import Counted, learn_counts
 from yggdrasil.calibration.documents import open_ended
 from yggdrasil.calibration.foreseen import foresee
+from yggdrasil.calibration.job import Job
 from yggdrasil.calibration.own_text import Document, OwnText, text_file
 from yggdrasil.calibration.record import states_of
-from yggdrasil.calibration.reporter import Reporter
-from yggdrasil.calibration.settings import CalibrationSettings, PairSource
 from yggdrasil.drafters.counts import CountsDrafter
 from yggdrasil.drafters.protocol import FreeDrafter, each_of, recyclers, together
-from yggdrasil.engine.build import Assembly
 from yggdrasil.engine.policy import PLAIN_POLICY
 from yggdrasil.engine.trace import Trace
 from yggdrasil.models.runner import RUNNERS_UP, ModelRunner
@@ -28,42 +23,34 @@ from yggdrasil.tree.objective import StepCosts, least_useful
 FORESEEN = 4  # documents decoded to predict by, where the target has written no text of its own
 
 
-def count_text(
-    assembly: Assembly,
-    pair: PairSource,
-    tokenizer: PreTrainedTokenizerBase,
-    settings: CalibrationSettings,
-    costs: StepCosts,
-    work: Path,
-    reporter: Reporter,
-) -> Counted | None:
+def count_text(job: Job, costs: StepCosts) -> Counted | None:
     """Let the target write text, and the drafter that counts learn from it; None where there is none."""
+    pair = job.pair
     if pair.counts is None:
         return None
-    everyone = each_of(assembly.engine.free)
+    everyone = each_of(job.assembly.engine.free)
     (drafter,) = (each for each in everyone if isinstance(each, CountsDrafter))
     others = [each for each in everyone if each is not drafter]
     if pair.drafter is not None and not pair.counts.table:  # the text alone beside a model: the usual belief will do
         return learn_counts([], costs, with_table=False)._replace(recycles=pair.counts.recycling)
     source = Source.find(pair.target)
     file = text_file(f"{source.fingerprint()}-{pair.weights}")
-    prompts = [encode_prompt(tokenizer, prompt) for prompt in read_prompts(settings.prompts, chat=settings.chat)]
-    writer = OwnText(assembly.target.loaded, tokenizer, prompts, file)
-    documents = writer.write(settings.own_text, work / "own-text.json", reporter.phase)
-    recycled = partial(_runners_up, assembly.target) if pair.counts.recycling else None
+    asked = read_prompts(job.settings.prompts, chat=job.settings.chat)
+    prompts = [encode_prompt(job.tokenizer, prompt) for prompt in asked]
+    writer = OwnText(job.assembly.target.loaded, job.tokenizer, prompts, file)
+    documents = writer.write(job.settings.own_text, job.work / "own-text.json", job.reporter.phase)
+    recycled = partial(_runners_up, job.assembly.target) if pair.counts.recycling else None
     counted = learn_counts(documents, costs, with_table=pair.counts.table, others=others, runners_up=recycled)
     drafter.learn(counted.belief, counted.table)
     return counted
 
 
-def guesses_beside(
-    assembly: Assembly, counted: Counted | None, texts: Sequence[Sequence[int]], costs: StepCosts
-) -> FreeDrafter | None:
+def guesses_beside(job: Job, counted: Counted | None, costs: StepCosts) -> FreeDrafter | None:
     """What guesses beside the drafter, without knowing how ``texts`` go on."""
-    others = [each for each in each_of(assembly.engine.free) if not isinstance(each, CountsDrafter)]
+    others = [each for each in each_of(job.assembly.engine.free) if not isinstance(each, CountsDrafter)]
     if counted is None:
         return together(others)
-    counts = counted.knowing_nothing_of(texts)
+    counts = counted.knowing_nothing_of(job.texts)
     counts.leave_out_below(least_useful([costs]))
     return together([*others, counts])
 
@@ -74,23 +61,16 @@ def _runners_up(runner: ModelRunner, document: Document) -> torch.Tensor:
     return layers[RUNNERS_UP][len(document.prompt) - 1 :]
 
 
-def foresee_some(
-    assembly: Assembly,
-    tokenizer: PreTrainedTokenizerBase,
-    texts: Sequence[Sequence[int]],
-    settings: CalibrationSettings,
-    costs: StepCosts,
-    reporter: Reporter,
-) -> list[Expectation]:
+def foresee_some(job: Job, costs: StepCosts) -> list[Expectation]:
     """What to expect by a few of ``texts``, where the target has written nothing else."""
-    if assembly.engine.free is None:
+    if job.assembly.engine.free is None:
         return foresee(None, [], costs)
-    report, documents = reporter.phase("decoding a few prompts to predict by"), []
-    for number, text in enumerate(texts[:FORESEEN], start=1):
-        stream = open_ended(tokenizer, settings.effort.tokens)
-        for _ in assembly.engine.decode(text, stream, PLAIN_POLICY, Trace()):
+    report, documents = job.reporter.phase("decoding a few prompts to predict by"), []
+    for number, text in enumerate(job.texts[:FORESEEN], start=1):
+        stream = open_ended(job.tokenizer, job.settings.effort.tokens)
+        for _ in job.assembly.engine.decode(text, stream, PLAIN_POLICY, Trace()):
             pass
         documents.append(Document(list(text), stream.tokens))
-        report(number / len(texts[:FORESEEN]))
-    recycled = partial(_runners_up, assembly.target) if recyclers(assembly.engine.free) else None
-    return foresee(assembly.engine.free, documents, costs, recycled)
+        report(number / len(job.texts[:FORESEEN]))
+    recycled = partial(_runners_up, job.assembly.target) if recyclers(job.assembly.engine.free) else None
+    return foresee(job.assembly.engine.free, documents, costs, recycled)

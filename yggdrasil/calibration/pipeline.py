@@ -28,6 +28,7 @@ from yggdrasil.calibration.choose import Choice, choose
 from yggdrasil.calibration.counted import Counted
 from yggdrasil.calibration.documents import open_ended, record_all, usable_texts
 from yggdrasil.calibration.guesses import count_text, foresee_some, guesses_beside
+from yggdrasil.calibration.job import Job
 from yggdrasil.calibration.measure import COLUMNS, costs_from, measure_stages, useful_verify_widths
 from yggdrasil.calibration.pair import build_assembly, check_pair, with_threads
 from yggdrasil.calibration.reporter import Reporter
@@ -73,20 +74,19 @@ def _calibrate(
         assembly = with_threads(assembly, pair)
 
     compile_missing(assembly, reporter.phase)
-    frame = _measure(assembly, tokenizer, texts, settings, work, reporter)
-    _time_other_ways(assembly, pair, settings, work, reporter)
+    job = Job(settings, pair, assembly, tokenizer, texts, work, reporter)
+    frame = _measure(job)
+    _time_other_ways(job)
     shapes = replace(pair.shapes, verify_widths=useful_verify_widths(frame, pair.shapes))
     costs = costs_from(frame, shapes)
-    counted = count_text(assembly, pair, tokenizer, settings, costs[0].steps(), work, reporter)
+    counted = count_text(job, costs[0].steps())
     if pair.drafter is None:
         expected = [] if counted is None else counted.expected
-        choice = Choice.without_drafter(
-            expected or foresee_some(assembly, tokenizer, texts, settings, costs[0].steps(), reporter)
-        )
+        choice = Choice.without_drafter(expected or foresee_some(job, costs[0].steps()))
     else:
-        traces, acceptance = record_all(assembly, tokenizer, texts, settings, work, reporter)
+        traces, acceptance = record_all(job)
         report = reporter.phase("training the depth predictor and simulating")
-        free = guesses_beside(assembly, counted, texts, costs[0].steps())
+        free = guesses_beside(job, counted, costs[0].steps())
         choice = choose(traces, acceptance, costs[0].steps(), free, dict(enumerate(texts)))
         report(1.0)
 
@@ -158,17 +158,15 @@ def _choose_threads(assembly: Assembly, pair: PairSource, work: Path, reporter: 
     return replace(pair, target_threads=chosen["target"], drafter_threads=chosen["drafter"])
 
 
-def _time_other_ways(
-    assembly: Assembly, pair: PairSource, settings: CalibrationSettings, work: Path, reporter: Reporter
-) -> None:
+def _time_other_ways(job: Job) -> None:
     """Note what steps would cost made otherwise; a GPU's are compared by scripts/check_cuda.py."""
-    context = min(settings.effort.contexts[0], assembly.engine.max_length // 2)
-    backends, variants = work / "backend_samples.csv", work / "variants.csv"
-    if pair.device == "cpu" and settings.effort.backends and not _is_kept(backends, "backend-samples"):
-        samples = time_backends(assembly, context, reporter.phase("timing eager steps beside packages"))
+    context = min(job.settings.effort.contexts[0], job.assembly.engine.max_length // 2)
+    backends, variants = job.work / "backend_samples.csv", job.work / "variants.csv"
+    if job.pair.device == "cpu" and job.settings.effort.backends and not _is_kept(backends, "backend-samples"):
+        samples = time_backends(job.assembly, context, job.reporter.phase("timing eager steps beside packages"))
         write_csv(backends, "backend-samples", SAMPLES_VERSION, samples)
-    if settings.variants and not _is_kept(variants, "variants"):
-        table = time_variants(pair, context, VARIANT_ROUNDS, reporter.phase("timing other ways to build steps"))
+    if job.settings.variants and not _is_kept(variants, "variants"):
+        table = time_variants(job.pair, context, VARIANT_ROUNDS, job.reporter.phase("timing other ways to build steps"))
         write_csv(variants, "variants", SAMPLES_VERSION, table)
 
 
@@ -176,22 +174,17 @@ def _is_kept(table: Path, kind: str) -> bool:
     return read_or_drop(table, partial(read_csv, kind=kind, version=SAMPLES_VERSION)) is not None
 
 
-def _measure(
-    assembly: Assembly,
-    tokenizer: PreTrainedTokenizerBase,
-    texts: Sequence[Sequence[int]],
-    settings: CalibrationSettings,
-    work: Path,
-    reporter: Reporter,
-) -> pd.DataFrame:
-    stream = [token for text in texts for token in text]
+def _measure(job: Job) -> pd.DataFrame:
+    stream = [token for text in job.texts for token in text]
     frames = []
-    for context in settings.effort.contexts_within(assembly.engine.max_length):
-        file = work / f"stages-{context}.csv"
+    for context in job.settings.effort.contexts_within(job.assembly.engine.max_length):
+        file = job.work / f"stages-{context}.csv"
         if read_or_drop(file, _read_stages) is None:
-            report = reporter.phase(f"measuring stages at context {context}")
+            report = job.reporter.phase(f"measuring stages at context {context}")
             text = (stream * (context // len(stream) + 1))[:context]
-            frame = measure_stages(assembly, lambda: open_ended(tokenizer), text, settings.effort.samples, report)
+            frame = measure_stages(
+                job.assembly, lambda: open_ended(job.tokenizer), text, job.settings.effort.samples, report
+            )
             write_csv(file, "stage-samples", SAMPLES_VERSION, frame)
         frames.append(_read_stages(file))
     return pd.concat(frames, ignore_index=True)

@@ -1,0 +1,23 @@
+"""A calibration under way: what is calibrated and on what, and where its work and its progress go."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from transformers import PreTrainedTokenizerBase
+
+from yggdrasil.calibration.reporter import Reporter
+from yggdrasil.calibration.settings import CalibrationSettings, PairSource
+from yggdrasil.engine.build import Assembly
+
+
+class Job(NamedTuple):
+    """Everything that the parts of a calibration work on. ``pair`` is that of ``settings``, its threads decided."""
+
+    settings: CalibrationSettings
+    pair: PairSource
+    assembly: Assembly
+    tokenizer: PreTrainedTokenizerBase
+    texts: Sequence[Sequence[int]]  # prompts as tokens
+    work: Path  # the folder of unfinished work
+    reporter: Reporter
