@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import made_up
 import numpy as np
@@ -12,6 +13,8 @@ from transformers import AutoModelForCausalLM
 
 from yggdrasil.calibration.counted import fit_belief, learn_counts
 from yggdrasil.calibration.foreseen import foresee
+from yggdrasil.calibration.guesses import guesses_beside
+from yggdrasil.calibration.job import Job
 from yggdrasil.calibration.own_text import ANSWER, Document, OwnText, read_documents
 from yggdrasil.calibration.replay import replay
 from yggdrasil.calibration.settings import Budget
@@ -185,6 +188,18 @@ def test_a_table_that_is_to_predict_knows_nothing_of_the_prompts_it_predicts_for
             assert (prompt[-1] in followers) == is_known
     drafter.begin([9, 4])
     assert 4 in drafter.evidence(())[:, 0].tolist()
+
+
+def test_what_guesses_beside_a_drafter_knows_nothing_of_the_texts_it_is_played_on():
+    documents = [Document([9, start], [start, *range(20, 30), start] * 8) for start in range(8)] * 30
+    learned = learn_counts(documents, COSTS, with_table=True)
+    assembly = SimpleNamespace(engine=SimpleNamespace(free=CountsDrafter(learned.belief, learned.table)))
+    job = Job(None, None, assembly, None, [[9, 3], [9, 5]], None, None)
+    beside = guesses_beside(job, learned, COSTS)
+
+    for prompt, is_known in (([9, 3], False), ([9, 5], False), ([9, 4], True)):
+        beside.begin(prompt)
+        assert (prompt[-1] in beside.evidence(())[:, 0].tolist()) == is_known
 
 
 def test_runners_up_are_worth_something_before_anything_came_twice():

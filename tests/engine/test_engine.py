@@ -320,3 +320,22 @@ def test_any_costs_give_the_same_tokens(pair, legal, prompt_length, draft_ms, ve
     generation = pair.decoder(policy, with_plain).generate(prompt, max_new_tokens=20)
 
     assert generation.tokens == pair.reference(prompt, 20)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_request_leaves_pytorch_as_it_was(pair, count):
+    decoder, before = pair.decoder(FixedPolicy(TreeShape(2, 2, 4))), torch.get_num_threads()
+
+    def as_before():
+        return torch.get_num_threads() == count and torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+
+    torch.set_num_threads(count)
+    try:
+        decoder.generate(PROMPT, max_new_tokens=8)
+        assert as_before()
+        for _ in decoder.start(PROMPT, max_new_tokens=8):
+            assert as_before()
+        next(iter(decoder.start(PROMPT, max_new_tokens=8)))  # dropped
+        assert as_before()
+    finally:
+        torch.set_num_threads(before)

@@ -171,6 +171,15 @@ def moved_by_mail(caches, sources, destination):
     row_mover(StaticCache(caches[:1], caches[1:]))(sources, destination)
 
 
+@native_only
+def test_rows_that_could_not_be_moved_end_the_request():
+    cache = StaticCache([torch.zeros(1, 8, 2)], [torch.zeros(1, 8, 2)])
+    mover = row_mover(cache)
+    mover._move = lambda: -1
+    with pytest.raises(RuntimeError, match="could not be moved"):
+        mover([3], 2)
+
+
 MOVES = {"native": ops.move_rows, "portable": portable.move_rows, "mail": moved_by_mail}
 
 

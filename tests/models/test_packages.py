@@ -1,11 +1,15 @@
 """Packages and kernel libraries on disk: what is damaged does not count as there."""
 
+import ast
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+import yggdrasil
+from yggdrasil.models.compiled import _TRACED_SOURCES
 from yggdrasil.models.kernels.build import _digest, _digest_file, _is_whole
 from yggdrasil.models.packages import is_whole, manifest_path, new_package, package_folder, read_manifest, unit_path
 
@@ -117,3 +121,22 @@ def test_where_a_package_has_no_room_a_sentence_says_so(tmp_path):
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.startswith(f"cannot compile to {tmp_path / 'steps'} (File too large)")
     assert list((tmp_path / "steps").iterdir()) == []
+
+
+def test_a_change_of_any_module_that_is_traced_makes_new_packages():
+    """By their text, all classes that are PyTorch modules, through however many bases, and do more than hold parts."""
+    root = Path(yggdrasil.__file__).parent
+    classes = {}  # name -> its bases, its file, its methods
+    for file in root.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                bases = {ast.unparse(base).split("[")[0].split(".")[-1] for base in node.bases}
+                methods = {part.name for part in node.body if isinstance(part, ast.FunctionDef)}
+                classes[node.name] = bases, file.relative_to(root).as_posix(), methods - {"__init__"}
+    modules = {"Module"}
+    while found := {name for name, (bases, *_) in classes.items() if bases & modules} - modules:
+        modules |= found
+    files = {file for name, (_, file, methods) in classes.items() if name in modules and methods}
+    assert len(files) > 10
+    assert files <= set(_TRACED_SOURCES)
+    assert all((root / source).is_file() for source in _TRACED_SOURCES)

@@ -6,6 +6,7 @@ import random
 import socket
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 from bundled_server import wait_until
@@ -168,3 +169,35 @@ def test_a_frame_is_as_if_written_whole(text):
         return {"id": "x", "choices": [{"index": 0, "delta": {"content": text}, "finish_reason": None}], "usage": None}
 
     assert TextFrames(chunk_of)(text) == frame(chunk_of(text))
+
+
+def test_what_comes_within_a_moment_goes_out_together(monkeypatch):
+    now, near, far = [100.0], *socket.socketpair()
+    monkeypatch.setattr(module, "monotonic", lambda: now[0])
+    transport = SimpleNamespace(
+        get_extra_info=lambda name: near, is_closing=lambda: False, get_write_buffer_size=lambda: 0
+    )
+
+    async def write():
+        post, outlet, arrived = Post(), Outlet(transport, str.encode), []
+        assert outlet.open()
+        holder = asyncio.ensure_future(post.hand_over(outlet))
+        await asyncio.sleep(0)
+        for number in range(8):
+            now[0] += module.GATHER_SECONDS * 0.3
+            post.put(0, Piece(str(number)))
+            arrived.append(_now_there(far))
+        post.put(0, Finished(None))
+        await holder
+        outlet.close()
+        return arrived
+
+    with near, far:
+        assert asyncio.run(write()) == [b"", b"", b"", b"4\r\n0123\r\n", b"", b"", b"", b"4\r\n4567\r\n"]
+
+
+def _now_there(end):
+    try:
+        return end.recv(4096, socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return b""

@@ -38,7 +38,7 @@ _TRACED_SOURCES = (
     "drafters/chosen_steps.py", "drafters/heads/module.py", "drafters/heads/state_head.py",
     "drafters/heads/first_eagle.py", "drafters/heads/mtp.py", "drafters/heads/layer.py", "drafters/heads/steps.py",
     "drafters/heads/medusa.py", "drafters/heads/medusa_steps.py",
-    "engine/steps.py", "engine/logit_steps.py", "drafters/expansion_steps.py",
+    "engine/steps.py", "engine/logit_steps.py", "drafters/expansion_steps.py", "calibration/variants.py",
 )  # fmt: skip
 _HINT = 8  # the width that a package for all widths is traced at
 _INDUCTOR_OPTIONS = {
