@@ -1,7 +1,6 @@
 """Where the depth predictor pays, from the plans' simulated policies and the predictors' reports on held-out text."""
 
 import csv
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,43 +22,32 @@ SCORERS = ("constant", "confidence", "predictor")
 def policies(root: Path) -> str:
     """Speed over plain decoding of each source of the depth, simulated on held-out traces; the chosen one in bold."""
     rows = []
-    for path in _by_target(root.glob("plans/*/*.yaml")):
+    for target, path in _by_target(root, "plans/*/*.yaml"):
         plan = yaml.safe_load(path.read_text(encoding="utf-8"))
         chosen = plan["predicted"]["policy"]
         found = {_kind(entry["policy"]): entry for entry in [plan["predicted"], *plan["rejected"]]}
-        rows.append(
-            [_target(path), path.stem, *(_speedup(found.get(kind), _kind(chosen) == kind) for kind in POLICIES)]
-        )
+        rows.append([target, path.stem, *(_speedup(found.get(kind), _kind(chosen) == kind) for kind in POLICIES)])
     return table(["plan", "machine", *POLICIES.values()], rows) if rows else ""
 
 
 def reports(root: Path) -> str:
     """Brier score (less is better) of each scorer by depth: constant rate / drafter's confidence / predictor."""
     rows = []
-    for path in _by_target(root.glob("predictors/*/*/report.csv")):
+    for target, path in _by_target(root, "predictors/*/*/report.csv"):
         lines = [line for line in path.read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
         entries = list(csv.DictReader(lines))
         for reads in dict.fromkeys(entry["reads"] for entry in entries):
             score = {(entry["depth"], entry["scorer"]): entry["brier"] for entry in entries if entry["reads"] == reads}
             title = "with first guesses" if reads == "head" else "before drafting"
-            rows.append([_target(path.parent), path.parent.name, title, *(_scores(score, depth) for depth in DEPTHS)])
+            rows.append([target, path.parent.name, title, *(_scores(score, depth) for depth in DEPTHS)])
     titles = ["predictor", "machine", "it reads", *(f"depth {depth}" for depth in DEPTHS)]
     return table(titles, rows) if rows else ""
 
 
-def _by_target(paths: Any) -> list[Path]:
-    names = list(TARGETS)
-    return sorted(paths, key=lambda path: (_index(path, names), str(path)))
-
-
-def _index(path: Path, names: Sequence[str]) -> int:
-    name = next((name for name in names if name in path.parts), None)
-    return len(names) if name is None else names.index(name)
-
-
-def _target(path: Path) -> str:
-    name = path.parent.name
-    return TARGETS.get(name, name)
+def _by_target(root: Path, pattern: str) -> list[tuple[str, Path]]:
+    """Files below ``root`` and what they are of, in shown order; those of other names are of who works here."""
+    found = [(path.relative_to(root).parts[1], path) for path in sorted(root.glob(pattern))]
+    return [(title, path) for folder, title in TARGETS.items() for name, path in found if name == folder]
 
 
 def _kind(policy: str) -> str:

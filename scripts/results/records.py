@@ -10,7 +10,7 @@ from typing import Any
 from yggdrasil.bench.spread import describe
 
 Record = dict[str, Any]
-TARGETS = {  # folder below profiles: what it holds
+TARGETS = {  # folder below profiles, plans and predictors: what it holds; others are of who works here
     "smollm2": "SmolLM2-135M",
     "smollm2-bf16": "SmolLM2-135M in bf16",
     "smollm2-q4_0": "SmolLM2-135M in Q4_0",
@@ -40,7 +40,7 @@ class Result:
 
     @property
     def target(self) -> str:
-        return TARGETS.get(self.folder, self.folder)
+        return TARGETS[self.folder]
 
     @property
     def prompts(self) -> str:
@@ -56,6 +56,8 @@ def read_results(profiles: Path, kind: str) -> dict[str, list[Result]]:
     found: dict[str, list[Result]] = {}
     for path in sorted(profiles.glob(f"*/*/{kind}*.json")):
         set_name = path.stem.removeprefix(kind)
+        if path.parent.parent.name not in TARGETS:
+            continue
         if set_name and not set_name.startswith("-"):
             continue
         try:

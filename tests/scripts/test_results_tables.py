@@ -219,3 +219,14 @@ def test_unknown_blocks_and_damaged_files_are_refused(tables, write, tmp_path):
     (tmp_path / "profiles/smollm2/box/bench-c4.json").write_text("{")
     with pytest.raises(ValueError, match=r"bench-c4.json is not JSON"):
         tables.render("<!-- results: bench -->\n<!-- end of results -->", tmp_path)
+
+
+def test_what_who_works_here_has_calibrated_and_measured_is_shown_nowhere(tables, write, tmp_path):
+    write("smollm2", "bench-c4.json", **BENCH)
+    own = [tables.render(page.read_text(encoding="utf-8"), tmp_path) for page in tables.pages(ROOT)]
+    write("mine", "bench-c4.json", **{**BENCH, "aal": 7.77})
+    for place in ("plans/mine/box.yaml", "predictors/mine/box/report.csv"):
+        (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / place).write_text("no result")
+
+    assert [tables.render(page.read_text(encoding="utf-8"), tmp_path) for page in tables.pages(ROOT)] == own
