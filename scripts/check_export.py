@@ -3,18 +3,17 @@
     scripts/check_export --plan smollm2 --prompts prompts --llama-cpp work/llama.cpp --json export.json
 
 Each set of prompts gets settings of its own, chosen on prompts of the set that are not measured. Every setting decodes
-every prompt once a round, by a server that was started for the round, as one that has answered a prompt before may know
-the answer; the fastest round counts. The plan's target must be a GGUF file, and its drafter no model. On two idle cores
-and a model of 135M everything takes about half an hour; an interrupted run goes on where it stopped.
+every prompt once, since a server that has answered a prompt before may know the answer: what differs is evened out by
+prompts, of which it takes some twenty a set. The plan's target must be a GGUF file, and its drafter no model. On two
+idle cores and a model of 135M everything takes about half an hour; an interrupted run goes on where it stopped.
 """
 
 import json
 import os
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -24,7 +23,7 @@ from rich.console import Console
 
 from yggdrasil.artifacts import current_machine, resolve_plan
 from yggdrasil.bench.store import SampleFile, measure
-from yggdrasil.bench.systems import Sample, System, summarise_systems
+from yggdrasil.bench.systems import System, summarise_systems
 from yggdrasil.cli import run_script
 from yggdrasil.cli.progress import PhaseProgress
 from yggdrasil.errors import YggdrasilError
@@ -39,11 +38,9 @@ SETS = {"spec_bench": True, "c4": False, "cnndm": False, "humaneval": False}  # 
 NONE = ("--spec-type", "none")
 DEFAULTS = {f"default {kind}": ("--spec-type", kind) for kind in ("ngram-simple", "ngram-mod", "ngram-cache")}
 SIMPLE, MOD = ((1, 2), (2, 3), (2, 4), (3, 8), (4, 8), (4, 16)), ((2, 1, 4), (3, 1, 8))  # the grid's lengths
-PROMPT_TOKENS, CHOSEN_ON = 256, 40  # kept of a prompt; prompts that settings are chosen on
-ROUNDS = 3
+PROMPT_TOKENS, CHOSEN_ON = 256, 60  # kept of a prompt; prompts that settings are chosen on
 WARM = tuple(range(1000, 1064))  # tokens of no prompt, for a server that has just started
 AS_FAST = 1.03  # times the grid's best
-_ROUND = ", round "  # between a prompt's name and the number of its round
 console = Console(stderr=True)
 
 
@@ -59,7 +56,7 @@ def main(
     plan: Annotated[str, typer.Option(help="A plan file, or a name that has a plan for this machine.")],
     prompts: Annotated[Path, typer.Option(help="Folder with spec_bench, c4, cnndm and humaneval as .jsonl files.")],
     llama_cpp: Annotated[Path, typer.Option(help="Work folder; llama.cpp is built there once.")],
-    limit: Annotated[int, typer.Option(min=1, help="Prompts measured of each set.")] = 7,
+    limit: Annotated[int, typer.Option(min=1, help="Prompts measured of each set.")] = 20,
     tokens: Annotated[int, typer.Option(min=16, help="Tokens of each answer.")] = 96,
     out: Annotated[Path | None, typer.Option("--json", help="Samples, a file a set; resumed if there.")] = None,
 ) -> None:
@@ -80,10 +77,9 @@ def main(
             chosen = _choose(plan, plain, others, tokens, Path(folder))
     ways = _ways(chosen)
     files = {name: _file(name, ways, chosen[name], tokens, out) for name in SETS}
-    for number in range(ROUNDS):
-        with _started(command, ways, llama_cpp) as systems:
-            for name in SETS:
-                _measure(name, number, texts[name], _here(name, ways, systems), tokens, files[name])
+    with _started(command, ways, llama_cpp) as systems:
+        for name in SETS:
+            _measure(name, texts[name], _here(name, ways, systems), tokens, files[name])
     slow = [
         _told(name, _here(name, ways, systems), _ours(ways, chosen[name]), chosen[name], files[name]) for name in SETS
     ]
@@ -177,7 +173,7 @@ def _here(name: str, ways: list[Way], systems: dict[str, LlamaServer]) -> list[S
 
 def _file(name: str, ways: list[Way], exported: Exported, tokens: int, out: Path | None) -> SampleFile:
     """Where the samples of a set go."""
-    settings: dict[str, Any] = {"set": name, "tokens": tokens, "rounds": ROUNDS, "ours": _ours(ways, exported)}
+    settings: dict[str, Any] = {"set": name, "tokens": tokens, "ours": _ours(ways, exported)}
     settings["exported"] = exported.as_dict()
     for measured_anew in ("costs", "foreseen", "remarks"):
         settings["exported"].pop(measured_anew)
@@ -188,31 +184,16 @@ def _ours(ways: list[Way], exported: Exported) -> str:
     return next((way.name for way in ways if way.options == _options(exported)), "none")
 
 
-def _measure(
-    name: str, number: int, texts: dict[str, list[int]], here: list[System], tokens: int, file: SampleFile
-) -> None:
+def _measure(name: str, texts: dict[str, list[int]], here: list[System], tokens: int, file: SampleFile) -> None:
     """One set in turns, once."""
-    prompts = {f"{prompt}{_ROUND}{number}": text for prompt, text in texts.items()}
     with PhaseProgress() as progress:
         # Nothing is repeated to warm up: some settings would then know the answer.
-        report = progress.phase(f"{name}, round {number + 1} of {ROUNDS}: {len(here)} settings")
-        measure(here, prompts, tokens, file, report, is_timed=False)
-
-
-def _fastest(samples: Sequence[Sample]) -> list[Sample]:
-    """Of each system and prompt the fastest round: what differs is what else the machine did."""
-    found: dict[tuple[str, str], Sample] = {}
-    for sample in samples:
-        prompt = sample.prompt.rpartition(_ROUND)[0]
-        known = found.get((prompt, sample.system))
-        if known is None or sample.continuation.tpot_ms < known.continuation.tpot_ms:
-            found[prompt, sample.system] = replace(sample, prompt=prompt)
-    return list(found.values())
+        measure(here, texts, tokens, file, progress.phase(f"{name}: {len(here)} settings"), is_timed=False)
 
 
 def _told(name: str, here: list[System], ours: str, exported: Exported, file: SampleFile) -> str | None:
     """Print a set's line; returns its name where the chosen settings are too slow."""
-    rows = {row["system"]: row for row in summarise_systems(here, _fastest(file.samples), ours)}
+    rows = {row["system"]: row for row in summarise_systems(here, file.samples, ours)}
     file.save(list(rows.values()))
     ratio = {each: 1.0 / row["total_ratio_to_ours"] for each, row in rows.items()}  # of our time over theirs
     grid = max((each for each in ratio if each.startswith("ngram")), key=lambda each: ratio[each])

@@ -1,6 +1,5 @@
 """The settings that are measured beside what was chosen."""
 
-from yggdrasil.bench.systems import Continuation, Sample
 from yggdrasil.export.costs import EngineCosts
 from yggdrasil.export.exporting import Exported
 from yggdrasil.export.playing import Foreseen
@@ -35,17 +34,3 @@ def test_the_grid_and_the_defaults_use_documented_options():
 
     for way in _ways({}):
         assert {part for part in way.options if part.startswith("--")} <= {*ENGINES["llama-server"].options}
-
-
-def test_the_fastest_round_counts():
-    from check_export import _ROUND, _fastest
-
-    def sample(prompt, system, number, ms):
-        return Sample(f"{prompt}{_ROUND}{number}", system, Continuation([1, 2], 1.0, ms, 1, 1), 0)
-
-    times = {("a, round 7", "none"): (3.0, 2.0), ("a, round 7", "x"): (1.0, 4.0), ("b", "x"): (5.0, 6.0)}
-    samples = [sample(*name, i, each[i]) for i in (0, 1) for name, each in times.items()]
-
-    assert {(each.prompt, each.system): each.continuation.tpot_ms for each in _fastest(samples)} == {
-        name: min(each) for name, each in times.items()
-    }
