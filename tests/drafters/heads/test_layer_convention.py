@@ -76,12 +76,31 @@ def test_a_head_that_guesses_nothing_is_refused(pair, tmp_path):
         convention.settled(loaded, pair.target, "0" * 16)
 
 
+def reading(layers, agreement, likelihoods):
+    return convention.Reading(layers, agreement, torch.tensor(likelihoods))
+
+
 @pytest.mark.usefixtures("cache")
-def test_where_both_agree_alike_the_usual_reading_is_taken(pair, tmp_path, monkeypatch, capsys):
-    found = {(1, 2, 4): 0.300, (0, 1, 3): 0.305}
-    monkeypatch.setattr(convention, "_agreement", lambda *given: found[given[-1]])
+def test_more_guesses_by_chance_do_not_decide(pair, tmp_path, monkeypatch, capsys):
+    undraftable = [float("nan")] * 4
+    found = {
+        (1, 2, 4): reading((1, 2, 4), 0.32, [-1.0, -2.0, -3.0, -1.0, *undraftable]),
+        (0, 1, 3): reading((0, 1, 3), 0.34, [-2.0, -0.9, -2.9, -0.9, *undraftable]),
+    }
+    monkeypatch.setattr(convention, "_reading", lambda *given: found[given[-1]])
     config = eagle_config(VOCAB_SIZE, **WRITTEN)
     loaded = load_head(write_head(tmp_path / "head", config, published_tensors(config)), pair.target, 1)
 
     assert convention.settled(loaded, pair.target, "0" * 16).layers == (1, 2, 4)
     assert "hardly differs" in capsys.readouterr().err
+
+
+def test_a_reading_is_clearly_better_where_choices_are_steadily_likelier():
+    usual = reading((1, 2, 4), 0.32, [-1.0, -2.0, -3.0, -1.5])
+    likelier = reading((0, 1, 3), 0.30, [-0.9, -1.8, -2.9, -1.4])
+    undraftable = reading((0, 1, 3), 0.30, [float("nan")] * 4)
+
+    assert convention._is_clearly_better(likelier, usual)
+    for other in (usual, undraftable):
+        assert not convention._is_clearly_better(other, usual)
+    assert not convention._is_clearly_better(usual, likelier)

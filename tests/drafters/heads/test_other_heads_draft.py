@@ -175,7 +175,7 @@ def test_trying_a_head_on_the_targets_own_text(pair, tmp_path, monkeypatch, caps
     """One reading: it is kept where it guesses, and one that never does is refused."""
     monkeypatch.setenv("YGGDRASIL_CACHE", str(tmp_path / "cache"))
     case = MedusaCase(pair, tmp_path / "head")
-    with pytest.raises(YggdrasilError, match=r"guesses 0% of its choices from the states .* another target than tiny"):
+    with pytest.raises(YggdrasilError, match=r"guesses [01]% of its choices from .* another target than tiny"):
         convention.settled(load_head(case.folder, pair.target, 1), pair.target, "0" * 16)
     _, choices, outputs = convention._own_text(pair.target, {-1})
     wanted = torch.nn.functional.one_hot(choices[:, 1:].flatten(), VOCAB_SIZE) * 12.0

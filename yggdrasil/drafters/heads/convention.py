@@ -26,16 +26,18 @@ from yggdrasil.errors import ArtifactError, YggdrasilError
 from yggdrasil.models.loaded import LoadedModel
 from yggdrasil.models.runner import decoder_layers
 
-_TEXTS, _OPENING, _LENGTH = 12, 4, 40
+_TEXTS, _OPENING, _LENGTH = 12, 4, 64
+_TEMPERATURE = 0.6  # its likelier texts are nearer to what is decoded than what it would draw
 _LEAST = 0.02  # of the target's choices: a head that guesses fewer is another target's, or no head
-_ALIKE = 0.01
+_CLEAR = 2.0  # standard errors
 
 
 class Reading(NamedTuple):
-    """Layers by one convention, and the share of the target's choices that the head then guesses."""
+    """Layers by one convention, and what the head then makes of the target's choices."""
 
     layers: tuple[int, ...]
-    agreement: float
+    agreement: float  # the share that it guesses
+    likelihoods: Tensor  # [N] log-probability of each choice; not a number where it is none of the drafted tokens
 
     def __str__(self) -> str:
         layers = f"the outputs of layers {', '.join(map(str, self.layers))}"
@@ -62,7 +64,7 @@ def settled(head: LoadedHead, target: LoadedModel, fingerprint: str) -> LoadedHe
         )
     doubt = ""
     for other in others:
-        is_clear = abs(best.agreement - other.agreement) >= _ALIKE
+        is_clear = _is_clearly_better(best, other)
         doubt = f"; the other convention gives {other.agreement:.0%}" + ("" if is_clear else ", which hardly differs")
     print(f"yggdrasil: {shown(folder)} guesses {best}{doubt}", file=sys.stderr)  # noqa: T201
     with suppress(ArtifactError):  # it is tried again the next time
@@ -83,9 +85,19 @@ def _tried(head: LoadedHead, target: LoadedModel) -> list[Reading]:
     """All readings, the best one first; the usual one where they hardly differ."""
     tokens, choices, outputs = _own_text(target, {layer for layers in head.readings for layer in layers})
     module: Any = head.loaded.model
-    readings = [Reading(each, _agreement(module, tokens, choices, outputs, each)) for each in head.readings]
-    is_other = readings[-1].agreement >= readings[0].agreement + _ALIKE
-    return readings[::-1] if is_other else readings
+    readings = [_reading(module, tokens, choices, outputs, each) for each in head.readings]
+    return readings[::-1] if _is_clearly_better(readings[-1], readings[0]) else readings
+
+
+def _is_clearly_better(one: Reading, other: Reading) -> bool:
+    """Whether ``one`` finds the choices likelier, by more than these few might tell by chance.
+
+    States of neighbouring layers are so alike that the guesses of both readings are nearly the same; their
+    probabilities tell them apart on a tenth of the text.
+    """
+    more = (one.likelihoods - other.likelihoods).double()
+    more = more[~more.isnan()]
+    return bool(more.mean() > _CLEAR * more.std() / len(more) ** 0.5)
 
 
 @torch.inference_mode()
@@ -99,8 +111,8 @@ def _own_text(target: LoadedModel, layers: set[int]) -> tuple[Tensor, Tensor, di
         torch.manual_seed(0)
         opening = torch.randint(0, target.vocab_size, (_TEXTS, _OPENING), device=target.device)
         tokens = model.generate(
-            opening, attention_mask=torch.ones_like(opening), do_sample=True, max_new_tokens=_LENGTH,
-            min_new_tokens=_LENGTH, pad_token_id=0, eos_token_id=None,
+            opening, attention_mask=torch.ones_like(opening), do_sample=True, temperature=_TEMPERATURE,
+            max_new_tokens=_LENGTH, min_new_tokens=_LENGTH, pad_token_id=0, eos_token_id=None,
         )  # fmt: skip
         hooks.callback(_note_input(model.get_output_embeddings(), outputs))
         for layer in layers - {HEAD_INPUT}:
@@ -124,13 +136,19 @@ def _note_input(module: nn.Module, outputs: dict[int, Tensor]) -> Any:
 
 
 @torch.inference_mode()
-def _agreement(
+def _reading(
     module: DraftingHead, tokens: Tensor, choices: Tensor, outputs: dict[int, Tensor], layers: tuple[int, ...]
-) -> float:
+) -> Reading:
     states = torch.cat([outputs[layer] for layer in layers], dim=-1)[:, :-1]
-    guesses = module.head.target_tokens(_logits(module, tokens, states).argmax(-1))
-    # What it is made of says more of the opening than of the target.
-    return float((guesses == choices[:, 1:])[:, _OPENING:].float().mean())
+    # What a text is opened with says more of the opening than of the target.
+    logits, wanted = _logits(module, tokens, states)[:, _OPENING:].float(), choices[:, 1:][:, _OPENING:]
+    drafted = module.head.target_tokens(torch.arange(logits.shape[-1], device=logits.device))
+    number = torch.full((int(max(drafted.max(), choices.max())) + 1,), -1, device=logits.device)
+    number[drafted] = torch.arange(len(drafted), device=logits.device)
+    places = number[wanted]
+    found = logits.log_softmax(-1).gather(-1, places.clamp(min=0)[..., None])[..., 0]
+    agreement = float((logits.argmax(-1) == places).float().mean())
+    return Reading(layers, agreement, found.masked_fill(places < 0, torch.nan).flatten())
 
 
 def _logits(module: DraftingHead, tokens: Tensor, states: Tensor) -> Tensor:
