@@ -106,7 +106,8 @@ class _Simulation:
         """What is decided at row ``index``, before ``truth``, while ``remaining`` tokens may come."""
         learner, depth = self._policy.learner, min(remaining, self._costs.verify_widths[-1]) - 1
         if learner is not None and self._aside is not None and self._wants_free and depth > 0:
-            decision = learner.free(self._aside.grow(depth), depth, self._context)
+            expected = self._aside.grow(depth, learner.stakes(self._context))
+            decision = learner.free(expected, depth, self._context)
             if decision is not None:
                 width = decision.shape.verify_width
                 return _Step(decision, accepted(self._alone, self._aside.order.tolist()[:width], truth))

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from yggdrasil.tree.stakes import NO_STAKES, Race, Stakes
 from yggdrasil.tree.token_tree import NO_SCORE
 
 MOST_FOLLOWERS = 16  # of a context that are looked at
@@ -196,14 +197,16 @@ class PortableCounts:
         """From now on trees are grown in these: tokens, parents, depths, scores, edges, ancestors."""
         self._bed = buffers
 
-    def grow(self, certain: Sequence[int], depth: int) -> int:
-        """Count ``certain`` tokens, plant the text's last one and grow a tree, no deeper than ``depth``; its size."""
+    def grow(self, certain: Sequence[int], depth: int, stakes: Stakes = NO_STAKES) -> int:
+        """Count ``certain`` tokens, plant the text's last one, grow a tree as deep as ``depth`` and ``stakes`` want."""
         self.append(certain)
         nodes = self._nodes(*self._bed)
         nodes.put(_Guess(0.0, -1, 0.0, 0, self._text[-1]))
         open_guesses = _Open()
         self._open_children(nodes, 0, 0.0, depth, open_guesses)
-        return self._complete(nodes, depth, open_guesses)
+        race = Race(stakes)
+        race.add(0.0)
+        return self._complete(nodes, depth, open_guesses, race)
 
     def fill(
         self, tokens: Tensor, parents: Tensor, depths: Tensor, scores: Tensor, edges: Tensor, ancestors: Tensor,
@@ -233,20 +236,21 @@ class PortableCounts:
                 left -= math.exp(falls[child])
             if len(nodes.paths[node]) < depth:
                 open_guesses.add(node, nodes.score(node), _shares(list(likely.items()), left))
-        return self._complete(nodes, depth, open_guesses)
+        return self._complete(nodes, depth, open_guesses, Race(NO_STAKES))
 
     def _nodes(self, *buffers: Tensor) -> "_Nodes":
         if not self._text:
             raise RuntimeError("no text to grow a tree from")
         return _Nodes(*buffers)
 
-    def _complete(self, nodes: "_Nodes", depth: int, open_guesses: "_Open") -> int:
+    def _complete(self, nodes: "_Nodes", depth: int, open_guesses: "_Open", race: Race) -> int:
         """Attach the best of the open guesses and what follows them, until the tree is full; returns its size."""
         while nodes.size < nodes.capacity and open_guesses.guesses:
             guess = heapq.heappop(open_guesses.guesses)
-            if -guess.cost < self._least_path:
+            if -guess.cost < self._least_path or race.is_over(-guess.cost):
                 break
             nodes.put(guess)
+            race.add(-guess.cost)
             self._open_children(nodes, nodes.size - 1, -guess.cost, depth, open_guesses)
         nodes.clear()
         return nodes.size

@@ -20,6 +20,7 @@ from yggdrasil.drafters.options import CountsOptions
 from yggdrasil.drafters.table import Table
 from yggdrasil.models.kernels import is_native
 from yggdrasil.models.kernels.direct import Mailbox, direct
+from yggdrasil.tree.stakes import NO_STAKES, Stakes
 from yggdrasil.tree.token_tree import TokenTree
 
 BELIEF_FILE, TABLE_FILE = "belief.safetensors", "table.safetensors"
@@ -85,10 +86,14 @@ class CountsDrafter:
 
     def plant(self, tree: TokenTree, depth: int) -> None:
         """Make the text's last token the root of a tree and fill it with the likeliest nodes, none below ``depth``."""
+        self.plant_for(tree, depth, NO_STAKES)
+
+    def plant_for(self, tree: TokenTree, depth: int, stakes: Stakes) -> None:
+        """Plant as far as it matters for ``stakes``: no node comes that only passes would read which cannot win."""
         if tree is not self._bed:
             self._bed = tree
             self._counts.grow_in(*tree.node_tensors())
-        self._counts.grow(self._pending, depth)
+        self._counts.grow(self._pending, depth, stakes)
         self._text += self._pending
         self._pending = []
 
@@ -129,6 +134,7 @@ class _NativeCounts:
 
     def __init__(self, longest: int, *weights: Tensor) -> None:
         self._counts = torch.classes.yggdrasil.Counts(longest, *weights)
+        self._stakes = Mailbox(1 + self._MOST, torch.float64)
         self._mail, self._grow = Mailbox(2 + self._MOST), direct("grow", self._counts)
 
     def __getattr__(self, name: str) -> Any:
@@ -136,11 +142,12 @@ class _NativeCounts:
 
     def grow_in(self, *buffers: Tensor) -> None:
         """From now on trees are grown in these: tokens, parents, depths, scores, edges, ancestors."""
-        self._counts.grow_in(*buffers, self._mail.tensor)
+        self._counts.grow_in(*buffers, self._mail.tensor, self._stakes.tensor)
 
-    def grow(self, certain: Sequence[int], depth: int) -> int:
-        """Count ``certain`` tokens, plant the text's last one and grow a tree, no deeper than ``depth``; its size."""
-        numbers = self._mail.numbers
+    def grow(self, certain: Sequence[int], depth: int, stakes: Stakes) -> int:
+        """What ``PortableCounts.grow`` does."""
+        numbers, told = self._mail.numbers, self._stakes.numbers
+        told[0], told[1 : 1 + len(stakes)] = len(stakes), stakes
         if len(certain) > self._MOST:
             self._counts.append(certain)
             certain = ()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from torch import Tensor
 
+from yggdrasil.tree.stakes import Stakes
 from yggdrasil.tree.token_tree import TokenTree
 
 if TYPE_CHECKING:
@@ -110,6 +111,14 @@ class FreeDrafter(Protocol):
         Guesses take the places that are left, below any node and none deeper than ``depth``; nodes that are there stay,
         with a score that may rise.
         """
+
+
+@runtime_checkable
+class ThriftyDrafter(FreeDrafter, Protocol):
+    """A free drafter whose nodes come best first, so that it can leave out those that no pass worth most would read."""
+
+    def plant_for(self, tree: TokenTree, depth: int, stakes: Stakes) -> None:
+        """``plant``, as far as it matters for ``stakes``."""
 
 
 @runtime_checkable

@@ -125,7 +125,7 @@ class StageActions:
         depth = min(self.max_length - length - 2, self._stream.remaining - waiting - 1, self.verify_widths[-1] - 1)
         if depth < 1:
             return False
-        decision = learner.free(aside.grow(depth), depth, length)
+        decision = learner.free(aside.grow(depth, learner.stakes(length)), depth, length)
         if decision is None:
             return False
         width = decision.shape.verify_width

@@ -6,8 +6,9 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from yggdrasil.drafters.protocol import FreeDrafter
+from yggdrasil.drafters.protocol import FreeDrafter, ThriftyDrafter
 from yggdrasil.engine.ranking import Ranking
+from yggdrasil.tree.stakes import NO_STAKES, Stakes
 from yggdrasil.tree.token_tree import TokenTree
 
 
@@ -29,13 +30,20 @@ class AsideTree:
         order: Tensor | None = None,
     ) -> None:
         self._free, self._tree = free, tree
+        self._thrifty = free if isinstance(free, ThriftyDrafter) else None
         self.is_in_place = is_alone and tree.tokens.device.type == "cpu"
         self._own = tree if self.is_in_place else TokenTree.on_host(tree.num_nodes)
         self._ranking = Ranking(self._own, verify_widths, order if self.is_in_place else None)
 
-    def grow(self, depth: int) -> list[float]:
-        """Guess anew; returns the tokens to expect at each verify width by the scores, bonus included."""
-        self._free.plant(self._own, depth)
+    def grow(self, depth: int, stakes: Stakes = NO_STAKES) -> list[float]:
+        """Guess anew; returns the tokens to expect at each verify width by the scores, bonus included.
+
+        Widths that cannot win by ``stakes`` may get less than there would be for them.
+        """
+        if self._thrifty is None:
+            self._free.plant(self._own, depth)
+        else:
+            self._thrifty.plant_for(self._own, depth, stakes)
         return self._ranking.rank()
 
     @property

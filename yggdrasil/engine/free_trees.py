@@ -1,5 +1,6 @@
 """Belief about trees that cost a target pass and no drafting: what their widths give and take."""
 
+from array import array
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -7,6 +8,7 @@ from yggdrasil.engine.budget import Budget
 from yggdrasil.engine.policy import Decision
 from yggdrasil.engine.promises import KeptPromises
 from yggdrasil.tree.objective import Objective, StepCosts, TreeShape, worth
+from yggdrasil.tree.stakes import Stakes
 
 
 class _Pass(NamedTuple):
@@ -28,6 +30,13 @@ class FreeTrees:
         self._promises = KeptPromises()
         self._estimate = 1.0  # tokens that the best tree promises by its own scores, bonus included
         self._passes = [_passes(each, objective) for each in costs]
+        self._stakes = [_stakes(passes) for passes in self._passes]
+
+    def stakes(self, place: int) -> Stakes:
+        """What ``best`` goes by; it holds until the next call."""
+        stakes = self._stakes[place]
+        stakes[0] = self._promises.kept
+        return stakes
 
     def best(self, expected: Sequence[float], depth: int, place: int, pace: float) -> Decision:
         """The verify width that is worth most, a plain step's left out.
@@ -60,3 +69,7 @@ class FreeTrees:
 def _passes(costs: StepCosts, objective: Objective) -> list[_Pass]:
     times = {width: costs.verify_ms[width] + costs.overhead_ms for width in costs.verify_widths[1:]}
     return [_Pass(width, ms, worth(1.0, ms, objective)) for width, ms in times.items()]
+
+
+def _stakes(passes: Sequence[_Pass]) -> Stakes:
+    return array("d", [1.0, *(number for each in passes for number in (each.width, each.weight))])

@@ -11,6 +11,7 @@ from yggdrasil.engine.policy import Decision, Learner
 from yggdrasil.engine.promises import KeptPromises, Paces, PlainSamples
 from yggdrasil.predictor.evidence import Evidence
 from yggdrasil.tree.objective import PLAIN_STEP, Objective, StepCosts, TreeShape, choose_verify_width, worth
+from yggdrasil.tree.stakes import Stakes
 
 
 class ObjectivePolicy:
@@ -50,6 +51,9 @@ class ObjectivePolicy:
         self.learner: Learner | None = self
 
     # ==== decisions ====
+
+    def stakes(self, context: int) -> Stakes:
+        return self._free_trees.stakes(self._place(context))
 
     def free(self, expected: Sequence[float], depth: int, context: int) -> Decision | None:
         self._here = here = bisect_left(self._borders, context)

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from yggdrasil.engine.promises import KeptPromises
 from yggdrasil.predictor.evidence import Evidence
 from yggdrasil.tree.objective import PLAIN_STEP, TreeShape
+from yggdrasil.tree.stakes import NO_STAKES, Stakes
 
 
 class Decision(NamedTuple):
@@ -41,6 +42,9 @@ class Learner(Protocol):
     @property
     def wants_free(self) -> bool:
         """Whether guesses that cost no pass are to be made at all, alone or in a drafted tree."""
+
+    def stakes(self, context: int) -> Stakes:
+        """What ``free`` will go by: nodes that cannot change its answer need not be guessed."""
 
     def free(self, expected: Sequence[float], depth: int, context: int) -> Decision | None:
         """How many nodes of the tree that cost no pass to verify instead of a drafted one; its shape has width 0.
@@ -103,6 +107,9 @@ class FreeTreePolicy(FixedPolicy):
 
     def settle(self, decision: Decision, tokens: int, milliseconds: float, *, rested: bool) -> None:
         """Nothing is learned."""
+
+    def stakes(self, context: int) -> Stakes:
+        return NO_STAKES
 
     def free(self, expected: Sequence[float], depth: int, context: int) -> Decision | None:
         return Decision(TreeShape(0, depth, self._verify_width)) if expected[-1] > 1.0 else None

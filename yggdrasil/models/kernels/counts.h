@@ -21,6 +21,8 @@
 #include <unordered_map>
 #include <vector>
 
+#include "race.h"
+
 namespace yggdrasil {
 
 constexpr int64_t kMostFollowers = 16;  // of a context that are looked at
@@ -182,10 +184,10 @@ class Counts : public torch::CustomClassHolder {
 
   int64_t address() { return reinterpret_cast<int64_t>(this); }
 
-  // From now on trees of N nodes are grown in these buffers, as `mail` says.
+  // From now on trees of N nodes are grown in these buffers, as `mail` says, and as far as `stakes` float64 do (race.h).
   void grow_in(at::Tensor tokens, at::Tensor parents, at::Tensor depths, at::Tensor scores, at::Tensor edges,
-               at::Tensor ancestors, at::Tensor mail) {
-    bed_ = {tokens, parents, depths, scores, edges, ancestors, mail};
+               at::Tensor ancestors, at::Tensor mail, at::Tensor stakes) {
+    bed_ = {tokens, parents, depths, scores, edges, ancestors, mail, stakes};
   }
 
   // Counts more certain tokens, plants the text's last one and grows a tree from it (see direct.h); returns its size.
@@ -201,7 +203,9 @@ class Counts : public torch::CustomClassHolder {
     std::priority_queue<Guess> open;
     int64_t serial = 0;
     if (nodes.capacity > 1) push_children(nodes, 0, 0.0, depth, serial, open);
-    return complete(nodes, 1, depth, serial, open);
+    Race race(bed_[7].const_data_ptr<double>());
+    race.add(0.0);
+    return complete(nodes, 1, depth, serial, open, &race);
   }
 
   // Goes on with a tree that somebody else has grown from the text's last token: where it says the same as a node, the
@@ -369,13 +373,15 @@ class Counts : public torch::CustomClassHolder {
     return nullptr;
   }
 
-  // Attaches the best of `open` and what follows them, until the tree is full; returns its size.
-  int64_t complete(Nodes& nodes, int64_t size, int64_t depth, int64_t serial, std::priority_queue<Guess>& open) const {
+  // Attaches the best of `open` and what follows them, until the tree is full or the race over; returns its size.
+  int64_t complete(Nodes& nodes, int64_t size, int64_t depth, int64_t serial, std::priority_queue<Guess>& open,
+                   Race* race = nullptr) const {
     while (size < nodes.capacity && !open.empty()) {
       const Guess next = open.top();
-      if (next.score < least_path_) break;
+      if (next.score < least_path_ || (race && race->is_over(next.score))) break;
       open.pop();
       nodes.put(size, next);
+      if (race) race->add(next.score);
       if (size + 1 < nodes.capacity) push_children(nodes, size, next.score, depth, serial, open);
       ++size;
     }
@@ -428,7 +434,7 @@ class Counts : public torch::CustomClassHolder {
   std::unordered_map<uint64_t, Followers> contexts_;
   CountedTable table_;
   std::unordered_map<int32_t, std::vector<int32_t>> recycled_;  // token -> its runners-up the last time, best first
-  std::vector<at::Tensor> bed_;  // buffers of the tree that is grown, and the mail
+  std::vector<at::Tensor> bed_;  // buffers of the tree that is grown, the mail and the stakes
 };
 
 }  // namespace yggdrasil

@@ -1,0 +1,81 @@
+"""A tree that stops growing where no wider pass can win: every decision is the one over the whole tree."""
+
+import numpy as np
+import pytest
+import torch
+
+from yggdrasil.drafters.belief import LONGEST, Belief
+from yggdrasil.drafters.counted import RANKS, RUNNERS_UP, TABLE_LENGTH, num_kinds
+from yggdrasil.drafters.counts import CountsDrafter
+from yggdrasil.engine.aside import AsideTree
+from yggdrasil.engine.free_trees import FreeTrees
+from yggdrasil.models.kernels import is_native
+from yggdrasil.tree.objective import StepCosts
+from yggdrasil.tree.stakes import NO_STAKES
+from yggdrasil.tree.token_tree import TokenTree
+
+WIDTHS = (1, 2, 4, 8, 16, 32)
+CASES = 150
+KINDS = [False, pytest.param(True, marks=pytest.mark.skipif(not is_native(), reason="no compiler here"))]
+
+
+def some_costs(generator):
+    steps = generator.uniform(0.0, 1.0, len(WIDTHS)) * generator.choice([0.05, 0.5, 2.0])
+    times = 1.0 + np.cumsum(steps * (generator.random(len(WIDTHS)) < 0.9))  # now and then a wider pass costs nothing
+    return StepCosts(0.0, {}, dict(zip(WIDTHS, times.tolist(), strict=True)), overhead_ms=0.05, plain_ms=1.0)
+
+
+def some_counts(generator, native):
+    sizes = {"text": num_kinds(LONGEST), "table": num_kinds(TABLE_LENGTH), "recycled": 1 + RUNNERS_UP, "rank": RANKS}
+    weights = {name: generator.normal(scale=1.5, size=size) for name, size in sizes.items()}
+    counts = CountsDrafter(Belief(**weights), native=native)
+    counts.begin(generator.integers(0, generator.integers(2, 9), 60).tolist())
+    return counts
+
+
+def both(counts, stakes, depth):
+    """What is expected, and the tree: with stakes, and in full."""
+    grown = []
+    for each in (stakes, NO_STAKES):
+        tree = TokenTree.on_host(WIDTHS[-1])
+        aside = AsideTree(counts, tree, WIDTHS, is_alone=True)
+        grown.append((aside.grow(depth, each), tree, aside))
+    return grown
+
+
+@pytest.mark.parametrize("native", KINDS)
+@pytest.mark.parametrize("objective", ["latency", "aal"])
+def test_what_is_left_out_changes_no_decision(native, objective):
+    generator, left_out = np.random.default_rng(3), 0
+    for _ in range(CASES):
+        trees = FreeTrees([some_costs(generator)], objective)
+        counts, depth = some_counts(generator, native), int(generator.integers(1, 12))
+        for _ in range(generator.integers(0, 4)):  # promises are kept more or less
+            trees.settle(int(generator.integers(1, 9)), 0.0)
+            trees.best(np.sort(generator.uniform(1, 6, len(WIDTHS))).tolist(), depth, 0, 1.0)
+        (few, small, aside), (all_, whole, full) = both(counts, trees.stakes(0), depth)
+        assert (few[-1] > 1.0) == (all_[-1] > 1.0)
+        decided = trees.best(all_, depth, 0, 1.0)
+        estimate = trees._estimate
+        assert trees.best(few, depth, 0, 1.0) == decided
+        assert trees._estimate == estimate
+        width, size = decided.shape.verify_width, small.size
+        assert aside.use(width) == full.use(width)
+        assert size == whole.size or size >= width
+        assert torch.equal(small.tokens[:size], whole.tokens[:size])
+        assert torch.equal(small.scores[:size], whole.scores[:size])
+        left_out += whole.size - size
+    assert (left_out > 2 * CASES) == (objective == "latency")  # tokens alone are more with every node
+
+
+@pytest.mark.skipif(not is_native(), reason="no compiler here")
+def test_native_trees_end_where_portable_ones_do():
+    sizes = []
+    for native in (True, False):
+        generator, own = np.random.default_rng(5), []
+        for _ in range(CASES):
+            trees, counts = FreeTrees([some_costs(generator)], "latency"), some_counts(generator, native)
+            own.append(both(counts, trees.stakes(0), 8)[0][1].size)
+        sizes.append(own)
+    assert sizes[0] == sizes[1]
+    assert len(set(sizes[0])) > 5

@@ -1,0 +1,44 @@
+// When a tree need not grow on: `tree/stakes.py` is the same in Python, and says why.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <limits>
+
+namespace yggdrasil {
+
+class Race {
+ public:
+  // `stakes`: how many numbers follow, then those of `Stakes`.
+  explicit Race(const double* stakes)
+      : kept_(stakes[1]), next_(stakes + 2), end_(stakes[0] > 0.0 ? stakes + 1 + int64_t(stakes[0]) : next_) {}
+
+  // The tree has another node.
+  void add(double score) {
+    ++size_, promised_ += std::exp(score);
+    if (next_ == end_ || double(size_) != next_[0]) return;
+    best_ = std::max(best_, worth(promised_, next_[1]));
+    next_ += 2;
+  }
+
+  // Whether no wider pass can win, if no further node has more than `score`.
+  bool is_over(double score) const {
+    if (std::isinf(best_)) return false;
+    const double likely = std::exp(score);
+    for (const double* pass = next_; pass != end_; pass += 2)
+      if (worth(promised_ + (pass[0] - double(size_)) * likely, pass[1]) * kRounding > best_) return false;
+    return true;
+  }
+
+ private:
+  static constexpr double kRounding = 1.0 + 1e-6;  // scores are kept as float32
+
+  double worth(double promised, double weight) const { return (1.0 + (promised - 1.0) * kept_) * weight; }
+
+  double kept_;
+  const double *next_, *end_;  // passes that are wider than the tree: width and what a token is worth
+  double best_ = -std::numeric_limits<double>::infinity(), promised_ = 0.0;
+  int64_t size_ = 0;
+};
+
+}  // namespace yggdrasil
