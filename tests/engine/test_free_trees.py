@@ -17,6 +17,7 @@ from yggdrasil.engine.promises import KeptPromises
 from yggdrasil.scheduling.executors import InOrderExecutor, ThreadedExecutor
 from yggdrasil.scheduling.stages import Schedule, all_variants
 from yggdrasil.tree.objective import PLAIN_STEP, StepCosts, TreeShape
+from yggdrasil.tree.stakes import NO_STAKES
 
 LOOPING = TEXT[:6] * 5  # what follows is the model's own; the prompt alone repeats
 EVERY = [Schedule.of(variants).labels for variants in all_variants()]
@@ -42,6 +43,9 @@ class Alternating(FixedPolicy):
             self.taken.append((decision, tokens))
         elif not rested:
             self.drafted.append(tokens)
+
+    def stakes(self, context):
+        return NO_STAKES
 
     def free(self, expected, depth, context):
         self._asked += 1

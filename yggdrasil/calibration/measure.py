@@ -22,6 +22,7 @@ from yggdrasil.predictor.evidence import Evidence
 from yggdrasil.scheduling.executors import InOrderExecutor
 from yggdrasil.scheduling.plan import Costs, Shapes
 from yggdrasil.tree.objective import PLAIN_STEP, TreeShape, lower_envelope
+from yggdrasil.tree.stakes import NO_STAKES, Stakes
 
 COLUMNS = ("context", "cycle", "width", "depth", "verify_width", "stage", "ms")
 SHALLOW = 2  # the other measured depth is the deepest
@@ -62,6 +63,9 @@ class ShapeCycle:
             order = sorted(self._random.sample(self._shapes, len(self._shapes)), key=attrgetter("verify_width"))
             self._order = [shape for shape in reversed(order) for _ in range(STREAK)]
         return self._order[-1]
+
+    def stakes(self, context: int) -> Stakes:
+        return NO_STAKES
 
     def free(self, expected: Sequence[float], depth: int, context: int) -> Decision | None:
         return Decision(self._order.pop()) if self._next().is_free else None
