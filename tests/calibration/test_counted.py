@@ -88,7 +88,12 @@ def test_time_that_nothing_took_is_forgotten(tmp_path, loaded, tokenizer, text):
     assert len(written) == len(WORDS)
 
 
-def test_own_text_is_what_the_target_alone_would_say(tmp_path, loaded, tokenizer):
+@pytest.fixture
+def few_rows(monkeypatch):
+    monkeypatch.setattr("yggdrasil.calibration.row_writer.ROWS", 12)
+
+
+def test_own_text_is_what_the_target_alone_would_say(tmp_path, loaded, tokenizer, few_rows):
     """Batched and padded, in the middle of a calibration; and what is written once is not written again."""
     prompts = [list(tokenizer(words)["input_ids"]) for words in WORDS]
     file, spent = tmp_path / "texts" / "own.jsonl", tmp_path / "spent.json"
@@ -112,7 +117,7 @@ def test_own_text_is_what_the_target_alone_would_say(tmp_path, loaded, tokenizer
     assert read_documents(file, loaded.vocab_size) == documents
 
 
-def test_without_prompts_the_target_finds_its_own(tmp_path, loaded, tokenizer):
+def test_without_prompts_the_target_finds_its_own(tmp_path, loaded, tokenizer, few_rows):
     documents = OwnText(loaded, tokenizer, [], tmp_path / "own.jsonl").write(
         Budget(60.0, 1), tmp_path / "spent", silent
     )

@@ -1,37 +1,37 @@
 """The target's own text: its greedy answers to prompts, kept in the user's cache and added to by later calibrations.
 
 Prompts are the user's; when those are answered, a chat model writes users' turns itself, from its bare template (as in
-arXiv 2406.08464), and another model goes on from openings that it draws itself. Answers are greedy, in batches, through
-the model's own attention: nothing of it needs to be exact, since it only teaches what is likely.
-
-Dims: B texts of a batch.
+arXiv 2406.08464), and another model goes on from openings that it draws itself. Answers are greedy, many side by side:
+nothing of it needs to be exact to the last bit, since it only teaches what is likely.
 """
 
 import json
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from math import inf
 from pathlib import Path
 from time import monotonic
 from typing import Any, NamedTuple
 
-import torch
 from transformers import PreTrainedTokenizerBase
 
 from yggdrasil.arguments import check_tokens
 from yggdrasil.artifacts import write_atomic
 from yggdrasil.artifacts.cache import cache_root
+from yggdrasil.calibration.row_writer import ROWS, RowWriter, Task, Written
 from yggdrasil.calibration.settings import Budget
 from yggdrasil.calibration.work import read_or_drop
 from yggdrasil.engine.ends import end_tokens
 from yggdrasil.models.attention import own_attention
 from yggdrasil.models.loaded import LoadedModel
+from yggdrasil.models.side_by_side import SIDE_BY_SIDE
 from yggdrasil.models.source import Source
 from yggdrasil.prompts import encode_chat
 
-BATCH = 32
 ANSWER, OPENING = 128, 96  # tokens at most: of an answer, and of what the model opens with itself
 _LONGEST_PROMPT = 512  # tokens kept of a prompt, the last ones
-_SORTED = 8  # batches whose prompts are sorted by length together, so that little is padded
+_SORTED = 256  # prompts that are sorted by length together: rows that run at once are then of like length
 _MARK = "a-turn-that-is-to-be-written"
 
 
@@ -79,7 +79,7 @@ class OwnText:
     def write(self, budget: Budget, spent: Path, phase: Callable[[str], Callable[[float], None]]) -> list[Document]:
         """Write until the budget is used up; returns all that was ever written.
 
-        Every batch is on disk when the next begins, and ``spent`` says how much time they took: an interrupted
+        Every text is on disk when it is finished, and ``spent`` says how much time they took: an interrupted
         calibration goes on from there.
         """
         documents = read_documents(self._file, self._loaded.vocab_size)
@@ -90,69 +90,68 @@ class OwnText:
         self._file.parent.mkdir(parents=True, exist_ok=True)
         is_cut = self._file.exists() and not self._file.read_bytes().endswith(b"\n")
         began = monotonic() - seconds
-        with own_attention(self._loaded.model), self._file.open("a", encoding="utf-8") as lines:
+
+        def used() -> float:
+            return budget.share(_size(documents), monotonic() - began)
+
+        with own_attention(self._loaded.model, SIDE_BY_SIDE), self._file.open("a", encoding="utf-8") as lines:
             lines.write("\n" if is_cut else "")  # what an interruption has cut stays a line by itself
-            for batch in self._batches(documents):
-                for document in self._answered(batch):
-                    lines.write(json.dumps(document._asdict()) + "\n")
-                    documents.append(document)
+            for answered in self._answered(documents, lambda: used() >= 1.0):
+                lines.writelines(json.dumps(document._asdict()) + "\n" for document in answered)
                 lines.flush()
-                seconds = monotonic() - began
-                write_atomic(spent, str(seconds).encode())
-                report(budget.share(_size(documents), seconds))
-                if budget.share(_size(documents), seconds) >= 1.0:
-                    break
+                documents += answered
+                write_atomic(spent, str(monotonic() - began).encode())
+                report(used())
         return documents
 
-    def _batches(self, documents: Sequence[Document]) -> Iterator[list[list[int]]]:
-        """Prompts to answer, without end: those given that were not answered before, then the model's own."""
-        answered, seed = {tuple(document.prompt) for document in documents}, len(documents)
-        prompts = [prompt[-_LONGEST_PROMPT:] for prompt in self._prompts if prompt]
+    def _answered(self, documents: Sequence[Document], is_enough: Callable[[], bool]) -> Iterator[list[Document]]:
+        """What is finished, pass by pass; nothing is begun once it ``is_enough``."""
+        context = self._loaded.max_context
+        longest = max(1, min(_LONGEST_PROMPT, context - ANSWER))
+        capacity = min(longest + ANSWER, context)
+        writer = RowWriter(self._loaded, self._ends, capacity, seed=len(documents))
+        given = (
+            Task(prompt, ANSWER)
+            for number, prompt in enumerate(self._unanswered(documents, longest))
+            if number < ROWS or not is_enough()  # however little time there is
+        )
+        for finished in writer.write(given):
+            yield [Document(text.task.prompt, text.tokens) for text in finished]
+        asked: deque[Task] = deque()
+        for finished in writer.write(self._own_tasks(asked, is_enough)):
+            asked += (Task(self._asked(text)[-longest:], ANSWER) for text in finished if text.task.is_drawn)
+            answered = [text for text in finished if not text.task.is_drawn]
+            if answered:
+                yield [Document(text.task.prompt, text.tokens) for text in answered]
+
+    def _unanswered(self, documents: Sequence[Document], longest: int) -> Iterator[list[int]]:
+        """The prompts given that were not answered before, those of like length after each other."""
+        answered = {tuple(document.prompt) for document in documents}
+        prompts = [prompt[-longest:] for prompt in self._prompts if prompt]
         waiting = [prompt for prompt in prompts if tuple(prompt) not in answered]
-        for start in range(0, len(waiting), _SORTED * BATCH):
-            group = sorted(waiting[start : start + _SORTED * BATCH], key=len)
-            yield from (group[i : i + BATCH] for i in range(0, len(group), BATCH))
-        while True:
-            seed += BATCH
-            yield self._self_written(seed)
+        for start in range(0, len(waiting), _SORTED):
+            yield from sorted(waiting[start : start + _SORTED], key=len)
 
-    def _self_written(self, seed: int) -> list[list[int]]:
-        """Prompts that the model draws: users' turns where it has a chat template, else openings."""
-        torch.manual_seed(seed)
-        is_chat = bool(getattr(self._tokenizer, "chat_template", None))
-        opening = _bare_turn(self._tokenizer) if is_chat else [next(iter(self._ends), 0)]
-        drawn = self._generate([opening] * BATCH, OPENING, do_sample=True)
-        if not is_chat:
-            return [opening + tokens for tokens in drawn]
-        turns = [str(self._tokenizer.decode(tokens, skip_special_tokens=True)).strip() for tokens in drawn]
-        return [encode_chat(self._tokenizer, [{"role": "user", "content": turn}]) for turn in turns if turn] or [
-            opening
-        ]
+    def _own_tasks(self, asked: deque[Task], is_enough: Callable[[], bool]) -> Iterator[Task]:
+        """What the model has ``asked`` itself, and as long as nothing waits more to ask."""
+        opening = Task(self._opening, min(OPENING, self._loaded.max_context // 2), is_drawn=True)
+        while not is_enough():
+            yield asked.popleft() if asked else opening
 
-    def _answered(self, prompts: list[list[int]]) -> list[Document]:
-        answers = self._generate(prompts, ANSWER, do_sample=False)
-        return [Document(prompt, answer) for prompt, answer in zip(prompts, answers, strict=True) if answer]
+    @cached_property
+    def _is_chat(self) -> bool:
+        return bool(getattr(self._tokenizer, "chat_template", None))
 
-    @torch.inference_mode()
-    def _generate(self, prompts: list[list[int]], most: int, *, do_sample: bool) -> list[list[int]]:
-        """Continuations of ``prompts``, each up to its end token; padded on the left to one length."""
-        longest, filler = max(map(len, prompts)), next(iter(self._ends), 0)
-        tokens = torch.full((len(prompts), longest), filler)
-        mask = torch.zeros_like(tokens)
-        for row, prompt in enumerate(prompts):
-            tokens[row, longest - len(prompt) :] = torch.tensor(prompt)
-            mask[row, longest - len(prompt) :] = 1
-        model: Any = self._loaded.model
-        device = self._loaded.device
-        given = model.generate(
-            tokens.to(device), attention_mask=mask.to(device), max_new_tokens=most, do_sample=do_sample,
-            eos_token_id=sorted(self._ends) or None, pad_token_id=filler,
-        )  # fmt: skip
-        return [self._up_to_end(row) for row in given[:, longest:].tolist()]
+    @cached_property
+    def _opening(self) -> list[int]:
+        return _bare_turn(self._tokenizer) if self._is_chat else [next(iter(self._ends), 0)]
 
-    def _up_to_end(self, tokens: list[int]) -> list[int]:
-        end = next((i + 1 for i, token in enumerate(tokens) if token in self._ends), len(tokens))
-        return tokens[:end]
+    def _asked(self, text: Written) -> list[int]:
+        """The prompt that the model drew: a user's turn where it has a chat template, else an opening."""
+        if not self._is_chat:
+            return text.task.prompt + text.tokens
+        turn = str(self._tokenizer.decode(text.tokens, skip_special_tokens=True)).strip()
+        return encode_chat(self._tokenizer, [{"role": "user", "content": turn}]) if turn else self._opening
 
 
 def _seconds(file: Path) -> float:

@@ -5,7 +5,7 @@ unchanged. Where to write and how long the context is travels in the cache objec
 supported model passes on to its attention function as an extra argument.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
@@ -38,12 +38,7 @@ def tree_attention(  # noqa: PLR0913  (the signature is transformers')
     **extra: object,
 ) -> tuple[Tensor, None]:
     """Attend to the committed context and to the tree slots the mask allows; returns [1, W, Hq, D]."""
-    unsupported = [name for name in _UNSUPPORTED if extra.get(name) is not None]
-    if unsupported:
-        raise YggdrasilError(
-            f"{type(module).__name__} adds {unsupported[0]} to its attention, which tree attention does not compute; "
-            "this model cannot be served"
-        )
+    refuse_extras(module, extra)
     layer = module.layer_idx
     assert isinstance(layer, int)
     step_cache.layers_attended += 1
@@ -55,14 +50,25 @@ def tree_attention(  # noqa: PLR0913  (the signature is transformers')
     return output, None
 
 
-def _keep_mask(*_: object, **kwargs: object) -> object:
+def refuse_extras(module: nn.Module, extra: Mapping[str, object]) -> None:
+    """YggdrasilError where ``module`` asks for more than ours computes."""
+    unsupported = [name for name in _UNSUPPORTED if extra.get(name) is not None]
+    if unsupported:
+        raise YggdrasilError(
+            f"{type(module).__name__} adds {unsupported[0]} to its attention, which tree attention does not compute; "
+            "this model cannot be served"
+        )
+
+
+def keep_mask(*_: object, **kwargs: object) -> object:
+    """The mask a model is called with."""
     return kwargs.get("attention_mask")
 
 
 @contextmanager
-def own_attention(model: PreTrainedModel) -> Iterator[None]:
+def own_attention(model: PreTrainedModel, name: str = "sdpa") -> Iterator[None]:
     """The model with attention that knows batches, while the block runs."""
-    model.set_attn_implementation("sdpa")
+    model.set_attn_implementation(name)
     try:
         yield
     finally:
@@ -70,4 +76,4 @@ def own_attention(model: PreTrainedModel) -> Iterator[None]:
 
 
 AttentionInterface.register(ATTENTION_NAME, tree_attention)
-AttentionMaskInterface.register(ATTENTION_NAME, _keep_mask)
+AttentionMaskInterface.register(ATTENTION_NAME, keep_mask)

@@ -1,0 +1,103 @@
+"""Many texts written side by side are those that the model alone would write one by one."""
+
+import random
+from functools import cache
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from yggdrasil.calibration.row_writer import RowWriter, Task, rows_that_fit
+from yggdrasil.models.attention import own_attention
+from yggdrasil.models.loading import prepare_model
+from yggdrasil.models.room import cache_bytes
+from yggdrasil.models.side_by_side import SIDE_BY_SIDE, Rows
+
+VOCAB = 61
+
+
+@cache
+def models():
+    """The same random model twice: to be written with, and untouched."""
+    sizes = {
+        "vocab_size": VOCAB, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256,
+    }  # fmt: skip
+    made = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        model = LlamaForCausalLM(LlamaConfig(**sizes)).eval()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.ndim >= 2:
+                    parameter.mul_(4)
+        made.append(model)
+    return prepare_model(made[0], "llama", num_threads=1, pack=False), made[1]
+
+
+def prompts_of(lengths):
+    dice = random.Random(0)
+    return [[dice.randrange(VOCAB) for _ in range(length)] for length in lengths]
+
+
+def written(tasks, ends, num_rows, capacity=64, seed=0):
+    loaded = models()[0]
+    with own_attention(loaded.model, SIDE_BY_SIDE):
+        writer = RowWriter(loaded, ends, capacity, seed, num_rows)
+        return [text for finished in writer.write(iter(tasks)) for text in finished]
+
+
+def test_rows_that_end_and_begin_at_any_time_say_what_generate_says():
+    """Prompts of unequal length in fewer rows than there are prompts; some end by a token, some by their number."""
+    prompts = prompts_of([3, 17, 1, 29, 8, 8, 2, 40, 11, 5, 23, 1, 13])
+    ends, tasks = set(range(0, VOCAB, 12)), [Task(prompt, 4 + 3 * number % 20) for number, prompt in enumerate(prompts)]
+    plain = models()[1]
+    told = {
+        tuple(task.prompt): plain.generate(
+            torch.tensor([task.prompt]), max_new_tokens=task.most, do_sample=False, eos_token_id=sorted(ends),
+            pad_token_id=0,
+        )[0, len(task.prompt) :].tolist()
+        for task in tasks
+    }  # fmt: skip
+    assert len({len(tokens) for tokens in told.values()}) > 4, "they end at different times"
+    assert any(tokens[-1] in ends and len(tokens) > 1 for tokens in told.values())
+    for num_rows in (1, 3, 5, 13):
+        texts = written(tasks, ends, num_rows)
+        assert {tuple(text.task.prompt): text.tokens for text in texts} == told
+
+
+def test_a_row_ends_where_it_is_full():
+    (text,) = written([Task(prompts_of([10])[0], 100)], (), 2, capacity=16)
+    assert len(text.tokens) == 7, "the last one needs no place"
+
+
+def test_drawn_texts_are_those_of_the_seed_and_leave_the_others_alone():
+    prompts = prompts_of([6, 9, 4])
+    tasks = [Task(prompts[0], 20, is_drawn=True), Task(prompts[1], 12), Task(prompts[2], 20, is_drawn=True)]
+
+    def told(seed):
+        return {tuple(text.task.prompt): text.tokens for text in written(tasks, (), 3, seed=seed)}
+
+    first, again, other = told(0), told(0), told(1)
+    assert first == again
+    assert first[tuple(prompts[1])] == other[tuple(prompts[1])]
+    assert first[tuple(prompts[0])] != other[tuple(prompts[0])]
+
+
+def test_caches_are_bounded(monkeypatch):
+    loaded, module = models()[0], "yggdrasil.calibration.row_writer"
+    each = cache_bytes(loaded, 640)
+    monkeypatch.setattr(f"{module}.available_bytes", lambda: None)
+    assert rows_that_fit(loaded, 640) == 64
+    monkeypatch.setattr(f"{module}._MOST_BYTES", 5 * each)
+    assert rows_that_fit(loaded, 640) == 5
+    monkeypatch.setattr(f"{module}.available_bytes", lambda: 12 * each)
+    assert rows_that_fit(loaded, 640) == 3
+    monkeypatch.setattr(f"{module}.available_bytes", lambda: 0)
+    assert rows_that_fit(loaded, 640) == 1
+    assert sum(cache.nbytes for caches in Rows(loaded, 3, 640)._caches for cache in caches) == 3 * each
+
+
+@pytest.mark.parametrize("num_rows", [0, 4])
+def test_nothing_to_write(num_rows):
+    assert written([], (), num_rows or None) == []

@@ -1,0 +1,108 @@
+"""Texts that a model goes on with, many at once: where one ends, the next prompt takes its row.
+
+Dims: R rows at most, V vocabulary.
+"""
+
+from collections.abc import Collection, Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from yggdrasil.models.loaded import LoadedModel
+from yggdrasil.models.room import available_bytes, cache_bytes
+from yggdrasil.models.side_by_side import Rows
+
+ROWS = 64  # of more, each costs as much as the ones before: matrices of 64 rows are bound by arithmetic
+_MOST_BYTES = 2 << 30  # of keys and values
+_ROOM_SHARE = 4  # part of the memory that is left, at most
+_READ = 1024  # tokens of prompts that a pass reads, unless one alone is longer
+_LIKELIEST = 50  # tokens that are drawn from, as transformers' own default
+
+
+class Task(NamedTuple):
+    """A text to go on with, by ``most`` tokens at most: the likeliest, or drawn ones."""
+
+    prompt: list[int]
+    most: int
+    is_drawn: bool = False
+
+
+class Written(NamedTuple):
+    """A task and its tokens, with the end token where there is one."""
+
+    task: Task
+    tokens: list[int]
+
+    @property
+    def length(self) -> int:
+        return len(self.task.prompt) + len(self.tokens)
+
+
+def rows_that_fit(loaded: LoadedModel, capacity: int) -> int:
+    """How many texts of ``capacity`` tokens are written at once."""
+    left = available_bytes() if loaded.device.type == "cpu" else None
+    room = _MOST_BYTES if left is None else min(_MOST_BYTES, left // _ROOM_SHARE)
+    return max(1, min(ROWS, room // cache_bytes(loaded, capacity)))
+
+
+class RowWriter:
+    """Writes with ``loaded``, whose attention is that of ``SIDE_BY_SIDE`` meanwhile.
+
+    Texts end at a token of ``ends``, and where they fill the ``capacity`` of a row; a prompt must fit into it.
+    """
+
+    def __init__(
+        self, loaded: LoadedModel, ends: Collection[int], capacity: int, seed: int, num_rows: int | None = None
+    ) -> None:
+        self._rows = Rows(loaded, num_rows or rows_that_fit(loaded, capacity), capacity)
+        self._ends, self._coins = ends, torch.Generator().manual_seed(seed)
+
+    def write(self, tasks: Iterator[Task]) -> Iterator[list[Written]]:
+        """What every pass has finished. A task is asked for when a row is free; all that were begun are finished."""
+        going: list[Written] = []
+        while True:
+            new = [Written(task, []) for task in self._next(tasks, self._rows.num_rows - len(going))]
+            if not going and not new:
+                return
+            logits = self._rows.read(
+                [text.tokens[-1] for text in going], [text.length - 1 for text in going],
+                [text.task.prompt for text in new],
+            )  # fmt: skip
+            going += new
+            for text, token in zip(going, self._chosen(logits, going), strict=True):
+                text.tokens.append(token)
+            finished = [text for text in going if self._is_finished(text)]
+            self._close_gaps(going)
+            if finished:
+                yield finished
+
+    def _next(self, tasks: Iterator[Task], free: int) -> Iterator[Task]:
+        read = 0
+        while free > 0 and read < _READ and (task := next(tasks, None)) is not None:
+            yield task
+            free, read = free - 1, read + len(task.prompt)
+
+    @torch.inference_mode()
+    def _chosen(self, logits: Tensor, texts: list[Written]) -> list[int]:
+        tokens: list[int] = logits.argmax(-1).tolist()
+        drawn = [row for row, text in enumerate(texts) if text.task.is_drawn]
+        if drawn:
+            best, candidates = logits[drawn].float().topk(min(_LIKELIEST, logits.shape[-1]))
+            places = torch.multinomial(best.softmax(-1).cpu(), 1, generator=self._coins)
+            for row, token in zip(drawn, candidates.cpu().gather(1, places)[:, 0].tolist(), strict=True):
+                tokens[row] = token
+        return tokens
+
+    def _is_finished(self, text: Written) -> bool:
+        is_full = len(text.tokens) >= text.task.most or text.length > self._rows.capacity
+        return is_full or text.tokens[-1] in self._ends
+
+    def _close_gaps(self, going: list[Written]) -> None:
+        """Rows that go on are the first ones: the last of them moves to where one has finished."""
+        for row in reversed(range(len(going))):
+            if self._is_finished(going[row]):
+                last = going.pop()
+                if row < len(going):
+                    self._rows.move(len(going), row, last.length - 1)
+                    going[row] = last
