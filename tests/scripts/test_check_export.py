@@ -1,5 +1,6 @@
 """The settings that are measured beside what was chosen."""
 
+from yggdrasil.bench.systems import Continuation, Sample
 from yggdrasil.export.costs import EngineCosts
 from yggdrasil.export.exporting import Exported
 from yggdrasil.export.playing import Foreseen
@@ -34,3 +35,35 @@ def test_the_grid_and_the_defaults_use_documented_options():
 
     for way in _ways({}):
         assert {part for part in way.options if part.startswith("--")} <= {*ENGINES["llama-server"].options}
+
+
+def test_the_fastest_round_counts():
+    from check_export import _ROUND, _fastest
+
+    def sample(prompt, system, number, ms):
+        return Sample(f"{prompt}{_ROUND}{number}", system, Continuation([1, 2], 1.0, ms, 1, 1), 0)
+
+    times = {("a, round 7", "none"): (3.0, 2.0), ("a, round 7", "x"): (1.0, 4.0), ("b", "x"): (5.0, 6.0)}
+    samples = [sample(*name, i, each[i]) for i in (0, 1) for name, each in times.items()]
+
+    assert {(each.prompt, each.system): each.continuation.tpot_ms for each in _fastest(samples)} == {
+        name: min(each) for name, each in times.items()
+    }
+
+
+def test_what_is_chosen_and_the_fastest_of_each_set_go_on():
+    from check_export import DEFAULTS, FINALISTS, SETS, _finalists, _ways
+
+    ways = _ways({"spec_bench": exported(simple(5, 6)), "c4": exported(simple(2, 4))})
+    grid = [way.name for way in ways if way.name.startswith("ngram")]
+    slower = {name: 1.5 + i / 10 for i, name in enumerate(DEFAULTS)}  # the first is the fastest
+    times = {name: 2.0 + i / 10 for i, name in enumerate(grid)}  # and here too
+    found = {name: {"none": 2.0, **slower, **times, grid[-1]: 1.0} for name in SETS}
+    found["spec_bench"] = {"none": 2.0, "export spec_bench": 1.0, **slower, **times}
+
+    kept = {name: {way.name for way in _finalists(ways, found) if name in way.sets} for name in found}
+
+    default = next(iter(DEFAULTS))
+    assert kept["spec_bench"] == {"export spec_bench", default, *grid[:FINALISTS]}
+    assert kept["c4"] == {default, grid[-1], *grid[: FINALISTS - 1]}
+    assert all(way.sets for way in _finalists(ways, found))
