@@ -98,6 +98,14 @@ def test_caches_are_bounded(monkeypatch):
     assert sum(cache.nbytes for caches in Rows(loaded, 3, 640)._caches for cache in caches) == 3 * each
 
 
+def test_a_pass_reads_few_prompts(monkeypatch):
+    monkeypatch.setattr("yggdrasil.calibration.row_writer._READ", 8)
+    passes, read = [], Rows.read
+    monkeypatch.setattr(Rows, "read", lambda *given: passes.append(len(given[3])) or read(*given))
+    written([Task(prompt, 4) for prompt in prompts_of([5, 5, 5, 20, 5])], (), 8)
+    assert passes[:3] == [2, 2, 1]
+
+
 @pytest.mark.parametrize("num_rows", [0, 4])
 def test_nothing_to_write(num_rows):
     assert written([], (), num_rows or None) == []

@@ -1,5 +1,8 @@
 """A tree that stops growing where no wider pass can win: every decision is the one over the whole tree."""
 
+import math
+from array import array
+
 import numpy as np
 import pytest
 import torch
@@ -11,7 +14,7 @@ from yggdrasil.engine.aside import AsideTree
 from yggdrasil.engine.free_trees import FreeTrees
 from yggdrasil.models.kernels import is_native
 from yggdrasil.tree.objective import StepCosts
-from yggdrasil.tree.stakes import NO_STAKES
+from yggdrasil.tree.stakes import NO_STAKES, Race
 from yggdrasil.tree.token_tree import TokenTree
 
 WIDTHS = (1, 2, 4, 8, 16, 32)
@@ -79,3 +82,11 @@ def test_native_trees_end_where_portable_ones_do():
         sizes.append(own)
     assert sizes[0] == sizes[1]
     assert len(set(sizes[0])) > 5
+
+
+@pytest.mark.parametrize(("behind", "is_over"), [(5e-7, False), (2e-6, True)])
+def test_what_rounding_may_have_decided_is_not_over(behind, is_over):
+    race = Race(array("d", [1.0, 2, 1.0, 4, 0.75 * (1.0 - behind)]))
+    race.add(0.0)
+    race.add(math.log(0.5))  # two nodes promise 1.5; four would promise 2 at most
+    assert race.is_over(math.log(0.25)) == is_over

@@ -37,3 +37,25 @@ def test_rows_equal_plain_forwards(family):
         wanted.append(expected((2, 1, 3)))
 
     torch.testing.assert_close(torch.cat(read), torch.cat(wanted), atol=1e-4, rtol=1e-4)
+
+
+@pytest.fixture
+def poisoned_memory():
+    """What is allocated and not written is not a number."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.usefixtures("poisoned_memory")
+def test_what_no_row_has_written_yet_adds_nothing():
+    loaded = prepare_model(tiny_model("llama"), "llama", num_threads=1, pack=False)
+    texts = [[5, 6, 7, 8, 9, 10], [11, 12]]
+    assert torch.empty(4).isnan().all()
+    with own_attention(loaded.model, SIDE_BY_SIDE):
+        rows = Rows(loaded, 2, 32)
+        rows.read([], [], texts)
+        found = rows.read([3, 4], [6, 2], [])
+    wanted = torch.stack([plain_logits("llama", (*texts[0], 3)), plain_logits("llama", (*texts[1], 4))])
+
+    torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)

@@ -95,6 +95,17 @@ def test_more_guesses_by_chance_do_not_decide(pair, tmp_path, monkeypatch, capsy
     assert "hardly differs" in capsys.readouterr().err
 
 
+def test_choices_that_cannot_be_drafted_are_left_out(pair, tmp_path):
+    config = eagle_config(VOCAB_SIZE, drafted=8, **WRITTEN)
+    loaded = load_head(write_head(tmp_path / "head", config, published_tensors(config)), pair.target, 1)
+    _, choices, _ = convention._own_text(pair.target, {1})
+    drafted = loaded.loaded.model.head.target_tokens(torch.arange(8))
+    wanted = choices[:, 1:][:, convention._OPENING :].flatten()
+
+    for found in convention._tried(loaded, pair.target):
+        assert torch.equal(found.likelihoods.isnan(), ~torch.isin(wanted, drafted))
+
+
 def test_a_reading_is_clearly_better_where_choices_are_steadily_likelier():
     usual = reading((1, 2, 4), 0.32, [-1.0, -2.0, -3.0, -1.5])
     likelier = reading((0, 1, 3), 0.30, [-0.9, -1.8, -2.9, -1.4])

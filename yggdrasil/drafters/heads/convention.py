@@ -97,7 +97,7 @@ def _is_clearly_better(one: Reading, other: Reading) -> bool:
     """
     more = (one.likelihoods - other.likelihoods).double()
     more = more[~more.isnan()]
-    return bool(more.mean() > _CLEAR * more.std() / len(more) ** 0.5)
+    return len(more) > 1 and bool(more.mean() > _CLEAR * more.std() / len(more) ** 0.5)
 
 
 @torch.inference_mode()

@@ -1,6 +1,7 @@
 // When a tree need not grow on: `tree/stakes.py` is the same in Python, and says why.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <limits>
