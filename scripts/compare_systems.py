@@ -25,7 +25,8 @@ from yggdrasil.bench.transformers_systems import transformers_systems
 from yggdrasil.cli import run_script
 from yggdrasil.cli.progress import PhaseProgress
 from yggdrasil.cli.trees import show_systems
-from yggdrasil.engine.decoder import DTYPES, Decoder
+from yggdrasil.engine.decoder import Decoder
+from yggdrasil.engine.opened import DTYPES
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.models.source import Source
 from yggdrasil.prompts import read_prompts

@@ -85,6 +85,10 @@ NOT_PLAYED = {  # what else has a number there
     "drafters.counts": {"POOL_TOKENS": "a bound of memory", "_NativeCounts._MOST": "a bound of memory"},
     "drafters.draft_model": {"SHORT_HEAD": "a size of steps"},
     "drafters.expansion": {"_ORDER_STEP": "an order among equals"},
+    "drafters.growing": {
+        "EVERY": "how often a table takes up what was said",
+        "MOST_FOLLOWERS": "a bound of memory",
+    },
     "drafters.guided": {"_FORCED": "tokens that a grammar forces are all but certain"},
     "drafters.lookahead": {
         "_MEMORY": "windows are not recorded",

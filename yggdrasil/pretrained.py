@@ -12,7 +12,7 @@ from yggdrasil.artifacts.gguf import is_gguf
 from yggdrasil.drafters.named import FREE, NGRAM, USUAL, named_drafters, names_of
 from yggdrasil.drafters.ngram import NGramDrafter
 from yggdrasil.engine import decoder as engine
-from yggdrasil.engine.decoder import DtypeName
+from yggdrasil.engine.opened import DtypeName
 from yggdrasil.errors import ArtifactError, YggdrasilError
 from yggdrasil.models.compiled import Backend
 from yggdrasil.models.facts import load_tokenizer

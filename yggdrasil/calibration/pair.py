@@ -17,7 +17,7 @@ from yggdrasil.drafters.options import CountsOptions, FreeOptions
 from yggdrasil.drafters.protocol import FreeDrafter, together
 from yggdrasil.drafters.unlearned import without_learning
 from yggdrasil.engine.build import Assembly, assemble, default_backend, open_device
-from yggdrasil.engine.decoder import DTYPES
+from yggdrasil.engine.opened import DTYPES
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.models.compiled import Backend
 from yggdrasil.models.facts import check_same_tokenizer, load_config, load_tokenizer, refuse_unverifiable

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from yggdrasil.drafters.options import CountsOptions, FreeOptions
-from yggdrasil.engine.decoder import DtypeName
+from yggdrasil.engine.opened import DtypeName
 from yggdrasil.models.formats.names import Weights
 from yggdrasil.scheduling.plan import DeviceName, Plan, Shapes
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from yggdrasil.calibration.settings import PairSource
-from yggdrasil.engine.decoder import DTYPES, DtypeName
+from yggdrasil.engine.opened import DTYPES, DtypeName
 from yggdrasil.errors import first_line
 from yggdrasil.models.cache import StaticCache
 from yggdrasil.models.compiled import Backend, Step, build_step, compile_in_process

@@ -7,7 +7,7 @@ import typer
 
 from yggdrasil.errors import YggdrasilError
 
-# All that is made again in seconds. Plans, and the text that targets wrote for minutes, stay.
+# All that is made again in seconds. Plans, the text that targets wrote for minutes, and counts of use stay.
 FOLDERS = ("kernels", "steps", "models", "heads", "tokenizers")
 
 

@@ -7,7 +7,7 @@ import typer
 
 from yggdrasil.cli import sampling as opt
 from yggdrasil.cli.opening import open_decoder, say
-from yggdrasil.cli.options import DrafterOption, DtypeOption, ForceOption, MaxLength, ModelArgument
+from yggdrasil.cli.options import DrafterOption, DtypeOption, ForceOption, GrowOption, MaxLength, ModelArgument
 from yggdrasil.errors import YggdrasilError
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ def chat(
     dtype: DtypeOption = None,
     drafter: DrafterOption = "plan",
     force_machine: ForceOption = False,
+    grow_table: GrowOption = False,
     **options: Any,
 ) -> None:
     """Talk to a model, in its own chat template. Questions come from the terminal, or line by line from a pipe."""
@@ -45,7 +46,10 @@ def chat(
         max_new_tokens, tuple(stop or ()), speculation=opt.speculation_of(options), sampling=opt.sampling_of(options)
     )
     conversation = Conversation(
-        open_decoder(source, dtype, drafter, force_machine=force_machine, max_length=max_length, chat=True),
+        open_decoder(
+            source, dtype, drafter, force_machine=force_machine, max_length=max_length, chat=True,
+            grows_table=grow_table,
+        ),
         settings, system,
     )  # fmt: skip
     conversation.shows_stats = stats

@@ -15,6 +15,7 @@ from yggdrasil.cli.options import (
     DrafterOption,
     DtypeOption,
     ForceOption,
+    GrowOption,
     MaxLength,
     ModelArgument,
 )
@@ -47,6 +48,7 @@ def generate(
     drafter: DrafterOption = "plan",
     logprobs: opt.Logprobs = None,
     force_machine: ForceOption = False,
+    grow_table: GrowOption = False,
     **options: Any,
 ) -> None:
     """Decode prompts, streaming text as it becomes certain. A bad prompt of a file does not end the others."""
@@ -72,7 +74,7 @@ def generate(
     if not any(isinstance(item, Prompt) for item in items):
         raise YggdrasilError(items[0].reason)  # type: ignore[union-attr]
     decoder = open_decoder(
-        source, dtype, drafter, force_machine=force_machine, max_length=max_length, chat=chat
+        source, dtype, drafter, force_machine=force_machine, max_length=max_length, chat=chat, grows_table=grow_table
     )  # fmt: skip
     if not settings.speculation.is_lossless:
         say(f"the rule {settings.speculation.rule} is lossy: the output is not the target's own")

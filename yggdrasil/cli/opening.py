@@ -19,6 +19,7 @@ def open_decoder(
     backend: "Backend | None" = None,
     max_length: int | None = None,
     chat: bool = False,
+    grows_table: bool = False,
 ) -> "Decoder":
     """The decoder of a plan or a model, of a chat model where it is to ``chat``.
 
@@ -32,6 +33,8 @@ def open_decoder(
             source, drafter=None if drafter == "plan" else drafter, dtype=dtype, backend=backend,
             force_machine=force_machine, max_length=max_length, chat=chat, reporter=progress,
         )  # fmt: skip
+    if grows_table:
+        decoder.grow_table()
     if max_length is not None and decoder.plan is not None and max_length > decoder.plan.shapes.max_length:
         say(
             f"the plan was calibrated for {decoder.plan.shapes.max_length} tokens: its costs are kept for "

@@ -16,6 +16,10 @@ MaxLength = Annotated[
 DrafterOption = Annotated[
     Literal["plan", "ngram"], typer.Option(help="ngram: n-gram lookup instead of the plan's drafter.")
 ]
+GrowOption = Annotated[
+    bool,
+    typer.Option("--grow-table", help="Count what is said for the plan's table, now and later; kept in the cache."),
+]
 DtypeOption = Annotated[Dtype | None, typer.Option(help="Arithmetic of both models; the plan's if not given.")]
 ForceOption = Annotated[
     bool, typer.Option("--force-machine", help="Use a plan that was calibrated on another machine.")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from yggdrasil.cli.opening import open_decoder, say
-from yggdrasil.cli.options import DrafterOption, DtypeOption, ForceOption, MaxLength, ModelArgument
+from yggdrasil.cli.options import DrafterOption, DtypeOption, ForceOption, GrowOption, MaxLength, ModelArgument
 from yggdrasil.errors import YggdrasilError
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ def serve(
         bool,
         typer.Option("--public-pool", help="Count what requests say for later ones: speed may tell it."),
     ] = False,
+    grow_table: GrowOption = False,
     max_length: MaxLength = None,
     dtype: DtypeOption = None,
     drafter: DrafterOption = "plan",
@@ -63,7 +64,9 @@ def serve(
     )  # fmt: skip
 
     def opening() -> "Decoder":
-        decoder = open_decoder(source, dtype, drafter, force_machine=force_machine, max_length=max_length)
+        decoder = open_decoder(
+            source, dtype, drafter, force_machine=force_machine, max_length=max_length, grows_table=grow_table
+        )
         if public_pool:
             decoder.pool_texts()
         if decoder.assembly.hands_out_logits:

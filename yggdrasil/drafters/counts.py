@@ -54,12 +54,17 @@ class CountsDrafter:
         weights = (torch.from_numpy(each.copy()) for each in (belief.text, belief.table, belief.recycled, belief.rank))
         self._counts: Any = self._make(LONGEST, *weights)
         self._counts.leave_out_below(self._least_path)
+        self.has_table = table is not None
         if table is not None:
-            self._counts.set_table(*table.tensors())
+            self.set_table(table)
         self._bed: TokenTree | None = None  # where trees are grown
         self._text: list[int] = []  # what is counted
         self._pending: list[int] = []  # certain tokens that are not counted yet
         self._pooled = 0  # counted tokens of other texts
+
+    def set_table(self, table: Table) -> None:
+        """Go by another table; the text's counts stay."""
+        self._counts.set_table(*table.tensors())
 
     def leave_out_below(self, likely: float) -> None:
         """Grow no path that is less likely: at the costs of the passes no row is worth it (``least_useful``)."""

@@ -67,6 +67,32 @@ class Table:
             counts=np.array([count for entry in kept for _, count in entry], dtype=np.int64),
         )
 
+    @property
+    def num_tokens(self) -> int:
+        """How many tokens were counted."""
+        return int(self.totals[self.keys >> 32 == 0].sum())  # behind contexts of one token
+
+    def plus(self, other: Table) -> Table:
+        """What both have counted; of each context the followers that are most frequent in both together."""
+        keys, rows = np.unique(np.concatenate([self.keys, other.keys]), return_inverse=True)
+        totals = np.zeros(len(keys), dtype=np.int64)
+        np.add.at(totals, rows, np.concatenate([self.totals, other.totals]))
+        row = np.repeat(rows, np.concatenate([np.diff(self.starts), np.diff(other.starts)]))
+        both, places = np.unique(row << 32 | np.concatenate([self.tokens, other.tokens]), return_inverse=True)
+        counts = np.zeros(len(both), dtype=np.int64)
+        np.add.at(counts, places, np.concatenate([self.counts, other.counts]))
+        return _ranked(keys, totals, both >> 32, both & (1 << 32) - 1, counts)
+
+    def halved(self) -> Table:
+        """Every count halved; what was seen once is forgotten."""
+        row = np.repeat(np.arange(len(self.keys)), np.diff(self.starts))
+        known = self.totals >= 2
+        kept = (self.counts >= 2) & known[row]
+        renamed = np.cumsum(known) - 1
+        return _ranked(
+            self.keys[known], self.totals[known] // 2, renamed[row[kept]], self.tokens[kept], self.counts[kept] // 2
+        )
+
     def tensors(self) -> list[Tensor]:
         """The fields in order, as ``Counts.set_table`` takes them."""
         return [torch.from_numpy(getattr(self, name)) for name in _FIELDS]
@@ -86,3 +112,13 @@ class Table:
             return cls(**{name: arrays[name].astype(np.int64) for name in _FIELDS})
         except (ValueError, IndexError) as error:
             raise ArtifactError(f"{path} is damaged ({error}); calibrate again") from error
+
+
+def _ranked(keys: IntArray, totals: IntArray, row: IntArray, tokens: IntArray, counts: IntArray) -> Table:
+    """The table in which ``tokens[i]`` followed context ``keys[row[i]]`` ``counts[i]`` times."""
+    order = np.lexsort((tokens, -counts, row))
+    row = row[order]
+    starts = np.searchsorted(row, np.arange(len(keys) + 1))
+    kept = np.arange(len(row)) - starts[row] < BRANCHES
+    row, order = row[kept], order[kept]
+    return Table(keys, totals, np.searchsorted(row, np.arange(len(keys) + 1)), tokens[order], counts[order])

@@ -5,10 +5,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from threading import Lock
-from typing import Literal, Unpack
+from typing import Unpack
+from weakref import finalize
 
-import numpy as np
-import torch
 from transformers import PreTrainedTokenizerBase
 
 from yggdrasil.acceptance.sampler import TokenLogprobs
@@ -16,22 +15,15 @@ from yggdrasil.acceptance.sampling import MAX_TOP_LOGPROBS, SamplingParams
 from yggdrasil.acceptance.speculation import Speculation
 from yggdrasil.arguments import check_integer, check_tokens
 from yggdrasil.artifacts import current_machine, resolve_plan
-from yggdrasil.artifacts.gguf import forget_headers
-from yggdrasil.drafters.counts import CountsDrafter
-from yggdrasil.drafters.protocol import Drafter, FreeDrafter, each_of, together
+from yggdrasil.drafters.counts import TABLE_FILE, CountsDrafter
+from yggdrasil.drafters.growing import GrowingTable, grown_file
+from yggdrasil.drafters.protocol import Drafter, FreeDrafter, each_of
+from yggdrasil.drafters.table import Table
 from yggdrasil.engine.apart import compile_missing
-from yggdrasil.engine.build import Assembly, Phase, assemble, default_backend, open_device, silent
+from yggdrasil.engine.build import Assembly, Phase, silent
 from yggdrasil.engine.deciding import HostDecisions, PolicyPerSetting, Prepared, decides_on_device
-from yggdrasil.engine.ends import end_tokens
+from yggdrasil.engine.opened import DtypeName, opened
 from yggdrasil.engine.options import RequestOptions, RequestSettings
-from yggdrasil.engine.planned import (
-    Drafting,
-    check_fingerprint,
-    drafting_by,
-    planned_drafter,
-    planned_free,
-    planned_policy,
-)  # fmt: skip
 from yggdrasil.engine.policy import PLAIN_POLICY, Policy
 from yggdrasil.engine.request import Generation, Request
 from yggdrasil.engine.scoring import score
@@ -40,18 +32,11 @@ from yggdrasil.engine.trace import DecodingReport
 from yggdrasil.engine.turns import Turns
 from yggdrasil.errors import ArgumentTypeError, YggdrasilError
 from yggdrasil.models.compiled import Backend
-from yggdrasil.models.facts import load_tokenizer
-from yggdrasil.models.kept_tensors import open_model
-from yggdrasil.models.loaded import LoadedModel
 from yggdrasil.models.parity import read_tolerance
-from yggdrasil.models.room import check_room, give_back
-from yggdrasil.models.source import Source
+from yggdrasil.models.room import give_back
 from yggdrasil.predictor.bundle import Learned
 from yggdrasil.prompts import Message, Messages, encode_chat, encode_prompt
 from yggdrasil.scheduling.plan import Plan, Shapes, check_plan, portable_source
-
-DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
-DtypeName = Literal["bfloat16", "float32"]
 
 
 class Decoder:
@@ -69,6 +54,8 @@ class Decoder:
         self.eos_tokens = eos
         self.plan: Plan | None = None
         self.learned: Learned | None = None  # of the plan's drafter
+        self._folder: Path | None = None  # of what the plan's drafters have learned
+        self._growing: GrowingTable | None = None
         self.tolerance: float | None = None  # logits, from ``yggdrasil parity``; None where it was never measured
         self._turns, self._preparing = Turns(), Lock()
         self._policies = PolicyPerSetting()
@@ -111,10 +98,10 @@ class Decoder:
         folder = path.parent / loaded_plan.predictor
         learned = None if loaded_plan.drafter is None else Learned.load(folder)
         longest = None if max_length is None else check_integer("max_length", max_length, 2)
-        decoder = _decoder_of(
-            loaded_plan, folder, learned, dtype or loaded_plan.dtype, drafter, backend, longest, tokenizer
+        decoder = cls(
+            *opened(loaded_plan, folder, learned, dtype or loaded_plan.dtype, drafter, backend, longest, tokenizer)
         )
-        decoder.plan, decoder.learned = loaded_plan, learned
+        decoder.plan, decoder.learned, decoder._folder = loaded_plan, learned, folder
         decoder.tolerance = read_tolerance(folder, dtype or loaded_plan.dtype)
         give_back()
         compile_missing(decoder.assembly, phase)
@@ -154,7 +141,8 @@ class Decoder:
                 self.tokenizer, eos, settings.max_new_tokens, settings.stop, include_stop=settings.include_stop
             )
             prepared = self._prepare(tokens, settings.sampling, settings.speculation, eos)
-        return Request(self._turns, tokens, stream, prepared, wait=settings.wait, watch=settings.watch)
+        ended = None if self._growing is None or not settings.speculation.is_lossless else self._growing.add
+        return Request(self._turns, tokens, stream, prepared, wait=settings.wait, watch=settings.watch, ended=ended)
 
     def score(self, prompt: str | Sequence[int], top: int = 0) -> Iterator[list[TokenLogprobs]]:
         """Log-probabilities of a prompt's tokens but the first, pass by pass, each with the ``top`` likeliest there."""
@@ -175,10 +163,27 @@ class Decoder:
         Raises:
             YggdrasilError: nothing counts here.
         """
-        counts = next((each for each in each_of(self.assembly.engine.free) if isinstance(each, CountsDrafter)), None)
-        if counts is None:
+        if (counts := self._counts()) is None:
             raise YggdrasilError("a public pool is one of counted texts, and this decoder counts none; leave it out")
         counts.is_public_pool = True
+
+    def grow_table(self) -> None:
+        """Add what requests say to the plan's table, with what earlier runs added, from now on.
+
+        Counts of two and three tokens in a row are kept in the user's cache; outputs stay the target's own.
+
+        Raises:
+            YggdrasilError: the plan has no table, or what was kept is damaged.
+        """
+        counts = self._counts()
+        if self.plan is None or self._folder is None or counts is None or not counts.has_table:
+            raise YggdrasilError("this decoder has no table that could grow; calibrate one with --drafter table")
+        file = grown_file(f"{self.plan.target.fingerprint}-{self.plan.target.weights}")
+        self._growing = GrowingTable(file, Table.load(self._folder / TABLE_FILE), counts.set_table)
+        finalize(self, self._growing.keep)
+
+    def _counts(self) -> CountsDrafter | None:
+        return next((each for each in each_of(self.assembly.engine.free) if isinstance(each, CountsDrafter)), None)
 
     def _prepare(
         self, prompt: Sequence[int], sampling: SamplingParams, speculation: Speculation, eos: frozenset[int]
@@ -248,40 +253,6 @@ class Decoder:
         """
         with self._preparing:
             return self.encode(encode_chat(self.tokenizer, messages))
-
-
-def _decoder_of(
-    plan: Plan,
-    folder: Path,
-    learned: Learned | None,
-    dtype: DtypeName,
-    stand_in: Drafter | FreeDrafter | None,
-    backend: Backend | None,
-    max_length: int | None,
-    tokenizer: PreTrainedTokenizerBase | None,
-) -> Decoder:
-    check_fingerprint(plan.target, "target")
-    source = Source.find(plan.target.path())
-    if source.tokenizer_fingerprint() != plan.tokenizer:
-        raise YggdrasilError(f"the tokenizer of {source.given} is not the one the plan {plan.name} was calibrated with")
-    forget_headers()  # before the tokenizer takes as much again
-    tokenizer = load_tokenizer(source) if tokenizer is None else tokenizer
-    device = open_device(plan.device)
-    target = open_model(source, DTYPES[dtype], device, plan.target.threads, weights=plan.weights_in(dtype))
-    plan, second, free = (
-        Drafting(plan, planned_drafter(plan, tokenizer, target, dtype), planned_free(plan, folder))
-        if stand_in is None
-        else drafting_by(plan, folder, stand_in)
-    )
-    policy = planned_policy(plan, learned, drafts=second is not None)
-    shapes = plan.shapes if max_length is None else replace(plan.shapes, max_length=max_length)
-    if shapes.max_length > plan.shapes.max_length:
-        models = [target, *([second] if isinstance(second, LoadedModel) else [])]
-        check_room(models, shapes.max_length, shapes.cache_capacity)
-    knots = None if learned is None else torch.from_numpy(np.asarray(learned.acceptance.knots))
-    backend = backend or default_backend(device)
-    assembly = assemble(target, second, shapes, backend, knots=knots, stages=plan.stages, free=together(free))
-    return Decoder(assembly, tokenizer, policy, end_tokens(str(source.folder), target.outline.eos, tokenizer))
 
 
 __all__ = ["Decoder", "Generation", "Request", "Shapes"]

@@ -1,6 +1,6 @@
 """One request and what it gives."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from types import GeneratorType
 from typing import Any
@@ -42,12 +42,14 @@ class Request:
         *,
         wait: bool,
         watch: Watch | None = None,
+        ended: Callable[[list[int], list[int]], None] | None = None,
     ) -> None:
         self._turns = turns
         self._prompt = prompt
         self._stream = stream
         self._prepared = prepared
         self._wait = wait
+        self._ended = ended  # told prompt and answer, however the request ends
         self._trace = Trace(watch=watch)
         self._has_begun = False
         self._running: ref[Any] | None = None
@@ -64,7 +66,11 @@ class Request:
             self._has_begun = True
             prepared = self._prepared
             prepared.begin()
-            yield from prepared.engine.decode(self._prompt, self._stream, prepared.policy, self._trace)
+            try:
+                yield from prepared.engine.decode(self._prompt, self._stream, prepared.policy, self._trace)
+            finally:
+                if self._ended is not None:
+                    self._ended(self._prompt, self._stream.tokens)
 
     @property
     def tokens(self) -> Sequence[int]:

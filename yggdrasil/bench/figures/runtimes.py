@@ -6,7 +6,8 @@ from yggdrasil.bench.figures.context import PLAIN, Figure, FigureContext, mean_o
 from yggdrasil.bench.record import model_drafter
 from yggdrasil.bench.systems import EngineSystem, System
 from yggdrasil.engine.build import assemble
-from yggdrasil.engine.decoder import DTYPES, Decoder
+from yggdrasil.engine.decoder import Decoder
+from yggdrasil.engine.opened import DTYPES
 
 
 def runtimes(context: FigureContext) -> list[Figure]:

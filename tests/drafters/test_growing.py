@@ -1,0 +1,188 @@
+"""A table that grows with use: sums of counts, what is kept of them, and a decoder that knows an answer again."""
+
+import gc
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from made_up import write_artifacts
+from tiny_pair import SHAPES, TEXT, byte_tokenizer, random_model
+
+from yggdrasil.acceptance.speculation import Speculation
+from yggdrasil.artifacts import model_fingerprint, tokenizer_fingerprint
+from yggdrasil.artifacts.lock import locked
+from yggdrasil.drafters import growing
+from yggdrasil.drafters.belief import Belief
+from yggdrasil.drafters.counted import BRANCHES, table_key
+from yggdrasil.drafters.counts import BELIEF_FILE, TABLE_FILE
+from yggdrasil.drafters.growing import GrowingTable, grown_file
+from yggdrasil.drafters.options import CountsOptions
+from yggdrasil.drafters.table import Table
+from yggdrasil.engine.decoder import Decoder
+from yggdrasil.errors import ArtifactError, YggdrasilError
+from yggdrasil.scheduling.plan import ModelRef
+
+FEW = st.integers(0, BRANCHES - 1)  # so many tokens that no follower is left out
+DOCUMENTS = st.lists(st.tuples(st.lists(FEW, max_size=4), st.lists(FEW, min_size=1, max_size=30)), max_size=6)
+ANSWER = [3, 1, 4, 1, 5, 9, 2, 6]
+
+
+def read(table):
+    """Context -> (how often, {follower: how often})."""
+    parts = zip(table.keys.tolist(), table.totals.tolist(), table.starts[:-1], table.starts[1:], strict=True)
+    return {
+        key: (total, dict(zip(table.tokens[a:b].tolist(), table.counts[a:b].tolist(), strict=True)))
+        for key, total, a, b in parts
+    }
+
+
+@settings(deadline=None)
+@given(DOCUMENTS, DOCUMENTS)
+def test_a_sum_is_the_count_of_both(some, others):
+    total = Table.of(some).plus(Table.of(others))
+
+    assert read(total) == read(Table.of([*some, *others]))
+    for key in range(len(total.keys)):
+        counts = total.counts[total.starts[key] : total.starts[key + 1]]
+        assert (counts[:-1] >= counts[1:]).all()
+
+
+def test_a_sum_keeps_the_most_frequent():
+    first, second = (
+        Table.of([([], [token for each in tokens for token in (0, each)])])
+        for tokens in ([*range(1, BRANCHES + 1)] * 2, [*range(BRANCHES, BRANCHES + 5), *[40] * 5])
+    )
+    total, followers = read(first.plus(second))[table_key((0,))]
+
+    assert total == 2 * BRANCHES + 10
+    assert len(followers) == BRANCHES
+    assert followers[40] == 5
+    assert followers[BRANCHES] == 3
+
+
+@settings(deadline=None)
+@given(DOCUMENTS)
+def test_half_of_every_count_is_kept(documents):
+    expected = {}
+    for key, (total, followers) in read(Table.of(documents)).items():
+        if total >= 2:
+            expected[key] = (total // 2, {token: count // 2 for token, count in followers.items() if count >= 2})
+
+    assert read(Table.of(documents).halved()) == expected
+
+
+@pytest.fixture
+def file(tmp_path):
+    return tmp_path / "tables" / "one.safetensors"
+
+
+@pytest.fixture
+def used():
+    return []
+
+
+def test_what_was_counted_is_there_the_next_time(file, used):
+    known = Table.of([([], [7, 8])])
+    growing_table = GrowingTable(file, known, used.append)
+    growing_table.add([1, 2], ANSWER)
+    assert used == []  # nothing was counted before, and one answer is not enough to stop for
+    growing_table.keep()
+    growing_table.keep()
+    again = GrowingTable(file, known, used.append)
+    again.add([1, 2], ANSWER)
+    again.keep()
+
+    assert read(used[0]) == read(Table.of([([], [7, 8]), ([1, 2], ANSWER)]))
+    assert read(Table.load(file)) == read(Table.of([([1, 2], ANSWER)] * 2))
+
+
+def test_a_running_decoder_takes_up_what_it_said(file, used, monkeypatch):
+    monkeypatch.setattr(growing, "EVERY", 2 * len(ANSWER))
+    known = Table.of([([], [7, 8])])
+    growing_table = GrowingTable(file, known, used.append)
+    for prompt in ([1], [2], [3]):
+        growing_table.add(prompt, ANSWER)
+    growing_table.add([4], [])
+
+    assert [read(each) for each in used] == [read(Table.of([([], [7, 8]), ([1], ANSWER), ([2], ANSWER)]))]
+
+
+def test_the_file_does_not_grow_for_ever(file, used, monkeypatch):
+    monkeypatch.setattr(growing, "MOST_FOLLOWERS", 40)
+    growing_table = GrowingTable(file, Table.of([]), used.append)
+    for start in range(0, 400, 20):
+        growing_table.add([], [0, 1, 0, 1, 0, 1, *range(start, start + 20)])
+        growing_table.keep()
+        assert len(Table.load(file).tokens) <= 40
+
+    assert table_key((0,)) in Table.load(file).keys  # what came often is still there
+
+
+def test_nothing_is_lost_while_another_process_writes(file, used):
+    growing_table = GrowingTable(file, Table.of([]), used.append)
+    growing_table.add([1], ANSWER)
+    with locked(file.with_suffix(".lock"), "another's writing"):
+        assert growing_table.keep() is None
+        assert not file.exists()
+    growing_table.keep()
+
+    assert read(Table.load(file)) == read(Table.of([([1], ANSWER)]))
+
+
+def test_a_damaged_file_is_named(file, used):
+    file.parent.mkdir()
+    file.write_bytes(b"damaged")
+    with pytest.raises(ArtifactError, match=r"one\.safetensors cannot be read .*; remove it, and counting begins anew"):
+        GrowingTable(file, Table.of([]), used.append)
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory):
+    """Of a tiny model, with a table that knows nothing of what it says."""
+    folder = tmp_path_factory.mktemp("growing")
+    random_model().save_pretrained(folder / "target")
+    byte_tokenizer().save_pretrained(folder / "target")
+    target = ModelRef(str(folder / "target"), model_fingerprint(folder / "target"), 1)
+    path = write_artifacts(
+        folder, "grows", target=target, drafters=[CountsOptions()], depth_from="mean",
+        tokenizer=tokenizer_fingerprint(folder / "target"),
+    )  # fmt: skip
+    predictor = next((folder / "predictors" / "grows").iterdir())
+    Belief.usual(with_table=True).save(predictor / BELIEF_FILE)
+    Table.of([([], [0, 0])]).save(predictor / TABLE_FILE)
+    return path
+
+
+def iterations(decoder, **options):
+    generation = decoder.generate(list(TEXT[:12]), max_new_tokens=60, ignore_eos=True, **options)
+    return generation.metrics.iterations, generation.tokens
+
+
+def test_a_later_decoder_knows_the_answer(plan, tmp_path, monkeypatch):
+    monkeypatch.setenv("YGGDRASIL_CACHE", str(tmp_path))
+    first = Decoder.from_plan(plan, backend="eager")
+    iterations(first)
+    iterations(first)
+    folder = grown_file("").parent
+    assert folder.parent == tmp_path
+    assert not folder.exists()  # nobody asked for it
+
+    first.grow_table()
+    before, tokens = iterations(first)
+    iterations(first, speculation=Speculation(rule="typical"))  # not the target's own law: not counted
+    assert not folder.exists()  # kept when the decoder goes
+    del first
+    gc.collect()
+    (kept,) = folder.glob("*.safetensors")
+    assert Table.load(kept).totals.sum() == 2 * len(tokens)  # contexts of one token and of two
+
+    second = Decoder.from_plan(plan, backend="eager")
+    second.grow_table()
+    after, again = iterations(second)
+    assert again == tokens
+    assert after < before
+
+
+def test_a_decoder_without_a_table_says_so(pair):
+    with pytest.raises(YggdrasilError, match="no table that could grow; calibrate one with --drafter table"):
+        pair.decoder(None, SHAPES).grow_table()

@@ -1,0 +1,85 @@
+"""A plan and what it names put together: models loaded, steps and buffers built, the policy made."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from yggdrasil.artifacts.gguf import forget_headers
+from yggdrasil.drafters.protocol import Drafter, FreeDrafter, together
+from yggdrasil.engine.build import Assembly, assemble, default_backend, open_device
+from yggdrasil.engine.ends import end_tokens
+from yggdrasil.engine.planned import (
+    Drafting,
+    check_fingerprint,
+    drafting_by,
+    planned_drafter,
+    planned_free,
+    planned_policy,
+)  # fmt: skip
+from yggdrasil.engine.policy import Policy
+from yggdrasil.errors import YggdrasilError
+from yggdrasil.models.compiled import Backend
+from yggdrasil.models.facts import load_tokenizer
+from yggdrasil.models.kept_tensors import open_model
+from yggdrasil.models.loaded import LoadedModel
+from yggdrasil.models.room import check_room
+from yggdrasil.models.source import Source
+from yggdrasil.predictor.bundle import Learned
+from yggdrasil.scheduling.plan import Plan
+
+DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+DtypeName = Literal["bfloat16", "float32"]
+
+
+class Opened(NamedTuple):
+    """The parts of a decoder."""
+
+    assembly: Assembly
+    tokenizer: PreTrainedTokenizerBase
+    policy: Policy
+    eos: frozenset[int]
+
+
+def opened(
+    plan: Plan,
+    folder: Path,
+    learned: Learned | None,
+    dtype: DtypeName,
+    stand_in: Drafter | FreeDrafter | None,
+    backend: Backend | None,
+    max_length: int | None,
+    tokenizer: PreTrainedTokenizerBase | None,
+) -> Opened:
+    """What a ``Decoder`` is made of, by ``plan``, whose drafters' learned files lie in ``folder``.
+
+    Of the plan, ``dtype``, the drafter (``stand_in``), the backend and ``max_length`` may be others.
+
+    Raises:
+        YggdrasilError: the checkpoints are not those of the plan, or do not fit each other.
+    """
+    check_fingerprint(plan.target, "target")
+    source = Source.find(plan.target.path())
+    if source.tokenizer_fingerprint() != plan.tokenizer:
+        raise YggdrasilError(f"the tokenizer of {source.given} is not the one the plan {plan.name} was calibrated with")
+    forget_headers()  # before the tokenizer takes as much again
+    tokenizer = load_tokenizer(source) if tokenizer is None else tokenizer
+    device = open_device(plan.device)
+    target = open_model(source, DTYPES[dtype], device, plan.target.threads, weights=plan.weights_in(dtype))
+    plan, second, free = (
+        Drafting(plan, planned_drafter(plan, tokenizer, target, dtype), planned_free(plan, folder))
+        if stand_in is None
+        else drafting_by(plan, folder, stand_in)
+    )
+    policy = planned_policy(plan, learned, drafts=second is not None)
+    shapes = plan.shapes if max_length is None else replace(plan.shapes, max_length=max_length)
+    if shapes.max_length > plan.shapes.max_length:
+        models = [target, *([second] if isinstance(second, LoadedModel) else [])]
+        check_room(models, shapes.max_length, shapes.cache_capacity)
+    knots = None if learned is None else torch.from_numpy(np.asarray(learned.acceptance.knots))
+    backend = backend or default_backend(device)
+    assembly = assemble(target, second, shapes, backend, knots=knots, stages=plan.stages, free=together(free))
+    return Opened(assembly, tokenizer, policy, end_tokens(str(source.folder), target.outline.eos, tokenizer))
