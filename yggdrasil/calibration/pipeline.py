@@ -27,6 +27,7 @@ from yggdrasil.calibration.backends import time_backends
 from yggdrasil.calibration.choose import Choice, choose
 from yggdrasil.calibration.counted import Counted
 from yggdrasil.calibration.documents import open_ended, record_all, usable_texts
+from yggdrasil.calibration.elsewhere import with_largest_table
 from yggdrasil.calibration.guesses import count_text, foresee_some, guesses_beside
 from yggdrasil.calibration.job import Job
 from yggdrasil.calibration.measure import COLUMNS, costs_from, measure_stages, useful_verify_widths
@@ -90,6 +91,7 @@ def _calibrate(
         choice = choose(traces, acceptance, costs[0].steps(), free, dict(enumerate(texts)))
         report(1.0)
 
+    counted = with_largest_table(job, counted)
     machine = current_machine()
     predictor_folder = predictor_directory(settings.root, settings.name, machine)
     destination = plan_path(settings.root, settings.name, machine)
