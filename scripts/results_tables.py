@@ -36,6 +36,7 @@ TABLES: dict[str, tuple[str, Callable[[Sequence[Result]], str]]] = {  # block: t
     "systems": ("systems", systems.systems),
     "turns": ("turns", waiting.turns),
 }
+OF_ONE_MACHINE = {"figure", "headline"}  # the README shows that with most prompts; docs/results.md has all
 FROM_PLANS: dict[str, Callable[[Path], str]] = {"policies": predictors.policies, "predictors": predictors.reports}
 
 
@@ -51,7 +52,10 @@ def block(name: str, root: Path) -> str:
     if name not in TABLES:
         raise ValueError(f"there is no block {name!r}; choose from {', '.join(sorted({**TABLES, **FROM_PLANS}))}")
     kind, make = TABLES[name]
-    made = [(make(results), caption(results)) for results in read_results(root / "profiles", kind).values()]
+    found = list(read_results(root / "profiles", kind).values())
+    if name in OF_ONE_MACHINE:
+        found = sorted(found, key=lambda results: sum(each.record["prompts"] for each in results))[-1:]
+    made = [(make(results), caption(results)) for results in found]
     return "\n\n".join(f"{body}\n\n{line}" for body, line in made if body) or NOTHING
 
 
