@@ -21,7 +21,7 @@ inline __m512 fma_pair(__m512 acc, __m512i weights, __m512i x) {
 // Arithmetic of several rows fills the time in which the processor would look ahead by itself.
 template <int M>
 inline void look_ahead(const uint32_t* weights) {
-  if constexpr (M > 1) _mm_prefetch(reinterpret_cast<const char*>(weights + kLookAhead * kPanel), _MM_HINT_T0);
+  if constexpr (M > 1) fetch_ahead(weights + kLookAhead * kPanel);
 }
 
 template <int M, int NB>

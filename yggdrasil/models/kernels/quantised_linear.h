@@ -159,7 +159,7 @@ void quantised_tile(const uint8_t* pair, uint8_t* input, int64_t groups, int64_t
   for (int64_t i = 0; i < 2 * rows; ++i) _mm512_store_ps(out + i * kLanes, zero);
   for (int64_t group = 0; group < groups; ++group, pair += F::kPairGroup) {
     for (int64_t chunk = 0; chunk < F::kChunks; ++chunk, input += rows * InputChunk::kBytes) {
-      for (int64_t line = 0; line < kShare; line += 64) _mm_prefetch(pair + chunk * kShare + kFetchAhead + line, _MM_HINT_T0);
+      for (int64_t line = 0; line < kShare; line += 64) fetch_ahead(pair + chunk * kShare + kFetchAhead + line);
       WidePair wide;
 #pragma GCC unroll 2
       for (int p = 0; p < 2; ++p) {
