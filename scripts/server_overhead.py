@@ -1,8 +1,9 @@
 """What a server costs beside the library: one process decodes the same prompts either way in turns.
 
 Both ways share one decoder, and so its memory, its learned costs and its luck with pages, in which two processes differ
-by more than a server costs. The client is a process of its own that only notes when bytes come. Every prompt is answered
-several times each way, and the fastest counts: what else a machine does makes an answer a tenth slower, and none faster.
+by more than a server costs. The client is a process of its own that only notes when bytes come. Every prompt is
+answered several times each way, and the fastest counts: what else a machine does makes an answer a tenth slower, and
+none faster.
 """
 
 import json
