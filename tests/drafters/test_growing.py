@@ -183,6 +183,23 @@ def test_a_later_decoder_knows_the_answer(plan, tmp_path, monkeypatch):
     assert after < before
 
 
+def test_an_answer_that_was_broken_off_counts_as_far_as_it_came(plan, tmp_path, monkeypatch):
+    monkeypatch.setenv("YGGDRASIL_CACHE", str(tmp_path))
+    decoder = Decoder.from_plan(plan, backend="eager")
+    decoder.grow_table()
+    request = decoder.start(list(TEXT[:12]), max_new_tokens=60, ignore_eos=True)
+    for _ in request:
+        if len(request.tokens) > 4:
+            break
+    tokens = request.result().tokens
+    assert 4 < len(tokens) < 60
+    del decoder, request
+    gc.collect()
+
+    (kept,) = grown_file("").parent.glob("*.safetensors")
+    assert Table.load(kept).num_tokens == len(tokens)
+
+
 def test_a_decoder_without_a_table_says_so(pair):
     with pytest.raises(YggdrasilError, match="no table that could grow; calibrate one with --drafter table"):
         pair.decoder(None, SHAPES).grow_table()
