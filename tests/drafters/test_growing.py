@@ -118,15 +118,19 @@ def test_the_file_does_not_grow_for_ever(file, used, monkeypatch):
     assert table_key((0,)) in Table.load(file).keys  # what came often is still there
 
 
-def test_nothing_is_lost_while_another_process_writes(file, used):
+def test_nothing_is_lost_while_another_process_writes(file, used, monkeypatch):
+    monkeypatch.setattr(growing, "EVERY", len(ANSWER) + 2)
     growing_table = GrowingTable(file, Table.of([]), used.append)
-    growing_table.add([1], ANSWER)
+    growing_table.add([1], [*ANSWER, 7])
     with locked(file.with_suffix(".lock"), "another's writing"):
         assert growing_table.keep() is None
         assert not file.exists()
+        monkeypatch.setattr(growing_table, "keep", lambda: pytest.fail("it is tried again at once"))
+        growing_table.add([1], [3])
+        monkeypatch.undo()
     growing_table.keep()
 
-    assert read(Table.load(file)) == read(Table.of([([1], ANSWER)]))
+    assert read(Table.load(file)) == read(Table.of([([1], [*ANSWER, 7]), ([1], [3])]))
 
 
 def test_a_damaged_file_is_named(file, used):

@@ -46,7 +46,10 @@ class GrowingTable:
             self._use(self._known.plus(grown))
 
     def keep(self) -> Table | None:
-        """Add what is new to the file, and return all of it; None where another process is at it, for a later time."""
+        """Add what is new to the file, and return all of it.
+
+        None where that cannot be done now, as when another process is at it: it waits for the next time.
+        """
         if not self._new:
             return None
         try:
@@ -57,6 +60,7 @@ class GrowingTable:
                     grown = grown.halved()
                 grown.save(self._file)
         except ArtifactError:
+            self._num_new = 0  # not again at every answer, which would count all that waits each time
             return None
         self._new, self._num_new = [], 0
         return grown
