@@ -56,6 +56,7 @@ class RowWriter:
         self, loaded: LoadedModel, ends: Collection[int], capacity: int, seed: int, num_rows: int | None = None
     ) -> None:
         self._rows = Rows(loaded, num_rows or rows_that_fit(loaded, capacity), capacity)
+        self._num_threads = loaded.num_threads
         self._ends, self._coins = ends, torch.Generator().manual_seed(seed)
 
     def write(self, tasks: Iterator[Task]) -> Iterator[list[Written]]:
@@ -85,7 +86,7 @@ class RowWriter:
 
     @torch.inference_mode()
     def _chosen(self, logits: Tensor, texts: list[Written]) -> list[int]:
-        tokens: list[int] = logits.argmax(-1).tolist()
+        tokens: list[int] = torch.ops.yggdrasil.best_tokens(logits, self._num_threads)[1].tolist()
         drawn = [row for row, text in enumerate(texts) if text.task.is_drawn]
         if drawn:
             best, candidates = logits[drawn].float().topk(min(_LIKELIEST, logits.shape[-1]))

@@ -3,11 +3,11 @@
 A pass takes one more token of each of the first M rows and whole prompts for the rows behind them, all in one line
 without padding: what does not look across places (nearly all of a model) sees one batch of N tokens.
 
-Dims: R rows, M rows that go on, S slots of a row, N tokens of a pass, Hq and Hkv heads, G = Hq / Hkv, D head size.
+Dims: R rows, M rows that go on, S slots of a row, N tokens of a pass, Hq and Hkv heads, D head size.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,14 @@ from yggdrasil.models.loaded import LoadedModel
 SIDE_BY_SIDE = "yggdrasil_side_by_side"
 
 
+class _Part(NamedTuple):
+    """Tokens of a pass that attend alike: those of one row, or one of each of several."""
+
+    tokens: slice
+    rows: slice
+    seen: Tensor  # keys that each token sees, its own included
+
+
 class Rows:
     """Keys and values of R texts, allocated once, and what the pass that runs holds of them."""
 
@@ -28,12 +36,10 @@ class Rows:
         self._caches = [  # zeros: what is masked is added to a sum too, times nothing
             tuple(torch.zeros(shape, dtype=loaded.dtype, device=loaded.device) for _ in range(2)) for shape in shapes
         ]
-        self._model, self._device = loaded.model, loaded.device
+        self._model, self._device, self._num_threads = loaded.model, loaded.device, loaded.num_threads
         self.num_rows, self.capacity = num_rows, capacity
-        self._going = self._positions = torch.empty(0, dtype=torch.int64, device=self._device)  # [M] each
-        self._longest = 0  # slots that any of the M rows has filled, with this pass's
-        self._prompts: list[int] = []  # lengths of those that this pass reads
-        self._masks: dict[int, Tensor] = {}  # by window, [M, 1, 1, longest] to be added to scores
+        self._rows = self._places = torch.empty(0, dtype=torch.int64)  # [N] each: where a pass keeps its tokens
+        self._parts: list[_Part] = []
         self._layers_attended = 0
 
     def move(self, source: int, target: int, length: int) -> None:
@@ -50,13 +56,12 @@ class Rows:
         """
         self._begin(lengths, [len(prompt) for prompt in prompts])
         line = [*tokens, *(token for prompt in prompts for token in prompt)]
-        places = [*lengths, *(place for prompt in prompts for place in range(len(prompt)))]
-        ends = torch.tensor([1] * len(tokens) + self._prompts).cumsum(0).to(self._device) - 1
+        ends = torch.tensor([1] * len(tokens) + [len(prompt) for prompt in prompts]).cumsum(0).to(self._device) - 1
         model: Any = self._model
         hook = model.get_output_embeddings().register_forward_pre_hook(lambda _, given: (given[0][:, ends],))
         try:
             output = model(
-                torch.tensor([line], device=self._device), position_ids=torch.tensor([places], device=self._device),
+                torch.tensor([line], device=self._device), position_ids=self._places[None],
                 attention_mask=torch.ones(1, 1, 1, 1, dtype=torch.bool, device=self._device),  # ours are with the rows
                 use_cache=False, side_by_side=self,
             )  # fmt: skip
@@ -69,10 +74,19 @@ class Rows:
     def _begin(self, lengths: Sequence[int], prompts: list[int]) -> None:
         assert len(lengths) + len(prompts) <= self.num_rows
         assert max([*lengths, *(length - 1 for length in prompts)]) < self.capacity
-        self._positions = torch.tensor(list(lengths), dtype=torch.int64, device=self._device)
-        self._going = torch.arange(len(lengths), device=self._device)
-        self._longest = max(lengths, default=-1) + 1
-        self._prompts, self._masks, self._layers_attended = prompts, {}, 0
+        rows, places = list(range(len(lengths))), list(lengths)
+        self._parts, self._layers_attended = [], 0
+        if lengths:  # a text each
+            self._parts.append(_Part(slice(0, len(rows)), slice(0, len(rows)), self._indices(lengths) + 1))
+        for row, length in enumerate(prompts, start=len(lengths)):
+            tokens = slice(len(rows), len(rows) + length)
+            self._parts.append(_Part(tokens, slice(row, row + 1), self._indices(range(1, length + 1))))
+            rows += [row] * length
+            places += range(length)
+        self._rows, self._places = self._indices(rows), self._indices(places)
+
+    def _indices(self, values: Sequence[int]) -> Tensor:
+        return torch.tensor(list(values), dtype=torch.int64, device=self._device)
 
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int, softcap: float
@@ -80,53 +94,14 @@ class Rows:
         """Keep ``key`` and ``value`` [N, Hkv, D] and attend to them with ``query`` [N, Hq, D]; returns [N, Hq, D]."""
         keys, values = self._caches[layer]
         self._layers_attended += 1
-        going, heads = len(self._going), key.shape[1]
-        keys[self._going, :, self._positions], values[self._going, :, self._positions] = key[:going], value[:going]
-        parts = []
-        if going:
-            parts.append(_attention(
-                query[:going].unflatten(1, (heads, -1)), keys[:going, :, : self._longest],
-                values[:going, :, : self._longest], self._mask(window, query.dtype), scale, softcap,
-            ).flatten(1, 2))  # fmt: skip
-        begin = going
-        for row, length in enumerate(self._prompts, start=going):
-            own = slice(begin, begin + length)
-            keys[row, :, :length], values[row, :, :length] = key[own].transpose(0, 1), value[own].transpose(0, 1)
-            parts.append(_prompt_attention(query[own], key[own], value[own], scale, window, softcap))
-            begin += length
-        return torch.cat(parts)
-
-    def _mask(self, window: int, dtype: torch.dtype) -> Tensor:
-        if window not in self._masks:
-            slots, last = torch.arange(self._longest, device=self._device), self._positions[:, None]
-            seen = slots <= last
-            if window:
-                seen &= slots > last - window
-            zeros = torch.zeros(seen.shape, dtype=dtype, device=self._device)
-            self._masks[window] = zeros.masked_fill(~seen, float("-inf"))[:, None, None]
-        return self._masks[window]
-
-
-def _prompt_attention(query: Tensor, key: Tensor, value: Tensor, scale: float, window: int, softcap: float) -> Tensor:
-    """Of one text with itself: [N, Hq, D] to [N, Hq, D]."""
-    length, groups = query.shape[0], query.shape[1] // key.shape[1]
-    query, key, value = (part.transpose(0, 1)[None] for part in (query, key, value))
-    key, value = (part.repeat_interleave(groups, dim=1) for part in (key, value))
-    mask = None
-    if softcap or 0 < window < length:
-        ahead = torch.ones(length, length, dtype=torch.bool, device=query.device)
-        unseen = ahead.triu(1) | (ahead.tril(-window) if window else False)
-        mask = torch.zeros(length, length, dtype=query.dtype, device=query.device).masked_fill(unseen, float("-inf"))
-    return _attention(query, key, value, mask, scale, softcap)[0].transpose(0, 1)
-
-
-def _attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float, softcap: float) -> Tensor:
-    """Causal where there is no mask."""
-    if not softcap:
-        return nn.functional.scaled_dot_product_attention(query, key, value, mask, is_causal=mask is None, scale=scale)
-    assert mask is not None
-    scores = torch.tanh(query @ key.transpose(-1, -2) * (scale / softcap)) * softcap + mask
-    return scores.softmax(-1, dtype=torch.float32).to(query.dtype) @ value
+        keys[self._rows, :, self._places], values[self._rows, :, self._places] = key, value
+        return torch.cat([
+            torch.ops.yggdrasil.rows_attention(
+                query[part.tokens], keys[part.rows], values[part.rows], part.seen, scale, window, softcap,
+                self._num_threads,
+            )
+            for part in self._parts
+        ])  # fmt: skip
 
 
 def side_by_side_attention(  # noqa: PLR0913  (the signature is transformers')

@@ -60,16 +60,16 @@ def train(settings: TrainSettings, teller: Teller) -> Path:
     prompts = _prompts(settings, tokenizer)
     torch.set_num_threads(settings.threads or current_machine().cores)
     with locked(settings.work.with_name(settings.work.name + ".lock"), f"a training of {shown(settings.out)}"):
-        loaded = load_model(source, torch.bfloat16, torch.device("cpu"), torch.get_num_threads(), pack=False)
         kept = KeptTraining.read(settings.work, _identity(settings, source), teller.tell)
         trained = 0.0 if kept is None else kept.progress.seconds
         budget = Budget((trained + settings.minutes * 60) * _TEXT_SHARE, settings.tokens)
-        documents = _own_text(OwnText(loaded, tokenizer, prompts, _text_file(source)), budget, settings, teller)
+        documents = _own_text(source, tokenizer, prompts, budget, settings, teller)
         parts = split(documents)
         if len(documents) < _LEAST_DOCUMENTS or not parts.held_out or not parts.trained:
             raise YggdrasilError(
                 f"{settings.target} wrote {len(documents)} texts, too few to train on; give more --minutes"
             )
+        loaded = load_model(source, torch.bfloat16, torch.device("cpu"), torch.get_num_threads(), pack=False)
         _Run(loaded, source, settings, parts, kept, teller).go(deadline)
     return settings.out
 
@@ -85,14 +85,19 @@ def _identity(settings: TrainSettings, source: Source) -> str:
     return source.fingerprint() if settings.kind == "eagle3" else f"{settings.kind} {source.fingerprint()}"
 
 
-def _text_file(source: Source) -> Path:
-    """What the target ever wrote; shared with calibrations of the same target."""
-    return text_file(f"{source.fingerprint()}-{usual_weights(source, 'bfloat16', 'cpu')}")
-
-
-def _own_text(writer: OwnText, budget: Budget, settings: TrainSettings, teller: Teller) -> list[Document]:
-    """All of it, with what the target writes now."""
+def _own_text(
+    source: Source,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: list[list[int]],
+    budget: Budget,
+    settings: TrainSettings,
+    teller: Teller,
+) -> list[Document]:
+    """All that the target ever wrote, shared with its calibrations, and what it writes now: as it is decoded."""
     settings.work.mkdir(parents=True, exist_ok=True)
+    weights = usual_weights(source, "bfloat16", "cpu")
+    loaded = load_model(source, torch.bfloat16, torch.device("cpu"), torch.get_num_threads(), weights=weights)
+    writer = OwnText(loaded, tokenizer, prompts, text_file(f"{source.fingerprint()}-{weights}"))
     return writer.write(budget, settings.work / "own-text.json", teller.phase)
 
 

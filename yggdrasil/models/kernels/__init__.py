@@ -52,6 +52,10 @@ _library.define(
     "tree_attention(Tensor query, Tensor key, Tensor value, Tensor(a!) key_cache, Tensor(b!) value_cache, "
     "Tensor offsets, Tensor tree_mask, float scale, int window, float softcap, int num_threads) -> Tensor"
 )
+_library.define(
+    "rows_attention(Tensor query, Tensor keys, Tensor values, Tensor lengths, float scale, int window, float softcap, "
+    "int num_threads) -> Tensor"
+)
 _library.define("best_tokens(Tensor logits, int num_threads) -> (Tensor, Tensor)")
 _library.define("top_candidates(Tensor values, SymInt k) -> (Tensor, Tensor)")
 _library.define("open_unit(str name, str path) -> ()")

@@ -23,6 +23,7 @@
 #include "linear_ops.h"
 #include "package.h"
 #include "ranking.h"
+#include "rows_attention.h"
 #include "shims.h"
 #include "threads.h"
 #include "tree_ops.h"
@@ -109,6 +110,7 @@ TORCH_LIBRARY_IMPL(yggdrasil, CPU, m) {
   m.impl("packed_linears", &packed_linears);
   m.impl("packed_best", &packed_best);
   m.impl("tree_attention", &tree_attention);
+  m.impl("rows_attention", &rows_attention);
   m.impl("best_tokens", &best_tokens);
   m.impl("top_candidates", &top_candidates);
   m.impl("rank_nodes", &rank_nodes);

@@ -92,6 +92,30 @@ def tree_attention(  # noqa: PLR0913  (an operator's schema)
     return heads.transpose(0, 1).to(query.dtype).unsqueeze(0).contiguous()
 
 
+def rows_attention(
+    query: Tensor,  # [N, Hq, D]
+    keys: Tensor,  # [N, Hkv, S, D], or [1, Hkv, S, D] where all are of one text
+    values: Tensor,
+    lengths: Tensor,  # [N] int64: keys that each sees, its own included
+    scale: float,
+    window: int,
+    softcap: float,
+    num_threads: int,
+) -> Tensor:
+    """Each token attends to as much of its text as it sees; returns [N, Hq, D]."""
+    longest = int(lengths.max())
+    slots = torch.arange(longest, device=query.device)
+    hidden = slots >= lengths[:, None]
+    if window > 0:
+        hidden |= slots < lengths[:, None] - window
+    grouped = query.unflatten(1, (keys.shape[1], -1)).float()  # [N, Hkv, G, D]
+    scores = torch.einsum("nhgd,nhsd->nhgs", grouped, keys[:, :, :longest].float()) * scale
+    if softcap > 0:
+        scores = softcap * torch.tanh(scores / softcap)
+    weights = scores.masked_fill(hidden[:, None, None], float("-inf")).softmax(-1)
+    return torch.einsum("nhgs,nhsd->nhgd", weights, values[:, :, :longest].float()).flatten(1, 2).to(query.dtype)
+
+
 def best_tokens(logits: Tensor, num_threads: int) -> tuple[Tensor, Tensor]:
     best, place = logits.max(-1)
     return best, place
@@ -140,6 +164,7 @@ PORTABLE: dict[str, Callable[..., Any]] = {
         packed_linears,
         packed_best,
         tree_attention,
+        rows_attention,
         best_tokens,
         top_candidates,
         move_rows,
