@@ -8,6 +8,7 @@ nothing of it needs to be exact to the last bit, since it only teaches what is l
 import json
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from functools import cached_property
 from math import inf
 from pathlib import Path
@@ -24,12 +25,14 @@ from yggdrasil.calibration.settings import Budget
 from yggdrasil.calibration.work import read_or_drop
 from yggdrasil.engine.ends import end_tokens
 from yggdrasil.models.attention import own_attention
+from yggdrasil.models.kernels import is_native
 from yggdrasil.models.loaded import LoadedModel
+from yggdrasil.models.one_thread import one_thread
 from yggdrasil.models.side_by_side import SIDE_BY_SIDE
 from yggdrasil.models.source import Source
 from yggdrasil.prompts import encode_chat
 
-ANSWER, OPENING = 128, 96  # tokens at most: of an answer, and of what the model opens with itself
+ANSWER, OPENING = 256, 96  # tokens at most: of an answer, and of what the model opens with itself
 _LONGEST_PROMPT = 512  # tokens kept of a prompt, the last ones
 _SORTED = 256  # prompts that are sorted by length together: rows that run at once are then of like length
 _MARK = "a-turn-that-is-to-be-written"
@@ -94,7 +97,11 @@ class OwnText:
         def used() -> float:
             return budget.share(_size(documents), monotonic() - began)
 
-        with own_attention(self._loaded.model, SIDE_BY_SIDE), self._file.open("a", encoding="utf-8") as lines:
+        with (
+            one_thread() if is_native() else nullcontext(),
+            own_attention(self._loaded.model, SIDE_BY_SIDE),
+            self._file.open("a", encoding="utf-8") as lines,
+        ):
             lines.write("\n" if is_cut else "")  # what an interruption has cut stays a line by itself
             for answered in self._answered(documents, lambda: used() >= 1.0):
                 lines.writelines(json.dumps(document._asdict()) + "\n" for document in answered)

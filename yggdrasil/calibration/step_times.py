@@ -16,6 +16,7 @@ import torch
 from yggdrasil.drafters.protocol import SteppedDrafter
 from yggdrasil.engine.build import Assembly
 from yggdrasil.models.compiled import Backend
+from yggdrasil.models.one_thread import one_thread
 from yggdrasil.profiling.roofline import measure_rates, step_work
 
 SAMPLE_COLUMNS = ("model", "step", "width", "context", "capacity", "backend", "round", "ms")
@@ -100,9 +101,7 @@ def time_steps(
     ``wait`` returns when all launched work is done.
     """
     rows: list[tuple[object, ...]] = []
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)  # PyTorch's idle threads would spin on the cores that our operators use
-    try:
+    with one_thread():  # else idle ones would spin on the cores that our operators use
         for step in steps:  # loads or compiles; the warm-up of the first turn then records captures
             step.prepare()
             step.run()
@@ -119,8 +118,6 @@ def time_steps(
                     elapsed_ms = (perf_counter_ns() - start) / 1e6
                     rows.append((*step[:6], turn, elapsed_ms))
                 progress((turn + (i + 1) / len(steps)) / rounds)
-    finally:
-        torch.set_num_threads(before)
     return pd.DataFrame(rows, columns=list(SAMPLE_COLUMNS))
 
 
