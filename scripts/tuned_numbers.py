@@ -105,7 +105,7 @@ class Play(NamedTuple):
 def plays_of_counts(name: str, limit: int) -> dict[str, Play]:
     """Guesses without a pass, over the target's own text that the plan's table was counted in, each apart from it."""
     plan, folder = _plan(name)
-    documents = read_documents(text_file(f"{plan.target.fingerprint}-{plan.target.weights}"))
+    documents = read_documents(text_file(plan.target.fingerprint, plan.target.weights))
     if len(documents) < 10 * limit:
         raise YggdrasilError(
             f"the target of {name} has written {len(documents)} texts, too few to play {limit} of them"

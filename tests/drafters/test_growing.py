@@ -167,7 +167,7 @@ def test_a_later_decoder_knows_the_answer(plan, tmp_path, monkeypatch):
     first = Decoder.from_plan(plan, backend="eager")
     iterations(first)
     iterations(first)
-    folder = grown_file("").parent
+    folder = grown_file("", "").parent
     assert folder.parent == tmp_path
     assert not folder.exists()  # nobody asked for it
 
@@ -200,7 +200,7 @@ def test_an_answer_that_was_broken_off_counts_as_far_as_it_came(plan, tmp_path, 
     del decoder, request
     gc.collect()
 
-    (kept,) = grown_file("").parent.glob("*.safetensors")
+    (kept,) = grown_file("", "").parent.glob("*.safetensors")
     assert Table.load(kept).num_tokens == len(tokens)
 
 

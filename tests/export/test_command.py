@@ -55,7 +55,7 @@ def test_a_plan_that_counts_is_foreseen_on_what_the_target_wrote(folder, capsys)
     assert run_program(*arguments) == 2
     assert "no text" in capsys.readouterr().err
 
-    own = text_file("0-full")
+    own = text_file("0", "full")
     own.parent.mkdir(parents=True)
     own.write_text(json.dumps({"prompt": [1, 2, 3, 4] * 3, "answer": [1, 2, 3, 4] * 12}))
     assert run_program(*arguments) == 0

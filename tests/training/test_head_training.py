@@ -196,7 +196,7 @@ def target(tmp_path_factory):
 def written(target, tmp_path, monkeypatch):
     """Texts to learn from; nothing more is to be written."""
     monkeypatch.setenv("YGGDRASIL_CACHE", str(tmp_path / "cache"))
-    file = text_file(f"{Source.find(target).fingerprint()}-full")
+    file = text_file(Source.find(target).fingerprint(), "full")
     file.parent.mkdir(parents=True)
     lines = [json.dumps({"prompt": [5, 6 + i % 7, 8], "answer": [10, 11, 12, 13 + i % 5, 14]}) for i in range(70)]
     file.write_text("\n".join(lines) + "\n")

@@ -34,7 +34,7 @@ def count_text(job: Job, costs: StepCosts) -> Counted | None:
     if pair.drafter is not None and not pair.counts.table:  # the text alone beside a model: the usual belief will do
         return learn_counts([], costs, with_table=False)._replace(recycles=pair.counts.recycling)
     source = Source.find(pair.target)
-    file = text_file(f"{source.fingerprint()}-{pair.weights}")
+    file = text_file(source.fingerprint(), pair.weights)
     asked = read_prompts(job.settings.prompts, chat=job.settings.chat)
     prompts = [encode_prompt(job.tokenizer, prompt) for prompt in asked]
     writer = OwnText(job.assembly.target.loaded, job.tokenizer, prompts, file)

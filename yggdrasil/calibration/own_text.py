@@ -45,9 +45,9 @@ class Document(NamedTuple):
     answer: list[int]
 
 
-def text_file(target: str) -> Path:
-    """Where the own text of the target with this fingerprint (and weights) is kept."""
-    return cache_root() / "texts" / f"{target}.jsonl"
+def text_file(fingerprint: str, weights: str) -> Path:
+    """Where the own text of this target is kept."""
+    return cache_root() / "texts" / f"{fingerprint}-{weights}.jsonl"
 
 
 def read_documents(file: Path, vocab_size: int = 2**31) -> list[Document]:

@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from itertools import count as numbers
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -298,3 +300,9 @@ def table_key(context: Sequence[int]) -> int:
     """A context of one or two tokens as one number."""
     first, second = context if len(context) == TABLE_LENGTH else (-1, context[0])
     return (first + 1) << 32 | second
+
+
+def has_one_token(keys: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    """Which of these keys are contexts of one token: every counted token follows just one of them."""
+    found: npt.NDArray[np.bool_] = keys >> 32 == 0
+    return found

@@ -17,9 +17,9 @@ EVERY = 16_384  # tokens; so often a running decoder takes up what it has said
 MOST_FOLLOWERS = 1 << 20  # that are kept, some 20 MB; beyond them all counts are halved, so the oldest fade
 
 
-def grown_file(target: str) -> Path:
-    """Where the counts of the target with this fingerprint (and weights) are kept."""
-    return cache_root() / "tables" / f"{target}.safetensors"
+def grown_file(fingerprint: str, weights: str) -> Path:
+    """Where the counts of what this target said are kept."""
+    return cache_root() / "tables" / f"{fingerprint}-{weights}.safetensors"
 
 
 class GrowingTable:

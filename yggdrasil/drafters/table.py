@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from yggdrasil.artifacts.store import read_tensors, write_tensors
-from yggdrasil.drafters.counted import BRANCHES, TABLE_LENGTH, table_key
+from yggdrasil.drafters.counted import BRANCHES, TABLE_LENGTH, has_one_token, table_key
 from yggdrasil.errors import ArtifactError
 
 IntArray: TypeAlias = npt.NDArray[np.int64]
@@ -70,7 +70,7 @@ class Table:
     @property
     def num_tokens(self) -> int:
         """How many tokens were counted."""
-        return int(self.totals[self.keys >> 32 == 0].sum())  # behind contexts of one token
+        return int(self.totals[has_one_token(self.keys)].sum())
 
     def plus(self, other: Table) -> Table:
         """What both have counted; of each context the followers that are most frequent in both together."""

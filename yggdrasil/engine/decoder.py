@@ -178,7 +178,7 @@ class Decoder:
         counts = self._counts()
         if self.plan is None or self._folder is None or counts is None or not counts.has_table:
             raise YggdrasilError("this decoder has no table that could grow; calibrate one with --drafter table")
-        file = grown_file(f"{self.plan.target.fingerprint}-{self.plan.target.weights}")
+        file = grown_file(self.plan.target.fingerprint, self.plan.target.weights)
         self._growing = GrowingTable(file, Table.load(self._folder / TABLE_FILE), counts.set_table)
         finalize(self, self._growing.keep)
 

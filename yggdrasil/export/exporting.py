@@ -166,7 +166,7 @@ def _named(engine: EngineName, drafter: ModelRef) -> tuple[ModelDrafter, list[st
 
 def _own_answers(plan: Plan) -> list[Document]:
     """Some of what the target wrote in calibration, spread over it."""
-    own = read_documents(text_file(f"{plan.target.fingerprint}-{plan.target.weights}"))
+    own = read_documents(text_file(plan.target.fingerprint, plan.target.weights))
     if not own:
         raise YggdrasilError(
             "there is no text of this target to foresee look-ups on; give --prompts, and --url of a running server"

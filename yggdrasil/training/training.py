@@ -97,7 +97,7 @@ def _own_text(
     settings.work.mkdir(parents=True, exist_ok=True)
     weights = usual_weights(source, "bfloat16", "cpu")
     loaded = load_model(source, torch.bfloat16, torch.device("cpu"), torch.get_num_threads(), weights=weights)
-    writer = OwnText(loaded, tokenizer, prompts, text_file(f"{source.fingerprint()}-{weights}"))
+    writer = OwnText(loaded, tokenizer, prompts, text_file(source.fingerprint(), weights))
     return writer.write(budget, settings.work / "own-text.json", teller.phase)
 
 
