@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from itertools import count
 from types import SimpleNamespace
 
 import made_up
@@ -115,6 +116,27 @@ def test_own_text_is_what_the_target_alone_would_say(tmp_path, loaded, tokenizer
     with file.open("a") as lines:
         lines.write('{"prompt": [1, 2], "answer": [3')  # cut by an interruption
     assert read_documents(file, loaded.vocab_size) == documents
+
+
+def test_when_time_is_up_answers_end_where_they_are(tmp_path, loaded, tokenizer, few_rows, monkeypatch):
+    """And are asked for again where little of them was written."""
+    prompts = [list(tokenizer(words)["input_ids"]) for words in WORDS]
+    file, spent, clock = tmp_path / "own.jsonl", tmp_path / "spent", count()
+    whole = {
+        tuple(each.prompt): each.answer
+        for each in OwnText(loaded, tokenizer, prompts, tmp_path / "w").write(Budget(60.0, 1), tmp_path / "s", silent)
+    }
+    monkeypatch.setattr("yggdrasil.calibration.own_text.monotonic", lambda: float(next(clock)))
+    cut = OwnText(loaded, tokenizer, prompts, file).write(Budget(8.0), spent, silent)
+
+    assert cut
+    for document in cut:
+        answer = whole[tuple(document.prompt)]
+        assert len(document.answer) < len(answer)
+        assert document.answer == answer[: len(document.answer)]
+    monkeypatch.undo()
+    again = OwnText(loaded, tokenizer, prompts, file).write(Budget(60.0, 400), spent, silent)
+    assert {tuple(each.prompt): each.answer for each in again[len(cut) :] if tuple(each.prompt) in whole} == whole
 
 
 def test_without_prompts_the_target_finds_its_own(tmp_path, loaded, tokenizer, few_rows):

@@ -33,6 +33,7 @@ from yggdrasil.models.source import Source
 from yggdrasil.prompts import encode_chat
 
 ANSWER, OPENING = 256, 96  # tokens at most: of an answer, and of what the model opens with itself
+_LEAST = 64  # tokens of an answer that was cut and is not asked for again
 _LONGEST_PROMPT = 512  # tokens kept of a prompt, the last ones
 _SORTED = 256  # prompts that are sorted by length together: rows that run at once are then of like length
 _MARK = "a-turn-that-is-to-be-written"
@@ -77,6 +78,7 @@ class OwnText:
         self, loaded: LoadedModel, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[list[int]], file: Path
     ) -> None:
         self._loaded, self._tokenizer, self._prompts, self._file = loaded, tokenizer, prompts, file
+        self._most = min(ANSWER, max(1, loaded.max_context // 2))  # tokens of an answer
         self._ends = end_tokens(str(Source.find(loaded.name).folder), loaded.outline.eos, tokenizer)
 
     def write(self, budget: Budget, spent: Path, phase: Callable[[str], Callable[[float], None]]) -> list[Document]:
@@ -97,13 +99,16 @@ class OwnText:
         def used() -> float:
             return budget.share(_size(documents), monotonic() - began)
 
+        def is_late() -> bool:
+            return budget.is_late(monotonic() - began)
+
         with (
             one_thread() if is_native() else nullcontext(),
             own_attention(self._loaded.model, SIDE_BY_SIDE),
             self._file.open("a", encoding="utf-8") as lines,
         ):
             lines.write("\n" if is_cut else "")  # what an interruption has cut stays a line by itself
-            for answered in self._answered(documents, lambda: used() >= 1.0):
+            for answered in self._answered(documents, lambda: used() >= 1.0, is_late):
                 lines.writelines(json.dumps(document._asdict()) + "\n" for document in answered)
                 lines.flush()
                 documents += answered
@@ -111,33 +116,41 @@ class OwnText:
                 report(used())
         return documents
 
-    def _answered(self, documents: Sequence[Document], is_enough: Callable[[], bool]) -> Iterator[list[Document]]:
-        """What is finished, pass by pass; nothing is begun once it ``is_enough``."""
-        context = self._loaded.max_context
-        longest = max(1, min(_LONGEST_PROMPT, context - ANSWER))
-        capacity = min(longest + ANSWER, context)
+    def _answered(
+        self, documents: Sequence[Document], is_enough: Callable[[], bool], is_late: Callable[[], bool]
+    ) -> Iterator[list[Document]]:
+        """What is finished, pass by pass; nothing is begun once it ``is_enough``.
+
+        Nothing goes on when it ``is_late``: a pass of a large model takes seconds, and an answer hundreds of passes.
+        """
+        longest = max(1, min(_LONGEST_PROMPT, self._loaded.max_context - self._most))
+        capacity = min(longest + self._most, self._loaded.max_context)
         writer = RowWriter(self._loaded, self._ends, capacity, seed=len(documents))
         given = (
-            Task(prompt, ANSWER)
+            Task(prompt, self._most)
             for number, prompt in enumerate(self._unanswered(documents, longest))
             if number < ROWS or not is_enough()  # however little time there is
         )
-        for finished in writer.write(given):
+        for finished in writer.write(given, is_late):
             yield [Document(text.task.prompt, text.tokens) for text in finished]
         asked: deque[Task] = deque()
-        for finished in writer.write(self._own_tasks(asked, is_enough)):
-            asked += (Task(self._asked(text)[-longest:], ANSWER) for text in finished if text.task.is_drawn)
+        for finished in writer.write(self._own_tasks(asked, is_enough), is_late):
+            asked += (Task(self._asked(text)[-longest:], self._most) for text in finished if text.task.is_drawn)
             answered = [text for text in finished if not text.task.is_drawn]
             if answered:
                 yield [Document(text.task.prompt, text.tokens) for text in answered]
 
     def _unanswered(self, documents: Sequence[Document], longest: int) -> Iterator[list[int]]:
         """The prompts given that were not answered before, those of like length after each other."""
-        answered = {tuple(document.prompt) for document in documents}
+        answered = {tuple(document.prompt) for document in documents if self._is_whole(document.answer)}
         prompts = [prompt[-longest:] for prompt in self._prompts if prompt]
         waiting = [prompt for prompt in prompts if tuple(prompt) not in answered]
         for start in range(0, len(waiting), _SORTED):
             yield from sorted(waiting[start : start + _SORTED], key=len)
+
+    def _is_whole(self, answer: list[int]) -> bool:
+        """Whether an answer was not cut short because it was late."""
+        return len(answer) >= min(_LEAST, self._most) or answer[-1] in self._ends
 
     def _own_tasks(self, asked: deque[Task], is_enough: Callable[[], bool]) -> Iterator[Task]:
         """What the model has ``asked`` itself, and as long as nothing waits more to ask."""

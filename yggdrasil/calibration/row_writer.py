@@ -3,7 +3,7 @@
 Dims: R rows at most, V vocabulary.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import NamedTuple
 
 import torch
@@ -59,8 +59,11 @@ class RowWriter:
         self._num_threads = loaded.num_threads
         self._ends, self._coins = ends, torch.Generator().manual_seed(seed)
 
-    def write(self, tasks: Iterator[Task]) -> Iterator[list[Written]]:
-        """What every pass has finished. A task is asked for when a row is free; all that were begun are finished."""
+    def write(self, tasks: Iterator[Task], is_late: Callable[[], bool] = lambda: False) -> Iterator[list[Written]]:
+        """What every pass has finished. A task is asked for when a row is free; all that were begun are finished.
+
+        Once it ``is_late`` they end where they are.
+        """
         going: list[Written] = []
         while True:
             new = [Written(task, []) for task in self._next(tasks, self._rows.num_rows - len(going))]
@@ -73,6 +76,9 @@ class RowWriter:
             going += new
             for text, token in zip(going, self._chosen(logits, going), strict=True):
                 text.tokens.append(token)
+            if is_late():
+                yield going
+                return
             finished = [text for text in going if self._is_finished(text)]
             self._close_gaps(going)
             if finished:

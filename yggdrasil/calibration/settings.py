@@ -58,6 +58,10 @@ class Budget(NamedTuple):
         used, whole = (seconds, self.seconds) if self.tokens is None else (float(tokens), float(self.tokens))
         return min(used / whole, 1.0) if whole else 1.0
 
+    def is_late(self, seconds: float) -> bool:
+        """Whether time is what counts, and is up."""
+        return self.tokens is None and seconds >= self.seconds
+
 
 _ROOM = 256  # tokens behind a context at which costs are measured: iterations that are timed
 _LONG = 3072  # tokens: three times the longest context at which costs are usually measured
