@@ -8,9 +8,12 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 #include <optional>
+#include <span>
 #include <tuple>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "linear_matrix.h"
@@ -20,24 +23,33 @@
 
 namespace yggdrasil {
 
-// All rows take the same unit, whatever the width: the two round their sums differently.
-inline void run_rows(const LinearJob& job, int64_t row, int64_t rows, int64_t begin, int64_t end) {
-#ifdef YGG_AMX
-  if (job.tiled) return run_matrix_panels(job, row, rows, begin, end);
-#endif
-  kRunners[rows](job, row, begin, end);
-}
-
-// Rows that visit a group of panels together: up to two blocks of the matrix unit, or an even share of up to 8.
+// Rows of tiles: two blocks of the matrix unit, or an even share of up to 8.
 inline std::vector<int64_t> row_shares(int64_t rows, bool is_tiled) {
   std::vector<int64_t> shares;
   if (is_tiled) {
     for (int64_t row = 0; row < rows; row += 32) shares.push_back(std::min<int64_t>(32, rows - row));
     return shares;
   }
-  const int64_t tiles = (rows + 7) / 8;
+  const int64_t tiles = (rows + kTileRows - 1) / kTileRows;
   for (int64_t i = 0; i < tiles; ++i) shares.push_back(rows * (i + 1) / tiles - rows * i / tiles);
   return shares;
+}
+
+// All rows take the same unit, whatever the width: the two round their sums differently.
+inline void run_rows(const LinearJob& job, std::span<const int64_t> shares, int64_t begin, int64_t end) {
+  int64_t row = 0;
+#ifdef YGG_AMX
+  if (job.tiled) {
+    for (const int64_t rows : shares) run_matrix_panels(job, std::exchange(row, row + rows), rows, begin, end);
+    return;
+  }
+#endif
+  while (!shares.empty()) {
+    const auto together = shares.first(std::min<size_t>(shares.size(), kTilesAtOnce));
+    run_panels(job, row, together, begin, end);
+    row = std::accumulate(together.begin(), together.end(), row);
+    shares = shares.subspan(together.size());
+  }
 }
 
 // Words of 32 bits: two bfloat16 or one float32. A tile of 16 x 16 is read by rows and written by columns, so that both
@@ -115,11 +127,7 @@ inline std::vector<Tensor> packed_around(const Tensor& input, const Around& arou
         LinearJob job = jobs[i];
         job.output.best = best;
         const int64_t panel = (group - first_group[i]) * kGroup, panels = (job.output.outputs + kPanel - 1) / kPanel;
-        int64_t first = 0;
-        for (const int64_t size : shares) {
-          run_rows(job, first, size, panel, std::min(panel + kGroup, panels));
-          first += size;
-        }
+        run_rows(job, shares, panel, std::min(panel + kGroup, panels));
       }
     };
     const auto multiply = [&](int64_t begin, int64_t end) {

@@ -1,12 +1,16 @@
-// Packed linear on the vector unit: up to 8 rows meet up to 4 panels in registers.
+// Packed linear on the vector unit: a tile of up to 8 rows meets up to 4 panels in registers. More rows are several tiles,
+// which meet a stretch of the panels one after the other before the next stretch: it comes from memory once, and while all
+// of them multiply.
 #pragma once
+
+#include <algorithm>
+#include <span>
 
 #include "linear_job.h"
 
 namespace yggdrasil {
 
 #ifdef YGG_AVX512
-constexpr int64_t kLookAhead = 64;  // inputs, or pairs of them, whose weights are fetched before they are needed
 
 inline __m512 fma_pair(__m512 acc, __m512i weights, __m512i x) {
 #ifdef __AVX512BF16__
@@ -18,56 +22,77 @@ inline __m512 fma_pair(__m512 acc, __m512i weights, __m512i x) {
 #endif
 }
 
-// Arithmetic of several rows fills the time in which the processor would look ahead by itself.
-template <int M>
-inline void look_ahead(const uint32_t* weights) {
-  if constexpr (M > 1) fetch_ahead(weights + kLookAhead * kPanel);
-}
+// Arithmetic of several rows fills the time in which the processor would look ahead by itself. Tiles that meet a stretch of
+// weights one after the other fetch the next stretch in turns, so that memory is as busy with each of them.
+struct Fetching {
+  const uint32_t* next;  // the next stretch, of the first panel
+  int64_t every, wait;   // steps from one fetch to the next, and to the first
 
+  template <int NB>
+  [[gnu::always_inline]] void look_ahead(int64_t k, int64_t panel_words) {
+    if (wait-- != 0) return;
+    wait = every - 1;
+#pragma GCC unroll 8
+    for (int n = 0; n < NB; ++n) fetch_ahead(next + n * panel_words + k * kPanel);
+  }
+};
+
+// Adds to sums[NB][M][kPanel] what `steps` inputs of M rows give with NB panels; `is_first` begins them.
 template <int M, int NB>
-void tile(const uint32_t* packed, const uint32_t* x, int64_t k_steps, bool is_bf16, int64_t panel_words, float* out) {
-  __m512 acc[NB][M];
+void tile(const uint32_t* packed, const uint32_t* x, int64_t k_steps, int64_t steps, bool is_bf16, int64_t panel_words, bool is_first,
+          Fetching fetching, float* sums) {
+  __m512 acc[NB][M];  // NOTE: in registers only where every loop over it is unrolled early, hence the pragmas
+#pragma GCC unroll 8
   for (int n = 0; n < NB; ++n)
-    for (int m = 0; m < M; ++m) acc[n][m] = _mm512_setzero_ps();
+#pragma GCC unroll 8
+    for (int m = 0; m < M; ++m) acc[n][m] = is_first ? _mm512_setzero_ps() : _mm512_load_ps(sums + (n * M + m) * kPanel);
   if (is_bf16) {
-    for (int64_t k = 0; k < k_steps; ++k) {
+    for (int64_t k = 0; k < steps; ++k, packed += kPanel) {
       __m512i weights[NB];
-      for (int n = 0; n < NB; ++n) {
-        const uint32_t* next = packed + n * panel_words + k * kPanel;
-        weights[n] = _mm512_loadu_si512(next);
-        look_ahead<M>(next);
-      }
+#pragma GCC unroll 8
+      for (int n = 0; n < NB; ++n) weights[n] = _mm512_loadu_si512(packed + n * panel_words);
+      if constexpr (M > 1) fetching.look_ahead<NB>(k, panel_words);
+#pragma GCC unroll 8
       for (int m = 0; m < M; ++m) {
         const __m512i broadcast = _mm512_set1_epi32(static_cast<int>(x[m * k_steps + k]));
+#pragma GCC unroll 8
         for (int n = 0; n < NB; ++n) acc[n][m] = fma_pair(acc[n][m], weights[n], broadcast);
       }
     }
   } else {
     const float* floats = reinterpret_cast<const float*>(x);
-    for (int64_t k = 0; k < k_steps; ++k) {
+    for (int64_t k = 0; k < steps; ++k, packed += kPanel) {
       __m512 weights[NB];
-      for (int n = 0; n < NB; ++n) {
-        const uint32_t* next = packed + n * panel_words + k * kPanel;
-        weights[n] = _mm512_loadu_ps(reinterpret_cast<const float*>(next));
-        look_ahead<M>(next);
-      }
+#pragma GCC unroll 8
+      for (int n = 0; n < NB; ++n) weights[n] = _mm512_loadu_ps(reinterpret_cast<const float*>(packed + n * panel_words));
+      if constexpr (M > 1) fetching.look_ahead<NB>(k, panel_words);
+#pragma GCC unroll 8
       for (int m = 0; m < M; ++m) {
         const __m512 broadcast = _mm512_set1_ps(floats[m * k_steps + k]);
+#pragma GCC unroll 8
         for (int n = 0; n < NB; ++n) acc[n][m] = _mm512_fmadd_ps(weights[n], broadcast, acc[n][m]);
       }
     }
   }
+#pragma GCC unroll 8
   for (int n = 0; n < NB; ++n)
-    for (int m = 0; m < M; ++m) _mm512_storeu_ps(out + (n * M + m) * kPanel, acc[n][m]);
+#pragma GCC unroll 8
+    for (int m = 0; m < M; ++m) _mm512_store_ps(sums + (n * M + m) * kPanel, acc[n][m]);
 }
 #else
+struct Fetching {
+  const uint32_t* next;
+  int64_t every, wait;
+};
+
 template <int M, int NB>
-void tile(const uint32_t* packed, const uint32_t* x, int64_t k_steps, bool is_bf16, int64_t panel_words, float* out) {
-  std::fill(out, out + NB * M * kPanel, 0.0f);
+void tile(const uint32_t* packed, const uint32_t* x, int64_t k_steps, int64_t steps, bool is_bf16, int64_t panel_words, bool is_first, Fetching,
+          float* sums) {
+  if (is_first) std::fill(sums, sums + NB * M * kPanel, 0.0f);
   for (int n = 0; n < NB; ++n) {
     const uint32_t* panel = packed + n * panel_words;
-    float* block = out + n * M * kPanel;
-    for (int64_t k = 0; k < k_steps; ++k) {
+    float* block = sums + n * M * kPanel;
+    for (int64_t k = 0; k < steps; ++k) {
       for (int m = 0; m < M; ++m) {
         const uint32_t word = x[m * k_steps + k];
         float* row = block + m * kPanel;
@@ -89,27 +114,50 @@ void tile(const uint32_t* packed, const uint32_t* x, int64_t k_steps, bool is_bf
 }
 #endif
 
-template <int M>
-constexpr int panels_at_once() { return M <= 6 ? 4 : 3; }  // at most 24 accumulators
+constexpr int64_t kTileRows = 8;     // at most: up to 6 with 4 panels, or 8 with 3, are 24 sums in registers
+constexpr int64_t kTilesAtOnce = 8;  // at most, that meet a stretch of weights while it is near
+constexpr int64_t kStretch = 256;    // inputs, or pairs of them, at most
 
-template <int M, int NB>
-void run_tile(const LinearJob& job, int64_t row, int64_t panel) {
-  alignas(64) float out[NB * M * kPanel];
-  tile<M, NB>(job.packed + panel * job.panel_words, job.x + row * job.k_steps, job.k_steps, job.output.is_bf16, job.panel_words, out);
-  for (int n = 0; n < NB; ++n)
-    for (int m = 0; m < M; ++m) store_row(job.output, row + m, panel + n, out + (n * M + m) * kPanel);
+using Tile = void (*)(const uint32_t*, const uint32_t*, int64_t, int64_t, bool, int64_t, bool, Fetching, float*);
+template <int NB>
+constexpr Tile kTiles[kTileRows + 1] = {nullptr,     tile<1, NB>, tile<2, NB>, tile<3, NB>, tile<4, NB>,
+                                        tile<5, NB>, tile<6, NB>, tile<7, NB>, tile<8, NB>};
+
+// Tiles of `shares` rows each, from `row` on, meet NB panels from `panel` on.
+template <int NB>
+void run_tiles(const LinearJob& job, int64_t row, std::span<const int64_t> shares, int64_t panel) {
+  alignas(64) float sums[kTilesAtOnce * kTileRows * NB * kPanel];
+  const auto count = static_cast<int64_t>(shares.size()), stretches = (job.k_steps + kStretch - 1) / kStretch;
+  const uint32_t *panels = job.packed + panel * job.panel_words, *after = panels + NB * job.panel_words;
+  for (int64_t stretch = 0, begin = 0, end = 0; stretch < stretches; ++stretch, begin = end) {
+    end = job.k_steps * (stretch + 1) / stretches;
+    const uint32_t *x = job.x + row * job.k_steps + begin, *next = end < job.k_steps ? panels + end * kPanel : after;
+    float* own = sums;
+    for (int64_t i = 0; i < count; ++i) {
+      kTiles<NB>[shares[i]](panels + begin * kPanel, x, job.k_steps, end - begin, job.output.is_bf16, job.panel_words, begin == 0, {next, count, i}, own);
+      x += shares[i] * job.k_steps;
+      own += shares[i] * NB * kPanel;
+    }
+  }
+  const float* own = sums;
+  for (const int64_t rows : shares) {
+    for (int n = 0; n < NB; ++n)
+      for (int64_t m = 0; m < rows; ++m, own += kPanel) store_row(job.output, row + m, panel + n, own);
+    row += rows;
+  }
 }
 
-template <int M>
-void run_panels(const LinearJob& job, int64_t row, int64_t begin, int64_t end) {
-  constexpr int NB = panels_at_once<M>();
-  int64_t panel = begin;
-  for (; panel + NB <= end; panel += NB) run_tile<M, NB>(job, row, panel);
-  for (; panel < end; ++panel) run_tile<M, 1>(job, row, panel);
+template <int NB>
+int64_t run_most_panels(const LinearJob& job, int64_t row, std::span<const int64_t> shares, int64_t begin, int64_t end) {
+  for (; begin + NB <= end; begin += NB) run_tiles<NB>(job, row, shares, begin);
+  return begin;
 }
 
-using PanelRunner = void (*)(const LinearJob&, int64_t, int64_t, int64_t);
-constexpr PanelRunner kRunners[] = {nullptr,       run_panels<1>, run_panels<2>, run_panels<3>, run_panels<4>,
-                                    run_panels<5>, run_panels<6>, run_panels<7>, run_panels<8>};
+// Rows from `row` on, in tiles of `shares` of them, meet panels [begin, end).
+inline void run_panels(const LinearJob& job, int64_t row, std::span<const int64_t> shares, int64_t begin, int64_t end) {
+  const int64_t largest = *std::max_element(shares.begin(), shares.end());
+  begin = largest <= 6 ? run_most_panels<4>(job, row, shares, begin, end) : run_most_panels<3>(job, row, shares, begin, end);
+  run_most_panels<1>(job, row, shares, begin, end);
+}
 
 }  // namespace yggdrasil

@@ -33,7 +33,8 @@ inline float widen(float value) { return value; }
 #ifdef YGG_AVX512
 // Fetches a line of a stream from memory, as far as the second cache: on its way to the first it would hold one of the few
 // buffers for misses until it is there, and fewer lines than memory could give were under way.
-inline void fetch_ahead(const void* line) { _mm_prefetch(static_cast<const char*>(line), _MM_HINT_T1); }
+// NOTE: GCC drops calls of the intrinsic where it takes a function that only fetches for one without effects.
+inline void fetch_ahead(const void* line) { asm volatile("prefetcht1 %0" : : "m"(*static_cast<const char*>(line))); }
 
 inline __m512 exp16(__m512 x) {  // Cephes polynomial; 0 below -87.3, infinity above 88.7
   x = _mm512_max_ps(x, _mm512_set1_ps(-87.3f));
