@@ -140,6 +140,20 @@ def test_a_packed_row_does_not_depend_on_its_company(dtype, shape):
             assert torch.equal(together, alone[:, :num_rows]), f"{num_rows = }, {num_threads = }"
 
 
+@native_only
+@DTYPES
+@pytest.mark.parametrize("num_rows", [9, 64, 65, 77])
+def test_tiles_of_rows_meet_long_panels_stretch_by_stretch(dtype, num_rows):
+    """As one row alone, and as exactly, where sums are put down and taken up again between stretches of a panel."""
+    x, weight, _ = linear_inputs(num_rows, num_rows, 131, 1300, dtype)
+    packed = pack(weight)
+    output = ops.packed_linear(x, packed, None, 131, 2)
+    alone = torch.cat([ops.packed_linear(row, packed, None, 131, 1) for row in x.split(1, dim=1)], dim=1)
+
+    assert torch.equal(output, alone)
+    torch.testing.assert_close(output.double(), F.linear(x.double(), weight.double()), atol=3e-2, rtol=1e-2)
+
+
 @DTYPES
 def test_packed_linear_reads_strided_rows(dtype):
     x, weight, bias = linear_inputs(3, 6, 17, 30, dtype)
