@@ -3,7 +3,8 @@
 Both ways share one decoder, and so its memory, its learned costs and its luck with pages, in which two processes differ
 by more than a server costs. The client is a process of its own that only notes when bytes come. Every prompt is
 answered several times each way, each time right behind the other way: what else a machine does makes a single answer
-a tenth slower, so only the median of many such pairs says what two per cent are. No answer is left out.
+a tenth slower, so only the median of many such pairs says what two per cent are. After a first round, which warms both,
+none is left out.
 """
 
 import json

@@ -1,5 +1,7 @@
 """The library of native kernels is used whole or not at all: the portable ones give the same tokens."""
 
+import platform
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -53,3 +55,16 @@ def test_a_compiler_that_does_not_do_its_work_leaves_the_portable_kernels(tmp_pa
     assert done.stdout.strip() == "False"
     assert "the slower portable ones take their place" in done.stderr
     assert not list((tmp_path / "cache").rglob("*.so"))
+
+
+@pytest.mark.skipif(
+    shutil.which("g++") is None or platform.machine() != "x86_64", reason="compiles for x86 processors with g++"
+)
+@pytest.mark.parametrize("processor", ["sapphirerapids", "x86-64-v3"])
+def test_the_kernels_compile_for_processors_that_are_not_here(processor):
+    """One with the matrix unit, and one without vectors of 512 bits."""
+    others = [flag for flag in build._FLAGS if not flag.startswith("-march")]
+    build._run_all([
+        ["g++", *others, *build._of_torch(), f"-march={processor}", "-fsyntax-only", str(source)]
+        for source in build._SOURCES
+    ])  # fmt: skip

@@ -73,7 +73,8 @@ def learn_counts(
     belief = fit_belief(rest, with_table=with_table, runners_up=runners_up)
     drafter = CountsDrafter(belief, Table.of(rest) if with_table else None, recycles=recycles)
     drafter.leave_out_below(least_useful([costs]))
-    expected = foresee(together([*others, drafter]), held_out, costs, runners_up)
+    is_foreseen = any(len(document.answer) > 1 for document in held_out)
+    expected = foresee(together([*others, drafter]), held_out, costs, runners_up) if is_foreseen else []
     return Counted(belief, Table.of(documents) if with_table else None, expected, recycles, documents)
 
 

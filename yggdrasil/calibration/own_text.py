@@ -33,7 +33,7 @@ from yggdrasil.models.source import Source
 from yggdrasil.prompts import encode_chat
 
 ANSWER, OPENING = 256, 96  # tokens at most: of an answer, and of what the model opens with itself
-_LEAST = 64  # tokens of an answer that was cut and is not asked for again
+_LEAST = 16  # tokens of an answer that is kept although it was cut, because time was up
 _LONGEST_PROMPT = 512  # tokens kept of a prompt, the last ones
 _SORTED = 256  # prompts that are sorted by length together: rows that run at once are then of like length
 _MARK = "a-turn-that-is-to-be-written"
@@ -114,6 +114,7 @@ class OwnText:
                 documents += answered
                 write_atomic(spent, str(monotonic() - began).encode())
                 report(used())
+        write_atomic(spent, str(monotonic() - began).encode())
         return documents
 
     def _answered(
@@ -132,25 +133,28 @@ class OwnText:
             if number < ROWS or not is_enough()  # however little time there is
         )
         for finished in writer.write(given, is_late):
-            yield [Document(text.task.prompt, text.tokens) for text in finished]
+            yield self._told(finished)
         asked: deque[Task] = deque()
         for finished in writer.write(self._own_tasks(asked, is_enough), is_late):
             asked += (Task(self._asked(text)[-longest:], self._most) for text in finished if text.task.is_drawn)
-            answered = [text for text in finished if not text.task.is_drawn]
-            if answered:
-                yield [Document(text.task.prompt, text.tokens) for text in answered]
+            if answered := self._told(finished):
+                yield answered
 
     def _unanswered(self, documents: Sequence[Document], longest: int) -> Iterator[list[int]]:
         """The prompts given that were not answered before, those of like length after each other."""
-        answered = {tuple(document.prompt) for document in documents if self._is_whole(document.answer)}
+        answered = {tuple(document.prompt) for document in documents}
         prompts = [prompt[-longest:] for prompt in self._prompts if prompt]
         waiting = [prompt for prompt in prompts if tuple(prompt) not in answered]
         for start in range(0, len(waiting), _SORTED):
             yield from sorted(waiting[start : start + _SORTED], key=len)
 
-    def _is_whole(self, answer: list[int]) -> bool:
-        """Whether an answer was not cut short because it was late."""
-        return len(answer) >= min(_LEAST, self._most) or answer[-1] in self._ends
+    def _told(self, finished: Sequence[Written]) -> list[Document]:
+        """The answers among them, without those of which next to nothing was written when time was up."""
+        return [
+            Document(text.task.prompt, text.tokens)
+            for text in finished
+            if not text.task.is_drawn and (len(text.tokens) >= min(_LEAST, self._most) or text.tokens[-1] in self._ends)
+        ]
 
     def _own_tasks(self, asked: deque[Task], is_enough: Callable[[], bool]) -> Iterator[Task]:
         """What the model has ``asked`` itself, and as long as nothing waits more to ask."""

@@ -93,7 +93,10 @@ def _own_text(
     settings: TrainSettings,
     teller: Teller,
 ) -> list[Document]:
-    """All that the target ever wrote, shared with its calibrations, and what it writes now: as it is decoded."""
+    """All that the target ever wrote, shared with its calibrations, and what it writes now: as it is decoded.
+
+    That model is not there any more when another one, whose states can be read, is loaded to train on.
+    """
     settings.work.mkdir(parents=True, exist_ok=True)
     weights = usual_weights(source, "bfloat16", "cpu")
     loaded = load_model(source, torch.bfloat16, torch.device("cpu"), torch.get_num_threads(), weights=weights)

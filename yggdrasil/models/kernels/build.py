@@ -21,7 +21,7 @@ from yggdrasil.artifacts.cache import cache_root
 from yggdrasil.artifacts.leftovers import remove_leftovers_once, temporary_folder
 from yggdrasil.errors import first_line
 
-_FOLDER = Path(__file__).parent
+_FOLDER, _TORCH = Path(__file__).parent, Path(torch.__file__).parent
 _SOURCES = [_FOLDER / "ops.cpp", _FOLDER / "quantised.cpp"]
 _FLAGS = ["-O3", "-march=native", "-pthread", "-std=c++20", "-fPIC"]
 
@@ -89,24 +89,26 @@ def _cpu_features() -> str:
 
 def _compile(compiler: str, library: Path) -> None:
     """Compile the library and note its digest beside it, last; OSError says what did not work."""
-    torch_root = Path(torch.__file__).parent
-    flags = [
-        *_FLAGS, f"-I{torch_root / 'include'}", f"-I{torch_root / 'include/torch/csrc/api/include'}",
-        f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
-    ]  # fmt: skip
-    libraries = [f"-L{torch_root / 'lib'}", "-ltorch", "-ltorch_cpu", "-lc10"]
+    libraries = [f"-L{_TORCH / 'lib'}", "-ltorch", "-ltorch_cpu", "-lc10"]
     with temporary_folder(library.parent) as folder:
         output = folder / library.name
         objects = [str(folder / f"{source.stem}.o") for source in _SOURCES]
         _say("compiling the CPU kernels, once on this machine (about 15 s)")
         pairs = zip(_SOURCES, objects, strict=True)
-        _run_all([[compiler, *flags, "-c", str(source), "-o", object_] for source, object_ in pairs])
+        _run_all([[compiler, *_FLAGS, *_of_torch(), "-c", str(source), "-o", object_] for source, object_ in pairs])
         _run_all([[compiler, "-shared", "-pthread", *objects, *libraries, "-o", str(output)]])
         torch.ops.load_library(str(output))  # before it counts: a compiler may end well and have written half
         digest = _digest(output)
         _digest_file(library).unlink(missing_ok=True)
         output.replace(library)
     write_atomic(_digest_file(library), digest)
+
+
+def _of_torch() -> list[str]:
+    return [
+        f"-I{_TORCH / 'include'}", f"-I{_TORCH / 'include/torch/csrc/api/include'}",
+        f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
+    ]  # fmt: skip
 
 
 def _run_all(commands: Sequence[Sequence[str]]) -> None:

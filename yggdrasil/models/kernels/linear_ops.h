@@ -30,7 +30,7 @@ inline std::vector<int64_t> row_shares(int64_t rows, bool is_tiled) {
     for (int64_t row = 0; row < rows; row += 32) shares.push_back(std::min<int64_t>(32, rows - row));
     return shares;
   }
-  const int64_t tiles = (rows + kTileRows - 1) / kTileRows;
+  const int64_t tiles = (rows + kVectorRows - 1) / kVectorRows;
   for (int64_t i = 0; i < tiles; ++i) shares.push_back(rows * (i + 1) / tiles - rows * i / tiles);
   return shares;
 }
@@ -90,7 +90,7 @@ inline void pack_linear(const Tensor& weight, Tensor& packed) {
   });
 }
 
-// Panels that all tiles visit before the next ones, so that they are read from memory once.
+// Panels that all rows visit before the next ones: those beyond the tiles that meet a stretch together find them near.
 constexpr int64_t kGroup = 12;
 
 // Several layers over one input in one parallel region.

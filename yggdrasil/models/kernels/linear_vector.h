@@ -114,20 +114,20 @@ void tile(const uint32_t* packed, const uint32_t* x, int64_t k_steps, int64_t st
 }
 #endif
 
-constexpr int64_t kTileRows = 8;     // at most: up to 6 with 4 panels, or 8 with 3, are 24 sums in registers
+constexpr int64_t kVectorRows = 8;   // of a tile, at most: up to 6 with 4 panels, or 8 with 3, are 24 sums in registers
 constexpr int64_t kTilesAtOnce = 8;  // at most, that meet a stretch of weights while it is near
 constexpr int64_t kStretch = 256;    // inputs, or pairs of them, at most
 
 using Tile = void (*)(const uint32_t*, const uint32_t*, int64_t, int64_t, bool, int64_t, bool, Fetching, float*);
 template <int NB>
-constexpr Tile kTiles[kTileRows + 1] = {nullptr,     tile<1, NB>, tile<2, NB>, tile<3, NB>, tile<4, NB>,
-                                        tile<5, NB>, tile<6, NB>, tile<7, NB>, tile<8, NB>};
+constexpr Tile kTiles[kVectorRows + 1] = {nullptr,     tile<1, NB>, tile<2, NB>, tile<3, NB>, tile<4, NB>,
+                                          tile<5, NB>, tile<6, NB>, tile<7, NB>, tile<8, NB>};
 
 // Tiles of `shares` rows each, from `row` on, meet NB panels from `panel` on.
 template <int NB>
 void run_tiles(const LinearJob& job, int64_t row, std::span<const int64_t> shares, int64_t panel) {
-  alignas(64) float sums[kTilesAtOnce * kTileRows * NB * kPanel];
-  const auto count = static_cast<int64_t>(shares.size()), stretches = (job.k_steps + kStretch - 1) / kStretch;
+  alignas(64) float sums[kTilesAtOnce * kVectorRows * NB * kPanel];
+  const auto count = static_cast<int64_t>(shares.size()), stretches = std::max<int64_t>((job.k_steps + kStretch - 1) / kStretch, 1);
   const uint32_t *panels = job.packed + panel * job.panel_words, *after = panels + NB * job.panel_words;
   for (int64_t stretch = 0, begin = 0, end = 0; stretch < stretches; ++stretch, begin = end) {
     end = job.k_steps * (stretch + 1) / stretches;

@@ -16,6 +16,7 @@ inline Tensor rows_attention(const Tensor& query, const Tensor& keys, const Tens
                              double softcap, int64_t num_threads) {
   const Tensor q = query.contiguous();
   const int64_t tokens = q.size(0), heads = q.size(1), d = q.size(2), key_heads = keys.size(1), capacity = keys.size(2);
+  TORCH_CHECK(keys.scalar_type() == q.scalar_type() && values.scalar_type() == q.scalar_type(), "keys and values must have the queries' dtype");
   TORCH_CHECK(keys.sizes() == values.sizes() && keys.is_contiguous() && values.is_contiguous() && keys.size(3) == d &&
                   (keys.size(0) == tokens || keys.size(0) == 1) && heads % key_heads == 0 && lengths.numel() == tokens,
               "queries do not fit the texts' cache: queries ", q.sizes(), ", cache ", keys.sizes(), ", lengths ", lengths.sizes());
