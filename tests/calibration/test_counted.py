@@ -129,6 +129,7 @@ def test_when_time_is_up_answers_end_where_they_are(
     monkeypatch.setattr("yggdrasil.calibration.own_text.monotonic", lambda: float(next(clock)))
     cut = OwnText(loaded, tokenizer, prompts, file).write(Budget(seconds), spent, silent)
 
+    assert next(clock) < seconds + len(prompts) + 4  # looked at once a pass: no pass came behind
     assert len(cut) == (len(prompts) if is_kept else 0)
     assert float(spent.read_text()) >= seconds
     for document in cut:
@@ -139,6 +140,24 @@ def test_when_time_is_up_answers_end_where_they_are(
     again = OwnText(loaded, tokenizer, prompts, file).write(Budget(60.0, 1000), spent, silent)
     asked_again = {tuple(each.prompt) for each in again[len(cut) :]} & set(answers)
     assert asked_again == (set() if is_kept else set(answers))
+
+
+@pytest.mark.usefixtures("few_rows")
+def test_nor_does_it_go_on_asking_itself_when_time_is_up(tmp_path, loaded, tokenizer, monkeypatch):
+    clock = count()
+    monkeypatch.setattr("yggdrasil.calibration.own_text.monotonic", lambda: float(next(clock)))
+    documents = OwnText(loaded, tokenizer, [], tmp_path / "own").write(Budget(400.0), tmp_path / "spent", silent)
+
+    assert documents
+    assert next(clock) < 420
+
+
+def test_answers_of_one_token_foresee_nothing():
+    documents = [Document([5, number], [0]) for number in range(30)]
+    counted = learn_counts(documents, COSTS, with_table=True)
+
+    assert counted.expected == []
+    assert counted.table.num_tokens == 30
 
 
 def test_without_prompts_the_target_finds_its_own(tmp_path, loaded, tokenizer, few_rows):

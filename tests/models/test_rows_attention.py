@@ -54,3 +54,10 @@ def test_more_keys_than_a_text_has_slots_for_are_refused(length):
     query, keys = torch.zeros(1, 2, 16), torch.zeros(1, 1, 8, 16)
     with pytest.raises(RuntimeError, match="a text of 8 slots cannot hold"):
         torch.ops.yggdrasil.rows_attention(query, keys, keys, torch.tensor([length]), 1.0, 0, 0.0, 1)
+
+
+@pytest.mark.skipif(not kernels.is_native(), reason="no C++ compiler on this machine")
+def test_keys_of_another_dtype_are_refused():
+    query, keys = torch.zeros(1, 2, 16), torch.zeros(1, 1, 8, 16, dtype=torch.bfloat16)
+    with pytest.raises(RuntimeError, match="must have the queries' dtype"):
+        torch.ops.yggdrasil.rows_attention(query, keys, keys, torch.tensor([3]), 1.0, 0, 0.0, 1)

@@ -13,6 +13,7 @@ import torch
 
 from yggdrasil.models.formats.layers import QuantisedLinear
 from yggdrasil.models.loaded import LoadedModel
+from yggdrasil.models.one_thread import one_thread
 from yggdrasil.models.packing import PackedLinear
 
 COLUMNS = ("model", "threads", "width", "round", "ms")
@@ -36,18 +37,16 @@ def time_threads(loaded: LoadedModel, name: str, counts: Sequence[int]) -> pd.Da
     """Milliseconds of all linear layers for ``WIDTHS`` rows by number of threads, in turns; columns ``COLUMNS``."""
     runs = {(count, width): _pass(loaded, count, width) for count in counts for width in WIDTHS}
     rows = []
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        for turn in range(-1, ROUNDS):  # the first is warm-up
-            for (count, width), run in runs.items():
-                start = perf_counter_ns()
-                run()
-                if turn >= 0:
-                    rows.append((name, count, width, turn, (perf_counter_ns() - start) / 1e6))
-    finally:
-        torch.set_num_threads(before)
-        _use(loaded, loaded.num_threads)
+    with one_thread():
+        try:
+            for turn in range(-1, ROUNDS):  # the first is warm-up
+                for (count, width), run in runs.items():
+                    start = perf_counter_ns()
+                    run()
+                    if turn >= 0:
+                        rows.append((name, count, width, turn, (perf_counter_ns() - start) / 1e6))
+        finally:
+            _use(loaded, loaded.num_threads)
     return pd.DataFrame(rows, columns=list(COLUMNS))
 
 

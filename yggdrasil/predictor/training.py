@@ -9,8 +9,7 @@ Dims: n positions, F features, D depths.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -148,19 +147,6 @@ def _data_notes(split: DocumentSplit, training_lengths: IntArray, max_depth: int
     return notes
 
 
-@contextmanager
-def _single_thread() -> Iterator[None]:
-    """Run torch on one thread: steps this small lose more to waiting for each other than they gain."""
-    import torch
-
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(num_threads)
-
-
 class _FitSettings(NamedTuple):
     max_depth: int
     seed: int
@@ -198,6 +184,8 @@ def _fit(
     """Train with early stopping on the validation rows; without any, for a few epochs, and keep the last."""
     import torch
 
+    from yggdrasil.models.one_thread import one_thread
+
     mean, scale = _normalisation(features[training])
     if settings.sizes is not None and settings.sizes.hidden < settings.sizes.total:
         scale[: settings.sizes.hidden] /= HIDDEN_WEIGHT
@@ -208,7 +196,8 @@ def _fit(
 
     data, held_back = tensors(training), tensors(validation)
     max_epochs = MAX_EPOCHS if len(validation) else EPOCHS_WITHOUT_VALIDATION
-    with torch.random.fork_rng(devices=[]), _single_thread():
+    # Steps this small lose more to threads that wait for each other than they gain.
+    with torch.random.fork_rng(devices=[]), one_thread():
         torch.manual_seed(settings.seed)
         model = _new_model(features.shape[1], lengths[training], settings.max_depth)
         optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY)
