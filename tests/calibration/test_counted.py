@@ -25,6 +25,7 @@ from yggdrasil.drafters.named import Named, named_drafters, names_of
 from yggdrasil.drafters.ngram import NGramDrafter
 from yggdrasil.drafters.options import CountsOptions, NGramOptions
 from yggdrasil.drafters.protocol import together
+from yggdrasil.engine.ends import end_tokens
 from yggdrasil.engine.objective_policy import ObjectivePolicy
 from yggdrasil.engine.planned import drafting_by, planned_free, planned_policy
 from yggdrasil.engine.policy import FreeTreePolicy
@@ -143,13 +144,14 @@ def test_when_time_is_up_answers_end_where_they_are(
 
 
 @pytest.mark.usefixtures("few_rows")
-def test_nor_does_it_go_on_asking_itself_when_time_is_up(tmp_path, loaded, tokenizer, monkeypatch):
-    clock = count()
+def test_nor_does_it_go_on_with_what_it_asked_itself_when_time_is_up(tmp_path, loaded, tokenizer, monkeypatch):
+    for name, tokens in {"OPENING": 4, "ANSWER": 48, "_LEAST": 1}.items():
+        monkeypatch.setattr(f"yggdrasil.calibration.own_text.{name}", tokens)
+    clock, ends = count(), end_tokens(str(TARGET), loaded.outline.eos, tokenizer)
     monkeypatch.setattr("yggdrasil.calibration.own_text.monotonic", lambda: float(next(clock)))
-    documents = OwnText(loaded, tokenizer, [], tmp_path / "own").write(Budget(400.0), tmp_path / "spent", silent)
+    documents = OwnText(loaded, tokenizer, [], tmp_path / "own").write(Budget(40.0), tmp_path / "spent", silent)
 
-    assert documents
-    assert next(clock) < 420
+    assert any(len(each.answer) < 48 and each.answer[-1] not in ends for each in documents)
 
 
 def test_answers_of_one_token_foresee_nothing():
