@@ -14,6 +14,7 @@ from other_heads import vllm_medusa_shapes
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from tiny_pair import SHAPES, chat_tokenizer, random_model
+from torch.nn import functional
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from yggdrasil.calibration.own_text import Document, text_file
@@ -33,7 +34,7 @@ from yggdrasil.training.objective import Teacher, hits_of, loss_of
 from yggdrasil.training.settings import SHOWN, TrainSettings
 from yggdrasil.training.state import KeptTraining, Look, Training
 from yggdrasil.training.training import _has_settled, train
-from yggdrasil.training.unroll import unroll
+from yggdrasil.training.unroll import StepOutput, unroll
 from yggdrasil.training.vocabulary import coverage, draft_vocabulary
 from yggdrasil.training.windows import Window, split
 
@@ -311,6 +312,33 @@ def test_a_draft_model_is_written_as_one_that_calibrations_take(written, target)
     assert model.config.vocab_size == AutoModelForCausalLM.from_pretrained(target).config.vocab_size
     assert model.config.tie_word_embeddings
     check_pair(PairSource(str(target), str(trained.settings.out), "float32", 1, 1, SHAPES))
+
+
+def test_the_loss_is_that_of_pytorch_with_its_gradients():
+    """Over many rows, of steps that do not reach all, of tokens that cannot be drafted."""
+    torch.manual_seed(1)
+    batch = side_by_side([*windows(9, length=20, answer=1), *windows(1, length=5, answer=1)])
+    teacher, count = Teacher(torch.randn(40, 32), torch.arange(3, 43), 64), int(batch.learned.sum())
+    _, positions = batch.places
+    reached = [positions - 1 - step >= 0 for step in range(3)]
+    logits = [torch.randn(int(each.sum()), 40, requires_grad=True) for each in reached]
+    loss = loss_of([StepOutput(*each) for each in zip(logits, reached, strict=True)], teacher, batch)
+    loss.backward()
+    ours = [each.grad for each in logits]
+
+    laws, can_be_drafted = teacher.laws(batch), teacher.choices(batch) >= 0
+    again = [each.detach().requires_grad_() for each in logits]
+    parts = [
+        functional.cross_entropy(each[can_be_drafted[which]], laws[which & can_be_drafted])
+        for each, which in zip(again, reached, strict=True)
+    ]
+    wanted = sum(0.8**step * part for step, part in enumerate(parts)) / sum(0.8**step for step in range(3))
+    wanted.backward()
+    assert 0 < int(can_be_drafted.sum()) < count > 2 * 64
+    assert not reached[2].all()
+    torch.testing.assert_close(loss, wanted)
+    for each, expected in zip(ours, again, strict=True):
+        torch.testing.assert_close(each, expected.grad)
 
 
 def test_a_draft_model_learns_the_targets_law():

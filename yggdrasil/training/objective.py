@@ -4,14 +4,15 @@ Dims: A learned tokens, Vd draft vocabulary.
 """
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from yggdrasil.training.unroll import Batch, StepOutput
 
 _STEP_WEIGHT = 0.8  # of a step in that of the one before
+_TOGETHER = 32  # laws that a processor's own cache holds
 
 
 class Teacher:
@@ -33,16 +34,41 @@ class Teacher:
         return self._drafted[batch.tokens[windows, positions + 1]]
 
 
+class _CrossEntropy(torch.autograd.Function):
+    """The sum over rows of weights [A] x cross entropies of ``logits`` [A, Vd] to ``laws`` [A, Vd].
+
+    The gradient is made at once, a few rows at a time: nothing else as large as the laws goes through memory.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, laws: Tensor, weights: Tensor) -> Tensor:
+        gradient, total = torch.empty_like(logits), weights.new_zeros(())
+        for begin in range(0, len(logits), _TOGETHER):
+            rows = slice(begin, begin + _TOGETHER)
+            drafted, law, weight = logits[rows].float().log_softmax(-1), laws[rows], weights[rows]
+            total -= (drafted * law).sum(-1) @ weight
+            gradient[rows] = drafted.exp_().sub_(law).mul_(weight[:, None])
+        ctx.save_for_backward(gradient)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor, None, None]:
+        (gradient,) = ctx.saved_tensors
+        return gradient * outer[0], None, None
+
+
 def loss_of(steps: Iterable[StepOutput], teacher: Teacher, batch: Batch) -> Tensor:
     """Cross entropy to the target's distribution over all draft ``steps``, of tokens that can be drafted."""
     with torch.no_grad():
         laws, drafted = teacher.laws(batch), teacher.choices(batch) >= 0
     total, weights = torch.zeros(()), 0.0
     for step, (logits, reached) in enumerate(steps):
-        counted = drafted[reached]
+        counted = drafted[reached].float()
         if counted.any():
             weight = _STEP_WEIGHT**step
-            total = total + weight * functional.cross_entropy(logits[counted].float(), laws[reached][counted])
+            wanted = laws if reached.all() else laws[reached]
+            shares = counted * (weight / counted.sum())
+            total = total + _CrossEntropy.apply(logits, wanted, shares)  # type: ignore[no-untyped-call]
             weights += weight
     return total / max(weights, 1.0)
 
