@@ -8,7 +8,8 @@ from tiny import FAMILIES, VOCAB_SIZE, plain_logits, tiny_model
 
 from yggdrasil.models.facts import refuse_unverifiable
 from yggdrasil.models.loading import prepare_model
-from yggdrasil.models.runner import HEAD_INPUT, ModelRunner, PrefillStep
+from yggdrasil.models.runner import ModelRunner
+from yggdrasil.models.traced import HEAD_INPUT, PrefillStep
 
 CONTEXT = tuple(torch.randint(1, VOCAB_SIZE, (12,), generator=torch.Generator().manual_seed(1)).tolist())
 PARENTS = (-1, 0, 0, 1, 1, 2, 5)

@@ -14,8 +14,9 @@ from yggdrasil.drafters.counts import CountsDrafter
 from yggdrasil.drafters.protocol import FreeDrafter, each_of, recyclers, together
 from yggdrasil.engine.policy import PLAIN_POLICY
 from yggdrasil.engine.trace import Trace
-from yggdrasil.models.runner import RUNNERS_UP, ModelRunner
+from yggdrasil.models.runner import ModelRunner
 from yggdrasil.models.source import Source
+from yggdrasil.models.traced import RUNNERS_UP
 from yggdrasil.prompts import encode_prompt, read_prompts
 from yggdrasil.scheduling.plan import Expectation
 from yggdrasil.tree.objective import StepCosts, least_useful

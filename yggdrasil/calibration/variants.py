@@ -22,7 +22,8 @@ from yggdrasil.models.cache import StaticCache
 from yggdrasil.models.compiled import Backend, Step, build_step, compile_in_process
 from yggdrasil.models.loaded import LoadedModel
 from yggdrasil.models.loading import load_model
-from yggdrasil.models.runner import CallStep, ModelCall, ModelRunner
+from yggdrasil.models.runner import ModelRunner
+from yggdrasil.models.traced import CallStep, ModelCall
 
 STREAK = 4  # runs in a row; the first is warm-up
 ROUNDS = 7

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from yggdrasil.drafters.steps import read_nodes
-from yggdrasil.models.runner import CallStep, ModelCall, StepModule
+from yggdrasil.models.traced import CallStep, ModelCall, StepModule
 from yggdrasil.tree.growth import offer_candidates
 from yggdrasil.tree.token_tree import NO_SCORE, TokenTree
 

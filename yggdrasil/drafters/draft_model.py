@@ -10,7 +10,8 @@ from yggdrasil.drafters.steps import FinishStep, GrowStep, GuessStep, HeadStep, 
 from yggdrasil.models.buffers import HostBuffer
 from yggdrasil.models.graphs import Capture
 from yggdrasil.models.moves import row_mover
-from yggdrasil.models.runner import ModelRunner, PrefillStep
+from yggdrasil.models.runner import ModelRunner
+from yggdrasil.models.traced import PrefillStep
 from yggdrasil.tree.token_tree import TokenTree
 
 SHORT_HEAD = 4  # tokens most iterations add; a longer accepted path takes the full head

@@ -22,7 +22,8 @@ from yggdrasil.errors import YggdrasilError
 from yggdrasil.models.compiled import Backend
 from yggdrasil.models.graphs import Recorder
 from yggdrasil.models.loaded import LoadedModel
-from yggdrasil.models.runner import RUNNERS_UP, ModelRunner
+from yggdrasil.models.runner import ModelRunner
+from yggdrasil.models.traced import RUNNERS_UP
 from yggdrasil.scheduling.plan import DeviceName, Shapes
 from yggdrasil.scheduling.stages import DEFAULT_ORDER, Schedule
 from yggdrasil.tree.token_tree import TokenTree

@@ -17,7 +17,8 @@ from yggdrasil.engine.target import Outcome, not_finite
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.models.buffers import HostBuffer, Readback
 from yggdrasil.models.graphs import Capture
-from yggdrasil.models.runner import ModelRunner, PrefillStep
+from yggdrasil.models.runner import ModelRunner
+from yggdrasil.models.traced import PrefillStep
 from yggdrasil.predictor.evidence import RepetitionFigures
 from yggdrasil.scheduling.stages import DEFAULT_ORDER, Schedule
 from yggdrasil.tree.growth import rank_nodes

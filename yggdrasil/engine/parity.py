@@ -19,7 +19,7 @@ from yggdrasil.models.parity import (
     summarise_width,
     tolerance_of,
 )
-from yggdrasil.models.runner import ModelCall
+from yggdrasil.models.traced import ModelCall
 from yggdrasil.tree.token_tree import TokenTree
 
 

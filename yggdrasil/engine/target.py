@@ -12,7 +12,8 @@ from yggdrasil.errors import YggdrasilError
 from yggdrasil.models.buffers import HostBuffer
 from yggdrasil.models.kept_text import KeptText
 from yggdrasil.models.moves import row_mover
-from yggdrasil.models.runner import RUNNERS_UP, ModelRunner, PrefillStep
+from yggdrasil.models.runner import ModelRunner
+from yggdrasil.models.traced import RUNNERS_UP, PrefillStep
 from yggdrasil.predictor.evidence import RepetitionFigures
 from yggdrasil.tree.token_tree import TokenTree
 

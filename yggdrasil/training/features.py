@@ -18,7 +18,7 @@ from yggdrasil.artifacts import write_atomic
 from yggdrasil.calibration.work import read_or_drop
 from yggdrasil.models.attention import own_attention
 from yggdrasil.models.loaded import LoadedModel
-from yggdrasil.models.runner import decoder_layers
+from yggdrasil.models.traced import decoder_layers
 from yggdrasil.training.unroll import Batch
 from yggdrasil.training.windows import Window
 

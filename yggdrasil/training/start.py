@@ -14,7 +14,7 @@ from yggdrasil.drafters.heads.module import EagleHead
 from yggdrasil.drafters.heads.settings import ACTIVATIONS, HeadSettings
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.models.loaded import LoadedModel
-from yggdrasil.models.runner import decoder_layers
+from yggdrasil.models.traced import decoder_layers
 
 _NORMS = {"hidden_norm": "input_layernorm", "post_attention_layernorm": "post_attention_layernorm"}
 

@@ -24,7 +24,7 @@ from yggdrasil.drafters.heads.medusa import MedusaHeads
 from yggdrasil.drafters.heads.settings import HEAD_INPUT
 from yggdrasil.errors import ArtifactError, YggdrasilError
 from yggdrasil.models.loaded import LoadedModel
-from yggdrasil.models.runner import decoder_layers
+from yggdrasil.models.traced import decoder_layers
 
 _TEXTS, _OPENING, _LENGTH = 12, 4, 64
 _TEMPERATURE = 0.6  # its likelier texts are nearer to what is decoded than what it would draw

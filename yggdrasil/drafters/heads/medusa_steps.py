@@ -13,7 +13,7 @@ from torch import Tensor
 
 from yggdrasil.drafters.heads.layer import target_tokens
 from yggdrasil.models.loaded import LoadedModel
-from yggdrasil.models.runner import CallStep, StepModule
+from yggdrasil.models.traced import CallStep, StepModule
 from yggdrasil.tree.growth import attach_best, likeliest, offer, plant_root
 from yggdrasil.tree.token_tree import NO_SCORE, TokenTree
 
