@@ -56,9 +56,9 @@ TUNED = [
     Tuned("tree.objective", "CLEARLY_BETTER", "times its worth: when another verify width is taken than planned"),
     Tuned("tree.objective", "UNDERSTATED", "times its promise: what a path may be worth before it is left out"),
     Tuned("drafters.counted", "MOST_FOLLOWERS", "followers of a context that are looked at"),
-    Tuned("drafters.counted", "BRANCHES", "children of a node"),
+    Tuned("drafters.best_first", "BRANCHES", "children of a node"),
     Tuned("drafters.counted", "MOST_LIKELY", "probability of all children together", is_share=True),
-    Tuned("drafters.counted", "LEAST_LIKELY", "probability below which a child is left out"),
+    Tuned("drafters.best_first", "LEAST_LIKELY", "probability below which a child is left out"),
     Tuned("drafters.ngram", "_BRANCHES", "continuations of a look-up"),
     Tuned("drafters.ngram", "_MEMORY", "guesses of a match size after which older ones count half"),
 ]

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from toy_target import decode, plain_decode, wandering_target
 
 from yggdrasil.drafters.belief import LONGEST, Belief
+from yggdrasil.drafters.best_first import BRANCHES
 from yggdrasil.drafters.counted import (
-    BRANCHES,
     MOST_FOLLOWERS,
     MOST_LIKELY,
     RANKS,

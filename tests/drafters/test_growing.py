@@ -13,7 +13,8 @@ from yggdrasil.artifacts import model_fingerprint, tokenizer_fingerprint
 from yggdrasil.artifacts.lock import locked
 from yggdrasil.drafters import growing
 from yggdrasil.drafters.belief import Belief
-from yggdrasil.drafters.counted import BRANCHES, table_key
+from yggdrasil.drafters.best_first import BRANCHES
+from yggdrasil.drafters.counted import table_key
 from yggdrasil.drafters.counts import BELIEF_FILE, TABLE_FILE
 from yggdrasil.drafters.growing import GrowingTable, grown_file
 from yggdrasil.drafters.options import CountsOptions

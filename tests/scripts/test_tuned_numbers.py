@@ -61,12 +61,12 @@ def test_the_page_has_the_values_of_the_code(tuned):
 
 
 def test_half_and_twice_of_a_number_are_tried_wherever_it_is_used(tuned):
-    from yggdrasil.drafters import counted, table
+    from yggdrasil.drafters import best_first, table
 
     branches = next(each for each in tuned.TUNED if each.name == "BRANCHES")
     with tuned.changed(branches, 0.5):
-        assert (counted.BRANCHES, table.BRANCHES) == (4, 4)
-    assert (counted.BRANCHES, table.BRANCHES) == (8, 8)
+        assert (best_first.BRANCHES, table.BRANCHES) == (4, 4)
+    assert (best_first.BRANCHES, table.BRANCHES) == (8, 8)
     memory = next(each for each in tuned.TUNED if each.name == "_MEMORY" and each.is_share)
     assert memory.scaled(2.0) == pytest.approx(2 * memory.value - 1)
     with pytest.raises(ZeroDivisionError), tuned.changed(memory, 2.0):

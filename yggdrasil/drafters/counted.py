@@ -7,25 +7,20 @@ evidence, added up as log-odds) makes a probability of it. Trees are grown best 
 order of score and the first n of them are the best tree of n.
 """
 
-import heapq
 import math
 from collections.abc import Sequence
-from itertools import count as numbers
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from yggdrasil.drafters.best_first import Guess, Nodes, OpenGuesses, shares
 from yggdrasil.tree.stakes import NO_STAKES, Race, Stakes
-from yggdrasil.tree.token_tree import NO_SCORE
 
 MOST_FOLLOWERS = 16  # of a context that are looked at
-BRANCHES = 8  # children that a node may get
 SHARES, TOTALS, RANKS = 5, 4, 13
 MOST_LIKELY = 0.98  # of all children together: none is certain
-LEAST_LIKELY = 1e-6
 LEAST_PATH = -6.2  # log-probability of a node that is worth no row of any pass, until it is said
 TABLE_LENGTH = 2  # tokens of the longest context of a table
 RUNNERS_UP = 8  # of a token that are kept at most
@@ -56,85 +51,6 @@ class Followers:
         seen = 1 if place is None else self.ranked.pop(place)[1] + 1
         first = next((i for i, (_, other) in enumerate(self.ranked) if other <= seen), len(self.ranked))
         self.ranked.insert(first, (token, seen))
-
-
-class _Guess(NamedTuple):
-    """A candidate that may become a node; the least is the best, the earlier first among equals."""
-
-    cost: float
-    serial: int
-    edge: float
-    parent: int
-    token: int
-
-
-class _Open:
-    """Candidates that may become nodes, the best first."""
-
-    def __init__(self) -> None:
-        self.guesses: list[_Guess] = []
-        self._serial = numbers()
-
-    def add(self, node: int, score: float, children: Sequence[tuple[float, int]]) -> None:
-        """``children`` (log-probability, token) below ``node``, whose score is ``score``."""
-        for edge, token in children:
-            heapq.heappush(self.guesses, _Guess(-score - edge, next(self._serial), edge, node, token))
-
-
-class _Nodes:
-    """The buffers of a tree, and the path of tokens below the root that leads to each of its nodes."""
-
-    def __init__(
-        self, tokens: Tensor, parents: Tensor, depths: Tensor, scores: Tensor, edges: Tensor, ancestors: Tensor
-    ) -> None:
-        self._buffers = tokens, parents, depths, scores, edges, ancestors
-        self.paths: list[list[int]] = []
-        self.capacity = tokens.numel()
-
-    @property
-    def size(self) -> int:
-        return len(self.paths)
-
-    def read(self) -> None:
-        """Take the nodes that are there."""
-        tokens, parents, _, scores, _, _ = self._buffers
-        size = 1 + int(torch.isfinite(scores).nonzero().max())
-        for node in range(size):
-            self.paths.append([*self.paths[int(parents[node])], int(tokens[node])] if node else [])
-
-    def score(self, node: int) -> float:
-        return float(self._buffers[3][node])
-
-    def parent(self, node: int) -> int:
-        return int(self._buffers[1][node])
-
-    def put(self, guess: _Guess) -> None:
-        """Attach a node, the root first."""
-        tokens, parents, depths, scores, edges, ancestors = self._buffers
-        node = self.size
-        self.paths.append([*self.paths[guess.parent], guess.token] if node else [])
-        tokens[node], parents[node], edges[node] = guess.token, guess.parent, guess.edge
-        depths[node], scores[node] = len(self.paths[node]), -guess.cost
-        ancestors[node] = ancestors[guess.parent] if node else False
-        ancestors[node, node] = True
-
-    def clear(self) -> None:
-        """Forget what lies behind the nodes."""
-        self._buffers[3][self.size :] = NO_SCORE
-        ancestors = self._buffers[5]
-        ancestors[self.size :] = torch.eye(self.capacity, dtype=torch.bool)[self.size :]
-
-
-def _shares(candidates: Sequence[tuple[int, float]], left: float) -> list[tuple[float, int]]:
-    """The likeliest (token, probability) with their log-probabilities, best first; together no more than ``left``."""
-    children = []
-    for token, probability in sorted(candidates, key=lambda candidate: -candidate[1])[:BRANCHES]:
-        share = min(probability, left)
-        if share < LEAST_LIKELY:
-            break
-        left -= share
-        children.append((math.log(share), token))
-    return children
 
 
 class PortableCounts:
@@ -203,8 +119,8 @@ class PortableCounts:
         """Count ``certain`` tokens, plant the text's last one, grow a tree as deep as ``depth`` and ``stakes`` want."""
         self.append(certain)
         nodes = self._nodes(*self._bed)
-        nodes.put(_Guess(0.0, -1, 0.0, 0, self._text[-1]))
-        open_guesses = _Open()
+        nodes.put(Guess(0.0, -1, 0.0, 0, self._text[-1]))
+        open_guesses = OpenGuesses()
         self._open_children(nodes, 0, 0.0, depth, open_guesses)
         race = Race(stakes)
         race.add(0.0)
@@ -221,7 +137,7 @@ class PortableCounts:
         nodes = self._nodes(tokens, parents, depths, scores, edges, ancestors)
         nodes.read()
         falls = [nodes.score(node) - nodes.score(nodes.parent(node)) for node in range(nodes.size)]
-        open_guesses = _Open()
+        open_guesses = OpenGuesses()
         for node in range(nodes.size):  # parents come first
             if math.isinf(falls[node]) or math.isnan(falls[node]):
                 continue
@@ -237,30 +153,30 @@ class PortableCounts:
                     falls[child] = max(falls[child], math.log(min(same, MOST_LIKELY)))
                 left -= math.exp(falls[child])
             if len(nodes.paths[node]) < depth:
-                open_guesses.add(node, nodes.score(node), _shares(list(likely.items()), left))
+                open_guesses.add(node, nodes.score(node), shares(list(likely.items()), left))
         return self._complete(nodes, depth, open_guesses, Race(NO_STAKES))
 
-    def _nodes(self, *buffers: Tensor) -> "_Nodes":
+    def _nodes(self, *buffers: Tensor) -> Nodes:
         if not self._text:
             raise RuntimeError("no text to grow a tree from")
-        return _Nodes(*buffers)
+        return Nodes(*buffers)
 
-    def _complete(self, nodes: "_Nodes", depth: int, open_guesses: "_Open", race: Race) -> int:
+    def _complete(self, nodes: Nodes, depth: int, open_guesses: OpenGuesses, race: Race) -> int:
         """Attach the best of the open guesses and what follows them, until the tree is full; returns its size."""
-        while nodes.size < nodes.capacity and open_guesses.guesses:
-            guess = heapq.heappop(open_guesses.guesses)
+        while nodes.size < nodes.capacity and (guess := open_guesses.best) is not None:
             if -guess.cost < self._least_path or race.is_over(-guess.cost):
                 break
+            open_guesses.pop()
             nodes.put(guess)
             race.add(-guess.cost)
             self._open_children(nodes, nodes.size - 1, -guess.cost, depth, open_guesses)
         nodes.clear()
         return nodes.size
 
-    def _open_children(self, nodes: "_Nodes", node: int, score: float, depth: int, open_guesses: "_Open") -> None:
+    def _open_children(self, nodes: Nodes, node: int, score: float, depth: int, open_guesses: OpenGuesses) -> None:
         path = nodes.paths[node]
         if len(path) < depth:
-            open_guesses.add(node, score, _shares(self._likely(self._behind(path)), MOST_LIKELY))
+            open_guesses.add(node, score, shares(self._likely(self._behind(path)), MOST_LIKELY))
 
     def _behind(self, path: list[int]) -> list[int]:
         """The last tokens of the text and ``path``."""

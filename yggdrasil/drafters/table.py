@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from yggdrasil.artifacts.store import read_tensors, write_tensors
-from yggdrasil.drafters.counted import BRANCHES, TABLE_LENGTH, has_one_token, table_key
+from yggdrasil.drafters.best_first import BRANCHES
+from yggdrasil.drafters.counted import TABLE_LENGTH, has_one_token, table_key
 from yggdrasil.errors import ArtifactError
 
 IntArray: TypeAlias = npt.NDArray[np.int64]

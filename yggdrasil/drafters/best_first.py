@@ -1,0 +1,102 @@
+"""A tree that is grown best first: the nodes that it has, and the guesses that may become nodes."""
+
+import heapq
+import math
+from collections.abc import Sequence
+from itertools import count as numbers
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from yggdrasil.tree.token_tree import NO_SCORE
+
+BRANCHES = 8  # children that a node may get
+LEAST_LIKELY = 1e-6
+
+
+class Guess(NamedTuple):
+    """A candidate that may become a node; the least is the best, the earlier first among equals."""
+
+    cost: float
+    serial: int
+    edge: float
+    parent: int
+    token: int
+
+
+class OpenGuesses:
+    """Candidates that may become nodes, the best first."""
+
+    def __init__(self) -> None:
+        self._guesses: list[Guess] = []
+        self._serial = numbers()
+
+    @property
+    def best(self) -> Guess | None:
+        return self._guesses[0] if self._guesses else None
+
+    def pop(self) -> None:
+        """Take the best away."""
+        heapq.heappop(self._guesses)
+
+    def add(self, node: int, score: float, children: Sequence[tuple[float, int]]) -> None:
+        """``children`` (log-probability, token) below ``node``, whose score is ``score``."""
+        for edge, token in children:
+            heapq.heappush(self._guesses, Guess(-score - edge, next(self._serial), edge, node, token))
+
+
+class Nodes:
+    """The buffers of a tree, and the path of tokens below the root that leads to each of its nodes."""
+
+    def __init__(
+        self, tokens: Tensor, parents: Tensor, depths: Tensor, scores: Tensor, edges: Tensor, ancestors: Tensor
+    ) -> None:
+        self._buffers = tokens, parents, depths, scores, edges, ancestors
+        self.paths: list[list[int]] = []
+        self.capacity = tokens.numel()
+
+    @property
+    def size(self) -> int:
+        return len(self.paths)
+
+    def read(self) -> None:
+        """Take the nodes that are there."""
+        tokens, parents, _, scores, _, _ = self._buffers
+        size = 1 + int(torch.isfinite(scores).nonzero().max())
+        for node in range(size):
+            self.paths.append([*self.paths[int(parents[node])], int(tokens[node])] if node else [])
+
+    def score(self, node: int) -> float:
+        return float(self._buffers[3][node])
+
+    def parent(self, node: int) -> int:
+        return int(self._buffers[1][node])
+
+    def put(self, guess: Guess) -> None:
+        """Attach a node, the root first."""
+        tokens, parents, depths, scores, edges, ancestors = self._buffers
+        node = self.size
+        self.paths.append([*self.paths[guess.parent], guess.token] if node else [])
+        tokens[node], parents[node], edges[node] = guess.token, guess.parent, guess.edge
+        depths[node], scores[node] = len(self.paths[node]), -guess.cost
+        ancestors[node] = ancestors[guess.parent] if node else False
+        ancestors[node, node] = True
+
+    def clear(self) -> None:
+        """Forget what lies behind the nodes."""
+        self._buffers[3][self.size :] = NO_SCORE
+        ancestors = self._buffers[5]
+        ancestors[self.size :] = torch.eye(self.capacity, dtype=torch.bool)[self.size :]
+
+
+def shares(candidates: Sequence[tuple[int, float]], left: float) -> list[tuple[float, int]]:
+    """The likeliest (token, probability) with their log-probabilities, best first; together no more than ``left``."""
+    children = []
+    for token, probability in sorted(candidates, key=lambda candidate: -candidate[1])[:BRANCHES]:
+        share = min(probability, left)
+        if share < LEAST_LIKELY:
+            break
+        left -= share
+        children.append((math.log(share), token))
+    return children
