@@ -15,7 +15,8 @@ from tiny_pair import SHAPES, TEXT
 from yggdrasil.artifacts import write_csv
 from yggdrasil.calibration.schedules import PLAIN, PLAN_COLUMNS
 from yggdrasil.engine.policy import FixedPolicy
-from yggdrasil.reports.facts import Facts, write_tables
+from yggdrasil.reports.facts import Facts
+from yggdrasil.reports.folder import write_tables
 from yggdrasil.reports.schedules import verdict
 from yggdrasil.reports.text import show
 from yggdrasil.reports.trees import record_trees
@@ -98,7 +99,7 @@ def test_the_objective_is_equation_3(facts):
 
 
 def test_timelines_are_laid_end_to_end_and_measured_at_the_profiles_speed(facts):
-    table = facts.timelines()
+    table = facts.search.timelines()
     lanes = table.groupby(["plan", "kind"])["end_ms"].max()
 
     # Eleven stages and gaps of a millisecond; four of verification; no tail of its own, and two plain steps' speed.
@@ -110,7 +111,7 @@ def test_timelines_are_laid_end_to_end_and_measured_at_the_profiles_speed(facts)
 
 
 def test_variants_are_held_against_the_chosen_plan(facts):
-    table = facts.variants().set_index(["stage", "variant"])
+    table = facts.search.variants().set_index(["stage", "variant"])
 
     assert table.loc[("tail_draft", "ahead"), "against_chosen_ms"] == pytest.approx(2.0)
     assert table.loc[("tail_draft", "superset"), "against_chosen_ms"] == 0

@@ -35,7 +35,8 @@ def report(
 ) -> None:
     """Report on a calibrated name: step costs, predictions, objective, predictor, timelines, plans, example trees."""
     from yggdrasil.artifacts import current_machine, resolve_plan, write_atomic
-    from yggdrasil.reports.facts import Facts, write_tables
+    from yggdrasil.reports.facts import Facts
+    from yggdrasil.reports.folder import write_tables
     from yggdrasil.reports.page import build_page, check_plotly
 
     if out is None and csv is None and not as_text:

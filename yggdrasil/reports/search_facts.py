@@ -1,0 +1,130 @@
+"""What a search of schedules found, as tables: plans as predicted and as measured, their stages, other variants."""
+
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from yggdrasil.artifacts import shown
+from yggdrasil.calibration.schedules import PLAN_COLUMNS, at_profiles_speed
+from yggdrasil.reports.folder import optional
+from yggdrasil.reports.schedules import changed_variants
+from yggdrasil.scheduling.costs import COLUMNS as COST_COLUMNS
+from yggdrasil.scheduling.costs import LOOP, StageCosts
+from yggdrasil.scheduling.plan import Searched, SearchResult
+from yggdrasil.scheduling.search import AcceptedLengths, predict_ms
+from yggdrasil.scheduling.stages import STAGES, Schedule
+from yggdrasil.scheduling.timeline import lay_out
+from yggdrasil.tree.objective import TreeShape
+
+
+class SearchFacts:
+    """Of one plan, by the lengths that its drafter's trees are accepted to; nothing where it was not searched."""
+
+    def __init__(self, result: SearchResult | None, lengths: AcceptedLengths | None, profile: Path) -> None:
+        self._result, self._lengths, self._profile = result, lengths, profile
+
+    @cached_property
+    def _costs(self) -> StageCosts | None:
+        """Costs of all variants, where a search has measured them."""
+        path = self._profile / "schedule_samples.csv"
+        frame = optional(path, "schedule-samples", COST_COLUMNS, version=2)
+        return None if frame.empty else StageCosts.from_samples(frame, shown(path))
+
+    def prediction(self) -> pd.DataFrame:
+        """Predicted and measured figures of every plan that a search measured."""
+        columns = ["plan", "predicted_iteration_ms", "measured_iteration_ms", "error", "predicted_ms_per_token",
+                   "measured_ms_per_token"]  # fmt: skip
+        rows = [
+            (
+                entry.name, entry.predicted_iteration_ms, entry.measured_iteration_ms,
+                entry.predicted_iteration_ms / entry.measured_iteration_ms - 1, entry.predicted_ms_per_token,
+                entry.measured_ms_per_token,
+            )
+            for entry in self._entries
+            if entry.measured_iteration_ms and entry.shape[1]  # plain steps are what predictions are scaled by
+        ]  # fmt: skip
+        return pd.DataFrame(rows, columns=columns)
+
+    def timelines(self) -> pd.DataFrame:
+        """Stages of an iteration, naive and chosen plan, predicted and measured, with start and end."""
+        columns = ["plan", "kind", "stage", "resource", "start_ms", "end_ms"]
+        search, lengths, costs = self._result, self._lengths, self._costs
+        if search is None or lengths is None or costs is None:
+            return pd.DataFrame(columns=columns)
+        rows: list[tuple[Any, ...]] = []
+        measured = optional(self._profile / "schedule_measured.csv", "schedule-measured", PLAN_COLUMNS)
+        for title, entry in (("naive", search.entry("naive")), ("chosen", search.entry(search.chosen))):
+            if entry is None:
+                continue
+            schedule, shape = Schedule.parse(entry.stages), TreeShape(*entry.shape)
+            share = np.array([lengths.leaf_share(shape)])
+            predicted = {stage: float(ms[0]) for stage, ms in costs.durations(schedule, [shape], share).items()}
+            rows += _gantt(title, "predicted", schedule, predicted)
+            if not measured.empty and entry.name in set(measured["plan"]):
+                rows += _gantt(title, "measured", schedule, _measured_stages(measured, entry.name, costs.plain_ms))
+        return pd.DataFrame(rows, columns=columns)
+
+    def ranking(self) -> pd.DataFrame:
+        """All plans of the search with what they promise and what they gave."""
+        rows = []
+        for place, entry in enumerate(self._entries, start=1):
+            width, depth, verify_width = entry.shape
+            rows.append(
+                {
+                    "rank": place,
+                    "plan": entry.name,
+                    "chosen": self._result is not None and entry.name == self._result.chosen,
+                    "differs_in": "plain steps" if depth == 0 else changed_variants(entry),
+                    "width": width,
+                    "depth": depth,
+                    "verify_width": verify_width,
+                    "predicted_aal": entry.predicted_aal,
+                    "measured_aal": entry.measured_aal,
+                    "predicted_ms_per_token": entry.predicted_ms_per_token,
+                    "measured_ms_per_token": entry.measured_ms_per_token,
+                    "measured_speedup": entry.measured_speedup,
+                }
+            )
+        return pd.DataFrame(rows)
+
+    def variants(self) -> pd.DataFrame:
+        """What each variant of a stage would change in the chosen plan's predicted iteration, as far as is known."""
+        columns = ["stage", "variant", "chosen", "iteration_ms", "against_chosen_ms", "against_chosen"]
+        search, lengths, costs = self._result, self._lengths, self._costs
+        chosen = search.entry(search.chosen) if search is not None else None
+        if chosen is None or lengths is None or costs is None:
+            return pd.DataFrame(columns=columns)
+        own, shape = Schedule.parse(chosen.stages).variants, TreeShape(*chosen.shape)
+        rows = []
+        base = float(predict_ms(Schedule.of(own), [shape], costs, lengths, "in-order")[0])
+        for stage, variant in (
+            (name, each) for name, choices in STAGES.items() if len(choices) > 1 for each in choices
+        ):
+            schedule = Schedule.of({**own, stage: variant})
+            if not costs.knows(schedule):
+                continue
+            ms = float(predict_ms(schedule, [shape], costs, lengths, "in-order")[0])
+            rows.append((stage, variant, own[stage] == variant, ms, ms - base, ms / base - 1))
+        return pd.DataFrame(rows, columns=columns)
+
+    @property
+    def _entries(self) -> list[Searched]:
+        return [] if self._result is None else self._result.entries
+
+
+def _gantt(title: str, kind: str, schedule: Schedule, durations: dict[str, float]) -> list[tuple[Any, ...]]:
+    timeline = lay_out(schedule, durations, "in-order")
+    resource = {stage.name: stage.resource for stage in schedule.stages}
+    rows = [(title, kind, e.stage, resource[e.stage], e.start_ms, e.end_ms) for e in timeline.events]
+    end = float(timeline.makespan_ms)
+    return [*rows, (title, kind, "between stages", "host", end, end + durations[LOOP])]
+
+
+def _measured_stages(frame: pd.DataFrame, plan: str, plain_ms: float) -> dict[str, float]:
+    """Usual stage times of a measured plan at the profile's speed."""
+    scaled = at_profiles_speed(frame, plain_ms)
+    usual = scaled[scaled["plan"] == plan][[*STAGES, LOOP]].median()
+    return {str(name): float(ms) for name, ms in usual.items()}
