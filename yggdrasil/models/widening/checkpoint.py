@@ -59,7 +59,7 @@ def widen_checkpoint(
         filler_token, probability = find_filler(source, seed)
     elif not 0 <= filler_token < source.shape.vocab_size:
         raise YggdrasilError(f"--filler-token {filler_token} is not in the source's 0..{source.shape.vocab_size - 1}.")
-    layout = Layout.between(source, shape, filler_token or 0)
+    layout = Layout.between(source.shape, shape, filler_token or 0)
 
     partial = out.with_name(f".{out.name}.partial-{os.getpid()}")
     partial.mkdir(parents=True)
@@ -90,7 +90,7 @@ def widen_in_memory(checkpoint: Path, shape: ModelShape, device: torch.device, *
     check_shape(source, shape)
     tie = source.is_tied()
     filler = find_filler(source, seed)[0] if shape.vocab_size > source.shape.vocab_size else 0
-    layout = Layout.between(source, shape, filler)
+    layout = Layout.between(source.shape, shape, filler)
     raw = _wide_config(source, layout, tie)
     config = AutoConfig.for_model(**{key: value for key, value in raw.items() if key != "dtype"})
     with torch.device(device):

@@ -74,9 +74,8 @@ class Layout:
     query_scale: float
 
     @classmethod
-    def between(cls, source: Source, wide: ModelShape, filler_token: int) -> "Layout":
-        """Place the source's parts in ``wide``, a shape that ``check_shape`` passed."""
-        narrow = source.shape
+    def between(cls, narrow: ModelShape, wide: ModelShape, filler_token: int) -> "Layout":
+        """Place the parts of a ``narrow`` model in a ``wide`` one, whose shape ``check_shape`` passed."""
         factor, half = wide.head_dim // narrow.head_dim, wide.head_dim // 2
         # Frequency j of d channels is frequency factor*j of factor*d; rotary pairs are channels (i, i + half).
         rotary = [
@@ -143,7 +142,7 @@ def check_shape(source: Source, wide: ModelShape) -> None:
 def wide_tensors(source: Source, layout: Layout, tie: bool, generator: torch.Generator) -> Iterator[tuple[str, Tensor]]:
     """Yield the name and value of every wide weight, one at a time, in the order of the model."""
     _refuse_unknown_weights(source, layout)
-    yield EMBEDDING, _widen(source.read(EMBEDDING), layout.embedding, generator)
+    yield EMBEDDING, widened(source.read(EMBEDDING), layout.embedding, generator)
     for layer, (origin, is_mute) in enumerate(layout.layers):
         for module, (rows, columns) in layout.axes.items():
             for kind in ("weight", "bias"):
@@ -152,19 +151,19 @@ def wide_tensors(source: Source, layout: Layout, tie: bool, generator: torch.Gen
                     continue
                 narrow = source.read(name)
                 if module.endswith("layernorm"):
-                    narrow = _scaled(narrow, layout.norm_scale)
+                    narrow = scaled(narrow, layout.norm_scale)
                 elif module.endswith("q_proj"):
-                    narrow = _scaled(narrow, layout.query_scale)
-                wide = _widen(narrow, (rows, columns), generator)
+                    narrow = scaled(narrow, layout.query_scale)
+                wide = widened(narrow, (rows, columns), generator)
                 if is_mute and module in ("self_attn.o_proj", "mlp.down_proj"):
                     wide.zero_()
                 yield f"model.layers.{layer}.{module}.{kind}", wide
-    narrow = _scaled(source.read(FINAL_NORM), layout.norm_scale)
-    yield FINAL_NORM, _widen(narrow, layout.axes["input_layernorm"], generator)
+    narrow = scaled(source.read(FINAL_NORM), layout.norm_scale)
+    yield FINAL_NORM, widened(narrow, layout.axes["input_layernorm"], generator)
     if not tie:
         is_absent = source.is_tied() and OUTPUT_HEAD not in source.files
         narrow = source.read(EMBEDDING if is_absent else OUTPUT_HEAD)
-        yield OUTPUT_HEAD, _widen(narrow, layout.output_head, generator)
+        yield OUTPUT_HEAD, widened(narrow, layout.output_head, generator)
 
 
 def _refuse_unknown_weights(source: Source, layout: Layout) -> None:
@@ -178,17 +177,17 @@ def _refuse_unknown_weights(source: Source, layout: Layout) -> None:
         raise YggdrasilError(f"{source.path} holds {unknown[0]}, which is no weight of {', '.join(ARCHITECTURES)}.")
 
 
-def _scaled(tensor: Tensor, factor: float) -> Tensor:
+def scaled(tensor: Tensor, factor: float) -> Tensor:
     """Multiply without rounding to less than float32; a power of two is exact in any dtype and keeps it."""
     return tensor * factor if math.frexp(factor)[0] == 0.5 else tensor.float() * factor
 
 
-def _widen(narrow: Tensor, axes: tuple[Tensor, Tensor], generator: torch.Generator) -> Tensor:
+def widened(narrow: Tensor, axes: tuple[Tensor, Tensor], generator: torch.Generator) -> Tensor:
     """Return the wide tensor of a source weight [R, C], or of a vector [R] whose column axis is not looked at."""
     device = generator.device
     rows, columns, narrow = axes[0].to(device), axes[1].to(device), narrow.to(device)
     if narrow.dim() == 1:
-        return _widen(narrow[:, None], (rows, torch.zeros(1, dtype=torch.long)), generator)[:, 0].contiguous()
+        return widened(narrow[:, None], (rows, torch.zeros(1, dtype=torch.long)), generator)[:, 0].contiguous()
     size = (len(rows), len(columns))
     if (rows == RANDOM).any() or (columns == RANDOM).any():
         std, mean = (value.item() for value in torch.std_mean(narrow.float(), correction=0))

@@ -1,0 +1,122 @@
+"""Pad an EAGLE-3 head as its target was padded: it drafts what it drafted, at the costs of a head of the wide target.
+
+As in ``models/widening`` nothing new ever reaches what a row hands on; all other new weights are random.
+"""
+
+import json
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from yggdrasil.artifacts import parse_json, shown
+from yggdrasil.drafters.heads.files import open_head
+from yggdrasil.drafters.heads.module import EagleHead
+from yggdrasil.drafters.heads.settings import HeadSettings
+from yggdrasil.errors import YggdrasilError
+from yggdrasil.models.widening import ModelShape, read_shape
+from yggdrasil.models.widening.layout import Layout, scaled, widened
+
+_USUAL = ("hidden_size", "num_attention_heads", "num_key_value_heads", "intermediate_size", "rms_norm_eps")
+
+
+def widen_head(head: Path, target: Path, out: Path, seed: int = 0) -> int:
+    """Write ``head`` for ``target``, a folder of ``widen_checkpoint``; returns its number of parameters.
+
+    Raises:
+        YggdrasilError: ``out`` holds something, ``target`` was not widened, or the head is no EAGLE-3 head of what it
+            was widened from.
+    """
+    from safetensors.torch import save_file
+
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise YggdrasilError(f"--out {shown(out)} already exists and is not an empty folder; give another")
+    narrow, wide = _widened_from(target), read_shape(target)
+    opened, _ = open_head(head, torch.float32)
+    config = parse_json((head / "config.json").read_bytes())
+    if not isinstance(opened, EagleHead) or not _is_plain(opened.settings, config):
+        raise YggdrasilError(f"{shown(head)} is no EAGLE-3 head as EAGLE and `yggdrasil train` write it")
+    settings = opened.settings
+    if (settings.hidden_size, settings.vocab_size) != (narrow.hidden_size, wide.vocab_size):
+        raise YggdrasilError(
+            f"{shown(head)} reads states of {settings.hidden_size} channels and {settings.vocab_size} tokens, "
+            f"{shown(target)} was widened from {narrow.hidden_size} and has {wide.vocab_size} tokens"
+        )
+    tensors = _wide_tensors(opened, wide, torch.Generator().manual_seed(seed))
+    partial = out.with_name(f".{out.name}.partial-{os.getpid()}")
+    partial.mkdir(parents=True)
+    try:
+        save_file(tensors, partial / "model.safetensors", {"format": "pt"})
+        content = json.dumps(_wide_config(config, settings, narrow, wide), indent=2)
+        (partial / "config.json").write_text(content + "\n", encoding="utf-8")
+        partial.rename(out)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return sum(tensor.numel() for tensor in tensors.values() if tensor.is_floating_point())
+
+
+def _widened_from(target: Path) -> ModelShape:
+    try:
+        return ModelShape(**parse_json((target / "widening.json").read_bytes())["widened_from"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise YggdrasilError(f"{shown(target)} was not written by scripts/widen: no widening.json says so") from error
+
+
+def _is_plain(settings: HeadSettings, config: dict[str, Any]) -> bool:
+    has_more = (
+        settings.attention_bias, settings.mlp_bias, settings.qkv_bias, settings.norm_before_residual,
+        settings.norm_before_fc, settings.fc_norm, settings.norm_output,
+    )  # fmt: skip
+    return "hidden_size" in config and settings.target_hidden_size == settings.hidden_size and not any(has_more)
+
+
+def _wide_tensors(head: EagleHead, wide: ModelShape, generator: torch.Generator) -> dict[str, Tensor]:
+    settings, count = head.settings, head.settings.num_states
+    narrow = ModelShape(
+        settings.hidden_size, 1, settings.query_heads, settings.key_heads, settings.head_size,
+        settings.intermediate_size, settings.vocab_size,
+    )  # fmt: skip
+    layout = Layout.between(narrow, replace(wide, num_layers=1), 0)
+    read, written = layout.output_head[1], layout.embedding[1]
+    axes = {f"midlayer.{module}": placed for module, placed in layout.axes.items()}
+    axes["fc"] = written, _side_by_side(read, count, narrow.hidden_size)
+    axes["lm_head"] = torch.arange(settings.draft_vocab_size), read
+    tensors: dict[str, Tensor] = {}
+    for name, tensor in head.state_dict().items():
+        module = name.removesuffix(".weight")
+        if name == "d2t":
+            drafted = torch.arange(len(tensor)) + tensor
+            tensors |= {name: tensor, "t2d": torch.zeros(narrow.vocab_size, dtype=torch.bool)}
+            tensors["t2d"][drafted] = True
+        elif module.endswith("norm"):
+            tensors[name] = widened(scaled(tensor, layout.norm_scale), (read, read[:1]), generator)
+        else:
+            rows, columns = axes[module]
+            if module.endswith(("q_proj", "k_proj", "v_proj")):
+                columns = _side_by_side(columns, 2, narrow.hidden_size)
+            factor = layout.query_scale if module.endswith("q_proj") else 1.0
+            tensors[name] = widened(scaled(tensor.bfloat16(), factor), (rows, columns), generator)
+    return tensors
+
+
+def _side_by_side(axis: Tensor, count: int, size: int) -> Tensor:
+    """``count`` parts of an input that are each padded, of ``size`` channels before."""
+    return torch.cat([torch.where(axis >= 0, axis + part * size, axis) for part in range(count)])
+
+
+def _wide_config(
+    config: dict[str, Any], settings: HeadSettings, narrow: ModelShape, wide: ModelShape
+) -> dict[str, Any]:
+    """The head's config.json with the new dimensions; layers are numbered by their inputs."""
+    values = (
+        wide.hidden_size, wide.num_heads, wide.num_kv_heads, wide.intermediate_size,
+        settings.norm_eps * settings.hidden_size / wide.hidden_size,
+    )  # fmt: skip
+    written = dict(config) | dict(zip(_USUAL, values, strict=True)) | {"head_dim": wide.head_dim}
+    inputs = [layer + 1 for layer in settings.readings(narrow.num_layers)[0]]
+    first_copies = [layer * wide.num_layers // narrow.num_layers for layer in inputs]
+    return written | {"eagle_aux_hidden_state_layer_ids": first_copies}
