@@ -34,13 +34,19 @@ class Split(NamedTuple):
     held_out: list[Window]
 
 
+def windows_of(documents: Sequence[Document]) -> list[Window]:
+    """Each answer with the end of its prompt."""
+    found = []
+    for prompt, answer in documents:
+        start = max(0, len(prompt) - CONTEXT)
+        found.append(Window([*prompt, *answer], start, len(prompt) - start))
+    return found
+
+
 def split(documents: Sequence[Document]) -> Split:
     """Windows of all documents that have an answer to learn from."""
+    learned = [(number, document) for number, document in enumerate(documents) if len(document.answer) > 1]
     found = Split([], [])
-    for number, (prompt, answer) in enumerate(documents):
-        if len(answer) < 2:
-            continue
-        start = max(0, len(prompt) - CONTEXT)
-        part = found.held_out if number % _HELD_OUT == 0 else found.trained
-        part.append(Window([*prompt, *answer], start, len(prompt) - start))
+    for (number, _), window in zip(learned, windows_of([document for _, document in learned]), strict=True):
+        (found.held_out if number % _HELD_OUT == 0 else found.trained).append(window)
     return found
