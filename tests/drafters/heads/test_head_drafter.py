@@ -197,21 +197,25 @@ def test_a_quantised_targets_embedding_is_read_as_the_target_reads_it(pair, tmp_
     torch.testing.assert_close(ours, wide.get_input_embeddings()(tokens))
 
 
-def test_beside_a_quantised_target_a_head_has_eight_bits(pair, tmp_path):
+@pytest.mark.parametrize("kind", ["quantised", "bfloat16"])
+def test_beside_a_target_that_is_not_in_float32_a_head_has_eight_bits(pair, tmp_path, kind):
     """It drafts nearly what it did, and the target decides as before."""
     if not is_native():
         pytest.skip("needs the native kernels")
     plain = make_pair(num_hidden_layers=6, hidden_size=32).plain_target
-    target = prepare_model(plain, "rounded", 1, quantise=rounding_to("q8_0", plain))
+    if kind == "bfloat16":
+        target = prepare_model(plain.bfloat16(), "narrow", 1)
+    else:
+        target = prepare_model(plain, "rounded", 1, quantise=rounding_to("q8_0", plain))
     case = Case(pair, tmp_path, "eagle")
     rounded, whole = load_head(case.folder, target, 1), load_head(case.folder, pair.target, 1)
     states = torch.randn(3, 96, generator=torch.Generator().manual_seed(0))
 
     layers = {name: type(module) for name, module in rounded.loaded.model.head.named_modules()}
     assert layers["fc"] is layers["lm_head"] is layers["midlayer.self_attn.q_proj"] is QuantisedLinear
-    ours, theirs = (head.loaded.model.head.feature(states) for head in (rounded, whole))
-    torch.testing.assert_close(ours, theirs, rtol=0.05, atol=0.1)
-    assert not torch.equal(ours, theirs)
+    ours, theirs = (head.loaded.model.head.feature(states.to(head.loaded.dtype)) for head in (rounded, whole))
+    torch.testing.assert_close(ours.float(), theirs, rtol=0.05, atol=0.1)
+    assert not torch.equal(ours.float(), theirs)
     decoder = Decoder(assemble(target, rounded, SHAPES, "eager"), byte_tokenizer(), TREE, frozenset())
     drafted = decoder.generate(PROMPT, max_new_tokens=COUNT)
     assert drafted.tokens == decoder.generate(PROMPT, max_new_tokens=COUNT, speculation=False).tokens

@@ -5,6 +5,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, cast
 
+import torch
 from torch import nn
 
 from yggdrasil.artifacts import shown
@@ -21,6 +22,7 @@ from yggdrasil.drafters.heads.settings import HeadSettings
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.models.formats.layers import QuantisedEmbedding, QuantisedLinear
 from yggdrasil.models.formats.rounding import in_eight_bits
+from yggdrasil.models.kernels import is_native
 from yggdrasil.models.loaded import LoadedModel
 from yggdrasil.models.outline import Outline
 from yggdrasil.models.packing import pack_linears
@@ -59,8 +61,9 @@ def load_head(folder: Path, target: LoadedModel, num_threads: int) -> LoadedHead
     """
     head, embedding = _opened(folder, target)
     module = DraftingHead(head.to(target.device), embedding.to(target.device))
-    # Beside a quantised target a head in bfloat16 would read a fourth of its bytes for every level.
-    pack_linears(module.head, num_threads, in_eight_bits if target.formats else None)
+    # A level reads the head's weights for a row or a few: half the bytes, and what it drafts is verified anyway.
+    is_rounded = bool(target.formats) or (is_native() and target.dtype == torch.bfloat16)
+    pack_linears(module.head, num_threads, in_eight_bits if is_rounded else None)
     if isinstance(head, FirstEagleHead | MtpHead) and head.lm_head is None:
         head.lm_head = output_of(target, num_threads)
     settings = head.settings
