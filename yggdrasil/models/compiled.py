@@ -33,7 +33,8 @@ Backend = Literal["inductor", "eager", "cudagraph"]
 _TRACED_SOURCES = (
     "models/attention.py", "models/cache.py", "models/compiled.py", "models/packing.py",
     "models/fusion.py", "models/formats/layers.py", "models/repeated.py", "models/units.py",
-    "models/runner.py", "models/kernels/__init__.py", "models/kernels/portable.py", "models/kernels/shapes.py",
+    "models/traced.py", "models/runner.py", "models/kernels/__init__.py", "models/kernels/portable.py",
+    "models/kernels/shapes.py",
     "tree/growth.py", "tree/token_tree.py", "acceptance/greedy.py", "drafters/steps.py",
     "drafters/chosen_steps.py", "drafters/heads/module.py", "drafters/heads/state_head.py",
     "drafters/heads/first_eagle.py", "drafters/heads/mtp.py", "drafters/heads/layer.py", "drafters/heads/steps.py",
