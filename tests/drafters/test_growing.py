@@ -124,7 +124,8 @@ def test_nothing_is_lost_while_another_process_writes(file, used, monkeypatch):
     growing_table = GrowingTable(file, Table.of([]), used.append)
     growing_table.add([1], [*ANSWER, 7])
     with locked(file.with_suffix(".lock"), "another's writing"):
-        assert growing_table.keep() is None
+        with pytest.warns(UserWarning, match="what was said is not added to the table yet: writing .* is under way"):
+            assert growing_table.keep() is None
         assert not file.exists()
         monkeypatch.setattr(growing_table, "keep", lambda: pytest.fail("it is tried again at once"))
         growing_table.add([1], [3])
@@ -132,6 +133,17 @@ def test_nothing_is_lost_while_another_process_writes(file, used, monkeypatch):
     growing_table.keep()
 
     assert read(Table.load(file)) == read(Table.of([([1], [*ANSWER, 7]), ([1], [3])]))
+
+
+def test_it_is_said_where_nothing_can_be_written(file, used):
+    growing_table = GrowingTable(file, Table.of([]), used.append)
+    growing_table.add([1], ANSWER)
+    file.parent.write_text("no folder")
+    with pytest.warns(UserWarning, match="not added to the table yet: cannot write"):
+        assert growing_table.keep() is None
+    file.parent.unlink()
+
+    assert read(growing_table.keep()) == read(Table.of([([1], ANSWER)]))
 
 
 def test_a_damaged_file_is_named(file, used):

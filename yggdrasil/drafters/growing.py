@@ -4,6 +4,7 @@ They are added to those of the plan, which stay as they were calibrated. No text
 tokens in a row can tell what was said, so a decoder does this only where it is asked to.
 """
 
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -48,7 +49,8 @@ class GrowingTable:
     def keep(self) -> Table | None:
         """Add what is new to the file, and return all of it.
 
-        None where that cannot be done now, as when another process is at it: it waits for the next time.
+        None where that cannot be done now, as when another process is at it: a warning says so, and it waits for the
+        next time.
         """
         if not self._new:
             return None
@@ -59,7 +61,8 @@ class GrowingTable:
                 while len(grown.tokens) > MOST_FOLLOWERS:
                     grown = grown.halved()
                 grown.save(self._file)
-        except ArtifactError:
+        except ArtifactError as error:
+            warnings.warn(f"what was said is not added to the table yet: {error}", stacklevel=2)
             self._num_new = 0  # not again at every answer, which would count all that waits each time
             return None
         self._new, self._num_new = [], 0
