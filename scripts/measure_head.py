@@ -27,12 +27,13 @@ from yggdrasil.cli import run_script
 from yggdrasil.cli.progress import PhaseProgress
 from yggdrasil.drafters.heads.convention import settled
 from yggdrasil.drafters.heads.files import open_head
-from yggdrasil.drafters.heads.loading import load_head
+from yggdrasil.drafters.heads.loading import LoadedHead, load_head
 from yggdrasil.drafters.heads.module import EagleHead
 from yggdrasil.engine import decoder as engine
 from yggdrasil.engine.build import assemble
 from yggdrasil.engine.policy import Decision, FreeTreePolicy
 from yggdrasil.errors import YggdrasilError
+from yggdrasil.models.loaded import LoadedModel
 from yggdrasil.models.loading import load_model
 from yggdrasil.models.source import Source
 from yggdrasil.pretrained import Decoder
@@ -44,7 +45,7 @@ from yggdrasil.training.objective import Teacher, hits_of
 from yggdrasil.training.settings import SHOWN
 from yggdrasil.training.start import tables
 from yggdrasil.training.unroll import unroll
-from yggdrasil.training.windows import windows_of
+from yggdrasil.training.windows import window_of
 from yggdrasil.tree.objective import StepCosts, TreeShape
 
 DEPTH, ROWS = 4, (8, 16)
@@ -71,6 +72,9 @@ def measure(
     out: Annotated[Path | None, typer.Option("--json", help="File for all figures.")] = None,
 ) -> None:
     """Print agreement and lengths."""
+    opened, _ = open_head(head, torch.float32)
+    if not isinstance(opened, EagleHead):
+        raise YggdrasilError(f"--head {head} is no EAGLE-3 head; give one")
     with PhaseProgress() as progress:
         decoder = Decoder.from_pretrained(target, drafter="table", chat=chat, reporter=progress)
         report = progress.phase("answering")
@@ -81,9 +85,11 @@ def measure(
             documents.append(Document(list(encoded), list(decoder.generate(encoded, max_new_tokens=tokens).tokens)))
             report(number / len(asked))
         documents = [document for document in documents if len(document.answer) > 2 * DEPTH]
+        loaded = decoder.assembly.target.loaded
+        settled_head = settled(load_head(head, loaded, loaded.num_threads), loaded, Source.find(target).fingerprint())
         progress.phase("agreement")
-        shares = agreement(target, head, documents)
-        traces = record(decoder, target, head, documents, progress.phase("drafting"))
+        shares = agreement(target, opened, settled_head.layers, documents)
+        traces = record(loaded, settled_head, documents, progress.phase("drafting"))
     lengths = played(traces, documents, decoder)
     show(shares, lengths, len(documents))
     if out is not None:
@@ -92,36 +98,32 @@ def measure(
 
 
 @torch.inference_mode()
-def agreement(target: str, head: Path, documents: Sequence[Document]) -> tuple[list[float], list[float]]:
+def agreement(
+    target: str, head: EagleHead, layers: Sequence[int], documents: Sequence[Document]
+) -> tuple[list[float], list[float]]:
     """Of each draft step, how often the target's choice is the head's first, and how often among its first four."""
     loaded = load_model(target, torch.bfloat16, torch.device("cpu"), torch.get_num_threads(), pack=False)
-    opened, _ = open_head(head, torch.float32)
-    if not isinstance(opened, EagleHead):
-        raise YggdrasilError(f"--head {head} is no EAGLE-3 head")
     embedding, rows = tables(loaded.model, loaded.name)
-    vocabulary = opened.target_tokens(torch.arange(opened.settings.draft_vocab_size))
+    vocabulary = head.target_tokens(torch.arange(head.settings.draft_vocab_size))
     teacher = Teacher(rows[vocabulary].float(), vocabulary, loaded.vocab_size)
-    layers = opened.settings.readings(loaded.num_layers)[0]
     hits = torch.zeros(SHOWN, 3)
-    windows = windows_of(documents)
+    windows = [window_of(document) for document in documents]
     for start in range(0, len(windows), _TOGETHER):
         with tempfile.TemporaryDirectory() as folder:
             kept = Features(loaded, layers, Path(folder)).of("answers", windows[start : start + _TOGETHER])
             batch = side_by_side(kept)
-            hits += hits_of(unroll(opened, embedding.float(), batch, SHOWN), teacher, batch)
+            hits += hits_of(unroll(head, embedding.float(), batch, SHOWN), teacher, batch)
     return (hits[:, 0] / hits[:, 2]).tolist(), (hits[:, 1] / hits[:, 2]).tolist()
 
 
-def record(decoder: engine.Decoder, target: str, head: Path, documents: Sequence[Document], report: Any) -> TraceSet:
+def record(loaded: LoadedModel, head: LoadedHead, documents: Sequence[Document], report: Any) -> TraceSet:
     """The head's trees at every place of the answers, drafted as at run time on the target's own weights."""
-    loaded = decoder.assembly.target.loaded
-    opened = settled(load_head(head, loaded, loaded.num_threads), loaded, Source.find(target).fingerprint())
     longest = max(len(document.prompt) + len(document.answer) for document in documents)
     shapes = Shapes(
         max_length=longest + 2 * DEPTH, draft_widths=(1, 4), max_depth=DEPTH, candidates=4, verify_widths=WIDTHS,
         prefill_widths=(16, 128),
     )  # fmt: skip
-    assembly = assemble(loaded, opened, shapes, "eager")
+    assembly = assemble(loaded, head, shapes, "eager")
     parts = []
     for number, document in enumerate(documents):
         parts.append(record_document(assembly, assembly.engine.drafter, *document, number))

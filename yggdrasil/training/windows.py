@@ -34,19 +34,18 @@ class Split(NamedTuple):
     held_out: list[Window]
 
 
-def windows_of(documents: Sequence[Document]) -> list[Window]:
-    """Each answer with the end of its prompt."""
-    found = []
-    for prompt, answer in documents:
-        start = max(0, len(prompt) - CONTEXT)
-        found.append(Window([*prompt, *answer], start, len(prompt) - start))
-    return found
+def window_of(document: Document) -> Window:
+    """The answer with the end of its prompt."""
+    prompt, answer = document
+    start = max(0, len(prompt) - CONTEXT)
+    return Window([*prompt, *answer], start, len(prompt) - start)
 
 
 def split(documents: Sequence[Document]) -> Split:
     """Windows of all documents that have an answer to learn from."""
-    learned = [(number, document) for number, document in enumerate(documents) if len(document.answer) > 1]
     found = Split([], [])
-    for (number, _), window in zip(learned, windows_of([document for _, document in learned]), strict=True):
-        (found.held_out if number % _HELD_OUT == 0 else found.trained).append(window)
+    for number, document in enumerate(documents):
+        if len(document.answer) > 1:
+            part = found.held_out if number % _HELD_OUT == 0 else found.trained
+            part.append(window_of(document))
     return found

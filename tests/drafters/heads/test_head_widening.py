@@ -85,6 +85,9 @@ def test_what_does_not_belong_together_is_refused(tmp_path, target):
     normed = eagle_config(vocab=VOCAB, norm_before_fc=True)
     with pytest.raises(YggdrasilError, match="is no EAGLE-3 head as EAGLE"):
         widen_head(write_head(tmp_path / "normed", normed, published_tensors(normed)), wide, tmp_path / "out")
+    large = eagle_config(vocab=VOCAB, intermediate_size=200)
+    with pytest.raises(YggdrasilError, match="the head is larger than the wide target"):
+        widen_head(write_head(tmp_path / "large", large, published_tensors(large)), wide, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 

@@ -4,20 +4,19 @@ As in ``models/widening`` nothing new ever reaches what a row hands on; all othe
 """
 
 import json
-import os
-import shutil
-from dataclasses import replace
+from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from yggdrasil.artifacts import parse_json, shown
+from yggdrasil.artifacts import atomic_directory, parse_json, shown
 from yggdrasil.drafters.heads.files import open_head
 from yggdrasil.drafters.heads.module import EagleHead
 from yggdrasil.drafters.heads.settings import HeadSettings
 from yggdrasil.errors import YggdrasilError
+from yggdrasil.models.shards import faults_of_disks
 from yggdrasil.models.widening import ModelShape, read_shape
 from yggdrasil.models.widening.layout import Layout, scaled, widened
 
@@ -47,15 +46,10 @@ def widen_head(head: Path, target: Path, out: Path, seed: int = 0) -> int:
             f"{shown(target)} was widened from {narrow.hidden_size} and has {wide.vocab_size} tokens"
         )
     tensors = _wide_tensors(opened, wide, torch.Generator().manual_seed(seed))
-    partial = out.with_name(f".{out.name}.partial-{os.getpid()}")
-    partial.mkdir(parents=True)
-    try:
-        save_file(tensors, partial / "model.safetensors", {"format": "pt"})
+    with atomic_directory(out) as folder, faults_of_disks():
+        save_file(tensors, folder / "model.safetensors", {"format": "pt"})
         content = json.dumps(_wide_config(config, settings, narrow, wide), indent=2)
-        (partial / "config.json").write_text(content + "\n", encoding="utf-8")
-        partial.rename(out)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        (folder / "config.json").write_text(content + "\n", encoding="utf-8")
     return sum(tensor.numel() for tensor in tensors.values() if tensor.is_floating_point())
 
 
@@ -80,6 +74,8 @@ def _wide_tensors(head: EagleHead, wide: ModelShape, generator: torch.Generator)
         settings.hidden_size, 1, settings.query_heads, settings.key_heads, settings.head_size,
         settings.intermediate_size, settings.vocab_size,
     )  # fmt: skip
+    if any(own > room for own, room in zip(astuple(narrow), astuple(wide), strict=True)):
+        raise YggdrasilError(f"the head is larger than the wide target: {narrow} is more than {wide}; widen it further")
     layout = Layout.between(narrow, replace(wide, num_layers=1), 0)
     read, written = layout.output_head[1], layout.embedding[1]
     axes = {f"midlayer.{module}": placed for module, placed in layout.axes.items()}
