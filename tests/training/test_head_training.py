@@ -314,6 +314,17 @@ def test_a_draft_model_is_written_as_one_that_calibrations_take(written, target)
     check_pair(PairSource(str(target), str(trained.settings.out), "float32", 1, 1, SHAPES))
 
 
+def test_which_documents_are_held_out_depends_on_none_that_come_later():
+    documents = [Document([number], [1, 2] if number % 5 else [1]) for number in range(100)]
+    held_out = [window.tokens[0] for window in split(documents).held_out]
+
+    assert held_out == [32, 64, 96]  # the first has nothing to learn from
+    assert split(documents[:70]).held_out == split(documents).held_out[:2]
+    assert [window.tokens[0] for window in split(documents).trained] == [
+        number for number in range(100) if number % 5 and number % 32
+    ]
+
+
 def test_the_loss_is_that_of_pytorch_with_its_gradients():
     """Over many rows, of steps that do not reach all, of tokens that cannot be drafted."""
     torch.manual_seed(1)

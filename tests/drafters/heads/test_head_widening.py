@@ -11,6 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from typer.testing import CliRunner
 
 from yggdrasil.drafters.heads.files import open_head
+from yggdrasil.drafters.heads.tensors import read_tensors
 from yggdrasil.drafters.heads.widening import widen_head
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.models.widening import read_shape, resolve_shape, widen_checkpoint
@@ -65,6 +66,9 @@ def test_a_padded_head_drafts_the_same(tmp_path, target, dimensions, drafted):
     for ours, theirs in steps:
         torch.testing.assert_close(theirs.logits, ours.logits, rtol=1e-3, atol=1e-4)
     assert torch.equal(padded.target_tokens(torch.arange(drafted)), narrow.target_tokens(torch.arange(drafted)))
+    assert padded.settings.norm_eps == pytest.approx(narrow.settings.norm_eps * 32 / hidden)
+    if drafted < VOCAB:
+        assert torch.equal(read_tensors(tmp_path / "head")["t2d"], tensors["t2d"])
     assert count == sum(each.numel() for each in padded.parameters())
     assert not (padded.fc.weight == 0).all(dim=0).any()  # no kernel finds a channel to skip
     first_copies = [layer * read_shape(wide).num_layers // LAYERS for layer in (2, 3, 3)]
