@@ -231,6 +231,24 @@ def test_a_refusal_after_a_head_draft_promises_what_it_cost():
     assert promises[True][:3] == (PLAIN_STEP, 1.0, pytest.approx(1.01))
 
 
+def test_a_drafter_may_lose_no_more_against_the_free_trees_that_it_takes_the_place_of():
+    """It keeps its promise in tokens and beats plain steps, but reads first what every other iteration went past."""
+    ratios, survival = made_up_tables(3)
+    policy = ObjectivePolicy({100: flat_costs(4.0)}, ratios, np.ones_like(survival), None)
+    begin_past_samples(policy)
+    drafted = 0
+    for iteration in range(1000):
+        promised = 1.1 if iteration % 2 else 1.5
+        free = policy.free([1.0, promised, promised, promised], MAX_DEPTH, 100)
+        if free is None:
+            decision = policy.choose(GivenEvidence(100))
+            drafted += 1
+            policy.settle(decision, round(decision.tokens), 2 * decision.milliseconds, rested=False)
+        else:
+            policy.settle(free, promised, free.milliseconds, rested=False)
+    assert 5 < drafted < 50
+
+
 def test_the_ablation_maximises_tokens_alone():
     ratios, survival = made_up_tables(3)
     costs = flat_costs(0.001)  # plain steps are nearly free

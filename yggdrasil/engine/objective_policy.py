@@ -48,6 +48,7 @@ class ObjectivePolicy:
         self._here = 0  # costs of the last context that was asked for
         self._steps = 0  # of this request
         self._drafter_lags = False
+        self._forgone = 0.0  # tokens a millisecond of the free tree that a drafted one was preferred to
         self.learner: Learner | None = self
 
     # ==== decisions ====
@@ -57,6 +58,7 @@ class ObjectivePolicy:
 
     def free(self, expected: Sequence[float], depth: int, context: int) -> Decision | None:
         self._here = here = bisect_left(self._borders, context)
+        self._forgone = 0.0
         if expected[-1] <= 1.0 or not self._free_trees.budget.is_open:
             return None
         if self._steps < PlainSamples.STEPS and self._samples_plain():
@@ -66,6 +68,7 @@ class ObjectivePolicy:
         rivals = worth(1.0, self._costs[here].plain_ms * self._paces.plain, self._objective)
         if self._drafted is not None:
             rivals = max(rivals, self._worth_of_drafting(depth + 1.0))
+            self._forgone = best.tokens / best.milliseconds
         return best if value > rivals else None
 
     def rest(self, context: int) -> Decision | None:
@@ -163,6 +166,7 @@ class ObjectivePolicy:
     ) -> None:
         shape = decision.shape
         if is_tried:  # what was spent before a refusal is speculation's too
+            gained = min(gained, tokens - milliseconds * self._forgone)
             drafted.budget.settle(gained)
             if shape.depth and not self._drafter_lags:
                 self._paces.follow_tree(decision.milliseconds, milliseconds)
