@@ -200,9 +200,15 @@ class TargetModel:
         text.num_rows += len(rows)
 
     def _layers(self, layers: Sequence[Tensor], rows: list[int] | slice) -> dict[int, Tensor]:
+        """What drafters read of ``rows``; those that stand side by side, as they mostly do, are not copied."""
         if not layers:
             return {}
         wanted = self.runner.call.hidden_layers
+        if not isinstance(rows, slice):
+            if rows[-1] >= len(rows):  # they ascend
+                places = torch.tensor(rows, device=layers[0].device)
+                return {layer: states.index_select(0, places) for layer, states in zip(wanted, layers, strict=True)}
+            rows = slice(len(rows))
         return {layer: states[rows] for layer, states in zip(wanted, layers, strict=True)}
 
 
