@@ -20,7 +20,7 @@ class EagleRecipe:
     """A head of one layer that reads three of the target's states."""
 
     title = "EAGLE-3 head"
-    rate = 1e-3
+    rate = 1.5e-3
     num_taught = 3  # each on what the one before gave
 
     def __init__(self, loaded: LoadedModel, vocabulary: Tensor) -> None:

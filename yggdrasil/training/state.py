@@ -15,7 +15,7 @@ from yggdrasil.artifacts import parse_dataclass, parse_json, shown, write_atomic
 from yggdrasil.calibration.work import read_or_drop
 
 _FILE = "state.safetensors"
-_MOST_AVERAGED = 0.998  # the average's memory, once there have been some hundred steps
+_MOST_AVERAGED = 0.9985  # the average's memory, once there have been some hundred steps
 
 
 @dataclass(frozen=True)

@@ -33,10 +33,11 @@ from yggdrasil.training.vocabulary import coverage, draft_vocabulary
 from yggdrasil.training.windows import Split, Window, split
 
 _WARM_UP = 50  # steps
+_COOLING = 0.3  # of a run, its last part: the rate falls to nothing, and the noise of small steps with it
 _CLIP = 0.5
-_BATCH = 8  # windows of a step, fewer where their logits would fill the memory
+_BATCH = 2  # windows of a step: eight learn half as much of as many tokens in as much time
 _MOST_LOGITS = 400_000  # drafted tokens of them all at one place
-_AGAIN = 2  # shards that are learned again beside one that is read for the first time
+_AGAIN = 1  # shards that are learned again beside one that is read for the first time
 _MOST_HELD_OUT = 64  # windows that are looked at
 _LEAST_DOCUMENTS = 8
 _TEXT_SHARE = 1 / 3  # of the time, for text of its own
@@ -170,7 +171,7 @@ class _Run:
             for number in order[self._progress.place :]:
                 is_new = not self._features.has(_name(number), lots[number])
                 yield from self._of_shard(number, lots)
-                if is_new:  # reading costs as much as learning twice or thrice
+                if is_new:  # reading costs more than learning
                     seen = [each for each in range(len(lots)) if self._features.has(_name(each), lots[each])]
                     for again in random.Random(self._progress.steps).sample(seen, min(_AGAIN, len(seen))):
                         yield from self._of_shard(again, lots)
@@ -184,7 +185,7 @@ class _Run:
     def _step(self, batch: Batch) -> None:
         training, progress = self._training, self._progress
         for group in training.optimizer.param_groups:
-            group["lr"] = self._recipe.rate * min(1.0, (1 + progress.steps) / _WARM_UP)
+            group["lr"] = self._recipe.rate * min(1.0, (1 + progress.steps) / _WARM_UP, self._left / _COOLING)
         with torch.autocast("cpu", torch.bfloat16):
             drafted = self._recipe.steps(training.head, batch, self._recipe.num_taught)
             loss = loss_of(drafted, self._teacher, batch)
@@ -198,13 +199,19 @@ class _Run:
         progress.seconds = self._earlier + monotonic() - self._began
         self._loss += (loss.item() - self._loss) * (1.0 if progress.steps == 1 else 0.02)
 
+    @property
+    def _left(self) -> float:
+        """The part of this run's time that is left."""
+        whole = self._deadline - self._began
+        return max(self._deadline - monotonic(), 0.0) / whole if whole > 0 else 0.0
+
     def _is_over(self) -> bool:
         """Whether the time is up, or nothing improves; looks at held-out text when it is time to."""
-        now, whole = monotonic(), self._deadline - self._began
-        self._report(min((now - self._began) / whole, 1.0) if whole > 0 else 1.0)
-        if now >= self._deadline:
+        now, left = monotonic(), self._left
+        self._report(1.0 - left)
+        if not left:
             return True
-        if now - self._looked >= max(60.0, whole / _LOOKS):
+        if now - self._looked >= max(60.0, (self._deadline - self._began) / _LOOKS):
             self._look()
         return _has_settled(self._progress.looks)
 
