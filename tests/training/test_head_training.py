@@ -4,8 +4,10 @@ import json
 import re
 import sys
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import typer
@@ -231,6 +233,26 @@ def test_a_training_goes_on_and_writes_a_head_that_loads(written):
     spelled = published_tensors({**config, "draft_vocab_size": config["draft_vocab_size"]})
     assert names == set(spelled)
     assert "tokens learned" in (written.out / "README.md").read_text()
+
+
+def test_the_rate_rises_at_first_and_falls_to_nothing_at_a_runs_end(written, monkeypatch):
+    """Somebody looks at the clock a few times a step; each time it is a second later."""
+    seconds, rates = count(), []
+    monkeypatch.setattr("yggdrasil.training.training.monotonic", lambda: float(next(seconds)))
+    follow = Training.follow
+
+    def noted(training, steps):
+        rates.append(training.optimizer.param_groups[0]["lr"])
+        follow(training, steps)
+
+    monkeypatch.setattr(Training, "follow", noted)
+    train(replace(written, minutes=3.0), Told())
+
+    highest = rates.index(max(rates))
+    assert 2 < highest < len(rates) - 2
+    assert all(np.diff(rates[: highest + 1]) > 0)
+    assert all(np.diff(rates[highest:]) < 0)
+    assert rates[-1] < 0.3 * max(rates)
 
 
 def test_a_trained_head_drafts_the_same_elsewhere(written, target, tmp_path, monkeypatch, capsys):
