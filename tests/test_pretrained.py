@@ -115,11 +115,15 @@ def test_drafter_and_dtype_decide_which(save):
     exact = save(plan(dtype="float32"), "exact")
     counted = save(plan(drafters=[CountsOptions()]), "counted")
 
-    assert find_plan(TARGET, "ngram", "bfloat16") == ngram
-    assert find_plan(TARGET, "text", None) == counted
-    assert find_plan(TARGET, str(DRAFTER.folder), None) == pair
+    assert find_plan(TARGET, ["ngram"], "bfloat16") == ngram
+    assert find_plan(TARGET, ["text"], None) == counted
+    assert find_plan(TARGET, [str(DRAFTER.folder)], None) == pair
     assert find_plan(TARGET, None, "float32") == exact
-    assert find_plan(TARGET, str(TARGET.folder), None) is None
+    assert find_plan(TARGET, [str(TARGET.folder)], None) is None
+    assert find_plan(TARGET, [str(DRAFTER.folder), "table"], None) is None
+    together = save(plan(drafters=[ModelRef("x", DRAFTER.fingerprint(), 1), CountsOptions()]), "together")
+    assert find_plan(TARGET, [str(DRAFTER.folder), "table"], None) == together
+    assert find_plan(TARGET, ["table"], None) == counted
 
 
 def test_a_damaged_plan_is_passed_over(save):
@@ -161,6 +165,8 @@ def test_a_plan_keeps_its_drafter_and_a_model_must_be_there(tmp_path):
     (tmp_path / "plan.yaml").write_text("")
     with pytest.raises(YggdrasilError, match="has its drafter; calibrate for other/model, or give ngram"):
         Decoder.from_pretrained(tmp_path / "plan.yaml", drafter="other/model")
+    with pytest.raises(YggdrasilError, match="calibrate for text and table, or give ngram"):
+        Decoder.from_pretrained(tmp_path / "plan.yaml", drafter=["text", "table"])
     with pytest.raises(YggdrasilError, match=r"holds no config\.json"):
         Decoder.from_pretrained(tmp_path)
     with pytest.raises(YggdrasilError, match="dtype must be one of bfloat16, float32"):

@@ -2,7 +2,7 @@
 
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
@@ -33,7 +33,7 @@ class Decoder(engine.Decoder):
         cls,
         source: str | Path,
         *,
-        drafter: str | None = None,
+        drafter: str | Sequence[str] | None = None,
         dtype: DtypeName | None = None,
         backend: Backend | None = None,
         force_machine: bool = False,
@@ -44,10 +44,10 @@ class Decoder(engine.Decoder):
         """Load a model (a folder, a GGUF file or a hub id), or what a plan's name or file names.
 
         The model's plan for this machine is found by its content: the newest, or the newest with ``drafter`` ("text",
-        "table", "recycling", "ngram", "none", or another model). Where there is none a quick calibration makes one in
-        the user's cache first, and says so on standard error; ``reporter`` shows how far it is. With a plan, "ngram"
-        stands in for its own drafter, and ``force_machine`` takes one of another machine. ``chat``: a model without a
-        chat template is refused, before anything is compiled.
+        "table", "recycling", "ngram", "none", or another model; several guess in one tree). Where there is none a quick
+        calibration makes one in the user's cache first, and says so on standard error; ``reporter`` shows how far it
+        is. With a plan, "ngram" stands in for its own drafter, and ``force_machine`` takes one of another machine.
+        ``chat``: a model without a chat template is refused, before anything is compiled.
 
         Raises:
             YggdrasilError: no such plan or model, or one that cannot be decoded with.
@@ -55,13 +55,15 @@ class Decoder(engine.Decoder):
         if dtype is not None and dtype not in get_args(DtypeName):
             raise YggdrasilError(f"dtype must be one of {', '.join(get_args(DtypeName))}, not {dtype!r}")
         reporter = reporter or _Lines()
+        drafters = None if drafter is None else (drafter,) if isinstance(drafter, str) else tuple(drafter)
         if is_plan(source):
-            if drafter not in (None, NGRAM):
-                raise YggdrasilError(f"the plan {source} has its drafter; calibrate for {drafter}, or give {NGRAM}")
+            if drafters not in (None, (NGRAM,)):
+                asked = " and ".join(drafters or ())
+                raise YggdrasilError(f"the plan {source} has its drafter; calibrate for {asked}, or give {NGRAM}")
             tokenizer = load_tokenizer(_target_of(source, force_machine=force_machine)) if chat else None
             if tokenizer is not None:
                 encode_chat(tokenizer, PROBE)
-            stand_in = NGramDrafter() if drafter == NGRAM else None
+            stand_in = NGramDrafter() if drafters else None
             return cls.from_plan(
                 source,
                 dtype=dtype,
@@ -76,9 +78,9 @@ class Decoder(engine.Decoder):
         tokenizer = load_tokenizer(found) if chat else None
         if tokenizer is not None:
             encode_chat(tokenizer, PROBE)
-        plan = find_plan(found, drafter, dtype)
+        plan = find_plan(found, drafters, dtype)
         if plan is None:
-            plan = _calibrated(found, drafter, dtype or "bfloat16", reporter)
+            plan = _calibrated(found, drafters, dtype or "bfloat16", reporter)
         return cls.from_plan(
             plan, target=found.given, backend=backend, max_length=max_length, tokenizer=tokenizer, phase=reporter.phase
         )
@@ -105,13 +107,14 @@ def _listed(name: str) -> list[object]:
         return []
 
 
-def find_plan(model: Source, drafter: str | None, dtype: DtypeName | None) -> Path | None:
+def find_plan(model: Source, drafters: Sequence[str] | None, dtype: DtypeName | None) -> Path | None:
     """The newest plan for this machine that decodes with just this model; None where there is none.
 
-    One on the blocks of a file as they are comes before any other.
+    It has all ``drafters`` that are named, and no model that is not. One on the blocks of a file as they are comes
+    before any other.
     """
     machine, digits = current_machine(), model.fingerprint()
-    second = Source.find(drafter).fingerprint() if drafter not in (None, *FREE) else drafter
+    wanted = {name if name in FREE else Source.find(name).fingerprint() for name in drafters or ()}
     fitting = []
     for entry in list_plans():
         try:
@@ -120,7 +123,8 @@ def find_plan(model: Source, drafter: str | None, dtype: DtypeName | None) -> Pa
             continue
         if plan is None or plan.target.fingerprint != digits or _rounds(plan):
             continue
-        if dtype in (None, plan.dtype) and second in {None, *_names(plan)}:
+        is_meant = not wanted or (_model_of(plan) <= wanted <= _model_of(plan) | names_of(plan.free))
+        if dtype in (None, plan.dtype) and is_meant:
             fitting.append((plan.target.weights == "file", entry.path.stat().st_mtime_ns, entry.path))
     return max(fitting)[-1] if fitting else None
 
@@ -131,9 +135,9 @@ def _rounds(plan: Plan) -> bool:
     return any(model.weights not in ("full", "file") for model in models)
 
 
-def _names(plan: Plan) -> set[str]:
-    """A plan's drafters as ``from_pretrained`` is asked for them: a model by its fingerprint."""
-    return names_of(plan.free) if plan.drafter is None else {plan.drafter.fingerprint}
+def _model_of(plan: Plan) -> set[str]:
+    """The model that drafts, by its fingerprint."""
+    return set() if plan.drafter is None else {plan.drafter.fingerprint}
 
 
 def plan_name(model: str | Path) -> str:
@@ -149,7 +153,7 @@ def shipped_prompts(model: str | Path | Source) -> tuple[Path, bool]:
     return (CHAT_PROMPTS, True) if has_template else (SHIPPED / "humaneval.jsonl", False)
 
 
-def _calibrated(model: Source, drafter: str | None, dtype: DtypeName, reporter: "Reporter") -> Path:
+def _calibrated(model: Source, drafters: Sequence[str] | None, dtype: DtypeName, reporter: "Reporter") -> Path:
     """The plan that a calibration makes, in a fork: it takes twice the memory that decoding does.
 
     A fork has none of the threads that steps ran on: where some did, the calibration is done here.
@@ -157,14 +161,14 @@ def _calibrated(model: Source, drafter: str | None, dtype: DtypeName, reporter: 
 
     def work() -> str:
         try:
-            return str(_calibrate(model, drafter, dtype, reporter))
+            return str(_calibrate(model, drafters, dtype, reporter))
         finally:
             reporter.close()
 
     return Path(work() if any_is_open() else in_fork(work))
 
 
-def _calibrate(model: Source, drafter: str | None, dtype: DtypeName, reporter: "Reporter") -> Path:
+def _calibrate(model: Source, drafters: Sequence[str] | None, dtype: DtypeName, reporter: "Reporter") -> Path:
     from yggdrasil.calibration.pair import usual_drafter_weights, usual_length
     from yggdrasil.calibration.pipeline import calibrate
     from yggdrasil.calibration.settings import FIRST, FIRST_WIDTHS, CalibrationSettings, PairSource
@@ -176,7 +180,7 @@ def _calibrate(model: Source, drafter: str | None, dtype: DtypeName, reporter: "
         "better one)",
         file=sys.stderr,
     )
-    named = named_drafters(USUAL if drafter is None else [drafter])
+    named = named_drafters(drafters or USUAL)
     draft_widths, verify_widths = FIRST_WIDTHS
     shapes = Shapes(
         max_length=usual_length(model.given, named.drafter),
