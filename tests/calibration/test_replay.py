@@ -63,7 +63,7 @@ def test_the_simulation_decodes_as_the_engine_does(pair, traces, kind, monkeypat
 
 @pytest.mark.parametrize("kind", MAKE_FREE)
 def test_a_fixed_tree_is_filled_and_played_too(pair, traces, kind):
-    """With the guesses of others below its own nodes there is more in it."""
+    """With the guesses of others below and beside its own nodes there is more in it."""
     free = MAKE_FREE[kind]()
     trees = RecordedTrees(traces, COSTS, free)
     promised = trees.grow(0, TreeShape(2, 3, 1), fills=False)[-1]
@@ -74,7 +74,8 @@ def test_a_fixed_tree_is_filled_and_played_too(pair, traces, kind):
     assert 1.0 < promised < 4.0
     assert set(played.histograms["width"]) == {2}
     assert played.aal >= fixed.metrics.aal * (1.0 if kind == "none" else 1.02) - 0.3
-    assert trees.grow(0, TreeShape(2, 3, 1), fills=True)[-1] >= promised
+    trees.grow(0, TreeShape(2, 3, 1), fills=True)
+    assert (trees.tree.size > 1 + 2 * 3) == (kind != "none")
 
 
 def chains(lengths, document, max_depth, edge=0.5):

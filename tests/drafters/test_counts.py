@@ -1,6 +1,7 @@
 """Counted continuations: the native form against the portable one, both against counting by hand."""
 
 from collections import Counter
+from math import log
 
 import numpy as np
 import pytest
@@ -26,7 +27,7 @@ from yggdrasil.drafters.options import CountsOptions
 from yggdrasil.drafters.table import Table
 from yggdrasil.errors import ArtifactError
 from yggdrasil.models.kernels import is_native
-from yggdrasil.tree.token_tree import TokenTree
+from yggdrasil.tree.token_tree import NO_SCORE, TokenTree
 
 TEXT = st.lists(st.integers(0, 3), min_size=1, max_size=40)
 ROWS = st.lists(  # of a pass: a token, and what the target found likeliest after it
@@ -246,9 +247,9 @@ def test_keys_tell_contexts_apart():
     assert len({table_key(context) for context in contexts}) == len(contexts)
 
 
-def somebody_elses_tree(text, guesses, num_nodes=17):
-    """A tree of ``guesses``: (parent, token, log-probability)."""
-    tree = new_tree(num_nodes)
+def somebody_elses_tree(text, guesses, num_nodes=17, offers=()):
+    """A tree of ``guesses``: (parent, token, log-probability), and ``offers`` of the like that were not attached."""
+    tree = TokenTree.on_host(num_nodes, candidates=3)
     tree.plant(text[-1])
     for parent, token, log_probability in guesses:
         siblings = [
@@ -256,6 +257,11 @@ def somebody_elses_tree(text, guesses, num_nodes=17):
         ]
         if tree.size < num_nodes and token not in siblings:
             tree.attach(parent % tree.size, token, log_probability)
+    tree.pool_scores.fill_(NO_SCORE)
+    for node, token, log_probability in offers:
+        place = 3 * (node % tree.size) + token % 3
+        tree.pool_tokens[place] = 10 + token % 3  # never one that is attached
+        tree.pool_scores[place] = tree.scores[node % tree.size] + log_probability
     return tree
 
 
@@ -270,12 +276,17 @@ def filled(drafter, text, tree, depth):
 
 
 @pytest.mark.skipif(not is_native(), reason="no compiler here")
-@given(text=TEXT, documents=DOCUMENTS, guesses=GUESSES, depth=st.integers(1, 6))
+@given(text=TEXT, documents=DOCUMENTS, guesses=GUESSES, offers=GUESSES, depth=st.integers(1, 6))
 @settings(deadline=None)
-def test_another_drafters_tree_is_filled_alike_natively_and_portably(text, documents, guesses, depth):
+def test_another_drafters_tree_is_filled_alike_natively_and_portably(text, documents, guesses, offers, depth):
     table = Table.of(documents) if documents else None
     native, portable = (
-        filled(CountsDrafter(BELIEF, table, native=is_wanted), text, somebody_elses_tree(text, guesses), depth)
+        filled(
+            CountsDrafter(BELIEF, table, native=is_wanted),
+            text,
+            somebody_elses_tree(text, guesses, offers=offers),
+            depth,
+        )
         for is_wanted in (True, False)
     )
     size = portable.size
@@ -304,6 +315,24 @@ def test_filling_keeps_every_node_and_believes_the_more_confident(native, text, 
         assert fall >= was - 1e-5
         if parent == 0 and int(before.tokens[node]) in said:
             assert fall >= said[int(before.tokens[node])] - 1e-5
+
+
+@pytest.mark.parametrize("native", KINDS)
+def test_a_drafter_that_has_read_a_node_is_believed_as_far_as_it_says_that_it_knows(native):
+    """It says 2 (.3, attached), 12 (.1) and 3 (.2); the counts say 3 and 4."""
+    text = [1, 3, 1, 4, 1]
+    alone = grown(CountsDrafter(BELIEF, native=native), text, depth=1)
+    counted = {int(alone.tokens[node]): float(alone.scores[node].exp()) for node in range(1, alone.size)}
+    assert set(counted) == {3, 4}
+    tree = somebody_elses_tree(text, [(0, 2, log(0.3))])
+    for place, (token, likely) in enumerate([(12, 0.1), (3, 0.2)]):
+        tree.pool_tokens[place], tree.pool_scores[place] = token, log(likely)
+    filled(CountsDrafter(BELIEF, native=native), text, tree, depth=1)
+
+    share = 0.6 / (0.6 + sum(counted.values()))
+    found = {int(tree.tokens[node]): float(tree.scores[node].exp()) for node in range(1, tree.size)}
+    wanted = {2: 0.3 * share, 12: 0.1 * share, 3: 0.2 * share + counted[3] * (1 - share), 4: counted[4] * (1 - share)}
+    assert found == pytest.approx(wanted, rel=1e-4)
 
 
 @pytest.mark.parametrize("native", KINDS)

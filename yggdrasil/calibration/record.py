@@ -44,7 +44,8 @@ def record_document(
                     head.append(tree.root_guesses().numpy())
                 drafter.grow(tree, width, max_depth)
                 on_host = TokenTree(*(buffer.cpu() for buffer in tree.tensors()))
-                rows.append(_tree_row(on_host, max_depth * width, text[position + 1 : position + 1 + max_depth]))
+                row = _tree_row(on_host, max_depth * width, text[position + 1 : position + 1 + max_depth])
+                rows.append(row | _offered_row(on_host, 1 + (max_depth - 1) * width))
     stacked = {
         width: {name: np.stack([row[name] for row in rows]) for name in rows[0]} for width, rows in columns.items()
     }
@@ -59,7 +60,10 @@ def record_document(
     )
 
 
-_FIELDS = ("scores", "depth", "hit", "edge_log_probability", "parent", "token")
+_FIELDS = (
+    "scores", "depth", "hit", "edge_log_probability", "parent", "token",
+    "offered_token", "offered_log_probability", "offered_fall",
+)  # fmt: skip
 
 
 def _tree_row(tree: TokenTree, size: int, continuation: Sequence[int]) -> dict[str, np.ndarray]:
@@ -78,6 +82,20 @@ def _tree_row(tree: TokenTree, size: int, continuation: Sequence[int]) -> dict[s
         "edge_log_probability": np.where(exists, tree.edges[nodes].numpy(), 0.0).astype(np.float32),
         "parent": np.where(exists, parents[nodes] - 1, -1).astype(np.int16),
         "token": np.where(exists, tokens[nodes], 0).astype(np.int32),
+    }
+
+
+def _offered_row(tree: TokenTree, read: int) -> dict[str, np.ndarray]:
+    """What was said below the first ``read`` nodes and not attached."""
+    tokens, edges, scores = (
+        pool.view(tree.num_nodes, tree.candidates)[:read].numpy()
+        for pool in (tree.pool_tokens, tree.pool_edges, tree.pool_scores)
+    )
+    exists, above = np.isfinite(scores), tree.scores[:read, None].numpy()
+    return {
+        "offered_token": np.where(exists, tokens, 0).astype(np.int32),
+        "offered_log_probability": np.where(exists, edges, -np.inf).astype(np.float32),
+        "offered_fall": np.where(exists, scores - np.where(exists, above, 0.0), -np.inf).astype(np.float32),
     }
 
 

@@ -56,7 +56,8 @@ class RecordedTrees:
         self.traces = traces
         self._free, self._last = free, np.array(costs.verify_widths) - 1
         nodes = max(1 + traces.max_depth * traces.widths[-1], costs.verify_widths[-1])
-        self.tree = TokenTree.on_host(nodes)
+        offered = traces.offered_token.get(traces.widths[-1])
+        self.tree = TokenTree.on_host(nodes, 1 if offered is None else offered.shape[2])
         self._ranking = torch.empty_like(self.tree.parents), torch.empty_like(self.tree.scores)
 
     def grow(self, index: int, shape: TreeShape, *, fills: bool) -> list[float]:
@@ -71,11 +72,30 @@ class RecordedTrees:
         tree.parents[1 : 1 + size] = torch.from_numpy(traces.parent[width][index, :size]) + 1
         tree.tokens[0], tree.scores[0] = int(traces.root[index]), 0.0
         tree.scores[1 + size :] = NO_SCORE
+        self._offer(index, shape)
         if fills and self._free is not None:
             self._free.fill(tree, tree.num_nodes)
         torch.ops.yggdrasil.rank_nodes.default(tree.scores, *self._ranking)
         promised: list[float] = self._ranking[1][torch.from_numpy(self._last)].tolist()
         return promised
+
+    def _offer(self, index: int, shape: TreeShape) -> None:
+        """What the drafter said below the nodes that it has read by now, but for those that it has attached."""
+        traces, tree, width = self.traces, self.tree, shape.width
+        tree.pool_scores.fill_(NO_SCORE)
+        if width not in traces.offered_token:
+            return
+        read, size = 1 + width * (shape.depth - 1), width * shape.depth
+        scores = tree.pool_scores.view(tree.num_nodes, tree.candidates)[:read]
+        tokens = tree.pool_tokens.view(tree.num_nodes, tree.candidates)[:read]
+        tokens.copy_(torch.from_numpy(traces.offered_token[width][index, :read]))
+        scores.copy_(tree.scores[:read, None] + torch.from_numpy(traces.offered_fall[width][index, :read]))
+        parents = traces.parent[width][index] + 1
+        for node in size + np.flatnonzero(parents[size:] < read):  # attached later: still a candidate
+            free = np.flatnonzero(~np.isfinite(scores[parents[node]].numpy()))
+            if len(free) and np.isfinite(traces.scores[width][index, node]):
+                tokens[parents[node], free[0]] = int(traces.token[width][index, node])
+                scores[parents[node], free[0]] = float(traces.scores[width][index, node])
 
     @property
     def order(self) -> list[int]:

@@ -100,3 +100,13 @@ def shares(candidates: Sequence[tuple[int, float]], left: float) -> list[tuple[f
         left -= share
         children.append((math.log(share), token))
     return children
+
+
+def offered(tokens: Tensor, scores: Tensor, node: int, capacity: int, above: float) -> dict[int, float]:
+    """What a drafter has offered below ``node`` and nobody has attached, with its probabilities; none if it read none.
+
+    ``tokens``, ``scores``: the pool of a tree with ``capacity`` nodes; ``above``: the node's score at that time.
+    """
+    count = tokens.numel() // capacity
+    entries = range(node * count, (node + 1) * count)
+    return {int(tokens[i]): math.exp(float(scores[i]) - above) for i in entries if math.isfinite(scores[i])}

@@ -1,4 +1,4 @@
-"""Counted contexts in Python: what ``models/kernels/counts.h`` does natively, where there is no compiler.
+"""Counted contexts in Python: what `evidence.h` and `counts.h` (``models/kernels``) do natively, without a compiler.
 
 A context's followers are kept by count, the newer first among equals. Evidence for a candidate is the longest context
 of the text that it has followed, the longest of the table, its counts in both, its place among what the target found
@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from yggdrasil.drafters.best_first import Guess, Nodes, OpenGuesses, shares
+from yggdrasil.drafters.best_first import Guess, Nodes, OpenGuesses, offered, shares
 from yggdrasil.tree.stakes import NO_STAKES, Race, Stakes
 
 MOST_FOLLOWERS = 16  # of a context that are looked at
@@ -126,17 +126,20 @@ class PortableCounts:
         race.add(0.0)
         return self._complete(nodes, depth, open_guesses, race)
 
-    def fill(
+    def fill(  # noqa: PLR0913 - the buffers of a tree
         self, tokens: Tensor, parents: Tensor, depths: Tensor, scores: Tensor, edges: Tensor, ancestors: Tensor,
-        depth: int,
+        pool_tokens: Tensor, pool_scores: Tensor, depth: int,
     ) -> int:  # fmt: skip
         """Go on with a tree that somebody else has grown from the text's last token; returns its size.
 
-        Where both say the same the more confident is believed; what is said beyond takes the places that are left.
+        What is said beyond its nodes takes the places that are left. Where a drafter has read a node, whose candidates
+        are in the pool then, both are believed: in proportion to what each says that it knows, the sum of its
+        probabilities. Of other guesses that are the same the more confident is believed.
         """
         nodes = self._nodes(tokens, parents, depths, scores, edges, ancestors)
         nodes.read()
-        falls = [nodes.score(node) - nodes.score(nodes.parent(node)) for node in range(nodes.size)]
+        drafted = [nodes.score(node) for node in range(nodes.size)]
+        falls = [score - drafted[nodes.parent(node)] for node, score in enumerate(drafted)]
         open_guesses = OpenGuesses()
         for node in range(nodes.size):  # parents come first
             if math.isinf(falls[node]) or math.isnan(falls[node]):
@@ -145,13 +148,22 @@ class PortableCounts:
                 scores[node] = nodes.score(nodes.parent(node)) + falls[node]
             if nodes.score(node) < self._least_path:
                 continue
-            likely = dict(self._likely(self._behind(nodes.paths[node])))
+            ours = dict(self._likely(self._behind(nodes.paths[node])))
+            children = [c for c in range(1, nodes.size) if nodes.parent(c) == node and math.isfinite(falls[c])]
+            theirs = offered(pool_tokens, pool_scores, node, nodes.capacity, drafted[node])
+            share = 0.0
+            if theirs:
+                known = min(sum(theirs.values()) + sum(math.exp(falls[child]) for child in children), 1.0)
+                share = known / (known + min(sum(ours.values()), 1.0))
             left = MOST_LIKELY
-            for child in (c for c in range(1, nodes.size) if nodes.parent(c) == node and math.isfinite(falls[c])):
-                same = likely.pop(int(tokens[child]), 0.0)
-                if same > 0.0:
-                    falls[child] = max(falls[child], math.log(min(same, MOST_LIKELY)))
+            for child in children:
+                same, said = min(ours.pop(int(tokens[child]), 0.0), MOST_LIKELY), math.exp(falls[child])
+                both = share * said + (1 - share) * same if theirs else max(said, same)
+                falls[child] = math.log(min(both, MOST_LIKELY))
                 left -= math.exp(falls[child])
+            likely = {token: (1 - share) * probability for token, probability in ours.items()}
+            for token, probability in theirs.items():
+                likely[token] = likely.get(token, 0.0) + share * probability
             if len(nodes.paths[node]) < depth:
                 open_guesses.add(node, nodes.score(node), shares(list(likely.items()), left))
         return self._complete(nodes, depth, open_guesses, Race(NO_STAKES))

@@ -105,10 +105,11 @@ class CountsDrafter:
     def fill(self, tree: TokenTree, depth: int) -> None:
         """Add to a tree on the host that another drafter has grown, none deeper than ``depth``.
 
-        Where both say the same the more confident is believed; what is said beyond takes the places that are left.
+        Both are believed, by how much each says that it knows; what is said beyond takes the places that are left, and
+        so do the drafter's own candidates that it did not attach.
         """
         self._count()
-        self._counts.fill(*tree.node_tensors(), depth)
+        self._counts.fill(*tree.node_tensors(), tree.pool_tokens, tree.pool_scores, depth)
 
     def evidence(self, path: Sequence[int]) -> Tensor:
         """What may follow the text and then ``path``, [n, 4] int64.

@@ -3,13 +3,13 @@
 One Equal-Growth Tree a position and draft width, grown to D_max levels of exactly W nodes. Node ``i`` was attached at
 step ``i // W + 1``, so the tree of a smaller depth budget is a prefix of the nodes, and any policy can be simulated.
 Dims: P positions, H hidden size, R repetition figures, K candidates, F features, N = D_max * W nodes, D depth levels,
-V verify widths.
+V verify widths, R nodes that were read (the root first), C candidates of each.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -25,12 +25,14 @@ Float32Array: TypeAlias = npt.NDArray[np.float32]
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
 
 KIND = "traces"
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 ROOT = -1
 NO_PATH_SCORE = -30.0  # stands for "no drafted node is that deep" where a finite log-score is needed
 
 _PER_POSITION = ("hidden", "repetition", "head", "document", "position", "root")
-_PER_WIDTH = ("scores", "depth", "hit", "edge_log_probability", "parent", "token")
+_PER_NODE = ("scores", "depth", "hit", "edge_log_probability", "parent", "token")
+_PER_CANDIDATE = ("offered_token", "offered_log_probability", "offered_fall")
+_PER_WIDTH = (*_PER_NODE, *_PER_CANDIDATE)
 
 
 class Outcomes(NamedTuple):
@@ -60,6 +62,10 @@ class TraceSet:
     edge_log_probability: dict[int, Float32Array]  # width -> [P, N] the drafter's log-probability of the last edge
     parent: dict[int, npt.NDArray[np.int16]]  # width -> [P, N] index of the parent node, -1 for the root
     token: dict[int, npt.NDArray[np.int32]]  # width -> [P, N]
+    # What was said below the nodes that were read, and not attached; nothing of drafters that keep no candidates.
+    offered_token: dict[int, npt.NDArray[np.int32]] = field(default_factory=dict)  # width -> [P, R, C]
+    offered_log_probability: dict[int, Float32Array] = field(default_factory=dict)  # width -> [P, R, C], -inf: none
+    offered_fall: dict[int, Float32Array] = field(default_factory=dict)  # width -> [P, R, C], its score from the node's
 
     def __post_init__(self) -> None:
         faults = _shape_faults(self)
@@ -182,7 +188,12 @@ class TraceSet:
 
     def rescored(self, calibration: AcceptanceCalibration) -> TraceSet:
         """Return the same trees scored with another calibration; which nodes were attached does not change."""
-        return replace(self, scores={width: self._path_scores(width, calibration) for width in self.widths})
+        falls = {
+            width: np.where(np.isfinite(raw), calibration(raw), -np.inf).astype(np.float32)
+            for width, raw in self.offered_log_probability.items()
+        }
+        scores = {width: self._path_scores(width, calibration) for width in self.widths}
+        return replace(self, scores=scores, offered_fall=falls)
 
     def _path_scores(self, width: int, calibration: AcceptanceCalibration) -> Float32Array:
         scores = calibration(self.edge_log_probability[width])
@@ -246,7 +257,13 @@ def _shape_faults(traces: TraceSet) -> list[str]:
     if not widths or min(widths) < 1:
         return [*faults, f"need draft widths of at least 1, got {sorted(widths)}"]
     max_depth = traces.max_depth
-    for name in _PER_WIDTH:
+    for name in _PER_CANDIDATE:
+        faults += [
+            f"{name}[{width}] must be of {(num_positions, 1 + (max_depth - 1) * width)} nodes, got {array.shape}"
+            for width, array in getattr(traces, name).items()
+            if array.shape[:2] != (num_positions, 1 + (max_depth - 1) * width)
+        ]
+    for name in _PER_NODE:
         arrays = getattr(traces, name)
         if set(arrays) != widths:
             faults.append(f"{name} has widths {sorted(arrays)}, scores has {sorted(widths)}")

@@ -57,10 +57,10 @@ class TokenTree:
         )
 
     @classmethod
-    def on_host(cls, num_nodes: int) -> "TokenTree":
-        """Buffers on the host for guesses that need no pool of candidates."""
+    def on_host(cls, num_nodes: int, candidates: int = 1) -> "TokenTree":
+        """Buffers on the host, as a rule for guesses that need no pool of candidates."""
         with torch.inference_mode(False):  # buffers made in inference mode could not be written outside it
-            return cls.allocate(num_nodes, 1, torch.device("cpu"))
+            return cls.allocate(num_nodes, candidates, torch.device("cpu"))
 
     @property
     def num_nodes(self) -> int:

@@ -5,8 +5,10 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <limits>
+#include <vector>
 
 namespace yggdrasil {
 
@@ -50,6 +52,32 @@ struct Nodes {
       path[node * capacity + node] = true;
     }
   }
+};
+
+// Candidates that a drafter has offered and nobody has attached, K a node.
+class Pool {
+ public:
+  struct Offer {
+    int32_t token;
+    double likely;
+  };
+
+  Pool(const at::Tensor& tokens, const at::Tensor& scores, int64_t nodes)
+      : token_(tokens.const_data_ptr<int64_t>()), score_(scores.const_data_ptr<float>()),
+        candidates_(tokens.numel() / nodes) {}
+
+  // Those below `node`, whose own score was `above` when they were offered; none where no drafter has read it.
+  std::vector<Offer> offered(int64_t node, double above) const {
+    std::vector<Offer> found;
+    for (int64_t entry = node * candidates_; entry < (node + 1) * candidates_; ++entry)
+      if (std::isfinite(score_[entry])) found.push_back({int32_t(token_[entry]), std::exp(double(score_[entry]) - above)});
+    return found;
+  }
+
+ private:
+  const int64_t* token_;
+  const float* score_;
+  int64_t candidates_;
 };
 
 }  // namespace yggdrasil

@@ -1,10 +1,5 @@
-// Counted contexts: which tokens have followed the last few tokens, in the text so far and in a table of earlier text,
-// and the tree of what they make likely.
-//
-// A context's followers are kept by count, the newer first among equals. Evidence for a candidate is the longest
-// context of the text that it has followed, the longest of the table, its counts in both, and how many candidates come
-// before it; a belief (one weight a kind of evidence, added up as log-odds) makes a probability of it. A tree is grown
-// best first, so its nodes come in falling order of score and the first n of them are the best tree of n.
+// The tree of what counts make likely (evidence.h), grown best first: its nodes come in falling order of score, and the
+// first n of them are the best tree of n. And what counts add to a tree that a drafter has grown.
 //
 // `counted.py` is the same in Python, for machines without a compiler and as the tests' reference.
 
@@ -17,80 +12,41 @@
 #include <cmath>
 #include <cstdint>
 #include <queue>
-#include <unordered_map>
 #include <vector>
 
 #include "best_first.h"
-#include "followers.h"
+#include "evidence.h"
 #include "race.h"
 
 namespace yggdrasil {
 
-constexpr int64_t kMostFollowers = 16;  // of a context that are looked at
 constexpr int64_t kBranches = 8;        // children that a node may get
-constexpr int64_t kRanks = 13;
 constexpr double kMostLikely = 0.98;  // of all children together: none is certain
 constexpr double kLeastLikely = 1e-6;
 constexpr double kLeastPath = -6.2;  // log-probability of a node that is worth no row of any pass, until it is said
-constexpr int64_t kLongest = 64;
-constexpr int64_t kRunnersUp = 8;
 
 class Counts : public torch::CustomClassHolder {
  public:
-  // `longest`: tokens of the longest context of the text. `weights_text` [1 + longest * 20] and `weights_table`
-  // [1 + 2 * 20] float64: log-odds that a kind of evidence adds; `weights_recycled` [1 + 8]: by place among the runners-up;
-  // `weights_rank` [13]: by place among the candidates, the longest contexts of the text first, runners-up last.
+  // As `CountedEvidence` takes them.
   Counts(int64_t longest, const at::Tensor& weights_text, const at::Tensor& weights_table,
          const at::Tensor& weights_recycled, const at::Tensor& weights_rank)
-      : longest_(longest), text_weights_(values<double>(weights_text)), table_weights_(values<double>(weights_table)),
-        recycled_weights_(values<double>(weights_recycled)), rank_weights_(values<double>(weights_rank)) {
-    TORCH_CHECK(longest > 0 && longest <= kLongest, "contexts of 1 to ", kLongest, " tokens");
-    TORCH_CHECK(int64_t(text_weights_.size()) == 1 + longest * kTotals * kShares &&
-                    int64_t(table_weights_.size()) == 1 + 2 * kTotals * kShares &&
-                    int64_t(recycled_weights_.size()) == 1 + kRunnersUp && int64_t(rank_weights_.size()) == kRanks,
-                "weights do not fit the kinds of evidence");
-  }
+      : evidence_(longest, weights_text, weights_table, weights_recycled, weights_rank) {}
 
-  // Contexts of one or two tokens, as keys (first + 1) << 32 | second (one token: first is -1); the followers of
-  // context i are entries starts[i] .. starts[i + 1] - 1, ranked. All int64.
   void set_table(const at::Tensor& keys, const at::Tensor& totals, const at::Tensor& starts, const at::Tensor& tokens,
                  const at::Tensor& counts) {
-    table_.set(keys, totals, starts, tokens, counts);
+    evidence_.set_table(keys, totals, starts, tokens, counts);
   }
 
-  // After tokens[i] the target found followers[i] likeliest, best first; int64 [R] and [R, K], K <= 8.
-  void recycle(const std::vector<int64_t>& tokens, const at::Tensor& followers) {
-    const at::Tensor rows = followers.contiguous();
-    TORCH_CHECK(rows.dim() == 2 && rows.size(0) == int64_t(tokens.size()) && rows.size(1) <= kRunnersUp,
-                "runners-up must be [tokens, ", kRunnersUp, "] at most");
-    const auto* row = rows.const_data_ptr<int64_t>();
-    for (size_t i = 0; i < tokens.size(); ++i, row += rows.size(1))
-      recycled_[int32_t(tokens[i])].assign(row, row + rows.size(1));
-  }
+  void recycle(const std::vector<int64_t>& tokens, const at::Tensor& followers) { evidence_.recycle(tokens, followers); }
 
-  void forget() {
-    contexts_.clear();
-    recycled_.clear();
-    text_.clear();
-  }
+  void forget() { evidence_.forget(); }
 
-  void append(const std::vector<int64_t>& tokens) {
-    for (const int64_t token : tokens) {
-      uint64_t key = 0;
-      for (int64_t length = 1; length <= std::min<int64_t>(longest_, text_.size()); ++length) {
-        key = extended(key, text_[text_.size() - length]);
-        contexts_[key].add(int32_t(token));
-      }
-      text_.push_back(int32_t(token));
-    }
-  }
+  void append(const std::vector<int64_t>& tokens) { evidence_.append(tokens); }
 
   // What may follow `path` (its last tokens count): rows (token, kind in the text, kind in the table, place among the
   // runners-up from 1 on), [n, 4] int64.
   at::Tensor evidence(const std::vector<int64_t>& path) const {
-    std::vector<int32_t> reversed(path.rbegin(), path.rend());
-    std::vector<Candidate> found;
-    gather(reversed, found);
+    const std::vector<Candidate> found = evidence_.after(path);
     at::Tensor rows = at::empty({int64_t(found.size()), 4}, at::kLong);
     auto* row = rows.mutable_data_ptr<int64_t>();
     for (const Candidate& each : found)
@@ -116,9 +72,9 @@ class Counts : public torch::CustomClassHolder {
     const auto* mail = bed_.at(6).const_data_ptr<int64_t>();
     const int64_t depth = mail[0];
     append({mail + 2, mail + 2 + mail[1]});
-    TORCH_CHECK(!text_.empty(), "no text to grow a tree from");
+    TORCH_CHECK(!evidence_.text().empty(), "no text to grow a tree from");
     Nodes nodes(bed_[0], bed_[1], bed_[2], bed_[3], bed_[4], bed_[5]);
-    nodes.put(0, {0.0, 0.0, 0, 0, text_.back()});
+    nodes.put(0, {0.0, 0.0, 0, 0, evidence_.text().back()});
     std::priority_queue<Guess> open;
     int64_t serial = 0;
     if (nodes.capacity > 1) push_children(nodes, 0, 0.0, depth, serial, open);
@@ -127,41 +83,49 @@ class Counts : public torch::CustomClassHolder {
     return complete(nodes, 1, depth, serial, open, &race);
   }
 
-  // Goes on with a tree that somebody else has grown from the text's last token: where it says the same as a node, the
-  // more confident of both is believed, and what it says beyond takes the places that are left, below any node.
-  // Returns the tree's size.
+  // Goes on with a tree that somebody else has grown from the text's last token; returns its size. What is said beyond
+  // its nodes takes the places that are left, below any node. Where a drafter has read a node, whose candidates are in
+  // the pool then, both are believed: in proportion to what each says that it knows, the sum of its probabilities. Of
+  // other guesses that are the same the more confident is believed.
   int64_t fill(at::Tensor tokens, at::Tensor parents, at::Tensor depths, at::Tensor scores, at::Tensor edges,
-               at::Tensor ancestors, int64_t depth) const {
-    TORCH_CHECK(!text_.empty(), "no text to fill a tree from");
+               at::Tensor ancestors, const at::Tensor& pool_tokens, const at::Tensor& pool_scores,
+               int64_t depth) const {
+    TORCH_CHECK(!evidence_.text().empty(), "no text to fill a tree from");
     Nodes nodes(tokens, parents, depths, scores, edges, ancestors);
+    const Pool pool(pool_tokens, pool_scores, nodes.capacity);
     int64_t size = nodes.capacity;
     while (size > 1 && !std::isfinite(nodes.score[size - 1])) --size;
+    const std::vector<float> drafted(nodes.score, nodes.score + size);
     std::vector<double> falls(size);  // of each node's score from its parent's
     std::vector<std::vector<int64_t>> children(size);
     for (int64_t node = 1; node < size; ++node) {
-      falls[node] = double(nodes.score[node]) - double(nodes.score[nodes.parent[node]]);
-      if (std::isfinite(nodes.score[node])) children[nodes.parent[node]].push_back(node);
+      falls[node] = double(drafted[node]) - double(drafted[nodes.parent[node]]);
+      if (std::isfinite(drafted[node])) children[nodes.parent[node]].push_back(node);
     }
     std::priority_queue<Guess> open;
     std::vector<Candidate> found;
-    std::vector<int32_t> reversed;
     int64_t serial = 0;
     for (int64_t node = 0; node < size; ++node) {  // parents come first
       if (!std::isfinite(nodes.score[node])) continue;
       if (node) nodes.score[node] = float(double(nodes.score[nodes.parent[node]]) + falls[node]);
       if (nodes.score[node] < least_path_) continue;
-      behind(nodes, node, reversed);
-      found.clear();
-      gather(reversed, found);
-      believe(found);
+      evidence_.below(nodes, node, found);
+      const auto offered = pool.offered(node, drafted[node]);
+      const double share = offered.empty() ? 0.0 : share_of(offered, children[node], falls, found);
       double left = kMostLikely;
       for (const int64_t child : children[node]) {
         Candidate* same = find(found, int32_t(nodes.token[child]));
-        if (same != nullptr) {
-          falls[child] = std::max(falls[child], std::log(std::min(same->likely, kMostLikely)));
-          same->likely = 0.0;  // it is there
-        }
+        const double ours = same == nullptr ? 0.0 : std::min(same->likely, kMostLikely), theirs = std::exp(falls[child]);
+        const double both = offered.empty() ? std::max(theirs, ours) : share * theirs + (1.0 - share) * ours;
+        falls[child] = std::log(std::min(both, kMostLikely));
+        if (same != nullptr) same->likely = 0.0;  // it is there
         left -= std::exp(falls[child]);
+      }
+      for (Candidate& each : found) each.likely *= 1.0 - share;
+      for (const auto& [token, likely] : offered) {
+        Candidate* same = find(found, token);
+        if (same == nullptr) found.push_back({token, 0, 0, 0, share * likely});
+        else same->likely += share * likely;
       }
       if (nodes.level[node] < depth) push(node, nodes.token[node], nodes.score[node], left, found, serial, open);
     }
@@ -169,87 +133,6 @@ class Counts : public torch::CustomClassHolder {
   }
 
  private:
-  struct Candidate {
-    int32_t token;
-    int32_t text, table, recycled;  // kinds of evidence
-    double likely;
-  };
-
-  template <class T>
-  static std::vector<T> values(const at::Tensor& tensor) {
-    const at::Tensor whole = tensor.contiguous();
-    return {whole.const_data_ptr<T>(), whole.const_data_ptr<T>() + whole.numel()};
-  }
-
-  static uint64_t extended(uint64_t key, int64_t token) {
-    uint64_t mixed = (key ^ (uint64_t(token) + 0x9e3779b97f4a7c15ull)) * 0xbf58476d1ce4e5b9ull;
-    return mixed ^ (mixed >> 29);
-  }
-
-  // The last `longest_` tokens at `node`, last first.
-  void behind(const Nodes& nodes, int64_t node, std::vector<int32_t>& reversed) const {
-    reversed.clear();
-    for (; node && int64_t(reversed.size()) < longest_; node = nodes.parent[node])
-      reversed.push_back(int32_t(nodes.token[node]));
-    for (size_t place = text_.size(); place > 0 && int64_t(reversed.size()) < std::max<int64_t>(longest_, 2); --place)
-      reversed.push_back(text_[place - 1]);
-  }
-
-  void gather(const std::vector<int32_t>& reversed, std::vector<Candidate>& found) const {
-    const int64_t known = std::min<int64_t>(longest_, reversed.size());
-    const Followers* followers[kLongest];
-    uint64_t key = 0;
-    int64_t longest = 0;
-    for (; longest < known; ++longest) {  // a context that was never seen has no longer one that was
-      key = extended(key, reversed[longest]);
-      const auto place = contexts_.find(key);
-      if (place == contexts_.end()) break;
-      followers[longest] = &place->second;
-    }
-    for (int64_t length = longest; length > 0; --length) {
-      const Followers& those = *followers[length - 1];
-      const int64_t looked = std::min<int64_t>(kMostFollowers, those.ranked.size());
-      for (int64_t i = 0; i < looked; ++i) {
-        const auto [token, count] = those.ranked[i];
-        if (find(found, token) == nullptr)
-          found.push_back({token, int32_t(evidence_kind(length, count, those.total)), 0, 0, 0.0});
-      }
-    }
-    if (!reversed.empty() && !table_.empty()) {
-      if (reversed.size() > 1) gather_table((int64_t(reversed[1]) + 1) << 32 | reversed[0], 2, found);
-      gather_table(reversed[0], 1, found);
-    }
-    if (!reversed.empty() && !recycled_.empty()) gather_recycled(reversed[0], found);
-  }
-
-  void gather_recycled(int32_t token, std::vector<Candidate>& found) const {
-    const auto place = recycled_.find(token);
-    if (place == recycled_.end()) return;
-    for (size_t i = 0; i < place->second.size(); ++i) {
-      Candidate* known = find(found, place->second[i]);
-      if (known == nullptr) found.push_back({place->second[i], 0, 0, int32_t(1 + i), 0.0});
-      else known->recycled = int32_t(1 + i);
-    }
-  }
-
-  void gather_table(int64_t key, int64_t length, std::vector<Candidate>& found) const {
-    const int64_t context = table_.find(key);
-    if (context < 0) return;
-    for (const Follower* follower = table_.begin(context); follower != table_.end(context); ++follower) {
-      const int32_t token = follower->token;
-      const int32_t kind = int32_t(evidence_kind(length, follower->count, table_.total(context)));
-      Candidate* known = find(found, token);
-      if (known == nullptr) found.push_back({token, 0, kind, 0, 0.0});
-      else if (known->table == 0) known->table = kind;
-    }
-  }
-
-  static Candidate* find(std::vector<Candidate>& found, int32_t token) {
-    for (Candidate& each : found)
-      if (each.token == token) return &each;
-    return nullptr;
-  }
-
   // Attaches the best of `open` and what follows them, until the tree is full or the race over; returns its size.
   int64_t complete(Nodes& nodes, int64_t size, int64_t depth, int64_t serial, std::priority_queue<Guess>& open,
                    Race* race = nullptr) const {
@@ -270,21 +153,19 @@ class Counts : public torch::CustomClassHolder {
                      std::priority_queue<Guess>& open) const {
     if (nodes.level[node] >= depth) return;
     std::vector<Candidate> found;
-    std::vector<int32_t> reversed;
-    behind(nodes, node, reversed);
-    gather(reversed, found);
-    believe(found);
+    evidence_.below(nodes, node, found);
     push(node, nodes.token[node], score, kMostLikely, found, serial, open);
   }
 
-  // The probability of each candidate.
-  void believe(std::vector<Candidate>& found) const {
-    for (size_t i = 0; i < found.size(); ++i) {
-      Candidate& each = found[i];
-      const double rank = rank_weights_[std::min<int64_t>(i, kRanks - 1)];
-      const double odds = text_weights_[each.text] + table_weights_[each.table] + recycled_weights_[each.recycled];
-      each.likely = 1.0 / (1.0 + std::exp(-(rank + odds)));
-    }
+  // What a drafter's probabilities below a node count for beside those of `found`.
+  static double share_of(const std::vector<Pool::Offer>& offered, const std::vector<int64_t>& children,
+                         const std::vector<double>& falls, const std::vector<Candidate>& found) {
+    double theirs = 0.0, ours = 0.0;
+    for (const auto& each : offered) theirs += each.likely;
+    for (const int64_t child : children) theirs += std::exp(falls[child]);
+    for (const Candidate& each : found) ours += each.likely;
+    theirs = std::min(theirs, 1.0), ours = std::min(ours, 1.0);
+    return theirs / (theirs + ours);
   }
 
   // The likeliest candidates below `node`, which holds the token `last`; together they get no more than `left`.
@@ -299,18 +180,12 @@ class Counts : public torch::CustomClassHolder {
       const double edge = std::log(likely);
       if (score + edge < least_path_) break;
       open.push({score + edge, edge, serial++, node, found[i].token});
-      table_.expect(found[i].token);
-      table_.expect((last + 1) << 32 | found[i].token);
+      evidence_.expect(last, found[i].token);
     }
   }
 
-  int64_t longest_;
+  CountedEvidence evidence_;
   double least_path_ = kLeastPath;
-  std::vector<double> text_weights_, table_weights_, recycled_weights_, rank_weights_;
-  std::vector<int32_t> text_;
-  std::unordered_map<uint64_t, Followers> contexts_;
-  CountedTable table_;
-  std::unordered_map<int32_t, std::vector<int32_t>> recycled_;  // token -> its runners-up the last time, best first
   std::vector<at::Tensor> bed_;  // buffers of the tree that is grown, the mail and the stakes
 };
 
