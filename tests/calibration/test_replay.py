@@ -7,6 +7,7 @@ from tiny_pair import SHAPES, TEXT
 from yggdrasil.calibration.choose import DraftedTreePolicy, KnowingPolicy
 from yggdrasil.calibration.record import record_document
 from yggdrasil.calibration.replay import RecordedTrees, recorded_documents, replay
+from yggdrasil.calibration.survival import survival_of
 from yggdrasil.drafters.counts import usual_counts
 from yggdrasil.drafters.ngram import NGramDrafter
 from yggdrasil.drafters.protocol import together
@@ -135,3 +136,44 @@ def test_knowing_the_length_beats_every_fixed_tree():
 
     assert knowing.ms_per_token < 0.95 * min(result.ms_per_token for result in [*fixed, played_by_hand(PLAIN_POLICY)])
     assert len(knowing.histograms["depth"]) > 1
+
+
+class Silent:
+    """Guesses nothing."""
+
+    name = "silent"
+
+    def begin(self, tokens):
+        return
+
+    def extend(self, tokens, hidden):
+        return
+
+    def plant(self, tree, depth):
+        return
+
+    def fill(self, tree, depth):
+        return
+
+
+def tables_of(survival):
+    return {width: ratios * survival.mean[None, :, None] for width, ratios in survival.ratios.items()}
+
+
+def test_survival_of_trees_that_nothing_is_added_to_is_that_of_the_traces(traces):
+    """At the positions behind which the text is recorded as far as trees go."""
+    found = survival_of(traces, [3], COSTS, Silent(), {3: PROMPT})
+    rows = traces.num_positions - SHAPES.max_depth
+    seen = TraceSet.from_arrays({name: array[:rows] for name, array in traces.to_arrays().items()})
+    is_reached = found.mean > 0
+    for width, table in tables_of(found).items():
+        wanted = seen.survival_tables(width, COSTS.verify_widths)
+        np.testing.assert_allclose(table[:, is_reached], wanted[:, is_reached], atol=1e-12)
+    assert found.lengths.tolist() == traces.accepted_length(4, SHAPES.max_depth, 4 * SHAPES.max_depth + 1).tolist()
+
+
+def test_a_level_of_the_drafters_own_is_worth_less_where_counts_go_on_with_its_tree(traces):
+    alone, filled = (tables_of(survival_of(traces, [3], COSTS, free, {3: PROMPT})) for free in (None, usual_counts()))
+    tokens = {name: table[4].sum(axis=1)[:, -1] for name, table in (("alone", alone), ("filled", filled))}  # [D budget]
+    assert (tokens["filled"] > tokens["alone"]).all()
+    assert tokens["filled"][-1] / tokens["filled"][0] < 0.8 * tokens["alone"][-1] / tokens["alone"][0]

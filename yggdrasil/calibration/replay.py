@@ -176,7 +176,7 @@ def replay(
     if tokens < 1:
         raise ValueError("no text to play over")
     for document in documents:
-        answer, told = document.answer, _Told(free, document, runners_up)
+        answer, told = document.answer, Told(free, document, runners_up)
         if learner is not None:
             learner.begin()
         place = 1  # the prefill gives the first token
@@ -194,7 +194,7 @@ def replay(
     return tally.result(tokens)
 
 
-class _Told:
+class Told:
     """What free drafters are told of one document."""
 
     def __init__(self, free: FreeDrafter | None, document: Document, runners_up: RunnersUp | None) -> None:

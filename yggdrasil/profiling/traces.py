@@ -164,12 +164,8 @@ class TraceSet:
         A level that the reference never reaches gets 0: nothing is expected where nothing was seen.
         """
         whole_tree = self.scores[reference_width].shape[1] + 1
-        reference = self.survival_table(reference_width, whole_tree)[None, :, None]
-        return {
-            width: np.divide(table, reference, out=np.zeros_like(table), where=reference > 0)
-            for width in self.widths
-            for table in [self.survival_tables(width, verify_widths)]
-        }
+        reference = self.survival_table(reference_width, whole_tree)
+        return ratios_of({width: self.survival_tables(width, verify_widths) for width in self.widths}, reference)
 
     def edges(self, width: int) -> tuple[Float32Array, BoolArray]:
         """Return (log-probability, accepted) of every edge whose parent was accepted, to fit a calibration on."""
@@ -236,6 +232,16 @@ class TraceSet:
     def load(cls, path: Path) -> TraceSet:
         """Read what ``save`` wrote; ArtifactError if the file is missing, damaged or something else."""
         return cls.from_arrays(read_tensors(path, KIND, SCHEMA_VERSION))
+
+
+def ratios_of(
+    tables: Mapping[int, npt.NDArray[np.float64]], reference: npt.NDArray[np.float64]
+) -> dict[int, npt.NDArray[np.float64]]:
+    """Survival ``tables`` [D budget, D level, V] relative to ``reference`` [D]; 0 where that is never reached."""
+    below = reference[None, :, None]
+    return {
+        width: np.divide(table, below, out=np.zeros_like(table), where=below > 0) for width, table in tables.items()
+    }
 
 
 def _gather_parent(
