@@ -198,7 +198,7 @@ def test_a_quantised_targets_embedding_is_read_as_the_target_reads_it(pair, tmp_
 
 
 @pytest.mark.parametrize("kind", ["quantised", "bfloat16"])
-def test_beside_a_target_that_is_not_in_float32_a_head_has_eight_bits(pair, tmp_path, kind):
+def test_beside_a_target_that_is_not_in_float32_a_head_has_four_bits(pair, tmp_path, kind):
     """It drafts nearly what it did, and the target decides as before."""
     if not is_native():
         pytest.skip("needs the native kernels")
@@ -214,8 +214,7 @@ def test_beside_a_target_that_is_not_in_float32_a_head_has_eight_bits(pair, tmp_
     layers = {name: type(module) for name, module in rounded.loaded.model.head.named_modules()}
     assert layers["fc"] is layers["lm_head"] is layers["midlayer.self_attn.q_proj"] is QuantisedLinear
     ours, theirs = (head.loaded.model.head.feature(states.to(head.loaded.dtype)) for head in (rounded, whole))
-    torch.testing.assert_close(ours.float(), theirs, rtol=0.05, atol=0.1)
-    assert not torch.equal(ours.float(), theirs)
+    assert 0.01 < (ours.float() - theirs).norm() / theirs.norm() < 0.15
     decoder = Decoder(assemble(target, rounded, SHAPES, "eager"), byte_tokenizer(), TREE, frozenset())
     drafted = decoder.generate(PROMPT, max_new_tokens=COUNT)
     assert drafted.tokens == decoder.generate(PROMPT, max_new_tokens=COUNT, speculation=False).tokens

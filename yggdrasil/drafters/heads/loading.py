@@ -21,7 +21,7 @@ from yggdrasil.drafters.heads.mtp_files import open_mtp
 from yggdrasil.drafters.heads.settings import HeadSettings
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.models.formats.layers import QuantisedEmbedding, QuantisedLinear
-from yggdrasil.models.formats.rounding import in_eight_bits
+from yggdrasil.models.formats.rounding import in_four_bits
 from yggdrasil.models.kernels import is_native
 from yggdrasil.models.loaded import LoadedModel
 from yggdrasil.models.outline import Outline
@@ -61,9 +61,9 @@ def load_head(folder: Path, target: LoadedModel, num_threads: int) -> LoadedHead
     """
     head, embedding = _opened(folder, target)
     module = DraftingHead(head.to(target.device), embedding.to(target.device))
-    # A level reads the head's weights for a row or a few: half the bytes, and what it drafts is verified anyway.
+    # A pass reads the head's weights for a row or a few: a third of the bytes, and what it drafts is verified anyway.
     is_rounded = bool(target.formats) or (is_native() and target.dtype == torch.bfloat16)
-    pack_linears(module.head, num_threads, in_eight_bits if is_rounded else None)
+    pack_linears(module.head, num_threads, in_four_bits if is_rounded else None)
     if isinstance(head, FirstEagleHead | MtpHead) and head.lm_head is None:
         head.lm_head = output_of(target, num_threads)
     settings = head.settings

@@ -49,11 +49,11 @@ def rounding_to(weights: Weights, model: "PreTrainedModel") -> Quantise:
     return round_weight
 
 
-def in_eight_bits(name: str, weight: Tensor) -> QuantisedRows | None:
-    """Round a layer's weight to 8 bits; one whose inputs are not whole blocks stays as it is."""
-    if weight.shape[1] % GGML_QUANT_SIZES[Q.Q8_0][0]:
+def in_four_bits(name: str, weight: Tensor) -> QuantisedRows | None:
+    """Round a layer's weight to Q4_1; one whose inputs are not whole blocks stays as it is."""
+    if weight.shape[1] % GGML_QUANT_SIZES[Q.Q4_1][0]:
         return None
-    return QuantisedRows(Q.Q8_0, torch.from_numpy(quants.quantize(weight.detach().float().numpy(), Q.Q8_0)))
+    return QuantisedRows(Q.Q4_1, torch.from_numpy(quants.quantize(weight.detach().float().numpy(), Q.Q4_1)))
 
 
 def _mixed(base: Q, name: str, num_layers: int) -> Q:
