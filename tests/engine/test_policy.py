@@ -120,7 +120,7 @@ def worth_of(shape, costs, ratios, survival):
         return 1.0 / costs.plain_ms
     column = VERIFY_WIDTHS.index(shape.verify_width)
     tokens = 1.0
-    for level in range(shape.depth):
+    for level in range(len(survival)):
         tokens += float(survival[level]) * float(ratios[shape.width][shape.depth - 1][level][column])
     drafting_ms = costs.head_ms + (shape.depth - 1) * costs.draft_ms[shape.width]
     return tokens / (drafting_ms + costs.verify_ms[shape.verify_width] + costs.overhead_ms)

@@ -49,9 +49,8 @@ def slow_choose_shape(
     for width in sorted(ratios):
         for depth in range(1, len(survival) + 1):
             for column, verify_width in enumerate(sorted(costs.verify_ms)):
-                aal = 1.0
-                for level in range(depth):
-                    table = ratios[width]
+                table, aal = ratios[width], 1.0
+                for level in range(depth if table.ndim == 2 else len(survival)):
                     ratio = table[level, column] if table.ndim == 2 else table[depth - 1, level, column]
                     aal += survival[level] * ratio
                 value = aal if objective == "aal" else aal / costs.iteration_ms(width, depth, verify_width)
@@ -88,12 +87,13 @@ def test_a_candidate_adds_its_levels_up(knows_budget: bool) -> None:
     chooser = ShapeChooser(costs, ratios)
     for shape in chooser.shapes[1:]:
         table = ratios[shape.width][shape.depth - 1] if knows_budget else ratios[shape.width]
-        levels = table[: shape.depth, costs.verify_widths.index(shape.verify_width)]
+        levels = table[:, costs.verify_widths.index(shape.verify_width)].copy()
+        levels[5 if knows_budget else shape.depth :] = 0.0
         candidate = chooser.candidate(shape, survival)
 
         np.testing.assert_allclose(chooser.level_ratios(shape), levels)
         assert candidate.shape == shape
-        assert candidate.tokens == pytest.approx(1.0 + levels @ survival[: shape.depth])
+        assert candidate.tokens == pytest.approx(1.0 + levels @ survival)
         assert candidate.worth == pytest.approx(candidate.tokens / costs.iteration_ms(*shape))
     worths = [chooser.candidate(shape, survival).worth for shape in chooser.shapes[1:]]
     assert chooser.best_tree(survival).worth == pytest.approx(max(worths))
@@ -117,14 +117,14 @@ def test_shape_ties_go_to_the_plain_step_then_to_the_smaller_shape() -> None:
     assert chooser.choose(np.array([0.3, 0.1, 0.1])) == TreeShape(1, 3, 1)
 
 
-def test_levels_beyond_the_budget_are_worth_nothing() -> None:
-    chooser = ShapeChooser(COSTS, {1: np.ones((2, 2, 4))})
+@pytest.mark.parametrize(("table", "tokens"), [(np.ones((2, 4)), 1.5), (np.ones((2, 2, 4)), 1.75)])
+def test_levels_beyond_the_budget_are_what_a_table_of_budgets_says(table: npt.NDArray[Any], tokens: float) -> None:
+    chooser = ShapeChooser(COSTS, {1: table})
 
     expected = dict(zip(chooser.shapes, chooser.expected_tokens(np.array([0.5, 0.25])), strict=True))
 
-    assert expected[TreeShape(1, 1, 4)] == 1.5
+    assert expected[TreeShape(1, 1, 4)] == tokens
     assert expected[TreeShape(1, 2, 4)] == 1.75
-    assert expected[PLAIN_STEP] == 1.0
 
 
 def test_iteration_cost_and_speedup_by_hand() -> None:

@@ -195,9 +195,10 @@ class ShapeChooser:
 
     ``ratios[width]`` says how the survival of a shape relates to the survival the predictor gives. Either
     [D, V] (level, verify width), the same for each depth budget, or [D, D, V] (budget, level, verify width), which also
-    knows that a smaller budget puts fewer nodes on the early levels. Verify widths are ``costs.verify_widths``.
+    knows that a smaller budget puts fewer nodes on the early levels, and what others add below the last one. Verify
+    widths are ``costs.verify_widths``.
 
-        AAL(width, depth, W_v | context) = 1 + sum over levels i <= depth of survival[i] * ratio[width][depth][i][W_v]
+        AAL(width, depth, W_v | context) = 1 + sum over levels i of survival[i] * ratio[width][depth][i][W_v]
 
     ``objective="latency"`` maximises AAL per millisecond, ``"aal"`` AAL alone (the ablation). A plain step is always a
     candidate. Ties go to the plain step, then to the smaller (width, depth, verify width) in that order.
@@ -245,8 +246,8 @@ class ShapeChooser:
         return Candidate(shape, tokens, tokens * float(self._weight[index]))
 
     def level_ratios(self, shape: TreeShape) -> npt.NDArray[np.float64]:
-        """Survival of each level of ``shape``, one of ``self.shapes``, as a share of the predicted one, [depth]."""
-        return self._ratios[: shape.depth, self._index[shape]]
+        """Survival of each level with ``shape``, one of ``self.shapes``, as a share of the predicted one, [D]."""
+        return self._ratios[:, self._index[shape]]
 
 
 def choose_shape(
@@ -257,11 +258,12 @@ def choose_shape(
 
 
 def _ratios_by_budget(table: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Return [D budget, D level, V] from either table form; a level beyond the budget is worth nothing."""
+    """Return [D budget, D level, V] from either table form; without budgets a level beyond one is worth nothing."""
+    if table.ndim == 3:
+        return table
     depth = table.shape[0]
     reachable = np.tril(np.ones((depth, depth)))[:, :, None]
-    by_budget = table if table.ndim == 3 else table[None]
-    return np.where(reachable > 0, by_budget, 0.0)
+    return np.where(reachable > 0, table[None], 0.0)
 
 
 def _check_chooser_inputs(costs: StepCosts, ratios: Mapping[int, FloatArray], objective: Objective) -> None:
