@@ -41,7 +41,7 @@ def both(counts, stakes, depth):
     grown = []
     for each in (stakes, NO_STAKES):
         tree = TokenTree.on_host(WIDTHS[-1])
-        aside = AsideTree(counts, tree, WIDTHS, is_alone=True)
+        aside = AsideTree(counts, tree, WIDTHS, shares_tree=True)
         grown.append((aside.grow(depth, each), tree, aside))
     return grown
 

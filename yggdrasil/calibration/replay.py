@@ -120,7 +120,7 @@ class _Simulation:
         self._promises = KeptPromises() if policy.learner is None else policy.learner.promises
         self._wants_free = free is not None and policy.learner is not None and policy.learner.wants_free
         self._alone = TokenTree.on_host(costs.verify_widths[-1] if trees is None else trees.tree.num_nodes)
-        self._aside = None if free is None else AsideTree(free, self._alone, costs.verify_widths, is_alone=True)
+        self._aside = None if free is None else AsideTree(free, self._alone, costs.verify_widths, shares_tree=True)
 
     def step(self, index: int, truth: Sequence[int], remaining: int) -> _Step:
         """What is decided at row ``index``, before ``truth``, while ``remaining`` tokens may come."""

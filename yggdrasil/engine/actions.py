@@ -51,7 +51,7 @@ class StageActions:
         self._aside: AsideTree | None = None
         if free is not None:
             order = None if target.ranks_nodes else target.order
-            self._aside = AsideTree(free, tree, self.verify_widths, is_alone=drafter is None, order=order)
+            self._aside = AsideTree(free, tree, self.verify_widths, shares_tree=self._staged is None, order=order)
         # A tree that lies elsewhere, or is ranked there, is fixed before the host could add to it.
         self._fills = free is not None and tree.tokens.device.type == "cpu" and not target.ranks_nodes
         self._keeps_books_late = False

@@ -15,9 +15,9 @@ from yggdrasil.tree.token_tree import TokenTree
 class AsideTree:
     """What ``free`` guesses, in a tree of its own until it is chosen to be ``tree``'s content.
 
-    A drafter may have planted the next root in ``tree`` already, which must not be lost for a look at other guesses.
-    Where there is none (``is_alone``) they grow in ``tree`` itself, if that is on the host, and are ranked in
-    ``order``, where one is given.
+    A staged drafter may have planted the next root in ``tree`` already, which must not be lost for a look at other
+    guesses. Where no drafter does that (``shares_tree``) they grow in ``tree`` itself, if that is on the host, and are
+    ranked in ``order``, where one is given; what a drafter then plants takes their place.
     """
 
     def __init__(
@@ -26,12 +26,12 @@ class AsideTree:
         tree: TokenTree,
         verify_widths: Sequence[int],
         *,
-        is_alone: bool = False,
+        shares_tree: bool = False,
         order: Tensor | None = None,
     ) -> None:
         self._free, self._tree = free, tree
         self._thrifty = free if isinstance(free, ThriftyDrafter) else None
-        self.is_in_place = is_alone and tree.tokens.device.type == "cpu"
+        self.is_in_place = shares_tree and tree.tokens.device.type == "cpu"
         self._own = tree if self.is_in_place else TokenTree.on_host(tree.num_nodes)
         self._ranking = Ranking(self._own, verify_widths, order if self.is_in_place else None)
 
