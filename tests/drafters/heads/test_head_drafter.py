@@ -16,11 +16,13 @@ from yggdrasil.calibration.pair import sibling, with_threads
 from yggdrasil.calibration.record import record_document
 from yggdrasil.calibration.schedules import measure_stage_costs, measured_schedules
 from yggdrasil.calibration.settings import PairSource
+from yggdrasil.drafters.counts import usual_counts
 from yggdrasil.drafters.heads.drafter import HeadDrafter
 from yggdrasil.drafters.heads.loading import load_head
 from yggdrasil.engine.build import assemble
 from yggdrasil.engine.decoder import Decoder
-from yggdrasil.engine.policy import FixedPolicy
+from yggdrasil.engine.policy import Decision, FixedPolicy
+from yggdrasil.engine.promises import KeptPromises
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.models.formats.layers import QuantisedLinear
 from yggdrasil.models.formats.rounding import rounding_to
@@ -29,7 +31,8 @@ from yggdrasil.models.loading import prepare_model
 from yggdrasil.scheduling.costs import StageCosts
 from yggdrasil.scheduling.search import AcceptedLengths, Space, search
 from yggdrasil.scheduling.stages import NAMED_WITH_STATES, Schedule, all_variants
-from yggdrasil.tree.objective import TreeShape
+from yggdrasil.tree.objective import PLAIN_STEP, TreeShape
+from yggdrasil.tree.stakes import NO_STAKES
 
 PROMPT = TEXT[:21]
 COUNT = 24
@@ -106,6 +109,46 @@ def test_a_later_turn_keeps_rows_and_drafts_the_same(case):
     assert second.tokens == fresh.tokens == case.pair.reference(prompt, 10)
     assert seen[0][0] == [*prompt, second.tokens[0]]
     assert_guesses(seen[:1], case.expected_edge)
+
+
+class TakingTurns(FixedPolicy):
+    """A tree of the counts alone, a drafted one that they fill, and a plain step, over and over."""
+
+    wants_free = True
+
+    def __init__(self):
+        super().__init__(TreeShape(4, 3, 8))
+        self.learner, self.promises, self._asked = self, KeptPromises(), 0
+
+    def begin(self):
+        return
+
+    def settle(self, decision, tokens, milliseconds, *, rested):
+        return
+
+    def stakes(self, context):
+        return NO_STAKES
+
+    def free(self, expected, depth, context):
+        self._asked += 1
+        return Decision(TreeShape(0, depth, 8)) if self._asked % 3 == 0 and expected[-1] > 1.0 else None
+
+    def rest(self, context):
+        return Decision(PLAIN_STEP) if self._asked % 3 == 1 else None
+
+
+def test_what_counts_guess_in_its_place_leaves_a_heads_rows_as_they_were(case):
+    """It has read neither the free trees nor the plain steps when it is asked again."""
+    decoder = case.pair.decoder(TakingTurns(), drafter=case.head, free=usual_counts())
+    seen = watch(decoder)
+    prompt = [*PROMPT, *PROMPT]
+    result = decoder.generate(prompt, max_new_tokens=2 * COUNT)
+
+    assert result.tokens == case.pair.reference(prompt, 2 * COUNT)
+    assert result.metrics.free_trees > 2
+    assert result.metrics.plain_steps > 2
+    assert len(seen) > 2
+    assert_guesses(seen, case.expected_edge)
 
 
 @pytest.mark.parametrize("seed", [1, 2])
