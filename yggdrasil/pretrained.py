@@ -11,6 +11,7 @@ from yggdrasil.artifacts.fork import in_fork
 from yggdrasil.artifacts.gguf import is_gguf
 from yggdrasil.drafters.named import FREE, NGRAM, USUAL, named_drafters, names_of
 from yggdrasil.drafters.ngram import NGramDrafter
+from yggdrasil.drafters.shipped import whole_name
 from yggdrasil.engine import decoder as engine
 from yggdrasil.engine.opened import DtypeName
 from yggdrasil.errors import ArtifactError, YggdrasilError
@@ -114,7 +115,7 @@ def find_plan(model: Source, drafters: Sequence[str] | None, dtype: DtypeName | 
     before any other.
     """
     machine, digits = current_machine(), model.fingerprint()
-    wanted = {name if name in FREE else Source.find(name).fingerprint() for name in drafters or ()}
+    wanted = {name if name in FREE else Source.find(whole_name(name)).fingerprint() for name in drafters or ()}
     fitting = []
     for entry in list_plans():
         try:

@@ -25,9 +25,9 @@ def calibrate(
         list[str] | None,
         typer.Option(
             help="Repeat it for several in one tree. A draft model (folder, .gguf file or hub id) or a head "
-            "(folder); text and table, counts of this text and of the target's own (both unless told otherwise); "
-            "recycling, the target's runners-up; ngram, a look-up; lookahead, windows of the target's own guesses; or "
-            "none, plain decoding.",
+            "(folder, or yggdrasil:NAME for one that comes along); text and table, counts of this text and of the "
+            "target's own (both unless told otherwise); recycling, the target's runners-up; ngram, a look-up; "
+            "lookahead, windows of the target's own guesses; or none, plain decoding.",
         ),
     ] = None,
     prompts: Annotated[

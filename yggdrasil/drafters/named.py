@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from yggdrasil.artifacts import parse_dataclass, parse_yaml
 from yggdrasil.drafters.options import CountsOptions, FreeOptions, LookaheadOptions, NGramOptions
+from yggdrasil.drafters.shipped import whole_name
 from yggdrasil.errors import YggdrasilError
 
 PLAIN, NGRAM, TEXT, TABLE, RECYCLING, LOOKAHEAD = "none", "ngram", "text", "table", "recycling", "lookahead"
@@ -36,7 +37,8 @@ def named_drafters(names: Sequence[str], ngram: str = "") -> Named:
     The text is always counted beside a model, a table and recycling.
 
     Raises:
-        YggdrasilError: names that do not go together, or ``ngram`` options where none are meant.
+        YggdrasilError: names that do not go together, or that no shipped head has, or ``ngram`` options where none are
+            meant.
     """
     if ngram and NGRAM not in names:
         raise YggdrasilError(f"--ngram is for --drafter ngram, the drafter is {' and '.join(names)}")
@@ -44,7 +46,7 @@ def named_drafters(names: Sequence[str], ngram: str = "") -> Named:
         if set(names) != {PLAIN}:
             raise YggdrasilError(f"--drafter {' and '.join(names)} do not draft together; none stands alone")
         return Named(None)
-    models = sorted(set(names) - set(FREE))
+    models = sorted({whole_name(name) for name in names} - set(FREE))
     if len(models) > 1:
         raise YggdrasilError(f"--drafter {' and '.join(models)} do not draft together; give one model")
     free: list[FreeOptions] = [ngram_options(ngram)] if NGRAM in names else []
