@@ -177,3 +177,10 @@ def test_a_level_of_the_drafters_own_is_worth_less_where_counts_go_on_with_its_t
     tokens = {name: table[4].sum(axis=1)[:, -1] for name, table in (("alone", alone), ("filled", filled))}  # [D budget]
     assert (tokens["filled"] > tokens["alone"]).all()
     assert tokens["filled"][-1] / tokens["filled"][0] < 0.8 * tokens["alone"][-1] / tokens["alone"][0]
+
+
+def test_of_texts_no_longer_than_trees_are_deep_the_drafters_own_trees_are_known(traces):
+    short = TraceSet.from_arrays({name: array[: SHAPES.max_depth] for name, array in traces.to_arrays().items()})
+    found, own = (survival_of(short, [3], COSTS, free, {3: PROMPT}) for free in (usual_counts(), None))
+    assert found.mean.tolist() == own.mean.tolist()
+    assert all(np.array_equal(table, own.ratios[width]) for width, table in found.ratios.items())

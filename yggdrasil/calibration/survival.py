@@ -46,15 +46,15 @@ def survival_of(
     """
     reference, depth, widths = traces.widths[-1], traces.max_depth, costs.verify_widths
     lengths = traces.accepted_length(reference, depth, depth * reference + 1)
-    seen = traces.select(known)
     if free is None:
-        mean = seen.survival_table(reference, depth * reference + 1)
-        return Survival(lengths, mean, seen.ratio_tables(widths, reference))
+        return _unfilled(traces.select(known), lengths, widths)
     rows = np.flatnonzero(np.isin(traces.document, known))
     compared = set(rows[:: max(1, len(rows) // _COMPARED)].tolist())
     filled = _Filled(traces, free, costs)
     found = filled.play(prompts, compared)
     lengths = np.maximum(lengths, filled.lengths)  # the end of a text is not recorded
+    if not found[reference][0]:  # texts are no longer than trees are deep
+        return _unfilled(traces.select(known), lengths, widths)
     levels = np.arange(1, depth + 1)
     tables = {
         width: np.stack([(np.stack(kept)[:, None, :] >= levels[:, None]).mean(axis=0) for kept in budgets])
@@ -62,6 +62,13 @@ def survival_of(
     }
     mean = (lengths[rows][:, None] >= levels).mean(axis=0)
     return Survival(lengths, mean, ratios_of(tables, mean))
+
+
+def _unfilled(seen: TraceSet, lengths: npt.NDArray[np.int64], widths: Sequence[int]) -> Survival:
+    """By the drafter's own trees alone."""
+    reference = seen.widths[-1]
+    mean = seen.survival_table(reference, seen.max_depth * reference + 1)
+    return Survival(lengths, mean, seen.ratio_tables(widths, reference))
 
 
 class _Filled:
