@@ -34,7 +34,7 @@ class Decoder(engine.Decoder):
         cls,
         source: str | Path,
         *,
-        drafter: str | Sequence[str] | None = None,
+        drafter: str | Path | Sequence[str] | None = None,
         dtype: DtypeName | None = None,
         backend: Backend | None = None,
         force_machine: bool = False,
@@ -56,7 +56,7 @@ class Decoder(engine.Decoder):
         if dtype is not None and dtype not in get_args(DtypeName):
             raise YggdrasilError(f"dtype must be one of {', '.join(get_args(DtypeName))}, not {dtype!r}")
         reporter = reporter or _Lines()
-        drafters = None if drafter is None else (drafter,) if isinstance(drafter, str) else tuple(drafter)
+        drafters = (str(drafter),) if isinstance(drafter, str | Path) else tuple(drafter or ()) or None
         if is_plan(source):
             if drafters not in (None, (NGRAM,)):
                 asked = " and ".join(drafters or ())

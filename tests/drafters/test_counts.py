@@ -249,7 +249,7 @@ def test_keys_tell_contexts_apart():
 
 def somebody_elses_tree(text, guesses, num_nodes=17, offers=()):
     """A tree of ``guesses``: (parent, token, log-probability), and ``offers`` of the like that were not attached."""
-    tree = TokenTree.on_host(num_nodes, candidates=3)
+    tree = TokenTree.on_host(num_nodes, candidates=8)
     tree.plant(text[-1])
     for parent, token, log_probability in guesses:
         siblings = [
@@ -259,7 +259,7 @@ def somebody_elses_tree(text, guesses, num_nodes=17, offers=()):
             tree.attach(parent % tree.size, token, log_probability)
     tree.pool_scores.fill_(NO_SCORE)
     for node, token, log_probability in offers:
-        place = 3 * (node % tree.size) + token % 3
+        place = 8 * (node % tree.size) + token % 3
         tree.pool_tokens[place] = 10 + token % 3  # never one that is attached
         tree.pool_scores[place] = tree.scores[node % tree.size] + log_probability
     return tree
@@ -333,6 +333,16 @@ def test_a_drafter_that_has_read_a_node_is_believed_as_far_as_it_says_that_it_kn
     found = {int(tree.tokens[node]): float(tree.scores[node].exp()) for node in range(1, tree.size)}
     wanted = {2: 0.3 * share, 12: 0.1 * share, 3: 0.2 * share + counted[3] * (1 - share), 4: counted[4] * (1 - share)}
     assert found == pytest.approx(wanted, rel=1e-4)
+
+
+@pytest.mark.parametrize("native", KINDS)
+def test_what_a_drafter_says_and_others_have_attached_is_no_second_node(native):
+    text = [1, 3, 1, 4, 1]
+    tree = somebody_elses_tree(text, [(0, 2, log(0.3)), (0, 3, log(0.2))])
+    for place, (token, likely) in enumerate([(12, 0.1), (3, 0.2)]):
+        tree.pool_tokens[place], tree.pool_scores[place] = token, log(likely)
+    filled(CountsDrafter(BELIEF, native=native), text, tree, depth=1)
+    assert sorted(tree.tokens[1 : tree.size].tolist()) == [2, 3, 4, 12]
 
 
 @pytest.mark.parametrize("native", KINDS)

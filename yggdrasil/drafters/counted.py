@@ -151,14 +151,18 @@ class PortableCounts:
             ours = dict(self._likely(self._behind(nodes.paths[node])))
             children = [c for c in range(1, nodes.size) if nodes.parent(c) == node and math.isfinite(falls[c])]
             theirs = offered(pool_tokens, pool_scores, node, nodes.capacity, drafted[node])
+            candidates = pool_tokens.numel() // nodes.capacity
+            is_read = bool(theirs) or (1 < candidates <= len(children))  # or all that it keeps is attached
+            for child in children:  # others may have attached what it says
+                theirs.pop(int(tokens[child]), None)
             share = 0.0
-            if theirs:
+            if is_read:
                 known = min(sum(theirs.values()) + sum(math.exp(falls[child]) for child in children), 1.0)
                 share = known / (known + min(sum(ours.values()), 1.0))
             left = MOST_LIKELY
             for child in children:
                 same, said = min(ours.pop(int(tokens[child]), 0.0), MOST_LIKELY), math.exp(falls[child])
-                both = share * said + (1 - share) * same if theirs else max(said, same)
+                both = share * said + (1 - share) * same if is_read else max(said, same)
                 falls[child] = math.log(min(both, MOST_LIKELY))
                 left -= math.exp(falls[child])
             likely = {token: (1 - share) * probability for token, probability in ours.items()}

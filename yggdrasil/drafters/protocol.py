@@ -109,7 +109,7 @@ class FreeDrafter(Protocol):
         """Go on with a tree on the host that another drafter has grown from the same root.
 
         Guesses take the places that are left, below any node and none deeper than ``depth``; nodes that are there stay,
-        with a score that may rise.
+        with another score.
         """
 
 

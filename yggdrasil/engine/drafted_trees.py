@@ -60,7 +60,7 @@ class DraftedTrees:
     def settle(self, shape: TreeShape, believed: Survival | None, place: int, tokens: int) -> None:
         """A verified tree gave ``tokens``."""
         survival = self._mean_survival if believed is None else believed
-        levels = self.choosers[place].level_ratios(shape)
+        levels = np.trim_zeros(self.choosers[place].level_ratios(shape), "b")  # deeper ones are not spoken of
         self._kept.observe(survival[: len(levels)] * levels, tokens - 1)
 
     def passed(self) -> None:

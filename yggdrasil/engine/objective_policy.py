@@ -149,6 +149,7 @@ class ObjectivePolicy:
             )
         # The next tree's drafter reads what other guesses went past: no price of every tree.
         self._drafter_lags = is_free or (rested and self._drafter_lags)
+        self._forgone = 0.0
         self._samples.add(tokens, milliseconds)
         if rested and self._steps:
             self._samples.taken()

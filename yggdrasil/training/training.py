@@ -145,6 +145,7 @@ class _Run:
         self._report = teller.phase("training")
         self._began = self._deadline = self._looked = self._earlier = 0.0
         self._held_out: list[Kept] = []
+        self._first_look = len(self._progress.looks)  # of this run
 
     def go(self, deadline: float) -> None:
         """Train until ``deadline``, or until nothing improves; interrupted, it keeps what there is."""
@@ -213,7 +214,9 @@ class _Run:
             return True
         if now - self._looked >= max(60.0, (self._deadline - self._began) / _LOOKS):
             self._look()
-        return _has_settled(self._progress.looks)
+        if left > _COOLING and _has_settled(self._progress.looks[self._first_look :]):
+            self._deadline = self._began + (now - self._began) / (1 - _COOLING)  # the end begins now
+        return False
 
     def _look(self) -> None:
         """Measure on held-out text, and write the state and the folder."""

@@ -74,6 +74,9 @@ class Pool {
     return found;
   }
 
+  // Whether so many children are all that a drafter keeps of a node's candidates.
+  bool is_used_up(size_t children) const { return candidates_ > 1 && int64_t(children) >= candidates_; }
+
  private:
   const int64_t* token_;
   const float* score_;

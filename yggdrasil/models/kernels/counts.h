@@ -106,17 +106,20 @@ class Counts : public torch::CustomClassHolder {
     std::vector<Candidate> found;
     int64_t serial = 0;
     for (int64_t node = 0; node < size; ++node) {  // parents come first
-      if (!std::isfinite(nodes.score[node])) continue;
+      if (!std::isfinite(nodes.score[node]) || (node && !std::isfinite(falls[node]))) continue;
       if (node) nodes.score[node] = float(double(nodes.score[nodes.parent[node]]) + falls[node]);
       if (nodes.score[node] < least_path_) continue;
       evidence_.below(nodes, node, found);
-      const auto offered = pool.offered(node, drafted[node]);
-      const double share = offered.empty() ? 0.0 : share_of(offered, children[node], falls, found);
+      auto offered = pool.offered(node, drafted[node]);
+      const bool is_read = !offered.empty() || pool.is_used_up(children[node].size());
+      for (const int64_t child : children[node])  // others may have attached what it says
+        std::erase_if(offered, [&](const Pool::Offer& each) { return each.token == int32_t(nodes.token[child]); });
+      const double share = is_read ? share_of(offered, children[node], falls, found) : 0.0;
       double left = kMostLikely;
       for (const int64_t child : children[node]) {
         Candidate* same = find(found, int32_t(nodes.token[child]));
         const double ours = same == nullptr ? 0.0 : std::min(same->likely, kMostLikely), theirs = std::exp(falls[child]);
-        const double both = offered.empty() ? std::max(theirs, ours) : share * theirs + (1.0 - share) * ours;
+        const double both = is_read ? share * theirs + (1.0 - share) * ours : std::max(theirs, ours);
         falls[child] = std::log(std::min(both, kMostLikely));
         if (same != nullptr) same->likely = 0.0;  // it is there
         left -= std::exp(falls[child]);
