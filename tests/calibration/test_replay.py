@@ -2,9 +2,10 @@
 
 import numpy as np
 import pytest
+import torch
 from tiny_pair import SHAPES, TEXT
 
-from yggdrasil.calibration.choose import DraftedTreePolicy, KnowingPolicy
+from yggdrasil.calibration.choose import DraftedTreePolicy, KnowingPolicy, choose
 from yggdrasil.calibration.record import record_document
 from yggdrasil.calibration.replay import RecordedTrees, recorded_documents, replay
 from yggdrasil.calibration.survival import survival_of
@@ -13,6 +14,7 @@ from yggdrasil.drafters.ngram import NGramDrafter
 from yggdrasil.drafters.protocol import together
 from yggdrasil.engine.objective_policy import ObjectivePolicy
 from yggdrasil.engine.policy import PLAIN_POLICY, FixedPolicy
+from yggdrasil.predictor.acceptance import AcceptanceCalibration
 from yggdrasil.profiling.traces import TraceSet
 from yggdrasil.tree.objective import ShapeChooser, StepCosts, TreeShape
 
@@ -162,18 +164,17 @@ def tables_of(survival):
 
 def test_survival_of_trees_that_nothing_is_added_to_is_that_of_the_traces(traces):
     """At the positions behind which the text is recorded as far as trees go."""
-    found = survival_of(traces, [3], COSTS, Silent(), {3: PROMPT})
+    found = survival_of(traces, COSTS, Silent(), {3: PROMPT})
     rows = traces.num_positions - SHAPES.max_depth
     seen = TraceSet.from_arrays({name: array[:rows] for name, array in traces.to_arrays().items()})
     is_reached = found.mean > 0
     for width, table in tables_of(found).items():
         wanted = seen.survival_tables(width, COSTS.verify_widths)
         np.testing.assert_allclose(table[:, is_reached], wanted[:, is_reached], atol=1e-12)
-    assert found.lengths.tolist() == traces.accepted_length(4, SHAPES.max_depth, 4 * SHAPES.max_depth + 1).tolist()
 
 
 def test_a_level_of_the_drafters_own_is_worth_less_where_counts_go_on_with_its_tree(traces):
-    alone, filled = (tables_of(survival_of(traces, [3], COSTS, free, {3: PROMPT})) for free in (None, usual_counts()))
+    alone, filled = (tables_of(survival_of(traces, COSTS, free, {3: PROMPT})) for free in (None, usual_counts()))
     tokens = {name: table[4].sum(axis=1)[:, -1] for name, table in (("alone", alone), ("filled", filled))}  # [D budget]
     assert (tokens["filled"] > tokens["alone"]).all()
     assert tokens["filled"][-1] / tokens["filled"][0] < 0.8 * tokens["alone"][-1] / tokens["alone"][0]
@@ -181,6 +182,44 @@ def test_a_level_of_the_drafters_own_is_worth_less_where_counts_go_on_with_its_t
 
 def test_of_texts_no_longer_than_trees_are_deep_the_drafters_own_trees_are_known(traces):
     short = TraceSet.from_arrays({name: array[: SHAPES.max_depth] for name, array in traces.to_arrays().items()})
-    found, own = (survival_of(short, [3], COSTS, free, {3: PROMPT}) for free in (usual_counts(), None))
+    found, own = (survival_of(short, COSTS, free, {3: PROMPT}) for free in (usual_counts(), None))
     assert found.mean.tolist() == own.mean.tolist()
     assert all(np.array_equal(table, own.ratios[width]) for width, table in found.ratios.items())
+
+
+def likelihoods(tree, count):
+    """Paths of the best nodes with their probabilities."""
+    best = sorted(range(1, tree.size), key=lambda node: -float(tree.scores[node]))[:count]
+    return {tuple(tree.tokens[step].item() for step in path_to(tree, node)): float(tree.scores[node]) for node in best}
+
+
+def path_to(tree, node):
+    return [*path_to(tree, int(tree.parents[node])), node] if node else []
+
+
+@pytest.mark.parametrize("shape", [TreeShape(1, 1, 1), TreeShape(2, 2, 1), TreeShape(4, 3, 1), TreeShape(4, 4, 1)])
+def test_recorded_trees_are_filled_as_those_that_are_grown_no_deeper(pair, traces, shape):
+    """What was attached at deeper levels is still a candidate there, and so is what never was."""
+    assembly, free = pair.decoder(PLAIN_POLICY).assembly, usual_counts()
+    drafter, tree, trees = assembly.engine.drafter, assembly.engine.tree, RecordedTrees(traces, COSTS, usual_counts())
+    answer = recorded_documents(traces, {})[0].answer
+    for index in (3, 17, 40):
+        text = [*PROMPT, *answer[: index + 1]]
+        with torch.inference_mode():
+            drafter.begin(text)
+            drafter.head(tree)
+            drafter.grow(tree, shape.width, shape.depth)
+        free.begin(text)
+        free.fill(tree, tree.num_nodes)
+        trees._free.begin(text)
+        trees.grow(index, shape, fills=True)
+        grown, recorded = likelihoods(tree, 12), likelihoods(trees.tree, 12)
+        assert grown.keys() == recorded.keys()
+        assert grown == pytest.approx(recorded, abs=1e-3)
+
+
+def test_a_choice_goes_by_filled_trees(traces):
+    chosen = choose(traces, AcceptanceCalibration.identity(), COSTS, usual_counts(), {3: PROMPT})
+    filled = survival_of(traces, COSTS, usual_counts(), {3: PROMPT})
+    assert all(np.allclose(table, filled.ratios[width]) for width, table in chosen.learned.ratios.items())
+    np.testing.assert_allclose(chosen.learned.mean_survival, filled.mean, rtol=1e-6)

@@ -336,6 +336,21 @@ def test_a_drafter_that_has_read_a_node_is_believed_as_far_as_it_says_that_it_kn
 
 
 @pytest.mark.parametrize("native", KINDS)
+def test_a_node_all_of_whose_candidates_are_attached_has_been_read(native):
+    """Eight tokens, of which the counts say one: it is believed by both, and one that only they say by half."""
+    text = [1, 3, 1, 14, 1]
+    guesses = [(0, token, log(0.1)) for token in range(2, 10)]
+    tree = filled(CountsDrafter(BELIEF, native=native), text, somebody_elses_tree(text, guesses), depth=1)
+    alone = grown(CountsDrafter(BELIEF, native=native), text, depth=1)
+    counted = {int(alone.tokens[node]): float(alone.scores[node].exp()) for node in range(1, alone.size)}
+    share = 0.8 / (0.8 + sum(counted.values()))
+    found = {int(tree.tokens[node]): float(tree.scores[node].exp()) for node in range(1, tree.size)}
+    assert found[2] == pytest.approx(0.1 * share, rel=1e-4)
+    assert found[3] == pytest.approx(0.1 * share + counted[3] * (1 - share), rel=1e-4)
+    assert found[14] == pytest.approx(counted[14] * (1 - share), rel=1e-4)
+
+
+@pytest.mark.parametrize("native", KINDS)
 def test_what_a_drafter_says_and_others_have_attached_is_no_second_node(native):
     text = [1, 3, 1, 4, 1]
     tree = somebody_elses_tree(text, [(0, 2, log(0.3)), (0, 3, log(0.2))])

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from yggdrasil.engine.budget import Budget
-from yggdrasil.engine.drafted_trees import DepthEvidence
+from yggdrasil.engine.drafted_trees import DepthEvidence, DraftedTrees
 from yggdrasil.engine.objective_policy import ObjectivePolicy
 from yggdrasil.engine.policy import PLAIN_POLICY, Decision, FixedPolicy
 from yggdrasil.predictor.depth import DepthPredictor
@@ -247,6 +247,35 @@ def test_a_drafter_may_lose_no_more_against_the_free_trees_that_it_takes_the_pla
         else:
             policy.settle(free, promised, free.milliseconds, rested=False)
     assert 5 < drafted < 50
+
+
+def test_a_drafter_has_forgone_nothing_where_no_free_tree_was_looked_at():
+    """Drafting that beats plain steps goes on, although it was once preferred to a free tree that promised more."""
+    ratios, survival = made_up_tables(3)
+    policy = ObjectivePolicy({100: flat_costs(4.0)}, ratios, np.ones_like(survival), None)
+    begin_past_samples(policy)
+    assert policy.free([1.0, 1.1, 1.1, 1.1], MAX_DEPTH, 100) is None
+    for _ in range(50):
+        decision = policy.choose(GivenEvidence(100))
+        policy.settle(decision, 2, 2.5, rested=False)
+    assert policy.rest(100) is None
+
+
+def test_tokens_below_the_levels_that_a_table_speaks_of_credit_none_of_them():
+    """As plans say that were made before trees were compared filled: a deeper tree is not worth more for it."""
+    ratios, survival = (
+        {1: np.tril(np.ones((MAX_DEPTH, MAX_DEPTH)))[:, :, None].repeat(4, axis=2)},
+        np.full(MAX_DEPTH, 0.4),
+    )
+    costs = StepCosts(1.0, {1: 1.0}, dict.fromkeys(VERIFY_WIDTHS, 1.0), 0.0, 4.0)
+    trees = DraftedTrees([costs], ratios, survival, None, "latency")
+    deep = TreeShape(1, MAX_DEPTH, 8)
+    for _ in range(100):
+        trees.settle(TreeShape(1, 1, 8), None, 0, 1 + MAX_DEPTH)
+    kept = trees._kept.honest(survival)
+    assert kept[0] > 0.9
+    assert kept[1:] == pytest.approx(survival[1:])
+    assert trees.choosers[0].candidate(deep, kept).tokens < 1 + 0.4 * (MAX_DEPTH - 1) + 1.01
 
 
 def test_the_ablation_maximises_tokens_alone():

@@ -122,6 +122,24 @@ def test_rescoring_adds_calibrated_edges_along_each_path(make_traces: "MakeTrace
     assert identity.scores[2] == pytest.approx(traces.scores[2], abs=0.01)
 
 
+def test_rescoring_is_of_what_was_offered_too(make_traces: "MakeTraces") -> None:
+    traces = make_traces(max_depth=2).traces
+    raw = np.array([-0.5, -np.inf, -3.0], dtype=np.float32)
+    offered = {1: np.tile(raw, (traces.num_positions, 2, 1))}
+    tokens, falls = {1: np.zeros(offered[1].shape, dtype=np.int32)}, {1: np.full_like(offered[1], -9.0)}
+    given = replace(traces, offered_token=tokens, offered_log_probability=offered, offered_fall=falls)
+    calibration = AcceptanceCalibration.fit(*traces.edges(2))
+
+    rescored = given.rescored(calibration).offered_fall[1]
+
+    np.testing.assert_allclose(
+        rescored[..., [0, 2]], np.broadcast_to(calibration(raw[[0, 2]]), rescored[..., :2].shape)
+    )
+    assert np.isneginf(rescored[..., 1]).all()
+    with pytest.raises(ValueError, match=r"offered_fall\[1\] must be of"):
+        replace(given, offered_fall={1: falls[1][:, :1]})
+
+
 def test_empty_slots_are_never_kept_and_stay_empty(make_traces: "MakeTraces") -> None:
     traces = make_traces().traces
     scores = traces.scores[2].copy()

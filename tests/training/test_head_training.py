@@ -255,6 +255,28 @@ def test_the_rate_rises_at_first_and_falls_to_nothing_at_a_runs_end(written, mon
     assert rates[-1] < 0.3 * max(rates)
 
 
+def test_a_training_that_nothing_improves_lets_its_rate_fall_before_it_ends(written, monkeypatch):
+    """By its own looks: what an earlier run reached says nothing of a rate that has begun anew."""
+    seconds, rates, asked = count(), [], []
+    monkeypatch.setattr("yggdrasil.training.training.monotonic", lambda: float(next(seconds)))
+    monkeypatch.setattr(
+        "yggdrasil.training.training._has_settled", lambda looks: asked.append(len(looks)) or len(looks) > 1
+    )
+    follow = Training.follow
+
+    def noted(training, steps):
+        rates.append(training.optimizer.param_groups[0]["lr"])
+        follow(training, steps)
+
+    monkeypatch.setattr(Training, "follow", noted)
+    train(replace(written, minutes=60.0), Told())
+    assert next(seconds) < 60 * 60 / 2
+    assert rates[-1] < 0.3 * max(rates)
+    asked.clear()
+    train(replace(written, minutes=60.0), Told())
+    assert min(asked) == 0
+
+
 def test_a_trained_head_drafts_the_same_elsewhere(written, target, tmp_path, monkeypatch, capsys):
     """A plain forward of the published format, apart from our code; the head has learned enough to be different."""
     monkeypatch.setattr(sys, "path", [str(Path(__file__).parents[2] / "scripts"), *sys.path])

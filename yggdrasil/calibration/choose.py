@@ -18,7 +18,7 @@ from yggdrasil.predictor.acceptance import AcceptanceCalibration
 from yggdrasil.predictor.bundle import Learned
 from yggdrasil.predictor.depth import DepthPredictor
 from yggdrasil.predictor.evidence import Evidence, EvidenceSizes
-from yggdrasil.predictor.report import TrainingReport, split_documents
+from yggdrasil.predictor.report import TrainingReport
 from yggdrasil.predictor.training import train_depth_predictor
 from yggdrasil.profiling.simulator import SimulationResult
 from yggdrasil.profiling.traces import TraceSet
@@ -27,7 +27,6 @@ from yggdrasil.tree.objective import PLAIN_STEP, ShapeChooser, StepCosts, TreeSh
 
 CONTEXT = 0  # the simulation knows one context length
 MEAN: DepthSource = "mean"
-_SEED = 0  # of which documents are held out
 WORTH_READING = 0.98  # of the time a token: a predictor takes time itself, which the simulation does not see
 
 
@@ -74,7 +73,7 @@ class DraftedTreePolicy(FreeTreePolicy):
 
 
 class KnowingPolicy(DraftedTreePolicy):
-    """Another: knows how much of the whole tree will be accepted, and drafts accordingly."""
+    """Another: knows how much of the drafter's own trees will be accepted, and drafts accordingly."""
 
     def __init__(self, costs: StepCosts, chooser: ShapeChooser, survival: npt.NDArray[np.float64]) -> None:
         super().__init__(costs)
@@ -97,14 +96,12 @@ def choose(
     ``free`` guesses beside the drafter, behind the ``prompts`` by document.
     """
     reference = traces.widths[-1]
-    split = split_documents(traces.document, _SEED)
-    known = [*split.training, *split.validation]
-    survival = survival_of(traces, known, costs, free, prompts or {})
-    trained = {
-        source: _train(traces, reference, sizes, survival.lengths) for source, sizes in _readings(traces).items()
-    }
-    is_held_out = np.isin(traces.document, split.held_out or known)
-    held_out = traces.select(split.held_out or known)
+    whole = traces.max_depth * reference + 1
+    trained = {source: _train(traces, reference, sizes) for source, sizes in _readings(traces).items()}
+    split = next(iter(trained.values()))[1].split
+    known = traces.select([*split.training, *split.validation])
+    held_out = traces.select(split.held_out) if split.held_out else known
+    survival = survival_of(known, costs, free, prompts or {})
     ratios = {width: table.astype(np.float32) for width, table in survival.ratios.items()}
     mean_survival = survival.mean.astype(np.float32)
 
@@ -122,8 +119,8 @@ def choose(
     kept: DepthSource = best if best in trained else "predictor"  # the file holds one, used or not
     learned = Learned(acceptance, trained[kept][0], _readings(traces)[kept], mean_survival, ratios)
     expectations = {s: expectation(f"depth from {s}", result, costs) for s, result in results.items()}
-    certain = _certain(survival.lengths[is_held_out], traces.max_depth)
-    knowing = KnowingPolicy(costs, ShapeChooser(costs, ratios), certain)
+    lengths = held_out.accepted_length(reference, traces.max_depth, whole)
+    knowing = KnowingPolicy(costs, ShapeChooser(costs, ratios), _certain(lengths, traces.max_depth))
     shapes = [TreeShape(width, depth, 1) for width in traces.widths for depth in range(1, traces.max_depth + 1)]
     fixed = [
         expectation(f"fixed width {shape.width} depth {shape.depth}", play(DraftedTreePolicy(costs, shape)), costs)
@@ -148,16 +145,14 @@ def _readings(traces: TraceSet) -> dict[DepthSource, EvidenceSizes]:
     return readings
 
 
-def _train(
-    traces: TraceSet, reference: int, sizes: EvidenceSizes, lengths: npt.NDArray[np.int64]
-) -> tuple[DepthPredictor, TrainingReport]:
-    """On the accepted ``lengths`` [P] of the whole tree of the reference width."""
+def _train(traces: TraceSet, reference: int, sizes: EvidenceSizes) -> tuple[DepthPredictor, TrainingReport]:
+    """On the accepted lengths of the whole tree of the reference width."""
+    whole = traces.max_depth * reference + 1
     return train_depth_predictor(
         traces.evidence(sizes),
-        lengths,
+        traces.accepted_length(reference, traces.max_depth, whole),
         traces.document,
         traces.max_depth,
-        seed=_SEED,
         confidence=traces.best_path_scores(reference),
         sizes=sizes,
     )

@@ -224,12 +224,17 @@ def recorded_documents(traces: TraceSet, prompts: Mapping[int, Sequence[int]]) -
 
 def accepted(tree: TokenTree, nodes: Sequence[int], truth: Sequence[int]) -> int:
     """Drafted tokens of the verified ``nodes`` that are what came next."""
+    return len(path_of(tree, nodes, truth))
+
+
+def path_of(tree: TokenTree, nodes: Sequence[int], truth: Sequence[int]) -> list[int]:
+    """Those of ``nodes``, below the root, that say what came next."""
     tokens, parents, scores = tree.tokens.tolist(), tree.parents.tolist(), tree.scores.tolist()
     children = {(parents[node], tokens[node]): node for node in nodes if node and scores[node] > NO_SCORE}
-    node, count = 0, 0
+    path: list[int] = []
     for token in truth:
-        following = children.get((node, token))
+        following = children.get((path[-1] if path else 0, token))
         if following is None:
             break
-        node, count = following, count + 1
-    return count
+        path.append(following)
+    return path
