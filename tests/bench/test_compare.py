@@ -1,17 +1,19 @@
-"""The plan beside plain decoding: figures of all prompts, and of each category of a file that has several."""
+"""Plans beside plain decoding and each other: figures of all prompts, and of each category of a file with several."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from tiny_pair import TEXT
 
-from yggdrasil.bench.compare import compare, summarise, summarise_categories
+from yggdrasil.bench.compare import _in_turn, compare, summarise, summarise_beside, summarise_categories
 from yggdrasil.bench.repeats import foretold
-from yggdrasil.cli.progress import show_categories, show_comparison, show_summary
+from yggdrasil.cli.progress import show_beside, show_categories, show_comparison, show_summary
 from yggdrasil.engine.policy import FixedPolicy
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.models.compiled import BuildClock
 from yggdrasil.prompts import Prompt
+from yggdrasil.scheduling.plan import ModelRef
 from yggdrasil.tree.objective import TreeShape
 
 
@@ -117,3 +119,52 @@ def test_repeats_stand_beside_every_speed(pair, results, capsys):
     assert all(f"repeats {result.repeats:4.0%}" in printed.err for result in results)
     assert printed.out.count("repeats") == 2
     assert f"{categories['qa']['repeats']:.0%}" in printed.out
+
+
+def test_plans_beside_each_other_have_figures_of_their_own(pair, capsys):
+    """One of them takes a fifth longer on one prompt and half as long on the other."""
+    prompts = [prompt_of(pair, "a", 0, None), prompt_of(pair, "b", 9, None)]
+    first, narrow, plain = (pair.decoder(FixedPolicy(TreeShape(*shape))) for shape in ((2, 2, 4), (1, 1, 2), (0, 0, 1)))
+    found = compare(first, prompts, 12, lambda _: None, warm_up=False, beside={"narrow": narrow, "none": plain})
+    times = [(5.0, 6.0), (8.0, 4.0)]
+    results = [
+        replace(result, tree=timed(result.tree, ours), beside={"narrow": other_in(result, "narrow", theirs)})
+        for result, (ours, theirs) in zip(found, times, strict=True)
+    ]
+    summary = summarise_beside(results)["narrow"]
+    show_beside("first", summarise(results), {"narrow": summary})
+
+    assert [list(result.beside) for result in found] == [["narrow", "none"]] * 2
+    assert summarise_beside(found)["narrow"]["aal"] == summarise([result.beside["narrow"] for result in found])["aal"]
+    assert summarise_beside(found)["none"]["aal"] == 1.0, "its own decoder decodes"
+    assert summarise(found)["aal"] > 1.0
+    assert summary["matched"] == 2
+    assert summary["time_over_first"]["samples"] == [0.5, 1.2]
+    assert summary["total_time_over_first"] == pytest.approx(10 / 13)
+    assert "0.769" in capsys.readouterr().out
+
+
+def other_in(result, name, tpot_ms):
+    other = result.beside[name]
+    return replace(other, tree=timed(other.tree, tpot_ms))
+
+
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_no_way_is_always_behind_the_same_other(count):
+    orders = [list(_in_turn("abcd"[:count], number)) for number in range(2 * count)]
+
+    assert all(sorted(order) == list("abcd"[:count]) for order in orders)
+    for way in "abcd"[:count]:
+        assert sum(order[0] == way for order in orders) == 2
+        for other in set("abcd"[:count]) - {way}:
+            assert sum(order.index(way) < order.index(other) for order in orders) == count
+
+
+def test_plans_of_different_targets_are_not_compared(pair, monkeypatch):
+    first, other = (pair.decoder(FixedPolicy(TreeShape(2, 2, 4))) for _ in range(2))
+    model = ModelRef("here", "print", 1)
+    for decoder, target in ((first, model), (other, replace(model, weights="q8_0"))):
+        monkeypatch.setattr(decoder, "plan", SimpleNamespace(target=target))
+
+    with pytest.raises(YggdrasilError, match="the plan other decodes another target, or the same with other weights"):
+        compare(first, [prompt_of(pair, "a", 0, None)], 4, lambda _: None, warm_up=False, beside={"other": other})

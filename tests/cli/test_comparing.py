@@ -1,13 +1,14 @@
 """A comparison that is interrupted shows and keeps what it has, marked."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
 from yggdrasil.bench import compare as bench
 from yggdrasil.cli import comparing
 from yggdrasil.engine.policy import FixedPolicy
-from yggdrasil.errors import Interrupted
+from yggdrasil.errors import Interrupted, YggdrasilError
 from yggdrasil.prompts import Prompt
 from yggdrasil.tree.objective import TreeShape
 
@@ -68,6 +69,28 @@ def test_a_whole_comparison_says_so(decoder, tmp_path):
     compare(decoder, tmp_path / "results.json")
 
     assert json.loads((tmp_path / "results.json").read_text())["complete"] is True
+
+
+def test_plans_beside_it_are_kept_with_every_sample(pair, decoder, tmp_path):
+    """Without a line on memory: the process holds more than the first plan's."""
+    beside = {"other": pair.decoder(FixedPolicy(TreeShape(1, 1, 2)))}
+    comparing.compare_with_plain(decoder, PROMPTS, SETTINGS, tmp_path / "two.json", imports_mb=0.0, beside=beside)
+    compare(decoder, tmp_path / "one.json")
+    two, one = (json.loads((tmp_path / name).read_text()) for name in ("two.json", "one.json"))
+
+    assert two["beside"]["other"]["matched"] == 4
+    assert {sample["beside"]["other"]["tree"]["iterations"] > 0 for sample in two["samples"]} == {True}
+    assert "memory_mb" not in two
+    assert "beside" not in one
+    assert "memory_mb" in one
+
+
+def test_two_plans_of_one_name_are_refused(decoder, monkeypatch):
+    monkeypatch.setattr(decoder, "plan", SimpleNamespace(name="twice"))
+    monkeypatch.setattr(comparing, "open_decoder", lambda *_, **__: decoder)
+
+    with pytest.raises(YggdrasilError, match="two plans named twice are given with --beside"):
+        comparing.opened_beside(["twice", "plans/twice/here.yaml"], None, force_machine=False)
 
 
 def test_both_ways_end_where_the_model_ends_a_chat(pair):

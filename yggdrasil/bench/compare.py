@@ -1,17 +1,20 @@
-"""Yggdrasil against plain compiled decoding: prompt by prompt, alternating, in one process."""
+"""Plans against plain compiled decoding, and against each other: prompt by prompt, in turns, in one process."""
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 from yggdrasil.bench.divergence import Divergence, replay
 from yggdrasil.bench.guard import nothing_built
 from yggdrasil.bench.repeats import foretold
 from yggdrasil.bench.spread import spread
 from yggdrasil.engine.decoder import Decoder, Generation
+from yggdrasil.errors import YggdrasilError
 from yggdrasil.prompts import Prompt, encode_prompt
+
+_PLAIN, _OURS = "plain decoding", "the plan"  # no names that a plan can have
 
 
 @dataclass(frozen=True)
@@ -24,6 +27,7 @@ class Comparison:
     foretold: int  # plain tokens that an earlier place of the text gives away
     divergence: Divergence | None = None  # where they part, judged by a plain replay
     category: str | None = None  # the prompt's
+    beside: Mapping[str, "Comparison"] = field(default_factory=dict)  # the same of other plans, by name
 
     @property
     def matched(self) -> bool:
@@ -54,42 +58,76 @@ def compare(
     max_prompt_tokens: int | None = None,
     ignore_eos: bool = True,
     warm_up: bool = True,
+    beside: Mapping[str, Decoder] | None = None,
 ) -> list[Comparison]:
-    """Decode every prompt both ways, the order alternating.
+    """Decode every prompt plainly, with ``decoder`` and with those ``beside`` it, in an order that turns.
 
     Without ``ignore_eos`` a text ends where the model ends it, and lengths differ from prompt to prompt. ``warm_up``
-    decodes the first prompt both ways beforehand, uncounted: it loads the steps.
+    decodes the first prompt each way beforehand, uncounted: it loads the steps.
 
     Raises:
-        YggdrasilError: a step was built after the warm-up, so times do not compare.
+        YggdrasilError: a step was built after the warm-up, so times do not compare; or a decoder of ``beside`` has
+            another target.
     """
+    others = beside or {}
+    for name, other in others.items():
+        _check_same_target(decoder, other, name)
+    ways = [_Way(_PLAIN, decoder, False), _Way(_OURS, decoder, True)]
+    ways += [_Way(name, other, True) for name, other in others.items()]
 
     def kept(prompt: Prompt) -> list[int]:
         tokens = encode_prompt(decoder.tokenizer, prompt)
         return tokens[-max_prompt_tokens:] if max_prompt_tokens else tokens
 
-    def run(prompt: Prompt, *, speculation: bool) -> Generation:
-        decoder.forget()  # each reads the whole prompt
-        return decoder.generate(
-            kept(prompt), max_new_tokens=max_new_tokens, ignore_eos=ignore_eos, speculation=speculation
+    def run(way: _Way, prompt: Prompt) -> Generation:
+        way.decoder.forget()  # each reads the whole prompt
+        return way.decoder.generate(
+            kept(prompt), max_new_tokens=max_new_tokens, ignore_eos=ignore_eos, speculation=way.speculates
         )
 
-    def timed(prompt: Prompt, *, speculation: bool) -> Generation:
+    def timed(way: _Way, prompt: Prompt) -> Generation:
         with nothing_built(f"prompt {prompt.id}") if warm_up else nullcontext():
-            return run(prompt, speculation=speculation)
+            return run(way, prompt)
 
     if warm_up:
-        for speculation in (False, True):
-            run(prompts[0], speculation=speculation)
+        for way in ways:
+            run(way, prompts[0])
     results = []
-    for i, prompt in enumerate(prompts):
-        order = (False, True) if i % 2 == 0 else (True, False)
-        runs = {speculation: timed(prompt, speculation=speculation) for speculation in order}
-        divergence = replay(decoder, kept(prompt), runs[False].tokens, runs[True].tokens)
-        known = foretold(kept(prompt), runs[False].tokens)
-        results.append(Comparison(prompt.id, runs[False], runs[True], known, divergence, prompt.category))
+    for number, prompt in enumerate(prompts):
+        runs = {way.name: timed(way, prompt) for way in _in_turn(ways, number)}
+        plain, known = runs[_PLAIN], foretold(kept(prompt), runs[_PLAIN].tokens)
+        found = {}
+        for way in ways[1:]:
+            parting = replay(decoder, kept(prompt), plain.tokens, runs[way.name].tokens)
+            found[way.name] = Comparison(prompt.id, plain, runs[way.name], known, parting, prompt.category)
+        ours = found.pop(_OURS)
+        results.append(replace(ours, beside=found))
         on_result(results[-1])
     return results
+
+
+class _Way(NamedTuple):
+    """One way of decoding the prompts."""
+
+    name: str
+    decoder: Decoder
+    speculates: bool
+
+
+def _in_turn(ways: Sequence[_Way], number: int) -> Sequence[_Way]:
+    """Their order at a prompt: each begins as often as the others, and comes before each other as often as after it."""
+    first = number % len(ways)
+    turned = [*ways[first:], *ways[:first]]
+    return turned if (number // len(ways)) % 2 == 0 else turned[::-1]
+
+
+def _check_same_target(decoder: Decoder, other: Decoder, name: str) -> None:
+    plans = decoder.plan, other.plan
+    ours, theirs = ((plan.target.fingerprint, plan.target.weights) if plan else None for plan in plans)
+    if ours != theirs:
+        raise YggdrasilError(
+            f"the plan {name} decodes another target, or the same with other weights; only plans of one can be compared"
+        )
 
 
 def summarise(results: Sequence[Comparison]) -> dict[str, Any]:
@@ -131,6 +169,24 @@ def summarise(results: Sequence[Comparison]) -> dict[str, Any]:
         "overhead_share": _median([m.overhead_share for m in tree]),
         "plain_overhead_share": _median([m.overhead_share for m in plain]),
     }
+
+
+def summarise_beside(results: Sequence[Comparison]) -> dict[str, dict[str, Any]]:
+    """The figures of each plan that stood beside, by its name.
+
+    Two of them are of its time a token over that of the plan whose ``results`` these are: ``time_over_first`` prompt
+    by prompt, ``total_time_over_first`` of all together. Above 1, the first plan is faster.
+    """
+    found = {}
+    for name in results[0].beside:
+        others = [result.beside[name] for result in results]
+        pairs = [(other, r) for other, r in zip(others, results, strict=True) if other.tree.metrics.iterations]
+        found[name] = {
+            **summarise(others),
+            "time_over_first": spread([other.tree.metrics.tpot_ms / r.tree.metrics.tpot_ms for other, r in pairs]),
+            "total_time_over_first": _ratio(_mean_ms([o.tree for o, _ in pairs]), _mean_ms([r.tree for _, r in pairs])),
+        }
+    return found
 
 
 def summarise_categories(results: Sequence[Comparison]) -> dict[str, dict[str, Any]]:

@@ -67,6 +67,10 @@ def bench(
         Path | None,
         typer.Option("--json", callback=checks.output_file, help="Write every sample and the summary here."),
     ] = None,
+    beside: Annotated[
+        list[str] | None,
+        typer.Option(help="Another plan of the same target, decoded in turns with it; can be repeated."),
+    ] = None,
     tree: Annotated[
         list[str] | None,
         typer.Option(help="Compare trees instead: a name, or all; can be repeated. With --json resumed."),
@@ -89,7 +93,7 @@ def bench(
     ] = False,
     force_machine: ForceOption = False,
 ) -> None:
-    """Compare with plain compiled decoding, prompt by prompt, alternating; or trees of other systems with ours.
+    """Compare with plain compiled decoding, prompt by prompt, in turns; or trees of other systems with ours.
 
     Plain prompts go on for --max-new-tokens. With --chat an answer ends where the model ends it: what is written behind
     an end repeats itself, which is fast and of no use. Both ways of decoding write the same tokens.
@@ -102,8 +106,10 @@ def bench(
         raise YggdrasilError("--eager is for --tree: without compiled steps there is nothing to compare but AAL")
     if not tree and (budget is not None or held_back is not None):
         raise YggdrasilError("--budget and --held-back are for --tree, which is not given")
+    if tree and beside:
+        raise YggdrasilError("--beside compares plans and --tree trees; give one of them")
     from yggdrasil.bench.memory import resident_mb
-    from yggdrasil.cli.comparing import compare_with_plain
+    from yggdrasil.cli.comparing import compare_with_plain, opened_beside
     from yggdrasil.cli.trees import chosen_trees, compare_trees
     from yggdrasil.prompts import read_prompts
 
@@ -123,7 +129,8 @@ def bench(
         budgets = parse_widths(budget or "8,16,32,64")
         compare_trees(decoder, requests, settings, names=tree, budgets=budgets, held_back=held_back or 4, out=out)
         return
-    compare_with_plain(decoder, requests, settings, out, imports_mb=imports_mb)
+    others = opened_beside(beside or (), dtype, force_machine=force_machine)
+    compare_with_plain(decoder, requests, settings, out, imports_mb=imports_mb, beside=others)
 
 
 @app.command()

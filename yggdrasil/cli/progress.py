@@ -99,6 +99,25 @@ def show_categories(categories: Mapping[str, Mapping[str, Any]]) -> None:
     Console().print(table)
 
 
+def show_beside(first: str, summary: Mapping[str, Any], others: Mapping[str, Mapping[str, Any]]) -> None:
+    """One row a plan, the ``first`` one's above those that stood beside it."""
+    columns = ("plan", "same tokens", "AAL", "ms a token", "speed-up", "in all", f"time over {first}", "in all")
+    table = Table(*columns)
+    for name, row in [(first, summary), *others.items()]:
+        over = row.get("time_over_first")
+        table.add_row(
+            name,
+            f"{row['matched']} of {row['prompts']}",
+            f"{row['aal']:.2f}",
+            f"{row['tpot_ms']:.3f}",
+            describe(row["speedup"]),
+            f"{row['total_speedup']:.2f}",
+            describe(over) if over else "1",
+            f"{row['total_time_over_first']:.3f}" if over else "1",
+        )
+    wide_console().print(table)
+
+
 def show_memory(use: MemoryUse) -> None:
     """One line."""
     _console.print(
