@@ -83,6 +83,22 @@ def test_the_native_tree_is_the_portable_one(text, documents, rows, depth, num_n
     assert torch.equal(native.ancestors, portable.ancestors)
 
 
+@pytest.mark.skipif(not is_native(), reason="no compiler here")
+def test_a_long_text_of_many_contexts_is_counted_alike():
+    """Thousands of contexts, more than there is room for at once; some have dozens of followers, most have one."""
+    drawn = np.random.default_rng(1)
+    text = [int(number) for number in np.minimum(drawn.geometric(0.08, size=3000), 60)]
+    drafters = [CountsDrafter(BELIEF, native=is_wanted) for is_wanted in (True, False)]
+    for drafter in drafters:
+        drafter.begin(text)
+    rows = [[drafter.evidence(path) for path in ([], [1], [2, 1], [7, 3], [59])] for drafter in drafters]
+    forgotten = [grown(drafter, [5, 1, 5], num_nodes=9) for drafter in drafters]
+
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(*rows, strict=True))
+    assert max(len(each) for each in rows[0]) > MOST_FOLLOWERS, "several contexts add to them"
+    assert torch.equal(*(tree.tokens[: tree.size] for tree in forgotten))
+
+
 @pytest.mark.parametrize("native", KINDS)
 def test_paths_that_no_row_is_worth_are_left_out_and_no_others(native):
     text = [1, 2, 3, 1, 2, 4, 1, 2, 3, 1, 5, 1]

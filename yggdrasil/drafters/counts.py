@@ -140,7 +140,7 @@ class _NativeCounts:
 
     def __init__(self, longest: int, *weights: Tensor) -> None:
         self._counts = torch.classes.yggdrasil.Counts(longest, *weights)
-        self._stakes = Mailbox(1 + self._MOST, torch.float64)
+        self._stakes = NO_STAKES
         self._mail, self._grow = Mailbox(2 + self._MOST), direct("grow", self._counts)
 
     def __getattr__(self, name: str) -> Any:
@@ -148,12 +148,14 @@ class _NativeCounts:
 
     def grow_in(self, *buffers: Tensor) -> None:
         """From now on trees are grown in these: tokens, parents, depths, scores, edges, ancestors."""
-        self._counts.grow_in(*buffers, self._mail.tensor, self._stakes.tensor)
+        self._counts.grow_in(*buffers, self._mail.tensor)
 
     def grow(self, certain: Sequence[int], depth: int, stakes: Stakes) -> int:
         """What ``PortableCounts.grow`` does."""
-        numbers, told = self._mail.numbers, self._stakes.numbers
-        told[0], told[1 : 1 + len(stakes)] = len(stakes), stakes
+        numbers = self._mail.numbers
+        if stakes is not self._stakes:
+            self._counts.grow_for(*stakes.buffer_info())
+            self._stakes = stakes  # kept: they are read where they are
         if len(certain) > self._MOST:
             self._counts.append(certain)
             certain = ()

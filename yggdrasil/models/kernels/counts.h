@@ -12,6 +12,7 @@
 #include <cmath>
 #include <cstdint>
 #include <queue>
+#include <span>
 #include <vector>
 
 #include "best_first.h"
@@ -59,11 +60,14 @@ class Counts : public torch::CustomClassHolder {
 
   int64_t address() { return reinterpret_cast<int64_t>(this); }
 
-  // From now on trees of N nodes are grown in these buffers, as `mail` says, and as far as `stakes` float64 do (race.h).
+  // From now on trees of N nodes are grown in these buffers, as `mail` says.
   void grow_in(at::Tensor tokens, at::Tensor parents, at::Tensor depths, at::Tensor scores, at::Tensor edges,
-               at::Tensor ancestors, at::Tensor mail, at::Tensor stakes) {
-    bed_ = {tokens, parents, depths, scores, edges, ancestors, mail, stakes};
+               at::Tensor ancestors, at::Tensor mail) {
+    bed_ = {tokens, parents, depths, scores, edges, ancestors, mail};
   }
+
+  // And as far as these float64 numbers say (race.h), which the caller keeps and changes.
+  void grow_for(int64_t stakes, int64_t count) { stakes_ = {reinterpret_cast<const double*>(stakes), size_t(count)}; }
 
   // Counts more certain tokens, plants the text's last one and grows a tree from it (see direct.h); returns its size.
   // The mail holds the tree's greatest depth, how many tokens are new, and which. Every row of the buffers is written
@@ -71,14 +75,14 @@ class Counts : public torch::CustomClassHolder {
   int64_t grow() {
     const auto* mail = bed_.at(6).const_data_ptr<int64_t>();
     const int64_t depth = mail[0];
+    Nodes nodes(bed_[0], bed_[1], bed_[2], bed_[3], bed_[4], bed_[5]);
     append({mail + 2, mail + 2 + mail[1]});
     TORCH_CHECK(!evidence_.text().empty(), "no text to grow a tree from");
-    Nodes nodes(bed_[0], bed_[1], bed_[2], bed_[3], bed_[4], bed_[5]);
     nodes.put(0, {0.0, 0.0, 0, 0, evidence_.text().back()});
     std::priority_queue<Guess> open;
     int64_t serial = 0;
     if (nodes.capacity > 1) push_children(nodes, 0, 0.0, depth, serial, open);
-    Race race(bed_[7].const_data_ptr<double>());
+    Race race(stakes_);
     race.add(0.0);
     return complete(nodes, 1, depth, serial, open, &race);
   }
@@ -189,7 +193,8 @@ class Counts : public torch::CustomClassHolder {
 
   CountedEvidence evidence_;
   double least_path_ = kLeastPath;
-  std::vector<at::Tensor> bed_;  // buffers of the tree that is grown, the mail and the stakes
+  std::vector<at::Tensor> bed_;  // buffers of the tree that is grown, and the mail
+  std::span<const double> stakes_;
 };
 
 }  // namespace yggdrasil

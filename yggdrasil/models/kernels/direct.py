@@ -11,8 +11,8 @@ import torch
 class Mailbox:
     """Numbers for native code: a buffer that both sides hold."""
 
-    def __init__(self, size: int, dtype: torch.dtype = torch.int64) -> None:
-        self.tensor = torch.zeros(size, dtype=dtype)
+    def __init__(self, size: int) -> None:
+        self.tensor = torch.zeros(size, dtype=torch.int64)
         self.numbers: memoryview = self.tensor.numpy().data  # quicker by the piece than an array
 
 

@@ -12,6 +12,7 @@
 #include <cmath>
 #include <cstdint>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "best_first.h"
@@ -70,20 +71,24 @@ class CountedEvidence {
   }
 
   void forget() {
-    contexts_.clear();
+    contexts_.forget();
     recycled_.clear();
     text_.clear();
   }
 
   void append(const std::vector<int64_t>& tokens) {
+    static thread_local std::vector<std::pair<uint64_t, int32_t>> seen;  // contexts, and what followed
+    seen.clear();
+    expect_end(tokens);
     for (const int64_t token : tokens) {
       uint64_t key = 0;
       for (int64_t length = 1; length <= std::min<int64_t>(longest_, text_.size()); ++length) {
-        key = extended(key, text_[text_.size() - length]);
-        contexts_[key].add(int32_t(token));
+        seen.emplace_back(key = extended(key, text_[text_.size() - length]), int32_t(token));
+        contexts_.expect(key);
       }
       text_.push_back(int32_t(token));
     }
+    for (const auto& [context, token] : seen) contexts_.add(context, token);
   }
 
   const std::vector<int32_t>& text() const { return text_; }
@@ -107,15 +112,25 @@ class CountedEvidence {
   // The table is asked soon what follows `token`, and what follows both.
   void expect(int64_t last, int64_t token) const {
     table_.expect(token);
-    table_.expect((last + 1) << 32 | token);
+    table_.expect(pair_key(last, token));
   }
 
  private:
+  // It will be asked what follows the text with these `tokens`.
+  void expect_end(const std::vector<int64_t>& tokens) const {
+    if (tokens.empty()) return;
+    if (tokens.size() > 1 || !text_.empty()) expect(tokens.size() > 1 ? tokens[tokens.size() - 2] : text_.back(), tokens.back());
+    for (const auto* weights : {&text_weights_, &table_weights_, &recycled_weights_, &rank_weights_})
+      fetch(weights->data(), weights->size() * sizeof(double));
+  }
+
   template <class T>
   static std::vector<T> values(const at::Tensor& tensor) {
     const at::Tensor whole = tensor.contiguous();
     return {whole.const_data_ptr<T>(), whole.const_data_ptr<T>() + whole.numel()};
   }
+
+  static int64_t pair_key(int64_t first, int64_t second) { return (first + 1) << 32 | second; }
 
   static uint64_t extended(uint64_t key, int64_t token) {
     uint64_t mixed = (key ^ (uint64_t(token) + 0x9e3779b97f4a7c15ull)) * 0xbf58476d1ce4e5b9ull;
@@ -132,30 +147,37 @@ class CountedEvidence {
   }
 
   void gather(const std::vector<int32_t>& reversed, std::vector<Candidate>& found) const {
+    if (reversed.empty()) return;
     const int64_t known = std::min<int64_t>(longest_, reversed.size());
-    const Followers* followers[kLongest];
-    uint64_t key = 0;
-    int64_t longest = 0;
-    for (; longest < known; ++longest) {  // a context that was never seen has no longer one that was
-      key = extended(key, reversed[longest]);
-      const auto place = contexts_.find(key);
-      if (place == contexts_.end()) break;
-      followers[longest] = &place->second;
-    }
+    uint64_t keys[kLongest], key = 0;
+    for (int64_t i = 0; i < known; ++i) contexts_.expect(keys[i] = key = extended(key, reversed[i]));
+    const bool has_two = reversed.size() > 1;
+    const int64_t one = reversed[0], two = has_two ? pair_key(reversed[1], one) : 0;
+    table_.approach(one);
+    if (has_two) table_.approach(two);
+    const int64_t after_two = has_two ? table_.find(two) : -1, after_one = table_.find(one);
+    for (const int64_t context : {after_two, after_one})
+      if (context >= 0) table_.approach_followers(context);
+    gather_text(keys, known, found);
+    gather_table(after_two, 2, found);
+    gather_table(after_one, 1, found);
+    if (!recycled_.empty()) gather_recycled(reversed[0], found);
+  }
+
+  void gather_text(const uint64_t* keys, int64_t known, std::vector<Candidate>& found) const {
+    const CountedText::Context* seen[kLongest];
+    int64_t longest = 0;  // a context that was never seen has no longer one that was
+    while (longest < known && (seen[longest] = contexts_.find(keys[longest]))) ++longest;
     for (int64_t length = longest; length > 0; --length) {
-      const Followers& those = *followers[length - 1];
-      const int64_t looked = std::min<int64_t>(kMostFollowers, those.ranked.size());
+      const CountedText::Context& context = *seen[length - 1];
+      const Follower* ranked = contexts_.ranked(context);
+      const int64_t looked = std::min<int64_t>(kMostFollowers, context.size);
       for (int64_t i = 0; i < looked; ++i) {
-        const auto [token, count] = those.ranked[i];
-        if (find(found, token) == nullptr)
-          found.push_back({token, int32_t(evidence_kind(length, count, those.total)), 0, 0, 0.0});
+        const auto [token, count] = ranked[i];
+        if (yggdrasil::find(found, token) == nullptr)
+          found.push_back({token, int32_t(evidence_kind(length, count, context.total)), 0, 0, 0.0});
       }
     }
-    if (!reversed.empty() && !table_.empty()) {
-      if (reversed.size() > 1) gather_table((int64_t(reversed[1]) + 1) << 32 | reversed[0], 2, found);
-      gather_table(reversed[0], 1, found);
-    }
-    if (!reversed.empty() && !recycled_.empty()) gather_recycled(reversed[0], found);
   }
 
   void gather_recycled(int32_t token, std::vector<Candidate>& found) const {
@@ -168,8 +190,8 @@ class CountedEvidence {
     }
   }
 
-  void gather_table(int64_t key, int64_t length, std::vector<Candidate>& found) const {
-    const int64_t context = table_.find(key);
+  // What follows a `context` of the table, if it has that.
+  void gather_table(int64_t context, int64_t length, std::vector<Candidate>& found) const {
     if (context < 0) return;
     for (const Follower* follower = table_.begin(context); follower != table_.end(context); ++follower) {
       const int32_t token = follower->token;
@@ -193,7 +215,7 @@ class CountedEvidence {
   int64_t longest_;
   std::vector<double> text_weights_, table_weights_, recycled_weights_, rank_weights_;
   std::vector<int32_t> text_;
-  std::unordered_map<uint64_t, Followers> contexts_;
+  CountedText contexts_;
   CountedTable table_;
   std::unordered_map<int32_t, std::vector<int32_t>> recycled_;  // token -> its runners-up the last time, best first
 };

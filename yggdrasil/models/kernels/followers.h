@@ -5,6 +5,7 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <utility>
 #include <vector>
@@ -18,19 +19,92 @@ struct Follower {
   int32_t count;
 };
 
-struct Followers {
-  int64_t total = 0;
-  std::vector<Follower> ranked;
+// Asks for memory that is read soon. What is done between two passes finds nothing in the caches, through which the pass has
+// streamed its weights: lines that are waited for one after the other are most of its time.
+inline void fetch(const void* from, size_t bytes) {
+  for (size_t line = 0; line < bytes; line += 64) __builtin_prefetch(static_cast<const char*>(from) + line);
+}
 
-  void add(int32_t token) {
-    ++total;
-    size_t place = 0;
-    while (place < ranked.size() && ranked[place].token != token) ++place;
-    if (place == ranked.size()) ranked.push_back({token, 0});
-    ++ranked[place].count;
-    for (; place > 0 && ranked[place - 1].count <= ranked[place].count; --place)
-      std::swap(ranked[place - 1], ranked[place]);
+inline size_t hashed(uint64_t key, size_t slots) { return key * 0x9e3779b97f4a7c15ull >> 20 & (slots - 1); }
+
+// Followers of the contexts of a text that grows, the most frequent first, the newer first among equals.
+class CountedText {
+ public:
+  // A context and its followers, where they are few, are one line of memory.
+  struct alignas(64) Context {
+    uint64_t key = 0;
+    int32_t total = 0, size = 0;  // total 0: no context
+    int64_t spilled = -1;         // where its followers are, if they are more
+    std::array<Follower, 5> few{};
+  };
+
+  CountedText() { forget(); }
+
+  void forget() {
+    contexts_.assign(kFirst, {});
+    spilled_.clear();
+    used_ = 0;
   }
+
+  void add(uint64_t key, int32_t token) {
+    if (4 * (used_ + 1) > 3 * contexts_.size()) grow();
+    Context& context = contexts_[slot(key)];
+    if (context.total == 0) ++used_, context.key = key;
+    ++context.total;
+    Follower* ranked = ranked_of(context);
+    int32_t place = 0;
+    while (place < context.size && ranked[place].token != token) ++place;
+    if (place == context.size) ranked = add_follower(context, token);
+    ++ranked[place].count;
+    for (; place > 0 && ranked[place - 1].count <= ranked[place].count; --place) std::swap(ranked[place - 1], ranked[place]);
+  }
+
+  // The context, or nothing where it was never seen.
+  const Context* find(uint64_t key) const {
+    const Context& context = contexts_[slot(key)];
+    return context.total == 0 ? nullptr : &context;
+  }
+
+  const Follower* ranked(const Context& context) const {
+    return context.spilled < 0 ? context.few.data() : spilled_[context.spilled].data();
+  }
+
+  // `find` or `add` will be asked for this key.
+  void expect(uint64_t key) const { __builtin_prefetch(&contexts_[hashed(key, contexts_.size())]); }
+
+ private:
+  static constexpr size_t kFirst = 1 << 10;  // contexts that there is room for at once
+
+  Follower* ranked_of(Context& context) { return const_cast<Follower*>(ranked(context)); }
+
+  Follower* add_follower(Context& context, int32_t token) {
+    if (context.size == int32_t(context.few.size()) && context.spilled < 0) {
+      context.spilled = int64_t(spilled_.size());
+      spilled_.emplace_back(context.few.begin(), context.few.end());
+    }
+    if (context.spilled < 0) context.few[context.size] = {token, 0};
+    else spilled_[context.spilled].push_back({token, 0});
+    ++context.size;
+    return ranked_of(context);
+  }
+
+  // Where a key is, or would be.
+  size_t slot(uint64_t key) const {
+    size_t place = hashed(key, contexts_.size());
+    while (contexts_[place].total && contexts_[place].key != key) place = (place + 1) & (contexts_.size() - 1);
+    return place;
+  }
+
+  void grow() {
+    std::vector<Context> before(2 * contexts_.size());
+    before.swap(contexts_);
+    for (const Context& context : before)
+      if (context.total) contexts_[slot(context.key)] = context;
+  }
+
+  std::vector<Context> contexts_;
+  std::vector<std::vector<Follower>> spilled_;
+  size_t used_ = 0;
 };
 
 // The kind of evidence: context length, how often the context was seen, the candidate's share of that; 0 is none.
@@ -66,10 +140,20 @@ class CountedTable {
   // Number of a context, or -1.
   int64_t find(int64_t key) const { return empty() ? -1 : slots_[slot(key)]; }
 
-  // `find` will be asked for this key.
+  // `find` will be asked for this key, soon.
   void expect(int64_t key) const {
-    if (!empty()) __builtin_prefetch(&slots_[first_slot(key)]);
+    if (!empty()) __builtin_prefetch(&slots_[hashed(key, slots_.size())]);
   }
+
+  // And now at once: where it was expected, its slot is here.
+  void approach(int64_t key) const {
+    if (empty()) return;
+    const int32_t likely = slots_[hashed(key, slots_.size())];
+    if (likely >= 0) __builtin_prefetch(&contexts_[likely]);
+  }
+
+  // Its followers will be read.
+  void approach_followers(int64_t context) const { fetch(begin(context), (end(context) - begin(context)) * sizeof(Follower)); }
 
   int64_t total(int64_t context) const { return contexts_[context].total; }
   const Follower* begin(int64_t context) const { return followers_.data() + contexts_[context].begin; }
@@ -81,11 +165,9 @@ class CountedTable {
     int32_t total, begin, end;
   };
 
-  size_t first_slot(int64_t key) const { return (uint64_t(key) * 0x9e3779b97f4a7c15ull) >> 20 & (slots_.size() - 1); }
-
   // Where a key is, or would be.
   size_t slot(int64_t key) const {
-    size_t place = first_slot(key);
+    size_t place = hashed(uint64_t(key), slots_.size());
     while (slots_[place] >= 0 && contexts_[slots_[place]].key != key) place = (place + 1) & (slots_.size() - 1);
     return place;
   }

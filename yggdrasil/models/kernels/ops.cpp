@@ -142,5 +142,6 @@ TORCH_LIBRARY_FRAGMENT(yggdrasil, m) {
       .def("evidence", &yggdrasil::Counts::evidence)
       .def("address", &yggdrasil::Counts::address)
       .def("grow_in", &yggdrasil::Counts::grow_in)
+      .def("grow_for", &yggdrasil::Counts::grow_for)
       .def("fill", &yggdrasil::Counts::fill);
 }

@@ -5,14 +5,15 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <span>
 
 namespace yggdrasil {
 
 class Race {
  public:
-  // `stakes`: how many numbers follow, then those of `Stakes`.
-  explicit Race(const double* stakes)
-      : kept_(stakes[1]), next_(stakes + 2), end_(stakes[0] > 0.0 ? stakes + 1 + int64_t(stakes[0]) : next_) {}
+  // `stakes`: the numbers of `Stakes`, none where nothing is at stake.
+  explicit Race(std::span<const double> stakes)
+      : kept_(stakes.empty() ? 0.0 : stakes[0]), next_(stakes.data() + !stakes.empty()), end_(stakes.data() + stakes.size()) {}
 
   // The tree has another node.
   void add(double score) {
