@@ -137,6 +137,33 @@ def test_the_targets_rows_are_those_of_a_fresh_prefill(pair, decoder, suggested)
         torch.testing.assert_close(ours[:, : target.length], reference, rtol=1e-3, atol=1e-4)
 
 
+class Looking(Alternating):
+    """Looks at the free tree each time, and has another one drafted."""
+
+    def free(self, expected, depth, context):
+        self._asked += 1
+
+    def rest(self, context):
+        return None
+
+
+@pytest.mark.parametrize("stages", EVERY, ids="-".join)
+def test_a_look_at_free_guesses_changes_nothing_of_the_drafters(decoder, suggested, monkeypatch, stages):
+    """A root that an iteration planted ahead is still there in the next one."""
+    prompt, _ = suggested
+    decoder.assembly.engine.use(stages)
+    drafted = []
+    for looks in (True, False):
+        if not looks:
+            monkeypatch.setattr(SUGGESTIONS, "plant", lambda tree, depth: None)
+        decoder.policy = Looking()
+        decoder.generate(prompt, max_new_tokens=42)
+        drafted.append(decoder.policy.drafted)
+
+    assert drafted[0] == drafted[1]
+    assert max(drafted[0]) > 1
+
+
 BOOKS = [Schedule.of({"bookkeeping": variant}).labels for variant in ("inline", "overlapped")]
 
 
