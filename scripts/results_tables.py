@@ -26,6 +26,7 @@ NOTHING = "_Not measured yet; `scripts/measure_results` makes it._"
 
 TABLES: dict[str, tuple[str, Callable[[Sequence[Result]], str]]] = {  # block: the files' kind, what is made of them
     "bench": ("bench", speed.bench),
+    "beside": ("bench", speed.beside),
     "categories": ("bench", speed.categories),
     "equality": ("equality", systems.equality),
     "figure": ("bench", speed.figure),

@@ -25,6 +25,21 @@ def categories(results: Sequence[Result]) -> str:
     return table(titles.split("|"), rows) if rows else ""
 
 
+def beside(results: Sequence[Result]) -> str:
+    """A row for each plan that was decoded in turns with others of its target, by set."""
+    titles = "target|prompts|who guesses|same tokens|AAL|ms a token|over plain, in total|time over the first, in total"
+    rows = []
+    for result in results:
+        others = result.record.get("beside", {}).values()
+        for found in (result.record, *others) if others else ():
+            over = found.get("total_time_over_first")
+            matched = f"{found['matched']} of {found['prompts']}"
+            speed, shown = number(found["total_speedup"]), "-" if over is None else f"**{over:.2f}**"
+            figures = [matched, number(found["aal"]), number(found["tpot_ms"]), speed, shown]
+            rows.append([result.target, result.prompts, found["guesses"], *figures])
+    return table(titles.split("|"), rows) if rows else ""
+
+
 def headline(results: Sequence[Result]) -> str:
     """The README's table: total time of plain decoding over ours, and in brackets how much of the text repeats."""
     sets = list(dict.fromkeys(result.prompts for result in results))

@@ -79,6 +79,7 @@ def test_plans_beside_it_are_kept_with_every_sample(pair, decoder, tmp_path):
     two, one = (json.loads((tmp_path / name).read_text()) for name in ("two.json", "one.json"))
 
     assert two["beside"]["other"]["matched"] == 4
+    assert two["beside"]["other"]["guesses"] == two["guesses"] == f"model {decoder.assembly.drafter.loaded.name}"
     assert {sample["beside"]["other"]["tree"]["iterations"] > 0 for sample in two["samples"]} == {True}
     assert "memory_mb" not in two
     assert "beside" not in one

@@ -55,6 +55,20 @@ def test_the_documents_are_what_the_results_say(tables):
     assert marked >= len(tables.TABLES)
 
 
+def test_plans_in_turns_stand_below_each_other(tables, write, tmp_path):
+    text = {**BENCH, "guesses": "text", "total_speedup": 1.5, "time_over_first": SPREAD, "total_time_over_first": 1.267}
+    write("smollm2", "bench-c4.json", **BENCH, guesses="text + table", beside={"alone": text})
+    write("tiny", "bench-c4.json", **BENCH)
+
+    rows, captions = rendered(tables, tmp_path, "beside")
+
+    assert rows == [
+        "| SmolLM2-135M | C4 | text + table | 3 of 4 | 2.50 | 2.00 | 1.90 | - |",
+        "| SmolLM2-135M | C4 | text | 3 of 4 | 2.50 | 2.00 | 1.50 | **1.27** |",
+    ]
+    assert captions == [CAPTION]
+
+
 def test_a_changed_result_is_noticed(tables, write, tmp_path):
     write("smollm2", "bench-c4.json", **BENCH)
     made = tables.render("<!-- results: bench -->\n<!-- end of results -->", tmp_path)
@@ -225,7 +239,7 @@ def test_what_was_not_measured_says_so(tables, tmp_path):
 
 
 def test_unknown_blocks_and_damaged_files_are_refused(tables, write, tmp_path):
-    with pytest.raises(ValueError, match=r"no block 'figures'; choose from bench, categories"):
+    with pytest.raises(ValueError, match=r"no block 'figures'; choose from bench, beside"):
         tables.render("<!-- results: figures -->\n<!-- end of results -->", tmp_path)
     write("smollm2", "bench-c4.json", **BENCH)
     (tmp_path / "profiles/smollm2/box/bench-c4.json").write_text("{")

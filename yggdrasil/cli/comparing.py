@@ -52,7 +52,10 @@ def compare_with_plain(
     if not results:
         raise Interrupted("interrupted before the first prompt was compared; there is nothing to keep")
     summary, categories = summarise(results), summarise_categories(results)
-    others = summarise_beside(results)
+    others = {
+        name: {"guesses": _guesses(other), **found}
+        for (name, other), found in zip((beside or {}).items(), summarise_beside(results).values(), strict=True)
+    }
     memory = None if others else memory_use(decoder.assembly, imports_mb)  # the process holds the others' weights too
     show_summary(summary)
     if memory is not None:
@@ -70,6 +73,7 @@ def compare_with_plain(
             **({"memory_mb": asdict(memory)} if memory is not None else {}),
             **({"beside": others} if others else {}),
             "plan": decoder.plan.name if decoder.plan else None,
+            "guesses": _guesses(decoder),
             **settings,
             "samples": [_sample(result) for result in results],
         }
@@ -101,6 +105,12 @@ def _measure(
         if len(results) == len(prompts):
             raise
     return results
+
+
+def _guesses(decoder: Decoder) -> str:
+    """Who guesses: "head mine + text + table"."""
+    engine = decoder.assembly.engine
+    return " + ".join(each.name for each in (engine.drafter, engine.free) if each is not None) or "nobody"
 
 
 def _sample(result: Comparison) -> dict[str, Any]:
