@@ -1,0 +1,84 @@
+"""What a head is measured to keep is what the engine keeps with it, and its agreement what its first guesses say."""
+
+import importlib
+from types import SimpleNamespace
+
+import pytest
+import torch
+from head_files import eagle_config, published_tensors, write_head
+from tiny_pair import TEXT, VOCAB_SIZE, make_pair
+
+from yggdrasil.calibration.own_text import Document
+from yggdrasil.drafters.counts import usual_counts
+from yggdrasil.drafters.heads.files import open_head
+from yggdrasil.drafters.heads.loading import load_head
+from yggdrasil.engine.policy import FixedPolicy
+from yggdrasil.scheduling.plan import Shapes
+
+PROMPTS = [TEXT[:21], TEXT[30:45], TEXT[50:74]]
+COUNT = 40
+
+
+@pytest.fixture(scope="module")
+def script(request):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(request.config.rootpath / "scripts"))
+        yield importlib.import_module("measure_head")
+
+
+@pytest.fixture(scope="module")
+def pair():
+    return make_pair(num_hidden_layers=6, hidden_size=32)
+
+
+@pytest.fixture(scope="module")
+def documents(pair):
+    return [Document(list(prompt), pair.reference(prompt, COUNT)) for prompt in PROMPTS]
+
+
+@pytest.fixture(scope="module")
+def folder(documents, tmp_path_factory):
+    """A random head that can say what the target will."""
+    tokens = sorted({token for document in documents for token in document.answer} | set(range(6)))
+    config = {**eagle_config(VOCAB_SIZE), "draft_vocab_size": len(tokens)}
+    tensors = published_tensors(config, spelling="midlayer.")
+    tensors["d2t"] = torch.tensor(tokens) - torch.arange(len(tokens))
+    tensors["t2d"] = torch.zeros(VOCAB_SIZE, dtype=torch.bool).index_fill(0, torch.tensor(tokens), True)
+    return write_head(tmp_path_factory.mktemp("measured-head"), config, tensors)
+
+
+@pytest.fixture(scope="module")
+def traces(script, pair, documents, folder):
+    return script.record(pair.target, load_head(folder, pair.target, 1), documents, lambda _: None)
+
+
+def test_lengths_are_those_of_decoding(script, pair, documents, folder, traces):
+    """As far as trees were recorded: the answer's end is told from none."""
+    beside = SimpleNamespace(assembly=SimpleNamespace(engine=SimpleNamespace(free=usual_counts())))
+    lengths = script.played(traces, documents, beside)
+    shapes = Shapes(
+        max_length=200, draft_widths=(1, 4), max_depth=4, candidates=4, verify_widths=script.WIDTHS,
+        prefill_widths=(4, 16),
+    )  # fmt: skip
+
+    for name, shape in script.SHAPES.items():
+        decoder = pair.decoder(FixedPolicy(shape), shapes, drafter=load_head(folder, pair.target, 1))
+        found = [decoder.generate(prompt, max_new_tokens=COUNT - script.DEPTH).metrics for prompt in PROMPTS]
+        iterations = sum(metrics.iterations for metrics in found)
+        assert lengths[name]["head"] == pytest.approx(sum(m.aal * m.iterations for m in found) / iterations), name
+    assert lengths["tree, 16 rows"]["head"] > 1.1
+    assert lengths["tree, 16 rows"]["head and counts"] > lengths["tree, 16 rows"]["counts"] > 1.2
+
+
+def test_agreement_is_how_often_the_first_guess_is_the_answer(script, pair, documents, folder, traces, tmp_path):
+    """And how often one of four; of the last places of an answer trees tell nothing."""
+    pair.plain_target.save_pretrained(tmp_path)
+    head, _ = open_head(folder, torch.float32)
+    shares = script.agreement(str(tmp_path), head, load_head(folder, pair.target, 1).layers, documents)
+    untold = len(PROMPTS) * script.DEPTH
+    places = traces.num_positions + untold
+
+    for width, share in zip((1, 4), shares, strict=True):
+        hits = (traces.accepted_length(width, 1, 1 + width) > 0).sum()
+        assert hits > 4
+        assert hits <= round(share[0] * places) <= hits + untold
