@@ -72,8 +72,8 @@ class ModelCall:
         offsets: Tensor,  # [2] int64: context length, first slot written
         rows: Tensor | None = None,  # [R] int64, all where None
     ) -> Forward:
-        layers = self._num_layers  # behind keys and values lies the number of the table, which tracing does not read
-        cache = StepCache(caches[:layers], caches[layers : 2 * layers], offsets)
+        count = self._num_layers  # behind keys and values lies the number of the table, which tracing does not read
+        cache = StepCache(caches[:count], caches[count : 2 * count], offsets)
         captured: dict[int, Tensor] = {}
         with ExitStack() as hooks:
             self._capture(captured, hooks, rows)
@@ -97,7 +97,10 @@ class ModelCall:
         wanted = hidden if rows is None else hidden[rows]
         if RUNNERS_UP in self.hidden_layers:
             captured[RUNNERS_UP] = likeliest_tokens(logits)
-        return Forward(logits, wanted, [captured[layer] for layer in self.hidden_layers])
+        # Rows are picked here: between layers it would be a difference of those that repeat.
+        own = (HEAD_INPUT, RUNNERS_UP)
+        layers = [captured[layer] if layer in own else captured[layer][0] for layer in self.hidden_layers]
+        return Forward(logits, wanted, layers)
 
     def best_tokens(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """The greatest logit of each row, not-a-number where there is one, and its token, the lowest of a tie."""
@@ -117,7 +120,7 @@ class ModelCall:
 
         def after_layer(layer: int) -> Callable[..., None]:
             def note(_: nn.Module, __: object, output: Tensor | tuple[Tensor, ...]) -> None:
-                captured[layer] = (output if isinstance(output, Tensor) else output[0])[0]
+                captured[layer] = output if isinstance(output, Tensor) else output[0]
 
             return note
 
