@@ -86,6 +86,15 @@ def test_plans_beside_it_are_kept_with_every_sample(pair, decoder, tmp_path):
     assert "memory_mb" in one
 
 
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [("head /of/somebody/mine", "head mine"), ("model tiny, level by level", "model tiny, level by level"),
+     ("text + table", "text + table")],
+)  # fmt: skip
+def test_results_name_no_place_of_a_drafter(name, shown):
+    assert comparing._public(name) == shown
+
+
 def test_two_plans_of_one_name_are_refused(decoder, monkeypatch):
     monkeypatch.setattr(decoder, "plan", SimpleNamespace(name="twice"))
     monkeypatch.setattr(comparing, "open_decoder", lambda *_, **__: decoder)

@@ -9,7 +9,7 @@ from typing import Any
 from yggdrasil.artifacts import write_atomic
 from yggdrasil.bench.compare import Comparison, compare, summarise, summarise_beside, summarise_categories
 from yggdrasil.bench.memory import memory_use
-from yggdrasil.bench.record import provenance
+from yggdrasil.bench.record import provenance, public_source
 from yggdrasil.cli.opening import open_decoder
 from yggdrasil.cli.options import Dtype
 from yggdrasil.cli.progress import show_beside, show_categories, show_comparison, show_memory, show_summary
@@ -110,7 +110,13 @@ def _measure(
 def _guesses(decoder: Decoder) -> str:
     """Who guesses: "head mine + text + table"."""
     engine = decoder.assembly.engine
-    return " + ".join(each.name for each in (engine.drafter, engine.free) if each is not None) or "nobody"
+    return " + ".join(_public(each.name) for each in (engine.drafter, engine.free) if each is not None) or "nobody"
+
+
+def _public(name: str) -> str:
+    """A drafter's name without the place of its files: "head mine"."""
+    kind, space, source = name.partition(" ")
+    return kind + space + public_source(source)
 
 
 def _sample(result: Comparison) -> dict[str, Any]:
