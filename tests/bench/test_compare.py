@@ -166,5 +166,7 @@ def test_plans_of_different_targets_are_not_compared(pair, monkeypatch):
     for decoder, target in ((first, model), (other, replace(model, weights="q8_0"))):
         monkeypatch.setattr(decoder, "plan", SimpleNamespace(target=target))
 
-    with pytest.raises(YggdrasilError, match="the plan other decodes another target, or the same with other weights"):
+    with pytest.raises(
+        YggdrasilError, match="the plan other decodes another target, or the same with other weights or dtype"
+    ):
         compare(first, [prompt_of(pair, "a", 0, None)], 4, lambda _: None, warm_up=False, beside={"other": other})

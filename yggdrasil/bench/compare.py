@@ -122,11 +122,14 @@ def _in_turn(ways: Sequence[_Way], number: int) -> Sequence[_Way]:
 
 
 def _check_same_target(decoder: Decoder, other: Decoder, name: str) -> None:
-    plans = decoder.plan, other.plan
-    ours, theirs = ((plan.target.fingerprint, plan.target.weights) if plan else None for plan in plans)
-    if ours != theirs:
+    def target(of: Decoder) -> tuple[object, ...]:
+        model = of.plan.target if of.plan else None
+        return model and model.fingerprint, model and model.weights, of.assembly.target.loaded.dtype
+
+    if target(decoder) != target(other):
         raise YggdrasilError(
-            f"the plan {name} decodes another target, or the same with other weights; only plans of one can be compared"
+            f"the plan {name} decodes another target, or the same with other weights or dtype; "
+            "only plans of one can be compared"
         )
 
 
