@@ -24,7 +24,7 @@ from yggdrasil.tree.stakes import NO_STAKES, Stakes
 from yggdrasil.tree.token_tree import TokenTree
 
 BELIEF_FILE, TABLE_FILE = "belief.safetensors", "table.safetensors"
-POOL_TOKENS = 1 << 17  # of earlier requests, at most; some 50 MB of counts
+POOL_TOKENS = 1 << 17  # of earlier requests, at most; some 65 MB of counts
 
 
 class CountsDrafter:

@@ -41,8 +41,8 @@ class CountedText {
   CountedText() { forget(); }
 
   void forget() {
-    contexts_.assign(kFirst, {});
-    spilled_.clear();
+    contexts_ = std::vector<Context>(kFirst);  // what a long text took is given back
+    spilled_ = {};
     used_ = 0;
   }
 
