@@ -38,7 +38,7 @@ from yggdrasil.models.loading import load_model
 from yggdrasil.models.source import Source
 from yggdrasil.pretrained import Decoder
 from yggdrasil.profiling.traces import TraceSet
-from yggdrasil.prompts import encode_prompt, read_prompts
+from yggdrasil.prompts import encode_prompt, read_prompts, spread_over
 from yggdrasil.scheduling.plan import Shapes
 from yggdrasil.training.features import Features, side_by_side
 from yggdrasil.training.objective import Teacher, hits_of
@@ -79,7 +79,7 @@ def measure(
         decoder = Decoder.from_pretrained(target, drafter="table", chat=chat, reporter=progress)
         report = progress.phase("answering")
         documents = []
-        asked = read_prompts(prompts, limit, chat=chat)
+        asked = spread_over(read_prompts(prompts, chat=chat), limit)
         for number, prompt in enumerate(asked, start=1):
             encoded = encode_prompt(decoder.tokenizer, prompt)[-decoder.assembly.shapes.max_length // 2 :]
             documents.append(Document(list(encoded), list(decoder.generate(encoded, max_new_tokens=tokens).tokens)))

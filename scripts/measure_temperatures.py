@@ -11,6 +11,7 @@ Prompts are taken evenly from each file and go on behind the model's end.
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 from typing import Annotated, Any, NamedTuple
@@ -28,7 +29,7 @@ from yggdrasil.cli import run_script
 from yggdrasil.cli.progress import wide_console
 from yggdrasil.engine.decoder import Decoder
 from yggdrasil.errors import YggdrasilError
-from yggdrasil.prompts import Prompt, encode_prompt, read_prompts
+from yggdrasil.prompts import encode_prompt, read_prompts, spread_over
 
 console = Console(stderr=True)
 
@@ -56,30 +57,38 @@ def main(  # noqa: PLR0913 - one argument for each option
     if from_token >= max_new_tokens:
         raise YggdrasilError(f"no token of {max_new_tokens} lies behind --from-token {from_token}; give a smaller one")
     try:
-        asked = [float(temperature) for temperature in temperatures.split(",")]
+        numbers = [float(temperature) for temperature in temperatures.split(",")]
     except ValueError:
         raise YggdrasilError(f"--temperatures {temperatures} is not a list of numbers such as 0,0.6,1") from None
-    texts = {file.stem: _evenly(read_prompts(file, chat=chat), limit) for file in files}
+    asked = [SamplingParams(temperature=number, seed=0) for number in numbers]
+    texts = {file.stem: spread_over(read_prompts(file, chat=chat), limit) for file in files}
     decoder = Decoder.from_plan(plan)
     assert decoder.plan is not None
+    room = decoder.assembly.engine.max_length - max_new_tokens - 1
+    if room < max_prompt_tokens:
+        raise YggdrasilError(
+            f"the plan's texts end {room} tokens before --max-new-tokens {max_new_tokens}; give --max-prompt-tokens "
+            f"{max(room, 1)}, or fewer new ones"
+        )
     prompts = {
         name: [encode_prompt(decoder.tokenizer, prompt)[-max_prompt_tokens:] for prompt in chosen]
         for name, chosen in texts.items()
     }
     table = Table("temperature", "prompts", "same tokens", f"first {from_token}: over plain", "the rest: over plain")
     samples: list[dict[str, Any]] = []
-    for temperature in asked:
-        _both(decoder, prompts[files[0].stem][0], temperature, 0, from_token, max_new_tokens)  # warm-up
+    for sampling in asked:
+        temperature = f"{sampling.temperature:g}"
+        _both(decoder, prompts[files[0].stem][0], sampling, 0, from_token, max_new_tokens)  # warm-up
         for name, chosen in prompts.items():
             runs = []
-            for number, tokens in enumerate(track(chosen, f"T={temperature:g}, {name}", console=console)):
+            for number, tokens in enumerate(track(chosen, f"T={temperature}, {name}", console=console)):
                 with nothing_built(f"prompt {number} of {name}"):
-                    runs.append(_both(decoder, tokens, temperature, number, from_token, max_new_tokens))
+                    runs.append(_both(decoder, tokens, sampling, number, from_token, max_new_tokens))
             same = sum(plain.tokens == ours.tokens for plain, ours in runs)
             beginning, rest = (_over_plain([(p[part], o[part]) for p, o in runs]) for part in (1, 2))
-            table.add_row(f"{temperature:g}", name, f"{same} of {len(runs)}", f"{beginning:.3f}", f"{rest:.3f}")
+            table.add_row(temperature, name, f"{same} of {len(runs)}", f"{beginning:.3f}", f"{rest:.3f}")
             samples.append(
-                {"temperature": temperature, "prompts_file": name, "same": same, "prompts": len(runs),
+                {"temperature": sampling.temperature, "prompts_file": name, "same": same, "prompts": len(runs),
                  "beginning_over_plain": beginning, "rest_over_plain": rest,
                  "runs": [{"plain": plain[1:], "ours": ours[1:]} for plain, ours in runs]}
             )  # fmt: skip
@@ -94,24 +103,20 @@ def main(  # noqa: PLR0913 - one argument for each option
         raise typer.Exit(1)
 
 
-def _evenly(prompts: Sequence[Prompt], count: int) -> list[Prompt]:
-    """At most ``count`` of them, from all parts of the file."""
-    taken = min(count, len(prompts))
-    return [prompts[number * len(prompts) // taken] for number in range(taken)]
-
-
-def _both(decoder: Decoder, tokens: list[int], temperature: float, number: int, border: int, count: int) -> list[Run]:
+def _both(
+    decoder: Decoder, tokens: list[int], sampling: SamplingParams, number: int, border: int, count: int
+) -> list[Run]:
     """Plain decoding, then the plan's; which comes first alternates with ``number``."""
     order = (False, True) if number % 2 == 0 else (True, False)
-    runs = {speculates: _run(decoder, tokens, temperature, number, border, count, speculates) for speculates in order}
+    own = replace(sampling, seed=number)
+    runs = {speculates: _run(decoder, tokens, own, border, count, speculates) for speculates in order}
     return [runs[False], runs[True]]
 
 
 def _run(
-    decoder: Decoder, tokens: list[int], temperature: float, seed: int, border: int, count: int, speculates: bool
+    decoder: Decoder, tokens: list[int], sampling: SamplingParams, border: int, count: int, speculates: bool
 ) -> Run:
     decoder.forget()
-    sampling = SamplingParams(temperature=temperature, seed=seed)
     request = decoder.start(tokens, max_new_tokens=count, ignore_eos=True, sampling=sampling, speculation=speculates)
     times = [(perf_counter(), len(request.tokens)) for _ in request]
     begun, reached = (next(mark for mark in times if mark[1] >= least) for least in (1, border))

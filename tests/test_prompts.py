@@ -19,6 +19,7 @@ from yggdrasil.prompts import (
     read_prompt_sets,
     read_prompts,
     scan_prompts,
+    spread_over,
 )
 
 
@@ -180,3 +181,10 @@ def test_the_first_few_calibration_prompts_are_of_every_kind():
     prompts = read_prompts(CHAT_PROMPTS)
 
     assert {prompt.category for prompt in prompts[:9]} == {prompt.category for prompt in prompts}
+
+
+def test_few_prompts_are_of_all_parts_of_a_file():
+    prompts = [Prompt(str(number), "text") for number in range(10)]
+
+    assert [prompt.id for prompt in spread_over(prompts, 4)] == ["0", "2", "5", "7"]
+    assert spread_over(prompts, 99) == prompts

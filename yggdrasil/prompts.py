@@ -223,6 +223,12 @@ def _reason(error: Exception) -> str:
     return f"is not JSON ({said}); give one object a line"
 
 
+def spread_over(prompts: Sequence[Prompt], count: int) -> list[Prompt]:
+    """At most ``count`` of them, from all parts of their file: files stand in the order of their categories."""
+    taken = min(count, len(prompts))
+    return [prompts[number * len(prompts) // taken] for number in range(taken)]
+
+
 def read_prompt_sets(paths: Sequence[Path], limit: int | None = None, *, chat: bool = False) -> list[Prompt]:
     """The first ``limit`` prompts of each file, one file after the other.
 

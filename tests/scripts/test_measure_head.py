@@ -1,6 +1,7 @@
 """What a head is measured to keep is what the engine keeps with it, and its agreement what its first guesses say."""
 
 import importlib
+import json
 from types import SimpleNamespace
 
 import pytest
@@ -82,3 +83,25 @@ def test_agreement_is_how_often_the_first_guess_is_the_answer(script, pair, docu
         hits = (traces.accepted_length(width, 1, 1 + width) > 0).sum()
         assert hits > 4
         assert hits <= round(share[0] * places) <= hits + untold
+
+
+def test_prompts_are_of_all_parts_of_the_file(script, pair, folder, monkeypatch, tmp_path):
+    """Files stand in the order of their categories."""
+    asked = [
+        pair.decoder(FixedPolicy(script.SHAPES["chain of four"])).tokenizer.decode(TEXT[i : i + 9]) for i in range(6)
+    ]
+    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps({"prompt": text}) + "\n" for text in asked))
+    decoder, told = pair.decoder(FixedPolicy(script.SHAPES["tree, 8 rows"])), []
+    monkeypatch.setattr(script.Decoder, "from_pretrained", lambda *_, **__: decoder)
+    monkeypatch.setattr(script, "settled", lambda *_: SimpleNamespace(layers=()))
+    monkeypatch.setattr(script, "load_head", lambda *_: None)
+    monkeypatch.setattr(script.Source, "find", lambda _: SimpleNamespace(fingerprint=lambda: "print"))
+    monkeypatch.setattr(script, "agreement", lambda *_: ([0.5], [0.7]))
+    monkeypatch.setattr(script, "record", lambda *_: None)
+    monkeypatch.setattr(script, "played", lambda traces, documents, decoder: told.extend(documents) or {})
+    monkeypatch.setattr(script, "show", lambda *_: None)
+    script.measure("target", folder, tmp_path / "prompts.jsonl", limit=3, tokens=12, out=tmp_path / "out.json")
+
+    assert [document.prompt for document in told] == [list(decoder.encode(asked[i])) for i in (0, 2, 4)]
+    assert [document.answer for document in told] == [pair.reference(document.prompt, 12) for document in told]
+    assert json.loads((tmp_path / "out.json").read_text())["documents"] == 3

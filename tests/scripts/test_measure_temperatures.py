@@ -6,8 +6,9 @@ from types import ModuleType
 import pytest
 from tiny_pair import TEXT
 
+from yggdrasil.acceptance.sampling import SamplingParams
 from yggdrasil.engine.policy import FixedPolicy
-from yggdrasil.prompts import Prompt
+from yggdrasil.errors import YggdrasilError
 from yggdrasil.tree.objective import TreeShape
 
 
@@ -20,7 +21,7 @@ def script() -> ModuleType:
 def test_both_ways_write_the_same_and_are_parted_at_the_border(script, pair, temperature):
     decoder = pair.decoder(FixedPolicy(TreeShape(2, 2, 4)))
     for number in (0, 1):
-        plain, ours = script._both(decoder, TEXT[:9], temperature, number, 8, 20)
+        plain, ours = script._both(decoder, TEXT[:9], SamplingParams(temperature=temperature), number, 8, 20)
 
         assert plain.tokens == ours.tokens
         assert len(plain.tokens) == 20
@@ -35,8 +36,24 @@ def test_ratios_are_of_times_a_token_of_all_prompts_together(script):
     assert script._over_plain([((20.0, 10), (12.0, 10)), ((12.0, 6), (8.0, 6))]) == pytest.approx(1.25 / 2)
 
 
-def test_prompts_are_taken_from_all_parts_of_a_file(script):
-    prompts = [Prompt(str(number), "text") for number in range(10)]
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"temperatures": "0,warm"}, "--temperatures 0,warm is not a list of numbers"),
+        ({"temperatures": "0,-1"}, "temperature"),
+        ({"from_token": 400}, "no token of 400 lies behind --from-token 400"),
+    ],
+)
+def test_what_nobody_can_mean_is_refused_before_a_model_is_loaded(script, options, sentence):
+    with pytest.raises(YggdrasilError, match=sentence):
+        script.main([], plan="nowhere", **options)
 
-    assert [prompt.id for prompt in script._evenly(prompts, 4)] == ["0", "2", "5", "7"]
-    assert script._evenly(prompts, 99) == prompts
+
+def test_texts_that_would_not_fit_are_refused(script, pair, monkeypatch, tmp_path):
+    """They would end before the rest begins."""
+    decoder = pair.decoder(FixedPolicy(TreeShape(2, 2, 4)))
+    monkeypatch.setattr(decoder, "plan", object())
+    monkeypatch.setattr(script.Decoder, "from_plan", lambda _: decoder)
+
+    with pytest.raises(YggdrasilError, match="end 49 tokens before --max-new-tokens 150; give --max-prompt-tokens 49"):
+        script.main([], plan="tiny", max_new_tokens=150, from_token=20)
