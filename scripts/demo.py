@@ -11,7 +11,8 @@ from rich.console import Console
 from smollm2 import fetch_model
 
 from yggdrasil.artifacts import current_machine, list_plans, search_roots
-from yggdrasil.bench.compare import Comparison, compare, summarise
+from yggdrasil.bench.compare import Comparison, compare
+from yggdrasil.bench.summary import summarise
 from yggdrasil.cli import run_script
 from yggdrasil.cli.progress import PhaseProgress, show_comparison
 from yggdrasil.engine import decoder as engine

@@ -6,8 +6,10 @@ from types import SimpleNamespace
 import pytest
 from tiny_pair import TEXT
 
-from yggdrasil.bench.compare import _in_turn, compare, summarise, summarise_beside, summarise_categories
+from yggdrasil.bench.compare import _in_turn, compare
+from yggdrasil.bench.record import guessers
 from yggdrasil.bench.repeats import foretold
+from yggdrasil.bench.summary import summarise, summarise_beside, summarise_categories
 from yggdrasil.cli.progress import show_beside, show_categories, show_comparison, show_summary
 from yggdrasil.engine.policy import FixedPolicy
 from yggdrasil.errors import YggdrasilError
@@ -160,13 +162,82 @@ def test_no_way_is_always_behind_the_same_other(count):
             assert sum(order.index(way) < order.index(other) for order in orders) == count
 
 
-def test_plans_of_different_targets_are_not_compared(pair, monkeypatch):
+def test_all_take_their_turns_and_each_reads_the_whole_prompt(pair, monkeypatch):
+    """Plain decoding is the first plan's."""
+    prompts = [prompt_of(pair, str(number), number, None) for number in range(6)]
+    first, other = (pair.decoder(FixedPolicy(TreeShape(*shape))) for shape in ((2, 2, 4), (1, 1, 2)))
+    order, reused = [], []
+    for name, decoder in (("first", first), ("other", other)):
+
+        def generate(*arguments, name=name, own=decoder.generate, **options):
+            found = own(*arguments, **options)
+            order.append(name if options["speculation"] is True else f"plain by {name}")
+            reused.append(found.metrics.reused_tokens)
+            return found
+
+        monkeypatch.setattr(decoder, "generate", generate)
+    monkeypatch.setattr("yggdrasil.bench.compare.replay", lambda *_: None)
+    compare(first, prompts, 6, lambda _: None, warm_up=False, beside={"other": other})
+
+    ways = ["plain by first", "first", "other"]
+    assert order == [way for number in range(6) for way in _in_turn(ways, number)]
+    assert len({tuple(order[at : at + 3]) for at in range(0, 18, 3)}) == 6
+    assert reused == [0] * 18
+
+
+def test_whoever_leaves_plain_decoding_is_named(pair, monkeypatch):
     first, other = (pair.decoder(FixedPolicy(TreeShape(2, 2, 4))) for _ in range(2))
-    model = ModelRef("here", "print", 1)
-    for decoder, target in ((first, model), (other, replace(model, weights="q8_0"))):
-        monkeypatch.setattr(decoder, "plan", SimpleNamespace(target=target))
+    own = other.generate
+
+    def wrong(*arguments, **options):
+        found = own(*arguments, **options)
+        return replace(found, tokens=[*found.tokens[:-1], (found.tokens[-1] + 1) % 90])
+
+    monkeypatch.setattr(other, "generate", wrong)
+    (found,) = compare(first, [prompt_of(pair, "a", 0, None)], 6, lambda _: None, warm_up=False, beside={"b": other})
+
+    assert found.matched
+    assert found.divergence is None
+    assert not found.beside["b"].matched
+    assert found.beside["b"].divergence.verdict == "fault"
+
+
+MODEL = ModelRef("here", "print", 1)
+
+
+@pytest.mark.parametrize(
+    ("model", "dtype"),
+    [
+        (replace(MODEL, fingerprint="other"), "bfloat16"),
+        (replace(MODEL, weights="q8_0"), "bfloat16"),
+        (MODEL, "float32"),
+    ],
+)
+def test_plans_of_different_targets_are_not_compared(model, dtype):
+    first, other = (
+        SimpleNamespace(
+            plan=SimpleNamespace(target=model),
+            assembly=SimpleNamespace(target=SimpleNamespace(loaded=SimpleNamespace(dtype=dtype))),
+        )
+        for model, dtype in ((MODEL, "bfloat16"), (model, dtype))
+    )
 
     with pytest.raises(
-        YggdrasilError, match="the plan other decodes another target, or the same with other weights or dtype"
+        YggdrasilError, match="the plan b decodes another target, or the same with other weights or dty"
     ):
-        compare(first, [prompt_of(pair, "a", 0, None)], 4, lambda _: None, warm_up=False, beside={"other": other})
+        compare(first, [], 4, lambda _: None, beside={"b": other})
+
+
+@pytest.mark.parametrize(
+    ("drafter", "free", "shown"),
+    [
+        ("head /of/somebody/mine", "text + table", "head mine + text + table"),
+        ("model tiny, level by level", None, "model tiny, level by level"),
+        (None, "text", "text"),
+        (None, None, "nobody"),
+    ],
+)
+def test_results_name_no_place_of_a_drafter(drafter, free, shown):
+    named = (None if name is None else SimpleNamespace(name=name) for name in (drafter, free))
+
+    assert guessers(SimpleNamespace(**dict(zip(("drafter", "free"), named, strict=True)))) == shown

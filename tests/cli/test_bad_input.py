@@ -112,6 +112,10 @@ def test_what_no_server_can_do_is_refused_before_there_is_a_model(run, option, v
         (("calibrate", "--target", TARGET, "--chat"), "--chat is for --prompts FILE"),
         (("generate", "none.yaml", "--prompt", "a", "--limit", "2"), "--limit is for --prompts FILE"),
         (("bench", "--plan", "none.yaml", "--prompts", "FILE", "--budget", "8"), "--budget and --held-back are for"),
+        (
+            ("bench", "--plan", "x.yaml", "--prompts", "FILE", "--tree", "all", "--beside", "y"),
+            "--beside compares plans",
+        ),
         (("bench", "--plan", "none.yaml", "--prompts", "FILE", "--held-back", "4"), "--budget and --held-back are for"),
     ],
 )

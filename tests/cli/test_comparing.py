@@ -1,12 +1,13 @@
 """A comparison that is interrupted shows and keeps what it has, marked."""
 
 import json
+import sys
 from types import SimpleNamespace
 
 import pytest
 
 from yggdrasil.bench import compare as bench
-from yggdrasil.cli import comparing
+from yggdrasil.cli import comparing, main
 from yggdrasil.engine.policy import FixedPolicy
 from yggdrasil.errors import Interrupted, YggdrasilError
 from yggdrasil.prompts import Prompt
@@ -86,13 +87,25 @@ def test_plans_beside_it_are_kept_with_every_sample(pair, decoder, tmp_path):
     assert "memory_mb" in one
 
 
-@pytest.mark.parametrize(
-    ("name", "shown"),
-    [("head /of/somebody/mine", "head mine"), ("model tiny, level by level", "model tiny, level by level"),
-     ("text + table", "text + table")],
-)  # fmt: skip
-def test_results_name_no_place_of_a_drafter(name, shown):
-    assert comparing._public(name) == shown
+def test_the_command_opens_the_plans_beside_it(decoder, monkeypatch, tmp_path):
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "hello"}')
+    opened, compared = [], {}
+
+    def open_decoder(source, dtype, *, force_machine, **_):
+        opened.append((source, dtype, force_machine))
+        return SimpleNamespace(plan=SimpleNamespace(name=f"plan {source}", dtype="bfloat16"))
+
+    monkeypatch.setattr("yggdrasil.cli.app.open_decoder", open_decoder)
+    monkeypatch.setattr(comparing, "open_decoder", open_decoder)
+    monkeypatch.setattr(comparing, "compare_with_plain", lambda *_, **options: compared.update(options))
+    words = ["bench", "--plan", "a", "--beside", "b", "--beside", "c", "--dtype", "float32", "--force-machine"]
+    monkeypatch.setattr(sys, "argv", ["yggdrasil", *words, "--prompts", str(tmp_path / "prompts.jsonl")])
+    with pytest.raises(SystemExit) as ended:
+        main()
+
+    assert ended.value.code == 0
+    assert opened == [(name, "float32", True) for name in "abc"]
+    assert list(compared["beside"]) == ["plan b", "plan c"]
 
 
 def test_two_plans_of_one_name_are_refused(decoder, monkeypatch):

@@ -4,12 +4,15 @@ import platform
 import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from yggdrasil.artifacts import current_machine
 from yggdrasil.drafters.heads.kinds import is_head
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.scheduling.plan import ModelRef, Plan
+
+if TYPE_CHECKING:
+    from yggdrasil.engine.engine import Engine
 
 PACKAGES = ("yggdrasil", "torch", "transformers", "numpy")
 
@@ -42,6 +45,12 @@ def pair_settings(plan: Plan, dtype: str) -> dict[str, Any]:
         "dtype": dtype,
         "weights": {"target": plan.target.weights, "drafter": drafter.weights if drafter else None},
     }
+
+
+def guessers(engine: "Engine") -> str:
+    """Who guesses in an engine's trees, without the place of its files: "head mine + text + table"."""
+    names = (each.name.partition(" ") for each in (engine.drafter, engine.free) if each is not None)
+    return " + ".join(kind + space + public_source(source) for kind, space, source in names) or "nobody"
 
 
 def public_source(source: str) -> str:

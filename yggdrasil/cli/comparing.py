@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from yggdrasil.artifacts import write_atomic
-from yggdrasil.bench.compare import Comparison, compare, summarise, summarise_beside, summarise_categories
+from yggdrasil.bench.compare import Comparison, compare
 from yggdrasil.bench.memory import memory_use
-from yggdrasil.bench.record import provenance, public_source
+from yggdrasil.bench.record import guessers, provenance
+from yggdrasil.bench.summary import summarise, summarise_beside, summarise_categories
 from yggdrasil.cli.opening import open_decoder
 from yggdrasil.cli.options import Dtype
 from yggdrasil.cli.progress import show_beside, show_categories, show_comparison, show_memory, show_summary
@@ -53,7 +54,7 @@ def compare_with_plain(
         raise Interrupted("interrupted before the first prompt was compared; there is nothing to keep")
     summary, categories = summarise(results), summarise_categories(results)
     others = {
-        name: {"guesses": _guesses(other), **found}
+        name: {"guesses": guessers(other.assembly.engine), **found}
         for (name, other), found in zip((beside or {}).items(), summarise_beside(results).values(), strict=True)
     }
     memory = None if others else memory_use(decoder.assembly, imports_mb)  # the process holds the others' weights too
@@ -73,7 +74,7 @@ def compare_with_plain(
             **({"memory_mb": asdict(memory)} if memory is not None else {}),
             **({"beside": others} if others else {}),
             "plan": decoder.plan.name if decoder.plan else None,
-            "guesses": _guesses(decoder),
+            "guesses": guessers(decoder.assembly.engine),
             **settings,
             "samples": [_sample(result) for result in results],
         }
@@ -105,18 +106,6 @@ def _measure(
         if len(results) == len(prompts):
             raise
     return results
-
-
-def _guesses(decoder: Decoder) -> str:
-    """Who guesses: "head mine + text + table"."""
-    engine = decoder.assembly.engine
-    return " + ".join(_public(each.name) for each in (engine.drafter, engine.free) if each is not None) or "nobody"
-
-
-def _public(name: str) -> str:
-    """A drafter's name without the place of its files: "head mine"."""
-    kind, space, source = name.partition(" ")
-    return kind + space + public_source(source)
 
 
 def _sample(result: Comparison) -> dict[str, Any]:

@@ -1,0 +1,103 @@
+"""The figures of compared prompts: of all together, of each category, and of plans beside each other."""
+
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from yggdrasil.bench.compare import Comparison, decode_ms
+from yggdrasil.bench.spread import spread
+from yggdrasil.engine.request import Generation
+
+
+def summarise(results: Sequence[Comparison]) -> dict[str, Any]:
+    """The figures of a comparison.
+
+    ``speedup`` is a ratio per prompt, then the median, with quartiles as spread; ``total_speedup`` is the ratio of the
+    times a token of all prompts together, and ``predicted_speedup`` the same of the times that the plan promised.
+    ``repeats`` is the share of generated tokens that the text so far gives away.
+    """
+    decoded = [result for result in results if result.tree.metrics.iterations]
+    tree = [result.tree.metrics for result in decoded]
+    plain = [result.plain.metrics for result in decoded]
+    iterations = sum(m.iterations for m in tree)
+    tokens = sum(len(result.tree.tokens) - 1 for result in decoded)
+    proposed, accepted = sum(m.proposed for m in tree), sum(m.accepted for m in tree)
+    predicted = [m.predicted_tpot_ms for m in tree if m.predicted_tpot_ms]
+    tpot = _median([m.tpot_ms for m in tree])
+    baseline = _median([m.tpot_ms for m in plain])
+    predicted_tpot = _median(predicted) if predicted else None
+    return {
+        "prompts": len(results),
+        "matched": sum(result.matched for result in results),
+        "verify_decode_mismatches": sum(result.divergence is not None for result in results),
+        "faults": _num_judged(results, "fault"),
+        "not_judged": _num_judged(results, "not judged"),
+        "aal": tokens / iterations if iterations else 0.0,
+        "tokens_per_target_step": tokens / iterations if iterations else 0.0,
+        "proposed": proposed,
+        "accepted": accepted,
+        "acceptance_rate": accepted / proposed if proposed else 0.0,
+        "tpot_ms": tpot,
+        "baseline_tpot_ms": baseline,
+        "predicted_tpot_ms": predicted_tpot,
+        "speedup": spread([result.decode_ratio for result in decoded]),
+        "total_speedup": _ratio(_mean_ms([r.plain for r in decoded]), _mean_ms([r.tree for r in decoded])),
+        "repeats": _ratio(sum(r.foretold for r in results), sum(len(r.plain.tokens) for r in results)),
+        "end_to_end_speedup": spread([result.end_to_end_ratio for result in results]),
+        "predicted_speedup": _predicted_speedup([r for r in decoded if r.tree.metrics.predicted_tpot_ms]),
+        "overhead_share": _median([m.overhead_share for m in tree]),
+        "plain_overhead_share": _median([m.overhead_share for m in plain]),
+    }
+
+
+def summarise_beside(results: Sequence[Comparison]) -> dict[str, dict[str, Any]]:
+    """The figures of each plan that stood beside, by its name.
+
+    Two of them are of its time a token over that of the plan whose ``results`` these are: ``time_over_first`` prompt
+    by prompt, ``total_time_over_first`` of all together. Above 1, the first plan is faster.
+    """
+    found = {}
+    for name in results[0].beside:
+        others = [result.beside[name] for result in results]
+        pairs = [(other, r) for other, r in zip(others, results, strict=True) if other.tree.metrics.iterations]
+        found[name] = {
+            **summarise(others),
+            "time_over_first": spread([other.tree.metrics.tpot_ms / r.tree.metrics.tpot_ms for other, r in pairs]),
+            "total_time_over_first": _ratio(_mean_ms([o.tree for o, _ in pairs]), _mean_ms([r.tree for _, r in pairs])),
+        }
+    return found
+
+
+def summarise_categories(results: Sequence[Comparison]) -> dict[str, dict[str, Any]]:
+    """The same figures of each category, in the order they come; nothing where all prompts are of one."""
+    names = dict.fromkeys(result.category or "none" for result in results)
+    if len(names) < 2:
+        return {}
+    return {name: summarise([result for result in results if (result.category or "none") == name]) for name in names}
+
+
+def _num_judged(results: Sequence[Comparison], verdict: str) -> int:
+    return sum(result.divergence is not None and result.divergence.verdict == verdict for result in results)
+
+
+def _predicted_speedup(results: Sequence[Comparison]) -> float | None:
+    """Plain decoding over what the plan promised, all prompts together; None where no plan made a promise.
+
+    Not of medians: where prompts differ much, the middle of one and of the other are two different prompts.
+    """
+    promised = sum((r.tree.metrics.predicted_tpot_ms or 0.0) * (len(r.tree.tokens) - 1) for r in results)
+    tokens = sum(len(r.tree.tokens) - 1 for r in results)
+    return _ratio(_mean_ms([r.plain for r in results]), promised / tokens) if promised else None
+
+
+def _mean_ms(answers: Sequence[Generation]) -> float:
+    """Milliseconds a token over all answers together, the first token of each left out."""
+    return _ratio(sum(map(decode_ms, answers)), sum(len(answer.tokens) - 1 for answer in answers))
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0
+
+
+def _median(values: Sequence[float]) -> float:
+    return statistics.median(values) if values else 0.0
