@@ -1,11 +1,13 @@
 """Measure everything that docs/results.md shows, and write it to profiles/NAME/MACHINE/.
 
     scripts/measure_results --models smollm2=models/smollm2 smollm2-342M=models/342M smollm2-1B=models/1B \\
-        --prompts prompts --llama-cpp work/llama.cpp --gguf smollm2=model.Q4_0.gguf
+        --prompts prompts --llama-cpp work/llama.cpp --gguf smollm2=model.Q4_0.gguf \\
+        --beside smollm2=text smollm2=ngram smollm2=yggdrasil:smollm2-135m-instruct,table
 
 Every command is printed before it runs, the longest first. What was measured with the package's present sources is
 skipped, so an interrupted run goes on where it stopped; a command that fails is named at the end and the others go on.
-A model that has no plan for this machine is calibrated first. The folder of prompts holds spec_bench.jsonl, c4.jsonl,
+A model that has no plan for this machine is calibrated first, and quickly, into the user's cache, each plan of other
+drafters that is to be decoded beside its own. The folder of prompts holds spec_bench.jsonl, c4.jsonl,
 cnndm.jsonl, wikipedia.jsonl and humaneval.jsonl. On two idle cores everything takes about 45 minutes.
 """
 
@@ -19,8 +21,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from yggdrasil.artifacts import current_machine
+from yggdrasil.artifacts import current_machine, search_roots
 from yggdrasil.errors import YggdrasilError
+from yggdrasil.pretrained import plan_name
 from yggdrasil.prompts import read_prompts
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -98,16 +101,23 @@ def main() -> None:
     """Calibrate what has no plan, then run what is left to measure."""
     options = _options()
     models = dict(_named(text) for text in options.models)
-    files = [_named(text) for text in options.gguf]
+    files, asked = [_named(text) for text in options.gguf], [_parted(text) for text in options.beside]
     is_current = CurrentCommits()
     with tempfile.TemporaryDirectory(prefix="yggdrasil-prompts-") as work:
         failed = [name for name, path in models.items() if not _calibrated(name, path, dry_run=options.dry_run)]
-        tasks = [
-            task
-            for name, path in models.items()
-            if name not in failed
-            for task in _tasks(name, path, options, [Path(file) for of, file in files if of == name], Path(work))
-        ]
+        tasks: list[Task] = []
+        for name, path in models.items():
+            others = {_plan_of(of, drafters): drafters for of, drafters in asked if of == name}
+            failed += [
+                plan
+                for plan, drafters in others.items()
+                if not _calibrated(plan, path, drafters.split(","), dry_run=options.dry_run)
+            ]
+            own_files = [Path(file) for of, file in files if of == name]
+            if name not in failed:
+                tasks += _tasks(
+                    name, path, options, own_files, Path(work), [plan for plan in others if plan not in failed]
+                )
         for task in sorted(tasks, key=lambda task: -task.minutes):
             state = "old" if options.again else task.state(is_current)
             if state == "done":
@@ -124,10 +134,13 @@ def main() -> None:
     raise SystemExit(1 if failed else 0)
 
 
-def _tasks(name: str, path: str, options: argparse.Namespace, files: Sequence[Path], work: Path) -> Iterator[Task]:
+def _tasks(
+    name: str, path: str, options: argparse.Namespace, files: Sequence[Path], work: Path, beside: Sequence[str] = ()
+) -> Iterator[Task]:
     effort, out = EFFORTS.get(name, TINY), ROOT / "profiles" / name / current_machine().slug
     chat = _picked(options.prompts / f"{CHAT}.jsonl", effort.chat, work / name)
     bench = [*YGGDRASIL, "bench", "--plan", name, "--max-new-tokens", str(TOKENS)]
+    bench += [part for plan in beside for part in ("--beside", plan)]
     minutes = effort.minutes.get("chat", 1.0)
     yield _task(minutes, out / "bench-specbench.json", [*bench, "--prompts", str(chat), "--chat"])
     for one in OTHERS:
@@ -186,11 +199,18 @@ def _picked(source: Path, count: int, folder: Path) -> Path:
     return picked
 
 
-def _calibrated(name: str, path: str, *, dry_run: bool) -> bool:
-    """Whether a plan of this name fits this machine, made now if need be."""
+def _calibrated(name: str, path: str, drafters: Sequence[str] = (), *, dry_run: bool) -> bool:
+    """Whether a plan of this name fits this machine, made now if need be: with other ``drafters`` quickly."""
     fits = subprocess.run([*YGGDRASIL, "plans", name, "--fits"], cwd=ROOT, check=False).returncode == 0
-    command = [*YGGDRASIL, "calibrate", "--target", path, "--name", name, "--root", str(ROOT)]
+    command = [*YGGDRASIL, "calibrate", "--target", path, "--name", name]
+    command += [part for drafter in drafters for part in ("--drafter", drafter)]
+    command += ["--quick", "--root", str(search_roots()[-1])] if drafters else ["--root", str(ROOT)]
     return fits or _run(command, dry_run=dry_run)
+
+
+def _plan_of(name: str, drafters: str) -> str:
+    """What the plan of a model with other drafters is called: smollm2-text, smollm2-mine-table."""
+    return "-".join([name, *(plan_name(drafter.rpartition(":")[2]) for drafter in drafters.split(","))])
 
 
 def _run(command: Sequence[str], *, dry_run: bool) -> bool:
@@ -200,10 +220,15 @@ def _run(command: Sequence[str], *, dry_run: bool) -> bool:
     return dry_run or subprocess.run(command, cwd=ROOT, check=False).returncode == 0
 
 
-def _named(text: str) -> tuple[str, str]:
-    name, equals, path = text.partition("=")
+def _parted(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
     if not equals:
-        raise SystemExit(f"measure_results: {text!r} is not NAME=PATH")
+        raise SystemExit(f"measure_results: {text!r} is not NAME=VALUE")
+    return name, value
+
+
+def _named(text: str) -> tuple[str, str]:
+    name, path = _parted(text)
     return name, str(Path(path).resolve()) if Path(path).exists() else path
 
 
@@ -222,6 +247,9 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument(
         "--gguf", nargs="*", default=[], metavar="NAME=FILE", help="other files of a model, for llama.cpp"
+    )
+    parser.add_argument(
+        "--beside", nargs="*", default=[], metavar="NAME=DRAFTERS", help="other drafters, to decode in turns with them"
     )
     parser.add_argument("--again", action="store_true", help="measure everything, whatever is there")
     parser.add_argument("--dry-run", action="store_true", help="print the commands and run none")

@@ -5,6 +5,7 @@ import json
 import sys
 from argparse import Namespace
 from collections import Counter
+from itertools import pairwise
 
 import pytest
 
@@ -51,6 +52,38 @@ def test_passes_are_compared_where_llama_cpp_is(script, prompts):
     assert compared("smollm2-1B", prompts / "llama.cpp")
     assert not compared("smollm2", prompts / "llama.cpp")
     assert not compared("smollm2-bf16", None)
+
+
+def test_plans_of_other_drafters_are_made_once_and_decoded_beside_the_models_own(
+    script, prompts, tmp_path, monkeypatch
+):
+    """Quickly and in the user's cache: the checkout keeps what its tables show."""
+    begun = []
+    monkeypatch.setattr(script, "_run", lambda command, **_: begun.append(command) or "ngram" not in command)
+    monkeypatch.setattr(script, "ROOT", tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(script.subprocess, "run", lambda *_, **__: Namespace(returncode=1))
+    asked = ["smollm2=text", "smollm2=ngram", "smollm2=yggdrasil:mine,table"]
+    models = ["--models", "smollm2=models/x", "--prompts", str(prompts), "--beside", *asked]
+    monkeypatch.setattr(sys, "argv", ["measure_results", *models])
+    with pytest.raises(SystemExit) as ended:
+        script.main()
+    made = [command[command.index("--name") + 1 :] for command in begun if "calibrate" in command]
+    benches = [command for command in begun if "bench" in command]
+
+    quickly = ["--quick", "--root", str(tmp_path / "cache/yggdrasil/artifacts")]
+    assert made == [
+        ["smollm2", "--root", str(tmp_path)],
+        ["smollm2-text", "--drafter", "text", *quickly],
+        ["smollm2-ngram", "--drafter", "ngram", *quickly],
+        ["smollm2-mine-table", "--drafter", "yggdrasil:mine", "--drafter", "table", *quickly],
+    ]
+    assert ended.value.code == 1, "one could not be made; the others are measured"
+    assert len(benches) == 5
+    for command in benches:
+        assert [after for word, after in pairwise(command) if word == "--beside"] == [
+            "smollm2-text", "smollm2-mine-table"
+        ]  # fmt: skip
 
 
 def test_larger_models_are_measured_on_fewer_prompts(script):
