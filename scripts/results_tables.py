@@ -37,7 +37,7 @@ TABLES: dict[str, tuple[str, Callable[[Sequence[Result]], str]]] = {  # block: t
     "systems": ("systems", systems.systems),
     "turns": ("turns", waiting.turns),
 }
-OF_ONE_MACHINE = {"figure", "headline"}  # the README shows that with most prompts; docs/results.md has all
+OF_ONE_MACHINE = {"figure"}  # the README shows that with most prompts
 FROM_PLANS: dict[str, Callable[[Path], str]] = {"policies": predictors.policies, "predictors": predictors.reports}
 
 
