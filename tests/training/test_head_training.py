@@ -235,17 +235,29 @@ def test_a_training_goes_on_and_writes_a_head_that_loads(written):
     assert "tokens learned" in (written.out / "README.md").read_text()
 
 
-def test_the_rate_rises_at_first_and_falls_to_nothing_at_a_runs_end(written, monkeypatch):
+@pytest.fixture
+def seconds(monkeypatch):
     """Somebody looks at the clock a few times a step; each time it is a second later."""
-    seconds, rates = count(), []
-    monkeypatch.setattr("yggdrasil.training.training.monotonic", lambda: float(next(seconds)))
-    follow = Training.follow
+    passed = count()
+    monkeypatch.setattr("yggdrasil.training.training.monotonic", lambda: float(next(passed)))
+    return passed
 
-    def noted(training, steps):
-        rates.append(training.optimizer.param_groups[0]["lr"])
+
+@pytest.fixture
+def rates(monkeypatch):
+    """The rate of learning at every step."""
+    noted, follow = [], Training.follow
+
+    def noting(training, steps):
+        noted.append(training.optimizer.param_groups[0]["lr"])
         follow(training, steps)
 
-    monkeypatch.setattr(Training, "follow", noted)
+    monkeypatch.setattr(Training, "follow", noting)
+    return noted
+
+
+@pytest.mark.usefixtures("seconds")
+def test_the_rate_rises_at_first_and_falls_to_nothing_at_a_runs_end(written, rates):
     train(replace(written, minutes=3.0), Told())
 
     highest = rates.index(max(rates))
@@ -255,20 +267,12 @@ def test_the_rate_rises_at_first_and_falls_to_nothing_at_a_runs_end(written, mon
     assert rates[-1] < 0.3 * max(rates)
 
 
-def test_a_training_that_nothing_improves_lets_its_rate_fall_before_it_ends(written, monkeypatch):
+def test_a_training_that_nothing_improves_lets_its_rate_fall_before_it_ends(written, seconds, rates, monkeypatch):
     """By its own looks: what an earlier run reached says nothing of a rate that has begun anew."""
-    seconds, rates, asked = count(), [], []
-    monkeypatch.setattr("yggdrasil.training.training.monotonic", lambda: float(next(seconds)))
+    asked = []
     monkeypatch.setattr(
         "yggdrasil.training.training._has_settled", lambda looks: asked.append(len(looks)) or len(looks) > 1
     )
-    follow = Training.follow
-
-    def noted(training, steps):
-        rates.append(training.optimizer.param_groups[0]["lr"])
-        follow(training, steps)
-
-    monkeypatch.setattr(Training, "follow", noted)
     train(replace(written, minutes=60.0), Told())
     assert next(seconds) < 60 * 60 / 2
     assert rates[-1] < 0.3 * max(rates)
