@@ -72,6 +72,22 @@ def test_a_predictor_must_pay_for_the_time_it_takes(pair, monkeypatch, predictor
     assert choose(recording(pair), AcceptanceCalibration.identity(), COSTS).depth_from == chosen
 
 
+def test_free_trees_are_measured_between_drafted_ones(pair):
+    decoder = pair.decoder(PLAIN_POLICY, free=usual_counts())
+    frame = measure_stages(
+        decoder.assembly, lambda: TextStream(byte_tokenizer(), frozenset(), 1 << 30, ()), list(TEXT[:40]), 2,
+        lambda fraction: None,
+    )  # fmt: skip
+    wide = {width for width in SHAPES.verify_widths if width > 1}
+    for is_free in (True, False):
+        trees = frame[(frame["depth"] > 0) & ((frame["width"] == 0) == is_free)]
+        assert set(trees["verify_width"]) == wide
+    costs = costs_from(frame, SHAPES)[0]
+
+    assert costs.free_overhead_ms is not None
+    assert costs.head_ms > 0.0
+
+
 @pytest.mark.parametrize("free", [None, NGramDrafter(), usual_counts()], ids=["none", "n-gram", "text"])
 def test_stages_without_a_drafter_have_costs(pair, free):
     """Free trees are measured as they are decoded; where the text says nothing their pass is as wide."""

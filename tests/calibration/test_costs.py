@@ -25,6 +25,30 @@ def test_a_narrower_draft_step_never_costs_more():
     assert costs[0].draft_ms == pytest.approx({1: 0.3, 2: 0.3, 4: 0.4})
 
 
+def test_trees_that_cost_no_pass_have_an_overhead_of_their_own():
+    """All that they take beyond a drafted tree's pass; theirs says nothing of what drafted ones cost."""
+    rows = [(64, 1, 0, 0, 1, stage, PLAIN_MS) for stage in ("plain", "iteration")]
+    for width, ms in ((2, 10.0), (4, 12.0)):
+        for depth in (2, 4):
+            times = {"draft_steps": 0.1 * depth, "head_draft": 0.5, "verify": ms, "overhead": 0.4, "iteration": 15.0}
+            rows += [(64, 1, 1, depth, width, stage, time) for stage, time in times.items()]
+        times = {"draft_steps": 0.0, "head_draft": 0.0, "verify": ms - 0.5, "overhead": 0.2, "iteration": ms + 0.1}
+        rows += [(64, 1, 0, 1, width, stage, time) for stage, time in times.items()]
+    shapes = replace(SHAPES, verify_widths=(1, 2, 4))
+    costs = costs_from(pd.DataFrame(rows, columns=list(SAMPLE_COLUMNS)), shapes)[0]
+    without = costs_from(
+        pd.DataFrame([row for row in rows if row[2] or not row[3]], columns=list(SAMPLE_COLUMNS)), shapes
+    )[0]
+
+    assert costs.free_overhead_ms == pytest.approx(0.1)
+    assert replace(costs, free_overhead_ms=None) == without
+    assert costs.head_ms == 0.5
+    assert costs.verify_ms == {1: PLAIN_MS, 2: 10.0, 4: 12.0}
+    steps = costs.steps()
+    assert [steps.iteration_ms(0, 3, width) for width in (2, 4)] == pytest.approx([10.1, 12.1])
+    assert steps.iteration_ms(1, 1, 4) == pytest.approx(0.5 + 12.0 + costs.overhead_ms)
+
+
 @pytest.mark.parametrize(
     ("max_length", "contexts"),
     [(64, [1]), (400, [128]), (2048, [128, 512, 1024]), (8192, [128, 512, 1024, 3968, 7936])],

@@ -5,7 +5,7 @@ cold as in decoding, and all shapes see the machine's drift alike.
 """
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 
 import numpy as np
@@ -83,15 +83,16 @@ class ShapeCycle:
         return Decision(shape)
 
 
-def measured_shapes(shapes: Shapes) -> list[TreeShape]:
+def measured_shapes(shapes: Shapes, *, with_free: bool) -> list[TreeShape]:
     """A cycle that covers every verify width and every draft width, shallow and deep, and plain steps.
 
-    Where no pass drafts, trees are free.
+    Trees are free where no pass drafts, and ``with_free`` beside those of a drafter.
     """
     wide = [width for width in shapes.verify_widths if width > 1]
     narrow = shapes.draft_widths
+    free = [TreeShape(0, 1, width) for width in wide]
     if not narrow:
-        return [*(TreeShape(0, 1, width) for width in wide), *[PLAIN_STEP] * 3]
+        return [*free, *[PLAIN_STEP] * 3]
     if not wide:
         raise YggdrasilError("the only verify width is 1, which no tree can use; give --verify-widths such as 1,2,4,8")
     pairs = [
@@ -99,7 +100,7 @@ def measured_shapes(shapes: Shapes) -> list[TreeShape]:
         for shift, depth in enumerate((min(SHALLOW, shapes.max_depth), shapes.max_depth))
         for i in range(max(len(wide), len(narrow)))
     ]
-    return [*pairs, *[PLAIN_STEP] * 3]
+    return [*pairs, *(free if with_free else ()), *[PLAIN_STEP] * 3]
 
 
 def measure_stages(
@@ -114,7 +115,7 @@ def measure_stages(
     Stage "overhead" is the iteration's time outside the models, "iteration" all of it. The first cycle and the first
     ``WARM_UP`` iterations of each streak are warm-up.
     """
-    shapes = measured_shapes(assembly.shapes)
+    shapes = measured_shapes(assembly.shapes, with_free=assembly.engine.free is not None)
     cycle = len(shapes) * STREAK
     wanted = cycle * (-(-samples // (STREAK - WARM_UP)) + 1)
     rows: list[tuple[object, ...]] = []
@@ -171,8 +172,7 @@ def costs_from(frame: pd.DataFrame, shapes: Shapes) -> list[Costs]:
 
 
 def _costs_at(context: int, frame: pd.DataFrame, shapes: Shapes) -> Costs:
-    drafted = frame[frame["depth"] > 0]
-    plain = frame[frame["depth"] == 0]
+    drafted, plain = trees_of(frame), frame[frame["depth"] == 0]
 
     def median(part: pd.DataFrame, stage: str) -> float:
         return float(np.median(part.loc[part["stage"] == stage, "ms"]))
@@ -184,14 +184,28 @@ def _costs_at(context: int, frame: pd.DataFrame, shapes: Shapes) -> Costs:
     draft = {w: _draft_line(part) for w, part in by_draft_width}
     steps = {width: step for width, (step, _) in draft.items()}  # a narrower step never costs more: that is noise
     rest = float(np.median([rest for _, rest in draft.values()])) if draft else 0.0
+    verify_ms = {width: _rounded(envelope[width][0]) for width in shapes.verify_widths}
+    free = frame[(frame["width"] == 0) & (frame["stage"] == "iteration") & frame["verify_width"].isin(list(verify_ms))]
+    free = free[free["depth"] > 0]
     return Costs(
         context=context,
         head_ms=_rounded(median(drafted, "head_draft")) if draft else 0.0,
         draft_ms={width: _rounded(ms) for width, (ms, _) in lower_envelope(steps).items()} if draft else {},
-        verify_ms={width: _rounded(envelope[width][0]) for width in shapes.verify_widths},
+        verify_ms=verify_ms,
         overhead_ms=_rounded(median(drafted if len(drafted) else plain, "overhead") + rest),
         plain_ms=_rounded(median(plain, "iteration")),
+        free_overhead_ms=_free_overhead(free, verify_ms) if draft and len(free) else None,
     )
+
+
+def _free_overhead(iterations: pd.DataFrame, verify_ms: Mapping[int, float]) -> float:
+    """Milliseconds that iterations with free trees take beyond the passes of drafted ones.
+
+    By their whole time: behind a draft, caches are colder and threads wait elsewhere, so a pass is another.
+    """
+    beyond = iterations["ms"] - iterations["verify_width"].map(verify_ms)
+    by_width = beyond.groupby(iterations["verify_width"]).median()
+    return _rounded(max(float(by_width.median()), 0.0))
 
 
 def _draft_line(frame: pd.DataFrame) -> tuple[float, float]:
@@ -204,10 +218,17 @@ def _draft_line(frame: pd.DataFrame) -> tuple[float, float]:
     return step, max(deep_ms - (deep - 1) * step, 0.0)
 
 
+def trees_of(frame: pd.DataFrame) -> pd.DataFrame:
+    """The samples of a drafter's trees; of free ones where no pass drafts."""
+    trees = frame[frame["depth"] > 0]
+    drafted = trees[trees["width"] > 0]
+    return trees if drafted.empty else drafted
+
+
 def useful_verify_widths(frame: pd.DataFrame, shapes: Shapes) -> tuple[int, ...]:
     """Verify widths that no wider one serves more cheaply, at the shortest measured context."""
     frame = without_drift(frame)
-    part = frame[(frame["context"] == frame["context"].min()) & (frame["depth"] > 0) & (frame["stage"] == "verify")]
+    part = trees_of(frame[(frame["context"] == frame["context"].min()) & (frame["stage"] == "verify")])
     measured = {w: float(group["ms"].median()) for w, group in _by_width(part, "verify_width")}
     served_by = {compiled for _, compiled in lower_envelope(measured).values()} if measured else set()
     return tuple(width for width in shapes.verify_widths if width == 1 or width in served_by)

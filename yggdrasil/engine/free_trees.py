@@ -67,7 +67,7 @@ class FreeTrees:
 
 
 def _passes(costs: StepCosts, objective: Objective) -> list[_Pass]:
-    times = {width: costs.verify_ms[width] + costs.overhead_ms for width in costs.verify_widths[1:]}
+    times = {width: costs.free_ms(width) for width in costs.verify_widths[1:]}
     return [_Pass(width, ms, worth(1.0, ms, objective)) for width, ms in times.items()]
 
 

@@ -14,7 +14,7 @@ from yggdrasil.artifacts import parse_json
 from yggdrasil.calibration.backends import KEYS as BACKEND_KEYS
 from yggdrasil.calibration.backends import compare_backends
 from yggdrasil.calibration.measure import COLUMNS as SAMPLE_COLUMNS
-from yggdrasil.calibration.measure import without_drift
+from yggdrasil.calibration.measure import trees_of, without_drift
 from yggdrasil.calibration.written import REPORT_VERSION
 from yggdrasil.predictor.bundle import Learned
 from yggdrasil.reports.folder import optional
@@ -85,7 +85,7 @@ class Facts:
         if frame.empty:
             return pd.DataFrame(columns=["model", "context", "width", "ms", "p10_ms", "p90_ms", "samples"])
         frame = without_drift(frame)
-        verify = frame[(frame["stage"] == "verify") & (frame["depth"] > 0)].assign(model="target")
+        verify = trees_of(frame[frame["stage"] == "verify"]).assign(model="target")
         verify = verify.assign(size=verify["verify_width"])
         plain = frame[(frame["stage"] == "plain") & (frame["depth"] == 0)].assign(model="target", size=1)
         deepest = max(int(frame["depth"].max()), 2)  # where what is not a step counts least
@@ -123,7 +123,7 @@ class Facts:
         frame = optional(self.profile / "stage_samples.csv", "stage-samples", SAMPLE_COLUMNS)
         if frame.empty:
             return pd.DataFrame(columns=["stage", "ms_an_iteration", "share"])
-        drafted = frame[(frame["depth"] > 0) & (frame["context"] == frame["context"].min())]
+        drafted = trees_of(frame[frame["context"] == frame["context"].min()])
         drafted = drafted[~drafted["stage"].isin(["overhead", "iteration", "plain"])]
         mean = drafted.groupby("stage", sort=False)["ms"].median().rename("ms_an_iteration").reset_index()
         table: pd.DataFrame = mean.assign(share=mean["ms_an_iteration"] / mean["ms_an_iteration"].sum())

@@ -100,9 +100,12 @@ class Costs:
     verify_ms: dict[int, float]
     overhead_ms: float
     plain_ms: float
+    free_overhead_ms: float | None = None  # of trees that cost no pass, where a drafter's do
 
     def steps(self) -> StepCosts:
-        return StepCosts(self.head_ms, self.draft_ms, self.verify_ms, self.overhead_ms, self.plain_ms)
+        return StepCosts(
+            self.head_ms, self.draft_ms, self.verify_ms, self.overhead_ms, self.plain_ms, self.free_overhead_ms
+        )
 
 
 @dataclass(frozen=True)

@@ -86,7 +86,8 @@ class StepCosts:
     ``verify_ms`` is already the lower envelope (see ``lower_envelope``), so it never falls as the width grows.
     ``head_ms`` is the first draft step, which also reads the bonus token; the other ``depth - 1`` cost ``draft_ms``
     (empty where no pass drafts).
-    ``plain_ms`` is a whole step without speculation, its own overhead included.
+    ``plain_ms`` is a whole step without speculation, its own overhead included. ``free_overhead_ms`` is that of an
+    iteration whose guesses cost no pass, where others draft too.
     """
 
     head_ms: float
@@ -94,14 +95,15 @@ class StepCosts:
     verify_ms: dict[int, float]  # verify width -> one target step
     overhead_ms: float
     plain_ms: float
+    free_overhead_ms: float | None = None
 
     def __post_init__(self) -> None:
         faults = _positive_faults("draft_ms", self.draft_ms) if self.draft_ms else []
         faults += _positive_faults("verify_ms", self.verify_ms)
         faults += [
             f"{name} must not be negative, got {value}"
-            for name, value in (("head_ms", self.head_ms), ("overhead_ms", self.overhead_ms))
-            if not 0.0 <= value < float("inf")
+            for name in ("head_ms", "overhead_ms", "free_overhead_ms")
+            if (value := getattr(self, name)) is not None and not 0.0 <= value < float("inf")
         ]
         if not 0.0 < self.plain_ms < float("inf"):
             faults.append(f"plain_ms must be positive, got {self.plain_ms}")
@@ -133,7 +135,14 @@ class StepCosts:
         """Return the cost of one iteration; depth 0 is a plain target step, whatever the widths."""
         if depth == 0:
             return self.plain_ms
+        if width == 0:
+            return self.free_ms(verify_width)
         return self.drafting_ms(width, depth) + self.verify_ms[verify_width] + self.overhead_ms
+
+    def free_ms(self, verify_width: int) -> float:
+        """Return the cost of an iteration whose guesses cost no pass."""
+        overhead_ms = self.overhead_ms if self.free_overhead_ms is None else self.free_overhead_ms
+        return self.verify_ms[verify_width] + overhead_ms
 
     def speedup(self, aal: float, width: int, depth: int, verify_width: int) -> float:
         """Return equation 3 of the paper with the overhead added; ``aal`` counts the bonus token."""
