@@ -64,7 +64,7 @@ def calibrate(root: Path) -> CalibratedPair:
     code = run_program(
         "calibrate", "--target", target, "--drafter", drafter, "--prompts", prompts, "--name", NAME, "--root", root,
         "--quick", "--dtype", "float32", "--max-length", MAX_LENGTH, "--max-depth", 2, "--target-threads", 1,
-        "--drafter-threads", 1, "--draft-widths", "1,2", "--verify-widths", "1,2,4",
+        "--drafter-threads", 1, "--draft-widths", "1,2", "--verify-widths", "1,2,4", "--keep-drafter",
     )  # fmt: skip
     assert code == 0
     assert result.exists(), "a result of an earlier plan is lost"

@@ -19,7 +19,7 @@ from yggdrasil.models.facts import load_tokenizer
 from yggdrasil.models.kernels import is_native
 from yggdrasil.models.source import Source
 from yggdrasil.pretrained import Decoder, find_plan, is_plan, plan_name, shipped_prompts
-from yggdrasil.scheduling.plan import Costs, Expectation, ModelRef, Plan, Shapes, resolve_source
+from yggdrasil.scheduling.plan import Costs, Expectation, LeftOut, ModelRef, Plan, Shapes, resolve_source
 from yggdrasil.scheduling.stages import DEFAULT_ORDER
 
 TINY = Path(resolve_source("yggdrasil:assets/tiny"))
@@ -124,6 +124,17 @@ def test_drafter_and_dtype_decide_which(save):
     together = save(plan(drafters=[ModelRef("x", DRAFTER.fingerprint(), 1), CountsOptions()]), "together")
     assert find_plan(TARGET, [str(DRAFTER.folder), "table"], None) == together
     assert find_plan(TARGET, ["table"], None) == counted
+
+
+def test_a_plan_that_left_a_drafter_out_is_found_for_it(save):
+    """It would be left out again."""
+    model, gave = ModelRef("x", DRAFTER.fingerprint(), 1), Expectation("mean", 1.5, 1.0, 1.2)
+    without = save(plan(drafters=[CountsOptions()], left_out=LeftOut(model, gave, gave)))
+
+    for asked in ([str(DRAFTER.folder)], [str(DRAFTER.folder), "table"], ["table"], None):
+        assert find_plan(TARGET, asked, None) == without
+    assert find_plan(TARGET, [str(DRAFTER.folder), "ngram"], None) is None
+    assert find_plan(TARGET, [str(TARGET.folder), "table"], None) is None
 
 
 def test_a_damaged_plan_is_passed_over(save):

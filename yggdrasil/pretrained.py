@@ -111,8 +111,8 @@ def _listed(name: str) -> list[object]:
 def find_plan(model: Source, drafters: Sequence[str] | None, dtype: DtypeName | None) -> Path | None:
     """The newest plan for this machine that decodes with just this model; None where there is none.
 
-    It has all ``drafters`` that are named, and no model that is not. One on the blocks of a file as they are comes
-    before any other.
+    It has all ``drafters`` that are named, or has left them out because they do not pay, and no model that is not. One
+    on the blocks of a file as they are comes before any other.
     """
     machine, digits = current_machine(), model.fingerprint()
     wanted = {name if name in FREE else Source.find(whole_name(name)).fingerprint() for name in drafters or ()}
@@ -124,7 +124,7 @@ def find_plan(model: Source, drafters: Sequence[str] | None, dtype: DtypeName | 
             continue
         if plan is None or plan.target.fingerprint != digits or _rounds(plan):
             continue
-        is_meant = not wanted or (_model_of(plan) <= wanted <= _model_of(plan) | names_of(plan.free))
+        is_meant = not wanted or (_model_of(plan) <= wanted <= _considered(plan) | names_of(plan.free))
         if dtype in (None, plan.dtype) and is_meant:
             fitting.append((plan.target.weights == "file", entry.path.stat().st_mtime_ns, entry.path))
     return max(fitting)[-1] if fitting else None
@@ -139,6 +139,11 @@ def _rounds(plan: Plan) -> bool:
 def _model_of(plan: Plan) -> set[str]:
     """The model that drafts, by its fingerprint."""
     return set() if plan.drafter is None else {plan.drafter.fingerprint}
+
+
+def _considered(plan: Plan) -> set[str]:
+    """The model that drafts, or did not pay."""
+    return _model_of(plan) | (set() if plan.left_out is None else {plan.left_out.drafter.fingerprint})
 
 
 def plan_name(model: str | Path) -> str:

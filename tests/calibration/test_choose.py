@@ -8,7 +8,7 @@ import pytest
 from tiny_pair import SHAPES, TEXT, byte_tokenizer, make_pair
 
 from yggdrasil.calibration import measure
-from yggdrasil.calibration.choose import choose
+from yggdrasil.calibration.choose import Gain, choose
 from yggdrasil.calibration.measure import costs_from, measure_stages, useful_verify_widths
 from yggdrasil.calibration.record import concatenate, record_document
 from yggdrasil.drafters import NGramDrafter, NGramOptions
@@ -20,6 +20,7 @@ from yggdrasil.errors import YggdrasilError
 from yggdrasil.predictor.acceptance import AcceptanceCalibration
 from yggdrasil.predictor.bundle import Learned
 from yggdrasil.profiling.simulator import SimulationResult
+from yggdrasil.scheduling.plan import Expectation
 from yggdrasil.tree.objective import PLAIN_STEP, StepCosts, TreeShape
 
 COSTS = StepCosts(0.1, {1: 0.1, 2: 0.11, 4: 0.12}, {w: 1 + 0.02 * w for w in SHAPES.verify_widths}, 0.05, 1.05)
@@ -70,6 +71,27 @@ def test_a_predictor_must_pay_for_the_time_it_takes(pair, monkeypatch, predictor
     monkeypatch.setattr(module, "replay", lambda *_, **__: SimulationResult(100, 50, next(times) * 100, {}))
 
     assert choose(recording(pair), AcceptanceCalibration.identity(), COSTS).depth_from == chosen
+
+
+@pytest.mark.parametrize(("draft_ms", "pays"), [(1e-4, True), (20.0, False)])
+def test_a_drafter_pays_by_what_others_guess_without_it(pair, draft_ms, pays):
+    """Plain steps are not its rival here: the same trees without it are, on the same documents."""
+    costs = replace(COSTS, head_ms=draft_ms, draft_ms=dict.fromkeys(COSTS.draft_ms, draft_ms))
+    choice = choose(recording(pair), AcceptanceCalibration.identity(), costs, usual_counts(), {})
+    without = [each for each in choice.rejected if each.policy == "text alone"]
+
+    assert choice.gain.pays == pays
+    assert choice.gain.without.policy == "text alone"
+    assert len(without) == 1
+    if not pays:
+        assert choice.gain.drafting.tpot_ms == pytest.approx(choice.gain.without.tpot_ms, rel=0.02)
+    assert choose(recording(pair), AcceptanceCalibration.identity(), costs).gain is None
+
+
+def test_three_percent_are_asked_of_a_drafter():
+    without = Expectation("text alone", 2.0, 1.0, 1.5)
+
+    assert [Gain(replace(without, tpot_ms=ms), without).pays for ms in (0.96, 0.98, 1.1)] == [True, False, False]
 
 
 def test_free_trees_are_measured_between_drafted_ones(pair):

@@ -231,23 +231,27 @@ def test_a_table_that_is_to_predict_knows_nothing_of_the_prompts_it_predicts_for
     documents = [Document([9, start], [start, *range(20, 30), start] * 8) for start in range(8)] * 30
     learned = learn_counts(documents, COSTS, with_table=True)
     asked = [[7, 7, 9, 3], [9, 5]]
-    drafter, whole = learned.knowing_nothing_of([[9, 3], [9, 5]]), CountsDrafter(learned.belief, learned.table)
+    told = [document for document in documents if document.prompt in ([9, 3], [9, 5])]
+    borrowed = learned._replace(documents=())  # counted elsewhere: nobody knows of what
+    ignorant = [each.knowing_nothing_of(told) for each in (learned, borrowed)]
+    whole = CountsDrafter(learned.belief, learned.table)
 
-    for drafters, is_known in ((drafter, False), (whole, True)):
+    for drafter, is_known in ((ignorant[0], False), (ignorant[1], False), (whole, True)):
         for prompt in asked:
-            drafters.begin(prompt)
-            followers = drafters.evidence(())[:, 0].tolist()
+            drafter.begin(prompt)
+            followers = drafter.evidence(())[:, 0].tolist()
             assert (prompt[-1] in followers) == is_known
-    drafter.begin([9, 4])
-    assert 4 in drafter.evidence(())[:, 0].tolist()
+    for drafter in ignorant:
+        drafter.begin([9, 4])
+        assert 4 in drafter.evidence(())[:, 0].tolist()
 
 
 def test_what_guesses_beside_a_drafter_knows_nothing_of_the_texts_it_is_played_on():
     documents = [Document([9, start], [start, *range(20, 30), start] * 8) for start in range(8)] * 30
     learned = learn_counts(documents, COSTS, with_table=True)
     assembly = SimpleNamespace(engine=SimpleNamespace(free=CountsDrafter(learned.belief, learned.table)))
-    job = Job(None, None, assembly, None, [[9, 3], [9, 5]], None, None)
-    beside = guesses_beside(job, learned, COSTS)
+    job = Job(None, None, assembly, None, [], None, None)
+    beside = guesses_beside(job, learned, [documents[3], documents[5]], COSTS)
 
     for prompt, is_known in (([9, 3], False), ([9, 5], False), ([9, 4], True)):
         beside.begin(prompt)

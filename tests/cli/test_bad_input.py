@@ -110,6 +110,7 @@ def test_what_no_server_can_do_is_refused_before_there_is_a_model(run, option, v
         (("report", "--name", "tiny", "--text", "--limit", "2"), "--limit and --chat are for the prompts of --prompts"),
         (("report", "--name", "tiny", "--text", "--chat"), "--limit and --chat are for the prompts of --prompts"),
         (("calibrate", "--target", TARGET, "--chat"), "--chat is for --prompts FILE"),
+        (("calibrate", "--target", TARGET, "--keep-drafter"), "--keep-drafter is for a draft model or a head"),
         (("generate", "none.yaml", "--prompt", "a", "--limit", "2"), "--limit is for --prompts FILE"),
         (("bench", "--plan", "none.yaml", "--prompts", "FILE", "--budget", "8"), "--budget and --held-back are for"),
         (

@@ -48,6 +48,20 @@ def test_a_sum_is_the_count_of_both(some, others):
         assert (counts[:-1] >= counts[1:]).all()
 
 
+@settings(deadline=None)
+@given(DOCUMENTS, DOCUMENTS, DOCUMENTS)
+def test_a_difference_is_the_count_of_the_rest(some, others, strangers):
+    """Of text that was never counted here, nothing can be taken away but what looks like it."""
+    both = Table.of([*some, *others])
+
+    assert read(both.minus(Table.of(others))) == read(Table.of(some))
+    unlike = Table.of(
+        [([90 + token for token in prompt], [90 + token for token in answer]) for prompt, answer in strangers]
+    )
+    assert read(both.minus(unlike)) == read(both)
+    assert both.minus(both).num_tokens == 0
+
+
 def test_a_sum_keeps_the_most_frequent():
     first, second = (
         Table.of([([], [token for each in tokens for token in (0, each)])])

@@ -76,7 +76,7 @@ def test_plans_of_other_drafters_are_made_once_and_decoded_beside_the_models_own
         ["smollm2", "--root", str(tmp_path)],
         ["smollm2-text", "--drafter", "text", *quickly],
         ["smollm2-ngram", "--drafter", "ngram", *quickly],
-        ["smollm2-mine-table", "--drafter", "yggdrasil:mine", "--drafter", "table", *quickly],
+        ["smollm2-mine-table", "--drafter", "yggdrasil:mine", "--drafter", "table", "--keep-drafter", *quickly],
     ]
     assert ended.value.code == 1, "one could not be made; the others are measured"
     assert len(benches) == 5

@@ -1,13 +1,13 @@
 """From measurements and traces to what the runtime uses: what was learned, and the policy that wins in simulation."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from yggdrasil.calibration.foreseen import expectation
+from yggdrasil.calibration.foreseen import expectation, policy_without_drafter
 from yggdrasil.calibration.replay import RecordedEvidence, RecordedTrees, recorded_documents, replay
 from yggdrasil.calibration.survival import survival_of
 from yggdrasil.drafters.protocol import FreeDrafter
@@ -28,6 +28,19 @@ from yggdrasil.tree.objective import PLAIN_STEP, ShapeChooser, StepCosts, TreeSh
 CONTEXT = 0  # the simulation knows one context length
 MEAN: DepthSource = "mean"
 WORTH_READING = 0.98  # of the time a token: a predictor takes time itself, which the simulation does not see
+WORTH_DRAFTING = 0.97  # of the time a token without the drafter: passes that hand states out to it take longer too
+
+
+class Gain(NamedTuple):
+    """What decoding gives with the drafter and without it, on all documents."""
+
+    drafting: Expectation
+    without: Expectation
+
+    @property
+    def pays(self) -> bool:
+        """Whether the drafter is worth having."""
+        return self.drafting.tpot_ms < WORTH_DRAFTING * self.without.tpot_ms
 
 
 class Choice(NamedTuple):
@@ -38,6 +51,7 @@ class Choice(NamedTuple):
     depth_from: DepthSource
     predicted: Expectation
     rejected: list[Expectation]
+    gain: Gain | None = None  # where others guess beside the drafter
 
     @classmethod
     def without_drafter(cls, expected: Sequence[Expectation]) -> "Choice":
@@ -105,14 +119,18 @@ def choose(
     ratios = {width: table.astype(np.float32) for width, table in survival.ratios.items()}
     mean_survival = survival.mean.astype(np.float32)
 
-    documents, trees = recorded_documents(held_out, prompts or {}), RecordedTrees(held_out, costs, free)
-    play = partial(replay, documents, costs=costs, trees=trees, free=free, context=CONTEXT)
-    results: dict[DepthSource, SimulationResult] = {}
-    for source in (MEAN, *trained):
+    def playing(played: TraceSet) -> Callable[..., SimulationResult]:
+        documents, trees = recorded_documents(played, prompts or {}), RecordedTrees(played, costs, free)
+        return partial(replay, documents, costs=costs, trees=trees, free=free, context=CONTEXT)
+
+    def policy(source: DepthSource) -> ObjectivePolicy:
         depth = DepthEvidence(trained[source][0], _readings(traces)[source]) if source in trained else None
-        is_head_first = source == "head"
-        policy = ObjectivePolicy({CONTEXT: costs}, ratios, mean_survival, depth, is_head_first=is_head_first)
-        results[source] = play(policy, is_head_first=is_head_first)
+        return ObjectivePolicy({CONTEXT: costs}, ratios, mean_survival, depth, is_head_first=source == "head")
+
+    play = playing(held_out)
+    results: dict[DepthSource, SimulationResult] = {
+        source: play(policy(source), is_head_first=source == "head") for source in (MEAN, *trained)
+    }
     best = min(results, key=lambda source: results[source].ms_per_token)
     if results[best].ms_per_token > WORTH_READING * results[MEAN].ms_per_token:
         best = MEAN
@@ -126,14 +144,23 @@ def choose(
         expectation(f"fixed width {shape.width} depth {shape.depth}", play(DraftedTreePolicy(costs, shape)), costs)
         for shape in shapes
     ]
+    gain, alone = None, []
+    if free is not None:
+        name, on_all = f"{free.name} alone", playing(traces)
+        gain = Gain(
+            expectation(f"depth from {best}", on_all(policy(best), is_head_first=best == "head"), costs),
+            expectation(name, on_all(policy_without_drafter(costs)), costs),
+        )
+        alone = [expectation(name, play(policy_without_drafter(costs)), costs)]
     rejected = [
         *(each for source, each in expectations.items() if source != best),
         min(fixed, key=lambda each: each.tpot_ms),  # picked on the same documents: a strong rival
         expectation("accepted lengths known beforehand", play(knowing), costs),
+        *alone,
         Expectation("plain decoding", 1.0, costs.plain_ms, 1.0),
     ]
     reports = {source: report for source, (_, report) in trained.items()}
-    return Choice(learned, reports, best, expectations[best], rejected)
+    return Choice(learned, reports, best, expectations[best], rejected, gain)
 
 
 def _readings(traces: TraceSet) -> dict[DepthSource, EvidenceSizes]:

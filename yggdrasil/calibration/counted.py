@@ -26,7 +26,7 @@ _LEAST_TOKENS = 2_000  # of answers, for a belief of one's own
 class Counted(NamedTuple):
     """A belief, a table of all documents, and what to expect by documents that neither has seen: see ``foresee``.
 
-    Without documents there is no table and no outcome.
+    Without documents there is no table and no outcome; or the table is another plan's.
     """
 
     belief: Belief
@@ -39,11 +39,16 @@ class Counted(NamedTuple):
         """What a plan says of it."""
         return CountsOptions(table=self.table is not None, recycling=self.recycles)
 
-    def knowing_nothing_of(self, prompts: Sequence[Sequence[int]]) -> CountsDrafter:
-        """The drafter without what followed the ends of ``prompts``: decoding will meet others."""
-        ends = {tuple(prompt[-_END:]) for prompt in prompts}
+    def knowing_nothing_of(self, documents: Sequence[Document]) -> CountsDrafter:
+        """The drafter without what followed the ends of their prompts: decoding will meet others.
+
+        Of a table that counts nobody knows which documents, their own answers are taken away.
+        """
+        ends = {tuple(document.prompt[-_END:]) for document in documents}
         others = [document for document in self.documents if tuple(document.prompt[-_END:]) not in ends]
-        table = None if self.table is None else Table.of(others)
+        table = self.table
+        if table is not None:
+            table = Table.of(others) if self.documents else table.minus(Table.of(documents))
         return CountsDrafter(self.belief, table, recycles=self.recycles)
 
     def save(self, folder: Path) -> None:

@@ -26,8 +26,8 @@ class _Known(NamedTuple):
 def with_largest_table(job: Job, counted: Counted | None) -> Counted | None:
     """``counted`` with another plan's table, and the belief beside it, where that counts more of the target's text.
 
-    What is expected stays: it may have been foreseen by the very answers that the other counts. A calibration that was
-    told how much text to write takes no other table.
+    What is expected of counts alone stays: it may have been foreseen by the very answers that the other counts. A
+    calibration that was told how much text to write takes no other table.
     """
     wanted = job.pair.counts
     if counted is None or wanted is None or not wanted.table or job.settings.table_tokens is not None:
@@ -37,7 +37,7 @@ def with_largest_table(job: Job, counted: Counted | None) -> Counted | None:
         return counted
     told = job.reporter.phase(f"taking the table of {best.plan}, of {best.table.num_tokens:,} tokens")
     told(1.0)
-    return counted._replace(belief=best.belief, table=best.table)
+    return counted._replace(belief=best.belief, table=best.table, documents=())
 
 
 def _others(job: Job, wanted: CountsOptions) -> Iterator[_Known]:

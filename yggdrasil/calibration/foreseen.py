@@ -35,10 +35,14 @@ def foresee(
         )
         return expectation(name, result, costs)
 
-    policy = ObjectivePolicy({0: costs}, {}, np.empty(0, dtype=np.float32), None)
-    found = played(policy, f"counts of {free.name}")
+    found = played(policy_without_drafter(costs), f"counts of {free.name}")
     fixed = [played(FreeTreePolicy(width), f"fixed verify width {width}") for width in costs.verify_widths[1:]]
     return [found, *sorted(fixed, key=lambda each: each.tpot_ms)[:1], plain]
+
+
+def policy_without_drafter(costs: StepCosts) -> ObjectivePolicy:
+    """The run-time policy of a plan that has no drafter but those whose guesses cost no pass."""
+    return ObjectivePolicy({0: costs}, {}, np.empty(0, dtype=np.float32), None)
 
 
 def expectation(policy: str, result: SimulationResult, costs: StepCosts) -> Expectation:

@@ -1,5 +1,6 @@
 """What guesses without a pass: what it learns from the target's own text, and what is to be expected of it."""
 
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -21,6 +22,7 @@ from yggdrasil.prompts import encode_prompt, read_prompts
 from yggdrasil.scheduling.plan import Expectation
 from yggdrasil.tree.objective import StepCosts, least_useful
 
+OWN_TEXT = "own-text.json"  # how long the target has written already
 FORESEEN = 4  # documents decoded to predict by, where the target has written no text of its own
 
 
@@ -39,19 +41,21 @@ def count_text(job: Job, costs: StepCosts) -> Counted | None:
     asked = read_prompts(job.settings.prompts, chat=job.settings.chat)
     prompts = [encode_prompt(job.tokenizer, prompt) for prompt in asked]
     writer = OwnText(job.assembly.target.loaded, job.tokenizer, prompts, file)
-    documents = writer.write(job.settings.own_text, job.work / "own-text.json", job.reporter.phase)
+    documents = writer.write(job.settings.own_text, job.work / OWN_TEXT, job.reporter.phase)
     recycled = partial(_runners_up, job.assembly.target) if pair.counts.recycling else None
     counted = learn_counts(documents, costs, with_table=pair.counts.table, others=others, runners_up=recycled)
     drafter.learn(counted.belief, counted.table)
     return counted
 
 
-def guesses_beside(job: Job, counted: Counted | None, costs: StepCosts) -> FreeDrafter | None:
-    """What guesses beside the drafter, without knowing how ``texts`` go on."""
+def guesses_beside(
+    job: Job, counted: Counted | None, documents: Sequence[Document], costs: StepCosts
+) -> FreeDrafter | None:
+    """What guesses beside the drafter, without knowing the ``documents`` that tell what both are worth."""
     others = [each for each in each_of(job.assembly.engine.free) if not isinstance(each, CountsDrafter)]
     if counted is None:
         return together(others)
-    counts = counted.knowing_nothing_of(job.texts)
+    counts = counted.knowing_nothing_of(documents)
     counts.leave_out_below(least_useful([costs]))
     return together([*others, counts])
 

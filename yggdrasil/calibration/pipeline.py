@@ -3,6 +3,7 @@
 Work that is done lies in ``profiles/NAME/<machine>.partial`` until the calibration is complete.
 """
 
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -28,17 +29,18 @@ from yggdrasil.calibration.choose import Choice, choose
 from yggdrasil.calibration.counted import Counted
 from yggdrasil.calibration.documents import open_ended, record_all, usable_texts
 from yggdrasil.calibration.elsewhere import with_largest_table
-from yggdrasil.calibration.guesses import count_text, foresee_some, guesses_beside
+from yggdrasil.calibration.guesses import OWN_TEXT, count_text, foresee_some, guesses_beside
 from yggdrasil.calibration.job import Job
 from yggdrasil.calibration.measure import COLUMNS, costs_from, measure_stages, useful_verify_widths
 from yggdrasil.calibration.pair import build_assembly, check_pair, with_threads
+from yggdrasil.calibration.replay import recorded_documents
 from yggdrasil.calibration.reporter import Reporter
 from yggdrasil.calibration.settings import CalibrationSettings, PairSource
 from yggdrasil.calibration.threads import COLUMNS as thread_columns
 from yggdrasil.calibration.threads import best_threads, thread_counts, time_threads
 from yggdrasil.calibration.variants import ROUNDS as VARIANT_ROUNDS
 from yggdrasil.calibration.variants import time_variants
-from yggdrasil.calibration.work import open_work, read_or_drop
+from yggdrasil.calibration.work import open_part, open_work, read_or_drop
 from yggdrasil.calibration.written import SAMPLES_VERSION, write_results
 from yggdrasil.drafters.options import CountsOptions, FreeOptions
 from yggdrasil.engine.apart import compile_missing
@@ -48,7 +50,7 @@ from yggdrasil.models.kept_tensors import keep_model
 from yggdrasil.models.loaded import LoadedModel
 from yggdrasil.models.source import Source
 from yggdrasil.prompts import read_prompts
-from yggdrasil.scheduling.plan import ModelRef, Plan, portable_source
+from yggdrasil.scheduling.plan import LeftOut, ModelRef, Plan, portable_source
 from yggdrasil.scheduling.stages import DEFAULT_ORDER, HEAD_FIRST_ORDER
 
 
@@ -59,17 +61,30 @@ def calibrate(settings: CalibrationSettings, reporter: Reporter) -> Path:
     texts = usable_texts(prompts, tokenizer, settings, settings.pair.shapes.max_length)
     folder = profile_directory(settings.root, settings.name, current_machine())
     with locked(folder.with_name(folder.name + ".lock"), f"a calibration named {settings.name}"):
-        return _calibrate(settings, tokenizer, texts, reporter)
+        assembly = build_assembly(settings.pair)
+        work = open_work(settings)  # nothing is written before everything fits
+        made = _calibrate(settings, assembly, tokenizer, texts, work, reporter)
+        if isinstance(made, LeftOut):
+            del assembly  # its weights are read again
+            reporter.phase(f"leaving out {made.describe()}")(1.0)
+            alone = replace(settings, pair=settings.pair.without_drafter())
+            part = open_part(work, "without-drafter", [OWN_TEXT])
+            made = _calibrate(alone, build_assembly(alone.pair), tokenizer, texts, part, reporter, left_out=made)
+        assert isinstance(made, Path), "what does not pay was left out"
+        shutil.rmtree(work)
+        return made
 
 
 def _calibrate(
     settings: CalibrationSettings,
+    assembly: Assembly,
     tokenizer: PreTrainedTokenizerBase,
     texts: Sequence[Sequence[int]],
+    work: Path,
     reporter: Reporter,
-) -> Path:
-    assembly = build_assembly(settings.pair)
-    work = open_work(settings)  # nothing is written before everything fits
+    left_out: LeftOut | None = None,
+) -> Path | LeftOut:
+    """The plan that was written, or the drafter that does not pay, if there is one and it may go."""
     pair = _choose_threads(assembly, settings.pair, work, reporter)
     if pair != settings.pair:
         assembly = with_threads(assembly, pair)
@@ -84,14 +99,19 @@ def _calibrate(
     if pair.drafter is None:
         expected = [] if counted is None else counted.expected
         choice = Choice.without_drafter(expected or foresee_some(job, costs[0].steps()))
+        counted = with_largest_table(job, counted)
     else:
         traces, acceptance = record_all(job)
+        counted = with_largest_table(job, counted)  # what the drafter has to be worth something beside
         report = reporter.phase("training the depth predictor and simulating")
-        free = guesses_beside(job, counted, costs[0].steps())
-        choice = choose(traces, acceptance, costs[0].steps(), free, dict(enumerate(texts)))
+        prompts = dict(enumerate(texts))
+        free = guesses_beside(job, counted, recorded_documents(traces, prompts), costs[0].steps())
+        choice = choose(traces, acceptance, costs[0].steps(), free, prompts)
         report(1.0)
+        drafter = _model_ref(pair.drafter, pair.drafter_threads, pair.drafter_weights)
+        if choice.gain is not None and not (choice.gain.pays or settings.keeps_drafter):
+            return LeftOut(drafter, *choice.gain)
 
-    counted = with_largest_table(job, counted)
     machine = current_machine()
     predictor_folder = predictor_directory(settings.root, settings.name, machine)
     destination = plan_path(settings.root, settings.name, machine)
@@ -116,6 +136,7 @@ def _calibrate(
         predicted=choice.predicted,
         rejected=choice.rejected,
         device=pair.device,
+        left_out=left_out,
     )
     write_results(settings, plan, destination, choice, counted, frame, work)
     keep_model(assembly.target.loaded, pair.target, pair.weights)

@@ -46,6 +46,12 @@ class PairSource:
     def with_shapes(self, shapes: Shapes) -> "PairSource":
         return replace(self, shapes=shapes)
 
+    def without_drafter(self) -> "PairSource":
+        """The target with what guesses without a pass."""
+        return replace(
+            self, drafter=None, drafter_threads=0, drafter_weights="full", shapes=replace(self.shapes, draft_widths=())
+        )
+
 
 class Budget(NamedTuple):
     """How much text the target writes: for so many ``seconds``, or until there are so many ``tokens`` in all."""
@@ -107,6 +113,7 @@ class CalibrationSettings:
     effort: Effort
     chat: bool = False  # plain prompts are a user's turn in the target's chat template
     table_tokens: int | None = None  # tokens that the target writes for a table; else what the effort's time gives
+    keeps_drafter: bool = False  # whether it pays or not
     variants: bool = False  # also time ways to build steps that the decoder cannot use; compiles for minutes
 
     @property
@@ -122,5 +129,6 @@ class CalibrationSettings:
             **asdict(self.effort),
             "chat": self.chat,
             "table_tokens": self.table_tokens,
+            "keeps_drafter": self.keeps_drafter,
             "prompts": [str(self.prompts), stat.st_size, stat.st_mtime_ns],
         }

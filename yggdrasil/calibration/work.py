@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TypeVar
 
@@ -26,6 +26,16 @@ def open_work(settings: CalibrationSettings) -> Path:
         work.mkdir(parents=True)
         write_atomic(marker, identity.encode())
     return work
+
+
+def open_part(work: Path, name: str, shared: Iterable[str]) -> Path:
+    """A folder in it for a calibration of its own, which begins with what the ``shared`` files say."""
+    part = work / name
+    part.mkdir(exist_ok=True)
+    for file in shared:
+        if (work / file).exists() and not (part / file).exists():
+            shutil.copyfile(work / file, part / file)
+    return part
 
 
 def keep_results(old: Path, new: Path) -> None:

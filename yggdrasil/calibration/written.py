@@ -29,7 +29,7 @@ def write_results(
     frame: pd.DataFrame,
     work: Path,
 ) -> None:
-    """Put everything in its place, each folder at once and the plan last; what was unfinished work goes."""
+    """Put everything in its place, each folder at once and the plan last."""
     profile = profile_directory(settings.root, settings.name, plan.machine)
     with atomic_directory(profile) as folder:
         keep_results(profile, folder)
@@ -47,7 +47,6 @@ def write_results(
         if choice.reports:
             _write_reports(choice.reports, folder)
     plan.save(destination)
-    shutil.rmtree(work)
 
 
 def _write_reports(reports: Mapping[DepthSource, TrainingReport], folder: Path) -> None:

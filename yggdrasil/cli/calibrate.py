@@ -86,6 +86,10 @@ def calibrate(
             help="Tokens of its own that the target writes for the table; else ten minutes', or one's with --quick.",
         ),
     ] = None,
+    keep_drafter: Annotated[
+        bool,
+        typer.Option("--keep-drafter", help="Keep a drafter that does not pay beside guesses that cost no pass."),
+    ] = False,
     variants: Annotated[
         bool, typer.Option("--variants", help="Also time other ways to build the target's steps (minutes), on a CPU.")
     ] = False,
@@ -112,6 +116,8 @@ def calibrate(
     named = named_drafters(drafter or USUAL, ngram)
     if table_tokens is not None and not named.has_table:
         raise YggdrasilError("--table-tokens is for --drafter table, which is not asked for")
+    if keep_drafter and named.drafter is None:
+        raise YggdrasilError("--keep-drafter is for a draft model or a head, and none is asked for; leave it out")
     length = max_length or usual_length(target, named.drafter)
     shapes = _shapes(length, max_depth, draft_widths, verify_widths, named, quick=quick)
     chosen = usual_weights(target, dtype, device) if weights == AUTO else cast(Weights, weights)
@@ -125,7 +131,7 @@ def calibrate(
     texts, is_chat = (prompts, chat) if prompts is not None else shipped_prompts(target)
     settings = CalibrationSettings(
         pair, texts, name or plan_name(target), root or search_roots()[0], QUICK if quick else Effort(), chat=is_chat,
-        variants=variants, table_tokens=table_tokens,
+        keeps_drafter=keep_drafter, variants=variants, table_tokens=table_tokens,
     )  # fmt: skip
     try:
         with PhaseProgress() as progress:
@@ -171,3 +177,5 @@ def _print_plan(path: Path) -> None:
         print(
             f"  instead of {other.policy}: {other.speedup:.2f} x, AAL {other.aal:.2f}, {other.tpot_ms:.3g} ms a token"
         )
+    if plan.left_out is not None:
+        print(f"left out {plan.left_out.describe()}; --keep-drafter keeps it")

@@ -75,14 +75,24 @@ class Table:
 
     def plus(self, other: Table) -> Table:
         """What both have counted; of each context the followers that are most frequent in both together."""
+        return self._with(other, 1)
+
+    def minus(self, other: Table) -> Table:
+        """What is left without the text that ``other`` has counted, as far as it was counted here."""
+        return self._with(other, -1)
+
+    def _with(self, other: Table, times: int) -> Table:
         keys, rows = np.unique(np.concatenate([self.keys, other.keys]), return_inverse=True)
         totals = np.zeros(len(keys), dtype=np.int64)
-        np.add.at(totals, rows, np.concatenate([self.totals, other.totals]))
+        np.add.at(totals, rows, np.concatenate([self.totals, times * other.totals]))
         row = np.repeat(rows, np.concatenate([np.diff(self.starts), np.diff(other.starts)]))
         both, places = np.unique(row << 32 | np.concatenate([self.tokens, other.tokens]), return_inverse=True)
         counts = np.zeros(len(both), dtype=np.int64)
-        np.add.at(counts, places, np.concatenate([self.counts, other.counts]))
-        return _ranked(keys, totals, both >> 32, both & (1 << 32) - 1, counts)
+        np.add.at(counts, places, np.concatenate([self.counts, times * other.counts]))
+        known = totals > 0
+        left = (counts > 0) & known[both >> 32]
+        renamed = np.cumsum(known) - 1
+        return _ranked(keys[known], totals[known], renamed[both[left] >> 32], both[left] & (1 << 32) - 1, counts[left])
 
     def halved(self) -> Table:
         """Every count halved; what was seen once is forgotten."""

@@ -119,6 +119,22 @@ class Expectation:
 
 
 @dataclass(frozen=True)
+class LeftOut:
+    """A drafter that was asked for and does not pay, by what decoding the same documents gave (simulated)."""
+
+    drafter: ModelRef
+    drafting: Expectation
+    without: Expectation
+
+    def describe(self) -> str:
+        """One line for a person."""
+        return (
+            f"{self.drafter.source}, which does not pay: {self.drafting.tpot_ms:.3g} ms a token with it, "
+            f"{self.without.tpot_ms:.3g} without"
+        )
+
+
+@dataclass(frozen=True)
 class Searched:
     """One plan of a schedule search; measured figures are absent where it was only predicted."""
 
@@ -169,6 +185,7 @@ class Plan:
     rejected: list[Expectation] = field(default_factory=list)  # what else was considered
     device: DeviceName = "cpu"  # where both models run
     search: SearchResult | None = None  # where a schedule search chose the stages
+    left_out: LeftOut | None = None
 
     def __post_init__(self) -> None:
         check_order(self.stages)
