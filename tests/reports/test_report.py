@@ -20,7 +20,7 @@ from yggdrasil.reports.folder import write_tables
 from yggdrasil.reports.schedules import verdict
 from yggdrasil.reports.text import show
 from yggdrasil.reports.trees import record_trees
-from yggdrasil.scheduling.plan import Plan, Searched, SearchResult
+from yggdrasil.scheduling.plan import Expectation, LeftOut, ModelRef, Plan, Searched, SearchResult
 from yggdrasil.scheduling.stages import NAMED_VARIANTS, Schedule
 from yggdrasil.tree.objective import TreeShape
 
@@ -148,6 +148,19 @@ def test_text_and_tables_hold_the_same_facts(facts, tmp_path):
         assert figure in text
     assert {path.stem for path in (tmp_path / "csv").iterdir()} == set(facts.tables())
     assert len(pd.read_csv(tmp_path / "csv" / "objective.csv")) == len(facts.objective())
+
+
+def test_a_drafter_that_was_left_out_is_named(facts, tmp_path):
+    from yggdrasil.reports.page import build_page
+
+    gave = Expectation("mean", 2.0, 4.5, 1.5)
+    left_out = LeftOut(ModelRef("owner/head", "1", 1), gave, replace(gave, tpot_ms=4.25))
+    without = replace(facts, plan=replace(facts.plan, left_out=left_out))
+    console = Console(record=True, width=200, file=(tmp_path / "text").open("w"))
+    show(without, console)
+
+    for text in (console.export_text(), build_page(without)):
+        assert "ithout owner/head, which does not pay: 4.5 ms a token with it, 4.25 without" in text
 
 
 def test_a_name_without_profile_still_has_a_report(tmp_path):

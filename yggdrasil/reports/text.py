@@ -38,6 +38,8 @@ def show(facts: Facts, console: Console | None = None) -> None:
         f"predicted {plan.predicted.speedup:.2f} x plain decoding, AAL {plan.predicted.aal:.2f}, "
         f"{plan.predicted.tpot_ms:.3g} ms a token"
     )
+    if plan.left_out is not None:
+        console.print(f"without {plan.left_out.describe()}", markup=False)
     tables = facts.tables()
     if not tables["objective"].empty:
         tables["objective"] = _best_shapes(tables["objective"])
