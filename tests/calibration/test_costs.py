@@ -34,6 +34,7 @@ def test_trees_that_cost_no_pass_have_an_overhead_of_their_own():
             rows += [(64, 1, 1, depth, width, stage, time) for stage, time in times.items()]
         times = {"draft_steps": 0.0, "head_draft": 0.0, "verify": ms - 0.5, "overhead": 0.2, "iteration": ms + 0.1}
         rows += [(64, 1, 0, 1, width, stage, time) for stage, time in times.items()]
+    rows.append((64, 1, 0, 1, 8, "iteration", 99.0))  # of a width that no plan has any more
     shapes = replace(SHAPES, verify_widths=(1, 2, 4))
     costs = costs_from(pd.DataFrame(rows, columns=list(SAMPLE_COLUMNS)), shapes)[0]
     without = costs_from(

@@ -11,7 +11,7 @@ from yggdrasil.artifacts import atomic_directory, read_csv, write_atomic
 from yggdrasil.artifacts.lock import locked
 from yggdrasil.calibration.pair import check_pair, usual_length
 from yggdrasil.calibration.settings import FIRST, CalibrationSettings, PairSource
-from yggdrasil.calibration.work import keep_results, open_work, read_or_drop
+from yggdrasil.calibration.work import keep_results, open_part, open_work, read_or_drop
 from yggdrasil.cli.calibrate import _shapes
 from yggdrasil.drafters.named import Named
 from yggdrasil.drafters.options import NGramOptions
@@ -51,6 +51,17 @@ def test_unfinished_work_is_kept_for_the_same_calibration_and_dropped_when_damag
     (work / "settings.json").write_bytes(b"\xff\xfe")
     assert open_work(settings) == work
     assert not part.exists()
+
+
+def test_a_part_of_the_work_begins_with_what_is_shared_and_goes_on_by_itself(tmp_path):
+    (tmp_path / "time").write_text("12")
+    (tmp_path / "stages").write_text("the whole's")
+    part = open_part(tmp_path, "part", ["time", "missing"])
+    assert {file.name: file.read_text() for file in part.iterdir()} == {"time": "12"}
+
+    (part / "time").write_text("34")
+    assert open_part(tmp_path, "part", ["time"]) == part
+    assert (part / "time").read_text() == "34"
 
 
 def test_results_outlive_a_new_calibration_and_its_tables_do_not(tmp_path):
