@@ -19,8 +19,8 @@ from yggdrasil.models.packing import PackedLinear
 COLUMNS = ("model", "threads", "width", "round", "ms")
 WIDTHS = (1, 8)
 ROUNDS = 9
-# Times the least: threads sleep between layers that are called one by one, and not within a compiled step, where another
-# one that seems to bring nothing took a third off a pass of bfloat16.
+# Times the least. Threads sleep between layers that are called one by one, and not within a compiled step: there
+# another one that seemed to bring nothing took a third off a pass of bfloat16.
 NEARLY = 1.03
 
 
