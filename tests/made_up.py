@@ -66,11 +66,16 @@ def schedule_samples(shapes=SHAPES):
 
 
 def stage_samples(shapes=SHAPES):
-    """Three cycles: verification takes a millisecond a row plus context / 64, a draft level 0.1 a node; 10 % spread."""
+    """Three cycles: verification takes a millisecond a row plus context / 64, a draft level 0.1 a node; 10 % spread.
+
+    Between drafted trees are free ones, whose passes are quicker.
+    """
     rows = []
     for context in (64, 128):
         for cycle, spread in enumerate((0.9, 1.0, 1.1), start=1):
             rows += [(context, cycle, 0, 0, 1, stage, PLAIN_MS) for stage in ("plain", "iteration")]
+            rows += [(context, cycle, 0, 1, width, "verify", 0.5) for width in shapes.verify_widths[1:]]
+            rows += [(context, cycle, 0, 1, width, "draft_steps", 0.0) for width in shapes.verify_widths[1:]]
             for width in shapes.draft_widths:
                 for verify_width in shapes.verify_widths[1:]:
                     shape = (width, shapes.max_depth, verify_width)

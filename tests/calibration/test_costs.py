@@ -7,7 +7,7 @@ import pytest
 from made_up import PLAIN_MS, SHAPES
 
 from yggdrasil.calibration.measure import COLUMNS as SAMPLE_COLUMNS
-from yggdrasil.calibration.measure import costs_from
+from yggdrasil.calibration.measure import costs_from, useful_verify_widths
 from yggdrasil.calibration.settings import QUICK, Effort
 
 
@@ -32,11 +32,12 @@ def test_trees_that_cost_no_pass_have_an_overhead_of_their_own():
         for depth in (2, 4):
             times = {"draft_steps": 0.1 * depth, "head_draft": 0.5, "verify": ms, "overhead": 0.4, "iteration": 15.0}
             rows += [(64, 1, 1, depth, width, stage, time) for stage, time in times.items()]
-        times = {"draft_steps": 0.0, "head_draft": 0.0, "verify": ms - 0.5, "overhead": 0.2, "iteration": ms + 0.1}
-        rows += [(64, 1, 0, 1, width, stage, time) for stage, time in times.items()]
+        times = {"draft_steps": 0.0, "head_draft": 0.0, "verify": 14 - ms, "overhead": 0.2, "iteration": ms + 0.1}
+        rows += [(64, 1, 0, 1, width, stage, time) for stage, time in times.items()] * 3
     rows.append((64, 1, 0, 1, 8, "iteration", 99.0))  # of a width that no plan has any more
     shapes = replace(SHAPES, verify_widths=(1, 2, 4))
-    costs = costs_from(pd.DataFrame(rows, columns=list(SAMPLE_COLUMNS)), shapes)[0]
+    frame = pd.DataFrame(rows, columns=list(SAMPLE_COLUMNS))
+    costs = costs_from(frame, shapes)[0]
     without = costs_from(
         pd.DataFrame([row for row in rows if row[2] or not row[3]], columns=list(SAMPLE_COLUMNS)), shapes
     )[0]
@@ -45,6 +46,7 @@ def test_trees_that_cost_no_pass_have_an_overhead_of_their_own():
     assert replace(costs, free_overhead_ms=None) == without
     assert costs.head_ms == 0.5
     assert costs.verify_ms == {1: PLAIN_MS, 2: 10.0, 4: 12.0}
+    assert useful_verify_widths(frame, shapes) == (1, 2, 4)
     steps = costs.steps()
     assert [steps.iteration_ms(0, 3, width) for width in (2, 4)] == pytest.approx([10.1, 12.1])
     assert steps.iteration_ms(1, 1, 4) == pytest.approx(0.5 + 12.0 + costs.overhead_ms)

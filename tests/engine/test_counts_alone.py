@@ -65,6 +65,18 @@ def test_the_width_is_that_of_most_tokens_a_millisecond(expected, width):
     assert decision.shape.is_free == (width > 1)
 
 
+def test_beside_a_drafter_its_overhead_is_not_theirs():
+    """A tree that cannot pay for what a drafted one takes is worth it without."""
+    dear, expected = replace(COSTS, overhead_ms=1.0), [1.0, 1.5, 1.6, 1.7]
+
+    assert chosen(policy(costs=dear), expected).shape.depth == 0
+    decision = chosen(policy(costs=replace(dear, free_overhead_ms=0.1)), expected)
+    assert decision.shape == TreeShape(0, 16, 2)
+    assert decision.milliseconds == TREE_MS[2] == replace(dear, free_overhead_ms=0.1).iteration_ms(*decision.shape)
+    with pytest.raises(ValueError, match=r"free_overhead_ms must not be negative, got -0\.1"):
+        replace(COSTS, free_overhead_ms=-0.1)
+
+
 def test_no_more_is_promised_than_may_come():
     assert chosen(policy(), [1, 1.9, 2.9, 5], depth=1).shape == TreeShape(0, 1, 2)
 

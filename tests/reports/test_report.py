@@ -8,7 +8,7 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 from browsers import open_browser
-from made_up import PLAIN_MS, write_artifacts
+from made_up import PLAIN_MS, stage_samples, write_artifacts
 from rich.console import Console
 from tiny_pair import SHAPES, TEXT
 
@@ -87,6 +87,14 @@ def test_latencies_are_medians_with_their_tenths(facts):
     assert table.loc[("target", 64, 8), "p90_ms"] == pytest.approx(9.9, rel=0.03)
     assert table.loc[("target", 64, 1), "ms"] == PLAIN_MS
     assert table.loc[("drafter", 64, 4), "ms"] == pytest.approx(0.4)
+
+
+def test_iterations_are_those_of_drafted_trees_where_none_were_searched_for(tmp_path):
+    stages = Facts.load(write_artifacts(tmp_path)).iterations().set_index("stage")["ms_an_iteration"]
+    frame = stage_samples()
+    drafted = frame[(frame["context"] == 64) & (frame["width"] > 0)]
+
+    assert stages.to_dict() == pytest.approx(drafted.groupby("stage")["ms"].median().to_dict())
 
 
 def test_the_objective_is_equation_3(facts):

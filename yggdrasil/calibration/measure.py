@@ -185,8 +185,7 @@ def _costs_at(context: int, frame: pd.DataFrame, shapes: Shapes) -> Costs:
     steps = {width: step for width, (step, _) in draft.items()}  # a narrower step never costs more: that is noise
     rest = float(np.median([rest for _, rest in draft.values()])) if draft else 0.0
     verify_ms = {width: _rounded(envelope[width][0]) for width in shapes.verify_widths}
-    free = frame[(frame["width"] == 0) & (frame["stage"] == "iteration") & frame["verify_width"].isin(list(verify_ms))]
-    free = free[free["depth"] > 0]
+    free = frame[(frame["depth"] > 0) & (frame["width"] == 0) & (frame["stage"] == "iteration")]
     return Costs(
         context=context,
         head_ms=_rounded(median(drafted, "head_draft")) if draft else 0.0,
@@ -203,8 +202,8 @@ def _free_overhead(iterations: pd.DataFrame, verify_ms: Mapping[int, float]) -> 
 
     By their whole time: behind a draft, caches are colder and threads wait elsewhere, so a pass is another.
     """
-    beyond = iterations["ms"] - iterations["verify_width"].map(verify_ms)
-    by_width = beyond.groupby(iterations["verify_width"]).median()
+    beyond = iterations["ms"] - iterations["verify_width"].map(verify_ms)  # NaN: a width that the plan has not
+    by_width = beyond.dropna().groupby(iterations["verify_width"]).median()
     return _rounded(max(float(by_width.median()), 0.0))
 
 
