@@ -57,3 +57,20 @@ def test_texts_that_would_not_fit_are_refused(script, pair, monkeypatch, tmp_pat
 
     with pytest.raises(YggdrasilError, match="end 49 tokens before --max-new-tokens 150; give --max-prompt-tokens 49"):
         script.main([], plan="tiny", max_new_tokens=150, from_token=20)
+
+
+def test_prompts_are_of_all_parts_of_a_file(script, pair, monkeypatch, tmp_path):
+    file, decoded = tmp_path / "prompts.jsonl", []
+    file.write_text("".join(f'{{"prompt": "{letter}"}}\n' for letter in "abcd"))
+
+    def both(decoder, tokens, *_):
+        decoded.append(decoder.tokenizer.decode(tokens))
+        return script.Run([], (1.0, 1), (1.0, 1)), script.Run([], (1.0, 1), (1.0, 1))
+
+    decoder = pair.decoder(FixedPolicy(TreeShape(2, 2, 4)))
+    monkeypatch.setattr(decoder, "plan", object())
+    monkeypatch.setattr(script.Decoder, "from_plan", lambda _: decoder)
+    monkeypatch.setattr(script, "_both", both)
+    script.main([file], plan="tiny", temperatures="0", limit=2, max_new_tokens=30, from_token=20, max_prompt_tokens=9)
+
+    assert decoded == ["a", "a", "c"], "the first is a warm-up"
