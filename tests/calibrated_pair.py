@@ -55,18 +55,24 @@ def run_program(*arguments: object) -> int:
 
 
 def calibrate(root: Path) -> CalibratedPair:
-    """Write a pair and calibrate it, with as few steps to compile as a plan can have."""
+    """Write a pair and calibrate it."""
     (target, drafter), prompts = write_pair(root), root / "prompts.jsonl"
     write_prompts(prompts)
     result = profile_directory(root, NAME, current_machine()) / "bench-earlier.json"
     result.parent.mkdir(parents=True)
     result.write_text("{}")
+    made = CalibratedPair(root, target, drafter, prompts, write_plan(root, target, drafter, prompts, "--keep-drafter"))
+    assert result.exists(), "a result of an earlier plan is lost"
+    return made
+
+
+def write_plan(root: Path, target: Path, drafter: Path, prompts: Path, *options: str) -> Path:
+    """Calibrate, with as few steps to compile as a plan can have; returns the plan's path."""
     code = run_program(
         "calibrate", "--target", target, "--drafter", drafter, "--prompts", prompts, "--name", NAME, "--root", root,
         "--quick", "--dtype", "float32", "--max-length", MAX_LENGTH, "--max-depth", 2, "--target-threads", 1,
-        "--drafter-threads", 1, "--draft-widths", "1,2", "--verify-widths", "1,2,4", "--keep-drafter",
+        "--drafter-threads", 1, "--draft-widths", "1,2", "--verify-widths", "1,2,4", *options,
     )  # fmt: skip
     assert code == 0
-    assert result.exists(), "a result of an earlier plan is lost"
     (plan,) = (root / "plans" / NAME).glob("*.yaml")
-    return CalibratedPair(root, target, drafter, prompts, plan)
+    return plan

@@ -4,14 +4,17 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from calibrated_pair import NAME, CalibratedPair, calibrate, run_program
+from calibrated_pair import NAME, CalibratedPair, calibrate, run_program, write_plan
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from yggdrasil import Decoder
+from yggdrasil.calibration.choose import Gain
+from yggdrasil.calibration.settings import QUICK
 from yggdrasil.drafters import NGramDrafter
 from yggdrasil.drafters.counts import CountsDrafter
 from yggdrasil.drafters.options import CountsOptions
@@ -73,6 +76,22 @@ def expected(reference, tokens, count=COUNT, eos=None):
     prompt = torch.tensor([tokens])
     settings = {"do_sample": False, "max_new_tokens": count, "eos_token_id": eos, "pad_token_id": 0}
     return reference.generate(prompt, attention_mask=torch.ones_like(prompt), **settings)[0, len(tokens) :].tolist()
+
+
+def test_a_drafter_that_does_not_pay_is_left_out(calibrated, reference, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(Gain, "pays", property(lambda gain: False))
+    monkeypatch.setattr("yggdrasil.calibration.settings.QUICK", replace(QUICK, own_text=1.0))
+    path = write_plan(tmp_path, calibrated.target, calibrated.drafter, calibrated.prompts)
+    plan, kept = Plan.load(path), Plan.load(calibrated.plan)
+
+    assert (plan.drafter, plan.left_out.drafter) == (None, kept.drafter)
+    assert isinstance(plan.free[0], CountsOptions)
+    assert kept.left_out is None
+    assert (plan.shapes.draft_widths, plan.costs[0].draft_ms) == ((), {})
+    assert f"left out {plan.left_out.describe()}; --keep-drafter keeps it" in capsys.readouterr().out
+    assert not list(tmp_path.rglob("*.partial"))
+    prompt = list(range(40, 60))
+    assert list(Decoder.from_plan(path).generate(prompt, max_new_tokens=COUNT).tokens) == expected(reference, prompt)
 
 
 @pytest.mark.parametrize("way", ["plan", "tree", "plain"])

@@ -88,6 +88,24 @@ def test_a_drafter_pays_by_what_others_guess_without_it(pair, draft_ms, pays):
     assert choose(recording(pair), AcceptanceCalibration.identity(), costs).gain is None
 
 
+def test_what_a_drafter_gains_is_of_all_documents(pair, monkeypatch):
+    module = sys.modules[choose.__module__]
+    played = []
+
+    def play(documents, policy, **options):
+        played.append((len(documents), options["trees"].traces.num_positions))
+        return module_replay(documents, policy, **options)
+
+    module_replay = module.replay
+    monkeypatch.setattr(module, "replay", play)
+    traces = recording(pair)
+    choose(traces, AcceptanceCalibration.identity(), COSTS, usual_counts(), {})
+
+    assert played.count((4, traces.num_positions)) == 2
+    assert max(played) == (4, traces.num_positions)
+    assert len(played) > 4
+
+
 def test_three_percent_are_asked_of_a_drafter():
     without = Expectation("text alone", 2.0, 1.0, 1.5)
 

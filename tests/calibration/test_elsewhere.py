@@ -11,6 +11,7 @@ from yggdrasil.artifacts import model_fingerprint
 from yggdrasil.calibration.counted import Counted
 from yggdrasil.calibration.elsewhere import with_largest_table
 from yggdrasil.calibration.job import Job
+from yggdrasil.calibration.own_text import Document
 from yggdrasil.drafters.belief import Belief
 from yggdrasil.drafters.counts import BELIEF_FILE, TABLE_FILE
 from yggdrasil.drafters.options import CountsOptions
@@ -69,7 +70,9 @@ def taken(target):
         pair = SimpleNamespace(counts=options, target=str(target), weights="full")
         settings = SimpleNamespace(table_tokens=table_tokens)
         job = Job(settings, pair, None, None, [], None, SimpleNamespace(phase=phase))
-        return with_largest_table(job, Counted(belief(OWN), table, EXPECTED)), told
+        return with_largest_table(
+            job, Counted(belief(OWN), table, EXPECTED, documents=[Document([0], [1, 2, 3])])
+        ), told
 
     return take
 
@@ -84,6 +87,7 @@ def test_the_largest_table_is_taken_with_its_belief(plan, taken):
         assert found.table.num_tokens == LARGEST.num_tokens == 90
         assert np.array_equal(found.belief.text, belief(LARGEST).text)
         assert found.expected is EXPECTED
+        assert not found.documents, "they are not what it counts"
         assert len(told) == 1
         assert told[0].startswith("taking the table of largest (")
         assert told[0].endswith("), of 90 tokens")

@@ -1,5 +1,6 @@
 """A drafter that does not pay is left out: the calibration goes on without it, and says so in the plan."""
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -8,7 +9,7 @@ import pytest
 from yggdrasil.calibration import pipeline
 from yggdrasil.calibration.guesses import OWN_TEXT
 from yggdrasil.calibration.settings import FIRST, CalibrationSettings, PairSource
-from yggdrasil.drafters.options import CountsOptions
+from yggdrasil.drafters.options import CountsOptions, NGramOptions
 from yggdrasil.scheduling.plan import Expectation, LeftOut, ModelRef, Shapes, resolve_source
 
 TARGET, DRAFTER = (resolve_source(f"yggdrasil:assets/tiny/{part}") for part in ("target", "drafter"))
@@ -20,7 +21,7 @@ GAVE = Expectation("mean", 1.5, 1.0, 1.2)
 def settings(tmp_path):
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("".join(f'{{"prompt": "{text}"}}\n' for text in PROMPTS))
-    pair = PairSource(TARGET, DRAFTER, "bfloat16", 0, 0, Shapes(), free=(CountsOptions(),))
+    pair = PairSource(TARGET, DRAFTER, "bfloat16", 0, 0, Shapes(), free=(NGramOptions(), CountsOptions(table=False)))
     return CalibrationSettings(pair, prompts, "mine", tmp_path, FIRST)
 
 
@@ -51,9 +52,13 @@ def test_what_does_not_pay_is_left_out(settings, begun):
     assert plan == Path("plan")
     assert first == settings
     assert (second.pair.drafter, second.pair.shapes.draft_widths) == (None, ())
-    assert (second.pair.target, second.pair.free) == (TARGET, (CountsOptions(),))
+    assert (second.pair.target, second.pair.free) == (TARGET, (NGramOptions(), CountsOptions(table=True)))
     assert left_out.drafter.source == "x"
     assert there == [OWN_TEXT]
     assert part.parent == work
     assert not work.exists()
     assert said == ["leaving out x, which does not pay: 1 ms a token with it, 1 without"]
+
+
+def test_keeping_it_after_all_goes_on_with_what_was_measured(settings):
+    assert replace(settings, keeps_drafter=True).identity() == settings.identity()

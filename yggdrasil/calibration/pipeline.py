@@ -95,14 +95,12 @@ def _calibrate(
     _time_other_ways(job)
     shapes = replace(pair.shapes, verify_widths=useful_verify_widths(frame, pair.shapes))
     costs = costs_from(frame, shapes)
-    counted = count_text(job, costs[0].steps())
+    counted = with_largest_table(job, count_text(job, costs[0].steps()))
     if pair.drafter is None:
         expected = [] if counted is None else counted.expected
         choice = Choice.without_drafter(expected or foresee_some(job, costs[0].steps()))
-        counted = with_largest_table(job, counted)
     else:
         traces, acceptance = record_all(job)
-        counted = with_largest_table(job, counted)  # what the drafter has to be worth something beside
         report = reporter.phase("training the depth predictor and simulating")
         prompts = dict(enumerate(texts))
         free = guesses_beside(job, counted, recorded_documents(traces, prompts), costs[0].steps())

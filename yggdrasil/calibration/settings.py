@@ -47,10 +47,11 @@ class PairSource:
         return replace(self, shapes=shapes)
 
     def without_drafter(self) -> "PairSource":
-        """The target with what guesses without a pass."""
+        """The target with what guesses without a pass; counts have a table then, as they usually do."""
         return replace(
-            self, drafter=None, drafter_threads=0, drafter_weights="full", shapes=replace(self.shapes, draft_widths=())
-        )
+            self, drafter=None, drafter_threads=0, drafter_weights="full", shapes=replace(self.shapes, draft_widths=()),
+            free=tuple(replace(each, table=True) if isinstance(each, CountsOptions) else each for each in self.free),
+        )  # fmt: skip
 
 
 class Budget(NamedTuple):
@@ -129,6 +130,5 @@ class CalibrationSettings:
             **asdict(self.effort),
             "chat": self.chat,
             "table_tokens": self.table_tokens,
-            "keeps_drafter": self.keeps_drafter,
             "prompts": [str(self.prompts), stat.st_size, stat.st_mtime_ns],
         }
