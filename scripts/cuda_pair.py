@@ -122,7 +122,10 @@ class Pair:
         plain_ms = self._plain["tpot_ms"]
         overhead_ms = plain_ms * self._plain["overhead_share"]
         costs = StepCosts(at["head_ms"], at["draft_ms"], verify, overhead_ms, plain_ms)
-        policy = ObjectivePolicy({self._contexts[0]: costs}, self._learned.ratios, self._learned.mean_survival, None)
+        learned = self._learned
+        policy = ObjectivePolicy(
+            {self._contexts[0]: costs}, learned.ratios, learned.mean_survival, None, lift=learned.lift
+        )
         self._captured.warm()
         return self._decode(self._captured, policy)
 

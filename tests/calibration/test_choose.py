@@ -58,6 +58,9 @@ def test_a_draft_model_is_chosen_for_with_and_without_its_first_guesses(pair, tm
     assert loaded.reads == choice.learned.reads
     sizes = (traces.hidden.shape[1], traces.repetition.shape[1], traces.head.shape[1])
     assert loaded.reads in {sizes, (*sizes[:2], 0)}
+    assert loaded.lift == choice.learned.lift > 0.0
+    replace(loaded, lift=None).save(tmp_path)  # as of an earlier calibration
+    assert Learned.load(tmp_path).lift is None
 
 
 @pytest.mark.parametrize(

@@ -43,8 +43,8 @@ def traces(pair):
 
 
 def policy(traces):
-    ratios = traces.ratio_tables(COSTS.verify_widths, reference_width=4)
-    return Costly({0: COSTS}, ratios, traces.survival_table(4, 17).astype(np.float32), None)
+    survival = survival_of(traces, COSTS, None, {3: PROMPT})
+    return Costly({0: COSTS}, survival.ratios, survival.mean.astype(np.float32), None, lift=survival.lift)
 
 
 @pytest.mark.parametrize("kind", MAKE_FREE)
@@ -131,7 +131,7 @@ def test_iterations_by_hand():
 def test_knowing_the_length_beats_every_fixed_tree():
     lengths = np.random.default_rng(0).choice([0, 0, 0, 6], size=200).tolist()
     traces = chains(lengths, [1] * 200, max_depth=6, edge=0.9)
-    chooser = ShapeChooser(HAND_COSTS, traces.ratio_tables(HAND_COSTS.verify_widths, reference_width=1))
+    chooser = ShapeChooser(HAND_COSTS, survival_of(traces, HAND_COSTS, None, {}).ratios)
     survival = (np.array(lengths)[:, None] > np.arange(6)).astype(np.float64)
     knowing = played_by_hand(KnowingPolicy(HAND_COSTS, chooser, survival), traces)
     fixed = [played_by_hand(DraftedTreePolicy(HAND_COSTS, TreeShape(1, depth, 1)), traces) for depth in range(1, 7)]
@@ -162,29 +162,40 @@ def tables_of(survival):
     return {width: ratios * survival.mean[None, :, None] for width, ratios in survival.ratios.items()}
 
 
-def test_survival_of_trees_that_nothing_is_added_to_is_that_of_the_traces(traces):
-    """At the positions behind which the text is recorded as far as trees go."""
-    found = survival_of(traces, COSTS, Silent(), {3: PROMPT})
-    rows = traces.num_positions - SHAPES.max_depth
-    seen = TraceSet.from_arrays({name: array[:rows] for name, array in traces.to_arrays().items()})
-    is_reached = found.mean > 0
-    for width, table in tables_of(found).items():
-        wanted = seen.survival_tables(width, COSTS.verify_widths)
-        np.testing.assert_allclose(table[:, is_reached], wanted[:, is_reached], atol=1e-12)
+def test_survival_is_that_of_places_where_iterations_begin():
+    """Of each three places the first keeps two tokens; the others lie within that iteration."""
+    traces = chains([2, 1, 0] * 4, [7] * 12, max_depth=2)
+    survival = survival_of(traces, HAND_COSTS, None, {})
+
+    assert survival.mean.tolist() == [1.0, 1.0]
+    assert survival.ratios[1][1].tolist() == [[0.0, 1.0, 1.0], [0.0, 0.0, 1.0]]
+    assert survival.lift == 2.0
+
+
+def test_trees_that_nothing_is_added_to_are_the_drafters_own(traces):
+    silent, alone = (survival_of(traces, COSTS, free, {3: PROMPT}) for free in (Silent(), None))
+    assert silent.mean.tolist() == alone.mean.tolist()
+    assert all(np.array_equal(table, alone.ratios[width]) for width, table in silent.ratios.items())
+    assert silent.lift == alone.lift
+
+
+def test_drafting_adds_less_to_guesses_that_are_good_already(traces):
+    alone, beside = (survival_of(traces, COSTS, free, {3: PROMPT}).lift for free in (None, usual_counts()))
+    assert 0.0 < beside < alone
 
 
 def test_a_level_of_the_drafters_own_is_worth_less_where_counts_go_on_with_its_tree(traces):
     alone, filled = (tables_of(survival_of(traces, COSTS, free, {3: PROMPT})) for free in (None, usual_counts()))
     tokens = {name: table[4].sum(axis=1)[:, -1] for name, table in (("alone", alone), ("filled", filled))}  # [D budget]
-    assert (tokens["filled"] > tokens["alone"]).all()
+    assert (tokens["filled"] > tokens["alone"])[:-1].all()
     assert tokens["filled"][-1] / tokens["filled"][0] < 0.8 * tokens["alone"][-1] / tokens["alone"][0]
 
 
-def test_of_texts_no_longer_than_trees_are_deep_the_drafters_own_trees_are_known(traces):
+def test_of_texts_no_longer_than_trees_are_deep_what_there_is_is_known(traces):
     short = TraceSet.from_arrays({name: array[: SHAPES.max_depth] for name, array in traces.to_arrays().items()})
-    found, own = (survival_of(short, COSTS, free, {3: PROMPT}) for free in (usual_counts(), None))
-    assert found.mean.tolist() == own.mean.tolist()
-    assert all(np.array_equal(table, own.ratios[width]) for width, table in found.ratios.items())
+    found = survival_of(short, COSTS, usual_counts(), {3: PROMPT})
+    assert found.mean[0] > 0.0
+    assert tables_of(found)[4].max() <= 1.0
 
 
 def likelihoods(tree, count):

@@ -325,12 +325,12 @@ def costs(verify_ms=0.1):
     return StepCosts(0.2, {1: 0.2, 2: 0.2}, verified, 0.1, 1.0)
 
 
-def objective_policy(verify_ms=0.1, rate=0.6):
+def objective_policy(verify_ms=0.1, rate=0.6, lift=None):
     """Trees give 1 + ``rate`` + ``rate``^2 + ... tokens; the steps that show what plain ones cost are behind it."""
     of_the_tree = [0.0, *[1.0] * (len(VERIFY_WIDTHS) - 1)]  # the root alone gives nothing
     ratios = {width: np.tile(of_the_tree, (MAX_DEPTH, 1)) for width in (1, 2)}
     survival = np.array([rate**level for level in range(1, MAX_DEPTH + 1)], dtype=np.float32)
-    policy = ObjectivePolicy({100: costs(verify_ms)}, ratios, survival, None)
+    policy = ObjectivePolicy({100: costs(verify_ms)}, ratios, survival, None, lift=lift)
     policy.begin()
     while (sample := policy.rest(100)) is not None:
         policy.settle(sample, 1, sample.milliseconds, rested=True)
@@ -372,6 +372,32 @@ def test_the_width_is_the_argmax_and_beats_the_typical_tree(rate, verify_ms):
         assert decision.milliseconds == pytest.approx(0.1 + table.verify_ms[width])
     else:
         assert decision is None
+
+
+@pytest.mark.parametrize(("rate", "verifies_them"), [(0.1, False), (0.3, False), (0.5, True), (0.9, True)])
+def test_drafting_adds_less_where_guesses_are_sure_already(rate, verifies_them):
+    """A drafted tree as wide gives 2 / x more where x tokens are promised without it, for the same 0.8 ms."""
+    policy, survival = objective_policy(rate=0.9, lift=2.0), geometric(rate)
+    free = policy._free_trees.best(expected_of(survival), len(survival), 0, 1.0)
+    typical = policy._drafted.typical[0]
+
+    shape, tokens = policy._drafted.typically(0, free)
+    assert shape == typical.shape._replace(verify_width=max(2, free.shape.verify_width))
+    assert tokens == pytest.approx(free.tokens + 2.0 / free.tokens)
+    assert policy._drafted.typically(0, None) == (typical.shape, typical.tokens)
+    is_better = free.tokens / free.milliseconds > tokens / costs().iteration_ms(*shape)
+    assert (asked(policy, survival) is not None) == is_better == verifies_them
+
+
+def test_a_drafter_whose_trees_fail_adds_less():
+    policy = objective_policy(rate=0.9, lift=1.0)
+    free = policy._free_trees.best(expected_of([0.9, 0.8]), 2, 0, 1.0)
+    before = policy._drafted.typically(0, free)[1]
+    for _ in range(32):
+        tree = policy.choose(Context())
+        policy.settle(tree, 1, tree.milliseconds, rested=False)
+
+    assert free.tokens <= policy._drafted.typically(0, free)[1] < free.tokens + 0.5 * (before - free.tokens)
 
 
 def test_few_guesses_are_verified_in_the_narrowest_pass():

@@ -71,32 +71,6 @@ def test_recorded_trees_are_sound_and_faults_are_named(make_traces: "MakeTraces"
         replace(traces, parent=traces.parent | {2: late[:, :-2]})
 
 
-def test_survival_tables_are_mean_survival(make_traces: "MakeTraces") -> None:
-    traces = make_traces().traces
-
-    tables = traces.survival_tables(2, (2, 4, 16))
-
-    assert tables.shape == (4, 4, 3)
-    for budget, level, (column, verify_width) in product(range(1, 5), range(1, 5), enumerate((2, 4, 16))):
-        accepted = traces.accepted_length(2, budget, verify_width).tolist()
-        expected = sum(length >= level for length in accepted) / len(accepted)
-        assert tables[budget - 1, level - 1, column] == pytest.approx(expected)
-    assert traces.survival_table(2, 4).tolist() == tables[-1, :, 1].tolist()
-
-
-def test_ratio_tables_are_relative_to_the_whole_reference_tree(make_traces: "MakeTraces") -> None:
-    traces = make_traces().traces
-
-    ratios = traces.ratio_tables((1, 4, 32), reference_width=3)
-
-    assert ratios[3][-1, :, 2].tolist() == [1.0] * 4
-    assert (ratios[1][:, :, 0] == 0.0).all()
-    reference = traces.survival_table(3, 32)
-    assert ratios[2] * reference[None, :, None] == pytest.approx(traces.survival_tables(2, (1, 4, 32)))
-    hopeless = replace(traces, hit={width: np.zeros_like(hit) for width, hit in traces.hit.items()})
-    assert (hopeless.ratio_tables((4,), reference_width=3)[3] == 0.0).all()
-
-
 def test_expected_tokens_sum_the_kept_scores(make_traces: "MakeTraces") -> None:
     traces = make_traces().traces
     expected = traces.outcomes(3, 2, (1, 3, 64)).expected_tokens

@@ -125,7 +125,9 @@ def choose(
 
     def policy(source: DepthSource) -> ObjectivePolicy:
         depth = DepthEvidence(trained[source][0], _readings(traces)[source]) if source in trained else None
-        return ObjectivePolicy({CONTEXT: costs}, ratios, mean_survival, depth, is_head_first=source == "head")
+        return ObjectivePolicy(
+            {CONTEXT: costs}, ratios, mean_survival, depth, is_head_first=source == "head", lift=survival.lift
+        )
 
     play = playing(held_out)
     results: dict[DepthSource, SimulationResult] = {
@@ -135,7 +137,7 @@ def choose(
     if results[best].ms_per_token > WORTH_READING * results[MEAN].ms_per_token:
         best = MEAN
     kept: DepthSource = best if best in trained else "predictor"  # the file holds one, used or not
-    learned = Learned(acceptance, trained[kept][0], _readings(traces)[kept], mean_survival, ratios)
+    learned = Learned(acceptance, trained[kept][0], _readings(traces)[kept], mean_survival, ratios, survival.lift)
     expectations = {s: expectation(f"depth from {s}", result, costs) for s, result in results.items()}
     lengths = held_out.accepted_length(reference, traces.max_depth, whole)
     knowing = KnowingPolicy(costs, ShapeChooser(costs, ratios), _certain(lengths, traces.max_depth))

@@ -1,14 +1,15 @@
 """How deep a drafter's trees are accepted, together with what guesses without a pass add to them.
 
 Decoding verifies those trees filled, so shapes are compared filled: where counts go on with a tree, another level of
-the drafter's own is worth less than it would be without them.
+the drafter's own is worth less than it would be without them. And they are compared where iterations begin: text that
+repeats itself is gone through in few long steps, so most of its tokens are places where nothing is ever drafted.
 
-Dims: P positions, D depth levels, V verify widths.
+Dims: P beginnings, W draft widths, D depth levels, V verify widths, S shapes (width by width).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -16,12 +17,14 @@ import numpy.typing as npt
 
 from yggdrasil.calibration.replay import RecordedTrees, Told, path_of, recorded_documents
 from yggdrasil.drafters.protocol import FreeDrafter
-from yggdrasil.profiling.traces import TraceSet, ratios_of
+from yggdrasil.engine.aside import AsideTree
+from yggdrasil.engine.free_trees import FreeTrees
+from yggdrasil.profiling.traces import TraceSet
 from yggdrasil.tree.objective import StepCosts, TreeShape
-
-_COMPARED = 1500  # positions where every shape is tried, spread over the text
+from yggdrasil.tree.token_tree import TokenTree
 
 Float64Array = npt.NDArray[np.float64]
+Int64Array = npt.NDArray[np.int64]
 
 
 class Survival(NamedTuple):
@@ -29,52 +32,113 @@ class Survival(NamedTuple):
 
     mean: Float64Array  # [D] of the drafter's own whole tree of the widest draft width
     ratios: dict[int, Float64Array]  # draft width -> [D budget, D level, V], of filled trees relative to ``mean``
+    lift: float  # tokens that the best shape adds where nobody else guesses; a share 1 / x where x are promised
+
+
+class _Beginning(NamedTuple):
+    """An iteration's first row in the traces, and what it may give."""
+
+    row: int
+    kept: Int64Array  # [S, V] drafted tokens that filled trees keep
+    promised: float  # tokens of the free tree that is worth most, bonus included
+    free_width: int  # its verify width, as an index
 
 
 def survival_of(
     traces: TraceSet, costs: StepCosts, free: FreeDrafter | None, prompts: Mapping[int, Sequence[int]]
 ) -> Survival:
     """By ``traces``, in whose trees ``free`` guesses behind the ``prompts`` by document."""
-    reference, depth, widths = traces.widths[-1], traces.max_depth, costs.verify_widths
-    mean = traces.survival_table(reference, depth * reference + 1)
-    kept = {} if free is None else _kept_when_filled(traces, costs, free, prompts)
-    if not kept:  # or texts are no longer than trees are deep
-        return Survival(mean, traces.ratio_tables(widths, reference))
-    levels = np.arange(1, depth + 1)[:, None]
-    tables = {width: (lengths[:, :, None, :] >= levels).mean(axis=0) for width, lengths in kept.items()}
-    return Survival(mean, ratios_of(tables, mean))
+    reference, depth, widths = traces.widths[-1], traces.max_depth, traces.widths
+    begun = list(_beginnings(traces, costs, free, prompts))
+    levels = np.arange(1, depth + 1)
+    whole = traces.accepted_length(reference, depth, depth * reference + 1)[[each.row for each in begun]]
+    mean = (whole[:, None] >= levels).mean(axis=0)
+    kept = np.stack([each.kept for each in begun])  # [P, S, V]
+    tables = (kept[:, :, None, :] >= levels[:, None]).mean(axis=0).reshape(len(widths), depth, depth, -1)
+    ratios = dict(zip(widths, _relative_to(mean, tables), strict=True))
+    worth = (1.0 + kept.mean(axis=0)) / _milliseconds(traces, costs)
+    shape, width = divmod(int(worth.argmax()), worth.shape[1])
+    return Survival(mean, ratios, _lift_of(begun, shape, width))
 
 
-def _kept_when_filled(
-    traces: TraceSet, costs: StepCosts, free: FreeDrafter, prompts: Mapping[int, Sequence[int]]
-) -> dict[int, npt.NDArray[np.int64]]:
-    """Drafted tokens that filled trees keep: draft width -> [P', D budget, V], at some of the positions.
+def _relative_to(mean: Float64Array, tables: Float64Array) -> Float64Array:
+    """Survival ``tables`` [W, D budget, D level, V] over ``mean`` [D level]; 0 where that is never reached."""
+    below = mean[:, None]
+    relative: Float64Array = np.divide(tables, below, out=np.zeros_like(tables), where=below > 0)
+    return relative
 
-    Only where the text is recorded as far as trees go; nothing where that is nowhere.
+
+def _lift_of(begun: Sequence[_Beginning], shape: int, width: int) -> float:
+    """What ``shape``, at least ``width`` wide, adds to the free tree: least squares by 1 / tokens promised by that."""
+    promised = np.array([each.promised for each in begun])
+    kept = np.array([1 + each.kept[shape, max(width, each.free_width)] for each in begun])
+    return max(0.0, float(((kept - promised) / promised).sum() / (promised**-2).sum()))
+
+
+def _shapes(traces: TraceSet) -> list[TreeShape]:
+    return [TreeShape(width, budget, 1) for width in traces.widths for budget in range(1, traces.max_depth + 1)]
+
+
+def _milliseconds(traces: TraceSet, costs: StepCosts) -> Float64Array:
+    """Of an iteration with each shape and verify width, [S, V]."""
+    drafting_ms = [costs.drafting_ms(shape.width, shape.depth) + costs.overhead_ms for shape in _shapes(traces)]
+    verify_ms = [costs.verify_ms[width] for width in costs.verify_widths]
+    milliseconds: Float64Array = np.add.outer(drafting_ms, verify_ms)
+    return milliseconds
+
+
+def _beginnings(
+    traces: TraceSet, costs: StepCosts, free: FreeDrafter | None, prompts: Mapping[int, Sequence[int]]
+) -> Iterator[_Beginning]:
+    """Where iterations begin if the text is gone through with the shape that has been worth most by then.
+
+    Only where it is recorded as far as trees go, unless that is nowhere.
     """
-    trees, depth = RecordedTrees(traces, costs, free), traces.max_depth
-    every, row = max(1, traces.num_positions // _COMPARED), 0
-    found: dict[int, list[list[npt.NDArray[np.int64]]]] = {width: [] for width in traces.widths}
-    for document in recorded_documents(traces, prompts):
-        told = Told(free, document, None)
-        for place in range(len(document.answer)):
-            truth = document.answer[place + 1 : place + 1 + depth]
-            if row % every == 0 and len(truth) == depth:
-                for width, rows in found.items():
-                    shapes = (TreeShape(width, budget, 1) for budget in range(1, depth + 1))
-                    rows.append([_kept(trees, row, shape, truth, costs.verify_widths) for shape in shapes])
-            told.extend(place + 1, place + 2)
-            row += 1
-    return {width: np.array(rows) for width, rows in found.items() if rows}
+    trees, depth, row = RecordedTrees(traces, costs, free), traces.max_depth, 0
+    shapes, milliseconds, widths = _shapes(traces), _milliseconds(traces, costs), costs.verify_widths
+    tokens, promises = np.zeros_like(milliseconds), _Promises(free, costs, trees.tree.num_nodes)
+    documents = recorded_documents(traces, prompts)
+    is_short = all(len(document.answer) <= depth for document in documents)
+    for document in documents:
+        told, place, answer = Told(free, document, None), 0, document.answer
+        while place < len(answer):
+            truth = answer[place + 1 : place + 1 + depth]
+            if len(truth) < depth and not is_short:
+                break
+            promised = promises.here()
+            kept = np.array([_kept(trees, row + place, shape, truth, widths) for shape in shapes])
+            yield _Beginning(row + place, kept, *promised)
+            tokens += 1.0 + kept
+            following = min(place + 1 + int(kept.flat[int((tokens / milliseconds).argmax())]), len(answer))
+            told.extend(place + 1, following + 1)
+            place = following
+        row += len(answer)
 
 
-def _kept(
-    trees: RecordedTrees, row: int, shape: TreeShape, truth: Sequence[int], widths: Sequence[int]
-) -> npt.NDArray[np.int64]:
+class _Promises:
+    """What the tree promises that needs no drafter."""
+
+    def __init__(self, free: FreeDrafter | None, costs: StepCosts, num_nodes: int) -> None:
+        self._costs, self._trees, self._aside = costs, FreeTrees([costs], "latency"), None
+        if free is not None:
+            self._aside = AsideTree(free, TokenTree.on_host(num_nodes), costs.verify_widths, shares_tree=True)
+
+    def here(self) -> tuple[float, int]:
+        """Tokens, bonus included, and the verify width, as an index."""
+        if self._aside is not None:
+            depth = self._costs.verify_widths[-1] - 1
+            expected = self._aside.grow(depth, self._trees.stakes(0))
+            if expected[-1] > 1.0:
+                best = self._trees.best(expected, depth, 0, 1.0)
+                return best.tokens, self._costs.verify_widths.index(best.shape.verify_width)
+        return 1.0, 0
+
+
+def _kept(trees: RecordedTrees, row: int, shape: TreeShape, truth: Sequence[int], widths: Sequence[int]) -> Int64Array:
     """Drafted tokens that each verify width keeps of a filled tree, [V]."""
     trees.grow(row, shape, fills=True)
     rank = np.empty(trees.tree.num_nodes, dtype=np.int64)
     rank[trees.order] = np.arange(len(rank))
     ranks = rank[path_of(trees.tree, trees.order, truth)]
-    kept: npt.NDArray[np.int64] = (ranks[:, None] < np.array(widths)).sum(axis=0)
+    kept: Int64Array = (ranks[:, None] < np.array(widths)).sum(axis=0)
     return kept

@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from yggdrasil.engine.budget import Budget
+from yggdrasil.engine.policy import Decision
 from yggdrasil.engine.promises import KeptSurvival
 from yggdrasil.predictor.depth import DepthPredictor
 from yggdrasil.predictor.evidence import Evidence, EvidenceSizes, read_evidence
@@ -27,7 +28,8 @@ class DraftedTrees:
     """Shapes of a drafter's trees at each of ``costs``, as survival is now.
 
     Without a predictor the mean survival of the calibration stands in for the prediction. Either is corrected by what
-    trees have kept.
+    trees have kept. ``lift``: what a drafter adds to other guesses where they promise nothing; unknown, a typical tree
+    is worth the same whatever they promise.
     """
 
     _RECONSIDERED_EVERY = 16  # iterations: the typical tree, which changes when another promises to be _BETTER
@@ -40,6 +42,7 @@ class DraftedTrees:
         mean_survival: FloatArray,
         depth: DepthEvidence | None,
         objective: Objective,
+        lift: float | None = None,
     ) -> None:
         self.budget = Budget()
         self._depth = depth
@@ -47,7 +50,9 @@ class DraftedTrees:
         self._mean_survival = np.asarray(mean_survival, dtype=np.float64)
         self._kept = KeptSurvival(len(self._mean_survival))
         self._iterations = 0
+        self._lift = lift
         self.typical = [chooser.best_tree(self._mean_survival) for chooser in self.choosers]
+        self._keeping = [1.0] * len(self.typical)  # drafted tokens that each keeps now, over the calibration's
 
     def best(self, evidence: Evidence, place: int) -> tuple[Candidate, Survival | None]:
         """The tree that is worth most and the prediction that says so, where there is one."""
@@ -56,6 +61,18 @@ class DraftedTrees:
         features = read_evidence(evidence, self._depth.sizes)
         believed = np.asarray(self._depth.predictor.survival(features), dtype=np.float64)
         return self.choosers[place].best_tree(self._kept.honest(believed)), believed
+
+    def typically(self, place: int, beside: Decision | None) -> tuple[TreeShape, float]:
+        """The typical tree and its tokens, where guesses that cost no pass promise what ``beside`` says.
+
+        A tree holds those guesses too, and is as wide as theirs at least. So it gives their tokens and what drafting
+        adds: the less, the surer they are.
+        """
+        tree = self.typical[place]
+        if beside is None or self._lift is None:
+            return tree.shape, tree.tokens
+        shape = tree.shape._replace(verify_width=max(tree.shape.verify_width, beside.shape.verify_width))
+        return shape, beside.tokens + self._lift * self._keeping[place] / beside.tokens
 
     def settle(self, shape: TreeShape, believed: Survival | None, place: int, tokens: int) -> None:
         """A verified tree gave ``tokens``."""
@@ -76,4 +93,6 @@ class DraftedTrees:
         survival = self._kept.honest(self._mean_survival)
         for place, chooser in enumerate(self.choosers):
             usual, best = chooser.candidate(self.typical[place].shape, survival), chooser.best_tree(survival)
-            self.typical[place] = best if best.worth > self._BETTER * usual.worth else usual
+            self.typical[place] = tree = best if best.worth > self._BETTER * usual.worth else usual
+            calibrated = chooser.candidate(tree.shape, self._mean_survival)
+            self._keeping[place] = (tree.tokens - 1.0) / (calibrated.tokens - 1.0) if calibrated.tokens > 1.0 else 1.0

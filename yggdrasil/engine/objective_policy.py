@@ -18,9 +18,9 @@ class ObjectivePolicy:
     """Does what is worth most (``worth``), within a budget for each way to speculate.
 
     ``costs`` maps context lengths to the step costs measured there; the nearest one serves, at the pace that plain
-    steps and trees show today. ``ratios`` and ``mean_survival`` tell of the drafter's trees; without ratios nothing is
-    drafted that costs a pass. ``is_head_first``: a refused tree has cost a head draft already. ``wants_free=False``:
-    there are no guesses that cost none.
+    steps and trees show today. ``ratios``, ``mean_survival`` and ``lift`` tell of the drafter's trees
+    (``DraftedTrees``); without ratios nothing is drafted that costs a pass. ``is_head_first``: a refused tree has cost
+    a head draft already. ``wants_free=False``: there are no guesses that cost none.
     """
 
     def __init__(
@@ -33,11 +33,12 @@ class ObjectivePolicy:
         *,
         is_head_first: bool = False,
         wants_free: bool = True,
+        lift: float | None = None,
     ) -> None:
         ordered = {context: costs[context] for context in sorted(costs)}
         self._borders = [(a + b) / 2 for a, b in pairwise(ordered)]
         self._costs = list(ordered.values())
-        self._drafted = DraftedTrees(self._costs, ratios, mean_survival, depth, objective) if ratios else None
+        self._drafted = DraftedTrees(self._costs, ratios, mean_survival, depth, objective, lift) if ratios else None
         self._reads_evidence = depth is not None
         self._free_trees = FreeTrees(self._costs, objective)
         self._objective: Objective = objective
@@ -67,7 +68,7 @@ class ObjectivePolicy:
         value = worth(best.tokens, best.milliseconds, self._objective)
         rivals = worth(1.0, self._costs[here].plain_ms * self._paces.plain, self._objective)
         if self._drafted is not None:
-            rivals = max(rivals, self._worth_of_drafting(depth + 1.0))
+            rivals = max(rivals, self._worth_of_drafting(depth + 1.0, best))
             self._forgone = best.tokens / best.milliseconds
         return best if value > rivals else None
 
@@ -105,13 +106,13 @@ class ObjectivePolicy:
     def _worth_of_plain(self) -> float:
         return worth(1.0, self._plain_ms, self._objective)
 
-    def _worth_of_drafting(self, room: float) -> float:
-        """Of the typical tree, where there is one; ``room`` tokens may come."""
+    def _worth_of_drafting(self, room: float, beside: Decision | None = None) -> float:
+        """Of the typical tree, ``beside`` what else may be verified; ``room`` tokens may come."""
         if self._drafted is None or not self._drafted.budget.is_open:
             return 0.0
-        tree = self._drafted.typical[self._here]
-        milliseconds = self._costs[self._here].iteration_ms(*tree.shape) * self._paces.tree
-        return worth(min(tree.tokens, room), milliseconds, self._objective)
+        shape, tokens = self._drafted.typically(self._here, beside)
+        milliseconds = self._costs[self._here].iteration_ms(*shape) * self._paces.tree
+        return worth(min(tokens, room), milliseconds, self._objective)
 
     @property
     def _plain_ms(self) -> float:

@@ -51,14 +51,14 @@ def planned_policy(
         raise YggdrasilError(f"the plan {plan.name} has costs of widths that its shapes lack; calibrate again")
     costs = {entry.context: entry.steps() for entry in plan.costs}
     ratios, mean_survival = _unknown(plan.shapes) if drafts else ({}, np.empty(0, dtype=np.float32))
-    depth = None
+    depth = lift = None
     if drafts and learned is not None:
-        ratios, mean_survival = learned.ratios, learned.mean_survival
+        ratios, mean_survival, lift = learned.ratios, learned.mean_survival, learned.lift
         depth = DepthEvidence(learned.depth, learned.reads) if plan.depth_from != "mean" else None
     try:
         return kind(
             costs, ratios, mean_survival, depth, plan.objective,
-            is_head_first=is_head_first(plan.stages), wants_free=wants_free,
+            is_head_first=is_head_first(plan.stages), wants_free=wants_free, lift=lift,
         )  # fmt: skip
     except ValueError as error:
         raise YggdrasilError(

@@ -25,6 +25,7 @@ class Learned:
     reads: EvidenceSizes  # what the depth predictor's features are made of
     mean_survival: npt.NDArray[np.float32]  # [D] of the reference tree, on the training documents
     ratios: dict[int, npt.NDArray[np.float32]]  # draft width -> [D budget, D level, V verify widths]
+    lift: float | None = None  # what drafting adds to guesses that cost no pass; None of an earlier calibration
 
     def __post_init__(self) -> None:
         if self.reads.total != self.depth.num_features:
@@ -39,6 +40,8 @@ class Learned:
             "mean_survival": self.mean_survival,
             **tables,
         }
+        if self.lift is not None:
+            arrays["lift"] = np.array(self.lift)
         write_tensors(folder / FILE_NAME, KIND, SCHEMA_VERSION, arrays)
 
     @classmethod
@@ -46,10 +49,11 @@ class Learned:
         """Read what ``save`` wrote; ArtifactError where it is missing, damaged or incomplete."""
         arrays = read_tensors(folder / FILE_NAME, KIND, SCHEMA_VERSION)
         try:
+            lift = float(arrays["lift"]) if "lift" in arrays else None
             ratios = {int(k.partition(".")[2]): v for k, v in arrays.items() if k.startswith("ratio.")}
             return cls(
                 AcceptanceCalibration.from_arrays(arrays), DepthPredictor.from_arrays(arrays),
-                EvidenceSizes(*arrays["reads"].tolist()), arrays["mean_survival"], ratios,
+                EvidenceSizes(*arrays["reads"].tolist()), arrays["mean_survival"], ratios, lift,
             )  # fmt: skip
         except (KeyError, TypeError, ValueError) as error:
             raise ArtifactError(

@@ -142,31 +142,6 @@ class TraceSet:
         """Return the accepted length [P], the bonus token not counted."""
         return self.outcomes(width, depth_budget, (verify_width,)).accepted[:, 0].astype(np.int64)
 
-    def survival_table(self, width: int, verify_width: int) -> npt.NDArray[np.float64]:
-        """Return the mean of P(accepted length >= d), d = 1..D_max, with the full depth budget."""
-        table: npt.NDArray[np.float64] = self.survival_tables(width, (verify_width,))[-1, :, 0]
-        return table
-
-    def survival_tables(self, width: int, verify_widths: Sequence[int]) -> npt.NDArray[np.float64]:
-        """Return mean survival [D budget, D level, V]; a level beyond the budget is 0."""
-        levels = np.arange(1, self.max_depth + 1)[:, None]  # [D, 1]
-        return np.stack(
-            [
-                (self.outcomes(width, budget, verify_widths).accepted[:, None, :] >= levels).mean(axis=0)
-                for budget in range(1, self.max_depth + 1)
-            ]
-        )
-
-    def ratio_tables(self, verify_widths: Sequence[int], reference_width: int) -> dict[int, npt.NDArray[np.float64]]:
-        """Return per width the survival relative to the reference, [D budget, D level, V], for a ``ShapeChooser``.
-
-        The reference is the whole tree of ``reference_width``; train the depth predictor on its accepted lengths.
-        A level that the reference never reaches gets 0: nothing is expected where nothing was seen.
-        """
-        whole_tree = self.scores[reference_width].shape[1] + 1
-        reference = self.survival_table(reference_width, whole_tree)
-        return ratios_of({width: self.survival_tables(width, verify_widths) for width in self.widths}, reference)
-
     def edges(self, width: int) -> tuple[Float32Array, BoolArray]:
         """Return (log-probability, accepted) of every edge whose parent was accepted, to fit a calibration on."""
         parent_hit = _gather_parent(self.hit[width], self.parent[width], root_value=True)
@@ -232,16 +207,6 @@ class TraceSet:
     def load(cls, path: Path) -> TraceSet:
         """Read what ``save`` wrote; ArtifactError if the file is missing, damaged or something else."""
         return cls.from_arrays(read_tensors(path, KIND, SCHEMA_VERSION))
-
-
-def ratios_of(
-    tables: Mapping[int, npt.NDArray[np.float64]], reference: npt.NDArray[np.float64]
-) -> dict[int, npt.NDArray[np.float64]]:
-    """Survival ``tables`` [D budget, D level, V] relative to ``reference`` [D]; 0 where that is never reached."""
-    below = reference[None, :, None]
-    return {
-        width: np.divide(table, below, out=np.zeros_like(table), where=below > 0) for width, table in tables.items()
-    }
 
 
 def _gather_parent(
