@@ -105,10 +105,11 @@ def drafted_logits(twin, item, position, step):
     return logits[-1]
 
 
-def test_learned_places_are_those_before_an_answers_tokens():
-    batch = side_by_side(windows(2, length=5, answer=3))
+def test_learned_places_are_those_before_an_answers_tokens_and_a_prompts():
+    answers, all_of_them = (side_by_side(windows(2, length=5, answer=3), learns_prompts=too) for too in (False, True))
 
-    assert batch.learned.nonzero().tolist() == [[0, 2], [0, 3], [1, 2], [1, 3], [1, 4]]
+    assert answers.learned.nonzero().tolist() == [[0, 2], [0, 3], [1, 2], [1, 3], [1, 4]]
+    assert all_of_them.learned.nonzero().tolist() == [[w, place] for w in (0, 1) for place in range(1, 4 + w)]
 
 
 def test_a_head_learns_a_batch(opened):
@@ -222,6 +223,7 @@ def test_a_training_goes_on_and_writes_a_head_that_loads(written):
     second = progress_of(written)
 
     assert (first.steps, second.steps) == (1, 2)
+    assert first.tokens == 2 * (1 + 5), "of each of two texts the prompt's third token and the answer's"
     assert second.tokens > first.tokens
     assert [look.tokens for look in second.looks] == [first.tokens, second.tokens]
     assert len(told.lines) == 2

@@ -122,13 +122,14 @@ def _note(module: nn.Module, captured: dict[int, Tensor], layer: int) -> Any:
     return module.register_forward_hook(note).remove
 
 
-def side_by_side(items: Sequence[Kept]) -> Batch:
-    """Windows as one batch, padded on the right."""
+def side_by_side(items: Sequence[Kept], *, learns_prompts: bool = False) -> Batch:
+    """Windows as one batch, padded on the right; places of the kept ends of prompts are learned too where asked for."""
     longest = max(len(item.tokens) for item in items)
 
     def padded(part: str) -> Tensor:
         return nn.utils.rnn.pad_sequence([getattr(item, part) for item in items], batch_first=True)
 
-    positions = torch.arange(longest)
-    learned = [(positions + 1 >= item.answer) & (positions + 1 < len(item.tokens)) for item in items]
+    following = torch.arange(longest) + 1
+    begins = [min(item.answer, 2) if learns_prompts else item.answer for item in items]
+    learned = [(following >= begin) & (following < len(item.tokens)) for item, begin in zip(items, begins, strict=True)]
     return Batch(padded("tokens"), padded("states").float(), padded("last").float(), torch.stack(learned))

@@ -181,7 +181,7 @@ class _Run:
 
     def _of_shard(self, number: int, lots: Sequence[Sequence[Window]]) -> Iterator[Batch]:
         kept = self._features.of(_name(number), lots[number])
-        yield from _batches_of(kept, self._batch_size, self._progress.steps)
+        yield from _batches_of(kept, self._batch_size, self._progress.steps, learns_prompts=True)
 
     def _step(self, batch: Batch) -> None:
         training, progress = self._training, self._progress
@@ -245,12 +245,16 @@ def _name(number: int) -> str:
     return f"trained-{number}"
 
 
-def _batches_of(kept: Sequence[Kept], size: int, seed: int) -> list[Batch]:
-    """Batches of ``size`` windows of about one length, in another order for every seed."""
+def _batches_of(kept: Sequence[Kept], size: int, seed: int, *, learns_prompts: bool = False) -> list[Batch]:
+    """Batches of ``size`` windows of about one length, in another order for every seed.
+
+    What the target thinks of a prompt's words teaches as much as an answer does, of more kinds of text, and costs no
+    pass of it: its states are there.
+    """
     ordered = sorted(kept, key=lambda item: len(item.tokens))
     lots = [ordered[start : start + size] for start in range(0, len(ordered), size)]
     random.Random(seed).shuffle(lots)
-    return [side_by_side(lot) for lot in lots]
+    return [side_by_side(lot, learns_prompts=learns_prompts) for lot in lots]
 
 
 def _has_settled(looks: Sequence[Look]) -> bool:

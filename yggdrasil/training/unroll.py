@@ -23,7 +23,7 @@ class Batch(NamedTuple):
     tokens: Tensor  # [B, T] int64
     states: Tensor  # [B, T, S], side by side as a head reads them
     last: Tensor  # [B, T, H], the state that the target's head reads
-    learned: Tensor  # [B, T] bool: positions whose next token is an answer's
+    learned: Tensor  # [B, T] bool: positions whose next token is learned
 
     @property
     def places(self) -> tuple[Tensor, Tensor]:
