@@ -1,15 +1,17 @@
-"""What an EAGLE-3 head guesses of its target's answers: agreement by draft step, and the lengths that trees get.
+"""What a head or a draft model guesses of its target's answers, and the lengths that trees get.
 
-    python scripts/measure_head.py --target MODEL --head FOLDER --prompts FILE [--chat] [--limit 20]
+    python scripts/measure_drafter.py --target MODEL --drafter FOLDER --prompts FILE [--chat] [--limit 20]
 
-The target answers by its plan for this machine (one is made where there is none), whose counts stand beside the head.
-Agreement is as `yggdrasil train` tells it: each step on the head's own outputs and the answer's tokens so far. Lengths
-are those of whole answers, played with one tree in every iteration; nothing here is timed. With --json all is written.
+The target answers by its plan for this machine (one is made where there is none), whose counts stand beside the
+drafter. Of a chain's guesses the share that stands is told, where those before it do; of an EAGLE-3 head agreement too,
+as `yggdrasil train` tells it: each step on the head's own outputs and the answer's tokens so far. Lengths are those of
+whole answers, played with one tree in every iteration; nothing here is timed. With --json all is written.
 """
 
 import json
 import tempfile
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,12 +29,14 @@ from yggdrasil.cli import run_script
 from yggdrasil.cli.progress import PhaseProgress
 from yggdrasil.drafters.heads.convention import settled
 from yggdrasil.drafters.heads.files import open_head
+from yggdrasil.drafters.heads.kinds import is_head, kind_of
 from yggdrasil.drafters.heads.loading import LoadedHead, load_head
 from yggdrasil.drafters.heads.module import EagleHead
 from yggdrasil.engine import decoder as engine
 from yggdrasil.engine.build import assemble
 from yggdrasil.engine.policy import Decision, FreeTreePolicy
-from yggdrasil.errors import YggdrasilError
+from yggdrasil.models.facts import check_same_tokenizer, load_tokenizer
+from yggdrasil.models.formats.usual import usual_weights
 from yggdrasil.models.loaded import LoadedModel
 from yggdrasil.models.loading import load_model
 from yggdrasil.models.source import Source
@@ -64,17 +68,18 @@ class Whole(DraftedTreePolicy):
 
 def measure(
     target: Annotated[str, typer.Option(help="Folder, .gguf file or hub id of the target.")],
-    head: Annotated[Path, typer.Option(help="Folder of an EAGLE-3 head of it.")],
+    drafter: Annotated[Path, typer.Option(help="Folder of a head of it, or of a draft model.")],
     prompts: Annotated[Path, typer.Option(help="JSON lines with a prompt field.")],
     chat: Annotated[bool, typer.Option("--chat", help="Plain prompts are a user's turn.")] = False,
     limit: Annotated[int, typer.Option(min=1, help="Prompts, spread over the file.")] = 20,
     tokens: Annotated[int, typer.Option(min=2 * DEPTH, help="Of an answer, at most.")] = 128,
     out: Annotated[Path | None, typer.Option("--json", help="File for all figures.")] = None,
 ) -> None:
-    """Print agreement and lengths."""
-    opened, _ = open_head(head, torch.float32)
-    if not isinstance(opened, EagleHead):
-        raise YggdrasilError(f"--head {head} is no EAGLE-3 head; give one")
+    """Print shares and lengths."""
+    if not is_head(str(drafter)):
+        check_same_tokenizer(
+            *map(load_tokenizer, (Source.find(target), Source.find(str(drafter)))), (target, str(drafter))
+        )
     with PhaseProgress() as progress:
         decoder = Decoder.from_pretrained(target, drafter="table", chat=chat, reporter=progress)
         report = progress.phase("answering")
@@ -86,22 +91,41 @@ def measure(
             report(number / len(asked))
         documents = [document for document in documents if len(document.answer) > 2 * DEPTH]
         loaded = decoder.assembly.target.loaded
-        settled_head = settled(load_head(head, loaded, loaded.num_threads), loaded, Source.find(target).fingerprint())
-        progress.phase("agreement")
-        shares = agreement(target, opened, settled_head.layers, documents)
-        traces = record(loaded, settled_head, documents, progress.phase("drafting"))
+        second = opened_beside(loaded, target, drafter)
+        traces = record(loaded, second, documents, progress.phase("drafting"))
+        shares = {"a chain's guess stands": standing(traces)}
+        if isinstance(second, LoadedHead) and kind_of(drafter) == "eagle3":
+            progress.phase("agreement")
+            shares |= agreement(target, drafter, second.layers, documents)
     lengths = played(traces, documents, decoder)
     show(shares, lengths, len(documents))
     if out is not None:
-        figures = {"documents": len(documents), "agreement": shares[0], "best_four": shares[1], "aal": lengths}
+        figures = {"documents": len(documents), "shares": shares, "aal": lengths}
         write_atomic(out, (json.dumps(figures, indent=1) + "\n").encode())
+
+
+def opened_beside(loaded: LoadedModel, target: str, drafter: Path) -> LoadedHead | LoadedModel:
+    """The drafter as decoding has it beside that target."""
+    if is_head(str(drafter)):
+        return settled(load_head(drafter, loaded, loaded.num_threads), loaded, Source.find(target).fingerprint())
+    weights = usual_weights(str(drafter), "bfloat16", "cpu")
+    return load_model(str(drafter), loaded.dtype, loaded.device, loaded.num_threads, weights=weights)
+
+
+def standing(traces: TraceSet) -> list[float]:
+    """Of each level of a chain, the share of its guesses that stand where those before them do."""
+    lengths = traces.accepted_length(1, DEPTH, 1 + DEPTH)
+    kept = [float((lengths >= level).sum()) for level in range(DEPTH + 1)]
+    return [after / before if before else 0.0 for before, after in pairwise(kept)]
 
 
 @torch.inference_mode()
 def agreement(
-    target: str, head: EagleHead, layers: Sequence[int], documents: Sequence[Document]
-) -> tuple[list[float], list[float]]:
-    """Of each draft step, how often the target's choice is the head's first, and how often among its first four."""
+    target: str, folder: Path, layers: Sequence[int], documents: Sequence[Document]
+) -> dict[str, list[float]]:
+    """Of each draft step, how often the target's choice is an EAGLE-3 head's first, and how often among four."""
+    head, _ = open_head(folder, torch.float32)
+    assert isinstance(head, EagleHead)
     loaded = load_model(target, torch.bfloat16, torch.device("cpu"), torch.get_num_threads(), pack=False)
     embedding, rows = tables(loaded.model, loaded.name)
     vocabulary = head.target_tokens(torch.arange(head.settings.draft_vocab_size))
@@ -109,21 +133,26 @@ def agreement(
     hits = torch.zeros(SHOWN, 3)
     windows = [window_of(document) for document in documents]
     for start in range(0, len(windows), _TOGETHER):
-        with tempfile.TemporaryDirectory() as folder:
-            kept = Features(loaded, layers, Path(folder)).of("answers", windows[start : start + _TOGETHER])
+        with tempfile.TemporaryDirectory() as scratch:
+            kept = Features(loaded, layers, Path(scratch)).of("answers", windows[start : start + _TOGETHER])
             batch = side_by_side(kept)
             hits += hits_of(unroll(head, embedding.float(), batch, SHOWN), teacher, batch)
-    return (hits[:, 0] / hits[:, 2]).tolist(), (hits[:, 1] / hits[:, 2]).tolist()
+    return {
+        "agreement": (hits[:, 0] / hits[:, 2]).tolist(),
+        "agreement, among four": (hits[:, 1] / hits[:, 2]).tolist(),
+    }
 
 
-def record(loaded: LoadedModel, head: LoadedHead, documents: Sequence[Document], report: Any) -> TraceSet:
-    """The head's trees at every place of the answers, drafted as at run time on the target's own weights."""
+def record(
+    loaded: LoadedModel, second: LoadedHead | LoadedModel, documents: Sequence[Document], report: Any
+) -> TraceSet:
+    """The drafter's trees at every place of the answers, drafted as at run time on the target's own weights."""
     longest = max(len(document.prompt) + len(document.answer) for document in documents)
     shapes = Shapes(
         max_length=longest + 2 * DEPTH, draft_widths=(1, 4), max_depth=DEPTH, candidates=4, verify_widths=WIDTHS,
         prefill_widths=(16, 128),
     )  # fmt: skip
-    assembly = assemble(loaded, head, shapes, "eager")
+    assembly = assemble(loaded, second, shapes, "eager")
     parts = []
     for number, document in enumerate(documents):
         parts.append(record_document(assembly, assembly.engine.drafter, *document, number))
@@ -132,7 +161,7 @@ def record(loaded: LoadedModel, head: LoadedHead, documents: Sequence[Document],
 
 
 def played(traces: TraceSet, documents: Sequence[Document], decoder: engine.Decoder) -> dict[str, dict[str, float]]:
-    """Accepted lengths, bonus included, by shape: of the head alone, with counts in its tree, of the counts alone."""
+    """Accepted lengths, bonus included, by shape: of the drafter, of it with counts in its tree, of the counts."""
     counts = decoder.assembly.engine.free
     recorded = recorded_documents(traces, dict(enumerate(document.prompt for document in documents)))
     found = {}
@@ -141,14 +170,14 @@ def played(traces: TraceSet, documents: Sequence[Document], decoder: engine.Deco
         alone = replay(recorded, policy, COSTS, trees=RecordedTrees(traces, COSTS, None))
         both = replay(recorded, policy, COSTS, trees=RecordedTrees(traces, COSTS, counts), free=counts)
         without = replay(recorded, FreeTreePolicy(shape.verify_width), COSTS, free=counts)
-        found[name] = {"head": alone.aal, "head and counts": both.aal, "counts": without.aal}
+        found[name] = {"drafter": alone.aal, "drafter and counts": both.aal, "counts": without.aal}
     return found
 
 
-def show(shares: tuple[list[float], list[float]], lengths: dict[str, dict[str, float]], count: int) -> None:
+def show(shares: dict[str, list[float]], lengths: dict[str, dict[str, float]], count: int) -> None:
     """Two tables."""
-    steps = Table("draft step", *map(str, range(1, SHOWN + 1)), title=f"agreement on {count} answers")
-    for name, row in zip(("first", "among four"), shares, strict=True):
+    steps = Table("draft step", *map(str, range(1, SHOWN + 1)), title=f"of {count} answers")
+    for name, row in shares.items():
         steps.add_row(name, *(f"{share:.3f}" for share in row))
     trees = Table("AAL", *next(iter(lengths.values())))
     for name, by_drafter in lengths.items():
@@ -158,4 +187,4 @@ def show(shares: tuple[list[float], list[float]], lengths: dict[str, dict[str, f
 
 
 if __name__ == "__main__":
-    run_script(measure, "measure_head")
+    run_script(measure, "measure_drafter")

@@ -4,6 +4,7 @@ import importlib
 import json
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from head_files import eagle_config, published_tensors, write_head
@@ -11,7 +12,6 @@ from tiny_pair import TEXT, VOCAB_SIZE, make_pair
 
 from yggdrasil.calibration.own_text import Document
 from yggdrasil.drafters.counts import usual_counts
-from yggdrasil.drafters.heads.files import open_head
 from yggdrasil.drafters.heads.loading import load_head
 from yggdrasil.engine.policy import FixedPolicy
 from yggdrasil.scheduling.plan import Shapes
@@ -24,7 +24,7 @@ COUNT = 40
 def script(request):
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(request.config.rootpath / "scripts"))
-        yield importlib.import_module("measure_head")
+        yield importlib.import_module("measure_drafter")
 
 
 @pytest.fixture(scope="module")
@@ -66,23 +66,34 @@ def test_lengths_are_those_of_decoding(script, pair, documents, folder, traces):
         decoder = pair.decoder(FixedPolicy(shape), shapes, drafter=load_head(folder, pair.target, 1))
         found = [decoder.generate(prompt, max_new_tokens=COUNT - script.DEPTH).metrics for prompt in PROMPTS]
         iterations = sum(metrics.iterations for metrics in found)
-        assert lengths[name]["head"] == pytest.approx(sum(m.aal * m.iterations for m in found) / iterations), name
-    assert lengths["tree, 16 rows"]["head"] > 1.1
-    assert lengths["tree, 16 rows"]["head and counts"] > lengths["tree, 16 rows"]["counts"] > 1.2
+        assert lengths[name]["drafter"] == pytest.approx(sum(m.aal * m.iterations for m in found) / iterations), name
+    assert lengths["tree, 16 rows"]["drafter"] > 1.1
+    assert lengths["tree, 16 rows"]["drafter and counts"] > lengths["tree, 16 rows"]["counts"] > 1.2
 
 
 def test_agreement_is_how_often_the_first_guess_is_the_answer(script, pair, documents, folder, traces, tmp_path):
     """And how often one of four; of the last places of an answer trees tell nothing."""
     pair.plain_target.save_pretrained(tmp_path)
-    head, _ = open_head(folder, torch.float32)
-    shares = script.agreement(str(tmp_path), head, load_head(folder, pair.target, 1).layers, documents)
+    shares = script.agreement(str(tmp_path), folder, load_head(folder, pair.target, 1).layers, documents)
     untold = len(PROMPTS) * script.DEPTH
     places = traces.num_positions + untold
 
-    for width, share in zip((1, 4), shares, strict=True):
+    for width, share in zip((1, 4), shares.values(), strict=True):
         hits = (traces.accepted_length(width, 1, 1 + width) > 0).sum()
         assert hits > 4
         assert hits <= round(share[0] * places) <= hits + untold
+
+
+def test_shares_are_of_guesses_behind_those_that_stand(script, traces, monkeypatch):
+    monkeypatch.setattr(type(traces), "accepted_length", lambda *_: np.array([0, 0, 1, 2, 2, 4, 4, 4]))
+    assert script.standing(traces) == [6 / 8, 5 / 6, 3 / 5, 3 / 3]
+
+
+def test_a_draft_model_is_measured_like_a_head(script, pair, documents, tmp_path):
+    """The target itself: everything that it says stands."""
+    pair.plain_target.save_pretrained(tmp_path)
+    drafter = script.opened_beside(pair.target, "a target", tmp_path)
+    assert script.standing(script.record(pair.target, drafter, documents, lambda _: None)) == [1.0] * script.DEPTH
 
 
 def test_prompts_are_of_all_parts_of_the_file(script, pair, folder, monkeypatch, tmp_path):
@@ -93,11 +104,9 @@ def test_prompts_are_of_all_parts_of_the_file(script, pair, folder, monkeypatch,
     (tmp_path / "prompts.jsonl").write_text("".join(json.dumps({"prompt": text}) + "\n" for text in asked))
     decoder, told = pair.decoder(FixedPolicy(script.SHAPES["tree, 8 rows"])), []
     monkeypatch.setattr(script.Decoder, "from_pretrained", lambda *_, **__: decoder)
-    monkeypatch.setattr(script, "settled", lambda *_: SimpleNamespace(layers=()))
-    monkeypatch.setattr(script, "load_head", lambda *_: None)
-    monkeypatch.setattr(script.Source, "find", lambda _: SimpleNamespace(fingerprint=lambda: "print"))
-    monkeypatch.setattr(script, "agreement", lambda *_: ([0.5], [0.7]))
+    monkeypatch.setattr(script, "opened_beside", lambda *_: None)
     monkeypatch.setattr(script, "record", lambda *_: None)
+    monkeypatch.setattr(script, "standing", lambda _: [0.5])
     monkeypatch.setattr(script, "played", lambda traces, documents, decoder: told.extend(documents) or {})
     monkeypatch.setattr(script, "show", lambda *_: None)
     script.measure("target", folder, tmp_path / "prompts.jsonl", limit=3, tokens=12, out=tmp_path / "out.json")
