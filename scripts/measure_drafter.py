@@ -4,8 +4,8 @@
 
 The target answers by its plan for this machine (one is made where there is none), whose counts stand beside the
 drafter. Of a chain's guesses the share that stands is told, where those before it do; of an EAGLE-3 head agreement too,
-as `yggdrasil train` tells it: each step on the head's own outputs and the answer's tokens so far. Lengths are those of
-whole answers, played with one tree in every iteration; nothing here is timed. With --json all is written.
+as `yggdrasil train` tells it, but behind whole prompts: each step on the head's own outputs and the answer's tokens so
+far. Lengths are those of whole answers, played with one tree in every iteration; nothing here is timed. With --json all is written.
 """
 
 import json
@@ -49,7 +49,7 @@ from yggdrasil.training.objective import Teacher, hits_of
 from yggdrasil.training.settings import SHOWN
 from yggdrasil.training.start import tables
 from yggdrasil.training.unroll import unroll
-from yggdrasil.training.windows import window_of
+from yggdrasil.training.windows import Window
 from yggdrasil.tree.objective import StepCosts, TreeShape
 
 DEPTH, ROWS = 4, (8, 16)
@@ -131,7 +131,7 @@ def agreement(
     vocabulary = head.target_tokens(torch.arange(head.settings.draft_vocab_size))
     teacher = Teacher(rows[vocabulary].float(), vocabulary, loaded.vocab_size)
     hits = torch.zeros(SHOWN, 3)
-    windows = [window_of(document) for document in documents]
+    windows = [Window([*prompt, *answer], 0, len(prompt)) for prompt, answer in documents]  # all that decoding reads
     for start in range(0, len(windows), _TOGETHER):
         with tempfile.TemporaryDirectory() as scratch:
             kept = Features(loaded, layers, Path(scratch)).of("answers", windows[start : start + _TOGETHER])
