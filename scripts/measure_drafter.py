@@ -5,7 +5,8 @@
 The target answers by its plan for this machine (one is made where there is none), whose counts stand beside the
 drafter. Of a chain's guesses the share that stands is told, where those before it do; of an EAGLE-3 head agreement too,
 as `yggdrasil train` tells it, but behind whole prompts: each step on the head's own outputs and the answer's tokens so
-far. Lengths are those of whole answers, played with one tree in every iteration; nothing here is timed. With --json all is written.
+far. Lengths are those of whole answers, played with one tree in every iteration; nothing here is timed. With --json all
+is written.
 """
 
 import json
