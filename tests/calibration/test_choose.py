@@ -109,6 +109,19 @@ def test_what_a_drafter_gains_is_of_all_documents(pair, monkeypatch):
     assert len(played) > 4
 
 
+def test_policies_are_played_with_what_drafting_adds(pair, monkeypatch):
+    module, lifts = sys.modules[choose.__module__], []
+
+    class Noted(module.ObjectivePolicy):
+        def __init__(self, *arguments, lift, **options):
+            lifts.append(lift)
+            super().__init__(*arguments, lift=lift, **options)
+
+    monkeypatch.setattr(module, "ObjectivePolicy", Noted)
+    choice = choose(recording(pair), AcceptanceCalibration.identity(), COSTS, usual_counts(), {})
+    assert set(lifts) == {choice.learned.lift}
+
+
 def test_three_percent_are_asked_of_a_drafter():
     without = Expectation("text alone", 2.0, 1.0, 1.5)
 

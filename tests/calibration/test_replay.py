@@ -8,7 +8,7 @@ from tiny_pair import SHAPES, TEXT
 from yggdrasil.calibration.choose import DraftedTreePolicy, KnowingPolicy, choose
 from yggdrasil.calibration.record import record_document
 from yggdrasil.calibration.replay import RecordedTrees, recorded_documents, replay
-from yggdrasil.calibration.survival import survival_of
+from yggdrasil.calibration.survival import _Beginning, _lift_of, survival_of
 from yggdrasil.drafters.counts import usual_counts
 from yggdrasil.drafters.ngram import NGramDrafter
 from yggdrasil.drafters.protocol import together
@@ -158,6 +158,22 @@ class Silent:
         return
 
 
+class Listening(Silent):
+    """Remembers the text at which it was asked for a tree of its own."""
+
+    def __init__(self):
+        self.heard = []
+
+    def begin(self, tokens):
+        self._text = list(tokens)
+
+    def extend(self, tokens, hidden):
+        self._text += tokens
+
+    def plant(self, tree, depth):
+        self.heard.append(list(self._text))
+
+
 def tables_of(survival):
     return {width: ratios * survival.mean[None, :, None] for width, ratios in survival.ratios.items()}
 
@@ -170,6 +186,26 @@ def test_survival_is_that_of_places_where_iterations_begin():
     assert survival.mean.tolist() == [1.0, 1.0]
     assert survival.ratios[1][1].tolist() == [[0.0, 1.0, 1.0], [0.0, 0.0, 1.0]]
     assert survival.lift == 2.0
+
+
+def test_others_know_the_text_up_to_where_an_iteration_begins():
+    """Document 7 begins iterations at its tokens 0 and 3, document 8 at 0 and 2: behind its token 4 is no room."""
+    traces, listening = chains([2, 1, 0] * 2 + [1, 0] * 3, [7] * 6 + [8] * 6, max_depth=2), Listening()
+    survival = survival_of(traces, HAND_COSTS, listening, {7: [50, 51]})
+
+    assert listening.heard == [[50, 51, 0], [50, 51, 0, 1, 2, 3], [6], [6, 7, 8]]
+    assert survival.mean.tolist() == [1.0, 0.5]
+
+
+def test_what_drafting_adds_is_fitted_by_the_inverse_of_what_is_promised():
+    """At least as wide as the typical tree, and as the other one."""
+    kept = np.array([[0, 1, 1], [0, 1, 3]])
+    sure, unsure = (_Beginning(0, kept, promised, width) for promised, width in ((2.0, 2), (1.0, 0)))
+
+    assert _lift_of([sure], shape=1, width=1) == (4 - 2) * 2
+    assert _lift_of([unsure], shape=1, width=1) == 2 - 1
+    assert _lift_of([sure, unsure], shape=1, width=1) == pytest.approx((2 / 2 + 1) / (1 / 4 + 1))
+    assert _lift_of([sure], shape=0, width=1) == 0.0
 
 
 def test_trees_that_nothing_is_added_to_are_the_drafters_own(traces):

@@ -385,6 +385,7 @@ def test_drafting_adds_less_where_guesses_are_sure_already(rate, verifies_them):
     assert shape == typical.shape._replace(verify_width=max(2, free.shape.verify_width))
     assert tokens == pytest.approx(free.tokens + 2.0 / free.tokens)
     assert policy._drafted.typically(0, None) == (typical.shape, typical.tokens)
+    assert policy._drafted.typically(0, Decision(TreeShape(0, 1, 1), 1.0, 1.0))[0].verify_width == 2
     is_better = free.tokens / free.milliseconds > tokens / costs().iteration_ms(*shape)
     assert (asked(policy, survival) is not None) == is_better == verifies_them
 
