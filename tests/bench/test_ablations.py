@@ -41,6 +41,14 @@ def test_nothing_guesses_beside_a_draft_model_alone(plan):
     assert not alone.wants_free
 
 
+def test_a_plan_goes_by_what_drafting_adds(plan):
+    beside = Decision(TreeShape(0, 3, 4), 2.0, 1.0)
+    given, unknown = (planned_policy(plan, replace(made_up.learned(), lift=lift)) for lift in (0.5, None))
+
+    assert given._drafted.typically(0, beside)[1] == 2.0 + 0.5 / 2.0
+    assert unknown._drafted.typically(0, beside)[1] == unknown._drafted.typical[0].tokens
+
+
 def test_one_draft_width_is_the_widest(plan):
     learned = made_up.learned()
     alone = plan_ablations(plan, learned)["by plan, one draft width"]
