@@ -465,7 +465,7 @@ def test_guesses_that_take_longer_than_promised_are_taken_at_their_pace():
         policy.settle(decision, 12, 2 * costs().iteration_ms(*decision.shape), rested=False)
 
     assert policy._paces.free == pytest.approx(2.0, rel=0.01)
-    assert policy._paces.tree == policy._paces.plain == 1.0
+    assert policy._paces.plain == 1.0
 
 
 def test_steps_that_show_the_price_of_plain_ones_stay_plain():

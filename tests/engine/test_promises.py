@@ -117,10 +117,34 @@ def test_free_trees_pace_follows_the_trees_where_none_is_tried():
         paces.follow_free(paces.free, 3.0 * paces.free)
     slow = paces.free
     for _ in range(500):
-        paces.follow_tree(paces.tree, paces.tree)
+        paces.follow_tree(paces.tree, 1.0)
 
     assert slow > 5.0
     assert paces.free == pytest.approx(1.0, rel=0.1)
+
+
+def test_of_a_machine_that_is_faster_again_drafted_trees_are_believed_faster_too():
+    """Both took twice as long while it was slow; now only free ones are tried, and take what was calibrated."""
+    paces = Paces()
+    for _ in range(100):
+        paces.follow_tree(paces.tree, 2.0)
+        paces.follow_free(paces.free, 2.0)
+    for _ in range(50):
+        paces.follow_free(paces.free, 1.0)
+
+    assert paces.free == pytest.approx(1.0, rel=0.02)
+    assert paces.tree < 1.3
+    assert paces.plain == 1.0
+
+
+def test_trees_that_differ_keep_paces_of_their_own():
+    paces = Paces()
+    for _ in range(200):
+        paces.follow_tree(paces.tree, 1.2)
+        paces.follow_free(paces.free, 0.8)
+
+    assert paces.tree == pytest.approx(1.2, rel=0.05)
+    assert paces.free == pytest.approx(0.8, rel=0.05)
 
 
 def test_the_first_warm_plain_step_tells_how_fast_the_machine_is():

@@ -112,8 +112,15 @@ class Paces:
         self.free += self._FORGETTING * (self.tree - self.free)
 
     def follow_free(self, promised_ms: float, milliseconds: float) -> None:
-        """An iteration with guesses that cost no pass took ``milliseconds``."""
-        self.free *= 1.0 + self._TREE_RATE * self._surprise(promised_ms, milliseconds)
+        """An iteration with guesses that cost no pass took ``milliseconds``.
+
+        It is a pass of the target and little else, so half of a surprise is taken for the machine's. Trees that were
+        drafted while it was slow would never be tried again otherwise.
+        """
+        drift = self._TREE_RATE * self._surprise(promised_ms, milliseconds)
+        self.free *= 1.0 + drift
+        self.tree *= 1.0 + drift / 2
+        self.tree += self._FORGETTING * (self.free - self.tree)
 
     def _surprise(self, promised_ms: float, milliseconds: float) -> float:
         return min(max(milliseconds / promised_ms, 1 / self._EXTREME), self._EXTREME) - 1.0
