@@ -46,6 +46,7 @@ TUNED = [
     Tuned("engine.promises", "KeptSurvival._PRIOR_TREES", "trees that count as promised and kept beforehand"),
     Tuned("engine.promises", "Paces._PLAIN_RATE", "how fast the pace of plain steps is followed"),
     Tuned("engine.promises", "Paces._TREE_RATE", "how fast the pace of trees is followed"),
+    Tuned("engine.promises", "Paces._SHARED", "of what a free tree shows, what is taken for the machine's pace"),
     Tuned("engine.promises", "Paces._FORGETTING", "how fast what is not tried takes the pace of what is"),
     Tuned("engine.promises", "Paces._EXTREME", "times its promise: a step beyond it is a pause"),
     Tuned("engine.promises", "Paces._FARTHEST", "times the calibrated speed: the farthest a machine may be"),

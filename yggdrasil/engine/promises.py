@@ -82,6 +82,7 @@ class Paces:
     """
 
     _PLAIN_RATE, _TREE_RATE = 0.2, 0.1
+    _SHARED = 0.5  # of what a free tree shows, the machine's: it is a pass of the target and little else
     _FORGETTING = 0.01  # of what was shown, a step of another kind: what is not tried goes at the pace of that
     _EXTREME = 3.0  # a step beyond it is the machine's pause, not its pace
     _FARTHEST = 10.0  # that the machine of now may be from the calibrated one
@@ -114,12 +115,11 @@ class Paces:
     def follow_free(self, promised_ms: float, milliseconds: float) -> None:
         """An iteration with guesses that cost no pass took ``milliseconds``.
 
-        It is a pass of the target and little else, so half of a surprise is taken for the machine's. Trees that were
-        drafted while it was slow would never be tried again otherwise.
+        Trees that were drafted while the machine was slow would never be tried again, if they kept the pace of then.
         """
         drift = self._TREE_RATE * self._surprise(promised_ms, milliseconds)
         self.free *= 1.0 + drift
-        self.tree *= 1.0 + drift / 2
+        self.tree *= 1.0 + self._SHARED * drift
         self.tree += self._FORGETTING * (self.free - self.tree)
 
     def _surprise(self, promised_ms: float, milliseconds: float) -> float:
