@@ -446,6 +446,18 @@ def test_the_first_tree_behind_guesses_does_not_set_the_trees_pace():
     assert policy._paces.tree > 1.1
 
 
+def test_the_first_tree_of_a_request_does_not_set_the_trees_pace():
+    """Its drafter has to read the prompt."""
+    policy = objective_policy()
+    policy.begin()
+    tree = policy.choose(Context())
+    policy.settle(tree, 2, 3 * tree.milliseconds, rested=False)
+    assert policy._paces.tree == 1.0
+    policy.settle(tree, 2, 3 * tree.milliseconds, rested=False)
+
+    assert policy._paces.tree > 1.1
+
+
 def test_what_gives_more_than_promised_is_believed_more_but_never_beyond_its_length():
     policy, survival = objective_policy(), geometric(0.8)
     before = asked(policy, survival)

@@ -9,10 +9,11 @@ import torch
 class AttentionCase:
     """Inputs of one random step: ``num_context`` committed slots, ``num_before`` tree nodes of earlier steps, W rows.
 
-    Every node sees its path: the context, its ancestors and itself. Parents come before their children.
+    Every node sees its path: the context, its ancestors and itself. Parents come before their children. Outputs are
+    asked for of all rows, or with ``asks_few`` of some, ``asked``.
     """
 
-    def __init__(self, seed, dtype, *, head_dim=None, num_context=None, width=None, num_before=None):
+    def __init__(self, seed, dtype, *, head_dim=None, num_context=None, width=None, num_before=None, asks_few=False):
         rng = random.Random(seed)
         torch.manual_seed(seed)
         self.width = rng.randint(1, 20) if width is None else width
@@ -39,9 +40,13 @@ class AttentionCase:
         self.query, self.key, self.value = rows(query_heads), rows(key_heads), rows(key_heads)
         self.caches = [torch.randn(key_heads, capacity, head_dim).to(dtype) for _ in range(2)]
         self.scale = rng.choice([head_dim**-0.5, 0.3])
+        self.asked = list(range(self.width))
+        if asks_few:
+            self.asked = sorted(rng.sample(self.asked, rng.randint(1, self.width)))
+            self.query, self.mask = self.query[:, :, self.asked], self.mask[self.asked]
 
     def run(self, function, window=0, softcap=0.0, num_threads=1):
-        """The output [1, W, Hq, D] and the two caches afterwards."""
+        """The output [1, R, Hq, D] and the two caches afterwards."""
         caches = [cache.clone() for cache in self.caches]
         output = function(
             self.query, self.key, self.value, *caches, self.offsets, self.mask, self.scale, window, softcap, num_threads
@@ -55,9 +60,9 @@ class AttentionCase:
         first = int(self.offsets[1])
         keys[:, first : first + self.width], values[:, first : first + self.width] = self.key[0], self.value[0]
         group = self.query.shape[1] // self.key.shape[1]
-        output = torch.zeros(1, self.width, self.query.shape[1], self.query.shape[3])
-        for row in range(self.width):
-            tree_slots = [self.num_context + node for node in self.paths[num_before + row]]
+        output = torch.zeros(1, len(self.asked), self.query.shape[1], self.query.shape[3])
+        for row, asked in enumerate(self.asked):
+            tree_slots = [self.num_context + node for node in self.paths[num_before + asked]]
             seen = [*range(self.num_context), *tree_slots][-window:]  # [-0:] is all
             for head in range(self.query.shape[1]):
                 query = self.query[0, head, row].float()

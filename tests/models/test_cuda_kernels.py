@@ -80,6 +80,16 @@ def test_triton_attention_equals_the_portable_one(dtype, window, softcap):
 
 
 @interpreted
+def test_a_step_that_asks_for_few_of_its_rows_gets_the_portable_operator():
+    from yggdrasil.models.kernels import cuda
+
+    attend = cuda.with_fallback(vars(portable))["tree_attention"]
+    for seed in range(100, 104):
+        case = AttentionCase(seed, torch.float32, asks_few=True)
+        torch.testing.assert_close(case.run(attend), case.run(portable.tree_attention))
+
+
+@interpreted
 @settings(max_examples=20, deadline=None)
 @given(accepted_rows(), st.sampled_from([torch.float32, torch.bfloat16]))
 def test_triton_keeps_accepted_rows(step, dtype):

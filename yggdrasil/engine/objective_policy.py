@@ -131,7 +131,7 @@ class ObjectivePolicy:
         self._free_trees.budget.begin()
         if self._drafted is not None:
             self._drafted.budget.begin()
-        self._steps = 0
+        self._steps, self._drafter_lags = 0, True
 
     def settle(self, decision: Decision, tokens: int, milliseconds: float, *, rested: bool) -> None:
         plain_ms = self._plain_ms
@@ -148,7 +148,7 @@ class ObjectivePolicy:
             self._settle_drafted(
                 self._drafted, decision, tokens, milliseconds, gained, is_tried=not rested and not is_free
             )
-        # The next tree's drafter reads what other guesses went past: no price of every tree.
+        # The next tree's drafter reads what other guesses went past, and the first the prompt: no price of every tree.
         self._drafter_lags = is_free or (rested and self._drafter_lags)
         self._forgone = 0.0
         self._samples.add(tokens, milliseconds)

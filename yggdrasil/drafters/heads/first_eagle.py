@@ -23,8 +23,8 @@ class _Layer(nn.Module):
         self.post_attention_layernorm = Norm(settings.hidden_size, settings.norm_eps)
         self.mlp = FeedForward(settings)
 
-    def forward(self, x: Tensor, turn: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
-        h = x + self.self_attn(x, turn, attend)
+    def forward(self, x: Tensor, turn: tuple[Tensor, Tensor], attend: Attend, rows: Tensor | None = None) -> Tensor:
+        h = (x if rows is None else x[rows]) + self.self_attn(x, turn, attend, rows)
         output: Tensor = h + self.mlp(self.post_attention_layernorm(h))
         return output
 
@@ -41,10 +41,15 @@ class FirstEagleHead(StateHead):
         self.layers = nn.ModuleList([_Layer(settings)])
         self.turns = Turns(settings)
 
-    def forward(self, embedded: Tensor, features: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """Drafted states [.., W, H] of rows that each read a token's embedding and the state of the position before."""
+    def forward(
+        self, embedded: Tensor, features: Tensor, positions: Tensor, attend: Attend, rows: Tensor | None = None
+    ) -> Tensor:
+        """Drafted states [.., W, H] of rows that each read a token's embedding and the state of the position before.
+
+        With ``rows`` [R] int64 theirs alone, [R, H]: of the others there are keys and values.
+        """
         if self.settings.normed_inputs:
             embedded, features = self.embedding_layernorm(embedded), self.hidden_states_layernorm(features)
         fused = self.fc(torch.cat([embedded, features], dim=-1))
-        output: Tensor = self.layers[0](fused, self.turns(positions, embedded.dtype), attend)
+        output: Tensor = self.layers[0](fused, self.turns(positions, embedded.dtype), attend, rows)
         return output

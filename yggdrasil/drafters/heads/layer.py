@@ -3,7 +3,7 @@
 How rows attend to each other is the caller's: over a tree's cache when drafting, over steps of an unrolled head when
 training.
 
-Dims: W rows, D head size, Hq and Hkv heads.
+Dims: W rows, R of them that are asked for, D head size, Hq and Hkv heads.
 """
 
 import math
@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from yggdrasil.drafters.heads.settings import HeadSettings
 
-# query [.., Hq, W, D], keys and values [.., Hkv, W, D], turned by their positions -> [.., W, Hq, D]
+# query [.., Hq, R, D], keys and values [.., Hkv, W, D], turned by their positions -> [.., R, Hq, D]
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -53,12 +53,16 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(settings.query_heads * size, settings.hidden_size, bias=settings.attention_bias)
         self.size = size
 
-    def forward(self, x: Tensor, turn: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
+    def forward(self, x: Tensor, turn: tuple[Tensor, Tensor], attend: Attend, rows: Tensor | None = None) -> Tensor:
+        """Outputs of ``rows`` [R] int64, all where None; the others are only attended to."""
+        asking, its_turn = x, turn
+        if rows is not None:
+            asking, its_turn = x[rows], (turn[0][rows], turn[1][rows])
         query, key, value = (
-            projection(x).unflatten(-1, (-1, self.size)).transpose(-3, -2)
-            for projection in (self.q_proj, self.k_proj, self.v_proj)
+            projection(given).unflatten(-1, (-1, self.size)).transpose(-3, -2)
+            for projection, given in ((self.q_proj, asking), (self.k_proj, x), (self.v_proj, x))
         )
-        output: Tensor = self.o_proj(attend(turned(query, turn), turned(key, turn), value).flatten(-2))
+        output: Tensor = self.o_proj(attend(turned(query, its_turn), turned(key, turn), value).flatten(-2))
         return output
 
 

@@ -23,10 +23,18 @@ class _MiddleLayer(nn.Module):
         self.mlp = FeedForward(settings)
         self._keeps_normed = settings.norm_before_residual
 
-    def forward(self, embedded: Tensor, features: Tensor, turn: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
+    def forward(
+        self,
+        embedded: Tensor,
+        features: Tensor,
+        turn: tuple[Tensor, Tensor],
+        attend: Attend,
+        rows: Tensor | None = None,
+    ) -> Tensor:
         normed = self.hidden_norm(features)
         both = torch.cat([self.input_layernorm(embedded), normed], dim=-1)
-        h = (normed if self._keeps_normed else features) + self.self_attn(both, turn, attend)
+        kept = normed if self._keeps_normed else features
+        h = (kept if rows is None else kept[rows]) + self.self_attn(both, turn, attend, rows)
         output: Tensor = h + self.mlp(self.post_attention_layernorm(h))
         return output
 
@@ -63,9 +71,14 @@ class EagleHead(nn.Module):
         feature: Tensor = self.fc(states)
         return feature
 
-    def forward(self, embedded: Tensor, features: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """Outputs [.., W, H] of rows that each read a token's embedding and the feature of the position before it."""
-        output: Tensor = self.midlayer(embedded, features, self.turns(positions, embedded.dtype), attend)
+    def forward(
+        self, embedded: Tensor, features: Tensor, positions: Tensor, attend: Attend, rows: Tensor | None = None
+    ) -> Tensor:
+        """Outputs [.., W, H] of rows that each read a token's embedding and the feature of the position before it.
+
+        With ``rows`` [R] int64 theirs alone, [R, H]: of the others there are keys and values, a third of the work.
+        """
+        output: Tensor = self.midlayer(embedded, features, self.turns(positions, embedded.dtype), attend, rows)
         return output
 
     def fed_back(self, outputs: Tensor) -> Tensor:

@@ -33,8 +33,13 @@ class MtpHead(StateHead):
         self.block, self.rotary = _layer_of(config)
         self._is_hidden_first = is_hidden_first
 
-    def forward(self, embedded: Tensor, features: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """Drafted states [.., W, H] of rows that each read a token's embedding and the state of the position before."""
+    def forward(
+        self, embedded: Tensor, features: Tensor, positions: Tensor, attend: Attend, rows: Tensor | None = None
+    ) -> Tensor:
+        """Drafted states [.., W, H] of rows that each read a token's embedding and the state of the position before.
+
+        With ``rows`` [R] int64 theirs alone, [R, H]; the layer, which is not ours, computes all of them.
+        """
         parts = [self.embedding_norm(embedded), self.hidden_norm(features)]
         fused = self.projection(torch.cat(parts[::-1] if self._is_hidden_first else parts, dim=-1))
         is_one = fused.dim() == 2  # the layer wants a batch
@@ -43,7 +48,9 @@ class MtpHead(StateHead):
             x, position_ids=positions[None], position_embeddings=self.rotary(x, positions[None]),
             attend=_in_a_batch(attend) if is_one else attend,
         )  # fmt: skip
-        normed: Tensor = self.norm(output[0] if is_one else output)
+        if is_one:
+            output = output[0] if rows is None else output[0, rows]
+        normed: Tensor = self.norm(output)
         return normed
 
 

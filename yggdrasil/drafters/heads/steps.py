@@ -78,15 +78,16 @@ class _Pass(torch.nn.Module):
     def forward(self, tokens: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
         head: Any = self.module.head
         features = head.feature(states) if self._of_target else states
-        outputs = head(self.module.embedding(tokens), features, self._place.positions, self._attend)
-        if self._rows is not None:
-            outputs = outputs[self._rows]
+        outputs = head(self.module.embedding(tokens), features, self._place.positions, self._attend, self._rows)
         return head.logits(outputs), head.fed_back(outputs)
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        mask = self._place.mask
+        if query.shape[-2] < key.shape[-2]:  # those of the rows that are wanted
+            mask = mask[self._rows]
         output: Tensor = torch.ops.yggdrasil.tree_attention(
             query[None], key[None], value[None], self._caches[0], self._caches[1], self._place.offsets,
-            self._place.mask, query.shape[-1] ** -0.5, 0, 0.0, self._num_threads,
+            mask, query.shape[-1] ** -0.5, 0, 0.0, self._num_threads,
         )  # fmt: skip
         return output[0]
 

@@ -18,14 +18,14 @@ inline Tensor tree_attention(const Tensor& query, const Tensor& key, const Tenso
                       const Tensor& offsets, const Tensor& tree_mask, double scale, int64_t window, double softcap, int64_t num_threads) {
   const Tensor q = with_dense_rows(query), k = with_dense_rows(key), v = with_dense_rows(value);
   const int64_t context = offsets.const_data_ptr<int64_t>()[0], start = offsets.const_data_ptr<int64_t>()[1];
-  const int64_t rows = q.size(2), tree_slots = tree_mask.size(-1), capacity = key_cache.size(1);
+  const int64_t rows = q.size(2), written = k.size(2), tree_slots = tree_mask.size(-1), capacity = key_cache.size(1);
   TORCH_CHECK(k.sizes() == v.sizes() && k.size(1) == key_cache.size(0) && k.size(3) == key_cache.size(2) &&
                   key_cache.sizes() == value_cache.sizes() && q.size(3) == k.size(3) && q.size(1) % k.size(1) == 0,
               "keys and values do not have the cache's heads and head size: keys ", k.sizes(), ", values ", v.sizes(), ", cache ",
               key_cache.sizes());
-  TORCH_CHECK(context >= 0 && start >= context && start + rows <= capacity, "step does not fit the cache: context ", context,
-              ", write start ", start, ", width ", rows, ", capacity ", capacity);
-  TORCH_CHECK(start + rows - context <= tree_slots, "rows are written outside the tree's slots");
+  TORCH_CHECK(context >= 0 && start >= context && start + written <= capacity, "step does not fit the cache: context ", context,
+              ", write start ", start, ", width ", written, ", capacity ", capacity);
+  TORCH_CHECK(start + written - context <= tree_slots, "rows are written outside the tree's slots");
 
   static thread_local std::vector<std::vector<int64_t>> slots;  // kept: every layer of every step fills them
   static thread_local std::vector<int64_t> first_key;

@@ -52,13 +52,13 @@ def packed_best(
 
 
 def tree_attention(  # noqa: PLR0913  (an operator's schema)
-    query: Tensor,  # [1, Hq, W, D]
+    query: Tensor,  # [1, Hq, R, D]
     key: Tensor,  # [1, Hkv, W, D]
     value: Tensor,
     key_cache: Tensor,  # [Hkv, S, D]
     value_cache: Tensor,
     offsets: Tensor,  # [2] int64: context length, first slot written
-    tree_mask: Tensor,  # [W, T] bool over the slots from the context length on
+    tree_mask: Tensor,  # [R, T] bool over the slots from the context length on
     scale: float,
     window: int,
     softcap: float,
@@ -66,13 +66,13 @@ def tree_attention(  # noqa: PLR0913  (an operator's schema)
 ) -> Tensor:
     """Write the step's keys and values, then attend to the context and to the tree slots the mask allows.
 
-    Returns [1, W, Hq, D]. ``window`` > 0 keeps the last ``window`` keys of each row's path (itself included);
-    ``softcap`` > 0 bounds the scores as Gemma 2 does. A grouped matmul serves all query heads of a key head, so keys
-    are never repeated.
+    Returns [1, R, Hq, D]: R is W, or fewer where other rows are only attended to. ``window`` > 0 keeps the last
+    ``window`` keys of each row's path (itself included); ``softcap`` > 0 bounds the scores as Gemma 2 does. A grouped
+    matmul serves all query heads of a key head, so keys are never repeated.
     """
     context, start = offsets.unbind()
     width, num_key_heads, capacity = query.shape[2], key_cache.shape[0], key_cache.shape[1]
-    rows = start + torch.arange(width, device=query.device)
+    rows = start + torch.arange(key.shape[2], device=query.device)
     key_cache.index_copy_(1, rows, key[0])
     value_cache.index_copy_(1, rows, value[0])
     slots = torch.arange(capacity, device=query.device)
