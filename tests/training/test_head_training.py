@@ -30,7 +30,7 @@ from yggdrasil.errors import YggdrasilError
 from yggdrasil.models.loading import load_model
 from yggdrasil.models.source import Source
 from yggdrasil.training.draft_model import DraftModelRecipe
-from yggdrasil.training.features import Kept, shards, side_by_side
+from yggdrasil.training.features import Features, Kept, shards, side_by_side
 from yggdrasil.training.medusa import MedusaRecipe
 from yggdrasil.training.objective import Teacher, hits_of, loss_of
 from yggdrasil.training.settings import SHOWN, TrainSettings
@@ -166,6 +166,16 @@ def test_later_documents_leave_earlier_lots_as_they_are():
     assert sorted(window.tokens[0] for shard in early for window in shard) == list(range(1100))
 
 
+def test_states_of_shorter_ends_of_prompts_are_not_taken_for_those_of_longer_ones(target, tmp_path):
+    loaded = load_model(str(target), torch.float32, torch.device("cpu"), 1, pack=False)
+    features = Features(loaded, (0,), tmp_path)
+    for start in (2, 0):
+        windows = [Window([5, 6, 7, 8, 9 + i], start, 3 - start) for i in range(3)]
+        kept = features.of("lot", windows)
+        assert [item.tokens.tolist() for item in kept] == [window.tokens[start:] for window in windows]
+        assert features.has("lot", windows)
+
+
 def test_the_draft_vocabulary_is_the_most_frequent():
     texts = split([Document([5, 5, 5, 5, 9], [7, 7, 8])] * 40).trained
 
@@ -235,6 +245,38 @@ def test_a_training_goes_on_and_writes_a_head_that_loads(written):
     spelled = published_tensors({**config, "draft_vocab_size": config["draft_vocab_size"]})
     assert names == set(spelled)
     assert "tokens learned" in (written.out / "README.md").read_text()
+
+
+def test_a_training_begins_as_another_head(written, tmp_path):
+    """Its weights and its vocabulary, whatever the texts say; and goes on with its own from then on."""
+    train(written, Told())
+    trained, _ = open_head(written.out, torch.float32)
+    later = replace(written, out=tmp_path / "later", start=written.out)
+    text = text_file(Source.find(written.target).fingerprint(), "full")
+    text.write_text(text.read_text().replace("10, 11, 12", "20, 21, 22"))
+    train(later, Told())
+    kept = KeptTraining.read(later.work, Source.find(written.target).fingerprint(), print)
+
+    assert kept.progress.steps == 1
+    for name, tensor in trained.state_dict().items():
+        moved = (kept.tensors[f"head.{name}"] - tensor).abs().max()
+        assert moved == 0 if name == "d2t" else moved < 1e-3, f"{name}: one step of the first rate"
+    train(replace(later, start=None), Told())
+    assert progress_of(later).steps == 2
+    assert "| began as | head |" in (later.out / "README.md").read_text()
+
+
+def test_a_head_that_does_not_fit_is_refused_before_anything_is_written(written, target, tmp_path):
+    other = write_head(tmp_path / "other", eagle_config(), published_tensors(eagle_config()))
+    with pytest.raises(
+        YggdrasilError, match=r"other is not as heads are .*\(other .*vocab_size.*\); leave --start out"
+    ):
+        train(replace(written, start=other, tokens=10**9), Told())
+    with pytest.raises(YggdrasilError, match="is no folder of an EAGLE-3 head"):
+        train(replace(written, start=target), Told())
+    with pytest.raises(YggdrasilError, match="--kind is medusa"):
+        train(replace(written, start=other, kind="medusa"), Told())
+    assert not written.out.exists()
 
 
 @pytest.fixture

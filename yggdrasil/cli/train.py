@@ -30,6 +30,10 @@ def train(
             help="JSON lines with a prompt field, for the target to answer; can be repeated. Then it asks itself.",
         ),
     ] = None,
+    start: Annotated[
+        str | None,
+        typer.Option(help="An EAGLE-3 head to begin as, of a model of the same shape: a folder, or yggdrasil:NAME."),
+    ] = None,
     minutes: Annotated[float, typer.Option(min=0.0, callback=checks.finite, help="How long this run may take.")] = 60.0,
     tokens: Annotated[
         int | None,
@@ -44,10 +48,12 @@ def train(
     Interrupted, it goes on when run again; run once more, it trains for more minutes.
     """
     from yggdrasil.cli.progress import PhaseProgress
+    from yggdrasil.drafters.shipped import whole_name
     from yggdrasil.training.settings import TrainSettings
     from yggdrasil.training.training import train as run
 
-    settings = TrainSettings(target, out.absolute(), kind, tuple(prompts or ()), minutes, tokens, threads)
+    begun = None if start is None else Path(whole_name(start)).expanduser()
+    settings = TrainSettings(target, out.absolute(), kind, tuple(prompts or ()), minutes, tokens, threads, begun)
     try:
         with PhaseProgress() as progress:
             print(run(settings, progress))

@@ -20,5 +20,5 @@ def whole_name(name: str) -> str:
     wanted = name.removeprefix(PREFIX)
     if wanted not in shipped:
         there = " and ".join(PREFIX + each for each in shipped) or "none"
-        raise YggdrasilError(f"--drafter {name} is no head that comes with Yggdrasil; there is {there}")
+        raise YggdrasilError(f"{name} is no head that comes with Yggdrasil; there is {there}")
     return str(_HEADS / wanted)

@@ -57,7 +57,7 @@ class Features:
         return self._file(name, windows).exists()
 
     def of(self, name: str, windows: Sequence[Window]) -> list[Kept]:
-        """The states of ``windows``, kept under ``name`` and their number."""
+        """The states of ``windows``, kept under ``name``, their number and their length in all."""
         file = self._file(name, windows)
         kept = read_or_drop(file, load_file)
         if kept is None:
@@ -73,7 +73,8 @@ class Features:
         ]
 
     def _file(self, name: str, windows: Sequence[Window]) -> Path:
-        return self._folder / f"{name}-{len(windows)}.safetensors"
+        length = sum(window.length for window in windows)
+        return self._folder / f"{name}-{len(windows)}-{length}.safetensors"
 
     def _read(self, windows: Sequence[Window]) -> dict[str, Tensor]:
         """Everything side by side, in the order of ``windows``."""

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 DRAFT_VOCABULARY = 8192  # tokens at most: the largest part of what a drafted row reads
-CONTEXT = 64  # tokens of a prompt that are kept before its answer
+CONTEXT = 192  # tokens of a prompt that are kept before its answer
 SHOWN = 5  # draft steps that agreement is told of
 
 Kind = Literal["eagle3", "medusa", "draft-model"]
@@ -23,6 +23,7 @@ class TrainSettings:
     minutes: float = 60.0
     tokens: int | None = None  # of the target's own, at least; else what a third of the time gives
     threads: int = 0  # 0: as many as there are cores
+    start: Path | None = None  # a head to begin as
 
     @property
     def work(self) -> Path:

@@ -1,14 +1,19 @@
-"""Where training starts: the target's last layer, its last norm and the rows of its head that are drafted.
+"""Where training starts: the target's last layer, its last norm and the rows of its head that are drafted; or a head.
 
-Such a head computes the last layer again from the state that it reads highest, and knows nothing of the next token yet.
+The first computes the last layer again from the state that it reads highest, and knows nothing of the next token yet.
 """
 
+from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from yggdrasil.artifacts import shown
+from yggdrasil.drafters.heads.files import open_head
+from yggdrasil.drafters.heads.kinds import kind_of
 from yggdrasil.drafters.heads.layer import Norm
 from yggdrasil.drafters.heads.module import EagleHead
 from yggdrasil.drafters.heads.settings import ACTIVATIONS, HeadSettings
@@ -79,6 +84,29 @@ def initial_head(loaded: LoadedModel, settings: HeadSettings, vocabulary: Tensor
     head.lm_head.weight.copy_(tables(model, loaded.name)[1][vocabulary])
     if settings.has_own_vocabulary:
         head.d2t.copy_(vocabulary - torch.arange(len(vocabulary)))
+    return head
+
+
+def trained_head(folder: Path, loaded: LoadedModel) -> EagleHead:
+    """The head in ``folder``, in float32, to go on from for this target.
+
+    Raises:
+        YggdrasilError: there is none, or one that is not as those that are trained for the target.
+    """
+    if kind_of(folder) != "eagle3":
+        raise YggdrasilError(f"--start {shown(folder)} is no folder of an EAGLE-3 head; leave --start out, or name one")
+    head, _ = open_head(folder, torch.float32)
+    assert isinstance(head, EagleHead)
+    wanted, layers = settings_for(loaded, head.settings.draft_vocab_size), head.settings.readings(loaded.num_layers)[0]
+    found = replace(head.settings, layers=wanted.layers, convention=wanted.convention)
+    others = [each.name for each in fields(found) if getattr(found, each.name) != getattr(wanted, each.name)]
+    if layers != wanted.readings(loaded.num_layers)[0]:
+        others.append("layers")
+    if others:
+        raise YggdrasilError(
+            f"--start {shown(folder)} is not as heads are that are trained for {loaded.name} (other "
+            f"{', '.join(others)}); leave --start out, or name a head of a model of its shape"
+        )
     return head
 
 

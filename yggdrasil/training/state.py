@@ -48,6 +48,7 @@ class Progress:
     seconds: float = 0.0
     passes: int = 0
     place: int = 0  # shards of this pass that are done
+    began_as: str = ""  # name of the head that it began as
     looks: list[Look] = field(default_factory=list)
 
 
@@ -57,6 +58,11 @@ class Training:
     def __init__(self, head: nn.Module, average: nn.Module, rate: float) -> None:
         self.head, self.average = head, average
         self.optimizer = torch.optim.AdamW(head.parameters(), lr=rate, betas=(0.9, 0.95), weight_decay=0.0)
+
+    def begin_as(self, other: nn.Module) -> None:
+        """Begin with the weights of another drafter of the same form."""
+        for module in (self.head, self.average):
+            module.load_state_dict(other.state_dict())
 
     @torch.no_grad()
     def follow(self, steps: int) -> None:

@@ -26,7 +26,7 @@ from yggdrasil.training.kinds import recipe_for
 from yggdrasil.training.objective import Teacher, hits_of, loss_of
 from yggdrasil.training.publish import is_ours, publish
 from yggdrasil.training.settings import SHOWN, Teller, TrainSettings
-from yggdrasil.training.start import tables
+from yggdrasil.training.start import tables, trained_head
 from yggdrasil.training.state import KeptTraining, Look, Progress, Training
 from yggdrasil.training.unroll import Batch
 from yggdrasil.training.vocabulary import coverage, draft_vocabulary
@@ -55,6 +55,8 @@ def train(settings: TrainSettings, teller: Teller) -> Path:
     check_writable(settings.out, is_folder=True)
     if not is_ours(settings.out):
         raise YggdrasilError(f"--out {shown(settings.out)} holds other files than a drafter; name another folder")
+    if settings.start is not None and settings.kind != "eagle3":
+        raise YggdrasilError(f"--start names an EAGLE-3 head, and --kind is {settings.kind}; leave one of them out")
     deadline = monotonic() + settings.minutes * 60
     source = Source.find(settings.target)
     tokenizer = load_tokenizer(source)
@@ -101,6 +103,8 @@ def _own_text(
     settings.work.mkdir(parents=True, exist_ok=True)
     weights = usual_weights(source, "bfloat16", "cpu")
     loaded = load_model(source, torch.bfloat16, torch.device("cpu"), torch.get_num_threads(), weights=weights)
+    if settings.start is not None:
+        trained_head(settings.start, loaded)  # refused now rather than when all is written
     writer = OwnText(loaded, tokenizer, prompts, text_file(source.fingerprint(), weights))
     return writer.write(budget, settings.work / "own-text.json", teller.phase)
 
@@ -119,10 +123,15 @@ class _Run:
     ) -> None:
         self._settings, self._teller, self._parts = settings, teller, parts
         rows, work = tables(loaded.model, loaded.name)[1], settings.work
-        vocabulary = torch.arange(loaded.vocab_size)
-        if settings.kind != "draft-model":
-            size = loaded.vocab_size
-            vocabulary = draft_vocabulary(parts.trained, size) if kept is None else kept.vocabulary(size)
+        size, begun = loaded.vocab_size, None
+        vocabulary = torch.arange(size)
+        if kept is not None:
+            vocabulary = kept.vocabulary(size)
+        elif settings.start is not None:
+            begun = trained_head(settings.start, loaded)
+            vocabulary = begun.target_tokens(torch.arange(begun.settings.draft_vocab_size))
+        elif settings.kind != "draft-model":
+            vocabulary = draft_vocabulary(parts.trained, size)
         self._recipe = recipe = recipe_for(settings.kind, loaded, source, vocabulary)
         if kept is None:
             shutil.rmtree(work / "states", ignore_errors=True)
@@ -131,6 +140,9 @@ class _Run:
         if kept is not None:
             self._training.load(kept)
         self._progress = Progress(_identity(settings, source)) if kept is None else kept.progress
+        if settings.start is not None and begun is not None:
+            self._training.begin_as(begun)
+            self._progress.began_as = settings.start.name
         self._teacher = Teacher(rows[vocabulary].float(), vocabulary, loaded.vocab_size)
         self._batch_size = max(1, min(_BATCH, _MOST_LOGITS // len(vocabulary)))
         self._facts = {
@@ -141,6 +153,8 @@ class _Run:
             "of the held-out answers' tokens can be drafted": f"{coverage(parts.held_out, vocabulary):.1%}",
             "drafted tokens": f"{len(vocabulary)} of {loaded.vocab_size}",
         }
+        if self._progress.began_as:
+            self._facts["began as"] = self._progress.began_as
         self._loss = 0.0
         self._report = teller.phase("training")
         self._began = self._deadline = self._looked = self._earlier = 0.0
