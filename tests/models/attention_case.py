@@ -19,7 +19,7 @@ class AttentionCase:
         self.width = rng.randint(1, 20) if width is None else width
         self.num_context = rng.choice([0, 1, 9, 63, 64, 65, 150]) if num_context is None else num_context
         num_before = rng.choice([0, 0, 5]) if num_before is None else num_before
-        head_dim = rng.choice([8, 16, 20, 64, 72, 128]) if head_dim is None else head_dim
+        head_dim = rng.choice([8, 16, 20, 32, 64, 72, 96, 128]) if head_dim is None else head_dim
         key_heads = rng.randint(1, 3)
         query_heads = key_heads * rng.choice([1, 1, 2, 5])
         self.paths = []

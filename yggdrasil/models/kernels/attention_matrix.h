@@ -6,9 +6,8 @@
 #pragma once
 
 #include <algorithm>
-#include <limits>
 
-#include "attention.h"
+#include "attention_positions.h"
 #include "linear_matrix.h"
 
 namespace yggdrasil {
@@ -17,45 +16,15 @@ namespace yggdrasil {
 constexpr int64_t kBlockKeys = 32;  // positions that one tile of weights covers
 constexpr int64_t kSums = 4;        // tiles of 16 outputs that are summed together
 
-inline int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
-
 inline bool fits_matrix_unit(int64_t head_dim) { return head_dim % 32 == 0 && has_matrix_unit(); }
 
-// [16, 16] floats -> rows ``stride`` apart.
-inline void transpose16(const float* in, float* out, int64_t stride) {
-  __m512 r[16], t[16];
-  for (int i = 0; i < 16; ++i) r[i] = _mm512_load_ps(in + 16 * i);
-  for (int i = 0; i < 16; i += 2) {
-    t[i] = _mm512_unpacklo_ps(r[i], r[i + 1]);
-    t[i + 1] = _mm512_unpackhi_ps(r[i], r[i + 1]);
-  }
-  for (int i = 0; i < 16; i += 4) {
-    for (int j = 0; j < 2; ++j) {
-      const __m512d low = _mm512_castps_pd(t[i + j]), high = _mm512_castps_pd(t[i + j + 2]);
-      r[i + 2 * j] = _mm512_castpd_ps(_mm512_unpacklo_pd(low, high));
-      r[i + 2 * j + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(low, high));
-    }
-  }
-  for (int i = 0; i < 4; ++i) {
-    t[i] = _mm512_shuffle_f32x4(r[i], r[i + 4], 0x88);
-    t[i + 4] = _mm512_shuffle_f32x4(r[i], r[i + 4], 0xdd);
-    t[i + 8] = _mm512_shuffle_f32x4(r[i + 8], r[i + 12], 0x88);
-    t[i + 12] = _mm512_shuffle_f32x4(r[i + 8], r[i + 12], 0xdd);
-  }
-  for (int i = 0; i < 4; ++i) {
-    _mm512_storeu_ps(out + i * stride, _mm512_shuffle_f32x4(t[i], t[i + 8], 0x88));
-    _mm512_storeu_ps(out + (i + 4) * stride, _mm512_shuffle_f32x4(t[i + 4], t[i + 12], 0x88));
-    _mm512_storeu_ps(out + (i + 8) * stride, _mm512_shuffle_f32x4(t[i], t[i + 8], 0xdd));
-    _mm512_storeu_ps(out + (i + 12) * stride, _mm512_shuffle_f32x4(t[i + 4], t[i + 12], 0xdd));
-  }
-}
-
-// One head of up to 16 rows: where its numbers lie. Positions count from ``start``, a whole block.
+// One head of up to 16 rows: where its numbers lie.
 struct MatrixHead {
   const AttentionJob& job;
   const BFloat16 *query, *keys, *values;
-  int64_t first_row, rows, start, last_slot, length;  // slots below last_slot are read; length: positions, whole blocks
-  float* scores;      // [16, length], then weights
+  int64_t first_row, rows;
+  Positions at;
+  float* scores;      // [16, length]
   BFloat16* weights;  // [16, length]
   uint32_t* packed;   // [D/32, 16 pairs, rows] queries, then a row's tree scores, then [16 pairs, 64] values
 };
@@ -101,56 +70,11 @@ inline void matrix_scores(const MatrixHead& head) {
   }
   _tile_loadconfig(&shapes);
   alignas(64) float block[256] = {};
-  for (int64_t slot = head.start; slot < head.last_slot; slot += 16) {
+  for (int64_t slot = head.at.start; slot < head.at.last_slot; slot += 16) {
     score_slots(head, slot, block);
-    transpose16(block, head.scores + slot - head.start, head.length);
+    transpose16(block, 16, head.scores + slot - head.at.start, head.at.length);
   }
   _tile_release();
-}
-
-// Moves a row's tree scores to the positions of its path, hides what it does not see, and makes weights of all.
-inline float matrix_softmax(const MatrixHead& head, int64_t row, float* tree_scores) {
-  const AttentionJob& job = head.job;
-  const auto& slots = (*job.slots)[head.first_row + row];
-  const int64_t first = job.first_key[head.first_row + row] - head.start, context = job.context - head.start;
-  const float hidden = -std::numeric_limits<float>::infinity();
-  float* scores = head.scores + row * head.length;
-  std::copy(scores + context, scores + head.last_slot - head.start, tree_scores);
-  for (size_t j = 0; j < slots.size(); ++j) scores[context + j] = tree_scores[slots[j] - job.context];
-  const int64_t end = context + static_cast<int64_t>(slots.size());
-  std::fill(scores, scores + first, hidden);
-  std::fill(scores + end, scores + head.length, hidden);
-  if (job.softcap > 0.0f) {
-    for (int64_t i = first; i < end; ++i) scores[i] = finish_score(job, scores[i]);
-  } else {
-    const __m512 scale = _mm512_set1_ps(job.scale);
-    for (int64_t i = 0; i < head.length; i += 16) _mm512_storeu_ps(scores + i, _mm512_mul_ps(_mm512_loadu_ps(scores + i), scale));
-  }
-  __m512 largest = _mm512_set1_ps(hidden), sums = _mm512_setzero_ps();
-  for (int64_t i = 0; i < head.length; i += 16) largest = _mm512_max_ps(largest, _mm512_loadu_ps(scores + i));
-  const __m512 maximum = _mm512_set1_ps(_mm512_reduce_max_ps(largest)), nothing = _mm512_set1_ps(hidden);
-  BFloat16* weights = head.weights + row * head.length;
-  for (int64_t i = 0; i < head.length; i += 16) {
-    const __m512 score = _mm512_loadu_ps(scores + i);
-    const __mmask16 seen = _mm512_cmp_ps_mask(score, nothing, _CMP_NEQ_OQ);
-    const __m512 weight = _mm512_maskz_mov_ps(seen, exp16(_mm512_sub_ps(score, maximum)));
-    sums = _mm512_add_ps(sums, weight);
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(weights + i), (__m256i)_mm512_cvtneps_pbh(weight));
-  }
-  return 1.0f / _mm512_reduce_add_ps(sums);
-}
-
-// Pair of value rows (null: zeros), 64 outputs from ``column`` on, interleaved as a tile of weights wants them.
-inline void interleave(const BFloat16* even, const BFloat16* odd, int64_t columns, uint32_t* out) {
-  alignas(64) static constexpr int16_t kLow[32] = {0, 32, 1, 33, 2, 34, 3, 35, 4, 36, 5, 37, 6, 38, 7, 39,
-                                                   8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47};
-  const __m512i low = _mm512_load_si512(kLow), high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
-  for (int64_t c = 0; c < columns; c += 32) {
-    const __m512i a = even ? _mm512_loadu_si512(even + c) : _mm512_setzero_si512();
-    const __m512i b = odd ? _mm512_loadu_si512(odd + c) : _mm512_setzero_si512();
-    _mm512_store_si512(out + c, _mm512_permutex2var_epi16(a, low, b));
-    _mm512_store_si512(out + c + 16, _mm512_permutex2var_epi16(a, high, b));
-  }
 }
 
 template <int Tiles>
@@ -184,7 +108,7 @@ inline void add_path(const MatrixHead& head, int64_t row, int64_t column, const 
   for (int64_t block = job.context / kBlockKeys * kBlockKeys; block < end; block += kBlockKeys) {
     for (int64_t p = 0; p < 16; ++p)
       interleave(value_at(block + 2 * p), value_at(block + 2 * p + 1), Tiles * 16, head.packed + p * Tiles * 16);
-    std::memcpy(weights + row * kBlockKeys, head.weights + row * head.length + block - head.start, 64);
+    std::memcpy(weights + row * kBlockKeys, head.weights + row * head.at.length + block - head.at.start, 64);
     add_block<Tiles>(weights, 64, head.packed);
   }
 }
@@ -201,12 +125,12 @@ inline void matrix_values(const MatrixHead& head, int64_t column, const float* i
     _tile_zero(5);
   }
   const BFloat16* values = head.values + column;
-  for (int64_t block = head.start; block + kBlockKeys <= job.context; block += kBlockKeys) {
+  for (int64_t block = head.at.start; block + kBlockKeys <= job.context; block += kBlockKeys) {
     for (int64_t p = 0; p < 16; ++p) {
       const BFloat16* even = values + (block + 2 * p) * job.head_dim;
       interleave(even, even + job.head_dim, Tiles * 16, head.packed + p * Tiles * 16);
     }
-    add_block<Tiles>(head.weights + block - head.start, head.length * 2, head.packed);
+    add_block<Tiles>(head.weights + block - head.at.start, head.at.length * 2, head.packed);
   }
   for (int64_t row = 0; row < head.rows; ++row) add_path<Tiles>(head, row, column, kZeros);
   alignas(64) float sums[Tiles][256];
@@ -226,23 +150,16 @@ inline void matrix_values(const MatrixHead& head, int64_t column, const float* i
 
 inline void attend_head_matrix(
     const AttentionJob& job, const BFloat16* query, const BFloat16* keys, const BFloat16* values, BFloat16* out, uint32_t* scratch) {
-  int64_t last_slot = job.context, first = job.context;
-  size_t longest = 0;
-  for (int64_t row = 0; row < job.rows; ++row) {
-    for (const int64_t slot : (*job.slots)[row]) last_slot = std::max(last_slot, slot + 1);
-    longest = std::max(longest, (*job.slots)[row].size());
-    first = std::min(first, job.first_key[row]);
-  }
-  const int64_t start = first / kBlockKeys * kBlockKeys;
-  const int64_t length = round_up(std::max<int64_t>(last_slot, job.context + longest) - start, kBlockKeys);
+  const Positions at(job, 0, job.rows, kBlockKeys);
   auto* aligned = reinterpret_cast<uint32_t*>(round_up(reinterpret_cast<int64_t>(scratch), 64));
   for (int64_t row = 0; row < job.rows; row += 16) {
-    const MatrixHead head{job, query, keys, values, row, std::min<int64_t>(16, job.rows - row), start, last_slot, length,
-                          reinterpret_cast<float*>(aligned), reinterpret_cast<BFloat16*>(aligned + 16 * length),
-                          aligned + 24 * length};
+    const MatrixHead head{job, query, keys, values, row, std::min<int64_t>(16, job.rows - row), at,
+                          reinterpret_cast<float*>(aligned), reinterpret_cast<BFloat16*>(aligned + 16 * at.length),
+                          aligned + 24 * at.length};
     matrix_scores(head);
     float inverse[16];
-    for (int64_t r = 0; r < head.rows; ++r) inverse[r] = matrix_softmax(head, r, reinterpret_cast<float*>(head.packed));
+    for (int64_t r = 0; r < head.rows; ++r)
+      inverse[r] = weigh_positions(job, row + r, at, head.scores + r * at.length, reinterpret_cast<float*>(head.packed), head.weights + r * at.length);
     TileShapes shapes;
     for (int i = 0; i < 6; ++i) {
       shapes.rows[i] = i == 1 ? 16 : static_cast<uint8_t>(head.rows);

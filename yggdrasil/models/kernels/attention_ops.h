@@ -7,12 +7,29 @@
 
 #include "attention.h"
 #include "attention_matrix.h"
+#include "attention_pairs.h"
 #include "scratch.h"
 #include "threads.h"
 
 namespace yggdrasil {
 
 inline Tensor with_dense_rows(const Tensor& tensor) { return tensor.stride(-1) == 1 ? tensor : tensor.contiguous(); }
+
+// Rows of one key head after the other: all query heads that read it share what is turned of it.
+inline void attend_key_heads(const AttentionJob& job, const Tensor& q, const Tensor& key_cache, const Tensor& value_cache, Tensor& out,
+                             int64_t num_threads) {
+  const int64_t all = job.rows * job.group, head_size = job.capacity * job.head_dim, span = pair_rows(job), words = pair_words(job, span);
+  parallel(key_cache.size(0) * all, num_threads, [&](int64_t begin, int64_t end) {
+    uint32_t* scratch = scratch_words(words);
+    for (int64_t row = begin, count; row < end; row += count) {
+      const int64_t head = row / all, first = row % all;
+      count = std::min({span, end - row, all - first});
+      attend_pairs(job, q.const_data_ptr<BFloat16>() + head * job.group * job.query_head_stride, key_cache.const_data_ptr<BFloat16>() + head * head_size,
+                   value_cache.const_data_ptr<BFloat16>() + head * head_size, first, count, out.mutable_data_ptr<BFloat16>() + head * job.group * job.head_dim,
+                   scratch);
+    }
+  });
+}
 
 inline Tensor tree_attention(const Tensor& query, const Tensor& key, const Tensor& value, Tensor& key_cache, Tensor& value_cache,
                       const Tensor& offsets, const Tensor& tree_mask, double scale, int64_t window, double softcap, int64_t num_threads) {
@@ -62,6 +79,9 @@ inline Tensor tree_attention(const Tensor& query, const Tensor& key, const Tenso
     using T = std::remove_pointer_t<decltype(type)>;
     write_rows<T>(k, key_cache, start);
     write_rows<T>(v, value_cache, start);
+    if constexpr (std::is_same_v<T, BFloat16>) {
+      if (!fits_matrix_unit(job.head_dim) && fits_pairs(job.head_dim)) return attend_key_heads(job, q, key_cache, value_cache, out, num_threads);
+    }
     const bool on_matrix_unit = std::is_same_v<T, BFloat16> && fits_matrix_unit(job.head_dim);
     // Where heads do not share out evenly, groups of rows do, as long as a second group finds the head's cache nearby.
     const bool is_near = 2 * context * job.head_dim * static_cast<int64_t>(sizeof(T)) <= kNearBytes;
