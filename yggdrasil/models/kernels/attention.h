@@ -18,18 +18,6 @@ constexpr int64_t kNearBytes = 512 * 1024;  // of keys and values that stay in a
 // Dot products of one query with four keys, or with sixteen. One and the same order of additions for every key, wherever
 // it lies and whatever keys it is multiplied with.
 #ifdef YGG_AVX512
-inline __m512 quads_of(__m512 a, __m512 b, __m512 c, __m512 d) {  // in every 128 bits: its sum of a, of b, of c, of d
-  const __m512 ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
-  const __m512 cd = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
-  return _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(_mm512_castps_pd(ab), _mm512_castps_pd(cd))),
-                       _mm512_castpd_ps(_mm512_unpackhi_pd(_mm512_castps_pd(ab), _mm512_castps_pd(cd))));
-}
-
-inline __m128 reduce4(__m512 quads) {
-  const __m256 halves = _mm256_add_ps(_mm512_castps512_ps256(quads), _mm512_extractf32x8_ps(quads, 1));
-  return _mm_add_ps(_mm256_castps256_ps128(halves), _mm256_extractf128_ps(halves, 1));
-}
-
 inline __m512 reduce16(const __m512 quads[4]) {
   const auto halves = [](__m512 a, __m512 b) { return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee)); };
   const __m512 low = halves(quads[0], quads[1]), high = halves(quads[2], quads[3]);
@@ -59,7 +47,7 @@ inline __m512 quads_of_keys(const T* query, const T* const keys[4], int64_t vect
   __m512 acc[4] = {_mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps()};
   for (int64_t v = 0, d = 0; v < vectors; ++v, d += dot_width(query))
     for (int j = 0; j < 4; ++j) acc[j] = dot_step(acc[j], query + d, keys[j] + d);
-  return quads_of(acc[0], acc[1], acc[2], acc[3]);
+  return quads_of(acc[0], acc[1], acc[2], acc[3], Sum{});
 }
 #endif
 
@@ -70,7 +58,7 @@ inline void dot4(const T* query, const T* const keys[4], int64_t size, float* ou
 #ifdef YGG_AVX512
   const int64_t vectors = size / dot_width(query);
   d = vectors * dot_width(query);
-  _mm_storeu_ps(sums, reduce4(quads_of_keys(query, keys, vectors)));
+  _mm_storeu_ps(sums, reduce4(quads_of_keys(query, keys, vectors), Sum{}));
 #endif
   for (int j = 0; j < 4; ++j) {
     for (int64_t i = d; i < size; ++i) sums[j] += widen(query[i]) * widen(keys[j][i]);

@@ -28,39 +28,78 @@ struct InputChunk {
 #define YGG_VNNI 1
 #endif
 
-// Rounds 32 inputs to values[32]; returns their scale and the sums of both halves. Where one is not finite the scale is not
-// a number, and so is every output.
-inline float round_chunk(const float* x, int8_t* values, int32_t (&halves)[2]) {
+// Rounds a chunk of up to four rows of a tile, from `row` on; where a number is not finite the row's scale is not a
+// number, and so is every output.
 #ifdef YGG_VNNI
-  const __m512 low = _mm512_loadu_ps(x), high = _mm512_loadu_ps(x + 16);
-  const float largest = _mm512_reduce_max_ps(_mm512_max_ps(_mm512_abs_ps(low), _mm512_abs_ps(high)));
-  const __m512 infinite = _mm512_set1_ps(std::numeric_limits<float>::infinity());
-  const bool is_finite = !(_mm512_cmp_ps_mask(_mm512_abs_ps(low), infinite, _CMP_NLT_UQ) | _mm512_cmp_ps_mask(_mm512_abs_ps(high), infinite, _CMP_NLT_UQ));
-  const __m512 inverse = _mm512_set1_ps(largest > 0.0f ? 127.0f / largest : 0.0f);
-  const __m512i rounded[2] = {_mm512_cvtps_epi32(_mm512_mul_ps(low, inverse)), _mm512_cvtps_epi32(_mm512_mul_ps(high, inverse))};
-  for (int i = 0; i < 2; ++i) {
-    const __m128i bytes = _mm512_cvtsepi32_epi8(rounded[i]);
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(values + 16 * i), bytes);
-    const __m128i fours = _mm_dpbusd_epi32(_mm_setzero_si128(), _mm_set1_epi8(1), bytes);
-    const __m128i twos = _mm_add_epi32(fours, _mm_unpackhi_epi64(fours, fours));
-    halves[i] = _mm_cvtsi128_si32(twos) + _mm_extract_epi32(twos, 1);
-  }
-#else
-  float largest = 0.0f;
-  bool is_finite = true;
-  for (int i = 0; i < kChunk; ++i) {
-    largest = std::max(largest, std::abs(x[i]));
-    is_finite = is_finite && std::isfinite(x[i]);
-  }
-  const float inverse = largest > 0.0f ? 127.0f / largest : 0.0f;
-  halves[0] = halves[1] = 0;
-  for (int i = 0; i < kChunk; ++i) {
-    values[i] = is_finite ? static_cast<int8_t>(std::nearbyint(x[i] * inverse)) : 0;
-    halves[i / 16] += values[i];
-  }
-#endif
-  return is_finite ? largest / 127.0f : std::numeric_limits<float>::quiet_NaN();
+inline __m128i sums_of(const __m128i (&bytes)[4]) {  // of each row's 16
+  __m128i fours[4];
+  for (int r = 0; r < 4; ++r) fours[r] = _mm_dpbusd_epi32(_mm_setzero_si128(), _mm_set1_epi8(1), bytes[r]);
+  return _mm_hadd_epi32(_mm_hadd_epi32(fours[0], fours[1]), _mm_hadd_epi32(fours[2], fours[3]));
 }
+
+inline void round_four(const float (&numbers)[4][kChunk], int64_t row, int64_t count, int64_t m, uint8_t* chunk) {
+  const __m512 infinite = _mm512_set1_ps(std::numeric_limits<float>::infinity());
+  __m512 low[4], high[4], largest_of[4];
+  int odd = 0;
+  for (int r = 0; r < 4; ++r) {
+    low[r] = _mm512_load_ps(numbers[r]), high[r] = _mm512_load_ps(numbers[r] + 16);
+    const __m512 sizes[2] = {_mm512_abs_ps(low[r]), _mm512_abs_ps(high[r])};
+    largest_of[r] = _mm512_max_ps(sizes[0], sizes[1]);
+    const bool is_odd = _mm512_cmp_ps_mask(sizes[0], infinite, _CMP_NLT_UQ) | _mm512_cmp_ps_mask(sizes[1], infinite, _CMP_NLT_UQ);
+    odd |= is_odd << r;
+  }
+  const __m128 largest = reduce4(quads_of(largest_of[0], largest_of[1], largest_of[2], largest_of[3], Larger{}), Larger{});
+  const __m128 most = _mm_set1_ps(127.0f), inverse = _mm_maskz_div_ps(_mm_cmp_ps_mask(largest, _mm_setzero_ps(), _CMP_GT_OQ), most, largest);
+  const __m128 scale = _mm_mask_mov_ps(_mm_div_ps(largest, most), static_cast<__mmask8>(odd), _mm_set1_ps(std::numeric_limits<float>::quiet_NaN()));
+  alignas(16) float inverses[4];
+  _mm_store_ps(inverses, inverse);
+  __m128i bytes[2][4];
+  for (int r = 0; r < 4; ++r) {
+    const __m512 factor = _mm512_set1_ps(inverses[r]);
+    bytes[0][r] = _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(_mm512_mul_ps(low[r], factor)));
+    bytes[1][r] = _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(_mm512_mul_ps(high[r], factor)));
+    if (r < count) {
+      auto* values = reinterpret_cast<__m128i*>(InputChunk::values(chunk, m) + (row + r) * kChunk);
+      _mm_storeu_si128(values, bytes[0][r]);
+      _mm_storeu_si128(values + 1, bytes[1][r]);
+    }
+  }
+  const __m128i halves[2] = {sums_of(bytes[0]), sums_of(bytes[1])}, whole = _mm_add_epi32(halves[0], halves[1]), zero = _mm_setzero_si128();
+  const auto there = static_cast<__mmask8>((1 << count) - 1);
+  _mm_mask_storeu_ps(InputChunk::scales(chunk, m) + row, there, scale);
+  _mm_mask_storeu_ps(InputChunk::sums(chunk, m) + row, there, _mm_mul_ps(scale, _mm_cvtepi32_ps(whole)));
+  int32_t* counts = InputChunk::counts(chunk, m) + row;
+  _mm_mask_storeu_epi32(counts, there, _mm_sub_epi32(zero, whole));
+  _mm_mask_storeu_epi32(counts + m, there, _mm_sub_epi32(zero, halves[0]));
+  _mm_mask_storeu_epi32(counts + 2 * m, there, _mm_sub_epi32(zero, halves[1]));
+}
+#else
+inline void round_four(const float (&numbers)[4][kChunk], int64_t row, int64_t count, int64_t m, uint8_t* chunk) {
+  for (int64_t r = 0; r < count; ++r) {
+    const float* x = numbers[r];
+    int8_t* values = InputChunk::values(chunk, m) + (row + r) * kChunk;
+    float largest = 0.0f;
+    bool is_finite = true;
+    for (int i = 0; i < kChunk; ++i) {
+      largest = std::max(largest, std::abs(x[i]));
+      is_finite = is_finite && std::isfinite(x[i]);
+    }
+    const float inverse = largest > 0.0f ? 127.0f / largest : 0.0f;
+    int32_t halves[2] = {0, 0};
+    for (int i = 0; i < kChunk; ++i) {
+      values[i] = is_finite ? static_cast<int8_t>(std::nearbyint(x[i] * inverse)) : 0;
+      halves[i / 16] += values[i];
+    }
+    const float scale = is_finite ? largest / 127.0f : std::numeric_limits<float>::quiet_NaN();
+    InputChunk::scales(chunk, m)[row + r] = scale;
+    InputChunk::sums(chunk, m)[row + r] = scale * static_cast<float>(halves[0] + halves[1]);
+    int32_t* counts = InputChunk::counts(chunk, m) + row + r;
+    counts[0] = -(halves[0] + halves[1]);
+    counts[m] = -halves[0];
+    counts[2 * m] = -halves[1];
+  }
+}
+#endif
 
 // A chunk of a tile of m rows, of which there are `count` from `first` on; inverses are those of the rows. Rows and inputs
 // that are not there are zeros.
@@ -69,17 +108,12 @@ void round_rows(const InputRows<T>& input, int64_t first, int64_t count, const f
   const bool is_past = number * kChunk >= input.inputs;
   if (count < m || is_past) std::memset(chunk, 0, m * InputChunk::kBytes);
   if (is_past) return;
-  for (int64_t row = 0; row < count; ++row) {
-    alignas(64) float numbers[kChunk];
-    input.read(first + row, number * kChunk, kChunk, inverses[row], numbers);
-    int32_t halves[2];
-    const float scale = round_chunk(numbers, InputChunk::values(chunk, m) + row * kChunk, halves);
-    InputChunk::scales(chunk, m)[row] = scale;
-    InputChunk::sums(chunk, m)[row] = scale * static_cast<float>(halves[0] + halves[1]);
-    int32_t* counts = InputChunk::counts(chunk, m);
-    counts[row] = -(halves[0] + halves[1]);
-    counts[m + row] = -halves[0];
-    counts[2 * m + row] = -halves[1];
+  for (int64_t row = 0; row < count; row += 4) {
+    const int64_t some = std::min<int64_t>(4, count - row);
+    alignas(64) float numbers[4][kChunk];
+    for (int64_t r = 0; r < some; ++r) input.read(first + row + r, number * kChunk, kChunk, inverses[row + r], numbers[r]);
+    for (int64_t r = some; r < 4; ++r) std::copy(numbers[0], numbers[0] + kChunk, numbers[r]);
+    round_four(numbers, row, some, m, chunk);
   }
 }
 

@@ -50,6 +50,31 @@ inline __m512 exp16(__m512 x) {  // Cephes polynomial; 0 below -87.3, infinity a
   p = _mm512_fmadd_ps(p, _mm512_mul_ps(r, r), _mm512_add_ps(r, _mm512_set1_ps(1.0f)));
   return _mm512_scalef_ps(p, n);
 }
+struct Sum {
+  __m512 operator()(__m512 a, __m512 b) const { return _mm512_add_ps(a, b); }
+  __m256 operator()(__m256 a, __m256 b) const { return _mm256_add_ps(a, b); }
+  __m128 operator()(__m128 a, __m128 b) const { return _mm_add_ps(a, b); }
+};
+struct Larger {
+  __m512 operator()(__m512 a, __m512 b) const { return _mm512_max_ps(a, b); }
+  __m256 operator()(__m256 a, __m256 b) const { return _mm256_max_ps(a, b); }
+  __m128 operator()(__m128 a, __m128 b) const { return _mm_max_ps(a, b); }
+};
+
+// Four vectors become one: every 128 bits hold what the operation makes of theirs in a, in b, in c, in d. Then one number each.
+template <typename Operation>
+inline __m512 quads_of(__m512 a, __m512 b, __m512 c, __m512 d, const Operation& both) {
+  const __m512d ab = _mm512_castps_pd(both(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b)));
+  const __m512d cd = _mm512_castps_pd(both(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d)));
+  return both(_mm512_castpd_ps(_mm512_unpacklo_pd(ab, cd)), _mm512_castpd_ps(_mm512_unpackhi_pd(ab, cd)));
+}
+
+template <typename Operation>
+inline __m128 reduce4(__m512 quads, const Operation& both) {
+  const __m256 halves = both(_mm512_castps512_ps256(quads), _mm512_extractf32x8_ps(quads, 1));
+  return both(_mm256_castps256_ps128(halves), _mm256_extractf128_ps(halves, 1));
+}
+
 inline __m512 load16(const float* p) { return _mm512_loadu_ps(p); }
 inline __m512 load16(const BFloat16* p) {
   const __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
