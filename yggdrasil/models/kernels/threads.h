@@ -31,20 +31,37 @@ class Team {
     ticket_.store(epoch << kEpochShift | static_cast<uint64_t>(chunks) << kCountShift, std::memory_order_release);
     if (sleepers_.load(std::memory_order_seq_cst) > 0) ticket_.notify_all();
     claim_all(epoch);
-    while (finished_.load(std::memory_order_acquire) < chunks) pause();
+    for (Patience patience; finished_.load(std::memory_order_acquire) < chunks;) patience.wait();
   }
 
-  static void pause() {
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#endif
-  }
+  // Waits awake: first for what is a few microseconds away, then giving way to whoever else wants this core. On a busy
+  // machine that may be the very thread that is waited for.
+  class Patience {
+   public:
+    void wait() {
+      if (++spins_ < kSpins) {
+        pause();
+      } else {
+        std::this_thread::yield();
+      }
+    }
+
+   private:
+    static constexpr int kSpins = 1024;  // some 10 to 40 microseconds
+    int spins_ = 0;
+  };
 
  private:
   static constexpr int kCountShift = 20, kEpochShift = 40;  // next chunk, number of chunks, epoch
   static constexpr uint64_t kField = (1u << 20) - 1;
   // A worker waits awake through a whole drafting phase: waking a halted virtual processor costs as much as a small step.
   static constexpr std::chrono::milliseconds kAwake{5};
+
+  static void pause() {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#endif
+  }
 
   void claim_all(uint64_t epoch) {
     uint64_t ticket = ticket_.load(std::memory_order_acquire);
@@ -62,9 +79,9 @@ class Team {
     for (;;) {
       uint64_t ticket = ticket_.load(std::memory_order_acquire);
       const auto deadline = std::chrono::steady_clock::now() + kAwake;
-      while (ticket >> kEpochShift == seen && std::chrono::steady_clock::now() < deadline) {
+      for (Patience patience; ticket >> kEpochShift == seen && std::chrono::steady_clock::now() < deadline;) {
         for (int spin = 0; spin < 64 && ticket >> kEpochShift == seen; ++spin) {
-          pause();
+          patience.wait();
           ticket = ticket_.load(std::memory_order_acquire);
         }
       }
@@ -142,7 +159,7 @@ void parallel_behind(int64_t first_count, const First& first, int64_t count, int
           r.done.fetch_add(1, std::memory_order_release);
           return;
         }
-        while (r.done.load(std::memory_order_acquire) < r.first_chunks) Team::pause();
+        for (Team::Patience patience; r.done.load(std::memory_order_acquire) < r.first_chunks;) patience.wait();
         chunk -= r.first_chunks;
         r.body(r.count * chunk / r.chunks, r.count * (chunk + 1) / r.chunks);
       },
