@@ -263,7 +263,27 @@ def test_a_training_begins_as_another_head(written, tmp_path):
         assert moved == 0 if name == "d2t" else moved < 1e-3, f"{name}: one step of the first rate"
     train(replace(later, start=None), Told())
     assert progress_of(later).steps == 2
-    assert "| began as | head |" in (later.out / "README.md").read_text()
+    assert "| began as | head; the mean " in (later.out / "README.md").read_text()
+
+
+@pytest.mark.usefixtures("seconds")
+def test_what_is_written_is_the_mean_with_the_head_that_it_began_as(written, tmp_path):
+    """Of a training that goes on, too."""
+    train(written, Told())
+    begun, _ = open_head(written.out, torch.float32)
+    later = replace(written, out=tmp_path / "later", start=written.out, minutes=3.0)
+    train(later, Told())
+    train(replace(later, start=None), Told())
+    learned = KeptTraining.read(later.work, Source.find(written.target).fingerprint(), print).tensors
+    result, _ = open_head(later.out, torch.float32)
+
+    apart = []
+    for name, tensor in begun.named_parameters():
+        average = learned[f"average.{name}"]
+        mean, rounding = (tensor + average) / 2, 0.005 * average.abs().max()
+        assert (result.state_dict()[name] - mean).abs().max() <= rounding, f"{name}: written in bfloat16"
+        apart.append((average - mean).abs().max() > 2 * rounding)
+    assert any(apart), "it learned enough for the mean to be another head"
 
 
 def test_a_head_that_does_not_fit_is_refused_before_anything_is_written(written, target, tmp_path):

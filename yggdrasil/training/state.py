@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from yggdrasil.artifacts import parse_dataclass, parse_json, shown, write_atomic
 from yggdrasil.calibration.work import read_or_drop
 
 _FILE = "state.safetensors"
+_BEGUN = 0.5  # of what is written, the head that it began as: the mean guesses better than either, on other text most
 _MOST_AVERAGED = 0.9985  # the average's memory, once there have been some hundred steps
 
 
@@ -58,11 +60,26 @@ class Training:
     def __init__(self, head: nn.Module, average: nn.Module, rate: float) -> None:
         self.head, self.average = head, average
         self.optimizer = torch.optim.AdamW(head.parameters(), lr=rate, betas=(0.9, 0.95), weight_decay=0.0)
+        self.begun: dict[str, Tensor] = {}  # parameters of the drafter that it began as, where there was one
 
     def begin_as(self, other: nn.Module) -> None:
         """Begin with the weights of another drafter of the same form."""
         for module in (self.head, self.average):
             module.load_state_dict(other.state_dict())
+        self.begun = {name: parameter.detach().clone() for name, parameter in other.named_parameters()}
+
+    @torch.no_grad()
+    def result(self) -> nn.Module:
+        """What is written: the average, or the mean of it and of the drafter that it began as (arXiv 2109.01903).
+
+        What the first had learned of other text is forgotten less.
+        """
+        if not self.begun:
+            return self.average
+        mean = deepcopy(self.average)
+        for name, parameter in mean.named_parameters():
+            parameter.lerp_(self.begun[name], _BEGUN)
+        return mean
 
     @torch.no_grad()
     def follow(self, steps: int) -> None:
@@ -75,6 +92,7 @@ class Training:
         tensors: dict[str, Tensor] = {}
         for prefix, module in (("head", self.head), ("average", self.average)):
             tensors |= {f"{prefix}.{name}": tensor for name, tensor in _own(module).items()}
+        tensors |= {f"begun.{name}": tensor for name, tensor in self.begun.items()}
         for name, parameter in self.head.named_parameters():
             for moment, value in self.optimizer.state.get(parameter, {}).items():
                 tensors[f"{moment}.{name}"] = value
@@ -88,6 +106,9 @@ class Training:
         tensors = kept.tensors
         for prefix, module in (("head", self.head), ("average", self.average)):
             module.load_state_dict({name: tensors[f"{prefix}.{name}"] for name in _own(module)}, strict=False)
+        self.begun = {
+            name.removeprefix("begun."): value for name, value in tensors.items() if name.startswith("begun.")
+        }
         for name, parameter in self.head.named_parameters():
             moments = {part: tensors.get(f"{part}.{name}") for part in ("step", "exp_avg", "exp_avg_sq")}
             if all(value is not None for value in moments.values()):

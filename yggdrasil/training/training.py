@@ -154,7 +154,7 @@ class _Run:
             "drafted tokens": f"{len(vocabulary)} of {loaded.vocab_size}",
         }
         if self._progress.began_as:
-            self._facts["began as"] = self._progress.began_as
+            self._facts["began as"] = f"{self._progress.began_as}; the mean of it and of what was learned is written"
         self._loss = 0.0
         self._report = teller.phase("training")
         self._began = self._deadline = self._looked = self._earlier = 0.0
@@ -234,10 +234,10 @@ class _Run:
 
     def _look(self) -> None:
         """Measure on held-out text, and write the state and the folder."""
-        average, progress = self._training.average, self._progress
+        result, progress = self._training.result(), self._progress
         with torch.autocast("cpu", torch.bfloat16):
             hits = sum(
-                hits_of(self._recipe.steps(average, batch, SHOWN), self._teacher, batch)
+                hits_of(self._recipe.steps(result, batch, SHOWN), self._teacher, batch)
                 for batch in _batches_of(self._held_out, self._batch_size, 0)
             )
         assert isinstance(hits, torch.Tensor)
@@ -245,7 +245,7 @@ class _Run:
         look = Look(progress.seconds, progress.tokens, self._loss, shares[:, 0].tolist(), shares[:, 1].tolist())
         progress.looks.append(look)
         self._training.save(self._settings.work, progress)
-        publish(self._recipe, average, self._facts, look, self._settings.out)
+        publish(self._recipe, result, self._facts, look, self._settings.out)
         self._looked = monotonic()
         left = max(0.0, self._deadline - self._looked) / 60
         self._teller.tell(
