@@ -3,11 +3,12 @@
 Dims: L layers, Hkv key heads, S capacity, D head size.
 """
 
+import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
 import yggdrasil.models.kernels  # noqa: F401  (registers torch.ops.yggdrasil)
@@ -56,8 +57,13 @@ class StaticCache:
         torch.ops.yggdrasil.move_rows.default(self.tensors(), sources, destination)
 
 
+def cache_name(model: nn.Module) -> str:
+    """What the model's forward and its output call a cache; transformers 5.24 renamed it and warns of the old name."""
+    return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
+
+
 class StepCache(Cache):
-    """What a transformers model sees as ``past_key_values``: hands new keys and values through untouched.
+    """What a transformers model sees as its cache: hands new keys and values through untouched.
 
     The attention function writes them, because it alone knows the slots. ``layers`` stays empty on purpose: a model
     that asks it for lengths or masks is doing its own bookkeeping, and positions and masks come from the step.

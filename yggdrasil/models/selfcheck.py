@@ -8,7 +8,7 @@ import torch
 
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.models.attention import ATTENTION_NAME
-from yggdrasil.models.cache import StaticCache, StepCache
+from yggdrasil.models.cache import StaticCache, StepCache, cache_name
 from yggdrasil.models.loaded import LoadedModel
 
 _TOKENS = 12
@@ -35,8 +35,8 @@ def check_tree_attention(loaded: LoadedModel) -> None:
         own = model(input_ids=tokens[None], use_cache=False).logits[0].float()
         model.set_attn_implementation(ATTENTION_NAME)
         ours = model(
-            input_ids=tokens[None], position_ids=positions[None], attention_mask=mask[None, None], past_key_values=step,
-            use_cache=True, step_cache=step, num_threads=loaded.num_threads,
+            input_ids=tokens[None], position_ids=positions[None], attention_mask=mask[None, None],
+            use_cache=True, step_cache=step, num_threads=loaded.num_threads, **{cache_name(model): step},
         ).logits[0].float()  # fmt: skip
     except (RuntimeError, ValueError, TypeError, AssertionError, AttributeError) as error:
         name = f"{loaded.name}: {type(model).__name__}"

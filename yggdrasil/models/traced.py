@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar, Generic, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
-from yggdrasil.models.cache import StepCache
+from yggdrasil.models.cache import StepCache, cache_name
 from yggdrasil.models.loaded import LoadedModel
 
 if TYPE_CHECKING:
@@ -58,6 +58,7 @@ class ModelCall:
         self._names = list(loaded.tensors)
         self._num_threads = loaded.num_threads
         self._num_layers = loaded.num_layers
+        self._cache_name = cache_name(loaded.model)
         self.vocab_size = vocab_size
         self._last_position = loaded.max_context - 1
         self._last_token = loaded.vocab_size - 1
@@ -86,7 +87,7 @@ class ModelCall:
                     # Padding rows may lie past the last position, where a learned table has no row.
                     "position_ids": positions.clamp(max=self._last_position)[None],
                     "attention_mask": tree_mask[None, None],
-                    "past_key_values": cache,
+                    self._cache_name: cache,
                     "use_cache": True,
                     "step_cache": cache,
                     "num_threads": self._num_threads,

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from yggdrasil.artifacts import parse_json
 from yggdrasil.errors import YggdrasilError
+from yggdrasil.models.cache import cache_name
 from yggdrasil.models.widening.shapes import ModelShape
 
 ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM")
@@ -98,11 +99,11 @@ def find_filler(source: Source, seed: int) -> tuple[int, float]:
     vocab_size = source.shape.vocab_size
     token_ids = torch.randint(vocab_size, (8, 1), generator=torch.Generator().manual_seed(seed))
     highest = torch.full((vocab_size,), -torch.inf)
-    cache = None
+    cache, name = None, cache_name(model)
     with torch.inference_mode():
         for _ in range(min(64, source.config["max_position_embeddings"])):
-            output = model(input_ids=token_ids, past_key_values=cache, use_cache=True)
-            cache = output.past_key_values
+            output = model(input_ids=token_ids, use_cache=True, **{name: cache})
+            cache = getattr(output, name)
             log_probabilities = output.logits[:, -1].float().log_softmax(-1)
             highest = torch.maximum(highest, log_probabilities.amax(0))
             token_ids = log_probabilities.argmax(-1, keepdim=True)
