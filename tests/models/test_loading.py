@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerF
 
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.models import kernels, loading
+from yggdrasil.models.cache import cache_name
 from yggdrasil.models.facts import check_same_tokenizer, load_config, load_tokenizer, refuse_unverifiable
 from yggdrasil.models.loading import load_model, prepare_model
 from yggdrasil.models.packing import PackedLinear
@@ -346,3 +347,15 @@ def test_weights_of_fewer_bits_are_for_cpus_with_native_kernels(checkpoint, monk
         load_model(checkpoint, torch.float32, CPU, 1, weights="q8_0")
     with pytest.raises(YggdrasilError, match="--weights q8_0 is for CPUs"):
         load_model(checkpoint, torch.float32, torch.device("meta"), 1, weights="q8_0")
+
+
+def test_a_cache_goes_by_the_name_that_the_models_forward_gives_it():
+    class Renamed(torch.nn.Module):
+        def forward(self, tokens, cache=None, **others):
+            return tokens
+
+    class Older(torch.nn.Module):
+        def forward(self, tokens, past_key_values=None, **others):
+            return tokens
+
+    assert (cache_name(Renamed()), cache_name(Older())) == ("cache", "past_key_values")

@@ -154,7 +154,8 @@ class _Run:
             "drafted tokens": f"{len(vocabulary)} of {loaded.vocab_size}",
         }
         if self._progress.began_as:
-            self._facts["began as"] = f"{self._progress.began_as}; the mean of it and of what was learned is written"
+            written = "; the mean of it and of what was learned is written" if self._training.begun else ""
+            self._facts["began as"] = self._progress.began_as + written
         self._loss = 0.0
         self._report = teller.phase("training")
         self._began = self._deadline = self._looked = self._earlier = 0.0
