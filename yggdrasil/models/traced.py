@@ -58,7 +58,6 @@ class ModelCall:
         self._names = list(loaded.tensors)
         self._num_threads = loaded.num_threads
         self._num_layers = loaded.num_layers
-        self._cache_name = cache_name(loaded.model)
         self.vocab_size = vocab_size
         self._last_position = loaded.max_context - 1
         self._last_token = loaded.vocab_size - 1
@@ -78,8 +77,9 @@ class ModelCall:
         captured: dict[int, Tensor] = {}
         with ExitStack() as hooks:
             self._capture(captured, hooks, rows)
+            model = self._loaded.model  # not before a trace: a start from packages has none
             output = torch.func.functional_call(
-                self._loaded.model,
+                model,
                 dict(zip(self._names, weights, strict=True)),
                 kwargs={
                     # An id that only a padded target knows has no row in a drafter.
@@ -87,7 +87,7 @@ class ModelCall:
                     # Padding rows may lie past the last position, where a learned table has no row.
                     "position_ids": positions.clamp(max=self._last_position)[None],
                     "attention_mask": tree_mask[None, None],
-                    self._cache_name: cache,
+                    cache_name(model): cache,
                     "use_cache": True,
                     "step_cache": cache,
                     "num_threads": self._num_threads,
