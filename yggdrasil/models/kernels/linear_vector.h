@@ -22,7 +22,7 @@ inline __m512 fma_pair(__m512 acc, __m512i weights, __m512i x) {
 #endif
 }
 
-// Arithmetic of several rows fills the time in which the processor would look ahead by itself. Tiles that meet a stretch of
+// Arithmetic of many rows fills the time in which the processor would look ahead by itself. Tiles that meet a stretch of
 // weights one after the other fetch the next stretch in turns, so that memory is as busy with each of them.
 struct Fetching {
   const uint32_t* next;  // the next stretch, of the first panel
@@ -41,6 +41,11 @@ struct Fetching {
 template <int M, int NB>
 void tile(const uint32_t* packed, const uint32_t* x, int64_t k_steps, int64_t steps, bool is_bf16, int64_t panel_words, bool is_first,
           Fetching fetching, float* sums) {
+  // NOTE: a pointer for each of eight rows would leave too few registers, and the vector unit would keep some. Where the
+  // compiler cannot know that these three belong together, it reads all rows from them by a common distance.
+  const uint32_t *x3 = x + 3 * k_steps, *x6 = x + 6 * k_steps;
+  asm("" : "+r"(x3), "+r"(x6));
+  const auto word = [&](int m, int64_t k) { return (m < 3 ? x : m < 6 ? x3 : x6)[m % 3 * k_steps + k]; };
   __m512 acc[NB][M];  // NOTE: in registers only where every loop over it is unrolled early, hence the pragmas
 #pragma GCC unroll 8
   for (int n = 0; n < NB; ++n)
@@ -54,13 +59,12 @@ void tile(const uint32_t* packed, const uint32_t* x, int64_t k_steps, int64_t st
       if constexpr (M > 1) fetching.look_ahead<NB>(k, panel_words);
 #pragma GCC unroll 8
       for (int m = 0; m < M; ++m) {
-        const __m512i broadcast = _mm512_set1_epi32(static_cast<int>(x[m * k_steps + k]));
+        const __m512i broadcast = _mm512_set1_epi32(static_cast<int>(word(m, k)));
 #pragma GCC unroll 8
         for (int n = 0; n < NB; ++n) acc[n][m] = fma_pair(acc[n][m], weights[n], broadcast);
       }
     }
   } else {
-    const float* floats = reinterpret_cast<const float*>(x);
     for (int64_t k = 0; k < steps; ++k, packed += kPanel) {
       __m512 weights[NB];
 #pragma GCC unroll 8
@@ -68,7 +72,7 @@ void tile(const uint32_t* packed, const uint32_t* x, int64_t k_steps, int64_t st
       if constexpr (M > 1) fetching.look_ahead<NB>(k, panel_words);
 #pragma GCC unroll 8
       for (int m = 0; m < M; ++m) {
-        const __m512 broadcast = _mm512_set1_ps(floats[m * k_steps + k]);
+        const __m512 broadcast = _mm512_set1_ps(from_bits(word(m, k)));
 #pragma GCC unroll 8
         for (int n = 0; n < NB; ++n) acc[n][m] = _mm512_fmadd_ps(weights[n], broadcast, acc[n][m]);
       }
@@ -117,6 +121,7 @@ void tile(const uint32_t* packed, const uint32_t* x, int64_t k_steps, int64_t st
 constexpr int64_t kVectorRows = 8;   // of a tile, at most: up to 6 with 4 panels, or 8 with 3, are 24 sums in registers
 constexpr int64_t kTilesAtOnce = 8;  // at most, that meet a stretch of weights while it is near
 constexpr int64_t kStretch = 256;    // inputs, or pairs of them, at most
+constexpr int64_t kFetchedRows = 6;  // from which on tiles fetch: with fewer, memory gives a fifth less for it
 
 using Tile = void (*)(const uint32_t*, const uint32_t*, int64_t, int64_t, bool, int64_t, bool, Fetching, float*);
 template <int NB>
@@ -128,13 +133,14 @@ template <int NB>
 void run_tiles(const LinearJob& job, int64_t row, std::span<const int64_t> shares, int64_t panel) {
   alignas(64) float sums[kTilesAtOnce * kVectorRows * NB * kPanel];
   const auto count = static_cast<int64_t>(shares.size()), stretches = std::max<int64_t>((job.k_steps + kStretch - 1) / kStretch, 1);
+  const int64_t never = count == 1 && shares[0] < kFetchedRows ? job.k_steps : 0;
   const uint32_t *panels = job.packed + panel * job.panel_words, *after = panels + NB * job.panel_words;
   for (int64_t stretch = 0, begin = 0, end = 0; stretch < stretches; ++stretch, begin = end) {
     end = job.k_steps * (stretch + 1) / stretches;
     const uint32_t *x = job.x + row * job.k_steps + begin, *next = end < job.k_steps ? panels + end * kPanel : after;
     float* own = sums;
     for (int64_t i = 0; i < count; ++i) {
-      kTiles<NB>[shares[i]](panels + begin * kPanel, x, job.k_steps, end - begin, job.output.is_bf16, job.panel_words, begin == 0, {next, count, i}, own);
+      kTiles<NB>[shares[i]](panels + begin * kPanel, x, job.k_steps, end - begin, job.output.is_bf16, job.panel_words, begin == 0, {next, count, i + never}, own);
       x += shares[i] * job.k_steps;
       own += shares[i] * NB * kPanel;
     }
