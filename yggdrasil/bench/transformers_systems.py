@@ -16,6 +16,7 @@ from transformers import (
 from transformers.generation.streamers import BaseStreamer
 
 from yggdrasil.bench.systems import Continuation, System
+from yggdrasil.models.cache import cache_name
 
 LOOKUP_TOKENS = 10  # drafted by prompt lookup; transformers has no default
 
@@ -51,7 +52,7 @@ class TransformersSystem:
             self._cache = StaticCache(config=model.config, max_cache_len=static_length)
             compilation: Any = CompileConfig(mode="default")
             compilation._compile_all_devices = True  # generate() compiles on accelerators only, unless told so
-            self._options |= {"past_key_values": self._cache, "compile_config": compilation}
+            self._options |= {cache_name(model): self._cache, "compile_config": compilation}
 
     def decode(self, prompt: Sequence[int], max_new_tokens: int) -> Continuation:
         if self._cache is not None:
