@@ -19,7 +19,8 @@ struct QuantisedJob {
 };
 
 #ifdef YGG_VNNI
-constexpr int64_t kFetchAhead = 8192;  // bytes of the stream of weights
+template <typename F>
+constexpr int64_t kFetchAhead = F::kIsNested ? 8192 : 16384;  // bytes of the stream of weights
 
 template <typename F>
 inline void widen_chunk(const uint8_t* values, __m512i (&wide)[8]) {
@@ -159,7 +160,7 @@ void quantised_tile(const uint8_t* pair, uint8_t* input, int64_t groups, int64_t
   for (int64_t i = 0; i < 2 * rows; ++i) _mm512_store_ps(out + i * kLanes, zero);
   for (int64_t group = 0; group < groups; ++group, pair += F::kPairGroup) {
     for (int64_t chunk = 0; chunk < F::kChunks; ++chunk, input += rows * InputChunk::kBytes) {
-      for (int64_t line = 0; line < kShare; line += 64) fetch_ahead(pair + chunk * kShare + kFetchAhead + line);
+      for (int64_t line = 0; line < kShare; line += 64) fetch_ahead(pair + chunk * kShare + kFetchAhead<F> + line);
       WidePair wide;
 #pragma GCC unroll 2
       for (int p = 0; p < 2; ++p) {
