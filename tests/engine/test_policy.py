@@ -249,6 +249,33 @@ def test_a_drafter_may_lose_no_more_against_the_free_trees_that_it_takes_the_pla
     assert 5 < drafted < 50
 
 
+def test_a_drafter_that_lost_against_free_trees_is_tried_again_on_the_next_text():
+    """But not on this one; and what it loses against plain steps closes it for the next one too."""
+    ratios, survival = made_up_tables(3)
+    policy = ObjectivePolicy({100: flat_costs(4.0)}, ratios, np.ones_like(survival), None)
+    begin_past_samples(policy)
+
+    def drafts(tokens: int, milliseconds: float) -> bool:
+        free = policy.free([1.0, 1.5, 1.5, 1.5], MAX_DEPTH, 100)
+        if free is None and policy.rest(100) is None:
+            policy.settle(policy.choose(GivenEvidence(100)), tokens, milliseconds, rested=False)
+            return True
+        policy.settle(free or policy.rest(100), 1, 1.0, rested=free is None)
+        return False
+
+    tried = [drafts(2, 4.0) for _ in range(60)]  # twice a plain step's tokens, and less than the free trees promise
+    assert tried[0]
+    assert not any(tried[-20:])
+    policy.learner.begin()
+    again = [drafts(2, 4.0) for _ in range(60)]
+    assert any(again[:3])
+    assert sum(again) < sum(tried)
+    for _ in range(4):
+        policy.learner.begin()
+        drafted = [drafts(1, 40.0) for _ in range(40)]
+    assert not any(drafted)
+
+
 def test_a_drafter_has_forgone_nothing_where_no_free_tree_was_looked_at():
     """Drafting that beats plain steps goes on, although it was once preferred to a free tree that promised more."""
     ratios, survival = made_up_tables(3)

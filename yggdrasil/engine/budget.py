@@ -31,6 +31,11 @@ class Budget:
         self._add(self._entry)
         self._entry, self._has_entered = 0.0, False
 
+    def renew(self) -> None:
+        """Where it is closed: a few trees may be tried now, on a text that is not the one they lost on."""
+        if not self.is_open:
+            self._balance, self.is_open = self.AGAIN, True
+
     def settle(self, gained: float) -> None:
         """A tree gave ``gained`` tokens more than plain steps would have in its time."""
         if not self._has_entered:

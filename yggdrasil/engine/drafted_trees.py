@@ -30,6 +30,9 @@ class DraftedTrees:
     Without a predictor the mean survival of the calibration stands in for the prediction. Either is corrected by what
     trees have kept. ``lift``: what a drafter adds to other guesses where they promise nothing; unknown, a typical tree
     is worth the same whatever they promise.
+
+    ``budget`` is what drafting may lose against plain steps, ``rivalry`` against the guesses that it was preferred to.
+    The latter were calibrated too: a text on which they win says little of the next, so every request opens it again.
     """
 
     _RECONSIDERED_EVERY = 16  # iterations: the typical tree, which changes when another promises to be _BETTER
@@ -44,7 +47,7 @@ class DraftedTrees:
         objective: Objective,
         lift: float | None = None,
     ) -> None:
-        self.budget = Budget()
+        self.budget, self.rivalry = Budget(), Budget()
         self._depth = depth
         self.choosers = [ShapeChooser(cost, ratios, objective) for cost in costs]
         self._mean_survival = np.asarray(mean_survival, dtype=np.float64)
@@ -53,6 +56,12 @@ class DraftedTrees:
         self._lift = lift
         self.typical = [chooser.best_tree(self._mean_survival) for chooser in self.choosers]
         self._keeping = [1.0] * len(self.typical)  # drafted tokens that each keeps now, over the calibration's
+
+    def begin(self) -> None:
+        """A new request."""
+        self.budget.begin()
+        self.rivalry.begin()
+        self.rivalry.renew()
 
     def best(self, evidence: Evidence, place: int) -> tuple[Candidate, Survival | None]:
         """The tree that is worth most and the prediction that says so, where there is one."""
@@ -84,6 +93,7 @@ class DraftedTrees:
         """An iteration verified nothing: what is not tried is believed as calibrated, in the end."""
         self._kept.forget()
         self.budget.earn()
+        self.rivalry.earn()
 
     def reconsider(self) -> None:
         """An iteration is over; now and then the typical trees follow survival."""

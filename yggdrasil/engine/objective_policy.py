@@ -108,7 +108,7 @@ class ObjectivePolicy:
 
     def _worth_of_drafting(self, room: float, beside: Decision | None = None) -> float:
         """Of the typical tree, ``beside`` what else may be verified; ``room`` tokens may come."""
-        if self._drafted is None or not self._drafted.budget.is_open:
+        if self._drafted is None or not self._drafted.budget.is_open or (beside and not self._drafted.rivalry.is_open):
             return 0.0
         shape, tokens = self._drafted.typically(self._here, beside)
         milliseconds = self._costs[self._here].iteration_ms(*shape) * self._paces.tree
@@ -130,7 +130,7 @@ class ObjectivePolicy:
     def begin(self) -> None:
         self._free_trees.budget.begin()
         if self._drafted is not None:
-            self._drafted.budget.begin()
+            self._drafted.begin()
         self._steps, self._drafter_lags = 0, True
 
     def settle(self, decision: Decision, tokens: int, milliseconds: float, *, rested: bool) -> None:
@@ -168,8 +168,9 @@ class ObjectivePolicy:
     ) -> None:
         shape = decision.shape
         if is_tried:  # what was spent before a refusal is speculation's too
-            gained = min(gained, tokens - milliseconds * self._forgone)
             drafted.budget.settle(gained)
+            if self._forgone:
+                drafted.rivalry.settle(tokens - milliseconds * self._forgone)
             if shape.depth and not self._drafter_lags:
                 self._paces.follow_tree(decision.milliseconds, milliseconds)
         if is_tried and shape.verify_width > 1:
