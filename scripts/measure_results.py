@@ -61,6 +61,7 @@ EFFORTS = {
         {"chat": 3, "systems": 4, "steps": 6},
         ("--contexts", "64", "--prefill-rounds", "5", "--limit", "2", "--max-new-tokens", "32"),
     ),
+    "smollm2-1B-q8_0": Effort(13, 6, (0, 0), 0, (), {"chat": 2}),
     "smollm2-1B-q4_0": Effort(13, 6, (0, 0), 0, (), {"chat": 2}),
 }
 TINY = Effort(26, 12, (0, 0), 0, (), {})

@@ -17,6 +17,7 @@ TARGETS = {  # folder below profiles, plans and predictors: what it holds; other
     "smollm2-q4_k_m": "SmolLM2-135M in Q4_K_M",
     "smollm2-342M": "widened to 342M",
     "smollm2-1B": "widened to 1.04B",
+    "smollm2-1B-q8_0": "widened to 1.04B in Q8_0",
     "smollm2-1B-q4_0": "widened to 1.04B in Q4_0",
     "tiny": "bundled pair, 11M",
 }
