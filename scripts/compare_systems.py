@@ -166,7 +166,7 @@ def _ways(plan: Plan, dtype: str, lengths: list[int], files: list[Path]) -> list
     A plan for a GGUF file decodes its weights widened; llama.cpp gets them so, and the file as it is.
     """
     own = Source.find(plan.target.path()).gguf
-    files = [*([own] if own else []), *files]
+    files = list({file.resolve(): file for file in (*([own] if own else []), *files)}.values())
     target = [("--model", _folder(plan.target.path(), dtype))]
     ways = [_Way("llama.cpp, plain", "llama.cpp", target, [])]
     if (drafter := _drafter(plan)) is not None:
