@@ -25,6 +25,7 @@ from yggdrasil.bench.transformers_systems import transformers_systems
 from yggdrasil.cli import run_script
 from yggdrasil.cli.progress import PhaseProgress
 from yggdrasil.cli.trees import show_systems
+from yggdrasil.drafters.heads.kinds import is_head
 from yggdrasil.engine.decoder import Decoder
 from yggdrasil.engine.opened import DTYPES
 from yggdrasil.errors import YggdrasilError
@@ -113,8 +114,9 @@ def _is_wanted(name: str, without: list[str] | None) -> bool:
 
 
 def _drafter(plan: Plan) -> ModelRef | None:
-    """The plan's draft model, which rivals draft with too."""
-    return plan.drafter if isinstance(plan.drafter, ModelRef) else None
+    """The plan's draft model, which rivals draft with too; a head is none of its own, and they do not know its kind."""
+    model = plan.drafter
+    return model if isinstance(model, ModelRef) and not is_head(model.path()) else None
 
 
 def _transformers(plan: Plan, dtype: str, lengths: list[int]) -> list[System]:
