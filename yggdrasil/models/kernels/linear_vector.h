@@ -133,14 +133,14 @@ template <int NB>
 void run_tiles(const LinearJob& job, int64_t row, std::span<const int64_t> shares, int64_t panel) {
   alignas(64) float sums[kTilesAtOnce * kVectorRows * NB * kPanel];
   const auto count = static_cast<int64_t>(shares.size()), stretches = std::max<int64_t>((job.k_steps + kStretch - 1) / kStretch, 1);
-  const int64_t never = count == 1 && shares[0] < kFetchedRows ? job.k_steps : 0;
+  const int64_t late = count == 1 && shares[0] < kFetchedRows ? job.k_steps : 0;  // past the last step: none fetches
   const uint32_t *panels = job.packed + panel * job.panel_words, *after = panels + NB * job.panel_words;
   for (int64_t stretch = 0, begin = 0, end = 0; stretch < stretches; ++stretch, begin = end) {
     end = job.k_steps * (stretch + 1) / stretches;
     const uint32_t *x = job.x + row * job.k_steps + begin, *next = end < job.k_steps ? panels + end * kPanel : after;
     float* own = sums;
     for (int64_t i = 0; i < count; ++i) {
-      kTiles<NB>[shares[i]](panels + begin * kPanel, x, job.k_steps, end - begin, job.output.is_bf16, job.panel_words, begin == 0, {next, count, i + never}, own);
+      kTiles<NB>[shares[i]](panels + begin * kPanel, x, job.k_steps, end - begin, job.output.is_bf16, job.panel_words, begin == 0, {next, count, i + late}, own);
       x += shares[i] * job.k_steps;
       own += shares[i] * NB * kPanel;
     }
