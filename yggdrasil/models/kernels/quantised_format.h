@@ -1,11 +1,13 @@
 // Quantised weights: blocks as a GGUF file holds them, and panels as our kernels read them.
 //
-// A panel holds 16 outputs. Along K it is a sequence of groups; a group is a header of scales and then its chunks of 32
-// inputs, all of whole cache lines. Two panels are a pair, their groups in turns: they are read as one stream, and an
-// input that is at hand meets both. The values of a chunk are eight vectors of 64 bytes, vector v holding inputs 4v to
-// 4v+3 of all 16 outputs, four beside each other, as numbers from 0 on: weight = scale * (value - offset) + minimum.
-// Nibbles lie in four vectors, v in the low and v + 4 in the high half. The fifth bits of vector v are 64 bits at 8v;
-// the two highest of six are a quarter of vector v / 4 of two.
+// A panel holds 16 outputs, and two panels are a pair: an input that is at hand meets both. Along K a pair is a sequence
+// of groups; a group holds a header of scales and chunks of 32 inputs for each panel. Where a group is one chunk, headers
+// of both panels come before the values of both: that is the order in which they are read, and memory gives up to a third
+// more. Groups of eight chunks lie panel by panel; their processor time is the limit, and two streams were faster. The
+// values of a chunk are eight vectors of 64 bytes, vector v holding inputs 4v to 4v+3 of all 16 outputs, four beside each
+// other, as numbers from 0 on: weight = scale * (value - offset) + minimum. Nibbles lie in four vectors, v in the low and
+// v + 4 in the high half. The fifth bits of vector v are 64 bits at 8v; the two highest of six are a quarter of vector
+// v / 4 of two.
 #pragma once
 
 #include <algorithm>
@@ -24,7 +26,7 @@ enum class Scaling {
   halved,   // every half of a chunk has a scale, an 8-bit multiple of one float16 a group
 };
 
-// Numbered as GGUF numbers them; kRawBytes are the bytes of a block (a group of ours may hold two) in a file.
+// Numbered as GGUF numbers them; kRawBytes are the bytes of a block, which makes a group, in a file.
 template <int Number, int Bits, Scaling Scales, int OffsetBits, int64_t BlockInputs, int64_t RawBytes>
 struct Format {
   static constexpr int kNumber = Number, kBits = Bits, kOffsetBits = OffsetBits;
@@ -33,13 +35,16 @@ struct Format {
   static constexpr bool kHasMinimum = Scales == Scaling::affine || Scales == Scaling::nested;
   static constexpr bool kIsNested = Scales == Scaling::nested || Scales == Scaling::halved;
   static constexpr int64_t kBlockInputs = BlockInputs, kRawBytes = RawBytes;
-  static constexpr int64_t kChunks = kIsNested ? 8 : 2;  // of a group
-  static constexpr int64_t kHeader = kIsNested ? 320 : Scales == Scaling::affine ? 128 : 64;
+  static constexpr int64_t kChunks = BlockInputs / kChunk;  // of a group
+  static constexpr int64_t kHeader = kIsNested ? 320 : Scales == Scaling::affine ? 64 : 32;  // of a panel
   static constexpr int64_t kValues = kLanes * kChunk * Bits / 8;
-  static constexpr int64_t kGroup = kHeader + kChunks * kValues;
-  static constexpr int64_t kPairGroup = 2 * kGroup;  // from a panel's group to its next
+  static constexpr int64_t kGroup = 2 * (kHeader + kChunks * kValues);
 
-  static constexpr int64_t groups(int64_t inputs) { return (inputs + kChunks * kChunk - 1) / (kChunks * kChunk); }
+  static constexpr int64_t groups(int64_t inputs) { return (inputs + BlockInputs - 1) / BlockInputs; }
+  static constexpr int64_t header_place(int64_t side) { return kIsNested ? side * kGroup / 2 : side * kHeader; }
+  static constexpr int64_t values_place(int64_t side, int64_t chunk) {
+    return kIsNested ? header_place(side) + kHeader + chunk * kValues : 2 * kHeader + side * kValues;
+  }
 };
 
 using Q4_0 = Format<2, 4, Scaling::plain, 3, 32, 18>;
@@ -97,15 +102,15 @@ void raw_values(const uint8_t* block, int64_t chunk, uint8_t* values) {
   }
 }
 
-// Writes the block's scales for one output of a group; chunk is the block's first in the group.
+// Writes a block's scales for one output.
 template <typename F>
-void pack_scales(const uint8_t* block, int64_t chunk, int lane, uint8_t* header) {
+void pack_scales(const uint8_t* block, int lane, uint8_t* header) {
   const auto half = [&](int64_t place, const uint8_t* value) { std::memcpy(header + 2 * (place * kLanes + lane), value, 2); };
   if constexpr (F::kScaling == Scaling::plain) {
-    half(chunk, block);
+    half(0, block);
   } else if constexpr (F::kScaling == Scaling::affine) {
-    half(2 * chunk, block);
-    half(2 * chunk + 1, block + 2);
+    half(0, block);
+    half(1, block + 2);
   } else if constexpr (F::kScaling == Scaling::nested) {
     half(0, block);
     half(1, block + 2);
@@ -136,26 +141,25 @@ void pack_values(const uint8_t* values, int lane, uint8_t* chunk) {
   }
 }
 
-// Where a panel of packed rows begins.
+// Where a panel's pair begins in packed rows.
 template <typename F>
-int64_t panel_place(int64_t panel, int64_t inputs) {
-  return panel / 2 * F::groups(inputs) * F::kPairGroup + panel % 2 * F::kGroup;
+int64_t pair_place(int64_t panel, int64_t inputs) {
+  return panel / 2 * F::groups(inputs) * F::kGroup;
 }
 
-// Rows of a file's blocks to a panel of zeros; lanes without a row and inputs past the last stay so.
+// Rows of a file's blocks to the first (0) or second (1) panel of a pair of zeros; lanes without a row stay so.
 template <typename F>
-void pack_quantised_panel(const uint8_t* rows, int64_t num_rows, int64_t inputs, uint8_t* panel) {
-  const int64_t blocks = inputs / F::kBlockInputs, chunks = F::kBlockInputs / kChunk;
+void pack_quantised_panel(const uint8_t* rows, int64_t num_rows, int64_t inputs, int64_t side, uint8_t* pair) {
+  const int64_t groups = F::groups(inputs);
   for (int lane = 0; lane < num_rows; ++lane) {
-    for (int64_t b = 0; b < blocks; ++b) {
-      const uint8_t* block = rows + (lane * blocks + b) * F::kRawBytes;
-      const int64_t first = b * chunks % F::kChunks;
-      uint8_t* group = panel + b * chunks / F::kChunks * F::kPairGroup;
-      pack_scales<F>(block, first, lane, group);
-      for (int64_t c = 0; c < chunks; ++c) {
+    for (int64_t g = 0; g < groups; ++g) {
+      const uint8_t* block = rows + (lane * groups + g) * F::kRawBytes;
+      uint8_t* group = pair + g * F::kGroup;
+      pack_scales<F>(block, lane, group + F::header_place(side));
+      for (int64_t chunk = 0; chunk < F::kChunks; ++chunk) {
         uint8_t values[kChunk];
-        raw_values<F>(block, c, values);
-        pack_values<F>(values, lane, group + F::kHeader + (first + c) * F::kValues);
+        raw_values<F>(block, chunk, values);
+        pack_values<F>(values, lane, group + F::values_place(side, chunk));
       }
     }
   }
@@ -197,13 +201,13 @@ uint8_t value_at(const uint8_t* chunk, int lane, int input) {
 
 // One output's weights as numbers: a row of an embedding.
 template <typename F>
-void unpack_row(const uint8_t* panel, int lane, int64_t inputs, float* row) {
+void unpack_row(const uint8_t* pair, int64_t side, int lane, int64_t inputs, float* row) {
   for (int64_t first = 0; first < inputs; first += kChunk) {
-    const uint8_t* group = panel + first / kChunk / F::kChunks * F::kPairGroup;
+    const uint8_t* group = pair + first / kChunk / F::kChunks * F::kGroup;
     const int64_t chunk = first / kChunk % F::kChunks;
-    const ChunkScales scales = chunk_scales<F>(group, chunk, lane);
+    const ChunkScales scales = chunk_scales<F>(group + F::header_place(side), chunk, lane);
     for (int i = 0; i < kChunk; ++i) {
-      const int value = value_at<F>(group + F::kHeader + chunk * F::kValues, lane, i) - F::kOffset;
+      const int value = value_at<F>(group + F::values_place(side, chunk), lane, i) - F::kOffset;
       row[first + i] = scales.scale[i / 16] * static_cast<float>(value) + scales.minimum;
     }
   }

@@ -20,7 +20,7 @@ struct QuantisedJob {
 
 #ifdef YGG_VNNI
 template <typename F>
-constexpr int64_t kFetchAhead = F::kIsNested ? 8192 : 16384;  // bytes of the stream of weights
+constexpr int64_t kFetchAhead = F::kIsNested ? 8192 : 2048;  // bytes of the stream of weights
 
 template <typename F>
 inline void widen_chunk(const uint8_t* values, __m512i (&wide)[8]) {
@@ -153,19 +153,19 @@ template <typename F, int R>
 // integers in flight, which hides their latency; all rows find the chunk's values in registers.
 template <typename F, int R>
 void quantised_tile(const uint8_t* pair, uint8_t* input, int64_t groups, int64_t rows, float* out) {
-  constexpr int64_t kShare = F::kPairGroup / F::kChunks;  // of the stream, fetched with every chunk
+  constexpr int64_t kShare = F::kGroup / F::kChunks;  // of the stream, fetched with every chunk
   // NOTE: where the compiler knows that this fills memory with zeros it calls memset, which takes longer.
   __m512 zero = _mm512_setzero_ps();
   asm("" : "+v"(zero));
   for (int64_t i = 0; i < 2 * rows; ++i) _mm512_store_ps(out + i * kLanes, zero);
-  for (int64_t group = 0; group < groups; ++group, pair += F::kPairGroup) {
+  for (int64_t group = 0; group < groups; ++group, pair += F::kGroup) {
     for (int64_t chunk = 0; chunk < F::kChunks; ++chunk, input += rows * InputChunk::kBytes) {
       for (int64_t line = 0; line < kShare; line += 64) fetch_ahead(pair + chunk * kShare + kFetchAhead<F> + line);
       WidePair wide;
 #pragma GCC unroll 2
       for (int p = 0; p < 2; ++p) {
-        widen_chunk<F>(pair + p * F::kGroup + F::kHeader + chunk * F::kValues, wide.values[p]);
-        wide.scales[p] = wide_scales<F>(pair + p * F::kGroup, chunk);
+        widen_chunk<F>(pair + F::values_place(p, chunk), wide.values[p]);
+        wide.scales[p] = wide_scales<F>(pair + F::header_place(p), chunk);
       }
 #pragma GCC unroll 1
       for (int64_t row = 0; row < rows; row += R) add_chunk<F, R>(wide, input, rows, row, {out + row * kLanes, out + (rows + row) * kLanes});
@@ -174,15 +174,15 @@ void quantised_tile(const uint8_t* pair, uint8_t* input, int64_t groups, int64_t
 }
 #else
 template <typename F>
-void panel_tile(const uint8_t* panel, uint8_t* input, int64_t groups, int64_t rows, float* out) {
+void panel_tile(const uint8_t* pair, int64_t side, uint8_t* input, int64_t groups, int64_t rows, float* out) {
   std::fill(out, out + rows * kLanes, 0.0f);
-  for (int64_t group = 0; group < groups; ++group, panel += F::kPairGroup) {
+  for (int64_t group = 0; group < groups; ++group, pair += F::kGroup) {
     for (int64_t chunk = 0; chunk < F::kChunks; ++chunk, input += rows * InputChunk::kBytes) {
       int16_t values[kChunk][kLanes];
       ChunkScales scales[kLanes];
       for (int j = 0; j < kLanes; ++j) {
-        scales[j] = chunk_scales<F>(panel, chunk, j);
-        for (int i = 0; i < kChunk; ++i) values[i][j] = value_at<F>(panel + F::kHeader + chunk * F::kValues, j, i) - F::kOffset;
+        scales[j] = chunk_scales<F>(pair + F::header_place(side), chunk, j);
+        for (int i = 0; i < kChunk; ++i) values[i][j] = value_at<F>(pair + F::values_place(side, chunk), j, i) - F::kOffset;
       }
       for (int64_t m = 0; m < rows; ++m) {
         const int8_t* x = InputChunk::values(input, rows) + m * kChunk;
@@ -203,7 +203,7 @@ void panel_tile(const uint8_t* panel, uint8_t* input, int64_t groups, int64_t ro
 
 template <typename F, int R>
 void quantised_tile(const uint8_t* pair, uint8_t* input, int64_t groups, int64_t rows, float* out) {
-  for (int p = 0; p < 2; ++p) panel_tile<F>(pair + p * F::kGroup, input, groups, rows, out + p * rows * kLanes);
+  for (int p = 0; p < 2; ++p) panel_tile<F>(pair, p, input, groups, rows, out + p * rows * kLanes);
 }
 #endif
 
@@ -215,7 +215,7 @@ void run_quantised_pairs(const QuantisedJob& job, uint8_t* tile, int64_t rows, i
     const int64_t groups = F::groups(job.inputs), panels = (job.output.outputs + kLanes - 1) / kLanes;
     alignas(64) float out[2 * kMostRows * kLanes];
     for (int64_t pair = begin; pair < end; ++pair) {
-      quantised_tile<F, R>(job.packed + pair * groups * F::kPairGroup, tile, groups, rows, out);
+      quantised_tile<F, R>(job.packed + pair * groups * F::kGroup, tile, groups, rows, out);
       for (int64_t panel = 2 * pair; panel < std::min(2 * pair + 2, panels); ++panel)
         for (int64_t m = 0; m < count; ++m) store_row(job.output, row + m, panel, out + (panel % 2 * rows + m) * kLanes);
     }

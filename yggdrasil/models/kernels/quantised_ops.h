@@ -12,7 +12,7 @@ namespace yggdrasil {
 
 // Bytes of a pair of panels of a format for so many inputs.
 inline int64_t pair_bytes(int64_t format, int64_t inputs) {
-  return with_format(format, [&](auto f) { return decltype(f)::groups(inputs) * decltype(f)::kPairGroup; });
+  return with_format(format, [&](auto f) { return decltype(f)::groups(inputs) * decltype(f)::kGroup; });
 }
 
 inline int64_t num_pairs(int64_t outputs) { return (outputs + 2 * kLanes - 1) / (2 * kLanes); }
@@ -35,7 +35,7 @@ inline void pack_quantised(const Tensor& rows, int64_t format, int64_t inputs, T
     parallel((outputs + kLanes - 1) / kLanes, at::get_num_threads(), [&](int64_t begin, int64_t end) {
       for (int64_t panel = begin; panel < end; ++panel)
         pack_quantised_panel<F>(source + panel * kLanes * row_bytes, std::min<int64_t>(kLanes, outputs - panel * kLanes), inputs,
-                                target + panel_place<F>(panel, inputs));
+                                panel % 2, target + pair_place<F>(panel, inputs));
     });
   });
 }
@@ -145,8 +145,9 @@ inline Tensor quantised_rows(const Tensor& ids, const Tensor& packed, int64_t fo
   with_format(format, [&](auto f) {
     for (int64_t i = 0; i < flat.numel(); ++i) {
       TORCH_CHECK(id[i] >= 0 && id[i] < num_rows, "no row ", id[i], " in a table of ", num_rows);
-      const uint8_t* panel = packed.const_data_ptr<uint8_t>() + panel_place<decltype(f)>(id[i] / kLanes, inputs);
-      unpack_row<decltype(f)>(panel, id[i] % kLanes, inputs, target + i * inputs);
+      const int64_t panel = id[i] / kLanes;
+      const uint8_t* pair = packed.const_data_ptr<uint8_t>() + pair_place<decltype(f)>(panel, inputs);
+      unpack_row<decltype(f)>(pair, panel % 2, id[i] % kLanes, inputs, target + i * inputs);
     }
   });
   return rows.to(dtype);
