@@ -19,8 +19,9 @@ struct QuantisedJob {
 };
 
 #ifdef YGG_VNNI
-template <typename F>
-constexpr int64_t kFetchAhead = F::kIsNested ? 8192 : 2048;  // bytes of the stream of weights
+// Bytes of the stream of weights: where more rows make a chunk take longer, a short way ahead comes in bursts.
+template <typename F, int R>
+constexpr int64_t kFetchAhead = F::kIsNested ? 8192 : R <= 2 ? 2048 : 16384;
 
 template <typename F>
 inline void widen_chunk(const uint8_t* values, __m512i (&wide)[8]) {
@@ -160,7 +161,7 @@ void quantised_tile(const uint8_t* pair, uint8_t* input, int64_t groups, int64_t
   for (int64_t i = 0; i < 2 * rows; ++i) _mm512_store_ps(out + i * kLanes, zero);
   for (int64_t group = 0; group < groups; ++group, pair += F::kGroup) {
     for (int64_t chunk = 0; chunk < F::kChunks; ++chunk, input += rows * InputChunk::kBytes) {
-      for (int64_t line = 0; line < kShare; line += 64) fetch_ahead(pair + chunk * kShare + kFetchAhead<F> + line);
+      for (int64_t line = 0; line < kShare; line += 64) fetch_ahead(pair + chunk * kShare + kFetchAhead<F, R> + line);
       WidePair wide;
 #pragma GCC unroll 2
       for (int p = 0; p < 2; ++p) {
