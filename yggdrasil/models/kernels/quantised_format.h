@@ -1,13 +1,13 @@
 // Quantised weights: blocks as a GGUF file holds them, and panels as our kernels read them.
 //
-// A panel holds 16 outputs, and two panels are a pair: an input that is at hand meets both. Along K a pair is a sequence
-// of groups; a group holds a header of scales and chunks of 32 inputs for each panel. Where a group is one chunk, headers
-// of both panels come before the values of both: that is the order in which they are read, and memory gives up to a third
-// more. Groups of eight chunks lie panel by panel; their processor time is the limit, and two streams were faster. The
-// values of a chunk are eight vectors of 64 bytes, vector v holding inputs 4v to 4v+3 of all 16 outputs, four beside each
-// other, as numbers from 0 on: weight = scale * (value - offset) + minimum. Nibbles lie in four vectors, v in the low and
-// v + 4 in the high half. The fifth bits of vector v are 64 bits at 8v; the two highest of six are a quarter of vector
-// v / 4 of two.
+// A panel holds 16 outputs, and two panels, its sides, are a pair: an input that is at hand meets both. Along K a pair is
+// a sequence of groups, a file's blocks, all of whole cache lines; a group holds a header of scales and chunks of 32
+// inputs for each side. Where a group is one chunk, the headers of both sides come before the values of both: in that
+// order they are read, and the stream of one row is up to a third faster. Groups of eight chunks lie side by side whole,
+// which was faster for them. The values of a chunk are eight vectors of 64 bytes, vector v holding inputs 4v to 4v+3 of
+// all 16 outputs, four beside each other, as numbers from 0 on: weight = scale * (value - offset) + minimum. Nibbles lie
+// in four vectors, v in the low and v + 4 in the high half. The fifth bits of vector v are 64 bits at 8v; the two highest
+// of six are a quarter of vector v / 4 of two.
 #pragma once
 
 #include <algorithm>
@@ -26,7 +26,7 @@ enum class Scaling {
   halved,   // every half of a chunk has a scale, an 8-bit multiple of one float16 a group
 };
 
-// Numbered as GGUF numbers them; kRawBytes are the bytes of a block, which makes a group, in a file.
+// Numbered as GGUF numbers them; kRawBytes are the bytes of a block in a file.
 template <int Number, int Bits, Scaling Scales, int OffsetBits, int64_t BlockInputs, int64_t RawBytes>
 struct Format {
   static constexpr int kNumber = Number, kBits = Bits, kOffsetBits = OffsetBits;
@@ -36,14 +36,14 @@ struct Format {
   static constexpr bool kIsNested = Scales == Scaling::nested || Scales == Scaling::halved;
   static constexpr int64_t kBlockInputs = BlockInputs, kRawBytes = RawBytes;
   static constexpr int64_t kChunks = BlockInputs / kChunk;  // of a group
-  static constexpr int64_t kHeader = kIsNested ? 320 : Scales == Scaling::affine ? 64 : 32;  // of a panel
+  static constexpr int64_t kHeader = kIsNested ? 320 : Scales == Scaling::affine ? 64 : 32;  // of a side
   static constexpr int64_t kValues = kLanes * kChunk * Bits / 8;
   static constexpr int64_t kGroup = 2 * (kHeader + kChunks * kValues);
 
-  static constexpr int64_t groups(int64_t inputs) { return (inputs + BlockInputs - 1) / BlockInputs; }
-  static constexpr int64_t header_place(int64_t side) { return kIsNested ? side * kGroup / 2 : side * kHeader; }
+  static constexpr int64_t groups(int64_t inputs) { return inputs / BlockInputs; }
+  static constexpr int64_t header_place(int64_t side) { return kChunks > 1 ? side * kGroup / 2 : side * kHeader; }
   static constexpr int64_t values_place(int64_t side, int64_t chunk) {
-    return kIsNested ? header_place(side) + kHeader + chunk * kValues : 2 * kHeader + side * kValues;
+    return kChunks > 1 ? header_place(side) + kHeader + chunk * kValues : 2 * kHeader + side * kValues;
   }
 };
 
@@ -147,7 +147,7 @@ int64_t pair_place(int64_t panel, int64_t inputs) {
   return panel / 2 * F::groups(inputs) * F::kGroup;
 }
 
-// Rows of a file's blocks to the first (0) or second (1) panel of a pair of zeros; lanes without a row stay so.
+// Rows of a file's blocks to a side (0 or 1) of a pair of zeros; lanes without a row stay so.
 template <typename F>
 void pack_quantised_panel(const uint8_t* rows, int64_t num_rows, int64_t inputs, int64_t side, uint8_t* pair) {
   const int64_t groups = F::groups(inputs);

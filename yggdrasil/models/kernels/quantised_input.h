@@ -101,13 +101,11 @@ inline void round_four(const float (&numbers)[4][kChunk], int64_t row, int64_t c
 }
 #endif
 
-// A chunk of a tile of m rows, of which there are `count` from `first` on; inverses are those of the rows. Rows and inputs
-// that are not there are zeros.
+// A chunk of a tile of m rows, of which there are `count` from `first` on; inverses are those of the rows. Rows that are
+// not there are zeros.
 template <typename T>
 void round_rows(const InputRows<T>& input, int64_t first, int64_t count, const float* inverses, int64_t m, int64_t number, uint8_t* chunk) {
-  const bool is_past = number * kChunk >= input.inputs;
-  if (count < m || is_past) std::memset(chunk, 0, m * InputChunk::kBytes);
-  if (is_past) return;
+  if (count < m) std::memset(chunk, 0, m * InputChunk::kBytes);
   for (int64_t row = 0; row < count; row += 4) {
     const int64_t some = std::min<int64_t>(4, count - row);
     alignas(64) float numbers[4][kChunk];

@@ -19,7 +19,7 @@ struct QuantisedJob {
 };
 
 #ifdef YGG_VNNI
-// Bytes of the stream of weights: where more rows make a chunk take longer, a short way ahead comes in bursts.
+// Bytes of the stream of weights, as Zen 4 reads it fastest: at 2 KB eight rows of Q8_0 took half as long again.
 template <typename F, int R>
 constexpr int64_t kFetchAhead = F::kIsNested ? 8192 : R <= 2 ? 2048 : 16384;
 

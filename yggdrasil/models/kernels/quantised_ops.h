@@ -40,14 +40,6 @@ inline void pack_quantised(const Tensor& rows, int64_t format, int64_t inputs, T
   });
 }
 
-// Chunks of inputs that every one of these formats reads: whole groups.
-inline int64_t num_chunks(at::IntArrayRef formats, int64_t inputs) {
-  int64_t most = 0;
-  for (const int64_t format : formats)
-    most = std::max(most, with_format(format, [&](auto f) { return decltype(f)::groups(inputs) * decltype(f)::kChunks; }));
-  return most;
-}
-
 // Rows in tiles, one behind the other, a chunk of a tile at a time: chunks share no cache line, rows do.
 template <typename T>
 struct RoundedInput {
@@ -76,7 +68,7 @@ inline std::vector<Tensor> quantised_around(const Tensor& input, const Around& a
   constexpr int64_t kTogether = 6;  // pairs that all tiles visit before the next ones: they are read from memory once
   const RowsOf x(input, around);
   const int64_t inputs = x.inputs(), rows = x.rows();
-  const int64_t chunks = num_chunks(formats, inputs), row_bytes = chunks * InputChunk::kBytes;
+  const int64_t chunks = inputs / kChunk, row_bytes = chunks * InputChunk::kBytes;
   const int64_t most_rows = (rows + kMostRows - 1) / kMostRows * kMostRows;
   auto* rounded = reinterpret_cast<uint8_t*>(scratch_words(most_rows * row_bytes / 4));
   Outputs outputs(x, around, out_features, biases);
