@@ -1,5 +1,6 @@
 """The library of native kernels is used whole or not at all: the portable ones give the same tokens."""
 
+import os
 import platform
 import shutil
 import subprocess
@@ -68,3 +69,24 @@ def test_the_kernels_compile_for_processors_that_are_not_here(processor):
         ["g++", *others, *build._of_torch(), f"-march={processor}", "-fsyntax-only", str(source)]
         for source in build._SOURCES
     ])  # fmt: skip
+
+
+@pytest.mark.compiled
+@pytest.mark.skipif(
+    shutil.which("g++") is None or " avx2 " not in build._cpu_features(), reason="runs kernels for avx2, made with g++"
+)
+def test_the_kernels_pass_their_tests_without_vectors_of_512_bits(tmp_path):
+    """Where tests usually run, other paths are compiled and these never run."""
+    compiler = tmp_path / "compiler"
+    compiler.write_text('#!/bin/sh\nexec g++ "$@" -march=x86-64-v3\n')
+    compiler.chmod(0o755)
+    environment = {**os.environ, "YGGDRASIL_CACHE": str(tmp_path / "cache"), "CXX": str(compiler)}
+    files = [f"tests/models/test_{name}.py" for name in ("formats", "kernels")]
+
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files],
+        capture_output=True, text=True, check=False, cwd=ROOT, env=environment,
+    )  # fmt: skip
+
+    assert done.returncode == 0, done.stdout
+    assert list((tmp_path / "cache").rglob("*.so")), done.stderr
