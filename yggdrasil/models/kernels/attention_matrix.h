@@ -8,7 +8,7 @@
 #include <algorithm>
 
 #include "attention_positions.h"
-#include "linear_matrix.h"
+#include "matrix_unit.h"
 
 namespace yggdrasil {
 
@@ -41,19 +41,19 @@ inline void score_slots(const MatrixHead& head, int64_t slot, float* out) {
   const BFloat16* keys = head.keys + slot * d;
   alignas(64) BFloat16 copy[16 * 32];
   const bool is_cut = slot + 16 > head.job.capacity;
-  _tile_zero(4);
+  zero_tile<4>();
   for (int64_t t = 0; t < d; t += 32) {
     if (is_cut) {
       std::memset(copy, 0, sizeof copy);
       for (int64_t i = 0; slot + i < head.job.capacity; ++i) std::memcpy(copy + 32 * i, keys + i * d + t, 64);
-      _tile_loadd(0, copy, 64);
+      load_tile<0>(copy, 64);
     } else {
-      _tile_loadd(0, keys + t, d * 2);
+      load_tile<0>(keys + t, d * 2);
     }
-    _tile_loadd(2, head.packed + t / 2 * head.rows, head.rows * 4);
-    _tile_dpbf16ps(4, 0, 2);
+    load_tile<2>(head.packed + t / 2 * head.rows, head.rows * 4);
+    add_bf16_products<4, 0, 2>();
   }
-  _tile_stored(4, out, 64);
+  store_tile<4>(out, 64);
 }
 
 inline void matrix_scores(const MatrixHead& head) {
@@ -62,34 +62,30 @@ inline void matrix_scores(const MatrixHead& head) {
     const auto* source = reinterpret_cast<const uint32_t*>(head.query + (head.first_row + row) * head.job.query_row_stride);
     for (int64_t p = 0; p < pairs; ++p) head.packed[p * head.rows + row] = source[p];
   }
-  TileShapes shapes;
-  const uint8_t widths[5] = {64, 64, static_cast<uint8_t>(head.rows * 4), 0, static_cast<uint8_t>(head.rows * 4)};
-  for (int i = 0; i < 5; ++i) {
-    shapes.rows[i] = widths[i] ? 16 : 0;
-    shapes.row_bytes[i] = widths[i];
-  }
-  _tile_loadconfig(&shapes);
+  MatrixUnit unit;
+  unit.shape(0, kTileRows, kTileBytes);
+  for (const int tile : {2, 4}) unit.shape(tile, kTileRows, head.rows * 4);
+  unit.take_shapes();
   alignas(64) float block[256] = {};
   for (int64_t slot = head.at.start; slot < head.at.last_slot; slot += 16) {
     score_slots(head, slot, block);
     transpose16(block, 16, head.scores + slot - head.at.start, head.at.length);
   }
-  _tile_release();
 }
 
 template <int Tiles>
 inline void add_block(const BFloat16* weights, int64_t weights_stride, const uint32_t* packed) {
   constexpr int64_t stride = Tiles * 64;
-  _tile_loadd(0, weights, weights_stride);
-  _tile_loadd(1, packed, stride);
-  _tile_dpbf16ps(2, 0, 1);
-  _tile_loadd(1, packed + 16, stride);
-  _tile_dpbf16ps(3, 0, 1);
+  load_tile<0>(weights, weights_stride);
+  load_tile<1>(packed, stride);
+  add_bf16_products<2, 0, 1>();
+  load_tile<1>(packed + 16, stride);
+  add_bf16_products<3, 0, 1>();
   if constexpr (Tiles == 4) {
-    _tile_loadd(1, packed + 32, stride);
-    _tile_dpbf16ps(4, 0, 1);
-    _tile_loadd(1, packed + 48, stride);
-    _tile_dpbf16ps(5, 0, 1);
+    load_tile<1>(packed + 32, stride);
+    add_bf16_products<4, 0, 1>();
+    load_tile<1>(packed + 48, stride);
+    add_bf16_products<5, 0, 1>();
   }
 }
 
@@ -118,11 +114,11 @@ template <int Tiles>
 inline void matrix_values(const MatrixHead& head, int64_t column, const float* inverse, BFloat16* out) {
   const AttentionJob& job = head.job;
   static constexpr BFloat16 kZeros[16 * kBlockKeys] = {};
-  _tile_zero(2);
-  _tile_zero(3);
+  zero_tile<2>();
+  zero_tile<3>();
   if constexpr (Tiles == 4) {
-    _tile_zero(4);
-    _tile_zero(5);
+    zero_tile<4>();
+    zero_tile<5>();
   }
   const BFloat16* values = head.values + column;
   for (int64_t block = head.at.start; block + kBlockKeys <= job.context; block += kBlockKeys) {
@@ -134,11 +130,11 @@ inline void matrix_values(const MatrixHead& head, int64_t column, const float* i
   }
   for (int64_t row = 0; row < head.rows; ++row) add_path<Tiles>(head, row, column, kZeros);
   alignas(64) float sums[Tiles][256];
-  _tile_stored(2, sums[0], 64);
-  _tile_stored(3, sums[1], 64);
+  store_tile<2>(sums[0], 64);
+  store_tile<3>(sums[1], 64);
   if constexpr (Tiles == 4) {
-    _tile_stored(4, sums[2], 64);
-    _tile_stored(5, sums[3], 64);
+    store_tile<4>(sums[2], 64);
+    store_tile<5>(sums[3], 64);
   }
   for (int64_t row = 0; row < head.rows; ++row)
     for (int t = 0; t < Tiles; ++t) {
@@ -160,16 +156,12 @@ inline void attend_head_matrix(
     float inverse[16];
     for (int64_t r = 0; r < head.rows; ++r)
       inverse[r] = weigh_positions(job, row + r, at, head.scores + r * at.length, reinterpret_cast<float*>(head.packed), head.weights + r * at.length);
-    TileShapes shapes;
-    for (int i = 0; i < 6; ++i) {
-      shapes.rows[i] = i == 1 ? 16 : static_cast<uint8_t>(head.rows);
-      shapes.row_bytes[i] = 64;
-    }
-    _tile_loadconfig(&shapes);
+    MatrixUnit unit;
+    for (int i = 0; i < 6; ++i) unit.shape(i, i == 1 ? kTileRows : head.rows, kTileBytes);
+    unit.take_shapes();
     int64_t column = 0;
     for (; column + 64 <= job.head_dim; column += 64) matrix_values<4>(head, column, inverse, out);
     if (column < job.head_dim) matrix_values<2>(head, column, inverse, out);
-    _tile_release();
   }
 }
 #else

@@ -2,39 +2,19 @@
 #pragma once
 
 #include "linear_job.h"
+#include "matrix_unit.h"
 #include "scratch.h"
 
 namespace yggdrasil {
 
 #ifdef YGG_AMX
-// A tile of 16 input pairs by 16 outputs is 1 KiB of a panel as packed, and up to 16 rows cost what one does.
-constexpr int64_t kTileRows = 16, kTileBytes = 64;
-
-struct alignas(64) TileShapes {
-  uint8_t palette = 1, start_row = 0, reserved[14] = {};
-  uint16_t row_bytes[16] = {};
-  uint8_t rows[16] = {};
-};
-
-// The operating system grants the matrix unit's state to a process that asks.
-inline bool has_matrix_unit() {
-  constexpr int kRequestPermission = 0x1023, kTileData = 18;
-  static const bool granted = syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
-  return granted;
-}
-
 // Registers: 0 and 1 hold inputs, 2 and 3 weights, 4 to 7 sums. One block of up to 16 rows meets four panels at a time,
 // two blocks meet two.
-inline void configure_tiles(int64_t rows) {
-  TileShapes shapes;
-  const auto first = static_cast<uint8_t>(std::min(rows, kTileRows));
-  const auto second = static_cast<uint8_t>(rows > kTileRows ? rows - kTileRows : first);
-  const uint8_t heights[8] = {first, second, kTilePairs, kTilePairs, first, first, second, second};
-  for (int i = 0; i < 8; ++i) {
-    shapes.rows[i] = heights[i];
-    shapes.row_bytes[i] = kTileBytes;
-  }
-  _tile_loadconfig(&shapes);
+inline void shape_for_linear(MatrixUnit& unit, int64_t rows) {
+  const int64_t first = std::min(rows, kTileRows), second = rows > kTileRows ? rows - kTileRows : first;
+  const int64_t heights[8] = {first, second, kTilePairs, kTilePairs, first, first, second, second};
+  for (int i = 0; i < 8; ++i) unit.shape(i, heights[i], kTileBytes);
+  unit.take_shapes();
 }
 
 // Input rows as tiles, [block of 16 rows, tile along K, 16, 16 words], ends filled with zeros. Rows as they come lie a
@@ -73,31 +53,31 @@ template <int NB>
 void matrix_one_block(const LinearJob& job, int64_t row, int64_t rows, int64_t panel) {
   const int64_t tiles = (job.k_steps + kTilePairs - 1) / kTilePairs;
   const uint32_t* x = job.tiled + row * tiles * kTilePairs;
-  _tile_zero(4);
+  zero_tile<4>();
   if constexpr (NB == 4) {
-    _tile_zero(5);
-    _tile_zero(6);
-    _tile_zero(7);
+    zero_tile<5>();
+    zero_tile<6>();
+    zero_tile<7>();
   }
   for (int64_t t = 0; t < tiles; ++t, x += kTileRows * kTilePairs) {
-    _tile_loadd(0, x, kTileBytes);
-    _tile_loadd(2, weight_tile(job, panel, t), kTileBytes);
-    _tile_dpbf16ps(4, 0, 2);
+    load_tile<0>(x, kTileBytes);
+    load_tile<2>(weight_tile(job, panel, t), kTileBytes);
+    add_bf16_products<4, 0, 2>();
     if constexpr (NB == 4) {
-      _tile_loadd(3, weight_tile(job, panel + 1, t), kTileBytes);
-      _tile_dpbf16ps(5, 0, 3);
-      _tile_loadd(2, weight_tile(job, panel + 2, t), kTileBytes);
-      _tile_dpbf16ps(6, 0, 2);
-      _tile_loadd(3, weight_tile(job, panel + 3, t), kTileBytes);
-      _tile_dpbf16ps(7, 0, 3);
+      load_tile<3>(weight_tile(job, panel + 1, t), kTileBytes);
+      add_bf16_products<5, 0, 3>();
+      load_tile<2>(weight_tile(job, panel + 2, t), kTileBytes);
+      add_bf16_products<6, 0, 2>();
+      load_tile<3>(weight_tile(job, panel + 3, t), kTileBytes);
+      add_bf16_products<7, 0, 3>();
     }
   }
   alignas(64) float sums[NB][kTileRows * kPanel];
-  _tile_stored(4, sums[0], kTileBytes);
+  store_tile<4>(sums[0], kTileBytes);
   if constexpr (NB == 4) {
-    _tile_stored(5, sums[1], kTileBytes);
-    _tile_stored(6, sums[2], kTileBytes);
-    _tile_stored(7, sums[3], kTileBytes);
+    store_tile<5>(sums[1], kTileBytes);
+    store_tile<6>(sums[2], kTileBytes);
+    store_tile<7>(sums[3], kTileBytes);
   }
   store_tiles<NB>(job, row, rows, panel, sums);
 }
@@ -107,37 +87,38 @@ void matrix_two_blocks(const LinearJob& job, int64_t row, int64_t rows, int64_t 
   const int64_t tiles = (job.k_steps + kTilePairs - 1) / kTilePairs;
   const uint32_t* x = job.tiled + row * tiles * kTilePairs;
   const uint32_t* y = x + tiles * kTileRows * kTilePairs;
-  _tile_zero(4);
-  _tile_zero(6);
+  zero_tile<4>();
+  zero_tile<6>();
   if constexpr (NB == 2) {
-    _tile_zero(5);
-    _tile_zero(7);
+    zero_tile<5>();
+    zero_tile<7>();
   }
   for (int64_t t = 0; t < tiles; ++t) {
-    _tile_loadd(0, x + t * kTileRows * kTilePairs, kTileBytes);
-    _tile_loadd(2, weight_tile(job, panel, t), kTileBytes);
-    _tile_dpbf16ps(4, 0, 2);
-    _tile_loadd(1, y + t * kTileRows * kTilePairs, kTileBytes);
-    _tile_dpbf16ps(6, 1, 2);
+    load_tile<0>(x + t * kTileRows * kTilePairs, kTileBytes);
+    load_tile<2>(weight_tile(job, panel, t), kTileBytes);
+    add_bf16_products<4, 0, 2>();
+    load_tile<1>(y + t * kTileRows * kTilePairs, kTileBytes);
+    add_bf16_products<6, 1, 2>();
     if constexpr (NB == 2) {
-      _tile_loadd(3, weight_tile(job, panel + 1, t), kTileBytes);
-      _tile_dpbf16ps(5, 0, 3);
-      _tile_dpbf16ps(7, 1, 3);
+      load_tile<3>(weight_tile(job, panel + 1, t), kTileBytes);
+      add_bf16_products<5, 0, 3>();
+      add_bf16_products<7, 1, 3>();
     }
   }
   alignas(64) float sums[2][NB][kTileRows * kPanel];
-  _tile_stored(4, sums[0][0], kTileBytes);
-  _tile_stored(6, sums[1][0], kTileBytes);
+  store_tile<4>(sums[0][0], kTileBytes);
+  store_tile<6>(sums[1][0], kTileBytes);
   if constexpr (NB == 2) {
-    _tile_stored(5, sums[0][1], kTileBytes);
-    _tile_stored(7, sums[1][1], kTileBytes);
+    store_tile<5>(sums[0][1], kTileBytes);
+    store_tile<7>(sums[1][1], kTileBytes);
   }
   store_tiles<NB>(job, row, kTileRows, panel, sums[0]);
   store_tiles<NB>(job, row + kTileRows, rows - kTileRows, panel, sums[1]);
 }
 
 inline void run_matrix_panels(const LinearJob& job, int64_t row, int64_t rows, int64_t begin, int64_t end) {
-  configure_tiles(rows);
+  MatrixUnit unit;
+  shape_for_linear(unit, rows);
   int64_t panel = begin;
   if (rows <= kTileRows) {
     for (; panel + 4 <= end; panel += 4) matrix_one_block<4>(job, row, rows, panel);
@@ -146,10 +127,8 @@ inline void run_matrix_panels(const LinearJob& job, int64_t row, int64_t rows, i
     for (; panel + 2 <= end; panel += 2) matrix_two_blocks<2>(job, row, rows, panel);
     for (; panel < end; ++panel) matrix_two_blocks<1>(job, row, rows, panel);
   }
-  _tile_release();
 }
 #else
-constexpr bool has_matrix_unit() { return false; }
 inline const uint32_t* tiled_copy(const uint32_t*, int64_t, int64_t) { return nullptr; }
 #endif
 
