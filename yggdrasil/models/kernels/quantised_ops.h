@@ -4,7 +4,7 @@
 #include <numeric>
 #include <vector>
 
-#include "quantised_linear.h"
+#include "quantised_tiles.h"
 #include "scratch.h"
 #include "threads.h"
 

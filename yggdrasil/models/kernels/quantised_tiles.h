@@ -1,0 +1,51 @@
+// Tiles of rows that meet pairs of panels, each on the unit that is faster for its number of rows.
+#pragma once
+
+#include <iterator>
+
+#include "quantised_matrix.h"
+
+namespace yggdrasil {
+
+// The first `count` rows of a tile, which are those of the layer from `row` on, meet pairs of panels [begin, end).
+template <int R>
+void run_quantised_pairs(const QuantisedJob& job, uint8_t* tile, int64_t rows, int64_t row, int64_t count, int64_t begin, int64_t end) {
+  with_format(job.format, [&](auto format) {
+    using F = decltype(format);
+    const int64_t groups = F::groups(job.inputs), panels = (job.output.outputs + kLanes - 1) / kLanes;
+    alignas(64) float out[2 * kMostRows * kLanes];
+    const auto run = [&](const auto& multiply) {
+      for (int64_t pair = begin; pair < end; ++pair) {
+        multiply(job.packed + pair * groups * F::kGroup);
+        for (int64_t panel = 2 * pair; panel < std::min(2 * pair + 2, panels); ++panel)
+          for (int64_t m = 0; m < count; ++m) store_row(job.output, row + m, panel, out + (panel % 2 * rows + m) * kLanes);
+      }
+    };
+#ifdef YGG_AMX_INT8
+    if constexpr (kFitsMatrixUnit<F>) {
+      if (rows >= kMatrixRows && has_matrix_unit()) {
+        MatrixUnit unit;
+        MatrixSteps<F, R>::shape(unit, rows);
+        return run([&](const uint8_t* weights) { MatrixSteps<F, R>(weights, tile, groups, rows, out).run(); });
+      }
+    }
+#endif
+    run([&](const uint8_t* weights) { quantised_tile<F, R>(weights, tile, groups, rows, out); });
+  });
+}
+
+using QuantisedRunner = void (*)(const QuantisedJob&, uint8_t*, int64_t, int64_t, int64_t, int64_t, int64_t);
+
+struct TileSize {
+  int64_t rows;
+  QuantisedRunner run;
+};
+constexpr TileSize kTileSizes[] = {{1, run_quantised_pairs<1>}, {2, run_quantised_pairs<2>},  {3, run_quantised_pairs<3>},
+                                   {4, run_quantised_pairs<4>}, {6, run_quantised_pairs<3>},  {8, run_quantised_pairs<4>},
+                                   {9, run_quantised_pairs<3>}, {12, run_quantised_pairs<4>}, {16, run_quantised_pairs<4>}};
+
+inline const TileSize& tile_size(int64_t rows) {
+  return *std::find_if(std::begin(kTileSizes), std::end(kTileSizes), [rows](const TileSize& size) { return size.rows >= rows; });
+}
+
+}  // namespace yggdrasil
