@@ -65,10 +65,11 @@ struct RoundedInput {
 inline std::vector<Tensor> quantised_around(const Tensor& input, const Around& around, at::TensorList packed,
                                             const c10::List<std::optional<Tensor>>& biases, at::IntArrayRef out_features,
                                             at::IntArrayRef formats, int64_t num_threads) {
-  constexpr int64_t kTogether = 6;  // pairs that all tiles visit before the next ones: they are read from memory once
+  constexpr int64_t kNear = 6;  // pairs that all tiles visit before the next ones: they are read from memory once
   const RowsOf x(input, around);
   const int64_t inputs = x.inputs(), rows = x.rows();
   const int64_t chunks = inputs / kChunk, row_bytes = chunks * InputChunk::kBytes;
+  const int64_t together = rows > kMostRows ? kNear : std::numeric_limits<int64_t>::max();
   const int64_t most_rows = (rows + kMostRows - 1) / kMostRows * kMostRows;
   auto* rounded = reinterpret_cast<uint8_t*>(scratch_words(most_rows * row_bytes / 4));
   Outputs outputs(x, around, out_features, biases);
@@ -83,7 +84,7 @@ inline std::vector<Tensor> quantised_around(const Tensor& input, const Around& a
     size_t i = std::upper_bound(first_pair.begin(), first_pair.end(), begin) - first_pair.begin() - 1;
     for (int64_t pair = begin, last = 0; pair < end; pair = last) {
       while (pair >= first_pair[i + 1]) ++i;
-      last = std::min({pair + kTogether, end, first_pair[i + 1]});
+      last = pair + std::min(together, std::min(end, first_pair[i + 1]) - pair);
       QuantisedJob job = jobs[i];
       job.output.best = best;
       for (int64_t row = 0; row < rows; row += kMostRows) {

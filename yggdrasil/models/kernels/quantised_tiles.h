@@ -12,25 +12,17 @@ template <int R>
 void run_quantised_pairs(const QuantisedJob& job, uint8_t* tile, int64_t rows, int64_t row, int64_t count, int64_t begin, int64_t end) {
   with_format(job.format, [&](auto format) {
     using F = decltype(format);
-    const int64_t groups = F::groups(job.inputs), panels = (job.output.outputs + kLanes - 1) / kLanes;
-    alignas(64) float out[2 * kMostRows * kLanes];
-    const auto run = [&](const auto& multiply) {
-      for (int64_t pair = begin; pair < end; ++pair) {
-        multiply(job.packed + pair * groups * F::kGroup);
-        for (int64_t panel = 2 * pair; panel < std::min(2 * pair + 2, panels); ++panel)
-          for (int64_t m = 0; m < count; ++m) store_row(job.output, row + m, panel, out + (panel % 2 * rows + m) * kLanes);
-      }
-    };
 #ifdef YGG_AMX_INT8
-    if constexpr (kFitsMatrixUnit<F>) {
-      if (rows >= kMatrixRows && has_matrix_unit()) {
-        MatrixUnit unit;
-        MatrixSteps<F, R>::shape(unit, rows);
-        return run([&](const uint8_t* weights) { MatrixSteps<F, R>(weights, tile, groups, rows, out).run(); });
-      }
+    if constexpr (kFitsMatrixUnit<F> && R >= 3) {
+      if (rows >= kMatrixRows && has_matrix_unit()) return MatrixSteps<F, R>(job, tile, rows, row, count).run(begin, end);
     }
 #endif
-    run([&](const uint8_t* weights) { quantised_tile<F, R>(weights, tile, groups, rows, out); });
+    const int64_t groups = F::groups(job.inputs);
+    alignas(64) float out[2 * kMostRows * kLanes];
+    for (int64_t pair = begin; pair < end; ++pair) {
+      quantised_tile<F, R>(job.packed + pair * groups * F::kGroup, tile, groups, rows, out);
+      store_pair(job, row, count, rows, pair, out);
+    }
   });
 }
 
