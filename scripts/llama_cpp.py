@@ -35,7 +35,7 @@ CMAKE_OPTIONS = {
     "LLAMA_BUILD_UI": "OFF",
     "LLAMA_USE_PREBUILT_UI": "OFF",
     "LLAMA_OPENSSL": "OFF",
-    # GCC 12 takes the shapes of a matrix unit's tiles for stores that nobody reads: four bits would crash where there is one.
+    # GCC 12 takes shapes of tiles for stores that nobody reads: where there is a matrix unit, files of four bits crash.
     "CMAKE_CXX_FLAGS": "-fno-tree-dse -fno-dse",
 }
 START_SECONDS = 120
