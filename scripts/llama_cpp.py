@@ -35,9 +35,11 @@ CMAKE_OPTIONS = {
     "LLAMA_BUILD_UI": "OFF",
     "LLAMA_USE_PREBUILT_UI": "OFF",
     "LLAMA_OPENSSL": "OFF",
-    # GCC 12 takes shapes of tiles for stores that nobody reads: where there is a matrix unit, files of four bits crash.
-    "CMAKE_CXX_FLAGS": "-fno-tree-dse -fno-dse",
 }
+# GCC's intrinsics of the matrix unit do not say which memory they read: stores of shapes and numbers before them were
+# dropped, and files of 4 to 8 bits crashed. In this one source no store is taken for dead.
+MATRIX_SOURCE = "ggml/src/ggml-cpu/amx/mmq.cpp"
+KEEP_STORES = '#pragma GCC optimize("no-tree-dse", "no-dse")\n'
 START_SECONDS = 120
 OUT_TYPES = {"bfloat16": "bf16", "float32": "f32"}
 # Its caches are float16 unless told otherwise; in float32 they must not be what rounds.
@@ -76,6 +78,7 @@ class LlamaCpp:
             venv.create(self._work / "venv", with_pip=True)
         self._pip("install", "cmake", "ninja", "scikit-build-core")
         source = self._source()
+        _keep_stores(source / MATRIX_SOURCE)
         self._say("llama.cpp: compiling its server for this machine")
         cmake = str(self._python.with_name("cmake"))
         tools = {**os.environ, "PATH": f"{self._python.parent}{os.pathsep}{os.environ['PATH']}"}
@@ -172,6 +175,12 @@ class LlamaCpp:
         if done.returncode:
             last = next((line for line in reversed(log.read_text().splitlines()) if line.strip()), "no output")
             raise YggdrasilError(f"llama.cpp: the step {name} failed ({last.strip()[:200]}); see {log}")
+
+
+def _keep_stores(source: Path) -> None:
+    text = source.read_text(encoding="utf-8")
+    if not text.startswith(KEEP_STORES):
+        source.write_text(KEEP_STORES + text, encoding="utf-8")
 
 
 class LlamaServer:
