@@ -38,6 +38,7 @@ TABLES: dict[str, tuple[str, Callable[[Sequence[Result]], str]]] = {  # block: t
     "turns": ("turns", waiting.turns),
 }
 OF_ONE_MACHINE = {"figure"}  # the README shows that with most prompts
+OF_ALL_MACHINES = {"headline"}  # in one table
 FROM_PLANS: dict[str, Callable[[Path], str]] = {"policies": predictors.policies, "predictors": predictors.reports}
 
 
@@ -47,7 +48,7 @@ def render(text: str, root: Path) -> str:
 
 
 def block(name: str, root: Path) -> str:
-    """What stands between the marks: for each machine its table and a line on how it was made."""
+    """What stands between the marks: tables, most of them one a machine, each with a line on how it was made."""
     if name in FROM_PLANS:
         return FROM_PLANS[name](root) or NOTHING
     if name not in TABLES:
@@ -56,6 +57,8 @@ def block(name: str, root: Path) -> str:
     found = list(read_results(root / "profiles", kind).values())
     if name in OF_ONE_MACHINE:
         found = sorted(found, key=lambda results: sum(each.record["prompts"] for each in results))[-1:]
+    if name in OF_ALL_MACHINES and found:
+        found = [[each for results in found for each in results]]
     made = [(make(results), caption(results)) for results in found]
     return "\n\n".join(f"{body}\n\n{line}" for body, line in made if body) or NOTHING
 

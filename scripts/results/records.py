@@ -15,6 +15,7 @@ TARGETS = {  # folder below profiles, plans and predictors: what it holds; other
     "smollm2-bf16": "SmolLM2-135M in bf16",
     "smollm2-q4_0": "SmolLM2-135M in Q4_0",
     "smollm2-q4_k_m": "SmolLM2-135M in Q4_K_M",
+    "smollm2-q8_0": "SmolLM2-135M in Q8_0",
     "smollm2-342M": "widened to 342M",
     "smollm2-1B": "widened to 1.04B",
     "smollm2-1B-q8_0": "widened to 1.04B in Q8_0",
@@ -42,6 +43,11 @@ class Result:
     @property
     def target(self) -> str:
         return TARGETS[self.folder]
+
+    @property
+    def processor(self) -> str:
+        """Of the machine that the record names."""
+        return str(self.record["machine"]).partition(",")[0].replace("(R)", "").replace(" Processor", "")
 
     @property
     def prompts(self) -> str:
@@ -105,14 +111,16 @@ def table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])
 
 
+def set_place(result: Result) -> tuple[int, str]:
+    """Where the prompts of a result come among those that are shown."""
+    sets = list(SETS)
+    return sets.index(result.set_name) if result.set_name in sets else len(sets), result.set_name
+
+
 def _place(result: Result) -> tuple[int, str, int, str]:
-    folders, sets = list(TARGETS), list(SETS)
-    return (
-        folders.index(result.folder) if result.folder in folders else len(folders),
-        result.folder,
-        sets.index(result.set_name) if result.set_name in sets else len(sets),
-        result.set_name,
-    )
+    folders = list(TARGETS)
+    place = folders.index(result.folder) if result.folder in folders else len(folders)
+    return (place, result.folder, *set_place(result))
 
 
 def _versions(versions: Mapping[str, str | None]) -> str:

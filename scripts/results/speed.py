@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from results.records import Record, Result, number, percent, spread_text, table
+from results.records import Record, Result, number, percent, set_place, spread_text, table
 
 CHAT = "specbench"  # the set whose prompts a chat model gets
 BAR = 40  # characters of the longest bar
@@ -42,13 +42,17 @@ def beside(results: Sequence[Result]) -> str:
 
 def headline(results: Sequence[Result]) -> str:
     """The README's table: total time of plain decoding over ours, and in brackets how much of the text repeats."""
-    sets = list(dict.fromkeys(result.prompts for result in results))
+    sets = list(dict.fromkeys(result.prompts for result in sorted(results, key=set_place)))
     rows = []
-    for target in dict.fromkeys(result.target for result in results):
-        own = {result.prompts: result.record for result in results if result.target == target}
+    for processor, target in dict.fromkeys((result.processor, result.target) for result in results):
+        own = {
+            result.prompts: result.record
+            for result in results
+            if (result.processor, result.target) == (processor, target)
+        }
         matched, prompts = (sum(record[key] for record in own.values()) for key in ("matched", "prompts"))
-        rows.append([target, f"{matched} of {prompts}", *(_cell(own.get(name)) for name in sets)])
-    return table(["target", "same tokens", *sets], rows)
+        rows.append([processor, target, f"{matched} of {prompts}", *(_cell(own.get(name)) for name in sets)])
+    return table(["processor", "target", "same tokens", *sets], rows)
 
 
 def figure(results: Sequence[Result]) -> str:
