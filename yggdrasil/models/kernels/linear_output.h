@@ -18,23 +18,27 @@ class BestOfPanels {
   explicit BestOfPanels(int64_t rows) : values_(rows * kPanel, -std::numeric_limits<float>::infinity()), panels_(rows * kPanel, 0) {}
 
   // A panel's outputs for a row, `count` of them; panels come in order.
+#ifdef YGG_AVX512
+  void offer(int64_t row, int64_t panel, __m512 outputs, int64_t count) {
+    float* values = values_.data() + row * kPanel;
+    int32_t* panels = panels_.data() + row * kPanel;
+    const auto there = static_cast<__mmask16>((1u << count) - 1);
+    const __m512 known = _mm512_loadu_ps(values);
+    const __mmask16 comes_first = _mm512_cmp_ps_mask(outputs, known, _CMP_NLE_UQ) & _mm512_cmp_ps_mask(known, known, _CMP_ORD_Q) & there;
+    _mm512_mask_storeu_ps(values, comes_first, outputs);
+    _mm512_mask_storeu_epi32(panels, comes_first, _mm512_set1_epi32(static_cast<int32_t>(panel)));
+  }
+#else
   void offer(int64_t row, int64_t panel, const float* outputs, int64_t count) {
     float* values = values_.data() + row * kPanel;
     int32_t* panels = panels_.data() + row * kPanel;
-#ifdef YGG_AVX512
-    const auto there = static_cast<__mmask16>((1u << count) - 1);
-    const __m512 given = _mm512_maskz_loadu_ps(there, outputs), known = _mm512_loadu_ps(values);
-    const __mmask16 comes_first = _mm512_cmp_ps_mask(given, known, _CMP_NLE_UQ) & _mm512_cmp_ps_mask(known, known, _CMP_ORD_Q) & there;
-    _mm512_mask_storeu_ps(values, comes_first, given);
-    _mm512_mask_storeu_epi32(panels, comes_first, _mm512_set1_epi32(static_cast<int32_t>(panel)));
-#else
     for (int64_t j = 0; j < count; ++j) {
       const bool is_better = outputs[j] > values[j] || (outputs[j] != outputs[j] && values[j] == values[j]);
       values[j] = is_better ? outputs[j] : values[j];
       panels[j] = is_better ? static_cast<int32_t>(panel) : panels[j];
     }
-#endif
   }
+#endif
 
   // Takes the row's best for best and place, where it comes before them.
   void take(int64_t row, float& best, int64_t& place) const {
@@ -62,22 +66,25 @@ struct LinearOutput {
   bool is_bf16;
 };
 
-inline void round_to_bf16(float (&values)[kPanel]) {
+inline void offer_row(const LinearOutput& to, int64_t row, int64_t panel, const float* values, int64_t count) {
+  const float* bias = to.bias ? to.bias + panel * kPanel : nullptr;
 #ifdef YGG_AVX512
-  _mm512_storeu_ps(values, round_to<BFloat16>(_mm512_loadu_ps(values)));
+  __m512 sums = _mm512_loadu_ps(values);
+  if (bias) sums = _mm512_add_ps(sums, _mm512_maskz_loadu_ps(static_cast<__mmask16>((1u << count) - 1), bias));
+  to.best->offer(row, panel, to.is_bf16 ? round_to<BFloat16>(sums) : sums, count);
 #else
-  for (float& value : values) value = widen(BFloat16(value));
+  float sums[kPanel] = {};
+  for (int64_t j = 0; j < count; ++j) {
+    sums[j] = bias ? values[j] + bias[j] : values[j];
+    if (to.is_bf16) sums[j] = widen(BFloat16(sums[j]));
+  }
+  to.best->offer(row, panel, sums, count);
 #endif
 }
 
 inline void store_row(const LinearOutput& to, int64_t row, int64_t panel, const float* values) {
   const int64_t begin = panel * kPanel, count = std::min<int64_t>(kPanel, to.outputs - begin);
-  if (to.best) {
-    float sums[kPanel] = {};
-    for (int64_t j = 0; j < count; ++j) sums[j] = to.bias ? values[j] + to.bias[begin + j] : values[j];
-    if (to.is_bf16) round_to_bf16(sums);
-    return to.best->offer(row, panel, sums, count);
-  }
+  if (to.best) return offer_row(to, row, panel, values, count);
 #if defined(YGG_AVX512) && defined(__AVX512BF16__)
   if (count == kPanel && to.is_bf16) {
     __m512 whole = _mm512_loadu_ps(values);
