@@ -82,18 +82,23 @@ inline void offer_row(const LinearOutput& to, int64_t row, int64_t panel, const 
 #endif
 }
 
+#if defined(YGG_AVX512) && defined(__AVX512BF16__)
+// A panel of a row with its bias and residual, not rounded yet; all its outputs are there, in bfloat16.
+inline __m512 finished_panel(const LinearOutput& to, int64_t row, int64_t panel, const float* values) {
+  const int64_t begin = panel * kPanel;
+  __m512 whole = _mm512_loadu_ps(values);
+  if (to.bias) whole = _mm512_add_ps(whole, _mm512_loadu_ps(to.bias + begin));
+  if (!to.residual) return whole;
+  return _mm512_add_ps(round_to<BFloat16>(whole), load16(static_cast<const BFloat16*>(to.residual) + row * to.outputs + begin));
+}
+#endif
+
 inline void store_row(const LinearOutput& to, int64_t row, int64_t panel, const float* values) {
   const int64_t begin = panel * kPanel, count = std::min<int64_t>(kPanel, to.outputs - begin);
   if (to.best) return offer_row(to, row, panel, values, count);
 #if defined(YGG_AVX512) && defined(__AVX512BF16__)
-  if (count == kPanel && to.is_bf16) {
-    __m512 whole = _mm512_loadu_ps(values);
-    if (to.bias) whole = _mm512_add_ps(whole, _mm512_loadu_ps(to.bias + begin));
-    const int64_t place = row * to.outputs + begin;
-    if (to.residual) whole = _mm512_add_ps(round_to<BFloat16>(whole), load16(static_cast<const BFloat16*>(to.residual) + place));
-    store_16(static_cast<BFloat16*>(to.out) + place, whole);
-    return;
-  }
+  if (count == kPanel && to.is_bf16)
+    return store_16(static_cast<BFloat16*>(to.out) + row * to.outputs + begin, finished_panel(to, row, panel, values));
 #endif
   const auto store = [&](auto* out, const auto* residual) {
     using T = std::remove_pointer_t<decltype(out)>;
@@ -107,6 +112,19 @@ inline void store_row(const LinearOutput& to, int64_t row, int64_t panel, const 
   } else {
     store(static_cast<float*>(to.out), static_cast<const float*>(to.residual));
   }
+}
+
+// Two panels of a row, the second one where it is there: side by side they are a cache line.
+inline void store_two(const LinearOutput& to, int64_t row, int64_t panel, const float* first, const float* second) {
+#if defined(YGG_AVX512) && defined(__AVX512BF16__)
+  if (!to.best && to.is_bf16 && (panel + 2) * kPanel <= to.outputs) {
+    const __m512 sides[2] = {finished_panel(to, row, panel, first), finished_panel(to, row, panel + 1, second)};
+    _mm512_storeu_si512(static_cast<BFloat16*>(to.out) + row * to.outputs + panel * kPanel, (__m512i)_mm512_cvtne2ps_pbh(sides[1], sides[0]));
+    return;
+  }
+#endif
+  store_row(to, row, panel, first);
+  if ((panel + 1) * kPanel < to.outputs) store_row(to, row, panel + 1, second);
 }
 
 // The biases of one layer alone.

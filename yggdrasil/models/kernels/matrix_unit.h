@@ -6,6 +6,11 @@
 
 #include "simd.h"
 
+#ifdef YGG_AMX
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 namespace yggdrasil {
 
 #ifdef YGG_AMX

@@ -18,27 +18,7 @@ struct QuantisedJob {
 
 // Takes the sums of a tile of `rows` rows with a pair of panels, [2, rows, lanes]: `count` of them are those from `row` on.
 inline void store_pair(const QuantisedJob& job, int64_t row, int64_t count, int64_t rows, int64_t pair, const float* sums) {
-  const LinearOutput& to = job.output;
-  const int64_t panels = (to.outputs + kLanes - 1) / kLanes;
-#if defined(YGG_AVX512) && defined(__AVX512BF16__)
-  if (!to.best && to.is_bf16 && (2 * pair + 2) * kLanes <= to.outputs) {  // a row's outputs of both panels are a line
-    for (int64_t m = 0; m < count; ++m) {
-      const int64_t begin = 2 * pair * kLanes, place = (row + m) * to.outputs + begin;
-      __m512 sides[2];
-#pragma GCC unroll 2
-      for (int p = 0; p < 2; ++p) {
-        sides[p] = _mm512_loadu_ps(sums + (p * rows + m) * kLanes);
-        if (to.bias) sides[p] = _mm512_add_ps(sides[p], _mm512_loadu_ps(to.bias + begin + p * kLanes));
-        if (to.residual)
-          sides[p] = _mm512_add_ps(round_to<BFloat16>(sides[p]), load16(static_cast<const BFloat16*>(to.residual) + place + p * kLanes));
-      }
-      _mm512_storeu_si512(static_cast<BFloat16*>(to.out) + place, (__m512i)_mm512_cvtne2ps_pbh(sides[1], sides[0]));
-    }
-    return;
-  }
-#endif
-  for (int64_t panel = 2 * pair; panel < std::min(2 * pair + 2, panels); ++panel)
-    for (int64_t m = 0; m < count; ++m) store_row(to, row + m, panel, sums + (panel % 2 * rows + m) * kLanes);
+  for (int64_t m = 0; m < count; ++m) store_two(job.output, row + m, 2 * pair, sums + m * kLanes, sums + (rows + m) * kLanes);
 }
 
 #ifdef YGG_VNNI

@@ -11,8 +11,6 @@
 #define YGG_AVX512 1
 #endif
 #if defined(YGG_AVX512) && defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__AMX_INT8__) && defined(__linux__)
-#include <sys/syscall.h>
-#include <unistd.h>
 #define YGG_AMX 1
 #endif
 
