@@ -46,3 +46,12 @@ def test_a_failed_step_names_its_log(llama_cpp, tmp_path):
 
     with pytest.raises(YggdrasilError, match=r"the step configure failed \(no such thing\); see .*configure.log"):
         llama._run("configure", ["sh", "-c", "echo no such thing; exit 3"])
+
+
+def test_the_matrix_source_keeps_its_stores_and_is_mended_once(llama_cpp, tmp_path):
+    source = tmp_path / "mmq.cpp"
+    source.write_text("int main() {}\n")
+    for _ in range(2):
+        llama_cpp._keep_stores(source)
+
+    assert source.read_text() == '#pragma GCC optimize("no-tree-dse", "no-dse")\nint main() {}\n'
