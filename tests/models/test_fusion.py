@@ -230,6 +230,45 @@ def test_no_logits_are_written_where_only_the_best_is_read(kind, size, rows):
     torch.testing.assert_close(best, expected, rtol=0, atol=0, equal_nan=True)
 
 
+def operators(kind, outputs):
+    """A layer with a bias as two functions: with a residual, and where only the best is sought; and as itself."""
+    ops, dtype = torch.ops.yggdrasil, LINEARS[kind][1]
+    bias = 300 * torch.ones(outputs, dtype=dtype)  # where two bfloat16 are two apart, many outputs round to one
+    bias[outputs // 2 :] += 2
+    if kind == "q4_0":
+        linear = QuantisedLinear(packed_rows("Q4_0", outputs, SIZE), bias, 2)
+        of_one, of_all = (linear.format,), ([linear.format],)
+    else:
+        weight = torch.randn(outputs, SIZE, generator=torch.Generator().manual_seed(3)).to(dtype) / 8
+        linear = PackedLinear(weight, bias, 2, Arena())
+        of_one, of_all = (), ()
+    family = "quantised" if kind == "q4_0" else "packed"
+    best, linears = getattr(ops, f"{family}_best"), getattr(ops, f"{family}_linears")
+    around = (None, None, 0.0)
+    return (
+        linear,
+        lambda x, residual: linears(x, *around, residual, [linear.packed], [bias], [outputs], *of_all, 2)[0],
+        lambda x: best(x, linear.packed, bias, outputs, *of_one, 2),
+    )
+
+
+@pytest.mark.parametrize("rows", [1, 4, 8, 40])
+@pytest.mark.parametrize("outputs", [7, 40, 70])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_bias_a_residual_and_the_best_round_as_apart(kind, outputs, rows):
+    linear, with_residual, best = operators(kind, outputs)
+    generator = torch.Generator().manual_seed(rows)
+    x = torch.randn(1, rows, SIZE, generator=generator).to(LINEARS[kind][1])
+    residual = torch.randn(1, rows, outputs, generator=generator).to(x.dtype)
+
+    assert torch.equal(with_residual(x, residual), linear(x) + residual)
+
+    greatest, tokens = best(x)
+    expected, places = torch.ops.yggdrasil.best_tokens(linear(x)[0], 2)
+    assert torch.equal(tokens, places)
+    assert torch.equal(greatest, expected)
+
+
 def test_logits_that_are_read_are_written():
     head = Head(*LINEARS["float32"][:1], 40, shows=True)
     exported = torch.export.export(head, (torch.ones(1, 3, SIZE),), strict=False)

@@ -121,6 +121,16 @@ def test_the_readme_has_a_column_for_each_set(tables, write, tmp_path):
     ]
 
 
+def test_the_readmes_columns_come_in_the_shown_order_whoever_has_them(tables, write, tmp_path):
+    write("smollm2", "bench-c4.json", **BENCH)
+    write("tiny", "bench-specbench.json", **BENCH)
+
+    assert rendered(tables, tmp_path, "headline")[0] == [
+        "| a box | SmolLM2-135M | 3 of 4 | - | **1.90** (31%) |",
+        "| a box | bundled pair, 11M | 3 of 4 | **1.90** (31%) | - |",
+    ]
+
+
 def test_the_figure_shows_the_machine_with_most_prompts_and_tables_all(tables, tmp_path):
     other = {**BENCH, "machine": "a den, 4 cores", "prompts": 3}
     for name, values in (
