@@ -6,6 +6,7 @@ import os
 import sys
 from pathlib import Path
 from typing import Annotated
+from unittest.mock import patch
 
 import typer
 
@@ -30,21 +31,18 @@ def command_line() -> None:
 
 def eager_command_line() -> None:
     """The command line over steps that need no packages: the same tokens, nothing to compile."""
-    import yggdrasil.calibration.pair as pair
-    import yggdrasil.engine.decoder as decoder
-
-    decoder.default_backend = pair.default_backend = lambda device: "eager"
+    for module in ("yggdrasil.calibration.pair", "yggdrasil.engine.opened"):
+        patch(f"{module}.default_backend", lambda device: "eager").start()  # raises where there is no such name
     command_line()
 
 
 def unfinished_calibration() -> None:
     """The command line, a calibration, that ends well where all is measured and no plan is written yet."""
-    import yggdrasil.calibration.pipeline as pipeline
 
     def end(*arguments: object) -> None:
         raise SystemExit(0)
 
-    pipeline.write_results = end
+    patch("yggdrasil.calibration.pipeline.write_results", end).start()
     eager_command_line()
 
 
@@ -67,7 +65,7 @@ def packed_command_line() -> None:
     """The command line over packages; in the compiler's place, what it made before lies in MADE_AGAIN."""
     import shutil
 
-    from yggdrasil.models import compiled, packages, runner
+    from yggdrasil.models import packages
 
     def is_whole(path: Path) -> bool:
         found = packages.is_whole(path)
@@ -78,7 +76,7 @@ def packed_command_line() -> None:
                     shutil.copyfile(packages.manifest_path(kept), packages.manifest_path(path.with_name(kept.name)))
         return True
 
-    compiled.is_whole = runner.is_whole = is_whole
+    patch("yggdrasil.models.compiled.is_whole", is_whole).start()
     command_line()
 
 

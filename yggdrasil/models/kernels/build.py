@@ -93,7 +93,7 @@ def _compile(compiler: str, library: Path) -> None:
     with temporary_folder(library.parent) as folder:
         output = folder / library.name
         objects = [str(folder / f"{source.stem}.o") for source in _SOURCES]
-        _say("compiling the CPU kernels, once on this machine (about 15 s)")
+        _say("compiling the CPU kernels, once on this machine (about 20 s)")
         pairs = zip(_SOURCES, objects, strict=True)
         _run_all([[compiler, *_FLAGS, *_of_torch(), "-c", str(source), "-o", object_] for source, object_ in pairs])
         _run_all([[compiler, "-shared", "-pthread", *objects, *libraries, "-o", str(output)]])
