@@ -46,7 +46,8 @@ def test_every_system_sees_every_prompt_behind_a_short_run_of_its_own():
 
     run_systems(systems, PROMPTS, COUNT, lambda prompt, samples: seen.append((prompt, [s.system for s in samples])))
 
-    assert [name for name, *_ in asked[:3]] == ["x", "y", "z"]  # warm-up, uncounted
+    backwards = tuple(reversed(PROMPTS["a"]))  # what is asked later is not to be remembered
+    assert asked[:3] == [(name, backwards, COUNT) for name in "xyz"]  # warm-up, uncounted
     assert [(prompt, sorted(names)) for prompt, names in seen] == [(prompt, ["x", "y", "z"]) for prompt in PROMPTS]
     timed = [(name, PROMPTS[prompt], count) for prompt, names in seen for name in names for count in (8, COUNT)]
     assert asked[3:] == [(name, tuple(prompt), count) for name, prompt, count in timed]

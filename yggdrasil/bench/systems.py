@@ -125,9 +125,9 @@ def run_systems(
 ) -> None:
     """Decode every prompt (id -> tokens) with every system, in an order of its own, drawn but always the same.
 
-    ``on_prompt`` gets a prompt's samples when all systems have decoded it. ``is_timed`` decodes the first prompt once
-    with each system beforehand, uncounted, which loads and compiles, unless without ``warm_up``; lets the machine
-    settle between systems; and has each decode a few tokens before it is timed, since one that shares its engine with
+    ``on_prompt`` gets a prompt's samples when all systems have decoded it. ``is_timed`` decodes the first prompt
+    backwards once with each system beforehand, uncounted, which loads and compiles, unless without ``warm_up``: some
+    remember what they answered, and would know the first answer by heart. It lets the machine settle between systems; and has each decode a few tokens before it is timed, since one that shares its engine with
     the system before would find it warm. A fixed order would have some always behind the heaviest, whose heat slows
     them down. A time in which a step was built does not count: the system decodes once more.
 
@@ -135,9 +135,9 @@ def run_systems(
         YggdrasilError: a step was built then too.
     """
     if is_timed and warm_up and prompts:
-        first = next(iter(prompts.values()))
+        backwards = next(iter(prompts.values()))[::-1]
         for system in systems:
-            system.decode(first, max_new_tokens)
+            system.decode(backwards, max_new_tokens)
     for prompt_id, tokens in prompts.items():
         samples = []
         for system in Random(prompt_id).sample(systems, len(systems)):
