@@ -127,9 +127,10 @@ def run_systems(
 
     ``on_prompt`` gets a prompt's samples when all systems have decoded it. ``is_timed`` decodes the first prompt
     backwards once with each system beforehand, uncounted, which loads and compiles, unless without ``warm_up``: some
-    remember what they answered, and would know the first answer by heart. It lets the machine settle between systems; and has each decode a few tokens before it is timed, since one that shares its engine with
-    the system before would find it warm. A fixed order would have some always behind the heaviest, whose heat slows
-    them down. A time in which a step was built does not count: the system decodes once more.
+    remember what they answered, and would know the first answer by heart. It lets the machine settle between systems;
+    and has each decode a few tokens before it is timed, since one that shares its engine with the system before would
+    find it warm. A fixed order would have some always behind the heaviest, whose heat slows them down. A time in
+    which a step was built does not count: the system decodes once more.
 
     Raises:
         YggdrasilError: a step was built then too.
