@@ -9,7 +9,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from forked import Outcome, Run, Server
 from kinds import DEAR, SHARES, Kinds
-from stage import Stage
+from stage import NAME, TEXTS, Stage, generate
 from verdict import GOOD, REFUSED, RIGHT, judge
 
 
@@ -36,6 +36,16 @@ def test_a_fault_gives_the_right_output_or_one_sentence(kinds, server, kind, see
     outcome = server.run(case.run)
 
     assert case.verdict(outcome) in GOOD, f"{case.done}\n{outcome.err}"
+
+
+def test_runs_on_eager_steps_compile_none(kinds, server):
+    folder = kinds.stage.sandbox("eager")
+    environment = {"YGGDRASIL_CACHE": str(folder / "cache")}
+
+    outcome = server.run(Run("eager", generate(NAME, "--prompt", TEXTS[0]), str(folder), environment))
+
+    assert outcome.code == 0, outcome.err
+    assert not list((folder / "cache").glob("steps/*"))
 
 
 @pytest.mark.parametrize(
