@@ -61,9 +61,9 @@ def test_a_compiler_that_does_not_do_its_work_leaves_the_portable_kernels(tmp_pa
 @pytest.mark.skipif(
     shutil.which("g++") is None or platform.machine() != "x86_64", reason="compiles for x86 processors with g++"
 )
-@pytest.mark.parametrize("processor", ["sapphirerapids", "x86-64-v3"])
+@pytest.mark.parametrize("processor", ["sapphirerapids", "skylake-avx512", "x86-64-v3", "x86-64-v2"])
 def test_the_kernels_compile_for_processors_that_are_not_here(processor):
-    """One with the matrix unit, and one without vectors of 512 bits."""
+    """With the matrix unit; with vectors of 512 bits, and neither VNNI nor bfloat16; of 256 bits; without either."""
     others = [flag for flag in build._FLAGS if not flag.startswith("-march")]
     build._run_all([
         ["g++", *others, *build._of_torch(), f"-march={processor}", "-fsyntax-only", str(source)]
@@ -73,12 +73,13 @@ def test_the_kernels_compile_for_processors_that_are_not_here(processor):
 
 @pytest.mark.compiled
 @pytest.mark.skipif(
-    shutil.which("g++") is None or " avx2 " not in build._cpu_features(), reason="runs kernels for avx2, made with g++"
+    shutil.which("g++") is None or " avx2 " not in build._cpu_features(), reason="runs kernels for avx2 and less"
 )
-def test_the_kernels_pass_their_tests_without_vectors_of_512_bits(tmp_path):
-    """Where tests usually run, other paths are compiled and these never run."""
+@pytest.mark.parametrize("processor", ["x86-64-v3", "x86-64-v2"])
+def test_the_kernels_pass_their_tests_on_lesser_processors(tmp_path, processor):
+    """Vectors of 256 bits, and none: other paths are compiled than where tests usually run."""
     compiler = tmp_path / "compiler"
-    compiler.write_text('#!/bin/sh\nexec g++ "$@" -march=x86-64-v3\n')
+    compiler.write_text(f'#!/bin/sh\nexec g++ "$@" -march={processor}\n')
     compiler.chmod(0o755)
     environment = {**os.environ, "YGGDRASIL_CACHE": str(tmp_path / "cache"), "CXX": str(compiler)}
     files = [f"tests/models/test_{name}.py" for name in ("formats", "kernels")]

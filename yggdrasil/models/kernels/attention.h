@@ -6,7 +6,7 @@
 #include <limits>
 #include <vector>
 
-#include "simd.h"
+#include "lanes.h"
 
 namespace yggdrasil {
 
@@ -23,28 +23,24 @@ inline __m512 reduce16(const __m512 quads[4]) {
   const __m512 low = halves(quads[0], quads[1]), high = halves(quads[2], quads[3]);
   return _mm512_add_ps(_mm512_shuffle_f32x4(low, high, 0x88), _mm512_shuffle_f32x4(low, high, 0xdd));
 }
+#endif
 
-inline __m512 dot_step(__m512 acc, const float* query, const float* key) {
-  return _mm512_fmadd_ps(_mm512_loadu_ps(query), _mm512_loadu_ps(key), acc);
-}
+#ifdef YGG_AVX2
+inline Lanes dot_step(Lanes acc, const float* query, const float* key) { return fused(load16(query), load16(key), acc); }
 constexpr int64_t dot_width(const float*) { return 16; }
 #ifdef __AVX512BF16__
-inline __m512 dot_step(__m512 acc, const BFloat16* query, const BFloat16* key) {
+inline Lanes dot_step(__m512 acc, const BFloat16* query, const BFloat16* key) {
   return _mm512_dpbf16_ps(acc, (__m512bh)_mm512_loadu_si512(query), (__m512bh)_mm512_loadu_si512(key));
 }
 constexpr int64_t dot_width(const BFloat16*) { return 32; }
 #else
-inline __m512 dot_step(__m512 acc, const BFloat16* query, const BFloat16* key) {
-  return _mm512_fmadd_ps(load16(query), load16(key), acc);
-}
+inline Lanes dot_step(Lanes acc, const BFloat16* query, const BFloat16* key) { return fused(load16(query), load16(key), acc); }
 constexpr int64_t dot_width(const BFloat16*) { return 16; }
 #endif
-#endif
 
-#ifdef YGG_AVX512
 template <typename T>
-inline __m512 quads_of_keys(const T* query, const T* const keys[4], int64_t vectors) {
-  __m512 acc[4] = {_mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps()};
+inline Lanes quads_of_keys(const T* query, const T* const keys[4], int64_t vectors) {
+  Lanes acc[4] = {zeros(), zeros(), zeros(), zeros()};
   for (int64_t v = 0, d = 0; v < vectors; ++v, d += dot_width(query))
     for (int j = 0; j < 4; ++j) acc[j] = dot_step(acc[j], query + d, keys[j] + d);
   return quads_of(acc[0], acc[1], acc[2], acc[3], Sum{});
@@ -55,7 +51,7 @@ template <typename T>
 inline void dot4(const T* query, const T* const keys[4], int64_t size, float* out) {
   int64_t d = 0;
   float sums[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-#ifdef YGG_AVX512
+#ifdef YGG_AVX2
   const int64_t vectors = size / dot_width(query);
   d = vectors * dot_width(query);
   _mm_storeu_ps(sums, reduce4(quads_of_keys(query, keys, vectors), Sum{}));
@@ -71,25 +67,26 @@ inline void dot4(const T* query, const T* const keys[4], int64_t size, float* ou
 template <typename T, int Rows>
 inline void accumulate(float* const* sums, const float* const* weights, const T* values, int64_t count, int64_t stride, int64_t begin, int64_t end) {
   int64_t d = begin;
-#ifdef YGG_AVX512
+#ifdef YGG_AVX2
   const auto add_columns = [&]<int Vectors>() {
-    __m512 acc[Rows][Vectors];
+    Lanes acc[Rows][Vectors];
     for (int r = 0; r < Rows; ++r)
-      for (int v = 0; v < Vectors; ++v) acc[r][v] = _mm512_loadu_ps(sums[r] + d + 16 * v);
+      for (int v = 0; v < Vectors; ++v) acc[r][v] = load16(sums[r] + d + 16 * v);
     const T* row = values + d;
     for (int64_t i = 0; i < count; ++i, row += stride) {
-      __m512 value[Vectors];
+      Lanes value[Vectors];
       for (int v = 0; v < Vectors; ++v) value[v] = load16(row + 16 * v);
       for (int r = 0; r < Rows; ++r) {
-        const __m512 weight = _mm512_set1_ps(weights[r][i]);
-        for (int v = 0; v < Vectors; ++v) acc[r][v] = _mm512_fmadd_ps(weight, value[v], acc[r][v]);
+        const Lanes weight = spread(weights[r][i]);
+        for (int v = 0; v < Vectors; ++v) acc[r][v] = fused(weight, value[v], acc[r][v]);
       }
     }
     for (int r = 0; r < Rows; ++r)
-      for (int v = 0; v < Vectors; ++v) _mm512_storeu_ps(sums[r] + d + 16 * v, acc[r][v]);
+      for (int v = 0; v < Vectors; ++v) store16(sums[r] + d + 16 * v, acc[r][v]);
     d += 16 * Vectors;
   };
-  while (d + 64 <= end) add_columns.template operator()<4>();
+  constexpr int kVectors = kLanesHeld >= 32 ? 4 : std::max(1, 4 / Rows);
+  while (d + 16 * kVectors <= end) add_columns.template operator()<kVectors>();
   while (d + 16 <= end) add_columns.template operator()<1>();
 #endif
   for (int r = 0; r < Rows; ++r)
@@ -102,10 +99,10 @@ inline float softmax_weights(float* scores, int64_t count) {
   float maximum = -std::numeric_limits<float>::infinity();
   float sum = 0.0f;
   int64_t i = 0;
-#ifdef YGG_AVX512
-  __m512 largest = _mm512_set1_ps(maximum);
-  for (; i + 16 <= count; i += 16) largest = _mm512_max_ps(largest, _mm512_loadu_ps(scores + i));
-  maximum = _mm512_reduce_max_ps(largest);
+#ifdef YGG_AVX2
+  Lanes largest = spread(maximum);
+  for (; i + 16 <= count; i += 16) largest = larger(largest, load16(scores + i));
+  maximum = largest_of(largest);
 #endif
   for (; i < count; ++i) maximum = std::max(maximum, scores[i]);
   i = 0;
@@ -118,6 +115,24 @@ inline float softmax_weights(float* scores, int64_t count) {
     lanes = _mm512_add_ps(lanes, weight);
   }
   sum = _mm512_reduce_add_ps(lanes);
+#elif defined(YGG_AVX2)
+  Lanes lanes = zeros();
+  const Lanes most = spread(maximum);
+  for (; i + 16 <= count; i += 16) {
+    const Lanes weight = exp16(load16(scores + i) - most);
+    store16(scores + i, weight);
+    lanes = lanes + weight;
+  }
+  if (i < count) {
+    alignas(32) float last[16];
+    std::fill(last, last + 16, -std::numeric_limits<float>::infinity());
+    std::copy(scores + i, scores + count, last);
+    store16(last, exp16(load16(last) - most));
+    std::fill(last + (count - i), last + 16, 0.0f);
+    std::copy(last, last + (count - i), scores + i);
+    lanes = lanes + load16(last);
+  }
+  sum = sum_of(lanes);
 #else
   for (; i < count; ++i) sum += scores[i] = std::exp(scores[i] - maximum);
 #endif

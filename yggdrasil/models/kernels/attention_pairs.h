@@ -182,7 +182,7 @@ inline void attend_pairs(const AttentionJob& job, const BFloat16* query, const B
   for (int64_t i = 0; i < count; ++i) {
     BFloat16* target = out + (rows.step_row(i) * job.query_heads + rows.head(i)) * d;
     const __m512 factor = _mm512_set1_ps(inverse[i]);
-    for (int64_t c = 0; c < d; c += 16) store_16(target + c, _mm512_mul_ps(_mm512_loadu_ps(sums + i * d + c), factor));
+    for (int64_t c = 0; c < d; c += 16) store16(target + c, _mm512_mul_ps(_mm512_loadu_ps(sums + i * d + c), factor));
   }
 }
 #else

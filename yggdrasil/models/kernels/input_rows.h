@@ -7,7 +7,7 @@
 #include <optional>
 #include <type_traits>
 
-#include "simd.h"
+#include "lanes.h"
 
 namespace yggdrasil {
 
@@ -21,25 +21,6 @@ struct Around {
   std::optional<Tensor> residual;  // [W, N]: added to the outputs
   bool is_best = false;            // of the outputs only the greatest of each row and its place are wanted
 };
-
-#ifdef YGG_AVX512
-inline void store_16(float* to, __m512 values) { _mm512_storeu_ps(to, values); }
-inline __m256i to_bf16(__m512 values) {
-#ifdef __AVX512BF16__
-  return (__m256i)_mm512_cvtneps_pbh(values);
-#else
-  const __m512i bits = _mm512_castps_si512(values), odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
-  const __m512i whole = _mm512_srli_epi32(_mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff))), 16);
-  return _mm512_cvtepi32_epi16(_mm512_mask_mov_epi32(whole, _mm512_cmp_ps_mask(values, values, _CMP_UNORD_Q), _mm512_set1_epi32(0x7fc0)));
-#endif
-}
-inline void store_16(BFloat16* to, __m512 values) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), to_bf16(values)); }
-template <typename T>
-inline __m512 round_to(__m512 values) {
-  if constexpr (std::is_same_v<T, float>) return values;
-  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(to_bf16(values)), 16));
-}
-#endif
 
 template <typename T>
 struct InputRows {
@@ -57,14 +38,14 @@ struct InputRows {
     const T* values = x + row * inputs;
     float sum = 0.0f;
     int64_t k = 0;
-#ifdef YGG_AVX512
-    __m512 sums[4] = {_mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps()};
+#ifdef YGG_AVX2
+    Lanes sums[4] = {zeros(), zeros(), zeros(), zeros()};
     for (; k + 64 <= inputs; k += 64)
       for (int i = 0; i < 4; ++i) {
-        const __m512 some = load16(values + k + 16 * i);
-        sums[i] = _mm512_fmadd_ps(some, some, sums[i]);
+        const Lanes some = load16(values + k + 16 * i);
+        sums[i] = fused(some, some, sums[i]);
       }
-    sum = _mm512_reduce_add_ps(_mm512_add_ps(_mm512_add_ps(sums[0], sums[1]), _mm512_add_ps(sums[2], sums[3])));
+    sum = sum_of((sums[0] + sums[1]) + (sums[2] + sums[3]));
 #endif
     for (; k < inputs; ++k) sum += widen(values[k]) * widen(values[k]);
     return 1.0f / std::sqrt(sum / static_cast<float>(inputs) + eps);
@@ -76,17 +57,16 @@ struct InputRows {
     const T* values = x + row * inputs + first;
     const T* gates = gate ? gate + row * inputs + first : nullptr;
     int64_t k = 0;
-#ifdef YGG_AVX512
-    const __m512 factor = _mm512_set1_ps(inverse), one = _mm512_set1_ps(1.0f), zero = _mm512_setzero_ps();
+#ifdef YGG_AVX2
+    const Lanes factor = spread(inverse), one = spread(1.0f), zero = zeros();
     for (; k + 16 <= count; k += 16) {
-      __m512 some = load16(values + k);
-      if (norm) some = round_to<T>(_mm512_mul_ps(load16(norm + first + k), round_to<T>(_mm512_mul_ps(some, factor))));
+      Lanes some = load16(values + k);
+      if (norm) some = round_to<T>(load16(norm + first + k) * round_to<T>(some * factor));
       if (gate) {
-        const __m512 given = load16(gates + k);
-        const __m512 silu = _mm512_div_ps(given, _mm512_add_ps(one, exp16(_mm512_sub_ps(zero, given))));
-        some = round_to<T>(_mm512_mul_ps(round_to<T>(silu), some));
+        const Lanes given = load16(gates + k);
+        some = round_to<T>(round_to<T>(given / (one + exp16(zero - given))) * some);
       }
-      store_16(to + k, some);
+      store16(to + k, some);
     }
 #endif
     for (; k < count; ++k) {

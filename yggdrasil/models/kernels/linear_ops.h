@@ -97,26 +97,27 @@ constexpr int64_t kGroup = 12;
 inline std::vector<Tensor> packed_around(const Tensor& input, const Around& around, at::TensorList packed,
                                   const c10::List<std::optional<Tensor>>& biases, at::IntArrayRef out_features, int64_t num_threads) {
   const RowsOf x(input, around);
-  const int64_t k = x.inputs(), rows = x.rows(), k_steps = x.is_bf16() ? k / 2 : k;
+  const int64_t k = x.inputs(), rows = x.rows(), k_steps = x.is_bf16() ? k / 2 : k, row_words = kMultipliesPairs ? k_steps : k;
   const bool is_tiled = x.is_bf16() && has_matrix_unit();
   const auto shares = row_shares(rows, is_tiled);
   const auto run = [&](const auto& of_type) {
-    using T = std::remove_cvref_t<decltype(*of_type.x)>;
-    const bool is_given = of_type.are_given();
-    T* made = is_given ? nullptr : reinterpret_cast<T*>(scratch_words<1>(rows * k_steps));
+    using Given = std::remove_cvref_t<decltype(*of_type.x)>;
+    using T = std::conditional_t<kMultipliesPairs, Given, float>;
+    const bool is_given = std::is_same_v<T, Given> && of_type.are_given();
+    T* made = is_given ? nullptr : reinterpret_cast<T*>(scratch_words<1>(rows * row_words));
     const auto make = [&](int64_t begin, int64_t end) {
       for (int64_t row = begin; row < end; ++row) of_type.read(row, 0, k, of_type.inverse_rms(row), made + row * k);
     };
     const bool is_behind = !is_given && !is_tiled && rows >= kFewRows;
     if (!is_given && !is_behind) parallel(rows, rows < kFewRows ? 1 : num_threads, make);
-    const auto* words = reinterpret_cast<const uint32_t*>(is_given ? of_type.x : made);
+    const auto* words = static_cast<const uint32_t*>(is_given ? static_cast<const void*>(of_type.x) : made);
     const uint32_t* tiled = is_tiled ? tiled_copy(words, rows, k_steps) : nullptr;
     Outputs outputs(x, around, out_features, biases);
     std::vector<LinearJob> jobs;
     std::vector<int64_t> first_group{0};
     for (size_t i = 0; i < packed.size(); ++i) {
       TORCH_CHECK(packed[i].scalar_type() == x.given().scalar_type(), "input and packed weights must have one dtype");
-      jobs.push_back({static_cast<const uint32_t*>(packed[i].const_data_ptr()), words, tiled, rows, k_steps, packed[i].size(1) * kPanel, outputs.of(i)});
+      jobs.push_back({static_cast<const uint32_t*>(packed[i].const_data_ptr()), words, tiled, rows, k_steps, row_words, packed[i].size(1) * kPanel, outputs.of(i)});
       const int64_t panels = (out_features[i] + kPanel - 1) / kPanel;
       first_group.push_back(first_group.back() + (panels + kGroup - 1) / kGroup);
     }

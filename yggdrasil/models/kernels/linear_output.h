@@ -10,7 +10,7 @@
 
 namespace yggdrasil {
 
-constexpr int kPanel = 16;  // outputs of a packed panel: one 512-bit register of float32
+constexpr int kPanel = 16;  // outputs of a packed panel
 
 // The greatest output of each row so far, in each lane of the panels: ties to the lower panel, not-a-number before all.
 class BestOfPanels {
@@ -19,7 +19,7 @@ class BestOfPanels {
 
   // A panel's outputs for a row, `count` of them; panels come in order.
 #ifdef YGG_AVX512
-  void offer(int64_t row, int64_t panel, __m512 outputs, int64_t count) {
+  void offer(int64_t row, int64_t panel, Lanes outputs, int64_t count) {
     float* values = values_.data() + row * kPanel;
     int32_t* panels = panels_.data() + row * kPanel;
     const auto there = static_cast<__mmask16>((1u << count) - 1);
@@ -27,6 +27,13 @@ class BestOfPanels {
     const __mmask16 comes_first = _mm512_cmp_ps_mask(outputs, known, _CMP_NLE_UQ) & _mm512_cmp_ps_mask(known, known, _CMP_ORD_Q) & there;
     _mm512_mask_storeu_ps(values, comes_first, outputs);
     _mm512_mask_storeu_epi32(panels, comes_first, _mm512_set1_epi32(static_cast<int32_t>(panel)));
+  }
+#elif defined(YGG_AVX2)
+  void offer(int64_t row, int64_t panel, Lanes outputs, int64_t count) {
+    float* values = values_.data() + row * kPanel;
+    int32_t* panels = panels_.data() + row * kPanel;
+    offer_half(values, panels, panel, outputs.low, count);
+    offer_half(values + kPanel / 2, panels + kPanel / 2, panel, outputs.high, count - kPanel / 2);
   }
 #else
   void offer(int64_t row, int64_t panel, const float* outputs, int64_t count) {
@@ -52,6 +59,18 @@ class BestOfPanels {
   }
 
  private:
+#if defined(YGG_AVX2) && !defined(YGG_AVX512)
+  static void offer_half(float* values, int32_t* panels, int64_t panel, __m256 outputs, int64_t count) {
+    const __m256i place = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), there = _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(count)), place);
+    const __m256 known = _mm256_loadu_ps(values), known_panels = _mm256_loadu_ps(reinterpret_cast<const float*>(panels));
+    const __m256 is_better = _mm256_and_ps(_mm256_cmp_ps(outputs, known, _CMP_NLE_UQ), _mm256_cmp_ps(known, known, _CMP_ORD_Q));
+    const __m256 comes_first = _mm256_and_ps(is_better, _mm256_castsi256_ps(there));
+    const __m256 this_panel = _mm256_castsi256_ps(_mm256_set1_epi32(static_cast<int>(panel)));
+    _mm256_storeu_ps(values, _mm256_blendv_ps(known, outputs, comes_first));
+    _mm256_storeu_ps(reinterpret_cast<float*>(panels), _mm256_blendv_ps(known_panels, this_panel, comes_first));
+  }
+#endif
+
   std::vector<float> values_;
   std::vector<int32_t> panels_;
 };
@@ -68,9 +87,9 @@ struct LinearOutput {
 
 inline void offer_row(const LinearOutput& to, int64_t row, int64_t panel, const float* values, int64_t count) {
   const float* bias = to.bias ? to.bias + panel * kPanel : nullptr;
-#ifdef YGG_AVX512
-  __m512 sums = _mm512_loadu_ps(values);
-  if (bias) sums = _mm512_add_ps(sums, _mm512_maskz_loadu_ps(static_cast<__mmask16>((1u << count) - 1), bias));
+#ifdef YGG_AVX2
+  Lanes sums = load16(values);
+  if (bias) sums = sums + load_some(bias, count);
   to.best->offer(row, panel, to.is_bf16 ? round_to<BFloat16>(sums) : sums, count);
 #else
   float sums[kPanel] = {};
@@ -82,43 +101,46 @@ inline void offer_row(const LinearOutput& to, int64_t row, int64_t panel, const 
 #endif
 }
 
-#if defined(YGG_AVX512) && defined(__AVX512BF16__)
-// A panel of a row with its bias and residual, not rounded yet; all its outputs are there, in bfloat16.
-inline __m512 finished_panel(const LinearOutput& to, int64_t row, int64_t panel, const float* values) {
+#ifdef YGG_AVX2
+// A panel of a row with its bias and residual, not rounded yet; all its outputs are there.
+template <typename T>
+inline Lanes finished_panel(const LinearOutput& to, int64_t row, int64_t panel, const float* values) {
   const int64_t begin = panel * kPanel;
-  __m512 whole = _mm512_loadu_ps(values);
-  if (to.bias) whole = _mm512_add_ps(whole, _mm512_loadu_ps(to.bias + begin));
+  Lanes whole = load16(values);
+  if (to.bias) whole = whole + load16(to.bias + begin);
   if (!to.residual) return whole;
-  return _mm512_add_ps(round_to<BFloat16>(whole), load16(static_cast<const BFloat16*>(to.residual) + row * to.outputs + begin));
+  return round_to<T>(whole) + load16(static_cast<const T*>(to.residual) + row * to.outputs + begin);
 }
 #endif
+
+// Outputs one by one: the last of a layer, which fill no panel, and all where there are no vectors.
+template <typename T>
+[[gnu::noinline]] void store_some(const LinearOutput& to, int64_t row, int64_t begin, int64_t count, const float* values) {
+  auto* out = static_cast<T*>(to.out);
+  const auto* residual = static_cast<const T*>(to.residual);
+  for (int64_t j = 0, place = row * to.outputs + begin; j < count; ++j, ++place) {
+    const T sum = static_cast<T>(to.bias ? values[j] + to.bias[begin + j] : values[j]);
+    out[place] = residual ? static_cast<T>(widen(sum) + widen(residual[place])) : sum;
+  }
+}
 
 inline void store_row(const LinearOutput& to, int64_t row, int64_t panel, const float* values) {
   const int64_t begin = panel * kPanel, count = std::min<int64_t>(kPanel, to.outputs - begin);
   if (to.best) return offer_row(to, row, panel, values, count);
-#if defined(YGG_AVX512) && defined(__AVX512BF16__)
-  if (count == kPanel && to.is_bf16)
-    return store_16(static_cast<BFloat16*>(to.out) + row * to.outputs + begin, finished_panel(to, row, panel, values));
+  const auto store = [&]<typename T>(T* out) {
+#ifdef YGG_AVX2
+    if (count == kPanel) return store16(out + row * to.outputs + begin, finished_panel<T>(to, row, panel, values));
 #endif
-  const auto store = [&](auto* out, const auto* residual) {
-    using T = std::remove_pointer_t<decltype(out)>;
-    for (int64_t j = 0, place = row * to.outputs + begin; j < count; ++j, ++place) {
-      const T sum = static_cast<T>(to.bias ? values[j] + to.bias[begin + j] : values[j]);
-      out[place] = to.residual ? static_cast<T>(widen(sum) + widen(residual[place])) : sum;
-    }
+    store_some<T>(to, row, begin, count, values);
   };
-  if (to.is_bf16) {
-    store(static_cast<BFloat16*>(to.out), static_cast<const BFloat16*>(to.residual));
-  } else {
-    store(static_cast<float*>(to.out), static_cast<const float*>(to.residual));
-  }
+  to.is_bf16 ? store(static_cast<BFloat16*>(to.out)) : store(static_cast<float*>(to.out));
 }
 
 // Two panels of a row, the second one where it is there: side by side they are a cache line.
 inline void store_two(const LinearOutput& to, int64_t row, int64_t panel, const float* first, const float* second) {
 #if defined(YGG_AVX512) && defined(__AVX512BF16__)
   if (!to.best && to.is_bf16 && (panel + 2) * kPanel <= to.outputs) {
-    const __m512 sides[2] = {finished_panel(to, row, panel, first), finished_panel(to, row, panel + 1, second)};
+    const __m512 sides[2] = {finished_panel<BFloat16>(to, row, panel, first), finished_panel<BFloat16>(to, row, panel + 1, second)};
     _mm512_storeu_si512(static_cast<BFloat16*>(to.out) + row * to.outputs + panel * kPanel, (__m512i)_mm512_cvtne2ps_pbh(sides[1], sides[0]));
     return;
   }
