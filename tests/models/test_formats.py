@@ -83,6 +83,24 @@ def test_a_linear_multiplies_rounded_rows_with_exact_weights(form, dtype, shape)
 
 
 @EVERY_FORMAT
+@pytest.mark.parametrize("value", [0, 0x80, 0xFF], ids=["least", "sign", "greatest"])
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_products_of_the_largest_numbers_do_not_overflow(form, value, sign):
+    rows = random_rows(form, 40, 3)
+    scales = HALVES.get(form.name, [0])[0]
+    blocks = rows.blocks.view(40, 3, -1)
+    kept = blocks[..., scales : scales + 2 * SCALES.get(form.name, 1)].clone()
+    blocks.fill_(value)
+    blocks[..., scales : scales + kept.shape[-1]] = kept
+    x = torch.full((1, 5, rows.num_inputs), sign)  # rounded to 127 each
+    exact = x.double() @ as_numbers(rows).T
+
+    output = QuantisedLinear(rows.pack(Arena()), None, 1)(x)
+
+    torch.testing.assert_close(output.double(), exact, rtol=2e-6, atol=2e-6 * exact.abs().max().item())
+
+
+@EVERY_FORMAT
 @DTYPES
 def test_a_row_has_the_same_bits_in_any_company(form, dtype):
     rows = random_rows(form, 40, 5)

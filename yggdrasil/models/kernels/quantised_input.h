@@ -73,6 +73,43 @@ inline void round_four(const float (&numbers)[4][kChunk], int64_t row, int64_t c
   _mm_mask_storeu_epi32(counts + m, there, _mm_sub_epi32(zero, halves[0]));
   _mm_mask_storeu_epi32(counts + 2 * m, there, _mm_sub_epi32(zero, halves[1]));
 }
+#elif defined(YGG_AVX2)
+// Sum of 16 bytes.
+inline int32_t sum_of(__m128i bytes) {
+  const __m128i far = _mm_xor_si128(bytes, _mm_set1_epi8(-128)), sums = _mm_sad_epu8(far, _mm_setzero_si128());
+  return _mm_cvtsi128_si32(sums) + _mm_extract_epi16(sums, 4) - 16 * 128;
+}
+
+inline void round_four(const float (&numbers)[4][kChunk], int64_t row, int64_t count, int64_t m, uint8_t* chunk) {
+  const __m256 no_sign = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff)), infinite = _mm256_set1_ps(std::numeric_limits<float>::infinity());
+  for (int64_t r = 0; r < count; ++r) {
+    __m256 x[4], largest_of = _mm256_setzero_ps(), odd = _mm256_setzero_ps();
+    for (int i = 0; i < 4; ++i) {
+      x[i] = _mm256_load_ps(numbers[r] + 8 * i);
+      const __m256 size = _mm256_and_ps(x[i], no_sign);
+      largest_of = _mm256_max_ps(largest_of, size);
+      odd = _mm256_or_ps(odd, _mm256_cmp_ps(size, infinite, _CMP_NLT_UQ));
+    }
+    const __m128 four = _mm_max_ps(_mm256_castps256_ps128(largest_of), _mm256_extractf128_ps(largest_of, 1));
+    const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+    const float largest = _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
+    const __m256 inverse = _mm256_set1_ps(largest > 0.0f ? 127.0f / largest : 0.0f);
+    __m256i words[2];
+    for (int i = 0; i < 2; ++i)
+      words[i] = _mm256_packs_epi32(_mm256_cvtps_epi32(x[2 * i] * inverse), _mm256_cvtps_epi32(x[2 * i + 1] * inverse));
+    const __m256i in_order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);  // packs take turns between halves of registers
+    const __m256i bytes = _mm256_permutevar8x32_epi32(_mm256_packs_epi16(words[0], words[1]), in_order);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(InputChunk::values(chunk, m) + (row + r) * kChunk), bytes);
+    const int32_t halves[2] = {sum_of(_mm256_castsi256_si128(bytes)), sum_of(_mm256_extracti128_si256(bytes, 1))};
+    const float scale = _mm256_movemask_ps(odd) ? std::numeric_limits<float>::quiet_NaN() : largest / 127.0f;
+    InputChunk::scales(chunk, m)[row + r] = scale;
+    InputChunk::sums(chunk, m)[row + r] = scale * static_cast<float>(halves[0] + halves[1]);
+    int32_t* counts = InputChunk::counts(chunk, m) + row + r;
+    counts[0] = -(halves[0] + halves[1]);
+    counts[m] = -halves[0];
+    counts[2 * m] = -halves[1];
+  }
+}
 #else
 inline void round_four(const float (&numbers)[4][kChunk], int64_t row, int64_t count, int64_t m, uint8_t* chunk) {
   for (int64_t r = 0; r < count; ++r) {

@@ -6,7 +6,7 @@
 #pragma once
 
 #include "linear_output.h"
-#include "quantised_input.h"
+#include "quantised_bytes.h"
 
 namespace yggdrasil {
 
@@ -182,7 +182,7 @@ void quantised_tile(const uint8_t* pair, uint8_t* input, int64_t groups, int64_t
     }
   }
 }
-#else
+#elif !defined(YGG_AVX2)
 template <typename F>
 void panel_tile(const uint8_t* pair, int64_t side, uint8_t* input, int64_t groups, int64_t rows, float* out) {
   std::fill(out, out + rows * kLanes, 0.0f);
