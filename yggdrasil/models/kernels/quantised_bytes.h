@@ -67,6 +67,12 @@ template <typename F>
 template <typename F>
 constexpr int kAddedInWords = 32767 / (2 * 127 * ((1 << F::kBits) - 1));
 
+// NOTE: additions of integers may come in any order, and GCC takes all products first, which leave the registers.
+[[gnu::always_inline]] inline void add_in_turn(__m256i& sum, __m256i added, bool in_words) {
+  sum = in_words ? _mm256_add_epi16(sum, added) : _mm256_add_epi32(sum, added);
+  asm("" : "+x"(sum));
+}
+
 // Products of vectors [First, Last) of H halves of a panel with R rows; values of 8 bits are signed ones here.
 template <typename F, int R, int H, int First, int Last>
 [[gnu::always_inline]] inline void multiply_bytes(const uint8_t* values, int first_half, const int8_t* x, __m256i (&dots)[H][R]) {
@@ -96,11 +102,11 @@ template <typename F, int R, int H, int First, int Last>
       for (int h = 0; h < H; ++h) {
         if constexpr (F::kBits == 8) {
           const __m256i products = _mm256_maddubs_epi16(size[h], _mm256_sign_epi8(inputs, wide[h]));
-          dots[h][r] = _mm256_add_epi32(dots[h][r], _mm256_madd_epi16(products, ones));
+          add_in_turn(dots[h][r], _mm256_madd_epi16(products, ones), false);
         } else {
-          words[h][r] = _mm256_add_epi16(words[h][r], _mm256_maddubs_epi16(wide[h], inputs));
+          add_in_turn(words[h][r], _mm256_maddubs_epi16(wide[h], inputs), true);
           if ((v - First + 1) % kAddedInWords<F> == 0 || v + 1 == Last) {
-            dots[h][r] = _mm256_add_epi32(dots[h][r], _mm256_madd_epi16(words[h][r], ones));
+            add_in_turn(dots[h][r], _mm256_madd_epi16(words[h][r], ones), false);
             words[h][r] = _mm256_setzero_si256();
           }
         }
