@@ -78,3 +78,45 @@ def test_sigterm_lets_an_answer_end_within_the_limit(is_patient):
             assert chunks[-1]["timings"]["predicted_n"] == 60
     assert process.wait(20) in (0, -signal.SIGTERM)
     assert "Traceback" not in process.stderr.read()
+
+
+# Native code is at work in the thread that opens, as while stages are measured.
+OPENING = """
+import sys
+sys.path[:0] = {paths!r}
+from yggdrasil.cli import run_script
+import torch
+from yggdrasil.serving.running import run_server
+from yggdrasil.serving.settings import ServerSettings
+
+def opening():
+    a = torch.randn(400, 400)
+    while True:
+        a = (a @ a).clamp(-1, 1)
+
+def serve():
+    run_server(opening, ServerSettings(), "tiny", "127.0.0.1", {port})
+
+run_script(serve, "serve")
+"""
+
+
+def test_sigterm_before_the_model_is_there_ends_with_a_sentence():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    program = OPENING.format(paths=[str(Path(__file__).parents[2])], port=port)
+    process = subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True)
+    with httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
+        wait_until(lambda: is_listening(client), 60)
+    process.send_signal(signal.SIGTERM)
+
+    assert process.wait(20) == 130
+    assert process.stderr.read().split(":", 1)[1].startswith(" ended before the model was there; what was compiled")
+
+
+def is_listening(client):
+    try:
+        return client.get("/health").status_code == 503
+    except httpx2.ConnectError:
+        return False

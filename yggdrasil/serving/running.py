@@ -9,7 +9,7 @@ from types import FrameType
 import uvicorn
 
 from yggdrasil.engine.decoder import Decoder
-from yggdrasil.errors import YggdrasilError, first_line
+from yggdrasil.errors import Interrupted, YggdrasilError, first_line
 from yggdrasil.serving.app import create_app
 from yggdrasil.serving.outlet import OpenProtocol
 from yggdrasil.serving.settings import ServerSettings
@@ -23,7 +23,7 @@ def run_server(opening: Callable[[], Decoder], settings: ServerSettings, model: 
     """Serve until SIGTERM or Ctrl-C: what runs then may finish within its limit, what waits is refused.
 
     Raises:
-        YggdrasilError: the address cannot be had, or there is no decoder.
+        YggdrasilError: the address cannot be had, or there is no decoder; Interrupted, where there was none yet.
     """
     listener = _listen(host, port)
     sys.setswitchinterval(_LOCK_SECONDS)
@@ -43,6 +43,11 @@ def run_server(opening: Callable[[], Decoder], settings: ServerSettings, model: 
         server.run(sockets=[listener])
     if failures:
         raise failures[0]
+    if worker.is_opening:
+        raise Interrupted(
+            "ended before the model was there; what was compiled or measured so far is kept, run the same command "
+            "again to go on"
+        )
 
 
 class _Server(uvicorn.Server):

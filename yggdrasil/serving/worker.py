@@ -47,6 +47,11 @@ class Worker:
         """Begin to open the decoder."""
         self._thread.start()
 
+    @property
+    def is_opening(self) -> bool:
+        """Whether the decoder is still being opened."""
+        return self.decoder is None and self._thread.is_alive()
+
     def submit(self, ask: Ask) -> None:
         """Put a request in the line.
 
