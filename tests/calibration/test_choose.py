@@ -9,7 +9,7 @@ from tiny_pair import SHAPES, TEXT, byte_tokenizer, make_pair
 
 from yggdrasil.calibration import measure
 from yggdrasil.calibration.choose import Gain, choose
-from yggdrasil.calibration.measure import costs_from, measure_stages, useful_verify_widths
+from yggdrasil.calibration.measure import READ, costs_from, measure_stages, useful_verify_widths
 from yggdrasil.calibration.record import concatenate, record_document
 from yggdrasil.drafters import NGramDrafter, NGramOptions
 from yggdrasil.drafters.counts import usual_counts
@@ -142,6 +142,7 @@ def test_free_trees_are_measured_between_drafted_ones(pair):
 
     assert costs.free_overhead_ms is not None
     assert costs.head_ms > 0.0
+    assert (frame["stage"] == "reading").sum() == READ
 
 
 @pytest.mark.parametrize("free", [None, NGramDrafter(), usual_counts()], ids=["none", "n-gram", "text"])

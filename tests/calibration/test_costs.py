@@ -52,6 +52,22 @@ def test_trees_that_cost_no_pass_have_an_overhead_of_their_own():
     assert steps.iteration_ms(1, 1, 4) == pytest.approx(0.5 + 12.0 + costs.overhead_ms)
 
 
+@pytest.mark.parametrize(("samples", "expected"), [((0.3, 0.1, 0.2), 0.2), ((-0.1, 0.1, -0.2), 0.0)])
+def test_what_reading_takes_a_token_is_a_median_and_never_less_than_nothing(samples, expected):
+    rows = [(64, 1, 0, 0, 1, stage, PLAIN_MS) for stage in ("plain", "iteration")]
+    for depth in (2, 4):
+        rows += [(64, 1, 1, depth, 4, stage, 1.0) for stage in ("draft_steps", "head_draft", "verify", "overhead")]
+    shapes = replace(SHAPES, verify_widths=(1, 4))
+    read = [(64, 1, 0, 0, 1, "reading", ms) for ms in samples]
+    without, costs = (
+        costs_from(pd.DataFrame(some, columns=list(SAMPLE_COLUMNS)), shapes)[0] for some in (rows, rows + read)
+    )
+
+    assert (without.reading_ms, costs.reading_ms) == (0.0, expected)
+    assert replace(costs, reading_ms=0.0) == without
+    assert costs.steps().reading_ms == expected
+
+
 @pytest.mark.parametrize(
     ("max_length", "contexts"),
     [(64, [1]), (400, [128]), (2048, [128, 512, 1024]), (8192, [128, 512, 1024, 3968, 7936])],

@@ -1,5 +1,7 @@
 """The simulation against the engine, with a drafter, with counts and with both, and against an example by hand."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -13,10 +15,10 @@ from yggdrasil.drafters.counts import usual_counts
 from yggdrasil.drafters.ngram import NGramDrafter
 from yggdrasil.drafters.protocol import together
 from yggdrasil.engine.objective_policy import ObjectivePolicy
-from yggdrasil.engine.policy import PLAIN_POLICY, FixedPolicy
+from yggdrasil.engine.policy import PLAIN_POLICY, Decision, FixedPolicy
 from yggdrasil.predictor.acceptance import AcceptanceCalibration
 from yggdrasil.profiling.traces import TraceSet
-from yggdrasil.tree.objective import ShapeChooser, StepCosts, TreeShape
+from yggdrasil.tree.objective import PLAIN_STEP, ShapeChooser, StepCosts, TreeShape
 
 COSTS = StepCosts(0.1, {1: 0.1, 2: 0.11, 4: 0.12}, {w: 1 + 0.05 * w for w in SHAPES.verify_widths}, 0.05, 1.1)
 MAKE_FREE = {
@@ -126,6 +128,36 @@ def test_iterations_by_hand():
 
     with pytest.raises(ValueError, match="no text"):
         replay([], PLAIN_POLICY, HAND_COSTS)
+
+
+class RestsFirst(DraftedTreePolicy):
+    """Takes plain steps where a document begins."""
+
+    def begin(self):
+        self.left = 2
+
+    def rest(self, context):
+        self.left -= 1
+        return Decision(PLAIN_STEP) if self.left >= 0 else None
+
+
+@pytest.mark.parametrize(
+    ("made", "read"), [(DraftedTreePolicy, 12 + 30), (RestsFirst, 12 + 2)], ids=["at once", "late"]
+)
+def test_a_drafter_reads_what_it_has_not_drafted_through(made, read):
+    """Before its first tree of a request the prompt, and what went by without it; document 8 is never drafted late."""
+    prompts = {7: [0] * 12, 8: [0] * 30}
+    costs, shape = replace(HAND_COSTS, reading_ms=0.01), TreeShape(1, 2, 1)
+    times = [
+        replay(
+            recorded_documents(BY_HAND, prompts),
+            made(HAND_COSTS, shape),
+            paid,
+            trees=RecordedTrees(BY_HAND, paid, None),
+        ).milliseconds
+        for paid in (HAND_COSTS, costs)
+    ]
+    assert times[1] - times[0] == pytest.approx(0.01 * read)
 
 
 def test_knowing_the_length_beats_every_fixed_tree():

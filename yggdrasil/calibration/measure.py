@@ -13,7 +13,7 @@ import pandas as pd
 import torch
 
 from yggdrasil.engine.build import Assembly
-from yggdrasil.engine.policy import Decision, Learner
+from yggdrasil.engine.policy import Decision, FixedPolicy, Learner
 from yggdrasil.engine.promises import KeptPromises
 from yggdrasil.engine.text import TextStream
 from yggdrasil.engine.trace import MODEL_STAGES, Trace
@@ -28,6 +28,7 @@ COLUMNS = ("context", "cycle", "width", "depth", "verify_width", "stage", "ms")
 SHALLOW = 2  # the other measured depth is the deepest
 STREAK, WARM_UP = 8, 2
 SPAN = 128  # tokens that a text goes on for: what attends to many more costs more
+READ, USUAL = 5, 4  # texts that a drafter reads, each followed by so many usual heads of drafts
 Progress = Callable[[float], None]
 
 
@@ -112,8 +113,9 @@ def measure_stages(
 
     Requests are ended and begun again there: one that went on would tell of its end's context.
 
-    Stage "overhead" is the iteration's time outside the models, "iteration" all of it. The first cycle and the first
-    ``WARM_UP`` iterations of each streak are warm-up.
+    Stage "overhead" is the iteration's time outside the models, "iteration" all of it; "reading" is what the drafter
+    takes a token of a text that it has not drafted through. The first cycle and the first ``WARM_UP`` iterations of
+    each streak are warm-up.
     """
     shapes = measured_shapes(assembly.shapes, with_free=assembly.engine.free is not None)
     cycle = len(shapes) * STREAK
@@ -147,7 +149,30 @@ def measure_stages(
             progress(done / wanted)
             if done >= wanted or assembly.engine.target.length >= len(text) + SPAN:
                 break
+    if assembly.shapes.draft_widths:
+        reading = _reading_ms(assembly, stream, text)
+        rows += [(len(text), (done - 1) // cycle, *PLAIN_STEP, "reading", milliseconds) for milliseconds in reading]
     return pd.DataFrame(rows, columns=list(COLUMNS))
+
+
+def _reading_ms(assembly: Assembly, stream: Callable[[], TextStream], text: Sequence[int]) -> list[float]:
+    """Milliseconds a token that the head of a request's first draft takes beyond those behind it, of several texts.
+
+    They are ``text`` from other tokens on, since of one that was read before rows are kept.
+    """
+    shapes, found = assembly.shapes, list[float]()
+    narrowest = next(width for width in shapes.verify_widths if width > 1)
+    policy = FixedPolicy(TreeShape(shapes.draft_widths[0], 1, narrowest))
+    for number in range(1, READ + 1):
+        first, trace, heads = number * len(text) // (READ + 1), Trace(), list[float]()
+        request = assembly.engine.decode([*text[first:], *text[:first]], stream(), policy, trace)
+        next(request)
+        while len(heads) <= USUAL:
+            before = trace.stage_ns["head_draft"]
+            next(request)
+            heads.append((trace.stage_ns["head_draft"] - before) / 1e6)
+        found.append((heads[0] - float(np.median(heads[1:]))) / len(text))
+    return found
 
 
 def without_drift(frame: pd.DataFrame) -> pd.DataFrame:
@@ -185,6 +210,7 @@ def _costs_at(context: int, frame: pd.DataFrame, shapes: Shapes) -> Costs:
     steps = {width: step for width, (step, _) in draft.items()}  # a narrower step never costs more: that is noise
     rest = float(np.median([rest for _, rest in draft.values()])) if draft else 0.0
     verify_ms = {width: _rounded(envelope[width][0]) for width in shapes.verify_widths}
+    reading = frame.loc[frame["stage"] == "reading", "ms"]
     free = frame[(frame["depth"] > 0) & (frame["width"] == 0) & (frame["stage"] == "iteration")]
     return Costs(
         context=context,
@@ -194,6 +220,7 @@ def _costs_at(context: int, frame: pd.DataFrame, shapes: Shapes) -> Costs:
         overhead_ms=_rounded(median(drafted if len(drafted) else plain, "overhead") + rest),
         plain_ms=_rounded(median(plain, "iteration")),
         free_overhead_ms=_free_overhead(free, verify_ms) if draft and len(free) else None,
+        reading_ms=_rounded(max(float(reading.median()), 0.0)) if len(reading) else 0.0,
     )
 
 

@@ -165,7 +165,8 @@ def replay(
 
     ``trees``: those recorded at the tokens of the answers, document after document. ``runners_up``: the target's, for
     those of ``free`` that recycle them; of refused rows they are not known here. Everything is charged that decoding
-    pays: plain steps that sample their price, a head draft before a refusal, a tree that is verified with width 1.
+    pays: plain steps that sample their price, a head draft before a refusal, a tree that is verified with width 1, what
+    the drafter reads before it drafts.
     ``context`` names the plan's costs that ``costs`` are.
 
     Raises:
@@ -179,12 +180,18 @@ def replay(
         answer, told = document.answer, Told(free, document, runners_up)
         if learner is not None:
             learner.begin()
+        unread = len(document.prompt)  # tokens that the drafter has not drafted through
         place = 1  # the prefill gives the first token
         while place < len(answer):
             step = simulation.step(first + place - 1, answer[place:], max(ANSWER, len(answer)) - place)
             shape = step.decision.shape
             spends_head = is_head_first and not step.rested and not shape.depth
             milliseconds = costs.iteration_ms(*shape) + (costs.head_ms if spends_head else 0.0)
+            if spends_head or (shape.depth and not shape.is_free):
+                milliseconds += costs.reading_ms * unread
+                unread = 0
+            else:
+                unread += step.accepted + 1
             if learner is not None:
                 learner.settle(step.decision, step.accepted + 1, milliseconds, rested=step.rested)
             tally.add(shape, step.accepted, milliseconds)

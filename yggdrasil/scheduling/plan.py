@@ -101,11 +101,13 @@ class Costs:
     overhead_ms: float
     plain_ms: float
     free_overhead_ms: float | None = None  # of trees that cost no pass, where a drafter's do
+    reading_ms: float = 0.0  # of a token that the drafter reads and has not drafted through
 
     def steps(self) -> StepCosts:
         return StepCosts(
-            self.head_ms, self.draft_ms, self.verify_ms, self.overhead_ms, self.plain_ms, self.free_overhead_ms
-        )
+            self.head_ms, self.draft_ms, self.verify_ms, self.overhead_ms, self.plain_ms, self.free_overhead_ms,
+            self.reading_ms,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -87,7 +87,8 @@ class StepCosts:
     ``head_ms`` is the first draft step, which also reads the bonus token; the other ``depth - 1`` cost ``draft_ms``
     (empty where no pass drafts).
     ``plain_ms`` is a whole step without speculation, its own overhead included. ``free_overhead_ms`` is that of an
-    iteration whose guesses cost no pass, where others draft too.
+    iteration whose guesses cost no pass, where others draft too. ``reading_ms`` is what the drafter takes for each
+    token that it has not drafted through: the prompt's, and those that other guesses went past.
     """
 
     head_ms: float
@@ -96,13 +97,14 @@ class StepCosts:
     overhead_ms: float
     plain_ms: float
     free_overhead_ms: float | None = None
+    reading_ms: float = 0.0
 
     def __post_init__(self) -> None:
         faults = _positive_faults("draft_ms", self.draft_ms) if self.draft_ms else []
         faults += _positive_faults("verify_ms", self.verify_ms)
         faults += [
             f"{name} must not be negative, got {value}"
-            for name in ("head_ms", "overhead_ms", "free_overhead_ms")
+            for name in ("head_ms", "overhead_ms", "free_overhead_ms", "reading_ms")
             if (value := getattr(self, name)) is not None and not 0.0 <= value < float("inf")
         ]
         if not 0.0 < self.plain_ms < float("inf"):
