@@ -62,23 +62,27 @@ def step_work(loaded: LoadedModel, width: int, context: int) -> StepWork:
 
 def measure_rates(loaded: LoadedModel, repeats: int = 7) -> MachineRates:
     """Bandwidth over a buffer as large as the model, so that a model in the cache is held to the cache's; and the
-    matrix rate of PyTorch's own multiplication. Both at the model's number of threads and dtype, which is int8 for
-    quantised layers.
+    matrix rate of PyTorch's own multiplication. Both at the model's number of threads, and in its dtype, which is int8
+    for quantised layers, or in float32 where a processor multiplies that faster.
     """
     num_bytes = max(step_work(loaded, 1, 0).num_bytes, _LEAST_BUFFER)
     buffer = torch.ones(num_bytes // 8, dtype=torch.int64, device=loaded.device)
     wait = wait_for(loaded.device)
     read_s = _median_s(lambda: torch.ops.yggdrasil.read_words(buffer, loaded.num_threads), repeats, wait)
     size = _MATRIX_SIZE[loaded.device.type]
-    dtype, multiply = (torch.int8, torch._int_mm) if loaded.formats else (loaded.dtype, torch.matmul)
-    a, b = (torch.randn(size, size, device=loaded.device).to(dtype) for _ in range(2))
+    numbers = torch.randn(2, size, size, device=loaded.device)
+
+    def multiply_s(dtype: torch.dtype) -> float:
+        a, b = numbers.to(dtype)
+        return _median_s(lambda: torch._int_mm(a, b) if dtype == torch.int8 else a @ b, repeats, wait)
+
     threads = torch.get_num_threads()
     torch.set_num_threads(loaded.num_threads)
     try:
-        multiply_s = _median_s(lambda: multiply(a, b), repeats, wait)
+        least_s = min(multiply_s(dtype) for dtype in {torch.int8 if loaded.formats else loaded.dtype, torch.float32})
     finally:
         torch.set_num_threads(threads)
-    return MachineRates(buffer.nbytes / read_s, 2 * size**3 / multiply_s)
+    return MachineRates(buffer.nbytes / read_s, 2 * size**3 / least_s)
 
 
 def wait_for(device: torch.device) -> Callable[[], None]:
