@@ -8,7 +8,7 @@ import pytest
 from tiny_pair import SHAPES, TEXT, byte_tokenizer, make_pair
 
 from yggdrasil.calibration import measure
-from yggdrasil.calibration.choose import Gain, choose
+from yggdrasil.calibration.choose import Gain, _error_of_ratio, choose
 from yggdrasil.calibration.measure import READ, costs_from, measure_stages, useful_verify_widths
 from yggdrasil.calibration.record import concatenate, record_document
 from yggdrasil.drafters import NGramDrafter, NGramOptions
@@ -126,6 +126,33 @@ def test_three_percent_are_asked_of_a_drafter():
     without = Expectation("text alone", 2.0, 1.0, 1.5)
 
     assert [Gain(replace(without, tpot_ms=ms), without).pays for ms in (0.96, 0.98, 1.1)] == [True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("over", "under", "error"),
+    [((1.0, 3.0), (2.0, 2.0), 0.5), ((3.0, 6.0), (1.0, 2.0), 0.0), ((4.0,), (2.0,), 0.0)],
+)
+def test_the_error_of_a_ratio_by_hand(over, under, error):
+    """1 and 3 are each off by 1 from 2 and 2: 2 ** .5 a document, of two, of 4 in all. One document tells of none."""
+    assert _error_of_ratio(over, under) == pytest.approx(error)
+
+
+def test_where_documents_differ_more_is_asked_of_a_drafter(pair, monkeypatch):
+    module, results = sys.modules[choose.__module__], []
+    module_replay = module.replay
+    monkeypatch.setattr(module, "replay", lambda *a, **k: results.append(module_replay(*a, **k)) or results[-1])
+    gain = choose(recording(pair), AcceptanceCalibration.identity(), COSTS, usual_counts(), {}).gain
+    drafting, without = (each for each in results if each.tokens == max(result.tokens for result in results))
+
+    assert len(drafting.document_ms) == 4
+    assert sum(drafting.document_ms) == drafting.milliseconds
+    assert gain.error == _error_of_ratio(drafting.document_ms, without.document_ms) > 0.0
+    assert replace_times(gain, 0.96 - gain.error).pays
+    assert not replace_times(gain, 0.98 - gain.error).pays
+
+
+def replace_times(gain, ratio):
+    return gain._replace(drafting=replace(gain.without, tpot_ms=ratio * gain.without.tpot_ms))
 
 
 def test_free_trees_are_measured_between_drafted_ones(pair):

@@ -168,7 +168,7 @@ def test_a_drafter_that_was_left_out_is_named(facts, tmp_path):
     show(without, console)
 
     for text in (console.export_text(), build_page(without)):
-        assert "ithout owner/head, which does not pay: 4.5 ms a token with it, 4.25 without" in text
+        assert "ithout owner/head, which does not surely pay: 4.5 ms a token with it, 4.25 without" in text
 
 
 def test_a_name_without_profile_still_has_a_report(tmp_path):

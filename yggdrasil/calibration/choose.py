@@ -32,15 +32,19 @@ WORTH_DRAFTING = 0.97  # of the time a token without the drafter: passes that ha
 
 
 class Gain(NamedTuple):
-    """What decoding gives with the drafter and without it, on all documents."""
+    """What decoding gives with the drafter and without it, on all documents.
+
+    ``error``: how far the one's time over the other's may be off, of so few documents (one standard deviation).
+    """
 
     drafting: Expectation
     without: Expectation
+    error: float = 0.0
 
     @property
     def pays(self) -> bool:
-        """Whether the drafter is worth having."""
-        return self.drafting.tpot_ms < WORTH_DRAFTING * self.without.tpot_ms
+        """Whether the drafter is worth having, as far as documents that differ can tell: without it nothing is lost."""
+        return self.drafting.tpot_ms < (WORTH_DRAFTING - self.error) * self.without.tpot_ms
 
 
 class Choice(NamedTuple):
@@ -149,10 +153,11 @@ def choose(
     gain, alone = None, []
     if free is not None:
         name, on_all = f"{free.name} alone", playing(traces)
+        drafting, without = on_all(policy(best), is_head_first=best == "head"), on_all(policy_without_drafter(costs))
         gain = Gain(
-            expectation(f"depth from {best}", on_all(policy(best), is_head_first=best == "head"), costs),
-            expectation(name, on_all(policy_without_drafter(costs)), costs),
-        )
+            expectation(f"depth from {best}", drafting, costs), expectation(name, without, costs),
+            _error_of_ratio(drafting.document_ms, without.document_ms),
+        )  # fmt: skip
         alone = [expectation(name, play(policy_without_drafter(costs)), costs)]
     rejected = [
         *(each for source, each in expectations.items() if source != best),
@@ -163,6 +168,14 @@ def choose(
     ]
     reports = {source: report for source, (_, report) in trained.items()}
     return Choice(learned, reports, best, expectations[best], rejected, gain)
+
+
+def _error_of_ratio(over: Sequence[float], under: Sequence[float]) -> float:
+    """Standard error of the sum ``over`` that ``under``, by document: the usual one of a ratio of totals."""
+    if len(over) < 2:
+        return 0.0
+    a, b = np.array(over), np.array(under)
+    return float(np.std(a - a.sum() / b.sum() * b, ddof=1) * len(a) ** 0.5 / b.sum())
 
 
 def _readings(traces: TraceSet) -> dict[DepthSource, EvidenceSizes]:

@@ -178,6 +178,7 @@ def replay(
         raise ValueError("no text to play over")
     for document in documents:
         answer, told = document.answer, Told(free, document, runners_up)
+        tally.begin()
         if learner is not None:
             learner.begin()
         unread = len(document.prompt)  # tokens that the drafter has not drafted through

@@ -13,12 +13,16 @@ Histogram: TypeAlias = dict[int, int]
 
 @dataclass(frozen=True)
 class SimulationResult:
-    """Totals of one simulation. ``histograms`` counts iterations by width, depth, verify_width and accepted."""
+    """Totals of one simulation. ``histograms`` counts iterations by width, depth, verify_width and accepted.
+
+    ``document_ms``: of each document, in their order.
+    """
 
     tokens: int
     iterations: int
     milliseconds: float
     histograms: dict[str, Histogram]
+    document_ms: tuple[float, ...] = ()
 
     @property
     def aal(self) -> float:
@@ -37,18 +41,23 @@ class ShapeTally:
     def __init__(self) -> None:
         self._shapes: Counter[TreeShape] = Counter()
         self._accepted: Counter[int] = Counter()
-        self._milliseconds = 0.0
+        self._document_ms: list[float] = []
+
+    def begin(self) -> None:
+        """A document's iterations follow."""
+        self._document_ms.append(0.0)
 
     def add(self, shape: TreeShape, accepted: int, milliseconds: float) -> None:
         """One iteration."""
         self._shapes[shape] += 1
         self._accepted[accepted] += 1
-        self._milliseconds += milliseconds
+        self._document_ms[-1] += milliseconds
 
     def result(self, tokens: int) -> SimulationResult:
         """The totals of all iterations, which gave ``tokens``."""
         histograms = _shape_histograms(self._shapes) | {"accepted": dict(sorted(self._accepted.items()))}
-        return SimulationResult(tokens, self._shapes.total(), self._milliseconds, histograms)
+        each = tuple(self._document_ms)
+        return SimulationResult(tokens, self._shapes.total(), sum(each), histograms, each)
 
 
 def _shape_histograms(shapes: Counter[TreeShape]) -> dict[str, Histogram]:

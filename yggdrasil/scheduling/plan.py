@@ -122,7 +122,7 @@ class Expectation:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A drafter that was asked for and does not pay, by what decoding the same documents gave (simulated)."""
+    """A drafter that was asked for and does not surely pay, by what decoding the same documents gave (simulated)."""
 
     drafter: ModelRef
     drafting: Expectation
@@ -131,7 +131,7 @@ class LeftOut:
     def describe(self) -> str:
         """One line for a person."""
         return (
-            f"{self.drafter.source}, which does not pay: {self.drafting.tpot_ms:.3g} ms a token with it, "
+            f"{self.drafter.source}, which does not surely pay: {self.drafting.tpot_ms:.3g} ms a token with it, "
             f"{self.without.tpot_ms:.3g} without"
         )
 
