@@ -3,6 +3,7 @@
 import sys
 from dataclasses import replace
 from itertools import chain, repeat
+from time import sleep
 
 import pytest
 from tiny_pair import SHAPES, TEXT, byte_tokenizer, make_pair
@@ -169,7 +170,27 @@ def test_free_trees_are_measured_between_drafted_ones(pair):
 
     assert costs.free_overhead_ms is not None
     assert costs.head_ms > 0.0
-    assert (frame["stage"] == "reading").sum() == READ
+
+
+def test_what_a_drafter_takes_to_read_a_text_is_measured(pair, monkeypatch):
+    """Its head waits a millisecond for each of the text's tokens, and never in between."""
+    decoder, prompt = pair.decoder(PLAIN_POLICY), list(TEXT[:40])
+    drafter = decoder.assembly.engine.drafter
+    begin, head, unread = drafter.begin, drafter.head, []
+    monkeypatch.setattr(drafter, "begin", lambda tokens: unread.append(len(tokens)) or begin(tokens))
+    monkeypatch.setattr(drafter, "head", lambda tree: sleep(unread.pop() / 1e3 if unread else 0) or head(tree))
+    frame = measure_stages(
+        decoder.assembly,
+        lambda: TextStream(byte_tokenizer(), frozenset(), 1 << 30, ()),
+        prompt,
+        2,
+        lambda fraction: None,
+    )
+    reading = frame[frame["stage"] == "reading"]
+
+    assert len(reading) == READ
+    assert (reading["ms"] > 0.5).all()
+    assert costs_from(frame, SHAPES)[0].reading_ms > 0.0
 
 
 @pytest.mark.parametrize("free", [None, NGramDrafter(), usual_counts()], ids=["none", "n-gram", "text"])

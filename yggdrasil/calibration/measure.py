@@ -166,11 +166,11 @@ def _reading_ms(assembly: Assembly, stream: Callable[[], TextStream], text: Sequ
     for number in range(1, READ + 1):
         first, trace, heads = number * len(text) // (READ + 1), Trace(), list[float]()
         request = assembly.engine.decode([*text[first:], *text[:first]], stream(), policy, trace)
-        next(request)
         while len(heads) <= USUAL:
-            before = trace.stage_ns["head_draft"]
+            iterations, before = trace.iterations, trace.stage_ns["head_draft"]
             next(request)
-            heads.append((trace.stage_ns["head_draft"] - before) / 1e6)
+            if trace.iterations > iterations:  # the prompt has been read
+                heads.append((trace.stage_ns["head_draft"] - before) / 1e6)
         found.append((heads[0] - float(np.median(heads[1:]))) / len(text))
     return found
 
