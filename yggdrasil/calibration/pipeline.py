@@ -108,7 +108,7 @@ def _calibrate(
         report(1.0)
         drafter = _model_ref(pair.drafter, pair.drafter_threads, pair.drafter_weights)
         if choice.gain is not None and not (choice.gain.pays or settings.keeps_drafter):
-            return LeftOut(drafter, *choice.gain)
+            return LeftOut(drafter, choice.gain.drafting, choice.gain.without)
 
     machine = current_machine()
     predictor_folder = predictor_directory(settings.root, settings.name, machine)
