@@ -176,9 +176,15 @@ def test_what_a_drafter_takes_to_read_a_text_is_measured(pair, monkeypatch):
     """Its head waits a millisecond for each of the text's tokens, and never in between."""
     decoder, prompt = pair.decoder(PLAIN_POLICY), list(TEXT[:40])
     drafter = decoder.assembly.engine.drafter
-    begin, head, unread = drafter.begin, drafter.head, []
-    monkeypatch.setattr(drafter, "begin", lambda tokens: unread.append(len(tokens)) or begin(tokens))
-    monkeypatch.setattr(drafter, "head", lambda tree: sleep(unread.pop() / 1e3 if unread else 0) or head(tree))
+    extend, head, unread = drafter.extend, drafter.head, []
+
+    def wait_and_read(tree):
+        sleep(sum(unread) / 1e3 if sum(unread) > len(prompt) / 2 else 0)
+        unread.clear()
+        head(tree)
+
+    monkeypatch.setattr(drafter, "extend", lambda tokens, hidden: unread.append(len(tokens)) or extend(tokens, hidden))
+    monkeypatch.setattr(drafter, "head", wait_and_read)
     frame = measure_stages(
         decoder.assembly,
         lambda: TextStream(byte_tokenizer(), frozenset(), 1 << 30, ()),

@@ -5,7 +5,6 @@ import contextlib
 import os
 import signal
 import sys
-import threading
 from collections.abc import Callable
 from typing import NamedTuple, NoReturn
 
@@ -107,8 +106,6 @@ def _end(name: str, ending: Ending) -> NoReturn:
         with contextlib.suppress(OSError, ValueError):
             start = "\n" if ending.code == 130 else ""
             print(f"{start}{name}: {ending.sentence}", file=sys.stderr, flush=True)
-    if any(thread.daemon for thread in threading.enumerate()):  # taking Python down below native code would abort
-        os._exit(ending.code)
     signal.signal(signal.SIGINT, before)
     raise SystemExit(ending.code) from None
 

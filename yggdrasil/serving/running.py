@@ -1,5 +1,7 @@
 """A server process: its socket, its signals, and its end."""
 
+import atexit
+import os
 import socket
 import sys
 from collections.abc import Callable
@@ -44,6 +46,7 @@ def run_server(opening: Callable[[], Decoder], settings: ServerSettings, model: 
     if failures:
         raise failures[0]
     if worker.is_opening:
+        atexit.register(os._exit, Interrupted.exit_code)  # to take Python down below its native code would abort
         raise Interrupted(
             "ended before the model was there; what was compiled or measured so far is kept, run the same command "
             "again to go on"
