@@ -50,6 +50,7 @@ def play(look_up: LookUp, documents: Sequence[Document]) -> Drafts:
 def foresee(drafts: Drafts, costs: StepCosts, verified: int | None = None) -> Foreseen:
     """The objective over a play. ``verified``: an engine whose passes all have this width, drafted or not."""
     tally = ShapeTally()
+    tally.begin()  # passes are known as counts, of no document
     for (drafted, accepted), passes in sorted(drafts.counts.items()):
         shape = TreeShape(0, drafted, verified or drafted + 1) if drafted or verified else PLAIN_STEP
         milliseconds = costs.verify_ms[verified] if verified else costs.iteration_ms(*shape)
