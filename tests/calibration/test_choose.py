@@ -2,8 +2,7 @@
 
 import sys
 from dataclasses import replace
-from itertools import chain, repeat
-from time import sleep
+from itertools import chain, count, repeat
 
 import pytest
 from tiny_pair import SHAPES, TEXT, byte_tokenizer, make_pair
@@ -173,30 +172,26 @@ def test_free_trees_are_measured_between_drafted_ones(pair):
 
 
 def test_what_a_drafter_takes_to_read_a_text_is_measured(pair, monkeypatch):
-    """Its head waits a millisecond for each of the text's tokens, and never in between."""
-    decoder, prompt = pair.decoder(PLAIN_POLICY), list(TEXT[:40])
+    """By a clock that its head moves on by a millisecond for each token that it has been told since the one before."""
+    decoder, prompt, unread, now = pair.decoder(PLAIN_POLICY), list(TEXT[:40]), [], count()
     drafter = decoder.assembly.engine.drafter
-    extend, head, unread = drafter.extend, drafter.head, []
+    extend, head, passed = drafter.extend, drafter.head, []
 
-    def wait_and_read(tree):
-        sleep(sum(unread) / 1e3 if sum(unread) > len(prompt) / 2 else 0)
+    def read(tree):
+        passed.append(1_000_000 * sum(unread))
         unread.clear()
         head(tree)
 
     monkeypatch.setattr(drafter, "extend", lambda tokens, hidden: unread.append(len(tokens)) or extend(tokens, hidden))
-    monkeypatch.setattr(drafter, "head", wait_and_read)
+    monkeypatch.setattr(drafter, "head", read)
+    monkeypatch.setattr("yggdrasil.scheduling.executors.perf_counter_ns", lambda: next(now) + sum(passed))
     frame = measure_stages(
-        decoder.assembly,
-        lambda: TextStream(byte_tokenizer(), frozenset(), 1 << 30, ()),
-        prompt,
-        2,
-        lambda fraction: None,
+        decoder.assembly, lambda: TextStream(byte_tokenizer(), frozenset(), 1 << 30, ()), prompt, 2, lambda _: None
     )
-    reading = frame[frame["stage"] == "reading"]
+    reading = frame[frame["stage"] == "reading"]["ms"]
 
     assert len(reading) == READ
-    assert (reading["ms"] > 0.5).all()
-    assert costs_from(frame, SHAPES)[0].reading_ms > 0.0
+    assert reading.between((len(prompt) - 4) / len(prompt), (len(prompt) + 4) / len(prompt)).all()
 
 
 @pytest.mark.parametrize("free", [None, NGramDrafter(), usual_counts()], ids=["none", "n-gram", "text"])

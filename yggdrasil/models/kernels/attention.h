@@ -29,7 +29,7 @@ inline __m512 reduce16(const __m512 quads[4]) {
 inline Lanes dot_step(Lanes acc, const float* query, const float* key) { return fused(load16(query), load16(key), acc); }
 constexpr int64_t dot_width(const float*) { return 16; }
 #ifdef __AVX512BF16__
-inline Lanes dot_step(__m512 acc, const BFloat16* query, const BFloat16* key) {
+inline Lanes dot_step(Lanes acc, const BFloat16* query, const BFloat16* key) {
   return _mm512_dpbf16_ps(acc, (__m512bh)_mm512_loadu_si512(query), (__m512bh)_mm512_loadu_si512(key));
 }
 constexpr int64_t dot_width(const BFloat16*) { return 32; }
@@ -106,31 +106,14 @@ inline float softmax_weights(float* scores, int64_t count) {
 #endif
   for (; i < count; ++i) maximum = std::max(maximum, scores[i]);
   i = 0;
-#ifdef YGG_AVX512
-  __m512 lanes = _mm512_setzero_ps();
-  for (; i < count; i += 16) {
-    const __mmask16 mask = count - i >= 16 ? 0xffff : static_cast<__mmask16>((1u << (count - i)) - 1);
-    const __m512 weight = _mm512_maskz_mov_ps(mask, exp16(_mm512_sub_ps(_mm512_maskz_loadu_ps(mask, scores + i), _mm512_set1_ps(maximum))));
-    _mm512_mask_storeu_ps(scores + i, mask, weight);
-    lanes = _mm512_add_ps(lanes, weight);
-  }
-  sum = _mm512_reduce_add_ps(lanes);
-#elif defined(YGG_AVX2)
-  Lanes lanes = zeros();
+#ifdef YGG_AVX2
   const Lanes most = spread(maximum);
-  for (; i + 16 <= count; i += 16) {
-    const Lanes weight = exp16(load16(scores + i) - most);
-    store16(scores + i, weight);
+  Lanes lanes = zeros();
+  for (; i < count; i += 16) {
+    const int64_t there = std::min<int64_t>(16, count - i);
+    const Lanes weight = first_of(exp16(load_first(scores + i, there) - most), there);
+    store_first(scores + i, weight, there);
     lanes = lanes + weight;
-  }
-  if (i < count) {
-    alignas(32) float last[16];
-    std::fill(last, last + 16, -std::numeric_limits<float>::infinity());
-    std::copy(scores + i, scores + count, last);
-    store16(last, exp16(load16(last) - most));
-    std::fill(last + (count - i), last + 16, 0.0f);
-    std::copy(last, last + (count - i), scores + i);
-    lanes = lanes + load16(last);
   }
   sum = sum_of(lanes);
 #else

@@ -1,16 +1,12 @@
 // Sixteen float32 side by side: one register of 512 bits, or two of 256, with the same results to the bit.
 #pragma once
 
+#include <cstdint>
+#include <type_traits>
+
 #include "simd.h"
 
 namespace yggdrasil {
-
-struct Sum {
-  template <typename Register>
-  Register operator()(Register a, Register b) const {
-    return a + b;
-  }
-};
 
 #ifdef YGG_AVX512
 using Lanes = __m512;
@@ -20,17 +16,22 @@ inline Lanes zeros() { return _mm512_setzero_ps(); }
 inline Lanes spread(float value) { return _mm512_set1_ps(value); }
 inline Lanes fused(Lanes a, Lanes b, Lanes c) { return _mm512_fmadd_ps(a, b, c); }  // a * b + c, rounded once
 inline Lanes larger(Lanes a, Lanes b) { return _mm512_max_ps(a, b); }
-inline float sum_of(Lanes x) { return _mm512_reduce_add_ps(x); }
-inline float largest_of(Lanes x) { return _mm512_reduce_max_ps(x); }
+inline Lanes smaller(Lanes a, Lanes b) { return _mm512_min_ps(a, b); }
+inline Lanes nearest(Lanes x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+inline Lanes times_two_to(Lanes x, Lanes power) { return _mm512_scalef_ps(x, power); }  // whole powers, -126 to 128
 
 inline Lanes load16(const float* p) { return _mm512_loadu_ps(p); }
 inline Lanes load16(const BFloat16* p) {
   const __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
 }
+inline void store16(float* to, Lanes values) { _mm512_storeu_ps(to, values); }
 
-// The first `count` of 16, and zeros.
-inline Lanes load_some(const float* p, int64_t count) { return _mm512_maskz_loadu_ps(static_cast<__mmask16>((1u << count) - 1), p); }
+// The first `count` of sixteen; the others are zeros, and neither read nor written.
+inline __mmask16 first_of(int64_t count) { return static_cast<__mmask16>((1u << count) - 1); }
+inline Lanes first_of(Lanes values, int64_t count) { return _mm512_maskz_mov_ps(first_of(count), values); }
+inline Lanes load_first(const float* p, int64_t count) { return _mm512_maskz_loadu_ps(first_of(count), p); }
+inline void store_first(float* to, Lanes values, int64_t count) { _mm512_mask_storeu_ps(to, first_of(count), values); }
 
 inline __m256i to_bf16(Lanes values) {
 #ifdef __AVX512BF16__
@@ -42,22 +43,6 @@ inline __m256i to_bf16(Lanes values) {
 #endif
 }
 inline Lanes round_to_bf16(Lanes values) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(to_bf16(values)), 16)); }
-inline void store16(float* to, Lanes values) { _mm512_storeu_ps(to, values); }
-
-inline Lanes exp16(Lanes x) {  // Cephes polynomial; 0 below -87.3, infinity above 88.7
-  x = _mm512_max_ps(x, _mm512_set1_ps(-87.3f));
-  const __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(1.44269504088896341f)), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-  __m512 r = _mm512_fnmadd_ps(n, _mm512_set1_ps(0.693359375f), x);
-  r = _mm512_fnmadd_ps(n, _mm512_set1_ps(-2.12194440e-4f), r);
-  __m512 p = _mm512_set1_ps(1.9875691500e-4f);
-  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.3981999507e-3f));
-  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(8.3334519073e-3f));
-  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(4.1665795894e-2f));
-  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.6666665459e-1f));
-  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(5.0000001201e-1f));
-  p = _mm512_fmadd_ps(p, _mm512_mul_ps(r, r), _mm512_add_ps(r, _mm512_set1_ps(1.0f)));
-  return _mm512_scalef_ps(p, n);
-}
 
 // Both halves, as the operation makes one of them.
 template <typename Operation>
@@ -87,6 +72,17 @@ inline Lanes zeros() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
 inline Lanes spread(float value) { return {_mm256_set1_ps(value), _mm256_set1_ps(value)}; }
 inline Lanes fused(Lanes a, Lanes b, Lanes c) { return {_mm256_fmadd_ps(a.low, b.low, c.low), _mm256_fmadd_ps(a.high, b.high, c.high)}; }
 inline Lanes larger(Lanes a, Lanes b) { return {_mm256_max_ps(a.low, b.low), _mm256_max_ps(a.high, b.high)}; }
+inline Lanes smaller(Lanes a, Lanes b) { return {_mm256_min_ps(a.low, b.low), _mm256_min_ps(a.high, b.high)}; }
+inline Lanes nearest(Lanes x) {
+  constexpr int kNearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+  return {_mm256_round_ps(x.low, kNearest), _mm256_round_ps(x.high, kNearest)};
+}
+inline __m256 times_two_to(__m256 x, __m256 power) {  // in two factors: the power itself may be one beyond the largest
+  const __m256i whole = _mm256_cvtps_epi32(power), half = _mm256_srai_epi32(whole, 1), bias = _mm256_set1_epi32(127);
+  const auto two_to = [&](__m256i exponent) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(exponent, bias), 23)); };
+  return x * two_to(half) * two_to(_mm256_sub_epi32(whole, half));
+}
+inline Lanes times_two_to(Lanes x, Lanes power) { return {times_two_to(x.low, power.low), times_two_to(x.high, power.high)}; }
 
 inline Lanes load16(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
 inline __m256 bf16_to_floats(__m128i values) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(values), 16)); }
@@ -94,11 +90,27 @@ inline Lanes load16(const BFloat16* p) {
   const auto* eights = reinterpret_cast<const __m128i*>(p);
   return {bf16_to_floats(_mm_loadu_si128(eights)), bf16_to_floats(_mm_loadu_si128(eights + 1))};
 }
+inline void store16(float* to, Lanes values) {
+  _mm256_storeu_ps(to, values.low);
+  _mm256_storeu_ps(to + 8, values.high);
+}
 
-inline Lanes load_some(const float* p, int64_t count) {
-  float padded[16] = {};
-  std::memcpy(padded, p, count * sizeof(float));
-  return load16(padded);
+// The first `count` of eight, all of them where there are more, none where it is negative.
+inline __m256i first_of(int64_t count) {
+  return _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(count)), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+}
+inline Lanes first_of(Lanes values, int64_t count) {
+  if (count >= 16) return values;
+  return {_mm256_and_ps(values.low, _mm256_castsi256_ps(first_of(count))), _mm256_and_ps(values.high, _mm256_castsi256_ps(first_of(count - 8)))};
+}
+inline Lanes load_first(const float* p, int64_t count) {
+  if (count >= 16) return load16(p);
+  return {_mm256_maskload_ps(p, first_of(count)), _mm256_maskload_ps(p + 8, first_of(count - 8))};
+}
+inline void store_first(float* to, Lanes values, int64_t count) {
+  if (count >= 16) return store16(to, values);
+  _mm256_maskstore_ps(to, first_of(count), values.low);
+  _mm256_maskstore_ps(to + 8, first_of(count - 8), values.high);
 }
 
 // Rounded to bfloat16, in the upper half of each word.
@@ -116,29 +128,6 @@ inline Lanes round_to_bf16(Lanes values) {
   const __m256i upper = _mm256_set1_epi32(static_cast<int>(0xffff0000u));
   return {_mm256_castsi256_ps(_mm256_and_si256(rounded_words(values.low), upper)), _mm256_castsi256_ps(_mm256_and_si256(rounded_words(values.high), upper))};
 }
-inline void store16(float* to, Lanes values) {
-  _mm256_storeu_ps(to, values.low);
-  _mm256_storeu_ps(to + 8, values.high);
-}
-
-inline __m256 exp8(__m256 x) {  // as exp16 of 512 bits
-  x = _mm256_min_ps(_mm256_max_ps(x, _mm256_set1_ps(-87.3f)), _mm256_set1_ps(89.0f));
-  const __m256 n = _mm256_round_ps(_mm256_mul_ps(x, _mm256_set1_ps(1.44269504088896341f)), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-  __m256 r = _mm256_fnmadd_ps(n, _mm256_set1_ps(0.693359375f), x);
-  r = _mm256_fnmadd_ps(n, _mm256_set1_ps(-2.12194440e-4f), r);
-  __m256 p = _mm256_set1_ps(1.9875691500e-4f);
-  p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(1.3981999507e-3f));
-  p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(8.3334519073e-3f));
-  p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(4.1665795894e-2f));
-  p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(1.6666665459e-1f));
-  p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(5.0000001201e-1f));
-  p = _mm256_fmadd_ps(p, _mm256_mul_ps(r, r), _mm256_add_ps(r, _mm256_set1_ps(1.0f)));
-  // Two factors: the power itself may be one beyond the largest.
-  const __m256i power = _mm256_cvtps_epi32(n), half = _mm256_srai_epi32(power, 1), bias = _mm256_set1_epi32(127);
-  const auto two_to = [&](__m256i exponent) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(exponent, bias), 23)); };
-  return _mm256_mul_ps(_mm256_mul_ps(p, two_to(half)), two_to(_mm256_sub_epi32(power, half)));
-}
-inline Lanes exp16(Lanes x) { return {exp8(x.low), exp8(x.high)}; }
 
 template <typename Operation>
 inline __m256 halves_of(Lanes x, const Operation& both) {
@@ -158,6 +147,12 @@ inline Lanes quads_of(Lanes a, Lanes b, Lanes c, Lanes d, const Operation& both)
 #endif
 
 #ifdef YGG_AVX2
+struct Sum {
+  template <typename Register>
+  Register operator()(Register a, Register b) const {
+    return a + b;
+  }
+};
 struct Larger {
 #ifdef YGG_AVX512
   __m512 operator()(__m512 a, __m512 b) const { return _mm512_max_ps(a, b); }
@@ -166,6 +161,35 @@ struct Larger {
   __m128 operator()(__m128 a, __m128 b) const { return _mm_max_ps(a, b); }
 };
 
+// One number each of four vectors that quads_of has put together.
+template <typename Operation>
+inline __m128 reduce4(Lanes quads, const Operation& both) {
+  const __m256 halves = halves_of(quads, both);
+  return both(_mm256_castps256_ps128(halves), _mm256_extractf128_ps(halves, 1));
+}
+
+// One number: halves, their halves, and so on.
+template <typename Operation>
+inline float reduce(Lanes x, const Operation& both) {
+  const __m128 four = reduce4(x, both), two = both(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(both(two, _mm_movehdup_ps(two)));
+}
+inline float sum_of(Lanes x) { return reduce(x, Sum{}); }
+inline float largest_of(Lanes x) { return reduce(x, Larger{}); }
+
+inline Lanes exp16(Lanes x) {  // Cephes polynomial; next to nothing below -87.3, infinity above 88.7
+  x = smaller(larger(x, spread(-87.3f)), spread(89.0f));
+  const Lanes n = nearest(x * spread(1.44269504088896341f));
+  const Lanes r = fused(n, spread(2.12194440e-4f), fused(n, spread(-0.693359375f), x));
+  Lanes p = spread(1.9875691500e-4f);
+  p = fused(p, r, spread(1.3981999507e-3f));
+  p = fused(p, r, spread(8.3334519073e-3f));
+  p = fused(p, r, spread(4.1665795894e-2f));
+  p = fused(p, r, spread(1.6666665459e-1f));
+  p = fused(p, r, spread(5.0000001201e-1f));
+  return times_two_to(fused(p, r * r, r + spread(1.0f)), n);
+}
+
 inline void store16(BFloat16* to, Lanes values) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), to_bf16(values)); }
 
 template <typename T>
@@ -173,25 +197,6 @@ inline Lanes round_to(Lanes values) {
   if constexpr (std::is_same_v<T, float>) return values;
   return round_to_bf16(values);
 }
-
-// One number each of four vectors that quads_of has put together.
-template <typename Operation>
-inline __m128 reduce4(Lanes quads, const Operation& both) {
-  const __m256 halves = halves_of(quads, both);
-  return both(_mm256_castps256_ps128(halves), _mm256_extractf128_ps(halves, 1));
-}
-#endif
-#if defined(YGG_AVX2) && !defined(YGG_AVX512)
-// In the order of additions that a register of 512 bits has.
-template <typename Operation>
-inline float reduce(Lanes x, const Operation& both) {
-  const __m256 eight = both(x.low, x.high);
-  const __m128 four = both(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
-  const __m128 two = both(four, _mm_movehl_ps(four, four));
-  return _mm_cvtss_f32(both(two, _mm_movehdup_ps(two)));
-}
-inline float sum_of(Lanes x) { return reduce(x, Sum{}); }
-inline float largest_of(Lanes x) { return reduce(x, Larger{}); }
 #endif
 
 }  // namespace yggdrasil

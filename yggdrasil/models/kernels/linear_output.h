@@ -22,7 +22,7 @@ class BestOfPanels {
   void offer(int64_t row, int64_t panel, Lanes outputs, int64_t count) {
     float* values = values_.data() + row * kPanel;
     int32_t* panels = panels_.data() + row * kPanel;
-    const auto there = static_cast<__mmask16>((1u << count) - 1);
+    const __mmask16 there = first_of(count);
     const __m512 known = _mm512_loadu_ps(values);
     const __mmask16 comes_first = _mm512_cmp_ps_mask(outputs, known, _CMP_NLE_UQ) & _mm512_cmp_ps_mask(known, known, _CMP_ORD_Q) & there;
     _mm512_mask_storeu_ps(values, comes_first, outputs);
@@ -61,10 +61,9 @@ class BestOfPanels {
  private:
 #if defined(YGG_AVX2) && !defined(YGG_AVX512)
   static void offer_half(float* values, int32_t* panels, int64_t panel, __m256 outputs, int64_t count) {
-    const __m256i place = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), there = _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(count)), place);
     const __m256 known = _mm256_loadu_ps(values), known_panels = _mm256_loadu_ps(reinterpret_cast<const float*>(panels));
     const __m256 is_better = _mm256_and_ps(_mm256_cmp_ps(outputs, known, _CMP_NLE_UQ), _mm256_cmp_ps(known, known, _CMP_ORD_Q));
-    const __m256 comes_first = _mm256_and_ps(is_better, _mm256_castsi256_ps(there));
+    const __m256 comes_first = _mm256_and_ps(is_better, _mm256_castsi256_ps(first_of(count)));
     const __m256 this_panel = _mm256_castsi256_ps(_mm256_set1_epi32(static_cast<int>(panel)));
     _mm256_storeu_ps(values, _mm256_blendv_ps(known, outputs, comes_first));
     _mm256_storeu_ps(reinterpret_cast<float*>(panels), _mm256_blendv_ps(known_panels, this_panel, comes_first));
@@ -89,7 +88,7 @@ inline void offer_row(const LinearOutput& to, int64_t row, int64_t panel, const 
   const float* bias = to.bias ? to.bias + panel * kPanel : nullptr;
 #ifdef YGG_AVX2
   Lanes sums = load16(values);
-  if (bias) sums = sums + load_some(bias, count);
+  if (bias) sums = sums + load_first(bias, count);
   to.best->offer(row, panel, to.is_bf16 ? round_to<BFloat16>(sums) : sums, count);
 #else
   float sums[kPanel] = {};

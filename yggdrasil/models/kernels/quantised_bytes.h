@@ -67,10 +67,11 @@ template <typename F>
 template <typename F>
 constexpr int kAddedInWords = 32767 / (2 * 127 * ((1 << F::kBits) - 1));
 
-// NOTE: additions of integers may come in any order, and GCC takes all products first, which leave the registers.
-[[gnu::always_inline]] inline void add_in_turn(__m256i& sum, __m256i added, bool in_words) {
-  sum = in_words ? _mm256_add_epi16(sum, added) : _mm256_add_epi32(sum, added);
+// NOTE: additions of integers may come in any order, and GCC takes all products first, which leave the registers. A sum
+// that it cannot see through keeps them in turn.
+[[gnu::always_inline]] inline __m256i in_turn(__m256i sum) {
   asm("" : "+x"(sum));
+  return sum;
 }
 
 // Products of vectors [First, Last) of H halves of a panel with R rows; values of 8 bits are signed ones here.
@@ -102,11 +103,11 @@ template <typename F, int R, int H, int First, int Last>
       for (int h = 0; h < H; ++h) {
         if constexpr (F::kBits == 8) {
           const __m256i products = _mm256_maddubs_epi16(size[h], _mm256_sign_epi8(inputs, wide[h]));
-          add_in_turn(dots[h][r], _mm256_madd_epi16(products, ones), false);
+          dots[h][r] = in_turn(_mm256_add_epi32(dots[h][r], _mm256_madd_epi16(products, ones)));
         } else {
-          add_in_turn(words[h][r], _mm256_maddubs_epi16(wide[h], inputs), true);
+          words[h][r] = in_turn(_mm256_add_epi16(words[h][r], _mm256_maddubs_epi16(wide[h], inputs)));
           if ((v - First + 1) % kAddedInWords<F> == 0 || v + 1 == Last) {
-            add_in_turn(dots[h][r], _mm256_madd_epi16(words[h][r], ones), false);
+            dots[h][r] = in_turn(_mm256_add_epi32(dots[h][r], _mm256_madd_epi16(words[h][r], ones)));
             words[h][r] = _mm256_setzero_si256();
           }
         }

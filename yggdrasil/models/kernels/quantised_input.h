@@ -73,7 +73,18 @@ inline void round_four(const float (&numbers)[4][kChunk], int64_t row, int64_t c
   _mm_mask_storeu_epi32(counts + m, there, _mm_sub_epi32(zero, halves[0]));
   _mm_mask_storeu_epi32(counts + 2 * m, there, _mm_sub_epi32(zero, halves[1]));
 }
-#elif defined(YGG_AVX2)
+#else
+// Writes what a chunk keeps of a row beside its values, whose halves have these sums.
+inline void note_row(uint8_t* chunk, int64_t m, int64_t row, float scale, const int32_t (&halves)[2]) {
+  InputChunk::scales(chunk, m)[row] = scale;
+  InputChunk::sums(chunk, m)[row] = scale * static_cast<float>(halves[0] + halves[1]);
+  int32_t* counts = InputChunk::counts(chunk, m) + row;
+  counts[0] = -(halves[0] + halves[1]);
+  counts[m] = -halves[0];
+  counts[2 * m] = -halves[1];
+}
+
+#ifdef YGG_AVX2
 // Sum of 16 bytes.
 inline int32_t sum_of(__m128i bytes) {
   const __m128i far = _mm_xor_si128(bytes, _mm_set1_epi8(-128)), sums = _mm_sad_epu8(far, _mm_setzero_si128());
@@ -102,12 +113,7 @@ inline void round_four(const float (&numbers)[4][kChunk], int64_t row, int64_t c
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(InputChunk::values(chunk, m) + (row + r) * kChunk), bytes);
     const int32_t halves[2] = {sum_of(_mm256_castsi256_si128(bytes)), sum_of(_mm256_extracti128_si256(bytes, 1))};
     const float scale = _mm256_movemask_ps(odd) ? std::numeric_limits<float>::quiet_NaN() : largest / 127.0f;
-    InputChunk::scales(chunk, m)[row + r] = scale;
-    InputChunk::sums(chunk, m)[row + r] = scale * static_cast<float>(halves[0] + halves[1]);
-    int32_t* counts = InputChunk::counts(chunk, m) + row + r;
-    counts[0] = -(halves[0] + halves[1]);
-    counts[m] = -halves[0];
-    counts[2 * m] = -halves[1];
+    note_row(chunk, m, row + r, scale, halves);
   }
 }
 #else
@@ -128,14 +134,10 @@ inline void round_four(const float (&numbers)[4][kChunk], int64_t row, int64_t c
       halves[i / 16] += values[i];
     }
     const float scale = is_finite ? largest / 127.0f : std::numeric_limits<float>::quiet_NaN();
-    InputChunk::scales(chunk, m)[row + r] = scale;
-    InputChunk::sums(chunk, m)[row + r] = scale * static_cast<float>(halves[0] + halves[1]);
-    int32_t* counts = InputChunk::counts(chunk, m) + row + r;
-    counts[0] = -(halves[0] + halves[1]);
-    counts[m] = -halves[0];
-    counts[2 * m] = -halves[1];
+    note_row(chunk, m, row + r, scale, halves);
   }
 }
+#endif
 #endif
 
 // A chunk of a tile of m rows, of which there are `count` from `first` on; inverses are those of the rows. Rows that are
