@@ -230,10 +230,10 @@ def test_no_logits_are_written_where_only_the_best_is_read(kind, size, rows):
     torch.testing.assert_close(best, expected, rtol=0, atol=0, equal_nan=True)
 
 
-def operators(kind, outputs):
+def operators(kind, outputs, level=300):
     """A layer with a bias as two functions: with a residual, and where only the best is sought; and as itself."""
     ops, dtype = torch.ops.yggdrasil, LINEARS[kind][1]
-    bias = 300 * torch.ones(outputs, dtype=dtype)  # where two bfloat16 are two apart, many outputs round to one
+    bias = level * torch.ones(outputs, dtype=dtype)  # where two bfloat16 are two apart, many outputs round to one
     bias[outputs // 2 :] += 2
     if kind == "q4_0":
         linear = QuantisedLinear(packed_rows("Q4_0", outputs, SIZE), bias, 2)
@@ -263,10 +263,38 @@ def test_a_bias_a_residual_and_the_best_round_as_apart(kind, outputs, rows):
 
     assert torch.equal(with_residual(x, residual), linear(x) + residual)
 
-    greatest, tokens = best(x)
-    expected, places = torch.ops.yggdrasil.best_tokens(linear(x)[0], 2)
-    assert torch.equal(tokens, places)
-    assert torch.equal(greatest, expected)
+    # Below zero, the lanes of a panel that are no outputs would win.
+    for layer, greatest_of in ((linear, best), operators(kind, outputs, level=-300)[::2]):
+        greatest, tokens = greatest_of(x)
+        expected, places = torch.ops.yggdrasil.best_tokens(layer(x)[0], 2)
+        assert torch.equal(tokens, places)
+        assert torch.equal(greatest, expected)
+
+
+@pytest.mark.parametrize("bits", [0x7FFFFFFF, -1], ids=["plus", "minus"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_bias_that_is_not_a_number_stays_so_when_it_is_rounded(kind, bits):
+    """Where all bits are set, rounding up would make it a zero."""
+    linear, ops = operators(kind, 40)[0], torch.ops.yggdrasil
+    bias = torch.tensor(bits, dtype=torch.int32).view(torch.float32).repeat(40)
+    x = torch.ones(1, 2, SIZE, dtype=LINEARS[kind][1])
+    multiply, of_one = (ops.quantised_linear, (linear.format,)) if kind == "q4_0" else (ops.packed_linear, ())
+    given = multiply(x, linear.packed, bias, 40, *of_one, 2)
+
+    assert given.isnan().all()
+
+
+def test_gates_of_any_size_are_what_they_are_in_double_precision():
+    """At -88.5 the power of two in it is one beyond the largest; further down there is none."""
+    some = [-1e30, -1000.0, -100.0, -88.5, -88.0, -50.0, -1.0, 0.0, 1.0, 50.0, 88.5, 1000.0]
+    gates = torch.tensor([*some, *some, *some[:8]])
+    weight, ops = torch.eye(len(gates)), torch.ops.yggdrasil
+    packed = torch.zeros(ops.packed_shape(weight))
+    ops.pack_linear(weight, packed)
+    x = torch.ones(1, 1, len(gates))
+    (given,) = ops.packed_linears(x, gates.view_as(x), None, 0.0, None, [packed], [None], [len(gates)], 1)
+
+    torch.testing.assert_close(given[0, 0].double(), nn.functional.silu(gates.double()), rtol=1e-5, atol=1e-38)
 
 
 def test_logits_that_are_read_are_written():

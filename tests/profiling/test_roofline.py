@@ -7,6 +7,7 @@ from tests.tiny_pair import SHAPE, make_pair, random_model
 from yggdrasil.models import kernels
 from yggdrasil.models.formats.rounding import rounding_to
 from yggdrasil.models.loading import prepare_model
+from yggdrasil.profiling import roofline
 from yggdrasil.profiling.roofline import MachineRates, StepWork, measure_rates, step_work
 
 native_only = pytest.mark.skipif(not kernels.is_native(), reason="no C++ compiler on this machine")
@@ -50,6 +51,25 @@ def test_quantised_weights_are_their_blocks():
     assert work.num_bytes == chunks * 18 + table + 8 * table // VOCAB + other + caches
     assert work.operations == step_work(full, 8, 100).operations
     assert measure_rates(loaded, repeats=1).operations_per_s > 0
+
+
+@native_only
+@pytest.mark.parametrize(("int8_s", "float_s", "least_s"), [(2.0, 0.5, 0.5), (0.25, 0.5, 0.25)])
+def test_the_matrix_rate_is_that_of_the_faster_dtype(monkeypatch, int8_s, float_s, least_s):
+    """Without VNNI PyTorch's product of int8 is the slower one by far."""
+    multiplied = []
+    monkeypatch.setattr(torch, "_int_mm", lambda a, b: multiplied.append(a.dtype))
+
+    def median_s(run, repeats, wait):
+        multiplied.clear()
+        run()
+        return int8_s if multiplied else float_s
+
+    monkeypatch.setattr(roofline, "_median_s", median_s)
+    model = random_model()
+    loaded = prepare_model(model, "tiny", 1, quantise=rounding_to("q4_0", model))
+
+    assert measure_rates(loaded).operations_per_s == 2 * 1024**3 / least_s
 
 
 def test_the_limit_is_the_slower_of_memory_and_arithmetic():
