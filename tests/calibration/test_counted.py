@@ -32,6 +32,7 @@ from yggdrasil.engine.policy import FreeTreePolicy
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.models.facts import load_tokenizer
 from yggdrasil.models.loading import load_model
+from yggdrasil.models.side_by_side import Rows
 from yggdrasil.scheduling.plan import resolve_source
 from yggdrasil.tree.objective import StepCosts, least_useful
 
@@ -142,6 +143,27 @@ def test_when_time_is_up_answers_end_where_they_are(
     again = OwnText(loaded, tokenizer, prompts, file).write(Budget(60.0, 200), spent, silent)
     asked_again = {tuple(each.prompt) for each in again[len(cut) :]} & set(answers)
     assert asked_again == (set() if is_kept else set(answers))
+
+
+def test_a_slow_model_writes_one_answer_to_its_end_before_the_next(tmp_path, loaded, tokenizer, monkeypatch):
+    """All at once, none would get anywhere in the time: a token takes a second here."""
+    clock, read = [0.0], Rows.read
+
+    def slow(rows, tokens, places, prompts):
+        clock[0] += len(tokens) + sum(map(len, prompts))
+        return read(rows, tokens, places, prompts)
+
+    monkeypatch.setattr(Rows, "read", slow)
+    monkeypatch.setattr("yggdrasil.calibration.own_text.ANSWER", 64)
+    monkeypatch.setattr("yggdrasil.calibration.own_text.monotonic", lambda: clock[0])
+    monkeypatch.setattr("yggdrasil.calibration.row_writer.perf_counter", lambda: clock[0])
+    prompts = [list(tokenizer(words)["input_ids"]) for words in WORDS]
+    documents = OwnText(loaded, tokenizer, prompts, tmp_path / "own").write(Budget(90.0), tmp_path / "spent", silent)
+
+    assert sum(map(len, prompts)) + 16 * len(prompts) > 90, "no answer would be kept"
+    first, *others = documents
+    assert len(first.answer) == 64
+    assert len(others) <= 1
 
 
 @pytest.mark.usefixtures("few_rows")

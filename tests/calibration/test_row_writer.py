@@ -1,5 +1,6 @@
 """Many texts written side by side are those that the model alone would write one by one."""
 
+import math
 import random
 from functools import cache
 
@@ -40,11 +41,11 @@ def prompts_of(lengths):
     return [[dice.randrange(VOCAB) for _ in range(length)] for length in lengths]
 
 
-def written(tasks, ends, num_rows, capacity=64, seed=0):
+def written(tasks, ends, num_rows, capacity=64, seed=0, at_once=None):
     loaded = models()[0]
     with own_attention(loaded.model, SIDE_BY_SIDE):
         writer = RowWriter(loaded, ends, capacity, seed, num_rows)
-        return [text for finished in writer.write(iter(tasks)) for text in finished]
+        return [text for finished in writer.write(iter(tasks), at_once=at_once) for text in finished]
 
 
 def test_rows_that_end_and_begin_at_any_time_say_what_generate_says():
@@ -64,6 +65,29 @@ def test_rows_that_end_and_begin_at_any_time_say_what_generate_says():
     for num_rows in (1, 3, 5, 13):
         texts = written(tasks, ends, num_rows)
         assert {tuple(text.task.prompt): text.tokens for text in texts} == told
+
+
+@pytest.mark.parametrize(("allowed", "most"), [(2.9, 2), (0.1, 1), (math.inf, 5)])
+def test_no_more_go_on_than_time_allows_and_the_first_goes_alone(monkeypatch, allowed, most):
+    """What a token takes is known behind the first prompt."""
+    tasks, asked, numbers, read = [Task(prompt, 6) for prompt in prompts_of([9, 3, 5, 7, 2, 4, 6])], [], [], Rows.read
+
+    def noted(rows, tokens, places, prompts):
+        numbers.append(len(tokens) + len(prompts))
+        return read(rows, tokens, places, prompts)
+
+    def at_once(token_seconds):
+        asked.append(token_seconds)
+        return allowed
+
+    monkeypatch.setattr(Rows, "read", noted)
+    texts = written(tasks, (), 5, at_once=at_once)
+
+    assert numbers[0] == 1
+    assert max(numbers) == most
+    assert all(0 < seconds < 60 for seconds in asked)
+    told = {tuple(text.task.prompt): text.tokens for text in texts}
+    assert told == {tuple(text.task.prompt): text.tokens for text in written(tasks, (), 5)}
 
 
 def test_a_row_ends_where_it_is_full():

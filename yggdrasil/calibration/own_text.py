@@ -102,13 +102,17 @@ class OwnText:
         def is_late() -> bool:
             return budget.is_late(monotonic() - began)
 
+        def at_once(token_seconds: float) -> float:
+            return (budget.seconds - (monotonic() - began)) / (token_seconds * self._most)
+
         with (
             one_thread() if is_native() else nullcontext(),
             own_attention(self._loaded.model, SIDE_BY_SIDE),
             self._file.open("a", encoding="utf-8") as lines,
         ):
             lines.write("\n" if is_cut else "")  # what an interruption has cut stays a line by itself
-            for answered in self._answered(documents, lambda: used() >= 1.0, is_late):
+            pace = at_once if budget.tokens is None else None
+            for answered in self._answered(documents, lambda: used() >= 1.0, is_late, pace):
                 lines.writelines(json.dumps(document._asdict()) + "\n" for document in answered)
                 lines.flush()
                 documents += answered
@@ -118,11 +122,16 @@ class OwnText:
         return documents
 
     def _answered(
-        self, documents: Sequence[Document], is_enough: Callable[[], bool], is_late: Callable[[], bool]
+        self,
+        documents: Sequence[Document],
+        is_enough: Callable[[], bool],
+        is_late: Callable[[], bool],
+        at_once: Callable[[float], float] | None,
     ) -> Iterator[list[Document]]:
         """What is finished, pass by pass; nothing is begun once it ``is_enough``.
 
-        Nothing goes on when it ``is_late``: a pass of a large model takes seconds, and an answer hundreds of passes.
+        Nothing goes on when it ``is_late``: a pass of a large model takes seconds, and an answer hundreds of passes. So
+        no more are begun ``at_once`` than come to their ends in time.
         """
         longest = max(1, min(_LONGEST_PROMPT, self._loaded.max_context - self._most))
         capacity = min(longest + self._most, self._loaded.max_context)
@@ -132,10 +141,10 @@ class OwnText:
             for number, prompt in enumerate(self._unanswered(documents, longest))
             if number < ROWS or not is_enough()  # however little time there is
         )
-        for finished in writer.write(given, is_late):
+        for finished in writer.write(given, is_late, at_once):
             yield self._told(finished)
         asked: deque[Task] = deque()
-        for finished in writer.write(self._own_tasks(asked, is_enough), is_late):
+        for finished in writer.write(self._own_tasks(asked, is_enough), is_late, at_once):
             asked += (Task(self._asked(text)[-longest:], self._most) for text in finished if text.task.is_drawn)
             if answered := self._told(finished):
                 yield answered

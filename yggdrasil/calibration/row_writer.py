@@ -4,6 +4,7 @@ Dims: R rows at most, V vocabulary.
 """
 
 from collections.abc import Callable, Collection, Iterator
+from time import perf_counter
 from typing import NamedTuple
 
 import torch
@@ -58,21 +59,33 @@ class RowWriter:
         self._rows = Rows(loaded, num_rows or rows_that_fit(loaded, capacity), capacity)
         self._num_threads = loaded.num_threads
         self._ends, self._coins = ends, torch.Generator().manual_seed(seed)
+        self._token_seconds: float | None = None  # by the last pass that read prompts
 
-    def write(self, tasks: Iterator[Task], is_late: Callable[[], bool] = lambda: False) -> Iterator[list[Written]]:
+    def write(
+        self,
+        tasks: Iterator[Task],
+        is_late: Callable[[], bool] = lambda: False,
+        at_once: Callable[[float], float] | None = None,
+    ) -> Iterator[list[Written]]:
         """What every pass has finished. A task is asked for when a row is free; all that were begun are finished.
 
-        Once it ``is_late`` they end where they are.
+        Once it ``is_late`` they end where they are. ``at_once``: how many may go on side by side, by the seconds that
+        a token takes each of them.
         """
         going: list[Written] = []
         while True:
-            new = [Written(task, []) for task in self._next(tasks, self._rows.num_rows - len(going))]
+            room = self._rows.num_rows if at_once is None else self._room(at_once)
+            new = [Written(task, []) for task in self._next(tasks, room - len(going))]
             if not going and not new:
                 return
+            start = perf_counter()
             logits = self._rows.read(
                 [text.tokens[-1] for text in going], [text.length - 1 for text in going],
                 [text.task.prompt for text in new],
             )  # fmt: skip
+            if new:
+                num_tokens = len(going) + sum(len(text.task.prompt) for text in new)
+                self._token_seconds = (perf_counter() - start) / num_tokens
             going += new
             for text, token in zip(going, self._chosen(logits, going), strict=True):
                 text.tokens.append(token)
@@ -83,6 +96,12 @@ class RowWriter:
             self._close_gaps(going)
             if finished:
                 yield finished
+
+    def _room(self, at_once: Callable[[float], float]) -> int:
+        """Rows that may be taken: one alone until it has told what a token takes."""
+        if self._token_seconds is None:
+            return 1
+        return int(min(self._rows.num_rows, max(1.0, at_once(self._token_seconds))))
 
     def _next(self, tasks: Iterator[Task], free: int) -> Iterator[Task]:
         read = 0
