@@ -145,11 +145,13 @@ def test_when_time_is_up_answers_end_where_they_are(
     assert asked_again == (set() if is_kept else set(answers))
 
 
-def test_a_slow_model_writes_one_answer_to_its_end_before_the_next(tmp_path, loaded, tokenizer, monkeypatch):
-    """All at once, none would get anywhere in the time: a token takes a second here."""
+@pytest.mark.parametrize(("seconds", "whole"), [(90.0, 1), (140.0, 2)])
+def test_a_slow_model_begins_what_it_can_end(tmp_path, loaded, tokenizer, monkeypatch, seconds, whole):
+    """All four answers at once, none would get to its end in the time: a token takes a second here."""
     clock, read = [0.0], Rows.read
 
     def slow(rows, tokens, places, prompts):
+        assert not prompts or len(tokens) + len(prompts) <= max(1.0, (seconds - clock[0]) / 64)
         clock[0] += len(tokens) + sum(map(len, prompts))
         return read(rows, tokens, places, prompts)
 
@@ -158,12 +160,9 @@ def test_a_slow_model_writes_one_answer_to_its_end_before_the_next(tmp_path, loa
     monkeypatch.setattr("yggdrasil.calibration.own_text.monotonic", lambda: clock[0])
     monkeypatch.setattr("yggdrasil.calibration.row_writer.perf_counter", lambda: clock[0])
     prompts = [list(tokenizer(words)["input_ids"]) for words in WORDS]
-    documents = OwnText(loaded, tokenizer, prompts, tmp_path / "own").write(Budget(90.0), tmp_path / "spent", silent)
+    documents = OwnText(loaded, tokenizer, prompts, tmp_path / "own").write(Budget(seconds), tmp_path / "spent", silent)
 
-    assert sum(map(len, prompts)) + 16 * len(prompts) > 90, "no answer would be kept"
-    first, *others = documents
-    assert len(first.answer) == 64
-    assert len(others) <= 1
+    assert [len(document.answer) for document in documents[:whole]] == [64] * whole
 
 
 @pytest.mark.usefixtures("few_rows")

@@ -103,7 +103,7 @@ class OwnText:
             return budget.is_late(monotonic() - began)
 
         def at_once(token_seconds: float) -> float:
-            return (budget.seconds - (monotonic() - began)) / (token_seconds * self._most)
+            return budget.seconds_left(monotonic() - began) / (token_seconds * self._most)
 
         with (
             one_thread() if is_native() else nullcontext(),
@@ -111,8 +111,7 @@ class OwnText:
             self._file.open("a", encoding="utf-8") as lines,
         ):
             lines.write("\n" if is_cut else "")  # what an interruption has cut stays a line by itself
-            pace = at_once if budget.tokens is None else None
-            for answered in self._answered(documents, lambda: used() >= 1.0, is_late, pace):
+            for answered in self._answered(documents, lambda: used() >= 1.0, is_late, at_once):
                 lines.writelines(json.dumps(document._asdict()) + "\n" for document in answered)
                 lines.flush()
                 documents += answered
@@ -126,7 +125,7 @@ class OwnText:
         documents: Sequence[Document],
         is_enough: Callable[[], bool],
         is_late: Callable[[], bool],
-        at_once: Callable[[float], float] | None,
+        at_once: Callable[[float], float],
     ) -> Iterator[list[Document]]:
         """What is finished, pass by pass; nothing is begun once it ``is_enough``.
 

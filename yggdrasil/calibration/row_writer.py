@@ -4,6 +4,7 @@ Dims: R rows at most, V vocabulary.
 """
 
 from collections.abc import Callable, Collection, Iterator
+from math import inf
 from time import perf_counter
 from typing import NamedTuple
 
@@ -65,7 +66,7 @@ class RowWriter:
         self,
         tasks: Iterator[Task],
         is_late: Callable[[], bool] = lambda: False,
-        at_once: Callable[[float], float] | None = None,
+        at_once: Callable[[float], float] = lambda token_seconds: inf,
     ) -> Iterator[list[Written]]:
         """What every pass has finished. A task is asked for when a row is free; all that were begun are finished.
 
@@ -74,8 +75,7 @@ class RowWriter:
         """
         going: list[Written] = []
         while True:
-            room = self._rows.num_rows if at_once is None else self._room(at_once)
-            new = [Written(task, []) for task in self._next(tasks, room - len(going))]
+            new = [Written(task, []) for task in self._next(tasks, self._room(at_once) - len(going))]
             if not going and not new:
                 return
             start = perf_counter()

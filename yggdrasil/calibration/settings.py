@@ -1,6 +1,7 @@
 """What a calibration is asked to do."""
 
 from dataclasses import asdict, dataclass, replace
+from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -65,9 +66,13 @@ class Budget(NamedTuple):
         used, whole = (seconds, self.seconds) if self.tokens is None else (float(tokens), float(self.tokens))
         return min(used / whole, 1.0) if whole else 1.0
 
+    def seconds_left(self, seconds: float) -> float:
+        """How much time there is after so many ``seconds``: without end where tokens are what counts."""
+        return self.seconds - seconds if self.tokens is None else inf
+
     def is_late(self, seconds: float) -> bool:
         """Whether time is what counts, and is up."""
-        return self.tokens is None and seconds >= self.seconds
+        return self.seconds_left(seconds) <= 0.0
 
 
 _ROOM = 256  # tokens behind a context at which costs are measured: iterations that are timed
