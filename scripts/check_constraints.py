@@ -22,10 +22,10 @@ from rich.progress import track
 from yggdrasil.acceptance.sampling import Constraint, SamplingParams
 from yggdrasil.artifacts import write_atomic
 from yggdrasil.bench.record import provenance
-from yggdrasil.bench.repeats import foretold
 from yggdrasil.bench.spread import describe, spread
 from yggdrasil.cli import run_script
 from yggdrasil.engine.decoder import Decoder, Generation
+from yggdrasil.predictor.repeats import foretold
 from yggdrasil.prompts import encode_prompt, read_prompt_sets
 
 

@@ -22,7 +22,6 @@ from rich.progress import track
 from rich.table import Table
 
 from yggdrasil.artifacts import current_machine, resolve_plan, write_atomic
-from yggdrasil.bench.repeats import foretold
 from yggdrasil.bench.spread import describe, spread
 from yggdrasil.cli import run_script
 from yggdrasil.cli.progress import wide_console
@@ -31,6 +30,7 @@ from yggdrasil.engine.planned import planned_policy
 from yggdrasil.engine.policy import PLAIN_POLICY, Decision, Learner, Policy
 from yggdrasil.predictor.bundle import Learned
 from yggdrasil.predictor.evidence import Evidence
+from yggdrasil.predictor.repeats import foretold
 from yggdrasil.prompts import encode_prompt, read_prompts
 from yggdrasil.scheduling.plan import Plan
 from yggdrasil.tree.objective import Objective, TreeShape

@@ -8,12 +8,12 @@ from tiny_pair import TEXT
 
 from yggdrasil.bench.compare import _in_turn, compare
 from yggdrasil.bench.record import guessers
-from yggdrasil.bench.repeats import foretold
 from yggdrasil.bench.summary import summarise, summarise_beside, summarise_categories
 from yggdrasil.cli.progress import show_beside, show_categories, show_comparison, show_summary
 from yggdrasil.engine.policy import FixedPolicy
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.models.compiled import BuildClock
+from yggdrasil.predictor.repeats import foretold
 from yggdrasil.prompts import Prompt
 from yggdrasil.scheduling.plan import ModelRef
 from yggdrasil.tree.objective import TreeShape

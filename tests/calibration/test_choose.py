@@ -11,6 +11,7 @@ from yggdrasil.calibration import measure
 from yggdrasil.calibration.choose import Gain, _error_of_ratio, choose
 from yggdrasil.calibration.measure import READ, costs_from, measure_stages, useful_verify_widths
 from yggdrasil.calibration.record import concatenate, record_document
+from yggdrasil.calibration.replay import recorded_documents
 from yggdrasil.drafters import NGramDrafter, NGramOptions
 from yggdrasil.drafters.counts import usual_counts
 from yggdrasil.drafters.named import ngram_options
@@ -19,6 +20,7 @@ from yggdrasil.engine.text import TextStream
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.predictor.acceptance import AcceptanceCalibration
 from yggdrasil.predictor.bundle import Learned
+from yggdrasil.predictor.repeats import share_foretold
 from yggdrasil.profiling.simulator import SimulationResult
 from yggdrasil.scheduling.plan import Expectation
 from yggdrasil.tree.objective import PLAIN_STEP, StepCosts, TreeShape
@@ -61,6 +63,19 @@ def test_a_draft_model_is_chosen_for_with_and_without_its_first_guesses(pair, tm
     assert loaded.lift == choice.learned.lift > 0.0
     replace(loaded, lift=None).save(tmp_path)  # as of an earlier calibration
     assert Learned.load(tmp_path).lift is None
+
+
+def test_a_prediction_says_how_much_of_its_text_repeats_itself(pair):
+    """Of the one document that is held out, behind its prompt."""
+    traces, shares = recording(pair), []
+    prompts = {number: document.answer for number, document in enumerate(recorded_documents(traces, {}))}  # all copied
+    for known in ({}, prompts):
+        choice = choose(traces, AcceptanceCalibration.identity(), COSTS, prompts=known)
+        each = {round(share_foretold([document]), 3) for document in recorded_documents(traces, known)}
+        assert choice.predicted.repeats in each
+        assert {expected.repeats for expected in choice.rejected} == {None}
+        shares.append(choice.predicted.repeats)
+    assert shares[0] < shares[1]
 
 
 @pytest.mark.parametrize(

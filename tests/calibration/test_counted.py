@@ -328,6 +328,17 @@ def test_what_is_predicted_was_not_learned():
     assert learned.expected[0].aal < 1.1
 
 
+def test_a_prediction_says_how_much_of_its_text_repeats_itself():
+    """Of the texts that it was predicted by: every tenth is a loop of eight here, the others never repeat."""
+    loops, others = [Document([90], [*range(8)] * 10)] * 6, [Document([90], list(range(i, i + 80))) for i in range(54)]
+    held_out_first = [text for i in range(6) for text in (loops[i], *others[9 * i : 9 * i + 9])]
+    expected = learn_counts(held_out_first, COSTS, with_table=True).expected
+    assert expected[0].repeats == round((80 - 8 - 3) / 80, 3)
+    assert expected[0].describe().endswith("ms a token, on text of which 86% repeats itself")
+    assert [each.repeats for each in expected[1:]] == [None] * len(expected[1:])
+    assert "repeats" not in expected[1].describe()
+
+
 TABLE_TOO, LOOK_UP = CountsOptions(table=True), NGramOptions()
 
 

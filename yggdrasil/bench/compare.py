@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 from yggdrasil.bench.divergence import Divergence, replay
 from yggdrasil.bench.guard import nothing_built
-from yggdrasil.bench.repeats import foretold
 from yggdrasil.engine.decoder import Decoder, Generation
 from yggdrasil.errors import YggdrasilError
+from yggdrasil.predictor.repeats import foretold
 from yggdrasil.prompts import Prompt, encode_prompt
 
 _PLAIN, _OURS = "plain decoding", "the plan"  # no names that a plan can have

@@ -15,10 +15,10 @@ from yggdrasil.acceptance.speculation import DEFAULT, OFF, Speculation
 from yggdrasil.artifacts import parse_dataclass
 from yggdrasil.bench.divergence import Divergence, replay
 from yggdrasil.bench.guard import SomethingBuiltError, nothing_built
-from yggdrasil.bench.repeats import foretold
 from yggdrasil.bench.spread import spread
 from yggdrasil.engine.decoder import Decoder
 from yggdrasil.engine.policy import Policy
+from yggdrasil.predictor.repeats import foretold
 from yggdrasil.prompts import Prompt, encode_prompt
 
 FAMILY = "yggdrasil"  # of our engine's systems; a setting of its own may follow

@@ -1,6 +1,7 @@
 """From measurements and traces to what the runtime uses: what was learned, and the policy that wins in simulation."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -18,6 +19,7 @@ from yggdrasil.predictor.acceptance import AcceptanceCalibration
 from yggdrasil.predictor.bundle import Learned
 from yggdrasil.predictor.depth import DepthPredictor
 from yggdrasil.predictor.evidence import Evidence, EvidenceSizes
+from yggdrasil.predictor.repeats import share_foretold
 from yggdrasil.predictor.report import TrainingReport
 from yggdrasil.predictor.training import train_depth_predictor
 from yggdrasil.profiling.simulator import SimulationResult
@@ -167,7 +169,9 @@ def choose(
         Expectation("plain decoding", 1.0, costs.plain_ms, 1.0),
     ]
     reports = {source: report for source, (_, report) in trained.items()}
-    return Choice(learned, reports, best, expectations[best], rejected, gain)
+    repeats = share_foretold(recorded_documents(held_out, prompts or {}))
+    predicted = replace(expectations[best], repeats=round(repeats, 3))
+    return Choice(learned, reports, best, predicted, rejected, gain)
 
 
 def _error_of_ratio(over: Sequence[float], under: Sequence[float]) -> float:

@@ -1,6 +1,7 @@
 """What decoding with guesses that cost no pass will give: played over text, nothing recorded."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -9,6 +10,7 @@ from yggdrasil.calibration.replay import RunnersUp, replay
 from yggdrasil.drafters.protocol import FreeDrafter
 from yggdrasil.engine.objective_policy import ObjectivePolicy
 from yggdrasil.engine.policy import FreeTreePolicy, Policy
+from yggdrasil.predictor.repeats import share_foretold
 from yggdrasil.profiling.simulator import SimulationResult
 from yggdrasil.scheduling.plan import Expectation
 from yggdrasil.tree.objective import StepCosts
@@ -37,6 +39,7 @@ def foresee(
 
     found = played(policy_without_drafter(costs), f"counts of {free.name}")
     fixed = [played(FreeTreePolicy(width), f"fixed verify width {width}") for width in costs.verify_widths[1:]]
+    found = replace(found, repeats=round(share_foretold(documents), 3))
     return [found, *sorted(fixed, key=lambda each: each.tpot_ms)[:1], plain]
 
 

@@ -171,8 +171,7 @@ def _print_plan(path: Path) -> None:
     best = plan.predicted
     print(path)
     print(plan.describe())
-    print(f"predicted on held-out prompts: {best.speedup:.2f} x plain decoding, AAL {best.aal:.2f}, "
-          f"{best.tpot_ms:.3g} ms a token ({best.policy})")  # fmt: skip
+    print(f"predicted for {best.policy}: {best.describe()}")
     for other in plan.rejected:
         print(
             f"  instead of {other.policy}: {other.speedup:.2f} x, AAL {other.aal:.2f}, {other.tpot_ms:.3g} ms a token"

@@ -85,8 +85,10 @@ _ANCHORS = (
 
 def _cards(facts: Facts) -> str:
     plan = facts.plan
+    repeats = plan.predicted.repeats
+    looped = "" if repeats is None else f", {repeats:.0%} of whose text repeats itself"
     cards = [
-        (f"{plan.predicted.speedup:.2f} ×", "plain decoding, predicted on held-out prompts"),
+        (f"{plan.predicted.speedup:.2f} ×", f"plain decoding, predicted on held-out prompts{looped}"),
         (f"{plan.predicted.aal:.2f}", "tokens an iteration (AAL, bonus included)"),
         (f"{plan.predicted.tpot_ms:.3g} ms", "a token, predicted"),
         (f"{plan.costs[0].plain_ms:.3g} ms", f"a plain step at context {plan.costs[0].context}"),

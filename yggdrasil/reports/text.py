@@ -34,10 +34,7 @@ def show(facts: Facts, console: Console | None = None) -> None:
     console = console or Console()
     plan = facts.plan
     console.print(plan.describe(), style="bold", markup=False)
-    console.print(
-        f"predicted {plan.predicted.speedup:.2f} x plain decoding, AAL {plan.predicted.aal:.2f}, "
-        f"{plan.predicted.tpot_ms:.3g} ms a token"
-    )
+    console.print(f"predicted {plan.predicted.describe()}", markup=False)
     if plan.left_out is not None:
         console.print(f"without {plan.left_out.describe()}", markup=False)
     tables = facts.tables()

@@ -112,12 +112,18 @@ class Costs:
 
 @dataclass(frozen=True)
 class Expectation:
-    """What a policy gave on held-out traces (simulated)."""
+    """What a policy gave on held-out text (simulated)."""
 
     policy: str
     aal: float
     tpot_ms: float
     speedup: float  # over plain compiled decoding
+    repeats: float | None = None  # share of that text that an earlier place of it foretells, where it was counted
+
+    def describe(self) -> str:
+        """One line for a person."""
+        repeats = "" if self.repeats is None else f", on text of which {self.repeats:.0%} repeats itself"
+        return f"{self.speedup:.2f} x plain decoding, AAL {self.aal:.2f}, {self.tpot_ms:.3g} ms a token{repeats}"
 
 
 @dataclass(frozen=True)

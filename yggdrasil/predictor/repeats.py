@@ -1,6 +1,6 @@
 """How much a text repeats itself: what a loop or a copy from the prompt gives away, no draft model needed."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from yggdrasil.predictor.repetition import NGRAM
 
@@ -18,3 +18,9 @@ def foretold(prompt: Sequence[int], output: Sequence[int]) -> int:
         count += place >= len(prompt) and followers.get(ngram) == text[place]
         followers[ngram] = text[place]
     return count
+
+
+def share_foretold(documents: Iterable[tuple[Sequence[int], Sequence[int]]]) -> float:
+    """The share of all outputs that is ``foretold``, of pairs of prompt and output; 0 of no output."""
+    texts = list(documents)
+    return sum(foretold(*text) for text in texts) / max(sum(len(output) for _, output in texts), 1)

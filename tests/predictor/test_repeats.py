@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from yggdrasil.bench.repeats import foretold
+from yggdrasil.predictor.repeats import foretold, share_foretold
 
 SHORT = st.lists(st.integers(0, 2), max_size=30)
 
@@ -42,3 +42,9 @@ def test_the_last_occurrence_counts():
 def test_text_that_never_repeats_gives_nothing_away():
     assert foretold([], list(range(50))) == 0
     assert foretold([1], []) == 0
+
+
+def test_the_share_is_of_all_outputs_together():
+    loop, fresh = ([9, 8], [1, 2, 3, 4] * 3), ([9], [5, 6, 7])
+    assert share_foretold(iter([loop, fresh])) == (12 - 4 - 3) / 15
+    assert share_foretold([]) == share_foretold([([1], [])]) == 0.0
