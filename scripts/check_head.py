@@ -135,16 +135,17 @@ def our_drafts(folder: Path, head: Path, texts: Sequence[list[int]]) -> list[lis
 
 def check(
     target: Annotated[str, typer.Option(help="Folder, .gguf file or hub id of the target.")],
-    head: Annotated[Path, typer.Option(help="Folder of a head that `yggdrasil train` wrote.")],
+    head: Annotated[str, typer.Option(help="A head that `yggdrasil train` wrote: its folder, or yggdrasil:NAME.")],
     texts: Annotated[int, typer.Option(min=1)] = 4,
     tokens: Annotated[int, typer.Option(min=1)] = 48,
 ) -> None:
     """Draft with both and compare."""
+    from yggdrasil.drafters.shipped import whole_name
     from yggdrasil.models.source import Source
 
-    folder = Source.find(target).checkpoint(torch.float32)
-    plain = plain_drafts(folder, head, texts, tokens)
-    ours = our_drafts(folder, head, [text for text, _ in plain])
+    folder, files = Source.find(target).checkpoint(torch.float32), Path(whole_name(head))
+    plain = plain_drafts(folder, files, texts, tokens)
+    ours = our_drafts(folder, files, [text for text, _ in plain])
     pairs = [pair for (_, theirs), chains in zip(plain, ours, strict=True) for pair in zip(theirs, chains, strict=True)]
     same = sum(theirs == chain for theirs, chain in pairs)
     different = len({tuple(chain) for _, chain in pairs})
@@ -153,4 +154,6 @@ def check(
 
 
 if __name__ == "__main__":
-    typer.run(check)
+    from yggdrasil.cli import run_script
+
+    run_script(check, "check_head")

@@ -1,6 +1,6 @@
 """What a head or a draft model guesses of its target's answers, and the lengths that trees get.
 
-    python scripts/measure_drafter.py --target MODEL --drafter FOLDER --prompts FILE [--chat] [--limit 20]
+    python scripts/measure_drafter.py --target MODEL --drafter HEAD --prompts FILE [--chat] [--limit 20]
 
 The target answers by its plan for this machine (one is made where there is none), whose counts stand beside the
 drafter. Of a chain's guesses the share that stands is told, where those before it do; of an EAGLE-3 head agreement too,
@@ -33,6 +33,7 @@ from yggdrasil.drafters.heads.files import open_head
 from yggdrasil.drafters.heads.kinds import is_head, kind_of
 from yggdrasil.drafters.heads.loading import LoadedHead, load_head
 from yggdrasil.drafters.heads.module import EagleHead
+from yggdrasil.drafters.shipped import whole_name
 from yggdrasil.engine import decoder as engine
 from yggdrasil.engine.build import assemble
 from yggdrasil.engine.policy import Decision, FreeTreePolicy
@@ -69,7 +70,7 @@ class Whole(DraftedTreePolicy):
 
 def measure(
     target: Annotated[str, typer.Option(help="Folder, .gguf file or hub id of the target.")],
-    drafter: Annotated[Path, typer.Option(help="Folder of a head of it, or of a draft model.")],
+    drafter: Annotated[str, typer.Option(help="A head of it, as calibrate names one, or a draft model's folder.")],
     prompts: Annotated[Path, typer.Option(help="JSON lines with a prompt field.")],
     chat: Annotated[bool, typer.Option("--chat", help="Plain prompts are a user's turn.")] = False,
     limit: Annotated[int, typer.Option(min=1, help="Prompts, spread over the file.")] = 20,
@@ -77,10 +78,9 @@ def measure(
     out: Annotated[Path | None, typer.Option("--json", help="File for all figures.")] = None,
 ) -> None:
     """Print shares and lengths."""
-    if not is_head(str(drafter)):
-        check_same_tokenizer(
-            *map(load_tokenizer, (Source.find(target), Source.find(str(drafter)))), (target, str(drafter))
-        )
+    folder = Path(whole_name(drafter))
+    if not is_head(str(folder)):
+        check_same_tokenizer(*map(load_tokenizer, (Source.find(target), Source.find(str(folder)))), (target, drafter))
     with PhaseProgress() as progress:
         decoder = Decoder.from_pretrained(target, drafter="table", chat=chat, reporter=progress)
         report = progress.phase("answering")
@@ -92,12 +92,12 @@ def measure(
             report(number / len(asked))
         documents = [document for document in documents if len(document.answer) > 2 * DEPTH]
         loaded = decoder.assembly.target.loaded
-        second = opened_beside(loaded, target, drafter)
+        second = opened_beside(loaded, target, folder)
         traces = record(loaded, second, documents, progress.phase("drafting"))
         shares = {"a chain's guess stands": standing(traces)}
-        if isinstance(second, LoadedHead) and kind_of(drafter) == "eagle3":
+        if isinstance(second, LoadedHead) and kind_of(folder) == "eagle3":
             progress.phase("agreement")
-            shares |= agreement(target, drafter, second.layers, documents)
+            shares |= agreement(target, folder, second.layers, documents)
     lengths = played(traces, documents, decoder)
     show(shares, lengths, len(documents))
     if out is not None:

@@ -109,7 +109,7 @@ def test_prompts_are_of_all_parts_of_the_file(script, pair, folder, monkeypatch,
     monkeypatch.setattr(script, "standing", lambda _: [0.5])
     monkeypatch.setattr(script, "played", lambda traces, documents, decoder: told.extend(documents) or {})
     monkeypatch.setattr(script, "show", lambda *_: None)
-    script.measure("target", folder, tmp_path / "prompts.jsonl", limit=3, tokens=12, out=tmp_path / "out.json")
+    script.measure("target", str(folder), tmp_path / "prompts.jsonl", limit=3, tokens=12, out=tmp_path / "out.json")
 
     assert [document.prompt for document in told] == [list(decoder.encode(asked[i])) for i in (0, 2, 4)]
     assert [document.answer for document in told] == [pair.reference(document.prompt, 12) for document in told]

@@ -361,7 +361,7 @@ def test_a_trained_head_drafts_the_same_elsewhere(written, target, tmp_path, mon
     save_file(shaken, written.out / "model.safetensors")
 
     with pytest.raises(typer.Exit) as ended:
-        check_head.check(str(target), written.out, texts=2, tokens=12)
+        check_head.check(str(target), str(written.out), texts=2, tokens=12)
 
     assert ended.value.exit_code == 0
     same, total, different = map(int, re.findall(r"\d+", capsys.readouterr().out))
