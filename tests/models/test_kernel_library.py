@@ -61,9 +61,9 @@ def test_a_compiler_that_does_not_do_its_work_leaves_the_portable_kernels(tmp_pa
 @pytest.mark.skipif(
     shutil.which("g++") is None or platform.machine() != "x86_64", reason="compiles for x86 processors with g++"
 )
-@pytest.mark.parametrize("processor", ["sapphirerapids", "skylake-avx512"])
+@pytest.mark.parametrize("processor", ["sapphirerapids", "skylake-avx512", "alderlake"])
 def test_the_kernels_compile_for_processors_that_are_not_here(processor):
-    """With the matrix unit; with vectors of 512 bits, and neither VNNI nor bfloat16."""
+    """With the matrix unit; with vectors of 512 bits, and neither VNNI nor bfloat16; of 256 bits, and VNNI."""
     others = [flag for flag in build._FLAGS if not flag.startswith("-march")]
     build._run_all([
         ["g++", *others, *build._of_torch(), f"-march={processor}", "-fsyntax-only", str(source)]
@@ -82,11 +82,22 @@ def test_the_kernels_compile_for_processors_that_are_not_here(processor):
             "x86-64-v3",
             marks=pytest.mark.skipif(" avx512f " not in build._cpu_features(), reason="all tests run on these here"),
         ),
+        pytest.param(
+            "x86-64-v3 -mavxvnni",
+            marks=pytest.mark.skipif(" avx_vnni " not in build._cpu_features(), reason="multiplies bytes by AVX-VNNI"),
+        ),
+        pytest.param(
+            "x86-64-v3 -mavx512vl -mavx512vnni",  # the same kernels, by the instruction as server processors have it
+            marks=pytest.mark.skipif(
+                " avx_vnni " in build._cpu_features() or " avx512_vnni " not in build._cpu_features(),
+                reason="stands in for AVX-VNNI where there is none",
+            ),
+        ),
         "x86-64-v2",
     ],
 )
 def test_the_kernels_pass_their_tests_on_lesser_processors(tmp_path, processor):
-    """Vectors of 256 bits, and none: other paths are compiled than where tests usually run."""
+    """Vectors of 256 bits, with and without VNNI, and none: other paths are compiled than where tests usually run."""
     compiler = tmp_path / "compiler"
     compiler.write_text(f'#!/bin/sh\nexec g++ "$@" -march={processor}\n')
     compiler.chmod(0o755)

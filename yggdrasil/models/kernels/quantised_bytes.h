@@ -1,5 +1,6 @@
-// Quantised linears without VNNI (AVX2): products of bytes are added up in 16 bits as long as they cannot overflow, then in
-// 32. Sums of a chunk are the same integers, and are weighed in the same order, as in quantised_linear.h: to the same bits.
+// Quantised linears with vectors of 256 bits. Without VNNI, products of bytes are added up in 16 bits as long as they
+// cannot overflow, then in 32. Sums of a chunk are the same integers, and are weighed in the same order, as in
+// quantised_linear.h: to the same bits.
 #pragma once
 
 #include "quantised_input.h"
@@ -63,6 +64,49 @@ template <typename F>
   return found;
 }
 
+#ifdef YGG_SHORT_VNNI
+inline __m256i add_products_of_bytes(__m256i sums, __m256i values, __m256i inputs) {
+#ifdef __AVXVNNI__
+  return _mm256_dpbusd_avx_epi32(sums, values, inputs);
+#else
+  return _mm256_dpbusd_epi32(sums, values, inputs);
+#endif
+}
+
+template <typename F>
+constexpr bool kIsSigned = false;  // whether multiply_bytes takes the offset away from every value
+
+// Products of vectors [First, Last) of H halves of a panel with R rows.
+template <typename F, int R, int H, int First, int Last>
+[[gnu::always_inline]] inline void multiply_bytes(const uint8_t* values, int first_half, const int8_t* x, __m256i (&dots)[H][R]) {
+#pragma GCC unroll 16
+  for (int h = 0; h < H; ++h)
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) dots[h][r] = _mm256_setzero_si256();
+#pragma GCC unroll 16
+  for (int v = First; v < Last; ++v) {
+    __m256i wide[H];
+#pragma GCC unroll 16
+    for (int h = 0; h < H; ++h) wide[h] = widened<F>(values, v, first_half + h);
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) {
+      int32_t four;
+      std::memcpy(&four, x + r * kChunk + 4 * v, sizeof four);
+      const __m256i inputs = _mm256_set1_epi32(four);
+#pragma GCC unroll 16
+      for (int h = 0; h < H; ++h) dots[h][r] = add_products_of_bytes(dots[h][r], wide[h], inputs);
+    }
+  }
+}
+
+template <typename F>
+constexpr int kHalvesAtOnce = 2;  // as many as sixteen registers hold sums for
+#else
+template <typename F>
+constexpr bool kIsSigned = F::kBits == 8;
+template <typename F>
+constexpr int kHalvesAtOnce = F::kBits == 4 ? 2 : 1;
+
 // Vectors whose products, two of them in each sum of 16 bits, cannot overflow.
 template <typename F>
 constexpr int kAddedInWords = 32767 / (2 * 127 * ((1 << F::kBits) - 1));
@@ -116,6 +160,8 @@ template <typename F, int R, int H, int First, int Last>
   }
 }
 
+#endif
+
 // Adds a chunk of a panel to the sums of R rows, [R, lanes], eight or all of its outputs at a time.
 template <typename F, int R, int H>
 [[gnu::always_inline]] inline void add_outputs(const uint8_t* header, const uint8_t* values, int64_t chunk, int first_half, uint8_t* input,
@@ -132,7 +178,7 @@ template <typename F, int R, int H>
 #pragma GCC unroll 16
       for (int r = 0; r < R; ++r, sums += kLanes) {
         __m256i dot = dots[h][r];
-        if constexpr (F::kOffset != 0 && F::kBits != 8) dot = _mm256_add_epi32(dot, _mm256_set1_epi32(counts[r] << F::kOffsetBits));
+        if constexpr (F::kOffset != 0 && !kIsSigned<F>) dot = _mm256_add_epi32(dot, _mm256_set1_epi32(counts[r] << F::kOffsetBits));
         const __m256 scale = scales.scale[part] * _mm256_broadcast_ss(row_scales + r);
         __m256 sum = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot), scale, _mm256_load_ps(sums));
         if constexpr (F::kHasMinimum) sum = _mm256_fmadd_ps(scales.minimum, _mm256_broadcast_ss(row_sums + r), sum);
@@ -152,7 +198,7 @@ template <typename F, int R, int H>
 template <typename F, int R>
 void quantised_tile(const uint8_t* pair, uint8_t* input, int64_t groups, int64_t rows, float* out) {
   constexpr int64_t kShare = F::kGroup / F::kChunks;  // of the stream, fetched with every chunk
-  constexpr int kHalves = F::kBits == 4 ? 2 : 1;      // at a time: as many as sixteen registers hold sums for
+  constexpr int kHalves = kHalvesAtOnce<F>;
   std::fill(out, out + 2 * rows * kLanes, 0.0f);
   for (int64_t group = 0; group < groups; ++group, pair += F::kGroup) {
     for (int64_t chunk = 0; chunk < F::kChunks; ++chunk, input += rows * InputChunk::kBytes) {

@@ -26,6 +26,8 @@ struct InputChunk {
 
 #if defined(YGG_AVX512) && defined(__AVX512VNNI__)
 #define YGG_VNNI 1
+#elif defined(YGG_AVX2) && (defined(__AVXVNNI__) || (defined(__AVX512VNNI__) && defined(__AVX512VL__)))
+#define YGG_SHORT_VNNI 1  // vectors of 256 bits, as processors for desktops and laptops have them
 #endif
 
 // Rounds a chunk of up to four rows of a tile, from `row` on; where a number is not finite the row's scale is not a
