@@ -171,6 +171,22 @@ def test_a_drafter_that_was_left_out_is_named(facts, tmp_path):
         assert "ithout owner/head, which does not surely pay: 4.5 ms a token with it, 4.25 without" in text
 
 
+def test_what_is_predicted_says_how_much_of_its_text_repeats_itself(facts, tmp_path, capsys):
+    """In reports and behind a calibration, from the plan's file; of plans that do not know nothing is said."""
+    from yggdrasil.cli.calibrate import _print_plan
+    from yggdrasil.reports.page import build_page
+
+    told = replace(facts, plan=replace(facts.plan, predicted=replace(facts.plan.predicted, repeats=0.625)))
+    told.plan.save(tmp_path / "plan.yaml")
+    _print_plan(tmp_path / "plan.yaml")
+    for given, is_told in ((told, True), (facts, False)):
+        console = Console(record=True, width=200, file=(tmp_path / "text").open("w"))
+        show(given, console)
+        texts = [console.export_text(), build_page(given), *([capsys.readouterr().out] if is_told else [])]
+        for text in texts:
+            assert ("62% repeats itself" in text or "62% of whose text repeats itself" in text) == is_told
+
+
 def test_a_name_without_profile_still_has_a_report(tmp_path):
     from yggdrasil.reports.page import build_page
 
