@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import sys
 from dataclasses import replace
 from itertools import count
@@ -297,6 +298,7 @@ def test_a_head_that_does_not_fit_is_refused_before_anything_is_written(written,
     with pytest.raises(YggdrasilError, match="--kind is medusa"):
         train(replace(written, start=other, kind="medusa"), Told())
     assert not written.out.exists()
+    assert not written.work.exists()
 
 
 @pytest.fixture
@@ -495,25 +497,67 @@ def test_a_draft_model_learns_the_targets_law():
     torch.testing.assert_close(logits[-1], alone, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("damage", ["a bit", "an end", "a folder", "an older one"])
-def test_a_damaged_state_is_said_and_begun_anew(written, damage):
+def damage(file, how):
     """A number of the vocabulary that is off by one would teach other tokens in silence."""
-    train(written, Told())
-    file = written.work / "state.safetensors"
     content = bytearray(file.read_bytes())
     content[-len(content) // 2] ^= 1
-    if damage == "a folder":
+    if how == "a folder":
         file.unlink()
         file.mkdir()
-    elif damage == "an older one":
+    elif how == "an older one":
         save_file({"head.d2t": torch.zeros(3)}, file, {"progress": "{}"})
     else:
-        file.write_bytes(content if damage == "a bit" else content[: len(content) // 2])
+        file.write_bytes(content if how == "a bit" else content[: len(content) // 2])
+
+
+@pytest.mark.parametrize("how", ["a bit", "an end", "a folder", "an older one"])
+def test_a_damaged_state_is_said_and_begun_anew_where_nothing_was_written(written, how):
+    train(written, Told())
+    damage(written.work / "state.safetensors", how)
+    shutil.rmtree(written.out)
     told = Told()
     train(written, told)
 
-    assert "begins anew" in told.lines[0]
+    assert "is damaged" in told.lines[0]
     assert progress_of(written).steps == 1
+
+
+def other_kind(settings, target, tmp_path):
+    return replace(settings, kind="medusa"), "another target or another kind"
+
+
+def other_target(settings, target, tmp_path):
+    shutil.copytree(target, tmp_path / "other")
+    config = json.loads((tmp_path / "other" / "config.json").read_text())
+    (tmp_path / "other" / "config.json").write_text(json.dumps({**config, "rms_norm_eps": 1e-3}))
+    return replace(settings, target=str(tmp_path / "other")), "another target or another kind"
+
+
+def damaged_state(settings, target, tmp_path):
+    damage(settings.work / "state.safetensors", "a bit")
+    return settings, "holds a drafter, and nothing in .*head.training goes on with it"
+
+
+def no_state(settings, target, tmp_path):
+    shutil.rmtree(settings.work)
+    return settings, "holds a drafter, and nothing in .*head.training goes on with it"
+
+
+def other_start(settings, target, tmp_path):
+    shutil.copytree(settings.out, tmp_path / "another")
+    return replace(settings, start=tmp_path / "another"), "did not begin as another; leave it out"
+
+
+@pytest.mark.parametrize("change", [other_kind, other_target, damaged_state, no_state, other_start])
+def test_a_drafter_is_replaced_by_none_but_the_training_that_made_it(written, target, tmp_path, change):
+    """It may have taken hours, and the first look of another one would take its place."""
+    train(written, Told())
+    files = {file.name: file.read_bytes() for file in written.out.iterdir()}
+    settings, sentence = change(written, target, tmp_path)
+    with pytest.raises(YggdrasilError, match=sentence):
+        train(settings, Told())
+
+    assert {file.name: file.read_bytes() for file in written.out.iterdir()} == files
 
 
 def test_a_full_disk_is_a_sentence_that_names_the_drafter(written, monkeypatch):

@@ -21,10 +21,13 @@ def publish(recipe: Recipe, model: nn.Module, facts: Mapping[str, str], look: Lo
         (folder / CARD).write_text(_card(recipe.title, facts, look), encoding="utf-8")
 
 
+def is_free(folder: Path) -> bool:
+    """Whether nothing is lost where ``folder`` is written: it is not there, or empty."""
+    return not folder.exists() or not any(folder.iterdir())
+
+
 def is_ours(folder: Path) -> bool:
-    """Whether ``folder`` is one that ``publish`` wrote, or may be made into one: not there, or empty."""
-    if not folder.exists() or not any(folder.iterdir()):
-        return True
+    """Whether ``folder`` is one that ``publish`` wrote."""
     card = folder / CARD
     return card.is_file() and _MARK in card.read_text(encoding="utf-8", errors="replace")
 

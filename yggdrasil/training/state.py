@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from yggdrasil.artifacts import parse_dataclass, parse_json, shown, write_atomic
 from yggdrasil.calibration.work import read_or_drop
+from yggdrasil.errors import YggdrasilError
 
 _FILE = "state.safetensors"
 _BEGUN = 0.5  # of what is written, the head that it began as: the mean guesses better than either, on other text most
@@ -44,7 +45,7 @@ class Look:
 class Progress:
     """How far a training is."""
 
-    identity: str  # of the target and the kind of drafter: of another one nothing is kept
+    identity: str  # of the target and the kind of drafter
     steps: int = 0
     tokens: int = 0
     seconds: float = 0.0
@@ -131,13 +132,23 @@ class KeptTraining:
 
     @classmethod
     def read(cls, work: Path, identity: str, tell: Callable[[str], None]) -> "KeptTraining | None":
-        """The training of ``identity`` in ``work``; None where there is none, or, which it tells, a damaged one."""
+        """The training in ``work``; None where there is none, or, which it tells, a damaged one.
+
+        Raises:
+            YggdrasilError: it is not one of ``identity``.
+        """
         file = work / _FILE
-        is_there = file.exists()
+        if not file.exists():
+            return None
         kept = read_or_drop(file, cls._read)
-        if is_there and kept is None:
-            tell(f"{shown(file)} is damaged: training begins anew")
-        return kept if kept is not None and kept.progress.identity == identity else None
+        if kept is None:
+            tell(f"{shown(file)} is damaged: no training can go on from it")
+        elif kept.progress.identity != identity:
+            raise YggdrasilError(
+                f"{shown(work)} is of a training of another target or another kind of drafter; name another --out, "
+                "or delete it to begin anew"
+            )
+        return kept
 
     @classmethod
     def _read(cls, file: Path) -> "KeptTraining":

@@ -24,7 +24,7 @@ from yggdrasil.prompts import encode_prompt, read_prompts
 from yggdrasil.training.features import Features, Kept, shards, side_by_side
 from yggdrasil.training.kinds import recipe_for
 from yggdrasil.training.objective import Teacher, hits_of, loss_of
-from yggdrasil.training.publish import is_ours, publish
+from yggdrasil.training.publish import is_free, is_ours, publish
 from yggdrasil.training.settings import SHOWN, Teller, TrainSettings
 from yggdrasil.training.start import tables, trained_head
 from yggdrasil.training.state import KeptTraining, Look, Progress, Training
@@ -50,10 +50,11 @@ def train(settings: TrainSettings, teller: Teller) -> Path:
     """Train until the time is up or nothing improves; returns the head's folder. Goes on with what is in ``work``.
 
     Raises:
-        YggdrasilError: a target that cannot be run, prompts that cannot be read, or an ``out`` that holds other things.
+        YggdrasilError: a target that cannot be run, prompts that cannot be read, or an ``out`` that holds other things
+            than what this training wrote.
     """
     check_writable(settings.out, is_folder=True)
-    if not is_ours(settings.out):
+    if not (is_free(settings.out) or is_ours(settings.out)):
         raise YggdrasilError(f"--out {shown(settings.out)} holds other files than a drafter; name another folder")
     if settings.start is not None and settings.kind != "eagle3":
         raise YggdrasilError(f"--start names an EAGLE-3 head, and --kind is {settings.kind}; leave one of them out")
@@ -63,7 +64,7 @@ def train(settings: TrainSettings, teller: Teller) -> Path:
     prompts = _prompts(settings, tokenizer)
     torch.set_num_threads(settings.threads or current_machine().cores)
     with locked(settings.work.with_name(settings.work.name + ".lock"), f"a training of {shown(settings.out)}"):
-        kept = KeptTraining.read(settings.work, _identity(settings, source), teller.tell)
+        kept = _kept(settings, source, teller)
         trained = 0.0 if kept is None else kept.progress.seconds
         budget = Budget((trained + settings.minutes * 60) * _TEXT_SHARE, settings.tokens)
         documents = _own_text(source, tokenizer, prompts, budget, settings, teller)
@@ -75,6 +76,22 @@ def train(settings: TrainSettings, teller: Teller) -> Path:
         loaded = load_model(source, torch.bfloat16, torch.device("cpu"), torch.get_num_threads(), pack=False)
         _Run(loaded, source, settings, parts, kept, teller).go(deadline)
     return settings.out
+
+
+def _kept(settings: TrainSettings, source: Source, teller: Teller) -> KeptTraining | None:
+    """What this training goes on from. A drafter that took hours is replaced by none but the training that made it."""
+    kept = KeptTraining.read(settings.work, _identity(settings, source), teller.tell)
+    if kept is None and not is_free(settings.out):
+        raise YggdrasilError(
+            f"--out {shown(settings.out)} holds a drafter, and nothing in {shown(settings.work)} goes on with it; name "
+            "another folder, or delete this one to begin anew"
+        )
+    if kept is not None and settings.start is not None and kept.progress.began_as != settings.start.name:
+        raise YggdrasilError(
+            f"--start: the training in {shown(settings.work)} did not begin as {settings.start.name}; leave it out to "
+            "go on, or name another --out"
+        )
+    return kept
 
 
 def _prompts(settings: TrainSettings, tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
@@ -100,11 +117,11 @@ def _own_text(
 
     That model is not there any more when another one, whose states can be read, is loaded to train on.
     """
-    settings.work.mkdir(parents=True, exist_ok=True)
     weights = usual_weights(source, "bfloat16", "cpu")
     loaded = load_model(source, torch.bfloat16, torch.device("cpu"), torch.get_num_threads(), weights=weights)
     if settings.start is not None:
         trained_head(settings.start, loaded)  # refused now rather than when all is written
+    settings.work.mkdir(parents=True, exist_ok=True)
     writer = OwnText(loaded, tokenizer, prompts, text_file(source.fingerprint(), weights))
     return writer.write(budget, settings.work / "own-text.json", teller.phase)
 
