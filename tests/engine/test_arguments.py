@@ -67,7 +67,8 @@ def test_any_sequence_of_whole_numbers_is_a_prompt(pair, prompt):
         ({"speculation": "match"}, TypeError, "speculation is 'match'; it must be a Speculation object"),
         ({"speculation": None}, TypeError, "speculation is None"),
         ({"sampling": {"top_k": 5}}, TypeError, "sampling is {'top_k': 5}; it must be a SamplingParams object"),
-        ({"temperature": 1.0}, TypeError, "there is no option temperature; there are max_new_tokens, stop"),
+        ({"temperature": 1.0}, TypeError, r"no option temperature; give sampling=SamplingParams\(temperature="),
+        ({"max_tokens": 1}, TypeError, "there is no option max_tokens; there are max_new_tokens, stop"),
     ],
 )
 def test_options_that_are_none(pair, options, kind, sentence):

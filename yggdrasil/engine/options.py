@@ -47,7 +47,9 @@ class RequestSettings:
         names = [field.name for field in fields(cls)]
         unknown = next((name for name in options if name not in names), None)
         if unknown is not None:
-            raise ArgumentTypeError(f"there is no option {unknown}; there are {', '.join(names)}")
+            is_sampling = unknown in (field.name for field in fields(SamplingParams))
+            mend = f"give sampling=SamplingParams({unknown}=...)" if is_sampling else f"there are {', '.join(names)}"
+            raise ArgumentTypeError(f"there is no option {unknown}; {mend}")
         speculation = options.get("speculation", DEFAULT)
         if isinstance(speculation, bool):
             speculation = DEFAULT if speculation else OFF
