@@ -23,6 +23,12 @@ def fault(running, expect, path="/v1/chat/completions", **body):
         ({}, "messages"),
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "king", "content": "a"}]}, "role"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            "messages.0.content.0.type: Input should",
+        ),
+        ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content: Input should"),
+        ({"messages": CHAT, "stop": ["a", 5]}, "stop.1: Input should"),
         ({"messages": CHAT, "temperature": -1}, "temperature"),
         ({"messages": CHAT, "max_tokens": "many"}, "max_tokens"),
         ({"messages": CHAT, "n": 1000}, "n is 1000"),

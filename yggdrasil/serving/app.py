@@ -1,5 +1,6 @@
 """The application: routes over one worker, errors in OpenAI's shape."""
 
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -21,6 +22,9 @@ from yggdrasil.serving.worker import Worker
 
 _ERRORS = {"4XX": {"model": ErrorReply, "description": "The request is at fault"},
            "5XX": {"model": ErrorReply, "description": "The server is"}}  # fmt: skip
+
+# What validation adds to a value's place where it may be of several kinds.
+_KIND = re.compile(r"function-|constrained-|(list|dict|literal)\[|(str|int|float|bool)$|[A-Z]")
 
 
 def create_app(worker: Worker, settings: ServerSettings, model: str) -> FastAPI:
@@ -64,10 +68,14 @@ async def _answer_nobody(_: Request, __: Exception) -> Response:
 
 
 async def _answer_invalid(_: Request, error: Exception) -> Response:
-    """The first thing that is wrong with the body; what was sent is not repeated."""
+    """The first thing that is wrong with the body; what was sent is not repeated.
+
+    Where a value may be of several kinds, each says what is wrong with it: the one that fits furthest is meant.
+    """
     assert isinstance(error, RequestValidationError)
-    first = error.errors()[0]
-    place = ".".join(str(part) for part in first["loc"][1:] if not str(part).startswith("function-"))
+    found = error.errors()
+    first = max((each for each in found if each["loc"][:2] == found[0]["loc"][:2]), key=lambda each: len(each["loc"]))
+    place = ".".join(part for part in map(str, first["loc"][1:]) if not _KIND.match(part))
     said = str(first["msg"])
     message = f"{place}: {said}" if place else said
     return JSONResponse(Fault(400, message, param=place or None).body(), 400)
