@@ -3,10 +3,10 @@
     python scripts/measure_drafter.py --target MODEL --drafter HEAD --prompts FILE [--chat] [--limit 20]
 
 The target answers by its plan for this machine (one is made where there is none), whose counts stand beside the
-drafter. Of a chain's guesses the share that stands is told, where those before it do; of an EAGLE-3 head agreement too,
-as `yggdrasil train` tells it, but behind whole prompts: each step on the head's own outputs and the answer's tokens so
-far. Lengths are those of whole answers, played with one tree in every iteration; nothing here is timed. With --json all
-is written.
+drafter. A chain is the drafter's first guess, its first guess after that, and so on: the share that stands is told,
+where those before it do. Of EAGLE-3 and Medusa heads agreement is told too, as `yggdrasil train` tells it, but behind
+whole prompts: each step on what the head has of the answer's tokens so far. Lengths are those of whole answers, played
+with one tree in every iteration; nothing here is timed. With --json all is written.
 """
 
 import json
@@ -32,6 +32,8 @@ from yggdrasil.drafters.heads.convention import settled
 from yggdrasil.drafters.heads.files import open_head
 from yggdrasil.drafters.heads.kinds import is_head, kind_of
 from yggdrasil.drafters.heads.loading import LoadedHead, load_head
+from yggdrasil.drafters.heads.medusa import MedusaHeads
+from yggdrasil.drafters.heads.medusa_files import open_medusa
 from yggdrasil.drafters.heads.module import EagleHead
 from yggdrasil.drafters.shipped import whole_name
 from yggdrasil.engine import decoder as engine
@@ -47,18 +49,18 @@ from yggdrasil.profiling.traces import TraceSet
 from yggdrasil.prompts import encode_prompt, read_prompts, spread_over
 from yggdrasil.scheduling.plan import Shapes
 from yggdrasil.training.features import Features, side_by_side
+from yggdrasil.training.kinds import recipe_for
 from yggdrasil.training.objective import Teacher, hits_of
 from yggdrasil.training.settings import SHOWN
 from yggdrasil.training.start import tables
-from yggdrasil.training.unroll import unroll
 from yggdrasil.training.windows import Window
 from yggdrasil.tree.objective import StepCosts, TreeShape
 
-DEPTH, ROWS = 4, (8, 16)
-SHAPES = {"chain of four": TreeShape(1, DEPTH, 1 + DEPTH), **{f"tree, {n} rows": TreeShape(4, DEPTH, n) for n in ROWS}}
+DEPTH, WIDTH, ROWS = 4, 4, (8, 16)
+CHAIN, TREES = TreeShape(1, DEPTH, 1 + DEPTH), {f"tree, {n} rows": TreeShape(WIDTH, DEPTH, n) for n in ROWS}
 WIDTHS = (1, 1 + DEPTH, *ROWS, 64)  # the last: room for what counts add to a head's tree before it is pruned
 _TOGETHER = 8  # windows of a batch
-COSTS = StepCosts(0.0, {1: 1.0, 4: 1.0}, dict.fromkeys(WIDTHS, 1.0), 0.0, 1.0)  # lengths alone are asked for
+COSTS = StepCosts(0.0, {1: 1.0, WIDTH: 1.0}, dict.fromkeys(WIDTHS, 1.0), 0.0, 1.0)  # lengths alone are asked for
 
 
 class Whole(DraftedTreePolicy):
@@ -93,12 +95,14 @@ def measure(
         documents = [document for document in documents if len(document.answer) > 2 * DEPTH]
         loaded = decoder.assembly.target.loaded
         second = opened_beside(loaded, target, folder)
-        traces = record(loaded, second, documents, progress.phase("drafting"))
-        shares = {"a chain's guess stands": standing(traces)}
-        if isinstance(second, LoadedHead) and kind_of(folder) == "eagle3":
+        chains = record(loaded, second, 1, documents, progress.phase("drafting chains"))
+        trees = record(loaded, second, WIDTH, documents, progress.phase("drafting trees"))
+        shares = {"a chain's guess stands": standing(chains)}
+        if isinstance(second, LoadedHead) and kind_of(folder) in ("eagle3", "medusa"):
             progress.phase("agreement")
             shares |= agreement(target, folder, second.layers, documents)
-    lengths = played(traces, documents, decoder)
+    lengths = {"chain of four": played(chains, CHAIN, documents, decoder)}
+    lengths |= {name: played(trees, shape, documents, decoder) for name, shape in TREES.items()}
     show(shares, lengths, len(documents))
     if out is not None:
         figures = {"documents": len(documents), "shares": shares, "aal": lengths}
@@ -115,7 +119,7 @@ def opened_beside(loaded: LoadedModel, target: str, drafter: Path) -> LoadedHead
 
 def standing(traces: TraceSet) -> list[float]:
     """Of each level of a chain, the share of its guesses that stand where those before them do."""
-    lengths = traces.accepted_length(1, DEPTH, 1 + DEPTH)
+    lengths = traces.accepted_length(*CHAIN)
     kept = [float((lengths >= level).sum()) for level in range(DEPTH + 1)]
     return [after / before if before else 0.0 for before, after in pairwise(kept)]
 
@@ -124,20 +128,22 @@ def standing(traces: TraceSet) -> list[float]:
 def agreement(
     target: str, folder: Path, layers: Sequence[int], documents: Sequence[Document]
 ) -> dict[str, list[float]]:
-    """Of each draft step, how often the target's choice is an EAGLE-3 head's first, and how often among four."""
-    head, _ = open_head(folder, torch.float32)
-    assert isinstance(head, EagleHead)
+    """Of each draft step, how often the target's choice is the head's first guess, and how often among four."""
+    is_eagle = kind_of(folder) == "eagle3"
+    head = open_head(folder, torch.float32)[0] if is_eagle else open_medusa(folder, torch.float32)
+    assert isinstance(head, EagleHead | MedusaHeads)
     loaded = load_model(target, torch.bfloat16, torch.device("cpu"), torch.get_num_threads(), pack=False)
-    embedding, rows = tables(loaded.model, loaded.name)
     vocabulary = head.target_tokens(torch.arange(head.settings.draft_vocab_size))
-    teacher = Teacher(rows[vocabulary].float(), vocabulary, loaded.vocab_size)
-    hits = torch.zeros(SHOWN, 3)
+    recipe = recipe_for("eagle3" if is_eagle else "medusa", loaded, Source.find(target), vocabulary)
+    teacher = Teacher(tables(loaded.model, loaded.name)[1][vocabulary].float(), vocabulary, loaded.vocab_size)
+    hits: torch.Tensor | float = 0.0
     windows = [Window([*prompt, *answer], 0, len(prompt)) for prompt, answer in documents]  # all that decoding reads
     for start in range(0, len(windows), _TOGETHER):
         with tempfile.TemporaryDirectory() as scratch:
-            kept = Features(loaded, layers, Path(scratch)).of("answers", windows[start : start + _TOGETHER])
-            batch = side_by_side(kept)
-            hits += hits_of(unroll(head, embedding.float(), batch, SHOWN), teacher, batch)
+            features = Features(loaded, layers if is_eagle else recipe.layers, Path(scratch))
+            batch = side_by_side(features.of("answers", windows[start : start + _TOGETHER]))
+            hits = hits + hits_of(recipe.steps(head, batch, SHOWN), teacher, batch)  # of as many steps as it has
+    assert isinstance(hits, torch.Tensor)
     return {
         "agreement": (hits[:, 0] / hits[:, 2]).tolist(),
         "agreement, among four": (hits[:, 1] / hits[:, 2]).tolist(),
@@ -145,12 +151,15 @@ def agreement(
 
 
 def record(
-    loaded: LoadedModel, second: LoadedHead | LoadedModel, documents: Sequence[Document], report: Any
+    loaded: LoadedModel, second: LoadedHead | LoadedModel, width: int, documents: Sequence[Document], report: Any
 ) -> TraceSet:
-    """The drafter's trees at every place of the answers, drafted as at run time on the target's own weights."""
+    """The drafter's trees at every place of the answers, drafted as at run time on the target's own weights.
+
+    A node offers as many guesses as a tree is wide: of a width of one, a chain.
+    """
     longest = max(len(document.prompt) + len(document.answer) for document in documents)
     shapes = Shapes(
-        max_length=longest + 2 * DEPTH, draft_widths=(1, 4), max_depth=DEPTH, candidates=4, verify_widths=WIDTHS,
+        max_length=longest + 2 * DEPTH, draft_widths=(width,), max_depth=DEPTH, candidates=width, verify_widths=WIDTHS,
         prefill_widths=(16, 128),
     )  # fmt: skip
     assembly = assemble(loaded, second, shapes, "eager")
@@ -161,18 +170,16 @@ def record(
     return concatenate(parts)
 
 
-def played(traces: TraceSet, documents: Sequence[Document], decoder: engine.Decoder) -> dict[str, dict[str, float]]:
-    """Accepted lengths, bonus included, by shape: of the drafter, of it with counts in its tree, of the counts."""
-    counts = decoder.assembly.engine.free
+def played(
+    traces: TraceSet, shape: TreeShape, documents: Sequence[Document], decoder: engine.Decoder
+) -> dict[str, float]:
+    """Accepted lengths, bonus included: of the drafter, of it with counts in its tree, of the counts."""
+    counts, policy = decoder.assembly.engine.free, Whole(COSTS, shape)
     recorded = recorded_documents(traces, dict(enumerate(document.prompt for document in documents)))
-    found = {}
-    for name, shape in SHAPES.items():
-        policy = Whole(COSTS, shape)
-        alone = replay(recorded, policy, COSTS, trees=RecordedTrees(traces, COSTS, None))
-        both = replay(recorded, policy, COSTS, trees=RecordedTrees(traces, COSTS, counts), free=counts)
-        without = replay(recorded, FreeTreePolicy(shape.verify_width), COSTS, free=counts)
-        found[name] = {"drafter": alone.aal, "drafter and counts": both.aal, "counts": without.aal}
-    return found
+    alone = replay(recorded, policy, COSTS, trees=RecordedTrees(traces, COSTS, None))
+    both = replay(recorded, policy, COSTS, trees=RecordedTrees(traces, COSTS, counts), free=counts)
+    without = replay(recorded, FreeTreePolicy(shape.verify_width), COSTS, free=counts)
+    return {"drafter": alone.aal, "drafter and counts": both.aal, "counts": without.aal}
 
 
 def show(shares: dict[str, list[float]], lengths: dict[str, dict[str, float]], count: int) -> None:

@@ -2,12 +2,14 @@
 
 import importlib
 import json
+from copy import deepcopy
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from head_files import eagle_config, published_tensors, write_head
+from other_heads import medusa_logits, medusa_shapes, random_tensors, write_medusa
 from tiny_pair import TEXT, VOCAB_SIZE, make_pair
 
 from yggdrasil.calibration.own_text import Document
@@ -50,25 +52,36 @@ def folder(documents, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def traces(script, pair, documents, folder):
-    return script.record(pair.target, load_head(folder, pair.target, 1), documents, lambda _: None)
+    """By draft width: chains, and trees."""
+    head = load_head(folder, pair.target, 1)
+    return {width: script.record(pair.target, head, width, documents, lambda _: None) for width in (1, script.WIDTH)}
 
 
-def test_lengths_are_those_of_decoding(script, pair, documents, folder, traces):
+@pytest.mark.parametrize("name", ["chain", "tree, 8 rows", "tree, 16 rows"])
+def test_lengths_are_those_of_decoding(script, pair, documents, folder, traces, name):
     """As far as trees were recorded: the answer's end is told from none."""
     beside = SimpleNamespace(assembly=SimpleNamespace(engine=SimpleNamespace(free=usual_counts())))
-    lengths = script.played(traces, documents, beside)
+    shape = script.TREES.get(name, script.CHAIN)
+    lengths = script.played(traces[shape.width], shape, documents, beside)
     shapes = Shapes(
-        max_length=200, draft_widths=(1, 4), max_depth=4, candidates=4, verify_widths=script.WIDTHS,
+        max_length=200, draft_widths=(shape.width,), max_depth=4, candidates=shape.width, verify_widths=script.WIDTHS,
         prefill_widths=(4, 16),
     )  # fmt: skip
+    decoder = pair.decoder(FixedPolicy(shape), shapes, drafter=load_head(folder, pair.target, 1))
+    found = [decoder.generate(prompt, max_new_tokens=COUNT - script.DEPTH).metrics for prompt in PROMPTS]
+    iterations = sum(metrics.iterations for metrics in found)
 
-    for name, shape in script.SHAPES.items():
-        decoder = pair.decoder(FixedPolicy(shape), shapes, drafter=load_head(folder, pair.target, 1))
-        found = [decoder.generate(prompt, max_new_tokens=COUNT - script.DEPTH).metrics for prompt in PROMPTS]
-        iterations = sum(metrics.iterations for metrics in found)
-        assert lengths[name]["drafter"] == pytest.approx(sum(m.aal * m.iterations for m in found) / iterations), name
-    assert lengths["tree, 16 rows"]["drafter"] > 1.1
-    assert lengths["tree, 16 rows"]["drafter and counts"] > lengths["tree, 16 rows"]["counts"] > 1.2
+    assert lengths["drafter"] == pytest.approx(sum(m.aal * m.iterations for m in found) / iterations)
+    if name == "tree, 16 rows":
+        assert lengths["drafter"] > 1.1
+        assert lengths["drafter and counts"] > lengths["counts"] > 1.2
+
+
+def test_a_chain_is_one_guess_behind_another(traces):
+    """Not the four likeliest nodes: those may all stand below the root."""
+    chains = traces[1]
+    assert (chains.depth[1] == np.arange(1, 5)).all()
+    assert (chains.parent[1] == np.arange(-1, 3)).all()
 
 
 def test_agreement_is_how_often_the_first_guess_is_the_answer(script, pair, documents, folder, traces, tmp_path):
@@ -76,41 +89,67 @@ def test_agreement_is_how_often_the_first_guess_is_the_answer(script, pair, docu
     pair.plain_target.save_pretrained(tmp_path)
     shares = script.agreement(str(tmp_path), folder, load_head(folder, pair.target, 1).layers, documents)
     untold = len(PROMPTS) * script.DEPTH
-    places = traces.num_positions + untold
+    places = traces[1].num_positions + untold
 
-    for width, share in zip((1, 4), shares.values(), strict=True):
-        hits = (traces.accepted_length(width, 1, 1 + width) > 0).sum()
+    for (width, of_width), share in zip(traces.items(), shares.values(), strict=True):
+        hits = (of_width.accepted_length(width, 1, 1 + width) > 0).sum()
         assert hits > 4
         assert hits <= round(share[0] * places) <= hits + untold
 
 
+@torch.inference_mode()
+def test_agreement_of_medusas_heads_is_of_each_from_earlier_states(script, pair, documents, tmp_path):
+    """By the formula of the format: head d guesses the token d + 2 places behind the state that it reads."""
+    pair.plain_target.save_pretrained(tmp_path / "target")
+    tensors = random_tensors(medusa_shapes(32, VOCAB_SIZE), scale=0.1)
+    for head in range(3):  # guesses that the target may make, so that some are right
+        tensors[f"{head}.1.weight"] = pair.plain_target.lm_head.weight.detach().clone()
+    folder = write_medusa(tmp_path / "medusa", tensors)
+    shares = script.agreement(str(tmp_path / "target"), folder, (), documents)["agreement"]
+
+    target, expected = deepcopy(pair.plain_target).to(torch.bfloat16), []
+    for head in range(3):
+        said = []
+        for prompt, answer in documents:
+            text = torch.tensor([*prompt, *answer])
+            states = target.model(text[None]).last_hidden_state[0].float()
+            guesses = medusa_logits(tensors, states, head).argmax(-1)
+            places = torch.arange(len(prompt), len(text))
+            said.append(guesses[places - 2 - head] == text[places])
+        expected.append(torch.cat(said).float().mean().item())
+    assert min(expected) > 0
+    assert len(set(expected)) == 3
+    assert shares == pytest.approx(expected)
+
+
 def test_shares_are_of_guesses_behind_those_that_stand(script, traces, monkeypatch):
-    monkeypatch.setattr(type(traces), "accepted_length", lambda *_: np.array([0, 0, 1, 2, 2, 4, 4, 4]))
-    assert script.standing(traces) == [6 / 8, 5 / 6, 3 / 5, 3 / 3]
+    monkeypatch.setattr(type(traces[1]), "accepted_length", lambda *_: np.array([0, 0, 1, 2, 2, 4, 4, 4]))
+    assert script.standing(traces[1]) == [6 / 8, 5 / 6, 3 / 5, 3 / 3]
 
 
 def test_a_draft_model_is_measured_like_a_head(script, pair, documents, tmp_path):
     """The target itself: everything that it says stands."""
     pair.plain_target.save_pretrained(tmp_path)
     drafter = script.opened_beside(pair.target, "a target", tmp_path)
-    assert script.standing(script.record(pair.target, drafter, documents, lambda _: None)) == [1.0] * script.DEPTH
+    assert script.standing(script.record(pair.target, drafter, 1, documents, lambda _: None)) == [1.0] * script.DEPTH
 
 
 def test_prompts_are_of_all_parts_of_the_file(script, pair, folder, monkeypatch, tmp_path):
     """Files stand in the order of their categories."""
-    asked = [
-        pair.decoder(FixedPolicy(script.SHAPES["chain of four"])).tokenizer.decode(TEXT[i : i + 9]) for i in range(6)
-    ]
+    asked = [pair.decoder(FixedPolicy(script.CHAIN)).tokenizer.decode(TEXT[i : i + 9]) for i in range(6)]
     (tmp_path / "prompts.jsonl").write_text("".join(json.dumps({"prompt": text}) + "\n" for text in asked))
-    decoder, told = pair.decoder(FixedPolicy(script.SHAPES["tree, 8 rows"])), []
+    decoder, told = pair.decoder(FixedPolicy(script.TREES["tree, 8 rows"])), []
     monkeypatch.setattr(script.Decoder, "from_pretrained", lambda *_, **__: decoder)
     monkeypatch.setattr(script, "opened_beside", lambda *_: None)
     monkeypatch.setattr(script, "record", lambda *_: None)
     monkeypatch.setattr(script, "standing", lambda _: [0.5])
-    monkeypatch.setattr(script, "played", lambda traces, documents, decoder: told.extend(documents) or {})
+    monkeypatch.setattr(script, "played", lambda traces, shape, documents, decoder: told.append(documents) or {})
     monkeypatch.setattr(script, "show", lambda *_: None)
     script.measure("target", str(folder), tmp_path / "prompts.jsonl", limit=3, tokens=12, out=tmp_path / "out.json")
 
+    assert len(told) == 3
+    assert told[0] == told[1] == told[2]
+    told = told[0]
     assert [document.prompt for document in told] == [list(decoder.encode(asked[i])) for i in (0, 2, 4)]
     assert [document.answer for document in told] == [pair.reference(document.prompt, 12) for document in told]
     assert json.loads((tmp_path / "out.json").read_text())["documents"] == 3

@@ -51,10 +51,10 @@ class MedusaRecipe:
         """Head s drafts a learned token from the state s places before the one that chose it."""
         assert isinstance(model, MedusaHeads)
         windows, positions = batch.places
-        for step in range(min(count, _NUM_HEADS)):
+        for step in range(min(count, len(model.blocks))):
             reached = positions - 1 - step >= 0
             states = batch.last[windows[reached], positions[reached] - 1 - step]
-            yield StepOutput(model.lm_heads[0](model.blocks[step](states)), reached)
+            yield StepOutput(model.of_head(step, states), reached)
 
     def write(self, model: nn.Module, folder: Path) -> None:
         """Weights in bfloat16, and the drafted tokens as a map."""

@@ -69,6 +69,11 @@ class MedusaHeads(nn.Module):
             return logits
         return torch.stack([head(each) for head, each in zip(self.lm_heads, drafted, strict=True)], dim=-2)
 
+    def of_head(self, head: int, states: Tensor) -> Tensor:
+        """Logits [.., Vd] of one head alone."""
+        logits: Tensor = self.lm_heads[0 if self.settings.is_shared else head](self.blocks[head](states))
+        return logits
+
     def target_tokens(self, drafted: Tensor) -> Tensor:
         """The target's tokens of drafted ones."""
         return target_tokens(drafted, self.d2t if self.settings.has_own_vocabulary else None)
