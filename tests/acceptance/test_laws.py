@@ -14,7 +14,7 @@ from acceptance.enumeration import distance, exact_law
 from scipy import stats
 
 from yggdrasil.acceptance.coins import SeededCoins
-from yggdrasil.acceptance.drawn import DrawnTree, NodeDraws, check_draws, draw_children
+from yggdrasil.acceptance.drawn import DrawKind, DrawnTree, NodeDraws, draw_children
 from yggdrasil.acceptance.processors import build_processors
 from yggdrasil.acceptance.rules import DRAWN_KINDS, DrawnRule, MatchRule, TypicalRule
 from yggdrasil.acceptance.sampler import Sampler
@@ -26,6 +26,14 @@ VOCAB, COUNT = 3, 3
 SAMPLED = SamplingParams(temperature=1.0)
 DRAFTERS = ("target", "uniform", "adversarial", "zeros")
 TREES = {"leviathan": (1, 1), "specinfer": (2, 1), "sequoia": (2, 1)}
+
+
+def check_draws(draws: NodeDraws, kind: DrawKind) -> None:
+    """Assert what the rules rely on."""
+    assert np.isclose(draws.weights.sum(), 1.0), "weights are not a distribution"
+    assert all(draws.weights[token] > 0 for token in draws.tokens), "a token was drawn that has no probability"
+    assert kind != "chain" or len(draws.tokens) <= 1, "a chain has one child a node"
+    assert kind == "with replacement" or len(set(draws.tokens)) == len(draws.tokens), "a token was drawn twice"
 
 
 @cache

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from yggdrasil.errors import ArtifactError
-from yggdrasil.predictor import AcceptanceCalibration
 from yggdrasil.profiling.traces import NO_PATH_SCORE, TraceSet
 
 if TYPE_CHECKING:
@@ -79,37 +78,13 @@ def test_expected_tokens_sum_the_kept_scores(make_traces: "MakeTraces") -> None:
         assert expected[row].tolist() == pytest.approx([1.0, 1.0 + sum(best[:2]), 1.0 + sum(best)], rel=1e-5)
 
 
-def test_rescoring_adds_calibrated_edges_along_each_path(make_traces: "MakeTraces") -> None:
-    traces = make_traces().traces
-    edges, accepted = traces.edges(3)
-    calibration = AcceptanceCalibration.fit(edges, accepted)
-
-    rescored = traces.rescored(calibration)
-
-    rescored.check_integrity()
-    for width, row in product(traces.widths, (0, 7, 24)):
-        for node in range(4 * width):
-            path = path_to(traces, width, row, node)
-            expected = sum(float(calibration(traces.edge_log_probability[width][row, [step]])[0]) for step in path)
-            assert rescored.scores[width][row, node] == pytest.approx(expected, rel=1e-5)
-    identity = traces.rescored(AcceptanceCalibration.identity())
-    assert identity.scores[2] == pytest.approx(traces.scores[2], abs=0.01)
-
-
-def test_rescoring_is_of_what_was_offered_too(make_traces: "MakeTraces") -> None:
+def test_offers_of_another_shape_are_refused(make_traces: "MakeTraces") -> None:
     traces = make_traces(max_depth=2).traces
     raw = np.array([-0.5, -np.inf, -3.0], dtype=np.float32)
     offered = {1: np.tile(raw, (traces.num_positions, 2, 1))}
     tokens, falls = {1: np.zeros(offered[1].shape, dtype=np.int32)}, {1: np.full_like(offered[1], -9.0)}
     given = replace(traces, offered_token=tokens, offered_log_probability=offered, offered_fall=falls)
-    calibration = AcceptanceCalibration.fit(*traces.edges(2))
 
-    rescored = given.rescored(calibration).offered_fall[1]
-
-    np.testing.assert_allclose(
-        rescored[..., [0, 2]], np.broadcast_to(calibration(raw[[0, 2]]), rescored[..., :2].shape)
-    )
-    assert np.isneginf(rescored[..., 1]).all()
     with pytest.raises(ValueError, match=r"offered_fall\[1\] must be of"):
         replace(given, offered_fall={1: falls[1][:, :1]})
 
@@ -124,7 +99,6 @@ def test_empty_slots_are_never_kept_and_stay_empty(make_traces: "MakeTraces") ->
     short.check_integrity()
 
     assert short.accepted_length(2, 4, 32).tolist() == traces.accepted_length(2, 3, 32).tolist()
-    assert np.isneginf(short.rescored(AcceptanceCalibration.identity()).scores[2][:, 6:]).all()
     wide, narrow = (short.outcomes(2, budget, (32,)).expected_tokens for budget in (4, 3))
     assert wide.tolist() == narrow.tolist()
 

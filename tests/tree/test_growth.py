@@ -5,6 +5,7 @@ import random
 
 import pytest
 import torch
+from best_subtrees import best_subtrees
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,7 +17,6 @@ from yggdrasil.tree.growth import (
     plant_root,
     rank_nodes,
 )
-from yggdrasil.tree.pruning import best_subtrees
 from yggdrasil.tree.token_tree import TokenTree
 
 CPU = torch.device("cpu")

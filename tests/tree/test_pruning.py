@@ -4,8 +4,7 @@ import random
 from itertools import combinations
 
 import pytest
-
-from yggdrasil.tree.pruning import best_subtrees
+from best_subtrees import best_subtrees
 
 
 def random_parents(rng, size):

@@ -12,7 +12,6 @@ import numpy.typing as npt
 FloatArray = npt.NDArray[np.float64]
 Purpose = Literal["target", "draft"]
 _STREAMS: dict[Purpose, int] = {"target": 0, "draft": 1}
-MAX_SEED = 2**64 - 1
 
 
 class Choice(NamedTuple):

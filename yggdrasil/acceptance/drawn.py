@@ -7,7 +7,6 @@ in the order in which they were drawn, so both travel with the tree.
 Dims: V vocabulary.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -77,15 +76,6 @@ def residual(law: FloatArray, weights: FloatArray) -> FloatArray:
 def draw_from(law: FloatArray, coins: Coins) -> int:
     """A token with the probabilities ``law`` [V]."""
     return coins.draw(_logarithm(law)).token
-
-
-def check_draws(draws: NodeDraws, kind: DrawKind) -> None:
-    """Assert what the rules rely on; for tests and for whoever writes a builder."""
-    tokens: Sequence[int] = draws.tokens
-    assert np.isclose(draws.weights.sum(), 1.0), "weights are not a distribution"
-    assert all(draws.weights[token] > 0 for token in tokens), "a token was drawn that has no probability"
-    assert kind != "chain" or len(tokens) <= 1, "a chain has one child a node"
-    assert kind == "with replacement" or len(set(tokens)) == len(tokens), "a token was drawn twice"
 
 
 def _without(weights: FloatArray, token: int) -> FloatArray:

@@ -8,7 +8,6 @@ from yggdrasil.errors import ArgumentValueError
 
 RuleName = Literal["match", "leviathan", "specinfer", "sequoia", "typical", "relaxed", "off"]
 Exactness = Literal["fast", "strict", "fixed-width"]
-DRAWN_RULES: tuple[RuleName, ...] = ("leviathan", "specinfer", "sequoia")
 LOSSY_RULES: tuple[RuleName, ...] = ("typical", "relaxed")
 MAX_LEAD = 1e9  # logits; nothing leads by more
 

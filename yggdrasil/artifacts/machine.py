@@ -36,11 +36,6 @@ class Machine:
     os: str
 
     @property
-    def has_avx512_bf16(self) -> bool:
-        """Whether the CPU multiplies bfloat16 vectors natively."""
-        return "avx512_bf16" in self.isa
-
-    @property
     def fingerprint(self) -> str:
         """Eight hexadecimal digits over cpu, cpu_family, isa, cores and accelerator."""
         fields = [self.cpu, self.cpu_family, self.isa, self.cores, self.accelerator]

@@ -250,7 +250,9 @@ def _measured(
 
 
 def _choose(entries: Sequence[Searched], objective: Objective) -> Searched:
-    """The best measured plan among the best predictions, else the best prediction. Ties go to the better prediction.
+    """The plan that was measured to be best, of the best predictions and the named ones; else the best prediction.
+
+    Ties go to the better prediction.
 
     Under the objective ``aal`` measured times do not count: it is the ablation.
     """

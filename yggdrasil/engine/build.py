@@ -1,4 +1,4 @@
-"""Put an engine together from two checkpoints and the shapes it may use."""
+"""Put an engine together from a target, a drafter if there is one, and the shapes it may use."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

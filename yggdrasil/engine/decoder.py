@@ -1,4 +1,4 @@
-"""The public face: a decoder for one pair, from a plan or from two checkpoints."""
+"""The public face: a decoder of one target, by a plan or by an assembly and a policy."""
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -40,7 +40,7 @@ from yggdrasil.scheduling.plan import Plan, Shapes, check_plan, portable_source
 
 
 class Decoder:
-    """Decodes one request at a time with a fixed pair, policy and set of shapes.
+    """Decodes one request at a time with a fixed target, drafter, policy and set of shapes.
 
     Make one with ``from_plan`` (calibrated) or directly from an ``Assembly`` and a policy (anything else).
     """
@@ -76,7 +76,7 @@ class Decoder:
         tokenizer: PreTrainedTokenizerBase | None = None,
         phase: Phase = silent,
     ) -> "Decoder":
-        """Load the pair a plan names (a path, or a name that resolves to this machine's plan).
+        """Load the models that a plan names (a path, or a name that resolves to this machine's plan).
 
         ``dtype`` other than the plan's keeps its shapes, whose costs then are estimates; a GGUF file's blocks are then
         dequantised, so that the model is transformers' own. ``drafter`` replaces the plan's. ``target`` is where the

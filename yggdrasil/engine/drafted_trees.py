@@ -90,7 +90,7 @@ class DraftedTrees:
         self._kept.observe(survival[: len(levels)] * levels, tokens - 1)
 
     def passed(self) -> None:
-        """An iteration verified nothing: what is not tried is believed as calibrated, in the end."""
+        """No drafted tree was verified: what is not tried is believed as calibrated, in the end."""
         self._kept.forget()
         self.budget.earn()
         self.rivalry.earn()

@@ -70,7 +70,7 @@ class KeptSurvival:
         return np.minimum.accumulate(np.minimum(kept, 1.0))
 
     def forget(self) -> None:
-        """No tree was verified: what is not tried is believed as calibrated, in the end."""
+        """An iteration passed: what is not tried any more is believed as calibrated, in the end."""
         self._promised *= _MEMORY
         self._kept *= _MEMORY
 

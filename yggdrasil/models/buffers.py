@@ -1,6 +1,5 @@
 """What crosses between the host and a step: small inputs that the host writes, small results that it reads."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy.typing as npt
@@ -33,10 +32,6 @@ class HostBuffer:
         self._view[: len(values)] = values
         self.tensor.copy_(self._staging, non_blocking=True)
         self._copied.record()
-
-    def write_sequence(self, values: Sequence[int]) -> None:
-        """Set the first entries from a sequence."""
-        self.write(*values)
 
 
 class HostView:

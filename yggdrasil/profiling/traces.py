@@ -17,7 +17,6 @@ import numpy as np
 import numpy.typing as npt
 
 from yggdrasil.artifacts.store import read_tensors, write_tensors
-from yggdrasil.predictor.acceptance import AcceptanceCalibration
 from yggdrasil.predictor.evidence import EvidenceSizes, finite_head
 from yggdrasil.tree.objective import expected_tokens_by_width
 
@@ -156,23 +155,6 @@ class TraceSet:
         ]
         best: Float32Array = np.maximum(np.stack(columns, axis=1), NO_PATH_SCORE).astype(np.float32)
         return best
-
-    def rescored(self, calibration: AcceptanceCalibration) -> TraceSet:
-        """Return the same trees scored with another calibration; which nodes were attached does not change."""
-        falls = {
-            width: np.where(np.isfinite(raw), calibration(raw), -np.inf).astype(np.float32)
-            for width, raw in self.offered_log_probability.items()
-        }
-        scores = {width: self._path_scores(width, calibration) for width in self.widths}
-        return replace(self, scores=scores, offered_fall=falls)
-
-    def _path_scores(self, width: int, calibration: AcceptanceCalibration) -> Float32Array:
-        scores = calibration(self.edge_log_probability[width])
-        scores[np.isneginf(self.scores[width])] = -np.inf
-        for start in range(width, scores.shape[1], width):  # parents are attached in an earlier step
-            step = slice(start, start + width)
-            scores[:, step] += _gather_parent(scores[:, :start], self.parent[width][:, step], root_value=0.0)
-        return scores
 
     def select(self, documents: Sequence[int] | npt.NDArray[np.integer[Any]]) -> TraceSet:
         """Return the rows of these documents, in their present order."""

@@ -85,7 +85,7 @@ def rank_nodes(tree: TokenTree) -> tuple[Tensor, Tensor]:
     """All nodes, best score first [N], and the expected accepted tokens of each prefix, bonus included [N].
 
     With path-product scores a child never beats its parent, so every prefix is a connected subtree and is the best
-    of its size (``pruning.best_subtree`` is the reference for any values).
+    of its size: the dynamic programme of paper section 4.2 is not needed.
     """
     order, expected = torch.empty_like(tree.tokens), torch.empty_like(tree.scores)
     torch.ops.yggdrasil.rank_nodes(tree.scores, order, expected)

@@ -261,13 +261,6 @@ class ShapeChooser:
         return self._ratios[:, self._index[shape]]
 
 
-def choose_shape(
-    survival: FloatArray, ratios: Mapping[int, FloatArray], costs: StepCosts, objective: Objective = "latency"
-) -> TreeShape:
-    """Return ``ShapeChooser(costs, ratios, objective).choose(survival)``; build the chooser once in a hot path."""
-    return ShapeChooser(costs, ratios, objective).choose(survival)
-
-
 def _ratios_by_budget(table: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """Return [D budget, D level, V] from either table form; without budgets a level beyond one is worth nothing."""
     if table.ndim == 3:

@@ -1,7 +1,7 @@
-"""Verify-width pruning: the best connected subtree of each size (paper section 4.2).
+"""Verify-width pruning by the dynamic programme of the paper (section 4.2): the best connected subtree of each size.
 
-The dynamic programme serves any node values. Values that only fall along a path, as products of probabilities do,
-have a shortcut (``growth.rank_nodes``), which the tests hold against this.
+It serves any node values. Values that only fall along a path, as products of probabilities do, have a shortcut
+(``growth.rank_nodes``), which tests hold against this.
 """
 
 from collections.abc import Sequence
