@@ -40,6 +40,24 @@ def test_a_second_process_is_told_who_is_at_it(tmp_path: Path) -> None:
         pytest.fail("two hold it")
 
 
+def test_the_end_of_another_process_can_be_waited_for(tmp_path: Path) -> None:
+    path, told = tmp_path / "lock", []
+    with held_elsewhere(path) as process:
+
+        def let_go(sentence: str) -> None:
+            assert process.poll() is None
+            told.append(sentence)
+            assert process.stdin is not None
+            process.stdin.close()
+
+        with locked(path, "a test", wait=let_go):
+            assert process.wait() == 0
+            with pytest.raises(ArtifactError, match="a test is under way"), locked(path, "a test"):
+                pytest.fail("two hold it")
+    assert len(told) == 1
+    assert f"in process {process.pid}" in told[0]
+
+
 def test_a_lock_ends_with_its_owner(tmp_path: Path) -> None:
     with held_elsewhere(tmp_path / "lock") as process:
         process.kill()

@@ -4,14 +4,25 @@ import ast
 import json
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 import yggdrasil
+from yggdrasil.errors import YggdrasilError
 from yggdrasil.models.compiled import _TRACED_SOURCES
 from yggdrasil.models.kernels.build import _digest, _digest_file, _is_whole
-from yggdrasil.models.packages import is_whole, manifest_path, new_package, package_folder, read_manifest, unit_path
+from yggdrasil.models.packages import (
+    compiling,
+    is_whole,
+    manifest_path,
+    new_package,
+    open_package,
+    package_folder,
+    read_manifest,
+    unit_path,
+)
 
 
 @pytest.fixture
@@ -59,6 +70,44 @@ def test_a_manifest_that_says_something_else_is_damaged(package, change):
 
     assert not is_whole(package)
     assert not package.exists()
+
+
+def test_a_package_that_pytorch_cannot_load_is_removed_and_said(package):
+    """It is as it was written: whoever wrote it packed a file that was not finished."""
+    path = package.with_name("other.pt2")
+    with new_package(path) as place:
+        place.write_bytes(b"no archive")
+
+    with pytest.raises(YggdrasilError, match=r"other.pt2 cannot be loaded .* run the same command again"):
+        open_package(path)
+    assert not path.exists()
+    assert not manifest_path(path).exists()
+
+
+def test_what_another_compiles_meanwhile_is_not_compiled_again(package, tmp_path, monkeypatch, capsys):
+    """Nor at the same time: its files are the same ones."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
+    path, turns, began = package.with_name("other.pt2"), [], threading.Event()
+
+    def compile_too():
+        began.set()
+        with compiling(path) as is_missing:
+            turns.append(is_missing)
+
+    other = threading.Thread(target=compile_too)
+    with compiling(path) as is_missing:
+        turns.append(is_missing)
+        other.start()
+        began.wait()
+        other.join(timeout=0.5)
+        assert other.is_alive()
+        assert turns == [True]
+        with new_package(path) as place:
+            place.write_bytes(b"other")
+    other.join()
+
+    assert turns == [True, False]
+    assert "waiting for its end" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("half", ["package", "manifest"])

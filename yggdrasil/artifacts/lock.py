@@ -3,7 +3,7 @@
 import contextlib
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
@@ -12,11 +12,13 @@ from yggdrasil.errors import ArtifactError
 
 
 @contextlib.contextmanager
-def locked(path: Path, what: str) -> Iterator[None]:
+def locked(path: Path, what: str, wait: Callable[[str], None] | None = None) -> Iterator[None]:
     """Hold the lock file ``path`` while the block runs. A lock whose owner died is free: the system releases it.
 
+    With ``wait`` the end of another process's block is waited for, of which it is told in a sentence.
+
     Raises:
-        ArtifactError: another process holds it; the sentence says which, and since when.
+        ArtifactError: another process holds it, and is not waited for; the sentence says which, and since when.
     """
     try:
         import fcntl
@@ -28,8 +30,11 @@ def locked(path: Path, what: str) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            file.close()
-            raise ArtifactError(f"{what} is under way {_owner(path)}; wait for it to end, or end it.") from None
+            if wait is None:
+                file.close()
+                raise ArtifactError(f"{what} is under way {_owner(path)}; wait for it to end, or end it.") from None
+            wait(f"{what} is under way {_owner(path)}: waiting for its end")
+            fcntl.flock(file, fcntl.LOCK_EX)
         if _is_there(file, path):
             break
         file.close()  # its owner ended between the two lines above and took the file along

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from yggdrasil.errors import YggdrasilError, first_line
 from yggdrasil.models.kernels import is_native
 from yggdrasil.models.kernels.shims import c_shims
-from yggdrasil.models.packages import SUFFIX, is_whole, new_package, open_package, package_folder, unit_path
+from yggdrasil.models.packages import SUFFIX, compiling, is_whole, new_package, open_package, package_folder, unit_path
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -102,9 +102,11 @@ def build_step(
     start = perf_counter_ns()
     path = package_path(key)
     if not is_whole(path):
-        widths = "all widths" if key.width is None else f"width {key.width}"
-        print(f"yggdrasil: compiling the step {key.step} of {widths}, once", file=sys.stderr)  # noqa: T201
-        compile_package(module, inputs, key, fuse=fuse)
+        with compiling(path) as is_missing:
+            if is_missing:
+                widths = "all widths" if key.width is None else f"width {key.width}"
+                print(f"yggdrasil: compiling the step {key.step} of {widths}, once", file=sys.stderr)  # noqa: T201
+                compile_package(module, inputs, key, fuse=fuse)
     package = open_package(path)
     BuildClock.ns += perf_counter_ns() - start
     return package.over(flat)

@@ -19,7 +19,9 @@ from torch import Tensor
 from yggdrasil.artifacts.atomic import write_atomic
 from yggdrasil.artifacts.cache import cache_root
 from yggdrasil.artifacts.leftovers import remove_leftovers_once, temporary_folder
+from yggdrasil.artifacts.lock import locked
 from yggdrasil.artifacts.plain import parse_json
+from yggdrasil.errors import YggdrasilError, first_line
 from yggdrasil.models.kernels import is_native  # packages call torch.ops.yggdrasil
 
 SUFFIX = ".pt2"
@@ -87,6 +89,22 @@ def remove_package(path: Path) -> None:
 
 
 @contextmanager
+def compiling(path: Path) -> Iterator[bool]:
+    """Let one process at a time compile; yields whether the package is still missing, when its turn has come.
+
+    TorchInductor's own files of equal graphs lie in one place, whoever makes them. Of two processes that began with one
+    model at the same time, one packed a file that the other was just writing.
+    """
+    from torch._inductor.runtime.cache_dir_utils import cache_dir  # here: a package that is there needs no compiler
+
+    def tell(sentence: str) -> None:
+        print(f"yggdrasil: {sentence}", file=sys.stderr)  # noqa: T201
+
+    with locked(Path(cache_dir()) / "yggdrasil.lock", "compiling steps", wait=tell):
+        yield not is_whole(path)
+
+
+@contextmanager
 def new_package(path: Path, units: Sequence[str] = (), inputs: Sequence[int] | None = None) -> Iterator[Path]:
     """Yield a place to write the package to; it takes its own, manifest last, when the block ends without a fault."""
     with temporary_folder(path.parent) as folder:
@@ -125,17 +143,31 @@ class Package(NamedTuple):
 
 @cache
 def open_package(path: Path) -> Package:
-    """Load a whole package and what it calls, once a process; all its users share it."""
+    """Load a whole package and what it calls, once a process; all its users share it.
+
+    Raises:
+        YggdrasilError: it is as it was written, and PyTorch cannot load it all the same.
+    """
     remove_leftovers_once(path.parent)
     manifest = read_manifest(path)
     assert manifest is not None, f"{path} is not there"
     for name in manifest.units:
         torch.ops.yggdrasil.open_unit(name, str(unit_path(name)))
+    try:
+        return Package(_loader(path), manifest.inputs)
+    except RuntimeError as error:
+        remove_package(path)
+        raise YggdrasilError(
+            f"{path} cannot be loaded ({first_line(error)[:200]}) and was removed; run the same command again, it is "
+            "compiled anew"
+        ) from error
+
+
+def _loader(path: Path) -> Any:
     if is_native():
-        return Package(torch.classes.yggdrasil.Package(str(path)), manifest.inputs)
+        return torch.classes.yggdrasil.Package(str(path))
     # What torch._inductor.aoti_load_package does in the end, after two seconds of importing the compiler.
-    loader = torch._C._aoti.AOTIModelPackageLoader(str(path), "model", True, 1, -1)  # single-threaded, one runner
-    return Package(loader, manifest.inputs)
+    return torch._C._aoti.AOTIModelPackageLoader(str(path), "model", True, 1, -1)  # single-threaded, one runner
 
 
 def any_is_open() -> bool:

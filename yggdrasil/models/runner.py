@@ -15,7 +15,7 @@ from yggdrasil.models.graphs import Capture, Recorder
 from yggdrasil.models.kept_text import KeptText
 from yggdrasil.models.kernels import is_native
 from yggdrasil.models.loaded import LoadedModel
-from yggdrasil.models.packages import is_whole
+from yggdrasil.models.packages import compiling, is_whole
 from yggdrasil.models.traced import ModelCall, StepModule
 
 
@@ -128,9 +128,11 @@ class ModelRunner:
         module, arguments, key = self._defined[name, width]
         if self.backend != "inductor" or is_whole(package_path(key)):
             return False
-        self._make_traceable(name, width)
-        compile_package(module, arguments, key)
-        return True
+        with compiling(package_path(key)) as is_missing:
+            if is_missing:
+                self._make_traceable(name, width)
+                compile_package(module, arguments, key)
+        return is_missing
 
     def is_compiled(self, name: str, width: int) -> bool:
         """Whether the step can be loaded without compiling."""
