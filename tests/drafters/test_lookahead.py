@@ -101,6 +101,21 @@ def test_guesses_are_the_newest_n_grams_that_begin_with_the_root():
     assert tree.scores[first] > tree.scores[second]
 
 
+def test_a_tree_to_which_it_added_nothing_is_read_all_the_same():
+    """A calibration times the trees of the drafter that it stands beside before any is filled."""
+    drafter, tree = LookaheadDrafter(OPTIONS), TokenTree.on_host(64)
+    drafter.begin([1])
+    drafter.extend([2, 3], {})
+    tree.plant(3)
+    tree.graft([0, 1], [4, 5], [-0.1, -0.1])
+    drafter.read(tree, [0, 1, 2], [4, 5, 6])
+
+    assert drafter._pool[3] == {(4, 5, 6): False}  # the target said it, behind no column of a window
+    drafter.extend([4, 5, 6], {})
+    drafter.plant(tree, 8)
+    assert len(drafter._window) == OPTIONS.max_ngram_size - 1
+
+
 def test_a_window_that_brings_nothing_gets_cheaper_and_one_that_brings_gets_dearer():
     """What its rows are worth is what their n-grams brought."""
     brings, fails = LookaheadDrafter(OPTIONS), LookaheadDrafter(OPTIONS)

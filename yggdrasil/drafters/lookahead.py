@@ -77,7 +77,8 @@ class LookaheadDrafter:
     def read(self, tree: TokenTree, nodes: Sequence[int], choices: Sequence[int]) -> None:
         """The target chose ``choices[i]`` behind ``nodes[i]``, parents first, whether that stands or not."""
         parents, tokens, scores = tree.parents.tolist(), tree.tokens.tolist(), tree.scores.tolist()
-        window = [self._paths(column) for column in range(self.options.max_window_size)]
+        # A tree that another drafter grew may be verified before this one has added to any.
+        window = [self._paths(column) for column in range(self.options.max_window_size)] if self._window else []
         columns = {path[-1] for path in window}
         size, paths = self.options.max_ngram_size - 1, dict[int, tuple[int, ...]]()
         for node, choice in zip(nodes, choices, strict=True):
