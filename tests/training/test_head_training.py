@@ -1,6 +1,7 @@
 """Training a head: what is learned is what drafting does, it learns, and it goes on where it stopped."""
 
 import json
+import os
 import re
 import shutil
 import sys
@@ -520,6 +521,29 @@ def test_a_damaged_state_is_said_and_begun_anew_where_nothing_was_written(writte
 
     assert "is damaged" in told.lines[0]
     assert progress_of(written).steps == 1
+
+
+@pytest.mark.parametrize("size", [0, 1000])
+def test_states_that_were_cut_short_are_made_again(written, size):
+    train(written, Told())
+    for file in (written.work / "states").iterdir():
+        os.truncate(file, size)
+    train(written, Told())
+
+    assert progress_of(written).steps == 2
+
+
+def test_interrupted_in_its_last_look_a_training_keeps_what_it_learned(written, monkeypatch):
+    def interrupt(*arguments):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as broken:
+        broken.setattr("yggdrasil.training.training.hits_of", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            train(written, Told())
+    assert progress_of(written).steps == 1
+    train(written, Told())
+    assert progress_of(written).steps == 2
 
 
 def other_kind(settings, target, tmp_path):

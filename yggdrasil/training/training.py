@@ -190,10 +190,10 @@ class _Run:
                 self._step(batch)
                 if self._is_over():
                     break
+            self._look()
         except KeyboardInterrupt:  # the folder stays as it was at the last look
             self._training.save(self._settings.work, self._progress)
             raise
-        self._look()
 
     def _batches(self) -> Iterator[Batch]:
         """Batches without end, from where the last run stopped."""
