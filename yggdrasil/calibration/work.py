@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TypeVar
 
+from safetensors import SafetensorError
+
 from yggdrasil.artifacts import current_machine, profile_directory, write_atomic
 from yggdrasil.calibration.settings import CalibrationSettings
 from yggdrasil.errors import ArtifactError
@@ -48,6 +50,6 @@ def read_or_drop(file: Path, read: Callable[[Path], T]) -> T | None:
     """What a part of unfinished work holds; None where there is none, or it was damaged and is dropped."""
     try:
         return read(file) if file.exists() else None
-    except (ArtifactError, OSError, ValueError):
+    except (ArtifactError, OSError, ValueError, SafetensorError):
         shutil.rmtree(file) if file.is_dir() else file.unlink(missing_ok=True)
         return None

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
@@ -60,7 +59,7 @@ class Features:
     def of(self, name: str, windows: Sequence[Window]) -> list[Kept]:
         """The states of ``windows``, kept under ``name``, their number and their length in all."""
         file = self._file(name, windows)
-        kept = read_or_drop(file, _load)
+        kept = read_or_drop(file, load_file)
         if kept is None:
             kept = self._read(windows)
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -115,14 +114,6 @@ class Features:
             (states[row, window.start : len(window.tokens)], last[row, window.start : len(window.tokens)])
             for row, window in enumerate(windows)
         ]
-
-
-def _load(file: Path) -> dict[str, Tensor]:
-    """Raises ValueError where it is not as it was written."""
-    try:
-        return load_file(file)
-    except SafetensorError as error:
-        raise ValueError("no safetensors") from error
 
 
 def _note(module: nn.Module, captured: dict[int, Tensor], layer: int) -> Any:

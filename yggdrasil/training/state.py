@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
@@ -152,13 +152,10 @@ class KeptTraining:
 
     @classmethod
     def _read(cls, file: Path) -> "KeptTraining":
-        """Raises ValueError or OSError where it is not as it was written."""
-        try:
-            with safe_open(file, "pt") as opened:
-                metadata = opened.metadata() or {}
-                tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118  (no mapping)
-        except SafetensorError as error:
-            raise ValueError("no safetensors") from error
+        """Raises ValueError, SafetensorError or OSError where it is not as it was written."""
+        with safe_open(file, "pt") as opened:
+            metadata = opened.metadata() or {}
+            tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118  (no mapping)
         said = metadata.get("progress", "")
         if metadata.get("digest") != _digest(said, tensors):
             raise ValueError("changed since it was written")
