@@ -136,14 +136,14 @@ def agreement(
     vocabulary = head.target_tokens(torch.arange(head.settings.draft_vocab_size))
     recipe = recipe_for("eagle3" if is_eagle else "medusa", loaded, Source.find(target), vocabulary)
     teacher = Teacher(tables(loaded.model, loaded.name)[1][vocabulary].float(), vocabulary, loaded.vocab_size)
-    hits: torch.Tensor | float = 0.0
+    parts = []
     windows = [Window([*prompt, *answer], 0, len(prompt)) for prompt, answer in documents]  # all that decoding reads
     for start in range(0, len(windows), _TOGETHER):
         with tempfile.TemporaryDirectory() as scratch:
             features = Features(loaded, layers if is_eagle else recipe.layers, Path(scratch))
             batch = side_by_side(features.of("answers", windows[start : start + _TOGETHER]))
-            hits = hits + hits_of(recipe.steps(head, batch, SHOWN), teacher, batch)  # of as many steps as it has
-    assert isinstance(hits, torch.Tensor)
+            parts.append(hits_of(recipe.steps(head, batch, SHOWN), teacher, batch))  # of as many steps as it has
+    hits = torch.stack(parts).sum(0)
     return {
         "agreement": (hits[:, 0] / hits[:, 2]).tolist(),
         "agreement, among four": (hits[:, 1] / hits[:, 2]).tolist(),
