@@ -1,6 +1,7 @@
 """What counting drafters learn from: the target's own text, and the simulation that decodes with them."""
 
 import json
+import threading
 from dataclasses import replace
 from itertools import count
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ import torch
 from tiny_pair import SHAPES, TEXT
 from transformers import AutoModelForCausalLM
 
+from yggdrasil.artifacts.lock import locked
 from yggdrasil.calibration.counted import fit_belief, learn_counts
 from yggdrasil.calibration.foreseen import foresee
 from yggdrasil.calibration.guesses import guesses_beside
@@ -182,6 +184,28 @@ def test_answers_of_one_token_foresee_nothing():
 
     assert counted.expected == []
     assert counted.table.num_tokens == 30
+
+
+def test_of_two_that_write_at_once_the_second_waits_and_answers_what_is_left(
+    tmp_path, loaded, tokenizer, few_rows, capsys
+):
+    """A prompt that is given twice is answered once too."""
+    prompts = [list(tokenizer(words)["input_ids"]) for words in WORDS]
+    file, written = tmp_path / "own.jsonl", []
+
+    def write():
+        written.extend(OwnText(loaded, tokenizer, prompts * 2, file).write(Budget(60.0, 10), tmp_path / "t", silent))
+
+    second = threading.Thread(target=write)
+    with locked(file.with_suffix(".lock"), "a test"):
+        second.start()
+        while second.is_alive() and "waiting for its end" not in capsys.readouterr().err:
+            pass
+        file.write_text("".join(json.dumps({"prompt": prompt, "answer": [1, 2, 3]}) + "\n" for prompt in prompts[1:]))
+    second.join()
+
+    assert sorted(each.prompt for each in written) == sorted(prompts)
+    assert read_documents(file, loaded.vocab_size) == written
 
 
 def test_without_prompts_the_target_finds_its_own(tmp_path, loaded, tokenizer, few_rows):

@@ -40,7 +40,7 @@ from yggdrasil.training.state import KeptTraining, Look, Training
 from yggdrasil.training.training import _has_settled, train
 from yggdrasil.training.unroll import StepOutput, unroll
 from yggdrasil.training.vocabulary import coverage, draft_vocabulary
-from yggdrasil.training.windows import Window, split
+from yggdrasil.training.windows import Window, split, window_of
 
 
 class Told:
@@ -179,7 +179,7 @@ def test_states_of_shorter_ends_of_prompts_are_not_taken_for_those_of_longer_one
 
 
 def test_the_draft_vocabulary_is_the_most_frequent():
-    texts = split([Document([5, 5, 5, 5, 9], [7, 7, 8])] * 40).trained
+    texts = [window_of(Document([5, 5, 5, 5, 9], [7, 7, 8]))] * 40
 
     vocabulary = draft_vocabulary(texts, 20, most=3)
 
@@ -438,6 +438,15 @@ def test_which_documents_are_held_out_depends_on_none_that_come_later():
     assert [window.tokens[0] for window in split(documents).trained] == [
         number for number in range(100) if number % 5 and number % 32
     ]
+
+
+def test_what_is_held_out_is_not_trained_on_when_it_comes_again():
+    """Two trainings of one target, each with the same prompts, wrote both into one file."""
+    documents = [Document([number], [1, 2]) for number in range(40)]
+    parts = split([*documents, *reversed(documents)])
+
+    assert [window.tokens[0] for window in parts.held_out] == [0, 32, 32, 0]
+    assert len(parts.trained) == 2 * 38
 
 
 def test_the_loss_is_that_of_pytorch_with_its_gradients():

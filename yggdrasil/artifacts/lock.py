@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,6 +10,11 @@ from typing import IO
 
 from yggdrasil.artifacts.atomic import shown
 from yggdrasil.errors import ArtifactError
+
+
+def tell(sentence: str) -> None:
+    """Say what is waited for, to whoever runs a command."""
+    print(f"yggdrasil: {sentence}", file=sys.stderr)  # noqa: T201
 
 
 @contextlib.contextmanager

@@ -18,8 +18,9 @@ from typing import Any, NamedTuple
 from transformers import PreTrainedTokenizerBase
 
 from yggdrasil.arguments import check_tokens
-from yggdrasil.artifacts import write_atomic
+from yggdrasil.artifacts import shown, write_atomic
 from yggdrasil.artifacts.cache import cache_root
+from yggdrasil.artifacts.lock import locked, tell
 from yggdrasil.calibration.row_writer import ROWS, RowWriter, Task, Written
 from yggdrasil.calibration.settings import Budget
 from yggdrasil.calibration.work import read_or_drop
@@ -92,7 +93,14 @@ class OwnText:
         if budget.share(_size(documents), seconds) >= 1.0:
             return documents
         report = phase("letting the target write text of its own")
-        self._file.parent.mkdir(parents=True, exist_ok=True)
+        with locked(self._file.with_suffix(".lock"), f"writing {shown(self._file)}", wait=tell):
+            return self._write(budget, seconds, spent, report)
+
+    def _write(self, budget: Budget, seconds: float, spent: Path, report: Callable[[float], None]) -> list[Document]:
+        """Nobody else writes meanwhile: two would answer the same prompts."""
+        documents = read_documents(self._file, self._loaded.vocab_size)
+        if budget.share(_size(documents), seconds) >= 1.0:
+            return documents
         is_cut = self._file.exists() and not self._file.read_bytes().endswith(b"\n")
         began = monotonic() - seconds
 
@@ -152,7 +160,7 @@ class OwnText:
         """The prompts given that were not answered before, those of like length after each other."""
         answered = {tuple(document.prompt) for document in documents}
         prompts = [prompt[-longest:] for prompt in self._prompts if prompt]
-        waiting = [prompt for prompt in prompts if tuple(prompt) not in answered]
+        waiting = [list(prompt) for prompt in dict.fromkeys(map(tuple, prompts)) if prompt not in answered]
         for start in range(0, len(waiting), _SORTED):
             yield from sorted(waiting[start : start + _SORTED], key=len)
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from yggdrasil.artifacts.atomic import write_atomic
 from yggdrasil.artifacts.cache import cache_root
 from yggdrasil.artifacts.leftovers import remove_leftovers_once, temporary_folder
-from yggdrasil.artifacts.lock import locked
+from yggdrasil.artifacts.lock import locked, tell
 from yggdrasil.artifacts.plain import parse_json
 from yggdrasil.errors import YggdrasilError, first_line
 from yggdrasil.models.kernels import is_native  # packages call torch.ops.yggdrasil
@@ -96,9 +96,6 @@ def compiling(path: Path) -> Iterator[bool]:
     model at the same time, one packed a file that the other was just writing.
     """
     from torch._inductor.runtime.cache_dir_utils import cache_dir  # here: a package that is there needs no compiler
-
-    def tell(sentence: str) -> None:
-        print(f"yggdrasil: {sentence}", file=sys.stderr)  # noqa: T201
 
     with locked(Path(cache_dir()) / "yggdrasil.lock", "compiling steps", wait=tell):
         yield not is_whole(path)

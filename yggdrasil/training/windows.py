@@ -42,10 +42,11 @@ def window_of(document: Document) -> Window:
 
 
 def split(documents: Sequence[Document]) -> Split:
-    """Windows of all documents that have an answer to learn from."""
+    """Windows of all documents that have an answer to learn from; a prompt that comes again stays on its side."""
     found = Split([], [])
+    sides: dict[tuple[int, ...], list[Window]] = {}
     for number, document in enumerate(documents):
         if len(document.answer) > 1:
-            part = found.held_out if number % _HELD_OUT == 0 else found.trained
-            part.append(window_of(document))
+            side = found.held_out if number % _HELD_OUT == 0 else found.trained
+            sides.setdefault(tuple(document.prompt), side).append(window_of(document))
     return found
