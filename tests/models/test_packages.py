@@ -5,13 +5,16 @@ import json
 import subprocess
 import sys
 import threading
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import torch
 
 import yggdrasil
 from yggdrasil.errors import YggdrasilError
-from yggdrasil.models.compiled import _TRACED_SOURCES
+from yggdrasil.models import compiled
+from yggdrasil.models.compiled import _TRACED_SOURCES, StepKey, compile_missing, package_path
 from yggdrasil.models.kernels.build import _digest, _digest_file, _is_whole
 from yggdrasil.models.packages import (
     compiling,
@@ -110,13 +113,37 @@ def test_what_another_compiles_meanwhile_is_not_compiled_again(package, tmp_path
     assert "waiting for its end" in capsys.readouterr().err
 
 
+def test_what_is_missing_is_compiled_in_its_turn_and_what_is_there_is_not(package, monkeypatch):
+    """The turn tells: whoever compiled meanwhile may have made it."""
+    turns, compiled_keys = [True, False], []
+
+    @contextmanager
+    def turn(path):
+        compiled_keys.append(path.name)
+        yield turns.pop(0)
+
+    monkeypatch.setattr(compiled, "compiling", turn)
+    monkeypatch.setattr(compiled, "compile_package", lambda *given, fuse: compiled_keys.append(given[2]))
+    key, there = StepKey("plain", 1, "", ""), StepKey("verify", 8, "", "")
+    with new_package(package_path(there)) as place:
+        place.write_bytes(b"step")
+
+    assert [compile_missing(torch.nn.Identity(), [], each) for each in (key, key, there)] == [True, False, False]
+    assert compiled_keys == [key.file_name(), key, key.file_name()]
+
+
 @pytest.mark.parametrize("half", ["package", "manifest"])
-def test_half_of_a_pair_does_not_count(package, half):
-    (package if half == "package" else manifest_path(package)).unlink()
+def test_half_of_a_pair_does_not_count_and_stays_for_whoever_writes_the_other(package, half):
+    """Removed, it would be missing where another process has just written it and writes its manifest now."""
+    there = {package, manifest_path(package)}
+    gone = package if half == "package" else manifest_path(package)
+    gone.unlink()
 
     assert not is_whole(package)
-    assert not package.exists()
-    assert not manifest_path(package).exists()
+    assert {path for path in there if path.exists()} == there - {gone}
+    with new_package(package, ["layers-1"]) as place:
+        place.write_bytes(b"anew")
+    assert is_whole(package)
 
 
 def test_a_package_that_fails_leaves_nothing(package):

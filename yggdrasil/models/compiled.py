@@ -100,14 +100,8 @@ def build_step(
     if backend != "inductor":
         return partial(_eager, module, inputs)
     start = perf_counter_ns()
-    path = package_path(key)
-    if not is_whole(path):
-        with compiling(path) as is_missing:
-            if is_missing:
-                widths = "all widths" if key.width is None else f"width {key.width}"
-                print(f"yggdrasil: compiling the step {key.step} of {widths}, once", file=sys.stderr)  # noqa: T201
-                compile_package(module, inputs, key, fuse=fuse)
-    package = open_package(path)
+    compile_missing(module, inputs, key, fuse=fuse, is_announced=True)
+    package = open_package(package_path(key))
     BuildClock.ns += perf_counter_ns() - start
     return package.over(flat)
 
@@ -166,6 +160,27 @@ def compile_in_process(
         exported.module(), fullgraph=True, dynamic=False, options=dict(options)
     )
     return compiled
+
+
+def compile_missing(
+    module: nn.Module,
+    inputs: Sequence[Tensor | list[Tensor]],
+    key: StepKey,
+    *,
+    fuse: bool = True,
+    is_announced: bool = False,
+) -> bool:
+    """Compile ``module`` where its package is not on disk, once no other process compiles. False where it was there."""
+    path = package_path(key)
+    if is_whole(path):
+        return False
+    with compiling(path) as is_missing:
+        if is_missing:
+            if is_announced:
+                widths = "all widths" if key.width is None else f"width {key.width}"
+                print(f"yggdrasil: compiling the step {key.step} of {widths}, once", file=sys.stderr)  # noqa: T201
+            compile_package(module, inputs, key, fuse=fuse)
+    return is_missing
 
 
 @torch.no_grad()

@@ -59,8 +59,6 @@ def is_whole(path: Path) -> bool:
 def read_manifest(path: Path) -> Manifest | None:
     """The package's manifest if both are whole; what is damaged is removed, with one sentence."""
     beside = manifest_path(path)
-    if not path.exists() and not beside.exists():
-        return None
     try:
         content = parse_json(beside.read_bytes())
         seal = content.pop("seal")
@@ -72,8 +70,7 @@ def read_manifest(path: Path) -> Manifest | None:
         )
         if seal == _seal(content) and manifest.digest == file_digest(path):
             return manifest
-    except FileNotFoundError:  # half of a pair: its writer was killed in between
-        remove_package(path)
+    except FileNotFoundError:  # half of a pair: its writer was killed in between, or is about to write the other
         return None
     except (ValueError, KeyError, TypeError, AttributeError):
         pass
@@ -108,6 +105,7 @@ def new_package(path: Path, units: Sequence[str] = (), inputs: Sequence[int] | N
         temporary = folder / path.name
         yield temporary
         manifest = {"digest": file_digest(temporary), "units": units, "inputs": inputs}
+        manifest_path(path).unlink(missing_ok=True)
         temporary.replace(path)
         write_atomic(manifest_path(path), json.dumps({**manifest, "seal": _seal(manifest)}).encode())
 

@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.models.cache import StaticCache
-from yggdrasil.models.compiled import Backend, Step, StepKey, build_step, compile_package, package_path
+from yggdrasil.models.compiled import Backend, Step, StepKey, build_step, compile_missing, package_path
 from yggdrasil.models.graphs import Capture, Recorder
 from yggdrasil.models.kept_text import KeptText
 from yggdrasil.models.kernels import is_native
 from yggdrasil.models.loaded import LoadedModel
-from yggdrasil.models.packages import compiling, is_whole
+from yggdrasil.models.packages import is_whole
 from yggdrasil.models.traced import ModelCall, StepModule
 
 
@@ -126,13 +126,10 @@ class ModelRunner:
     def compile(self, name: str, width: int) -> bool:
         """Make sure the step's package is on disk, without loading it. False where it was there already."""
         module, arguments, key = self._defined[name, width]
-        if self.backend != "inductor" or is_whole(package_path(key)):
+        if self.backend != "inductor":
             return False
-        with compiling(package_path(key)) as is_missing:
-            if is_missing:
-                self._make_traceable(name, width)
-                compile_package(module, arguments, key)
-        return is_missing
+        self._make_traceable(name, width)
+        return compile_missing(module, arguments, key)
 
     def is_compiled(self, name: str, width: int) -> bool:
         """Whether the step can be loaded without compiling."""
