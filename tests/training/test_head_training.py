@@ -241,7 +241,7 @@ def test_a_training_goes_on_and_writes_a_head_that_loads(written):
     assert len(told.lines) == 2
     head, embedding = open_head(written.out, torch.bfloat16)
     assert embedding is None
-    assert head.settings.readings(6)[0] == (1, 2, 2)
+    assert head.settings.readings(6) == [(1, 2, 2)], "as it was trained: nobody has to guess"
     names = set(read_tensors(written.out))
     config = json.loads((written.out / "config.json").read_text())
     spelled = published_tensors({**config, "draft_vocab_size": config["draft_vocab_size"]})
@@ -577,16 +577,32 @@ def no_state(settings, target, tmp_path):
 
 
 def other_start(settings, target, tmp_path):
-    shutil.copytree(settings.out, tmp_path / "another")
-    return replace(settings, start=tmp_path / "another"), "did not begin as another; leave it out"
+    """Of the same name as the one that it began as."""
+    first = replace(settings, out=tmp_path / "one" / "head")
+    train(first, Told())
+    shutil.rmtree(settings.out)
+    shutil.rmtree(settings.work)
+    train(replace(settings, start=first.out), Told())
+    train(replace(settings, start=first.out), Told())
+    assert progress_of(settings).steps == 2, "it did begin as that one"
+    tensors = read_tensors(first.out)
+    write_head(
+        tmp_path / "two" / "head",
+        json.loads((first.out / "config.json").read_text()),
+        {
+            **tensors,
+            "norm.weight": tensors["norm.weight"] + 1,
+        },
+    )
+    return replace(settings, start=tmp_path / "two" / "head"), "did not begin as .*two/head; leave it out"
 
 
 @pytest.mark.parametrize("change", [other_kind, other_target, damaged_state, no_state, other_start])
 def test_a_drafter_is_replaced_by_none_but_the_training_that_made_it(written, target, tmp_path, change):
     """It may have taken hours, and the first look of another one would take its place."""
     train(written, Told())
-    files = {file.name: file.read_bytes() for file in written.out.iterdir()}
     settings, sentence = change(written, target, tmp_path)
+    files = {file.name: file.read_bytes() for file in written.out.iterdir()}
     with pytest.raises(YggdrasilError, match=sentence):
         train(settings, Told())
 

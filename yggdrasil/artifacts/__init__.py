@@ -5,7 +5,7 @@ Importing this package is light: no torch, transformers or pandas.
 
 from yggdrasil.artifacts.atomic import atomic_directory, check_writable, shown, write_atomic
 from yggdrasil.artifacts.machine import MOST_THREADS, Machine, current_machine
-from yggdrasil.artifacts.models import check_weights, model_fingerprint, tokenizer_fingerprint
+from yggdrasil.artifacts.models import PICKLED_HEAD, check_weights, head_files, model_fingerprint, tokenizer_fingerprint
 from yggdrasil.artifacts.names import (
     PlanEntry,
     list_plans,
@@ -22,12 +22,14 @@ from yggdrasil.artifacts.store import read_csv, read_tensors, read_yaml, write_c
 
 __all__ = [
     "MOST_THREADS",
+    "PICKLED_HEAD",
     "Machine",
     "PlanEntry",
     "atomic_directory",
     "check_weights",
     "check_writable",
     "current_machine",
+    "head_files",
     "list_plans",
     "model_fingerprint",
     "parse_dataclass",

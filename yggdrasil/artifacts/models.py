@@ -23,7 +23,8 @@ _INCIDENTAL_CONFIG_KEYS = ("transformers_version", "_name_or_path")
 # What turns text into ids and back; padding, truncation and templates do not.
 _TOKENIZER_SECTIONS = ("model", "added_tokens", "normalizer", "pre_tokenizer", "decoder")
 _OTHER_VOCABULARIES = ("vocab.json", "tokenizer.model", "spiece.model", "vocab.txt", "tekken.json")
-_PICKLED_HEADS = ("pytorch_model.bin", "medusa_lm_head.pt")
+_OWN_HEADS = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")  # beside the weights of a model, or without them
+PICKLED_HEAD = "pytorch_model.bin"
 _OTHER_TOKENIZER_FILES = (*_OTHER_VOCABULARIES, "merges.txt", "added_tokens.json")
 
 
@@ -44,13 +45,29 @@ def model_fingerprint(path: Path) -> str:
         raise ArtifactError(f"{shown(path / 'config.json')} is not a JSON mapping; fetch the checkpoint again.")
     hasher = hashlib.sha256()
     _add_json(hasher, {key: value for key, value in config.items() if key not in _INCIDENTAL_CONFIG_KEYS})
-    pickled = _pickled_head(path)
-    for file in _weight_files(path) if pickled is None else ():
-        _add_weights(hasher, file)
-    if pickled is not None:
-        with pickled.open("rb") as stream:
-            _add_spans(hasher, stream, _spans_of(pickled.stat().st_size, 0, [], whole=_WHOLE_BYTES))
+    heads = head_files(path)
+    weights = _weight_files(path) if not heads or _has_weights(path) else []
+    for file in dict.fromkeys([*weights, *heads]):
+        if file.suffix == ".safetensors":
+            _add_weights(hasher, file)
+            continue
+        with file.open("rb") as stream:
+            _add_spans(hasher, stream, _spans_of(file.stat().st_size, 0, [], whole=_WHOLE_BYTES))
     return hasher.hexdigest()[:_DIGITS]
+
+
+def head_files(path: Path) -> list[Path]:
+    """The files that a drafting head in the folder is read from: no others, so that its fingerprint tells of them all.
+
+    Raises:
+        ArtifactError: its index is damaged, or a file is missing that it lists.
+    """
+    own = [path / name for name in _OWN_HEADS if (path / name).is_file()]
+    if own:
+        return own[:1]
+    if _has_weights(path):
+        return _weight_files(path)
+    return [path / PICKLED_HEAD] if (path / PICKLED_HEAD).is_file() else []
 
 
 def check_weights(path: Path) -> None:
@@ -121,11 +138,8 @@ def _weight_files(path: Path) -> list[Path]:
     return files
 
 
-def _pickled_head(path: Path) -> Path | None:
-    """The pickle that a head was published as; whoever reads a model's weights refuses one."""
-    if any(path.glob("*.safetensors*")):
-        return None
-    return next((path / name for name in _PICKLED_HEADS if (path / name).is_file()), None)
+def _has_weights(path: Path) -> bool:
+    return any(path.glob("*.safetensors*"))
 
 
 def _gguf_fingerprint(path: Path) -> str:

@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from yggdrasil.drafters.heads.module import EagleHead
-from yggdrasil.drafters.heads.settings import HeadSettings
+from yggdrasil.drafters.heads.settings import CONVENTION, HeadSettings
 from yggdrasil.models.loaded import LoadedModel
 from yggdrasil.training.start import initial_head, settings_for, tables
 from yggdrasil.training.unroll import Batch, StepOutput, unroll
@@ -69,6 +69,7 @@ def config_of(settings: HeadSettings, layers: tuple[int, ...], num_layers: int) 
         "draft_vocab_size": settings.draft_vocab_size,
         "tie_word_embeddings": False,
         "dtype": "bfloat16",
+        CONVENTION: "inputs",
     }
     if rope.get("rope_type", "default") != "default":
         config["rope_scaling"] = rope

@@ -52,6 +52,7 @@ class Progress:
     passes: int = 0
     place: int = 0  # shards of this pass that are done
     began_as: str = ""  # name of the head that it began as
+    began_with: str = ""  # its fingerprint
     looks: list[Look] = field(default_factory=list)
 
 

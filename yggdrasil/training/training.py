@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from yggdrasil.artifacts import check_writable, current_machine, shown
+from yggdrasil.artifacts import check_writable, current_machine, model_fingerprint, shown
 from yggdrasil.artifacts.lock import locked
 from yggdrasil.calibration.own_text import Document, OwnText, text_file
 from yggdrasil.calibration.settings import Budget
@@ -86,10 +86,12 @@ def _kept(settings: TrainSettings, source: Source, teller: Teller) -> KeptTraini
             f"--out {shown(settings.out)} holds a drafter, and nothing in {shown(settings.work)} goes on with it; name "
             "another folder, or delete this one to begin anew"
         )
-    if kept is not None and settings.start is not None and kept.progress.began_as != settings.start.name:
+    if kept is None or settings.start is None:
+        return kept
+    if kept.progress.began_with != model_fingerprint(settings.start):
         raise YggdrasilError(
-            f"--start: the training in {shown(settings.work)} did not begin as {settings.start.name}; leave it out to "
-            "go on, or name another --out"
+            f"--start: the training in {shown(settings.work)} did not begin as {shown(settings.start)}; leave it out "
+            "to go on, or name another --out"
         )
     return kept
 
@@ -160,6 +162,7 @@ class _Run:
         if settings.start is not None and begun is not None:
             self._training.begin_as(begun)
             self._progress.began_as = settings.start.name
+            self._progress.began_with = model_fingerprint(settings.start)
         self._teacher = Teacher(rows[vocabulary].float(), vocabulary, loaded.vocab_size)
         self._batch_size = max(1, min(_BATCH, _MOST_LOGITS // len(vocabulary)))
         self._facts = {

@@ -225,6 +225,20 @@ def test_a_head_of_another_target_is_refused(case, tmp_path):
         load_head(case.folder, other.target, 1)
 
 
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"eagle_aux_hidden_state_layer_ids": [1, 2, 7]}, "reads layer 7 of its target, and tiny target has 6"),
+        ({"hidden_size": 64, "target_hidden_size": 32}, "a hidden size of 64, and tiny target has 32"),
+    ],
+    ids=["layers that there are not", "another embedding"],
+)
+def test_a_head_that_reads_what_the_target_has_not_is_refused(pair, tmp_path, more, said):
+    config = eagle_config(VOCAB_SIZE, **more)
+    with pytest.raises(YggdrasilError, match=said):
+        load_head(write_head(tmp_path / "head", config, published_tensors(config)), pair.target, 1)
+
+
 def test_a_quantised_targets_embedding_is_read_as_the_target_reads_it(pair, tmp_path):
     """Its table is kept in blocks, which the head shares."""
     if not is_native():

@@ -93,6 +93,12 @@ FAULTS = {
         r"misshapen fc.weight \(\[32, 64\], not \[32, 96\]\)",
     ),
     "no table": (lambda t: t.pop("d2t"), "lacks d2t"),
+    "a table of fractions": (lambda t: t.update({"d2t": t["d2t"] + 0.5}), "d2t holds other things than tokens"),
+    "tables that contradict": (lambda t: t.update({"t2d": ~t["t2d"]}), "t2d and d2t name other tokens"),
+    "in two spellings": (
+        lambda t: t.update({"layers.0.hidden_norm.weight": torch.zeros(32)}),
+        "layers.0.hidden_norm.weight and midlayer.hidden_norm.weight, which are one",
+    ),
     "a table that points outside": (lambda t: t["d2t"].add_(60), "d2t names tokens"),
     "a table that names twice": (lambda t: t["d2t"].__setitem__(1, -1 + int(t["d2t"][0])), "d2t names tokens"),
 }
@@ -118,6 +124,18 @@ def test_tensors_that_do_not_fit_are_named(tmp_path, name):
         ({"hidden_act": "swish9"}, "hidden_act"),
         ({"num_key_value_heads": 3}, "does not divide"),
         ({"rope_scaling": {"rope_type": "yarn"}}, "yarn"),
+        ({"rope_scaling": {"type": "linear"}}, "rope_scaling lacks 'factor'"),
+        ({"rope_scaling": {"type": "linear", "factor": 0}}, "rope_scaling"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "lacks 'original_max_position_embeddings'"),
+        ({"rope_scaling": "linear"}, "rope_scaling is 'linear', not a mapping"),
+        ({"rope_theta": "abc"}, "no number: .*abc"),
+        ({"rope_theta": [1]}, "no number"),
+        ({"rope_theta": -1.0}, "no rotary positions"),
+        ({"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}, "partial_rotary_factor is 0.5"),
+        ({"rope_parameters": {"full_attention": {"rope_theta": 1e6}}}, "differs by layer type"),
+        ({"eagle_config": [1]}, r"eagle_config is \[1\], not a mapping"),
+        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": 3}}, "3, not a list of layers"),
+        ({"layer_convention": "outside"}, "not one of inputs, outputs"),
         ({"norm_before_fc": True, "fc_norm": True}, "exclude"),
         ({"vocab_size": "many"}, "vocab_size is 'many'"),
         ({"eagle_aux_hidden_state_layer_ids": [1, "a"]}, "not a list of layers"),
@@ -142,6 +160,19 @@ def test_layers_are_read_by_the_writers_convention_first(tmp_path, config, usual
     (tmp_path / "config.json").write_text(json.dumps(config))
 
     assert read_settings(tmp_path).readings(30) == [usual, other]
+
+
+@pytest.mark.parametrize(
+    ("config", "reading"),
+    [
+        (eagle_config(layer_convention="inputs"), (1, 14, 26)),
+        (eagle_config(layer_convention="outputs", eagle_aux_hidden_state_layer_ids=[1, 14, 26]), (1, 14, 26)),
+    ],
+)
+def test_a_convention_that_is_said_is_not_tried(tmp_path, config, reading):
+    (tmp_path / "config.json").write_text(json.dumps(config))
+
+    assert read_settings(tmp_path).readings(30) == [reading]
 
 
 def causal(query, key, value):

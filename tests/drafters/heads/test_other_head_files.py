@@ -163,6 +163,11 @@ MEDUSA_FAULTS = {
     "missing": (lambda t: t.pop("1.1.weight"), "lacks lm_heads.1.weight"),
     "missing, of all": (lambda t: t.pop("0.1.weight"), "lacks lm_heads.0.weight"),
     "extra": (lambda t: t.update({"more": torch.zeros(1)}), "beyond what a head has, more"),
+    "a number": (lambda t: t.update({"0.1.weight": torch.tensor(1.0)}), "lm_heads.0.weight is no matrix"),
+    "in two spellings": (
+        lambda t: t.update({"lm_heads.0.weight": torch.zeros(64, 32)}),
+        "0.1.weight and lm_heads.0.weight, which are one",
+    ),
     "misshapen": (
         lambda t: t.update({"2.0.linear.bias": torch.zeros(3)}), r"blocks.2.layers.0.bias \(\[3\], not \[32\]\)",
     ),
@@ -189,18 +194,55 @@ def test_tensors_that_are_no_medusa_heads_are_named(tmp_path, name):
         open_medusa(write_medusa(tmp_path, tensors), torch.float32)
 
 
-def test_a_map_that_names_a_token_twice_is_refused(tmp_path):
-    tensors = random_tensors(vllm_medusa_shapes(HIDDEN, 3)) | {"token_map": torch.tensor([5, 5, 6])}
+@pytest.mark.parametrize("rows", [3, 64])
+@pytest.mark.parametrize(
+    ("drafted", "said"),
+    [
+        ([5, 5, 6], "names tokens twice"),
+        ([5, 64, 6], "outside the target's 64"),
+        ([5, -1, 6], "outside the target's 64"),
+        ([5, 5.5, 6], "token_map holds other things than tokens"),
+        ([], "token_map holds other things than tokens"),
+    ],
+)
+def test_a_map_that_names_no_tokens_is_refused(tmp_path, drafted, said, rows):
+    tensors = random_tensors(vllm_medusa_shapes(HIDDEN, rows)) | {"token_map": torch.tensor(drafted)}
 
-    with pytest.raises(YggdrasilError, match="names tokens twice"):
+    with pytest.raises(YggdrasilError, match=said):
         open_medusa(write_head(tmp_path, {"model_type": "medusa", "vocab_size": 64}, tensors), torch.float32)
 
 
-def test_a_pickle_of_more_than_tensors_is_refused(tmp_path):
-    write_medusa(tmp_path, {"0.0.linear.weight": FirstReference})
+@pytest.mark.parametrize(
+    ("held", "said"), [(FirstReference, "more than tensors"), ([1.0], "other things than tensors")]
+)
+def test_a_pickle_of_more_than_tensors_is_refused(tmp_path, held, said):
+    write_medusa(tmp_path, {"0.0.linear.weight": held})
 
-    with pytest.raises(YggdrasilError, match=r"medusa_lm_head\.pt.*more than tensors"):
+    with pytest.raises(YggdrasilError, match=rf"medusa_lm_head\.pt.*{said}"):
         open_medusa(tmp_path, torch.float32)
+
+
+def test_heads_in_a_file_of_their_own_are_read_from_it_alone(tmp_path):
+    """Beside the weights of their model, of which nothing is theirs."""
+    tensors = random_tensors(medusa_shapes(HIDDEN, 64))
+    write_head(tmp_path, {"model_type": "llama"}, {"model.embed_tokens.weight": torch.zeros(64, HIDDEN)})
+    before = model_fingerprint(tmp_path)
+    torch.save(tensors, tmp_path / "medusa_lm_head.pt")
+
+    assert open_medusa(tmp_path, torch.float32).settings.num_heads == 3
+    assert model_fingerprint(tmp_path) != before
+
+
+def test_a_file_that_does_not_count_is_not_read(tmp_path):
+    """What lies beside a head's weights, as a copy in another precision, is not among what tells that it changed."""
+    tensors = random_tensors(first_shapes(first_config()))
+    write_head(tmp_path, first_config(), tensors)
+    before = model_fingerprint(tmp_path)
+    save_file({name: tensor + 1 for name, tensor in tensors.items()}, tmp_path / "older.safetensors")
+
+    head, _ = open_head(tmp_path, torch.float32)
+    assert torch.equal(head.fc.weight, tensors["fc.weight"])
+    assert model_fingerprint(tmp_path) == before
 
 
 def test_a_heads_folder_is_known_by_what_it_holds(tmp_path):

@@ -6,16 +6,25 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from yggdrasil.artifacts import shown
 from yggdrasil.drafters.heads.first_eagle import FirstEagleHead
 from yggdrasil.drafters.heads.kinds import kind_of
 from yggdrasil.drafters.heads.module import EagleHead
 from yggdrasil.drafters.heads.settings import HeadSettings, read_settings
-from yggdrasil.drafters.heads.tensors import check_vocabulary, read_tensors, refuse_others
+from yggdrasil.drafters.heads.tensors import (
+    check_vocabulary,
+    read_tensors,
+    refuse_others,
+    under_our_names,
+    whole_numbers,
+)
+from yggdrasil.errors import YggdrasilError
 
 EMBEDDING = "embed_tokens.weight"
 _OUTPUT = "lm_head.weight"
 # What files hold beyond the head: copies of the target's, and tables that are computed.
-_IGNORED = ("verifier_lm_head.weight", "verifier_norm.weight", "t2d", "rotary_emb.inv_freq")
+_IGNORED = ("verifier_lm_head.weight", "verifier_norm.weight", "rotary_emb.inv_freq")
+_WAY_BACK = "t2d"  # which of the target's tokens can be drafted: what d2t says too
 # Our name of a beginning, by that of other writers.
 _SPELLINGS = {"layers.0.": "midlayer."}
 _FIRST_SPELLINGS = {"transformer.": "layers.0.", "fusion_fc.": "fc."}
@@ -29,7 +38,8 @@ def open_head(folder: Path, dtype: torch.dtype) -> tuple[EagleHead | FirstEagleH
     """
     is_first = kind_of(folder) == "eagle"
     settings = read_settings(folder, is_first=is_first)
-    tensors = _renamed(read_tensors(folder), _FIRST_SPELLINGS if is_first else _SPELLINGS)
+    tensors = _renamed(folder, read_tensors(folder), _FIRST_SPELLINGS if is_first else _SPELLINGS)
+    drafted = tensors.pop(_WAY_BACK, None)
     if is_first and settings.fc_bias is None:
         settings = replace(settings, fc_bias="fc.bias" in tensors)
     head = _empty(settings, brings_output=_OUTPUT in tensors)
@@ -38,8 +48,10 @@ def open_head(folder: Path, dtype: torch.dtype) -> tuple[EagleHead | FirstEagleH
         expected[EMBEDDING] = settings.vocab_size, settings.hidden_size
     refuse_others(folder, tensors, expected)
     if settings.has_own_vocabulary:
-        tensors["d2t"] = tensors["d2t"].to(torch.int64)
+        tensors["d2t"] = whole_numbers(folder, "d2t", tensors["d2t"])
         check_vocabulary(folder, tensors["d2t"], settings.vocab_size)
+        if drafted is not None:
+            _check_way_back(folder, tensors["d2t"], drafted, settings.vocab_size)
     weights = {name: tensor if name == "d2t" else tensor.to(dtype) for name, tensor in tensors.items()}
     embedding = weights.pop(EMBEDDING, None)
     head.load_state_dict(weights, assign=True)
@@ -57,7 +69,15 @@ def _empty(settings: HeadSettings, *, brings_output: bool) -> EagleHead | FirstE
     return head
 
 
-def _renamed(tensors: dict[str, Tensor], spellings: dict[str, str]) -> dict[str, Tensor]:
+def _check_way_back(folder: Path, d2t: Tensor, t2d: Tensor, vocab_size: int) -> None:
+    """Refuse two tables that do not say the same: either may be another head's. Of a table in another form nothing is
+    known."""
+    expected = torch.zeros(vocab_size, dtype=torch.bool).index_fill(0, d2t + torch.arange(len(d2t)), value=True)
+    if t2d.dtype == torch.bool and t2d.shape == expected.shape and not torch.equal(t2d, expected):
+        raise YggdrasilError(f"{shown(folder)}: {_WAY_BACK} and d2t name other tokens; fetch the head again")
+
+
+def _renamed(folder: Path, tensors: dict[str, Tensor], spellings: dict[str, str]) -> dict[str, Tensor]:
     """Under our names, without what is not the head's."""
 
     def ours(name: str) -> str:
@@ -67,4 +87,6 @@ def _renamed(tensors: dict[str, Tensor], spellings: dict[str, str]) -> dict[str,
                 return own + name.removeprefix(theirs)
         return name
 
-    return {ours(name): tensor for name, tensor in tensors.items() if not name.endswith(_IGNORED)}
+    return under_our_names(
+        folder, {name: tensor for name, tensor in tensors.items() if not name.endswith(_IGNORED)}, ours
+    )

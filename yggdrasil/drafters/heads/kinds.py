@@ -5,13 +5,12 @@ import struct
 from pathlib import Path
 from typing import Any, Literal
 
-from yggdrasil.artifacts import parse_json
+from yggdrasil.artifacts import PICKLED_HEAD, parse_json
 from yggdrasil.drafters.heads.mtp_names import MTP_NAMES
 
 Kind = Literal["eagle3", "eagle", "medusa", "mtp"]
 
 MEDUSA_PREFIX = "medusa_head."  # of heads that lie among their base model's tensors
-PICKLES = ("pytorch_model.bin", "medusa_lm_head.pt")
 _FUSIONS = ("fc.weight", "fusion_fc.weight")
 
 
@@ -59,7 +58,7 @@ def tensor_names(folder: Path, config: dict[str, Any]) -> list[str]:
                 names += parse_json(stream.read(min(length, file.stat().st_size)))
         except (OSError, ValueError, struct.error):  # said when it is loaded
             continue
-    pickled = folder / PICKLES[0]
+    pickled = folder / PICKLED_HEAD
     if not names and config.get("num_hidden_layers") == 1 and pickled.is_file():
         import torch  # a second, for what is rare
 

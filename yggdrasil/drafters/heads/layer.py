@@ -6,14 +6,13 @@ training.
 Dims: W rows, R of them that are asked for, D head size, Hq and Hkv heads.
 """
 
-import math
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from yggdrasil.drafters.heads.rotary import rotary_turns
 from yggdrasil.drafters.heads.settings import HeadSettings
 
 # query [.., Hq, R, D], keys and values [.., Hkv, W, D], turned by their positions -> [.., R, Hq, D]
@@ -94,33 +93,16 @@ class Turns(nn.Module):
 
     def __init__(self, settings: HeadSettings) -> None:
         super().__init__()
-        turns, self._scale = rotary_turns(settings.rope, settings.head_size)
-        self.register_buffer("turns", turns, persistent=False)
+        self.register_buffer("turns", rotary_turns(settings.rope, settings.head_size), persistent=False)
 
     def forward(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Of positions [.., W], [.., W, D] each."""
         angles = positions[..., None].float() * self.turns
         angles = torch.cat([angles, angles], dim=-1)
-        return (angles.cos() * self._scale).to(dtype), (angles.sin() * self._scale).to(dtype)
+        return angles.cos().to(dtype), angles.sin().to(dtype)
 
 
 def turned(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
     """``x`` [.., heads, W, D] by cosines and sines [W, D]: the two halves of a head are the pairs' first and second."""
     first, second = x.chunk(2, dim=-1)
     return x * turn[0] + torch.cat([-second, first], dim=-1) * turn[1]
-
-
-def rotary_turns(rope: dict[str, Any], size: int) -> tuple[Tensor, float]:
-    """Radians a position of each pair of channels, [size / 2], and what cosines and sines are multiplied by."""
-    theta, kind = float(rope["rope_theta"]), rope["rope_type"]
-    # On the host even where a module without memory is made: it is no weight that a file would bring.
-    turns = theta ** -(torch.arange(0, size, 2, dtype=torch.float32, device="cpu") / size)
-    if kind == "linear":
-        return turns / float(rope["factor"]), 1.0
-    if kind == "llama3":
-        length = float(rope["original_max_position_embeddings"])
-        low, high, factor = (float(rope[name]) for name in ("low_freq_factor", "high_freq_factor", "factor"))
-        cycles = length * turns / (2 * math.pi)
-        smooth = ((cycles - low) / (high - low)).clamp(0.0, 1.0)
-        return turns * ((1 - smooth) / factor + smooth), 1.0
-    return turns, 1.0

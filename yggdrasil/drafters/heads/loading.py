@@ -89,7 +89,15 @@ def _opened(folder: Path, target: LoadedModel) -> tuple[Head, nn.Module]:
         _check_fit(folder, (heads.settings.hidden_size, heads.settings.vocab_size), target)
         return heads, nn.Identity()
     head, own = (open_mtp(folder, target.dtype), None) if kind == "mtp" else open_head(folder, target.dtype)
-    _check_fit(folder, (head.settings.target_hidden_size, head.settings.vocab_size), target)
+    settings = head.settings
+    _check_fit(folder, (settings.target_hidden_size, settings.vocab_size), target)
+    if own is None or settings.is_first:  # it reads the target's embedding, or drafts the target's states
+        _check_fit(folder, (settings.hidden_size, settings.vocab_size), target)
+    if settings.layers is not None and max(settings.layers) > target.num_layers:
+        raise YggdrasilError(
+            f"{shown(folder)} reads layer {max(settings.layers)} of its target, and {target.name} has "
+            f"{target.num_layers}; give a head that was trained for this target"
+        )
     return head, embedding_of(target) if own is None else table(own)
 
 

@@ -9,7 +9,13 @@ from torch import Tensor
 from yggdrasil.artifacts import parse_json, shown
 from yggdrasil.drafters.heads.kinds import MEDUSA_PREFIX
 from yggdrasil.drafters.heads.medusa import MedusaHeads, MedusaSettings
-from yggdrasil.drafters.heads.tensors import check_vocabulary, read_tensors, refuse_others
+from yggdrasil.drafters.heads.tensors import (
+    check_vocabulary,
+    read_tensors,
+    refuse_others,
+    under_our_names,
+    whole_numbers,
+)
 from yggdrasil.errors import YggdrasilError
 
 _OWN_LAYER = re.compile(r"(\d+)\.(\d+)\.linear\.(weight|bias)")
@@ -26,11 +32,12 @@ def open_medusa(folder: Path, dtype: torch.dtype) -> MedusaHeads:
         YggdrasilError: tensors that are no such heads'.
     """
     found = read_tensors(folder, (MEDUSA_PREFIX,)) or read_tensors(folder)
-    tensors = {_renamed(name): tensor for name, tensor in found.items()}
+    tensors = under_our_names(folder, found, _renamed)
     table = tensors.pop("token_map", None)
     settings = _settings(folder, tensors, table)
     if table is not None:
-        table = table.flatten().to(torch.int64)
+        table = whole_numbers(folder, "token_map", table.flatten())
+        check_vocabulary(folder, table - torch.arange(len(table)), settings.vocab_size)
         for name, tensor in tensors.items():  # some files keep all rows beside the map
             if name.startswith("lm_heads.") and len(tensor) == settings.vocab_size > len(table):
                 tensors[name] = tensor[table]
@@ -38,8 +45,6 @@ def open_medusa(folder: Path, dtype: torch.dtype) -> MedusaHeads:
     with torch.device("meta"):
         heads = MedusaHeads(settings)
     refuse_others(folder, tensors, {name: tuple(tensor.shape) for name, tensor in heads.state_dict().items()})
-    if table is not None:
-        check_vocabulary(folder, tensors["d2t"], settings.vocab_size)
     weights = {name: tensor if name == "d2t" else tensor.to(dtype) for name, tensor in tensors.items()}
     heads.load_state_dict(weights, assign=True)
     return heads.eval().requires_grad_(False)
@@ -62,6 +67,9 @@ def _settings(folder: Path, tensors: dict[str, Tensor], table: Tensor | None) ->
         raise YggdrasilError(
             f"{shown(folder)} lacks {_FIRST_OUTPUT} or blocks.0.layers.0.weight; fetch the heads again"
         )
+    for name in (_FIRST_OUTPUT, layers[0][0]):
+        if tensors[name].ndim != 2:
+            raise YggdrasilError(f"{shown(folder)}: {name} is no matrix; fetch the heads again")
     config = parse_json((folder / "config.json").read_bytes())
     rows = len(tensors[_FIRST_OUTPUT])
     vocab_size = rows if table is None else config.get("vocab_size")

@@ -82,7 +82,11 @@ def _with_experts_together(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         else:
             others[name] = tensor
     for name, kinds in experts.items():
-        stacked = {kind: torch.stack([each[number] for number in sorted(each)]) for kind, each in kinds.items()}
+        stacked = {
+            kind: torch.stack([each[number] for number in sorted(each)])
+            for kind, each in kinds.items()
+            if len({tensor.shape for tensor in each.values()}) == 1  # else they are missed by name
+        }
         if stacked.keys() >= {"gate", "up"} and stacked["gate"].shape == stacked["up"].shape:
             others[f"{name}.gate_up_proj"] = torch.cat([stacked["gate"], stacked["up"]], dim=1)
         if "down" in stacked:

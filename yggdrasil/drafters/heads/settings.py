@@ -6,9 +6,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from yggdrasil.artifacts import parse_json, shown
+from yggdrasil.drafters.heads.rotary import rope_of, section_of
 from yggdrasil.errors import YggdrasilError
 
 HEAD_INPUT = -1  # the state that the target's own head reads
@@ -17,10 +18,10 @@ ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh", "relu")
 _USUAL_LAYERS = 3
 _LAYER_SECTIONS = ("transformer_layer_config", "model")  # of speculators, and of vLLM's own files
 _FC_BIAS = ("bias", "fusion_bias")
-_USUAL_THETA = 10000.0  # where nothing is said; the target's own is not inherited
 
-# Whether written layer numbers name a layer's input or its output; files do not say, their writers differ.
+# Whether written layer numbers name a layer's input or its output; published files do not say, their writers differ.
 Convention = Literal["inputs", "outputs"]
+CONVENTION = "layer_convention"  # where ours say it
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,7 @@ class HeadSettings:
     norm_output: bool = False  # what is fed back is normed
     layers: tuple[int, ...] | None = None  # as written; None where nothing is
     convention: Convention = "inputs"  # the usual one where they are written
+    is_said: bool = False  # the convention, by the file
     qkv_bias: bool = False
     is_first: bool = False  # EAGLE-1 or 2, or MTP: reads and drafts what the target's own head reads
     fc_bias: bool | None = None  # of those; None where nothing is said
@@ -73,6 +75,8 @@ class HeadSettings:
         if self.layers is not None and self.convention == "outputs":
             inputs = tuple(layer + 1 for layer in self.layers)
         usual = tuple(min(max(layer - 1, 0), num_layers - 1) for layer in inputs)
+        if self.is_said:
+            return [usual]
         step = -1 if self.layers is not None and self.convention == "outputs" else 1
         other = tuple(min(max(layer - 1 + step, 0), num_layers - 1) for layer in inputs)
         return [usual, other]
@@ -107,19 +111,20 @@ def settings_of(config: Mapping[str, Any], *, is_first: bool = False) -> HeadSet
     if not isinstance(layer, Mapping):
         raise ValueError("the section of its layer is no mapping")
     heads, hidden = _count(layer, "num_attention_heads"), _count(layer, "hidden_size")
-    layers, convention = _layers(config)
+    head_size = _count(layer, "head_dim", hidden // heads)
+    layers, convention, is_said = _layers(config)
     settings = HeadSettings(
         hidden_size=hidden,
         intermediate_size=_count(layer, "intermediate_size"),
         query_heads=heads,
         key_heads=_count(layer, "num_key_value_heads", heads),
-        head_size=_count(layer, "head_dim", hidden // heads),
+        head_size=head_size,
         norm_eps=float(layer.get("rms_norm_eps", 1e-6)),
         activation=str(layer.get("hidden_act", "silu")),
         vocab_size=_count(layer, "vocab_size"),
         draft_vocab_size=_count(config, "draft_vocab_size", _count(layer, "vocab_size")),
         target_hidden_size=_count(config, "target_hidden_size", hidden),
-        rope=_rope(layer),
+        rope=rope_of(layer, head_size),
         attention_bias=bool(layer.get("attention_bias", False)),
         mlp_bias=bool(layer.get("mlp_bias", False)),
         norm_before_residual=bool(config.get("norm_before_residual", False)),
@@ -128,6 +133,7 @@ def settings_of(config: Mapping[str, Any], *, is_first: bool = False) -> HeadSet
         norm_output=bool(config.get("norm_output", False)),
         layers=layers,
         convention=convention,
+        is_said=is_said,
         qkv_bias=bool(layer.get("qkv_bias", False)),
         is_first=is_first,
         fc_bias=next((bool(config[name]) for name in _FC_BIAS if name in config), None),
@@ -140,7 +146,7 @@ def settings_of(config: Mapping[str, Any], *, is_first: bool = False) -> HeadSet
 def _check(settings: HeadSettings, layer: Mapping[str, Any], config: Mapping[str, Any]) -> None:
     """Raise ValueError with everything that is not served."""
     partial, scale = layer.get("partial_rotary_factor") or 1.0, config.get("logit_scale", 1.0)
-    own_states = (config.get("eagle_config") or {}).get("use_aux_hidden_state")
+    own_states = section_of(config, "eagle_config").get("use_aux_hidden_state")
     faults = {
         f"num_hidden_layers is {layer.get('num_hidden_layers')}, and one layer is served": layer.get(
             "num_hidden_layers", 1
@@ -175,23 +181,17 @@ def _count(config: Mapping[str, Any], name: str, default: int | None = None) -> 
     return value
 
 
-def _layers(config: Mapping[str, Any]) -> tuple[tuple[int, ...] | None, Convention]:
-    """The layers as written, and the convention of whoever writes them there."""
-    name = "eagle_aux_hidden_state_layer_ids"
-    convention: Convention = "inputs" if config.get(name) else "outputs"
-    found = config.get(name) or (config.get("eagle_config") or {}).get(name)
+def _layers(config: Mapping[str, Any]) -> tuple[tuple[int, ...] | None, Convention, bool]:
+    """The layers as written, the convention of whoever writes them there, and whether the file says that it is."""
+    name, said = "eagle_aux_hidden_state_layer_ids", config.get(CONVENTION)
+    if said not in (None, *get_args(Convention)):
+        raise ValueError(f"{CONVENTION} is {said!r}, not one of {', '.join(get_args(Convention))}")
+    usual: Convention = "inputs" if config.get(name) else "outputs"
+    found = config.get(name) or section_of(config, "eagle_config").get(name)
     if not found:
-        return None, "inputs"
-    if not all(isinstance(each, int) and not isinstance(each, bool) and each >= 0 for each in found):
+        return None, "inputs", said == "inputs"
+    if not isinstance(found, list) or not all(
+        isinstance(each, int) and not isinstance(each, bool) and each >= 0 for each in found
+    ):
         raise ValueError(f"{name} is {found!r}, not a list of layers")
-    return tuple(found), convention
-
-
-def _rope(layer: Mapping[str, Any]) -> dict[str, Any]:
-    found = dict(layer.get("rope_parameters") or layer.get("rope_scaling") or {})
-    kind = found.pop("type", None)
-    found.setdefault("rope_type", kind or "default")
-    found.setdefault("rope_theta", layer.get("rope_theta") or _USUAL_THETA)
-    if found["rope_type"] not in ("default", "linear", "llama3"):
-        raise ValueError(f"rotary positions of type {found['rope_type']!r} are not served")
-    return found
+    return tuple(found), said or usual, said is not None

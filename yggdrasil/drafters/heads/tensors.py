@@ -1,13 +1,13 @@
 """The tensors in a head's folder, and what is wrong with them."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from yggdrasil.artifacts import shown
-from yggdrasil.drafters.heads.kinds import PICKLES
+from yggdrasil.artifacts import PICKLED_HEAD, head_files, shown
 from yggdrasil.errors import YggdrasilError, first_line
 
 
@@ -21,10 +21,10 @@ def read_tensors(folder: Path, prefixes: tuple[str, ...] = ("",)) -> dict[str, T
     """
     from safetensors import SafetensorError, safe_open
 
-    files = sorted(folder.glob("*.safetensors")) or [folder / name for name in PICKLES if (folder / name).is_file()]
+    files = head_files(folder)
     if not files:
         raise YggdrasilError(
-            f"{shown(folder)} holds no *.safetensors, nor {' or '.join(PICKLES)}; fetch the head again"
+            f"{shown(folder)} holds no *.safetensors, nor {PICKLED_HEAD} or medusa_lm_head.pt; fetch the head again"
         )
     tensors: dict[str, Tensor] = {}
     for file in files:
@@ -35,7 +35,10 @@ def read_tensors(folder: Path, prefixes: tuple[str, ...] = ("",)) -> dict[str, T
                     tensors |= {name: opened.get_tensor(name) for name in chosen}
             else:
                 loaded: Any = torch.load(file, map_location="cpu", weights_only=True)
-                tensors |= {name: tensor for name, tensor in loaded.items() if name.startswith(prefixes)}
+                chosen = [name for name in loaded if name.startswith(prefixes)]
+                tensors |= {name: loaded[name] for name in chosen}
+                if not all(isinstance(loaded[name], Tensor) for name in chosen):
+                    raise TypeError("it holds other things than tensors")
         except (SafetensorError, OSError, RuntimeError, ValueError, TypeError, EOFError) as error:
             raise YggdrasilError(f"{shown(file)} could not be read: {first_line(error)}; fetch it again") from error
         except Exception as error:  # an unpickler's own refusals share no class
@@ -43,6 +46,18 @@ def read_tensors(folder: Path, prefixes: tuple[str, ...] = ("",)) -> dict[str, T
                 f"{shown(file)} holds more than tensors, which may be code: {first_line(error)}"
             ) from error
     return tensors
+
+
+def under_our_names(folder: Path, tensors: dict[str, Tensor], ours: Callable[[str], str]) -> dict[str, Tensor]:
+    """The tensors by ``ours`` of their names; refused where two are one."""
+    names: dict[str, str] = {}
+    for name in tensors:
+        if names.setdefault(ours(name), name) != name:
+            raise YggdrasilError(
+                f"{shown(folder)} holds {names[ours(name)]} and {name}, which are one tensor in two spellings; fetch "
+                "the head again"
+            )
+    return {own: tensors[name] for own, name in names.items()}
 
 
 def refuse_others(folder: Path, tensors: dict[str, Tensor], expected: dict[str, tuple[int, ...]]) -> None:
@@ -74,3 +89,11 @@ def check_vocabulary(folder: Path, table: Tensor, vocab_size: int) -> None:
         raise YggdrasilError(
             f"{shown(folder)}: d2t names tokens twice or outside the target's {vocab_size}; fetch it again"
         )
+
+
+def whole_numbers(folder: Path, name: str, table: Tensor) -> Tensor:
+    """The table as int64; refused where something else than whole numbers would be lost by it."""
+    numbers = table.to(torch.int64)
+    if not numbers.numel() or not bool((numbers == table).all()):
+        raise YggdrasilError(f"{shown(folder)}: {name} holds other things than tokens; fetch the head again")
+    return numbers

@@ -1,0 +1,59 @@
+"""Rotary positions of a head, as its configuration says."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_USUAL_THETA = 10000.0  # where nothing is said; the target's own is not inherited
+
+
+def rope_of(layer: Mapping[str, Any], head_size: int) -> dict[str, Any]:
+    """What ``rotary_turns`` takes, from a layer's configuration. Raises ValueError where it is not served."""
+    name = "rope_parameters" if layer.get("rope_parameters") else "rope_scaling"
+    found = dict(section_of(layer, name))
+    kind = found.pop("type", None)
+    found.setdefault("rope_type", kind or "default")
+    found.setdefault("rope_theta", layer.get("rope_theta") or _USUAL_THETA)
+    partial = found.pop("partial_rotary_factor", 1.0)
+    if any(isinstance(value, Mapping) for value in found.values()):
+        raise ValueError(f"{name} differs by layer type, and a head has one layer")
+    if found["rope_type"] not in ("default", "linear", "llama3"):
+        raise ValueError(f"rotary positions of type {found['rope_type']!r} are not served")
+    if partial != 1.0:
+        raise ValueError(f"partial_rotary_factor is {partial}")
+    try:
+        turns = rotary_turns(found, head_size)
+    except KeyError as error:
+        raise ValueError(f"{name} lacks {error}") from error
+    except (ValueError, TypeError, ArithmeticError) as error:
+        raise ValueError(f"{name} holds what is no number: {error}") from error
+    if not bool(turns.isfinite().all()):
+        raise ValueError(f"{name} makes no rotary positions: {found}")
+    return found
+
+
+def rotary_turns(rope: Mapping[str, Any], size: int) -> Tensor:
+    """Radians a position of each pair of channels, [size / 2]."""
+    theta, kind = float(rope["rope_theta"]), rope["rope_type"]
+    # On the host even where a module without memory is made: it is no weight that a file would bring.
+    turns = theta ** -(torch.arange(0, size, 2, dtype=torch.float32, device="cpu") / size)
+    if kind == "linear":
+        return turns / float(rope["factor"])
+    if kind == "llama3":
+        length = float(rope["original_max_position_embeddings"])
+        low, high, factor = (float(rope[name]) for name in ("low_freq_factor", "high_freq_factor", "factor"))
+        cycles = length * turns / (2 * math.pi)
+        smooth = ((cycles - low) / (high - low)).clamp(0.0, 1.0)
+        return turns * ((1 - smooth) / factor + smooth)
+    return turns
+
+
+def section_of(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """The mapping under ``name``, empty where there is none. Raises ValueError where it is something else."""
+    found = config.get(name) or {}
+    if not isinstance(found, Mapping):
+        raise ValueError(f"{name} is {found!r}, not a mapping")
+    return found
