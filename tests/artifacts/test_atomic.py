@@ -167,3 +167,9 @@ def test_a_folder_that_is_a_link_to_itself_is_named(tmp_path):
 
     with pytest.raises(ArtifactError, match=r"loop is a link to itself"), atomic_directory(tmp_path / "loop"):
         pass
+    for is_folder in (False, True):
+        with pytest.raises(ArtifactError, match=r"loop is a link to itself"):
+            check_writable(tmp_path / "loop", is_folder=is_folder)
+        (tmp_path / "to-come").unlink(missing_ok=True)
+        (tmp_path / "to-come").symlink_to("made-later")
+        check_writable(tmp_path / "to-come", is_folder=is_folder)

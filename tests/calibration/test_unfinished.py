@@ -9,6 +9,7 @@ import pytest
 
 from yggdrasil.artifacts import atomic_directory, read_csv, write_atomic
 from yggdrasil.artifacts.lock import locked
+from yggdrasil.calibration import pipeline
 from yggdrasil.calibration.pair import check_pair, usual_length
 from yggdrasil.calibration.settings import FIRST, CalibrationSettings, PairSource
 from yggdrasil.calibration.work import keep_results, open_part, open_work, read_or_drop
@@ -98,6 +99,20 @@ def test_a_damaged_part_is_dropped_and_makes_room_for_a_new_one(tmp_path, part, 
     assert read_or_drop(file, READERS[part]) is None
     write_atomic(file, b"new")
     assert file.read_bytes() == b"new"
+
+
+def test_a_pair_that_is_refused_leaves_nothing_behind(tmp_path, monkeypatch):
+    def refuse(pair):
+        raise YggdrasilError("not this pair")
+
+    monkeypatch.setattr(pipeline, "build_assembly", refuse)
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "The first of them"}\n' * 4)
+    settings = CalibrationSettings(pair(), prompts, "mine", tmp_path / "root", FIRST)
+
+    with pytest.raises(YggdrasilError, match="not this pair"):
+        pipeline.calibrate(settings, None)
+    assert not (tmp_path / "root").exists()
 
 
 def test_a_second_process_is_told_who_holds_the_lock_and_a_dead_ones_is_free(tmp_path):

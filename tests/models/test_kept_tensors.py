@@ -188,7 +188,7 @@ def test_a_step_that_has_to_be_traced_finds_the_model_made(tmp_path, cache, load
     tokens = torch.zeros(2, dtype=torch.int64)
     model_runner.define("plain", 1, PlainStep(model_runner.call), [tokens[:1], tokens[1:]])
     made = []
-    for name in ("build_step", "compile_missing"):
+    for name in ("build_step", "ensure_compiled"):
         monkeypatch.setattr(runner, name, lambda *args: made.append("model" in vars(loaded)))
     ask(model_runner)
     assert made == [True]

@@ -14,7 +14,7 @@ import torch
 import yggdrasil
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.models import compiled
-from yggdrasil.models.compiled import _TRACED_SOURCES, StepKey, compile_missing, package_path
+from yggdrasil.models.compiled import _TRACED_SOURCES, StepKey, ensure_compiled, package_path
 from yggdrasil.models.kernels.build import _digest, _digest_file, _is_whole
 from yggdrasil.models.packages import (
     compiling,
@@ -128,7 +128,7 @@ def test_what_is_missing_is_compiled_in_its_turn_and_what_is_there_is_not(packag
     with new_package(package_path(there)) as place:
         place.write_bytes(b"step")
 
-    assert [compile_missing(torch.nn.Identity(), [], each) for each in (key, key, there)] == [True, False, False]
+    assert [ensure_compiled(torch.nn.Identity(), [], each) for each in (key, key, there)] == [True, False, False]
     assert compiled_keys == [key.file_name(), key, key.file_name()]
 
 

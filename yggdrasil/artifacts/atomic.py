@@ -1,6 +1,7 @@
 """Files and folders that appear whole or not at all."""
 
 import contextlib
+import errno
 import os
 import shutil
 import tempfile
@@ -57,6 +58,8 @@ def check_writable(path: Path, *, is_folder: bool = False) -> None:
         ArtifactError: a folder stands where a file belongs or the reverse, or no file can be made there.
     """
     try:
+        with contextlib.suppress(FileNotFoundError):
+            path.stat()  # which tells of a link to itself, as exists() does not
         if path.exists() and path.is_dir() != is_folder:
             found, wanted = ("file", "folder") if is_folder else ("folder", "file")
             raise ArtifactError(f"{shown(path)} is a {found}, not a {wanted}; name another.")
@@ -68,7 +71,7 @@ def check_writable(path: Path, *, is_folder: bool = False) -> None:
         with tempfile.TemporaryFile(dir=place):
             pass
     except OSError as error:
-        raise _cannot_write(path, error) from error
+        raise (_link_to_itself(path) if error.errno == errno.ELOOP else _cannot_write(path, error)) from error
 
 
 @contextlib.contextmanager
@@ -87,7 +90,7 @@ def atomic_directory(path: Path) -> Iterator[Path]:
     try:
         place = path.resolve()
     except (OSError, RuntimeError):  # as older Pythons call it
-        raise ArtifactError(f"{shown(path)} is a link to itself; remove it.") from None
+        raise _link_to_itself(path) from None
     if place.exists() and not place.is_dir():
         raise ArtifactError(f"{shown(path)} is a file where a folder belongs; move it away or choose another name.")
     temporary = _temporary_sibling(place)
@@ -163,6 +166,10 @@ def _fsync_directory(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _link_to_itself(path: Path) -> ArtifactError:
+    return ArtifactError(f"{shown(path)} is a link to itself; remove it.")
 
 
 def _cannot_write(path: Path, error: OSError) -> ArtifactError:

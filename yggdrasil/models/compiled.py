@@ -100,7 +100,7 @@ def build_step(
     if backend != "inductor":
         return partial(_eager, module, inputs)
     start = perf_counter_ns()
-    compile_missing(module, inputs, key, fuse=fuse, is_announced=True)
+    ensure_compiled(module, inputs, key, fuse=fuse, is_announced=True)
     package = open_package(package_path(key))
     BuildClock.ns += perf_counter_ns() - start
     return package.over(flat)
@@ -162,7 +162,7 @@ def compile_in_process(
     return compiled
 
 
-def compile_missing(
+def ensure_compiled(
     module: nn.Module,
     inputs: Sequence[Tensor | list[Tensor]],
     key: StepKey,

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.models.cache import StaticCache
-from yggdrasil.models.compiled import Backend, Step, StepKey, build_step, compile_missing, package_path
+from yggdrasil.models.compiled import Backend, Step, StepKey, build_step, ensure_compiled, package_path
 from yggdrasil.models.graphs import Capture, Recorder
 from yggdrasil.models.kept_text import KeptText
 from yggdrasil.models.kernels import is_native
@@ -129,7 +129,7 @@ class ModelRunner:
         if self.backend != "inductor":
             return False
         self._make_traceable(name, width)
-        return compile_missing(module, arguments, key)
+        return ensure_compiled(module, arguments, key)
 
     def is_compiled(self, name: str, width: int) -> bool:
         """Whether the step can be loaded without compiling."""
