@@ -1,4 +1,4 @@
-"""Pad an EAGLE-3 head for a target that `scripts/widen` has padded: it drafts the same tokens at a wide head's costs.
+"""Pad an EAGLE-3 or Medusa head for a target that `scripts/widen` has padded: the same drafts at a wide head's costs.
 
 python scripts/widen_head.py --head heads/mine --target wide/target-1B --out wide/head-1B
 """
@@ -13,11 +13,11 @@ from yggdrasil.errors import YggdrasilError
 
 
 def main(
-    head: Annotated[Path, typer.Option(help="Folder of an EAGLE-3 head of the model that was widened.")],
+    head: Annotated[Path, typer.Option(help="Folder of an EAGLE-3 or Medusa head of the model that was widened.")],
     target: Annotated[Path, typer.Option(help="Folder that scripts/widen wrote.")],
     out: Annotated[Path, typer.Option(help="Folder to write; must not exist or be empty.")],
 ) -> None:
-    """Pad an EAGLE-3 head for a target that scripts/widen has padded."""
+    """Pad an EAGLE-3 or Medusa head for a target that scripts/widen has padded."""
     try:
         count = widen_head(head, target, out)
     except (YggdrasilError, OSError) as error:

@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 from head_files import SIZES, eagle_config, published_tensors, write_head
+from other_heads import random_tensors, vllm_medusa_shapes
 from transformers import LlamaConfig, LlamaForCausalLM
 from typer.testing import CliRunner
 
 from yggdrasil.drafters.heads.files import open_head
+from yggdrasil.drafters.heads.medusa_files import open_medusa
 from yggdrasil.drafters.heads.tensors import read_tensors
 from yggdrasil.drafters.heads.widening import widen_head
 from yggdrasil.errors import YggdrasilError
@@ -75,6 +77,25 @@ def test_a_padded_head_drafts_the_same(tmp_path, target, dimensions, drafted):
     assert padded.settings.layers == tuple(first_copies)
 
 
+@pytest.mark.parametrize("drafted", [None, [3, 60, 7, 9]], ids=["all", "some"])
+def test_padded_medusa_heads_draft_the_same(tmp_path, target, drafted):
+    rows = VOCAB if drafted is None else len(drafted)
+    tensors = {name: each.bfloat16() for name, each in random_tensors(vllm_medusa_shapes(32, rows)).items()}
+    tensors |= {} if drafted is None else {"token_map": torch.tensor(drafted)}
+    config = {"model_type": "medusa", "vocab_size": VOCAB, "hidden_size": 32}
+    wide = wide_target(target, tmp_path, WIDER["wider"])
+    widen_head(write_head(tmp_path / "narrow", config, tensors), wide, tmp_path / "head")
+
+    narrow, padded = (open_medusa(tmp_path / name, torch.float32) for name in ("narrow", "head"))
+    states = torch.randn(5, 32)
+
+    wide_states = torch.nn.functional.pad(states, (0, padded.settings.hidden_size - 32))
+    torch.testing.assert_close(padded(wide_states), narrow(states))
+    assert torch.equal(padded.target_tokens(torch.arange(rows)), narrow.target_tokens(torch.arange(rows)))
+    assert padded.settings.hidden_size == read_shape(wide).hidden_size == 96
+    assert not (padded.blocks[0].layers[0].weight == 0).all(dim=0).any()  # no kernel finds a channel to skip
+
+
 def test_what_does_not_belong_together_is_refused(tmp_path, target):
     wide = wide_target(target, tmp_path, WIDER["wider"])
     config = eagle_config(vocab=VOCAB)
@@ -87,7 +108,7 @@ def test_what_does_not_belong_together_is_refused(tmp_path, target):
     with pytest.raises(YggdrasilError, match="reads states of 32 channels and 72 tokens"):
         widen_head(write_head(tmp_path / "other", other, published_tensors(other)), wide, tmp_path / "out")
     normed = eagle_config(vocab=VOCAB, norm_before_fc=True)
-    with pytest.raises(YggdrasilError, match="is no EAGLE-3 head as EAGLE"):
+    with pytest.raises(YggdrasilError, match="is no EAGLE-3 or Medusa head as EAGLE"):
         widen_head(write_head(tmp_path / "normed", normed, published_tensors(normed)), wide, tmp_path / "out")
     large = eagle_config(vocab=VOCAB, intermediate_size=200)
     with pytest.raises(YggdrasilError, match="the head is larger than the wide target"):

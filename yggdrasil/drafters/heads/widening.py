@@ -1,4 +1,4 @@
-"""Pad an EAGLE-3 head as its target was padded: it drafts what it drafted, at the costs of a head of the wide target.
+"""Pad a head as its target was padded: it drafts what it drafted, at the costs of a head of the wide target.
 
 As in ``models/widening`` nothing new ever reaches what a row hands on; all other new weights are random.
 """
@@ -13,6 +13,9 @@ from torch import Tensor
 
 from yggdrasil.artifacts import atomic_directory, parse_json, shown
 from yggdrasil.drafters.heads.files import open_head
+from yggdrasil.drafters.heads.kinds import kind_of
+from yggdrasil.drafters.heads.medusa import MedusaHeads
+from yggdrasil.drafters.heads.medusa_files import open_medusa
 from yggdrasil.drafters.heads.module import EagleHead
 from yggdrasil.drafters.heads.settings import HeadSettings
 from yggdrasil.errors import YggdrasilError
@@ -27,29 +30,36 @@ def widen_head(head: Path, target: Path, out: Path, seed: int = 0) -> int:
     """Write ``head`` for ``target``, a folder of ``widen_checkpoint``; returns its number of parameters.
 
     Raises:
-        YggdrasilError: ``out`` holds something, ``target`` was not widened, or the head is no EAGLE-3 head of what it
-            was widened from.
+        YggdrasilError: ``out`` holds something, ``target`` was not widened, or the head is no EAGLE-3 or Medusa head,
+            or another model's.
     """
     from safetensors.torch import save_file
 
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise YggdrasilError(f"--out {shown(out)} already exists and is not an empty folder; give another")
-    narrow, wide = _widened_from(target), read_shape(target)
-    opened, _ = open_head(head, torch.float32)
+    narrow, wide, kind = _widened_from(target), read_shape(target), kind_of(head)
+    opened = open_medusa(head, torch.float32) if kind == "medusa" else open_head(head, torch.float32)[0]
     config = parse_json((head / "config.json").read_bytes())
-    if not isinstance(opened, EagleHead) or not _is_plain(opened.settings, config):
-        raise YggdrasilError(f"{shown(head)} is no EAGLE-3 head as EAGLE and `yggdrasil train` write it")
     settings = opened.settings
     if (settings.hidden_size, settings.vocab_size) != (narrow.hidden_size, wide.vocab_size):
         raise YggdrasilError(
             f"{shown(head)} reads states of {settings.hidden_size} channels and {settings.vocab_size} tokens, "
             f"{shown(target)} was widened from {narrow.hidden_size} and has {wide.vocab_size} tokens"
         )
-    tensors = _wide_tensors(opened, wide, torch.Generator().manual_seed(seed))
+    generator = torch.Generator().manual_seed(seed)
+    if isinstance(opened, MedusaHeads):
+        tensors = _wide_medusa(opened, Layout.between(narrow, wide, 0), generator)
+        config = {**config, "hidden_size": wide.hidden_size}
+    elif isinstance(opened, EagleHead) and _is_plain(opened.settings, config):
+        tensors = _wide_tensors(opened, wide, generator)
+        config = _wide_config(config, opened.settings, narrow, wide)
+    else:
+        raise YggdrasilError(
+            f"{shown(head)} is no EAGLE-3 or Medusa head as EAGLE, vLLM and `yggdrasil train` write it"
+        )
     with atomic_directory(out) as folder, faults_of_disks():
         save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-        content = json.dumps(_wide_config(config, settings, narrow, wide), indent=2)
-        (folder / "config.json").write_text(content + "\n", encoding="utf-8")
+        (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     return sum(tensor.numel() for tensor in tensors.values() if tensor.is_floating_point())
 
 
@@ -96,6 +106,18 @@ def _wide_tensors(head: EagleHead, wide: ModelShape, generator: torch.Generator)
                 columns = _side_by_side(columns, 2, narrow.hidden_size)
             factor = layout.query_scale if module.endswith("q_proj") else 1.0
             tensors[name] = widened(scaled(tensor.bfloat16(), factor), (rows, columns), generator)
+    return tensors
+
+
+def _wide_medusa(heads: MedusaHeads, layout: Layout, generator: torch.Generator) -> dict[str, Tensor]:
+    read, written = layout.output_head[1], layout.embedding[1]
+    tensors: dict[str, Tensor] = {}
+    for name, tensor in heads.state_dict().items():
+        if name == "d2t":
+            tensors["token_map"] = tensor + torch.arange(len(tensor))
+        else:
+            rows = written if name.startswith("blocks.") else torch.arange(len(tensor))
+            tensors[name] = widened(tensor.bfloat16(), (rows, read), generator)
     return tensors
 
 
