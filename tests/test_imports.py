@@ -12,32 +12,17 @@ import yggdrasil
 PACKAGE = Path(yggdrasil.__file__).parent
 # From low to high: a room may import itself and those before it.
 ROOMS = (
-    *("errors", "artifacts", "models", "tree", "acceptance", "drafters", "predictor", "profiling", "scheduling"),
-    *(
-        "engine",
-        "calibration",
-        "training",
-        "export",
-        "in_transformers",
-        "pretrained",
-        "serving",
-        "reports",
-        "bench",
-        "cli",
-    ),
-)
+    "errors", "artifacts", "models", "tree", "acceptance", "drafters", "predictor", "profiling", "scheduling", "engine",
+    "calibration", "training", "export", "in_transformers", "pretrained", "serving", "reports", "bench", "cli",
+    "__main__",
+)  # fmt: skip
 # What these single files may import.
 LEAVES = {"errors": set(), "arguments": {"errors"}, "prompts": {"errors", "arguments"}}
 WITHOUT_TORCH = (
-    *("yggdrasil", "yggdrasil.artifacts", "yggdrasil.prompts", "yggdrasil.scheduling.stages"),
-    *(
-        "yggdrasil.scheduling.plan",
-        "yggdrasil.scheduling.timeline",
-        "yggdrasil.scheduling.search",
-        "yggdrasil.tree.objective",
-        "yggdrasil.profiling.simulator",
-    ),
-)
+    "yggdrasil", "yggdrasil.artifacts", "yggdrasil.prompts", "yggdrasil.scheduling.stages", "yggdrasil.scheduling.plan",
+    "yggdrasil.scheduling.timeline", "yggdrasil.scheduling.search", "yggdrasil.tree.objective",
+    "yggdrasil.profiling.simulator",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("module", WITHOUT_TORCH)

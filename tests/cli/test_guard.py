@@ -1,6 +1,7 @@
 """However a command ends: one sentence, the exit code that fits, and no traceback. Each in a process of its own."""
 
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -135,3 +136,11 @@ def test_a_bug_keeps_its_traceback():
 
     assert code == 1
     assert "Traceback" in err
+
+
+def test_the_program_runs_as_a_module_and_says_its_versions():
+    command = [sys.executable, "-m", "yggdrasil", "--version"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+
+    assert re.fullmatch(r"yggdrasil \S+ \(torch \S+, transformers \S+, Python \S+\)\n", done.stdout)
+    assert done.stderr == ""

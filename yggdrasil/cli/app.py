@@ -1,11 +1,14 @@
 """Commands of the ``yggdrasil`` program."""
 
+import platform
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+import yggdrasil
 from yggdrasil.artifacts import current_machine, list_plans
 from yggdrasil.cli import checks
 from yggdrasil.cli.cache import cache
@@ -26,9 +29,7 @@ from yggdrasil.cli.serve import serve
 from yggdrasil.cli.train import train
 from yggdrasil.errors import YggdrasilError
 
-app = typer.Typer(
-    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="Latency-optimal tree decoding."
-)
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 app.command()(calibrate)
 app.command()(train)
 app.command()(generate)
@@ -40,6 +41,23 @@ app.command()(export)
 app.command()(report)
 app.command()(parity)
 app.command()(cache)
+
+
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
+        beside = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers"))
+        print(f"yggdrasil {yggdrasil.__version__} ({beside}, Python {platform.python_version()})")
+        raise typer.Exit
+
+
+@app.callback()
+def program(
+    shows_version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Show the versions in use and exit."),
+    ] = False,
+) -> None:
+    """Latency-optimal tree decoding."""
 
 
 bench_app = typer.Typer(invoke_without_command=True, no_args_is_help=True)

@@ -1,0 +1,5 @@
+"""``python -m yggdrasil``."""
+
+from yggdrasil.cli import main
+
+main()
