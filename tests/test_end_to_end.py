@@ -13,15 +13,18 @@ from calibrated_pair import NAME, CalibratedPair, calibrate, run_program, write_
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from yggdrasil import Decoder
+from yggdrasil.artifacts import read_csv
+from yggdrasil.bench.systems import summarise_systems
 from yggdrasil.calibration.choose import Gain
 from yggdrasil.calibration.settings import QUICK
 from yggdrasil.drafters import NGramDrafter
 from yggdrasil.drafters.counts import CountsDrafter
+from yggdrasil.drafters.heads.files import open_head
 from yggdrasil.drafters.options import CountsOptions
 from yggdrasil.engine.policy import FixedPolicy
 from yggdrasil.models import compiled
-from yggdrasil.models import runner as runner_module
 from yggdrasil.models.packages import remove_package
+from yggdrasil.models.parity import ParityReport
 from yggdrasil.prompts import encode_chat, encode_prompt, read_prompts
 from yggdrasil.scheduling.plan import Plan
 from yggdrasil.tree.objective import TreeShape
@@ -111,14 +114,13 @@ def test_a_calibrated_plan_decodes_what_the_target_says(calibrated, decoder, ref
 def test_a_step_that_is_missing_is_compiled_in_another_process(calibrated, decoder, monkeypatch):
     runner = decoder.assembly.target
     remove_package(runner.package("plain", 1))
-    here, compile_package = os.getpid(), runner_module.compile_package
+    here, compile_package = os.getpid(), compiled.compile_package
 
-    def compile_elsewhere(*arguments):
+    def compile_elsewhere(*arguments, **options):
         assert os.getpid() != here
-        compile_package(*arguments)
+        compile_package(*arguments, **options)
 
-    for module in (compiled, runner_module):
-        monkeypatch.setattr(module, "compile_package", compile_elsewhere)
+    monkeypatch.setattr(compiled, "compile_package", compile_elsewhere)
     Decoder.from_plan(calibrated.plan)
 
     assert runner.is_compiled("plain", 1)
@@ -184,9 +186,15 @@ def test_the_program_compares_with_plain_decoding(at_root, calibrated, chat, cap
     assert "repeats" in capsys.readouterr().out
 
 
-def test_a_searched_plan_decodes_the_same_and_is_reported(at_root, calibrated, reference, monkeypatch, capsys):
-    """Eager steps do here: those of every schedule would take minutes to compile."""
-    monkeypatch.setattr("yggdrasil.calibration.pair.default_backend", lambda _: "eager")
+@pytest.fixture
+def eager(monkeypatch):
+    """Eager steps do: those that a plan has not would take minutes to compile."""
+    for module in ("calibration.pair", "engine.opened"):
+        monkeypatch.setattr(f"yggdrasil.{module}.default_backend", lambda _: "eager")
+
+
+@pytest.mark.usefixtures("eager")
+def test_a_searched_plan_decodes_the_same_and_is_reported(at_root, calibrated, reference, capsys):
     code = run_program(
         "search", "--profile", NAME, "--prompts", calibrated.prompts, "--save-as", "searched", "--top", 1, "--limit", 1,
         "--rounds", 1, "--final-rounds", 0,
@@ -203,6 +211,67 @@ def test_a_searched_plan_decodes_the_same_and_is_reported(at_root, calibrated, r
     assert "searched" in capsys.readouterr().out
     assert (at_root / "report.html").stat().st_size > 10_000
     assert any((at_root / "tables").glob("*.csv"))
+
+
+@pytest.mark.usefixtures("eager")
+def test_the_program_tells_where_the_time_goes(at_root, calibrated, capsys):
+    code = run_program(
+        "profile", "--plan", calibrated.plan, "--contexts", "32,64", "--rounds", 1, "--prompts", calibrated.prompts,
+        "--out", "profiled",
+    )  # fmt: skip
+    steps, iterations = (read_csv(at_root / "profiled" / f"{name}.csv", name, 1) for name in ("roofline", "iterations"))
+
+    assert code == 0
+    assert {*steps["model"]} == {"target", "drafter"}
+    assert {*steps["context"]} == {32, 64}
+    assert (steps["ms"] > 0).all()
+    assert iterations["share"].sum() == pytest.approx(1.0)
+    assert "this machine reads" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("eager")
+def test_the_program_measures_how_far_wide_passes_are_from_plain_ones(at_root, calibrated, capsys):
+    options = ["--plan", calibrated.plan, "--prompts", calibrated.prompts, "--max-new-tokens", 8]
+    assert run_program("parity", *options, "--limit", 2, "--out", ".", "--dump-mismatches", "mismatches.jsonl") == 0
+
+    report = ParityReport.load(at_root)
+    assert [width.width for width in report.widths] == list(Plan.load(calibrated.plan).shapes.verify_widths[1:])
+    assert all(width.positions == 2 * 8 for width in report.widths)
+    assert (at_root / "mismatches.jsonl").read_text() == ""
+    assert "tolerance" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("eager")
+def test_the_program_compares_rules_and_exactness(at_root, calibrated, monkeypatch, capsys):
+    """A mode that does not keep its promise ends the command with 1."""
+    options = ["--plan", calibrated.plan, "--prompts", calibrated.prompts, "--limit", 2, "--max-new-tokens", 8]
+    assert run_program("bench", "rules", *options, "--temperatures", "0", "--json", "rules.json") == 0
+    assert "lossless" in capsys.readouterr().out
+    rows = json.loads((at_root / "rules.json").read_text())["summary"]
+    assert {row["system"]: row["same_as_plain"] for row in rows if row["lossless"]}["match, T=0"] == 2
+    assert run_program("bench", "exactness", *options, "--tolerance", 0.1) == 0
+    assert "near ties" in capsys.readouterr().out
+
+    def spoilt(*arguments):
+        return [row | {"same_as_plain": row["same_as_plain"] - 1} for row in summarise_systems(*arguments)]
+
+    monkeypatch.setattr("yggdrasil.bench.rules.summarise_systems", spoilt)
+    assert run_program("bench", "exactness", *options, "--tolerance", 0.1) == 1
+
+
+@pytest.mark.usefixtures("eager")
+def test_the_program_draws_the_papers_figures(at_root, calibrated):
+    options = ["--plan", calibrated.plan, "--prompts", calibrated.prompts, "--quick", "--figure", 13]
+    assert run_program("bench", "figures", *options, "--out", "figures") == 0
+
+    assert {file.suffix for file in (at_root / "figures").iterdir()} >= {".csv", ".svg"}
+
+
+def test_the_program_trains_a_head(at_root, calibrated, reference):
+    assert run_program("train", "--target", calibrated.target, "--out", "head", "--minutes", 0.1, "--threads", 1) == 0
+    head, _ = open_head(at_root / "head", torch.float32)
+    assert head.settings.hidden_size == reference.config.hidden_size
+    assert "Licence" in (at_root / "head" / "README.md").read_text()
 
 
 def test_plans_are_listed(at_root, capsys):

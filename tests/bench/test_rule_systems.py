@@ -6,6 +6,7 @@ from tiny_pair import TEXT
 from yggdrasil.acceptance.speculation import LOSSY_RULES
 from yggdrasil.bench.rules import MODES, PROMISING, RULES, mode_group, rule_group, summarise_group
 from yggdrasil.bench.systems import Sample, run_systems
+from yggdrasil.drafters import NGramDrafter
 from yggdrasil.engine.policy import PLAIN_POLICY, FixedPolicy
 from yggdrasil.tree.objective import TreeShape
 
@@ -58,3 +59,35 @@ def test_modes_keep_what_they_promise_and_say_what_they_did(pair):
     assert {name: row["family"] for name, row in rows.items() if "fixed" in name} == {
         "off, fixed-width": "fixed-width", "fixed-width": "fixed-width",
     }  # fmt: skip
+
+
+class Repeating:
+    """A drafter of one's own, and no model."""
+
+    name, hidden_layers = "repeating", ()
+
+    def begin(self, tokens):
+        self.last = tokens[-1]
+
+    def extend(self, tokens, hidden):
+        self.last = tokens[-1]
+
+    def head(self, tree):
+        tree.plant(self.last)
+
+    def grow(self, tree, width, depth):
+        tree.attach(0, self.last, -1.0)
+
+
+@pytest.mark.parametrize(
+    ("drafter", "rules"),
+    [
+        (Repeating(), ["off", "match, by plan", "match", *LOSSY_RULES]),
+        (None, ["off", "match, by plan"]),
+    ],
+    ids=["no model", "no drafter"],
+)
+def test_rules_that_have_nothing_to_decide_on_are_left_out(pair, drafter, rules):
+    (rows,) = rows_of(rule_group(pair.decoder(PLAIN_POLICY, drafter=drafter, free=NGramDrafter()), 0.0))
+
+    assert [name.removesuffix(", T=0") for name in rows] == rules

@@ -19,6 +19,7 @@ from yggdrasil.engine import deciding
 from yggdrasil.engine.logit_target import LogitTarget
 from yggdrasil.engine.policy import FixedPolicy
 from yggdrasil.errors import YggdrasilError
+from yggdrasil.scheduling.plan import Shapes
 from yggdrasil.tree.objective import TreeShape
 
 PROMPT = TEXT[:20]
@@ -276,6 +277,22 @@ def test_statistics_are_kept_apart_by_setting(pair):
         assert decoder._policies.of(decoder.policy, SamplingParams(temperature=0.7), DEFAULT) is policies[1]
         decoder._policies.of(decoder.policy, SamplingParams(temperature=t), DEFAULT)
     assert decoder._policies.of(decoder.policy, SamplingParams(temperature=1.0), DEFAULT) is not policies[3]
+
+
+@pytest.mark.parametrize(
+    ("usual", "depth", "widths", "fitting"),
+    [
+        ((1, 1, 1, 1), 4, (1, 8), (1, 1, 1, 1)),
+        ((1, 1, 1, 1), 2, (1, 8), (1, 1)),
+        ((2, 1, 1), 4, (1, 2, 4), (2,)),
+        ((2, 1, 1), 4, (1, 6), (2, 1)),
+        ((2, 1, 1), 4, (1, 2), (2,)),
+    ],
+)
+def test_what_a_rule_draws_by_itself_fits_the_plan(usual, depth, widths, fitting):
+    shapes = Shapes(draft_widths=(1,), verify_widths=widths, max_depth=depth)
+
+    assert deciding.fitting_expansion(usual, shapes) == fitting
 
 
 @pytest.mark.parametrize(

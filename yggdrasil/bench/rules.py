@@ -1,23 +1,26 @@
 """What every acceptance rule and every exactness mode gives and costs: systems on one engine, in turns."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
+from yggdrasil.acceptance.rules import DRAWN_KINDS
 from yggdrasil.acceptance.sampling import SamplingParams
 from yggdrasil.acceptance.speculation import OFF, Exactness, Speculation
 from yggdrasil.bench.systems import EngineSystem, Sample, summarise_systems
+from yggdrasil.engine.deciding import fitting_expansion
 from yggdrasil.engine.decoder import Decoder
 from yggdrasil.engine.policy import FixedPolicy
 from yggdrasil.scheduling.plan import Shapes
 from yggdrasil.tree.objective import TreeShape
 
 SEED = 0
-PLAIN, BY_PLAN = "off", "match, by plan"
+PLAIN, BY_PLAN, K_ARY = "off", "match, by plan", "match, k-ary"
 RULES = {
     PLAIN: OFF,
     BY_PLAN: Speculation(),
     "match": Speculation(),
-    "match, k-ary": Speculation(expansion=(2, 1, 1)),
+    K_ARY: Speculation(expansion=(2, 1, 1)),
     "leviathan": Speculation(rule="leviathan"),
     "specinfer": Speculation(rule="specinfer"),
     "sequoia": Speculation(rule="sequoia"),
@@ -46,27 +49,34 @@ class Group(NamedTuple):
 def rule_group(decoder: Decoder, temperature: float) -> Group:
     """Every rule at ``temperature``, against plain decoding.
 
-    By plan a gate rests where speculation does not pay; the rules are compared on one small tree at every step.
+    Some draw from a draft model, and the trees of all but the plan's own are a drafter's: without one there is no such
+    row. By plan a gate rests where speculation does not pay; the rules are compared on one small tree at every step.
     """
-    always = FixedPolicy(_small_tree(decoder.assembly.shapes))
+    shapes, has_model = decoder.assembly.shapes, decoder.assembly.has_draft_model
+    has_drafter = decoder.assembly.engine.drafter is not None
+    always = FixedPolicy(_small_tree(shapes))
     family = f"T={temperature:g}"
     sampling = SamplingParams(temperature=temperature, seed=SEED)
     systems = [
         EngineSystem(
             f"{name}, {family}", decoder, None if name == BY_PLAN else always, is_plain=name == PLAIN,
-            speculation=way, sampling=sampling, family=family,
+            speculation=_in_room(way, shapes), sampling=sampling, family=family,
         )
         for name, way in RULES.items()
+        if (has_drafter or name in (PLAIN, BY_PLAN))
+        and (has_model or not (way.expansion or way.rule in DRAWN_KINDS))
     ]  # fmt: skip
     return Group(temperature, f"{PLAIN}, {family}", systems)
 
 
 def mode_group(decoder: Decoder, tolerance: float | None = None) -> Group:
     """Every exactness mode at temperature 0, against ``fast``; ``tolerance`` (logits) is the plan's where None."""
+    widths = decoder.assembly.shapes.verify_widths
+    width = OFF.fixed_width if OFF.fixed_width in widths else widths[-1]
     systems = [
         EngineSystem(
             name, decoder, is_plain=way.rule == "off", family=_kernels(way),
-            speculation=_with_tolerance(way, tolerance),
+            speculation=replace(way, tolerance=tolerance, fixed_width=width),
         )
         for name, way in MODES.items()
     ]  # fmt: skip
@@ -94,8 +104,8 @@ def _small_tree(shapes: Shapes) -> TreeShape:
     return TreeShape(width, depth, room[0] if room else shapes.verify_widths[-1])
 
 
-def _with_tolerance(way: Speculation, tolerance: float | None) -> Speculation:
-    return Speculation(rule=way.rule, exactness=way.exactness, tolerance=tolerance)
+def _in_room(way: Speculation, shapes: Shapes) -> Speculation:
+    return way if way.expansion is None else replace(way, expansion=fitting_expansion(way.expansion, shapes))
 
 
 def _kernels(way: Speculation) -> str:

@@ -88,6 +88,11 @@ class Assembly:
         self.target.complete_again()
         return target
 
+    @property
+    def has_draft_model(self) -> bool:
+        """Whether a model drafts that the host can drive node by node."""
+        return isinstance(self.engine.drafter, DraftModel)
+
     @cached_property
     def expansion_drafter(self) -> ExpansionDrafter:
         """The draft model driven from the host.
@@ -95,7 +100,7 @@ class Assembly:
         Raises:
             YggdrasilError: this decoder drafts without a model.
         """
-        if self.drafter is None or not isinstance(self.engine.drafter, DraftModel):
+        if self.drafter is None or not self.has_draft_model:
             raise YggdrasilError("drawn candidates and k-ary trees need a draft model; this decoder has none")
         tree = self.engine.tree
         widths = {*self.shapes.draft_widths, min(READ_WIDTH, tree.num_nodes)}

@@ -27,10 +27,18 @@ from yggdrasil.engine.logit_target import Decision, LogitTarget
 from yggdrasil.engine.policy import PLAIN_POLICY, FixedPolicy, Policy
 from yggdrasil.engine.trace import DecodingReport
 from yggdrasil.errors import YggdrasilError
+from yggdrasil.scheduling.plan import Shapes
 from yggdrasil.scheduling.stages import DEFAULT_ORDER, HEAD_FIRST_ORDER, is_head_first
 from yggdrasil.tree.objective import TreeShape
 
 _CHAIN, _TREE = (1, 1, 1, 1), (2, 1, 1)  # draws a level where a rule names none
+
+
+def fitting_expansion(expansion: tuple[int, ...], shapes: Shapes) -> tuple[int, ...]:
+    """The first levels of ``expansion`` that ``shapes`` has room for, and never none."""
+    room = min(shapes.verify_widths[-1], shapes.num_nodes)
+    sizes = accumulate(accumulate(expansion[: shapes.max_depth], mul), initial=1)  # of the tree, level by level
+    return expansion[: max(1, sum(size <= room for size in sizes) - 1)]
 
 
 @dataclass(frozen=True)
@@ -163,14 +171,18 @@ class HostDecisions:
             if sampler.grammar is not None and drafter is not None:
                 drafter = GuidedDrafter(drafter, sampler)
             return drafter, policy, None, None
-        expansion = speculation.expansion or (_CHAIN if kind == "chain" else _TREE)[: self._assembly.shapes.max_depth]
         drafts = self._assembly.expansion_drafter
+        expansion = self._expansion(speculation)
         shape = self._shape_of(expansion)
         return drafts, FixedPolicy(shape), drafts, partial(drafts.prepare, sampler, expansion, kind)
 
     def _guesses(self, sampler: Sampler) -> FreeDrafter | None:
         free = self._engine.free
         return free if sampler.grammar is None else GuidedGuesses(free, sampler)
+
+    def _expansion(self, speculation: Speculation) -> tuple[int, ...]:
+        usual = _CHAIN if DRAWN_KINDS.get(speculation.rule) == "chain" else _TREE
+        return speculation.expansion or fitting_expansion(usual, self._assembly.shapes)
 
     def _shape_of(self, expansion: Sequence[int]) -> TreeShape:
         levels = list(accumulate(expansion, mul))
@@ -192,7 +204,7 @@ class HostDecisions:
         if width not in widths:
             raise YggdrasilError(f"fixed_width is {width}; the plan's verify widths are {widths}")
         if drafts is not None and speculation.rule in DRAWN_KINDS:
-            expansion = speculation.expansion or (_CHAIN if speculation.rule == "leviathan" else _TREE)
+            expansion = self._expansion(speculation)
             if 1 + sum(accumulate(expansion, mul)) > width:
                 raise YggdrasilError(f"fixed_width {width} cannot hold all drawn candidates; ask for a wider one")
         return width
