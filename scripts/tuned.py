@@ -88,7 +88,7 @@ NOT_PLAYED = {  # what else has a number there
     "drafters.expansion": {"_ORDER_STEP": "an order among equals"},
     "drafters.growing": {
         "EVERY": "how often a table takes up what was said",
-        "MOST_FOLLOWERS": "a bound of memory",
+        "MOST_KEPT": "a bound of memory",
     },
     "drafters.guided": {"_FORCED": "tokens that a grammar forces are all but certain"},
     "drafters.lookahead": {

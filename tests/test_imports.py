@@ -21,7 +21,7 @@ LEAVES = {"errors": set(), "arguments": {"errors"}, "prompts": {"errors", "argum
 WITHOUT_TORCH = (
     "yggdrasil", "yggdrasil.artifacts", "yggdrasil.prompts", "yggdrasil.scheduling.stages", "yggdrasil.scheduling.plan",
     "yggdrasil.scheduling.timeline", "yggdrasil.scheduling.search", "yggdrasil.tree.objective",
-    "yggdrasil.profiling.simulator",
+    "yggdrasil.profiling.tally",
 )  # fmt: skip
 
 

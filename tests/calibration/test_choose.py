@@ -21,7 +21,7 @@ from yggdrasil.errors import YggdrasilError
 from yggdrasil.predictor.acceptance import AcceptanceCalibration
 from yggdrasil.predictor.bundle import Learned
 from yggdrasil.predictor.repeats import share_foretold
-from yggdrasil.profiling.simulator import SimulationResult
+from yggdrasil.profiling.tally import Totals
 from yggdrasil.scheduling.plan import Expectation
 from yggdrasil.tree.objective import PLAIN_STEP, StepCosts, TreeShape
 
@@ -86,7 +86,7 @@ def test_a_predictor_must_pay_for_the_time_it_takes(pair, monkeypatch, predictor
     """The simulation does not see that time: 2 % are asked for."""
     times = chain((100.0, predictor_ms, head_ms), repeat(100.0))
     module = sys.modules[choose.__module__]
-    monkeypatch.setattr(module, "replay", lambda *_, **__: SimulationResult(100, 50, next(times) * 100, {}))
+    monkeypatch.setattr(module, "replay", lambda *_, **__: Totals(100, 50, next(times) * 100, {}))
 
     assert choose(recording(pair), AcceptanceCalibration.identity(), COSTS).depth_from == chosen
 

@@ -123,7 +123,7 @@ def test_a_running_decoder_takes_up_what_it_said(file, used, monkeypatch):
 
 
 def test_the_file_does_not_grow_for_ever(file, used, monkeypatch):
-    monkeypatch.setattr(growing, "MOST_FOLLOWERS", 40)
+    monkeypatch.setattr(growing, "MOST_KEPT", 40)
     growing_table = GrowingTable(file, Table.of([]), used.append)
     for start in range(0, 400, 20):
         growing_table.add([], [0, 1, 0, 1, 0, 1, *range(start, start + 20)])

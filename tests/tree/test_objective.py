@@ -213,7 +213,7 @@ def test_envelope_refuses_what_cannot_be_a_time(measured: dict[int, float]) -> N
 
 def test_planning_and_prediction_import_no_heavy_package() -> None:
     blocked = "import sys; sys.modules.update(dict.fromkeys(('torch', 'sklearn', 'scipy', 'pandas')))"
-    modules = "yggdrasil.tree.objective, yggdrasil.predictor.training, yggdrasil.profiling.simulator"
+    modules = "yggdrasil.tree.objective, yggdrasil.predictor.training, yggdrasil.profiling.tally"
 
     subprocess.run([sys.executable, "-c", f"{blocked}; import {modules}"], check=True, cwd=ROOT)
 

@@ -27,6 +27,7 @@ from yggdrasil.tree.rivals.opt_tree import OptTree
 from yggdrasil.tree.rivals.protocol import Growth, StaticGrowth
 from yggdrasil.tree.rivals.sequence import sequence
 from yggdrasil.tree.rivals.sequoia import SequoiaTables, choose_size, sequoia
+from yggdrasil.tree.widths import fitting
 
 MAX_LEVEL_WIDTH = 16  # of trees that would draft as many nodes a level as they verify
 EAGLE_TOP_K = 10
@@ -139,7 +140,7 @@ def drafting_ms(bench: TreeBench, arrangement: Arrangement) -> float:
     for level in growth.widths(shape.depth):
         rest = level % widest
         total += level // widest * costs.draft_ms[widest]
-        total += costs.draft_ms[next(w for w in bench.widths if w >= rest)] if rest else 0.0
+        total += costs.draft_ms[fitting(bench.widths, rest)] if rest else 0.0
     return total
 
 

@@ -22,7 +22,7 @@ from yggdrasil.predictor.evidence import Evidence, EvidenceSizes
 from yggdrasil.predictor.repeats import share_foretold
 from yggdrasil.predictor.report import TrainingReport
 from yggdrasil.predictor.training import train_depth_predictor
-from yggdrasil.profiling.simulator import SimulationResult
+from yggdrasil.profiling.tally import Totals
 from yggdrasil.profiling.traces import TraceSet
 from yggdrasil.scheduling.plan import DepthSource, Expectation
 from yggdrasil.tree.objective import PLAIN_STEP, ShapeChooser, StepCosts, TreeShape, choose_verify_width
@@ -125,7 +125,7 @@ def choose(
     ratios = {width: table.astype(np.float32) for width, table in survival.ratios.items()}
     mean_survival = survival.mean.astype(np.float32)
 
-    def playing(played: TraceSet) -> Callable[..., SimulationResult]:
+    def playing(played: TraceSet) -> Callable[..., Totals]:
         documents, trees = recorded_documents(played, prompts or {}), RecordedTrees(played, costs, free)
         return partial(replay, documents, costs=costs, trees=trees, free=free, context=CONTEXT)
 
@@ -136,7 +136,7 @@ def choose(
         )
 
     play = playing(held_out)
-    results: dict[DepthSource, SimulationResult] = {
+    results: dict[DepthSource, Totals] = {
         source: play(policy(source), is_head_first=source == "head") for source in (MEAN, *trained)
     }
     best = min(results, key=lambda source: results[source].ms_per_token)

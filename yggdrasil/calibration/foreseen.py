@@ -11,7 +11,7 @@ from yggdrasil.drafters.protocol import FreeDrafter
 from yggdrasil.engine.objective_policy import ObjectivePolicy
 from yggdrasil.engine.policy import FreeTreePolicy, Policy
 from yggdrasil.predictor.repeats import share_foretold
-from yggdrasil.profiling.simulator import SimulationResult
+from yggdrasil.profiling.tally import Totals
 from yggdrasil.scheduling.plan import Expectation
 from yggdrasil.tree.objective import StepCosts
 
@@ -48,6 +48,6 @@ def policy_without_drafter(costs: StepCosts) -> ObjectivePolicy:
     return ObjectivePolicy({0: costs}, {}, np.empty(0, dtype=np.float32), None)
 
 
-def expectation(policy: str, result: SimulationResult, costs: StepCosts) -> Expectation:
+def expectation(policy: str, result: Totals, costs: StepCosts) -> Expectation:
     per_token = result.ms_per_token
     return Expectation(policy, round(result.aal, 3), round(per_token, 4), round(costs.plain_ms / per_token, 3))

@@ -21,7 +21,7 @@ from yggdrasil.engine.aside import AsideTree
 from yggdrasil.engine.policy import Decision, Policy
 from yggdrasil.engine.promises import KeptPromises
 from yggdrasil.predictor.evidence import Float32Array
-from yggdrasil.profiling.simulator import ShapeTally, SimulationResult
+from yggdrasil.profiling.tally import ShapeTally, Totals
 from yggdrasil.profiling.traces import TraceSet
 from yggdrasil.tree.objective import StepCosts, TreeShape
 from yggdrasil.tree.token_tree import NO_SCORE, TokenTree
@@ -160,7 +160,7 @@ def replay(
     runners_up: RunnersUp | None = None,
     context: int = 0,
     is_head_first: bool = False,
-) -> SimulationResult:
+) -> Totals:
     """Decode every document as the engine would with ``policy``, each a request of its own; greedy acceptance.
 
     ``trees``: those recorded at the tokens of the answers, document after document. ``runners_up``: the target's, for

@@ -9,6 +9,7 @@ from yggdrasil.drafters.draft_model import DraftModel
 from yggdrasil.models.buffers import HostBuffer
 from yggdrasil.tree.rivals.protocol import Entries, Growth, Pool
 from yggdrasil.tree.token_tree import TokenTree
+from yggdrasil.tree.widths import fitting
 
 
 class ChosenDrafter:
@@ -70,7 +71,7 @@ class ChosenDrafter:
         chosen = entries.tolist()
         for start in range(0, len(chosen), widest):
             part = chosen[start : start + widest]
-            width = next(width for width in self._widths if width >= len(part))
+            width = fitting(self._widths, len(part))
             assert size + width <= tree.num_nodes, f"{size} + {width} nodes in a tree that holds {tree.num_nodes}"
             self._place.write(self._drafter.root_position, size, len(part))
             self._entries.write(*part, *[part[-1]] * (width - len(part)))

@@ -13,6 +13,7 @@ from yggdrasil.models.moves import row_mover
 from yggdrasil.models.runner import ModelRunner
 from yggdrasil.models.traced import PrefillStep
 from yggdrasil.tree.token_tree import TokenTree
+from yggdrasil.tree.widths import fitting
 
 SHORT_HEAD = 4  # tokens most iterations add; a longer accepted path takes the full head
 
@@ -108,7 +109,7 @@ class DraftModel:
         pending = self._text.tokens[start:]
         self._tokens.write(*pending)
         self._span.write(start, len(pending))
-        self.runner.launch("head", next(width for width in self.head_widths if width >= len(pending)))
+        self.runner.launch("head", fitting(self.head_widths, len(pending)))
         self._text.num_rows = len(self._text.tokens)
 
     def grow(self, tree: TokenTree, width: int, depth: int) -> None:
@@ -181,7 +182,7 @@ class DraftModel:
         return came_true
 
     def _prefill(self, count: int) -> None:
-        width = next((w for w in self.prefill_widths if w >= count), self.prefill_widths[-1])
+        width = fitting(self.prefill_widths, count)
         chunk = self._text.tokens[self._text.num_rows : self._text.num_rows + min(count, width)]
         self._tokens.write(*chunk)
         self._span.write(self._text.num_rows)

@@ -18,6 +18,7 @@ from yggdrasil.drafters.expansion_steps import RowsStep
 from yggdrasil.models.buffers import HostBuffer
 from yggdrasil.models.runner import ModelRunner
 from yggdrasil.tree.token_tree import TokenTree
+from yggdrasil.tree.widths import fitting
 
 _ORDER_STEP = 1e-3  # scores fall by this from one sibling to the next: they follow the structure, never the tokens
 
@@ -112,7 +113,7 @@ class ExpansionDrafter:
     def _read(self, tokens: Sequence[int], positions: Sequence[int], mask: Tensor, context: int, first: int) -> Tensor:
         """Logits [len(tokens), V] of rows written to slots ``first`` on; ``mask`` covers slots from ``context``."""
         count = len(tokens)
-        width = next(width for width in self.widths if width >= count)
+        width = fitting(self.widths, count)
         buffer = self._masks[width]
         buffer.zero_()
         buffer[:count, : mask.shape[1]] = mask

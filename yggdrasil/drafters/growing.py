@@ -15,7 +15,7 @@ from yggdrasil.drafters.table import Table
 from yggdrasil.errors import ArtifactError
 
 EVERY = 16_384  # tokens; so often a running decoder takes up what it has said
-MOST_FOLLOWERS = 1 << 20  # that are kept, some 20 MB; beyond them all counts are halved, so the oldest fade
+MOST_KEPT = 1 << 20  # that are kept, some 20 MB; beyond them all counts are halved, so the oldest fade
 
 
 def grown_file(fingerprint: str, weights: str) -> Path:
@@ -58,7 +58,7 @@ class GrowingTable:
             with locked(self._file.with_suffix(".lock"), f"writing {self._file}"):
                 new, kept = Table.of(self._new), self._kept()
                 grown = new if kept is None else kept.plus(new)
-                while len(grown.tokens) > MOST_FOLLOWERS:
+                while len(grown.tokens) > MOST_KEPT:
                     grown = grown.halved()
                 grown.save(self._file)
         except ArtifactError as error:

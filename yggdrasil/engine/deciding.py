@@ -23,7 +23,7 @@ from yggdrasil.drafters.guided import GuidedDrafter, GuidedGuesses
 from yggdrasil.drafters.protocol import Drafter, FreeDrafter
 from yggdrasil.engine.build import Assembly
 from yggdrasil.engine.engine import Engine
-from yggdrasil.engine.logit_target import Decision, LogitTarget
+from yggdrasil.engine.logit_target import Deciding, LogitTarget
 from yggdrasil.engine.policy import PLAIN_POLICY, FixedPolicy, Policy
 from yggdrasil.engine.trace import DecodingReport
 from yggdrasil.errors import YggdrasilError
@@ -49,7 +49,7 @@ class Prepared:
     policy: Policy
     report: DecodingReport
     sampler: Sampler | None = None
-    decision: Decision | None = None
+    decision: Deciding | None = None
     counts: Counts | None = None
     is_planned: bool = False  # the decoder's own policy chooses the trees
     set_up: Callable[[], None] | None = None  # what else must be this request's when it begins
@@ -140,7 +140,7 @@ class HostDecisions:
             self._guesses(sampler) if is_free else None,
         )  # fmt: skip
         return Prepared(
-            engine, chosen, report, sampler, Decision(sampler, rule, drawn, width), counts, is_planned, set_up
+            engine, chosen, report, sampler, Deciding(sampler, rule, drawn, width), counts, is_planned, set_up
         )
 
     def _sampler(self, prompt: Sequence[int], sampling: SamplingParams, seed: int, eos: frozenset[int]) -> Sampler:

@@ -19,7 +19,7 @@ from yggdrasil.tree.token_tree import TokenTree
 
 
 @dataclass(frozen=True)
-class Decision:
+class Deciding:
     """How one request decides."""
 
     sampler: Sampler
@@ -40,14 +40,14 @@ class LogitTarget:
         self._target, self._tree = target, tree
         self._token = HostBuffer(1, device)
         self._start = HostBuffer(1, device)
-        self._decision: Decision | None = None
+        self._decision: Deciding | None = None
         runner.define("plain-logits", 1, PlainLogitsStep(runner.call), [self._token.tensor, self._start.tensor])
         for width in verify_widths:
             if width > 1:
                 inputs = [self._start.tensor, self.order[:width], *tree.tensors()]
                 runner.define("verify-logits", width, VerifyLogitsStep(runner.call), inputs)
 
-    def begin(self, decision: Decision) -> None:
+    def begin(self, decision: Deciding) -> None:
         """The next request decides so."""
         self._decision = decision
 
@@ -130,7 +130,7 @@ class LogitTarget:
         return self.runner.step("verify-logits", width)()
 
     @property
-    def _current(self) -> Decision:
+    def _current(self) -> Deciding:
         assert self._decision is not None, "begin comes first"
         return self._decision
 

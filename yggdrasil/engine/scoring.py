@@ -7,6 +7,7 @@ import torch
 from yggdrasil.acceptance.sampler import TokenLogprobs, logprobs_of
 from yggdrasil.engine.build import Assembly
 from yggdrasil.engine.chain import ChainWriter
+from yggdrasil.tree.widths import fitting
 
 
 @torch.inference_mode()
@@ -25,7 +26,7 @@ def score(assembly: Assembly, tokens: Sequence[int], top: int) -> Iterator[list[
         chunk = tokens[start : start + widths[-1]]
         writer.write(chunk[0], chunk[1:], [1.0] * (len(chunk) - 1))
         target.order.copy_(torch.arange(tree.num_nodes))
-        _, logits, *_ = target.run_tree(next(width for width in widths if width >= len(chunk)))
+        _, logits, *_ = target.run_tree(fitting(widths, len(chunk)))
         target.commit(list(range(len(chunk))))
         following = tokens[start + 1 : start + 1 + len(chunk)]
         yield [logprobs_of(token, row, top) for token, row in zip(following, logits, strict=False)]

@@ -16,6 +16,7 @@ from yggdrasil.models.runner import ModelRunner
 from yggdrasil.models.traced import RUNNERS_UP, PrefillStep
 from yggdrasil.predictor.evidence import RepetitionFigures
 from yggdrasil.tree.token_tree import TokenTree
+from yggdrasil.tree.widths import fitting
 
 
 class SeenRows(NamedTuple):
@@ -133,7 +134,7 @@ class TargetModel:
         self.text.begin(tokens, start)
         while self.length < len(tokens):
             remaining = len(tokens) - self.length
-            width = next((w for w in self.prefill_widths if w >= remaining), self.prefill_widths[-1])
+            width = fitting(self.prefill_widths, remaining)
             chunk = tokens[self.length : self.length + width]
             self._tokens.write(*chunk)
             self._start.write(self.length)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from yggdrasil.calibration.own_text import Document
 from yggdrasil.export.lookups import LookUp
-from yggdrasil.profiling.simulator import ShapeTally
+from yggdrasil.profiling.tally import ShapeTally
 from yggdrasil.tree.objective import PLAIN_STEP, StepCosts, TreeShape
 
 

@@ -12,6 +12,7 @@ from yggdrasil.drafters.steps import FinishStep
 from yggdrasil.models.buffers import HostBuffer
 from yggdrasil.models.runner import ModelRunner
 from yggdrasil.tree.token_tree import TokenTree
+from yggdrasil.tree.widths import fitting
 
 SHORT_HEADS = 2, 4  # tokens most iterations add: a padded row costs what another does, and no package of its own
 
@@ -99,7 +100,7 @@ class HeadDrafter:
             self._tokens.write(*part)
             self._states[: len(part)] = states[first : first + widest]
             self._span.write(len(self._text.tokens) - len(tokens) + first, len(part))
-            self.runner.launch("head", next(width for width in self.head_widths if width >= len(part)))
+            self.runner.launch("head", fitting(self.head_widths, len(part)))
         self._text.num_rows = len(self._text.tokens)
         self._last, self._pending = states[-1:].clone(), []
 

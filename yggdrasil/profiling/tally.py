@@ -12,8 +12,8 @@ Histogram: TypeAlias = dict[int, int]
 
 
 @dataclass(frozen=True)
-class SimulationResult:
-    """Totals of one simulation. ``histograms`` counts iterations by width, depth, verify_width and accepted.
+class Totals:
+    """What they add up to. ``histograms`` counts iterations by width, depth, verify_width and accepted.
 
     ``document_ms``: of each document, in their order.
     """
@@ -36,7 +36,7 @@ class SimulationResult:
 
 
 class ShapeTally:
-    """Adds iterations up to a ``SimulationResult``."""
+    """Adds iterations up to a ``Totals``."""
 
     def __init__(self) -> None:
         self._shapes: Counter[TreeShape] = Counter()
@@ -53,11 +53,11 @@ class ShapeTally:
         self._accepted[accepted] += 1
         self._document_ms[-1] += milliseconds
 
-    def result(self, tokens: int) -> SimulationResult:
+    def result(self, tokens: int) -> Totals:
         """The totals of all iterations, which gave ``tokens``."""
         histograms = _shape_histograms(self._shapes) | {"accepted": dict(sorted(self._accepted.items()))}
         each = tuple(self._document_ms)
-        return SimulationResult(tokens, self._shapes.total(), sum(each), histograms, each)
+        return Totals(tokens, self._shapes.total(), sum(each), histograms, each)
 
 
 def _shape_histograms(shapes: Counter[TreeShape]) -> dict[str, Histogram]:
