@@ -2,8 +2,8 @@
 
 import pandas as pd
 import pytest
+from tiny_pair import make_pair
 
-from tests.tiny_pair import make_pair
 from yggdrasil.calibration.backends import ROUNDS, compare_backends, time_backends
 from yggdrasil.calibration.pair import sibling
 from yggdrasil.calibration.step_times import SAMPLE_COLUMNS, STREAK, timed_steps

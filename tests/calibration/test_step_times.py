@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 import pytest
+from tiny_pair import SHAPES, make_pair
 
-from tests.tiny_pair import SHAPES, make_pair
 from yggdrasil.calibration.pair import sibling
 from yggdrasil.calibration.step_times import STREAK, roofline, time_steps, timed_steps
 from yggdrasil.engine.policy import PLAIN_POLICY

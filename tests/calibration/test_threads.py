@@ -2,8 +2,8 @@
 
 import pandas as pd
 import pytest
+from tiny_pair import make_pair
 
-from tests.tiny_pair import make_pair
 from yggdrasil.calibration.threads import COLUMNS, ROUNDS, WIDTHS, best_threads, thread_counts, time_threads
 
 

@@ -1,8 +1,8 @@
 """An iteration that loaded a step is not held against speculation: it will not load it again."""
 
 import pytest
+from tiny_pair import TEXT, make_pair
 
-from tests.tiny_pair import TEXT, make_pair
 from yggdrasil.engine.policy import FixedPolicy
 from yggdrasil.engine.promises import KeptPromises
 from yggdrasil.errors import YggdrasilError

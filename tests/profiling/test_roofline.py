@@ -2,8 +2,8 @@
 
 import pytest
 import torch
+from tiny_pair import SHAPE, make_pair, random_model
 
-from tests.tiny_pair import SHAPE, make_pair, random_model
 from yggdrasil.models import kernels
 from yggdrasil.models.formats.rounding import rounding_to
 from yggdrasil.models.loading import prepare_model

@@ -5,6 +5,7 @@ steady decoding, and the figure to compare with the machine's limits.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from time import perf_counter_ns
 from typing import NamedTuple
@@ -13,11 +14,15 @@ import numpy as np
 import pandas as pd
 import torch
 
+from yggdrasil.calibration.pair import build_assembly, sibling
+from yggdrasil.calibration.settings import PairSource
 from yggdrasil.drafters.protocol import SteppedDrafter
+from yggdrasil.engine.apart import compile_missing
 from yggdrasil.engine.build import Assembly
+from yggdrasil.errors import YggdrasilError
 from yggdrasil.models.compiled import Backend
 from yggdrasil.models.one_thread import one_thread
-from yggdrasil.profiling.roofline import measure_rates, step_work
+from yggdrasil.profiling.roofline import measure_rates, step_work, wait_for
 
 SAMPLE_COLUMNS = ("model", "step", "width", "context", "capacity", "backend", "round", "ms")
 TIMED = ("plain", "verify", "head", "grow")
@@ -119,6 +124,29 @@ def time_steps(
                     rows.append((*step[:6], turn, elapsed_ms))
                 progress((turn + (i + 1) / len(steps)) / rounds)
     return pd.DataFrame(rows, columns=list(SAMPLE_COLUMNS))
+
+
+def time_against_limits(
+    pair: PairSource,
+    contexts: Sequence[int],
+    capacities: Sequence[int],
+    rounds: int,
+    phase: Callable[[str], Callable[[float], None]],
+) -> pd.DataFrame:
+    """``roofline`` of every step over caches of each of ``capacities``, in turns; what is missing is compiled first.
+
+    Raises:
+        YggdrasilError: a context does not fit into a cache.
+    """
+    if max(contexts) >= min(capacities):
+        raise YggdrasilError(f"a cache of {min(capacities)} tokens has no room behind a context of {max(contexts)}")
+    sources = [pair.with_shapes(replace(pair.shapes, max_length=capacity)) for capacity in capacities]
+    first = build_assembly(sources[0])
+    assemblies = [first, *(sibling(first, source.shapes) for source in sources[1:])]
+    for assembly in assemblies:
+        compile_missing(assembly, phase, TIMED)
+    steps, wait = timed_steps(assemblies, contexts), wait_for(first.target.loaded.device)
+    return roofline(first, time_steps(steps, rounds, phase("timing steps"), wait))
 
 
 def roofline(assembly: Assembly, samples: pd.DataFrame) -> pd.DataFrame:

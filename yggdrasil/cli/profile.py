@@ -66,6 +66,7 @@ def profile(
     force_machine: ForceOption = False,
 ) -> None:
     """Time every step against this machine's bandwidth and matrix rate, and iterations stage by stage."""
+    from yggdrasil.calibration.step_times import time_against_limits
     from yggdrasil.cli.progress import PhaseProgress
     from yggdrasil.prompts import read_prompts
 
@@ -79,7 +80,7 @@ def profile(
     capacities = parse_widths(max_length) if max_length else (max(pair.shapes.max_length, *lengths),)
     tables: dict[str, pd.DataFrame] = {}
     with PhaseProgress() as progress:
-        tables["roofline"] = _steps(pair, lengths, capacities, rounds, progress.phase)
+        tables["roofline"] = time_against_limits(pair, lengths, capacities, rounds, progress.phase)
         if variants:
             from yggdrasil.calibration.variants import time_variants
 
@@ -114,26 +115,6 @@ def _pair(
     return replace(PairSource.of_plan(loaded), dtype=arithmetic, weights=kept, shapes=shapes)
 
 
-def _steps(
-    pair: "PairSource", contexts: Sequence[int], capacities: Sequence[int], rounds: int, phase: Phase
-) -> "pd.DataFrame":
-    """Every step over caches of every capacity, in turns, against the machine's limits."""
-    from yggdrasil.calibration.pair import build_assembly, sibling
-    from yggdrasil.calibration.step_times import TIMED, roofline, time_steps, timed_steps
-    from yggdrasil.engine.apart import compile_missing
-    from yggdrasil.profiling.roofline import wait_for
-
-    if max(contexts) >= min(capacities):
-        raise YggdrasilError(f"a cache of {min(capacities)} tokens has no room behind a context of {max(contexts)}")
-    sources = [pair.with_shapes(replace(pair.shapes, max_length=capacity)) for capacity in capacities]
-    first = build_assembly(sources[0])
-    assemblies = [first, *(sibling(first, source.shapes) for source in sources[1:])]
-    for assembly in assemblies:
-        compile_missing(assembly, phase, TIMED)
-    steps, wait = timed_steps(assemblies, contexts), wait_for(first.target.loaded.device)
-    return roofline(first, time_steps(steps, rounds, phase("timing steps"), wait))
-
-
 def _weights(pair: "PairSource", weights: Weights, requests: "Sequence[Prompt]", phase: Phase) -> "pd.DataFrame":
     """Full weights against others."""
     from yggdrasil.calibration.weights_effect import weights_effect
@@ -161,35 +142,13 @@ def _show(tables: "dict[str, pd.DataFrame]") -> None:
 
 
 def _iterations(plan: str, requests: "Sequence[Prompt]", dtype: Dtype | None, *, force_machine: bool) -> "pd.DataFrame":
-    """Milliseconds an iteration by stage, and their share."""
-    import pandas as pd
-
+    from yggdrasil.bench.iterations import time_by_stage
     from yggdrasil.engine.decoder import Decoder
-    from yggdrasil.engine.trace import MODEL_STAGES
     from yggdrasil.prompts import encode_prompt
 
     decoder = Decoder.from_plan(plan, dtype=dtype, force_machine=force_machine)
-    totals: dict[str, float] = {}
-    iterations, decode_ms = 0, 0.0
-    for counted in (False, True):
-        for request in requests:
-            tokens = encode_prompt(decoder.tokenizer, request)[-PROMPT_TOKENS:]
-            metrics = decoder.generate(tokens, max_new_tokens=NEW_TOKENS, ignore_eos=True).metrics
-            if not counted:
-                continue
-            iterations += metrics.iterations
-            decode_ms += metrics.tpot_ms * (metrics.aal * metrics.iterations)
-            for stage, ms in metrics.stage_ms.items():
-                totals[stage] = totals.get(stage, 0.0) + ms
-    totals["between stages"] = decode_ms - sum(totals.values())
-    return pd.DataFrame(
-        {
-            "stage": list(totals),
-            "part": ["model" if stage in MODEL_STAGES else "overhead" for stage in totals],
-            "ms_an_iteration": [ms / max(iterations, 1) for ms in totals.values()],
-            "share": [ms / decode_ms if decode_ms else 0.0 for ms in totals.values()],
-        }
-    )
+    texts = [encode_prompt(decoder.tokenizer, request)[-PROMPT_TOKENS:] for request in requests]
+    return time_by_stage(decoder, texts, NEW_TOKENS)
 
 
 def _write(folder: Path, tables: "dict[str, pd.DataFrame]") -> None:
