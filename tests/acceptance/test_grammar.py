@@ -105,6 +105,26 @@ def test_constraints_that_are_not_valid(constraint):
         COMPILER.compile(constraint)
 
 
+@pytest.mark.parametrize(("text", "reason"), [("[", "unclosed character class"), ("a\\", "ends with a backslash")])
+def test_the_reason_is_said_of_an_expression_that_is_not_valid(text, reason):
+    with pytest.raises(YggdrasilError, match=f"the regex is not valid: .*{reason}"):
+        COMPILER.compile(Constraint("regex", text))
+
+
+def test_a_backslash_that_is_escaped_may_come_last():
+    assert COMPILER.compile(Constraint("regex", r"a\\")).allows(tokens("a\\"))
+
+
+def test_a_constraint_that_outgrows_its_bounds_is_named():
+    """A matcher in error has stopped: it looked as if nothing were allowed any more."""
+    grammar = COMPILER.compile(Constraint("regex", "a{300000}"))
+    path = tokens("a")
+    with pytest.raises(YggdrasilError, match=r"the constraint could not be followed: .*too many"):  # noqa: PT012
+        for _ in range(40):
+            grammar.mask(path, VOCAB)
+            path += tokens("a")
+
+
 @pytest.mark.parametrize("text", ['start: "yes" | "no"', 'root ::= "yes" | "no"'], ids=["Lark", "GBNF"])
 def test_grammars_of_both_notations(text):
     grammar = COMPILER.compile(Constraint("grammar", text))

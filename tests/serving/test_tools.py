@@ -5,7 +5,9 @@ import json
 import pytest
 from bundled_server import TEMPLATE, open_pair
 
+from yggdrasil.acceptance.grammar import GrammarCompiler
 from yggdrasil.serving.tools import ToolFormat
+from yggdrasil.serving.wire import Tool
 
 LLAMA = TEMPLATE.replace("<tool_call>\n", "").replace("\n</tool_call>", "").replace('"arguments"', '"parameters"')
 MISTRAL = TEMPLATE.replace("<tool_call>\n", "[CALLS] [").replace("\n</tool_call>", "]")
@@ -33,13 +35,96 @@ def tokenizer():
 def test_formats_are_found_and_calls_read(tokenizer, monkeypatch, template, text):
     monkeypatch.setattr(tokenizer, "chat_template", template)
     found = ToolFormat.of(tokenizer)
-    content, (call,) = found.parse(text)
+    content, (call,) = found.parse(text, {"f"})
 
     assert (call.function.name, json.loads(call.function.arguments)) == ("f", {"x": 1})
     assert content == ("Let me see." if "see" in text else "")
-    assert found.parse("no call at all").content == "no call at all"
+    assert found.parse("no call at all", {"f"}).content == "no call at all"
     assert all(text.startswith(text[: found.decided(text[:end])]) for end in range(len(text)))
     assert found.decided(text) == text.find("<tool_call>") if "<tool" in text else found.decided(text) == 0
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"name": "Ava", "age": 3}', '{"name": "f"}', '{"name": "g", "parameters": {}}',
+        '{"name": 1, "parameters": {}}', '["f"]', "{", "",
+    ],
+)  # fmt: skip
+def test_an_object_that_nothing_marks_is_a_call_only_of_a_tool_with_arguments(tokenizer, monkeypatch, text):
+    monkeypatch.setattr(tokenizer, "chat_template", LLAMA)
+
+    assert ToolFormat.of(tokenizer).parse(text, {"f"}) == (text, [])
+
+
+def test_a_mark_in_an_argument_is_part_of_it(tokenizer):
+    arguments = [{"a": "say <tool_call> now"}, {}, {"b": "</tool_call>"}]
+    calls = [json.dumps({"name": "f", "arguments": each}) for each in arguments]
+    text = "".join(f"<tool_call>\n{call}\n</tool_call>\n" for call in [*calls[:2], "no call", calls[2]])
+    found = ToolFormat.of(tokenizer).parse(f"Now. {text}", {"f"})
+
+    assert found.content == "Now."
+    assert [json.loads(call.function.arguments) for call in found.calls] == arguments
+
+
+# Parameters, arguments that fit them, and some that do not.
+PLACES = {
+    "an argument called as a keyword": (
+        {"properties": {"definitions": {"const": "x"}}, "required": ["definitions"]}, {"definitions": "x"}, {},
+    ),
+    "the whole": (
+        {"properties": {"a": {"anyOf": [{"$ref": "#"}, {"const": "x"}]}}, "required": ["a"]},
+        {"a": {"a": "x"}}, {"a": {"name": "look", "arguments": {"a": "x"}}},
+    ),
+    "a place": (
+        {"properties": {"b": {"const": "x"}, "c": {"$ref": "#/properties/b"}}, "required": ["b", "c"]},
+        {"b": "x", "c": "x"}, {"b": "x", "c": "y"},
+    ),
+    "definitions": (
+        {"definitions": {"d": {"const": "x"}}, "properties": {"e": {"$ref": "#/definitions/d"}}, "required": ["e"]},
+        {"e": "x"}, {"e": "y"},
+    ),
+    "a value": (
+        {"properties": {"f": {"const": {"$ref": "#/there"}}}, "required": ["f"]},
+        {"f": {"$ref": "#/there"}}, {"f": {"$ref": "#/$defs/1/there"}},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_arguments_are_what_the_schema_says_wherever_its_references_point(tokenizer, name):
+    parameters, fitting, other = PLACES[name]
+    parameters = {"type": "object", "additionalProperties": False, **parameters}
+    tools = [Tool(**TOOLS[1]), Tool(type="function", function={"name": "look", "parameters": parameters})]
+    constraint = ToolFormat.of(tokenizer).constraint(tools)
+    compiler = GrammarCompiler(tokenizer, len(tokenizer), [tokenizer.eos_token_id])
+
+    for arguments, is_allowed in ((fitting, True), (other, False)):
+        text = f'<tool_call>\n{{"name": "look", "arguments": {json.dumps(arguments)}}}\n</tool_call>'
+        tokens = [*tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
+        assert compiler.compile(constraint).allows(tokens) == is_allowed
+
+
+def test_parameters_that_are_no_schema_are_told_by_that_name(server):
+    tools = [{"type": "function", "function": {"name": "look", "parameters": {"type": "nothing"}}}]
+    reply = server.chat(expect=400, tools=tools, tool_choice="required")
+
+    assert "the parameters of the tools are not valid" in reply["error"]["message"]
+
+
+def test_what_follows_a_response_format_is_no_call(server, monkeypatch):
+    """Where nothing marks a call, an object that was asked for may look like one."""
+    tokenizer, service = server.worker.decoder.tokenizer, server.uvicorn.config.app.state.service
+    monkeypatch.setattr(tokenizer, "chat_template", LLAMA)
+    monkeypatch.setitem(vars(service), "tool_format", ToolFormat.of(tokenizer))
+    call = {"type": "object", "properties": {"name": {"const": "stop"}, "parameters": {"const": {}}},
+            "required": ["name", "parameters"], "additionalProperties": False}  # fmt: skip
+    wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": call}}
+    (whole,) = server.chat(tools=TOOLS, response_format=wanted, max_tokens=60)["choices"]
+
+    assert json.loads(whole["message"]["content"]) == {"name": "stop", "parameters": {}}
+    assert whole["message"]["tool_calls"] is None
+    assert whole["finish_reason"] == "stop"
 
 
 def test_templates_without_tools_have_no_format(tokenizer, monkeypatch):

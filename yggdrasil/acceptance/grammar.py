@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from yggdrasil.acceptance.sampling import Constraint
-from yggdrasil.errors import YggdrasilError, first_line
+from yggdrasil.errors import YggdrasilError, one_line
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
@@ -47,12 +47,12 @@ class Grammar:
         allowed = torch.zeros(vocab_size, dtype=torch.bool)
         if (path and path[-1] in self._eos) or not self._go_to(list(path)):
             return allowed
+        self._check()
         if self._matcher.is_stopped():  # the text is complete and nothing can be added to it
             allowed[self._eos] = self._matcher.is_accepting()
             return allowed
         packed = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
-        if self._matcher.is_error():
-            raise YggdrasilError(f"the constraint could not be followed: {first_line(self._matcher.get_error())}")
+        self._check()
         return torch.from_numpy(np.unpackbits(packed, count=vocab_size, bitorder="little").astype(np.bool_))
 
     def forced(self, path: Sequence[int]) -> list[int]:
@@ -60,6 +60,11 @@ class Grammar:
         if not self._go_to(list(path)) or self._matcher.is_stopped():
             return []
         return list(self._matcher.compute_ff_tokens())
+
+    def _check(self) -> None:
+        """A matcher in error has stopped too: nothing would be allowed any more."""
+        if self._matcher.is_error():
+            raise YggdrasilError(f"the constraint could not be followed: {one_line(self._matcher.get_error())}")
 
     def _go_to(self, wanted: list[int]) -> bool:
         """Let the matcher have read ``wanted``, or as much of it as is allowed."""
@@ -71,6 +76,7 @@ class Grammar:
         for token in wanted[shared:]:
             is_possible = not self._matcher.is_stopped() and token not in self._eos
             if not is_possible or self._matcher.validate_tokens([token]) != 1:
+                self._check()
                 return False
             self._matcher.consume_token(token)
             self._path.append(token)
@@ -104,14 +110,18 @@ class GrammarCompiler:
         try:
             grammar = _to_llguidance(constraint)
         except (ValueError, RecursionError) as error:
-            raise YggdrasilError(f"the {constraint.kind} is not valid: {first_line(error)}") from error
+            raise _not_valid(constraint, error) from error
         fault = LLMatcher.validate_grammar(grammar, self._tokenizer)
         if fault:
-            raise YggdrasilError(f"the {constraint.kind} is not valid: {first_line(fault)}")
+            raise _not_valid(constraint, fault)
         matcher = LLMatcher(self._tokenizer, grammar, log_level=0)
         if matcher.is_error():
-            raise YggdrasilError(f"the {constraint.kind} is not valid: {first_line(matcher.get_error())}")
+            raise _not_valid(constraint, matcher.get_error())
         return Grammar(matcher, self._eos)
+
+
+def _not_valid(constraint: Constraint, reason: object) -> YggdrasilError:
+    return YggdrasilError(f"the {constraint.name} {'are' if constraint.title else 'is'} not valid: {one_line(reason)}")
 
 
 def _to_llguidance(constraint: Constraint) -> str:
@@ -123,6 +133,8 @@ def _to_llguidance(constraint: Constraint) -> str:
             raise ValueError("a schema is a JSON object")
         return LLMatcher.grammar_from_json_schema(json.dumps(schema), _SPACING)
     if constraint.kind == "regex":
+        if (len(constraint.text) - len(constraint.text.rstrip("\\"))) % 2:
+            raise ValueError("it ends with a backslash, which escapes nothing")  # llguidance drops it
         return LLMatcher.grammar_from_regex(constraint.text)
     return grammar_from("grammar", constraint.text)  # tells Lark from GBNF
 

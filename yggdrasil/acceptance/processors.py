@@ -86,7 +86,7 @@ def tokenize_bad_words(
     words: Sequence[str | Sequence[int]], tokenizer: PreTrainedTokenizerBase, vocab_size: int
 ) -> list[list[int]]:
     """Token sequences of words that must not occur: a text as it stands at the start of a line, and after a space."""
-    sequences: list[list[int]] = []
+    sequences: dict[tuple[int, ...], None] = {}  # each once, in their order
     for word in words:
         spellings = [word, " " + word] if isinstance(word, str) else [word]
         for spelling in spellings:
@@ -97,9 +97,8 @@ def tokenize_bad_words(
             )
             if not tokens or not all(0 <= token < vocab_size for token in tokens):
                 raise YggdrasilError(f"bad_words holds {word!r}, which is no sequence of tokens of this vocabulary")
-            if tokens not in sequences:
-                sequences.append(tokens)
-    return sequences
+            sequences[tuple(tokens)] = None
+    return [list(tokens) for tokens in sequences]
 
 
 def check_bias(params: SamplingParams, vocab_size: int) -> None:

@@ -77,7 +77,8 @@ class Sampler:
         _check_finite(scores)
         if scores.max() == -np.inf:
             raise YggdrasilError(
-                "no token may follow: the constraint, bad_words and logits processors together forbid all; relax one"
+                "no token may follow: the constraint, bad_words, min_new_tokens and logits processors together forbid "
+                "all; relax one"
             )
         if self.params.is_greedy:
             return best_of(scores)

@@ -30,6 +30,12 @@ class Constraint:
 
     kind: ConstraintKind
     text: str
+    title: str = ""  # what faults call it; its kind if not given
+
+    @property
+    def name(self) -> str:
+        """What it is called."""
+        return self.title or self.kind
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(ConstraintKind):

@@ -15,7 +15,7 @@ from yggdrasil.serving.faults import Fault
 from yggdrasil.serving.figures import finish_reason, timings_of, usage_of
 from yggdrasil.serving.jobs import Event, Finished, Piece
 from yggdrasil.serving.logprobs import chat_logprobs
-from yggdrasil.serving.options import options_of
+from yggdrasil.serving.options import constraint_of, options_of
 from yggdrasil.serving.replies import AssistantMessage, ChatChoice, ChatCompletion
 from yggdrasil.serving.service import Identity, Service, service_of
 from yggdrasil.serving.streams import STREAMED, EventStream, TextFrames
@@ -72,7 +72,8 @@ class _Chat:
             )
             for i in range(body.n or 1)
         ]
-        return cls(body, service, identity, jobs, written)
+        # What follows a response_format is what was asked for, even where it reads like a call.
+        return cls(body, service, identity, jobs, None if constraint is None and constraint_of(body) else written)
 
     def reply(self, results: list[Generation]) -> ChatCompletion:
         """All answers at once."""
@@ -82,14 +83,19 @@ class _Chat:
         )  # fmt: skip
 
     def _choice(self, index: int, result: Generation) -> ChatChoice:
-        content, calls = self._parse(result.text)
+        content, calls = self.parse(result.text)
         message = AssistantMessage(content=None if calls and not content else content, tool_calls=calls or None)
         logprobs = None if result.logprobs is None else chat_logprobs(self.service.texts, result.logprobs)
         reason = "tool_calls" if calls else finish_reason(result)
         return ChatChoice(index=index, message=message, logprobs=logprobs, finish_reason=reason)
 
-    def _parse(self, text: str) -> Parsed:
-        return Parsed(text, []) if self.tools is None else self.tools.parse(text)
+    def parse(self, text: str) -> Parsed:
+        """A whole answer taken apart."""
+        return Parsed(text, []) if self.tools is None else self.tools.parse(text, self._names)
+
+    @property
+    def _names(self) -> set[str]:
+        return {tool.function.name for tool in self.body.tools or ()}
 
     async def chunks(self, exchange: Exchange) -> AsyncIterator[list[dict[str, Any]]]:
         """The answers as a stream: the role first, text as it becomes final, calls whole, then why it ended."""
@@ -145,7 +151,7 @@ class _AnswerStream:
 
     def end(self, result: Generation) -> dict[str, Any]:
         """The last delta: calls, or text that was held back for one, and why the answer ended."""
-        parsed = Parsed(self._text, []) if self._chat.tools is None else self._chat.tools.parse(self._text)
+        parsed = self._chat.parse(self._text)
         delta: dict[str, Any] = {}
         if parsed.calls:
             delta["tool_calls"] = [{"index": i, **call.model_dump()} for i, call in enumerate(parsed.calls)]

@@ -37,13 +37,21 @@ def options_of(
     stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
     if len(stop) > limits.stops:
         raise Fault(400, f"there are {len(stop)} stop strings; at most {limits.stops} are taken", param="stop")
+    words = body.bad_words or []
+    if len(words) > limits.bad_words or sum(map(len, words)) > limits.bad_letters:
+        raise Fault(
+            400, f"there are {len(words)} bad_words of {sum(map(len, words))} letters; at most {limits.bad_words} of "
+            f"{limits.bad_letters} in all are taken", param="bad_words",
+        )  # fmt: skip
     given = constraint_of(body)
     if constraint is not None and given is not None:
         raise Fault(400, "a tool call that is required cannot also follow a response_format; leave out one")
     chosen = constraint or given
     if chosen is not None and len(chosen.text.encode()) > limits.grammar_bytes:
         raise Fault(
-            400, f"the {chosen.kind} has {len(chosen.text.encode())} bytes; at most {limits.grammar_bytes} are taken"
+            400,
+            f"the {chosen.name} {'have' if chosen.title else 'has'} {len(chosen.text.encode())} bytes; at most "
+            f"{limits.grammar_bytes} are taken",
         )
     same = {name: getattr(body, name) for name in _SAME if getattr(body, name) is not None}
     sampling = SamplingParams(

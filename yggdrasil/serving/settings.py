@@ -10,6 +10,8 @@ class Limits:
     body_bytes: int = 8 << 20
     answers: int = 128  # of one request: prompts times choices
     stops: int = 64  # stop strings
+    bad_words: int = 1024  # each is looked for behind every token
+    bad_letters: int = 32 << 10  # of all together
     grammar_bytes: int = 128 << 10  # a schema, an expression, a grammar, or all tools together
     answer_seconds: float = 1800.0  # one answer; it then ends as if its tokens were used up
     drain_seconds: float = 30.0  # what runs when the server is told to stop

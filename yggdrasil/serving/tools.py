@@ -3,7 +3,7 @@
 import json
 import re
 import uuid
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -16,6 +16,9 @@ from yggdrasil.serving.wire import Tool
 # Names that no template has of its own.
 _NAME, _KEY, _VALUE = "qzx_function", "qzx_key", "qzx_value"
 _PARAMETERS = {"type": "object", "properties": {_KEY: {"type": "string"}}, "required": [_KEY]}
+# Of a schema's keys: those whose value has schemas by name, and those whose value is no schema.
+_NAMED = ("properties", "patternProperties", "dependentSchemas", "$defs", "definitions")
+_VALUES = ("const", "enum", "default", "examples")
 _SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
@@ -97,32 +100,28 @@ class ToolFormat:
         sizes = range(min(len(mark) - 1, len(text)), 0, -1)
         return len(text) - next((size for size in sizes if mark.startswith(text[-size:])), 0)
 
-    def parse(self, text: str) -> Parsed:
-        """Take a whole answer apart; what reads like no call is text."""
+    def parse(self, text: str, names: Collection[str]) -> Parsed:
+        """Take a whole answer apart; what reads like no call is text.
+
+        ``names`` are the tools': where nothing marks a call, any other object is what was asked for, and no call.
+        """
         mark = self.shown_begin
-        first = text.find(mark) if mark else 0
-        if first < 0:
-            return Parsed(text, [])
+        place = first = text.find(mark)
         calls: list[ToolCallReply] = []
-        for part in text[first:].split(mark) if mark else [text]:
-            calls += self._calls(part.strip())
+        while place >= 0:
+            found, end = _json_at(text, place + len(mark))
+            entries = found if isinstance(found, list) else [found]
+            calls += [self._reply(entry) for entry in entries if self._is_call(entry, names)]
+            place = text.find(mark, end) if mark else -1
         return Parsed(text[:first].rstrip(), calls) if calls else Parsed(text, [])
 
-    def _calls(self, part: str) -> list[ToolCallReply]:
-        try:
-            found, _ = json.JSONDecoder().raw_decode(part)
-        except (ValueError, RecursionError):
-            return []
-        entries = found if isinstance(found, list) else [found]
-        return [
-            self._reply(entry[self.name_key], entry.get(self.arguments_key, {}))
-            for entry in entries
-            if isinstance(entry, dict) and isinstance(entry.get(self.name_key), str)
-        ]
+    def _is_call(self, entry: Any, names: Collection[str]) -> bool:
+        if not isinstance(entry, dict) or not isinstance(entry.get(self.name_key), str):
+            return False
+        return bool(self.shown_begin) or (entry[self.name_key] in names and self.arguments_key in entry)
 
-    @staticmethod
-    def _reply(name: str, arguments: Any) -> ToolCallReply:
-        function = FunctionCall(name=name, arguments=json.dumps(arguments))
+    def _reply(self, entry: dict[str, Any]) -> ToolCallReply:
+        function = FunctionCall(name=entry[self.name_key], arguments=json.dumps(entry.get(self.arguments_key, {})))
         return ToolCallReply(id=f"call_{uuid.uuid4().hex[:24]}", function=function)
 
     def constraint(self, tools: Sequence[Tool]) -> Constraint:
@@ -130,26 +129,20 @@ class ToolFormat:
         definitions: dict[str, Any] = {}
         choices = []
         for number, tool in enumerate(tools):
-            prefix = f"{number}."
-            parameters = _hoisted(tool.function.parameters or {"type": "object"}, prefix, definitions)
-            properties = {self.name_key: {"const": tool.function.name}, self.arguments_key: parameters}
+            place = f"#/$defs/{number}"
+            definitions[str(number)] = _placed(tool.function.parameters or {"type": "object"}, place)
+            properties = {self.name_key: {"const": tool.function.name}, self.arguments_key: {"$ref": place}}
             choices.append({
                 "type": "object", "properties": properties, "required": list(properties),
                 "additionalProperties": False,
             })  # fmt: skip
-        schema: dict[str, Any] = {"anyOf": choices, "x-guidance": _SPACING}
+        schema: dict[str, Any] = {"anyOf": choices}
         if self.is_list:
-            schema = {
-                "type": "array",
-                "items": {"anyOf": choices},
-                "minItems": 1,
-                "maxItems": 1,
-                "x-guidance": _SPACING,
-            }
-        if definitions:
-            schema["$defs"] = definitions
+            schema = {"type": "array", "items": schema, "minItems": 1, "maxItems": 1}
+        schema |= {"$defs": definitions, "x-guidance": _SPACING}
         parts = [*self._literals(self.begin), "call", *self._literals(self.end)]
-        return Constraint("grammar", f"start: {' '.join(parts)}\ncall: %json {json.dumps(schema)}\n")
+        text = f"start: {' '.join(parts)}\ncall: %json {json.dumps(schema)}\n"
+        return Constraint("grammar", text, title="parameters of the tools")
 
     def _literals(self, text: str) -> list[str]:
         """Terms of a Lark grammar that write ``text``, special tokens as such."""
@@ -158,19 +151,30 @@ class ToolFormat:
         return [f"<[{self.specials[part]}]>" if part in self.specials else json.dumps(part) for part in parts if part]
 
 
-def _hoisted(schema: Any, prefix: str, definitions: dict[str, Any]) -> Any:
-    """A copy of ``schema`` whose definitions went to ``definitions`` under ``prefix``: references start at the root."""
+def _json_at(text: str, start: int) -> tuple[Any, int]:
+    """The JSON value at ``start``, behind white space, and where it ends; None where there is none."""
+    place = start + len(text[start:]) - len(text[start:].lstrip())
+    try:
+        found, end = json.JSONDecoder().raw_decode(text, place)
+    except (ValueError, RecursionError):
+        return None, start
+    return found, end
+
+
+def _placed(schema: Any, place: str) -> Any:
+    """A copy of a whole ``schema`` that stands at ``place`` of another: its references begin there."""
     if isinstance(schema, list):
-        return [_hoisted(each, prefix, definitions) for each in schema]
+        return [_placed(each, place) for each in schema]
     if not isinstance(schema, dict):
         return schema
-    copied = {}
+    copied: dict[str, Any] = {}
     for key, value in schema.items():
-        if key in ("$defs", "definitions") and isinstance(value, dict):
-            for name, each in value.items():
-                definitions[prefix + name] = _hoisted(each, prefix, definitions)
+        if key in _NAMED and isinstance(value, dict):
+            copied[key] = {name: _placed(each, place) for name, each in value.items()}
         elif key == "$ref" and isinstance(value, str):
-            copied[key] = re.sub(r"^#/(\$defs|definitions)/", f"#/$defs/{prefix}", value)
+            copied[key] = place + value[1:] if value.startswith("#") else value
+        elif key in _VALUES:
+            copied[key] = value
         else:
-            copied[key] = _hoisted(value, prefix, definitions)
+            copied[key] = _placed(value, place)
     return copied
