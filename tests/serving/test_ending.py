@@ -52,16 +52,18 @@ def is_up(client):
         return False
 
 
-@pytest.mark.parametrize("is_patient", [True, False], ids=["in time", "out of time"])
-def test_sigterm_lets_an_answer_end_within_the_limit(is_patient):
-    process, client = start(30 if is_patient else 1)
+@pytest.mark.parametrize(("limit", "tokens", "signals"), [(30, 60, 1), (1, 400, 1), (30, 400, 2)],
+                         ids=["in time", "out of time", "told again"])  # fmt: skip
+def test_sigterm_lets_an_answer_end_within_the_limit(limit, tokens, signals):
+    """Where it may not, the stream ends as one that failed, and the log has nothing to tell."""
+    process, client = start(limit)
     waiting = {}
 
     def wait():
         reply = client.post("/v1/chat/completions", json={"messages": CHAT})
         waiting.update(status=reply.status_code, error=reply.json()["error"])
 
-    body = {"messages": CHAT, "stream": True, "max_tokens": 60 if is_patient else 400}
+    body = {"messages": CHAT, "stream": True, "max_tokens": tokens}
     with closing(client), client.stream("POST", "/v1/chat/completions", json=body) as stream:
         lines = stream.iter_lines()
         next(lines)
@@ -72,12 +74,46 @@ def test_sigterm_lets_an_answer_end_within_the_limit(is_patient):
         second.join(20)
         assert waiting["status"] == 503
         assert "shutting down" in waiting["error"]["message"]
-        if is_patient:
-            chunks = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
-            assert chunks[-1]["choices"][0]["finish_reason"] == "length"
-            assert chunks[-1]["timings"]["predicted_n"] == 60
-    assert process.wait(20) in (0, -signal.SIGTERM)
-    assert "Traceback" not in process.stderr.read()
+        if signals == 2:
+            process.send_signal(signal.SIGINT)
+        data = [line[6:] for line in lines if line.startswith("data: ")]
+        last = json.loads(data[-2])
+        assert data[-1] == "[DONE]"
+        if tokens == 60:
+            assert last["choices"][0]["finish_reason"] == "length"
+            assert last["timings"]["predicted_n"] == 60
+        else:
+            assert "shutting down" in last["error"]["message"]
+    assert process.wait(20) == 0
+    assert process.stderr.read() == ""
+
+
+def test_all_answers_that_a_request_has_begun_with_may_end():
+    process, client = start(30)
+    found = {}
+
+    def ask():
+        found["reply"] = client.post("/v1/chat/completions", json={"messages": CHAT, "n": 3, "max_tokens": 20})
+
+    with closing(client):
+        asking = threading.Thread(target=ask)
+        asking.start()
+        wait_until(lambda: "yggdrasil_busy 1.0" in client.get("/metrics").text)
+        process.send_signal(signal.SIGTERM)
+        asking.join(30)
+
+    assert [choice["finish_reason"] for choice in found["reply"].json()["choices"]] == ["length"] * 3
+    assert process.wait(20) == 0
+
+
+def test_two_signals_at_once_end_an_idle_server_in_silence():
+    process, client = start(30)
+    client.close()
+    for _ in range(2):
+        process.send_signal(signal.SIGINT)
+
+    assert process.wait(20) == 0
+    assert process.stderr.read() == ""
 
 
 # Native code is at work in the thread that opens, as while stages are measured.

@@ -49,6 +49,18 @@ def test_who_leaves_makes_room():
     assert len(line) == 0
 
 
+def test_what_has_begun_goes_on_behind_a_closed_line_unless_it_ends_too():
+    line = Line(4)
+    for client, names in (("a", [1, 2, 3]), ("b", [4])):
+        line.join(ask(client, *names)[0], 1.0)
+    assert taken(line) == 1
+    line.close()
+
+    assert taken(line) == 2
+    line.close(ends_begun=True)
+    assert line.take() is None
+
+
 def test_a_closed_line_tells_those_who_waited():
     line = Line(4)
     waiting, events = ask("a", 1, 2)

@@ -55,15 +55,19 @@ class Line:
             return not self._clients and not self._is_closed
 
     def take(self) -> tuple[Ask, Job] | None:
-        """The next job, as soon as there is one; None once the line is closed. A request with more waits again."""
+        """The next job, as soon as there is one; None once the line is closed and empty.
+
+        A request with more waits again.
+        """
         with self._changed:
             while not self._clients and not self._is_closed:
                 self._changed.wait()
-            if self._is_closed:
+            if not self._clients:
                 return None
             client, asks = self._clients.popitem(last=False)
             ask = asks[0]
             job = ask.jobs.pop(0)
+            ask.has_begun = True
             if not ask.jobs:
                 asks.popleft()
             if asks:
@@ -79,12 +83,13 @@ class Line:
                 if not asks:
                     del self._clients[ask.client]
 
-    def close(self) -> None:
-        """Nobody waits any more: those who did are told so."""
+    def close(self, *, ends_begun: bool = False) -> None:
+        """Take no more; those who waited are told so, but for the rest of what has begun unless that ends too."""
         with self._changed:
             self._is_closed = True
-            waiting = [ask for asks in self._clients.values() for ask in asks]
-            self._clients.clear()
+            waiting = [ask for asks in self._clients.values() for ask in asks if ends_begun or not ask.has_begun]
+            for ask in waiting:
+                self.leave(ask)
             self._changed.notify_all()
         for ask in waiting:
             ask.fail(closing_fault())

@@ -2,13 +2,16 @@
 
 import atexit
 import os
+import signal
 import socket
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from threading import Timer
 from types import FrameType
 
 import uvicorn
+from uvicorn.server import HANDLED_SIGNALS
 
 from yggdrasil.engine.decoder import Decoder
 from yggdrasil.errors import Interrupted, YggdrasilError, first_line
@@ -19,6 +22,7 @@ from yggdrasil.serving.worker import Worker
 
 # The decoder wants Python's lock back after every step, and whoever has it meanwhile reads or writes to a client.
 _LOCK_SECONDS = 1e-4
+_LAST_SECONDS = 5  # beyond the limit, in which clients are told
 
 
 def run_server(opening: Callable[[], Decoder], settings: ServerSettings, model: str, host: str, port: int) -> None:
@@ -36,17 +40,19 @@ def run_server(opening: Callable[[], Decoder], settings: ServerSettings, model: 
         server.should_exit = True
 
     worker = Worker(opening, settings, end)
+    limit = settings.limits.drain_seconds
     config = uvicorn.Config(
         create_app(worker, settings, model), log_level="warning", access_log=False, http=OpenProtocol,
-        timeout_graceful_shutdown=round(settings.limits.drain_seconds), timeout_keep_alive=30,
+        timeout_graceful_shutdown=round(limit) + _LAST_SECONDS, timeout_keep_alive=30,
     )  # fmt: skip
-    server = _Server(config, worker)
-    with listener, suppress(KeyboardInterrupt):  # uvicorn raises its signal again when all is done
+    server = _Server(config, worker, limit)
+    with listener, server.told_by_signals():
         server.run(sockets=[listener])
     if failures:
         raise failures[0]
+    if worker.is_at_work:  # to take Python down below its native code would abort
+        atexit.register(os._exit, Interrupted.exit_code if worker.is_opening else 0)
     if worker.is_opening:
-        atexit.register(os._exit, Interrupted.exit_code)  # to take Python down below its native code would abort
         raise Interrupted(
             "ended before the model was there; what was compiled or measured so far is kept, run the same command "
             "again to go on"
@@ -54,15 +60,36 @@ def run_server(opening: Callable[[], Decoder], settings: ServerSettings, model: 
 
 
 class _Server(uvicorn.Server):
-    """Refuses what waits as soon as it is told to end."""
+    """Told to end, it refuses what waits, and when its time is up, or it is told again, it ends what runs too."""
 
-    def __init__(self, config: uvicorn.Config, worker: Worker) -> None:
+    def __init__(self, config: uvicorn.Config, worker: Worker, limit: float) -> None:
         super().__init__(config)
-        self._worker = worker
+        self._worker, self._limit = worker, limit
+
+    @contextmanager
+    def told_by_signals(self) -> Iterator[None]:
+        """Take signals while the block runs: to its end, where a second one has nothing left to interrupt."""
+        before = {sig: signal.signal(sig, self.handle_exit) for sig in HANDLED_SIGNALS}
+        try:
+            yield
+        finally:
+            for sig, handler in before.items():
+                signal.signal(sig, handler)
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Not uvicorn's way: it raises them all again when it is done, each where it happens to be."""
+        yield
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self.should_exit:
+            self._worker.give_up()
+            return
+        self.should_exit = True
         self._worker.drain()
-        super().handle_exit(sig, frame)
+        timer = Timer(self._limit, self._worker.give_up)
+        timer.daemon = True
+        timer.start()
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -12,11 +12,12 @@ from yggdrasil.engine.options import RequestOptions
 from yggdrasil.errors import first_line
 from yggdrasil.serving.faults import Fault, fault_of
 from yggdrasil.serving.jobs import Ask, Failed, Job
-from yggdrasil.serving.line import Line
+from yggdrasil.serving.line import Line, closing_fault
 from yggdrasil.serving.metrics import Meters
 from yggdrasil.serving.settings import ServerSettings
 from yggdrasil.serving.teller import Teller
 
+_PATIENCE_SECONDS = 10.0  # for the iteration that runs, when all ends
 _QUIET_SECONDS = 0.03  # after an answer, before what the caches hold of it is copied
 
 log = logging.getLogger("yggdrasil.serving")
@@ -50,7 +51,7 @@ class Worker:
     @property
     def is_opening(self) -> bool:
         """Whether the decoder is still being opened."""
-        return self.decoder is None and self._thread.is_alive()
+        return self.decoder is None and self.is_at_work
 
     def submit(self, ask: Ask) -> None:
         """Put a request in the line.
@@ -74,14 +75,23 @@ class Worker:
         """Take no more: what runs goes on, what waits is refused."""
         self.line.close()
 
-    def stop(self) -> None:
-        """End, at once but for the iteration that runs."""
-        self.drain()
+    def give_up(self) -> None:
+        """What runs ends too, behind the iteration that it is in: whoever waits for it is told."""
         running = self._running
         if running is not None:
-            running.gone.set()
+            running.fault = closing_fault()
+        self.line.close(ends_begun=True)
+
+    def stop(self) -> None:
+        """End, at once but for the iteration that runs."""
+        self.give_up()
         if self.decoder is not None:  # while it opens, the process ends without it
-            self._thread.join()
+            self._thread.join(_PATIENCE_SECONDS)
+
+    @property
+    def is_at_work(self) -> bool:
+        """Whether its thread still runs."""
+        return self._thread.is_alive()
 
     def _work(self) -> None:
         try:
@@ -117,7 +127,7 @@ class Worker:
                 self._decode(decoder, ask, job)
         except Exception as error:
             fault = fault_of(error)
-            if fault.status >= 500:
+            if fault.status >= 500 and not isinstance(error, Fault):
                 log.error("a request failed: %s", fault.message, exc_info=error)
                 decoder.forget()
             self.meters.answers.labels("error").inc()
@@ -131,10 +141,12 @@ class Worker:
         options: RequestOptions = {**job.options, "watch": teller.trees.append} if job.shows_trees else job.options
         request = decoder.start(job.prompt, **options)
         for text in request:
-            if ask.gone.is_set() or monotonic() > end:
+            if ask.gone.is_set() or ask.fault is not None or monotonic() > end:
                 break
             teller.note(text, request)
         result = request.result()
+        if ask.fault is not None and result.finish_reason == "cancelled":
+            raise ask.fault
         self.meters.note(result)
         teller.end(result)
 
@@ -145,6 +157,6 @@ class Worker:
         found = [TokenLogprobs(job.prompt[0], 0.0, [])]  # nothing comes before the first
         for entries in decoder.score(job.prompt, job.scores):
             found += entries
-            if ask.gone.is_set():
+            if ask.gone.is_set() or ask.fault is not None:
                 break
         return found
