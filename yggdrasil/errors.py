@@ -19,6 +19,10 @@ class Interrupted(YggdrasilError):
     exit_code: ClassVar[int] = 130
 
 
+class Terminated(KeyboardInterrupt):
+    """SIGTERM: as Ctrl-C, but nobody is there who could mean only an answer by it."""
+
+
 class ArgumentValueError(YggdrasilError, ValueError):
     """A value that an argument cannot have."""
 

@@ -113,10 +113,11 @@ def apply_template(
     try:
         given: Any = list(turns)
         functions: Any = list(tools) if tools else None
-        tokens = tokenizer.apply_chat_template(given, tools=functions, add_generation_prompt=True, return_dict=False)
+        text = tokenizer.apply_chat_template(given, tools=functions, add_generation_prompt=True, tokenize=False)
     except Exception as error:  # a template is a program: it raises what it likes
         raise YggdrasilError(f"the model's chat template does not take these messages: {first_line(error)}") from error
-    return list(tokens)
+    check_text("the chat with its tools" if tools else "the chat", text)
+    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
 def as_messages(messages: object) -> tuple[Message, ...]:

@@ -103,7 +103,7 @@ def test_nothing_fits_lists_the_machines_and_the_ways_out(tmp_path: Path) -> Non
 
     assert message.startswith(f"no plan named 'demo' fits this machine ({HERE.describe()})")
     assert "`yggdrasil calibrate --target … --drafter … --prompts FILE --name demo`" in message
-    assert "`--plan PATH --force-machine`" in message
+    assert "the path of one of these in its place, with `--force-machine`" in message
     assert f"demo for {THERE.describe()} [{there}]" in message
     assert f"demo for {ELSEWHERE.describe()} [{elsewhere}]" in message
 
@@ -113,7 +113,7 @@ def test_force_takes_the_only_plan_and_refuses_to_choose(tmp_path: Path) -> None
     assert resolve_plan("demo", HERE, [tmp_path], force=True) == there
 
     make_plan(tmp_path, "demo", ELSEWHERE)
-    assert "force one of these with `--plan PATH --force-machine`" in fault("demo", tmp_path, force=True)
+    assert "the path of one of these in its place, with `--force-machine`" in fault("demo", tmp_path, force=True)
 
 
 def test_unknown_name(tmp_path: Path) -> None:

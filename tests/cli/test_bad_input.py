@@ -89,6 +89,7 @@ def test_an_empty_prompt_is_refused(run):
     [
         ("--host", "x" * 300, "cannot listen on"),
         ("--host", "a\nb", "cannot listen on a b"),
+        ("--host", "", "--host is empty"),
         ("--api-key", "a b", "--api-key"),
         ("--api-key", "", "--api-key"),
         ("--cors-origin", "", "--cors-origin"),
@@ -102,6 +103,12 @@ def test_what_no_server_can_do_is_refused_before_there_is_a_model(run, option, v
     assert (code, out) == (2, "")
     assert said in err.strip().splitlines()[-1]
     assert all(line.startswith("yggdrasil: ") for line in err.strip().splitlines())
+
+
+def test_a_key_that_the_environment_left_empty_leaves_no_server_open(run, monkeypatch):
+    monkeypatch.setenv("YGGDRASIL_API_KEY", "")
+
+    assert_one_sentence(run("serve", "none.yaml"), "the API key is empty", "YGGDRASIL_API_KEY")
 
 
 @pytest.mark.parametrize(

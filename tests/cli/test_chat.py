@@ -8,7 +8,9 @@ from tiny_pair import byte_tokenizer, chat_tokenizer
 
 from yggdrasil.cli import chat as command
 from yggdrasil.cli import main
+from yggdrasil.engine.options import RequestSettings
 from yggdrasil.engine.policy import FixedPolicy
+from yggdrasil.errors import Terminated, YggdrasilError
 from yggdrasil.tree.objective import TreeShape
 
 TREE = FixedPolicy(TreeShape(2, 3, 8))
@@ -77,18 +79,46 @@ def test_commands(run, pair):
     assert "AAL" in run("/stats", "Then")[2]
 
 
-def test_ctrl_c_ends_the_answer_and_not_the_chat(run, pair, decoder, monkeypatch):
+@pytest.fixture
+def interrupt(decoder, monkeypatch):
+    """Have something come in the middle of the first answer."""
     target, usual, calls = decoder.assembly.engine.target, decoder.assembly.engine.target.commit, []
 
-    def interrupted(rows):
-        calls.append(rows)
-        if len(calls) == 3:
-            raise KeyboardInterrupt
-        usual(rows)
+    def set_up(error):
+        def interrupted(rows):
+            calls.append(rows)
+            if len(calls) == 3:
+                raise error
+            usual(rows)
 
-    monkeypatch.setattr(target, "commit", interrupted)
-    code, out, _ = run("Then on", "and")
-    part, second = out.splitlines()
+        monkeypatch.setattr(target, "commit", interrupted)
+
+    return set_up
+
+
+@pytest.fixture
+def typing(run, monkeypatch):
+    """Chat at a terminal."""
+
+    def typing(*lines):
+        typed = iter([*lines, EOFError])
+
+        def asked(_):
+            line = next(typed)
+            if isinstance(line, str):
+                return line
+            raise line
+
+        monkeypatch.setattr("builtins.input", asked)
+        return run(stdin=Terminal())
+
+    return typing
+
+
+def test_ctrl_c_ends_the_answer_and_not_the_chat(typing, pair, interrupt):
+    interrupt(KeyboardInterrupt)
+    code, out, _ = typing("Then on", "and")
+    part, second = out.splitlines()[:2]
 
     assert code == 0
     assert 0 < len(part) < len(answer(pair, "u-Then on<end>a-"))
@@ -96,22 +126,45 @@ def test_ctrl_c_ends_the_answer_and_not_the_chat(run, pair, decoder, monkeypatch
     assert second == answer(pair, f"u-Then on<end>a-{part}<end>u-and<end>a-")
 
 
+def test_on_a_pipe_ctrl_c_is_the_end(run, pair, interrupt):
+    """Nobody is there who could mean one answer alone."""
+    interrupt(KeyboardInterrupt)
+    code, out, _ = run("Then on", "and")
+
+    assert code == 130
+    assert answer(pair, "u-Then on<end>a-").startswith(out.strip())
+
+
+@pytest.mark.parametrize("lines", [[Terminated], ["Then on", "and"]], ids=["at the prompt", "in an answer"])
+def test_sigterm_ends_the_chat(typing, interrupt, lines):
+    interrupt(Terminated)
+
+    assert typing(*lines)[0] == 130
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, YggdrasilError("no more")])
+def test_an_answer_that_is_not_given_anew_stays_as_it_was(decoder, monkeypatch, error):
+    settings = RequestSettings(max_new_tokens=COUNT)
+    conversation = command.Conversation(decoder, settings)
+    conversation.take("Then")
+    before = conversation.messages("on")
+
+    def interrupted(*_, **__):
+        raise error
+
+    monkeypatch.setattr(decoder, "start", interrupted)
+    with pytest.raises((KeyboardInterrupt, YggdrasilError)):
+        conversation.take("/retry")
+    assert conversation.messages("on") == before
+
+
 class Terminal(io.StringIO):
     def isatty(self):
         return True
 
 
-def test_at_a_terminal_faults_and_ctrl_c_end_nothing(run, pair, monkeypatch):
-    typed = iter([KeyboardInterrupt, "ab" * 150, "Then", EOFError])
-
-    def asked(_):
-        line = next(typed)
-        if isinstance(line, str):
-            return line
-        raise line
-
-    monkeypatch.setattr("builtins.input", asked)
-    code, out, err = run(stdin=Terminal())
+def test_at_a_terminal_faults_and_ctrl_c_end_nothing(typing, pair):
+    code, out, err = typing(KeyboardInterrupt, "ab" * 150, "Then")
 
     assert code == 0
     assert out.strip() == answer(pair, "u-Then<end>a-")  # the question that was too long left nothing behind
@@ -119,8 +172,8 @@ def test_at_a_terminal_faults_and_ctrl_c_end_nothing(run, pair, monkeypatch):
     assert "the context holds 200" in err
 
 
-def test_ctrl_c_before_an_answer_begins(run, pair, decoder, monkeypatch):
-    typed, usual, asked = iter(["Then", "Then", "/exit"]), decoder.start, []
+def test_ctrl_c_before_an_answer_begins(typing, pair, decoder, monkeypatch):
+    usual, asked = decoder.start, []
 
     def interrupted(*arguments, **options):
         asked.append(arguments)
@@ -129,10 +182,9 @@ def test_ctrl_c_before_an_answer_begins(run, pair, decoder, monkeypatch):
         return usual(*arguments, **options)
 
     monkeypatch.setattr(decoder, "start", interrupted)
-    monkeypatch.setattr("builtins.input", lambda _: next(typed))
-    code, out, _ = run(stdin=Terminal())
+    code, out, _ = typing("Then", "Then", "/exit")
 
-    assert (code, out) == (0, answer(pair, "u-Then<end>a-") + "\n")
+    assert (code, out) == (0, "\n" + answer(pair, "u-Then<end>a-") + "\n")
 
 
 def test_on_a_pipe_a_fault_is_the_end(run):

@@ -138,6 +138,46 @@ def test_a_bug_keeps_its_traceback():
     assert "Traceback" in err
 
 
+def test_a_closed_standard_input_is_an_empty_one():
+    assert run("print(repr(sys.stdin.read()), sys.stdin.isatty())", preexec_fn=lambda: os.close(0))[:2] == (
+        0,
+        "'' False\n",
+    )
+
+
+def test_bytes_that_are_no_text_do_not_come_as_half_characters(monkeypatch):
+    monkeypatch.setenv("LC_ALL", "C")
+
+    assert run("print(sys.stdin.errors)", stdin=subprocess.DEVNULL)[:2] == (0, "strict\n")
+
+
+@pytest.mark.parametrize(("sent", "kind"), [(signal.SIGTERM, "Terminated"), (signal.SIGINT, "KeyboardInterrupt")])
+def test_sigterm_is_told_from_ctrl_c(sent, kind):
+    body = f"""
+    try:
+        os.kill(os.getpid(), {int(sent)})
+        time.sleep(5)
+    except KeyboardInterrupt as error:
+        print(type(error).__name__)
+        raise"""
+
+    code, out, _ = run(body)
+    assert (code, out) == (130, f"{kind}\n")
+
+
+def test_our_own_warnings_are_sentences():
+    """Those of others keep the line that they come from."""
+    body = """
+    import warnings
+    import yggdrasil.errors as ours
+    warnings.warn_explicit("it is slow", UserWarning, ours.__file__, 1)
+    warnings.warn_explicit("it is old", UserWarning, "/elsewhere/module.py", 1)"""
+    lines = run(body)[2].splitlines()
+
+    assert lines[0] == "program: it is slow"
+    assert lines[1] == "/elsewhere/module.py:1: UserWarning: it is old"
+
+
 def test_the_program_runs_as_a_module_and_says_its_versions():
     command = [sys.executable, "-m", "yggdrasil", "--version"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)

@@ -1,5 +1,6 @@
 """A server under clients that err, go away, come too many, or are not allowed in."""
 
+import re
 import threading
 
 import pytest
@@ -37,6 +38,8 @@ def fault(running, expect, path="/v1/chat/completions", **body):
         ({"messages": CHAT, "regex": "(", "max_tokens": 4}, "regex"),
         ({"messages": CHAT, "response_format": {"type": "json_schema"}}, "schema"),
         ({"messages": CHAT, "stop": ["a"] * 100}, "stop"),
+        ({"messages": CHAT, "bad_words": ["a"] * 2000}, "there are 2000 bad_words"),
+        ({"messages": CHAT, "bad_words": ["a" * 40000]}, "of 40000 letters"),
         ({"messages": CHAT, "tool_choice": "required"}, "tools"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -48,12 +51,53 @@ def test_bad_requests_are_refused_in_openais_shape(server, body, said):
     assert said in error["message"]
 
 
-def test_half_a_character_is_refused(server):
-    body = b'{"messages": [{"role": "user", "content": "\\ud800"}]}'
-    reply = server.client.post("/v1/chat/completions", content=body, headers={"Content-Type": "application/json"})
+JSON = {"Content-Type": "application/json"}
+HALF = b'"messages": [{"role": "user", "content": "%s"}]' % rb"\ud800"
+TOOL = rb'"tools": [{"type": "function", "function": {"name": "f", "description": "\ud800"}}]'
+ASKED = b'"messages": [{"role": "user", "content": "a"}]'
+
+
+@pytest.mark.parametrize(
+    ("content", "headers", "said"),
+    [
+        (b"{%s}" % HALF, JSON, "message 1 has half of a surrogate pair"),
+        (b"{%s, %s}" % (ASKED, TOOL), JSON, "the chat with its tools has half of a surrogate pair"),
+        (b"{%s}" % ASKED, {}, "header Content-Type: application/json"),
+        (b"{%s}" % ASKED, {"Content-Type": "text/plain"}, "header Content-Type: application/json"),
+        (b"{nope", JSON, "the body is not JSON: Expecting property name .* (at character 1)"),
+        (b"", JSON, "the body is empty"),
+        (b"[]", JSON, "the body is JSON, and no object"),
+        (b'{"messages": "caf\xe9"}', JSON, "the body is not text in UTF-8 (byte 17)"),
+        (b"[" * 100_000, JSON, "the body is nested too deeply"),
+        (b'{"seed": %s}' % (b"1" * 5000), JSON, "the body cannot be read: Exceeds the limit"),
+    ],
+)
+def test_a_body_that_cannot_be_read_is_told_why(server, content, headers, said):
+    reply = server.client.post("/v1/chat/completions", content=content, headers=headers)
+    error = reply.json()["error"]
 
     assert reply.status_code == 400
-    assert "Unicode" in reply.json()["error"]["message"]
+    assert error["param"] is None
+    assert re.search(".*".join(map(re.escape, said.split(".*"))), error["message"])
+
+
+def test_prompts_are_counted_before_they_are_read(server, monkeypatch):
+    monkeypatch.setattr("yggdrasil.serving.texts.Texts.encode", lambda *_: pytest.fail("read"))
+
+    assert "300 answers" in fault(server, 400, "/v1/completions", prompt=["a"] * 100, n=3)["message"]
+    assert "500 answers" in fault(server, 400, "/v1/completions", prompt=[[5]] * 500)["message"]
+
+
+@pytest.mark.parametrize("prompt", [[-1], [[5], [-1]]])
+def test_a_token_that_cannot_be_is_said_to_be_none(server, prompt):
+    assert "greater than or equal to 0" in fault(server, 400, "/v1/completions", prompt=prompt)["message"]
+
+
+@pytest.mark.parametrize("path", ["/health", "/v1/health", "/"])
+def test_whoever_only_asks_whether_it_is_there_gets_no_body(server, path):
+    reply = server.client.head(path)
+
+    assert (reply.status_code, reply.content) == (200, b"")
 
 
 def test_a_full_context_says_both_numbers(server):
@@ -136,7 +180,7 @@ def test_a_fault_in_one_request_is_its_own(server, monkeypatch):
 
 def test_only_loopback_names_the_key_and_small_bodies_come_in():
     settings = ServerSettings(
-        api_key="schlüssel", cors_origins=("https://a.example",), host_names=("127.0.0.1",), queue=1,
+        api_key="schlüssel", cors_origins=("https://a.example",), host_names=("127.0.0.1", "localhost"), queue=1,
         limits=Limits(body_bytes=1000),
     )  # fmt: skip
     release = threading.Event()
@@ -152,6 +196,7 @@ def test_only_loopback_names_the_key_and_small_bodies_come_in():
         release.set()
         wait_until(lambda: get("/health").status_code == 200)
         assert get("/health", headers={"Host": "evil.example"}).status_code == 403
+        assert get("/health", headers={"Host": "LOCALHOST:81"}).status_code == 200
         assert get("/metrics").status_code == 401
         assert get("/metrics", headers={"X-Api-Key": "wrong"}).status_code == 401
         assert get("/metrics", headers={"X-Api-Key": "schlüssel".encode()}).status_code == 200
@@ -161,6 +206,7 @@ def test_only_loopback_names_the_key_and_small_bodies_come_in():
         assert running.client.post("/tokenize", json={"prompt": "a" * 1000}, headers=key).status_code == 413
         chunked = running.client.post("/tokenize", content=iter([b'{"prompt": "', b"a" * 1000, b'"}']), headers=key)
         assert chunked.status_code == 413
+        assert chunked.json()["error"]["code"] == "body_too_large"
         allowed = get("/health", headers={"Origin": "https://a.example"}).headers
         assert allowed["access-control-allow-origin"] == "https://a.example"
         assert "access-control-allow-origin" not in get("/health", headers={"Origin": "https://b.example"}).headers

@@ -134,7 +134,7 @@ def _nothing_fits(name: str, machine: Machine, entries: Sequence[PlanEntry], roo
         lines = "".join(f"\n  {entry.describe()}" for entry in entries)
         return (
             f"no plan named '{name}' fits this machine ({machine.describe()}); calibrate here with {calibrate}, or "
-            f"force one of these with `--plan PATH --force-machine`:{lines}"
+            f"give the path of one of these in its place, with `--force-machine`:{lines}"
         )
     others = list_plans(None, roots)
     hint = close_match(name, [entry.name for entry in others])

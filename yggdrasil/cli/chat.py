@@ -8,7 +8,7 @@ import typer
 from yggdrasil.cli import sampling as opt
 from yggdrasil.cli.opening import open_decoder, say
 from yggdrasil.cli.options import DrafterOption, DtypeOption, ForceOption, GrowOption, MaxLength, ModelArgument
-from yggdrasil.errors import YggdrasilError
+from yggdrasil.errors import Terminated, YggdrasilError
 
 if TYPE_CHECKING:
     from yggdrasil.engine.decoder import Decoder
@@ -71,6 +71,8 @@ def _talk(conversation: "Conversation") -> None:
     while True:
         try:
             line = input("> ")
+        except Terminated:
+            raise
         except KeyboardInterrupt:
             print("\nCtrl-D or /exit leaves", file=sys.stderr)
             continue
@@ -82,8 +84,10 @@ def _talk(conversation: "Conversation") -> None:
                 return
         except YggdrasilError as error:
             say(str(error))
-        except KeyboardInterrupt:  # before the answer's first token
-            print(file=sys.stderr)
+        except Terminated:
+            raise
+        except KeyboardInterrupt:  # it ends the answer alone
+            continue
 
 
 def _answer_lines(conversation: "Conversation") -> None:
@@ -172,29 +176,33 @@ class Conversation:
             say("nothing was asked yet")
             return
         last = self._exchanges.pop()
-        if is_asked_again:
-            try:
-                self._ask(last.question)
-            except YggdrasilError:
+        if not is_asked_again:
+            return
+        before = len(self._exchanges)
+        try:
+            self._ask(last.question)
+        finally:
+            if len(self._exchanges) == before:  # there is no other answer
                 self._exchanges.append(last)
-                raise
 
     def _ask(self, question: str) -> None:
-        settings = self._settings
-        request = self._decoder.start(
-            self._decoder.encode_chat(self.messages(question)), max_new_tokens=settings.max_new_tokens,
-            stop=settings.stop, speculation=settings.speculation, sampling=settings.sampling,
-        )  # fmt: skip
-        is_cut = False
+        """Answer; what an interruption has cut off is kept where there is any, and the interruption goes on."""
+        settings, request = self._settings, None
         try:
+            request = self._decoder.start(
+                self._decoder.encode_chat(self.messages(question)), max_new_tokens=settings.max_new_tokens,
+                stop=settings.stop, speculation=settings.speculation, sampling=settings.sampling,
+            )  # fmt: skip
             for piece in request:
                 print(piece, end="", flush=True)
         except KeyboardInterrupt:
-            is_cut = True
+            print(flush=True)
+            if request is not None and (text := request.result().text):
+                self._exchanges.append(_Exchange(question, text))
+            raise
         print(flush=True)
         result = request.result()
-        if not is_cut or result.text:
-            self._exchanges.append(_Exchange(question, result.text))
+        self._exchanges.append(_Exchange(question, result.text))
         self._explain(result)
         if self.shows_stats:
             print(figures_line(result), file=sys.stderr, flush=True)

@@ -5,16 +5,20 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Callable
-from typing import NamedTuple, NoReturn
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import NamedTuple, NoReturn, TextIO
 
 import typer
 
 from yggdrasil.cli.streams import close_output, open_streams
-from yggdrasil.errors import YggdrasilError, first_line
+from yggdrasil.errors import Terminated, YggdrasilError, first_line
 
 # typer carries a click of its own in some versions: these are its ClickException and UsageError, whichever it is.
 _USAGE_FAULT, _COMMAND_FAULT = typer.BadParameter.__mro__[1:3]
+_PACKAGE = Path(__file__).parents[1]
 _MEMORY_SIGNS = ("can't allocate memory", "out of memory", "not enough memory", "Cannot allocate memory")
 _INTERRUPTED = (
     "interrupted; what was compiled or prepared so far is kept and nothing half-written is, run the same command again "
@@ -36,12 +40,13 @@ def run_guarded(load: Callable[[], typer.Typer], name: str) -> NoReturn:
     keeps its traceback.
     """
     try:
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, _terminate)
         atexit.register(signal.signal, signal.SIGINT, signal.SIG_DFL)  # Ctrl-C while the interpreter shuts down
         open_streams()
         _check_arguments(sys.argv[1:])
         _check_folder()
-        code = _invoke(load(), name)
+        with _warnings_as_sentences(name):
+            code = _invoke(load(), name)
         sys.stdout.flush()
         raise SystemExit(code)
     except (Exception, KeyboardInterrupt) as error:
@@ -49,6 +54,33 @@ def run_guarded(load: Callable[[], typer.Typer], name: str) -> NoReturn:
         if ending is None:
             raise
         _end(name, ending)
+
+
+@contextlib.contextmanager
+def _warnings_as_sentences(name: str) -> Iterator[None]:
+    """Show our own warnings without the line of code that they come from."""
+    with warnings.catch_warnings():
+        usual = warnings.showwarning
+
+        def show(
+            message: Warning | str,
+            category: type[Warning],
+            filename: str,
+            lineno: int,
+            file: TextIO | None = None,
+            line: str | None = None,
+        ) -> None:
+            if category is UserWarning and Path(filename).is_relative_to(_PACKAGE):
+                print(f"{name}: {message}", file=sys.stderr, flush=True)
+            else:
+                usual(message, category, filename, lineno, file, line)
+
+        warnings.showwarning = show
+        yield
+
+
+def _terminate(_: int, __: FrameType | None) -> NoReturn:
+    raise Terminated
 
 
 def ending_of(error: BaseException) -> Ending | None:

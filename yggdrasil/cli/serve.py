@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,6 +16,7 @@ from yggdrasil.errors import YggdrasilError
 if TYPE_CHECKING:
     from yggdrasil.engine.decoder import Decoder
 
+_KEY = "YGGDRASIL_API_KEY"
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 
 
@@ -23,7 +25,7 @@ def serve(
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for every network.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on.")] = 8000,
     api_key: Annotated[
-        str | None, typer.Option(envvar="YGGDRASIL_API_KEY", help="Key that clients must send.", show_envvar=True)
+        str | None, typer.Option(envvar=_KEY, help="Key that clients must send.", show_envvar=True)
     ] = None,
     cors_origin: Annotated[
         list[str] | None, typer.Option(help="A site whose pages may ask, or *; can be repeated.")
@@ -50,11 +52,7 @@ def serve(
     from yggdrasil.serving.running import run_server
     from yggdrasil.serving.settings import ServerSettings
 
-    if api_key is not None and api_key.split() != [api_key]:
-        raise YggdrasilError("the API key is empty or has spaces; give another with --api-key, or leave it out")
-    for site in cors_origin or ():
-        if site not in ("*", "null") and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^\s/]+", site):
-            raise YggdrasilError(f"--cors-origin {site} is no site such as https://example.org, nor *")
+    api_key = _checked(host, api_key, cors_origin or ())
     is_local = host in ("localhost", "127.0.0.1", "::1")
     if not is_local and api_key is None:
         say(f"everyone who can reach {host} can use this server; --api-key asks for a key")
@@ -76,3 +74,17 @@ def serve(
 
     name = Path(source).stem if source.endswith((".yaml", ".yml")) else plan_name(source)
     run_server(opening, settings, name, host, port)
+
+
+def _checked(host: str, api_key: str | None, sites: Sequence[str]) -> str | None:
+    """The key, where all three can be served with."""
+    if api_key is None:
+        api_key = os.environ.get(_KEY)  # an empty one is none to the parser, and would leave the server open
+    if api_key is not None and api_key.split() != [api_key]:
+        raise YggdrasilError(f"the API key is empty or has spaces; give another with --api-key, or unset {_KEY}")
+    for site in sites:
+        if site not in ("*", "null") and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^\s/]+", site):
+            raise YggdrasilError(f"--cors-origin {site} is no site such as https://example.org, nor *")
+    if not host.strip():
+        raise YggdrasilError("--host is empty; give an address, 0.0.0.0 for every network")
+    return api_key

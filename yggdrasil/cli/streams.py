@@ -52,8 +52,12 @@ def open_streams() -> None:
             to_nowhere(descriptor)
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123 - for the process's life
+    if sys.stdin is None:
+        sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115, PTH123 - for the process's life
     if not is_shown:
         raise YggdrasilError("standard output is closed; give it somewhere to go, /dev/null for nowhere")
+    if hasattr(sys.stdin, "reconfigure"):
+        sys.stdin.reconfigure(errors="strict")  # in the C locale, bytes that are no text would come as if they were
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="backslashreplace")
     if not isinstance(sys.stdout, Output):

@@ -237,7 +237,7 @@ class Decoder:
         if len(tokens) >= limit:
             raise YggdrasilError(
                 f"the prompt has {len(tokens)} tokens, the context holds {limit}; shorten the prompt, or decode with "
-                "a larger max_length if the model allows it"
+                "a larger max_length (--max-length) if the model allows it"
             )
         vocab_size = self.assembly.target.call.vocab_size
         wrong = next((token for token in tokens if not 0 <= token < vocab_size), None)

@@ -20,7 +20,7 @@ def hub_folder(name: str) -> Path:
         YggdrasilError: not a hub id, unknown to the hub, or not in the cache while the hub cannot be reached.
     """
     if not _HUB_ID.fullmatch(name):
-        raise YggdrasilError(f"{name} is neither a folder, nor a .gguf file, nor a hub id (owner/name)")
+        raise YggdrasilError(f"there is no folder or .gguf file {name}, and it is no hub id (owner/name)")
     from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 

@@ -1,6 +1,5 @@
 """The application: routes over one worker, errors in OpenAI's shape."""
 
-import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -14,6 +13,7 @@ from starlette.exceptions import HTTPException
 from yggdrasil import __version__
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.serving import chat, completions, routes
+from yggdrasil.serving.bodies import invalid_fault, unread_fault
 from yggdrasil.serving.faults import ClientGone, ErrorReply, Fault, fault_of
 from yggdrasil.serving.guards import Guard
 from yggdrasil.serving.service import Service
@@ -22,9 +22,6 @@ from yggdrasil.serving.worker import Worker
 
 _ERRORS = {"4XX": {"model": ErrorReply, "description": "The request is at fault"},
            "5XX": {"model": ErrorReply, "description": "The server is"}}  # fmt: skip
-
-# What validation adds to a value's place where it may be of several kinds.
-_KIND = re.compile(r"function-|constrained-|(list|dict|literal)\[|(str|int|float|bool)$|[A-Z]")
 
 
 def create_app(worker: Worker, settings: ServerSettings, model: str) -> FastAPI:
@@ -67,21 +64,12 @@ async def _answer_nobody(_: Request, __: Exception) -> Response:
     return Response(status_code=499)
 
 
-async def _answer_invalid(_: Request, error: Exception) -> Response:
-    """The first thing that is wrong with the body; what was sent is not repeated.
-
-    Where a value may be of several kinds, each says what is wrong with it: the one that fits furthest is meant.
-    """
+async def _answer_invalid(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    found = error.errors()
-    first = max((each for each in found if each["loc"][:2] == found[0]["loc"][:2]), key=lambda each: len(each["loc"]))
-    place = ".".join(part for part in map(str, first["loc"][1:]) if not _KIND.match(part))
-    said = str(first["msg"])
-    message = f"{place}: {said}" if place else said
-    return JSONResponse(Fault(400, message, param=place or None).body(), 400)
+    return await _answer_fault(request, invalid_fault(error, request.headers.get("content-type", "")))
 
 
 async def _answer_http(_: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    fault = Fault(error.status_code, str(error.detail))
+    fault = unread_fault(error)
     return JSONResponse(fault.body(), fault.status, error.headers)

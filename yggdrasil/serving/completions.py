@@ -51,8 +51,8 @@ class _Completion:
 
     @classmethod
     def of(cls, body: CompletionRequest, service: Service, identity: Identity) -> "_Completion":
-        prompts, limits = _prompts(body, service), service.settings.limits
-        count = len(prompts) * (body.n or 1)
+        limits = service.settings.limits
+        count = _num_prompts(body) * (body.n or 1)  # before any is read: a million of them takes half a minute
         if count > limits.answers:
             raise Fault(400, f"{count} answers are asked for; at most {limits.answers} are given", param="n")
         longest = _USUAL_TOKENS if body.max_tokens is None else body.max_tokens
@@ -68,7 +68,7 @@ class _Completion:
                 options_of(body, limits, max_new_tokens=max(1, longest), choice=choice, logprobs=body.logprobs),
                 scores=body.logprobs if body.echo else None,
             )
-            for prompt in prompts
+            for prompt in _prompts(body, service)
             for choice in range(body.n or 1)
         ]
         return cls(body, service, identity, jobs)
@@ -130,6 +130,11 @@ class _Completion:
 
 def _part(index: int, text: str, logprobs: Any, reason: str | None = None) -> dict[str, Any]:
     return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
+
+
+def _num_prompts(body: CompletionRequest) -> int:
+    given = body.prompt
+    return len(given) if isinstance(given, list) and given and not isinstance(given[0], int) else 1
 
 
 def _prompts(body: CompletionRequest, service: Service) -> list[list[int]]:

@@ -65,5 +65,6 @@ class Guard:
 
 
 def _name_of(host: str) -> str:
-    """The name in a Host header, without its port."""
+    """The name in a Host header, without its port; names have no case."""
+    host = host.lower()
     return host.partition("]")[0] + "]" if host.startswith("[") else host.partition(":")[0]

@@ -1,0 +1,50 @@
+"""What is wrong with a request's body, in one sentence; what was sent is not repeated."""
+
+import re
+from typing import Any
+
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+
+from yggdrasil.errors import one_line
+from yggdrasil.serving.faults import Fault
+
+# What validation adds to a value's place where it may be of several kinds.
+_KIND = re.compile(r"function-|constrained-|(list|dict|literal)\[|(str|int|float|bool)$|[A-Z]")
+
+
+def invalid_fault(error: RequestValidationError, content_type: str) -> Fault:
+    """The first thing that does not fit.
+
+    Where a value may be of several kinds, each says what is wrong with it: the one that fits furthest is meant.
+    """
+    found = error.errors()
+    first = max((each for each in found if each["loc"][:2] == found[0]["loc"][:2]), key=_fit)
+    if first["type"] == "json_invalid":
+        return Fault(400, f"the body is not JSON: {first['ctx']['error']} (at character {first['loc'][-1]})")
+    if first["loc"] == ("body",):
+        if first["type"] == "missing":
+            return Fault(400, "the body is empty; send a JSON object")
+        if "json" not in content_type:
+            return Fault(400, "the body is not sent as JSON; send it with the header Content-Type: application/json")
+        return Fault(400, "the body is JSON, and no object")
+    place = ".".join(part for part in map(str, first["loc"][1:]) if not _KIND.match(part))
+    said = str(first["msg"])
+    return Fault(400, f"{place}: {said}" if place else said, param=place or None)
+
+
+def _fit(each: dict[str, Any]) -> tuple[int, bool]:
+    """Deeper is further, and another value of the right type is further than another type."""
+    return len(each["loc"]), not str(each["type"]).endswith("_type")
+
+
+def unread_fault(error: HTTPException) -> Fault:
+    """A body that could not be read at all: FastAPI says no more than that, and keeps the reason beside it."""
+    reason = error.__cause__
+    if isinstance(reason, UnicodeDecodeError):
+        return Fault(400, f"the body is not text in UTF-8 (byte {reason.start})")
+    if isinstance(reason, RecursionError):
+        return Fault(400, "the body is nested too deeply")
+    if isinstance(reason, ValueError):
+        return Fault(400, f"the body cannot be read: {one_line(reason)}")
+    return Fault(error.status_code, str(error.detail), code="body_too_large" if error.status_code == 413 else None)
