@@ -40,11 +40,13 @@ def test_every_parameter_arrives(tmp_path):
     assert params.constraint == Constraint("json_schema", schema.read_text())
     accepted = {
         "rule": "relaxed", "typical_epsilon": 0.2, "typical_delta": 0.5, "relaxed_topk": 4, "relaxed_delta": 0.1,
-        "thinking_only": True, "exactness": "fixed-width", "tolerance": 0.5, "fixed_width": 4,
+        "thinking_only": True, "exactness": "fixed-width", "fixed_width": 4,
     }  # fmt: skip
     chosen = speculation_of(options(**accepted, expansion="2,1"))
     assert {name: getattr(chosen, name) for name in accepted} == accepted
     assert chosen.expansion == (2, 1)
+    assert speculation_of(options(exactness="strict", tolerance=0.5)).tolerance == 0.5
+    assert speculation_of(options(audit=True, tolerance=0.5)).tolerance == 0.5
 
 
 @pytest.mark.parametrize(
@@ -58,6 +60,9 @@ def test_every_parameter_arrives(tmp_path):
             "--speculation off drafts nothing that --rule typical could accept",
         ),
         ({"expansion": "2,x"}, "'2,x' is not a list of numbers"),
+        ({"thinking_only": True}, "--thinking-only belongs to --rule relaxed, which is not given"),
+        ({"fixed_width": 4}, "--fixed-width belongs to --exactness fixed-width"),
+        ({"tolerance": 0.5}, "--tolerance belongs to --exactness strict or --audit"),
         ({"expansion": "0"}, "at least one level of at least one child"),
     ],
 )

@@ -26,7 +26,7 @@ def fault(running, expect, path="/v1/chat/completions", **body):
         ({"messages": [{"role": "king", "content": "a"}]}, "role"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
-            "messages.0.content.0.type: Input should",
+            "messages.0.content.0.type: the model reads text alone",
         ),
         ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content: Input should"),
         ({"messages": CHAT, "stop": ["a", 5]}, "stop.1: Input should"),

@@ -136,11 +136,26 @@ def speculation_of(options: dict[str, Any]) -> Speculation:
     rule, expansion = options["rule"], options["expansion"]
     if options["speculation"] == "off" and rule not in ("match", "off"):
         raise YggdrasilError(f"--speculation off drafts nothing that --rule {rule} could accept; give one of the two")
+    _check_company(options)
     return Speculation(
         rule="off" if options["speculation"] == "off" else rule,
         expansion=parse_widths(expansion) if expansion else None,
         **{name: options[name] for name in same},
     )
+
+
+def _check_company(options: dict[str, Any]) -> None:
+    """Refuse an option that says nothing beside the others."""
+    exactness, rule = options["exactness"], options["rule"]
+    for option, is_given, belongs in (
+        ("--thinking-only", options["thinking_only"] and rule != "relaxed", "--rule relaxed"),
+        ("--fixed-width", options["fixed_width"] != SPECULATION.fixed_width and exactness != "fixed-width",
+         "--exactness fixed-width"),
+        ("--tolerance", options["tolerance"] is not None and exactness != "strict" and not options["audit"],
+         "--exactness strict or --audit"),
+    ):  # fmt: skip
+        if is_given:
+            raise YggdrasilError(f"{option} belongs to {belongs}, which is not given; leave it out, or give both")
 
 
 def logprobs_record(logprobs: "Sequence[TokenLogprobs] | None") -> list[dict[str, Any]] | None:
@@ -180,4 +195,4 @@ def _read(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8-sig")
     except (OSError, ValueError) as error:
-        raise YggdrasilError(f"{path} could not be read: {error}") from None
+        raise YggdrasilError(f"{path} could not be read: {error}; give a file of text") from None

@@ -3,7 +3,8 @@
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic_core import PydanticCustomError
 
 from yggdrasil.acceptance.speculation import Exactness, RuleName
 
@@ -82,10 +83,16 @@ class DecodingFields(Wire):
     user: str | None = None
 
 
+def _text_alone(kind: Any) -> Any:
+    if isinstance(kind, str) and kind != "text":
+        raise PydanticCustomError("no_text", "the model reads text alone; leave out parts of another type")
+    return kind
+
+
 class TextPart(Wire):
     """A part of a message; text is all that is understood."""
 
-    type: Literal["text"]
+    type: Annotated[Literal["text"], BeforeValidator(_text_alone)]
     text: str
 
 
