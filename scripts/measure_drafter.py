@@ -40,10 +40,10 @@ from yggdrasil.engine import decoder as engine
 from yggdrasil.engine.build import assemble
 from yggdrasil.engine.policy import Decision, FreeTreePolicy
 from yggdrasil.models.facts import check_same_tokenizer, load_tokenizer
-from yggdrasil.models.formats.usual import usual_weights
 from yggdrasil.models.loaded import LoadedModel
 from yggdrasil.models.loading import load_model
 from yggdrasil.models.source import Source
+from yggdrasil.models.usual_weights import usual_weights
 from yggdrasil.pretrained import Decoder
 from yggdrasil.profiling.traces import TraceSet
 from yggdrasil.prompts import encode_prompt, read_prompts, spread_over

@@ -178,7 +178,7 @@ def _calibrate(model: Source, drafters: Sequence[str] | None, dtype: DtypeName, 
     from yggdrasil.calibration.pair import usual_drafter_weights, usual_length
     from yggdrasil.calibration.pipeline import calibrate
     from yggdrasil.calibration.settings import FIRST, FIRST_WIDTHS, CalibrationSettings, PairSource
-    from yggdrasil.models.formats.usual import usual_weights  # brings transformers' models along
+    from yggdrasil.models.usual_weights import usual_weights  # brings transformers' models along
     from yggdrasil.scheduling.plan import Shapes
 
     print(  # noqa: T201

@@ -15,11 +15,11 @@ from yggdrasil.artifacts import model_fingerprint, tokenizer_fingerprint
 from yggdrasil.artifacts.gguf import read_gguf_header
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.models import kernels
+from yggdrasil.models import usual_weights as usual
 from yggdrasil.models.facts import load_config, load_tokenizer
-from yggdrasil.models.formats import usual
-from yggdrasil.models.formats.usual import usual_weights
 from yggdrasil.models.loading import load_model
 from yggdrasil.models.source import Source
+from yggdrasil.models.usual_weights import usual_weights
 
 CPU = torch.device("cpu")
 native_only = pytest.mark.skipif(not kernels.is_native(), reason="no C++ compiler on this machine")

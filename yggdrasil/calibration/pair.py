@@ -22,11 +22,11 @@ from yggdrasil.errors import YggdrasilError
 from yggdrasil.models.compiled import Backend
 from yggdrasil.models.facts import check_same_tokenizer, load_config, load_tokenizer, refuse_unverifiable
 from yggdrasil.models.formats.names import Weights
-from yggdrasil.models.formats.usual import usual_weights
 from yggdrasil.models.loaded import LoadedModel
 from yggdrasil.models.loading import load_model
 from yggdrasil.models.selfcheck import check_tree_attention
 from yggdrasil.models.source import Source
+from yggdrasil.models.usual_weights import usual_weights
 from yggdrasil.scheduling.plan import Shapes
 
 USUAL_LENGTH = 2048

@@ -106,7 +106,7 @@ def calibrate(
     from yggdrasil.cli.progress import PhaseProgress
     from yggdrasil.drafters.heads.kinds import is_head
     from yggdrasil.drafters.named import USUAL, named_drafters
-    from yggdrasil.models.formats.usual import usual_weights
+    from yggdrasil.models.usual_weights import usual_weights
     from yggdrasil.pretrained import plan_name, shipped_prompts
 
     if chat and prompts is None:

@@ -14,11 +14,11 @@ from yggdrasil.artifacts.gguf import read_gguf_header
 from yggdrasil.errors import YggdrasilError, first_line
 from yggdrasil.models.attention import ATTENTION_NAME
 from yggdrasil.models.facts import load_config, refuse_unverifiable
-from yggdrasil.models.formats.file_rows import rows_of_file
 from yggdrasil.models.formats.layers import QuantisedEmbedding, QuantisedLinear
 from yggdrasil.models.formats.names import Weights
 from yggdrasil.models.formats.rounding import rounding_to
 from yggdrasil.models.formats.rows import Quantise
+from yggdrasil.models.gguf_rows import rows_of_file
 from yggdrasil.models.kernels import is_native
 from yggdrasil.models.loaded import LoadedModel
 from yggdrasil.models.outline import Outline

@@ -16,10 +16,10 @@ from yggdrasil.calibration.own_text import Document, OwnText, text_file
 from yggdrasil.calibration.settings import Budget
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.models.facts import load_tokenizer
-from yggdrasil.models.formats.usual import usual_weights
 from yggdrasil.models.loaded import LoadedModel
 from yggdrasil.models.loading import load_model
 from yggdrasil.models.source import Source
+from yggdrasil.models.usual_weights import usual_weights
 from yggdrasil.prompts import encode_prompt, read_prompts
 from yggdrasil.training.features import Features, Kept, shards, side_by_side
 from yggdrasil.training.kinds import recipe_for

@@ -1,8 +1,8 @@
 """Which weights a model is decoded with unless something else is asked for."""
 
 from yggdrasil.artifacts.gguf import read_gguf_header
-from yggdrasil.models.formats.file_rows import keeps_blocks
 from yggdrasil.models.formats.names import Weights
+from yggdrasil.models.gguf_rows import keeps_blocks
 from yggdrasil.models.kernels import is_native
 from yggdrasil.models.source import Source
 
