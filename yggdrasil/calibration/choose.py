@@ -1,8 +1,7 @@
 """From measurements and traces to what the runtime uses: what was learned, and the policy that wins in simulation."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -104,6 +103,28 @@ class KnowingPolicy(DraftedTreePolicy):
         return Decision(self._chooser.choose(self._survival[evidence.index]))
 
 
+class _Played:
+    """Recorded text that one policy after the other decodes."""
+
+    def __init__(
+        self, traces: TraceSet, costs: StepCosts, free: FreeDrafter | None, prompts: Mapping[int, Sequence[int]]
+    ) -> None:
+        self.traces, self.costs, self.free = traces, costs, free
+        self.documents = recorded_documents(traces, prompts)
+        self._trees = RecordedTrees(traces, costs, free)
+
+    def by(self, policy: ObjectivePolicy | FreeTreePolicy, source: DepthSource = MEAN) -> Totals:
+        """What decoding by ``policy`` gives, whose depth comes from ``source``."""
+        return replay(
+            self.documents, policy, costs=self.costs, trees=self._trees, free=self.free, context=CONTEXT,
+            is_head_first=source == "head",
+        )  # fmt: skip
+
+    def told(self, name: str, policy: ObjectivePolicy | FreeTreePolicy) -> Expectation:
+        """The same by its name."""
+        return expectation(name, self.by(policy), self.costs)
+
+
 def choose(
     traces: TraceSet,
     acceptance: AcceptanceCalibration,
@@ -115,19 +136,14 @@ def choose(
 
     ``free`` guesses beside the drafter, behind the ``prompts`` by document.
     """
-    reference = traces.widths[-1]
-    whole = traces.max_depth * reference + 1
-    trained = {source: _train(traces, reference, sizes) for source, sizes in _readings(traces).items()}
+    prompts = prompts or {}
+    trained = {source: _train(traces, traces.widths[-1], sizes) for source, sizes in _readings(traces).items()}
     split = next(iter(trained.values()))[1].split
     known = traces.select([*split.training, *split.validation])
     held_out = traces.select(split.held_out) if split.held_out else known
-    survival = survival_of(known, costs, free, prompts or {})
+    survival = survival_of(known, costs, free, prompts)
     ratios = {width: table.astype(np.float32) for width, table in survival.ratios.items()}
     mean_survival = survival.mean.astype(np.float32)
-
-    def playing(played: TraceSet) -> Callable[..., Totals]:
-        documents, trees = recorded_documents(played, prompts or {}), RecordedTrees(played, costs, free)
-        return partial(replay, documents, costs=costs, trees=trees, free=free, context=CONTEXT)
 
     def policy(source: DepthSource) -> ObjectivePolicy:
         depth = DepthEvidence(trained[source][0], _readings(traces)[source]) if source in trained else None
@@ -135,43 +151,59 @@ def choose(
             {CONTEXT: costs}, ratios, mean_survival, depth, is_head_first=source == "head", lift=survival.lift
         )
 
-    play = playing(held_out)
-    results: dict[DepthSource, Totals] = {
-        source: play(policy(source), is_head_first=source == "head") for source in (MEAN, *trained)
-    }
-    best = min(results, key=lambda source: results[source].ms_per_token)
-    if results[best].ms_per_token > WORTH_READING * results[MEAN].ms_per_token:
-        best = MEAN
+    played = _Played(held_out, costs, free, prompts)
+    results: dict[DepthSource, Totals] = {source: played.by(policy(source), source) for source in (MEAN, *trained)}
+    best = _fastest(results)
     kept: DepthSource = best if best in trained else "predictor"  # the file holds one, used or not
     learned = Learned(acceptance, trained[kept][0], _readings(traces)[kept], mean_survival, ratios, survival.lift)
     expectations = {s: expectation(f"depth from {s}", result, costs) for s, result in results.items()}
-    lengths = held_out.accepted_length(reference, traces.max_depth, whole)
+    rejected = [
+        *(each for source, each in expectations.items() if source != best),
+        *_rivals(played, ratios),
+        Expectation("plain decoding", 1.0, costs.plain_ms, 1.0),
+    ]
+    gain = None if free is None else _gain(_Played(traces, costs, free, prompts), policy(best), best)
+    reports = {source: report for source, (_, report) in trained.items()}
+    predicted = replace(expectations[best], repeats=round(share_foretold(played.documents), 3))
+    return Choice(learned, reports, best, predicted, rejected, gain)
+
+
+def _fastest(results: Mapping[DepthSource, Totals]) -> DepthSource:
+    """The source that wins by enough to be read."""
+    best = min(results, key=lambda source: results[source].ms_per_token)
+    return best if results[best].ms_per_token <= WORTH_READING * results[MEAN].ms_per_token else MEAN
+
+
+def _rivals(played: _Played, ratios: Mapping[int, npt.NDArray[np.float32]]) -> list[Expectation]:
+    """What other policies give on the same text: a shape everywhere, knowing what is accepted, and no drafter."""
+    traces, costs = played.traces, played.costs
+    whole = traces.max_depth * traces.widths[-1] + 1
+    lengths = traces.accepted_length(traces.widths[-1], traces.max_depth, whole)
     knowing = KnowingPolicy(costs, ShapeChooser(costs, ratios), _certain(lengths, traces.max_depth))
     shapes = [TreeShape(width, depth, 1) for width in traces.widths for depth in range(1, traces.max_depth + 1)]
     fixed = [
-        expectation(f"fixed width {shape.width} depth {shape.depth}", play(DraftedTreePolicy(costs, shape)), costs)
+        played.told(f"fixed width {shape.width} depth {shape.depth}", DraftedTreePolicy(costs, shape))
         for shape in shapes
     ]
-    gain, alone = None, []
-    if free is not None:
-        name, on_all = f"{free.name} alone", playing(traces)
-        drafting, without = on_all(policy(best), is_head_first=best == "head"), on_all(policy_without_drafter(costs))
-        gain = Gain(
-            expectation(f"depth from {best}", drafting, costs), expectation(name, without, costs),
-            _error_of_ratio(drafting.document_ms, without.document_ms),
-        )  # fmt: skip
-        alone = [expectation(name, play(policy_without_drafter(costs)), costs)]
-    rejected = [
-        *(each for source, each in expectations.items() if source != best),
+    rivals = [
         min(fixed, key=lambda each: each.tpot_ms),  # picked on the same documents: a strong rival
-        expectation("accepted lengths known beforehand", play(knowing), costs),
-        *alone,
-        Expectation("plain decoding", 1.0, costs.plain_ms, 1.0),
+        played.told("accepted lengths known beforehand", knowing),
     ]
-    reports = {source: report for source, (_, report) in trained.items()}
-    repeats = share_foretold(recorded_documents(held_out, prompts or {}))
-    predicted = replace(expectations[best], repeats=round(repeats, 3))
-    return Choice(learned, reports, best, predicted, rejected, gain)
+    if played.free is not None:
+        rivals.append(played.told(f"{played.free.name} alone", policy_without_drafter(costs)))
+    return rivals
+
+
+def _gain(played: _Played, policy: ObjectivePolicy, source: DepthSource) -> Gain:
+    """What the drafter brings beside the others that guess, on all documents."""
+    assert played.free is not None
+    costs = played.costs
+    drafting, without = played.by(policy, source), played.by(policy_without_drafter(costs))
+    return Gain(
+        expectation(f"depth from {source}", drafting, costs),
+        expectation(f"{played.free.name} alone", without, costs),
+        _error_of_ratio(drafting.document_ms, without.document_ms),
+    )
 
 
 def _error_of_ratio(over: Sequence[float], under: Sequence[float]) -> float:
