@@ -114,6 +114,7 @@ class Layout:
 
 
 def check_shape(source: Source, wide: ModelShape) -> None:
+    """Refuse, by the option that gives it, a dimension in which ``wide`` cannot hold ``source``."""
     narrow = source.shape
     for field in fields(ModelShape):
         least, asked = getattr(narrow, field.name), getattr(wide, field.name)

@@ -31,6 +31,11 @@ class Source:
 
     @classmethod
     def open(cls, path: Path) -> "Source":
+        """The checkpoint in the folder ``path``, none of its weights read yet.
+
+        Raises:
+            YggdrasilError: there is none, or one that cannot be widened.
+        """
         from transformers import AutoConfig
 
         if not (path / "config.json").is_file():
@@ -65,6 +70,7 @@ class Source:
         return torch.equal(self.read(OUTPUT_HEAD), self.read(EMBEDDING))
 
     def read(self, name: str) -> Tensor:
+        """The weight ``name``, of the shape and dtype that it has in its file; refused where it is quantised."""
         if name not in self.files:
             raise YggdrasilError(f"{self.path} lacks the weight {name}.")
         with safe_open(self.files[name], framework="pt") as file:
