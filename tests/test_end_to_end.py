@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from calibrated_pair import NAME, CalibratedPair, calibrate, run_program, write_plan
+from own_drafter import Nobody
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from yggdrasil import Decoder
@@ -31,24 +32,6 @@ from yggdrasil.tree.objective import TreeShape
 
 pytestmark = pytest.mark.compiled
 COUNT = 24
-
-
-class Nobody:
-    """A drafter of one's own that never guesses."""
-
-    name, hidden_layers = "nobody", ()
-
-    def begin(self, tokens):
-        self.last = tokens[-1]
-
-    def extend(self, tokens, hidden):
-        self.last = tokens[-1]
-
-    def head(self, tree):
-        tree.plant(self.last)
-
-    def grow(self, tree, width, depth):
-        pass
 
 
 @pytest.fixture(scope="session")

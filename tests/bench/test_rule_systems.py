@@ -1,6 +1,7 @@
 """Acceptance rules and exactness modes side by side: what is equal to what, and what each row says of its rule."""
 
 import pytest
+from own_drafter import Nobody
 from tiny_pair import TEXT
 
 from yggdrasil.acceptance.speculation import LOSSY_RULES
@@ -61,28 +62,10 @@ def test_modes_keep_what_they_promise_and_say_what_they_did(pair):
     }  # fmt: skip
 
 
-class Repeating:
-    """A drafter of one's own, and no model."""
-
-    name, hidden_layers = "repeating", ()
-
-    def begin(self, tokens):
-        self.last = tokens[-1]
-
-    def extend(self, tokens, hidden):
-        self.last = tokens[-1]
-
-    def head(self, tree):
-        tree.plant(self.last)
-
-    def grow(self, tree, width, depth):
-        tree.attach(0, self.last, -1.0)
-
-
 @pytest.mark.parametrize(
     ("drafter", "rules"),
     [
-        (Repeating(), ["off", "match, by plan", "match", *LOSSY_RULES]),
+        (Nobody(), ["off", "match, by plan", "match", *LOSSY_RULES]),
         (None, ["off", "match, by plan"]),
     ],
     ids=["no model", "no drafter"],
