@@ -58,6 +58,22 @@ def test_the_end_of_another_process_can_be_waited_for(tmp_path: Path) -> None:
     assert f"in process {process.pid}" in told[0]
 
 
+def test_folders_that_it_makes_go_with_it_where_nothing_is_in_them(tmp_path: Path) -> None:
+    with locked(tmp_path / "a" / "b" / "lock", "a test"):
+        pass
+    assert list(tmp_path.iterdir()) == []
+    with locked(tmp_path / "a" / "b" / "lock", "a test"):
+        (tmp_path / "a" / "kept").touch()
+    assert list(tmp_path.iterdir()) == [tmp_path / "a"]
+    assert list((tmp_path / "a").iterdir()) == [tmp_path / "a" / "kept"]
+
+
+def test_where_nothing_locks_the_folder_is_made_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "fcntl", None)
+    with locked(tmp_path / "a" / "lock", "a test"):
+        (tmp_path / "a" / "file").touch()
+
+
 def test_a_lock_ends_with_its_owner(tmp_path: Path) -> None:
     with held_elsewhere(tmp_path / "lock") as process:
         process.kill()

@@ -132,6 +132,7 @@ def test_on_a_pipe_ctrl_c_is_the_end(run, pair, interrupt):
     code, out, _ = run("Then on", "and")
 
     assert code == 130
+    assert out.strip()
     assert answer(pair, "u-Then on<end>a-").startswith(out.strip())
 
 

@@ -280,19 +280,27 @@ def test_statistics_are_kept_apart_by_setting(pair):
 
 
 @pytest.mark.parametrize(
-    ("usual", "depth", "widths", "fitting"),
+    ("usual", "depth", "widths", "passes", "fitting"),
     [
-        ((1, 1, 1, 1), 4, (1, 8), (1, 1, 1, 1)),
-        ((1, 1, 1, 1), 2, (1, 8), (1, 1)),
-        ((2, 1, 1), 4, (1, 2, 4), (2,)),
-        ((2, 1, 1), 4, (1, 6), (2, 1)),
-        ((2, 1, 1), 4, (1, 2), (2,)),
+        ((1, 1, 1, 1), 4, (1, 8), None, (1, 1, 1, 1)),
+        ((1, 1, 1, 1), 2, (1, 8), None, (1, 1)),
+        ((2, 1, 1), 4, (1, 2, 4), None, (2,)),
+        ((2, 1, 1), 4, (1, 6), None, (2, 1)),
+        ((2, 1, 1), 4, (1, 2), None, (2,)),
+        ((2, 1, 1), 4, (1, 4, 8), 4, (2,)),
     ],
 )
-def test_what_a_rule_draws_by_itself_fits_the_plan(usual, depth, widths, fitting):
+def test_what_a_rule_draws_by_itself_fits_the_plan(usual, depth, widths, passes, fitting):
     shapes = Shapes(draft_widths=(1,), verify_widths=widths, max_depth=depth)
 
-    assert deciding.fitting_expansion(usual, shapes) == fitting
+    assert deciding.fitting_expansion(usual, shapes, passes) == fitting
+
+
+def test_what_a_rule_draws_by_itself_fits_a_fixed_width(pair):
+    way = Speculation(rule="specinfer", exactness="fixed-width", fixed_width=4)
+    sampling = SamplingParams(temperature=1.0, seed=3)
+
+    assert len(pair.decoder(EGT).generate(PROMPT, max_new_tokens=6, sampling=sampling, speculation=way).tokens) == 6
 
 
 @pytest.mark.parametrize(

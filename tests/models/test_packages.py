@@ -13,7 +13,7 @@ import torch
 
 import yggdrasil
 from yggdrasil.errors import YggdrasilError
-from yggdrasil.models import compiled
+from yggdrasil.models import compiled, packages
 from yggdrasil.models.compiled import _TRACED_SOURCES, StepKey, ensure_compiled, package_path
 from yggdrasil.models.kernels.build import _digest, _digest_file, _is_whole
 from yggdrasil.models.packages import (
@@ -124,12 +124,34 @@ def test_what_is_missing_is_compiled_in_its_turn_and_what_is_there_is_not(packag
 
     monkeypatch.setattr(compiled, "compiling", turn)
     monkeypatch.setattr(compiled, "compile_package", lambda *given, fuse: compiled_keys.append(given[2]))
+    prepared = []
     key, there = StepKey("plain", 1, "", ""), StepKey("verify", 8, "", "")
     with new_package(package_path(there)) as place:
         place.write_bytes(b"step")
 
-    assert [ensure_compiled(torch.nn.Identity(), [], each) for each in (key, key, there)] == [True, False, False]
+    def ensure(each):
+        return ensure_compiled(torch.nn.Identity(), [], each, prepare=lambda: prepared.append(len(turns)))
+
+    assert [ensure(each) for each in (key, key, there)] == [True, False, False]
+    assert prepared == [1], "what tracing needs is made when it is traced"
     assert compiled_keys == [key.file_name(), key, key.file_name()]
+
+
+def test_a_package_that_is_replaced_while_it_is_looked_at_stays(package, monkeypatch):
+    """What was read before told of another one."""
+    digest, looks = packages.file_digest, []
+
+    def late(path):
+        looks.append(path)
+        if len(looks) == 1:
+            monkeypatch.setattr(packages, "file_digest", digest)
+            with new_package(package, [], [1]) as place:
+                place.write_bytes(b"another")
+        return digest(path)
+
+    monkeypatch.setattr(packages, "file_digest", late)
+    assert read_manifest(package).inputs == (1,)
+    assert package.read_bytes() == b"another"
 
 
 @pytest.mark.parametrize("half", ["package", "manifest"])

@@ -51,13 +51,17 @@ def test_who_leaves_makes_room():
 
 def test_what_has_begun_goes_on_behind_a_closed_line_unless_it_ends_too():
     line = Line(4)
-    for client, names in (("a", [1, 2, 3]), ("b", [4])):
-        line.join(ask(client, *names)[0], 1.0)
+    (begun, told), (waiting, refused) = ask("a", 1, 2, 3), ask("b", 4)
+    for each in (begun, waiting):
+        line.join(each, 1.0)
     assert taken(line) == 1
     line.close()
+    assert [event.error.status for event in refused] == [503]
 
     assert taken(line) == 2
+    assert told == []
     line.close(ends_begun=True)
+    assert [event.error.status for event in told] == [503]
     assert line.take() is None
 
 

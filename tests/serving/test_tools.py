@@ -57,6 +57,27 @@ def test_an_object_that_nothing_marks_is_a_call_only_of_a_tool_with_arguments(to
     assert ToolFormat.of(tokenizer).parse(text, {"f"}) == (text, [])
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        '[{"name": "f", "parameters": {}}, {"name": "Ava"}]', '{"name": "f", "parameters": {}} and more',
+        "[]",
+    ],
+)  # fmt: skip
+def test_nothing_is_lost_of_what_is_more_than_calls(tokenizer, monkeypatch, text):
+    monkeypatch.setattr(tokenizer, "chat_template", LLAMA)
+
+    assert ToolFormat.of(tokenizer).parse(text, {"f"}) == (text, [])
+
+
+def test_text_up_to_the_first_call_is_text(tokenizer):
+    call = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
+    found = ToolFormat.of(tokenizer).parse(f"The tag <tool_call> marks calls. {call}", {"f"})
+
+    assert found.content == "The tag <tool_call> marks calls."
+    assert len(found.calls) == 1
+
+
 def test_a_mark_in_an_argument_is_part_of_it(tokenizer):
     arguments = [{"a": "say <tool_call> now"}, {}, {"b": "</tool_call>"}]
     calls = [json.dumps({"name": "f", "arguments": each}) for each in arguments]
@@ -84,9 +105,17 @@ PLACES = {
         {"definitions": {"d": {"const": "x"}}, "properties": {"e": {"$ref": "#/definitions/d"}}, "required": ["e"]},
         {"e": "x"}, {"e": "y"},
     ),
+    "an anchor": (
+        {"properties": {"g": {"$ref": "#A"}}, "$defs": {"d": {"$anchor": "A", "const": "x"}}, "required": ["g"]},
+        {"g": "x"}, {"g": "y"},
+    ),
+    "a name of its own": (
+        {"$id": "https://a.example/b", "properties": {"h": {"$ref": "#/$defs/d"}}, "$defs": {"d": {"const": "x"}},
+         "required": ["h"]}, {"h": "x"}, {"h": "y"},
+    ),
     "a value": (
         {"properties": {"f": {"const": {"$ref": "#/there"}}}, "required": ["f"]},
-        {"f": {"$ref": "#/there"}}, {"f": {"$ref": "#/$defs/1/there"}},
+        {"f": {"$ref": "#/there"}}, {"f": {"$ref": "urn:tool:1#/there"}},
     ),
 }  # fmt: skip
 
@@ -109,7 +138,7 @@ def test_parameters_that_are_no_schema_are_told_by_that_name(server):
     tools = [{"type": "function", "function": {"name": "look", "parameters": {"type": "nothing"}}}]
     reply = server.chat(expect=400, tools=tools, tool_choice="required")
 
-    assert "the parameters of the tools are not valid" in reply["error"]["message"]
+    assert "the schema of the tools is not valid" in reply["error"]["message"]
 
 
 def test_what_follows_a_response_format_is_no_call(server, monkeypatch):

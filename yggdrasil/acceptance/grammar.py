@@ -121,7 +121,7 @@ class GrammarCompiler:
 
 
 def _not_valid(constraint: Constraint, reason: object) -> YggdrasilError:
-    return YggdrasilError(f"the {constraint.name} {'are' if constraint.title else 'is'} not valid: {one_line(reason)}")
+    return YggdrasilError(f"the {constraint.name} is not valid: {one_line(reason)}")
 
 
 def _to_llguidance(constraint: Constraint) -> str:

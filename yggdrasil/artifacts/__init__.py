@@ -5,7 +5,14 @@ Importing this package is light: no torch, transformers or pandas.
 
 from yggdrasil.artifacts.atomic import atomic_directory, check_writable, shown, write_atomic
 from yggdrasil.artifacts.machine import MOST_THREADS, Machine, current_machine
-from yggdrasil.artifacts.models import PICKLED_HEAD, check_weights, head_files, model_fingerprint, tokenizer_fingerprint
+from yggdrasil.artifacts.models import (
+    OWN_HEADS,
+    PICKLED_HEAD,
+    check_weights,
+    head_files,
+    model_fingerprint,
+    tokenizer_fingerprint,
+)
 from yggdrasil.artifacts.names import (
     PlanEntry,
     list_plans,
@@ -22,6 +29,7 @@ from yggdrasil.artifacts.store import read_csv, read_tensors, read_yaml, write_c
 
 __all__ = [
     "MOST_THREADS",
+    "OWN_HEADS",
     "PICKLED_HEAD",
     "Machine",
     "PlanEntry",

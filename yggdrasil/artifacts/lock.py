@@ -21,11 +21,14 @@ def tell(sentence: str) -> None:
 def locked(path: Path, what: str, wait: Callable[[str], None] | None = None) -> Iterator[None]:
     """Hold the lock file ``path`` while the block runs. A lock whose owner died is free: the system releases it.
 
+    Folders that it makes for the file go with it where the block has put nothing there.
+
     With ``wait`` the end of another process's block is waited for, of which it is told in a sentence.
 
     Raises:
         ArtifactError: another process holds it, and is not waited for; the sentence says which, and since when.
     """
+    made = _make_folders(path)
     try:
         import fcntl
     except ImportError:  # Windows: two at once are on their own
@@ -52,16 +55,30 @@ def locked(path: Path, what: str, wait: Callable[[str], None] | None = None) -> 
             yield
         finally:
             path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # one of them is in use
+                for folder in made:
+                    folder.rmdir()
+
+
+def _make_folders(path: Path) -> list[Path]:
+    """Those that were missing above ``path``, the lowest first."""
+    try:
+        missing = [folder for folder in path.absolute().parents if not folder.exists()]
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _cannot_write(path, error) from error
+    return missing
 
 
 def _open(path: Path) -> IO[str]:
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         return path.open("a+")
     except OSError as error:
-        raise ArtifactError(
-            f"cannot write {shown(path)} ({error.strerror}); check the folder's permissions."
-        ) from error
+        raise _cannot_write(path, error) from error
+
+
+def _cannot_write(path: Path, error: OSError) -> ArtifactError:
+    return ArtifactError(f"cannot write {shown(path)} ({error.strerror}); check the folder's permissions.")
 
 
 def _is_there(file: IO[str], path: Path) -> bool:

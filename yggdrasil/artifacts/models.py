@@ -23,7 +23,7 @@ _INCIDENTAL_CONFIG_KEYS = ("transformers_version", "_name_or_path")
 # What turns text into ids and back; padding, truncation and templates do not.
 _TOKENIZER_SECTIONS = ("model", "added_tokens", "normalizer", "pre_tokenizer", "decoder")
 _OTHER_VOCABULARIES = ("vocab.json", "tokenizer.model", "spiece.model", "vocab.txt", "tekken.json")
-_OWN_HEADS = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")  # beside the weights of a model, or without them
+OWN_HEADS = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")  # beside the weights of a model, or without them
 PICKLED_HEAD = "pytorch_model.bin"
 _OTHER_TOKENIZER_FILES = (*_OTHER_VOCABULARIES, "merges.txt", "added_tokens.json")
 
@@ -62,7 +62,7 @@ def head_files(path: Path) -> list[Path]:
     Raises:
         ArtifactError: its index is damaged, or a file is missing that it lists.
     """
-    own = [path / name for name in _OWN_HEADS if (path / name).is_file()]
+    own = [path / name for name in OWN_HEADS if (path / name).is_file()]
     if own:
         return own[:1]
     if _has_weights(path):

@@ -11,7 +11,7 @@ from yggdrasil.predictor.evidence import Evidence
 from yggdrasil.scheduling.plan import Plan
 from yggdrasil.scheduling.stages import is_head_first
 from yggdrasil.tree.objective import StepCosts, TreeShape, choose_verify_width
-from yggdrasil.tree.widths import fitting
+from yggdrasil.tree.widths import fitting_or_widest
 
 
 class PrunedPolicy:
@@ -38,7 +38,7 @@ class UnprunedPolicy(ObjectivePolicy):
 
     def _verify_width(self, shape: TreeShape, expected: Sequence[float], costs: StepCosts) -> int:
         nodes = 1 + shape.width * shape.depth
-        return fitting(costs.verify_widths, nodes)
+        return fitting_or_widest(costs.verify_widths, nodes)
 
 
 def plan_ablations(plan: Plan, learned: Learned) -> dict[str, Policy]:

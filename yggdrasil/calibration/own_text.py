@@ -79,6 +79,7 @@ class OwnText:
         self, loaded: LoadedModel, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[list[int]], file: Path
     ) -> None:
         self._loaded, self._tokenizer, self._prompts, self._file = loaded, tokenizer, prompts, file
+        self.waited = 0.0  # seconds, for another process to end its writing
         self._most = min(ANSWER, max(1, loaded.max_context // 2))  # tokens of an answer
         self._ends = end_tokens(str(Source.find(loaded.name).folder), loaded.outline.eos, tokenizer)
 
@@ -88,19 +89,30 @@ class OwnText:
         Every text is on disk when it is finished, and ``spent`` says how much time they took: an interrupted
         calibration goes on from there.
         """
-        documents = read_documents(self._file, self._loaded.vocab_size)
         seconds = read_or_drop(spent, _seconds) or 0.0
+        documents = self._read()
         if budget.share(_size(documents), seconds) >= 1.0:
             return documents
-        report = phase("letting the target write text of its own")
+        came = monotonic()
         with locked(self._file.with_suffix(".lock"), f"writing {shown(self._file)}", wait=tell):
-            return self._write(budget, seconds, spent, report)
+            self.waited = monotonic() - came
+            documents = self._read()
+            if budget.share(_size(documents), seconds) >= 1.0:
+                return documents
+            return self._write(documents, budget, seconds, spent, phase("letting the target write text of its own"))
 
-    def _write(self, budget: Budget, seconds: float, spent: Path, report: Callable[[float], None]) -> list[Document]:
-        """Nobody else writes meanwhile: two would answer the same prompts."""
-        documents = read_documents(self._file, self._loaded.vocab_size)
-        if budget.share(_size(documents), seconds) >= 1.0:
-            return documents
+    def _read(self) -> list[Document]:
+        return read_documents(self._file, self._loaded.vocab_size)
+
+    def _write(
+        self,
+        documents: list[Document],
+        budget: Budget,
+        seconds: float,
+        spent: Path,
+        report: Callable[[float], None],
+    ) -> list[Document]:
+        """Add to ``documents``. Nobody else writes meanwhile: two would answer the same prompts."""
         is_cut = self._file.exists() and not self._file.read_bytes().endswith(b"\n")
         began = monotonic() - seconds
 

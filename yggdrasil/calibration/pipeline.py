@@ -59,10 +59,10 @@ def calibrate(settings: CalibrationSettings, reporter: Reporter) -> Path:
     prompts = read_prompts(settings.prompts, chat=settings.chat)
     tokenizer = check_pair(settings.pair)
     texts = usable_texts(prompts, tokenizer, settings, settings.pair.shapes.max_length)
-    assembly = build_assembly(settings.pair)  # nothing is written before everything fits
     folder = profile_directory(settings.root, settings.name, current_machine())
     with locked(folder.with_name(folder.name + ".lock"), f"a calibration named {settings.name}"):
-        work = open_work(settings)
+        assembly = build_assembly(settings.pair)
+        work = open_work(settings)  # nothing is written before everything fits
         made = _calibrate(settings, assembly, tokenizer, texts, work, reporter)
         if isinstance(made, LeftOut):
             del assembly  # its weights are read again

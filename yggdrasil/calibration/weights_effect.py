@@ -21,7 +21,7 @@ from yggdrasil.models.facts import load_tokenizer
 from yggdrasil.models.formats.names import Weights
 from yggdrasil.models.runner import ModelRunner
 from yggdrasil.tree.objective import TreeShape
-from yggdrasil.tree.widths import fitting
+from yggdrasil.tree.widths import fitting_or_widest
 
 CHAIN_DEPTH = 4
 
@@ -42,7 +42,7 @@ def weights_effect(
 
     ``prompts`` are tokens. Speculation is a chain of ``CHAIN_DEPTH`` here, the same for both.
     """
-    width = fitting(pair.shapes.verify_widths, 1 + CHAIN_DEPTH)
+    width = fitting_or_widest(pair.shapes.verify_widths, 1 + CHAIN_DEPTH)
     shapes = replace(pair.shapes, draft_widths=(1,), max_depth=CHAIN_DEPTH, verify_widths=(1, width))
     policy = FixedPolicy(TreeShape(1, CHAIN_DEPTH, width))
     tokenizer = load_tokenizer(pair.target)

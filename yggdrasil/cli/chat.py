@@ -87,7 +87,7 @@ def _talk(conversation: "Conversation") -> None:
         except Terminated:
             raise
         except KeyboardInterrupt:  # it ends the answer alone
-            continue
+            pass
 
 
 def _answer_lines(conversation: "Conversation") -> None:
@@ -197,13 +197,17 @@ class Conversation:
                 print(piece, end="", flush=True)
         except KeyboardInterrupt:
             print(flush=True)
-            if request is not None and (text := request.result().text):
-                self._exchanges.append(_Exchange(question, text))
+            if request is not None and (result := request.result()).text:
+                self._exchanges.append(_Exchange(question, result.text))
+                self._show_figures(result)
             raise
         print(flush=True)
         result = request.result()
         self._exchanges.append(_Exchange(question, result.text))
         self._explain(result)
+        self._show_figures(result)
+
+    def _show_figures(self, result: "Generation") -> None:
         if self.shows_stats:
             print(figures_line(result), file=sys.stderr, flush=True)
 

@@ -52,7 +52,8 @@ def serve(
     from yggdrasil.serving.running import run_server
     from yggdrasil.serving.settings import ServerSettings
 
-    api_key = _checked(host, api_key, cors_origin or ())
+    _check_names(host, cors_origin or ())
+    api_key = _key_of(api_key)
     is_local = host in ("localhost", "127.0.0.1", "::1")
     if not is_local and api_key is None:
         say(f"everyone who can reach {host} can use this server; --api-key asks for a key")
@@ -76,15 +77,17 @@ def serve(
     run_server(opening, settings, name, host, port)
 
 
-def _checked(host: str, api_key: str | None, sites: Sequence[str]) -> str | None:
-    """The key, where all three can be served with."""
-    if api_key is None:
-        api_key = os.environ.get(_KEY)  # an empty one is none to the parser, and would leave the server open
-    if api_key is not None and api_key.split() != [api_key]:
-        raise YggdrasilError(f"the API key is empty or has spaces; give another with --api-key, or unset {_KEY}")
+def _check_names(host: str, sites: Sequence[str]) -> None:
+    if not host.strip():
+        raise YggdrasilError("--host is empty; give an address, 0.0.0.0 for every network")
     for site in sites:
         if site not in ("*", "null") and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^\s/]+", site):
             raise YggdrasilError(f"--cors-origin {site} is no site such as https://example.org, nor *")
-    if not host.strip():
-        raise YggdrasilError("--host is empty; give an address, 0.0.0.0 for every network")
-    return api_key
+
+
+def _key_of(given: str | None) -> str | None:
+    """The key that clients must send; an empty one of the environment's is none to the parser, and refused here."""
+    key = os.environ.get(_KEY) if given is None else given
+    if key is not None and key.split() != [key]:
+        raise YggdrasilError(f"the API key is empty or has spaces; give another with --api-key, or unset {_KEY}")
+    return key

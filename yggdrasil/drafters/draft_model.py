@@ -13,7 +13,7 @@ from yggdrasil.models.moves import row_mover
 from yggdrasil.models.runner import ModelRunner
 from yggdrasil.models.traced import PrefillStep
 from yggdrasil.tree.token_tree import TokenTree
-from yggdrasil.tree.widths import fitting
+from yggdrasil.tree.widths import fitting, fitting_or_widest
 
 SHORT_HEAD = 4  # tokens most iterations add; a longer accepted path takes the full head
 
@@ -182,7 +182,7 @@ class DraftModel:
         return came_true
 
     def _prefill(self, count: int) -> None:
-        width = fitting(self.prefill_widths, count)
+        width = fitting_or_widest(self.prefill_widths, count)
         chunk = self._text.tokens[self._text.num_rows : self._text.num_rows + min(count, width)]
         self._tokens.write(*chunk)
         self._span.write(self._text.num_rows)

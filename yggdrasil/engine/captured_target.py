@@ -23,7 +23,7 @@ from yggdrasil.predictor.evidence import RepetitionFigures
 from yggdrasil.scheduling.stages import DEFAULT_ORDER, Schedule
 from yggdrasil.tree.growth import rank_nodes
 from yggdrasil.tree.token_tree import TokenTree
-from yggdrasil.tree.widths import fitting
+from yggdrasil.tree.widths import fitting_or_widest
 
 # The depth may be chosen before or after the head draft; nothing else differs from the default on captured steps.
 _FREE_VARIANTS = {"depth_prediction": ("now", "informed")}
@@ -90,7 +90,7 @@ class CapturedTarget:
         self.text.begin(tokens, start)
         while self.length < len(tokens):
             remaining = len(tokens) - self.length
-            width = fitting(self.prefill_widths, remaining)
+            width = fitting_or_widest(self.prefill_widths, remaining)
             chunk = tokens[self.length : self.length + width]
             self._tokens.write(*chunk)
             self._start.write(self.length)

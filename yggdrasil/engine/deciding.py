@@ -34,9 +34,9 @@ from yggdrasil.tree.objective import TreeShape
 _CHAIN, _TREE = (1, 1, 1, 1), (2, 1, 1)  # draws a level where a rule names none
 
 
-def fitting_expansion(expansion: tuple[int, ...], shapes: Shapes) -> tuple[int, ...]:
-    """The first levels of ``expansion`` that ``shapes`` has room for, and never none."""
-    room = min(shapes.verify_widths[-1], shapes.num_nodes)
+def fitting_expansion(expansion: tuple[int, ...], shapes: Shapes, width: int | None = None) -> tuple[int, ...]:
+    """The first levels of ``expansion`` that ``shapes``, or passes of one ``width``, have room for; never none."""
+    room = min(width or shapes.verify_widths[-1], shapes.num_nodes)
     sizes = accumulate(accumulate(expansion[: shapes.max_depth], mul), initial=1)  # of the tree, level by level
     return expansion[: max(1, sum(size <= room for size in sizes) - 1)]
 
@@ -182,7 +182,8 @@ class HostDecisions:
 
     def _expansion(self, speculation: Speculation) -> tuple[int, ...]:
         usual = _CHAIN if DRAWN_KINDS.get(speculation.rule) == "chain" else _TREE
-        return speculation.expansion or fitting_expansion(usual, self._assembly.shapes)
+        width = speculation.fixed_width if speculation.exactness == "fixed-width" else None
+        return speculation.expansion or fitting_expansion(usual, self._assembly.shapes, width)
 
     def _shape_of(self, expansion: Sequence[int]) -> TreeShape:
         levels = list(accumulate(expansion, mul))

@@ -16,7 +16,7 @@ from yggdrasil.models.runner import ModelRunner
 from yggdrasil.models.traced import RUNNERS_UP, PrefillStep
 from yggdrasil.predictor.evidence import RepetitionFigures
 from yggdrasil.tree.token_tree import TokenTree
-from yggdrasil.tree.widths import fitting
+from yggdrasil.tree.widths import fitting_or_widest
 
 
 class SeenRows(NamedTuple):
@@ -134,7 +134,7 @@ class TargetModel:
         self.text.begin(tokens, start)
         while self.length < len(tokens):
             remaining = len(tokens) - self.length
-            width = fitting(self.prefill_widths, remaining)
+            width = fitting_or_widest(self.prefill_widths, remaining)
             chunk = tokens[self.length : self.length + width]
             self._tokens.write(*chunk)
             self._start.write(self.length)

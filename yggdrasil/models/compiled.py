@@ -91,16 +91,25 @@ def package_path(key: StepKey) -> Path:
 
 
 def build_step(
-    module: nn.Module, inputs: Sequence[Tensor | list[Tensor]], key: StepKey, backend: Backend, *, fuse: bool = True
+    module: nn.Module,
+    inputs: Sequence[Tensor | list[Tensor]],
+    key: StepKey,
+    backend: Backend,
+    *,
+    fuse: bool = True,
+    prepare: Callable[[], object] = lambda: None,
 ) -> Step:
-    """Return ``module`` over ``inputs`` as a step: loaded from disk, compiled first where needed, or eager."""
+    """Return ``module`` over ``inputs`` as a step: loaded from disk, compiled first where needed, or eager.
+
+    ``prepare`` is called where it has to be compiled, before that.
+    """
     flat = flatten(inputs)
     if backend == "cudagraph" and flat[0].device.type == "cuda":
         return InProcessStep(module, inputs, key)
     if backend != "inductor":
         return partial(_eager, module, inputs)
     start = perf_counter_ns()
-    ensure_compiled(module, inputs, key, fuse=fuse, is_announced=True)
+    ensure_compiled(module, inputs, key, fuse=fuse, prepare=prepare, is_announced=True)
     package = open_package(package_path(key))
     BuildClock.ns += perf_counter_ns() - start
     return package.over(flat)
@@ -168,14 +177,19 @@ def ensure_compiled(
     key: StepKey,
     *,
     fuse: bool = True,
+    prepare: Callable[[], object] = lambda: None,
     is_announced: bool = False,
 ) -> bool:
-    """Compile ``module`` where its package is not on disk, once no other process compiles. False where it was there."""
+    """Compile ``module`` where its package is not on disk, once no other process compiles. False where it was there.
+
+    ``prepare`` makes what tracing needs, when the turn has come: of a large model, no more than one at a time.
+    """
     path = package_path(key)
     if is_whole(path):
         return False
     with compiling(path) as is_missing:
         if is_missing:
+            prepare()
             if is_announced:
                 widths = "all widths" if key.width is None else f"width {key.width}"
                 print(f"yggdrasil: compiling the step {key.step} of {widths}, once", file=sys.stderr)  # noqa: T201

@@ -59,8 +59,10 @@ def is_whole(path: Path) -> bool:
 def read_manifest(path: Path) -> Manifest | None:
     """The package's manifest if both are whole; what is damaged is removed, with one sentence."""
     beside = manifest_path(path)
+    found = b""
     try:
-        content = parse_json(beside.read_bytes())
+        found = beside.read_bytes()
+        content = parse_json(found)
         seal = content.pop("seal")
         inputs = content["inputs"]
         manifest = Manifest(
@@ -74,9 +76,18 @@ def read_manifest(path: Path) -> Manifest | None:
         return None
     except (ValueError, KeyError, TypeError, AttributeError):
         pass
+    if _now(beside) != found:  # another process has put a package in the place of the one that it told of
+        return read_manifest(path)
     print(f"yggdrasil: {path} is damaged and is compiled again", file=sys.stderr)  # noqa: T201
     remove_package(path)
     return None
+
+
+def _now(file: Path) -> bytes | None:
+    try:
+        return file.read_bytes()
+    except OSError:
+        return None
 
 
 def remove_package(path: Path) -> None:

@@ -90,13 +90,8 @@ class ModelRunner:
         return found
 
     def _build(self, name: str, width: int) -> Step:
-        self._make_traceable(name, width)
-        return build_step(*self._defined[name, width], self.backend)
-
-    def _make_traceable(self, name: str, width: int) -> None:
-        """Have the model's code at hand where the step is to be traced: made while tracing, it would hold no data."""
-        if not self.is_compiled(name, width):
-            self.loaded.make_model()
+        # The model's code has to be at hand where the step is traced: made while tracing, it would hold no data.
+        return build_step(*self._defined[name, width], self.backend, prepare=self.loaded.make_model)
 
     def complete(self, report: Callable[[float], None] = lambda _: None) -> None:
         """Build every step that is defined, reporting the share that is there; from now on none is built silently."""
@@ -128,8 +123,7 @@ class ModelRunner:
         module, arguments, key = self._defined[name, width]
         if self.backend != "inductor":
             return False
-        self._make_traceable(name, width)
-        return ensure_compiled(module, arguments, key)
+        return ensure_compiled(module, arguments, key, prepare=self.loaded.make_model)
 
     def is_compiled(self, name: str, width: int) -> bool:
         """Whether the step can be loaded without compiling."""

@@ -15,7 +15,7 @@ from yggdrasil.serving.faults import Fault
 from yggdrasil.serving.figures import finish_reason, timings_of, usage_of
 from yggdrasil.serving.jobs import Event, Finished, Piece
 from yggdrasil.serving.logprobs import chat_logprobs
-from yggdrasil.serving.options import constraint_of, options_of
+from yggdrasil.serving.options import options_of
 from yggdrasil.serving.replies import AssistantMessage, ChatChoice, ChatCompletion
 from yggdrasil.serving.service import Identity, Service, service_of
 from yggdrasil.serving.streams import STREAMED, EventStream, TextFrames
@@ -72,8 +72,9 @@ class _Chat:
             )
             for i in range(body.n or 1)
         ]
-        # What follows a response_format is what was asked for, even where it reads like a call.
-        return cls(body, service, identity, jobs, None if constraint is None and constraint_of(body) else written)
+        # JSON that follows a response_format is what was asked for, even where it reads like a call.
+        is_formed = body.response_format is not None and body.response_format.type != "text"
+        return cls(body, service, identity, jobs, None if is_formed else written)
 
     def reply(self, results: list[Generation]) -> ChatCompletion:
         """All answers at once."""

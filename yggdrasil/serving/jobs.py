@@ -68,7 +68,6 @@ class Ask:
     client: str  # whose turn it is; those of one client wait for each other
     jobs: list[Job]
     gone: Flag = field(default_factory=Flag)  # nobody waits for the answers any more
-    fault: Fault | None = None  # the answers end with this where they are
     has_begun: bool = False  # the first was taken
     since: float = field(default_factory=monotonic)
 

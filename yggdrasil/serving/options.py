@@ -50,8 +50,7 @@ def options_of(
     if chosen is not None and len(chosen.text.encode()) > limits.grammar_bytes:
         raise Fault(
             400,
-            f"the {chosen.name} {'have' if chosen.title else 'has'} {len(chosen.text.encode())} bytes; at most "
-            f"{limits.grammar_bytes} are taken",
+            f"the {chosen.name} has {len(chosen.text.encode())} bytes; at most {limits.grammar_bytes} are taken",
         )
     same = {name: getattr(body, name) for name in _SAME if getattr(body, name) is not None}
     sampling = SamplingParams(

@@ -60,11 +60,15 @@ def run_server(opening: Callable[[], Decoder], settings: ServerSettings, model: 
 
 
 class _Server(uvicorn.Server):
-    """Told to end, it refuses what waits, and when its time is up, or it is told again, it ends what runs too."""
+    """Told to end, it refuses what waits, and when its time is up, or it is told again, it ends what runs too.
+
+    A third time it waits for no client any more.
+    """
 
     def __init__(self, config: uvicorn.Config, worker: Worker, limit: float) -> None:
         super().__init__(config)
         self._worker, self._limit = worker, limit
+        self._told = 0  # times
 
     @contextmanager
     def told_by_signals(self) -> Iterator[None]:
@@ -82,8 +86,10 @@ class _Server(uvicorn.Server):
         yield
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self._told += 1
         if self.should_exit:
             self._worker.give_up()
+            self.force_exit = self._told > 2  # whoever does not read what is sent is left behind
             return
         self.should_exit = True
         self._worker.drain()

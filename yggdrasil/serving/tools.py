@@ -16,9 +16,6 @@ from yggdrasil.serving.wire import Tool
 # Names that no template has of its own.
 _NAME, _KEY, _VALUE = "qzx_function", "qzx_key", "qzx_value"
 _PARAMETERS = {"type": "object", "properties": {_KEY: {"type": "string"}}, "required": [_KEY]}
-# Of a schema's keys: those whose value has schemas by name, and those whose value is no schema.
-_NAMED = ("properties", "patternProperties", "dependentSchemas", "$defs", "definitions")
-_VALUES = ("const", "enum", "default", "examples")
 _SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
@@ -106,19 +103,27 @@ class ToolFormat:
         ``names`` are the tools': where nothing marks a call, any other object is what was asked for, and no call.
         """
         mark = self.shown_begin
-        place = first = text.find(mark)
+        if not mark:
+            found, end = _json_at(text, 0)
+            entries = found if isinstance(found, list) else [found]
+            is_call = bool(entries) and not text[end:].strip() and all(self._is_call(each, names) for each in entries)
+            return Parsed("", list(map(self._reply, entries))) if is_call else Parsed(text, [])
         calls: list[ToolCallReply] = []
+        content, place = text, text.find(mark)
         while place >= 0:
             found, end = _json_at(text, place + len(mark))
-            entries = found if isinstance(found, list) else [found]
-            calls += [self._reply(entry) for entry in entries if self._is_call(entry, names)]
-            place = text.find(mark, end) if mark else -1
-        return Parsed(text[:first].rstrip(), calls) if calls else Parsed(text, [])
+            marked = [each for each in (found if isinstance(found, list) else [found]) if self._is_named(each)]
+            if marked and not calls:
+                content = text[:place].rstrip()
+            calls += map(self._reply, marked)
+            place = text.find(mark, end)
+        return Parsed(content, calls)
+
+    def _is_named(self, entry: Any) -> bool:
+        return isinstance(entry, dict) and isinstance(entry.get(self.name_key), str)
 
     def _is_call(self, entry: Any, names: Collection[str]) -> bool:
-        if not isinstance(entry, dict) or not isinstance(entry.get(self.name_key), str):
-            return False
-        return bool(self.shown_begin) or (entry[self.name_key] in names and self.arguments_key in entry)
+        return self._is_named(entry) and entry[self.name_key] in names and self.arguments_key in entry
 
     def _reply(self, entry: dict[str, Any]) -> ToolCallReply:
         function = FunctionCall(name=entry[self.name_key], arguments=json.dumps(entry.get(self.arguments_key, {})))
@@ -129,9 +134,9 @@ class ToolFormat:
         definitions: dict[str, Any] = {}
         choices = []
         for number, tool in enumerate(tools):
-            place = f"#/$defs/{number}"
-            definitions[str(number)] = _placed(tool.function.parameters or {"type": "object"}, place)
-            properties = {self.name_key: {"const": tool.function.name}, self.arguments_key: {"$ref": place}}
+            address = f"urn:tool:{number}"  # so that its references begin there, not at the whole
+            definitions[str(number)] = {**(tool.function.parameters or {"type": "object"}), "$id": address}
+            properties = {self.name_key: {"const": tool.function.name}, self.arguments_key: {"$ref": address}}
             choices.append({
                 "type": "object", "properties": properties, "required": list(properties),
                 "additionalProperties": False,
@@ -142,7 +147,7 @@ class ToolFormat:
         schema |= {"$defs": definitions, "x-guidance": _SPACING}
         parts = [*self._literals(self.begin), "call", *self._literals(self.end)]
         text = f"start: {' '.join(parts)}\ncall: %json {json.dumps(schema)}\n"
-        return Constraint("grammar", text, title="parameters of the tools")
+        return Constraint("grammar", text, title="schema of the tools")
 
     def _literals(self, text: str) -> list[str]:
         """Terms of a Lark grammar that write ``text``, special tokens as such."""
@@ -159,22 +164,3 @@ def _json_at(text: str, start: int) -> tuple[Any, int]:
     except (ValueError, RecursionError):
         return None, start
     return found, end
-
-
-def _placed(schema: Any, place: str) -> Any:
-    """A copy of a whole ``schema`` that stands at ``place`` of another: its references begin there."""
-    if isinstance(schema, list):
-        return [_placed(each, place) for each in schema]
-    if not isinstance(schema, dict):
-        return schema
-    copied: dict[str, Any] = {}
-    for key, value in schema.items():
-        if key in _NAMED and isinstance(value, dict):
-            copied[key] = {name: _placed(each, place) for name, each in value.items()}
-        elif key == "$ref" and isinstance(value, str):
-            copied[key] = place + value[1:] if value.startswith("#") else value
-        elif key in _VALUES:
-            copied[key] = value
-        else:
-            copied[key] = _placed(value, place)
-    return copied

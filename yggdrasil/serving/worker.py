@@ -40,7 +40,7 @@ class Worker:
         self.meters = Meters(lambda: len(self.line))
         self._opening, self._on_failure = opening, on_failure
         self._settings = settings
-        self._running: Ask | None = None
+        self._is_ending = False
         self._usual_seconds = 1.0  # of a job, lately
         self._thread = Thread(target=self._work, name="decoder", daemon=True)
 
@@ -77,9 +77,7 @@ class Worker:
 
     def give_up(self) -> None:
         """What runs ends too, behind the iteration that it is in: whoever waits for it is told."""
-        running = self._running
-        if running is not None:
-            running.fault = closing_fault()
+        self._is_ending = True  # first: a job that is just being taken is neither in the line nor running
         self.line.close(ends_begun=True)
 
     def stop(self) -> None:
@@ -102,12 +100,10 @@ class Worker:
         self._conversations = Conversations(self.decoder.assembly, self._settings.kept_bytes)
         while (taken := self._next()) is not None:
             ask, job = taken
-            self._running = ask
             self.meters.busy.set(1)
             try:
                 self._serve(self.decoder, ask, job)
             finally:
-                self._running = None
                 self.meters.busy.set(0)
 
     def _next(self) -> tuple[Ask, Job] | None:
@@ -123,6 +119,7 @@ class Worker:
         began = monotonic()
         self.meters.waited.observe(began - ask.since)
         try:
+            self._check_end()
             if not ask.gone.is_set():
                 self._decode(decoder, ask, job)
         except Exception as error:
@@ -134,6 +131,10 @@ class Worker:
             job.emit(Failed(fault))
         self._usual_seconds += 0.2 * (monotonic() - began - self._usual_seconds)
 
+    def _check_end(self) -> None:
+        if self._is_ending:
+            raise closing_fault()
+
     def _decode(self, decoder: Decoder, ask: Ask, job: Job) -> None:
         end = monotonic() + self._settings.limits.answer_seconds
         self._conversations.turn_to(job.prompt)
@@ -141,12 +142,12 @@ class Worker:
         options: RequestOptions = {**job.options, "watch": teller.trees.append} if job.shows_trees else job.options
         request = decoder.start(job.prompt, **options)
         for text in request:
-            if ask.gone.is_set() or ask.fault is not None or monotonic() > end:
+            if ask.gone.is_set() or self._is_ending or monotonic() > end:
                 break
             teller.note(text, request)
         result = request.result()
-        if ask.fault is not None and result.finish_reason == "cancelled":
-            raise ask.fault
+        if result.finish_reason == "cancelled":
+            self._check_end()
         self.meters.note(result)
         teller.end(result)
 
@@ -157,6 +158,7 @@ class Worker:
         found = [TokenLogprobs(job.prompt[0], 0.0, [])]  # nothing comes before the first
         for entries in decoder.score(job.prompt, job.scores):
             found += entries
-            if ask.gone.is_set() or ask.fault is not None:
+            self._check_end()
+            if ask.gone.is_set():
                 break
         return found

@@ -98,7 +98,9 @@ def trained_head(folder: Path, loaded: LoadedModel) -> EagleHead:
     head, _ = open_head(folder, torch.float32)
     assert isinstance(head, EagleHead)
     wanted, layers = settings_for(loaded, head.settings.draft_vocab_size), head.settings.readings(loaded.num_layers)[0]
-    found = replace(head.settings, layers=wanted.layers, convention=wanted.convention, is_said=wanted.is_said)
+    found = replace(
+        head.settings, layers=wanted.layers, convention=wanted.convention, convention_is_said=wanted.convention_is_said
+    )
     others = [each.name for each in fields(found) if getattr(found, each.name) != getattr(wanted, each.name)]
     if layers != wanted.readings(loaded.num_layers)[0]:
         others.append("layers")

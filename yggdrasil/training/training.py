@@ -67,7 +67,8 @@ def train(settings: TrainSettings, teller: Teller) -> Path:
         kept = _kept(settings, source, teller)
         trained = 0.0 if kept is None else kept.progress.seconds
         budget = Budget((trained + settings.minutes * 60) * _TEXT_SHARE, settings.tokens)
-        documents = _own_text(source, tokenizer, prompts, budget, settings, teller)
+        documents, waited = _own_text(source, tokenizer, prompts, budget, settings, teller)
+        deadline += waited
         parts = split(documents)
         if len(documents) < _LEAST_DOCUMENTS or not parts.held_out or not parts.trained:
             raise YggdrasilError(
@@ -88,7 +89,9 @@ def _kept(settings: TrainSettings, source: Source, teller: Teller) -> KeptTraini
         )
     if kept is None or settings.start is None:
         return kept
-    if kept.progress.began_with != model_fingerprint(settings.start):
+    # Of a training that was begun before fingerprints were noted the name is known alone.
+    found = model_fingerprint(settings.start) if kept.progress.began_with else settings.start.name
+    if found != (kept.progress.began_with or kept.progress.began_as):
         raise YggdrasilError(
             f"--start: the training in {shown(settings.work)} did not begin as {shown(settings.start)}; leave it out "
             "to go on, or name another --out"
@@ -114,10 +117,11 @@ def _own_text(
     budget: Budget,
     settings: TrainSettings,
     teller: Teller,
-) -> list[Document]:
+) -> tuple[list[Document], float]:
     """All that the target ever wrote, shared with its calibrations, and what it writes now: as it is decoded.
 
-    That model is not there any more when another one, whose states can be read, is loaded to train on.
+    And the seconds that it waited for another process to write. The model is not there any more when another one, whose
+    states can be read, is loaded to train on.
     """
     weights = usual_weights(source, "bfloat16", "cpu")
     loaded = load_model(source, torch.bfloat16, torch.device("cpu"), torch.get_num_threads(), weights=weights)
@@ -125,7 +129,7 @@ def _own_text(
         trained_head(settings.start, loaded)  # refused now rather than when all is written
     settings.work.mkdir(parents=True, exist_ok=True)
     writer = OwnText(loaded, tokenizer, prompts, text_file(source.fingerprint(), weights))
-    return writer.write(budget, settings.work / "own-text.json", teller.phase)
+    return writer.write(budget, settings.work / "own-text.json", teller.phase), writer.waited
 
 
 class _Run:

@@ -229,9 +229,13 @@ def test_a_head_of_another_target_is_refused(case, tmp_path):
     ("more", "said"),
     [
         ({"eagle_aux_hidden_state_layer_ids": [1, 2, 7]}, "reads layer 7 of its target, and tiny target has 6"),
+        (
+            {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 2, 6]}, "layer_convention": "outputs"},
+            "reads layer 6 of its target, and tiny target has 6",
+        ),
         ({"hidden_size": 64, "target_hidden_size": 32}, "a hidden size of 64, and tiny target has 32"),
     ],
-    ids=["layers that there are not", "another embedding"],
+    ids=["layers that there are not", "outputs that there are not", "another embedding"],
 )
 def test_a_head_that_reads_what_the_target_has_not_is_refused(pair, tmp_path, more, said):
     config = eagle_config(VOCAB_SIZE, **more)

@@ -175,6 +175,13 @@ def test_a_convention_that_is_said_is_not_tried(tmp_path, config, reading):
     assert read_settings(tmp_path).readings(30) == [reading]
 
 
+def test_rotary_positions_may_leave_out_what_they_do_not_change(tmp_path):
+    found = {"rope_type": "default", "rope_theta": 5e5, "partial_rotary_factor": None}
+    (tmp_path / "config.json").write_text(json.dumps(eagle_config(rope_parameters=found)))
+
+    assert read_settings(tmp_path).rope == {"rope_type": "default", "rope_theta": 5e5}
+
+
 def causal(query, key, value):
     groups = query.shape[-3] // key.shape[-3]
     key, value = (each.repeat_interleave(groups, dim=-3) for each in (key, value))

@@ -245,6 +245,13 @@ def test_a_file_that_does_not_count_is_not_read(tmp_path):
     assert model_fingerprint(tmp_path) == before
 
 
+def test_nor_does_it_tell_what_kind_of_head_there_is(tmp_path):
+    write_head(tmp_path, {"model_type": "llama"}, {"model.norm.weight": torch.zeros(3)})
+    save_file({"fc.weight": torch.zeros(3, 6)}, tmp_path / "other.safetensors")
+
+    assert kind_of(tmp_path) is None
+
+
 def test_a_heads_folder_is_known_by_what_it_holds(tmp_path):
     first = random_tensors(first_shapes(first_config()))
     for name, config, tensors in (

@@ -13,7 +13,7 @@ from yggdrasil.engine.policy import FixedPolicy
 from yggdrasil.models.compiled import Backend
 from yggdrasil.scheduling.stages import DEFAULT_ORDER, NAMED_VARIANTS, Schedule
 from yggdrasil.tree.objective import TreeShape
-from yggdrasil.tree.widths import fitting
+from yggdrasil.tree.widths import fitting_or_widest
 
 BASELINE_DEPTH, BASELINE_WIDTH = 16, 8  # the paper's fixed tree; here as far as the plan's shapes allow
 PAPER_GAIN = {"O2 compilation": 2.78, "O3 pruning": 1.07, "O4 schedule": 1.21, "O5 depth predictor": 1.10}
@@ -29,7 +29,7 @@ def breakdown(context: FigureContext) -> list[Figure]:
     width = max(w for w in shapes.draft_widths if w <= BASELINE_WIDTH)
     depth = min(BASELINE_DEPTH, shapes.max_depth)
     nodes = 1 + width * depth
-    whole = fitting(shapes.verify_widths, nodes)
+    whole = fitting_or_widest(shapes.verify_widths, nodes)
     fixed = FixedPolicy(TreeShape(width, depth, whole))
     pruned = PrunedPolicy(TreeShape(width, depth, whole), context.costs)
     compiled = context.decoder.assembly.target.backend

@@ -49,9 +49,10 @@ def open_head(folder: Path, dtype: torch.dtype) -> tuple[EagleHead | FirstEagleH
     refuse_others(folder, tensors, expected)
     if settings.has_own_vocabulary:
         tensors["d2t"] = whole_numbers(folder, "d2t", tensors["d2t"])
-        check_vocabulary(folder, tensors["d2t"], settings.vocab_size)
+        tokens = tensors["d2t"] + torch.arange(len(tensors["d2t"]))
+        check_vocabulary(folder, "d2t", tokens, settings.vocab_size)
         if drafted is not None:
-            _check_way_back(folder, tensors["d2t"], drafted, settings.vocab_size)
+            _check_way_back(folder, tokens, drafted, settings.vocab_size)
     weights = {name: tensor if name == "d2t" else tensor.to(dtype) for name, tensor in tensors.items()}
     embedding = weights.pop(EMBEDDING, None)
     head.load_state_dict(weights, assign=True)
@@ -69,10 +70,12 @@ def _empty(settings: HeadSettings, *, brings_output: bool) -> EagleHead | FirstE
     return head
 
 
-def _check_way_back(folder: Path, d2t: Tensor, t2d: Tensor, vocab_size: int) -> None:
-    """Refuse two tables that do not say the same: either may be another head's. Of a table in another form nothing is
-    known."""
-    expected = torch.zeros(vocab_size, dtype=torch.bool).index_fill(0, d2t + torch.arange(len(d2t)), value=True)
+def _check_way_back(folder: Path, tokens: Tensor, t2d: Tensor, vocab_size: int) -> None:
+    """Refuse two tables that do not say the same: either may be another head's.
+
+    Of a table in another form nothing is known.
+    """
+    expected = torch.zeros(vocab_size, dtype=torch.bool).index_fill(0, tokens, value=True)
     if t2d.dtype == torch.bool and t2d.shape == expected.shape and not torch.equal(t2d, expected):
         raise YggdrasilError(f"{shown(folder)}: {_WAY_BACK} and d2t name other tokens; fetch the head again")
 

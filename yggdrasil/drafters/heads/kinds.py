@@ -5,8 +5,9 @@ import struct
 from pathlib import Path
 from typing import Any, Literal
 
-from yggdrasil.artifacts import PICKLED_HEAD, parse_json
+from yggdrasil.artifacts import OWN_HEADS, PICKLED_HEAD, head_files, parse_json
 from yggdrasil.drafters.heads.mtp_names import MTP_NAMES
+from yggdrasil.errors import ArtifactError
 
 Kind = Literal["eagle3", "eagle", "medusa", "mtp"]
 
@@ -31,7 +32,11 @@ def kind_of(folder: Path) -> Kind | None:
     written = config.get("speculators_model_type")
     if "eagle3" in architectures or written == "eagle3" or "draft_vocab_size" in config:
         return "eagle3"
-    if config.get("model_type") == "medusa" or "medusa" in architectures or list(folder.glob("medusa_lm_head.*")):
+    if (
+        config.get("model_type") == "medusa"
+        or "medusa" in architectures
+        or any((folder / name).is_file() for name in OWN_HEADS)
+    ):
         return "medusa"
     names = tensor_names(folder, config)
     if _has_mtp(config, names):
@@ -48,10 +53,18 @@ def _has_mtp(config: dict[str, Any], names: list[str]) -> bool:
     return found is not None and isinstance(layers, int) and f"{found.of(layers).projection}.weight" in names
 
 
+def _weight_files(folder: Path) -> list[Path]:
+    """What a head would be read from: a file that is not read tells nothing of the folder."""
+    try:
+        return [file for file in head_files(folder) if file.suffix == ".safetensors"]
+    except ArtifactError:  # said when it is loaded
+        return []
+
+
 def tensor_names(folder: Path, config: dict[str, Any]) -> list[str]:
     """Names of the tensors in ``folder``; of a pickle only where ``config`` is of one layer, and of tensors alone."""
     names: list[str] = []
-    for file in sorted(folder.glob("*.safetensors")):
+    for file in _weight_files(folder):
         try:
             with file.open("rb") as stream:
                 (length,) = struct.unpack("<Q", stream.read(8))

@@ -93,7 +93,8 @@ def _opened(folder: Path, target: LoadedModel) -> tuple[Head, nn.Module]:
     _check_fit(folder, (settings.target_hidden_size, settings.vocab_size), target)
     if own is None or settings.is_first:  # it reads the target's embedding, or drafts the target's states
         _check_fit(folder, (settings.hidden_size, settings.vocab_size), target)
-    if settings.layers is not None and max(settings.layers) > target.num_layers:
+    highest = target.num_layers - (settings.convention_is_said and settings.convention == "outputs")
+    if settings.layers is not None and max(settings.layers) > highest:
         raise YggdrasilError(
             f"{shown(folder)} reads layer {max(settings.layers)} of its target, and {target.name} has "
             f"{target.num_layers}; give a head that was trained for this target"

@@ -37,7 +37,7 @@ def open_medusa(folder: Path, dtype: torch.dtype) -> MedusaHeads:
     settings = _settings(folder, tensors, table)
     if table is not None:
         table = whole_numbers(folder, "token_map", table.flatten())
-        check_vocabulary(folder, table - torch.arange(len(table)), settings.vocab_size)
+        check_vocabulary(folder, "token_map", table, settings.vocab_size)
         for name, tensor in tensors.items():  # some files keep all rows beside the map
             if name.startswith("lm_heads.") and len(tensor) == settings.vocab_size > len(table):
                 tensors[name] = tensor[table]

@@ -17,7 +17,7 @@ def rope_of(layer: Mapping[str, Any], head_size: int) -> dict[str, Any]:
     kind = found.pop("type", None)
     found.setdefault("rope_type", kind or "default")
     found.setdefault("rope_theta", layer.get("rope_theta") or _USUAL_THETA)
-    partial = found.pop("partial_rotary_factor", 1.0)
+    partial = found.pop("partial_rotary_factor", None) or 1.0
     if any(isinstance(value, Mapping) for value in found.values()):
         raise ValueError(f"{name} differs by layer type, and a head has one layer")
     if found["rope_type"] not in ("default", "linear", "llama3"):

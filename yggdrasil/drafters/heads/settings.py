@@ -47,7 +47,7 @@ class HeadSettings:
     norm_output: bool = False  # what is fed back is normed
     layers: tuple[int, ...] | None = None  # as written; None where nothing is
     convention: Convention = "inputs"  # the usual one where they are written
-    is_said: bool = False  # the convention, by the file
+    convention_is_said: bool = False  # the convention, by the file
     qkv_bias: bool = False
     is_first: bool = False  # EAGLE-1 or 2, or MTP: reads and drafts what the target's own head reads
     fc_bias: bool | None = None  # of those; None where nothing is said
@@ -75,7 +75,7 @@ class HeadSettings:
         if self.layers is not None and self.convention == "outputs":
             inputs = tuple(layer + 1 for layer in self.layers)
         usual = tuple(min(max(layer - 1, 0), num_layers - 1) for layer in inputs)
-        if self.is_said:
+        if self.convention_is_said:
             return [usual]
         step = -1 if self.layers is not None and self.convention == "outputs" else 1
         other = tuple(min(max(layer - 1 + step, 0), num_layers - 1) for layer in inputs)
@@ -112,7 +112,7 @@ def settings_of(config: Mapping[str, Any], *, is_first: bool = False) -> HeadSet
         raise ValueError("the section of its layer is no mapping")
     heads, hidden = _count(layer, "num_attention_heads"), _count(layer, "hidden_size")
     head_size = _count(layer, "head_dim", hidden // heads)
-    layers, convention, is_said = _layers(config)
+    layers, convention, convention_is_said = _layers(config)
     settings = HeadSettings(
         hidden_size=hidden,
         intermediate_size=_count(layer, "intermediate_size"),
@@ -133,7 +133,7 @@ def settings_of(config: Mapping[str, Any], *, is_first: bool = False) -> HeadSet
         norm_output=bool(config.get("norm_output", False)),
         layers=layers,
         convention=convention,
-        is_said=is_said,
+        convention_is_said=convention_is_said,
         qkv_bias=bool(layer.get("qkv_bias", False)),
         is_first=is_first,
         fc_bias=next((bool(config[name]) for name in _FC_BIAS if name in config), None),

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from yggdrasil.artifacts import PICKLED_HEAD, head_files, shown
+from yggdrasil.artifacts import OWN_HEADS, PICKLED_HEAD, head_files, shown
 from yggdrasil.errors import YggdrasilError, first_line
 
 
@@ -24,7 +24,7 @@ def read_tensors(folder: Path, prefixes: tuple[str, ...] = ("",)) -> dict[str, T
     files = head_files(folder)
     if not files:
         raise YggdrasilError(
-            f"{shown(folder)} holds no *.safetensors, nor {PICKLED_HEAD} or medusa_lm_head.pt; fetch the head again"
+            f"{shown(folder)} holds no *.safetensors, nor {PICKLED_HEAD} or {OWN_HEADS[1]}; fetch the head again"
         )
     tensors: dict[str, Tensor] = {}
     for file in files:
@@ -82,12 +82,11 @@ def _more(names: list[str]) -> str:
     return f" and {len(names) - 3} more" if len(names) > 3 else ""
 
 
-def check_vocabulary(folder: Path, table: Tensor, vocab_size: int) -> None:
-    """Refuse a table of drafted tokens that names one twice or one that there is not."""
-    tokens = table + torch.arange(len(table))
+def check_vocabulary(folder: Path, name: str, tokens: Tensor, vocab_size: int) -> None:
+    """Refuse a table of drafted ``tokens`` that names one twice or one that there is not."""
     if int(tokens.min()) < 0 or int(tokens.max()) >= vocab_size or len(tokens.unique()) != len(tokens):
         raise YggdrasilError(
-            f"{shown(folder)}: d2t names tokens twice or outside the target's {vocab_size}; fetch it again"
+            f"{shown(folder)}: {name} names tokens twice or outside the target's {vocab_size}; fetch it again"
         )
 
 

@@ -17,7 +17,7 @@ from yggdrasil.drafters.heads.kinds import kind_of
 from yggdrasil.drafters.heads.medusa import MedusaHeads
 from yggdrasil.drafters.heads.medusa_files import open_medusa
 from yggdrasil.drafters.heads.module import EagleHead
-from yggdrasil.drafters.heads.settings import HeadSettings
+from yggdrasil.drafters.heads.settings import CONVENTION, HeadSettings
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.models.shards import faults_of_disks
 from yggdrasil.models.widening import ModelShape, read_shape
@@ -137,4 +137,4 @@ def _wide_config(
     written = dict(config) | dict(zip(_USUAL, values, strict=True)) | {"head_dim": wide.head_dim}
     inputs = [layer + 1 for layer in settings.readings(narrow.num_layers)[0]]
     first_copies = [layer * wide.num_layers // narrow.num_layers for layer in inputs]
-    return written | {"eagle_aux_hidden_state_layer_ids": first_copies}
+    return written | {"eagle_aux_hidden_state_layer_ids": first_copies, CONVENTION: "inputs"}
