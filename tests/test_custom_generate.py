@@ -114,6 +114,13 @@ def test_a_dictionary_and_a_stream_come_where_asked_for(pair, ours):
     assert seen.has_ended
 
 
+def test_more_tokens_than_there_is_room_for_take_no_room(pair, ours):
+    options = {**GREEDY, "max_new_tokens": 10**13, "max_time": 0.2}
+    found = pair.plain_target.generate(PROMPT, attention_mask=torch.ones_like(PROMPT), custom_generate=ours, **options)
+
+    assert found.shape[1] > PROMPT.shape[1]
+
+
 def test_what_is_not_decoded_is_refused(pair, ours):
     two = PROMPT.repeat(2, 1)
     with pytest.raises(YggdrasilError, match="one at a time"):

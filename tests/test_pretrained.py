@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from gguf import GGMLQuantizationType
 
 from yggdrasil import pretrained
@@ -124,6 +125,45 @@ def test_drafter_and_dtype_decide_which(save):
     together = save(plan(drafters=[ModelRef("x", DRAFTER.fingerprint(), 1), CountsOptions()]), "together")
     assert find_plan(TARGET, [str(DRAFTER.folder), "table"], None) == together
     assert find_plan(TARGET, ["table"], None) == counted
+
+
+def test_a_drafter_that_was_tried_once_is_not_meant_where_none_is_named(save):
+    usual = f"{plan_name(TARGET.given)}-{TARGET.fingerprint()[:8]}-bfloat16"
+    tried = save(plan(), f"{usual}-ngram")
+    assert find_plan(TARGET, None, None) is None
+    assert find_plan(TARGET, ["ngram"], None) == tried
+    first = save(plan(drafters=[CountsOptions()]), usual)
+    assert find_plan(TARGET, None, None) == first
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "said"),
+    [
+        ((5,), {}, "the model is 5"),
+        ((str(TINY / "target"),), {"drafter": [5]}, r"drafter is \[5\]"),
+        ((str(TINY / "target"),), {"drafter": b"ngram"}, "drafter is b'ngram'"),
+        ((str(TINY / "target"),), {"drafter": 5}, "drafter is 5"),
+        ((str(TINY / "target"),), {"dtype": "float16"}, "dtype must be one of"),
+    ],
+)
+def test_what_names_no_model_or_drafter_is_refused(arguments, options, said):
+    with pytest.raises(YggdrasilError, match=said):
+        Decoder.from_pretrained(*arguments, **options)
+
+
+@pytest.mark.parametrize(
+    ("plan", "options", "said"),
+    [
+        (None, {}, "the plan is None"),
+        ("tiny", {"target": 5}, "target is 5"),
+        ("tiny", {"dtype": torch.float32}, "dtype must be one of"),
+        ("tiny", {"drafter": "ngram"}, "drafter is 'ngram', which lacks name, begin, extend"),
+        ("tiny", {"drafter": object()}, "which lacks name, begin, extend, hidden_layers, head, grow"),
+    ],
+)
+def test_what_opens_no_plan_is_refused(plan, options, said):
+    with pytest.raises(YggdrasilError, match=said):
+        Decoder.from_plan(plan, force_machine=True, **options)
 
 
 def test_a_plan_that_left_a_drafter_out_is_found_for_it(save):

@@ -6,7 +6,8 @@ A value of another kind is an ``ArgumentTypeError`` (a ``TypeError`` too), one o
 
 import operator
 from collections.abc import Mapping, Sequence
-from math import isfinite
+from dataclasses import fields
+from math import inf, isfinite
 from numbers import Real
 from typing import Any
 
@@ -31,10 +32,24 @@ def check_number(
     allowed = rule or f"between {least:g} and {most:g}"
     if isinstance(value, bool) or not isinstance(value, Real):
         raise ArgumentTypeError(f"{name} is {value!r}; it must be a number, {allowed}")
-    number = float(value)
+    try:
+        number = float(value)
+    except OverflowError:  # a whole number beyond all that floats hold
+        number = inf
     if not isfinite(number) or not least <= number <= most or (is_open and number == least):
         raise ArgumentValueError(f"{name} is {value!r}; it must be {allowed}")
     return number
+
+
+def keep_plain_numbers(checked: Any) -> None:
+    """Have a frozen dataclass, whose fields were checked, hold Python's own numbers: others' code takes no others."""
+    for each in fields(checked):
+        value = getattr(checked, each.name)
+        number = as_integer(value)
+        if number is not None:
+            object.__setattr__(checked, each.name, number)
+        elif isinstance(value, Real) and not isinstance(value, bool):
+            object.__setattr__(checked, each.name, float(value))
 
 
 def check_flag(name: str, value: Any) -> bool:

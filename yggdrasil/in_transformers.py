@@ -84,8 +84,9 @@ def _decode(
     sampling = SamplingParams(temperature=float(bool(config.do_sample)), logits_processors=list(processors), seed=seed)
     prompt = input_ids[0].tolist()
     # How many tokens there are to be is one of the criteria, and so is the end of the text.
-    request = decoder.start(prompt, max_new_tokens=config.max_length, ignore_eos=True, sampling=sampling)
-    text = torch.zeros(1, len(prompt) + config.max_length + 1, dtype=torch.int64)
+    longest = min(config.max_length, decoder.assembly.engine.max_length)
+    request = decoder.start(prompt, max_new_tokens=longest, ignore_eos=True, sampling=sampling)
+    text = torch.zeros(1, len(prompt) + longest + 1, dtype=torch.int64)
     text[0, : len(prompt)] = input_ids[0]
     done, has_ended = 0, False
     if streamer is not None:

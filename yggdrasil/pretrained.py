@@ -14,7 +14,7 @@ from yggdrasil.drafters.ngram import NGramDrafter
 from yggdrasil.drafters.shipped import whole_name
 from yggdrasil.engine import decoder as engine
 from yggdrasil.engine.opened import DtypeName
-from yggdrasil.errors import ArtifactError, YggdrasilError
+from yggdrasil.errors import ArgumentTypeError, ArgumentValueError, ArtifactError, YggdrasilError
 from yggdrasil.models.compiled import Backend
 from yggdrasil.models.facts import load_tokenizer
 from yggdrasil.models.packages import any_is_open
@@ -54,9 +54,11 @@ class Decoder(engine.Decoder):
             YggdrasilError: no such plan or model, or one that cannot be decoded with.
         """
         if dtype is not None and dtype not in get_args(DtypeName):
-            raise YggdrasilError(f"dtype must be one of {', '.join(get_args(DtypeName))}, not {dtype!r}")
+            raise ArgumentValueError(f"dtype must be one of {', '.join(get_args(DtypeName))}, not {dtype!r}")
+        if not isinstance(source, str | Path):
+            raise ArgumentTypeError(f"the model is {source!r}; it must be a name or a path")
         reporter = reporter or _Lines()
-        drafters = (str(drafter),) if isinstance(drafter, str | Path) else tuple(drafter or ()) or None
+        drafters = _drafters_of(drafter)
         if is_plan(source):
             if drafters not in (None, (NGRAM,)):
                 asked = " and ".join(drafters or ())
@@ -85,6 +87,16 @@ class Decoder(engine.Decoder):
         return cls.from_plan(
             plan, target=found.given, backend=backend, max_length=max_length, tokenizer=tokenizer, phase=reporter.phase
         )
+
+
+def _drafters_of(given: object) -> tuple[str, ...] | None:
+    if isinstance(given, str | Path):
+        return (str(given),)
+    if given is None:
+        return None
+    if isinstance(given, bytes) or not isinstance(given, Sequence) or not all(isinstance(e, str | Path) for e in given):
+        raise ArgumentTypeError(f"drafter is {given!r}; it must be a name or a path, or a list of them")
+    return tuple(map(str, given)) or None
 
 
 def _target_of(plan: str | Path, *, force_machine: bool) -> str:
@@ -124,7 +136,10 @@ def find_plan(model: Source, drafters: Sequence[str] | None, dtype: DtypeName | 
             continue
         if plan is None or plan.target.fingerprint != digits or _rounds(plan):
             continue
-        is_meant = not wanted or (_model_of(plan) <= wanted <= _considered(plan) | names_of(plan.free))
+        if not wanted:  # one that was made for drafters that were tried once is not meant where none is named
+            is_meant = not entry.name.startswith(f"{_automatic_name(model, None, plan.dtype)}-")
+        else:
+            is_meant = _model_of(plan) <= wanted <= _considered(plan) | names_of(plan.free)
         if dtype in (None, plan.dtype) and is_meant:
             fitting.append((plan.target.weights == "file", entry.path.stat().st_mtime_ns, entry.path))
     return max(fitting)[-1] if fitting else None
@@ -196,8 +211,14 @@ def _calibrate(model: Source, drafters: Sequence[str] | None, dtype: DtypeName, 
     weights = usual_weights(model, dtype, "cpu"), usual_drafter_weights(named.drafter, dtype, "cpu")
     pair = PairSource(model.given, named.drafter, dtype, 0, 0, shapes, *weights, free=named.free)
     prompts, chat = shipped_prompts(model)
-    name = f"{plan_name(model.given)}-{model.fingerprint()[:8]}-{dtype}"
+    name = _automatic_name(model, drafters, dtype)
     return calibrate(CalibrationSettings(pair, prompts, name, search_roots()[-1], FIRST, chat=chat), reporter)
+
+
+def _automatic_name(model: Source, drafters: Sequence[str] | None, dtype: DtypeName) -> str:
+    """Of a plan that is made because there is none: one for every choice of drafters."""
+    named = "".join(f"-{plan_name(drafter)}" for drafter in drafters or ())
+    return f"{plan_name(model.given)}-{model.fingerprint()[:8]}-{dtype}{named}"
 
 
 class _Lines:

@@ -14,7 +14,7 @@ from yggdrasil.engine.policy import FixedPolicy
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.models.compiled import BuildClock
 from yggdrasil.predictor.repeats import foretold
-from yggdrasil.prompts import Prompt
+from yggdrasil.prompts import Place, Prompt
 from yggdrasil.scheduling.plan import ModelRef
 from yggdrasil.tree.objective import TreeShape
 
@@ -34,6 +34,15 @@ def test_categories_have_figures_of_their_own(pair):
     assert found["qa"] == summarise([results[0], results[2]])
     assert (found["qa"]["prompts"], found["none"]["prompts"]) == (2, 1)
     assert found["qa"]["matched"] == 2
+
+
+def test_a_prompt_that_cannot_be_decoded_is_named_before_any_is_timed(pair, monkeypatch):
+    decoder = pair.decoder(FixedPolicy(TreeShape(2, 2, 4)))
+    prompts = [prompt_of(pair, "a", 0, "qa"), Prompt("b", "", "qa", place=Place("set.jsonl", 2))]
+    monkeypatch.setattr(decoder, "generate", lambda *_, **__: pytest.fail("decoded"))
+
+    with pytest.raises(YggdrasilError, match=r"set\.jsonl.*2.* the prompt is empty"):
+        compare(decoder, prompts, 8, lambda _: None)
 
 
 def test_a_comparison_in_which_something_was_built_is_not_reported(pair, monkeypatch):

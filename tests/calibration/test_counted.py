@@ -193,8 +193,10 @@ def test_of_two_that_write_at_once_the_second_waits_and_answers_what_is_left(
     prompts = [list(tokenizer(words)["input_ids"]) for words in WORDS]
     file, written = tmp_path / "own.jsonl", []
 
+    writer = OwnText(loaded, tokenizer, prompts * 2, file)
+
     def write():
-        written.extend(OwnText(loaded, tokenizer, prompts * 2, file).write(Budget(60.0, 10), tmp_path / "t", silent))
+        written.extend(writer.write(Budget(60.0, 10), tmp_path / "t", silent))
 
     second = threading.Thread(target=write)
     with locked(file.with_suffix(".lock"), "a test"):
@@ -206,6 +208,7 @@ def test_of_two_that_write_at_once_the_second_waits_and_answers_what_is_left(
 
     assert sorted(each.prompt for each in written) == sorted(prompts)
     assert read_documents(file, loaded.vocab_size) == written
+    assert writer.waited > 0.0
 
 
 def test_without_prompts_the_target_finds_its_own(tmp_path, loaded, tokenizer, few_rows):

@@ -10,8 +10,9 @@ from tiny_pair import TEXT
 
 from yggdrasil import Constraint, SamplingParams, Speculation
 from yggdrasil.engine.options import RequestOptions, RequestSettings
-from yggdrasil.engine.policy import FixedPolicy
+from yggdrasil.engine.policy import PLAIN_POLICY, FixedPolicy
 from yggdrasil.errors import YggdrasilError
+from yggdrasil.scheduling.plan import Shapes
 from yggdrasil.tree.objective import TreeShape
 
 TREE = FixedPolicy(TreeShape(2, 3, 8))
@@ -110,7 +111,7 @@ def test_a_text_where_a_list_is_meant_is_one_item(perfect_pair):
         ({"temperature": "1"}, TypeError),
         ({"temperature": True}, TypeError),
         ({"temperature": None}, TypeError),
-        *(({"temperature": value}, ValueError) for value in (NAN, INF, -1, 1e-40, 9e-5, 1e300)),
+        *(({"temperature": value}, ValueError) for value in (NAN, INF, -1, 1e-40, 9e-5, 1e300, 10**400)),
         *(({"top_p": value}, ValueError) for value in (NAN, 0, 1.1)),
         *(({"typical_p": value}, ValueError) for value in (NAN, 0, 1.1)),
         *(({"min_p": value}, ValueError) for value in (NAN, -0.1, 1.1)),
@@ -164,6 +165,40 @@ def test_speculation_that_is_none(values, kind):
     with pytest.raises(kind, match=next(iter(values))) as caught:
         Speculation(**values)
     assert isinstance(caught.value, YggdrasilError)
+
+
+def test_numbers_of_others_become_pythons_own(pair):
+    """What reads them tests for those alone."""
+    sampling = SamplingParams(
+        temperature=np.float32(1),
+        top_k=np.int64(5),
+        top_p=np.float64(0.5),
+        min_new_tokens=torch.tensor(2),
+    )
+    assert [type(each) for each in (sampling.temperature, sampling.top_k, sampling.top_p)] == [float, int, float]
+    assert sampling == SamplingParams(temperature=1.0, top_k=5, top_p=0.5, min_new_tokens=2)
+
+    found, wanted = (
+        pair.decoder(TREE).generate(TEXT[:9], max_new_tokens=6, sampling=SamplingParams(1.0, top_k=k, seed=2))
+        for k in (np.int64(5), 5)
+    )
+    assert found.tokens == wanted.tokens
+
+
+@pytest.mark.parametrize(
+    "give", [lambda ids, scores: None, lambda ids, scores: scores.numpy(), lambda ids, scores: scores[:, :5]]
+)
+def test_a_processor_that_gives_no_scores_back_is_named(pair, give):
+    give.__name__ = "mine"
+    with pytest.raises(YggdrasilError, match=r"the logits processor mine gave back .*, not scores of shape \(1, 96\)"):
+        pair.decoder(TREE).generate(TEXT[:9], max_new_tokens=6, sampling=SamplingParams(logits_processors=[give]))
+
+
+def test_a_text_cannot_be_scored_by_plain_steps_alone(pair):
+    shapes = Shapes(max_length=100, draft_widths=(), verify_widths=(1,), prefill_widths=(16,))
+    decoder = pair.decoder(PLAIN_POLICY, shapes, drafter=None)
+    with pytest.raises(YggdrasilError, match="this plan has plain steps alone; calibrate one without --drafter none"):
+        list(decoder.score(TEXT[:9]))
 
 
 def test_a_schema_may_be_what_its_json_stands_for():

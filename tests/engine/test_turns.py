@@ -113,6 +113,22 @@ def test_a_request_is_iterated_once(pair):
     assert request.result().tokens == pair.reference(TEXT[:20], 5)
 
 
+def test_a_second_iterator_takes_no_turn_away(pair):
+    decoder = pair.decoder(TREE)
+    request = decoder.start(TEXT[:20], max_new_tokens=30)
+    first = iter(request)
+    next(first)
+    with pytest.raises(YggdrasilError):
+        next(iter(request))
+    assert request.result().finish_reason == "cancelled"
+
+    assert decoder.generate(TEXT[:20], max_new_tokens=12).tokens == pair.reference(TEXT[:20], 12)
+    ended = decoder.start(TEXT[:20], max_new_tokens=5)
+    ended.result()
+    with pytest.raises(YggdrasilError, match="a request is iterated once"):
+        list(ended)
+
+
 def test_requests_made_together_and_run_one_after_the_other(pair):
     """What is set up when a request is made is not the next one's."""
     decoder = pair.decoder(TREE)

@@ -10,13 +10,14 @@ from safetensors.torch import load_file, save_file
 from tiny import FAMILIES, tiny_config
 from tiny_pair import byte_tokenizer
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, LlamaConfig, Phi3Config, PreTrainedTokenizerFast
 
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.models import kernels, loading
 from yggdrasil.models.cache import cache_name
 from yggdrasil.models.facts import check_same_tokenizer, load_config, load_tokenizer, refuse_unverifiable
 from yggdrasil.models.loading import load_model, prepare_model
+from yggdrasil.models.outline import Outline, longest_text
 from yggdrasil.models.packing import PackedLinear
 from yggdrasil.models.selfcheck import check_tree_attention
 
@@ -359,3 +360,14 @@ def test_a_cache_goes_by_the_name_that_the_models_forward_gives_it():
             return tokens
 
     assert (cache_name(Renamed()), cache_name(Older())) == ("cache", "past_key_values")
+
+
+def test_longrope_reaches_as_far_as_it_was_first_trained(tmp_path):
+    """Behind that transformers turns all rows otherwise, those that are kept too."""
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4,
+             "intermediate_size": 64, "vocab_size": 96, "pad_token_id": 0}  # fmt: skip
+    config = Phi3Config(**sizes, max_position_embeddings=512, original_max_position_embeddings=64, rope_parameters=rope)
+
+    assert Outline.of(config).max_context == longest_text(config) == 64
+    assert longest_text(Phi3Config(**sizes, max_position_embeddings=512)) == 512

@@ -31,6 +31,7 @@ from yggdrasil.drafters.heads.tensors import read_tensors
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.models.loading import load_model
 from yggdrasil.models.source import Source
+from yggdrasil.training import training
 from yggdrasil.training.draft_model import DraftModelRecipe
 from yggdrasil.training.features import Features, Kept, shards, side_by_side
 from yggdrasil.training.medusa import MedusaRecipe
@@ -266,6 +267,21 @@ def test_a_training_begins_as_another_head(written, tmp_path):
     train(replace(later, start=None), Told())
     assert progress_of(later).steps == 2
     assert "| began as | head; the mean " in (later.out / "README.md").read_text()
+
+
+def test_another_process_that_writes_takes_no_time_of_a_training(written, seconds, monkeypatch):
+    """It would end with its first step, and write a head that has learned nothing."""
+    own_text = training._own_text
+
+    def late(*given):
+        documents, _ = own_text(*given)
+        for _ in range(3600):
+            next(seconds)
+        return documents, 3600.0
+
+    monkeypatch.setattr(training, "_own_text", late)
+    train(replace(written, minutes=3.0), Told())
+    assert progress_of(written).steps > 3
 
 
 @pytest.mark.usefixtures("seconds")
@@ -594,7 +610,8 @@ def other_start(settings, target, tmp_path):
             "norm.weight": tensors["norm.weight"] + 1,
         },
     )
-    return replace(settings, start=tmp_path / "two" / "head"), "did not begin as .*two/head; leave it out"
+    sentence = "nothing says that the training in .* began as .*two/head; leave it out"
+    return replace(settings, start=tmp_path / "two" / "head"), sentence
 
 
 @pytest.mark.parametrize("change", [other_kind, other_target, damaged_state, no_state, other_start])

@@ -93,7 +93,7 @@ class Sampler:
         ids = self._ids[:, :end]
         scores = row.to("cpu", torch.float32, copy=True)[None]
         for process in self._processors.shaping:
-            scores = process(ids, scores)
+            scores = _checked(process, process(ids, scores), scores)
         if self.grammar is not None:
             allowed = self.grammar.mask([*self.tokens, *tail], row.shape[0])
             scores = scores.masked_fill(~allowed, float("-inf"))
@@ -126,6 +126,15 @@ class Sampler:
         self.tokens.append(token)
         if self.params.logprobs is not None:
             self.logprobs.append(logprobs_of(token, row, self.params.logprobs))
+
+
+def _checked(process: object, given: object, before: Tensor) -> Tensor:
+    """What a processor gave back, which may be the caller's own: other scores of the same tokens."""
+    if not isinstance(given, Tensor) or given.shape != before.shape:
+        kind = tuple(given.shape) if isinstance(given, Tensor) else type(given).__name__
+        name = getattr(process, "__name__", type(process).__name__)
+        raise YggdrasilError(f"the logits processor {name} gave back {kind}, not scores of shape {tuple(before.shape)}")
+    return given
 
 
 def _check_finite(scores: FloatArray) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-from yggdrasil.arguments import check_integer, check_number, check_text, check_tokens
+from yggdrasil.arguments import check_integer, check_number, check_text, check_tokens, keep_plain_numbers
 from yggdrasil.errors import ArgumentTypeError, ArgumentValueError, first_line
 
 ConstraintKind = Literal["json_schema", "regex", "grammar"]
@@ -106,6 +106,7 @@ class SamplingParams:
         object.__setattr__(self, "bad_words", _words(self.bad_words))
         if not isinstance(self.logits_processors, Sequence) or not all(map(callable, self.logits_processors)):
             raise ArgumentTypeError("logits_processors must be a list of transformers' LogitsProcessor objects")
+        keep_plain_numbers(self)
 
     @property
     def is_greedy(self) -> bool:

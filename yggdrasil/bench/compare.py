@@ -7,10 +7,11 @@ from typing import NamedTuple
 
 from yggdrasil.bench.divergence import Divergence, replay
 from yggdrasil.bench.guard import nothing_built
+from yggdrasil.bench.systems import encode_one
 from yggdrasil.engine.decoder import Decoder, Generation
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.predictor.repeats import foretold
-from yggdrasil.prompts import Prompt, encode_prompt
+from yggdrasil.prompts import Prompt
 
 _PLAIN, _OURS = "plain decoding", "the plan"  # no names that a plan can have
 
@@ -73,30 +74,28 @@ def compare(
     ways = [_Way(_PLAIN, decoder, False), _Way(_OURS, decoder, True)]
     ways += [_Way(name, other, True) for name, other in others.items()]
 
-    def kept(prompt: Prompt) -> list[int]:
-        tokens = encode_prompt(decoder.tokenizer, prompt)
-        return tokens[-max_prompt_tokens:] if max_prompt_tokens else tokens
+    texts = [encode_one(decoder, prompt, max_prompt_tokens) for prompt in prompts]  # before any of them is timed
 
-    def run(way: _Way, prompt: Prompt) -> Generation:
+    def run(way: _Way, number: int) -> Generation:
         way.decoder.forget()  # each reads the whole prompt
         return way.decoder.generate(
-            kept(prompt), max_new_tokens=max_new_tokens, ignore_eos=ignore_eos, speculation=way.speculates
+            texts[number], max_new_tokens=max_new_tokens, ignore_eos=ignore_eos, speculation=way.speculates
         )
 
-    def timed(way: _Way, prompt: Prompt) -> Generation:
-        with nothing_built(f"prompt {prompt.id}") if warm_up else nullcontext():
-            return run(way, prompt)
+    def timed(way: _Way, number: int) -> Generation:
+        with nothing_built(f"prompt {prompts[number].id}") if warm_up else nullcontext():
+            return run(way, number)
 
     if warm_up:
         for way in ways:
-            run(way, prompts[0])
+            run(way, 0)
     results = []
     for number, prompt in enumerate(prompts):
-        runs = {way.name: timed(way, prompt) for way in _in_turn(ways, number)}
-        plain, known = runs[_PLAIN], foretold(kept(prompt), runs[_PLAIN].tokens)
+        runs = {way.name: timed(way, number) for way in _in_turn(ways, number)}
+        plain, known = runs[_PLAIN], foretold(texts[number], runs[_PLAIN].tokens)
         found = {}
         for way in ways[1:]:
-            parting = replay(decoder, kept(prompt), plain.tokens, runs[way.name].tokens)
+            parting = replay(decoder, texts[number], plain.tokens, runs[way.name].tokens)
             found[way.name] = Comparison(prompt.id, plain, runs[way.name], known, parting, prompt.category)
         ours = found.pop(_OURS)
         results.append(replace(ours, beside=found))

@@ -18,8 +18,9 @@ from yggdrasil.bench.guard import SomethingBuiltError, nothing_built
 from yggdrasil.bench.spread import spread
 from yggdrasil.engine.decoder import Decoder
 from yggdrasil.engine.policy import Policy
+from yggdrasil.errors import YggdrasilError
 from yggdrasil.predictor.repeats import foretold
-from yggdrasil.prompts import Prompt, encode_prompt
+from yggdrasil.prompts import NOWHERE, Prompt, encode_prompt
 
 FAMILY = "yggdrasil"  # of our engine's systems; a setting of its own may follow
 WARM_TOKENS = 8
@@ -107,11 +108,16 @@ class Sample:
 
 def encode_prompts(decoder: Decoder, prompts: Sequence[Prompt], max_tokens: int | None) -> dict[str, list[int]]:
     """Tokens of each prompt by its id, the last ``max_tokens`` of them; YggdrasilError where one cannot be decoded."""
-    encoded = {}
-    for prompt in prompts:
+    return {prompt.id: encode_one(decoder, prompt, max_tokens) for prompt in prompts}
+
+
+def encode_one(decoder: Decoder, prompt: Prompt, max_tokens: int | None) -> list[int]:
+    """Its last ``max_tokens`` tokens; YggdrasilError with its place where it cannot be decoded."""
+    try:
         tokens = encode_prompt(decoder.tokenizer, prompt)
-        encoded[prompt.id] = decoder.encode(tokens[-max_tokens:] if max_tokens else tokens)
-    return encoded
+        return decoder.encode(tokens[-max_tokens:] if max_tokens else tokens)
+    except YggdrasilError as error:
+        raise YggdrasilError(f"{prompt.place} {error}" if prompt.place != NOWHERE else str(error)) from error
 
 
 def run_systems(

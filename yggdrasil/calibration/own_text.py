@@ -12,7 +12,7 @@ from contextlib import nullcontext
 from functools import cached_property
 from math import inf
 from pathlib import Path
-from time import monotonic
+from time import monotonic, perf_counter
 from typing import Any, NamedTuple
 
 from transformers import PreTrainedTokenizerBase
@@ -93,9 +93,9 @@ class OwnText:
         documents = self._read()
         if budget.share(_size(documents), seconds) >= 1.0:
             return documents
-        came = monotonic()
+        came = perf_counter()
         with locked(self._file.with_suffix(".lock"), f"writing {shown(self._file)}", wait=tell):
-            self.waited = monotonic() - came
+            self.waited = perf_counter() - came
             documents = self._read()
             if budget.share(_size(documents), seconds) >= 1.0:
                 return documents

@@ -24,6 +24,7 @@ from yggdrasil.models.facts import check_same_tokenizer, load_config, load_token
 from yggdrasil.models.formats.names import Weights
 from yggdrasil.models.loaded import LoadedModel
 from yggdrasil.models.loading import load_model
+from yggdrasil.models.outline import longest_text
 from yggdrasil.models.selfcheck import check_tree_attention
 from yggdrasil.models.source import Source
 from yggdrasil.models.usual_weights import usual_weights
@@ -53,7 +54,7 @@ def check_pair(source: "PairSource") -> PreTrainedTokenizerBase:
         refuse_unverifiable(config, model.given)
         if model.gguf is None:
             check_weights(model.folder)
-        context = getattr(config.get_text_config(), "max_position_embeddings", None)
+        context = longest_text(config)
         if context and source.shapes.max_length > context:
             raise YggdrasilError(
                 f"--max-length {source.shapes.max_length} is more than the {context} positions of {model.given}; "
@@ -77,9 +78,7 @@ def _check_head(folder: Path) -> None:
 def usual_length(target: str, drafter: str | None) -> int:
     """The longest request to prepare for where none is named: the usual one, or what the models have."""
     models = [target] if drafter is None or is_head(drafter) else [target, drafter]
-    contexts: list[int | None] = [
-        getattr(load_config(model).get_text_config(), "max_position_embeddings", None) for model in models
-    ]
+    contexts = [longest_text(load_config(model)) for model in models]
     return min([USUAL_LENGTH, *(context for context in contexts if context)])
 
 

@@ -37,18 +37,16 @@ def parity(
     """Compare verification at every compiled width with width-1 decoding on the same tokens; writes the tolerance."""
     from yggdrasil.artifacts import current_machine, resolve_plan, write_atomic
     from yggdrasil.bench.record import public_source
+    from yggdrasil.bench.systems import encode_prompts
     from yggdrasil.cli.progress import PhaseProgress
     from yggdrasil.engine.decoder import Decoder
     from yggdrasil.engine.parity import ProbeText, measure_parity
-    from yggdrasil.prompts import encode_prompt, read_prompts
+    from yggdrasil.prompts import read_prompts
 
     requests = read_prompts(prompts, limit, chat=chat)  # before a model is loaded
     decoder = Decoder.from_plan(plan, dtype=dtype, force_machine=force_machine)
     assert decoder.plan is not None
-    texts = [
-        ProbeText(prompt.id, decoder.encode(encode_prompt(decoder.tokenizer, prompt)[-max_prompt_tokens:]))
-        for prompt in requests
-    ]
+    texts = [ProbeText(name, tokens) for name, tokens in encode_prompts(decoder, requests, max_prompt_tokens).items()]
     with PhaseProgress() as progress:
         report, found = measure_parity(decoder.assembly, texts, max_new_tokens, progress.phase("parity"))
     report = replace(report, model=public_source(decoder.plan.target.source))

@@ -13,6 +13,7 @@ from yggdrasil.engine.seen import seen_tree
 from yggdrasil.engine.target import Outcome, Target
 from yggdrasil.engine.text import TextStream
 from yggdrasil.engine.trace import Trace
+from yggdrasil.errors import YggdrasilError
 from yggdrasil.models.buffers import HostView
 from yggdrasil.scheduling.stages import Schedule
 from yggdrasil.tree.objective import PLAIN_STEP, TreeShape
@@ -54,6 +55,8 @@ class StageActions:
             self._aside = AsideTree(free, tree, self.verify_widths, shares_tree=self._staged is None, order=order)
         # A tree that lies elsewhere, or is ranked there, is fixed before the host could add to it.
         self._fills = free is not None and tree.tokens.device.type == "cpu" and not target.ranks_nodes
+        # One that somebody else wrote: ours grow theirs in their steps.
+        self._is_checked = drafter is not None and not hasattr(drafter, "runner") and tree.tokens.device.type == "cpu"
         self._keeps_books_late = False
         self._keeps_rows = self._guesses = self._reads_leaves_with_head = self._drafts_head_first = False
         self._policy: Policy
@@ -183,8 +186,20 @@ class StageActions:
         if self._guesses and not state.is_planted:  # the last iteration guessed wrong, or not at all
             self.drafter.head(self.tree)
         self.drafter.grow(self.tree, state.shape.width, state.shape.depth)
+        if self._is_checked:
+            self._check_tree(self.drafter.name)
         if self._free is not None and self._wants_free and self._fills:
             self._free.fill(self.tree, self._room)
+
+    def _check_tree(self, name: str) -> None:
+        tokens, certain = self.tree.tokens[: self.tree.size], self._evidence.text[-1]
+        if not len(tokens) or int(tokens[0]) != certain:
+            raise YggdrasilError(f"the drafter {name} did not plant token {certain}, the last that is certain")
+        wrong = tokens[(tokens < 0) | (tokens >= self.target.vocab_size)].tolist()
+        if wrong:
+            raise YggdrasilError(
+                f"the drafter {name} attached token {wrong[0]}; the vocabulary ends at {self.target.vocab_size - 1}"
+            )
 
     def _read_leaves(self, state: Iteration) -> None:
         if state.shape.depth and self._staged is not None:

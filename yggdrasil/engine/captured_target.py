@@ -85,6 +85,11 @@ class CapturedTarget:
         """Certain tokens in the cache."""
         return self.text.num_rows
 
+    @property
+    def vocab_size(self) -> int:
+        """Tokens that it chooses among."""
+        return self.runner.call.vocab_size
+
     def prefill(self, tokens: Sequence[int], start: int = 0) -> Iterator[Outcome]:
         """Read ``tokens`` from ``start`` on, a chunk at a time, as ``TargetModel.prefill`` does."""
         self.text.begin(tokens, start)

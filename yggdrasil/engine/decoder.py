@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from threading import Lock
-from typing import Unpack
+from typing import Unpack, get_args
 from weakref import finalize
 
 from transformers import PreTrainedTokenizerBase
@@ -30,7 +30,7 @@ from yggdrasil.engine.scoring import score
 from yggdrasil.engine.text import TextStream
 from yggdrasil.engine.trace import DecodingReport
 from yggdrasil.engine.turns import Turns
-from yggdrasil.errors import ArgumentTypeError, YggdrasilError
+from yggdrasil.errors import ArgumentTypeError, ArgumentValueError, YggdrasilError
 from yggdrasil.models.compiled import Backend
 from yggdrasil.models.parity import read_tolerance
 from yggdrasil.models.room import give_back
@@ -88,6 +88,7 @@ class Decoder:
         Raises:
             YggdrasilError: the plan, the checkpoints or the machine do not fit each other.
         """
+        _check_arguments(plan, dtype, drafter, target)
         machine = current_machine()
         path = resolve_plan(plan, machine, force=force_machine)
         loaded_plan = Plan.load(path)
@@ -253,6 +254,23 @@ class Decoder:
         """
         with self._preparing:
             return self.encode(encode_chat(self.tokenizer, messages))
+
+
+def _check_arguments(plan: object, dtype: object, drafter: object, target: object) -> None:
+    """Refuse what no plan can be opened with, before anything is read."""
+    if not isinstance(plan, str | Path):
+        raise ArgumentTypeError(f"the plan is {plan!r}; it must be a name or a path")
+    if target is not None and not isinstance(target, str | Path):
+        raise ArgumentTypeError(f"target is {target!r}; it must be the place of a model")
+    if dtype is not None and dtype not in get_args(DtypeName):
+        raise ArgumentValueError(f"dtype must be one of {', '.join(get_args(DtypeName))}, not {dtype!r}")
+    ways = ("plant", "fill") if hasattr(drafter, "plant") else ("hidden_layers", "head", "grow")
+    lacking = [name for name in ("name", "begin", "extend", *ways) if not hasattr(drafter, name)]
+    if drafter is not None and lacking:
+        raise ArgumentTypeError(
+            f"drafter is {drafter!r}, which lacks {', '.join(lacking)}; give an object that drafts (docs/drafters.md), "
+            "or leave it out for the plan's"
+        )
 
 
 __all__ = ["Decoder", "Generation", "Request", "Shapes"]

@@ -47,6 +47,11 @@ class LogitTarget:
                 inputs = [self._start.tensor, self.order[:width], *tree.tensors()]
                 runner.define("verify-logits", width, VerifyLogitsStep(runner.call), inputs)
 
+    @property
+    def vocab_size(self) -> int:
+        """Tokens that are chosen among."""
+        return self.runner.call.vocab_size
+
     def begin(self, decision: Deciding) -> None:
         """The next request decides so."""
         self._decision = decision

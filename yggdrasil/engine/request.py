@@ -1,10 +1,9 @@
 """One request and what it gives."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from types import GeneratorType
-from typing import Any
-from weakref import ref
+from weakref import WeakSet
 
 from yggdrasil.acceptance.sampler import TokenLogprobs
 from yggdrasil.engine.deciding import Prepared
@@ -52,16 +51,16 @@ class Request:
         self._ended = ended  # told prompt and answer, however the request ends
         self._trace = Trace(watch=watch)
         self._has_begun = False
-        self._running: ref[Any] | None = None
+        self._iterators: WeakSet[Generator[str, None, None]] = WeakSet()
 
     def __iter__(self) -> Iterator[str]:
         pieces = self._pieces()
-        self._running = ref(pieces)
+        self._iterators.add(pieces)
         return pieces
 
-    def _pieces(self) -> Iterator[str]:
+    def _pieces(self) -> Generator[str, None, None]:
         with self._turns.take(wait=self._wait):
-            if self._has_begun:
+            if self._has_begun or self._stream.finish_reason is not None:
                 raise YggdrasilError("a request is iterated once; start another for the same prompt")
             self._has_begun = True
             prepared = self._prepared
@@ -94,9 +93,9 @@ class Request:
 
     def result(self) -> Generation:
         """What was generated so far; ``cancelled`` where the text had not ended."""
-        pieces = self._running() if self._running is not None else None
-        if isinstance(pieces, GeneratorType) and not pieces.gi_running:
-            pieces.close()
+        for pieces in list(self._iterators):
+            if isinstance(pieces, GeneratorType) and not pieces.gi_running:
+                pieces.close()
         self._stream.finish("cancelled")
         assert self._stream.finish_reason is not None
         prepared, tokens = self._prepared, self._stream.tokens

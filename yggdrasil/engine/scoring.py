@@ -7,6 +7,7 @@ import torch
 from yggdrasil.acceptance.sampler import TokenLogprobs, logprobs_of
 from yggdrasil.engine.build import Assembly
 from yggdrasil.engine.chain import ChainWriter
+from yggdrasil.errors import YggdrasilError
 from yggdrasil.tree.widths import fitting
 
 
@@ -15,8 +16,16 @@ def score(assembly: Assembly, tokens: Sequence[int], top: int) -> Iterator[list[
     """Of every token but the first, a pass of the target at a time, with the ``top`` likeliest in its place.
 
     The text's rows are in the cache afterwards, as a prompt's would be.
+
+    Raises:
+        YggdrasilError: the plan has passes of one row alone.
     """
     target, widths = assembly.logit_target, [width for width in assembly.shapes.verify_widths if width > 1]
+    if not widths:
+        raise YggdrasilError(
+            "log-probabilities of a text need passes of several rows, and this plan has plain steps alone; calibrate "
+            "one without --drafter none"
+        )
     tree = assembly.engine.tree
     writer = ChainWriter(tree)
     target.figures.forget()

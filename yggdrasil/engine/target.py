@@ -55,6 +55,10 @@ class Target(Protocol):
         """Certain tokens in the cache."""
 
     @property
+    def vocab_size(self) -> int:
+        """Tokens that it chooses among."""
+
+    @property
     def text(self) -> KeptText:
         """The certain text; whoever decodes adds to it what becomes certain."""
 
@@ -120,6 +124,10 @@ class TargetModel:
     @property
     def length(self) -> int:
         return self.text.num_rows
+
+    @property
+    def vocab_size(self) -> int:
+        return self.runner.call.vocab_size
 
     def prefill(self, tokens: Sequence[int], start: int = 0) -> Iterator[Outcome]:
         """Read ``tokens`` from ``start`` on, a chunk at a time; the last outcome holds the first new token.

@@ -12,6 +12,20 @@ if TYPE_CHECKING:
 _UNLIMITED = 1 << 20  # positions, where a model names no limit
 
 
+def longest_text(config: "PretrainedConfig") -> int | None:
+    """Positions that a traced model computes as its own code does; None where there is no limit.
+
+    Of LongRoPE those of its first training: behind them all earlier rows would have to turn otherwise.
+    """
+    text = config.get_text_config()
+    limits = [getattr(text, "max_position_embeddings", None)]
+    rope = getattr(text, "rope_parameters", None) or {}
+    if rope.get("rope_type") == "longrope":
+        first = rope.get("original_max_position_embeddings")
+        limits.append(first or getattr(text, "original_max_position_embeddings", None))
+    return min((int(limit) for limit in limits if limit), default=None)
+
+
 @dataclass(frozen=True)
 class Outline:
     """A model's sizes, and where it says its text ends."""
@@ -26,12 +40,11 @@ class Outline:
     @classmethod
     def of(cls, config: "PretrainedConfig") -> "Outline":
         text = config.get_text_config()
-        limit = getattr(text, "max_position_embeddings", None)
         query_heads = text.num_attention_heads
         key_heads = getattr(text, "num_key_value_heads", None) or query_heads
         head_size = getattr(text, "head_dim", None) or text.hidden_size // query_heads
         return cls(
-            int(limit) if limit else _UNLIMITED, int(text.vocab_size), int(text.hidden_size), query_heads,
+            longest_text(config) or _UNLIMITED, int(text.vocab_size), int(text.hidden_size), query_heads,
             ((key_heads, head_size),) * int(text.num_hidden_layers), getattr(text, "eos_token_id", None),
         )  # fmt: skip
 

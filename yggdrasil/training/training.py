@@ -89,12 +89,10 @@ def _kept(settings: TrainSettings, source: Source, teller: Teller) -> KeptTraini
         )
     if kept is None or settings.start is None:
         return kept
-    # Of a training that was begun before fingerprints were noted the name is known alone.
-    found = model_fingerprint(settings.start) if kept.progress.began_with else settings.start.name
-    if found != (kept.progress.began_with or kept.progress.began_as):
+    if kept.progress.began_with != model_fingerprint(settings.start):
         raise YggdrasilError(
-            f"--start: the training in {shown(settings.work)} did not begin as {shown(settings.start)}; leave it out "
-            "to go on, or name another --out"
+            f"--start: nothing says that the training in {shown(settings.work)} began as {shown(settings.start)}; "
+            "leave it out to go on, or name another --out"
         )
     return kept
 

@@ -7,6 +7,7 @@ written in place; compiled steps hold their addresses.
 Dims: N node capacity, K candidates kept a node, P = N*K pool entries.
 """
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -110,15 +111,17 @@ class TokenTree:
         host; model drafters grow the tree inside their compiled steps.
 
         Raises:
-            ValueError: full tree, unknown parent, positive ``log_probability`` or a sibling with the same token.
+            ValueError: full tree, unknown parent, ``log_probability`` not at most 0, or a sibling with the same token.
+            TypeError: ``token`` is no whole number.
         """
         node = self.size
         if node >= self.num_nodes:
             raise ValueError(f"the tree is full: {self.num_nodes} nodes")
         if not 0 <= parent < node:
             raise ValueError(f"parent {parent} is not a node of a tree of {node}")
-        if log_probability > 0:
+        if not log_probability <= 0:
             raise ValueError(f"log_probability must be at most 0, got {log_probability}")
+        token = operator.index(token)  # a fraction would be cut to another token
         siblings = (self.parents[1:node] == parent) & (self.tokens[1:node] == token)
         if bool(siblings.any()):
             raise ValueError(f"node {parent} already has a child with token {token}")

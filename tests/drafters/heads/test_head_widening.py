@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from yggdrasil.drafters.heads.files import open_head
 from yggdrasil.drafters.heads.medusa_files import open_medusa
+from yggdrasil.drafters.heads.settings import read_settings
 from yggdrasil.drafters.heads.tensors import read_tensors
 from yggdrasil.drafters.heads.widening import widen_head
 from yggdrasil.errors import YggdrasilError
@@ -75,6 +76,18 @@ def test_a_padded_head_drafts_the_same(tmp_path, target, dimensions, drafted):
     assert not (padded.fc.weight == 0).all(dim=0).any()  # no kernel finds a channel to skip
     first_copies = [layer * read_shape(wide).num_layers // LAYERS for layer in (2, 3, 3)]
     assert padded.settings.layers == tuple(first_copies)
+    assert padded.settings.convention == "inputs"
+
+
+def test_a_padded_heads_layers_are_inputs_whatever_they_were(tmp_path, target):
+    written = {"eagle_aux_hidden_state_layer_ids": [1, 2, 4], "layer_convention": "outputs"}
+    config = eagle_config(vocab=VOCAB, **written)
+    wide = wide_target(target, tmp_path, WIDER["wider"])
+    head = write_head(tmp_path / "head", config, published_tensors(config))
+    widen_head(head, wide, tmp_path / "padded")
+    settings = [read_settings(folder).readings(LAYERS) for folder in (head, tmp_path / "padded")]
+
+    assert settings == [[(1, 2, 4)], [(1, 2, 4)]]
 
 
 @pytest.mark.parametrize("drafted", [None, [3, 60, 7, 9]], ids=["all", "some"])

@@ -1,0 +1,63 @@
+"""Drafters that somebody else wrote: whatever they do, the tokens are the target's, or a sentence names the drafter."""
+
+import math
+
+import pytest
+from own_drafter import Nobody
+from tiny_pair import TEXT, VOCAB_SIZE
+
+from yggdrasil.engine.policy import FixedPolicy
+from yggdrasil.errors import YggdrasilError
+from yggdrasil.tree.objective import TreeShape
+
+PROMPT, COUNT = TEXT[:20], 16
+TREE = FixedPolicy(TreeShape(2, 2, 4))
+
+
+class Elsewhere(Nobody):
+    """Roots its tree at another token than the last."""
+
+    def head(self, tree):
+        tree.plant((self.last + 1) % VOCAB_SIZE)
+
+
+class Unplanted(Nobody):
+    """Leaves the tree of before, or none."""
+
+    def head(self, tree):
+        pass
+
+
+class Attaching(Nobody):
+    """Attaches one node, as it is told."""
+
+    def __init__(self, token, log_probability=-0.5):
+        self.given = token, log_probability
+
+    def grow(self, tree, width, depth):
+        tree.attach(0, *self.given)
+
+
+@pytest.mark.parametrize("drafter", [Nobody(), Attaching(7), Attaching(True)], ids=["none", "a guess", "a truth value"])
+def test_guesses_change_no_token(pair, drafter):
+    found = pair.decoder(TREE, drafter=drafter).generate(PROMPT, max_new_tokens=COUNT)
+
+    assert found.tokens == pair.reference(PROMPT, COUNT)
+
+
+@pytest.mark.parametrize("drafter", [Elsewhere(), Unplanted()], ids=["elsewhere", "unplanted"])
+def test_a_root_that_is_not_the_last_token_is_refused(pair, drafter):
+    with pytest.raises(YggdrasilError, match=r"the drafter nobody did not plant token \d+, the last that is certain"):
+        pair.decoder(TREE, drafter=drafter).generate(PROMPT, max_new_tokens=COUNT)
+
+
+@pytest.mark.parametrize("token", [-1, VOCAB_SIZE, 10**6])
+def test_tokens_that_there_are_not_are_refused(pair, token):
+    with pytest.raises(YggdrasilError, match=f"the drafter nobody attached token {token}; the vocabulary ends at"):
+        pair.decoder(TREE, drafter=Attaching(token)).generate(PROMPT, max_new_tokens=COUNT)
+
+
+@pytest.mark.parametrize(("given", "error"), [((5.5,), TypeError), ((5, math.nan), ValueError), ((5, 0.1), ValueError)])
+def test_what_is_no_guess_is_refused_where_it_is_attached(pair, given, error):
+    with pytest.raises(error):
+        pair.decoder(TREE, drafter=Attaching(*given)).generate(PROMPT, max_new_tokens=COUNT)
