@@ -371,3 +371,23 @@ def test_longrope_reaches_as_far_as_it_was_first_trained(tmp_path):
 
     assert Outline.of(config).max_context == longest_text(config) == 64
     assert longest_text(Phi3Config(**sizes, max_position_embeddings=512)) == 512
+
+
+@pytest.mark.parametrize(
+    ("skips", "said"), [(False, r"logits differ by \d+.\d% of"), (True, "1 of its 2 layers call it")]
+)
+def test_a_model_that_tree_attention_does_not_compute_is_refused(checkpoint, monkeypatch, skips, said):
+    loaded = load_model(checkpoint, torch.float32, CPU, 1)
+    check_tree_attention(loaded)
+    attention = loaded.model.model.layers[0].self_attn
+    forward = attention.forward
+
+    def other(hidden_states, **given):
+        """Another term, or another way of its own, where the step's cache is given."""
+        if "step_cache" not in given:
+            return forward(hidden_states, **given)
+        return (hidden_states, None) if skips else (forward(hidden_states, **given)[0] + 1.0, None)
+
+    monkeypatch.setattr(attention, "forward", other)
+    with pytest.raises(YggdrasilError, match=said):
+        check_tree_attention(loaded)

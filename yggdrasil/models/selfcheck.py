@@ -48,11 +48,14 @@ def check_tree_attention(loaded: LoadedModel) -> None:
             f"{loaded.name}: the logits are not finite (NaN or infinity); the weights are damaged or overflow in "
             f"{loaded.dtype}"
         )
-    scale = float((own.amax() - own.amin()).clamp(min=1e-6))
-    difference = float((own - ours).abs().amax()) / scale
-    tolerance = _ROUNDED if loaded.formats else _TOLERANCE[loaded.dtype]
-    if step.layers_attended != loaded.num_layers or not difference <= tolerance:
-        raise YggdrasilError(
-            f"{loaded.name}: {type(model).__name__} computes something that tree attention does not (logits differ by "
-            f"{difference:.1%} of their range); it cannot be served"
-        )
+    reason = f"{step.layers_attended} of its {loaded.num_layers} layers call it"
+    if step.layers_attended == loaded.num_layers:
+        scale = float((own.amax() - own.amin()).clamp(min=1e-6))
+        difference = float((own - ours).abs().amax()) / scale
+        if difference <= (_ROUNDED if loaded.formats else _TOLERANCE[loaded.dtype]):
+            return
+        reason = f"logits differ by {difference:.1%} of their range"
+    raise YggdrasilError(
+        f"{loaded.name}: {type(model).__name__} computes something that tree attention does not ({reason}); it cannot "
+        "be served"
+    )
