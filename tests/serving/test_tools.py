@@ -1,6 +1,7 @@
 """Tools: the template's own format is found, calls are read back, and can be required."""
 
 import json
+import re
 
 import pytest
 from bundled_server import TEMPLATE, open_pair
@@ -178,6 +179,19 @@ def test_a_required_call_is_one_with_arguments_of_its_schema(server, choice):
     (calls,) = [delta["tool_calls"] for delta in deltas if "tool_calls" in delta]
     assert calls[0]["function"] == call["function"]
     assert not any(delta.get("content") for delta in deltas)
+
+
+def test_a_stream_tells_all_that_stands_before_a_call(server):
+    """A mark in the text holds it back until it is known to be none."""
+    said = 'The tag <tool_call> marks calls. <tool_call>\n{"name": "stop", "arguments": {}}\n</tool_call>'
+    given = {"tools": TOOLS, "regex": re.escape(said), "max_tokens": 120}
+    (whole,) = server.chat(**given)["choices"]
+    chunks = server.stream("/v1/chat/completions", messages=[{"role": "user", "content": "Say something"}], **given)
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+
+    assert whole["message"]["content"] == "The tag <tool_call> marks calls."
+    assert "".join(delta.get("content") or "" for delta in deltas).rstrip() == whole["message"]["content"]
+    assert deltas[-1]["tool_calls"][0]["function"] == whole["message"]["tool_calls"][0]["function"]
 
 
 def test_answers_of_tools_go_back_into_the_template(server):

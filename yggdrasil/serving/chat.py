@@ -154,10 +154,10 @@ class _AnswerStream:
         """The last delta: calls, or text that was held back for one, and why the answer ended."""
         parsed = self._chat.parse(self._text)
         delta: dict[str, Any] = {}
+        if len(parsed.content) > self._sent:
+            delta["content"] = parsed.content[self._sent :]
         if parsed.calls:
             delta["tool_calls"] = [{"index": i, **call.model_dump()} for i, call in enumerate(parsed.calls)]
-        elif len(self._text) > self._sent:
-            delta["content"] = self._text[self._sent :]
         return _choice(self._index, delta, reason="tool_calls" if parsed.calls else finish_reason(result))
 
 
