@@ -177,6 +177,7 @@ def test_numbers_of_others_become_pythons_own(pair):
     )
     assert [type(each) for each in (sampling.temperature, sampling.top_k, sampling.top_p)] == [float, int, float]
     assert sampling == SamplingParams(temperature=1.0, top_k=5, top_p=0.5, min_new_tokens=2)
+    assert type(Speculation(relaxed_topk=np.int64(4)).relaxed_topk) is int
 
     found, wanted = (
         pair.decoder(TREE).generate(TEXT[:9], max_new_tokens=6, sampling=SamplingParams(1.0, top_k=k, seed=2))

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from yggdrasil.arguments import check_flag, check_integer, check_number, check_tokens
+from yggdrasil.arguments import check_flag, check_integer, check_number, check_tokens, keep_plain_numbers
 from yggdrasil.errors import ArgumentValueError
 
 RuleName = Literal["match", "leviathan", "specinfer", "sequoia", "typical", "relaxed", "off"]
@@ -66,6 +66,7 @@ class Speculation:
         check_integer("fixed_width", self.fixed_width, 2)
         for name in ("thinking_only", "audit"):
             check_flag(name, getattr(self, name))
+        keep_plain_numbers(self)
         faults = []
         if self.rule == "leviathan" and self.expansion and max(self.expansion) > 1:
             faults.append("the rule leviathan takes a chain; use specinfer or sequoia for several children a node")
