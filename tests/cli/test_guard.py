@@ -26,7 +26,11 @@ def run(body, *arguments, stdout=subprocess.PIPE, **options):
     """Run a script whose command has ``body``; returns (exit code, stdout, stderr)."""
     command = [sys.executable, "-c", SCRIPT.format(body=body), *arguments]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, env=environment, timeout=60, **options)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs inherit none
+    try:
+        done = subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, env=environment, timeout=60, **options)
+    finally:
+        signal.signal(signal.SIGINT, before)
     return done.returncode, (done.stdout or b"").decode(), done.stderr.decode()
 
 

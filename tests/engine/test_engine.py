@@ -244,6 +244,9 @@ class Boaster:
     name = "boaster"
     hidden_layers = ()
 
+    def __init__(self, token):
+        self._token = token
+
     def begin(self, tokens):
         return
 
@@ -254,7 +257,7 @@ class Boaster:
         tree.plant(self._last)
 
     def grow(self, tree, width, depth):
-        tree.attach(0, VOCAB_SIZE, -0.01)  # beyond the vocabulary
+        tree.attach(0, self._token, -0.01)
 
 
 def test_a_drafter_that_promises_too_much_is_left_and_tried_again(pair, monkeypatch):
@@ -262,7 +265,8 @@ def test_a_drafter_that_promises_too_much_is_left_and_tried_again(pair, monkeypa
     policy = made_up_policy(SHAPES, draft_ms=0.4, wants_free=False)
     settle = policy.settle  # the account goes by promised times, so that a busy machine changes nothing
     policy.settle = lambda promise, tokens, _, *, rested: settle(promise, tokens, promise.milliseconds, rested=rested)
-    decoder, shapes = pair.decoder(policy, drafter=Boaster()), []
+    never = next(token for token in range(VOCAB_SIZE) if token not in pair.reference(PROMPT, 100))
+    decoder, shapes = pair.decoder(policy, drafter=Boaster(never)), []
     rest, choose = policy.rest, policy.choose
     policy.rest = lambda context: note(rest(context))
     policy.choose = lambda evidence: note(choose(evidence))

@@ -131,14 +131,15 @@ def test_a_client_that_goes_away_frees_the_decoder(server, monkeypatch):
     target, iterations = server.worker.decoder.assembly.engine.target, threading.Semaphore(0)
     verify = target.verify
     monkeypatch.setattr(target, "verify", lambda width: iterations.acquire(timeout=30) and verify(width))
+    submit, asked = server.worker.submit, []
+    monkeypatch.setattr(server.worker, "submit", lambda ask: asked.append(ask) or submit(ask))
     with server.client.stream("POST", "/v1/chat/completions", json={"messages": CHAT, "stream": True}) as stream:
         next(stream.iter_lines())
         waiting = threading.Thread(target=give_up, args=(server,))
         waiting.start()
         waiting.join()
         wait_until(lambda: len(server.worker.line) == 0)
-        answering = server.worker._running
-    wait_until(answering.gone.is_set)
+    wait_until(asked[0].gone.is_set)
     iterations.release()
     wait_until(lambda: metric(server, 'answers_total{reason="cancelled"}') == answered + 1)
     server.chat(max_tokens=1)
