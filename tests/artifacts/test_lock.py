@@ -3,6 +3,7 @@
 import fcntl
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,22 @@ def test_folders_that_it_makes_go_with_it_where_nothing_is_in_them(tmp_path: Pat
         (tmp_path / "a" / "kept").touch()
     assert list(tmp_path.iterdir()) == [tmp_path / "a"]
     assert list((tmp_path / "a").iterdir()) == [tmp_path / "a" / "kept"]
+
+
+def test_whoever_waits_makes_the_folder_anew_that_went_with_the_lock(tmp_path: Path) -> None:
+    path, waits, held = tmp_path / "a" / "lock", threading.Event(), []
+
+    def wait() -> None:
+        with locked(path, "a test", wait=lambda _: waits.set()):
+            held.append(path.exists())
+
+    second = threading.Thread(target=wait)
+    with locked(path, "a test"):
+        second.start()
+        assert waits.wait(20)
+    second.join(20)
+
+    assert held == [True]
 
 
 def test_where_nothing_locks_the_folder_is_made_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,10 +9,14 @@ import threading
 import time
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx2
 import pytest
+import uvicorn
 from bundled_server import wait_until
+
+from yggdrasil.serving.running import _Server
 
 # The bundled pair, but slow: an iteration waits a moment, so that a signal comes in the middle of an answer.
 PROGRAM = """
@@ -118,6 +122,20 @@ def test_two_signals_at_once_end_an_idle_server_in_silence():
 
     assert process.wait(20) == 0
     assert process.stderr.read() == ""
+
+
+def test_a_third_signal_waits_for_no_client():
+    """As one that does not read what it is sent."""
+    told = []
+    worker = SimpleNamespace(drain=lambda: told.append("drain"), give_up=lambda: told.append("give up"))
+    server = _Server(uvicorn.Config("none"), worker, 60.0)
+    states = []
+    for _ in range(3):
+        server.handle_exit(signal.SIGINT, None)
+        states.append((server.should_exit, server.force_exit))
+
+    assert told == ["drain", "give up", "give up"]
+    assert states == [(True, False), (True, False), (True, True)]
 
 
 # Native code is at work in the thread that opens, as while stages are measured.

@@ -72,6 +72,9 @@ def _make_folders(path: Path) -> list[Path]:
 
 def _open(path: Path) -> IO[str]:
     try:
+        with contextlib.suppress(FileNotFoundError):  # its last owner took the folder along
+            return path.open("a+")
+        path.parent.mkdir(parents=True, exist_ok=True)
         return path.open("a+")
     except OSError as error:
         raise _cannot_write(path, error) from error
