@@ -154,6 +154,22 @@ def test_a_package_that_is_replaced_while_it_is_looked_at_stays(package, monkeyp
     assert package.read_bytes() == b"another"
 
 
+def test_a_package_whose_manifest_is_about_to_come_stays(package, monkeypatch):
+    """The manifest of the one before would tell that it is damaged."""
+    write, seen = packages.write_atomic, []
+
+    def late(path, data):
+        seen.append(read_manifest(package))
+        write(path, data)
+
+    monkeypatch.setattr(packages, "write_atomic", late)
+    with new_package(package, [], [1]) as place:
+        place.write_bytes(b"another")
+
+    assert seen == [None]
+    assert read_manifest(package).inputs == (1,)
+
+
 @pytest.mark.parametrize("half", ["package", "manifest"])
 def test_half_of_a_pair_does_not_count_and_stays_for_whoever_writes_the_other(package, half):
     """Removed, it would be missing where another process has just written it and writes its manifest now."""
