@@ -1,5 +1,8 @@
 """Kept tensors are those that loading gives, to the last bit; what is damaged or of another model is loaded anew."""
 
+import ast
+from pathlib import Path
+
 import pytest
 import torch
 from tiny import tiny_model
@@ -200,3 +203,21 @@ def test_a_step_that_has_to_be_traced_finds_the_model_made(tmp_path, cache, load
     with pytest.raises(Traced):
         ask(model_runner)
     assert made == [True]
+
+
+# What these say of a model lies in the key by itself, or in no tensor.
+APART = {"arena.py", "attention.py", "facts.py", "kernels/__init__.py", "loaded.py", "source.py"}
+
+
+def test_whatever_reads_packs_or_rounds_tensors_makes_kept_ones_out_of_date():
+    folder = Path(kept_tensors.__file__).parent
+    counted = {path.relative_to(folder).as_posix() for each in kept_tensors._SOURCES for path in folder.glob(each)}
+    used = set()
+    for file in ("loading.py", "packing.py", "gguf_rows.py"):
+        for node in ast.walk(ast.parse((folder / file).read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("yggdrasil.models."):
+                name = node.module.removeprefix("yggdrasil.models.").replace(".", "/")
+                used.add(f"{name}.py" if (folder / f"{name}.py").is_file() else f"{name}/__init__.py")
+
+    assert "gguf_rows.py" in used
+    assert used - counted <= APART
