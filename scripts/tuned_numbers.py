@@ -112,7 +112,7 @@ def plays_of_counts(name: str, limit: int) -> dict[str, Play]:
         )
     every = len(documents) // limit
     played, rest = documents[::every][:limit], [each for i, each in enumerate(documents) if i % every]
-    belief, table, costs = Belief.load(folder / BELIEF_FILE), Table.of(rest), plan.costs[0].steps()
+    belief, table, costs = Belief.load(folder / BELIEF_FILE), Table.of(rest).without_rare(), plan.costs[0].steps()
 
     def counts(native: bool) -> CountsDrafter:
         drafter = CountsDrafter(belief, table, native=native)

@@ -1,5 +1,6 @@
 """A calibration takes the largest table that any plan of the target has, and nothing else of that plan."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,6 +14,7 @@ from yggdrasil.calibration.elsewhere import with_largest_table
 from yggdrasil.calibration.job import Job
 from yggdrasil.calibration.own_text import Document
 from yggdrasil.drafters.belief import Belief
+from yggdrasil.drafters.counted import HIDDEN
 from yggdrasil.drafters.counts import BELIEF_FILE, TABLE_FILE
 from yggdrasil.drafters.options import CountsOptions
 from yggdrasil.drafters.table import Table
@@ -52,8 +54,7 @@ def plan(tmp_path, monkeypatch, target):
 
 def belief(table):
     """One that tells whose it is."""
-    usual = Belief.usual(with_table=True)
-    return Belief(usual.text + table.num_tokens, usual.table, usual.recycled, usual.rank)
+    return replace(Belief.usual(with_table=True), bias=np.full(HIDDEN, float(table.num_tokens)))
 
 
 @pytest.fixture
@@ -85,7 +86,7 @@ def test_the_largest_table_is_taken_with_its_belief(plan, taken):
         found, told = taken(table=own)
 
         assert found.table.num_tokens == LARGEST.num_tokens == 90
-        assert np.array_equal(found.belief.text, belief(LARGEST).text)
+        assert np.array_equal(found.belief.bias, belief(LARGEST).bias)
         assert found.expected is EXPECTED
         assert not found.documents, "they are not what it counts"
         assert len(told) == 1

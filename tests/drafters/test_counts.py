@@ -1,6 +1,8 @@
 """Counted continuations: the native form against the portable one, both against counting by hand."""
 
 from collections import Counter
+from dataclasses import replace
+from itertools import product
 from math import log
 
 import numpy as np
@@ -10,16 +12,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy_target import decode, plain_decode, wandering_target
 
-from yggdrasil.drafters.belief import LONGEST, Belief
+from yggdrasil.calibration.believing import Places, fit
+from yggdrasil.drafters.belief import SHAPES, Belief
 from yggdrasil.drafters.best_first import BRANCHES
 from yggdrasil.drafters.counted import (
+    LEAST_PATH,
+    LONGEST,
     MOST_FOLLOWERS,
     MOST_LIKELY,
-    RANKS,
-    RUNNERS_UP,
+    NUM_CONTEXTS,
     TABLE_LENGTH,
-    evidence_kind,
-    num_kinds,
+    has_one_token,
+    is_longest,
     table_key,
 )
 from yggdrasil.drafters.counts import BELIEF_FILE, TABLE_FILE, CountsDrafter
@@ -34,11 +38,8 @@ ROWS = st.lists(  # of a pass: a token, and what the target found likeliest afte
     st.tuples(st.integers(0, 4), st.lists(st.integers(0, 9), min_size=3, max_size=3, unique=True)), max_size=5
 )
 DOCUMENTS = st.lists(st.tuples(st.lists(st.integers(0, 3), max_size=5), TEXT), max_size=4)
-SIZES = (num_kinds(LONGEST), num_kinds(TABLE_LENGTH), 1 + RUNNERS_UP, RANKS)
 DRAWN = np.random.default_rng(0)
-BELIEF = Belief(
-    **{name: DRAWN.normal(size=SIZES[i]) for i, name in ((0, "text"), (1, "table"), (3, "rank"), (2, "recycled"))}
-)
+BELIEF = Belief(**{name: DRAWN.normal(scale=0.5, size=shape) for name, shape in SHAPES.items()})
 KINDS = [False, pytest.param(True, marks=pytest.mark.skipif(not is_native(), reason="no compiler here"))]
 
 
@@ -103,7 +104,7 @@ def test_a_long_text_of_many_contexts_is_counted_alike():
 def test_paths_that_no_row_is_worth_are_left_out_and_no_others(native):
     text = [1, 2, 3, 1, 2, 4, 1, 2, 3, 1, 5, 1]
     every = grown(CountsDrafter(BELIEF, native=native), text, num_nodes=40)
-    least = float(every.scores[: every.size].exp().median())
+    least = 0.999 * float(every.scores[: every.size].exp().median())
     drafter = CountsDrafter(BELIEF, native=native)
     drafter.leave_out_below(least)
     drafter.learn(BELIEF, None)  # as before
@@ -123,26 +124,58 @@ def test_evidence_is_what_counting_by_hand_finds(native, text, documents, rows):
     drafter.begin(text)
     recycle(drafter, rows)
 
-    expected = {}
-    for length in range(min(LONGEST, len(text)), 0, -1):
+    seen, followed, places = [0] * NUM_CONTEXTS, {}, {}
+
+    def count(context, tokens):
+        seen[context] = len(tokens)
+        for token, times in Counter(tokens).items():
+            followed.setdefault(token, [0] * NUM_CONTEXTS)[context] = times
+
+    for length in range(1, min(LONGEST, len(text)) + 1):
         ends = [end for end in range(length, len(text)) if text[end - length : end] == text[-length:]]
-        counts = Counter(text[end] for end in ends)
-        for token, count in counts.items():
-            expected.setdefault(token, [evidence_kind(length, count, len(ends)), 0, 0])
-    for length in range(min(TABLE_LENGTH, len(text)), 0, -1):
-        seen = Counter(
+        count(length - 1, [text[end] for end in ends])
+    for length in range(1, min(TABLE_LENGTH, len(text)) + 1):
+        wholes = [([*prompt[-TABLE_LENGTH:], *answer], len(answer)) for prompt, answer in documents]
+        told = [
             whole[end]
-            for prompt, answer in documents
-            for whole in [[*prompt[-TABLE_LENGTH:], *answer]]
-            for end in range(max(length, len(whole) - len(answer)), len(whole))
+            for whole, size in wholes
+            for end in range(max(length, len(whole) - size), len(whole))
             if whole[end - length : end] == text[-length:]
-        )
-        for token, count in seen.items():
-            entry = expected.setdefault(token, [0, 0, 0])
-            entry[1] = entry[1] or evidence_kind(length, count, seen.total())
+        ]
+        count(LONGEST + length - 1, told)
     for place, token in enumerate(dict(rows).get(text[-1], []), start=1):
-        expected.setdefault(token, [0, 0, 0])[2] = place
-    assert {token: kinds for token, *kinds in drafter.evidence(()).tolist()} == expected
+        followed.setdefault(token, [0] * NUM_CONTEXTS)
+        places[token] = place
+    found = {token: (place, counts) for token, place, *counts in drafter.evidence(()).tolist()}
+    assert found == {token: (places.get(token, 0), [*counts, *seen]) for token, counts in followed.items()}
+
+
+@pytest.mark.parametrize("native", KINDS)
+@given(text=TEXT, documents=DOCUMENTS, rows=ROWS)
+@settings(deadline=None, max_examples=40)
+def test_candidates_are_as_likely_as_the_network_says(native, text, documents, rows):
+    """Its softmax over all of them and none, of the formula that the belief gives; with all children in the tree."""
+    table = Table.of(documents) if documents else None
+    drafter = CountsDrafter(BELIEF, table, native=native)
+    drafter.begin(text)
+    recycle(drafter, rows)
+    tree = new_tree(40)
+    drafter.plant(tree, 1)
+
+    evidence = drafter.evidence(()).numpy().astype(np.float64)
+    counts, totals = evidence[:, 2 : 2 + NUM_CONTEXTS], evidence[:, 2 + NUM_CONTEXTS :]
+    hidden = BELIEF.bias + BELIEF.recycled[evidence[:, 1].astype(int)] + np.log1p(totals) @ BELIEF.totals
+    hidden += np.log1p(counts) @ BELIEF.counts[:, 0] + counts / np.maximum(totals, 1.0) @ BELIEF.counts[:, 1]
+    numbers = np.exp(np.maximum(hidden, 0.0) @ BELIEF.out)
+    wanted = dict(zip(evidence[:, 0].astype(int), numbers / (numbers.sum() + np.exp(BELIEF.nothing[0])), strict=True))
+    found = {int(tree.tokens[node]): float(tree.scores[node].exp()) for node in range(1, tree.size)}
+    left = MOST_LIKELY
+    for token, likely in sorted(wanted.items(), key=lambda each: -each[1])[:BRANCHES]:
+        if min(likely, left) < np.exp(LEAST_PATH):
+            break
+        assert found.pop(token) == pytest.approx(min(likely, left), rel=1e-4)
+        left -= min(likely, left)
+    assert not found
 
 
 @pytest.mark.parametrize("native", KINDS)
@@ -150,8 +183,8 @@ def test_runners_up_are_of_one_text_and_the_last_row_counts(native):
     drafter = CountsDrafter(BELIEF, native=native)
     drafter.begin([1, 2, 3])
     drafter.recycle([3, 5, 3], torch.tensor([[9, 8], [1, 2], [6, 7]]))
-    assert drafter.evidence(()).tolist() == [[6, 0, 0, 1], [7, 0, 0, 2]]
-    assert drafter.evidence([5]).tolist() == [[1, 0, 0, 1], [2, 0, 0, 2]]
+    assert drafter.evidence(())[:, :2].tolist() == [[6, 1], [7, 2]]
+    assert drafter.evidence([5])[:, :2].tolist() == [[1, 1], [2, 2]]
     tree = grown(drafter, [1, 2, 3], num_nodes=40, depth=1)
     assert {6, 7} == set(tree.tokens[1 : tree.size].tolist())
     drafter.begin([1, 2, 3, 6])  # goes on
@@ -165,7 +198,7 @@ def test_runners_up_are_of_one_text_and_the_last_row_counts(native):
 
 @pytest.mark.parametrize("native", KINDS)
 def test_nodes_come_best_first_and_siblings_leave_something_over(native):
-    certain = Belief(*(np.full(size, 7.0) for size in SIZES))
+    certain = replace(Belief.none(), nothing=np.full(1, -9.0))
     tree = grown(CountsDrafter(certain, native=native), [1, 2, 1, 3, 1, 2, 1], depth=3)
     scores = tree.scores[: tree.size].tolist()
     assert scores == sorted(scores, reverse=True)
@@ -180,12 +213,12 @@ def test_of_many_followers_the_newest_are_looked_at_and_the_likeliest_are_childr
     drafter = CountsDrafter(Belief.none(), native=native)
     tree = grown(drafter, text, num_nodes=40, depth=1)
     assert drafter.evidence(()).numpy()[:, 0].tolist() == list(range(40, 40 - MOST_FOLLOWERS, -1))
-    assert tree.tokens[1 : tree.size].tolist() == [40, 39]  # two halves leave nothing over
+    assert tree.tokens[1 : tree.size].tolist() == list(range(40, 40 - BRANCHES, -1)), "one as likely as another"
 
 
 @pytest.mark.parametrize("native", KINDS)
 def test_a_node_has_no_more_children_than_it_may(native):
-    unlikely = Belief(*(np.full(size, -1.0) for size in SIZES))
+    unlikely = replace(Belief.none(), nothing=np.full(1, 1.0))
     text = [token for follower in range(1, 41) for token in (0, follower)] + [0]
     tree = grown(CountsDrafter(unlikely, native=native), text, num_nodes=40, depth=1)
     assert tree.tokens[1 : tree.size].tolist() == list(range(40, 40 - BRANCHES, -1))
@@ -222,24 +255,37 @@ def test_tokens_are_the_targets_own_and_fewer_passes_make_them():
         assert decoded.num_iterations < (50 if table is None else 30)
 
 
-def test_a_belief_learns_what_candidates_were_worth():
+def test_a_belief_says_who_knows_more_and_how_much_is_known():
+    """Of two candidates one has followed a long context, the other a short one; at other places there is but that."""
     generator = np.random.default_rng(1)
-    strong, weak = evidence_kind(4, 3, 3), evidence_kind(1, 1, 10)
-    places, none = generator.integers(0, 40, 4000), np.zeros(4000, dtype=np.int64)
-    runner_up = generator.integers(0, 2, 4000)
-    kinds = np.stack([generator.choice([strong, weak], 4000), none, runner_up, places], axis=1)
-    is_right = generator.random(4000) < np.where(kinds[:, 0] == strong, 0.9, np.where(runner_up, 0.5, 0.2))
-    belief = Belief.fit(kinds, is_right)
+    strong, weak = np.zeros((2, 2 + 2 * NUM_CONTEXTS), dtype=np.int64)
+    for evidence, context, count in ((strong, 3, 3), (weak, 0, 1)):
+        evidence[2 + context] = count
+        for each in (strong, weak):
+            each[2 + NUM_CONTEXTS + context] = 3 if context else 10
+    alone = weak.copy()
+    alone[2 + NUM_CONTEXTS + 3] = 0
+    evidence, place, is_right = [], [], []
+    for number in range(3000):
+        both = number % 2 == 0
+        drawn = generator.random()
+        rows = [(strong, drawn < 0.8), (weak, 0.8 < drawn < 0.85)] if both else [(alone, drawn < 0.3)]
+        for row, hits in rows:
+            evidence.append(row), place.append(number), is_right.append(hits)
+    belief = fit(Places(np.stack(evidence), np.array(place), np.array(is_right)), Belief.usual(with_table=False))
 
-    def probability(kind, runner_up):
-        odds = belief.text[kind] + belief.table[0] + belief.recycled[runner_up]
-        return 1 / (1 + np.exp(-(belief.rank[-1] + odds)))
+    def likely(*rows):
+        numbers = []
+        for row in np.stack(rows):
+            counts, totals = row[2 : 2 + NUM_CONTEXTS], row[2 + NUM_CONTEXTS :]
+            hidden = belief.bias + belief.recycled[0] + np.log1p(totals) @ belief.totals
+            hidden = hidden + np.log1p(counts) @ belief.counts[:, 0]
+            hidden = hidden + counts / np.maximum(totals, 1) @ belief.counts[:, 1]
+            numbers.append(np.exp(np.maximum(hidden, 0) @ belief.out))
+        return np.array(numbers) / (sum(numbers) + np.exp(belief.nothing[0]))
 
-    assert probability(strong, 0) == pytest.approx(0.87, abs=0.05)
-    assert probability(weak, 0) == pytest.approx(0.23, abs=0.05)
-    assert probability(weak, 1) == pytest.approx(0.47, abs=0.05)
-    with pytest.raises(ValueError, match="one outcome"):
-        Belief.fit(kinds, np.ones(4000, dtype=bool))
+    assert likely(strong, weak) == pytest.approx([0.8, 0.05], abs=0.04)
+    assert likely(alone) == pytest.approx([0.3], abs=0.04)
 
 
 def test_what_was_learned_survives_the_disk_and_damage_is_refused(tmp_path):
@@ -259,8 +305,24 @@ def test_what_was_learned_survives_the_disk_and_damage_is_refused(tmp_path):
 
 
 def test_keys_tell_contexts_apart():
-    contexts = [(a,) for a in range(5)] + [(a, b) for a in range(5) for b in range(5)]
-    assert len({table_key(context) for context in contexts}) == len(contexts)
+    tokens = [0, 1, 2, 262_143]
+    contexts = [context for length in (1, 2, 3) for context in product(tokens, repeat=length)]
+    keys = np.array([table_key(context) for context in contexts])
+    assert len(set(keys.tolist())) == len(contexts)
+    assert has_one_token(keys).tolist() == [len(context) == 1 for context in contexts]
+    assert is_longest(keys).tolist() == [len(context) == TABLE_LENGTH for context in contexts]
+
+
+def test_of_the_longest_contexts_rare_ones_go_and_nothing_else():
+    documents = [([], [1, 2, 3, 4, 1, 2, 3, 5, 6])]
+    whole = Table.of(documents)
+    kept = whole.without_rare()
+    gone = [key for key, total in zip(whole.keys, whole.totals, strict=True) if key not in kept.keys]
+    assert set(gone) == {table_key(context) for context in ((2, 3, 4), (3, 4, 1), (4, 1, 2), (2, 3, 5))}
+    place = kept.keys.tolist().index(table_key((1, 2, 3)))
+    assert sorted(kept.tokens[kept.starts[place] : kept.starts[place + 1]].tolist()) == [4, 5]
+    assert kept.totals[place] == 2
+    assert kept.num_tokens == whole.num_tokens
 
 
 def somebody_elses_tree(text, guesses, num_nodes=17, offers=()):

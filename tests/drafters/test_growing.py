@@ -205,7 +205,7 @@ def test_a_later_decoder_knows_the_answer(plan, tmp_path, monkeypatch):
     del first
     gc.collect()
     (kept,) = folder.glob("*.safetensors")
-    assert Table.load(kept).totals.sum() == 2 * len(tokens)  # contexts of one token and of two
+    assert Table.load(kept).totals.sum() == 3 * len(tokens)  # contexts of one token, of two and of three
 
     second = Decoder.from_plan(plan, backend="eager")
     second.grow_table()

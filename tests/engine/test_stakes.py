@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from yggdrasil.drafters.belief import LONGEST, Belief
-from yggdrasil.drafters.counted import RANKS, RUNNERS_UP, TABLE_LENGTH, num_kinds
+from yggdrasil.drafters.belief import SHAPES, Belief
 from yggdrasil.drafters.counts import CountsDrafter
 from yggdrasil.engine.aside import AsideTree
 from yggdrasil.engine.free_trees import FreeTrees
@@ -29,8 +28,7 @@ def some_costs(generator):
 
 
 def some_counts(generator, native):
-    sizes = {"text": num_kinds(LONGEST), "table": num_kinds(TABLE_LENGTH), "recycled": 1 + RUNNERS_UP, "rank": RANKS}
-    weights = {name: generator.normal(scale=1.5, size=size) for name, size in sizes.items()}
+    weights = {name: generator.normal(scale=0.7, size=shape) for name, shape in SHAPES.items()}
     counts = CountsDrafter(Belief(**weights), native=native)
     counts.begin(generator.integers(0, generator.integers(2, 9), 60).tolist())
     return counts

@@ -1,14 +1,14 @@
 """Counted contexts in Python: what `evidence.h` and `counts.h` (``models/kernels``) do natively, without a compiler.
 
-A context's followers are kept by count, the newer first among equals. Evidence for a candidate is the longest context
-of the text that it has followed, the longest of the table, its counts in both, its place among what the target found
-likeliest after the last token the last time, and how many candidates come before it; a belief (one weight a kind of
-evidence, added up as log-odds) makes a probability of it. Trees are grown best first, so their nodes come in falling
-order of score and the first n of them are the best tree of n.
+A context's followers are kept by count, the newer first among equals. Evidence for a candidate is how often it has
+followed each context of the text and of the table that ends here, and its place among what the target found likeliest
+after the last token the last time; a belief (`belief.py`) makes probabilities of it. Trees are grown best first, so
+their nodes come in falling order of score and the first n of them are the best tree of n.
 """
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,22 +19,25 @@ from yggdrasil.drafters.best_first import Guess, Nodes, OpenGuesses, offered, sh
 from yggdrasil.tree.stakes import NO_STAKES, Race, Stakes
 
 MOST_FOLLOWERS = 16  # of a context that are looked at
-SHARES, TOTALS, RANKS = 5, 4, 13
 MOST_LIKELY = 0.98  # of all children together: none is certain
 LEAST_PATH = -6.2  # log-probability of a node that is worth no row of any pass, until it is said
-TABLE_LENGTH = 2  # tokens of the longest context of a table
+LONGEST = 6  # tokens of the longest context of the text
+TABLE_LENGTH = 3  # tokens of the longest context of a table
+NUM_CONTEXTS = LONGEST + TABLE_LENGTH
+HIDDEN = 16  # units of a belief
 RUNNERS_UP = 8  # of a token that are kept at most
+_BITS = 21  # of a token in a context's key
 
 
-def num_kinds(longest: int) -> int:
-    """Kinds of evidence that contexts of up to ``longest`` tokens give; 0 stands for none."""
-    return 1 + longest * TOTALS * SHARES
+class Evidence(NamedTuple):
+    """What may follow a text.
 
+    Dims: K contexts, those of the text from one token on and then those of the table.
+    """
 
-def evidence_kind(length: int, count: int, total: int) -> int:
-    """The kind of evidence: context length, how often the context was seen, the candidate's share of that."""
-    seen = 0 if total == 1 else 1 if total <= 3 else 2 if total <= 10 else 3
-    return 1 + ((length - 1) * TOTALS + seen) * SHARES + min(count * SHARES // total, SHARES - 1)
+    seen: list[int]  # [K] how often each was
+    followed: dict[int, list[int]]  # how often each candidate has followed each of them, [K]
+    places: dict[int, int]  # of candidates among the runners-up, from 1 on
 
 
 class Followers:
@@ -56,15 +59,13 @@ class Followers:
 class PortableCounts:
     """The interface of the native ``Counts``."""
 
-    def __init__(
-        self, longest: int, weights_text: Tensor, weights_table: Tensor, weights_recycled: Tensor, weights_rank: Tensor
-    ) -> None:
-        weights = weights_text, weights_table, weights_recycled, weights_rank
-        if tuple(map(len, weights)) != (num_kinds(longest), num_kinds(TABLE_LENGTH), 1 + RUNNERS_UP, RANKS):
-            raise RuntimeError("weights do not fit the kinds of evidence")
-        self._longest = longest
+    def __init__(self, *weights: Tensor) -> None:
+        shapes = [tuple(each.shape) for each in weights]
+        of_evidence = [(NUM_CONTEXTS, 2, HIDDEN), (NUM_CONTEXTS, HIDDEN), (1 + RUNNERS_UP, HIDDEN)]
+        if shapes != [*of_evidence, (HIDDEN,), (HIDDEN,), (1,)]:
+            raise RuntimeError("weights are not those of a belief")
         self._least_path = LEAST_PATH
-        self._weights = [each.tolist() for each in weights]
+        self._weights = [each.numpy() for each in weights]
         self._recycled: dict[int, list[int]] = {}  # token -> its runners-up the last time, best first
         self._text: list[int] = []
         self._contexts: dict[tuple[int, ...], Followers] = {}
@@ -72,7 +73,7 @@ class PortableCounts:
         self._bed: tuple[Tensor, ...] = ()  # buffers of the tree that is grown
 
     def set_table(self, keys: Tensor, totals: Tensor, starts: Tensor, tokens: Tensor, counts: Tensor) -> None:
-        """Contexts of one or two tokens, as ``Table`` keeps them."""
+        """Contexts of one to three tokens, as ``Table`` keeps them."""
         followers, places = list(zip(tokens.tolist(), counts.tolist(), strict=True)), starts.tolist()
         self._table.clear()
         for i, (key, total) in enumerate(zip(keys.tolist(), totals.tolist(), strict=True)):
@@ -95,7 +96,7 @@ class PortableCounts:
         """More tokens are certain."""
         for token in tokens:
             end = len(self._text)
-            for length in range(1, min(self._longest, end) + 1):
+            for length in range(1, min(LONGEST, end) + 1):
                 self._contexts.setdefault(tuple(self._text[end - length :]), Followers()).add(token)
             self._text.append(token)
 
@@ -104,12 +105,13 @@ class PortableCounts:
         self._least_path = score
 
     def evidence(self, path: Sequence[int]) -> Tensor:
-        """What may follow ``path`` (its last tokens count), [n, 4] int64.
+        """What may follow ``path`` (its last tokens count), [n, 2 + 2 K] int64.
 
-        Rows: token, kind in text, kind in table, place among the runners-up from 1 on.
+        Rows: token, place among the runners-up (0: none), how often it followed each context, how often each was seen.
         """
-        rows = [[token, *kinds] for token, kinds in self._gather(list(path)).items()]
-        return torch.tensor(rows, dtype=torch.int64).reshape(-1, 4)
+        seen, followed, places = self._gather(list(path))
+        rows = [[token, places.get(token, 0), *counts, *seen] for token, counts in followed.items()]
+        return torch.tensor(rows, dtype=torch.int64).reshape(-1, 2 + 2 * NUM_CONTEXTS)
 
     def grow_in(self, *buffers: Tensor) -> None:
         """From now on trees are grown in these: tokens, parents, depths, scores, edges, ancestors."""
@@ -196,45 +198,68 @@ class PortableCounts:
 
     def _behind(self, path: list[int]) -> list[int]:
         """The last tokens of the text and ``path``."""
-        tail = max(self._longest, TABLE_LENGTH)
-        return [*self._text[-tail:], *path][-tail:]
+        return [*self._text[-LONGEST:], *path][-LONGEST:]
 
     def _likely(self, path: list[int]) -> list[tuple[int, float]]:
         """All candidates after ``path`` with their probabilities, in the order of their evidence."""
-        found = self._gather(path).items()
-        return [(token, self._probability(rank, kinds)) for rank, (token, kinds) in enumerate(found)]
+        counts, totals, recycled, bias, out, nothing = self._weights
+        seen, followed, places = self._gather(path)
+        if not followed:
+            return []
+        base = bias.copy()
+        for context, total in enumerate(seen):
+            if total:
+                base += totals[context] * math.log1p(total)
+        numbers = []
+        for token, times in followed.items():
+            hidden = base + recycled[places.get(token, 0)]
+            for context, count in enumerate(times):
+                if count:
+                    share = count / seen[context]
+                    hidden += counts[context, 0] * math.log1p(count) + counts[context, 1] * share
+            numbers.append(float(out @ np.maximum(hidden, 0.0)))
+        most = max(*numbers, float(nothing[0]))
+        likely = [math.exp(number - most) for number in numbers]
+        whole = sum(likely) + math.exp(float(nothing[0]) - most)
+        # As float32: sums that are added up otherwise, as the native form does, come to the same.
+        return [(token, float(np.float32(each / whole))) for token, each in zip(followed, likely, strict=True)]
 
-    def _probability(self, rank: int, kinds: tuple[int, int, int]) -> float:
-        text, table, recycled, ranks = self._weights
-        odds = text[kinds[0]] + table[kinds[1]] + recycled[kinds[2]]
-        return 1.0 / (1.0 + math.exp(-(ranks[min(rank, RANKS - 1)] + odds)))
-
-    def _gather(self, path: list[int]) -> dict[int, tuple[int, int, int]]:
-        """The kinds of evidence in text and table and the place among the runners-up of each candidate."""
-        found: dict[int, tuple[int, int, int]] = {}
-        for length in range(min(self._longest, len(path)), 0, -1):
-            followers = self._contexts.get(tuple(path[-length:]))
-            for token, count in followers.ranked[:MOST_FOLLOWERS] if followers else ():
-                found.setdefault(token, (evidence_kind(length, count, followers.total if followers else 1), 0, 0))
+    def _gather(self, path: list[int]) -> Evidence:
+        """Candidates come in the order of the longest context that they have followed, first the text's."""
+        found = Evidence([0] * NUM_CONTEXTS, {}, {})
+        for length in range(min(LONGEST, len(path)), 0, -1):
+            _add(found, length - 1, self._contexts.get(tuple(path[-length:])))
         for length in range(min(TABLE_LENGTH, len(path)), 0, -1):
-            entry = self._table.get(table_key(path[-length:]))
-            for token, count in entry.ranked if entry else ():
-                text, table, _ = found.get(token, (0, 0, 0))
-                if not table:
-                    found[token] = text, evidence_kind(length, count, entry.total if entry else 1), 0
+            _add(found, LONGEST + length - 1, self._table.get(table_key(path[-length:])))
         for place, token in enumerate(self._recycled.get(path[-1], ()) if path else (), start=1):
-            text, table, _ = found.get(token, (0, 0, 0))
-            found[token] = text, table, place
+            found.followed.setdefault(token, [0] * NUM_CONTEXTS)
+            found.places[token] = place
         return found
 
 
+def _add(found: Evidence, context: int, followers: Followers | None) -> None:
+    if followers is None:
+        return
+    found.seen[context] = followers.total
+    for token, count in followers.ranked[:MOST_FOLLOWERS]:
+        found.followed.setdefault(token, [0] * NUM_CONTEXTS)[context] = count
+
+
 def table_key(context: Sequence[int]) -> int:
-    """A context of one or two tokens as one number."""
-    first, second = context if len(context) == TABLE_LENGTH else (-1, context[0])
-    return (first + 1) << 32 | second
+    """A context of one to three tokens as one number."""
+    key = 0
+    for token in context:
+        key = key << _BITS | token + 1
+    return key
 
 
 def has_one_token(keys: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
     """Which of these keys are contexts of one token: every counted token follows just one of them."""
-    found: npt.NDArray[np.bool_] = keys >> 32 == 0
+    found: npt.NDArray[np.bool_] = keys < 1 << _BITS
+    return found
+
+
+def is_longest(keys: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    """Which of these keys are contexts of as many tokens as there are."""
+    found: npt.NDArray[np.bool_] = keys >= 1 << _BITS * (TABLE_LENGTH - 1)
     return found

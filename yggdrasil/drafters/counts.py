@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from yggdrasil.drafters.belief import LONGEST, Belief
-from yggdrasil.drafters.counted import LEAST_PATH, PortableCounts
+from yggdrasil.drafters.belief import Belief
+from yggdrasil.drafters.counted import LEAST_PATH, LONGEST, PortableCounts
 from yggdrasil.drafters.options import CountsOptions
 from yggdrasil.drafters.table import Table
 from yggdrasil.models.kernels import is_native
@@ -51,8 +51,7 @@ class CountsDrafter:
         """Go by another belief and table; what was counted is forgotten."""
         names = ["text", *(["table"] if table is not None else []), *(["recycling"] if self.recycles else [])]
         self.name = " + ".join(names)
-        weights = (torch.from_numpy(each.copy()) for each in (belief.text, belief.table, belief.recycled, belief.rank))
-        self._counts: Any = self._make(LONGEST, *weights)
+        self._counts: Any = self._make(*belief.tensors())
         self._counts.leave_out_below(self._least_path)
         self.has_table = table is not None
         if table is not None:
@@ -112,9 +111,9 @@ class CountsDrafter:
         self._counts.fill(*tree.node_tensors(), tree.pool_tokens, tree.pool_scores, depth)
 
     def evidence(self, path: Sequence[int]) -> Tensor:
-        """What may follow the text and then ``path``, [n, 4] int64.
+        """What may follow the text and then ``path``, [n, 2 + 2 K] int64.
 
-        Rows: token, kind in text, kind in table, place among the runners-up.
+        Rows: token, place among the runners-up (0: none), how often it followed each context, how often each was seen.
         """
         self._count()
         rows: Tensor = self._counts.evidence([*self._text[-LONGEST:], *path])
@@ -138,8 +137,8 @@ class _NativeCounts:
 
     _MOST = 128  # tokens that come by mail; a prompt has more
 
-    def __init__(self, longest: int, *weights: Tensor) -> None:
-        self._counts = torch.classes.yggdrasil.Counts(longest, *weights)
+    def __init__(self, *weights: Tensor) -> None:
+        self._counts = torch.classes.yggdrasil.Counts(*weights)
         self._stakes = NO_STAKES
         self._mail, self._grow = Mailbox(2 + self._MOST), direct("grow", self._counts)
 

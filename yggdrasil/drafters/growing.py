@@ -1,6 +1,6 @@
 """A table that grows with use: counts of what the target said to its user, kept in the user's cache.
 
-They are added to those of the plan, which stay as they were calibrated. No text is kept, but counts of two and three
+They are added to those of the plan, which stay as they were calibrated. No text is kept, but counts of up to four
 tokens in a row can tell what was said, so a decoder does this only where it is asked to.
 """
 

@@ -1,4 +1,4 @@
-"""A table of what follows one or two tokens in a target's own text, kept as an artefact of a few MB.
+"""A table of what follows one to three tokens in a target's own text, kept as an artefact of a few MB.
 
 Dims: C contexts, F followers of all contexts together.
 """
@@ -18,12 +18,12 @@ from torch import Tensor
 
 from yggdrasil.artifacts.store import read_tensors, write_tensors
 from yggdrasil.drafters.best_first import BRANCHES
-from yggdrasil.drafters.counted import TABLE_LENGTH, has_one_token, table_key
+from yggdrasil.drafters.counted import TABLE_LENGTH, has_one_token, is_longest, table_key
 from yggdrasil.errors import ArtifactError
 
 IntArray: TypeAlias = npt.NDArray[np.int64]
 
-KIND, SCHEMA_VERSION = "table", 1
+KIND, SCHEMA_VERSION = "table", 2
 _FIELDS = ("keys", "totals", "starts", "tokens", "counts")
 
 
@@ -103,6 +103,13 @@ class Table:
         return _ranked(
             self.keys[known], self.totals[known] // 2, renamed[row[kept]], self.tokens[kept], self.counts[kept] // 2
         )
+
+    def without_rare(self) -> Table:
+        """Without the longest contexts that were seen once: they are more than all others, and tell next to nothing."""
+        known = ~is_longest(self.keys) | (self.totals > 1)
+        row = np.repeat(np.arange(len(self.keys)), np.diff(self.starts))
+        kept, renamed = known[row], np.cumsum(known) - 1
+        return _ranked(self.keys[known], self.totals[known], renamed[row[kept]], self.tokens[kept], self.counts[kept])
 
     def tensors(self) -> list[Tensor]:
         """The fields in order, as ``Counts.set_table`` takes them."""

@@ -28,10 +28,10 @@ constexpr double kLeastPath = -6.2;  // log-probability of a node that is worth 
 
 class Counts : public torch::CustomClassHolder {
  public:
-  // As `CountedEvidence` takes them.
-  Counts(int64_t longest, const at::Tensor& weights_text, const at::Tensor& weights_table,
-         const at::Tensor& weights_recycled, const at::Tensor& weights_rank)
-      : evidence_(longest, weights_text, weights_table, weights_recycled, weights_rank) {}
+  // As `Belief` takes them.
+  Counts(const at::Tensor& counts, const at::Tensor& totals, const at::Tensor& recycled, const at::Tensor& bias,
+         const at::Tensor& out, const at::Tensor& nothing)
+      : evidence_(Belief(counts, totals, recycled, bias, out, nothing)) {}
 
   void set_table(const at::Tensor& keys, const at::Tensor& totals, const at::Tensor& starts, const at::Tensor& tokens,
                  const at::Tensor& counts) {
@@ -44,14 +44,18 @@ class Counts : public torch::CustomClassHolder {
 
   void append(const std::vector<int64_t>& tokens) { evidence_.append(tokens); }
 
-  // What may follow `path` (its last tokens count): rows (token, kind in the text, kind in the table, place among the
-  // runners-up from 1 on), [n, 4] int64.
+  // What may follow `path` (its last tokens count), [n, 2 + 2 K] int64: token, place among the runners-up, how often it
+  // followed each context, how often each was seen.
   at::Tensor evidence(const std::vector<int64_t>& path) const {
-    const std::vector<Candidate> found = evidence_.after(path);
-    at::Tensor rows = at::empty({int64_t(found.size()), 4}, at::kLong);
+    CountedEvidence::Seen seen;
+    const std::vector<Candidate> found = evidence_.after(path, seen);
+    at::Tensor rows = at::empty({int64_t(found.size()), 2 + 2 * kContexts}, at::kLong);
     auto* row = rows.mutable_data_ptr<int64_t>();
-    for (const Candidate& each : found)
-      *row++ = each.token, *row++ = each.text, *row++ = each.table, *row++ = each.recycled;
+    for (const Candidate& each : found) {
+      *row++ = each.token, *row++ = each.place;
+      row = std::copy(each.followed.begin(), each.followed.end(), row);
+      row = std::copy(seen.begin(), seen.end(), row);
+    }
     return rows;
   }
 
@@ -131,10 +135,10 @@ class Counts : public torch::CustomClassHolder {
       for (Candidate& each : found) each.likely *= 1.0 - share;
       for (const auto& [token, likely] : offered) {
         Candidate* same = find(found, token);
-        if (same == nullptr) found.push_back({token, 0, 0, 0, share * likely});
+        if (same == nullptr) found.push_back({token, 0, {}, share * likely});
         else same->likely += share * likely;
       }
-      if (nodes.level[node] < depth) push(node, nodes.token[node], nodes.score[node], left, found, serial, open);
+      if (nodes.level[node] < depth) push(nodes, node, nodes.score[node], left, found, serial, open);
     }
     return complete(nodes, size, depth, serial, open);
   }
@@ -161,7 +165,7 @@ class Counts : public torch::CustomClassHolder {
     if (nodes.level[node] >= depth) return;
     std::vector<Candidate> found;
     evidence_.below(nodes, node, found);
-    push(node, nodes.token[node], score, kMostLikely, found, serial, open);
+    push(nodes, node, score, kMostLikely, found, serial, open);
   }
 
   // What a drafter's probabilities below a node count for beside those of `found`.
@@ -175,8 +179,8 @@ class Counts : public torch::CustomClassHolder {
     return theirs / (theirs + ours);
   }
 
-  // The likeliest candidates below `node`, which holds the token `last`; together they get no more than `left`.
-  void push(int64_t node, int64_t last, double score, double left, std::vector<Candidate>& found, int64_t& serial,
+  // The likeliest candidates below `node`; together they get no more than `left`.
+  void push(const Nodes& nodes, int64_t node, double score, double left, std::vector<Candidate>& found, int64_t& serial,
             std::priority_queue<Guess>& open) const {
     std::stable_sort(found.begin(), found.end(),
                      [](const Candidate& a, const Candidate& b) { return a.likely > b.likely; });
@@ -187,7 +191,7 @@ class Counts : public torch::CustomClassHolder {
       const double edge = std::log(likely);
       if (score + edge < least_path_) break;
       open.push({score + edge, edge, serial++, node, found[i].token});
-      evidence_.expect(last, found[i].token);
+      evidence_.expect(nodes, node, found[i].token);
     }
   }
 

@@ -12,8 +12,6 @@
 
 namespace yggdrasil {
 
-constexpr int64_t kShares = 5, kTotals = 4;
-
 struct Follower {
   int32_t token;
   int32_t count;
@@ -106,12 +104,6 @@ class CountedText {
   std::vector<std::vector<Follower>> spilled_;
   size_t used_ = 0;
 };
-
-// The kind of evidence: context length, how often the context was seen, the candidate's share of that; 0 is none.
-inline int64_t evidence_kind(int64_t length, int64_t count, int64_t total) {
-  const int64_t seen = total == 1 ? 0 : total <= 3 ? 1 : total <= 10 ? 2 : 3;
-  return 1 + ((length - 1) * kTotals + seen) * kShares + std::min(count * kShares / total, kShares - 1);
-}
 
 // Followers of contexts that never change, in arrays: a map of as many contexts takes more than twice the memory.
 class CountedTable {

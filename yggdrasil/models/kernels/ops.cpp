@@ -133,7 +133,7 @@ TORCH_LIBRARY_FRAGMENT(yggdrasil, m) {
       .def(torch::init<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>())
       .def("address", &yggdrasil::Ranking::address);
   m.class_<yggdrasil::Counts>("Counts")
-      .def(torch::init<int64_t, at::Tensor, at::Tensor, at::Tensor, at::Tensor>())
+      .def(torch::init<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>())
       .def("recycle", &yggdrasil::Counts::recycle)
       .def("set_table", &yggdrasil::Counts::set_table)
       .def("forget", &yggdrasil::Counts::forget)

@@ -1,0 +1,158 @@
+"""Fits a belief: which of the candidates that the counts gather is what the target says next, or none of them."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import relu
+
+from yggdrasil.calibration.own_text import Document
+from yggdrasil.calibration.replay import RunnersUp
+from yggdrasil.drafters.belief import Belief
+from yggdrasil.drafters.counted import NUM_CONTEXTS
+from yggdrasil.drafters.counts import CountsDrafter
+from yggdrasil.drafters.table import Table
+from yggdrasil.models.one_thread import one_thread
+
+_EVERY = 5  # documents that a belief is fitted to; the others fill the table that it is fitted beside
+_MOST_CANDIDATES = 400_000
+_LEAST_TOKENS = 2_000  # of answers, for a belief of one's own
+_EPOCHS, _PLACES, _RATE = 40, 1000, 5e-3  # AdamW: passes over the text, places of it a step, peak of the learning rate
+
+
+class Places(NamedTuple):
+    """Candidates at the places of a text, side by side.
+
+    Dims: P places, C candidates of all of them.
+    """
+
+    evidence: npt.NDArray[np.int64]  # [C, 2 + 2 K], as ``CountsDrafter.evidence`` says
+    place: npt.NDArray[np.int64]  # [C] ascending, 0 .. P - 1
+    is_right: npt.NDArray[np.bool_]  # [C]; of one place none or one
+
+
+def fit_belief(documents: Sequence[Document], *, with_table: bool, runners_up: RunnersUp | None = None) -> Belief:
+    """From documents that the table does not know: it is counted without them here.
+
+    The usual one where they are too few, or nothing in them ever came again.
+    """
+    usual = Belief.usual(with_table=with_table)
+    if sum(len(document.answer) for document in documents) < _LEAST_TOKENS:
+        return usual
+    places = gather_places(documents, with_table=with_table, runners_up=runners_up)
+    return fit(places, usual) if places.is_right.any() else usual
+
+
+def gather_places(documents: Sequence[Document], *, with_table: bool, runners_up: RunnersUp | None = None) -> Places:
+    """What the counts gather at every place of some documents, beside a table of the others."""
+    asked = documents[::_EVERY]
+    known = [document for i, document in enumerate(documents) if i % _EVERY]
+    table = Table.of(known).without_rare() if with_table else None
+    drafter = CountsDrafter(Belief.none(), table, recycles=runners_up is not None)
+    found: list[npt.NDArray[np.int64]] = []
+    right: list[npt.NDArray[np.bool_]] = []
+    num_candidates = 0
+    for document in asked:
+        drafter.begin(document.prompt)
+        likely = None if runners_up is None else runners_up(document)
+        before = document.prompt[-1]
+        for place, token in enumerate(document.answer):
+            rows = drafter.evidence(()).numpy()
+            if len(rows):  # else there is nothing to tell apart
+                found.append(rows)
+                right.append(rows[:, 0] == token)
+                num_candidates += len(rows)
+            if likely is not None:
+                drafter.recycle([before], likely[place : place + 1])
+                before = token
+            drafter.extend([token], {})
+        if num_candidates > _MOST_CANDIDATES:
+            break
+    empty = np.zeros((0, 2 + 2 * NUM_CONTEXTS), dtype=np.int64)
+    return Places(
+        np.concatenate([empty, *found]),
+        np.repeat(np.arange(len(found)), [len(rows) for rows in found]),
+        np.concatenate([np.zeros(0, dtype=np.bool_), *right]),
+    )
+
+
+def fit(places: Places, start: Belief) -> Belief:
+    """The belief under which what came is likeliest, begun as ``start``: of little text it stays near that."""
+    with one_thread():
+        return _learn(_Network(start, places.evidence), places)
+
+
+def _learn(network: "_Network", places: Places) -> Belief:
+    right, of = torch.from_numpy(places.is_right), torch.from_numpy(places.place)
+    begins = torch.searchsorted(of, torch.arange(int(of[-1]) + 2))
+    num_places = len(begins) - 1
+    optimizer = torch.optim.AdamW(network.parameters(), lr=_RATE, weight_decay=1e-4)
+    steps = _EPOCHS * -(-num_places // _PLACES)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, _RATE, total_steps=steps)
+    drawn = torch.Generator().manual_seed(0)
+    for _ in range(_EPOCHS):
+        for chosen in torch.randperm(num_places, generator=drawn).split(_PLACES):
+            sizes = begins[chosen + 1] - begins[chosen]
+            shifts = begins[chosen] - (sizes.cumsum(0) - sizes)
+            rows = torch.arange(int(sizes.sum())) + torch.repeat_interleave(shifts, sizes)
+            loss = network.surprise(rows, torch.repeat_interleave(torch.arange(len(chosen)), sizes), right[rows])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            schedule.step()
+    return network.belief()
+
+
+class _Network(nn.Module):
+    """A belief over evidence of mean 0 and deviation 1, as it is learned best.
+
+    Dims: F = 3 K features: logarithms of counts and totals, shares.
+    """
+
+    def __init__(self, start: Belief, evidence: npt.NDArray[np.int64]) -> None:
+        super().__init__()
+        self._places = torch.from_numpy(evidence[:, 1].copy())
+        features = _features(evidence)
+        self._mean, self._deviation = features.mean(0), features.std(0, correction=0) + 1e-3
+        self._features = (features - self._mean) / self._deviation
+        by_count, by_share = torch.from_numpy(start.counts).float().unbind(1)
+        layer = torch.cat([by_count, torch.from_numpy(start.totals).float(), by_share])  # [F, H]
+        self.layer = nn.Parameter(layer * self._deviation[:, None])
+        self.bias = nn.Parameter(torch.from_numpy(start.bias).float() + self._mean @ layer)
+        self.recycled = nn.Parameter(torch.from_numpy(start.recycled).float())
+        self.out = nn.Parameter(torch.from_numpy(start.out).float())
+        self.nothing = nn.Parameter(torch.from_numpy(start.nothing).float())
+
+    def surprise(self, rows: Tensor, of: Tensor, is_right: Tensor) -> Tensor:
+        """Mean negative log-likelihood of what came at the places ``of`` these candidates."""
+        hidden = relu(self._features[rows] @ self.layer + self.bias + self.recycled[self._places[rows]])
+        numbers = hidden @ self.out
+        num_places = int(of[-1]) + 1
+        nothing = self.nothing.expand(num_places)
+        most = nothing.detach().scatter_reduce(0, of, numbers.detach(), "amax")
+        whole = torch.exp(nothing - most).index_add(0, of, torch.exp(numbers - most[of]))
+        chosen = torch.zeros(num_places).index_add(0, of, torch.where(is_right, numbers, 0.0))
+        hit = torch.zeros(num_places).index_add(0, of, is_right.float())
+        return (most + torch.log(whole) - chosen - (1.0 - hit) * nothing).mean()
+
+    def belief(self) -> Belief:
+        """As it is over raw evidence."""
+        layer = (self.layer / self._deviation[:, None]).detach()
+        by_count, totals, by_share = layer.split(NUM_CONTEXTS)
+        weights = {
+            "counts": torch.stack([by_count, by_share], dim=1),
+            "totals": totals,
+            "recycled": self.recycled,
+            "bias": self.bias - self._mean @ layer,
+            "out": self.out,
+            "nothing": self.nothing,
+        }
+        return Belief(**{name: weight.detach().double().numpy() for name, weight in weights.items()})
+
+
+def _features(evidence: npt.NDArray[np.int64]) -> Tensor:
+    counts, totals = np.split(evidence[:, 2:].astype(np.float32), 2, axis=1)
+    return torch.from_numpy(np.concatenate([np.log1p(counts), np.log1p(totals), counts / np.maximum(totals, 1.0)], 1))
