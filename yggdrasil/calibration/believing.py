@@ -20,7 +20,7 @@ from yggdrasil.models.one_thread import one_thread
 _EVERY = 5  # documents that a belief is fitted to; the others fill the table that it is fitted beside
 _MOST_CANDIDATES = 400_000
 _LEAST_TOKENS = 2_000  # of answers, for a belief of one's own
-_EPOCHS, _PLACES, _RATE = 40, 1000, 5e-3  # AdamW: passes over the text, places of it a step, peak of the learning rate
+_EPOCHS, _PLACES, _RATE = 40, 1000, 1e-2  # AdamW: passes over the text, places of it a step, peak of the learning rate
 
 
 class Places(NamedTuple):

@@ -49,6 +49,9 @@ class Shapes:
             raise ValueError(
                 f"max_depth ({self.max_depth}) must be 1 to {_MOST_DEPTH}, and max_length ({self.max_length}) 2 or more"
             )
+        if self.candidates < 1 or self.spare_nodes < 0:
+            given = f"candidates ({self.candidates}) must be 1 or more, spare_nodes ({self.spare_nodes}) 0 or more"
+            raise ValueError(given)
         if self.widest_draft > self.candidates:
             raise ValueError(f"candidates ({self.candidates}) must reach the widest draft width, {self.widest_draft}")
 
@@ -209,6 +212,8 @@ class Plan:
             raise ValueError("costs is empty")
         for costs in self.costs:
             costs.steps()
+            if costs.context < 0:
+                raise ValueError(f"costs are given for a context of {costs.context} tokens")
             if set(costs.verify_ms) != set(self.shapes.verify_widths):
                 raise ValueError(
                     f"costs at context {costs.context} are for verify widths {sorted(costs.verify_ms)}, "
