@@ -43,8 +43,10 @@ def count_text(job: Job, costs: StepCosts) -> Counted | None:
     writer = OwnText(job.assembly.target.loaded, job.tokenizer, prompts, file)
     documents = writer.write(job.settings.own_text, job.work / OWN_TEXT, job.reporter.phase)
     recycled = partial(_runners_up, job.assembly.target) if pair.counts.recycling else None
+    report = job.reporter.phase("learning what counts are worth")
     counted = learn_counts(documents, costs, with_table=pair.counts.table, others=others, runners_up=recycled)
     drafter.learn(counted.belief, counted.table)
+    report(1.0)
     return counted
 
 

@@ -8,7 +8,7 @@ their nodes come in falling order of score and the first n of them are the best 
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -245,9 +245,12 @@ def _add(found: Evidence, context: int, followers: Followers | None) -> None:
         found.followed.setdefault(token, [0] * NUM_CONTEXTS)[context] = count
 
 
-def table_key(context: Sequence[int]) -> int:
-    """A context of one to three tokens as one number."""
-    key = 0
+def table_key(context: Sequence[Any]) -> Any:
+    """A context of one to three tokens as one number; of arrays of tokens those of many contexts.
+
+    Of different contexts they differ as long as a vocabulary has less than two million tokens.
+    """
+    key: Any = 0
     for token in context:
         key = key << _BITS | token + 1
     return key

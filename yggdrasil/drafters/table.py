@@ -5,7 +5,6 @@ Dims: C contexts, F followers of all contexts together.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,21 +51,17 @@ class Table:
     @classmethod
     def of(cls, documents: Iterable[tuple[Sequence[int], Sequence[int]]]) -> Table:
         """Count the answers of ``documents``, pairs of what came before (prompt) and the target's own tokens."""
-        followers: defaultdict[int, Counter[int]] = defaultdict(Counter)
+        keys, tokens = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
         for prompt, answer in documents:
-            text = [*prompt[-TABLE_LENGTH:], *answer]
-            for place in range(len(text) - len(answer), len(text)):
-                for length in range(1, min(TABLE_LENGTH, place) + 1):
-                    followers[table_key(text[place - length : place])][text[place]] += 1
-        keys = sorted(followers)
-        kept = [followers[key].most_common(BRANCHES) for key in keys]
-        return cls(
-            keys=np.array(keys, dtype=np.int64),
-            totals=np.array([followers[key].total() for key in keys], dtype=np.int64),
-            starts=np.cumsum([0, *map(len, kept)], dtype=np.int64),
-            tokens=np.array([token for entry in kept for token, _ in entry], dtype=np.int64),
-            counts=np.array([count for entry in kept for _, count in entry], dtype=np.int64),
-        )
+            text = np.array([*prompt[-TABLE_LENGTH:], *answer], dtype=np.int64)
+            for length in range(1, TABLE_LENGTH + 1):
+                places = np.arange(max(len(text) - len(answer), length), len(text))
+                keys.append(table_key([text[places - back] for back in range(length, 0, -1)]))
+                tokens.append(text[places])
+        contexts, rows = np.unique(np.concatenate(keys), return_inverse=True)
+        pairs, counts = np.unique(rows << 32 | np.concatenate(tokens), return_counts=True)
+        totals = np.bincount(rows, minlength=len(contexts))
+        return _ranked(contexts, totals, pairs >> 32, pairs & (1 << 32) - 1, counts)
 
     @property
     def num_tokens(self) -> int:
