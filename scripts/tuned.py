@@ -81,6 +81,7 @@ NOT_PLAYED = {  # what else has a number there
         "HIDDEN": "a size of what is fitted",
         "RUNNERS_UP": "evidence: weights are fitted to it",
         "_BITS": "a size of keys",
+        "MOST_TOKEN": "a size of keys",
         "LEAST_PATH": "until a plan's costs say it",
     },
     "drafters.counts": {"POOL_TOKENS": "a bound of memory", "_NativeCounts._MOST": "a bound of memory"},

@@ -2,34 +2,53 @@
 
     python scripts/usual_beliefs.py ~/.cache/yggdrasil/texts/FINGERPRINT-file.jsonl
 
-The text is a target's, as calibrations keep it. With runners-up it cannot be fitted, since they are not kept: what they
-are worth is learned by calibrations alone.
+The text is a target's, as calibrations keep it. Runners-up are not kept with it, so being one is worth nothing in what
+is fitted here.
 """
 
-import sys
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
+import typer
 
 from yggdrasil.calibration.believing import fit, gather_places
 from yggdrasil.calibration.own_text import read_documents
+from yggdrasil.cli import run_script
 from yggdrasil.drafters.belief import SHAPES, Belief
+from yggdrasil.errors import YggdrasilError
+
+ASSETS = Path(__file__).resolve().parent.parent / "yggdrasil" / "assets" / "beliefs"
+ROUNDS = 4  # fits, each begun as the one before: weights that are drawn lie further off than those of another text
 
 
 def drawn() -> Belief:
     """Weights to begin with."""
     numbers = np.random.default_rng(0)
-    weights = {name: numbers.normal(scale=0.2, size=shape) for name, shape in SHAPES.items()}
-    weights["recycled"][:] = 0.0
-    return Belief(**weights)
+    return Belief(**{name: numbers.normal(scale=0.2, size=shape) for name, shape in SHAPES.items()})
 
 
-def main(file: Path) -> None:
-    documents = read_documents(file)
+def without_runners_up(belief: Belief) -> Belief:
+    """The same, where it is worth nothing to be a runner-up; fitted on candidates that are none."""
+    weights = {name: getattr(belief, name) for name in SHAPES}
+    return Belief(**weights | {"bias": belief.bias + belief.recycled[0], "recycled": np.zeros_like(belief.recycled)})
+
+
+def main(
+    text: Annotated[Path, typer.Argument(help="A target's own text, JSON lines of prompt and answer as tokens.")],
+    out: Annotated[Path, typer.Option(help="The folder to write to.")] = ASSETS,
+) -> None:
+    """Fit the usual beliefs."""
+    documents = read_documents(text)
     for name, with_table in (("text", False), ("table", True)):
-        belief = fit(gather_places(documents, with_table=with_table), drawn())
-        belief.save(Path(__file__).parent.parent / "yggdrasil" / "assets" / "beliefs" / f"{name}.safetensors")
+        places = gather_places(documents, with_table=with_table)
+        if not places.is_right.any():
+            raise YggdrasilError(f"{text} holds no text to learn from; give a file of ~/.cache/yggdrasil/texts")
+        belief = drawn()
+        for _ in range(ROUNDS):
+            belief = fit(places, belief)
+        without_runners_up(belief).save(out / f"{name}.safetensors")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    run_script(main, "usual_beliefs")

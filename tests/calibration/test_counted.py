@@ -277,6 +277,17 @@ def test_what_is_learned_from_a_text_that_repeats_itself_pays():
     assert np.array_equal(few.counts, Belief.usual(with_table=True).counts)
 
 
+def test_a_belief_that_says_less_of_unseen_text_than_the_usual_is_not_taken():
+    """Text that is one token again and again, but for its end."""
+    generator = np.random.default_rng(0)
+    told = [Document([1, 2], [7] * 100)] * 50
+    others = [Document([1, 2], generator.integers(0, 40, 100).tolist()) for _ in range(30)]
+    usual = Belief.usual(with_table=False)
+
+    assert np.array_equal(fit_belief([*told, *others[:10]], with_table=False).bias, usual.bias)
+    assert not np.array_equal(fit_belief(others, with_table=False).bias, usual.bias)
+
+
 def test_a_table_that_is_to_predict_knows_nothing_of_the_prompts_it_predicts_for():
     documents = [Document([9, start], [start, *range(20, 30), start] * 8) for start in range(8)] * 30
     learned = learn_counts(documents, COSTS, with_table=True)
@@ -326,6 +337,8 @@ def test_runners_up_are_worth_something_before_anything_came_twice():
     recycling = learn_counts(documents, COSTS, with_table=False, runners_up=runners_up)
     assert recycling.options() == CountsOptions(table=False, recycling=True)
     assert recycling.expected[0].aal > alone.expected[0].aal + 0.1
+    worth = np.maximum(recycling.belief.bias + recycling.belief.recycled, 0.0) @ recycling.belief.out
+    assert worth[1:4].min() > worth[0], "the three ways on, before anything else is known"
     assert learn_counts([], COSTS, with_table=False, runners_up=runners_up).options().recycling
 
 

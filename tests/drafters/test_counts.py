@@ -20,6 +20,7 @@ from yggdrasil.drafters.counted import (
     LONGEST,
     MOST_FOLLOWERS,
     MOST_LIKELY,
+    MOST_TOKEN,
     NUM_CONTEXTS,
     TABLE_LENGTH,
     has_one_token,
@@ -288,6 +289,26 @@ def test_a_belief_says_who_knows_more_and_how_much_is_known():
     assert likely(alone) == pytest.approx([0.3], abs=0.04)
 
 
+def test_what_never_varies_moves_no_weight_and_a_callers_inference_mode_is_none_of_ours():
+    """One candidate a place, always right: there is nothing to learn from its counts, all the same."""
+    row = np.zeros(2 + 2 * NUM_CONTEXTS, dtype=np.int64)
+    row[2], row[2 + NUM_CONTEXTS] = 49, 49
+    usual = Belief.usual(with_table=False)
+    state = torch.get_rng_state()
+    with torch.inference_mode():
+        found = [fit(Places(np.stack([row] * 50), np.arange(50), np.ones(50, dtype=bool)), usual) for _ in range(2)]
+    for name in SHAPES:
+        ours, again = (getattr(each, name) for each in found)
+        assert np.abs(ours - getattr(usual, name)).max() < 1.0
+        assert np.array_equal(ours, again)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_before_anything_is_learned_a_runner_up_is_a_token_like_any_other():
+    for with_table in (False, True):
+        assert not Belief.usual(with_table=with_table).recycled.any()
+
+
 def test_what_was_learned_survives_the_disk_and_damage_is_refused(tmp_path):
     table = Table.of([([1, 2], [3, 3, 1, 2]), ([], [5])])
     table.save(tmp_path / TABLE_FILE)
@@ -304,13 +325,24 @@ def test_what_was_learned_survives_the_disk_and_damage_is_refused(tmp_path):
         CountsDrafter.load(tmp_path, CountsOptions(table=False))
 
 
+@pytest.mark.parametrize(
+    ("totals", "counts"), [([0], [1]), ([-1], [1]), ([2], [3]), ([2], [0])], ids=["never", "less", "more", "not"]
+)
+def test_a_table_of_counts_that_cannot_be_is_refused(totals, counts):
+    one, starts = np.array([1]), np.array([0, 1])
+    with pytest.raises(ValueError, match="that cannot be"):
+        Table(one, np.array(totals), starts, one, np.array(counts))
+
+
 def test_keys_tell_contexts_apart():
-    tokens = [0, 1, 2, 262_143]
+    tokens = [0, 1, 2, 262_143, MOST_TOKEN]
     contexts = [context for length in (1, 2, 3) for context in product(tokens, repeat=length)]
     keys = np.array([table_key(context) for context in contexts])
     assert len(set(keys.tolist())) == len(contexts)
     assert has_one_token(keys).tolist() == [len(context) == 1 for context in contexts]
     assert is_longest(keys).tolist() == [len(context) == TABLE_LENGTH for context in contexts]
+    with pytest.raises(ValueError, match=f"tokens up to {MOST_TOKEN}"):
+        Table.of([([], [MOST_TOKEN + 1])])
 
 
 def test_of_the_longest_contexts_rare_ones_go_and_nothing_else():

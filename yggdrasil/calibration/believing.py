@@ -20,7 +20,9 @@ from yggdrasil.models.one_thread import one_thread
 _EVERY = 5  # documents that a belief is fitted to; the others fill the table that it is fitted beside
 _MOST_CANDIDATES = 400_000
 _LEAST_TOKENS = 2_000  # of answers, for a belief of one's own
-_EPOCHS, _PLACES, _RATE = 40, 1000, 1e-2  # AdamW: passes over the text, places of it a step, peak of the learning rate
+_HELD_OUT = 0.2  # of the places, the last: they say whether what was fitted is better than what it began as
+_EPOCHS, _PLACES, _RATE = 40, 1000, 3e-3  # AdamW: passes over the text, places of it a step, peak of the learning rate
+_LEAST_DEVIATION = 0.05  # of a feature: one that hardly ever varies would be blown up
 
 
 class Places(NamedTuple):
@@ -30,20 +32,32 @@ class Places(NamedTuple):
     """
 
     evidence: npt.NDArray[np.int64]  # [C, 2 + 2 K], as ``CountsDrafter.evidence`` says
-    place: npt.NDArray[np.int64]  # [C] ascending, 0 .. P - 1
+    place: npt.NDArray[np.int64]  # [C] ascending, every one of 0 .. P - 1
     is_right: npt.NDArray[np.bool_]  # [C]; of one place none or one
+
+    def split(self, share: float) -> "tuple[Places, Places]":
+        """The first places, and the last ``share`` of them."""
+        first = int((1.0 - share) * (self.place[-1] + 1)) if len(self.place) else 0
+        cut = int(np.searchsorted(self.place, first))
+        return (
+            Places(self.evidence[:cut], self.place[:cut], self.is_right[:cut]),
+            Places(self.evidence[cut:], self.place[cut:] - first, self.is_right[cut:]),
+        )
 
 
 def fit_belief(documents: Sequence[Document], *, with_table: bool, runners_up: RunnersUp | None = None) -> Belief:
     """From documents that the table does not know: it is counted without them here.
 
-    The usual one where they are too few, or nothing in them ever came again.
+    The usual one where they are too few, or where it says more of some that neither was fitted to.
     """
     usual = Belief.usual(with_table=with_table)
     if sum(len(document.answer) for document in documents) < _LEAST_TOKENS:
         return usual
-    places = gather_places(documents, with_table=with_table, runners_up=runners_up)
-    return fit(places, usual) if places.is_right.any() else usual
+    told, held_out = gather_places(documents, with_table=with_table, runners_up=runners_up).split(_HELD_OUT)
+    if not len(told.place) or not len(held_out.place):
+        return usual
+    fitted = fit(told, usual)
+    return fitted if surprise(fitted, held_out) < surprise(usual, held_out) else usual
 
 
 def gather_places(documents: Sequence[Document], *, with_table: bool, runners_up: RunnersUp | None = None) -> Places:
@@ -80,9 +94,18 @@ def gather_places(documents: Sequence[Document], *, with_table: bool, runners_up
 
 
 def fit(places: Places, start: Belief) -> Belief:
-    """The belief under which what came is likeliest, begun as ``start``: of little text it stays near that."""
-    with one_thread():
+    """The belief under which what came at ``places`` is likeliest, one or more, begun as ``start``."""
+    # A calibration may run under a caller's inference mode.
+    with one_thread(), torch.inference_mode(False), torch.enable_grad():
         return _learn(_Network(start, places.evidence), places)
+
+
+@torch.no_grad()
+def surprise(belief: Belief, places: Places) -> float:
+    """Mean negative log-likelihood of what came at ``places``, in nats; NaN where a weight is none."""
+    rows = torch.arange(len(places.place))
+    network = _Network(belief, places.evidence)
+    return float(network.surprise(rows, torch.from_numpy(places.place), torch.from_numpy(places.is_right)))
 
 
 def _learn(network: "_Network", places: Places) -> Belief:
@@ -107,16 +130,18 @@ def _learn(network: "_Network", places: Places) -> Belief:
 
 
 class _Network(nn.Module):
-    """A belief over evidence of mean 0 and deviation 1, as it is learned best.
+    """A belief over evidence of mean 0 and deviation 1, as it is learned best. What never varies teaches nothing.
 
     Dims: F = 3 K features: logarithms of counts and totals, shares.
     """
 
     def __init__(self, start: Belief, evidence: npt.NDArray[np.int64]) -> None:
         super().__init__()
-        self._places = torch.from_numpy(evidence[:, 1].copy())
+        self._ranks = torch.from_numpy(evidence[:, 1].copy())  # among the runners-up
         features = _features(evidence)
-        self._mean, self._deviation = features.mean(0), features.std(0, correction=0) + 1e-3
+        least, most = features.aminmax(dim=0)
+        self._mean = torch.where(least == most, least, features.mean(0))  # else rounding would leave something over
+        self._deviation = features.std(0, correction=0).clamp(min=_LEAST_DEVIATION)
         self._features = (features - self._mean) / self._deviation
         by_count, by_share = torch.from_numpy(start.counts).float().unbind(1)
         layer = torch.cat([by_count, torch.from_numpy(start.totals).float(), by_share])  # [F, H]
@@ -128,7 +153,7 @@ class _Network(nn.Module):
 
     def surprise(self, rows: Tensor, of: Tensor, is_right: Tensor) -> Tensor:
         """Mean negative log-likelihood of what came at the places ``of`` these candidates."""
-        hidden = relu(self._features[rows] @ self.layer + self.bias + self.recycled[self._places[rows]])
+        hidden = relu(self._features[rows] @ self.layer + self.bias + self.recycled[self._ranks[rows]])
         numbers = hidden @ self.out
         num_places = int(of[-1]) + 1
         nothing = self.nothing.expand(num_places)

@@ -41,8 +41,9 @@ SHAPES = {
 class Belief:
     """The network's weights.
 
-    ``out`` · relu(``bias`` + ``recycled[place]`` + Σ over the contexts of ``totals`` · log(1 + seen) + ``counts[0]`` ·
-    log(1 + followed) + ``counts[1]`` · followed / seen) is a candidate's number, ``nothing`` that of all other tokens.
+    A candidate's number is ``out`` · relu(``bias`` + ``recycled[place]`` + a sum over the contexts k that were seen:
+    ``totals[k]`` · log(1 + seen) + ``counts[k, 0]`` · log(1 + followed) + ``counts[k, 1]`` · followed / seen), and
+    ``nothing`` is that of all other tokens.
     """
 
     counts: FloatArray  # [K, 2, H]

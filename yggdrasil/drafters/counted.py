@@ -8,7 +8,7 @@ their nodes come in falling order of score and the first n of them are the best 
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,7 @@ from torch import Tensor
 from yggdrasil.drafters.best_first import Guess, Nodes, OpenGuesses, offered, shares
 from yggdrasil.tree.stakes import NO_STAKES, Race, Stakes
 
-MOST_FOLLOWERS = 16  # of a context that are looked at
+MOST_FOLLOWERS = 16  # of a context of the text that are looked at
 MOST_LIKELY = 0.98  # of all children together: none is certain
 LEAST_PATH = -6.2  # log-probability of a node that is worth no row of any pass, until it is said
 LONGEST = 6  # tokens of the longest context of the text
@@ -27,6 +27,9 @@ NUM_CONTEXTS = LONGEST + TABLE_LENGTH
 HIDDEN = 16  # units of a belief
 RUNNERS_UP = 8  # of a token that are kept at most
 _BITS = 21  # of a token in a context's key
+MOST_TOKEN = (1 << _BITS) - 2
+
+Tokens = TypeVar("Tokens", int, npt.NDArray[np.int64])
 
 
 class Evidence(NamedTuple):
@@ -228,7 +231,7 @@ class PortableCounts:
         """Candidates come in the order of the longest context that they have followed, first the text's."""
         found = Evidence([0] * NUM_CONTEXTS, {}, {})
         for length in range(min(LONGEST, len(path)), 0, -1):
-            _add(found, length - 1, self._contexts.get(tuple(path[-length:])))
+            _add(found, length - 1, self._contexts.get(tuple(path[-length:])), MOST_FOLLOWERS)
         for length in range(min(TABLE_LENGTH, len(path)), 0, -1):
             _add(found, LONGEST + length - 1, self._table.get(table_key(path[-length:])))
         for place, token in enumerate(self._recycled.get(path[-1], ()) if path else (), start=1):
@@ -237,21 +240,18 @@ class PortableCounts:
         return found
 
 
-def _add(found: Evidence, context: int, followers: Followers | None) -> None:
+def _add(found: Evidence, context: int, followers: Followers | None, most: int | None = None) -> None:
     if followers is None:
         return
     found.seen[context] = followers.total
-    for token, count in followers.ranked[:MOST_FOLLOWERS]:
+    for token, count in followers.ranked[:most]:
         found.followed.setdefault(token, [0] * NUM_CONTEXTS)[context] = count
 
 
-def table_key(context: Sequence[Any]) -> Any:
-    """A context of one to three tokens as one number; of arrays of tokens those of many contexts.
-
-    Of different contexts they differ as long as a vocabulary has less than two million tokens.
-    """
-    key: Any = 0
-    for token in context:
+def table_key(context: Sequence[Tokens]) -> Tokens:
+    """A context of one to three tokens, none above ``MOST_TOKEN``, as one number; of arrays those of many contexts."""
+    key = context[0] + 1
+    for token in context[1:]:
         key = key << _BITS | token + 1
     return key
 

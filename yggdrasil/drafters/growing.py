@@ -11,16 +11,16 @@ from pathlib import Path
 from yggdrasil.artifacts.cache import cache_root
 from yggdrasil.artifacts.lock import locked
 from yggdrasil.drafters.counted import TABLE_LENGTH
-from yggdrasil.drafters.table import Table
+from yggdrasil.drafters.table import SCHEMA_VERSION, Table
 from yggdrasil.errors import ArtifactError
 
 EVERY = 16_384  # tokens; so often a running decoder takes up what it has said
-MOST_KEPT = 1 << 20  # that are kept, some 20 MB; beyond them all counts are halved, so the oldest fade
+MOST_KEPT = 1 << 20  # followers, some 25 MB; beyond them what is rare goes, then all counts are halved: the oldest fade
 
 
 def grown_file(fingerprint: str, weights: str) -> Path:
     """Where the counts of what this target said are kept."""
-    return cache_root() / "tables" / f"{fingerprint}-{weights}.safetensors"
+    return cache_root() / "tables" / f"{fingerprint}-{weights}-{SCHEMA_VERSION}.safetensors"
 
 
 class GrowingTable:
@@ -35,7 +35,7 @@ class GrowingTable:
         self._new: list[tuple[list[int], list[int]]] = []
         self._num_new = 0
         if (grown := self._kept()) is not None:
-            use(known.plus(grown))
+            use(known.plus(grown).without_rare())
 
     def add(self, prompt: Sequence[int], answer: Sequence[int]) -> None:
         """Count an answer."""
@@ -44,7 +44,7 @@ class GrowingTable:
         self._new.append((list(prompt[-TABLE_LENGTH:]), list(answer)))
         self._num_new += len(answer)
         if self._num_new >= EVERY and (grown := self.keep()) is not None:
-            self._use(self._known.plus(grown))
+            self._use(self._known.plus(grown).without_rare())
 
     def keep(self) -> Table | None:
         """Add what is new to the file, and return all of it.
@@ -58,6 +58,8 @@ class GrowingTable:
             with locked(self._file.with_suffix(".lock"), f"writing {self._file}"):
                 new, kept = Table.of(self._new), self._kept()
                 grown = new if kept is None else kept.plus(new)
+                if len(grown.tokens) > MOST_KEPT:
+                    grown = grown.without_rare()
                 while len(grown.tokens) > MOST_KEPT:
                     grown = grown.halved()
                 grown.save(self._file)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from yggdrasil.artifacts.store import read_tensors, write_tensors
 from yggdrasil.drafters.best_first import BRANCHES
-from yggdrasil.drafters.counted import TABLE_LENGTH, has_one_token, is_longest, table_key
+from yggdrasil.drafters.counted import MOST_TOKEN, TABLE_LENGTH, has_one_token, is_longest, table_key
 from yggdrasil.errors import ArtifactError
 
 IntArray: TypeAlias = npt.NDArray[np.int64]
@@ -45,15 +45,22 @@ class Table:
             or (np.diff(self.starts) < 0).any()
         ):
             raise ValueError("the parts of a table do not fit together")
-        if len(self.tokens) and (self.counts.min() < 1 or self.tokens.min() < 0):
+        most = np.repeat(self.totals, np.diff(self.starts))
+        if (self.totals < 1).any() or (self.counts < 1).any() or (self.counts > most).any() or (self.tokens < 0).any():
             raise ValueError("a table holds tokens or counts that cannot be")
 
     @classmethod
     def of(cls, documents: Iterable[tuple[Sequence[int], Sequence[int]]]) -> Table:
-        """Count the answers of ``documents``, pairs of what came before (prompt) and the target's own tokens."""
+        """Count the answers of ``documents``, pairs of what came before (prompt) and the target's own tokens.
+
+        Raises:
+            ValueError: a token that no context could hold, of two million or more.
+        """
         keys, tokens = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
         for prompt, answer in documents:
             text = np.array([*prompt[-TABLE_LENGTH:], *answer], dtype=np.int64)
+            if text.max(initial=0) > MOST_TOKEN:
+                raise ValueError(f"a table holds tokens up to {MOST_TOKEN}")
             for length in range(1, TABLE_LENGTH + 1):
                 places = np.arange(max(len(text) - len(answer), length), len(text))
                 keys.append(table_key([text[places - back] for back in range(length, 0, -1)]))
@@ -85,7 +92,8 @@ class Table:
         counts = np.zeros(len(both), dtype=np.int64)
         np.add.at(counts, places, np.concatenate([self.counts, times * other.counts]))
         known = totals > 0
-        left = (counts > 0) & known[both >> 32]
+        counts = np.minimum(counts, totals[both >> 32])  # of what is taken away not every follower was kept
+        left = counts > 0
         renamed = np.cumsum(known) - 1
         return _ranked(keys[known], totals[known], renamed[both[left] >> 32], both[left] & (1 << 32) - 1, counts[left])
 

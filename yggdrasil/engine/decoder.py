@@ -171,7 +171,7 @@ class Decoder:
     def grow_table(self) -> None:
         """Add what requests say to the plan's table, with what earlier runs added, from now on.
 
-        Counts of two and three tokens in a row are kept in the user's cache; outputs stay the target's own.
+        Counts of up to four tokens in a row are kept in the user's cache; outputs stay the target's own.
 
         Raises:
             YggdrasilError: the plan has no table, or what was kept is damaged.

@@ -16,7 +16,7 @@ from yggdrasil.models.formats.names import Weights
 from yggdrasil.scheduling.stages import check_order, is_head_first
 from yggdrasil.tree.objective import Objective, StepCosts
 
-KIND, SCHEMA_VERSION = "plan", 4
+KIND, SCHEMA_VERSION = "plan", 5  # 5: the beliefs and tables beside it are of another form
 PACKAGE_PREFIX = "yggdrasil:"  # sources inside the installed package, whatever its place
 CACHE_PREFIX = "cache:"  # sources inside the user's cache folder, whatever its place
 

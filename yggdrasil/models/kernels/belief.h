@@ -9,6 +9,7 @@
 #include <array>
 #include <cmath>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "followers.h"
@@ -33,16 +34,17 @@ class Belief {
   // float64: `counts` [K, 2, H], `totals` [K, H], `recycled` [1 + R, H], `bias` [H], `out` [H], `nothing` [1].
   Belief(const at::Tensor& counts, const at::Tensor& totals, const at::Tensor& recycled, const at::Tensor& bias,
          const at::Tensor& out, const at::Tensor& nothing) {
-    const std::array<std::pair<const at::Tensor*, int64_t>, 6> parts{{{&counts, kContexts * 2 * kHidden},
-                                                                      {&totals, kContexts * kHidden},
-                                                                      {&recycled, (1 + kRunnersUp) * kHidden},
-                                                                      {&bias, kHidden},
-                                                                      {&out, kHidden},
-                                                                      {&nothing, 1}}};
-    for (const auto& [part, size] : parts) {
-      TORCH_CHECK(part->numel() == size && part->scalar_type() == at::kDouble, "weights are not those of a belief");
+    const std::array<std::pair<const at::Tensor*, std::vector<int64_t>>, 6> parts{{{&counts, {kContexts, 2, kHidden}},
+                                                                                   {&totals, {kContexts, kHidden}},
+                                                                                   {&recycled, {1 + kRunnersUp, kHidden}},
+                                                                                   {&bias, {kHidden}},
+                                                                                   {&out, {kHidden}},
+                                                                                   {&nothing, {1}}}};
+    for (const auto& [part, shape] : parts) {
+      TORCH_CHECK(part->sizes() == shape && part->scalar_type() == at::kDouble, "weights are not those of a belief");
       const at::Tensor whole = part->contiguous();
-      weights_.insert(weights_.end(), whole.const_data_ptr<double>(), whole.const_data_ptr<double>() + size);
+      const auto* first = whole.const_data_ptr<double>();
+      weights_.insert(weights_.end(), first, first + whole.numel());
     }
   }
 

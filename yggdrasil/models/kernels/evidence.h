@@ -9,7 +9,7 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
-#include <cmath>
+#include <array>
 #include <cstdint>
 #include <unordered_map>
 #include <utility>
@@ -21,7 +21,8 @@
 
 namespace yggdrasil {
 
-constexpr int64_t kMostFollowers = 16;  // of a context that are looked at
+constexpr int64_t kMostFollowers = 16;  // of a context of the text that are looked at
+constexpr int64_t kTokenBits = 21;      // in a table's key
 
 inline Candidate* find(std::vector<Candidate>& found, int32_t token) {
   for (Candidate& each : found)
@@ -119,7 +120,7 @@ class CountedEvidence {
   }
 
   // The table's key of a context with one more token behind it.
-  static int64_t extended_key(int64_t key, int64_t token) { return key << 21 | (token + 1); }
+  static int64_t extended_key(int64_t key, int64_t token) { return key << kTokenBits | (token + 1); }
 
   static uint64_t extended(uint64_t key, int64_t token) {
     uint64_t mixed = (key ^ (uint64_t(token) + 0x9e3779b97f4a7c15ull)) * 0xbf58476d1ce4e5b9ull;
