@@ -18,7 +18,7 @@ from yggdrasil.drafters.table import Table
 from yggdrasil.models.one_thread import one_thread
 
 _EVERY = 5  # documents that a belief is fitted to; the others fill the table that it is fitted beside
-_MOST_CANDIDATES = 400_000
+_MOST_CANDIDATES = 1_000_000
 _LEAST_TOKENS = 2_000  # of answers, for a belief of one's own
 _HELD_OUT = 0.2  # of the places, the last: they say whether what was fitted is better than what it began as
 _EPOCHS, _PLACES, _RATE = 40, 1000, 3e-3  # AdamW: passes over the text, places of it a step, peak of the learning rate
