@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy_target import decode, plain_decode, wandering_target
 
-from yggdrasil.calibration.believing import Places, fit
+from yggdrasil.calibration.believing import Places, fit, surprise
 from yggdrasil.drafters.belief import SHAPES, Belief
 from yggdrasil.drafters.best_first import BRANCHES
 from yggdrasil.drafters.counted import (
@@ -296,7 +296,9 @@ def test_what_never_varies_moves_no_weight_and_a_callers_inference_mode_is_none_
     usual = Belief.usual(with_table=False)
     state = torch.get_rng_state()
     with torch.inference_mode():
-        found = [fit(Places(np.stack([row] * 50), np.arange(50), np.ones(50, dtype=bool)), usual) for _ in range(2)]
+        places = Places(np.stack([row] * 50), np.arange(50), np.ones(50, dtype=bool))
+        found = [fit(places, usual) for _ in range(2)]
+        assert surprise(found[0], places) == pytest.approx(surprise(usual, places), abs=0.5)
     for name in SHAPES:
         ours, again = (getattr(each, name) for each in found)
         assert np.abs(ours - getattr(usual, name)).max() < 1.0

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import relu
 
 from yggdrasil.calibration.own_text import Document
@@ -112,7 +112,7 @@ def _learn(network: "_Network", places: Places) -> Belief:
     right, of = torch.from_numpy(places.is_right), torch.from_numpy(places.place)
     begins = torch.searchsorted(of, torch.arange(int(of[-1]) + 2))
     num_places = len(begins) - 1
-    optimizer = torch.optim.AdamW(network.parameters(), lr=_RATE, weight_decay=1e-4)
+    optimizer = torch.optim.AdamW([each.requires_grad_() for each in network.parameters()], lr=_RATE, weight_decay=1e-4)
     steps = _EPOCHS * -(-num_places // _PLACES)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, _RATE, total_steps=steps)
     drawn = torch.Generator().manual_seed(0)
@@ -129,14 +129,13 @@ def _learn(network: "_Network", places: Places) -> Belief:
     return network.belief()
 
 
-class _Network(nn.Module):
+class _Network:
     """A belief over evidence of mean 0 and deviation 1, as it is learned best. What never varies teaches nothing.
 
     Dims: F = 3 K features: logarithms of counts and totals, shares.
     """
 
     def __init__(self, start: Belief, evidence: npt.NDArray[np.int64]) -> None:
-        super().__init__()
         self._ranks = torch.from_numpy(evidence[:, 1].copy())  # among the runners-up
         features = _features(evidence)
         least, most = features.aminmax(dim=0)
@@ -145,11 +144,15 @@ class _Network(nn.Module):
         self._features = (features - self._mean) / self._deviation
         by_count, by_share = torch.from_numpy(start.counts).float().unbind(1)
         layer = torch.cat([by_count, torch.from_numpy(start.totals).float(), by_share])  # [F, H]
-        self.layer = nn.Parameter(layer * self._deviation[:, None])
-        self.bias = nn.Parameter(torch.from_numpy(start.bias).float() + self._mean @ layer)
-        self.recycled = nn.Parameter(torch.from_numpy(start.recycled).float())
-        self.out = nn.Parameter(torch.from_numpy(start.out).float())
-        self.nothing = nn.Parameter(torch.from_numpy(start.nothing).float())
+        self.layer = layer * self._deviation[:, None]
+        self.bias = torch.from_numpy(start.bias).float() + self._mean @ layer
+        self.recycled = torch.from_numpy(start.recycled).float()
+        self.out = torch.from_numpy(start.out).float()
+        self.nothing = torch.from_numpy(start.nothing).float()
+
+    def parameters(self) -> list[Tensor]:
+        """What is learned."""
+        return [self.layer, self.bias, self.recycled, self.out, self.nothing]
 
     def surprise(self, rows: Tensor, of: Tensor, is_right: Tensor) -> Tensor:
         """Mean negative log-likelihood of what came at the places ``of`` these candidates."""
