@@ -23,6 +23,7 @@ from yggdrasil.calibration.own_text import ANSWER, Document, OwnText, read_docum
 from yggdrasil.calibration.replay import replay
 from yggdrasil.calibration.settings import Budget
 from yggdrasil.drafters.belief import Belief
+from yggdrasil.drafters.counted import is_longest
 from yggdrasil.drafters.counts import CountsDrafter, usual_counts
 from yggdrasil.drafters.named import Named, named_drafters, names_of
 from yggdrasil.drafters.ngram import NGramDrafter
@@ -268,6 +269,7 @@ def test_what_is_learned_from_a_text_that_repeats_itself_pays():
     learned = learn_counts(documents, COSTS, with_table=True)
     assert learned.options() == CountsOptions(table=True)
     assert learned.expected[0].speedup > 2.0
+    assert (learned.table.totals[is_longest(learned.table.keys)] > 1).all()
     alone = learn_counts(documents, COSTS, with_table=False)
     assert alone.options() == CountsOptions(table=False)
     assert learned.expected[0].aal > alone.expected[0].aal > 1.2

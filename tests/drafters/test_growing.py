@@ -12,7 +12,7 @@ from tiny_pair import SHAPES, TEXT, byte_tokenizer, random_model
 from yggdrasil.acceptance.speculation import Speculation
 from yggdrasil.artifacts import model_fingerprint, tokenizer_fingerprint
 from yggdrasil.artifacts.lock import locked
-from yggdrasil.drafters import growing
+from yggdrasil.drafters import growing, table
 from yggdrasil.drafters.belief import Belief
 from yggdrasil.drafters.best_first import BRANCHES
 from yggdrasil.drafters.counted import table_key
@@ -132,6 +132,22 @@ def test_a_running_decoder_takes_up_what_it_said(file, used, monkeypatch):
     assert [read(each) for each in used] == [
         read(Table.of([([], [7, 8]), ([1], ANSWER), ([2], ANSWER)]).without_rare())
     ]
+
+
+def test_rare_contexts_go_before_anything_fades(file, used, monkeypatch):
+    """Forty tokens in a row that never come again: of them and of their pairs a table has as many as of threes."""
+    documents = [([], list(range(1, 41)))]
+    monkeypatch.setattr(growing, "MOST_KEPT", len(Table.of(documents).without_rare().tokens))
+    growing_table = GrowingTable(file, Table.of([]), used.append)
+    growing_table.add(*documents[0])
+    growing_table.keep()
+
+    assert read(Table.load(file)) == read(Table.of(documents).without_rare()), "halved, nothing would be left"
+
+
+def test_counts_of_another_form_are_another_file():
+    """Where keys or counts mean something else, what an earlier version wrote is not in the way."""
+    assert grown_file("target", "file").stem == f"target-file-{table.SCHEMA_VERSION}"
 
 
 def test_the_file_does_not_grow_for_ever(file, used, monkeypatch):
