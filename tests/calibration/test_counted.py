@@ -14,6 +14,7 @@ from tiny_pair import SHAPES, TEXT
 from transformers import AutoModelForCausalLM
 
 from yggdrasil.artifacts.lock import locked
+from yggdrasil.calibration import own_text
 from yggdrasil.calibration.believing import fit_belief
 from yggdrasil.calibration.counted import learn_counts
 from yggdrasil.calibration.foreseen import foresee
@@ -189,9 +190,11 @@ def test_answers_of_one_token_foresee_nothing():
 
 
 def test_of_two_that_write_at_once_the_second_waits_and_answers_what_is_left(
-    tmp_path, loaded, tokenizer, few_rows, capsys
+    tmp_path, loaded, tokenizer, few_rows, monkeypatch
 ):
     """A prompt that is given twice is answered once too."""
+    told, waits = [], threading.Event()
+    monkeypatch.setattr(own_text, "tell", lambda sentence: (told.append(sentence), waits.set()))
     prompts = [list(tokenizer(words)["input_ids"]) for words in WORDS]
     file, written = tmp_path / "own.jsonl", []
 
@@ -203,14 +206,15 @@ def test_of_two_that_write_at_once_the_second_waits_and_answers_what_is_left(
     second = threading.Thread(target=write)
     with locked(file.with_suffix(".lock"), "a test"):
         second.start()
-        while second.is_alive() and "waiting for its end" not in capsys.readouterr().err:
-            pass
+        assert waits.wait(60)
         file.write_text("".join(json.dumps({"prompt": prompt, "answer": [1, 2, 3]}) + "\n" for prompt in prompts[1:]))
     second.join()
 
     assert sorted(each.prompt for each in written) == sorted(prompts)
     assert read_documents(file, loaded.vocab_size) == written
     assert writer.waited > 0.0
+    assert len(told) == 1
+    assert "waiting for its end" in told[0]
 
 
 def test_without_prompts_the_target_finds_its_own(tmp_path, loaded, tokenizer, few_rows):

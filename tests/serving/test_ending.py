@@ -51,10 +51,7 @@ def start(limit):
 
 
 def is_up(client):
-    try:
-        return client.get("/health").status_code == 200
-    except httpx2.ConnectError:
-        return False
+    return health(client) == 200
 
 
 @pytest.mark.parametrize(("limit", "tokens", "signals"), [(30, 60, 1), (1, 400, 1), (30, 400, 2)],
@@ -174,7 +171,12 @@ def test_sigterm_before_the_model_is_there_ends_with_a_sentence():
 
 
 def is_listening(client):
+    return health(client) == 503
+
+
+def health(client):
+    """What a server says of itself; None where nobody listens, or it has just stopped to."""
     try:
-        return client.get("/health").status_code == 503
-    except httpx2.ConnectError:
-        return False
+        return client.get("/health").status_code
+    except (httpx2.NetworkError, httpx2.RemoteProtocolError):
+        return None
