@@ -47,6 +47,9 @@ class Alternating(FixedPolicy):
     def stakes(self, context):
         return NO_STAKES
 
+    def stakes_beside(self, shape, context):
+        return NO_STAKES
+
     def free(self, expected, depth, context):
         self._asked += 1
         if self._asked % 4 in (0, 3) or expected[-1] == 1.0:

@@ -2,19 +2,23 @@
 
 import math
 from array import array
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
+from yggdrasil.calibration.measure import ShapeCycle
 from yggdrasil.drafters.belief import SHAPES, Belief
 from yggdrasil.drafters.counts import CountsDrafter
 from yggdrasil.engine.aside import AsideTree
 from yggdrasil.engine.free_trees import FreeTrees
+from yggdrasil.engine.objective_policy import ObjectivePolicy
+from yggdrasil.engine.ranking import Ranking
 from yggdrasil.models.kernels import is_native
-from yggdrasil.tree.objective import StepCosts
+from yggdrasil.tree.objective import StepCosts, TreeShape
 from yggdrasil.tree.stakes import NO_STAKES, Race
-from yggdrasil.tree.token_tree import TokenTree
+from yggdrasil.tree.token_tree import NO_SCORE, TokenTree
 
 WIDTHS = (1, 2, 4, 8, 16, 32)
 CASES = 150
@@ -80,6 +84,79 @@ def test_native_trees_end_where_portable_ones_do():
         sizes.append(own)
     assert sizes[0] == sizes[1]
     assert len(set(sizes[0])) > 5
+
+
+def somebody_elses_tree(root, seed):
+    """Some nodes below ``root``, one of which is out of the question, and what else was said there."""
+    generator = np.random.default_rng(seed)
+    tree = TokenTree.on_host(WIDTHS[-1], 4)
+    tree.plant(root)
+    for _ in range(generator.integers(1, 7)):
+        parent, token = int(generator.integers(tree.size)), 20 + tree.size
+        tree.attach(parent, token, math.log(generator.uniform(0.05, 0.95)))
+    if generator.random() < 0.3 and tree.size > 2:
+        tree.scores[tree.size - 2] = NO_SCORE
+    tree.pool_scores.fill_(NO_SCORE)
+    for place in generator.integers(0, 4 * tree.size, 3):
+        tree.pool_tokens[place] = int(50 + place)
+        tree.pool_scores[place] = tree.scores[place // 4] + math.log(generator.uniform(0.02, 0.3))
+    return tree
+
+
+def filled(generator, native, policy, shape):
+    """The same tree filled with the policy's stakes, and in full; each with what its scores promise, and its order."""
+    counts, seed, found = some_counts(generator, native), int(generator.integers(1 << 30)), []
+    for stakes in (policy.stakes_beside(shape, 0), NO_STAKES):
+        tree = somebody_elses_tree((counts._pending or counts._text)[-1], seed)
+        counts.fill_for(tree, 9, stakes)
+        ranking = Ranking(tree, WIDTHS)
+        found.append((tree, ranking.rank(), ranking.order.tolist()))
+    return found
+
+
+@pytest.mark.parametrize("native", KINDS)
+@pytest.mark.parametrize("objective", ["latency", "aal"])
+def test_what_is_left_out_of_a_drafted_tree_changes_no_decision(native, objective):
+    generator, left_out = np.random.default_rng(7), 0
+    for _ in range(CASES):
+        costs = replace(some_costs(generator), head_ms=generator.uniform(0.1, 1.0), draft_ms={2: 0.1})
+        policy = ObjectivePolicy({0: costs}, {}, np.empty(0, dtype=np.float32), None, objective)
+        for _ in range(generator.integers(0, 4)):
+            policy.promises.observe(generator.uniform(0.0, 4.0), generator.uniform(0.0, 4.0))
+        shape = TreeShape(2, int(generator.integers(1, 6)), int(generator.choice(WIDTHS)))
+        (small, few, order), (whole, all_, every) = filled(generator, native, policy, shape)
+        decided = policy.prune(shape, policy.promises.honest(all_), 0)
+        assert policy.prune(shape, policy.promises.honest(few), 0) == decided
+        best = decided.shape.verify_width
+        assert small.size == whole.size or small.size >= best
+        assert order[:best] == every[:best]
+        for kept, known in zip(small.tensors()[:3], whole.tensors()[:3], strict=True):
+            assert torch.equal(kept[: small.size], known[: small.size])
+        left_out += whole.size - small.size
+    assert (left_out > 2 * CASES) == (objective == "latency")
+
+
+@pytest.mark.skipif(not is_native(), reason="no compiler here")
+def test_native_trees_are_filled_as_far_as_portable_ones():
+    sizes = []
+    for native in (True, False):
+        generator, own = np.random.default_rng(11), []
+        for _ in range(CASES):
+            costs = replace(some_costs(generator), head_ms=0.3, draft_ms={2: 0.1})
+            policy = ObjectivePolicy({0: costs}, {}, np.empty(0, dtype=np.float32), None)
+            own.append(filled(generator, native, policy, TreeShape(2, 2, 4))[0][0].size)
+        sizes.append(own)
+    assert sizes[0] == sizes[1]
+    assert len(set(sizes[0])) > 5
+
+
+def test_a_measured_tree_is_filled_as_far_as_it_is_verified():
+    generator = np.random.default_rng(13)
+    cycle = ShapeCycle([TreeShape(0, 1, 8), TreeShape(2, 2, 8)], seed=0)
+    for _ in range(40):
+        (small, _, order), (_, _, every) = filled(generator, False, cycle, TreeShape(2, 2, 8))
+        assert order[:8] == every[:8]
+        assert small.size < 8 + 7, "beside the best, there are those that were drafted"
 
 
 @pytest.mark.parametrize(("behind", "is_over"), [(5e-7, False), (2e-6, True)])

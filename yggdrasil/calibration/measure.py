@@ -22,7 +22,7 @@ from yggdrasil.predictor.evidence import Evidence
 from yggdrasil.scheduling.executors import InOrderExecutor
 from yggdrasil.scheduling.plan import Costs, Shapes
 from yggdrasil.tree.objective import PLAIN_STEP, TreeShape, lower_envelope
-from yggdrasil.tree.stakes import NO_STAKES, Stakes
+from yggdrasil.tree.stakes import NO_STAKES, Stakes, stakes_of
 
 COLUMNS = ("context", "cycle", "width", "depth", "verify_width", "stage", "ms")
 SHALLOW = 2  # the other measured depth is the deepest
@@ -67,6 +67,9 @@ class ShapeCycle:
 
     def stakes(self, context: int) -> Stakes:
         return NO_STAKES
+
+    def stakes_beside(self, shape: TreeShape, context: int) -> Stakes:
+        return stakes_of([(shape.verify_width, 1.0)])  # about as many as decoding would want that verifies so many
 
     def free(self, expected: Sequence[float], depth: int, context: int) -> Decision | None:
         return Decision(self._order.pop()) if self._next().is_free else None

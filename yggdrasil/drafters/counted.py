@@ -133,9 +133,11 @@ class PortableCounts:
 
     def fill(  # noqa: PLR0913 - the buffers of a tree
         self, tokens: Tensor, parents: Tensor, depths: Tensor, scores: Tensor, edges: Tensor, ancestors: Tensor,
-        pool_tokens: Tensor, pool_scores: Tensor, depth: int,
+        pool_tokens: Tensor, pool_scores: Tensor, depth: int, stakes: Stakes = NO_STAKES,
     ) -> int:  # fmt: skip
         """Go on with a tree that somebody else has grown from the text's last token; returns its size.
+
+        As far as ``stakes`` want.
 
         What is said beyond its nodes takes the places that are left. Where a drafter has read a node, whose candidates
         are in the pool then, both are believed: in proportion to what each says that it knows, the sum of its
@@ -175,7 +177,8 @@ class PortableCounts:
                 likely[token] = likely.get(token, 0.0) + share * probability
             if len(nodes.paths[node]) < depth:
                 open_guesses.add(node, nodes.score(node), shares(list(likely.items()), left))
-        return self._complete(nodes, depth, open_guesses, Race(NO_STAKES))
+        standing = [score for node in range(nodes.size) if math.isfinite(score := nodes.score(node))]
+        return self._complete(nodes, depth, open_guesses, Race(stakes, standing))
 
     def _nodes(self, *buffers: Tensor) -> Nodes:
         if not self._text:

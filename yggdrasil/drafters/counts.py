@@ -102,13 +102,17 @@ class CountsDrafter:
         self._pending = []
 
     def fill(self, tree: TokenTree, depth: int) -> None:
-        """Add to a tree on the host that another drafter has grown, none deeper than ``depth``.
+        """Add to a tree on the host that another drafter has grown, none deeper than ``depth``."""
+        self.fill_for(tree, depth, NO_STAKES)
+
+    def fill_for(self, tree: TokenTree, depth: int, stakes: Stakes) -> None:
+        """Fill as far as it matters for ``stakes``.
 
         Both are believed, by how much each says that it knows; what is said beyond takes the places that are left, and
         so do the drafter's own candidates that it did not attach.
         """
         self._count()
-        self._counts.fill(*tree.node_tensors(), tree.pool_tokens, tree.pool_scores, depth)
+        self._counts.fill(*tree.node_tensors(), tree.pool_tokens, tree.pool_scores, depth, stakes)
 
     def evidence(self, path: Sequence[int]) -> Tensor:
         """What may follow the text and then ``path``, [n, 2 + 2 K] int64.
@@ -163,4 +167,10 @@ class _NativeCounts:
             numbers[place] = token
         if (size := self._grow()) < 0:
             raise RuntimeError("there is no text to grow a tree from")
+        return size
+
+    def fill(self, *buffers_and_depth: Any) -> int:
+        """What ``PortableCounts.fill`` does."""
+        *others, stakes = buffers_and_depth
+        size: int = self._counts.fill(*others, *stakes.buffer_info())
         return size

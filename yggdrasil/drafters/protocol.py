@@ -120,6 +120,9 @@ class ThriftyDrafter(FreeDrafter, Protocol):
     def plant_for(self, tree: TokenTree, depth: int, stakes: Stakes) -> None:
         """``plant``, as far as it matters for ``stakes``."""
 
+    def fill_for(self, tree: TokenTree, depth: int, stakes: Stakes) -> None:
+        """``fill``, as far as it matters for ``stakes``."""
+
 
 @runtime_checkable
 class ReadingDrafter(FreeDrafter, Protocol):

@@ -2,7 +2,15 @@
 
 from collections.abc import Callable, Sequence
 
-from yggdrasil.drafters.protocol import Drafter, FreeDrafter, ReadingDrafter, StagedDrafter, each_of, recyclers
+from yggdrasil.drafters.protocol import (
+    Drafter,
+    FreeDrafter,
+    ReadingDrafter,
+    StagedDrafter,
+    ThriftyDrafter,
+    each_of,
+    recyclers,
+)
 from yggdrasil.engine.aside import AsideTree
 from yggdrasil.engine.evidence import LiveEvidence
 from yggdrasil.engine.iteration import NO_PROMISE, Emission, Iteration, Promise
@@ -48,6 +56,7 @@ class StageActions:
         self._staged = drafter if isinstance(drafter, StagedDrafter) else None
         self._ranking, self._order = Ranking(tree, self.verify_widths), HostView(target.order)
         self._free, self._wants_free, self._recyclers = free, False, recyclers(free)
+        self._thrifty = free if isinstance(free, ThriftyDrafter) else None
         self._readers = [each for each in each_of(free) if isinstance(each, ReadingDrafter)]
         self._aside: AsideTree | None = None
         if free is not None:
@@ -188,8 +197,18 @@ class StageActions:
         self.drafter.grow(self.tree, state.shape.width, state.shape.depth)
         if self._is_checked:
             self._check_tree(self.drafter.name)
-        if self._free is not None and self._wants_free and self._fills:
+        if self._wants_free and self._fills:
+            self._fill(state.shape)
+
+    def _fill(self, shape: TreeShape) -> None:
+        """Add what costs no pass, as far as it may be verified."""
+        assert self._free is not None
+        assert self._policy.learner is not None
+        if self._thrifty is None:
             self._free.fill(self.tree, self._room)
+        else:
+            stakes = self._policy.learner.stakes_beside(shape, self.target.length)
+            self._thrifty.fill_for(self.tree, self._room, stakes)
 
     def _check_tree(self, name: str) -> None:
         tokens, certain = self.tree.tokens[: self.tree.size], self._evidence.text[-1]

@@ -1,6 +1,5 @@
 """Belief about trees that cost a target pass and no drafting: what their widths give and take."""
 
-from array import array
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -8,7 +7,7 @@ from yggdrasil.engine.budget import Budget
 from yggdrasil.engine.policy import Decision
 from yggdrasil.engine.promises import KeptPromises
 from yggdrasil.tree.objective import Objective, StepCosts, TreeShape, worth
-from yggdrasil.tree.stakes import Stakes
+from yggdrasil.tree.stakes import Stakes, stakes_of
 
 
 class _Pass(NamedTuple):
@@ -30,7 +29,7 @@ class FreeTrees:
         self._promises = KeptPromises()
         self._estimate = 1.0  # tokens that the best tree promises by its own scores, bonus included
         self._passes = [_passes(each, objective) for each in costs]
-        self._stakes = [_stakes(passes) for passes in self._passes]
+        self._stakes = [stakes_of((each.width, each.weight) for each in passes) for passes in self._passes]
 
     def stakes(self, place: int) -> Stakes:
         """What ``best`` goes by; it holds until the next call."""
@@ -69,7 +68,3 @@ class FreeTrees:
 def _passes(costs: StepCosts, objective: Objective) -> list[_Pass]:
     times = {width: costs.free_ms(width) for width in costs.verify_widths[1:]}
     return [_Pass(width, ms, worth(1.0, ms, objective)) for width, ms in times.items()]
-
-
-def _stakes(passes: Sequence[_Pass]) -> Stakes:
-    return array("d", [1.0, *(number for each in passes for number in (each.width, each.weight))])

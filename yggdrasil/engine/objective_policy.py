@@ -10,8 +10,16 @@ from yggdrasil.engine.free_trees import FreeTrees
 from yggdrasil.engine.policy import Decision, Learner
 from yggdrasil.engine.promises import KeptPromises, Paces, PlainSamples
 from yggdrasil.predictor.evidence import Evidence
-from yggdrasil.tree.objective import PLAIN_STEP, Objective, StepCosts, TreeShape, choose_verify_width, worth
-from yggdrasil.tree.stakes import Stakes
+from yggdrasil.tree.objective import (
+    PLAIN_STEP,
+    Objective,
+    StepCosts,
+    TreeShape,
+    choose_verify_width,
+    worth,
+    worth_by_width,
+)
+from yggdrasil.tree.stakes import Stakes, stakes_of
 
 
 class ObjectivePolicy:
@@ -46,6 +54,7 @@ class ObjectivePolicy:
         self.wants_free = wants_free
         self._paces, self._samples = Paces(), PlainSamples(self._costs[0].plain_ms)
         self.promises = KeptPromises()
+        self._stakes: dict[tuple[int, TreeShape], Stakes] = {}  # of each place and shape that was drafted
         self._here = 0  # costs of the last context that was asked for
         self._steps = 0  # of this request
         self._drafter_lags = False
@@ -56,6 +65,16 @@ class ObjectivePolicy:
 
     def stakes(self, context: int) -> Stakes:
         return self._free_trees.stakes(self._place(context))
+
+    def stakes_beside(self, shape: TreeShape, context: int) -> Stakes:
+        place = self._place(context)
+        if (stakes := self._stakes.get((place, shape))) is None:
+            costs = self._costs[place]
+            weights = worth_by_width(*self._pruning(shape, costs))
+            stakes = stakes_of(list(zip(costs.verify_widths, weights, strict=True))[1:])
+            self._stakes[place, shape] = stakes
+        stakes[0] = self.promises.kept
+        return stakes
 
     def free(self, expected: Sequence[float], depth: int, context: int) -> Decision | None:
         self._here = here = bisect_left(self._borders, context)
@@ -93,15 +112,14 @@ class ObjectivePolicy:
 
     def prune(self, shape: TreeShape, expected: Sequence[float], context: int) -> Decision:
         costs = self._costs[self._place(context)]
-        width = self._verify_width(shape, expected, costs)
+        width = choose_verify_width(expected, *self._pruning(shape, costs))
         pruned = TreeShape(shape.width, shape.depth, width)
         tokens = expected[costs.verify_widths.index(width)]
         return Decision(pruned, tokens, costs.iteration_ms(*pruned) * self._paces.tree)
 
-    def _verify_width(self, shape: TreeShape, expected: Sequence[float], costs: StepCosts) -> int:
-        """How many nodes of the drafted tree to verify."""
-        drafting_ms = costs.drafting_ms(shape.width, shape.depth)
-        return choose_verify_width(expected, drafting_ms, costs, self._objective, planned=shape.verify_width)
+    def _pruning(self, shape: TreeShape, costs: StepCosts) -> tuple[float, StepCosts, Objective, int]:
+        """What decides how many nodes of the drafted tree to verify, beside what they promise."""
+        return costs.drafting_ms(shape.width, shape.depth), costs, self._objective, shape.verify_width
 
     def _worth_of_plain(self) -> float:
         return worth(1.0, self._plain_ms, self._objective)

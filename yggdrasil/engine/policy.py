@@ -46,6 +46,9 @@ class Learner(Protocol):
     def stakes(self, context: int) -> Stakes:
         """What ``free`` will go by: nodes that cannot change its answer need not be guessed."""
 
+    def stakes_beside(self, shape: TreeShape, context: int) -> Stakes:
+        """What ``prune`` will go by, for guesses that cost no pass in a tree that was drafted as ``shape``."""
+
     def free(self, expected: Sequence[float], depth: int, context: int) -> Decision | None:
         """How many nodes of the tree that cost no pass to verify instead of a drafted one; its shape has width 0.
 
@@ -109,6 +112,9 @@ class FreeTreePolicy(FixedPolicy):
         """Nothing is learned."""
 
     def stakes(self, context: int) -> Stakes:
+        return NO_STAKES
+
+    def stakes_beside(self, shape: TreeShape, context: int) -> Stakes:
         return NO_STAKES
 
     def free(self, expected: Sequence[float], depth: int, context: int) -> Decision | None:

@@ -178,6 +178,21 @@ def expected_tokens_by_width(sorted_acceptance: FloatArray, verify_widths: Seque
     return totals[..., [min(width - 1, num_nodes) for width in verify_widths]]
 
 
+def worth_by_width(
+    drafting_ms: float, costs: StepCosts, objective: Objective = "latency", planned: int | None = None
+) -> list[float]:
+    """What a token is worth at each of ``costs.verify_widths`` once ``drafting_ms`` has been spent.
+
+    Latency is improved by leaving the ``planned`` width only where another promises to be clearly better.
+    """
+    paid_ms = drafting_ms + costs.overhead_ms
+    favour = CLEARLY_BETTER if objective == "latency" else 1.0
+    return [
+        worth(1.0, paid_ms + milliseconds, objective) * (favour if width == planned else 1.0)
+        for width, milliseconds in sorted(costs.verify_ms.items())
+    ]
+
+
 def choose_verify_width(
     expected_tokens: Sequence[float] | FloatArray,
     drafting_ms: float,
@@ -188,15 +203,11 @@ def choose_verify_width(
     """Return the verify width that maximises the objective once ``drafting_ms`` has been spent.
 
     ``expected_tokens[v]`` belongs to ``costs.verify_widths[v]`` and counts the bonus token. Ties go to the smaller.
-    Latency is improved by leaving the ``planned`` width only where another promises to be clearly better.
     """
-    paid_ms = drafting_ms + costs.overhead_ms
+    weights = worth_by_width(drafting_ms, costs, objective, planned)
     best_width, best_value = costs.verify_widths[0], -1.0
-    for width, tokens in zip(costs.verify_widths, expected_tokens, strict=True):
-        value = worth(float(tokens), paid_ms + costs.verify_ms[width], objective)
-        if width == planned and objective == "latency":
-            value *= CLEARLY_BETTER
-        if value > best_value:
+    for width, tokens, weight in zip(costs.verify_widths, expected_tokens, weights, strict=True):
+        if (value := float(tokens) * weight) > best_value:
             best_width, best_value = width, value
     return best_width
 

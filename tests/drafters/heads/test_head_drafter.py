@@ -129,6 +129,9 @@ class TakingTurns(FixedPolicy):
     def stakes(self, context):
         return NO_STAKES
 
+    def stakes_beside(self, shape, context):
+        return NO_STAKES
+
     def free(self, expected, depth, context):
         self._asked += 1
         return Decision(TreeShape(0, depth, 8)) if self._asked % 3 == 0 and expected[-1] > 1.0 else None

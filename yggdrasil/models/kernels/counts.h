@@ -11,8 +11,10 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <iterator>
 #include <queue>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "best_first.h"
@@ -71,7 +73,7 @@ class Counts : public torch::CustomClassHolder {
   }
 
   // And as far as these float64 numbers say (race.h), which the caller keeps and changes.
-  void grow_for(int64_t stakes, int64_t count) { stakes_ = {reinterpret_cast<const double*>(stakes), size_t(count)}; }
+  void grow_for(int64_t stakes, int64_t count) { stakes_ = numbers(stakes, count); }
 
   // Counts more certain tokens, plants the text's last one and grows a tree from it (see direct.h); returns its size.
   // The mail holds the tree's greatest depth, how many tokens are new, and which. Every row of the buffers is written
@@ -88,16 +90,16 @@ class Counts : public torch::CustomClassHolder {
     if (nodes.capacity > 1) push_children(nodes, 0, 0.0, depth, serial, open);
     Race race(stakes_);
     race.add(0.0);
-    return complete(nodes, 1, depth, serial, open, &race);
+    return complete(nodes, 1, depth, serial, open, race);
   }
 
   // Goes on with a tree that somebody else has grown from the text's last token; returns its size. What is said beyond
   // its nodes takes the places that are left, below any node. Where a drafter has read a node, whose candidates are in
   // the pool then, both are believed: in proportion to what each says that it knows, the sum of its probabilities. Of
-  // other guesses that are the same the more confident is believed.
+  // other guesses that are the same the more confident is believed. It grows as far as `count` numbers at `stakes` say.
   int64_t fill(at::Tensor tokens, at::Tensor parents, at::Tensor depths, at::Tensor scores, at::Tensor edges,
                at::Tensor ancestors, const at::Tensor& pool_tokens, const at::Tensor& pool_scores,
-               int64_t depth) const {
+               int64_t depth, int64_t stakes, int64_t count) const {
     TORCH_CHECK(!evidence_.text().empty(), "no text to fill a tree from");
     Nodes nodes(tokens, parents, depths, scores, edges, ancestors);
     const Pool pool(pool_tokens, pool_scores, nodes.capacity);
@@ -140,19 +142,26 @@ class Counts : public torch::CustomClassHolder {
       }
       if (nodes.level[node] < depth) push(nodes, node, nodes.score[node], left, found, serial, open);
     }
-    return complete(nodes, size, depth, serial, open);
+    std::vector<double> standing;
+    std::copy_if(nodes.score, nodes.score + size, std::back_inserter(standing), [](float s) { return std::isfinite(s); });
+    Race race(numbers(stakes, count), std::move(standing));
+    return complete(nodes, size, depth, serial, open, race);
   }
 
  private:
+  static std::span<const double> numbers(int64_t address, int64_t count) {
+    return {reinterpret_cast<const double*>(address), size_t(count)};
+  }
+
   // Attaches the best of `open` and what follows them, until the tree is full or the race over; returns its size.
   int64_t complete(Nodes& nodes, int64_t size, int64_t depth, int64_t serial, std::priority_queue<Guess>& open,
-                   Race* race = nullptr) const {
+                   Race& race) const {
     while (size < nodes.capacity && !open.empty()) {
       const Guess next = open.top();
-      if (next.score < least_path_ || (race && race->is_over(next.score))) break;
+      if (next.score < least_path_ || race.is_over(next.score)) break;
       open.pop();
       nodes.put(size, next);
-      if (race) race->add(next.score);
+      race.add(next.score);
       if (size + 1 < nodes.capacity) push_children(nodes, size, next.score, depth, serial, open);
       ++size;
     }
