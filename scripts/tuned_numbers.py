@@ -131,7 +131,7 @@ def plays_of_counts(name: str, limit: int) -> dict[str, Play]:
 def plays_of_a_pair(name: str, prompts: Path | None, limit: int) -> dict[str, Play]:
     """A draft model's trees with the text's counts, and without them where every second answer is guessed wrong."""
     plan, folder = _plan(name)
-    learned, decoder = Learned.load(folder), Decoder.from_plan(name, backend="eager")
+    learned, decoder = Learned.load(folder), Decoder.from_plan(name, backend="eager", force_machine=True)
     decoder.policy, drafter = PLAIN_POLICY, decoder.assembly.engine.drafter
     if drafter is None:
         raise YggdrasilError(f"the plan {name} has no draft model")
