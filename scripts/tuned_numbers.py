@@ -206,7 +206,7 @@ def _page(rows: Sequence[Sequence[str]], plays: Sequence[str], limit: int, count
         for module, names in NOT_PLAYED.items()
         for name, why in names.items()
     ]
-    of_a_pair = "" if pair is None else OF_A_PAIR.format(pair=pair, limit=limit // 10)
+    of_a_pair = "" if pair is None else OF_A_PAIR.format(pair=_plan(pair)[0].name, limit=limit // 10)
     return INTRODUCTION.format(counts=counts, limit=limit, pair=of_a_pair) + "\n".join(
         [*("| " + " | ".join(row) + " |" for row in table), "", "Other numbers of these packages:", "",
          "| number | file | why it is not played |", "|---|---|---|", *others, ""]
