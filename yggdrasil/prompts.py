@@ -237,9 +237,14 @@ def read_prompt_sets(paths: Sequence[Path], limit: int | None = None, *, chat: b
         YggdrasilError: as ``read_prompts``, or two prompts that share an id.
     """
     prompts = [prompt for path in paths for prompt in read_prompts(path, limit, chat=chat)]
+    check_ids(prompts)
+    return prompts
+
+
+def check_ids(prompts: Sequence[Prompt]) -> None:
+    """YggdrasilError where two share an id."""
     seen: set[str] = set()
     for prompt in prompts:
         if prompt.id in seen:
             raise YggdrasilError(f"two prompts have the id {prompt.id}; ids tell samples apart, so give each its own")
         seen.add(prompt.id)
-    return prompts

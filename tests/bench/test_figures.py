@@ -1,6 +1,7 @@
 """Figures from a tiny pair: every number comes from a sample, files are resumed, plots are drawn."""
 
 import json
+from dataclasses import replace
 
 import made_up
 import pandas as pd
@@ -10,10 +11,11 @@ from transformers import PreTrainedModel
 
 from yggdrasil.artifacts import current_machine, read_csv
 from yggdrasil.bench.figures.comparisons import best_of_field
-from yggdrasil.bench.figures.context import OURS, PLAIN, Effort, Figure, FigureContext
+from yggdrasil.bench.figures.context import OURS, PLAIN, Effort, Figure, FigureContext, open_context
 from yggdrasil.bench.figures.draw import CSV_VERSION, draw, write_figure
 from yggdrasil.bench.figures.registry import FIGURES, chosen_figures
 from yggdrasil.bench.figures.temperatures import STATIC
+from yggdrasil.drafters.options import CountsOptions
 from yggdrasil.engine.policy import FixedPolicy
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.scheduling.plan import Costs, Expectation, ModelRef, Plan
@@ -127,6 +129,13 @@ def test_the_same_numbers_draw_the_same_plot():
     figure = Figure("figure-00", "Title", frame, "set", ("value",), series="name")
 
     assert draw(figure, "caption") == draw(figure, "caption") != draw(figure, "another")
+
+
+def test_a_plan_without_a_draft_model_is_refused_before_it_is_opened(tmp_path):
+    path = tmp_path / "plan.yaml"
+    replace(plan_of(), drafters=[CountsOptions()]).save(path)
+    with pytest.raises(YggdrasilError, match="the plan tiny drafts without a draft model; rivals need a plan with one"):
+        open_context(str(path), [], tmp_path, EFFORT, force_machine=False)
 
 
 def test_faults_are_named(context):

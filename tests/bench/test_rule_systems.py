@@ -9,6 +9,8 @@ from yggdrasil.bench.rules import MODES, PROMISING, RULES, mode_group, rule_grou
 from yggdrasil.bench.systems import Sample, run_systems
 from yggdrasil.drafters import NGramDrafter
 from yggdrasil.engine.policy import PLAIN_POLICY, FixedPolicy
+from yggdrasil.errors import YggdrasilError
+from yggdrasil.scheduling.plan import Shapes
 from yggdrasil.tree.objective import TreeShape
 
 PROMPTS = {"a": TEXT[:9], "b": TEXT[9:30]}
@@ -60,6 +62,14 @@ def test_modes_keep_what_they_promise_and_say_what_they_did(pair):
     assert {name: row["family"] for name, row in rows.items() if "fixed" in name} == {
         "off, fixed-width": "fixed-width", "fixed-width": "fixed-width",
     }  # fmt: skip
+
+
+def test_steps_that_verify_one_token_have_no_modes_to_compare(pair):
+    decoder = pair.decoder(
+        PLAIN_POLICY, Shapes(max_length=64, max_depth=3, draft_widths=(), verify_widths=(1,)), drafter=None
+    )
+    with pytest.raises(YggdrasilError, match="verify one token alone, so there is nothing to compare; give another"):
+        mode_group(decoder, tolerance=0.1)
 
 
 @pytest.mark.parametrize(

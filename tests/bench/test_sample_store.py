@@ -1,12 +1,16 @@
 """Samples on disk: an interrupted comparison goes on, another one's file is refused."""
 
 import json
+from dataclasses import replace
 
 import pytest
+from made_up import write_artifacts
 
+from yggdrasil.bench.record import pair_settings
 from yggdrasil.bench.store import SampleFile, measure
 from yggdrasil.bench.systems import Continuation
 from yggdrasil.errors import YggdrasilError
+from yggdrasil.scheduling.plan import Plan
 
 SETTINGS = {"dtype": "float32", "budgets": (8, 16)}
 PROMPTS = {"a": [1], "b": [2], "c": [3]}
@@ -80,3 +84,24 @@ def test_without_a_path_nothing_is_written(tmp_path, monkeypatch):
 
     assert len(file.samples) == 3
     assert list(tmp_path.iterdir()) == []
+
+
+def test_samples_of_other_texts_under_the_same_names_are_refused(tmp_path):
+    path = tmp_path / "out.json"
+    measure([Counting("x")], {"a": [1], "b": [2]}, 4, SampleFile(path, SETTINGS), [].append)
+    before = path.read_bytes()
+    again = Counting("x")
+    with pytest.raises(YggdrasilError, match=r"was measured on other prompts \(b is not what it was\); remove it"):
+        measure([again], {"a": [1], "b": [3], "c": [2]}, 4, SampleFile(path, SETTINGS), [].append)
+    assert again.asked == []
+    assert path.read_bytes() == before
+    measure([again], {"a": [1], "c": [3]}, 4, SampleFile(path, SETTINGS), [].append)
+    assert [3] in again.asked
+    assert [1] not in again.asked
+
+
+def test_another_calibration_under_a_plans_name_is_another_setting(tmp_path):
+    plan = Plan.load(write_artifacts(tmp_path))
+    recalibrated = replace(plan, costs=[replace(plan.costs[0], plain_ms=plan.costs[0].plain_ms * 2)])
+    assert pair_settings(plan, "float32") == pair_settings(replace(plan), "float32")
+    assert pair_settings(plan, "float32") != pair_settings(recalibrated, "float32")

@@ -7,6 +7,7 @@ from yggdrasil.bench.systems import (
     Continuation,
     EngineSystem,
     Sample,
+    encode_prompts,
     equality,
     judge_by_replay,
     run_systems,
@@ -16,6 +17,7 @@ from yggdrasil.bench.transformers_systems import TransformersSystem
 from yggdrasil.engine.policy import FixedPolicy
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.models.compiled import BuildClock
+from yggdrasil.prompts import Prompt
 from yggdrasil.tree.objective import TreeShape
 
 PROMPTS = {"a": TEXT[:9], "b": TEXT[9:30], "c": TEXT[30:50]}
@@ -143,6 +145,25 @@ def test_ratios_are_taken_prompt_by_prompt():
 
     assert row["ratio_to_ours"]["median"] == pytest.approx((2 + 8) / 2)
     assert row["total_ratio_to_ours"] == pytest.approx((2 + 80) / (1 + 10))
+
+
+def test_a_text_that_ends_with_the_prefills_token_has_no_ratio():
+    systems = [Scripted("ours", "one", False, 0.0), Scripted("rival", "two", True, 0.0)]
+    samples = [Sample("a", name, Continuation([1], 1.0, 0.0, 0, 0), 0) for name in ("ours", "rival")]
+    for row in summarise_systems(systems, samples, "ours"):
+        assert row["ratio_to_ours"]["samples"] == []
+        assert row["total_ratio_to_ours"] is None
+
+
+def test_prompts_are_told_apart_and_leave_room(pair):
+    decoder = pair.decoder(FixedPolicy(TreeShape(2, 3, 8)))
+    limit = decoder.assembly.engine.max_length
+    with pytest.raises(YggdrasilError, match="two prompts have the id a; ids tell samples apart"):
+        encode_prompts(decoder, [Prompt("a", "x"), Prompt("a", "y")], None)
+    long = Prompt("a", decoder.tokenizer.decode(TEXT[:20]) * limit)
+    with pytest.raises(YggdrasilError, match=f"and the context holds {limit}; keep fewer with --max-prompt-tokens"):
+        encode_prompts(decoder, [long], limit - 1)
+    assert len(encode_prompts(decoder, [long], limit - 2)["a"]) == limit - 2
 
 
 def test_repeats_are_counted_over_prompt_and_tokens():

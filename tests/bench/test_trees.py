@@ -91,6 +91,15 @@ def test_edges_are_the_drafters_own_probabilities(bench, pair):
     assert tree.size == 1 + 3 + 6 + 6
 
 
+def test_a_tree_that_is_named_twice_is_one_system(bench):
+    assert [system.name for system in tree_systems(bench, ["sequence"], [8, 16, 8])] == ["sequence 8", "sequence 16"]
+
+
+def test_a_budget_beyond_the_context_is_refused(pair):
+    with pytest.raises(YggdrasilError, match=r"a verify budget of 100000 is more than the context holds \(\d+\); give"):
+        TreeBench(pair.decoder(PLAIN), (8, 100_000), COSTS)
+
+
 def test_a_perfect_drafter_makes_chains_as_long_as_they_may_be(perfect_pair):
     bench = TreeBench(perfect_pair.decoder(PLAIN), (8,), COSTS)
     acceptance = bench.calibrate([PROMPT], 24)

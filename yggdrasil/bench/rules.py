@@ -11,6 +11,7 @@ from yggdrasil.bench.systems import EngineSystem, Sample, summarise_systems
 from yggdrasil.engine.deciding import fitting_expansion
 from yggdrasil.engine.decoder import Decoder
 from yggdrasil.engine.policy import FixedPolicy
+from yggdrasil.errors import YggdrasilError
 from yggdrasil.scheduling.plan import Shapes
 from yggdrasil.tree.objective import TreeShape
 
@@ -72,6 +73,10 @@ def rule_group(decoder: Decoder, temperature: float) -> Group:
 def mode_group(decoder: Decoder, tolerance: float | None = None) -> Group:
     """Every exactness mode at temperature 0, against ``fast``; ``tolerance`` (logits) is the plan's where None."""
     widths = decoder.assembly.shapes.verify_widths
+    if widths[-1] < 2:
+        raise YggdrasilError(
+            "the plan's steps verify one token alone, so there is nothing to compare; give another plan"
+        )
     width = OFF.fixed_width if OFF.fixed_width in widths else widths[-1]
     systems = [
         EngineSystem(

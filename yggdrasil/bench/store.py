@@ -1,5 +1,6 @@
 """Samples of a comparison on disk: written after every prompt, so that an interrupted run goes on where it stopped."""
 
+import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -23,11 +24,13 @@ class SampleFile:
         self._path = path
         self._settings = json.loads(json.dumps({**settings, "warm_tokens": WARM_TOKENS}))
         self.samples: list[Sample] = []
+        self._prompts: dict[str, str] = {}  # id -> digest of its tokens
         if path is None or not path.exists():
             return
         try:
             record = parse_json(path.read_bytes())
             found, samples = dict(record["settings"]), [Sample.from_dict(values) for values in record["samples"]]
+            prompts = dict(record.get("prompts", {}))
         except (ValueError, LookupError, TypeError, ArtifactError) as error:
             raise YggdrasilError(f"{path} holds no comparison; remove it or name another file") from error
         if found != self._settings:
@@ -35,7 +38,19 @@ class SampleFile:
             raise YggdrasilError(
                 f"{path} was measured with other settings ({', '.join(changed)}); remove it or name another file"
             )
-        self.samples = samples
+        self.samples, self._prompts = samples, prompts
+
+    def begin(self, prompts: Mapping[str, Sequence[int]]) -> None:
+        """Samples of ``prompts`` (id -> tokens) follow; YggdrasilError where those at hand are of other texts."""
+        measured = {sample.prompt for sample in self.samples}
+        for prompt, tokens in prompts.items():
+            digest = hashlib.sha256(json.dumps(list(tokens)).encode()).hexdigest()[:16]
+            if prompt in measured and self._prompts.get(prompt) != digest:
+                raise YggdrasilError(
+                    f"{self._path} was measured on other prompts ({prompt} is not what it was); remove it or name "
+                    "another file"
+                )
+            self._prompts[prompt] = digest
 
     def add(self, samples: Sequence[Sample]) -> None:
         """Keep the samples of one prompt."""
@@ -49,6 +64,7 @@ class SampleFile:
         record = {
             **provenance(),
             "settings": self._settings,
+            "prompts": self._prompts,
             "summary": list(summary),
             "samples": [sample.as_dict() for sample in self.samples],
         }
@@ -70,6 +86,7 @@ def measure(
     Where times are of no interest, nothing is warmed up and nothing settles. Without ``warm_up`` the systems have
     decoded in this process before.
     """
+    file.begin(prompts)
     names = {system.name for system in systems}
     done = {prompt for prompt in prompts if names <= {s.system for s in file.samples if s.prompt == prompt}}
     left = {prompt: tokens for prompt, tokens in prompts.items() if prompt not in done}

@@ -20,7 +20,7 @@ from yggdrasil.engine.decoder import Decoder
 from yggdrasil.engine.policy import Policy
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.predictor.repeats import foretold
-from yggdrasil.prompts import NOWHERE, Prompt, encode_prompt
+from yggdrasil.prompts import NOWHERE, Prompt, check_ids, encode_prompt
 
 FAMILY = "yggdrasil"  # of our engine's systems; a setting of its own may follow
 WARM_TOKENS = 8
@@ -107,15 +107,27 @@ class Sample:
 
 
 def encode_prompts(decoder: Decoder, prompts: Sequence[Prompt], max_tokens: int | None) -> dict[str, list[int]]:
-    """Tokens of each prompt by its id, the last ``max_tokens`` of them; YggdrasilError where one cannot be decoded."""
+    """Tokens of each prompt by its id, the last ``max_tokens`` of them.
+
+    Raises:
+        YggdrasilError: one cannot be decoded, or two share an id.
+    """
+    check_ids(prompts)
     return {prompt.id: encode_one(decoder, prompt, max_tokens) for prompt in prompts}
 
 
 def encode_one(decoder: Decoder, prompt: Prompt, max_tokens: int | None) -> list[int]:
-    """Its last ``max_tokens`` tokens; YggdrasilError with its place where it cannot be decoded."""
+    """Its last ``max_tokens`` tokens; YggdrasilError with its place where no two tokens can follow them."""
     try:
         tokens = encode_prompt(decoder.tokenizer, prompt)
-        return decoder.encode(tokens[-max_tokens:] if max_tokens else tokens)
+        tokens = tokens[-max_tokens:] if max_tokens else tokens
+        limit = decoder.assembly.engine.max_length
+        if len(tokens) > limit - 2:  # the first token is the prefill's, and says nothing of decoding
+            raise YggdrasilError(
+                f"leaves no room to decode: it has {len(tokens)} tokens, and the context holds {limit}; "
+                "keep fewer with --max-prompt-tokens"
+            )
+        return decoder.encode(tokens)
     except YggdrasilError as error:
         raise YggdrasilError(f"{prompt.place} {error}" if prompt.place != NOWHERE else str(error)) from error
 
@@ -210,7 +222,7 @@ def summarise_systems(
                 "aal": sum(c.decoded for c in own.values()) / passes if passes else None,
                 "tpot_ms": spread([c.tpot_ms for c in own.values()]),
                 "ttft_ms": spread([c.ttft_ms for c in own.values()]),
-                "ratio_to_ours": spread([c.tpot_ms / by_system[ours][prompt].tpot_ms for prompt, c in own.items()]),
+                "ratio_to_ours": spread(_ratios(own, by_system[ours])),
                 "total_ratio_to_ours": _total_ratio(own, by_system[ours]),
                 "repeats": known[system.name] / max(sum(len(c.tokens) for c in own.values()), 1),
                 "partings": _partings(system, own, reference, judge) if judge is not None else None,
@@ -241,6 +253,11 @@ def equality(row: Mapping[str, Any], key: str = "same_as_plain") -> str:
         return text
     ties = sum(parting["verdict"] == "tie" for parting in partings)
     return f"{text}, a tie in {ties}" if ties == len(partings) else f"{text}, faults in {len(partings) - ties}"
+
+
+def _ratios(own: Mapping[str, Continuation], ours: Mapping[str, Continuation]) -> list[float]:
+    """Of each prompt whose text goes on behind the prefill's token."""
+    return [c.tpot_ms / ours[prompt].tpot_ms for prompt, c in own.items() if ours[prompt].tpot_ms]
 
 
 def _total_ratio(own: Mapping[str, Continuation], ours: Mapping[str, Continuation]) -> float | None:

@@ -54,7 +54,7 @@ class TreeBench:
         ``backend`` is the decoder's unless given.
 
         Raises:
-            YggdrasilError: a budget without room for a drafted node, or a decoder whose drafter is no model.
+            YggdrasilError: a budget without room for a drafted node, or beyond the context; no draft model.
         """
         source = decoder.assembly
         if not isinstance(source.engine.drafter, DraftModel) or source.drafter is None:
@@ -62,6 +62,10 @@ class TreeBench:
         if not budgets or min(budgets) < 2:
             raise YggdrasilError(f"a verify budget must hold the root and a drafted node, got {list(budgets)}")
         shapes = source.shapes
+        if max(budgets) > shapes.max_length:
+            raise YggdrasilError(
+                f"a verify budget of {max(budgets)} is more than the context holds ({shapes.max_length}); give less"
+            )
         self.budgets, self.costs = sorted(budgets), costs
         self.max_depth, self.widths = shapes.max_depth, shapes.draft_widths
         self.knots = source.engine.drafter.knots.clone()
@@ -245,13 +249,14 @@ def check_names(names: Sequence[str]) -> None:
 def tree_systems(
     bench: TreeBench, names: Sequence[str], budgets: Sequence[int], sampling: SamplingParams = GREEDY
 ) -> list[TreeSystem]:
-    """The named trees at each budget, "NAME B".
+    """The named trees at each budget, "NAME B", each once.
 
     Raises:
         YggdrasilError: an unknown name.
     """
     check_names(names)
-    return [TreeSystem(f"{name} {b}", bench, TREES[name](bench, b), sampling) for b in budgets for name in names]
+    pairs = dict.fromkeys((name, budget) for budget in budgets for name in names)
+    return [TreeSystem(f"{name} {budget}", bench, TREES[name](bench, budget), sampling) for name, budget in pairs]
 
 
 __all__ = ["TREES", "Arrangement", "TreeBench", "TreeSystem", "drafting_ms", "tree_systems"]

@@ -20,7 +20,7 @@ Prompts = Annotated[
     list[Path], typer.Option(callback=checks.input_file, help="A prompt set, JSON lines; repeat it for several sets.")
 ]
 Limit = Annotated[int | None, typer.Option(min=1, help="Use at most so many prompts of each set.")]
-NewTokens = Annotated[int, typer.Option(min=1, help="Tokens to generate on each.")]
+NewTokens = Annotated[int, typer.Option(min=2, help="Tokens to generate on each; the first is the prefill's.")]
 PromptTokens = Annotated[int, typer.Option(min=1, help="Keep only the last so many tokens of a prompt.")]
 DtypeOption = Annotated[Dtype | None, typer.Option(help="Arithmetic of both models; the plan's if not given.")]
 Out = Annotated[
@@ -42,7 +42,7 @@ def rules(
     force_machine: ForceOption = False,
 ) -> None:
     """Every acceptance rule against plain decoding, prompt by prompt, in turns."""
-    values = [float(value) for value in temperatures.split(",")]
+    values = list(dict.fromkeys(float(value) for value in temperatures.split(",")))
     from yggdrasil.bench.rules import rule_group
 
     found = _read(prompts, limit, chat=chat)

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import pandas as pd
 
 from yggdrasil.artifacts import current_machine, resolve_plan
-from yggdrasil.bench.record import pair_settings
+from yggdrasil.bench.record import model_drafter, pair_settings
 from yggdrasil.bench.store import SampleFile, measure
 from yggdrasil.bench.systems import EngineSystem, Sample, System, encode_prompts, summarise_systems
 from yggdrasil.bench.trees import TREES, TreeBench, TreeSystem, drafting_ms, tree_systems
@@ -17,6 +17,7 @@ from yggdrasil.engine.decoder import Decoder
 from yggdrasil.engine.planned import planned_policy
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.prompts import read_prompts
+from yggdrasil.scheduling.plan import Plan
 from yggdrasil.tree.objective import Objective
 
 OURS, PLAIN = "yggdrasil, by plan", "plain, compiled"
@@ -209,6 +210,7 @@ def open_context(
         YggdrasilError: a plan or prompts that cannot be used.
     """
     path = resolve_plan(plan, current_machine(), force=force_machine)
+    model_drafter(Plan.load(path))  # refuses a plan without one
     names = [file.stem for file in prompts]
     if len(set(names)) < len(names):
         raise YggdrasilError(f"two of the prompt sets {', '.join(names)} have one name; figures tell them apart by it")
