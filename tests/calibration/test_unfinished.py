@@ -1,8 +1,10 @@
 """What is checked before anything is measured, and what an interrupted calibration goes on from."""
 
 import json
+import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ import pytest
 from yggdrasil.artifacts import atomic_directory, read_csv, write_atomic
 from yggdrasil.artifacts.lock import locked
 from yggdrasil.calibration import pipeline
+from yggdrasil.calibration.documents import usable_texts
 from yggdrasil.calibration.pair import check_pair, usual_length
 from yggdrasil.calibration.settings import FIRST, CalibrationSettings, PairSource
 from yggdrasil.calibration.work import keep_results, open_part, open_work, read_or_drop
@@ -17,10 +20,13 @@ from yggdrasil.cli.calibrate import _shapes
 from yggdrasil.drafters.named import Named
 from yggdrasil.drafters.options import NGramOptions
 from yggdrasil.errors import ArtifactError, YggdrasilError
+from yggdrasil.models.facts import load_tokenizer
 from yggdrasil.profiling.traces import TraceSet
+from yggdrasil.prompts import read_prompts
 from yggdrasil.scheduling.plan import Shapes, resolve_source
 
 TARGET = resolve_source("yggdrasil:assets/tiny/target")
+TARGET_PROMPTS = Path(TARGET).parent / "prompts.jsonl"
 
 
 def pair(**shapes):
@@ -52,6 +58,33 @@ def test_unfinished_work_is_kept_for_the_same_calibration_and_dropped_when_damag
     (work / "settings.json").write_bytes(b"\xff\xfe")
     assert open_work(settings) == work
     assert not part.exists()
+
+
+def test_work_on_another_model_in_its_place_is_not_gone_on_with(tmp_path):
+    model = tmp_path / "model"
+    shutil.copytree(TARGET, model)
+    (prompts := tmp_path / "prompts.jsonl").write_text("{}")
+    settings = CalibrationSettings(replace(pair(), target=str(model)), prompts, "mine", tmp_path, FIRST)
+    (open_work(settings) / "part").write_text("whole")
+    assert (open_work(settings) / "part").exists()
+    weights = bytearray((model / "model.safetensors").read_bytes())
+    weights[-1] ^= 1
+    (model / "model.safetensors").write_bytes(weights)
+    assert not (open_work(settings) / "part").exists()
+
+
+@pytest.mark.parametrize(("max_length", "kept", "written"), [(2048, 192, 48), (128, 71, 48), (64, 28, 27)])
+def test_a_short_context_is_shared_by_the_prompt_and_what_follows(tmp_path, max_length, kept, written):
+    settings = CalibrationSettings(pair(max_length=max_length, max_depth=8), TARGET_PROMPTS, "mine", tmp_path, FIRST)
+    assert (settings.prompt_tokens, settings.tokens) == (kept, written)
+    texts = usable_texts(read_prompts(TARGET_PROMPTS), load_tokenizer(TARGET), settings)
+    assert max(map(len, texts)) == min(kept, 151)
+
+
+def test_a_context_without_room_is_refused(tmp_path):
+    settings = CalibrationSettings(pair(max_length=63, max_depth=8), TARGET_PROMPTS, "mine", tmp_path, FIRST)
+    with pytest.raises(YggdrasilError, match="--max-length 63 leaves no room to calibrate in; give at least 64"):
+        usable_texts(read_prompts(TARGET_PROMPTS), load_tokenizer(TARGET), settings)
 
 
 def test_a_part_of_the_work_begins_with_what_is_shared_and_goes_on_by_itself(tmp_path):

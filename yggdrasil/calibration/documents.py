@@ -22,16 +22,17 @@ from yggdrasil.prompts import Prompt, encode_prompt
 from yggdrasil.tree.objective import TreeShape
 
 FIRST_PASS_DOCUMENTS = 4
+LEAST_LENGTH = 56  # of a context, beside the deepest tree: a prompt, and some iterations of every shape behind it
 
 
 def usable_texts(
-    prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase, settings: CalibrationSettings, max_length: int
+    prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase, settings: CalibrationSettings
 ) -> list[list[int]]:
     """The prompts to calibrate on, as tokens; YggdrasilError where they are too few."""
-    effort = settings.effort
-    room = min(effort.prompt_tokens, max_length - effort.tokens - settings.pair.shapes.max_depth - 1)
-    texts = [encode_prompt(tokenizer, prompt)[-room:] for prompt in prompts]
-    texts = [text for text in texts if text][: effort.documents]
+    if (length := settings.pair.shapes.max_length) < (least := LEAST_LENGTH + settings.pair.shapes.max_depth):
+        raise YggdrasilError(f"--max-length {length} leaves no room to calibrate in; give at least {least}")
+    texts = [encode_prompt(tokenizer, prompt)[-settings.prompt_tokens :] for prompt in prompts]
+    texts = [text for text in texts if text][: settings.effort.documents]
     if len(texts) < 4:
         raise YggdrasilError(f"{settings.prompts} has {len(texts)} usable prompts; calibration needs at least 4")
     return texts
@@ -60,7 +61,7 @@ def _document(job: Job, drafter: Drafter, index: int, file: Path) -> TraceSet:
     if kept is None:
         shapes = job.pair.shapes
         policy = FixedPolicy(TreeShape(shapes.widest_draft, min(4, shapes.max_depth), min(8, shapes.verify_widths[-1])))
-        stream = open_ended(job.tokenizer, job.settings.effort.tokens + shapes.max_depth)
+        stream = open_ended(job.tokenizer, job.settings.tokens + shapes.max_depth)
         for _ in job.assembly.engine.decode(job.texts[index], stream, policy, Trace()):
             pass
         kept = record_document(job.assembly, drafter, job.texts[index], stream.tokens, index)

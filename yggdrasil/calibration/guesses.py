@@ -74,7 +74,7 @@ def foresee_some(job: Job, costs: StepCosts) -> list[Expectation]:
         return foresee(None, [], costs)
     report, documents = job.reporter.phase("decoding a few prompts to predict by"), []
     for number, text in enumerate(job.texts[:FORESEEN], start=1):
-        stream = open_ended(job.tokenizer, job.settings.effort.tokens)
+        stream = open_ended(job.tokenizer, job.settings.tokens)
         for _ in job.assembly.engine.decode(text, stream, PLAIN_POLICY, Trace()):
             pass
         documents.append(Document(list(text), stream.tokens))

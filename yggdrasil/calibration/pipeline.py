@@ -58,7 +58,7 @@ def calibrate(settings: CalibrationSettings, reporter: Reporter) -> Path:
     """Measure, learn and choose; returns the plan's path. Raises YggdrasilError on anything that does not fit."""
     prompts = read_prompts(settings.prompts, chat=settings.chat)
     tokenizer = check_pair(settings.pair)
-    texts = usable_texts(prompts, tokenizer, settings, settings.pair.shapes.max_length)
+    texts = usable_texts(prompts, tokenizer, settings)
     folder = profile_directory(settings.root, settings.name, current_machine())
     with locked(folder.with_name(folder.name + ".lock"), f"a calibration named {settings.name}"):
         assembly = build_assembly(settings.pair)

@@ -162,6 +162,11 @@ def _set_up(subject: _Subject, settings: SearchSettings, reporter: Reporter) -> 
     assembly = build_assembly(source, subject.knots)
     compile_missing(assembly, reporter.phase)
     room = min(settings.context, assembly.engine.max_length - settings.tokens - plan.shapes.max_depth - 1)
+    if room < 1:
+        raise YggdrasilError(
+            f"--max-new-tokens {settings.tokens} leaves no room for a prompt in the context of "
+            f"{assembly.engine.max_length} tokens; give less"
+        )
     count = min(settings.limit, len(found))
     spread = [found[i * len(found) // count] for i in range(count)]  # a file often has its kinds in blocks
     texts = [text for text in (encode_prompt(tokenizer, prompt)[-room:] for prompt in spread) if text]

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from yggdrasil.drafters.options import CountsOptions, FreeOptions
 from yggdrasil.engine.opened import DtypeName
 from yggdrasil.models.formats.names import Weights
+from yggdrasil.models.source import Source
 from yggdrasil.scheduling.plan import DeviceName, Plan, Shapes
 
 
@@ -123,6 +124,21 @@ class CalibrationSettings:
     variants: bool = False  # also time ways to build steps that the decoder cannot use; compiles for minutes
 
     @property
+    def tokens(self) -> int:
+        """Generated on each prompt: of a short context no more than half."""
+        return min(self.effort.tokens, self._room // 2)
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Kept of each prompt, the last ones."""
+        return min(self.effort.prompt_tokens, self._room - self.tokens)
+
+    @property
+    def _room(self) -> int:
+        """Tokens of a text, behind which there is place for a tree of every depth."""
+        return self.pair.shapes.max_length - self.pair.shapes.max_depth - 1
+
+    @property
     def own_text(self) -> Budget:
         """How much text the target writes."""
         return Budget(self.effort.own_text, self.table_tokens)
@@ -132,6 +148,7 @@ class CalibrationSettings:
         stat = self.prompts.stat()
         return {
             **asdict(self.pair),
+            "models": [Source.find(model).fingerprint() for model in (self.pair.target, self.pair.drafter) if model],
             **asdict(self.effort),
             "chat": self.chat,
             "table_tokens": self.table_tokens,
