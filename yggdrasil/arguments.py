@@ -52,6 +52,13 @@ def keep_plain_numbers(checked: Any) -> None:
             object.__setattr__(checked, each.name, float(value))
 
 
+def check_name(name: str, value: Any, names: Sequence[str]) -> str:
+    """One of ``names``."""
+    if not isinstance(value, str) or value not in names:
+        raise ArgumentValueError(f"{name} is {value!r}; it must be one of {', '.join(names)}")
+    return value
+
+
 def check_flag(name: str, value: Any) -> bool:
     """True or False and nothing that may pass for one."""
     if not isinstance(value, bool):

@@ -125,6 +125,23 @@ def test_a_constraint_that_outgrows_its_bounds_is_named():
             path += tokens("a")
 
 
+@pytest.mark.parametrize(
+    "constraint", [Constraint("regex", r"[^\s\S]"), Constraint("grammar", "start: start")], ids=["regex", "grammar"]
+)
+def test_what_nothing_can_match_is_said_to_be(constraint):
+    with pytest.raises(YggdrasilError, match="no token may come next, so no text that begins like this"):
+        COMPILER.compile(constraint).mask([], VOCAB)
+
+
+def test_the_schema_true_takes_any_json_and_false_none():
+    for schema in (True, {}):
+        grammar = COMPILER.compile(Constraint("json_schema", schema))
+        assert grammar.allows(tokens("[1, null]"))
+        assert not grammar.allows(tokens("yes"))
+    with pytest.raises(YggdrasilError, match="the json_schema is not valid: false allows nothing"):
+        COMPILER.compile(Constraint("json_schema", False))
+
+
 @pytest.mark.parametrize("text", ['start: "yes" | "no"', 'root ::= "yes" | "no"'], ids=["Lark", "GBNF"])
 def test_grammars_of_both_notations(text):
     grammar = COMPILER.compile(Constraint("grammar", text))

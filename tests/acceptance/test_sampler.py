@@ -11,6 +11,7 @@ from yggdrasil.acceptance.sampling import SamplingParams
 VOCAB, PROMPT, PATH, EOS = 12, [3, 1, 4, 1], [5, 9, 5], 0
 SETTINGS = {
     "repetition": {"repetition_penalty": 1.7},
+    "repetition by a whole number": {"repetition_penalty": 2},
     "counts": {"presence_penalty": 1.5, "frequency_penalty": 0.5},
     "bad words": {"bad_words": ((9, 5, 7), (4,))},
     "minimum": {"min_new_tokens": 3},

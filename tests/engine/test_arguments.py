@@ -217,6 +217,17 @@ def test_a_schema_may_be_what_its_json_stands_for():
         Constraint("regex", "\ud800")
 
 
+def test_what_is_no_name_is_refused_whatever_it_is():
+    for value in (np.array(["off", "match"]), None, ["off"], 3):
+        for given in ({"rule": value}, {"exactness": value}):
+            with pytest.raises(ValueError, match="it must be one of"):
+                Speculation(**given)
+        with pytest.raises(ValueError, match=r"a constraint's kind is .* it must be one of"):
+            Constraint(value, "x")
+    with pytest.raises(TypeError, match=r"a constraint's title is .* it must be a text"):
+        Constraint("regex", "x", np.array("title"))
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("speculation", [False, True, Speculation(expansion=(2, 1))])
 @pytest.mark.parametrize("value", [NAN, INF])

@@ -64,7 +64,10 @@ class Grammar:
     def _check(self) -> None:
         """A matcher in error has stopped too: nothing would be allowed any more."""
         if self._matcher.is_error():
-            raise YggdrasilError(f"the constraint could not be followed: {one_line(self._matcher.get_error())}")
+            said = one_line(self._matcher.get_error())
+            if "NoExtensionBias" in said:  # llguidance's name for it
+                said = "no token may come next, so no text that begins like this matches it"
+            raise YggdrasilError(f"the constraint could not be followed: {said}")
 
     def _go_to(self, wanted: list[int]) -> bool:
         """Let the matcher have read ``wanted``, or as much of it as is allowed."""
@@ -129,9 +132,11 @@ def _to_llguidance(constraint: Constraint) -> str:
 
     if constraint.kind == "json_schema":
         schema: Any = json.loads(constraint.text)
-        if not isinstance(schema, dict | bool):
-            raise ValueError("a schema is a JSON object")
-        return LLMatcher.grammar_from_json_schema(json.dumps(schema), _SPACING)
+        if schema is False:
+            raise ValueError("false allows nothing")
+        if schema is not True and not isinstance(schema, dict):
+            raise ValueError("a schema is a JSON object, or true")
+        return LLMatcher.grammar_from_json_schema(json.dumps({} if schema is True else schema), _SPACING)
     if constraint.kind == "regex":
         if (len(constraint.text) - len(constraint.text.rstrip("\\"))) % 2:
             raise ValueError("it ends with a backslash, which escapes nothing")  # llguidance drops it

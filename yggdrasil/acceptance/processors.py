@@ -58,7 +58,7 @@ def build_processors(
         biases: list[list[list[int] | float]] = [[[token], float(bias)] for token, bias in params.logit_bias.items()]
         shaping.append(SequenceBiasLogitsProcessor(biases))
     if params.repetition_penalty != 1.0:
-        shaping.append(RepetitionPenaltyLogitsProcessor(params.repetition_penalty))
+        shaping.append(RepetitionPenaltyLogitsProcessor(float(params.repetition_penalty)))
     if params.presence_penalty or params.frequency_penalty:
         shaping.append(CountPenaltyLogitsProcessor(prompt_length, params.presence_penalty, params.frequency_penalty))
     if bad_words:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-from yggdrasil.arguments import check_integer, check_number, check_text, check_tokens, keep_plain_numbers
+from yggdrasil.arguments import check_integer, check_name, check_number, check_text, check_tokens, keep_plain_numbers
 from yggdrasil.errors import ArgumentTypeError, ArgumentValueError, first_line
 
 ConstraintKind = Literal["json_schema", "regex", "grammar"]
@@ -38,10 +38,8 @@ class Constraint:
         return self.title or self.kind
 
     def __post_init__(self) -> None:
-        if self.kind not in get_args(ConstraintKind):
-            raise ArgumentValueError(
-                f"a constraint's kind is {self.kind!r}; it must be one of {', '.join(get_args(ConstraintKind))}"
-            )
+        check_name("a constraint's kind", self.kind, get_args(ConstraintKind))
+        check_text("a constraint's title", self.title)
         if self.kind == "json_schema" and isinstance(self.text, dict | bool):
             object.__setattr__(self, "text", _dumped(self.text))
         if not check_text(f"the {self.kind}", self.text):

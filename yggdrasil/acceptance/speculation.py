@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from yggdrasil.arguments import check_flag, check_integer, check_number, check_tokens, keep_plain_numbers
+from yggdrasil.arguments import check_flag, check_integer, check_name, check_number, check_tokens, keep_plain_numbers
 from yggdrasil.errors import ArgumentValueError
 
 RuleName = Literal["match", "leviathan", "specinfer", "sequoia", "typical", "relaxed", "off"]
@@ -53,8 +53,7 @@ class Speculation:
 
     def __post_init__(self) -> None:
         for name, value, names in (("rule", self.rule, RuleName), ("exactness", self.exactness, Exactness)):
-            if value not in get_args(names):
-                raise ArgumentValueError(f"{name} is {value!r}; it must be one of {', '.join(get_args(names))}")
+            check_name(name, value, get_args(names))
         if self.expansion is not None:
             object.__setattr__(self, "expansion", tuple(_levels(self.expansion)))
         check_number("typical_epsilon", self.typical_epsilon, 0, 1, rule="above 0 and at most 1", is_open=True)
