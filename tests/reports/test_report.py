@@ -1,6 +1,7 @@
 """The report of a made-up profile: its tables by hand, its page in a real browser."""
 
 import contextlib
+import errno
 import json
 import shutil
 from dataclasses import replace
@@ -15,6 +16,7 @@ from tiny_pair import SHAPES, TEXT
 from yggdrasil.artifacts import write_csv
 from yggdrasil.calibration.schedules import PLAIN, PLAN_COLUMNS
 from yggdrasil.engine.policy import FixedPolicy
+from yggdrasil.errors import YggdrasilError
 from yggdrasil.reports.facts import Facts
 from yggdrasil.reports.folder import write_tables
 from yggdrasil.reports.schedules import verdict
@@ -251,3 +253,26 @@ def test_a_broken_chart_would_be_seen(browser, tmp_path):
     browser.get(page.as_uri())
 
     assert any("Plotly is not defined" in entry["message"] for entry in browser.get_log("browser"))
+
+
+@pytest.mark.parametrize("content", [b"[]", b"7", b"{", b'{"speedup": 5}', b"\xff"])
+def test_a_damaged_bench_beside_the_profile_is_named(tmp_path, content):
+    path = write_artifacts(tmp_path)
+    bench = tmp_path / "profiles" / "made-up" / path.stem / "bench-x.json"
+    bench.write_bytes(content)
+    with pytest.raises(YggdrasilError, match=r"bench-x\.json holds no bench; remove it, or measure again"):
+        Facts.load(path).benchmarks()
+
+
+def test_tables_are_written_whole_or_not_at_all(tmp_path, monkeypatch):
+    write_tables({"a": pd.DataFrame({"x": [1]})}, tmp_path)
+    before = (tmp_path / "a.csv").read_text()
+
+    def full(_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(YggdrasilError, match="No space left on device"):
+        write_tables({"a": pd.DataFrame({"x": [1, 2]})}, tmp_path)
+    assert (tmp_path / "a.csv").read_text() == before
+    assert [file.name for file in tmp_path.iterdir()] == ["a.csv"]

@@ -16,6 +16,7 @@ from yggdrasil.calibration.backends import compare_backends
 from yggdrasil.calibration.measure import COLUMNS as SAMPLE_COLUMNS
 from yggdrasil.calibration.measure import trees_of, without_drift
 from yggdrasil.calibration.written import REPORT_VERSION
+from yggdrasil.errors import YggdrasilError
 from yggdrasil.predictor.bundle import Learned
 from yggdrasil.reports.folder import optional
 from yggdrasil.reports.search_facts import SearchFacts
@@ -133,8 +134,13 @@ class Facts:
         """Benches against plain decoding that were kept beside the profile."""
         rows = []
         for path in sorted(self.profile.glob("bench-*.json")):
-            record = parse_json(path.read_text(encoding="utf-8"))
-            speedup = record.get("speedup") or {}
+            try:
+                record = parse_json(path.read_bytes())
+                speedup = dict(record.get("speedup") or {})
+            except (OSError, ValueError, TypeError, AttributeError) as error:
+                raise YggdrasilError(
+                    f"{path} holds no bench; remove it, or measure again with `bench --json`"
+                ) from error
             rows.append(
                 {
                     "prompts": path.stem.removeprefix("bench-"),

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from yggdrasil.artifacts import read_csv
-from yggdrasil.errors import YggdrasilError
+from yggdrasil.artifacts import read_csv, write_atomic
+from yggdrasil.errors import ArtifactError, YggdrasilError
 
 
 def optional(path: Path, kind: str, columns: tuple[str, ...], version: int = 1) -> pd.DataFrame:
@@ -18,6 +18,7 @@ def write_tables(tables: dict[str, pd.DataFrame], folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, table in tables.items():
-            table.to_csv(folder / f"{name}.csv", index=False)
-    except OSError as error:
-        raise YggdrasilError(f"cannot write the tables to {folder} ({error.strerror}); give another folder") from error
+            write_atomic(folder / f"{name}.csv", table.to_csv(index=False).encode())
+    except (OSError, ArtifactError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise YggdrasilError(f"cannot write the tables to {folder} ({reason}); give another folder") from error
