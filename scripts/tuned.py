@@ -43,6 +43,8 @@ TUNED = [
     Tuned("engine.budget", "Budget._WORST", "plain steps that one tree may be charged"),
     Tuned("engine.promises", "_MEMORY", "of what was seen, what an iteration later counts", is_share=True),
     Tuned("engine.promises", "_PRIOR", "tokens that count as promised and kept beforehand"),
+    Tuned("engine.promises", "KeptLift._MEMORY", "the same of what a drafter adds to other guesses", is_share=True),
+    Tuned("engine.promises", "KeptLift._PRIOR", "tokens that count as added and expected beforehand"),
     Tuned("engine.promises", "KeptSurvival._PRIOR_TREES", "trees that count as promised and kept beforehand"),
     Tuned("engine.promises", "Paces._PLAIN_RATE", "how fast the pace of plain steps is followed"),
     Tuned("engine.promises", "Paces._TREE_RATE", "how fast the pace of trees is followed"),

@@ -232,12 +232,14 @@ def test_others_know_the_text_up_to_where_an_iteration_begins():
 def test_what_drafting_adds_is_fitted_by_the_inverse_of_what_is_promised():
     """At least as wide as the typical tree, and as the other one."""
     kept = np.array([[0, 1, 1], [0, 1, 3]])
-    sure, unsure = (_Beginning(0, kept, promised, width) for promised, width in ((2.0, 2), (1.0, 0)))
+    sure, unsure = (_Beginning(0, kept, promised, promised, width) for promised, width in ((2.0, 2), (1.0, 0)))
 
     assert _lift_of([sure], shape=1, width=1) == (4 - 2) * 2
     assert _lift_of([unsure], shape=1, width=1) == 2 - 1
     assert _lift_of([sure, unsure], shape=1, width=1) == pytest.approx((2 / 2 + 1) / (1 / 4 + 1))
     assert _lift_of([sure], shape=0, width=1) == 0.0
+    boastful = _Beginning(0, kept, 2.0, 1.5, 2)
+    assert _lift_of([boastful], shape=1, width=1) == (4 - 1.5) * 2, "it is added to what is given"
 
 
 def test_trees_that_nothing_is_added_to_are_the_drafters_own(traces):
@@ -247,9 +249,10 @@ def test_trees_that_nothing_is_added_to_are_the_drafters_own(traces):
     assert silent.lift == alone.lift
 
 
-def test_drafting_adds_less_to_guesses_that_are_good_already(traces):
-    alone, beside = (survival_of(traces, COSTS, free, {3: PROMPT}).lift for free in (None, usual_counts()))
-    assert 0.0 < beside < alone
+def test_drafting_adds_to_other_guesses_and_to_none(traces):
+    alone, beside = (survival_of(traces, COSTS, free, {3: PROMPT}) for free in (None, usual_counts()))
+    assert beside.lift > 0.0
+    assert 1.0 < alone.lift < 3.0, "all that a tree keeps"
 
 
 def test_a_level_of_the_drafters_own_is_worth_less_where_counts_go_on_with_its_tree(traces):

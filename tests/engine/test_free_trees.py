@@ -398,10 +398,33 @@ def test_a_drafter_whose_trees_fail_adds_less():
     free = policy._free_trees.best(expected_of([0.9, 0.8]), 2, 0, 1.0)
     before = policy._drafted.typically(0, free)[1]
     for _ in range(32):
+        asked(policy, [0.9, 0.8])
         tree = policy.choose(Context())
         policy.settle(tree, 1, tree.milliseconds, rested=False)
 
-    assert free.tokens <= policy._drafted.typically(0, free)[1] < free.tokens + 0.5 * (before - free.tokens)
+    after = policy._drafted.typically(0, free)[1]
+    assert free.tokens <= after < free.tokens + 0.5 * (before - free.tokens)
+    for _ in range(500):
+        policy.settle(Decision(TreeShape(0, 2, 2), 1.0, 1.0), 1, 1.0, rested=False)
+    assert policy._drafted.typically(0, free)[1] > free.tokens + 0.9 * (before - free.tokens), (
+        "in the end, as calibrated"
+    )
+
+
+@pytest.mark.parametrize(("mean", "kept"), [(1.65, 1.0), (1.25, 0.3), (2.05, 1.7)])
+def test_what_a_drafter_adds_is_told_by_the_places_where_it_was_preferred(mean, kept):
+    """Others promise 1.25 there, to which it is to add 0.4: little beside its typical tree, but no less than expected.
+
+    What is believed beforehand still counts for a third.
+    """
+    policy = objective_policy(rate=0.9, lift=0.5)
+    assert policy._drafted.typical[0].tokens > 2.5
+    generator, free, added = np.random.default_rng(0), Decision(TreeShape(0, 1, 2), 1.25, 1.0), []
+    for _ in range(2000):
+        tokens = 1 + int(generator.random() < (mean - 1) / 2) * 2
+        policy._drafted.settle(TreeShape(2, 3, 8), None, 0, tokens, 1.25)
+        added.append(policy._drafted.typically(0, free)[1] - 1.25)
+    assert np.mean(added[200:]) == pytest.approx(kept * 0.4, abs=0.05)
 
 
 def test_few_guesses_are_verified_in_the_narrowest_pass():

@@ -11,6 +11,7 @@ from yggdrasil.predictor.evidence import Evidence
 from yggdrasil.scheduling.plan import Plan
 from yggdrasil.scheduling.stages import is_head_first
 from yggdrasil.tree.objective import StepCosts, TreeShape, choose_verify_width
+from yggdrasil.tree.stakes import NO_STAKES, Stakes
 from yggdrasil.tree.widths import fitting_or_widest
 
 
@@ -35,6 +36,9 @@ class PrunedPolicy:
 
 class UnprunedPolicy(ObjectivePolicy):
     """The plan's policy, but all that was drafted is verified."""
+
+    def stakes_beside(self, shape: TreeShape, context: int) -> Stakes:
+        return NO_STAKES
 
     def _verify_width(self, shape: TreeShape, expected: Sequence[float], costs: StepCosts) -> int:
         nodes = 1 + shape.width * shape.depth

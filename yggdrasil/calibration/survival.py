@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from yggdrasil.calibration.replay import RecordedTrees, Told, path_of, recorded_documents
+from yggdrasil.calibration.replay import RecordedTrees, Told, accepted, path_of, recorded_documents
 from yggdrasil.drafters.protocol import FreeDrafter
 from yggdrasil.engine.aside import AsideTree
 from yggdrasil.engine.free_trees import FreeTrees
@@ -41,6 +41,7 @@ class _Beginning(NamedTuple):
     row: int
     kept: Int64Array  # [S, V] drafted tokens that filled trees keep
     promised: float  # tokens of the free tree that is worth most, bonus included
+    given: float  # what it gives
     free_width: int  # its verify width, as an index
 
 
@@ -69,10 +70,13 @@ def _relative_to(mean: Float64Array, tables: Float64Array) -> Float64Array:
 
 
 def _lift_of(begun: Sequence[_Beginning], shape: int, width: int) -> float:
-    """What ``shape``, at least ``width`` wide, adds to the free tree: least squares by 1 / tokens promised by that."""
-    promised = np.array([each.promised for each in begun])
+    """What ``shape``, at least ``width`` wide, adds to the free tree: least squares by 1 / tokens promised by that.
+
+    To what that gives: decoding corrects by itself what it promises.
+    """
+    promised, given = (np.array([getattr(each, name) for each in begun]) for name in ("promised", "given"))
     kept = np.array([1 + each.kept[shape, max(width, each.free_width)] for each in begun])
-    return max(0.0, float(((kept - promised) / promised).sum() / (promised**-2).sum()))
+    return max(0.0, float(((kept - given) / promised).sum() / (promised**-2).sum()))
 
 
 def _shapes(traces: TraceSet) -> list[TreeShape]:
@@ -105,7 +109,7 @@ def _beginnings(
             truth = answer[place + 1 : place + 1 + depth]
             if len(truth) < depth and not is_short:
                 break
-            promised = promises.here()
+            promised = promises.here(truth)
             kept = np.array([_kept(trees, row + place, shape, truth, widths) for shape in shapes])
             yield _Beginning(row + place, kept, *promised)
             tokens += 1.0 + kept
@@ -116,22 +120,25 @@ def _beginnings(
 
 
 class _Promises:
-    """What the tree promises that needs no drafter."""
+    """What the tree promises that needs no drafter, and gives."""
 
     def __init__(self, free: FreeDrafter | None, costs: StepCosts, num_nodes: int) -> None:
         self._costs, self._trees, self._aside = costs, FreeTrees([costs], "latency"), None
+        self._tree = TokenTree.on_host(num_nodes)
         if free is not None:
-            self._aside = AsideTree(free, TokenTree.on_host(num_nodes), costs.verify_widths, shares_tree=True)
+            self._aside = AsideTree(free, self._tree, costs.verify_widths, shares_tree=True)
 
-    def here(self) -> tuple[float, int]:
-        """Tokens, bonus included, and the verify width, as an index."""
+    def here(self, truth: Sequence[int]) -> tuple[float, float, int]:
+        """Tokens promised and given before ``truth``, bonus included, and the verify width, as an index."""
         if self._aside is not None:
             depth = self._costs.verify_widths[-1] - 1
             expected = self._aside.grow(depth, self._trees.stakes(0))
             if expected[-1] > 1.0:
                 best = self._trees.best(expected, depth, 0, 1.0)
-                return best.tokens, self._costs.verify_widths.index(best.shape.verify_width)
-        return 1.0, 0
+                width = best.shape.verify_width
+                given = 1.0 + accepted(self._tree, self._aside.order.tolist()[:width], truth)
+                return best.tokens, given, self._costs.verify_widths.index(width)
+        return 1.0, 1.0, 0
 
 
 def _kept(trees: RecordedTrees, row: int, shape: TreeShape, truth: Sequence[int], widths: Sequence[int]) -> Int64Array:

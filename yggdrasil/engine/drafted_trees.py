@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from yggdrasil.engine.budget import Budget
 from yggdrasil.engine.policy import Decision
-from yggdrasil.engine.promises import KeptSurvival
+from yggdrasil.engine.promises import KeptLift, KeptSurvival
 from yggdrasil.predictor.depth import DepthPredictor
 from yggdrasil.predictor.evidence import Evidence, EvidenceSizes, read_evidence
 from yggdrasil.tree.objective import Candidate, Objective, ShapeChooser, StepCosts, TreeShape
@@ -53,9 +53,8 @@ class DraftedTrees:
         self._mean_survival = np.asarray(mean_survival, dtype=np.float64)
         self._kept = KeptSurvival(len(self._mean_survival))
         self._iterations = 0
-        self._lift = lift
+        self._lift, self._kept_lift = lift, KeptLift()
         self.typical = [chooser.best_tree(self._mean_survival) for chooser in self.choosers]
-        self._keeping = [1.0] * len(self.typical)  # drafted tokens that each keeps now, over the calibration's
 
     def begin(self) -> None:
         """A new request."""
@@ -81,10 +80,14 @@ class DraftedTrees:
         if beside is None or self._lift is None:
             return tree.shape, tree.tokens
         shape = tree.shape._replace(verify_width=max(tree.shape.verify_width, beside.shape.verify_width))
-        return shape, beside.tokens + self._lift * self._keeping[place] / beside.tokens
+        return shape, beside.tokens + self._lift * self._kept_lift.kept / beside.tokens
 
-    def settle(self, shape: TreeShape, believed: Survival | None, place: int, tokens: int) -> None:
-        """A verified tree gave ``tokens``."""
+    def settle(
+        self, shape: TreeShape, believed: Survival | None, place: int, tokens: int, beside: float | None = None
+    ) -> None:
+        """A verified tree gave ``tokens``, where guesses that cost no pass promised ``beside`` alone."""
+        if beside is not None and self._lift is not None:
+            self._kept_lift.observe(self._lift / beside, tokens - beside)
         survival = self._mean_survival if believed is None else believed
         levels = np.trim_zeros(self.choosers[place].level_ratios(shape), "b")  # deeper ones are not spoken of
         self._kept.observe(survival[: len(levels)] * levels, tokens - 1)
@@ -92,6 +95,7 @@ class DraftedTrees:
     def passed(self) -> None:
         """No drafted tree was verified: what is not tried is believed as calibrated, in the end."""
         self._kept.forget()
+        self._kept_lift.forget()
         self.budget.earn()
         self.rivalry.earn()
 
@@ -103,6 +107,4 @@ class DraftedTrees:
         survival = self._kept.honest(self._mean_survival)
         for place, chooser in enumerate(self.choosers):
             usual, best = chooser.candidate(self.typical[place].shape, survival), chooser.best_tree(survival)
-            self.typical[place] = tree = best if best.worth > self._BETTER * usual.worth else usual
-            calibrated = chooser.candidate(tree.shape, self._mean_survival)
-            self._keeping[place] = (tree.tokens - 1.0) / (calibrated.tokens - 1.0) if calibrated.tokens > 1.0 else 1.0
+            self.typical[place] = best if best.worth > self._BETTER * usual.worth else usual

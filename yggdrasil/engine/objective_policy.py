@@ -58,7 +58,8 @@ class ObjectivePolicy:
         self._here = 0  # costs of the last context that was asked for
         self._steps = 0  # of this request
         self._drafter_lags = False
-        self._forgone = 0.0  # tokens a millisecond of the free tree that a drafted one was preferred to
+        self._forgone: Decision | None = None  # the free tree that a drafted one was preferred to
+        self._beside: float | None = None  # tokens that other guesses promise, where that is known
         self.learner: Learner | None = self
 
     # ==== decisions ====
@@ -78,8 +79,11 @@ class ObjectivePolicy:
 
     def free(self, expected: Sequence[float], depth: int, context: int) -> Decision | None:
         self._here = here = bisect_left(self._borders, context)
-        self._forgone = 0.0
-        if expected[-1] <= 1.0 or not self._free_trees.budget.is_open:
+        self._forgone = self._beside = None
+        if expected[-1] <= 1.0:
+            self._beside = 1.0
+            return None
+        if not self._free_trees.budget.is_open:
             return None
         if self._steps < PlainSamples.STEPS and self._samples_plain():
             return None
@@ -88,7 +92,7 @@ class ObjectivePolicy:
         rivals = worth(1.0, self._costs[here].plain_ms * self._paces.plain, self._objective)
         if self._drafted is not None:
             rivals = max(rivals, self._worth_of_drafting(depth + 1.0, best))
-            self._forgone = best.tokens / best.milliseconds
+            self._forgone, self._beside = best, best.tokens
         return best if value > rivals else None
 
     def rest(self, context: int) -> Decision | None:
@@ -112,13 +116,17 @@ class ObjectivePolicy:
 
     def prune(self, shape: TreeShape, expected: Sequence[float], context: int) -> Decision:
         costs = self._costs[self._place(context)]
-        width = choose_verify_width(expected, *self._pruning(shape, costs))
+        width = self._verify_width(shape, expected, costs)
         pruned = TreeShape(shape.width, shape.depth, width)
         tokens = expected[costs.verify_widths.index(width)]
         return Decision(pruned, tokens, costs.iteration_ms(*pruned) * self._paces.tree)
 
+    def _verify_width(self, shape: TreeShape, expected: Sequence[float], costs: StepCosts) -> int:
+        """How many nodes of the drafted tree to verify."""
+        return choose_verify_width(expected, *self._pruning(shape, costs))
+
     def _pruning(self, shape: TreeShape, costs: StepCosts) -> tuple[float, StepCosts, Objective, int]:
-        """What decides how many nodes of the drafted tree to verify, beside what they promise."""
+        """What decides that, beside what they promise."""
         return costs.drafting_ms(shape.width, shape.depth), costs, self._objective, shape.verify_width
 
     def _worth_of_plain(self) -> float:
@@ -168,7 +176,7 @@ class ObjectivePolicy:
             )
         # The next tree's drafter reads what other guesses went past, and the first the prompt: no price of every tree.
         self._drafter_lags = is_free or (rested and self._drafter_lags)
-        self._forgone = 0.0
+        self._forgone = self._beside = None
         self._samples.add(tokens, milliseconds)
         if rested and self._steps:
             self._samples.taken()
@@ -187,12 +195,12 @@ class ObjectivePolicy:
         shape = decision.shape
         if is_tried:  # what was spent before a refusal is speculation's too
             drafted.budget.settle(gained)
-            if self._forgone:
-                drafted.rivalry.settle(tokens - milliseconds * self._forgone)
+            if self._forgone is not None:
+                drafted.rivalry.settle(tokens - milliseconds * self._forgone.tokens / self._forgone.milliseconds)
             if shape.depth and not self._drafter_lags:
                 self._paces.follow_tree(decision.milliseconds, milliseconds)
         if is_tried and shape.verify_width > 1:
-            drafted.settle(shape, decision.believed, self._here, tokens)
+            drafted.settle(shape, decision.believed, self._here, tokens, self._beside)
         elif not is_tried:
             drafted.passed()
         drafted.reconsider()

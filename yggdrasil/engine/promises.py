@@ -43,6 +43,34 @@ class KeptPromises:
         return [1.0 + max(tokens - 1.0, 0.0) * self.kept for tokens in expected]
 
 
+class KeptLift:
+    """What a drafter adds to other guesses, by what it has added where it was preferred to them.
+
+    That is where the others promise little. What trees keep there says little of other places, and less still of what
+    the drafter adds; so that is compared with what it was to add where it was tried.
+    """
+
+    _MEMORY = 0.99  # of what was seen, an iteration: what one adds says little
+    _PRIOR = 16.0  # tokens that count as promised and kept before anything was seen
+
+    def __init__(self) -> None:
+        self._promised = self._added = 0.0
+        self.kept = 1.0  # the ratio
+
+    def observe(self, promised: float, added: float) -> None:
+        """A tree gave ``added`` tokens more than the other guesses would have, where ``promised`` were expected."""
+        self.forget()
+        self._promised += promised
+        self._added += added
+        self.kept = max(0.0, (self._added + self._PRIOR) / (self._promised + self._PRIOR))
+
+    def forget(self) -> None:
+        """An iteration passed: what is not tried any more is believed as calibrated, in the end."""
+        self._promised *= self._MEMORY
+        self._added *= self._MEMORY
+        self.kept = max(0.0, (self._added + self._PRIOR) / (self._promised + self._PRIOR))
+
+
 class KeptSurvival:
     """Running ratio of kept to promised survival at each level.
 
