@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from yggdrasil.bench import compare as bench
-from yggdrasil.cli import comparing, main
+from yggdrasil.cli import comparing, main, rules
 from yggdrasil.engine.policy import FixedPolicy
 from yggdrasil.errors import Interrupted, YggdrasilError
 from yggdrasil.prompts import Prompt
@@ -125,3 +125,13 @@ def test_both_ways_end_where_the_model_ends_a_chat(pair):
     for ignore_eos, length in ((False, answer.index(answer[2]) + 1), (True, 6)):
         (found,) = comparing._measure(decoder, PROMPTS[:1], {**SETTINGS, "ignore_eos": ignore_eos})
         assert found.plain.tokens == found.tree.tokens == answer[:length]
+
+
+def test_a_temperature_that_is_given_twice_is_compared_once(monkeypatch, tmp_path):
+    seen = []
+    monkeypatch.setattr(rules, "_open", lambda *_, **__: None)
+    monkeypatch.setattr(rules, "_read", lambda *_, **__: [])
+    monkeypatch.setattr("yggdrasil.bench.rules.rule_group", lambda _, value: value)
+    monkeypatch.setattr(rules, "_measure", lambda _, groups, *__: seen.extend(groups) or [])
+    rules.rules("mine", [tmp_path / "prompts.jsonl"], temperatures="0,1,0.0,1")
+    assert seen == [0.0, 1.0]

@@ -136,6 +136,18 @@ def test_what_is_left_out_of_a_drafted_tree_changes_no_decision(native, objectiv
     assert (left_out > 2 * CASES) == (objective == "latency")
 
 
+def test_stakes_follow_what_drafted_trees_keep():
+    costs = StepCosts(0.3, {2: 0.1}, {1: 1.0, 4: 1.2, 8: 1.5}, overhead_ms=0.05, plain_ms=1.0)
+    policy, shape = ObjectivePolicy({0: costs}, {}, np.empty(0, dtype=np.float32), None), TreeShape(2, 2, 4)
+    before = policy.stakes_beside(shape, 0).tolist()
+    policy.promises.observe(4.0, 1.0)
+    after = policy.stakes_beside(shape, 0).tolist()
+    assert (before[0], after[0]) == (1.0, policy.promises.kept)
+    assert policy.promises.kept < 1.0
+    assert before[1:] == after[1:]
+    assert after[1::2] == [4, 8]
+
+
 @pytest.mark.skipif(not is_native(), reason="no compiler here")
 def test_native_trees_are_filled_as_far_as_portable_ones():
     sizes = []
