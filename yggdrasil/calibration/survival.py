@@ -74,7 +74,8 @@ def _lift_of(begun: Sequence[_Beginning], shape: int, width: int) -> float:
 
     To what that gives: decoding corrects by itself what it promises.
     """
-    promised, given = (np.array([getattr(each, name) for each in begun]) for name in ("promised", "given"))
+    promised = np.array([each.promised for each in begun])
+    given = np.array([each.given for each in begun])
     kept = np.array([1 + each.kept[shape, max(width, each.free_width)] for each in begun])
     return max(0.0, float(((kept - given) / promised).sum() / (promised**-2).sum()))
 

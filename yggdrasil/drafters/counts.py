@@ -169,8 +169,8 @@ class _NativeCounts:
             raise RuntimeError("there is no text to grow a tree from")
         return size
 
-    def fill(self, *buffers_and_depth: Any) -> int:
+    def fill(self, *arguments: Any) -> int:
         """What ``PortableCounts.fill`` does."""
-        *others, stakes = buffers_and_depth
+        *others, stakes = arguments
         size: int = self._counts.fill(*others, *stakes.buffer_info())
         return size

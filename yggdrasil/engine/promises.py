@@ -55,20 +55,22 @@ class KeptLift:
 
     def __init__(self) -> None:
         self._promised = self._added = 0.0
-        self.kept = 1.0  # the ratio
+
+    @property
+    def kept(self) -> float:
+        """The ratio."""
+        return max(0.0, (self._added + self._PRIOR) / (self._promised + self._PRIOR))
 
     def observe(self, promised: float, added: float) -> None:
         """A tree gave ``added`` tokens more than the other guesses would have, where ``promised`` were expected."""
         self.forget()
         self._promised += promised
         self._added += added
-        self.kept = max(0.0, (self._added + self._PRIOR) / (self._promised + self._PRIOR))
 
     def forget(self) -> None:
         """An iteration passed: what is not tried any more is believed as calibrated, in the end."""
         self._promised *= self._MEMORY
         self._added *= self._MEMORY
-        self.kept = max(0.0, (self._added + self._PRIOR) / (self._promised + self._PRIOR))
 
 
 class KeptSurvival:
