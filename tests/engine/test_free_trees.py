@@ -411,6 +411,15 @@ def test_a_drafter_whose_trees_fail_adds_less():
     )
 
 
+def test_where_others_guess_nothing_all_that_a_tree_keeps_is_what_the_drafter_adds():
+    policy = objective_policy(rate=0.9, lift=1.0)
+    for _ in range(32):
+        assert asked(policy, [0.0]) is None
+        tree = policy.choose(Context())
+        policy.settle(tree, 1, tree.milliseconds, rested=False)
+    assert policy._drafted._kept_lift.kept < 0.7  # until no tree is worth its time any more
+
+
 @pytest.mark.parametrize(("mean", "kept"), [(1.65, 1.0), (1.25, 0.3), (2.05, 1.7)])
 def test_what_a_drafter_adds_is_told_by_the_places_where_it_was_preferred(mean, kept):
     """Others promise 1.25 there, to which it is to add 0.4: little beside its typical tree, but no less than expected.
