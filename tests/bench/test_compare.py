@@ -1,16 +1,18 @@
 """Plans beside plain decoding and each other: figures of all prompts, and of each category of a file with several."""
 
+import re
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 from tiny_pair import TEXT
 
-from yggdrasil.bench.compare import _in_turn, compare
+from yggdrasil.bench.compare import _SLICE, compare
 from yggdrasil.bench.record import guessers
 from yggdrasil.bench.summary import summarise, summarise_beside, summarise_categories
 from yggdrasil.cli.progress import show_beside, show_categories, show_comparison, show_summary
 from yggdrasil.engine.policy import FixedPolicy
+from yggdrasil.engine.request import Request
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.models.compiled import BuildClock
 from yggdrasil.predictor.repeats import foretold
@@ -39,7 +41,7 @@ def test_categories_have_figures_of_their_own(pair):
 def test_a_prompt_that_cannot_be_decoded_is_named_before_any_is_timed(pair, monkeypatch):
     decoder = pair.decoder(FixedPolicy(TreeShape(2, 2, 4)))
     prompts = [prompt_of(pair, "a", 0, "qa"), Prompt("b", "", "qa", place=Place("set.jsonl", 2))]
-    monkeypatch.setattr(decoder, "generate", lambda *_, **__: pytest.fail("decoded"))
+    monkeypatch.setattr(decoder, "start", lambda *_, **__: pytest.fail("decoded"))
 
     with pytest.raises(YggdrasilError, match=r"set\.jsonl.*2.* the prompt is empty"):
         compare(decoder, prompts, 8, lambda _: None)
@@ -48,15 +50,15 @@ def test_a_prompt_that_cannot_be_decoded_is_named_before_any_is_timed(pair, monk
 def test_a_comparison_in_which_something_was_built_is_not_reported(pair, monkeypatch):
     """The third request is the first one that is timed."""
     decoder = pair.decoder(FixedPolicy(TreeShape(2, 2, 4)))
-    generate, shown, requests = decoder.generate, [], []
+    start, shown, requests = decoder.start, [], []
 
     def building(*args, **options):
         requests.append(args)
         if len(requests) == 3:
             monkeypatch.setattr(BuildClock, "ns", BuildClock.ns + 1)
-        return generate(*args, **options)
+        return start(*args, **options)
 
-    monkeypatch.setattr(decoder, "generate", building)
+    monkeypatch.setattr(decoder, "start", building)
     with pytest.raises(YggdrasilError, match="while prompt a was timed, so the comparison is not reported"):
         compare(decoder, [prompt_of(pair, "a", 0, "qa")], 4, shown.append)
 
@@ -160,49 +162,55 @@ def other_in(result, name, tpot_ms):
     return replace(other, tree=timed(other.tree, tpot_ms))
 
 
-@pytest.mark.parametrize("count", [2, 3, 4])
-def test_no_way_is_always_behind_the_same_other(count):
-    orders = [list(_in_turn("abcd"[:count], number)) for number in range(2 * count)]
+def test_plans_decode_a_few_iterations_each_in_turn(pair, monkeypatch):
+    """Each reads its whole prompt first; plain decoding is the first plan's, now before all of them and now behind."""
+    decoders = {
+        name: pair.decoder(FixedPolicy(TreeShape(*shape))) for name, shape in (("A", (2, 2, 4)), ("B", (0, 0, 1)))
+    }
+    prompts = [prompt_of(pair, str(number), number, None) for number in range(8)]
+    done = []
+    for name, decoder in decoders.items():
+        note_work(monkeypatch, decoder, name, done)
+    found = compare(decoders["A"], prompts, 40, lambda _: None, warm_up=False, beside={"B": decoders["B"]})
+    text = "".join(done)
+    starts = re.sub("[ab]", "", text)
 
-    assert all(sorted(order) == list("abcd"[:count]) for order in orders)
-    for way in "abcd"[:count]:
-        assert sum(order[0] == way for order in orders) == 2
-        for other in set("abcd"[:count]) - {way}:
-            assert sum(order.index(way) < order.index(other) for order in orders) == count
+    assert [starts[at : at + 3] for at in range(0, 24, 3)] == ["pAB", "ABp", "pBA", "BAp"] * 2
+    assert text.startswith("pAB" + "a" * _SLICE + "b" * _SLICE)
+    assert "pBA" + "b" * _SLICE + "a" * _SLICE in text
+    assert text.count("b") == 39 * 8
+    assert all(each.metrics.reused_tokens == 0 for result in found for each in (result.tree, result.beside["B"].tree))
 
 
-def test_all_take_their_turns_and_each_reads_the_whole_prompt(pair, monkeypatch):
-    """Plain decoding is the first plan's."""
-    prompts = [prompt_of(pair, str(number), number, None) for number in range(6)]
-    first, other = (pair.decoder(FixedPolicy(TreeShape(*shape))) for shape in ((2, 2, 4), (1, 1, 2)))
-    order, reused = [], []
-    for name, decoder in (("first", first), ("other", other)):
+def note_work(monkeypatch, decoder, name, done):
+    """A letter for each request, a plain one's is p, and a small one for each iteration by the plan."""
+    start, advance, is_plain = decoder.start, decoder.assembly.engine._advance, []
 
-        def generate(*arguments, name=name, own=decoder.generate, **options):
-            found = own(*arguments, **options)
-            order.append(name if options["speculation"] is True else f"plain by {name}")
-            reused.append(found.metrics.reused_tokens)
-            return found
+    def starting(*arguments, **options):
+        is_plain[:] = [not options["speculation"]]
+        done.append("p" if is_plain[0] else name)
+        return start(*arguments, **options)
 
-        monkeypatch.setattr(decoder, "generate", generate)
-    monkeypatch.setattr("yggdrasil.bench.compare.replay", lambda *_: None)
-    compare(first, prompts, 6, lambda _: None, warm_up=False, beside={"other": other})
+    def advancing(*arguments):
+        if not is_plain[0]:
+            done.append(name.lower())
+        return advance(*arguments)
 
-    ways = ["plain by first", "first", "other"]
-    assert order == [way for number in range(6) for way in _in_turn(ways, number)]
-    assert len({tuple(order[at : at + 3]) for at in range(0, 18, 3)}) == 6
-    assert reused == [0] * 18
+    monkeypatch.setattr(decoder, "start", starting)
+    monkeypatch.setattr(decoder.assembly.engine, "_advance", advancing)
 
 
 def test_whoever_leaves_plain_decoding_is_named(pair, monkeypatch):
     first, other = (pair.decoder(FixedPolicy(TreeShape(2, 2, 4))) for _ in range(2))
-    own = other.generate
+    own = Request.result
 
-    def wrong(*arguments, **options):
-        found = own(*arguments, **options)
+    def wrong(request):
+        found = own(request)
+        if request._turns is not other._turns:
+            return found
         return replace(found, tokens=[*found.tokens[:-1], (found.tokens[-1] + 1) % 90])
 
-    monkeypatch.setattr(other, "generate", wrong)
+    monkeypatch.setattr(Request, "result", wrong)
     (found,) = compare(first, [prompt_of(pair, "a", 0, None)], 6, lambda _: None, warm_up=False, beside={"b": other})
 
     assert found.matched

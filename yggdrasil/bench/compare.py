@@ -1,19 +1,25 @@
-"""Plans against plain compiled decoding, and against each other: prompt by prompt, in turns, in one process."""
+"""Plans against plain compiled decoding, prompt by prompt, and against each other, side by side: in one process.
 
-from collections.abc import Callable, Mapping, Sequence
+A machine that others use too is fast for some seconds and slow for some, by a third where memory is what they share.
+Plans differ by less: so each does a few iterations of a prompt, then the next does.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from itertools import islice
 
 from yggdrasil.bench.divergence import Divergence, replay
 from yggdrasil.bench.guard import nothing_built
 from yggdrasil.bench.systems import encode_one
 from yggdrasil.engine.decoder import Decoder, Generation
+from yggdrasil.engine.request import Request
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.predictor.repeats import foretold
 from yggdrasil.prompts import Prompt
 
-_PLAIN, _OURS = "plain decoding", "the plan"  # no names that a plan can have
+_OURS = ""  # no name that a plan can have
+_SLICE = 8  # iterations in a row: most of them come behind one of the same plan's, as when it decodes alone
 
 
 @dataclass(frozen=True)
@@ -59,7 +65,7 @@ def compare(
     warm_up: bool = True,
     beside: Mapping[str, Decoder] | None = None,
 ) -> list[Comparison]:
-    """Decode every prompt plainly, with ``decoder`` and with those ``beside`` it, in an order that turns.
+    """Decode every prompt plainly, and with ``decoder`` and those ``beside`` it side by side, in an order that turns.
 
     Without ``ignore_eos`` a text ends where the model ends it, and lengths differ from prompt to prompt. ``warm_up``
     decodes the first prompt each way beforehand, uncounted: it loads the steps.
@@ -71,51 +77,59 @@ def compare(
     others = beside or {}
     for name, other in others.items():
         _check_same_target(decoder, other, name)
-    ways = [_Way(_PLAIN, decoder, False), _Way(_OURS, decoder, True)]
-    ways += [_Way(name, other, True) for name, other in others.items()]
-
+    plans = {_OURS: decoder, **others}
     texts = [encode_one(decoder, prompt, max_prompt_tokens) for prompt in prompts]  # before any of them is timed
 
-    def run(way: _Way, number: int) -> Generation:
-        way.decoder.forget()  # each reads the whole prompt
-        return way.decoder.generate(
-            texts[number], max_new_tokens=max_new_tokens, ignore_eos=ignore_eos, speculation=way.speculates
-        )
+    def start(way: Decoder, number: int, *, speculates: bool) -> Request:
+        way.forget()  # each reads the whole prompt
+        return way.start(texts[number], max_new_tokens=max_new_tokens, ignore_eos=ignore_eos, speculation=speculates)
 
-    def timed(way: _Way, number: int) -> Generation:
-        with nothing_built(f"prompt {prompts[number].id}") if warm_up else nullcontext():
-            return run(way, number)
+    def plainly(number: int) -> Generation:
+        return start(decoder, number, speculates=False).finished()
+
+    def by_plans(number: int) -> dict[str, Generation]:
+        first = number // 2 % len(plans)  # with plain decoding before them and behind
+        names = [*list(plans)[first:], *list(plans)[:first]]
+        return _side_by_side({name: start(plans[name], number, speculates=True) for name in names})
 
     if warm_up:
-        for way in ways:
-            run(way, 0)
+        plainly(0)
+        by_plans(0)
     results = []
     for number, prompt in enumerate(prompts):
-        runs = {way.name: timed(way, number) for way in _in_turn(ways, number)}
-        plain, known = runs[_PLAIN], foretold(texts[number], runs[_PLAIN].tokens)
-        found = {}
-        for way in ways[1:]:
-            parting = replay(decoder, texts[number], plain.tokens, runs[way.name].tokens)
-            found[way.name] = Comparison(prompt.id, plain, runs[way.name], known, parting, prompt.category)
+        with nothing_built(f"prompt {prompt.id}") if warm_up else nullcontext():
+            if number % 2 == 0:
+                plain, runs = plainly(number), by_plans(number)
+            else:
+                runs, plain = by_plans(number), plainly(number)
+        known, found = foretold(texts[number], plain.tokens), {}
+        for name, run in runs.items():
+            parting = replay(decoder, texts[number], plain.tokens, run.tokens)
+            found[name] = Comparison(prompt.id, plain, run, known, parting, prompt.category)
         ours = found.pop(_OURS)
         results.append(replace(ours, beside=found))
         on_result(results[-1])
     return results
 
 
-class _Way(NamedTuple):
-    """One way of decoding the prompts."""
+def _side_by_side(requests: Mapping[str, Request]) -> dict[str, Generation]:
+    """Decode requests of as many decoders, ``_SLICE`` iterations of each at a time; their times are their own."""
+    if len(requests) == 1:
+        return {name: request.finished() for name, request in requests.items()}
+    under_way = {name: _behind_prompt(request) for name, request in requests.items()}
+    while under_way:
+        for name in list(under_way):
+            if len(list(islice(under_way[name], _SLICE))) < _SLICE:
+                del under_way[name]
+    return {name: request.result() for name, request in requests.items()}
 
-    name: str
-    decoder: Decoder
-    speculates: bool
 
-
-def _in_turn(ways: Sequence[_Way], number: int) -> Sequence[_Way]:
-    """Their order at a prompt: each begins as often as the others, and comes before each other as often as after it."""
-    first = number % len(ways)
-    turned = [*ways[first:], *ways[:first]]
-    return turned if (number // len(ways)) % 2 == 0 else turned[::-1]
+def _behind_prompt(request: Request) -> Iterator[str]:
+    """The request once its prompt is read, in one go: the time to the first token is by the clock."""
+    pieces = iter(request)
+    while not request.tokens:
+        next(pieces)
+    return pieces
 
 
 def _check_same_target(decoder: Decoder, other: Decoder, name: str) -> None:
