@@ -511,7 +511,8 @@ def test_guesses_that_take_longer_than_promised_are_taken_at_their_pace():
         decision = asked(policy, geometric(0.95))
         policy.settle(decision, 12, 2 * costs().iteration_ms(*decision.shape), rested=False)
 
-    assert policy._paces.free == pytest.approx(2.0, rel=0.01)
+    promised = asked(policy, geometric(0.95))
+    assert promised.milliseconds == pytest.approx(2 * costs().iteration_ms(*promised.shape), rel=0.01)
     assert policy._paces.plain == 1.0
 
 

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy.typing as npt
 import pytest
 
 from yggdrasil.tree.objective import (
+    OVERLAP,
     PLAIN_STEP,
     Objective,
     ShapeChooser,
@@ -228,3 +230,39 @@ def test_a_path_is_useful_while_it_may_be_worth_its_row():
 
 def costs_of(verify_ms):
     return StepCosts(head_ms=0.0, draft_ms={1: 0.1}, verify_ms=verify_ms, overhead_ms=0.0, plain_ms=1.0)
+
+
+@pytest.mark.parametrize("slowness", [0.7, 1.0, 1.4, 3.0])
+def test_widths_cost_what_the_longer_of_reading_and_computing_takes(slowness):
+    """By the p-norm: the narrowest tree's pass as it was, the others beside it."""
+    for seed in range(20):
+        costs = random_costs(np.random.default_rng(seed))
+        now = costs.beside_memory(slowness)
+        read = costs.verify_ms[1]
+        whole = {
+            width: ((slowness * read) ** OVERLAP + milliseconds**OVERLAP - read**OVERLAP) ** (1 / OVERLAP)
+            for width, milliseconds in costs.verify_ms.items()
+        }
+
+        assert now.verify_ms == pytest.approx(
+            {width: milliseconds * costs.verify_ms[2] / whole[2] for width, milliseconds in whole.items()}
+        )
+        assert replace(now, verify_ms=costs.verify_ms) == costs
+
+
+def test_the_slower_memory_is_the_less_more_rows_cost():
+    fast, usual, slow = (COSTS.beside_memory(slowness).verify_ms for slowness in (0.8, 1.0, 1.5))
+    assert usual == pytest.approx(COSTS.verify_ms)
+    assert fast[8] / fast[2] > usual[8] / usual[2] > slow[8] / slow[2] > 1.0
+    assert StepCosts(0.0, {}, {1: 4.0}, 0.0, 4.0).beside_memory(2.0).verify_ms == {1: 4.0}
+
+
+def test_a_chooser_goes_by_the_costs_that_it_was_given_last():
+    ratios = {1: np.full((2, 2, 4), 0.5), 2: np.full((2, 2, 4), 0.7)}
+    survival = np.array([0.8, 0.5])
+    chooser, other = ShapeChooser(COSTS, ratios), random_costs(np.random.default_rng(3))
+    chooser.use(other)
+
+    assert chooser.choose(survival) == slow_choose_shape(survival, ratios, other, "latency")[0]
+    assert chooser.choose(survival) == ShapeChooser(other, ratios).choose(survival)
+    assert chooser.costs == other

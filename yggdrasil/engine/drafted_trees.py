@@ -56,6 +56,13 @@ class DraftedTrees:
         self._lift, self._kept_lift = lift, KeptLift()
         self.typical = [chooser.best_tree(self._mean_survival) for chooser in self.choosers]
 
+    def use(self, costs: Sequence[StepCosts]) -> None:
+        """Decide by other costs of the same places."""
+        survival = self._kept.honest(self._mean_survival)
+        for place, (chooser, cost) in enumerate(zip(self.choosers, costs, strict=True)):
+            chooser.use(cost)
+            self.typical[place] = chooser.best_tree(survival)
+
     def begin(self) -> None:
         """A new request."""
         self.budget.begin()

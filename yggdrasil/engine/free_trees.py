@@ -28,7 +28,12 @@ class FreeTrees:
         self.budget = Budget()
         self._promises = KeptPromises()
         self._estimate = 1.0  # tokens that the best tree promises by its own scores, bonus included
-        self._passes = [_passes(each, objective) for each in costs]
+        self._objective: Objective = objective
+        self.use(costs)
+
+    def use(self, costs: Sequence[StepCosts]) -> None:
+        """Decide by other costs of the same places."""
+        self._passes = [_passes(each, self._objective) for each in costs]
         self._stakes = [stakes_of((each.width, each.weight) for each in passes) for passes in self._passes]
 
     def stakes(self, place: int) -> Stakes:

@@ -7,6 +7,7 @@ from math import inf
 
 from yggdrasil.engine.drafted_trees import DepthEvidence, DraftedTrees, FloatArray
 from yggdrasil.engine.free_trees import FreeTrees
+from yggdrasil.engine.memory_speed import MemorySpeed
 from yggdrasil.engine.policy import Decision, Learner
 from yggdrasil.engine.promises import KeptPromises, Paces, PlainSamples
 from yggdrasil.predictor.evidence import Evidence
@@ -31,6 +32,8 @@ class ObjectivePolicy:
     a head draft already. ``wants_free=False``: there are no guesses that cost none.
     """
 
+    _NOTICED_EVERY, _NOTICED = 16, 0.05  # passes; a change of memory's speed that costs are made anew for
+
     def __init__(
         self,
         costs: Mapping[int, StepCosts],
@@ -45,7 +48,9 @@ class ObjectivePolicy:
     ) -> None:
         ordered = {context: costs[context] for context in sorted(costs)}
         self._borders = [(a + b) / 2 for a, b in pairwise(ordered)]
-        self._costs = list(ordered.values())
+        self._calibrated = self._costs = list(ordered.values())
+        self._memory, self._passes = MemorySpeed(), 0
+        self._costs_for = 1.0  # the slowness of memory that ``_costs`` are for
         self._drafted = DraftedTrees(self._costs, ratios, mean_survival, depth, objective, lift) if ratios else None
         self._reads_evidence = depth is not None
         self._free_trees = FreeTrees(self._costs, objective)
@@ -163,6 +168,7 @@ class ObjectivePolicy:
         plain_ms = self._plain_ms
         gained = tokens - milliseconds / plain_ms
         is_free = not rested and decision.shape.is_free
+        is_tried = not rested and not is_free
         if is_free:
             self._free_trees.settle(tokens, gained)
             self._paces.follow_free(decision.milliseconds, milliseconds)
@@ -171,9 +177,9 @@ class ObjectivePolicy:
             if rested:
                 self._paces.follow_plain(plain_ms, milliseconds, is_cold=self._steps == 0)
         if self._drafted is not None:
-            self._settle_drafted(
-                self._drafted, decision, tokens, milliseconds, gained, is_tried=not rested and not is_free
-            )
+            self._settle_drafted(self._drafted, decision, tokens, milliseconds, gained, is_tried=is_tried)
+        if not (is_tried and self._drafter_lags) and self._steps:  # a request's first pass meets cold caches
+            self._follow_memory(decision.shape, milliseconds)
         # The next tree's drafter reads what other guesses went past, and the first the prompt: no price of every tree.
         self._drafter_lags = is_free or (rested and self._drafter_lags)
         self._forgone = self._beside = None
@@ -181,6 +187,21 @@ class ObjectivePolicy:
         if rested and self._steps:
             self._samples.taken()
         self._steps += 1
+
+    def _follow_memory(self, shape: TreeShape, milliseconds: float) -> None:
+        """What widths cost beside each other follows how slow memory is beside the cores, now and then."""
+        costs = self._calibrated[self._here]
+        self._memory.observe(costs.read_share(shape.verify_width), milliseconds / costs.iteration_ms(*shape))
+        self._passes += 1
+        slowness = self._memory.slowness
+        if self._passes % self._NOTICED_EVERY or abs(slowness / self._costs_for - 1.0) < self._NOTICED:
+            return
+        self._costs_for = slowness
+        self._costs = [each.beside_memory(slowness) for each in self._calibrated]
+        self._free_trees.use(self._costs)
+        if self._drafted is not None:
+            self._drafted.use(self._costs)
+        self._stakes.clear()
 
     def _settle_drafted(
         self,

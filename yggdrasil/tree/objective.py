@@ -8,7 +8,7 @@ Dims: D depth levels, V verify widths, N candidate shapes. All times are millise
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, get_args
@@ -19,6 +19,9 @@ import numpy.typing as npt
 # A tree of low scores keeps more than it promises (one that promises half a token gave twice that), and the step of
 # another width meets cold caches.
 CLEARLY_BETTER = 1.2
+# A pass reads and computes at once: it takes what the longer of them takes, and more where both take as long. This is
+# the p of their p-norm, by passes of 1 to 16 rows in seconds of fast and of slow memory.
+OVERLAP = 8.0
 UNDERSTATED = 2.0  # times what its score says: what a path may be worth before it is left out
 Objective: TypeAlias = Literal["latency", "aal"]
 FloatArray: TypeAlias = npt.NDArray[np.floating[Any]]
@@ -146,6 +149,25 @@ class StepCosts:
         overhead_ms = self.overhead_ms if self.free_overhead_ms is None else self.free_overhead_ms
         return self.verify_ms[verify_width] + overhead_ms
 
+    def read_share(self, verify_width: int) -> float:
+        """How much of a pass is waiting for memory, to the power of ``OVERLAP``: all of it where one row is read."""
+        return float((self.verify_ms[1] / self.verify_ms[verify_width]) ** OVERLAP)
+
+    def beside_memory(self, slowness: float) -> StepCosts:
+        """What passes cost where memory is ``slowness`` times as slow beside the cores as it was.
+
+        A pass of few rows waits for memory, one of many for the cores. Times are those of the narrowest tree's pass as
+        it was, and of the others beside it: how slow the machine is in all is for others to follow.
+        """
+        shares = {width: self.read_share(width) for width in self.verify_widths}
+        slowed = {
+            width: self.verify_ms[width] * (share * slowness**OVERLAP + 1.0 - share) ** (1.0 / OVERLAP)
+            for width, share in shares.items()
+        }
+        narrowest = self.verify_widths[min(1, len(shares) - 1)]
+        level = self.verify_ms[narrowest] / slowed[narrowest]
+        return replace(self, verify_ms={width: level * milliseconds for width, milliseconds in slowed.items()})
+
     def speedup(self, aal: float, width: int, depth: int, verify_width: int) -> float:
         """Return equation 3 of the paper with the overhead added; ``aal`` counts the bonus token."""
         return aal * self.verify_ms[1] / self.iteration_ms(width, depth, verify_width)
@@ -228,7 +250,6 @@ class ShapeChooser:
 
     def __init__(self, costs: StepCosts, ratios: Mapping[int, FloatArray], objective: Objective = "latency") -> None:
         _check_chooser_inputs(costs, ratios, objective)
-        self.costs = costs
         self.objective: Objective = objective
         self.max_depth = next(iter(ratios.values())).shape[0]
         self.shapes = [PLAIN_STEP]
@@ -240,8 +261,13 @@ class ShapeChooser:
                 columns.append(by_budget[depth - 1])
         self._index = {shape: index for index, shape in enumerate(self.shapes)}
         self._ratios = np.ascontiguousarray(np.concatenate(columns, axis=1))  # [D, N]
+        self.use(costs)
+
+    def use(self, costs: StepCosts) -> None:
+        """Choose by other costs, of the same widths."""
+        self.costs = costs
         iteration_ms = np.array([costs.iteration_ms(*shape) for shape in self.shapes])
-        self._weight = worth(np.ones_like(iteration_ms), iteration_ms, objective)  # [N], of a token
+        self._weight = worth(np.ones_like(iteration_ms), iteration_ms, self.objective)  # [N], of a token
 
     def expected_tokens(self, survival: FloatArray) -> npt.NDArray[np.float64]:
         """Return the expected AAL of each of ``self.shapes``, given ``survival`` [D]."""
