@@ -19,7 +19,7 @@ from yggdrasil.models.compiled import Backend
 from yggdrasil.models.facts import load_tokenizer
 from yggdrasil.models.packages import any_is_open
 from yggdrasil.models.source import Source
-from yggdrasil.prompts import CHAT_PROMPTS, PROBE, SHIPPED, encode_chat
+from yggdrasil.prompts import PROBE, encode_chat, usual_prompts
 from yggdrasil.scheduling.plan import Plan
 
 if TYPE_CHECKING:
@@ -169,9 +169,8 @@ def plan_name(model: str | Path) -> str:
 
 
 def shipped_prompts(model: str | Path | Source) -> tuple[Path, bool]:
-    """The prompts to calibrate on where none are given, and whether they are chats: as the model has a template."""
-    has_template = bool(getattr(load_tokenizer(model), "chat_template", None))
-    return (CHAT_PROMPTS, True) if has_template else (SHIPPED / "humaneval.jsonl", False)
+    """The prompts to calibrate ``model`` on where none are given, and whether they are chats (``usual_prompts``)."""
+    return usual_prompts(load_tokenizer(model))
 
 
 def _calibrated(model: Source, drafters: Sequence[str] | None, dtype: DtypeName, reporter: "Reporter") -> Path:

@@ -73,6 +73,12 @@ class BadLine:
     place: Place
 
 
+def usual_prompts(tokenizer: "PreTrainedTokenizerBase") -> tuple[Path, bool]:
+    """The prompts to calibrate on where none are given, and whether they are chats: as the model has a template."""
+    has_template = bool(getattr(tokenizer, "chat_template", None))
+    return (CHAT_PROMPTS, True) if has_template else (SHIPPED / "humaneval.jsonl", False)
+
+
 def encode_prompt(tokenizer: "PreTrainedTokenizerBase", prompt: Prompt | str) -> list[int]:
     """Tokens of a prompt: a text as it is, a chat in the tokenizer's own template, ready for the answer.
 

@@ -29,8 +29,10 @@ from yggdrasil.drafters.heads.loading import load_head
 from yggdrasil.drafters.heads.medusa import MedusaHeads, MedusaSettings
 from yggdrasil.drafters.heads.tensors import read_tensors
 from yggdrasil.errors import YggdrasilError
+from yggdrasil.models.facts import load_tokenizer
 from yggdrasil.models.loading import load_model
 from yggdrasil.models.source import Source
+from yggdrasil.prompts import CHAT_PROMPTS, encode_chat, read_prompts
 from yggdrasil.training import training
 from yggdrasil.training.draft_model import DraftModelRecipe
 from yggdrasil.training.features import Features, Kept, shards, side_by_side
@@ -463,6 +465,27 @@ def test_what_is_held_out_is_not_trained_on_when_it_comes_again():
 
     assert [window.tokens[0] for window in parts.held_out] == [0, 32, 32, 0]
     assert len(parts.trained) == 2 * 38
+
+
+def test_answers_by_which_calibrations_judge_a_drafter_are_not_learned(written, target):
+    """However much of their prompts was kept."""
+    train(written, Told())
+    learned = card_of(written)["answers' tokens there are"]
+    asked = [encode_chat(load_tokenizer(target), prompt.as_chat().messages) for prompt in read_prompts(CHAT_PROMPTS)]
+    file = text_file(Source.find(target).fingerprint(), "full")
+    with file.open("a") as lines:
+        for prompt in asked:
+            lines.write(json.dumps({"prompt": prompt[-200:], "answer": [10, 11, 12]}) + "\n")
+    train(written, Told())
+
+    assert len(asked) == 48
+    assert card_of(written)["answers' tokens there are"] == learned
+
+
+def card_of(settings):
+    lines = (settings.out / "README.md").read_text().splitlines()
+    rows = (re.fullmatch(r"\| (.+) \| (.+) \|", line) for line in lines)
+    return dict(row.groups() for row in rows if row is not None)
 
 
 def test_the_loss_is_that_of_pytorch_with_its_gradients():

@@ -17,7 +17,6 @@ from yggdrasil.scheduling.plan import Expectation
 from yggdrasil.tree.objective import StepCosts, least_useful
 
 _HELD_OUT_EVERY = 10  # documents for the prediction; the others are learned from
-_END = 24  # tokens that tell prompts apart
 
 
 class Counted(NamedTuple):
@@ -41,8 +40,8 @@ class Counted(NamedTuple):
 
         Of a table that counts nobody knows which documents, their own answers are taken away.
         """
-        ends = {tuple(document.prompt[-_END:]) for document in documents}
-        others = [document for document in self.documents if tuple(document.prompt[-_END:]) not in ends]
+        asked = {document.asked for document in documents}
+        others = [document for document in self.documents if document.asked not in asked]
         table = self.table
         if table is not None:
             table = Table.of(others).without_rare() if self.documents else table.minus(Table.of(documents))

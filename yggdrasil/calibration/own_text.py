@@ -37,6 +37,7 @@ ANSWER, OPENING = 256, 96  # tokens at most: of an answer, and of what the model
 _LEAST = 16  # tokens of an answer that is kept although it was cut, because time was up
 _LONGEST_PROMPT = 512  # tokens kept of a prompt, the last ones
 _SORTED = 256  # prompts that are sorted by length together: rows that run at once are then of like length
+_END = 24  # tokens that tell prompts apart
 _MARK = "a-turn-that-is-to-be-written"
 
 
@@ -45,6 +46,16 @@ class Document(NamedTuple):
 
     prompt: list[int]
     answer: list[int]
+
+    @property
+    def asked(self) -> tuple[int, ...]:
+        """The end of the prompt, which tells it from others."""
+        return end_of(self.prompt)
+
+
+def end_of(prompt: Sequence[int]) -> tuple[int, ...]:
+    """What of a prompt tells it from others, however much of it is kept."""
+    return tuple(prompt[-_END:])
 
 
 def text_file(fingerprint: str, weights: str) -> Path:

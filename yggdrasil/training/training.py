@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from yggdrasil.artifacts import check_writable, current_machine, model_fingerprint, shown
 from yggdrasil.artifacts.lock import locked
-from yggdrasil.calibration.own_text import Document, OwnText, text_file
+from yggdrasil.calibration.own_text import Document, OwnText, end_of, text_file
 from yggdrasil.calibration.settings import Budget
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.models.facts import load_tokenizer
@@ -20,7 +20,7 @@ from yggdrasil.models.loaded import LoadedModel
 from yggdrasil.models.loading import load_model
 from yggdrasil.models.source import Source
 from yggdrasil.models.usual_weights import usual_weights
-from yggdrasil.prompts import encode_prompt, read_prompts
+from yggdrasil.prompts import encode_prompt, read_prompts, usual_prompts
 from yggdrasil.training.features import Features, Kept, shards, side_by_side
 from yggdrasil.training.kinds import recipe_for
 from yggdrasil.training.objective import Teacher, hits_of, loss_of
@@ -69,7 +69,7 @@ def train(settings: TrainSettings, teller: Teller) -> Path:
         budget = Budget((trained + settings.minutes * 60) * _TEXT_SHARE, settings.tokens)
         documents, waited = _own_text(source, tokenizer, prompts, budget, settings, teller)
         deadline += waited
-        parts = split(documents)
+        parts = split(documents, _judges(tokenizer))
         if len(documents) < _LEAST_DOCUMENTS or not parts.held_out or not parts.trained:
             raise YggdrasilError(
                 f"{settings.target} wrote {len(documents)} texts, too few to train on; give more --minutes"
@@ -102,6 +102,12 @@ def _prompts(settings: TrainSettings, tokenizer: PreTrainedTokenizerBase) -> lis
     is_chat = bool(getattr(tokenizer, "chat_template", None))
     found = [prompt for file in settings.prompts for prompt in read_prompts(file, chat=is_chat)]
     return [encode_prompt(tokenizer, prompt) for prompt in found]
+
+
+def _judges(tokenizer: PreTrainedTokenizerBase) -> set[tuple[int, ...]]:
+    """The prompts by which a calibration decides whether a drafter pays: one that learned their answers does."""
+    file, is_chat = usual_prompts(tokenizer)
+    return {end_of(encode_prompt(tokenizer, prompt)) for prompt in read_prompts(file, chat=is_chat)}
 
 
 def _identity(settings: TrainSettings, source: Source) -> str:

@@ -1,6 +1,6 @@
 """The stretches of own text that are trained on: an answer and the end of its prompt."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from yggdrasil.calibration.own_text import Document
@@ -41,12 +41,15 @@ def window_of(document: Document) -> Window:
     return Window([*prompt, *answer], start, len(prompt) - start)
 
 
-def split(documents: Sequence[Document]) -> Split:
-    """Windows of all documents that have an answer to learn from; a prompt that comes again stays on its side."""
+def split(documents: Sequence[Document], judges: Collection[tuple[int, ...]] = ()) -> Split:
+    """Windows of all documents that have an answer to learn from; a prompt that comes again stays on its side.
+
+    ``judges``: ends of prompts (``end_of``) whose answers are for neither.
+    """
     found = Split([], [])
     sides: dict[tuple[int, ...], list[Window]] = {}
     for number, document in enumerate(documents):
-        if len(document.answer) > 1:
+        if len(document.answer) > 1 and document.asked not in judges:
             side = found.held_out if number % _HELD_OUT == 0 else found.trained
             sides.setdefault(tuple(document.prompt), side).append(window_of(document))
     return found
