@@ -16,14 +16,15 @@ class MemorySpeed:
     nothing says which of them has changed, memory has: its variance grows faster.
     """
 
-    _WALK = 0.015**2, 0.004**2  # of each, an iteration
-    _BEGINNING = 0.3**2, 0.1**2
-    _NOISE = 0.05**2  # of one pass: it varies by half of that, and costs were not measured to a hundredth
+    _WALK, _CORES_WALK = 0.015, 0.004  # standard deviations: of what each changes by, a pass
+    _BEGINNING, _CORES_BEGINNING = 0.3, 0.1  # of each when nothing was seen
+    _NOISE = 0.05  # of a pass: it varies by half of that, and costs were not measured to a hundredth
     _EXTREME = 0.3  # a pass that surprises by more is the machine's pause
 
     def __init__(self) -> None:
         self._memory = self._cores = 0.0
-        (self._of_memory, self._of_cores), self._of_both = self._BEGINNING, 0.0  # variances and covariance
+        # Variances and covariance.
+        self._of_memory, self._of_cores, self._of_both = self._BEGINNING**2, self._CORES_BEGINNING**2, 0.0
 
     @property
     def slowness(self) -> float:
@@ -37,12 +38,11 @@ class MemorySpeed:
         surprise = log(slowness) - log(reading + computing) / OVERLAP
         surprise = min(max(surprise, -self._EXTREME), self._EXTREME)
         waits = reading / (reading + computing)  # for memory, so much of what one more hundredth takes
-        walk, walk_of_cores = self._WALK
-        self._of_memory += walk
-        self._of_cores += walk_of_cores
+        self._of_memory += self._WALK**2
+        self._of_cores += self._CORES_WALK**2
         memory = self._of_memory * waits + self._of_both * (1.0 - waits)  # covariances with this pass
         cores = self._of_both * waits + self._of_cores * (1.0 - waits)
-        variance = memory * waits + cores * (1.0 - waits) + self._NOISE
+        variance = memory * waits + cores * (1.0 - waits) + self._NOISE**2
         self._memory += memory / variance * surprise
         self._cores += cores / variance * surprise
         self._of_memory -= memory * memory / variance
