@@ -70,9 +70,11 @@ def train(settings: TrainSettings, teller: Teller) -> Path:
         documents, waited = _own_text(source, tokenizer, prompts, budget, settings, teller)
         deadline += waited
         parts = split(documents, _judges(tokenizer))
-        if len(documents) < _LEAST_DOCUMENTS or not parts.held_out or not parts.trained:
+        count = len(parts.trained) + len(parts.held_out)
+        if count < _LEAST_DOCUMENTS or not parts.held_out or not parts.trained:
             raise YggdrasilError(
-                f"{settings.target} wrote {len(documents)} texts, too few to train on; give more --minutes"
+                f"{settings.target} wrote {count} texts to train on, too few; give more --minutes, or --prompts other "
+                "than those that calibrations judge drafters by"
             )
         loaded = load_model(source, torch.bfloat16, torch.device("cpu"), torch.get_num_threads(), pack=False)
         _Run(loaded, source, settings, parts, kept, teller).go(deadline)
@@ -105,7 +107,7 @@ def _prompts(settings: TrainSettings, tokenizer: PreTrainedTokenizerBase) -> lis
 
 
 def _judges(tokenizer: PreTrainedTokenizerBase) -> set[tuple[int, ...]]:
-    """The prompts by which a calibration decides whether a drafter pays: one that learned their answers does."""
+    """Ends of calibrations' usual prompts: a drafter that learned their answers seems to save more than it does."""
     file, is_chat = usual_prompts(tokenizer)
     return {end_of(encode_prompt(tokenizer, prompt)) for prompt in read_prompts(file, chat=is_chat)}
 
