@@ -2,12 +2,13 @@
 
 import re
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 from tiny_pair import TEXT
 
-from yggdrasil.bench.compare import _SLICE, compare
+from yggdrasil.bench.compare import _STRETCH, _in_turn, compare
 from yggdrasil.bench.record import guessers
 from yggdrasil.bench.summary import summarise, summarise_beside, summarise_categories
 from yggdrasil.cli.progress import show_beside, show_categories, show_comparison, show_summary
@@ -162,42 +163,92 @@ def other_in(result, name, tpot_ms):
     return replace(other, tree=timed(other.tree, tpot_ms))
 
 
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_no_plan_is_always_behind_the_same_other(count):
+    names = list("abcd"[:count])
+    orders = [_in_turn(names, number) for number in range(2 * count)]
+
+    assert all(sorted(order) == names for order in orders)
+    for name in names:
+        assert sum(order[0] == name for order in orders) == 2
+        for other in set(names) - {name}:
+            assert sum(order.index(name) < order.index(other) for order in orders) == count
+
+
 def test_plans_decode_a_few_iterations_each_in_turn(pair, monkeypatch):
     """Each reads its whole prompt first; plain decoding is the first plan's, now before all of them and now behind."""
     decoders = {
         name: pair.decoder(FixedPolicy(TreeShape(*shape))) for name, shape in (("A", (2, 2, 4)), ("B", (0, 0, 1)))
     }
     prompts = [prompt_of(pair, str(number), number, None) for number in range(8)]
-    done = []
-    for name, decoder in decoders.items():
-        note_work(monkeypatch, decoder, name, done)
+    work = Work(monkeypatch, decoders)
     found = compare(decoders["A"], prompts, 40, lambda _: None, warm_up=False, beside={"B": decoders["B"]})
-    text = "".join(done)
-    starts = re.sub("[ab]", "", text)
+    stretches = re.findall("a+|b+", work.done)
 
-    assert [starts[at : at + 3] for at in range(0, 24, 3)] == ["pAB", "ABp", "pBA", "BAp"] * 2
-    assert text.startswith("pAB" + "a" * _SLICE + "b" * _SLICE)
-    assert "pBA" + "b" * _SLICE + "a" * _SLICE in text
-    assert text.count("b") == 39 * 8
+    assert [work.starts[at : at + 3] for at in range(0, 24, 3)] == [
+        "pAB", "ABp", "pBA", "BAp", "pBA", "BAp", "pAB", "ABp",
+    ]  # fmt: skip
+    assert work.done.startswith("pAB" + "a" * _STRETCH + "b" * _STRETCH)
+    assert len(stretches) > 4 * 8, "they go on side by side"
+    assert work.done.count("b") == 39 * 8
     assert all(each.metrics.reused_tokens == 0 for result in found for each in (result.tree, result.beside["B"].tree))
+    assert all(ahead <= other for ahead, other in work.changes), "whoever has come least far goes on"
 
 
-def note_work(monkeypatch, decoder, name, done):
-    """A letter for each request, a plain one's is p, and a small one for each iteration by the plan."""
-    start, advance, is_plain = decoder.start, decoder.assembly.engine._advance, []
+class Work:
+    """``done``: a letter for each request, a plain one's is p, and a small one for each iteration by a plan.
 
-    def starting(*arguments, **options):
-        is_plain[:] = [not options["speculation"]]
-        done.append("p" if is_plain[0] else name)
+    ``changes``: tokens of the plan that goes on and of the one before, where another goes on.
+    """
+
+    def __init__(self, monkeypatch, decoders):
+        self.done, self.changes, self._tokens, self._is_plain = "", [], {}, False
+        for name, decoder in decoders.items():
+            monkeypatch.setattr(decoder, "start", partial(self._start, decoder.start, name))
+            engine = decoder.assembly.engine
+            monkeypatch.setattr(engine, "_advance", partial(self._advance, engine._advance, name.lower()))
+
+    @property
+    def starts(self):
+        return re.sub("[ab]", "", self.done)
+
+    def _start(self, start, name, *arguments, **options):
+        self._is_plain = not options.get("speculation", True)
+        self.done += "p" if self._is_plain else name
         return start(*arguments, **options)
 
-    def advancing(*arguments):
-        if not is_plain[0]:
-            done.append(name.lower())
+    def _advance(self, advance, letter, state, stream, *others):
+        if not self._is_plain:
+            if self.done[-1] in set("ab") - {letter} and len(self._tokens[self.done[-1]]) < 40:
+                self.changes.append((len(stream.tokens), len(self._tokens[self.done[-1]])))
+            self.done += letter
+            self._tokens[letter] = stream.tokens
+        return advance(state, stream, *others)
+
+
+def test_one_that_fails_leaves_no_decoder_in_the_middle_of_its_request(pair, monkeypatch):
+    first, other = (pair.decoder(FixedPolicy(TreeShape(2, 2, 4))) for _ in range(2))
+    work = Work(monkeypatch, {"A": first, "B": other})
+    advance = other.assembly.engine._advance
+
+    def failing(*arguments):
+        if work.done.count("b") == 3:
+            raise YggdrasilError("its weights are damaged")
         return advance(*arguments)
 
-    monkeypatch.setattr(decoder, "start", starting)
-    monkeypatch.setattr(decoder.assembly.engine, "_advance", advancing)
+    monkeypatch.setattr(other.assembly.engine, "_advance", failing)
+    with pytest.raises(YggdrasilError, match="weights are damaged"):
+        compare(first, [prompt_of(pair, "a", 0, None)], 40, lambda _: None, warm_up=False, beside={"b": other})
+
+    for decoder in (first, other):
+        assert decoder.generate(TEXT[:5], max_new_tokens=2).finish_reason == "length", "its turn is free"
+        work.done = ""
+
+
+def test_a_decoder_is_not_beside_itself(pair):
+    decoder = pair.decoder(FixedPolicy(TreeShape(2, 2, 4)))
+    with pytest.raises(YggdrasilError, match="share a decoder; open it once for each"):
+        compare(decoder, [], 4, lambda _: None, beside={"again": decoder})
 
 
 def test_whoever_leaves_plain_decoding_is_named(pair, monkeypatch):

@@ -246,7 +246,7 @@ def test_the_simulation_decodes_as_the_engine_does(pair, kind, monkeypatch):
     class Costly(ObjectivePolicy):
         """Told what the costs say, not what this machine took."""
 
-        def settle(self, decision, tokens, milliseconds, *, rested):
+        def settle(self, decision, tokens, milliseconds, *, rested, pass_ms=None):
             super().settle(decision, tokens, COSTS.iteration_ms(*decision.shape), rested=rested)
 
     def policy():

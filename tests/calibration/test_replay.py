@@ -33,7 +33,7 @@ ANSWER = 128  # what the pair's cache holds beside the prompt
 class Costly(ObjectivePolicy):
     """Told what the costs say, not what this machine took."""
 
-    def settle(self, decision, tokens, milliseconds, *, rested):
+    def settle(self, decision, tokens, milliseconds, *, rested, pass_ms=None):
         super().settle(decision, tokens, COSTS.iteration_ms(*decision.shape), rested=rested)
 
 

@@ -24,7 +24,7 @@ class NotingLearner:
     def free(self, expected, depth, context):
         return None
 
-    def settle(self, decision, tokens, milliseconds, *, rested):
+    def settle(self, decision, tokens, milliseconds, *, rested, pass_ms=None):
         self.milliseconds.append(milliseconds)
 
 

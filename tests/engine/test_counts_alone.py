@@ -110,7 +110,7 @@ def test_a_drafter_that_promises_what_it_never_keeps_costs_little(pace):
 class Forgetful(ObjectivePolicy):
     """Believes what scores promise, whatever came of it."""
 
-    def settle(self, decision, tokens, milliseconds, *, rested):
+    def settle(self, decision, tokens, milliseconds, *, rested, pass_ms=None):
         super().settle(decision, tokens, milliseconds, rested=rested)
         self._free_trees._promises = KeptPromises()
         self._paces.free = 1.0
@@ -183,7 +183,7 @@ def test_whoever_watches_sees_trees_of_counts_too(pair):
 class AtPromisedTimes(ObjectivePolicy):
     """A busy machine changes nothing."""
 
-    def settle(self, decision, tokens, milliseconds, *, rested):
+    def settle(self, decision, tokens, milliseconds, *, rested, pass_ms=None):
         super().settle(decision, tokens, decision.milliseconds, rested=rested)
 
 

@@ -170,7 +170,7 @@ class Watcher:
     def prune(self, shape, expected, context):
         return Decision(shape._replace(verify_width=self._decision.shape.verify_width))
 
-    def settle(self, decision, tokens, milliseconds, *, rested):
+    def settle(self, decision, tokens, milliseconds, *, rested, pass_ms=None):
         self.settled.append((tokens, rested))
 
 
@@ -264,7 +264,9 @@ def test_a_drafter_that_promises_too_much_is_left_and_tried_again(pair, monkeypa
     monkeypatch.setattr(Budget, "EARNED", 0.3)  # the context is short
     policy = made_up_policy(SHAPES, draft_ms=0.4, wants_free=False)
     settle = policy.settle  # the account goes by promised times, so that a busy machine changes nothing
-    policy.settle = lambda promise, tokens, _, *, rested: settle(promise, tokens, promise.milliseconds, rested=rested)
+    policy.settle = lambda promise, tokens, _, *, rested, pass_ms: settle(
+        promise, tokens, promise.milliseconds, rested=rested
+    )
     never = next(token for token in range(VOCAB_SIZE) if token not in pair.reference(PROMPT, 100))
     decoder, shapes = pair.decoder(policy, drafter=Boaster(never)), []
     rest, choose = policy.rest, policy.choose

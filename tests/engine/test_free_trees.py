@@ -38,7 +38,7 @@ class Alternating(FixedPolicy):
     def begin(self):
         return
 
-    def settle(self, decision, tokens, milliseconds, *, rested):
+    def settle(self, decision, tokens, milliseconds, *, rested, pass_ms=None):
         if decision.shape.is_free:
             self.taken.append((decision, tokens))
         elif not rested:

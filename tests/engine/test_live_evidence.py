@@ -84,7 +84,7 @@ def test_plain_steps_of_a_spent_budget_call_neither_predictor_nor_drafter(pair, 
     depth = DepthEvidence(predictor, EvidenceSizes(0, 6, 0))
     policy = ObjectivePolicy({50: costs}, ratios, predictor.survival(None), depth, is_head_first=stages is not None)
     settle = policy.settle  # at promised times, of which reading the evidence is two plain steps
-    policy.settle = lambda promise, tokens, _, *, rested: settle(
+    policy.settle = lambda promise, tokens, _, *, rested, pass_ms: settle(
         promise, tokens, promise.milliseconds + (0.0 if rested else 2.0), rested=rested
     )
     decoder = pair.decoder(policy, **({} if stages is None else {"stages": stages}))

@@ -1,11 +1,13 @@
-"""How slow memory is beside the cores, learned from passes alone; and that decisions follow it."""
+"""How slow memory and the cores are, learned from passes alone; and that all decisions follow it."""
 
+import copy
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from yggdrasil.engine.memory_speed import MemorySpeed
+from yggdrasil.engine.machine_speed import MachineSpeed
 from yggdrasil.engine.objective_policy import ObjectivePolicy
 from yggdrasil.engine.policy import Decision
 from yggdrasil.tree.objective import OVERLAP, PLAIN_STEP, StepCosts, TreeShape
@@ -16,9 +18,10 @@ COSTS = StepCosts(
     head_ms=0.7, draft_ms={1: 0.2}, verify_ms={1: 15.4, 6: 16.5, 8: 18.4, 16: 35.2}, overhead_ms=0.3, plain_ms=15.5,
     free_overhead_ms=0.2,
 )  # fmt: skip
+HERE = SimpleNamespace(context=100)
 
 
-def pass_slowness(width, memory, cores=1.0):
+def over_calibrated(width, memory, cores=1.0):
     share = READ_SHARES[width]
     return float((share * memory**OVERLAP + (1.0 - share) * cores**OVERLAP) ** (1.0 / OVERLAP))
 
@@ -27,85 +30,171 @@ def watched(speed, widths, count, memory, cores=1.0):
     random = np.random.default_rng(0)
     for number in range(count):
         width = widths[number % len(widths)]
-        speed.observe(READ_SHARES[width], pass_slowness(width, memory, cores) * float(random.normal(1.0, 0.025)))
-    return speed.slowness
+        speed.observe(READ_SHARES[width], over_calibrated(width, memory, cores) * float(random.normal(1.0, 0.025)))
+    return speed.of_memory
 
 
 @pytest.mark.parametrize("widths", [(1, 6), (6, 8), (8, 8, 1), (1, *[6] * 20)])
 def test_slow_memory_is_noticed_within_a_second_of_passes_and_so_is_its_end(widths):
-    speed = MemorySpeed()
+    speed = MachineSpeed()
     watched(speed, widths, 200, 1.0)
 
     assert watched(speed, widths, 40, 1.36) == pytest.approx(1.36, rel=0.12)
+    assert speed.of_pass(READ_SHARES[widths[-1]]) == pytest.approx(over_calibrated(widths[-1], 1.36), rel=0.03)
     assert watched(speed, widths, 200, 1.0) == pytest.approx(1.0, rel=0.06)
 
 
 def test_a_machine_that_is_slow_in_all_costs_the_same_beside_itself():
     """As one whose cores are shared: passes that only read and passes that mostly compute tell it."""
-    assert watched(MemorySpeed(), (1, 6, 8, 8), 600, 1.3, 1.3) == pytest.approx(1.0, abs=0.05)
+    assert watched(MachineSpeed(), (1, 6, 8, 8), 600, 1.3, 1.3) == pytest.approx(1.0, abs=0.05)
 
 
 def test_slow_cores_are_told_from_slow_memory():
-    assert watched(MemorySpeed(), (1, 8, 8), 600, 1.0, 1.25) == pytest.approx(1 / 1.25, rel=0.06)
+    assert watched(MachineSpeed(), (1, 8, 8), 600, 1.0, 1.25) == pytest.approx(1 / 1.25, rel=0.06)
 
 
-def test_a_pause_of_the_machine_says_little():
-    speed = MemorySpeed()
-    watched(speed, (1, 6), 200, 1.0)
+def test_a_pause_of_the_machine_says_little_but_the_first_pass_says_how_fast_it_is():
+    speed = MachineSpeed()
+    speed.observe(1.0, 4.0)
+    assert speed.of_pass(1.0) == pytest.approx(4.0, rel=0.1)
+    watched(speed, (1, 6), 400, 1.0)
     speed.observe(READ_SHARES[6], 30.0)
+    assert speed.of_memory == pytest.approx(1.0, abs=0.08)
 
-    assert speed.slowness == pytest.approx(1.0, abs=0.08)
+
+@pytest.mark.parametrize("over", [0.0, 1e-9, 1e9])
+def test_no_time_leads_beyond_what_widths_can_be_believed_to_cost(over):
+    """A clock that says nothing, or a machine of another age."""
+    speed = MachineSpeed()
+    for _ in range(300):
+        speed.observe(1.0, over)
+
+    assert 0.1 <= speed.of_memory <= 10.0
+    verify_ms = COSTS.where_memory_is(speed.of_memory).verify_ms
+    assert list(verify_ms.values()) == sorted(verify_ms.values())
 
 
-def slowed_ms(shape, memory):
-    """An iteration of ``COSTS`` whose pass waits for slower memory."""
+def slowed_pass(shape, memory, costs=COSTS):
+    """Milliseconds of a pass that waits for slower memory."""
     width = shape.verify_width if shape.depth else 1
-    read = COSTS.verify_ms[1]
-    computed = COSTS.verify_ms[width] ** OVERLAP - read**OVERLAP
-    return (
-        COSTS.iteration_ms(*shape) - COSTS.verify_ms[width] + ((memory * read) ** OVERLAP + computed) ** (1 / OVERLAP)
+    computed = costs.verify_ms[width] ** OVERLAP - costs.verify_ms[1] ** OVERLAP
+    return float(((memory * costs.verify_ms[1]) ** OVERLAP + computed) ** (1 / OVERLAP))
+
+
+def slowed_ms(shape, memory, costs=COSTS):
+    """Of the iteration."""
+    return costs.iteration_ms(*shape) * (1.0 - costs.pass_share(shape)) + slowed_pass(shape, memory, costs)
+
+
+def settle(policy, decision, tokens, memory, *, costs=COSTS, rested=False):
+    shape = decision.shape
+    policy.settle(
+        decision, tokens, slowed_ms(shape, memory, costs), rested=rested, pass_ms=slowed_pass(shape, memory, costs)
     )
 
 
+def free_trees(policy, memory, requests=3, context=100, costs=COSTS):
+    """Requests of free trees, each behind two plain steps; the last decision. Two rows more are worth .08 tokens."""
+    for _ in range(requests):
+        policy.learner.begin()
+        for _ in range(2):
+            settle(policy, Decision(PLAIN_STEP, 1.0, 15.5), 1, memory, costs=costs, rested=True)
+        for _ in range(40):
+            free = policy.free([1.0, 2.0, 2.08, 2.1], 8, context)
+            settle(policy, free, 2, memory, costs=costs)
+    return free
+
+
+def counting_policy(costs=None):
+    return ObjectivePolicy(costs or {100: COSTS}, {}, np.empty(0, dtype=np.float32), None)
+
+
 def test_wider_trees_are_verified_while_memory_is_slow():
-    """Two rows more are worth .08 tokens: not a tenth of a pass, but what they take while it waits for memory."""
-    policy = ObjectivePolicy({100: COSTS}, {}, np.empty(0, dtype=np.float32), None)
-    expected = [1.0, 2.0, 2.08, 2.1]
-
-    def decided(memory):
-        for _ in range(3):
-            policy.learner.begin()
-            for _ in range(2):  # now and then a request begins with them
-                policy.settle(Decision(PLAIN_STEP, 1.0, 15.5), 1, slowed_ms(PLAIN_STEP, memory), rested=True)
-            for _ in range(40):
-                free = policy.free(expected, 8, 100)
-                policy.settle(free, 2, slowed_ms(free.shape, memory), rested=False)
-        return free
-
-    assert decided(1.0).shape.verify_width == 6
-    assert decided(1.4).shape.verify_width == 8
-    assert decided(1.4).milliseconds == pytest.approx(slowed_ms(TreeShape(0, 8, 8), 1.4), rel=0.02)
+    """Two rows more are worth less than a tenth of a pass, and more than what they take while it waits for memory."""
+    policy = counting_policy()
+    assert free_trees(policy, 1.0).shape.verify_width == 6
+    slow = free_trees(policy, 1.4)
+    assert slow.shape.verify_width == 8
+    assert slow.milliseconds == pytest.approx(slowed_ms(TreeShape(0, 8, 8), 1.4), rel=0.02)
     stakes = policy.stakes(100)
     assert stakes[4] / stakes[2] == pytest.approx(1.0, abs=0.03), "trees are grown for the same times"
-    assert decided(1.0).shape.verify_width == 6
+    again = copy.deepcopy(policy)
+    assert free_trees(again, 1.4, requests=1).shape.verify_width == 8
+    assert free_trees(policy, 1.0).shape.verify_width == 6
 
 
-HERE = SimpleNamespace(context=100)
+def test_costs_of_every_context_follow_the_one_memory():
+    far = replace(COSTS, verify_ms={1: 16.4, 6: 17.6, 8: 19.6, 16: 38.0})
+    policy, widths = counting_policy({100: COSTS, 1000: far}), []
+    for memory in (1.0, 1.4):
+        free_trees(policy, memory)
+        widths.append(policy.free([1.0, 2.0, 2.08, 2.1], 8, 1000).shape.verify_width)
+
+    assert widths == [6, 8]
 
 
-def test_drafted_trees_become_wider_too():
+def drafting_policy():
     ratios = {1: np.array([[[0.0, 1.0, 1.06, 1.07]]])}  # [D, D, V]: of the one level's survival
     policy = ObjectivePolicy({100: COSTS}, ratios, np.array([0.9], dtype=np.float32), None)
     policy.learner.begin()
-    shapes = []
-    for memory in (1.0, 1.4, 1.0):
-        for _ in range(64):
-            decision = policy.choose(HERE)
-            policy.settle(Decision(PLAIN_STEP, 1.0, 15.5), 1, slowed_ms(PLAIN_STEP, memory), rested=True)
-            policy.settle(decision, 2, slowed_ms(decision.shape, memory), rested=False)
-            policy.settle(decision, 2, slowed_ms(decision.shape, memory), rested=False)
-        beside = policy.stakes_beside(policy.choose(HERE).shape, 100)
-        shapes.append((policy.choose(HERE).shape.verify_width, round(beside[4] / beside[2], 1)))
+    return policy
 
-    assert shapes[0][0] == shapes[2][0] == 6
-    assert shapes[1][0] == 8
+
+def draft(policy, memory, count=64):
+    for _ in range(count):
+        settle(policy, Decision(PLAIN_STEP, 1.0, 15.5), 1, memory, rested=True)
+        for _ in range(2):
+            settle(policy, policy.choose(HERE), 2, memory)
+
+
+def test_drafted_trees_become_wider_too():
+    policy, shapes, beside = drafting_policy(), [], []
+    for memory in (1.0, 1.4, 1.0):
+        draft(policy, memory)
+        shapes.append(policy.choose(HERE).shape.verify_width)
+        stakes = policy.stakes_beside(TreeShape(1, 1, 6), 100)
+        beside.append(stakes[4] / stakes[2])
+
+    assert shapes == [6, 8, 6]
+    assert beside[1] > 1.05 * max(beside[0], beside[2])
+
+
+def test_what_drafting_takes_says_nothing_of_the_machine():
+    """Trees five times as slow as promised, whose passes are not: the drafter's price is its own."""
+    policy = drafting_policy()
+    for _ in range(100):
+        decision = policy.choose(HERE)
+        policy.settle(
+            decision, 2, 5 * COSTS.iteration_ms(*decision.shape), rested=False, pass_ms=slowed_pass(decision.shape, 1.0)
+        )
+
+    assert policy._costs is policy._calibrated
+    assert policy._plain_ms == pytest.approx(COSTS.plain_ms, rel=0.01)
+
+
+def test_a_slower_machine_is_slower_for_what_was_not_tried_too():
+    """Else a way that was tried while it was slow would look worse than the others for long."""
+    policy = drafting_policy()
+    draft(policy, 1.0)
+    promised = policy.choose(HERE).milliseconds
+    for _ in range(30):
+        settle(policy, policy.free([1.0, 2.6, 2.6, 2.6], 4, 100), 3, 1.4)
+
+    assert policy._plain_ms == pytest.approx(1.4 * COSTS.plain_ms, rel=0.08)
+    assert policy.choose(HERE).milliseconds == pytest.approx(
+        promised * slowed_pass(TreeShape(1, 1, 6), 1.4) / 16.5, rel=0.08
+    )
+
+
+def test_promises_stay_true_while_costs_are_made_anew():
+    """Of passes of eight rows, at every iteration but the first few after memory changed its speed."""
+    policy = counting_policy()
+    free_trees(policy, 1.0)
+    for memory in (1.4, 1.0):
+        errors = []
+        for _ in range(120):
+            free = policy.free([1.0, 1.2, 2.6, 2.7], 8, 100)
+            took = slowed_ms(free.shape, memory)
+            errors.append(abs(free.milliseconds / took - 1.0))
+            policy.settle(free, 2, took, rested=False, pass_ms=slowed_pass(free.shape, memory))
+        assert max(errors[16:]) < 0.06

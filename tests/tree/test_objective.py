@@ -237,7 +237,7 @@ def test_widths_cost_what_the_longer_of_reading_and_computing_takes(slowness):
     """By the p-norm: the narrowest tree's pass as it was, the others beside it."""
     for seed in range(20):
         costs = random_costs(np.random.default_rng(seed))
-        now = costs.beside_memory(slowness)
+        now = costs.where_memory_is(slowness)
         read = costs.verify_ms[1]
         whole = {
             width: ((slowness * read) ** OVERLAP + milliseconds**OVERLAP - read**OVERLAP) ** (1 / OVERLAP)
@@ -251,10 +251,10 @@ def test_widths_cost_what_the_longer_of_reading_and_computing_takes(slowness):
 
 
 def test_the_slower_memory_is_the_less_more_rows_cost():
-    fast, usual, slow = (COSTS.beside_memory(slowness).verify_ms for slowness in (0.8, 1.0, 1.5))
+    fast, usual, slow = (COSTS.where_memory_is(slowness).verify_ms for slowness in (0.8, 1.0, 1.5))
     assert usual == pytest.approx(COSTS.verify_ms)
     assert fast[8] / fast[2] > usual[8] / usual[2] > slow[8] / slow[2] > 1.0
-    assert StepCosts(0.0, {}, {1: 4.0}, 0.0, 4.0).beside_memory(2.0).verify_ms == {1: 4.0}
+    assert StepCosts(0.0, {}, {1: 4.0}, 0.0, 4.0).where_memory_is(2.0).verify_ms == {1: 4.0}
 
 
 def test_a_chooser_goes_by_the_costs_that_it_was_given_last():

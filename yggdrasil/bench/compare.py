@@ -7,7 +7,6 @@ Plans differ by less: so each does a few iterations of a prompt, then the next d
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from itertools import islice
 
 from yggdrasil.bench.divergence import Divergence, replay
 from yggdrasil.bench.guard import nothing_built
@@ -19,7 +18,7 @@ from yggdrasil.predictor.repeats import foretold
 from yggdrasil.prompts import Prompt
 
 _OURS = ""  # no name that a plan can have
-_SLICE = 8  # iterations in a row: most of them come behind one of the same plan's, as when it decodes alone
+_STRETCH = 8  # iterations in a row: most come behind one of the same plan's, as when it decodes alone
 
 
 @dataclass(frozen=True)
@@ -72,24 +71,21 @@ def compare(
 
     Raises:
         YggdrasilError: a step was built after the warm-up, so times do not compare; or a decoder of ``beside`` has
-            another target.
+            another target, or is there twice.
     """
-    others = beside or {}
-    for name, other in others.items():
-        _check_same_target(decoder, other, name)
-    plans = {_OURS: decoder, **others}
+    plans = {_OURS: decoder, **(beside or {})}
+    _check_comparable(plans)
     texts = [encode_one(decoder, prompt, max_prompt_tokens) for prompt in prompts]  # before any of them is timed
 
-    def start(way: Decoder, number: int, *, speculates: bool) -> Request:
-        way.forget()  # each reads the whole prompt
-        return way.start(texts[number], max_new_tokens=max_new_tokens, ignore_eos=ignore_eos, speculation=speculates)
+    def start(by: Decoder, number: int, *, speculates: bool) -> Request:
+        by.forget()  # each reads the whole prompt
+        return by.start(texts[number], max_new_tokens=max_new_tokens, ignore_eos=ignore_eos, speculation=speculates)
 
     def plainly(number: int) -> Generation:
         return start(decoder, number, speculates=False).finished()
 
     def by_plans(number: int) -> dict[str, Generation]:
-        first = number // 2 % len(plans)  # with plain decoding before them and behind
-        names = [*list(plans)[first:], *list(plans)[:first]]
+        names = _in_turn(list(plans), number // 2)  # with plain decoding before them and behind
         return _side_by_side({name: start(plans[name], number, speculates=True) for name in names})
 
     if warm_up:
@@ -113,35 +109,51 @@ def compare(
 
 
 def _side_by_side(requests: Mapping[str, Request]) -> dict[str, Generation]:
-    """Decode requests of as many decoders, ``_SLICE`` iterations of each at a time; their times are their own."""
-    if len(requests) == 1:
-        return {name: request.finished() for name, request in requests.items()}
-    under_way = {name: _behind_prompt(request) for name, request in requests.items()}
-    while under_way:
-        for name in list(under_way):
-            if len(list(islice(under_way[name], _SLICE))) < _SLICE:
+    """Decode requests of as many decoders, ``_STRETCH`` iterations of the one at a time that has come least far.
+
+    Their times are their own. However it ends, no decoder is left in the middle of its request.
+    """
+    results: dict[str, Generation] = {}
+    try:
+        under_way = {name: _behind_prompt(request) for name, request in requests.items()}
+        while under_way:
+            name = min(under_way, key=lambda each: len(requests[each].tokens))
+            if next(under_way[name], None) is None:
                 del under_way[name]
-    return {name: request.result() for name, request in requests.items()}
+    finally:
+        results |= {name: request.result() for name, request in requests.items()}
+    return results
 
 
 def _behind_prompt(request: Request) -> Iterator[str]:
     """The request once its prompt is read, in one go: the time to the first token is by the clock."""
-    pieces = iter(request)
+    pieces = request.in_stretches(_STRETCH)
     while not request.tokens:
         next(pieces)
     return pieces
 
 
-def _check_same_target(decoder: Decoder, other: Decoder, name: str) -> None:
+def _in_turn(names: Sequence[str], number: int) -> Sequence[str]:
+    """Their order at a prompt: each begins as often as the others, and comes before each other as often as after it."""
+    first = number % len(names)
+    turned = [*names[first:], *names[:first]]
+    return turned if (number // len(names)) % 2 == 0 else turned[::-1]
+
+
+def _check_comparable(plans: Mapping[str, Decoder]) -> None:
     def target(of: Decoder) -> tuple[object, ...]:
         model = of.plan.target if of.plan else None
         return model and model.fingerprint, model and model.weights, of.assembly.target.loaded.dtype
 
-    if target(decoder) != target(other):
-        raise YggdrasilError(
-            f"the plan {name} decodes another target, or the same with other weights or dtype; "
-            "only plans of one can be compared"
-        )
+    ours = plans[_OURS]
+    for name, other in plans.items():
+        if target(ours) != target(other):
+            raise YggdrasilError(
+                f"the plan {name} decodes another target, or the same with other weights or dtype; "
+                "only plans of one can be compared"
+            )
+    if len({id(plan) for plan in plans.values()}) < len(plans):
+        raise YggdrasilError("two of the plans beside each other share a decoder; open it once for each")
 
 
 def _request_ms(generation: Generation) -> float:

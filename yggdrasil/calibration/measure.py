@@ -56,7 +56,9 @@ class ShapeCycle:
     def begin(self) -> None:
         """Nothing: the cycle goes on."""
 
-    def settle(self, decision: Decision, tokens: int, milliseconds: float, *, rested: bool) -> None:
+    def settle(
+        self, decision: Decision, tokens: int, milliseconds: float, *, rested: bool, pass_ms: float | None = None
+    ) -> None:
         """Nothing: what is measured decides nothing here."""
 
     def _next(self) -> TreeShape:

@@ -187,14 +187,16 @@ def replay(
             step = simulation.step(first + place - 1, answer[place:], max(ANSWER, len(answer)) - place)
             shape = step.decision.shape
             spends_head = is_head_first and not step.rested and not shape.depth
-            milliseconds = costs.iteration_ms(*shape) + (costs.head_ms if spends_head else 0.0)
+            milliseconds = costs.iteration_ms(*shape)
+            pass_ms = milliseconds * costs.pass_share(shape)
+            milliseconds += costs.head_ms if spends_head else 0.0
             if spends_head or (shape.depth and not shape.is_free):
                 milliseconds += costs.reading_ms * unread
                 unread = 0
             else:
                 unread += step.accepted + 1
             if learner is not None:
-                learner.settle(step.decision, step.accepted + 1, milliseconds, rested=step.rested)
+                learner.settle(step.decision, step.accepted + 1, milliseconds, rested=step.rested, pass_ms=pass_ms)
             tally.add(shape, step.accepted, milliseconds)
             told.extend(place, place + step.accepted + 1)
             place += step.accepted + 1

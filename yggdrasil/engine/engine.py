@@ -44,6 +44,8 @@ class Engine:
         self.executor: Executor = InOrderExecutor()
         self.free = free
         self._mode = OwnThreads()
+        # Elsewhere a pass is only begun by its stage, and waited for in the next.
+        self._times_passes = target.order.device.type == "cpu" and not isinstance(target, CapturedTarget)
         self._actions = StageActions(target, drafter, tree, verify_widths, max_length, free)
         self.use(stages)
 
@@ -101,9 +103,9 @@ class Engine:
         yield stream.release()
         while stream.finish_reason is None:
             with self._mode:
-                state = self._advance(state, stream, policy.learner, trace)
-                while stream.finish_reason is None and not stream.is_read:
-                    state = self._advance(state, stream, policy.learner, trace)
+                state, done = self._advance(state, stream, policy.learner, trace), 1
+                while stream.finish_reason is None and not stream.is_read and done < stream.most_unread:
+                    state, done = self._advance(state, stream, policy.learner, trace), done + 1
             yield stream.release()
         yield stream.release()
 
@@ -115,14 +117,14 @@ class Engine:
             stream.finish("context")
             return state
         start, built = perf_counter_ns(), BuildClock.ns
-        certain = self._iterate(state, trace)
+        certain, pass_ns = self._iterate(state, trace)
         decision, rested = state.promise
         state = state.following()
-        elapsed_ns = perf_counter_ns() - start
         # An iteration that loaded a step, and then ran it for the first time, says nothing of what the next costs.
         if learner is not None and BuildClock.ns == built:
-            learner.settle(decision, len(certain.tokens), elapsed_ns / 1e6, rested=rested)
-        trace.decode_ns += elapsed_ns
+            elapsed_ms, pass_ms = (perf_counter_ns() - start) / 1e6, pass_ns / 1e6 if self._times_passes else None
+            learner.settle(decision, len(certain.tokens), elapsed_ms, rested=rested, pass_ms=pass_ms)
+        trace.decode_ns += perf_counter_ns() - start
         return state
 
     def _prefill(self, prompt: Sequence[int], trace: Trace) -> Generator[str, None, Outcome]:
@@ -161,8 +163,8 @@ class Engine:
             self.drafter.begin(prompt[: start + 1])
             self.drafter.extend([*prompt[start + 1 :], *first.tokens], layers)
 
-    def _iterate(self, state: Iteration, trace: Trace) -> Emission:
-        """Run the schedule's stages once, noting the time of each; returns what became certain."""
+    def _iterate(self, state: Iteration, trace: Trace) -> tuple[Emission, int]:
+        """Run the schedule's stages once, noting the time of each; returns what became certain and the pass's time."""
         bodies = self._bodies
         if self._actions.try_free(state):
             bodies = self._free_bodies
@@ -172,12 +174,13 @@ class Engine:
             state.promise, bodies = Promise(resting), self._plain_bodies
         verified_ns = trace.stage_ns.get("verify", 0)
         self.executor.run(self.schedule, bodies, state, trace.stage_ns)
+        pass_ns = trace.stage_ns["verify"] - verified_ns
         if state.shape.depth == 0:
             trace.call_plain(verified_ns)
         assert state.emission is not None
         assert state.outcome is not None
         self._actions.follow(state.outcome)
-        return state.emission
+        return state.emission, pass_ns
 
 
 class OwnThreads:

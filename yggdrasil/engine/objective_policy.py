@@ -7,7 +7,7 @@ from math import inf
 
 from yggdrasil.engine.drafted_trees import DepthEvidence, DraftedTrees, FloatArray
 from yggdrasil.engine.free_trees import FreeTrees
-from yggdrasil.engine.memory_speed import MemorySpeed
+from yggdrasil.engine.machine_speed import MachineSpeed
 from yggdrasil.engine.policy import Decision, Learner
 from yggdrasil.engine.promises import KeptPromises, Paces, PlainSamples
 from yggdrasil.predictor.evidence import Evidence
@@ -26,13 +26,13 @@ from yggdrasil.tree.stakes import Stakes, stakes_of
 class ObjectivePolicy:
     """Does what is worth most (``worth``), within a budget for each way to speculate.
 
-    ``costs`` maps context lengths to the step costs measured there; the nearest one serves, at the pace that plain
-    steps and trees show today. ``ratios``, ``mean_survival`` and ``lift`` tell of the drafter's trees
+    ``costs`` maps context lengths to the step costs measured there; the nearest one serves, at the pace that passes,
+    plain steps and trees show today. ``ratios``, ``mean_survival`` and ``lift`` tell of the drafter's trees
     (``DraftedTrees``); without ratios nothing is drafted that costs a pass. ``is_head_first``: a refused tree has cost
     a head draft already. ``wants_free=False``: there are no guesses that cost none.
     """
 
-    _NOTICED_EVERY, _NOTICED = 16, 0.05  # passes; a change of memory's speed that costs are made anew for
+    _NOTICED_EVERY, _NOTICED = 16, 0.05  # passes; a change of memory's slowness that costs are made anew for
 
     def __init__(
         self,
@@ -49,8 +49,8 @@ class ObjectivePolicy:
         ordered = {context: costs[context] for context in sorted(costs)}
         self._borders = [(a + b) / 2 for a, b in pairwise(ordered)]
         self._calibrated = self._costs = list(ordered.values())
-        self._memory, self._passes = MemorySpeed(), 0
-        self._costs_for = 1.0  # the slowness of memory that ``_costs`` are for
+        self._speed, self._observed = MachineSpeed(), 0
+        self._noticed = 1.0  # the slowness of memory that ``_costs`` are for
         self._drafted = DraftedTrees(self._costs, ratios, mean_survival, depth, objective, lift) if ratios else None
         self._reads_evidence = depth is not None
         self._free_trees = FreeTrees(self._costs, objective)
@@ -164,7 +164,13 @@ class ObjectivePolicy:
             self._drafted.begin()
         self._steps, self._drafter_lags = 0, True
 
-    def settle(self, decision: Decision, tokens: int, milliseconds: float, *, rested: bool) -> None:
+    def settle(
+        self, decision: Decision, tokens: int, milliseconds: float, *, rested: bool, pass_ms: float | None = None
+    ) -> None:
+        if pass_ms is not None and self._steps:  # a request's first pass meets cold caches
+            change = self._follow_machine(decision.shape, pass_ms)
+            decision, forgone = decision.slowed(change), self._forgone
+            self._forgone = None if forgone is None else forgone.slowed(change)
         plain_ms = self._plain_ms
         gained = tokens - milliseconds / plain_ms
         is_free = not rested and decision.shape.is_free
@@ -178,8 +184,6 @@ class ObjectivePolicy:
                 self._paces.follow_plain(plain_ms, milliseconds, is_cold=self._steps == 0)
         if self._drafted is not None:
             self._settle_drafted(self._drafted, decision, tokens, milliseconds, gained, is_tried=is_tried)
-        if not (is_tried and self._drafter_lags) and self._steps:  # a request's first pass meets cold caches
-            self._follow_memory(decision.shape, milliseconds)
         # The next tree's drafter reads what other guesses went past, and the first the prompt: no price of every tree.
         self._drafter_lags = is_free or (rested and self._drafter_lags)
         self._forgone = self._beside = None
@@ -188,19 +192,32 @@ class ObjectivePolicy:
             self._samples.taken()
         self._steps += 1
 
-    def _follow_memory(self, shape: TreeShape, milliseconds: float) -> None:
-        """What widths cost beside each other follows how slow memory is beside the cores, now and then."""
-        costs = self._calibrated[self._here]
-        self._memory.observe(costs.read_share(shape.verify_width), milliseconds / costs.iteration_ms(*shape))
-        self._passes += 1
-        slowness = self._memory.slowness
-        if self._passes % self._NOTICED_EVERY or abs(slowness / self._costs_for - 1.0) < self._NOTICED:
-            return
-        self._costs_for = slowness
-        self._costs = [each.beside_memory(slowness) for each in self._calibrated]
-        self._free_trees.use(self._costs)
+    def _follow_machine(self, shape: TreeShape, pass_ms: float) -> float:
+        """A pass took so long; returns how much slower the machine is believed to be than before it.
+
+        All ways to go on are slower then. What widths cost beside each other is looked at now and then.
+        """
+        costs, width = self._calibrated[self._here], shape.verify_width
+        share, before = costs.read_share(width), self._speed.of_pass(1.0)
+        slowness = self._speed.of_pass(share)
+        self._speed.observe(share, pass_ms / costs.verify_ms[width])
+        change = self._speed.of_pass(share) / slowness
+        self._paces.scale(self._speed.of_pass(1.0) / before, change)
+        self._observed += 1
+        memory = self._speed.of_memory
+        if self._observed % self._NOTICED_EVERY == 0 and abs(memory / self._noticed - 1.0) > self._NOTICED:
+            self._noticed = memory
+            self._use([each.where_memory_is(memory) for each in self._calibrated], width)
+        return change
+
+    def _use(self, costs: list[StepCosts], width: int) -> None:
+        """Decide by other costs of the same places; paces stay true of passes of ``width``."""
+        before, now = (each[self._here].verify_ms[width] for each in (self._costs, costs))
+        self._paces.scale(1.0, before / now)
+        self._costs = costs
+        self._free_trees.use(costs)
         if self._drafted is not None:
-            self._drafted.use(self._costs)
+            self._drafted.use(costs)
         self._stakes.clear()
 
     def _settle_drafted(

@@ -28,6 +28,10 @@ class Decision(NamedTuple):
     milliseconds: float = 0.0
     believed: npt.NDArray[np.float64] | None = None
 
+    def slowed(self, times: float) -> "Decision":
+        """The same on a machine that is so many times slower."""
+        return self._replace(milliseconds=self.milliseconds * times)
+
 
 class Learner(Protocol):
     """What a policy learns by: it is told what came of each iteration. Asked first, it may do without a drafter."""
@@ -56,10 +60,12 @@ class Learner(Protocol):
         be asked.
         """
 
-    def settle(self, decision: Decision, tokens: int, milliseconds: float, *, rested: bool) -> None:
+    def settle(
+        self, decision: Decision, tokens: int, milliseconds: float, *, rested: bool, pass_ms: float | None = None
+    ) -> None:
         """An iteration by ``decision`` took so long and made ``tokens`` certain, an end of the text among them or not.
 
-        ``rested``: no shape was asked for.
+        ``rested``: no shape was asked for. ``pass_ms``: of the time, the target's pass; None where nobody could tell.
         """
 
 
@@ -108,7 +114,9 @@ class FreeTreePolicy(FixedPolicy):
     def begin(self) -> None:
         """Nothing is kept."""
 
-    def settle(self, decision: Decision, tokens: int, milliseconds: float, *, rested: bool) -> None:
+    def settle(
+        self, decision: Decision, tokens: int, milliseconds: float, *, rested: bool, pass_ms: float | None = None
+    ) -> None:
         """Nothing is learned."""
 
     def stakes(self, context: int) -> Stakes:

@@ -121,6 +121,12 @@ class Paces:
         self.plain = self.tree = self.free = 1.0
         self._is_known = False  # how fast the machine is at all
 
+    def scale(self, plain: float, trees: float) -> None:
+        """The machine is so many times slower than it was; nothing is said of one way beside the others."""
+        self.plain *= plain
+        self.tree *= trees
+        self.free *= trees
+
     def follow_plain(self, promised_ms: float, milliseconds: float, *, is_cold: bool = False) -> None:
         """A plain step, promised at the pace of now, took ``milliseconds``.
 

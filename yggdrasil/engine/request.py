@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from types import GeneratorType
 from weakref import WeakSet
 
@@ -86,10 +87,14 @@ class Request:
 
     def finished(self) -> Generation:
         """Decode to the end, for who asks for no piece before."""
-        self._stream.is_read = False
-        for _ in self:
+        for _ in self.in_stretches(inf):
             pass
         return self.result()
+
+    def in_stretches(self, iterations: float) -> Iterator[str]:
+        """Decode so many ``iterations`` at a time, for who asks for no text before the end."""
+        self._stream.is_read, self._stream.most_unread = False, iterations
+        return iter(self)
 
     def result(self) -> Generation:
         """What was generated so far; ``cancelled`` where the text had not ended."""

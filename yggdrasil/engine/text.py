@@ -2,6 +2,7 @@
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from math import inf
 from typing import Literal, NamedTuple
 
 from tokenizers.decoders import DecodeStream
@@ -35,6 +36,7 @@ class TextStream:
         self._include_stop = include_stop
         self._released = 0
         self.is_read = True  # while it grows; else there is none before its end
+        self.most_unread = inf  # iterations in a row, where it is not
         self.tokens: list[int] = []
         self.text = ""
         self.finish_reason: FinishReason | None = None

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, get_args
 
 import numpy as np
@@ -149,15 +149,20 @@ class StepCosts:
         overhead_ms = self.overhead_ms if self.free_overhead_ms is None else self.free_overhead_ms
         return self.verify_ms[verify_width] + overhead_ms
 
+    def pass_share(self, shape: TreeShape) -> float:
+        """How much of an iteration is the target's pass."""
+        width = shape.verify_width if shape.depth else 1
+        return self.verify_ms[width] / StepCosts.iteration_ms(self, *shape)
+
     def read_share(self, verify_width: int) -> float:
         """How much of a pass is waiting for memory, to the power of ``OVERLAP``: all of it where one row is read."""
         return float((self.verify_ms[1] / self.verify_ms[verify_width]) ** OVERLAP)
 
-    def beside_memory(self, slowness: float) -> StepCosts:
+    def where_memory_is(self, slowness: float) -> StepCosts:
         """What passes cost where memory is ``slowness`` times as slow beside the cores as it was.
 
-        A pass of few rows waits for memory, one of many for the cores. Times are those of the narrowest tree's pass as
-        it was, and of the others beside it: how slow the machine is in all is for others to follow.
+        A pass of few rows waits for memory, one of many for the cores. The narrowest tree's pass keeps its time and
+        only the ratios to it change: how slow the machine is in all is for others to follow.
         """
         shares = {width: self.read_share(width) for width in self.verify_widths}
         slowed = {
@@ -166,7 +171,8 @@ class StepCosts:
         }
         narrowest = self.verify_widths[min(1, len(shares) - 1)]
         level = self.verify_ms[narrowest] / slowed[narrowest]
-        return replace(self, verify_ms={width: level * milliseconds for width, milliseconds in slowed.items()})
+        rising = accumulate(slowed.values(), max)  # where they cost the same, rounding could order them otherwise
+        return replace(self, verify_ms={width: level * ms for width, ms in zip(slowed, rising, strict=True)})
 
     def speedup(self, aal: float, width: int, depth: int, verify_width: int) -> float:
         """Return equation 3 of the paper with the overhead added; ``aal`` counts the bonus token."""

@@ -123,7 +123,7 @@ class TakingTurns(FixedPolicy):
     def begin(self):
         return
 
-    def settle(self, decision, tokens, milliseconds, *, rested):
+    def settle(self, decision, tokens, milliseconds, *, rested, pass_ms=None):
         return
 
     def stakes(self, context):
