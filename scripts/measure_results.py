@@ -252,7 +252,11 @@ def _options() -> argparse.Namespace:
         "--gguf", nargs="*", default=[], metavar="NAME=FILE", help="other files of a model, for llama.cpp"
     )
     parser.add_argument(
-        "--beside", nargs="*", default=[], metavar="NAME=DRAFTERS", help="other drafters, to decode in turns with them"
+        "--beside",
+        nargs="*",
+        default=[],
+        metavar="NAME=DRAFTERS",
+        help="other drafters, to decode side by side with them",
     )
     parser.add_argument("--again", action="store_true", help="measure everything, whatever is there")
     parser.add_argument("--dry-run", action="store_true", help="print the commands and run none")

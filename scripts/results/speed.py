@@ -26,7 +26,7 @@ def categories(results: Sequence[Result]) -> str:
 
 
 def beside(results: Sequence[Result]) -> str:
-    """A row for each plan that was decoded in turns with others of its target, by set."""
+    """A row for each plan that was decoded beside others of its target, by set."""
     titles = "target|prompts|who guesses|same tokens|AAL|ms a token|over plain, in total|time over the first, in total"
     rows = []
     for result in results:

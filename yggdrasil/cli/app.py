@@ -87,7 +87,7 @@ def bench(
     ] = None,
     beside: Annotated[
         list[str] | None,
-        typer.Option(help="Another plan of the same target, decoded in turns with it; can be repeated."),
+        typer.Option(help="Another plan of the same target, decoded side by side with it; can be repeated."),
     ] = None,
     tree: Annotated[
         list[str] | None,

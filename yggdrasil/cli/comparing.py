@@ -43,7 +43,7 @@ def compare_with_plain(
     """Print each prompt's line, the figures of all and of each category; write them with every sample to ``out``.
 
     ``settings`` holds what changes the result, all that ``compare`` takes among it; ``imports_mb``
-    was resident before the pair was loaded. Plans ``beside`` it decode the same prompts, in turns.
+    was resident before the pair was loaded. Plans ``beside`` it decode the same prompts, side by side.
 
     Raises:
         Interrupted: by the user. What was measured so far is shown and written, marked as not complete.
