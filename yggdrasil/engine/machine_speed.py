@@ -14,23 +14,18 @@ class MachineSpeed:
 
     It learns from how long each pass of the target took, drafting apart, and knows the two apart by passes that wait
     for one or the other. Where nothing says which of them has changed, memory has: its variance grows faster.
-
-    A calibration measures each width for a second or less, in one of fast memory or of slow. So each has an error of
-    its own too, which is learned slowly.
     """
 
     _WALK, _CORES_WALK = 0.015, 0.004  # standard deviations: of what each changes by, a pass
     _BEGINNING, _CORES_BEGINNING = 0.3, 0.1  # of each when nothing was seen
     _NOISE = 0.05  # of a pass: it varies by half of that, and costs were not measured to a hundredth
     _EXTREME = 0.3  # a pass that surprises by more is the machine's pause, but for the first
-    _OWN_RATE = 0.05  # of a surprise within what is usual, the width's own: a greater one is the machine's
     _FARTHEST = 10.0  # that the machine of now may be from the calibrated one, and memory from the cores
 
     def __init__(self) -> None:
         self._memory = self._cores = 0.0
         # Variances and covariance.
         self._of_memory, self._of_cores, self._of_both = self._BEGINNING**2, self._CORES_BEGINNING**2, 0.0
-        self._own: dict[tuple[int, int], float] = {}  # log, of each place and width
         self._is_known = False
 
     @property
@@ -42,20 +37,12 @@ class MachineSpeed:
         """Times its calibrated time that a pass takes now; ``read_share`` as ``StepCosts`` gives it."""
         return exp(log(sum(self._parts(read_share))) / OVERLAP)
 
-    def own(self, place: int, width: int) -> float:
-        """What passes of ``width`` take beside what memory and the cores tell, by the costs of ``place``."""
-        return exp(self._own.get((place, width), 0.0))
-
-    def observe(self, place: int, width: int, read_share: float, over_calibrated: float) -> None:
-        """A pass of ``width`` took ``over_calibrated`` times what it was calibrated to at ``place``."""
+    def observe(self, read_share: float, over_calibrated: float) -> None:
+        """A pass took ``over_calibrated`` times what it was calibrated to."""
         reading, computing = self._parts(read_share)
-        own = self._own.get((place, width), 0.0)
-        surprise = log(max(over_calibrated, 1.0 / self._FARTHEST)) - own - log(reading + computing) / OVERLAP
-        if self._is_known:
-            surprise = min(max(surprise, -self._EXTREME), self._EXTREME)
-            self._own[place, width] = own + self._OWN_RATE * min(max(surprise, -self._NOISE), self._NOISE)
-        else:
-            surprise, self._is_known = min(surprise, log(self._FARTHEST)), True
+        surprise = log(max(over_calibrated, 1.0 / self._FARTHEST)) - log(reading + computing) / OVERLAP
+        most = self._EXTREME if self._is_known else log(self._FARTHEST)
+        surprise, self._is_known = min(max(surprise, -most), most), True
         waits = reading / (reading + computing)  # for memory: of what one more hundredth of its slowness takes
         self._of_memory += self._WALK**2
         self._of_cores += self._CORES_WALK**2

@@ -2,7 +2,6 @@
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from functools import partial
 from itertools import pairwise
 from math import inf
 
@@ -33,7 +32,7 @@ class ObjectivePolicy:
     a head draft already. ``wants_free=False``: there are no guesses that cost none.
     """
 
-    _NOTICED_EVERY, _NOTICED = 16, 0.02  # passes; a change of what a width costs that all are decided anew by
+    _NOTICED_EVERY, _NOTICED = 16, 0.05  # passes; a change of memory's slowness that costs are made anew for
 
     def __init__(
         self,
@@ -51,6 +50,7 @@ class ObjectivePolicy:
         self._borders = [(a + b) / 2 for a, b in pairwise(ordered)]
         self._calibrated = self._costs = list(ordered.values())
         self._speed, self._observed = MachineSpeed(), 0
+        self._noticed = 1.0  # the slowness of memory that ``_costs`` are for
         self._drafted = DraftedTrees(self._costs, ratios, mean_survival, depth, objective, lift) if ratios else None
         self._reads_evidence = depth is not None
         self._free_trees = FreeTrees(self._costs, objective)
@@ -200,18 +200,14 @@ class ObjectivePolicy:
         costs, width = self._calibrated[self._here], shape.verify_width
         share, before = costs.read_share(width), self._speed.of_pass(1.0)
         slowness = self._speed.of_pass(share)
-        self._speed.observe(self._here, width, share, pass_ms / costs.verify_ms[width])
+        self._speed.observe(share, pass_ms / costs.verify_ms[width])
         change = self._speed.of_pass(share) / slowness
         self._paces.scale(self._speed.of_pass(1.0) / before, change)
         self._observed += 1
-        if self._observed % self._NOTICED_EVERY == 0:
-            now = [
-                each.where_memory_is(self._speed.of_memory, partial(self._speed.own, place))
-                for place, each in enumerate(self._calibrated)
-            ]
-            used, wanted = self._costs[self._here].verify_ms, now[self._here].verify_ms
-            if any(abs(wanted[each] / used[each] - 1.0) > self._NOTICED for each in used):
-                self._use(now, width)
+        memory = self._speed.of_memory
+        if self._observed % self._NOTICED_EVERY == 0 and abs(memory / self._noticed - 1.0) > self._NOTICED:
+            self._noticed = memory
+            self._use([each.where_memory_is(memory) for each in self._calibrated], width)
         return change
 
     def _use(self, costs: list[StepCosts], width: int) -> None:

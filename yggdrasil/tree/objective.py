@@ -7,7 +7,7 @@ Dims: D depth levels, V verify widths, N candidate shapes. All times are millise
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
@@ -158,23 +158,21 @@ class StepCosts:
         """How much of a pass is waiting for memory, to the power of ``OVERLAP``: all of it where one row is read."""
         return float((self.verify_ms[1] / self.verify_ms[verify_width]) ** OVERLAP)
 
-    def where_memory_is(self, slowness: float, own: Callable[[int], float] = lambda width: 1.0) -> StepCosts:
+    def where_memory_is(self, slowness: float) -> StepCosts:
         """What passes cost where memory is ``slowness`` times as slow beside the cores as it was.
 
-        A pass of few rows waits for memory, one of many for the cores; ``own`` is what each width takes beside that.
-        The narrowest tree's pass keeps its time and only the ratios to it change: how slow the machine is in all is for
-        others to follow.
+        A pass of few rows waits for memory, one of many for the cores. The narrowest tree's pass keeps its time and
+        only the ratios to it change: how slow the machine is in all is for others to follow.
         """
         shares = {width: self.read_share(width) for width in self.verify_widths}
         slowed = {
-            width: own(width) * self.verify_ms[width] * (share * slowness**OVERLAP + 1.0 - share) ** (1.0 / OVERLAP)
+            width: self.verify_ms[width] * (share * slowness**OVERLAP + 1.0 - share) ** (1.0 / OVERLAP)
             for width, share in shares.items()
         }
-        root, *trees = slowed.values()
-        rising = list(accumulate(trees, max))  # as costs must: what is cheaper than a narrower one costs as much
-        level = self.verify_ms[self.verify_widths[1]] / rising[0] if trees else self.verify_ms[1] / root
-        times = [min([root, *rising[:1]]), *rising]
-        return replace(self, verify_ms={width: level * ms for width, ms in zip(slowed, times, strict=True)})
+        narrowest = self.verify_widths[min(1, len(shares) - 1)]
+        level = self.verify_ms[narrowest] / slowed[narrowest]
+        rising = accumulate(slowed.values(), max)  # where they cost the same, rounding could order them otherwise
+        return replace(self, verify_ms={width: level * ms for width, ms in zip(slowed, rising, strict=True)})
 
     def speedup(self, aal: float, width: int, depth: int, verify_width: int) -> float:
         """Return equation 3 of the paper with the overhead added; ``aal`` counts the bonus token."""
