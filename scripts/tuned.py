@@ -63,6 +63,7 @@ TUNED = [
     Tuned("engine.machine_speed", "MachineSpeed._NOISE", "of the log of a pass's time"),
     Tuned("engine.machine_speed", "MachineSpeed._EXTREME", "of that log: a pass that surprises by more is a pause"),
     Tuned("engine.machine_speed", "MachineSpeed._FARTHEST", "times as calibrated: the farthest a machine may be"),
+    Tuned("engine.machine_speed", "MachineSpeed._MOST", "times the cores' slowness: the farthest memory's may be"),
     Tuned("engine.objective_policy", "ObjectivePolicy._NOTICED_EVERY", "passes between looks at what widths cost now"),
     Tuned("engine.objective_policy", "ObjectivePolicy._NOTICED", "of memory's slowness: a change that is noticed"),
     Tuned("tree.objective", "CLEARLY_BETTER", "times its worth: when another verify width is taken than planned"),

@@ -20,7 +20,8 @@ class MachineSpeed:
     _BEGINNING, _CORES_BEGINNING = 0.3, 0.1  # of each when nothing was seen
     _NOISE = 0.05  # of a pass: it varies by half of that, and costs were not measured to a hundredth
     _EXTREME = 0.3  # a pass that surprises by more is the machine's pause, but for the first
-    _FARTHEST = 10.0  # that the machine of now may be from the calibrated one, and memory from the cores
+    _FARTHEST = 10.0  # that the machine of now may be from the calibrated one
+    _MOST = 2.0  # that memory may be slower or faster beside the cores: 1.4 was seen
 
     def __init__(self) -> None:
         self._memory = self._cores = 0.0
@@ -31,7 +32,7 @@ class MachineSpeed:
     @property
     def of_memory(self) -> float:
         """How slow memory is beside the cores, 1 as calibrated."""
-        return min(max(exp(self._memory - self._cores), 1.0 / self._FARTHEST), self._FARTHEST)
+        return min(max(exp(self._memory - self._cores), 1.0 / self._MOST), self._MOST)
 
     def of_pass(self, read_share: float) -> float:
         """Times its calibrated time that a pass takes now; ``read_share`` as ``StepCosts`` gives it."""
