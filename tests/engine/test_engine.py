@@ -154,7 +154,7 @@ class Watcher:
         self.learner, self._decision, self.promises = self, Decision(shape), KeptPromises()
 
     def begin(self):
-        self.contexts, self.states, self.settled = [], [], []
+        self.contexts, self.states, self.settled, self.passes = [], [], [], []
 
     def free(self, expected, depth, context):
         return None
@@ -172,6 +172,7 @@ class Watcher:
 
     def settle(self, decision, tokens, milliseconds, *, rested, pass_ms=None):
         self.settled.append((tokens, rested))
+        self.passes.append((milliseconds, pass_ms))
 
 
 @pytest.mark.parametrize("shape", [TreeShape(0, 0, 1), TreeShape(4, 4, 16), TreeShape(1, 4, 8)], ids=str)
@@ -196,6 +197,17 @@ def test_a_policy_is_told_of_every_iteration(pair, shape, monkeypatch):
     assert not any(rested for _, rested in policy.settled)
     assert policy.contexts == [len(PROMPT) + sum(lengths[:i]) for i in range(len(lengths))]
     assert all(0.0 < promised < 15.0 for promised, _ in observed)
+    stages = generation.metrics.stage_ms
+    assert sum(taken for _, taken in policy.passes) == pytest.approx(
+        stages.get("verify", 0.0) + stages.get("plain", 0.0)
+    )
+    assert all(0.0 < taken < whole for whole, taken in policy.passes)
+
+
+def test_where_passes_are_only_begun_nobody_tells_how_long_they_take(pair):
+    policy = Watcher(TreeShape(4, 4, 16))
+    pair.decoder(policy, backend="cudagraph").generate(PROMPT, max_new_tokens=5)
+    assert {taken for _, taken in policy.passes} == {None}
 
 
 def test_pruning_takes_scores_as_trees_have_kept_them(pair):
