@@ -17,6 +17,7 @@ from yggdrasil import Decoder
 from yggdrasil.artifacts import read_csv
 from yggdrasil.bench.systems import summarise_systems
 from yggdrasil.calibration.choose import Gain
+from yggdrasil.calibration.own_text import text_file
 from yggdrasil.calibration.settings import QUICK
 from yggdrasil.drafters import NGramDrafter
 from yggdrasil.drafters.counts import CountsDrafter
@@ -26,6 +27,8 @@ from yggdrasil.engine.policy import FixedPolicy
 from yggdrasil.models import compiled
 from yggdrasil.models.packages import remove_package
 from yggdrasil.models.parity import ParityReport
+from yggdrasil.models.source import Source
+from yggdrasil.models.usual_weights import usual_weights
 from yggdrasil.prompts import encode_chat, encode_prompt, read_prompts
 from yggdrasil.scheduling.plan import Plan
 from yggdrasil.tree.objective import TreeShape
@@ -251,6 +254,13 @@ def test_the_program_draws_the_papers_figures(at_root, calibrated):
 
 
 def test_the_program_trains_a_head(at_root, calibrated, reference):
+    """Of its calibration's answers nothing is learned; it wrote others too, and goes on to."""
+    source = Source.find(calibrated.target)
+    file = text_file(source.fingerprint(), usual_weights(source, "bfloat16", "cpu"))
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("a") as lines:
+        for i in range(70):
+            lines.write(json.dumps({"prompt": [5, 6 + i, 8], "answer": [10, 11, 12, 13 + i % 5, 14]}) + "\n")
     assert run_program("train", "--target", calibrated.target, "--out", "head", "--minutes", 0.1, "--threads", 1) == 0
     head, _ = open_head(at_root / "head", torch.float32)
     assert head.settings.hidden_size == reference.config.hidden_size
