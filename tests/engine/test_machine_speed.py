@@ -50,7 +50,9 @@ def test_a_machine_that_is_slow_in_all_costs_the_same_beside_itself():
 
 
 def test_slow_cores_are_told_from_slow_memory():
-    assert watched(MachineSpeed(), (1, 8, 8), 600, 1.0, 1.25) == pytest.approx(1 / 1.25, rel=0.06)
+    speed = MachineSpeed()
+    watched(speed, (1, 8, 8), 3000, 1.0)  # however long nothing changed
+    assert watched(speed, (1, 8, 8), 600, 1.0, 1.25) == pytest.approx(1 / 1.25, rel=0.06)
 
 
 def test_a_pause_of_the_machine_says_little_but_the_first_pass_says_how_fast_it_is():
@@ -183,6 +185,22 @@ def test_a_slower_machine_is_slower_for_what_was_not_tried_too():
     assert policy._plain_ms == pytest.approx(1.4 * COSTS.plain_ms, rel=0.08)
     assert policy.choose(HERE).milliseconds == pytest.approx(
         promised * slowed_pass(TreeShape(1, 1, 6), 1.4) / 16.5, rel=0.08
+    )
+
+
+def test_what_a_drafted_tree_took_the_place_of_is_held_against_it_at_the_speed_of_now(monkeypatch):
+    """Memory became slow in that very pass: the free tree would have met it too."""
+    policy, gained = drafting_policy(), []
+    draft(policy, 1.0, count=4)
+    monkeypatch.setattr(policy._drafted.rivalry, "settle", gained.append)
+    assert policy.free([1.0, 1.2, 1.2, 1.2], 8, 100) is None
+    forgone, decision, before = policy._forgone, policy.choose(HERE), policy._speed.of_pass(COSTS.read_share(6))
+    settle(policy, decision, 2, 1.4)
+    change = policy._speed.of_pass(COSTS.read_share(6)) / before
+
+    assert change > 1.02
+    assert gained[0] == pytest.approx(
+        2 - slowed_ms(decision.shape, 1.4) * forgone.tokens / (change * forgone.milliseconds), rel=1e-3
     )
 
 

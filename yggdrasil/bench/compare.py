@@ -113,7 +113,6 @@ def _side_by_side(requests: Mapping[str, Request]) -> dict[str, Generation]:
 
     Their times are their own. However it ends, no decoder is left in the middle of its request.
     """
-    results: dict[str, Generation] = {}
     try:
         under_way = {name: _behind_prompt(request) for name, request in requests.items()}
         while under_way:
@@ -121,7 +120,7 @@ def _side_by_side(requests: Mapping[str, Request]) -> dict[str, Generation]:
             if next(under_way[name], None) is None:
                 del under_way[name]
     finally:
-        results |= {name: request.result() for name, request in requests.items()}
+        results = {name: request.result() for name, request in requests.items()}
     return results
 
 

@@ -36,7 +36,7 @@ class MachineSpeed:
 
     def of_pass(self, read_share: float) -> float:
         """Times its calibrated time that a pass takes now; ``read_share`` as ``StepCosts`` gives it."""
-        return exp(log(sum(self._parts(read_share))) / OVERLAP)
+        return float(sum(self._parts(read_share)) ** (1.0 / OVERLAP))
 
     def observe(self, read_share: float, over_calibrated: float) -> None:
         """A pass took ``over_calibrated`` times what it was calibrated to."""
