@@ -7,6 +7,8 @@
 
 namespace yggdrasil {
 
+constexpr int64_t kMatrixPanels = 4;  // that a block of rows meets at a time
+
 #ifdef YGG_AMX
 // Registers: 0 and 1 hold inputs, 2 and 3 weights, 4 to 7 sums. One block of up to 16 rows meets four panels at a time,
 // two blocks meet two.
@@ -121,7 +123,7 @@ inline void run_matrix_panels(const LinearJob& job, int64_t row, int64_t rows, i
   shape_for_linear(unit, rows);
   int64_t panel = begin;
   if (rows <= kTileRows) {
-    for (; panel + 4 <= end; panel += 4) matrix_one_block<4>(job, row, rows, panel);
+    for (; panel + kMatrixPanels <= end; panel += kMatrixPanels) matrix_one_block<kMatrixPanels>(job, row, rows, panel);
     for (; panel < end; ++panel) matrix_one_block<1>(job, row, rows, panel);
   } else {
     for (; panel + 2 <= end; panel += 2) matrix_two_blocks<2>(job, row, rows, panel);

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 #include <numeric>
 #include <optional>
 #include <span>
@@ -90,16 +91,23 @@ inline void pack_linear(const Tensor& weight, Tensor& packed) {
   });
 }
 
-// Panels that all rows visit before the next ones: those beyond the tiles that meet a stretch together find them near.
-constexpr int64_t kGroup = 12;
+// Panels that meet rows at once are shared out together: a layer of 576 outputs has 36 panels, of which two threads would
+// get 12 and 24 in pieces of a dozen.
+inline int64_t panels_together(std::span<const int64_t> shares, bool is_tiled) {
+  const int64_t rows = *std::max_element(shares.begin(), shares.end());
+  return is_tiled ? kMatrixPanels : panels_at_once(rows);
+}
 
 // Several layers over one input in one parallel region.
 inline std::vector<Tensor> packed_around(const Tensor& input, const Around& around, at::TensorList packed,
                                   const c10::List<std::optional<Tensor>>& biases, at::IntArrayRef out_features, int64_t num_threads) {
+  constexpr int64_t kNear = 12;  // panels that all rows visit before the next ones, where they are more than meet them at once
   const RowsOf x(input, around);
   const int64_t k = x.inputs(), rows = x.rows(), k_steps = x.is_bf16() ? k / 2 : k, row_words = kMultipliesPairs ? k_steps : k;
   const bool is_tiled = x.is_bf16() && has_matrix_unit();
   const auto shares = row_shares(rows, is_tiled);
+  const int64_t piece = panels_together(shares, is_tiled), at_once = is_tiled ? 1 : kTilesAtOnce;
+  const int64_t most = static_cast<int64_t>(shares.size()) > at_once ? kNear / piece : std::numeric_limits<int64_t>::max();
   const auto run = [&](const auto& of_type) {
     using Given = std::remove_cvref_t<decltype(*of_type.x)>;
     using T = std::conditional_t<kMultipliesPairs, Given, float>;
@@ -114,27 +122,28 @@ inline std::vector<Tensor> packed_around(const Tensor& input, const Around& arou
     const uint32_t* tiled = is_tiled ? tiled_copy(words, rows, k_steps) : nullptr;
     Outputs outputs(x, around, out_features, biases);
     std::vector<LinearJob> jobs;
-    std::vector<int64_t> first_group{0};
+    std::vector<int64_t> first_piece{0};
     for (size_t i = 0; i < packed.size(); ++i) {
       TORCH_CHECK(packed[i].scalar_type() == x.given().scalar_type(), "input and packed weights must have one dtype");
       jobs.push_back({static_cast<const uint32_t*>(packed[i].const_data_ptr()), words, tiled, rows, k_steps, row_words, packed[i].size(1) * kPanel, outputs.of(i)});
       const int64_t panels = (out_features[i] + kPanel - 1) / kPanel;
-      first_group.push_back(first_group.back() + (panels + kGroup - 1) / kGroup);
+      first_piece.push_back(first_piece.back() + (panels + piece - 1) / piece);
     }
     const auto multiply_for = [&](BestOfPanels* best, int64_t begin, int64_t end) {
-      size_t i = std::upper_bound(first_group.begin(), first_group.end(), begin) - first_group.begin() - 1;
-      for (int64_t group = begin; group < end; ++group) {
-        while (group >= first_group[i + 1]) ++i;
+      size_t i = std::upper_bound(first_piece.begin(), first_piece.end(), begin) - first_piece.begin() - 1;
+      for (int64_t now = begin, last = 0; now < end; now = last) {
+        while (now >= first_piece[i + 1]) ++i;
+        last = now + std::min(most, std::min(end, first_piece[i + 1]) - now);
         LinearJob job = jobs[i];
         job.output.best = best;
-        const int64_t panel = (group - first_group[i]) * kGroup, panels = (job.output.outputs + kPanel - 1) / kPanel;
-        run_rows(job, shares, panel, std::min(panel + kGroup, panels));
+        const int64_t panels = (job.output.outputs + kPanel - 1) / kPanel;
+        run_rows(job, shares, (now - first_piece[i]) * piece, std::min((last - first_piece[i]) * piece, panels));
       }
     };
     const auto multiply = [&](int64_t begin, int64_t end) {
       outputs.share([&](BestOfPanels* best) { multiply_for(best, begin, end); });
     };
-    is_behind ? parallel_behind(rows, make, first_group.back(), num_threads, multiply) : parallel(first_group.back(), num_threads, multiply);
+    is_behind ? parallel_behind(rows, make, first_piece.back(), num_threads, multiply) : parallel(first_piece.back(), num_threads, multiply);
     return outputs.take();
   };
   return x.is_bf16() ? run(x.as<BFloat16>()) : run(x.as<float>());
