@@ -74,6 +74,7 @@ class PortableCounts:
         self._contexts: dict[tuple[int, ...], Followers] = {}
         self._table: dict[int, Followers] = {}
         self._bed: tuple[Tensor, ...] = ()  # buffers of the tree that is grown
+        self._given: tuple[Tensor, ...] = ()  # of one that a drafter grows, with its pool
 
     def set_table(self, keys: Tensor, totals: Tensor, starts: Tensor, tokens: Tensor, counts: Tensor) -> None:
         """Contexts of one to three tokens, as ``Table`` keeps them."""
@@ -131,10 +132,11 @@ class PortableCounts:
         race.add(0.0)
         return self._complete(nodes, depth, open_guesses, race)
 
-    def fill(  # noqa: PLR0913 - the buffers of a tree
-        self, tokens: Tensor, parents: Tensor, depths: Tensor, scores: Tensor, edges: Tensor, ancestors: Tensor,
-        pool_tokens: Tensor, pool_scores: Tensor, depth: int, stakes: Stakes = NO_STAKES,
-    ) -> int:  # fmt: skip
+    def fill_in(self, *buffers: Tensor) -> None:
+        """From now on trees in these are gone on with: as for ``grow_in``, then the pool's tokens and scores."""
+        self._given = buffers
+
+    def fill(self, depth: int, stakes: Stakes = NO_STAKES) -> int:
         """Go on with a tree that somebody else has grown from the text's last token; returns its size.
 
         As far as ``stakes`` want.
@@ -143,7 +145,9 @@ class PortableCounts:
         are in the pool then, both are believed: in proportion to what each says that it knows, the sum of its
         probabilities. Of other guesses that are the same the more confident is believed.
         """
-        nodes = self._nodes(tokens, parents, depths, scores, edges, ancestors)
+        *buffers, pool_tokens, pool_scores = self._given
+        tokens, scores = buffers[0], buffers[3]
+        nodes = self._nodes(*buffers)
         nodes.read()
         drafted = [nodes.score(node) for node in range(nodes.size)]
         falls = [score - drafted[nodes.parent(node)] for node, score in enumerate(drafted)]

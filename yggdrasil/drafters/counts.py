@@ -57,6 +57,7 @@ class CountsDrafter:
         if table is not None:
             self.set_table(table)
         self._bed: TokenTree | None = None  # where trees are grown
+        self._given: TokenTree | None = None  # where a drafter grows those that are gone on with
         self._text: list[int] = []  # what is counted
         self._pending: list[int] = []  # certain tokens that are not counted yet
         self._pooled = 0  # counted tokens of other texts
@@ -111,8 +112,11 @@ class CountsDrafter:
         Both are believed, by how much each says that it knows; what is said beyond takes the places that are left, and
         so do the drafter's own candidates that it did not attach.
         """
+        if tree is not self._given:
+            self._given = tree
+            self._counts.fill_in(*tree.node_tensors(), tree.pool_tokens, tree.pool_scores)
         self._count()
-        self._counts.fill(*tree.node_tensors(), tree.pool_tokens, tree.pool_scores, depth, stakes)
+        self._counts.fill(depth, stakes)
 
     def evidence(self, path: Sequence[int]) -> Tensor:
         """What may follow the text and then ``path``, [n, 2 + 2 K] int64.
@@ -137,7 +141,7 @@ def usual_counts(*, recycles: bool = False) -> CountsDrafter:
 
 
 class _NativeCounts:
-    """The native counts, whose trees are grown by a plain C call."""
+    """The native counts, whose trees are grown, and gone on with, by a plain C call."""
 
     _MOST = 128  # tokens that come by mail; a prompt has more
 
@@ -145,6 +149,7 @@ class _NativeCounts:
         self._counts = torch.classes.yggdrasil.Counts(*weights)
         self._stakes = NO_STAKES
         self._mail, self._grow = Mailbox(2 + self._MOST), direct("grow", self._counts)
+        self._fill_mail, self._fill = Mailbox(3), direct("fill", self._counts)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._counts, name)
@@ -169,8 +174,14 @@ class _NativeCounts:
             raise RuntimeError("there is no text to grow a tree from")
         return size
 
-    def fill(self, *arguments: Any) -> int:
+    def fill_in(self, *buffers: Tensor) -> None:
+        """What ``PortableCounts.fill_in`` does."""
+        self._counts.fill_in(*buffers, self._fill_mail.tensor)
+
+    def fill(self, depth: int, stakes: Stakes) -> int:
         """What ``PortableCounts.fill`` does."""
-        *others, stakes = arguments
-        size: int = self._counts.fill(*others, *stakes.buffer_info())
+        numbers = self._fill_mail.numbers
+        numbers[0], (numbers[1], numbers[2]) = depth, stakes.buffer_info()
+        if (size := self._fill()) < 0:
+            raise RuntimeError("there is no text to fill a tree from")
         return size

@@ -93,16 +93,23 @@ class Counts : public torch::CustomClassHolder {
     return complete(nodes, 1, depth, serial, open, race);
   }
 
+  // From now on trees of N nodes in these buffers are gone on with, as `mail` says.
+  void fill_in(at::Tensor tokens, at::Tensor parents, at::Tensor depths, at::Tensor scores, at::Tensor edges,
+               at::Tensor ancestors, at::Tensor pool_tokens, at::Tensor pool_scores, at::Tensor mail) {
+    given_ = {tokens, parents, depths, scores, edges, ancestors, pool_tokens, pool_scores, mail};
+  }
+
   // Goes on with a tree that somebody else has grown from the text's last token; returns its size. What is said beyond
   // its nodes takes the places that are left, below any node. Where a drafter has read a node, whose candidates are in
   // the pool then, both are believed: in proportion to what each says that it knows, the sum of its probabilities. Of
-  // other guesses that are the same the more confident is believed. It grows as far as `count` numbers at `stakes` say.
-  int64_t fill(at::Tensor tokens, at::Tensor parents, at::Tensor depths, at::Tensor scores, at::Tensor edges,
-               at::Tensor ancestors, const at::Tensor& pool_tokens, const at::Tensor& pool_scores,
-               int64_t depth, int64_t stakes, int64_t count) const {
+  // other guesses that are the same the more confident is believed. The mail holds the tree's greatest depth, where the
+  // stakes are, and how many numbers.
+  int64_t fill() {
     TORCH_CHECK(!evidence_.text().empty(), "no text to fill a tree from");
-    Nodes nodes(tokens, parents, depths, scores, edges, ancestors);
-    const Pool pool(pool_tokens, pool_scores, nodes.capacity);
+    const auto* mail = given_.at(8).const_data_ptr<int64_t>();
+    const int64_t depth = mail[0];
+    Nodes nodes(given_[0], given_[1], given_[2], given_[3], given_[4], given_[5]);
+    const Pool pool(given_[6], given_[7], nodes.capacity);
     int64_t size = nodes.capacity;
     while (size > 1 && !std::isfinite(nodes.score[size - 1])) --size;
     const std::vector<float> drafted(nodes.score, nodes.score + size);
@@ -144,7 +151,7 @@ class Counts : public torch::CustomClassHolder {
     }
     std::vector<double> standing;
     std::copy_if(nodes.score, nodes.score + size, std::back_inserter(standing), [](float s) { return std::isfinite(s); });
-    Race race(numbers(stakes, count), std::move(standing));
+    Race race(numbers(mail[1], mail[2]), std::move(standing));
     return complete(nodes, size, depth, serial, open, race);
   }
 
@@ -206,7 +213,8 @@ class Counts : public torch::CustomClassHolder {
 
   CountedEvidence evidence_;
   double least_path_ = kLeastPath;
-  std::vector<at::Tensor> bed_;  // buffers of the tree that is grown, and the mail
+  std::vector<at::Tensor> bed_;    // buffers of the tree that is grown, and the mail
+  std::vector<at::Tensor> given_;  // of one that a drafter grows, with its pool, and the mail
   std::span<const double> stakes_;
 };
 

@@ -31,6 +31,10 @@ int64_t yggdrasil_grow(void* counts) {
   return yggdrasil::guarded([&] { return static_cast<yggdrasil::Counts*>(counts)->grow(); });
 }
 
+int64_t yggdrasil_fill(void* counts) {
+  return yggdrasil::guarded([&] { return static_cast<yggdrasil::Counts*>(counts)->fill(); });
+}
+
 int64_t yggdrasil_rank(void* ranking) {
   return yggdrasil::guarded([&] { return static_cast<yggdrasil::Ranking*>(ranking)->rank(), 0; });
 }

@@ -143,5 +143,5 @@ TORCH_LIBRARY_FRAGMENT(yggdrasil, m) {
       .def("address", &yggdrasil::Counts::address)
       .def("grow_in", &yggdrasil::Counts::grow_in)
       .def("grow_for", &yggdrasil::Counts::grow_for)
-      .def("fill", &yggdrasil::Counts::fill);
+      .def("fill_in", &yggdrasil::Counts::fill_in);
 }
