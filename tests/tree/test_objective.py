@@ -1,5 +1,6 @@
 """The objective against readable loops over everything."""
 
+import math
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -237,17 +238,28 @@ def test_widths_cost_what_the_longer_of_reading_and_computing_takes(slowness):
     """By the p-norm: the narrowest tree's pass as it was, the others beside it."""
     for seed in range(20):
         costs = random_costs(np.random.default_rng(seed))
-        now = costs.where_memory_is(slowness)
-        read = costs.verify_ms[1]
-        whole = {
-            width: ((slowness * read) ** OVERLAP + milliseconds**OVERLAP - read**OVERLAP) ** (1 / OVERLAP)
-            for width, milliseconds in costs.verify_ms.items()
-        }
+        now, usual = costs.where_memory_is(slowness), costs.verify_ms
+        whole, most = {}, math.inf  # computing a row takes no longer than in a wider pass
+        for width in sorted(usual, reverse=True):
+            most = min(most, (usual[width] ** OVERLAP - usual[1] ** OVERLAP) ** (1 / OVERLAP) / width)
+            computing = (width * most) ** OVERLAP
+            reading = usual[width] ** OVERLAP - computing
+            whole[width] = (slowness**OVERLAP * reading + computing) ** (1 / OVERLAP)
+        rising = np.maximum.accumulate([whole[width] for width in usual])
 
-        assert now.verify_ms == pytest.approx(
-            {width: milliseconds * costs.verify_ms[2] / whole[2] for width, milliseconds in whole.items()}
-        )
-        assert replace(now, verify_ms=costs.verify_ms) == costs
+        assert list(now.verify_ms.values()) == pytest.approx(list(rising * usual[2] / whole[2]))
+        assert replace(now, verify_ms=usual) == costs
+
+
+def test_few_rows_that_cost_what_many_do_wait_for_memory_alone():
+    """Measured while memory is slow: that six compute less than eight shows once it is fast."""
+    costs = costs_of({1: 20.5, 6: 21.4, 8: 21.4, 16: 30.0})
+    fast, slow = (costs.where_memory_is(slowness).verify_ms for slowness in (0.75, 1.3))
+
+    assert costs.read_share(1) == 1.0
+    assert 1.0 > costs.read_share(6) > 0.95 > costs.read_share(8) > 0.8 > 0.3 > costs.read_share(16) > 0.0
+    assert fast[8] > 1.05 * fast[6]
+    assert slow[8] == slow[6]
 
 
 def test_the_slower_memory_is_the_less_more_rows_cost():

@@ -21,7 +21,7 @@ import numpy.typing as npt
 CLEARLY_BETTER = 1.2
 # A pass reads and computes at once: it takes what the longer of them takes, and more where both take as long. This is
 # the p of their p-norm, by passes of 1 to 16 rows in seconds of fast and of slow memory.
-OVERLAP = 8.0
+OVERLAP = 5.0
 UNDERSTATED = 2.0  # times what its score says: what a path may be worth before it is left out
 Objective: TypeAlias = Literal["latency", "aal"]
 FloatArray: TypeAlias = npt.NDArray[np.floating[Any]]
@@ -155,8 +155,18 @@ class StepCosts:
         return self.verify_ms[width] / StepCosts.iteration_ms(self, *shape)
 
     def read_share(self, verify_width: int) -> float:
-        """How much of a pass is waiting for memory, to the power of ``OVERLAP``: all of it where one row is read."""
-        return float((self.verify_ms[1] / self.verify_ms[verify_width]) ** OVERLAP)
+        """How much of a pass is waiting for memory, to the power of ``OVERLAP``: all of it where one row is read.
+
+        What it takes beyond a row's pass is computing, yet no more of it than is the rows' share of a wider pass: of
+        passes that wait for memory, costs hardly tell how long they compute.
+        """
+        reading = self.verify_ms[1] ** OVERLAP
+        computing = min(
+            (verify_width / width) ** OVERLAP * (milliseconds**OVERLAP - reading)
+            for width, milliseconds in self.verify_ms.items()
+            if width >= verify_width
+        )
+        return float(1.0 - max(computing, 0.0) / self.verify_ms[verify_width] ** OVERLAP)
 
     def where_memory_is(self, slowness: float) -> StepCosts:
         """What passes cost where memory is ``slowness`` times as slow beside the cores as it was.
