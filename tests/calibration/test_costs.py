@@ -76,3 +76,13 @@ def test_costs_are_measured_where_texts_get_to(max_length, contexts):
     """The nearest serve: behind a long text, the costs of a short one would promise wide passes for little."""
     assert Effort().contexts_within(max_length) == contexts
     assert QUICK.contexts_within(8192) == [128, 3968, 7936]
+
+
+def test_a_width_is_dropped_where_a_wider_pass_is_clearly_cheaper():
+    """Not where both take as long: they do while memory is slow."""
+    rows = [(64, 1, 0, 0, 1, stage, PLAIN_MS) for stage in ("plain", "iteration")]
+    for width, ms in {2: 11.0, 4: 10.4, 8: 10.0, 16: 20.0}.items():
+        rows += [(64, 1, 0, 1, width, stage, ms) for stage in ("verify", "iteration")]
+    frame = pd.DataFrame(rows, columns=list(SAMPLE_COLUMNS))
+
+    assert useful_verify_widths(frame, replace(SHAPES, verify_widths=(1, 2, 4, 8, 16))) == (1, 4, 8, 16)
