@@ -8,13 +8,20 @@ from made_up import PLAIN_MS, SHAPES
 
 from yggdrasil.calibration.measure import COLUMNS as SAMPLE_COLUMNS
 from yggdrasil.calibration.measure import costs_from, useful_verify_widths
+from yggdrasil.calibration.passes import PASS
 from yggdrasil.calibration.settings import QUICK, Effort
+
+
+def passes_of(milliseconds):
+    """One turn, in which a plain step takes ``PLAIN_MS`` and a pass of each width so long."""
+    return [(64, 0, 0, 0, width, PASS, ms) for width, ms in {1: PLAIN_MS, **milliseconds}.items()]
 
 
 def test_a_narrower_draft_step_never_costs_more():
     """Measured so, it is noise, and would make the objective draft wider trees for nothing."""
     levels = {1: 0.5, 2: 0.3, 4: 0.4}  # milliseconds a level, by width
     rows = [(64, 1, 0, 0, 1, stage, PLAIN_MS) for stage in ("plain", "iteration")]
+    rows += passes_of({4: 20.0})
     for width, ms in levels.items():
         for depth in (2, 4):
             shape = (width, depth, 4)
@@ -28,6 +35,7 @@ def test_a_narrower_draft_step_never_costs_more():
 def test_trees_that_cost_no_pass_have_an_overhead_of_their_own():
     """All that they take beyond a drafted tree's pass; theirs says nothing of what drafted ones cost."""
     rows = [(64, 1, 0, 0, 1, stage, PLAIN_MS) for stage in ("plain", "iteration")]
+    rows += passes_of({2: 10.0, 4: 12.0})
     for width, ms in ((2, 10.0), (4, 12.0)):
         for depth in (2, 4):
             times = {"draft_steps": 0.1 * depth, "head_draft": 0.5, "verify": ms, "overhead": 0.4, "iteration": 15.0}
@@ -55,6 +63,7 @@ def test_trees_that_cost_no_pass_have_an_overhead_of_their_own():
 @pytest.mark.parametrize(("samples", "expected"), [((0.3, 0.1, 0.2), 0.2), ((-0.1, 0.1, -0.2), 0.0)])
 def test_what_reading_takes_a_token_is_a_median_and_never_less_than_nothing(samples, expected):
     rows = [(64, 1, 0, 0, 1, stage, PLAIN_MS) for stage in ("plain", "iteration")]
+    rows += passes_of({4: 20.0})
     for depth in (2, 4):
         rows += [(64, 1, 1, depth, 4, stage, 1.0) for stage in ("draft_steps", "head_draft", "verify", "overhead")]
     shapes = replace(SHAPES, verify_widths=(1, 4))
@@ -80,9 +89,23 @@ def test_costs_are_measured_where_texts_get_to(max_length, contexts):
 
 def test_a_width_is_dropped_where_a_wider_pass_is_clearly_cheaper():
     """Not where both take as long: they do while memory is slow."""
-    rows = [(64, 1, 0, 0, 1, stage, PLAIN_MS) for stage in ("plain", "iteration")]
-    for width, ms in {2: 11.0, 4: 10.4, 8: 10.0, 16: 20.0}.items():
-        rows += [(64, 1, 0, 1, width, stage, ms) for stage in ("verify", "iteration")]
+    rows = passes_of({2: 11.0, 4: 10.4, 8: 10.0, 16: 20.0})
     frame = pd.DataFrame(rows, columns=list(SAMPLE_COLUMNS))
 
     assert useful_verify_widths(frame, replace(SHAPES, verify_widths=(1, 2, 4, 8, 16))) == (1, 4, 8, 16)
+
+
+def test_what_widths_cost_beside_each_other_is_compared_within_a_turn():
+    """In iterations, wide passes had their turn while memory was slow: they were believed to cost twice as much."""
+    rows = [(64, 1, 0, 0, 1, stage, PLAIN_MS) for stage in ("plain", "iteration")]
+    for width, ms in {2: PLAIN_MS, 4: PLAIN_MS, 8: 2.4 * PLAIN_MS}.items():
+        for depth in (2, 4):
+            rows += [(64, 1, 1, depth, width, s, ms) for s in ("draft_steps", "head_draft", "verify", "overhead")]
+    for turn, slowness in enumerate((1.0, 1.0, 3.0)):
+        passes = {1: 1.0, 2: 1.0, 4: 1.0, 8: 1.2 if turn else 9.0}
+        rows += [(64, turn, 0, 0, width, PASS, slowness * ms) for width, ms in passes.items()]
+    shapes = replace(SHAPES, verify_widths=(1, 2, 4, 8))
+    (costs,) = costs_from(pd.DataFrame(rows, columns=list(SAMPLE_COLUMNS)), shapes)
+
+    assert costs.verify_ms == pytest.approx({1: PLAIN_MS, 2: PLAIN_MS, 4: PLAIN_MS, 8: 1.2 * PLAIN_MS})
+    assert costs.plain_ms == pytest.approx(PLAIN_MS)

@@ -5,13 +5,14 @@ cold as in decoding, and all shapes see the machine's drift alike.
 """
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from operator import attrgetter
 
 import numpy as np
 import pandas as pd
 import torch
 
+from yggdrasil.calibration.passes import PASS, measure_passes, pass_ratios
 from yggdrasil.engine.build import Assembly
 from yggdrasil.engine.policy import Decision, FixedPolicy, Learner
 from yggdrasil.engine.promises import KeptPromises
@@ -29,6 +30,7 @@ SHALLOW = 2  # the other measured depth is the deepest
 STREAK, WARM_UP = 8, 2
 SPAN = 128  # tokens that a text goes on for: what attends to many more costs more
 READ, USUAL = 5, 4  # texts that a drafter reads, each followed by so many usual heads of drafts
+_IN_ITERATIONS = 0.8  # of the time that measuring takes
 _CLEARLY = 1.05  # times the cost of a wider pass: what a width may cost and still be of use
 Progress = Callable[[float], None]
 
@@ -120,8 +122,9 @@ def measure_stages(
     Requests are ended and begun again there: one that went on would tell of its end's context.
 
     Stage "overhead" is the iteration's time outside the models, "iteration" all of it; "reading" is what the drafter
-    takes a token of a text that it has not drafted through. The first cycle and the first ``WARM_UP`` iterations of
-    each streak are warm-up.
+    takes a token of a text that it has not drafted through; "pass" a pass of the target among those of other widths
+    (``passes``), outside of any iteration. The first cycle and the first ``WARM_UP`` iterations of each streak are
+    warm-up.
     """
     shapes = measured_shapes(assembly.shapes, with_free=assembly.engine.free is not None)
     cycle = len(shapes) * STREAK
@@ -152,12 +155,13 @@ def measure_stages(
                 stages |= {"overhead": total - model, "iteration": total}
                 rows += [(len(text), done // cycle, *shape, name, ms) for name, ms in stages.items()]
             done += 1
-            progress(done / wanted)
+            progress(_IN_ITERATIONS * done / wanted)
             if done >= wanted or assembly.engine.target.length >= len(text) + SPAN:
                 break
     if assembly.shapes.draft_widths:
         reading = _reading_ms(assembly, stream, text)
         rows += [(len(text), (done - 1) // cycle, *PLAIN_STEP, "reading", milliseconds) for milliseconds in reading]
+    rows += measure_passes(assembly, len(text), lambda part: progress(_IN_ITERATIONS + (1.0 - _IN_ITERATIONS) * part))
     return pd.DataFrame(rows, columns=list(COLUMNS))
 
 
@@ -185,10 +189,10 @@ def without_drift(frame: pd.DataFrame) -> pd.DataFrame:
     """The same samples at one speed of the machine: each cycle scaled so that its plain steps cost the usual.
 
     A shared machine's speed can change twofold within seconds. All shapes of a cycle see the same speed, so their
-    ratios hold where their milliseconds do not.
+    ratios hold where their milliseconds do not. Turns of passes, which are compared among themselves, are left out.
     """
     parts = []
-    for _, part in frame.groupby("context"):
+    for _, part in frame[frame["stage"] != PASS].groupby("context"):
         plain = part[(part["depth"] == 0) & (part["stage"] == "plain")].groupby("cycle")["ms"].median()
         scale = part["cycle"].map(plain.median() / plain)
         parts.append(part.assign(ms=part["ms"] * scale).dropna(subset=["ms"]))
@@ -197,20 +201,23 @@ def without_drift(frame: pd.DataFrame) -> pd.DataFrame:
 
 def costs_from(frame: pd.DataFrame, shapes: Shapes) -> list[Costs]:
     """Medians by context, as the objective takes them; verification as its lower envelope."""
-    frame = without_drift(frame)
     contexts = sorted(frame["context"].unique().tolist())
-    return [_costs_at(int(context), frame[frame["context"] == context], shapes) for context in contexts]
+    parts = [frame[frame["context"] == context] for context in contexts]
+    return [_costs_at(int(context), part, shapes) for context, part in zip(contexts, parts, strict=True)]
 
 
 def _costs_at(context: int, frame: pd.DataFrame, shapes: Shapes) -> Costs:
+    ratios, frame = pass_ratios(frame), without_drift(frame)
     drafted, plain = trees_of(frame), frame[frame["depth"] == 0]
 
     def median(part: pd.DataFrame, stage: str) -> float:
         return float(np.median(part.loc[part["stage"] == stage, "ms"]))
 
     verify = {w: median(part, "verify") for w, part in _by_width(drafted, "verify_width")}
-    verify[1] = median(plain, "plain")
-    envelope = lower_envelope(verify)
+    plain_ms = verify[1] = median(plain, "plain")
+    # The level is that of real iterations, where caches are colder.
+    level = float(np.median([verify[width] / ratios[width] for width in verify.keys() & ratios.keys()]))
+    envelope = lower_envelope({width: level * ratio for width, ratio in ratios.items()})
     by_draft_width = _by_width(drafted[drafted["stage"] == "draft_steps"], "width") if shapes.draft_widths else []
     draft = {w: _draft_line(part) for w, part in by_draft_width}
     steps = {width: step for width, (step, _) in draft.items()}  # a narrower step never costs more: that is noise
@@ -218,25 +225,26 @@ def _costs_at(context: int, frame: pd.DataFrame, shapes: Shapes) -> Costs:
     verify_ms = {width: _rounded(envelope[width][0]) for width in shapes.verify_widths}
     reading = frame.loc[frame["stage"] == "reading", "ms"]
     free = frame[(frame["depth"] > 0) & (frame["width"] == 0) & (frame["stage"] == "iteration")]
+    passes = drafted[drafted["stage"] == "verify"]
     return Costs(
         context=context,
         head_ms=_rounded(median(drafted, "head_draft")) if draft else 0.0,
         draft_ms={width: _rounded(ms) for width, (ms, _) in lower_envelope(steps).items()} if draft else {},
         verify_ms=verify_ms,
         overhead_ms=_rounded(median(drafted if len(drafted) else plain, "overhead") + rest),
-        plain_ms=_rounded(median(plain, "iteration")),
-        free_overhead_ms=_free_overhead(free, verify_ms) if draft and len(free) else None,
+        plain_ms=_rounded(envelope[1][0] + median(plain, "iteration") - plain_ms),
+        free_overhead_ms=_free_overhead(free, passes) if draft and len(free) else None,
         reading_ms=_rounded(max(float(reading.median()), 0.0)) if len(reading) else 0.0,
     )
 
 
-def _free_overhead(iterations: pd.DataFrame, verify_ms: Mapping[int, float]) -> float:
-    """Milliseconds that iterations with free trees take beyond the passes of drafted ones.
+def _free_overhead(iterations: pd.DataFrame, passes: pd.DataFrame) -> float:
+    """Milliseconds that iterations with free trees take beyond the passes of drafted ones, next to them in a cycle.
 
     By their whole time: behind a draft, caches are colder and threads wait elsewhere, so a pass is another.
     """
-    beyond = iterations["ms"] - iterations["verify_width"].map(verify_ms)  # NaN: a width that the plan has not
-    by_width = beyond.dropna().groupby(iterations["verify_width"]).median()
+    whole, drafted = (part.groupby(["verify_width", "cycle"])["ms"].median() for part in (iterations, passes))
+    by_width = (whole - drafted).groupby("verify_width").median()  # NaN: a width that the plan has not
     return _rounded(max(float(by_width.median()), 0.0))
 
 
@@ -258,15 +266,13 @@ def trees_of(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def useful_verify_widths(frame: pd.DataFrame, shapes: Shapes) -> tuple[int, ...]:
-    """Verify widths that no wider one serves clearly more cheaply, at the shortest measured context.
+    """Verify widths that no wider one serves clearly more cheaply, at the shortest measured context, and one row.
 
     While memory is slow, six rows cost what eight do; once it is fast, a tenth less.
     """
-    frame = without_drift(frame)
-    part = trees_of(frame[(frame["context"] == frame["context"].min()) & (frame["stage"] == "verify")])
-    measured = {w: float(group["ms"].median()) for w, group in _by_width(part, "verify_width")}
-    served = {width: ms for width, (ms, _) in lower_envelope(measured).items()} if measured else {}
-    useful = {width for width, ms in served.items() if measured[width] <= _CLEARLY * ms}
+    measured = pass_ratios(frame[frame["context"] == frame["context"].min()])
+    served = {width: ratio for width, (ratio, _) in lower_envelope(measured).items()}
+    useful = {width for width, ratio in served.items() if measured[width] <= _CLEARLY * ratio}
     return tuple(width for width in shapes.verify_widths if width == 1 or width in useful)
 
 
