@@ -156,6 +156,25 @@ def test_tiles_of_rows_meet_long_panels_stretch_by_stretch(dtype, num_rows):
     torch.testing.assert_close(output.double(), F.linear(x.double(), weight.double()), atol=3e-2, rtol=1e-2)
 
 
+@native_only
+@DTYPES
+@pytest.mark.parametrize("num_rows", [1, 8, 12, 77])
+@pytest.mark.parametrize("num_threads", [1, 2, 3])
+def test_layers_that_are_shared_out_in_pieces_are_whole(dtype, num_rows, num_threads):
+    """Several layers of more panels than all rows visit at a time, none a multiple of what meets rows at once."""
+    x, first, _ = linear_inputs(1, num_rows, 600, 64, dtype)
+    sizes = [600, 131, 333]
+    weights = [first, *(linear_inputs(seed, 1, size, 64, dtype)[1] for seed, size in ((2, 131), (3, 333)))]
+    packed = [pack(weight) for weight in weights]
+    together = ops.packed_linears(x, None, None, 0.0, None, packed, [None] * 3, sizes, num_threads)
+    for output, layer, size in zip(together, packed, sizes, strict=True):
+        alone = torch.cat([ops.packed_linear(row, layer, None, size, 1) for row in x.split(1, dim=1)], dim=1)
+        assert torch.equal(output, alone)
+    best, place = ops.packed_best(x, packed[0], None, 600, num_threads)
+    assert torch.equal(place.flatten(), together[0].float().argmax(-1).flatten())
+    assert torch.equal(best.flatten(), together[0].amax(-1).flatten())
+
+
 @DTYPES
 def test_packed_linear_reads_strided_rows(dtype):
     x, weight, bias = linear_inputs(3, 6, 17, 30, dtype)

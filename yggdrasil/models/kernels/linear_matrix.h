@@ -7,7 +7,7 @@
 
 namespace yggdrasil {
 
-constexpr int64_t kMatrixPanels = 4;  // that a block of rows meets at a time
+constexpr int64_t kMatrixPanels = 4;  // that a block of rows meets at a time: as many as there are registers for
 
 #ifdef YGG_AMX
 // Registers: 0 and 1 hold inputs, 2 and 3 weights, 4 to 7 sums. One block of up to 16 rows meets four panels at a time,

@@ -94,14 +94,14 @@ inline void pack_linear(const Tensor& weight, Tensor& packed) {
 // Panels that meet rows at once are shared out together: a layer of 576 outputs has 36 panels, of which two threads would
 // get 12 and 24 in pieces of a dozen.
 inline int64_t panels_together(std::span<const int64_t> shares, bool is_tiled) {
-  const int64_t rows = *std::max_element(shares.begin(), shares.end());
-  return is_tiled ? kMatrixPanels : panels_at_once(rows);
+  return is_tiled || shares.empty() ? kMatrixPanels : panels_at_once(*std::max_element(shares.begin(), shares.end()));
 }
 
 // Several layers over one input in one parallel region.
 inline std::vector<Tensor> packed_around(const Tensor& input, const Around& around, at::TensorList packed,
                                   const c10::List<std::optional<Tensor>>& biases, at::IntArrayRef out_features, int64_t num_threads) {
-  constexpr int64_t kNear = 12;  // panels that all rows visit before the next ones, where they are more than meet them at once
+  constexpr int64_t kNear = 12;   // panels that all rows visit before the next ones, where too many to meet them at once
+  constexpr int64_t kMany = 3072;  // panels, which threads share out in more than a chunk each
   const RowsOf x(input, around);
   const int64_t k = x.inputs(), rows = x.rows(), k_steps = x.is_bf16() ? k / 2 : k, row_words = kMultipliesPairs ? k_steps : k;
   const bool is_tiled = x.is_bf16() && has_matrix_unit();
@@ -143,7 +143,8 @@ inline std::vector<Tensor> packed_around(const Tensor& input, const Around& arou
     const auto multiply = [&](int64_t begin, int64_t end) {
       outputs.share([&](BestOfPanels* best) { multiply_for(best, begin, end); });
     };
-    is_behind ? parallel_behind(rows, make, first_piece.back(), num_threads, multiply) : parallel(first_piece.back(), num_threads, multiply);
+    const int64_t pieces = first_piece.back(), much = kMany / piece;
+    is_behind ? parallel_behind(rows, make, pieces, num_threads, multiply, much) : parallel(pieces, num_threads, multiply, much);
     return outputs.take();
   };
   return x.is_bf16() ? run(x.as<BFloat16>()) : run(x.as<float>());

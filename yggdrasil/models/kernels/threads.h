@@ -106,17 +106,18 @@ class Team {
   std::atomic<int> sleepers_{0};
 };
 
+constexpr int64_t kMuch = 256;  // items, where nothing else is said of them
+
 // Chunks for so many items: one a thread, or four where there is much to share. Chunks balance threads, but each costs a
 // claim, and begins a stream of weights that nothing has prefetched.
-inline int64_t num_chunks_of(int64_t count, int64_t num_threads) {
-  constexpr int64_t kMuch = 256;
-  return std::min(count, count < kMuch ? num_threads : 4 * num_threads);
+inline int64_t num_chunks_of(int64_t count, int64_t num_threads, int64_t much) {
+  return std::min(count, count < much ? num_threads : 4 * num_threads);
 }
 
 // Calls body(begin, end) over [0, count), shared out in chunks.
 template <typename Function>
-void parallel(int64_t count, int64_t num_threads, const Function& body) {
-  const int64_t chunks = num_chunks_of(count, num_threads);
+void parallel(int64_t count, int64_t num_threads, const Function& body, int64_t much = kMuch) {
+  const int64_t chunks = num_chunks_of(count, num_threads, much);
   if (num_threads <= 1 || chunks <= 1) {
     body(0, count);
     return;
@@ -137,8 +138,9 @@ void parallel(int64_t count, int64_t num_threads, const Function& body) {
 // The same behind first(begin, end) over [0, first_count), a chunk a thread: one region, in which no chunk of the body
 // begins before all of the first are done. They are claimed before it, so each is in the hands of some thread.
 template <typename First, typename Function>
-void parallel_behind(int64_t first_count, const First& first, int64_t count, int64_t num_threads, const Function& body) {
-  const int64_t first_chunks = std::min(first_count, num_threads), chunks = num_chunks_of(count, num_threads);
+void parallel_behind(int64_t first_count, const First& first, int64_t count, int64_t num_threads, const Function& body,
+                     int64_t much = kMuch) {
+  const int64_t first_chunks = std::min(first_count, num_threads), chunks = num_chunks_of(count, num_threads, much);
   if (num_threads <= 1) {
     first(0, first_count);
     body(0, count);
