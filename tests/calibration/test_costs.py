@@ -42,7 +42,8 @@ def test_trees_that_cost_no_pass_have_an_overhead_of_their_own():
             rows += [(64, 1, 1, depth, width, stage, time) for stage, time in times.items()]
         times = {"draft_steps": 0.0, "head_draft": 0.0, "verify": 14 - ms, "overhead": 0.2, "iteration": ms + 0.1}
         rows += [(64, 1, 0, 1, width, stage, time) for stage, time in times.items()] * 3
-    rows.append((64, 1, 0, 1, 8, "iteration", 99.0))  # of a width that no plan has any more
+    rows.append((64, 1, 0, 1, 8, "iteration", 99.0))  # of a width that the plan has not
+    rows += [(64, 1, 1, 2, 8, stage, 20.0) for stage in ("draft_steps", "head_draft", "verify", "overhead")]
     shapes = replace(SHAPES, verify_widths=(1, 2, 4))
     frame = pd.DataFrame(rows, columns=list(SAMPLE_COLUMNS))
     costs = costs_from(frame, shapes)[0]
@@ -96,9 +97,12 @@ def test_a_width_is_dropped_where_a_wider_pass_is_clearly_cheaper():
 
 
 def test_what_widths_cost_beside_each_other_is_compared_within_a_turn():
-    """In iterations, wide passes had their turn while memory was slow: they were believed to cost twice as much."""
+    """In iterations, wide passes had their turn while memory was slow: they were believed to cost twice as much.
+
+    Behind a draft all of them take a tenth more than they do among themselves, and plain steps do not.
+    """
     rows = [(64, 1, 0, 0, 1, stage, PLAIN_MS) for stage in ("plain", "iteration")]
-    for width, ms in {2: PLAIN_MS, 4: PLAIN_MS, 8: 2.4 * PLAIN_MS}.items():
+    for width, ms in {2: 1.1 * PLAIN_MS, 4: 1.1 * PLAIN_MS, 8: 2.4 * PLAIN_MS}.items():
         for depth in (2, 4):
             rows += [(64, 1, 1, depth, width, s, ms) for s in ("draft_steps", "head_draft", "verify", "overhead")]
     for turn, slowness in enumerate((1.0, 1.0, 3.0)):
@@ -107,5 +111,6 @@ def test_what_widths_cost_beside_each_other_is_compared_within_a_turn():
     shapes = replace(SHAPES, verify_widths=(1, 2, 4, 8))
     (costs,) = costs_from(pd.DataFrame(rows, columns=list(SAMPLE_COLUMNS)), shapes)
 
-    assert costs.verify_ms == pytest.approx({1: PLAIN_MS, 2: PLAIN_MS, 4: PLAIN_MS, 8: 1.2 * PLAIN_MS})
+    expected = {1: PLAIN_MS, 2: 1.1 * PLAIN_MS, 4: 1.1 * PLAIN_MS, 8: 1.1 * 1.2 * PLAIN_MS}
+    assert costs.verify_ms == pytest.approx(expected, rel=1e-3)
     assert costs.plain_ms == pytest.approx(PLAIN_MS)

@@ -7,13 +7,16 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
-from yggdrasil.artifacts import atomic_directory, read_csv, write_atomic
+from yggdrasil.artifacts import atomic_directory, read_csv, write_atomic, write_csv
 from yggdrasil.artifacts.lock import locked
 from yggdrasil.calibration import pipeline
 from yggdrasil.calibration.documents import usable_texts
+from yggdrasil.calibration.measure import COLUMNS
 from yggdrasil.calibration.pair import check_pair, usual_length
+from yggdrasil.calibration.passes import PASS
 from yggdrasil.calibration.settings import FIRST, CalibrationSettings, PairSource
 from yggdrasil.calibration.work import keep_results, open_part, open_work, read_or_drop
 from yggdrasil.cli.calibrate import _shapes
@@ -132,6 +135,17 @@ def test_a_damaged_part_is_dropped_and_makes_room_for_a_new_one(tmp_path, part, 
     assert read_or_drop(file, READERS[part]) is None
     write_atomic(file, b"new")
     assert file.read_bytes() == b"new"
+
+
+@pytest.mark.parametrize("stages", [["plain"], ["plain", PASS]])
+def test_stages_of_an_earlier_version_are_measured_anew(tmp_path, stages):
+    """They hold no passes in turns."""
+    file = tmp_path / "stages-128.csv"
+    frame = pd.DataFrame([(128, 1, 0, 0, 1, stage, 1.0) for stage in stages], columns=list(COLUMNS))
+    write_csv(file, "stage-samples", 1, frame)
+
+    assert (read_or_drop(file, pipeline._read_stages) is None) == (PASS not in stages)
+    assert file.exists() == (PASS in stages)
 
 
 def test_a_pair_that_is_refused_leaves_nothing_behind(tmp_path, monkeypatch):

@@ -227,6 +227,7 @@ def test_a_path_is_useful_while_it_may_be_worth_its_row():
     assert least_useful([flat]) == pytest.approx(0.1 / 2)
     assert least_useful([steep, flat]) == least_useful([flat])
     assert least_useful([costs_of({1: 1.0})]) == 0.0
+    assert least_useful([costs_of({1: 1.0, 6: 1.2, 8: 1.2, 16: 2.2})]) == pytest.approx(0.2 / 7 / 2)
 
 
 def costs_of(verify_ms):
@@ -241,8 +242,9 @@ def test_widths_cost_what_the_longer_of_reading_and_computing_takes(slowness):
         now, usual = costs.where_memory_is(slowness), costs.verify_ms
         whole, most = {}, math.inf  # computing a row takes no longer than in a wider pass
         for width in sorted(usual, reverse=True):
-            most = min(most, (usual[width] ** OVERLAP - usual[1] ** OVERLAP) ** (1 / OVERLAP) / width)
-            computing = (width * most) ** OVERLAP
+            own = (usual[width] ** OVERLAP - usual[1] ** OVERLAP) ** (1 / OVERLAP) / width
+            computing = (width * (own if usual[width] >= 1.15 * usual[1] else min(own, most))) ** OVERLAP
+            most = min(most, own)
             reading = usual[width] ** OVERLAP - computing
             whole[width] = (slowness**OVERLAP * reading + computing) ** (1 / OVERLAP)
         rising = np.maximum.accumulate([whole[width] for width in usual])
@@ -260,6 +262,14 @@ def test_few_rows_that_cost_what_many_do_wait_for_memory_alone():
     assert 1.0 > costs.read_share(6) > 0.95 > costs.read_share(8) > 0.8 > 0.3 > costs.read_share(16) > 0.0
     assert fast[8] > 1.05 * fast[6]
     assert slow[8] == slow[6]
+
+
+def test_a_pass_that_takes_clearly_longer_than_a_rows_tells_itself_how_long_it_computes():
+    """Few rows may take another unit than many: that sixteen cost little more says nothing of four then."""
+    costs = costs_of({1: 3.0, 2: 3.6, 4: 4.2, 16: 4.4})
+    own = {width: (3.0 / costs.verify_ms[width]) ** OVERLAP for width in costs.verify_ms}
+
+    assert [costs.read_share(width) for width in own] == pytest.approx(list(own.values()))
 
 
 def test_the_slower_memory_is_the_less_more_rows_cost():

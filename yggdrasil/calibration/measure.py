@@ -1,7 +1,8 @@
 """Measure what each stage costs, inside real iterations.
 
 Costs are read where they are paid: a cycle of shapes runs through the engine on real text, so caches are as warm or as
-cold as in decoding, and all shapes see the machine's drift alike.
+cold as in decoding, and all shapes see the machine's drift alike. What verify widths cost beside each other is measured
+in quicker turns (``passes``).
 """
 
 import random
@@ -214,17 +215,21 @@ def _costs_at(context: int, frame: pd.DataFrame, shapes: Shapes) -> Costs:
         return float(np.median(part.loc[part["stage"] == stage, "ms"]))
 
     verify = {w: median(part, "verify") for w, part in _by_width(drafted, "verify_width")}
-    plain_ms = verify[1] = median(plain, "plain")
-    # The level is that of real iterations, where caches are colder.
-    level = float(np.median([verify[width] / ratios[width] for width in verify.keys() & ratios.keys()]))
-    envelope = lower_envelope({width: level * ratio for width, ratio in ratios.items()})
+    verify[1] = median(plain, "plain")
+    if verify.keys() > {1}:  # the level is that of real iterations, where caches are colder behind a draft
+        level = float(
+            np.median([verify[width] / ratio for width, ratio in ratios.items() if width > 1 and width in verify])
+        )
+        verify |= {width: level * ratio for width, ratio in ratios.items() if width > 1}
+    envelope = lower_envelope(verify)
     by_draft_width = _by_width(drafted[drafted["stage"] == "draft_steps"], "width") if shapes.draft_widths else []
     draft = {w: _draft_line(part) for w, part in by_draft_width}
     steps = {width: step for width, (step, _) in draft.items()}  # a narrower step never costs more: that is noise
     rest = float(np.median([rest for _, rest in draft.values()])) if draft else 0.0
     verify_ms = {width: _rounded(envelope[width][0]) for width in shapes.verify_widths}
     reading = frame.loc[frame["stage"] == "reading", "ms"]
-    free = frame[(frame["depth"] > 0) & (frame["width"] == 0) & (frame["stage"] == "iteration")]
+    is_kept = frame["verify_width"].isin(shapes.verify_widths)
+    free = frame[is_kept & (frame["depth"] > 0) & (frame["width"] == 0) & (frame["stage"] == "iteration")]
     passes = drafted[drafted["stage"] == "verify"]
     return Costs(
         context=context,
@@ -232,20 +237,21 @@ def _costs_at(context: int, frame: pd.DataFrame, shapes: Shapes) -> Costs:
         draft_ms={width: _rounded(ms) for width, (ms, _) in lower_envelope(steps).items()} if draft else {},
         verify_ms=verify_ms,
         overhead_ms=_rounded(median(drafted if len(drafted) else plain, "overhead") + rest),
-        plain_ms=_rounded(envelope[1][0] + median(plain, "iteration") - plain_ms),
+        plain_ms=_rounded(median(plain, "iteration")),
         free_overhead_ms=_free_overhead(free, passes) if draft and len(free) else None,
         reading_ms=_rounded(max(float(reading.median()), 0.0)) if len(reading) else 0.0,
     )
 
 
-def _free_overhead(iterations: pd.DataFrame, passes: pd.DataFrame) -> float:
+def _free_overhead(iterations: pd.DataFrame, passes: pd.DataFrame) -> float | None:
     """Milliseconds that iterations with free trees take beyond the passes of drafted ones, next to them in a cycle.
 
-    By their whole time: behind a draft, caches are colder and threads wait elsewhere, so a pass is another.
+    By their whole time: behind a draft, caches are colder and threads wait elsewhere, so a pass is another. None where
+    no cycle holds both.
     """
     whole, drafted = (part.groupby(["verify_width", "cycle"])["ms"].median() for part in (iterations, passes))
-    by_width = (whole - drafted).groupby("verify_width").median()  # NaN: a width that the plan has not
-    return _rounded(max(float(by_width.median()), 0.0))
+    by_width = (whole - drafted).dropna().groupby("verify_width").median()
+    return _rounded(max(float(by_width.median()), 0.0)) if len(by_width) else None
 
 
 def _draft_line(frame: pd.DataFrame) -> tuple[float, float]:
@@ -268,7 +274,8 @@ def trees_of(frame: pd.DataFrame) -> pd.DataFrame:
 def useful_verify_widths(frame: pd.DataFrame, shapes: Shapes) -> tuple[int, ...]:
     """Verify widths that no wider one serves clearly more cheaply, at the shortest measured context, and one row.
 
-    While memory is slow, six rows cost what eight do; once it is fast, a tenth less.
+    Which of two is cheaper changes with memory's speed: while it is slow, six rows cost what eight do. A plan then says
+    of the narrower what the wider costs, some hundredths less than it takes.
     """
     measured = pass_ratios(frame[frame["context"] == frame["context"].min()])
     served = {width: ratio for width, (ratio, _) in lower_envelope(measured).items()}

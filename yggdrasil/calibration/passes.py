@@ -1,28 +1,46 @@
 """What the target's passes cost beside each other: all widths in quick turns, again and again.
 
 Inside real iterations a width has its turn every few seconds, and a shared machine's memory may be another by then: a
-calibration once found twelve rows as cheap as eight. A turn of all widths takes a fraction of a second.
+calibration once found twelve rows as cheap as eight. A turn here takes some thirty plain steps.
 """
 
 from collections.abc import Callable
+from time import perf_counter_ns
 
 import pandas as pd
+import torch
 
-from yggdrasil.calibration.step_times import time_steps, timed_steps
+from yggdrasil.calibration.step_times import timed_steps
 from yggdrasil.engine.build import Assembly
+from yggdrasil.models.one_thread import one_thread
 from yggdrasil.profiling.roofline import wait_for
 
 PASS = "pass"  # the stage of these samples; their cycle is the turn
 TURNS = 12
 
 
+@torch.inference_mode()
 def measure_passes(assembly: Assembly, context: int, progress: Callable[[float], None]) -> list[tuple[object, ...]]:
-    """Rows of ``measure.COLUMNS``: times of plain steps and of each verify width, behind ``context`` tokens."""
+    """Rows of ``measure.COLUMNS``: times of plain steps and of each verify width, behind ``context`` tokens.
+
+    Each runs twice and is timed once, in rising order of width, then in falling.
+    """
     steps = [step for step in timed_steps([assembly], [context]) if step.model == "target"]
-    samples = time_steps(steps, TURNS, progress, wait_for(assembly.target.loaded.device))
+    wait, rows = wait_for(assembly.target.loaded.device), list[tuple[object, ...]]()
+    with one_thread():  # else idle ones would spin on the cores that our operators use
+        for turn in range(TURNS + 1):  # the first warms up
+            for step in steps if turn % 2 == 0 else reversed(steps):
+                step.prepare()
+                step.run()
+                wait()
+                start = perf_counter_ns()
+                step.run()
+                wait()
+                if turn:
+                    rows.append((context, turn, 0, 0, step.width, PASS, (perf_counter_ns() - start) / 1e6))
+            progress((turn + 1) / (TURNS + 1))
     assembly.engine.forget()
-    measured = zip(samples["round"], samples["width"], samples["ms"], strict=True)
-    return [(context, turn, 0, 0, width, PASS, milliseconds) for turn, width, milliseconds in measured]
+    return rows
 
 
 def pass_ratios(frame: pd.DataFrame) -> dict[int, float]:

@@ -33,6 +33,7 @@ from yggdrasil.calibration.guesses import OWN_TEXT, count_text, foresee_some, gu
 from yggdrasil.calibration.job import Job
 from yggdrasil.calibration.measure import COLUMNS, costs_from, measure_stages, useful_verify_widths
 from yggdrasil.calibration.pair import build_assembly, check_pair, with_threads
+from yggdrasil.calibration.passes import PASS
 from yggdrasil.calibration.replay import recorded_documents
 from yggdrasil.calibration.reporter import Reporter
 from yggdrasil.calibration.settings import CalibrationSettings, PairSource
@@ -45,6 +46,7 @@ from yggdrasil.calibration.written import SAMPLES_VERSION, write_results
 from yggdrasil.drafters.options import CountsOptions, FreeOptions
 from yggdrasil.engine.apart import compile_missing
 from yggdrasil.engine.build import Assembly
+from yggdrasil.errors import ArtifactError
 from yggdrasil.models.formats.names import Weights
 from yggdrasil.models.kept_tensors import keep_model
 from yggdrasil.models.loaded import LoadedModel
@@ -212,7 +214,10 @@ def _measure(job: Job) -> pd.DataFrame:
 
 
 def _read_stages(file: Path) -> pd.DataFrame:
-    return read_csv(file, "stage-samples", SAMPLES_VERSION, COLUMNS)
+    frame = read_csv(file, "stage-samples", SAMPLES_VERSION, COLUMNS)
+    if PASS not in frame["stage"].values:  # by an earlier version
+        raise ArtifactError(f"{file} holds no passes")
+    return frame
 
 
 def _model_ref(source: str, threads: int, weights: Weights) -> ModelRef:

@@ -1,7 +1,7 @@
 """How slow memory and the cores are now: what a pass costs, and what more rows of it cost, follows from both.
 
 A machine's memory serves others too. It has been seen to take four thirds of the time for seconds, then not, while the
-cores computed as fast as before: a pass of eight rows cost eleven hundredths more than one of six, then nothing.
+cores computed as fast as before: a pass of eight rows cost eight hundredths more than one of six, then nothing.
 """
 
 from math import exp, log

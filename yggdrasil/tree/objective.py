@@ -22,6 +22,7 @@ CLEARLY_BETTER = 1.2
 # A pass reads and computes at once: it takes what the longer of them takes, and more where both take as long. This is
 # the p of their p-norm, by passes of 1 to 16 rows in seconds of fast and of slow memory.
 OVERLAP = 5.0
+_TELLING = 1.15  # times a row's pass, from which on a pass tells how long it computes
 UNDERSTATED = 2.0  # times what its score says: what a path may be worth before it is left out
 Objective: TypeAlias = Literal["latency", "aal"]
 FloatArray: TypeAlias = npt.NDArray[np.floating[Any]]
@@ -155,18 +156,25 @@ class StepCosts:
         return self.verify_ms[width] / StepCosts.iteration_ms(self, *shape)
 
     def read_share(self, verify_width: int) -> float:
-        """How much of a pass is waiting for memory, to the power of ``OVERLAP``: all of it where one row is read.
+        """How much of a pass is waiting for memory, to the power of ``OVERLAP``: all of it where one row is read."""
+        return self._read_shares[verify_width]
 
-        What it takes beyond a row's pass is computing, yet no more of it than is the rows' share of a wider pass: of
-        passes that wait for memory, costs hardly tell how long they compute.
+    @cached_property
+    def _read_shares(self) -> dict[int, float]:
+        """What a pass takes beyond a row's is computing.
+
+        Of one that takes hardly longer, costs do not tell how long it computes: no longer, then, than its rows' share
+        of a wider pass.
         """
-        reading = self.verify_ms[1] ** OVERLAP
-        computing = min(
-            (verify_width / width) ** OVERLAP * (milliseconds**OVERLAP - reading)
-            for width, milliseconds in self.verify_ms.items()
-            if width >= verify_width
-        )
-        return float(1.0 - max(computing, 0.0) / self.verify_ms[verify_width] ** OVERLAP)
+        row = self.verify_ms[1]
+        shares, least = {}, float("inf")  # of what computing a row takes in a wider pass, to the power
+        for width in reversed(self.verify_widths):
+            computing = self.verify_ms[width] ** OVERLAP - row**OVERLAP
+            if self.verify_ms[width] < _TELLING * row:
+                computing = min(computing, least * width**OVERLAP)
+            least = min(least, computing / width**OVERLAP)
+            shares[width] = float(1.0 - computing / self.verify_ms[width] ** OVERLAP)
+        return shares
 
     def where_memory_is(self, slowness: float) -> StepCosts:
         """What passes cost where memory is ``slowness`` times as slow beside the cores as it was.
@@ -192,12 +200,13 @@ class StepCosts:
 def least_useful(costs: Iterable[StepCosts]) -> float:
     """Probability of a path below which no node is worth its row of a pass, while trees are worth plain steps.
 
-    A row costs the least slope of the passes' times; less than that, since scores may promise too little.
+    A row costs the least slope of the passes' times; less than that, since scores may promise too little. A width that
+    costs what a wider one does is no pass of its own.
     """
     slopes = [
         (each.verify_ms[wide] - each.verify_ms[narrow]) / (wide - narrow) / each.plain_ms
         for each in costs
-        for narrow, wide in pairwise(each.verify_widths)
+        for narrow, wide in pairwise({each.verify_ms[width]: width for width in each.verify_widths}.values())
     ]
     return min(slopes, default=0.0) / UNDERSTATED
 
