@@ -182,6 +182,7 @@ def test_free_trees_are_measured_between_drafted_ones(pair):
         assert set(trees["verify_width"]) == wide
     costs = costs_from(frame, SHAPES)[0]
 
+    assert not decoder.assembly.engine.target.text.tokens, "what was timed last is no text to go on from"
     assert costs.free_overhead_ms is not None
     assert costs.head_ms > 0.0
 

@@ -42,8 +42,9 @@ def test_trees_that_cost_no_pass_have_an_overhead_of_their_own():
             rows += [(64, 1, 1, depth, width, stage, time) for stage, time in times.items()]
         times = {"draft_steps": 0.0, "head_draft": 0.0, "verify": 14 - ms, "overhead": 0.2, "iteration": ms + 0.1}
         rows += [(64, 1, 0, 1, width, stage, time) for stage, time in times.items()] * 3
-    rows.append((64, 1, 0, 1, 8, "iteration", 99.0))  # of a width that the plan has not
-    rows += [(64, 1, 1, 2, 8, stage, 20.0) for stage in ("draft_steps", "head_draft", "verify", "overhead")]
+    for width in (8, 16, 32):  # that the plan has not
+        rows.append((64, 1, 0, 1, width, "iteration", 99.0))
+        rows.append((64, 1, 1, 2, width, "verify", 20.0))
     shapes = replace(SHAPES, verify_widths=(1, 2, 4))
     frame = pd.DataFrame(rows, columns=list(SAMPLE_COLUMNS))
     costs = costs_from(frame, shapes)[0]
@@ -114,3 +115,13 @@ def test_what_widths_cost_beside_each_other_is_compared_within_a_turn():
     expected = {1: PLAIN_MS, 2: 1.1 * PLAIN_MS, 4: 1.1 * PLAIN_MS, 8: 1.1 * 1.2 * PLAIN_MS}
     assert costs.verify_ms == pytest.approx(expected, rel=1e-3)
     assert costs.plain_ms == pytest.approx(PLAIN_MS)
+
+
+def test_the_level_of_passes_is_that_of_trees_alone():
+    """Plain steps come in streaks, as warm as in turns; a pass behind a draft is colder."""
+    rows = [(64, 1, 0, 0, 1, stage, PLAIN_MS) for stage in ("plain", "iteration")] + passes_of({4: 20.0})
+    for depth in (2, 4):
+        rows += [(64, 1, 1, depth, 4, s, 22.0) for s in ("draft_steps", "head_draft", "verify", "overhead")]
+    (costs,) = costs_from(pd.DataFrame(rows, columns=list(SAMPLE_COLUMNS)), replace(SHAPES, verify_widths=(1, 4)))
+
+    assert costs.verify_ms == pytest.approx({1: PLAIN_MS, 4: 22.0})

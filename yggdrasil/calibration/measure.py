@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from yggdrasil.calibration.passes import PASS, measure_passes, pass_ratios
+from yggdrasil.calibration.passes import measure_passes, pass_ratios
 from yggdrasil.engine.build import Assembly
 from yggdrasil.engine.policy import Decision, FixedPolicy, Learner
 from yggdrasil.engine.promises import KeptPromises
@@ -190,10 +190,10 @@ def without_drift(frame: pd.DataFrame) -> pd.DataFrame:
     """The same samples at one speed of the machine: each cycle scaled so that its plain steps cost the usual.
 
     A shared machine's speed can change twofold within seconds. All shapes of a cycle see the same speed, so their
-    ratios hold where their milliseconds do not. Turns of passes, which are compared among themselves, are left out.
+    ratios hold where their milliseconds do not.
     """
     parts = []
-    for _, part in frame[frame["stage"] != PASS].groupby("context"):
+    for _, part in frame.groupby("context"):
         plain = part[(part["depth"] == 0) & (part["stage"] == "plain")].groupby("cycle")["ms"].median()
         scale = part["cycle"].map(plain.median() / plain)
         parts.append(part.assign(ms=part["ms"] * scale).dropna(subset=["ms"]))
