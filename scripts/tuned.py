@@ -115,7 +115,10 @@ NOT_PLAYED = {  # what else has a number there
     },
     "drafters.ngram": {"_BOUNDARY": "no token"},
     "tree.growth": {"MIN_LOG_PROBABILITY": "the least that a calibration knows"},
-    "tree.objective": {"OVERLAP": "that memory alone changes its speed is not played"},
+    "tree.objective": {
+        "OVERLAP": "that memory alone changes its speed is not played",
+        "_TELLING": "that memory alone changes its speed is not played",
+    },
     "tree.stakes": {"_ROUNDING": "scores are kept as float32"},
     "tree.token_tree": {"NO_SCORE": "no node", "MIN_DESCENT": "an order among equals"},
 }

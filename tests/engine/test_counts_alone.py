@@ -124,7 +124,7 @@ def test_whatever_is_drafted_the_loss_is_within_the_budget(data):
     kind = data.draw(st.sampled_from([ObjectivePolicy, Forgetful]))
     period, good = data.draw(st.integers(5, 400)), data.draw(st.integers(0, 8))
     change, slow = data.draw(st.integers(50, 500)), data.draw(st.floats(0.5, 2.0))
-    tried, plain_steps, tokens, without = policy(kind=kind), 0.0, 0, 0
+    tried, plain_steps, tokens, without = policy(kind=kind), 0.0, 0, 2  # by which it has seen what they cost
     for iteration in range(1500):
         free = tried.free([1.0, *(1.0 + np.cumsum(generator.uniform(0, 2, 3)))], 16, 50)
         decision, pace = free or tried.rest(50), slow if iteration // change % 2 else 1.0
