@@ -103,10 +103,10 @@ class Effort:
 
 
 QUICK = Effort(documents=10, tokens=64, contexts=(128,), samples=8, own_text=60.0, backends=False)
-QUICK_WIDTHS = (1, 2, 4), (1, 2, 4, 6, 8, 12, 16, 32)  # draft and verify widths
+QUICK_WIDTHS = (1, 2, 4), (1, 2, 4, 6, 8, 16, 32)  # draft and verify widths
 # What a model is decoded with that nobody calibrated.
 FIRST = Effort(documents=6, tokens=48, prompt_tokens=192, contexts=(128,), samples=6, own_text=0.0, backends=False)
-FIRST_WIDTHS = (1, 2, 4), (1, 2, 4, 6, 8, 12, 16)
+FIRST_WIDTHS = (1, 2, 4), (1, 2, 4, 6, 8, 16)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from yggdrasil.drafters.named import Named
     from yggdrasil.scheduling.plan import Shapes
 
-WIDTHS = "1,2,4,8", "1,2,4,6,8,12,16,32,64"  # draft and verify
+WIDTHS = "1,2,4,8", "1,2,4,6,8,16,32,64"  # draft and verify
 WEIGHTS = f"[{'|'.join((AUTO, *get_args(Weights)))}]"
 
 

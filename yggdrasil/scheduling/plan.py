@@ -35,7 +35,7 @@ class Shapes:
     draft_widths: tuple[int, ...] = (1, 2, 4, 8)  # none where no pass drafts
     max_depth: int = 8
     candidates: int = 8  # continuations remembered a drafted node
-    verify_widths: tuple[int, ...] = (1, 2, 4, 6, 8, 12, 16, 32, 64)
+    verify_widths: tuple[int, ...] = (1, 2, 4, 6, 8, 16, 32, 64)
     prefill_widths: tuple[int, ...] = (16, 32, 64, 128)  # a short turn behind a long chat reads few padded rows
     spare_nodes: int = 0  # room in the tree beyond what equal growth fills, for other trees and further drafters
 
