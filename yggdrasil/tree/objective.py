@@ -161,13 +161,13 @@ class StepCosts:
 
     @cached_property
     def _read_shares(self) -> dict[int, float]:
-        """What a pass takes beyond a row's is computing.
+        """By verify width: what a pass takes beyond a row's is computing, the rest waiting.
 
         Of one that takes hardly longer, costs do not tell how long it computes: no longer, then, than its rows' share
         of a wider pass.
         """
-        row = self.verify_ms[1]
-        shares, least = {}, float("inf")  # of what computing a row takes in a wider pass, to the power
+        row, shares = self.verify_ms[1], dict[int, float]()
+        least = float("inf")  # that computing a row takes in a pass as wide or wider, to the power of OVERLAP
         for width in reversed(self.verify_widths):
             computing = self.verify_ms[width] ** OVERLAP - row**OVERLAP
             if self.verify_ms[width] < _TELLING * row:
