@@ -70,6 +70,10 @@ NOT_PLAYED = {  # what else has a number there
     "engine.build": {"READ_WIDTH": "a size of steps"},
     "engine.conversations": {"_WORTH_KEEPING": "the smallest prefill"},
     "engine.deciding": {"PolicyPerSetting._MOST": "sampling settings that are remembered"},
+    "engine.lookout": {
+        "Lookout._EVERY": "that memory alone changes its speed is not played",
+        "Lookout._WAITING": "that memory alone changes its speed is not played",
+    },
     "engine.machine_speed": {
         "MachineSpeed._WALK": "that memory alone changes its speed is not played",
         "MachineSpeed._CORES_WALK": "that memory alone changes its speed is not played",

@@ -221,3 +221,69 @@ def test_promises_stay_true_while_costs_are_made_anew():
     assert max(slow) < 0.012
     assert min(slow[16:]) > -0.01
     assert max(map(abs, fast[16:])) < 0.03
+
+
+# Of the same target: three tiles of rows wait for memory while it is slow, and for the cores while it is fast, which
+# the cores of this machine are a little slower for.
+FAST = {1: 15.4, 6: 16.7, 12: 25.7, 16: 32.4}
+SLOW = {1: 20.7, 6: 21.6, 12: 24.4, 16: 30.0}
+REPETITIVE = [1.0, 3.0, 3.7, 3.8]
+
+
+def policy_of(passes, ratios=None, objective="latency"):
+    costs = StepCosts(
+        head_ms=0.7, draft_ms={1: 0.2}, verify_ms=passes, overhead_ms=0.3, plain_ms=passes[1], free_overhead_ms=0.2
+    )
+    if ratios is None:
+        return ObjectivePolicy({100: costs}, {}, np.empty(0, dtype=np.float32), None, objective)
+    return ObjectivePolicy({100: costs}, ratios, np.array([0.9], dtype=np.float32), None)
+
+
+def widths_read(policy, decide, passes, count=120):
+    """Of ``count`` iterations while passes take so long."""
+    random, widths = np.random.default_rng(0), []
+    for _ in range(count):
+        decision = decide(policy)
+        width = decision.shape.verify_width
+        pass_ms = passes[width] * float(random.normal(1.0, 0.025))
+        policy.settle(decision, 3, pass_ms + decision.milliseconds * 0.02, rested=False, pass_ms=pass_ms)
+        widths.append(width)
+    return widths
+
+
+def guess(policy):
+    return policy.free(REPETITIVE, 12, 100)
+
+
+def draft_and_prune(policy):
+    return policy.prune(TreeShape(1, 1, 6), [1.0, 3.0, 4.5, 4.6], 100)  # the planned width is left for clear gain only
+
+
+def begin(policy):
+    """A request, behind the plain steps that show their price."""
+    policy.learner.begin()
+    for _ in range(2):
+        settle(policy, Decision(PLAIN_STEP, 1.0, 15.5), 1, 1.0, rested=True)
+
+
+@pytest.mark.parametrize("calibrated", [FAST, SLOW], ids=["calibrated fast", "calibrated slow"])
+@pytest.mark.parametrize(
+    ("decide", "ratios"), [(guess, None), (draft_and_prune, {1: np.array([[[0.0, 1.0, 1.3, 1.4]]])})]
+)
+def test_that_memory_became_fast_is_noticed_though_wide_passes_do_not_tell(calibrated, decide, ratios):
+    policy = policy_of(calibrated, ratios)
+    begin(policy)
+
+    fast, slow, fast_again = (widths_read(policy, decide, passes) for passes in (FAST, SLOW, FAST))
+
+    assert set(fast[-48:]) == {6}
+    assert slow[-64:].count(12) >= 60
+    assert slow[-64:].count(6) in range(1, 5), "now and then a narrow pass looks"
+    assert set(fast_again[-48:]) == {6}
+
+
+def test_where_tokens_alone_count_no_pass_is_narrow():
+    policy = policy_of(SLOW, objective="aal")
+    begin(policy)
+
+    assert set(widths_read(policy, guess, SLOW)) == {16}

@@ -42,11 +42,13 @@ class FreeTrees:
         stakes[0] = self._promises.kept
         return stakes
 
-    def best(self, expected: Sequence[float], depth: int, place: int, pace: float) -> Decision:
+    def best(
+        self, expected: Sequence[float], depth: int, place: int, pace: float, widest: int | None = None
+    ) -> Decision:
         """The verify width that is worth most, a plain step's left out.
 
         ``expected[v]``: tokens that the tree's scores promise at ``costs.verify_widths[v]``, in ``depth`` levels.
-        ``pace``: how slow a pass is now.
+        ``pace``: how slow a pass is now. ``widest``: one of those widths, beyond which none is asked for.
         """
         kept, most = self._promises.kept, depth + 1.0
         best, likely, value = None, 1.0, 0.0
@@ -56,6 +58,8 @@ class FreeTrees:
                 tokens = most
             if (found := tokens * each.weight) > value:
                 best, likely, value, self._estimate = each, tokens, found, promised
+            if each.width == widest:
+                break
         assert best is not None, "a plan has more than one verify width"
         return Decision(TreeShape(0, depth, best.width), likely, best.milliseconds * pace)
 

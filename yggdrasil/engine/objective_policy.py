@@ -7,6 +7,7 @@ from math import inf
 
 from yggdrasil.engine.drafted_trees import DepthEvidence, DraftedTrees, FloatArray
 from yggdrasil.engine.free_trees import FreeTrees
+from yggdrasil.engine.lookout import Lookout
 from yggdrasil.engine.machine_speed import MachineSpeed
 from yggdrasil.engine.policy import Decision, Learner
 from yggdrasil.engine.promises import KeptPromises, Paces, PlainSamples
@@ -50,6 +51,7 @@ class ObjectivePolicy:
         self._borders = [(a + b) / 2 for a, b in pairwise(ordered)]
         self._calibrated = self._costs = list(ordered.values())
         self._speed, self._observed = MachineSpeed(), 0
+        self._lookout = Lookout(self._costs)
         self._noticed = 1.0  # the slowness of memory that ``_costs`` are for
         self._drafted = DraftedTrees(self._costs, ratios, mean_survival, depth, objective, lift) if ratios else None
         self._reads_evidence = depth is not None
@@ -92,7 +94,7 @@ class ObjectivePolicy:
             return None
         if self._steps < PlainSamples.STEPS and self._samples_plain():
             return None
-        best = self._free_trees.best(expected, depth, here, self._paces.free)
+        best = self._free_trees.best(expected, depth, here, self._paces.free, self._widest(here))
         value = worth(best.tokens, best.milliseconds, self._objective)
         rivals = worth(1.0, self._costs[here].plain_ms * self._paces.plain, self._objective)
         if self._drafted is not None:
@@ -120,11 +122,18 @@ class ObjectivePolicy:
         return Decision(PLAIN_STEP, 1.0, self._plain_ms + head_ms)
 
     def prune(self, shape: TreeShape, expected: Sequence[float], context: int) -> Decision:
-        costs = self._costs[self._place(context)]
+        place = self._place(context)
+        costs, widest = self._costs[place], self._widest(place)
         width = self._verify_width(shape, expected, costs)
+        if widest is not None:
+            width = min(width, widest)
         pruned = TreeShape(shape.width, shape.depth, width)
         tokens = expected[costs.verify_widths.index(width)]
         return Decision(pruned, tokens, costs.iteration_ms(*pruned) * self._paces.tree)
+
+    def _widest(self, place: int) -> int | None:
+        """The most nodes that may be verified now; what passes cost matters to latency alone."""
+        return self._lookout.widest(place) if self._objective == "latency" else None
 
     def _verify_width(self, shape: TreeShape, expected: Sequence[float], costs: StepCosts) -> int:
         """How many nodes of the drafted tree to verify."""
@@ -204,6 +213,7 @@ class ObjectivePolicy:
         change = self._speed.of_pass(share) / slowness
         self._paces.scale(self._speed.of_pass(1.0) / before, change)
         self._observed += 1
+        self._lookout.passed(self._here, width)
         memory = self._speed.of_memory
         if self._observed % self._NOTICED_EVERY == 0 and abs(memory / self._noticed - 1.0) > self._NOTICED:
             self._noticed = memory
@@ -215,6 +225,7 @@ class ObjectivePolicy:
         before, now = (each[self._here].verify_ms[width] for each in (self._costs, costs))
         self._paces.scale(1.0, before / now)
         self._costs = costs
+        self._lookout.use(costs)
         self._free_trees.use(costs)
         if self._drafted is not None:
             self._drafted.use(costs)
