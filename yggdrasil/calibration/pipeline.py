@@ -52,8 +52,9 @@ from yggdrasil.models.kept_tensors import keep_model
 from yggdrasil.models.loaded import LoadedModel
 from yggdrasil.models.source import Source
 from yggdrasil.prompts import read_prompts
-from yggdrasil.scheduling.plan import LeftOut, ModelRef, Plan, portable_source
+from yggdrasil.scheduling.plan import Costs, LeftOut, ModelRef, Plan, Shapes, portable_source
 from yggdrasil.scheduling.stages import DEFAULT_ORDER, HEAD_FIRST_ORDER
+from yggdrasil.tree.objective import StepCosts
 
 
 def calibrate(settings: CalibrationSettings, reporter: Reporter) -> Path:
@@ -98,24 +99,41 @@ def _calibrate(
     shapes = replace(pair.shapes, verify_widths=useful_verify_widths(frame, pair.shapes))
     costs = costs_from(frame, shapes)
     counted = with_largest_table(job, count_text(job, costs[0].steps()))
-    if pair.drafter is None:
-        expected = [] if counted is None else counted.expected
-        choice = Choice.without_drafter(expected or foresee_some(job, costs[0].steps()))
-    else:
-        traces, acceptance = record_all(job)
-        report = reporter.phase("training the depth predictor and simulating")
-        prompts = dict(enumerate(texts))
-        free = guesses_beside(job, counted, recorded_documents(traces, prompts), costs[0].steps())
-        choice = choose(traces, acceptance, costs[0].steps(), free, prompts)
-        report(1.0)
+    choice = _choose(job, counted, costs[0].steps())
+    if choice.gain is not None and not (choice.gain.pays or settings.keeps_drafter):
+        assert pair.drafter is not None, "what pays or not is a drafter"
         drafter = _model_ref(pair.drafter, pair.drafter_threads, pair.drafter_weights)
-        if choice.gain is not None and not (choice.gain.pays or settings.keeps_drafter):
-            return LeftOut(drafter, choice.gain.drafting, choice.gain.without)
+        return LeftOut(drafter, choice.gain.drafting, choice.gain.without)
 
-    machine = current_machine()
-    predictor_folder = predictor_directory(settings.root, settings.name, machine)
-    destination = plan_path(settings.root, settings.name, machine)
-    plan = Plan(
+    plan = _plan(job, shapes, costs, counted, choice, left_out)
+    destination = plan_path(settings.root, plan.name, plan.machine)
+    write_results(settings, plan, destination, choice, counted, frame, work)
+    keep_model(assembly.target.loaded, pair.target, pair.weights)
+    second = assembly.second
+    if isinstance(second, LoadedModel) and pair.drafter is not None:
+        keep_model(second, pair.drafter, pair.drafter_weights)
+    return destination
+
+
+def _choose(job: Job, counted: Counted | None, costs: StepCosts) -> Choice:
+    """What to go by, and what it promises on text that the target wrote."""
+    if job.pair.drafter is None:
+        return Choice.without_drafter((counted.expected if counted else []) or foresee_some(job, costs))
+    traces, acceptance = record_all(job)
+    report = job.reporter.phase("training the depth predictor and simulating")
+    prompts = dict(enumerate(job.texts))
+    free = guesses_beside(job, counted, recorded_documents(traces, prompts), costs)
+    choice = choose(traces, acceptance, costs, free, prompts)
+    report(1.0)
+    return choice
+
+
+def _plan(
+    job: Job, shapes: Shapes, costs: list[Costs], counted: Counted | None, choice: Choice, left_out: LeftOut | None
+) -> Plan:
+    settings, pair, machine = job.settings, job.pair, current_machine()
+    predictor = predictor_directory(settings.root, settings.name, machine).relative_to(settings.root)
+    return Plan(
         name=settings.name,
         machine=machine,
         versions={
@@ -131,19 +149,13 @@ def _calibrate(
         stages=HEAD_FIRST_ORDER if choice.depth_from == "head" else DEFAULT_ORDER,
         objective="latency",
         depth_from=choice.depth_from,
-        predictor=Path("../..", predictor_folder.relative_to(settings.root)).as_posix(),
+        predictor=Path("../..", predictor).as_posix(),
         costs=costs,
         predicted=choice.predicted,
         rejected=choice.rejected,
         device=pair.device,
         left_out=left_out,
     )
-    write_results(settings, plan, destination, choice, counted, frame, work)
-    keep_model(assembly.target.loaded, pair.target, pair.weights)
-    second = assembly.second
-    if isinstance(second, LoadedModel) and pair.drafter is not None:
-        keep_model(second, pair.drafter, pair.drafter_weights)
-    return destination
 
 
 def _drafters_of(pair: PairSource, counted: Counted | None) -> list[ModelRef | FreeOptions]:
