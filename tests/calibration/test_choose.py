@@ -170,6 +170,11 @@ def replace_times(gain, ratio):
     return gain._replace(drafting=replace(gain.without, tpot_ms=ratio * gain.without.tpot_ms))
 
 
+def beside_each_other(frame):
+    """Verify widths by streak of plain steps, in order."""
+    return [set(part["verify_width"]) for _, part in frame[frame["stage"] == "iteration"].groupby("cycle")]
+
+
 def test_free_trees_are_measured_between_drafted_ones(pair):
     decoder = pair.decoder(PLAIN_POLICY, free=usual_counts())
     frame = measure_stages(
@@ -180,6 +185,7 @@ def test_free_trees_are_measured_between_drafted_ones(pair):
     for is_free in (True, False):
         trees = frame[(frame["depth"] > 0) & ((frame["width"] == 0) == is_free)]
         assert set(trees["verify_width"]) == wide
+    assert beside_each_other(frame) == [{1, width} for width in sorted(wide)]
     costs = costs_from(frame, SHAPES)[0]
 
     assert not decoder.assembly.engine.target.text.tokens, "what was timed last is no text to go on from"
@@ -241,7 +247,10 @@ def test_n_gram_options_of_the_command_line():
 
 
 def test_stages_are_measured_behind_their_text_and_not_far_behind(pair, monkeypatch):
-    """A request that went on to the context's end would tell of that."""
+    """A request that went on to the context's end would tell of that.
+
+    However requests begin and end, plain steps stand beside the trees of one width.
+    """
     monkeypatch.setattr(measure, "SPAN", 12)
     seen, rest = [], measure.ShapeCycle.rest
     monkeypatch.setattr(
@@ -257,20 +266,21 @@ def test_stages_are_measured_behind_their_text_and_not_far_behind(pair, monkeypa
     assert 30 <= min(contexts) <= max(contexts) < 30 + 12 + SHAPES.max_depth + 1
     assert contexts.count(30) > 2  # requests that began again
     assert set(frame["verify_width"]) == set(SHAPES.verify_widths)
+    assert beside_each_other(frame) == [{1, width} for width in SHAPES.verify_widths[1:]]
 
 
-def test_narrow_passes_are_measured_before_wide_ones():
-    shapes = [TreeShape(4, 2, 64), TreeShape(4, 2, 8), PLAIN_STEP, TreeShape(4, 8, 8), TreeShape(4, 8, 64)]
+def test_narrow_passes_are_measured_before_wide_ones_and_all_behind_plain_steps():
+    shapes = [TreeShape(4, 2, 64), TreeShape(4, 2, 8), TreeShape(4, 8, 8), TreeShape(4, 8, 64)]
     cycle, order = measure.ShapeCycle(shapes, seed=0), []
-    for _ in range(20 * len(shapes) * measure.STREAK):
+    for _ in range(20 * cycle.length):
         cycle.rest(30)
         order.append(cycle.choose(None).shape)
 
-    cycles = [
-        order[i : i + len(shapes) * measure.STREAK : measure.STREAK]
-        for i in range(0, len(order), len(shapes) * measure.STREAK)
-    ]
+    streaks = order[:: measure.STREAK]
+    assert order == [shape for shape in streaks for _ in range(measure.STREAK)]
+    cycles = [streaks[i : i + 6] for i in range(0, len(streaks), 6)]
+    assert cycle.length == 6 * measure.STREAK
     for each in cycles:
-        assert sorted(each) == sorted(shapes)
-        assert [shape.verify_width for shape in each] == [1, 8, 8, 64, 64]
+        assert sorted(each) == sorted([*shapes, PLAIN_STEP, PLAIN_STEP])
+        assert [shape.verify_width for shape in each] == [1, 8, 8, 1, 64, 64]
     assert len({tuple(each) for each in cycles}) == 4  # those of one width take turns

@@ -1,19 +1,21 @@
 """Measure what each stage costs, inside real iterations.
 
 Costs are read where they are paid: a cycle of shapes runs through the engine on real text, so caches are as warm or as
-cold as in decoding, and all shapes see the machine's drift alike. What verify widths cost beside each other is measured
-in quicker turns (``passes``).
+cold as in decoding. A shared machine's memory changes its speed within seconds, and a cycle takes some: so there are
+plain steps before the shapes of each verify width, to compare them with, and what widths cost beside each other is
+measured in quicker turns (``passes``).
 """
 
 import random
 from collections.abc import Callable, Sequence
+from itertools import groupby
 from operator import attrgetter
 
 import numpy as np
 import pandas as pd
 import torch
 
-from yggdrasil.calibration.passes import measure_passes, pass_ratios
+from yggdrasil.calibration.passes import measure_passes, passes_at
 from yggdrasil.engine.build import Assembly
 from yggdrasil.engine.policy import Decision, FixedPolicy, Learner
 from yggdrasil.engine.promises import KeptPromises
@@ -39,20 +41,22 @@ Progress = Callable[[float], None]
 class ShapeCycle:
     """A policy that runs through ``shapes`` again and again, each ``STREAK`` times in a row, the narrow ones first.
 
-    A free shape names a width alone; its tree is as deep as what is guessed.
-
-    Passes of many rows slow a processor down for some milliseconds, and few rows, which decoding mostly verifies, would
-    pay for it: those that follow the widest here are plain steps. Shapes of one verify width take turns at random.
+    A free shape names a width alone; its tree is as deep as what is guessed. Shapes of one verify width take turns at
+    random, behind plain steps.
 
     Decoding mostly repeats a shape, and the first steps after a change of width are slower (other code, other buffers,
-    other threads), so costs are read from long repetitions. Correcting the costs while decoding would be the other way;
-    it has to tell a wrong cost from a machine that slowed down, which needs plain steps that decoding seldom takes.
+    other threads), so costs are read from long repetitions. Passes of many rows slow a processor down for some
+    milliseconds, and few rows, which decoding mostly verifies, would pay for it: plain steps follow the widest here.
+    Correcting the costs while decoding would be the other way; it has to tell a wrong cost from a machine that slowed
+    down, which needs plain steps that decoding seldom takes.
     """
 
     def __init__(self, shapes: Sequence[TreeShape], seed: int) -> None:
         self._shapes = list(shapes)
         self._random = random.Random(seed)
         self._order: list[TreeShape] = []  # the next one last
+        self.length = STREAK * (len(self._shapes) + max(1, len({shape.verify_width for shape in shapes})))  # of a cycle
+        self.streaks = 0  # of plain steps that have begun
         self.wants_free = any(shape.is_free for shape in shapes)
         self.learner: Learner | None = self if self.wants_free else None
         self.promises = KeptPromises()
@@ -67,9 +71,15 @@ class ShapeCycle:
 
     def _next(self) -> TreeShape:
         if not self._order:
-            order = sorted(self._random.sample(self._shapes, len(self._shapes)), key=attrgetter("verify_width"))
+            shuffled = self._random.sample(self._shapes, len(self._shapes))
+            groups = groupby(sorted(shuffled, key=attrgetter("verify_width")), attrgetter("verify_width"))
+            order = [shape for _, group in groups for shape in (PLAIN_STEP, *group)] or [PLAIN_STEP]
             self._order = [shape for shape in reversed(order) for _ in range(STREAK)]
         return self._order[-1]
+
+    def _take(self) -> TreeShape:
+        self.streaks += self._next() == PLAIN_STEP and len(self._order) % STREAK == 0
+        return self._order.pop()
 
     def stakes(self, context: int) -> Stakes:
         return NO_STAKES
@@ -78,12 +88,12 @@ class ShapeCycle:
         return stakes_of([(shape.verify_width, 1.0)])  # about as many as decoding would want that verifies so many
 
     def free(self, expected: Sequence[float], depth: int, context: int) -> Decision | None:
-        return Decision(self._order.pop()) if self._next().is_free else None
+        return Decision(self._take()) if self._next().is_free else None
 
     def rest(self, context: int) -> Decision | None:
         if self._next().is_free:  # the text's end left no room for it
             return Decision(PLAIN_STEP)
-        self._decision = Decision(self._order.pop())
+        self._decision = Decision(self._take())
         return self._decision if self._decision.shape == PLAIN_STEP else None
 
     def choose(self, evidence: Evidence) -> Decision:
@@ -94,15 +104,15 @@ class ShapeCycle:
 
 
 def measured_shapes(shapes: Shapes, *, with_free: bool) -> list[TreeShape]:
-    """A cycle that covers every verify width and every draft width, shallow and deep, and plain steps.
+    """Trees of every verify width and every draft width, shallow and deep.
 
-    Trees are free where no pass drafts, and ``with_free`` beside those of a drafter.
+    They are free where no pass drafts, and ``with_free`` beside those of a drafter.
     """
     wide = [width for width in shapes.verify_widths if width > 1]
     narrow = shapes.draft_widths
     free = [TreeShape(0, 1, width) for width in wide]
     if not narrow:
-        return [*free, *[PLAIN_STEP] * 3]
+        return free
     if not wide:
         raise YggdrasilError("the only verify width is 1, which no tree can use; give --verify-widths such as 1,2,4,8")
     pairs = [
@@ -110,7 +120,7 @@ def measured_shapes(shapes: Shapes, *, with_free: bool) -> list[TreeShape]:
         for shift, depth in enumerate((min(SHALLOW, shapes.max_depth), shapes.max_depth))
         for i in range(max(len(wide), len(narrow)))
     ]
-    return [*pairs, *(free if with_free else ()), *[PLAIN_STEP] * 3]
+    return [*pairs, *(free if with_free else ())]
 
 
 def measure_stages(
@@ -125,14 +135,12 @@ def measure_stages(
     Stage "overhead" is the iteration's time outside the models, "iteration" all of it; "reading" is what the drafter
     takes a token of a text that it has not drafted through; "pass" a pass of the target among those of other widths
     (``passes``), outside of any iteration. The first cycle and the first ``WARM_UP`` iterations of each streak are
-    warm-up.
+    warm-up. What is called a cycle in the table is a streak of plain steps and what comes before the next.
     """
-    shapes = measured_shapes(assembly.shapes, with_free=assembly.engine.free is not None)
-    cycle = len(shapes) * STREAK
-    wanted = cycle * (-(-samples // (STREAK - WARM_UP)) + 1)
+    policy = ShapeCycle(measured_shapes(assembly.shapes, with_free=assembly.engine.free is not None), seed=0)
+    wanted = policy.length * (-(-samples // (STREAK - WARM_UP)) + 1)
     rows: list[tuple[object, ...]] = []
     done = 0
-    policy = ShapeCycle(shapes, seed=0)
     if assembly.target.loaded.device.type == "cuda":
         assembly.engine.executor = InOrderExecutor(torch.cuda.synchronize)  # launches return before their work is done
     while done < wanted:
@@ -151,17 +159,17 @@ def measure_stages(
             seen, seen_ns = dict(trace.stage_ns), trace.decode_ns
             repeated = repeated + 1 if shape == previous else 0
             previous = shape
-            if done >= cycle and repeated >= WARM_UP:
+            if done >= policy.length and repeated >= WARM_UP:
                 model = sum(ms for name, ms in stages.items() if name in MODEL_STAGES)
                 stages |= {"overhead": total - model, "iteration": total}
-                rows += [(len(text), done // cycle, *shape, name, ms) for name, ms in stages.items()]
+                rows += [(len(text), policy.streaks, *shape, name, ms) for name, ms in stages.items()]
             done += 1
             progress(_IN_ITERATIONS * done / wanted)
             if done >= wanted or assembly.engine.target.length >= len(text) + SPAN:
                 break
     if assembly.shapes.draft_widths:
         reading = _reading_ms(assembly, stream, text)
-        rows += [(len(text), (done - 1) // cycle, *PLAIN_STEP, "reading", milliseconds) for milliseconds in reading]
+        rows += [(len(text), policy.streaks, *PLAIN_STEP, "reading", milliseconds) for milliseconds in reading]
     rows += measure_passes(assembly, len(text), lambda part: progress(_IN_ITERATIONS + (1.0 - _IN_ITERATIONS) * part))
     return pd.DataFrame(rows, columns=list(COLUMNS))
 
@@ -208,19 +216,14 @@ def costs_from(frame: pd.DataFrame, shapes: Shapes) -> list[Costs]:
 
 
 def _costs_at(context: int, frame: pd.DataFrame, shapes: Shapes) -> Costs:
-    ratios, frame = pass_ratios(frame), without_drift(frame)
+    measured, frame = frame, without_drift(frame)
     drafted, plain = trees_of(frame), frame[frame["depth"] == 0]
 
     def median(part: pd.DataFrame, stage: str) -> float:
         return float(np.median(part.loc[part["stage"] == stage, "ms"]))
 
-    verify = {w: median(part, "verify") for w, part in _by_width(drafted, "verify_width")}
-    verify[1] = median(plain, "plain")
-    if verify.keys() > {1}:  # the level is that of real iterations, where caches are colder behind a draft
-        level = float(
-            np.median([verify[width] / ratio for width, ratio in ratios.items() if width > 1 and width in verify])
-        )
-        verify |= {width: level * ratio for width, ratio in ratios.items() if width > 1}
+    plain_ms = median(plain, "plain")
+    verify = {**passes_at(measured, plain_ms), 1: plain_ms}
     envelope = lower_envelope(verify)
     by_draft_width = _by_width(drafted[drafted["stage"] == "draft_steps"], "width") if shapes.draft_widths else []
     draft = {w: _draft_line(part) for w, part in by_draft_width}
@@ -229,8 +232,7 @@ def _costs_at(context: int, frame: pd.DataFrame, shapes: Shapes) -> Costs:
     verify_ms = {width: _rounded(envelope[width][0]) for width in shapes.verify_widths}
     reading = frame.loc[frame["stage"] == "reading", "ms"]
     is_kept = frame["verify_width"].isin(shapes.verify_widths)
-    free = frame[is_kept & (frame["depth"] > 0) & (frame["width"] == 0) & (frame["stage"] == "iteration")]
-    passes = drafted[drafted["stage"] == "verify"]
+    free = frame[is_kept & (frame["depth"] > 0) & (frame["width"] == 0)]
     return Costs(
         context=context,
         head_ms=_rounded(median(drafted, "head_draft")) if draft else 0.0,
@@ -238,20 +240,9 @@ def _costs_at(context: int, frame: pd.DataFrame, shapes: Shapes) -> Costs:
         verify_ms=verify_ms,
         overhead_ms=_rounded(median(drafted if len(drafted) else plain, "overhead") + rest),
         plain_ms=_rounded(median(plain, "iteration")),
-        free_overhead_ms=_free_overhead(free, passes) if draft and len(free) else None,
+        free_overhead_ms=_rounded(median(free, "overhead")) if draft and len(free) else None,
         reading_ms=_rounded(max(float(reading.median()), 0.0)) if len(reading) else 0.0,
     )
-
-
-def _free_overhead(iterations: pd.DataFrame, passes: pd.DataFrame) -> float | None:
-    """Milliseconds that iterations with free trees take beyond the passes of drafted ones, next to them in a cycle.
-
-    By their whole time: behind a draft, caches are colder and threads wait elsewhere, so a pass is another. None where
-    no cycle holds both.
-    """
-    whole, drafted = (part.groupby(["verify_width", "cycle"])["ms"].median() for part in (iterations, passes))
-    by_width = (whole - drafted).dropna().groupby("verify_width").median()
-    return _rounded(max(float(by_width.median()), 0.0)) if len(by_width) else None
 
 
 def _draft_line(frame: pd.DataFrame) -> tuple[float, float]:
@@ -277,9 +268,9 @@ def useful_verify_widths(frame: pd.DataFrame, shapes: Shapes) -> tuple[int, ...]
     Which of two is cheaper changes with memory's speed: while it is slow, six rows cost what eight do. A plan then says
     of the narrower what the wider costs, some hundredths less than it takes.
     """
-    measured = pass_ratios(frame[frame["context"] == frame["context"].min()])
-    served = {width: ratio for width, (ratio, _) in lower_envelope(measured).items()}
-    useful = {width for width, ratio in served.items() if measured[width] <= _CLEARLY * ratio}
+    measured = passes_at(frame[frame["context"] == frame["context"].min()])
+    served = {width: ms for width, (ms, _) in lower_envelope(measured).items()}
+    useful = {width for width, ms in served.items() if measured[width] <= _CLEARLY * ms}
     return tuple(width for width in shapes.verify_widths if width == 1 or width in useful)
 
 

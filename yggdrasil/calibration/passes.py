@@ -14,6 +14,7 @@ from yggdrasil.calibration.step_times import timed_steps
 from yggdrasil.engine.build import Assembly
 from yggdrasil.models.one_thread import one_thread
 from yggdrasil.profiling.roofline import wait_for
+from yggdrasil.tree.objective import OVERLAP
 
 PASS = "pass"  # the stage of these samples; their cycle is the turn
 TURNS = 12
@@ -43,9 +44,15 @@ def measure_passes(assembly: Assembly, context: int, progress: Callable[[float],
     return rows
 
 
-def pass_ratios(frame: pd.DataFrame) -> dict[int, float]:
-    """By width, how many plain steps a pass takes at one context: medians over the turns."""
-    passes = frame[frame["stage"] == PASS]
-    by_turn = passes.groupby(["verify_width", "cycle"])["ms"].median()
-    ratios = (by_turn / by_turn[1]).groupby("verify_width").median()
-    return dict(zip(map(int, ratios.index.tolist()), ratios.tolist(), strict=True))
+def passes_at(frame: pd.DataFrame, plain_ms: float | None = None) -> dict[int, float]:
+    """Milliseconds of passes at one context by width, where a plain step takes ``plain_ms`` (as long as in the turns).
+
+    Iterations may have met slower memory than the turns, while the cores compute as fast. So what a pass takes beyond
+    the plain step of its turn, in the p-norm that decisions go by, is computing, and stays. Medians over the turns.
+    Where the cores were slower too, wide passes cost more than this says; decoding follows that by itself.
+    """
+    by_turn = frame[frame["stage"] == PASS].groupby(["verify_width", "cycle"])["ms"].median()
+    computing = (by_turn**OVERLAP - by_turn[1] ** OVERLAP).groupby("verify_width").median().clip(lower=0.0)
+    reading_ms = float(by_turn[1].median()) if plain_ms is None else plain_ms
+    whole = (reading_ms**OVERLAP + computing) ** (1.0 / OVERLAP)
+    return {int(width): float(ms) for width, ms in whole.items()}

@@ -73,7 +73,7 @@ def measure_stage_costs(
     Raises:
         YggdrasilError: the texts are over before each way was measured.
     """
-    shapes = [shape for shape in measured_shapes(assembly.shapes, with_free=False) if shape.depth]
+    shapes = measured_shapes(assembly.shapes, with_free=False)
     cycles = [(text, shape) for _ in range(rounds) for text in texts for shape in shapes]
     rows: list[tuple[object, ...]] = []
     measured = set()
