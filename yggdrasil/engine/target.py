@@ -1,6 +1,6 @@
 """The target model at run time: prefill, plain steps, verification, commit."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import torch
@@ -11,6 +11,7 @@ from yggdrasil.engine.steps import PlainStep, VerifyStep
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.models.buffers import HostBuffer
 from yggdrasil.models.kept_text import KeptText
+from yggdrasil.models.layer_rows import LayerRows
 from yggdrasil.models.moves import row_mover
 from yggdrasil.models.runner import ModelRunner
 from yggdrasil.models.traced import RUNNERS_UP, PrefillStep
@@ -32,7 +33,7 @@ class Outcome(NamedTuple):
     tokens: list[int]  # accepted ones, then the bonus token
     rows: list[int]  # accepted rows of the pass, the root's first
     states: Tensor  # [R, H] float32, of rows of the pass
-    layers: dict[int, Tensor]  # states of the accepted rows at the layers a drafter reads, each [len(tokens), H]
+    layers: Mapping[int, Tensor]  # states of the accepted rows at the layers a drafter reads, each [len(tokens), H]
     nodes: Sequence[int] = ()  # tree nodes of the accepted rows, the root's first; none for a plain or a captured step
     expected: float | None = None  # tokens promised by the verified nodes, where the device ranked them
     last: int = 0  # the row of ``states`` that produced the last token
@@ -151,7 +152,7 @@ class TargetModel:
             _check_finite(best)
             self.text.num_rows += len(chunk)
             rows = list(range(len(chunk)))
-            yield Outcome([int(choice)], rows, hidden, self._layers(layers, slice(len(chunk)))), logits
+            yield Outcome([int(choice)], rows, hidden, self._layers(layers, rows)), logits
 
     def plain(self, token: int) -> Outcome:
         """Read ``token``, the last certain one, and choose its successor; ``commit`` then keeps its row."""
@@ -160,8 +161,7 @@ class TargetModel:
         choice, best, hidden, *layers = self.runner.step("plain", 1)()
         _check_finite(best)
         seen = SeenRows([token], layers[-1]) if self.gives_runners_up else None
-        kept = self._layers(layers, slice(1)) if layers else {}
-        return Outcome(choice.tolist(), [0], hidden, kept, seen=seen)
+        return Outcome(choice.tolist(), [0], hidden, self._layers(layers, [0]), seen=seen)
 
     def verify(self, width: int) -> Sequence[Tensor]:
         """Launch verification of the ``width`` best nodes of ``order``; ``accept`` reads the outcome."""
@@ -178,8 +178,7 @@ class TargetModel:
         tokens = rest[width : width + count]
         path = [nodes[row] for row in rows]
         seen = seen_rows(self._tree, nodes, layers[-1]) if self.gives_runners_up else None
-        kept = self._layers(layers, rows) if layers else {}
-        return Outcome(tokens, rows, hidden, kept, path, last=rows[-1], seen=seen)
+        return Outcome(tokens, rows, hidden, self._layers(layers, rows), path, last=rows[-1], seen=seen)
 
     def accept_on_host(self, outputs: Sequence[Tensor], width: int, tree: TokenTree) -> Outcome:
         """The same outcome, walked on the host: what acceptance costs where the device does not do it."""
@@ -208,17 +207,9 @@ class TargetModel:
             self._move([text.num_rows + row for row in rows], text.num_rows)
         text.num_rows += len(rows)
 
-    def _layers(self, layers: Sequence[Tensor], rows: list[int] | slice) -> dict[int, Tensor]:
-        """What drafters read of ``rows``; those that stand side by side, as they mostly do, are not copied."""
-        if not layers:
-            return {}
-        wanted = self.runner.call.hidden_layers
-        if not isinstance(rows, slice):
-            if rows[-1] >= len(rows):  # they ascend
-                places = torch.tensor(rows, device=layers[0].device)
-                return {layer: states.index_select(0, places) for layer, states in zip(wanted, layers, strict=True)}
-            rows = slice(len(rows))
-        return {layer: states[rows] for layer, states in zip(wanted, layers, strict=True)}
+    def _layers(self, layers: Sequence[Tensor], rows: Sequence[int]) -> Mapping[int, Tensor]:
+        """What drafters read of ``rows``."""
+        return LayerRows(self.runner.call.hidden_layers, layers, rows) if layers else {}
 
 
 def seen_rows(tree: TokenTree, nodes: Sequence[int], runners_up: Tensor) -> SeenRows:

@@ -121,7 +121,8 @@ def _sections(facts: Facts, tables: dict[str, pd.DataFrame]) -> list[str]:
     )
     return [
         _section("latency", "What a step costs",
-                 f"Medians with the first to last tenth as a band, inside real iterations. {limits}",
+                 "Medians with the first to last tenth as a band, inside real iterations. What verify widths cost "
+                 f"beside each other a plan has from quick turns of all of them. {limits}",
                  [_figure(figures.latency(tables)), _figure(figures.iterations(tables)),
                   _table(tables["roofline"], "roofline"), _table(tables["backends"], "packages and eager steps"),
                   _table(tables["other_ways"], "other ways to build the target's steps")],

@@ -8,6 +8,7 @@ from torch import Tensor
 from yggdrasil.drafters.heads.loading import LoadedHead
 from yggdrasil.drafters.heads.settings import HeadSettings
 from yggdrasil.drafters.heads.steps import HeadCall, HeadStep, LevelStep
+from yggdrasil.drafters.heads.waiting import WaitingStates
 from yggdrasil.drafters.steps import FinishStep
 from yggdrasil.models.buffers import HostBuffer
 from yggdrasil.models.runner import ModelRunner
@@ -46,17 +47,16 @@ class HeadDrafter:
         self.knots = knots.to(device)
         self._tokens = HostBuffer(self.head_widths[-1], device)
         size = settings.num_states * settings.target_hidden_size
-        self._states = torch.zeros(self.head_widths[-1], size, dtype=dtype, device=device)
+        states = torch.zeros(self.head_widths[-1], size, dtype=dtype, device=device)
+        self._waiting = WaitingStates(head.layers, states)
         self._features = torch.zeros(tree.num_nodes, settings.hidden_size, dtype=dtype, device=device)
         self._span, self._place = HostBuffer(2, device), HostBuffer(2, device)
         self._text = runner.text  # certain tokens but the first
         self._first: int | None = None
-        self._pending: list[Tensor] = []  # states of those that have no rows yet
-        self._last = self._states[:1].clone()  # the state before the root
         call, rows = HeadCall(loaded), torch.arange(max(widths), device=device)
         shared = [self.knots, self._features, *tree.tensors()]
         for width in self.head_widths:
-            inputs = [self._tokens.tensor[:width], self._states[:width], self._span.tensor, *shared]
+            inputs = [self._tokens.tensor[:width], states[:width], self._span.tensor, *shared]
             runner.define("head", width, HeadStep(call), inputs)
         for width in widths:
             inputs = [self._place.tensor, rows[:width]]
@@ -75,34 +75,34 @@ class HeadDrafter:
         Those of ``tokens`` must be among them, but the first, as ``num_kept`` says.
         """
         kept = self.num_kept(tokens) - 1
-        self._first, self._pending = tokens[0], []
+        self._first = tokens[0]
+        self._waiting.clear()
         self._text.begin(tokens[1:], max(kept, 0))
 
     def place_at(self, length: int, token: int) -> None:
         """Stand behind ``length`` tokens as if they had been read, with ``token`` as the root; for timing steps."""
         self._first = token
         self._text.pretend([token] * length, length - 1)
-        self._pending = [torch.zeros_like(self._last)]
+        self._waiting.clear()
+        self._waiting.again()
         self._place.write(length - 1, 1)
 
     def extend(self, tokens: Sequence[int], hidden: Mapping[int, Tensor]) -> None:
         self._text.tokens.extend(tokens)
-        self._pending.append(torch.cat([hidden[layer] for layer in self.hidden_layers], dim=-1))
+        self._waiting.add(hidden, len(tokens))
 
     def head(self, tree: TokenTree) -> None:
         """Read every certain token not read yet, each with the target's state before it."""
-        # The root's candidates are wanted even if it was read before.
-        states = torch.cat(self._pending) if self._pending else self._last
-        tokens = self._text.tokens[len(self._text.tokens) - len(states) :]
-        widest = self.head_widths[-1]
-        for first in range(0, len(tokens), widest):
-            part = tokens[first : first + widest]
-            self._tokens.write(*part)
-            self._states[: len(part)] = states[first : first + widest]
-            self._span.write(len(self._text.tokens) - len(tokens) + first, len(part))
-            self.runner.launch("head", fitting(self.head_widths, len(part)))
-        self._text.num_rows = len(self._text.tokens)
-        self._last, self._pending = states[-1:].clone(), []
+        if not len(self._waiting):  # the root's candidates are wanted even if it was read before
+            self._waiting.again()
+        tokens = self._text.tokens
+        first = len(tokens) - len(self._waiting)
+        for count in self._waiting.chunks():
+            self._tokens.write(*tokens[first : first + count])
+            self._span.write(first, count)
+            self.runner.launch("head", fitting(self.head_widths, count))
+            first += count
+        self._text.num_rows = len(tokens)
 
     def grow(self, tree: TokenTree, width: int, depth: int) -> None:
         root = len(self._text.tokens) - 1

@@ -10,6 +10,7 @@
 
 #include "counts.h"
 #include "ranking.h"
+#include "state_rows.h"
 #include "tree_ops.h"
 
 namespace yggdrasil {
@@ -37,6 +38,10 @@ int64_t yggdrasil_fill(void* counts) {
 
 int64_t yggdrasil_rank(void* ranking) {
   return yggdrasil::guarded([&] { return static_cast<yggdrasil::Ranking*>(ranking)->rank(), 0; });
+}
+
+int64_t yggdrasil_keep(void* states) {
+  return yggdrasil::guarded([&] { return static_cast<yggdrasil::StateRows*>(states)->keep(), 0; });
 }
 
 int64_t yggdrasil_move(void* rows) {

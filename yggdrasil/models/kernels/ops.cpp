@@ -129,6 +129,7 @@ TORCH_LIBRARY_FRAGMENT(yggdrasil, m) {
   m.class_<yggdrasil::Package>("Package").def(torch::init<std::string>());
   m.class_<yggdrasil::Run>("Run").def(torch::init<c10::intrusive_ptr<yggdrasil::Package>, std::vector<Tensor>>()).def("run", &yggdrasil::Run::run);
   m.class_<yggdrasil::Rows>("Rows").def(torch::init<std::vector<Tensor>, Tensor>()).def("address", &yggdrasil::Rows::address);
+  m.class_<yggdrasil::StateRows>("StateRows").def(torch::init<Tensor, int64_t, Tensor>()).def("address", &yggdrasil::StateRows::address);
   m.class_<yggdrasil::Ranking>("Ranking")
       .def(torch::init<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>())
       .def("address", &yggdrasil::Ranking::address);
