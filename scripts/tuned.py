@@ -65,28 +65,29 @@ TUNED = [
     Tuned("drafters.ngram", "_BRANCHES", "continuations of a look-up"),
     Tuned("drafters.ngram", "_MEMORY", "guesses of a match size after which older ones count half"),
 ]
+_MEMORY_ALONE = "that memory alone changes its speed is not played"
 NOT_PLAYED = {  # what else has a number there
     "engine.apart": {"_LOOK_S": "waiting for a compiler"},
     "engine.build": {"READ_WIDTH": "a size of steps"},
     "engine.conversations": {"_WORTH_KEEPING": "the smallest prefill"},
     "engine.deciding": {"PolicyPerSetting._MOST": "sampling settings that are remembered"},
     "engine.lookout": {
-        "Lookout._EVERY": "that memory alone changes its speed is not played",
-        "Lookout._WAITING": "that memory alone changes its speed is not played",
+        "Lookout._EVERY": _MEMORY_ALONE,
+        "Lookout._WAITING": _MEMORY_ALONE,
     },
     "engine.machine_speed": {
-        "MachineSpeed._WALK": "that memory alone changes its speed is not played",
-        "MachineSpeed._CORES_WALK": "that memory alone changes its speed is not played",
-        "MachineSpeed._BEGINNING": "that memory alone changes its speed is not played",
-        "MachineSpeed._CORES_BEGINNING": "that memory alone changes its speed is not played",
-        "MachineSpeed._NOISE": "that memory alone changes its speed is not played",
-        "MachineSpeed._EXTREME": "that memory alone changes its speed is not played",
-        "MachineSpeed._FARTHEST": "that memory alone changes its speed is not played",
-        "MachineSpeed._MOST": "that memory alone changes its speed is not played",
+        "MachineSpeed._WALK": _MEMORY_ALONE,
+        "MachineSpeed._CORES_WALK": _MEMORY_ALONE,
+        "MachineSpeed._BEGINNING": _MEMORY_ALONE,
+        "MachineSpeed._CORES_BEGINNING": _MEMORY_ALONE,
+        "MachineSpeed._NOISE": _MEMORY_ALONE,
+        "MachineSpeed._EXTREME": _MEMORY_ALONE,
+        "MachineSpeed._FARTHEST": _MEMORY_ALONE,
+        "MachineSpeed._MOST": _MEMORY_ALONE,
     },
     "engine.objective_policy": {
-        "ObjectivePolicy._NOTICED_EVERY": "that memory alone changes its speed is not played",
-        "ObjectivePolicy._NOTICED": "that memory alone changes its speed is not played",
+        "ObjectivePolicy._NOTICED_EVERY": _MEMORY_ALONE,
+        "ObjectivePolicy._NOTICED": _MEMORY_ALONE,
     },
     "engine.planned": {
         "_OWN_WIDTH": "of a drafter that nothing is known of",
@@ -120,8 +121,8 @@ NOT_PLAYED = {  # what else has a number there
     "drafters.ngram": {"_BOUNDARY": "no token"},
     "tree.growth": {"MIN_LOG_PROBABILITY": "the least that a calibration knows"},
     "tree.objective": {
-        "OVERLAP": "that memory alone changes its speed is not played",
-        "_TELLING": "that memory alone changes its speed is not played",
+        "OVERLAP": _MEMORY_ALONE,
+        "_TELLING": _MEMORY_ALONE,
     },
     "tree.stakes": {"_ROUNDING": "scores are kept as float32"},
     "tree.token_tree": {"NO_SCORE": "no node", "MIN_DESCENT": "an order among equals"},

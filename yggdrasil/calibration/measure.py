@@ -223,8 +223,7 @@ def _costs_at(context: int, frame: pd.DataFrame, shapes: Shapes) -> Costs:
         return float(np.median(part.loc[part["stage"] == stage, "ms"]))
 
     plain_ms = median(plain, "plain")
-    verify = passes_at(measured, plain_ms)
-    envelope = lower_envelope(verify)
+    envelope = lower_envelope(passes_at(measured, plain_ms))
     by_draft_width = _by_width(drafted[drafted["stage"] == "draft_steps"], "width") if shapes.draft_widths else []
     draft = {w: _draft_line(part) for w, part in by_draft_width}
     steps = {width: step for width, (step, _) in draft.items()}  # a narrower step never costs more: that is noise
