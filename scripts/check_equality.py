@@ -35,7 +35,7 @@ from yggdrasil.errors import YggdrasilError
 from yggdrasil.models.source import Source
 from yggdrasil.prompts import encode_prompt, read_prompt_sets
 from yggdrasil.scheduling.plan import ModelRef, Plan, Shapes
-from yggdrasil.tree.objective import TreeShape
+from yggdrasil.tree.shape import TreeShape
 
 T = TypeVar("T")
 SETTINGS = {

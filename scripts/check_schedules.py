@@ -34,7 +34,7 @@ from yggdrasil.prompts import encode_prompt, read_prompts
 from yggdrasil.scheduling.executors import InOrderExecutor, ThreadedExecutor
 from yggdrasil.scheduling.plan import Plan, Shapes
 from yggdrasil.scheduling.stages import DEFAULT_ORDER, STAGES, Schedule, all_variants
-from yggdrasil.tree.objective import TreeShape
+from yggdrasil.tree.shape import TreeShape
 
 SHAPES = Shapes(max_length=512, draft_widths=(1, 2, 4), max_depth=4, candidates=4, verify_widths=(1, 4, 8, 16))
 TREES = (TreeShape(1, 4, 4), TreeShape(2, 3, 8), TreeShape(4, 4, 16), TreeShape(4, 2, 8))

@@ -33,7 +33,8 @@ from yggdrasil.predictor.evidence import Evidence
 from yggdrasil.predictor.repeats import foretold
 from yggdrasil.prompts import encode_prompt, read_prompts
 from yggdrasil.scheduling.plan import Plan
-from yggdrasil.tree.objective import Objective, TreeShape
+from yggdrasil.tree.objective import Objective
+from yggdrasil.tree.shape import TreeShape
 
 console = Console(stderr=True)
 

@@ -29,7 +29,8 @@ from yggdrasil.models.selfcheck import check_tree_attention
 from yggdrasil.models.widening import ModelShape, read_shape, resolve_shape, widen_in_memory
 from yggdrasil.predictor.bundle import Learned
 from yggdrasil.scheduling.plan import Plan, Shapes
-from yggdrasil.tree.objective import StepCosts, TreeShape, lower_envelope
+from yggdrasil.tree.shape import TreeShape
+from yggdrasil.tree.step_costs import StepCosts, lower_envelope
 
 ROOT = Path(__file__).resolve().parent.parent
 BUNDLED = ROOT / "yggdrasil" / "assets" / "tiny"

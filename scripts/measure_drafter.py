@@ -54,7 +54,8 @@ from yggdrasil.training.objective import Teacher, hits_of
 from yggdrasil.training.settings import SHOWN
 from yggdrasil.training.start import tables
 from yggdrasil.training.windows import Window
-from yggdrasil.tree.objective import StepCosts, TreeShape
+from yggdrasil.tree.shape import TreeShape
+from yggdrasil.tree.step_costs import StepCosts
 
 DEPTH, WIDTH, ROWS = 4, 4, (8, 16)
 CHAIN, TREES = TreeShape(1, DEPTH, 1 + DEPTH), {f"tree, {n} rows": TreeShape(WIDTH, DEPTH, n) for n in ROWS}

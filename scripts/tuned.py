@@ -120,11 +120,11 @@ NOT_PLAYED = {  # what else has a number there
     },
     "drafters.ngram": {"_BOUNDARY": "no token"},
     "tree.growth": {"MIN_LOG_PROBABILITY": "the least that a calibration knows"},
-    "tree.objective": {
+    "tree.stakes": {"_ROUNDING": "scores are kept as float32"},
+    "tree.step_costs": {
         "OVERLAP": _MEMORY_ALONE,
         "_TELLING": _MEMORY_ALONE,
     },
-    "tree.stakes": {"_ROUNDING": "scores are kept as float32"},
     "tree.token_tree": {"NO_SCORE": "no node", "MIN_DESCENT": "an order among equals"},
 }
 

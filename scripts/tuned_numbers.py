@@ -37,7 +37,8 @@ from yggdrasil.profiling.traces import TraceSet
 from yggdrasil.prompts import encode_prompt, read_prompts
 from yggdrasil.scheduling.plan import Plan
 from yggdrasil.scheduling.stages import is_head_first
-from yggdrasil.tree.objective import StepCosts, least_useful
+from yggdrasil.tree.objective import least_useful
+from yggdrasil.tree.step_costs import StepCosts
 
 ANSWERED, LONGEST_PROMPT = 48, 128  # tokens of a pair's text
 OF_A_PAIR = """;

@@ -11,7 +11,7 @@ from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria,
 import yggdrasil
 from yggdrasil.engine.policy import FixedPolicy
 from yggdrasil.errors import YggdrasilError
-from yggdrasil.tree.objective import TreeShape
+from yggdrasil.tree.shape import TreeShape
 
 PROMPT = torch.tensor([TEXT[:12]])
 GREEDY = {"do_sample": False, "max_new_tokens": 24, "pad_token_id": 0}

@@ -23,7 +23,7 @@ from yggdrasil.engine.policy import FixedPolicy
 from yggdrasil.models.facts import load_tokenizer
 from yggdrasil.models.loading import load_model
 from yggdrasil.scheduling.plan import Shapes
-from yggdrasil.tree.objective import TreeShape
+from yggdrasil.tree.shape import TreeShape
 
 ASSETS = ROOT / "yggdrasil" / "assets" / "tiny"
 SCRIPTS = ROOT / "scripts"

@@ -31,7 +31,7 @@ from yggdrasil.models.source import Source
 from yggdrasil.models.usual_weights import usual_weights
 from yggdrasil.prompts import encode_chat, encode_prompt, read_prompts
 from yggdrasil.scheduling.plan import Plan
-from yggdrasil.tree.objective import TreeShape
+from yggdrasil.tree.shape import TreeShape
 
 pytestmark = pytest.mark.compiled
 COUNT = 24

@@ -11,7 +11,7 @@ from yggdrasil.bench.policies import plan_ablations
 from yggdrasil.engine.planned import planned_policy
 from yggdrasil.engine.policy import Decision
 from yggdrasil.scheduling.stages import DEFAULT_ORDER, HEAD_FIRST_ORDER
-from yggdrasil.tree.objective import PLAIN_STEP, TreeShape
+from yggdrasil.tree.shape import PLAIN_STEP, TreeShape
 
 PROMPT, COUNT = TEXT[:20], 40
 

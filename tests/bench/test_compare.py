@@ -19,7 +19,7 @@ from yggdrasil.models.compiled import BuildClock
 from yggdrasil.predictor.repeats import foretold
 from yggdrasil.prompts import Place, Prompt
 from yggdrasil.scheduling.plan import ModelRef
-from yggdrasil.tree.objective import TreeShape
+from yggdrasil.tree.shape import TreeShape
 
 
 def prompt_of(pair, name, first, category):

@@ -20,7 +20,7 @@ from yggdrasil.engine.policy import FixedPolicy
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.scheduling.plan import Costs, Expectation, ModelRef, Plan
 from yggdrasil.scheduling.stages import DEFAULT_ORDER
-from yggdrasil.tree.objective import TreeShape
+from yggdrasil.tree.shape import TreeShape
 
 EFFORT = Effort(prompts=2, held_back=1, max_new_tokens=10, max_budgets=1, temperatures=(0.0, 30.0))
 TREE = FixedPolicy(TreeShape(2, 2, 8))

@@ -11,7 +11,7 @@ from yggdrasil.drafters import NGramDrafter
 from yggdrasil.engine.policy import PLAIN_POLICY, FixedPolicy
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.scheduling.plan import Shapes
-from yggdrasil.tree.objective import TreeShape
+from yggdrasil.tree.shape import TreeShape
 
 PROMPTS = {"a": TEXT[:9], "b": TEXT[9:30]}
 COUNT = 24

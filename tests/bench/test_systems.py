@@ -18,7 +18,7 @@ from yggdrasil.engine.policy import FixedPolicy
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.models.compiled import BuildClock
 from yggdrasil.prompts import Prompt
-from yggdrasil.tree.objective import TreeShape
+from yggdrasil.tree.shape import TreeShape
 
 PROMPTS = {"a": TEXT[:9], "b": TEXT[9:30], "c": TEXT[30:50]}
 COUNT = 24

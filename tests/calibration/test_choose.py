@@ -23,7 +23,8 @@ from yggdrasil.predictor.bundle import Learned
 from yggdrasil.predictor.repeats import share_foretold
 from yggdrasil.profiling.tally import Totals
 from yggdrasil.scheduling.plan import Expectation
-from yggdrasil.tree.objective import PLAIN_STEP, StepCosts, TreeShape
+from yggdrasil.tree.shape import PLAIN_STEP, TreeShape
+from yggdrasil.tree.step_costs import StepCosts
 
 COSTS = StepCosts(0.1, {1: 0.1, 2: 0.11, 4: 0.12}, {w: 1 + 0.02 * w for w in SHAPES.verify_widths}, 0.05, 1.05)
 

@@ -39,7 +39,8 @@ from yggdrasil.models.facts import load_tokenizer
 from yggdrasil.models.loading import load_model
 from yggdrasil.models.side_by_side import Rows
 from yggdrasil.scheduling.plan import resolve_source
-from yggdrasil.tree.objective import StepCosts, least_useful
+from yggdrasil.tree.objective import least_useful
+from yggdrasil.tree.step_costs import StepCosts
 
 TARGET = resolve_source("yggdrasil:assets/tiny/target")
 WORDS = ("The first of", "def add(a, b):", "In winter the old town by the sea is quiet, and", "1 2 3 4")

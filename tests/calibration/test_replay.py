@@ -18,7 +18,9 @@ from yggdrasil.engine.objective_policy import ObjectivePolicy
 from yggdrasil.engine.policy import PLAIN_POLICY, Decision, FixedPolicy
 from yggdrasil.predictor.acceptance import AcceptanceCalibration
 from yggdrasil.profiling.traces import TraceSet
-from yggdrasil.tree.objective import PLAIN_STEP, ShapeChooser, StepCosts, TreeShape
+from yggdrasil.tree.objective import ShapeChooser
+from yggdrasil.tree.shape import PLAIN_STEP, TreeShape
+from yggdrasil.tree.step_costs import StepCosts
 
 COSTS = StepCosts(0.1, {1: 0.1, 2: 0.11, 4: 0.12}, {w: 1 + 0.05 * w for w in SHAPES.verify_widths}, 0.05, 1.1)
 MAKE_FREE = {

@@ -32,7 +32,7 @@ from yggdrasil.scheduling.costs import COLUMNS, LOOP, StageCosts, schedule_code
 from yggdrasil.scheduling.plan import ModelRef, Plan
 from yggdrasil.scheduling.search import AcceptedLengths, Space, search
 from yggdrasil.scheduling.stages import NAMED_VARIANTS, NAMED_WITH_STATES, STAGES, Schedule
-from yggdrasil.tree.objective import TreeShape
+from yggdrasil.tree.shape import TreeShape
 
 FEW = replace(SHAPES, draft_widths=(1, 2), max_depth=3, verify_widths=(1, 2, 4))
 

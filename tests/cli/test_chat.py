@@ -11,7 +11,7 @@ from yggdrasil.cli import main
 from yggdrasil.engine.options import RequestSettings
 from yggdrasil.engine.policy import FixedPolicy
 from yggdrasil.errors import Terminated, YggdrasilError
-from yggdrasil.tree.objective import TreeShape
+from yggdrasil.tree.shape import TreeShape
 
 TREE = FixedPolicy(TreeShape(2, 3, 8))
 COUNT = 9

@@ -11,7 +11,7 @@ from yggdrasil.cli import comparing, main, rules
 from yggdrasil.engine.policy import FixedPolicy
 from yggdrasil.errors import Interrupted, YggdrasilError
 from yggdrasil.prompts import Prompt
-from yggdrasil.tree.objective import TreeShape
+from yggdrasil.tree.shape import TreeShape
 
 PROMPTS = [Prompt(str(i), text) for i, text in enumerate(("hello there", "tons of tin", "a red hat", "one more"))]
 SETTINGS = {"max_new_tokens": 6, "max_prompt_tokens": None, "ignore_eos": True}

@@ -13,7 +13,7 @@ from yggdrasil.engine.options import RequestOptions, RequestSettings
 from yggdrasil.engine.policy import PLAIN_POLICY, FixedPolicy
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.scheduling.plan import Shapes
-from yggdrasil.tree.objective import TreeShape
+from yggdrasil.tree.shape import TreeShape
 
 TREE = FixedPolicy(TreeShape(2, 3, 8))
 NAN, INF = float("nan"), float("inf")

@@ -7,7 +7,7 @@ from yggdrasil.engine.policy import FixedPolicy
 from yggdrasil.engine.promises import KeptPromises
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.models.compiled import BuildClock
-from yggdrasil.tree.objective import TreeShape
+from yggdrasil.tree.shape import TreeShape
 
 LOADING_NS = 1
 

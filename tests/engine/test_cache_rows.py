@@ -5,7 +5,7 @@ import torch
 from tiny_pair import SHAPES, TEXT, addresses, cache_rows
 
 from yggdrasil.engine.policy import PLAIN_POLICY, Decision, FixedPolicy
-from yggdrasil.tree.objective import PLAIN_STEP, TreeShape
+from yggdrasil.tree.shape import PLAIN_STEP, TreeShape
 
 PROMPT = TEXT[:21]
 TOLERANCE = {"atol": 1e-4, "rtol": 1e-4}

@@ -16,7 +16,7 @@ from yggdrasil.errors import YggdrasilError
 from yggdrasil.models.graphs import Recorder
 from yggdrasil.scheduling.executors import InOrderExecutor
 from yggdrasil.scheduling.stages import HEAD_FIRST_ORDER, STAGES, Schedule
-from yggdrasil.tree.objective import TreeShape
+from yggdrasil.tree.shape import TreeShape
 
 NUM_TOKENS = 60
 # Operators whose result the host needs at once: on a GPU each would wait for the device, and none can be captured.

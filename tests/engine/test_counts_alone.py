@@ -15,7 +15,8 @@ from yggdrasil.engine.objective_policy import ObjectivePolicy
 from yggdrasil.engine.policy import FreeTreePolicy
 from yggdrasil.engine.promises import KeptPromises
 from yggdrasil.errors import YggdrasilError
-from yggdrasil.tree.objective import StepCosts, TreeShape
+from yggdrasil.tree.shape import TreeShape
+from yggdrasil.tree.step_costs import StepCosts
 
 WIDTHS = (1, 2, 4, 8)
 COSTS = StepCosts(0.01, {1: 0.01}, {1: 1.0, 2: 1.1, 4: 1.3, 8: 2.0}, overhead_ms=0.1, plain_ms=1.0)

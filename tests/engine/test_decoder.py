@@ -5,7 +5,7 @@ from tiny_pair import SHAPES, TEXT, VOCAB_SIZE, byte_tokenizer, make_pair
 
 from yggdrasil.engine.policy import PLAIN_POLICY, FixedPolicy
 from yggdrasil.errors import YggdrasilError
-from yggdrasil.tree.objective import TreeShape
+from yggdrasil.tree.shape import TreeShape
 
 TREE = FixedPolicy(TreeShape(2, 3, 8))
 

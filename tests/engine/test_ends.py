@@ -15,7 +15,7 @@ from yggdrasil.engine.policy import PLAIN_POLICY, FixedPolicy
 from yggdrasil.engine.text import TextStream
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.scheduling.plan import Shapes
-from yggdrasil.tree.objective import TreeShape
+from yggdrasil.tree.shape import TreeShape
 
 PROMPT = TEXT[:20]
 BLOCK = FixedPolicy(TreeShape(1, 4, 8))  # five tokens an iteration with a drafter that is always right

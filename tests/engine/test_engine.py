@@ -14,7 +14,8 @@ from yggdrasil.engine.objective_policy import ObjectivePolicy
 from yggdrasil.engine.policy import PLAIN_POLICY, Decision, FixedPolicy
 from yggdrasil.engine.promises import KeptPromises
 from yggdrasil.scheduling.plan import Shapes
-from yggdrasil.tree.objective import StepCosts, TreeShape
+from yggdrasil.tree.shape import TreeShape
+from yggdrasil.tree.step_costs import StepCosts
 
 PROMPT = TEXT[:20]
 NUM_TOKENS = 60

@@ -16,8 +16,9 @@ from yggdrasil.engine.policy import Decision, FixedPolicy
 from yggdrasil.engine.promises import KeptPromises
 from yggdrasil.scheduling.executors import InOrderExecutor, ThreadedExecutor
 from yggdrasil.scheduling.stages import Schedule, all_variants
-from yggdrasil.tree.objective import PLAIN_STEP, StepCosts, TreeShape
+from yggdrasil.tree.shape import PLAIN_STEP, TreeShape
 from yggdrasil.tree.stakes import NO_STAKES
+from yggdrasil.tree.step_costs import StepCosts
 
 LOOPING = TEXT[:6] * 5  # what follows is the model's own; the prompt alone repeats
 EVERY = [Schedule.of(variants).labels for variants in all_variants()]

@@ -12,7 +12,8 @@ from yggdrasil.engine.text import TextStream
 from yggdrasil.engine.trace import Trace
 from yggdrasil.predictor.evidence import EvidenceSizes
 from yggdrasil.scheduling.stages import HEAD_FIRST_ORDER
-from yggdrasil.tree.objective import PLAIN_STEP, StepCosts, TreeShape
+from yggdrasil.tree.shape import PLAIN_STEP, TreeShape
+from yggdrasil.tree.step_costs import StepCosts
 
 PROMPT = TEXT[:20]
 NUM_TOKENS = 50

@@ -1,7 +1,7 @@
 """When a pass is asked to be narrow so that it tells how slow memory is."""
 
 from yggdrasil.engine.lookout import Lookout
-from yggdrasil.tree.objective import StepCosts
+from yggdrasil.tree.step_costs import StepCosts
 
 
 def costs(**verify_ms):

@@ -10,7 +10,8 @@ import pytest
 from yggdrasil.engine.machine_speed import MachineSpeed
 from yggdrasil.engine.objective_policy import ObjectivePolicy
 from yggdrasil.engine.policy import Decision
-from yggdrasil.tree.objective import OVERLAP, PLAIN_STEP, StepCosts, TreeShape
+from yggdrasil.tree.shape import PLAIN_STEP, TreeShape
+from yggdrasil.tree.step_costs import OVERLAP, StepCosts
 
 READ_SHARES = {1: 1.0, 6: 0.55, 8: 0.22, 16: 0.002}
 # Of a real target on two cores while memory was fast: eight rows cost a tenth more than six.

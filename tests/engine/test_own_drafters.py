@@ -8,7 +8,7 @@ from tiny_pair import TEXT, VOCAB_SIZE
 
 from yggdrasil.engine.policy import FixedPolicy
 from yggdrasil.errors import YggdrasilError
-from yggdrasil.tree.objective import TreeShape
+from yggdrasil.tree.shape import TreeShape
 
 PROMPT, COUNT = TEXT[:20], 16
 TREE = FixedPolicy(TreeShape(2, 2, 4))

@@ -16,7 +16,7 @@ from yggdrasil.engine.parity import ProbeText, measure_parity
 from yggdrasil.engine.policy import FixedPolicy
 from yggdrasil.models.loading import prepare_model
 from yggdrasil.models.parity import ParityReport, read_tolerance
-from yggdrasil.tree.objective import TreeShape
+from yggdrasil.tree.shape import TreeShape
 
 TEXTS = [ProbeText("a", TEXT[:12]), ProbeText("b", TEXT[20:29])]
 EGT = FixedPolicy(TreeShape(2, 3, 8))

@@ -11,7 +11,9 @@ from yggdrasil.engine.objective_policy import ObjectivePolicy
 from yggdrasil.engine.policy import PLAIN_POLICY, Decision, FixedPolicy
 from yggdrasil.predictor.depth import DepthPredictor
 from yggdrasil.predictor.evidence import EvidenceSizes
-from yggdrasil.tree.objective import CLEARLY_BETTER, PLAIN_STEP, StepCosts, TreeShape
+from yggdrasil.tree.objective import CLEARLY_BETTER
+from yggdrasil.tree.shape import PLAIN_STEP, TreeShape
+from yggdrasil.tree.step_costs import StepCosts
 
 MAX_DEPTH, DRAFT_WIDTHS, VERIFY_WIDTHS, HIDDEN_SIZE = 4, (1, 2, 4), (1, 2, 4, 8), 6
 

@@ -5,7 +5,7 @@ from yggdrasil.acceptance.speculation import DEFAULT as MATCH
 from yggdrasil.acceptance.speculation import Speculation
 from yggdrasil.engine.deciding import PolicyPerSetting
 from yggdrasil.engine.policy import FixedPolicy
-from yggdrasil.tree.objective import TreeShape
+from yggdrasil.tree.shape import TreeShape
 
 
 class Learning(FixedPolicy):

@@ -13,7 +13,7 @@ from yggdrasil.acceptance.coins import SeededCoins
 from yggdrasil.acceptance.sampling import SamplingParams
 from yggdrasil.acceptance.speculation import DEFAULT, OFF, Speculation
 from yggdrasil.engine.policy import FixedPolicy
-from yggdrasil.tree.objective import TreeShape
+from yggdrasil.tree.shape import TreeShape
 
 PROMPT = list(TEXT[:20])
 EGT = FixedPolicy(TreeShape(2, 3, 8))

@@ -11,7 +11,7 @@ from yggdrasil.engine.policy import FixedPolicy, FreeTreePolicy
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.models.traced import NUM_RUNNERS_UP, likeliest_tokens
 from yggdrasil.scheduling.stages import Schedule
-from yggdrasil.tree.objective import TreeShape
+from yggdrasil.tree.shape import TreeShape
 
 PROMPT, COUNT = TEXT[:24], 40
 SCHEDULES = {"device": {}, "host": {"accept": "host"}, "ahead": {"head_draft": "ahead", "tail_draft": "ahead"}}

@@ -11,7 +11,7 @@ from yggdrasil.drafters.options import NGramOptions
 from yggdrasil.engine.policy import PLAIN_POLICY, FixedPolicy
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.predictor.evidence import RepetitionFigures
-from yggdrasil.tree.objective import TreeShape
+from yggdrasil.tree.shape import TreeShape
 
 PROMPT = TEXT[:21]
 TREE = FixedPolicy(TreeShape(4, 4, 16))

@@ -20,7 +20,7 @@ from yggdrasil.engine.logit_target import LogitTarget
 from yggdrasil.engine.policy import FixedPolicy
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.scheduling.plan import Shapes
-from yggdrasil.tree.objective import TreeShape
+from yggdrasil.tree.shape import TreeShape
 
 PROMPT = TEXT[:20]
 EGT = FixedPolicy(TreeShape(2, 3, 8))

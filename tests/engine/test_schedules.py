@@ -12,7 +12,7 @@ from tiny_pair import SHAPES, TEXT, cache_rows
 from yggdrasil.engine.policy import Decision, FixedPolicy
 from yggdrasil.scheduling.executors import InOrderExecutor, ThreadedExecutor
 from yggdrasil.scheduling.stages import NAMED_VARIANTS, Schedule, all_variants
-from yggdrasil.tree.objective import PLAIN_STEP, TreeShape
+from yggdrasil.tree.shape import PLAIN_STEP, TreeShape
 
 PROMPT = TEXT[:20]
 EVERY = [Schedule.of(variants).labels for variants in all_variants()]

@@ -16,8 +16,9 @@ from yggdrasil.engine.free_trees import FreeTrees
 from yggdrasil.engine.objective_policy import ObjectivePolicy
 from yggdrasil.engine.ranking import Ranking
 from yggdrasil.models.kernels import is_native
-from yggdrasil.tree.objective import StepCosts, TreeShape
+from yggdrasil.tree.shape import TreeShape
 from yggdrasil.tree.stakes import NO_STAKES, Race
+from yggdrasil.tree.step_costs import StepCosts
 from yggdrasil.tree.token_tree import NO_SCORE, TokenTree
 
 WIDTHS = (1, 2, 4, 8, 16, 32)

@@ -7,7 +7,7 @@ from tiny_pair import TEXT
 
 from yggdrasil.engine.policy import FixedPolicy
 from yggdrasil.engine.trace import Trace
-from yggdrasil.tree.objective import PLAIN_STEP, TreeShape
+from yggdrasil.tree.shape import PLAIN_STEP, TreeShape
 
 
 def hand_made_trace():

@@ -10,7 +10,7 @@ from tiny_pair import TEXT
 from yggdrasil import SamplingParams, Speculation
 from yggdrasil.engine.policy import FixedPolicy
 from yggdrasil.errors import YggdrasilError
-from yggdrasil.tree.objective import TreeShape
+from yggdrasil.tree.shape import TreeShape
 
 TREE = FixedPolicy(TreeShape(2, 3, 8))
 NUM_THREADS, ROUNDS = 8, 6

@@ -15,7 +15,7 @@ from yggdrasil.export.choosing import ModelDrafter, choose_draft_model, choose_l
 from yggdrasil.export.costs import EngineCosts
 from yggdrasil.export.settings import ENGINES, Settings, plainly
 from yggdrasil.scheduling.search import AcceptedLengths
-from yggdrasil.tree.objective import TreeShape
+from yggdrasil.tree.shape import TreeShape
 
 LOOPS = [Document([1, 2, 3, 4] * 3, [1, 2, 3, 4] * 12), Document([5, 6, 7] * 4, [5, 6, 7] * 16)]
 NOTHING_AGAIN = [Document(list(range(20)), list(range(20, 80)))]

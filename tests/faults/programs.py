@@ -160,7 +160,7 @@ def _decode_checkpoint(
     from yggdrasil.models.loading import load_model
     from yggdrasil.models.selfcheck import check_tree_attention
     from yggdrasil.scheduling.plan import Shapes
-    from yggdrasil.tree.objective import TreeShape
+    from yggdrasil.tree.shape import TreeShape
 
     tokenizer = load_tokenizer(source)
     model = load_model(source, getattr(torch, dtype), torch.device("cpu"), 1)

@@ -18,7 +18,7 @@ from yggdrasil.models.compiled import InProcessStep
 from yggdrasil.models.kernels import portable
 from yggdrasil.models.loading import prepare_model
 from yggdrasil.scheduling.plan import Shapes
-from yggdrasil.tree.objective import TreeShape
+from yggdrasil.tree.shape import TreeShape
 
 DEVICE = torch.device("cuda")
 PROMPT = TEXT[:20]

@@ -20,7 +20,7 @@ from yggdrasil.models.kernels import is_native
 from yggdrasil.models.kernels.shims import c_shims
 from yggdrasil.models.loading import load_model, prepare_model
 from yggdrasil.scheduling.plan import Shapes
-from yggdrasil.tree.objective import TreeShape
+from yggdrasil.tree.shape import TreeShape
 
 PROMPT = TEXT[:12]
 SHAPES = Shapes(max_length=80, draft_widths=(2,), max_depth=3, candidates=2, verify_widths=(1, 4), prefill_widths=(8,))

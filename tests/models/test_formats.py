@@ -14,7 +14,7 @@ from yggdrasil.models.formats.rounding import rounding_to
 from yggdrasil.models.formats.rows import FORMATS, QuantisedRows
 from yggdrasil.models.loading import prepare_model
 from yggdrasil.scheduling.plan import Shapes
-from yggdrasil.tree.objective import TreeShape
+from yggdrasil.tree.shape import TreeShape
 
 ops = torch.ops.yggdrasil
 pytestmark = pytest.mark.skipif(not kernels.is_native(), reason="no C++ compiler on this machine")

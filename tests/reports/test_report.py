@@ -24,7 +24,7 @@ from yggdrasil.reports.text import show
 from yggdrasil.reports.trees import record_trees
 from yggdrasil.scheduling.plan import Expectation, LeftOut, ModelRef, Plan, Searched, SearchResult
 from yggdrasil.scheduling.stages import NAMED_VARIANTS, Schedule
-from yggdrasil.tree.objective import TreeShape
+from yggdrasil.tree.shape import TreeShape
 
 SHAPE = (1, 3, 4)
 

@@ -15,7 +15,7 @@ from yggdrasil.errors import YggdrasilError
 from yggdrasil.scheduling.costs import COLUMNS, LOOP, TIMES, StageCosts, schedule_code
 from yggdrasil.scheduling.search import AcceptedLengths, Space, predict_ms, search
 from yggdrasil.scheduling.stages import NAMED_VARIANTS, Schedule, all_variants
-from yggdrasil.tree.objective import TreeShape
+from yggdrasil.tree.shape import TreeShape
 
 DRAFT_WIDTHS, VERIFY_WIDTHS, MAX_DEPTH = (1, 2, 4), (1, 2, 4, 8, 16), 6
 

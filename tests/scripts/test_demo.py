@@ -12,7 +12,7 @@ from yggdrasil.bench.compare import compare
 from yggdrasil.bench.divergence import Divergence
 from yggdrasil.engine.policy import FixedPolicy
 from yggdrasil.prompts import HELD_OUT_CHAT_PROMPTS, Prompt, read_prompts
-from yggdrasil.tree.objective import TreeShape
+from yggdrasil.tree.shape import TreeShape
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 TIE = Divergence(0, 1, 2, 1, 0.0, 0.1, "tie")

@@ -9,7 +9,7 @@ from tiny_pair import TEXT
 from yggdrasil.acceptance.sampling import SamplingParams
 from yggdrasil.engine.policy import FixedPolicy
 from yggdrasil.errors import YggdrasilError
-from yggdrasil.tree.objective import TreeShape
+from yggdrasil.tree.shape import TreeShape
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from yggdrasil.calibration.own_text import Document
 from yggdrasil.drafters.belief import Belief
 from yggdrasil.drafters.counts import CountsDrafter
 from yggdrasil.engine.objective_policy import ObjectivePolicy
-from yggdrasil.tree.objective import StepCosts
+from yggdrasil.tree.step_costs import StepCosts
 
 PACKAGE = Path(yggdrasil.__file__).parent
 PAGE = PACKAGE.parent / "docs" / "tuned-numbers.md"

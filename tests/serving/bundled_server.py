@@ -21,7 +21,7 @@ from yggdrasil.serving.app import create_app
 from yggdrasil.serving.outlet import OpenProtocol
 from yggdrasil.serving.settings import ServerSettings
 from yggdrasil.serving.worker import Worker
-from yggdrasil.tree.objective import TreeShape
+from yggdrasil.tree.shape import TreeShape
 
 MODEL = "tiny"
 ASSETS = Path(yggdrasil.__file__).parent / "assets" / "tiny"

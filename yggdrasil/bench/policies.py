@@ -10,8 +10,10 @@ from yggdrasil.predictor.bundle import Learned
 from yggdrasil.predictor.evidence import Evidence
 from yggdrasil.scheduling.plan import Plan
 from yggdrasil.scheduling.stages import is_head_first
-from yggdrasil.tree.objective import StepCosts, TreeShape, choose_verify_width
+from yggdrasil.tree.objective import choose_verify_width
+from yggdrasil.tree.shape import TreeShape
 from yggdrasil.tree.stakes import NO_STAKES, Stakes
+from yggdrasil.tree.step_costs import StepCosts
 from yggdrasil.tree.widths import fitting_or_widest
 
 

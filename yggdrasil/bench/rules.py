@@ -13,7 +13,7 @@ from yggdrasil.engine.decoder import Decoder
 from yggdrasil.engine.policy import FixedPolicy
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.scheduling.plan import Shapes
-from yggdrasil.tree.objective import TreeShape
+from yggdrasil.tree.shape import TreeShape
 
 SEED = 0
 PLAIN, BY_PLAN, K_ARY = "off", "match, by plan", "match, k-ary"

@@ -19,7 +19,6 @@ from yggdrasil.engine.engine import Engine
 from yggdrasil.engine.policy import PLAIN_POLICY, FixedPolicy, Policy
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.models.compiled import Backend
-from yggdrasil.tree.objective import StepCosts, TreeShape
 from yggdrasil.tree.rivals.eagle2 import Eagle2
 from yggdrasil.tree.rivals.k_ary import k_ary
 from yggdrasil.tree.rivals.merged import MergedSequences
@@ -27,6 +26,8 @@ from yggdrasil.tree.rivals.opt_tree import OptTree
 from yggdrasil.tree.rivals.protocol import Growth, StaticGrowth
 from yggdrasil.tree.rivals.sequence import sequence
 from yggdrasil.tree.rivals.sequoia import SequoiaTables, choose_size, sequoia
+from yggdrasil.tree.shape import TreeShape
+from yggdrasil.tree.step_costs import StepCosts
 from yggdrasil.tree.widths import fitting
 
 MAX_LEVEL_WIDTH = 16  # of trees that would draft as many nodes a level as they verify

@@ -24,7 +24,9 @@ from yggdrasil.predictor.training import train_depth_predictor
 from yggdrasil.profiling.tally import Totals
 from yggdrasil.profiling.traces import TraceSet
 from yggdrasil.scheduling.plan import DepthSource, Expectation
-from yggdrasil.tree.objective import PLAIN_STEP, ShapeChooser, StepCosts, TreeShape, choose_verify_width
+from yggdrasil.tree.objective import ShapeChooser, choose_verify_width
+from yggdrasil.tree.shape import PLAIN_STEP, TreeShape
+from yggdrasil.tree.step_costs import StepCosts
 
 CONTEXT = 0  # the simulation knows one context length
 MEAN: DepthSource = "mean"

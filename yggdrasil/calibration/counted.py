@@ -14,7 +14,8 @@ from yggdrasil.drafters.options import CountsOptions
 from yggdrasil.drafters.protocol import FreeDrafter, together
 from yggdrasil.drafters.table import Table
 from yggdrasil.scheduling.plan import Expectation
-from yggdrasil.tree.objective import StepCosts, least_useful
+from yggdrasil.tree.objective import least_useful
+from yggdrasil.tree.step_costs import StepCosts
 
 _HELD_OUT_EVERY = 10  # documents for the prediction; the others are learned from
 

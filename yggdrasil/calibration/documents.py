@@ -19,7 +19,7 @@ from yggdrasil.errors import YggdrasilError
 from yggdrasil.predictor.acceptance import AcceptanceCalibration
 from yggdrasil.profiling.traces import TraceSet
 from yggdrasil.prompts import Prompt, encode_prompt
-from yggdrasil.tree.objective import TreeShape
+from yggdrasil.tree.shape import TreeShape
 
 FIRST_PASS_DOCUMENTS = 4
 LEAST_LENGTH = 56  # of a context, beside the deepest tree: a prompt, and some iterations of every shape behind it

@@ -13,7 +13,7 @@ from yggdrasil.engine.policy import FreeTreePolicy, Policy
 from yggdrasil.predictor.repeats import share_foretold
 from yggdrasil.profiling.tally import Totals
 from yggdrasil.scheduling.plan import Expectation
-from yggdrasil.tree.objective import StepCosts
+from yggdrasil.tree.step_costs import StepCosts
 
 
 def foresee(

@@ -20,7 +20,8 @@ from yggdrasil.models.source import Source
 from yggdrasil.models.traced import RUNNERS_UP
 from yggdrasil.prompts import encode_prompt, read_prompts
 from yggdrasil.scheduling.plan import Expectation
-from yggdrasil.tree.objective import StepCosts, least_useful
+from yggdrasil.tree.objective import least_useful
+from yggdrasil.tree.step_costs import StepCosts
 
 OWN_TEXT = "own-text.json"  # how long the target has written already
 FORESEEN = 4  # documents decoded to predict by, where the target has written no text of its own

@@ -25,8 +25,9 @@ from yggdrasil.errors import YggdrasilError
 from yggdrasil.predictor.evidence import Evidence
 from yggdrasil.scheduling.executors import InOrderExecutor
 from yggdrasil.scheduling.plan import Costs, Shapes
-from yggdrasil.tree.objective import PLAIN_STEP, TreeShape, lower_envelope
+from yggdrasil.tree.shape import PLAIN_STEP, TreeShape
 from yggdrasil.tree.stakes import NO_STAKES, Stakes, stakes_of
+from yggdrasil.tree.step_costs import lower_envelope
 
 COLUMNS = ("context", "cycle", "width", "depth", "verify_width", "stage", "ms")
 SHALLOW = 2  # the other measured depth is the deepest

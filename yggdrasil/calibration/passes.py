@@ -14,7 +14,7 @@ from yggdrasil.calibration.step_times import timed_steps
 from yggdrasil.engine.build import Assembly
 from yggdrasil.models.one_thread import one_thread
 from yggdrasil.profiling.roofline import wait_for
-from yggdrasil.tree.objective import OVERLAP
+from yggdrasil.tree.step_costs import OVERLAP
 
 PASS = "pass"  # the stage of these samples; their cycle is the turn
 TURNS = 12

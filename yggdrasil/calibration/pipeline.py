@@ -54,7 +54,7 @@ from yggdrasil.models.source import Source
 from yggdrasil.prompts import read_prompts
 from yggdrasil.scheduling.plan import Costs, LeftOut, ModelRef, Plan, Shapes, portable_source
 from yggdrasil.scheduling.stages import DEFAULT_ORDER, HEAD_FIRST_ORDER
-from yggdrasil.tree.objective import StepCosts
+from yggdrasil.tree.step_costs import StepCosts
 
 
 def calibrate(settings: CalibrationSettings, reporter: Reporter) -> Path:

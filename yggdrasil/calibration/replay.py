@@ -23,7 +23,8 @@ from yggdrasil.engine.promises import KeptPromises
 from yggdrasil.predictor.evidence import Float32Array
 from yggdrasil.profiling.tally import ShapeTally, Totals
 from yggdrasil.profiling.traces import TraceSet
-from yggdrasil.tree.objective import StepCosts, TreeShape
+from yggdrasil.tree.shape import TreeShape
+from yggdrasil.tree.step_costs import StepCosts
 from yggdrasil.tree.token_tree import NO_SCORE, TokenTree
 
 RunnersUp = Callable[[Document], Tensor]  # before each token of the answer, [len(answer), K] int64

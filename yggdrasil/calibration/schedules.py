@@ -20,7 +20,7 @@ from yggdrasil.engine.trace import Trace
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.scheduling.costs import COLUMNS, LOOP, TIMES, schedule_code
 from yggdrasil.scheduling.stages import NAMED_VARIANTS, STAGES, Schedule
-from yggdrasil.tree.objective import PLAIN_STEP, TreeShape
+from yggdrasil.tree.shape import PLAIN_STEP, TreeShape
 
 Progress = Callable[[float], None]
 Way = TypeVar("Way")

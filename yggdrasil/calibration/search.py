@@ -35,7 +35,9 @@ from yggdrasil.scheduling.costs import COLUMNS, StageCosts
 from yggdrasil.scheduling.plan import Costs, ModelRef, Plan, Searched, SearchResult, check_plan
 from yggdrasil.scheduling.search import AcceptedLengths, Candidate, Space, predict_ms, search
 from yggdrasil.scheduling.stages import NAMED_VARIANTS, NAMED_WITH_STATES, Schedule
-from yggdrasil.tree.objective import Objective, TreeShape, lower_envelope
+from yggdrasil.tree.objective import Objective
+from yggdrasil.tree.shape import TreeShape
+from yggdrasil.tree.step_costs import lower_envelope
 
 BACKEND = "inductor"  # what a CPU's profile is measured with
 SAMPLES_FILE, RANKING_FILE, MEASURED_FILE = "schedule_samples.csv", "schedule_ranking.csv", "schedule_measured.csv"

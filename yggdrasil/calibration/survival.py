@@ -20,7 +20,8 @@ from yggdrasil.drafters.protocol import FreeDrafter
 from yggdrasil.engine.aside import AsideTree
 from yggdrasil.engine.free_trees import FreeTrees
 from yggdrasil.profiling.traces import TraceSet
-from yggdrasil.tree.objective import StepCosts, TreeShape
+from yggdrasil.tree.shape import TreeShape
+from yggdrasil.tree.step_costs import StepCosts
 from yggdrasil.tree.token_tree import TokenTree
 
 Float64Array = npt.NDArray[np.float64]

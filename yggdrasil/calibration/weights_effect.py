@@ -20,7 +20,7 @@ from yggdrasil.engine.policy import FixedPolicy
 from yggdrasil.models.facts import load_tokenizer
 from yggdrasil.models.formats.names import Weights
 from yggdrasil.models.runner import ModelRunner
-from yggdrasil.tree.objective import TreeShape
+from yggdrasil.tree.shape import TreeShape
 from yggdrasil.tree.widths import fitting_or_widest
 
 CHAIN_DEPTH = 4

@@ -24,7 +24,7 @@ from yggdrasil.engine.trace import Trace
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.models.buffers import HostView
 from yggdrasil.scheduling.stages import Schedule
-from yggdrasil.tree.objective import PLAIN_STEP, TreeShape
+from yggdrasil.tree.shape import PLAIN_STEP, TreeShape
 from yggdrasil.tree.token_tree import TokenTree
 
 Action = Callable[[Iteration], None]

@@ -29,7 +29,7 @@ from yggdrasil.engine.trace import DecodingReport
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.scheduling.plan import Shapes
 from yggdrasil.scheduling.stages import DEFAULT_ORDER, HEAD_FIRST_ORDER, is_head_first
-from yggdrasil.tree.objective import TreeShape
+from yggdrasil.tree.shape import TreeShape
 
 _CHAIN, _TREE = (1, 1, 1, 1), (2, 1, 1)  # draws a level where a rule names none
 

@@ -11,7 +11,9 @@ from yggdrasil.engine.policy import Decision
 from yggdrasil.engine.promises import KeptLift, KeptSurvival
 from yggdrasil.predictor.depth import DepthPredictor
 from yggdrasil.predictor.evidence import Evidence, EvidenceSizes, read_evidence
-from yggdrasil.tree.objective import Candidate, Objective, ShapeChooser, StepCosts, TreeShape
+from yggdrasil.tree.objective import Candidate, Objective, ShapeChooser
+from yggdrasil.tree.shape import TreeShape
+from yggdrasil.tree.step_costs import StepCosts
 
 FloatArray = npt.NDArray[np.float32]
 Survival = npt.NDArray[np.float64]

@@ -6,8 +6,10 @@ from typing import NamedTuple
 from yggdrasil.engine.budget import Budget
 from yggdrasil.engine.policy import Decision
 from yggdrasil.engine.promises import KeptPromises
-from yggdrasil.tree.objective import Objective, StepCosts, TreeShape, worth
+from yggdrasil.tree.objective import Objective, worth
+from yggdrasil.tree.shape import TreeShape
 from yggdrasil.tree.stakes import Stakes, stakes_of
+from yggdrasil.tree.step_costs import StepCosts
 
 
 class _Pass(NamedTuple):

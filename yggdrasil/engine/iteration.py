@@ -10,7 +10,7 @@ from torch import Tensor
 
 from yggdrasil.engine.policy import Decision
 from yggdrasil.engine.target import Outcome
-from yggdrasil.tree.objective import PLAIN_STEP, TreeShape
+from yggdrasil.tree.shape import PLAIN_STEP, TreeShape
 
 NO_PROMISE = Decision(PLAIN_STEP)
 

@@ -6,7 +6,7 @@ worth more: nothing would ever tell.
 
 from collections.abc import Sequence
 
-from yggdrasil.tree.objective import StepCosts
+from yggdrasil.tree.step_costs import StepCosts
 
 
 class Lookout:

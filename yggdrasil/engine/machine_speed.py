@@ -6,7 +6,7 @@ cores computed as fast as before: a pass of eight rows cost eight hundredths mor
 
 from math import exp, log
 
-from yggdrasil.tree.objective import OVERLAP
+from yggdrasil.tree.step_costs import OVERLAP
 
 
 class MachineSpeed:

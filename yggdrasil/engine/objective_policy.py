@@ -12,16 +12,10 @@ from yggdrasil.engine.machine_speed import MachineSpeed
 from yggdrasil.engine.policy import Decision, Learner
 from yggdrasil.engine.promises import KeptPromises, Paces, PlainSamples
 from yggdrasil.predictor.evidence import Evidence
-from yggdrasil.tree.objective import (
-    PLAIN_STEP,
-    Objective,
-    StepCosts,
-    TreeShape,
-    choose_verify_width,
-    worth,
-    worth_by_width,
-)
+from yggdrasil.tree.objective import Objective, choose_verify_width, worth, worth_by_width
+from yggdrasil.tree.shape import PLAIN_STEP, TreeShape
 from yggdrasil.tree.stakes import Stakes, stakes_of
+from yggdrasil.tree.step_costs import StepCosts
 
 
 class ObjectivePolicy:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from yggdrasil.engine.promises import KeptPromises
 from yggdrasil.predictor.evidence import Evidence
-from yggdrasil.tree.objective import PLAIN_STEP, TreeShape
+from yggdrasil.tree.shape import PLAIN_STEP, TreeShape
 from yggdrasil.tree.stakes import NO_STAKES, Stakes
 
 

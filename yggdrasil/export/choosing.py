@@ -16,7 +16,8 @@ from yggdrasil.export.playing import Foreseen, foresee, play
 from yggdrasil.export.settings import EngineName, Settings, Value, plainly
 from yggdrasil.predictor.acceptance import AcceptanceCalibration
 from yggdrasil.scheduling.search import AcceptedLengths
-from yggdrasil.tree.objective import StepCosts, TreeShape
+from yggdrasil.tree.shape import TreeShape
+from yggdrasil.tree.step_costs import StepCosts
 
 _LENGTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48)  # drafted tokens
 _MATCHES = (1, 2, 3, 4, 5, 6, 8, 12)  # tokens that must come again

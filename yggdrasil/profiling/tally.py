@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from yggdrasil.tree.objective import TreeShape
+from yggdrasil.tree.shape import TreeShape
 
 Histogram: TypeAlias = dict[int, int]
 

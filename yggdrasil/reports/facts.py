@@ -22,7 +22,7 @@ from yggdrasil.reports.folder import optional
 from yggdrasil.reports.search_facts import SearchFacts
 from yggdrasil.scheduling.plan import Plan
 from yggdrasil.scheduling.search import AcceptedLengths
-from yggdrasil.tree.objective import TreeShape
+from yggdrasil.tree.shape import TreeShape
 
 PREDICTOR_COLUMNS = ("reads", "depth", "scorer", "auc", "brier")
 CURVE_COLUMNS = ("reads", "depth", "predicted", "reached", "positions")

@@ -17,7 +17,7 @@ from yggdrasil.scheduling.plan import Searched, SearchResult
 from yggdrasil.scheduling.search import AcceptedLengths, predict_ms
 from yggdrasil.scheduling.stages import STAGES, Schedule
 from yggdrasil.scheduling.timeline import lay_out
-from yggdrasil.tree.objective import TreeShape
+from yggdrasil.tree.shape import TreeShape
 
 
 class SearchFacts:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.scheduling.stages import STAGES, Schedule
-from yggdrasil.tree.objective import TreeShape
+from yggdrasil.tree.shape import TreeShape
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -15,7 +15,8 @@ import numpy.typing as npt
 from yggdrasil.scheduling.costs import LOOP, StageCosts
 from yggdrasil.scheduling.stages import Schedule, all_variants
 from yggdrasil.scheduling.timeline import ExecutorKind, critical_path, lay_out
-from yggdrasil.tree.objective import Objective, TreeShape
+from yggdrasil.tree.objective import Objective
+from yggdrasil.tree.shape import TreeShape
 
 Array: TypeAlias = npt.NDArray[np.floating[Any]]
 _BLOCK = 32  # shapes laid out at once

@@ -31,7 +31,7 @@ from yggdrasil.models.loading import prepare_model
 from yggdrasil.scheduling.costs import StageCosts
 from yggdrasil.scheduling.search import AcceptedLengths, Space, search
 from yggdrasil.scheduling.stages import NAMED_WITH_STATES, Schedule, all_variants
-from yggdrasil.tree.objective import PLAIN_STEP, TreeShape
+from yggdrasil.tree.shape import PLAIN_STEP, TreeShape
 from yggdrasil.tree.stakes import NO_STAKES
 
 PROMPT = TEXT[:21]

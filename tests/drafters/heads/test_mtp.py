@@ -28,7 +28,7 @@ from yggdrasil.drafters.heads.mtp_files import open_mtp
 from yggdrasil.engine.policy import FixedPolicy
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.models.loading import load_model
-from yggdrasil.tree.objective import TreeShape
+from yggdrasil.tree.shape import TreeShape
 
 PROMPT = TEXT[:21]
 COUNT = 24

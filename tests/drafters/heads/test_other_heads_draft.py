@@ -31,7 +31,7 @@ from yggdrasil.errors import YggdrasilError
 from yggdrasil.models.formats.layers import QuantisedLinear
 from yggdrasil.models.loading import prepare_model
 from yggdrasil.models.runner import ModelRunner
-from yggdrasil.tree.objective import TreeShape
+from yggdrasil.tree.shape import TreeShape
 from yggdrasil.tree.token_tree import TokenTree
 
 PROMPT = TEXT[:21]

@@ -12,7 +12,7 @@ from yggdrasil.engine.decoder import Decoder
 from yggdrasil.engine.policy import FixedPolicy
 from yggdrasil.models.compiled import Backend
 from yggdrasil.scheduling.stages import DEFAULT_ORDER, NAMED_VARIANTS, Schedule
-from yggdrasil.tree.objective import TreeShape
+from yggdrasil.tree.shape import TreeShape
 from yggdrasil.tree.widths import fitting_or_widest
 
 BASELINE_DEPTH, BASELINE_WIDTH = 16, 8  # the paper's fixed tree; here as far as the plan's shapes allow

@@ -12,8 +12,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from yggdrasil.tree.objective import StepCosts
 from yggdrasil.tree.rivals.protocol import StaticGrowth, StaticTree
+from yggdrasil.tree.step_costs import StepCosts
 
 
 class SequoiaTables:
