@@ -24,9 +24,9 @@ from yggdrasil.engine.policy import Policy
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.models.compiled import Backend
 from yggdrasil.models.facts import load_tokenizer
-from yggdrasil.models.kept_tensors import open_model
 from yggdrasil.models.loaded import LoadedModel
 from yggdrasil.models.room import check_room
+from yggdrasil.models.shared import shared_model
 from yggdrasil.models.source import Source
 from yggdrasil.predictor.bundle import Learned
 from yggdrasil.scheduling.plan import Plan
@@ -68,7 +68,7 @@ def opened(
     forget_headers()  # before the tokenizer takes as much again
     tokenizer = load_tokenizer(source) if tokenizer is None else tokenizer
     device = open_device(plan.device)
-    target = open_model(source, DTYPES[dtype], device, plan.target.threads, weights=plan.weights_in(dtype))
+    target = shared_model(source, DTYPES[dtype], device, plan.target.threads, plan.weights_in(dtype))
     plan, second, free = (
         Drafting(plan, planned_drafter(plan, tokenizer, target, dtype), planned_free(plan, folder))
         if stand_in is None

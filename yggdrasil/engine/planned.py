@@ -19,8 +19,8 @@ from yggdrasil.engine.drafted_trees import DepthEvidence, FloatArray
 from yggdrasil.engine.objective_policy import ObjectivePolicy
 from yggdrasil.errors import YggdrasilError, first_line
 from yggdrasil.models.facts import check_same_tokenizer, load_tokenizer
-from yggdrasil.models.kept_tensors import open_model
 from yggdrasil.models.loaded import LoadedModel
+from yggdrasil.models.shared import shared_model
 from yggdrasil.models.source import Source
 from yggdrasil.predictor.bundle import Learned
 from yggdrasil.scheduling.plan import ModelRef, Plan, Shapes
@@ -118,7 +118,7 @@ def planned_drafter(
         return settled(head, target, plan.target.fingerprint)
     check_same_tokenizer(tokenizer, load_tokenizer(source), (plan.target.path(), source))
     weights = plan.weights_in(dtype, plan.drafter)
-    return open_model(source, target.dtype, target.device, plan.drafter.threads, weights=weights)
+    return shared_model(Source.find(source), target.dtype, target.device, plan.drafter.threads, weights)
 
 
 def planned_free(plan: Plan, folder: Path) -> list[FreeDrafter]:
