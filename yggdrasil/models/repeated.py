@@ -6,7 +6,7 @@ layer. A unit may span several layers, where they alternate between kinds. What 
 Dims: U units of a run, P nodes of a unit.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -45,20 +45,16 @@ class Repetition:
     slots: Slots
     output: int  # the node of a unit that the next one reads
 
-    def runs(self) -> Iterator[range]:
-        """Units between which nothing but the carried values is read by anyone else, as ranges."""
+    def read_elsewhere(self) -> list[int]:
+        """Units whose output others read than the one behind them; the last one's among them."""
         last = len(self.units) - 1
-        readers = [set(unit) for unit in self.units]
-
-        def is_read_elsewhere(number: int) -> bool:
-            own, following = readers[number], readers[number + 1] if number < last else set()
-            return any(user not in own and user not in following for node in own for user in node.users)
-
-        first = 0
-        for number in range(last + 1):
-            if number == last or is_read_elsewhere(number):
-                yield range(first, number + 1)
-                first = number + 1
+        following = [set(unit) for unit in self.units[1:]]
+        return [
+            number
+            for number, unit in enumerate(self.units)
+            if number == last
+            or any(user not in following[number] and user not in unit for user in unit[self.output].users)
+        ]
 
 
 def find_repetition(graph: Graph) -> Repetition | None:

@@ -1,6 +1,7 @@
 """Graph rewrite: a unit of layers that repeat is compiled by itself, and one operator runs it for each of them."""
 
 from collections.abc import Sequence
+from operator import getitem
 from typing import Any, NamedTuple
 
 import torch
@@ -83,26 +84,27 @@ def _example(value: Tensor, hint: int) -> Tensor:
 
 
 def replace_units(exported: ExportedProgram, found: Repetition, name: str, table: int) -> None:
-    """Let ``exported`` run the unit called ``name`` in the place of the layers, by one operator a run.
+    """Let ``exported`` run the unit called ``name`` in the place of the layers, by one operator.
 
     ``table`` is the place of the input that holds the number of the table; an own tensor lies there at the place that
     it has among the inputs.
     """
-    graph, inputs = exported.graph_module.graph, _inputs(exported)
+    graph, inputs, units = exported.graph_module.graph, _inputs(exported), found.units
     places = {node: place for place, node in enumerate(inputs)}
     shared = [slot[-1] for slot in found.slots.shared_tensors]
-    replaced: dict[Node, Node] = {}
-    for run in list(found.runs()):
-        units = [found.units[number] for number in run]
-        carried, result = found.slots.carried[run.start], units[-1][found.output]
-        own = [places[slot[number]] for number in run for slot in found.slots.own]
-        with graph.inserting_before(units[0][0]):
-            arguments = (name, inputs[table], replaced.get(carried, carried), shared, own, len(units))
-            replaced[result] = together = graph.call_function(torch.ops.yggdrasil.run_units.default, arguments)
-            together.meta["val"] = result.meta["val"]
-            result.replace_all_uses_with(together)
-        for node in (node for unit in reversed(units) for node in reversed(unit)):
-            graph.erase_node(node)
+    own = [places[slot[number]] for number in range(len(units)) for slot in found.slots.own]
+    kept = found.read_elsewhere()
+    with graph.inserting_before(units[0][0]):
+        arguments = (name, inputs[table], found.slots.carried[0], shared, own, len(units), kept)
+        together = graph.call_function(torch.ops.yggdrasil.run_units.default, arguments)
+        together.meta["val"] = [units[number][found.output].meta["val"] for number in kept]
+        for place, number in enumerate(kept):
+            output = units[number][found.output]
+            result = graph.call_function(getitem, (together, place))
+            result.meta["val"] = output.meta["val"]
+            output.replace_all_uses_with(result)
+    for node in (node for unit in reversed(units) for node in reversed(unit)):
+        graph.erase_node(node)
     graph.lint()
 
 

@@ -61,7 +61,10 @@ _library.define("top_candidates(Tensor values, SymInt k) -> (Tensor, Tensor)")
 _library.define("open_unit(str name, str path) -> ()")
 _library.define("keep_table(Tensor[] tensors) -> int")
 _library.define("drop_table(int number) -> ()")
-_library.define("run_units(str name, Tensor table, Tensor carried, Tensor[] shared, int[] places, int count) -> Tensor")
+_library.define(
+    "run_units(str name, Tensor table, Tensor carried, Tensor[] shared, int[] places, int count, int[] kept) "
+    "-> Tensor[]"
+)
 _library.define("move_rows(Tensor(a!)[] caches, int[] sources, int destination) -> ()")
 _library.define("keep_rows(Tensor(a!)[] caches, Tensor start, Tensor rows, Tensor count) -> ()")
 _library.define("rank_nodes(Tensor scores, Tensor(a!) order, Tensor(b!) expected) -> ()")

@@ -64,8 +64,10 @@ def tree_attention(  # noqa: PLR0913
     return query.new_empty((1, query.shape[2], query.shape[1], query.shape[3]))
 
 
-def run_units(name: str, table: Tensor, carried: Tensor, shared: list[Tensor], places: list[int], count: int) -> Tensor:
-    return torch.empty_like(carried)
+def run_units(
+    name: str, table: Tensor, carried: Tensor, shared: list[Tensor], places: list[int], count: int, kept: list[int],
+) -> list[Tensor]:  # fmt: skip
+    return [torch.empty_like(carried) for _ in kept]
 
 
 def move_rows(caches: list[Tensor], sources: list[int], destination: int) -> None:

@@ -71,9 +71,10 @@ inline void drop_table(int64_t number) {
 }
 
 // Runs one unit `count` times; each takes what the one before gave, what all share, and its own places of the table.
+// Returns what the units `kept` gave, which ascend.
 // NOTE: a unit writes to its caches, which the schema does not say: no other operator of the graph may use them.
-inline Tensor run_units(std::string name, const Tensor& number, const Tensor& carried, at::TensorList shared,
-                 at::IntArrayRef places, int64_t count) {
+inline std::vector<Tensor> run_units(std::string name, const Tensor& number, const Tensor& carried, at::TensorList shared,
+                                     at::IntArrayRef places, int64_t count, at::IntArrayRef kept) {
   torch::inductor::AOTIModelContainerRunner* unit = nullptr;
   std::shared_ptr<const Table> table;
   {
@@ -86,7 +87,8 @@ inline Tensor run_units(std::string name, const Tensor& number, const Tensor& ca
   }
   const size_t own = places.size() / count;
   Tensor value = carried;
-  std::vector<Tensor> inputs;
+  std::vector<Tensor> inputs, results;
+  results.reserve(kept.size());
   table->fetch_headers(places.slice(0, own));
   for (int64_t i = 0; i < count; ++i) {
     if (i + 1 < count) table->fetch_headers(places.slice((i + 1) * own, own));
@@ -96,8 +98,9 @@ inline Tensor run_units(std::string name, const Tensor& number, const Tensor& ca
     inputs.insert(inputs.end(), shared.begin(), shared.end());
     for (const int64_t place : places.slice(i * own, own)) inputs.push_back(table->tensors.at(place));
     value = std::move(unit->boxed_run(std::move(inputs)).at(0));
+    if (results.size() < kept.size() && kept[results.size()] == i) results.push_back(value);
   }
-  return value;
+  return results;
 }
 
 }  // namespace yggdrasil
