@@ -2,6 +2,7 @@
 
 import time
 
+import huggingface_hub
 import pytest
 from huggingface_hub import constants
 
@@ -51,3 +52,21 @@ def test_an_unreachable_hub_is_said_without_retries(tmp_path, monkeypatch):
     with pytest.raises(YggdrasilError, match="which cannot be reached from here; give the path of a model"):
         Source.find("owner/name")
     assert tries == []
+
+
+class LostConnection(Exception):
+    """As those of the hub's client: no OSError."""
+
+
+@pytest.mark.parametrize("error", [LostConnection("peer closed"), OSError(28, "No space left on device")])
+def test_a_download_that_breaks_off_is_one_sentence(tmp_path, monkeypatch, error):
+    def fetch(name, local_files_only=False, **_):
+        raise FileNotFoundError(name) if local_files_only else error
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fetch)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.delenv("TRANSFORMERS_OFFLINE", raising=False)
+    monkeypatch.setattr(hub, "_is_reachable", lambda _: True)
+
+    with pytest.raises(YggdrasilError, match=r"^owner/name could not be fetched from the hub \(.+\); run again, the"):
+        Source.find("owner/name")

@@ -37,8 +37,12 @@ def hub_folder(name: str) -> Path:
         raise YggdrasilError(f"{absent}, which cannot be reached from here; give the path of a model")
     try:
         return Path(snapshot_download(name, allow_patterns=_FILES))
-    except (HfHubHTTPError, OSError, ValueError) as error:
+    except (HfHubHTTPError, ValueError) as error:  # an answer, which stays the same
         raise YggdrasilError(f"{name} could not be fetched from the hub: {first_line(error)}") from error
+    except Exception as error:  # a lost connection is no OSError: it is whatever the hub's own client raises
+        raise YggdrasilError(
+            f"{name} could not be fetched from the hub ({first_line(error)}); run again, the download goes on"
+        ) from error
 
 
 def _is_reachable(endpoint: str) -> bool:
