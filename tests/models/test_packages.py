@@ -2,11 +2,13 @@
 
 import ast
 import json
+import os
 import subprocess
 import sys
 import threading
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,6 +17,7 @@ import yggdrasil
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.models import compiled, packages
 from yggdrasil.models.compiled import _TRACED_SOURCES, StepKey, ensure_compiled, package_path
+from yggdrasil.models.kernels import is_native
 from yggdrasil.models.kernels.build import _digest, _digest_file, _is_whole
 from yggdrasil.models.packages import (
     compiling,
@@ -85,6 +88,35 @@ def test_a_package_that_pytorch_cannot_load_is_removed_and_said(package):
         open_package(path)
     assert not path.exists()
     assert not manifest_path(path).exists()
+
+
+def test_a_unit_that_pytorch_cannot_load_is_removed_and_said(package):
+    if not is_native():
+        pytest.skip("only the compiled kernels open units")
+
+    with pytest.raises(YggdrasilError, match=r"layers-1.pt2 cannot be loaded .* run the same command again"):
+        open_package(package)
+    assert not unit_path("layers-1").exists()
+    assert package.exists()
+
+
+@pytest.mark.parametrize("reason", ["No such file or directory", "mounted noexec"])
+@pytest.mark.parametrize("units", [[], ["layers-1"]])
+def test_an_unusable_temporary_folder_is_named_and_packages_stay(package, tmp_path, monkeypatch, units, reason):
+    """PyTorch unpacks packages there: compiled anew, they would meet the same fate."""
+    path, temporary = package.with_name("other.pt2"), tmp_path / "temporary"
+    if units and not is_native():
+        pytest.skip("only the compiled kernels open units")
+    with new_package(path, units) as place:
+        place.write_bytes(b"no archive")
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    if reason == "mounted noexec":
+        temporary.mkdir()
+        monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_flag=os.ST_NOEXEC))
+
+    with pytest.raises(YggdrasilError, match=rf"cannot be unpacked in .* {temporary} \({reason}\); .* TMPDIR"):
+        open_package(path)
+    assert is_whole(path)
 
 
 def test_what_another_compiles_meanwhile_is_not_compiled_again(package, tmp_path, monkeypatch, capsys):

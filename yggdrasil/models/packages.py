@@ -6,7 +6,9 @@ compiled again.
 
 import hashlib
 import json
+import os
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
@@ -152,16 +154,28 @@ def open_package(path: Path) -> Package:
     """Load a whole package and what it calls, once a process; all its users share it.
 
     Raises:
-        YggdrasilError: it is as it was written, and PyTorch cannot load it all the same.
+        YggdrasilError: it is as it was written, and PyTorch cannot load it all the same: it is removed, unless the
+            temporary folder is at fault.
     """
     remove_leftovers_once(path.parent)
     manifest = read_manifest(path)
     assert manifest is not None, f"{path} is not there"
     for name in manifest.units:
-        torch.ops.yggdrasil.open_unit(name, str(unit_path(name)))
+        _opened(unit_path(name), partial(torch.ops.yggdrasil.open_unit, name))
+    return Package(_opened(path, _loader), manifest.inputs)
+
+
+def _opened(path: Path, open_file: Callable[[str], Any]) -> Any:
     try:
-        return Package(_loader(path), manifest.inputs)
+        return open_file(str(path))
     except RuntimeError as error:
+        temporary = _unpacked_in()
+        reason = _why_not_unpacked(path, temporary)
+        if reason is not None:
+            raise YggdrasilError(
+                f"{path} cannot be unpacked in the temporary folder {temporary} ({reason}); mend that, or let TMPDIR "
+                "name another folder, with room and where code may run"
+            ) from error
         remove_package(path)
         raise YggdrasilError(
             f"{path} cannot be loaded ({first_line(error)[:200]}) and was removed; run the same command again, it is "
@@ -169,11 +183,30 @@ def open_package(path: Path) -> Package:
         ) from error
 
 
-def _loader(path: Path) -> Any:
+def _unpacked_in() -> Path:
+    """Where PyTorch unpacks packages: its own rule, which is not that of ``tempfile``."""
+    named = (os.environ.get(name) for name in ("TMPDIR", "TMP", "TEMP", "TEMPDIR"))
+    return Path(next((folder for folder in named if folder is not None), "/tmp") or "/")
+
+
+def _why_not_unpacked(path: Path, folder: Path) -> str | None:
+    """Why ``folder`` does not take what the package holds, or lets no code run; None where it does both."""
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(path.read_bytes())
+            file.flush()
+        if sys.platform != "win32" and os.statvfs(folder).f_flag & os.ST_NOEXEC:
+            return "mounted noexec"
+    except OSError as error:
+        return error.strerror or first_line(error)
+    return None
+
+
+def _loader(path: str) -> Any:
     if is_native():
-        return torch.classes.yggdrasil.Package(str(path))
+        return torch.classes.yggdrasil.Package(path)
     # What torch._inductor.aoti_load_package does in the end, after two seconds of importing the compiler.
-    return torch._C._aoti.AOTIModelPackageLoader(str(path), "model", True, 1, -1)  # single-threaded, one runner
+    return torch._C._aoti.AOTIModelPackageLoader(path, "model", True, 1, -1)  # single-threaded, one runner
 
 
 def any_is_open() -> bool:
