@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from safetensors.torch import load_file
 
 from yggdrasil.artifacts import atomic_directory, read_csv, write_atomic, write_csv
 from yggdrasil.artifacts.lock import locked
@@ -135,6 +136,28 @@ def test_a_damaged_part_is_dropped_and_makes_room_for_a_new_one(tmp_path, part, 
     assert read_or_drop(file, READERS[part]) is None
     write_atomic(file, b"new")
     assert file.read_bytes() == b"new"
+
+
+def read_where_nothing_opens(path):
+    """As safetensors does: it calls missing whatever it cannot open."""
+    return load_file(path.with_name("missing"))
+
+
+@pytest.mark.parametrize("read", [*READERS.values(), read_where_nothing_opens])
+@pytest.mark.parametrize("reason", ["Input/output error", "Too many open files"])
+def test_a_part_that_cannot_be_read_now_is_named_and_stays(tmp_path, monkeypatch, read, reason):
+    file = tmp_path / "part"
+    file.write_bytes(b"of hours")
+
+    def fail(*_, **__):
+        raise OSError(5, reason)
+
+    with monkeypatch.context() as broken:
+        for name in ("open", "read_bytes", "read_text"):
+            broken.setattr(Path, name, fail)
+        with pytest.raises(YggdrasilError, match=rf"part cannot be read \({reason}\) and is left as it is; run again"):
+            read_or_drop(file, read)
+    assert file.read_bytes() == b"of hours"
 
 
 @pytest.mark.parametrize("stages", [["plain"], ["plain", PASS]])

@@ -15,7 +15,7 @@ import torch
 import typer
 from head_files import Reference, eagle_config, published_tensors, write_head
 from other_heads import vllm_medusa_shapes
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from tiny_pair import SHAPES, chat_tokenizer, random_model
 from torch.nn import functional
@@ -39,7 +39,7 @@ from yggdrasil.training.features import Features, Kept, shards, side_by_side
 from yggdrasil.training.medusa import MedusaRecipe
 from yggdrasil.training.objective import Teacher, hits_of, loss_of
 from yggdrasil.training.settings import SHOWN, TrainSettings
-from yggdrasil.training.state import KeptTraining, Look, Training
+from yggdrasil.training.state import KeptTraining, Look, Training, _digest
 from yggdrasil.training.training import _has_settled, train
 from yggdrasil.training.unroll import StepOutput, unroll
 from yggdrasil.training.vocabulary import coverage, draft_vocabulary
@@ -569,6 +569,39 @@ def test_a_damaged_state_is_said_and_begun_anew_where_nothing_was_written(writte
 
     assert "is damaged" in told.lines[0]
     assert progress_of(written).steps == 1
+
+
+def rewritten(file, change):
+    """The state with other content, and the digest of that."""
+    with safe_open(file, "pt") as opened:
+        tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+        progress = json.loads(opened.metadata()["progress"])
+    change(progress, tensors)
+    said = json.dumps(progress)
+    save_file(tensors, file, {"progress": said, "digest": _digest(said, tensors)})
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda progress, tensors: progress.update(momentum=1), "unknown key 'momentum'"),
+        (lambda progress, tensors: tensors.pop("head.fc.weight"), "head.fc.weight is missing"),
+        (lambda progress, tensors: tensors.update({"average.fc.weight": torch.ones(2)}), "shape .2., not .64, 192."),
+        (lambda progress, tensors: tensors.update({"exp_avg.fc.weight": torch.ones(2)}), "shape .2., not .64, 192."),
+        (lambda progress, tensors: tensors.update({"begun.fc.weight": torch.ones(64, 192)}), "begun.* is missing"),
+    ],
+    ids=["a field", "a name", "a shape", "a moment", "a part of a beginning"],
+)
+def test_a_state_of_another_version_is_said_and_stays(written, change, reason):
+    """It holds hours of training, which that version can go on with."""
+    train(written, Told())
+    file = written.work / "state.safetensors"
+    rewritten(file, change)
+    content = file.read_bytes()
+    with pytest.raises(YggdrasilError, match=rf"state.safetensors was written by another version .*{reason}.*--out"):
+        train(written, Told())
+
+    assert file.read_bytes() == content
 
 
 @pytest.mark.parametrize("size", [0, 1000])

@@ -8,9 +8,9 @@ from typing import TypeVar
 
 from safetensors import SafetensorError
 
-from yggdrasil.artifacts import current_machine, profile_directory, write_atomic
+from yggdrasil.artifacts import current_machine, profile_directory, shown, write_atomic
 from yggdrasil.calibration.settings import CalibrationSettings
-from yggdrasil.errors import ArtifactError
+from yggdrasil.errors import ArtifactError, YggdrasilError, first_line
 
 T = TypeVar("T")
 
@@ -47,9 +47,27 @@ def keep_results(old: Path, new: Path) -> None:
 
 
 def read_or_drop(file: Path, read: Callable[[Path], T]) -> T | None:
-    """What a part of unfinished work holds; None where there is none, or it was damaged and is dropped."""
+    """What a part of unfinished work holds; None where there is none, or it was damaged and is dropped.
+
+    Raises:
+        YggdrasilError: it cannot be read now, which says nothing of what it holds: it is left as it is.
+    """
     try:
         return read(file) if file.exists() else None
-    except (ArtifactError, OSError, ValueError, SafetensorError):
+    except (ArtifactError, OSError, ValueError, SafetensorError) as error:
+        cause = error.__cause__ if isinstance(error, ArtifactError) else error
+        if isinstance(cause, OSError) and not file.is_dir():
+            raise YggdrasilError(
+                f"{shown(file)} cannot be read ({_reason(file, cause)}) and is left as it is; run again when it can be"
+            ) from error
         shutil.rmtree(file) if file.is_dir() else file.unlink(missing_ok=True)
         return None
+
+
+def _reason(file: Path, error: OSError) -> str:
+    """Why ``file`` cannot be read; safetensors calls missing whatever it cannot open."""
+    try:
+        file.open("rb").close()
+    except OSError as own:
+        error = own
+    return error.strerror or first_line(error)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from yggdrasil.artifacts import parse_dataclass, parse_json, shown, write_atomic
 from yggdrasil.calibration.work import read_or_drop
-from yggdrasil.errors import YggdrasilError
+from yggdrasil.errors import ArtifactError, YggdrasilError
 
 _FILE = "state.safetensors"
 _BEGUN = 0.5  # of what is written, the head that it began as: the mean guesses better than either, on other text most
@@ -104,7 +104,12 @@ class Training:
 
     @torch.no_grad()
     def load(self, kept: "KeptTraining") -> None:
-        """Take up what ``save`` wrote."""
+        """Take up what ``save`` wrote.
+
+        Raises:
+            YggdrasilError: it is of a drafter of another form.
+        """
+        self._check(kept)
         tensors = kept.tensors
         for prefix, module in (("head", self.head), ("average", self.average)):
             module.load_state_dict({name: tensors[f"{prefix}.{name}"] for name in _own(module)}, strict=False)
@@ -115,6 +120,24 @@ class Training:
             moments = {part: tensors.get(f"{part}.{name}") for part in ("step", "exp_avg", "exp_avg_sq")}
             if all(value is not None for value in moments.values()):
                 self.optimizer.state[parameter] = moments
+
+    def _check(self, kept: "KeptTraining") -> None:
+        """See that what is needed was kept, and that what was kept has the shape of what it is for."""
+        parameters = dict(self.head.named_parameters())
+        needed = _shapes("head", _own(self.head)) | _shapes("average", _own(self.average))
+        if any(name.startswith("begun.") for name in kept.tensors):
+            needed |= _shapes("begun", parameters)
+        moments = _shapes("exp_avg", parameters) | _shapes("exp_avg_sq", parameters)
+        for name, shape in (needed | moments).items():
+            tensor = kept.tensors.get(name)
+            if tensor is None and name in needed:
+                raise _of_another_version(kept.file, f"{name} is missing")
+            if tensor is not None and tensor.shape != shape:
+                raise _of_another_version(kept.file, f"{name} is of shape {list(tensor.shape)}, not {list(shape)}")
+
+
+def _shapes(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, torch.Size]:
+    return {f"{prefix}.{name}": tensor.shape for name, tensor in tensors.items()}
 
 
 def _own(module: nn.Module) -> dict[str, Tensor]:
@@ -128,6 +151,7 @@ def _own(module: nn.Module) -> dict[str, Tensor]:
 class KeptTraining:
     """What an earlier run wrote."""
 
+    file: Path
     progress: Progress
     tensors: dict[str, Tensor]
 
@@ -136,7 +160,7 @@ class KeptTraining:
         """The training in ``work``; None where there is none, or, which it tells, a damaged one.
 
         Raises:
-            YggdrasilError: it is not one of ``identity``.
+            YggdrasilError: it is not one of ``identity``, or cannot be read now or by this version.
         """
         file = work / _FILE
         if not file.exists():
@@ -153,19 +177,32 @@ class KeptTraining:
 
     @classmethod
     def _read(cls, file: Path) -> "KeptTraining":
-        """Raises ValueError, SafetensorError or OSError where it is not as it was written."""
+        """Raises ValueError, SafetensorError or OSError where it is not as it was written.
+
+        Where it is, and says what is not known here, YggdrasilError: hours of training are not to be dropped.
+        """
         with safe_open(file, "pt") as opened:
             metadata = opened.metadata() or {}
             tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118  (no mapping)
         said = metadata.get("progress", "")
         if metadata.get("digest") != _digest(said, tensors):
             raise ValueError("changed since it was written")
-        return cls(parse_dataclass(Progress, parse_json(said), str(file)), tensors)
+        try:
+            return cls(file, parse_dataclass(Progress, parse_json(said), shown(file)), tensors)
+        except ArtifactError as error:
+            raise _of_another_version(file, str(error).removeprefix(f"{shown(file)}: ")) from error
 
     def vocabulary(self, size: int) -> Tensor:
         """The target's tokens that the head drafts; all ``size`` of them where it has no vocabulary of its own."""
         table = self.tensors.get("head.d2t")
         return torch.arange(size) if table is None else table + torch.arange(len(table))
+
+
+def _of_another_version(file: Path, reason: str) -> YggdrasilError:
+    return YggdrasilError(
+        f"{shown(file)} was written by another version of Yggdrasil ({reason.rstrip('.')}) and is left as it is; go on "
+        "with that version, or name another --out"
+    )
 
 
 def _digest(said: str, tensors: Mapping[str, Tensor]) -> str:
