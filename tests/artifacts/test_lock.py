@@ -1,5 +1,6 @@
 """A lock file lets one process in, ends with its owner, and is never held by two."""
 
+import errno
 import fcntl
 import subprocess
 import sys
@@ -7,6 +8,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from full_disk import full_disk
 
 from yggdrasil.artifacts.lock import locked
 from yggdrasil.errors import ArtifactError
@@ -115,3 +117,41 @@ def test_a_file_that_its_owner_took_along_is_no_lock(tmp_path: Path, monkeypatch
         monkeypatch.undo()
         with pytest.raises(ArtifactError, match="a test is under way"), locked(path, "a test"):
             pytest.fail("two hold it")
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_where_the_file_system_knows_no_locks_the_block_runs_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waits: bool
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", fail)
+    wait = (lambda sentence: pytest.fail(sentence)) if waits else None
+    with locked(tmp_path / "a" / "lock", "a test", wait):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_lock_that_fails_is_not_taken_for_another_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(fcntl, "flock", fail)
+    with (
+        pytest.raises(ArtifactError, match=r"cannot lock .*lock \(Input/output error\); check"),
+        locked(tmp_path / "lock", "a test"),
+    ):
+        pytest.fail("the block must not run")
+
+
+def test_on_a_full_disk_a_lock_holds_without_its_text_and_goes(tmp_path: Path) -> None:
+    path = tmp_path / "a" / "lock"
+    with (
+        full_disk(),
+        locked(path, "a test"),
+        pytest.raises(ArtifactError, match="a test is under way in another process"),
+        locked(path, "a test"),
+    ):
+        pytest.fail("two hold it")
+    assert list(tmp_path.iterdir()) == []

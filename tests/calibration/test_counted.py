@@ -10,6 +10,7 @@ import made_up
 import numpy as np
 import pytest
 import torch
+from full_disk import full_disk
 from tiny_pair import SHAPES, TEXT
 from transformers import AutoModelForCausalLM
 
@@ -34,7 +35,7 @@ from yggdrasil.engine.ends import end_tokens
 from yggdrasil.engine.objective_policy import ObjectivePolicy
 from yggdrasil.engine.planned import drafting_by, planned_free, planned_policy
 from yggdrasil.engine.policy import FreeTreePolicy
-from yggdrasil.errors import YggdrasilError
+from yggdrasil.errors import ArtifactError, YggdrasilError
 from yggdrasil.models.facts import load_tokenizer
 from yggdrasil.models.loading import load_model
 from yggdrasil.models.side_by_side import Rows
@@ -94,6 +95,18 @@ def test_time_that_nothing_took_is_forgotten(tmp_path, loaded, tokenizer, text):
 
     assert 0 < float(spent.read_text()) < 60
     assert read_documents(file, loaded.vocab_size) == written == []  # in no time at all
+
+
+def test_text_that_a_full_disk_does_not_take_is_a_sentence(tmp_path, loaded, tokenizer, monkeypatch):
+    """What was written before is there, and goes on the next time."""
+    file, spent = tmp_path / "own.jsonl", tmp_path / "spent.json"
+    first, second = Document([1, 2], [3]), Document([4, 5], [6])
+    monkeypatch.setattr(OwnText, "_answered", lambda *_: iter([[first], [second]]))
+    writer = OwnText(loaded, tokenizer, [], file)
+    with full_disk(40), pytest.raises(ArtifactError, match=f"cannot write {file} .*; check the folder's .* free space"):
+        writer.write(Budget(60.0, 9), spent, silent)
+
+    assert read_documents(file) == [first]
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ import gc
 
 import numpy as np
 import pytest
+from full_disk import full_disk
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_up import write_artifacts
@@ -184,6 +185,23 @@ def test_it_is_said_where_nothing_can_be_written(file, used):
     with pytest.warns(UserWarning, match="not added to the table yet: cannot write"):
         assert growing_table.keep() is None
     file.parent.unlink()
+
+    assert read(growing_table.keep()) == read(Table.of([([1], ANSWER)]))
+
+
+def test_on_a_full_disk_or_in_a_folder_of_somebody_else_it_is_said(file, used, monkeypatch):
+    growing_table = GrowingTable(file, Table.of([]), used.append)
+    growing_table.add([1], ANSWER)
+    with full_disk(), pytest.warns(UserWarning, match=f"not added to the table yet: cannot write {file} "):
+        assert growing_table.keep() is None
+
+    def forbid():
+        raise PermissionError(13, "Permission denied", str(file))
+
+    monkeypatch.setattr(growing_table, "_kept", forbid)
+    with pytest.warns(UserWarning, match=f"not added to the table yet: .*Permission denied: '{file}'"):
+        assert growing_table.keep() is None
+    monkeypatch.undo()
 
     assert read(growing_table.keep()) == read(Table.of([([1], ANSWER)]))
 

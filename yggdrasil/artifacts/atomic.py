@@ -22,6 +22,12 @@ def shown(path: Path) -> str:
         return str(absolute)
 
 
+def cannot_write(path: Path, error: OSError) -> ArtifactError:
+    """That ``path`` cannot be written, whatever of it ``error`` tells of."""
+    reason = error.strerror or str(error)
+    return ArtifactError(f"cannot write {shown(path)} ({reason}); check the folder's permissions and free space.")
+
+
 def write_atomic(path: Path, data: bytes) -> None:
     """Write ``data`` under a temporary name beside ``path``, flush it to disk, then take the place of ``path``.
 
@@ -45,7 +51,7 @@ def write_atomic(path: Path, data: bytes) -> None:
             temporary.replace(path)
         _fsync_directory(path.parent)
     except OSError as error:
-        raise _cannot_write(path, error) from error
+        raise cannot_write(path, error) from error
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
@@ -71,7 +77,7 @@ def check_writable(path: Path, *, is_folder: bool = False) -> None:
         with tempfile.TemporaryFile(dir=place):
             pass
     except OSError as error:
-        raise (_link_to_itself(path) if error.errno == errno.ELOOP else _cannot_write(path, error)) from error
+        raise (_link_to_itself(path) if error.errno == errno.ELOOP else cannot_write(path, error)) from error
 
 
 @contextlib.contextmanager
@@ -98,7 +104,7 @@ def atomic_directory(path: Path) -> Iterator[Path]:
         _tidy(place)
         temporary.mkdir(parents=True)
     except OSError as error:
-        raise _cannot_write(path, error) from error
+        raise cannot_write(path, error) from error
     with in_use(temporary):
         try:
             yield temporary
@@ -111,7 +117,7 @@ def atomic_directory(path: Path) -> Iterator[Path]:
                 or Path(error.filename).is_relative_to(temporary)
                 or Path(error.filename) == place
             ):
-                raise _cannot_write(path, error) from error
+                raise cannot_write(path, error) from error
             raise
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -170,8 +176,3 @@ def _fsync_directory(path: Path) -> None:
 
 def _link_to_itself(path: Path) -> ArtifactError:
     return ArtifactError(f"{shown(path)} is a link to itself; remove it.")
-
-
-def _cannot_write(path: Path, error: OSError) -> ArtifactError:
-    reason = error.strerror or str(error)
-    return ArtifactError(f"cannot write {shown(path)} ({reason}); check the folder's permissions and free space.")

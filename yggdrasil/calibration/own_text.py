@@ -19,6 +19,7 @@ from transformers import PreTrainedTokenizerBase
 
 from yggdrasil.arguments import check_tokens
 from yggdrasil.artifacts import shown, write_atomic
+from yggdrasil.artifacts.atomic import cannot_write
 from yggdrasil.artifacts.cache import cache_root
 from yggdrasil.artifacts.lock import locked, tell
 from yggdrasil.calibration.row_writer import ROWS, RowWriter, Task, Written
@@ -136,15 +137,10 @@ class OwnText:
         def at_once(token_seconds: float) -> float:
             return budget.seconds_left(monotonic() - began) / (token_seconds * self._most)
 
-        with (
-            one_thread() if is_native() else nullcontext(),
-            own_attention(self._loaded.model, SIDE_BY_SIDE),
-            self._file.open("a", encoding="utf-8") as lines,
-        ):
-            lines.write("\n" if is_cut else "")  # what an interruption has cut stays a line by itself
+        _append(self._file, "\n" if is_cut else "")  # what an interruption has cut stays a line by itself
+        with one_thread() if is_native() else nullcontext(), own_attention(self._loaded.model, SIDE_BY_SIDE):
             for answered in self._answered(documents, lambda: used() >= 1.0, is_late, at_once):
-                lines.writelines(json.dumps(document._asdict()) + "\n" for document in answered)
-                lines.flush()
+                _append(self._file, "".join(json.dumps(document._asdict()) + "\n" for document in answered))
                 documents += answered
                 write_atomic(spent, str(monotonic() - began).encode())
                 report(used())
@@ -215,6 +211,14 @@ class OwnText:
             return text.task.prompt + text.tokens
         turn = str(self._tokenizer.decode(text.tokens, skip_special_tokens=True)).strip()
         return encode_chat(self._tokenizer, [{"role": "user", "content": turn}]) if turn else self._opening
+
+
+def _append(file: Path, text: str) -> None:
+    try:
+        with file.open("a", encoding="utf-8") as lines:
+            lines.write(text)
+    except OSError as error:
+        raise cannot_write(file, error) from error
 
 
 def _seconds(file: Path) -> float:

@@ -63,7 +63,7 @@ class GrowingTable:
                 while len(grown.tokens) > MOST_KEPT:
                     grown = grown.halved()
                 grown.save(self._file)
-        except ArtifactError as error:
+        except (ArtifactError, OSError) as error:
             warnings.warn(f"what was said is not added to the table yet: {error}", stacklevel=2)
             self._num_new = 0  # not again at every answer, which would count all that waits each time
             return None
