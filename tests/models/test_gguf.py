@@ -6,9 +6,12 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from full_disk import full_disk
 from gguf import GGMLQuantizationType as Kind
 from tiny import FAMILIES, tiny_config
 from tiny_pair import byte_tokenizer
+from tokenizers import Tokenizer
+from tokenizers.models import BPE
 from transformers import AutoModelForCausalLM
 
 from yggdrasil.artifacts import model_fingerprint, tokenizer_fingerprint
@@ -18,6 +21,7 @@ from yggdrasil.models import kernels
 from yggdrasil.models import usual_weights as usual
 from yggdrasil.models.facts import load_config, load_tokenizer
 from yggdrasil.models.loading import load_model
+from yggdrasil.models.shards import faults_of_disks
 from yggdrasil.models.source import Source
 from yggdrasil.models.usual_weights import usual_weights
 
@@ -325,3 +329,21 @@ def test_a_folder_with_a_gguf_file_alone_points_to_it(tmp_path):
 
 def test_every_family_here_is_one_that_steps_serve():
     assert set(NAMES) <= set(FAMILIES)
+
+
+def test_a_full_disk_is_a_sentence_where_the_tokenizer_is_written(tmp_path):
+    """tokenizers says it by an exception of no kind at all."""
+    write_gguf(tmp_path / "model.gguf", tiny_model("llama"))
+    with full_disk(3000), pytest.raises(YggdrasilError, match=r"cannot write .*facts \(File too large .*; check"):
+        Source.find(tmp_path / "model.gguf")
+
+    assert list((tmp_path / "cache").rglob("*.*")) == []
+
+
+def test_what_is_no_fault_of_the_disk_stays_what_it_is():
+    with pytest.raises(OSError, match="No space left on device"), faults_of_disks():
+        Tokenizer(BPE()).save("/dev/full")
+    for error in (Exception("of another kind"), RuntimeError("(os error 28)")):
+        with pytest.raises(type(error)) as raised, faults_of_disks():
+            raise error
+        assert raised.value is error

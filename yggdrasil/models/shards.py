@@ -14,11 +14,15 @@ from yggdrasil.errors import first_line
 
 @contextmanager
 def faults_of_disks() -> Iterator[None]:
-    """Let safetensors say as an OSError, as all other writers do, that a file cannot be written."""
+    """Let safetensors and tokenizers say as an OSError, as all other writers do, that a file cannot be written."""
     try:
         yield
     except SafetensorError as error:
         raise OSError(first_line(error)) from error
+    except Exception as error:
+        if type(error) is Exception and "(os error " in str(error):  # all that tokenizers tell of a fault of the disk
+            raise OSError(first_line(error)) from error
+        raise
 
 
 class ShardWriter:

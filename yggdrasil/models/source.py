@@ -82,8 +82,10 @@ class Source:
 def _gguf_facts(path: Path, _num_bytes: int, _modified: int) -> Path:
     def write(header: GgufHeader, partial: Path) -> None:
         from yggdrasil.models.gguf_checkpoint import write_facts  # brings transformers' models along
+        from yggdrasil.models.shards import faults_of_disks
 
-        write_facts(header, partial)
+        with faults_of_disks():
+            write_facts(header, partial)
         (partial / _FINGERPRINT).write_text(tokenizer_fingerprint(path))
 
     return _prepared(path, prepared_root() / model_fingerprint(path) / "facts", write, f"reading {shown(path)}")
