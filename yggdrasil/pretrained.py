@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, get_args
 from yggdrasil.artifacts import current_machine, list_plans, resolve_plan, search_roots
 from yggdrasil.artifacts.fork import in_fork
 from yggdrasil.artifacts.gguf import is_gguf
+from yggdrasil.artifacts.homes import expanded
 from yggdrasil.drafters.named import FREE, NGRAM, USUAL, named_drafters, names_of
 from yggdrasil.drafters.ngram import NGramDrafter
 from yggdrasil.drafters.shipped import whole_name
@@ -106,7 +107,7 @@ def _target_of(plan: str | Path, *, force_machine: bool) -> str:
 
 def is_plan(given: str | Path) -> bool:
     """Whether this names a plan, not a model: a file that is no GGUF file, or a name that is no path."""
-    path = Path(given).expanduser()
+    path = expanded(given)
     if path.is_file() or path.suffix in (".yaml", ".yml"):
         return not is_gguf(path)
     is_name = path.name == str(given)
@@ -163,7 +164,7 @@ def _considered(plan: Plan) -> set[str]:
 
 def plan_name(model: str | Path) -> str:
     """What a plan of this model is called unless told otherwise: the last part of its place, as a name may be."""
-    path = Path(model).expanduser()
+    path = expanded(model)
     last = path.stem if is_gguf(path) else path.resolve().name if path.exists() else path.name
     return re.sub(r"[^A-Za-z0-9._-]+", "-", last).lstrip(".-") or "model"
 

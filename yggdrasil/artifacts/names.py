@@ -1,12 +1,12 @@
 """From a name to files: where profiles, predictors and plans lie, and which plan fits this machine."""
 
-import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from yggdrasil.artifacts.atomic import shown
+from yggdrasil.artifacts.homes import expanded, user_cache
 from yggdrasil.artifacts.machine import Machine
 from yggdrasil.artifacts.parsing import close_match, parse_dataclass
 from yggdrasil.artifacts.plain import parse_yaml
@@ -58,10 +58,9 @@ def search_roots(explicit: Path | None = None) -> list[Path]:
     ``explicit``; the working directory and the checkout, each if it has a ``plans`` folder; the user's cache. Reading
     goes through all of them, writing goes to the first.
     """
-    roots = [] if explicit is None else [explicit.expanduser()]
+    roots = [] if explicit is None else [expanded(explicit)]
     roots += [root for root in (Path.cwd(), _PACKAGE_ROOT) if (root / "plans").is_dir() and not _is_installed(root)]
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    roots.append(Path(cache) / "yggdrasil" / "artifacts")
+    roots.append(user_cache() / "yggdrasil" / "artifacts")
     return list(dict.fromkeys(roots))
 
 
@@ -113,7 +112,7 @@ def resolve_plan(
     Raises:
         ArtifactError: Nothing fits; the message lists the plans there are and says how to calibrate or to force one.
     """
-    path = Path(name_or_path).expanduser()
+    path = expanded(name_or_path)
     if path.is_file():
         return path
     text = str(name_or_path)

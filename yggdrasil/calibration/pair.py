@@ -7,6 +7,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from yggdrasil.artifacts import check_weights
+from yggdrasil.artifacts.homes import expanded
 from yggdrasil.calibration.threads import on_threads
 from yggdrasil.drafters.counts import usual_counts
 from yggdrasil.drafters.heads.convention import settled
@@ -45,7 +46,7 @@ def check_pair(source: "PairSource") -> PreTrainedTokenizerBase:
     """
     names = [source.target]
     if source.drafter is not None and is_head(source.drafter):
-        _check_head(Path(source.drafter).expanduser())
+        _check_head(expanded(source.drafter))
     elif source.drafter is not None:
         names.append(source.drafter)
     found = [Source.find(name) for name in names]
@@ -95,7 +96,7 @@ def build_assembly(source: "PairSource", knots: torch.Tensor | None = None, back
     check_tree_attention(target)
     drafter: LoadedModel | LoadedHead | None = None
     if source.drafter is not None and is_head(source.drafter):
-        head = load_head(Path(source.drafter).expanduser(), target, source.drafter_threads)
+        head = load_head(expanded(source.drafter), target, source.drafter_threads)
         drafter = settled(head, target, Source.find(source.target).fingerprint())
     elif source.drafter is not None:
         drafter = load_model(source.drafter, dtype, device, source.drafter_threads, weights=source.drafter_weights)

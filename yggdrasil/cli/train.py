@@ -47,12 +47,13 @@ def train(
 
     Interrupted, it goes on when run again; run once more, it trains for more minutes.
     """
+    from yggdrasil.artifacts.homes import expanded
     from yggdrasil.cli.progress import PhaseProgress
     from yggdrasil.drafters.shipped import whole_name
     from yggdrasil.training.settings import TrainSettings
     from yggdrasil.training.training import train as run
 
-    begun = None if start is None else Path(whole_name(start)).expanduser()
+    begun = None if start is None else expanded(whole_name(start))
     settings = TrainSettings(target, out.absolute(), kind, tuple(prompts or ()), minutes, tokens, threads, begun)
     try:
         with PhaseProgress() as progress:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
+from yggdrasil.artifacts.homes import expanded
 from yggdrasil.drafters.counts import CountsDrafter, usual_counts
 from yggdrasil.drafters.heads.convention import settled
 from yggdrasil.drafters.heads.kinds import is_head
@@ -114,7 +115,7 @@ def planned_drafter(
     check_fingerprint(plan.drafter, "drafter")
     source = plan.drafter.path()
     if is_head(source):
-        head = load_head(Path(source).expanduser(), target, plan.drafter.threads)
+        head = load_head(expanded(source), target, plan.drafter.threads)
         return settled(head, target, plan.target.fingerprint)
     check_same_tokenizer(tokenizer, load_tokenizer(source), (plan.target.path(), source))
     weights = plan.weights_in(dtype, plan.drafter)

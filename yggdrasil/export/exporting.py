@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from yggdrasil.artifacts import current_machine, resolve_plan
+from yggdrasil.artifacts.homes import expanded
 from yggdrasil.calibration.own_text import Document, read_documents, text_file
 from yggdrasil.drafters.heads.kinds import kind_of
 from yggdrasil.errors import YggdrasilError
@@ -153,7 +154,7 @@ def _short(times: dict[int, float]) -> dict[int, float]:
 def _named(engine: EngineName, drafter: ModelRef) -> tuple[ModelDrafter, list[str]]:
     """The drafter as the engine's options name it, and what has to be done for that."""
     path = drafter.path()
-    kind = kind_of(Path(path).expanduser())
+    kind = kind_of(expanded(path))
     if kind is not None:
         return ModelDrafter(path, kind), [_OWN_MODULE] if kind == "mtp" else []
     if engine == "llama-server" and not path.endswith(".gguf"):

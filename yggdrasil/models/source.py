@@ -15,6 +15,7 @@ import torch
 from yggdrasil.artifacts import model_fingerprint, shown, tokenizer_fingerprint
 from yggdrasil.artifacts.fork import in_fork
 from yggdrasil.artifacts.gguf import GgufHeader, is_gguf, read_gguf_header
+from yggdrasil.artifacts.homes import expanded
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.models.hub import hub_folder
 from yggdrasil.models.prepared import MARKER, is_whole, prepare, prepared_root
@@ -44,7 +45,7 @@ class Source:
             return given
         if not str(given):
             raise YggdrasilError("a model (target or drafter) is named by an empty text; give a folder, file or hub id")
-        path = Path(given).expanduser()
+        path = expanded(given)
         if is_gguf(path):
             stat = path.stat()
             return cls(str(given), _gguf_facts(path.absolute(), stat.st_size, stat.st_mtime_ns), path)

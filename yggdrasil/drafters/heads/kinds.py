@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from yggdrasil.artifacts import OWN_HEADS, PICKLED_HEAD, head_files, parse_json
+from yggdrasil.artifacts.homes import expanded
 from yggdrasil.drafters.heads.mtp_names import MTP_NAMES
 from yggdrasil.errors import ArtifactError
 
@@ -17,7 +18,7 @@ _FUSIONS = ("fc.weight", "fusion_fc.weight")
 
 def is_head(source: str) -> bool:
     """Whether a drafter's source is a folder with a head that is served."""
-    return kind_of(Path(source).expanduser()) is not None
+    return kind_of(expanded(source)) is not None
 
 
 def kind_of(folder: Path) -> Kind | None:
