@@ -1,14 +1,18 @@
 """The library of native kernels is used whole or not at all: the portable ones give the same tokens."""
 
+import ctypes
 import os
 import platform
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
+import torch
 
+from yggdrasil.errors import ArtifactError
 from yggdrasil.models.kernels import build
 
 ROOT = Path(__file__).parents[2]
@@ -37,6 +41,72 @@ def test_a_damaged_library_is_named_and_not_loaded(library, damage, capsys):
 
     assert not build._is_whole(library)
     assert f"{library} is damaged and is compiled again" in capsys.readouterr().err
+
+
+@pytest.fixture
+def opened(tmp_path, monkeypatch):
+    """A cache of its own, a compiler that is at once done, and the libraries that each thread opens."""
+    opened = set()
+    monkeypatch.setenv("YGGDRASIL_CACHE", str(tmp_path))
+    monkeypatch.setattr(build, "_run_all", lambda commands: Path(commands[-1][-1]).write_bytes(b"library"))
+
+    def note(name, mode=0):
+        opened.add((threading.get_ident(), Path(name)))
+
+    monkeypatch.setattr(torch.ops, "load_library", note)
+    monkeypatch.setattr(ctypes, "CDLL", note)
+    return opened
+
+
+def test_of_two_first_starts_one_compiles_and_each_opens_one_library(opened, monkeypatch, capsys):
+    """Another copy of it would register all operators again."""
+    first, waits, compiles = [], threading.Event(), build._run_all
+    second = threading.Thread(target=build.load_native)
+
+    def compile_late(commands):
+        if not first:
+            first.append(commands)
+            second.start()
+            waits.wait(20)
+        compiles(commands)
+
+    monkeypatch.setattr(build, "_run_all", compile_late)
+    monkeypatch.setattr(build, "tell", lambda sentence: waits.set(), raising=False)
+    assert build.load_native()
+    second.join(20)
+
+    assert capsys.readouterr().err.count("compiling the CPU kernels") == 1
+    assert len(opened) == len({thread for thread, _ in opened}) == 2
+
+
+def test_a_library_that_is_there_needs_no_lock(opened, monkeypatch):
+    """The cache may be one that cannot be written."""
+    assert build.load_native()
+    monkeypatch.setattr(build, "locked", lambda *_, **__: pytest.fail("the lock was taken"), raising=False)
+    opened.clear()
+
+    assert build.load_native()
+    assert [library.parent.name for _, library in opened] == ["kernels"]
+
+
+def test_a_library_that_cannot_be_kept_is_used_all_the_same(opened, monkeypatch, capsys):
+    """It is loaded: the portable kernels cannot take its operators' places any more."""
+
+    def full(path, _):
+        raise ArtifactError(f"cannot write {path}")
+
+    monkeypatch.setattr(build, "write_atomic", full)
+
+    assert build.load_native()
+    assert "could not be kept, the next start compiles them again: cannot write" in capsys.readouterr().err
+
+
+def test_where_no_lock_can_be_made_the_portable_kernels_take_their_place(tmp_path, monkeypatch, opened, capsys):
+    (tmp_path / "kernels").touch()
+
+    assert not build.load_native()
+    assert "the slower portable ones take their place" in capsys.readouterr().err
+    assert not opened
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,8 @@ import torch
 from yggdrasil.artifacts.atomic import write_atomic
 from yggdrasil.artifacts.cache import cache_root
 from yggdrasil.artifacts.leftovers import remove_leftovers_once, temporary_folder
-from yggdrasil.errors import first_line
+from yggdrasil.artifacts.lock import locked, tell
+from yggdrasil.errors import ArtifactError, first_line
 
 _FOLDER, _TORCH = Path(__file__).parent, Path(torch.__file__).parent
 _SOURCES = [_FOLDER / "ops.cpp", _FOLDER / "quantised.cpp"]
@@ -38,24 +39,35 @@ def load_native() -> bool:
     library = cache_root() / "kernels" / f"ops-{_key(compiler)}.so"
     remove_leftovers_once(library.parent)
     try:
-        if not _is_whole(library):
-            _compile(compiler, library)
-        torch.ops.load_library(str(library))
-        ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)  # compiled steps call its functions by name
-    except OSError as error:
+        if _is_whole(library, tells=False):  # a cache that cannot be written does for this
+            _open(library)
+            return True
+        with locked(library.with_suffix(".lock"), "compiling the CPU kernels", wait=tell):
+            if _is_whole(library):  # compiled by another process, which was waited for
+                _open(library)
+            else:
+                _compile(compiler, library)
+    except (OSError, ArtifactError) as error:
         _say(f"the CPU kernels cannot be used, the slower portable ones take their place: {first_line(error)}")
         return False
     return True
 
 
-def _is_whole(library: Path) -> bool:
+def _open(library: Path) -> None:
+    """Load the library, once a process: of two copies, each would register the operators."""
+    torch.ops.load_library(str(library))
+    ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)  # compiled steps call its functions by name
+
+
+def _is_whole(library: Path, *, tells: bool = True) -> bool:
     """Whether the library is there and is what was compiled: half a library ends the process when it is used."""
     beside = _digest_file(library)
     if not library.exists() or not beside.exists():
         return False
     if beside.read_bytes() == _digest(library):
         return True
-    _say(f"{library} is damaged and is compiled again")
+    if tells:
+        _say(f"{library} is damaged and is compiled again")
     return False
 
 
@@ -88,7 +100,10 @@ def _cpu_features() -> str:
 
 
 def _compile(compiler: str, library: Path) -> None:
-    """Compile the library and note its digest beside it, last; OSError says what did not work."""
+    """Compile the library, load it, and keep it with its digest beside it; OSError says what did not work.
+
+    What is loaded is used, even where it cannot be kept.
+    """
     libraries = [f"-L{_TORCH / 'lib'}", "-ltorch", "-ltorch_cpu", "-lc10"]
     with temporary_folder(library.parent) as folder:
         output = folder / library.name
@@ -97,11 +112,14 @@ def _compile(compiler: str, library: Path) -> None:
         pairs = zip(_SOURCES, objects, strict=True)
         _run_all([[compiler, *_FLAGS, *_of_torch(), "-c", str(source), "-o", object_] for source, object_ in pairs])
         _run_all([[compiler, "-shared", "-pthread", *objects, *libraries, "-o", str(output)]])
-        torch.ops.load_library(str(output))  # before it counts: a compiler may end well and have written half
-        digest = _digest(output)
-        _digest_file(library).unlink(missing_ok=True)
-        output.replace(library)
-    write_atomic(_digest_file(library), digest)
+        _open(output)  # before it counts: a compiler may end well and have written half
+        try:
+            digest = _digest(output)
+            _digest_file(library).unlink(missing_ok=True)
+            output.replace(library)
+            write_atomic(_digest_file(library), digest)
+        except (OSError, ArtifactError) as error:
+            _say(f"the CPU kernels could not be kept, the next start compiles them again: {first_line(error)}")
 
 
 def _of_torch() -> list[str]:
