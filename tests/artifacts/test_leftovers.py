@@ -77,15 +77,26 @@ def test_whoever_writes_the_same_thing_again_tidies_up(tmp_path: Path) -> None:
     assert mine.exists()
 
 
-def test_a_folder_killed_between_two_renames_is_back_and_replaced(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["x", "head[1]"])
+def test_a_folder_killed_between_two_renames_is_back_and_replaced(tmp_path: Path, name: str) -> None:
     """Its old content is not lost, whatever becomes of the new."""
-    aside = tmp_path / ".x.0123abcd.old"
+    aside = tmp_path / f".{name}.0123abcd.old"
     aside.mkdir()
     (aside / "old").touch()
-    with pytest.raises(RuntimeError), atomic_directory(tmp_path / "x"):
+    with pytest.raises(RuntimeError), atomic_directory(tmp_path / name):
         raise RuntimeError
-    assert [path.name for path in (tmp_path / "x").iterdir()] == ["old"]
+    assert [path.name for path in (tmp_path / name).iterdir()] == ["old"]
     assert temporary(tmp_path) == []
+
+
+def test_what_another_folder_had_aside_is_not_taken_for_ones_own(tmp_path: Path) -> None:
+    others = [tmp_path / f".x.{name}.old" for name in ("v2.0123abcd", "notes")]
+    for other in others:
+        other.mkdir()
+    for _ in range(2):  # while there is no x, and when there is one
+        with atomic_directory(tmp_path / "x"):
+            pass
+    assert sorted(temporary(tmp_path)) == sorted(others)
 
 
 def test_a_folder_is_gone_after_its_block_and_leftovers_when_one_begins(tmp_path: Path) -> None:

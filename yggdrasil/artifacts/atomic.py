@@ -9,8 +9,10 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
-from yggdrasil.artifacts.leftovers import SUFFIX, in_use, remove_leftovers
+from yggdrasil.artifacts.leftovers import SUFFIX, beside, in_use, remove_leftovers
 from yggdrasil.errors import ArtifactError
+
+_ASIDE = ".old"
 
 
 def shown(path: Path) -> str:
@@ -126,7 +128,10 @@ def atomic_directory(path: Path) -> Iterator[Path]:
 def _tidy(place: Path) -> None:
     """Undo what a process left that was killed while it wrote the folder ``place``."""
     remove_leftovers(place.parent, place.name)
-    for aside in place.parent.glob(f".{place.name}.*.old"):
+    pattern = beside(place.name, _ASIDE)
+    for aside in list(place.parent.iterdir()) if place.parent.is_dir() else ():
+        if not pattern.fullmatch(aside.name):
+            continue
         if place.exists():
             shutil.rmtree(aside, ignore_errors=True)
         else:
@@ -135,7 +140,7 @@ def _tidy(place: Path) -> None:
 
 def _change_places(new: Path, place: Path) -> None:
     """Rename ``new`` to ``place``; a folder already there is moved aside first, and back if the second step fails."""
-    aside = new.with_suffix(".old")
+    aside = new.with_suffix(_ASIDE)
     had_old = place.exists()
     if had_old:
         place.rename(aside)

@@ -51,11 +51,16 @@ def remove_leftovers(folder: Path, name: str | None = None) -> None:
 
     What cannot be removed stays: it harms nobody.
     """
-    pattern = re.compile(r"\..+\.tmp" if name is None else rf"\.{re.escape(name)}\.[0-9a-f]{{8}}\.tmp")
+    pattern = re.compile(r"\..+\.tmp") if name is None else beside(name, SUFFIX)
     with contextlib.suppress(OSError):
         for path in folder.iterdir():
             if pattern.fullmatch(path.name) and time.time() - path.lstat().st_mtime > _NEWBORN_SECONDS:
                 _remove_if_left(path)
+
+
+def beside(name: str, suffix: str) -> re.Pattern[str]:
+    """The names that something called ``name`` has while it is written, or moved aside."""
+    return re.compile(rf"\.{re.escape(name)}\.[0-9a-f]{{8}}{re.escape(suffix)}")
 
 
 @cache
