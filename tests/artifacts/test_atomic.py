@@ -125,6 +125,27 @@ def test_directory_follows_a_symbolic_link(tmp_path: Path) -> None:
     assert names(tmp_path / "real") == ["new.txt"]
 
 
+@pytest.mark.parametrize("there", [True, False])
+def test_write_atomic_follows_a_symbolic_link(tmp_path: Path, there: bool) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    if there:
+        (tmp_path / "elsewhere" / "real").write_bytes(b"old")
+    (tmp_path / "link").symlink_to("elsewhere/real")
+    write_atomic(tmp_path / "link", b"new")
+
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "elsewhere" / "real").read_bytes() == b"new"
+    assert names(tmp_path / "elsewhere") == ["real"]
+
+
+def test_what_a_link_points_at_has_to_be_writable(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("/proc/nothing/below")
+
+    for is_folder in (False, True):
+        with pytest.raises(ArtifactError, match=r"cannot write .*link"):
+            check_writable(tmp_path / "link", is_folder=is_folder)
+
+
 def test_shown_is_relative_inside_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")

@@ -64,6 +64,24 @@ def test_unfinished_work_is_kept_for_the_same_calibration_and_dropped_when_damag
     assert not part.exists()
 
 
+def test_unfinished_work_on_another_disk_is_begun_anew_and_dropped_there(tmp_path):
+    (prompts := tmp_path / "prompts.jsonl").write_text("{}")
+    settings = CalibrationSettings(pair(), prompts, "mine", tmp_path, FIRST)
+    work = open_work(settings)
+    shutil.rmtree(work)
+    work.symlink_to(tmp_path / "disk")
+    for _ in range(2):  # while it is not there, and when it is another's
+        disk = open_work(settings)
+        assert disk == tmp_path / "disk"
+        assert sorted(path.name for path in disk.iterdir()) == ["settings.json"]
+        (disk / "settings.json").write_text("of another")
+        (disk / "part").touch()
+    shutil.rmtree(open_work(settings))  # as when all is done
+
+    assert work.is_symlink()
+    assert open_work(settings) == disk
+
+
 def test_work_on_another_model_in_its_place_is_not_gone_on_with(tmp_path):
     model = tmp_path / "model"
     shutil.copytree(TARGET, model)
@@ -123,11 +141,13 @@ READERS = {
 
 
 @pytest.mark.parametrize("part", READERS)
-@pytest.mark.parametrize("damage", ["cut", "emptied", "noise", "a folder", "a link to itself"])
+@pytest.mark.parametrize("damage", ["cut", "emptied", "noise", "a folder", "a link to a folder", "a link to itself"])
 def test_a_damaged_part_is_dropped_and_makes_room_for_a_new_one(tmp_path, part, damage):
     file = tmp_path / part
     if damage == "a folder":
         file.mkdir()
+    elif damage == "a link to a folder":
+        file.symlink_to(tmp_path)
     elif damage == "a link to itself":
         file.symlink_to(part)
     else:

@@ -23,3 +23,17 @@ def test_the_cache_is_listed_and_cleared(tmp_path, monkeypatch):
     assert cleared.output.endswith("cleared: 5.0 MB\n")
     assert [path.name for path in tmp_path.iterdir()] == ["texts"]
     assert CliRunner().invoke(app, ["cache"]).output.endswith("in all: 0.0 MB\n")
+
+
+def test_a_folder_on_another_disk_is_listed_and_cleared_and_stays_linked(tmp_path, monkeypatch):
+    monkeypatch.setenv("YGGDRASIL_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "cache").mkdir()
+    (disk := tmp_path / "disk").mkdir()
+    (tmp_path / "cache" / "models").symlink_to(disk)
+    (disk / "tensors.safetensors").write_bytes(bytes(3_000_000))
+
+    assert f"models: 1 files, 3.0 MB in {disk}" in CliRunner().invoke(app, ["cache"]).output
+    cleared = CliRunner().invoke(app, ["cache", "--clear"])
+    assert cleared.output.endswith("cleared: 3.0 MB\n")
+    assert list(disk.iterdir()) == []
+    (tmp_path / "cache" / "models" / "again").mkdir(parents=True)

@@ -614,6 +614,18 @@ def test_states_that_were_cut_short_are_made_again(written, size):
     assert progress_of(written).steps == 2
 
 
+def test_states_on_another_disk_go_with_their_training(written, tmp_path):
+    """Those of another training have other layers."""
+    (disk := tmp_path / "disk").mkdir()
+    (disk / "old").touch()
+    written.work.mkdir()
+    (written.work / "states").symlink_to(disk)
+    train(written, Told())
+
+    assert "old" not in {file.name for file in disk.iterdir()}
+    assert (written.work / "states").is_symlink()
+
+
 def test_interrupted_in_its_last_look_a_training_keeps_what_it_learned(written, monkeypatch):
     def interrupt(*arguments):
         raise KeyboardInterrupt

@@ -30,28 +30,37 @@ def cannot_write(path: Path, error: OSError) -> ArtifactError:
     return ArtifactError(f"cannot write {shown(path)} ({reason}); check the folder's permissions and free space.")
 
 
+def followed(path: Path) -> Path:
+    """What a symbolic link points at in the end; the path as it is where it is none, or one to itself."""
+    try:
+        return path.resolve() if path.is_symlink() else path
+    except (OSError, RuntimeError):  # as older Pythons call it
+        return path
+
+
 def write_atomic(path: Path, data: bytes) -> None:
     """Write ``data`` under a temporary name beside ``path``, flush it to disk, then take the place of ``path``.
 
     Missing parent folders are made. A reader sees the old content or the new, never a part. A device or a pipe is
-    written to and stays what it is.
+    written to and stays what it is; of a symbolic link, what it points at is replaced.
 
     Raises:
         ArtifactError: The file cannot be written; what was there before is untouched.
     """
-    temporary = _temporary_sibling(path)
+    place = followed(path)
+    temporary = _temporary_sibling(place)
     try:
         if path.exists() and not path.is_file() and not path.is_dir():
             path.write_bytes(data)
             return
-        path.parent.mkdir(parents=True, exist_ok=True)
-        remove_leftovers(path.parent, path.name)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(place.parent, place.name)
         with temporary.open("xb") as file, in_use(temporary):
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-            temporary.replace(path)
-        _fsync_directory(path.parent)
+            temporary.replace(place)
+        _fsync_directory(place.parent)
     except OSError as error:
         raise cannot_write(path, error) from error
     finally:
@@ -73,7 +82,7 @@ def check_writable(path: Path, *, is_folder: bool = False) -> None:
             raise ArtifactError(f"{shown(path)} is a {found}, not a {wanted}; name another.")
         if path.exists() and not is_folder and not path.is_file():
             return  # a device or a pipe
-        place = path if is_folder else path.parent
+        place = followed(path) if is_folder else followed(path).parent
         while not place.exists():
             place = place.parent
         with tempfile.TemporaryFile(dir=place):
@@ -128,14 +137,18 @@ def atomic_directory(path: Path) -> Iterator[Path]:
 def _tidy(place: Path) -> None:
     """Undo what a process left that was killed while it wrote the folder ``place``."""
     remove_leftovers(place.parent, place.name)
-    pattern = beside(place.name, _ASIDE)
-    for aside in list(place.parent.iterdir()) if place.parent.is_dir() else ():
-        if not pattern.fullmatch(aside.name):
-            continue
+    for aside in _moved_aside(place):
         if place.exists():
             shutil.rmtree(aside, ignore_errors=True)
         else:
             aside.rename(place)
+
+
+def _moved_aside(place: Path) -> list[Path]:
+    pattern = beside(place.name, _ASIDE)
+    with contextlib.suppress(OSError):
+        return [path for path in place.parent.iterdir() if pattern.fullmatch(path.name)]
+    return []
 
 
 def _change_places(new: Path, place: Path) -> None:

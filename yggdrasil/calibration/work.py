@@ -9,6 +9,7 @@ from typing import TypeVar
 from safetensors import SafetensorError
 
 from yggdrasil.artifacts import current_machine, profile_directory, shown, write_atomic
+from yggdrasil.artifacts.atomic import followed
 from yggdrasil.calibration.settings import CalibrationSettings
 from yggdrasil.errors import ArtifactError, YggdrasilError, first_line
 
@@ -18,7 +19,7 @@ T = TypeVar("T")
 def open_work(settings: CalibrationSettings) -> Path:
     """The folder of unfinished work: kept if it belongs to the same calibration, else begun anew."""
     folder = profile_directory(settings.root, settings.name, current_machine())
-    work = folder.with_name(folder.name + ".partial")
+    work = followed(folder.with_name(folder.name + ".partial"))
     identity = json.dumps(settings.identity(), sort_keys=True, default=str)
     marker = work / "settings.json"
     if read_or_drop(marker, lambda path: path.read_text() == identity) is not True:
@@ -60,7 +61,7 @@ def read_or_drop(file: Path, read: Callable[[Path], T]) -> T | None:
             raise YggdrasilError(
                 f"{shown(file)} cannot be read ({_reason(file, cause)}) and is left as it is; run again when it can be"
             ) from error
-        shutil.rmtree(file) if file.is_dir() else file.unlink(missing_ok=True)
+        shutil.rmtree(file) if file.is_dir() and not file.is_symlink() else file.unlink(missing_ok=True)
         return None
 
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from yggdrasil.errors import YggdrasilError
+from yggdrasil.errors import YggdrasilError, first_line
 
 # All that is made again in seconds. Plans, the text that targets wrote for minutes, and counts of use stay.
 FOLDERS = ("kernels", "steps", "models", "heads", "tokenizers")
@@ -15,12 +15,13 @@ def cache(
     clear: Annotated[bool, typer.Option("--clear", help="Remove all of it; it is made again when needed.")] = False,
 ) -> None:
     """List, size or clear compiled steps, kernels and models as they are kept (YGGDRASIL_CACHE moves them)."""
+    from yggdrasil.artifacts.atomic import followed
     from yggdrasil.artifacts.cache import cache_root
 
     root = cache_root()
     total = 0
     for folder in FOLDERS:
-        place = root / folder
+        place = followed(root / folder)
         files = sorted(path for path in place.rglob("*") if path.is_file())
         size = sum(path.stat().st_size for path in files)
         total += size
@@ -31,6 +32,9 @@ def cache(
         elif place.exists():
             try:
                 shutil.rmtree(place)
+                if (root / folder).is_symlink():
+                    place.mkdir()  # what the link points at
             except OSError as error:
-                raise YggdrasilError(f"cannot clear {place} ({error.strerror}); check its permissions") from error
+                reason = error.strerror or first_line(error)
+                raise YggdrasilError(f"cannot clear {place} ({reason}); check its permissions") from error
     print(f"{'cleared' if clear else 'in all'}: {total / 1e6:.1f} MB")

@@ -11,6 +11,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from yggdrasil.artifacts import check_writable, current_machine, model_fingerprint, shown
+from yggdrasil.artifacts.atomic import followed
 from yggdrasil.artifacts.lock import locked
 from yggdrasil.calibration.own_text import Document, OwnText, end_of, text_file
 from yggdrasil.calibration.settings import Budget
@@ -162,9 +163,10 @@ class _Run:
         elif settings.kind != "draft-model":
             vocabulary = draft_vocabulary(parts.trained, size)
         self._recipe = recipe = recipe_for(settings.kind, loaded, source, vocabulary)
+        states = followed(work / "states")
         if kept is None:
-            shutil.rmtree(work / "states", ignore_errors=True)
-        self._features = Features(loaded, recipe.layers, work / "states")
+            shutil.rmtree(states, ignore_errors=True)
+        self._features = Features(loaded, recipe.layers, states)
         self._training = Training(recipe.initial(), recipe.initial(), recipe.rate)
         if kept is not None:
             self._training.load(kept)
