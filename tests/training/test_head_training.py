@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 import typer
+from full_disk import full_disk
 from head_files import Reference, eagle_config, published_tensors, write_head
 from other_heads import vllm_medusa_shapes
 from safetensors import SafetensorError, safe_open
@@ -179,6 +180,25 @@ def test_states_of_shorter_ends_of_prompts_are_not_taken_for_those_of_longer_one
         kept = features.of("lot", windows)
         assert [item.tokens.tolist() for item in kept] == [window.tokens[start:] for window in windows]
         assert features.has("lot", windows)
+
+
+def test_states_that_cannot_be_kept_or_read_are_read_of_the_target_again(target, tmp_path, monkeypatch):
+    loaded = load_model(str(target), torch.float32, torch.device("cpu"), 1, pack=False)
+    windows = [Window([5, 6, 7, 8, 9], 0, 3)]
+    expected = Features(loaded, (0,), tmp_path).of("lot", windows)[0]
+    (tmp_path / "file").touch()
+    for folder, size in ((tmp_path / "full", 100), (tmp_path / "file" / "below", 1 << 20)):
+        with full_disk(size):
+            features = Features(loaded, (0,), folder)
+            (found,) = features.of("lot", windows)
+        assert torch.equal(found.states, expected.states)
+        assert not folder.exists() or list(folder.iterdir()) == []
+
+    def forbid(*_):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("yggdrasil.training.features.load_file", forbid)
+    assert torch.equal(Features(loaded, (0,), tmp_path).of("lot", windows)[0].states, expected.states)
 
 
 def test_the_draft_vocabulary_is_the_most_frequent():

@@ -5,7 +5,7 @@ Dims: T kept tokens of a window, S states side by side, H hidden size.
 
 import shutil
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from yggdrasil.artifacts import write_atomic
 from yggdrasil.calibration.work import read_or_drop
+from yggdrasil.errors import ArtifactError, YggdrasilError
 from yggdrasil.models.attention import own_attention
 from yggdrasil.models.loaded import LoadedModel
 from yggdrasil.models.traced import decoder_layers
@@ -59,18 +60,24 @@ class Features:
     def of(self, name: str, windows: Sequence[Window]) -> list[Kept]:
         """The states of ``windows``, kept under ``name``, their number and their length in all."""
         file = self._file(name, windows)
-        kept = read_or_drop(file, load_file)
+        kept: dict[str, Tensor] | None = None
+        with suppress(YggdrasilError):  # it cannot be read now
+            kept = read_or_drop(file, load_file)
         if kept is None:
             kept = self._read(windows)
-            self._folder.mkdir(parents=True, exist_ok=True)
-            size = sum(tensor.nbytes for tensor in kept.values())
-            if size < _LEAST_FREE * shutil.disk_usage(self._folder).free:
-                write_atomic(file, save(kept))
+            with suppress(OSError, ArtifactError):  # the target reads them again
+                self._keep(kept, file)
         ends = [0, *torch.tensor([window.length for window in windows]).cumsum(0).tolist()]
         return [
             Kept(kept["tokens"][begin:end], kept["states"][begin:end], kept["last"][begin:end], window.answer)
             for window, (begin, end) in zip(windows, pairwise(ends), strict=True)
         ]
+
+    def _keep(self, read: dict[str, Tensor], file: Path) -> None:
+        """Write what was read, where there is room."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        if sum(tensor.nbytes for tensor in read.values()) < _LEAST_FREE * shutil.disk_usage(self._folder).free:
+            write_atomic(file, save(read))
 
     def _file(self, name: str, windows: Sequence[Window]) -> Path:
         length = sum(window.length for window in windows)
