@@ -19,6 +19,8 @@ from other_heads import vllm_medusa_shapes
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from tiny_pair import SHAPES, chat_tokenizer, random_model
+from tokenizers import Tokenizer
+from tokenizers.models import BPE
 from torch.nn import functional
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
@@ -39,6 +41,7 @@ from yggdrasil.training.draft_model import DraftModelRecipe
 from yggdrasil.training.features import Features, Kept, shards, side_by_side
 from yggdrasil.training.medusa import MedusaRecipe
 from yggdrasil.training.objective import Teacher, hits_of, loss_of
+from yggdrasil.training.publish import publish
 from yggdrasil.training.settings import SHOWN, TrainSettings
 from yggdrasil.training.state import KeptTraining, Look, Training, _digest
 from yggdrasil.training.training import _has_settled, train
@@ -721,3 +724,15 @@ def test_a_full_disk_is_a_sentence_that_names_the_drafter(written, monkeypatch):
     monkeypatch.setattr("yggdrasil.training.eagle.save_file", full)
     with pytest.raises(YggdrasilError, match=f"cannot write {written.out} .*No space left"):
         train(written, Told())
+
+
+def test_a_full_disk_under_a_draft_models_tokenizer_is_the_same_sentence(tmp_path):
+    class Recipe:
+        title = "Draft model"
+
+        def write(self, model, folder):
+            Tokenizer(BPE()).save("/dev/full")
+
+    with pytest.raises(YggdrasilError, match=f"cannot write {tmp_path / 'out'} .*No space left"):
+        publish(Recipe(), None, {"target": "one"}, None, tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
