@@ -6,9 +6,7 @@ compiled again.
 
 import hashlib
 import json
-import os
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
@@ -25,6 +23,7 @@ from yggdrasil.artifacts.lock import locked, tell
 from yggdrasil.artifacts.plain import parse_json
 from yggdrasil.errors import YggdrasilError, first_line
 from yggdrasil.models.kernels import is_native  # packages call torch.ops.yggdrasil
+from yggdrasil.models.unpacked import nothing_stays, unpacked_in, why_not_unpacked
 
 SUFFIX = ".pt2"
 _MANIFEST_SUFFIX = ".json"
@@ -167,10 +166,11 @@ def open_package(path: Path) -> Package:
 
 def _opened(path: Path, open_file: Callable[[str], Any]) -> Any:
     try:
-        return open_file(str(path))
+        with nothing_stays():
+            return open_file(str(path))
     except RuntimeError as error:
-        temporary = _unpacked_in()
-        reason = _why_not_unpacked(path, temporary)
+        temporary = unpacked_in()
+        reason = why_not_unpacked(path, temporary)
         if reason is not None:
             raise YggdrasilError(
                 f"{path} cannot be unpacked in the temporary folder {temporary} ({reason}); mend that, or let TMPDIR "
@@ -181,25 +181,6 @@ def _opened(path: Path, open_file: Callable[[str], Any]) -> Any:
             f"{path} cannot be loaded ({first_line(error)[:200]}) and was removed; run the same command again, it is "
             "compiled anew"
         ) from error
-
-
-def _unpacked_in() -> Path:
-    """Where PyTorch unpacks packages: its own rule, which is not that of ``tempfile``."""
-    named = (os.environ.get(name) for name in ("TMPDIR", "TMP", "TEMP", "TEMPDIR"))
-    return Path(next((folder for folder in named if folder is not None), "/tmp") or "/")
-
-
-def _why_not_unpacked(path: Path, folder: Path) -> str | None:
-    """Why ``folder`` does not take what the package holds, or lets no code run; None where it does both."""
-    try:
-        with tempfile.TemporaryFile(dir=folder) as file:
-            file.write(path.read_bytes())
-            file.flush()
-        if sys.platform != "win32" and os.statvfs(folder).f_flag & os.ST_NOEXEC:
-            return "mounted noexec"
-    except OSError as error:
-        return error.strerror or first_line(error)
-    return None
 
 
 def _loader(path: str) -> Any:
