@@ -12,6 +12,11 @@ from yggdrasil.serving.wire import Tool
 
 LLAMA = TEMPLATE.replace("<tool_call>\n", "").replace("\n</tool_call>", "").replace('"arguments"', '"parameters"')
 MISTRAL = TEMPLATE.replace("<tool_call>\n", "[CALLS] [").replace("\n</tool_call>", "]")
+# As Qwen3's: the last answer has an empty thinking block, whether it is a call or not.
+THINKING = TEMPLATE.replace(
+    "{{ m['content'] }}",
+    "{% if loop.last and m['role'] == 'assistant' %}<think>\n\n</think>\n\n{% endif %}{{ m['content'] }}",
+)
 SCHEMA = {"$defs": {"unit": {"enum": ["C", "F"]}}, "type": "object", "required": ["unit"],
           "properties": {"unit": {"$ref": "#/$defs/unit"}}, "additionalProperties": False}  # fmt: skip
 TOOLS = [
@@ -43,6 +48,38 @@ def test_formats_are_found_and_calls_read(tokenizer, monkeypatch, template, text
     assert found.parse("no call at all", {"f"}).content == "no call at all"
     assert all(text.startswith(text[: found.decided(text[:end])]) for end in range(len(text)))
     assert found.decided(text) == text.find("<tool_call>") if "<tool" in text else found.decided(text) == 0
+
+
+@pytest.mark.parametrize(
+    ("before", "content"),
+    [
+        ("", ""), ("<think>\n\n</think>\n\n", ""), ("<think>\nOkay.\n</think>\n\n", "<think>\nOkay.\n</think>"),
+        ("Let me see. ", "Let me see."),
+    ],
+)  # fmt: skip
+def test_a_call_is_read_whatever_the_model_thought_before(tokenizer, monkeypatch, before, content):
+    """An empty thinking block of the template's own is neither part of the mark nor worth telling."""
+    monkeypatch.setattr(tokenizer, "chat_template", THINKING)
+    found = ToolFormat.of(tokenizer)
+    text = before + '<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>'
+    parsed = found.parse(text, {"f"})
+
+    assert [json.loads(call.function.arguments) for call in parsed.calls] == [{"x": 1}]
+    assert parsed.content == content
+    assert all(content.startswith(text[: found.decided(text[:end])].rstrip()) for end in range(len(text)))
+    assert found.decided("No call at all.") == len("No call at all.")
+
+
+def test_a_call_that_must_be_has_the_templates_empty_thinking_block(tokenizer, monkeypatch):
+    """A model that is not to think writes it, so what follows is what it would have called."""
+    monkeypatch.setattr(tokenizer, "chat_template", THINKING)
+    constraint = ToolFormat.of(tokenizer).constraint([Tool(**TOOLS[1])])
+    compiler = GrammarCompiler(tokenizer, len(tokenizer), [tokenizer.eos_token_id])
+    text = '<think>\n\n</think>\n\n<tool_call>\n{"name": "stop", "arguments": {}}\n</tool_call>'
+    tokens = [*tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
+
+    assert compiler.compile(constraint).allows(tokens)
+    assert ToolFormat.of(tokenizer).parse(text, {"stop"}).content == ""
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from yggdrasil.serving.replies import FunctionCall, ToolCallReply
 from yggdrasil.serving.wire import Tool
 
 # Names that no template has of its own.
-_NAME, _KEY, _VALUE = "qzx_function", "qzx_key", "qzx_value"
+_NAME, _KEY, _VALUE, _TEXT = "qzx_function", "qzx_key", "qzx_value", "qzx_text"
 _PARAMETERS = {"type": "object", "properties": {_KEY: {"type": "string"}}, "required": [_KEY]}
 _SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
@@ -30,6 +30,7 @@ class Parsed(NamedTuple):
 class ToolFormat:
     """One call is ``begin``, a JSON object (in a list of its own where ``is_list``), and ``end``."""
 
+    lead: str  # what the template writes before any answer, such as an empty thinking block; the model need not
     begin: str
     end: str
     name_key: str
@@ -44,21 +45,28 @@ class ToolFormat:
         tools: list[Any] = [{"type": "function", "function": function}]
         call = {"type": "function", "id": "abcdefghi", "function": {"name": _NAME, "arguments": {_KEY: _VALUE}}}
         question: Any = {"role": "user", "content": "a question"}
-        answer: Any = {"role": "assistant", "content": "", "tool_calls": [call]}
+        answers: list[Any] = [
+            {"role": "assistant", "content": _TEXT}, {"role": "assistant", "content": "", "tool_calls": [call]},
+        ]  # fmt: skip
         try:
             before = str(tokenizer.apply_chat_template(
                 [question], tools=tools, tokenize=False, add_generation_prompt=True
             ))  # fmt: skip
-            whole = str(tokenizer.apply_chat_template([question, answer], tools=tools, tokenize=False))
+            said, called = (
+                str(tokenizer.apply_chat_template([question, answer], tools=tools, tokenize=False))
+                for answer in answers
+            )
         except Exception:  # noqa: BLE001  (a template is a program: it raises what it likes)
             return None
-        if _NAME not in before or not whole.startswith(before):
+        if _NAME not in before or not called.startswith(before):
             return None
+        lead = said[len(before) :].partition(_TEXT)[0] if said.startswith(before) else ""
         specials = {str(token): number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
-        return cls._read(whole[len(before) :], specials)
+        return cls._read(lead, called[len(before) :], specials)
 
     @classmethod
-    def _read(cls, written: str, specials: dict[str, int]) -> "ToolFormat | None":
+    def _read(cls, lead: str, written: str, specials: dict[str, int]) -> "ToolFormat | None":
+        lead = lead if written.startswith(lead) else ""
         for place in (match.start() for match in re.finditer(r"[\[{]", written)):
             try:
                 found, end = json.JSONDecoder().raw_decode(written, place)
@@ -74,37 +82,45 @@ class ToolFormat:
                 return None
             closing = re.split("|".join(map(re.escape, specials)) or r"\Z", written[end:], maxsplit=1)[0]
             return cls(
-                written[:place], closing.rstrip() and closing, keys[json.dumps(_NAME)], arguments, is_list, specials
-            )
+                lead, written[len(lead) : place], closing.rstrip() and closing, keys[json.dumps(_NAME)], arguments,
+                is_list, specials,
+            )  # fmt: skip
         return None
 
     @property
     def shown_begin(self) -> str:
         """What of ``begin`` shows in an answer's text."""
-        for special in self.specials:
-            if special in self.begin:
-                return self.begin.replace(special, "").strip()
-        return self.begin.strip()
+        return self._shown(self.begin).strip()
+
+    @property
+    def shown_lead(self) -> str:
+        """What of ``lead`` shows in an answer's text."""
+        return self._shown(self.lead)
+
+    def _shown(self, text: str) -> str:
+        return "".join(part for part in self._parts(text) if part not in self.specials)
 
     def decided(self, text: str) -> int:
-        """Length of the beginning of an unfinished answer that is no part of a call."""
-        mark = self.shown_begin
+        """Length of the beginning of an unfinished answer that is no part of a call, nor all that comes before one."""
+        mark, lead = self.shown_begin, self.shown_lead
+        if lead.startswith(text):
+            return 0
         if not mark:
-            return 0 if text.lstrip()[:1] in ("", "{", "[") else len(text)
+            return 0 if text.removeprefix(lead).lstrip()[:1] in ("", "{", "[") else len(text)
         place = text.find(mark)
-        if place >= 0:
-            return place
-        sizes = range(min(len(mark) - 1, len(text)), 0, -1)
-        return len(text) - next((size for size in sizes if mark.startswith(text[-size:])), 0)
+        if place < 0:
+            sizes = range(min(len(mark) - 1, len(text)), 0, -1)
+            place = len(text) - next((size for size in sizes if mark.startswith(text[-size:])), 0)
+        return 0 if lead and text[:place].rstrip() == lead.rstrip() else place
 
     def parse(self, text: str, names: Collection[str]) -> Parsed:
         """Take a whole answer apart; what reads like no call is text.
 
         ``names`` are the tools': where nothing marks a call, any other object is what was asked for, and no call.
         """
-        mark = self.shown_begin
+        mark, lead = self.shown_begin, self.shown_lead
         if not mark:
-            found, end = _json_at(text, 0)
+            found, end = _json_at(text, len(lead) if text.startswith(lead) else 0)
             entries = found if isinstance(found, list) else [found]
             is_call = bool(entries) and not text[end:].strip() and all(self._is_call(each, names) for each in entries)
             return Parsed("", list(map(self._reply, entries))) if is_call else Parsed(text, [])
@@ -115,6 +131,7 @@ class ToolFormat:
             marked = [each for each in (found if isinstance(found, list) else [found]) if self._is_named(each)]
             if marked and not calls:
                 content = text[:place].rstrip()
+                content = "" if content == lead.rstrip() else content
             calls += map(self._reply, marked)
             place = text.find(mark, end)
         return Parsed(content, calls)
@@ -145,15 +162,21 @@ class ToolFormat:
         if self.is_list:
             schema = {"type": "array", "items": schema, "minItems": 1, "maxItems": 1}
         schema |= {"$defs": definitions, "x-guidance": _SPACING}
-        parts = [*self._literals(self.begin), "call", *self._literals(self.end)]
+        # Behind the lead, as the model would have to begin without thinking.
+        parts = [*self._literals(self.lead + self.begin), "call", *self._literals(self.end)]
         text = f"start: {' '.join(parts)}\ncall: %json {json.dumps(schema)}\n"
         return Constraint("grammar", text, title="schema of the tools")
 
     def _literals(self, text: str) -> list[str]:
         """Terms of a Lark grammar that write ``text``, special tokens as such."""
+        parts = self._parts(text)
+        return [f"<[{self.specials[part]}]>" if part in self.specials else json.dumps(part) for part in parts]
+
+    def _parts(self, text: str) -> list[str]:
+        """Special tokens and what stands between them."""
         pattern = "|".join(map(re.escape, sorted(self.specials, key=len, reverse=True)))
         parts = re.split(f"({pattern})", text) if pattern else [text]
-        return [f"<[{self.specials[part]}]>" if part in self.specials else json.dumps(part) for part in parts if part]
+        return [part for part in parts if part]
 
 
 def _json_at(text: str, start: int) -> tuple[Any, int]:
