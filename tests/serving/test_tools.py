@@ -7,11 +7,15 @@ import pytest
 from bundled_server import TEMPLATE, open_pair
 
 from yggdrasil.acceptance.grammar import GrammarCompiler
+from yggdrasil.serving.texts import turns_of
 from yggdrasil.serving.tools import ToolFormat
-from yggdrasil.serving.wire import Tool
+from yggdrasil.serving.wire import ChatMessage, Tool
 
 LLAMA = TEMPLATE.replace("<tool_call>\n", "").replace("\n</tool_call>", "").replace('"arguments"', '"parameters"')
-MISTRAL = TEMPLATE.replace("<tool_call>\n", "[CALLS] [").replace("\n</tool_call>", "]")
+# As Mistral's: ids of calls have nine letters.
+MISTRAL = TEMPLATE.replace(
+    "<tool_call>\n", "{% if call.id | length != 9 %}{{ raise_exception('nine') }}{% endif %}[CALLS] ["
+).replace("\n</tool_call>", "]")
 # As Qwen3's: the last answer has an empty thinking block, whether it is a call or not.
 THINKING = TEMPLATE.replace(
     "{{ m['content'] }}",
@@ -80,6 +84,17 @@ def test_a_call_that_must_be_has_the_templates_empty_thinking_block(tokenizer, m
 
     assert compiler.compile(constraint).allows(tokens)
     assert ToolFormat.of(tokenizer).parse(text, {"stop"}).content == ""
+
+
+def test_ids_of_calls_are_what_every_template_takes(tokenizer, monkeypatch):
+    monkeypatch.setattr(tokenizer, "chat_template", MISTRAL)
+    text = '[CALLS] [{"name": "f", "arguments": {"x": 1}}, {"name": "f", "arguments": {"x": 1}}]'
+    calls = ToolFormat.of(tokenizer).parse(text, {"f"}).calls
+    turns = turns_of([ChatMessage(role="assistant", tool_calls=[call.model_dump() for call in calls])])
+
+    assert text.removesuffix("]").partition("}}, ")[0] in tokenizer.apply_chat_template(turns, tokenize=False)
+    assert all(re.fullmatch("[0-9a-zA-Z]{9}", call.id) for call in calls)
+    assert calls[0].id != calls[1].id
 
 
 @pytest.mark.parametrize(

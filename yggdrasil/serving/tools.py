@@ -144,7 +144,7 @@ class ToolFormat:
 
     def _reply(self, entry: dict[str, Any]) -> ToolCallReply:
         function = FunctionCall(name=entry[self.name_key], arguments=json.dumps(entry.get(self.arguments_key, {})))
-        return ToolCallReply(id=f"call_{uuid.uuid4().hex[:24]}", function=function)
+        return ToolCallReply(id=uuid.uuid4().hex[:9], function=function)  # Mistral's templates take no other length
 
     def constraint(self, tools: Sequence[Tool]) -> Constraint:
         """An answer that is one call of one of ``tools``, with arguments as its parameters say."""
