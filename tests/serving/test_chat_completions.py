@@ -25,6 +25,20 @@ def test_the_answer_is_the_librarys(server, alone):
     assert timings["prompt_per_second"] * timings["prompt_ms"] == pytest.approx(1e3 * timings["prompt_n"])
 
 
+def test_an_answer_begins_a_turn_and_a_completion_does_not(server, monkeypatch):
+    told, start = [], server.worker.decoder.start
+
+    def listening(prompt, **options):
+        told.append(options["begins_turn"])
+        return start(prompt, **options)
+
+    monkeypatch.setattr(server.worker.decoder, "start", listening)
+    server.post("/v1/chat/completions", messages=CHAT, max_tokens=2)
+    server.post("/v1/completions", prompt="Write", max_tokens=2)
+
+    assert told == [True, False]
+
+
 def test_the_stream_says_the_same(server, alone):
     expected = alone.chat(CHAT, max_new_tokens=40)
     chunks = server.stream(

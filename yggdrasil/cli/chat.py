@@ -191,7 +191,7 @@ class Conversation:
         try:
             request = self._decoder.start(
                 self._decoder.encode_chat(self.messages(question)), max_new_tokens=settings.max_new_tokens,
-                stop=settings.stop, speculation=settings.speculation, sampling=settings.sampling,
+                stop=settings.stop, speculation=settings.speculation, sampling=settings.sampling, begins_turn=True,
             )  # fmt: skip
             for piece in request:
                 print(piece, end="", flush=True)

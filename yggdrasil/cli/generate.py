@@ -130,7 +130,7 @@ class _Printer:
         request = self._decoder.start(
             encode_prompt(self._decoder.tokenizer, item), max_new_tokens=settings.max_new_tokens, stop=settings.stop,
             include_stop=settings.include_stop, ignore_eos=settings.ignore_eos, speculation=settings.speculation,
-            sampling=settings.sampling,
+            sampling=settings.sampling, begins_turn=item.messages is not None,
         )  # fmt: skip
         if self._as_json:
             for _ in request:

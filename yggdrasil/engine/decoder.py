@@ -122,10 +122,12 @@ class Decoder:
 
         What earlier turns left in the caches is not read again.
         """
+        options["begins_turn"] = True
         return self.start(self.encode_chat(messages), **options).finished()
 
     def stream_chat(self, messages: Messages, **options: Unpack[RequestOptions]) -> Iterator[str]:
         """Yield the answer's text as it becomes final."""
+        options["begins_turn"] = True
         yield from self.start(self.encode_chat(messages), **options)
 
     def start(self, prompt: str | Sequence[int], **options: Unpack[RequestOptions]) -> Request:
@@ -139,8 +141,9 @@ class Decoder:
             tokens = self.encode(prompt)
             eos = frozenset() if settings.ignore_eos else self.eos_tokens
             stream = TextStream(
-                self.tokenizer, eos, settings.max_new_tokens, settings.stop, include_stop=settings.include_stop
-            )
+                self.tokenizer, eos, settings.max_new_tokens, settings.stop, include_stop=settings.include_stop,
+                before=() if settings.begins_turn else tokens,
+            )  # fmt: skip
             prepared = self._prepare(tokens, settings.sampling, settings.speculation, eos)
         ended = None if self._growing is None or not settings.speculation.is_lossless else self._growing.add
         return Request(self._turns, tokens, stream, prepared, wait=settings.wait, watch=settings.watch, ended=ended)

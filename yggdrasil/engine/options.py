@@ -22,6 +22,7 @@ class RequestOptions(TypedDict, total=False):
     sampling: SamplingParams
     watch: Watch | None  # is told of each iteration's tree, in the thread that decodes
     wait: bool  # for another thread's request on this decoder, instead of being refused
+    begins_turn: bool  # the text is a chat's answer, and does not go on from the prompt's last letter
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,7 @@ class RequestSettings:
     sampling: SamplingParams = GREEDY
     watch: Watch | None = None
     wait: bool = False
+    begins_turn: bool = False
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> "RequestSettings":
@@ -58,7 +60,7 @@ class RequestSettings:
     def __post_init__(self) -> None:
         check_integer("max_new_tokens", self.max_new_tokens, 1, rule="at least 1")
         object.__setattr__(self, "stop", check_texts("stop", self.stop))
-        for name in ("include_stop", "ignore_eos", "wait"):
+        for name in ("include_stop", "ignore_eos", "wait", "begins_turn"):
             check_flag(name, getattr(self, name))
         if self.watch is not None and not callable(self.watch):
             raise ArgumentTypeError(f"watch is {self.watch!r}; it must be a function")

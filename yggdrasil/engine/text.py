@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from math import inf
 from typing import Literal, NamedTuple
 
-from tokenizers.decoders import DecodeStream
 from transformers import PreTrainedTokenizerBase
+
+from yggdrasil.engine.pieces import Pieces
 
 FinishReason = Literal["eos", "stop", "length", "context", "cancelled"]
 
@@ -16,7 +17,8 @@ class TextStream:
 
     A block of accepted tokens is fed one by one, so an end inside the block is seen at the same token as in plain
     decoding. Special tokens never show in ``text``, but stop strings are looked for where they do. Text that could
-    still become part of a stop string is held back until it is decided.
+    still become part of a stop string is held back until it is decided. ``before`` are tokens whose text it goes on
+    from; without them it begins as a text of its own does.
     """
 
     def __init__(
@@ -27,12 +29,12 @@ class TextStream:
         stop: Sequence[str],
         *,
         include_stop: bool = False,
+        before: Sequence[int] = (),
     ) -> None:
-        self._tokenizer = tokenizer.backend_tokenizer
-        self._stream = DecodeStream(skip_special_tokens=True)
+        self._pieces = Pieces(tokenizer.backend_tokenizer, skip_special=True, before=before)
         self._eos_tokens = eos_tokens
         self._max_new_tokens = max_new_tokens
-        self._stop = _StopStrings(tokenizer, stop) if stop else None
+        self._stop = _StopStrings(tokenizer, stop, before) if stop else None
         self._include_stop = include_stop
         self._released = 0
         self.is_read = True  # while it grows; else there is none before its end
@@ -67,7 +69,7 @@ class TextStream:
             self.finish_reason = "eos"
         self.tokens += block if end is None else block[: end + 1]
         if self.is_read and (shown := block[:end]):
-            self.text += self._stream.step(self._tokenizer, shown) or ""
+            self.text += self._pieces.step(shown)
         if end is None and len(self.tokens) >= self._max_new_tokens:
             self.finish_reason = "length"
         if self.finish_reason is not None:
@@ -79,7 +81,7 @@ class TextStream:
         if token in self._eos_tokens:
             self.finish_reason = "eos"
             return
-        self.text += self._stream.step(self._tokenizer, token) or ""
+        self.text += self._pieces.step([token])
         found = self._stop.push(token, len(self.text)) if self._stop is not None else None
         if found is not None:
             self.text = self.text[: found.end if self._include_stop else found.start]
@@ -107,9 +109,8 @@ class TextStream:
         if self.finish_reason == "stop":  # cut within the text: nothing follows
             return
         tokens = self.tokens[:-1] if self.finish_reason == "eos" else self.tokens
-        whole = self._tokenizer.decode(tokens, skip_special_tokens=True)
-        if whole.startswith(self.text):
-            self.text = whole
+        whole = self._pieces.whole(tokens)
+        self.text = whole if whole.startswith(self.text) else self.text + self._pieces.held()
 
 
 class _Found(NamedTuple):
@@ -122,9 +123,8 @@ class _Found(NamedTuple):
 class _StopStrings:
     """Looks for stop strings in the text with its special tokens, and says where that is in the text without."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, stop: Sequence[str]) -> None:
-        self._tokenizer = tokenizer.backend_tokenizer
-        self._stream = DecodeStream(skip_special_tokens=False)
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, stop: Sequence[str], before: Sequence[int]) -> None:
+        self._pieces = Pieces(tokenizer.backend_tokenizer, skip_special=False, before=before)
         self._stop = list(stop)
         self._longest = max(map(len, stop))
         self._text = ""  # special tokens included
@@ -133,7 +133,7 @@ class _StopStrings:
     def push(self, token: int, shown: int) -> _Found | None:
         """One more token, with which the shown text is ``shown`` long; the stop string that is complete now."""
         start = max(0, len(self._text) - self._longest + 1)
-        self._text += self._stream.step(self._tokenizer, token) or ""
+        self._text += self._pieces.step([token])
         self._ends.append((len(self._text), shown))
         places = [(place, text) for text in self._stop if (place := self._text.find(text, start)) >= 0]
         if not places:

@@ -67,7 +67,15 @@ class _Chat:
         jobs = [
             Wanted(
                 prompt,
-                options_of(body, limits, max_new_tokens=longest, choice=i, logprobs=logprobs, constraint=constraint),
+                options_of(
+                    body,
+                    limits,
+                    max_new_tokens=longest,
+                    choice=i,
+                    logprobs=logprobs,
+                    constraint=constraint,
+                    begins_turn=True,
+                ),
                 shows_trees=bool(body.show_trees and body.stream),
             )
             for i in range(body.n or 1)
