@@ -1,7 +1,7 @@
 """Text to tokens and back, for one decoder. Every thread may ask; one is served at a time."""
 
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from threading import Lock
 from typing import Any
 
@@ -67,7 +67,14 @@ class Texts:
                 return bytes.fromhex(name[3:5])
             if self._bytes_of and all(character in self._bytes_of for character in name):
                 return bytes(self._bytes_of[character] for character in name)
-        return self.decode([token]).encode()
+        return self._behind_itself(token).encode()
+
+    def _behind_itself(self, token: int) -> str:
+        """With its space: some decoders cut it off where nothing comes before."""
+        decode = partial(self.tokenizer.backend_tokenizer.decode, skip_special_tokens=False)
+        with self._lock:
+            once, twice = str(decode([token])), str(decode([token, token]))
+        return twice[len(once) :] if twice.startswith(once) else once
 
     def token_text(self, token: int) -> str:
         """The token as a text of its own, as OpenAI writes those that are no whole characters."""
