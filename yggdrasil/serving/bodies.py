@@ -33,9 +33,10 @@ def invalid_fault(error: RequestValidationError, content_type: str) -> Fault:
     return Fault(400, f"{place}: {said}" if place else said, param=place or None)
 
 
-def _fit(each: dict[str, Any]) -> tuple[int, bool]:
-    """Deeper is further, and another value of the right type is further than another type."""
-    return len(each["loc"]), not str(each["type"]).endswith("_type")
+def _fit(each: dict[str, Any]) -> tuple[int, bool, tuple[int, ...]]:
+    """Deeper is further, another value of the right type is further than another type, and later in a list too."""
+    places = tuple(part for part in each["loc"] if isinstance(part, int))
+    return len(each["loc"]), not str(each["type"]).endswith("_type"), places
 
 
 def unread_fault(error: HTTPException) -> Fault:

@@ -1,13 +1,16 @@
 """What clients send: OpenAI's fields, and beside them every parameter of our own. Unknown fields are ignored."""
 
 import json
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
 from yggdrasil.acceptance.speculation import Exactness, RuleName
 
+Item = TypeVar("Item")
+# A list up to its first fault: a body may hold millions, and an error for each takes a minute and gigabytes.
+Several = Annotated[list[Item], Field(fail_fast=True)]
 Token = Annotated[int, Field(ge=0)]
 
 
@@ -21,7 +24,7 @@ class SpeculationFields(Wire):
     """``yggdrasil.Speculation`` for one request; what is left out is as there."""
 
     rule: RuleName | None = None
-    expansion: list[int] | None = None
+    expansion: Several[int] | None = None
     typical_epsilon: float | None = None
     typical_delta: float | None = None
     relaxed_topk: int | None = None
@@ -54,6 +57,14 @@ class StreamOptions(Wire):
     include_usage: bool | None = None
 
 
+def _numbers_alone(biases: Any) -> Any:
+    """As ``Several``, which dictionaries have no word for."""
+    for token, bias in biases.items() if isinstance(biases, dict) else ():
+        if isinstance(bias, bool) or not isinstance(bias, int | float):
+            raise PydanticCustomError("no_number", "the bias of {token} is no number", {"token": token[:20]})
+    return biases
+
+
 class DecodingFields(Wire):
     """Fields that both kinds of completion take."""
 
@@ -66,12 +77,12 @@ class DecodingFields(Wire):
     repetition_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
-    bad_words: list[str] | None = None
+    logit_bias: Annotated[dict[str, float] | None, BeforeValidator(_numbers_alone)] = None
+    bad_words: Several[str] | None = None
     min_new_tokens: int | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
     n: Annotated[int, Field(ge=1)] | None = None
-    stop: str | list[str] | None = None
+    stop: str | Several[str] | None = None
     include_stop: bool | None = None
     ignore_eos: bool | None = None
     stream: bool | None = None
@@ -123,8 +134,8 @@ class ChatMessage(Wire):
     """One turn."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
-    tool_calls: list[ToolCall] | None = None
+    content: str | Several[TextPart] | None = None
+    tool_calls: Several[ToolCall] | None = None
     tool_call_id: str | None = None
     name: str | None = None
 
@@ -167,12 +178,12 @@ class ChosenTool(Wire):
 class ChatRequest(DecodingFields):
     """``POST /v1/chat/completions``."""
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    messages: Annotated[Several[ChatMessage], Field(min_length=1)]
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    tools: list[Tool] | None = None
+    tools: Several[Tool] | None = None
     show_trees: bool | None = None  # a stream has chunks with the token tree of each iteration, too
     tool_choice: Literal["none", "auto", "required"] | ChosenTool | None = None
 
@@ -180,7 +191,7 @@ class ChatRequest(DecodingFields):
 class CompletionRequest(DecodingFields):
     """``POST /v1/completions``: a text, texts, tokens, or lists of tokens."""
 
-    prompt: str | list[str] | list[Token] | list[list[Token]]
+    prompt: str | Several[str] | Several[Token] | Several[Several[Token]]
     max_tokens: Annotated[int, Field(ge=0)] | None = None
     suffix: str | None = None
     echo: bool | None = None
@@ -192,11 +203,11 @@ class TokenizeRequest(Wire):
 
     prompt: str | None = None
     content: str | None = None
-    messages: list[ChatMessage] | None = None
+    messages: Several[ChatMessage] | None = None
     add_special_tokens: bool | None = None
 
 
 class DetokenizeRequest(Wire):
     """``POST /detokenize``."""
 
-    tokens: list[Token]
+    tokens: Several[Token]
