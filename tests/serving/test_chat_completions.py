@@ -83,6 +83,15 @@ def test_sampling_parameters_reach_the_decoder(server, alone):
     assert reply["usage"]["completion_tokens"] == 48
 
 
+@pytest.mark.parametrize(
+    "given", [{"temperature": 0, "top_p": 0}, {"temperature": 1, "top_p": 0}, {"temperature": 1e-8}, {"top_p": 0.0}]
+)
+def test_what_leaves_the_best_token_alone_is_greedy(server, alone, given):
+    (choice,) = server.post("/v1/chat/completions", messages=CHAT, max_tokens=12, **given)["choices"]
+
+    assert choice["message"]["content"] == alone.chat(CHAT, max_new_tokens=12).text
+
+
 def test_stop_strings_of_any_count_never_show_in_a_stream(server, alone):
     text = alone.chat(CHAT, max_new_tokens=40).text
     stop = text[12:18]

@@ -31,6 +31,7 @@ def fault(running, expect, path="/v1/chat/completions", **body):
         ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content: Input should"),
         ({"messages": CHAT, "stop": ["a", 5]}, "stop.1: Input should"),
         ({"messages": CHAT, "temperature": -1}, "temperature"),
+        ({"messages": CHAT, "top_p": -0.1}, "top_p"),
         ({"messages": CHAT, "max_tokens": "many"}, "max_tokens"),
         ({"messages": CHAT, "n": 1000}, "n is 1000"),
         ({"messages": CHAT, "logit_bias": {"x": 1}}, "logit_bias"),

@@ -4,7 +4,7 @@ import json
 from dataclasses import fields
 from typing import Any
 
-from yggdrasil.acceptance.sampling import Constraint, SamplingParams
+from yggdrasil.acceptance.sampling import MIN_TEMPERATURE, Constraint, SamplingParams
 from yggdrasil.acceptance.speculation import OFF, Speculation
 from yggdrasil.engine.options import RequestOptions
 from yggdrasil.errors import YggdrasilError
@@ -53,9 +53,8 @@ def options_of(
             400,
             f"the {chosen.name} has {len(chosen.text.encode())} bytes; at most {limits.grammar_bytes} are taken",
         )
-    same = {name: getattr(body, name) for name in _SAME if getattr(body, name) is not None}
     sampling = SamplingParams(
-        **same, seed=_seed(body.seed, choice), logit_bias=_biases(body.logit_bias or {}),
+        **_same(body), seed=_seed(body.seed, choice), logit_bias=_biases(body.logit_bias or {}),
         bad_words=tuple(body.bad_words or ()), logprobs=logprobs, constraint=chosen,
     )  # fmt: skip
     return RequestOptions(
@@ -63,6 +62,17 @@ def options_of(
         ignore_eos=bool(body.ignore_eos), begins_turn=begins_turn, speculation=_speculation(body.speculation),
         sampling=sampling, wait=True,
     )  # fmt: skip
+
+
+def _same(body: DecodingFields) -> dict[str, Any]:
+    """Fields that are called as here; what OpenAI allows and cannot be drawn by is greedy, to which it comes close."""
+    same = {name: getattr(body, name) for name in _SAME if getattr(body, name) is not None}
+    if same.get("top_p") == 0:
+        del same["top_p"]
+        same["temperature"] = 0.0
+    if 0 < same.get("temperature", 0.0) < MIN_TEMPERATURE:
+        same["temperature"] = 0.0
+    return same
 
 
 def constraint_of(body: DecodingFields) -> Constraint | None:
