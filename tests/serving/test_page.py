@@ -36,3 +36,23 @@ def test_an_answer_with_its_trees(server, browser, tmp_path, width, scheme):
     fetched = browser.execute_script("return performance.getEntriesByType('resource').map(entry => entry.name)")
     assert all(name.startswith((server.url, "data:")) for name in fetched)
     browser.save_screenshot(str(tmp_path / f"page-{width}.png"))
+
+
+@pytest.mark.browser
+def test_an_answer_that_a_new_chat_cuts_off_is_no_part_of_it(server, browser):
+    browser.get(server.url)
+    wait_until(lambda: browser.find_element("id", "model").text == "tiny")
+    browser.execute_script("""
+        const seen = new MutationObserver(() => {
+            if (!document.querySelector(".assistant")?.textContent) return;
+            seen.disconnect();
+            $("new").click();
+        });
+        seen.observe($("turns"), { childList: true, subtree: true });
+        $("text").value = "Write a function";
+        $("ask").requestSubmit();
+    """)
+    wait_until(lambda: browser.execute_script("return running === null"))
+
+    assert browser.execute_script("return messages") == []
+    assert browser.find_elements("css selector", ".turn") == []
