@@ -42,6 +42,8 @@ def test_an_echoed_prompt_has_the_log_probabilities_of_a_fresh_pass(server, alon
     best = [max(top.values()) for top in logprobs["top_logprobs"][1 : len(prompt)]]
     assert best == pytest.approx(laws[:-1].amax(-1).tolist(), abs=1e-3)
     assert reply["usage"]["completion_tokens"] == tokens
+    assert reply["usage"]["prompt_tokens_details"]["cached_tokens"] == 0  # scoring has just read them
+    assert reply["timings"]["prompt_n"] == len(prompt)
 
 
 def test_what_is_decoded_after_scoring_is_what_is_decoded_without(server, alone):

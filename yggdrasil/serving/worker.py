@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from threading import Thread
 from time import monotonic
 
@@ -9,6 +10,7 @@ from yggdrasil.acceptance.sampler import TokenLogprobs
 from yggdrasil.engine.conversations import Conversations
 from yggdrasil.engine.decoder import Decoder
 from yggdrasil.engine.options import RequestOptions
+from yggdrasil.engine.request import Generation
 from yggdrasil.errors import first_line
 from yggdrasil.serving.faults import Fault, fault_of
 from yggdrasil.serving.jobs import Ask, Failed, Job
@@ -138,7 +140,8 @@ class Worker:
     def _decode(self, decoder: Decoder, ask: Ask, job: Job) -> None:
         end = monotonic() + self._settings.limits.answer_seconds
         self._conversations.turn_to(job.prompt)
-        teller = Teller(job, self._score(decoder, ask, job))
+        scored, scoring_ms = self._score(decoder, ask, job)
+        teller = Teller(job, scored)
         options: RequestOptions = {**job.options, "watch": teller.trees.append} if job.shows_trees else job.options
         request = decoder.start(job.prompt, **options)
         for text in request:
@@ -146,19 +149,28 @@ class Worker:
                 break
             teller.note(text, request)
         result = request.result()
+        if job.scores is not None:
+            result = _as_read(result, scoring_ms)
         if result.finish_reason == "cancelled":
             self._check_end()
         self.meters.note(result)
         teller.end(result)
 
-    def _score(self, decoder: Decoder, ask: Ask, job: Job) -> list[TokenLogprobs]:
-        """Log-probabilities of the prompt, if they are wanted and as long as somebody waits."""
+    def _score(self, decoder: Decoder, ask: Ask, job: Job) -> tuple[list[TokenLogprobs], float]:
+        """Log-probabilities of the prompt, if they are wanted and as long as somebody waits, and the milliseconds."""
         if job.scores is None:
-            return []
+            return [], 0.0
+        began = monotonic()
         found = [TokenLogprobs(job.prompt[0], 0.0, [])]  # nothing comes before the first
         for entries in decoder.score(job.prompt, job.scores):
             found += entries
             self._check_end()
             if ask.gone.is_set():
                 break
-        return found
+        return found, 1e3 * (monotonic() - began)
+
+
+def _as_read(result: Generation, scoring_ms: float) -> Generation:
+    """Rows that scoring left in the caches are no earlier request's: this one has read them."""
+    metrics = replace(result.metrics, reused_tokens=0, ttft_ms=result.metrics.ttft_ms + scoring_ms)
+    return replace(result, metrics=metrics)
