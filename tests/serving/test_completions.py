@@ -6,6 +6,8 @@ from bundled_server import ASSETS
 from openai.types import Completion
 from transformers import AutoModelForCausalLM
 
+from yggdrasil.serving import completions
+
 TEXT = "def add(a, b):\n    return"
 
 
@@ -54,6 +56,45 @@ def test_what_is_decoded_after_scoring_is_what_is_decoded_without(server, alone)
         "".join(chunk["choices"][0]["text"] for chunk in echoed)
         == server.post("/detokenize", tokens=server.post("/tokenize", prompt=TEXT)["tokens"])["content"] + plain
     )
+
+
+@pytest.fixture
+def with_begin(server, monkeypatch):
+    """The server, whose tokenizer puts a token before every text, as Llama's do."""
+    texts = server.uvicorn.config.app.state.service.texts
+    encode = texts.encode
+
+    def encoding(text, *, special=True):
+        return [texts.tokenizer.eos_token_id] * special + encode(text, special=special)
+
+    monkeypatch.setattr(texts, "encode", encoding)
+    return server
+
+
+@pytest.mark.parametrize("prompts", [TEXT, [TEXT, "class A"]])
+def test_a_text_is_echoed_as_it_was_sent(with_begin, prompts):
+    given = {"prompt": prompts, "max_tokens": 4, "n": 2, "echo": True, "logprobs": 0, "temperature": 1.0, "seed": 1}
+    choices = with_begin.post("/v1/completions", **given)["choices"]
+    chunks = with_begin.stream("/v1/completions", **given)
+    parts = [chunk["choices"][0] for chunk in chunks if chunk["choices"]]
+
+    sent = [text for text in ([prompts] if isinstance(prompts, str) else prompts) for _ in range(2)]
+    for text, choice in zip(sent, choices, strict=True):
+        logprobs = choice["logprobs"]
+        assert choice["text"].startswith(text)
+        assert logprobs["tokens"][0] == "<|endoftext|>"
+        assert logprobs["text_offset"][:2] == [0, 0]
+        for name, place in list(zip(logprobs["tokens"], logprobs["text_offset"], strict=True))[1:]:
+            assert choice["text"][place : place + len(name)] == name
+        assert choice["text"] == "".join(part["text"] for part in parts if part["index"] == choice["index"])
+
+
+def test_a_text_that_is_filled_in_is_echoed_without_marks(server, monkeypatch):
+    monkeypatch.setattr(completions, "infill_marks", lambda _: (1, 2, 3))
+    reply = server.post("/v1/completions", prompt=TEXT, suffix="end", max_tokens=4, echo=True)
+    plain = server.post("/v1/completions", prompt=TEXT, suffix="end", max_tokens=4)
+
+    assert reply["choices"][0]["text"] == TEXT + plain["choices"][0]["text"]
 
 
 def test_a_suffix_needs_a_model_that_fills_in(server):

@@ -84,7 +84,7 @@ class _Completion:
     def _choice(self, index: int, finished: Finished) -> CompletionChoice:
         result = self._kept(finished.result)
         entries = None if result.logprobs is None else [*finished.prompt_logprobs, *result.logprobs]
-        logprobs = None if entries is None else self._writer().write(entries)
+        logprobs = None if entries is None else self._writer(index).write(entries)
         text = self._echoed(index) + result.text
         return CompletionChoice(index=index, text=text, logprobs=logprobs, finish_reason=finish_reason(result))
 
@@ -95,15 +95,27 @@ class _Completion:
         return replace(result, tokens=[], text="", finish_reason="length", logprobs=result.logprobs and [])
 
     def _echoed(self, index: int) -> str:
-        """What comes before an answer."""
-        return self.service.texts.decode(self.jobs[index].prompt) if self.body.echo else ""
+        """What comes before an answer: the prompt, as it was sent where that was text."""
+        if not self.body.echo:
+            return ""
+        given = self.body.prompt
+        sent = given if isinstance(given, str) else given[index // (self.body.n or 1)]
+        return sent if isinstance(sent, str) else self._decoded(index)
 
-    def _writer(self) -> CompletionLogprobsWriter:
-        return CompletionLogprobsWriter(self.service.texts, has_prompt=bool(self.body.echo))
+    def _decoded(self, index: int) -> str:
+        """The prompt with whatever tokens were put around it."""
+        return self.service.texts.decode(self.jobs[index].prompt)
+
+    def _writer(self, index: int) -> CompletionLogprobsWriter:
+        if not self.body.echo or self.body.logprobs is None:
+            return CompletionLogprobsWriter(self.service.texts)
+        unshown = len(self._decoded(index)) - len(self._echoed(index))
+        return CompletionLogprobsWriter(self.service.texts, has_prompt=True, unshown=unshown)
 
     async def chunks(self, exchange: Exchange) -> AsyncIterator[list[dict[str, Any]]]:
         """The answers as a stream: text as it becomes final, then why each ended."""
-        writers, echoed = [self._writer() for _ in self.jobs], [self._echoed(i) for i in range(len(self.jobs))]
+        numbers = range(len(self.jobs))
+        writers, echoed = [self._writer(i) for i in numbers], [self._echoed(i) for i in numbers]
         chunks, results = self._chunks(), list[Generation]()
         async for index, event in exchange.events():
             if isinstance(event, Piece) and (event.text or event.logprobs or echoed[index]):

@@ -24,10 +24,12 @@ def _top(texts: Texts, token: int, logprob: float) -> TopLogprob:
 class CompletionLogprobsWriter:
     """Writes the lists of one completion, part by part: it remembers where in the text the next token begins."""
 
-    def __init__(self, texts: Texts, *, has_prompt: bool = False) -> None:
-        """``has_prompt``: the first token is the prompt's, which nothing comes before."""
+    def __init__(self, texts: Texts, *, has_prompt: bool = False, unshown: int = 0) -> None:
+        """``has_prompt``: the first token is the prompt's, which nothing comes before; of its text the text that is
+        shown lacks ``unshown`` letters.
+        """
         self._texts = texts
-        self._offset = 0
+        self._offset = -unshown
         self._is_first = has_prompt
 
     def write(self, entries: Sequence[TokenLogprobs]) -> CompletionLogprobs:
@@ -37,7 +39,7 @@ class CompletionLogprobsWriter:
         values: list[float | None] = []
         offsets = []
         for name, entry in zip(names, entries, strict=True):
-            offsets.append(self._offset)
+            offsets.append(max(0, self._offset))
             self._offset += len(name)
             is_first, self._is_first = self._is_first, False
             values.append(None if is_first else entry.logprob)
