@@ -70,11 +70,13 @@ def serve(
             decoder.pool_texts()
         if decoder.assembly.hands_out_logits:
             decoder.assembly.logit_target  # noqa: B018  (its steps are built now, not in the first request that samples)
-        say(f"serving at http://{host}:{port} (process {os.getpid()}); Ctrl-C ends it")
         return decoder
 
+    def announce(address: str) -> None:
+        say(f"serving at {address} (process {os.getpid()}); Ctrl-C ends it")
+
     name = Path(source).stem if source.endswith((".yaml", ".yml")) else plan_name(source)
-    run_server(opening, settings, name, host, port)
+    run_server(opening, settings, name, host, port, announce)
 
 
 def _check_names(host: str, sites: Sequence[str]) -> None:

@@ -25,8 +25,17 @@ _LOCK_SECONDS = 1e-4
 _LAST_SECONDS = 5  # beyond the limit, in which clients are told
 
 
-def run_server(opening: Callable[[], Decoder], settings: ServerSettings, model: str, host: str, port: int) -> None:
+def run_server(
+    opening: Callable[[], Decoder],
+    settings: ServerSettings,
+    model: str,
+    host: str,
+    port: int,
+    announce: Callable[[str], None] = lambda _: None,
+) -> None:
     """Serve until SIGTERM or Ctrl-C: what runs then may finish within its limit, what waits is refused.
+
+    ``announce`` is told the address once there is a decoder, in the decoder's thread.
 
     Raises:
         YggdrasilError: the address cannot be had, or there is no decoder; Interrupted, where there was none yet.
@@ -39,7 +48,12 @@ def run_server(opening: Callable[[], Decoder], settings: ServerSettings, model: 
         failures.append(error)
         server.should_exit = True
 
-    worker = Worker(opening, settings, end)
+    def opened() -> Decoder:
+        decoder = opening()
+        announce(_address(host, listener))
+        return decoder
+
+    worker = Worker(opened, settings, end)
     limit = settings.limits.drain_seconds
     config = uvicorn.Config(
         create_app(worker, settings, model), log_level="warning", access_log=False, http=OpenProtocol,
@@ -96,6 +110,11 @@ class _Server(uvicorn.Server):
         timer = Timer(self._limit, self._worker.give_up)
         timer.daemon = True
         timer.start()
+
+
+def _address(host: str, listener: socket.socket) -> str:
+    """Where ``listener`` is reached: the system chose its port where 0 was asked for."""
+    return f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
 
 
 def _listen(host: str, port: int) -> socket.socket:
