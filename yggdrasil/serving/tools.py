@@ -5,6 +5,7 @@ import re
 import uuid
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from transformers import PreTrainedTokenizerBase
@@ -87,12 +88,12 @@ class ToolFormat:
             )  # fmt: skip
         return None
 
-    @property
+    @cached_property
     def shown_begin(self) -> str:
         """What of ``begin`` shows in an answer's text."""
         return self._shown(self.begin).strip()
 
-    @property
+    @cached_property
     def shown_lead(self) -> str:
         """What of ``lead`` shows in an answer's text."""
         return self._shown(self.lead)
