@@ -30,8 +30,10 @@ class Pieces:
         try:
             piece = self._stream.step(self._tokenizer, tokens) or ""
         except Exception:  # noqa: BLE001  (it has no narrower one for text that would have to change)
-            piece, self._told = self.held(), self._held
+            piece = self.held()
+            self._told, self._held = self._held, []
             self._begin()
+            return piece
         if piece:
             self._told, self._held = self._held, []
         return piece
