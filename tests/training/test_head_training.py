@@ -42,9 +42,10 @@ from yggdrasil.training.features import Features, Kept, shards, side_by_side
 from yggdrasil.training.medusa import MedusaRecipe
 from yggdrasil.training.objective import Teacher, hits_of, loss_of
 from yggdrasil.training.publish import publish
+from yggdrasil.training.run import _has_settled
 from yggdrasil.training.settings import SHOWN, TrainSettings
 from yggdrasil.training.state import KeptTraining, Look, Training, _digest
-from yggdrasil.training.training import _has_settled, train
+from yggdrasil.training.training import train
 from yggdrasil.training.unroll import StepOutput, unroll
 from yggdrasil.training.vocabulary import coverage, draft_vocabulary
 from yggdrasil.training.windows import Window, split, window_of
@@ -347,7 +348,8 @@ def test_a_head_that_does_not_fit_is_refused_before_anything_is_written(written,
 def seconds(monkeypatch):
     """Somebody looks at the clock a few times a step; each time it is a second later."""
     passed = count()
-    monkeypatch.setattr("yggdrasil.training.training.monotonic", lambda: float(next(passed)))
+    for module in ("training", "run"):
+        monkeypatch.setattr(f"yggdrasil.training.{module}.monotonic", lambda: float(next(passed)))
     return passed
 
 
@@ -378,9 +380,7 @@ def test_the_rate_rises_at_first_and_falls_to_nothing_at_a_runs_end(written, rat
 def test_a_training_that_nothing_improves_lets_its_rate_fall_before_it_ends(written, seconds, rates, monkeypatch):
     """By its own looks: what an earlier run reached says nothing of a rate that has begun anew."""
     asked = []
-    monkeypatch.setattr(
-        "yggdrasil.training.training._has_settled", lambda looks: asked.append(len(looks)) or len(looks) > 1
-    )
+    monkeypatch.setattr("yggdrasil.training.run._has_settled", lambda looks: asked.append(len(looks)) or len(looks) > 1)
     train(replace(written, minutes=60.0), Told())
     assert next(seconds) < 60 * 60 / 2
     assert rates[-1] < 0.3 * max(rates)
@@ -654,7 +654,7 @@ def test_interrupted_in_its_last_look_a_training_keeps_what_it_learned(written, 
         raise KeyboardInterrupt
 
     with monkeypatch.context() as broken:
-        broken.setattr("yggdrasil.training.training.hits_of", interrupt)
+        broken.setattr("yggdrasil.training.run.hits_of", interrupt)
         with pytest.raises(KeyboardInterrupt):
             train(written, Told())
     assert progress_of(written).steps == 1

@@ -1,0 +1,214 @@
+"""One run of a training's loop: batches, steps, looks at held-out text, the folder that is decoded with."""
+
+import random
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from time import monotonic
+
+import torch
+from torch import nn
+
+from yggdrasil.artifacts import model_fingerprint
+from yggdrasil.artifacts.atomic import followed
+from yggdrasil.models.loaded import LoadedModel
+from yggdrasil.models.source import Source
+from yggdrasil.training.features import Features, Kept, shards, side_by_side
+from yggdrasil.training.kinds import recipe_for
+from yggdrasil.training.objective import Teacher, hits_of, loss_of
+from yggdrasil.training.publish import publish
+from yggdrasil.training.settings import SHOWN, Teller, TrainSettings
+from yggdrasil.training.start import tables, trained_head
+from yggdrasil.training.state import KeptTraining, Look, Progress, Training
+from yggdrasil.training.unroll import Batch
+from yggdrasil.training.vocabulary import coverage, draft_vocabulary
+from yggdrasil.training.windows import Split, Window
+
+_WARM_UP = 50  # steps
+_COOLING = 0.3  # of a run, its last part: the rate falls to nothing, and the noise of small steps with it
+_CLIP = 0.5
+_BATCH = 2  # windows of a step: eight learn half as much of as many tokens in as much time
+_MOST_LOGITS = 400_000  # drafted tokens of them all at one place
+_AGAIN = 1  # shards that are learned again beside one that is read for the first time
+_MOST_HELD_OUT = 64  # windows that are looked at
+_LOOKS = 20  # of a run, at most one a minute
+_PATIENCE = 12  # looks without a better one, and nothing improves any more
+_LEAST_GAIN = 0.002
+
+
+def identity_of(settings: TrainSettings, source: Source) -> str:
+    """What its state is known by."""
+    return source.fingerprint() if settings.kind == "eagle3" else f"{settings.kind} {source.fingerprint()}"
+
+
+class TrainingRun:
+    """One run of the loop over a training that may have begun long ago."""
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        source: Source,
+        settings: TrainSettings,
+        parts: Split,
+        kept: KeptTraining | None,
+        teller: Teller,
+    ) -> None:
+        self._settings, self._teller, self._parts = settings, teller, parts
+        rows, work = tables(loaded.model, loaded.name)[1], settings.work
+        size, begun = loaded.vocab_size, None
+        vocabulary = torch.arange(size)
+        if kept is not None:
+            vocabulary = kept.vocabulary(size)
+        elif settings.start is not None:
+            begun = trained_head(settings.start, loaded)
+            vocabulary = begun.target_tokens(torch.arange(begun.settings.draft_vocab_size))
+        elif settings.kind != "draft-model":
+            vocabulary = draft_vocabulary(parts.trained, size)
+        self._recipe = recipe = recipe_for(settings.kind, loaded, source, vocabulary)
+        states = followed(work / "states")
+        if kept is None:
+            shutil.rmtree(states, ignore_errors=True)
+        self._features = Features(loaded, recipe.layers, states)
+        self._training = Training(recipe.initial(), recipe.initial(), recipe.rate)
+        if kept is not None:
+            self._training.load(kept)
+        self._progress = Progress(identity_of(settings, source)) if kept is None else kept.progress
+        if settings.start is not None and begun is not None:
+            self._training.begin_as(begun)
+            self._progress.began_as = settings.start.name
+            self._progress.began_with = model_fingerprint(settings.start)
+        self._teacher = Teacher(rows[vocabulary].float(), vocabulary, loaded.vocab_size)
+        self._batch_size = max(1, min(_BATCH, _MOST_LOGITS // len(vocabulary)))
+        self._facts = {
+            "target": Path(settings.target).name,
+            "target's fingerprint": source.fingerprint(),
+            "prompts": ", ".join(["the target's own", *(file.name for file in settings.prompts)]),
+            "answers' tokens there are": str(sum(window.num_learned for window in parts.trained)),
+            "of the held-out answers' tokens can be drafted": f"{coverage(parts.held_out, vocabulary):.1%}",
+            "drafted tokens": f"{len(vocabulary)} of {loaded.vocab_size}",
+        }
+        if self._progress.began_as:
+            written = "; the mean of it and of what was learned is written" if self._training.begun else ""
+            self._facts["began as"] = self._progress.began_as + written
+        self._loss = 0.0
+        self._report = teller.phase("training")
+        self._began = self._deadline = self._looked = self._earlier = 0.0
+        self._held_out: list[Kept] = []
+        self._first_look = len(self._progress.looks)  # of this run
+
+    def go(self, deadline: float) -> None:
+        """Train until ``deadline``, or until nothing improves; interrupted, it keeps what there is."""
+        self._held_out = self._features.of("held-out", self._parts.held_out[:_MOST_HELD_OUT])
+        self._began = self._looked = monotonic()
+        self._deadline = deadline
+        self._earlier = self._progress.seconds
+        try:
+            for batch in self._batches():
+                self._step(batch)
+                if self._is_over():
+                    break
+            self._look()
+        except KeyboardInterrupt:  # the folder stays as it was at the last look
+            self._training.save(self._settings.work, self._progress)
+            raise
+
+    def _batches(self) -> Iterator[Batch]:
+        """Batches without end, from where the last run stopped."""
+        lots = shards(self._parts.trained)
+        while True:
+            order = list(range(len(lots)))
+            random.Random(self._progress.passes).shuffle(order)
+            for number in order[self._progress.place :]:
+                is_new = not self._features.has(_name(number), lots[number])
+                yield from self._of_shard(number, lots)
+                if is_new:  # reading costs more than learning
+                    seen = [each for each in range(len(lots)) if self._features.has(_name(each), lots[each])]
+                    for again in random.Random(self._progress.steps).sample(seen, min(_AGAIN, len(seen))):
+                        yield from self._of_shard(again, lots)
+                self._progress.place += 1
+            self._progress.passes, self._progress.place = self._progress.passes + 1, 0
+
+    def _of_shard(self, number: int, lots: Sequence[Sequence[Window]]) -> Iterator[Batch]:
+        kept = self._features.of(_name(number), lots[number])
+        yield from _batches_of(kept, self._batch_size, self._progress.steps, learns_prompts=True)
+
+    def _step(self, batch: Batch) -> None:
+        training, progress = self._training, self._progress
+        for group in training.optimizer.param_groups:
+            group["lr"] = self._recipe.rate * min(1.0, (1 + progress.steps) / _WARM_UP, self._left / _COOLING)
+        with torch.autocast("cpu", torch.bfloat16):
+            drafted = self._recipe.steps(training.head, batch, self._recipe.num_taught)
+            loss = loss_of(drafted, self._teacher, batch)
+        loss.backward()
+        nn.utils.clip_grad_norm_(training.head.parameters(), _CLIP)
+        training.optimizer.step()
+        training.optimizer.zero_grad()
+        training.follow(progress.steps)
+        progress.steps += 1
+        progress.tokens += int(batch.learned.sum())
+        progress.seconds = self._earlier + monotonic() - self._began
+        self._loss += (loss.item() - self._loss) * (1.0 if progress.steps == 1 else 0.02)
+
+    @property
+    def _left(self) -> float:
+        """The part of this run's time that is left."""
+        whole = self._deadline - self._began
+        return max(self._deadline - monotonic(), 0.0) / whole if whole > 0 else 0.0
+
+    def _is_over(self) -> bool:
+        """Whether the time is up, or nothing improves; looks at held-out text when it is time to."""
+        now, left = monotonic(), self._left
+        self._report(1.0 - left)
+        if not left:
+            return True
+        if now - self._looked >= max(60.0, (self._deadline - self._began) / _LOOKS):
+            self._look()
+        if left > _COOLING and _has_settled(self._progress.looks[self._first_look :]):
+            self._deadline = self._began + (now - self._began) / (1 - _COOLING)  # the end begins now
+        return False
+
+    def _look(self) -> None:
+        """Measure on held-out text, and write the state and the folder."""
+        result, progress = self._training.result(), self._progress
+        with torch.autocast("cpu", torch.bfloat16):
+            hits = sum(
+                hits_of(self._recipe.steps(result, batch, SHOWN), self._teacher, batch)
+                for batch in _batches_of(self._held_out, self._batch_size, 0)
+            )
+        assert isinstance(hits, torch.Tensor)
+        shares = hits[:, :2] / hits[:, 2:].clamp(min=1.0)
+        look = Look(progress.seconds, progress.tokens, self._loss, shares[:, 0].tolist(), shares[:, 1].tolist())
+        progress.looks.append(look)
+        self._training.save(self._settings.work, progress)
+        publish(self._recipe, result, self._facts, look, self._settings.out)
+        self._looked = monotonic()
+        left = max(0.0, self._deadline - self._looked) / 60
+        self._teller.tell(
+            f"{look.seconds / 60:6.1f} min, {look.tokens / 1e3:7.0f}k tokens, loss {look.loss:.3f}, agreement "
+            f"{' '.join(f'{share:.3f}' for share in look.agreement)}, a chain of four {look.expected:.2f} a pass; "
+            f"{left:.0f} min left"
+        )
+
+
+def _name(number: int) -> str:
+    return f"trained-{number}"
+
+
+def _batches_of(kept: Sequence[Kept], size: int, seed: int, *, learns_prompts: bool = False) -> list[Batch]:
+    """Batches of ``size`` windows of about one length, in another order for every seed.
+
+    What the target thinks of a prompt's words teaches as much as an answer does, of more kinds of text, and costs no
+    pass of it: its states are there.
+    """
+    ordered = sorted(kept, key=lambda item: len(item.tokens))
+    lots = [ordered[start : start + size] for start in range(0, len(ordered), size)]
+    random.Random(seed).shuffle(lots)
+    return [side_by_side(lot, learns_prompts=learns_prompts) for lot in lots]
+
+
+def _has_settled(looks: Sequence[Look]) -> bool:
+    """Whether the best of the last looks is hardly better than what there was before them."""
+    if len(looks) <= _PATIENCE:
+        return False
+    best_before = max(look.expected for look in looks[:-_PATIENCE])
+    return max(look.expected for look in looks[-_PATIENCE:]) < best_before + _LEAST_GAIN
