@@ -89,6 +89,7 @@ NOT_PLAYED = {  # what else has a number there
         "ObjectivePolicy._NOTICED_EVERY": _MEMORY_ALONE,
         "ObjectivePolicy._NOTICED": _MEMORY_ALONE,
     },
+    "engine.pieces": {"_FARTHEST": "where texts are cut into pieces"},
     "engine.planned": {
         "_OWN_WIDTH": "of a drafter that nothing is known of",
         "_OWN_MS": "of a drafter that nothing is known of",
