@@ -12,6 +12,7 @@ from smollm2 import fetch_model
 
 from yggdrasil.artifacts import current_machine, list_plans, search_roots
 from yggdrasil.bench.compare import Comparison, compare
+from yggdrasil.bench.record import guessers
 from yggdrasil.bench.summary import summarise
 from yggdrasil.cli import run_script
 from yggdrasil.cli.progress import PhaseProgress, show_comparison
@@ -26,6 +27,7 @@ BUNDLED = Path(__file__).resolve().parents[1] / "yggdrasil" / "assets" / "tiny"
 QUESTIONS = ("heldout-question-1", "heldout-translation-1", "heldout-code-2")
 COMPARED = (*QUESTIONS, "heldout-maths-1")
 TOKENS = 128
+DRAFTERS = ("yggdrasil:smollm2-135m-instruct", "text", "table")
 _console = Console(stderr=True)
 
 
@@ -49,9 +51,22 @@ def open_model() -> tuple[engine.Decoder, list[Prompt]]:
         prompts = BUNDLED / "prompts.jsonl"
         return bundled_pair(prompts), read_prompts(prompts, len(COMPARED))
     with PhaseProgress() as progress:
-        decoder = Decoder.from_pretrained(file, reporter=progress)
+        decoder = Decoder.from_pretrained(file, drafter=DRAFTERS, reporter=progress)
+    say(guessing(decoder))
     by_id = {prompt.id: prompt for prompt in read_prompts(HELD_OUT_CHAT_PROMPTS, chat=True)}
     return decoder, [by_id[name] for name in COMPARED]
+
+
+def guessing(decoder: engine.Decoder) -> str:
+    """Who guesses, and what was tried and does not pay on this machine."""
+    said = f"Guesses come from {guessers(decoder.assembly.engine)}"
+    left_out = decoder.plan.left_out if decoder.plan else None
+    if left_out is None:
+        return said
+    return (
+        f"{said}; the head that comes along was tried too and does not surely pay here: "
+        f"{left_out.drafting.tpot_ms:.3g} ms a token with it, {left_out.without.tpot_ms:.3g} without"
+    )
 
 
 def bundled_pair(prompts: Path) -> engine.Decoder:

@@ -4,12 +4,16 @@ import importlib.util
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tiny_pair import TEXT
 
 from yggdrasil.bench.compare import compare
 from yggdrasil.bench.divergence import Divergence
+from yggdrasil.bench.record import guessers
+from yggdrasil.drafters.heads.kinds import is_head
+from yggdrasil.drafters.shipped import whole_name
 from yggdrasil.engine.policy import FixedPolicy
 from yggdrasil.prompts import HELD_OUT_CHAT_PROMPTS, Prompt, read_prompts
 from yggdrasil.tree.shape import TreeShape
@@ -71,3 +75,16 @@ def test_the_questions_are_held_out(demo):
 
     assert len(set(demo.COMPARED)) == 4
     assert names >= set(demo.COMPARED)
+
+
+def test_who_guesses_is_said_and_what_was_tried_in_vain(demo, pair):
+    decoder = pair.decoder(FixedPolicy(TreeShape(2, 2, 4)))
+    assert demo.guessing(decoder) == f"Guesses come from {guessers(decoder.assembly.engine)}"
+    drafting, without = (SimpleNamespace(tpot_ms=milliseconds) for milliseconds in (2.5, 2.25))
+    decoder.plan = SimpleNamespace(left_out=SimpleNamespace(drafting=drafting, without=without))
+
+    assert demo.guessing(decoder).endswith("does not surely pay here: 2.5 ms a token with it, 2.25 without")
+
+
+def test_the_head_that_it_asks_for_comes_along(demo):
+    assert [is_head(whole_name(name)) for name in demo.DRAFTERS] == [True, False, False]
