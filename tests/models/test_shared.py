@@ -1,11 +1,13 @@
 """A model that is open is not read again, as long as it is the same one."""
 
 import gc
+from pathlib import Path
 
 import pytest
 import torch
 from tiny import tiny_model
 
+import yggdrasil
 from yggdrasil.models import shared
 from yggdrasil.models.kept_tensors import open_model
 from yggdrasil.models.shared import shared_model
@@ -70,3 +72,13 @@ def test_the_last_one_to_let_go_gives_the_memory_back(tmp_path, reads):
 
     opened(folder)
     assert len(reads) == 2
+
+
+def test_decoders_of_a_plan_read_the_same_tensors_and_caches_of_their_own():
+    (plan, *_) = sorted((Path(yggdrasil.__file__).parents[1] / "plans" / "tiny").glob("*.yaml"))
+    one, two = (yggdrasil.Decoder.from_plan(plan, backend="eager", force_machine=True).assembly for _ in range(2))
+
+    for ours, theirs in ((one.target, two.target), (one.drafter, two.drafter)):
+        assert [each.data_ptr() for each in ours.weights] == [each.data_ptr() for each in theirs.weights]
+        keys, others = ({each.data_ptr() for each in runner.cache.tensors()} for runner in (ours, theirs))
+        assert not keys & others
