@@ -61,12 +61,7 @@ def guessing(decoder: engine.Decoder) -> str:
     """Who guesses, and what was tried and does not pay on this machine."""
     said = f"Guesses come from {guessers(decoder.assembly.engine)}"
     left_out = decoder.plan.left_out if decoder.plan else None
-    if left_out is None:
-        return said
-    return (
-        f"{said}; the head that comes along was tried too and does not surely pay here: "
-        f"{left_out.drafting.tpot_ms:.3g} ms a token with it, {left_out.without.tpot_ms:.3g} without"
-    )
+    return said if left_out is None else f"{said}; left out is {left_out.describe()}"
 
 
 def bundled_pair(prompts: Path) -> engine.Decoder:

@@ -80,10 +80,9 @@ def test_the_questions_are_held_out(demo):
 def test_who_guesses_is_said_and_what_was_tried_in_vain(demo, pair):
     decoder = pair.decoder(FixedPolicy(TreeShape(2, 2, 4)))
     assert demo.guessing(decoder) == f"Guesses come from {guessers(decoder.assembly.engine)}"
-    drafting, without = (SimpleNamespace(tpot_ms=milliseconds) for milliseconds in (2.5, 2.25))
-    decoder.plan = SimpleNamespace(left_out=SimpleNamespace(drafting=drafting, without=without))
+    decoder.plan = SimpleNamespace(left_out=SimpleNamespace(describe=lambda: "a head, which does not surely pay"))
 
-    assert demo.guessing(decoder).endswith("does not surely pay here: 2.5 ms a token with it, 2.25 without")
+    assert demo.guessing(decoder).endswith("; left out is a head, which does not surely pay")
 
 
 def test_the_head_that_it_asks_for_comes_along(demo):
