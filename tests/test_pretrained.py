@@ -144,6 +144,9 @@ def test_a_drafter_that_was_tried_once_is_not_meant_where_none_is_named(save):
         ((str(TINY / "target"),), {"drafter": b"ngram"}, "drafter is b'ngram'"),
         ((str(TINY / "target"),), {"drafter": 5}, "drafter is 5"),
         ((str(TINY / "target"),), {"dtype": "float16"}, "dtype must be one of"),
+        ((str(TINY / "target"),), {"keep_drafter": True}, "keep_drafter is for a draft model or a head"),
+        (("tiny",), {"keep_drafter": True}, "keep_drafter is for a draft model or a head"),
+        ((str(TINY / "target"),), {"keep_drafter": True, "drafter": ["text", "table"]}, "drafter names none"),
     ],
 )
 def test_what_names_no_model_or_drafter_is_refused(arguments, options, said):
@@ -175,6 +178,33 @@ def test_a_plan_that_left_a_drafter_out_is_found_for_it(save):
         assert find_plan(TARGET, asked, None) == without
     assert find_plan(TARGET, [str(DRAFTER.folder), "ngram"], None) is None
     assert find_plan(TARGET, [str(TARGET.folder), "table"], None) is None
+
+
+def test_a_drafter_that_is_to_be_kept_is_in_the_plan(save):
+    model, gave = ModelRef("x", DRAFTER.fingerprint(), 1), Expectation("mean", 1.5, 1.0, 1.2)
+    asked = [str(DRAFTER.folder), "table"]
+    usual = f"{plan_name(TARGET.given)}-{TARGET.fingerprint()[:8]}-bfloat16-{plan_name(asked[0])}-table"
+    without = save(plan(drafters=[CountsOptions()], left_out=LeftOut(model, gave, gave)), usual)
+    assert find_plan(TARGET, asked, None, keeps_drafter=True) is None
+
+    kept = save(plan(drafters=[model, CountsOptions()]), f"{usual}-kept")
+    assert find_plan(TARGET, asked, None, keeps_drafter=True) == kept
+    assert find_plan(TARGET, asked, None) == without, "whether it pays was measured"
+    named = save(plan(drafters=[model, CountsOptions()]), "named")
+    assert find_plan(TARGET, asked, None) == find_plan(TARGET, asked, None, keeps_drafter=True) == named
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_a_calibration_keeps_the_drafter_where_that_is_asked_for(keeps, save, monkeypatch, tmp_path):
+    calibrated = []
+    monkeypatch.setattr("yggdrasil.calibration.pipeline.calibrate", lambda made, _: calibrated.append(made) or tmp_path)
+    monkeypatch.setattr(pretrained, "in_fork", lambda work: work())
+    monkeypatch.setattr(Decoder, "from_plan", lambda plan, **_: plan)
+    drafters = (str(TINY / "drafter"), "table")
+
+    assert Decoder.from_pretrained(TINY / "target", drafter=drafters, keep_drafter=keeps) == tmp_path
+    assert calibrated[0].keeps_drafter == keeps
+    assert calibrated[0].name.endswith("-drafter-table-kept" if keeps else "-drafter-table")
 
 
 def test_a_damaged_plan_is_passed_over(save):

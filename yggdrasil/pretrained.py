@@ -31,11 +31,12 @@ class Decoder(engine.Decoder):
     """Decodes one request at a time with a fixed model, drafter, policy and set of shapes."""
 
     @classmethod
-    def from_pretrained(
+    def from_pretrained(  # noqa: PLR0913 - one argument for each option
         cls,
         source: str | Path,
         *,
         drafter: str | Path | Sequence[str] | None = None,
+        keep_drafter: bool = False,
         dtype: DtypeName | None = None,
         backend: Backend | None = None,
         force_machine: bool = False,
@@ -48,7 +49,9 @@ class Decoder(engine.Decoder):
         The model's plan for this machine is found by its content: the newest, or the newest with ``drafter`` ("text",
         "table", "recycling", "ngram", "none", or another model; several guess in one tree). Where there is none a quick
         calibration makes one in the user's cache first, and says so on standard error; ``reporter`` shows how far it
-        is. With a plan, "ngram" stands in for its own drafter, and ``force_machine`` takes one of another machine.
+        is. It leaves a model out that does not surely save time beside guesses that cost no pass, unless
+        ``keep_drafter``. With a plan, "ngram" stands in for its own drafter, and ``force_machine`` takes one of another
+        machine.
         ``chat``: a model without a chat template is refused, before anything is compiled.
 
         Raises:
@@ -60,6 +63,8 @@ class Decoder(engine.Decoder):
             raise ArgumentTypeError(f"the model is {source!r}; it must be a name or a path")
         reporter = reporter or _Lines()
         drafters = _drafters_of(drafter)
+        if keep_drafter and named_drafters(drafters or USUAL).drafter is None:
+            raise ArgumentValueError("keep_drafter is for a draft model or a head, and drafter names none")
         if is_plan(source):
             if drafters not in (None, (NGRAM,)):
                 asked = " and ".join(drafters or ())
@@ -82,9 +87,9 @@ class Decoder(engine.Decoder):
         tokenizer = load_tokenizer(found) if chat else None
         if tokenizer is not None:
             encode_chat(tokenizer, PROBE)
-        plan = find_plan(found, drafters, dtype)
+        plan = find_plan(found, drafters, dtype, keeps_drafter=keep_drafter)
         if plan is None:
-            plan = _calibrated(found, drafters, dtype or "bfloat16", reporter)
+            plan = _calibrated(found, drafters, dtype or "bfloat16", reporter, keeps_drafter=keep_drafter)
         return cls.from_plan(
             plan, target=found.given, backend=backend, max_length=max_length, tokenizer=tokenizer, phase=reporter.phase
         )
@@ -121,11 +126,13 @@ def _listed(name: str) -> list[object]:
         return []
 
 
-def find_plan(model: Source, drafters: Sequence[str] | None, dtype: DtypeName | None) -> Path | None:
+def find_plan(
+    model: Source, drafters: Sequence[str] | None, dtype: DtypeName | None, *, keeps_drafter: bool = False
+) -> Path | None:
     """The newest plan for this machine that decodes with just this model; None where there is none.
 
-    It has all ``drafters`` that are named, or has left them out because they do not pay, and no model that is not. One
-    on the blocks of a file as they are comes before any other.
+    It has all ``drafters`` that are named, or has left them out because they do not pay unless ``keeps_drafter``, and
+    no model that is not. One on the blocks of a file as they are comes before any other.
     """
     machine, digits = current_machine(), model.fingerprint()
     wanted = {name if name in FREE else Source.find(whole_name(name)).fingerprint() for name in drafters or ()}
@@ -140,7 +147,9 @@ def find_plan(model: Source, drafters: Sequence[str] | None, dtype: DtypeName | 
         if not wanted:  # one that was made for drafters that were tried once is not meant where none is named
             is_meant = not entry.name.startswith(f"{_automatic_name(model, None, plan.dtype)}-")
         else:
-            is_meant = _model_of(plan) <= wanted <= _considered(plan) | names_of(plan.free)
+            tried = _model_of(plan) if keeps_drafter else _considered(plan)
+            is_meant = _model_of(plan) <= wanted <= tried | names_of(plan.free)
+            is_meant &= keeps_drafter or entry.name != _automatic_name(model, drafters, plan.dtype, keeps_drafter=True)
         if dtype in (None, plan.dtype) and is_meant:
             fitting.append((plan.target.weights == "file", entry.path.stat().st_mtime_ns, entry.path))
     return max(fitting)[-1] if fitting else None
@@ -174,7 +183,9 @@ def shipped_prompts(model: str | Path | Source) -> tuple[Path, bool]:
     return usual_prompts(load_tokenizer(model))
 
 
-def _calibrated(model: Source, drafters: Sequence[str] | None, dtype: DtypeName, reporter: "Reporter") -> Path:
+def _calibrated(
+    model: Source, drafters: Sequence[str] | None, dtype: DtypeName, reporter: "Reporter", *, keeps_drafter: bool
+) -> Path:
     """The plan that a calibration makes, in a fork: it takes twice the memory that decoding does.
 
     A fork has none of the threads that steps ran on: where some did, the calibration is done here.
@@ -182,14 +193,16 @@ def _calibrated(model: Source, drafters: Sequence[str] | None, dtype: DtypeName,
 
     def work() -> str:
         try:
-            return str(_calibrate(model, drafters, dtype, reporter))
+            return str(_calibrate(model, drafters, dtype, reporter, keeps_drafter=keeps_drafter))
         finally:
             reporter.close()
 
     return Path(work() if any_is_open() else in_fork(work))
 
 
-def _calibrate(model: Source, drafters: Sequence[str] | None, dtype: DtypeName, reporter: "Reporter") -> Path:
+def _calibrate(
+    model: Source, drafters: Sequence[str] | None, dtype: DtypeName, reporter: "Reporter", *, keeps_drafter: bool
+) -> Path:
     from yggdrasil.calibration.pair import usual_drafter_weights, usual_length
     from yggdrasil.calibration.pipeline import calibrate
     from yggdrasil.calibration.settings import FIRST, FIRST_WIDTHS, CalibrationSettings, PairSource
@@ -211,14 +224,19 @@ def _calibrate(model: Source, drafters: Sequence[str] | None, dtype: DtypeName, 
     weights = usual_weights(model, dtype, "cpu"), usual_drafter_weights(named.drafter, dtype, "cpu")
     pair = PairSource(model.given, named.drafter, dtype, 0, 0, shapes, *weights, free=named.free)
     prompts, chat = shipped_prompts(model)
-    name = _automatic_name(model, drafters, dtype)
-    return calibrate(CalibrationSettings(pair, prompts, name, search_roots()[-1], FIRST, chat=chat), reporter)
+    settings = CalibrationSettings(
+        pair, prompts, _automatic_name(model, drafters, dtype, keeps_drafter=keeps_drafter), search_roots()[-1], FIRST,
+        chat=chat, keeps_drafter=keeps_drafter,
+    )  # fmt: skip
+    return calibrate(settings, reporter)
 
 
-def _automatic_name(model: Source, drafters: Sequence[str] | None, dtype: DtypeName) -> str:
+def _automatic_name(
+    model: Source, drafters: Sequence[str] | None, dtype: DtypeName, *, keeps_drafter: bool = False
+) -> str:
     """Of a plan that is made because there is none: one for every choice of drafters."""
     named = "".join(f"-{plan_name(drafter)}" for drafter in drafters or ())
-    return f"{plan_name(model.given)}-{model.fingerprint()[:8]}-{dtype}{named}"
+    return f"{plan_name(model.given)}-{model.fingerprint()[:8]}-{dtype}{named}{'-kept' if keeps_drafter else ''}"
 
 
 class _Lines:

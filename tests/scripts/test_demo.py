@@ -77,12 +77,20 @@ def test_the_questions_are_held_out(demo):
     assert names >= set(demo.COMPARED)
 
 
-def test_who_guesses_is_said_and_what_was_tried_in_vain(demo, pair):
+def test_the_head_that_it_asks_for_guesses(demo, pair, monkeypatch, tmp_path):
+    asked = {}
     decoder = pair.decoder(FixedPolicy(TreeShape(2, 2, 4)))
-    assert demo.guessing(decoder) == f"Guesses come from {guessers(decoder.assembly.engine)}"
-    decoder.plan = SimpleNamespace(left_out=SimpleNamespace(describe=lambda: "a head, which does not surely pay"))
+    monkeypatch.setattr(demo, "fetch_model", lambda folder: tmp_path / "model.gguf")
+    opened = SimpleNamespace(from_pretrained=lambda file, **options: asked.update(options, file=file) or decoder)
+    monkeypatch.setattr(demo, "Decoder", opened)
+    said = []
+    monkeypatch.setattr(demo, "say", said.append)
 
-    assert demo.guessing(decoder).endswith("; left out is a head, which does not surely pay")
+    assert demo.open_model()[0] is decoder
+    assert asked["file"] == tmp_path / "model.gguf"
+    assert asked["drafter"] == demo.DRAFTERS
+    assert asked["keep_drafter"], "what pays little is left out otherwise"
+    assert said == [f"Guesses come from {guessers(decoder.assembly.engine)}"]
 
 
 def test_the_head_that_it_asks_for_comes_along(demo):
