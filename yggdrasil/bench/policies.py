@@ -42,9 +42,9 @@ class UnprunedPolicy(ObjectivePolicy):
     def stakes_beside(self, shape: TreeShape, context: int) -> Stakes:
         return NO_STAKES
 
-    def _verify_width(self, shape: TreeShape, expected: Sequence[float], costs: StepCosts) -> int:
-        nodes = 1 + shape.width * shape.depth
-        return fitting_or_widest(costs.verify_widths, nodes)
+    def _best_width(self, shape: TreeShape, expected: Sequence[float], place: int) -> int:
+        widths = self._costs[place].verify_widths
+        return widths.index(fitting_or_widest(widths, 1 + shape.width * shape.depth))
 
 
 def plan_ablations(plan: Plan, learned: Learned) -> dict[str, Policy]:

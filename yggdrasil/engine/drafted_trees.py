@@ -53,6 +53,7 @@ class DraftedTrees:
         self._depth = depth
         self.choosers = [ShapeChooser(cost, ratios, objective) for cost in costs]
         self._mean_survival = np.asarray(mean_survival, dtype=np.float64)
+        self._mean_levels: list[float] = self._mean_survival.tolist()
         self._kept = KeptSurvival(len(self._mean_survival))
         self._iterations = 0
         self._lift, self._kept_lift = lift, KeptLift()
@@ -88,7 +89,8 @@ class DraftedTrees:
         tree = self.typical[place]
         if beside is None or self._lift is None:
             return tree.shape, tree.tokens
-        shape = tree.shape._replace(verify_width=max(tree.shape.verify_width, beside.shape.verify_width))
+        width, depth, verify_width = tree.shape
+        shape = TreeShape(width, depth, max(verify_width, beside.shape.verify_width))
         return shape, beside.tokens + self._lift * self._kept_lift.kept / beside.tokens
 
     def settle(
@@ -97,9 +99,9 @@ class DraftedTrees:
         """A verified tree gave ``tokens``, where guesses that cost no pass promised ``beside`` alone."""
         if beside is not None and self._lift is not None:
             self._kept_lift.observe(self._lift / beside, tokens - beside)
-        survival = self._mean_survival if believed is None else believed
-        levels = np.trim_zeros(self.choosers[place].level_ratios(shape), "b")  # deeper ones are not spoken of
-        self._kept.observe(survival[: len(levels)] * levels, tokens - 1)
+        survival = self._mean_levels if believed is None else believed.tolist()
+        levels = self.choosers[place].level_ratios(shape)  # deeper ones are not spoken of
+        self._kept.observe([share * ratio for share, ratio in zip(survival, levels, strict=False)], tokens - 1)
 
     def passed(self) -> None:
         """No drafted tree was verified: what is not tried is believed as calibrated, in the end."""

@@ -38,8 +38,12 @@ class MachineSpeed:
         """Times its calibrated time that a pass takes now; ``read_share`` as ``StepCosts`` gives it."""
         return float(sum(self._parts(read_share)) ** (1.0 / OVERLAP))
 
-    def observe(self, read_share: float, over_calibrated: float) -> None:
-        """A pass took ``over_calibrated`` times what it was calibrated to."""
+    def observe(self, read_share: float, over_calibrated: float) -> tuple[float, float]:
+        """A pass took ``over_calibrated`` times what it was calibrated to.
+
+        Returns how many times slower than before a pass of one row and one like this are believed to be.
+        """
+        before = self._memory
         reading, computing = self._parts(read_share)
         surprise = log(max(over_calibrated, 1.0 / self._FARTHEST)) - log(reading + computing) / OVERLAP
         most = self._EXTREME if self._is_known else log(self._FARTHEST)
@@ -55,6 +59,8 @@ class MachineSpeed:
         self._of_memory -= memory * memory / variance
         self._of_both -= memory * cores / variance
         self._of_cores -= cores * cores / variance
+        slower = sum(self._parts(read_share)) / (reading + computing)
+        return exp(self._memory - before), slower ** (1.0 / OVERLAP)
 
     def _parts(self, read_share: float) -> tuple[float, float]:
         """What reading and computing take, to the power of ``OVERLAP``, of a pass that takes 1 as calibrated."""

@@ -4,6 +4,7 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from math import inf
+from typing import NamedTuple
 
 from yggdrasil.engine.drafted_trees import DepthEvidence, DraftedTrees, FloatArray
 from yggdrasil.engine.free_trees import FreeTrees
@@ -12,10 +13,17 @@ from yggdrasil.engine.machine_speed import MachineSpeed
 from yggdrasil.engine.policy import Decision, Learner
 from yggdrasil.engine.promises import KeptPromises, Paces, PlainSamples
 from yggdrasil.predictor.evidence import Evidence
-from yggdrasil.tree.objective import Objective, choose_verify_width, worth, worth_by_width
+from yggdrasil.tree.objective import Objective, best_of, worth, worth_by_width
 from yggdrasil.tree.shape import PLAIN_STEP, TreeShape
 from yggdrasil.tree.stakes import Stakes, stakes_of
 from yggdrasil.tree.step_costs import StepCosts
+
+
+class _Pruning(NamedTuple):
+    """What a token is worth at each verify width once a tree is drafted, and what its last guesses go by."""
+
+    weights: list[float]
+    stakes: Stakes
 
 
 class ObjectivePolicy:
@@ -55,7 +63,7 @@ class ObjectivePolicy:
         self.wants_free = wants_free
         self._paces, self._samples = Paces(), PlainSamples(self._costs[0].plain_ms)
         self.promises = KeptPromises()
-        self._stakes: dict[tuple[int, TreeShape], Stakes] = {}  # of each place and shape that was drafted
+        self._pruning: dict[tuple[int, TreeShape], _Pruning] = {}  # of each place and shape that was drafted
         self._here = 0  # costs of the last context that was asked for
         self._steps = 0  # of this request
         self._drafter_lags = False
@@ -69,12 +77,7 @@ class ObjectivePolicy:
         return self._free_trees.stakes(self._place(context))
 
     def stakes_beside(self, shape: TreeShape, context: int) -> Stakes:
-        place = self._place(context)
-        if (stakes := self._stakes.get((place, shape))) is None:
-            costs = self._costs[place]
-            weights = worth_by_width(*self._pruning(shape, costs))
-            stakes = stakes_of(list(zip(costs.verify_widths, weights, strict=True))[1:])
-            self._stakes[place, shape] = stakes
+        stakes = self._pruned(shape, self._place(context)).stakes
         stakes[0] = self.promises.kept
         return stakes
 
@@ -118,24 +121,29 @@ class ObjectivePolicy:
     def prune(self, shape: TreeShape, expected: Sequence[float], context: int) -> Decision:
         place = self._place(context)
         costs, widest = self._costs[place], self._widest(place)
-        width = self._verify_width(shape, expected, costs)
+        best = self._best_width(shape, expected, place)
         if widest is not None:
-            width = min(width, widest)
-        pruned = TreeShape(shape.width, shape.depth, width)
-        tokens = expected[costs.verify_widths.index(width)]
-        return Decision(pruned, tokens, costs.iteration_ms(*pruned) * self._paces.tree)
+            best = min(best, costs.verify_widths.index(widest))
+        pruned = TreeShape(shape.width, shape.depth, costs.verify_widths[best])
+        return Decision(pruned, expected[best], costs.iteration_ms(*pruned) * self._paces.tree)
 
     def _widest(self, place: int) -> int | None:
         """The most nodes that may be verified now; what passes cost matters to latency alone."""
         return self._lookout.widest(place) if self._objective == "latency" else None
 
-    def _verify_width(self, shape: TreeShape, expected: Sequence[float], costs: StepCosts) -> int:
-        """How many nodes of the drafted tree to verify."""
-        return choose_verify_width(expected, *self._pruning(shape, costs))
+    def _best_width(self, shape: TreeShape, expected: Sequence[float], place: int) -> int:
+        """How many nodes of the drafted tree to verify, as the place of it among the widths."""
+        return best_of(expected, self._pruned(shape, place).weights)
 
-    def _pruning(self, shape: TreeShape, costs: StepCosts) -> tuple[float, StepCosts, Objective, int]:
-        """What decides that, beside what they promise."""
-        return costs.drafting_ms(shape.width, shape.depth), costs, self._objective, shape.verify_width
+    def _pruned(self, shape: TreeShape, place: int) -> "_Pruning":
+        """What decides how many nodes of a tree drafted as ``shape`` are verified, beside what they promise."""
+        if (found := self._pruning.get((place, shape))) is None:
+            costs = self._costs[place]
+            drafting_ms = costs.drafting_ms(shape.width, shape.depth)
+            weights = worth_by_width(drafting_ms, costs, self._objective, shape.verify_width)
+            stakes = stakes_of(list(zip(costs.verify_widths, weights, strict=True))[1:])
+            found = self._pruning[place, shape] = _Pruning(weights, stakes)
+        return found
 
     def _worth_of_plain(self) -> float:
         return worth(1.0, self._plain_ms, self._objective)
@@ -201,18 +209,20 @@ class ObjectivePolicy:
         All ways to go on are slower then. What widths cost beside each other is looked at now and then.
         """
         costs, width = self._calibrated[self._here], shape.verify_width
-        share, before = costs.read_share(width), self._speed.of_pass(1.0)
-        slowness = self._speed.of_pass(share)
-        self._speed.observe(share, pass_ms / costs.verify_ms[width])
-        change = self._speed.of_pass(share) / slowness
-        self._paces.scale(self._speed.of_pass(1.0) / before, change)
-        self._observed += 1
+        plain, change = self._speed.observe(costs.read_share(width), pass_ms / costs.verify_ms[width])
+        self._paces.scale(plain, change)
         self._lookout.passed(self._here, width)
+        self._observed += 1
+        if self._observed % self._NOTICED_EVERY == 0:
+            self._notice_memory(width)
+        return change
+
+    def _notice_memory(self, width: int) -> None:
+        """Where its slowness has changed, decide by costs that know; paces stay true of passes of ``width``."""
         memory = self._speed.of_memory
-        if self._observed % self._NOTICED_EVERY == 0 and abs(memory / self._noticed - 1.0) > self._NOTICED:
+        if abs(memory / self._noticed - 1.0) > self._NOTICED:
             self._noticed = memory
             self._use([each.where_memory_is(memory) for each in self._calibrated], width)
-        return change
 
     def _use(self, costs: list[StepCosts], width: int) -> None:
         """Decide by other costs of the same places; paces stay true of passes of ``width``."""
@@ -223,7 +233,7 @@ class ObjectivePolicy:
         self._free_trees.use(costs)
         if self._drafted is not None:
             self._drafted.use(costs)
-        self._stakes.clear()
+        self._pruning.clear()
 
     def _settle_drafted(
         self,

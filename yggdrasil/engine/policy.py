@@ -30,7 +30,7 @@ class Decision(NamedTuple):
 
     def slowed(self, times: float) -> "Decision":
         """The same on a machine that is so many times slower."""
-        return self._replace(milliseconds=self.milliseconds * times)
+        return Decision(self.shape, self.tokens, self.milliseconds * times, self.believed)
 
 
 class Learner(Protocol):

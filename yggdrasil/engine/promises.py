@@ -77,6 +77,7 @@ class KeptSurvival:
     """Running ratio of kept to promised survival at each level.
 
     What the calibration's text and setting gave, this text and this setting may not, and the less the deeper.
+    What is done in every iteration is done with few numbers, which are no arrays: a pass waits for it.
 
     Dims: D depth levels.
     """
@@ -84,14 +85,15 @@ class KeptSurvival:
     _PRIOR_TREES = 4.0  # count as promised and kept before anything was seen
 
     def __init__(self, max_depth: int) -> None:
-        self._promised = np.zeros(max_depth)
-        self._kept = np.zeros(max_depth)
+        self._promised = [0.0] * max_depth
+        self._kept = [0.0] * max_depth
 
-    def observe(self, promised: npt.NDArray[np.floating[Any]], accepted: int) -> None:
+    def observe(self, promised: Sequence[float], accepted: int) -> None:
         """A tree whose levels promised to survive with ``promised`` [depth] gave ``accepted`` tokens."""
         self.forget()
-        self._promised[: len(promised)] += promised
-        self._kept[: min(accepted, len(promised))] += 1.0
+        for level, share in enumerate(promised):
+            self._promised[level] += share
+            self._kept[level] += level < accepted
 
     def honest(self, survival: npt.NDArray[np.floating[Any]]) -> npt.NDArray[np.float64]:
         """Survival [D] to expect wherever the calibration says ``survival`` [D]; it never rises with the level."""
@@ -101,8 +103,8 @@ class KeptSurvival:
 
     def forget(self) -> None:
         """An iteration passed: what is not tried any more is believed as calibrated, in the end."""
-        self._promised *= _MEMORY
-        self._kept *= _MEMORY
+        self._promised = [_MEMORY * share for share in self._promised]
+        self._kept = [_MEMORY * share for share in self._kept]
 
 
 class Paces:

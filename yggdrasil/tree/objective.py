@@ -98,11 +98,16 @@ def choose_verify_width(
     ``expected_tokens[v]`` belongs to ``costs.verify_widths[v]`` and counts the bonus token. Ties go to the smaller.
     """
     weights = worth_by_width(drafting_ms, costs, objective, planned)
-    best_width, best_value = costs.verify_widths[0], -1.0
-    for width, tokens, weight in zip(costs.verify_widths, expected_tokens, weights, strict=True):
+    return costs.verify_widths[best_of(expected_tokens, weights)]
+
+
+def best_of(expected_tokens: Sequence[float] | FloatArray, weights: Sequence[float]) -> int:
+    """Return where ``expected_tokens``, weighed by what a token is worth there, are most; ties go to the first."""
+    best, best_value = 0, -1.0
+    for place, (tokens, weight) in enumerate(zip(expected_tokens, weights, strict=True)):
         if (value := float(tokens) * weight) > best_value:
-            best_width, best_value = width, value
-    return best_width
+            best, best_value = place, value
+    return best
 
 
 class ShapeChooser:
@@ -132,6 +137,7 @@ class ShapeChooser:
                 columns.append(by_budget[depth - 1])
         self._index = {shape: index for index, shape in enumerate(self.shapes)}
         self._ratios = np.ascontiguousarray(np.concatenate(columns, axis=1))  # [D, N]
+        self._levels: dict[TreeShape, list[float]] = {}
         self.use(costs)
 
     def use(self, costs: StepCosts) -> None:
@@ -164,9 +170,14 @@ class ShapeChooser:
         tokens = 1.0 + float(self._ratios[:, index] @ survival)
         return Candidate(shape, tokens, tokens * float(self._weight[index]))
 
-    def level_ratios(self, shape: TreeShape) -> npt.NDArray[np.float64]:
-        """Survival of each level with ``shape``, one of ``self.shapes``, as a share of the predicted one, [D]."""
-        return self._ratios[:, self._index[shape]]
+    def level_ratios(self, shape: TreeShape) -> list[float]:
+        """Survival of each level with ``shape``, one of ``self.shapes``, as a share of the predicted one.
+
+        Levels of which nothing survives are left out: there is one number for each above them.
+        """
+        if (levels := self._levels.get(shape)) is None:
+            levels = self._levels[shape] = np.trim_zeros(self._ratios[:, self._index[shape]], "b").tolist()
+        return levels
 
 
 def _ratios_by_budget(table: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
