@@ -2,17 +2,9 @@
 
 from collections.abc import Callable, Sequence
 
-from yggdrasil.drafters.protocol import (
-    Drafter,
-    FreeDrafter,
-    ReadingDrafter,
-    StagedDrafter,
-    ThriftyDrafter,
-    each_of,
-    recyclers,
-)
-from yggdrasil.engine.aside import AsideTree
+from yggdrasil.drafters.protocol import Drafter, FreeDrafter, StagedDrafter
 from yggdrasil.engine.evidence import LiveEvidence
+from yggdrasil.engine.free_guesses import FreeGuesses
 from yggdrasil.engine.iteration import NO_PROMISE, Emission, Iteration, Promise
 from yggdrasil.engine.policy import Decision, Policy
 from yggdrasil.engine.promises import KeptPromises
@@ -55,15 +47,10 @@ class StageActions:
         self.verify_widths = list(verify_widths)
         self._staged = drafter if isinstance(drafter, StagedDrafter) else None
         self._ranking, self._order = Ranking(tree, self.verify_widths), HostView(target.order)
-        self._free, self._wants_free, self._recyclers = free, False, recyclers(free)
-        self._thrifty = free if isinstance(free, ThriftyDrafter) else None
-        self._readers = [each for each in each_of(free) if isinstance(each, ReadingDrafter)]
-        self._aside: AsideTree | None = None
+        self._free: FreeGuesses | None = None
         if free is not None:
-            order = None if target.ranks_nodes else target.order
-            self._aside = AsideTree(free, tree, self.verify_widths, shares_tree=self._staged is None, order=order)
-        # A tree that lies elsewhere, or is ranked there, is fixed before the host could add to it.
-        self._fills = free is not None and tree.tokens.device.type == "cpu" and not target.ranks_nodes
+            self._free = FreeGuesses(free, target, tree, self.verify_widths, shares_tree=self._staged is None)
+        self._wants_free = False
         # One that somebody else wrote: ours grow theirs in their steps.
         self._is_checked = drafter is not None and not hasattr(drafter, "runner") and tree.tokens.device.type == "cpu"
         self._keeps_books_late = False
@@ -121,7 +108,7 @@ class StageActions:
     def of_free_trees(self, schedule: Schedule) -> dict[str, Action]:
         """What is left of them where no guess costs a pass; the next depth may be predicted all the same."""
         skipped = set(DRAFTING_STAGES)
-        if self._aside is not None and self._aside.is_in_place:
+        if self._free is not None and self._free.alone.is_in_place:
             skipped.add("mask")  # nodes were ranked where the pass reads them
         if schedule.variants["depth_prediction"] == "late":
             skipped.remove("depth_prediction")
@@ -129,21 +116,22 @@ class StageActions:
 
     def try_free(self, state: Iteration) -> bool:
         """Make guesses that cost no pass the iteration's tree, if the learner wants them; returns whether it does."""
-        learner, aside = self._policy.learner, self._aside
-        if learner is None or aside is None or not self._wants_free:
+        learner = self._policy.learner
+        if learner is None or self._free is None or not self._wants_free:
             return False
+        alone = self._free.alone
         length = self.target.text.num_rows
         waiting = len(state.previous.tokens) if state.previous is not None and self._keeps_books_late else 0
         depth = min(self.max_length - length - 2, self._stream.remaining - waiting - 1, self.verify_widths[-1] - 1)
         if depth < 1:
             return False
-        decision = learner.free(aside.grow(depth, learner.stakes(length)), depth, length)
+        decision = learner.free(alone.grow(depth, learner.stakes(length)), depth, length)
         if decision is None:
             return False
         width = decision.shape.verify_width
-        state.promise, state.shape = Promise(decision, rested=False), TreeShape(0, max(aside.use(width), 1), width)
-        if not aside.is_in_place:
-            state.ranking = aside.order
+        state.promise, state.shape = Promise(decision, rested=False), TreeShape(0, max(alone.use(width), 1), width)
+        if not alone.is_in_place:
+            state.ranking = alone.order
         return True
 
     def promise(self) -> Promise:
@@ -197,18 +185,13 @@ class StageActions:
         self.drafter.grow(self.tree, state.shape.width, state.shape.depth)
         if self._is_checked:
             self._check_tree(self.drafter.name)
-        if self._wants_free and self._fills:
-            self._fill(state.shape)
+        if self._free is not None and self._fills(self._free):
+            assert self._policy.learner is not None
+            self._free.fill(self._room, self._policy.learner.stakes_beside(state.shape, self.target.length))
 
-    def _fill(self, shape: TreeShape) -> None:
-        """Add what costs no pass, as far as it may be verified."""
-        assert self._free is not None
-        assert self._policy.learner is not None
-        if self._thrifty is None:
-            self._free.fill(self.tree, self._room)
-        else:
-            stakes = self._policy.learner.stakes_beside(shape, self.target.length)
-            self._thrifty.fill_for(self.tree, self._room, stakes)
+    def _fills(self, free: FreeGuesses) -> bool:
+        """Whether guesses that cost no pass are added to a drafted tree."""
+        return self._wants_free and free.can_fill
 
     def _check_tree(self, name: str) -> None:
         tokens, certain = self.tree.tokens[: self.tree.size], self._evidence.text[-1]
@@ -299,20 +282,13 @@ class StageActions:
             state.next_is_planted = self._staged.keep(drafted, guess, outcome.tokens[-1])
         if self.drafter is not None:
             self.drafter.extend(outcome.tokens, outcome.layers)
-        if self._readers and state.verifies_tree:
-            nodes, choices = self.target.guesses(state.outputs, state.shape.verify_width)
-            for reader in self._readers:
-                reader.read(self.tree, nodes.tolist(), choices.tolist())
         if self._free is not None:
-            self._free.extend(outcome.tokens, {})
-        if outcome.seen is not None:
-            for drafter in self._recyclers:
-                drafter.recycle(*outcome.seen)
+            self._free.follow(state)
 
     def _guessers(self, state: Iteration) -> str:
         """Who guessed in this iteration's tree."""
         names = [self.drafter.name] if self.drafter is not None and state.verifies_drafts else []
-        if self._free is not None and (not names or (self._wants_free and self._fills)):
+        if self._free is not None and (not names or self._fills(self._free)):
             names.append(self._free.name)
         return " + ".join(names)
 
