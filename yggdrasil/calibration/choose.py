@@ -31,7 +31,7 @@ from yggdrasil.tree.step_costs import StepCosts
 CONTEXT = 0  # the simulation knows one context length
 MEAN: DepthSource = "mean"
 WORTH_READING = 0.98  # of the time a token: a predictor takes time itself, which the simulation does not see
-WORTH_DRAFTING = 0.97  # of the time a token without the drafter: passes that hand states out to it take longer too
+WORTH_DRAFTING = 0.97  # of the time a token without the drafter: it saves less of texts that repeat more than these
 
 
 class Gain(NamedTuple):
