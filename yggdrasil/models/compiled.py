@@ -31,15 +31,14 @@ if TYPE_CHECKING:
 Backend = Literal["inductor", "eager", "cudagraph"]
 # Code that is traced into packages; a change anywhere else leaves them valid.
 _TRACED_SOURCES = (
-    "models/attention.py", "models/cache.py", "models/compiled.py", "models/packing.py",
-    "models/fusion.py", "models/formats/layers.py", "models/repeated.py", "models/units.py",
-    "models/traced.py", "models/runner.py", "models/kernels/__init__.py", "models/kernels/portable.py",
-    "models/kernels/shapes.py",
-    "tree/growth.py", "tree/token_tree.py", "acceptance/greedy.py", "drafters/steps.py",
-    "drafters/chosen_steps.py", "drafters/heads/module.py", "drafters/heads/state_head.py",
-    "drafters/heads/first_eagle.py", "drafters/heads/mtp.py", "drafters/heads/layer.py", "drafters/heads/steps.py",
-    "drafters/heads/medusa.py", "drafters/heads/medusa_steps.py",
-    "engine/steps.py", "engine/logit_steps.py", "drafters/expansion_steps.py", "calibration/variants.py",
+    "models/attention.py", "models/cache.py", "models/compiled.py", "models/packing.py", "models/fusion.py",
+    "models/formats/layers.py", "models/repeated.py", "models/units.py", "models/traced.py", "models/runner.py",
+    "models/kernels/__init__.py", "models/kernels/portable.py", "models/kernels/shapes.py", "tree/growth.py",
+    "tree/token_tree.py", "acceptance/greedy.py", "drafters/steps.py", "drafters/chosen_steps.py",
+    "drafters/heads/module.py", "drafters/heads/state_head.py", "drafters/heads/first_eagle.py",
+    "drafters/heads/mtp.py", "drafters/heads/layer.py", "drafters/heads/steps.py", "drafters/heads/medusa.py",
+    "drafters/heads/medusa_steps.py", "engine/steps.py", "engine/logit_steps.py", "drafters/expansion_steps.py",
+    "calibration/variants.py",
 )  # fmt: skip
 _HINT = 8  # the width that a package for all widths is traced at
 _INDUCTOR_OPTIONS = {
@@ -149,9 +148,8 @@ class InProcessStep:
             self._run = compile_in_process(self._module, self._inputs)
             return self._run(*self._inputs)
         except TorchDynamoException as error:
-            name = f"{self._key.step} of width {self._key.width}"
-            reason = first_line(error)
-            print(f"yggdrasil: the step {name} is not compiled and runs slower: {reason}", file=sys.stderr)  # noqa: T201
+            said = f"the step {self._key.step} of width {self._key.width} is not compiled and runs slower"
+            print(f"yggdrasil: {said}: {first_line(error)}", file=sys.stderr)  # noqa: T201
             self._run = self._module
             return _eager(self._module, self._inputs)
         finally:
