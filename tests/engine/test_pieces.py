@@ -74,6 +74,14 @@ def test_a_stop_string_behind_such_bytes_is_found():
     assert (stream.text, stream.finish_reason) == ("😀� the ", "stop")
 
 
+@pytest.mark.parametrize(("stop", "text"), [("e", "tr"), ("ree", "t"), ("</s> t", "")])
+def test_a_stop_string_is_cut_off_where_a_special_token_has_taken_the_first_space(stop, text):
+    stream = TextStream(fallback_tokenizer(), frozenset(), 100, [stop])
+    stream.push(tokens_of("</s>", "▁tree", "s"))
+
+    assert (stream.text, stream.release(), stream.finish_reason) == (text, text, "stop")
+
+
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.sampled_from(WORDS + BYTES), min_size=1), st.lists(st.sampled_from(WORDS + BYTES)), st.data())
 def test_no_tokens_end_a_text_before_its_end(names, prompt, data):

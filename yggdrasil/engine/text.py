@@ -150,7 +150,10 @@ class _StopStrings:
         return self._ends[-1][1]
 
     def _shown(self, place: int) -> int:
-        """The place in the shown text: as far behind the last token before it, within what its own token shows."""
+        """The place in the shown text: as far before the end of its own token, within what that shows.
+
+        From the end, since text that nothing shown comes before may lack its first space.
+        """
         index = bisect_right(self._ends, place, key=lambda ends: ends[0]) - 1
-        (before, shown), (_, most) = self._ends[index], self._ends[min(index + 1, len(self._ends) - 1)]
-        return min(shown + place - before, most)
+        (_, least), (after, most) = self._ends[index], self._ends[min(index + 1, len(self._ends) - 1)]
+        return max(least, most - (after - place))
