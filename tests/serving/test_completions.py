@@ -97,6 +97,16 @@ def test_a_text_that_is_filled_in_is_echoed_without_marks(server, monkeypatch):
     assert reply["choices"][0]["text"] == TEXT + plain["choices"][0]["text"]
 
 
+def test_a_text_that_is_filled_in_begins_as_every_text_does(with_begin, monkeypatch):
+    """CodeLlama and DeepSeek Coder have learned to fill in behind the token that begins their texts."""
+    monkeypatch.setattr(completions, "infill_marks", lambda _: (1, 2, 3))
+    texts = with_begin.uvicorn.config.app.state.service.texts
+    given = {"prompt": "a", "suffix": "b", "max_tokens": 1, "echo": True, "logprobs": 0}
+    tokens = with_begin.post("/v1/completions", **given)["choices"][0]["logprobs"]["tokens"]
+
+    assert tokens[:-1] == ["<|endoftext|>", texts.token_text(1), "a", texts.token_text(2), "b", texts.token_text(3)]
+
+
 def test_a_suffix_needs_a_model_that_fills_in(server):
     error = server.post("/v1/completions", 400, prompt="a", suffix="b")["error"]
 

@@ -166,11 +166,11 @@ def _prompts(body: CompletionRequest, service: Service) -> list[list[int]]:
 
 
 def _infilled(given: Any, suffix: str, service: Service) -> list[int]:
-    """The prompt and what follows the answer, in the model's own marks."""
+    """The prompt and what follows the answer, in the model's own marks, behind what it begins every text with."""
     marks = infill_marks(service.decoder.tokenizer)
     if marks is None:
         raise Fault(400, "the model's tokenizer has no tokens for filling in; leave out suffix", param="suffix")
     if not isinstance(given, str):
         raise Fault(400, "with suffix the prompt is one text", param="prompt")
     before, after = (service.texts.encode(text, special=False) for text in (given, suffix))
-    return [marks[0], *before, marks[1], *after, marks[2]]
+    return [*service.texts.encode(""), marks[0], *before, marks[1], *after, marks[2]]
