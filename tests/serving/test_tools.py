@@ -123,6 +123,20 @@ def test_nothing_is_lost_of_what_is_more_than_calls(tokenizer, monkeypatch, text
     assert ToolFormat.of(tokenizer).parse(text, {"f"}) == (text, [])
 
 
+@pytest.mark.parametrize(
+    ("written", "told"),
+    [(json.dumps('{"x": 1}'), '{"x": 1}'), ('""', "{}"), ("null", "{}"), ('{"x": ""}', '{"x": ""}')],
+)
+def test_arguments_are_an_object_whatever_a_model_makes_of_them(tokenizer, written, told):
+    """Granite writes them as a text, as OpenAI's clients have them, and some models nothing where there are none."""
+    text = f'<tool_call>\n{{"name": "f", "arguments": {written}}}\n</tool_call>'
+    (call,) = ToolFormat.of(tokenizer).parse(text, {"f"}).calls
+    (turn,) = turns_of([ChatMessage(role="assistant", tool_calls=[call.model_dump()])])
+
+    assert call.function.arguments == told
+    assert turn["tool_calls"][0]["function"]["arguments"] == json.loads(told)
+
+
 def test_text_up_to_the_first_call_is_text(tokenizer):
     call = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
     found = ToolFormat.of(tokenizer).parse(f"The tag <tool_call> marks calls. {call}", {"f"})

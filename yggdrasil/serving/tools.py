@@ -144,7 +144,9 @@ class ToolFormat:
         return self._is_named(entry) and entry[self.name_key] in names and self.arguments_key in entry
 
     def _reply(self, entry: dict[str, Any]) -> ToolCallReply:
-        function = FunctionCall(name=entry[self.name_key], arguments=json.dumps(entry.get(self.arguments_key, {})))
+        given = entry.get(self.arguments_key) or {}
+        arguments = given if isinstance(given, str) else json.dumps(given)  # some models write the text themselves
+        function = FunctionCall(name=entry[self.name_key], arguments=arguments)
         return ToolCallReply(id=uuid.uuid4().hex[:9], function=function)  # Mistral's templates take no other length
 
     def constraint(self, tools: Sequence[Tool]) -> Constraint:
