@@ -125,7 +125,7 @@ class ToolCall(Wire):
     def arguments(self) -> Any:
         """The arguments as what they stand for: templates write them as JSON themselves."""
         try:
-            return json.loads(self.function.arguments)
+            return json.loads(self.function.arguments or "{}")
         except (ValueError, RecursionError):
             return self.function.arguments
 
