@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from tiny_pair import TEXT
+from tiny_pair import SHAPES, TEXT
 from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 
 import yggdrasil
@@ -119,6 +119,14 @@ def test_more_tokens_than_there_is_room_for_take_no_room(pair, ours):
     found = pair.plain_target.generate(PROMPT, attention_mask=torch.ones_like(PROMPT), custom_generate=ours, **options)
 
     assert found.shape[1] > PROMPT.shape[1]
+
+
+def test_a_text_that_the_plans_context_cuts_off_is_told(pair, ours):
+    options = {**GREEDY, "max_new_tokens": 400, "custom_generate": ours}
+    with pytest.warns(UserWarning, match=f"context of {SHAPES.max_length} tokens"):
+        found = pair.plain_target.generate(PROMPT, attention_mask=torch.ones_like(PROMPT), **options)
+
+    assert found.shape[1] == SHAPES.max_length
 
 
 def test_what_is_not_decoded_is_refused(pair, ours):

@@ -1,5 +1,6 @@
 """Yggdrasil inside transformers: ``model.generate(**inputs, custom_generate=yggdrasil.custom_generate("mine"))``."""
 
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -79,7 +80,7 @@ def _decode(
     config: "GenerationConfig",
     streamer: "BaseStreamer | None",
 ) -> list[int]:
-    """New tokens, up to where a criterion ends the text."""
+    """New tokens, up to where a criterion ends the text, or the context does, which a warning tells."""
     seed = int(torch.randint(2**62, ())) if config.do_sample else None
     sampling = SamplingParams(temperature=float(bool(config.do_sample)), logits_processors=list(processors), seed=seed)
     prompt = input_ids[0].tolist()
@@ -102,7 +103,13 @@ def _decode(
                 break
         if has_ended:
             break
-    request.result()  # ends it, if a criterion did
+    result = request.result()  # ends it, if a criterion did
+    if result.finish_reason == "context" and not has_ended:
+        warnings.warn(
+            f"the text ends where the decoder's context of {decoder.assembly.engine.max_length} tokens does; give "
+            "custom_generate a decoder with a larger max_length",
+            stacklevel=3,
+        )
     if streamer is not None:
         streamer.end()
     return text[0, len(prompt) : len(prompt) + done].tolist()
