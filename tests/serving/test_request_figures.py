@@ -6,6 +6,7 @@ import pytest
 from bundled_server import wait_until
 
 from yggdrasil.serving.figures import plain_ms
+from yggdrasil.serving.metrics import Meters
 
 
 def test_plain_decoding_costs_what_the_plan_measured_at_each_length():
@@ -36,3 +37,14 @@ def test_metrics_tell_of_the_line_the_caches_and_the_process(server):
     assert grown["yggdrasil_cached_prompt_tokens_total"] > 5
     assert grown['yggdrasil_answers_total{reason="length"}'] == 2
     assert after.get("process_resident_memory_bytes", 1) > 0
+
+
+def test_an_answer_given_up_before_its_first_token_took_no_time_to_it(alone):
+    meters, request = Meters(lambda: 0), alone.start("a prompt of some length " * 20)
+    next(iter(request))  # a part of the prompt was read
+    meters.note(request.result())
+    page = meters.page().decode()
+
+    assert 'answers_total{reason="cancelled"} 1.0' in page
+    assert "time_to_first_token_seconds_count 0.0" in page
+    assert "yggdrasil_prompt_tokens_total 0.0" in page

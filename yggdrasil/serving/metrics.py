@@ -51,11 +51,12 @@ class Meters:
         """An answer ended, whether whole or not."""
         metrics = result.metrics
         self.answers.labels(result.finish_reason).inc()
-        self.first.observe(metrics.ttft_ms / 1e3)
+        if result.tokens:  # else it was given up while its prompt was read
+            self.first.observe(metrics.ttft_ms / 1e3)
+            self._prompt.inc(result.prompt_tokens - metrics.reused_tokens)
         if metrics.iterations:
             self.per_token.observe(metrics.tpot_ms / 1e3)
             self.accepted_length.observe(metrics.aal)
-        self._prompt.inc(result.prompt_tokens - metrics.reused_tokens)
         self._cached.inc(metrics.reused_tokens)
         self._generated.inc(len(result.tokens))
         self._drafted.inc(metrics.proposed)
