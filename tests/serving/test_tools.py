@@ -137,6 +137,14 @@ def test_arguments_are_an_object_whatever_a_model_makes_of_them(tokenizer, writt
     assert turn["tool_calls"][0]["function"]["arguments"] == json.loads(told)
 
 
+def test_a_call_with_line_breaks_in_its_texts_is_one(tokenizer):
+    """As models write code; JSON has them escaped."""
+    text = '<tool_call>\n{"name": "f", "arguments": {"code": "a = 1\n\tb"}}\n</tool_call>'
+    (call,) = ToolFormat.of(tokenizer).parse(text, {"f"}).calls
+
+    assert json.loads(call.function.arguments) == {"code": "a = 1\n\tb"}
+
+
 def test_text_up_to_the_first_call_is_text(tokenizer):
     call = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
     found = ToolFormat.of(tokenizer).parse(f"The tag <tool_call> marks calls. {call}", {"f"})

@@ -183,10 +183,13 @@ class ToolFormat:
 
 
 def _json_at(text: str, start: int) -> tuple[Any, int]:
-    """The JSON value at ``start``, behind white space, and where it ends; None where there is none."""
+    """The JSON value at ``start``, behind white space, and where it ends; None where there is none.
+
+    Its texts may have line breaks and tabs as they are, as models write code.
+    """
     place = start + len(text[start:]) - len(text[start:].lstrip())
     try:
-        found, end = json.JSONDecoder().raw_decode(text, place)
+        found, end = json.JSONDecoder(strict=False).raw_decode(text, place)
     except (ValueError, RecursionError):
         return None, start
     return found, end
