@@ -46,9 +46,17 @@ def test_faults_of_a_body_are_few_however_many_of_its_items_are_wrong(kind, body
         (
             "/v1/chat/completions",
             {"messages": [TURN], "logit_bias": {"7": 0.5, "8": "a"}},
-            "the bias of 8 is no number",
+            "the bias of '8' is no number",
         ),
     ],
 )
 def test_the_first_of_them_is_told(server, path, body, said):
     assert said in server.post(path, 400, **body)["error"]["message"]
+
+
+def test_a_key_that_is_no_unicode_text_is_told(server):
+    body = rb'{"messages": [{"role": "user", "content": "a"}], "logit_bias": {"\ud800": "a"}}'
+    reply = server.client.post("/v1/chat/completions", content=body, headers={"Content-Type": "application/json"})
+
+    assert reply.status_code == 400
+    assert r"the bias of '\ud800' is no number" in reply.json()["error"]["message"]

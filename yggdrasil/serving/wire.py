@@ -61,7 +61,8 @@ def _numbers_alone(biases: Any) -> Any:
     """As ``Several``, which dictionaries have no word for."""
     for token, bias in biases.items() if isinstance(biases, dict) else ():
         if isinstance(bias, bool) or not isinstance(bias, int | float):
-            raise PydanticCustomError("no_number", "the bias of {token} is no number", {"token": token[:20]})
+            shown = repr(token[:20])  # with half of a surrogate pair the sentence could not be sent
+            raise PydanticCustomError("no_number", "the bias of {token} is no number", {"token": shown})
     return biases
 
 
