@@ -89,6 +89,19 @@ def test_prompts_are_counted_before_they_are_read(server, monkeypatch):
     assert "500 answers" in fault(server, 400, "/v1/completions", prompt=[[5]] * 500)["message"]
 
 
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ({"speculation": {"expansion": [2] * 20_000}}, "has 20000 levels; the shapes hold 3"),
+        ({"speculation": {"expansion": [10**4000] * 3}}, "speculation.expansion.0: Input should be less than"),
+        ({"n": 10**4299}, "n: Input should be less than"),
+    ],
+    ids=["levels", "children", "answers"],
+)
+def test_numbers_are_refused_before_they_are_multiplied(server, body, said):
+    assert said in fault(server, 400, "/v1/completions", prompt=["a"] * 10, **body)["message"]
+
+
 @pytest.mark.parametrize("prompt", [[-1], [[5], [-1]]])
 def test_a_token_that_cannot_be_is_said_to_be_none(server, prompt):
     assert "greater than or equal to 0" in fault(server, 400, "/v1/completions", prompt=prompt)["message"]

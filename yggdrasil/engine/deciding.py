@@ -186,11 +186,13 @@ class HostDecisions:
         return speculation.expansion or fitting_expansion(usual, self._assembly.shapes, width)
 
     def _shape_of(self, expansion: Sequence[int]) -> TreeShape:
+        shapes = self._assembly.shapes
+        if len(expansion) > shapes.max_depth:  # before they are multiplied: millions would fill the memory
+            raise YggdrasilError(f"the expansion has {len(expansion)} levels; the shapes hold {shapes.max_depth}")
         levels = list(accumulate(expansion, mul))
         needed = 1 + sum(levels)
-        shapes = self._assembly.shapes
         width = next((width for width in shapes.verify_widths if width >= needed), None)
-        if width is None or needed > shapes.num_nodes or len(expansion) > shapes.max_depth:
+        if width is None or needed > shapes.num_nodes:
             raise YggdrasilError(
                 f"the expansion {','.join(map(str, expansion))} gives {needed} nodes in {len(expansion)} levels; the "
                 f"shapes hold {min(shapes.verify_widths[-1], shapes.num_nodes)} nodes and {shapes.max_depth} levels"

@@ -12,6 +12,8 @@ Item = TypeVar("Item")
 # A list up to its first fault: a body may hold millions, and an error for each takes a minute and gigabytes.
 Several = Annotated[list[Item], Field(fail_fast=True)]
 Token = Annotated[int, Field(ge=0)]
+# Numbers of thousands of digits have products that cannot even be told.
+Count = Annotated[int, Field(ge=1, lt=2**31)]
 
 
 class Wire(BaseModel):
@@ -24,7 +26,7 @@ class SpeculationFields(Wire):
     """``yggdrasil.Speculation`` for one request; what is left out is as there."""
 
     rule: RuleName | None = None
-    expansion: Several[int] | None = None
+    expansion: Several[Count] | None = None
     typical_epsilon: float | None = None
     typical_delta: float | None = None
     relaxed_topk: int | None = None
@@ -82,7 +84,7 @@ class DecodingFields(Wire):
     bad_words: Several[str] | None = None
     min_new_tokens: int | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
-    n: Annotated[int, Field(ge=1)] | None = None
+    n: Count | None = None
     stop: str | Several[str] | None = None
     include_stop: bool | None = None
     ignore_eos: bool | None = None
