@@ -24,6 +24,23 @@ def test_every_form_of_prompt_is_the_same_prompt(server, alone):
     assert two[1]["text"] == alone.generate("class A", max_new_tokens=10).text
 
 
+def test_no_limit_may_be_said_by_minus_one(server):
+    """As clients of other servers say it."""
+    usual = server.post("/v1/completions", prompt=TEXT)["usage"]["completion_tokens"]
+    endless = server.post("/v1/completions", prompt=TEXT, max_tokens=-1, ignore_eos=True)
+    chat = {"messages": [{"role": "user", "content": "Hi"}], "temperature": 1.0, "seed": 3, "stop": ["e"]}
+
+    assert usual <= 16 < endless["usage"]["completion_tokens"]
+    assert endless["choices"][0]["finish_reason"] == "length"
+    told = [
+        server.post("/v1/chat/completions", **chat, **given)["choices"][0]["message"]["content"]
+        for given in ({}, {"top_k": -1}, {"max_tokens": -1}, {"max_completion_tokens": -1})
+    ]
+    assert told == told[:1] * 4
+    for given in ({"top_k": -2}, {"max_tokens": -2}, {"max_tokens": -1.5}):
+        assert next(iter(given)) in server.post("/v1/chat/completions", 400, **chat, **given)["error"]["message"]
+
+
 @pytest.mark.parametrize("tokens", [0, 1, 5])
 def test_an_echoed_prompt_has_the_log_probabilities_of_a_fresh_pass(server, alone, tokens):
     prompt = server.post("/tokenize", prompt=TEXT * 4)["tokens"]

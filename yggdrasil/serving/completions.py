@@ -20,7 +20,7 @@ from yggdrasil.serving.options import options_of
 from yggdrasil.serving.replies import Completion, CompletionChoice
 from yggdrasil.serving.service import Identity, Service, service_of
 from yggdrasil.serving.streams import STREAMED, EventStream, TextFrames
-from yggdrasil.serving.wire import CompletionRequest
+from yggdrasil.serving.wire import NO_LIMIT, CompletionRequest
 
 router = APIRouter()
 _USUAL_TOKENS = 16  # where max_tokens is left out, as OpenAI has it
@@ -56,6 +56,7 @@ class _Completion:
         if count > limits.answers:
             raise Fault(400, f"{count} answers are asked for; at most {limits.answers} are given", param="n")
         longest = _USUAL_TOKENS if body.max_tokens is None else body.max_tokens
+        longest = service.texts.limit if longest == NO_LIMIT else longest
         if longest == 0 and (not body.echo or body.stream):
             raise Fault(
                 400,

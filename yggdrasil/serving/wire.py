@@ -12,8 +12,16 @@ Item = TypeVar("Item")
 # A list up to its first fault: a body may hold millions, and an error for each takes a minute and gigabytes.
 Several = Annotated[list[Item], Field(fail_fast=True)]
 Token = Annotated[int, Field(ge=0)]
+NO_LIMIT = -1  # to clients of vLLM a top_k that is off, to those of llama.cpp and LM Studio an answer without an end
 # Numbers of thousands of digits have products that cannot even be told.
 Count = Annotated[int, Field(ge=1, lt=2**31)]
+
+
+def _without_limit(value: Any) -> Any:
+    return None if type(value) is int and value == NO_LIMIT else value
+
+
+Limit = BeforeValidator(_without_limit)  # None where it is said in that way that there is none
 
 
 class Wire(BaseModel):
@@ -74,7 +82,7 @@ class DecodingFields(Wire):
     model: str | None = None
     temperature: float | None = None
     top_p: float | None = None
-    top_k: int | None = None
+    top_k: Annotated[int | None, Limit] = None
     min_p: float | None = None
     typical_p: float | None = None
     repetition_penalty: float | None = None
@@ -182,8 +190,8 @@ class ChatRequest(DecodingFields):
     """``POST /v1/chat/completions``."""
 
     messages: Annotated[Several[ChatMessage], Field(min_length=1)]
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_tokens: Annotated[Annotated[int, Field(ge=1)] | None, Limit] = None
+    max_completion_tokens: Annotated[Annotated[int, Field(ge=1)] | None, Limit] = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     tools: Several[Tool] | None = None
@@ -195,7 +203,7 @@ class CompletionRequest(DecodingFields):
     """``POST /v1/completions``: a text, texts, tokens, or lists of tokens."""
 
     prompt: str | Several[str] | Several[Token] | Several[Several[Token]]
-    max_tokens: Annotated[int, Field(ge=0)] | None = None
+    max_tokens: Annotated[int, Field(ge=NO_LIMIT)] | None = None
     suffix: str | None = None
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
