@@ -22,7 +22,7 @@ from tiny_pair import SHAPES, chat_tokenizer, random_model
 from tokenizers import Tokenizer
 from tokenizers.models import BPE
 from torch.nn import functional
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig, LlamaForCausalLM
 
 from yggdrasil.calibration.own_text import Document, text_file
 from yggdrasil.calibration.pair import check_pair
@@ -33,7 +33,7 @@ from yggdrasil.drafters.heads.medusa import MedusaHeads, MedusaSettings
 from yggdrasil.drafters.heads.tensors import read_tensors
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.models.facts import load_tokenizer
-from yggdrasil.models.loading import load_model
+from yggdrasil.models.loading import load_model, prepare_model
 from yggdrasil.models.source import Source
 from yggdrasil.prompts import CHAT_PROMPTS, encode_chat, read_prompts
 from yggdrasil.training import training
@@ -203,6 +203,27 @@ def test_states_that_cannot_be_kept_or_read_are_read_of_the_target_again(target,
 
     monkeypatch.setattr("yggdrasil.training.features.load_file", forbid)
     assert torch.equal(Features(loaded, (0,), tmp_path).of("lot", windows)[0].states, expected.states)
+
+
+def test_states_of_a_target_that_bounds_its_scores_are_those_of_transformers(tmp_path):
+    """PyTorch's attention does not: transformers refuses Gemma 2 with it."""
+    config = Gemma2Config(
+        vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=8, attn_logit_softcapping=0.5,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    texts = [Window([5, 6, 7, 8, 9], 0, 3), Window([5, 6, 7], 0, 2)]
+    with torch.no_grad():
+        plain = [
+            model(torch.tensor([text.tokens]), output_hidden_states=True, use_cache=False).hidden_states
+            for text in texts
+        ]
+    loaded = prepare_model(model, "gemma2", num_threads=1, pack=False)
+
+    for item, expected in zip(Features(loaded, (0,), tmp_path).of("lot", texts), plain, strict=True):
+        torch.testing.assert_close(item.states, expected[1][0].bfloat16(), rtol=0.02, atol=0.02)
+        torch.testing.assert_close(item.last, expected[-1][0].bfloat16(), rtol=0.02, atol=0.02)
 
 
 def test_the_draft_vocabulary_is_the_most_frequent():

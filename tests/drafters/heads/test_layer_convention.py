@@ -4,11 +4,13 @@ import pytest
 import torch
 from head_files import eagle_config, published_tensors, write_head
 from tiny_pair import VOCAB_SIZE, make_pair
+from transformers import AutoModelForCausalLM, Gemma2Config
 
 from yggdrasil.drafters.heads import convention
 from yggdrasil.drafters.heads.files import open_head
 from yggdrasil.drafters.heads.loading import load_head
 from yggdrasil.errors import YggdrasilError
+from yggdrasil.models.loading import prepare_model
 
 WRITTEN = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 2, 4]}}  # outputs, unless the writer erred
 
@@ -74,6 +76,20 @@ def test_a_head_that_guesses_nothing_is_refused(pair, tmp_path):
 
     with pytest.raises(YggdrasilError, match=r"guesses 0% of its choices .* another target"):
         convention.settled(loaded, pair.target, "0" * 16)
+
+
+def test_a_target_that_bounds_its_scores_draws_its_text_too():
+    """PyTorch's attention does not: transformers refuses Gemma 2 with it."""
+    config = Gemma2Config(
+        vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=8,
+    )  # fmt: skip
+    loaded = prepare_model(AutoModelForCausalLM.from_config(config, dtype=torch.float32), "gemma2", num_threads=1)
+
+    tokens, choices, outputs = convention._own_text(loaded, {0, 1})
+
+    assert tokens.shape == choices.shape
+    assert [outputs[layer].shape for layer in (0, 1)] == [(*tokens.shape, 32)] * 2
 
 
 def reading(layers, agreement, likelihoods):
