@@ -22,7 +22,7 @@ from tiny_pair import SHAPES, chat_tokenizer, random_model
 from tokenizers import Tokenizer
 from tokenizers.models import BPE
 from torch.nn import functional
-from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, Gemma2Config, Gemma3TextConfig, LlamaConfig, LlamaForCausalLM
 
 from yggdrasil.calibration.own_text import Document, text_file
 from yggdrasil.calibration.pair import check_pair
@@ -38,17 +38,24 @@ from yggdrasil.models.source import Source
 from yggdrasil.prompts import CHAT_PROMPTS, encode_chat, read_prompts
 from yggdrasil.training import training
 from yggdrasil.training.draft_model import DraftModelRecipe
+from yggdrasil.training.eagle import EagleRecipe
 from yggdrasil.training.features import Features, Kept, shards, side_by_side
 from yggdrasil.training.medusa import MedusaRecipe
 from yggdrasil.training.objective import Teacher, hits_of, loss_of
 from yggdrasil.training.publish import publish
 from yggdrasil.training.run import _has_settled
 from yggdrasil.training.settings import SHOWN, TrainSettings
+from yggdrasil.training.start import settings_for, trained_head
 from yggdrasil.training.state import KeptTraining, Look, Training, _digest
 from yggdrasil.training.training import train
 from yggdrasil.training.unroll import StepOutput, unroll
 from yggdrasil.training.vocabulary import coverage, draft_vocabulary
 from yggdrasil.training.windows import Window, split, window_of
+
+TINY = {
+    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 8,
+}  # fmt: skip
 
 
 class Told:
@@ -207,11 +214,8 @@ def test_states_that_cannot_be_kept_or_read_are_read_of_the_target_again(target,
 
 def test_states_of_a_target_that_bounds_its_scores_are_those_of_transformers(tmp_path):
     """PyTorch's attention does not: transformers refuses Gemma 2 with it."""
-    config = Gemma2Config(
-        vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=8, attn_logit_softcapping=0.5,
-    )  # fmt: skip
     torch.manual_seed(0)
+    config = Gemma2Config(**TINY, attn_logit_softcapping=0.5)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     texts = [Window([5, 6, 7, 8, 9], 0, 3), Window([5, 6, 7], 0, 2)]
     with torch.no_grad():
@@ -314,6 +318,22 @@ def test_a_training_begins_as_another_head(written, tmp_path):
     train(replace(later, start=None), Told())
     assert progress_of(later).steps == 2
     assert "| began as | head; the mean " in (later.out / "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        LlamaConfig(**TINY, rope_scaling={"type": "linear", "factor": 2.0}),
+        Gemma3TextConfig(**TINY),
+    ],
+    ids=["rotary positions in an older form", "that differ by layer"],
+)
+def test_a_head_that_was_trained_for_a_target_fits_it(config, tmp_path):
+    loaded = prepare_model(AutoModelForCausalLM.from_config(config, dtype=torch.float32), "it", 1, pack=False)
+    recipe = EagleRecipe(loaded, torch.arange(40))
+    recipe.write(recipe.initial(), tmp_path)
+
+    assert trained_head(tmp_path, loaded).settings.rope == settings_for(loaded, 40).rope
 
 
 def test_another_process_that_writes_takes_no_time_of_a_training(written, seconds, monkeypatch):

@@ -3,6 +3,7 @@
 The first computes the last layer again from the state that it reads highest, and knows nothing of the next token yet.
 """
 
+from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from yggdrasil.drafters.heads.files import open_head
 from yggdrasil.drafters.heads.kinds import kind_of
 from yggdrasil.drafters.heads.layer import Norm
 from yggdrasil.drafters.heads.module import EagleHead
+from yggdrasil.drafters.heads.rotary import USUAL_THETA, rope_of
 from yggdrasil.drafters.heads.settings import ACTIVATIONS, HeadSettings
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.models.loaded import LoadedModel
@@ -28,12 +30,6 @@ def settings_for(loaded: LoadedModel, draft_vocab_size: int) -> HeadSettings:
     """A head as wide as the target, with its heads and rotary positions."""
     text = loaded.model.config.get_text_config()
     key_heads, head_size = loaded.outline.key_heads[-1]
-    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": 10000.0} | dict(
-        getattr(text, "rope_parameters", None) or {}
-    )
-    served = rope["rope_type"] in ("default", "linear", "llama3") and rope.get("partial_rotary_factor", 1.0) == 1.0
-    if not served:
-        rope = {"rope_type": "default", "rope_theta": float(rope.get("rope_theta", 10000.0))}
     activation = getattr(text, "hidden_act", None)
     return HeadSettings(
         hidden_size=loaded.hidden_size,
@@ -46,8 +42,16 @@ def settings_for(loaded: LoadedModel, draft_vocab_size: int) -> HeadSettings:
         vocab_size=loaded.vocab_size,
         draft_vocab_size=draft_vocab_size,
         target_hidden_size=loaded.hidden_size,
-        rope={name: value for name, value in rope.items() if name != "partial_rotary_factor"},
+        rope=_rope_for(getattr(text, "rope_parameters", None) or {}, head_size),
     )
+
+
+def _rope_for(target: Mapping[str, Any], head_size: int) -> dict[str, Any]:
+    """The target's rotary positions as they are read from a head's file; where a head has no such, plain ones."""
+    try:
+        return rope_of({"rope_parameters": target}, head_size)
+    except ValueError:
+        return {"rope_type": "default", "rope_theta": float(target.get("rope_theta") or USUAL_THETA)}
 
 
 def tables(model: PreTrainedModel, name: str) -> tuple[Tensor, Tensor]:

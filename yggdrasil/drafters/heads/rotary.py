@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_USUAL_THETA = 10000.0  # where nothing is said; the target's own is not inherited
+USUAL_THETA = 10000.0  # where nothing is said; the target's own is not inherited
 
 
 def rope_of(layer: Mapping[str, Any], head_size: int) -> dict[str, Any]:
@@ -16,7 +16,7 @@ def rope_of(layer: Mapping[str, Any], head_size: int) -> dict[str, Any]:
     found = dict(section_of(layer, name))
     kind = found.pop("type", None)
     found.setdefault("rope_type", kind or "default")
-    found.setdefault("rope_theta", layer.get("rope_theta") or _USUAL_THETA)
+    found.setdefault("rope_theta", layer.get("rope_theta") or USUAL_THETA)
     partial = found.pop("partial_rotary_factor", None) or 1.0
     if any(isinstance(value, Mapping) for value in found.values()):
         raise ValueError(f"{name} differs by layer type, and a head has one layer")
