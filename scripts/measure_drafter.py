@@ -52,7 +52,6 @@ from yggdrasil.training.features import Features, side_by_side
 from yggdrasil.training.kinds import recipe_for
 from yggdrasil.training.objective import Teacher, hits_of
 from yggdrasil.training.settings import SHOWN
-from yggdrasil.training.start import tables
 from yggdrasil.training.windows import Window
 from yggdrasil.tree.shape import TreeShape
 from yggdrasil.tree.step_costs import StepCosts
@@ -136,7 +135,7 @@ def agreement(
     loaded = load_model(target, torch.bfloat16, torch.device("cpu"), torch.get_num_threads(), pack=False)
     vocabulary = head.target_tokens(torch.arange(head.settings.draft_vocab_size))
     recipe = recipe_for("eagle3" if is_eagle else "medusa", loaded, Source.find(target), vocabulary)
-    teacher = Teacher(tables(loaded.model, loaded.name)[1][vocabulary].float(), vocabulary, loaded.vocab_size)
+    teacher = Teacher.of(loaded, vocabulary)
     parts = []
     windows = [Window([*prompt, *answer], 0, len(prompt)) for prompt, answer in documents]  # all that decoding reads
     for start in range(0, len(windows), _TOGETHER):

@@ -22,7 +22,15 @@ from tiny_pair import SHAPES, chat_tokenizer, random_model
 from tokenizers import Tokenizer
 from tokenizers.models import BPE
 from torch.nn import functional
-from transformers import AutoModelForCausalLM, Gemma2Config, Gemma3TextConfig, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma3TextConfig,
+    GraniteConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PhiConfig,
+)
 
 from yggdrasil.calibration.own_text import Document, text_file
 from yggdrasil.calibration.pair import check_pair
@@ -48,7 +56,7 @@ from yggdrasil.training.settings import SHOWN, TrainSettings
 from yggdrasil.training.start import settings_for, trained_head
 from yggdrasil.training.state import KeptTraining, Look, Training, _digest
 from yggdrasil.training.training import train
-from yggdrasil.training.unroll import StepOutput, unroll
+from yggdrasil.training.unroll import Batch, StepOutput, unroll
 from yggdrasil.training.vocabulary import coverage, draft_vocabulary
 from yggdrasil.training.windows import Window, split, window_of
 
@@ -228,6 +236,39 @@ def test_states_of_a_target_that_bounds_its_scores_are_those_of_transformers(tmp
     for item, expected in zip(Features(loaded, (0,), tmp_path).of("lot", texts), plain, strict=True):
         torch.testing.assert_close(item.states, expected[1][0].bfloat16(), rtol=0.02, atol=0.02)
         torch.testing.assert_close(item.last, expected[-1][0].bfloat16(), rtol=0.02, atol=0.02)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        LlamaConfig(**TINY),
+        GraniteConfig(**TINY, logits_scaling=8.0),
+        Gemma2Config(**TINY, final_logit_softcapping=2.0),
+        PhiConfig(**TINY, pad_token_id=0, bos_token_id=1, eos_token_id=2),
+    ],
+    ids=["plain", "scaled", "bounded", "with a bias"],
+)
+def test_the_law_that_is_learned_is_the_targets(config):
+    """Whatever its family does to logits; Medusa's heads begin with it, as far as they can."""
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    with torch.no_grad():
+        model.get_output_embeddings().weight.mul_(50)
+        for bias in [model.lm_head.bias] if model.lm_head.bias is not None else []:
+            bias.copy_(torch.randn_like(bias))
+    tokens, vocabulary = torch.tensor([[3, 9, 60, 1, 8]]), torch.arange(0, 64, 2)
+    with torch.no_grad():
+        plain = model(tokens, output_hidden_states=True, use_cache=False)
+    loaded, last = prepare_model(model, "it", num_threads=1, pack=False), plain.hidden_states[-1]
+    expected = plain.logits[0, :-1, vocabulary].softmax(-1)
+
+    laws = Teacher.of(loaded, vocabulary).laws(Batch(tokens, last, last, torch.arange(5)[None] < 4))
+    begun = MedusaRecipe(loaded, vocabulary).initial().of_head(0, last[0, :-1]).softmax(-1)
+
+    assert expected.std() > 0.01
+    torch.testing.assert_close(laws, expected)
+    if isinstance(config, LlamaConfig | GraniteConfig):
+        torch.testing.assert_close(begun, expected)
 
 
 def test_the_draft_vocabulary_is_the_most_frequent():

@@ -13,7 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from yggdrasil.models.facts import load_tokenizer
 from yggdrasil.models.loaded import LoadedModel
 from yggdrasil.models.source import Source
-from yggdrasil.training.start import tables
+from yggdrasil.training.target_head import target_head
 from yggdrasil.training.unroll import Batch, StepOutput
 
 _SHARE = 4  # of the target's width
@@ -33,7 +33,7 @@ class DraftModelRecipe:
     def __init__(self, loaded: LoadedModel, source: Source) -> None:
         self.vocabulary = torch.arange(loaded.vocab_size)
         self._source = source
-        self._rows = tables(loaded.model, loaded.name)[1]
+        self._rows = target_head(loaded).rows
         text = loaded.model.config.get_text_config()
         width = min(max(loaded.hidden_size // _SHARE // _LEAST * _LEAST, _LEAST), _MOST)
         self._config = LlamaConfig(

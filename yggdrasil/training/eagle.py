@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from yggdrasil.drafters.heads.module import EagleHead
 from yggdrasil.drafters.heads.settings import CONVENTION, HeadSettings
 from yggdrasil.models.loaded import LoadedModel
-from yggdrasil.training.start import initial_head, settings_for, tables
+from yggdrasil.training.start import initial_head, settings_for
+from yggdrasil.training.target_head import target_embedding
 from yggdrasil.training.unroll import Batch, StepOutput, unroll
 
 
@@ -27,7 +28,7 @@ class EagleRecipe:
         self._loaded, self.vocabulary = loaded, vocabulary
         self._settings = settings_for(loaded, len(vocabulary))
         self.layers = self._settings.readings(loaded.num_layers)[0]
-        self._embedding = tables(loaded.model, loaded.name)[0].float()
+        self._embedding = target_embedding(loaded).float()
 
     def initial(self) -> EagleHead:
         return initial_head(self._loaded, self._settings, self.vocabulary)

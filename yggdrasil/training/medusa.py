@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from yggdrasil.drafters.heads.medusa import MedusaHeads, MedusaSettings
 from yggdrasil.models.loaded import LoadedModel
-from yggdrasil.training.start import tables
+from yggdrasil.training.target_head import target_head
 from yggdrasil.training.unroll import Batch, StepOutput
 
 _NUM_HEADS = 5
@@ -30,7 +30,7 @@ class MedusaRecipe:
 
     def __init__(self, loaded: LoadedModel, vocabulary: Tensor) -> None:
         self.vocabulary = vocabulary
-        self._rows = tables(loaded.model, loaded.name)[1]
+        self._rows = target_head(loaded).rows
         self._settings = MedusaSettings(
             num_heads=_NUM_HEADS, num_layers=1, hidden_size=loaded.hidden_size, vocab_size=loaded.vocab_size,
             draft_vocab_size=len(vocabulary), is_shared=True, has_own_vocabulary=len(vocabulary) != loaded.vocab_size,

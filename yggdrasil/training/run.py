@@ -18,7 +18,7 @@ from yggdrasil.training.kinds import recipe_for
 from yggdrasil.training.objective import Teacher, hits_of, loss_of
 from yggdrasil.training.publish import publish
 from yggdrasil.training.settings import SHOWN, Teller, TrainSettings
-from yggdrasil.training.start import tables, trained_head
+from yggdrasil.training.start import trained_head
 from yggdrasil.training.state import KeptTraining, Look, Progress, Training
 from yggdrasil.training.unroll import Batch
 from yggdrasil.training.vocabulary import coverage, draft_vocabulary
@@ -54,7 +54,6 @@ class TrainingRun:
         teller: Teller,
     ) -> None:
         self._settings, self._teller, self._parts = settings, teller, parts
-        rows, work = tables(loaded.model, loaded.name)[1], settings.work
         size, begun = loaded.vocab_size, None
         vocabulary = torch.arange(size)
         if kept is not None:
@@ -65,7 +64,7 @@ class TrainingRun:
         elif settings.kind != "draft-model":
             vocabulary = draft_vocabulary(parts.trained, size)
         self._recipe = recipe = recipe_for(settings.kind, loaded, source, vocabulary)
-        states = followed(work / "states")
+        states = followed(settings.work / "states")
         if kept is None:
             shutil.rmtree(states, ignore_errors=True)
         self._features = Features(loaded, recipe.layers, states)
@@ -77,7 +76,7 @@ class TrainingRun:
             self._training.begin_as(begun)
             self._progress.began_as = settings.start.name
             self._progress.began_with = model_fingerprint(settings.start)
-        self._teacher = Teacher(rows[vocabulary].float(), vocabulary, loaded.vocab_size)
+        self._teacher = Teacher.of(loaded, vocabulary)
         self._batch_size = max(1, min(_BATCH, _MOST_LOGITS // len(vocabulary)))
         self._facts = {
             "target": Path(settings.target).name,

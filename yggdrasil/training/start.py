@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from yggdrasil.artifacts import shown
 from yggdrasil.drafters.heads.files import open_head
@@ -22,6 +21,7 @@ from yggdrasil.drafters.heads.settings import ACTIVATIONS, HeadSettings
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.models.loaded import LoadedModel
 from yggdrasil.models.traced import decoder_layers
+from yggdrasil.training.target_head import target_head
 
 _NORMS = {"hidden_norm": "input_layernorm", "post_attention_layernorm": "post_attention_layernorm"}
 
@@ -54,23 +54,6 @@ def _rope_for(target: Mapping[str, Any], head_size: int) -> dict[str, Any]:
         return {"rope_type": "default", "rope_theta": float(target.get("rope_theta") or USUAL_THETA)}
 
 
-def tables(model: PreTrainedModel, name: str) -> tuple[Tensor, Tensor]:
-    """The target's embedding and the rows of its head, [V, H] each.
-
-    Raises:
-        YggdrasilError: the target has them in another form.
-    """
-    modules: list[Any] = [model.get_input_embeddings(), model.get_output_embeddings()]
-    embedding, head = (getattr(module, "weight", None) for module in modules)
-    hidden = model.config.get_text_config().hidden_size
-    for table in (embedding, head):
-        if not isinstance(table, Tensor) or table.ndim != 2 or table.shape[1] != hidden:
-            raise YggdrasilError(f"{name} has no embedding as wide as its states, which a head needs; train no head")
-    assert isinstance(embedding, Tensor)
-    assert isinstance(head, Tensor)
-    return embedding.detach(), head.detach()
-
-
 @torch.no_grad()
 def initial_head(loaded: LoadedModel, settings: HeadSettings, vocabulary: Tensor) -> EagleHead:
     """A head to begin with, in float32; parts that the target has in another form begin at random."""
@@ -85,7 +68,7 @@ def initial_head(loaded: LoadedModel, settings: HeadSettings, vocabulary: Tensor
     layer: Any = decoder_layers(model)[-1]
     _copy_layer(head, layer, hidden)
     _copy_norm(head.norm, getattr(model.base_model, "norm", None), hidden)
-    head.lm_head.weight.copy_(tables(model, loaded.name)[1][vocabulary])
+    head.lm_head.weight.copy_(target_head(loaded).rows[vocabulary])
     if settings.has_own_vocabulary:
         head.d2t.copy_(vocabulary - torch.arange(len(vocabulary)))
     return head
