@@ -620,6 +620,19 @@ def test_the_loss_is_that_of_pytorch_with_its_gradients():
         torch.testing.assert_close(each, expected.grad)
 
 
+def test_a_batch_of_which_nothing_can_be_drafted_teaches_nothing():
+    batch = side_by_side(windows(2))
+    teacher = Teacher(torch.randn(4, 32), torch.arange(64, 68), 68)
+    reached = torch.ones(int(batch.learned.sum()), dtype=torch.bool)
+    logits = torch.randn(len(reached), 4, requires_grad=True)
+
+    loss = loss_of([StepOutput(logits, reached)], teacher, batch)
+    loss.backward()
+
+    assert loss == 0
+    assert not logits.grad.any()
+
+
 def test_a_draft_model_learns_the_targets_law():
     """Loss falls to the law's own entropy; logits are those behind every learned token's predecessor."""
     recipe = object.__new__(DraftModelRecipe)

@@ -75,18 +75,17 @@ class _CrossEntropy(torch.autograd.Function):
 
 
 def loss_of(steps: Iterable[StepOutput], teacher: Teacher, batch: Batch) -> Tensor:
-    """Cross entropy to the target's distribution over all draft ``steps``, of tokens that can be drafted."""
+    """Cross entropy to the target's distribution over all draft ``steps``, of tokens that can be drafted; 0 of none."""
     with torch.no_grad():
         laws, drafted = teacher.laws(batch), teacher.choices(batch) >= 0
     total, weights = torch.zeros(()), 0.0
     for step, (logits, reached) in enumerate(steps):
         counted = drafted[reached].float()
-        if counted.any():
-            weight = _STEP_WEIGHT**step
-            wanted = laws if reached.all() else laws[reached]
-            shares = counted * (weight / counted.sum())
-            total = total + _CrossEntropy.apply(logits, wanted, shares)  # type: ignore[no-untyped-call]
-            weights += weight
+        weight = _STEP_WEIGHT**step if counted.any() else 0.0
+        wanted = laws if reached.all() else laws[reached]
+        shares = counted * (weight / counted.sum().clamp(min=1.0))
+        total = total + _CrossEntropy.apply(logits, wanted, shares)  # type: ignore[no-untyped-call]
+        weights += weight
     return total / max(weights, 1.0)
 
 
