@@ -1,6 +1,7 @@
 """Small EAGLE-3 heads with random weights under published names, and a forward of the format apart from ours."""
 
 import json
+from types import MappingProxyType
 
 import torch
 from safetensors.torch import save_file
@@ -69,10 +70,12 @@ def eagle_config(vocab=64, drafted=40, **more):
     }  # fmt: skip
 
 
-def speculators_config(vocab=64, drafted=40, **more):
+def speculators_config(vocab=64, drafted=40, layer=MappingProxyType({}), **more):
     return {
         "speculators_model_type": "eagle3", "architectures": ["Eagle3Speculator"], "draft_vocab_size": drafted,
-        "transformer_layer_config": {**SIZES, "model_type": "llama", "vocab_size": vocab, "rope_theta": 5000.0},
+        "transformer_layer_config": {
+            **SIZES, "model_type": "llama", "vocab_size": vocab, "rope_theta": 5000.0, **layer,
+        },
         "norm_before_residual": False, "norm_before_fc": False, **more,
     }  # fmt: skip
 
@@ -87,6 +90,7 @@ class Reference:
             **{name: layer[name] for name in SIZES}, rope_parameters={"rope_type": "default", "rope_theta": theta}
         )
         self.switches, self.tensors, self.embedding, self.spelling = config, tensors, embedding, spelling
+        self.window = layer.get("sliding_window") if layer.get("layer_types") == ["sliding_attention"] else None
         self.rotary = LlamaRotaryEmbedding(self.config)
         self.mlp = LlamaMLP(self.config)
         for name in ("gate_proj", "up_proj", "down_proj"):
@@ -124,6 +128,9 @@ class Reference:
         )
         q, k = apply_rotary_pos_emb(q, k, *self.rotary(v, torch.as_tensor(positions)[None]))
         groups = config.num_attention_heads // config.num_key_value_heads
+        if self.window:
+            rows = torch.as_tensor(positions)
+            mask = mask & (rows[:, None] - rows[None, :] < self.window)
         scores = q @ repeat_kv(k, groups).transpose(-1, -2) / config.head_dim**0.5
         weights = scores.masked_fill(~mask, float("-inf")).softmax(-1)
         a = (weights @ repeat_kv(v, groups)).transpose(1, 2).flatten(-2)[0]

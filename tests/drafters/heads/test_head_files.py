@@ -137,6 +137,7 @@ def test_tensors_that_do_not_fit_are_named(tmp_path, name):
         ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": 3}}, "3, not a list of layers"),
         ({"layer_convention": "outside"}, "not one of inputs, outputs"),
         ({"norm_before_fc": True, "fc_norm": True}, "exclude"),
+        ({"layer_types": ["sliding_attention"]}, "lacks 'sliding_window'"),
         ({"vocab_size": "many"}, "vocab_size is 'many'"),
         ({"eagle_aux_hidden_state_layer_ids": [1, "a"]}, "not a list of layers"),
     ],
@@ -180,6 +181,13 @@ def test_rotary_positions_may_leave_out_what_they_do_not_change(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(eagle_config(rope_parameters=found)))
 
     assert read_settings(tmp_path).rope == {"rope_type": "default", "rope_theta": 5e5}
+
+
+def test_a_window_is_read_where_the_layer_is_said_to_have_one(tmp_path):
+    """Many files name their target's, and their writers give the head none."""
+    for types, window in ((["sliding_attention"], 512), (["full_attention"], 0), (None, 0)):
+        (tmp_path / "config.json").write_text(json.dumps(eagle_config(sliding_window=512, layer_types=types)))
+        assert read_settings(tmp_path).window == window
 
 
 def causal(query, key, value):

@@ -52,6 +52,7 @@ class HeadSettings:
     is_first: bool = False  # EAGLE-1 or 2, or MTP: reads and drafts what the target's own head reads
     fc_bias: bool | None = None  # of those; None where nothing is said
     normed_inputs: bool = False  # of those: embedding and feature are normed first
+    window: int = 0  # keys that a row attends to, its own included; 0: all before it
     layer_of: str = ""  # of an MTP module: the configuration of the target, whose layer it has
 
     @property
@@ -138,6 +139,7 @@ def settings_of(config: Mapping[str, Any], *, is_first: bool = False) -> HeadSet
         is_first=is_first,
         fc_bias=next((bool(config[name]) for name in _FC_BIAS if name in config), None),
         normed_inputs=bool(config.get("add_para_norm", False)),
+        window=_window(layer),
     )
     _check(settings, layer, config)
     return settings
@@ -179,6 +181,11 @@ def _count(config: Mapping[str, Any], name: str, default: int | None = None) -> 
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ValueError(f"{name} is {value!r}, not a number from 1 on")
     return value
+
+
+def _window(layer: Mapping[str, Any]) -> int:
+    """Of a layer that is said to have one: many files name a window, as their target's do, that no layer has."""
+    return _count(layer, "sliding_window") if "sliding_attention" in (layer.get("layer_types") or ()) else 0
 
 
 def _layers(config: Mapping[str, Any]) -> tuple[tuple[int, ...] | None, Convention, bool]:

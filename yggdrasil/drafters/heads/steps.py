@@ -82,12 +82,13 @@ class _Pass(torch.nn.Module):
         return head.logits(outputs), head.fed_back(outputs)
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        head: Any = self.module.head
         mask = self._place.mask
         if query.shape[-2] < key.shape[-2]:  # those of the rows that are wanted
             mask = mask[self._rows]
         output: Tensor = torch.ops.yggdrasil.tree_attention(
             query[None], key[None], value[None], self._caches[0], self._caches[1], self._place.offsets,
-            mask, query.shape[-1] ** -0.5, 0, 0.0, self._num_threads,
+            mask, query.shape[-1] ** -0.5, head.settings.window, 0.0, self._num_threads,
         )  # fmt: skip
         return output[0]
 
