@@ -44,6 +44,8 @@ def published_tensors(config, *, spelling="midlayer.", seed=0):
     }
     if config.get("norm_before_fc"):
         shapes["input_norm.weight"] = (3 * target,)
+    if layer["model_type"] == "qwen3":
+        shapes |= {f"{spelling}self_attn.{name}_norm.weight": (size,) for name in ("q", "k")}
     if config.get("fc_norm"):
         shapes |= {f"fc_norm.{i}.weight": (target,) for i in range(3)}
     generator = torch.Generator().manual_seed(seed)
@@ -126,6 +128,8 @@ class Reference:
         q, k, v = (
             (both @ self._of(f"self_attn.{name}_proj").T).view(shape).transpose(1, 2) for name in ("q", "k", "v")
         )
+        if f"{self.spelling}self_attn.q_norm.weight" in self.tensors:
+            q, k = (self.norm(self._of(f"self_attn.{name}_norm"), each) for name, each in (("q", q), ("k", k)))
         q, k = apply_rotary_pos_emb(q, k, *self.rotary(v, torch.as_tensor(positions)[None]))
         groups = config.num_attention_heads // config.num_key_value_heads
         if self.window:

@@ -37,11 +37,11 @@ from yggdrasil.tree.stakes import NO_STAKES
 PROMPT = TEXT[:21]
 COUNT = 24
 TREE = FixedPolicy(TreeShape(4, 3, 8))
-WINDOW = {"layer_types": ["sliding_attention"], "sliding_window": 7}
+LAYER = {"model_type": "qwen3", "layer_types": ["sliding_attention"], "sliding_window": 7}
 CONFIGS = {
     "eagle": (eagle_config(VOCAB_SIZE), "midlayer."),
     "speculators": (
-        speculators_config(VOCAB_SIZE, layer=WINDOW, norm_before_residual=True, norm_output=True), "layers.0.",
+        speculators_config(VOCAB_SIZE, layer=LAYER, norm_before_residual=True, norm_output=True), "layers.0.",
     ),
 }  # fmt: skip
 

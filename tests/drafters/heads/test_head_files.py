@@ -22,6 +22,7 @@ CASES = {
     "eagle, whole vocabulary": (eagle_config(drafted=64), "midlayer."),
     "eagle, another rotary base": (eagle_config(rope_theta=5e5), "midlayer."),
     "speculators": (speculators_config(), "layers.0."),
+    "normed queries and keys": (speculators_config(layer={"model_type": "qwen3"}), "layers.0."),
     "norm before residual": (speculators_config(norm_before_residual=True), "layers.0."),
     "norm before fc": (speculators_config(norm_before_fc=True), "layers.0."),
     "a norm a state": (speculators_config(fc_norm=True, norm_output=True), "layers.0."),
@@ -91,6 +92,10 @@ FAULTS = {
     "misshapen": (
         lambda t: t.update({"fc.weight": torch.zeros(32, 64)}),
         r"misshapen fc.weight \(\[32, 64\], not \[32, 96\]\)",
+    ),
+    "one norm of heads": (
+        lambda t: t.update({"midlayer.self_attn.q_norm.weight": torch.ones(8)}),
+        "lacks midlayer.self_attn.k_norm.weight",
     ),
     "no table": (lambda t: t.pop("d2t"), "lacks d2t"),
     "a table of fractions": (lambda t: t.update({"d2t": t["d2t"] + 0.5}), "d2t holds other things than tokens"),

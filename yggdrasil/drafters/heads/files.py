@@ -24,6 +24,7 @@ EMBEDDING = "embed_tokens.weight"
 _OUTPUT = "lm_head.weight"
 # What files hold beyond the head: copies of the target's, and tables that are computed.
 _IGNORED = ("verifier_lm_head.weight", "verifier_norm.weight", "rotary_emb.inv_freq")
+_HEAD_NORM = ".self_attn.q_norm.weight"  # which configurations say by the layer's family alone, or not
 _WAY_BACK = "t2d"  # which of the target's tokens can be drafted: what d2t says too
 # Our name of a beginning, by that of other writers.
 _SPELLINGS = {"layers.0.": "midlayer."}
@@ -42,6 +43,8 @@ def open_head(folder: Path, dtype: torch.dtype) -> tuple[EagleHead | FirstEagleH
     drafted = tensors.pop(_WAY_BACK, None)
     if is_first and settings.fc_bias is None:
         settings = replace(settings, fc_bias="fc.bias" in tensors)
+    if any(name.endswith(_HEAD_NORM) for name in tensors):
+        settings = replace(settings, head_norms=True)
     head = _empty(settings, brings_output=_OUTPUT in tensors)
     expected = {name: tuple(tensor.shape) for name, tensor in head.state_dict().items()}
     if EMBEDDING in tensors:

@@ -50,7 +50,9 @@ class Attention(nn.Module):
         self.k_proj = nn.Linear(inputs, settings.key_heads * size, bias=bias)
         self.v_proj = nn.Linear(inputs, settings.key_heads * size, bias=bias)
         self.o_proj = nn.Linear(settings.query_heads * size, settings.hidden_size, bias=settings.attention_bias)
-        self.size = size
+        if settings.head_norms:
+            self.q_norm, self.k_norm = Norm(size, settings.norm_eps), Norm(size, settings.norm_eps)
+        self.size, self._norms_heads = size, settings.head_norms
 
     def forward(self, x: Tensor, turn: tuple[Tensor, Tensor], attend: Attend, rows: Tensor | None = None) -> Tensor:
         """Outputs of ``rows`` [R] int64, all where None; the others are only attended to."""
@@ -61,6 +63,8 @@ class Attention(nn.Module):
             projection(given).unflatten(-1, (-1, self.size)).transpose(-3, -2)
             for projection, given in ((self.q_proj, asking), (self.k_proj, x), (self.v_proj, x))
         )
+        if self._norms_heads:
+            query, key = self.q_norm(query), self.k_norm(key)
         output: Tensor = self.o_proj(attend(turned(query, its_turn), turned(key, turn), value).flatten(-2))
         return output
 

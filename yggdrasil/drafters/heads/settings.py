@@ -52,6 +52,7 @@ class HeadSettings:
     is_first: bool = False  # EAGLE-1 or 2, or MTP: reads and drafts what the target's own head reads
     fc_bias: bool | None = None  # of those; None where nothing is said
     normed_inputs: bool = False  # of those: embedding and feature are normed first
+    head_norms: bool = False  # queries and keys are normed, each head by itself, as Qwen3's
     window: int = 0  # keys that a row attends to, its own included; 0: all before it
     layer_of: str = ""  # of an MTP module: the configuration of the target, whose layer it has
 

@@ -73,7 +73,7 @@ def _widened_from(target: Path) -> ModelShape:
 def _is_plain(settings: HeadSettings, config: dict[str, Any]) -> bool:
     has_more = (
         settings.attention_bias, settings.mlp_bias, settings.qkv_bias, settings.norm_before_residual,
-        settings.norm_before_fc, settings.fc_norm, settings.norm_output, settings.window,
+        settings.norm_before_fc, settings.fc_norm, settings.norm_output, settings.window, settings.head_norms,
     )  # fmt: skip
     return "hidden_size" in config and settings.target_hidden_size == settings.hidden_size and not any(has_more)
 
