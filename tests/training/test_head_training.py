@@ -201,6 +201,16 @@ def test_states_of_shorter_ends_of_prompts_are_not_taken_for_those_of_longer_one
         assert features.has("lot", windows)
 
 
+def test_states_of_a_lot_that_grows_take_the_place_of_those_before(target, tmp_path):
+    """Every run whose target wrote more would leave a gigabyte behind."""
+    loaded = load_model(str(target), torch.float32, torch.device("cpu"), 1, pack=False)
+    features = Features(loaded, (0,), tmp_path)
+    for name, number in (("lot-1", 1), ("lot-10", 1), ("lot-1", 2)):
+        features.of(name, [Window([5, 6, 7, 8, 9 + i], 0, 3) for i in range(number)])
+
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["lot-1-2-10.safetensors", "lot-10-1-5.safetensors"]
+
+
 def test_states_that_cannot_be_kept_or_read_are_read_of_the_target_again(target, tmp_path, monkeypatch):
     loaded = load_model(str(target), torch.float32, torch.device("cpu"), 1, pack=False)
     windows = [Window([5, 6, 7, 8, 9], 0, 3)]

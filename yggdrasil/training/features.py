@@ -66,16 +66,18 @@ class Features:
         if kept is None:
             kept = self._read(windows)
             with suppress(OSError, ArtifactError):  # the target reads them again
-                self._keep(kept, file)
+                self._keep(kept, name, file)
         ends = [0, *torch.tensor([window.length for window in windows]).cumsum(0).tolist()]
         return [
             Kept(kept["tokens"][begin:end], kept["states"][begin:end], kept["last"][begin:end], window.answer)
             for window, (begin, end) in zip(windows, pairwise(ends), strict=True)
         ]
 
-    def _keep(self, read: dict[str, Tensor], file: Path) -> None:
-        """Write what was read, where there is room."""
+    def _keep(self, read: dict[str, Tensor], name: str, file: Path) -> None:
+        """Write what was read, where there is room, in the place of what was kept when there were fewer windows."""
         self._folder.mkdir(parents=True, exist_ok=True)
+        for older in self._folder.glob(f"{name}-*"):
+            older.unlink()
         if sum(tensor.nbytes for tensor in read.values()) < _LEAST_FREE * shutil.disk_usage(self._folder).free:
             write_atomic(file, save(read))
 
