@@ -52,6 +52,7 @@ from yggdrasil.training.features import Features, side_by_side
 from yggdrasil.training.kinds import recipe_for
 from yggdrasil.training.objective import Teacher, hits_of
 from yggdrasil.training.settings import SHOWN
+from yggdrasil.training.unroll import unroll
 from yggdrasil.training.windows import Window
 from yggdrasil.tree.shape import TreeShape
 from yggdrasil.tree.step_costs import StepCosts
@@ -130,7 +131,7 @@ def agreement(
 ) -> dict[str, list[float]]:
     """Of each draft step, how often the target's choice is the head's first guess, and how often among four."""
     is_eagle = kind_of(folder) == "eagle3"
-    head = open_head(folder, torch.float32)[0] if is_eagle else open_medusa(folder, torch.float32)
+    head, own = open_head(folder, torch.float32) if is_eagle else (open_medusa(folder, torch.float32), None)
     assert isinstance(head, EagleHead | MedusaHeads)
     loaded = load_model(target, torch.bfloat16, torch.device("cpu"), torch.get_num_threads(), pack=False)
     vocabulary = head.target_tokens(torch.arange(head.settings.draft_vocab_size))
@@ -142,7 +143,11 @@ def agreement(
         with tempfile.TemporaryDirectory() as scratch:
             features = Features(loaded, layers if is_eagle else recipe.layers, Path(scratch))
             batch = side_by_side(features.of("answers", windows[start : start + _TOGETHER]))
-            parts.append(hits_of(recipe.steps(head, batch, SHOWN), teacher, batch))  # of as many steps as it has
+            if own is not None and isinstance(head, EagleHead):  # it brings the embedding that it learned with
+                steps = unroll(head, own, batch, SHOWN)
+            else:
+                steps = recipe.steps(head, batch, SHOWN)  # as many as it has
+            parts.append(hits_of(steps, teacher, batch))
     hits = torch.stack(parts).sum(0)
     return {
         "agreement": (hits[:, 0] / hits[:, 2]).tolist(),

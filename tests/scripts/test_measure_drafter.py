@@ -10,6 +10,7 @@ import pytest
 import torch
 from head_files import eagle_config, published_tensors, write_head
 from other_heads import medusa_logits, medusa_shapes, random_tensors, write_medusa
+from safetensors.torch import load_file
 from tiny_pair import TEXT, VOCAB_SIZE, make_pair
 
 from yggdrasil.calibration.own_text import Document
@@ -95,6 +96,23 @@ def test_agreement_is_how_often_the_first_guess_is_the_answer(script, pair, docu
         hits = (of_width.accepted_length(width, 1, 1 + width) > 0).sum()
         assert hits > 4
         assert hits <= round(share[0] * places) <= hits + untold
+
+
+def test_agreement_of_a_head_that_brings_its_embedding_is_by_that_one(
+    script, pair, documents, folder, tmp_path, monkeypatch
+):
+    """Here the target's, and the target has lost it."""
+    pair.plain_target.save_pretrained(tmp_path / "target")
+    layers = load_head(folder, pair.target, 1).layers
+    expected = script.agreement(str(tmp_path / "target"), folder, layers, documents)
+    own = pair.plain_target.get_input_embeddings().weight.detach().bfloat16().float()
+    config = json.loads((folder / "config.json").read_text())
+    brings = write_head(
+        tmp_path / "head", config, load_file(folder / "model.safetensors") | {"embed_tokens.weight": own}
+    )
+    monkeypatch.setattr("yggdrasil.training.eagle.target_embedding", lambda _: torch.zeros_like(own))
+
+    assert script.agreement(str(tmp_path / "target"), brings, layers, documents) == expected
 
 
 @torch.inference_mode()
