@@ -154,6 +154,20 @@ def test_vllms_heads_draft_some_tokens_through_one_output_layer(tmp_path, keeps_
     assert torch.equal(heads.target_tokens(torch.arange(4)), drafted)
 
 
+@pytest.mark.parametrize("spelling", ["a layer of its own", "a copy for every head"])
+def test_one_output_layer_of_vllms_heads_may_be_kept_as_vllm_reads_it(tmp_path, spelling):
+    tensors = random_tensors(vllm_medusa_shapes(HIDDEN, 64, is_shared=spelling == "a layer of its own"))
+    output = tensors["lm_heads.0.weight"]
+    if spelling == "a layer of its own":
+        tensors["lm_head.weight"] = tensors.pop("lm_heads.0.weight")
+    config = {"model_type": "medusa", "original_lm_head": True, "vocab_size": 64, "truncated_vocab_size": 64}
+    heads = open_medusa(write_head(tmp_path, config, tensors), torch.float32)
+    state = torch.randn(HIDDEN)
+
+    block = state + functional.silu(tensors["blocks.2.layers.0.weight"] @ state)
+    torch.testing.assert_close(heads(state)[2], output @ block)
+
+
 FIRST_FAULTS = {
     "missing": (lambda t: t.pop("layers.0.mlp.up_proj.weight"), "lacks layers.0.mlp.up_proj.weight"),
     "extra": (lambda t: t.update({"norm.weight": torch.zeros(32)}), "beyond what a head has, norm.weight"),

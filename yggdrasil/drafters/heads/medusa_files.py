@@ -42,6 +42,10 @@ def open_medusa(folder: Path, dtype: torch.dtype) -> MedusaHeads:
             if name.startswith("lm_heads.") and len(tensor) == settings.vocab_size > len(table):
                 tensors[name] = tensor[table]
         tensors["d2t"] = table - torch.arange(len(table))
+    if settings.is_shared:  # vLLM reads the first, and some files keep the other heads' copies
+        tensors = {
+            name: each for name, each in tensors.items() if not name.startswith("lm_heads.") or name == _FIRST_OUTPUT
+        }
     with torch.device("meta"):
         heads = MedusaHeads(settings)
     refuse_others(folder, tensors, {name: tuple(tensor.shape) for name, tensor in heads.state_dict().items()})
@@ -57,7 +61,7 @@ def _renamed(name: str) -> str:
         return f"blocks.{found[1]}.layers.{found[2]}.{found[3]}"
     if found := _OWN_OUTPUT.fullmatch(name):
         return f"lm_heads.{found[1]}.weight"
-    return name
+    return _FIRST_OUTPUT if name == "lm_head.weight" else name
 
 
 def _settings(folder: Path, tensors: dict[str, Tensor], table: Tensor | None) -> MedusaSettings:
