@@ -320,6 +320,23 @@ def test_another_architecture_is_named(tmp_path):
         load_model(tmp_path / "model.gguf", torch.float32, CPU, 1)
 
 
+@pytest.mark.parametrize("has_model", [True, False])
+def test_a_part_of_a_split_model_says_how_to_join_it(tmp_path, has_model):
+    """The first part describes the model; the others hold tensors alone."""
+    writer = gguf.GGUFWriter(tmp_path / "model.gguf", "llama")
+    writer.add_uint16("split.count", 3)
+    if not has_model:
+        del writer.kv_data[0]["general.architecture"]
+    writer.add_tensor("token_embd.weight", np.zeros((4, 4), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+    with pytest.raises(YggdrasilError, match=r"model\.gguf is one of the 3 parts of a model; join them with"):
+        load_model(tmp_path / "model.gguf", torch.float32, CPU, 1)
+
+
 def test_a_folder_with_a_gguf_file_alone_points_to_it(tmp_path):
     write_gguf(tmp_path / "model.gguf", tiny_model("llama"))
 

@@ -105,6 +105,7 @@ class _Reader:
         if version not in _VERSIONS:
             raise ArtifactError(f"{shown(self._path)} is GGUF version {version}; versions 2 and 3 are read.")
         facts = {self._string(): self._value(*self._take("I")) for _ in range(self._count(num_facts))}
+        self._refuse_part(facts.get("split.count"))
         if not isinstance(facts.get("general.architecture"), str):
             raise ValueError("no general.architecture")
         entries = [self._tensor() for _ in range(self._count(num_tensors))]
@@ -116,6 +117,14 @@ class _Reader:
         if len(tensors) != num_tensors:
             raise ValueError("two tensors of one name")
         return GgufHeader(self._path, facts, tensors, start)
+
+    def _refuse_part(self, count: Any) -> None:
+        """A part of a model that was split says nothing of the others, and all but the first nothing of the model."""
+        if isinstance(count, int) and count > 1:
+            raise ArtifactError(
+                f"{shown(self._path)} is one of the {count} parts of a model; join them with llama.cpp's "
+                "`llama-gguf-split --merge FIRST_PART WHOLE_FILE` and give the whole file."
+            )
 
     def _take(self, layout: str) -> tuple[Any, ...]:
         values = struct.unpack_from(f"<{layout}", self._data, self._at)
