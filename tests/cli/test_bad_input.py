@@ -206,3 +206,13 @@ def test_weights_that_cannot_be_made_say_where_they_come_from(run, prompts, monk
         run(*calibration(prompts, drafter="text", drafter_weights="q8_0")), "--drafter-weights", "draft model"
     )
     assert_one_sentence(run(*calibration(prompts, weights="q3")), "--weights q3 is none of auto, full, file")
+
+
+@pytest.mark.parametrize(
+    ("widths", "fault"),
+    [(("--verify-widths", "4,2"), "verify_widths must be ascending"), (("--draft-widths", "16"), "candidates (8)")],
+)
+def test_widths_that_cannot_be_timed_are_named(run, widths, fault):
+    plan = next((PACKAGE.parent / "plans/tiny").glob("*.yaml"))
+
+    assert_one_sentence(run("profile", "--plan", plan, "--force-machine", *widths), widths[0], fault)

@@ -105,11 +105,14 @@ def _pair(
     machine = current_machine()
     loaded = Plan.load(resolve_plan(plan, machine, force=force_machine))
     check_plan(loaded, machine, force_machine=force_machine)
-    shapes = replace(
-        loaded.shapes,
-        verify_widths=parse_widths(verify_widths) if verify_widths else loaded.shapes.verify_widths,
-        draft_widths=parse_widths(draft_widths) if draft_widths else loaded.shapes.draft_widths,
-    )
+    try:
+        shapes = replace(
+            loaded.shapes,
+            verify_widths=parse_widths(verify_widths) if verify_widths else loaded.shapes.verify_widths,
+            draft_widths=parse_widths(draft_widths) if draft_widths else loaded.shapes.draft_widths,
+        )
+    except ValueError as error:
+        raise YggdrasilError(f"--verify-widths or --draft-widths cannot be timed for this plan: {error}") from error
     arithmetic = dtype or loaded.dtype
     kept = loaded.weights_in(arithmetic)
     return replace(PairSource.of_plan(loaded), dtype=arithmetic, weights=kept, shapes=shapes)
