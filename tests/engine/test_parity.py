@@ -14,6 +14,7 @@ from yggdrasil.bench.divergence import Divergence, first_divergence, replay
 from yggdrasil.engine.decoder import Decoder
 from yggdrasil.engine.parity import ProbeText, measure_parity
 from yggdrasil.engine.policy import FixedPolicy
+from yggdrasil.errors import YggdrasilError
 from yggdrasil.models.loading import prepare_model
 from yggdrasil.models.parity import ParityReport, read_tolerance
 from yggdrasil.tree.shape import TreeShape
@@ -42,6 +43,16 @@ def uneven() -> Decoder:
     for layer in target.model.layers:
         layer.mlp.down_proj = WidthBound(layer.mlp.down_proj)
     return pair._replace(target=prepare_model(target, "uneven", 1)).decoder(EGT)
+
+
+def test_more_tokens_than_the_context_holds_are_refused():
+    """A pass behind its end is a fault of an operator, or of memory."""
+    decoder = make_pair().decoder(EGT)
+    room = decoder.assembly.engine.max_length - len(TEXTS[1].tokens)
+
+    measure_parity(decoder.assembly, TEXTS[1:], room)
+    with pytest.raises(YggdrasilError, match=rf"^--max-new-tokens {room + 1} does not fit behind a prompt of 9 tokens"):
+        measure_parity(decoder.assembly, TEXTS[1:], room + 1)
 
 
 def test_row_invariant_kernels_have_tolerance_zero():

@@ -9,6 +9,7 @@ from torch import Tensor
 from yggdrasil.engine.build import Assembly
 from yggdrasil.engine.logit_target import LogitTarget
 from yggdrasil.engine.target import TargetModel
+from yggdrasil.errors import YggdrasilError
 from yggdrasil.models.kernels import is_native
 from yggdrasil.models.parity import (
     LayerDivergence,
@@ -50,8 +51,17 @@ def measure_parity(
     """Compare every compiled width with width-1 decoding on ``num_tokens`` greedy tokens after each text.
 
     Wide passes go on from their own keys and values, as decoding does, so what drifts is in the figures too.
+
+    Raises:
+        YggdrasilError: a text and its tokens reach beyond the context; nothing is measured then.
     """
     engine = assembly.engine
+    longest = max(len(text.tokens) for text in texts)
+    if longest + num_tokens > engine.max_length:
+        raise YggdrasilError(
+            f"--max-new-tokens {num_tokens} does not fit behind a prompt of {longest} tokens in the context of "
+            f"{engine.max_length}; give less, or keep less of prompts with --max-prompt-tokens"
+        )
     widths = [width for width in assembly.shapes.verify_widths if width > 1]
     logits = assembly.logit_target  # refused where steps are captured
     assert isinstance(engine.target, TargetModel)
