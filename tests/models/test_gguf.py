@@ -74,7 +74,8 @@ def write_gguf(path, model, family="llama", kind=Kind.F32, *, tokens=True, facts
     writer.add_float32(f"{family}.attention.layer_norm_rms_epsilon", config.rms_norm_eps)
     writer.add_float32(f"{family}.rope.freq_base", config.rope_parameters["rope_theta"])
     for name, value in (facts or {}).items():
-        (writer.add_string if isinstance(value, str) else writer.add_float32)(name, value)
+        writer.kv_data[0].pop(name, None)
+        {str: writer.add_string, int: writer.add_uint32, float: writer.add_float32}[type(value)](name, value)
     if tokens:
         add_tokenizer(writer)
     table = gguf.get_tensor_name_map(getattr(gguf.MODEL_ARCH, NAMES[family]), config.num_hidden_layers)
@@ -144,6 +145,27 @@ def test_a_tied_model_and_one_with_llama3_positions(tmp_path):
     file = write_gguf(tmp_path / "model.gguf", stretched, more={"rope_freqs.weight": factors})
 
     torch.testing.assert_close(own_logits(file), logits(stretched), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["rope.scaling.factor", "rope.scale_linear"])
+def test_positions_are_stretched_evenly_where_no_rule_is_named(tmp_path, name):
+    """As llama.cpp does, which also knows the factor by an older name."""
+    scaling = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
+    stretched = tiny_model("llama", rope_parameters=scaling)
+    file = write_gguf(tmp_path / "model.gguf", stretched, facts={f"llama.{name}": 4.0})
+
+    torch.testing.assert_close(own_logits(file), logits(stretched), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("family", ["phi3", "qwen2"])
+def test_heads_that_are_turned_in_part_are_refused(tmp_path, family):
+    """Where the file does not say how wide a head is: 16 channels, of which the model turns 8."""
+    model = tiny_model(family)
+    assert not getattr(model.config, "head_dim", None)
+    file = write_gguf(tmp_path / "model.gguf", model, family, facts={f"{family}.rope.dimension_count": 8})
+
+    with pytest.raises(YggdrasilError, match=r"by a rule \(of 8 of 16 channels\) that is not read from GGUF"):
+        load_config(file)
 
 
 @pytest.mark.parametrize("kind", [Kind.Q4_1, Kind.Q8_0, Kind.F16, Kind.BF16])
@@ -296,6 +318,8 @@ def test_a_damaged_header_is_one_sentence_or_harmless(tmp_path):
         ({"leave_out": ["blk.1.ffn_up.weight"]}, r"lacks blk\.1\.ffn_up\.weight"),
         ({"leave_out": ["token_embd.weight"]}, r"lacks the tensor token_embd\.weight"),
         ({"more": {"blk.0.extra.weight": np.zeros((2, 2), np.float32)}}, r"holds blk\.0\.extra\.weight, unknown"),
+        ({"facts": {"llama.rope.freq_base": "10000"}}, r"its rope\.freq_base is '10000', which is no positive number"),
+        ({"facts": {"llama.rope.scaling.factor": float("nan")}}, r"its rope\.scaling\.factor is nan, which is no"),
         ({"facts": {"llama.rope.scaling.type": "yarn"}}, r"stretches rotary positions by a rule \(yarn\)"),
         ({"more": {"rope_freqs.weight": np.array([1, 5, 2], np.float32)}}, r"by a rule \(of its own\)"),
     ],

@@ -5,6 +5,7 @@ times and builds its table of names once a module: 30 s for 135M parameters wher
 """
 
 from collections.abc import Iterator
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -86,11 +87,13 @@ def read_config(header: GgufHeader) -> PretrainedConfig:
 
 def _rope_scaling(header: GgufHeader) -> dict[str, Any]:
     """What the rotary positions of the file's architecture are stretched by, in the words of transformers."""
-    kind = header.fact("rope.scaling.type", "none")
-    theta = header.fact("rope.freq_base", 10000.0)
-    turned, width = header.fact("rope.dimension_count"), header.fact("attention.key_length")
+    theta = _number(header, "rope.freq_base", 10000.0)
+    factor = _number(header, "rope.scaling.factor", _number(header, "rope.scale_linear", 1.0))  # the older name
+    # As llama.cpp has it, which stretches evenly unless told otherwise.
+    kind = header.fact("rope.scaling.type", "none" if factor == 1.0 else "linear")
+    turned, width = header.fact("rope.dimension_count"), _head_width(header)
     if turned is not None and width is not None and turned != width:
-        kind = f"of {turned} of {width} channels"
+        raise _unread_rotation(header, f"of {turned} of {width} channels")
     if _ROPE_FACTORS in header.tensors:
         factors = _values(header, header.tensors[_ROPE_FACTORS])
         scaling = {"rope_type": "llama3", "rope_theta": theta, "factor": float(factors.max()), **_LLAMA3_ROPE}
@@ -98,14 +101,34 @@ def _rope_scaling(header: GgufHeader) -> dict[str, Any]:
             return {"rope_parameters": scaling}
         kind = "of its own"
     if kind == "linear":
-        scaling = {"rope_type": "linear", "rope_theta": theta, "factor": header.fact("rope.scaling.factor", 1.0)}
-        return {"rope_parameters": scaling}
+        return {"rope_parameters": {"rope_type": "linear", "rope_theta": theta, "factor": factor}}
     if kind != "none" or "rope_factors_long.weight" in header.tensors:
-        raise YggdrasilError(
-            f"{shown(header.path)} stretches rotary positions by a rule ({kind if kind != 'none' else 'longrope'}) "
-            "that is not read from GGUF; give the checkpoint folder instead"
-        )
+        raise _unread_rotation(header, kind if kind != "none" else "longrope")
     return {}
+
+
+def _unread_rotation(header: GgufHeader, rule: object) -> YggdrasilError:
+    return YggdrasilError(
+        f"{shown(header.path)} stretches rotary positions by a rule ({rule}) that is not read from GGUF; give the "
+        "checkpoint folder instead"
+    )
+
+
+def _head_width(header: GgufHeader) -> Any:
+    """Channels of an attention head: where the file does not say, its share of the state."""
+    size, heads = header.fact("embedding_length"), header.fact("attention.head_count")
+    share = size // heads if isinstance(size, int) and isinstance(heads, int) and heads > 0 else None
+    return header.fact("attention.key_length", share)
+
+
+def _number(header: GgufHeader, name: str, default: float) -> float:
+    """The fact ``name``; YggdrasilError where it is no positive number."""
+    value = header.fact(name, default)
+    if isinstance(value, bool | str | list) or not 0.0 < value < inf:
+        raise YggdrasilError(
+            f"{shown(header.path)}: its {name} is {value!r}, which is no positive number; fetch the file again"
+        )
+    return float(value)
 
 
 def _llama3_factors(scaling: dict[str, Any], count: int) -> npt.NDArray[np.float64]:

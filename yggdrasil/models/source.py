@@ -20,7 +20,7 @@ from yggdrasil.errors import YggdrasilError
 from yggdrasil.models.hub import hub_folder
 from yggdrasil.models.prepared import MARKER, is_whole, prepare, prepared_root
 
-_LAYOUT = 2  # raised when what is prepared changes
+_LAYOUT = 3  # raised when what is prepared changes
 _FINGERPRINT = (
     "tokenizer.fingerprint"  # beside a GGUF file's facts: of what the file says, which nobody need read again
 )
