@@ -318,6 +318,8 @@ def test_a_damaged_header_is_one_sentence_or_harmless(tmp_path):
         ({"leave_out": ["blk.1.ffn_up.weight"]}, r"lacks blk\.1\.ffn_up\.weight"),
         ({"leave_out": ["token_embd.weight"]}, r"lacks the tensor token_embd\.weight"),
         ({"more": {"blk.0.extra.weight": np.zeros((2, 2), np.float32)}}, r"holds blk\.0\.extra\.weight, unknown"),
+        ({"facts": {"llama.block_count": 2**24}}, r"its block_count is 16777216, and it has 21 tensors; fetch"),
+        ({"facts": {"llama.block_count": "2"}}, r"facts do not fit together: .*num_hidden_layers.* expected int"),
         ({"facts": {"llama.rope.freq_base": "10000"}}, r"its rope\.freq_base is '10000', which is no positive number"),
         ({"facts": {"llama.rope.scaling.factor": float("nan")}}, r"its rope\.scaling\.factor is nan, which is no"),
         ({"facts": {"llama.rope.scaling.type": "yarn"}}, r"stretches rotary positions by a rule \(yarn\)"),

@@ -19,7 +19,7 @@ from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorPr
 
 from yggdrasil.artifacts import shown
 from yggdrasil.artifacts.gguf import GgufHeader, GgufTensor
-from yggdrasil.errors import YggdrasilError, first_line
+from yggdrasil.errors import YggdrasilError, first_line, one_line
 from yggdrasil.models.shards import ShardWriter
 
 # Architectures whose every fact is understood here; each is tested against the model that was written.
@@ -74,12 +74,17 @@ def read_config(header: GgufHeader) -> PretrainedConfig:
     embedding = header.tensors.get("token_embd.weight")
     if embedding is None:
         raise YggdrasilError(f"{shown(header.path)} lacks the tensor token_embd.weight; fetch the file again")
+    if isinstance(blocks := header.fact("block_count"), int) and blocks > len(header.tensors):
+        raise YggdrasilError(
+            f"{shown(header.path)}: its block_count is {blocks}, and it has {len(header.tensors)} tensors; fetch the "
+            "file again"
+        )
     facts["vocab_size"] = embedding.shape[0]
     facts |= _rope_scaling(header)
     try:
         config: PretrainedConfig = AutoConfig.for_model(name, **facts)
     except Exception as error:
-        raise YggdrasilError(f"{shown(header.path)}: the facts do not fit together: {first_line(error)}") from error
+        raise YggdrasilError(f"{shown(header.path)}: the facts do not fit together: {one_line(error)}") from error
     model: Any = AutoModelForCausalLM._model_mapping[type(config)]
     config.architectures = [model.__name__]
     return config
