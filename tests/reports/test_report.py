@@ -15,6 +15,7 @@ from tiny_pair import SHAPES, TEXT
 
 from yggdrasil.artifacts import write_csv
 from yggdrasil.calibration.schedules import PLAIN, PLAN_COLUMNS
+from yggdrasil.cli.report import _with_trees
 from yggdrasil.engine.policy import FixedPolicy
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.reports.facts import Facts
@@ -67,6 +68,23 @@ def facts(demo, pair):
     decoder = pair.decoder(FixedPolicy(TreeShape(4, 3, 8)), SHAPES)
     text = decoder.tokenizer.decode(TEXT[:20])
     return replace(Facts.load(demo), trees=record_trees(decoder, [text, text[3:]]))
+
+
+def test_prompts_for_trees_are_cut_to_their_end_and_named_where_they_are_empty(demo, pair, tmp_path, monkeypatch):
+    """A long one was refused by the context, with an option that a report lacks; an empty one without its place."""
+    decoder = pair.decoder(FixedPolicy(TreeShape(4, 3, 8)), SHAPES)
+    monkeypatch.setattr("yggdrasil.engine.decoder.Decoder.from_plan", lambda *_, **__: decoder)
+    monkeypatch.setattr("yggdrasil.cli.report.PROMPT_TOKENS", 20)
+    prompts, text = tmp_path / "prompts.jsonl", decoder.tokenizer.decode(TEXT[:20])
+
+    prompts.write_text(json.dumps({"prompt": "x" * SHAPES.max_length + text}) + "\n")
+    trees = _with_trees(Facts.load(demo), demo, prompts, 3, chat=False, force_machine=True).trees
+    assert trees is not None
+    assert len(trees)
+
+    prompts.write_text(json.dumps({"prompt": text}) + '\n{"prompt": ""}\n')
+    with pytest.raises(YggdrasilError, match=r"prompts\.jsonl, line 2 the prompt is empty"):
+        _with_trees(Facts.load(demo), demo, prompts, 3, chat=False, force_machine=True)
 
 
 def test_trees_are_recorded_on_captured_steps_too(pair):

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from yggdrasil.reports.facts import Facts
 
 USUAL_LIMIT = 3  # prompts
+PROMPT_TOKENS = 256  # kept of each, the last ones
 
 
 def report(
@@ -67,14 +68,15 @@ def _with_trees(facts: "Facts", plan: Path, prompts: Path, limit: int, *, chat: 
     import pandas as pd
 
     from yggdrasil.artifacts import write_csv
+    from yggdrasil.bench.systems import encode_one
     from yggdrasil.engine.decoder import Decoder
     from yggdrasil.engine.policy import FixedPolicy, FreeTreePolicy
-    from yggdrasil.prompts import encode_prompt, read_prompts
+    from yggdrasil.prompts import read_prompts
     from yggdrasil.reports.trees import record_trees
 
     requests = read_prompts(prompts, limit, chat=chat)  # before a model is loaded
     decoder = Decoder.from_plan(plan, force_machine=force_machine)
-    texts = [encode_prompt(decoder.tokenizer, prompt) for prompt in requests]
+    texts = [encode_one(decoder, prompt, PROMPT_TOKENS) for prompt in requests]
     recorded = []
     # A policy may decode plainly; here trees are wanted: the plan's, and such as lose nodes before verification.
     policies: list[Policy] = [FreeTreePolicy(facts.plan.shapes.verify_widths[-1])]

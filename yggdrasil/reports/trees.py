@@ -74,8 +74,7 @@ def record_trees(
     try:
         for number, prompt in enumerate(prompts):
             recorder = engine.executor = TreeRecorder(engine.tree, engine.target.order)
-            tokens = decoder.encode(prompt)[-256:]
-            decoder.generate(tokens, max_new_tokens=max_new_tokens)
+            decoder.generate(prompt, max_new_tokens=max_new_tokens)
             order = sorted(range(len(recorder.kept)), key=lambda i: -len(recorder.kept[i].accepted))
             for iteration in sorted(order[:each]):
                 rows += _rows(decoder, number, iteration, recorder.kept[iteration])
