@@ -6,7 +6,7 @@ Both targets decode the same prompts in turns, each its own greedy text. They ar
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import takewhile
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -16,7 +16,7 @@ from yggdrasil.calibration.pair import build_assembly
 from yggdrasil.calibration.settings import PairSource
 from yggdrasil.engine.apart import compile_missing
 from yggdrasil.engine.decoder import Decoder, Generation
-from yggdrasil.engine.policy import FixedPolicy
+from yggdrasil.engine.policy import FixedPolicy, FreeTreePolicy, Policy
 from yggdrasil.models.facts import load_tokenizer
 from yggdrasil.models.formats.names import Weights
 from yggdrasil.models.runner import ModelRunner
@@ -28,7 +28,10 @@ CHAIN_DEPTH = 4
 
 class _Decoded(NamedTuple):
     plain: Generation
-    chain: Generation
+    guessed: Generation
+
+
+_Results: TypeAlias = Mapping[Weights, Sequence[_Decoded]]
 
 
 def weights_effect(
@@ -40,11 +43,15 @@ def weights_effect(
 ) -> pd.DataFrame:
     """One row a figure with columns ``figure``, ``full``, ``weights``: milliseconds a token, AAL, agreement of choices.
 
-    ``prompts`` are tokens. Speculation is a chain of ``CHAIN_DEPTH`` here, the same for both.
+    ``prompts`` are tokens. Speculation is a chain of ``CHAIN_DEPTH`` here, the same for both; where no model drafts, a
+    tree of as many guesses that cost no pass; where nothing guesses at all, there are no figures of it.
     """
     width = fitting_or_widest(pair.shapes.verify_widths, 1 + CHAIN_DEPTH)
-    shapes = replace(pair.shapes, draft_widths=(1,), max_depth=CHAIN_DEPTH, verify_widths=(1, width))
-    policy = FixedPolicy(TreeShape(1, CHAIN_DEPTH, width))
+    has_model, widths = pair.drafter is not None, tuple(sorted({1, width}))
+    shapes = replace(
+        pair.shapes, draft_widths=(1,) if has_model else (), max_depth=CHAIN_DEPTH, verify_widths=widths
+    )  # fmt: skip
+    policy: Policy = FixedPolicy(TreeShape(1, CHAIN_DEPTH, width)) if has_model else FreeTreePolicy(width)
     tokenizer = load_tokenizer(pair.target)
     kinds: tuple[Weights, Weights] = ("full", weights)
     decoders: dict[Weights, Decoder] = {}
@@ -57,11 +64,11 @@ def weights_effect(
     results: dict[Weights, list[_Decoded]] = {kind: [] for kind in kinds}
     for i, prompt in enumerate(prompts):
         for kind, decoder in decoders.items():
-            plain, chain = (
+            plain, guessed = (
                 decoder.generate(prompt, max_new_tokens=max_new_tokens, speculation=speculation)
                 for speculation in (False, True)
             )
-            results[kind].append(_Decoded(plain, chain))
+            results[kind].append(_Decoded(plain, guessed))
         report((i + 1) / len(prompts))
     texts = [[*prompt, *result.plain.tokens] for prompt, result in zip(prompts, results["full"], strict=True)]
     agreed = []
@@ -72,18 +79,23 @@ def weights_effect(
         sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a.plain.tokens, b.plain.tokens, strict=False)))
         for a, b in zip(*results.values(), strict=True)
     ]
-    return pd.DataFrame(
-        [
-            ("T(1): a plain step, ms", *_medians(results, lambda r: _step_ms(r.plain, "plain"))),
-            (f"T({width}): verification, ms", *_medians(results, lambda r: _step_ms(r.chain, "verify"))),
-            ("plain ms a token", *_medians(results, lambda r: r.plain.metrics.tpot_ms)),
-            ("chain ms a token", *_medians(results, lambda r: r.chain.metrics.tpot_ms)),
-            ("AAL of the chain", *_medians(results, lambda r: r.chain.metrics.aal)),
-            ("chosen tokens equal, given the full model's text", 1.0, float(np.mean(agreed))),
-            (f"tokens before the texts part, of {max_new_tokens}", float(max_new_tokens), float(np.mean(same))),
-        ],
-        columns=["figure", *kinds],
-    )
+    rows = [
+        ("T(1): a plain step, ms", *_medians(results, lambda r: _step_ms(r.plain, "plain"))),
+        ("plain ms a token", *_medians(results, lambda r: r.plain.metrics.tpot_ms)),
+        *(_guessed(results, "chain" if has_model else "tree", width) if has_model or pair.free else ()),
+        ("chosen tokens equal, given the full model's text", 1.0, float(np.mean(agreed))),
+        (f"tokens before the texts part, of {max_new_tokens}", float(max_new_tokens), float(np.mean(same))),
+    ]
+    return pd.DataFrame(rows, columns=["figure", *kinds])
+
+
+def _guessed(results: _Results, guesses: str, width: int) -> list[tuple[str, float, float]]:
+    """The figures of speculation."""
+    return [
+        (f"T({width}): verification, ms", *_medians(results, lambda r: _step_ms(r.guessed, "verify"))),
+        (f"{guesses} ms a token", *_medians(results, lambda r: r.guessed.metrics.tpot_ms)),
+        (f"AAL of the {guesses}", *_medians(results, lambda r: r.guessed.metrics.aal)),
+    ]
 
 
 def _step_ms(generation: Generation, stage: str) -> float:
@@ -93,8 +105,9 @@ def _step_ms(generation: Generation, stage: str) -> float:
     return metrics.stage_ms.get(stage, 0.0) / max(count, 1)
 
 
-def _medians(results: Mapping[Weights, Sequence[_Decoded]], figure: Callable[[_Decoded], float]) -> list[float]:
-    return [float(np.median([figure(result) for result in decoded])) for decoded in results.values()]
+def _medians(results: _Results, figure: Callable[[_Decoded], float]) -> tuple[float, float]:
+    full, rounded = (float(np.median([figure(result) for result in decoded])) for decoded in results.values())
+    return full, rounded
 
 
 @torch.inference_mode()
