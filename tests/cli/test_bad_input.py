@@ -216,3 +216,12 @@ def test_widths_that_cannot_be_timed_are_named(run, widths, fault):
     plan = next((PACKAGE.parent / "plans/tiny").glob("*.yaml"))
 
     assert_one_sentence(run("profile", "--plan", plan, "--force-machine", *widths), widths[0], fault)
+
+
+def test_what_is_to_be_decoded_is_looked_at_before_steps_are_timed(run, tmp_path):
+    """They are compiled and timed for minutes."""
+    (tmp_path / "empty.jsonl").write_text('{"prompt": "a"}\n{"prompt": ""}\n')
+    plan = next((PACKAGE.parent / "plans/tiny").glob("*.yaml"))
+
+    result = run("profile", "--plan", plan, "--force-machine", "--prompts", "empty.jsonl")
+    assert_one_sentence(result, "empty.jsonl, line 2: the prompt is empty")

@@ -56,7 +56,11 @@ def profile(
         bool, typer.Option("--variants", help="Also time other ways to build the same steps (compiles for minutes).")
     ] = False,
     weights: Annotated[
-        Weights, typer.Option(help="Also decode --prompts with weights of fewer bits, and show what that changes.")
+        Weights,
+        typer.Option(
+            callback=checks.weights,
+            help="Also decode --prompts with weights of fewer bits, and show what that changes.",
+        ),
     ] = "full",
     dtype: Annotated[Dtype | None, typer.Option(help="Arithmetic of both models; the plan's if not given.")] = None,
     out: Annotated[
@@ -74,6 +78,7 @@ def profile(
         raise YggdrasilError("--weights needs --prompts FILE to decode")
     requests = [] if prompts is None else read_prompts(prompts, WEIGHED, chat=chat)  # before a model is loaded
     pair = _pair(plan, dtype, verify_widths, draft_widths, force_machine=force_machine)
+    texts = _texts(pair, requests)
     if pair.device == "cuda" and (variants or weights != "full"):
         raise YggdrasilError("--variants and --weights time steps of a CPU; this plan is for a GPU")
     lengths = parse_widths(contexts)
@@ -86,9 +91,11 @@ def profile(
 
             tables["variants"] = time_variants(pair, lengths[0], rounds, progress.phase("timing variants"))
         if weights != "full":
-            tables["weights"] = _weights(pair, weights, requests, progress.phase)
-    if requests:
-        tables["iterations"] = _iterations(plan, requests[:TRACED], dtype, force_machine=force_machine)
+            from yggdrasil.calibration.weights_effect import weights_effect
+
+            tables["weights"] = weights_effect(pair, weights, texts, NEW_TOKENS, progress.phase)
+    if texts:
+        tables["iterations"] = _iterations(plan, texts[:TRACED], dtype, force_machine=force_machine)
     _show(tables)
     if out is not None:
         _write(out, tables)
@@ -118,15 +125,18 @@ def _pair(
     return replace(PairSource.of_plan(loaded), dtype=arithmetic, weights=kept, shapes=shapes)
 
 
-def _weights(pair: "PairSource", weights: Weights, requests: "Sequence[Prompt]", phase: Phase) -> "pd.DataFrame":
-    """Full weights against others."""
-    from yggdrasil.calibration.weights_effect import weights_effect
+def _texts(pair: "PairSource", requests: "Sequence[Prompt]") -> list[list[int]]:
+    """The ends of the prompts as tokens; YggdrasilError with its place where one is empty."""
     from yggdrasil.models.facts import load_tokenizer
     from yggdrasil.prompts import encode_prompt
 
+    if not requests:
+        return []
     tokenizer = load_tokenizer(pair.target)
     texts = [encode_prompt(tokenizer, request)[-PROMPT_TOKENS:] for request in requests]
-    return weights_effect(pair, weights, texts, NEW_TOKENS, phase)
+    if [] in texts:
+        raise YggdrasilError(f"{requests[texts.index([])].place}: the prompt is empty; give at least one token of text")
+    return texts
 
 
 def _show(tables: "dict[str, pd.DataFrame]") -> None:
@@ -144,14 +154,13 @@ def _show(tables: "dict[str, pd.DataFrame]") -> None:
             show_table(name, tables[name])
 
 
-def _iterations(plan: str, requests: "Sequence[Prompt]", dtype: Dtype | None, *, force_machine: bool) -> "pd.DataFrame":
+def _iterations(
+    plan: str, texts: Sequence[Sequence[int]], dtype: Dtype | None, *, force_machine: bool
+) -> "pd.DataFrame":
     from yggdrasil.bench.iterations import time_by_stage
     from yggdrasil.engine.decoder import Decoder
-    from yggdrasil.prompts import encode_prompt
 
-    decoder = Decoder.from_plan(plan, dtype=dtype, force_machine=force_machine)
-    texts = [encode_prompt(decoder.tokenizer, request)[-PROMPT_TOKENS:] for request in requests]
-    return time_by_stage(decoder, texts, NEW_TOKENS)
+    return time_by_stage(Decoder.from_plan(plan, dtype=dtype, force_machine=force_machine), texts, NEW_TOKENS)
 
 
 def _write(folder: Path, tables: "dict[str, pd.DataFrame]") -> None:
