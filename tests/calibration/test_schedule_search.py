@@ -75,6 +75,22 @@ def test_without_prompts_the_best_prediction_is_written(run, tmp_path):
     assert table["name"].tolist() == names
 
 
+def test_prompts_without_room_are_refused_before_anything_is_compiled(run, tmp_path, monkeypatch):
+    """Which takes minutes."""
+    path = write_artifacts(tmp_path)
+    monkeypatch.setattr("yggdrasil.calibration.search.load_tokenizer", lambda _: byte_tokenizer())
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": ""}\n')
+    words = ("search", "--profile", "made-up", "--prompts", "prompts.jsonl")
+
+    for more, fault in (
+        (("--max-new-tokens", Plan.load(path).shapes.max_length), "leaves no room for a prompt in the context"),
+        ((), "prompts.jsonl has no usable prompts"),
+    ):
+        code, _, err = run(*words, *more)
+        assert code == 2
+        assert fault in err
+
+
 def test_a_search_gives_the_same_plan_again(run, tmp_path):
     path = write_artifacts(tmp_path)
     texts = []

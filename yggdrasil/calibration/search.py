@@ -157,23 +157,23 @@ def _open(settings: SearchSettings) -> _Subject:
 def _set_up(subject: _Subject, settings: SearchSettings, reporter: Reporter) -> _Bench:
     plan, prompts = subject.plan, settings.prompts
     assert prompts is not None
-    found = read_prompts(prompts, chat=settings.chat)  # before a model is loaded
+    found = read_prompts(prompts, chat=settings.chat)  # and made ready before a model is loaded
     schedules = tuple(schedule.labels for schedule in measured_schedules(subject.named))
     source = replace(PairSource.of_plan(plan), schedules=schedules)
     tokenizer = load_tokenizer(source.target)
-    assembly = build_assembly(source, subject.knots)
-    compile_missing(assembly, reporter.phase)
-    room = min(settings.context, assembly.engine.max_length - settings.tokens - plan.shapes.max_depth - 1)
+    room = min(settings.context, plan.shapes.max_length - settings.tokens - plan.shapes.max_depth - 1)
     if room < 1:
         raise YggdrasilError(
             f"--max-new-tokens {settings.tokens} leaves no room for a prompt in the context of "
-            f"{assembly.engine.max_length} tokens; give less"
+            f"{plan.shapes.max_length} tokens; give less"
         )
     count = min(settings.limit, len(found))
     spread = [found[i * len(found) // count] for i in range(count)]  # a file often has its kinds in blocks
     texts = [text for text in (encode_prompt(tokenizer, prompt)[-room:] for prompt in spread) if text]
     if not texts:
         raise YggdrasilError(f"{prompts} has no usable prompts; give JSON lines with a prompt field")
+    assembly = build_assembly(source, subject.knots)
+    compile_missing(assembly, reporter.phase)
     return _Bench(assembly, tokenizer, texts)
 
 
