@@ -115,6 +115,23 @@ def test_what_was_predicted_is_over_all_too(results):
     assert summarise(results)["predicted_speedup"] is None, "a shape that is forced makes no promise"
 
 
+def test_names_are_shown_as_they_are_and_an_answer_of_one_token_has_no_speed(pair, capsys):
+    """Ids and categories come from files: brackets in them are no style. A chat's answer may end at once."""
+    decoder = pair.decoder(FixedPolicy(TreeShape(2, 2, 4)))
+    prompts = [prompt_of(pair, "[/b] a", 0, "[/qa]"), prompt_of(pair, "[red] b", 9, None)]
+
+    results = compare(decoder, prompts, 1, show_comparison, warm_up=False)
+    show_summary(summarise(results))
+    show_categories(summarise_categories(results))
+    show_beside("first", summarise(results), {})
+    printed = capsys.readouterr()
+
+    assert "[/b] a" in printed.err
+    assert "[red] b" in printed.err
+    assert "[/qa]" in printed.out
+    assert printed.err.count(" - x ") == 2
+
+
 def test_repeats_stand_beside_every_speed(pair, results, capsys):
     """A tiny random model soon loops; how much of that its text so far gives away is in every table."""
     tokenizer = pair.decoder(FixedPolicy(TreeShape(2, 2, 4))).tokenizer

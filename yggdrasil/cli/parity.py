@@ -60,10 +60,11 @@ def parity(
 
 def _show(report: "ParityReport") -> None:
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     table = Table("width", "positions", "top-1 flips", "widest lead lost", "largest difference", "mean")
-    table.title = f"{report.model}, {report.dtype}, {report.kernels} kernels: against width 1, in logits"
+    table.title = f"{escape(report.model)}, {report.dtype}, {report.kernels} kernels: against width 1, in logits"
     for width in report.widths:
         table.add_row(
             str(width.width), str(width.positions), str(width.flips), f"{width.largest_flip_margin:.4g}",
@@ -72,7 +73,8 @@ def _show(report: "ParityReport") -> None:
     console = Console()
     console.print(table)
     if report.worst:
-        layers = Table("layer", "largest difference", "of the largest state", title=f"worst: {report.worst_position}")
+        layers = Table("layer", "largest difference", "of the largest state")
+        layers.title = f"worst: {escape(report.worst_position)}"
         for layer in report.worst:
             layers.add_row(str(layer.layer), f"{layer.largest_difference:.4g}", f"{layer.relative:.2%}")
         console.print(layers)

@@ -5,6 +5,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -23,7 +24,7 @@ class PhaseProgress:
 
     def __init__(self) -> None:
         self._progress = Progress(
-            TextColumn("{task.description:<48}"),
+            TextColumn("{task.description:<48}", markup=False),
             BarColumn(),
             TimeElapsedColumn(),
             TimeRemainingColumn(),
@@ -50,16 +51,18 @@ class PhaseProgress:
 
     def tell(self, line: str) -> None:
         """Show a line that stays."""
-        self._progress.console.print(line, highlight=False, soft_wrap=True)
+        self._progress.console.print(line, highlight=False, soft_wrap=True, markup=False)
 
 
 def show_comparison(result: Comparison) -> None:
     """One line a prompt."""
     tree, plain = result.tree.metrics, result.plain.metrics
     same = "same tokens" if result.divergence is None else f"DIFFERENT TOKENS ({result.divergence.verdict})"
+    ratio = f"{result.decode_ratio:5.2f}" if tree.iterations else f"{'-':>5}"  # the first token is the prefill's
     _console.print(
-        f"{result.id:<28.28} plain {plain.tpot_ms:7.3f} ms  tree {tree.tpot_ms:7.3f} ms  {result.decode_ratio:5.2f} x  "
-        f"AAL {tree.aal:4.2f}  repeats {result.repeats:4.0%}  {same}"
+        f"{result.id:<28.28} plain {plain.tpot_ms:7.3f} ms  tree {tree.tpot_ms:7.3f} ms  {ratio} x  "
+        f"AAL {tree.aal:4.2f}  repeats {result.repeats:4.0%}  {same}",
+        markup=False,
     )
 
 
@@ -87,7 +90,7 @@ def show_categories(categories: Mapping[str, Mapping[str, Any]]) -> None:
     table = Table("category", "same tokens", "AAL", "plain ms", "ours ms", "speed-up (quartiles)", "in all", "repeats")
     for name, summary in categories.items():
         table.add_row(
-            name,
+            escape(name),
             f"{summary['matched']} of {summary['prompts']}",
             f"{summary['aal']:.2f}",
             f"{summary['baseline_tpot_ms']:.3f}",
