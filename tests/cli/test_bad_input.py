@@ -208,6 +208,10 @@ def test_weights_that_cannot_be_made_say_where_they_come_from(run, prompts, monk
     assert_one_sentence(run(*calibration(prompts, weights="q3")), "--weights q3 is none of auto, full, file")
 
 
+def test_a_width_that_verifies_no_tree_is_refused_before_anything_is_compiled(run, prompts):
+    assert_one_sentence(run(*calibration(prompts, verify_widths="1")), "--verify-widths 1 leaves no tree to verify")
+
+
 @pytest.mark.parametrize(
     ("widths", "fault"),
     [(("--verify-widths", "4,2"), "verify_widths must be ascending"), (("--draft-widths", "16"), "candidates (8)")],

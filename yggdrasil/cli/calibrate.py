@@ -158,6 +158,8 @@ def _shapes(
     widths = [
         checks.parse_widths(given) if given else least for given, least in zip((draft, verify), usual, strict=True)
     ]
+    if named.drafter is not None and widths[1] == (1,):
+        raise YggdrasilError("--verify-widths 1 leaves no tree to verify; give others too, such as 1,2,4,8")
     try:
         return Shapes(max_length=max_length, max_depth=max_depth, draft_widths=widths[0], verify_widths=widths[1])
     except ValueError as error:
