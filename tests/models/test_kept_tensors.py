@@ -2,6 +2,7 @@
 
 import ast
 from pathlib import Path
+from threading import Event, Thread
 
 import pytest
 import torch
@@ -105,6 +106,24 @@ def test_a_bit_between_the_samples_is_missed(tmp_path, cache, loads, monkeypatch
     assert len(loads) == 2
     for name, tensor in first.tensors.items():
         assert torch.equal(again.tensors[name], tensor), name
+
+
+def test_of_two_that_prepare_at_once_the_second_takes_what_the_first_made(tmp_path, monkeypatch):
+    """It put its own in that place, from under whoever had begun to read there, or found the place taken and failed."""
+    kept, waits = tmp_path / "kept", Event()
+    monkeypatch.setattr(prepared, "tell", lambda _: waits.set())
+    second = Thread(target=prepared.prepare, args=(kept, 1, lambda partial: (partial / "file").write_text("second")))
+
+    def write(partial):
+        second.start()
+        assert waits.wait(60)
+        (partial / "file").write_text("first")
+
+    prepared.prepare(kept, 1, write)
+    second.join()
+
+    assert (kept / "file").read_text() == "first"
+    assert list(tmp_path.iterdir()) == [kept]
 
 
 def test_all_of_the_beginning_is_looked_at(tmp_path):

@@ -6,8 +6,9 @@ import zlib
 from collections.abc import Callable
 from pathlib import Path
 
-from yggdrasil.artifacts import atomic_directory, parse_json
+from yggdrasil.artifacts import atomic_directory, parse_json, shown
 from yggdrasil.artifacts.cache import cache_root
+from yggdrasil.artifacts.lock import locked, tell
 
 MARKER = "prepared.json"
 _NUM_SAMPLES, _SAMPLE_BYTES = 64, 2**16
@@ -33,10 +34,26 @@ def is_whole(folder: Path, layout: int | str, sampled: str | None = None) -> boo
 
 
 def prepare(folder: Path, layout: int | str, write: Callable[[Path], None], sampled: str | None = None) -> None:
-    """Let ``write`` fill the folder, which takes its place when all is there; ``sampled`` as in ``is_whole``."""
-    with atomic_directory(folder) as partial:
-        write(partial)
-        (partial / MARKER).write_text(json.dumps({"layout": layout, "digest": _digest(partial, sampled)}))
+    """Let ``write`` fill the folder, which takes its place when all is there; ``sampled`` as in ``is_whole``.
+
+    One process at a time: who comes second takes what the first one made meanwhile, and which it may be reading.
+    """
+    before = _made(folder)
+    with locked(folder.with_name(f"{folder.name}.lock"), f"preparing {shown(folder)}", wait=tell):
+        if _made(folder) != before and is_whole(folder, layout, sampled):
+            return
+        with atomic_directory(folder) as partial:
+            write(partial)
+            (partial / MARKER).write_text(json.dumps({"layout": layout, "digest": _digest(partial, sampled)}))
+
+
+def _made(folder: Path) -> tuple[int, int] | None:
+    """What tells one making of the folder from another."""
+    try:
+        stat = (folder / MARKER).stat()
+    except OSError:
+        return None
+    return stat.st_ino, stat.st_mtime_ns
 
 
 def _digest(folder: Path, sampled: str | None) -> str:
