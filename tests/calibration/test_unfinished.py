@@ -64,6 +64,16 @@ def test_unfinished_work_is_kept_for_the_same_calibration_and_dropped_when_damag
     assert not part.exists()
 
 
+def test_work_of_other_versions_is_not_gone_on_with(tmp_path, monkeypatch):
+    """The plan would name the versions here beside times that others took."""
+    (prompts := tmp_path / "prompts.jsonl").write_text("{}")
+    settings = CalibrationSettings(pair(), prompts, "mine", tmp_path, FIRST)
+    (open_work(settings) / "part").write_text("whole")
+    monkeypatch.setattr("torch.__version__", "1.0")
+
+    assert not (open_work(settings) / "part").exists()
+
+
 def test_unfinished_work_on_another_disk_is_begun_anew_and_dropped_there(tmp_path):
     (prompts := tmp_path / "prompts.jsonl").write_text("{}")
     settings = CalibrationSettings(pair(), prompts, "mine", tmp_path, FIRST)

@@ -5,6 +5,10 @@ from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+import transformers
+
+import yggdrasil
 from yggdrasil.drafters.options import CountsOptions, FreeOptions
 from yggdrasil.engine.opened import DtypeName
 from yggdrasil.models.formats.names import Weights
@@ -148,6 +152,7 @@ class CalibrationSettings:
         stat = self.prompts.stat()
         return {
             **asdict(self.pair),
+            "versions": [yggdrasil.__version__, str(torch.__version__), transformers.__version__],
             "models": [Source.find(model).fingerprint() for model in (self.pair.target, self.pair.drafter) if model],
             **asdict(self.effort),
             "chat": self.chat,
