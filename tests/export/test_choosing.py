@@ -166,6 +166,7 @@ def test_costs_between_measured_widths_lie_on_a_line_and_never_fall():
         ('{"target_ms": {"1": 9.0}}', "a wider one"),
         ('{"target_ms": {"one": 9.0, "2": 10.0}}', "a whole number"),
         ('{"target_ms": {"1": 9.0, "2": -1.0}}', "positive times"),
+        ('{"target_ms": {"1": 9.0, "2": 1e308}}', r"positive times \(less than 1e\+09 ms\)"),
         ('{"target_ms": {"1": 9.0, "2": 10.0}, "drafter_ms": {"2": 1.0}}', "needs width 1"),
         ('{"target_ms": {"1": 9.0, "2": 10.0}, "draft_ms": {}}', "draft_ms"),
     ],

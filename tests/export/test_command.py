@@ -64,6 +64,18 @@ def test_a_plan_that_counts_is_foreseen_on_what_the_target_wrote(folder, capsys)
     assert "1 answers that the target wrote" in said.err
 
 
+@pytest.mark.parametrize("plan", ["made-up", "counted"])
+def test_what_nobody_asked_a_server_for_is_not_said_to_be_its(folder, capsys, plan):
+    """Costs are the file's, and text that the target wrote, whatever url is given beside them."""
+    own = text_file("0", "full")
+    own.parent.mkdir(parents=True)
+    own.write_text(json.dumps({"prompt": [1, 2, 3, 4] * 3, "answer": [1, 2, 3, 4] * 12}))
+
+    server = ("--url", "http://127.0.0.1:9")  # where nothing answers
+    assert run_program("export", "--plan", plan, "--to", "vllm", "--costs", "costs.json", *server) == 0
+    assert server[1] not in capsys.readouterr().err
+
+
 def test_a_name_without_a_plan_is_said_before_what_else_is_missing(folder, capsys):
     assert run_program("export", "--plan", "nobody", "--to", "vllm") == 2
     assert "nobody" in capsys.readouterr().err

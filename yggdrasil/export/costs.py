@@ -12,6 +12,7 @@ from yggdrasil.errors import YggdrasilError
 from yggdrasil.tree.step_costs import StepCosts, lower_envelope
 
 _LONGEST = 10  # digits of a width
+_MOST_MS = 1e9  # of a pass: eleven days, and lines through such times stay numbers
 
 
 @dataclass(frozen=True)
@@ -27,8 +28,10 @@ class EngineCosts:
 
     def __post_init__(self) -> None:
         for name, table in (("target_ms", self.target_ms), ("drafter_ms", self.drafter_ms)):
-            if any(width < 1 or not 0.0 < ms < float("inf") for width, ms in table.items()):
-                raise ValueError(f"{name} must have positive times for widths from 1 on, got {table}")
+            if any(width < 1 or not 0.0 < ms < _MOST_MS for width, ms in table.items()):
+                raise ValueError(
+                    f"{name} must have positive times (less than {_MOST_MS:g} ms) for widths from 1 on, got {table}"
+                )
         if 1 not in self.target_ms or len(self.target_ms) < 2:
             raise ValueError(f"target_ms needs width 1 and a wider one, got {sorted(self.target_ms)}")
         if self.drafter_ms and 1 not in self.drafter_ms:

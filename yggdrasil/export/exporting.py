@@ -85,8 +85,10 @@ def export(request: Request, reporter: Reporter) -> Exported:
     else:
         settings, costs, remarks = _by_look_ups(request, plan, reporter)
     of = [f"options of {ENGINES[request.engine].documents}"]
-    if request.url is not None:
-        of.append(f"costs and text of {LlamaServer(request.url).describe()} at {request.url}")
+    answers = request.prompts is not None and not by_model
+    asked_for = [what for what, is_asked in (("costs", request.costs is None), ("text", answers)) if is_asked]
+    if request.url is not None and asked_for:
+        of.append(f"{' and '.join(asked_for)} of {LlamaServer(request.url).describe()} at {request.url}")
     return Exported(settings, costs, (*of, *remarks), not_said(request.engine, by_model=by_model))
 
 
