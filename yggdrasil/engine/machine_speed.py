@@ -59,8 +59,7 @@ class MachineSpeed:
         self._of_memory -= memory * memory / variance
         self._of_both -= memory * cores / variance
         self._of_cores -= cores * cores / variance
-        slower = sum(self._parts(read_share)) / (reading + computing)
-        return exp(self._memory - before), slower ** (1.0 / OVERLAP)
+        return exp(self._memory - before), self.of_pass(read_share) / (reading + computing) ** (1.0 / OVERLAP)
 
     def _parts(self, read_share: float) -> tuple[float, float]:
         """What reading and computing take, to the power of ``OVERLAP``, of a pass that takes 1 as calibrated."""

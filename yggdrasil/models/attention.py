@@ -66,9 +66,10 @@ def keep_mask(*_: object, **kwargs: object) -> object:
 
 
 @contextmanager
-def own_attention(model: PreTrainedModel, name: str = "sdpa") -> Iterator[None]:
-    """The model with attention that knows batches, while the block runs."""
-    model.set_attn_implementation(name)
+def own_attention(model: PreTrainedModel, name: str | None = None) -> Iterator[None]:
+    """The model with attention that knows batches, while the block runs: the quickest of transformers' unless named."""
+    # Gemma 2 bounds its scores, which PyTorch's operator does not.
+    model.set_attn_implementation(name or ("sdpa" if model._supports_sdpa else "eager"))
     try:
         yield
     finally:

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from yggdrasil.artifacts import write_atomic
 from yggdrasil.calibration.work import read_or_drop
 from yggdrasil.errors import ArtifactError, YggdrasilError
+from yggdrasil.models.attention import own_attention
 from yggdrasil.models.loaded import LoadedModel
-from yggdrasil.models.plain_attention import plain_attention
 from yggdrasil.models.traced import decoder_layers
 from yggdrasil.training.unroll import Batch
 from yggdrasil.training.windows import Window
@@ -89,7 +89,7 @@ class Features:
         """Everything side by side, in the order of ``windows``."""
         order = sorted(range(len(windows)), key=lambda number: len(windows[number].tokens))
         read: dict[int, tuple[Tensor, Tensor]] = {}
-        with plain_attention(self._loaded.model):
+        with own_attention(self._loaded.model):
             for start in range(0, len(order), _READ):
                 numbers = order[start : start + _READ]
                 read |= dict(zip(numbers, self._batch([windows[number] for number in numbers]), strict=True))

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from yggdrasil.errors import YggdrasilError
+from yggdrasil.models.attention import own_attention
 from yggdrasil.models.loaded import LoadedModel
-from yggdrasil.models.plain_attention import plain_attention
 
 _SMALL, _LARGE = 2.0**-7, 2.0**20  # sums by which a scale and a bound are told
 
@@ -58,7 +58,7 @@ def _scale_and_bound(loaded: LoadedModel, head: nn.Module) -> tuple[float, float
     sums = torch.tensor([[[_SMALL, _LARGE]]], device=loaded.device)
     hook = head.register_forward_hook(lambda *_: sums)
     try:
-        with plain_attention(model):
+        with own_attention(model):
             small, large = model(sums.new_zeros(1, 1, dtype=torch.int64), use_cache=False).logits[0, 0].tolist()
     finally:
         hook.remove()

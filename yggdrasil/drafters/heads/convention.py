@@ -103,11 +103,11 @@ def _is_clearly_better(one: Reading, other: Reading) -> bool:
 @torch.inference_mode()
 def _own_text(target: LoadedModel, layers: set[int]) -> tuple[Tensor, Tensor, dict[int, Tensor]]:
     """Texts that the target draws [B, T], its choice after every token [B, T], and the outputs of ``layers``."""
-    from yggdrasil.models.plain_attention import plain_attention  # brings transformers' models along
+    from yggdrasil.models.attention import own_attention  # brings transformers' models along
 
     model: Any = target.model
     outputs: dict[int, Tensor] = {}
-    with plain_attention(model), torch.random.fork_rng(), ExitStack() as hooks:
+    with own_attention(model), torch.random.fork_rng(), ExitStack() as hooks:
         torch.manual_seed(0)
         opening = torch.randint(0, target.vocab_size, (_TEXTS, _OPENING), device=target.device)
         tokens = model.generate(
