@@ -15,150 +15,21 @@ reports. On a CPU that is shared with other work, OMP_NUM_THREADS=1 is several t
 Dims: B sequences, S tokens of a sequence, V vocabulary.
 """
 
-import hashlib
-import json
 import time
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import torch
 import typer
+from pair_recipe import Recipe, write_card
+from pair_text import TokenSampler, prepare
 from rich.console import Console
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaConfig, LlamaForCausalLM
 
-END_OF_TEXT = "<|endoftext|>"
-PROSE_BLOCK_CHARS = 16_000
-HELD_OUT_ONE_IN = 50
 console = Console()
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """Every choice of a run; written beside the checkpoints so that a run can be repeated."""
-
-    vocab_size: int = 4096
-    target_hidden: int = 320
-    target_layers: int = 8
-    target_intermediate: int = 864
-    drafter_hidden: int = 128
-    drafter_layers: int = 2
-    drafter_intermediate: int = 384
-    head_dim: int = 64
-    max_positions: int = 2048
-    sequence_length: int = 512
-    long_sequence_length: int = 1024  # used for the last third, so that rotary positions up to here are seen
-    tokens_per_step: int = 4096
-    prose_share: float = 0.6
-    matrix_lr: float = 4e-3  # Muon, update scaled to AdamW's RMS
-    other_lr: float = 3e-3  # AdamW: embeddings and norms
-    weight_decay: float = 0.05
-    joint_minutes: float = 60.0
-    seed: int = 0
-
-
-# ==== text ====
-
-
-def read_documents(code: Path, prose: Path) -> Iterator[tuple[str, str]]:
-    """Yield ("code" | "prose", text); a prose file is cut into blocks at blank lines."""
-    for path in sorted(code.rglob("*.py")):
-        if "site-packages" in path.parts:
-            continue
-        text = path.read_text(encoding="utf-8", errors="ignore")
-        if len(text) > 200:
-            yield "code", text
-    for path in sorted(prose.glob("*.txt")):
-        block: list[str] = []
-        size = 0
-        for paragraph in path.read_text(encoding="utf-8", errors="ignore").split("\n\n"):
-            block.append(paragraph)
-            size += len(paragraph)
-            if size >= PROSE_BLOCK_CHARS:
-                yield "prose", "\n\n".join(block)
-                block, size = [], 0
-        if block:
-            yield "prose", "\n\n".join(block)
-
-
-def is_held_out(text: str) -> bool:
-    return int(hashlib.sha256(text.encode()).hexdigest(), 16) % HELD_OUT_ONE_IN == 0
-
-
-def train_tokenizer(texts: list[str], vocab_size: int, max_positions: int) -> PreTrainedTokenizerFast:
-    """Byte-level BPE; every string can be encoded, nothing is normalised away."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=[END_OF_TEXT],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(texts, trainer)
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        bos_token=END_OF_TEXT,
-        eos_token=END_OF_TEXT,
-        model_max_length=max_positions,
-        clean_up_tokenization_spaces=False,
-    )
-
-
-def prepare(
-    code: Path, prose: Path, work: Path, recipe: Recipe, start_from: Path | None = None
-) -> PreTrainedTokenizerFast:
-    """Write the tokenizer (that of ``start_from`` if given) and a uint16 token file for each of
-    {code, prose} x {train, held_out}.
-    """
-    tokenizer_dir = work / "tokenizer"
-    if (work / "prepared.json").exists():
-        return PreTrainedTokenizerFast.from_pretrained(tokenizer_dir)
-    documents = list(read_documents(code, prose))
-    if not documents:
-        raise typer.BadParameter(f"no *.py below {code} and no *.txt in {prose}")
-    training = [text for _, text in documents if not is_held_out(text)]
-    console.print(f"{len(documents)} documents, {len(documents) - len(training)} held out; preparing tokens")
-    if start_from is None:
-        tokenizer = train_tokenizer(training, recipe.vocab_size, recipe.max_positions)
-    else:
-        tokenizer = PreTrainedTokenizerFast.from_pretrained(start_from / "target")
-    tokenizer.save_pretrained(tokenizer_dir)
-    streams: dict[str, list[int]] = {}
-    for kind, text in documents:
-        stream = streams.setdefault(f"{kind}.{'held_out' if is_held_out(text) else 'train'}", [])
-        stream.extend(tokenizer.backend_tokenizer.encode(text).ids)
-        stream.append(tokenizer.eos_token_id)
-    counts = {}
-    for name, tokens in streams.items():
-        np.save(work / f"{name}.npy", np.array(tokens, dtype=np.uint16))
-        counts[name] = len(tokens)
-    (work / "prepared.json").write_text(json.dumps(counts, indent=1))
-    console.print(counts)
-    return tokenizer
-
-
-class TokenSampler:
-    """Draws random windows from the training streams, prose with the recipe's share."""
-
-    def __init__(self, work: Path, recipe: Recipe) -> None:
-        self.streams = [np.load(work / f"{kind}.train.npy", mmap_mode="r") for kind in ("prose", "code")]
-        self.prose_share = recipe.prose_share
-        self.rng = np.random.default_rng(recipe.seed)
-
-    def batch(self, num_sequences: int, length: int) -> Tensor:  # [B, S]
-        rows = []
-        for _ in range(num_sequences):
-            stream = self.streams[0 if self.rng.random() < self.prose_share else 1]
-            start = int(self.rng.integers(0, len(stream) - length))
-            rows.append(torch.from_numpy(stream[start : start + length].astype(np.int64)))
-        return torch.stack(rows)
 
 
 # ==== models and losses ====
@@ -279,7 +150,7 @@ def run_joint(
             optimizer.load_state_dict(saved)
         clock.elapsed, step, seen = state["elapsed"], state["step"], state["seen"]
         console.print(f"resuming at step {step}, {clock.elapsed / 60:.1f} of {recipe.joint_minutes} minutes")
-    sampler = TokenSampler(work, replace_seed(recipe, step))
+    sampler = TokenSampler(work, recipe.prose_share, recipe.seed + step)  # resumed, it draws other windows
 
     def forward(tokens: Tensor) -> tuple[Tensor, Tensor]:
         with torch.autocast(device.type, torch.bfloat16):
@@ -322,11 +193,6 @@ def save_state(state: dict[str, Any], path: Path) -> None:
     path.with_suffix(".tmp").rename(path)
 
 
-def replace_seed(recipe: Recipe, step: int) -> Recipe:
-    """A resumed run must not see the same windows again."""
-    return Recipe(**{**asdict(recipe), "seed": recipe.seed + step})
-
-
 # ==== report ====
 
 
@@ -352,48 +218,6 @@ def evaluate(
     return report
 
 
-def write_card(
-    out: Path, recipe: Recipe, work: Path, report: dict[str, dict[str, float]], sizes: dict[str, int], data: str
-) -> None:
-    counts = json.loads((work / "prepared.json").read_text())
-    names = {"prose": "English prose", "code": "Python"}
-    rows = [
-        f"| {names[kind]} | {row['target_loss']:.3f} | {row['drafter_loss']:.3f} | {row['top1_agreement']:.3f} |"
-        for kind, row in report.items()
-    ]
-    text = f"""# A small target and its distilled drafter
-
-Byte-level BPE, {recipe.vocab_size} tokens. bfloat16, {recipe.max_positions} positions (trained on at most
-{recipe.long_sequence_length}).
-
-- Target: Llama, {sizes["target"]:,} parameters, {recipe.target_layers} layers, hidden {recipe.target_hidden}.
-- Drafter: Llama, {sizes["drafter"]:,} parameters, {recipe.drafter_layers} layers, hidden {recipe.drafter_hidden}.
-
-A pair for demonstrations, tests and measurements of decoding. It is far too small to be asked for facts.
-
-## Data and licences
-
-{data.strip()}
-
-Tokens: {", ".join(f"{name} {count:,}" for name, count in counts.items())}. Documents (files of code, blocks of prose of
-about {PROSE_BLOCK_CHARS:,} characters) were split by hash; one in {HELD_OUT_ONE_IN} was held out of the tokenizer
-and of training.
-
-## Training
-
-`scripts/train_pair.py`: {recipe.joint_minutes:g} minutes of joint training (the target on the text, the drafter on the
-target's distribution), on two CPU cores. Recipe: `recipe.json`.
-
-## Held-out text
-
-| | target loss (nats/token) | drafter loss | top-1 agreement |
-|---|---|---|---|
-{chr(10).join(rows)}
-"""
-    (out / "README.md").write_text(text)
-    (out / "recipe.json").write_text(json.dumps(asdict(recipe), indent=1) + "\n")
-
-
 def main(
     code: Annotated[Path, typer.Option(help="Folder of Python sources, read recursively.", exists=True)],
     prose: Annotated[Path, typer.Option(help="Folder of .txt files.", exists=True)],
@@ -407,7 +231,9 @@ def main(
     """Train and write a pair; see the module's text."""
     recipe = Recipe(joint_minutes=joint_minutes)
     work.mkdir(parents=True, exist_ok=True)
-    tokenizer = prepare(code, prose, work, recipe, start_from)
+    tokenizer = prepare(
+        code, prose, work, vocab_size=recipe.vocab_size, max_positions=recipe.max_positions, start_from=start_from
+    )
     target, drafter = (model.to(device) for model in build_pair(recipe, start_from))
     if joint_minutes > 0:
         run_joint((target, drafter), work, recipe, torch.device(device))
