@@ -61,3 +61,19 @@ def test_tokens_that_there_are_not_are_refused(pair, token):
 def test_what_is_no_guess_is_refused_where_it_is_attached(pair, given, error):
     with pytest.raises(error):
         pair.decoder(TREE, drafter=Attaching(*given)).generate(PROMPT, max_new_tokens=COUNT)
+
+
+@pytest.mark.parametrize(
+    ("layers", "said"),
+    [
+        ((99,), "hidden_layers of the drafter nobody holds 99; the target's layers are 0 to 1, and -1 is what"),
+        ((0, -2), "holds -2; the target's layers are 0 to 1"),
+        (None, "hidden_layers of the drafter nobody is None; it must be a list of whole numbers"),
+    ],
+    ids=["behind the last", "before the head's input", "none"],
+)
+def test_states_of_layers_that_there_are_not_are_refused(pair, layers, said):
+    drafter = Nobody()
+    drafter.hidden_layers = layers
+    with pytest.raises(YggdrasilError, match=said):
+        pair.decoder(TREE, drafter=drafter)

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from yggdrasil.arguments import check_tokens
 from yggdrasil.drafters.draft_model import DraftModel, identity_knots
 from yggdrasil.drafters.expansion import ExpansionDrafter
 from yggdrasil.drafters.heads.drafter import HeadDrafter
@@ -23,7 +24,7 @@ from yggdrasil.models.compiled import Backend
 from yggdrasil.models.graphs import Recorder
 from yggdrasil.models.loaded import LoadedModel
 from yggdrasil.models.runner import ModelRunner
-from yggdrasil.models.traced import RUNNERS_UP
+from yggdrasil.models.traced import HEAD_INPUT, RUNNERS_UP
 from yggdrasil.scheduling.plan import DeviceName, Shapes
 from yggdrasil.scheduling.stages import DEFAULT_ORDER, Schedule
 from yggdrasil.tree.token_tree import TokenTree
@@ -187,7 +188,7 @@ def assemble(
         chosen, drafter_runner = opened, opened.runner
     else:
         chosen = drafter
-    hidden_layers = chosen.hidden_layers if chosen is not None else ()
+    hidden_layers = () if chosen is None else _layers_read(chosen, target)
     if recyclers(free):
         if recorder is not None:
             raise YggdrasilError("recycling reads runners-up on the host; take --device cpu, or leave it out")
@@ -200,6 +201,18 @@ def assemble(
         limit = min(limit, drafter.max_context)
     engine = Engine(model, chosen, tree, shapes.verify_widths, limit, stages, free)
     return Assembly(engine, target_runner, drafter_runner, shapes)
+
+
+def _layers_read(drafter: Drafter, target: LoadedModel) -> tuple[int, ...]:
+    """The target's layers that ``drafter``, which may be somebody's own, wants the states of."""
+    layers = check_tokens(f"hidden_layers of the drafter {drafter.name}", drafter.hidden_layers)
+    wrong = next((layer for layer in layers if not HEAD_INPUT <= layer < target.num_layers), None)
+    if wrong is not None:
+        raise YggdrasilError(
+            f"hidden_layers of the drafter {drafter.name} holds {wrong}; the target's layers are 0 to "
+            f"{target.num_layers - 1}, and {HEAD_INPUT} is what its head reads"
+        )
+    return tuple(layers)
 
 
 def _head_drafter(
