@@ -5,8 +5,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from tiny_pair import SHAPES, TEXT
-from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
+from tiny_pair import SHAPES, TEXT, byte_tokenizer
+from transformers import (
+    LogitsProcessor,
+    LogitsProcessorList,
+    StoppingCriteria,
+    StoppingCriteriaList,
+    StopStringCriteria,
+)
 
 import yggdrasil
 from yggdrasil.engine.policy import FixedPolicy
@@ -133,3 +139,19 @@ def test_what_is_not_decoded_is_refused(pair, ours):
     two = PROMPT.repeat(2, 1)
     with pytest.raises(YggdrasilError, match="one at a time"):
         pair.plain_target.generate(two, attention_mask=torch.ones_like(two), custom_generate=ours, **GREEDY)
+
+
+def test_embeddings_are_refused(pair, ours):
+    """transformers goes on from them and not from the tokens."""
+    states = torch.zeros(1, PROMPT.shape[1], pair.plain_target.config.hidden_size)
+    with pytest.raises(YggdrasilError, match="inputs_embeds are given"):
+        pair.plain_target.generate(PROMPT, inputs_embeds=states, custom_generate=ours, **GREEDY)
+
+
+def test_stop_strings_are_a_criterion(pair, ours):
+    text = byte_tokenizer().decode(both(pair, ours)[0][0, PROMPT.shape[1] :])
+    criteria = StoppingCriteriaList([StopStringCriteria(byte_tokenizer(), [text[6:9]])])
+    expected, found = both(pair, ours, stopping_criteria=criteria)
+
+    assert found.tolist() == expected.tolist()
+    assert found.shape[1] < PROMPT.shape[1] + GREEDY["max_new_tokens"]

@@ -22,10 +22,10 @@ def custom_generate(plan: str | Path | Decoder) -> Callable[..., Any]:
 
     The logits processors, stopping criteria and generation configuration that ``generate`` prepared hold; sampling
     draws coins of its own, from PyTorch's seed. transformers hands no streamer to such a function: give it as
-    ``yggdrasil_streamer``.
+    ``yggdrasil_streamer``. Nor a tokenizer: give stop strings as a ``StopStringCriteria``.
 
     Raises:
-        YggdrasilError: the plan cannot be decoded with; later, another vocabulary, more than one text, beams.
+        YggdrasilError: the plan cannot be decoded with; later, another vocabulary, several texts, beams, embeddings.
     """
     decoder = plan if isinstance(plan, Decoder) else Decoder.from_plan(plan)
 
@@ -61,6 +61,8 @@ def _check(decoder: Decoder, model: Any, input_ids: Tensor, config: "GenerationC
         faults.append(f"the model has {given} tokens and the plan's target {vocabulary}: give a plan of this model")
     if input_ids.shape[0] != 1:
         faults.append(f"{input_ids.shape[0]} texts are given; Yggdrasil decodes one at a time")
+    if inputs.get("inputs_embeds") is not None:
+        faults.append("inputs_embeds are given, and Yggdrasil reads tokens; give input_ids alone")
     mask = inputs.get("attention_mask")
     if mask is not None and not bool(mask.all()):
         faults.append("the text is padded; give it without padding")
