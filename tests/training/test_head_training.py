@@ -5,7 +5,7 @@ import os
 import re
 import shutil
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import count
 from pathlib import Path
 
@@ -400,6 +400,25 @@ def test_another_process_that_writes_takes_no_time_of_a_training(written, second
     monkeypatch.setattr(training, "_own_text", late)
     train(replace(written, minutes=3.0), Told())
     assert progress_of(written).steps > 3
+
+
+@pytest.mark.parametrize(
+    ("tokens", "minutes"), [(20_000, 2.0), (None, 2.0)], ids=["so many tokens", "after long training"]
+)
+def test_text_leaves_time_to_learn_it(written, seconds, monkeypatch, tokens, minutes):
+    """A run wrote text for as long as that took, and then a head that had learned nothing."""
+    train(written, Told())
+    file = written.work / "state.safetensors"
+    kept = KeptTraining.read(written.work, Source.find(written.target).fingerprint(), print)
+    kept.progress.seconds = 3600.0
+    said = json.dumps(asdict(kept.progress))
+    save_file(kept.tensors, file, {"progress": said, "digest": _digest(said, kept.tensors)})
+    monkeypatch.setattr("yggdrasil.calibration.own_text.monotonic", lambda: float(next(seconds)))
+    began = next(seconds)
+    train(replace(written, minutes=minutes, tokens=tokens), Told())
+
+    assert next(seconds) - began < 60 * minutes + 10
+    assert progress_of(written).steps > 5
 
 
 @pytest.mark.usefixtures("seconds")

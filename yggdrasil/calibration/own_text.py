@@ -101,7 +101,7 @@ class OwnText:
         Every text is on disk when it is finished, and ``spent`` says how much time they took: an interrupted
         calibration goes on from there.
         """
-        seconds = read_or_drop(spent, _seconds) or 0.0
+        seconds = seconds_spent(spent)
         documents = self._read()
         if budget.share(_size(documents), seconds) >= 1.0:
             return documents
@@ -219,6 +219,11 @@ def _append(file: Path, text: str) -> None:
             lines.write(text)
     except OSError as error:
         raise cannot_write(file, error) from error
+
+
+def seconds_spent(file: Path) -> float:
+    """How long text was written by what ``file`` says; none where it is damaged or not there."""
+    return read_or_drop(file, _seconds) or 0.0
 
 
 def _seconds(file: Path) -> float:

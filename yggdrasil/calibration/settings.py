@@ -63,20 +63,20 @@ class PairSource:
 class Budget(NamedTuple):
     """How much text the target writes: for so many ``seconds``, or until there are so many ``tokens`` in all."""
 
-    seconds: float
+    seconds: float  # without end where tokens alone count
     tokens: int | None = None
 
     def share(self, tokens: int, seconds: float) -> float:
         """What of it is used up."""
-        used, whole = (seconds, self.seconds) if self.tokens is None else (float(tokens), float(self.tokens))
-        return min(used / whole, 1.0) if whole else 1.0
+        of_time = seconds / self.seconds if self.seconds else 1.0
+        return min(max(of_time, tokens / self.tokens if self.tokens else 0.0), 1.0)
 
     def seconds_left(self, seconds: float) -> float:
-        """How much time there is after so many ``seconds``: without end where tokens are what counts."""
-        return self.seconds - seconds if self.tokens is None else inf
+        """How much time there is after so many ``seconds``."""
+        return self.seconds - seconds
 
     def is_late(self, seconds: float) -> bool:
-        """Whether time is what counts, and is up."""
+        """Whether time is up."""
         return self.seconds_left(seconds) <= 0.0
 
 
@@ -145,7 +145,7 @@ class CalibrationSettings:
     @property
     def own_text(self) -> Budget:
         """How much text the target writes."""
-        return Budget(self.effort.own_text, self.table_tokens)
+        return Budget(self.effort.own_text if self.table_tokens is None else inf, self.table_tokens)
 
     def identity(self) -> dict[str, Any]:
         """What must be unchanged for an interrupted calibration to be resumed."""

@@ -37,7 +37,10 @@ def train(
     minutes: Annotated[float, typer.Option(min=0.0, callback=checks.finite, help="How long this run may take.")] = 60.0,
     tokens: Annotated[
         int | None,
-        typer.Option(min=1, help="Write text until there are so many tokens; else for a third of the time."),
+        typer.Option(
+            min=1,
+            help="Write text until there are so many tokens, for two thirds of the time at most; else for a third.",
+        ),
     ] = None,
     threads: Annotated[
         int, typer.Option(min=0, max=MOST_THREADS, help="Threads, 0 for as many as there are cores.")

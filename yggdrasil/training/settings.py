@@ -21,7 +21,7 @@ class TrainSettings:
     kind: Kind = "eagle3"
     prompts: tuple[Path, ...] = ()
     minutes: float = 60.0
-    tokens: int | None = None  # of the target's own, at least; else what a third of the time gives
+    tokens: int | None = None  # of the target's own, if two thirds of the time give them; else what a third does
     threads: int = 0  # 0: as many as there are cores
     start: Path | None = None  # a head to begin as
 

@@ -8,7 +8,7 @@ from transformers import PreTrainedTokenizerBase
 
 from yggdrasil.artifacts import check_writable, current_machine, model_fingerprint, shown
 from yggdrasil.artifacts.lock import locked
-from yggdrasil.calibration.own_text import Document, OwnText, end_of, text_file
+from yggdrasil.calibration.own_text import Document, OwnText, end_of, seconds_spent, text_file
 from yggdrasil.calibration.settings import Budget
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.models.facts import load_tokenizer
@@ -24,7 +24,8 @@ from yggdrasil.training.state import KeptTraining
 from yggdrasil.training.windows import split
 
 _LEAST_DOCUMENTS = 8
-_TEXT_SHARE = 1 / 3  # of the time, for text of its own
+_TEXT_SHARE = 1 / 3  # of all the time that a training takes, for text of its own
+_MOST_TEXT = 2 / 3  # of one run's: there is always some to learn it
 
 
 def train(settings: TrainSettings, teller: Teller) -> Path:
@@ -47,8 +48,7 @@ def train(settings: TrainSettings, teller: Teller) -> Path:
     with locked(settings.work.with_name(settings.work.name + ".lock"), f"a training of {shown(settings.out)}"):
         kept = _kept(settings, source, teller)
         trained = 0.0 if kept is None else kept.progress.seconds
-        budget = Budget((trained + settings.minutes * 60) * _TEXT_SHARE, settings.tokens)
-        documents, waited = _own_text(source, tokenizer, prompts, budget, settings, teller)
+        documents, waited = _own_text(source, tokenizer, prompts, trained, settings, teller)
         deadline += waited
         parts = split(documents, _judges(tokenizer))
         count = len(parts.trained) + len(parts.held_out)
@@ -97,7 +97,7 @@ def _own_text(
     source: Source,
     tokenizer: PreTrainedTokenizerBase,
     prompts: list[list[int]],
-    budget: Budget,
+    trained: float,
     settings: TrainSettings,
     teller: Teller,
 ) -> tuple[list[Document], float]:
@@ -112,4 +112,14 @@ def _own_text(
         trained_head(settings.start, loaded)  # refused now rather than when all is written
     settings.work.mkdir(parents=True, exist_ok=True)
     writer = OwnText(loaded, tokenizer, prompts, text_file(source.fingerprint(), weights))
-    return writer.write(budget, settings.work / "own-text.json", teller.phase), writer.waited
+    spent = settings.work / "own-text.json"
+    return writer.write(_budget(settings, seconds_spent(spent), trained), spent, teller.phase), writer.waited
+
+
+def _budget(settings: TrainSettings, spent: float, trained: float) -> Budget:
+    """How much text is written, after so many seconds of writing and of training in earlier runs."""
+    run = settings.minutes * 60
+    most = spent + run * _MOST_TEXT
+    if settings.tokens is not None:
+        return Budget(most, settings.tokens)
+    return Budget(min(most, (spent + trained + run) * _TEXT_SHARE))
