@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 from fallback_tokenizer import fallback_tokenizer, tokens_of
 from tiny_pair import byte_tokenizer
+from transformers import CodeLlamaTokenizer
 
 from yggdrasil.acceptance.sampler import TokenLogprobs
 from yggdrasil.serving.logprobs import CompletionLogprobsWriter, chat_logprobs
@@ -23,6 +24,16 @@ def test_bytes_of_tokens_add_up_to_their_text():
     assert b"".join(map(texts.token_bytes, tokens)).decode() == fallback_tokenizer().decode(tokens)
     assert [texts.token_text(token) for token in tokens_of("▁the", "the", "▁", "<s>")] == [" the", "the", " ", "<s>"]
     assert texts.token_text(tokens_of("😀")[0]) == "bytes:\\xf0"
+
+
+def test_a_text_that_goes_on_begins_without_a_space():
+    """What follows a gap is filled in before it: `<PRE> {before} <SUF>{after} <MID>`, as CodeLlama has learned it."""
+    names = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *"▁retun", "re", "▁re"]
+    spaced = CodeLlamaTokenizer({name: i for i, name in enumerate(names)}, [("r", "e"), ("▁", "re")])
+    for text, tokens in {"return re": "re t u r n ▁re", " re": "▁re", "\nre": "<0x0A> re", "": ""}.items():
+        assert spaced.convert_ids_to_tokens(texts_of(spaced).encode_behind(text)) == tokens.split()
+    plain = texts_of(byte_tokenizer())
+    assert plain.encode_behind("\n a") == plain.encode("\n a", special=False)
 
 
 @pytest.mark.parametrize("token", range(len(byte_tokenizer())))

@@ -173,5 +173,5 @@ def _infilled(given: Any, suffix: str, service: Service) -> list[int]:
         raise Fault(400, "the model's tokenizer has no tokens for filling in; leave out suffix", param="suffix")
     if not isinstance(given, str):
         raise Fault(400, "with suffix the prompt is one text", param="prompt")
-    before, after = (service.texts.encode(text, special=False) for text in (given, suffix))
+    before, after = service.texts.encode(given, special=False), service.texts.encode_behind(suffix)
     return [*service.texts.encode(""), marks[0], *before, marks[1], *after, marks[2]]

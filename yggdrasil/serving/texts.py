@@ -15,6 +15,9 @@ from yggdrasil.prompts import apply_template, encode_prompt
 from yggdrasil.serving.faults import Fault, context_fault
 from yggdrasil.serving.wire import ChatMessage, Tool
 
+_SPACE = "▁"  # as SentencePiece writes it
+_BEFORE = "☺"  # what no tokenizer joins with what follows
+
 
 class Texts:
     """The decoder's tokenizer, and what fits its model."""
@@ -32,6 +35,13 @@ class Texts:
             if special:
                 return encode_prompt(self.tokenizer, text)
             return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def encode_behind(self, text: str) -> list[int]:
+        """Tokens of a text that goes on from another: without the space that some tokenizers put before any."""
+        before = self.encode(_BEFORE, special=False)
+        if not "".join(self.tokenizer.convert_ids_to_tokens(before)).startswith(_SPACE):
+            return self.encode(text, special=False)
+        return self.encode(_BEFORE + text, special=False)[len(before) :]
 
     def encode_chat(self, messages: Sequence[dict[str, Any]], tools: Sequence[Tool] | None = None) -> list[int]:
         """Tokens of a chat in the model's own template, up to where the answer begins."""
