@@ -126,9 +126,15 @@ def test_a_tokenizer_with_a_setting_of_another_type_is_refused_when_loaded(tmp_p
         (
             "max_position_embeddings",
             10**29,
-            r"config\.json does not fit together: max_position_embeddings is more than",
+            r"config\.json does not fit together: max_position_embeddings is 1\d+, not from 0 to",
         ),
         ("max_position_embeddings", "x", r"config\.json could not be read: Validation error for field 'max_pos.*'x'"),
+        (
+            "max_position_embeddings",
+            -1,
+            r"config\.json does not fit together: max_position_embeddings is -1, not from 0",
+        ),
+        ("num_hidden_layers", 10**5, r"config\.json does not fit together: num_hidden_layers is 100000, more than"),
         ("num_hidden_layers", None, r"config\.json (could not be read|does not fit together): \S"),
     ],
 )

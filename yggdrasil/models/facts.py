@@ -11,6 +11,7 @@ from yggdrasil.models.kept_tokenizer import open_tokenizer
 from yggdrasil.models.source import Source
 
 _MOST_POSITIONS = 2**31 - 1
+_MOST_LAYERS = 1024  # far more than any model has; what counts more would be made before its weights are missed
 _RECURRENT_LAYERS = {"linear_attention", "mamba", "recurrent", "conv", "hybrid", "mamba2", "rwkv"}
 
 
@@ -39,8 +40,11 @@ def _fault(config: PretrainedConfig) -> str | None:
     kv_heads = heads if kv_heads is None else kv_heads
     if min(heads, kv_heads, config.vocab_size, config.hidden_size, config.num_hidden_layers) < 1:
         return "a size is not positive"
-    if (getattr(config, "max_position_embeddings", None) or 0) > _MOST_POSITIONS:
-        return f"max_position_embeddings is more than {_MOST_POSITIONS}"
+    if config.num_hidden_layers > _MOST_LAYERS:
+        return f"num_hidden_layers is {config.num_hidden_layers}, more than {_MOST_LAYERS}"
+    positions = getattr(config, "max_position_embeddings", None) or 0
+    if not 0 <= positions <= _MOST_POSITIONS:
+        return f"max_position_embeddings is {positions}, not from 0 to {_MOST_POSITIONS}"
     if heads % kv_heads:
         return f"num_key_value_heads ({kv_heads}) does not divide num_attention_heads ({heads})"
     if not getattr(config, "head_dim", None) and config.hidden_size % heads:
