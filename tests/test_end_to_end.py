@@ -220,7 +220,7 @@ def test_the_program_measures_how_far_wide_passes_are_from_plain_ones(at_root, c
     options = ["--plan", calibrated.plan, "--prompts", calibrated.prompts, "--max-new-tokens", 8]
     assert run_program("parity", *options, "--limit", 2, "--out", ".", "--dump-mismatches", "mismatches.jsonl") == 0
 
-    report = ParityReport.load(at_root)
+    report = ParityReport.load(at_root, Plan.load(calibrated.plan).dtype)
     assert [width.width for width in report.widths] == list(Plan.load(calibrated.plan).shapes.verify_widths[1:])
     assert all(width.positions == 2 * 8 for width in report.widths)
     assert (at_root / "mismatches.jsonl").read_text() == ""

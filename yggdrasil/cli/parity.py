@@ -29,7 +29,9 @@ def parity(
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(callback=checks.output_folder, help="Folder for parity.yaml; the plan's predictor's if unset."),
+        typer.Option(
+            callback=checks.output_folder, help="Folder for parity-DTYPE.yaml; the plan's predictor's if unset."
+        ),
     ] = None,
     chat: ChatOption = False,
     force_machine: ForceOption = False,

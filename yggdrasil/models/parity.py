@@ -13,7 +13,7 @@ from torch import Tensor
 
 from yggdrasil.artifacts import parse_dataclass, read_yaml, to_plain, write_yaml
 
-KIND, SCHEMA_VERSION, FILE_NAME = "parity", 1, "parity.yaml"
+KIND, SCHEMA_VERSION = "parity", 1
 _CONTENDERS = 16  # best tokens whose logits are compared: nothing further down can win
 _SAFETY = 1.5  # texts that were not probed may differ by more than those that were
 
@@ -67,23 +67,24 @@ class ParityReport:
     worst_position: str = ""
 
     def save(self, folder: Path) -> Path:
-        path = folder / FILE_NAME
+        path = _file(folder, self.dtype)
         write_yaml(path, KIND, SCHEMA_VERSION, to_plain(self))
         return path
 
     @classmethod
-    def load(cls, folder: Path) -> "ParityReport":
+    def load(cls, folder: Path, dtype: str) -> "ParityReport":
         """Read what ``save`` wrote; ArtifactError where it is missing or damaged."""
-        path = folder / FILE_NAME
+        path = _file(folder, dtype)
         return parse_dataclass(cls, read_yaml(path, KIND, SCHEMA_VERSION), str(path))
 
 
 def read_tolerance(folder: Path, dtype: str) -> float | None:
     """The tolerance measured for a plan in this dtype; None where there is none."""
-    if not (folder / FILE_NAME).exists():
-        return None
-    report = ParityReport.load(folder)
-    return report.tolerance if report.dtype == dtype else None
+    return ParityReport.load(folder, dtype).tolerance if _file(folder, dtype).exists() else None
+
+
+def _file(folder: Path, dtype: str) -> Path:
+    return folder / f"parity-{dtype}.yaml"
 
 
 def differences(reference: Tensor, found: Tensor) -> Tensor:
