@@ -140,10 +140,15 @@ def check(
     tokens: Annotated[int, typer.Option(min=1)] = 48,
 ) -> None:
     """Draft with both and compare."""
+    from yggdrasil.drafters.heads.kinds import kind_of
     from yggdrasil.drafters.shipped import whole_name
+    from yggdrasil.errors import YggdrasilError
     from yggdrasil.models.source import Source
 
-    folder, files = Source.find(target).checkpoint(torch.float32), Path(whole_name(head))
+    files = Path(whole_name(head))
+    if kind_of(files) != "eagle3":
+        raise YggdrasilError(f"--head {head} is no folder of an EAGLE-3 head; name one that `yggdrasil train` wrote")
+    folder = Source.find(target).checkpoint(torch.float32)
     plain = plain_drafts(folder, files, texts, tokens)
     ours = our_drafts(folder, files, [text for text, _ in plain])
     pairs = [pair for (_, theirs), chains in zip(plain, ours, strict=True) for pair in zip(theirs, chains, strict=True)]

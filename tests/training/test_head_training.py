@@ -522,6 +522,8 @@ def test_a_trained_head_drafts_the_same_elsewhere(written, target, tmp_path, mon
     same, total, different = map(int, re.findall(r"\d+", capsys.readouterr().out))
     assert same == total == 2 * 13
     assert different > 5
+    with pytest.raises(YggdrasilError, match="is no folder of an EAGLE-3 head; name one"):
+        check_head.check(str(target), str(target), texts=1, tokens=8)
 
 
 def test_a_folder_of_something_else_is_left_alone(written):
