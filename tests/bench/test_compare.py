@@ -6,7 +6,7 @@ from functools import partial
 from types import SimpleNamespace
 
 import pytest
-from tiny_pair import TEXT
+from tiny_pair import SHAPES, TEXT
 
 from yggdrasil.bench.compare import _STRETCH, _in_turn, compare
 from yggdrasil.bench.record import guessers
@@ -260,6 +260,28 @@ def test_one_that_fails_leaves_no_decoder_in_the_middle_of_its_request(pair, mon
     for decoder in (first, other):
         assert decoder.generate(TEXT[:5], max_new_tokens=2).finish_reason == "length", "its turn is free"
         work.done = ""
+
+
+def test_a_plan_of_a_shorter_context_ends_no_text_before_the_others(pair):
+    """Else the end of its context is taken for a token that it has wrong."""
+    first = pair.decoder(FixedPolicy(TreeShape(2, 2, 4)))
+    short = pair.decoder(FixedPolicy(TreeShape(2, 2, 4)), replace(SHAPES, max_length=40))
+    (found,) = compare(first, [prompt_of(pair, "a", 0, None)], 60, lambda _: None, warm_up=False, beside={"b": short})
+    room = 40 - found.plain.prompt_tokens
+
+    assert len(found.plain.tokens) == len(found.tree.tokens) == len(found.beside["b"].tree.tokens) == room
+    assert found.beside["b"].matched
+
+
+def test_a_prompt_too_long_for_a_plan_beside_is_named_before_any_is_timed(pair, monkeypatch):
+    first = pair.decoder(FixedPolicy(TreeShape(2, 2, 4)))
+    short = pair.decoder(FixedPolicy(TreeShape(2, 2, 4)), replace(SHAPES, max_length=20))
+    text = first.tokenizer.decode(TEXT[:30])
+    prompts = [prompt_of(pair, "a", 0, None), Prompt("b", text, None, place=Place("set.jsonl", 2))]
+    monkeypatch.setattr(first, "start", lambda *_, **__: pytest.fail("decoded"))
+
+    with pytest.raises(YggdrasilError, match=r"set\.jsonl.*2.*the context holds 20; keep fewer with --max-prompt-tok"):
+        compare(first, prompts, 8, lambda _: None, beside={"b": short})
 
 
 def test_a_decoder_is_not_beside_itself(pair):

@@ -66,8 +66,8 @@ def compare(
 ) -> list[Comparison]:
     """Decode every prompt plainly, and with ``decoder`` and those ``beside`` it side by side, in an order that turns.
 
-    Without ``ignore_eos`` a text ends where the model ends it, and lengths differ from prompt to prompt. ``warm_up``
-    decodes the first prompt each way beforehand, uncounted: it loads the steps.
+    Without ``ignore_eos`` a text ends where the model ends it, and lengths differ from prompt to prompt; all end where
+    the shortest context does. ``warm_up`` decodes the first prompt each way beforehand, uncounted: it loads the steps.
 
     Raises:
         YggdrasilError: a step was built after the warm-up, so times do not compare; or a decoder of ``beside`` has
@@ -75,11 +75,14 @@ def compare(
     """
     plans = {_OURS: decoder, **(beside or {})}
     _check_comparable(plans)
-    texts = [encode_one(decoder, prompt, max_prompt_tokens) for prompt in prompts]  # before any of them is timed
+    shortest = min(plans.values(), key=_context)
+    texts = [encode_one(shortest, prompt, max_prompt_tokens) for prompt in prompts]  # before any of them is timed
 
     def start(by: Decoder, number: int, *, speculates: bool) -> Request:
         by.forget()  # each reads the whole prompt
-        return by.start(texts[number], max_new_tokens=max_new_tokens, ignore_eos=ignore_eos, speculation=speculates)
+        text = texts[number]
+        room = min(max_new_tokens, _context(shortest) - len(text))
+        return by.start(text, max_new_tokens=room, ignore_eos=ignore_eos, speculation=speculates)
 
     def plainly(number: int) -> Generation:
         return start(decoder, number, speculates=False).finished()
@@ -137,6 +140,11 @@ def _in_turn(names: Sequence[str], number: int) -> Sequence[str]:
     first = number % len(names)
     turned = [*names[first:], *names[:first]]
     return turned if (number // len(names)) % 2 == 0 else turned[::-1]
+
+
+def _context(of: Decoder) -> int:
+    """Tokens of its longest text."""
+    return of.assembly.engine.max_length
 
 
 def _check_comparable(plans: Mapping[str, Decoder]) -> None:
