@@ -1,5 +1,7 @@
 """Every registered tree on our engine: same tokens as transformers, within its budget, and the tree it claims to be."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from tiny_pair import SHAPES, TEXT
@@ -121,6 +123,13 @@ def test_acceptance_is_what_the_models_say(bench, pair):
     alone = TreeBench(pair.decoder(PLAIN), (8,), COSTS)
 
     assert alone.calibrate([TEXT[30:50]], 40) == pytest.approx(expected.tolist())
+
+
+def test_acceptance_is_of_the_tokens_that_there_was_room_for(perfect_pair):
+    """A prompt that all but fills the context leaves few; those that never came were not guessed wrong."""
+    bench = TreeBench(perfect_pair.decoder(PLAIN, replace(SHAPES, max_length=30)), (8,), COSTS)
+
+    assert bench.calibrate([PROMPT], 24)[0] == 1.0
 
 
 def test_wide_levels_take_several_steps(bench, pair):

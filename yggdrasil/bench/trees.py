@@ -95,13 +95,14 @@ class TreeBench:
         sampling: SamplingParams = GREEDY,
     ) -> tuple[float, ...]:
         """Measure the acceptance vector [K] that static trees need, on text that is not evaluated."""
-        hits = np.zeros(self.candidates, dtype=np.int64)
+        hits, num_generated = np.zeros(self.candidates, dtype=np.int64), 0
         for prompt in prompts:
             generated = self.decoder.generate(
                 prompt, max_new_tokens=num_tokens, ignore_eos=True, speculation=False, sampling=sampling
             ).tokens
             hits += rank_hits(self.drafter, self.decoder.assembly.engine.tree, prompt, generated)
-        self.acceptance = tuple((hits / max(num_tokens * len(prompts), 1)).tolist())
+            num_generated += len(generated)  # a context that is full ends them sooner
+        self.acceptance = tuple((hits / max(num_generated, 1)).tolist())
         return self.acceptance
 
     def arrange(self, arrangement: Arrangement) -> None:
