@@ -76,6 +76,15 @@ def test_an_existing_path_is_taken_as_given(tmp_path: Path) -> None:
     assert resolve_plan(str(there), HERE, []) == there
 
 
+def test_a_path_is_whole_wherever_it_is_given_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Profile and predictor lie beside it, and the working directory may be another then."""
+    there = make_plan(tmp_path, "demo", THERE)
+    monkeypatch.chdir(there.parent)
+
+    assert resolve_plan(there.name, HERE, []) == there
+    assert resolve_plan(f"../demo/{there.name}", HERE, []) == there
+
+
 def test_an_earlier_root_wins(tmp_path: Path) -> None:
     first = make_plan(tmp_path / "a", "demo", HERE)
     make_plan(tmp_path / "b", "demo", HERE)

@@ -177,6 +177,16 @@ def test_report_on_the_command_line(run, tmp_path):
     assert (code, "--out FILE" in err) == (2, True)
 
 
+def test_a_plan_is_found_with_its_profile_from_its_own_folder(run, tmp_path, monkeypatch):
+    path = write_artifacts(tmp_path)
+    monkeypatch.chdir(path.parent)
+
+    assert run("search", "--profile", path.name)[0] == 0
+    code, out, _ = run("report", "--name", path.name, "--text")
+    assert (code, "top 1" in out) == (0, True)
+    assert [each for each in tmp_path.rglob("*.yaml") if each.parent.parent.name == "plans"] == [path]
+
+
 @pytest.fixture(scope="module")
 def decoder(pair):
     return pair.decoder(PLAIN_POLICY, FEW, other_stages=[schedule.labels for schedule in MEASURED])

@@ -20,6 +20,7 @@ from yggdrasil.artifacts.names import (
     predictor_directory,
     profile_directory,
     resolve_plan,
+    root_of,
     search_roots,
     validate_name,
 )
@@ -50,6 +51,7 @@ __all__ = [
     "read_tensors",
     "read_yaml",
     "resolve_plan",
+    "root_of",
     "search_roots",
     "shown",
     "to_plain",

@@ -79,6 +79,11 @@ def plan_path(root: Path, name: str, machine: Machine) -> Path:
     return root / "plans" / validate_name(name) / f"{machine.slug}.yaml"
 
 
+def root_of(plan: Path) -> Path:
+    """Return the root in which the file ``plan`` lies, as ``plan_path`` has it."""
+    return plan.parent.parent.parent
+
+
 def list_plans(name: str | None = None, roots: Sequence[Path] | None = None) -> list[PlanEntry]:
     """Return the plans there are, of one name or of all, by root, name and slug; an earlier root hides a later one.
 
@@ -104,7 +109,7 @@ def _files(folder: Path, pattern: str) -> list[Path]:
 def resolve_plan(
     name_or_path: str | Path, machine: Machine, roots: Sequence[Path] | None = None, force: bool = False
 ) -> Path:
-    """Return the plan file that ``name_or_path`` means on ``machine``.
+    """Return the plan file that ``name_or_path`` means on ``machine``, as a whole path: other files lie beside it.
 
     An existing file is taken as given. A name means the plan of this machine; with ``force``, where there is none,
     the only plan of that name.
@@ -114,7 +119,7 @@ def resolve_plan(
     """
     path = expanded(name_or_path)
     if path.is_file():
-        return path
+        return path.parent.resolve() / path.name
     text = str(name_or_path)
     if path.name != text or path.suffix in (".yaml", ".yml"):
         raise ArtifactError(f"there is no plan file {text}; check the path, or give a plan's name.")

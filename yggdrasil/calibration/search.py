@@ -11,7 +11,7 @@ import pandas as pd
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from yggdrasil.artifacts import current_machine, plan_path, read_csv, resolve_plan, shown, write_csv
+from yggdrasil.artifacts import current_machine, plan_path, read_csv, resolve_plan, root_of, shown, write_csv
 from yggdrasil.calibration.documents import open_ended
 from yggdrasil.calibration.pair import build_assembly
 from yggdrasil.calibration.reporter import Reporter
@@ -148,7 +148,7 @@ def _open(settings: SearchSettings) -> _Subject:
         raise YggdrasilError(f"{plan.name} drafts without a model, which has no stages to schedule; take a draft model")
     learned = Learned.load(path.parent / plan.predictor)
     lengths = AcceptedLengths(learned.mean_survival, learned.ratios, plan.shapes.verify_widths)
-    root = path.parents[2]
+    root = root_of(path)
     profile = root / "profiles" / path.parent.name / path.stem
     knots = torch.from_numpy(np.asarray(learned.acceptance.knots).copy())
     return _Subject(plan, root, profile, lengths, knots, is_head(plan.drafter.path()))
