@@ -175,6 +175,20 @@ def test_plans_beside_each_other_have_figures_of_their_own(pair, capsys):
     assert "0.769" in capsys.readouterr().out
 
 
+def test_a_plan_whose_answer_is_one_token_has_no_time_to_compare_with(pair):
+    """A near tie may be an end token to one plan and none to another."""
+    first, narrow = (pair.decoder(FixedPolicy(TreeShape(*shape))) for shape in ((2, 2, 4), (1, 1, 2)))
+    prompts = [prompt_of(pair, "a", 0, None), prompt_of(pair, "b", 9, None)]
+    whole, other = compare(first, prompts, 12, lambda _: None, warm_up=False, beside={"narrow": narrow})
+    (ended,) = compare(first, prompts[1:], 1, lambda _: None, warm_up=False)
+    summary = summarise_beside([whole, replace(ended, beside=other.beside)])["narrow"]
+
+    assert summary == {
+        **summarise([whole.beside["narrow"], other.beside["narrow"]]),
+        **{name: summarise_beside([whole])["narrow"][name] for name in ("time_over_first", "total_time_over_first")},
+    }
+
+
 def other_in(result, name, tpot_ms):
     other = result.beside[name]
     return replace(other, tree=timed(other.tree, tpot_ms))

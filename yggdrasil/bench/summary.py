@@ -59,7 +59,11 @@ def summarise_beside(results: Sequence[Comparison]) -> dict[str, dict[str, Any]]
     found = {}
     for name in results[0].beside:
         others = [result.beside[name] for result in results]
-        pairs = [(other, r) for other, r in zip(others, results, strict=True) if other.tree.metrics.iterations]
+        pairs = [
+            (other, r)
+            for other, r in zip(others, results, strict=True)
+            if other.tree.metrics.iterations and r.tree.metrics.iterations  # either may end with the prefill's token
+        ]
         found[name] = {
             **summarise(others),
             "time_over_first": spread([other.tree.metrics.tpot_ms / r.tree.metrics.tpot_ms for other, r in pairs]),
