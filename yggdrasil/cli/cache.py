@@ -1,6 +1,9 @@
 """``yggdrasil cache``: what is compiled and kept of models on this machine, and how much of the disk it takes."""
 
+import os
 import shutil
+from contextlib import suppress
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -22,13 +25,13 @@ def cache(
     total = 0
     for folder in FOLDERS:
         place = followed(root / folder)
-        files = sorted(path for path in place.rglob("*") if path.is_file())
-        size = sum(path.stat().st_size for path in files)
+        sizes = _sizes(place)
+        size = sum(sizes.values())
         total += size
-        print(f"{folder}: {len(files)} files, {size / 1e6:.1f} MB in {place}")
+        print(f"{folder}: {len(sizes)} files, {size / 1e6:.1f} MB in {place}")
         if not clear:
-            for path in files:
-                print(f"  {path.stat().st_size / 1e6:8.2f} MB  {path.relative_to(place)}")
+            for path, own in sorted(sizes.items()):
+                print(f"  {own / 1e6:8.2f} MB  {path.relative_to(place)}")
         elif place.exists():
             try:
                 shutil.rmtree(place)
@@ -38,3 +41,13 @@ def cache(
                 reason = error.strerror or first_line(error)
                 raise YggdrasilError(f"cannot clear {place} ({reason}); check its permissions") from error
     print(f"{'cleared' if clear else 'in all'}: {total / 1e6:.1f} MB")
+
+
+def _sizes(place: Path) -> dict[Path, int]:
+    """Bytes of every file below ``place``; other processes' temporary ones may be gone before they are looked at."""
+    sizes = {}
+    for folder, _, names in os.walk(place):
+        for path in (Path(folder, name) for name in names):
+            with suppress(OSError):
+                sizes[path] = path.stat().st_size
+    return sizes
