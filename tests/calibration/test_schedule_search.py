@@ -115,6 +115,15 @@ def test_aal_is_saved_beside_and_is_longer_and_slower(run, tmp_path):
     assert second.predicted_ms_per_token > first.predicted_ms_per_token
 
 
+def test_a_plan_saved_beside_is_searched_again_by_the_same_profile(run, tmp_path):
+    write_artifacts(tmp_path)
+    run("search", "--profile", "made-up", "--objective", "aal", "--save-as", "beside")
+    code, _, err = run("search", "--profile", "beside")
+
+    assert (code, err) == (0, "")
+    assert [folder.name for folder in (tmp_path / "profiles").iterdir()] == ["made-up"]
+
+
 def test_a_plan_that_reads_the_head_draft_keeps_doing_so(run, tmp_path):
     stages = Schedule.of({"depth_prediction": "informed"}).labels
     path = write_artifacts(tmp_path, depth_from="head", stages=stages)

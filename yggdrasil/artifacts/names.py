@@ -84,6 +84,16 @@ def root_of(plan: Path) -> Path:
     return plan.parent.parent.parent
 
 
+def profile_beside(plan: Path, predictor: Path) -> Path:
+    """Return the folder of what was measured for the plan in the file ``plan``, whose ``predictor`` lies there.
+
+    A plan that a search has saved under another name has no profile of that name: the predictor's is its own.
+    """
+    profiles = root_of(plan) / "profiles"
+    own = profiles / plan.parent.name / plan.stem
+    return own if own.is_dir() else profiles / predictor.resolve().parent.name / plan.stem
+
+
 def list_plans(name: str | None = None, roots: Sequence[Path] | None = None) -> list[PlanEntry]:
     """Return the plans there are, of one name or of all, by root, name and slug; an earlier root hides a later one.
 

@@ -11,7 +11,8 @@ import pandas as pd
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from yggdrasil.artifacts import current_machine, plan_path, read_csv, resolve_plan, root_of, shown, write_csv
+from yggdrasil.artifacts import current_machine, plan_path, read_csv, resolve_plan, shown, write_csv
+from yggdrasil.artifacts.names import profile_beside, root_of
 from yggdrasil.calibration.documents import open_ended
 from yggdrasil.calibration.pair import build_assembly
 from yggdrasil.calibration.reporter import Reporter
@@ -146,12 +147,12 @@ def _open(settings: SearchSettings) -> _Subject:
         )
     if not isinstance(plan.drafter, ModelRef):
         raise YggdrasilError(f"{plan.name} drafts without a model, which has no stages to schedule; take a draft model")
-    learned = Learned.load(path.parent / plan.predictor)
+    predictor = path.parent / plan.predictor
+    learned = Learned.load(predictor)
     lengths = AcceptedLengths(learned.mean_survival, learned.ratios, plan.shapes.verify_widths)
-    root = root_of(path)
-    profile = root / "profiles" / path.parent.name / path.stem
+    profile = profile_beside(path, predictor)
     knots = torch.from_numpy(np.asarray(learned.acceptance.knots).copy())
-    return _Subject(plan, root, profile, lengths, knots, is_head(plan.drafter.path()))
+    return _Subject(plan, root_of(path), profile, lengths, knots, is_head(plan.drafter.path()))
 
 
 def _set_up(subject: _Subject, settings: SearchSettings, reporter: Reporter) -> _Bench:

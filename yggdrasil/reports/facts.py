@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from yggdrasil.artifacts import parse_json, root_of
+from yggdrasil.artifacts import parse_json, profile_beside
 from yggdrasil.calibration.backends import KEYS as BACKEND_KEYS
 from yggdrasil.calibration.backends import compare_backends
 from yggdrasil.calibration.measure import COLUMNS as SAMPLE_COLUMNS
@@ -44,9 +44,7 @@ class Facts:
         """Read what lies beside a plan; ArtifactError where plan or predictor is missing or damaged."""
         plan = Plan.load(plan_path)
         predictor = plan_path.parent / plan.predictor
-        profile = root_of(plan_path) / "profiles" / plan_path.parent.name / plan_path.stem
-        if not profile.is_dir():  # a plan saved under another name: the predictor's name is the profile's
-            profile = root_of(plan_path) / "profiles" / predictor.resolve().parent.name / plan_path.stem
+        profile = profile_beside(plan_path, predictor)
         trees = optional(profile / "example_trees.csv", "example-trees", TREE_COLUMNS)
         learned = None if plan.drafter is None else Learned.load(predictor)
         return cls(plan, learned, profile, predictor, trees)
