@@ -4,6 +4,7 @@ from collections import Counter
 from dataclasses import replace
 from itertools import product
 from math import log
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -223,6 +224,34 @@ def test_a_node_has_no_more_children_than_it_may(native):
     text = [token for follower in range(1, 41) for token in (0, follower)] + [0]
     tree = grown(CountsDrafter(unlikely, native=native), text, num_nodes=40, depth=1)
     assert tree.tokens[1 : tree.size].tolist() == list(range(40, 40 - BRANCHES, -1))
+
+
+@pytest.mark.skipif(not is_native(), reason="memory of the C++ tables")
+def test_a_large_table_lies_on_huge_pages_where_the_system_has_them():
+    """On small ones looking up its places behind a pass takes several times as long."""
+    smaps = Path("/proc/self/smaps")
+    if (
+        not (smaps.exists() and "VmFlags" in smaps.read_text())
+        or not Path("/sys/kernel/mm/transparent_hugepage").exists()
+    ):
+        pytest.skip("this system does not say")
+    table = Table.of([([], np.random.default_rng(0).integers(0, 4000, 60_000).tolist())])
+    before = _advised_kilobytes(smaps)
+    drafter = CountsDrafter(BELIEF, table, native=True)
+
+    assert _advised_kilobytes(smaps) - before >= 3 * 2048, drafter.name
+
+
+def _advised_kilobytes(smaps):
+    """Of the process's memory, how much is to have huge pages."""
+    sizes, total = [0], 0
+    for line in smaps.read_text().splitlines():
+        name, *values = line.split()
+        if name == "Size:":
+            sizes.append(int(values[0]))
+        elif name == "VmFlags:" and "hg" in values:
+            total += sizes[-1]
+    return total
 
 
 def test_a_table_keeps_the_most_frequent():

@@ -10,7 +10,12 @@
 #include <utility>
 #include <vector>
 
+#include "huge_pages.h"
+
 namespace yggdrasil {
+
+template <typename T>
+using Spread = std::vector<T, OnHugePages<T>>;  // read here and there
 
 struct Follower {
   int32_t token;
@@ -39,7 +44,7 @@ class CountedText {
   CountedText() { forget(); }
 
   void forget() {
-    contexts_ = std::vector<Context>(kFirst);  // what a long text took is given back
+    contexts_ = Spread<Context>(kFirst);  // what a long text took is given back
     spilled_ = {};
     used_ = 0;
   }
@@ -94,13 +99,13 @@ class CountedText {
   }
 
   void grow() {
-    std::vector<Context> before(2 * contexts_.size());
+    Spread<Context> before(2 * contexts_.size());
     before.swap(contexts_);
     for (const Context& context : before)
       if (context.total) contexts_[slot(context.key)] = context;
   }
 
-  std::vector<Context> contexts_;
+  Spread<Context> contexts_;
   std::vector<std::vector<Follower>> spilled_;
   size_t used_ = 0;
 };
@@ -164,9 +169,9 @@ class CountedTable {
     return place;
   }
 
-  std::vector<Context> contexts_;
-  std::vector<int32_t> slots_;
-  std::vector<Follower> followers_;
+  Spread<Context> contexts_;
+  Spread<int32_t> slots_;
+  Spread<Follower> followers_;
 };
 
 }  // namespace yggdrasil
