@@ -42,9 +42,20 @@ def test_where_no_tree_waits_for_memory_none_is_asked_for():
     assert asked(Lookout([costs(w1=20.0)]), 1) is None
 
 
-def test_other_places_and_other_costs_have_their_own_widths():
+def test_other_places_and_costs_have_their_own_widths():
     lookout = Lookout([READING, COMPUTING])
     assert asked(lookout, 32)
     assert lookout.widest(1) is None
-    lookout.use([COMPUTING, READING])
-    assert (lookout.widest(0), lookout.widest(1)) == (None, 8)
+    lookout.use([READING.where_memory_is(0.8), COMPUTING])
+    assert lookout.widest(0) == 4
+
+
+def test_a_pass_that_waits_for_memory_only_where_that_is_slow_does_not_tell():
+    """Believed slow while it was not, 32 rows took as long as ever, and were verified for hundreds of passes."""
+    calibrated = costs(w1=81.4, w2=83.0, w8=85.2, w16=86.7, w32=112.1)
+    slow = calibrated.where_memory_is(1.8)
+    assert asked(Lookout([slow]), 32) is None
+    lookout = Lookout([calibrated])
+    lookout.use([slow])
+
+    assert asked(lookout, 32)[1] == 16
