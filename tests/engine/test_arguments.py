@@ -66,6 +66,7 @@ def test_any_sequence_of_whole_numbers_is_a_prompt(pair, prompt):
         ({"ignore_eos": "no"}, TypeError, "ignore_eos is 'no'"),
         ({"wait": None}, TypeError, "wait is None"),
         ({"begins_turn": 0}, TypeError, "begins_turn is 0"),
+        ({"keeps_special": ""}, TypeError, "keeps_special is ''"),
         ({"speculation": "match"}, TypeError, "speculation is 'match'; it must be a Speculation object"),
         ({"speculation": None}, TypeError, "speculation is None"),
         ({"sampling": {"top_k": 5}}, TypeError, "sampling is {'top_k': 5}; it must be a SamplingParams object"),

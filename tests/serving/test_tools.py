@@ -1,5 +1,6 @@
 """Tools: the template's own format is found, calls are read back, and can be required."""
 
+import copy
 import json
 import re
 
@@ -50,8 +51,8 @@ def test_formats_are_found_and_calls_read(tokenizer, monkeypatch, template, text
     assert (call.function.name, json.loads(call.function.arguments)) == ("f", {"x": 1})
     assert content == ("Let me see." if "see" in text else "")
     assert found.parse("no call at all", {"f"}).content == "no call at all"
-    assert all(text.startswith(text[: found.decided(text[:end])]) for end in range(len(text)))
-    assert found.decided(text) == text.find("<tool_call>") if "<tool" in text else found.decided(text) == 0
+    assert all(text.startswith(found.decided(text[:end])) for end in range(len(text)))
+    assert found.decided(text) == ("Let me see. " if "see" in text else "")
 
 
 @pytest.mark.parametrize(
@@ -70,8 +71,8 @@ def test_a_call_is_read_whatever_the_model_thought_before(tokenizer, monkeypatch
 
     assert [json.loads(call.function.arguments) for call in parsed.calls] == [{"x": 1}]
     assert parsed.content == content
-    assert all(content.startswith(text[: found.decided(text[:end])].rstrip()) for end in range(len(text)))
-    assert found.decided("No call at all.") == len("No call at all.")
+    assert all(content.startswith(found.decided(text[:end]).rstrip()) for end in range(len(text)))
+    assert found.decided("No call at all.") == "No call at all."
 
 
 def test_a_call_that_must_be_has_the_templates_empty_thinking_block(tokenizer, monkeypatch):
@@ -266,6 +267,28 @@ def test_a_stream_tells_all_that_stands_before_a_call(server):
     assert whole["message"]["content"] == "The tag <tool_call> marks calls."
     assert "".join(delta.get("content") or "" for delta in deltas).rstrip() == whole["message"]["content"]
     assert deltas[-1]["tool_calls"][0]["function"] == whole["message"]["tool_calls"][0]["function"]
+
+
+@pytest.mark.parametrize("before", ["Let me look. ", ""])
+def test_a_call_that_special_tokens_alone_mark_is_found_behind_text(server, monkeypatch, before):
+    """As Mistral's and Command-R's: the mark shows in no text, and an answer that is not all JSON was text."""
+    tokenizer = copy.deepcopy(server.worker.decoder.tokenizer)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["~", "^"]})
+    tokenizer.chat_template = TEMPLATE.replace("<tool_call>\n", "~").replace("\n</tool_call>", "^")
+    monkeypatch.setattr(server.worker.decoder, "tokenizer", tokenizer)
+    monkeypatch.setitem(vars(server.uvicorn.config.app.state.service), "tool_format", ToolFormat.of(tokenizer))
+    call = '~{"name": "stop", "arguments": {"text": "{}"}}^'
+    given = {"tools": TOOLS, "regex": re.escape(before + call + call), "max_tokens": 120}
+    (whole,) = server.chat(**given)["choices"]
+    chunks = server.stream("/v1/chat/completions", messages=[{"role": "user", "content": "Say something"}], **given)
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+
+    assert [each["function"]["arguments"] for each in whole["message"]["tool_calls"]] == ['{"text": "{}"}'] * 2
+    assert (whole["message"]["content"] or "") == before.rstrip()
+    assert "".join(delta.get("content") or "" for delta in deltas).rstrip() == before.rstrip()
+    assert len(deltas[-1]["tool_calls"]) == 2
+    (text,) = server.chat(tools=TOOLS, regex=re.escape("No ^call~ at all."), max_tokens=60)["choices"]
+    assert (text["message"]["content"], text["message"]["tool_calls"]) == ("No call at all.", None)
 
 
 @pytest.mark.parametrize(("sent", "shown"), [('{"unit": "C"}', '{"unit": "C"}'), ("", "{}")])

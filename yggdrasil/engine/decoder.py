@@ -142,7 +142,7 @@ class Decoder:
             eos = frozenset() if settings.ignore_eos else self.eos_tokens
             stream = TextStream(
                 self.tokenizer, eos, settings.max_new_tokens, settings.stop, include_stop=settings.include_stop,
-                before=() if settings.begins_turn else tokens,
+                before=() if settings.begins_turn else tokens, keeps_special=settings.keeps_special,
             )  # fmt: skip
             prepared = self._prepare(tokens, settings.sampling, settings.speculation, eos)
         ended = None if self._growing is None or not settings.speculation.is_lossless else self._growing.add

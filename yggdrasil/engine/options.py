@@ -23,6 +23,7 @@ class RequestOptions(TypedDict, total=False):
     watch: Watch | None  # is told of each iteration's tree, in the thread that decodes
     wait: bool  # for another thread's request on this decoder, instead of being refused
     begins_turn: bool  # the text is a chat's answer, and does not go on from the prompt's last letter
+    keeps_special: bool  # leave special tokens in the text
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,7 @@ class RequestSettings:
     watch: Watch | None = None
     wait: bool = False
     begins_turn: bool = False
+    keeps_special: bool = False
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> "RequestSettings":
@@ -60,7 +62,7 @@ class RequestSettings:
     def __post_init__(self) -> None:
         check_integer("max_new_tokens", self.max_new_tokens, 1, rule="at least 1")
         object.__setattr__(self, "stop", check_texts("stop", self.stop))
-        for name in ("include_stop", "ignore_eos", "wait", "begins_turn"):
+        for name in ("include_stop", "ignore_eos", "wait", "begins_turn", "keeps_special"):
             check_flag(name, getattr(self, name))
         if self.watch is not None and not callable(self.watch):
             raise ArgumentTypeError(f"watch is {self.watch!r}; it must be a function")

@@ -16,9 +16,9 @@ class TextStream:
     """Decodes tokens as they become certain and looks for the end after each one.
 
     A block of accepted tokens is fed one by one, so an end inside the block is seen at the same token as in plain
-    decoding. Special tokens never show in ``text``, but stop strings are looked for where they do. Text that could
-    still become part of a stop string is held back until it is decided. ``before`` are tokens whose text it goes on
-    from; without them it begins as a text of its own does.
+    decoding. Special tokens show in ``text`` with ``keeps_special`` alone, but stop strings are always looked for
+    where they do. Text that could still become part of a stop string is held back until it is decided. ``before``
+    are tokens whose text it goes on from; without them it begins as a text of its own does.
     """
 
     def __init__(
@@ -30,8 +30,9 @@ class TextStream:
         *,
         include_stop: bool = False,
         before: Sequence[int] = (),
+        keeps_special: bool = False,
     ) -> None:
-        self._pieces = Pieces(tokenizer.backend_tokenizer, skip_special=True, before=before)
+        self._pieces = Pieces(tokenizer.backend_tokenizer, skip_special=not keeps_special, before=before)
         self._eos_tokens = eos_tokens
         self._max_new_tokens = max_new_tokens
         self._stop = _StopStrings(tokenizer, stop, before) if stop else None

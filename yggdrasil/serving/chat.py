@@ -64,6 +64,9 @@ class _Chat:
         prompt = service.texts.check(service.texts.encode_chat(turns_of(body.messages), tools))
         longest = body.max_completion_tokens or body.max_tokens or service.texts.limit
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
+        # JSON that follows a response_format is what was asked for, even where it reads like a call.
+        is_formed = body.response_format is not None and body.response_format.type != "text"
+        read = None if is_formed else written
         jobs = [
             Wanted(
                 prompt,
@@ -75,14 +78,13 @@ class _Chat:
                     logprobs=logprobs,
                     constraint=constraint,
                     begins_turn=True,
+                    keeps_special=read is not None and read.reads_special,
                 ),
                 shows_trees=bool(body.show_trees and body.stream),
             )
             for i in range(body.n or 1)
         ]
-        # JSON that follows a response_format is what was asked for, even where it reads like a call.
-        is_formed = body.response_format is not None and body.response_format.type != "text"
-        return cls(body, service, identity, jobs, None if is_formed else written)
+        return cls(body, service, identity, jobs, read)
 
     def reply(self, results: list[Generation]) -> ChatCompletion:
         """All answers at once."""
@@ -151,12 +153,12 @@ class _AnswerStream:
             return
         self._text += event.text
         tools, logprobs = self._chat.tools, None
-        end = len(self._text) if tools is None else tools.decided(self._text)
+        told = self._text if tools is None else tools.decided(self._text)
         if event.logprobs:
             logprobs = chat_logprobs(self._chat.service.texts, event.logprobs).model_dump()
-        if end > self._sent or logprobs:
-            yield _choice(self._index, {"content": self._text[self._sent : end]}, logprobs=logprobs)
-            self._sent = max(end, self._sent)
+        if len(told) > self._sent or logprobs:
+            yield _choice(self._index, {"content": told[self._sent :]}, logprobs=logprobs)
+            self._sent = max(len(told), self._sent)
 
     def end(self, result: Generation) -> dict[str, Any]:
         """The last delta: calls, or text that was held back for one, and why the answer ended."""

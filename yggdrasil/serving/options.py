@@ -28,6 +28,7 @@ def options_of(
     logprobs: int | None = None,
     constraint: Constraint | None = None,
     begins_turn: bool = False,
+    keeps_special: bool = False,
 ) -> RequestOptions:
     """Options of the answer numbered ``choice``; another ``constraint`` than the body's may be given.
 
@@ -59,8 +60,8 @@ def options_of(
     )  # fmt: skip
     return RequestOptions(
         max_new_tokens=max_new_tokens, stop=[text for text in stop if text], include_stop=bool(body.include_stop),
-        ignore_eos=bool(body.ignore_eos), begins_turn=begins_turn, speculation=_speculation(body.speculation),
-        sampling=sampling, wait=True,
+        ignore_eos=bool(body.ignore_eos), begins_turn=begins_turn, keeps_special=keeps_special,
+        speculation=_speculation(body.speculation), sampling=sampling, wait=True,
     )  # fmt: skip
 
 

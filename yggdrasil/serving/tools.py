@@ -37,7 +37,7 @@ class ToolFormat:
     name_key: str
     arguments_key: str
     is_list: bool
-    specials: dict[str, int]  # the tokenizer's special tokens, which never show in an answer's text
+    specials: dict[str, int]  # the tokenizer's special tokens, which no answer tells
 
     @classmethod
     def of(cls, tokenizer: PreTrainedTokenizerBase) -> "ToolFormat | None":
@@ -89,21 +89,32 @@ class ToolFormat:
         return None
 
     @cached_property
-    def shown_begin(self) -> str:
-        """What of ``begin`` shows in an answer's text."""
-        return self._shown(self.begin).strip()
+    def reads_special(self) -> bool:
+        """Whether special tokens alone mark a call: answers are then read with them."""
+        return bool(self.begin.strip()) and not self._shown(self.begin).strip()
 
     @cached_property
-    def shown_lead(self) -> str:
-        """What of ``lead`` shows in an answer's text."""
-        return self._shown(self.lead)
+    def _mark(self) -> str:
+        """What marks a call in an answer as it is read."""
+        return (self.begin if self.reads_special else self._shown(self.begin)).strip()
+
+    @cached_property
+    def _lead(self) -> str:
+        return self.lead if self.reads_special else self._shown(self.lead)
 
     def _shown(self, text: str) -> str:
         return "".join(part for part in self._parts(text) if part not in self.specials)
 
-    def decided(self, text: str) -> int:
-        """Length of the beginning of an unfinished answer that is no part of a call, nor all that comes before one."""
-        mark, lead = self.shown_begin, self.shown_lead
+    def _told(self, text: str) -> str:
+        """What is told of a part of an answer as it is read."""
+        return self._shown(text) if self.reads_special else text
+
+    def decided(self, text: str) -> str:
+        """The beginning of an unfinished answer, as it is told, that is no part of a call, nor all before one."""
+        return self._told(text[: self._num_decided(text)])
+
+    def _num_decided(self, text: str) -> int:
+        mark, lead = self._mark, self._lead
         if lead.startswith(text):
             return 0
         if not mark:
@@ -119,20 +130,20 @@ class ToolFormat:
 
         ``names`` are the tools': where nothing marks a call, any other object is what was asked for, and no call.
         """
-        mark, lead = self.shown_begin, self.shown_lead
+        mark, lead = self._mark, self._lead
         if not mark:
             found, end = _json_at(text, len(lead) if text.startswith(lead) else 0)
             entries = found if isinstance(found, list) else [found]
             is_call = bool(entries) and not text[end:].strip() and all(self._is_call(each, names) for each in entries)
             return Parsed("", list(map(self._reply, entries))) if is_call else Parsed(text, [])
         calls: list[ToolCallReply] = []
-        content, place = text, text.find(mark)
+        content, place = self._told(text), text.find(mark)
         while place >= 0:
             found, end = _json_at(text, place + len(mark))
             marked = [each for each in (found if isinstance(found, list) else [found]) if self._is_named(each)]
             if marked and not calls:
-                content = text[:place].rstrip()
-                content = "" if content == lead.rstrip() else content
+                before = text[:place].rstrip()
+                content = "" if before == lead.rstrip() else self._told(before).rstrip()
             calls += map(self._reply, marked)
             place = text.find(mark, end)
         return Parsed(content, calls)
