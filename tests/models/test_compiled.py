@@ -26,9 +26,8 @@ from yggdrasil.tree.shape import TreeShape
 PROMPT = TEXT[:12]
 SHAPES = Shapes(max_length=80, draft_widths=(2,), max_depth=3, candidates=2, verify_widths=(1, 4), prefill_widths=(8,))
 TREE = FixedPolicy(TreeShape(2, 3, 4))
-# One a step for all widths above 1: the pair's two prefills share a package, being of one configuration. Layers are
-# packages of their own: of one row, of a path or a tree, and of a level of the drafter's, whose mask is wider.
-PACKAGES = ["finish-wn", "grow-wn", "head-wn", "layers", "layers", "plain-w1", "prefill-wn", "verify-wn"]
+# One a step for all widths above 1: the pair's two prefills share a package, being of one configuration.
+PACKAGES = ["finish-wn", "grow-wn", "head-wn", "plain-w1", "prefill-wn", "verify-wn"]
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +91,7 @@ def test_loading_a_package_does_not_import_the_compiler(compiled_decoder, compil
 @pytest.mark.compiled
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux says what is mapped")
 def test_what_pytorch_unpacks_is_gone_once_it_is_loaded(compiled_decoder, compile_cache, tmp_path):
-    """Of units too, which a process keeps to its end: each start would leave two megabytes."""
+    """Each start would leave two megabytes."""
     (package,) = (compile_cache / "steps").glob("verify-*.pt2")
     script = (
         "import os; from pathlib import Path; from yggdrasil.models.packages import open_package;"

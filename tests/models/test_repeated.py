@@ -1,5 +1,8 @@
 """Layers that repeat are found in whatever a step gives out of them."""
 
+import os
+import subprocess
+import sys
 from itertools import pairwise
 
 import pytest
@@ -8,6 +11,7 @@ from tiny_pair import SHAPES, make_pair
 
 from yggdrasil.engine.build import assemble
 from yggdrasil.engine.steps import VerifyStep
+from yggdrasil.models import lowering
 from yggdrasil.models.compiled import _exported
 from yggdrasil.models.kernels import is_native
 from yggdrasil.models.repeated import find_repetition
@@ -53,13 +57,17 @@ def test_states_that_a_drafter_reads_are_handed_out_and_take_no_layer_out_of_tho
 
 @pytest.mark.compiled
 @pytest.mark.skipif(not is_native(), reason="no compiler here")
-def test_compiled_layers_that_repeat_hand_out_the_states_of_those_that_are_read(tmp_path, monkeypatch):
+@pytest.mark.parametrize("stays_graph", [False, True], ids=["program", "graph"])
+def test_compiled_layers_that_repeat_hand_out_the_states_of_those_that_are_read(tmp_path, monkeypatch, stays_graph):
     """In bfloat16: a norm of float32 is fused into no layer whose output others read too, and then none repeats."""
     monkeypatch.setenv("YGGDRASIL_CACHE", str(tmp_path))
+    if stays_graph:
+        monkeypatch.setattr(lowering, "lower_unit", lambda _: None)
     target, read = make_pair(num_hidden_layers=LAYERS, hidden_size=32, dtype=torch.bfloat16).target, (0, 2, 3)
     eager, compiled = (states_of(target, read, backend) for backend in ("eager", "inductor"))
 
-    assert list((tmp_path / "steps").glob("layers-*.pt2")), "else nothing here was handed out by layers that repeat"
+    units = list((tmp_path / "steps").glob("layers-*.pt2"))
+    assert len(units) == stays_graph, "a program is no package, and a unit is one"
     assert len(eager) == len(compiled) == len(read)
     for ours, theirs in zip(compiled, eager, strict=True):
         torch.testing.assert_close(ours, theirs)
@@ -72,3 +80,23 @@ def states_of(target, read, backend):
     tokens, start, last = (torch.tensor(values) for values in ([5, 6, 7, 8], [0], [3]))
     runner.define("prefill", 4, PrefillStep(runner.call), [tokens, start, last])
     return [output.clone() for output in runner.step("prefill", 4)()[-len(read) :]]
+
+
+@pytest.mark.compiled
+@pytest.mark.skipif(not is_native() or sys.platform != "linux", reason="only Linux says what is mapped")
+def test_what_pytorch_unpacks_of_layers_is_gone_once_they_are_loaded(tmp_path, monkeypatch):
+    """A process keeps units to its end: each start would leave two megabytes."""
+    monkeypatch.setenv("YGGDRASIL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(lowering, "lower_unit", lambda _: None)
+    target = make_pair(num_hidden_layers=LAYERS, hidden_size=32, dtype=torch.bfloat16).target
+    states_of(target, (), "inductor")
+    (package,) = (tmp_path / "cache" / "steps").glob("prefill-*.pt2")
+    script = (
+        "import os; from pathlib import Path; from yggdrasil.models.packages import open_package;"
+        f"open_package(Path({str(package)!r})); print(*os.listdir({str(tmp_path / 'unpacked')!r})); os._exit(0)"
+    )
+    (tmp_path / "unpacked").mkdir()
+    environment = {**os.environ, "TMPDIR": str(tmp_path / "unpacked")}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
+
+    assert done.stdout.split() == []

@@ -32,11 +32,12 @@ Backend = Literal["inductor", "eager", "cudagraph"]
 # Code that is traced into packages; a change anywhere else leaves them valid.
 _TRACED_SOURCES = (
     "models/attention.py", "models/cache.py", "models/compiled.py", "models/packing.py", "models/fusion.py",
-    "models/formats/layers.py", "models/repeated.py", "models/units.py", "models/traced.py", "models/runner.py",
-    "models/kernels/__init__.py", "models/kernels/portable.py", "models/kernels/shapes.py", "tree/growth.py",
-    "tree/token_tree.py", "acceptance/greedy.py", "drafters/steps.py", "drafters/chosen_steps.py",
-    "drafters/heads/module.py", "drafters/heads/state_head.py", "drafters/heads/first_eagle.py",
-    "drafters/heads/mtp.py", "drafters/heads/layer.py", "drafters/heads/steps.py", "drafters/heads/medusa.py",
+    "models/chains.py", "models/lowering.py", "models/program.py", "models/formats/layers.py", "models/repeated.py",
+    "models/units.py", "models/traced.py", "models/runner.py", "models/kernels/__init__.py",
+    "models/kernels/portable.py", "models/kernels/shapes.py", "tree/growth.py", "tree/token_tree.py",
+    "acceptance/greedy.py", "drafters/steps.py", "drafters/chosen_steps.py", "drafters/heads/module.py",
+    "drafters/heads/state_head.py", "drafters/heads/first_eagle.py", "drafters/heads/mtp.py",
+    "drafters/heads/layer.py", "drafters/heads/steps.py", "drafters/heads/medusa.py",
     "drafters/heads/medusa_steps.py", "engine/steps.py", "engine/logit_steps.py", "drafters/expansion_steps.py",
     "calibration/variants.py",
 )  # fmt: skip
@@ -204,7 +205,8 @@ def compile_package(
     ``fuse`` runs linears of one input as one operator, with what stands around them; without it only to measure what
     that is worth.
     """
-    from yggdrasil.models.fusion import fuse_linears  # here, as below: a second of imports that no package needs
+    from yggdrasil.models.chains import chain_linears  # here, as below: a second of imports that no package needs
+    from yggdrasil.models.fusion import fuse_linears
     from yggdrasil.models.units import drop_assertions, without_unused_inputs
 
     with warnings.catch_warnings():
@@ -213,9 +215,9 @@ def compile_package(
         drop_assertions(exported)
         if fuse:
             fuse_linears(exported)
-        # One row is over so soon that a call a layer would show, and it is half of all that is compared with: unrolled.
-        is_shared = is_native() and key.width is None
-        units = _compile_units(exported, len(flatten(inputs[:2])) - 1) if is_shared else ()
+        units = _compile_units(exported, key, len(flatten(inputs[:2])) - 1, fuse=fuse) if is_native() else ()
+        if fuse and is_native():
+            chain_linears(exported)
         traced, used = without_unused_inputs(exported, _HINT)
         _write_package(traced, package_path(key), units, used)
 
@@ -235,23 +237,37 @@ def _exported(module: nn.Module, inputs: Sequence[Tensor | list[Tensor]], wide: 
     return torch.export.export(module, tuple(arguments), strict=False, dynamic_shapes=dynamic)
 
 
-def _compile_units(exported: "ExportedProgram", table: int) -> tuple[str, ...]:
-    """Take the layers that repeat out of ``exported`` and compile them by themselves; returns the units' names.
+def _compile_units(exported: "ExportedProgram", key: StepKey, table: int, *, fuse: bool) -> tuple[str, ...]:
+    """Take the layers that repeat out of ``exported``: as a program, or compiled by themselves; returns units' names.
 
     ``table`` is the place of the input that holds the number of the table: the last of the caches.
     """
+    from yggdrasil.models.chains import chain_linears
+    from yggdrasil.models.lowering import lower_unit
     from yggdrasil.models.repeated import find_repetition
     from yggdrasil.models.units import Traced, replace_units, unit_program
 
     found = find_repetition(exported.graph_module.graph)
     if found is None:
         return ()
+    operators = torch.ops.yggdrasil
+    if fuse and (lowered := lower_unit(found)) is not None:
+        program, num_threads = lowered
+        behind = (program.code, program.numbers, num_threads)
+        replace_units(exported, found, table, operators.run_layers.default, (), behind)
+        return ()
+    if (
+        key.width is not None
+    ):  # one row is over so soon that a call a layer would show, and is half of all that is compared with
+        return ()
     unit = unit_program(found, _HINT)
+    if fuse:
+        chain_linears(unit.exported)
     digest = hashlib.sha256(f"{unit.text}\n{_environment()}".encode()).hexdigest()[:20]
     name = f"layers-{digest}"
     if not is_whole(unit_path(name)):
         _write_package(Traced.of(unit.exported), unit_path(name))
-    replace_units(exported, found, name, table)
+    replace_units(exported, found, table, operators.run_units.default, (name,), ())
     return (name,)
 
 

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 from torch.export import Dim, ExportedProgram
 from torch.fx import Graph, GraphModule, Node
 from torch.utils import _pytree as pytree
@@ -83,11 +84,18 @@ def _example(value: Tensor, hint: int) -> Tensor:
 # ==== the graph that runs it ====
 
 
-def replace_units(exported: ExportedProgram, found: Repetition, name: str, table: int) -> None:
-    """Let ``exported`` run the unit called ``name`` in the place of the layers, by one operator.
+def replace_units(
+    exported: ExportedProgram,
+    found: Repetition,
+    table: int,
+    target: OpOverload,
+    before: Sequence[Any],
+    behind: Sequence[Any],
+) -> None:
+    """Let ``exported`` run all units by one call of ``target`` in the place of the layers.
 
-    ``table`` is the place of the input that holds the number of the table; an own tensor lies there at the place that
-    it has among the inputs.
+    ``before`` and ``behind`` are its arguments beside what units read and give. ``table`` is the place of the input
+    that holds the number of the table; an own tensor lies there at the place that it has among the inputs.
     """
     graph, inputs, units = exported.graph_module.graph, _inputs(exported), found.units
     places = {node: place for place, node in enumerate(inputs)}
@@ -95,8 +103,8 @@ def replace_units(exported: ExportedProgram, found: Repetition, name: str, table
     own = [places[slot[number]] for number in range(len(units)) for slot in found.slots.own]
     kept = found.read_elsewhere()
     with graph.inserting_before(units[0][0]):
-        arguments = (name, inputs[table], found.slots.carried[0], shared, own, len(units), kept)
-        together = graph.call_function(torch.ops.yggdrasil.run_units.default, arguments)
+        arguments = (*before, inputs[table], found.slots.carried[0], shared, own, len(units), kept, *behind)
+        together = graph.call_function(target, arguments)
         together.meta["val"] = [units[number][found.output].meta["val"] for number in kept]
         for place, number in enumerate(kept):
             output = units[number][found.output]

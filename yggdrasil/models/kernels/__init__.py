@@ -65,6 +65,12 @@ _library.define(
     "run_units(str name, Tensor table, Tensor carried, Tensor[] shared, int[] places, int count, int[] kept) "
     "-> Tensor[]"
 )
+_PROGRAM = "int[] code, float[] numbers"  # as program.h reads them
+_library.define(f"run_program(Tensor[] tensors, {_PROGRAM}, int[] results, int num_threads) -> Tensor[]")
+_library.define(
+    "run_layers(Tensor table, Tensor carried, Tensor[] shared, int[] places, int count, int[] kept, "
+    f"{_PROGRAM}, int num_threads) -> Tensor[]"
+)
 _library.define("move_rows(Tensor(a!)[] caches, int[] sources, int destination) -> ()")
 _library.define("keep_rows(Tensor(a!)[] caches, Tensor start, Tensor rows, Tensor count) -> ()")
 _library.define("rank_nodes(Tensor scores, Tensor(a!) order, Tensor(b!) expected) -> ()")

@@ -1,4 +1,4 @@
-"""Compile ``ops.cpp`` and ``quantised.cpp`` once a machine, side by side, and load them as one library.
+"""Compile the native operators once a machine, their sources side by side, and load them as one library.
 
 The library is kept in the user's cache under a name that holds everything that could make it unfit: the sources, the
 PyTorch build, the compiler and the processor's features.
@@ -23,7 +23,7 @@ from yggdrasil.artifacts.lock import locked, tell
 from yggdrasil.errors import ArtifactError, first_line
 
 _FOLDER, _TORCH = Path(__file__).parent, Path(torch.__file__).parent
-_SOURCES = [_FOLDER / "ops.cpp", _FOLDER / "quantised.cpp"]
+_SOURCES = [_FOLDER / name for name in ("ops.cpp", "quantised.cpp", "programs.cpp")]
 _FLAGS = ["-O3", "-march=native", "-pthread", "-std=c++20", "-fPIC"]
 
 

@@ -3,7 +3,6 @@
 
 #include "linear_job.h"
 #include "matrix_unit.h"
-#include "scratch.h"
 
 namespace yggdrasil {
 
@@ -19,11 +18,11 @@ inline void shape_for_linear(MatrixUnit& unit, int64_t rows) {
   unit.take_shapes();
 }
 
-// Input rows as tiles, [block of 16 rows, tile along K, 16, 16 words], ends filled with zeros. Rows as they come lie a
+// Input rows [begin, end) as tiles, [block of 16 rows, tile along K, 16, 16 words], ends filled with zeros. Rows as they come lie a
 // power of two apart, and a few dozen of them fight for the same sets of the cache.
-inline void tile_input(const uint32_t* x, int64_t rows, int64_t k_steps, uint32_t* tiled) {
+inline void tile_input(const uint32_t* x, int64_t begin, int64_t end, int64_t k_steps, uint32_t* tiled) {
   const int64_t tiles = (k_steps + kTilePairs - 1) / kTilePairs;
-  for (int64_t row = 0; row < rows; ++row) {
+  for (int64_t row = begin; row < end; ++row) {
     uint32_t* target = tiled + (row / kTileRows * tiles * kTileRows + row % kTileRows) * kTilePairs;
     for (int64_t k = 0; k < k_steps; k += kTilePairs, target += kTileRows * kTilePairs) {
       const int64_t count = std::min<int64_t>(kTilePairs, k_steps - k);
@@ -33,11 +32,8 @@ inline void tile_input(const uint32_t* x, int64_t rows, int64_t k_steps, uint32_
   }
 }
 
-inline const uint32_t* tiled_copy(const uint32_t* x, int64_t rows, int64_t k_steps) {
-  const int64_t blocks = (rows + kTileRows - 1) / kTileRows, tiles = (k_steps + kTilePairs - 1) / kTilePairs;
-  uint32_t* tiled = scratch_words(blocks * tiles * kTileRows * kTilePairs);
-  tile_input(x, rows, k_steps, tiled);
-  return tiled;
+inline int64_t tiled_words(int64_t rows, int64_t k_steps) {
+  return (rows + kTileRows - 1) / kTileRows * ((k_steps + kTilePairs - 1) / kTilePairs) * kTileRows * kTilePairs;
 }
 
 template <int NB>
@@ -131,7 +127,8 @@ inline void run_matrix_panels(const LinearJob& job, int64_t row, int64_t rows, i
   }
 }
 #else
-inline const uint32_t* tiled_copy(const uint32_t*, int64_t, int64_t) { return nullptr; }
+inline int64_t tiled_words(int64_t, int64_t) { return 0; }
+inline void tile_input(const uint32_t*, int64_t, int64_t, int64_t, uint32_t*) {}
 #endif
 
 }  // namespace yggdrasil

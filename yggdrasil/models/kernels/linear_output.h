@@ -148,6 +148,24 @@ inline void store_two(const LinearOutput& to, int64_t row, int64_t panel, const 
   if ((panel + 1) * kPanel < to.outputs) store_row(to, row, panel + 1, second);
 }
 
+// Where threads bring together what each found the greatest of its outputs.
+struct SharedBest {
+  int64_t rows;
+  float* best;
+  int64_t* place;
+  std::mutex mutex;
+};
+
+// Calls body(best) with what its share of the outputs is to be compared in, null where they are written.
+template <typename Function>
+void shared_best(SharedBest* shared, const Function& body) {
+  if (!shared) return body(nullptr);
+  BestOfPanels best(shared->rows);
+  body(&best);
+  const std::lock_guard<std::mutex> one_share(shared->mutex);
+  for (int64_t row = 0; row < shared->rows; ++row) best.take(row, shared->best[row], shared->place[row]);
+}
+
 // The biases of one layer alone.
 inline c10::List<std::optional<Tensor>> alone(const std::optional<Tensor>& bias) {
   c10::List<std::optional<Tensor>> biases;
@@ -159,7 +177,8 @@ inline c10::List<std::optional<Tensor>> alone(const std::optional<Tensor>& bias)
 class Outputs {
  public:
   Outputs(const RowsOf& x, const Around& around, at::IntArrayRef sizes, const c10::List<std::optional<Tensor>>& biases)
-      : rows_(x.rows()), is_bf16_(x.is_bf16()), is_best_(around.is_best) {
+      : is_bf16_(x.is_bf16()), is_best_(around.is_best) {
+    best_.rows = x.rows();
     TORCH_CHECK(sizes.size() == 1 || !(around.residual || is_best_), "a residual is added to one layer, and the best sought of one");
     TORCH_CHECK(!(around.residual && is_best_), "there is no residual where only the best is sought");
     const Tensor& given = x.given();
@@ -172,7 +191,10 @@ class Outputs {
       shape.back() = sizes[i];
       tensors_.push_back(at::empty(shape, given.options()));
     }
-    if (is_best_) tensors_ = {at::full({rows_}, -std::numeric_limits<float>::infinity(), at::kFloat), at::zeros({rows_}, at::kLong)};
+    if (is_best_) {
+      tensors_ = {at::full({best_.rows}, -std::numeric_limits<float>::infinity(), at::kFloat), at::zeros({best_.rows}, at::kLong)};
+      best_.best = tensors_[0].mutable_data_ptr<float>(), best_.place = tensors_[1].mutable_data_ptr<int64_t>();
+    }
     if (!around.residual) return;
     residual_ = around.residual->contiguous();
     TORCH_CHECK(residual_.sizes() == tensors_[0].sizes() && residual_.scalar_type() == given.scalar_type(),
@@ -184,15 +206,8 @@ class Outputs {
             residual_.defined() ? residual_.const_data_ptr() : nullptr, sizes_[i], is_bf16_};
   }
 
-  // Calls body(best) with what its share of the outputs is to be compared in, null where they are written.
-  template <typename Function>
-  void share(const Function& body) {
-    if (!is_best_) return body(nullptr);
-    BestOfPanels best(rows_);
-    body(&best);
-    const std::lock_guard<std::mutex> one_share(mutex_);
-    for (int64_t row = 0; row < rows_; ++row) best.take(row, tensors_[0].mutable_data_ptr<float>()[row], tensors_[1].mutable_data_ptr<int64_t>()[row]);
-  }
+  // Null where the outputs are written.
+  SharedBest* best() { return is_best_ ? &best_ : nullptr; }
 
   std::vector<Tensor> take() {
     if (is_best_ && is_bf16_) tensors_[0] = tensors_[0].to(at::kBFloat16);
@@ -201,9 +216,8 @@ class Outputs {
 
  private:
   std::vector<Tensor> tensors_;
-  int64_t rows_;
   bool is_bf16_, is_best_;
-  std::mutex mutex_;
+  SharedBest best_{};
   std::vector<int64_t> sizes_;
   std::vector<Tensor> biases_;
   Tensor residual_;

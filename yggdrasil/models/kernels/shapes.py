@@ -70,6 +70,22 @@ def run_units(
     return [torch.empty_like(carried) for _ in kept]
 
 
+def run_program(
+    tensors: list[Tensor], code: list[int], numbers: list[float], results: list[int], num_threads: int
+) -> list[Tensor]:
+    from yggdrasil.models.program import row_sizes  # here: it knows the operators that this package defines
+
+    rows, sizes = tensors[code[1]], row_sizes(code, tensors)
+    return [rows.new_empty((*rows.shape[:-1], sizes[result])) for result in results]
+
+
+def run_layers(  # noqa: PLR0913
+    table: Tensor, carried: Tensor, shared: list[Tensor], places: list[int], count: int, kept: list[int],
+    code: list[int], numbers: list[float], num_threads: int,
+) -> list[Tensor]:  # fmt: skip
+    return [torch.empty_like(carried) for _ in kept]
+
+
 def move_rows(caches: list[Tensor], sources: list[int], destination: int) -> None:
     pass
 
@@ -88,6 +104,8 @@ SHAPES: dict[str, Callable[..., Any]] = {
         top_candidates,
         tree_attention,
         run_units,
+        run_program,
+        run_layers,
         move_rows,
     )
 }

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <mutex>
 #include <thread>
+#include <vector>
 
 namespace yggdrasil {
 
@@ -135,37 +136,53 @@ void parallel(int64_t count, int64_t num_threads, const Function& body, int64_t 
       &region);
 }
 
-// The same behind first(begin, end) over [0, first_count), a chunk a thread: one region, in which no chunk of the body
-// begins before all of the first are done. They are claimed before it, so each is in the hands of some thread.
-template <typename First, typename Function>
-void parallel_behind(int64_t first_count, const First& first, int64_t count, int64_t num_threads, const Function& body,
-                     int64_t much = kMuch) {
-  const int64_t first_chunks = std::min(first_count, num_threads), chunks = num_chunks_of(count, num_threads, much);
-  if (num_threads <= 1) {
-    first(0, first_count);
-    body(0, count);
-    return;
+// Work in stages, shared out in chunks: one region, in which no chunk of a stage begins before all of the stages before it
+// are done. They are claimed in order, so those are in the hands of some thread.
+class Stages {
+ public:
+  // (work.*Body)(begin, end) over [0, count); the work must be there when the stages run.
+  template <auto Body, typename Work>
+  void add(const Work& work, int64_t count, int64_t chunks) {
+    all_.push_back({count, std::min(count, chunks), &work, [](const void* of, int64_t begin, int64_t end) {
+                      (static_cast<const Work*>(of)->*Body)(begin, end);
+                    }});
   }
-  struct Region {
-    const First& first;
-    const Function& body;
-    int64_t first_count, first_chunks, count, chunks;
-    std::atomic<int64_t> done{0};
-  } region{first, body, first_count, first_chunks, count, chunks};
-  Team::instance().run(
-      first_chunks + chunks, num_threads,
-      [](void* context, int64_t chunk) {
-        Region& r = *static_cast<Region*>(context);
-        if (chunk < r.first_chunks) {
-          r.first(r.first_count * chunk / r.first_chunks, r.first_count * (chunk + 1) / r.first_chunks);
-          r.done.fetch_add(1, std::memory_order_release);
-          return;
-        }
-        for (Team::Patience patience; r.done.load(std::memory_order_acquire) < r.first_chunks;) patience.wait();
-        chunk -= r.first_chunks;
-        r.body(r.count * chunk / r.chunks, r.count * (chunk + 1) / r.chunks);
-      },
-      &region);
-}
+
+  bool is_empty() const { return all_.empty(); }
+
+  void run(int64_t num_threads) {
+    size_t first = 0;  // what is not shared out and comes first is done before others are called
+    while (first < all_.size() && (num_threads <= 1 || all_[first].chunks <= 1)) all_[first++].run(0, 1);
+    int64_t chunks = 0;
+    for (size_t i = first; i < all_.size(); ++i) all_[i].before = chunks, chunks += all_[i].chunks;
+    if (chunks == 0) return;
+    first_ = first;
+    done_.store(0, std::memory_order_relaxed);
+    Team::instance().run(chunks, num_threads, [](void* stages, int64_t chunk) { static_cast<Stages*>(stages)->take(chunk); }, this);
+  }
+
+ private:
+  struct Stage {
+    int64_t count, chunks;
+    const void* work;
+    void (*call)(const void*, int64_t, int64_t);
+    int64_t before = 0;  // chunks of the stages before it
+
+    void run(int64_t chunk, int64_t of) const { call(work, count * chunk / of, count * (chunk + 1) / of); }
+  };
+
+  void take(int64_t chunk) {
+    size_t i = first_;
+    while (i + 1 < all_.size() && chunk >= all_[i + 1].before) ++i;
+    const Stage& stage = all_[i];
+    for (Team::Patience patience; done_.load(std::memory_order_acquire) < stage.before;) patience.wait();
+    stage.run(chunk - stage.before, stage.chunks);
+    done_.fetch_add(1, std::memory_order_release);
+  }
+
+  std::vector<Stage> all_;
+  size_t first_ = 0;
+  alignas(64) std::atomic<int64_t> done_{0};  // of chunks; the rest is only read while threads wait for it
+};
 
 }  // namespace yggdrasil

@@ -50,6 +50,14 @@ inline Registry& registry() {
   return *everything;
 }
 
+inline std::shared_ptr<const Table> table_of(int64_t number) {
+  Registry& all = registry();
+  const std::lock_guard<std::mutex> lock(all.mutex);
+  const auto found = all.tables.find(number);
+  TORCH_CHECK(found != all.tables.end(), "there is no table ", number);
+  return found->second;
+}
+
 inline void open_unit(std::string name, std::string path) {
   Registry& all = registry();
   const std::lock_guard<std::mutex> lock(all.mutex);

@@ -1,0 +1,147 @@
+"""Layers that repeat become a program that computes what their graph does, to the bit, caches included."""
+
+import pytest
+import torch
+from tiny import FAMILIES, VOCAB_SIZE, tiny_config, tiny_model
+
+from yggdrasil.models.compiled import _exported
+from yggdrasil.models.fusion import fuse_linears
+from yggdrasil.models.kernels import is_native
+from yggdrasil.models.loading import prepare_model
+from yggdrasil.models.lowering import lower_unit
+from yggdrasil.models.repeated import find_repetition
+from yggdrasil.models.runner import ModelRunner
+from yggdrasil.models.traced import CallStep
+from yggdrasil.models.units import drop_assertions, replace_units
+
+pytestmark = pytest.mark.skipif(not is_native(), reason="no C++ compiler on this machine")
+LOWERED = ("llama", "mistral", "qwen2")  # the others norm their heads, lay them out otherwise or have experts
+LAYERS, CONTEXT, THREADS = 3, 21, 2
+# Below the root two paths of different lengths, rows not in the order of the paths; then rows of one long path.
+TREES = {"plain": (-1,), "tree": (-1, 0, 0, 2, 1, 3, 5), "path": tuple(range(-1, 19))}
+
+
+class RowsStep(CallStep):
+    """All rows' logits and the states of the layers asked for, behind whatever the caches hold."""
+
+    def forward(self, weights, caches, tokens, positions, mask, offsets):
+        logits, hidden, layers = self._call(weights, caches, tokens, positions, mask, offsets)
+        return logits, hidden, *layers
+
+
+def path_of(parents, node):
+    return [] if node < 0 else [*path_of(parents, parents[node]), node]
+
+
+def rows_of(parents):
+    """Inputs of a step whose rows form a tree."""
+    paths = [path_of(parents, node) for node in range(len(parents))]
+    mask = torch.tensor([[node in path for node in range(len(parents))] for path in paths])
+    tokens = torch.randint(1, VOCAB_SIZE, (len(parents),), generator=torch.Generator().manual_seed(4))
+    positions = torch.tensor([CONTEXT + len(path) - 1 for path in paths])
+    return [tokens, positions, mask, torch.tensor([CONTEXT, CONTEXT])]
+
+
+def new_model(family, dtype, **changes):
+    torch.manual_seed(0)
+    config = tiny_config(family)
+    config.num_hidden_layers = LAYERS
+    for name, value in changes.items():
+        setattr(config, name, value)
+    if getattr(config, "layer_types", None):
+        config.layer_types = config.layer_types[:1] * LAYERS
+    model = type(tiny_model(family))(config).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.mul_(4) if parameter.ndim >= 2 else parameter.add_(torch.randn_like(parameter) / 4)
+            assert name
+    return model.to(dtype)
+
+
+def graph_of(model, family, parents, read=()):
+    """A step's graph with its linears fused, its inputs, and what repeats in it."""
+    loaded = prepare_model(model, family, num_threads=THREADS)
+    runner = ModelRunner(loaded, 64, VOCAB_SIZE, "eager", read)
+    generator = torch.Generator().manual_seed(3)
+    for cache in runner.cache.tensors():
+        cache.copy_(torch.randn(cache.shape, generator=generator))
+    table = torch.zeros(1, dtype=torch.int64)  # behind the caches, its number
+    inputs = [runner.weights, [*runner.cache.tensors(), table], *rows_of(parents)]
+    exported = _exported(RowsStep(runner.call), inputs, ())
+    drop_assertions(exported)
+    fuse_linears(exported)
+    return exported, inputs, find_repetition(exported.graph_module.graph)
+
+
+def run(exported, inputs):
+    """Outputs, and the caches after it, of copies."""
+    weights, caches, *rows = inputs
+    caches = [cache.clone() for cache in caches]
+    number = torch.ops.yggdrasil.keep_table([*weights, *caches])
+    caches[-1].fill_(number)
+    try:
+        outputs = exported.module(check_guards=False)(weights, caches, *rows)
+    finally:
+        torch.ops.yggdrasil.drop_table(number)
+    return [*outputs, *caches[:-1]]
+
+
+def lower(exported, inputs, found):
+    program, num_threads = lower_unit(found)
+    behind = (program.code, program.numbers, num_threads)
+    table = len(inputs[0]) + len(inputs[1]) - 1
+    replace_units(exported, found, table, torch.ops.yggdrasil.run_layers.default, (), behind)
+    exported.graph_module.recompile()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("tree", TREES)
+@pytest.mark.parametrize("family", LOWERED)
+def test_a_program_computes_what_the_layers_graph_does(family, tree, dtype):
+    read = (0, 1) if dtype is torch.bfloat16 else ()  # in float32 a norm is fused into no layer that others read too
+    exported, inputs, found = graph_of(new_model(family, dtype), family, TREES[tree], read)
+    assert found is not None
+    assert len(found.units) == LAYERS
+    by_graph = run(exported, inputs)
+
+    lower(exported, inputs, found)
+
+    targets = [node.target for node in exported.graph_module.graph.nodes]
+    assert targets.count(torch.ops.yggdrasil.run_layers.default) == 1
+    assert torch.ops.yggdrasil.tree_attention.default not in targets
+    by_program = run(exported, inputs)
+    before = list(inputs[1][:-1])
+    assert len(by_graph) == len(by_program) == 2 + len(read) + len(before)
+    for ours, theirs in zip(by_program, by_graph, strict=True):
+        assert torch.equal(ours, theirs)
+    assert not any(torch.equal(now, then) for now, then in zip(by_program[-len(before) :], before, strict=True)), (
+        "caches are written"
+    )
+
+
+@pytest.mark.parametrize("family", sorted(set(FAMILIES) - set(LOWERED)))
+def test_layers_that_do_something_else_stay_graphs(family):
+    *_, found = graph_of(new_model(family, torch.bfloat16), family, TREES["tree"])
+
+    assert found is None or lower_unit(found) is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("head_dim", [20, 64, 72])
+def test_heads_are_turned_alike_whether_they_fill_registers_or_not(head_dim, dtype):
+    changes = {"head_dim": head_dim, "num_attention_heads": 6, "num_key_value_heads": 3}
+    exported, inputs, found = graph_of(new_model("llama", dtype, **changes), "llama", TREES["tree"])
+    by_graph = run(exported, inputs)
+
+    lower(exported, inputs, found)
+
+    assert all(map(torch.equal, run(exported, inputs), by_graph))
+
+
+def test_a_step_that_does_not_fit_the_cache_is_refused():
+    exported, inputs, found = graph_of(new_model("llama", torch.bfloat16), "llama", TREES["tree"])
+    lower(exported, inputs, found)
+    inputs[-1] = torch.tensor([60, 60])
+
+    with pytest.raises(RuntimeError, match="step does not fit the cache"):
+        run(exported, inputs)

@@ -1,0 +1,99 @@
+// Attention as stages of a program: queries and keys are turned by their positions, keys and values written, rows attend.
+#pragma once
+
+#include "tree_attention.h"
+
+namespace yggdrasil {
+
+// A compiler may make a product and a sum one operation, which rounds once: products that were rounded are kept from it.
+#ifdef __x86_64__
+[[gnu::always_inline]] inline float apart(float x) {
+  asm("" : "+x"(x));
+  return x;
+}
+#else
+inline float apart(float x) {
+  volatile float kept = x;
+  return kept;
+}
+#endif
+#ifdef YGG_AVX512
+[[gnu::always_inline]] inline Lanes apart(Lanes x) {
+  asm("" : "+v"(x));
+  return x;
+}
+#elif defined(YGG_AVX2)
+[[gnu::always_inline]] inline Lanes apart(Lanes x) {
+  asm("" : "+x"(x.low), "+x"(x.high));
+  return x;
+}
+#endif
+
+// Rotary embedding of a head's D numbers, halves against each other; every operation is rounded, as the model's own code
+// does. `to` may be `from`.
+template <typename T>
+void rotate(const T* from, const T* cos, const T* sin, int64_t head_dim, T* to) {
+  const int64_t half = head_dim / 2;
+  int64_t j = 0;
+#ifdef YGG_AVX2
+  for (; j + 16 <= half; j += 16) {
+    const Lanes low = load16(from + j), high = load16(from + half + j);
+    const auto product = [](Lanes numbers, const T* factors) { return apart(round_to<T>(numbers * load16(factors))); };
+    const Lanes first = round_to<T>(product(low, cos + j) - product(high, sin + j));
+    const Lanes second = round_to<T>(product(high, cos + half + j) + product(low, sin + half + j));
+    store16(to + j, first);
+    store16(to + half + j, second);
+  }
+#endif
+  for (; j < half; ++j) {
+    const float low = widen(from[j]), high = widen(from[half + j]);
+    const auto product = [](float a, T b) { return apart(widen(static_cast<T>(a * widen(b)))); };
+    to[j] = static_cast<T>(product(low, cos[j]) - product(high, sin[j]));
+    to[half + j] = static_cast<T>(product(high, cos[half + j]) + product(low, sin[half + j]));
+  }
+}
+
+template <typename T>
+class AttentionStage {
+ public:
+  // query [W, Hq * D], which is turned where it lies, key and value [W, Hkv * D]; cos and sin [W, D], or null: nothing is
+  // turned. What `of` says of queries is taken from the rows.
+  AttentionStage(AttentionOf<T> of, const SeenKeys& seen, int64_t rows, T* query, const T* key, const T* value, const T* cos, const T* sin,
+                 T* out, int64_t num_threads)
+      : of_(laid_out(of, query)), attention_(of_, seen, rows, out, num_threads), query_(query), key_(key), value_(value), cos_(cos), sin_(sin),
+        rows_(rows), start_(seen.start) {}
+
+  void share_out(Stages& stages, int64_t num_threads) const {
+    stages.add<&AttentionStage::place>(*this, rows_, num_threads);
+    stages.add<&TreeAttention<T>::attend>(attention_, attention_.count(), num_chunks_of(attention_.count(), num_threads, kMuch));
+  }
+
+ private:
+  static AttentionOf<T> laid_out(AttentionOf<T> of, const T* query) {
+    of.query = query, of.query_head_stride = of.head_dim, of.query_row_stride = of.query_heads * of.head_dim;
+    return of;
+  }
+
+  void place(int64_t begin, int64_t end) const {
+    const int64_t d = of_.head_dim;
+    for (int64_t row = begin; row < end; ++row) {
+      const T *cos = cos_ ? cos_ + row * d : nullptr, *sin = sin_ ? sin_ + row * d : nullptr;
+      T* queries = query_ + row * of_.query_row_stride;
+      for (int64_t head = 0; cos && head < of_.query_heads; ++head) rotate(queries + head * d, cos, sin, d, queries + head * d);
+      for (int64_t head = 0; head < of_.key_heads; ++head) {
+        const int64_t from = (row * of_.key_heads + head) * d, to = (head * of_.capacity + start_ + row) * d;
+        T* keys = const_cast<T*>(of_.key_cache) + to;
+        cos ? rotate(key_ + from, cos, sin, d, keys) : static_cast<void>(std::copy(key_ + from, key_ + from + d, keys));
+        std::copy(value_ + from, value_ + from + d, const_cast<T*>(of_.value_cache) + to);
+      }
+    }
+  }
+
+  AttentionOf<T> of_;
+  TreeAttention<T> attention_;
+  T* query_;
+  const T *key_, *value_, *cos_, *sin_;
+  int64_t rows_, start_;
+};
+
+}  // namespace yggdrasil

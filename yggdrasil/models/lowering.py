@@ -1,0 +1,171 @@
+"""Graph rewrite: layers that repeat become one program, where all that they do is linears and attention.
+
+A layer is then no compiled graph any more, but stages that threads go through (``kernels/program.h``). Rotary
+embedding, halves against each other, is the attention's own. Layers that do anything else stay graphs.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+from yggdrasil.models.program import Program, outputs_of
+from yggdrasil.models.repeated import Repetition
+
+_aten = torch.ops.aten
+_ATTENTION = torch.ops.yggdrasil.tree_attention.default
+_SAME_NUMBERS = (_aten.view.default, _aten.reshape.default)
+
+
+class Lowered(NamedTuple):
+    """A unit of layers as a program over its slots."""
+
+    program: Program
+    num_threads: int
+
+
+class _Rotated(NamedTuple):
+    """Heads that are turned by their positions: the rows that they are, and what turns them."""
+
+    rows: Node
+    cos: Node | None = None
+    sin: Node | None = None
+
+
+def lower_unit(found: Repetition) -> Lowered | None:
+    """The unit as a program; None where it does something that no program does."""
+    unit = found.units[-1]
+    program, threads, done = Program([slot[-1] for slot in found.slots.tensors()]), set[Any](), set[Node]()
+    for node in unit:
+        if (outputs := outputs_of(node)) is not None and program.has(*node.all_input_nodes):
+            program.add_linears(node, outputs)
+            threads.add(node.args[-1])
+            done |= {node, *outputs}
+        elif node.target is _ATTENTION:
+            done |= _add_attention(program, node, set(unit))
+            threads.add(node.args[-1])
+        elif _is_same(node) and program.has(node.args[0]):
+            program.name(node, node.args[0])  # type: ignore[arg-type]
+            done.add(node)
+    output = unit[found.output]
+    is_whole = done == set(unit) and len(threads) == 1 and program.has(output) and program.is_last(output)
+    return Lowered(program, threads.pop()) if is_whole else None
+
+
+def _is_same(node: Node) -> bool:
+    """Whether ``node`` is its argument, cast to the dtype that it has."""
+    return _is_call(node, _aten.to.dtype) and _tensor(node).dtype == _tensor(node.args[0]).dtype  # type: ignore[arg-type]
+
+
+def _add_attention(program: Program, call: Node, unit: set[Node]) -> set[Node]:
+    """Add the attention and what makes its heads out of rows; the nodes that these are, none of something else."""
+    query, key, value, keys, values, offsets, mask, scale, window, softcap, _ = call.args
+    turned, turned_key, plain, mask_rows = _rotated(query), _rotated(key), _rows_of(value), _selected(mask)
+    output = next(iter(call.users), None)
+    if turned is None or turned_key is None or output is None or len(call.users) != 1 or turned[1:] != turned_key[1:]:
+        return set()
+    reads = [turned.rows, turned_key.rows, plain, turned.cos, turned.sin, keys, values, offsets, mask_rows]
+    inside = {call, output, *_behind([query, key, value, mask], set(reads), unit)}
+    is_read_alone = all(user in inside for node in (inside | {turned.rows}) - {output} for user in node.users)
+    is_flat = output.target in _SAME_NUMBERS and _row_size(output) == _row_size(turned.rows)
+    if plain is None or mask_rows is None or not is_flat or not is_read_alone or not program.has(*reads):
+        return set()
+    program.add_attention(reads, int(window), float(scale), float(softcap), output)  # type: ignore[arg-type]
+    return inside
+
+
+def _behind(ends: Sequence[Any], begins: set[Any], unit: set[Node]) -> set[Node]:
+    """Nodes of the unit on the way from ``begins`` to ``ends``, these included."""
+    found: set[Node] = set()
+    waiting = list(ends)
+    while waiting:
+        node = waiting.pop()
+        if node in unit and node not in begins and node not in found:
+            found.add(node)
+            waiting += node.all_input_nodes
+    return found
+
+
+def _rows_of(heads: Any) -> Node | None:
+    """The rows [1, W, H * D] that ``heads`` [1, H, W, D] are."""
+    whole = _argument(heads, _aten.transpose.int)
+    if whole is None or whole.target not in _SAME_NUMBERS or tuple(heads.args[1:]) not in ((1, 2), (2, 1)):
+        return None
+    rows = whole.args[0]
+    assert isinstance(rows, Node)
+    return rows if _tensor(rows).dim() == 3 and _tensor(whole).dim() == 4 else None
+
+
+def _rotated(heads: Any) -> _Rotated | None:
+    """``heads`` as heads * cos + (minus their second half, their first) * sin, or as they are."""
+    if (rows := _rows_of(heads)) is not None:
+        return _Rotated(rows)
+    if not _is_call(heads, _aten.add.Tensor) or len(heads.args) != 2 or heads.kwargs:
+        return None
+    straight, crossed = heads.args
+    for own, cos in _factors(straight):
+        for other, sin in _factors(crossed):
+            rows, turns = _rows_of(own), [_turn_of(factor, own) for factor in (cos, sin)]
+            if rows is not None and None not in turns and _is_crossed(other, own):
+                return _Rotated(rows, *turns)
+    return None
+
+
+def _turn_of(factor: Node, heads: Node) -> Node | None:
+    """The cosines or sines [1, W, D] that ``factor`` [1, 1, W, D] of ``heads`` is."""
+    rows = _argument(factor, _aten.unsqueeze.default)
+    if rows is None or factor.args[1] != 1 or _tensor(rows).dim() != 3:
+        return None
+    return rows if _tensor(rows).shape[-1] == _tensor(heads).shape[-1] else None
+
+
+def _is_crossed(other: Node, own: Node) -> bool:
+    """Whether ``other`` is minus the second half of ``own``, then its first half."""
+    if not _is_call(other, _aten.cat.default) or len(other.args) != 2 or other.args[1] not in (-1, 3):
+        return False
+    parts, size = other.args[0], _tensor(own).shape[-1]
+    if not isinstance(parts, Sequence) or len(parts) != 2 or size % 2 != 0:
+        return False
+    second, first = _argument(parts[0], _aten.neg.default), parts[1]
+    ends = [_argument(half, _aten.slice.Tensor) for half in (second, first)]
+    places = [half.args[1:3] for half in (second, first) if isinstance(half, Node)]
+    sizes = [_tensor(half).shape[-1] for half in (second, first) if isinstance(half, Node)]
+    return ends == [own, own] and places == [(3, size // 2), (3, 0)] and sizes == [size // 2] * 2
+
+
+def _selected(mask: Any) -> Node | None:
+    """The mask [1, 1, W, T] that ``mask`` [W, T] is."""
+    first = _argument(mask, _aten.select.int)
+    whole = _argument(first, _aten.select.int)
+    if first is None or whole is None or mask.args[1:] != (0, 0) or first.args[1:] != (0, 0):
+        return None
+    return whole if _tensor(whole).shape[:2] == (1, 1) else None
+
+
+def _row_size(node: Node) -> Any:
+    return _tensor(node).shape[2:].numel() if _tensor(node).dim() == 3 else None
+
+
+def _factors(product: Any) -> Sequence[tuple[Node, Node]]:
+    """The two tensors that ``product`` multiplies, either first."""
+    if not _is_call(product, _aten.mul.Tensor) or not all(isinstance(factor, Node) for factor in product.args):
+        return ()
+    first, second = product.args
+    return (first, second), (second, first)
+
+
+def _argument(node: Any, target: object) -> Node | None:
+    """The first argument of ``node`` where it calls ``target`` on a tensor."""
+    return node.args[0] if _is_call(node, target) and isinstance(node.args[0], Node) else None
+
+
+def _is_call(node: Any, target: object) -> bool:
+    return isinstance(node, Node) and node.op == "call_function" and node.target is target
+
+
+def _tensor(node: Node) -> Tensor:
+    value = node.meta["val"]
+    assert isinstance(value, Tensor)
+    return value
