@@ -13,7 +13,9 @@ class AttentionCase:
     asked for of all rows, or with ``asks_few`` of some, ``asked``.
     """
 
-    def __init__(self, seed, dtype, *, head_dim=None, num_context=None, width=None, num_before=None, asks_few=False):
+    def __init__(
+        self, seed, dtype, *, head_dim=None, num_context=None, width=None, num_before=None, group=None, asks_few=False
+    ):
         rng = random.Random(seed)
         torch.manual_seed(seed)
         self.width = rng.randint(1, 20) if width is None else width
@@ -21,7 +23,8 @@ class AttentionCase:
         num_before = rng.choice([0, 0, 5]) if num_before is None else num_before
         head_dim = rng.choice([8, 16, 20, 32, 64, 72, 96, 128]) if head_dim is None else head_dim
         key_heads = rng.randint(1, 3)
-        query_heads = key_heads * rng.choice([1, 1, 2, 5])
+        drawn_group = rng.choice([1, 1, 2, 5])
+        query_heads = key_heads * (drawn_group if group is None else group)
         self.paths = []
         for node in range(num_before + self.width):
             parent = rng.randrange(-1, node)

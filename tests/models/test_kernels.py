@@ -73,6 +73,38 @@ def test_a_tree_row_is_bit_identical_to_a_plain_step(dtype, window):
 
 
 @native_only
+@pytest.mark.parametrize("group", [1, 3, 5, 7, 16])
+@pytest.mark.parametrize("num_context", [0, 30, 64, 101])
+def test_rows_are_bit_identical_whatever_rows_are_with_them(group, num_context):
+    """Rows of all widths, whose paths share blocks of values in other ways, and units of all threads' shares."""
+    for width in [1, 2, 3, 5, 6, 8, 11, 16, 17, 23, 32, 33, 40, 70]:
+        case = AttentionCase(
+            width, torch.bfloat16, head_dim=[64, 96][width % 2], num_context=num_context, width=width, group=group
+        )
+        output, *caches = case.run(ops.tree_attention, num_threads=2)
+        assert torch.equal(output, case.run(ops.tree_attention, num_threads=3)[0]), f"{width = }"
+        start = int(case.offsets[1])
+        for row in range(width):
+            one = [tensor[:, :, row : row + 1] for tensor in (case.query, case.key, case.value)]
+            offsets = torch.tensor([num_context, start + row])
+            alone = ops.tree_attention(*one, *caches, offsets, case.mask[row : row + 1], case.scale, 0, 0.0, 1)
+            assert torch.equal(alone[0, 0], output[0, row]), f"{width = }, {row = }"
+
+
+@native_only
+@pytest.mark.parametrize("group", [1, 3])
+def test_rows_of_a_prompt_are_bit_identical_to_plain_steps(group):
+    case = AttentionCase(7, torch.bfloat16, head_dim=64, num_context=40, width=150, num_before=0, group=group)
+    case.mask[:, : case.width] = torch.ones(case.width, case.width, dtype=torch.bool).tril()
+    output, *caches = case.run(ops.tree_attention, num_threads=2)
+    for row in range(case.width):
+        one = [tensor[:, :, row : row + 1] for tensor in (case.query, case.key, case.value)]
+        offsets = torch.tensor([40 + row] * 2)
+        plain = ops.tree_attention(*one, *caches, offsets, torch.ones(1, 1, dtype=torch.bool), case.scale, 0, 0.0, 1)
+        assert torch.equal(plain[0, 0], output[0, row]), f"{row = }"
+
+
+@native_only
 def test_a_step_that_does_not_fit_the_cache_is_refused():
     case = AttentionCase(0, torch.float32, num_context=9, width=4, num_before=0)
     case.offsets = torch.tensor([9, case.caches[0].shape[1] - 3])

@@ -28,23 +28,13 @@ inline int64_t pair_words(const AttentionJob& job, int64_t rows) {
   return rows * (length + length / 2 + job.head_dim) + kPairKeys / 2 * std::max(kPairColumns, job.head_dim) + job.context_stride - job.context + 16;
 }
 
-// Row i is query head i % group of row i / group of the step.
-struct PairedRows {
-  const AttentionJob& job;
-  const BFloat16 *query, *keys, *values;
-  int64_t first, count;
+struct PairedRows : KeyHeadRows {
   Positions at;
   float* scores;      // [count, length]
   BFloat16* weights;  // [count, length]
   float* sums;        // [count, D]
   uint32_t* turned;   // [D / 2, block] of keys, or [block / 2, columns] of values
   float* tree_scores;
-
-  int64_t step_row(int64_t i) const { return (first + i) / job.group; }
-  int64_t head(int64_t i) const { return (first + i) % job.group; }
-  const uint32_t* query_of(int64_t i) const {
-    return reinterpret_cast<const uint32_t*>(query + step_row(i) * job.query_row_stride + head(i) * job.query_head_stride);
-  }
 };
 
 // Calls function with the number of rows, a constant.
@@ -146,8 +136,8 @@ inline void add_values(const PairedRows& rows, int64_t column) {
     add(0, rows.count, block, pairs);
   }
   for (int64_t i = 0, alike; i < rows.count; i += alike) {  // heads of one row of the step have one path
-    const auto& slots = (*job.slots)[rows.step_row(i)];
-    alike = std::min(rows.count - i, job.group - rows.head(i));
+    const auto& slots = rows.slots_of(i);
+    alike = rows.alike(i);
     const int64_t end = job.context + static_cast<int64_t>(slots.size());
     const auto value_at = [&](int64_t position) -> const BFloat16* {
       if (position >= end) return nullptr;
@@ -161,16 +151,15 @@ inline void add_values(const PairedRows& rows, int64_t column) {
   }
 }
 
-// Rows [first, first + count) of a key head; query and out are those of its first query head.
-inline void attend_pairs(const AttentionJob& job, const BFloat16* query, const BFloat16* keys, const BFloat16* values, int64_t first,
-                         int64_t count, BFloat16* out, uint32_t* scratch) {
-  const Positions at(job, first / job.group, (first + count - 1) / job.group + 1, kPairKeys);
-  const int64_t d = job.head_dim;
+inline void attend_pairs(const KeyHeadRows& some, uint32_t* scratch) {
+  const AttentionJob& job = some.job;
+  const Positions at(some, kPairKeys);
+  const int64_t d = job.head_dim, count = some.count;
   auto* turned = reinterpret_cast<uint32_t*>(round_up(reinterpret_cast<int64_t>(scratch), 64));
   auto* scores = reinterpret_cast<float*>(turned + kPairKeys / 2 * std::max(kPairColumns, d));
   auto* weights = reinterpret_cast<BFloat16*>(scores + count * at.length);
   auto* sums = reinterpret_cast<float*>(weights + count * at.length);
-  const PairedRows rows{job, query, keys, values, first, count, at, scores, weights, sums, turned, sums + count * d};
+  const PairedRows rows{some, at, scores, weights, sums, turned, sums + count * d};
   score_all(rows);
   float inverse[kUnitRows];
   for (int64_t i = 0; i < count; ++i)
@@ -180,7 +169,7 @@ inline void attend_pairs(const AttentionJob& job, const BFloat16* query, const B
   for (; column + kPairColumns <= d; column += kPairColumns) add_values<4>(rows, column);
   if (column < d) add_values<2>(rows, column);
   for (int64_t i = 0; i < count; ++i) {
-    BFloat16* target = out + (rows.step_row(i) * job.query_heads + rows.head(i)) * d;
+    BFloat16* target = rows.out_of(i);
     const __m512 factor = _mm512_set1_ps(inverse[i]);
     for (int64_t c = 0; c < d; c += 16) store16(target + c, _mm512_mul_ps(_mm512_loadu_ps(sums + i * d + c), factor));
   }
@@ -189,7 +178,7 @@ inline void attend_pairs(const AttentionJob& job, const BFloat16* query, const B
 inline bool fits_pairs(int64_t) { return false; }
 inline int64_t pair_rows(const AttentionJob&) { return 1; }
 inline int64_t pair_words(const AttentionJob&, int64_t) { return 0; }
-inline void attend_pairs(const AttentionJob&, const BFloat16*, const BFloat16*, const BFloat16*, int64_t, int64_t, BFloat16*, uint32_t*) {}
+inline void attend_pairs(const KeyHeadRows&, uint32_t*) {}
 #endif
 
 }  // namespace yggdrasil

@@ -9,6 +9,25 @@
 
 namespace yggdrasil {
 
+// Rows of a key head: row i is query head i % group of row i / group of the step. Query and out are those of the head's
+// first query head.
+struct KeyHeadRows {
+  const AttentionJob& job;
+  const BFloat16 *query, *keys, *values;
+  BFloat16* out;
+  int64_t first, count;
+
+  int64_t step_row(int64_t i) const { return (first + i) / job.group; }
+  int64_t head(int64_t i) const { return (first + i) % job.group; }
+  const std::vector<int64_t>& slots_of(int64_t i) const { return (*job.slots)[step_row(i)]; }
+  // Rows from this one on that are of the same row of the step, whose path is theirs.
+  int64_t alike(int64_t i) const { return std::min(count - i, job.group - head(i)); }
+  const uint32_t* query_of(int64_t i) const {
+    return reinterpret_cast<const uint32_t*>(query + step_row(i) * job.query_row_stride + head(i) * job.query_head_stride);
+  }
+  BFloat16* out_of(int64_t i) const { return out + (step_row(i) * job.query_heads + head(i)) * job.head_dim; }
+};
+
 #ifdef YGG_AVX512
 inline int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 
@@ -70,6 +89,8 @@ struct Positions {
     start = start / block * block;
     length = round_up(std::max(last_slot, job.context + longest) - start, block);
   }
+
+  Positions(const KeyHeadRows& rows, int64_t block) : Positions(rows.job, rows.step_row(0), rows.step_row(rows.count - 1) + 1, block) {}
 };
 
 // A row's scores of slots become scores of positions: those of its path move behind the context, what it does not see is

@@ -79,11 +79,10 @@ class TreeAttention {
       count_ = of.key_heads * rows * job_.group;
       return;
     }
-    const bool on_matrix_unit = is_on_matrix_unit();
     // Where heads do not share out evenly, groups of rows do, as long as a second group finds the head's cache nearby.
     const bool is_near = 2 * seen.context * of.head_dim * static_cast<int64_t>(sizeof(T)) <= kNearBytes;
-    const bool splits = !on_matrix_unit && is_near && num_threads > 1 && of.query_heads % num_threads != 0;
-    span_ = on_matrix_unit ? rows : std::min(rows, splits ? kRowGroup : kRowGroup * kRowGroups);
+    const bool splits = is_near && num_threads > 1 && of.query_heads % num_threads != 0;
+    span_ = std::min(rows, splits ? kRowGroup : kRowGroup * kRowGroups);
     count_ = of.query_heads * ((rows + span_ - 1) / span_);
   }
 
@@ -94,37 +93,34 @@ class TreeAttention {
       if (by_key_heads()) return attend_key_heads(begin, end);
     }
     const int64_t spans = (job_.rows + span_ - 1) / span_, head_size = of_.capacity * of_.head_dim;
-    uint32_t* scratch = scratch_words(is_on_matrix_unit() ? matrix_words(job_.context_stride, job_.context_stride - job_.context, of_.head_dim)
-                                                          : span_ * (of_.head_dim + job_.context_stride));
+    auto* sums = reinterpret_cast<float*>(scratch_words(span_ * (of_.head_dim + job_.context_stride)));
     for (int64_t unit = begin; unit < end; ++unit) {
       const int64_t head = unit / spans, first_row = unit % spans * span_, offset = head / job_.group * head_size;
       const T *queries = of_.query + head * of_.query_head_stride, *keys = of_.key_cache + offset, *values = of_.value_cache + offset;
-      T* target = out_ + head * of_.head_dim;
-      if constexpr (std::is_same_v<T, BFloat16>) {
-        if (is_on_matrix_unit()) {
-          attend_head_matrix(job_, queries, keys, values, target, scratch);
-          continue;
-        }
-      }
-      auto* sums = reinterpret_cast<float*>(scratch);
       const int64_t count = std::min(span_, job_.rows - first_row);
-      attend_rows(HeadRows<T>{job_, queries, keys, values, first_row, count, sums, sums + span_ * of_.head_dim}, target);
+      attend_rows(HeadRows<T>{job_, queries, keys, values, first_row, count, sums, sums + span_ * of_.head_dim}, out_ + head * of_.head_dim);
     }
   }
 
  private:
-  bool is_on_matrix_unit() const { return std::is_same_v<T, BFloat16> && fits_matrix_unit(of_.head_dim); }
-  bool by_key_heads() const { return std::is_same_v<T, BFloat16> && !fits_matrix_unit(of_.head_dim) && fits_pairs(of_.head_dim); }
+  bool by_key_heads() const { return std::is_same_v<T, BFloat16> && (fits_matrix_unit(of_.head_dim) || fits_pairs(of_.head_dim)); }
 
-  // Rows of one key head after the other: all query heads that read it share what is turned of it.
   void attend_key_heads(int64_t begin, int64_t end) const {
-    const int64_t all = job_.rows * job_.group, head_size = of_.capacity * of_.head_dim, span = pair_rows(job_);
-    uint32_t* scratch = scratch_words(pair_words(job_, span));
+    if (fits_matrix_unit(of_.head_dim)) return attend_together(begin, end, kMatrixUnitRows, matrix_words(job_), attend_matrix);
+    attend_together(begin, end, pair_rows(job_), pair_words(job_, pair_rows(job_)), attend_pairs);
+  }
+
+  // Rows of one key head after the other, up to `span` at once: all query heads that read it share what is turned of it.
+  template <typename Attend>
+  void attend_together(int64_t begin, int64_t end, int64_t span, int64_t words, const Attend& attend) const {
+    const int64_t all = job_.rows * job_.group, head_size = of_.capacity * of_.head_dim;
+    uint32_t* scratch = scratch_words(words);
     for (int64_t row = begin, count; row < end; row += count) {
       const int64_t head = row / all, first = row % all;
       count = std::min({span, end - row, all - first});
-      attend_pairs(job_, of_.query + head * job_.group * of_.query_head_stride, of_.key_cache + head * head_size, of_.value_cache + head * head_size,
-                   first, count, out_ + head * job_.group * of_.head_dim, scratch);
+      attend(KeyHeadRows{job_, of_.query + head * job_.group * of_.query_head_stride, of_.key_cache + head * head_size,
+                         of_.value_cache + head * head_size, out_ + head * job_.group * of_.head_dim, first, count},
+             scratch);
     }
   }
 
