@@ -7,6 +7,7 @@ written in place; compiled steps hold their addresses.
 Dims: N node capacity, K candidates kept a node, P = N*K pool entries.
 """
 
+import math
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -144,11 +145,11 @@ class TokenTree:
         Raises:
             ValueError: a parent that does not come first or a positive log-probability; nothing is written then.
         """
-        size = self.size
-        above = self.parents[:size].tolist()
-        labels = self.tokens[:size].tolist()
+        scores = [score for score in self.scores.tolist() if math.isfinite(score)]
+        size = len(scores)
+        above, labels = self.parents.tolist()[:size], self.tokens.tolist()[:size]
         children = {(above[node], labels[node]): node for node in range(1, size)}
-        depths, scores, edges = self.depths[:size].tolist(), self.scores[:size].tolist(), [0.0] * size
+        depths, edges = self.depths.tolist()[:size], [0.0] * size
         places = [0]  # the node of each guess, the root first
         for parent, token, log_probability in zip(parents, tokens, log_probabilities, strict=True):
             if not 0 <= parent < len(places):
@@ -167,28 +168,25 @@ class TokenTree:
                 scores.append(scores[below] + min(log_probability, MIN_DESCENT))
                 edges.append(log_probability)
             places.append(node)
+        if len(above) == size:
+            return 0
         for buffer, values in zip(
             (self.tokens, self.parents, self.depths, self.scores, self.edges),
             (labels, above, depths, scores, edges),
             strict=True,
         ):
-            buffer[size : len(above)] = torch.tensor(values[size:], dtype=buffer.dtype)
-        self._mark_paths(size, above)
+            _write(buffer, size, values[size:])
+        _write(self.ancestors, size, [self._marks(node, above) for node in range(size, len(above))])
         return len(above) - size
 
-    def _mark_paths(self, first: int, parents: Sequence[int]) -> None:
-        """Set the ancestors of nodes ``first`` onwards."""
-        rows: list[int] = []
-        columns: list[int] = []
-        for node in range(first, len(parents)):
-            ancestor = node
-            while ancestor:
-                rows.append(node)
-                columns.append(ancestor)
-                ancestor = parents[ancestor]
-        self.ancestors[first : len(parents)] = False
-        self.ancestors[first : len(parents), 0] = True
-        self.ancestors[rows, columns] = True
+    def _marks(self, node: int, parents: Sequence[int]) -> list[bool]:
+        """The row of ``node`` among the ancestors."""
+        marks = [False] * self.num_nodes
+        marks[0] = True
+        while node:
+            marks[node] = True
+            node = parents[node]
+        return marks
 
     @property
     def size(self) -> int:
@@ -217,3 +215,11 @@ class TokenTree:
             assert torch.equal(self.ancestors[node], expected), f"ancestors of {node = }"
             assert (parent, token) not in seen, f"{node = } repeats token {token} below {parent = }"
             seen.add((parent, token))
+
+
+def _write(buffer: Tensor, first: int, rows: Sequence[float] | Sequence[Sequence[bool]]) -> None:
+    """Set entries ``first`` onwards. On a CPU straight in its memory: a call of PyTorch's takes as long as ten such."""
+    if buffer.device.type == "cpu":
+        buffer.numpy()[first : first + len(rows)] = rows
+    else:
+        buffer[first : first + len(rows)] = torch.tensor(rows, dtype=buffer.dtype)
