@@ -1,5 +1,8 @@
 """Lookahead decoding: n-grams that the target itself made ahead of the text are guessed, and nothing else changes."""
 
+import math
+
+import numpy as np
 import pytest
 import torch
 from tiny_pair import TEXT, make_pair
@@ -10,10 +13,14 @@ from yggdrasil.drafters.counts import usual_counts
 from yggdrasil.drafters.named import named_drafters, names_of
 from yggdrasil.drafters.protocol import ReadingDrafter, together
 from yggdrasil.engine.policy import FreeTreePolicy
+from yggdrasil.engine.ranking import Ranking
+from yggdrasil.tree.stakes import NO_STAKES, stakes_of
 from yggdrasil.tree.token_tree import TokenTree
 
 PROMPT = TEXT[:21]
 COUNT = 40
+DEAR = stakes_of([(2, 1.0), (4, 0.5), (16, 0.1)])  # a row costs what half a token does
+CHEAP = stakes_of([(2, 1.0), (4, 0.99), (16, 0.9)])
 OPTIONS = LookaheadOptions(max_window_size=3, max_ngram_size=4, max_verification_set_size=2)
 
 
@@ -136,6 +143,106 @@ def test_a_window_that_brings_nothing_gets_cheaper_and_one_that_brings_gets_dear
     assert fails._credit.value < 0.2 * before < brings._credit.value
 
 
+def other_guesses():
+    """A drafter and a tree in which others have guessed already: 3, and behind it 4, and 7."""
+    drafter, tree = LookaheadDrafter(LookaheadOptions(2, 3, 2)), TokenTree.on_host(32)
+    drafter.begin([5])
+    drafter.extend([8, 2, 5, 3, 4, 5, 3, 9, 5], {})
+    tree.plant(5)
+    tree.graft([0, 1, 0], [3, 4, 7], [math.log(0.5), math.log(0.4), math.log(0.1)])
+    return drafter, tree
+
+
+def test_what_others_have_guessed_is_theirs():
+    """Only new nodes are added, and they share what is left where they hang."""
+    drafter, tree = other_guesses()
+    before = tree.scores[:4].clone()
+    drafter.fill(tree, 8)
+    added = {path: float(tree.scores[node].exp()) for node, path in paths_of(tree).items() if node > 3}
+
+    assert torch.equal(tree.scores[:4], before)
+    assert added[3, 9] == pytest.approx(0.5 * 0.6 * 0.25, rel=1e-3)
+    assert (8,) not in added  # it began with another token
+    tree.check_integrity()
+
+
+def test_guesses_are_judged_whether_they_were_verified_or_not_and_those_of_others_never():
+    drafter, tree = other_guesses()
+    drafter.fill_for(tree, 8, DEAR)
+    first, second = ((rate.came, rate.tried) for rate in drafter._rates)
+    drafter.extend([3, 9], {})
+
+    assert (drafter._rates[0].came, drafter._rates[0].tried) == first  # 3 was there
+    assert (drafter._rates[1].came, drafter._rates[1].tried) == (second[0] + 1, pytest.approx(second[1] + 0.6))
+
+
+def test_what_is_worth_no_row_is_not_put_into_the_tree(monkeypatch):
+    """Whatever is left out costs no write: neither guesses nor a window."""
+    grafts = []
+    whole = TokenTree.graft
+    monkeypatch.setattr(TokenTree, "graft", lambda tree, *guesses: grafts.append(1) or whole(tree, *guesses))
+    left_out, carried = other_guesses(), other_guesses()
+    grafts.clear()
+    left_out[0].fill_for(left_out[1], 8, DEAR)
+    assert (grafts, left_out[1].size, left_out[0]._window) == ([], 4, [])
+
+    carried[0].fill_for(carried[1], 8, CHEAP)
+    assert len(grafts) == 1  # for all that is added
+    assert carried[1].size > 4 + 2
+    assert carried[0]._window
+
+
+def test_a_window_that_has_brought_nothing_is_not_put_into_rows_that_cost_nothing_either():
+    drafter, tree = other_guesses()
+    drafter._credit.add(0.0, tried=1e4)
+    drafter.fill(tree, 8)
+
+    assert drafter._window == []
+    assert tree.size == 5
+
+
+def test_what_is_left_out_is_worth_no_pass():
+    """Over all widths, a tree with everything in it is worth no more."""
+    generator, left_out, worse, widths = np.random.default_rng(5), 0, 0, (1, 2, 4, 8, 16, 32)
+    for _ in range(100):
+        weights = np.cumprod(generator.uniform(0.6, 1.0, len(widths) - 1))
+        stakes = stakes_of(zip(widths[1:], weights.tolist(), strict=True))
+        stakes[0] = generator.uniform(0.3, 1.2)
+        text, guesses = generator.integers(0, 6, 40).tolist(), generator.integers(1, 12)
+        parents = [int(generator.integers(0, node + 1)) for node in range(guesses)]
+        edges = np.log(generator.uniform(0.05, 0.3, guesses)).tolist()
+        best = []
+        for each in (NO_STAKES, stakes):
+            drafter, tree = LookaheadDrafter(LookaheadOptions(4, 2, 4)), TokenTree.on_host(64)
+            drafter.begin(text)
+            tree.plant(text[-1])
+            tree.graft(parents, list(range(guesses)), edges)
+            drafter.fill_for(tree, 8, each)
+            promised = Ranking(tree, widths).rank()[1:]
+            best.append(max((1 + (p - 1) * stakes[0]) * w for p, w in zip(promised, weights, strict=True)))
+            left_out += tree.size if each is NO_STAKES else -tree.size
+        worse += best[1] < best[0] * (1 - 1e-5)
+    assert worse <= 2  # a row of the window may be a guess too, and was counted twice
+    assert left_out > 300
+
+
+def test_beside_counts_it_comes_last_and_both_know_what_is_at_stake():
+    lookahead, counts = LookaheadDrafter(), usual_counts()
+    both, tree, alone = together([lookahead, counts]), TokenTree.on_host(64), TokenTree.on_host(64)
+    assert both.drafters == [counts, lookahead]
+    prompt = [1, 2, 3, 1, 2, 4, 1, 2]
+    both.begin(prompt)
+    both.plant_for(tree, 8, DEAR)
+    other = usual_counts()
+    other.begin(prompt)
+    other.plant_for(alone, 8, DEAR)
+
+    assert paths_of(tree) == paths_of(alone)
+    assert torch.equal(tree.scores, alone.scores)
+    other.plant(alone, 8)
+    assert alone.size > tree.size
+
+
 @pytest.fixture(scope="module")
 def pair():
     return make_pair()
@@ -158,6 +265,36 @@ def test_no_output_shows_it(pair, beside, stages):
     assert drafters[0]._credit.tried > 100  # the window was read
     again = decoder.generate(TEXT[5:30], max_new_tokens=COUNT)
     assert again.tokens == pair.reference(TEXT[5:30], COUNT)
+
+
+class DearRows(FreeTreePolicy):
+    """Verifies four nodes, since further ones are worth less than they cost."""
+
+    def __init__(self):
+        super().__init__(4)
+
+    def stakes(self, context):
+        return DEAR
+
+
+def test_beside_counts_that_guess_it_adds_nothing_that_the_objective_leaves_out(pair):
+    lookahead, sizes = LookaheadDrafter(), []
+    for rate in lookahead._rates:
+        rate.add(0.0, tried=1e4)
+    whole = lookahead.fill_for
+
+    def fill_for(tree, depth, stakes):
+        before = tree.size
+        whole(tree, depth, stakes)
+        sizes.append((before, tree.size))
+
+    lookahead.fill_for = fill_for
+    decoder = pair.decoder(DearRows(), drafter=None, free=together([lookahead, usual_counts()]))
+    result = decoder.generate(PROMPT, max_new_tokens=COUNT)
+
+    assert result.tokens == pair.reference(PROMPT, COUNT)
+    assert sum(before > 1 for before, _ in sizes) > 5
+    assert all(after == before for before, after in sizes if before > 1)
 
 
 def test_sampling_with_a_seed_is_what_the_target_alone_samples(pair):

@@ -6,16 +6,21 @@ kept by their first token, and those that begin with the root are the next guess
 the oldest level, with a branch below each of its nodes, that column's later levels.
 
 The window's rows can hardly stand themselves. They are worth what their n-grams bring later, which is measured, so
-whoever chooses rows by what they are worth prices them.
+whoever chooses rows by what they are worth prices them. So are guesses that nobody else has made: what is worth no row
+of a pass is not put into the tree at all.
 """
 
 import math
 from collections.abc import Mapping, Sequence
-from itertools import islice
+from functools import cached_property
+from itertools import accumulate, islice, takewhile
+from typing import NamedTuple
 
 from torch import Tensor
 
+from yggdrasil.drafters.counted import LEAST_PATH
 from yggdrasil.drafters.options import LookaheadOptions
+from yggdrasil.tree.stakes import NO_STAKES, Stakes
 from yggdrasil.tree.token_tree import TokenTree
 
 _MEMORY = 256.0  # guesses, and rows of the window, after which older ones count half
@@ -24,14 +29,18 @@ _KEPT = 16  # n-grams that begin alike
 
 
 class LookaheadDrafter:
-    """A free drafter that reads what the target says behind every verified node."""
+    """A free drafter that reads what the target says behind every verified node.
+
+    It comes after those that go by more: what they have said is theirs.
+    """
 
     name = "lookahead"
 
     def __init__(self, options: LookaheadOptions | None = None) -> None:
         self.options = options or LookaheadOptions()
         size = self.options.max_ngram_size
-        self._rates = [_Rate(1.0, 4.0) for _ in range(size - 1)]  # that a guess's next token stands, by place
+        # That a guess's next token stands, by place: of the probability that others have left there.
+        self._rates = [_Rate(1.0, 4.0) for _ in range(size - 1)]
         self._credit = _Rate(1.0, 16.0)  # tokens that n-grams of the window brought, a row of it
         self._begin()
 
@@ -43,16 +52,19 @@ class LookaheadDrafter:
         self._text: list[int] = []
         # First token -> what followed, the newest last, and whether the window made it before the text did.
         self._pool: dict[int, dict[tuple[int, ...], bool]] = {}
-        self._window: list[list[int]] = []  # levels, the oldest first; empty until there is text to fill it with
+        self._window: list[list[int]] = []  # levels, the oldest first; empty until a tree carries one
+        self._is_carried = False  # by the last tree
         self._seen: dict[tuple[int, ...], int] = {}  # path below the root -> what the target said behind it
-        self._guesses: list[tuple[int, ...]] = []
+        self._guesses: list[_Guess] = []
 
     def extend(self, tokens: Sequence[int], hidden: Mapping[int, Tensor]) -> None:
         self._grade(tokens)
-        if self._window:
+        if self._is_carried:
             self._advance(len(tokens))
+        else:
+            self._window = []  # begun anew when a tree carries one again
         self._read(tokens)
-        self._seen, self._guesses = {}, []
+        self._seen, self._guesses, self._is_carried = {}, [], False
 
     def _read(self, tokens: Sequence[int]) -> None:
         for token in tokens:
@@ -60,34 +72,62 @@ class LookaheadDrafter:
             self._keep(self._text[-self.options.max_ngram_size :], is_ahead=False)
 
     def plant(self, tree: TokenTree, depth: int) -> None:
+        self.plant_for(tree, depth, NO_STAKES)
+
+    def plant_for(self, tree: TokenTree, depth: int, stakes: Stakes) -> None:
         tree.plant(self._text[-1])
-        self.fill(tree, depth)
+        self.fill_for(tree, depth, stakes)
 
     def fill(self, tree: TokenTree, depth: int) -> None:
-        newest = reversed(self._pool.get(self._text[-1], {}))
-        self._guesses = list(islice(newest, self.options.max_verification_set_size))
-        for rank, guess in enumerate(self._guesses):
-            edges = [math.log(rate.value) for rate in self._rates]
-            edges[0] -= rank * math.log(2)  # of those that begin alike the first one's edge stays
-            tree.graft(range(len(guess[:depth])), guess[:depth], edges[: len(guess[:depth])])
-        if not self._window:
-            self._window = [self._filler(level) for level in range(self.options.max_ngram_size - 1)]
-        self._graft_window(tree, depth)
+        self.fill_for(tree, depth, NO_STAKES)
+
+    def fill_for(self, tree: TokenTree, depth: int, stakes: Stakes) -> None:
+        scores = list(takewhile(math.isfinite, tree.scores.tolist()))
+        ngrams = self._pool.get(self._text[-1])
+        there = _There(tree, scores)
+        self._guesses = self._new_guesses(there, ngrams, depth) if ngrams else []
+        row, rows = _log(self._credit.value), self.options.max_window_size * (self.options.max_ngram_size - 1)
+        least = _least_read([*scores, *(guess.score for guess in self._guesses), *[row] * rows], stakes)
+        least = max(least, LEAST_PATH)  # a row that costs nothing still has to be put there
+        for guess in self._guesses:
+            if guess.score >= least:
+                there.add(guess.path, guess.edges)
+        self._is_carried = row >= least
+        if self._is_carried:
+            self._add_window(there, row, depth)
+        there.graft()
+
+    def _new_guesses(self, there: "_There", ngrams: dict[tuple[int, ...], bool], depth: int) -> list["_Guess"]:
+        """What the newest of ``ngrams`` say that nobody else has."""
+        guesses, ranks = list[_Guess](), dict[int, int]()
+        for ngram in islice(reversed(ngrams), self.options.max_verification_set_size):
+            node, length = there.follow(ngram)
+            path = ngram[:depth]
+            if length >= len(path):
+                continue
+            rank = ranks[node] = ranks.get(node, -1) + 1  # of those that begin alike the first one's edge stays
+            left, rates = there.left(node), self._rates[length : len(path)]
+            edges = [*[0.0] * length, *(_log(rate.value) for rate in rates)]
+            edges[length] = _log(rates[0].value * left / 2**rank)
+            guesses.append(_Guess(path, edges, length, left, there.scores[node] + edges[length], ngrams[ngram]))
+        return guesses
 
     def read(self, tree: TokenTree, nodes: Sequence[int], choices: Sequence[int]) -> None:
         """The target chose ``choices[i]`` behind ``nodes[i]``, parents first, whether that stands or not."""
         parents, tokens, scores = tree.parents.tolist(), tree.tokens.tolist(), tree.scores.tolist()
-        # A tree that another drafter grew may be verified before this one has added to any.
-        window = [self._paths(column) for column in range(self.options.max_window_size)] if self._window else []
+        window = [self._paths(column) for column in range(self.options.max_window_size)] if self._is_carried else []
         columns = {path[-1] for path in window}
         size, paths = self.options.max_ngram_size - 1, dict[int, tuple[int, ...]]()
+        text = self._text[-size:]
         for node, choice in zip(nodes, choices, strict=True):
             if math.isinf(scores[node]):  # padding
                 continue
             path = paths[node] = (*paths[parents[node]], tokens[node]) if node else ()
-            self._seen[path] = choice
-            self._keep([*[*self._text[-size:], *path][-size:], choice], is_ahead=path in columns)
-        self._credit.add(0.0, tried=float(sum(path in self._seen for column in window for path in column)))
+            self._keep([*[*text, *path][-size:], choice], is_ahead=path in columns)
+            if window:
+                self._seen[path] = choice
+        if window:
+            self._credit.add(0.0, tried=float(sum(path in self._seen for column in window for path in column)))
 
     # ==== n-grams ====
 
@@ -100,16 +140,18 @@ class LookaheadDrafter:
                 del kept[next(iter(kept))]
 
     def _grade(self, tokens: Sequence[int]) -> None:
-        """What came of the last guesses: ``tokens`` became certain, the last of them without one."""
-        if not self._seen or not self._guesses:
+        """What came of the last guesses, verified or not: ``tokens`` became certain, the last of them without one."""
+        if not self._guesses:
             return
-        best = max(self._guesses, key=lambda guess: _shared(guess, tokens[:-1]))
-        stood = _shared(best, tokens[:-1])
-        for place, rate in enumerate(self._rates[: stood + 1]):
-            if best[: place + 1] in self._seen:
-                rate.add(float(place < stood))
-        if self._pool[self._text[-1]].get(best, False):
-            self._credit.add(float(stood), tried=0.0)
+        for place, (rate, token) in enumerate(zip(self._rates, tokens, strict=False)):
+            offered = [guess for guess in self._guesses if guess.is_offered(tokens[:place])]
+            if not offered:
+                continue
+            right = [guess for guess in offered if guess.path[place] == token]
+            # All of them hang below the same node: one that was there, or one of theirs.
+            rate.add(float(bool(right)), tried=offered[0].left if offered[0].length == place else 1.0)
+            if place < len(tokens) - 1 and any(guess.is_ahead for guess in right):
+                self._credit.add(1.0, tried=0.0)
 
     # ==== the window ====
 
@@ -122,11 +164,15 @@ class LookaheadDrafter:
         chain, later = tuple(self._window[0][: column + 1]), [level[column] for level in self._window[1:]]
         return [chain + tuple(later[:level]) for level in range(len(later) + 1)]
 
-    def _graft_window(self, tree: TokenTree, depth: int) -> None:
-        edge = math.log(self._credit.value)
+    def _add_window(self, there: "_There", row: float, depth: int) -> None:
+        """Each of its new nodes is worth ``row``."""
+        if not self._window:
+            self._window = [self._filler(level) for level in range(self.options.max_ngram_size - 1)]
         for column in range(self.options.max_window_size):
             path = self._paths(column)[-1][:depth]
-            tree.graft(range(len(path)), path, [edge, *[0.0] * (len(path) - 1)])
+            node, length = there.follow(path)
+            fall = min(row - there.scores[node], 0.0)
+            there.add(path, [fall if place == length else 0.0 for place in range(len(path))])
 
     def _advance(self, count: int) -> None:
         """``count`` more tokens are certain; each level becomes the one before it where the target said a new one."""
@@ -138,6 +184,70 @@ class LookaheadDrafter:
             level[:] = [*level[count:], *self._filler(shift + count)][: self.options.max_window_size]
 
 
+class _Guess(NamedTuple):
+    """A path below the root whose first ``length`` tokens others have guessed too."""
+
+    path: tuple[int, ...]
+    edges: Sequence[float]  # those of nodes that are there already do not matter
+    length: int
+    left: float  # probability that others have left where the first new node hangs
+    score: float  # of that node
+    is_ahead: bool  # the window made it
+
+    def is_offered(self, path: Sequence[int]) -> bool:
+        """Whether it says something new behind ``path``."""
+        return self.length <= len(path) < len(self.path) and self.path[: len(path)] == tuple(path)
+
+
+class _There:
+    """What a tree on the host holds, whose nodes have ``scores``, and what is added to it: at once, by ``graft``."""
+
+    def __init__(self, tree: TokenTree, scores: list[float]) -> None:
+        self.scores = scores
+        self._tree = tree
+        self._added: tuple[list[int], list[int], list[float]] = [], [], []  # as a graft takes them
+
+    @cached_property
+    def _children(self) -> dict[tuple[int, int], int]:
+        """Nodes by parent and token; most often nobody asks."""
+        edges = zip(self._tree.parents.tolist(), self._tree.tokens.tolist(), strict=True)
+        return {edge: node for node, edge in enumerate(islice(edges, len(self.scores))) if node}
+
+    def add(self, path: Sequence[int], edges: Sequence[float]) -> None:
+        """A path below the root; of its nodes that are there already the ``edges`` do not matter."""
+        node, length = self.follow(path)
+        for token, edge in zip(path[length:], edges[length:], strict=True):
+            self._children[node, token] = len(self.scores)
+            node, score = len(self.scores), self.scores[node] + edge
+            self.scores.append(score)
+        parents, tokens, all_edges = self._added
+        first = len(tokens)
+        parents += [0, *range(first + 1, first + len(path))]
+        tokens += path
+        all_edges += edges
+
+    def graft(self) -> None:
+        """Write what was added: what takes time is each call."""
+        if self._added[0]:
+            self._tree.graft(*self._added)
+
+    def left(self, node: int) -> float:
+        """Probability that no child of ``node`` has."""
+        score = self.scores[node]
+        taken = [math.exp(self.scores[child] - score) for (above, _), child in self._children.items() if above == node]
+        return max(1.0 - sum(taken), 0.0)
+
+    def follow(self, path: Sequence[int]) -> tuple[int, int]:
+        """The last node of ``path``, from below the root, that is there, and how many of its tokens lead to it."""
+        node = 0
+        for length, token in enumerate(path):
+            child = self._children.get((node, token))
+            if child is None:
+                return node, length
+            node = child
+        return node, len(path)
+
+
 class _Rate:
     """How often something came of a try; older tries count less."""
 
@@ -146,7 +256,7 @@ class _Rate:
 
     @property
     def value(self) -> float:
-        return min(max(self.came / self.tried, 1e-4), _MOST_LIKELY)
+        return self.came / self.tried
 
     def add(self, came: float, tried: float = 1.0) -> None:
         """One more."""
@@ -155,8 +265,20 @@ class _Rate:
         self.came, self.tried = self.came + came, self.tried + tried
 
 
-def _shared(first: Sequence[int], second: Sequence[int]) -> int:
-    """Tokens that both begin with."""
-    return next(
-        (i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(len(first), len(second))
-    )
+def _log(probability: float) -> float:
+    return math.log(min(max(probability, 1e-4), _MOST_LIKELY))
+
+
+def _least_read(scores: Sequence[float], stakes: Stakes) -> float:
+    """The least score that the pass which is worth most would read, of nodes with these; all where nothing is at stake.
+
+    ``scores`` are log-probabilities, the root's first.
+    """
+    best = sorted(scores, reverse=True)
+    if not stakes:
+        return best[-1]
+    promised, last = list(accumulate(map(math.exp, best))), len(best) - 1
+    passes = zip(stakes[1::2], stakes[2::2], strict=True)
+    reached = [(min(int(width) - 1, last), weight) for width, weight in passes]
+    worth = [(1.0 + (promised[place] - 1.0) * stakes[0]) * weight for place, weight in reached]
+    return best[reached[worth.index(max(worth))][0]]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from torch import Tensor
 
-from yggdrasil.tree.stakes import Stakes
+from yggdrasil.tree.stakes import NO_STAKES, Stakes
 from yggdrasil.tree.token_tree import TokenTree
 
 if TYPE_CHECKING:
@@ -163,18 +163,41 @@ class FreeDrafters:
             drafter.extend(tokens, hidden)
 
     def plant(self, tree: TokenTree, depth: int) -> None:
-        self.drafters[0].plant(tree, depth)
-        for drafter in self.drafters[1:]:
-            drafter.fill(tree, depth)
+        self.plant_for(tree, depth, NO_STAKES)
+
+    def plant_for(self, tree: TokenTree, depth: int, stakes: Stakes) -> None:
+        """``plant``; of those that are thrifty as far as it matters for ``stakes``."""
+        first, *others = self.drafters
+        if isinstance(first, ThriftyDrafter):
+            first.plant_for(tree, depth, stakes)
+        else:
+            first.plant(tree, depth)
+        _fill(others, tree, depth, stakes)
 
     def fill(self, tree: TokenTree, depth: int) -> None:
-        for drafter in self.drafters:
+        self.fill_for(tree, depth, NO_STAKES)
+
+    def fill_for(self, tree: TokenTree, depth: int, stakes: Stakes) -> None:
+        """``fill``, as ``plant_for`` plants."""
+        _fill(self.drafters, tree, depth, stakes)
+
+
+def _fill(drafters: Sequence[FreeDrafter], tree: TokenTree, depth: int, stakes: Stakes) -> None:
+    for drafter in drafters:
+        if isinstance(drafter, ThriftyDrafter):
+            drafter.fill_for(tree, depth, stakes)
+        else:
             drafter.fill(tree, depth)
 
 
 def together(drafters: Sequence[FreeDrafter]) -> FreeDrafter | None:
-    """One that guesses what all of them do; None where there is none."""
-    return FreeDrafters(drafters) if len(drafters) > 1 else next(iter(drafters), None)
+    """One that guesses what all of them do; None where there is none.
+
+    Those that read what became of refused guesses come last: what they add beside guesses to verify has the places that
+    are left.
+    """
+    ordered = sorted(drafters, key=lambda each: isinstance(each, ReadingDrafter))
+    return FreeDrafters(ordered) if len(ordered) > 1 else next(iter(ordered), None)
 
 
 def each_of(free: FreeDrafter | None) -> Sequence[FreeDrafter]:
