@@ -1,14 +1,24 @@
 """Layers that repeat become a program that computes what their graph does, to the bit, caches included."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
+from test_fusion import LINEARS
 from tiny import FAMILIES, VOCAB_SIZE, tiny_config, tiny_model
+from torch import nn
 
+from yggdrasil.models.arena import Arena
+from yggdrasil.models.chains import chain_linears
 from yggdrasil.models.compiled import _exported
 from yggdrasil.models.fusion import fuse_linears
 from yggdrasil.models.kernels import is_native
 from yggdrasil.models.loading import prepare_model
 from yggdrasil.models.lowering import lower_unit
+from yggdrasil.models.packing import PackedLinear
 from yggdrasil.models.repeated import find_repetition
 from yggdrasil.models.runner import ModelRunner
 from yggdrasil.models.traced import CallStep
@@ -33,13 +43,13 @@ def path_of(parents, node):
     return [] if node < 0 else [*path_of(parents, parents[node]), node]
 
 
-def rows_of(parents):
+def rows_of(parents, context=CONTEXT):
     """Inputs of a step whose rows form a tree."""
     paths = [path_of(parents, node) for node in range(len(parents))]
     mask = torch.tensor([[node in path for node in range(len(parents))] for path in paths])
     tokens = torch.randint(1, VOCAB_SIZE, (len(parents),), generator=torch.Generator().manual_seed(4))
-    positions = torch.tensor([CONTEXT + len(path) - 1 for path in paths])
-    return [tokens, positions, mask, torch.tensor([CONTEXT, CONTEXT])]
+    positions = torch.tensor([context + len(path) - 1 for path in paths])
+    return [tokens, positions, mask, torch.tensor([context, context])]
 
 
 def new_model(family, dtype, **changes):
@@ -58,15 +68,15 @@ def new_model(family, dtype, **changes):
     return model.to(dtype)
 
 
-def graph_of(model, family, parents, read=()):
+def graph_of(model, family, parents, read=(), capacity=64, context=CONTEXT):
     """A step's graph with its linears fused, its inputs, and what repeats in it."""
     loaded = prepare_model(model, family, num_threads=THREADS)
-    runner = ModelRunner(loaded, 64, VOCAB_SIZE, "eager", read)
+    runner = ModelRunner(loaded, capacity, VOCAB_SIZE, "eager", read)
     generator = torch.Generator().manual_seed(3)
     for cache in runner.cache.tensors():
         cache.copy_(torch.randn(cache.shape, generator=generator))
     table = torch.zeros(1, dtype=torch.int64)  # behind the caches, its number
-    inputs = [runner.weights, [*runner.cache.tensors(), table], *rows_of(parents)]
+    inputs = [runner.weights, [*runner.cache.tensors(), table], *rows_of(parents, context)]
     exported = _exported(RowsStep(runner.call), inputs, ())
     drop_assertions(exported)
     fuse_linears(exported)
@@ -145,3 +155,80 @@ def test_a_step_that_does_not_fit_the_cache_is_refused():
 
     with pytest.raises(RuntimeError, match="step does not fit the cache"):
         run(exported, inputs)
+
+
+def test_attention_to_a_long_text_leaves_the_memory_of_a_program_where_it_is():
+    """In a process of its own: there, memory that was given back is gone, and whoever still reads it with it."""
+    script = "import test_lowering; test_lowering.run_long()"
+    folder = Path(__file__).parent
+    path = os.pathsep.join([*sys.path, str(folder), str(folder.parent)])
+    environment = {**os.environ, "PYTHONPATH": path, "MALLOC_MMAP_THRESHOLD_": "65536"}
+
+    assert subprocess.run([sys.executable, "-c", script], env=environment, check=False).returncode == 0
+
+
+def run_long():
+    """Rows that take more memory than is given back piece by piece, and scores that take more than these."""
+    model = new_model("llama", torch.bfloat16, max_position_embeddings=8192)
+    parents = tuple(range(-1, 399))
+    exported, inputs, found = graph_of(model, "llama", parents, capacity=6000, context=5000)
+    lower(exported, inputs, found)
+    assert all(output.isfinite().all() for output in run(exported, inputs))
+
+
+class Chain(nn.Module):
+    """A norm before two layers, a gate before the next, whose output is wanted itself and read by two more."""
+
+    def __init__(self, linear, dtype):
+        super().__init__()
+        self.weight = nn.Buffer((1 + torch.randn(64, generator=torch.Generator().manual_seed(2)) / 4).to(dtype))
+        self.gate, self.up, self.down, self.last, self.other = (linear(n, k) for n, k in SIZES)
+
+    def forward(self, x, other):
+        whole = x.to(torch.float32)
+        normed = self.weight * (whole * torch.rsqrt(whole.pow(2).mean(-1, keepdim=True) + 1e-5)).to(x.dtype)
+        down = x + self.down(nn.functional.silu(self.gate(normed)) * self.up(normed))
+        return down, self.last(down) + other, self.other(other) + down
+
+
+SIZES = ((96, 64), (96, 64), (64, 96), (32, 64), (64, 32))
+
+
+@pytest.mark.parametrize("rows", [1, 3, 5, 40])
+@pytest.mark.parametrize("kind", LINEARS)
+def test_linears_that_read_each_other_become_one_program(kind, rows):
+    linear, dtype = LINEARS[kind]
+    generator = torch.Generator().manual_seed(rows)
+    x, other = (3 * torch.randn(1, rows, size, generator=generator).to(dtype) for size in (64, 32))
+    exported = torch.export.export(Chain(linear, dtype), (x, other), strict=False)
+    drop_assertions(exported)
+    fuse_linears(exported)
+    apart = exported.module()(x, other)
+
+    assert chain_linears(exported) == 1
+
+    targets = [str(node.target) for node in exported.graph_module.graph.nodes if node.op == "call_function"]
+    assert targets.count("yggdrasil.run_program.default") == 1
+    assert not [target for target in targets if "_linear" in target]
+    for ours, theirs in zip(exported.module()(x, other), apart, strict=True):
+        assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize(
+    ("code", "fault"),
+    [
+        ([0, 0, -1, -1, -1, 1, 1, -1, 8], "ends within a stage"),
+        ([0, 0, -1, -1], "ends within a stage"),
+        ([0, 5, -1, -1, -1, 1, 1, -1, 8, -1], "tensor 5, which is not given"),
+        ([0, 0, 9, -1, -1, 1, 1, -1, 8, -1], "value 9, which is not there"),
+        ([0, 0, -1, -1, -1, 1, 7, -1, 8, -1], "tensor 7, which is not given"),
+        ([0, 0, -1, 1, -1, 1, 1, -1, 8, -1], "size of the input"),
+        ([0, 0, -1, -1, 0, 1, 1, -1, 8, -1], "size of the outputs"),
+        ([1, 0, 0, 0, -1, -1, 0, 0, 0, 0, 0], "begins with linear layers"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_program_that_is_wrong_is_refused(code, fault):
+    packed = PackedLinear(torch.randn(8, 4), None, 1, Arena()).packed
+    with pytest.raises((RuntimeError, IndexError), match=fault):
+        torch.ops.yggdrasil.run_program([torch.randn(2, 4), packed], code, [0.0, 0.0], [0], 1)

@@ -16,7 +16,7 @@ std::vector<Tensor> run_linears(const Tensor& input, const Around& around, at::T
   const RowsOf x(input, around);
   Outputs outputs(x, around, out_features, biases);
   const auto run = [&]<typename T>(const InputRows<T>& rows) {
-    StageOf<T> stage(rows, scratch_words(StageOf<T>::words(rows.rows, rows.inputs)), outputs.best());
+    StageOf<T> stage(rows, scratch_words<Scratch::rows>(StageOf<T>::words(rows.rows, rows.inputs)), outputs.best());
     for (size_t i = 0; i < packed.size(); ++i) stage.add(packed[i], formats.empty() ? 0 : formats[i], outputs.of(i));
     Stages stages;
     stage.share_out(stages, num_threads, /*is_alone=*/true);

@@ -101,7 +101,7 @@ class ProgramRun {
 
   // `given` are the values that are wanted, where they shall lie; others lie in memory that outlives the call.
   void run(const std::vector<const Tensor*>& tensors, const std::vector<std::pair<int64_t, void*>>& given, bool is_new_step) {
-    uint32_t *memory = scratch_words(stage_words_), *values = scratch_words<2>(value_words_);
+    uint32_t *memory = scratch_words<Scratch::rows>(stage_words_), *values = scratch_words<Scratch::values>(value_words_);
     data_.clear(), biases_.clear(), packed_.clear(), quantised_.clear(), attentions_.clear();
     for (const Tensor* tensor : tensors) data_.push_back(tensor ? tensor->const_data_ptr() : nullptr);
     for (const int64_t place : places_) data_.push_back(values + place);

@@ -32,7 +32,9 @@ inline std::vector<Tensor> run_program(at::TensorList tensors, at::IntArrayRef c
   std::vector<const Tensor*> given;
   dense.reserve(tensors.size());
   for (const Tensor& tensor : tensors) given.push_back(&dense.emplace_back(tensor.contiguous()));
-  const Tensor& rows = *given.at(first_input(program));
+  const size_t first = first_input(program);
+  TORCH_CHECK(first < given.size(), "a program reads the tensor ", first, ", which is not given");
+  const Tensor& rows = *given[first];
   return with_rows_of(rows, [&]<typename T>(T) {
     ProgramRun<T> run(program, rows.numel() / rows.size(-1), given, num_threads);
     std::vector<Tensor> outputs;

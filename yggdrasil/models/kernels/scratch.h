@@ -6,8 +6,12 @@
 
 namespace yggdrasil {
 
-// A thread has one area a slot, which begins on a cache line; asking again may move it.
-template <int Slot = 0>
+// Who uses an area. What a program holds from stage to stage lies apart from what a chunk of work takes for itself: the
+// thread that began the program takes chunks too.
+enum class Scratch { work, rows, values };
+
+// A thread has one area a use, which begins on a cache line; asking again may move it.
+template <Scratch Use = Scratch::work>
 inline uint32_t* scratch_words(int64_t count) {
   constexpr int64_t kLine = 64, kSpare = kLine / sizeof(uint32_t);
   static thread_local std::vector<uint32_t> words;
