@@ -30,7 +30,7 @@ _BEST: dict[object, OpOverload] = {
 }
 
 
-class _Reading(NamedTuple):
+class Reading(NamedTuple):
     """How linears come to their rows, as the operators take it."""
 
     input: Node
@@ -67,7 +67,7 @@ def _fuse(graph: Graph, group: list[Node]) -> bool:
     source, *_, num_threads = first.args
     assert isinstance(source, Node)
     reads_alone = set(source.users) == set(group)
-    reading = (reads_alone and (_normed(source) or _gated(source))) or _Reading(source)
+    reading = (reads_alone and (normed(source) or _gated(source))) or Reading(source)
     addition = _addition(first) if len(group) == 1 else None
     if len(group) == 1 and addition is None and reading.input is source:
         return False
@@ -118,17 +118,17 @@ def _addition(linear: Node) -> tuple[Node, Node] | None:
     return reader, others[0]
 
 
-def _gated(product: Node) -> _Reading | None:
+def _gated(product: Node) -> Reading | None:
     """``product`` as silu(gate) * input, where nothing else reads the silu."""
     for silu, other in _factors(product):
         if _is_call(silu, _aten.silu.default) and _only_user(silu) is product and _is_like(silu, other):
             (gate,) = silu.args
             assert isinstance(gate, Node)
-            return _Reading(other, gate=gate)
+            return Reading(other, gate=gate)
     return None
 
 
-def _normed(product: Node) -> _Reading | None:
+def normed(product: Node) -> Reading | None:
     """``product`` as weight * (x * rsqrt(mean(x squared) + eps)), the sum in float32, where it has this form."""
     dtype = _tensor(product).dtype
     for weight, cast in _factors(product):
@@ -138,7 +138,7 @@ def _normed(product: Node) -> _Reading | None:
             eps = _eps_of(inverse, whole)
             source = _uncast(whole)
             if eps is not None and _is_like(source, product):
-                return _Reading(source, norm=weight, eps=eps)
+                return Reading(source, norm=weight, eps=eps)
     return None
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
+from yggdrasil.models.fusion import normed
 from yggdrasil.models.program import Program, outputs_of
 from yggdrasil.models.repeated import Repetition
 
@@ -26,10 +27,12 @@ class Lowered(NamedTuple):
     num_threads: int
 
 
-class _Rotated(NamedTuple):
-    """Heads that are turned by their positions: the rows that they are, and what turns them."""
+class _Heads(NamedTuple):
+    """Heads that are normed and turned by their positions: the rows that they are, and what does that."""
 
     rows: Node
+    norm: Node | None = None
+    eps: float = 0.0
     cos: Node | None = None
     sin: Node | None = None
 
@@ -62,17 +65,19 @@ def _is_same(node: Node) -> bool:
 def _add_attention(program: Program, call: Node, unit: set[Node]) -> set[Node]:
     """Add the attention and what makes its heads out of rows; the nodes that these are, none of something else."""
     query, key, value, keys, values, offsets, mask, scale, window, softcap, _ = call.args
-    turned, turned_key, plain, mask_rows = _rotated(query), _rotated(key), _rows_of(value), _selected(mask)
+    turned, turned_key, plain, mask_rows = _turned(query), _turned(key), _rows_of(value), _selected(mask)
     output = next(iter(call.users), None)
-    if turned is None or turned_key is None or output is None or len(call.users) != 1 or turned[1:] != turned_key[1:]:
+    if turned is None or turned_key is None or output is None or len(call.users) != 1 or turned[2:] != turned_key[2:]:
         return set()
-    reads = [turned.rows, turned_key.rows, plain, turned.cos, turned.sin, keys, values, offsets, mask_rows]
+    turns = [turned.norm, turned_key.norm, turned.cos, turned.sin]
+    reads = [turned.rows, turned_key.rows, plain, *turns, keys, values, offsets, mask_rows]
     inside = {call, output, *_behind([query, key, value, mask], set(reads), unit)}
     is_read_alone = all(user in inside for node in (inside | {turned.rows}) - {output} for user in node.users)
     is_flat = output.target in _SAME_NUMBERS and _row_size(output) == _row_size(turned.rows)
     if plain is None or mask_rows is None or not is_flat or not is_read_alone or not program.has(*reads):
         return set()
-    program.add_attention(reads, int(window), float(scale), float(softcap), output)  # type: ignore[arg-type]
+    numbers = (turned.eps, float(scale), float(softcap))  # type: ignore[arg-type]
+    program.add_attention(reads, int(window), numbers, output)  # type: ignore[arg-type]
     return inside
 
 
@@ -90,26 +95,35 @@ def _behind(ends: Sequence[Any], begins: set[Any], unit: set[Node]) -> set[Node]
 
 def _rows_of(heads: Any) -> Node | None:
     """The rows [1, W, H * D] that ``heads`` [1, H, W, D] are."""
+    found = _normed_heads(heads)
+    return found.rows if found is not None and found.norm is None else None
+
+
+def _normed_heads(heads: Any) -> _Heads | None:
+    """``heads`` [1, H, W, D] as rows whose heads may be normed."""
     whole = _argument(heads, _aten.transpose.int)
-    if whole is None or whole.target not in _SAME_NUMBERS or tuple(heads.args[1:]) not in ((1, 2), (2, 1)):
+    if whole is None or tuple(heads.args[1:]) not in ((1, 2), (2, 1)):
         return None
-    rows = whole.args[0]
-    assert isinstance(rows, Node)
-    return rows if _tensor(rows).dim() == 3 and _tensor(whole).dim() == 4 else None
+    reading = normed(whole)
+    parted = whole if reading is None else reading.input
+    rows = parted.args[0] if parted.target in _SAME_NUMBERS else None
+    if not isinstance(rows, Node) or _tensor(rows).dim() != 3 or _tensor(parted).dim() != 4:
+        return None
+    return _Heads(rows) if reading is None else _Heads(rows, reading.norm, reading.eps)
 
 
-def _rotated(heads: Any) -> _Rotated | None:
-    """``heads`` as heads * cos + (minus their second half, their first) * sin, or as they are."""
-    if (rows := _rows_of(heads)) is not None:
-        return _Rotated(rows)
+def _turned(heads: Any) -> _Heads | None:
+    """``heads`` as h * cos + (minus their second half, their first) * sin of such heads h, or as they are."""
+    if (found := _normed_heads(heads)) is not None:
+        return found
     if not _is_call(heads, _aten.add.Tensor) or len(heads.args) != 2 or heads.kwargs:
         return None
     straight, crossed = heads.args
     for own, cos in _factors(straight):
         for other, sin in _factors(crossed):
-            rows, turns = _rows_of(own), [_turn_of(factor, own) for factor in (cos, sin)]
-            if rows is not None and None not in turns and _is_crossed(other, own):
-                return _Rotated(rows, *turns)
+            found, turns = _normed_heads(own), [_turn_of(factor, own) for factor in (cos, sin)]
+            if found is not None and None not in turns and _is_crossed(other, own):
+                return found._replace(cos=turns[0], sin=turns[1])
     return None
 
 

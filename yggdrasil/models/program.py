@@ -44,16 +44,15 @@ class Program:
         self.code += [_LINEARS, *map(self._number, (source, gate, norm, residual)), len(packed)]
         for weight, bias, size, form in layers:
             self.code += [self._number(weight), self._number(bias), size, form]
-        self.numbers += [float(eps), 0.0]  # type: ignore[arg-type]
+        self.numbers += [float(eps), 0.0, 0.0]  # type: ignore[arg-type]
         for node in outputs:
             self._give(node)
 
-    def add_attention(
-        self, reads: Sequence[Node | None], window: int, scale: float, softcap: float, output: Node
-    ) -> None:
-        """``reads``: query, key and value in rows, cos, sin, caches of keys and values, offsets, tree mask."""
+    def add_attention(self, reads: Sequence[Node | None], window: int, numbers: Sequence[float], output: Node) -> None:
+        """``reads``: query, key and value in rows, norms of heads, cos, sin, caches, offsets, mask; ``numbers``: eps of
+        the norms, scale and softcap."""
         self.code += [_ATTENTION, *map(self._number, reads), window]
-        self.numbers += [scale, softcap]
+        self.numbers += numbers
         self._give(output)
 
     def name(self, node: Node, same: Node) -> None:
@@ -69,7 +68,7 @@ class Program:
 
 
 def outputs_of(call: Node) -> list[Node] | None:
-    """The nodes that take apart what ``call`` of linears gives; None of another call, or where some of it is not read."""
+    """The nodes that take apart what ``call`` of linears gives; None of another call, or where some is not read."""
     if call.target not in HAS_FORMATS or any(user.target is not operator.getitem for user in call.users):
         return None
     taken = {user.args[1]: user for user in call.users}
@@ -88,5 +87,5 @@ def row_sizes(code: Sequence[int], tensors: Sequence[torch.Tensor]) -> list[int]
             at += 6 + 4 * count
         else:
             sizes.append(sizes[code[at + 1]])
-            at += 11
+            at += 13
     return sizes[len(tensors) :]

@@ -1,4 +1,5 @@
-// Attention as stages of a program: queries and keys are turned by their positions, keys and values written, rows attend.
+// Attention as stages of a program: queries and keys are normed and turned by their positions, keys and values written, rows
+// attend.
 #pragma once
 
 #include "tree_attention.h"
@@ -53,14 +54,33 @@ void rotate(const T* from, const T* cos, const T* sin, int64_t head_dim, T* to) 
   }
 }
 
+// What becomes of heads before they attend.
+template <typename T>
+struct HeadTurn {
+  const T *query_norm, *key_norm;  // [D] each; null: not normed
+  float eps;
+  const T *cos, *sin;  // [W, D], or null: nothing is turned
+
+  // A head of a row; `to` may be `from`.
+  void turn(const T* norm, int64_t row, const T* from, int64_t d, T* to) const {
+    if (norm) {
+      const InputRows<T> head{from, nullptr, norm, eps, 1, d};
+      head.read(0, 0, d, head.inverse_rms(0), to);
+      from = to;
+    }
+    if (cos) rotate(from, cos + row * d, sin + row * d, d, to);
+    else if (to != from) std::copy(from, from + d, to);
+  }
+};
+
 template <typename T>
 class AttentionStage {
  public:
-  // query [W, Hq * D], which is turned where it lies, key and value [W, Hkv * D]; cos and sin [W, D], or null: nothing is
-  // turned. What `of` says of queries is taken from the rows.
-  AttentionStage(AttentionOf<T> of, const SeenKeys& seen, int64_t rows, T* query, const T* key, const T* value, const T* cos, const T* sin,
-                 T* out, int64_t num_threads)
-      : of_(laid_out(of, query)), attention_(of_, seen, rows, out, num_threads), query_(query), key_(key), value_(value), cos_(cos), sin_(sin),
+  // query [W, Hq * D], which is turned where it lies, key and value [W, Hkv * D]. What `of` says of queries is taken from
+  // the rows.
+  AttentionStage(AttentionOf<T> of, const SeenKeys& seen, int64_t rows, T* query, const T* key, const T* value, const HeadTurn<T>& turn, T* out,
+                 int64_t num_threads)
+      : of_(laid_out(of, query)), attention_(of_, seen, rows, out, num_threads), query_(query), key_(key), value_(value), turn_(turn),
         rows_(rows), start_(seen.start) {}
 
   void share_out(Stages& stages, int64_t num_threads) const {
@@ -77,13 +97,11 @@ class AttentionStage {
   void place(int64_t begin, int64_t end) const {
     const int64_t d = of_.head_dim;
     for (int64_t row = begin; row < end; ++row) {
-      const T *cos = cos_ ? cos_ + row * d : nullptr, *sin = sin_ ? sin_ + row * d : nullptr;
       T* queries = query_ + row * of_.query_row_stride;
-      for (int64_t head = 0; cos && head < of_.query_heads; ++head) rotate(queries + head * d, cos, sin, d, queries + head * d);
+      for (int64_t head = 0; head < of_.query_heads; ++head) turn_.turn(turn_.query_norm, row, queries + head * d, d, queries + head * d);
       for (int64_t head = 0; head < of_.key_heads; ++head) {
         const int64_t from = (row * of_.key_heads + head) * d, to = (head * of_.capacity + start_ + row) * d;
-        T* keys = const_cast<T*>(of_.key_cache) + to;
-        cos ? rotate(key_ + from, cos, sin, d, keys) : static_cast<void>(std::copy(key_ + from, key_ + from + d, keys));
+        turn_.turn(turn_.key_norm, row, key_ + from, d, const_cast<T*>(of_.key_cache) + to);
         std::copy(value_ + from, value_ + from + d, const_cast<T*>(of_.value_cache) + to);
       }
     }
@@ -92,7 +110,8 @@ class AttentionStage {
   AttentionOf<T> of_;
   TreeAttention<T> attention_;
   T* query_;
-  const T *key_, *value_, *cos_, *sin_;
+  const T *key_, *value_;
+  HeadTurn<T> turn_;
   int64_t rows_, start_;
 };
 

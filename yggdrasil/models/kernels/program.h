@@ -5,10 +5,10 @@
 // the threads' meetings lies between its stages. Its operators take it as integers:
 //
 //   linears    0, input, gate, norm, residual, how many, then for each layer: packed, bias, outputs, format (-1: not quantised)
-//   attention  1, query, key, value, cos, sin, key cache, value cache, offsets, tree mask, window
+//   attention  1, query, key, value, query norm, key norm, cos, sin, key cache, value cache, offsets, tree mask, window
 //
-// and of each stage two numbers: eps (and none), scale and softcap. Tensors are numbered first, then what stages give, one
-// number a layer or attention; -1 is nothing. Queries are turned where they lie, so nobody else may read them.
+// and of each stage three numbers: eps of a norm, scale and softcap. Tensors are numbered first, then what stages give, one
+// number a layer or attention; -1 is nothing. Queries are normed and turned where they lie, so nobody else may read them.
 #pragma once
 
 #include <deque>
@@ -32,8 +32,8 @@ struct LinearsCode {
 };
 
 struct AttentionCode {
-  int64_t query, key, value, cos, sin, key_cache, value_cache, offsets, mask, window;
-  double scale, softcap;
+  int64_t query, key, value, query_norm, key_norm, cos, sin, key_cache, value_cache, offsets, mask, window;
+  double eps, scale, softcap;
 };
 
 // The tensor that the first stage reads, which says how many rows there are.
@@ -51,17 +51,18 @@ void read_program(const Program& program, const Linears& linears, const Attentio
     return program.code[at++];
   };
   for (size_t stage = 0; at < program.code.size(); ++stage) {
-    TORCH_CHECK(2 * stage + 1 < program.numbers.size(), "a program has two numbers a stage");
-    const double first = program.numbers[2 * stage], second = program.numbers[2 * stage + 1];
+    TORCH_CHECK(3 * stage + 2 < program.numbers.size(), "a program has three numbers a stage");
+    const double* numbers = program.numbers.data() + 3 * stage;
     if (take() == 0) {
-      LinearsCode code{take(), take(), take(), take(), {}, first};
+      LinearsCode code{take(), take(), take(), take(), {}, numbers[0]};
       const auto count = static_cast<size_t>(4 * take());
       TORCH_CHECK(at + count <= program.code.size(), "a program ends within a stage");
       code.layers = program.code.slice(at, count);
       at += count;
       linears(code);
     } else {
-      attention(AttentionCode{take(), take(), take(), take(), take(), take(), take(), take(), take(), take(), first, second});
+      attention(AttentionCode{take(), take(), take(), take(), take(), take(), take(), take(), take(), take(), take(), take(),
+                              numbers[0], numbers[1], numbers[2]});
     }
   }
 }
@@ -138,9 +139,11 @@ class ProgramRun {
                       "keys and values do not have the cache's heads and head size: cache ", keys.sizes());
           const AttentionOf<T> of{nullptr, heads, 0, 0, keys.template const_data_ptr<T>(), cached.template const_data_ptr<T>(), keys.size(0),
                                   keys.size(1), d, code.scale, code.softcap};
+          for (const int64_t norm : {code.query_norm, code.key_norm}) TORCH_CHECK(norm < 0 || size(norm) == d, "a norm of heads has their size");
+          const HeadTurn<T> turn{norm_at(code.query_norm, tensors), norm_at(code.key_norm, tensors), static_cast<float>(code.eps),
+                                 rows_at(code.cos, tensors), rows_at(code.sin, tensors)};
           auto& stage = attentions_.emplace_back(of, sees, rows_, const_cast<T*>(rows_at(code.query, tensors)), rows_at(code.key, tensors),
-                                                 rows_at(code.value, tensors), rows_at(code.cos, tensors), rows_at(code.sin, tensors),
-                                                 static_cast<T*>(const_cast<void*>(data_[value++])), num_threads_);
+                                                 rows_at(code.value, tensors), turn, static_cast<T*>(const_cast<void*>(data_[value++])), num_threads_);
           stage.share_out(stages, num_threads_);
         });
     stages.run(num_threads_);
