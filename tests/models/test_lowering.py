@@ -26,7 +26,7 @@ from yggdrasil.models.units import drop_assertions, replace_units
 
 pytestmark = pytest.mark.skipif(not is_native(), reason="no C++ compiler on this machine")
 LOWERED = ("llama", "mistral", "qwen2", "qwen3")  # the others norm what layers give, join them or have experts
-LAYERS, CONTEXT, THREADS = 3, 21, 2
+LAYERS, CONTEXT, THREADS = 4, 21, 2
 # Below the root two paths of different lengths, rows not in the order of the paths; then rows of one long path.
 TREES = {"plain": (-1,), "tree": (-1, 0, 0, 2, 1, 3, 5), "path": tuple(range(-1, 19))}
 
@@ -170,6 +170,17 @@ def test_heads_are_turned_alike_whether_they_fill_registers_or_not(head_dim, dty
     assert all(map(torch.equal, run(exported, inputs), by_graph))
 
 
+def test_keys_that_are_turned_otherwise_than_queries_stay_a_graph():
+    *_, found = graph_of(new_model("llama", torch.bfloat16), "llama", TREES["tree"])
+    assert lower_unit(found) is not None
+    (call,) = (node for node in found.units[-1] if node.target is torch.ops.yggdrasil.tree_attention.default)
+    straight, crossed = call.args[1].args
+    (heads, cos), (others, sin) = straight.args, crossed.args
+    straight.args, crossed.args = (heads, sin), (others, cos)
+
+    assert lower_unit(found) is None
+
+
 def test_a_step_that_does_not_fit_the_cache_is_refused():
     exported, inputs, found = graph_of(new_model("llama", torch.bfloat16), "llama", TREES["tree"])
     lower(exported, inputs, found)
@@ -234,6 +245,22 @@ def test_linears_that_read_each_other_become_one_program(kind, rows):
     assert not [target for target in targets if "_linear" in target]
     for ours, theirs in zip(exported.module()(x, other), apart, strict=True):
         assert torch.equal(ours, theirs)
+
+
+def test_a_layer_that_reads_what_is_made_between_is_not_of_the_chain():
+    class Interrupted(Chain):
+        def forward(self, x, other):
+            down = x + self.down(self.gate(x))
+            return self.last(down) + torch.sin(down)[..., :32].contiguous()
+
+    x, other = torch.randn(1, 3, 64), torch.randn(1, 3, 32)
+    exported = torch.export.export(Interrupted(LINEARS["float32"][0], torch.float32), (x, other), strict=False)
+    fuse_linears(exported)
+    apart = exported.module()(x, other)
+
+    chain_linears(exported)
+
+    assert torch.equal(exported.module()(x, other), apart)
 
 
 @pytest.mark.parametrize(
