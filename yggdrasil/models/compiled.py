@@ -32,7 +32,8 @@ Backend = Literal["inductor", "eager", "cudagraph"]
 # Code that is traced into packages; a change anywhere else leaves them valid.
 _TRACED_SOURCES = (
     "models/attention.py", "models/cache.py", "models/compiled.py", "models/packing.py", "models/fusion.py",
-    "models/chains.py", "models/lowering.py", "models/program.py", "models/formats/layers.py", "models/repeated.py",
+    "models/chains.py", "models/lowering.py", "models/matching.py", "models/program.py",
+    "models/formats/layers.py", "models/repeated.py",
     "models/units.py", "models/traced.py", "models/runner.py", "models/kernels/__init__.py",
     "models/kernels/portable.py", "models/kernels/shapes.py", "tree/growth.py", "tree/token_tree.py",
     "acceptance/greedy.py", "drafters/steps.py", "drafters/chosen_steps.py", "drafters/heads/module.py",

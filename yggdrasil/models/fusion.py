@@ -8,14 +8,14 @@ saved is passes over the rows by one thread, and calls.
 """
 
 import operator
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
-from torch import Tensor
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.fx import Graph, Node
+
+from yggdrasil.models.matching import argument_of, factors, is_call, tensor_of
 
 _aten = torch.ops.aten
 # An operator and the one for several of its kind, where all arguments between input and threads are lists.
@@ -88,7 +88,7 @@ def _fuse(graph: Graph, group: list[Node]) -> bool:
 
 def _seek_best(graph: Graph, best: Node) -> bool:
     """Whether ``best`` was a search through a layer's output, of which nothing else is read, and now is the layer."""
-    output = _argument_of(best, torch.ops.yggdrasil.best_tokens.default)
+    output = argument_of(best, torch.ops.yggdrasil.best_tokens.default)
     while output is not None and output.target not in _BEST and len(output.users) == 1:
         output = _whole_of(output)
     if output is None or output.target not in _BEST or len(output.users) != 1:
@@ -103,14 +103,14 @@ def _seek_best(graph: Graph, best: Node) -> bool:
 
 def _whole_of(part: Node) -> Node | None:
     """What ``part`` is the same numbers of, as rows: the one matrix of several, or a cut that leaves all."""
-    whole = _argument_of(part, _aten.select.int) or _argument_of(part, _aten.slice.Tensor)
-    return whole if whole is not None and _tensor(whole).numel() == _tensor(part).numel() else None
+    whole = argument_of(part, _aten.select.int) or argument_of(part, _aten.slice.Tensor)
+    return whole if whole is not None and tensor_of(whole).numel() == tensor_of(part).numel() else None
 
 
 def _addition(linear: Node) -> tuple[Node, Node] | None:
     """The sum of the layer's output, which nothing else reads, and a tensor like it; and that tensor."""
     reader = _only_user(linear)
-    if reader is None or not _is_call(reader, _aten.add.Tensor) or len(reader.args) != 2 or reader.kwargs:
+    if reader is None or not is_call(reader, _aten.add.Tensor) or len(reader.args) != 2 or reader.kwargs:
         return None
     others = [read for read in reader.args if read is not linear]
     if len(others) != 1 or not isinstance(others[0], Node) or not _is_like(others[0], linear):
@@ -120,8 +120,8 @@ def _addition(linear: Node) -> tuple[Node, Node] | None:
 
 def _gated(product: Node) -> Reading | None:
     """``product`` as silu(gate) * input, where nothing else reads the silu."""
-    for silu, other in _factors(product):
-        if _is_call(silu, _aten.silu.default) and _only_user(silu) is product and _is_like(silu, other):
+    for silu, other in factors(product):
+        if is_call(silu, _aten.silu.default) and _only_user(silu) is product and _is_like(silu, other):
             (gate,) = silu.args
             assert isinstance(gate, Node)
             return Reading(other, gate=gate)
@@ -130,11 +130,11 @@ def _gated(product: Node) -> Reading | None:
 
 def normed(product: Node) -> Reading | None:
     """``product`` as weight * (x * rsqrt(mean(x squared) + eps)), the sum in float32, where it has this form."""
-    dtype = _tensor(product).dtype
-    for weight, cast in _factors(product):
-        is_weight = weight.op == "placeholder" and _tensor(weight).dim() == 1 and _tensor(weight).dtype == dtype
+    dtype = tensor_of(product).dtype
+    for weight, cast in factors(product):
+        is_weight = weight.op == "placeholder" and tensor_of(weight).dim() == 1 and tensor_of(weight).dtype == dtype
         scaled = _uncast(cast)
-        for whole, inverse in _factors(scaled) if is_weight and _tensor(scaled).dtype == torch.float32 else ():
+        for whole, inverse in factors(scaled) if is_weight and tensor_of(scaled).dtype == torch.float32 else ():
             eps = _eps_of(inverse, whole)
             source = _uncast(whole)
             if eps is not None and _is_like(source, product):
@@ -144,39 +144,20 @@ def normed(product: Node) -> Reading | None:
 
 def _eps_of(inverse: Node, whole: Node) -> float | None:
     """What is added where ``inverse`` is rsqrt(mean(whole squared) + eps) over the last dimension."""
-    total = _argument_of(inverse, _aten.rsqrt.default)
-    mean = _argument_of(total, _aten.add.Tensor)
-    square = _argument_of(mean, _aten.mean.dim)
+    total = argument_of(inverse, _aten.rsqrt.default)
+    mean = argument_of(total, _aten.add.Tensor)
+    square = argument_of(mean, _aten.mean.dim)
     if square is None or mean is None or total is None or mean.args[1:] != ([-1], True):
         return None
-    is_square = _is_call(square, _aten.pow.Tensor_Scalar) and square.args == (whole, 2)
+    is_square = is_call(square, _aten.pow.Tensor_Scalar) and square.args == (whole, 2)
     eps = total.args[1]
     return eps if is_square and isinstance(eps, float) else None
 
 
-def _argument_of(node: Node | None, target: OpOverload) -> Node | None:
-    """The first argument of ``node`` where it calls ``target`` on a tensor."""
-    if node is None or not _is_call(node, target) or not isinstance(node.args[0], Node):
-        return None
-    return node.args[0]
-
-
-def _factors(product: Node) -> Sequence[tuple[Node, Node]]:
-    """The two tensors that ``product`` multiplies, either first; none where it is something else."""
-    if not _is_call(product, _aten.mul.Tensor):
-        return ()
-    first, second = product.args
-    return ((first, second), (second, first)) if isinstance(first, Node) and isinstance(second, Node) else ()
-
-
 def _uncast(node: Node) -> Node:
     """What ``node`` is another dtype of, or itself."""
-    found = _argument_of(node, _aten.to.dtype)
+    found = argument_of(node, _aten.to.dtype)
     return node if found is None else found
-
-
-def _is_call(node: Node, target: OpOverload) -> bool:
-    return node.op == "call_function" and node.target is target
 
 
 def _only_user(node: Node) -> Node | None:
@@ -184,11 +165,5 @@ def _only_user(node: Node) -> Node | None:
 
 
 def _is_like(node: Node, other: Node) -> bool:
-    one, two = _tensor(node), _tensor(other)
+    one, two = tensor_of(node), tensor_of(other)
     return one.shape == two.shape and one.dtype == two.dtype
-
-
-def _tensor(node: Node) -> Tensor:
-    value: Any = node.meta["val"]
-    assert isinstance(value, Tensor)
-    return value

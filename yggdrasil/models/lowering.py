@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 from torch.fx import Node
 
 from yggdrasil.models.fusion import normed
+from yggdrasil.models.matching import argument_of, factors, is_call, tensor_of
 from yggdrasil.models.program import Program, outputs_of
 from yggdrasil.models.repeated import Repetition
 
@@ -59,7 +59,7 @@ def lower_unit(found: Repetition) -> Lowered | None:
 
 def _is_same(node: Node) -> bool:
     """Whether ``node`` is its argument, cast to the dtype that it has."""
-    return _is_call(node, _aten.to.dtype) and _tensor(node).dtype == _tensor(node.args[0]).dtype  # type: ignore[arg-type]
+    return is_call(node, _aten.to.dtype) and tensor_of(node).dtype == tensor_of(node.args[0]).dtype  # type: ignore[arg-type]
 
 
 def _add_attention(program: Program, call: Node, unit: set[Node]) -> set[Node]:
@@ -101,13 +101,13 @@ def _rows_of(heads: Any) -> Node | None:
 
 def _normed_heads(heads: Any) -> _Heads | None:
     """``heads`` [1, H, W, D] as rows whose heads may be normed."""
-    whole = _argument(heads, _aten.transpose.int)
+    whole = argument_of(heads, _aten.transpose.int)
     if whole is None or tuple(heads.args[1:]) not in ((1, 2), (2, 1)):
         return None
     reading = normed(whole)
     parted = whole if reading is None else reading.input
     rows = parted.args[0] if parted.target in _SAME_NUMBERS else None
-    if not isinstance(rows, Node) or _tensor(rows).dim() != 3 or _tensor(parted).dim() != 4:
+    if not isinstance(rows, Node) or tensor_of(rows).dim() != 3 or tensor_of(parted).dim() != 4:
         return None
     return _Heads(rows) if reading is None else _Heads(rows, reading.norm, reading.eps)
 
@@ -116,11 +116,11 @@ def _turned(heads: Any) -> _Heads | None:
     """``heads`` as h * cos + (minus their second half, their first) * sin of such heads h, or as they are."""
     if (found := _normed_heads(heads)) is not None:
         return found
-    if not _is_call(heads, _aten.add.Tensor) or len(heads.args) != 2 or heads.kwargs:
+    if not is_call(heads, _aten.add.Tensor) or len(heads.args) != 2 or heads.kwargs:
         return None
     straight, crossed = heads.args
-    for own, cos in _factors(straight):
-        for other, sin in _factors(crossed):
+    for own, cos in factors(straight):
+        for other, sin in factors(crossed):
             found, turns = _normed_heads(own), [_turn_of(factor, own) for factor in (cos, sin)]
             if found is not None and None not in turns and _is_crossed(other, own):
                 return found._replace(cos=turns[0], sin=turns[1])
@@ -129,57 +129,34 @@ def _turned(heads: Any) -> _Heads | None:
 
 def _turn_of(factor: Node, heads: Node) -> Node | None:
     """The cosines or sines [1, W, D] that ``factor`` [1, 1, W, D] of ``heads`` is."""
-    rows = _argument(factor, _aten.unsqueeze.default)
-    if rows is None or factor.args[1] != 1 or _tensor(rows).dim() != 3:
+    rows = argument_of(factor, _aten.unsqueeze.default)
+    if rows is None or factor.args[1] != 1 or tensor_of(rows).dim() != 3:
         return None
-    return rows if _tensor(rows).shape[-1] == _tensor(heads).shape[-1] else None
+    return rows if tensor_of(rows).shape[-1] == tensor_of(heads).shape[-1] else None
 
 
 def _is_crossed(other: Node, own: Node) -> bool:
     """Whether ``other`` is minus the second half of ``own``, then its first half."""
-    if not _is_call(other, _aten.cat.default) or len(other.args) != 2 or other.args[1] not in (-1, 3):
+    if not is_call(other, _aten.cat.default) or len(other.args) != 2 or other.args[1] not in (-1, 3):
         return False
-    parts, size = other.args[0], _tensor(own).shape[-1]
+    parts, size = other.args[0], tensor_of(own).shape[-1]
     if not isinstance(parts, Sequence) or len(parts) != 2 or size % 2 != 0:
         return False
-    second, first = _argument(parts[0], _aten.neg.default), parts[1]
-    ends = [_argument(half, _aten.slice.Tensor) for half in (second, first)]
+    second, first = argument_of(parts[0], _aten.neg.default), parts[1]
+    ends = [argument_of(half, _aten.slice.Tensor) for half in (second, first)]
     places = [half.args[1:3] for half in (second, first) if isinstance(half, Node)]
-    sizes = [_tensor(half).shape[-1] for half in (second, first) if isinstance(half, Node)]
+    sizes = [tensor_of(half).shape[-1] for half in (second, first) if isinstance(half, Node)]
     return ends == [own, own] and places == [(3, size // 2), (3, 0)] and sizes == [size // 2] * 2
 
 
 def _selected(mask: Any) -> Node | None:
     """The mask [1, 1, W, T] that ``mask`` [W, T] is."""
-    first = _argument(mask, _aten.select.int)
-    whole = _argument(first, _aten.select.int)
+    first = argument_of(mask, _aten.select.int)
+    whole = argument_of(first, _aten.select.int)
     if first is None or whole is None or mask.args[1:] != (0, 0) or first.args[1:] != (0, 0):
         return None
-    return whole if _tensor(whole).shape[:2] == (1, 1) else None
+    return whole if tensor_of(whole).shape[:2] == (1, 1) else None
 
 
 def _row_size(node: Node) -> Any:
-    return _tensor(node).shape[2:].numel() if _tensor(node).dim() == 3 else None
-
-
-def _factors(product: Any) -> Sequence[tuple[Node, Node]]:
-    """The two tensors that ``product`` multiplies, either first."""
-    if not _is_call(product, _aten.mul.Tensor) or not all(isinstance(factor, Node) for factor in product.args):
-        return ()
-    first, second = product.args
-    return (first, second), (second, first)
-
-
-def _argument(node: Any, target: object) -> Node | None:
-    """The first argument of ``node`` where it calls ``target`` on a tensor."""
-    return node.args[0] if _is_call(node, target) and isinstance(node.args[0], Node) else None
-
-
-def _is_call(node: Any, target: object) -> bool:
-    return isinstance(node, Node) and node.op == "call_function" and node.target is target
-
-
-def _tensor(node: Node) -> Tensor:
-    value = node.meta["val"]
-    assert isinstance(value, Tensor)
-    return value
+    return tensor_of(node).shape[2:].numel() if tensor_of(node).dim() == 3 else None
