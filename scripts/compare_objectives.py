@@ -31,7 +31,7 @@ from yggdrasil.engine.policy import PLAIN_POLICY, Decision, Learner, Policy
 from yggdrasil.predictor.bundle import Learned
 from yggdrasil.predictor.evidence import Evidence
 from yggdrasil.predictor.repeats import foretold
-from yggdrasil.prompts import encode_prompt, read_prompts
+from yggdrasil.prompts import encode_prompt, read_prompts, sets_by_name
 from yggdrasil.scheduling.plan import Plan
 from yggdrasil.tree.objective import Objective
 from yggdrasil.tree.shape import TreeShape
@@ -50,6 +50,7 @@ def main(
     out: Annotated[Path | None, typer.Option("--json", help="Write every sample here.")] = None,
 ) -> None:
     """Print tokens a second of latency over AAL for each prompt file."""
+    sets = sets_by_name(files)
     decoder = Decoder.from_plan(plan)
     policies: dict[str, Policy] = {name: _policy(plan, name, budget=budget) for name in ("latency", "aal")}
     policies["plain"] = PLAIN_POLICY
@@ -59,19 +60,19 @@ def main(
     )  # fmt: skip
     samples: dict[str, list[dict[str, float | str]]] = {}
     summary: dict[str, dict[str, Any]] = {}
-    for file in files:
+    for name, file in sets.items():
         texts = {
             prompt.id: encode_prompt(decoder.tokenizer, prompt)[-max_prompt_tokens:]
             for prompt in read_prompts(file, limit)
         }
         _turn(decoder, policies, next(iter(texts.values())), max_new_tokens, 0)  # warm-up
         turns = [(number, id_) for number in range(rounds) for id_ in texts]
-        rows = samples[file.stem] = [
+        rows = samples[name] = [
             {"prompt": id_, "round": number, **_turn(decoder, policies, texts[id_], max_new_tokens, turn)}
-            for turn, (number, id_) in enumerate(track(turns, file.stem, console=console))
+            for turn, (number, id_) in enumerate(track(turns, name, console=console))
         ]
-        found = summary[file.stem] = _summary(pd.DataFrame(rows))
-        table.add_row(file.stem, *_cells(found))
+        found = summary[name] = _summary(pd.DataFrame(rows))
+        table.add_row(name, *_cells(found))
     wide_console().print(table)
     if out is not None:
         machine = current_machine().describe()

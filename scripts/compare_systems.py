@@ -9,7 +9,7 @@ prompts share one set-up (models, servers, compilation), and each gets a file of
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
@@ -22,7 +22,7 @@ from yggdrasil.bench.record import pair_settings
 from yggdrasil.bench.store import SampleFile, measure
 from yggdrasil.bench.systems import EngineSystem, System, encode_prompts, judge_by_replay, summarise_systems
 from yggdrasil.bench.transformers_systems import transformers_systems
-from yggdrasil.cli import run_script
+from yggdrasil.cli import checks, run_script
 from yggdrasil.cli.progress import PhaseProgress
 from yggdrasil.cli.trees import show_systems
 from yggdrasil.drafters.heads.kinds import is_head
@@ -30,7 +30,7 @@ from yggdrasil.engine.decoder import Decoder
 from yggdrasil.engine.opened import DTYPES
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.models.source import Source
-from yggdrasil.prompts import read_prompts
+from yggdrasil.prompts import read_prompts, sets_by_name
 from yggdrasil.scheduling.plan import ModelRef, Plan
 
 LOOK_UPS = {  # llama.cpp's kinds of look-up
@@ -46,20 +46,32 @@ console = Console(stderr=True)
 def main(  # noqa: PLR0913 - one argument for each option
     plan: Annotated[str, typer.Option(help="A plan file, or a name that has a plan for this machine.")],
     prompts: Annotated[
-        list[Path], typer.Option(help="JSON lines with a prompt field, unseen by the calibration; can be repeated.")
+        list[Path],
+        typer.Option(
+            callback=checks.input_file,
+            help="JSON lines with a prompt field, unseen by the calibration; can be repeated.",
+        ),
     ],
-    limit: Annotated[int | None, typer.Option(help="Use at most so many prompts.")] = None,
-    max_new_tokens: Annotated[int, typer.Option(help="Tokens to generate on each.")] = 64,
-    max_prompt_tokens: Annotated[int, typer.Option(help="Keep only the last so many tokens of a prompt.")] = 256,
+    limit: Annotated[int | None, typer.Option(min=1, help="Use at most so many prompts.")] = None,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate on each.")] = 64,
+    max_prompt_tokens: Annotated[int, typer.Option(min=1, help="Keep only the last so many tokens of a prompt.")] = 256,
     dtype: Annotated[Literal["bfloat16", "float32"] | None, typer.Option(help="Default: the plan's.")] = None,
     llama_cpp: Annotated[
         Path | None, typer.Option(help="Work folder; llama.cpp is built there once. None: left out.")
     ] = None,
     gguf: Annotated[
-        list[Path] | None, typer.Option(help="Another GGUF file of the model, for llama.cpp as it is; can be repeated.")
+        list[Path] | None,
+        typer.Option(
+            callback=checks.input_file, help="Another GGUF file of the model, for llama.cpp as it is; can be repeated."
+        ),
     ] = None,
-    draft_tokens: Annotated[str, typer.Option(help="Draft lengths of the rivals that have a fixed one.")] = "4,8",
-    out: Annotated[Path | None, typer.Option("--json", help="Every sample and the summary; resumed if there.")] = None,
+    draft_tokens: Annotated[
+        str, typer.Option(callback=checks.widths, help="Draft lengths of the rivals that have a fixed one.")
+    ] = "4,8",
+    out: Annotated[
+        Path | None,
+        typer.Option("--json", callback=checks.output_file, help="Every sample and the summary; resumed if there."),
+    ] = None,
     chat: Annotated[bool, typer.Option("--chat", help="Wrap plain prompts as a user's turn.")] = False,
     without: Annotated[
         list[str] | None, typer.Option(help="Leave out systems whose name begins like this; can be repeated.")
@@ -67,13 +79,11 @@ def main(  # noqa: PLR0913 - one argument for each option
     force_machine: Annotated[bool, typer.Option(help="Use a plan that was calibrated on another machine.")] = False,
 ) -> None:
     """Print one row a system: tokens equal, AAL, TPOT with quartiles, ratio to ours."""
-    lengths = [int(length) for length in draft_tokens.split(",")]
+    lengths, files = checks.parse_widths(draft_tokens), sets_by_name(prompts).values()
     decoder = Decoder.from_plan(plan, dtype=dtype, force_machine=force_machine)
     assert decoder.plan is not None
     chosen = dtype or decoder.plan.dtype
-    sets = [
-        (file, encode_prompts(decoder, read_prompts(file, limit, chat=chat), max_prompt_tokens)) for file in prompts
-    ]
+    sets = [(file, encode_prompts(decoder, read_prompts(file, limit, chat=chat), max_prompt_tokens)) for file in files]
     ways = [way for way in _ways(decoder.plan, chosen, lengths, gguf or []) if _is_wanted(way.name, without)]
     with ExitStack() as running:
         systems: list[System] = [
@@ -89,11 +99,11 @@ def main(  # noqa: PLR0913 - one argument for each option
             "chat": chat,
             "systems": [system.name for system in systems],
         }
-        files = [
+        kept = [
             SampleFile(_file_of(out, source, len(sets)), settings | {"prompts_file": source.name}) for source, _ in sets
         ]
         is_warm = False
-        for file, (source, texts) in zip(files, sets, strict=True):
+        for file, (source, texts) in zip(kept, sets, strict=True):
             had = len(file.samples)
             with PhaseProgress() as progress:
                 report = progress.phase(f"{source.name}: {len(systems)} systems, {len(texts)} prompts")
@@ -119,7 +129,7 @@ def _drafter(plan: Plan) -> ModelRef | None:
     return model if isinstance(model, ModelRef) and not is_head(model.path()) else None
 
 
-def _transformers(plan: Plan, dtype: str, lengths: list[int]) -> list[System]:
+def _transformers(plan: Plan, dtype: str, lengths: Sequence[int]) -> list[System]:
     drafter, threads, max_length = _drafter(plan), plan.target.threads, plan.shapes.max_length
     second = _folder(drafter.path(), dtype) if drafter else None
     return transformers_systems(_folder(plan.target.path(), dtype), second, DTYPES[dtype], threads, max_length, lengths)
@@ -162,7 +172,7 @@ class _Way(NamedTuple):
         return not self.options
 
 
-def _ways(plan: Plan, dtype: str, lengths: list[int], files: list[Path]) -> list[_Way]:
+def _ways(plan: Plan, dtype: str, lengths: Sequence[int], files: list[Path]) -> list[_Way]:
     """The plan's own weights plainly, with its draft model and with each look-up; then GGUF files of the model.
 
     A plan for a GGUF file decodes its weights widened; llama.cpp gets them so, and the file as it is.

@@ -26,7 +26,7 @@ from yggdrasil.calibration.choose import DraftedTreePolicy
 from yggdrasil.calibration.own_text import Document
 from yggdrasil.calibration.record import concatenate, record_document
 from yggdrasil.calibration.replay import RecordedTrees, recorded_documents, replay
-from yggdrasil.cli import run_script
+from yggdrasil.cli import checks, run_script
 from yggdrasil.cli.progress import PhaseProgress
 from yggdrasil.drafters.heads.convention import settled
 from yggdrasil.drafters.heads.files import open_head
@@ -39,6 +39,7 @@ from yggdrasil.drafters.shipped import whole_name
 from yggdrasil.engine import decoder as engine
 from yggdrasil.engine.build import assemble
 from yggdrasil.engine.policy import Decision, FreeTreePolicy
+from yggdrasil.errors import YggdrasilError
 from yggdrasil.models.facts import check_same_tokenizer, load_tokenizer
 from yggdrasil.models.loaded import LoadedModel
 from yggdrasil.models.loading import load_model
@@ -74,26 +75,29 @@ class Whole(DraftedTreePolicy):
 def measure(
     target: Annotated[str, typer.Option(help="Folder, .gguf file or hub id of the target.")],
     drafter: Annotated[str, typer.Option(help="A head of it, as calibrate names one, or a draft model's folder.")],
-    prompts: Annotated[Path, typer.Option(help="JSON lines with a prompt field.")],
+    prompts: Annotated[Path, typer.Option(callback=checks.input_file, help="JSON lines with a prompt field.")],
     chat: Annotated[bool, typer.Option("--chat", help="Plain prompts are a user's turn.")] = False,
     limit: Annotated[int, typer.Option(min=1, help="Prompts, spread over the file.")] = 20,
-    tokens: Annotated[int, typer.Option(min=2 * DEPTH, help="Of an answer, at most.")] = 128,
-    out: Annotated[Path | None, typer.Option("--json", help="File for all figures.")] = None,
+    tokens: Annotated[int, typer.Option(min=2 * DEPTH + 1, help="Of an answer, at most.")] = 128,
+    out: Annotated[
+        Path | None, typer.Option("--json", callback=checks.output_file, help="File for all figures.")
+    ] = None,
 ) -> None:
     """Print shares and lengths."""
-    folder = Path(whole_name(drafter))
+    asked, folder = spread_over(read_prompts(prompts, chat=chat), limit), Path(whole_name(drafter))
     if not is_head(str(folder)):
         check_same_tokenizer(*map(load_tokenizer, (Source.find(target), Source.find(str(folder)))), (target, drafter))
     with PhaseProgress() as progress:
         decoder = Decoder.from_pretrained(target, drafter="table", chat=chat, reporter=progress)
         report = progress.phase("answering")
         documents = []
-        asked = spread_over(read_prompts(prompts, chat=chat), limit)
         for number, prompt in enumerate(asked, start=1):
             encoded = encode_prompt(decoder.tokenizer, prompt)[-decoder.assembly.shapes.max_length // 2 :]
             documents.append(Document(list(encoded), list(decoder.generate(encoded, max_new_tokens=tokens).tokens)))
             report(number / len(asked))
         documents = [document for document in documents if len(document.answer) > 2 * DEPTH]
+        if not documents:
+            raise YggdrasilError(f"no answer has more than {2 * DEPTH} tokens; give other --prompts, or more --tokens")
         loaded = decoder.assembly.target.loaded
         second = opened_beside(loaded, target, folder)
         chains = record(loaded, second, 1, documents, progress.phase("drafting chains"))

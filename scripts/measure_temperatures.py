@@ -29,7 +29,7 @@ from yggdrasil.cli import run_script
 from yggdrasil.cli.progress import wide_console
 from yggdrasil.engine.decoder import Decoder
 from yggdrasil.errors import YggdrasilError
-from yggdrasil.prompts import encode_prompt, read_prompts, spread_over
+from yggdrasil.prompts import encode_prompt, read_prompts, sets_by_name, spread_over
 
 console = Console(stderr=True)
 
@@ -61,7 +61,7 @@ def main(  # noqa: PLR0913 - one argument for each option
     except ValueError:
         raise YggdrasilError(f"--temperatures {temperatures} is not a list of numbers such as 0,0.6,1") from None
     asked = [SamplingParams(temperature=number, seed=0) for number in numbers]
-    texts = {file.stem: spread_over(read_prompts(file, chat=chat), limit) for file in files}
+    texts = {name: spread_over(read_prompts(file, chat=chat), limit) for name, file in sets_by_name(files).items()}
     decoder = Decoder.from_plan(plan)
     assert decoder.plan is not None
     room = decoder.assembly.engine.max_length - max_new_tokens - 1

@@ -2,6 +2,7 @@
 
 import copy
 import json
+from pathlib import Path
 
 import pytest
 from tiny_pair import byte_tokenizer, chat_tokenizer
@@ -19,6 +20,7 @@ from yggdrasil.prompts import (
     read_prompt_sets,
     read_prompts,
     scan_prompts,
+    sets_by_name,
     spread_over,
 )
 
@@ -99,6 +101,14 @@ def test_several_sets_follow_each_other(tmp_path):
     assert [prompt.prompt for prompt in read_prompt_sets([first, second], 1)] == ["1", "3"]
     with pytest.raises(YggdrasilError, match="two prompts have the id a; "):
         read_prompt_sets([first, second])
+
+
+def test_sets_that_nobody_could_tell_apart_are_refused(tmp_path):
+    """Their results would lie in one place, the later one's over the earlier one's."""
+    files = [Path("here/c4.jsonl"), Path("here/wikipedia.jsonl")]
+    assert sets_by_name(files) == {"c4": files[0], "wikipedia": files[1]}
+    with pytest.raises(YggdrasilError, match=r"here/c4\.jsonl and there/c4\.jsonl are both called c4; rename one"):
+        sets_by_name([*files, Path("there/c4.jsonl")])
 
 
 def test_chats_stand_in_the_place_of_prompts(tmp_path):

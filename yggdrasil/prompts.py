@@ -247,6 +247,16 @@ def read_prompt_sets(paths: Sequence[Path], limit: int | None = None, *, chat: b
     return prompts
 
 
+def sets_by_name(paths: Sequence[Path]) -> dict[str, Path]:
+    """Files of prompts by the names that tell their results apart; YggdrasilError where two share one."""
+    named: dict[str, Path] = {}
+    for path in paths:
+        if path.stem in named:
+            raise YggdrasilError(f"{named[path.stem]} and {path} are both called {path.stem}; rename one")
+        named[path.stem] = path
+    return named
+
+
 def check_ids(prompts: Sequence[Prompt]) -> None:
     """YggdrasilError where two share an id."""
     seen: set[str] = set()

@@ -1,12 +1,16 @@
-"""Rivals draft with a plan's draft model, and not with its head, of which they know nothing."""
+"""Rivals draft with a plan's draft model, and not with its head; what cannot be meant is refused at once."""
 
 import importlib
+import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import typer
+from typer.testing import CliRunner
 
+from yggdrasil.errors import YggdrasilError
 from yggdrasil.scheduling.plan import ModelRef
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
@@ -25,3 +29,31 @@ def compare_systems(monkeypatch):
 def test_a_head_is_no_draft_model_for_rivals(compare_systems, source, is_theirs):
     model = ModelRef(f"yggdrasil:assets/{source}", "0" * 16, 1)
     assert compare_systems._drafter(SimpleNamespace(drafter=model)) == (model if is_theirs else None)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--draft-tokens", "4,many"], "--draft-tokens: '4,many' is not a list of numbers"),
+        (["--draft-tokens", "0"], "--draft-tokens 0: 0 is not between 1"),
+        (["--json", "{folder}"], "--json: .* is a folder"),
+        (["--prompts", "{folder}/none.jsonl"], "--prompts .*none.jsonl cannot be read"),
+        (["--prompts", "{folder}/other/some.jsonl"], "some.jsonl and .*some.jsonl are both called some"),
+        (["--gguf", "{folder}/none.gguf"], "--gguf .*none.gguf cannot be read"),
+        (["--max-prompt-tokens", "0"], "max-prompt-tokens"),
+        (["--max-new-tokens", "0"], "max-new-tokens"),
+        (["--limit", "0"], "limit"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_nobody_can_mean_is_refused_before_a_model_is_opened(compare_systems, tmp_path, options, sentence):
+    for folder in (tmp_path, tmp_path / "other"):
+        folder.mkdir(exist_ok=True)
+        (folder / "some.jsonl").write_text('{"prompt": "text"}\n')
+    app = typer.Typer(pretty_exceptions_enable=False)
+    app.command()(compare_systems.main)
+    given = ["--plan", "nowhere", "--prompts", str(tmp_path / "some.jsonl")]
+    ended = CliRunner().invoke(app, [*given, *(option.format(folder=tmp_path) for option in options)])
+
+    assert isinstance(ended.exception, YggdrasilError) or ended.exit_code == 2
+    assert re.search(sentence, f"{ended.exception} {ended.output}")

@@ -8,15 +8,18 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+import typer
 from head_files import eagle_config, published_tensors, write_head
 from other_heads import medusa_logits, medusa_shapes, random_tensors, write_medusa
 from safetensors.torch import load_file
 from tiny_pair import TEXT, VOCAB_SIZE, make_pair
+from typer.testing import CliRunner
 
 from yggdrasil.calibration.own_text import Document
 from yggdrasil.drafters.counts import usual_counts
 from yggdrasil.drafters.heads.loading import load_head
 from yggdrasil.engine.policy import FixedPolicy
+from yggdrasil.errors import YggdrasilError
 from yggdrasil.scheduling.plan import Shapes
 
 PROMPTS = [TEXT[:21], TEXT[30:45], TEXT[50:74]]
@@ -173,3 +176,34 @@ def test_prompts_are_of_all_parts_of_the_file(script, pair, folder, monkeypatch,
     assert [document.prompt for document in told] == [list(decoder.encode(asked[i])) for i in (0, 2, 4)]
     assert [document.answer for document in told] == [pair.reference(document.prompt, 12) for document in told]
     assert json.loads((tmp_path / "out.json").read_text())["documents"] == 3
+
+
+@pytest.mark.parametrize("lines", ["", '{"prompt": 1}'], ids=["none", "damaged"])
+def test_prompts_are_read_before_the_target_is_calibrated(script, folder, tmp_path, lines):
+    (tmp_path / "prompts.jsonl").write_text(lines)
+    with pytest.raises(YggdrasilError, match=r"prompts\.jsonl"):
+        script.measure("no/such-target", str(folder), tmp_path / "prompts.jsonl")
+
+
+def test_answers_that_are_too_short_for_a_chain_are_told(script, pair, documents, folder, monkeypatch, tmp_path):
+    """There is nothing to measure."""
+    end = documents[0].answer[3]
+    decoder = pair.decoder(FixedPolicy(script.TREES["tree, 8 rows"]), eos=[end])
+    (tmp_path / "prompts.jsonl").write_text(json.dumps({"prompt": decoder.tokenizer.decode(PROMPTS[0])}))
+    monkeypatch.setattr(script.Decoder, "from_pretrained", lambda *_, **__: decoder)
+
+    with pytest.raises(YggdrasilError, match="no answer has more than 8 tokens; give other --prompts"):
+        script.measure("target", str(folder), tmp_path / "prompts.jsonl")
+
+
+def test_files_are_looked_at_before_any_work(script, tmp_path):
+    app = typer.Typer(pretty_exceptions_enable=False)
+    app.command()(script.measure)
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "text"}')
+    for name, value in (("prompts", "none.jsonl"), ("json", ".")):
+        given = {"target": "no/such-target", "drafter": "none", "prompts": tmp_path / "prompts.jsonl"}
+        given[name] = tmp_path / value
+        ended = CliRunner().invoke(app, [part for key, each in given.items() for part in (f"--{key}", str(each))])
+
+        assert isinstance(ended.exception, YggdrasilError)
+        assert f"--{name}" in str(ended.exception)
