@@ -56,6 +56,21 @@ def test_directory_appears_whole(tmp_path: Path) -> None:
     assert names(place.parent) == ["demo"]
 
 
+def test_files_of_a_directory_can_be_read_by_whoever_may_read_the_directory(tmp_path: Path) -> None:
+    """safetensors writes files that are their owner's alone; a drafter that one user trains, another serves."""
+    before = os.umask(0o027)
+    try:
+        with atomic_directory(tmp_path / "demo") as folder:
+            (folder / "sub").mkdir()
+            for name in ("weights", "sub/weights"):
+                (folder / name).touch(mode=0o600)
+    finally:
+        os.umask(before)
+
+    assert (tmp_path / "demo").stat().st_mode & 0o777 == 0o750
+    assert [(tmp_path / "demo" / name).stat().st_mode & 0o777 for name in ("weights", "sub/weights")] == [0o640] * 2
+
+
 def test_directory_replaces_the_old_one_as_a_whole(tmp_path: Path) -> None:
     place = tmp_path / "demo"
     place.mkdir()

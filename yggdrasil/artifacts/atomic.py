@@ -119,6 +119,7 @@ def atomic_directory(path: Path) -> Iterator[Path]:
     with in_use(temporary):
         try:
             yield temporary
+            _open_tree(temporary)
             _fsync_tree(temporary)
             _change_places(temporary, place)
         except OSError as error:
@@ -169,6 +170,14 @@ def _change_places(new: Path, place: Path) -> None:
 
 def _temporary_sibling(path: Path) -> Path:
     return path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}{SUFFIX}")
+
+
+def _open_tree(root: Path) -> None:
+    """Let whoever may read the folder read its files too: safetensors makes its own for their owner alone."""
+    usual = root.stat().st_mode & 0o666
+    for entry in root.rglob("*"):
+        if entry.is_file():
+            entry.chmod(entry.stat().st_mode | usual)
 
 
 def _fsync_tree(root: Path) -> None:

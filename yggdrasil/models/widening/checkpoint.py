@@ -1,7 +1,6 @@
 """Write the wide model as a checkpoint, one shard in memory at a time, or build it on a device without a disk."""
 
 import json
-import os
 import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from yggdrasil.artifacts import atomic_directory
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.models.shards import ShardWriter
 from yggdrasil.models.widening.layout import Layout, check_shape, wide_tensors
@@ -61,9 +61,7 @@ def widen_checkpoint(
         raise YggdrasilError(f"--filler-token {filler_token} is not in the source's 0..{source.shape.vocab_size - 1}.")
     layout = Layout.between(source.shape, shape, filler_token or 0)
 
-    partial = out.with_name(f".{out.name}.partial-{os.getpid()}")
-    partial.mkdir(parents=True)
-    try:
+    with atomic_directory(out) as partial:
         writer = ShardWriter(partial, max_shard_bytes)
         for name, tensor in wide_tensors(source, layout, tie, torch.Generator().manual_seed(seed)):
             writer.add(name, tensor)
@@ -72,9 +70,6 @@ def widen_checkpoint(
         _write_config(partial, source, layout, tie)
         facts = {"widened_from": asdict(source.shape), "seed": seed, **asdict(report)}
         (partial / "widening.json").write_text(json.dumps(facts, indent=1) + "\n")
-        partial.rename(out)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     return report
 
 
