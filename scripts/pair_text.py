@@ -7,16 +7,17 @@ Dims: B sequences, S tokens of a sequence.
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
 import torch
-import typer
 from rich.console import Console
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
+
+from yggdrasil.errors import YggdrasilError
 
 END_OF_TEXT = "<|endoftext|>"
 PROSE_BLOCK_CHARS = 16_000
@@ -71,18 +72,29 @@ def train_tokenizer(texts: list[str], vocab_size: int, max_positions: int) -> Pr
 
 
 def prepare(
-    code: Path, prose: Path, work: Path, *, vocab_size: int, max_positions: int, start_from: Path | None = None
+    code: Path,
+    prose: Path,
+    work: Path,
+    *,
+    vocab_size: int,
+    max_positions: int,
+    least: Mapping[str, int],
+    start_from: Path | None = None,
 ) -> PreTrainedTokenizerFast:
     """Write the tokenizer (that of the pair ``start_from`` if given) and a uint16 token file for each of
     {code, prose} x {train, held_out}.
+
+    Raises:
+        YggdrasilError: there are fewer tokens of one than ``least`` says, of which windows are drawn.
     """
     tokenizer_dir = work / "tokenizer"
     if (work / "prepared.json").exists():
         return PreTrainedTokenizerFast.from_pretrained(tokenizer_dir)
     documents = list(read_documents(code, prose))
-    for kind, folder in (("code", code), ("prose", prose)):
+    folders = {"code": code, "prose": prose}
+    for kind, folder in folders.items():
         if len({is_held_out(text) for of, text in documents if of == kind}) < 2:
-            raise typer.BadParameter(
+            raise YggdrasilError(
                 f"too little {kind} in {folder}: one document in {HELD_OUT_ONE_IN} is held out and the others are "
                 "learned from, and there must be both (code is *.py at any depth, prose is *.txt)"
             )
@@ -98,6 +110,14 @@ def prepare(
         stream = streams.setdefault(f"{kind}.{'held_out' if is_held_out(text) else 'train'}", [])
         stream.extend(tokenizer.backend_tokenizer.encode(text).ids)
         stream.append(tokenizer.eos_token_id)
+    for name, tokens in streams.items():
+        kind, part = name.split(".")
+        if len(tokens) < least[part]:
+            use = "held out" if part == "held_out" else "learned from"
+            raise YggdrasilError(
+                f"too little {kind} in {folders[kind]}: {len(tokens)} tokens are {use}, and {least[part]} at least are "
+                "needed; give more text"
+            )
     counts = {}
     for name, tokens in streams.items():
         np.save(work / f"{name}.npy", np.array(tokens, dtype=np.uint16))

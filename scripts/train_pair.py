@@ -29,6 +29,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from yggdrasil.cli import checks, run_script
+
 console = Console()
 
 
@@ -158,6 +160,17 @@ def run_joint(
             drafter_logits = drafter(tokens, use_cache=False).logits
         return next_token_loss(target_logits, tokens), distillation_loss(drafter_logits, target_logits.detach())
 
+    def save() -> None:
+        state = {
+            "target": target.state_dict(),
+            "drafter": drafter.state_dict(),
+            "optimizers": [optimizer.state_dict() for optimizer in optimizers],
+            "elapsed": clock.elapsed,
+            "step": step,
+            "seen": seen,
+        }
+        save_state(state, checkpoint)
+
     compiled = torch.compile(forward, dynamic=False)
     saved_at = clock.elapsed
     while (progress := clock.tick()) < 1.0:
@@ -175,17 +188,10 @@ def run_joint(
                 f"joint {step} tokens {seen / 1e6:.2f}M target {target_loss.item():.3f} "
                 f"drafter {drafter_loss.item():.3f} {seen / clock.elapsed:.0f} tok/s, {left:.1f} min left"
             )
-        if clock.elapsed - saved_at > 300 or clock.elapsed >= clock.total:
+        if clock.elapsed - saved_at > 300:
             saved_at = clock.elapsed
-            state = {
-                "target": target.state_dict(),
-                "drafter": drafter.state_dict(),
-                "optimizers": [optimizer.state_dict() for optimizer in optimizers],
-                "elapsed": clock.elapsed,
-                "step": step,
-                "seen": seen,
-            }
-            save_state(state, checkpoint)
+            save()
+    save()
 
 
 def save_state(state: dict[str, Any], path: Path) -> None:
@@ -219,21 +225,37 @@ def evaluate(
 
 
 def main(
-    code: Annotated[Path, typer.Option(help="Folder of Python sources, read recursively.", exists=True)],
-    prose: Annotated[Path, typer.Option(help="Folder of .txt files.", exists=True)],
-    work: Annotated[Path, typer.Option(help="Token files and checkpoints; a second run resumes from them.")],
-    out: Annotated[Path, typer.Option(help="Where target/, drafter/ and the model card are written.")],
-    data_statement: Annotated[Path | None, typer.Option(help="Text for the card's section on data.")] = None,
-    start_from: Annotated[Path | None, typer.Option(help="Go on from this pair, made earlier by this script.")] = None,
-    joint_minutes: float = Recipe.joint_minutes,
+    code: Annotated[
+        Path, typer.Option(help="Folder of Python sources, read recursively.", exists=True, file_okay=False)
+    ],
+    prose: Annotated[Path, typer.Option(help="Folder of .txt files.", exists=True, file_okay=False)],
+    work: Annotated[
+        Path,
+        typer.Option(
+            help="Token files and checkpoints; a second run resumes from them.", callback=checks.output_folder
+        ),
+    ],
+    out: Annotated[
+        Path,
+        typer.Option(help="Where target/, drafter/ and the model card are written.", callback=checks.output_folder),
+    ],
+    data_statement: Annotated[
+        Path | None, typer.Option(help="Text for the card's section on data.", callback=checks.input_file)
+    ] = None,
+    start_from: Annotated[
+        Path | None,
+        typer.Option(help="Go on from this pair, made earlier by this script.", exists=True, file_okay=False),
+    ] = None,
+    joint_minutes: Annotated[float, typer.Option(min=0.0, callback=checks.finite)] = Recipe.joint_minutes,
     device: str = "cpu",
 ) -> None:
     """Train and write a pair; see the module's text."""
     recipe = Recipe(joint_minutes=joint_minutes)
     work.mkdir(parents=True, exist_ok=True)
     tokenizer = prepare(
-        code, prose, work, vocab_size=recipe.vocab_size, max_positions=recipe.max_positions, start_from=start_from
-    )
+        code, prose, work, vocab_size=recipe.vocab_size, max_positions=recipe.max_positions, start_from=start_from,
+        least={"train": recipe.long_sequence_length + 1, "held_out": recipe.sequence_length},
+    )  # fmt: skip
     target, drafter = (model.to(device) for model in build_pair(recipe, start_from))
     if joint_minutes > 0:
         run_joint((target, drafter), work, recipe, torch.device(device))
@@ -250,4 +272,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_script(main, "train_pair")
