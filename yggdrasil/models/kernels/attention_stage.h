@@ -84,7 +84,7 @@ class AttentionStage {
         rows_(rows), start_(seen.start) {}
 
   void share_out(Stages& stages, int64_t num_threads) const {
-    stages.add<&AttentionStage::place>(*this, rows_, num_threads);
+    stages.add<&AttentionStage::place>(*this, rows_ * of_.key_heads, num_threads);
     stages.add<&TreeAttention<T>::attend>(attention_, attention_.count(), num_chunks_of(attention_.count(), num_threads, kMuch));
   }
 
@@ -94,16 +94,16 @@ class AttentionStage {
     return of;
   }
 
+  // Key heads of rows, each with the query heads that read it: one row has work for several threads.
   void place(int64_t begin, int64_t end) const {
-    const int64_t d = of_.head_dim;
-    for (int64_t row = begin; row < end; ++row) {
-      T* queries = query_ + row * of_.query_row_stride;
-      for (int64_t head = 0; head < of_.query_heads; ++head) turn_.turn(turn_.query_norm, row, queries + head * d, d, queries + head * d);
-      for (int64_t head = 0; head < of_.key_heads; ++head) {
-        const int64_t from = (row * of_.key_heads + head) * d, to = (head * of_.capacity + start_ + row) * d;
-        turn_.turn(turn_.key_norm, row, key_ + from, d, const_cast<T*>(of_.key_cache) + to);
-        std::copy(value_ + from, value_ + from + d, const_cast<T*>(of_.value_cache) + to);
-      }
+    const int64_t d = of_.head_dim, group = of_.query_heads / of_.key_heads;
+    for (int64_t unit = begin; unit < end; ++unit) {
+      const int64_t row = unit / of_.key_heads, head = unit % of_.key_heads;
+      T* queries = query_ + row * of_.query_row_stride + head * group * d;
+      for (int64_t i = 0; i < group; ++i) turn_.turn(turn_.query_norm, row, queries + i * d, d, queries + i * d);
+      const int64_t from = unit * d, to = (head * of_.capacity + start_ + row) * d;
+      turn_.turn(turn_.key_norm, row, key_ + from, d, const_cast<T*>(of_.key_cache) + to);
+      std::copy(value_ + from, value_ + from + d, const_cast<T*>(of_.value_cache) + to);
     }
   }
 
