@@ -136,7 +136,7 @@ def test_layers_of_one_input_may_have_different_formats(form):
     x, bias = torch.randn(1, 5, 256), torch.randn(17)
     packed = [rows.pack(Arena()) for rows in weights]
     operands = [p.packed for p in packed], [None, bias], [24, 17], [p.format for p in packed]
-    together = ops.quantised_linears(x, None, None, 0.0, None, *operands, 2)
+    together = ops.quantised_linears(x, None, False, None, False, 0.0, None, *operands, 2)
 
     assert torch.equal(together[0], QuantisedLinear(packed[0], None, 1)(x))
     assert torch.equal(together[1], QuantisedLinear(packed[1], bias, 1)(x))

@@ -14,6 +14,7 @@ from yggdrasil.models.compiled import StepKey, build_step
 from yggdrasil.models.formats.layers import QuantisedEmbedding, QuantisedLinear
 from yggdrasil.models.formats.rows import QuantisedRows
 from yggdrasil.models.fusion import fuse_linears
+from yggdrasil.models.kernels.portable import PORTABLE
 from yggdrasil.models.packing import PackedLinear
 from yggdrasil.models.units import drop_assertions
 
@@ -70,6 +71,20 @@ class Layer(nn.Module):
         return x + self.down(nn.functional.silu(self.gate(normed)) * self.up(normed))
 
 
+class GemmaLayer(Layer):
+    """Norms by one more than their weight before it rounds, one of them behind; a gate that is gelu."""
+
+    def norm(self, x):
+        whole = x.to(torch.float32)
+        scaled = whole * torch.rsqrt(whole.pow(2).mean(-1, keepdim=True) + 1e-5)
+        return (scaled * (1.0 + self.weight.to(torch.float32))).type_as(x)
+
+    def forward(self, x):
+        normed = self.norm(x)
+        gated = nn.functional.gelu(self.gate(normed), approximate="tanh") * self.up(normed)
+        return x + self.norm(self.down(gated))
+
+
 class LayerThatShows(Layer):
     """The same with everything also read elsewhere, and the mean over another dimension: nothing but linears of one
     input may come together."""
@@ -105,21 +120,23 @@ KINDS = [
 ]
 
 
+@pytest.mark.parametrize(("block", "norms"), [(Layer, 0), (GemmaLayer, 1)])
 @pytest.mark.parametrize("rows", [1, 3, 5, 40])
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_stands_around_linears_is_computed_by_them(kind, rows):
+def test_what_stands_around_linears_is_computed_by_them(kind, rows, block, norms):
     linear, dtype = LINEARS[kind]
-    layer = Layer(linear, dtype)
+    layer = block(linear, dtype)
     x = 3 * torch.randn(1, rows, SIZE, generator=torch.Generator().manual_seed(rows)).to(dtype)
     x[0, 0] *= 40  # gates far from nought
     exported = torch.export.export(layer, (x,), strict=False)
     drop_assertions(exported)
 
-    assert fuse_linears(exported) == 2
+    assert fuse_linears(exported) == 2 + norms
 
     targets = [str(node.target) for node in exported.graph_module.graph.nodes if node.op == "call_function"]
     computing = [target for target in targets if "getitem" not in target and "aten.to" not in target]
-    assert computing == [f"yggdrasil.{'quantised' if kind == 'q4_0' else 'packed'}_linears.default"] * 2
+    linears = [f"yggdrasil.{'quantised' if kind == 'q4_0' else 'packed'}_linears.default"] * 2
+    assert computing == linears + ["yggdrasil.norm_rows.default"] * norms
     fused = exported.module()(x)
     torch.testing.assert_close(fused, layer(x), **({"rtol": 0.02, "atol": 0.05} if dtype == torch.bfloat16 else {}))
     one = fused_for(1, layer)
@@ -166,7 +183,7 @@ def test_rows_that_are_read_elsewhere_are_made_once():
     targets = [node.target for node in exported.graph_module.graph.nodes]
     assert targets.count(torch.ops.yggdrasil.packed_linear.default) == 1
     (fused,) = [node for node in exported.graph_module.graph.nodes if "packed_linears" in str(node.target)]
-    assert fused.args[1:3] == (None, None)
+    assert (fused.args[1], fused.args[3]) == (None, None)
 
 
 def test_what_others_read_too_is_left_alone():
@@ -244,7 +261,7 @@ def operators(kind, outputs, level=300):
         of_one, of_all = (), ()
     family = "quantised" if kind == "q4_0" else "packed"
     best, linears = getattr(ops, f"{family}_best"), getattr(ops, f"{family}_linears")
-    around = (None, None, 0.0)
+    around = (None, False, None, False, 0.0)
     return (
         linear,
         lambda x, residual: linears(x, *around, residual, [linear.packed], [bias], [outputs], *of_all, 2)[0],
@@ -284,7 +301,13 @@ def test_a_bias_that_is_not_a_number_stays_so_when_it_is_rounded(kind, bits):
     assert given.isnan().all()
 
 
-def test_gates_of_any_size_are_what_they_are_in_double_precision():
+def gelu(x):
+    """As sums of double precision have it where tanh is next to minus one."""
+    return x * torch.sigmoid(2 * math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))
+
+
+@pytest.mark.parametrize(("is_gelu", "exact", "rtol"), [(False, nn.functional.silu, 1e-5), (True, gelu, 1e-4)])
+def test_gates_of_any_size_are_what_they_are_in_double_precision(is_gelu, exact, rtol):
     """At -88.5 the power of two in it is one beyond the largest; further down there is none."""
     some = [-1e30, -1000.0, -100.0, -88.5, -88.0, -50.0, -1.0, 0.0, 1.0, 50.0, 88.5, 1000.0]
     gates = torch.tensor([*some, *some, *some[:8]])
@@ -292,9 +315,23 @@ def test_gates_of_any_size_are_what_they_are_in_double_precision():
     packed = torch.zeros(ops.packed_shape(weight))
     ops.pack_linear(weight, packed)
     x = torch.ones(1, 1, len(gates))
-    (given,) = ops.packed_linears(x, gates.view_as(x), None, 0.0, None, [packed], [None], [len(gates)], 1)
+    gate = (gates.view_as(x), is_gelu)
+    (given,) = ops.packed_linears(x, *gate, None, False, 0.0, None, [packed], [None], [len(gates)], 1)
 
-    torch.testing.assert_close(given[0, 0].double(), nn.functional.silu(gates.double()), rtol=1e-5, atol=1e-38)
+    torch.testing.assert_close(given[0, 0].double(), exact(gates.double()), rtol=rtol, atol=1e-38)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("size", [64, 40])
+@pytest.mark.parametrize("plus_one", [False, True])
+def test_norms_round_as_the_models_own_code_does(plus_one, size, dtype):
+    """Over numbers whose squares have one sum, in whatever order."""
+    generator = torch.Generator().manual_seed(0)
+    x = (2.0 ** torch.randint(-2, 3, (2, 9, size), generator=generator)).to(dtype)
+    weight, residual = (torch.randn(shape, generator=generator).to(dtype) for shape in ((size,), (2, 9, size)))
+    for added in (None, residual):
+        arguments = (x, weight, plus_one, 1e-5, added, 2)
+        assert torch.equal(torch.ops.yggdrasil.norm_rows(*arguments), PORTABLE["norm_rows"](*arguments))
 
 
 def test_logits_that_are_read_are_written():

@@ -198,7 +198,7 @@ def test_layers_that_are_shared_out_in_pieces_are_whole(dtype, num_rows, num_thr
     sizes = [600, 131, 333]
     weights = [first, *(linear_inputs(seed, 1, size, 64, dtype)[1] for seed, size in ((2, 131), (3, 333)))]
     packed = [pack(weight) for weight in weights]
-    together = ops.packed_linears(x, None, None, 0.0, None, packed, [None] * 3, sizes, num_threads)
+    together = ops.packed_linears(x, None, False, None, False, 0.0, None, packed, [None] * 3, sizes, num_threads)
     for output, layer, size in zip(together, packed, sizes, strict=True):
         alone = torch.cat([ops.packed_linear(row, layer, None, size, 1) for row in x.split(1, dim=1)], dim=1)
         assert torch.equal(output, alone)

@@ -25,7 +25,15 @@ from yggdrasil.models.traced import CallStep
 from yggdrasil.models.units import drop_assertions, replace_units
 
 pytestmark = pytest.mark.skipif(not is_native(), reason="no C++ compiler on this machine")
-LOWERED = ("llama", "mistral", "qwen2", "qwen3")  # the others norm what layers give, join them or have experts
+LOWERED = (
+    "llama",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "gemma2",
+    "gemma3",
+)  # the others join linears, turn otherwise or have experts
+NORMS_HEADS = ("qwen3", "gemma3")  # by sums of squares in another order than the graph's
 LAYERS, CONTEXT, THREADS = 4, 21, 2
 # Below the root two paths of different lengths, rows not in the order of the paths; then rows of one long path.
 TREES = {"plain": (-1,), "tree": (-1, 0, 0, 2, 1, 3, 5), "path": tuple(range(-1, 19))}
@@ -64,7 +72,7 @@ def new_model(family, dtype, **changes):
     config.num_hidden_layers = LAYERS
     for name, value in changes.items():
         setattr(config, name, value)
-    if getattr(config, "layer_types", None):
+    if getattr(config, "layer_types", None) and "layer_types" not in changes:
         config.layer_types = config.layer_types[:1] * LAYERS
     model = type(tiny_model(family))(config).eval()
     with torch.no_grad():
@@ -114,8 +122,7 @@ def lower(exported, inputs, found):
 @pytest.mark.parametrize("tree", TREES)
 @pytest.mark.parametrize("family", LOWERED)
 def test_a_program_computes_what_the_layers_graph_does(family, tree, dtype):
-    read = (0, 1) if dtype is torch.bfloat16 else ()  # in float32 a norm is fused into no layer that others read too
-    exported, inputs, found = graph_of(new_model(family, dtype), family, TREES[tree], read)
+    exported, inputs, found = graph_of(new_model(family, dtype), family, TREES[tree], read=(0, 1))
     assert found is not None
     assert len(found.units) == LAYERS
     by_graph = run(exported, inputs)
@@ -127,9 +134,9 @@ def test_a_program_computes_what_the_layers_graph_does(family, tree, dtype):
     assert torch.ops.yggdrasil.tree_attention.default not in targets
     by_program = run(exported, inputs)
     before = list(inputs[1][:-1])
-    assert len(by_graph) == len(by_program) == 2 + len(read) + len(before)
+    assert len(by_graph) == len(by_program) == 2 + 2 + len(before)
     for ours, theirs in zip(by_program, by_graph, strict=True):
-        if family == "qwen3":  # sums of squares of a head are taken in another order
+        if family in NORMS_HEADS:
             torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
         else:
             assert torch.equal(ours, theirs)
@@ -149,6 +156,22 @@ def test_a_row_has_the_same_bits_in_a_tree_and_behind_its_path_alone(family, dty
         exported, inputs, found = graph_of(model, family, parents, path=path_of(parents, node))
         lower(exported, inputs, found)
         assert torch.equal(run(exported, inputs)[0][-1], in_tree[node])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_layers_that_alternate_are_a_program_of_several_and_others_behind_it_a_graph(dtype):
+    kinds = ["sliding_attention", "sliding_attention", "full_attention"]
+    changes = {"num_hidden_layers": 7, "layer_types": [*kinds, *kinds, "sliding_attention"]}
+    exported, inputs, found = graph_of(new_model("gemma3", dtype, **changes), "gemma3", TREES["path"])
+    by_graph = run(exported, inputs)
+
+    lower(exported, inputs, found)
+
+    targets = [node.target for node in exported.graph_module.graph.nodes]
+    assert len(found.units) == 2
+    assert targets.count(torch.ops.yggdrasil.tree_attention.default) == 1
+    for ours, theirs in zip(run(exported, inputs), by_graph, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("family", sorted(set(FAMILIES) - set(LOWERED)))
@@ -177,6 +200,15 @@ def test_keys_that_are_turned_otherwise_than_queries_stay_a_graph():
     straight, crossed = call.args[1].args
     (heads, cos), (others, sin) = straight.args, crossed.args
     straight.args, crossed.args = (heads, sin), (others, cos)
+
+    assert lower_unit(found) is None
+
+
+def test_heads_that_are_normed_otherwise_than_keys_stay_a_graph():
+    *_, found = graph_of(new_model("gemma3", torch.bfloat16), "gemma3", TREES["tree"])
+    assert lower_unit(found) is not None
+    more = [node for node in found.units[-1] if node.args[1:] == (1.0,)]  # one and the weight, of queries and of keys
+    more[0].args = (more[0].args[0], 2.0)
 
     assert lower_unit(found) is None
 
@@ -227,13 +259,30 @@ class Chain(nn.Module):
 SIZES = ((96, 64), (96, 64), (64, 96), (32, 64), (64, 32))
 
 
+class NormedChain(Chain):
+    """As Gemma has it: norms by one more than their weight, before and behind; one that nothing is added to."""
+
+    def norm(self, x):
+        whole = x.to(torch.float32)
+        scaled = whole * torch.rsqrt(whole.pow(2).mean(-1, keepdim=True) + 1e-5)
+        return (scaled * (1.0 + self.weight.to(torch.float32))).type_as(x)
+
+    def forward(self, x, other):
+        first = x + self.norm(self.other(other))
+        normed = self.norm(first)
+        gated = nn.functional.gelu(self.gate(normed), approximate="tanh") * self.up(normed)
+        down = self.norm(self.down(gated))
+        return first + down, self.last(down) + other
+
+
+@pytest.mark.parametrize("chain", [Chain, NormedChain])
 @pytest.mark.parametrize("rows", [1, 3, 5, 40])
 @pytest.mark.parametrize("kind", LINEARS)
-def test_linears_that_read_each_other_become_one_program(kind, rows):
+def test_linears_that_read_each_other_become_one_program(kind, rows, chain):
     linear, dtype = LINEARS[kind]
     generator = torch.Generator().manual_seed(rows)
     x, other = (3 * torch.randn(1, rows, size, generator=generator).to(dtype) for size in (64, 32))
-    exported = torch.export.export(Chain(linear, dtype), (x, other), strict=False)
+    exported = torch.export.export(chain(linear, dtype), (x, other), strict=False)
     drop_assertions(exported)
     fuse_linears(exported)
     apart = exported.module()(x, other)
@@ -242,7 +291,7 @@ def test_linears_that_read_each_other_become_one_program(kind, rows):
 
     targets = [str(node.target) for node in exported.graph_module.graph.nodes if node.op == "call_function"]
     assert targets.count("yggdrasil.run_program.default") == 1
-    assert not [target for target in targets if "_linear" in target]
+    assert not [target for target in targets if "_linear" in target or "norm_rows" in target]
     for ours, theirs in zip(exported.module()(x, other), apart, strict=True):
         assert torch.equal(ours, theirs)
 
@@ -266,14 +315,18 @@ def test_a_layer_that_reads_what_is_made_between_is_not_of_the_chain():
 @pytest.mark.parametrize(
     ("code", "fault"),
     [
-        ([0, 0, -1, -1, -1, 1, 1, -1, 8], "ends within a stage"),
-        ([0, 0, -1, -1], "ends within a stage"),
-        ([0, 5, -1, -1, -1, 1, 1, -1, 8, -1], "tensor 5, which is not given"),
-        ([0, 0, 9, -1, -1, 1, 1, -1, 8, -1], "value 9, which is not there"),
-        ([0, 0, -1, -1, -1, 1, 7, -1, 8, -1], "tensor 7, which is not given"),
-        ([0, 0, -1, 1, -1, 1, 1, -1, 8, -1], "size of the input"),
-        ([0, 0, -1, -1, 0, 1, 1, -1, 8, -1], "size of the outputs"),
-        ([1, 0, 0, 0, -1, -1, 0, 0, 0, 0, 0], "begins with linear layers"),
+        ([0, 0, -1, 0, -1, 0, -1, 1, 1, -1, 8], "ends within a stage"),
+        ([0, 0, -1, 0, -1], "ends within a stage"),
+        ([0, 5, -1, 0, -1, 0, -1, 1, 1, -1, 8, -1], "tensor 5, which is not given"),
+        ([0, 0, 9, 0, -1, 0, -1, 1, 1, -1, 8, -1], "value 9, which is not there"),
+        ([0, 0, -1, 0, -1, 0, -1, 1, 7, -1, 8, -1], "tensor 7, which is not given"),
+        ([0, 0, -1, 0, 1, 0, -1, 1, 1, -1, 8, -1], "size of the input"),
+        ([0, 0, -1, 0, -1, 0, 0, 1, 1, -1, 8, -1], "size of the outputs"),
+        ([1, 0, 0, 0, -1, -1, 0, 0, 0, 0, 0, 0], "begins with linear layers"),
+        ([2, 0, 1, 0, -1], "size of the input"),
+        ([2, 0, -1, 0, -1], "a norm has a weight"),
+        ([2, 0, 1, 0], "ends within a stage"),
+        ([3, 0, 1, 0, -1], "no stage of the kind 3"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

@@ -1,7 +1,7 @@
 """Graph rewrite: linears that read what linears before them gave run as one program, between two calls of a graph.
 
-What a layer does behind its attention is such a chain: the output layer, gate and up, down. It works on what
-``fusion`` leaves, where norms, gates and residuals are the linears' own, and changes no arithmetic.
+What a layer does behind its attention is such a chain: the output layer, gate and up, down, and norms behind them. It
+works on what ``fusion`` leaves, where gates and residuals are the linears' own, and changes no arithmetic.
 """
 
 import operator
@@ -16,7 +16,7 @@ from yggdrasil.models.program import Program, outputs_of
 
 
 class _Stage(NamedTuple):
-    """One call of linears, and the nodes that hold its outputs."""
+    """One call of linears or a norm, and the nodes that hold its outputs."""
 
     call: Node
     outputs: list[Node]
@@ -61,7 +61,7 @@ def _replace(graph: Graph, chain: Sequence[_Stage]) -> None:
     tensors = list(dict.fromkeys(node for call in calls for node in call.all_input_nodes if node not in inside))
     program = Program(tensors)
     for stage in chain:
-        program.add_linears(*stage)
+        program.add(*stage)
     wanted = [node for node in inside if any(user not in calls for user in node.users)]
     first = chain[0].call
     with graph.inserting_before(first):
@@ -73,6 +73,5 @@ def _replace(graph: Graph, chain: Sequence[_Stage]) -> None:
             part.meta["val"] = node.meta["val"]
             node.replace_all_uses_with(part, lambda user: user not in calls)
     for stage in reversed(chain):
-        for node in stage.outputs:
+        for node in dict.fromkeys([*stage.outputs, stage.call]):  # a norm is its own output
             graph.erase_node(node)
-        graph.erase_node(stage.call)

@@ -2,9 +2,9 @@
 
 Query, key and value are one operator, gate and up another; the norm or the gating that only they read is computed
 where they read it, a residual is added where their output is written, and where only the best token is read no logits
-are written. Works on the exported graph, so it knows no
-model's source: what has another form stays as it is, for TorchInductor. Each layer's arithmetic is unchanged; what is
-saved is passes over the rows by one thread, and calls.
+are written. A norm of what they give is an operator too, which adds the residual behind it. Works on the exported
+graph, so it knows no model's source: what has another form stays as it is, for TorchInductor. Each layer's arithmetic
+is unchanged; what is saved is passes over the rows by one thread, and calls.
 """
 
 import operator
@@ -28,6 +28,7 @@ _BEST: dict[object, OpOverload] = {
     torch.ops.yggdrasil.packed_linear.default: torch.ops.yggdrasil.packed_best.default,
     torch.ops.yggdrasil.quantised_linear.default: torch.ops.yggdrasil.quantised_best.default,
 }
+_NORM = torch.ops.yggdrasil.norm_rows.default
 
 
 class Reading(NamedTuple):
@@ -35,14 +36,19 @@ class Reading(NamedTuple):
 
     input: Node
     gate: Node | None = None
+    is_gelu: bool = False  # else silu
     norm: Node | None = None
+    plus_one: bool = False  # the norm multiplies by one more than its weight, before it rounds
     eps: float = 0.0
 
 
 def fuse_linears(exported: ExportedProgram) -> int:
     """Rewrite ``exported`` in place; returns how many operators came in the place of others."""
     graph = exported.graph_module.graph
+    _drop_casts(graph)
     count = sum(_seek_best(graph, node) for node in list(graph.nodes))
+    graph.eliminate_dead_code()
+    count += sum(_norm_behind(graph, node) for node in list(graph.nodes))
     graph.eliminate_dead_code()
     groups: dict[tuple[Node, object], list[Node]] = {}
     for node in graph.nodes:
@@ -53,6 +59,16 @@ def fuse_linears(exported: ExportedProgram) -> int:
     graph.lint()
     exported.graph_module.recompile()
     return count
+
+
+def _drop_casts(graph: Graph) -> None:
+    """Remove casts to the dtype that a tensor has: in float32 they hide who reads what."""
+    for node in list(graph.nodes):
+        source = _uncast(node)
+        is_plain = source is not node and len(node.args) == 2 and not node.kwargs
+        if is_plain and tensor_of(source).dtype == tensor_of(node).dtype:
+            node.replace_all_uses_with(source)
+            graph.erase_node(node)
 
 
 def _can_fuse(group: list[Node]) -> bool:
@@ -69,7 +85,7 @@ def _fuse(graph: Graph, group: list[Node]) -> bool:
     reads_alone = set(source.users) == set(group)
     reading = (reads_alone and (normed(source) or _gated(source))) or Reading(source)
     addition = _addition(first) if len(group) == 1 else None
-    if len(group) == 1 and addition is None and reading.input is source:
+    if len(group) == 1 and addition is None and reading.input is source and not _is_normed(first):
         return False
     last = addition[0] if addition else first
     own = map(list, zip(*(node.args[1:-1] for node in group), strict=True))  # weights, biases, sizes, formats
@@ -83,6 +99,29 @@ def _fuse(graph: Graph, group: list[Node]) -> bool:
         part.meta["val"] = node.meta["val"]
         node.replace_all_uses_with(part)
         graph.erase_node(node)
+    return True
+
+
+def _is_normed(linear: Node) -> bool:
+    """Whether an operator norms what ``linear`` gives: the two may then run as one program."""
+    reader = _only_user(linear)
+    return reader is not None and is_call(reader, _NORM)
+
+
+def _norm_behind(graph: Graph, product: Node) -> bool:
+    """Whether ``product`` was a layer's output, normed not for layers alone, and now is an operator's."""
+    reading = normed(product)
+    if reading is None or reading.input.target not in _FUSED or all(user.target in _FUSED for user in product.users):
+        return False
+    addition = _addition(product)
+    last, residual = addition or (product, None)
+    num_threads = reading.input.args[-1]
+    with graph.inserting_before(last):
+        arguments = (reading.input, reading.norm, reading.plus_one, reading.eps, residual, num_threads)
+        together = graph.call_function(_NORM, arguments)
+    together.meta["val"] = last.meta["val"]
+    last.replace_all_uses_with(together)
+    graph.erase_node(last)
     return True
 
 
@@ -108,7 +147,7 @@ def _whole_of(part: Node) -> Node | None:
 
 
 def _addition(linear: Node) -> tuple[Node, Node] | None:
-    """The sum of the layer's output, which nothing else reads, and a tensor like it; and that tensor."""
+    """The sum of what the layer or norm gives, which nothing else reads, and a tensor like it; and that tensor."""
     reader = _only_user(linear)
     if reader is None or not is_call(reader, _aten.add.Tensor) or len(reader.args) != 2 or reader.kwargs:
         return None
@@ -119,27 +158,41 @@ def _addition(linear: Node) -> tuple[Node, Node] | None:
 
 
 def _gated(product: Node) -> Reading | None:
-    """``product`` as silu(gate) * input, where nothing else reads the silu."""
-    for silu, other in factors(product):
-        if is_call(silu, _aten.silu.default) and _only_user(silu) is product and _is_like(silu, other):
-            (gate,) = silu.args
+    """``product`` as silu(gate) * input or gelu(gate) * input, where nothing else reads the gate's."""
+    for gated, other in factors(product):
+        is_gelu = is_call(gated, _aten.gelu.default) and gated.kwargs == {"approximate": "tanh"}
+        is_gate = is_gelu or is_call(gated, _aten.silu.default)
+        if is_gate and _only_user(gated) is product and _is_like(gated, other):
+            (gate,) = gated.args
             assert isinstance(gate, Node)
-            return Reading(other, gate=gate)
+            return Reading(other, gate=gate, is_gelu=is_gelu)
     return None
 
 
 def normed(product: Node) -> Reading | None:
-    """``product`` as weight * (x * rsqrt(mean(x squared) + eps)), the sum in float32, where it has this form."""
-    dtype = tensor_of(product).dtype
-    for weight, cast in factors(product):
-        is_weight = weight.op == "placeholder" and tensor_of(weight).dim() == 1 and tensor_of(weight).dtype == dtype
-        scaled = _uncast(cast)
-        for whole, inverse in factors(scaled) if is_weight and tensor_of(scaled).dtype == torch.float32 else ():
+    """``product`` as weight * (x * rsqrt(mean(x squared) + eps)), the sum in float32, where it has this form; or as
+    (1 + weight) times that, cast from float32."""
+    for factor, other in factors(_uncast(product)):
+        less = _one_less(factor)
+        weight, scaled = (factor, _uncast(other)) if less is None else (less, other)
+        is_weight = weight.op == "placeholder" and tensor_of(weight).dim() == 1
+        is_weight = is_weight and tensor_of(weight).dtype == tensor_of(product).dtype
+        is_cast_last = not is_call(product, _aten.mul.Tensor)
+        is_norm = is_weight and tensor_of(scaled).dtype == torch.float32 and not (is_cast_last and less is None)
+        for whole, inverse in factors(scaled) if is_norm else ():
             eps = _eps_of(inverse, whole)
             source = _uncast(whole)
             if eps is not None and _is_like(source, product):
-                return Reading(source, norm=weight, eps=eps)
+                return Reading(source, norm=weight, plus_one=less is not None, eps=eps)
     return None
+
+
+def _one_less(factor: Node) -> Node | None:
+    """What ``factor`` is one more than, in float32."""
+    less = argument_of(factor, _aten.add.Tensor)
+    if less is None or factor.args[1:] != (1.0,) or factor.kwargs or tensor_of(factor).dtype != torch.float32:
+        return None
+    return _uncast(less)
 
 
 def _eps_of(inverse: Node, whole: Node) -> float | None:
@@ -157,6 +210,7 @@ def _eps_of(inverse: Node, whole: Node) -> float | None:
 def _uncast(node: Node) -> Node:
     """What ``node`` is another dtype of, or itself."""
     found = argument_of(node, _aten.to.dtype)
+    found = argument_of(node, _aten.type_as.default) if found is None else found
     return node if found is None else found
 
 

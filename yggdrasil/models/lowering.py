@@ -1,4 +1,4 @@
-"""Graph rewrite: layers that repeat become one program, where all that they do is linears and attention.
+"""Graph rewrite: layers that repeat become one program, where all that they do is linears, norms and attention.
 
 A layer is then no compiled graph any more, but stages that threads go through (``kernels/program.h``). Rotary
 embedding, halves against each other, is the attention's own. Layers that do anything else stay graphs.
@@ -32,6 +32,7 @@ class _Heads(NamedTuple):
 
     rows: Node
     norm: Node | None = None
+    plus_one: bool = False
     eps: float = 0.0
     cos: Node | None = None
     sin: Node | None = None
@@ -43,23 +44,15 @@ def lower_unit(found: Repetition) -> Lowered | None:
     program, threads, done = Program([slot[-1] for slot in found.slots.tensors()]), set[Any](), set[Node]()
     for node in unit:
         if (outputs := outputs_of(node)) is not None and program.has(*node.all_input_nodes):
-            program.add_linears(node, outputs)
+            program.add(node, outputs)
             threads.add(node.args[-1])
             done |= {node, *outputs}
         elif node.target is _ATTENTION:
             done |= _add_attention(program, node, set(unit))
             threads.add(node.args[-1])
-        elif _is_same(node) and program.has(node.args[0]):
-            program.name(node, node.args[0])  # type: ignore[arg-type]
-            done.add(node)
     output = unit[found.output]
     is_whole = done == set(unit) and len(threads) == 1 and program.has(output) and program.is_last(output)
     return Lowered(program, threads.pop()) if is_whole else None
-
-
-def _is_same(node: Node) -> bool:
-    """Whether ``node`` is its argument, cast to the dtype that it has."""
-    return is_call(node, _aten.to.dtype) and tensor_of(node).dtype == tensor_of(node.args[0]).dtype  # type: ignore[arg-type]
 
 
 def _add_attention(program: Program, call: Node, unit: set[Node]) -> set[Node]:
@@ -77,7 +70,7 @@ def _add_attention(program: Program, call: Node, unit: set[Node]) -> set[Node]:
     if plain is None or mask_rows is None or not is_flat or not is_read_alone or not program.has(*reads):
         return set()
     numbers = (turned.eps, float(scale), float(softcap))  # type: ignore[arg-type]
-    program.add_attention(reads, int(window), numbers, output)  # type: ignore[arg-type]
+    program.add_attention(reads, int(window), turned.plus_one, numbers, output)  # type: ignore[arg-type]
     return inside
 
 
@@ -100,16 +93,18 @@ def _rows_of(heads: Any) -> Node | None:
 
 
 def _normed_heads(heads: Any) -> _Heads | None:
-    """``heads`` [1, H, W, D] as rows whose heads may be normed."""
-    whole = argument_of(heads, _aten.transpose.int)
-    if whole is None or tuple(heads.args[1:]) not in ((1, 2), (2, 1)):
+    """``heads`` [1, H, W, D] as rows whose heads may be normed, before or behind their transposition."""
+    reading = normed(heads) if isinstance(heads, Node) else None
+    turned = heads if reading is None else reading.input
+    parted = argument_of(turned, _aten.transpose.int)
+    if parted is None or tuple(turned.args[1:]) not in ((1, 2), (2, 1)):
         return None
-    reading = normed(whole)
-    parted = whole if reading is None else reading.input
+    if reading is None and (reading := normed(parted)) is not None:
+        parted = reading.input
     rows = parted.args[0] if parted.target in _SAME_NUMBERS else None
     if not isinstance(rows, Node) or tensor_of(rows).dim() != 3 or tensor_of(parted).dim() != 4:
         return None
-    return _Heads(rows) if reading is None else _Heads(rows, reading.norm, reading.eps)
+    return _Heads(rows) if reading is None else _Heads(rows, reading.norm, reading.plus_one, reading.eps)
 
 
 def _turned(heads: Any) -> _Heads | None:

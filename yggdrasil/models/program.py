@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-_LINEARS, _ATTENTION = 0, 1
+_LINEARS, _ATTENTION, _NORM = 0, 1, 2
+_NORM_ROWS = torch.ops.yggdrasil.norm_rows.default
 # Linears that a program runs, and whether each of their layers has a format.
 HAS_FORMATS: dict[object, bool] = {
     torch.ops.yggdrasil.packed_linears.default: False,
@@ -36,28 +37,39 @@ class Program:
         """The number of a stage's output, among outputs."""
         return self._values[node] - self._num_tensors
 
-    def add_linears(self, call: Node, outputs: Sequence[Node]) -> None:
-        source, gate, norm, eps, residual, packed, biases, sizes, *rest = call.args
-        assert isinstance(packed, Sequence)
-        formats = rest[0] if HAS_FORMATS[call.target] else [-1] * len(packed)
-        layers = zip(packed, biases, sizes, formats, strict=True)  # type: ignore[arg-type]
-        self.code += [_LINEARS, *map(self._number, (source, gate, norm, residual)), len(packed)]
-        for weight, bias, size, form in layers:
-            self.code += [self._number(weight), self._number(bias), size, form]
-        self.numbers += [float(eps), 0.0, 0.0]  # type: ignore[arg-type]
+    def add(self, call: Node, outputs: Sequence[Node]) -> None:
+        """Add linears or a norm that ``outputs_of`` knows."""
+        if call.target is _NORM_ROWS:
+            self._add_norm(call)
+        else:
+            self._add_linears(call)
         for node in outputs:
             self._give(node)
 
-    def add_attention(self, reads: Sequence[Node | None], window: int, numbers: Sequence[float], output: Node) -> None:
-        """``reads``: query, key and value in rows, norms of heads, cos, sin, caches, offsets, mask; ``numbers``: eps of
-        the norms, scale and softcap."""
-        self.code += [_ATTENTION, *map(self._number, reads), window]
+    def _add_norm(self, call: Node) -> None:
+        source, norm, plus_one, eps, residual, _ = call.args
+        self.code += [_NORM, self._number(source), self._number(norm), int(plus_one), self._number(residual)]  # type: ignore[arg-type]
+        self.numbers += [float(eps), 0.0, 0.0]  # type: ignore[arg-type]
+
+    def _add_linears(self, call: Node) -> None:
+        source, gate, is_gelu, norm, plus_one, eps, residual, packed, biases, sizes, *rest = call.args
+        assert isinstance(packed, Sequence)
+        formats = rest[0] if HAS_FORMATS[call.target] else [-1] * len(packed)
+        layers = zip(packed, biases, sizes, formats, strict=True)  # type: ignore[arg-type]
+        self.code += [_LINEARS, self._number(source), self._number(gate), int(is_gelu)]  # type: ignore[arg-type]
+        self.code += [self._number(norm), int(plus_one), self._number(residual), len(packed)]  # type: ignore[arg-type]
+        for weight, bias, size, form in layers:
+            self.code += [self._number(weight), self._number(bias), size, form]
+        self.numbers += [float(eps), 0.0, 0.0]  # type: ignore[arg-type]
+
+    def add_attention(
+        self, reads: Sequence[Node | None], window: int, plus_one: bool, numbers: Sequence[float], output: Node
+    ) -> None:
+        """``reads``: query, key and value in rows, norms of heads, cos, sin, caches, offsets, mask; ``plus_one`` as
+        linears take it, of both norms; ``numbers``: eps of the norms, scale and softcap."""
+        self.code += [_ATTENTION, *map(self._number, reads), window, int(plus_one)]
         self.numbers += numbers
         self._give(output)
-
-    def name(self, node: Node, same: Node) -> None:
-        """Let ``node`` be known as the numbers that ``same`` is."""
-        self._values[node] = self._values[same]
 
     def _number(self, node: Any) -> int:
         return -1 if node is None else self._values[node]
@@ -68,11 +80,13 @@ class Program:
 
 
 def outputs_of(call: Node) -> list[Node] | None:
-    """The nodes that take apart what ``call`` of linears gives; None of another call, or where some is not read."""
+    """The nodes that hold what ``call`` of linears or a norm gives; None of another call, or where some is not read."""
+    if call.target is _NORM_ROWS:
+        return [call]
     if call.target not in HAS_FORMATS or any(user.target is not operator.getitem for user in call.users):
         return None
     taken = {user.args[1]: user for user in call.users}
-    count = len(call.args[5])  # type: ignore[arg-type]
+    count = len(call.args[7])  # type: ignore[arg-type]
     return [taken[i] for i in range(count)] if len(taken) == len(call.users) == count else None
 
 
@@ -82,10 +96,10 @@ def row_sizes(code: Sequence[int], tensors: Sequence[torch.Tensor]) -> list[int]
     at = 0
     while at < len(code):
         if code[at] == _LINEARS:
-            count = code[at + 5]
-            sizes += code[at + 8 : at + 6 + 4 * count : 4]
-            at += 6 + 4 * count
+            count = code[at + 7]
+            sizes += code[at + 10 : at + 8 + 4 * count : 4]
+            at += 8 + 4 * count
         else:
             sizes.append(sizes[code[at + 1]])
-            at += 13
+            at += 14 if code[at] == _ATTENTION else 5
     return sizes[len(tensors) :]

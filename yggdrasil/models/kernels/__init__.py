@@ -23,10 +23,14 @@ _library = torch.library.Library("yggdrasil", "DEF")
 _library.define("packed_shape(Tensor weight) -> int[]")
 _library.define("pack_linear(Tensor weight, Tensor(a!) packed) -> ()")
 _library.define("packed_linear(Tensor input, Tensor packed, Tensor? bias, int out_features, int num_threads) -> Tensor")
-_AROUND = "Tensor? gate, Tensor? norm, float eps, Tensor? residual"  # what linears do beside multiplying
+# What linears do beside multiplying.
+_AROUND = "Tensor? gate, bool gelu, Tensor? norm, bool plus_one, float eps, Tensor? residual"
 _library.define(
     f"packed_linears(Tensor input, {_AROUND}, Tensor[] packed, Tensor?[] biases, int[] out_features, int num_threads) "
     "-> Tensor[]"
+)
+_library.define(
+    "norm_rows(Tensor input, Tensor norm, bool plus_one, float eps, Tensor? residual, int num_threads) -> Tensor"
 )
 _library.define(
     "packed_best(Tensor input, Tensor packed, Tensor? bias, int out_features, int num_threads) -> (Tensor, Tensor)"

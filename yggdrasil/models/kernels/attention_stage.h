@@ -57,14 +57,13 @@ void rotate(const T* from, const T* cos, const T* sin, int64_t head_dim, T* to) 
 // What becomes of heads before they attend.
 template <typename T>
 struct HeadTurn {
-  const T *query_norm, *key_norm;  // [D] each; null: not normed
-  float eps;
+  NormOf<T> query_norm, key_norm;  // [D] each
   const T *cos, *sin;  // [W, D], or null: nothing is turned
 
   // A head of a row; `to` may be `from`.
-  void turn(const T* norm, int64_t row, const T* from, int64_t d, T* to) const {
-    if (norm) {
-      const InputRows<T> head{from, nullptr, norm, eps, 1, d};
+  void turn(const NormOf<T>& norm, int64_t row, const T* from, int64_t d, T* to) const {
+    if (norm.weight) {
+      const InputRows<T> head{from, {}, norm, 1, d};
       head.read(0, 0, d, head.inverse_rms(0), to);
       from = to;
     }

@@ -57,10 +57,10 @@ inline std::vector<Tensor> packed_around(const Tensor& input, const Around& arou
   return run_linears<PackedStage>(input, around, packed, biases, out_features, {}, num_threads);
 }
 
-inline std::vector<Tensor> packed_linears(const Tensor& input, const std::optional<Tensor>& gate, const std::optional<Tensor>& norm, double eps,
-                                   const std::optional<Tensor>& residual, at::TensorList packed,
+inline std::vector<Tensor> packed_linears(const Tensor& input, const std::optional<Tensor>& gate, bool gelu, const std::optional<Tensor>& norm, bool plus_one,
+                                   double eps, const std::optional<Tensor>& residual, at::TensorList packed,
                                    const c10::List<std::optional<Tensor>>& biases, at::IntArrayRef out_features, int64_t num_threads) {
-  return packed_around(input, {gate, norm, eps, residual}, packed, biases, out_features, num_threads);
+  return packed_around(input, {gate, gelu, norm, plus_one, eps, residual}, packed, biases, out_features, num_threads);
 }
 
 // The greatest output of each row, and its place.

@@ -21,6 +21,7 @@
 #include "direct.h"
 #include "kept_memory.h"
 #include "linear_ops.h"
+#include "norm_stage.h"
 #include "package.h"
 #include "ranking.h"
 #include "rows_attention.h"
@@ -71,17 +72,24 @@ AOTITorchError aoti_torch_cpu_packed_best(AtenTensorHandle input, AtenTensorHand
   });
 }
 
-AOTITorchError aoti_torch_cpu_packed_linears(AtenTensorHandle input, AtenTensorHandle* gate, AtenTensorHandle* norm, double eps,
-                                             AtenTensorHandle* residual, const AtenTensorHandle* packed, int64_t num_packed,
+AOTITorchError aoti_torch_cpu_packed_linears(AtenTensorHandle input, AtenTensorHandle* gate, bool gelu, AtenTensorHandle* norm,
+                                             bool plus_one, double eps, AtenTensorHandle* residual, const AtenTensorHandle* packed, int64_t num_packed,
                                              const AtenTensorHandle** biases, int64_t num_biases, const int64_t* out_features,
                                              int64_t num_out_features, int64_t num_threads, ...) {
   AOTI_TORCH_CONVERT_EXCEPTION_TO_ERROR_CODE({
-    auto results = packed_around(tensor_of(input), around_of(gate, norm, eps, residual), tensors_of(packed, num_packed), optional_tensors_of(biases, num_biases),
+    auto results = packed_around(tensor_of(input), around_of(gate, gelu, norm, plus_one, eps, residual), tensors_of(packed, num_packed), optional_tensors_of(biases, num_biases),
                                   at::IntArrayRef(out_features, num_out_features), num_threads);
     va_list targets;
     va_start(targets, num_threads);
     give_all(std::move(results), targets);
     va_end(targets);
+  });
+}
+
+AOTITorchError aoti_torch_cpu_norm_rows(AtenTensorHandle input, AtenTensorHandle norm, bool plus_one, double eps, AtenTensorHandle* residual,
+                                        int64_t num_threads, AtenTensorHandle* result) {
+  AOTI_TORCH_CONVERT_EXCEPTION_TO_ERROR_CODE({
+    *result = new_tensor_handle(norm_rows(tensor_of(input), tensor_of(norm), plus_one, eps, pointer_to_optional<Tensor>(residual), num_threads));
   });
 }
 
@@ -109,6 +117,7 @@ TORCH_LIBRARY_IMPL(yggdrasil, CPU, m) {
   m.impl("packed_linear", &packed_linear);
   m.impl("packed_linears", &packed_linears);
   m.impl("packed_best", &packed_best);
+  m.impl("norm_rows", &norm_rows);
   m.impl("tree_attention", &tree_attention);
   m.impl("rows_attention", &rows_attention);
   m.impl("best_tokens", &best_tokens);

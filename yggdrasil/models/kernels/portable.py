@@ -26,7 +26,9 @@ def packed_linear(x: Tensor, packed: Tensor, bias: Tensor | None, out_features: 
 def packed_linears(  # noqa: PLR0913  (an operator's schema)
     x: Tensor,  # [..., K]
     gate: Tensor | None,  # [..., K]: the layers read silu(gate) * x
+    gelu: bool,  # gelu(gate) * x, by tanh
     norm: Tensor | None,  # [K]: they read norm * (x / its root mean square)
+    plus_one: bool,  # (x / its root mean square) * (1 + norm), rounded once
     eps: float,  # added to the mean square
     residual: Tensor | None,  # [..., N]: added to what the one layer gives
     packed: list[Tensor],
@@ -36,12 +38,19 @@ def packed_linears(  # noqa: PLR0913  (an operator's schema)
 ) -> list[Tensor]:
     """Linear layers over one input, and what stands around them; each operation is rounded to the dtype of ``x``."""
     if norm is not None:
-        whole = x.float()
-        x = norm * (whole * torch.rsqrt(whole.pow(2).mean(-1, keepdim=True) + eps)).to(x.dtype)
+        x = norm_rows(x, norm, plus_one, eps, None, num_threads)
     if gate is not None:
-        x = torch.nn.functional.silu(gate) * x
+        x = (torch.nn.functional.gelu(gate, approximate="tanh") if gelu else torch.nn.functional.silu(gate)) * x
     outputs = [torch.nn.functional.linear(x, weight, bias) for weight, bias in zip(packed, biases, strict=True)]
     return outputs if residual is None else [outputs[0] + residual]
+
+
+def norm_rows(x: Tensor, norm: Tensor, plus_one: bool, eps: float, residual: Tensor | None, num_threads: int) -> Tensor:
+    """Rows normed as ``packed_linears`` reads them, added to ``residual`` where there is one."""
+    whole = x.float()
+    scaled = whole * torch.rsqrt(whole.pow(2).mean(-1, keepdim=True) + eps)
+    normed = (scaled * (1 + norm.float())).to(x.dtype) if plus_one else norm * scaled.to(x.dtype)
+    return normed if residual is None else residual + normed
 
 
 def packed_best(
@@ -162,6 +171,7 @@ PORTABLE: dict[str, Callable[..., Any]] = {
         pack_linear,
         packed_linear,
         packed_linears,
+        norm_rows,
         packed_best,
         tree_attention,
         rows_attention,

@@ -4,10 +4,13 @@
 // others wait: in small models a fifth of the time. A program names what is read and written by numbers, so nothing but
 // the threads' meetings lies between its stages. Its operators take it as integers:
 //
-//   linears    0, input, gate, norm, residual, how many, then for each layer: packed, bias, outputs, format (-1: not quantised)
-//   attention  1, query, key, value, query norm, key norm, cos, sin, key cache, value cache, offsets, tree mask, window
+//   linears    0, input, gate, gelu, norm, plus one, residual, how many, then for each layer: packed, bias, outputs, format
+//              (-1: not quantised)
+//   attention  1, query, key, value, query norm, key norm, cos, sin, key cache, value cache, offsets, tree mask, window, plus one
+//   norm       2, input, norm, plus one, residual
 //
-// and of each stage three numbers: eps of a norm, scale and softcap. Tensors are numbered first, then what stages give, one
+// and of each stage three numbers: eps of a norm, scale and softcap. Of gates and norms `gelu` and `plus one` say which they
+// are, 0 or 1, as in Around. Tensors are numbered first, then what stages give, one
 // number a layer or attention; -1 is nothing. Queries are normed and turned where they lie, so nobody else may read them.
 #pragma once
 
@@ -16,6 +19,7 @@
 
 #include "attention_stage.h"
 #include "linear_stage.h"
+#include "norm_stage.h"
 #include "quantised_stage.h"
 
 namespace yggdrasil {
@@ -26,25 +30,30 @@ struct Program {
 };
 
 struct LinearsCode {
-  int64_t input, gate, norm, residual;
+  int64_t input, gate, gelu, norm, plus_one, residual;
   at::IntArrayRef layers;  // four numbers each
   double eps;
 };
 
 struct AttentionCode {
-  int64_t query, key, value, query_norm, key_norm, cos, sin, key_cache, value_cache, offsets, mask, window;
+  int64_t query, key, value, query_norm, key_norm, cos, sin, key_cache, value_cache, offsets, mask, window, plus_one;
   double eps, scale, softcap;
+};
+
+struct NormCode {
+  int64_t input, norm, plus_one, residual;
+  double eps;
 };
 
 // The tensor that the first stage reads, which says how many rows there are.
 inline size_t first_input(const Program& program) {
-  TORCH_CHECK(program.code.size() > 1 && program.code[0] == 0 && program.code[1] >= 0, "a program begins with linear layers over rows that are given");
+  TORCH_CHECK(program.code.size() > 1 && program.code[0] != 1 && program.code[1] >= 0, "a program begins with linear layers or a norm over rows that are given");
   return program.code[1];
 }
 
-// Calls linears(LinearsCode) or attention(AttentionCode) for each stage.
-template <typename Linears, typename Attention>
-void read_program(const Program& program, const Linears& linears, const Attention& attention) {
+// Calls linears(LinearsCode), attention(AttentionCode) or norm(NormCode) for each stage.
+template <typename Linears, typename Attention, typename Norm>
+void read_program(const Program& program, const Linears& linears, const Attention& attention, const Norm& norm) {
   size_t at = 0;
   const auto take = [&] {
     TORCH_CHECK(at < program.code.size(), "a program ends within a stage");
@@ -53,16 +62,20 @@ void read_program(const Program& program, const Linears& linears, const Attentio
   for (size_t stage = 0; at < program.code.size(); ++stage) {
     TORCH_CHECK(3 * stage + 2 < program.numbers.size(), "a program has three numbers a stage");
     const double* numbers = program.numbers.data() + 3 * stage;
-    if (take() == 0) {
-      LinearsCode code{take(), take(), take(), take(), {}, numbers[0]};
+    const int64_t kind = take();
+    if (kind == 0) {
+      LinearsCode code{take(), take(), take(), take(), take(), take(), {}, numbers[0]};
       const auto count = static_cast<size_t>(4 * take());
       TORCH_CHECK(at + count <= program.code.size(), "a program ends within a stage");
       code.layers = program.code.slice(at, count);
       at += count;
       linears(code);
-    } else {
-      attention(AttentionCode{take(), take(), take(), take(), take(), take(), take(), take(), take(), take(), take(), take(),
+    } else if (kind == 1) {
+      attention(AttentionCode{take(), take(), take(), take(), take(), take(), take(), take(), take(), take(), take(), take(), take(),
                               numbers[0], numbers[1], numbers[2]});
+    } else {
+      TORCH_CHECK(kind == 2, "a program has no stage of the kind ", kind);
+      norm(NormCode{take(), take(), take(), take(), numbers[0]});
     }
   }
 }
@@ -87,7 +100,8 @@ class ProgramRun {
         [&](const AttentionCode& code) {
           sizes_.push_back(size(code.query));
           ++attentions;
-        });
+        },
+        [&](const NormCode& code) { sizes_.push_back(size(code.input)); });
     for (size_t value = tensors.size(); value < sizes_.size(); ++value)
       places_.push_back(std::exchange(value_words_, value_words_ + (rows * sizes_[value] * static_cast<int64_t>(sizeof(T)) / 4 + 16) / 16 * 16));
     if (static_cast<int64_t>(seen().size()) < attentions) seen().resize(attentions);
@@ -103,7 +117,7 @@ class ProgramRun {
   // `given` are the values that are wanted, where they shall lie; others lie in memory that outlives the call.
   void run(const std::vector<const Tensor*>& tensors, const std::vector<std::pair<int64_t, void*>>& given, bool is_new_step) {
     uint32_t *memory = scratch_words<Scratch::rows>(stage_words_), *values = scratch_words<Scratch::values>(value_words_);
-    data_.clear(), biases_.clear(), packed_.clear(), quantised_.clear(), attentions_.clear();
+    data_.clear(), biases_.clear(), packed_.clear(), quantised_.clear(), attentions_.clear(), norms_.clear();
     for (const Tensor* tensor : tensors) data_.push_back(tensor ? tensor->const_data_ptr() : nullptr);
     for (const int64_t place : places_) data_.push_back(values + place);
     for (const auto& [value, place] : given) data_[value] = place;
@@ -113,8 +127,8 @@ class ProgramRun {
         program_,
         [&](const LinearsCode& code) {
           for (const int64_t read : {code.gate, code.norm}) TORCH_CHECK(read < 0 || size(read) == size(code.input), "a gate and a norm have the size of the input");
-          const InputRows<T> input{rows_at(code.input, tensors), rows_at(code.gate, tensors), norm_at(code.norm, tensors),
-                                   static_cast<float>(code.eps), rows_, size(code.input)};
+          const InputRows<T> input{rows_at(code.input, tensors), {rows_at(code.gate, tensors), code.gelu != 0}, norm_at(code.norm, code, tensors),
+                                   rows_, size(code.input)};
           const auto add_to = [&](auto& stage) {
             for (size_t i = 0; i < code.layers.size(); i += 4) {
               const Tensor& packed = tensor_at(code.layers[i], tensors);
@@ -140,11 +154,18 @@ class ProgramRun {
           const AttentionOf<T> of{nullptr, heads, 0, 0, keys.template const_data_ptr<T>(), cached.template const_data_ptr<T>(), keys.size(0),
                                   keys.size(1), d, code.scale, code.softcap};
           for (const int64_t norm : {code.query_norm, code.key_norm}) TORCH_CHECK(norm < 0 || size(norm) == d, "a norm of heads has their size");
-          const HeadTurn<T> turn{norm_at(code.query_norm, tensors), norm_at(code.key_norm, tensors), static_cast<float>(code.eps),
-                                 rows_at(code.cos, tensors), rows_at(code.sin, tensors)};
+          const HeadTurn<T> turn{norm_at(code.query_norm, code, tensors), norm_at(code.key_norm, code, tensors), rows_at(code.cos, tensors),
+                                 rows_at(code.sin, tensors)};
           auto& stage = attentions_.emplace_back(of, sees, rows_, const_cast<T*>(rows_at(code.query, tensors)), rows_at(code.key, tensors),
                                                  rows_at(code.value, tensors), turn, static_cast<T*>(const_cast<void*>(data_[value++])), num_threads_);
           stage.share_out(stages, num_threads_);
+        },
+        [&](const NormCode& code) {
+          for (const int64_t read : {code.norm, code.residual}) TORCH_CHECK(read < 0 || size(read) == size(code.input), "a norm and a residual have the size of the input");
+          TORCH_CHECK(code.norm >= 0, "a norm has a weight");
+          const InputRows<T> input{rows_at(code.input, tensors), {}, norm_at(code.norm, code, tensors), rows_, size(code.input)};
+          const auto& stage = norms_.emplace_back(input, rows_at(code.residual, tensors), static_cast<T*>(const_cast<void*>(data_[value++])));
+          stage.share_out(stages, num_threads_, stages.is_empty());
         });
     stages.run(num_threads_);
   }
@@ -170,11 +191,12 @@ class ProgramRun {
     return static_cast<const T*>(data_.at(value));
   }
 
-  const T* norm_at(int64_t value, const std::vector<const Tensor*>& tensors) const {
-    if (value < 0) return nullptr;
+  template <typename Code>
+  NormOf<T> norm_at(int64_t value, const Code& code, const std::vector<const Tensor*>& tensors) const {
+    if (value < 0) return {};
     const Tensor& norm = tensor_at(value, tensors);
     TORCH_CHECK(norm.scalar_type() == c10::CppTypeToScalarType<T>::value && norm.is_contiguous(), "a norm has the dtype of the rows");
-    return norm.template const_data_ptr<T>();
+    return {norm.template const_data_ptr<T>(), code.plus_one != 0, static_cast<float>(code.eps)};
   }
 
   const float* bias_at(int64_t value, const std::vector<const Tensor*>& tensors) {
@@ -191,6 +213,7 @@ class ProgramRun {
   std::deque<PackedStage<T>> packed_;
   std::deque<QuantisedStage<T>> quantised_;
   std::deque<AttentionStage<T>> attentions_;
+  std::deque<NormStage<T>> norms_;
 };
 
 }  // namespace yggdrasil

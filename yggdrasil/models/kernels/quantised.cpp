@@ -24,12 +24,12 @@ AOTITorchError aoti_torch_cpu_quantised_best(AtenTensorHandle input, AtenTensorH
   });
 }
 
-AOTITorchError aoti_torch_cpu_quantised_linears(AtenTensorHandle input, AtenTensorHandle* gate, AtenTensorHandle* norm, double eps,
-                                                AtenTensorHandle* residual, const AtenTensorHandle* packed, int64_t num_packed,
+AOTITorchError aoti_torch_cpu_quantised_linears(AtenTensorHandle input, AtenTensorHandle* gate, bool gelu, AtenTensorHandle* norm,
+                                                bool plus_one, double eps, AtenTensorHandle* residual, const AtenTensorHandle* packed, int64_t num_packed,
                                                 const AtenTensorHandle** biases, int64_t num_biases, const int64_t* out_features,
                                                 int64_t num_out_features, const int64_t* formats, int64_t num_formats, int64_t num_threads, ...) {
   AOTI_TORCH_CONVERT_EXCEPTION_TO_ERROR_CODE({
-    auto results = quantised_around(tensor_of(input), around_of(gate, norm, eps, residual), tensors_of(packed, num_packed), optional_tensors_of(biases, num_biases),
+    auto results = quantised_around(tensor_of(input), around_of(gate, gelu, norm, plus_one, eps, residual), tensors_of(packed, num_packed), optional_tensors_of(biases, num_biases),
                                      at::IntArrayRef(out_features, num_out_features), at::IntArrayRef(formats, num_formats), num_threads);
     va_list targets;
     va_start(targets, num_threads);

@@ -37,11 +37,11 @@ inline std::vector<Tensor> quantised_around(const Tensor& input, const Around& a
   return run_linears<QuantisedStage>(input, around, packed, biases, out_features, formats, num_threads);
 }
 
-inline std::vector<Tensor> quantised_linears(const Tensor& input, const std::optional<Tensor>& gate, const std::optional<Tensor>& norm,
-                                             double eps, const std::optional<Tensor>& residual, at::TensorList packed,
+inline std::vector<Tensor> quantised_linears(const Tensor& input, const std::optional<Tensor>& gate, bool gelu, const std::optional<Tensor>& norm,
+                                             bool plus_one, double eps, const std::optional<Tensor>& residual, at::TensorList packed,
                                              const c10::List<std::optional<Tensor>>& biases, at::IntArrayRef out_features,
                                              at::IntArrayRef formats, int64_t num_threads) {
-  return quantised_around(input, {gate, norm, eps, residual}, packed, biases, out_features, formats, num_threads);
+  return quantised_around(input, {gate, gelu, norm, plus_one, eps, residual}, packed, biases, out_features, formats, num_threads);
 }
 
 // The greatest output of each row, and its place.

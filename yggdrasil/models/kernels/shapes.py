@@ -18,8 +18,9 @@ def quantised_linear(
 
 
 def quantised_linears(  # noqa: PLR0913
-    x: Tensor, gate: Tensor | None, norm: Tensor | None, eps: float, residual: Tensor | None, packed: list[Tensor],
-    biases: list[Tensor | None], out_features: list[int], formats: list[int], num_threads: int,
+    x: Tensor, gate: Tensor | None, gelu: bool, norm: Tensor | None, plus_one: bool, eps: float,
+    residual: Tensor | None, packed: list[Tensor], biases: list[Tensor | None], out_features: list[int],
+    formats: list[int], num_threads: int,
 ) -> list[Tensor]:  # fmt: skip
     return [x.new_empty((*x.shape[:-1], size)) for size in out_features]
 
@@ -29,10 +30,15 @@ def quantised_rows(ids: Tensor, packed: Tensor, form: int, inputs: int, num_rows
 
 
 def packed_linears(  # noqa: PLR0913
-    x: Tensor, gate: Tensor | None, norm: Tensor | None, eps: float, residual: Tensor | None, packed: list[Tensor],
-    biases: list[Tensor | None], out_features: list[int], num_threads: int,
+    x: Tensor, gate: Tensor | None, gelu: bool, norm: Tensor | None, plus_one: bool, eps: float,
+    residual: Tensor | None, packed: list[Tensor], biases: list[Tensor | None], out_features: list[int],
+    num_threads: int,
 ) -> list[Tensor]:  # fmt: skip
     return [x.new_empty((*x.shape[:-1], size)) for size in out_features]
+
+
+def norm_rows(x: Tensor, norm: Tensor, plus_one: bool, eps: float, residual: Tensor | None, num_threads: int) -> Tensor:
+    return x.new_empty(x.shape)
 
 
 def best_tokens(logits: Tensor, num_threads: int) -> tuple[Tensor, Tensor]:
@@ -98,6 +104,7 @@ SHAPES: dict[str, Callable[..., Any]] = {
         quantised_linears,
         quantised_rows,
         packed_linears,
+        norm_rows,
         packed_best,
         quantised_best,
         best_tokens,

@@ -33,8 +33,8 @@ inline c10::List<std::optional<Tensor>> optional_tensors_of(const AtenTensorHand
   return tensors;
 }
 
-inline Around around_of(AtenTensorHandle* gate, AtenTensorHandle* norm, double eps, AtenTensorHandle* residual) {
-  return {pointer_to_optional<Tensor>(gate), pointer_to_optional<Tensor>(norm), eps, pointer_to_optional<Tensor>(residual)};
+inline Around around_of(AtenTensorHandle* gate, bool gelu, AtenTensorHandle* norm, bool plus_one, double eps, AtenTensorHandle* residual) {
+  return {pointer_to_optional<Tensor>(gate), gelu, pointer_to_optional<Tensor>(norm), plus_one, eps, pointer_to_optional<Tensor>(residual)};
 }
 
 inline void give_both(std::tuple<Tensor, Tensor>&& results, AtenTensorHandle* first, AtenTensorHandle* second) {
@@ -52,9 +52,10 @@ inline void give_all(std::vector<Tensor>&& results, va_list targets) {
 // clang-format off
 extern "C" {
 AOTITorchError aoti_torch_cpu_packed_linear(AtenTensorHandle input, AtenTensorHandle packed, AtenTensorHandle* bias, int64_t out_features, int64_t num_threads, AtenTensorHandle* result);
-AOTITorchError aoti_torch_cpu_packed_linears(AtenTensorHandle input, AtenTensorHandle* gate, AtenTensorHandle* norm, double eps, AtenTensorHandle* residual, const AtenTensorHandle* packed, int64_t num_packed, const AtenTensorHandle** biases, int64_t num_biases, const int64_t* out_features, int64_t num_out_features, int64_t num_threads, ...);
+AOTITorchError aoti_torch_cpu_packed_linears(AtenTensorHandle input, AtenTensorHandle* gate, bool gelu, AtenTensorHandle* norm, bool plus_one, double eps, AtenTensorHandle* residual, const AtenTensorHandle* packed, int64_t num_packed, const AtenTensorHandle** biases, int64_t num_biases, const int64_t* out_features, int64_t num_out_features, int64_t num_threads, ...);
 AOTITorchError aoti_torch_cpu_quantised_linear(AtenTensorHandle input, AtenTensorHandle packed, AtenTensorHandle* bias, int64_t out_features, int64_t format, int64_t num_threads, AtenTensorHandle* result);
-AOTITorchError aoti_torch_cpu_quantised_linears(AtenTensorHandle input, AtenTensorHandle* gate, AtenTensorHandle* norm, double eps, AtenTensorHandle* residual, const AtenTensorHandle* packed, int64_t num_packed, const AtenTensorHandle** biases, int64_t num_biases, const int64_t* out_features, int64_t num_out_features, const int64_t* formats, int64_t num_formats, int64_t num_threads, ...);
+AOTITorchError aoti_torch_cpu_quantised_linears(AtenTensorHandle input, AtenTensorHandle* gate, bool gelu, AtenTensorHandle* norm, bool plus_one, double eps, AtenTensorHandle* residual, const AtenTensorHandle* packed, int64_t num_packed, const AtenTensorHandle** biases, int64_t num_biases, const int64_t* out_features, int64_t num_out_features, const int64_t* formats, int64_t num_formats, int64_t num_threads, ...);
+AOTITorchError aoti_torch_cpu_norm_rows(AtenTensorHandle input, AtenTensorHandle norm, bool plus_one, double eps, AtenTensorHandle* residual, int64_t num_threads, AtenTensorHandle* result);
 AOTITorchError aoti_torch_cpu_run_program(const AtenTensorHandle* tensors, int64_t num_tensors, const int64_t* code, int64_t num_code, const double* numbers, int64_t num_numbers, const int64_t* results, int64_t num_results, int64_t num_threads, ...);
 AOTITorchError aoti_torch_cpu_packed_best(AtenTensorHandle input, AtenTensorHandle packed, AtenTensorHandle* bias, int64_t out_features, int64_t num_threads, AtenTensorHandle* best, AtenTensorHandle* place);
 AOTITorchError aoti_torch_cpu_quantised_best(AtenTensorHandle input, AtenTensorHandle packed, AtenTensorHandle* bias, int64_t out_features, int64_t format, int64_t num_threads, AtenTensorHandle* best, AtenTensorHandle* place);
