@@ -380,6 +380,35 @@ def packed_rows(name, num_outputs, num_inputs=64):
     return QuantisedRows(form, torch.from_numpy(quants.quantize(weight, form))).pack(Arena())
 
 
+class Interrupted(GemmaLayer):
+    """What no program takes together: something else is done between a norm, a gate and a norm behind."""
+
+    def forward(self, x):
+        up = self.up(self.norm(x))
+        down = self.down(nn.functional.gelu(-up, approximate="tanh") * (up + 1))
+        return -down + self.norm(down)
+
+
+@pytest.mark.compiled
+@pytest.mark.skipif(not kernels.is_native(), reason="no C++ compiler on this machine")
+@pytest.mark.parametrize("kind", ["bfloat16", "q4_0"])
+def test_norms_and_gates_as_gemma_has_them_are_compiled(tmp_path, monkeypatch, kind):
+    monkeypatch.setenv("YGGDRASIL_CACHE", str(tmp_path))
+    layer, x = (
+        Interrupted(*LINEARS[kind]),
+        torch.randn(1, 3, SIZE, generator=torch.Generator().manual_seed(1)).bfloat16(),
+    )
+    exported = torch.export.export(layer, (x,), strict=False)
+    drop_assertions(exported)
+    assert fuse_linears(exported) == 3
+    tensors = dict(layer.named_buffers())
+    inputs = [list(tensors.values()), [torch.zeros(1)], x]
+
+    (given,) = build_step(OverTensors(layer, list(tensors)), inputs, StepKey("layer", 3, "", ""), "inductor")()
+
+    assert torch.equal(given, exported.module()(x))
+
+
 @pytest.mark.compiled
 @pytest.mark.skipif(not kernels.is_native(), reason="no C++ compiler on this machine")
 def test_quantised_layers_of_one_input_are_fused_and_compiled(tmp_path, monkeypatch):

@@ -15,6 +15,8 @@
 #pragma once
 
 #include <deque>
+#include <map>
+#include <utility>
 #include <vector>
 
 #include "attention_stage.h"
@@ -89,6 +91,9 @@ class ProgramRun {
       : program_(program), rows_(rows), num_threads_(num_threads) {
     for (const Tensor* tensor : tensors) sizes_.push_back(tensor && tensor->dim() > 0 ? tensor->size(-1) : 0);
     int64_t attentions = 0;
+    std::vector<std::vector<int64_t>> reads;  // of each stage
+    std::vector<size_t> ends;                 // values that are there behind it
+    const auto end_stage = [&](std::vector<int64_t>&& read) { reads.push_back(std::move(read)), ends.push_back(sizes_.size()); };
     read_program(
         program,
         [&](const LinearsCode& code) {
@@ -96,14 +101,18 @@ class ProgramRun {
           const bool is_quantised = code.layers[3] >= 0;
           stage_words_ = std::max(stage_words_, is_quantised ? QuantisedStage<T>::words(rows, inputs) : PackedStage<T>::words(rows, inputs));
           for (size_t i = 0; i < code.layers.size(); i += 4) sizes_.push_back(code.layers[i + 2]);
+          end_stage({code.input, code.gate, code.residual});
         },
         [&](const AttentionCode& code) {
           sizes_.push_back(size(code.query));
+          end_stage({code.query, code.key, code.value});
           ++attentions;
         },
-        [&](const NormCode& code) { sizes_.push_back(size(code.input)); });
-    for (size_t value = tensors.size(); value < sizes_.size(); ++value)
-      places_.push_back(std::exchange(value_words_, value_words_ + (rows * sizes_[value] * static_cast<int64_t>(sizeof(T)) / 4 + 16) / 16 * 16));
+        [&](const NormCode& code) {
+          sizes_.push_back(size(code.input));
+          end_stage({code.input, code.residual});
+        });
+    place_values(tensors.size(), reads, ends);
     if (static_cast<int64_t>(seen().size()) < attentions) seen().resize(attentions);
   }
 
@@ -171,6 +180,30 @@ class ProgramRun {
   }
 
  private:
+  // Lays out what stages give; where nobody reads a value any more, the next of its size lies: a program of several layers
+  // takes the memory of one.
+  void place_values(size_t num_tensors, const std::vector<std::vector<int64_t>>& reads, const std::vector<size_t>& ends) {
+    std::vector<size_t> last(sizes_.size(), 0);  // the stage behind which a value may go
+    for (size_t stage = 0, value = num_tensors; stage < ends.size(); ++stage) {
+      for (; value < ends[stage]; ++value) last[value] = stage;
+      for (const int64_t read : reads[stage])
+        if (read >= 0 && read < static_cast<int64_t>(value)) last[read] = stage;
+    }
+    std::multimap<int64_t, int64_t> free;  // places by their words
+    for (size_t stage = 0, value = num_tensors; stage < ends.size(); ++stage) {
+      for (; value < ends[stage]; ++value) {
+        const int64_t words = words_of(value);
+        const auto found = free.find(words);
+        places_.push_back(found == free.end() ? std::exchange(value_words_, value_words_ + words) : found->second);
+        if (found != free.end()) free.erase(found);
+      }
+      for (size_t gone = num_tensors; gone < value; ++gone)
+        if (last[gone] == stage) free.emplace(words_of(gone), places_[gone - num_tensors]);
+    }
+  }
+
+  int64_t words_of(size_t value) const { return (rows_ * sizes_[value] * static_cast<int64_t>(sizeof(T)) / 4 + 16) / 16 * 16; }
+
   static std::vector<SeenKeys>& seen() {
     static thread_local std::vector<SeenKeys> kept;
     return kept;
