@@ -207,7 +207,9 @@ def test_keys_that_are_turned_otherwise_than_queries_stay_a_graph():
 def test_heads_that_are_normed_otherwise_than_keys_stay_a_graph():
     *_, found = graph_of(new_model("gemma3", torch.bfloat16), "gemma3", TREES["tree"])
     assert lower_unit(found) is not None
-    more = [node for node in found.units[-1] if node.args[1:] == (1.0,)]  # one and the weight, of queries and of keys
+    adding = [node for node in found.units[-1] if node.target is torch.ops.aten.add.Tensor]
+    more = [node for node in adding if node.args[1:] == (1.0,)]  # one and the weight, of queries and of keys
+    assert len(more) == 2
     more[0].args = (more[0].args[0], 2.0)
 
     assert lower_unit(found) is None
