@@ -174,6 +174,16 @@ def test_layers_that_alternate_are_a_program_of_several_and_others_behind_it_a_g
         torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("family", LOWERED)
+def test_chains_of_layers_that_no_program_has_read_each_other(family):
+    exported, inputs, _ = graph_of(new_model(family, torch.bfloat16), family, TREES["tree"])
+    by_graph = run(exported, inputs)
+
+    assert chain_linears(exported) == LAYERS
+
+    assert all(map(torch.equal, run(exported, inputs), by_graph))
+
+
 @pytest.mark.parametrize("family", sorted(set(FAMILIES) - set(LOWERED)))
 def test_layers_that_do_something_else_stay_graphs(family):
     *_, found = graph_of(new_model(family, torch.bfloat16), family, TREES["tree"])

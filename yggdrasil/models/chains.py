@@ -27,17 +27,18 @@ def chain_linears(exported: ExportedProgram) -> int:
     graph = exported.graph_module.graph
     places = {node: place for place, node in enumerate(graph.nodes)}
     stages = [_Stage(node, outputs) for node in graph.nodes if (outputs := outputs_of(node)) is not None]
-    count = 0
+    chains = []
     while stages:
         chain = _chain_from(stages, places)
         stages = [stage for stage in stages if stage not in chain]
         if len(chain) > 1:
-            _replace(graph, chain)
-            count += 1
+            chains.append(chain)
+    for chain in chains:  # when all are found: what reads another chain has no place any more behind this
+        _replace(graph, chain)
     graph.eliminate_dead_code()
     graph.lint()
     exported.graph_module.recompile()
-    return count
+    return len(chains)
 
 
 def _chain_from(stages: Sequence[_Stage], places: dict[Node, int]) -> list[_Stage]:
