@@ -23,7 +23,7 @@ from yggdrasil.acceptance.sampling import Constraint, SamplingParams
 from yggdrasil.artifacts import write_atomic
 from yggdrasil.bench.record import provenance
 from yggdrasil.bench.spread import describe, spread
-from yggdrasil.cli import run_script
+from yggdrasil.cli import checks, run_script
 from yggdrasil.engine.decoder import Decoder, Generation
 from yggdrasil.predictor.repeats import foretold
 from yggdrasil.prompts import encode_prompt, read_prompt_sets
@@ -69,7 +69,10 @@ def main(
     max_prompt_tokens: Annotated[int, typer.Option(help="Keep only the last so many tokens of a prompt.")] = 128,
     temperature: Annotated[float, typer.Option(help="0: the best token always; else drawn by a seed.")] = 0.0,
     force_machine: Annotated[bool, typer.Option("--force-machine", help="Use another machine's plan.")] = False,
-    out: Annotated[Path | None, typer.Option("--json", help="Write every sample and the summary here.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--json", callback=checks.output_file, help="Write every sample and the summary here."),
+    ] = None,
 ) -> None:
     """Print how many texts are valid and equal, and the ratio of times."""
     warnings.simplefilter("ignore", UserWarning)  # the plan was calibrated at temperature 0

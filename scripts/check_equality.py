@@ -28,7 +28,7 @@ from yggdrasil.acceptance.speculation import DEFAULT, OFF, Speculation
 from yggdrasil.artifacts import write_atomic
 from yggdrasil.bench.divergence import first_divergence
 from yggdrasil.bench.record import provenance
-from yggdrasil.cli import run_script
+from yggdrasil.cli import checks, run_script
 from yggdrasil.engine.decoder import Decoder
 from yggdrasil.engine.policy import FixedPolicy, FreeTreePolicy, Policy
 from yggdrasil.errors import YggdrasilError
@@ -68,7 +68,9 @@ def main(  # noqa: PLR0913 - one argument for each option
         bool, typer.Option("--as-planned", help="The plan's own weights and arithmetic against plain decoding.")
     ] = False,
     force_machine: Annotated[bool, typer.Option("--force-machine", help="Use another machine's plan.")] = False,
-    out: Annotated[Path | None, typer.Option("--json", help="Write the counts here.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--json", callback=checks.output_file, help="Write the counts here.")
+    ] = None,
 ) -> None:
     """Print, for each setting and way of drafting, how many prompts match."""
     warnings.simplefilter("ignore", UserWarning)  # the plan was calibrated at temperature 0

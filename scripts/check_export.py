@@ -26,7 +26,7 @@ from rich.console import Console
 from yggdrasil.artifacts import current_machine, resolve_plan
 from yggdrasil.bench.store import SampleFile, measure
 from yggdrasil.bench.systems import Sample, System, summarise_systems
-from yggdrasil.cli import run_script
+from yggdrasil.cli import checks, run_script
 from yggdrasil.cli.progress import PhaseProgress
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.export.exporting import Exported, Request, export
@@ -62,7 +62,10 @@ def main(
     llama_cpp: Annotated[Path, typer.Option(help="Work folder; llama.cpp is built there once.")],
     limit: Annotated[int, typer.Option(min=1, help="Prompts measured of each set.")] = 20,
     tokens: Annotated[int, typer.Option(min=16, help="Tokens of each answer.")] = 96,
-    out: Annotated[Path | None, typer.Option("--json", help="Samples, a file a set; resumed if there.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--json", callback=checks.output_file, help="Samples, a file a set; resumed if there."),
+    ] = None,
 ) -> None:
     """Print one line a set, and fail where a chosen setting is more than 3 % slower than the grid's best."""
     found = Plan.load(resolve_plan(plan, current_machine()))

@@ -23,7 +23,7 @@ from rich.table import Table
 
 from yggdrasil.artifacts import current_machine, resolve_plan, write_atomic
 from yggdrasil.bench.spread import describe, spread
-from yggdrasil.cli import run_script
+from yggdrasil.cli import checks, run_script
 from yggdrasil.cli.progress import wide_console
 from yggdrasil.engine.decoder import Decoder, Generation
 from yggdrasil.engine.planned import planned_policy
@@ -47,7 +47,9 @@ def main(
     budget: Annotated[bool, typer.Option(help="Keep the budget of losses, or let the objective decide alone.")] = True,
     rounds: Annotated[int, typer.Option(min=1, help="Times every prompt is decoded.")] = 3,
     max_prompt_tokens: Annotated[int, typer.Option(help="Keep only the last so many tokens of a prompt.")] = 256,
-    out: Annotated[Path | None, typer.Option("--json", help="Write every sample here.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--json", callback=checks.output_file, help="Write every sample here.")
+    ] = None,
 ) -> None:
     """Print tokens a second of latency over AAL for each prompt file."""
     sets = sets_by_name(files)

@@ -31,7 +31,7 @@ from yggdrasil.bench.record import provenance, public_source
 from yggdrasil.bench.spread import spread
 from yggdrasil.calibration.pair import build_assembly
 from yggdrasil.calibration.settings import PairSource
-from yggdrasil.cli import run_script
+from yggdrasil.cli import checks, run_script
 from yggdrasil.cli.checks import parse_widths
 from yggdrasil.cli.progress import PhaseProgress, show_table
 from yggdrasil.drafters.options import CountsOptions
@@ -86,7 +86,10 @@ def main(  # noqa: PLR0913 - one argument for each option
     prompts: Annotated[Path | None, typer.Option(help="JSON lines: continue some as chats on both sides.")] = None,
     limit: Annotated[int, typer.Option(help="Use at most so many prompts.")] = 12,
     max_new_tokens: Annotated[int, typer.Option(help="Tokens to generate on each.")] = 64,
-    out: Annotated[Path | None, typer.Option("--json", help="Write the result here, after every file.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--json", callback=checks.output_file, help="Write the result here, after every file."),
+    ] = None,
 ) -> None:
     """Print one row a file, context and width: both sides' medians, and the share of the machine's limits."""
     chosen = formats.split(",")

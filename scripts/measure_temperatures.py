@@ -25,7 +25,7 @@ from yggdrasil.acceptance.sampling import SamplingParams
 from yggdrasil.artifacts import write_atomic
 from yggdrasil.bench.guard import nothing_built
 from yggdrasil.bench.record import pair_settings, provenance
-from yggdrasil.cli import run_script
+from yggdrasil.cli import checks, run_script
 from yggdrasil.cli.progress import wide_console
 from yggdrasil.engine.decoder import Decoder
 from yggdrasil.errors import YggdrasilError
@@ -51,7 +51,9 @@ def main(  # noqa: PLR0913 - one argument for each option
     max_new_tokens: Annotated[int, typer.Option(min=3, help="Tokens on each prompt.")] = 400,
     max_prompt_tokens: Annotated[int, typer.Option(min=1, help="Keep only the last so many tokens of a prompt.")] = 256,
     chat: Annotated[bool, typer.Option("--chat", help="Wrap plain prompts as a user's turn.")] = False,
-    out: Annotated[Path | None, typer.Option("--json", help="Write every sample here.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--json", callback=checks.output_file, help="Write every sample here.")
+    ] = None,
 ) -> None:
     """Print the plan's time over plain decoding's for each temperature and prompt file."""
     if from_token >= max_new_tokens:

@@ -26,6 +26,7 @@ from rich.console import Console
 
 from yggdrasil.artifacts import write_atomic
 from yggdrasil.bench.record import provenance, public_source
+from yggdrasil.cli import checks
 from yggdrasil.cli.guard import run_guarded
 from yggdrasil.engine.decoder import Decoder, Generation
 from yggdrasil.errors import YggdrasilError
@@ -37,7 +38,7 @@ ROOM = 200  # for the template, two answers and the second question
 QUESTION = "Why is the sky blue?"
 console = Console(stderr=True)
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, help=__doc__)
-Out = Annotated[Path | None, typer.Option("--json", help="Write the result here.")]
+Out = Annotated[Path | None, typer.Option("--json", callback=checks.output_file, help="Write the result here.")]
 
 
 @app.command()
