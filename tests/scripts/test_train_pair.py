@@ -6,6 +6,7 @@ import re
 import sys
 from functools import partial
 from itertools import count
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -28,8 +29,8 @@ def script(monkeypatch):
     script = importlib.import_module("train_pair")
     monkeypatch.setattr(script, "Recipe", partial(script.Recipe, **TINY))
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
-    ticks = count()
-    monkeypatch.setattr(script.time, "monotonic", lambda: float(next(ticks)))
+    ticks = count()  # drawn by the script alone: other threads of the process read the true clock
+    monkeypatch.setattr(script, "time", SimpleNamespace(monotonic=lambda: float(next(ticks))))
     return script
 
 
