@@ -77,7 +77,7 @@ def test_an_interruption_reaches_the_fork_which_puts_its_things_in_order(tmp_pat
             sleep(0.01)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("builtins.open", interrupted)
+    monkeypatch.setattr(fork, "open", interrupted, raising=False)  # no other thread's
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as a shell starts what runs in the background
     try:
         with pytest.raises(KeyboardInterrupt):

@@ -1,6 +1,6 @@
 """A hub id is looked for in the local cache first; where the hub cannot be asked, that is said at once."""
 
-import time
+import socket
 
 import huggingface_hub
 import pytest
@@ -43,15 +43,23 @@ def test_offline_a_missing_id_is_one_sentence(tmp_path, monkeypatch, files):
 
 
 def test_an_unreachable_hub_is_said_without_retries(tmp_path, monkeypatch):
+    """Its own client, which would try again for a minute, is asked for the cache alone."""
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")  # nothing listens there
-    tries = []
-    monkeypatch.setattr(time, "sleep", tries.append)
+    monkeypatch.delenv("TRANSFORMERS_OFFLINE", raising=False)
+    asked, fetch = [], huggingface_hub.snapshot_download
 
-    with pytest.raises(YggdrasilError, match="which cannot be reached from here; give the path of a model"):
-        Source.find("owner/name")
-    assert tries == []
+    def noted(name, **options):
+        asked.append(options.get("local_files_only", False))
+        return fetch(name, **options)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", noted)
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))  # nobody listens there, and nobody else can
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        with pytest.raises(YggdrasilError, match="which cannot be reached from here; give the path of a model"):
+            Source.find("owner/name")
+    assert asked == [True]
 
 
 class LostConnection(Exception):
