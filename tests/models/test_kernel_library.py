@@ -67,13 +67,13 @@ def test_of_two_first_starts_one_compiles_and_each_opens_one_library(opened, mon
         if not first:
             first.append(commands)
             second.start()
-            waits.wait(20)
+            assert waits.wait(60)
         compiles(commands)
 
     monkeypatch.setattr(build, "_run_all", compile_late)
-    monkeypatch.setattr(build, "tell", lambda sentence: waits.set(), raising=False)
+    monkeypatch.setattr(build, "tell", lambda sentence: waits.set())
     assert build.load_native()
-    second.join(20)
+    second.join()
 
     assert capsys.readouterr().err.count("compiling the CPU kernels") == 1
     assert len(opened) == len({thread for thread, _ in opened}) == 2
@@ -82,7 +82,7 @@ def test_of_two_first_starts_one_compiles_and_each_opens_one_library(opened, mon
 def test_a_library_that_is_there_needs_no_lock(opened, monkeypatch):
     """The cache may be one that cannot be written."""
     assert build.load_native()
-    monkeypatch.setattr(build, "locked", lambda *_, **__: pytest.fail("the lock was taken"), raising=False)
+    monkeypatch.setattr(build, "locked", lambda *_, **__: pytest.fail("the lock was taken"))
     opened.clear()
 
     assert build.load_native()

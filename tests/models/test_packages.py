@@ -112,20 +112,21 @@ def test_an_unusable_temporary_folder_is_named_and_packages_stay(package, tmp_pa
     monkeypatch.setenv("TMPDIR", str(temporary))
     if reason == "mounted noexec":
         temporary.mkdir()
-        monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_flag=os.ST_NOEXEC))
+        mounted, statvfs = SimpleNamespace(f_flag=os.ST_NOEXEC), os.statvfs
+        monkeypatch.setattr(os, "statvfs", lambda path: mounted if path == temporary else statvfs(path))
 
     with pytest.raises(YggdrasilError, match=rf"cannot be unpacked in .* {temporary} \({reason}\); .* TMPDIR"):
         open_package(path)
     assert is_whole(path)
 
 
-def test_what_another_compiles_meanwhile_is_not_compiled_again(package, tmp_path, monkeypatch, capsys):
+def test_what_another_compiles_meanwhile_is_not_compiled_again(package, tmp_path, monkeypatch):
     """Nor at the same time: its files are the same ones."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
-    path, turns, began = package.with_name("other.pt2"), [], threading.Event()
+    path, turns, told, waits = package.with_name("other.pt2"), [], [], threading.Event()
+    monkeypatch.setattr(packages, "tell", lambda sentence: (told.append(sentence), waits.set()))
 
     def compile_too():
-        began.set()
         with compiling(path) as is_missing:
             turns.append(is_missing)
 
@@ -133,16 +134,15 @@ def test_what_another_compiles_meanwhile_is_not_compiled_again(package, tmp_path
     with compiling(path) as is_missing:
         turns.append(is_missing)
         other.start()
-        began.wait()
-        other.join(timeout=0.5)
-        assert other.is_alive()
+        assert waits.wait(60)
         assert turns == [True]
         with new_package(path) as place:
             place.write_bytes(b"other")
     other.join()
 
     assert turns == [True, False]
-    assert "waiting for its end" in capsys.readouterr().err
+    assert len(told) == 1
+    assert "waiting for its end" in told[0]
 
 
 def test_what_is_missing_is_compiled_in_its_turn_and_what_is_there_is_not(package, monkeypatch):
