@@ -4,9 +4,11 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from yggdrasil.artifacts import leftovers
 from yggdrasil.artifacts.atomic import atomic_directory, write_atomic
 from yggdrasil.artifacts.leftovers import in_use, remove_leftovers, temporary_folder
 
@@ -110,10 +112,16 @@ def test_a_folder_is_gone_after_its_block_and_leftovers_when_one_begins(tmp_path
     assert temporary(tmp_path) == []
 
 
-def test_what_was_made_this_moment_is_left_alone(tmp_path: Path) -> None:
+def test_what_was_made_this_moment_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its process may not have locked it yet."""
-    (tmp_path / ".x.tmp").touch()
+    newborn = tmp_path / ".x.tmp"
+    newborn.touch()
+    now = [newborn.stat().st_mtime + 0.9]
+    monkeypatch.setattr(leftovers, "time", SimpleNamespace(time=lambda: now[0]))
     remove_leftovers(tmp_path)
-    assert len(temporary(tmp_path)) == 1
+    assert newborn.exists()
+    now[0] += 0.2
+    remove_leftovers(tmp_path)
+    assert not newborn.exists()
     with in_use(tmp_path / "none"):  # a file system without locks is no fault
         pass
