@@ -96,11 +96,11 @@ def serving(opening, settings=ServerSettings()):  # noqa: B008  (frozen)
     with httpx2.Client(base_url=url, timeout=60) as client:
         yield Running(url, worker, client, server)
     server.should_exit = True
-    thread.join(20)
+    thread.join(60)
     assert not thread.is_alive()
 
 
-def wait_until(condition, seconds=20.0):
+def wait_until(condition, seconds=60.0):
     """Let other threads go on until something holds."""
     ticks = threading.Event()
     for _ in range(int(seconds / 0.01)):

@@ -2,7 +2,6 @@
 
 import json
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -17,36 +16,53 @@ from bundled_server import wait_until
 
 from yggdrasil.serving.running import _Server
 
-# The bundled pair, but slow: an iteration waits a moment, so that a signal comes in the middle of an answer.
+# The bundled pair, held in an iteration until it is let go, or told to give up: a signal finds it amid an answer.
 PROGRAM = """
-import sys, time
+import os, sys
+from threading import Event, Thread
 sys.path[:0] = {paths!r}
 from bundled_server import open_pair
 from yggdrasil.serving.running import run_server
 from yggdrasil.serving.settings import Limits, ServerSettings
+from yggdrasil.serving.worker import Worker
+
+goes_on, give_up = Event(), Worker.give_up
+Worker.give_up = lambda worker: give_up(worker) or goes_on.set()
+Thread(target=lambda: os.read(0, 1) and goes_on.set(), daemon=True).start()
 
 def opening():
     decoder = open_pair()
     target = decoder.assembly.engine.target
     verify = target.verify
-    target.verify = lambda width: time.sleep(0.1) or verify(width)
+    target.verify = lambda width: goes_on.wait() and verify(width)
     return decoder
 
-run_server(opening, ServerSettings(limits=Limits(drain_seconds={limit})), "tiny", "127.0.0.1", {port})
+settings = ServerSettings(limits=Limits(drain_seconds={limit}))
+run_server(opening, settings, "tiny", "127.0.0.1", 0, lambda url: print(url, flush=True))
 """
 CHAT = [{"role": "user", "content": "Count"}]
 
 
 def start(limit):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     folder = Path(__file__).parent
-    program = PROGRAM.format(paths=[str(folder), str(folder.parents[1])], limit=limit, port=port)
-    process = subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True)
-    client = httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=60)
-    wait_until(lambda: is_up(client), 60)
+    process, url = begun(PROGRAM.format(paths=[str(folder), str(folder.parents[1])], limit=limit))
+    client = httpx2.Client(base_url=url, timeout=60)
+    wait_until(lambda: is_up(client))
     return process, client
+
+
+def begun(program):
+    """A process, and the address that it says: the system chose its port, so no other has it."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    return process, process.stdout.readline().strip()
+
+
+def let_go(process):
+    process.stdin.write("x")
+    process.stdin.flush()
 
 
 def is_up(client):
@@ -72,11 +88,13 @@ def test_sigterm_lets_an_answer_end_within_the_limit(limit, tokens, signals):
         second.start()
         wait_until(lambda: "yggdrasil_queue_depth 1.0" in client.get("/metrics").text)
         process.send_signal(signal.SIGTERM)
-        second.join(20)
+        second.join(60)
         assert waiting["status"] == 503
         assert "shutting down" in waiting["error"]["message"]
         if signals == 2:
             process.send_signal(signal.SIGINT)
+        if tokens == 60:
+            let_go(process)
         data = [line[6:] for line in lines if line.startswith("data: ")]
         last = json.loads(data[-2])
         assert data[-1] == "[DONE]"
@@ -85,7 +103,7 @@ def test_sigterm_lets_an_answer_end_within_the_limit(limit, tokens, signals):
             assert last["timings"]["predicted_n"] == 60
         else:
             assert "shutting down" in last["error"]["message"]
-    assert process.wait(20) == 0
+    assert process.wait(60) == 0
     assert process.stderr.read() == ""
 
 
@@ -103,10 +121,11 @@ def test_all_answers_that_a_request_has_begun_with_may_end():
         process.send_signal(signal.SIGTERM)
         wait_until(lambda: not is_up(client))
         assert asking.is_alive()
-        asking.join(30)
+        let_go(process)
+        asking.join(60)
 
     assert [choice["finish_reason"] for choice in found["reply"].json()["choices"]] == ["length"] * 3
-    assert process.wait(20) == 0
+    assert process.wait(60) == 0
 
 
 def test_two_signals_at_once_end_an_idle_server_in_silence():
@@ -115,7 +134,7 @@ def test_two_signals_at_once_end_an_idle_server_in_silence():
     process.send_signal(signal.SIGINT)
     process.send_signal(signal.SIGTERM)  # not the same again: of two that wait to be delivered, one would be
 
-    assert process.wait(20) == 0
+    assert process.wait(60) == 0
     assert process.stderr.read() == ""
 
 
@@ -139,8 +158,15 @@ import sys
 sys.path[:0] = {paths!r}
 from yggdrasil.cli import run_script
 import torch
-from yggdrasil.serving.running import run_server
+from yggdrasil.serving import running
 from yggdrasil.serving.settings import ServerSettings
+
+class Server(running._Server):
+    async def startup(self, sockets):
+        await super().startup(sockets)
+        print("http://127.0.0.1:%d" % sockets[0].getsockname()[1], flush=True)
+
+running._Server = Server
 
 def opening():
     a = torch.randn(400, 400)
@@ -148,23 +174,19 @@ def opening():
         a = (a @ a).clamp(-1, 1)
 
 def serve():
-    run_server(opening, ServerSettings(), "tiny", "127.0.0.1", {port})
+    running.run_server(opening, ServerSettings(), "tiny", "127.0.0.1", 0)
 
 run_script(serve, "serve")
 """
 
 
 def test_sigterm_before_the_model_is_there_ends_with_a_sentence():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    program = OPENING.format(paths=[str(Path(__file__).parents[2])], port=port)
-    process = subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True)
-    with httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
-        wait_until(lambda: is_listening(client), 60)
+    process, url = begun(OPENING.format(paths=[str(Path(__file__).parents[2])]))
+    with httpx2.Client(base_url=url, timeout=60) as client:
+        wait_until(lambda: is_listening(client))
     process.send_signal(signal.SIGTERM)
 
-    assert process.wait(20) == 130
+    assert process.wait(60) == 130
     assert process.stderr.read().split(":", 1)[1].startswith(" ended before the model was there; what was compiled")
 
 
