@@ -2,7 +2,7 @@
 
 import gc
 from concurrent.futures import ThreadPoolExecutor
-from threading import Barrier
+from threading import Barrier, Event
 
 import pytest
 from tiny_pair import TEXT
@@ -49,10 +49,20 @@ def in_threads(pair, decoder, ask):
 
 
 def test_eight_threads_are_right_or_refused(pair):
-    decoder = pair.decoder(TREE)
-    right, refused = in_threads(
-        pair, decoder, lambda prompt, kind: decoder.generate(prompt, max_new_tokens=12, **kind).tokens
-    )
+    """Whoever has the first turn keeps it until another was refused, however the threads are scheduled."""
+    decoder, has_refused = pair.decoder(TREE), Event()
+
+    def ask(prompt, kind):
+        try:
+            request = decoder.start(prompt, max_new_tokens=12, **kind)
+            for _ in request:
+                assert has_refused.wait(60)
+        except YggdrasilError:
+            has_refused.set()
+            raise
+        return request.result().tokens
+
+    right, refused = in_threads(pair, decoder, ask)
 
     assert right >= ROUNDS  # somebody's turn it always is
     assert refused
