@@ -155,8 +155,7 @@ def test_every_dependency_that_is_forgotten_shows(perfect_pair, perfect_decoder,
     unseen = []
     try:
         for pair in needed_pairs(engine.schedule):
-            late = partial(delay, None, pair[1], seconds=0.03)  # longer than all that lies in between
-            engine.executor = ThreadedExecutor(late, forgotten=[pair])
+            engine.executor = ThreadedExecutor(lambda _: 0.0, forgotten=[pair])
             if signature(perfect_decoder, monkeypatch) == expected:
                 unseen.append(pair)
             engine.executor = ThreadedExecutor(partial(delay, None, pair[1]))

@@ -7,6 +7,7 @@ whoever runs it.
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from threading import Event
 from time import perf_counter_ns, sleep
 from typing import Any, Protocol, TypeVar
 
@@ -50,7 +51,7 @@ class ThreadedExecutor:
 
     It is there to prove schedules: ``delay`` gives the seconds that a stage sleeps before it runs, and with random
     ones a dependency that is not declared shows as a wrong token, or as a worse draft. To see that it does, pairs
-    (stage, its predecessor) may be ``forgotten``: there the stage does not wait.
+    (stage, its predecessor) may be ``forgotten``: there the stage does not wait, and its predecessor waits for it.
     """
 
     def __init__(self, delay: Callable[[str], float], forgotten: Collection[tuple[str, str]] = ()) -> None:
@@ -60,13 +61,24 @@ class ThreadedExecutor:
 
     def run(self, schedule: Schedule, actions: Actions[State], state: State, times: Counter[str]) -> None:
         running: dict[str, Future[int]] = {}
+        has_ended = {stage: Event() for stage, _ in self._forgotten}
 
         def one(name: str) -> int:
+            try:
+                return in_turn(name)
+            finally:
+                if name in has_ended:
+                    has_ended[name].set()
+
+        def in_turn(name: str) -> int:
             import torch
 
             for predecessor in schedule.predecessors[name]:
                 if (name, predecessor) not in self._forgotten:
                     running[predecessor].result()
+            for stage, predecessor in self._forgotten:
+                if predecessor == name:
+                    has_ended[stage].wait()
             sleep(self._delay(name))
             start = perf_counter_ns()
             with torch.inference_mode():
