@@ -1,17 +1,32 @@
 """One thread and no network for every test: tiny models gain nothing from two threads and lose much on a busy machine.
 
-Having this file here also makes ``tiny_pair`` importable from every room.
+Nor does a test depend on how busy it is, or on what ran before. Having this file here also makes ``tiny_pair``
+importable from every room.
 """
 
 import os
+import signal
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 from tiny_pair import TinyPair, make_pair
 
 torch.set_num_threads(1)
+# Beside what is usual here: a machine in CI asks for the same examples each time.
+settings.register_profile("untimed", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
+
+
+@pytest.fixture(autouse=True)
+def _as_if_alone():
+    """The numbers that PyTorch draws are the same in any order; a command that was run leaves its signals to nobody."""
+    torch.manual_seed(0)
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
 
 
 @pytest.fixture(scope="session")

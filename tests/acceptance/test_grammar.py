@@ -57,7 +57,7 @@ def test_json_is_spaced_as_python_writes_it_unless_the_schema_says_otherwise():
     assert COMPILER.compile(flexible).allows(tokens(spaced))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(st.tuples(st.integers(0, len(GOOD)), st.lists(st.integers(0, VOCAB - 1), max_size=2)), max_size=6))
 def test_answers_do_not_depend_on_what_was_asked_before(questions):
     used = COMPILER.compile(JSON_SCHEMA)

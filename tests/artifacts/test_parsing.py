@@ -52,7 +52,7 @@ plans = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(plans)
 def test_round_trip_through_yaml(plan: Plan) -> None:
     text = yaml_text(to_plain(plan))

@@ -17,7 +17,7 @@ plain_values = st.recursive(
 )
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @example({"x\x85": "\u2028 a\r\nb\t\ufeff: # ' \" \U0001f333", "empty": [[], {}, ""]})
 @example({"words": ["yes", "null", "1e-5", "2026-01-01", "0x1", "~", "=", " a ", "- b", "1_000"]})
 @given(st.dictionaries(st.text(min_size=1).map("x{}".format), plain_values, max_size=3))

@@ -68,7 +68,6 @@ LEAST = st.sampled_from([0.0, 1e-9, 0.03, 0.2])  # probability of paths that are
 
 @pytest.mark.skipif(not is_native(), reason="no compiler here")
 @given(text=TEXT, documents=DOCUMENTS, rows=ROWS, depth=st.integers(1, 6), num_nodes=st.integers(1, 20), least=LEAST)
-@settings(deadline=None)
 def test_the_native_tree_is_the_portable_one(text, documents, rows, depth, num_nodes, least):
     table = Table.of(documents) if documents else None
     drafters = [CountsDrafter(BELIEF, table, native=is_wanted) for is_wanted in (True, False)]
@@ -121,7 +120,7 @@ def test_paths_that_no_row_is_worth_are_left_out_and_no_others(native):
 
 @pytest.mark.parametrize("native", KINDS)
 @given(text=TEXT, documents=DOCUMENTS, rows=ROWS)
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_evidence_is_what_counting_by_hand_finds(native, text, documents, rows):
     drafter = CountsDrafter(BELIEF, Table.of(documents), native=native)
     drafter.begin(text)
@@ -155,7 +154,7 @@ def test_evidence_is_what_counting_by_hand_finds(native, text, documents, rows):
 
 @pytest.mark.parametrize("native", KINDS)
 @given(text=TEXT, documents=DOCUMENTS, rows=ROWS)
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_candidates_are_as_likely_as_the_network_says(native, text, documents, rows):
     """Its softmax over all of them and none, of the formula that the belief gives; with all children in the tree."""
     table = Table.of(documents) if documents else None
@@ -422,7 +421,6 @@ def filled(drafter, text, tree, depth):
 
 @pytest.mark.skipif(not is_native(), reason="no compiler here")
 @given(text=TEXT, documents=DOCUMENTS, guesses=GUESSES, offers=GUESSES, depth=st.integers(1, 6))
-@settings(deadline=None)
 def test_another_drafters_tree_is_filled_alike_natively_and_portably(text, documents, guesses, offers, depth):
     table = Table.of(documents) if documents else None
     native, portable = (
@@ -443,7 +441,7 @@ def test_another_drafters_tree_is_filled_alike_natively_and_portably(text, docum
 
 @pytest.mark.parametrize("native", KINDS)
 @given(text=TEXT, guesses=GUESSES)
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_filling_keeps_every_node_and_believes_the_more_confident(native, text, guesses):
     before = somebody_elses_tree(text, guesses)
     drafter = CountsDrafter(BELIEF, native=native)

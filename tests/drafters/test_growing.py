@@ -5,7 +5,7 @@ import gc
 import numpy as np
 import pytest
 from full_disk import full_disk
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from made_up import write_artifacts
 from tiny_pair import SHAPES, TEXT, byte_tokenizer, random_model
@@ -39,7 +39,6 @@ def read(table):
     }
 
 
-@settings(deadline=None)
 @given(DOCUMENTS, DOCUMENTS)
 def test_a_sum_is_the_count_of_both(some, others):
     total = Table.of(some).plus(Table.of(others))
@@ -50,7 +49,6 @@ def test_a_sum_is_the_count_of_both(some, others):
         assert (counts[:-1] >= counts[1:]).all()
 
 
-@settings(deadline=None)
 @given(DOCUMENTS, DOCUMENTS, DOCUMENTS)
 def test_a_difference_is_the_count_of_the_rest(some, others, strangers):
     """Of text that was never counted here, nothing can be taken away but what looks like it."""
@@ -86,7 +84,6 @@ def test_a_sum_keeps_the_most_frequent():
     assert followers[BRANCHES] == 3
 
 
-@settings(deadline=None)
 @given(DOCUMENTS)
 def test_half_of_every_count_is_kept(documents):
     expected = {}

@@ -72,7 +72,7 @@ def split(text, sizes):
     return pieces
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(
     texts=st.lists(TEXT, min_size=1, max_size=3),
     options=OPTIONS,
@@ -128,7 +128,7 @@ def test_a_public_pool_reads_closed_texts_to_their_end(is_keep_all, texts, expec
     assert paths(tree) == slow_paths(texts[:-1], texts[-1], options, 1, 3)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(text=TEXT, options=OPTIONS, num_nodes=st.integers(1, 6))
 def test_a_small_tree_holds_the_first_nodes(text, options, num_nodes):
     drafter = NGramDrafter(options)
@@ -142,7 +142,7 @@ def test_a_small_tree_holds_the_first_nodes(text, options, num_nodes):
     assert paths(small) == paths(large)[: num_nodes - 1]
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(text=TEXT, options=OPTIONS)
 def test_children_share_at_most_the_whole_probability(text, options):
     drafter, tree = NGramDrafter(options), new_tree()

@@ -14,7 +14,7 @@ CPU = torch.device("cpu")
 RATES = st.lists(st.floats(0.01, 1.0), max_size=7)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(RATES, min_size=1, max_size=3))
 def test_a_chain_equals_single_attachments(chains):
     tree = TokenTree.allocate(8, 2, CPU)

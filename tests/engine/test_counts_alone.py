@@ -117,7 +117,7 @@ class Forgetful(ObjectivePolicy):
         self._paces.free = 1.0
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data())
 def test_whatever_is_drafted_the_loss_is_within_the_budget(data):
     """Drafters that never keep anything, that go bad and come back, on a machine that changes its speed."""

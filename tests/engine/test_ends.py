@@ -195,7 +195,7 @@ def test_the_example_of_a_character_that_spans_tokens():
     assert pieces == ["a", "", "", "", "😀", "b"]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=24), st.data())
 def test_the_text_is_what_the_tokens_decode_to(tokens, data):
     """Also where it ends within a character, and whatever blocks the tokens came in."""

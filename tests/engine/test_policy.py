@@ -137,7 +137,7 @@ def best_worth(costs, ratios, survival):
     return best
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(step_costs(), st.integers(0, 10_000))
 def test_shape_is_the_argmax_of_three_loops(costs, seed):
     """With a predictor and without."""
@@ -157,7 +157,7 @@ def test_shape_is_the_argmax_of_three_loops(costs, seed):
         assert tokens / milliseconds == pytest.approx(worth_of(shape, costs, ratios, survival), rel=1e-6)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     step_costs(),
     st.lists(st.floats(0, 1), min_size=4, max_size=4),

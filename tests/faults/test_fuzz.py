@@ -24,7 +24,7 @@ lines = records | st.binary(max_size=30) | st.text(max_size=30).map(lambda text:
 COMMANDS = {
     name: command for name, command in typer.main.get_command(app).commands.items() if not hasattr(command, "commands")
 }  # fmt: skip
-quick = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+quick = settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 
 
 @quick

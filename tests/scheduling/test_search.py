@@ -90,7 +90,7 @@ def test_accepted_lengths_are_those_of_the_tables():
     assert lengths.leaf_share(TreeShape(2, 2, 4)) == pytest.approx(0.3)
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 @given(
     st.integers(0, 1000), st.sampled_from(["latency", "aal"]), st.sampled_from(["in-order", "parallel"]),
     st.floats(0.1, 10), st.floats(0.01, 3), st.floats(0.1, 60), st.integers(1, 15),
@@ -118,7 +118,7 @@ def test_pruning_never_loses_a_plan_of_the_full_grid(seed, objective, executor, 
     )
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 @given(st.integers(0, 1000), st.sampled_from(["in-order", "parallel"]), st.floats(0.1, 10), st.floats(0.1, 60))
 def test_no_plan_beats_the_bound_of_its_shape(seed, executor, head, verify):
     """What is skipped is skipped by this bound, so it is held against every schedule; it is not idle either."""

@@ -84,7 +84,7 @@ def values_after(schedule):
     return values
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(variants, st.integers(0, 2**32))
 def test_moving_a_stage_ahead_never_changes_results(chosen, seed):
     schedule = Schedule.of(chosen)

@@ -161,7 +161,7 @@ def test_growth_writes_in_place():
     assert [buffer.data_ptr() for buffer in tree.tensors()] == addresses
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.floats(-30, 0), st.integers(2, 40))
 def test_calibration_is_linear_between_knots(log_probability, num_knots):
     knots = -0.01 - torch.linspace(2.5, 0.0, num_knots) ** 2

@@ -86,7 +86,7 @@ def slow_graft(tree, guesses):
     return added
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.integers(0, 10_000), st.integers(1, 16), GUESSES)
 def test_graft_equals_single_attachments(seed, size, drawn):
     guesses = [(pick % (i + 1), token, log_probability) for i, (pick, token, log_probability) in enumerate(drawn)]
