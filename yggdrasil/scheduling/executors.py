@@ -7,7 +7,7 @@ whoever runs it.
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from threading import Event
+from graphlib import CycleError, TopologicalSorter
 from time import perf_counter_ns, sleep
 from typing import Any, Protocol, TypeVar
 
@@ -61,35 +61,41 @@ class ThreadedExecutor:
 
     def run(self, schedule: Schedule, actions: Actions[State], state: State, times: Counter[str]) -> None:
         running: dict[str, Future[int]] = {}
-        has_ended = {stage: Event() for stage, _ in self._forgotten}
+        waits = _waits(schedule, self._forgotten)
 
         def one(name: str) -> int:
-            try:
-                return in_turn(name)
-            finally:
-                if name in has_ended:
-                    has_ended[name].set()
-
-        def in_turn(name: str) -> int:
             import torch
 
-            for predecessor in schedule.predecessors[name]:
-                if (name, predecessor) not in self._forgotten:
-                    running[predecessor].result()
-            for stage, predecessor in self._forgotten:
-                if predecessor == name:
-                    has_ended[stage].wait()
+            for other in waits[name]:
+                running[other].result()
             sleep(self._delay(name))
             start = perf_counter_ns()
             with torch.inference_mode():
                 actions.get(name, _nothing)(state)
             return perf_counter_ns() - start
 
-        for stage in schedule.stages:  # a stage waits for those submitted before it, so the pool cannot lock up
-            running[stage.name] = self._pool.submit(one, stage.name)
+        for name in TopologicalSorter(waits).static_order():  # each waits for those submitted before it
+            running[name] = self._pool.submit(one, name)
         wait(running.values())  # a stage that failed leaves none behind that still works on ``state``
         for name, future in running.items():
             times[name] += future.result()
+
+
+def _waits(schedule: Schedule, forgotten: Collection[tuple[str, str]]) -> dict[str, set[str]]:
+    """For each stage what it waits for. What is forgotten waits itself, unless others imply that it is first."""
+    waits = {
+        stage: {each for each in before if (stage, each) not in forgotten}
+        for stage, before in schedule.predecessors.items()
+    }
+    for stage, predecessor in sorted(forgotten):
+        if predecessor not in schedule.predecessors.get(stage, ()):
+            continue
+        waits[predecessor].add(stage)
+        try:
+            TopologicalSorter(waits).prepare()
+        except CycleError:
+            waits[predecessor].remove(stage)
+    return waits
 
 
 class StreamExecutor:
