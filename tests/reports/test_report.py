@@ -207,15 +207,24 @@ def test_what_is_predicted_says_how_much_of_its_text_repeats_itself(facts, tmp_p
             assert ("62% repeats itself" in text or "62% of whose text repeats itself" in text) == is_told
 
 
-def test_a_name_without_profile_still_has_a_report(tmp_path):
+@pytest.mark.parametrize("is_gone", [True, False])
+def test_a_name_without_profile_still_has_a_report_which_says_so(tmp_path, is_gone):
     from yggdrasil.reports.page import build_page
 
     path = write_artifacts(tmp_path)
-    shutil.rmtree(tmp_path / "profiles")
-    page = build_page(Facts.load(path))
+    profile = tmp_path / "profiles" / "made-up" / path.stem
+    if is_gone:
+        shutil.rmtree(tmp_path / "profiles")
+    facts = Facts.load(path)
+    page = build_page(facts)
+    console = Console(record=True, width=500, file=(tmp_path / "text").open("w"))
+    show(facts, console)
 
     assert "No schedule search yet" in page
     assert "No example trees yet" in page
+    for text in (page, console.export_text()):
+        assert (f"here is no profile {profile}" in text) == is_gone
+        assert ("run `yggdrasil calibrate` with this name again" in text) == is_gone
 
 
 @pytest.fixture(scope="module")

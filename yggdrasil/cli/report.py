@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from yggdrasil.cli import checks
+from yggdrasil.cli.opening import say
 from yggdrasil.cli.options import ChatOption, ForceOption
 from yggdrasil.errors import YggdrasilError
 
@@ -50,6 +51,8 @@ def report(
     facts = Facts.load(path)
     if prompts is not None:
         facts = _with_trees(facts, path, prompts, limit or USUAL_LIMIT, chat=chat, force_machine=force_machine)
+    if facts.lack is not None and not as_text:
+        say(facts.lack)
     if out is not None:
         write_atomic(out, build_page(facts).encode())
         print(out)

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from yggdrasil.artifacts import parse_json, profile_beside
+from yggdrasil.artifacts import parse_json, profile_beside, shown
 from yggdrasil.calibration.backends import KEYS as BACKEND_KEYS
 from yggdrasil.calibration.backends import compare_backends
 from yggdrasil.calibration.measure import COLUMNS as SAMPLE_COLUMNS
@@ -48,6 +48,16 @@ class Facts:
         trees = optional(profile / "example_trees.csv", "example-trees", TREE_COLUMNS)
         learned = None if plan.drafter is None else Learned.load(predictor)
         return cls(plan, learned, profile, predictor, trees)
+
+    @property
+    def lack(self) -> str | None:
+        """A sentence where the profile is gone, of which most tables are; the plan is whole without it."""
+        if self.profile.is_dir():
+            return None
+        return (
+            f"there is no profile {shown(self.profile)}, so tables of what was measured are left out; to have them, "
+            "run `yggdrasil calibrate` with this name again"
+        )
 
     @cached_property
     def lengths(self) -> AcceptedLengths:

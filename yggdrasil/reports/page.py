@@ -60,14 +60,17 @@ def build_page(facts: Facts) -> str:
     plan = facts.plan
     title = f"Yggdrasil report: {plan.name}"
     versions = ", ".join(f"{name} {version}" for name, version in plan.versions.items())
-    left_out = f"<p>Without {html.escape(plan.left_out.describe())}.</p>" if plan.left_out is not None else ""
+    remarks = [] if plan.left_out is None else [f"Without {plan.left_out.describe()}."]
+    if facts.lack is not None:
+        remarks.append(f"{facts.lack[0].upper()}{facts.lack[1:]}.")
+    remarked = "".join(f"<p>{html.escape(remark)}</p>" for remark in remarks)
     links = "".join(f'<a href="#{anchor}">{text}</a>' for anchor, text in _ANCHORS)
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <link rel="icon" href="data:,"><title>{html.escape(title)}</title><style>{_STYLE}</style>
 <script>{get_plotlyjs()}</script></head>
 <body><header><div class="inner"><h1>{html.escape(title)}</h1>
-<p>{html.escape(plan.describe())}</p>{left_out}<p>{html.escape(versions)}</p></div></header>
+<p>{html.escape(plan.describe())}</p>{remarked}<p>{html.escape(versions)}</p></div></header>
 <nav><div class="inner">{links}</div></nav>
 <main class="inner"><div class="cards">{_cards(facts)}</div>
 {body}
