@@ -109,11 +109,23 @@ def test_a_token_that_cannot_be_is_said_to_be_none(server, prompt):
     assert "greater than or equal to 0" in fault(server, 400, "/v1/completions", prompt=prompt)["message"]
 
 
-@pytest.mark.parametrize("path", ["/health", "/v1/health", "/"])
-def test_whoever_only_asks_whether_it_is_there_gets_no_body(server, path):
-    reply = server.client.head(path)
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        *((path, 200) for path in ("/health", "/v1/health", "/", "/models", "/v1/models", f"/v1/models/{MODEL}")),
+        ("/metrics", 200), ("/openapi.json", 200), ("/v1/models/gpt-9", 404), ("/v1/completions", 405),
+    ],
+)  # fmt: skip
+def test_whoever_only_asks_whether_it_is_there_gets_the_head_of_the_answer_alone(server, path, status):
+    head, whole = server.client.head(path), server.client.get(path)
 
-    assert (reply.status_code, reply.content) == (200, b"")
+    assert (head.status_code, head.content) == (status, b"")
+    assert whole.status_code == status
+    assert whole.content
+    told = [dict(reply.headers, date=None) for reply in (head, whole)]
+    if path == "/metrics":  # which tell of more with every request
+        told = [dict(each, **{"content-length": None}) for each in told]
+    assert told[0] == told[1]
 
 
 def test_a_full_context_says_both_numbers(server):
@@ -227,6 +239,29 @@ def test_only_loopback_names_the_key_and_small_bodies_come_in():
         allowed = get("/health", headers={"Origin": "https://a.example"}).headers
         assert allowed["access-control-allow-origin"] == "https://a.example"
         assert "access-control-allow-origin" not in get("/health", headers={"Origin": "https://b.example"}).headers
+
+
+def test_a_page_of_another_site_may_read_every_answer(monkeypatch):
+    """A browser shows it a network error in the place of an answer that does not name the site: of a 500 too."""
+    site = "https://a.example"
+    settings = ServerSettings(cors_origins=(site,), queue=1, limits=Limits(body_bytes=1000))
+    with serving(open_pair, settings) as running:
+        wait_until(lambda: running.worker.decoder is not None)
+        ask = {"Origin": site, "Access-Control-Request-Headers": "authorization"}
+        for method in ("GET", "HEAD", "POST"):
+            asked = running.client.options("/v1/models", headers={**ask, "Access-Control-Request-Method": method})
+            assert asked.status_code == 200, asked.text
+        monkeypatch.setattr(running.worker.meters, "page", lambda: [][0])
+        replies = [
+            running.client.request(method, path, headers={"Origin": site}, content=body)
+            for method, path, body in (
+                ("GET", "/metrics", b""), ("GET", "/none", b""), ("PUT", "/health", b""), ("POST", "/tokenize", b"{"),
+                ("POST", "/tokenize", b"a" * 1001), ("HEAD", "/v1/models", b""),
+            )
+        ]  # fmt: skip
+    assert [reply.status_code for reply in replies] == [500, 404, 405, 400, 413, 200]
+    assert "IndexError" in fault_of_get(replies[0])["message"]
+    assert [reply.headers.get("access-control-allow-origin") for reply in replies] == [site] * len(replies)
 
 
 def fault_of_get(reply):

@@ -9,13 +9,14 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp
 
 from yggdrasil import __version__
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.serving import chat, completions, routes
 from yggdrasil.serving.bodies import invalid_fault, unread_fault
 from yggdrasil.serving.faults import ClientGone, ErrorReply, Fault, fault_of
-from yggdrasil.serving.guards import Guard
+from yggdrasil.serving.guards import Guard, HeadAsGet
 from yggdrasil.serving.service import Service
 from yggdrasil.serving.settings import ServerSettings
 from yggdrasil.serving.worker import Worker
@@ -24,8 +25,18 @@ _ERRORS = {"4XX": {"model": ErrorReply, "description": "The request is at fault"
            "5XX": {"model": ErrorReply, "description": "The server is"}}  # fmt: skip
 
 
-def create_app(worker: Worker, settings: ServerSettings, model: str) -> FastAPI:
+def create_app(worker: Worker, settings: ServerSettings, model: str) -> ASGIApp:
     """A server of ``worker``, which it starts and stops, under the name ``model``."""
+    app = _routed(worker, settings, model)
+    if not settings.cors_origins:
+        return app
+    # Around all of it: what answers an unexpected fault stands outside of everything that is added to the application.
+    return CORSMiddleware(
+        app, allow_origins=settings.cors_origins, allow_methods=["GET", "HEAD", "POST"], allow_headers=["*"]
+    )
+
+
+def _routed(worker: Worker, settings: ServerSettings, model: str) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -43,12 +54,10 @@ def create_app(worker: Worker, settings: ServerSettings, model: str) -> FastAPI:
     app.add_middleware(
         Guard, api_key=settings.api_key, host_names=settings.host_names, body_bytes=settings.limits.body_bytes
     )
-    if settings.cors_origins:
-        app.add_middleware(
-            CORSMiddleware, allow_origins=settings.cors_origins, allow_methods=["GET", "POST"], allow_headers=["*"]
-        )
-    for kind in (Fault, YggdrasilError, Exception):
+    app.add_middleware(HeadAsGet)
+    for kind in (Fault, YggdrasilError):
         app.add_exception_handler(kind, _answer_fault)
+    app.add_exception_handler(Exception, _answer_unexpected)
     app.add_exception_handler(ClientGone, _answer_nobody)
     app.add_exception_handler(RequestValidationError, _answer_invalid)
     app.add_exception_handler(HTTPException, _answer_http)
@@ -58,6 +67,12 @@ def create_app(worker: Worker, settings: ServerSettings, model: str) -> FastAPI:
 async def _answer_fault(_: Request, error: Exception) -> Response:
     fault = fault_of(error)
     return JSONResponse(fault.body(), fault.status, fault.headers)
+
+
+async def _answer_unexpected(_: Request, error: Exception) -> Response:
+    """Behind it the protocol closes the connection: said, so that no client sends its next request into it."""
+    fault = fault_of(error)
+    return JSONResponse(fault.body(), fault.status, {**fault.headers, "Connection": "close"})
 
 
 async def _answer_nobody(_: Request, __: Exception) -> Response:

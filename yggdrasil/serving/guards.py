@@ -1,4 +1,4 @@
-"""What stands before every route: who may ask, by which name, and how much may be sent."""
+"""What stands before every route: who may ask, by which name, how much may be sent, and that HEAD is GET."""
 
 import hmac
 from collections.abc import Sequence
@@ -62,6 +62,17 @@ class Guard:
             return message
 
         return counting
+
+
+class HeadAsGet:
+    """Has HEAD answered as GET, by every route; the protocol, which knows what was asked, sends no body."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        asks_head = scope["type"] == "http" and scope["method"] == "HEAD"
+        await self._app({**scope, "method": "GET"} if asks_head else scope, receive, send)
 
 
 def _name_of(host: str) -> str:

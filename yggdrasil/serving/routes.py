@@ -17,9 +17,7 @@ PAGE = Path(__file__).parents[1] / "assets" / "chat.html"
 
 
 @router.get("/health", response_model=Health)
-@router.head("/health", include_in_schema=False)
 @router.get("/v1/health", response_model=Health, include_in_schema=False)
-@router.head("/v1/health", include_in_schema=False)
 async def health(request: Request) -> Health:
     """Whether requests are served yet; 503 while the model is being loaded."""
     service_of(request).decoder  # noqa: B018  (a fault where there is none)
@@ -76,7 +74,7 @@ async def metrics(request: Request) -> Response:
     return Response(service_of(request).worker.meters.page(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
-@router.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
+@router.get("/", include_in_schema=False)
 async def page() -> Response:
     """A chat."""
     return FileResponse(PAGE, media_type="text/html")
