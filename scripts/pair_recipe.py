@@ -6,6 +6,11 @@ from pathlib import Path
 
 from pair_text import HELD_OUT_ONE_IN, PROSE_BLOCK_CHARS
 
+from yggdrasil.artifacts import shown
+from yggdrasil.errors import YggdrasilError
+
+_FILES = {"target", "drafter", "README.md", "recipe.json"}  # of a pair's folder
+
 
 @dataclass(frozen=True)
 class Recipe:
@@ -29,6 +34,15 @@ class Recipe:
     weight_decay: float = 0.05
     joint_minutes: float = 60.0
     seed: int = 0
+
+
+def check_place(out: Path) -> None:
+    """Refuse a folder with anything else than a pair in it, which the pair, written as a whole, would take along."""
+    others = sorted(entry.name for entry in out.iterdir() if entry.name not in _FILES) if out.exists() else []
+    if others:
+        raise YggdrasilError(
+            f"--out {shown(out)} holds {others[0]}, which is none of a pair's files; name another folder, or move it"
+        )
 
 
 def write_card(

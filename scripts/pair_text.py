@@ -17,6 +17,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
+from yggdrasil.artifacts import write_atomic
 from yggdrasil.errors import YggdrasilError
 
 END_OF_TEXT = "<|endoftext|>"
@@ -122,7 +123,7 @@ def prepare(
     for name, tokens in streams.items():
         np.save(work / f"{name}.npy", np.array(tokens, dtype=np.uint16))
         counts[name] = len(tokens)
-    (work / "prepared.json").write_text(json.dumps(counts, indent=1))
+    write_atomic(work / "prepared.json", json.dumps(counts, indent=1).encode())
     console.print(counts)
     return tokenizer
 

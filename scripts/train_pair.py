@@ -15,21 +15,25 @@ reports. On a CPU that is shared with other work, OMP_NUM_THREADS=1 is several t
 Dims: B sequences, S tokens of a sequence, V vocabulary.
 """
 
+import io
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 import torch
 import typer
-from pair_recipe import Recipe, write_card
+from pair_recipe import Recipe, check_place, write_card
 from pair_text import TokenSampler, prepare
 from rich.console import Console
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from yggdrasil.artifacts import atomic_directory, write_atomic
 from yggdrasil.cli import checks, run_script
+from yggdrasil.errors import Interrupted
+from yggdrasil.models.shards import faults_of_disks
 
 console = Console()
 
@@ -139,7 +143,7 @@ def build_pair(recipe: Recipe, start_from: Path | None) -> tuple[LlamaForCausalL
 def run_joint(
     pair: tuple[LlamaForCausalLM, LlamaForCausalLM], work: Path, recipe: Recipe, device: torch.device
 ) -> None:
-    """Train ``pair`` in place."""
+    """Train ``pair`` in place. Interrupted, it keeps what was learned."""
     target, drafter = pair
     optimizers = [Optimizers(target, recipe), Optimizers(drafter, recipe)]
     checkpoint = work / "joint.pt"
@@ -169,34 +173,35 @@ def run_joint(
             "step": step,
             "seen": seen,
         }
-        save_state(state, checkpoint)
+        buffer = io.BytesIO()
+        torch.save(state, buffer)
+        write_atomic(checkpoint, buffer.getvalue())
 
     compiled = torch.compile(forward, dynamic=False)
     saved_at = clock.elapsed
-    while (progress := clock.tick()) < 1.0:
-        length = recipe.sequence_length if progress < 2 / 3 else recipe.long_sequence_length
-        tokens = sampler.batch(recipe.tokens_per_step // length, length).to(device)
-        target_loss, drafter_loss = compiled(tokens)
-        (target_loss + drafter_loss).backward()
-        for model, optimizer in zip((target, drafter), optimizers, strict=True):
-            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step(learning_rate_scale(progress))
-        step, seen = step + 1, seen + tokens.numel()
-        if step % 20 == 0:
-            left = (clock.total - clock.elapsed) / 60
-            console.print(
-                f"joint {step} tokens {seen / 1e6:.2f}M target {target_loss.item():.3f} "
-                f"drafter {drafter_loss.item():.3f} {seen / clock.elapsed:.0f} tok/s, {left:.1f} min left"
-            )
-        if clock.elapsed - saved_at > 300:
-            saved_at = clock.elapsed
-            save()
+    try:
+        while (progress := clock.tick()) < 1.0:
+            length = recipe.sequence_length if progress < 2 / 3 else recipe.long_sequence_length
+            tokens = sampler.batch(recipe.tokens_per_step // length, length).to(device)
+            target_loss, drafter_loss = compiled(tokens)
+            (target_loss + drafter_loss).backward()
+            for model, optimizer in zip((target, drafter), optimizers, strict=True):
+                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                optimizer.step(learning_rate_scale(progress))
+            step, seen = step + 1, seen + tokens.numel()
+            if step % 20 == 0:
+                left = (clock.total - clock.elapsed) / 60
+                console.print(
+                    f"joint {step} tokens {seen / 1e6:.2f}M target {target_loss.item():.3f} "
+                    f"drafter {drafter_loss.item():.3f} {seen / clock.elapsed:.0f} tok/s, {left:.1f} min left"
+                )
+            if clock.elapsed - saved_at > 300:
+                saved_at = clock.elapsed
+                save()
+    except KeyboardInterrupt:
+        save()
+        raise Interrupted("interrupted; what was learned is kept, run the same command again to go on") from None
     save()
-
-
-def save_state(state: dict[str, Any], path: Path) -> None:
-    torch.save(state, path.with_suffix(".tmp"))
-    path.with_suffix(".tmp").rename(path)
 
 
 # ==== report ====
@@ -250,6 +255,7 @@ def main(
     device: str = "cpu",
 ) -> None:
     """Train and write a pair; see the module's text."""
+    check_place(out)
     recipe = Recipe(joint_minutes=joint_minutes)
     work.mkdir(parents=True, exist_ok=True)
     tokenizer = prepare(
@@ -259,16 +265,16 @@ def main(
     target, drafter = (model.to(device) for model in build_pair(recipe, start_from))
     if joint_minutes > 0:
         run_joint((target, drafter), work, recipe, torch.device(device))
-    out.mkdir(parents=True, exist_ok=True)
-    sizes = {}
-    for name, model in (("target", target), ("drafter", drafter)):
-        sizes[name] = sum(p.numel() for p in model.parameters())
-        model.to(torch.bfloat16).save_pretrained(out / name)
-        tokenizer.save_pretrained(out / name)
+    models = {"target": target.to(torch.bfloat16), "drafter": drafter.to(torch.bfloat16)}
+    sizes = {name: sum(p.numel() for p in model.parameters()) for name, model in models.items()}
     report = evaluate(target, drafter, work, recipe, torch.device(device))
     console.print(report)
     statement = data_statement.read_text() if data_statement else f"Code: {code}. Prose: {prose}."
-    write_card(out, recipe, work, report, sizes, statement)
+    with atomic_directory(out) as folder, faults_of_disks():
+        for name, model in models.items():
+            model.save_pretrained(folder / name)
+            tokenizer.save_pretrained(folder / name)
+        write_card(folder, recipe, work, report, sizes, statement)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """A pair is trained at a size of seconds: from texts to two models that transformers opens, and on from there."""
 
+import errno
 import importlib
 import json
 import re
@@ -14,7 +15,7 @@ import typer
 from transformers import AutoTokenizer, LlamaForCausalLM
 from typer.testing import CliRunner
 
-from yggdrasil.errors import YggdrasilError
+from yggdrasil.errors import Interrupted, YggdrasilError
 
 TINY = {
     "vocab_size": 300, "target_hidden": 16, "target_layers": 2, "target_intermediate": 24, "drafter_hidden": 8,
@@ -85,6 +86,8 @@ def test_a_pair_learns_and_goes_on_learning(script, texts, tmp_path):
         model = LlamaForCausalLM.from_pretrained(tmp_path / "out" / name, dtype=torch.float32)
         kept = {key: value.bfloat16().float() for key, value in again[name].items()}
         assert all(torch.equal(value, kept[key]) for key, value in model.state_dict().items())
+    may_read = {name: mode & 0o777 for name, (_, mode) in files_of(tmp_path / "out").items()}
+    assert len(set(may_read.values())) == 1, may_read
     card = (tmp_path / "out" / "README.md").read_text()
     assert "nan" not in card
     assert "| English prose |" in card
@@ -112,6 +115,64 @@ def test_it_begins_as_a_pair_that_there_is(script, texts):
     assert (texts / "work" / "tokenizer" / "tokenizer.json").read_text() == (
         texts / "other" / "tokenizer" / "tokenizer.json"
     ).read_text()
+
+
+def test_interrupted_it_keeps_what_it_learned_and_leaves_the_old_pair_whole(script, texts, monkeypatch):
+    train(script, texts, 0.2)
+    before = files_of(texts / "out")
+    at_least = count()
+
+    def batch(*_):
+        if next(at_least) == 7:
+            raise KeyboardInterrupt
+        return usual(*_)
+
+    usual = script.TokenSampler.batch
+    monkeypatch.setattr(script.TokenSampler, "batch", batch)
+    ended = run(script, texts, "--joint-minutes", "1")
+
+    assert isinstance(ended.exception, Interrupted)
+    assert torch.load(texts / "work" / "joint.pt", weights_only=True)["step"] == 11 + 7
+    assert files_of(texts / "out") == before
+    assert train(script, texts, 1.0)["step"] > 18 + 7
+    assert files_of(texts / "out") != before
+
+
+@pytest.mark.parametrize(
+    "fault", [KeyboardInterrupt(), OSError(errno.ENOSPC, "full")], ids=["interrupted", "full disk"]
+)
+def test_a_pair_is_written_whole_or_not_at_all(script, texts, fault, monkeypatch):
+    train(script, texts, 0.2)
+    before = files_of(texts / "out")
+    written = count()
+    usual = LlamaForCausalLM.save_pretrained
+
+    def save(model, folder):
+        if next(written):  # the drafter
+            raise fault
+        usual(model, folder)
+
+    monkeypatch.setattr(LlamaForCausalLM, "save_pretrained", save)
+    ended = run(script, texts, "--joint-minutes", "0.4")
+
+    assert ended.exit_code
+    assert files_of(texts / "out") == before
+    assert [path.name for path in texts.iterdir() if "out" in path.name] == ["out"]
+
+
+def test_a_folder_of_other_things_is_not_replaced_by_a_pair(script, texts):
+    (texts / "out").mkdir()
+    (texts / "out" / "thesis.txt").write_text("years of work")
+    ended = run(script, texts)
+
+    assert isinstance(ended.exception, YggdrasilError)
+    assert re.search("--out .*out holds thesis.txt, which is none of a pair's files", str(ended.exception))
+    assert not (texts / "work").exists()
+
+
+def files_of(folder):
+    """Every file's content and who may read it."""
+    return {path: (path.read_bytes(), path.stat().st_mode) for path in folder.rglob("*") if path.is_file()}
 
 
 @pytest.mark.parametrize(
