@@ -14,7 +14,7 @@ class YggdrasilError(Exception):
 
 
 class Interrupted(YggdrasilError):
-    """The user ended it (Ctrl-C, SIGTERM); the sentence says what was kept and how to go on."""
+    """The user ended it (Ctrl-C; by SIGTERM a command's exit code is 143); the sentence says what was kept."""
 
     exit_code: ClassVar[int] = 130
 

@@ -140,7 +140,7 @@ def test_on_a_pipe_ctrl_c_is_the_end(run, pair, interrupt):
 def test_sigterm_ends_the_chat(typing, interrupt, lines):
     interrupt(Terminated)
 
-    assert typing(*lines)[0] == 130
+    assert typing(*lines)[0] == 143
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, YggdrasilError("no more")])

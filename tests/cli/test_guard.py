@@ -92,18 +92,65 @@ def test_characters_that_the_output_cannot_show_are_escaped():
     assert (code, out) == (0, "\u2713 \\ud800\n")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_signals_interrupt(number):
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_signals_interrupt(number, code):
     """Also where the tests themselves run behind a shell that ignores interruptions, which children would inherit."""
     body = f"os.kill(os.getpid(), {number}); time.sleep(30)"
 
-    assert_sentence(run(body, preexec_fn=lambda: signal.signal(number, signal.SIG_DFL)), 130, "interrupted")
+    assert_sentence(run(body, preexec_fn=lambda: signal.signal(number, signal.SIG_DFL)), code, "interrupted")
 
 
-def test_an_interruption_may_say_what_was_kept():
-    result = run("from yggdrasil.errors import Interrupted; raise Interrupted('interrupted; two parts are kept')")
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interruption_may_say_what_was_kept(number, code):
+    body = f"""
+    from yggdrasil.errors import Interrupted
+    try:
+        os.kill(os.getpid(), {int(number)})
+        time.sleep(30)
+    except KeyboardInterrupt:
+        raise Interrupted("interrupted; two parts are kept") from None"""
 
-    assert_sentence(result, 130, "two parts are kept")
+    assert_sentence(run(body), code, "two parts are kept")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("end", ["pass", "raise OSError", "sys.exit(3)", "assert False"])
+def test_a_signal_while_the_interpreter_shuts_down_ends_it_without_a_word(number, end):
+    body = f"""
+    import atexit
+    sys.stderr = open(os.devnull, "w")  # what the command itself says
+    atexit.register(time.sleep, 30)
+    atexit.register(os.kill, os.getpid(), {int(number)})
+    atexit.register(setattr, sys, "stderr", sys.__stderr__)
+    {end}"""
+    code, _, err = run(body)
+
+    assert (code, err) == (-number, "")
+
+
+INTERRUPTED_IMPORT = """
+import sys
+
+class Interrupting:
+    def find_spec(self, name, path=None, target=None):
+        if name == "numpy.linalg":
+            sys.meta_path.remove(self)
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Interrupting())
+from yggdrasil.cli import main
+sys.argv = ["yggdrasil", "generate", "/nowhere", "--prompt", "a"]
+main()
+"""
+
+
+def test_an_interruption_while_numpy_is_imported_is_not_lost():
+    """torch imports it from native code, which took it for missing and went on."""
+    command = [sys.executable, "-c", INTERRUPTED_IMPORT]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+
+    assert done.returncode == 130, done.stderr
+    assert "yggdrasil: interrupted" in done.stderr
 
 
 def test_an_argument_that_is_no_text_is_named():
@@ -155,8 +202,10 @@ def test_bytes_that_are_no_text_do_not_come_as_half_characters(monkeypatch):
     assert run("print(sys.stdin.errors)", stdin=subprocess.DEVNULL)[:2] == (0, "strict\n")
 
 
-@pytest.mark.parametrize(("sent", "kind"), [(signal.SIGTERM, "Terminated"), (signal.SIGINT, "KeyboardInterrupt")])
-def test_sigterm_is_told_from_ctrl_c(sent, kind):
+@pytest.mark.parametrize(
+    ("sent", "kind", "expected"), [(signal.SIGTERM, "Terminated", 143), (signal.SIGINT, "KeyboardInterrupt", 130)]
+)
+def test_sigterm_is_told_from_ctrl_c(sent, kind, expected):
     body = f"""
     try:
         os.kill(os.getpid(), {int(sent)})
@@ -166,7 +215,7 @@ def test_sigterm_is_told_from_ctrl_c(sent, kind):
         raise"""
 
     code, out, _ = run(body)
-    assert (code, out) == (130, f"{kind}\n")
+    assert (code, out) == (expected, f"{kind}\n")
 
 
 def test_our_own_warnings_are_sentences():

@@ -26,6 +26,9 @@ def run_script(command: Callable[..., None], name: str) -> None:
 
 
 def _program() -> "typer.Typer":
+    # Before torch, whose native code imports it: an interruption there would be taken for a numpy that is missing.
+    import numpy  # noqa: F401
+
     from yggdrasil.cli.app import app
 
     return app

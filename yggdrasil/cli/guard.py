@@ -1,6 +1,5 @@
 """How every command ends: its own exit code, or one sentence for whatever the user can mend."""
 
-import atexit
 import contextlib
 import os
 import signal
@@ -14,12 +13,13 @@ from typing import NamedTuple, NoReturn, TextIO
 import typer
 
 from yggdrasil.cli.streams import close_output, open_streams
-from yggdrasil.errors import Terminated, YggdrasilError, first_line
+from yggdrasil.errors import Interrupted, Terminated, YggdrasilError, first_line
 
 # typer carries a click of its own in some versions: these are its ClickException and UsageError, whichever it is.
 _USAGE_FAULT, _COMMAND_FAULT = typer.BadParameter.__mro__[1:3]
 _PACKAGE = Path(__file__).parents[1]
 _MEMORY_SIGNS = ("can't allocate memory", "out of memory", "not enough memory", "Cannot allocate memory")
+_TERMINATED = 128 + signal.SIGTERM  # as a shell counts it
 _INTERRUPTED = (
     "interrupted; what was compiled or prepared so far is kept and nothing half-written is, run the same command again "
     "to go on"
@@ -36,12 +36,11 @@ class Ending(NamedTuple):
 def run_guarded(load: Callable[[], typer.Typer], name: str) -> NoReturn:
     """Run the program that ``load`` imports and exit: 2 behind one sentence for a fault that the user can mend.
 
-    An interruption, SIGTERM included, exits with 130 and a reader that went away with 1. Anything else is a bug and
+    An interruption exits with 130, SIGTERM with 143, and a reader that went away with 1. Anything else is a bug and
     keeps its traceback.
     """
     try:
         signal.signal(signal.SIGTERM, _terminate)
-        atexit.register(signal.signal, signal.SIGINT, signal.SIG_DFL)  # Ctrl-C while the interpreter shuts down
         open_streams()
         _check_arguments(sys.argv[1:])
         _check_folder()
@@ -54,6 +53,9 @@ def run_guarded(load: Callable[[], typer.Typer], name: str) -> NoReturn:
         if ending is None:
             raise
         _end(name, ending)
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):  # what shuts down from here on has nothing to tell or to keep
+            signal.signal(number, signal.SIG_DFL)
 
 
 @contextlib.contextmanager
@@ -86,9 +88,10 @@ def _terminate(_: int, __: FrameType | None) -> NoReturn:
 def ending_of(error: BaseException) -> Ending | None:
     """How the command ends after ``error``; None for a bug."""
     if isinstance(error, YggdrasilError):
-        return Ending(" ".join(str(error).splitlines()), error.exit_code)
+        is_terminated = isinstance(error, Interrupted) and _was_terminated(error)
+        return Ending(" ".join(str(error).splitlines()), _TERMINATED if is_terminated else error.exit_code)
     if isinstance(error, KeyboardInterrupt | typer.Abort):
-        return Ending(_INTERRUPTED, 130)
+        return Ending(_INTERRUPTED, _TERMINATED if _was_terminated(error) else Interrupted.exit_code)
     if isinstance(error, BrokenPipeError):
         return Ending(None, 1)
     if isinstance(error, _COMMAND_FAULT):
@@ -100,6 +103,13 @@ def ending_of(error: BaseException) -> Ending | None:
     ):
         return Ending("out of memory; use a smaller model, a plan with a shorter --max-length, or free some", 2)
     return None
+
+
+def _was_terminated(error: BaseException | None) -> bool:
+    """Whether it was raised for SIGTERM, or while that was dealt with."""
+    while error is not None and not isinstance(error, Terminated):
+        error = error.__context__
+    return error is not None
 
 
 def _invoke(app: typer.Typer, name: str) -> int:
@@ -132,13 +142,12 @@ def _os_sentence(error: OSError) -> str:
 
 def _end(name: str, ending: Ending) -> NoReturn:
     """Say the sentence and leave; output that cannot be written any more is dropped."""
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # asked once, it ends: a second Ctrl-C adds nothing
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # asked once, it ends: a second Ctrl-C adds nothing
     close_output()
     if ending.sentence:
         with contextlib.suppress(OSError, ValueError):
-            start = "\n" if ending.code == 130 else ""
+            start = "\n" if ending.code == Interrupted.exit_code else ""  # behind the ^C that a terminal shows
             print(f"{start}{name}: {ending.sentence}", file=sys.stderr, flush=True)
-    signal.signal(signal.SIGINT, before)
     raise SystemExit(ending.code) from None
 
 
