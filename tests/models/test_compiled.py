@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 from zipfile import ZipFile
 
 import pytest
@@ -15,6 +16,7 @@ from tiny_pair import TEXT, OracleDrafter, addresses, make_pair, noisy_copy, ran
 
 from yggdrasil.engine.build import assemble
 from yggdrasil.engine.policy import PLAIN_POLICY, FixedPolicy
+from yggdrasil.errors import YggdrasilError
 from yggdrasil.models import compiled
 from yggdrasil.models.formats.rounding import rounding_to
 from yggdrasil.models.kernels import is_native
@@ -292,3 +294,26 @@ def test_a_target_read_by_a_drafter_needs_other_packages(base_names):
     assembly = assemble(loaded(random_model()), drafter, SHAPES, "inductor")
 
     assert not {key.file_name() for _, _, key in assembly.target._defined.values()} & base_names[0]
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        (OSError(27, "File too large"), r"PyTorch cannot write .*\(File too large\); check .*TORCHINDUCTOR_CACHE_DIR"),
+        (ValueError("no such intrinsic"), r"the C\+\+ compiler failed on x\.pt2 \(ValueError: no such intrinsic"),
+    ],
+    ids=["disk", "compiler"],
+)
+def test_a_full_disk_is_not_called_a_fault_of_the_compiler(tmp_path, monkeypatch, fault, said):
+    """inductor wraps both."""
+    from torch._inductor.exc import InductorError
+
+    from yggdrasil.models.compiled import _write_package
+
+    def fail(*_, **__):
+        raise InductorError(fault, None)
+
+    monkeypatch.setattr("torch._inductor.aot_compile", fail)
+    with pytest.raises(YggdrasilError, match=said):
+        _write_package(SimpleNamespace(module=None, examples=()), tmp_path / "x.pt2")
+    assert not (tmp_path / "x.pt2").exists()

@@ -291,6 +291,12 @@ def _write_package(traced: "Traced", path: Path, units: Sequence[str] = (), used
             "another in YGGDRASIL_CACHE"
         ) from error
     except (CppCompileError, InductorError) as error:
+        fault = getattr(error, "inner_exception", None)
+        if isinstance(fault, OSError):
+            raise YggdrasilError(
+                f"PyTorch cannot write what it compiles ({fault.strerror or first_line(fault)}); check permissions and "
+                "free space of TORCHINDUCTOR_CACHE_DIR, or of the folder for temporary files where that is not set"
+            ) from error
         raise YggdrasilError(
             f"the C++ compiler failed on {path.name} ({first_line(error)[:200]}); check that g++ or clang++ works here"
         ) from error
