@@ -165,6 +165,25 @@ def test_what_is_damaged_or_of_other_kernels_is_made_again(tmp_path, cache, load
     assert len(loads) == 3
 
 
+@pytest.mark.parametrize("left", ["all", "half", "nothing"])
+def test_what_another_version_puts_there_meanwhile_is_not_taken(tmp_path, cache, loads, monkeypatch, left):
+    """It was looked at and found whole; then its place was taken."""
+    folder = saved(tmp_path / "model")
+    with monkeypatch.context() as other:
+        other.setattr(kept_tensors, "_layout", lambda: "another")
+        opened(folder)
+    (kept,) = cache.rglob("tensors.safetensors")
+    if left == "half":
+        kept.write_bytes(kept.read_bytes()[:20])
+    if left == "nothing":
+        kept.unlink()
+    monkeypatch.setattr(kept_tensors, "is_whole", lambda *_, **__: True)
+    first, second = opened(folder), opened(folder)
+
+    assert len(loads) == 2, "once by the other version"
+    assert all(torch.equal(second.tensors[name], tensor) for name, tensor in first.tensors.items())
+
+
 def test_another_checkpoint_in_the_same_place_is_another_model(tmp_path, cache, loads):
     opened(saved(tmp_path / "model"))
     model = tiny_model("llama")

@@ -94,7 +94,12 @@ def _folder(source: Source, dtype: torch.dtype, weights: Weights) -> Path:
 
 def _kept(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
     """What ``folder`` holds, if that is whole and of this layout."""
-    return _read(folder / _FILE) if is_whole(folder, _layout(), sampled=_FILE) else None
+    if not is_whole(folder, _layout(), sampled=_FILE):
+        return None
+    try:
+        return _read(folder / _FILE)
+    except (OSError, ValueError, KeyError):  # a process of another version is putting its own there just now
+        return None
 
 
 def _keep(loaded: LoadedModel, folder: Path) -> Path:
@@ -129,7 +134,7 @@ def _write(loaded: LoadedModel, file: Path) -> None:
     """Write the tensors in their order, never a second copy in memory."""
     record = {
         "config": loaded.described, "formats": loaded.formats, "outline": asdict(loaded.outline),
-        "sums": _sums(loaded.tensors),
+        "layout": _layout(), "sums": _sums(loaded.tensors),
     }  # fmt: skip
     header: dict[str, Any] = {"__metadata__": {"record": json.dumps(record)}}
     end = 0
@@ -145,11 +150,16 @@ def _write(loaded: LoadedModel, file: Path) -> None:
 
 
 def _read(file: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-    """The tensors, read to where steps read them, and what was noted beside them; None where they are damaged."""
+    """The tensors, read to where steps read them, and what was noted beside them; None where they are damaged.
+
+    None too where the file is of another layout: what was looked at may have been replaced before it was opened.
+    """
     arena, tensors = Arena(), {}
     with file.open("rb") as stream:
         header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
         record = json.loads(header.pop("__metadata__")["record"])
+        if record["layout"] != _layout():
+            return None
         for name, entry in header.items():
             shape = entry["shape"]
             tensors[name] = tensor = arena.zeros(shape or [1], _DTYPES[entry["dtype"]]).view(shape)
