@@ -45,7 +45,8 @@ def rounded(x):
     """Rows as quantised linears see them: multiples of a 127th of the largest of each 32 inputs."""
     chunks = x.float().unflatten(-1, (-1, 32))
     scale = chunks.abs().amax(-1, keepdim=True)
-    values = (chunks * torch.where(scale > 0, 127 / scale, 0)).round()
+    inverse = torch.div(torch.full_like(scale, 127.0), scale)  # ``127 / scale`` is its reciprocal, rounded, times 127
+    values = (chunks * torch.where(scale > 0, inverse, 0)).round()
     return (values.double() * (scale / 127).double()).flatten(-2)
 
 
