@@ -58,7 +58,7 @@ def _chain_from(stages: Sequence[_Stage], places: dict[Node, int]) -> list[_Stag
 def _replace(graph: Graph, chain: Sequence[_Stage]) -> None:
     """Let one program stand where the first stage does."""
     inside = [node for stage in chain for node in stage.outputs]
-    calls = {stage.call for stage in chain}
+    calls = [stage.call for stage in chain]  # in order: a graph is the same in every process
     tensors = list(dict.fromkeys(node for call in calls for node in call.all_input_nodes if node not in inside))
     program = Program(tensors)
     for stage in chain:

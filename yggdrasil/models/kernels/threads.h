@@ -28,7 +28,7 @@ class Team {
     context_ = context;
     wanted_.store(num_threads - 1, std::memory_order_relaxed);
     finished_.store(0, std::memory_order_relaxed);
-    const uint64_t epoch = (ticket_.load(std::memory_order_relaxed) >> kEpochShift) + 1;
+    const uint64_t epoch = ((ticket_.load(std::memory_order_relaxed) >> kEpochShift) + 1) & kEpochs;
     ticket_.store(epoch << kEpochShift | static_cast<uint64_t>(chunks) << kCountShift, std::memory_order_release);
     if (sleepers_.load(std::memory_order_seq_cst) > 0) ticket_.notify_all();
     claim_all(epoch);
@@ -54,7 +54,7 @@ class Team {
 
  private:
   static constexpr int kCountShift = 20, kEpochShift = 40;  // next chunk, number of chunks, epoch
-  static constexpr uint64_t kField = (1u << 20) - 1;
+  static constexpr uint64_t kField = (1u << 20) - 1, kEpochs = (uint64_t{1} << (64 - kEpochShift)) - 1;
   // A worker waits awake through a whole drafting phase: waking a halted virtual processor costs as much as a small step.
   static constexpr std::chrono::milliseconds kAwake{5};
 
