@@ -311,14 +311,23 @@ def test_linears_that_read_each_other_become_one_program(kind, rows, chain):
     drop_assertions(exported)
     fuse_linears(exported)
     apart = exported.module()(x, other)
+    graph = exported.graph_module.graph
+    used = dict.fromkeys(given for node in graph.nodes if _is_ours(node) for given in node.all_input_nodes)
 
     assert chain_linears(exported) == 1
 
+    (program,) = (node for node in graph.nodes if node.target is torch.ops.yggdrasil.run_program.default)
+    read = list(program.args[0])
+    assert read == [node for node in used if node in read], "in the order of their first use, in every process"
     targets = [str(node.target) for node in exported.graph_module.graph.nodes if node.op == "call_function"]
     assert targets.count("yggdrasil.run_program.default") == 1
     assert not [target for target in targets if "_linear" in target or "norm_rows" in target]
     for ours, theirs in zip(exported.module()(x, other), apart, strict=True):
         assert torch.equal(ours, theirs)
+
+
+def _is_ours(node):
+    return str(node.target).startswith("yggdrasil.")
 
 
 def test_a_layer_that_reads_what_is_made_between_is_not_of_the_chain():
