@@ -56,7 +56,7 @@ TUNED = [
     Tuned("engine.promises", "PlainSamples.STEPS", "plain steps taken to learn their price"),
     Tuned("engine.drafted_trees", "DraftedTrees._RECONSIDERED_EVERY", "iterations between looks at the usual tree"),
     Tuned("engine.drafted_trees", "DraftedTrees._BETTER", "times its worth: when another becomes the usual tree"),
-    Tuned("tree.objective", "CLEARLY_BETTER", "times its worth: when another verify width is taken than planned"),
+    Tuned("tree.objective", "CLEARLY_BETTER", "times its worth: when less is verified than planned"),
     Tuned("tree.objective", "UNDERSTATED", "times its promise: what a path may be worth before it is left out"),
     Tuned("drafters.counted", "MOST_FOLLOWERS", "followers of a context that are looked at"),
     Tuned("drafters.best_first", "BRANCHES", "children of a node"),

@@ -141,11 +141,15 @@ def test_choose_verify_width_is_the_argmax(objective: Objective) -> None:
         assert chosen == costs.verify_widths[values.index(max(values))]
 
 
-def test_the_planned_verify_width_is_left_for_a_clear_win_alone() -> None:
-    within, beyond = [1.0, 2.0, 2.3, 2.3], [1.0, 2.0, 2.6, 2.6]  # COSTS hardly tell widths apart beside 1000 ms
-    assert choose_verify_width(within, 1000.0, COSTS, planned=COSTS.verify_widths[1]) == COSTS.verify_widths[1]
-    assert choose_verify_width(beyond, 1000.0, COSTS, planned=COSTS.verify_widths[1]) == COSTS.verify_widths[2]
-    assert choose_verify_width(within, 1000.0, COSTS, "aal", planned=COSTS.verify_widths[1]) == COSTS.verify_widths[2]
+def test_less_than_the_planned_width_needs_a_clear_win_and_more_does_not() -> None:
+    costs = costs_of({1: 1.0, 2: 1.1, 8: 2.0})
+
+    assert choose_verify_width([1.0, 2.0, 3.1], 0.0, costs, planned=8) == 8
+    assert choose_verify_width([1.0, 2.0, 2.9], 0.0, costs, planned=8) == 2
+    assert choose_verify_width([1.0, 2.0, 3.5], 0.0, costs, planned=2) == 2
+    assert choose_verify_width([1.0, 2.0, 3.7], 0.0, costs, planned=2) == 8
+    assert choose_verify_width([1.0, 2.0, 3.1], 0.0, costs) == 2
+    assert choose_verify_width([1.0, 2.0, 2.1], 0.0, costs, "aal", planned=2) == 8
 
 
 def test_verify_width_ties_go_to_the_smaller() -> None:

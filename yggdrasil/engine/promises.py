@@ -51,7 +51,7 @@ class KeptLift:
     """
 
     _MEMORY = 0.99  # of what was seen, an iteration: what one adds says little
-    _PRIOR = 16.0  # tokens that count as promised and kept before anything was seen
+    _PRIOR = 64.0  # tokens that count as promised and kept before anything was seen: those of hundreds of trees
 
     def __init__(self) -> None:
         self._promised = self._added = 0.0

@@ -17,8 +17,8 @@ import numpy.typing as npt
 from yggdrasil.tree.shape import PLAIN_STEP, TreeShape
 from yggdrasil.tree.step_costs import StepCosts
 
-# A tree of low scores keeps more than it promises (one that promises half a token gave twice that), and the step of
-# another width meets cold caches.
+# A tree of low scores keeps more than it promises (one that promises half a token gave twice that): what is left out of it
+# is worth more than it says.
 CLEARLY_BETTER = 1.2
 UNDERSTATED = 2.0  # times what its score says: what a path may be worth before it is left out
 Objective: TypeAlias = Literal["latency", "aal"]
@@ -76,12 +76,12 @@ def worth_by_width(
 ) -> list[float]:
     """What a token is worth at each of ``costs.verify_widths`` once ``drafting_ms`` has been spent.
 
-    Latency is improved by leaving the ``planned`` width only where another promises to be clearly better.
+    Latency is improved by less than the ``planned`` width only where that promises to be clearly better.
     """
     paid_ms = drafting_ms + costs.overhead_ms
-    favour = CLEARLY_BETTER if objective == "latency" else 1.0
+    favour = CLEARLY_BETTER if objective == "latency" and planned is not None else 1.0
     return [
-        worth(1.0, paid_ms + milliseconds, objective) * (favour if width == planned else 1.0)
+        worth(1.0, paid_ms + milliseconds, objective) * (favour if width >= (planned or 1) else 1.0)
         for width, milliseconds in sorted(costs.verify_ms.items())
     ]
 
