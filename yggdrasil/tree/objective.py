@@ -17,8 +17,8 @@ import numpy.typing as npt
 from yggdrasil.tree.shape import PLAIN_STEP, TreeShape
 from yggdrasil.tree.step_costs import StepCosts
 
-# A tree of low scores keeps more than it promises (one that promises half a token gave twice that): what is left out of it
-# is worth more than it says.
+# A tree of low scores keeps more than it promises (one that promises half a token gave twice that): what is left out is
+# worth more than it says.
 CLEARLY_BETTER = 1.2
 UNDERSTATED = 2.0  # times what its score says: what a path may be worth before it is left out
 Objective: TypeAlias = Literal["latency", "aal"]
