@@ -68,10 +68,18 @@ class PackedStage {
 
   void add(const Tensor& packed, int64_t, const LinearOutput& output) {
     TORCH_CHECK(packed.scalar_type() == c10::CppTypeToScalarType<Given>::value, "input and packed weights must have one dtype");
+    TORCH_CHECK(packed.size(0) == panels_of(output), "weights were not packed for this layer");
     const int64_t row_words = kMultipliesPairs ? steps_of(input_.inputs) : input_.inputs;
     jobs_.push_back({static_cast<const uint32_t*>(packed.const_data_ptr()), words_of_rows(), tiled_, input_.rows, steps_of(input_.inputs), row_words,
                      packed.size(1) * kPanel, output});
     first_piece_.push_back(first_piece_.back() + (panels_of(output) + piece_ - 1) / piece_);
+  }
+
+  // Other rows of the same number and size, and a layer's other weights of the same shape.
+  void turn_to(const InputRows<Given>& input) { input_ = input; }
+  void turn_to(size_t layer, const void* packed, const LinearOutput& output) {
+    LinearJob& job = jobs_[layer];
+    job.packed = static_cast<const uint32_t*>(packed), job.x = words_of_rows(), job.output = output;
   }
 
   // `is_alone`: threads are not at hand yet, and few rows are made sooner than a second one sees them.

@@ -1,20 +1,8 @@
-// Programs: what a step does to its rows, stage by stage, in one parallel region a time.
-//
-// Compiled graphs call an operator for each layer, and between two of them a thread makes and frees tensors while the
-// others wait: in small models a fifth of the time. A program names what is read and written by numbers, so nothing but
-// the threads' meetings lies between its stages. Its operators take it as integers:
-//
-//   linears    0, input, gate, gelu, norm, plus one, residual, how many, then for each layer: packed, bias, outputs, format
-//              (-1: not quantised)
-//   attention  1, query, key, value, query norm, key norm, cos, sin, key cache, value cache, offsets, tree mask, window, plus one
-//   norm       2, input, norm, plus one, residual
-//
-// and of each stage three numbers: eps of a norm, scale and softcap. Of gates and norms `gelu` and `plus one` say which they
-// are, 0 or 1, as in Around. Tensors are numbered first, then what stages give, one
-// number a layer or attention; -1 is nothing. Queries are normed and turned where they lie, so nobody else may read them.
+// A program over the tensors of a step: laid out once, run for each unit of layers that repeat.
 #pragma once
 
 #include <deque>
+#include <functional>
 #include <map>
 #include <utility>
 #include <vector>
@@ -22,74 +10,20 @@
 #include "attention_stage.h"
 #include "linear_stage.h"
 #include "norm_stage.h"
+#include "program_code.h"
 #include "quantised_stage.h"
 
 namespace yggdrasil {
 
-struct Program {
-  at::IntArrayRef code;
-  at::ArrayRef<double> numbers;
-};
-
-struct LinearsCode {
-  int64_t input, gate, gelu, norm, plus_one, residual;
-  at::IntArrayRef layers;  // four numbers each
-  double eps;
-};
-
-struct AttentionCode {
-  int64_t query, key, value, query_norm, key_norm, cos, sin, key_cache, value_cache, offsets, mask, window, plus_one;
-  double eps, scale, softcap;
-};
-
-struct NormCode {
-  int64_t input, norm, plus_one, residual;
-  double eps;
-};
-
-// The tensor that the first stage reads, which says how many rows there are.
-inline size_t first_input(const Program& program) {
-  TORCH_CHECK(program.code.size() > 1 && program.code[0] != 1 && program.code[1] >= 0, "a program begins with linear layers or a norm over rows that are given");
-  return program.code[1];
-}
-
-// Calls linears(LinearsCode), attention(AttentionCode) or norm(NormCode) for each stage.
-template <typename Linears, typename Attention, typename Norm>
-void read_program(const Program& program, const Linears& linears, const Attention& attention, const Norm& norm) {
-  size_t at = 0;
-  const auto take = [&] {
-    TORCH_CHECK(at < program.code.size(), "a program ends within a stage");
-    return program.code[at++];
-  };
-  for (size_t stage = 0; at < program.code.size(); ++stage) {
-    TORCH_CHECK(3 * stage + 2 < program.numbers.size(), "a program has three numbers a stage");
-    const double* numbers = program.numbers.data() + 3 * stage;
-    const int64_t kind = take();
-    if (kind == 0) {
-      LinearsCode code{take(), take(), take(), take(), take(), take(), {}, numbers[0]};
-      const auto count = static_cast<size_t>(4 * take());
-      TORCH_CHECK(at + count <= program.code.size(), "a program ends within a stage");
-      code.layers = program.code.slice(at, count);
-      at += count;
-      linears(code);
-    } else if (kind == 1) {
-      attention(AttentionCode{take(), take(), take(), take(), take(), take(), take(), take(), take(), take(), take(), take(), take(),
-                              numbers[0], numbers[1], numbers[2]});
-    } else {
-      TORCH_CHECK(kind == 2, "a program has no stage of the kind ", kind);
-      norm(NormCode{take(), take(), take(), take(), numbers[0]});
-    }
-  }
-}
-
-// A program over rows of dtype T; it may run many times, each time over other tensors of the same sizes.
+// A program over rows of dtype T. Between two units all threads wait for the one that lays out the next: once stages are
+// there, only pointers change.
 template <typename T>
 class ProgramRun {
  public:
   // `rows` [..., K] are what the first stage reads, `tensors` those of the first run.
   ProgramRun(const Program& program, int64_t rows, const std::vector<const Tensor*>& tensors, int64_t num_threads)
       : program_(program), rows_(rows), num_threads_(num_threads) {
-    for (const Tensor* tensor : tensors) sizes_.push_back(tensor && tensor->dim() > 0 ? tensor->size(-1) : 0);
+    for (const Tensor* tensor : tensors) sizes_.push_back(size_of(tensor));
     int64_t attentions = 0;
     std::vector<std::vector<int64_t>> reads;  // of each stage
     std::vector<size_t> ends;                 // values that are there behind it
@@ -123,61 +57,37 @@ class ProgramRun {
 
   int64_t last_value() const { return static_cast<int64_t>(sizes_.size()) - 1; }
 
-  // `given` are the values that are wanted, where they shall lie; others lie in memory that outlives the call.
-  void run(const std::vector<const Tensor*>& tensors, const std::vector<std::pair<int64_t, void*>>& given, bool is_new_step) {
+  // Lays the stages out over these tensors and checks them. `given` are the values that are wanted, where they shall lie;
+  // others lie in memory that outlives the call.
+  void lay_out(const std::vector<const Tensor*>& tensors, const std::vector<std::pair<int64_t, void*>>& given) {
     uint32_t *memory = scratch_words<Scratch::rows>(stage_words_), *values = scratch_words<Scratch::values>(value_words_);
-    data_.clear(), biases_.clear(), packed_.clear(), quantised_.clear(), attentions_.clear(), norms_.clear();
-    for (const Tensor* tensor : tensors) data_.push_back(tensor ? tensor->const_data_ptr() : nullptr);
+    data_.clear(), packed_.clear(), quantised_.clear(), attentions_.clear(), norms_.clear(), turns_.clear(), stages_.clear();
+    widened_.resize(tensors.size());
+    for (size_t i = 0; i < tensors.size(); ++i) {
+      TORCH_CHECK(size_of(tensors[i]) == sizes_[i], "layers that repeat have tensors of one size");
+      data_.push_back(tensors[i] ? tensors[i]->const_data_ptr() : nullptr);
+    }
     for (const int64_t place : places_) data_.push_back(values + place);
     for (const auto& [value, place] : given) data_[value] = place;
-    Stages stages;
     int64_t value = tensors.size(), attention = 0;
     read_program(
         program_,
         [&](const LinearsCode& code) {
-          for (const int64_t read : {code.gate, code.norm}) TORCH_CHECK(read < 0 || size(read) == size(code.input), "a gate and a norm have the size of the input");
-          const InputRows<T> input{rows_at(code.input, tensors), {rows_at(code.gate, tensors), code.gelu != 0}, norm_at(code.norm, code, tensors),
-                                   rows_, size(code.input)};
-          const auto add_to = [&](auto& stage) {
-            for (size_t i = 0; i < code.layers.size(); i += 4) {
-              const Tensor& packed = tensor_at(code.layers[i], tensors);
-              TORCH_CHECK(code.residual < 0 || size(code.residual) == code.layers[i + 2], "a residual has the size of the outputs");
-              stage.add(packed, code.layers[i + 3], {nullptr, const_cast<void*>(data_[value++]), bias_at(code.layers[i + 1], tensors),
-                                                     rows_at(code.residual, tensors), code.layers[i + 2], std::is_same_v<T, BFloat16>});
-            }
-            stage.share_out(stages, num_threads_, stages.is_empty());
-          };
-          code.layers[3] >= 0 ? add_to(quantised_.emplace_back(input, memory)) : add_to(packed_.emplace_back(input, memory));
+          check(code, tensors);
+          code.layers[3] >= 0 ? add(quantised_.emplace_back(input_of(code), memory), code, value, tensors)
+                              : add(packed_.emplace_back(input_of(code), memory), code, value, tensors);
+          value += code.layers.size() / 4;
         },
-        [&](const AttentionCode& code) {
-          const Tensor &keys = tensor_at(code.key_cache, tensors), &cached = tensor_at(code.value_cache, tensors);
-          SeenKeys& sees = seen()[attention++];
-          if (is_new_step) {
-            sees.look(tensor_at(code.mask, tensors), tensor_at(code.offsets, tensors), keys.size(1), code.window);
-            sees.check(rows_, keys.size(1));
-          }
-          const int64_t d = keys.size(2), heads = size(code.query) / d;
-          TORCH_CHECK(keys.sizes() == cached.sizes() && size(code.key) == keys.size(0) * d && size(code.value) == size(code.key) && heads * d == size(code.query) &&
-                          heads % keys.size(0) == 0 && (code.cos < 0 || (size(code.cos) == d && size(code.sin) == d)),
-                      "keys and values do not have the cache's heads and head size: cache ", keys.sizes());
-          const AttentionOf<T> of{nullptr, heads, 0, 0, keys.template const_data_ptr<T>(), cached.template const_data_ptr<T>(), keys.size(0),
-                                  keys.size(1), d, code.scale, code.softcap};
-          for (const int64_t norm : {code.query_norm, code.key_norm}) TORCH_CHECK(norm < 0 || size(norm) == d, "a norm of heads has their size");
-          const HeadTurn<T> turn{norm_at(code.query_norm, code, tensors), norm_at(code.key_norm, code, tensors), rows_at(code.cos, tensors),
-                                 rows_at(code.sin, tensors)};
-          auto& stage = attentions_.emplace_back(of, sees, rows_, const_cast<T*>(rows_at(code.query, tensors)), rows_at(code.key, tensors),
-                                                 rows_at(code.value, tensors), turn, static_cast<T*>(const_cast<void*>(data_[value++])), num_threads_);
-          stage.share_out(stages, num_threads_);
-        },
-        [&](const NormCode& code) {
-          for (const int64_t read : {code.norm, code.residual}) TORCH_CHECK(read < 0 || size(read) == size(code.input), "a norm and a residual have the size of the input");
-          TORCH_CHECK(code.norm >= 0, "a norm has a weight");
-          const InputRows<T> input{rows_at(code.input, tensors), {}, norm_at(code.norm, code, tensors), rows_, size(code.input)};
-          const auto& stage = norms_.emplace_back(input, rows_at(code.residual, tensors), static_cast<T*>(const_cast<void*>(data_[value++])));
-          stage.share_out(stages, num_threads_, stages.is_empty());
-        });
-    stages.run(num_threads_);
+        [&](const AttentionCode& code) { add(code, seen()[attention++], value++, tensors); }, [&](const NormCode& code) { add(code, value++, tensors); });
   }
+
+  // Lets a value lie elsewhere, in memory of the same size and dtype; the stages know it behind turn().
+  void place(int64_t value, const void* data) { data_[value] = data; }
+  void turn() const {
+    for (const auto& turn : turns_) turn();
+  }
+
+  void run() { stages_.run(num_threads_); }
 
  private:
   // Lays out what stages give; where nobody reads a value any more, the next of its size lies: a program of several layers
@@ -214,39 +124,135 @@ class ProgramRun {
     return *tensors[value];
   }
 
-  const T* rows_at(int64_t value, const std::vector<const Tensor*>& tensors) const {
-    if (value < 0) return nullptr;
-    if (value < static_cast<int64_t>(tensors.size())) {
+  template <typename Stage>
+  void add(Stage& stage, const LinearsCode& code, int64_t first, const std::vector<const Tensor*>& tensors) {
+    for (size_t i = 0; i < code.layers.size() / 4; ++i) {
+      add_bias(code.layers[4 * i + 1], code.layers[4 * i + 2], tensors);
+      stage.add(tensor_at(code.layers[4 * i], tensors), code.layers[4 * i + 3], output_of(code, i, first + i));
+    }
+    stage.share_out(stages_, num_threads_, stages_.is_empty());
+    turns_.push_back([this, &stage, code, first] {
+      stage.turn_to(input_of(code));
+      for (size_t i = 0; i < code.layers.size() / 4; ++i) stage.turn_to(i, data_.at(code.layers[4 * i]), output_of(code, i, first + i));
+    });
+  }
+
+  void add(const AttentionCode& code, SeenKeys& sees, int64_t value, const std::vector<const Tensor*>& tensors) {
+    const Tensor &keys = tensor_at(code.key_cache, tensors), &values = tensor_at(code.value_cache, tensors);
+    check(code, keys, values, tensors);
+    sees.look(tensor_at(code.mask, tensors), tensor_at(code.offsets, tensors), keys.size(1), code.window);
+    sees.check(rows_, keys.size(1));
+    const int64_t d = keys.size(2);
+    const AttentionOf<T> of{nullptr, size(code.query) / d, 0, 0, nullptr, nullptr, keys.size(0), keys.size(1), d, code.scale, code.softcap};
+    auto& stage = attentions_.emplace_back(attention_of(code, of, sees, value));
+    stage.share_out(stages_, num_threads_);
+    turns_.push_back([this, &stage, code, of, &sees, value] { stage = attention_of(code, of, sees, value); });
+  }
+
+  void add(const NormCode& code, int64_t value, const std::vector<const Tensor*>& tensors) {
+    TORCH_CHECK(code.norm >= 0, "a norm has a weight");
+    for (const int64_t read : {code.norm, code.residual}) TORCH_CHECK(read < 0 || size(read) == size(code.input), "a norm and a residual have the size of the input");
+    check_rows({code.input, code.residual}, tensors);
+    check_norm(code.norm, tensors);
+    NormStage<T>& stage = norms_.emplace_back(norm_of(code, value));
+    stage.share_out(stages_, num_threads_, stages_.is_empty());
+    turns_.push_back([this, &stage, code, value] { stage = norm_of(code, value); });
+  }
+
+  // Biases of other rows than float32 ones are made float32, in memory that is kept.
+  void add_bias(int64_t value, int64_t outputs, const std::vector<const Tensor*>& tensors) {
+    if (value < 0) return;
+    const Tensor& bias = tensor_at(value, tensors);
+    const bool is_wide = bias.scalar_type() == at::kFloat;
+    TORCH_CHECK((is_wide || is_of_rows(bias)) && bias.is_contiguous() && bias.numel() == outputs,
+                "a bias has a number an output, in the dtype of the rows or float32, not ", bias.sizes(), " of ", bias.scalar_type());
+    std::vector<float>& widened = widened_[value];
+    widened.resize(is_wide ? 0 : outputs);
+    if (is_wide) return;
+    const auto& turn = turns_.emplace_back([this, &widened, value] {
+      const T* from = at(value);
+      for (float& number : widened) number = widen(*from++);
+    });
+    turn();
+  }
+
+  // What stages are made of, wherever values lie just now.
+  const T* at(int64_t value) const { return value < 0 ? nullptr : static_cast<const T*>(data_.at(value)); }
+  void* result_at(int64_t value) const { return const_cast<void*>(data_.at(value)); }
+  NormOf<T> norm_at(int64_t value, int64_t plus_one, double eps) const { return {at(value), value >= 0 && plus_one != 0, static_cast<float>(eps)}; }
+
+  InputRows<T> input_of(const LinearsCode& code) const {
+    return {at(code.input), {at(code.gate), code.gelu != 0}, norm_at(code.norm, code.plus_one, code.eps), rows_, size(code.input)};
+  }
+
+  LinearOutput output_of(const LinearsCode& code, size_t layer, int64_t value) const {
+    const int64_t bias = code.layers[4 * layer + 1];
+    const float* known = bias < 0 ? nullptr : widened_[bias].empty() ? static_cast<const float*>(data_[bias]) : widened_[bias].data();
+    return {nullptr, result_at(value), known, at(code.residual), code.layers[4 * layer + 2], std::is_same_v<T, BFloat16>};
+  }
+
+  AttentionStage<T> attention_of(const AttentionCode& code, AttentionOf<T> of, const SeenKeys& sees, int64_t value) const {
+    of.key_cache = at(code.key_cache), of.value_cache = at(code.value_cache);
+    const HeadTurn<T> turn{norm_at(code.query_norm, code.plus_one, code.eps), norm_at(code.key_norm, code.plus_one, code.eps), at(code.cos), at(code.sin)};
+    return {of, sees, rows_, static_cast<T*>(result_at(code.query)), at(code.key), at(code.value), turn, static_cast<T*>(result_at(value)), num_threads_};
+  }
+
+  NormStage<T> norm_of(const NormCode& code, int64_t value) const {
+    const InputRows<T> input{at(code.input), {}, norm_at(code.norm, code.plus_one, code.eps), rows_, size(code.input)};
+    return {input, at(code.residual), static_cast<T*>(result_at(value))};
+  }
+
+  void check(const LinearsCode& code, const std::vector<const Tensor*>& tensors) const {
+    for (const int64_t read : {code.gate, code.norm}) TORCH_CHECK(read < 0 || size(read) == size(code.input), "a gate and a norm have the size of the input");
+    for (size_t i = 2; i < code.layers.size(); i += 4)
+      TORCH_CHECK(code.residual < 0 || size(code.residual) == code.layers[i], "a residual has the size of the outputs");
+    check_rows({code.input, code.gate, code.residual}, tensors);
+    check_norm(code.norm, tensors);
+  }
+
+  void check(const AttentionCode& code, const Tensor& keys, const Tensor& values, const std::vector<const Tensor*>& tensors) const {
+    const int64_t d = keys.size(2), heads = size(code.query) / d;
+    TORCH_CHECK(keys.sizes() == values.sizes() && size(code.key) == keys.size(0) * d && size(code.value) == size(code.key) && heads * d == size(code.query) &&
+                    heads % keys.size(0) == 0 && (code.cos < 0 || (size(code.cos) == d && size(code.sin) == d)),
+                "keys and values do not have the cache's heads and head size: cache ", keys.sizes());
+    for (const Tensor* cache : {&keys, &values}) TORCH_CHECK(is_of_rows(*cache) && cache->is_contiguous(), "a cache is dense and has the dtype of the rows");
+    for (const int64_t norm : {code.query_norm, code.key_norm}) {
+      TORCH_CHECK(norm < 0 || size(norm) == d, "a norm of heads has their size");
+      check_norm(norm, tensors);
+    }
+    check_rows({code.query, code.key, code.value, code.cos, code.sin}, tensors);
+  }
+
+  void check_rows(std::initializer_list<int64_t> values, const std::vector<const Tensor*>& tensors) const {
+    for (const int64_t value : values) {
+      if (value < 0 || value >= static_cast<int64_t>(tensors.size())) continue;
       const Tensor& tensor = tensor_at(value, tensors);
-      TORCH_CHECK(tensor.scalar_type() == c10::CppTypeToScalarType<T>::value && tensor.is_contiguous() && tensor.numel() == rows_ * size(value),
+      TORCH_CHECK(is_of_rows(tensor) && tensor.is_contiguous() && tensor.numel() == rows_ * size(value),
                   "rows of a program are dense and of one dtype and number, not ", tensor.sizes());
     }
-    return static_cast<const T*>(data_.at(value));
   }
 
-  template <typename Code>
-  NormOf<T> norm_at(int64_t value, const Code& code, const std::vector<const Tensor*>& tensors) const {
-    if (value < 0) return {};
+  void check_norm(int64_t value, const std::vector<const Tensor*>& tensors) const {
+    if (value < 0) return;
     const Tensor& norm = tensor_at(value, tensors);
-    TORCH_CHECK(norm.scalar_type() == c10::CppTypeToScalarType<T>::value && norm.is_contiguous(), "a norm has the dtype of the rows");
-    return {norm.template const_data_ptr<T>(), code.plus_one != 0, static_cast<float>(code.eps)};
+    TORCH_CHECK(is_of_rows(norm) && norm.is_contiguous() && norm.numel() == size(value), "a norm has the dtype of the rows");
   }
 
-  const float* bias_at(int64_t value, const std::vector<const Tensor*>& tensors) {
-    if (value < 0) return nullptr;
-    return biases_.emplace_back(tensor_at(value, tensors).to(at::kFloat).contiguous()).template const_data_ptr<float>();
-  }
+  static bool is_of_rows(const Tensor& tensor) { return tensor.scalar_type() == c10::CppTypeToScalarType<T>::value; }
+  static int64_t size_of(const Tensor* tensor) { return tensor && tensor->dim() > 0 ? tensor->size(-1) : 0; }
 
   const Program program_;
   const int64_t rows_, num_threads_;
   std::vector<int64_t> sizes_, places_;  // numbers of a row; where values lie among those that are not given
   int64_t stage_words_ = 0, value_words_ = 0;
   std::vector<const void*> data_;
-  std::deque<Tensor> biases_;
+  std::vector<std::vector<float>> widened_;  // of a tensor that is a bias, where it is not float32
   std::deque<PackedStage<T>> packed_;
   std::deque<QuantisedStage<T>> quantised_;
   std::deque<AttentionStage<T>> attentions_;
   std::deque<NormStage<T>> norms_;
+  std::deque<std::function<void()>> turns_;  // what a stage takes over when values lie elsewhere
+  Stages stages_;
 };
 
 }  // namespace yggdrasil

@@ -44,7 +44,8 @@ inline std::vector<Tensor> run_program(at::TensorList tensors, at::IntArrayRef c
       outputs.push_back(rows_like(rows, run.size(value)));
       places.emplace_back(value, outputs.back().mutable_data_ptr());
     }
-    run.run(given, places, /*is_new_step=*/true);
+    run.lay_out(given, places);
+    run.run();
     return outputs;
   });
 }
@@ -63,22 +64,32 @@ inline std::vector<Tensor> run_layers(const Tensor& number, const Tensor& carrie
   Tensor value = carried.contiguous();
   std::vector<const Tensor*> tensors{&value};
   for (const Tensor& tensor : shared) tensors.push_back(&dense.emplace_back(tensor.contiguous()));
+  const auto of_unit = [&](int64_t unit) { return places.slice(unit * own, own); };
   const auto take_own = [&](int64_t unit) {
     tensors.resize(1 + shared.size());
-    for (const int64_t place : places.slice(unit * own, own)) tensors.push_back(&table->tensors.at(place));
+    for (const int64_t place : of_unit(unit)) tensors.push_back(&table->tensors.at(place));
   };
-  table->fetch_headers(places.slice(0, own));
   take_own(0);
   return with_rows_of(value, [&]<typename T>(T) {
     ProgramRun<T> run(program, value.numel() / value.size(-1), tensors, num_threads);
+    TORCH_CHECK(run.size(run.last_value()) == value.size(-1), "layers that repeat give rows of the size that they take");
     Tensor buffers[2];
-    for (int64_t i = 0; i < count; ++i) {
-      if (i + 1 < count) table->fetch_headers(places.slice((i + 1) * own, own));
-      take_own(i);
+    for (int64_t i = 0, laid_out = -1; i < count; ++i) {
+      if (i + 1 < count) table->fetch(of_unit(i + 1));
       const bool is_kept = results.size() < kept.size() && kept[results.size()] == i;
       Tensor& buffer = buffers[i % 2];
       Tensor output = is_kept ? at::empty_like(value) : buffer.defined() ? buffer : buffer = at::empty_like(value);
-      run.run(tensors, {{run.last_value(), output.mutable_data_ptr()}}, i == 0);
+      if (laid_out >= 0 && table->are_alike(of_unit(laid_out), of_unit(i))) {
+        run.place(0, value.const_data_ptr());
+        run.place(run.last_value(), output.mutable_data_ptr());
+        for (size_t k = 0; k < own; ++k) run.place(1 + shared.size() + k, table->entries[of_unit(i)[k]].data);
+        run.turn();
+      } else {
+        take_own(i);
+        run.lay_out(tensors, {{run.last_value(), output.mutable_data_ptr()}});
+        laid_out = i;
+      }
+      run.run();
       if (is_kept) results.push_back(output);
       value = std::move(output);
     }

@@ -31,6 +31,12 @@ class QuantisedStage {
     first_pair_.push_back(first_pair_.back() + packed.size(0));
   }
 
+  // Other rows of the same number and size, and a layer's other weights of the same shape.
+  void turn_to(const InputRows<T>& input) { input_ = input; }
+  void turn_to(size_t layer, const void* packed, const LinearOutput& output) {
+    jobs_[layer].packed = static_cast<const uint8_t*>(packed), jobs_[layer].output = output;
+  }
+
   // `is_alone`: threads are not at hand yet, and few rows are rounded sooner than a second one sees them.
   void share_out(Stages& stages, int64_t num_threads, bool is_alone) const {
     stages.add<&QuantisedStage::round>(*this, units(), is_alone && input_.rows < kFewRows ? 1 : num_threads);

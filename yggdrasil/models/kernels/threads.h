@@ -149,6 +149,7 @@ class Stages {
   }
 
   bool is_empty() const { return all_.empty(); }
+  void clear() { all_.clear(); }
 
   void run(int64_t num_threads) {
     size_t first = 0;  // what is not shared out and comes first is done before others are called

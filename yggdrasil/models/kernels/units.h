@@ -4,6 +4,7 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/inductor/aoti_package/model_package_loader.h>
 
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -15,19 +16,40 @@ namespace yggdrasil {
 
 using at::Tensor;
 
-
-// Tensors that units read and write, and where PyTorch describes them: each tensor's and its storage's header.
+// Tensors that units read and write, and what a step needs to know of each: PyTorch's descriptions of them lie far apart,
+// and all weights pass through the caches between two steps.
 struct Table {
-  std::vector<Tensor> tensors;
-  std::vector<std::pair<const char*, const char*>> headers;
+  struct Entry {
+    const void* data;
+    int64_t kind;  // the same of tensors of one dtype, size and layout
+  };
 
-  explicit Table(at::TensorList all) : tensors(all.begin(), all.end()) {
-    for (const Tensor& tensor : tensors)
+  std::vector<Tensor> tensors;
+  std::vector<Entry> entries;
+  std::vector<std::pair<const char*, const char*>> headers;  // of each tensor and of its storage
+
+  explicit Table(at::TensorList all) {
+    std::map<std::vector<int64_t>, int64_t> kinds;
+    for (const Tensor& given : all) {
+      const Tensor& tensor = tensors.emplace_back(given.detach());  // whatever is put in the place of its memory, this stays
+      std::vector<int64_t> described{static_cast<int64_t>(tensor.scalar_type())};
+      for (const at::IntArrayRef numbers : {tensor.sizes(), tensor.strides()}) described.insert(described.end(), numbers.begin(), numbers.end());
+      entries.push_back({tensor.const_data_ptr(), kinds.try_emplace(described, kinds.size()).first->second});
       headers.emplace_back(reinterpret_cast<const char*>(tensor.unsafeGetTensorImpl()),
                            reinterpret_cast<const char*>(tensor.storage().unsafeGetStorageImpl()));
+    }
   }
 
-  // The headers were read a step ago, and all weights have passed through the caches since.
+  bool are_alike(at::IntArrayRef some, at::IntArrayRef others) const {
+    for (size_t i = 0; i < some.size(); ++i)
+      if (entries.at(some[i]).kind != entries.at(others[i]).kind) return false;
+    return true;
+  }
+
+  // What was read a step ago.
+  void fetch(at::IntArrayRef places) const {
+    for (const int64_t place : places) __builtin_prefetch(entries.data() + place);
+  }
   void fetch_headers(at::IntArrayRef places) const {
     for (const int64_t place : places) {
       for (size_t line = 0; line < sizeof(c10::TensorImpl); line += 64) __builtin_prefetch(headers[place].first + line);

@@ -1,0 +1,77 @@
+// Programs: what a step does to its rows, stage by stage, in one parallel region a time.
+//
+// Compiled graphs call an operator for each layer, and between two of them a thread makes and frees tensors while the
+// others wait: in small models a fifth of the time. A program names what is read and written by numbers, so nothing but
+// the threads' meetings lies between its stages. Its operators take it as integers:
+//
+//   linears    0, input, gate, gelu, norm, plus one, residual, how many, then for each layer: packed, bias, outputs, format
+//              (-1: not quantised)
+//   attention  1, query, key, value, query norm, key norm, cos, sin, key cache, value cache, offsets, tree mask, window, plus one
+//   norm       2, input, norm, plus one, residual
+//
+// and of each stage three numbers: eps of a norm, scale and softcap. Of gates and norms `gelu` and `plus one` say which they
+// are, 0 or 1, as in Around. Tensors are numbered first, then what stages give, one
+// number a layer or attention; -1 is nothing. Queries are normed and turned where they lie, so nobody else may read them.
+#pragma once
+
+#include <ATen/ATen.h>
+
+namespace yggdrasil {
+
+struct Program {
+  at::IntArrayRef code;
+  at::ArrayRef<double> numbers;
+};
+
+struct LinearsCode {
+  int64_t input, gate, gelu, norm, plus_one, residual;
+  at::IntArrayRef layers;  // four numbers each
+  double eps;
+};
+
+struct AttentionCode {
+  int64_t query, key, value, query_norm, key_norm, cos, sin, key_cache, value_cache, offsets, mask, window, plus_one;
+  double eps, scale, softcap;
+};
+
+struct NormCode {
+  int64_t input, norm, plus_one, residual;
+  double eps;
+};
+
+// The tensor that the first stage reads, which says how many rows there are.
+inline size_t first_input(const Program& program) {
+  TORCH_CHECK(program.code.size() > 1 && program.code[0] != 1 && program.code[1] >= 0, "a program begins with linear layers or a norm over rows that are given");
+  return program.code[1];
+}
+
+// Calls linears(LinearsCode), attention(AttentionCode) or norm(NormCode) for each stage.
+template <typename Linears, typename Attention, typename Norm>
+void read_program(const Program& program, const Linears& linears, const Attention& attention, const Norm& norm) {
+  size_t at = 0;
+  const auto take = [&] {
+    TORCH_CHECK(at < program.code.size(), "a program ends within a stage");
+    return program.code[at++];
+  };
+  for (size_t stage = 0; at < program.code.size(); ++stage) {
+    TORCH_CHECK(3 * stage + 2 < program.numbers.size(), "a program has three numbers a stage");
+    const double* numbers = program.numbers.data() + 3 * stage;
+    const int64_t kind = take();
+    if (kind == 0) {
+      LinearsCode code{take(), take(), take(), take(), take(), take(), {}, numbers[0]};
+      const auto count = static_cast<size_t>(4 * take());
+      TORCH_CHECK(at + count <= program.code.size(), "a program ends within a stage");
+      code.layers = program.code.slice(at, count);
+      at += count;
+      linears(code);
+    } else if (kind == 1) {
+      attention(AttentionCode{take(), take(), take(), take(), take(), take(), take(), take(), take(), take(), take(), take(), take(),
+                              numbers[0], numbers[1], numbers[2]});
+    } else {
+      TORCH_CHECK(kind == 2, "a program has no stage of the kind ", kind);
+      norm(NormCode{take(), take(), take(), take(), numbers[0]});
+    }
+  }
+}
+
+}  // namespace yggdrasil
