@@ -1,4 +1,4 @@
-"""Programs: what a step does to its rows, put together from a graph's nodes as numbers for ``kernels/program.h``."""
+"""Programs: what a step does to its rows, made of a graph's nodes as numbers for ``kernels/program_code.h``."""
 
 import operator
 from collections.abc import Sequence

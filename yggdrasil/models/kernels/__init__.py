@@ -69,7 +69,7 @@ _library.define(
     "run_units(str name, Tensor table, Tensor carried, Tensor[] shared, int[] places, int count, int[] kept) "
     "-> Tensor[]"
 )
-_PROGRAM = "int[] code, float[] numbers"  # as program.h reads them
+_PROGRAM = "int[] code, float[] numbers"  # as program_code.h reads them
 _library.define(f"run_program(Tensor[] tensors, {_PROGRAM}, int[] results, int num_threads) -> Tensor[]")
 _library.define(
     "run_layers(Tensor table, Tensor carried, Tensor[] shared, int[] places, int count, int[] kept, "

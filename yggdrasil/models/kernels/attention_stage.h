@@ -82,15 +82,11 @@ class AttentionStage {
       : of_(laid_out(of, query)), attention_(of_, seen, rows, out, num_threads), query_(query), key_(key), value_(value), turn_(turn),
         rows_(rows), start_(seen.start) {}
 
-  void share_out(Stages& stages, int64_t num_threads) const {
-    stages.add<&AttentionStage::place>(*this, rows_ * of_.key_heads, num_threads);
-    stages.add<&TreeAttention<T>::attend>(attention_, attention_.count(), num_chunks_of(attention_.count(), num_threads, kMuch));
-  }
-
- private:
-  static AttentionOf<T> laid_out(AttentionOf<T> of, const T* query) {
-    of.query = query, of.query_head_stride = of.head_dim, of.query_row_stride = of.query_heads * of.head_dim;
-    return of;
+  // `work` does place() and attend() when the stages run.
+  template <typename Work>
+  void share_out(Stages& stages, const Work& work, int64_t num_threads) const {
+    stages.add<&Work::place>(work, rows_ * of_.key_heads, num_threads);
+    stages.add<&Work::attend>(work, attention_.count(), num_chunks_of(attention_.count(), num_threads, kMuch));
   }
 
   // Key heads of rows, each with the query heads that read it: one row has work for several threads.
@@ -104,6 +100,14 @@ class AttentionStage {
       turn_.turn(turn_.key_norm, row, key_ + from, d, const_cast<T*>(of_.key_cache) + to);
       std::copy(value_ + from, value_ + from + d, const_cast<T*>(of_.value_cache) + to);
     }
+  }
+
+  void attend(int64_t begin, int64_t end) const { attention_.attend(begin, end); }
+
+ private:
+  static AttentionOf<T> laid_out(AttentionOf<T> of, const T* query) {
+    of.query = query, of.query_head_stride = of.head_dim, of.query_row_stride = of.query_heads * of.head_dim;
+    return of;
   }
 
   AttentionOf<T> of_;

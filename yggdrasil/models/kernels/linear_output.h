@@ -84,6 +84,15 @@ struct LinearOutput {
   bool is_bf16;
 };
 
+// Where a stage's rows, weights and outputs lie just now: those of layers that repeat lie elsewhere in each.
+template <typename T>
+struct LinearPlaces {
+  virtual ~LinearPlaces() = default;
+  virtual InputRows<T> input() const = 0;
+  virtual const void* packed(size_t layer) const = 0;
+  virtual LinearOutput output(size_t layer) const = 0;
+};
+
 inline void offer_row(const LinearOutput& to, int64_t row, int64_t panel, const float* values, int64_t count) {
   const float* bias = to.bias ? to.bias + panel * kPanel : nullptr;
 #ifdef YGG_AVX2

@@ -70,17 +70,13 @@ class PackedStage {
     TORCH_CHECK(packed.scalar_type() == c10::CppTypeToScalarType<Given>::value, "input and packed weights must have one dtype");
     TORCH_CHECK(packed.size(0) == panels_of(output), "weights were not packed for this layer");
     const int64_t row_words = kMultipliesPairs ? steps_of(input_.inputs) : input_.inputs;
-    jobs_.push_back({static_cast<const uint32_t*>(packed.const_data_ptr()), words_of_rows(), tiled_, input_.rows, steps_of(input_.inputs), row_words,
+    jobs_.push_back({static_cast<const uint32_t*>(packed.const_data_ptr()), words_of(input_), tiled_, input_.rows, steps_of(input_.inputs), row_words,
                      packed.size(1) * kPanel, output});
     first_piece_.push_back(first_piece_.back() + (panels_of(output) + piece_ - 1) / piece_);
   }
 
-  // Other rows of the same number and size, and a layer's other weights of the same shape.
-  void turn_to(const InputRows<Given>& input) { input_ = input; }
-  void turn_to(size_t layer, const void* packed, const LinearOutput& output) {
-    LinearJob& job = jobs_[layer];
-    job.packed = static_cast<const uint32_t*>(packed), job.x = words_of_rows(), job.output = output;
-  }
+  // From now on rows, weights and outputs lie where this says when the stage runs.
+  void move_to(const LinearPlaces<Given>& places) { places_ = &places; }
 
   // `is_alone`: threads are not at hand yet, and few rows are made sooner than a second one sees them.
   void share_out(Stages& stages, int64_t num_threads, bool is_alone) const {
@@ -102,12 +98,14 @@ class PackedStage {
   }
 
   bool is_given() const { return std::is_same_v<Made, Given> && input_.are_given(); }
-  const uint32_t* words_of_rows() const { return static_cast<const uint32_t*>(is_given() ? static_cast<const void*>(input_.x) : made_); }
+  InputRows<Given> input_now() const { return places_ ? places_->input() : input_; }
+  const uint32_t* words_of(const InputRows<Given>& input) const { return static_cast<const uint32_t*>(is_given() ? static_cast<const void*>(input.x) : made_); }
 
   void make(int64_t begin, int64_t end) const {
+    const InputRows<Given> input = input_now();
     for (int64_t row = begin; row < end; ++row)
-      if (!is_given()) input_.read(row, 0, input_.inputs, input_.inverse_rms(row), made_ + row * input_.inputs);
-    if (tiled_) tile_input(words_of_rows(), begin, end, steps_of(input_.inputs), tiled_);
+      if (!is_given()) input.read(row, 0, input.inputs, input.inverse_rms(row), made_ + row * input.inputs);
+    if (tiled_) tile_input(words_of(input), begin, end, steps_of(input_.inputs), tiled_);
   }
 
   void multiply(int64_t begin, int64_t end) const {
@@ -122,6 +120,7 @@ class PackedStage {
       while (now >= first_piece_[i + 1]) ++i;
       last = now + std::min(most, std::min(end, first_piece_[i + 1]) - now);
       LinearJob job = jobs_[i];
+      if (places_) job.packed = static_cast<const uint32_t*>(places_->packed(i)), job.x = words_of(places_->input()), job.output = places_->output(i);
       job.output.best = best;
       run_rows(job, shares_, (now - first_piece_[i]) * piece_, std::min((last - first_piece_[i]) * piece_, panels_of(job.output)));
     }
@@ -131,6 +130,7 @@ class PackedStage {
   std::vector<int64_t> shares_;
   int64_t piece_;
   SharedBest* best_;
+  const LinearPlaces<Given>* places_ = nullptr;
   Made* made_ = nullptr;
   uint32_t* tiled_ = nullptr;
   std::vector<LinearJob> jobs_;

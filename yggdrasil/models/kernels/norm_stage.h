@@ -15,11 +15,12 @@ class NormStage {
   NormStage(const InputRows<T>& input, const T* residual, T* out) : input_(input), residual_(residual), out_(out) {}
 
   // `is_alone`: threads are not at hand yet, and few rows are normed sooner than a second one sees them.
-  void share_out(Stages& stages, int64_t num_threads, bool is_alone) const {
-    stages.add<&NormStage::write>(*this, input_.rows, is_alone && input_.rows < kFewRows ? 1 : num_threads);
+  // `work` does write() when the stages run.
+  template <typename Work>
+  void share_out(Stages& stages, const Work& work, int64_t num_threads, bool is_alone) const {
+    stages.add<&Work::write>(work, input_.rows, is_alone && input_.rows < kFewRows ? 1 : num_threads);
   }
 
- private:
   void write(int64_t begin, int64_t end) const {
     for (int64_t row = begin; row < end; ++row) {
       T* to = out_ + row * input_.inputs;
@@ -28,6 +29,7 @@ class NormStage {
     }
   }
 
+ private:
   void add(const T* residual, T* to) const {
     int64_t k = 0;
 #ifdef YGG_AVX2
@@ -50,7 +52,7 @@ inline Tensor norm_rows(const Tensor& input, const Tensor& norm, bool plus_one, 
   const auto run = [&]<typename T>(const InputRows<T>& rows) {
     const NormStage<T> stage(rows, residual ? added.const_data_ptr<T>() : nullptr, out.mutable_data_ptr<T>());
     Stages stages;
-    stage.share_out(stages, num_threads, /*is_alone=*/true);
+    stage.share_out(stages, stage, num_threads, /*is_alone=*/true);
     stages.run(num_threads);
   };
   x.is_bf16() ? run(x.as<BFloat16>()) : run(x.as<float>());

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <deque>
-#include <functional>
 #include <map>
 #include <utility>
 #include <vector>
@@ -16,7 +15,7 @@
 namespace yggdrasil {
 
 // A program over rows of dtype T. Between two units all threads wait for the one that lays out the next: once stages are
-// there, only pointers change.
+// there, only the places of values change.
 template <typename T>
 class ProgramRun {
  public:
@@ -61,8 +60,8 @@ class ProgramRun {
   // others lie in memory that outlives the call.
   void lay_out(const std::vector<const Tensor*>& tensors, const std::vector<std::pair<int64_t, void*>>& given) {
     uint32_t *memory = scratch_words<Scratch::rows>(stage_words_), *values = scratch_words<Scratch::values>(value_words_);
-    data_.clear(), packed_.clear(), quantised_.clear(), attentions_.clear(), norms_.clear(), turns_.clear(), stages_.clear();
-    widened_.resize(tensors.size());
+    data_.clear(), packed_.clear(), quantised_.clear(), attentions_.clear(), norms_.clear(), stages_.clear(), narrow_.clear();
+    widened_.assign(tensors.size(), {});
     for (size_t i = 0; i < tensors.size(); ++i) {
       TORCH_CHECK(size_of(tensors[i]) == sizes_[i], "layers that repeat have tensors of one size");
       data_.push_back(tensors[i] ? tensors[i]->const_data_ptr() : nullptr);
@@ -74,20 +73,22 @@ class ProgramRun {
         program_,
         [&](const LinearsCode& code) {
           check(code, tensors);
-          code.layers[3] >= 0 ? add(quantised_.emplace_back(input_of(code), memory), code, value, tensors)
-                              : add(packed_.emplace_back(input_of(code), memory), code, value, tensors);
+          code.layers[3] >= 0 ? add(quantised_.emplace_back(*this, code, value, memory), tensors) : add(packed_.emplace_back(*this, code, value, memory), tensors);
           value += code.layers.size() / 4;
         },
         [&](const AttentionCode& code) { add(code, seen()[attention++], value++, tensors); }, [&](const NormCode& code) { add(code, value++, tensors); });
   }
 
-  // Lets a value lie elsewhere, in memory of the same size and dtype; the stages know it behind turn().
+  // Lets a value lie elsewhere, in memory of the same size and dtype.
   void place(int64_t value, const void* data) { data_[value] = data; }
-  void turn() const {
-    for (const auto& turn : turns_) turn();
-  }
 
-  void run() { stages_.run(num_threads_); }
+  void run() {
+    for (const int64_t value : narrow_) {
+      const T* from = at(value);
+      for (float& number : widened_[value]) number = widen(*from++);
+    }
+    stages_.run(num_threads_);
+  }
 
  private:
   // Lays out what stages give; where nobody reads a value any more, the next of its size lies: a program of several layers
@@ -124,17 +125,50 @@ class ProgramRun {
     return *tensors[value];
   }
 
+  // Stages as threads run them: what they read and write is looked up then. Were it written into the stages between two
+  // units, each thread would wait for dozens of lines from the cache of the one that wrote.
   template <typename Stage>
-  void add(Stage& stage, const LinearsCode& code, int64_t first, const std::vector<const Tensor*>& tensors) {
-    for (size_t i = 0; i < code.layers.size() / 4; ++i) {
-      add_bias(code.layers[4 * i + 1], code.layers[4 * i + 2], tensors);
-      stage.add(tensor_at(code.layers[4 * i], tensors), code.layers[4 * i + 3], output_of(code, i, first + i));
+  struct LinearsWork : LinearPlaces<T> {
+    const ProgramRun& run;
+    LinearsCode code;
+    int64_t first;  // of the values that it gives
+    Stage stage;
+
+    LinearsWork(const ProgramRun& of, const LinearsCode& what, int64_t value, uint32_t* memory)
+        : run(of), code(what), first(value), stage(run.input_of(code), memory) {}
+    InputRows<T> input() const override { return run.input_of(code); }
+    const void* packed(size_t layer) const override { return run.data_[code.layers[4 * layer]]; }
+    LinearOutput output(size_t layer) const override { return run.output_of(code, layer, first + layer); }
+  };
+
+  struct AttentionWork {
+    const ProgramRun& run;
+    AttentionCode code;
+    AttentionOf<T> of;
+    const SeenKeys& sees;
+    int64_t value;
+
+    void place(int64_t begin, int64_t end) const { run.attention_of(code, of, sees, value).place(begin, end); }
+    void attend(int64_t begin, int64_t end) const { run.attention_of(code, of, sees, value).attend(begin, end); }
+  };
+
+  struct NormWork {
+    const ProgramRun& run;
+    NormCode code;
+    int64_t value;
+
+    void write(int64_t begin, int64_t end) const { run.norm_of(code, value).write(begin, end); }
+  };
+
+  template <typename Work>
+  void add(Work& work, const std::vector<const Tensor*>& tensors) {
+    const at::IntArrayRef layers = work.code.layers;
+    for (size_t i = 0; i < layers.size() / 4; ++i) {
+      add_bias(layers[4 * i + 1], layers[4 * i + 2], tensors);
+      work.stage.add(tensor_at(layers[4 * i], tensors), layers[4 * i + 3], work.output(i));
     }
-    stage.share_out(stages_, num_threads_, stages_.is_empty());
-    turns_.push_back([this, &stage, code, first] {
-      stage.turn_to(input_of(code));
-      for (size_t i = 0; i < code.layers.size() / 4; ++i) stage.turn_to(i, data_.at(code.layers[4 * i]), output_of(code, i, first + i));
-    });
+    work.stage.move_to(work);
+    work.stage.share_out(stages_, num_threads_, stages_.is_empty());
   }
 
   void add(const AttentionCode& code, SeenKeys& sees, int64_t value, const std::vector<const Tensor*>& tensors) {
@@ -144,9 +178,8 @@ class ProgramRun {
     sees.check(rows_, keys.size(1));
     const int64_t d = keys.size(2);
     const AttentionOf<T> of{nullptr, size(code.query) / d, 0, 0, nullptr, nullptr, keys.size(0), keys.size(1), d, code.scale, code.softcap};
-    auto& stage = attentions_.emplace_back(attention_of(code, of, sees, value));
-    stage.share_out(stages_, num_threads_);
-    turns_.push_back([this, &stage, code, of, &sees, value] { stage = attention_of(code, of, sees, value); });
+    const AttentionWork& work = attentions_.emplace_back(AttentionWork{*this, code, of, sees, value});
+    attention_of(code, of, sees, value).share_out(stages_, work, num_threads_);
   }
 
   void add(const NormCode& code, int64_t value, const std::vector<const Tensor*>& tensors) {
@@ -154,26 +187,18 @@ class ProgramRun {
     for (const int64_t read : {code.norm, code.residual}) TORCH_CHECK(read < 0 || size(read) == size(code.input), "a norm and a residual have the size of the input");
     check_rows({code.input, code.residual}, tensors);
     check_norm(code.norm, tensors);
-    NormStage<T>& stage = norms_.emplace_back(norm_of(code, value));
-    stage.share_out(stages_, num_threads_, stages_.is_empty());
-    turns_.push_back([this, &stage, code, value] { stage = norm_of(code, value); });
+    const NormWork& work = norms_.emplace_back(NormWork{*this, code, value});
+    norm_of(code, value).share_out(stages_, work, num_threads_, stages_.is_empty());
   }
 
-  // Biases of other rows than float32 ones are made float32, in memory that is kept.
+  // What is added to sums is float32; biases that are not are widened when the program runs.
   void add_bias(int64_t value, int64_t outputs, const std::vector<const Tensor*>& tensors) {
     if (value < 0) return;
     const Tensor& bias = tensor_at(value, tensors);
     const bool is_wide = bias.scalar_type() == at::kFloat;
     TORCH_CHECK((is_wide || is_of_rows(bias)) && bias.is_contiguous() && bias.numel() == outputs,
                 "a bias has a number an output, in the dtype of the rows or float32, not ", bias.sizes(), " of ", bias.scalar_type());
-    std::vector<float>& widened = widened_[value];
-    widened.resize(is_wide ? 0 : outputs);
-    if (is_wide) return;
-    const auto& turn = turns_.emplace_back([this, &widened, value] {
-      const T* from = at(value);
-      for (float& number : widened) number = widen(*from++);
-    });
-    turn();
+    if (!is_wide) narrow_.push_back(value), widened_[value].resize(outputs);
   }
 
   // What stages are made of, wherever values lie just now.
@@ -246,12 +271,12 @@ class ProgramRun {
   std::vector<int64_t> sizes_, places_;  // numbers of a row; where values lie among those that are not given
   int64_t stage_words_ = 0, value_words_ = 0;
   std::vector<const void*> data_;
-  std::vector<std::vector<float>> widened_;  // of a tensor that is a bias, where it is not float32
-  std::deque<PackedStage<T>> packed_;
-  std::deque<QuantisedStage<T>> quantised_;
-  std::deque<AttentionStage<T>> attentions_;
-  std::deque<NormStage<T>> norms_;
-  std::deque<std::function<void()>> turns_;  // what a stage takes over when values lie elsewhere
+  std::vector<int64_t> narrow_;              // biases that are not float32
+  std::vector<std::vector<float>> widened_;  // of these, by value
+  std::deque<LinearsWork<PackedStage<T>>> packed_;
+  std::deque<LinearsWork<QuantisedStage<T>>> quantised_;
+  std::deque<AttentionWork> attentions_;
+  std::deque<NormWork> norms_;
   Stages stages_;
 };
 

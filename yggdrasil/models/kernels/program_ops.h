@@ -58,6 +58,7 @@ inline std::vector<Tensor> run_layers(const Tensor& number, const Tensor& carrie
   const std::shared_ptr<const Table> table = table_of(*number.const_data_ptr<int64_t>());
   const Program program{code, numbers};
   const size_t own = places.size() / count;
+  constexpr size_t kLine = 8;  // pointers
   std::vector<Tensor> dense, results;
   dense.reserve(shared.size());
   results.reserve(kept.size());
@@ -69,25 +70,29 @@ inline std::vector<Tensor> run_layers(const Tensor& number, const Tensor& carrie
     tensors.resize(1 + shared.size());
     for (const int64_t place : of_unit(unit)) tensors.push_back(&table->tensors.at(place));
   };
+  // Looked up before anything runs: between two units all threads wait, and weights have passed through the caches.
+  std::vector<const void*> data;
+  std::vector<char> is_alike(count, false);  // to the unit before
+  data.reserve(places.size() + kLine);
+  for (const int64_t place : places) data.push_back(table->entries.at(place).data);
+  for (int64_t i = 1; i < count; ++i) is_alike[i] = table->are_alike(of_unit(i - 1), of_unit(i));
   take_own(0);
   return with_rows_of(value, [&]<typename T>(T) {
     ProgramRun<T> run(program, value.numel() / value.size(-1), tensors, num_threads);
     TORCH_CHECK(run.size(run.last_value()) == value.size(-1), "layers that repeat give rows of the size that they take");
     Tensor buffers[2];
-    for (int64_t i = 0, laid_out = -1; i < count; ++i) {
-      if (i + 1 < count) table->fetch(of_unit(i + 1));
+    for (int64_t i = 0; i < count; ++i) {
+      for (size_t k = 0; i + 1 < count && k < own + kLine; k += kLine) __builtin_prefetch(data.data() + (i + 1) * own + k);
       const bool is_kept = results.size() < kept.size() && kept[results.size()] == i;
       Tensor& buffer = buffers[i % 2];
       Tensor output = is_kept ? at::empty_like(value) : buffer.defined() ? buffer : buffer = at::empty_like(value);
-      if (laid_out >= 0 && table->are_alike(of_unit(laid_out), of_unit(i))) {
+      if (is_alike[i]) {
         run.place(0, value.const_data_ptr());
         run.place(run.last_value(), output.mutable_data_ptr());
-        for (size_t k = 0; k < own; ++k) run.place(1 + shared.size() + k, table->entries[of_unit(i)[k]].data);
-        run.turn();
+        for (size_t k = 0; k < own; ++k) run.place(1 + shared.size() + k, data[i * own + k]);
       } else {
         take_own(i);
         run.lay_out(tensors, {{run.last_value(), output.mutable_data_ptr()}});
-        laid_out = i;
       }
       run.run();
       if (is_kept) results.push_back(output);

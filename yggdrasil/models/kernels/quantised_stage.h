@@ -31,11 +31,8 @@ class QuantisedStage {
     first_pair_.push_back(first_pair_.back() + packed.size(0));
   }
 
-  // Other rows of the same number and size, and a layer's other weights of the same shape.
-  void turn_to(const InputRows<T>& input) { input_ = input; }
-  void turn_to(size_t layer, const void* packed, const LinearOutput& output) {
-    jobs_[layer].packed = static_cast<const uint8_t*>(packed), jobs_[layer].output = output;
-  }
+  // From now on rows, weights and outputs lie where this says when the stage runs.
+  void move_to(const LinearPlaces<T>& places) { places_ = &places; }
 
   // `is_alone`: threads are not at hand yet, and few rows are rounded sooner than a second one sees them.
   void share_out(Stages& stages, int64_t num_threads, bool is_alone) const {
@@ -52,13 +49,14 @@ class QuantisedStage {
 
   // Rows in tiles, one behind the other, a chunk of a tile at a time: chunks share no cache line, rows do.
   void round(int64_t begin, int64_t end) const {
+    const InputRows<T> input = places_ ? places_->input() : input_;
     float inverses[kMostRows];
     for (int64_t unit = begin; unit < end; ++unit) {
       const int64_t first = unit / chunks() * kMostRows, chunk = unit % chunks();
       const int64_t count = std::min(kMostRows, input_.rows - first), m = tile_size(count).rows;
       if (unit == begin || chunk == 0)
-        for (int64_t row = 0; row < count; ++row) inverses[row] = input_.inverse_rms(first + row);
-      round_rows(input_, first, count, inverses, m, chunk, rounded_ + (first * chunks() + chunk * m) * InputChunk::kBytes);
+        for (int64_t row = 0; row < count; ++row) inverses[row] = input.inverse_rms(first + row);
+      round_rows(input, first, count, inverses, m, chunk, rounded_ + (first * chunks() + chunk * m) * InputChunk::kBytes);
     }
   }
 
@@ -73,6 +71,7 @@ class QuantisedStage {
       while (pair >= first_pair_[i + 1]) ++i;
       last = pair + std::min(together, std::min(end, first_pair_[i + 1]) - pair);
       QuantisedJob job = jobs_[i];
+      if (places_) job.packed = static_cast<const uint8_t*>(places_->packed(i)), job.output = places_->output(i);
       job.output.best = best;
       for (int64_t row = 0; row < input_.rows; row += kMostRows) {
         const int64_t count = std::min(kMostRows, input_.rows - row);
@@ -85,6 +84,7 @@ class QuantisedStage {
   InputRows<T> input_;
   uint8_t* rounded_;
   SharedBest* best_;
+  const LinearPlaces<T>* places_ = nullptr;
   std::vector<QuantisedJob> jobs_;
   std::vector<int64_t> first_pair_{0};
 };

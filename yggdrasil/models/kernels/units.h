@@ -46,10 +46,7 @@ struct Table {
     return true;
   }
 
-  // What was read a step ago.
-  void fetch(at::IntArrayRef places) const {
-    for (const int64_t place : places) __builtin_prefetch(entries.data() + place);
-  }
+  // The headers were read a step ago, and all weights have passed through the caches since.
   void fetch_headers(at::IntArrayRef places) const {
     for (const int64_t place : places) {
       for (size_t line = 0; line < sizeof(c10::TensorImpl); line += 64) __builtin_prefetch(headers[place].first + line);
