@@ -27,6 +27,7 @@ _FUSED: dict[object, OpOverload] = {
 _BEST: dict[object, OpOverload] = {
     torch.ops.yggdrasil.packed_linear.default: torch.ops.yggdrasil.packed_best.default,
     torch.ops.yggdrasil.quantised_linear.default: torch.ops.yggdrasil.quantised_best.default,
+    torch.ops.yggdrasil.screened_linear.default: torch.ops.yggdrasil.screened_best.default,
 }
 _NORM = torch.ops.yggdrasil.norm_rows.default
 
@@ -48,6 +49,7 @@ def fuse_linears(exported: ExportedProgram) -> int:
     _drop_casts(graph)
     count = sum(_seek_best(graph, node) for node in list(graph.nodes))
     graph.eliminate_dead_code()
+    _drop_copies(graph)
     count += sum(_norm_behind(graph, node) for node in list(graph.nodes))
     graph.eliminate_dead_code()
     groups: dict[tuple[Node, object], list[Node]] = {}
@@ -138,6 +140,13 @@ def _seek_best(graph: Graph, best: Node) -> bool:
     best.replace_all_uses_with(found)
     graph.erase_node(best)
     return True
+
+
+def _drop_copies(graph: Graph) -> None:
+    """Where all outputs of a layer are wanted, a copy of its weights is of no use."""
+    for layer in [node for node in graph.nodes if node.target is torch.ops.yggdrasil.screened_linear.default]:
+        x, packed, bias, _, _, *others = layer.args
+        layer.target, layer.args = torch.ops.yggdrasil.packed_linear.default, (x, packed, bias, *others)
 
 
 def _whole_of(part: Node) -> Node | None:

@@ -124,7 +124,7 @@ def prepare_model(
     model.config.output_hidden_states = model.config.output_attentions = False
     model.config.return_dict = True
     if pack:
-        pack_linears(model, num_threads, quantise)
+        pack_linears(model, num_threads, quantise, model.get_output_embeddings())
     tensors = dict(model.named_parameters()) | dict(model.named_buffers())
     formats = [layer.format for layer in model.modules() if isinstance(layer, QuantisedLinear | QuantisedEmbedding)]
     described = model.config.to_json_string()

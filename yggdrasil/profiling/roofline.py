@@ -13,7 +13,7 @@ from torch import nn
 
 from yggdrasil.models.formats.layers import QuantisedEmbedding, QuantisedLinear
 from yggdrasil.models.loaded import LoadedModel
-from yggdrasil.models.packing import PackedLinear
+from yggdrasil.models.packing import PackedLinear, ScreenedLinear
 
 _MATRIX_SIZE = {"cpu": 1024, "cuda": 8192}
 _LEAST_BUFFER = 8 << 20  # bytes; a smaller buffer measures a cache that no step has to itself
@@ -50,6 +50,8 @@ def step_work(loaded: LoadedModel, width: int, context: int) -> StepWork:
         if isinstance(module, nn.Embedding | QuantisedEmbedding):
             num_bytes += width * own[0].nbytes // module.num_embeddings
             continue
+        if isinstance(module, ScreenedLinear):  # the least that is read of it
+            own = [module.copy, module.factors]
         num_bytes += sum(tensor.numel() * tensor.element_size() for tensor in own)
         if isinstance(module, PackedLinear | QuantisedLinear | nn.Linear):
             operations += 2 * width * module.in_features * module.out_features

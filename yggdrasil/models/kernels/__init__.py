@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from .build import load_native
-from .portable import PORTABLE, keep_rows
+from .portable import PORTABLE, keep_rows, screened_linear
 from .shapes import SHAPES
 
 __all__ = ["is_native"]
@@ -39,6 +39,10 @@ _library.define(
     "quantised_best(Tensor input, Tensor packed, Tensor? bias, int out_features, int format, int num_threads) "
     "-> (Tensor, Tensor)"
 )
+_SCREENED = "Tensor input, Tensor packed, Tensor? bias, Tensor copy, Tensor factors, int out_features, int num_threads"
+_library.define("can_screen() -> bool")
+_library.define(f"screened_linear({_SCREENED}) -> Tensor")
+_library.define(f"screened_best({_SCREENED}) -> (Tensor, Tensor)")
 _library.define("quantised_shape(Tensor rows, int format, int inputs) -> int[]")
 _library.define("pack_quantised(Tensor rows, int format, int inputs, Tensor(a!) packed) -> ()")
 _library.define(
@@ -103,6 +107,7 @@ def _on_cuda(name: str) -> Callable[..., Any]:
 for _name in (*PORTABLE, "keep_rows"):
     _library.impl(_name, _on_cuda(_name), "CUDA")
 _library.impl("keep_rows", keep_rows, "CPU")
+_library.impl("screened_linear", screened_linear, "CPU")
 for _name, _shape in SHAPES.items():
     torch.library.register_fake(f"yggdrasil::{_name}", _shape, lib=_library)
 

@@ -78,10 +78,17 @@ class PackedStage {
   // From now on rows, weights and outputs lie where this says when the stage runs.
   void move_to(const LinearPlaces<Given>& places) { places_ = &places; }
 
+  // Of one layer only these panels are wanted, which ascend.
+  void choose(std::span<const int64_t> panels) { chosen_ = panels; }
+
   // `is_alone`: threads are not at hand yet, and few rows are made sooner than a second one sees them.
   void share_out(Stages& stages, int64_t num_threads, bool is_alone) const {
     constexpr int64_t kMany = 3072;  // panels, which threads share out in more than a chunk each
     if (!is_given() || tiled_) stages.add<&PackedStage::make>(*this, input_.rows, is_alone && input_.rows < kFewRows ? 1 : num_threads);
+    if (!chosen_.empty()) {
+      stages.add<&PackedStage::multiply_chosen>(*this, chosen_.size(), num_threads);
+      return;
+    }
     stages.add<&PackedStage::multiply>(*this, first_piece_.back(), num_chunks_of(first_piece_.back(), num_threads, kMany / piece_));
   }
 
@@ -112,6 +119,14 @@ class PackedStage {
     shared_best(best_, [&](BestOfPanels* best) { multiply_for(best, begin, end); });
   }
 
+  void multiply_chosen(int64_t begin, int64_t end) const {
+    shared_best(best_, [&](BestOfPanels* best) {
+      LinearJob job = jobs_[0];
+      job.output.best = best;
+      for (const int64_t panel : chosen_.subspan(begin, end - begin)) run_rows(job, shares_, panel, panel + 1);
+    });
+  }
+
   void multiply_for(BestOfPanels* best, int64_t begin, int64_t end) const {
     const int64_t at_once = tiled_ ? 1 : kTilesAtOnce;
     const int64_t most = static_cast<int64_t>(shares_.size()) > at_once ? kNear / piece_ : std::numeric_limits<int64_t>::max();
@@ -135,6 +150,7 @@ class PackedStage {
   uint32_t* tiled_ = nullptr;
   std::vector<LinearJob> jobs_;
   std::vector<int64_t> first_piece_{0};
+  std::span<const int64_t> chosen_;
 };
 
 }  // namespace yggdrasil

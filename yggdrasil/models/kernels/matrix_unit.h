@@ -75,6 +75,11 @@ template <int Sums, int Rows, int Columns>
 inline void add_int8_products() {
   asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(Sums), "i"(Rows), "i"(Columns));
 }
+// The same of signed bytes in Rows and unsigned ones in Columns.
+template <int Sums, int Rows, int Columns>
+inline void add_mixed_products() {
+  asm volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(Sums), "i"(Rows), "i"(Columns));
+}
 #else
 constexpr bool has_matrix_unit() { return false; }
 #endif

@@ -5,6 +5,7 @@
 #include <torch/library.h>
 
 #include "quantised_ops.h"
+#include "screened_best.h"
 #include "shims.h"
 
 using namespace yggdrasil;
@@ -24,6 +25,16 @@ AOTITorchError aoti_torch_cpu_quantised_best(AtenTensorHandle input, AtenTensorH
   });
 }
 
+AOTITorchError aoti_torch_cpu_screened_best(AtenTensorHandle input, AtenTensorHandle packed, AtenTensorHandle* bias, AtenTensorHandle copy,
+                                            AtenTensorHandle factors, int64_t out_features, int64_t num_threads, AtenTensorHandle* best,
+                                            AtenTensorHandle* place) {
+  AOTI_TORCH_CONVERT_EXCEPTION_TO_ERROR_CODE({
+    give_both(screened_best(tensor_of(input), tensor_of(packed), pointer_to_optional<Tensor>(bias), tensor_of(copy), tensor_of(factors), out_features,
+                            num_threads),
+              best, place);
+  });
+}
+
 AOTITorchError aoti_torch_cpu_quantised_linears(AtenTensorHandle input, AtenTensorHandle* gate, bool gelu, AtenTensorHandle* norm,
                                                 bool plus_one, double eps, AtenTensorHandle* residual, const AtenTensorHandle* packed, int64_t num_packed,
                                                 const AtenTensorHandle** biases, int64_t num_biases, const int64_t* out_features,
@@ -38,11 +49,14 @@ AOTITorchError aoti_torch_cpu_quantised_linears(AtenTensorHandle input, AtenTens
   });
 }
 
+TORCH_LIBRARY_IMPL(yggdrasil, CompositeExplicitAutograd, m) { m.impl("can_screen", &can_screen); }
+
 TORCH_LIBRARY_IMPL(yggdrasil, CPU, m) {
   m.impl("quantised_shape", &quantised_shape);
   m.impl("pack_quantised", &pack_quantised);
   m.impl("quantised_linear", &quantised_linear);
   m.impl("quantised_linears", &quantised_linears);
   m.impl("quantised_best", &quantised_best);
+  m.impl("screened_best", &screened_best);
   m.impl("quantised_rows", &quantised_rows);
 }

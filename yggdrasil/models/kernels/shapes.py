@@ -58,6 +58,18 @@ def quantised_best(
     return best_tokens(x.flatten(0, -2), num_threads)
 
 
+def screened_linear(
+    x: Tensor, packed: Tensor, bias: Tensor | None, copy: Tensor, factors: Tensor, out_features: int, num_threads: int
+) -> Tensor:
+    return packed_linear(x, packed, bias, out_features, num_threads)
+
+
+def screened_best(
+    x: Tensor, packed: Tensor, bias: Tensor | None, copy: Tensor, factors: Tensor, out_features: int, num_threads: int
+) -> tuple[Tensor, Tensor]:
+    return packed_best(x, packed, bias, out_features, num_threads)
+
+
 def top_candidates(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
     shape = (values.shape[0], k)
     return values.new_empty(shape), values.new_empty(shape, dtype=torch.int64)
@@ -107,6 +119,8 @@ SHAPES: dict[str, Callable[..., Any]] = {
         norm_rows,
         packed_best,
         quantised_best,
+        screened_linear,
+        screened_best,
         best_tokens,
         top_candidates,
         tree_attention,
