@@ -99,17 +99,23 @@ inline void meet_panel(const ByteRows& rows, int64_t first, const uint8_t* panel
 }
 
 #ifdef YGG_AMX
-// Tiles 0 and 1 hold the high and the low bytes of rows, 2 weights, 4 and 5 sums.
+// Tiles 0 and 1 hold the high and the low bytes of rows, 2 weights, 4 and 5 sums. Sums of a panel are taken while the next
+// one's products are under way: what a tile has stored cannot be read at once.
 template <typename Take>
 void meet_panels_on_matrix_unit(const ByteRows& rows, const uint8_t* panels, int64_t begin, int64_t end, const Take& take) {
   MatrixUnit unit;
   for (const int tile : {0, 1, 4, 5}) unit.shape(tile, rows.rows, kTileBytes);
   unit.shape(2, kTileRows, kTileBytes);
   unit.take_shapes();
-  const int64_t inputs = filled(rows.inputs);
-  alignas(64) int32_t sums[2][kTileRows * 16];
+  const int64_t inputs = filled(rows.inputs), at_once = (rows.rows * kByteLine + inputs - 1) / inputs;
+  alignas(64) int32_t sums[2][2][kTileRows * 16];  // of two panels
+  const auto take_row = [&](int64_t panel, int64_t row) {
+    const auto& [high, low] = sums[panel % 2];
+    take(panel, row, whole_of(rows, row, _mm512_load_si512(high + row * 16), _mm512_load_si512(low + row * 16)));
+  };
   for (int64_t panel = begin; panel < end; ++panel) {
     const uint8_t* weights = panels + panel * panel_bytes(rows.inputs);
+    int64_t taken = panel > begin ? 0 : rows.rows;
     zero_tile<4>();
     zero_tile<5>();
     for (int64_t k = 0; k < inputs; k += kByteLine, weights += kTileRows * kTileBytes) {
@@ -119,12 +125,12 @@ void meet_panels_on_matrix_unit(const ByteRows& rows, const uint8_t* panels, int
       load_tile<1>(rows.row(1, 0) + k, inputs);
       add_mixed_products<4, 0, 2>();
       add_mixed_products<5, 1, 2>();
+      for (const int64_t due = std::min(taken + at_once, rows.rows); taken < due; ++taken) take_row(panel - 1, taken);
     }
-    store_tile<4>(sums[0], kTileBytes);
-    store_tile<5>(sums[1], kTileBytes);
-    for (int64_t row = 0; row < rows.rows; ++row)
-      take(panel, row, whole_of(rows, row, _mm512_load_si512(sums[0] + row * 16), _mm512_load_si512(sums[1] + row * 16)));
+    store_tile<4>(sums[panel % 2][0], kTileBytes);
+    store_tile<5>(sums[panel % 2][1], kTileBytes);
   }
+  for (int64_t row = 0; begin < end && row < rows.rows; ++row) take_row(end - 1, row);
 }
 #endif
 
