@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 Backend = Literal["inductor", "eager", "cudagraph"]
 # Code that is traced into packages; a change anywhere else leaves them valid.
 _TRACED_SOURCES = (
-    "models/attention.py", "models/cache.py", "models/compiled.py", "models/packing.py", "models/fusion.py",
-    "models/chains.py", "models/lowering.py", "models/matching.py", "models/program.py",
-    "models/formats/layers.py", "models/repeated.py",
-    "models/units.py", "models/traced.py", "models/runner.py", "models/kernels/__init__.py",
+    "models/attention.py", "models/cache.py", "models/compiled.py", "models/packing.py", "models/experts.py",
+    "models/fusion.py", "models/plain_linears.py", "models/packable.py", "models/chains.py", "models/lowering.py",
+    "models/matching.py", "models/program.py", "models/formats/layers.py", "models/repeated.py", "models/units.py",
+    "models/traced.py", "models/runner.py", "models/kernels/__init__.py",
     "models/kernels/portable.py", "models/kernels/shapes.py", "tree/growth.py", "tree/token_tree.py",
     "acceptance/greedy.py", "drafters/steps.py", "drafters/chosen_steps.py", "drafters/heads/module.py",
     "drafters/heads/state_head.py", "drafters/heads/first_eagle.py", "drafters/heads/mtp.py",
@@ -208,12 +208,14 @@ def compile_package(
     """
     from yggdrasil.models.chains import chain_linears  # here, as below: a second of imports that no package needs
     from yggdrasil.models.fusion import fuse_linears
+    from yggdrasil.models.plain_linears import keep_sums
     from yggdrasil.models.units import drop_assertions, without_unused_inputs
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # PyTorch's own, about its own internals
         exported = _exported(module, inputs, () if key.width is not None else getattr(module, "wide", ()))
         drop_assertions(exported)
+        keep_sums(exported)
         if fuse:
             fuse_linears(exported)
         units = _compile_units(exported, key, len(flatten(inputs[:2])) - 1, fuse=fuse) if is_native() else ()

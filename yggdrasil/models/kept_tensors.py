@@ -37,7 +37,10 @@ _DTYPES = {
 }  # fmt: skip
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 # What decides how tensors lie; a change makes those that were kept out of date.
-_SOURCES = ("packing.py", "loading.py", "kept_tensors.py", "outline.py", "gguf_*.py", "formats/*.py", "kernels/*.[hc]*")
+_SOURCES = (
+    "packing.py", "packable.py", "experts.py", "loading.py", "kept_tensors.py", "outline.py", "gguf_*.py",
+    "formats/*.py", "kernels/*.[hc]*",
+)  # fmt: skip
 
 
 def open_model(

@@ -1,11 +1,7 @@
-"""Replace a model's linear layers by packed ones, in place: one packed copy serves the steps of every width.
+"""Replace a model's linears and experts by packed ones, in place: one packed copy serves the steps of every width.
 
 A packed layer changes neither the module tree's names nor the function; only the weights' layout in memory.
 """
-
-import ctypes
-import mmap
-import sys
 
 import torch
 from torch import Tensor, nn
@@ -13,16 +9,16 @@ from transformers.pytorch_utils import Conv1D
 
 import yggdrasil.models.kernels  # noqa: F401  (registers torch.ops.yggdrasil)
 from yggdrasil.models.arena import Arena
+from yggdrasil.models.experts import pack_experts
 from yggdrasil.models.formats.layers import QuantisedEmbedding, QuantisedLinear
 from yggdrasil.models.formats.rows import PackedRows, Quantise
 from yggdrasil.models.kernels import is_native
+from yggdrasil.models.packable import is_packable, page_out
 
-PACKED_DTYPES = (torch.bfloat16, torch.float32)
 _SCREENED_BYTES = 1 << 24  # of a head; a smaller one stays in a processor's caches, and a copy would gain nothing
 _PANEL, _TILE, _MOST = 16, 64, 127  # outputs of a panel, inputs of a tile, the greatest multiple that a byte holds
 _PANELS_AT_ONCE = 256  # in double precision a whole head would take more memory than a model
 _SURELY = 1 + 1e-6  # for what float32 takes from norms
-_PAGE_OUT = 21  # MADV_PAGEOUT: the system may take the pages back; they are read from the file again if needed
 
 
 class PackedLinear(nn.Module):
@@ -110,7 +106,7 @@ def _copy_panels(weight: Tensor, copy: Tensor, factors: Tensor) -> None:
 def pack_linears(
     model: nn.Module, num_threads: int, quantise: Quantise | None = None, head: nn.Module | None = None
 ) -> None:
-    """Pack every linear layer of ``model``, and embeddings where ``quantise`` gives their rows.
+    """Pack linear layers and mixtures' experts of ``model``, and embeddings where ``quantise`` gives their rows.
 
     A quantised table that serves two modules is packed once; else tied embeddings keep their own (unpacked) table. Of
     the ``head``, a layer of the model, often no more is wanted than the greatest output.
@@ -142,8 +138,8 @@ class _Packer:
         elif type(module) is Conv1D:
             weight = module.weight.t()
         else:
-            return None
-        if weight.dtype not in PACKED_DTYPES or weight.device.type != "cpu":
+            return pack_experts(module, self._num_threads, self._arena)
+        if not is_packable(weight):
             return None
         found = self._quantised_weight(name, module.weight, weight)
         packed: nn.Module
@@ -154,7 +150,7 @@ class _Packer:
             packed = kind(weight, module.bias, self._num_threads, self._arena)
         else:
             return None
-        _page_out(module.weight)
+        page_out(module.weight)
         return packed
 
     def _quantised_weight(self, name: str, parameter: Tensor, weight: Tensor) -> PackedRows | None:
@@ -166,16 +162,3 @@ class _Packer:
                 return None
             self._quantised[place] = rows.pack(self._arena)
         return self._quantised[place]
-
-
-def _page_out(weight: Tensor) -> None:
-    """Give up the memory of a weight that was read from a mapped file: else a model is resident twice once packed.
-
-    The mapping lives as long as any tensor of the checkpoint does, so dropping the tensor is not enough.
-    """
-    if sys.platform != "linux":
-        return
-    begin = -(-weight.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
-    size = (weight.data_ptr() + weight.nbytes - begin) // mmap.PAGESIZE * mmap.PAGESIZE
-    if size > 0:
-        ctypes.CDLL(None).madvise(ctypes.c_void_p(begin), ctypes.c_size_t(size), _PAGE_OUT)

@@ -23,6 +23,11 @@ _library = torch.library.Library("yggdrasil", "DEF")
 _library.define("packed_shape(Tensor weight) -> int[]")
 _library.define("pack_linear(Tensor weight, Tensor(a!) packed) -> ()")
 _library.define("packed_linear(Tensor input, Tensor packed, Tensor? bias, int out_features, int num_threads) -> Tensor")
+_library.define("plain_linear(Tensor input, Tensor weight, Tensor? bias, int num_threads) -> Tensor")
+_library.define(
+    "packed_experts(Tensor input, Tensor chosen, Tensor shares, Tensor gate_up, Tensor down, int inner_features, "
+    "bool gelu, int num_threads) -> Tensor"
+)
 # What linears do beside multiplying.
 _AROUND = "Tensor? gate, bool gelu, Tensor? norm, bool plus_one, float eps, Tensor? residual"
 _library.define(

@@ -18,17 +18,15 @@ inline void shape_for_linear(MatrixUnit& unit, int64_t rows) {
   unit.take_shapes();
 }
 
-// Input rows [begin, end) as tiles, [block of 16 rows, tile along K, 16, 16 words], ends filled with zeros. Rows as they come lie a
-// power of two apart, and a few dozen of them fight for the same sets of the cache.
-inline void tile_input(const uint32_t* x, int64_t begin, int64_t end, int64_t k_steps, uint32_t* tiled) {
+// A row's inputs as the row-th of tiles [block of 16 rows, tile along K, 16, 16 words], ends filled with zeros. Rows as they come
+// lie a power of two apart, and a few dozen of them fight for the same sets of the cache.
+inline void tile_row(const uint32_t* inputs, int64_t row, int64_t k_steps, uint32_t* tiled) {
   const int64_t tiles = (k_steps + kTilePairs - 1) / kTilePairs;
-  for (int64_t row = begin; row < end; ++row) {
-    uint32_t* target = tiled + (row / kTileRows * tiles * kTileRows + row % kTileRows) * kTilePairs;
-    for (int64_t k = 0; k < k_steps; k += kTilePairs, target += kTileRows * kTilePairs) {
-      const int64_t count = std::min<int64_t>(kTilePairs, k_steps - k);
-      std::memcpy(target, x + row * k_steps + k, count * sizeof(uint32_t));
-      std::fill(target + count, target + kTilePairs, 0u);
-    }
+  uint32_t* target = tiled + (row / kTileRows * tiles * kTileRows + row % kTileRows) * kTilePairs;
+  for (int64_t k = 0; k < k_steps; k += kTilePairs, target += kTileRows * kTilePairs) {
+    const int64_t count = std::min<int64_t>(kTilePairs, k_steps - k);
+    std::memcpy(target, inputs + k, count * sizeof(uint32_t));
+    std::fill(target + count, target + kTilePairs, 0u);
   }
 }
 
@@ -128,7 +126,7 @@ inline void run_matrix_panels(const LinearJob& job, int64_t row, int64_t rows, i
 }
 #else
 inline int64_t tiled_words(int64_t, int64_t) { return 0; }
-inline void tile_input(const uint32_t*, int64_t, int64_t, int64_t, uint32_t*) {}
+inline void tile_row(const uint32_t*, int64_t, int64_t, uint32_t*) {}
 #endif
 
 }  // namespace yggdrasil

@@ -13,9 +13,9 @@
 
 namespace yggdrasil {
 
-#ifdef YGG_AMX
 constexpr int64_t kTileRows = 16, kTileBytes = 64;
 
+#ifdef YGG_AMX
 // The operating system grants the matrix unit's state to a process that asks.
 inline bool has_matrix_unit() {
   constexpr int kRequestPermission = 0x1023, kTileData = 18;

@@ -19,10 +19,12 @@
 #include "best_token.h"
 #include "counts.h"
 #include "direct.h"
+#include "experts.h"
 #include "kept_memory.h"
 #include "linear_ops.h"
 #include "norm_stage.h"
 #include "package.h"
+#include "plain_linear.h"
 #include "ranking.h"
 #include "rows_attention.h"
 #include "shims.h"
@@ -86,6 +88,21 @@ AOTITorchError aoti_torch_cpu_packed_linears(AtenTensorHandle input, AtenTensorH
   });
 }
 
+AOTITorchError aoti_torch_cpu_plain_linear(AtenTensorHandle input, AtenTensorHandle weight, AtenTensorHandle* bias, int64_t num_threads,
+                                           AtenTensorHandle* result) {
+  AOTI_TORCH_CONVERT_EXCEPTION_TO_ERROR_CODE({
+    *result = new_tensor_handle(plain_linear(tensor_of(input), tensor_of(weight), pointer_to_optional<Tensor>(bias), num_threads));
+  });
+}
+
+AOTITorchError aoti_torch_cpu_packed_experts(AtenTensorHandle input, AtenTensorHandle chosen, AtenTensorHandle shares, AtenTensorHandle gate_up,
+                                             AtenTensorHandle down, int64_t inner_features, bool gelu, int64_t num_threads, AtenTensorHandle* result) {
+  AOTI_TORCH_CONVERT_EXCEPTION_TO_ERROR_CODE({
+    *result = new_tensor_handle(packed_experts(tensor_of(input), tensor_of(chosen), tensor_of(shares), tensor_of(gate_up), tensor_of(down),
+                                               inner_features, gelu, num_threads));
+  });
+}
+
 AOTITorchError aoti_torch_cpu_norm_rows(AtenTensorHandle input, AtenTensorHandle norm, bool plus_one, double eps, AtenTensorHandle* residual,
                                         int64_t num_threads, AtenTensorHandle* result) {
   AOTI_TORCH_CONVERT_EXCEPTION_TO_ERROR_CODE({
@@ -117,6 +134,8 @@ TORCH_LIBRARY_IMPL(yggdrasil, CPU, m) {
   m.impl("packed_linear", &packed_linear);
   m.impl("packed_linears", &packed_linears);
   m.impl("packed_best", &packed_best);
+  m.impl("packed_experts", &packed_experts);
+  m.impl("plain_linear", &plain_linear);
   m.impl("norm_rows", &norm_rows);
   m.impl("tree_attention", &tree_attention);
   m.impl("rows_attention", &rows_attention);

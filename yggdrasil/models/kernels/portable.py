@@ -1,7 +1,7 @@
 """Operators in PyTorch, for any device: what the native ones compute, and what takes their place without a compiler.
 
 Dims: W rows of the step, Hq query heads, Hkv key heads, D head size, S cache capacity, T tree slots, K inputs,
-N outputs.
+N outputs; of experts E, of which a row chooses K, H hidden size, I inner size.
 """
 
 from collections.abc import Callable
@@ -43,6 +43,31 @@ def packed_linears(  # noqa: PLR0913  (an operator's schema)
         x = (torch.nn.functional.gelu(gate, approximate="tanh") if gelu else torch.nn.functional.silu(gate)) * x
     outputs = [torch.nn.functional.linear(x, weight, bias) for weight, bias in zip(packed, biases, strict=True)]
     return outputs if residual is None else [outputs[0] + residual]
+
+
+def plain_linear(x: Tensor, weight: Tensor, bias: Tensor | None, num_threads: int) -> Tensor:
+    return torch.nn.functional.linear(x, weight, bias)
+
+
+def packed_experts(
+    x: Tensor,  # [W, H]
+    chosen: Tensor,  # [W, K] int64; one past the last expert is none
+    shares: Tensor,  # [W, K]: weights of what the experts give
+    gate_up: Tensor,  # [E, 2, I, H]
+    down: Tensor,  # [E, 1, H, I]
+    inner_features: int,
+    gelu: bool,  # gelu by tanh, else silu
+    num_threads: int,
+) -> Tensor:
+    """The weighted sum [W, H] of what the experts give that a row chose, in the order of their numbers."""
+    output = torch.zeros_like(x)
+    for expert, ((gate, up), (last,)) in enumerate(zip(gate_up, down, strict=True)):
+        places, rows = torch.where(chosen.t() == expert)
+        (given,) = packed_linears(
+            x[rows] @ up.t(), x[rows] @ gate.t(), gelu, None, False, 0.0, None, [last], [None], [], num_threads
+        )
+        output.index_add_(0, rows, (given * shares[rows, places, None]).to(x.dtype))
+    return output
 
 
 def norm_rows(x: Tensor, norm: Tensor, plus_one: bool, eps: float, residual: Tensor | None, num_threads: int) -> Tensor:
@@ -185,6 +210,8 @@ PORTABLE: dict[str, Callable[..., Any]] = {
         pack_linear,
         packed_linear,
         packed_linears,
+        plain_linear,
+        packed_experts,
         norm_rows,
         packed_best,
         tree_attention,

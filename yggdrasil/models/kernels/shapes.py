@@ -37,6 +37,17 @@ def packed_linears(  # noqa: PLR0913
     return [x.new_empty((*x.shape[:-1], size)) for size in out_features]
 
 
+def plain_linear(x: Tensor, weight: Tensor, bias: Tensor | None, num_threads: int) -> Tensor:
+    return x.new_empty((*x.shape[:-1], weight.shape[0]))
+
+
+def packed_experts(
+    x: Tensor, chosen: Tensor, shares: Tensor, gate_up: Tensor, down: Tensor, inner_features: int, gelu: bool,
+    num_threads: int,
+) -> Tensor:  # fmt: skip
+    return x.new_empty(x.shape)
+
+
 def norm_rows(x: Tensor, norm: Tensor, plus_one: bool, eps: float, residual: Tensor | None, num_threads: int) -> Tensor:
     return x.new_empty(x.shape)
 
@@ -116,6 +127,8 @@ SHAPES: dict[str, Callable[..., Any]] = {
         quantised_linears,
         quantised_rows,
         packed_linears,
+        plain_linear,
+        packed_experts,
         norm_rows,
         packed_best,
         quantised_best,

@@ -1,0 +1,29 @@
+"""Which weights can be packed, and the memory of those that were."""
+
+import ctypes
+import mmap
+import sys
+
+import torch
+from torch import Tensor
+
+_DTYPES = (torch.bfloat16, torch.float32)
+_PAGE_OUT = 21  # MADV_PAGEOUT: the system may take the pages back; they are read from the file again if needed
+
+
+def is_packable(weight: Tensor) -> bool:
+    """Whether kernels know matrices [..., N, K] like these, where K is even."""
+    return weight.dtype in _DTYPES and weight.device.type == "cpu"
+
+
+def page_out(weight: Tensor) -> None:
+    """Give up the memory of a weight that was read from a mapped file: else a model is resident twice once packed.
+
+    The mapping lives as long as any tensor of the checkpoint does, so dropping the tensor is not enough.
+    """
+    if sys.platform != "linux":
+        return
+    begin = -(-weight.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
+    size = (weight.data_ptr() + weight.nbytes - begin) // mmap.PAGESIZE * mmap.PAGESIZE
+    if size > 0:
+        ctypes.CDLL(None).madvise(ctypes.c_void_p(begin), ctypes.c_size_t(size), _PAGE_OUT)
