@@ -50,6 +50,8 @@ _INDUCTOR_OPTIONS = {
     # Round to the model's dtype after every operator, as eager does. Else rounding follows fusion, fusion follows the
     # width, and a plain step and a verified row differ in their last bits.
     "emulate_precision_casts": True,
+    # Sums of a few numbers, as of the weights of a row's experts, would be unrolled for several rows and not for one.
+    "unroll_reductions_threshold": 1,
     "aot_inductor.custom_ops_to_c_shims": c_shims(),
 }
 
