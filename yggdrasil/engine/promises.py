@@ -50,8 +50,8 @@ class KeptLift:
     the drafter adds; so that is compared with what it was to add where it was tried.
     """
 
-    _MEMORY = 0.99  # of what was seen, an iteration: what one adds says little
-    _PRIOR = 64.0  # tokens that count as promised and kept before anything was seen: those of hundreds of trees
+    _MEMORY = 0.995  # of what was seen, an iteration: what one adds says little
+    _PRIOR = 40.0  # tokens that count as promised and kept before anything was seen: those of a hundred trees
 
     def __init__(self) -> None:
         self._promised = self._added = 0.0
