@@ -1,7 +1,6 @@
 // Which panels may hold a row's greatest output, by outputs that are known within a bound.
 #pragma once
 
-#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <vector>
@@ -35,40 +34,46 @@ class Sieve {
   };
 
   // `factors` [panels, 3, 16] of the outputs; `slack`: the share of the greatest output that rounding may take from it.
-  Sieve(const float* factors, const std::vector<RowFactors>& rows, float slack)
-      : factors_(factors), rows_(rows), slack_(slack), least_(rows.size() * kLanesOfPanel, -std::numeric_limits<float>::infinity()), kept_(rows.size()) {}
+  Sieve(const float* factors, const std::vector<RowFactors>& rows, float slack) : factors_(factors), slack_(slack) {
+    for (const RowFactors& each : rows) rows_.push_back({each, kNothing, kNothing, {}});
+  }
 
   // A panel's products with a row, as sums of integers; `bias` is added to them.
   void offer(int64_t row, int64_t panel, Lanes sums, Lanes bias) {
-    const RowFactors& own = rows_[row];
+    Row& own = rows_[row];
     const float* factors = factors_ + panel * kFactors * kLanesOfPanel;
-    float* least = least_.data() + row * kLanesOfPanel;
-    const Lanes about = fused(sums, load16(factors) * spread(own.scale), bias);
-    const Lanes off = fused(load16(factors + kLanesOfPanel), spread(own.of_lost), load16(factors + 2 * kLanesOfPanel) * spread(own.of_left));
-    const Lanes known = larger(about - off, load16(least)), most = about + off;
-    store16(least, known);
-    if (reaches(most, reduced(known))) kept_[row].push_back({panel, largest_of(most)});
+    const Lanes about = fused(sums, load16(factors) * spread(own.factors.scale), bias);
+    const Lanes off = fused(load16(factors + kLanesOfPanel), spread(own.factors.of_lost), load16(factors + 2 * kLanesOfPanel) * spread(own.factors.of_left));
+    const Lanes most = about + off;
+    if (reaches(most, spread(own.enough))) keep(own, panel, largest_of(most), largest_of(about - off));
   }
 
-  float least(int64_t row) const {
-    return *std::max_element(least_.begin() + row * kLanesOfPanel, least_.begin() + (row + 1) * kLanesOfPanel);
-  }
-  const std::vector<Panel>& kept(int64_t row) const { return kept_[row]; }
+  float least(int64_t row) const { return rows_[row].least; }
+  const std::vector<Panel>& kept(int64_t row) const { return rows_[row].kept; }
 
   // Outputs below this are smaller than one of `greatest`, rounded or not.
   static float reduced(float greatest, float slack) { return greatest - std::abs(greatest) * slack - kTiny; }
 
  private:
   static constexpr int64_t kLanesOfPanel = 16;
+  static constexpr float kNothing = -std::numeric_limits<float>::infinity();
   static constexpr float kTiny = 1e-30f;  // more than is lost where units take next to nothing for zero
 
-  Lanes reduced(Lanes greatest) const { return greatest - larger(greatest, zeros() - greatest) * spread(slack_) - spread(kTiny); }
+  struct Row {
+    RowFactors factors;
+    float least;   // the greatest output that is certain
+    float enough;  // the least that an output must reach to be the greatest
+    std::vector<Panel> kept;
+  };
+
+  [[gnu::noinline]] void keep(Row& row, int64_t panel, float most, float least) const {
+    row.kept.push_back({panel, most});
+    if (least > row.least) row.least = least, row.enough = reduced(least, slack_);
+  }
 
   const float* factors_;
-  const std::vector<RowFactors>& rows_;
   float slack_;
-  std::vector<float> least_;  // [rows, 16]: the greatest output that is certain, lane by lane
-  std::vector<std::vector<Panel>> kept_;
+  std::vector<Row> rows_;
 };
 #endif
 
