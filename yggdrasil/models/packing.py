@@ -12,13 +12,8 @@ from yggdrasil.models.arena import Arena
 from yggdrasil.models.experts import pack_experts
 from yggdrasil.models.formats.layers import QuantisedEmbedding, QuantisedLinear
 from yggdrasil.models.formats.rows import PackedRows, Quantise
-from yggdrasil.models.kernels import is_native
 from yggdrasil.models.packable import is_packable, page_out
-
-_SCREENED_BYTES = 1 << 24  # of a head; a smaller one stays in a processor's caches, and a copy would gain nothing
-_PANEL, _TILE, _MOST = 16, 64, 127  # outputs of a panel, inputs of a tile, the greatest multiple that a byte holds
-_PANELS_AT_ONCE = 256  # in double precision a whole head would take more memory than a model
-_SURELY = 1 + 1e-6  # for what float32 takes from norms
+from yggdrasil.models.screening import copy_of, pays_a_copy
 
 
 class PackedLinear(nn.Module):
@@ -54,53 +49,22 @@ class PackedLinear(nn.Module):
 
 
 class ScreenedLinear(PackedLinear):
-    """A head whose greatest output is found through a copy in 8 bits: most of its weights are read as that alone.
-
-    ``copy`` [panels, K / 4, 16, 4] uint8 are the weights as multiples of a scale an output, 128 added, K filled to
-    whole tiles of 64. ``factors`` [panels, 3, 16] float32 are those scales, the norms of what was lost of each output's
-    weights, and of what is left.
-    """
+    """A head whose greatest output is found through a copy in 8 bits (``copy_of``), mostly read as that alone."""
 
     copy: Tensor
     factors: Tensor
 
     def __init__(self, weight: Tensor, bias: Tensor | None, num_threads: int, arena: Arena) -> None:
         super().__init__(weight, bias, num_threads, arena)
-        panels, inputs = -(-self.out_features // _PANEL), -(-self.in_features // _TILE) * _TILE
-        copy = arena.zeros((panels, inputs // 4, _PANEL, 4), torch.uint8)
-        factors = torch.empty(panels, 3, _PANEL)
-        for first in range(0, panels, _PANELS_AT_ONCE):
-            some = slice(first, min(first + _PANELS_AT_ONCE, panels))
-            _copy_panels(weight.detach()[some.start * _PANEL : some.stop * _PANEL], copy[some], factors[some])
+        copy, factors = copy_of(weight.detach(), arena)
         self.register_buffer("copy", copy)
         self.register_buffer("factors", factors)
-
-    @staticmethod
-    def serves(weight: Tensor) -> bool:
-        """Whether the processor multiplies bytes, and the head is large enough; numbers must be finite."""
-        can_screen = is_native() and torch.ops.yggdrasil.can_screen()
-        return can_screen and weight.nbytes >= _SCREENED_BYTES and bool(torch.stack(weight.aminmax()).isfinite().all())
 
     def forward(self, x: Tensor) -> Tensor:  # [..., K] -> [..., N]
         output: Tensor = torch.ops.yggdrasil.screened_linear(
             x, self.packed, self.bias, self.copy, self.factors, self.out_features, self.num_threads
         )
         return output
-
-
-def _copy_panels(weight: Tensor, copy: Tensor, factors: Tensor) -> None:
-    """Write the panels of some outputs of ``weight`` [n, K]; where a panel has no output, nothing is known of it."""
-    values = weight.double()
-    scale = (values.abs().amax(dim=1, keepdim=True) / _MOST).float().clamp(min=torch.finfo(torch.float32).tiny).double()
-    multiples = (values / scale).round().clamp(-_MOST, _MOST)
-    left = multiples * scale
-    rows, inputs = copy.shape[0] * _PANEL, copy.shape[1] * 4
-    filled = torch.full((rows, inputs), 128, dtype=torch.uint8)
-    filled[: len(values), : values.shape[1]] = (multiples + 128).to(torch.uint8)
-    copy.copy_(filled.view(-1, _PANEL, inputs // 4, 4).transpose(1, 2))
-    known = torch.stack([scale[:, 0], (values - left).norm(dim=1) * _SURELY, left.norm(dim=1) * _SURELY])
-    unknown = torch.tensor([[1.0], [torch.inf], [torch.inf]]).expand(3, rows - len(values))
-    factors.copy_(torch.cat([known.float(), unknown], dim=1).view(3, -1, _PANEL).transpose(0, 1))
 
 
 def pack_linears(
@@ -146,7 +110,7 @@ class _Packer:
         if found is not None:
             packed = QuantisedLinear(found, module.bias, self._num_threads)
         elif weight.shape[1] % 2 == 0:
-            kind = ScreenedLinear if module is self._head and ScreenedLinear.serves(weight) else PackedLinear
+            kind = ScreenedLinear if module is self._head and pays_a_copy(weight) else PackedLinear
             packed = kind(weight, module.bias, self._num_threads, self._arena)
         else:
             return None

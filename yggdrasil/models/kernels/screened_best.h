@@ -3,7 +3,7 @@
 //
 // The copy says of every output what it is within a bound. Of a row x and weights w, rounded to x' and w', the products are
 // no further apart than |x| |w - w'| + |x - x'| |w'| (Cauchy and Schwarz). Panels of which an output may be the greatest
-// are then multiplied as they are without a copy, so results are the same to the bit: some six panels a row of a model's
+// are then multiplied as they are without a copy, so results are the same to the bit: some five panels a row of a model's
 // head, of thousands.
 #pragma once
 
