@@ -60,7 +60,7 @@ CASES = {
     "one number far above the others": lambda w, x: (w, torch.cat([x[:, :-1], 1000 * x[:, -1:]], 1)),
     "weights far apart": lambda w, x: (w * 2.0 ** torch.randint(-20, 20, w.shape, generator=torch.Generator()), x),
     "small weights": lambda w, x: (w * 1e-30, x),
-    "weights that units take for zero": lambda w, x: (w * 3e-38, x * 1e30),
+    "weights that units take for zero": lambda w, x: (w * 3e-38, x * 1e15),
     "small rows": lambda w, x: (w, x * torch.logspace(0, -38, len(x))[:, None]),
     "large products": lambda w, x: (w * 1e20, x * 1e18),
     "a row of zeros": lambda w, x: (w, x * (torch.arange(len(x)) % 3 > 0)[:, None]),
@@ -168,3 +168,48 @@ def test_steps_that_seek_the_best_alone_screen_the_head(shows):
     names = ("screened_linear", "screened_best", "packed_linear", "best_tokens")
     assert {name for name in names if getattr(ours, name).default in operators} == expected
     assert all(map(torch.equal, exported.module()(x), step(x)))
+
+
+def by_lossy_weights(lead):
+    """Two outputs of which rounding takes as much as it can from the second, and gives it to the first.
+
+    What is lost is parallel to the row, so the bound is reached. The first is ``lead`` above the second, in sixteenths.
+    """
+    row, weights = torch.ones(256), torch.full((2, 256), 8.0)
+    row[0], weights[:, 0] = 0.0, 127.0  # it decides the scale alone
+    weights[0, 1:] -= 7 / 16
+    weights[1, 1:] += 7 / 16
+    weights[0, 1 : 1 + (223 + lead) // 2] += 2
+    weights[:, -1] += 5
+    return row, weights
+
+
+def by_a_lossy_row():
+    """The same by what rounding takes from the row, which is parallel to the weights; the outputs are a 300th apart."""
+    row, weights = torch.full((256,), 8.4375 * 2.0**-15), torch.full((2, 256), -127.0)
+    row[0], row[1] = 127 / 128, 2.0**-6
+    weights[0, 0], weights[0, 1], weights[1, 0], weights[1, 1] = 16, 47, 0, 0
+    weights[1, 2:] = 127.0
+    return row, weights
+
+
+@pytest.mark.parametrize("places", [(5, 77), (77, 5)], ids=["the hidden one behind", "the hidden one before"])
+@pytest.mark.parametrize("dtype", [BFLOAT16, FLOAT32])
+@pytest.mark.parametrize(
+    ("row", "weights"), [by_lossy_weights(-1), by_lossy_weights(5), by_a_lossy_row()], ids=["greater", "equal", "row"]
+)
+def test_outputs_are_found_that_the_copy_hides(row, weights, dtype, places):
+    """The copy takes an output for much less than another, though it is as great or greater."""
+    weight = torch.zeros(96, 256)
+    weight[list(places)] = weights / 16
+    assert torch.equal(weight.to(dtype).float(), weight), "numbers that the dtype has"
+
+    assert_same(weight.to(dtype), None, row.repeat(17, 1).to(dtype))
+
+
+def test_weights_that_units_take_for_zero_promise_nothing():
+    """Below the least normal number: all of them together would give more than the only output that is not zero."""
+    least, weight = torch.finfo(BFLOAT16).tiny, torch.zeros(96, 256)
+    weight[5], weight[77, :100] = least * 115 / 128, least
+
+    assert_same(weight.to(BFLOAT16), None, torch.full((17, 256), 2.0**50, dtype=BFLOAT16))
