@@ -126,6 +126,24 @@ def test_what_a_row_is_given_does_not_depend_on_its_company(dtype, sizes):
     assert not together[2].any(), "it chose none"
 
 
+@native_only
+@DTYPES
+def test_a_rows_experts_are_added_up_in_the_order_of_their_numbers(dtype):
+    """Each sum is rounded, as transformers' own code does it: another order would give other bits."""
+    sizes = SIZES[2]
+    experts, (rows, index, weights) = packed(new_experts(sizes, dtype=dtype)), choices(sizes, 40, dtype)
+    order = index.argsort(dim=1)
+    index, weights = index.gather(1, order).roll(2, dims=1), weights.gather(1, order).roll(2, dims=1)
+
+    alone = [experts(rows, index[:, [place]], weights[:, [place]]) for place in (*range(2, sizes[1]), 0, 1)]
+    ascending, descending = torch.zeros_like(rows), torch.zeros_like(rows)
+    for given, last_first in zip(alone, alone[::-1], strict=True):
+        ascending, descending = ascending + given, descending + last_first
+
+    assert torch.equal(experts(rows, index, weights), ascending)
+    assert not torch.equal(ascending, descending)
+
+
 @pytest.mark.parametrize("name", ["silu", "swish", "gelu_pytorch_tanh"])
 def test_packed_experts_have_the_function_of_their_gate(name):
     experts, given = new_experts(act_fn=ACT2FN[name]), choices(SIZES[0], 9)
