@@ -48,13 +48,14 @@ from yggdrasil.training import training
 from yggdrasil.training.draft_model import DraftModelRecipe
 from yggdrasil.training.eagle import EagleRecipe
 from yggdrasil.training.features import Features, Kept, shards, side_by_side
-from yggdrasil.training.medusa import MedusaRecipe
+from yggdrasil.training.medusa import MedusaRecipe, medusa_steps
 from yggdrasil.training.objective import Teacher, hits_of, loss_of
 from yggdrasil.training.publish import publish
 from yggdrasil.training.run import _has_settled
 from yggdrasil.training.settings import SHOWN, TrainSettings
-from yggdrasil.training.start import settings_for, trained_head
+from yggdrasil.training.start import begun_head, settings_for
 from yggdrasil.training.state import KeptTraining, Look, Training, _digest
+from yggdrasil.training.target_head import TargetHead
 from yggdrasil.training.training import train
 from yggdrasil.training.unroll import Batch, StepOutput, unroll
 from yggdrasil.training.vocabulary import coverage, draft_vocabulary
@@ -141,11 +142,11 @@ def test_a_head_learns_a_batch(opened):
     """Loss falls and first guesses become the target's choices; a token that cannot be drafted is never one."""
     head, average = (open_copy(opened) for _ in range(2))
     vocabulary = head.target_tokens(torch.arange(40))
-    embedding, teacher = torch.randn(64, 32), Teacher(torch.randn(40, 32) * 3, vocabulary, 64)
+    embedding, teacher = torch.randn(64, 32), Teacher(TargetHead(torch.randn(40, 32) * 3), vocabulary, 64)
     items = []
     for item in windows(6):
         tokens = item.tokens.clone()
-        tokens[1:] = vocabulary[(item.last @ teacher._rows.T).argmax(-1)][:-1]  # what the target chooses
+        tokens[1:] = vocabulary[(item.last @ teacher._head.rows.T).argmax(-1)][:-1]  # what the target chooses
         items.append(item._replace(tokens=tokens))
     batch = side_by_side(items)
     training = Training(head, average, 3e-3)
@@ -384,7 +385,7 @@ def test_a_head_that_was_trained_for_a_target_fits_it(config, tmp_path):
     recipe = EagleRecipe(loaded, torch.arange(40))
     recipe.write(recipe.initial(), tmp_path)
 
-    assert trained_head(tmp_path, loaded).settings.rope == settings_for(loaded, 40).rope
+    assert begun_head(tmp_path, "eagle3", loaded).settings.rope == settings_for(loaded, 40).rope
 
 
 def test_another_process_that_writes_takes_no_time_of_a_training(written, seconds, monkeypatch):
@@ -449,7 +450,7 @@ def test_a_head_that_does_not_fit_is_refused_before_anything_is_written(written,
         train(replace(written, start=other, tokens=10**9), Told())
     with pytest.raises(YggdrasilError, match="is no folder of an EAGLE-3 head"):
         train(replace(written, start=target), Told())
-    with pytest.raises(YggdrasilError, match="--kind is medusa"):
+    with pytest.raises(YggdrasilError, match="--start is for --kind eagle3 and mtp, not medusa"):
         train(replace(written, start=other, kind="medusa"), Told())
     assert not written.out.exists()
     assert not written.work.exists()
@@ -561,11 +562,10 @@ def test_medusas_heads_are_written_as_vllm_reads_them(written, target):
 
 def test_medusas_steps_are_its_heads_on_earlier_states():
     heads = MedusaHeads(MedusaSettings(3, 1, 32, 64, 64, is_shared=True))
-    recipe = object.__new__(MedusaRecipe)
     items = windows(2)
     batch = side_by_side(items)
     places = list(zip(*(each.tolist() for each in batch.places), strict=True))
-    for step, (logits, reached) in enumerate(recipe.steps(heads, batch, 3)):
+    for step, (logits, reached) in enumerate(medusa_steps(heads, batch, 3)):
         at = [place for place, is_reached in zip(places, reached.tolist(), strict=True) if is_reached]
         assert len(at) == len(logits)
         for (window, position), row in zip(at, logits, strict=True):
@@ -628,7 +628,7 @@ def test_the_loss_is_that_of_pytorch_with_its_gradients():
     """Over many rows, of steps that do not reach all, of tokens that cannot be drafted."""
     torch.manual_seed(1)
     batch = side_by_side([*windows(9, length=20, answer=1), *windows(1, length=5, answer=1)])
-    teacher, count = Teacher(torch.randn(40, 32), torch.arange(3, 43), 64), int(batch.learned.sum())
+    teacher, count = Teacher(TargetHead(torch.randn(40, 32)), torch.arange(3, 43), 64), int(batch.learned.sum())
     _, positions = batch.places
     reached = [positions - 1 - step >= 0 for step in range(3)]
     logits = [torch.randn(int(each.sum()), 40, requires_grad=True) for each in reached]
@@ -653,7 +653,7 @@ def test_the_loss_is_that_of_pytorch_with_its_gradients():
 
 def test_a_batch_of_which_nothing_can_be_drafted_teaches_nothing():
     batch = side_by_side(windows(2))
-    teacher = Teacher(torch.randn(4, 32), torch.arange(64, 68), 68)
+    teacher = Teacher(TargetHead(torch.randn(4, 32)), torch.arange(64, 68), 68)
     reached = torch.ones(int(batch.learned.sum()), dtype=torch.bool)
     logits = torch.randn(len(reached), 4, requires_grad=True)
 
@@ -674,7 +674,7 @@ def test_a_draft_model_learns_the_targets_law():
     )  # fmt: skip
     model = LlamaForCausalLM(config)
     items = windows(4)
-    batch, teacher = side_by_side(items), Teacher(torch.randn(64, 32), torch.arange(64), 64)
+    batch, teacher = side_by_side(items), Teacher(TargetHead(torch.randn(64, 32)), torch.arange(64), 64)
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
     losses = []
     for _ in range(80):

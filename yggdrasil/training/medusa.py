@@ -48,13 +48,8 @@ class MedusaRecipe:
         return heads
 
     def steps(self, model: nn.Module, batch: Batch, count: int) -> Iterator[StepOutput]:
-        """Head s drafts a learned token from the state s places before the one that chose it."""
         assert isinstance(model, MedusaHeads)
-        windows, positions = batch.places
-        for step in range(min(count, len(model.blocks))):
-            reached = positions - 1 - step >= 0
-            states = batch.last[windows[reached], positions[reached] - 1 - step]
-            yield StepOutput(model.of_head(step, states), reached)
+        return medusa_steps(model, batch, count)
 
     def write(self, model: nn.Module, folder: Path) -> None:
         """Weights in bfloat16, and the drafted tokens as a map."""
@@ -74,3 +69,12 @@ class MedusaRecipe:
             "medusa_fc_bias": True, "dtype": "bfloat16",
         }  # fmt: skip
         (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
+def medusa_steps(heads: MedusaHeads, batch: Batch, count: int) -> Iterator[StepOutput]:
+    """Head s drafts a learned token from the state s places before the one that chose it."""
+    windows, positions = batch.places
+    for step in range(min(count, len(heads.blocks))):
+        reached = positions - 1 - step >= 0
+        states = batch.last[windows[reached], positions[reached] - 1 - step]
+        yield StepOutput(heads.of_head(step, states), reached)

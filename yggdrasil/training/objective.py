@@ -4,14 +4,13 @@ Dims: A learned tokens, Vd draft vocabulary.
 """
 
 from collections.abc import Iterable
-from math import inf
 from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from yggdrasil.models.loaded import LoadedModel
-from yggdrasil.training.target_head import target_head
+from yggdrasil.training.target_head import TargetHead, target_head
 from yggdrasil.training.unroll import Batch, StepOutput
 
 _STEP_WEIGHT = 0.8  # of a step in that of the one before
@@ -21,29 +20,20 @@ _TOGETHER = 32  # laws that a processor's own cache holds
 class Teacher:
     """The target's own head, as far as it says which drafted token comes next."""
 
-    def __init__(
-        self, head_rows: Tensor, vocabulary: Tensor, vocab_size: int, bias: Tensor | None = None, bound: float = inf
-    ) -> None:
-        self._rows, self._bias, self._bound = head_rows, bias, bound  # [Vd, H], [Vd]
+    def __init__(self, head: TargetHead, vocabulary: Tensor, vocab_size: int) -> None:
+        self._head = head  # of the drafted tokens
         self._drafted = torch.full((vocab_size,), -1, dtype=torch.int64)
         self._drafted[vocabulary] = torch.arange(len(vocabulary))
 
     @classmethod
     def of(cls, loaded: LoadedModel, vocabulary: Tensor) -> Self:
         """Of the drafted tokens ``vocabulary`` [Vd]."""
-        head = target_head(loaded)
-        bias = None if head.bias is None else head.bias[vocabulary].float()
-        return cls(head.rows[vocabulary].float(), vocabulary, loaded.vocab_size, bias, head.bound)
+        return cls(target_head(loaded).of(vocabulary), vocabulary, loaded.vocab_size)
 
     def laws(self, batch: Batch) -> Tensor:
         """The target's probabilities at the learned places, of the draft vocabulary alone [A, Vd]."""
         windows, positions = batch.places
-        logits = (batch.last[windows, positions] @ self._rows.T).float()
-        if self._bias is not None:
-            logits += self._bias
-        if self._bound < inf:
-            logits = self._bound * torch.tanh(logits / self._bound)
-        return logits.softmax(-1)
+        return self._head.logits(batch.last[windows, positions]).softmax(-1)
 
     def choices(self, batch: Batch) -> Tensor:
         """The drafted number of each learned token [A]; -1 where it cannot be drafted."""

@@ -14,7 +14,7 @@ class Recipe(Protocol):
 
     title: str  # of its card
     layers: tuple[int, ...]  # of the target, whose outputs it reads beside the state before the target's head
-    vocabulary: Tensor  # [Vd] int64: the target's tokens that it drafts
+    vocabulary: Tensor  # [Vd] int64: the target's tokens that it learns to tell apart
     rate: float  # of learning
     num_taught: int  # draft steps that are taught
 

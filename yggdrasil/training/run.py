@@ -17,8 +17,8 @@ from yggdrasil.training.features import Features, Kept, shards, side_by_side
 from yggdrasil.training.kinds import recipe_for
 from yggdrasil.training.objective import Teacher, hits_of, loss_of
 from yggdrasil.training.publish import publish
-from yggdrasil.training.settings import SHOWN, Teller, TrainSettings
-from yggdrasil.training.start import trained_head
+from yggdrasil.training.settings import DRAFTS_ALL, SHOWN, Teller, TrainSettings
+from yggdrasil.training.start import begun_head
 from yggdrasil.training.state import KeptTraining, Look, Progress, Training
 from yggdrasil.training.unroll import Batch
 from yggdrasil.training.vocabulary import coverage, draft_vocabulary
@@ -55,14 +55,14 @@ class TrainingRun:
     ) -> None:
         self._settings, self._teller, self._parts = settings, teller, parts
         size, begun = loaded.vocab_size, None
-        vocabulary = torch.arange(size)
-        if kept is not None:
-            vocabulary = kept.vocabulary(size)
-        elif settings.start is not None:
-            begun = trained_head(settings.start, loaded)
-            vocabulary = begun.target_tokens(torch.arange(begun.settings.draft_vocab_size))
-        elif settings.kind != "draft-model":
+        if kept is None and settings.start is not None:
+            begun = begun_head(settings.start, settings.kind, loaded)
+        if settings.kind in DRAFTS_ALL or (kept is None and begun is None and settings.kind != "draft-model"):
             vocabulary = draft_vocabulary(parts.trained, size)
+        elif begun is not None:
+            vocabulary = begun.target_tokens(torch.arange(begun.settings.draft_vocab_size))
+        else:
+            vocabulary = torch.arange(size) if kept is None else kept.vocabulary(size)
         self._recipe = recipe = recipe_for(settings.kind, loaded, source, vocabulary)
         states = followed(settings.work / "states")
         if kept is None:
@@ -78,13 +78,16 @@ class TrainingRun:
             self._progress.began_with = model_fingerprint(settings.start)
         self._teacher = Teacher.of(loaded, vocabulary)
         self._batch_size = max(1, min(_BATCH, _MOST_LOGITS // len(vocabulary)))
+        told, covered = "drafted tokens", "can be drafted"
+        if settings.kind in DRAFTS_ALL:
+            told, covered = "tokens that it learned to tell apart", "are such"
         self._facts = {
             "target": Path(settings.target).name,
             "target's fingerprint": source.fingerprint(),
             "prompts": ", ".join(["the target's own", *(file.name for file in settings.prompts)]),
             "answers' tokens there are": str(sum(window.num_learned for window in parts.trained)),
-            "of the held-out answers' tokens can be drafted": f"{coverage(parts.held_out, vocabulary):.1%}",
-            "drafted tokens": f"{len(vocabulary)} of {loaded.vocab_size}",
+            f"of the held-out answers' tokens {covered}": f"{coverage(parts.held_out, vocabulary):.1%}",
+            told: f"{len(vocabulary)} of {loaded.vocab_size}",
         }
         if self._progress.began_as:
             written = "; the mean of it and of what was learned is written" if self._training.begun else ""

@@ -9,7 +9,8 @@ DRAFT_VOCABULARY = 8192  # tokens at most: the largest part of what a drafted ro
 CONTEXT = 192  # tokens of a prompt that are kept before its answer
 SHOWN = 5  # draft steps that agreement is told of
 
-Kind = Literal["eagle3", "medusa", "draft-model"]
+Kind = Literal["eagle3", "eagle", "mtp", "medusa", "draft-model"]
+DRAFTS_ALL = ("eagle", "mtp")  # by the target's own head, whatever it learned to tell apart
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """The target's head: what makes logits of the states before it."""
 
 from math import inf, isclose
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -17,8 +17,20 @@ class TargetHead(NamedTuple):
     """What a state is multiplied by, what is added, and how far from 0 a logit can be."""
 
     rows: Tensor  # [V, H]
-    bias: Tensor | None  # [V]
-    bound: float  # reached as by a hyperbolic tangent; infinite of most families
+    bias: Tensor | None = None  # [V]
+    bound: float = inf  # reached as by a hyperbolic tangent; infinite of most families
+
+    def of(self, tokens: Tensor) -> Self:
+        """What it says of ``tokens`` [Vd] alone, in float32."""
+        bias = None if self.bias is None else self.bias[tokens].float()
+        return type(self)(self.rows[tokens].float(), bias, self.bound)
+
+    def logits(self, states: Tensor) -> Tensor:
+        """Of states [.., H], [.., V] float32."""
+        logits = (states @ self.rows.T).float()
+        if self.bias is not None:
+            logits = logits + self.bias
+        return logits if self.bound == inf else self.bound * torch.tanh(logits / self.bound)
 
 
 def target_head(loaded: LoadedModel) -> TargetHead:

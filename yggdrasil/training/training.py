@@ -19,7 +19,7 @@ from yggdrasil.prompts import encode_prompt, read_prompts, usual_prompts
 from yggdrasil.training.publish import is_free, is_ours
 from yggdrasil.training.run import TrainingRun, identity_of
 from yggdrasil.training.settings import Teller, TrainSettings
-from yggdrasil.training.start import trained_head
+from yggdrasil.training.start import STARTING, begun_head
 from yggdrasil.training.state import KeptTraining
 from yggdrasil.training.windows import split
 
@@ -38,8 +38,8 @@ def train(settings: TrainSettings, teller: Teller) -> Path:
     check_writable(settings.out, is_folder=True)
     if not (is_free(settings.out) or is_ours(settings.out)):
         raise YggdrasilError(f"--out {shown(settings.out)} holds other files than a drafter; name another folder")
-    if settings.start is not None and settings.kind != "eagle3":
-        raise YggdrasilError(f"--start names an EAGLE-3 head, and --kind is {settings.kind}; leave one of them out")
+    if settings.start is not None and settings.kind not in STARTING:
+        raise YggdrasilError(f"--start is for --kind {' and '.join(STARTING)}, not {settings.kind}; leave it out")
     deadline = monotonic() + settings.minutes * 60
     source = Source.find(settings.target)
     tokenizer = load_tokenizer(source)
@@ -109,7 +109,7 @@ def _own_text(
     weights = usual_weights(source, "bfloat16", "cpu")
     loaded = load_model(source, torch.bfloat16, torch.device("cpu"), torch.get_num_threads(), weights=weights)
     if settings.start is not None:
-        trained_head(settings.start, loaded)  # refused now rather than when all is written
+        begun_head(settings.start, settings.kind, loaded)  # refused now rather than when all is written
     settings.work.mkdir(parents=True, exist_ok=True)
     writer = OwnText(loaded, tokenizer, prompts, text_file(source.fingerprint(), weights))
     spent = settings.work / "own-text.json"

@@ -31,7 +31,7 @@ class MtpHead(StateHead):
         self.embedding_norm, self.hidden_norm, self.norm = Norm(hidden, eps), Norm(hidden, eps), Norm(hidden, eps)
         self.projection = nn.Linear(2 * hidden, hidden, bias=False)
         self.block, self.rotary = _layer_of(config)
-        self._is_hidden_first = is_hidden_first
+        self.is_hidden_first = is_hidden_first
 
     def forward(
         self, embedded: Tensor, features: Tensor, positions: Tensor, attend: Attend, rows: Tensor | None = None
@@ -41,7 +41,7 @@ class MtpHead(StateHead):
         With ``rows`` [R] int64 theirs alone, [R, H]; the layer, which is not ours, computes all of them.
         """
         parts = [self.embedding_norm(embedded), self.hidden_norm(features)]
-        fused = self.projection(torch.cat(parts[::-1] if self._is_hidden_first else parts, dim=-1))
+        fused = self.projection(torch.cat(parts[::-1] if self.is_hidden_first else parts, dim=-1))
         is_one = fused.dim() == 2  # the layer wants a batch
         x = fused[None] if is_one else fused
         output: Tensor = self.block(

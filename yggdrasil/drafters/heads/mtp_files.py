@@ -1,10 +1,12 @@
 """The tensors of an MTP module, read from its target's own files: transformers leaves them out when it loads one."""
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 from torch import Tensor
+from transformers import PretrainedConfig
 
 from yggdrasil.drafters.heads.mtp import MtpHead
 from yggdrasil.drafters.heads.mtp_names import MTP_NAMES, MtpNames
@@ -15,7 +17,10 @@ from yggdrasil.models.outline import Outline
 
 # Copies of the target's, which files may bring, and tables that are computed.
 _IGNORED = ("embed_tokens.weight", "shared_head.head.weight", "rotary_emb.inv_freq")
+_BLOCK = "block."  # what our names of the layer's tensors begin with
 _IN_FULL = ".e_score_correction_bias"  # float32 whatever the weights are, as transformers keeps it
+_TARGETS_NORM = "model.norm"
+_GATE_UP = "gate_up_proj"
 _EXPERT = re.compile(r"(.+\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
 
 
@@ -26,7 +31,20 @@ def open_mtp(folder: Path, dtype: torch.dtype) -> MtpHead:
         YggdrasilError: the configuration cannot be read, or the tensors are not those of its family's modules.
     """
     config = load_config(folder)
-    names = MTP_NAMES[config.model_type].of(config.num_hidden_layers)
+    with torch.device("meta"):
+        head = empty_mtp(config)
+    expected = {name: tuple(tensor.shape) for name, tensor in head.state_dict().items()}
+    tensors = _with_experts_together(_renamed(folder, _names_of(config)))
+    refuse_others(folder, tensors, expected)
+    head.load_state_dict(
+        {name: tensor.to(torch.float32 if name.endswith(_IN_FULL) else dtype) for name, tensor in tensors.items()},
+        assign=True,
+    )
+    return head.eval().requires_grad_(False)
+
+
+def empty_mtp(config: PretrainedConfig) -> MtpHead:
+    """A module for the target of ``config``, whose layer has no memory."""
     outline = Outline.of(config)
     key_heads, head_size = outline.key_heads[0]
     settings = HeadSettings(
@@ -44,29 +62,36 @@ def open_mtp(folder: Path, dtype: torch.dtype) -> MtpHead:
         is_first=True,
         layer_of=config.to_json_string(),
     )
-    with torch.device("meta"):
-        head = MtpHead(settings, config, is_hidden_first=names.is_hidden_first)
-    expected = {name: tuple(tensor.shape) for name, tensor in head.state_dict().items()}
-    tensors = _with_experts_together(_renamed(folder, names))
-    refuse_others(folder, tensors, expected)
-    head.load_state_dict(
-        {name: tensor.to(torch.float32 if name.endswith(_IN_FULL) else dtype) for name, tensor in tensors.items()},
-        assign=True,
-    )
-    return head.eval().requires_grad_(False)
+    return MtpHead(settings, config, is_hidden_first=_names_of(config).is_hidden_first)
+
+
+def published_mtp(config: PretrainedConfig, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The module's ``tensors`` as they lie in files of its target: under their names, in bfloat16, expert by expert."""
+    names = _names_of(config)
+    theirs = {ours: name for name, ours in names.parts.items()}
+    return {
+        theirs.get(name) or f"{names.block}{name.removeprefix(_BLOCK)}": (
+            tensor if name.endswith(_IN_FULL) else tensor.bfloat16()
+        )
+        for name, tensor in _with_experts_apart(tensors).items()
+    }
+
+
+def has_targets_norm(config: PretrainedConfig) -> bool:
+    """Whether what the module drafts goes through the target's own last norm."""
+    return _names_of(config).norm == _TARGETS_NORM
+
+
+def _names_of(config: PretrainedConfig) -> MtpNames:
+    return MTP_NAMES[config.model_type].of(config.num_hidden_layers)
 
 
 def _renamed(folder: Path, names: MtpNames) -> dict[str, Tensor]:
     """What belongs to the module, under our names."""
-    parts = {
-        f"{names.embedding_norm}.weight": "embedding_norm.weight",
-        f"{names.hidden_norm}.weight": "hidden_norm.weight",
-        f"{names.projection}.weight": "projection.weight",
-        f"{names.norm}.weight": "norm.weight",
-    }
+    parts = names.parts
     found = read_tensors(folder, (*parts, names.block))
     return {
-        parts.get(name) or f"block.{name.removeprefix(names.block)}": tensor
+        parts.get(name) or f"{_BLOCK}{name.removeprefix(names.block)}": tensor
         for name, tensor in found.items()
         if not name.endswith(_IGNORED)
     }
@@ -88,7 +113,21 @@ def _with_experts_together(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
             if len({tensor.shape for tensor in each.values()}) == 1  # else they are missed by name
         }
         if stacked.keys() >= {"gate", "up"} and stacked["gate"].shape == stacked["up"].shape:
-            others[f"{name}.gate_up_proj"] = torch.cat([stacked["gate"], stacked["up"]], dim=1)
+            others[f"{name}.{_GATE_UP}"] = torch.cat([stacked["gate"], stacked["up"]], dim=1)
         if "down" in stacked:
             others[f"{name}.down_proj"] = stacked["down"]
     return others
+
+
+def _with_experts_apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The way back from ``_with_experts_together``."""
+    found: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        experts, _, kind = name.rpartition(".")
+        if not experts.endswith(".experts"):
+            found[name] = tensor
+            continue
+        for number, expert in enumerate(tensor):
+            parts = dict(zip(("gate", "up"), expert.chunk(2), strict=True)) if kind == _GATE_UP else {"down": expert}
+            found |= {f"{experts}.{number}.{part}_proj.weight": weight for part, weight in parts.items()}
+    return found

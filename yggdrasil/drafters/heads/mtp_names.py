@@ -20,6 +20,12 @@ class MtpNames:
         named = {name: value.format(layers=layers) for name, value in vars(self).items() if isinstance(value, str)}
         return type(self)(**named, is_hidden_first=self.is_hidden_first)
 
+    @property
+    def parts(self) -> dict[str, str]:
+        """Our name of each tensor around the layer, by the family's."""
+        ours = "embedding_norm", "hidden_norm", "projection", "norm"
+        return {f"{getattr(self, part)}.weight": f"{part}.weight" for part in ours}
+
 
 # By the model type of their configurations. ERNIE's module has no last norm of its own and goes through the target's,
 # as in Baidu's FastDeploy; vLLM leaves it out.
