@@ -4,9 +4,9 @@
 
 The target answers by its plan for this machine (one is made where there is none), whose counts stand beside the
 drafter. A chain is the drafter's first guess, its first guess after that, and so on: the share that stands is told,
-where those before it do. Of EAGLE-3 and Medusa heads agreement is told too, as `yggdrasil train` tells it, but behind
-whole prompts: each step on what the head has of the answer's tokens so far. Lengths are those of whole answers, played
-with one tree in every iteration; nothing here is timed. With --json all is written.
+where those before it do. Of heads agreement is told too, as `yggdrasil train` tells it, but behind whole prompts and of
+all tokens that the head can draft: each step on what it has of the answer's tokens so far. Lengths are those of whole
+answers, played with one tree in every iteration; nothing here is timed. With --json all is written.
 """
 
 import json
@@ -20,6 +20,7 @@ import torch
 import typer
 from rich.console import Console
 from rich.table import Table
+from torch import Tensor
 
 from yggdrasil.artifacts import write_atomic
 from yggdrasil.calibration.choose import DraftedTreePolicy
@@ -35,6 +36,8 @@ from yggdrasil.drafters.heads.loading import LoadedHead, load_head
 from yggdrasil.drafters.heads.medusa import MedusaHeads
 from yggdrasil.drafters.heads.medusa_files import open_medusa
 from yggdrasil.drafters.heads.module import EagleHead
+from yggdrasil.drafters.heads.mtp_files import open_mtp
+from yggdrasil.drafters.heads.state_head import StateHead
 from yggdrasil.drafters.shipped import whole_name
 from yggdrasil.engine import decoder as engine
 from yggdrasil.engine.build import assemble
@@ -50,9 +53,10 @@ from yggdrasil.profiling.traces import TraceSet
 from yggdrasil.prompts import encode_prompt, read_prompts, spread_over
 from yggdrasil.scheduling.plan import Shapes
 from yggdrasil.training.features import Features, side_by_side
-from yggdrasil.training.kinds import recipe_for
+from yggdrasil.training.medusa import medusa_steps
 from yggdrasil.training.objective import Teacher, hits_of
 from yggdrasil.training.settings import SHOWN
+from yggdrasil.training.target_head import target_embedding, target_head
 from yggdrasil.training.unroll import unroll
 from yggdrasil.training.windows import Window
 from yggdrasil.tree.shape import TreeShape
@@ -103,7 +107,7 @@ def measure(
         chains = record(loaded, second, 1, documents, progress.phase("drafting chains"))
         trees = record(loaded, second, WIDTH, documents, progress.phase("drafting trees"))
         shares = {"a chain's guess stands": standing(chains)}
-        if isinstance(second, LoadedHead) and kind_of(folder) in ("eagle3", "medusa"):
+        if isinstance(second, LoadedHead):
             progress.phase("agreement")
             shares |= agreement(target, folder, second.layers, documents)
     lengths = {"chain of four": played(chains, CHAIN, documents, decoder)}
@@ -134,29 +138,37 @@ def agreement(
     target: str, folder: Path, layers: Sequence[int], documents: Sequence[Document]
 ) -> dict[str, list[float]]:
     """Of each draft step, how often the target's choice is the head's first guess, and how often among four."""
-    is_eagle = kind_of(folder) == "eagle3"
-    head, own = open_head(folder, torch.float32) if is_eagle else (open_medusa(folder, torch.float32), None)
-    assert isinstance(head, EagleHead | MedusaHeads)
+    head, own = opened(folder)
     loaded = load_model(target, torch.bfloat16, torch.device("cpu"), torch.get_num_threads(), pack=False)
     vocabulary = head.target_tokens(torch.arange(head.settings.draft_vocab_size))
-    recipe = recipe_for("eagle3" if is_eagle else "medusa", loaded, Source.find(target), vocabulary)
     teacher = Teacher.of(loaded, vocabulary)
+    embedding = target_embedding(loaded).float() if own is None else own
+    says = target_head(loaded).of(vocabulary).logits if isinstance(head, StateHead) else None
     parts = []
     windows = [Window([*prompt, *answer], 0, len(prompt)) for prompt, answer in documents]  # all that decoding reads
     for start in range(0, len(windows), _TOGETHER):
         with tempfile.TemporaryDirectory() as scratch:
-            features = Features(loaded, layers if is_eagle else recipe.layers, Path(scratch))
+            features = Features(loaded, layers if isinstance(head, EagleHead) else (), Path(scratch))
             batch = side_by_side(features.of("answers", windows[start : start + _TOGETHER]))
-            if own is not None and isinstance(head, EagleHead):  # it brings the embedding that it learned with
-                steps = unroll(head, own, batch, SHOWN)
+            if isinstance(head, MedusaHeads):
+                steps = medusa_steps(head, batch, SHOWN)  # as many as it has
             else:
-                steps = recipe.steps(head, batch, SHOWN)  # as many as it has
+                states = batch.last if isinstance(head, StateHead) else batch.states
+                steps = unroll(head, embedding, batch._replace(states=states), SHOWN, says)
             parts.append(hits_of(steps, teacher, batch))
     hits = torch.stack(parts).sum(0)
     return {
         "agreement": (hits[:, 0] / hits[:, 2]).tolist(),
         "agreement, among four": (hits[:, 1] / hits[:, 2]).tolist(),
     }
+
+
+def opened(folder: Path) -> tuple[EagleHead | MedusaHeads | StateHead, Tensor | None]:
+    """The head in float32, and the embedding that it learned with, where it brings one."""
+    kind = kind_of(folder)
+    if kind == "medusa":
+        return open_medusa(folder, torch.float32), None
+    return (open_mtp(folder, torch.float32), None) if kind == "mtp" else open_head(folder, torch.float32)
 
 
 def record(

@@ -10,7 +10,7 @@ import pytest
 import torch
 import typer
 from head_files import eagle_config, published_tensors, write_head
-from other_heads import medusa_logits, medusa_shapes, random_tensors, write_medusa
+from other_heads import first_config, first_shapes, medusa_logits, medusa_shapes, random_tensors, write_medusa
 from safetensors.torch import load_file
 from tiny_pair import TEXT, VOCAB_SIZE, make_pair
 from typer.testing import CliRunner
@@ -113,9 +113,26 @@ def test_agreement_of_a_head_that_brings_its_embedding_is_by_that_one(
     brings = write_head(
         tmp_path / "head", config, load_file(folder / "model.safetensors") | {"embed_tokens.weight": own}
     )
-    monkeypatch.setattr("yggdrasil.training.eagle.target_embedding", lambda _: torch.zeros_like(own))
+    monkeypatch.setattr(script, "target_embedding", lambda _: torch.zeros_like(own))
 
     assert script.agreement(str(tmp_path / "target"), brings, layers, documents) == expected
+
+
+def test_agreement_of_a_head_that_drafts_states_is_of_all_tokens(script, pair, documents, tmp_path):
+    """Those that the target's own head makes of them; of an answer's last places trees tell nothing."""
+    pair.plain_target.save_pretrained(tmp_path / "target")
+    config = first_config(VOCAB_SIZE, rms_norm_eps=1e-5)
+    tensors = random_tensors(first_shapes(config), scale=0.02)
+    tensors["fc.weight"][:, 32:] += torch.eye(32)  # it says again what the target said, which is right in a loop
+    folder = write_head(tmp_path / "head", config, tensors)
+    shares = script.agreement(str(tmp_path / "target"), folder, (), documents)["agreement"]
+    chains = script.record(pair.target, load_head(folder, pair.target, 1), 1, documents, lambda _: None)
+    untold = len(PROMPTS) * script.DEPTH
+    places, hits = chains.num_positions + untold, (chains.accepted_length(1, 1, 2) > 0).sum()
+
+    assert hits > 4
+    assert hits - 2 <= round(shares[0] * places) <= hits + untold + 2, "near ties: this reads the target in bfloat16"
+    assert len(shares) == script.SHOWN
 
 
 @torch.inference_mode()
