@@ -41,6 +41,22 @@ def test_the_system_says_what_is_left():
     assert left is None or left > 1 << 20
 
 
+@pytest.mark.parametrize(
+    ("limit", "left"), [("5000", 5000 - 3000 + 700 + 50), ("2000", 0), ("max", 8192), (None, 8192), ("900000", 8192)]
+)
+def test_a_containers_limit_counts_too(monkeypatch, tmp_path, limit, left):
+    """Pages of files are dropped before memory is refused; a model's file alone would fill a container's."""
+    (tmp_path / "meminfo").write_text("MemTotal: 99 kB\nMemAvailable: 8 kB\n")
+    monkeypatch.setattr(room, "_MEMINFO", tmp_path / "meminfo")
+    monkeypatch.setattr(room, "_CONTAINER", tmp_path)
+    if limit is not None:
+        (tmp_path / "memory.max").write_text(f"{limit}\n")
+        (tmp_path / "memory.current").write_text("3000\n")
+        (tmp_path / "memory.stat").write_text("anon 2250\nactive_file 50\ninactive_file 700\nshmem 0\n")
+
+    assert room.available_bytes() == left
+
+
 def test_a_plan_decodes_within_another_length():
     plan = next((Path(yggdrasil.__file__).parents[1] / "plans/tiny").glob("*.yaml"))
     decoder = yggdrasil.Decoder.from_plan(plan, backend="eager", force_machine=True, max_length=40)

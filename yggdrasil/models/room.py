@@ -9,6 +9,7 @@ from yggdrasil.errors import YggdrasilError
 from yggdrasil.models.loaded import LoadedModel
 
 _MEMINFO = Path("/proc/meminfo")
+_CONTAINER = Path("/sys/fs/cgroup")
 
 
 def check_room(models: Sequence[LoadedModel], max_length: int, capacity: int) -> None:
@@ -34,12 +35,30 @@ def cache_bytes(model: LoadedModel, capacity: int) -> int:
 
 
 def available_bytes() -> int | None:
-    """Memory that can be had without swapping, where the system says so."""
+    """Memory that can be had without swapping, of the machine and of a container's limit, where the system says so."""
+    found = [left for left in (_left_on_machine(), _left_in_container()) if left is not None]
+    return min(found, default=None)
+
+
+def _left_on_machine() -> int | None:
     try:
         lines = _MEMINFO.read_text().splitlines()
     except OSError:
         return None
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
+
+
+def _left_in_container() -> int | None:
+    """What the limit leaves, and pages of files, which the system drops before anything is refused."""
+    try:
+        limit, taken, stat = ((_CONTAINER / f"memory.{name}").read_text() for name in ("max", "current", "stat"))
+    except OSError:
+        return None
+    if not limit.strip().isdecimal():  # "max": none
+        return None
+    shares = dict(line.split() for line in stat.splitlines())
+    files = int(shares.get("inactive_file", 0)) + int(shares.get("active_file", 0))
+    return max(int(limit) - int(taken) + files, 0)
 
 
 def give_back() -> None:
