@@ -12,7 +12,7 @@ from tiny import FAMILIES, tiny_config
 from tiny_pair import byte_tokenizer
 from tokenizers import Tokenizer
 from tokenizers.models import BPE
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, GenerationConfig
 
 from yggdrasil.artifacts import model_fingerprint, tokenizer_fingerprint
 from yggdrasil.artifacts.gguf import read_gguf_header
@@ -28,7 +28,9 @@ from yggdrasil.models.usual_weights import usual_weights
 CPU = torch.device("cpu")
 native_only = pytest.mark.skipif(not kernels.is_native(), reason="no C++ compiler on this machine")
 TEMPLATE = "{% for message in messages %}<{{ message['role'] }}>{{ message['content'] }}{% endfor %}"
-NAMES = {"llama": "LLAMA", "qwen2": "QWEN2", "qwen3": "QWEN3", "phi3": "PHI3"}
+NAMES = {
+    "llama": "LLAMA", "qwen2": "QWEN2", "qwen3": "QWEN3", "phi3": "PHI3", "gemma2": "GEMMA2", "gemma3": "GEMMA3",
+}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -72,7 +74,10 @@ def write_gguf(path, model, family="llama", kind=Kind.F32, *, tokens=True, facts
     if getattr(config, "head_dim", None):
         writer.add_uint32(f"{family}.attention.key_length", config.head_dim)
     writer.add_float32(f"{family}.attention.layer_norm_rms_epsilon", config.rms_norm_eps)
-    writer.add_float32(f"{family}.rope.freq_base", config.rope_parameters["rope_theta"])
+    rope = config.rope_parameters.get("full_attention", config.rope_parameters)
+    writer.add_float32(f"{family}.rope.freq_base", rope["rope_theta"])
+    if is_gemma := family.startswith("gemma"):
+        writer.add_uint32(f"{family}.attention.sliding_window", config.sliding_window)
     for name, value in (facts or {}).items():
         writer.kv_data[0].pop(name, None)
         {str: writer.add_string, int: writer.add_uint32, float: writer.add_float32}[type(value)](name, value)
@@ -84,7 +89,7 @@ def write_gguf(path, model, family="llama", kind=Kind.F32, *, tokens=True, facts
         theirs = f"{table.get_name(stem)}.{suffix}"
         if theirs in leave_out or (name == "lm_head.weight" and config.tie_word_embeddings):
             continue
-        values = tensor.numpy()
+        values = tensor.numpy() + (1 if is_gemma and name.endswith("norm.weight") else 0)
         if family == "llama" and ("q_proj" in name or "k_proj" in name):
             values = permuted(values, config.num_attention_heads if "q_proj" in name else config.num_key_value_heads)
         values, stored = np.ascontiguousarray(values), kind if values.ndim == 2 else Kind.F32
@@ -123,7 +128,7 @@ def own_logits(path, dtype=torch.float32):
     return logits(model)
 
 
-@pytest.mark.parametrize("family", NAMES)
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "phi3"])
 def test_a_file_gives_the_logits_of_the_model_that_was_written(tmp_path, family):
     model = tiny_model(family)
     assert logits(model).argmax(-1).unique().numel() > 5, "flat logits would show nothing"
@@ -131,6 +136,57 @@ def test_a_file_gives_the_logits_of_the_model_that_was_written(tmp_path, family)
     written = own_logits(write_gguf(tmp_path / "model.gguf", model, family))
 
     torch.testing.assert_close(written, logits(model), rtol=1e-4, atol=1e-4)
+
+
+def gemma(family, **changes):
+    """With layers of both kinds, and scores that no file says how to scale: by the width of a head."""
+    layers = {"gemma2": 3, "gemma3": 7}[family]
+    kinds = ["sliding_attention", "full_attention"] * layers
+    if family == "gemma3":
+        kinds = [*["sliding_attention"] * 5, "full_attention", "sliding_attention"]
+    options = {"num_hidden_layers": layers, "layer_types": kinds[:layers], "query_pre_attn_scalar": 16}
+    return tiny_model(family, **options, head_dim=16, sliding_window=7, tie_word_embeddings=True, **changes)
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "facts"),
+    [
+        ("gemma2", {}, {}),
+        ("gemma2", {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}, {}),
+        ("gemma3", {}, {}),
+        (
+            "gemma3",
+            {"linear": 8.0},
+            {"gemma3.rope.scaling.type": "linear", "gemma3.rope.scaling.factor": 8.0},
+        ),
+        ("gemma3", {"near": 2000.0}, {"gemma3.rope.freq_base_swa": 2000.0}),
+    ],
+    ids=["gemma2", "gemma2 with other bounds", "gemma3", "gemma3 stretched", "gemma3 with other near positions"],
+)
+def test_a_file_of_a_gemma_gives_the_logits_of_the_model_that_was_written(tmp_path, family, changes, facts):
+    rope = {"rope_type": "default", "rope_theta": 1e6}
+    near = {"rope_type": "default", "rope_theta": changes.pop("near", 1e4)}
+    if factor := changes.pop("linear", None):
+        rope = {"rope_type": "linear", "rope_theta": 1e6, "factor": factor}
+    if family == "gemma3":
+        changes = {**changes, "rope_parameters": {"full_attention": rope, "sliding_attention": near}}
+    model = gemma(family, **changes)
+    bounds = {name: getattr(model.config, name) for name in ("attn_logit_softcapping", "final_logit_softcapping")}
+    facts = {**facts, **{f"{family}.{name}": bound for name, bound in bounds.items() if bound is not None}}
+    written = own_logits(write_gguf(tmp_path / "model.gguf", model, family, facts=facts))
+
+    assert written.argmax(-1).unique().numel() > 5, "flat logits would show nothing"
+    torch.testing.assert_close(written, logits(model), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("family", "layers"), [("gemma2", 46), ("gemma3", 62)])
+def test_gemmas_of_27b_scale_scores_by_another_number(tmp_path, family, layers):
+    """Which files do not hold: the state's share of a head."""
+    kinds = ["full_attention"] * layers
+    model = tiny_model(family, num_hidden_layers=layers, layer_types=kinds, head_dim=32, sliding_window=7)
+    file = write_gguf(tmp_path / "model.gguf", model, family)
+
+    assert load_config(file).query_pre_attn_scalar == model.config.hidden_size // model.config.num_attention_heads != 32
 
 
 def test_a_tied_model_and_one_with_llama3_positions(tmp_path):
@@ -202,6 +258,19 @@ def test_blocks_may_stay_as_they_are(tmp_path, kind):
 
 
 @native_only
+def test_a_gemmas_head_is_the_files_blocks(tmp_path):
+    """Its embedding multiplies what it reads, so it stays one of numbers; the head must not."""
+    file = write_gguf(tmp_path / "model.gguf", gemma("gemma3"), "gemma3", Kind.Q8_0)
+    full, kept = (load_model(file, torch.float32, CPU, 1, weights=weights) for weights in ("full", "file"))
+
+    assert kept.formats == [Kind.Q8_0] * (1 + 7 * kept.num_layers)
+    for loaded in (full, kept):
+        loaded.model.set_attn_implementation("eager")
+    expected, ours = logits(full.model), logits(kept.model)
+    assert (ours - expected).std() < 0.1 * expected.std()
+
+
+@native_only
 def test_a_quantised_file_is_decoded_as_it_is_unless_asked_otherwise(tmp_path, monkeypatch):
     """On a CPU with kernels, in bfloat16; never what has no blocks, and never in the arithmetic of comparisons."""
     quantised = write_gguf(tmp_path / "quantised.gguf", tiny_model("llama"), kind=Kind.Q4_1)
@@ -244,6 +313,22 @@ def test_tokenizer_template_and_end_tokens_come_from_the_file(tmp_path):
     assert tokenizer.eos_token == "<end>"
     assert '"eos_token_id": [\n    0,\n    5\n  ]' in (Source.find(file).folder / "generation_config.json").read_text()
     assert load_config(file).max_position_embeddings == 256
+
+
+@pytest.mark.parametrize(("names_it", "ends"), [(True, [0, 5]), (False, [0, 68])])
+def test_a_turn_ends_with_the_usual_token_where_the_file_names_none(tmp_path, monkeypatch, names_it, ends):
+    def named(writer, add=add_tokenizer):
+        add(writer)
+        facts = writer.kv_data[0]
+        tokens = facts["tokenizer.ggml.tokens"].value
+        tokens[tokens.index("?")] = "<end_of_turn>"
+        if not names_it:
+            del facts["tokenizer.ggml.eot_token_id"]
+
+    monkeypatch.setitem(globals(), "add_tokenizer", named)
+    file = write_gguf(tmp_path / "model.gguf", tiny_model("llama", vocab_size=96))
+
+    assert GenerationConfig.from_pretrained(Source.find(file).folder).eos_token_id == ends
 
 
 def test_it_is_prepared_once_and_again_when_what_was_kept_is_damaged(tmp_path, capfd):

@@ -4,7 +4,7 @@ transformers reads such a file too, and its tables and tokenizer builders are us
 times and builds its table of names once a module: 30 s for 135M parameters where this takes five.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -23,9 +23,14 @@ from yggdrasil.errors import YggdrasilError, first_line, one_line
 from yggdrasil.models.shards import ShardWriter
 
 # Architectures whose every fact is understood here; each is tested against the model that was written.
-ARCHITECTURES = ("llama", "qwen2", "qwen3", "phi3")
+ARCHITECTURES = ("llama", "qwen2", "qwen3", "phi3", "gemma2", "gemma3")
+_OF_GEMMA = {"gemma2": "gemma2", "gemma3": "gemma3_text"}  # as transformers names them
+# Their models of 27B, by their layers: scores are scaled by another number than the width of a head.
+_MOST_LAYERS_OF_GEMMA = {"gemma2": 46, "gemma3": 62}
 _NUM_SHARDS, _LEAST_SHARD = 8, 64 * 2**20
 _END_TOKENS = ("eos_token_id", "eot_token_id", "eom_token_id")
+# What ends a turn in files that do not say so, as llama.cpp finds it too.
+_TURN_ENDS = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>")
 _ROPE_FACTORS = "rope_freqs.weight"
 _LLAMA3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 
@@ -38,8 +43,7 @@ def write_facts(header: GgufHeader, folder: Path) -> None:
     """
     config = read_config(header)
     config.save_pretrained(folder)
-    tokens = {name: header.facts.get(f"tokenizer.ggml.{name}") for name in _END_TOKENS}
-    ends = sorted({int(token) for token in tokens.values() if isinstance(token, int)})
+    ends = _end_tokens(header)
     GenerationConfig(eos_token_id=ends or None, bos_token_id=config.bos_token_id).save_pretrained(folder)
     if not header.facts.get("tokenizer.ggml.tokens"):
         raise YggdrasilError(f"{shown(header.path)} holds no tokenizer; give a file that does, or a checkpoint folder")
@@ -48,6 +52,16 @@ def write_facts(header: GgufHeader, folder: Path) -> None:
     except Exception as error:
         raise YggdrasilError(f"{shown(header.path)}: the tokenizer could not be read: {first_line(error)}") from error
     tokenizer.save_pretrained(folder)
+
+
+def _end_tokens(header: GgufHeader) -> list[int]:
+    """The tokens that end an answer: those that the file names, and where it names none for a turn, the usual ones."""
+    named = {name: header.facts.get(f"tokenizer.ggml.{name}") for name in _END_TOKENS}
+    ends = {int(token) for token in named.values() if isinstance(token, int)}
+    tokens = header.facts.get("tokenizer.ggml.tokens")
+    if named["eot_token_id"] is None and isinstance(tokens, list):
+        ends |= {tokens.index(token) for token in _TURN_ENDS if token in tokens}
+    return sorted(ends)
 
 
 def read_config(header: GgufHeader) -> PretrainedConfig:
@@ -81,13 +95,32 @@ def read_config(header: GgufHeader) -> PretrainedConfig:
         )
     facts["vocab_size"] = embedding.shape[0]
     facts |= _rope_scaling(header)
+    if name in _OF_GEMMA:
+        facts |= _facts_of_gemma(header, facts)
     try:
-        config: PretrainedConfig = AutoConfig.for_model(name, **facts)
+        config: PretrainedConfig = AutoConfig.for_model(_OF_GEMMA.get(name, name), **facts)
     except Exception as error:
         raise YggdrasilError(f"{shown(header.path)}: the facts do not fit together: {one_line(error)}") from error
     model: Any = AutoModelForCausalLM._model_mapping[type(config)]
     config.architectures = [model.__name__]
     return config
+
+
+def _facts_of_gemma(header: GgufHeader, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """What Gemma's files leave to their readers, and rotary positions of their two kinds of layers."""
+    bounds = {name: header.fact(name) for name in ("attn_logit_softcapping", "final_logit_softcapping")}
+    found: dict[str, Any] = {name: bound for name, bound in bounds.items() if bound is not None}
+    width = _head_width(header)
+    if facts.get("num_hidden_layers") == _MOST_LAYERS_OF_GEMMA[header.architecture]:
+        width = facts["hidden_size"] // facts["num_attention_heads"]
+    found["query_pre_attn_scalar"] = width
+    if header.architecture == "gemma3":
+        everywhere = {"rope_type": "default", "rope_theta": _number(header, "rope.freq_base", 1e6)}
+        near = {"rope_type": "default", "rope_theta": _number(header, "rope.freq_base_swa", 1e4)}
+        found["rope_parameters"] = {
+            "full_attention": facts.get("rope_parameters") or everywhere, "sliding_attention": near,
+        }  # fmt: skip
+    return found
 
 
 def _rope_scaling(header: GgufHeader) -> dict[str, Any]:

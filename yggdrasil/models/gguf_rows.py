@@ -10,6 +10,8 @@ from yggdrasil.artifacts.gguf import GgufHeader
 from yggdrasil.models.formats.rows import FORMATS, Quantise, QuantisedRows
 from yggdrasil.models.gguf_checkpoint import row_order, tensor_names
 
+_HEAD, _TABLE = "lm_head.weight", "token_embd.weight"
+
 
 def keeps_blocks(header: GgufHeader) -> bool:
     """Whether the layers of the file are in formats that the kernels read."""
@@ -19,6 +21,8 @@ def keeps_blocks(header: GgufHeader) -> bool:
 def rows_of_file(header: GgufHeader, config: PretrainedConfig) -> Quantise:
     """Every weight whose format the kernels read, its rows in the order that the model has them in."""
     places = {ours: header.tensors[theirs] for theirs, ours in tensor_names(header, config).items()}
+    if config.tie_word_embeddings:  # one table, which is a name of its own where the embedding is not read in blocks
+        places.setdefault(_HEAD, header.tensors[_TABLE])
 
     def read(name: str, weight: Tensor) -> QuantisedRows | None:
         place = places.get(name)
