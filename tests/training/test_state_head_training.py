@@ -260,6 +260,10 @@ def test_a_module_goes_on_from_the_one_that_the_target_brings(written, tmp_path)
         begun_head(tmp_path / "target", "eagle3", loaded)
 
 
-def test_a_target_of_another_family_has_no_module(llama):
-    with pytest.raises(YggdrasilError, match=r"--kind mtp: it is of the family llama, .*mimo, .*; give another --kind"):
-        MtpRecipe(prepare_model(llama, "it", 1, pack=False), DRAFTED)
+def test_a_target_of_another_family_is_refused_before_it_writes_anything(llama, tmp_path):
+    llama.save_pretrained(tmp_path / "target")
+    settings = TrainSettings(str(tmp_path / "target"), tmp_path / "mtp", "mtp", tokens=10**9)
+    with pytest.raises(YggdrasilError, match=r"--kind mtp: .*target is of the family llama, .*mimo, .*another --kind"):
+        train(settings, Silent())
+
+    assert [file.name for file in tmp_path.iterdir()] == ["target"]

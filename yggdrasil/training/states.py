@@ -1,7 +1,7 @@
-"""Heads that draft the target's states, as they are trained: EAGLE-1's, and the module of a target for MTP.
+"""Heads that draft the target's states, as they are trained: EAGLE-1's, and a target's module for MTP.
 
-Its own head says what tokens those are. Only the most frequent are learned to be told apart, a sixth of what all would
-cost; when it is decoded with, all can be drafted. Both begin with what the target's last layer makes of a state.
+The target's own output layer says which tokens the drafted states are. While they are taught it tells only the most
+frequent ones apart, at a sixth of what all would cost; in decoding all can be drafted.
 """
 
 import json
@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from transformers import PretrainedConfig
 
 from yggdrasil.drafters.heads.first_eagle import FirstEagleHead
 from yggdrasil.drafters.heads.mtp import MtpHead
@@ -50,7 +51,7 @@ class StateRecipe:
 
 
 class FirstEagleRecipe(StateRecipe):
-    """EAGLE-1's head, which EAGLE-2 drafts with too."""
+    """EAGLE-1's head, which EAGLE-2 drafts with too: begun as the state that it reads."""
 
     title = "EAGLE-1 head"
 
@@ -84,18 +85,13 @@ class FirstEagleRecipe(StateRecipe):
 
 
 class MtpRecipe(StateRecipe):
-    """The module of a target of the families that publish one: for one that was tuned without it."""
+    """A target's module, for one that was tuned without it: begun as the target's last layer."""
 
     title = "MTP module"
 
     def __init__(self, loaded: LoadedModel, vocabulary: Tensor) -> None:
         super().__init__(loaded, vocabulary)
         self._config = loaded.model.config
-        if self._config.model_type not in MTP_NAMES:
-            raise YggdrasilError(
-                f"--kind mtp: {loaded.name} is of the family {self._config.model_type}, and modules are those of "
-                f"{', '.join(MTP_NAMES)}; give another --kind"
-            )
 
     @torch.no_grad()
     def initial(self) -> MtpHead:
@@ -117,6 +113,15 @@ class MtpRecipe(StateRecipe):
         """The tensors as they lie among those of the target, and its configuration."""
         _save(published_mtp(self._config, model.state_dict()), folder)
         _write_config(self._config.to_dict(), folder)
+
+
+def check_family(config: PretrainedConfig, name: str) -> None:
+    """YggdrasilError where targets of that family have no modules."""
+    if config.model_type not in MTP_NAMES:
+        raise YggdrasilError(
+            f"--kind mtp: {name} is of the family {config.model_type}, and modules are those of "
+            f"{', '.join(MTP_NAMES)}; give another --kind"
+        )
 
 
 def _begin_at_random(head: nn.Module) -> None:

@@ -11,7 +11,7 @@ from yggdrasil.artifacts.lock import locked
 from yggdrasil.calibration.own_text import Document, OwnText, end_of, seconds_spent, text_file
 from yggdrasil.calibration.settings import Budget
 from yggdrasil.errors import YggdrasilError
-from yggdrasil.models.facts import load_tokenizer
+from yggdrasil.models.facts import load_config, load_tokenizer
 from yggdrasil.models.loading import load_model
 from yggdrasil.models.source import Source
 from yggdrasil.models.usual_weights import usual_weights
@@ -21,6 +21,7 @@ from yggdrasil.training.run import TrainingRun, identity_of
 from yggdrasil.training.settings import Teller, TrainSettings
 from yggdrasil.training.start import STARTING, begun_head
 from yggdrasil.training.state import KeptTraining
+from yggdrasil.training.states import check_family
 from yggdrasil.training.windows import split
 
 _LEAST_DOCUMENTS = 8
@@ -42,6 +43,8 @@ def train(settings: TrainSettings, teller: Teller) -> Path:
         raise YggdrasilError(f"--start is for --kind {' and '.join(STARTING)}, not {settings.kind}; leave it out")
     deadline = monotonic() + settings.minutes * 60
     source = Source.find(settings.target)
+    if settings.kind == "mtp":
+        check_family(load_config(source), source.given)
     tokenizer = load_tokenizer(source)
     prompts = _prompts(settings, tokenizer)
     torch.set_num_threads(settings.threads or current_machine().cores)
