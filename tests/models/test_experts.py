@@ -242,9 +242,9 @@ def compile_cache(tmp_path_factory):
         yield
 
 
-def reader(model, family, backend):
+def reader(model, family, backend, quantise=None):
     """Reads tokens of ``TEXT`` from a place on; gives what the step does."""
-    loaded = prepare_model(model, family, num_threads=2)
+    loaded = prepare_model(model, family, num_threads=2, quantise=quantise)
     runner = ModelRunner(loaded, 64, VOCAB_SIZE, backend, (0, 1))
     start, inputs = torch.zeros(1, dtype=torch.int64), {}
 
@@ -266,7 +266,11 @@ def reader(model, family, backend):
 def test_a_row_of_a_compiled_mixture_has_the_same_bits_at_every_width(family, dtype, compile_cache):
     # Five experts a row, of whose weights the sum could have several orders.
     sizes = {"num_experts": EXPERTS[family], "num_experts_per_tok": 5, "norm_topk_prob": True, "num_hidden_layers": 2}
-    read = reader(new_model(family, dtype, **sizes), family, "inductor")
+    check_widths(reader(new_model(family, dtype, **sizes), family, "inductor"))
+
+
+def check_widths(read):
+    """Rows have the bits that they have alone."""
     alone = [torch.cat(parts) for parts in zip(*(read(place, 1) for place in range(len(TEXT))), strict=True)]
     for width in WIDTHS[1:]:
         for first in range(0, len(TEXT) - width + 1, width):

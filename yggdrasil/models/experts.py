@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from yggdrasil.models.arena import Arena
+from yggdrasil.models.formats.layers import QuantisedExperts
+from yggdrasil.models.formats.rows import Quantise, QuantisedRows
 from yggdrasil.models.packable import is_packable, page_out
 
 # What transformers says of its experts' classes, as the operator computes it; what says nothing is so.
@@ -51,10 +53,38 @@ class PackedExperts(nn.Module):
         return output
 
 
-def pack_experts(module: nn.Module, num_threads: int, arena: Arena) -> PackedExperts | None:
-    """A mixture's experts over weights taken out of ``module``; None where the operator does not serve it."""
-    is_gelu = _is_gelu(module) if _has_usual_form(module) else None
-    return None if is_gelu is None else PackedExperts(module, is_gelu, num_threads, arena)
+def pack_experts(
+    name: str, module: nn.Module, num_threads: int, arena: Arena, quantise: Quantise
+) -> PackedExperts | QuantisedExperts | None:
+    """A mixture's experts over weights taken out of ``module``; None where the operators do not serve it."""
+    if not is_served(module):
+        return None
+    rows, is_gelu = _quantised(name, module, quantise), bool(_is_gelu(module))
+    if rows is None:
+        return PackedExperts(module, is_gelu, num_threads, arena)
+    return QuantisedExperts([each.pack(arena) for each in rows], is_gelu, num_threads)
+
+
+def is_served(module: Any) -> bool:
+    """Whether it is a mixture's experts of the form that the operators know."""
+    return _has_usual_form(module) and _is_gelu(module) is not None
+
+
+def expert_parts(name: str, gate_up: Tensor, down: Tensor) -> dict[str, Tensor]:
+    """The weights of experts called ``name``, gate and up apart, by name."""
+    gate, up = gate_up.chunk(2, dim=1)
+    return {f"{name}.{part}_proj.weight": weight for part, weight in (("gate", gate), ("up", up), ("down", down))}
+
+
+def _quantised(name: str, module: Any, quantise: Quantise) -> list[QuantisedRows] | None:
+    """Rows of gate, up and down; None where not all are given: the three are one operator."""
+    found = []
+    for part, weight in expert_parts(name, module.gate_up_proj, module.down_proj).items():
+        rows = quantise(part, weight)
+        if rows is None:
+            return None
+        found.append(rows)
+    return found
 
 
 def _has_usual_form(module: Any) -> bool:

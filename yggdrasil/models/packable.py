@@ -12,8 +12,11 @@ _PAGE_OUT = 21  # MADV_PAGEOUT: the system may take the pages back; they are rea
 
 
 def is_packable(weight: Tensor) -> bool:
-    """Whether kernels know matrices [..., N, K] like these, where K is even."""
-    return weight.dtype in _DTYPES and weight.device.type == "cpu"
+    """Whether kernels know matrices [..., N, K] like these, where K is even.
+
+    Those of a model on meta tell what will be packed of it.
+    """
+    return weight.dtype in _DTYPES and weight.device.type in ("cpu", "meta")
 
 
 def page_out(weight: Tensor) -> None:
@@ -21,7 +24,7 @@ def page_out(weight: Tensor) -> None:
 
     The mapping lives as long as any tensor of the checkpoint does, so dropping the tensor is not enough.
     """
-    if sys.platform != "linux":
+    if sys.platform != "linux" or not weight.is_contiguous():  # one number may stand for all: no memory of its own
         return
     begin = -(-weight.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
     size = (weight.data_ptr() + weight.nbytes - begin) // mmap.PAGESIZE * mmap.PAGESIZE

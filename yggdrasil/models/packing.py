@@ -3,13 +3,15 @@
 A packed layer changes neither the module tree's names nor the function; only the weights' layout in memory.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 import yggdrasil.models.kernels  # noqa: F401  (registers torch.ops.yggdrasil)
 from yggdrasil.models.arena import Arena
-from yggdrasil.models.experts import pack_experts
+from yggdrasil.models.experts import expert_parts, is_served, pack_experts
 from yggdrasil.models.formats.layers import QuantisedEmbedding, QuantisedLinear
 from yggdrasil.models.formats.rows import PackedRows, Quantise
 from yggdrasil.models.packable import is_packable, page_out
@@ -82,6 +84,13 @@ def pack_linears(
             model.set_submodule(name, packed)
 
 
+def weights_of(name: str, module: Any) -> tuple[str, ...]:
+    """The weights of a layer called ``name`` that may be quantised, all or none; of what is no such layer none."""
+    if type(module) in (nn.Embedding, nn.Linear):
+        return (f"{name}.weight",)
+    return tuple(expert_parts(name, module.gate_up_proj, module.down_proj)) if is_served(module) else ()
+
+
 class _Packer:
     """Packed modules in the place of a model's own, side by side in one arena."""
 
@@ -102,7 +111,7 @@ class _Packer:
         elif type(module) is Conv1D:
             weight = module.weight.t()
         else:
-            return pack_experts(module, self._num_threads, self._arena)
+            return pack_experts(name, module, self._num_threads, self._arena, self._quantise)
         if not is_packable(weight):
             return None
         found = self._quantised_weight(name, module.weight, weight)

@@ -20,7 +20,7 @@ from yggdrasil.drafters.heads.mtp import MtpHead
 from yggdrasil.drafters.heads.mtp_files import open_mtp
 from yggdrasil.drafters.heads.settings import HeadSettings
 from yggdrasil.errors import YggdrasilError
-from yggdrasil.models.formats.layers import QuantisedEmbedding, QuantisedLinear
+from yggdrasil.models.formats.layers import formats_of
 from yggdrasil.models.formats.rounding import in_four_bits
 from yggdrasil.models.kernels import is_native
 from yggdrasil.models.loaded import LoadedModel
@@ -72,9 +72,8 @@ def load_head(folder: Path, target: LoadedModel, num_threads: int) -> LoadedHead
     rows = ((settings.key_heads, settings.head_size),) if isinstance(settings, HeadSettings) else ((1, 1),)
     query_heads = settings.query_heads if isinstance(settings, HeadSettings) else 1
     outline = Outline(_ANY_LENGTH, settings.vocab_size, settings.hidden_size, query_heads, rows, None)
-    formats = [each.format for each in module.modules() if isinstance(each, QuantisedEmbedding | QuantisedLinear)]
     loaded = LoadedModel(
-        str(folder), outline, num_threads, target.dtype, target.device, tensors, formats,
+        str(folder), outline, num_threads, target.dtype, target.device, tensors, formats_of(module),
         json.dumps(asdict(settings), sort_keys=True), lambda: cast("PreTrainedModel", module),
     )  # fmt: skip
     readings = settings.readings(target.num_layers)

@@ -32,6 +32,8 @@ def rounding_to(weights: Weights, model: "PreTrainedModel") -> Quantise:
     chosen, table = Q[weights.removesuffix("_m").upper()], Q.Q6_K if is_mix else Q.Q8_0
 
     def round_weight(name: str, weight: Tensor) -> QuantisedRows | None:
+        if weight.dim() != 2:  # experts stay full
+            return None
         form = chosen
         if id(weight) in tables:
             form = table
@@ -50,8 +52,8 @@ def rounding_to(weights: Weights, model: "PreTrainedModel") -> Quantise:
 
 
 def in_four_bits(name: str, weight: Tensor) -> QuantisedRows | None:
-    """Round a layer's weight to Q4_1; one whose inputs are not whole blocks stays as it is."""
-    if weight.shape[1] % GGML_QUANT_SIZES[Q.Q4_1][0]:
+    """Round a layer's weight to Q4_1; experts, and one whose inputs are not whole blocks, stay as they are."""
+    if weight.dim() != 2 or weight.shape[1] % GGML_QUANT_SIZES[Q.Q4_1][0]:
         return None
     return QuantisedRows(Q.Q4_1, torch.from_numpy(quants.quantize(weight.detach().float().numpy(), Q.Q4_1)))
 

@@ -59,6 +59,10 @@ _library.define(
     "int num_threads) -> Tensor[]"
 )
 _library.define(
+    "quantised_experts(Tensor input, Tensor chosen, Tensor shares, Tensor[] packed, int[] formats, int inner_features, "
+    "bool gelu, int num_threads) -> Tensor"
+)
+_library.define(
     "quantised_rows(Tensor ids, Tensor packed, int format, int inputs, int num_rows, ScalarType dtype) -> Tensor"
 )
 _library.define(

@@ -4,6 +4,7 @@
 #include <ATen/Parallel.h>
 #include <torch/library.h>
 
+#include "quantised_experts.h"
 #include "quantised_ops.h"
 #include "screened_best.h"
 #include "shims.h"
@@ -49,6 +50,15 @@ AOTITorchError aoti_torch_cpu_quantised_linears(AtenTensorHandle input, AtenTens
   });
 }
 
+AOTITorchError aoti_torch_cpu_quantised_experts(AtenTensorHandle input, AtenTensorHandle chosen, AtenTensorHandle shares, const AtenTensorHandle* packed,
+                                                int64_t num_packed, const int64_t* formats, int64_t num_formats, int64_t inner_features, bool gelu,
+                                                int64_t num_threads, AtenTensorHandle* result) {
+  AOTI_TORCH_CONVERT_EXCEPTION_TO_ERROR_CODE({
+    *result = new_tensor_handle(quantised_experts(tensor_of(input), tensor_of(chosen), tensor_of(shares), tensors_of(packed, num_packed),
+                                                  at::IntArrayRef(formats, num_formats), inner_features, gelu, num_threads));
+  });
+}
+
 TORCH_LIBRARY_IMPL(yggdrasil, CompositeExplicitAutograd, m) { m.impl("can_screen", &can_screen); }
 
 TORCH_LIBRARY_IMPL(yggdrasil, CPU, m) {
@@ -58,5 +68,6 @@ TORCH_LIBRARY_IMPL(yggdrasil, CPU, m) {
   m.impl("quantised_linears", &quantised_linears);
   m.impl("quantised_best", &quantised_best);
   m.impl("screened_best", &screened_best);
+  m.impl("quantised_experts", &quantised_experts);
   m.impl("quantised_rows", &quantised_rows);
 }

@@ -142,15 +142,15 @@ inline void round_four(const float (&numbers)[4][kChunk], int64_t row, int64_t c
 #endif
 #endif
 
-// A chunk of a tile of m rows, of which there are `count` from `first` on; inverses are those of the rows. Rows that are
-// not there are zeros.
-template <typename T>
-void round_rows(const InputRows<T>& input, int64_t first, int64_t count, const float* inverses, int64_t m, int64_t number, uint8_t* chunk) {
+// A chunk of a tile of m rows, of which there are `count`, the i-th of them row_of(i) of the input; inverses are those of
+// the rows. Rows that are not there are zeros.
+template <typename T, typename RowOf>
+void round_rows(const InputRows<T>& input, const RowOf& row_of, int64_t count, const float* inverses, int64_t m, int64_t number, uint8_t* chunk) {
   if (count < m) std::memset(chunk, 0, m * InputChunk::kBytes);
   for (int64_t row = 0; row < count; row += 4) {
     const int64_t some = std::min<int64_t>(4, count - row);
     alignas(64) float numbers[4][kChunk];
-    for (int64_t r = 0; r < some; ++r) input.read(first + row + r, number * kChunk, kChunk, inverses[row + r], numbers[r]);
+    for (int64_t r = 0; r < some; ++r) input.read(row_of(row + r), number * kChunk, kChunk, inverses[row + r], numbers[r]);
     for (int64_t r = some; r < 4; ++r) std::copy(numbers[0], numbers[0] + kChunk, numbers[r]);
     round_four(numbers, row, some, m, chunk);
   }

@@ -48,6 +48,13 @@ def packed_experts(
     return x.new_empty(x.shape)
 
 
+def quantised_experts(
+    x: Tensor, chosen: Tensor, shares: Tensor, packed: list[Tensor], formats: list[int], inner_features: int,
+    gelu: bool, num_threads: int,
+) -> Tensor:  # fmt: skip
+    return x.new_empty(x.shape)
+
+
 def norm_rows(x: Tensor, norm: Tensor, plus_one: bool, eps: float, residual: Tensor | None, num_threads: int) -> Tensor:
     return x.new_empty(x.shape)
 
@@ -129,6 +136,7 @@ SHAPES: dict[str, Callable[..., Any]] = {
         packed_linears,
         plain_linear,
         packed_experts,
+        quantised_experts,
         norm_rows,
         packed_best,
         quantised_best,
