@@ -30,7 +30,9 @@ native_only = pytest.mark.skipif(not kernels.is_native(), reason="no C++ compile
 TEMPLATE = "{% for message in messages %}<{{ message['role'] }}>{{ message['content'] }}{% endfor %}"
 NAMES = {
     "llama": "LLAMA", "qwen2": "QWEN2", "qwen3": "QWEN3", "phi3": "PHI3", "gemma2": "GEMMA2", "gemma3": "GEMMA3",
+    "qwen3_moe": "QWEN3MOE",
 }  # fmt: skip
+NORMED = {"qwen3_moe": {"norm_topk_prob": True}}  # llama.cpp knows no other kind, and files do not say
 
 
 @pytest.fixture(autouse=True)
@@ -47,7 +49,7 @@ def permuted(weight, num_heads):
 def tiny_model(family, **changes):
     torch.manual_seed(0)
     config = tiny_config(family)
-    for name, value in changes.items():
+    for name, value in (NORMED.get(family, {}) | changes).items():
         setattr(config, name, value)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     with torch.no_grad():
@@ -57,9 +59,11 @@ def tiny_model(family, **changes):
 
 
 def write_gguf(path, model, family="llama", kind=Kind.F32, *, tokens=True, facts=None, leave_out=(), more=None):
-    """Write ``model`` as llama.cpp's converter does; matrices in ``kind``."""
+    """Write ``model`` as llama.cpp's converter does; matrices but routers in ``kind``, which may be asked by name."""
     config = model.config
-    writer = gguf.GGUFWriter(path, family)
+    kinds = kind if callable(kind) else lambda name: kind
+    architecture = NAMES[family].lower()
+    writer = gguf.GGUFWriter(path, architecture)
     numbers = {
         "context_length": config.max_position_embeddings,
         "embedding_length": config.hidden_size,
@@ -69,22 +73,25 @@ def write_gguf(path, model, family="llama", kind=Kind.F32, *, tokens=True, facts
         "attention.head_count_kv": config.num_key_value_heads,
         "rope.dimension_count": getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
     }
+    if hasattr(config, "num_experts"):
+        numbers["expert_count"], numbers["expert_used_count"] = config.num_experts, config.num_experts_per_tok
+        numbers["expert_feed_forward_length"] = config.moe_intermediate_size
     for name, number in numbers.items():
-        writer.add_uint32(f"{family}.{name}", number)
+        writer.add_uint32(f"{architecture}.{name}", number)
     if getattr(config, "head_dim", None):
-        writer.add_uint32(f"{family}.attention.key_length", config.head_dim)
-    writer.add_float32(f"{family}.attention.layer_norm_rms_epsilon", config.rms_norm_eps)
+        writer.add_uint32(f"{architecture}.attention.key_length", config.head_dim)
+    writer.add_float32(f"{architecture}.attention.layer_norm_rms_epsilon", config.rms_norm_eps)
     rope = config.rope_parameters.get("full_attention", config.rope_parameters)
-    writer.add_float32(f"{family}.rope.freq_base", rope["rope_theta"])
+    writer.add_float32(f"{architecture}.rope.freq_base", rope["rope_theta"])
     if is_gemma := family.startswith("gemma"):
-        writer.add_uint32(f"{family}.attention.sliding_window", config.sliding_window)
+        writer.add_uint32(f"{architecture}.attention.sliding_window", config.sliding_window)
     for name, value in (facts or {}).items():
         writer.kv_data[0].pop(name, None)
         {str: writer.add_string, int: writer.add_uint32, float: writer.add_float32}[type(value)](name, value)
     if tokens:
         add_tokenizer(writer)
     table = gguf.get_tensor_name_map(getattr(gguf.MODEL_ARCH, NAMES[family]), config.num_hidden_layers)
-    for name, tensor in model.state_dict().items():
+    for name, tensor in with_experts_apart(model.state_dict()).items():
         stem, _, suffix = name.rpartition(".")
         theirs = f"{table.get_name(stem)}.{suffix}"
         if theirs in leave_out or (name == "lm_head.weight" and config.tie_word_embeddings):
@@ -92,7 +99,8 @@ def write_gguf(path, model, family="llama", kind=Kind.F32, *, tokens=True, facts
         values = tensor.numpy() + (1 if is_gemma and name.endswith("norm.weight") else 0)
         if family == "llama" and ("q_proj" in name or "k_proj" in name):
             values = permuted(values, config.num_attention_heads if "q_proj" in name else config.num_key_value_heads)
-        values, stored = np.ascontiguousarray(values), kind if values.ndim == 2 else Kind.F32
+        is_matrix = values.ndim >= 2 and not name.endswith("mlp.gate.weight")
+        values, stored = np.ascontiguousarray(values), kinds(theirs) if is_matrix else Kind.F32
         writer.add_tensor(theirs, values if stored == Kind.F32 else gguf.quantize(values, stored), raw_dtype=stored)
     for name, values in (more or {}).items():
         writer.add_tensor(name, values)
@@ -101,6 +109,19 @@ def write_gguf(path, model, family="llama", kind=Kind.F32, *, tokens=True, facts
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def with_experts_apart(weights):
+    """Gate and up of experts are one parameter in transformers, and two tensors for llama.cpp."""
+    found = {}
+    for name, tensor in weights.items():
+        layer, _, part = name.partition(".experts.")
+        if part == "gate_up_proj":
+            gate, up = tensor.chunk(2, dim=1)
+            found |= {f"{layer}.experts.gate_proj.weight": gate, f"{layer}.experts.up_proj.weight": up}
+        else:
+            found[f"{name}.weight" if part else name] = tensor
+    return found
 
 
 def add_tokenizer(writer):

@@ -4,7 +4,7 @@ transformers reads such a file too, and its tables and tokenizer builders are us
 times and builds its table of names once a module: 30 s for 135M parameters where this takes five.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -13,19 +13,30 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PretrainedConfig, PreTrainedTokenizerFast
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    GenerationConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 from transformers.integrations.ggml import GGUF_CONFIG_DEFAULTS_MAPPING, GGUF_CONFIG_MAPPING
 from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor
 
 from yggdrasil.artifacts import shown
 from yggdrasil.artifacts.gguf import GgufHeader, GgufTensor
 from yggdrasil.errors import YggdrasilError, first_line, one_line
+from yggdrasil.models.gguf_experts import apart, expert_facts, together
 from yggdrasil.models.shards import ShardWriter
 
-# Architectures whose every fact is understood here; each is tested against the model that was written.
-ARCHITECTURES = ("llama", "qwen2", "qwen3", "phi3", "gemma2", "gemma3")
-_OF_GEMMA = {"gemma2": "gemma2", "gemma3": "gemma3_text"}  # as transformers names them
-# Their models of 27B, by their layers: scores are scaled by another number than the width of a head.
+# Architectures whose every fact is understood here, by the name that transformers has for them; each is tested against
+# the model that was written.
+ARCHITECTURES = {
+    "llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "phi3": "phi3", "gemma2": "gemma2", "gemma3": "gemma3_text",
+    "qwen3moe": "qwen3_moe",
+}  # fmt: skip
+# Gemma's models of 27B, by their layers: scores are scaled by another number than the width of a head.
 _MOST_LAYERS_OF_GEMMA = {"gemma2": 46, "gemma3": 62}
 _NUM_SHARDS, _LEAST_SHARD = 8, 64 * 2**20
 _END_TOKENS = ("eos_token_id", "eot_token_id", "eom_token_id")
@@ -70,14 +81,14 @@ def read_config(header: GgufHeader) -> PretrainedConfig:
     Raises:
         YggdrasilError: an architecture or a rotary scaling that is not understood, or a fact that is missing.
     """
-    name = header.architecture
-    if name not in ARCHITECTURES:
+    name = ARCHITECTURES.get(header.architecture)
+    if name is None:
         raise YggdrasilError(
-            f"{shown(header.path)} is of architecture {name}, which is not read from GGUF; "
+            f"{shown(header.path)} is of architecture {header.architecture}, which is not read from GGUF; "
             f"those that are: {', '.join(ARCHITECTURES)}. Give the checkpoint folder instead"
         )
     tables: dict[str, Any] = GGUF_CONFIG_MAPPING
-    known = tables[name] | {
+    known = tables[name.removesuffix("_text")] | {
         "attention.key_length": "head_dim",
         "attention.sliding_window": "sliding_window",
     }
@@ -95,10 +106,12 @@ def read_config(header: GgufHeader) -> PretrainedConfig:
         )
     facts["vocab_size"] = embedding.shape[0]
     facts |= _rope_scaling(header)
-    if name in _OF_GEMMA:
+    if header.architecture in _MOST_LAYERS_OF_GEMMA:
         facts |= _facts_of_gemma(header, facts)
+    if name.endswith("_moe"):
+        facts |= expert_facts(header)
     try:
-        config: PretrainedConfig = AutoConfig.for_model(_OF_GEMMA.get(name, name), **facts)
+        config: PretrainedConfig = AutoConfig.for_model(name, **facts)
     except Exception as error:
         raise YggdrasilError(f"{shown(header.path)}: the facts do not fit together: {one_line(error)}") from error
     model: Any = AutoModelForCausalLM._model_mapping[type(config)]
@@ -179,20 +192,26 @@ def _llama3_factors(scaling: dict[str, Any], count: int) -> npt.NDArray[np.float
     return factors
 
 
-def write_weights(header: GgufHeader, config: PretrainedConfig, folder: Path, dtype: torch.dtype) -> None:
+def write_weights(
+    header: GgufHeader, config: PretrainedConfig, folder: Path, dtype: torch.dtype, but: Collection[str] = ()
+) -> None:
     """Write every weight of the model in ``dtype`` as safetensors, an eighth of it in memory at a time.
+
+    Those named by ``but``, which are read from the file itself, are left out.
 
     Raises:
         YggdrasilError: the file lacks a weight of the model, holds one that is not the model's, or of another shape.
     """
     total = sum(int(np.prod(tensor.shape)) for tensor in header.tensors.values()) * dtype.itemsize
     writer = ShardWriter(folder, max(_LEAST_SHARD, total // _NUM_SHARDS))
-    for name, tensor in _weights(header, config, dtype):
+    for name, tensor in together(_weights(header, config, dtype, but)):
         writer.add(name, tensor)
     writer.close()
 
 
-def _weights(header: GgufHeader, config: PretrainedConfig, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+def _weights(
+    header: GgufHeader, config: PretrainedConfig, dtype: torch.dtype, but: Collection[str]
+) -> Iterator[tuple[str, Tensor]]:
     shapes = _expected_shapes(config)
     names = tensor_names(header, config, shapes)
     processor = _processor(header, config)
@@ -200,21 +219,32 @@ def _weights(header: GgufHeader, config: PretrainedConfig, dtype: torch.dtype) -
         name = names.get(tensor.name)
         if name is None:
             continue
-        values = processor.process(_values(header, tensor), tensor.name).weights
-        if values.shape != shapes[name]:
+        if tensor.shape != shapes[name]:
             raise YggdrasilError(
-                f"{shown(header.path)}: the tensor {tensor.name} has the shape {list(values.shape)} where the model "
+                f"{shown(header.path)}: the tensor {tensor.name} has the shape {list(tensor.shape)} where the model "
                 f"({name}) has {list(shapes[name])}; the file is damaged or its facts are of another model"
             )
-        yield name, torch.from_numpy(np.ascontiguousarray(values)).to(dtype)
+        if name not in but:
+            values = processor.process(_values(header, tensor), tensor.name).weights
+            yield name, torch.from_numpy(np.ascontiguousarray(values)).to(dtype)
 
 
 def _expected_shapes(config: PretrainedConfig) -> dict[str, tuple[int, ...]]:
-    """The weights of the model by name; tied ones once."""
+    """The weights of the model by name, those of experts as files hold them; tied ones once."""
+    return {name: tuple(weight.shape) for name, weight in apart(own_weights(empty_model(config))).items()}
+
+
+def empty_model(config: PretrainedConfig) -> PreTrainedModel:
+    """The model without its numbers."""
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
+    return model
+
+
+def own_weights(model: PreTrainedModel) -> dict[str, Tensor]:
+    """Its parameters by name; tied ones once."""
     tied = set(model.all_tied_weights_keys)
-    return {name: tuple(parameter.shape) for name, parameter in model.named_parameters() if name not in tied}
+    return {name: parameter for name, parameter in model.named_parameters() if name not in tied}
 
 
 def row_order(header: GgufHeader, config: PretrainedConfig, tensor: GgufTensor) -> npt.NDArray[np.int64] | None:

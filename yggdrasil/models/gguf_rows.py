@@ -6,9 +6,10 @@ from gguf import GGMLQuantizationType
 from torch import Tensor
 from transformers import PretrainedConfig
 
-from yggdrasil.artifacts.gguf import GgufHeader
+from yggdrasil.artifacts.gguf import GgufHeader, GgufTensor
 from yggdrasil.models.formats.rows import FORMATS, Quantise, QuantisedRows
-from yggdrasil.models.gguf_checkpoint import row_order, tensor_names
+from yggdrasil.models.gguf_checkpoint import empty_model, row_order, tensor_names
+from yggdrasil.models.packing import weights_of
 
 _HEAD, _TABLE = "lm_head.weight", "token_embd.weight"
 
@@ -18,19 +19,30 @@ def keeps_blocks(header: GgufHeader) -> bool:
     return any(tensor.kind in FORMATS for name, tensor in header.tensors.items() if name.startswith("blk."))
 
 
-def rows_of_file(header: GgufHeader, config: PretrainedConfig) -> Quantise:
-    """Every weight whose format the kernels read, its rows in the order that the model has them in."""
+def blocks_of(header: GgufHeader, config: PretrainedConfig) -> dict[str, GgufTensor]:
+    """Where the blocks lie of every weight whose layer reads them, by the weight's name."""
     places = {ours: header.tensors[theirs] for theirs, ours in tensor_names(header, config).items()}
     if config.tie_word_embeddings:  # one table, which is a name of its own where the embedding is not read in blocks
         places.setdefault(_HEAD, header.tensors[_TABLE])
+    found: dict[str, GgufTensor] = {}
+    for name, module in empty_model(config).named_modules():
+        weights = weights_of(name, module)
+        if all(weight in places and places[weight].kind in FORMATS for weight in weights):
+            found |= {weight: places[weight] for weight in weights}
+    return found
+
+
+def rows_of_file(header: GgufHeader, config: PretrainedConfig) -> Quantise:
+    """Every weight whose layer reads blocks, its rows in the order that the model has them in."""
+    places = blocks_of(header, config)
 
     def read(name: str, weight: Tensor) -> QuantisedRows | None:
         place = places.get(name)
-        if place is None or place.kind not in FORMATS:
+        if place is None:
             return None
         assert place.shape == tuple(weight.shape), f"{name}: {place.shape = }, {weight.shape = }"
         blocks = np.fromfile(header.path, dtype=np.uint8, count=place.num_bytes, offset=place.start)
-        blocks = blocks.reshape(place.shape[0], -1)
+        blocks = blocks.reshape(*place.shape[:-1], -1)
         order = row_order(header, config, place)
         blocks = blocks if order is None else blocks[order]
         return QuantisedRows(GGMLQuantizationType(place.kind), torch.from_numpy(blocks))

@@ -14,7 +14,7 @@ from yggdrasil.artifacts.gguf import read_gguf_header
 from yggdrasil.errors import YggdrasilError, first_line
 from yggdrasil.models.attention import ATTENTION_NAME
 from yggdrasil.models.facts import load_config, refuse_unverifiable
-from yggdrasil.models.formats.layers import QuantisedEmbedding, QuantisedLinear
+from yggdrasil.models.formats.layers import formats_of
 from yggdrasil.models.formats.names import Weights
 from yggdrasil.models.formats.rounding import rounding_to
 from yggdrasil.models.formats.rows import Quantise
@@ -24,6 +24,7 @@ from yggdrasil.models.loaded import LoadedModel
 from yggdrasil.models.outline import Outline
 from yggdrasil.models.packing import pack_linears
 from yggdrasil.models.source import Source
+from yggdrasil.models.stand_ins import load_beside_blocks, refuse_stand_ins
 
 # Buffers that older checkpoints hold and every loader computes anew, and heads that draft for the model.
 _IGNORED = re.compile(r"rotary_emb\.inv_freq$|attn\.(masked_)?bias$|\.position_ids$|^medusa_head\.|^model\.mtp_")
@@ -53,11 +54,13 @@ def load_model(
     refuse_unverifiable(config, found.given)
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
-    folder = found.checkpoint(dtype)
+    _refuse_weights(weights, found, device)
+    keeps_blocks = weights == "file" and pack
+    folder = found.checkpoint(dtype, keeps_blocks=keeps_blocks)
     check_weights(folder)
-    loader: Any = AutoModelForCausalLM
+    load: Any = load_beside_blocks if keeps_blocks else AutoModelForCausalLM.from_pretrained
     try:
-        model, report = loader.from_pretrained(
+        model, report = load(
             folder, dtype=dtype, local_files_only=True, use_safetensors=True, ignore_mismatched_sizes=True,
             output_loading_info=True,
         )  # fmt: skip
@@ -65,8 +68,11 @@ def load_model(
         raise YggdrasilError(f"{found.given} could not be loaded: {first_line(error)}") from error
     _refuse_gaps(report, found.given, config)
     model.eval()
-    quantise = _quantise(model, found, weights, device)
-    return prepare_model(model.to(device), found.given, num_threads, pack=pack, quantise=quantise)
+    loaded = prepare_model(
+        model.to(device), found.given, num_threads, pack=pack, quantise=_quantise(model, found, weights)
+    )
+    refuse_stand_ins(model)
+    return loaded
 
 
 def _refuse_gaps(report: dict[str, Any], name: str, config: PretrainedConfig) -> None:
@@ -93,18 +99,25 @@ def _listed(names: Sequence[str], most: int = 3) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
-def _quantise(model: PreTrainedModel, source: Source, weights: Weights, device: torch.device) -> Quantise | None:
-    """Where quantised rows come from; None for full weights."""
+def _refuse_weights(weights: Weights, source: Source, device: torch.device) -> None:
+    """Refuse quantised weights where nothing reads them, and blocks where there are none."""
     if weights == "full":
-        return None
+        return
     if device.type != "cpu":
         raise YggdrasilError(f"--weights {weights} is for CPUs; on a GPU use --weights full")
     if not is_native():
         raise YggdrasilError(f"--weights {weights} needs the native kernels, which need a C++ compiler: install g++")
+    if weights == "file" and source.gguf is None:
+        raise YggdrasilError(f"--weights file reads the blocks of a GGUF file, and {source.given} is none; use q8_0")
+
+
+def _quantise(model: PreTrainedModel, source: Source, weights: Weights) -> Quantise | None:
+    """Where quantised rows come from; None for full weights."""
+    if weights == "full":
+        return None
     if weights != "file":
         return rounding_to(weights, model)
-    if source.gguf is None:
-        raise YggdrasilError(f"--weights file reads the blocks of a GGUF file, and {source.given} is none; use q8_0")
+    assert source.gguf is not None
     return rows_of_file(read_gguf_header(source.gguf), model.config)
 
 
@@ -126,9 +139,8 @@ def prepare_model(
     if pack:
         pack_linears(model, num_threads, quantise, model.get_output_embeddings())
     tensors = dict(model.named_parameters()) | dict(model.named_buffers())
-    formats = [layer.format for layer in model.modules() if isinstance(layer, QuantisedLinear | QuantisedEmbedding)]
     described = model.config.to_json_string()
     return LoadedModel(
-        name, Outline.of(model.config), num_threads, model.dtype, model.device, tensors, formats, described,
+        name, Outline.of(model.config), num_threads, model.dtype, model.device, tensors, formats_of(model), described,
         lambda: model,
     )  # fmt: skip

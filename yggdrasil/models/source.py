@@ -72,11 +72,14 @@ class Source:
         """16 hexadecimal digits over what the tokenizer does."""
         return tokenizer_fingerprint(self.folder) if self.gguf is None else (self.folder / _FINGERPRINT).read_text()
 
-    def checkpoint(self, dtype: torch.dtype) -> Path:
-        """The folder to load weights from; those of a GGUF file are dequantised to ``dtype`` when first asked for."""
+    def checkpoint(self, dtype: torch.dtype, *, keeps_blocks: bool = False) -> Path:
+        """The folder to load weights from; those of a GGUF file are dequantised to ``dtype`` when first asked for.
+
+        With ``keeps_blocks`` it lacks the weights of a GGUF file whose layers read its blocks.
+        """
         if self.gguf is None:
             return self.folder
-        return _gguf_weights(self.gguf.absolute(), self.folder, dtype)
+        return _gguf_weights(self.gguf.absolute(), self.folder, dtype, keeps_blocks)
 
 
 @lru_cache(maxsize=8)
@@ -93,16 +96,17 @@ def _gguf_facts(path: Path, _num_bytes: int, _modified: int) -> Path:
 
 
 @lru_cache(maxsize=8)
-def _gguf_weights(path: Path, facts: Path, dtype: torch.dtype) -> Path:
-    name = str(dtype).removeprefix("torch.")
+def _gguf_weights(path: Path, facts: Path, dtype: torch.dtype, keeps_blocks: bool) -> Path:
+    name = str(dtype).removeprefix("torch.") + ("-beside-blocks" if keeps_blocks else "")
 
     def write(header: GgufHeader, partial: Path) -> None:
         from transformers import AutoConfig
 
         from yggdrasil.models.gguf_checkpoint import write_weights
+        from yggdrasil.models.gguf_rows import blocks_of
 
         config = AutoConfig.from_pretrained(facts)
-        write_weights(header, config, partial, dtype)
+        write_weights(header, config, partial, dtype, blocks_of(header, config) if keeps_blocks else ())
         config.dtype = dtype
         config.save_pretrained(partial)
         for file in facts.iterdir():
