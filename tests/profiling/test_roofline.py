@@ -2,10 +2,14 @@
 
 import pytest
 import torch
+from gguf import GGMLQuantizationType as Q
+from gguf import quants
 from tiny_pair import SHAPE, make_pair, random_model
+from transformers import AutoModelForCausalLM, Qwen3MoeConfig
 
 from yggdrasil.models import kernels
 from yggdrasil.models.formats.rounding import rounding_to
+from yggdrasil.models.formats.rows import QuantisedRows
 from yggdrasil.models.loading import prepare_model
 from yggdrasil.profiling import roofline
 from yggdrasil.profiling.roofline import MachineRates, StepWork, measure_rates, step_work
@@ -51,6 +55,47 @@ def test_quantised_weights_are_their_blocks():
     assert work.num_bytes == chunks * 18 + table + 8 * table // VOCAB + other + caches
     assert work.operations == step_work(full, 8, 100).operations
     assert measure_rates(loaded, repeats=1).operations_per_s > 0
+
+
+@pytest.mark.parametrize("is_quantised", [False, pytest.param(True, marks=native_only)])
+def test_a_mixture_reads_the_experts_that_its_rows_can_choose(is_quantised):
+    """Five of 96 inner channels, of which a row chooses two: all of them from three rows on."""
+    model = AutoModelForCausalLM.from_config(mixture_config(), dtype=torch.float32).eval()
+    loaded = prepare_model(model, "mixture", 1, quantise=in_q8_0 if is_quantised else None)
+    expert = 3 * HIDDEN * INNER
+    work = {width: step_work(loaded, width, 0) for width in (1, 2, 3, 8)}
+    row = work[8].num_bytes - work[3].num_bytes
+
+    for width, read in ((1, 2), (2, 4), (3, 5)):
+        left_out = (5 - read) * LAYERS * expert * (34 if is_quantised else 128) // 32
+        assert work[width].num_bytes == work[3].num_bytes - left_out - (3 - width) * row // 5
+        linears = HIDDEN * (2 * QUERY_HEADS + 2 * KEY_HEADS) * HEAD + 2 * expert
+        attention = 4 * QUERY_HEADS * HEAD * width
+        assert work[width].operations == width * (LAYERS * (2 * linears + attention) + 2 * HIDDEN * VOCAB)
+    held = sum(tensor.nbytes for name, tensor in loaded.tensors.items() if "experts" in name)
+    assert held < measured_bytes(loaded) < 2 * held
+
+
+def mixture_config():
+    return Qwen3MoeConfig(
+        vocab_size=VOCAB, hidden_size=HIDDEN, moe_intermediate_size=INNER, num_hidden_layers=LAYERS, head_dim=HEAD,
+        num_attention_heads=QUERY_HEADS, num_key_value_heads=KEY_HEADS, num_experts=5, num_experts_per_tok=2,
+    )  # fmt: skip
+
+
+def in_q8_0(name, weight):
+    """Experts alone."""
+    if "experts" not in name:
+        return None
+    return QuantisedRows(Q.Q8_0, torch.from_numpy(quants.quantize(weight.detach().contiguous().numpy(), Q.Q8_0)))
+
+
+def measured_bytes(loaded):
+    """What bandwidth is measured over."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(roofline, "_LEAST_BUFFER", 0)
+        patch.setattr(roofline, "_median_s", lambda run, repeats, wait: 1.0)
+        return measure_rates(loaded).bytes_per_s
 
 
 @native_only

@@ -11,11 +11,14 @@ from time import perf_counter
 import torch
 from torch import nn
 
-from yggdrasil.models.formats.layers import QuantisedEmbedding, QuantisedLinear
+from yggdrasil.models.experts import PackedExperts
+from yggdrasil.models.formats.layers import QuantisedEmbedding, QuantisedExperts, QuantisedLinear
 from yggdrasil.models.loaded import LoadedModel
 from yggdrasil.models.packing import PackedLinear, ScreenedLinear
 
 _MATRIX_SIZE = {"cpu": 1024, "cuda": 8192}
+_EXPERTS = PackedExperts | QuantisedExperts
+_MATRICES = 3  # of an expert: gate, up and down
 _LEAST_BUFFER = 8 << 20  # bytes; a smaller buffer measures a cache that no step has to itself
 
 
@@ -42,13 +45,20 @@ class MachineRates:
 def step_work(loaded: LoadedModel, width: int, context: int) -> StepWork:
     """Bytes and operations of a step: every weight once, the context's keys and values once, W rows of embeddings.
 
-    Mixtures of experts are counted with all their experts.
+    Of a mixture's experts as many as its rows can choose; all where they are transformers' own, or where nothing says
+    how many a row chooses.
     """
     num_bytes, operations = 0, 0
+    chosen_by_row = getattr(getattr(loaded.model, "config", None), "num_experts_per_tok", None)
     for module in loaded.model.modules():
         own = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
         if isinstance(module, nn.Embedding | QuantisedEmbedding):
             num_bytes += width * own[0].nbytes // module.num_embeddings
+            continue
+        if isinstance(module, _EXPERTS) and chosen_by_row is not None:
+            chosen = width * chosen_by_row
+            num_bytes += min(len(module.down_proj), chosen) * sum(tensor[0].nbytes for tensor in own)
+            operations += 2 * chosen * _MATRICES * loaded.outline.hidden_size * module.inner_features
             continue
         if isinstance(module, ScreenedLinear):  # the least that is read of it
             own = [module.copy, module.factors]
@@ -67,7 +77,9 @@ def measure_rates(loaded: LoadedModel, repeats: int = 7) -> MachineRates:
     matrix rate of PyTorch's own multiplication. Both at the model's number of threads, and in its dtype, which is int8
     for quantised layers, or in float32 where a processor multiplies that faster.
     """
-    num_bytes = max(step_work(loaded, 1, 0).num_bytes, _LEAST_BUFFER)
+    # Of a mixture a step reads some experts, but other ones each time: as many rows as choose all.
+    rows = max((len(module.down_proj) for module in loaded.model.modules() if isinstance(module, _EXPERTS)), default=1)
+    num_bytes = max(step_work(loaded, rows, 0).num_bytes, _LEAST_BUFFER)
     buffer = torch.ones(num_bytes // 8, dtype=torch.int64, device=loaded.device)
     wait = wait_for(loaded.device)
     read_s = _median_s(lambda: torch.ops.yggdrasil.read_words(buffer, loaded.num_threads), repeats, wait)
