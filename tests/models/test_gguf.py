@@ -30,7 +30,7 @@ native_only = pytest.mark.skipif(not kernels.is_native(), reason="no C++ compile
 TEMPLATE = "{% for message in messages %}<{{ message['role'] }}>{{ message['content'] }}{% endfor %}"
 NAMES = {
     "llama": "LLAMA", "qwen2": "QWEN2", "qwen3": "QWEN3", "phi3": "PHI3", "gemma2": "GEMMA2", "gemma3": "GEMMA3",
-    "qwen3_moe": "QWEN3MOE",
+    "mixtral": "LLAMA", "qwen3_moe": "QWEN3MOE",
 }  # fmt: skip
 NORMED = {"qwen3_moe": {"norm_topk_prob": True}}  # llama.cpp knows no other kind, and files do not say
 
@@ -75,7 +75,7 @@ def write_gguf(path, model, family="llama", kind=Kind.F32, *, tokens=True, facts
     }
     if hasattr(config, "num_experts"):
         numbers["expert_count"], numbers["expert_used_count"] = config.num_experts, config.num_experts_per_tok
-        numbers["expert_feed_forward_length"] = config.moe_intermediate_size
+        numbers["expert_feed_forward_length"] = getattr(config, "moe_intermediate_size", config.intermediate_size)
     for name, number in numbers.items():
         writer.add_uint32(f"{architecture}.{name}", number)
     if getattr(config, "head_dim", None):
@@ -97,7 +97,7 @@ def write_gguf(path, model, family="llama", kind=Kind.F32, *, tokens=True, facts
         if theirs in leave_out or (name == "lm_head.weight" and config.tie_word_embeddings):
             continue
         values = tensor.numpy() + (1 if is_gemma and name.endswith("norm.weight") else 0)
-        if family == "llama" and ("q_proj" in name or "k_proj" in name):
+        if architecture == "llama" and ("q_proj" in name or "k_proj" in name):
             values = permuted(values, config.num_attention_heads if "q_proj" in name else config.num_key_value_heads)
         is_matrix = values.ndim >= 2 and not name.endswith("mlp.gate.weight")
         values, stored = np.ascontiguousarray(values), kinds(theirs) if is_matrix else Kind.F32

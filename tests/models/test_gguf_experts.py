@@ -144,9 +144,10 @@ FACTS = "qwen3moe.expert_"
     [
         ({"leave_out": ["blk.1.ffn_up_exps.weight"]}, r"lacks blk\.1\.ffn_up_exps\.weight; it cannot be loaded"),
         ({"leave_out": ["blk.0.ffn_gate_inp.weight"]}, r"lacks blk\.0\.ffn_gate_inp\.weight; it cannot be loaded"),
-        ({"facts": {f"{FACTS}used_count": 6}}, r"its expert_count is 5, its expert_used_count 6 and .*; fetch"),
-        ({"facts": {f"{FACTS}used_count": 0}}, r"its expert_used_count 0 and .*, of which no mixture is made"),
+        ({"facts": {f"{FACTS}used_count": 6}}, r"its expert_count is 5, its expert_used_count is 6, .*; fetch"),
+        ({"facts": {f"{FACTS}used_count": 0}}, r"its expert_used_count is 0, .*, of which no mixture is made"),
         ({"facts": {f"{FACTS}count": "5"}}, r"its expert_count is '5', its .*, of which no mixture is made"),
+        ({"facts": {f"{FACTS}weights_scale": 2.5}}, r"its expert_weights_scale is 2\.5, of which no mixture is made"),
         ({"facts": {f"{FACTS}count": 4}}, r"blk\.0\.ffn_\w+\.weight has the shape \[5, .* where the model .* \[4, "),
         ({"facts": {f"{FACTS}feed_forward_length": 64}}, r"blk\.0\.ffn_\w+_exps\.weight has the shape \[5, "),
     ],

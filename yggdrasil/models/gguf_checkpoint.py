@@ -108,10 +108,10 @@ def read_config(header: GgufHeader) -> PretrainedConfig:
     facts |= _rope_scaling(header)
     if header.architecture in _MOST_LAYERS_OF_GEMMA:
         facts |= _facts_of_gemma(header, facts)
-    if name.endswith("_moe"):
-        facts |= expert_facts(header)
+    experts = expert_facts(header)
+    kind = "mixtral" if experts and name == "llama" else name
     try:
-        config: PretrainedConfig = AutoConfig.for_model(name, **facts)
+        config: PretrainedConfig = AutoConfig.for_model(kind, **facts | experts)
     except Exception as error:
         raise YggdrasilError(f"{shown(header.path)}: the facts do not fit together: {one_line(error)}") from error
     model: Any = AutoModelForCausalLM._model_mapping[type(config)]
