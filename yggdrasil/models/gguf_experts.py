@@ -14,32 +14,39 @@ from yggdrasil.artifacts.gguf import GgufHeader
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.models.experts import expert_parts
 
-_COUNTS = {"llama": "num_local_experts", "qwen3moe": "num_experts"}  # what transformers calls how many there are
+# What transformers calls that which files of mixtures say: how many experts there are, how many a row chooses, and I.
+_WORDS = {
+    "llama": {
+        "expert_count": "num_local_experts", "expert_used_count": "num_experts_per_tok",
+        "feed_forward_length": "intermediate_size",
+    },
+    "qwen3moe": {
+        "expert_count": "num_experts", "expert_used_count": "num_experts_per_tok",
+        "expert_feed_forward_length": "moe_intermediate_size",
+    },
+}  # fmt: skip
 _GATE_UP, _DOWN = ".experts.gate_up_proj", ".experts.down_proj"
 _HALVES = (".experts.gate_proj.weight", ".experts.up_proj.weight")
 
 
 def expert_facts(header: GgufHeader) -> dict[str, Any]:
-    """How many experts there are, how many a row chooses and how large one is, in the words of transformers.
+    """What the file says of its experts, in the words of transformers; nothing where it is of no mixture.
 
-    None of a file that is no mixture's. Mixtral's are of the architecture llama.
+    Mixtral's files are of the architecture llama, and only their experts tell.
 
     Raises:
-        YggdrasilError: the file does not say, or rows would choose more experts than there are.
+        YggdrasilError: something is not said, or rows would choose more experts than there are.
     """
-    if header.architecture not in _COUNTS or (header.architecture == "llama" and not header.fact("expert_count")):
+    words = _WORDS.get(header.architecture)
+    if words is None or (header.architecture == "llama" and not header.fact("expert_count")):
         return {}
-    size = "feed_forward_length" if header.architecture == "llama" else "expert_feed_forward_length"
-    names = ("expert_count", "expert_used_count", size)
-    found = {name: header.fact(name) for name in names}
-    scale = header.fact("expert_weights_scale", 1.0)  # what all weights of a row's experts are multiplied by
-    are_counts = all(isinstance(fact, int) and fact > 0 for fact in found.values())
-    if not are_counts or found["expert_used_count"] > found["expert_count"] or scale not in (0.0, 1.0):
-        said = ", ".join(f"its {name} is {fact!r}" for name, fact in (found | {"expert_weights_scale": scale}).items())
+    facts = {name: header.fact(name) for name in words}
+    are_counts = all(isinstance(fact, int) and fact > 0 for fact in facts.values())
+    scale = header.fact("expert_weights_scale", 1.0)  # of what all experts give: only 1 is known here, and 0 means it
+    if not are_counts or facts["expert_used_count"] > facts["expert_count"] or scale not in (0.0, 1.0):
+        said = ", ".join(f"its {name} is {fact!r}" for name, fact in (facts | {"expert_weights_scale": scale}).items())
         raise YggdrasilError(f"{shown(header.path)}: {said}, of which no mixture is made here; fetch the file again")
-    count, used, inner = found.values()
-    inner_name = "intermediate_size" if header.architecture == "llama" else "moe_intermediate_size"
-    return {_COUNTS[header.architecture]: count, "num_experts_per_tok": used, inner_name: inner}
+    return {words[name]: fact for name, fact in facts.items()}
 
 
 def apart(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
