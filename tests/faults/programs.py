@@ -135,6 +135,7 @@ def import_ours() -> None:
     import yggdrasil.cli.app
     import yggdrasil.engine.decoder
     import yggdrasil.models.gguf_checkpoint
+    import yggdrasil.models.gguf_facts
     import yggdrasil.pretrained
     import yggdrasil.reports.text  # noqa: F401
 

@@ -233,7 +233,7 @@ def _build(base: Path) -> None:
         replace(Plan.load(made), name=plan).save(made)
     _write_counts(predictor_folder(base, COUNTED))
     sys.path.append(str(Path(__file__).parents[1] / "models"))
-    from test_gguf import tiny_model, write_gguf
+    from gguf_files import tiny_model, write_gguf
 
     write_gguf(base / "model.gguf", tiny_model("llama", vocab_size=96))
 

@@ -5,8 +5,9 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as Q
 from gguf import GGUFReader, dequantize
+from gguf_files import tiny_model, write_gguf
 from test_experts import native_only
-from test_gguf import CPU, logits, own_cache, tiny_model, write_gguf  # noqa: F401  (the cache is a fixture)
+from test_gguf import CPU, logits, own_cache  # noqa: F401  (the cache is a fixture)
 from tiny_pair import TEXT, OracleDrafter, TinyPair
 
 from yggdrasil.artifacts.gguf import read_gguf_header

@@ -85,7 +85,7 @@ class Source:
 @lru_cache(maxsize=8)
 def _gguf_facts(path: Path, _num_bytes: int, _modified: int) -> Path:
     def write(header: GgufHeader, partial: Path) -> None:
-        from yggdrasil.models.gguf_checkpoint import write_facts  # brings transformers' models along
+        from yggdrasil.models.gguf_facts import write_facts  # brings transformers' models along
         from yggdrasil.models.shards import faults_of_disks
 
         with faults_of_disks():

@@ -1,0 +1,24 @@
+"""The numbers that a tensor of a GGUF file stands for."""
+
+import numpy as np
+import numpy.typing as npt
+
+from yggdrasil.artifacts import shown
+from yggdrasil.artifacts.gguf import GgufHeader, GgufTensor
+from yggdrasil.errors import YggdrasilError
+
+
+def values_of(header: GgufHeader, tensor: GgufTensor) -> npt.NDArray[np.float32]:
+    """One tensor in float32."""
+    from gguf import GGMLQuantizationType, dequantize
+
+    data = np.fromfile(header.path, dtype=np.uint8, count=tensor.num_bytes, offset=tensor.start)
+    kind = GGMLQuantizationType(tensor.kind)
+    if kind == GGMLQuantizationType.F32:
+        return data.view(np.float32).reshape(tensor.shape)
+    rows = data.reshape(*tensor.shape[:-1], -1)
+    try:
+        values: npt.NDArray[np.float32] = dequantize(rows.view(np.float16) if kind.name == "F16" else rows, kind)
+    except NotImplementedError as error:
+        raise YggdrasilError(f"{shown(header.path)} stores {tensor.name} as {kind.name}, which is not read") from error
+    return values.reshape(tensor.shape)
