@@ -114,8 +114,11 @@ def stack(weights):
 @DTYPES
 @pytest.mark.parametrize("sizes", SIZES)
 def test_what_a_row_is_given_does_not_depend_on_its_company(dtype, sizes):
-    experts = packed(new_experts(sizes, dtype=dtype))
-    given = choices(sizes, 120, dtype)
+    assert_rows_keep_to_themselves(packed(new_experts(sizes, dtype=dtype)), choices(sizes, 120, dtype))
+
+
+def assert_rows_keep_to_themselves(experts, given):
+    """Whatever rows stand beside them, and however many threads there are; the third row chose no expert."""
     together = experts(*given)
     for width in WIDTHS:
         for first in (0, 1, 2, 77):

@@ -7,11 +7,10 @@ from gguf import GGMLQuantizationType as Q
 from gguf import GGUFReader, dequantize
 from gguf_files import tiny_model, write_gguf
 from test_experts import native_only
-from test_gguf import CPU, logits, own_cache  # noqa: F401  (the cache is a fixture)
-from tiny_pair import TEXT, OracleDrafter, TinyPair
+from test_formats import assert_trees_give_the_plain_text_and_its_cache
+from test_gguf import CPU, assert_nearly_alike, logits, own_cache  # noqa: F401  (the cache is a fixture)
 
 from yggdrasil.artifacts.gguf import read_gguf_header
-from yggdrasil.engine.policy import PLAIN_POLICY, FixedPolicy
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.models.experts import PackedExperts
 from yggdrasil.models.facts import load_config
@@ -19,8 +18,6 @@ from yggdrasil.models.formats.layers import QuantisedExperts
 from yggdrasil.models.gguf_rows import blocks_of
 from yggdrasil.models.loading import load_model
 from yggdrasil.models.source import Source
-from yggdrasil.scheduling.plan import Shapes
-from yggdrasil.tree.shape import TreeShape
 
 # Of five experts, each layer's and each matrix's in a format of its own.
 KINDS = {
@@ -81,10 +78,7 @@ def test_experts_run_on_the_files_blocks(tmp_path, dtype):
     for ours, theirs in zip(experts_of(loaded), experts_of(full), strict=True):
         expected = theirs(rows, index, shares)
         assert (ours(rows, index, shares) - expected).std() < 0.03 * expected.std()
-    for each in (full, loaded):
-        each.model.set_attn_implementation("eager")
-    expected, ours = logits(full.model), logits(loaded.model)
-    assert (ours - expected).std() < 0.15 * expected.std()
+    assert_nearly_alike(full, loaded, 0.15)
 
 
 @native_only
@@ -119,22 +113,7 @@ def test_experts_of_which_one_weight_is_in_no_format_of_the_kernels_are_full(tmp
 
 @native_only
 def test_trees_over_a_files_experts_give_the_plain_text_and_its_cache(tmp_path):
-    loaded = load_model(write(tmp_path), torch.bfloat16, CPU, 1, weights="file")
-    shapes = Shapes(
-        max_length=80, draft_widths=(2,), max_depth=3, candidates=2, verify_widths=(1, 8), prefill_widths=(8,)
-    )
-    pair = TinyPair(loaded, loaded, loaded.model, loaded.model)
-    plain = pair.decoder(PLAIN_POLICY, shapes, drafter=None)
-    expected = plain.generate(TEXT[:12], max_new_tokens=50).tokens
-    tree = pair.decoder(FixedPolicy(TreeShape(2, 3, 8)), shapes, drafter=OracleDrafter([*TEXT[:12], *expected]))
-    generation = tree.generate(TEXT[:12], max_new_tokens=50)
-
-    assert generation.tokens == expected
-    assert generation.metrics.aal > 1.5
-    assert len(set(expected)) > 5
-    length = len(TEXT[:12]) + 49
-    for ours, theirs in zip(tree.assembly.target.cache.tensors(), plain.assembly.target.cache.tensors(), strict=True):
-        assert torch.equal(ours[:, :length], theirs[:, :length])
+    assert_trees_give_the_plain_text_and_its_cache(load_model(write(tmp_path), torch.bfloat16, CPU, 1, weights="file"))
 
 
 FACTS = "qwen3moe.expert_"

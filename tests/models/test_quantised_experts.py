@@ -5,7 +5,16 @@ import torch
 import torch.nn.functional as F
 from gguf import GGMLQuantizationType as Q
 from gguf import quants
-from test_experts import WIDTHS, check_widths, choices, compile_cache, native_only, new_experts, reader  # noqa: F401
+from test_experts import (  # noqa: F401  (the cache is a fixture)
+    WIDTHS,
+    assert_rows_keep_to_themselves,
+    check_widths,
+    choices,
+    compile_cache,
+    native_only,
+    new_experts,
+    reader,
+)
 from test_formats import DTYPES, EVERY_FORMAT, as_numbers, random_rows, rounded
 from test_lowering import new_model
 from torch import nn
@@ -102,16 +111,7 @@ def test_experts_multiply_rounded_rows_with_exact_weights(dtype, forms):
 @EVERY_FORMAT
 @DTYPES
 def test_what_a_row_is_given_does_not_depend_on_its_company(form, dtype):
-    experts = packed(random_weights((form,) * 3, SIZES))
-    given = choices(SIZES, 120, dtype)
-    together = experts(*given)
-    for width in WIDTHS:
-        for first in (0, 1, 2, 77):
-            part = experts(*(tensor[first : first + width] for tensor in given))
-            assert torch.equal(part, together[first : first + width]), f"{width = }, {first = }"
-    for experts.num_threads in (1, 3):
-        assert torch.equal(experts(*given), together)
-    assert not together[2].any(), "it chose none"
+    assert_rows_keep_to_themselves(packed(random_weights((form,) * 3, SIZES)), choices(SIZES, 120, dtype))
 
 
 def test_rows_may_all_choose_one_expert_or_none():

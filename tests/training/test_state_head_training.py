@@ -2,6 +2,7 @@
 
 import copy
 import json
+from functools import partial
 
 import pytest
 import torch
@@ -25,6 +26,7 @@ from yggdrasil.training.start import begun_head
 from yggdrasil.training.state import KeptTraining, Training
 from yggdrasil.training.states import FirstEagleRecipe, MtpRecipe
 from yggdrasil.training.training import train
+from yggdrasil.training.vocabulary import draft_vocabulary
 
 DRAFTED = torch.arange(1, VOCAB_SIZE, 2)  # tokens that are told apart
 CPU = torch.device("cpu")
@@ -230,17 +232,20 @@ def kept_of(settings):
     return KeptTraining.read(settings.work, identity, print)
 
 
-@pytest.mark.parametrize("kind", ["eagle", "mtp"])
-def test_a_training_goes_on_and_writes_what_is_decoded_with(written, kind):
-    settings = written(kind)
+@pytest.mark.parametrize(("kind", "begins"), [("eagle", False), ("mtp", False), ("mtp", True)])
+def test_a_training_goes_on_and_writes_what_is_decoded_with(written, kind, begins, tmp_path, monkeypatch):
+    """It tells the most frequent tokens apart, whatever it began as; whoever decodes with it drafts all."""
+    monkeypatch.setattr("yggdrasil.training.run.draft_vocabulary", partial(draft_vocabulary, most=7))
+    settings = written(kind, start=tmp_path / "target" if begins else None)
     train(settings, Silent())
     train(settings, Silent())
 
     assert kept_of(settings).progress.steps == 2
     card = (settings.out / "README.md").read_text()
-    assert f"| tokens that it learned to tell apart | {VOCAB_SIZE} of {VOCAB_SIZE} |" in card
+    assert f"| tokens that it learned to tell apart | 7 of {VOCAB_SIZE} |" in card
     head = load_head(settings.out, load_model(settings.target, torch.float32, CPU, 1), 1)
     assert head.settings.is_first
+    assert head.settings.draft_vocab_size == VOCAB_SIZE
 
 
 def test_a_module_goes_on_from_the_one_that_the_target_brings(written, tmp_path):

@@ -57,12 +57,14 @@ class TrainingRun:
         size, begun = loaded.vocab_size, None
         if kept is None and settings.start is not None:
             begun = begun_head(settings.start, settings.kind, loaded)
-        if settings.kind in DRAFTS_ALL or (kept is None and begun is None and settings.kind != "draft-model"):
-            vocabulary = draft_vocabulary(parts.trained, size)
-        elif begun is not None:
+        if settings.kind == "draft-model":
+            vocabulary = torch.arange(size)
+        elif kept is not None and settings.kind not in DRAFTS_ALL:
+            vocabulary = kept.vocabulary(size)
+        elif begun is not None and settings.kind not in DRAFTS_ALL:
             vocabulary = begun.target_tokens(torch.arange(begun.settings.draft_vocab_size))
         else:
-            vocabulary = torch.arange(size) if kept is None else kept.vocabulary(size)
+            vocabulary = draft_vocabulary(parts.trained, size)
         self._recipe = recipe = recipe_for(settings.kind, loaded, source, vocabulary)
         states = followed(settings.work / "states")
         if kept is None:
