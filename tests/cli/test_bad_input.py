@@ -198,6 +198,14 @@ def test_a_gpu_that_is_not_there(run, prompts):
     assert_one_sentence(run(*calibration(prompts, device="cuda")), "no CUDA device", "--device cpu")
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_nothing_is_trained_on_a_gpu_that_is_not_there(run, tmp_path):
+    training = run("train", "--target", TARGET, "--out", tmp_path / "head", "--device", "cuda")
+
+    assert_one_sentence(training, "no CUDA device", "--device cpu")
+    assert not list(tmp_path.glob("head*"))
+
+
 def test_weights_that_cannot_be_made_say_where_they_come_from(run, prompts, monkeypatch):
     monkeypatch.setattr("yggdrasil.models.formats.ggml.find_spec", lambda _: None)
     assert_one_sentence(run(*calibration(prompts, weights="q4_k_m")), "--weights q4_k_m", "llama-cpp-python")

@@ -43,6 +43,9 @@ def train(
             help="Write text until there are so many tokens, for two thirds of the time at most; else for a third.",
         ),
     ] = None,
+    device: Annotated[
+        Literal["cpu", "cuda"], typer.Option(help="Where the target writes and its drafter learns.")
+    ] = "cpu",
     threads: Annotated[
         int, typer.Option(min=0, max=MOST_THREADS, help="Threads, 0 for as many as there are cores.")
     ] = 0,
@@ -58,7 +61,9 @@ def train(
     from yggdrasil.training.training import train as run
 
     begun = None if start is None else expanded(whole_name(start))
-    settings = TrainSettings(target, out.absolute(), kind, tuple(prompts or ()), minutes, tokens, threads, begun)
+    settings = TrainSettings(
+        target, out.absolute(), kind, tuple(prompts or ()), minutes, tokens, threads, begun, device
+    )
     try:
         with PhaseProgress() as progress:
             print(run(settings, progress))

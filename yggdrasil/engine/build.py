@@ -36,7 +36,9 @@ READ_WIDTH = 16  # rows of the prompt that the host-driven drafter reads at a ti
 def open_device(name: DeviceName) -> torch.device:
     """The device of a plan or an option; YggdrasilError where this process cannot use it."""
     if name == "cuda" and not torch.cuda.is_available():
-        raise YggdrasilError("no CUDA device can be used here; calibrate with --device cpu and decode with that plan")
+        raise YggdrasilError(
+            "no CUDA device can be used here; train or calibrate with --device cpu, and decode with such a plan"
+        )
     return torch.device(name)
 
 

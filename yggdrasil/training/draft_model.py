@@ -60,7 +60,7 @@ class DraftModelRecipe:
         assert isinstance(model, LlamaForCausalLM)
         states = model.model(batch.tokens, use_cache=False).last_hidden_state
         logits = model.lm_head(states[windows, positions])
-        reached = torch.ones(len(positions), dtype=torch.bool)
+        reached = torch.ones_like(positions, dtype=torch.bool)
         for _ in range(count):
             yield StepOutput(logits, reached)
 

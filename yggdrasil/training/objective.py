@@ -22,8 +22,9 @@ class Teacher:
 
     def __init__(self, head: TargetHead, vocabulary: Tensor, vocab_size: int) -> None:
         self._head = head  # of the drafted tokens
-        self._drafted = torch.full((vocab_size,), -1, dtype=torch.int64)
-        self._drafted[vocabulary] = torch.arange(len(vocabulary))
+        drafted = torch.full((vocab_size,), -1, dtype=torch.int64)
+        drafted[vocabulary] = torch.arange(len(vocabulary))
+        self._drafted = drafted.to(head.rows.device)
 
     @classmethod
     def of(cls, loaded: LoadedModel, vocabulary: Tensor) -> Self:

@@ -3,6 +3,7 @@
 import random
 import shutil
 from collections.abc import Iterator, Sequence
+from copy import deepcopy
 from pathlib import Path
 from time import monotonic
 
@@ -70,7 +71,8 @@ class TrainingRun:
         if kept is None:
             shutil.rmtree(states, ignore_errors=True)
         self._features = Features(loaded, recipe.layers, states)
-        self._training = Training(recipe.initial(), recipe.initial(), recipe.rate)
+        self._device = loaded.device
+        self._training = Training(recipe.initial().to(loaded.device), recipe.initial().to(loaded.device), recipe.rate)
         if kept is not None:
             self._training.load(kept)
         self._progress = Progress(identity_of(settings, source)) if kept is None else kept.progress
@@ -140,7 +142,8 @@ class TrainingRun:
         training, progress = self._training, self._progress
         for group in training.optimizer.param_groups:
             group["lr"] = self._recipe.rate * min(1.0, (1 + progress.steps) / _WARM_UP, self._left / _COOLING)
-        with torch.autocast("cpu", torch.bfloat16):
+        batch = batch.to(self._device)
+        with torch.autocast(self._device.type, torch.bfloat16):
             drafted = self._recipe.steps(training.head, batch, self._recipe.num_taught)
             loss = loss_of(drafted, self._teacher, batch)
         loss.backward()
@@ -174,17 +177,15 @@ class TrainingRun:
     def _look(self) -> None:
         """Measure on held-out text, and write the state and the folder."""
         result, progress = self._training.result(), self._progress
-        with torch.autocast("cpu", torch.bfloat16):
-            hits = sum(
-                hits_of(self._recipe.steps(result, batch, SHOWN), self._teacher, batch)
-                for batch in _batches_of(self._held_out, self._batch_size, 0)
-            )
+        held_out = (batch.to(self._device) for batch in _batches_of(self._held_out, self._batch_size, 0))
+        with torch.autocast(self._device.type, torch.bfloat16):
+            hits = sum(hits_of(self._recipe.steps(result, batch, SHOWN), self._teacher, batch) for batch in held_out)
         assert isinstance(hits, torch.Tensor)
         shares = hits[:, :2] / hits[:, 2:].clamp(min=1.0)
         look = Look(progress.seconds, progress.tokens, self._loss, shares[:, 0].tolist(), shares[:, 1].tolist())
         progress.looks.append(look)
         self._training.save(self._settings.work, progress)
-        publish(self._recipe, result, self._facts, look, self._settings.out)
+        publish(self._recipe, deepcopy(result).cpu(), self._facts, look, self._settings.out)
         self._looked = monotonic()
         left = max(0.0, self._deadline - self._looked) / 60
         self._teller.tell(

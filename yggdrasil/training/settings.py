@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
+from yggdrasil.scheduling.plan import DeviceName
+
 DRAFT_VOCABULARY = 8192  # tokens at most: the largest part of what a drafted row reads
 CONTEXT = 192  # tokens of a prompt that are kept before its answer
 SHOWN = 5  # draft steps that agreement is told of
@@ -25,6 +27,7 @@ class TrainSettings:
     tokens: int | None = None  # of the target's own, if two thirds of the time give them; else what a third does
     threads: int = 0  # 0: as many as there are cores
     start: Path | None = None  # a head to begin as
+    device: DeviceName = "cpu"  # of the target and of the drafter
 
     @property
     def work(self) -> Path:

@@ -68,7 +68,7 @@ class Training:
         """Begin with the weights of another drafter of the same form."""
         for module in (self.head, self.average):
             module.load_state_dict(other.state_dict())
-        self.begun = {name: parameter.detach().clone() for name, parameter in other.named_parameters()}
+        self.begun = {name: parameter.detach().clone() for name, parameter in self.head.named_parameters()}
 
     @torch.no_grad()
     def result(self) -> nn.Module:
@@ -98,7 +98,7 @@ class Training:
         for name, parameter in self.head.named_parameters():
             for moment, value in self.optimizer.state.get(parameter, {}).items():
                 tensors[f"{moment}.{name}"] = value
-        contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
+        contiguous = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
         said = json.dumps(asdict(progress))
         write_atomic(work / _FILE, save(contiguous, {"progress": said, "digest": _digest(said, contiguous)}))
 
@@ -113,13 +113,13 @@ class Training:
         tensors = kept.tensors
         for prefix, module in (("head", self.head), ("average", self.average)):
             module.load_state_dict({name: tensors[f"{prefix}.{name}"] for name in _own(module)}, strict=False)
-        self.begun = {
-            name.removeprefix("begun."): value for name, value in tensors.items() if name.startswith("begun.")
-        }
         for name, parameter in self.head.named_parameters():
-            moments = {part: tensors.get(f"{part}.{name}") for part in ("step", "exp_avg", "exp_avg_sq")}
-            if all(value is not None for value in moments.values()):
-                self.optimizer.state[parameter] = moments
+            if (begun := tensors.get(f"begun.{name}")) is not None:
+                self.begun[name] = begun.to(parameter.device)
+            step, *moments = (tensors.get(f"{part}.{name}") for part in ("step", "exp_avg", "exp_avg_sq"))
+            if step is not None and all(moment is not None for moment in moments):
+                mean, squares = (moment.to(parameter.device) for moment in moments if moment is not None)
+                self.optimizer.state[parameter] = {"step": step, "exp_avg": mean, "exp_avg_sq": squares}
 
     def _check(self, kept: "KeptTraining") -> None:
         """See that what is needed was kept, and that what was kept has the shape of what it is for."""
@@ -142,9 +142,8 @@ def _shapes(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, torch.Size]
 
 def _own(module: nn.Module) -> dict[str, Tensor]:
     """The module's tensors, each once: a table that serves two layers is kept under its first name."""
-    found = {tensor.data_ptr(): name for name, tensor in reversed(module.state_dict().items())}
-    tensors = module.state_dict()
-    return {name: tensors[name] for name in tensors if name in found.values()}
+    once = {name for name, _ in (*module.named_parameters(), *module.named_buffers())}
+    return {name: tensor for name, tensor in module.state_dict().items() if name in once}
 
 
 @dataclass(frozen=True)

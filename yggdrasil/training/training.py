@@ -10,6 +10,7 @@ from yggdrasil.artifacts import check_writable, current_machine, model_fingerpri
 from yggdrasil.artifacts.lock import locked
 from yggdrasil.calibration.own_text import Document, OwnText, end_of, seconds_spent, text_file
 from yggdrasil.calibration.settings import Budget
+from yggdrasil.engine.build import open_device
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.models.facts import load_config, load_tokenizer
 from yggdrasil.models.loading import load_model
@@ -41,6 +42,7 @@ def train(settings: TrainSettings, teller: Teller) -> Path:
         raise YggdrasilError(f"--out {shown(settings.out)} holds other files than a drafter; name another folder")
     if settings.start is not None and settings.kind not in STARTING:
         raise YggdrasilError(f"--start is for --kind {' and '.join(STARTING)}, not {settings.kind}; leave it out")
+    device = open_device(settings.device)
     deadline = monotonic() + settings.minutes * 60
     source = Source.find(settings.target)
     if settings.kind == "mtp":
@@ -60,7 +62,7 @@ def train(settings: TrainSettings, teller: Teller) -> Path:
                 f"{settings.target} wrote {count} texts to train on, too few; give more --minutes, or --prompts other "
                 "than those that calibrations judge drafters by"
             )
-        loaded = load_model(source, torch.bfloat16, torch.device("cpu"), torch.get_num_threads(), pack=False)
+        loaded = load_model(source, torch.bfloat16, device, torch.get_num_threads(), pack=False)
         TrainingRun(loaded, source, settings, parts, kept, teller).go(deadline)
     return settings.out
 
@@ -109,8 +111,8 @@ def _own_text(
     And the seconds that it waited for another process to write. The model is not there any more when another one, whose
     states can be read, is loaded to train on.
     """
-    weights = usual_weights(source, "bfloat16", "cpu")
-    loaded = load_model(source, torch.bfloat16, torch.device("cpu"), torch.get_num_threads(), weights=weights)
+    weights, device = usual_weights(source, "bfloat16", settings.device), open_device(settings.device)
+    loaded = load_model(source, torch.bfloat16, device, torch.get_num_threads(), weights=weights)
     if settings.start is not None:
         begun_head(settings.start, settings.kind, loaded)  # refused now rather than when all is written
     settings.work.mkdir(parents=True, exist_ok=True)

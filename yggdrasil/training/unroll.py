@@ -8,7 +8,7 @@ Dims: B windows, T rows, H hidden size, A learned tokens.
 """
 
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -25,6 +25,10 @@ class Batch(NamedTuple):
     states: Tensor  # [B, T, S], side by side as a head reads them
     last: Tensor  # [B, T, H], the state that the target's head reads
     learned: Tensor  # [B, T] bool: positions whose next token is learned
+
+    def to(self, device: torch.device) -> Self:
+        """The same on ``device``."""
+        return type(self)(*(tensor.to(device) for tensor in self))
 
     @property
     def places(self) -> tuple[Tensor, Tensor]:

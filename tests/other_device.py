@@ -1,0 +1,91 @@
+"""A device that stands in for a GPU: it computes on the processor, and its tensors do not mix with the processor's.
+
+To be imported in a process of its own: there is no way back. What a GPU refuses is refused here: tensors of two devices
+in one operation, where none of them is a number, and indices elsewhere than what they index.
+"""
+
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils.backend_registration import _DummyBackendModule, _setup_privateuseone_for_python_backend
+
+
+class _Backend(_DummyBackendModule):
+    def get_amp_supported_dtype(self):
+        return [torch.bfloat16]
+
+
+_setup_privateuseone_for_python_backend("apart", _Backend())
+DEVICE = torch.device("apart:0")
+_PROCESSOR = torch.device("cpu")
+
+_aten = torch.ops.aten
+_BETWEEN_DEVICES = (_aten._to_copy.default, _aten.copy_.default)
+_INDEXING = (_aten.index.Tensor, _aten.index_put_.default, _aten.index_put.default, _aten._index_put_impl_.default)
+
+
+class _Apart(torch.Tensor):
+    """A tensor of that device."""
+
+    @staticmethod
+    def __new__(cls, inner):
+        return torch.Tensor._make_wrapper_subclass(
+            cls, inner.size(), strides=inner.stride(), storage_offset=inner.storage_offset(), dtype=inner.dtype,
+            device=DEVICE,
+        )  # fmt: skip
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    def __getitem__(self, index):
+        return super().__getitem__(torch.tensor(index) if isinstance(index, list) else index)
+
+    def tolist(self):
+        return self.cpu().tolist()
+
+    @classmethod
+    def __torch_dispatch__(cls, operator, types, args=(), kwargs=None):
+        return _run(operator, args, kwargs or {})
+
+
+def _run(operator: Any, args: Any, kwargs: Any) -> Any:
+    tensors = [each for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
+    is_there = any(isinstance(each, _Apart) for each in tensors)
+    if is_there and operator not in _BETWEEN_DEVICES:
+        _refuse_mixed(operator, args, tensors)
+    wanted = [each for each in tree_leaves((args, kwargs)) if isinstance(each, torch.device)]
+    if wanted:
+        is_there = wanted[0].type == DEVICE.type
+    inner_args, inner_kwargs = tree_map_only(
+        (_Apart, torch.device), lambda each: each.inner if isinstance(each, _Apart) else _PROCESSOR, (args, kwargs)
+    )
+    for each in tree_leaves((args, kwargs)):
+        if is_there and isinstance(each, torch.Generator) and each.device.type != DEVICE.type:
+            raise RuntimeError(f"{operator}: a generator of another device")
+    output = operator(*inner_args, **inner_kwargs)
+    if operator._schema.is_mutable and isinstance(output, torch.Tensor) and output is inner_args[0]:
+        return args[0]
+    return tree_map_only(torch.Tensor, _Apart, output) if is_there else output
+
+
+def _refuse_mixed(operator: Any, args: Any, tensors: list[torch.Tensor]) -> None:
+    others = [each for each in tensors if not isinstance(each, _Apart) and each.ndim > 0]
+    if operator in _INDEXING and isinstance(args[0], _Apart):
+        others = [each for each in others if any(each is values for values in args[2:])]
+    if others:
+        raise RuntimeError(f"{operator}: tensors of two devices")
+
+
+_OPERATIONS = torch.library.Library("_", "IMPL", "PrivateUse1")  # those that make tensors
+_OPERATIONS.fallback(lambda operator, *args, **kwargs: _run(operator, args, kwargs))
+
+
+def _tensor(data, *, device=None, made=torch.tensor, **options):
+    """``torch.tensor``, which does not ask Python for memory that it fills."""
+    return made(data, **options) if device is None else made(data, **options).to(device)
+
+
+torch.tensor = _tensor
+torch.inference_mode = torch.no_grad  # a tensor that wraps another cannot be sliced in that mode
+torch.__future__.set_swap_module_params_on_conversion(True)  # what modules share stays shared

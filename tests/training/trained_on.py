@@ -1,0 +1,78 @@
+"""Trainings on the processor and on the device that stands in for a GPU; for a process of its own."""
+
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+import torch
+from other_device import DEVICE  # before anything that asks PyTorch for what it changes
+
+from yggdrasil.calibration.own_text import OwnText
+from yggdrasil.calibration.settings import Budget
+from yggdrasil.models.facts import load_tokenizer
+from yggdrasil.models.loading import load_model
+from yggdrasil.models.source import Source
+from yggdrasil.training import run, training
+from yggdrasil.training.settings import Kind, TrainSettings
+from yggdrasil.training.state import KeptTraining
+from yggdrasil.training.training import train
+
+_DEVICES = {"cpu": torch.device("cpu"), "cuda": DEVICE}
+
+
+class _Silent:
+    """A teller of nothing."""
+
+    def phase(self, title):
+        return lambda fraction: None
+
+    def tell(self, line):
+        pass
+
+
+def texts_written(target: str, folder: Path) -> dict[str, tuple[list[int], int]]:
+    """By device: the answer to the one prompt that is given, and how many texts there are, some of turns it drew."""
+    found, source = {}, Source.find(target)
+    for name, device in _DEVICES.items():
+        loaded = load_model(source, torch.float32, device, 1)
+        writer = OwnText(loaded, load_tokenizer(source), [[8, 9]], folder / name)
+        written = writer.write(Budget(3600.0, 80), folder / f"{name}.json", _Silent().phase)
+        found[name] = (written[0].answer, len(written))
+    return found
+
+
+def unlikeness(target: str, kind: Kind, start: Path | None, folder: Path) -> float:
+    """How far what two runs of a step each have learned there is from what they learn here.
+
+    In shares of the greatest number of every tensor, the optimizer's among them, the greatest share.
+    """
+    here, there = (_trained(target, name, kind, start, folder / f"{kind}-{start is None}-{name}") for name in _DEVICES)
+    assert here.keys() == there.keys()
+    return max(float((here[name] - there[name]).abs().max() / here[name].abs().max().clamp(min=1e-9)) for name in here)
+
+
+def _trained(target: str, device: str, kind: Kind, start: Path | None, out: Path) -> dict[str, torch.Tensor]:
+    settings = TrainSettings(target, out, kind, minutes=0.0, tokens=1, threads=1, start=start, device=device)
+    used, loss_of = [], run.loss_of
+
+    def loss_noted(steps, teacher, batch):
+        loss = loss_of(steps, teacher, batch)
+        used.append(loss.device.type)
+        return loss
+
+    def no_autocast(where, dtype):  # what it rounds differs between devices
+        used.append(where)
+        return nullcontext()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("YGGDRASIL_CACHE", str(out.parent / "cache"))
+        patch.setattr(training, "open_device", _DEVICES.__getitem__)
+        patch.setattr(torch, "autocast", no_autocast)
+        patch.setattr(run, "loss_of", loss_noted)
+        for _ in range(2):
+            train(settings, _Silent())
+    assert set(used) == {_DEVICES[device].type}
+    kept = KeptTraining.read(settings.work, run.identity_of(settings, Source.find(target)), print)
+    assert kept is not None
+    assert kept.progress.steps == 2
+    return {name: tensor.float() for name, tensor in kept.tensors.items()}
