@@ -44,9 +44,10 @@ from yggdrasil.models.facts import load_tokenizer
 from yggdrasil.models.loading import load_model, prepare_model
 from yggdrasil.models.source import Source
 from yggdrasil.prompts import CHAT_PROMPTS, encode_chat, read_prompts
-from yggdrasil.training import training
+from yggdrasil.training import run, training
 from yggdrasil.training.draft_model import DraftModelRecipe
 from yggdrasil.training.eagle import EagleRecipe
+from yggdrasil.training.estimate import Estimate
 from yggdrasil.training.features import Features, Kept, shards, side_by_side
 from yggdrasil.training.medusa import MedusaRecipe, medusa_steps
 from yggdrasil.training.objective import Teacher, hits_of, loss_of
@@ -60,6 +61,7 @@ from yggdrasil.training.training import train
 from yggdrasil.training.unroll import Batch, StepOutput, unroll
 from yggdrasil.training.vocabulary import coverage, draft_vocabulary
 from yggdrasil.training.windows import Window, split, window_of
+from yggdrasil.tree.step_costs import StepCosts
 
 TINY = {
     "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -342,7 +344,8 @@ def test_a_training_goes_on_and_writes_a_head_that_loads(written):
     assert first.tokens == 2 * (1 + 5), "of each of two texts the prompt's third token and the answer's"
     assert second.tokens > first.tokens
     assert [look.tokens for look in second.looks] == [first.tokens, second.tokens]
-    assert len(told.lines) == 2
+    assert len(told.lines) == 4
+    assert ["no plan says what passes of" in line for line in told.lines] == [True, False] * 2
     head, embedding = open_head(written.out, torch.bfloat16)
     assert embedding is None
     assert head.settings.readings(6) == [(1, 2, 2)], "as it was trained: nobody has to guess"
@@ -351,6 +354,23 @@ def test_a_training_goes_on_and_writes_a_head_that_loads(written):
     spelled = published_tensors({**config, "draft_vocab_size": config["draft_vocab_size"]})
     assert names == set(spelled)
     assert "tokens learned" in (written.out / "README.md").read_text()
+
+
+def test_what_a_head_would_save_is_told_at_every_look_and_on_its_card(written, target, monkeypatch):
+    asked = []
+    estimate = Estimate("mine", StepCosts(1.0, {1: 1.0}, {1: 4.0, 8: 5.0}, 0.0, 4.0), is_reckoned=False)
+    monkeypatch.setattr(run, "estimate_for", lambda *given: asked.append(given) or estimate)
+    told = Told()
+    train(written, told)
+
+    look, said = told.lines
+    assert "agreement" in look
+    assert re.fullmatch(r" +\d\.\d\d x plain decoding with .* a pass, alone \(by the costs of plan mine\)", said)
+    assert f"| estimated | {said.strip()} |" in (written.out / "README.md").read_text()
+    drafter = sum(tensor.numel() for name, tensor in open_head(written.out, torch.float32)[0].named_parameters())
+    whole = sum(each.numel() for each in AutoModelForCausalLM.from_pretrained(target).parameters())
+    share = pytest.approx(drafter * 5 / 8 / (whole * 2))
+    assert asked == [(Source.find(target).fingerprint(), "eagle3", "cpu", share)]
 
 
 def test_a_training_begins_as_another_head(written, tmp_path):

@@ -14,6 +14,7 @@ from yggdrasil.artifacts import model_fingerprint
 from yggdrasil.artifacts.atomic import followed
 from yggdrasil.models.loaded import LoadedModel
 from yggdrasil.models.source import Source
+from yggdrasil.training.estimate import estimate_for
 from yggdrasil.training.features import Features, Kept, shards, side_by_side
 from yggdrasil.training.kinds import recipe_for
 from yggdrasil.training.objective import Teacher, hits_of, loss_of
@@ -35,6 +36,7 @@ _MOST_HELD_OUT = 64  # windows that are looked at
 _LOOKS = 20  # of a run, at most one a minute
 _PATIENCE = 12  # looks without a better one, and nothing improves any more
 _LEAST_GAIN = 0.002
+_FULL, _DRAFTER = 2.0, 0.625  # bytes of a weight in bfloat16, and of a drafter's on a CPU
 
 
 def identity_of(settings: TrainSettings, source: Source) -> str:
@@ -96,15 +98,35 @@ class TrainingRun:
         if self._progress.began_as:
             written = "; the mean of it and of what was learned is written" if self._training.begun else ""
             self._facts["began as"] = self._progress.began_as + written
+        self._estimate = estimate_for(
+            source.fingerprint(), settings.kind, settings.device, self._weights_share(loaded, source)
+        )
         self._loss = 0.0
         self._report = teller.phase("training")
         self._began = self._deadline = self._looked = self._earlier = 0.0
         self._held_out: list[Kept] = []
         self._first_look = len(self._progress.looks)  # of this run
 
+    def _weights_share(self, loaded: LoadedModel, source: Source) -> float:
+        """Bytes that a pass of the drafter reads over those that one of the target does."""
+        target = sum(parameter.numel() for parameter in loaded.model.parameters())
+        drafter = sum(parameter.numel() for parameter in self._training.head.parameters())
+        if self._settings.kind in DRAFTS_ALL:
+            drafter += loaded.vocab_size * loaded.hidden_size
+        if self._settings.device != "cpu":
+            return drafter / target
+        read = target * _FULL if source.gguf is None else source.gguf.stat().st_size
+        return drafter * _DRAFTER / read
+
     def go(self, deadline: float) -> None:
         """Train until ``deadline``, or until nothing improves; interrupted, it keeps what there is."""
         self._held_out = self._features.of("held-out", self._parts.held_out[:_MOST_HELD_OUT])
+        if self._estimate is None:
+            target = self._settings.target
+            self._teller.tell(
+                f"no plan says what passes of {target} take here, so no speed-up is told; make one with `yggdrasil "
+                f"calibrate --target {target} --name NAME`"
+            )
         self._began = self._looked = monotonic()
         self._deadline = deadline
         self._earlier = self._progress.seconds
@@ -185,7 +207,9 @@ class TrainingRun:
         look = Look(progress.seconds, progress.tokens, self._loss, shares[:, 0].tolist(), shares[:, 1].tolist())
         progress.looks.append(look)
         self._training.save(self._settings.work, progress)
-        publish(self._recipe, deepcopy(result).cpu(), self._facts, look, self._settings.out)
+        estimated = None if self._estimate is None else self._estimate.describe(look.agreement)
+        facts = self._facts if estimated is None else self._facts | {"estimated": estimated}
+        publish(self._recipe, deepcopy(result).cpu(), facts, look, self._settings.out)
         self._looked = monotonic()
         left = max(0.0, self._deadline - self._looked) / 60
         self._teller.tell(
@@ -193,6 +217,8 @@ class TrainingRun:
             f"{' '.join(f'{share:.3f}' for share in look.agreement)}, a chain of four {look.expected:.2f} a pass; "
             f"{left:.0f} min left"
         )
+        if estimated is not None:
+            self._teller.tell(f"{'':>6}  {estimated}")
 
 
 def _name(number: int) -> str:

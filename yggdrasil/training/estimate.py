@@ -1,0 +1,86 @@
+"""What a drafter would save, alone, by what calibrations of its target have measured on this machine."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from operator import mul
+
+from yggdrasil.artifacts import current_machine, list_plans
+from yggdrasil.artifacts.homes import expanded
+from yggdrasil.drafters.heads.kinds import kind_of
+from yggdrasil.errors import ArtifactError
+from yggdrasil.scheduling.plan import DeviceName, Plan, resolve_source
+from yggdrasil.training.settings import Kind
+from yggdrasil.tree.step_costs import StepCosts
+
+_NOTHING = 1e-6  # milliseconds: of levels that cost no pass
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """By the costs of one plan."""
+
+    plan: str
+    costs: StepCosts
+    is_reckoned: bool  # what the drafter's pass costs, by its weights
+
+    def describe(self, agreement: Sequence[float]) -> str:
+        """One line, of chains of the best length, by the share of first guesses that are right at each draft step."""
+        length, speedup = max(enumerate(self.speedups(agreement)), key=lambda each: each[1])
+        guesses = {0: "no guess", 1: "one guess"}.get(length, f"{length} guesses")
+        reckoned = ", and a draft pass by its weights" if self.is_reckoned else ""
+        return (
+            f"{speedup:.2f} x plain decoding with {guesses} a pass, alone (by the costs of plan {self.plan}{reckoned})"
+        )
+
+    def speedups(self, agreement: Sequence[float]) -> list[float]:
+        """Of chains of no guess, one, two, ...: a guess is kept where it and those before it are right."""
+        costs = self.costs
+        kept = accumulate(accumulate(agreement, mul), initial=1.0)
+        return [
+            costs.plain_ms / costs.iteration_ms(1, length, self._width(length + 1)) * tokens
+            for length, tokens in zip(range(costs.verify_widths[-1]), kept, strict=False)
+        ]
+
+    def _width(self, rows: int) -> int:
+        return min((width for width in self.costs.verify_widths if width >= rows), key=self.costs.verify_ms.__getitem__)
+
+
+def estimate_for(fingerprint: str, kind: Kind, device: DeviceName, share: float) -> Estimate | None:
+    """By the plan that was made last of that target here, one with a drafter of ``kind`` if there is; None without any.
+
+    ``share``: weights that a pass of the drafter reads over those that one of the target does, in bytes; what it costs
+    where no plan has measured it.
+    """
+    plans = sorted(_plans_of(fingerprint, device), key=lambda plan: _kind(plan) == kind)
+    if not plans:
+        return None
+    plan = plans[-1]
+    costs, measured = plan.costs[0].steps(), _kind(plan) == kind
+    if not measured:
+        pass_ms = share * costs.verify_ms[1]
+        free_ms = costs.overhead_ms if costs.free_overhead_ms is None else costs.free_overhead_ms
+        level_ms = _NOTHING if kind == "medusa" else pass_ms
+        costs = replace(costs, head_ms=pass_ms, draft_ms={1: level_ms}, overhead_ms=free_ms, free_overhead_ms=None)
+    return Estimate(plan.name, costs, is_reckoned=not measured)
+
+
+def _plans_of(fingerprint: str, device: DeviceName) -> Iterator[Plan]:
+    """Those that were made on this machine, the last one last; what is damaged is said where it is used."""
+    machine = current_machine()
+    entries = [entry for entry in list_plans() if entry.fits(machine)]
+    for entry in sorted(entries, key=lambda each: each.path.stat().st_mtime):
+        try:
+            plan = Plan.load(entry.path)
+        except ArtifactError:
+            continue
+        if (plan.target.fingerprint, plan.device) == (fingerprint, device):
+            yield plan
+
+
+def _kind(plan: Plan) -> str | None:
+    """The kind of the model that drafts; None where none does, or what cannot be told any more."""
+    if plan.drafter is None or 1 not in plan.shapes.draft_widths:
+        return None
+    folder = expanded(resolve_source(plan.drafter.source))
+    return kind_of(folder) or ("draft-model" if folder.is_dir() else None)
