@@ -7,7 +7,6 @@ from typing import Literal, Protocol
 
 from yggdrasil.scheduling.plan import DeviceName
 
-DRAFT_VOCABULARY = 8192  # tokens at most: the largest part of what a drafted row reads
 CONTEXT = 192  # tokens of a prompt that are kept before its answer
 SHOWN = 5  # draft steps that agreement is told of
 
