@@ -43,6 +43,14 @@ class PackedLinear(nn.Module):
         layer.register_buffer("bias", None if bias is None else bias.detach())
         return layer
 
+    def rows(self, outputs: Tensor) -> Tensor:
+        """The weights [R, K] of ``outputs`` [R] int64, bit by bit."""
+        if self.packed.dim() == 2:  # as portable operators keep them
+            return self.packed[outputs]
+        lanes = self.packed.shape[2]
+        found = self.packed[outputs // lanes, :, outputs % lanes]  # of bfloat16 pairs
+        return found.flatten(1)[:, : self.in_features].contiguous()
+
     def forward(self, x: Tensor) -> Tensor:  # [..., K] -> [..., N]
         output: Tensor = torch.ops.yggdrasil.packed_linear(
             x, self.packed, self.bias, self.out_features, self.num_threads

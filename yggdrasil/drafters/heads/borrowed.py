@@ -1,5 +1,6 @@
 """The target's embedding and output layer, for a head to read: modules over the target's own memory."""
 
+import torch
 from torch import Tensor, nn
 
 from yggdrasil.errors import YggdrasilError
@@ -54,6 +55,23 @@ def output_of(target: LoadedModel, num_threads: int) -> nn.Module:
     if bias is not None:
         output.bias = nn.Parameter(bias, requires_grad=False)
     return output
+
+
+def rows_of(output: nn.Module, tokens: Tensor, dtype: torch.dtype) -> nn.Linear:
+    """A layer of an output layer's rows of ``tokens`` [Vd] alone, in memory of its own."""
+    if isinstance(output, QuantisedLinear):
+        weight = output.rows(tokens, dtype)
+    elif isinstance(output, PackedLinear):
+        weight = output.rows(tokens)
+    else:
+        assert isinstance(output, nn.Linear), type(output)
+        weight = output.weight[tokens]
+    bias = output.bias
+    layer = nn.Linear(weight.shape[1], len(tokens), bias=bias is not None, device="meta")
+    layer.weight = nn.Parameter(weight, requires_grad=False)
+    if bias is not None:
+        layer.bias = nn.Parameter(bias[tokens], requires_grad=False)
+    return layer
 
 
 def table(weight: Tensor) -> nn.Module:

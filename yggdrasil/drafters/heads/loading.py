@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from yggdrasil.artifacts import shown
-from yggdrasil.drafters.heads.borrowed import embedding_of, output_of, table
+from yggdrasil.drafters.heads.borrowed import embedding_of, output_of, rows_of, table
 from yggdrasil.drafters.heads.files import open_head
 from yggdrasil.drafters.heads.first_eagle import FirstEagleHead
 from yggdrasil.drafters.heads.kinds import kind_of
@@ -19,6 +19,8 @@ from yggdrasil.drafters.heads.module import EagleHead
 from yggdrasil.drafters.heads.mtp import MtpHead
 from yggdrasil.drafters.heads.mtp_files import open_mtp
 from yggdrasil.drafters.heads.settings import HeadSettings
+from yggdrasil.drafters.heads.state_head import StateHead
+from yggdrasil.drafters.heads.vocabulary import Vocabulary
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.models.formats.layers import formats_of
 from yggdrasil.models.formats.rounding import in_four_bits
@@ -44,6 +46,11 @@ class LoadedHead(NamedTuple):
     readings: list[tuple[int, ...]]  # the layers that it may mean, the usual convention's first
     layers: tuple[int, ...]  # of the target, whose outputs it reads
 
+    @property
+    def drafts_by_targets_output(self) -> bool:
+        """Whether its guesses are read off an output layer of the target's tokens, of which some rows may do."""
+        return isinstance(self.settings, HeadSettings) and self.settings.is_first
+
 
 class DraftingHead(nn.Module):
     """A head and the embedding that it reads tokens through, if it reads any."""
@@ -53,18 +60,23 @@ class DraftingHead(nn.Module):
         self.head, self.embedding = head, embedding
 
 
-def load_head(folder: Path, target: LoadedModel, num_threads: int) -> LoadedHead:
+def load_head(folder: Path, target: LoadedModel, num_threads: int, vocabulary: Vocabulary | None = None) -> LoadedHead:
     """The head in ``folder`` over ``target``, in its arithmetic, reading the layers of the usual convention.
 
+    One that drafts by the target's output layer does so among the tokens of ``vocabulary``, if that is given: of them
+    it has rows of its own, and a pass reads no other.
+
     Raises:
-        YggdrasilError: the head is not served, or is another target's.
+        YggdrasilError: the head is not served, or is another target's; or the vocabulary is.
     """
     head, embedding = _opened(folder, target)
+    if vocabulary is not None:
+        _draft_among(vocabulary, head, folder, target)
     module = DraftingHead(head.to(target.device), embedding.to(target.device))
     # A pass reads the head's weights for a row or a few: a third of the bytes, and what it drafts is verified anyway.
     is_rounded = bool(target.formats) or (is_native() and target.dtype == torch.bfloat16)
     pack_linears(module.head, num_threads, in_four_bits if is_rounded else None)
-    if isinstance(head, FirstEagleHead | MtpHead) and head.lm_head is None:
+    if isinstance(head, StateHead) and head.lm_head is None:
         head.lm_head = output_of(target, num_threads)
     settings = head.settings
     tensors = dict(module.named_parameters()) | dict(module.named_buffers())
@@ -99,6 +111,20 @@ def _opened(folder: Path, target: LoadedModel) -> tuple[Head, nn.Module]:
             f"{target.num_layers}; give a head that was trained for this target"
         )
     return head, embedding_of(target) if own is None else table(own)
+
+
+def _draft_among(vocabulary: Vocabulary, head: Head, folder: Path, target: LoadedModel) -> None:
+    """Give ``head`` rows of those tokens alone: of the target's output layer, or of its own where it brings one."""
+    tokens = vocabulary.tokens
+    if not isinstance(head, StateHead):
+        raise YggdrasilError(f"{shown(folder)} has an output layer of its own tokens and takes no other vocabulary")
+    if int(tokens[-1]) >= target.vocab_size:
+        raise YggdrasilError(
+            f"{shown(folder)} is to draft token {int(tokens[-1])}, and {target.name} has {target.vocab_size}; "
+            "calibrate again"
+        )
+    output = output_of(target, 1) if head.lm_head is None else head.lm_head
+    head.draft_among(tokens, rows_of(output, tokens, target.dtype))
 
 
 def _check_fit(folder: Path, sizes: tuple[int, int], target: LoadedModel) -> None:

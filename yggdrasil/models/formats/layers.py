@@ -26,6 +26,13 @@ class QuantisedLinear(nn.Module):
         self.register_buffer("packed", packed)
         self.register_buffer("bias", None if bias is None else bias.detach())
 
+    def rows(self, outputs: Tensor, dtype: torch.dtype) -> Tensor:
+        """The weights [R, K] of ``outputs`` [R] int64 as numbers."""
+        found: Tensor = torch.ops.yggdrasil.quantised_rows(
+            outputs, self.packed, self.format, self.in_features, self.out_features, dtype
+        )
+        return found
+
     def forward(self, x: Tensor) -> Tensor:  # [..., K] -> [..., N]
         output: Tensor = torch.ops.yggdrasil.quantised_linear(
             x, self.packed, self.bias, self.out_features, self.format, self.num_threads
