@@ -90,11 +90,11 @@ def test_a_draft_model_has_weights_of_its_own():
     drafter = ModelRef(str(TINY / "drafter"), DRAFTER.fingerprint(), 1, "q8_0")
     made = plan(target=ModelRef(str(TINY / "target"), TARGET.fingerprint(), 1), drafters=[drafter])
     assert (made.weights_in("float32", drafter), made.weights_in("float32")) == ("q8_0", "full")
-    source = PairSource.of_plan(made)
+    source = PairSource.of_plan(made, TINY)
     assert (source.weights, source.drafter_weights) == ("full", "q8_0")
 
     assembly = build_assembly(source, backend="eager")
-    opened = planned_drafter(made, load_tokenizer(TARGET), assembly.target.loaded, "bfloat16")
+    opened = planned_drafter(made, TINY, load_tokenizer(TARGET), assembly.target.loaded, "bfloat16")
 
     assert not assembly.target.loaded.formats
     assert set(assembly.second.formats) == set(opened.formats) == {GGMLQuantizationType.Q8_0}

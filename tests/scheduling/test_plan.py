@@ -96,6 +96,7 @@ def test_a_comment_may_be_added(plan_file):
         (("dtype",), "int8", "key 'dtype'"),
         (("stages",), list(DEFAULT_ORDER[::-1]), "the stage 'bookkeeping' runs before"),
         (("costs",), [], "costs is empty"),
+        (("draft_vocabulary",), 0, "draft_vocabulary is 0, which no drafter has"),
         (("shapes", "candidates"), 3, r"candidates \(3\) must reach the widest draft width, 4"),
         (("shapes", "candidates"), 0, r"candidates \(0\) must be 1 or more"),
         (("shapes", "spare_nodes"), -1, r"spare_nodes \(-1\) 0 or more"),

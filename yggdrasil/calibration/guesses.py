@@ -9,8 +9,9 @@ from yggdrasil.calibration.counted import Counted, learn_counts
 from yggdrasil.calibration.documents import open_ended
 from yggdrasil.calibration.foreseen import foresee
 from yggdrasil.calibration.job import Job
-from yggdrasil.calibration.own_text import Document, OwnText, text_file
+from yggdrasil.calibration.own_text import Document, OwnText, read_documents, text_file
 from yggdrasil.calibration.record import states_of
+from yggdrasil.calibration.settings import PairSource
 from yggdrasil.drafters.counts import CountsDrafter
 from yggdrasil.drafters.protocol import FreeDrafter, each_of, recyclers, together
 from yggdrasil.engine.policy import PLAIN_POLICY
@@ -35,20 +36,31 @@ def count_text(job: Job, costs: StepCosts) -> Counted | None:
     everyone = each_of(job.assembly.engine.free)
     (drafter,) = (each for each in everyone if isinstance(each, CountsDrafter))
     others = [each for each in everyone if each is not drafter]
-    if pair.drafter is not None and not pair.counts.table:  # the text alone beside a model: the usual belief will do
+    if not _writes(pair):  # the text alone beside a model: the usual belief will do
         return learn_counts([], costs, with_table=False)._replace(recycles=pair.counts.recycling)
-    source = Source.find(pair.target)
-    file = text_file(source.fingerprint(), pair.weights)
-    asked = read_prompts(job.settings.prompts, chat=job.settings.chat)
-    prompts = [encode_prompt(job.tokenizer, prompt) for prompt in asked]
-    writer = OwnText(job.assembly.target.loaded, job.tokenizer, prompts, file)
-    documents = writer.write(job.settings.own_text, job.work / OWN_TEXT, job.reporter.phase)
+    documents = own_text(job)
     recycled = partial(_runners_up, job.assembly.target) if pair.counts.recycling else None
     report = job.reporter.phase("learning what counts are worth")
     counted = learn_counts(documents, costs, with_table=pair.counts.table, others=others, runners_up=recycled)
     drafter.learn(counted.belief, counted.table)
     report(1.0)
     return counted
+
+
+def own_text(job: Job) -> list[Document]:
+    """The target's own text: what there is, and where a table is wanted or counts alone guess, what it writes now."""
+    target = job.assembly.target.loaded
+    file = text_file(Source.find(job.pair.target).fingerprint(), job.pair.weights)
+    if not _writes(job.pair):
+        return read_documents(file, target.vocab_size)
+    asked = read_prompts(job.settings.prompts, chat=job.settings.chat)
+    prompts = [encode_prompt(job.tokenizer, prompt) for prompt in asked]
+    writer = OwnText(target, job.tokenizer, prompts, file)
+    return writer.write(job.settings.own_text, job.work / OWN_TEXT, job.reporter.phase)
+
+
+def _writes(pair: PairSource) -> bool:
+    return pair.counts is not None and (pair.drafter is None or pair.counts.table)
 
 
 def guesses_beside(

@@ -12,7 +12,10 @@ from yggdrasil.engine.build import Assembly
 
 
 class Job(NamedTuple):
-    """Everything that the parts of a calibration work on. ``pair`` is that of ``settings``, its threads decided."""
+    """Everything that the parts of a calibration work on.
+
+    ``pair`` is that of ``settings``, its threads and what a head drafts among decided.
+    """
 
     settings: CalibrationSettings
     pair: PairSource

@@ -96,14 +96,28 @@ def build_assembly(source: "PairSource", knots: torch.Tensor | None = None, back
     check_tree_attention(target)
     drafter: LoadedModel | LoadedHead | None = None
     if source.drafter is not None and is_head(source.drafter):
-        head = load_head(expanded(source.drafter), target, source.drafter_threads)
-        drafter = settled(head, target, Source.find(source.target).fingerprint())
+        drafter = _head(source.drafter, source, target)
     elif source.drafter is not None:
         drafter = load_model(source.drafter, dtype, device, source.drafter_threads, weights=source.drafter_weights)
         check_tree_attention(drafter)
     return assemble(
         target, drafter, source.shapes, backend, knots=knots, other_stages=source.schedules,
         free=together([_unlearned(each) for each in source.free]),
+    )  # fmt: skip
+
+
+def _head(folder: str, source: "PairSource", target: LoadedModel) -> LoadedHead:
+    head = load_head(expanded(folder), target, source.drafter_threads, source.vocabulary)
+    return settled(head, target, Source.find(source.target).fingerprint())
+
+
+def with_head(assembly: Assembly, source: "PairSource") -> Assembly:
+    """The same target beside the head of ``source``, which is loaded anew: it may draft among other tokens."""
+    assert source.drafter is not None, "the assembly has one"
+    target = assembly.target.loaded
+    return assemble(
+        target, _head(source.drafter, source, target), source.shapes, assembly.target.backend,
+        other_stages=source.schedules, free=assembly.engine.free,
     )  # fmt: skip
 
 

@@ -29,6 +29,7 @@ from yggdrasil.calibration.choose import Choice, choose
 from yggdrasil.calibration.counted import Counted
 from yggdrasil.calibration.documents import open_ended, record_all, usable_texts
 from yggdrasil.calibration.elsewhere import with_largest_table
+from yggdrasil.calibration.frequent import among_frequent
 from yggdrasil.calibration.guesses import OWN_TEXT, count_text, foresee_some, guesses_beside
 from yggdrasil.calibration.job import Job
 from yggdrasil.calibration.measure import COLUMNS, costs_from, measure_stages, useful_verify_widths
@@ -92,8 +93,9 @@ def _calibrate(
     if pair != settings.pair:
         assembly = with_threads(assembly, pair)
 
-    compile_missing(assembly, reporter.phase)
-    job = Job(settings, pair, assembly, tokenizer, texts, work, reporter)
+    job = among_frequent(Job(settings, pair, assembly, tokenizer, texts, work, reporter))
+    pair = job.pair
+    compile_missing(job.assembly, reporter.phase)
     frame = _measure(job)
     _time_other_ways(job)
     shapes = replace(pair.shapes, verify_widths=useful_verify_widths(frame, pair.shapes))
@@ -107,9 +109,9 @@ def _calibrate(
 
     plan = _plan(job, shapes, costs, counted, choice, left_out)
     destination = plan_path(settings.root, plan.name, plan.machine)
-    write_results(settings, plan, destination, choice, counted, frame, work)
-    keep_model(assembly.target.loaded, pair.target, pair.weights)
-    second = assembly.second
+    write_results(settings, plan, destination, choice, counted, pair.vocabulary, frame, work)
+    keep_model(job.assembly.target.loaded, pair.target, pair.weights)
+    second = job.assembly.second
     if isinstance(second, LoadedModel) and pair.drafter is not None:
         keep_model(second, pair.drafter, pair.drafter_weights)
     return destination
@@ -155,6 +157,7 @@ def _plan(
         rejected=choice.rejected,
         device=pair.device,
         left_out=left_out,
+        draft_vocabulary=None if pair.vocabulary is None else len(pair.vocabulary.tokens),
     )
 
 

@@ -71,6 +71,7 @@ class _Subject(NamedTuple):
     plan: Plan
     root: Path
     profile: Path
+    predictor: Path
     lengths: AcceptedLengths
     knots: torch.Tensor
     reads_states: bool  # its drafter is a head on the target's states
@@ -150,9 +151,8 @@ def _open(settings: SearchSettings) -> _Subject:
     predictor = path.parent / plan.predictor
     learned = Learned.load(predictor)
     lengths = AcceptedLengths(learned.mean_survival, learned.ratios, plan.shapes.verify_widths)
-    profile = profile_beside(path, predictor)
-    knots = torch.from_numpy(np.asarray(learned.acceptance.knots).copy())
-    return _Subject(plan, root_of(path), profile, lengths, knots, is_head(plan.drafter.path()))
+    profile, knots = profile_beside(path, predictor), torch.from_numpy(np.asarray(learned.acceptance.knots).copy())
+    return _Subject(plan, root_of(path), profile, predictor, lengths, knots, is_head(plan.drafter.path()))
 
 
 def _set_up(subject: _Subject, settings: SearchSettings, reporter: Reporter) -> _Bench:
@@ -160,7 +160,7 @@ def _set_up(subject: _Subject, settings: SearchSettings, reporter: Reporter) -> 
     assert prompts is not None
     found = read_prompts(prompts, chat=settings.chat)  # and made ready before a model is loaded
     schedules = tuple(schedule.labels for schedule in measured_schedules(subject.named))
-    source = replace(PairSource.of_plan(plan), schedules=schedules)
+    source = replace(PairSource.of_plan(plan, subject.predictor), schedules=schedules)
     tokenizer = load_tokenizer(source.target)
     room = min(settings.context, plan.shapes.max_length - settings.tokens - plan.shapes.max_depth - 1)
     if room < 1:

@@ -9,8 +9,10 @@ import torch
 import transformers
 
 import yggdrasil
+from yggdrasil.drafters.heads.vocabulary import Vocabulary
 from yggdrasil.drafters.options import CountsOptions, FreeOptions
 from yggdrasil.engine.opened import DtypeName
+from yggdrasil.engine.planned import planned_vocabulary
 from yggdrasil.models.formats.names import Weights
 from yggdrasil.models.source import Source
 from yggdrasil.scheduling.plan import DeviceName, Plan, Shapes
@@ -31,10 +33,11 @@ class PairSource:
     device: DeviceName = "cpu"
     free: tuple[FreeOptions, ...] = ()  # what guesses without a pass
     schedules: tuple[tuple[str, ...], ...] = ()  # whose steps it must have besides those of plain plans
+    vocabulary: Vocabulary | None = None  # what a head drafts among; None: all that it can, or not decided yet
 
     @classmethod
-    def of_plan(cls, plan: Plan) -> "PairSource":
-        """The pair that a plan decodes with."""
+    def of_plan(cls, plan: Plan, folder: Path) -> "PairSource":
+        """The pair that a plan decodes with; what was learned for it lies in ``folder``."""
         source = cls(
             plan.target.path(), None, plan.dtype, plan.target.threads, 1, plan.shapes, plan.target.weights,
             device=plan.device, free=plan.free,
@@ -42,7 +45,10 @@ class PairSource:
         model = plan.drafter
         if model is None:
             return source
-        return replace(source, drafter=model.path(), drafter_threads=model.threads, drafter_weights=model.weights)
+        return replace(
+            source, drafter=model.path(), drafter_threads=model.threads, drafter_weights=model.weights,
+            vocabulary=planned_vocabulary(plan, folder),
+        )  # fmt: skip
 
     @property
     def counts(self) -> CountsOptions | None:
@@ -56,6 +62,7 @@ class PairSource:
         """The target with what guesses without a pass; counts have a table then, as they usually do."""
         return replace(
             self, drafter=None, drafter_threads=0, drafter_weights="full", shapes=replace(self.shapes, draft_widths=()),
+            vocabulary=None,
             free=tuple(replace(each, table=True) if isinstance(each, CountsOptions) else each for each in self.free),
         )  # fmt: skip
 

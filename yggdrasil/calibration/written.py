@@ -12,6 +12,7 @@ from yggdrasil.calibration.choose import Choice
 from yggdrasil.calibration.counted import Counted
 from yggdrasil.calibration.settings import CalibrationSettings
 from yggdrasil.calibration.work import keep_results
+from yggdrasil.drafters.heads.vocabulary import FILE_NAME, Vocabulary
 from yggdrasil.predictor.report import CalibrationPoint, TrainingReport
 from yggdrasil.scheduling.plan import DepthSource, Plan
 
@@ -26,6 +27,7 @@ def write_results(
     destination: Path,
     choice: Choice,
     counted: Counted | None,
+    vocabulary: Vocabulary | None,
     frame: pd.DataFrame,
     work: Path,
 ) -> None:
@@ -44,6 +46,8 @@ def write_results(
             choice.learned.save(folder)
         if counted is not None:
             counted.save(folder)
+        if vocabulary is not None:
+            vocabulary.save(folder / FILE_NAME)
         if choice.reports:
             _write_reports(choice.reports, folder)
     plan.save(destination)

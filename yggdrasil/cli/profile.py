@@ -110,7 +110,8 @@ def _pair(
     from yggdrasil.scheduling.plan import Plan, check_plan
 
     machine = current_machine()
-    loaded = Plan.load(resolve_plan(plan, machine, force=force_machine))
+    path = resolve_plan(plan, machine, force=force_machine)
+    loaded = Plan.load(path)
     check_plan(loaded, machine, force_machine=force_machine)
     try:
         shapes = replace(
@@ -122,7 +123,8 @@ def _pair(
         raise YggdrasilError(f"--verify-widths or --draft-widths cannot be timed for this plan: {error}") from error
     arithmetic = dtype or loaded.dtype
     kept = loaded.weights_in(arithmetic)
-    return replace(PairSource.of_plan(loaded), dtype=arithmetic, weights=kept, shapes=shapes)
+    source = PairSource.of_plan(loaded, path.parent / loaded.predictor)
+    return replace(source, dtype=arithmetic, weights=kept, shapes=shapes)
 
 
 def _texts(pair: "PairSource", requests: "Sequence[Prompt]") -> list[list[int]]:

@@ -70,7 +70,7 @@ def opened(
     device = open_device(plan.device)
     target = shared_model(source, DTYPES[dtype], device, plan.target.threads, plan.weights_in(dtype))
     plan, second, free = (
-        Drafting(plan, planned_drafter(plan, tokenizer, target, dtype), planned_free(plan, folder))
+        Drafting(plan, planned_drafter(plan, folder, tokenizer, target, dtype), planned_free(plan, folder))
         if stand_in is None
         else drafting_by(plan, folder, stand_in)
     )

@@ -7,11 +7,13 @@ from typing import NamedTuple
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
+from yggdrasil.artifacts import shown
 from yggdrasil.artifacts.homes import expanded
 from yggdrasil.drafters.counts import CountsDrafter, usual_counts
 from yggdrasil.drafters.heads.convention import settled
 from yggdrasil.drafters.heads.kinds import is_head
 from yggdrasil.drafters.heads.loading import LoadedHead, load_head
+from yggdrasil.drafters.heads.vocabulary import FILE_NAME, Vocabulary
 from yggdrasil.drafters.ngram import NGramDrafter
 from yggdrasil.drafters.options import CountsOptions
 from yggdrasil.drafters.protocol import Drafter, FreeDrafter
@@ -107,19 +109,40 @@ def drafting_by(plan: Plan, folder: Path, stand_in: Drafter | FreeDrafter) -> Dr
 
 
 def planned_drafter(
-    plan: Plan, tokenizer: PreTrainedTokenizerBase, target: LoadedModel, dtype: str
+    plan: Plan, folder: Path, tokenizer: PreTrainedTokenizerBase, target: LoadedModel, dtype: str
 ) -> LoadedModel | LoadedHead | None:
-    """The plan's drafter for ``target``, in arithmetic of ``dtype``; None where no guess costs a pass."""
+    """The plan's drafter for ``target``, in arithmetic of ``dtype``; None where no guess costs a pass.
+
+    What a head drafts among lies in ``folder``.
+    """
     if plan.drafter is None:
         return None
     check_fingerprint(plan.drafter, "drafter")
     source = plan.drafter.path()
     if is_head(source):
-        head = load_head(expanded(source), target, plan.drafter.threads)
+        head = load_head(expanded(source), target, plan.drafter.threads, planned_vocabulary(plan, folder))
         return settled(head, target, plan.target.fingerprint)
     check_same_tokenizer(tokenizer, load_tokenizer(source), (plan.target.path(), source))
     weights = plan.weights_in(dtype, plan.drafter)
     return shared_model(Source.find(source), target.dtype, target.device, plan.drafter.threads, weights)
+
+
+def planned_vocabulary(plan: Plan, folder: Path) -> Vocabulary | None:
+    """The tokens that the plan's head drafts among, from ``folder``; None where they are all that it can.
+
+    Raises:
+        ArtifactError: the file is missing or damaged.
+        YggdrasilError: it is another calibration's.
+    """
+    if plan.draft_vocabulary is None:
+        return None
+    vocabulary = Vocabulary.load(folder / FILE_NAME)
+    if len(vocabulary.tokens) != plan.draft_vocabulary:
+        raise YggdrasilError(
+            f"{shown(folder / FILE_NAME)} holds {len(vocabulary.tokens)} tokens, and the plan {plan.name} drafts among "
+            f"{plan.draft_vocabulary}; calibrate again"
+        )
+    return vocabulary
 
 
 def planned_free(plan: Plan, folder: Path) -> list[FreeDrafter]:

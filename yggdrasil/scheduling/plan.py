@@ -198,6 +198,7 @@ class Plan:
     device: DeviceName = "cpu"  # where both models run
     search: SearchResult | None = None  # where a schedule search chose the stages
     left_out: LeftOut | None = None
+    draft_vocabulary: int | None = None  # of a head: tokens that it drafts among, kept beside; None: all that it can
 
     def __post_init__(self) -> None:
         check_order(self.stages)
@@ -205,6 +206,8 @@ class Plan:
             raise ValueError("drafters may name one model, and that first")
         if len({type(each) for each in self.drafters}) < len(self.drafters):
             raise ValueError("drafters names one kind twice")
+        if self.draft_vocabulary is not None and (self.drafter is None or self.draft_vocabulary < 1):
+            raise ValueError(f"draft_vocabulary is {self.draft_vocabulary}, which no drafter has")
         if self.drafter is not None and not self.shapes.draft_widths:
             raise ValueError("draft_widths is empty, but a model drafts")
         if self.depth_from == "head" and not is_head_first(self.stages):
