@@ -3,10 +3,11 @@
     python scripts/measure_drafter.py --target MODEL --drafter HEAD --prompts FILE [--chat] [--limit 20]
 
 The target answers by its plan for this machine (one is made where there is none), whose counts stand beside the
-drafter. A chain is the drafter's first guess, its first guess after that, and so on: the share that stands is told,
-where those before it do. Of heads agreement is told too, as `yggdrasil train` tells it, but behind whole prompts and of
-all tokens that the head can draft: each step on what it has of the answer's tokens so far. Lengths are those of whole
-answers, played with one tree in every iteration; nothing here is timed. With --json all is written.
+drafter. What drafts by the target's output layer does so among the most frequent tokens, as after a calibration. A
+chain is the drafter's first guess, its first guess after that, and so on: the share that stands is told, where those
+before it do. Of heads agreement is told too, as `yggdrasil train` tells it, but behind whole prompts and of all tokens
+that the head can draft: each step on what it has of the answer's tokens so far. Lengths are those of whole answers,
+played with one tree in every iteration; nothing here is timed. With --json all is written.
 """
 
 import json
@@ -24,7 +25,8 @@ from torch import Tensor
 
 from yggdrasil.artifacts import write_atomic
 from yggdrasil.calibration.choose import DraftedTreePolicy
-from yggdrasil.calibration.own_text import Document
+from yggdrasil.calibration.frequent import Frequent
+from yggdrasil.calibration.own_text import Document, read_documents, text_file
 from yggdrasil.calibration.record import concatenate, record_document
 from yggdrasil.calibration.replay import RecordedTrees, recorded_documents, replay
 from yggdrasil.cli import checks, run_script
@@ -38,6 +40,7 @@ from yggdrasil.drafters.heads.medusa_files import open_medusa
 from yggdrasil.drafters.heads.module import EagleHead
 from yggdrasil.drafters.heads.mtp_files import open_mtp
 from yggdrasil.drafters.heads.state_head import StateHead
+from yggdrasil.drafters.heads.vocabulary import DRAFT_VOCABULARY, Vocabulary
 from yggdrasil.drafters.shipped import whole_name
 from yggdrasil.engine import decoder as engine
 from yggdrasil.engine.build import assemble
@@ -103,13 +106,14 @@ def measure(
         if not documents:
             raise YggdrasilError(f"no answer has more than {2 * DEPTH} tokens; give other --prompts, or more --tokens")
         loaded = decoder.assembly.target.loaded
-        second = opened_beside(loaded, target, folder)
+        among = frequent(decoder) if is_head(str(folder)) else None
+        second = opened_beside(loaded, target, folder, among)
         chains = record(loaded, second, 1, documents, progress.phase("drafting chains"))
         trees = record(loaded, second, WIDTH, documents, progress.phase("drafting trees"))
         shares = {"a chain's guess stands": standing(chains)}
         if isinstance(second, LoadedHead):
             progress.phase("agreement")
-            shares |= agreement(target, folder, second.layers, documents)
+            shares |= agreement(target, folder, second.layers, documents, among)
     lengths = {"chain of four": played(chains, CHAIN, documents, decoder)}
     lengths |= {name: played(trees, shape, documents, decoder) for name, shape in TREES.items()}
     show(shares, lengths, len(documents))
@@ -118,10 +122,24 @@ def measure(
         write_atomic(out, (json.dumps(figures, indent=1) + "\n").encode())
 
 
-def opened_beside(loaded: LoadedModel, target: str, drafter: Path) -> LoadedHead | LoadedModel:
-    """The drafter as decoding has it beside that target."""
+def frequent(decoder: engine.Decoder) -> Vocabulary | None:
+    """The target's most frequent tokens, if its own text tells which they are."""
+    plan, size = decoder.plan, decoder.assembly.target.loaded.vocab_size
+    assert plan is not None, "it was opened by one"
+    documents = read_documents(text_file(plan.target.fingerprint, plan.target.weights), size)
+    found = Frequent(documents, size, DRAFT_VOCABULARY)
+    return found.vocabulary if found.is_enough else None
+
+
+def opened_beside(
+    loaded: LoadedModel, target: str, drafter: Path, among: Vocabulary | None = None
+) -> LoadedHead | LoadedModel:
+    """The drafter as decoding has it: by the target's output layer, where it reads that, ``among`` those tokens."""
     if is_head(str(drafter)):
-        return settled(load_head(drafter, loaded, loaded.num_threads), loaded, Source.find(target).fingerprint())
+        head = load_head(drafter, loaded, loaded.num_threads)
+        if among is not None and head.drafts_by_targets_output:
+            head = load_head(drafter, loaded, loaded.num_threads, among)
+        return settled(head, loaded, Source.find(target).fingerprint())
     weights = usual_weights(str(drafter), "bfloat16", "cpu")
     return load_model(str(drafter), loaded.dtype, loaded.device, loaded.num_threads, weights=weights)
 
@@ -135,12 +153,17 @@ def standing(traces: TraceSet) -> list[float]:
 
 @torch.inference_mode()
 def agreement(
-    target: str, folder: Path, layers: Sequence[int], documents: Sequence[Document]
+    target: str, folder: Path, layers: Sequence[int], documents: Sequence[Document], among: Vocabulary | None = None
 ) -> dict[str, list[float]]:
-    """Of each draft step, how often the target's choice is the head's first guess, and how often among four."""
+    """Of each draft step, how often the target's choice is the head's first guess, and how often among four.
+
+    What drafts by the target's output layer does so ``among`` those tokens.
+    """
     head, own = opened(folder)
     loaded = load_model(target, torch.bfloat16, torch.device("cpu"), torch.get_num_threads(), pack=False)
     vocabulary = head.target_tokens(torch.arange(head.settings.draft_vocab_size))
+    if among is not None and isinstance(head, StateHead):
+        vocabulary = among.tokens
     teacher = Teacher.of(loaded, vocabulary)
     embedding = target_embedding(loaded).float() if own is None else own
     says = target_head(loaded).of(vocabulary).logits if isinstance(head, StateHead) else None
