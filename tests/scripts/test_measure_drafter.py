@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 from yggdrasil.calibration.own_text import Document
 from yggdrasil.drafters.counts import usual_counts
 from yggdrasil.drafters.heads.loading import load_head
+from yggdrasil.drafters.heads.vocabulary import Vocabulary
 from yggdrasil.engine.policy import FixedPolicy
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.scheduling.plan import Shapes
@@ -133,6 +134,29 @@ def test_agreement_of_a_head_that_drafts_states_is_of_all_tokens(script, pair, d
     assert hits > 4
     assert hits - 2 <= round(shares[0] * places) <= hits + untold + 2, "near ties: this reads the target in bfloat16"
     assert len(shares) == script.SHOWN
+
+
+def test_a_head_that_drafts_states_is_measured_among_the_frequent_tokens(
+    script, pair, documents, tmp_path, monkeypatch
+):
+    """As a calibration has it decode: what is none of them is missed, in agreement and in trees."""
+    monkeypatch.setattr(script, "settled", lambda head, target, fingerprint: head)
+    pair.plain_target.save_pretrained(tmp_path / "target")
+    target, config = str(tmp_path / "target"), first_config(VOCAB_SIZE, rms_norm_eps=1e-5)
+    tensors = random_tensors(first_shapes(config), scale=0.02)
+    tensors["fc.weight"][:, 32:] += torch.eye(32)
+    folder = write_head(tmp_path / "head", config, tensors)
+    answered = [token for _, answer in documents for token in answer]
+    missed = max(set(answered), key=answered.count)
+    among = Vocabulary(torch.tensor([token for token in range(VOCAB_SIZE) if token != missed]))
+    second = script.opened_beside(pair.target, target, folder, among)
+    whole, some = (script.agreement(target, folder, (), documents, tokens)["agreement"] for tokens in (None, among))
+    trees = script.record(pair.target, second, 1, documents, lambda _: None)
+
+    assert second.settings.draft_vocab_size == VOCAB_SIZE - 1
+    assert some[0] < whole[0]
+    assert missed not in trees.token[1]
+    assert script.opened_beside(pair.target, target, folder).settings.draft_vocab_size == VOCAB_SIZE
 
 
 @torch.inference_mode()
