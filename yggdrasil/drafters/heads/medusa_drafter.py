@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from yggdrasil.drafters.heads.loading import LoadedHead
+from yggdrasil.drafters.heads.marginals import Marginals
 from yggdrasil.drafters.heads.medusa import MedusaSettings
-from yggdrasil.drafters.heads.medusa_steps import MedusaCall, MedusaLevelStep, MedusaStep
-from yggdrasil.drafters.steps import FinishStep
+from yggdrasil.drafters.heads.medusa_steps import MedusaCall, MedusaStep
 from yggdrasil.models.buffers import HostBuffer
 from yggdrasil.models.runner import ModelRunner
 from yggdrasil.tree.token_tree import TokenTree
@@ -29,17 +29,11 @@ class MedusaDrafter:
         self.hidden_layers = head.layers
         self.knots = knots.to(device)
         self._last = 0
-        self._token, self._place = HostBuffer(1, device), HostBuffer(2, device)
+        self._token = HostBuffer(1, device)
         self._state = torch.zeros(1, settings.hidden_size, dtype=loaded.dtype, device=device)
-        size = settings.num_heads, tree.candidates
-        table = [torch.zeros(size, device=device), torch.zeros(size, dtype=torch.int64, device=device)]
-        shared = [*table, self.knots, *tree.tensors()]
-        rows = torch.arange(max(widths), device=device)
-        runner.define("head", 1, MedusaStep(MedusaCall(loaded)), [self._token.tensor, self._state, *shared])
-        for width in widths:
-            inputs = [self._place.tensor, rows[:width]]
-            runner.define("grow", width, MedusaLevelStep(), [*inputs, *shared])
-            runner.define("finish", width, FinishStep(), [*inputs, *tree.tensors()])
+        self._marginals = Marginals(runner, tree, widths, settings.num_heads, self.knots)
+        inputs = [self._token.tensor, self._state, *self._marginals.written]
+        runner.define("head", 1, MedusaStep(MedusaCall(loaded)), inputs)
 
     def num_kept(self, tokens: Sequence[int]) -> int:
         """All: only the state before the root is read, which comes with it."""
@@ -62,9 +56,4 @@ class MedusaDrafter:
         self.runner.launch("head", 1)
 
     def grow(self, tree: TokenTree, width: int, depth: int) -> None:
-        step = self.runner.step("grow", width)
-        for level in range(depth - 1):
-            self._place.write(0, 1 + level * width)
-            step()
-        self._place.write(0, 1 + (depth - 1) * width)
-        self.runner.step("finish", width)()
+        self._marginals.grow(width, depth)

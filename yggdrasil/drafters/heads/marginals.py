@@ -1,0 +1,38 @@
+"""What may stand at each depth behind the root, whatever leads there, and levels that grow on it without a pass."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from yggdrasil.drafters.heads.medusa_steps import MedusaLevelStep
+from yggdrasil.drafters.steps import FinishStep
+from yggdrasil.models.buffers import HostBuffer
+from yggdrasil.models.runner import ModelRunner
+from yggdrasil.tree.token_tree import TokenTree
+
+
+class Marginals:
+    """The table [D, K] that a pass fills, and the steps that attach nodes out of it."""
+
+    def __init__(
+        self, runner: ModelRunner, tree: TokenTree, widths: Sequence[int], num_depths: int, knots: Tensor
+    ) -> None:
+        device, size = knots.device, (num_depths, tree.candidates)
+        table = [torch.zeros(size, device=device), torch.zeros(size, dtype=torch.int64, device=device)]
+        self.written = [*table, knots, *tree.tensors()]  # what the pass takes
+        self._runner, self._place = runner, HostBuffer(2, device)
+        rows = torch.arange(max(widths), device=device)
+        for width in widths:
+            inputs = [self._place.tensor, rows[:width]]
+            runner.define("grow", width, MedusaLevelStep(), [*inputs, *self.written])
+            runner.define("finish", width, FinishStep(), [*inputs, *tree.tensors()])
+
+    def grow(self, width: int, depth: int) -> None:
+        """Attach ``depth`` levels of ``width`` nodes."""
+        step = self._runner.step("grow", width)
+        for level in range(depth - 1):
+            self._place.write(0, 1 + level * width)
+            step()
+        self._place.write(0, 1 + (depth - 1) * width)
+        self._runner.step("finish", width)()
