@@ -10,6 +10,7 @@ from yggdrasil.artifacts import check_weights
 from yggdrasil.artifacts.homes import expanded
 from yggdrasil.calibration.threads import on_threads
 from yggdrasil.drafters.counts import usual_counts
+from yggdrasil.drafters.heads.block_settings import read_block_settings
 from yggdrasil.drafters.heads.convention import settled
 from yggdrasil.drafters.heads.kinds import is_head, kind_of
 from yggdrasil.drafters.heads.loading import LoadedHead, load_head
@@ -72,6 +73,8 @@ def _check_head(folder: Path) -> None:
     kind = kind_of(folder)
     if kind == "mtp":
         load_config(folder)
+    elif kind == "dflash":
+        read_block_settings(folder)
     elif kind != "medusa":
         read_settings(folder, is_first=kind == "eagle")
 

@@ -10,6 +10,8 @@ import torch
 from yggdrasil.arguments import check_tokens
 from yggdrasil.drafters.draft_model import DraftModel, identity_knots
 from yggdrasil.drafters.expansion import ExpansionDrafter
+from yggdrasil.drafters.heads.block_drafter import BlockDrafter
+from yggdrasil.drafters.heads.block_settings import BlockSettings
 from yggdrasil.drafters.heads.drafter import HeadDrafter
 from yggdrasil.drafters.heads.loading import LoadedHead
 from yggdrasil.drafters.heads.medusa import MedusaSettings
@@ -65,7 +67,7 @@ class Assembly:
     def second(self) -> LoadedModel | LoadedHead | Drafter | None:
         """The drafter as ``assemble`` takes it, without steps."""
         drafter = self.engine.drafter
-        if isinstance(drafter, HeadDrafter | MedusaDrafter):
+        if isinstance(drafter, HeadDrafter | MedusaDrafter | BlockDrafter):
             return drafter.opened
         return drafter if self.drafter is None else self.drafter.loaded
 
@@ -219,17 +221,22 @@ def _layers_read(drafter: Drafter, target: LoadedModel) -> tuple[int, ...]:
 
 def _head_drafter(
     head: LoadedHead, shapes: Shapes, backend: Backend, tree: TokenTree, knots: torch.Tensor
-) -> HeadDrafter | MedusaDrafter:
+) -> HeadDrafter | MedusaDrafter | BlockDrafter:
     if backend == "cudagraph":
         raise YggdrasilError(f"{head.loaded.name} is a head, and those draft on a CPU so far; take --device cpu")
     known = head.settings.draft_vocab_size
     if shapes.candidates > known:
         raise YggdrasilError(f"{shapes.candidates} candidates a node, but {head.loaded.name} drafts {known} tokens")
-    is_one_pass = isinstance(head.settings, MedusaSettings)
-    runner = ModelRunner(head.loaded, 1 if is_one_pass else shapes.cache_capacity, head.settings.vocab_size, backend)
-    if is_one_pass:
+    capacity = shapes.cache_capacity
+    if isinstance(head.settings, MedusaSettings):
+        capacity = 1
+    elif isinstance(head.settings, BlockSettings):
+        capacity = max(capacity, shapes.max_length + head.settings.block_size)
+    runner = ModelRunner(head.loaded, capacity, head.settings.vocab_size, backend)
+    if isinstance(head.settings, MedusaSettings):
         return MedusaDrafter(runner, head, tree, shapes.draft_widths, knots)
-    return HeadDrafter(runner, head, tree, shapes.draft_widths, shapes.max_depth + 1, shapes.prefill_widths, knots)
+    kind = BlockDrafter if isinstance(head.settings, BlockSettings) else HeadDrafter
+    return kind(runner, head, tree, shapes.draft_widths, shapes.max_depth + 1, shapes.prefill_widths, knots)
 
 
 def _draft_variants(shapes: Shapes, schedules: Sequence[Sequence[str]]) -> dict[str, Any]:

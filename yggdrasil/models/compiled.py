@@ -39,8 +39,8 @@ _TRACED_SOURCES = (
     "acceptance/greedy.py", "drafters/steps.py", "drafters/chosen_steps.py", "drafters/heads/module.py",
     "drafters/heads/state_head.py", "drafters/heads/first_eagle.py", "drafters/heads/mtp.py",
     "drafters/heads/layer.py", "drafters/heads/steps.py", "drafters/heads/medusa.py",
-    "drafters/heads/medusa_steps.py", "engine/steps.py", "engine/logit_steps.py", "drafters/expansion_steps.py",
-    "calibration/variants.py",
+    "drafters/heads/medusa_steps.py", "drafters/heads/block.py", "drafters/heads/block_steps.py",
+    "engine/steps.py", "engine/logit_steps.py", "drafters/expansion_steps.py", "calibration/variants.py",
 )  # fmt: skip
 _HINT = 8  # the width that a package for all widths is traced at
 _INDUCTOR_OPTIONS = {

@@ -10,6 +10,7 @@ import json
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +20,7 @@ from torch.nn import functional
 
 from yggdrasil.artifacts import model_fingerprint, parse_json, shown, write_atomic
 from yggdrasil.artifacts.cache import cache_root
+from yggdrasil.drafters.heads.block import BlockHead
 from yggdrasil.drafters.heads.loading import DraftingHead, LoadedHead
 from yggdrasil.drafters.heads.medusa import MedusaHeads
 from yggdrasil.drafters.heads.settings import HEAD_INPUT
@@ -30,6 +32,7 @@ _TEXTS, _OPENING, _LENGTH = 12, 4, 64
 _TEMPERATURE = 0.6  # its likelier texts are nearer to what is decoded than what it would draw
 _LEAST = 0.02  # of the target's choices: a head that guesses fewer is another target's, or no head
 _CLEAR = 2.0  # standard errors
+_BLOCKS_APART = 8  # tokens between the blocks of a text that a block head is tried with
 
 
 class Reading(NamedTuple):
@@ -140,8 +143,11 @@ def _reading(
     module: DraftingHead, tokens: Tensor, choices: Tensor, outputs: dict[int, Tensor], layers: tuple[int, ...]
 ) -> Reading:
     states = torch.cat([outputs[layer] for layer in layers], dim=-1)[:, :-1]
-    # What a text is opened with says more of the opening than of the target.
-    logits, wanted = _logits(module, tokens, states)[:, _OPENING:].float(), choices[:, 1:][:, _OPENING:]
+    if isinstance(module.head, BlockHead):
+        ends = torch.arange(1 + _OPENING, tokens.shape[1], _BLOCKS_APART, device=tokens.device)
+        logits, wanted = _block_logits(module, tokens, states, ends).float(), choices[:, ends]
+    else:  # what a text is opened with says more of the opening than of the target
+        logits, wanted = _logits(module, tokens, states)[:, _OPENING:].float(), choices[:, 1:][:, _OPENING:]
     drafted = module.head.target_tokens(torch.arange(logits.shape[-1], device=logits.device))
     number = torch.full((int(max(drafted.max(), choices.max())) + 1,), -1, device=logits.device)
     number[drafted] = torch.arange(len(drafted), device=logits.device)
@@ -153,12 +159,47 @@ def _reading(
 
 def _logits(module: DraftingHead, tokens: Tensor, states: Tensor) -> Tensor:
     """Of the first drafted token behind each of ``tokens`` but the first, from the states before them."""
-    head = module.head
+    head: Any = module.head
     if isinstance(head, MedusaHeads):
         first: Tensor = head(states)[..., 0, :]
         return first
     rows = torch.arange(states.shape[1], device=states.device)
-    return head.logits(head(module.embedding(tokens[:, 1:]), head.feature(states), rows, _causal))
+    logits: Tensor = head.logits(head(module.embedding(tokens[:, 1:]), head.feature(states), rows, _causal))
+    return logits
+
+
+def _block_logits(module: DraftingHead, tokens: Tensor, states: Tensor, ends: Tensor) -> Tensor:
+    """Of the first drafted token behind each of the ``ends`` [E] of ``tokens`` [B, T], from the states before it."""
+    head: Any = module.head
+    rows = torch.arange(states.shape[1], device=states.device)
+    context = head.context(states, rows)
+    inside = torch.arange(head.settings.block_size, device=states.device)
+    found = []
+    for end in ends.tolist():
+        block = torch.full((len(tokens), len(inside)), head.settings.mask_token, device=tokens.device)
+        block[:, 0] = tokens[:, end]
+        known = [(key[..., :end, :], value[..., :end, :]) for key, value in context]
+        attends = [
+            partial(_behind, *known[layer], sees=_seen(end, inside, *view))
+            for layer, view in enumerate(head.settings.views)
+        ]
+        found.append(head.logits(head(module.embedding(block), end + inside, attends.__getitem__)[:, 1]))
+    return torch.stack(found, dim=1)
+
+
+def _seen(end: int, inside: Tensor, window: int, is_causal: bool) -> Tensor:
+    """Which of ``end`` rows before a block and of its own rows ``inside`` [B] each row sees, [B, end + B]."""
+    own = inside[:, None] >= inside if is_causal else torch.ones_like(inside[:, None] == inside)
+    seen = torch.cat([own.new_ones(len(inside), end), own], dim=1)
+    return seen & (seen.flip(1).cumsum(1).flip(1) <= window) if window else seen
+
+
+def _behind(keys: Tensor, values: Tensor, query: Tensor, key: Tensor, value: Tensor, *, sees: Tensor) -> Tensor:
+    """Attention of a block's rows to ``keys`` and ``values`` of the text before it and to their own."""
+    groups = query.shape[1] // key.shape[1]
+    both = torch.cat([keys, key], dim=2), torch.cat([values, value], dim=2)
+    wide_key, wide_value = (each.repeat_interleave(groups, dim=1) for each in both)
+    return functional.scaled_dot_product_attention(query, wide_key, wide_value, attn_mask=sees).transpose(1, 2)
 
 
 def _causal(query: Tensor, key: Tensor, value: Tensor) -> Tensor:

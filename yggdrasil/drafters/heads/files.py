@@ -1,4 +1,4 @@
-"""The tensors of an EAGLE head's folder, under one spelling, checked against its configuration."""
+"""The tensors of an EAGLE or block head's folder, under one spelling, checked against its configuration."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -7,6 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from yggdrasil.artifacts import shown
+from yggdrasil.drafters.heads.block import BlockHead
+from yggdrasil.drafters.heads.block_settings import read_block_settings
 from yggdrasil.drafters.heads.first_eagle import FirstEagleHead
 from yggdrasil.drafters.heads.kinds import kind_of
 from yggdrasil.drafters.heads.module import EagleHead
@@ -29,6 +31,7 @@ _WAY_BACK = "t2d"  # which of the target's tokens can be drafted: what d2t says 
 # Our name of a beginning, by that of other writers.
 _SPELLINGS = {"layers.0.": "midlayer."}
 _FIRST_SPELLINGS = {"transformer.": "layers.0.", "fusion_fc.": "fc."}
+_MASK_EMBEDDING = "mask_embedding.pt"  # of some block heads, in the place of the mask's row of the embedding
 
 
 def open_head(folder: Path, dtype: torch.dtype) -> tuple[EagleHead | FirstEagleHead, Tensor | None]:
@@ -46,6 +49,39 @@ def open_head(folder: Path, dtype: torch.dtype) -> tuple[EagleHead | FirstEagleH
     if any(name.endswith(_HEAD_NORM) for name in tensors):
         settings = replace(settings, head_norms=True)
     head = _empty(settings, brings_output=_OUTPUT in tensors)
+    return head, _fill(folder, head, settings, tensors, drafted, dtype)
+
+
+def open_block(folder: Path, dtype: torch.dtype) -> tuple[BlockHead, Tensor | None]:
+    """The block head in ``folder`` with weights in ``dtype``, and its own embedding [V, H] where it brings one.
+
+    Raises:
+        YggdrasilError: its configuration is not served, or its tensors are not those of its configuration.
+    """
+    settings = read_block_settings(folder)
+    if (folder / _MASK_EMBEDDING).is_file():
+        raise YggdrasilError(f"{shown(folder)} brings {_MASK_EMBEDDING}, and masks of a head's own are not served")
+    tensors = _renamed(folder, read_tensors(folder), {})
+    drafted = tensors.pop(_WAY_BACK, None)
+    with torch.device("meta"):
+        head = BlockHead(settings)
+        if _OUTPUT in tensors or settings.layer.has_own_vocabulary:
+            head.lm_head = nn.Linear(settings.hidden_size, settings.draft_vocab_size, bias=False)
+    return head, _fill(folder, head, settings.layer, tensors, drafted, dtype)
+
+
+def _fill(
+    folder: Path,
+    head: nn.Module,
+    settings: HeadSettings,
+    tensors: dict[str, Tensor],
+    drafted: Tensor | None,
+    dtype: torch.dtype,
+) -> Tensor | None:
+    """Give ``head`` its ``tensors``, which must be its own, and return the embedding among them.
+
+    ``drafted`` is t2d, where the file brings one.
+    """
     expected = {name: tuple(tensor.shape) for name, tensor in head.state_dict().items()}
     if EMBEDDING in tensors:
         expected[EMBEDDING] = settings.vocab_size, settings.hidden_size
@@ -59,7 +95,8 @@ def open_head(folder: Path, dtype: torch.dtype) -> tuple[EagleHead | FirstEagleH
     weights = {name: tensor if name == "d2t" else tensor.to(dtype) for name, tensor in tensors.items()}
     embedding = weights.pop(EMBEDDING, None)
     head.load_state_dict(weights, assign=True)
-    return head.eval().requires_grad_(False), embedding
+    head.eval().requires_grad_(False)
+    return embedding
 
 
 def _empty(settings: HeadSettings, *, brings_output: bool) -> EagleHead | FirstEagleHead:

@@ -10,7 +10,7 @@ from yggdrasil.artifacts.homes import expanded
 from yggdrasil.drafters.heads.mtp_names import MTP_NAMES
 from yggdrasil.errors import ArtifactError
 
-Kind = Literal["eagle3", "eagle", "medusa", "mtp"]
+Kind = Literal["eagle3", "eagle", "medusa", "mtp", "dflash"]
 
 MEDUSA_PREFIX = "medusa_head."  # of heads that lie among their base model's tensors
 _FUSIONS = ("fc.weight", "fusion_fc.weight")
@@ -27,10 +27,12 @@ def kind_of(folder: Path) -> Kind | None:
         config = parse_json((folder / "config.json").read_bytes())
     except (OSError, ValueError):
         return None
-    if not isinstance(config, dict) or "dflash_config" in config:
+    if not isinstance(config, dict):
         return None
     architectures = str(config.get("architectures")).lower()
     written = config.get("speculators_model_type")
+    if "dflash_config" in config or written == "dflash":
+        return "dflash"
     if "eagle3" in architectures or written == "eagle3" or "draft_vocab_size" in config:
         return "eagle3"
     if (

@@ -59,14 +59,21 @@ class Attention(nn.Module):
         asking, its_turn = x, turn
         if rows is not None:
             asking, its_turn = x[rows], (turn[0][rows], turn[1][rows])
-        query, key, value = (
-            projection(given).unflatten(-1, (-1, self.size)).transpose(-3, -2)
-            for projection, given in ((self.q_proj, asking), (self.k_proj, x), (self.v_proj, x))
-        )
+        query = self._heads(self.q_proj(asking))
+        key, value = self._heads(self.k_proj(x)), self._heads(self.v_proj(x))
         if self._norms_heads:
             query, key = self.q_norm(query), self.k_norm(key)
         output: Tensor = self.o_proj(attend(turned(query, its_turn), turned(key, turn), value).flatten(-2))
         return output
+
+    def keys(self, x: Tensor, turn: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """Keys and values [.., Hkv, W, D] of rows that are only attended to."""
+        key, value = self._heads(self.k_proj(x)), self._heads(self.v_proj(x))
+        return turned(self.k_norm(key) if self._norms_heads else key, turn), value
+
+    def _heads(self, rows: Tensor) -> Tensor:
+        heads: Tensor = rows.unflatten(-1, (-1, self.size)).transpose(-3, -2)
+        return heads
 
 
 class FeedForward(nn.Module):

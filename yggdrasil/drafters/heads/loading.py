@@ -9,8 +9,10 @@ import torch
 from torch import nn
 
 from yggdrasil.artifacts import shown
+from yggdrasil.drafters.heads.block import BlockHead
+from yggdrasil.drafters.heads.block_settings import BlockSettings
 from yggdrasil.drafters.heads.borrowed import embedding_of, output_of, rows_of, table
-from yggdrasil.drafters.heads.files import open_head
+from yggdrasil.drafters.heads.files import open_block, open_head
 from yggdrasil.drafters.heads.first_eagle import FirstEagleHead
 from yggdrasil.drafters.heads.kinds import kind_of
 from yggdrasil.drafters.heads.medusa import MedusaHeads, MedusaSettings
@@ -35,14 +37,14 @@ if TYPE_CHECKING:
 _ANY_LENGTH = 1 << 20
 
 
-Head = EagleHead | FirstEagleHead | MedusaHeads | MtpHead
+Head = EagleHead | FirstEagleHead | MedusaHeads | MtpHead | BlockHead
 
 
 class LoadedHead(NamedTuple):
     """A head with its tensors, and the target's layers that it reads."""
 
     loaded: LoadedModel
-    settings: HeadSettings | MedusaSettings
+    settings: HeadSettings | MedusaSettings | BlockSettings
     readings: list[tuple[int, ...]]  # the layers that it may mean, the usual convention's first
     layers: tuple[int, ...]  # of the target, whose outputs it reads
 
@@ -76,13 +78,11 @@ def load_head(folder: Path, target: LoadedModel, num_threads: int, vocabulary: V
     # A pass reads the head's weights for a row or a few: a third of the bytes, and what it drafts is verified anyway.
     is_rounded = bool(target.formats) or (is_native() and target.dtype == torch.bfloat16)
     pack_linears(module.head, num_threads, in_four_bits if is_rounded else None)
-    if isinstance(head, StateHead) and head.lm_head is None:
+    if isinstance(head, StateHead | BlockHead) and head.lm_head is None:
         head.lm_head = output_of(target, num_threads)
     settings = head.settings
     tensors = dict(module.named_parameters()) | dict(module.named_buffers())
-    # Steps take a cache; what reads no rows has one of next to nothing.
-    rows = ((settings.key_heads, settings.head_size),) if isinstance(settings, HeadSettings) else ((1, 1),)
-    query_heads = settings.query_heads if isinstance(settings, HeadSettings) else 1
+    query_heads, rows = _attention_of(settings)
     outline = Outline(_ANY_LENGTH, settings.vocab_size, settings.hidden_size, query_heads, rows, None)
     loaded = LoadedModel(
         str(folder), outline, num_threads, target.dtype, target.device, tensors, formats_of(module),
@@ -92,6 +92,14 @@ def load_head(folder: Path, target: LoadedModel, num_threads: int, vocabulary: V
     return LoadedHead(loaded, settings, readings, readings[0])
 
 
+def _attention_of(settings: HeadSettings | MedusaSettings | BlockSettings) -> tuple[int, tuple[tuple[int, int], ...]]:
+    """Query heads, and key heads and their size of every layer that keeps rows of a text."""
+    if isinstance(settings, MedusaSettings):  # steps take a cache; what reads no rows has one of next to nothing
+        return 1, ((1, 1),)
+    layer, count = (settings.layer, settings.num_layers) if isinstance(settings, BlockSettings) else (settings, 1)
+    return layer.query_heads, ((layer.key_heads, layer.head_size),) * count
+
+
 def _opened(folder: Path, target: LoadedModel) -> tuple[Head, nn.Module]:
     """The head, and the embedding that it reads."""
     kind = kind_of(folder)
@@ -99,8 +107,14 @@ def _opened(folder: Path, target: LoadedModel) -> tuple[Head, nn.Module]:
         heads = open_medusa(folder, target.dtype)
         _check_fit(folder, (heads.settings.hidden_size, heads.settings.vocab_size), target)
         return heads, nn.Identity()
-    head, own = (open_mtp(folder, target.dtype), None) if kind == "mtp" else open_head(folder, target.dtype)
-    settings = head.settings
+    head: EagleHead | FirstEagleHead | MtpHead | BlockHead
+    if kind == "dflash":
+        head, own = open_block(folder, target.dtype)
+        settings = head.settings.layer
+        _check_depth(folder, head.settings, target)
+    else:
+        head, own = (open_mtp(folder, target.dtype), None) if kind == "mtp" else open_head(folder, target.dtype)
+        settings = head.settings
     _check_fit(folder, (settings.target_hidden_size, settings.vocab_size), target)
     if own is None or settings.is_first:  # it reads the target's embedding, or drafts the target's states
         _check_fit(folder, (settings.hidden_size, settings.vocab_size), target)
@@ -125,6 +139,15 @@ def _draft_among(vocabulary: Vocabulary, head: Head, folder: Path, target: Loade
         )
     output = output_of(target, 1) if head.lm_head is None else head.lm_head
     head.draft_among(tokens, rows_of(output, tokens, target.dtype))
+
+
+def _check_depth(folder: Path, settings: BlockSettings, target: LoadedModel) -> None:
+    """Refuse a head that says of its target that it has other layers than ``target``."""
+    if settings.target_layers not in (None, target.num_layers):
+        raise YggdrasilError(
+            f"{shown(folder)} is a head for {settings.target_layers} layers, and {target.name} has "
+            f"{target.num_layers}; give a head that was trained for this target"
+        )
 
 
 def _check_fit(folder: Path, sizes: tuple[int, int], target: LoadedModel) -> None:

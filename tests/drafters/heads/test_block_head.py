@@ -1,0 +1,293 @@
+"""A block head (DFlash) guesses what its format says at every place, and no output shows that it guessed."""
+
+import pytest
+import torch
+from block_files import BlockReference, block_config, block_tensors, learned, speculators_block_config
+from head_files import write_head
+from tiny_pair import SHAPES, TEXT, VOCAB_SIZE, make_pair
+from watched import assert_guesses, watch
+
+from yggdrasil import SamplingParams
+from yggdrasil.calibration.pair import sibling, with_threads
+from yggdrasil.calibration.record import record_document
+from yggdrasil.calibration.settings import PairSource
+from yggdrasil.drafters.counts import usual_counts
+from yggdrasil.drafters.draft_model import identity_knots
+from yggdrasil.drafters.heads import convention
+from yggdrasil.drafters.heads.block_drafter import BlockDrafter
+from yggdrasil.drafters.heads.loading import load_head
+from yggdrasil.drafters.protocol import SteppedDrafter
+from yggdrasil.engine.conversations import Conversations
+from yggdrasil.engine.decoder import Decoder
+from yggdrasil.engine.policy import FixedPolicy
+from yggdrasil.errors import YggdrasilError
+from yggdrasil.models.formats.layers import QuantisedLinear
+from yggdrasil.models.formats.rounding import rounding_to
+from yggdrasil.models.kernels import is_native
+from yggdrasil.models.loading import prepare_model
+from yggdrasil.models.runner import ModelRunner
+from yggdrasil.tree.shape import TreeShape
+from yggdrasil.tree.token_tree import TokenTree
+
+PROMPT = TEXT[:21]
+COUNT = 24
+TREE = FixedPolicy(TreeShape(2, 4, 8))
+DRAFTED = 60
+SLIDING = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 7}
+# The configuration, and what its layers see: (window, is causal).
+CONFIGS = {
+    "z-lab": (block_config(VOCAB_SIZE), [(0, False), (0, False)]),
+    "speculators": (speculators_block_config(VOCAB_SIZE, DRAFTED, layer=SLIDING), [(7, True), (0, False)]),
+    "both ways in a window": (
+        block_config(VOCAB_SIZE, 5, dflash={"causal": False, "use_swa": True, "swa_window_size": 9}),
+        [(9, False), (9, False)],
+    ),
+}  # fmt: skip
+LAYERS = (0, 2, 4)  # whose outputs all of them read
+
+
+@pytest.fixture(scope="module")
+def pair():
+    return make_pair(num_hidden_layers=6, hidden_size=32)
+
+
+class Case:
+    """A head that has learned the text to come, and its twin."""
+
+    def __init__(self, pair, folder, name):
+        config, views = CONFIGS[name]
+        self.pair, self.folder, self.config = pair, folder, config
+        model, tensors = pair.plain_target, block_tensors(config)
+        embedding, output = (
+            each.weight.detach() for each in (model.get_input_embeddings(), model.get_output_embeddings())
+        )
+        text = [*PROMPT, *pair.reference(PROMPT, COUNT + 16)]
+        self.tokens = list(range(VOCAB_SIZE))
+        if "draft_vocab_size" in config:
+            others = sorted({*range(VOCAB_SIZE)} - {*text})
+            self.tokens = sorted([*{*text}, *others][:DRAFTED])
+        self.twin = BlockReference(config, tensors, embedding, output, views)
+        self._learn(text)
+        if "draft_vocab_size" in config:
+            tensors["d2t"] = torch.tensor(self.tokens) - torch.arange(DRAFTED)
+            tensors["t2d"] = torch.zeros(VOCAB_SIZE, dtype=torch.bool).index_fill(0, torch.tensor(self.tokens), True)
+        write_head(folder, config, tensors)
+        self.head = load_head(folder, pair.target, 1)
+
+    def _learn(self, text):
+        ends = range(len(PROMPT) - 1, len(text) - 1)
+        padded = [*text, *[-1] * self.twin.block_size]
+        wanted = [padded[end + 1 : end + self.twin.block_size] for end in ends]
+        numbers = {token: number for number, token in enumerate(self.tokens)} | {-1: -1}
+        choices = torch.tensor([[numbers[token] for token in row] for row in wanted])
+        learned(self.twin, self.states(text), text, choices, list(ends))
+
+    @torch.no_grad()
+    def states(self, text):
+        """What the head reads, side by side: the outputs of the layers that the file names."""
+        hidden = self.pair.plain_target(torch.tensor([list(text)]), output_hidden_states=True).hidden_states
+        return torch.cat([hidden[layer + 1][0] for layer in LAYERS], dim=-1)
+
+    @torch.no_grad()
+    def laws(self, text):
+        """Log-probabilities [B - 1, drafted] of what follows ``text``."""
+        states = self.states(text)[:-1]
+        return self.twin.logits(states, list(text), [len(text) - 1])[0].log_softmax(-1)
+
+    def expected_edge(self, text, path):
+        return self.laws(text)[len(path) - 1, self.tokens.index(path[-1])]
+
+    def decoder(self, policy=TREE, **options):
+        return self.pair.decoder(policy, drafter=self.head, **options)
+
+
+@pytest.fixture(scope="module", params=CONFIGS)
+def case(request, pair, tmp_path_factory):
+    return Case(pair, tmp_path_factory.mktemp("head"), request.param)
+
+
+@pytest.fixture(scope="module")
+def published(pair, tmp_path_factory):
+    return Case(pair, tmp_path_factory.mktemp("head"), "z-lab")
+
+
+def test_every_guess_is_what_the_format_says(case):
+    """At every depth, behind texts that grew by what the last trees brought."""
+    decoder = case.decoder()
+    seen = watch(decoder)
+    result = decoder.generate(PROMPT, max_new_tokens=COUNT)
+
+    assert result.tokens == case.pair.reference(PROMPT, COUNT)
+    assert result.metrics.aal > 1.3  # else no row was replaced
+    assert max(len(path) for _, guesses in seen for path, _ in guesses) == min(case.twin.block_size - 1, 4)
+    assert len({len(text) for text, _ in seen}) > 3
+    assert_guesses(seen, case.expected_edge)
+
+
+def test_all_marginals_and_all_rows_are_those_of_a_fresh_prefill(case):
+    """Behind every commit: the tables of all depths, and in every layer the rows of the text before the last token."""
+    decoder = case.decoder()
+    drafter = decoder.assembly.engine.drafter
+    assert isinstance(drafter, BlockDrafter)
+    seen, head, text = [], drafter.head, []
+    begin, extend = drafter.begin, drafter.extend
+    drafter.begin = lambda tokens: (text.__setitem__(slice(None), tokens), begin(tokens))
+    drafter.extend = lambda tokens, hidden: (text.extend(tokens), extend(tokens, hidden))
+
+    def noting(tree):
+        head(tree)
+        edges, candidates = (each.clone() for each in drafter._marginals.written[:2])
+        cache = drafter.runner.cache
+        rows = [(k[:, : len(text) - 1].clone(), v[:, : len(text) - 1].clone())
+                for k, v in zip(cache.keys, cache.values, strict=True)]  # fmt: skip
+        seen.append((list(text), edges, candidates, rows))
+
+    drafter.head = noting
+    decoder.generate(PROMPT, max_new_tokens=COUNT)
+
+    assert len(seen) > 3
+    for known, edges, candidates, rows in seen:
+        laws = case.laws(known)[: len(edges)]
+        assert len(laws) == len(edges) == min(case.twin.block_size - 1, SHAPES.max_depth)
+        wanted = laws.topk(edges.shape[1])
+        torch.testing.assert_close(edges, wanted.values, rtol=1e-3, atol=2e-3)
+        drafted = torch.tensor([[case.tokens.index(token) for token in row] for row in candidates.tolist()])
+        torch.testing.assert_close(laws.gather(1, drafted), wanted.values, rtol=1e-3, atol=2e-3)
+        fresh = case.twin.context(case.states(known)[:-1])
+        for (keys, values), (own_keys, own_values) in zip(rows, fresh, strict=True):
+            torch.testing.assert_close(keys, own_keys.transpose(0, 1), rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(values, own_values.transpose(0, 1), rtol=1e-4, atol=1e-4)
+
+
+def test_a_later_turn_keeps_rows_and_drafts_the_same(case):
+    decoder = case.decoder()
+    first = decoder.generate(PROMPT, max_new_tokens=12)
+    prompt = [*PROMPT, *first.tokens, *TEXT[40:45]]
+    seen = watch(decoder)
+    second = decoder.generate(prompt, max_new_tokens=10)
+
+    assert second.metrics.reused_tokens > len(PROMPT)
+    assert second.tokens == case.pair.reference(prompt, 10)
+    assert seen[0][0] == [*prompt, second.tokens[0]]
+    assert_guesses(seen[:1], case.expected_edge)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_sampling_with_a_seed_is_what_the_target_alone_samples(case, seed):
+    sampling = SamplingParams(temperature=40.0, seed=seed)
+
+    ours = case.decoder().generate(PROMPT, max_new_tokens=COUNT, sampling=sampling)
+    alone = case.decoder().generate(PROMPT, max_new_tokens=COUNT, sampling=sampling, speculation=False)
+
+    assert ours.tokens == alone.tokens
+
+
+def test_a_text_that_fills_the_cache_has_room_for_a_block(published):
+    """The longest text leaves fewer slots than a block has rows, and its file says 8 positions at the most."""
+    prompt, count = TEXT[:60], SHAPES.max_length - 60
+    result = published.decoder().generate(prompt, max_new_tokens=count)
+
+    assert result.tokens == published.pair.reference(prompt, count)
+    assert len(result.tokens) == count
+
+
+def test_counts_fill_the_tree_below_it(published):
+    policy = FixedPolicy(TreeShape(2, 2, 8))
+    decoder = published.decoder(policy, free=usual_counts())
+
+    assert decoder.generate(PROMPT, max_new_tokens=COUNT).tokens == published.pair.reference(PROMPT, COUNT)
+
+
+def test_recorded_trees_are_those_of_decoding(published):
+    decoder = published.decoder()
+    seen = watch(decoder)
+    generated = published.pair.reference(PROMPT, 9)
+    record_document(decoder.assembly, decoder.assembly.engine.drafter, PROMPT, generated, 0)
+
+    assert seen
+    for known, guesses in seen:
+        assert known == [*PROMPT, *generated][: len(known)]
+        assert_guesses([(known, guesses[:4])], published.expected_edge)
+
+
+def test_the_same_head_behind_other_steps(published):
+    first = published.decoder().assembly
+    source = PairSource("target", "head", "float32", 1, 2, first.shapes)
+    for assembly in (with_threads(first, source), sibling(first)):
+        assert isinstance(assembly.engine.drafter, SteppedDrafter)
+        decoder = Decoder(assembly, published.decoder().tokenizer, TREE, frozenset())
+        assert decoder.generate(PROMPT, max_new_tokens=COUNT).tokens == published.pair.reference(PROMPT, COUNT)
+
+
+def test_conversations_in_turns(case):
+    decoder = case.decoder()
+    kept = Conversations(decoder.assembly, 1 << 20)
+    for prompt in (PROMPT, TEXT[30:60], PROMPT):
+        kept.turn_to(prompt)
+        seen = watch(decoder)
+        assert decoder.generate(prompt, max_new_tokens=8).tokens == case.pair.reference(prompt, 8)
+        assert_guesses([([*prompt, *seen[0][0][len(prompt) :]], seen[0][1])], case.expected_edge)
+    assert len(kept)
+
+
+def test_trying_a_head_on_the_targets_own_text(case, tmp_path, monkeypatch, capsys):
+    """One reading, since files say which: it is kept where it guesses, and a head that never does is refused."""
+    monkeypatch.setenv("YGGDRASIL_CACHE", str(tmp_path / "cache"))
+    assert case.head.readings == [LAYERS]
+    monkeypatch.setattr(convention, "_LEAST", 0.5)  # it knows another text than what is drawn
+    with pytest.raises(YggdrasilError, match=r"of its choices from .* another target than tiny"):
+        convention.settled(case.head, case.pair.target, "0" * 16)
+    monkeypatch.setattr(convention, "_LEAST", -1.0)
+
+    assert convention.settled(case.head, case.pair.target, "0" * 16).layers == LAYERS
+    assert "of its choices from the outputs of layers 0, 2, 4" in capsys.readouterr().err
+
+
+def test_it_is_tried_with_what_it_would_draft(case):
+    """The first guess behind some places of two texts, windows included."""
+    texts = torch.tensor([TEXT[:40], TEXT[40:80]])
+    states = torch.stack([case.states(text) for text in texts.tolist()])[:, :-1]
+    ends = torch.tensor([1, 9, 30, 39])
+
+    ours = convention._block_logits(case.head.loaded.model, texts, states, ends)
+
+    for text, of_text, logits in zip(texts, states, ours, strict=True):
+        for end, row in zip(ends.tolist(), logits, strict=True):
+            wanted = case.twin.logits(of_text[:end], text, [end])[0, 0]
+            torch.testing.assert_close(row, wanted, rtol=1e-3, atol=1e-3)
+
+
+def test_a_quantised_targets_embedding_and_output_layer_are_read(pair, published):
+    """Blocks of the file, one table for both; the head's own linears are rounded like other heads'."""
+    if not is_native():
+        pytest.skip("needs the native kernels")
+    own = make_pair(num_hidden_layers=6, hidden_size=32, tie_word_embeddings=True)
+    target = prepare_model(own.plain_target, "rounded", 1, quantise=rounding_to("q8_0", own.plain_target))
+    head = load_head(published.folder, target, 1)
+    module = head.loaded.model.head
+    assert isinstance(module.lm_head, QuantisedLinear)
+    assert isinstance(module.fc, QuantisedLinear)
+    decoder = pair._replace(target=target).decoder(TREE, drafter=head)
+    plain = pair._replace(target=target).decoder(TREE, drafter=None)
+
+    assert decoder.generate(PROMPT, max_new_tokens=COUNT).tokens == plain.generate(PROMPT, max_new_tokens=COUNT).tokens
+
+
+@pytest.mark.compiled
+def test_compiled_steps_read_and_guess_the_same(published):
+    """Levels are grown by the steps of Medusa's."""
+    found = []
+    for backend in ("inductor", "eager"):
+        tree = TokenTree.allocate(9, 4, torch.device("cpu"))
+        runner = ModelRunner(published.head.loaded, 64, VOCAB_SIZE, backend)
+        drafter = BlockDrafter(runner, published.head, tree, (2,), 5, (4,), identity_knots())
+        generator = torch.Generator().manual_seed(0)
+        drafter.begin(PROMPT[:1])
+        for count in (7, 1, 3):
+            states = {layer: torch.randn(count, 32, generator=generator) for layer in LAYERS}
+            drafter.extend(TEXT[:count], states)
+            drafter.head(tree)
+        found.append([*drafter._marginals.written[:2], *tree.tensors(), *runner.cache.tensors()])
+
+    for compiled, eager in zip(*found, strict=True):
+        torch.testing.assert_close(compiled, eager)
