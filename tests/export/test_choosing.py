@@ -105,12 +105,13 @@ def test_the_least_probability_pays_for_its_row():
         ("vllm", "eagle3", {"method": "eagle3", "model": "my/head"}),
         ("vllm", "medusa", {"method": "medusa", "model": "my/head"}),
         ("vllm", "mtp", {"method": "mtp"}),
+        ("vllm", "dflash", {"method": "dflash", "model": "my/head"}),
         ("sglang", "eagle3", {"--speculative-algorithm": "EAGLE3", "--speculative-draft-model-path": "my/head"}),
         ("sglang", "mtp", {"--speculative-algorithm": "EAGLE"}),
     ],
 )
 def test_heads_are_named_in_the_engines_words(engine, kind, said):
-    """Of the same costs comes the same shape, but with Medusa, whose levels cost one pass."""
+    """Of the same costs comes the same shape, but with Medusa and DFlash, whose levels cost one pass."""
     chosen = choose_draft_model(engine, costs(0.1, 1.0), *lengths(), ModelDrafter("my/head", kind))
     model = choose_draft_model(engine, costs(0.1, 1.0), *lengths(), ModelDrafter("my/head"))
     sizes = [
@@ -118,13 +119,25 @@ def test_heads_are_named_in_the_engines_words(engine, kind, said):
     ]
 
     assert {name: value for name, value in chosen.options.items() if isinstance(value, str)} == said
-    if kind == "medusa":
+    if kind in ("medusa", "dflash"):
         depth = chosen.options["num_speculative_tokens"]
         assert depth >= sizes[1]["num_speculative_tokens"]
         assert chosen.foreseen.ms_per_token * chosen.foreseen.aal == pytest.approx(1.0 + 10.0 + 0.1 * depth)
     else:
         assert sizes[0] == sizes[1]
         assert chosen.foreseen == model.foreseen
+
+
+def test_a_block_head_is_a_chain_where_other_heads_have_trees():
+    """SGLang reads the rows of a block as the tokens that it verifies, and has no branches for it."""
+    chosen = choose_draft_model("sglang", costs(0.1, 1.0), *lengths(), ModelDrafter("my/head", "dflash"))
+    chain = choose_draft_model("vllm", costs(0.1, 1.0), *lengths(), ModelDrafter("my/head", "dflash"))
+
+    assert chosen.options == {
+        "--speculative-algorithm": "DFLASH", "--speculative-draft-model-path": "my/head",
+        "--speculative-num-draft-tokens": 1 + chain.options["num_speculative_tokens"],
+    }  # fmt: skip
+    assert chosen.foreseen == chain.foreseen
 
 
 def test_a_draft_model_without_its_costs_is_a_sentence():

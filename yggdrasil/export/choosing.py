@@ -69,10 +69,9 @@ def choose_draft_model(
         lengths.draft_widths,
         reads_again=engine == "llama-server",  # its draft model reads what was verified once more
     )
-    for shape, known in _shapes(lengths, trees=engine == "sglang"):
+    for shape, known in _shapes(lengths, trees=engine == "sglang" and drafter.head != "dflash"):
         aal = lengths.aal(known)
-        # One pass of Medusa's heads guesses all levels.
-        passes = shape.depth if drafter.head != "medusa" else 1
+        passes = 1 if drafter.head in _ONE_PASS else shape.depth
         ms = steps.drafting_ms(shape.width, passes) + steps.verify_ms[shape.verify_width] + steps.overhead_ms
         foreseen = Foreseen(aal, ms / aal, aal * steps.verify_ms[1] / ms)
         if foreseen.ms_per_token < best.foreseen.ms_per_token:
@@ -96,11 +95,12 @@ def _shapes(lengths: AcceptedLengths, *, trees: bool) -> Iterator[tuple[TreeShap
                 yield from ((shape, shape) for shape in (TreeShape(width, depth, known) for known in kept))
 
 
+_ONE_PASS: tuple[Kind, ...] = ("medusa", "dflash")  # whose passes guess all levels
 # The engine's words for heads. What a target brings along (mtp) is found in its own folder.
 _HEADS: dict[EngineName, dict[Kind, str]] = {
     "llama-server": {},
-    "vllm": {"eagle": "eagle", "eagle3": "eagle3", "medusa": "medusa", "mtp": "mtp"},
-    "sglang": {"eagle": "EAGLE", "eagle3": "EAGLE3", "mtp": "EAGLE"},
+    "vllm": {"eagle": "eagle", "eagle3": "eagle3", "medusa": "medusa", "mtp": "mtp", "dflash": "dflash"},
+    "sglang": {"eagle": "EAGLE", "eagle3": "EAGLE3", "mtp": "EAGLE", "dflash": "DFLASH"},
 }
 
 
@@ -126,6 +126,10 @@ def _drafted(engine: EngineName, shape: TreeShape, drafter: ModelDrafter) -> tup
         return method, {"method": method, **named, "num_speculative_tokens": shape.depth}
     method = _HEADS[engine][drafter.head] if drafter.head else "STANDALONE"
     path: dict[str, Value] = {} if is_targets else {"--speculative-draft-model-path": drafter.name}
+    if drafter.head == "dflash":  # a chain in one step; a narrower block than the head's is a narrower pass
+        return method, {
+            "--speculative-algorithm": method, **path, "--speculative-num-draft-tokens": shape.verify_width,
+        }  # fmt: skip
     return method, {
         "--speculative-algorithm": method,
         **path,

@@ -36,7 +36,7 @@ ENGINES: dict[EngineName, Engine] = {
             "method", "model", "num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max",
             "suffix_decoding_max_tree_depth", "suffix_decoding_max_spec_factor", "suffix_decoding_min_token_prob",
         ),
-        ("none", "draft_model", "eagle", "eagle3", "medusa", "mtp", "ngram", "suffix"),
+        ("none", "draft_model", "eagle", "eagle3", "medusa", "mtp", "dflash", "ngram", "suffix"),
     ),
     "sglang": Engine(
         "SGLang 0.5.18: advanced_features/speculative_decoding, server_arguments",
@@ -45,7 +45,7 @@ ENGINES: dict[EngineName, Engine] = {
             "--speculative-eagle-topk", "--speculative-num-draft-tokens", "--speculative-ngram-min-bfs-breadth",
             "--speculative-ngram-max-bfs-breadth", "--speculative-ngram-max-trie-depth",
         ),
-        ("none", "STANDALONE", "EAGLE", "EAGLE3", "NGRAM"),
+        ("none", "STANDALONE", "EAGLE", "EAGLE3", "DFLASH", "NGRAM"),
     ),
 }  # fmt: skip
 
