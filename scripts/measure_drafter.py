@@ -31,6 +31,7 @@ from yggdrasil.calibration.record import concatenate, record_document
 from yggdrasil.calibration.replay import RecordedTrees, recorded_documents, replay
 from yggdrasil.cli import checks, run_script
 from yggdrasil.cli.progress import PhaseProgress
+from yggdrasil.drafters.heads.block_settings import BlockSettings
 from yggdrasil.drafters.heads.convention import settled
 from yggdrasil.drafters.heads.files import open_head
 from yggdrasil.drafters.heads.kinds import is_head, kind_of
@@ -111,7 +112,7 @@ def measure(
         chains = record(loaded, second, 1, documents, progress.phase("drafting chains"))
         trees = record(loaded, second, WIDTH, documents, progress.phase("drafting trees"))
         shares = {"a chain's guess stands": standing(chains)}
-        if isinstance(second, LoadedHead):
+        if isinstance(second, LoadedHead) and not isinstance(second.settings, BlockSettings):  # training knows none
             progress.phase("agreement")
             shares |= agreement(target, folder, second.layers, documents, among)
     lengths = {"chain of four": played(chains, CHAIN, documents, decoder)}

@@ -4,11 +4,11 @@ import pytest
 import torch
 from block_files import BlockReference, block_config, block_tensors, learned, speculators_block_config
 from head_files import write_head
-from tiny_pair import SHAPES, TEXT, VOCAB_SIZE, make_pair
+from tiny_pair import SHAPES, TEXT, VOCAB_SIZE, byte_tokenizer, make_pair
 from watched import assert_guesses, watch
 
 from yggdrasil import SamplingParams
-from yggdrasil.calibration.pair import sibling, with_threads
+from yggdrasil.calibration.pair import build_assembly, check_pair, sibling, usual_length, with_threads
 from yggdrasil.calibration.record import record_document
 from yggdrasil.calibration.settings import PairSource
 from yggdrasil.drafters.counts import usual_counts
@@ -241,6 +241,26 @@ def test_trying_a_head_on_the_targets_own_text(case, tmp_path, monkeypatch, caps
 
     assert convention.settled(case.head, case.pair.target, "0" * 16).layers == LAYERS
     assert "of its choices from the outputs of layers 0, 2, 4" in capsys.readouterr().err
+
+
+def test_a_folder_that_a_pair_names_is_opened_and_tried(published, tmp_path, monkeypatch):
+    """As `--drafter DIR` does; a text may be longer than the head's file says, as long as the target's."""
+    monkeypatch.setenv("YGGDRASIL_CACHE", str(tmp_path / "cache"))
+    published.pair.plain_target.save_pretrained(tmp_path / "target")
+    byte_tokenizer().save_pretrained(tmp_path / "target")
+    target, drafter = str(tmp_path / "target"), str(published.folder)
+    source = PairSource(target, drafter, "float32", 1, 1, SHAPES)
+    assert usual_length(target, drafter) == 256
+    check_pair(source)
+    monkeypatch.setattr(convention, "_LEAST", 2.0)
+    with pytest.raises(YggdrasilError, match="another target than"):
+        build_assembly(source, backend="eager")
+    monkeypatch.setattr(convention, "_LEAST", -1.0)
+    assembly = build_assembly(source, backend="eager")
+    assert isinstance(assembly.engine.drafter, BlockDrafter)
+    decoder = Decoder(assembly, byte_tokenizer(), TREE, frozenset())
+
+    assert decoder.generate(PROMPT, max_new_tokens=COUNT).tokens == published.pair.reference(PROMPT, COUNT)
 
 
 def test_it_is_tried_with_what_it_would_draft(case):
