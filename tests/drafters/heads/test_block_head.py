@@ -26,6 +26,7 @@ from yggdrasil.models.formats.rounding import rounding_to
 from yggdrasil.models.kernels import is_native
 from yggdrasil.models.loading import prepare_model
 from yggdrasil.models.runner import ModelRunner
+from yggdrasil.scheduling.stages import Schedule, all_variants
 from yggdrasil.tree.shape import TreeShape
 from yggdrasil.tree.token_tree import TokenTree
 
@@ -196,6 +197,15 @@ def test_counts_fill_the_tree_below_it(published):
     decoder = published.decoder(policy, free=usual_counts())
 
     assert decoder.generate(PROMPT, max_new_tokens=COUNT).tokens == published.pair.reference(PROMPT, COUNT)
+
+
+@pytest.mark.parametrize("variants", all_variants(reads_states=True), ids=lambda each: " ".join(each.values()))
+def test_every_schedule_that_is_searched_writes_the_same(published, variants):
+    decoder = published.decoder(stages=Schedule.of(variants).labels)
+    seen = watch(decoder)
+
+    assert decoder.generate(PROMPT, max_new_tokens=COUNT).tokens == published.pair.reference(PROMPT, COUNT)
+    assert_guesses(seen[-2:], published.expected_edge)
 
 
 def test_recorded_trees_are_those_of_decoding(published):
