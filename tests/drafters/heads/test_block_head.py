@@ -1,5 +1,7 @@
 """A block head (DFlash) guesses what its format says at every place, and no output shows that it guessed."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from block_files import BlockReference, block_config, block_tensors, learned, speculators_block_config
@@ -16,6 +18,7 @@ from yggdrasil.drafters.draft_model import identity_knots
 from yggdrasil.drafters.heads import convention
 from yggdrasil.drafters.heads.block_drafter import BlockDrafter
 from yggdrasil.drafters.heads.loading import load_head
+from yggdrasil.drafters.heads.vocabulary import Vocabulary
 from yggdrasil.drafters.protocol import SteppedDrafter
 from yggdrasil.engine.conversations import Conversations
 from yggdrasil.engine.decoder import Decoder
@@ -44,6 +47,8 @@ CONFIGS = {
         [(9, False), (9, False)],
     ),
 }  # fmt: skip
+FREQUENT = "among frequent tokens"  # of its target's output layer, as a calibration has it draft
+CONFIGS[FREQUENT] = CONFIGS["z-lab"]
 LAYERS = (0, 2, 4)  # whose outputs all of them read
 
 
@@ -64,16 +69,19 @@ class Case:
         )
         text = [*PROMPT, *pair.reference(PROMPT, COUNT + 16)]
         self.tokens = list(range(VOCAB_SIZE))
-        if "draft_vocab_size" in config:
+        if "draft_vocab_size" in config or name == FREQUENT:
             others = sorted({*range(VOCAB_SIZE)} - {*text})
             self.tokens = sorted([*{*text}, *others][:DRAFTED])
+        if name == FREQUENT:
+            output = output[self.tokens]
         self.twin = BlockReference(config, tensors, embedding, output, views)
         self._learn(text)
         if "draft_vocab_size" in config:
             tensors["d2t"] = torch.tensor(self.tokens) - torch.arange(DRAFTED)
             tensors["t2d"] = torch.zeros(VOCAB_SIZE, dtype=torch.bool).index_fill(0, torch.tensor(self.tokens), True)
         write_head(folder, config, tensors)
-        self.head = load_head(folder, pair.target, 1)
+        vocabulary = Vocabulary(torch.tensor(self.tokens)) if name == FREQUENT else None
+        self.head = load_head(folder, pair.target, 1, vocabulary)
 
     def _learn(self, text):
         ends = range(len(PROMPT) - 1, len(text) - 1)
@@ -123,6 +131,13 @@ def test_every_guess_is_what_the_format_says(case):
     assert max(len(path) for _, guesses in seen for path, _ in guesses) == min(case.twin.block_size - 1, 4)
     assert len({len(text) for text, _ in seen}) > 3
     assert_guesses(seen, case.expected_edge)
+
+
+def test_a_vocabulary_is_for_heads_that_have_none_of_their_own(case, pair):
+    has_none = case.config.get("draft_vocab_size") is None
+    assert case.head.drafts_by_targets_output == (len(case.tokens) == VOCAB_SIZE)
+    with nullcontext() if has_none else pytest.raises(YggdrasilError, match="has an output layer of its own tokens"):
+        load_head(case.folder, pair.target, 1, Vocabulary(torch.tensor([1, 2, 3])))
 
 
 def test_all_marginals_and_all_rows_are_those_of_a_fresh_prefill(case):

@@ -8,6 +8,7 @@ Dims: W rows, H hidden size, S the target's states side by side, Hkv key heads, 
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -35,7 +36,8 @@ class _Layer(nn.Module):
 class BlockHead(nn.Module):
     """Layers that guess all tokens of a block at once, from the target's states of the text before it.
 
-    ``lm_head`` is the target's, lent when both are loaded, unless a file brings it.
+    ``lm_head`` is the target's, lent when both are loaded, unless a file brings it: of all tokens, or of those that
+    the head drafts among.
     """
 
     d2t: Tensor  # [draft vocabulary] int64: what to add to a drafted token to have the target's
@@ -53,6 +55,13 @@ class BlockHead(nn.Module):
         self.lm_head = None
         if layer.has_own_vocabulary:
             self.register_buffer("d2t", torch.zeros(layer.draft_vocab_size, dtype=torch.int64))
+
+    def draft_among(self, tokens: Tensor, output: nn.Module) -> None:
+        """Draft ``tokens`` [draft vocabulary] of the target alone, by an ``output`` layer of their rows."""
+        layer = replace(self.settings.layer, draft_vocab_size=len(tokens))
+        self.settings = replace(self.settings, layer=layer)
+        self.lm_head = output
+        self.register_buffer("d2t", tokens - torch.arange(len(tokens)))
 
     def context(self, states: Tensor, positions: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Keys and values [.., Hkv, W, D] of every layer, of the target's states [.., W, S] at ``positions`` [W]."""

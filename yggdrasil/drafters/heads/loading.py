@@ -51,6 +51,8 @@ class LoadedHead(NamedTuple):
     @property
     def drafts_by_targets_output(self) -> bool:
         """Whether its guesses are read off an output layer of the target's tokens, of which some rows may do."""
+        if isinstance(self.settings, BlockSettings):
+            return not self.settings.layer.has_own_vocabulary
         return isinstance(self.settings, HeadSettings) and self.settings.is_first
 
 
@@ -130,7 +132,7 @@ def _opened(folder: Path, target: LoadedModel) -> tuple[Head, nn.Module]:
 def _draft_among(vocabulary: Vocabulary, head: Head, folder: Path, target: LoadedModel) -> None:
     """Give ``head`` rows of those tokens alone: of the target's output layer, or of its own where it brings one."""
     tokens = vocabulary.tokens
-    if not isinstance(head, StateHead):
+    if not isinstance(head, StateHead | BlockHead) or "d2t" in dict(head.named_buffers()):
         raise YggdrasilError(f"{shown(folder)} has an output layer of its own tokens and takes no other vocabulary")
     if int(tokens[-1]) >= target.vocab_size:
         raise YggdrasilError(
