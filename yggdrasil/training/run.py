@@ -112,7 +112,7 @@ class TrainingRun:
         target = sum(parameter.numel() for parameter in loaded.model.parameters())
         drafter = sum(parameter.numel() for parameter in self._training.head.parameters())
         if self._settings.kind in DRAFTS_ALL:
-            drafter += loaded.vocab_size * loaded.hidden_size
+            drafter += len(self._recipe.vocabulary) * loaded.hidden_size  # of the target's output layer, as it drafts
         if self._settings.device != "cpu":
             return drafter / target
         read = target * _FULL if source.gguf is None else source.gguf.stat().st_size
