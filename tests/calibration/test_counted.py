@@ -21,7 +21,7 @@ from yggdrasil.calibration.counted import learn_counts
 from yggdrasil.calibration.foreseen import foresee
 from yggdrasil.calibration.guesses import guesses_beside
 from yggdrasil.calibration.job import Job
-from yggdrasil.calibration.own_text import ANSWER, Document, OwnText, read_documents
+from yggdrasil.calibration.own_text import Document, OwnText, read_documents
 from yggdrasil.calibration.replay import replay
 from yggdrasil.calibration.settings import Budget
 from yggdrasil.drafters.belief import Belief
@@ -114,8 +114,9 @@ def few_rows(monkeypatch):
     monkeypatch.setattr("yggdrasil.calibration.row_writer.ROWS", 12)
 
 
-def test_own_text_is_what_the_target_alone_would_say(tmp_path, loaded, tokenizer, few_rows):
+def test_own_text_is_what_the_target_alone_would_say(tmp_path, loaded, tokenizer, few_rows, monkeypatch):
     """Batched and padded, in the middle of a calibration; and what is written once is not written again."""
+    monkeypatch.setattr("yggdrasil.calibration.own_text.ANSWER", 64)
     prompts = [list(tokenizer(words)["input_ids"]) for words in WORDS]
     file, spent = tmp_path / "texts" / "own.jsonl", tmp_path / "spent.json"
     writer = OwnText(loaded, tokenizer, prompts, file)
@@ -124,7 +125,7 @@ def test_own_text_is_what_the_target_alone_would_say(tmp_path, loaded, tokenizer
 
     model = AutoModelForCausalLM.from_pretrained(TARGET, dtype=torch.float32)
     for document in documents:
-        told = model.generate(torch.tensor([document.prompt]), max_new_tokens=ANSWER, do_sample=False)[0].tolist()
+        told = model.generate(torch.tensor([document.prompt]), max_new_tokens=64, do_sample=False)[0].tolist()
         assert document.answer == told[len(document.prompt) :]
 
     longer = writer.write(Budget(60.0, sum(len(each.answer) for each in documents) + 1), spent, silent)
