@@ -6,6 +6,7 @@ importable from every room.
 
 import os
 import signal
+from collections import Counter
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
@@ -18,6 +19,13 @@ torch.set_num_threads(1)
 # Beside what is usual here: a machine in CI asks for the same examples each time.
 settings.register_profile("untimed", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that compile come first, then those with most tests: of several processes none is left alone at the end."""
+    compiling = {item.path for item in items if item.get_closest_marker("compiled")}
+    sizes = Counter(item.path for item in items)
+    items.sort(key=lambda item: (item.path not in compiling, -sizes[item.path]))
 
 
 @pytest.fixture(autouse=True)
