@@ -369,8 +369,8 @@ class OverTensors(nn.Module):
         super().__init__()
         self.block, self.names = (block,), names  # no submodule
 
-    def forward(self, weights, caches, ids):
-        return torch.func.functional_call(self.block[0], dict(zip(self.names, weights, strict=True)), (ids,))
+    def forward(self, weights, caches, *inputs):
+        return torch.func.functional_call(self.block[0], dict(zip(self.names, weights, strict=True)), inputs)
 
 
 def packed_rows(name, num_outputs, num_inputs=64):
@@ -389,39 +389,34 @@ class Interrupted(GemmaLayer):
         return -down + self.norm(down)
 
 
+class Together(nn.Module):
+    """All that is compiled here, in one package."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(Interrupted(*LINEARS[kind]) for kind in ("bfloat16", "q4_0"))
+        self.block = QuantisedBlock()
+
+    def forward(self, x, ids):
+        return [*(layer(x) for layer in self.layers), *self.block(ids)]
+
+
 @pytest.mark.compiled
 @pytest.mark.skipif(not kernels.is_native(), reason="no C++ compiler on this machine")
-@pytest.mark.parametrize("kind", ["bfloat16", "q4_0"])
-def test_norms_and_gates_as_gemma_has_them_are_compiled(tmp_path, monkeypatch, kind):
+def test_norms_gates_and_quantised_layers_of_one_input_are_fused_and_compiled(tmp_path, monkeypatch):
     monkeypatch.setenv("YGGDRASIL_CACHE", str(tmp_path))
-    layer, x = (
-        Interrupted(*LINEARS[kind]),
-        torch.randn(1, 3, SIZE, generator=torch.Generator().manual_seed(1)).bfloat16(),
-    )
-    exported = torch.export.export(layer, (x,), strict=False)
+    together, ids = Together(), torch.tensor([[3, 0, 39]])
+    x = torch.randn(1, 3, SIZE, generator=torch.Generator().manual_seed(1)).bfloat16()
+    exported = torch.export.export(together, (x, ids), strict=False)
     drop_assertions(exported)
-    assert fuse_linears(exported) == 3
-    tensors = dict(layer.named_buffers())
-    inputs = [list(tensors.values()), [torch.zeros(1)], x]
 
-    (given,) = build_step(OverTensors(layer, list(tensors)), inputs, StepKey("layer", 3, "", ""), "inductor")()
-
-    assert torch.equal(given, exported.module()(x))
-
-
-@pytest.mark.compiled
-@pytest.mark.skipif(not kernels.is_native(), reason="no C++ compiler on this machine")
-def test_quantised_layers_of_one_input_are_fused_and_compiled(tmp_path, monkeypatch):
-    monkeypatch.setenv("YGGDRASIL_CACHE", str(tmp_path))
-    block, ids = QuantisedBlock(), torch.tensor([[3, 0, 39]])
-    exported = torch.export.export(block, (ids,), strict=False)
-
-    assert fuse_linears(exported) == 1
+    assert fuse_linears(exported) == 3 + 3 + 1
     targets = [node.target for node in exported.graph_module.graph.nodes]
-    assert targets.count(torch.ops.yggdrasil.quantised_linears.default) == 1
+    assert targets.count(torch.ops.yggdrasil.quantised_linears.default) == 2 + 1
     assert targets.count(torch.ops.yggdrasil.packed_linear.default) == 1
-    tensors = dict(block.named_buffers())
-    inputs = [list(tensors.values()), [torch.zeros(1)], ids]
-    step = build_step(OverTensors(block, list(tensors)), inputs, StepKey("block", 3, "", ""), "inductor")
-    for ours, theirs in zip(step(), block(ids), strict=True):
+    tensors = dict(together.named_buffers())
+    inputs = [list(tensors.values()), [torch.zeros(1)], x, ids]
+    given = build_step(OverTensors(together, list(tensors)), inputs, StepKey("layers", 3, "", ""), "inductor")()
+    apart = [*exported.module()(x, ids)[:2], *together.block(ids)]
+    for ours, theirs in zip(given, apart, strict=True):
         assert torch.equal(ours, theirs)
