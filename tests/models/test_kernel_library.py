@@ -131,7 +131,23 @@ def test_a_compiler_that_does_not_do_its_work_leaves_the_portable_kernels(tmp_pa
 @pytest.mark.skipif(
     shutil.which("g++") is None or platform.machine() != "x86_64", reason="compiles for x86 processors with g++"
 )
-@pytest.mark.parametrize("processor", ["sapphirerapids", "skylake-avx512", "alderlake"])
+@pytest.mark.parametrize(
+    "processor",
+    [
+        pytest.param(
+            "sapphirerapids",
+            marks=pytest.mark.skipif(
+                {"amx_tile", "amx_int8", "amx_bf16", "avx512_vnni"} <= set(build._cpu_features().split()),
+                reason="all tests run on these here",
+            ),
+        ),
+        "skylake-avx512",
+        pytest.param(
+            "alderlake",
+            marks=pytest.mark.skipif(" avx_vnni " in build._cpu_features(), reason="compiled, and run, below"),
+        ),
+    ],
+)
 def test_the_kernels_compile_for_processors_that_are_not_here(processor):
     """With the matrix unit; with vectors of 512 bits, and neither VNNI nor bfloat16; of 256 bits, and VNNI."""
     others = [flag for flag in build._FLAGS if not flag.startswith("-march")]
