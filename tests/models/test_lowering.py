@@ -1,8 +1,10 @@
 """Layers that repeat become a program that computes what their graph does, to the bit, caches included."""
 
+import copy
 import os
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -33,13 +35,17 @@ NORMS_HEADS = ("qwen3", "gemma3", "exaone4")  # by sums of squares in another or
 LAYERS, CONTEXT, THREADS = 4, 21, 2
 # Below the root two paths of different lengths, rows not in the order of the paths; then rows of one long path.
 TREES = {"plain": (-1,), "tree": (-1, 0, 0, 2, 1, 3, 5), "path": tuple(range(-1, 19))}
+SLOTS = 20  # of the largest of them
 
 
 class RowsStep(CallStep):
-    """All rows' logits and the states of the layers asked for, behind whatever the caches hold."""
+    """Logits of the rows chosen and the states of the layers asked for, behind whatever the caches hold."""
 
-    def forward(self, weights, caches, tokens, positions, mask, offsets):
-        logits, hidden, layers = self._call(weights, caches, tokens, positions, mask, offsets)
+    wide = (0,)
+
+    def forward(self, weights, caches, chosen, tokens, positions, mask, offsets):
+        rows = tokens[chosen], positions[chosen], mask[chosen][:, chosen]
+        logits, hidden, layers = self._call(weights, caches, *rows, offsets)
         return logits, hidden, *layers
 
 
@@ -47,19 +53,16 @@ def path_of(parents, node):
     return [] if node < 0 else [*path_of(parents, parents[node]), node]
 
 
-def rows_of(parents, context=CONTEXT, path=None):
+def rows_of(parents, context=CONTEXT, path=None, slots=SLOTS):
     """Inputs of a step whose rows form a tree; or are the tokens of a path in it."""
     paths = [path_of(parents, node) for node in range(len(parents))]
-    mask = torch.tensor([[node in path for node in range(len(parents))] for path in paths])
-    tokens = torch.randint(1, VOCAB_SIZE, (len(parents),), generator=torch.Generator().manual_seed(4))
-    positions = torch.tensor([context + len(path) - 1 for path in paths])
-    if path is not None:
-        tokens, positions, mask = (
-            tokens[path],
-            positions[path],
-            torch.ones(len(path), len(path), dtype=torch.bool).tril(),
-        )
-    return [tokens, positions, mask, torch.tensor([context, context])]
+    mask = torch.zeros(slots, slots, dtype=torch.bool)
+    for node, above in enumerate(paths):
+        mask[node, above] = True
+    tokens = torch.randint(1, VOCAB_SIZE, (slots,), generator=torch.Generator().manual_seed(4))
+    positions = torch.tensor([context + len(above) - 1 for above in paths] + [context] * (slots - len(paths)))
+    chosen = torch.tensor(range(len(parents)) if path is None else path)
+    return [chosen, tokens, positions, mask, torch.tensor([context, context])]
 
 
 def new_model(family, dtype, **changes):
@@ -67,7 +70,7 @@ def new_model(family, dtype, **changes):
     config = tiny_config(family)
     config.num_hidden_layers = LAYERS
     for name, value in changes.items():
-        setattr(config, name, value)
+        setattr(config, name, list(value) if isinstance(value, tuple) else value)
     if getattr(config, "layer_types", None) and "layer_types" not in changes:
         config.layer_types = config.layer_types[:1] * LAYERS
     model = type(tiny_model(family))(config).eval()
@@ -78,20 +81,31 @@ def new_model(family, dtype, **changes):
     return model.to(dtype)
 
 
-def graph_of(model, family, parents, read=(), capacity=64, context=CONTEXT, path=None):
-    """A step's graph with its linears fused, its inputs, and what repeats in it."""
-    loaded = prepare_model(model, family, num_threads=THREADS)
+@cache
+def exported_step(family, dtype, read, width, capacity, slots, changes):
+    """A step's graph with its linears fused, of all widths above 1 where ``width`` is None, its weights and caches."""
+    loaded = prepare_model(new_model(family, dtype, **dict(changes)), family, num_threads=THREADS)
     runner = ModelRunner(loaded, capacity, VOCAB_SIZE, "eager", read)
     generator = torch.Generator().manual_seed(3)
-    for cache in runner.cache.tensors():
-        cache.copy_(torch.randn(cache.shape, generator=generator))
+    for rows in runner.cache.tensors():
+        rows.copy_(torch.randn(rows.shape, generator=generator))
     table = torch.zeros(1, dtype=torch.int64)  # behind the caches, its number
-    inputs = [runner.weights, [*runner.cache.tensors(), table], *rows_of(parents, context, path)]
-    exported = _exported(RowsStep(runner.call), inputs, ())
+    tensors = [runner.weights, [*runner.cache.tensors(), table]]
+    step, inputs = RowsStep(runner.call), [*tensors, *rows_of((-1,), slots=slots)]
+    exported = _exported(step, inputs, step.wide if width is None else ())
     drop_assertions(exported)
     keep_sums(exported)
     fuse_linears(exported)
-    return exported, inputs, find_repetition(exported.graph_module.graph)
+    return exported, tensors
+
+
+def graph_of(family, dtype, parents, path=None, read=(0, 1), capacity=64, context=CONTEXT, slots=SLOTS, **changes):
+    """A step's graph, which is the caller's own, its inputs, and what repeats in it."""
+    rows = rows_of(parents, context, path, slots)
+    width = 1 if len(rows[0]) == 1 else None
+    made, tensors = exported_step(family, dtype, read, width, capacity, slots, tuple(changes.items()))
+    exported = copy.deepcopy(made)
+    return exported, [*tensors, *rows], find_repetition(exported.graph_module.graph)
 
 
 def run(exported, inputs):
@@ -119,7 +133,7 @@ def lower(exported, inputs, found):
 @pytest.mark.parametrize("tree", TREES)
 @pytest.mark.parametrize("family", LOWERED)
 def test_a_program_computes_what_the_layers_graph_does(family, tree, dtype):
-    exported, inputs, found = graph_of(new_model(family, dtype), family, TREES[tree], read=(0, 1))
+    exported, inputs, found = graph_of(family, dtype, TREES[tree])
     assert found is not None
     assert len(found.units) == LAYERS
     by_graph = run(exported, inputs)
@@ -145,24 +159,24 @@ def test_a_program_computes_what_the_layers_graph_does(family, tree, dtype):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("family", LOWERED)
 def test_a_row_has_the_same_bits_in_a_tree_and_behind_its_path_alone(family, dtype):
-    parents, model = TREES["tree"], new_model(family, dtype)
-    exported, inputs, found = graph_of(model, family, parents)
+    parents = TREES["tree"]
+    exported, inputs, found = graph_of(family, dtype, parents)
     lower(exported, inputs, found)
     in_tree = run(exported, inputs)[0]
     for node in range(len(parents)):
-        exported, inputs, found = graph_of(model, family, parents, path=path_of(parents, node))
+        exported, inputs, found = graph_of(family, dtype, parents, path_of(parents, node))
         lower(exported, inputs, found)
         assert torch.equal(run(exported, inputs)[0][-1], in_tree[node])
 
 
 @pytest.mark.parametrize("family", OTHERS)
 def test_a_row_has_the_same_bits_where_layers_stay_graphs(family):
-    parents, model = TREES["tree"], new_model(family, torch.bfloat16)
-    exported, inputs, _ = graph_of(model, family, parents)
+    parents = TREES["tree"]
+    exported, inputs, _ = graph_of(family, torch.bfloat16, parents)
     chain_linears(exported)
     in_tree = run(exported, inputs)[0]
     for node in (0, len(parents) - 1):
-        exported, inputs, _ = graph_of(model, family, parents, path=path_of(parents, node))
+        exported, inputs, _ = graph_of(family, torch.bfloat16, parents, path_of(parents, node))
         chain_linears(exported)
         assert torch.equal(run(exported, inputs)[0][-1], in_tree[node])
 
@@ -170,8 +184,8 @@ def test_a_row_has_the_same_bits_where_layers_stay_graphs(family):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 def test_layers_that_alternate_are_a_program_of_several_and_others_behind_it_a_graph(dtype):
     kinds = ["sliding_attention", "sliding_attention", "full_attention"]
-    changes = {"num_hidden_layers": 7, "layer_types": [*kinds, *kinds, "sliding_attention"]}
-    exported, inputs, found = graph_of(new_model("gemma3", dtype, **changes), "gemma3", TREES["path"])
+    changes = {"num_hidden_layers": 7, "layer_types": (*kinds, *kinds, "sliding_attention")}
+    exported, inputs, found = graph_of("gemma3", dtype, TREES["path"], read=(), **changes)
     by_graph = run(exported, inputs)
 
     lower(exported, inputs, found)
@@ -185,7 +199,7 @@ def test_layers_that_alternate_are_a_program_of_several_and_others_behind_it_a_g
 
 @pytest.mark.parametrize("family", LOWERED)
 def test_chains_of_layers_that_no_program_has_read_each_other(family):
-    exported, inputs, _ = graph_of(new_model(family, torch.bfloat16), family, TREES["tree"])
+    exported, inputs, _ = graph_of(family, torch.bfloat16, TREES["tree"])
     by_graph = run(exported, inputs)
 
     assert chain_linears(exported) == LAYERS
@@ -195,7 +209,7 @@ def test_chains_of_layers_that_no_program_has_read_each_other(family):
 
 @pytest.mark.parametrize("family", OTHERS)
 def test_layers_that_do_something_else_stay_graphs(family):
-    *_, found = graph_of(new_model(family, torch.bfloat16), family, TREES["tree"])
+    *_, found = graph_of(family, torch.bfloat16, TREES["tree"])
 
     assert found is None or lower_unit(found) is None
 
@@ -204,7 +218,7 @@ def test_layers_that_do_something_else_stay_graphs(family):
 @pytest.mark.parametrize("head_dim", [20, 64, 72])
 def test_heads_are_turned_alike_whether_they_fill_registers_or_not(head_dim, dtype):
     changes = {"head_dim": head_dim, "num_attention_heads": 6, "num_key_value_heads": 3}
-    exported, inputs, found = graph_of(new_model("llama", dtype, **changes), "llama", TREES["tree"])
+    exported, inputs, found = graph_of("llama", dtype, TREES["tree"], **changes)
     by_graph = run(exported, inputs)
 
     lower(exported, inputs, found)
@@ -213,7 +227,7 @@ def test_heads_are_turned_alike_whether_they_fill_registers_or_not(head_dim, dty
 
 
 def test_keys_that_are_turned_otherwise_than_queries_stay_a_graph():
-    *_, found = graph_of(new_model("llama", torch.bfloat16), "llama", TREES["tree"])
+    *_, found = graph_of("llama", torch.bfloat16, TREES["tree"])
     assert lower_unit(found) is not None
     (call,) = (node for node in found.units[-1] if node.target is torch.ops.yggdrasil.tree_attention.default)
     straight, crossed = call.args[1].args
@@ -224,7 +238,7 @@ def test_keys_that_are_turned_otherwise_than_queries_stay_a_graph():
 
 
 def test_heads_that_are_normed_otherwise_than_keys_stay_a_graph():
-    *_, found = graph_of(new_model("gemma3", torch.bfloat16), "gemma3", TREES["tree"])
+    *_, found = graph_of("gemma3", torch.bfloat16, TREES["tree"])
     assert lower_unit(found) is not None
     adding = [node for node in found.units[-1] if node.target is torch.ops.aten.add.Tensor]
     more = [node for node in adding if node.args[1:] == (1.0,)]  # one and the weight, of queries and of keys
@@ -235,7 +249,7 @@ def test_heads_that_are_normed_otherwise_than_keys_stay_a_graph():
 
 
 def test_a_step_that_does_not_fit_the_cache_is_refused():
-    exported, inputs, found = graph_of(new_model("llama", torch.bfloat16), "llama", TREES["tree"])
+    exported, inputs, found = graph_of("llama", torch.bfloat16, TREES["tree"])
     lower(exported, inputs, found)
     inputs[-1] = torch.tensor([60, 60])
 
@@ -255,9 +269,9 @@ def test_attention_to_a_long_text_leaves_the_memory_of_a_program_where_it_is():
 
 def run_long():
     """Rows that take more memory than is given back piece by piece, and scores that take more than these."""
-    model = new_model("llama", torch.bfloat16, max_position_embeddings=8192)
     parents = tuple(range(-1, 399))
-    exported, inputs, found = graph_of(model, "llama", parents, capacity=6000, context=5000)
+    sizes = {"capacity": 6000, "context": 5000, "slots": len(parents), "max_position_embeddings": 8192}
+    exported, inputs, found = graph_of("llama", torch.bfloat16, parents, **sizes)
     lower(exported, inputs, found)
     assert all(output.isfinite().all() for output in run(exported, inputs))
 
