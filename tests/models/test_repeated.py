@@ -19,7 +19,7 @@ from yggdrasil.models.runner import ModelRunner
 from yggdrasil.models.traced import HEAD_INPUT, RUNNERS_UP, PrefillStep
 from yggdrasil.models.units import drop_assertions
 
-LAYERS = 6
+LAYERS, READ = 6, (0, 2, 3)
 
 
 @pytest.fixture(scope="module")
@@ -55,19 +55,34 @@ def test_states_that_a_drafter_reads_are_handed_out_and_take_no_layer_out_of_tho
     assert found.read_elsewhere() == handed_out
 
 
+def compile_layers(target, folder, *, stays_graph):
+    """States of the layers ``READ`` by compiled steps, whose packages are kept in ``folder``."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("YGGDRASIL_CACHE", str(folder))
+        if stays_graph:
+            patch.setattr(lowering, "lower_unit", lambda _: None)
+        return states_of(target, READ, "inductor")
+
+
+@pytest.fixture(scope="module")
+def as_graph(target, compile_cache):
+    """Where the packages of layers that are no program lie, and the states that they give."""
+    return compile_cache, compile_layers(target, compile_cache, stays_graph=True)
+
+
 @pytest.mark.compiled
 @pytest.mark.skipif(not is_native(), reason="no compiler here")
 @pytest.mark.parametrize("stays_graph", [False, True], ids=["program", "graph"])
-def test_compiled_layers_that_repeat_hand_out_the_states_of_those_that_are_read(tmp_path, monkeypatch, stays_graph):
-    monkeypatch.setenv("YGGDRASIL_CACHE", str(tmp_path))
+def test_compiled_layers_that_repeat_hand_out_the_states_of_those_that_are_read(tmp_path, target, request, stays_graph):
     if stays_graph:
-        monkeypatch.setattr(lowering, "lower_unit", lambda _: None)
-    target, read = make_pair(num_hidden_layers=LAYERS, hidden_size=32).target, (0, 2, 3)
-    eager, compiled = (states_of(target, read, backend) for backend in ("eager", "inductor"))
+        folder, compiled = request.getfixturevalue("as_graph")
+    else:
+        folder, compiled = tmp_path, compile_layers(target, tmp_path, stays_graph=False)
+    eager = states_of(target, READ, "eager")
 
-    units = list((tmp_path / "steps").glob("layers-*.pt2"))
+    units = list((folder / "steps").glob("layers-*.pt2"))
     assert len(units) == stays_graph, "a program is no package, and a unit is one"
-    assert len(eager) == len(compiled) == len(read)
+    assert len(eager) == len(compiled) == len(READ)
     for ours, theirs in zip(compiled, eager, strict=True):
         torch.testing.assert_close(ours, theirs)
     assert not any(torch.allclose(ours, theirs, 0.1, 0.1) for ours, theirs in pairwise(eager)), "they tell layers apart"
@@ -83,19 +98,15 @@ def states_of(target, read, backend):
 
 @pytest.mark.compiled
 @pytest.mark.skipif(not is_native() or sys.platform != "linux", reason="only Linux says what is mapped")
-def test_what_pytorch_unpacks_of_layers_is_gone_once_they_are_loaded(tmp_path, monkeypatch):
+def test_what_pytorch_unpacks_of_layers_is_gone_once_they_are_loaded(as_graph, tmp_path):
     """A process keeps units to its end: each start would leave two megabytes."""
-    monkeypatch.setenv("YGGDRASIL_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(lowering, "lower_unit", lambda _: None)
-    target = make_pair(num_hidden_layers=LAYERS, hidden_size=32, dtype=torch.bfloat16).target
-    states_of(target, (), "inductor")
-    (package,) = (tmp_path / "cache" / "steps").glob("prefill-*.pt2")
+    folder, _ = as_graph
+    (package,) = (folder / "steps").glob("prefill-*.pt2")
     script = (
         "import os; from pathlib import Path; from yggdrasil.models.packages import open_package;"
-        f"open_package(Path({str(package)!r})); print(*os.listdir({str(tmp_path / 'unpacked')!r})); os._exit(0)"
+        f"open_package(Path({str(package)!r})); print(*os.listdir({str(tmp_path)!r})); os._exit(0)"
     )
-    (tmp_path / "unpacked").mkdir()
-    environment = {**os.environ, "TMPDIR": str(tmp_path / "unpacked")}
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
 
     assert done.stdout.split() == []
