@@ -33,15 +33,6 @@ PACKAGES = ["finish-wn", "grow-wn", "head-wn", "plain-w1", "prefill-wn", "verify
 
 
 @pytest.fixture(scope="module")
-def compile_cache(tmp_path_factory):
-    """An empty folder for packages, instead of the user's."""
-    folder = tmp_path_factory.mktemp("cache")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("YGGDRASIL_CACHE", str(folder))
-        yield folder
-
-
-@pytest.fixture(scope="module")
 def compiled_decoder(pair, compile_cache):
     """Every step of the pair, compiled."""
     decoder = pair.decoder(TREE, SHAPES, backend="inductor")

@@ -237,14 +237,6 @@ class RowsStep(CallStep):
 TEXT = torch.randint(1, VOCAB_SIZE, (48,), generator=torch.Generator().manual_seed(5))
 
 
-@pytest.fixture(scope="module")
-def compile_cache(tmp_path_factory):
-    """An empty folder for packages, instead of the user's."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("YGGDRASIL_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
-
-
 def reader(model, family, backend, quantise=None):
     """Reads tokens of ``TEXT`` from a place on; gives what the step does."""
     loaded = prepare_model(model, family, num_threads=2, quantise=quantise)

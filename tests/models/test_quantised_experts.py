@@ -5,12 +5,10 @@ import torch
 import torch.nn.functional as F
 from gguf import GGMLQuantizationType as Q
 from gguf import quants
-from test_experts import (  # noqa: F401  (the cache is a fixture)
-    WIDTHS,
+from test_experts import (
     assert_rows_keep_to_themselves,
     check_widths,
     choices,
-    compile_cache,
     native_only,
     new_experts,
     reader,
@@ -171,7 +169,7 @@ def in_blocks(name, weight):
 
 
 @pytest.mark.compiled
-def test_a_row_of_a_compiled_mixture_has_the_same_bits_at_every_width(compile_cache):  # noqa: F811
+def test_a_row_of_a_compiled_mixture_has_the_same_bits_at_every_width(compile_cache):
     sizes = {"num_experts": 24, "num_experts_per_tok": 5, "norm_topk_prob": True, "num_hidden_layers": 4}
     model = new_model("qwen3_moe", torch.bfloat16, **sizes)
     check_widths(reader(model, "qwen3_moe", "inductor", in_blocks))
