@@ -205,6 +205,7 @@ def test_prompts_are_of_all_parts_of_the_file(script, pair, folder, monkeypatch,
     decoder, told = pair.decoder(FixedPolicy(script.TREES["tree, 8 rows"])), []
     monkeypatch.setattr(script.Decoder, "from_pretrained", lambda *_, **__: decoder)
     monkeypatch.setattr(script, "opened_beside", lambda *_: None)
+    monkeypatch.setattr(script, "frequent", lambda _: None)
     monkeypatch.setattr(script, "record", lambda *_: None)
     monkeypatch.setattr(script, "standing", lambda _: [0.5])
     monkeypatch.setattr(script, "played", lambda traces, shape, documents, decoder: told.append(documents) or {})
