@@ -49,8 +49,8 @@ def save(tmp_path, monkeypatch):
     return save
 
 
-def estimated(kind="eagle3", device="cpu"):
-    return estimate_for("f" * 16, kind, device, 0.1)
+def estimated(kind="eagle3", device="cpu", weights="full"):
+    return estimate_for("f" * 16, weights, kind, device, 0.1)
 
 
 def test_chains_of_every_length_cost_what_was_measured(save, head):
@@ -80,6 +80,15 @@ def test_what_no_plan_has_measured_is_reckoned_by_weights(save, head):
     save("later")
     assert estimated("eagle3").plan == "drafted", "one that has measured such a drafter comes first"
     assert estimated("medusa").plan == "later"
+
+
+def test_a_plan_on_the_usual_weights_comes_first(save, head):
+    save("rounded", head, target=ModelRef("a/target", "f" * 16, 1, "q8_0"))
+    assert estimated().plan == "rounded", "better than none"
+    save("usual")
+    save("rounded-later", head, target=ModelRef("a/target", "f" * 16, 1, "q8_0"))
+    assert estimated().plan == "usual"
+    assert estimated(weights="q8_0").plan == "rounded-later"
 
 
 def test_plans_of_other_targets_machines_and_devices_tell_nothing(save, head):

@@ -9,6 +9,7 @@ from yggdrasil.artifacts import current_machine, list_plans
 from yggdrasil.artifacts.homes import expanded
 from yggdrasil.drafters.heads.kinds import kind_of
 from yggdrasil.errors import ArtifactError
+from yggdrasil.models.formats.names import Weights
 from yggdrasil.scheduling.plan import DeviceName, Plan, resolve_source
 from yggdrasil.training.settings import Kind
 from yggdrasil.tree.step_costs import StepCosts
@@ -46,13 +47,15 @@ class Estimate:
         return min((width for width in self.costs.verify_widths if width >= rows), key=self.costs.verify_ms.__getitem__)
 
 
-def estimate_for(fingerprint: str, kind: Kind, device: DeviceName, share: float) -> Estimate | None:
-    """By the plan that was made last of that target here, one with a drafter of ``kind`` if there is; None without any.
+def estimate_for(fingerprint: str, weights: Weights, kind: Kind, device: DeviceName, share: float) -> Estimate | None:
+    """By the plan of that target that was made last here: on ``weights``, with a drafter of ``kind``, if there is one.
 
-    ``share``: weights that a pass of the drafter reads over those that one of the target does, in bytes; what it costs
-    where no plan has measured it.
+    None without any plan of it. ``share``: bytes that a pass of the drafter reads over those that one of the target
+    does, which is what it costs where no plan has measured it.
     """
-    plans = sorted(_plans_of(fingerprint, device), key=lambda plan: _kind(plan) == kind)
+    plans = sorted(
+        _plans_of(fingerprint, device), key=lambda plan: (plan.target.weights == weights, _kind(plan) == kind)
+    )
     if not plans:
         return None
     plan = plans[-1]

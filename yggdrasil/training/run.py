@@ -14,6 +14,7 @@ from yggdrasil.artifacts import model_fingerprint
 from yggdrasil.artifacts.atomic import followed
 from yggdrasil.models.loaded import LoadedModel
 from yggdrasil.models.source import Source
+from yggdrasil.models.usual_weights import usual_weights
 from yggdrasil.training.estimate import estimate_for
 from yggdrasil.training.features import Features, Kept, shards, side_by_side
 from yggdrasil.training.kinds import recipe_for
@@ -99,7 +100,11 @@ class TrainingRun:
             written = "; the mean of it and of what was learned is written" if self._training.begun else ""
             self._facts["began as"] = self._progress.began_as + written
         self._estimate = estimate_for(
-            source.fingerprint(), settings.kind, settings.device, self._weights_share(loaded, source)
+            source.fingerprint(),
+            usual_weights(source, "bfloat16", settings.device),
+            settings.kind,
+            settings.device,
+            self._weights_share(loaded, source),
         )
         self._loss = 0.0
         self._report = teller.phase("training")
