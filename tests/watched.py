@@ -1,4 +1,6 @@
-"""What a drafter guesses while a decoder runs, noted beside the text that it guesses behind."""
+"""What a drafter guesses while a decoder runs, noted beside the text that it guesses behind; and what that changes."""
+
+from yggdrasil import SamplingParams
 
 
 def watch(decoder):
@@ -30,3 +32,12 @@ def assert_guesses(seen, expected_edge):
     for text, guesses in seen:
         for path, edge in guesses:
             assert abs(edge - float(expected_edge(text, path))) < 2e-3, (text, path)
+
+
+def assert_sampled_alike(decoder, alone, prompt, count, *, temperature, seed):
+    """With a seed ``decoder`` samples what the target of ``alone`` samples by itself."""
+    sampling = SamplingParams(temperature=temperature, seed=seed)
+    ours = decoder.generate(prompt, max_new_tokens=count, sampling=sampling)
+    theirs = alone.generate(prompt, max_new_tokens=count, sampling=sampling, speculation=False)
+
+    assert ours.tokens == theirs.tokens

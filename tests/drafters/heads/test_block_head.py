@@ -7,9 +7,8 @@ import torch
 from block_files import BlockReference, block_config, block_tensors, learned, speculators_block_config
 from head_files import write_head
 from tiny_pair import SHAPES, TEXT, VOCAB_SIZE, byte_tokenizer, make_pair
-from watched import assert_guesses, watch
+from watched import assert_guesses, assert_sampled_alike, watch
 
-from yggdrasil import SamplingParams
 from yggdrasil.calibration.pair import build_assembly, check_pair, sibling, usual_length, with_threads
 from yggdrasil.calibration.record import record_document
 from yggdrasil.calibration.settings import PairSource
@@ -190,12 +189,7 @@ def test_a_later_turn_keeps_rows_and_drafts_the_same(case):
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_sampling_with_a_seed_is_what_the_target_alone_samples(case, seed):
-    sampling = SamplingParams(temperature=40.0, seed=seed)
-
-    ours = case.decoder().generate(PROMPT, max_new_tokens=COUNT, sampling=sampling)
-    alone = case.decoder().generate(PROMPT, max_new_tokens=COUNT, sampling=sampling, speculation=False)
-
-    assert ours.tokens == alone.tokens
+    assert_sampled_alike(case.decoder(), case.decoder(), PROMPT, COUNT, temperature=40.0, seed=seed)
 
 
 def test_a_text_that_fills_the_cache_has_room_for_a_block(published):

@@ -8,9 +8,9 @@ import pytest
 import torch
 from head_files import Reference, eagle_config, published_tensors, speculators_config, write_head
 from tiny_pair import SHAPES, TEXT, VOCAB_SIZE, byte_tokenizer, make_pair
-from watched import assert_guesses, watch
+from watched import assert_guesses, assert_sampled_alike, watch
 
-from yggdrasil import SamplingParams, Speculation
+from yggdrasil import Speculation
 from yggdrasil.calibration.documents import open_ended
 from yggdrasil.calibration.pair import sibling, with_threads
 from yggdrasil.calibration.record import record_document
@@ -159,12 +159,7 @@ def test_what_counts_guess_in_its_place_leaves_a_heads_rows_as_they_were(case):
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_sampling_with_a_seed_is_what_the_target_alone_samples(case, seed):
-    sampling = SamplingParams(temperature=40.0, seed=seed)
-
-    ours = case.decoder().generate(PROMPT, max_new_tokens=COUNT, sampling=sampling)
-    alone = case.decoder().generate(PROMPT, max_new_tokens=COUNT, sampling=sampling, speculation=False)
-
-    assert ours.tokens == alone.tokens
+    assert_sampled_alike(case.decoder(), case.decoder(), PROMPT, COUNT, temperature=40.0, seed=seed)
 
 
 @pytest.mark.parametrize("variants", all_variants(reads_states=True), ids=lambda each: " ".join(each.values()))

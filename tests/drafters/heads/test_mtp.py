@@ -17,9 +17,8 @@ from mtp_models import (
 )
 from safetensors.torch import load_file, save_file
 from tiny_pair import TEXT, VOCAB_SIZE, TinyPair
-from watched import assert_guesses, watch
+from watched import assert_guesses, assert_sampled_alike, watch
 
-from yggdrasil import SamplingParams
 from yggdrasil.calibration.pair import usual_length
 from yggdrasil.drafters.heads import convention, mtp_files
 from yggdrasil.drafters.heads.kinds import kind_of
@@ -86,12 +85,7 @@ def test_every_guess_is_what_the_format_says(case):
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_sampling_with_a_seed_is_what_the_target_alone_samples(case, seed):
-    sampling = SamplingParams(temperature=20.0, seed=seed)
-
-    ours = case.decoder().generate(PROMPT, max_new_tokens=COUNT, sampling=sampling)
-    alone = case.decoder().generate(PROMPT, max_new_tokens=COUNT, sampling=sampling, speculation=False)
-
-    assert ours.tokens == alone.tokens
+    assert_sampled_alike(case.decoder(), case.decoder(), PROMPT, COUNT, temperature=20.0, seed=seed)
 
 
 def test_the_target_decodes_without_its_module(case):

@@ -13,9 +13,8 @@ from other_heads import (
     write_medusa,
 )
 from tiny_pair import TEXT, VOCAB_SIZE, make_pair
-from watched import assert_guesses, watch
+from watched import assert_guesses, assert_sampled_alike, watch
 
-from yggdrasil import SamplingParams
 from yggdrasil.calibration.pair import sibling, with_threads
 from yggdrasil.calibration.record import record_document
 from yggdrasil.calibration.settings import PairSource
@@ -132,12 +131,7 @@ def test_a_later_turn_drafts_as_a_fresh_one(case):
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_sampling_with_a_seed_is_what_the_target_alone_samples(case, seed):
-    sampling = SamplingParams(temperature=40.0, seed=seed)
-
-    ours = case.decoder().generate(PROMPT, max_new_tokens=COUNT, sampling=sampling)
-    alone = case.decoder().generate(PROMPT, max_new_tokens=COUNT, sampling=sampling, speculation=False)
-
-    assert ours.tokens == alone.tokens
+    assert_sampled_alike(case.decoder(), case.decoder(), PROMPT, COUNT, temperature=40.0, seed=seed)
 
 
 def test_recorded_trees_are_those_of_decoding(case):

@@ -10,9 +10,8 @@ from mtp_models import FAMILIES
 from safetensors.torch import load_file, save_file
 from tiny_pair import TEXT, VOCAB_SIZE, make_pair
 from torch.nn import functional
-from watched import assert_guesses, watch
+from watched import assert_guesses, assert_sampled_alike, watch
 
-from yggdrasil import SamplingParams
 from yggdrasil.artifacts import write_tensors
 from yggdrasil.drafters.heads.borrowed import output_of, rows_of
 from yggdrasil.drafters.heads.loading import load_head
@@ -187,12 +186,7 @@ def _states(case, text):
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_sampling_with_a_seed_is_what_the_target_alone_samples(case, seed):
-    sampling = SamplingParams(temperature=20.0, seed=seed)
-
-    ours = case.decoder().generate(PROMPT, max_new_tokens=COUNT, sampling=sampling)
-    alone = case.decoder().generate(PROMPT, max_new_tokens=COUNT, sampling=sampling, speculation=False)
-
-    assert ours.tokens == alone.tokens
+    assert_sampled_alike(case.decoder(), case.decoder(), PROMPT, COUNT, temperature=20.0, seed=seed)
 
 
 def test_steps_read_no_other_row_and_are_known_by_it(case):

@@ -1,6 +1,6 @@
 """A block head as drafter: one compiled pass guesses all depths, and a tree grows on what it found."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -10,6 +10,7 @@ from yggdrasil.drafters.heads.block_steps import BlockCall, BlockStep, ReadStep
 from yggdrasil.drafters.heads.drafter import SHORT_HEADS
 from yggdrasil.drafters.heads.loading import LoadedHead
 from yggdrasil.drafters.heads.marginals import Marginals
+from yggdrasil.drafters.heads.reading import ReadingDrafter
 from yggdrasil.drafters.heads.waiting import WaitingStates
 from yggdrasil.models.buffers import HostBuffer
 from yggdrasil.models.runner import ModelRunner
@@ -17,7 +18,7 @@ from yggdrasil.tree.token_tree import TokenTree
 from yggdrasil.tree.widths import fitting
 
 
-class BlockDrafter:
+class BlockDrafter(ReadingDrafter):
     """Drafter over a block head.
 
     Its cache keeps a row for every certain token but the last, computed from the target's state at that token's own
@@ -40,49 +41,19 @@ class BlockDrafter:
         device = loaded.device
         self.name = f"block head {loaded.name}"
         self.opened = head
-        self.runner = runner
         self.hidden_layers = head.layers
         self.knots = knots.to(device)
         self.read_widths = sorted({*(min(short, read_width) for short in SHORT_HEADS), read_width, *prefill_widths})
         size = settings.layer.num_states * settings.layer.target_hidden_size
         states = torch.zeros(self.read_widths[-1], size, dtype=loaded.dtype, device=device)
-        self._waiting = WaitingStates(head.layers, states)
+        super().__init__(runner, WaitingStates(head.layers, states))
         self._token, self._start, self._root = (HostBuffer(1, device) for _ in range(3))
-        self._text = runner.text  # certain tokens but the first
-        self._first: int | None = None
         call = BlockCall(loaded, min(settings.num_guesses, read_width - 1))  # a tree is no deeper
         for width in self.read_widths:
             runner.define("read", width, ReadStep(call), [states[:width], self._start.tensor])
         self._marginals = Marginals(runner, tree, widths, call.num_guesses, self.knots)
         inputs = [self._token.tensor, self._root.tensor, *self._marginals.written]
         runner.define("head", 1, BlockStep(call), inputs)
-
-    def num_kept(self, tokens: Sequence[int]) -> int:
-        """How many of the first ``tokens`` need no states any more."""
-        if self._first is None or not tokens or tokens[0] != self._first:
-            return 0
-        return 1 + self._text.shared(tokens[1:])
-
-    def begin(self, tokens: Sequence[int]) -> None:
-        """Rows of the last request's text are kept up to the first token that differs.
-
-        Those of ``tokens`` must be among them, but the last, as ``num_kept`` says.
-        """
-        kept = self.num_kept(tokens) - 1
-        self._first = tokens[0]
-        self._waiting.clear()
-        self._text.begin(tokens[1:], max(kept, 0))
-
-    def place_at(self, length: int, token: int) -> None:
-        """Stand behind ``length`` tokens as if they had been read, with ``token`` as the root; for timing steps."""
-        self._first = token
-        self._text.pretend([token] * length, length - 1)
-        self._waiting.clear()
-        self._waiting.again()
-
-    def extend(self, tokens: Sequence[int], hidden: Mapping[int, Tensor]) -> None:
-        self._text.tokens.extend(tokens)
-        self._waiting.add(hidden, len(tokens))
 
     def head(self, tree: TokenTree) -> None:
         """Read the states that wait, and guess what follows the last certain token."""

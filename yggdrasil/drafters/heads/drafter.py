@@ -1,11 +1,12 @@
 """A head as drafter: grows an Equal-Growth Tree with one compiled step a level, on states that the target computed."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from yggdrasil.drafters.heads.loading import LoadedHead
+from yggdrasil.drafters.heads.reading import ReadingDrafter
 from yggdrasil.drafters.heads.settings import HeadSettings
 from yggdrasil.drafters.heads.steps import HeadCall, HeadStep, LevelStep
 from yggdrasil.drafters.heads.waiting import WaitingStates
@@ -18,12 +19,11 @@ from yggdrasil.tree.widths import fitting
 SHORT_HEADS = 2, 4  # tokens most iterations add: a padded row costs what another does, and no package of its own
 
 
-class HeadDrafter:
+class HeadDrafter(ReadingDrafter):
     """Drafter over a head.
 
     Its cache keeps a row for every certain token but the first, computed from the target's states: what it drafted on
-    its own outputs lies behind them, in the tree's slots, and is overwritten. The text that it keeps is without the
-    first token too.
+    its own outputs lies behind them, in the tree's slots, and is overwritten.
     """
 
     def __init__(
@@ -41,18 +41,15 @@ class HeadDrafter:
         device, dtype = loaded.device, loaded.dtype
         self.name = f"head {loaded.name}"
         self.opened = head
-        self.runner = runner
         self.hidden_layers = head.layers
         self.head_widths = sorted({*(min(short, head_width) for short in SHORT_HEADS), head_width, *prefill_widths})
         self.knots = knots.to(device)
         self._tokens = HostBuffer(self.head_widths[-1], device)
         size = settings.num_states * settings.target_hidden_size
         states = torch.zeros(self.head_widths[-1], size, dtype=dtype, device=device)
-        self._waiting = WaitingStates(head.layers, states)
+        super().__init__(runner, WaitingStates(head.layers, states))
         self._features = torch.zeros(tree.num_nodes, settings.hidden_size, dtype=dtype, device=device)
         self._span, self._place = HostBuffer(2, device), HostBuffer(2, device)
-        self._text = runner.text  # certain tokens but the first
-        self._first: int | None = None
         call, rows = HeadCall(loaded), torch.arange(max(widths), device=device)
         shared = [self.knots, self._features, *tree.tensors()]
         for width in self.head_widths:
@@ -63,33 +60,9 @@ class HeadDrafter:
             runner.define("grow", width, LevelStep(call), [*inputs, *shared])
             runner.define("finish", width, FinishStep(), [*inputs, *tree.tensors()])
 
-    def num_kept(self, tokens: Sequence[int]) -> int:
-        """How many of the first ``tokens`` need no states any more."""
-        if self._first is None or not tokens or tokens[0] != self._first:
-            return 0
-        return 1 + self._text.shared(tokens[1:])
-
-    def begin(self, tokens: Sequence[int]) -> None:
-        """Rows of the last request's text are kept up to the first token that differs.
-
-        Those of ``tokens`` must be among them, but the first, as ``num_kept`` says.
-        """
-        kept = self.num_kept(tokens) - 1
-        self._first = tokens[0]
-        self._waiting.clear()
-        self._text.begin(tokens[1:], max(kept, 0))
-
     def place_at(self, length: int, token: int) -> None:
-        """Stand behind ``length`` tokens as if they had been read, with ``token`` as the root; for timing steps."""
-        self._first = token
-        self._text.pretend([token] * length, length - 1)
-        self._waiting.clear()
-        self._waiting.again()
+        super().place_at(length, token)
         self._place.write(length - 1, 1)
-
-    def extend(self, tokens: Sequence[int], hidden: Mapping[int, Tensor]) -> None:
-        self._text.tokens.extend(tokens)
-        self._waiting.add(hidden, len(tokens))
 
     def head(self, tree: TokenTree) -> None:
         """Read every certain token not read yet, each with the target's state before it."""
