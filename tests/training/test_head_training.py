@@ -8,6 +8,7 @@ import sys
 from dataclasses import asdict, replace
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -371,6 +372,29 @@ def test_what_a_head_would_save_is_told_at_every_look_and_on_its_card(written, t
     whole = sum(each.numel() for each in AutoModelForCausalLM.from_pretrained(target).parameters())
     share = pytest.approx(drafter * 5 / 8 / (whole * 2))
     assert asked == [(Source.find(target).fingerprint(), "full", "eagle3", "cpu", share)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "device", "file_size", "share"),
+    [
+        ("eagle3", "cpu", None, 60 * 5 / 8 / (600 * 2)),  # five bits a weight beside bfloat16
+        ("eagle3", "cpu", 300, 60 * 5 / 8 / 300),  # beside the blocks of a file
+        ("mtp", "cpu", None, (60 + 7 * 4) * 5 / 8 / (600 * 2)),  # and seven rows of the target's output layer
+        ("mtp", "cuda", None, (60 + 7 * 4) / 600),  # both in bfloat16
+    ],
+)
+def test_what_a_pass_of_a_drafter_reads_is_told_by_its_weights(tmp_path, kind, device, file_size, share):
+    file = None if file_size is None else tmp_path / "it.gguf"
+    if file is not None:
+        file.write_bytes(bytes(file_size))
+    begun = SimpleNamespace(
+        _settings=TrainSettings("it", tmp_path, kind, device=device),
+        _training=SimpleNamespace(head=torch.nn.Linear(6, 10, bias=False)),
+        _recipe=SimpleNamespace(vocabulary=torch.arange(7)),
+    )
+    loaded = SimpleNamespace(model=torch.nn.Linear(20, 30, bias=False), hidden_size=4)
+
+    assert run.TrainingRun._weights_share(begun, loaded, SimpleNamespace(gguf=file)) == pytest.approx(share)
 
 
 def test_a_training_begins_as_another_head(written, tmp_path):
