@@ -1,0 +1,52 @@
+"""A text that a head follows: rows are kept as far as they were read, whether the head has drafted or not."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from yggdrasil.drafters.heads.reading import ReadingDrafter
+from yggdrasil.drafters.heads.waiting import WaitingStates
+from yggdrasil.models.kept_text import KeptText
+
+
+@pytest.fixture
+def drafter():
+    return ReadingDrafter(SimpleNamespace(text=KeptText()), WaitingStates([0], torch.zeros(8, 4)))
+
+
+def states(count):
+    return {0: torch.randn(count, 4)}
+
+
+def read(drafter):
+    """What waits has rows now, as after a pass."""
+    drafter._waiting.clear()
+    drafter._text.num_rows = len(drafter._text.tokens)
+
+
+def test_a_request_that_never_drafts_leaves_no_more_rows_than_there_were(drafter):
+    assert drafter.num_kept([5, 6, 7]) == 0
+    drafter.begin([5, 6, 7])
+    drafter.extend([8], states(1))
+    read(drafter)
+    assert drafter.num_kept([5, 6, 7, 8, 9]) == 4
+
+    drafter.begin([5, 6, 1, 2])  # rows of 6 alone are its
+    assert [drafter.num_kept(text) for text in ([5, 6, 1, 2], [5, 6, 7, 8], [4, 6, 1], [])] == [2, 2, 0, 0]
+    drafter.begin([4, 6, 1])  # nothing is, where the first token is another
+    assert drafter.num_kept([4, 6, 1]) == 1
+
+
+def test_states_that_waited_for_another_text_are_dropped(drafter):
+    drafter.begin([5, 6])
+    drafter.extend([7, 8], states(2))
+    assert len(drafter._waiting) == 2
+    drafter.begin([5, 6])
+    assert len(drafter._waiting) == 0
+
+
+def test_rows_of_a_place_that_is_pretended_are_kept_for_no_text(drafter):
+    drafter.place_at(5, 3)
+    assert len(drafter._waiting) == 1
+    assert drafter.num_kept([3] * 5) == 1
