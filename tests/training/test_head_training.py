@@ -17,6 +17,7 @@ import typer
 from full_disk import full_disk
 from head_files import Reference, eagle_config, published_tensors, write_head
 from other_heads import vllm_medusa_shapes
+from own_texts import write_own_text
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from tiny_pair import SHAPES, chat_tokenizer, random_model
@@ -319,10 +320,7 @@ def target(tmp_path_factory):
 def written(target, tmp_path, monkeypatch):
     """Texts to learn from; nothing more is to be written."""
     monkeypatch.setenv("YGGDRASIL_CACHE", str(tmp_path / "cache"))
-    file = text_file(Source.find(target).fingerprint(), "full")
-    file.parent.mkdir(parents=True)
-    lines = [json.dumps({"prompt": [5, 6 + i % 7, 8], "answer": [10, 11, 12, 13 + i % 5, 14]}) for i in range(70)]
-    file.write_text("\n".join(lines) + "\n")
+    write_own_text(target)
     return TrainSettings(str(target), tmp_path / "head", "eagle3", minutes=0.0, tokens=1, threads=1)
 
 

@@ -1,16 +1,13 @@
 """Training on a GPU, of which there is none here: on a device whose tensors do not mix with the processor's."""
 
-import json
 from concurrent.futures import ProcessPoolExecutor
 from importlib import import_module
 from multiprocessing import get_context
 
 import pytest
 from mtp_models import random_module, tiny_target, write_target
+from own_texts import write_own_text
 from tiny_pair import chat_tokenizer
-
-from yggdrasil.calibration.own_text import text_file
-from yggdrasil.models.source import Source
 
 
 @pytest.fixture(scope="module")
@@ -21,10 +18,7 @@ def folder(tmp_path_factory):
         patch.setenv("YGGDRASIL_CACHE", str(folder / "cache"))
         target = write_target(folder / "target", "mimo", tiny_target("mimo"), random_module("mimo"))
         chat_tokenizer().save_pretrained(target)
-        file = text_file(Source.find(target).fingerprint(), "full")
-        file.parent.mkdir(parents=True)
-        lines = [json.dumps({"prompt": [5, 6 + i % 7, 8], "answer": [10, 11, 12, 13 + i % 5, 14]}) for i in range(12)]
-        file.write_text("\n".join(lines) + "\n")
+        write_own_text(target, count=12)
     return folder
 
 

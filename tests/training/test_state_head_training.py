@@ -9,10 +9,10 @@ import torch
 from mtp_models import FAMILIES, HIDDEN, PREFIXES, module_shapes, random_module, tiny_target, write_target
 from mtp_models import Reference as MtpReference
 from other_heads import FirstReference, first_shapes
+from own_texts import write_own_text
 from safetensors.torch import load_file
 from tiny_pair import VOCAB_SIZE, chat_tokenizer, random_model
 
-from yggdrasil.calibration.own_text import text_file
 from yggdrasil.drafters.heads.files import open_head
 from yggdrasil.drafters.heads.loading import load_head
 from yggdrasil.drafters.heads.mtp_files import open_mtp
@@ -216,10 +216,7 @@ def written(tmp_path, monkeypatch):
     monkeypatch.setenv("YGGDRASIL_CACHE", str(tmp_path / "cache"))
     folder = write_target(tmp_path / "target", "mimo", tiny_target("mimo"), random_module("mimo"))
     chat_tokenizer().save_pretrained(folder)
-    file = text_file(Source.find(folder).fingerprint(), "full")
-    file.parent.mkdir(parents=True)
-    lines = [json.dumps({"prompt": [5, 6 + i % 7, 8], "answer": [10, 11, 12, 13 + i % 5, 14]}) for i in range(70)]
-    file.write_text("\n".join(lines) + "\n")
+    write_own_text(folder)
 
     def settings(kind, **more):
         return TrainSettings(str(folder), tmp_path / kind, kind, minutes=0.0, tokens=1, threads=1, **more)
