@@ -16,10 +16,10 @@ import typer
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen2ForCausalLM
 
 from yggdrasil.artifacts import atomic_directory
+from yggdrasil.checkpoints.facts import load_config, load_tokenizer
+from yggdrasil.checkpoints.source import Source
 from yggdrasil.cli import run_script
 from yggdrasil.errors import YggdrasilError
-from yggdrasil.models.facts import load_config, load_tokenizer
-from yggdrasil.models.source import Source
 
 _ENDS = "generation_config.json"  # which tokens end an answer
 _SHARED = (

@@ -28,11 +28,11 @@ from yggdrasil.acceptance.speculation import DEFAULT, OFF, Speculation
 from yggdrasil.artifacts import write_atomic
 from yggdrasil.bench.divergence import first_divergence
 from yggdrasil.bench.record import provenance
+from yggdrasil.checkpoints.source import Source
 from yggdrasil.cli import checks, run_script
 from yggdrasil.engine.decoder import Decoder
 from yggdrasil.engine.policy import FixedPolicy, FreeTreePolicy, Policy
 from yggdrasil.errors import YggdrasilError
-from yggdrasil.models.source import Source
 from yggdrasil.prompts import encode_prompt, read_prompt_sets
 from yggdrasil.scheduling.plan import ModelRef, Plan, Shapes
 from yggdrasil.tree.shape import TreeShape

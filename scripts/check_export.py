@@ -26,13 +26,13 @@ from rich.console import Console
 from yggdrasil.artifacts import current_machine, resolve_plan
 from yggdrasil.bench.store import SampleFile, measure
 from yggdrasil.bench.systems import Sample, System, summarise_systems
+from yggdrasil.checkpoints.facts import load_tokenizer
+from yggdrasil.checkpoints.source import Source
 from yggdrasil.cli import checks, run_script
 from yggdrasil.cli.progress import PhaseProgress
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.export.exporting import Exported, Request, export
 from yggdrasil.export.settings import ENGINES
-from yggdrasil.models.facts import load_tokenizer
-from yggdrasil.models.source import Source
 from yggdrasil.prompts import encode_prompt, read_prompts
 from yggdrasil.scheduling.plan import Plan
 

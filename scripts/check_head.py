@@ -103,11 +103,11 @@ def plain_drafts(folder: Path, head: Path, texts: int, tokens: int) -> list[tupl
 def our_drafts(folder: Path, head: Path, texts: Sequence[list[int]]) -> list[list[list[int]]]:
     """The same chains by this package's drafter, on its own pass of the target."""
     from yggdrasil.calibration.record import states_of
+    from yggdrasil.checkpoints.source import Source
     from yggdrasil.drafters.heads.convention import settled
     from yggdrasil.drafters.heads.loading import load_head
     from yggdrasil.engine.build import assemble
-    from yggdrasil.models.loading import load_model
-    from yggdrasil.models.source import Source
+    from yggdrasil.runtime.loading import load_model
     from yggdrasil.scheduling.plan import Shapes
 
     target = load_model(folder, torch.float32, torch.device("cpu"), 1)
@@ -140,10 +140,10 @@ def check(
     tokens: Annotated[int, typer.Option(min=1)] = 48,
 ) -> None:
     """Draft with both and compare."""
+    from yggdrasil.checkpoints.source import Source
     from yggdrasil.drafters.heads.kinds import kind_of
     from yggdrasil.drafters.shipped import whole_name
     from yggdrasil.errors import YggdrasilError
-    from yggdrasil.models.source import Source
 
     files = Path(whole_name(head))
     if kind_of(files) != "eagle3":

@@ -20,9 +20,9 @@ import typer
 from served import ROOT, serving
 
 from yggdrasil.artifacts import current_machine, resolve_plan
+from yggdrasil.checkpoints.source import Source
 from yggdrasil.cli import run_script
 from yggdrasil.errors import YggdrasilError
-from yggdrasil.models.source import Source
 from yggdrasil.prompts import SHIPPED
 from yggdrasil.scheduling.plan import Plan
 

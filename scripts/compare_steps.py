@@ -31,6 +31,8 @@ from yggdrasil.bench.record import provenance, public_source
 from yggdrasil.bench.spread import spread
 from yggdrasil.calibration.pair import build_assembly
 from yggdrasil.calibration.settings import PairSource
+from yggdrasil.checkpoints.facts import load_tokenizer
+from yggdrasil.checkpoints.formats.names import Weights
 from yggdrasil.cli import checks, run_script
 from yggdrasil.cli.checks import parse_widths
 from yggdrasil.cli.progress import PhaseProgress, show_table
@@ -40,8 +42,6 @@ from yggdrasil.engine.build import Assembly
 from yggdrasil.engine.decoder import Decoder
 from yggdrasil.engine.policy import PLAIN_POLICY
 from yggdrasil.errors import YggdrasilError
-from yggdrasil.models.facts import load_tokenizer
-from yggdrasil.models.formats.names import Weights
 from yggdrasil.profiling.roofline import measure_rates, step_work
 from yggdrasil.prompts import encode_prompt, read_prompts
 from yggdrasil.scheduling.plan import Shapes

@@ -22,6 +22,7 @@ from yggdrasil.bench.record import pair_settings
 from yggdrasil.bench.store import SampleFile, measure
 from yggdrasil.bench.systems import EngineSystem, System, encode_prompts, judge_by_replay, summarise_systems
 from yggdrasil.bench.transformers_systems import transformers_systems
+from yggdrasil.checkpoints.source import Source
 from yggdrasil.cli import checks, run_script
 from yggdrasil.cli.progress import PhaseProgress
 from yggdrasil.cli.trees import show_systems
@@ -29,7 +30,6 @@ from yggdrasil.drafters.heads.kinds import is_head
 from yggdrasil.engine.decoder import Decoder
 from yggdrasil.engine.opened import DTYPES
 from yggdrasil.errors import YggdrasilError
-from yggdrasil.models.source import Source
 from yggdrasil.prompts import read_prompts, sets_by_name
 from yggdrasil.scheduling.plan import ModelRef, Plan
 

@@ -14,20 +14,21 @@ from typing import Any
 
 import torch
 
+from yggdrasil import native
+from yggdrasil.checkpoints.facts import load_tokenizer
+from yggdrasil.checkpoints.widening import ModelShape, read_shape, resolve_shape, widen_in_memory
+from yggdrasil.compiler.compiled import _eager
 from yggdrasil.engine.build import Assembly, assemble
 from yggdrasil.engine.decoder import Decoder
 from yggdrasil.engine.objective_policy import ObjectivePolicy
 from yggdrasil.engine.policy import PLAIN_POLICY, FixedPolicy, Policy
 from yggdrasil.errors import YggdrasilError
-from yggdrasil.models import kernels, runner
-from yggdrasil.models.compiled import _eager
-from yggdrasil.models.facts import load_tokenizer
-from yggdrasil.models.kernels.portable import PORTABLE, keep_rows
-from yggdrasil.models.loaded import LoadedModel
-from yggdrasil.models.loading import prepare_model
-from yggdrasil.models.selfcheck import check_tree_attention
-from yggdrasil.models.widening import ModelShape, read_shape, resolve_shape, widen_in_memory
+from yggdrasil.native.portable import PORTABLE, keep_rows
 from yggdrasil.predictor.bundle import Learned
+from yggdrasil.runtime import runner
+from yggdrasil.runtime.loaded import LoadedModel
+from yggdrasil.runtime.loading import prepare_model
+from yggdrasil.runtime.selfcheck import check_tree_attention
 from yggdrasil.scheduling.plan import Plan, Shapes
 from yggdrasil.tree.shape import TreeShape
 from yggdrasil.tree.step_costs import StepCosts, lower_envelope
@@ -307,12 +308,12 @@ def uncompiled() -> Iterator[None]:
 @contextmanager
 def portable_operators() -> Iterator[None]:
     """CUDA operators without Triton."""
-    chosen = kernels.cuda_operators
-    kernels.cuda_operators = lambda: {**PORTABLE, "keep_rows": keep_rows}
+    chosen = native.cuda_operators
+    native.cuda_operators = lambda: {**PORTABLE, "keep_rows": keep_rows}
     try:
         yield
     finally:
-        kernels.cuda_operators = chosen
+        native.cuda_operators = chosen
 
 
 def _bundled_calibration() -> tuple[Shapes, Learned | None]:

@@ -19,7 +19,7 @@ from yggdrasil.cli.progress import PhaseProgress, show_comparison
 from yggdrasil.engine import decoder as engine
 from yggdrasil.engine.decoder import Generation
 from yggdrasil.errors import YggdrasilError
-from yggdrasil.models.kernels.build import cache_root
+from yggdrasil.native.build import cache_root
 from yggdrasil.pretrained import Decoder
 from yggdrasil.prompts import HELD_OUT_CHAT_PROMPTS, Prompt, encode_prompt, read_prompts
 

@@ -29,6 +29,9 @@ from yggdrasil.calibration.frequent import Frequent
 from yggdrasil.calibration.own_text import Document, read_documents, text_file
 from yggdrasil.calibration.record import concatenate, record_document
 from yggdrasil.calibration.replay import RecordedTrees, recorded_documents, replay
+from yggdrasil.checkpoints.facts import check_same_tokenizer, load_tokenizer
+from yggdrasil.checkpoints.source import Source
+from yggdrasil.checkpoints.usual_weights import usual_weights
 from yggdrasil.cli import checks, run_script
 from yggdrasil.cli.progress import PhaseProgress
 from yggdrasil.drafters.heads.block_settings import BlockSettings
@@ -47,14 +50,11 @@ from yggdrasil.engine import decoder as engine
 from yggdrasil.engine.build import assemble
 from yggdrasil.engine.policy import Decision, FreeTreePolicy
 from yggdrasil.errors import YggdrasilError
-from yggdrasil.models.facts import check_same_tokenizer, load_tokenizer
-from yggdrasil.models.loaded import LoadedModel
-from yggdrasil.models.loading import load_model
-from yggdrasil.models.source import Source
-from yggdrasil.models.usual_weights import usual_weights
 from yggdrasil.pretrained import Decoder
 from yggdrasil.profiling.traces import TraceSet
 from yggdrasil.prompts import encode_prompt, read_prompts, spread_over
+from yggdrasil.runtime.loaded import LoadedModel
+from yggdrasil.runtime.loading import load_model
 from yggdrasil.scheduling.plan import Shapes
 from yggdrasil.training.features import Features, side_by_side
 from yggdrasil.training.medusa import medusa_steps

@@ -31,9 +31,9 @@ from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from yggdrasil.artifacts import atomic_directory, write_atomic
+from yggdrasil.checkpoints.shards import faults_of_disks
 from yggdrasil.cli import checks, run_script
 from yggdrasil.errors import Interrupted
-from yggdrasil.models.shards import faults_of_disks
 
 console = Console()
 

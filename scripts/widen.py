@@ -13,9 +13,9 @@ import torch
 import typer
 from safetensors import SafetensorError
 
+from yggdrasil.checkpoints.source import Source
+from yggdrasil.checkpoints.widening import SIZES, read_shape, resolve_shape, widen_checkpoint
 from yggdrasil.errors import YggdrasilError
-from yggdrasil.models.source import Source
-from yggdrasil.models.widening import SIZES, read_shape, resolve_shape, widen_checkpoint
 
 
 def main(  # noqa: PLR0913 - one argument for each option

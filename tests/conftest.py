@@ -15,6 +15,8 @@ import torch
 from hypothesis import HealthCheck, settings
 from tiny_pair import TinyPair, make_pair
 
+from yggdrasil.artifacts.cache import cache_root
+
 torch.set_num_threads(1)
 # Beside what is usual here: a machine in CI asks for the same examples each time.
 settings.register_profile("untimed", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -47,3 +49,13 @@ def pair() -> TinyPair:
 def perfect_pair() -> TinyPair:
     """A pair whose drafter is always right, so that every accepted block is as long as it may be."""
     return make_pair(noise=0.0)
+
+
+@pytest.fixture(scope="module")
+def compile_cache(tmp_path_factory):
+    """An empty cache folder for compiled packages; native kernels come from the user's cache, which is not empty."""
+    folder = tmp_path_factory.mktemp("cache")
+    (folder / "kernels").symlink_to(cache_root() / "kernels")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("YGGDRASIL_CACHE", str(folder))
+        yield folder

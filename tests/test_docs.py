@@ -17,11 +17,11 @@ from documents import PAGES, ROOT, blocks, commands
 
 import yggdrasil
 from yggdrasil import Decoder
+from yggdrasil.checkpoints.facts import load_tokenizer
 from yggdrasil.cli.app import app
 from yggdrasil.engine.build import assemble
 from yggdrasil.engine.policy import FixedPolicy
-from yggdrasil.models.facts import load_tokenizer
-from yggdrasil.models.loading import load_model
+from yggdrasil.runtime.loading import load_model
 from yggdrasil.scheduling.plan import Shapes
 from yggdrasil.tree.shape import TreeShape
 
@@ -50,7 +50,7 @@ STANDS_ON = {
     "scripts/check_server.py": "tests/serving/test_server.py",
     "scripts/check_schedules.py": "tests/engine/test_schedules.py",
     "scripts/compare_objectives.py": "tests/tree/test_objective.py",
-    "scripts/widen": "tests/models/test_widening.py",
+    "scripts/widen": "tests/checkpoints/test_widening.py",
     "scripts/demo": "tests/scripts",
     "scripts/check_export": "tests/scripts/test_check_export.py",
     "scripts/check_lm_eval.py": "tests/scripts/test_check_lm_eval.py",

@@ -19,17 +19,17 @@ from yggdrasil.bench.systems import summarise_systems
 from yggdrasil.calibration.choose import Gain
 from yggdrasil.calibration.own_text import text_file
 from yggdrasil.calibration.settings import QUICK
+from yggdrasil.checkpoints.source import Source
+from yggdrasil.checkpoints.usual_weights import usual_weights
+from yggdrasil.compiler import compiled
+from yggdrasil.compiler.packages import remove_package
 from yggdrasil.drafters import NGramDrafter
 from yggdrasil.drafters.counts import CountsDrafter
 from yggdrasil.drafters.heads.files import open_head
 from yggdrasil.drafters.options import CountsOptions
 from yggdrasil.engine.policy import FixedPolicy
-from yggdrasil.models import compiled
-from yggdrasil.models.packages import remove_package
-from yggdrasil.models.parity import ParityReport
-from yggdrasil.models.source import Source
-from yggdrasil.models.usual_weights import usual_weights
 from yggdrasil.prompts import encode_chat, encode_prompt, read_prompts
+from yggdrasil.runtime.parity import ParityReport
 from yggdrasil.scheduling.plan import Plan
 from yggdrasil.tree.shape import TreeShape
 
@@ -278,7 +278,7 @@ import sys
 from yggdrasil import Decoder
 
 text = Decoder.from_plan(sys.argv[1]).generate("Is it an art", max_new_tokens=4, ignore_eos=True).text
-slow = ("transformers.modeling_utils", "yggdrasil.models.loading", "scipy", "pandas")
+slow = ("transformers.modeling_utils", "yggdrasil.runtime.loading", "scipy", "pandas")
 print([name for name in slow if name in sys.modules], text)
 """
 

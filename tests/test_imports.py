@@ -12,7 +12,8 @@ import yggdrasil
 PACKAGE = Path(yggdrasil.__file__).parent
 # From low to high: a room may import itself and those before it.
 ROOMS = (
-    "errors", "artifacts", "models", "tree", "acceptance", "drafters", "predictor", "profiling", "scheduling", "engine",
+    "errors", "artifacts", "native", "checkpoints", "compiler", "runtime", "tree", "acceptance",
+    "drafters", "predictor", "profiling", "scheduling", "engine",
     "calibration", "training", "export", "in_transformers", "pretrained", "serving", "reports", "bench", "cli",
     "__main__",
 )  # fmt: skip

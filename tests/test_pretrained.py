@@ -13,12 +13,12 @@ from yggdrasil.artifacts import current_machine, list_plans, plan_path
 from yggdrasil.calibration.pair import build_assembly, usual_drafter_weights
 from yggdrasil.calibration.pipeline import _drafters_of
 from yggdrasil.calibration.settings import PairSource
+from yggdrasil.checkpoints.facts import load_tokenizer
+from yggdrasil.checkpoints.source import Source
 from yggdrasil.drafters.options import CountsOptions, NGramOptions
 from yggdrasil.engine.planned import planned_drafter
 from yggdrasil.errors import YggdrasilError
-from yggdrasil.models.facts import load_tokenizer
-from yggdrasil.models.kernels import is_native
-from yggdrasil.models.source import Source
+from yggdrasil.native import is_native
 from yggdrasil.pretrained import Decoder, find_plan, is_plan, plan_name, shipped_prompts
 from yggdrasil.scheduling.plan import Costs, Expectation, LeftOut, ModelRef, Plan, Shapes, resolve_source
 from yggdrasil.scheduling.stages import DEFAULT_ORDER

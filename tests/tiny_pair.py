@@ -15,9 +15,9 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, Pre
 from yggdrasil.engine.build import assemble
 from yggdrasil.engine.decoder import Decoder
 from yggdrasil.engine.policy import Policy
-from yggdrasil.models.buffers import HostBuffer
-from yggdrasil.models.loaded import LoadedModel
-from yggdrasil.models.loading import prepare_model
+from yggdrasil.runtime.buffers import HostBuffer
+from yggdrasil.runtime.loaded import LoadedModel
+from yggdrasil.runtime.loading import prepare_model
 from yggdrasil.scheduling.plan import Shapes
 
 VOCAB_SIZE = 96

@@ -10,16 +10,16 @@ from yggdrasil.artifacts import current_machine, list_plans, resolve_plan, searc
 from yggdrasil.artifacts.fork import in_fork
 from yggdrasil.artifacts.gguf import is_gguf
 from yggdrasil.artifacts.homes import expanded
+from yggdrasil.checkpoints.facts import load_tokenizer
+from yggdrasil.checkpoints.source import Source
+from yggdrasil.compiler.compiled import Backend
+from yggdrasil.compiler.packages import any_is_open
 from yggdrasil.drafters.named import FREE, NGRAM, USUAL, named_drafters, names_of
 from yggdrasil.drafters.ngram import NGramDrafter
 from yggdrasil.drafters.shipped import whole_name
 from yggdrasil.engine import decoder as engine
 from yggdrasil.engine.opened import DtypeName
 from yggdrasil.errors import ArgumentTypeError, ArgumentValueError, ArtifactError, YggdrasilError
-from yggdrasil.models.compiled import Backend
-from yggdrasil.models.facts import load_tokenizer
-from yggdrasil.models.packages import any_is_open
-from yggdrasil.models.source import Source
 from yggdrasil.prompts import PROBE, encode_chat, usual_prompts
 from yggdrasil.scheduling.plan import Plan
 
@@ -206,7 +206,7 @@ def _calibrate(
     from yggdrasil.calibration.pair import usual_drafter_weights, usual_length
     from yggdrasil.calibration.pipeline import calibrate
     from yggdrasil.calibration.settings import FIRST, FIRST_WIDTHS, CalibrationSettings, PairSource
-    from yggdrasil.models.usual_weights import usual_weights  # brings transformers' models along
+    from yggdrasil.checkpoints.usual_weights import usual_weights  # brings transformers' models along
     from yggdrasil.scheduling.plan import Shapes
 
     print(  # noqa: T201

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from yggdrasil.acceptance.sampling import Constraint
+from yggdrasil.checkpoints.facts import load_tokenizer
 from yggdrasil.drafters.guided import prune_forbidden
 from yggdrasil.errors import YggdrasilError
-from yggdrasil.models.facts import load_tokenizer
 from yggdrasil.scheduling.plan import resolve_source
 from yggdrasil.tree.token_tree import TokenTree
 

@@ -7,9 +7,9 @@ import pytest
 from yggdrasil.artifacts import current_machine, resolve_plan, search_roots
 from yggdrasil.artifacts.cache import cache_root
 from yggdrasil.artifacts.homes import expanded
+from yggdrasil.checkpoints.source import Source
 from yggdrasil.drafters.heads.kinds import is_head
 from yggdrasil.errors import ArtifactError
-from yggdrasil.models.source import Source
 from yggdrasil.pretrained import is_plan, plan_name
 
 NOBODY = "~no-such-user/x"

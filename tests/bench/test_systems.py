@@ -14,9 +14,9 @@ from yggdrasil.bench.systems import (
     summarise_systems,
 )
 from yggdrasil.bench.transformers_systems import TransformersSystem
+from yggdrasil.compiler.compiled import BuildClock
 from yggdrasil.engine.policy import FixedPolicy
 from yggdrasil.errors import YggdrasilError
-from yggdrasil.models.compiled import BuildClock
 from yggdrasil.prompts import Prompt
 from yggdrasil.tree.shape import TreeShape
 

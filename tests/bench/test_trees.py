@@ -6,10 +6,10 @@ import pytest
 import torch
 from tiny_pair import SHAPES, TEXT
 
+from yggdrasil.bench.rivals.k_ary import expansion
 from yggdrasil.bench.trees import TREES, Arrangement, TreeBench, TreeSystem, drafting_ms, tree_systems
 from yggdrasil.engine.policy import FixedPolicy
 from yggdrasil.errors import YggdrasilError
-from yggdrasil.tree.rivals.k_ary import expansion
 from yggdrasil.tree.shape import PLAIN_STEP, TreeShape
 from yggdrasil.tree.step_costs import StepCosts
 

@@ -24,6 +24,7 @@ from yggdrasil.calibration.job import Job
 from yggdrasil.calibration.own_text import Document, OwnText, read_documents
 from yggdrasil.calibration.replay import replay
 from yggdrasil.calibration.settings import Budget
+from yggdrasil.checkpoints.facts import load_tokenizer
 from yggdrasil.drafters.belief import Belief
 from yggdrasil.drafters.counted import is_longest
 from yggdrasil.drafters.counts import CountsDrafter, usual_counts
@@ -36,9 +37,8 @@ from yggdrasil.engine.objective_policy import ObjectivePolicy
 from yggdrasil.engine.planned import drafting_by, planned_free, planned_policy
 from yggdrasil.engine.policy import FreeTreePolicy
 from yggdrasil.errors import ArtifactError, YggdrasilError
-from yggdrasil.models.facts import load_tokenizer
-from yggdrasil.models.loading import load_model
-from yggdrasil.models.side_by_side import Rows
+from yggdrasil.runtime.loading import load_model
+from yggdrasil.runtime.side_by_side import Rows
 from yggdrasil.scheduling.plan import resolve_source
 from yggdrasil.tree.objective import least_useful
 from yggdrasil.tree.step_costs import StepCosts

@@ -18,10 +18,10 @@ from yggdrasil.calibration.own_text import Document, text_file
 from yggdrasil.calibration.pair import build_assembly
 from yggdrasil.calibration.settings import Budget, PairSource
 from yggdrasil.calibration.written import write_results
+from yggdrasil.checkpoints.source import Source
 from yggdrasil.drafters.heads.vocabulary import FILE_NAME
 from yggdrasil.drafters.options import CountsOptions
 from yggdrasil.engine.planned import planned_vocabulary
-from yggdrasil.models.source import Source
 from yggdrasil.scheduling.plan import Costs, Expectation, Plan, Shapes
 
 MOST = 24

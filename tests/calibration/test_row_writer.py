@@ -9,10 +9,10 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from yggdrasil.calibration.row_writer import RowWriter, Task, rows_that_fit
-from yggdrasil.models.attention import own_attention
-from yggdrasil.models.loading import prepare_model
-from yggdrasil.models.room import cache_bytes
-from yggdrasil.models.side_by_side import SIDE_BY_SIDE, Rows
+from yggdrasil.runtime.attention import own_attention
+from yggdrasil.runtime.loading import prepare_model
+from yggdrasil.runtime.room import cache_bytes
+from yggdrasil.runtime.side_by_side import SIDE_BY_SIDE, Rows
 
 VOCAB = 61
 

@@ -20,11 +20,11 @@ from yggdrasil.calibration.pair import check_pair, usual_length
 from yggdrasil.calibration.passes import PASS
 from yggdrasil.calibration.settings import FIRST, CalibrationSettings, PairSource
 from yggdrasil.calibration.work import keep_results, open_part, open_work, read_or_drop
+from yggdrasil.checkpoints.facts import load_tokenizer
 from yggdrasil.cli.calibrate import _shapes
 from yggdrasil.drafters.named import Named
 from yggdrasil.drafters.options import NGramOptions
 from yggdrasil.errors import ArtifactError, YggdrasilError
-from yggdrasil.models.facts import load_tokenizer
 from yggdrasil.profiling.traces import TraceSet
 from yggdrasil.prompts import read_prompts
 from yggdrasil.scheduling.plan import Shapes, resolve_source

@@ -207,7 +207,7 @@ def test_nothing_is_trained_on_a_gpu_that_is_not_there(run, tmp_path):
 
 
 def test_weights_that_cannot_be_made_say_where_they_come_from(run, prompts, monkeypatch):
-    monkeypatch.setattr("yggdrasil.models.formats.ggml.find_spec", lambda _: None)
+    monkeypatch.setattr("yggdrasil.checkpoints.formats.ggml.find_spec", lambda _: None)
     assert_one_sentence(run(*calibration(prompts, weights="q4_k_m")), "--weights q4_k_m", "llama-cpp-python")
     assert_one_sentence(run(*calibration(prompts, drafter_weights="q6_k")), "--drafter-weights q6_k", "llama-quantize")
     assert_one_sentence(

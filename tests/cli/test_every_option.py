@@ -75,7 +75,7 @@ def test_absurd_values_are_refused_before_a_model_is_loaded(folder, option, monk
 def test_prompts_are_read_before_a_model_is_loaded(folder, arguments, monkeypatch, capsys):
     """The plan's models are nowhere, and whoever loads a target says so."""
     monkeypatch.chdir(folder)
-    monkeypatch.setattr("yggdrasil.models.loading.load_model", loading)
+    monkeypatch.setattr("yggdrasil.runtime.loading.load_model", loading)
     monkeypatch.setattr("yggdrasil.training.training.load_model", loading)
     (folder / "bad.jsonl").write_text("{}\n")
     if arguments[0] == "export":

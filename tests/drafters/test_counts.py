@@ -33,7 +33,7 @@ from yggdrasil.drafters.counts import BELIEF_FILE, TABLE_FILE, CountsDrafter
 from yggdrasil.drafters.options import CountsOptions
 from yggdrasil.drafters.table import Table
 from yggdrasil.errors import ArtifactError
-from yggdrasil.models.kernels import is_native
+from yggdrasil.native import is_native
 from yggdrasil.tree.token_tree import NO_SCORE, TokenTree
 
 TEXT = st.lists(st.integers(0, 3), min_size=1, max_size=40)

@@ -3,10 +3,10 @@
 import pytest
 from tiny_pair import TEXT, make_pair
 
+from yggdrasil.compiler.compiled import BuildClock
 from yggdrasil.engine.policy import FixedPolicy
 from yggdrasil.engine.promises import KeptPromises
 from yggdrasil.errors import YggdrasilError
-from yggdrasil.models.compiled import BuildClock
 from yggdrasil.tree.shape import TreeShape
 
 LOADING_NS = 1

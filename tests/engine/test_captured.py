@@ -13,7 +13,7 @@ from yggdrasil.engine.policy import PLAIN_POLICY, FixedPolicy
 from yggdrasil.engine.promises import KeptPromises
 from yggdrasil.engine.trace import Trace
 from yggdrasil.errors import YggdrasilError
-from yggdrasil.models.graphs import Recorder
+from yggdrasil.runtime.graphs import Recorder
 from yggdrasil.scheduling.executors import InOrderExecutor
 from yggdrasil.scheduling.stages import HEAD_FIRST_ORDER, STAGES, Schedule
 from yggdrasil.tree.shape import TreeShape

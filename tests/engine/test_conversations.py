@@ -8,7 +8,7 @@ from test_reuse import SETTINGS, TREE, as_fresh, assert_caches_are_fresh, settin
 from tiny_pair import TEXT, VOCAB_SIZE
 
 from yggdrasil.engine.conversations import Conversations
-from yggdrasil.models.kept_rows import KeptRows
+from yggdrasil.runtime.kept_rows import KeptRows
 
 PLENTY = 1 << 30
 OPENINGS = [TEXT[:21], TEXT[30:52], [*TEXT[:10], *TEXT[60:75]]]  # the last begins as the first does

@@ -15,8 +15,8 @@ from yggdrasil.engine.decoder import Decoder
 from yggdrasil.engine.parity import ProbeText, measure_parity
 from yggdrasil.engine.policy import FixedPolicy
 from yggdrasil.errors import YggdrasilError
-from yggdrasil.models.loading import prepare_model
-from yggdrasil.models.parity import ParityReport, read_tolerance
+from yggdrasil.runtime.loading import prepare_model
+from yggdrasil.runtime.parity import ParityReport, read_tolerance
 from yggdrasil.tree.shape import TreeShape
 
 TEXTS = [ProbeText("a", TEXT[:12]), ProbeText("b", TEXT[20:29])]
@@ -57,8 +57,8 @@ def test_more_tokens_than_the_context_holds_are_refused():
 
 def test_row_invariant_kernels_have_tolerance_zero():
     """The native kernels' promise, in bfloat16: a row has the same bits whatever travels with it."""
-    pytest.importorskip("yggdrasil.models.kernels")
-    from yggdrasil.models.kernels import is_native
+    pytest.importorskip("yggdrasil.native")
+    from yggdrasil.native import is_native
 
     if not is_native():
         pytest.skip("no native kernels on this machine")

@@ -5,8 +5,8 @@ import torch
 
 from yggdrasil.engine import ranking
 from yggdrasil.engine.ranking import Ranking
-from yggdrasil.models.buffers import HostView
-from yggdrasil.models.kernels import is_native, portable
+from yggdrasil.native import is_native, portable
+from yggdrasil.runtime.buffers import HostView
 from yggdrasil.tree.token_tree import NO_SCORE, TokenTree
 
 

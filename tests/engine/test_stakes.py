@@ -15,7 +15,7 @@ from yggdrasil.engine.aside import AsideTree
 from yggdrasil.engine.free_trees import FreeTrees
 from yggdrasil.engine.objective_policy import ObjectivePolicy
 from yggdrasil.engine.ranking import Ranking
-from yggdrasil.models.kernels import is_native
+from yggdrasil.native import is_native
 from yggdrasil.tree.shape import TreeShape
 from yggdrasil.tree.stakes import NO_STAKES, Race
 from yggdrasil.tree.step_costs import StepCosts

@@ -65,7 +65,7 @@ def packed_command_line() -> None:
     """The command line over packages; in the compiler's place, what it made before lies in MADE_AGAIN."""
     import shutil
 
-    from yggdrasil.models import packages
+    from yggdrasil.compiler import packages
 
     def is_whole(path: Path) -> bool:
         found = packages.is_whole(path)
@@ -76,7 +76,7 @@ def packed_command_line() -> None:
                     shutil.copyfile(packages.manifest_path(kept), packages.manifest_path(path.with_name(kept.name)))
         return True
 
-    patch("yggdrasil.models.compiled.is_whole", is_whole).start()
+    patch("yggdrasil.compiler.compiled.is_whole", is_whole).start()
     command_line()
 
 
@@ -132,10 +132,10 @@ def import_ours() -> None:
     """Everything that a command of these programs imports."""
     import yggdrasil.calibration.pipeline
     import yggdrasil.calibration.search
+    import yggdrasil.checkpoints.gguf.checkpoint
+    import yggdrasil.checkpoints.gguf.facts
     import yggdrasil.cli.app
     import yggdrasil.engine.decoder
-    import yggdrasil.models.gguf_checkpoint
-    import yggdrasil.models.gguf_facts
     import yggdrasil.pretrained
     import yggdrasil.reports.text  # noqa: F401
 
@@ -152,14 +152,14 @@ def _decode_checkpoint(
 ) -> None:
     import torch
 
+    from yggdrasil.checkpoints.facts import load_tokenizer
     from yggdrasil.drafters.ngram import NGramDrafter
     from yggdrasil.engine.build import assemble
     from yggdrasil.engine.decoder import Decoder
     from yggdrasil.engine.ends import end_tokens
     from yggdrasil.engine.policy import FixedPolicy
-    from yggdrasil.models.facts import load_tokenizer
-    from yggdrasil.models.loading import load_model
-    from yggdrasil.models.selfcheck import check_tree_attention
+    from yggdrasil.runtime.loading import load_model
+    from yggdrasil.runtime.selfcheck import check_tree_attention
     from yggdrasil.scheduling.plan import Shapes
     from yggdrasil.tree.shape import TreeShape
 

@@ -67,7 +67,7 @@ class Stage:
     @cached_property
     def library(self) -> Path:
         """The kernels as they are compiled by ``compiler``."""
-        from yggdrasil.models.kernels.build import _key
+        from yggdrasil.native.build import _key
 
         return self.cache / "kernels" / f"ops-{_key(str(self.compiler))}.so"
 
@@ -114,11 +114,11 @@ class Stage:
         return folder / "cache"
 
     def _compile(self) -> None:
+        from yggdrasil import native
         from yggdrasil.artifacts.cache import cache_root
-        from yggdrasil.models import kernels
-        from yggdrasil.models.kernels import build
+        from yggdrasil.native import build
 
-        assert kernels.is_native(), "faults are injected into native kernels: install g++"
+        assert native.is_native(), "faults are injected into native kernels: install g++"
         (self.cache / "kernels").mkdir(parents=True, exist_ok=True)
         gcc = os.environ.get("CXX") or shutil.which("g++")
         own = cache_root() / "kernels" / f"ops-{build._key(gcc)}.so"

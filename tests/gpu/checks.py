@@ -8,15 +8,15 @@ Every check raises AssertionError, or whatever went wrong.
 import copy
 
 import torch
-from models.attention_case import AttentionCase
+from attention_case import AttentionCase
 from tiny_pair import TEXT, TinyPair, make_pair
 
+from yggdrasil import native
+from yggdrasil.compiler.compiled import InProcessStep
 from yggdrasil.drafters import NGramDrafter
 from yggdrasil.engine.policy import FixedPolicy
-from yggdrasil.models import kernels
-from yggdrasil.models.compiled import InProcessStep
-from yggdrasil.models.kernels import portable
-from yggdrasil.models.loading import prepare_model
+from yggdrasil.native import portable
+from yggdrasil.runtime.loading import prepare_model
 from yggdrasil.scheduling.plan import Shapes
 from yggdrasil.tree.shape import TreeShape
 
@@ -47,7 +47,7 @@ def attention_on_device(dtype, window, softcap, seed):
 
 
 def check_triton_is_used():
-    assert kernels.cuda_operators()["tree_attention"] is not portable.tree_attention
+    assert native.cuda_operators()["tree_attention"] is not portable.tree_attention
 
 
 def check_attention_equals_the_portable_one():

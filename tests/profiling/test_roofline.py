@@ -7,14 +7,14 @@ from gguf import quants
 from tiny_pair import SHAPE, make_pair, random_model
 from transformers import AutoModelForCausalLM, Qwen3MoeConfig
 
-from yggdrasil.models import kernels
-from yggdrasil.models.formats.rounding import rounding_to
-from yggdrasil.models.formats.rows import QuantisedRows
-from yggdrasil.models.loading import prepare_model
+from yggdrasil import native
+from yggdrasil.checkpoints.formats.rounding import rounding_to
+from yggdrasil.checkpoints.formats.rows import QuantisedRows
 from yggdrasil.profiling import roofline
 from yggdrasil.profiling.roofline import MachineRates, StepWork, measure_rates, step_work
+from yggdrasil.runtime.loading import prepare_model
 
-native_only = pytest.mark.skipif(not kernels.is_native(), reason="no C++ compiler on this machine")
+native_only = pytest.mark.skipif(not native.is_native(), reason="no C++ compiler on this machine")
 HIDDEN, INNER, LAYERS, VOCAB = 64, 96, 2, 96
 QUERY_HEADS, KEY_HEADS, HEAD = 4, 2, 16
 

@@ -11,11 +11,11 @@ import torch
 import uvicorn
 
 import yggdrasil
+from yggdrasil.checkpoints.facts import load_tokenizer
 from yggdrasil.engine.build import assemble
 from yggdrasil.engine.decoder import Decoder
 from yggdrasil.engine.policy import FixedPolicy
-from yggdrasil.models.facts import load_tokenizer
-from yggdrasil.models.loading import load_model
+from yggdrasil.runtime.loading import load_model
 from yggdrasil.scheduling.plan import Shapes
 from yggdrasil.serving.app import create_app
 from yggdrasil.serving.outlet import OpenProtocol

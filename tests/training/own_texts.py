@@ -3,7 +3,7 @@
 import json
 
 from yggdrasil.calibration.own_text import text_file
-from yggdrasil.models.source import Source
+from yggdrasil.checkpoints.source import Source
 
 
 def write_own_text(target, count=70):

@@ -37,15 +37,15 @@ from transformers import (
 from yggdrasil.calibration.own_text import Document, text_file
 from yggdrasil.calibration.pair import check_pair
 from yggdrasil.calibration.settings import PairSource
+from yggdrasil.checkpoints.facts import load_tokenizer
+from yggdrasil.checkpoints.source import Source
 from yggdrasil.drafters.heads.files import open_head
 from yggdrasil.drafters.heads.loading import load_head
 from yggdrasil.drafters.heads.medusa import MedusaHeads, MedusaSettings
 from yggdrasil.drafters.heads.tensors import read_tensors
 from yggdrasil.errors import YggdrasilError
-from yggdrasil.models.facts import load_tokenizer
-from yggdrasil.models.loading import load_model, prepare_model
-from yggdrasil.models.source import Source
 from yggdrasil.prompts import CHAT_PROMPTS, encode_chat, read_prompts
+from yggdrasil.runtime.loading import load_model, prepare_model
 from yggdrasil.training import run, training
 from yggdrasil.training.draft_model import DraftModelRecipe
 from yggdrasil.training.eagle import EagleRecipe

@@ -13,12 +13,12 @@ from own_texts import write_own_text
 from safetensors.torch import load_file
 from tiny_pair import VOCAB_SIZE, chat_tokenizer, random_model
 
+from yggdrasil.checkpoints.source import Source
 from yggdrasil.drafters.heads.files import open_head
 from yggdrasil.drafters.heads.loading import load_head
 from yggdrasil.drafters.heads.mtp_files import open_mtp
 from yggdrasil.errors import YggdrasilError
-from yggdrasil.models.loading import load_model, prepare_model
-from yggdrasil.models.source import Source
+from yggdrasil.runtime.loading import load_model, prepare_model
 from yggdrasil.training.features import Kept, side_by_side
 from yggdrasil.training.objective import Teacher, hits_of, loss_of
 from yggdrasil.training.settings import SHOWN, TrainSettings

@@ -9,9 +9,9 @@ from other_device import DEVICE  # before anything that asks PyTorch for what it
 
 from yggdrasil.calibration.own_text import OwnText
 from yggdrasil.calibration.settings import Budget
-from yggdrasil.models.facts import load_tokenizer
-from yggdrasil.models.loading import load_model
-from yggdrasil.models.source import Source
+from yggdrasil.checkpoints.facts import load_tokenizer
+from yggdrasil.checkpoints.source import Source
+from yggdrasil.runtime.loading import load_model
 from yggdrasil.training import run, training
 from yggdrasil.training.settings import Kind, TrainSettings
 from yggdrasil.training.state import KeptTraining

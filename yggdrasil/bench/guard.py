@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from yggdrasil.compiler.compiled import BuildClock
 from yggdrasil.errors import YggdrasilError
-from yggdrasil.models.compiled import BuildClock
 
 
 class SomethingBuiltError(YggdrasilError):

@@ -16,7 +16,7 @@ from transformers import (
 from transformers.generation.streamers import BaseStreamer
 
 from yggdrasil.bench.systems import Continuation, System
-from yggdrasil.models.cache import cache_name
+from yggdrasil.checkpoints.families import cache_name
 
 LOOKUP_TOKENS = 10  # drafted by prompt lookup; transformers has no default
 

@@ -10,22 +10,22 @@ import numpy as np
 
 from yggdrasil.acceptance.sampling import GREEDY, SamplingParams
 from yggdrasil.bench.rank_acceptance import rank_hits
+from yggdrasil.bench.rivals.drafter import ChosenDrafter
+from yggdrasil.bench.rivals.eagle2 import Eagle2
+from yggdrasil.bench.rivals.k_ary import k_ary
+from yggdrasil.bench.rivals.merged import MergedSequences
+from yggdrasil.bench.rivals.opt_tree import OptTree
+from yggdrasil.bench.rivals.protocol import Growth, StaticGrowth
+from yggdrasil.bench.rivals.sequence import sequence
+from yggdrasil.bench.rivals.sequoia import SequoiaTables, choose_size, sequoia
 from yggdrasil.bench.systems import Continuation
-from yggdrasil.drafters.chosen import ChosenDrafter
+from yggdrasil.compiler.compiled import Backend
 from yggdrasil.drafters.draft_model import DraftModel, identity_knots
 from yggdrasil.engine.build import assemble
 from yggdrasil.engine.decoder import Decoder
 from yggdrasil.engine.engine import Engine
 from yggdrasil.engine.policy import PLAIN_POLICY, FixedPolicy, Policy
 from yggdrasil.errors import YggdrasilError
-from yggdrasil.models.compiled import Backend
-from yggdrasil.tree.rivals.eagle2 import Eagle2
-from yggdrasil.tree.rivals.k_ary import k_ary
-from yggdrasil.tree.rivals.merged import MergedSequences
-from yggdrasil.tree.rivals.opt_tree import OptTree
-from yggdrasil.tree.rivals.protocol import Growth, StaticGrowth
-from yggdrasil.tree.rivals.sequence import sequence
-from yggdrasil.tree.rivals.sequoia import SequoiaTables, choose_size, sequoia
 from yggdrasil.tree.shape import TreeShape
 from yggdrasil.tree.step_costs import StepCosts
 from yggdrasil.tree.widths import fitting

@@ -15,7 +15,7 @@ from yggdrasil.drafters.belief import Belief
 from yggdrasil.drafters.counted import NUM_CONTEXTS
 from yggdrasil.drafters.counts import CountsDrafter
 from yggdrasil.drafters.table import Table
-from yggdrasil.models.one_thread import one_thread
+from yggdrasil.native.one_thread import one_thread
 
 _EVERY = 5  # documents that a belief is fitted to; the others fill the table that it is fitted beside
 _MOST_CANDIDATES = 1_000_000

@@ -6,12 +6,12 @@ from typing import NamedTuple
 from yggdrasil.artifacts import list_plans
 from yggdrasil.calibration.counted import Counted
 from yggdrasil.calibration.job import Job
+from yggdrasil.checkpoints.source import Source
 from yggdrasil.drafters.belief import Belief
 from yggdrasil.drafters.counts import BELIEF_FILE, TABLE_FILE
 from yggdrasil.drafters.options import CountsOptions
 from yggdrasil.drafters.table import Table
 from yggdrasil.errors import ArtifactError
-from yggdrasil.models.source import Source
 from yggdrasil.scheduling.plan import Plan
 
 

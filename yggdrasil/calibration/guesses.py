@@ -12,14 +12,14 @@ from yggdrasil.calibration.job import Job
 from yggdrasil.calibration.own_text import Document, OwnText, read_documents, text_file
 from yggdrasil.calibration.record import states_of
 from yggdrasil.calibration.settings import PairSource
+from yggdrasil.checkpoints.source import Source
 from yggdrasil.drafters.counts import CountsDrafter
 from yggdrasil.drafters.protocol import FreeDrafter, each_of, recyclers, together
 from yggdrasil.engine.policy import PLAIN_POLICY
 from yggdrasil.engine.trace import Trace
-from yggdrasil.models.runner import ModelRunner
-from yggdrasil.models.source import Source
-from yggdrasil.models.traced import RUNNERS_UP
 from yggdrasil.prompts import encode_prompt, read_prompts
+from yggdrasil.runtime.runner import ModelRunner
+from yggdrasil.runtime.traced import RUNNERS_UP
 from yggdrasil.scheduling.plan import Expectation
 from yggdrasil.tree.objective import least_useful
 from yggdrasil.tree.step_costs import StepCosts

@@ -25,14 +25,14 @@ from yggdrasil.artifacts.lock import locked, tell
 from yggdrasil.calibration.row_writer import ROWS, RowWriter, Task, Written
 from yggdrasil.calibration.settings import Budget
 from yggdrasil.calibration.work import read_or_drop
+from yggdrasil.checkpoints.source import Source
 from yggdrasil.engine.ends import end_tokens
-from yggdrasil.models.attention import own_attention
-from yggdrasil.models.kernels import is_native
-from yggdrasil.models.loaded import LoadedModel
-from yggdrasil.models.one_thread import one_thread
-from yggdrasil.models.side_by_side import SIDE_BY_SIDE
-from yggdrasil.models.source import Source
+from yggdrasil.native import is_native
+from yggdrasil.native.one_thread import one_thread
 from yggdrasil.prompts import encode_chat
+from yggdrasil.runtime.attention import own_attention
+from yggdrasil.runtime.loaded import LoadedModel
+from yggdrasil.runtime.side_by_side import SIDE_BY_SIDE
 
 ANSWER, OPENING = 256, 96  # tokens at most: of an answer, and of what the model opens with itself
 _LEAST = 16  # tokens of an answer that is kept although it was cut, because time was up

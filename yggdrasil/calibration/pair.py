@@ -9,6 +9,12 @@ from transformers import PreTrainedTokenizerBase
 from yggdrasil.artifacts import check_weights
 from yggdrasil.artifacts.homes import expanded
 from yggdrasil.calibration.threads import on_threads
+from yggdrasil.checkpoints.facts import check_same_tokenizer, load_config, load_tokenizer, refuse_unverifiable
+from yggdrasil.checkpoints.formats.names import Weights
+from yggdrasil.checkpoints.outline import longest_text
+from yggdrasil.checkpoints.source import Source
+from yggdrasil.checkpoints.usual_weights import usual_weights
+from yggdrasil.compiler.compiled import Backend
 from yggdrasil.drafters.counts import usual_counts
 from yggdrasil.drafters.heads.block_settings import read_block_settings
 from yggdrasil.drafters.heads.convention import settled
@@ -21,15 +27,9 @@ from yggdrasil.drafters.unlearned import without_learning
 from yggdrasil.engine.build import Assembly, assemble, default_backend, open_device
 from yggdrasil.engine.opened import DTYPES
 from yggdrasil.errors import YggdrasilError
-from yggdrasil.models.compiled import Backend
-from yggdrasil.models.facts import check_same_tokenizer, load_config, load_tokenizer, refuse_unverifiable
-from yggdrasil.models.formats.names import Weights
-from yggdrasil.models.loaded import LoadedModel
-from yggdrasil.models.loading import load_model
-from yggdrasil.models.outline import longest_text
-from yggdrasil.models.selfcheck import check_tree_attention
-from yggdrasil.models.source import Source
-from yggdrasil.models.usual_weights import usual_weights
+from yggdrasil.runtime.loaded import LoadedModel
+from yggdrasil.runtime.loading import load_model
+from yggdrasil.runtime.selfcheck import check_tree_attention
 from yggdrasil.scheduling.plan import Shapes
 
 USUAL_LENGTH = 2048

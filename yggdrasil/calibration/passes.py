@@ -12,7 +12,7 @@ import torch
 
 from yggdrasil.calibration.step_times import timed_steps
 from yggdrasil.engine.build import Assembly
-from yggdrasil.models.one_thread import one_thread
+from yggdrasil.native.one_thread import one_thread
 from yggdrasil.profiling.roofline import wait_for
 from yggdrasil.tree.step_costs import OVERLAP
 

@@ -44,15 +44,15 @@ from yggdrasil.calibration.variants import ROUNDS as VARIANT_ROUNDS
 from yggdrasil.calibration.variants import time_variants
 from yggdrasil.calibration.work import open_part, open_work, read_or_drop
 from yggdrasil.calibration.written import SAMPLES_VERSION, write_results
+from yggdrasil.checkpoints.formats.names import Weights
+from yggdrasil.checkpoints.source import Source
 from yggdrasil.drafters.options import CountsOptions, FreeOptions
 from yggdrasil.engine.apart import compile_missing
 from yggdrasil.engine.build import Assembly
 from yggdrasil.errors import ArtifactError
-from yggdrasil.models.formats.names import Weights
-from yggdrasil.models.kept_tensors import keep_model
-from yggdrasil.models.loaded import LoadedModel
-from yggdrasil.models.source import Source
 from yggdrasil.prompts import read_prompts
+from yggdrasil.runtime.kept_tensors import keep_model
+from yggdrasil.runtime.loaded import LoadedModel
 from yggdrasil.scheduling.plan import Costs, LeftOut, ModelRef, Plan, Shapes, portable_source
 from yggdrasil.scheduling.stages import DEFAULT_ORDER, HEAD_FIRST_ORDER
 from yggdrasil.tree.step_costs import StepCosts

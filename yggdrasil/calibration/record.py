@@ -8,9 +8,9 @@ from torch import Tensor
 
 from yggdrasil.drafters.protocol import Drafter
 from yggdrasil.engine.build import Assembly
-from yggdrasil.models.runner import ModelRunner
 from yggdrasil.predictor.evidence import repetition_figures
 from yggdrasil.profiling.traces import TraceSet
+from yggdrasil.runtime.runner import ModelRunner
 from yggdrasil.tree.token_tree import TokenTree
 
 HIDDEN_CHUNK = 128

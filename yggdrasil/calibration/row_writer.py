@@ -11,9 +11,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from yggdrasil.models.loaded import LoadedModel
-from yggdrasil.models.room import available_bytes, cache_bytes
-from yggdrasil.models.side_by_side import Rows
+from yggdrasil.runtime.loaded import LoadedModel
+from yggdrasil.runtime.room import available_bytes, cache_bytes
+from yggdrasil.runtime.side_by_side import Rows
 
 ROWS = 64  # of more, each costs as much as the ones before: matrices of 64 rows are bound by arithmetic
 _MOST_BYTES = 2 << 30  # of keys and values

@@ -25,11 +25,11 @@ from yggdrasil.calibration.schedules import (
     summarise_plans,
 )
 from yggdrasil.calibration.settings import PairSource
+from yggdrasil.checkpoints.facts import load_tokenizer
 from yggdrasil.drafters.heads.kinds import is_head
 from yggdrasil.engine.apart import compile_missing
 from yggdrasil.engine.build import Assembly
 from yggdrasil.errors import YggdrasilError
-from yggdrasil.models.facts import load_tokenizer
 from yggdrasil.predictor.bundle import Learned
 from yggdrasil.prompts import encode_prompt, read_prompts
 from yggdrasil.scheduling.costs import COLUMNS, StageCosts

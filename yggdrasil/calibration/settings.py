@@ -9,12 +9,12 @@ import torch
 import transformers
 
 import yggdrasil
+from yggdrasil.checkpoints.formats.names import Weights
+from yggdrasil.checkpoints.source import Source
 from yggdrasil.drafters.heads.vocabulary import Vocabulary
 from yggdrasil.drafters.options import CountsOptions, FreeOptions
 from yggdrasil.engine.opened import DtypeName
 from yggdrasil.engine.planned import planned_vocabulary
-from yggdrasil.models.formats.names import Weights
-from yggdrasil.models.source import Source
 from yggdrasil.scheduling.plan import DeviceName, Plan, Shapes
 
 

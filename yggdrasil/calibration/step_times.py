@@ -16,12 +16,12 @@ import torch
 
 from yggdrasil.calibration.pair import build_assembly, sibling
 from yggdrasil.calibration.settings import PairSource
+from yggdrasil.compiler.compiled import Backend
 from yggdrasil.drafters.protocol import SteppedDrafter
 from yggdrasil.engine.apart import compile_missing
 from yggdrasil.engine.build import Assembly
 from yggdrasil.errors import YggdrasilError
-from yggdrasil.models.compiled import Backend
-from yggdrasil.models.one_thread import one_thread
+from yggdrasil.native.one_thread import one_thread
 from yggdrasil.profiling.roofline import measure_rates, step_work, wait_for
 
 SAMPLE_COLUMNS = ("model", "step", "width", "context", "capacity", "backend", "round", "ms")

@@ -11,10 +11,10 @@ from time import perf_counter_ns
 import pandas as pd
 import torch
 
-from yggdrasil.models.formats.layers import QuantisedLinear
-from yggdrasil.models.loaded import LoadedModel
-from yggdrasil.models.one_thread import one_thread
-from yggdrasil.models.packing import PackedLinear
+from yggdrasil.checkpoints.formats.layers import QuantisedLinear
+from yggdrasil.checkpoints.packing import PackedLinear
+from yggdrasil.native.one_thread import one_thread
+from yggdrasil.runtime.loaded import LoadedModel
 
 COLUMNS = ("model", "threads", "width", "round", "ms")
 WIDTHS = (1, 8)

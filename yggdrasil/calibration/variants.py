@@ -16,14 +16,14 @@ import torch
 from torch import Tensor, nn
 
 from yggdrasil.calibration.settings import PairSource
+from yggdrasil.compiler.compiled import Backend, Step, build_step, compile_in_process
 from yggdrasil.engine.opened import DTYPES, DtypeName
 from yggdrasil.errors import first_line
-from yggdrasil.models.cache import StaticCache
-from yggdrasil.models.compiled import Backend, Step, build_step, compile_in_process
-from yggdrasil.models.loaded import LoadedModel
-from yggdrasil.models.loading import load_model
-from yggdrasil.models.runner import ModelRunner
-from yggdrasil.models.traced import CallStep, ModelCall
+from yggdrasil.runtime.cache import StaticCache
+from yggdrasil.runtime.loaded import LoadedModel
+from yggdrasil.runtime.loading import load_model
+from yggdrasil.runtime.runner import ModelRunner
+from yggdrasil.runtime.traced import CallStep, ModelCall
 
 STREAK = 4  # runs in a row; the first is warm-up
 ROUNDS = 7

@@ -14,12 +14,12 @@ import torch
 
 from yggdrasil.calibration.pair import build_assembly
 from yggdrasil.calibration.settings import PairSource
+from yggdrasil.checkpoints.facts import load_tokenizer
+from yggdrasil.checkpoints.formats.names import Weights
 from yggdrasil.engine.apart import compile_missing
 from yggdrasil.engine.decoder import Decoder, Generation
 from yggdrasil.engine.policy import FixedPolicy, FreeTreePolicy, Policy
-from yggdrasil.models.facts import load_tokenizer
-from yggdrasil.models.formats.names import Weights
-from yggdrasil.models.runner import ModelRunner
+from yggdrasil.runtime.runner import ModelRunner
 from yggdrasil.tree.shape import TreeShape
 from yggdrasil.tree.widths import fitting_or_widest
 

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Literal, cast, get_args
 import typer
 
 from yggdrasil.artifacts import MOST_THREADS, search_roots
+from yggdrasil.checkpoints.formats.names import AUTO, Weights
 from yggdrasil.cli import checks
 from yggdrasil.cli.options import ChatOption, Dtype
 from yggdrasil.errors import Interrupted, YggdrasilError
-from yggdrasil.models.formats.names import AUTO, Weights
 
 if TYPE_CHECKING:
     from yggdrasil.drafters.named import Named
@@ -103,10 +103,10 @@ def calibrate(
     from yggdrasil.calibration.pair import usual_drafter_weights, usual_length
     from yggdrasil.calibration.pipeline import calibrate as run
     from yggdrasil.calibration.settings import QUICK, CalibrationSettings, Effort, PairSource
+    from yggdrasil.checkpoints.usual_weights import usual_weights
     from yggdrasil.cli.progress import PhaseProgress
     from yggdrasil.drafters.heads.kinds import is_head
     from yggdrasil.drafters.named import USUAL, named_drafters
-    from yggdrasil.models.usual_weights import usual_weights
     from yggdrasil.pretrained import plan_name, shipped_prompts
 
     if chat and prompts is None:

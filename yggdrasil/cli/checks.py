@@ -7,8 +7,8 @@ from typing import TypeVar, get_args
 import typer
 
 from yggdrasil.artifacts import check_writable, validate_name
+from yggdrasil.checkpoints.formats.names import AUTO, K_FORMATS, Weights
 from yggdrasil.errors import ArtifactError, YggdrasilError
-from yggdrasil.models.formats.names import AUTO, K_FORMATS, Weights
 
 _Paths = TypeVar("_Paths", Path, list[Path], None)
 _LARGEST = 1 << 24  # no width, context or budget is larger
@@ -68,7 +68,7 @@ def weights(parameter: typer.CallbackParam, text: str) -> str:
     if text not in known:
         raise YggdrasilError(f"{_typed(parameter)} {text} is none of {', '.join(known)}")
     if text in K_FORMATS:
-        from yggdrasil.models.formats.ggml import has_ggml
+        from yggdrasil.checkpoints.formats.ggml import has_ggml
 
         if not has_ggml():
             raise YggdrasilError(

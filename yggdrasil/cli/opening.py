@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Literal
 from yggdrasil.cli.options import Dtype
 
 if TYPE_CHECKING:
+    from yggdrasil.compiler.compiled import Backend
     from yggdrasil.engine.decoder import Decoder
-    from yggdrasil.models.compiled import Backend
 
 
 def open_decoder(

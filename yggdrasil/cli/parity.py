@@ -11,7 +11,7 @@ from yggdrasil.cli import checks
 from yggdrasil.cli.options import ChatOption, Dtype, ForceOption, PlanOption
 
 if TYPE_CHECKING:
-    from yggdrasil.models.parity import ParityReport
+    from yggdrasil.runtime.parity import ParityReport
 
 
 def parity(

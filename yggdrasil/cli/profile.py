@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
+from yggdrasil.checkpoints.formats.names import Weights
 from yggdrasil.cli import checks
 from yggdrasil.cli.checks import parse_widths
 from yggdrasil.cli.options import ChatOption, Dtype, ForceOption, PlanOption
 from yggdrasil.errors import YggdrasilError
-from yggdrasil.models.formats.names import Weights
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -129,7 +129,7 @@ def _pair(
 
 def _texts(pair: "PairSource", requests: "Sequence[Prompt]") -> list[list[int]]:
     """The ends of the prompts as tokens; YggdrasilError with its place where one is empty."""
-    from yggdrasil.models.facts import load_tokenizer
+    from yggdrasil.checkpoints.facts import load_tokenizer
     from yggdrasil.prompts import encode_prompt
 
     if not requests:

@@ -1,4 +1,4 @@
-"""Counted contexts in Python: what `evidence.h` and `counts.h` (``models/kernels``) do natively, without a compiler.
+"""Counted contexts in Python: what `evidence.h` and `counts.h` (``native``) do natively, without a compiler.
 
 A context's followers are kept by count, the newer first among equals. Evidence for a candidate is how often it has
 followed each context of the text and of the table that ends here, and its place among what the target found likeliest

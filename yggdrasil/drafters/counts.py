@@ -18,8 +18,8 @@ from yggdrasil.drafters.belief import Belief
 from yggdrasil.drafters.counted import LEAST_PATH, LONGEST, PortableCounts
 from yggdrasil.drafters.options import CountsOptions
 from yggdrasil.drafters.table import Table
-from yggdrasil.models.kernels import is_native
-from yggdrasil.models.kernels.direct import Mailbox, direct
+from yggdrasil.native import is_native
+from yggdrasil.native.direct import Mailbox, direct
 from yggdrasil.tree.stakes import NO_STAKES, Stakes
 from yggdrasil.tree.token_tree import TokenTree
 

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from yggdrasil.drafters.steps import FinishStep, GrowStep, GuessStep, HeadStep, PlantStep, ReadStep
-from yggdrasil.models.buffers import HostBuffer
-from yggdrasil.models.graphs import Capture
-from yggdrasil.models.moves import row_mover
-from yggdrasil.models.runner import ModelRunner
-from yggdrasil.models.traced import PrefillStep
+from yggdrasil.runtime.buffers import HostBuffer
+from yggdrasil.runtime.graphs import Capture
+from yggdrasil.runtime.moves import row_mover
+from yggdrasil.runtime.runner import ModelRunner
+from yggdrasil.runtime.traced import PrefillStep
 from yggdrasil.tree.token_tree import TokenTree
 from yggdrasil.tree.widths import fitting, fitting_or_widest
 

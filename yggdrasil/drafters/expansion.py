@@ -15,8 +15,8 @@ from yggdrasil.acceptance.coins import Coins
 from yggdrasil.acceptance.drawn import DrawKind, DrawnTree, draw_children
 from yggdrasil.acceptance.sampler import Sampler
 from yggdrasil.drafters.expansion_steps import RowsStep
-from yggdrasil.models.buffers import HostBuffer
-from yggdrasil.models.runner import ModelRunner
+from yggdrasil.runtime.buffers import HostBuffer
+from yggdrasil.runtime.runner import ModelRunner
 from yggdrasil.tree.token_tree import TokenTree
 from yggdrasil.tree.widths import fitting
 

@@ -5,7 +5,7 @@ Dims: W rows, T slots the mask covers, V vocabulary.
 
 from torch import Tensor
 
-from yggdrasil.models.traced import CallStep, ModelCall
+from yggdrasil.runtime.traced import CallStep, ModelCall
 
 
 class RowsStep(CallStep[ModelCall]):

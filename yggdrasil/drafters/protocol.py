@@ -16,7 +16,7 @@ from yggdrasil.tree.stakes import NO_STAKES, Stakes
 from yggdrasil.tree.token_tree import TokenTree
 
 if TYPE_CHECKING:
-    from yggdrasil.models.runner import ModelRunner
+    from yggdrasil.runtime.runner import ModelRunner
 
 
 class Drafter(Protocol):

@@ -6,7 +6,7 @@ Dims: W rows, N tree nodes, M calibration knots.
 import torch
 from torch import Tensor
 
-from yggdrasil.models.traced import CallStep, ModelCall, StepModule
+from yggdrasil.runtime.traced import CallStep, ModelCall, StepModule
 from yggdrasil.tree.growth import attach_best, likeliest, offer, offer_candidates, plant_root
 from yggdrasil.tree.token_tree import TokenTree
 

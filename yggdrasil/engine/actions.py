@@ -14,7 +14,7 @@ from yggdrasil.engine.target import Outcome, Target
 from yggdrasil.engine.text import TextStream
 from yggdrasil.engine.trace import Trace
 from yggdrasil.errors import YggdrasilError
-from yggdrasil.models.buffers import HostView
+from yggdrasil.runtime.buffers import HostView
 from yggdrasil.scheduling.stages import Schedule
 from yggdrasil.tree.shape import PLAIN_STEP, TreeShape
 from yggdrasil.tree.token_tree import TokenTree

@@ -14,7 +14,7 @@ from time import sleep
 
 from yggdrasil.artifacts.fork import CAN_FORK, Fork
 from yggdrasil.engine.build import Assembly, Phase
-from yggdrasil.models.runner import ModelRunner
+from yggdrasil.runtime.runner import ModelRunner
 
 StepName = tuple[str, str, int]  # runner, step, width
 _LOOK_S = 0.05  # between looks at who has ended

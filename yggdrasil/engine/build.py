@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from yggdrasil.arguments import check_tokens
+from yggdrasil.compiler.compiled import Backend
 from yggdrasil.drafters.draft_model import DraftModel, identity_knots
 from yggdrasil.drafters.expansion import ExpansionDrafter
 from yggdrasil.drafters.heads.block_drafter import BlockDrafter
@@ -22,11 +23,10 @@ from yggdrasil.engine.engine import Engine
 from yggdrasil.engine.logit_target import LogitTarget
 from yggdrasil.engine.target import TargetModel
 from yggdrasil.errors import YggdrasilError
-from yggdrasil.models.compiled import Backend
-from yggdrasil.models.graphs import Recorder
-from yggdrasil.models.loaded import LoadedModel
-from yggdrasil.models.runner import ModelRunner
-from yggdrasil.models.traced import HEAD_INPUT, RUNNERS_UP
+from yggdrasil.runtime.graphs import Recorder
+from yggdrasil.runtime.loaded import LoadedModel
+from yggdrasil.runtime.runner import ModelRunner
+from yggdrasil.runtime.traced import HEAD_INPUT, RUNNERS_UP
 from yggdrasil.scheduling.plan import DeviceName, Shapes
 from yggdrasil.scheduling.stages import DEFAULT_ORDER, Schedule
 from yggdrasil.tree.token_tree import TokenTree

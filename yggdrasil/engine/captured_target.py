@@ -15,11 +15,11 @@ from torch import Tensor
 from yggdrasil.engine.steps import PlainStep, VerifyStep
 from yggdrasil.engine.target import Outcome, not_finite
 from yggdrasil.errors import YggdrasilError
-from yggdrasil.models.buffers import HostBuffer, Readback
-from yggdrasil.models.graphs import Capture
-from yggdrasil.models.runner import ModelRunner
-from yggdrasil.models.traced import PrefillStep
 from yggdrasil.predictor.evidence import RepetitionFigures
+from yggdrasil.runtime.buffers import HostBuffer, Readback
+from yggdrasil.runtime.graphs import Capture
+from yggdrasil.runtime.runner import ModelRunner
+from yggdrasil.runtime.traced import PrefillStep
 from yggdrasil.scheduling.stages import DEFAULT_ORDER, Schedule
 from yggdrasil.tree.growth import rank_nodes
 from yggdrasil.tree.token_tree import TokenTree

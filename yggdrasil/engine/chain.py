@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from yggdrasil.models.buffers import HostView
+from yggdrasil.runtime.buffers import HostView
 from yggdrasil.tree.token_tree import MIN_DESCENT, NO_SCORE, TokenTree
 
 

@@ -6,8 +6,8 @@ import torch
 
 from yggdrasil.engine.build import Assembly
 from yggdrasil.engine.engine import OwnThreads
-from yggdrasil.models.kept_rows import KeptRows
-from yggdrasil.models.kept_text import KeptText
+from yggdrasil.runtime.kept_rows import KeptRows
+from yggdrasil.runtime.kept_text import KeptText
 
 _WORTH_KEEPING = 16  # rows: the smallest pass reads as many, and it costs more than the copies
 

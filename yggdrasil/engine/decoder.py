@@ -15,6 +15,7 @@ from yggdrasil.acceptance.sampling import MAX_TOP_LOGPROBS, SamplingParams
 from yggdrasil.acceptance.speculation import Speculation
 from yggdrasil.arguments import check_integer, check_tokens
 from yggdrasil.artifacts import current_machine, resolve_plan
+from yggdrasil.compiler.compiled import Backend
 from yggdrasil.drafters.counts import TABLE_FILE, CountsDrafter
 from yggdrasil.drafters.growing import GrowingTable, grown_file
 from yggdrasil.drafters.protocol import Drafter, FreeDrafter, each_of
@@ -31,11 +32,10 @@ from yggdrasil.engine.text import TextStream
 from yggdrasil.engine.trace import DecodingReport
 from yggdrasil.engine.turns import Turns
 from yggdrasil.errors import ArgumentTypeError, ArgumentValueError, YggdrasilError
-from yggdrasil.models.compiled import Backend
-from yggdrasil.models.parity import read_tolerance
-from yggdrasil.models.room import give_back
 from yggdrasil.predictor.bundle import Learned
 from yggdrasil.prompts import Message, Messages, encode_chat, encode_prompt
+from yggdrasil.runtime.parity import read_tolerance
+from yggdrasil.runtime.room import give_back
 from yggdrasil.scheduling.plan import Plan, Shapes, check_plan, portable_source
 
 

@@ -5,6 +5,7 @@ from time import perf_counter_ns
 
 import torch
 
+from yggdrasil.compiler.compiled import BuildClock
 from yggdrasil.drafters.protocol import Drafter, FreeDrafter, num_kept, recyclers
 from yggdrasil.engine.actions import StageActions
 from yggdrasil.engine.captured_target import CapturedTarget, check_capturable
@@ -13,8 +14,7 @@ from yggdrasil.engine.policy import Learner, Policy
 from yggdrasil.engine.target import Outcome, Target
 from yggdrasil.engine.text import TextStream
 from yggdrasil.engine.trace import Trace
-from yggdrasil.models.compiled import BuildClock
-from yggdrasil.models.traced import RUNNERS_UP
+from yggdrasil.runtime.traced import RUNNERS_UP
 from yggdrasil.scheduling.executors import Executor, InOrderExecutor
 from yggdrasil.scheduling.stages import DEFAULT_ORDER, Schedule
 from yggdrasil.tree.token_tree import TokenTree

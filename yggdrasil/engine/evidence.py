@@ -3,8 +3,8 @@
 import numpy as np
 
 from yggdrasil.engine.target import Outcome, Target
-from yggdrasil.models.buffers import HostView
 from yggdrasil.predictor.evidence import Float32Array
+from yggdrasil.runtime.buffers import HostView
 from yggdrasil.tree.token_tree import NO_SCORE, TokenTree
 
 

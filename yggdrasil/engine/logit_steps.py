@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from yggdrasil.engine.steps import read_token, read_tree
-from yggdrasil.models.traced import CallStep, ModelCall
+from yggdrasil.runtime.traced import CallStep, ModelCall
 from yggdrasil.tree.token_tree import TokenTree
 
 

@@ -12,9 +12,9 @@ from yggdrasil.acceptance.sampler import Sampler
 from yggdrasil.acceptance.verified import VerifiedTree
 from yggdrasil.engine.logit_steps import PlainLogitsStep, VerifyLogitsStep
 from yggdrasil.engine.target import Outcome, SeenRows, TargetModel, not_finite, seen_rows
-from yggdrasil.models.buffers import HostBuffer
-from yggdrasil.models.kept_text import KeptText
 from yggdrasil.predictor.evidence import RepetitionFigures
+from yggdrasil.runtime.buffers import HostBuffer
+from yggdrasil.runtime.kept_text import KeptText
 from yggdrasil.tree.token_tree import TokenTree
 
 

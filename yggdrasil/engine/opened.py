@@ -9,6 +9,9 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from yggdrasil.artifacts.gguf import forget_headers
+from yggdrasil.checkpoints.facts import load_tokenizer
+from yggdrasil.checkpoints.source import Source
+from yggdrasil.compiler.compiled import Backend
 from yggdrasil.drafters.protocol import Drafter, FreeDrafter, together
 from yggdrasil.engine.build import Assembly, assemble, default_backend, open_device
 from yggdrasil.engine.ends import end_tokens
@@ -22,13 +25,10 @@ from yggdrasil.engine.planned import (
 )  # fmt: skip
 from yggdrasil.engine.policy import Policy
 from yggdrasil.errors import YggdrasilError
-from yggdrasil.models.compiled import Backend
-from yggdrasil.models.facts import load_tokenizer
-from yggdrasil.models.loaded import LoadedModel
-from yggdrasil.models.room import check_room
-from yggdrasil.models.shared import shared_model
-from yggdrasil.models.source import Source
 from yggdrasil.predictor.bundle import Learned
+from yggdrasil.runtime.loaded import LoadedModel
+from yggdrasil.runtime.room import check_room
+from yggdrasil.runtime.shared import shared_model
 from yggdrasil.scheduling.plan import Plan
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}

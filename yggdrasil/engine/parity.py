@@ -10,8 +10,8 @@ from yggdrasil.engine.build import Assembly
 from yggdrasil.engine.logit_target import LogitTarget
 from yggdrasil.engine.target import TargetModel
 from yggdrasil.errors import YggdrasilError
-from yggdrasil.models.kernels import is_native
-from yggdrasil.models.parity import (
+from yggdrasil.native import is_native
+from yggdrasil.runtime.parity import (
     LayerDivergence,
     Mismatch,
     ParityReport,
@@ -20,7 +20,7 @@ from yggdrasil.models.parity import (
     summarise_width,
     tolerance_of,
 )
-from yggdrasil.models.traced import ModelCall
+from yggdrasil.runtime.traced import ModelCall
 from yggdrasil.tree.token_tree import TokenTree
 
 

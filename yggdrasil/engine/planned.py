@@ -9,6 +9,8 @@ from transformers import PreTrainedTokenizerBase
 
 from yggdrasil.artifacts import shown
 from yggdrasil.artifacts.homes import expanded
+from yggdrasil.checkpoints.facts import check_same_tokenizer, load_tokenizer
+from yggdrasil.checkpoints.source import Source
 from yggdrasil.drafters.counts import CountsDrafter, usual_counts
 from yggdrasil.drafters.heads.convention import settled
 from yggdrasil.drafters.heads.kinds import is_head
@@ -21,11 +23,9 @@ from yggdrasil.drafters.unlearned import without_learning
 from yggdrasil.engine.drafted_trees import DepthEvidence, FloatArray
 from yggdrasil.engine.objective_policy import ObjectivePolicy
 from yggdrasil.errors import YggdrasilError, first_line
-from yggdrasil.models.facts import check_same_tokenizer, load_tokenizer
-from yggdrasil.models.loaded import LoadedModel
-from yggdrasil.models.shared import shared_model
-from yggdrasil.models.source import Source
 from yggdrasil.predictor.bundle import Learned
+from yggdrasil.runtime.loaded import LoadedModel
+from yggdrasil.runtime.shared import shared_model
 from yggdrasil.scheduling.plan import ModelRef, Plan, Shapes
 from yggdrasil.scheduling.stages import DEFAULT_ORDER, is_head_first
 from yggdrasil.tree.objective import least_useful

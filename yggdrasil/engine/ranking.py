@@ -8,9 +8,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from yggdrasil.models.buffers import HostView
-from yggdrasil.models.kernels import is_native
-from yggdrasil.models.kernels.direct import direct
+from yggdrasil.native import is_native
+from yggdrasil.native.direct import direct
+from yggdrasil.runtime.buffers import HostView
 from yggdrasil.tree.token_tree import TokenTree
 
 

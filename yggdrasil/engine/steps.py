@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from yggdrasil.acceptance.greedy import accept_greedy
-from yggdrasil.models.traced import CallStep, Forward, ModelCall
+from yggdrasil.runtime.traced import CallStep, Forward, ModelCall
 from yggdrasil.tree.token_tree import TokenTree
 
 

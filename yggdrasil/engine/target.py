@@ -9,13 +9,13 @@ from torch import Tensor
 from yggdrasil.acceptance.greedy import walk_greedy
 from yggdrasil.engine.steps import PlainStep, VerifyStep
 from yggdrasil.errors import YggdrasilError
-from yggdrasil.models.buffers import HostBuffer
-from yggdrasil.models.kept_text import KeptText
-from yggdrasil.models.layer_rows import LayerRows
-from yggdrasil.models.moves import row_mover
-from yggdrasil.models.runner import ModelRunner
-from yggdrasil.models.traced import RUNNERS_UP, PrefillStep
 from yggdrasil.predictor.evidence import RepetitionFigures
+from yggdrasil.runtime.buffers import HostBuffer
+from yggdrasil.runtime.kept_text import KeptText
+from yggdrasil.runtime.layer_rows import LayerRows
+from yggdrasil.runtime.moves import row_mover
+from yggdrasil.runtime.runner import ModelRunner
+from yggdrasil.runtime.traced import RUNNERS_UP, PrefillStep
 from yggdrasil.tree.token_tree import TokenTree
 from yggdrasil.tree.widths import fitting_or_widest
 

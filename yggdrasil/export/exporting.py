@@ -8,13 +8,13 @@ from typing import Any, Protocol
 from yggdrasil.artifacts import current_machine, resolve_plan
 from yggdrasil.artifacts.homes import expanded
 from yggdrasil.calibration.own_text import Document, read_documents, text_file
+from yggdrasil.checkpoints.facts import load_tokenizer
 from yggdrasil.drafters.heads.kinds import kind_of
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.export.choosing import ModelDrafter, choose_draft_model, choose_look_up, refuse_unknown_head
 from yggdrasil.export.costs import EngineCosts
 from yggdrasil.export.llama_server import LlamaServer
 from yggdrasil.export.settings import ENGINES, EngineName, Settings, not_said
-from yggdrasil.models.facts import load_tokenizer
 from yggdrasil.predictor.bundle import Learned
 from yggdrasil.prompts import encode_prompt, read_prompts
 from yggdrasil.scheduling.plan import ModelRef, Plan, check_plan

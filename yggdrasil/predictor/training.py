@@ -184,7 +184,7 @@ def _fit(
     """Train with early stopping on the validation rows; without any, for a few epochs, and keep the last."""
     import torch
 
-    from yggdrasil.models.one_thread import one_thread
+    from yggdrasil.native.one_thread import one_thread
 
     mean, scale = _normalisation(features[training])
     if settings.sizes is not None and settings.sizes.hidden < settings.sizes.total:

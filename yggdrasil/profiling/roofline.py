@@ -11,10 +11,10 @@ from time import perf_counter
 import torch
 from torch import nn
 
-from yggdrasil.models.experts import PackedExperts
-from yggdrasil.models.formats.layers import QuantisedEmbedding, QuantisedExperts, QuantisedLinear
-from yggdrasil.models.loaded import LoadedModel
-from yggdrasil.models.packing import PackedLinear, ScreenedLinear
+from yggdrasil.checkpoints.experts import PackedExperts
+from yggdrasil.checkpoints.formats.layers import QuantisedEmbedding, QuantisedExperts, QuantisedLinear
+from yggdrasil.checkpoints.packing import PackedLinear, ScreenedLinear
+from yggdrasil.runtime.loaded import LoadedModel
 
 _MATRIX_SIZE = {"cpu": 1024, "cuda": 8192}
 _EXPERTS = PackedExperts | QuantisedExperts

@@ -10,9 +10,9 @@ from typing import Literal
 
 from yggdrasil.artifacts import MOST_THREADS, Machine, parse_dataclass, read_yaml, to_plain, write_yaml
 from yggdrasil.artifacts.cache import cache_root
+from yggdrasil.checkpoints.formats.names import Weights
 from yggdrasil.drafters.options import FreeOptions
 from yggdrasil.errors import YggdrasilError
-from yggdrasil.models.formats.names import Weights
 from yggdrasil.scheduling.stages import check_order, is_head_first
 from yggdrasil.tree.objective import Objective
 from yggdrasil.tree.step_costs import StepCosts

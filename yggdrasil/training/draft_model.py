@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from yggdrasil.models.facts import load_tokenizer
-from yggdrasil.models.loaded import LoadedModel
-from yggdrasil.models.source import Source
+from yggdrasil.checkpoints.facts import load_tokenizer
+from yggdrasil.checkpoints.source import Source
+from yggdrasil.runtime.loaded import LoadedModel
 from yggdrasil.training.target_head import target_head
 from yggdrasil.training.unroll import Batch, StepOutput
 

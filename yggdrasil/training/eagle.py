@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from yggdrasil.drafters.heads.module import EagleHead
 from yggdrasil.drafters.heads.settings import CONVENTION, HeadSettings
-from yggdrasil.models.loaded import LoadedModel
+from yggdrasil.runtime.loaded import LoadedModel
 from yggdrasil.training.start import initial_head, settings_for
 from yggdrasil.training.target_head import target_embedding
 from yggdrasil.training.unroll import Batch, StepOutput, unroll

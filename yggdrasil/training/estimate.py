@@ -7,9 +7,9 @@ from operator import mul
 
 from yggdrasil.artifacts import current_machine, list_plans
 from yggdrasil.artifacts.homes import expanded
+from yggdrasil.checkpoints.formats.names import Weights
 from yggdrasil.drafters.heads.kinds import kind_of
 from yggdrasil.errors import ArtifactError
-from yggdrasil.models.formats.names import Weights
 from yggdrasil.scheduling.plan import DeviceName, Plan, resolve_source
 from yggdrasil.training.settings import Kind
 from yggdrasil.tree.step_costs import StepCosts

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from yggdrasil.artifacts import write_atomic
 from yggdrasil.calibration.work import read_or_drop
 from yggdrasil.errors import ArtifactError, YggdrasilError
-from yggdrasil.models.attention import own_attention
-from yggdrasil.models.loaded import LoadedModel
-from yggdrasil.models.traced import decoder_layers
+from yggdrasil.runtime.attention import own_attention
+from yggdrasil.runtime.loaded import LoadedModel
+from yggdrasil.runtime.traced import decoder_layers
 from yggdrasil.training.unroll import Batch
 from yggdrasil.training.windows import Window
 

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from yggdrasil.models.loaded import LoadedModel
-from yggdrasil.models.source import Source
+from yggdrasil.checkpoints.source import Source
+from yggdrasil.runtime.loaded import LoadedModel
 from yggdrasil.training.draft_model import DraftModelRecipe
 from yggdrasil.training.eagle import EagleRecipe
 from yggdrasil.training.medusa import MedusaRecipe

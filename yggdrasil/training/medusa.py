@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from yggdrasil.drafters.heads.medusa import MedusaHeads, MedusaSettings
-from yggdrasil.models.loaded import LoadedModel
+from yggdrasil.runtime.loaded import LoadedModel
 from yggdrasil.training.target_head import target_head
 from yggdrasil.training.unroll import Batch, StepOutput
 

@@ -9,7 +9,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from yggdrasil.models.loaded import LoadedModel
+from yggdrasil.runtime.loaded import LoadedModel
 from yggdrasil.training.target_head import TargetHead, target_head
 from yggdrasil.training.unroll import Batch, StepOutput
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from torch import nn
 
 from yggdrasil.artifacts import atomic_directory
-from yggdrasil.models.shards import faults_of_disks
+from yggdrasil.checkpoints.shards import faults_of_disks
 from yggdrasil.training.recipe import Recipe
 from yggdrasil.training.state import Look
 

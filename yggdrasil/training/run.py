@@ -12,9 +12,9 @@ from torch import nn
 
 from yggdrasil.artifacts import model_fingerprint
 from yggdrasil.artifacts.atomic import followed
-from yggdrasil.models.loaded import LoadedModel
-from yggdrasil.models.source import Source
-from yggdrasil.models.usual_weights import usual_weights
+from yggdrasil.checkpoints.source import Source
+from yggdrasil.checkpoints.usual_weights import usual_weights
+from yggdrasil.runtime.loaded import LoadedModel
 from yggdrasil.training.estimate import estimate_for
 from yggdrasil.training.features import Features, Kept, shards, side_by_side
 from yggdrasil.training.kinds import recipe_for

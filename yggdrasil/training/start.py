@@ -21,8 +21,8 @@ from yggdrasil.drafters.heads.mtp_files import empty_mtp, open_mtp
 from yggdrasil.drafters.heads.rotary import USUAL_THETA, rope_of
 from yggdrasil.drafters.heads.settings import ACTIVATIONS, HeadSettings
 from yggdrasil.errors import YggdrasilError
-from yggdrasil.models.loaded import LoadedModel
-from yggdrasil.models.traced import decoder_layers
+from yggdrasil.runtime.loaded import LoadedModel
+from yggdrasil.runtime.traced import decoder_layers
 from yggdrasil.training.settings import Kind
 from yggdrasil.training.target_head import target_head
 

@@ -22,8 +22,8 @@ from yggdrasil.drafters.heads.mtp_names import MTP_NAMES
 from yggdrasil.drafters.heads.settings import CONVENTION, HEAD_INPUT
 from yggdrasil.drafters.heads.state_head import StateHead
 from yggdrasil.errors import YggdrasilError
-from yggdrasil.models.loaded import LoadedModel
-from yggdrasil.models.traced import decoder_layers
+from yggdrasil.runtime.loaded import LoadedModel
+from yggdrasil.runtime.traced import decoder_layers
 from yggdrasil.training.eagle import config_of
 from yggdrasil.training.start import copy_norm, settings_for
 from yggdrasil.training.target_head import target_embedding, target_head

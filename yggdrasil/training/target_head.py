@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from yggdrasil.errors import YggdrasilError
-from yggdrasil.models.attention import own_attention
-from yggdrasil.models.loaded import LoadedModel
+from yggdrasil.runtime.attention import own_attention
+from yggdrasil.runtime.loaded import LoadedModel
 
 _SMALL, _LARGE = 2.0**-7, 2.0**20  # sums by which a scale and a bound are told
 

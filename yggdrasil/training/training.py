@@ -10,13 +10,13 @@ from yggdrasil.artifacts import check_writable, current_machine, model_fingerpri
 from yggdrasil.artifacts.lock import locked
 from yggdrasil.calibration.own_text import Document, OwnText, end_of, seconds_spent, text_file
 from yggdrasil.calibration.settings import Budget
+from yggdrasil.checkpoints.facts import load_config, load_tokenizer
+from yggdrasil.checkpoints.source import Source
+from yggdrasil.checkpoints.usual_weights import usual_weights
 from yggdrasil.engine.build import open_device
 from yggdrasil.errors import YggdrasilError
-from yggdrasil.models.facts import load_config, load_tokenizer
-from yggdrasil.models.loading import load_model
-from yggdrasil.models.source import Source
-from yggdrasil.models.usual_weights import usual_weights
 from yggdrasil.prompts import encode_prompt, read_prompts, usual_prompts
+from yggdrasil.runtime.loading import load_model
 from yggdrasil.training.publish import is_free, is_ours
 from yggdrasil.training.run import TrainingRun, identity_of
 from yggdrasil.training.settings import Teller, TrainSettings

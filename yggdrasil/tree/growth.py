@@ -9,7 +9,7 @@ Dims: W nodes attached in a step, K candidates a node, N node capacity, V vocabu
 import torch
 from torch import Tensor
 
-import yggdrasil.models.kernels  # noqa: F401  (registers torch.ops.yggdrasil)
+import yggdrasil.native  # noqa: F401  (registers torch.ops.yggdrasil)
 from yggdrasil.tree.token_tree import NO_SCORE, TokenTree
 
 MIN_LOG_PROBABILITY = -12.0

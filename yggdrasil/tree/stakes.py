@@ -22,7 +22,7 @@ class Race:
 
     A width's worth is what its nodes promise, as far as promises are kept, by what a token is worth there. A limit on
     the tokens that may come changes nothing where worths do not rise: it takes more from the wider.
-    ``models/kernels/race.h`` is the same.
+    ``native/race.h`` is the same.
 
     ``standing``: log-probabilities of nodes that are there already; each comes before the first that has less.
     """

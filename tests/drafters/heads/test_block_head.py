@@ -12,6 +12,8 @@ from watched import assert_guesses, assert_sampled_alike, watch
 from yggdrasil.calibration.pair import build_assembly, check_pair, sibling, usual_length, with_threads
 from yggdrasil.calibration.record import record_document
 from yggdrasil.calibration.settings import PairSource
+from yggdrasil.checkpoints.formats.layers import QuantisedLinear
+from yggdrasil.checkpoints.formats.rounding import rounding_to
 from yggdrasil.drafters.counts import usual_counts
 from yggdrasil.drafters.draft_model import identity_knots
 from yggdrasil.drafters.heads import convention
@@ -23,11 +25,9 @@ from yggdrasil.engine.conversations import Conversations
 from yggdrasil.engine.decoder import Decoder
 from yggdrasil.engine.policy import FixedPolicy
 from yggdrasil.errors import YggdrasilError
-from yggdrasil.models.formats.layers import QuantisedLinear
-from yggdrasil.models.formats.rounding import rounding_to
-from yggdrasil.models.kernels import is_native
-from yggdrasil.models.loading import prepare_model
-from yggdrasil.models.runner import ModelRunner
+from yggdrasil.native import is_native
+from yggdrasil.runtime.loading import prepare_model
+from yggdrasil.runtime.runner import ModelRunner
 from yggdrasil.scheduling.stages import Schedule, all_variants
 from yggdrasil.tree.shape import TreeShape
 from yggdrasil.tree.token_tree import TokenTree

@@ -16,6 +16,8 @@ from yggdrasil.calibration.pair import sibling, with_threads
 from yggdrasil.calibration.record import record_document
 from yggdrasil.calibration.schedules import measure_stage_costs, measured_schedules
 from yggdrasil.calibration.settings import PairSource
+from yggdrasil.checkpoints.formats.layers import QuantisedLinear
+from yggdrasil.checkpoints.formats.rounding import rounding_to
 from yggdrasil.drafters.counts import usual_counts
 from yggdrasil.drafters.heads.drafter import HeadDrafter
 from yggdrasil.drafters.heads.loading import load_head
@@ -24,10 +26,8 @@ from yggdrasil.engine.decoder import Decoder
 from yggdrasil.engine.policy import Decision, FixedPolicy
 from yggdrasil.engine.promises import KeptPromises
 from yggdrasil.errors import YggdrasilError
-from yggdrasil.models.formats.layers import QuantisedLinear
-from yggdrasil.models.formats.rounding import rounding_to
-from yggdrasil.models.kernels import is_native
-from yggdrasil.models.loading import prepare_model
+from yggdrasil.native import is_native
+from yggdrasil.runtime.loading import prepare_model
 from yggdrasil.scheduling.costs import StageCosts
 from yggdrasil.scheduling.search import AcceptedLengths, Space, search
 from yggdrasil.scheduling.stages import NAMED_WITH_STATES, Schedule, all_variants

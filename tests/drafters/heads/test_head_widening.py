@@ -11,13 +11,13 @@ from other_heads import random_tensors, vllm_medusa_shapes
 from transformers import LlamaConfig, LlamaForCausalLM
 from typer.testing import CliRunner
 
+from yggdrasil.checkpoints.widening import read_shape, resolve_shape, widen_checkpoint
 from yggdrasil.drafters.heads.files import open_head
 from yggdrasil.drafters.heads.medusa_files import open_medusa
 from yggdrasil.drafters.heads.settings import read_settings
 from yggdrasil.drafters.heads.tensors import read_tensors
 from yggdrasil.drafters.heads.widening import widen_head
 from yggdrasil.errors import YggdrasilError
-from yggdrasil.models.widening import read_shape, resolve_shape, widen_checkpoint
 from yggdrasil.training.unroll import Batch, unroll
 
 SCRIPTS = Path(__file__).parents[3] / "scripts"

@@ -10,7 +10,7 @@ from yggdrasil.drafters.heads import convention
 from yggdrasil.drafters.heads.files import open_head
 from yggdrasil.drafters.heads.loading import load_head
 from yggdrasil.errors import YggdrasilError
-from yggdrasil.models.loading import prepare_model
+from yggdrasil.runtime.loading import prepare_model
 
 WRITTEN = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 2, 4]}}  # outputs, unless the writer erred
 

@@ -26,7 +26,7 @@ from yggdrasil.drafters.heads.loading import load_head
 from yggdrasil.drafters.heads.mtp_files import open_mtp
 from yggdrasil.engine.policy import FixedPolicy
 from yggdrasil.errors import YggdrasilError
-from yggdrasil.models.loading import load_model
+from yggdrasil.runtime.loading import load_model
 from yggdrasil.tree.shape import TreeShape
 
 PROMPT = TEXT[:21]

@@ -18,6 +18,7 @@ from watched import assert_guesses, assert_sampled_alike, watch
 from yggdrasil.calibration.pair import sibling, with_threads
 from yggdrasil.calibration.record import record_document
 from yggdrasil.calibration.settings import PairSource
+from yggdrasil.checkpoints.formats.layers import QuantisedLinear
 from yggdrasil.drafters.draft_model import identity_knots
 from yggdrasil.drafters.heads import convention
 from yggdrasil.drafters.heads.loading import load_head
@@ -27,9 +28,8 @@ from yggdrasil.engine.conversations import Conversations
 from yggdrasil.engine.decoder import Decoder
 from yggdrasil.engine.policy import FixedPolicy
 from yggdrasil.errors import YggdrasilError
-from yggdrasil.models.formats.layers import QuantisedLinear
-from yggdrasil.models.loading import prepare_model
-from yggdrasil.models.runner import ModelRunner
+from yggdrasil.runtime.loading import prepare_model
+from yggdrasil.runtime.runner import ModelRunner
 from yggdrasil.tree.shape import TreeShape
 from yggdrasil.tree.token_tree import TokenTree
 
@@ -208,8 +208,8 @@ def test_a_trees_levels_are_the_best_by_the_heads_alone(pair, tmp_path):
 @pytest.mark.parametrize("kind", [FirstCase, MedusaCase])
 def test_a_quantised_targets_output_layer_is_read_as_the_target_reads_it(pair, tmp_path, kind):
     """Blocks of the file, one table for embedding and output layer."""
-    from yggdrasil.models.formats.rounding import rounding_to
-    from yggdrasil.models.kernels import is_native
+    from yggdrasil.checkpoints.formats.rounding import rounding_to
+    from yggdrasil.native import is_native
 
     if not is_native():
         pytest.skip("needs the native kernels")

@@ -7,7 +7,7 @@ import torch
 
 from yggdrasil.drafters.heads.reading import ReadingDrafter
 from yggdrasil.drafters.heads.waiting import WaitingStates
-from yggdrasil.models.kept_text import KeptText
+from yggdrasil.runtime.kept_text import KeptText
 
 
 @pytest.fixture

@@ -13,18 +13,18 @@ from torch.nn import functional
 from watched import assert_guesses, assert_sampled_alike, watch
 
 from yggdrasil.artifacts import write_tensors
+from yggdrasil.checkpoints.formats.layers import QuantisedLinear
+from yggdrasil.checkpoints.formats.rounding import in_four_bits, rounding_to
+from yggdrasil.checkpoints.formats.rows import QuantisedRows
+from yggdrasil.checkpoints.packing import PackedLinear
 from yggdrasil.drafters.heads.borrowed import output_of, rows_of
 from yggdrasil.drafters.heads.loading import load_head
 from yggdrasil.drafters.heads.vocabulary import KIND, SCHEMA_VERSION, Vocabulary
 from yggdrasil.engine.policy import FixedPolicy
 from yggdrasil.errors import ArtifactError, YggdrasilError
-from yggdrasil.models.arena import Arena
-from yggdrasil.models.formats.layers import QuantisedLinear
-from yggdrasil.models.formats.rounding import in_four_bits, rounding_to
-from yggdrasil.models.formats.rows import QuantisedRows
-from yggdrasil.models.kernels import is_native, portable
-from yggdrasil.models.loading import prepare_model
-from yggdrasil.models.packing import PackedLinear
+from yggdrasil.native import is_native, portable
+from yggdrasil.native.arena import Arena
+from yggdrasil.runtime.loading import prepare_model
 from yggdrasil.tree.shape import TreeShape
 
 PROMPT, COUNT = TEXT[:21], 24

@@ -5,7 +5,7 @@ import torch
 
 from yggdrasil.drafters.heads import waiting
 from yggdrasil.drafters.heads.waiting import WaitingStates
-from yggdrasil.models.layer_rows import LayerRows
+from yggdrasil.runtime.layer_rows import LayerRows
 
 LAYERS, SIZE, WIDEST = (3, 0), 4, 6
 

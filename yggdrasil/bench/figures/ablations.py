@@ -6,11 +6,11 @@ from yggdrasil.bench.figures.context import PLAIN, Figure, FigureContext, mean_o
 from yggdrasil.bench.policies import PrunedPolicy
 from yggdrasil.bench.systems import EngineSystem, System
 from yggdrasil.bench.trees import Arrangement, TreeSystem
+from yggdrasil.compiler.compiled import Backend
 from yggdrasil.drafters.draft_model import DraftModel
 from yggdrasil.engine.build import assemble
 from yggdrasil.engine.decoder import Decoder
 from yggdrasil.engine.policy import FixedPolicy
-from yggdrasil.models.compiled import Backend
 from yggdrasil.scheduling.stages import DEFAULT_ORDER, NAMED_VARIANTS, Schedule
 from yggdrasil.tree.shape import TreeShape
 from yggdrasil.tree.widths import fitting_or_widest

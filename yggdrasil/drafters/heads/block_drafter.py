@@ -12,8 +12,8 @@ from yggdrasil.drafters.heads.loading import LoadedHead
 from yggdrasil.drafters.heads.marginals import Marginals
 from yggdrasil.drafters.heads.reading import ReadingDrafter
 from yggdrasil.drafters.heads.waiting import WaitingStates
-from yggdrasil.models.buffers import HostBuffer
-from yggdrasil.models.runner import ModelRunner
+from yggdrasil.runtime.buffers import HostBuffer
+from yggdrasil.runtime.runner import ModelRunner
 from yggdrasil.tree.token_tree import TokenTree
 from yggdrasil.tree.widths import fitting
 

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from yggdrasil.drafters.heads.layer import target_tokens
-from yggdrasil.models.loaded import LoadedModel
-from yggdrasil.models.traced import CallStep
+from yggdrasil.runtime.loaded import LoadedModel
+from yggdrasil.runtime.traced import CallStep
 from yggdrasil.tree.growth import likeliest, offer, plant_root
 from yggdrasil.tree.token_tree import TokenTree
 

@@ -3,11 +3,11 @@
 import torch
 from torch import Tensor, nn
 
+from yggdrasil.checkpoints.formats.layers import QuantisedEmbedding, QuantisedLinear
+from yggdrasil.checkpoints.formats.rows import PackedRows
+from yggdrasil.checkpoints.packing import PackedLinear
 from yggdrasil.errors import YggdrasilError
-from yggdrasil.models.formats.layers import QuantisedEmbedding, QuantisedLinear
-from yggdrasil.models.formats.rows import PackedRows
-from yggdrasil.models.loaded import LoadedModel
-from yggdrasil.models.packing import PackedLinear
+from yggdrasil.runtime.loaded import LoadedModel
 
 # What families call them.
 _EMBEDDINGS = ("embed_tokens", "wte", "embed_in", "word_embeddings")

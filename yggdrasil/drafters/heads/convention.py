@@ -25,8 +25,8 @@ from yggdrasil.drafters.heads.loading import DraftingHead, LoadedHead
 from yggdrasil.drafters.heads.medusa import MedusaHeads
 from yggdrasil.drafters.heads.settings import HEAD_INPUT
 from yggdrasil.errors import ArtifactError, YggdrasilError
-from yggdrasil.models.loaded import LoadedModel
-from yggdrasil.models.traced import decoder_layers
+from yggdrasil.runtime.loaded import LoadedModel
+from yggdrasil.runtime.traced import decoder_layers
 
 _TEXTS, _OPENING, _LENGTH = 12, 4, 64
 _TEMPERATURE = 0.6  # its likelier texts are nearer to what is decoded than what it would draw
@@ -106,7 +106,7 @@ def _is_clearly_better(one: Reading, other: Reading) -> bool:
 @torch.inference_mode()
 def _own_text(target: LoadedModel, layers: set[int]) -> tuple[Tensor, Tensor, dict[int, Tensor]]:
     """Texts that the target draws [B, T], its choice after every token [B, T], and the outputs of ``layers``."""
-    from yggdrasil.models.attention import own_attention  # brings transformers' models along
+    from yggdrasil.runtime.attention import own_attention  # brings transformers' models along
 
     model: Any = target.model
     outputs: dict[int, Tensor] = {}

@@ -11,8 +11,8 @@ from yggdrasil.drafters.heads.settings import HeadSettings
 from yggdrasil.drafters.heads.steps import HeadCall, HeadStep, LevelStep
 from yggdrasil.drafters.heads.waiting import WaitingStates
 from yggdrasil.drafters.steps import FinishStep
-from yggdrasil.models.buffers import HostBuffer
-from yggdrasil.models.runner import ModelRunner
+from yggdrasil.runtime.buffers import HostBuffer
+from yggdrasil.runtime.runner import ModelRunner
 from yggdrasil.tree.token_tree import TokenTree
 from yggdrasil.tree.widths import fitting
 

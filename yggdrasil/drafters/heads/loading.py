@@ -9,6 +9,10 @@ import torch
 from torch import nn
 
 from yggdrasil.artifacts import shown
+from yggdrasil.checkpoints.formats.layers import formats_of
+from yggdrasil.checkpoints.formats.rounding import in_four_bits
+from yggdrasil.checkpoints.outline import Outline
+from yggdrasil.checkpoints.packing import pack_linears
 from yggdrasil.drafters.heads.block import BlockHead
 from yggdrasil.drafters.heads.block_settings import BlockSettings
 from yggdrasil.drafters.heads.borrowed import embedding_of, output_of, rows_of, table
@@ -24,12 +28,8 @@ from yggdrasil.drafters.heads.settings import HeadSettings
 from yggdrasil.drafters.heads.state_head import StateHead
 from yggdrasil.drafters.heads.vocabulary import Vocabulary
 from yggdrasil.errors import YggdrasilError
-from yggdrasil.models.formats.layers import formats_of
-from yggdrasil.models.formats.rounding import in_four_bits
-from yggdrasil.models.kernels import is_native
-from yggdrasil.models.loaded import LoadedModel
-from yggdrasil.models.outline import Outline
-from yggdrasil.models.packing import pack_linears
+from yggdrasil.native import is_native
+from yggdrasil.runtime.loaded import LoadedModel
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from yggdrasil.drafters.heads.medusa_steps import MedusaLevelStep
 from yggdrasil.drafters.steps import FinishStep
-from yggdrasil.models.buffers import HostBuffer
-from yggdrasil.models.runner import ModelRunner
+from yggdrasil.runtime.buffers import HostBuffer
+from yggdrasil.runtime.runner import ModelRunner
 from yggdrasil.tree.token_tree import TokenTree
 
 

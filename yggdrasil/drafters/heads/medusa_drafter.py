@@ -9,8 +9,8 @@ from yggdrasil.drafters.heads.loading import LoadedHead
 from yggdrasil.drafters.heads.marginals import Marginals
 from yggdrasil.drafters.heads.medusa import MedusaSettings
 from yggdrasil.drafters.heads.medusa_steps import MedusaCall, MedusaStep
-from yggdrasil.models.buffers import HostBuffer
-from yggdrasil.models.runner import ModelRunner
+from yggdrasil.runtime.buffers import HostBuffer
+from yggdrasil.runtime.runner import ModelRunner
 from yggdrasil.tree.token_tree import TokenTree
 
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from yggdrasil.drafters.heads.layer import target_tokens
-from yggdrasil.models.loaded import LoadedModel
-from yggdrasil.models.traced import CallStep, StepModule
+from yggdrasil.runtime.loaded import LoadedModel
+from yggdrasil.runtime.traced import CallStep, StepModule
 from yggdrasil.tree.growth import attach_best, likeliest, offer, plant_root
 from yggdrasil.tree.token_tree import NO_SCORE, TokenTree
 

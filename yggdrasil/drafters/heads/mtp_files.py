@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 from transformers import PretrainedConfig
 
+from yggdrasil.checkpoints.facts import load_config
+from yggdrasil.checkpoints.outline import Outline
 from yggdrasil.drafters.heads.mtp import MtpHead
 from yggdrasil.drafters.heads.mtp_names import MTP_NAMES, MtpNames
 from yggdrasil.drafters.heads.settings import HeadSettings
 from yggdrasil.drafters.heads.tensors import read_tensors, refuse_others
-from yggdrasil.models.facts import load_config
-from yggdrasil.models.outline import Outline
 
 # Copies of the target's, which files may bring, and tables that are computed.
 _IGNORED = ("embed_tokens.weight", "shared_head.head.weight", "rotary_emb.inv_freq")

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from yggdrasil.drafters.heads.waiting import WaitingStates
-from yggdrasil.models.runner import ModelRunner
+from yggdrasil.runtime.runner import ModelRunner
 
 
 class ReadingDrafter:

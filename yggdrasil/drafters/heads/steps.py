@@ -13,8 +13,8 @@ from torch import Tensor
 
 from yggdrasil.drafters.heads.layer import target_tokens
 from yggdrasil.drafters.heads.loading import DraftingHead
-from yggdrasil.models.loaded import LoadedModel
-from yggdrasil.models.traced import CallStep
+from yggdrasil.runtime.loaded import LoadedModel
+from yggdrasil.runtime.traced import CallStep
 from yggdrasil.tree.growth import attach_best, likeliest, offer, plant_root
 from yggdrasil.tree.token_tree import TokenTree
 

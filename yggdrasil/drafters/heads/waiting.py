@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from yggdrasil.models.kernels import is_native
-from yggdrasil.models.kernels.direct import Mailbox, direct
-from yggdrasil.models.layer_rows import LayerRows
+from yggdrasil.native import is_native
+from yggdrasil.native.direct import Mailbox, direct
+from yggdrasil.runtime.layer_rows import LayerRows
 
 
 class WaitingStates:

@@ -1,6 +1,6 @@
 """Pad a head as its target was padded: it drafts what it drafted, at the costs of a head of the wide target.
 
-As in ``models/widening`` nothing new ever reaches what a row hands on; all other new weights are random.
+As in ``checkpoints/widening`` nothing new ever reaches what a row hands on; all other new weights are random.
 """
 
 import json
@@ -12,6 +12,9 @@ import torch
 from torch import Tensor
 
 from yggdrasil.artifacts import atomic_directory, parse_json, shown
+from yggdrasil.checkpoints.shards import faults_of_disks
+from yggdrasil.checkpoints.widening import ModelShape, read_shape
+from yggdrasil.checkpoints.widening.layout import Layout, scaled, widened
 from yggdrasil.drafters.heads.files import open_head
 from yggdrasil.drafters.heads.kinds import kind_of
 from yggdrasil.drafters.heads.medusa import MedusaHeads
@@ -19,9 +22,6 @@ from yggdrasil.drafters.heads.medusa_files import open_medusa
 from yggdrasil.drafters.heads.module import EagleHead
 from yggdrasil.drafters.heads.settings import CONVENTION, HeadSettings
 from yggdrasil.errors import YggdrasilError
-from yggdrasil.models.shards import faults_of_disks
-from yggdrasil.models.widening import ModelShape, read_shape
-from yggdrasil.models.widening.layout import Layout, scaled, widened
 
 _USUAL = ("hidden_size", "num_attention_heads", "num_key_value_heads", "intermediate_size", "rms_norm_eps")
 

@@ -1,0 +1,107 @@
+"""A tokenizer opened by its kept class is the one that transformers finds, and opening it imports no configuration."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoTokenizer
+
+import yggdrasil
+from yggdrasil.artifacts.cache import cache_root
+from yggdrasil.checkpoints import kept_tokenizer
+from yggdrasil.checkpoints.facts import load_tokenizer
+from yggdrasil.runtime.kept_tensors import open_model
+
+BUNDLED = Path(yggdrasil.__file__).parent / "assets" / "tiny" / "target"
+TEMPLATE = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}{% if tools %}tools{% endif %}"
+CHAT = [{"role": "user", "content": "Hello, wörld 123"}]
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """A cache of its own; the kernels are the usual ones."""
+    kernels = cache_root() / "kernels"
+    monkeypatch.setenv("YGGDRASIL_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "kernels").symlink_to(kernels)
+    monkeypatch.setattr(kept_tokenizer, "in_fork", lambda work: work())  # where it can be counted
+    return tmp_path / "cache"
+
+
+def folder_of(place, model_type, kind):
+    """The bundled tokenizer, of another model by name and with a template."""
+    place.mkdir()
+    (place / "tokenizer.json").write_bytes((BUNDLED / "tokenizer.json").read_bytes())
+    (place / "config.json").write_text(json.dumps({"model_type": model_type}))
+    settings = json.loads((BUNDLED / "tokenizer_config.json").read_text()) | {"tokenizer_class": kind}
+    (place / "tokenizer_config.json").write_text(json.dumps(settings))
+    (place / "chat_template.jinja").write_text(TEMPLATE)
+    return place
+
+
+@pytest.mark.parametrize(
+    ("model_type", "kind"), [("llama", "TokenizersBackend"), ("qwen2", "Qwen2Tokenizer"), ("gpt2", "GPT2TokenizerFast")]
+)
+def test_the_second_is_the_first(tmp_path, cache, monkeypatch, model_type, kind):
+    folder = folder_of(tmp_path / "model", model_type, kind)
+    theirs = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    load_tokenizer(folder)
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", None)  # not needed again
+    ours = load_tokenizer(folder)
+
+    assert type(ours) is type(theirs)
+    assert ours.backend_tokenizer.to_str() == theirs.backend_tokenizer.to_str()
+    assert ours.init_kwargs == theirs.init_kwargs
+    assert ours.special_tokens_map == theirs.special_tokens_map
+    assert ours.apply_chat_template(CHAT, tools=[{}]) == theirs.apply_chat_template(CHAT, tools=[{}])
+
+
+def test_another_setting_or_a_damaged_note_asks_transformers_again(tmp_path, cache, monkeypatch):
+    asked = []
+    find = AutoTokenizer.from_pretrained
+    monkeypatch.setattr(
+        AutoTokenizer, "from_pretrained", lambda *args, **named: asked.append(1) or find(*args, **named)
+    )
+    folder = folder_of(tmp_path / "model", "qwen2", "Qwen2Tokenizer")
+    load_tokenizer(folder)
+    settings = folder / "tokenizer_config.json"
+    settings.write_text(settings.read_text().replace("Qwen2Tokenizer", "TokenizersBackend"))
+    load_tokenizer(folder)
+    assert len(asked) == 2
+    for content in ("", "[]", '{"module": "os", "name": "path"}', '{"module": "transformers.nowhere", "name": "A"}'):
+        for note in (cache / "tokenizers").iterdir():
+            note.write_text(content)
+        load_tokenizer(folder)
+    assert len(asked) == 6
+
+
+def test_a_cache_that_cannot_be_written_costs_time_alone(tmp_path, cache):
+    (cache / "tokenizers").write_text("a file in the place of the folder")
+    folder = folder_of(tmp_path / "model", "llama", "TokenizersBackend")
+
+    assert load_tokenizer(folder).get_vocab() == load_tokenizer(folder).get_vocab()
+
+
+def test_a_second_start_imports_no_configuration_and_no_compiler(cache):
+    opened = open_model(BUNDLED, torch.float32, torch.device("cpu"), 1)
+    load_tokenizer(BUNDLED)
+    program = f"""
+import sys, torch
+from yggdrasil.engine.decoder import Decoder
+from yggdrasil.engine.ends import end_tokens
+from yggdrasil.checkpoints.facts import load_tokenizer
+from yggdrasil.checkpoints import kept_tokenizer
+from yggdrasil.runtime.kept_tensors import open_model
+
+loaded = open_model({str(BUNDLED)!r}, torch.float32, torch.device("cpu"), 1)
+end_tokens({str(BUNDLED)!r}, loaded.outline.eos, load_tokenizer({str(BUNDLED)!r}))
+assert loaded.vocab_size == {opened.vocab_size}
+print(sorted({{"torch._dynamo", "torch._inductor", "transformers.models", "accelerate"}} & sys.modules.keys()))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, env=os.environ)
+
+    assert done.stdout.strip() == "[]", done.stdout + done.stderr

@@ -1,0 +1,98 @@
+"""The operators of captured steps: the portable ones against indexing, the Triton ones against the portable.
+
+Triton's interpreter runs its kernels on a CPU, slowly: TRITON_INTERPRET=1 pytest tests/native/test_cuda_kernels.py,
+where Triton is installed (with numpy older than 2.4). On a GPU ``tests/gpu`` does the same.
+"""
+
+import importlib.util
+import os
+import sys
+
+import pytest
+import torch
+from attention_case import AttentionCase
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from yggdrasil import native
+from yggdrasil.native import portable
+
+interpreted = pytest.mark.skipif(
+    os.environ.get("TRITON_INTERPRET") != "1" or importlib.util.find_spec("triton") is None,
+    reason="needs Triton and TRITON_INTERPRET=1",
+)
+
+
+@st.composite
+def accepted_rows(draw):
+    """(start, rows padded to the width, how many are accepted, free slots behind the step)."""
+    width = draw(st.integers(1, 20))
+    rows = sorted({0, *draw(st.sets(st.integers(0, width - 1)))})
+    return draw(st.integers(0, 30)), rows + [width - 1] * (width - len(rows)), len(rows), draw(st.integers(0, 5))
+
+
+def assert_kept(function, start, rows, count, free, dtype):
+    caches = [torch.randn(3, start + len(rows) + free, 20).to(dtype) for _ in range(4)]
+    expected = [cache.clone() for cache in caches]
+    for cache in expected:
+        cache[:, start : start + count] = cache[:, [start + row for row in rows[:count]]].clone()
+    function(caches, torch.tensor([start]), torch.tensor(rows), torch.tensor([count]))
+
+    for ours, theirs in zip(caches, expected, strict=True):
+        end = start + count
+        assert torch.equal(ours[:, :end], theirs[:, :end])
+        assert torch.equal(ours[:, start + len(rows) :], theirs[:, start + len(rows) :])
+
+
+@settings(max_examples=100)
+@given(accepted_rows())
+def test_accepted_rows_are_kept(step):
+    assert_kept(torch.ops.yggdrasil.keep_rows, *step, torch.bfloat16)
+
+
+def test_without_triton_a_gpu_gets_the_portable_operators(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "triton", None)
+    native.cuda_operators.cache_clear()
+    try:
+        assert native.cuda_operators()["tree_attention"] is portable.tree_attention
+        assert "no Triton" in capsys.readouterr().err
+    finally:
+        native.cuda_operators.cache_clear()
+
+
+@interpreted
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=["float32", "float16"])
+@pytest.mark.parametrize("window", [0, 1, 4, 70])
+@pytest.mark.parametrize("softcap", [0.0, 2.0])
+def test_triton_attention_equals_the_portable_one(dtype, window, softcap):
+    """NOTE: the interpreter multiplies bfloat16 as if it were integers; float16 takes the same path on a GPU."""
+    from yggdrasil.native import cuda
+
+    tolerance = 1e-5 if dtype == torch.float32 else 4e-3
+    for seed in range(100, 102):
+        case = AttentionCase(seed, dtype)
+        output, *caches = case.run(cuda.tree_attention, window, softcap)
+        expected, *expected_caches = case.run(portable.tree_attention, window, softcap)
+
+        torch.testing.assert_close(output, expected, atol=tolerance, rtol=tolerance)
+        for ours, theirs in zip(caches, expected_caches, strict=True):
+            assert torch.equal(ours, theirs)
+
+
+@interpreted
+def test_a_step_that_asks_for_few_of_its_rows_gets_the_portable_operator():
+    from yggdrasil.native import cuda
+
+    attend = cuda.with_fallback(vars(portable))["tree_attention"]
+    for seed in range(100, 104):
+        case = AttentionCase(seed, torch.float32, asks_few=True)
+        torch.testing.assert_close(case.run(attend), case.run(portable.tree_attention))
+
+
+@interpreted
+@settings(max_examples=20)
+@given(accepted_rows(), st.sampled_from([torch.float32, torch.bfloat16]))
+def test_triton_keeps_accepted_rows(step, dtype):
+    from yggdrasil.native import cuda
+
+    assert_kept(cuda.keep_rows, *step, dtype)

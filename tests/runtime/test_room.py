@@ -1,0 +1,68 @@
+"""A longer text than the plan's: within the model and the memory, or one sentence."""
+
+from pathlib import Path
+
+import pytest
+from tiny_pair import make_pair
+
+import yggdrasil
+from yggdrasil.errors import YggdrasilError
+from yggdrasil.runtime import room
+from yggdrasil.runtime.cache import StaticCache
+from yggdrasil.runtime.room import cache_bytes, check_room
+
+
+def test_the_models_limit_is_named():
+    pair = make_pair()
+    check_room([pair.target, pair.drafter], 256, 400)
+    with pytest.raises(YggdrasilError, match="max_length is 257, but tiny target was built for 256 tokens; give no mo"):
+        check_room([pair.target, pair.drafter], 257, 400)
+
+
+def test_memory_that_is_not_there_is_named(monkeypatch):
+    pair = make_pair()
+    needed = cache_bytes(pair.target, 400) + cache_bytes(pair.drafter, 400)
+    monkeypatch.setattr(room, "available_bytes", lambda: needed)
+    check_room([pair.target, pair.drafter], 200, 400)
+    monkeypatch.setattr(room, "available_bytes", lambda: needed - 1)
+    with pytest.raises(YggdrasilError, match=r"200, whose caches take .* GB, but .* GB of memory are left"):
+        check_room([pair.target, pair.drafter], 200, 400)
+
+
+def test_caches_take_what_is_said():
+    target = make_pair().target
+    cache = StaticCache.allocate(target.outline.key_heads, 400, target.dtype, target.device)
+
+    assert cache_bytes(target, 400) == cache.num_bytes
+
+
+def test_the_system_says_what_is_left():
+    left = room.available_bytes()
+    assert left is None or left > 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("limit", "left"), [("5000", 5000 - 3000 + 700 + 50), ("2000", 0), ("max", 8192), (None, 8192), ("900000", 8192)]
+)
+def test_a_containers_limit_counts_too(monkeypatch, tmp_path, limit, left):
+    """Pages of files are dropped before memory is refused; a model's file alone would fill a container's."""
+    (tmp_path / "meminfo").write_text("MemTotal: 99 kB\nMemAvailable: 8 kB\n")
+    monkeypatch.setattr(room, "_MEMINFO", tmp_path / "meminfo")
+    monkeypatch.setattr(room, "_CONTAINER", tmp_path)
+    if limit is not None:
+        (tmp_path / "memory.max").write_text(f"{limit}\n")
+        (tmp_path / "memory.current").write_text("3000\n")
+        (tmp_path / "memory.stat").write_text("anon 2250\nactive_file 50\ninactive_file 700\nshmem 0\n")
+
+    assert room.available_bytes() == left
+
+
+def test_a_plan_decodes_within_another_length():
+    plan = next((Path(yggdrasil.__file__).parents[1] / "plans/tiny").glob("*.yaml"))
+    decoder = yggdrasil.Decoder.from_plan(plan, backend="eager", force_machine=True, max_length=40)
+    found = decoder.generate(list(range(5, 35)), max_new_tokens=50, ignore_eos=True)
+
+    assert found.finish_reason == "context"
+    assert len(found.tokens) == 40 - 30
+    with pytest.raises(YggdrasilError, match=r"max_length is 99999, but .* was built for 2048 tokens; give no more"):
+        yggdrasil.Decoder.from_plan(plan, backend="eager", force_machine=True, max_length=99999)

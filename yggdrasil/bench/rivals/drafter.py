@@ -1,0 +1,85 @@
+"""A draft model that grows the trees of other systems, by their rules, on its own compiled steps."""
+
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor
+
+from yggdrasil.bench.rivals.protocol import Entries, Growth, Pool
+from yggdrasil.bench.rivals.steps import ChosenLeavesStep, ChosenStep
+from yggdrasil.drafters.draft_model import DraftModel
+from yggdrasil.runtime.buffers import HostBuffer
+from yggdrasil.tree.token_tree import TokenTree
+from yggdrasil.tree.widths import fitting
+
+
+class ChosenDrafter:
+    """Grows ``tree`` by ``growth``, which may be exchanged between requests; all else is the draft model's.
+
+    Without a rule (None) growth is the draft model's own, Equal-Growth. A level wider than the widest step is attached
+    in several. The tree needs room for the widest step behind its last node. Only ``depth`` of a shape matters to a
+    rule: it knows its own widths.
+    """
+
+    hidden_layers: tuple[int, ...] = ()
+
+    def __init__(
+        self, drafter: DraftModel, tree: TokenTree, widths: Sequence[int], growth: Growth | None = None
+    ) -> None:
+        self.name = f"{drafter.name}, by rule"
+        self.growth = growth
+        self._drafter = drafter
+        self._widths = sorted(widths)
+        runner = drafter.runner
+        device = runner.loaded.device
+        self._place = HostBuffer(3, device)
+        self._entries = HostBuffer(self._widths[-1], device)
+        for width in self._widths:
+            inputs = [self._place.tensor, self._entries.tensor[:width]]
+            buffers = tree.tensors()
+            runner.define("chosen", width, ChosenStep(runner.call), [*inputs, drafter.knots, *buffers])
+            runner.define("chosen_leaves", width, ChosenLeavesStep(), [*inputs, *buffers])
+        runner.complete_again()
+
+    def begin(self, tokens: Sequence[int]) -> None:
+        self._drafter.begin(tokens)
+
+    def extend(self, tokens: Sequence[int], hidden: Mapping[int, Tensor]) -> None:
+        self._drafter.extend(tokens, hidden)
+
+    def head(self, tree: TokenTree) -> None:
+        self._drafter.head(tree)
+
+    def grow(self, tree: TokenTree, width: int, depth: int) -> None:
+        growth = self.growth
+        if growth is None:
+            self._drafter.grow(tree, width, depth)
+            return
+        pool = _look(tree)
+        newest, size = range(1), 1
+        for level in range(1, depth):
+            entries = growth.level(pool, newest, level)
+            if not len(entries):
+                return
+            newest = range(size, size + len(entries))
+            size = self._attach("chosen", tree, size, entries)
+            pool = _look(tree) if growth.reads_pool else pool
+        self._attach("chosen_leaves", tree, size, growth.last(pool, newest, depth))
+
+    def _attach(self, step: str, tree: TokenTree, size: int, entries: Entries) -> int:
+        """Attach ``entries`` to a tree of ``size`` nodes; returns its size then."""
+        widest = self._widths[-1]
+        chosen = entries.tolist()
+        for start in range(0, len(chosen), widest):
+            part = chosen[start : start + widest]
+            width = fitting(self._widths, len(part))
+            assert size + width <= tree.num_nodes, f"{size} + {width} nodes in a tree that holds {tree.num_nodes}"
+            self._place.write(self._drafter.root_position, size, len(part))
+            self._entries.write(*part, *[part[-1]] * (width - len(part)))
+            self._drafter.runner.launch(step, width)
+            size += len(part)
+        return size
+
+
+def _look(tree: TokenTree) -> Pool:
+    """The pool as the host sees it; on a CPU these are views."""
+    return Pool(tree.pool_scores.cpu().numpy(), tree.pool_edges.cpu().numpy(), tree.candidates)

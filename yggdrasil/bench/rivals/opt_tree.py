@@ -1,0 +1,36 @@
+"""OPT-Tree (Wang et al. 2024): level by level, then the subtree of greatest expected acceptance.
+
+Every level takes the best ``level_width`` children of the level before by path probability. Growth ends when one more
+level adds less expected acceptance to the best subtree of ``budget`` nodes than its drafting costs (in target passes).
+"""
+
+import numpy as np
+
+from yggdrasil.bench.rivals.protocol import NOTHING, Entries, Pool
+
+
+class OptTree:
+    """``budget`` drafted nodes are verified: choose them by score, which are path probabilities here."""
+
+    reads_pool = True
+
+    def __init__(self, budget: int, level_width: int, min_gain: float) -> None:
+        self.name = f"OPT-Tree, {budget} nodes"
+        self._budget, self._level_width, self._min_gain = budget, level_width, min_gain
+        self._probabilities: list[float] = []
+        self._expected = 0.0
+
+    def widths(self, depth: int) -> list[int]:
+        return [self._level_width] * (depth - 1)
+
+    def level(self, pool: Pool, newest: range, depth: int) -> Entries:
+        if depth == 1:
+            self._probabilities, self._expected = [], 0.0
+        entries = pool.best(self._level_width, newest)
+        self._probabilities += np.exp(pool.scores[entries]).tolist()
+        expected = sum(sorted(self._probabilities, reverse=True)[: self._budget])
+        gain, self._expected = expected - self._expected, expected
+        return entries if depth == 1 or gain > self._min_gain else NOTHING
+
+    def last(self, pool: Pool, newest: range, depth: int) -> Entries:
+        return self.level(pool, newest, depth)

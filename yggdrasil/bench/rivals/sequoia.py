@@ -1,0 +1,122 @@
+"""Sequoia's static tree (Chen et al. 2024, section 3.1): optimal for an acceptance vector and the hardware's costs.
+
+``acceptance[j]`` is the probability that the drafter's j-th likeliest token is the target's, given that its parent was
+accepted. A node is worth the product along its path, the root 1; a tree is worth the sum: its expected tokens a pass.
+Dims: K ranks, N nodes, D depth.
+"""
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from yggdrasil.bench.rivals.protocol import StaticGrowth, StaticTree
+from yggdrasil.tree.step_costs import StepCosts
+
+
+class SequoiaTables:
+    """The dynamic programme, once for all sizes up to N and depths up to D; O(D K N^2)."""
+
+    def __init__(self, acceptance: Sequence[float], max_nodes: int, max_depth: int) -> None:
+        """``max_nodes`` counts the root, ``max_depth`` does not.
+
+        Raises:
+            ValueError: probabilities outside [0, 1], or no room for a root.
+        """
+        if max_nodes < 1 or max_depth < 0:
+            raise ValueError(f"a tree needs a root, got {max_nodes = }, {max_depth = }")
+        if not all(0.0 <= p <= 1.0 for p in acceptance):
+            raise ValueError(f"acceptance must be probabilities, got {list(acceptance)}")
+        self.acceptance = tuple(acceptance)
+        self.max_nodes, self.max_depth = max_nodes, max_depth
+
+    @cached_property
+    def _tables(self) -> npt.NDArray[np.float64]:
+        """Value of the best tree [D + 1, K + 1, N + 1] by depth, ranks that the root may use, and exact size."""
+        ranks, size = len(self.acceptance), self.max_nodes
+        table = np.full((self.max_depth + 1, ranks + 1, size + 1), -np.inf)
+        table[:, :, 1] = 1.0
+        for depth in range(1, self.max_depth + 1):
+            child = table[depth - 1, ranks]
+            for rank in range(1, ranks + 1):
+                without = table[depth, rank - 1]
+                best = without.copy()
+                if self.acceptance[rank - 1] == 0.0:
+                    table[depth, rank] = best
+                    continue
+                for share in range(1, size):  # nodes below the child of this rank, itself included
+                    gain = self.acceptance[rank - 1] * child[share]
+                    np.maximum(best[share + 1 :], without[1 : size + 1 - share] + gain, out=best[share + 1 :])
+                table[depth, rank] = best
+        return table
+
+    def value(self, num_nodes: int, depth: int) -> float:
+        """Expected tokens a pass of the best tree of exactly ``num_nodes``; -inf where no such tree exists."""
+        return float(self._tables[depth, -1, num_nodes])
+
+    def tree(self, num_nodes: int, depth: int) -> StaticTree:
+        """The best tree; ValueError where no tree of that size fits into that depth."""
+        if not np.isfinite(self.value(num_nodes, depth)):
+            raise ValueError(f"{num_nodes} nodes do not fit into depth {depth} with {len(self.acceptance)} ranks")
+        return StaticTree.from_paths(self._paths((), num_nodes, depth))
+
+    def _paths(self, root: tuple[int, ...], num_nodes: int, depth: int) -> list[tuple[int, ...]]:
+        paths: list[tuple[int, ...]] = []
+        for rank in range(len(self.acceptance), 0, -1):
+            share = self._share(num_nodes, depth, rank)
+            if share:
+                child = (*root, rank - 1)
+                paths += [child, *self._paths(child, share, depth - 1)]
+                num_nodes -= share
+        return paths
+
+    def _share(self, num_nodes: int, depth: int, rank: int) -> int:
+        """Nodes that go below the child of ``rank`` in the best tree; 0 if it is not used."""
+        if depth == 0:
+            return 0
+        with_rank, without = self._tables[depth, rank], self._tables[depth, rank - 1]
+        if with_rank[num_nodes] == without[num_nodes]:
+            return 0
+        child = self._tables[depth - 1, -1]
+        shares = np.arange(1, num_nodes)
+        values = without[num_nodes - shares] + self.acceptance[rank - 1] * child[shares]
+        return int(shares[values.argmax()])
+
+
+class SequoiaChoice(NamedTuple):
+    """The size and depth that the costs favour, and what they promise."""
+
+    num_nodes: int
+    depth: int
+    expected_tokens: float
+    ms_per_token: float
+
+
+def choose_size(tables: SequoiaTables, costs: StepCosts, widths: Sequence[int]) -> SequoiaChoice:
+    """The hardware-aware part (section 3.3): size and depth of least time a token.
+
+    A level is drafted with the widest of ``widths``, in as many steps as it takes; sizes are the verify widths.
+    """
+    widest = max(widths)
+    choices = []
+    for depth in range(1, tables.max_depth + 1):
+        for size in costs.verify_widths:
+            if not 1 < size <= tables.max_nodes or not np.isfinite(tables.value(size, depth)):
+                continue
+            levels = np.bincount(tables.tree(size, depth).depths)[1:-1]  # the last level is not read
+            steps = int(np.ceil(levels / widest).sum())
+            drafting = costs.head_ms + steps * costs.draft_ms[widest]
+            total = drafting + costs.verify_ms[size] + costs.overhead_ms
+            value = tables.value(size, depth)
+            choices.append(SequoiaChoice(size, depth, value, total / value))
+    if not choices:
+        raise ValueError(f"no verify width of {costs.verify_widths} makes a tree")
+    return min(choices, key=lambda choice: choice.ms_per_token)
+
+
+def sequoia(tables: SequoiaTables, num_nodes: int) -> StaticGrowth:
+    """The best tree of ``num_nodes`` (root included), or the largest smaller one that fits the depth."""
+    size = max(n for n in range(1, num_nodes + 1) if np.isfinite(tables.value(n, tables.max_depth)))
+    return StaticGrowth(f"Sequoia, {size - 1} nodes", tables.tree(size, tables.max_depth))

@@ -1,0 +1,65 @@
+"""Compiled steps for trees whose rule chooses the candidates outside: attach these, and read them.
+
+Dims: W rows, N tree nodes, M calibration knots.
+"""
+
+import torch
+from torch import Tensor
+
+from yggdrasil.drafters.steps import read_nodes
+from yggdrasil.runtime.traced import CallStep, ModelCall, StepModule
+from yggdrasil.tree.growth import offer_candidates
+from yggdrasil.tree.token_tree import NO_SCORE, TokenTree
+
+
+def attach_chosen(tree: TokenTree, first: Tensor, count: Tensor, entries: Tensor) -> Tensor:
+    """Attach the pool ``entries`` [W] as nodes ``first`` [1] onwards; returns them [W].
+
+    Rows from ``count`` [1] on are padding, which repeats an entry: they get no score, so they are no nodes, and the
+    next step overwrites them.
+    """
+    rows = torch.arange(entries.shape[0], device=entries.device)
+    nodes = first + rows
+    parents = entries // tree.candidates
+    tree.tokens[nodes] = tree.pool_tokens[entries]
+    tree.edges[nodes] = tree.pool_edges[entries]
+    tree.parents[nodes] = parents
+    tree.depths[nodes] = tree.depths[parents] + 1
+    tree.scores[nodes] = torch.where(rows < count, tree.pool_scores[entries], NO_SCORE)
+    itself = nodes[:, None] == torch.arange(tree.num_nodes, device=entries.device)
+    tree.ancestors[nodes] = tree.ancestors[parents] | itself
+    tree.pool_scores[entries] = NO_SCORE
+    return nodes
+
+
+class ChosenStep(CallStep[ModelCall]):
+    """Attach W chosen candidates, run them through the drafter, offer their continuations."""
+
+    wide = (1,)
+
+    def forward(
+        self,
+        weights: list[Tensor],
+        caches: list[Tensor],
+        place: Tensor,  # [3] int64: the root's position, number of the first new node, rows that count
+        entries: Tensor,  # [W] int64
+        knots: Tensor,  # [M] float32
+        *tree_buffers: Tensor,
+    ) -> tuple[Tensor]:
+        tree = TokenTree(*tree_buffers)
+        root, first, count = place[:1], place[1:2], place[2:]
+        nodes = attach_chosen(tree, first, count, entries)
+        logits = read_nodes(self._call, weights, caches, tree, (root, first), nodes)
+        offer_candidates(tree, nodes, logits, knots)
+        return (nodes,)
+
+
+class ChosenLeavesStep(StepModule):
+    """Attach W chosen candidates as leaves, which the drafter need not read."""
+
+    wide = (1,)
+
+    def forward(
+        self, weights: list[Tensor], caches: list[Tensor], place: Tensor, entries: Tensor, *tree_buffers: Tensor
+    ) -> tuple[Tensor]:
+        return (attach_chosen(TokenTree(*tree_buffers), place[1:2], place[2:], entries),)

@@ -1,0 +1,116 @@
+"""What can be known of a model without its weights: configuration and tokenizer; what cannot be served is refused."""
+
+from pathlib import Path
+
+from transformers import PretrainedConfig, PreTrainedTokenizerBase
+from transformers.utils import logging as transformers_logging
+
+from yggdrasil.checkpoints.families import register_family
+from yggdrasil.checkpoints.kept_tokenizer import open_tokenizer
+from yggdrasil.checkpoints.source import Source
+from yggdrasil.errors import YggdrasilError, one_line
+
+_MOST_POSITIONS = 2**31 - 1
+_MOST_LAYERS = 1024  # far more than any model has; what counts more would be made before its weights are missed
+_RECURRENT_LAYERS = {"linear_attention", "mamba", "recurrent", "conv", "hybrid", "mamba2", "rwkv"}
+
+
+def load_config(source: str | Path | Source) -> PretrainedConfig:
+    """The configuration of a folder, GGUF file or hub id, with one sentence where there is none or it is odd."""
+    from transformers import AutoConfig  # here: nothing that was opened before needs it
+
+    found = Source.find(source)
+    register_family(found.folder)
+    try:
+        config: PretrainedConfig = AutoConfig.from_pretrained(found.folder, local_files_only=True)
+        fault = _fault(config.get_text_config())
+    except Exception as error:  # a field of another type fails wherever it is first used
+        raise YggdrasilError(f"{found.given}: config.json could not be read: {one_line(error)}") from error
+    if fault is not None:
+        raise YggdrasilError(f"{found.given}: config.json does not fit together: {fault}")
+    return config
+
+
+def _fault(config: PretrainedConfig) -> str | None:
+    """What about the sizes of a model with attention cannot be; None where there is nothing."""
+    heads = getattr(config, "num_attention_heads", None)
+    if not isinstance(heads, int) or not hasattr(config, "hidden_size"):
+        return None  # a family of another kind, which is refused by name
+    kv_heads = getattr(config, "num_key_value_heads", None)
+    kv_heads = heads if kv_heads is None else kv_heads
+    if min(heads, kv_heads, config.vocab_size, config.hidden_size, config.num_hidden_layers) < 1:
+        return "a size is not positive"
+    if config.num_hidden_layers > _MOST_LAYERS:
+        return f"num_hidden_layers is {config.num_hidden_layers}, more than {_MOST_LAYERS}"
+    positions = getattr(config, "max_position_embeddings", None) or 0
+    if not 0 <= positions <= _MOST_POSITIONS:
+        return f"max_position_embeddings is {positions}, not from 0 to {_MOST_POSITIONS}"
+    if heads % kv_heads:
+        return f"num_key_value_heads ({kv_heads}) does not divide num_attention_heads ({heads})"
+    if not getattr(config, "head_dim", None) and config.hidden_size % heads:
+        return f"num_attention_heads ({heads}) does not divide hidden_size ({config.hidden_size})"
+    return None
+
+
+def refuse_unverifiable(config: PretrainedConfig, name: str) -> None:
+    """Refuse recurrent, hybrid and encoder-decoder models with the reason."""
+    if config.is_encoder_decoder:
+        raise YggdrasilError(f"{name} is an encoder-decoder model; Yggdrasil decodes decoder-only causal models")
+    text = config.get_text_config()
+    layers = set(getattr(text, "layer_types", None) or getattr(text, "layers_block_type", None) or ())
+    recurrent = sorted(layer for layer in layers if any(kind in layer for kind in _RECURRENT_LAYERS))
+    if recurrent or not hasattr(text, "num_attention_heads") or hasattr(text, "ssm_cfg") or hasattr(text, "state_size"):
+        reason = (
+            f"has {', '.join(recurrent)} layers" if recurrent else f"({config.model_type}) has no softmax attention"
+        )
+        raise YggdrasilError(
+            f"{name} {reason}: a recurrent state holds one past only, so the branches of a tree cannot be verified in "
+            "one pass; use a model with softmax attention in every layer"
+        )
+    if any("chunked" in layer for layer in layers):
+        raise YggdrasilError(f"{name} attends in chunks (chunked_attention), which tree attention does not compute")
+    if getattr(text, "kv_lora_rank", None):
+        raise YggdrasilError(f"{name} uses multi-head latent attention, whose compressed cache is not served")
+    if getattr(text, "position_embedding_type", "absolute") not in ("absolute", "rotary") or getattr(
+        text, "alibi", False
+    ):
+        raise YggdrasilError(
+            f"{name} uses relative or ALiBi positions; only rotary and learned absolute positions are served"
+        )
+
+
+def load_tokenizer(source: str | Path | Source) -> PreTrainedTokenizerBase:
+    """The tokenizer beside a checkpoint, or the one in a GGUF file."""
+    found = Source.find(source)
+    transformers_logging.set_verbosity_error()
+    try:
+        tokenizer = open_tokenizer(found.folder)
+        tokenizer.decode(tokenizer("a b")["input_ids"])  # a setting of another type fails where it is first used
+    except Exception as error:  # whatever its files made of it: the parser in Rust raises a bare Exception
+        load_config(found)  # which a tokenizer reads too: it may be what is wrong
+        raise YggdrasilError(f"{found.given}: the tokenizer could not be loaded: {one_line(error)}") from error
+    return tokenizer
+
+
+def check_same_tokenizer(
+    target: PreTrainedTokenizerBase, drafter: PreTrainedTokenizerBase, names: tuple[str, str]
+) -> None:
+    """Refuse a pair whose token ids mean different texts, naming the first difference.
+
+    Padded vocabularies (more rows in a model than tokens in its tokenizer) do not matter here.
+    """
+    ours, theirs = target.get_vocab(), drafter.get_vocab()
+    if ours != theirs:
+        by_id = {i: token for token, i in ours.items()}, {i: token for token, i in theirs.items()}
+        first = min(i for i in by_id[0].keys() | by_id[1].keys() if by_id[0].get(i) != by_id[1].get(i))
+        raise YggdrasilError(
+            f"{names[0]} and {names[1]} have different tokenizers: token {first} is {by_id[0].get(first)!r} in the "
+            f"first and {by_id[1].get(first)!r} in the second; a drafter must share the target's tokenizer"
+        )
+    for text in ("def f(x):\n    return x", "Hello, wörld 123"):
+        a, b = (tokenizer(text, add_special_tokens=False)["input_ids"] for tokenizer in (target, drafter))
+        if a != b:
+            raise YggdrasilError(
+                f"{names[0]} and {names[1]} tokenize {text!r} differently: {a} and {b}; use a drafter with the same "
+                "tokenizer"
+            )

@@ -1,0 +1,94 @@
+"""Modules over quantised weights, in the place of a model's own: names and shapes stay, the bytes read shrink.
+
+Rows are rounded to int8 with a scale every 32 inputs before they meet the weights. The rounding is part of the
+function: it depends on the row alone and is the same at every width.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+import yggdrasil.native  # noqa: F401  (registers torch.ops.yggdrasil)
+from yggdrasil.checkpoints.formats.rows import PackedRows
+
+
+class QuantisedLinear(nn.Module):
+    """``nn.Linear`` over quantised weights; inference only."""
+
+    packed: Tensor
+    bias: Tensor | None
+
+    def __init__(self, weight: PackedRows, bias: Tensor | None, num_threads: int) -> None:
+        super().__init__()
+        self.format, self.out_features, self.in_features, packed = weight
+        self.num_threads = num_threads
+        self.register_buffer("packed", packed)
+        self.register_buffer("bias", None if bias is None else bias.detach())
+
+    def rows(self, outputs: Tensor, dtype: torch.dtype) -> Tensor:
+        """The weights [R, K] of ``outputs`` [R] int64 as numbers."""
+        found: Tensor = torch.ops.yggdrasil.quantised_rows(
+            outputs, self.packed, self.format, self.in_features, self.out_features, dtype
+        )
+        return found
+
+    def forward(self, x: Tensor) -> Tensor:  # [..., K] -> [..., N]
+        output: Tensor = torch.ops.yggdrasil.quantised_linear(
+            x, self.packed, self.bias, self.out_features, self.format, self.num_threads
+        )
+        return output
+
+
+class QuantisedExperts(nn.Module):
+    """A mixture's experts over quantised weights, as ``PackedExperts`` over full ones; inference only."""
+
+    gate_proj: Tensor
+    up_proj: Tensor
+    down_proj: Tensor
+
+    def __init__(self, weights: Sequence[PackedRows], is_gelu: bool, num_threads: int) -> None:
+        """``weights`` are those of gate, up and down."""
+        super().__init__()
+        self.formats = [weight.format for weight in weights]
+        self.inner_features = weights[-1].num_inputs
+        self.is_gelu, self.num_threads = is_gelu, num_threads
+        for name, weight in zip(("gate_proj", "up_proj", "down_proj"), weights, strict=True):
+            self.register_buffer(name, weight.packed)
+
+    def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        """Of rows [W, H], experts [W, K] int64 and their weights [W, K] the weighted sums [W, H]."""
+        output: Tensor = torch.ops.yggdrasil.quantised_experts(
+            hidden_states, top_k_index, top_k_weights, [self.gate_proj, self.up_proj, self.down_proj], self.formats,
+            self.inner_features, self.is_gelu, self.num_threads,
+        )  # fmt: skip
+        return output
+
+
+class QuantisedEmbedding(nn.Module):
+    """``nn.Embedding`` over a quantised table; a tied head reads the same ``packed``."""
+
+    packed: Tensor
+
+    def __init__(self, weight: PackedRows, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.format, self.num_embeddings, self.embedding_dim, packed = weight
+        self.dtype = dtype
+        self.register_buffer("packed", packed)
+
+    def forward(self, ids: Tensor) -> Tensor:  # [...] -> [..., K]
+        output: Tensor = torch.ops.yggdrasil.quantised_rows(
+            ids, self.packed, self.format, self.embedding_dim, self.num_embeddings, self.dtype
+        )
+        return output
+
+
+def formats_of(model: nn.Module) -> list[int]:
+    """GGUF's numbers for the formats of the quantised layers, in the model's order."""
+    formats: list[int] = []
+    for layer in model.modules():
+        if isinstance(layer, QuantisedLinear | QuantisedEmbedding):
+            formats.append(layer.format)
+        elif isinstance(layer, QuantisedExperts):
+            formats += layer.formats
+    return formats

@@ -1,0 +1,49 @@
+"""Quantised weights as GGUF has them: rows of blocks, each a few bits a weight and a scale."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+from torch import Tensor
+
+from yggdrasil.native.arena import Arena
+
+# What the kernels of `quantised_format.h` read.
+FORMATS = tuple(GGMLQuantizationType[name] for name in ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"))
+
+
+class QuantisedRows(NamedTuple):
+    """A weight [N, K], or one of every expert [E, N, K], whose rows are blocks of ``format``."""
+
+    format: GGMLQuantizationType
+    blocks: Tensor  # [..., N, bytes] uint8
+
+    @property
+    def num_inputs(self) -> int:
+        """K."""
+        block_inputs, block_bytes = GGML_QUANT_SIZES[self.format]
+        return int(self.blocks.shape[-1]) // block_bytes * block_inputs
+
+    def pack(self, arena: Arena) -> "PackedRows":
+        """The rows in the layout that steps read, written straight to where they read it."""
+        *experts, num_outputs, num_bytes = self.blocks.shape
+        matrices = self.blocks.view(-1, num_outputs, num_bytes)
+        shape = torch.ops.yggdrasil.quantised_shape(matrices[0], int(self.format), self.num_inputs)
+        packed = arena.zeros((*experts, *shape), torch.uint8)
+        for matrix, place in zip(matrices, packed.view(-1, *shape), strict=True):
+            torch.ops.yggdrasil.pack_quantised(matrix, int(self.format), self.num_inputs, place)
+        return PackedRows(int(self.format), num_outputs, self.num_inputs, packed)
+
+
+class PackedRows(NamedTuple):
+    """A quantised weight as the kernels read it."""
+
+    format: int  # as GGUF numbers them
+    num_outputs: int
+    num_inputs: int
+    packed: Tensor  # [..., pairs of panels, bytes] uint8
+
+
+Quantise = Callable[[str, Tensor], QuantisedRows | None]
+"""Quantised rows in the place of a parameter, by its name and its values [..., N, K]; None leaves it as it is."""

@@ -1,0 +1,154 @@
+"""The configuration that a GGUF file's facts make; what an architecture leaves to readers is as llama.cpp has it."""
+
+from collections.abc import Mapping
+from math import inf
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
+from transformers.integrations.ggml import GGUF_CONFIG_DEFAULTS_MAPPING, GGUF_CONFIG_MAPPING
+
+from yggdrasil.artifacts import shown
+from yggdrasil.artifacts.gguf import GgufHeader
+from yggdrasil.checkpoints.gguf.experts import expert_facts
+from yggdrasil.checkpoints.gguf.values import values_of
+from yggdrasil.errors import YggdrasilError, one_line
+
+# Architectures whose every fact is understood here, by the name that transformers has for them; each is tested against
+# the model that was written.
+ARCHITECTURES = {
+    "llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "phi3": "phi3", "gemma2": "gemma2", "gemma3": "gemma3_text",
+    "qwen3moe": "qwen3_moe", "smollm3": "smollm3", "granite": "granite", "olmo2": "olmo2", "ernie4_5": "ernie4_5",
+}  # fmt: skip
+# Facts by the words of transformers, for those of which it has no table.
+_USUAL = {
+    "context_length": "max_position_embeddings", "block_count": "num_hidden_layers",
+    "feed_forward_length": "intermediate_size", "embedding_length": "hidden_size", "rope.freq_base": "rope_theta",
+    "attention.head_count": "num_attention_heads", "attention.head_count_kv": "num_key_value_heads",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+}  # fmt: skip
+_MULTIPLIERS = {
+    "attention.scale": "attention_multiplier", "embedding_scale": "embedding_multiplier",
+    "residual_scale": "residual_multiplier", "logit_scale": "logits_scaling",
+}  # fmt: skip
+# Gemma's models of 27B, by their layers: scores are scaled by another number than the width of a head.
+_MOST_LAYERS_OF_GEMMA = {"gemma2": 46, "gemma3": 62}
+ROPE_FACTORS = "rope_freqs.weight"
+_LLAMA3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+
+
+def read_config(header: GgufHeader) -> PretrainedConfig:
+    """The configuration that the file's facts make.
+
+    Raises:
+        YggdrasilError: an architecture or a rotary scaling that is not understood, or a fact that is missing.
+    """
+    name = ARCHITECTURES.get(header.architecture)
+    if name is None:
+        raise YggdrasilError(
+            f"{shown(header.path)} is of architecture {header.architecture}, which is not read from GGUF; "
+            f"those that are: {', '.join(ARCHITECTURES)}. Give the checkpoint folder instead"
+        )
+    tables: dict[str, Any] = GGUF_CONFIG_MAPPING
+    known = tables.get(name.removesuffix("_text"), _USUAL | (_MULTIPLIERS if name == "granite" else {}))
+    known = known | {"attention.key_length": "head_dim"}
+    facts: dict[str, Any] = dict(GGUF_CONFIG_DEFAULTS_MAPPING.get(name) or {})
+    facts |= {ours: header.fact(theirs) for theirs, ours in known.items() if ours and header.fact(theirs) is not None}
+    facts["sliding_window"] = header.fact("attention.sliding_window") or None  # 0: layers see everything before them
+    facts |= {ours: header.facts.get(f"tokenizer.{theirs}") for theirs, ours in tables["tokenizer"].items() if ours}
+    facts["tie_word_embeddings"] = "output.weight" not in header.tensors
+    embedding = header.tensors.get("token_embd.weight")
+    if embedding is None:
+        raise YggdrasilError(f"{shown(header.path)} lacks the tensor token_embd.weight; fetch the file again")
+    if isinstance(blocks := header.fact("block_count"), int) and blocks > len(header.tensors):
+        raise YggdrasilError(
+            f"{shown(header.path)}: its block_count is {blocks}, and it has {len(header.tensors)} tensors; fetch the "
+            "file again"
+        )
+    facts["vocab_size"] = embedding.shape[0]
+    facts |= _rope_scaling(header)
+    if header.architecture in _MOST_LAYERS_OF_GEMMA:
+        facts |= _facts_of_gemma(header, facts)
+    experts = expert_facts(header)
+    kind = "mixtral" if experts and name == "llama" else name
+    try:
+        config: PretrainedConfig = AutoConfig.for_model(kind, **facts | experts)
+    except Exception as error:
+        raise YggdrasilError(f"{shown(header.path)}: the facts do not fit together: {one_line(error)}") from error
+    model: Any = AutoModelForCausalLM._model_mapping[type(config)]
+    config.architectures = [model.__name__]
+    return config
+
+
+def _facts_of_gemma(header: GgufHeader, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """What Gemma's files leave to their readers, and rotary positions of their two kinds of layers."""
+    bounds = {name: header.fact(name) for name in ("attn_logit_softcapping", "final_logit_softcapping")}
+    found: dict[str, Any] = {name: bound for name, bound in bounds.items() if bound is not None}
+    width = _head_width(header)
+    if facts.get("num_hidden_layers") == _MOST_LAYERS_OF_GEMMA[header.architecture]:
+        width = facts["hidden_size"] // facts["num_attention_heads"]
+    found["query_pre_attn_scalar"] = width
+    if header.architecture == "gemma3":
+        everywhere = {"rope_type": "default", "rope_theta": _number(header, "rope.freq_base", 1e6)}
+        near = {"rope_type": "default", "rope_theta": _number(header, "rope.freq_base_swa", 1e4)}
+        found["rope_parameters"] = {
+            "full_attention": facts.get("rope_parameters") or everywhere, "sliding_attention": near,
+        }  # fmt: skip
+    return found
+
+
+def _rope_scaling(header: GgufHeader) -> dict[str, Any]:
+    """What the rotary positions of the file's architecture are stretched by, in the words of transformers."""
+    theta = _number(header, "rope.freq_base", 10000.0)
+    factor = _number(header, "rope.scaling.factor", _number(header, "rope.scale_linear", 1.0))  # the older name
+    # As llama.cpp has it, which stretches evenly unless told otherwise.
+    kind = header.fact("rope.scaling.type", "none" if factor == 1.0 else "linear")
+    turned, width = header.fact("rope.dimension_count"), _head_width(header)
+    if turned is not None and width is not None and turned != width:
+        raise _unread_rotation(header, f"of {turned} of {width} channels")
+    if ROPE_FACTORS in header.tensors:
+        factors = values_of(header, header.tensors[ROPE_FACTORS])
+        scaling = {"rope_type": "llama3", "rope_theta": theta, "factor": float(factors.max()), **_LLAMA3_ROPE}
+        if np.allclose(factors, _llama3_factors(scaling, len(factors)), rtol=1e-3):
+            return {"rope_parameters": scaling}
+        kind = "of its own"
+    if kind == "linear":
+        return {"rope_parameters": {"rope_type": "linear", "rope_theta": theta, "factor": factor}}
+    if kind != "none" or "rope_factors_long.weight" in header.tensors:
+        raise _unread_rotation(header, kind if kind != "none" else "longrope")
+    return {}
+
+
+def _unread_rotation(header: GgufHeader, rule: object) -> YggdrasilError:
+    return YggdrasilError(
+        f"{shown(header.path)} stretches rotary positions by a rule ({rule}) that is not read from GGUF; give the "
+        "checkpoint folder instead"
+    )
+
+
+def _head_width(header: GgufHeader) -> Any:
+    """Channels of an attention head: where the file does not say, its share of the state."""
+    size, heads = header.fact("embedding_length"), header.fact("attention.head_count")
+    share = size // heads if isinstance(size, int) and isinstance(heads, int) and heads > 0 else None
+    return header.fact("attention.key_length", share)
+
+
+def _number(header: GgufHeader, name: str, default: float) -> float:
+    """The fact ``name``; YggdrasilError where it is no positive number."""
+    value = header.fact(name, default)
+    if isinstance(value, bool | str | list) or not 0.0 < value < inf:
+        raise YggdrasilError(
+            f"{shown(header.path)}: its {name} is {value!r}, which is no positive number; fetch the file again"
+        )
+    return float(value)
+
+
+def _llama3_factors(scaling: dict[str, Any], count: int) -> npt.NDArray[np.float64]:
+    """What llama.cpp divides each rotary frequency by, for these parameters."""
+    wavelength = 2 * np.pi * scaling["rope_theta"] ** (np.arange(count) / count)
+    turns = scaling["original_max_position_embeddings"] / wavelength
+    low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+    smooth = np.clip((turns - low) / (high - low), 0.0, 1.0)
+    factors: npt.NDArray[np.float64] = 1 / ((1 - smooth) / scaling["factor"] + smooth)
+    return factors

@@ -1,0 +1,145 @@
+"""Replace a model's linears and experts by packed ones, in place: one packed copy serves the steps of every width.
+
+A packed layer changes neither the module tree's names nor the function; only the weights' layout in memory.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+import yggdrasil.native  # noqa: F401  (registers torch.ops.yggdrasil)
+from yggdrasil.checkpoints.experts import expert_parts, is_served, pack_experts
+from yggdrasil.checkpoints.formats.layers import QuantisedEmbedding, QuantisedLinear
+from yggdrasil.checkpoints.formats.rows import PackedRows, Quantise
+from yggdrasil.checkpoints.packable import is_packable, page_out
+from yggdrasil.checkpoints.screening import copy_of, pays_a_copy
+from yggdrasil.native.arena import Arena
+
+
+class PackedLinear(nn.Module):
+    """``nn.Linear`` over weights in the layout of ``yggdrasil::packed_linear``; inference only."""
+
+    packed: Tensor
+    bias: Tensor | None
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, num_threads: int, arena: Arena) -> None:
+        super().__init__()
+        self.out_features, self.in_features = weight.shape
+        self.num_threads = num_threads
+        packed = arena.zeros(torch.ops.yggdrasil.packed_shape(weight), weight.dtype)
+        torch.ops.yggdrasil.pack_linear(weight.detach(), packed)
+        self.register_buffer("packed", packed)
+        self.register_buffer("bias", None if bias is None else bias.detach())
+
+    @classmethod
+    def over(cls, packed: Tensor, bias: Tensor | None, shape: tuple[int, int], num_threads: int) -> "PackedLinear":
+        """A layer of ``shape`` [N, K] over weights that another layer packed."""
+        layer = cls.__new__(cls)
+        nn.Module.__init__(layer)
+        (layer.out_features, layer.in_features), layer.num_threads = shape, num_threads
+        layer.register_buffer("packed", packed)
+        layer.register_buffer("bias", None if bias is None else bias.detach())
+        return layer
+
+    def rows(self, outputs: Tensor) -> Tensor:
+        """The weights [R, K] of ``outputs`` [R] int64, bit by bit."""
+        if self.packed.dim() == 2:  # as portable operators keep them
+            return self.packed[outputs]
+        lanes = self.packed.shape[2]
+        found = self.packed[outputs // lanes, :, outputs % lanes]  # of bfloat16 pairs
+        return found.flatten(1)[:, : self.in_features].contiguous()
+
+    def forward(self, x: Tensor) -> Tensor:  # [..., K] -> [..., N]
+        output: Tensor = torch.ops.yggdrasil.packed_linear(
+            x, self.packed, self.bias, self.out_features, self.num_threads
+        )
+        return output
+
+
+class ScreenedLinear(PackedLinear):
+    """A head whose greatest output is found through a copy in 8 bits (``copy_of``), mostly read as that alone."""
+
+    copy: Tensor
+    factors: Tensor
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, num_threads: int, arena: Arena) -> None:
+        super().__init__(weight, bias, num_threads, arena)
+        copy, factors = copy_of(weight.detach(), arena)
+        self.register_buffer("copy", copy)
+        self.register_buffer("factors", factors)
+
+    def forward(self, x: Tensor) -> Tensor:  # [..., K] -> [..., N]
+        output: Tensor = torch.ops.yggdrasil.screened_linear(
+            x, self.packed, self.bias, self.copy, self.factors, self.out_features, self.num_threads
+        )
+        return output
+
+
+def pack_linears(
+    model: nn.Module, num_threads: int, quantise: Quantise | None = None, head: nn.Module | None = None
+) -> None:
+    """Pack linear layers and mixtures' experts of ``model``, and embeddings where ``quantise`` gives their rows.
+
+    A quantised table that serves two modules is packed once; else tied embeddings keep their own (unpacked) table. Of
+    the ``head``, a layer of the model, often no more is wanted than the greatest output.
+    """
+    packer = _Packer(num_threads, quantise or (lambda name, weight: None), head)
+    for name, child in list(model.named_modules(remove_duplicate=False)):
+        packed = packer.packed(name, child)
+        if packed is not None:
+            model.set_submodule(name, packed)
+
+
+def weights_of(name: str, module: Any) -> tuple[str, ...]:
+    """The weights of a layer called ``name`` that may be quantised, all or none; of what is no such layer none."""
+    if type(module) in (nn.Embedding, nn.Linear):
+        return (f"{name}.weight",)
+    return tuple(expert_parts(name, module.gate_up_proj, module.down_proj)) if is_served(module) else ()
+
+
+class _Packer:
+    """Packed modules in the place of a model's own, side by side in one arena."""
+
+    def __init__(self, num_threads: int, quantise: Quantise, head: nn.Module | None) -> None:
+        self._num_threads, self._head = num_threads, head
+        self._quantise = quantise
+        self._arena = Arena()
+        self._quantised: dict[int, PackedRows] = {}  # by address of the weight
+
+    def packed(self, name: str, module: nn.Module) -> nn.Module | None:
+        """The module over packed weights; None for what stays as it is."""
+        # Exact types only: a subclass (an adapted layer, a scaled embedding) computes something else.
+        if type(module) is nn.Embedding:
+            found = self._quantised_weight(name, module.weight, module.weight)
+            return None if found is None else QuantisedEmbedding(found, module.weight.dtype)
+        if type(module) is nn.Linear:
+            weight = module.weight
+        elif type(module) is Conv1D:
+            weight = module.weight.t()
+        else:
+            return pack_experts(name, module, self._num_threads, self._arena, self._quantise)
+        if not is_packable(weight):
+            return None
+        found = self._quantised_weight(name, module.weight, weight)
+        packed: nn.Module
+        if found is not None:
+            packed = QuantisedLinear(found, module.bias, self._num_threads)
+        elif weight.shape[1] % 2 == 0:
+            kind = ScreenedLinear if module is self._head and pays_a_copy(weight) else PackedLinear
+            packed = kind(weight, module.bias, self._num_threads, self._arena)
+        else:
+            return None
+        page_out(module.weight)
+        return packed
+
+    def _quantised_weight(self, name: str, parameter: Tensor, weight: Tensor) -> PackedRows | None:
+        """``weight`` [N, K] holds the values of ``parameter``, which may serve several modules."""
+        place = parameter.data_ptr()
+        if place not in self._quantised:
+            rows = self._quantise(f"{name}.weight", weight)
+            if rows is None:
+                return None
+            self._quantised[place] = rows.pack(self._arena)
+        return self._quantised[place]

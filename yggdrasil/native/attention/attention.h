@@ -1,0 +1,274 @@
+// Attention of a few rows to a cache and to their paths in a tree.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "common/lanes.h"
+
+namespace yggdrasil {
+
+constexpr int kKeyBlock = 64;               // keys that stay in the first-level cache while all rows visit them
+constexpr int64_t kRowGroup = 4;            // rows whose sums share registers with the values they add
+constexpr int64_t kRowGroups = 16;          // groups that visit a block of keys together
+constexpr int64_t kNearBytes = 512 * 1024;  // of keys and values that stay in a core's own cache
+
+// Dot products of one query with four keys, or with sixteen. One and the same order of additions for every key, wherever
+// it lies and whatever keys it is multiplied with.
+#ifdef YGG_AVX512
+inline __m512 reduce16(const __m512 quads[4]) {
+  const auto halves = [](__m512 a, __m512 b) { return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee)); };
+  const __m512 low = halves(quads[0], quads[1]), high = halves(quads[2], quads[3]);
+  return _mm512_add_ps(_mm512_shuffle_f32x4(low, high, 0x88), _mm512_shuffle_f32x4(low, high, 0xdd));
+}
+#endif
+
+#ifdef YGG_AVX2
+inline Lanes dot_step(Lanes acc, const float* query, const float* key) { return fused(load16(query), load16(key), acc); }
+constexpr int64_t dot_width(const float*) { return 16; }
+#ifdef __AVX512BF16__
+inline Lanes dot_step(Lanes acc, const BFloat16* query, const BFloat16* key) {
+  return _mm512_dpbf16_ps(acc, (__m512bh)_mm512_loadu_si512(query), (__m512bh)_mm512_loadu_si512(key));
+}
+constexpr int64_t dot_width(const BFloat16*) { return 32; }
+#else
+inline Lanes dot_step(Lanes acc, const BFloat16* query, const BFloat16* key) { return fused(load16(query), load16(key), acc); }
+constexpr int64_t dot_width(const BFloat16*) { return 16; }
+#endif
+
+template <typename T>
+inline Lanes quads_of_keys(const T* query, const T* const keys[4], int64_t vectors) {
+  Lanes acc[4] = {zeros(), zeros(), zeros(), zeros()};
+  for (int64_t v = 0, d = 0; v < vectors; ++v, d += dot_width(query))
+    for (int j = 0; j < 4; ++j) acc[j] = dot_step(acc[j], query + d, keys[j] + d);
+  return quads_of(acc[0], acc[1], acc[2], acc[3], Sum{});
+}
+#endif
+
+template <typename T>
+inline void dot4(const T* query, const T* const keys[4], int64_t size, float* out) {
+  int64_t d = 0;
+  float sums[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+#ifdef YGG_AVX2
+  const int64_t vectors = size / dot_width(query);
+  d = vectors * dot_width(query);
+  _mm_storeu_ps(sums, reduce4(quads_of_keys(query, keys, vectors), Sum{}));
+#endif
+  for (int j = 0; j < 4; ++j) {
+    for (int64_t i = d; i < size; ++i) sums[j] += widen(query[i]) * widen(keys[j][i]);
+    out[j] = sums[j];
+  }
+}
+
+// Values of ``count`` keys, times every row's weights, added to columns ``begin`` to ``end`` of the rows' sums. A row's
+// additions go key by key, whatever rows it is summed with: those only share what is loaded.
+template <typename T, int Rows>
+inline void accumulate(float* const* sums, const float* const* weights, const T* values, int64_t count, int64_t stride, int64_t begin, int64_t end) {
+  int64_t d = begin;
+#ifdef YGG_AVX2
+  const auto add_columns = [&]<int Vectors>() {
+    Lanes acc[Rows][Vectors];
+    for (int r = 0; r < Rows; ++r)
+      for (int v = 0; v < Vectors; ++v) acc[r][v] = load16(sums[r] + d + 16 * v);
+    const T* row = values + d;
+    for (int64_t i = 0; i < count; ++i, row += stride) {
+      Lanes value[Vectors];
+      for (int v = 0; v < Vectors; ++v) value[v] = load16(row + 16 * v);
+      for (int r = 0; r < Rows; ++r) {
+        const Lanes weight = spread(weights[r][i]);
+        for (int v = 0; v < Vectors; ++v) acc[r][v] = fused(weight, value[v], acc[r][v]);
+      }
+    }
+    for (int r = 0; r < Rows; ++r)
+      for (int v = 0; v < Vectors; ++v) store16(sums[r] + d + 16 * v, acc[r][v]);
+    d += 16 * Vectors;
+  };
+  constexpr int kVectors = kLanesHeld >= 32 ? 4 : std::max(1, 4 / Rows);
+  while (d + 16 * kVectors <= end) add_columns.template operator()<kVectors>();
+  while (d + 16 <= end) add_columns.template operator()<1>();
+#endif
+  for (int r = 0; r < Rows; ++r)
+    for (int64_t i = 0; i < count; ++i)
+      for (int64_t j = d; j < end; ++j) sums[r][j] += weights[r][i] * widen(values[i * stride + j]);
+}
+
+// Turns scores into weights in place and returns their sum. Lanes are fixed by the index alone.
+inline float softmax_weights(float* scores, int64_t count) {
+  float maximum = -std::numeric_limits<float>::infinity();
+  float sum = 0.0f;
+  int64_t i = 0;
+#ifdef YGG_AVX2
+  Lanes largest = spread(maximum);
+  for (; i + 16 <= count; i += 16) largest = larger(largest, load16(scores + i));
+  maximum = largest_of(largest);
+#endif
+  for (; i < count; ++i) maximum = std::max(maximum, scores[i]);
+  i = 0;
+#ifdef YGG_AVX2
+  const Lanes most = spread(maximum);
+  Lanes lanes = zeros();
+  for (; i < count; i += 16) {
+    const int64_t there = std::min<int64_t>(16, count - i);
+    const Lanes weight = first_of(exp16(load_first(scores + i, there) - most), there);
+    store_first(scores + i, weight, there);
+    lanes = lanes + weight;
+  }
+  sum = sum_of(lanes);
+#else
+  for (; i < count; ++i) sum += scores[i] = std::exp(scores[i] - maximum);
+#endif
+  return sum;
+}
+
+struct AttentionJob {
+  int64_t rows, query_heads, group, head_dim, capacity, context, context_stride;
+  int64_t query_head_stride, query_row_stride;
+  float scale, softcap;
+  const int64_t* first_key;                        // [W] first context key each row sees (its window)
+  const std::vector<std::vector<int64_t>>* slots;  // [W] tree slots each row sees, in order of depth
+};
+
+inline float finish_score(const AttentionJob& job, float score) {
+  score *= job.scale;
+  return job.softcap > 0.0f ? job.softcap * std::tanh(score / job.softcap) : score;
+}
+
+// Scores of ``count`` keys, in fours; a last group repeats its last key.
+template <typename T, typename SlotOf>
+inline void score_keys(const AttentionJob& job, const T* query, const T* keys, int64_t count, const SlotOf& slot_of, float* scores) {
+  for (int64_t i = 0; i < count; i += 4) {
+    const int64_t last = std::min<int64_t>(3, count - 1 - i);
+    const T* four[4];
+    float out[4];
+    for (int64_t j = 0; j < 4; ++j) four[j] = keys + slot_of(i + std::min(j, last)) * job.head_dim;
+    dot4(query, four, job.head_dim, out);
+    for (float& score : out) score = finish_score(job, score);
+    if (last == 3) {
+      std::memcpy(scores + i, out, sizeof out);
+    } else {
+      for (int64_t j = 0; j <= last; ++j) scores[i + j] = out[j];
+    }
+  }
+}
+
+// Rows of one head, from ``first_row`` on.
+template <typename T>
+struct HeadRows {
+  const AttentionJob& job;
+  const T *query, *keys, *values;
+  int64_t first_row, rows;
+  float* sums;     // [rows, D]
+  float* weights;  // [rows, context + T], compact: context keys seen, then tree keys seen
+
+  int64_t first_key(int64_t r) const { return job.first_key[first_row + r]; }
+  const std::vector<int64_t>& slots(int64_t r) const { return (*job.slots)[first_row + r]; }
+  const T* query_of(int64_t r) const { return query + (first_row + r) * job.query_row_stride; }
+  float* weights_of(int64_t r) const { return weights + r * job.context_stride; }
+};
+
+// Adds the values of context keys ``begin`` to ``end`` to ``Rows`` rows.
+template <int Rows, typename T>
+inline void add_context(const HeadRows<T>& head, int64_t r, int64_t begin, int64_t end) {
+  const int64_t d = head.job.head_dim;
+  float* sums[Rows];
+  const float* weights[Rows];
+  for (int j = 0; j < Rows; ++j) {
+    sums[j] = head.sums + (r + j) * d;
+    weights[j] = head.weights_of(r + j) + begin - head.first_key(r + j);
+  }
+  accumulate<T, Rows>(sums, weights, head.values + begin * d, end - begin, d, 0, d);
+}
+
+// Scores of ``count`` keys that lie one behind the other.
+template <typename T>
+inline void score_context(const AttentionJob& job, const T* query, const T* keys, int64_t count, float* scores) {
+  int64_t i = 0;
+#ifdef YGG_AVX512
+  const int64_t d = job.head_dim, vectors = d / dot_width(query);
+  const __m512 scale = _mm512_set1_ps(job.scale);
+  const auto score_sixteens = [&](auto known_vectors) {
+    const int64_t vectors = known_vectors, d = vectors * dot_width(query);
+    for (; i + 16 <= count; i += 16) {
+      __m512 quads[4];
+      for (int q = 0; q < 4; ++q) {
+        const T* first = keys + (i + 4 * q) * d;
+        const T* const four[4] = {first, first + d, first + 2 * d, first + 3 * d};
+        quads[q] = quads_of_keys(query, four, vectors);
+      }
+      _mm512_storeu_ps(scores + i, _mm512_mul_ps(reduce16(quads), scale));
+    }
+  };
+  if (vectors * dot_width(query) == d && job.softcap <= 0.0f) {
+    if (vectors == 2) score_sixteens(std::integral_constant<int64_t, 2>{});
+    else if (vectors == 4) score_sixteens(std::integral_constant<int64_t, 4>{});
+    else score_sixteens(vectors);
+  }
+#endif
+  score_keys(job, query, keys, count - i, [&](int64_t j) { return i + j; }, scores + i);
+}
+
+template <typename T>
+void attend_rows(const HeadRows<T>& head, T* out) {
+  const AttentionJob& job = head.job;
+  const int64_t d = job.head_dim;
+  std::fill(head.sums, head.sums + head.rows * d, 0.0f);
+
+  for (int64_t begin = 0; begin < job.context; begin += kKeyBlock) {
+    const int64_t end = std::min(begin + kKeyBlock, job.context);
+    for (int64_t r = 0; r < head.rows; ++r) {
+      const int64_t first = std::max(begin, head.first_key(r));
+      float* scores = head.weights_of(r) - head.first_key(r);
+      if (first < end) score_context(job, head.query_of(r), head.keys + first * d, end - first, scores + first);
+    }
+  }
+  float inverse[kRowGroup * kRowGroups];  // one over the sum of weights
+  for (int64_t r = 0; r < head.rows; ++r) {
+    const auto& slots = head.slots(r);
+    const int64_t seen = job.context - head.first_key(r), count = static_cast<int64_t>(slots.size());
+    score_keys(job, head.query_of(r), head.keys, count, [&](int64_t i) { return slots[i]; }, head.weights_of(r) + seen);
+    inverse[r] = 1.0f / softmax_weights(head.weights_of(r), seen + count);
+  }
+  for (int64_t begin = 0; begin < job.context; begin += kKeyBlock) {
+    const int64_t end = std::min(begin + kKeyBlock, job.context);
+    for (int64_t r = 0; r < head.rows;) {
+      const int64_t group = std::min(kRowGroup, head.rows - r);
+      bool sees_all = true;
+      for (int64_t j = 0; j < group; ++j) sees_all = sees_all && head.first_key(r + j) <= begin;
+      if (group == kRowGroup && sees_all) {
+        add_context<kRowGroup>(head, r, begin, end);
+        r += kRowGroup;
+      } else if (group >= 2 && sees_all) {
+        add_context<2>(head, r, begin, end);
+        r += 2;
+      } else {
+        const int64_t first = std::max(begin, head.first_key(r));
+        if (first < end) add_context<1>(head, r, first, end);
+        ++r;
+      }
+    }
+  }
+  for (int64_t r = 0; r < head.rows; ++r) {
+    float* sums = head.sums + r * d;
+    const float* tail = head.weights_of(r) + job.context - head.first_key(r);
+    for (const int64_t slot : head.slots(r)) {
+      accumulate<T, 1>(&sums, &tail, head.values + slot * d, 1, d, 0, d);
+      ++tail;
+    }
+    T* target = out + (head.first_row + r) * job.query_heads * d;
+    for (int64_t j = 0; j < d; ++j) target[j] = static_cast<T>(sums[j] * inverse[r]);
+  }
+}
+
+template <typename T>
+void write_rows(const Tensor& rows, Tensor& cache, int64_t start) {  // rows [1, H, W, D] -> cache [H, S, D]
+  const int64_t heads = rows.size(1), width = rows.size(2), d = rows.size(3), capacity = cache.size(1);
+  const T* source = rows.const_data_ptr<T>();
+  T* target = cache.mutable_data_ptr<T>();
+  for (int64_t h = 0; h < heads; ++h)
+    for (int64_t w = 0; w < width; ++w)
+      std::memcpy(target + (h * capacity + start + w) * d, source + h * rows.stride(1) + w * rows.stride(2), d * sizeof(T));
+}
+
+}  // namespace yggdrasil

@@ -1,0 +1,121 @@
+// Attention as stages of a program: queries and keys are normed and turned by their positions, keys and values written, rows
+// attend.
+#pragma once
+
+#include "attention/tree_attention.h"
+
+namespace yggdrasil {
+
+// A compiler may make a product and a sum one operation, which rounds once: products that were rounded are kept from it.
+#ifdef __x86_64__
+[[gnu::always_inline]] inline float apart(float x) {
+  asm("" : "+x"(x));
+  return x;
+}
+#else
+inline float apart(float x) {
+  volatile float kept = x;
+  return kept;
+}
+#endif
+#ifdef YGG_AVX512
+[[gnu::always_inline]] inline Lanes apart(Lanes x) {
+  asm("" : "+v"(x));
+  return x;
+}
+#elif defined(YGG_AVX2)
+[[gnu::always_inline]] inline Lanes apart(Lanes x) {
+  asm("" : "+x"(x.low), "+x"(x.high));
+  return x;
+}
+#endif
+
+// Rotary embedding of a head's D numbers, halves against each other; every operation is rounded, as the model's own code
+// does. `to` may be `from`.
+template <typename T>
+void rotate(const T* from, const T* cos, const T* sin, int64_t head_dim, T* to) {
+  const int64_t half = head_dim / 2;
+  int64_t j = 0;
+#ifdef YGG_AVX2
+  for (; j + 16 <= half; j += 16) {
+    const Lanes low = load16(from + j), high = load16(from + half + j);
+    const auto product = [](Lanes numbers, const T* factors) { return apart(round_to<T>(numbers * load16(factors))); };
+    const Lanes first = round_to<T>(product(low, cos + j) - product(high, sin + j));
+    const Lanes second = round_to<T>(product(high, cos + half + j) + product(low, sin + half + j));
+    store16(to + j, first);
+    store16(to + half + j, second);
+  }
+#endif
+  for (; j < half; ++j) {
+    const float low = widen(from[j]), high = widen(from[half + j]);
+    const auto product = [](float a, T b) { return apart(widen(static_cast<T>(a * widen(b)))); };
+    to[j] = static_cast<T>(product(low, cos[j]) - product(high, sin[j]));
+    to[half + j] = static_cast<T>(product(high, cos[half + j]) + product(low, sin[half + j]));
+  }
+}
+
+// What becomes of heads before they attend.
+template <typename T>
+struct HeadTurn {
+  NormOf<T> query_norm, key_norm;  // [D] each
+  const T *cos, *sin;  // [W, D], or null: nothing is turned
+
+  // A head of a row; `to` may be `from`.
+  void turn(const NormOf<T>& norm, int64_t row, const T* from, int64_t d, T* to) const {
+    if (norm.weight) {
+      const InputRows<T> head{from, {}, norm, 1, d};
+      head.read(0, 0, d, head.inverse_rms(0), to);
+      from = to;
+    }
+    if (cos) rotate(from, cos + row * d, sin + row * d, d, to);
+    else if (to != from) std::copy(from, from + d, to);
+  }
+};
+
+template <typename T>
+class AttentionStage {
+ public:
+  // query [W, Hq * D], which is turned where it lies, key and value [W, Hkv * D]. What `of` says of queries is taken from
+  // the rows.
+  AttentionStage(AttentionOf<T> of, const SeenKeys& seen, int64_t rows, T* query, const T* key, const T* value, const HeadTurn<T>& turn, T* out,
+                 int64_t num_threads)
+      : of_(laid_out(of, query)), attention_(of_, seen, rows, out, num_threads), query_(query), key_(key), value_(value), turn_(turn),
+        rows_(rows), start_(seen.start) {}
+
+  // `work` does place() and attend() when the stages run.
+  template <typename Work>
+  void share_out(Stages& stages, const Work& work, int64_t num_threads) const {
+    stages.add<&Work::place>(work, rows_ * of_.key_heads, num_threads);
+    stages.add<&Work::attend>(work, attention_.count(), num_chunks_of(attention_.count(), num_threads, kMuch));
+  }
+
+  // Key heads of rows, each with the query heads that read it: one row has work for several threads.
+  void place(int64_t begin, int64_t end) const {
+    const int64_t d = of_.head_dim, group = of_.query_heads / of_.key_heads;
+    for (int64_t unit = begin; unit < end; ++unit) {
+      const int64_t row = unit / of_.key_heads, head = unit % of_.key_heads;
+      T* queries = query_ + row * of_.query_row_stride + head * group * d;
+      for (int64_t i = 0; i < group; ++i) turn_.turn(turn_.query_norm, row, queries + i * d, d, queries + i * d);
+      const int64_t from = unit * d, to = (head * of_.capacity + start_ + row) * d;
+      turn_.turn(turn_.key_norm, row, key_ + from, d, const_cast<T*>(of_.key_cache) + to);
+      std::copy(value_ + from, value_ + from + d, const_cast<T*>(of_.value_cache) + to);
+    }
+  }
+
+  void attend(int64_t begin, int64_t end) const { attention_.attend(begin, end); }
+
+ private:
+  static AttentionOf<T> laid_out(AttentionOf<T> of, const T* query) {
+    of.query = query, of.query_head_stride = of.head_dim, of.query_row_stride = of.query_heads * of.head_dim;
+    return of;
+  }
+
+  AttentionOf<T> of_;
+  TreeAttention<T> attention_;
+  T* query_;
+  const T *key_, *value_;
+  HeadTurn<T> turn_;
+  int64_t rows_, start_;
+};
+
+}  // namespace yggdrasil

@@ -1,0 +1,67 @@
+// Attention of tokens that each see as much of a text as comes before them: of a text each, or all of the same one.
+#pragma once
+
+#include <algorithm>
+#include <type_traits>
+#include <vector>
+
+#include "attention/attention.h"
+#include "attention/attention_ops.h"
+#include "common/scratch.h"
+#include "common/threads.h"
+
+namespace yggdrasil {
+
+inline Tensor rows_attention(const Tensor& query, const Tensor& keys, const Tensor& values, const Tensor& lengths, double scale, int64_t window,
+                             double softcap, int64_t num_threads) {
+  const Tensor q = query.contiguous();
+  const int64_t tokens = q.size(0), heads = q.size(1), d = q.size(2), key_heads = keys.size(1), capacity = keys.size(2);
+  TORCH_CHECK(keys.scalar_type() == q.scalar_type() && values.scalar_type() == q.scalar_type(), "keys and values must have the queries' dtype");
+  TORCH_CHECK(keys.sizes() == values.sizes() && keys.is_contiguous() && values.is_contiguous() && keys.size(3) == d &&
+                  (keys.size(0) == tokens || keys.size(0) == 1) && heads % key_heads == 0 && lengths.numel() == tokens,
+              "queries do not fit the texts' cache: queries ", q.sizes(), ", cache ", keys.sizes(), ", lengths ", lengths.sizes());
+  const int64_t* seen = lengths.const_data_ptr<int64_t>();
+  for (int64_t token = 0; token < tokens; ++token)
+    TORCH_CHECK(0 < seen[token] && seen[token] <= capacity, "a text of ", capacity, " slots cannot hold ", seen[token], " keys");
+  const int64_t text_stride = keys.size(0) == 1 ? 0 : key_heads * capacity * d;
+  const int64_t group = heads / key_heads;
+  const std::vector<std::vector<int64_t>> no_slots(group);  // a text's own keys are all in its cache
+  Tensor out = at::empty_like(q);
+
+  const auto run = [&](auto* type) {
+    using T = std::remove_pointer_t<decltype(type)>;
+    parallel(key_heads * tokens, num_threads, [&](int64_t begin, int64_t end) {
+      std::vector<int64_t> first_key(group);
+      for (int64_t unit = begin; unit < end; ++unit) {
+        const int64_t head = unit / tokens, token = unit % tokens, context = seen[token];  // keys of a head stay near
+        const int64_t place = token * text_stride + head * capacity * d, query_place = (token * heads + head * group) * d;
+        std::fill(first_key.begin(), first_key.end(), window > 0 ? std::max<int64_t>(0, context - window) : 0);
+        AttentionJob job{};  // the query heads of one key head are its rows
+        job.rows = group;
+        job.query_heads = 1;
+        job.head_dim = job.query_row_stride = d;
+        job.context = job.context_stride = context;
+        job.scale = static_cast<float>(scale);
+        job.softcap = static_cast<float>(softcap);
+        job.first_key = first_key.data();
+        job.slots = &no_slots;
+        for (int64_t row = 0; row < group; row += kRowGroup * kRowGroups) {
+          const int64_t count = std::min(group - row, kRowGroup * kRowGroups);
+          auto* sums = reinterpret_cast<float*>(scratch_words(count * (d + context)));
+          attend_rows(HeadRows<T>{job, q.const_data_ptr<T>() + query_place, keys.const_data_ptr<T>() + place,
+                                  values.const_data_ptr<T>() + place, row, count, sums, sums + count * d},
+                      out.mutable_data_ptr<T>() + query_place);
+        }
+      }
+    });
+  };
+  if (q.scalar_type() == at::kBFloat16) {
+    run(static_cast<BFloat16*>(nullptr));
+  } else {
+    TORCH_CHECK(q.scalar_type() == at::kFloat, "rows_attention serves bfloat16 and float32");
+    run(static_cast<float*>(nullptr));
+  }
+  return out;
+}
+
+}  // namespace yggdrasil

@@ -1,0 +1,64 @@
+// The greatest value of each row and its place, as ``max`` gives them: ties to the lower place, not-a-number before all.
+#pragma once
+
+#include <limits>
+#include <tuple>
+
+#include "common/simd.h"
+#include "common/threads.h"
+
+namespace yggdrasil {
+
+template <typename T>
+void best_of_row(const T* values, int64_t size, T* best, int64_t* place) {
+  constexpr int kLanes = 64;  // searched side by side, in registers
+  float top[kLanes];
+  int32_t top_block[kLanes] = {};
+  int32_t num_blocks = static_cast<int32_t>(size / kLanes), odd = 0;
+  std::fill(top, top + kLanes, -std::numeric_limits<float>::infinity());
+  for (int32_t block = 0; block < num_blocks; ++block) {
+    for (int j = 0; j < kLanes; ++j) {
+      const float value = widen(values[static_cast<int64_t>(block) * kLanes + j]);
+      const bool is_better = value > top[j];
+      top[j] = is_better ? value : top[j];
+      top_block[j] = is_better ? block : top_block[j];
+      odd |= value != value;
+    }
+  }
+  *place = 0;
+  float found = -std::numeric_limits<float>::infinity();
+  const auto offer = [&](float value, int64_t at) {
+    if (value > found || (value == found && at < *place)) found = value, *place = at;
+  };
+  if (num_blocks > 0)
+    for (int j = 0; j < kLanes; ++j) offer(top[j], static_cast<int64_t>(top_block[j]) * kLanes + j);
+  for (int64_t i = static_cast<int64_t>(num_blocks) * kLanes; i < size; ++i) {
+    offer(widen(values[i]), i);
+    odd |= widen(values[i]) != widen(values[i]);
+  }
+  if (odd) *place = std::find_if(values, values + size, [](T value) { return widen(value) != widen(value); }) - values;
+  *best = values[*place];
+}
+
+inline std::tuple<Tensor, Tensor> best_tokens(const Tensor& logits, int64_t num_threads) {
+  const Tensor input = logits.stride(-1) == 1 ? logits : logits.contiguous();
+  TORCH_CHECK(input.dim() == 2 && input.size(1) > 0, "logits must be [W, V]");
+  const int64_t rows = input.size(0), size = input.size(1), stride = input.stride(0);
+  Tensor best = at::empty({rows}, input.options()), place = at::empty({rows}, input.options().dtype(at::kLong));
+  const auto run = [&](auto* type) {
+    using T = std::remove_pointer_t<decltype(type)>;
+    parallel(rows, num_threads, [&](int64_t begin, int64_t end) {
+      for (int64_t row = begin; row < end; ++row)
+        best_of_row(input.const_data_ptr<T>() + row * stride, size, best.mutable_data_ptr<T>() + row, place.mutable_data_ptr<int64_t>() + row);
+    });
+  };
+  if (input.scalar_type() == at::kBFloat16) {
+    run(static_cast<BFloat16*>(nullptr));
+  } else {
+    TORCH_CHECK(input.scalar_type() == at::kFloat, "best_tokens serves bfloat16 and float32");
+    run(static_cast<float*>(nullptr));
+  }
+  return {best, place};
+}
+
+}  // namespace yggdrasil

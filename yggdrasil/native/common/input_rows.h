@@ -1,0 +1,148 @@
+// The rows that linear layers read, made where they are read: as they are, normalised, or gated.
+//
+// Every operation is rounded to the step's dtype where the model's own code does that, and depends on the row alone.
+#pragma once
+
+#include <cmath>
+#include <optional>
+#include <type_traits>
+
+#include "common/lanes.h"
+
+namespace yggdrasil {
+
+constexpr int64_t kFewRows = 4;  // fewer are made and rounded sooner than a second thread sees them
+
+// What a linear layer does beside multiplying; all of it is optional.
+struct Around {
+  std::optional<Tensor> gate;      // [W, K]: the rows are silu(gate) * input
+  bool gelu = false;               // gelu(gate), by tanh
+  std::optional<Tensor> norm;      // [K]: the rows are norm * (input / its root mean square)
+  bool plus_one = false;           // (input / its root mean square) * (1 + norm), rounded once
+  double eps = 0.0;                // added to the mean square
+  std::optional<Tensor> residual;  // [W, N]: added to the outputs
+  bool is_best = false;            // of the outputs only the greatest of each row and its place are wanted
+};
+
+template <typename T>
+struct GateOf {
+  const T* rows;  // null: there is none
+  bool gelu;
+
+  // The gelu of x is x / (1 + e^-slope), as its silu is x / (1 + e^-x).
+  float slope(float x) const { return gelu ? x * (kLinear + kCubic * x * x) : x; }
+#ifdef YGG_AVX2
+  Lanes slope(Lanes x) const { return gelu ? x * fused(spread(kCubic), x * x, spread(kLinear)) : x; }
+#endif
+
+ private:
+  static constexpr float kLinear = 1.5957691216057308f, kCubic = 0.044715f * kLinear;  // twice the root of 2 / pi
+};
+
+template <typename T>
+struct NormOf {
+  const T* weight;  // null: there is none
+  bool plus_one;
+  float eps;
+};
+
+template <typename T>
+struct InputRows {
+  const T* x;  // [W, K]
+  GateOf<T> gate;
+  NormOf<T> norm;
+  int64_t rows, inputs;
+
+  bool are_given() const { return !gate.rows && !norm.weight; }
+
+  // One over the root mean square of a row, where rows are normalised.
+  float inverse_rms(int64_t row) const {
+    if (!norm.weight) return 1.0f;
+    const T* values = x + row * inputs;
+    float sum = 0.0f;
+    int64_t k = 0;
+#ifdef YGG_AVX2
+    Lanes sums[4] = {zeros(), zeros(), zeros(), zeros()};
+    for (; k + 64 <= inputs; k += 64)
+      for (int i = 0; i < 4; ++i) {
+        const Lanes some = load16(values + k + 16 * i);
+        sums[i] = fused(some, some, sums[i]);
+      }
+    sum = sum_of((sums[0] + sums[1]) + (sums[2] + sums[3]));
+#endif
+    for (; k < inputs; ++k) sum += widen(values[k]) * widen(values[k]);
+    return 1.0f / std::sqrt(sum / static_cast<float>(inputs) + norm.eps);
+  }
+
+  // Inputs [first, first + count) of a row whose inverse is given.
+  template <typename To>
+  void read(int64_t row, int64_t first, int64_t count, float inverse, To* to) const {
+    const T* values = x + row * inputs + first;
+    const T* gates = gate.rows ? gate.rows + row * inputs + first : nullptr;
+    const T* weights = norm.weight ? norm.weight + first : nullptr;
+    int64_t k = 0;
+#ifdef YGG_AVX2
+    const Lanes factor = spread(inverse), one = spread(1.0f), zero = zeros();
+    for (; k + 16 <= count; k += 16) {
+      Lanes some = load16(values + k);
+      if (weights) {
+        const Lanes weight = load16(weights + k), scaled = some * factor;
+        some = round_to<T>(norm.plus_one ? scaled * (one + weight) : weight * round_to<T>(scaled));
+      }
+      if (gates) {
+        const Lanes given = load16(gates + k);
+        some = round_to<T>(round_to<T>(given / (one + exp16(zero - gate.slope(given)))) * some);
+      }
+      store16(to + k, some);
+    }
+#endif
+    for (; k < count; ++k) {
+      float one_value = widen(values[k]);
+      if (weights) {
+        const float weight = widen(weights[k]), scaled = one_value * inverse;
+        one_value = rounded(norm.plus_one ? scaled * (1.0f + weight) : weight * rounded(scaled));
+      }
+      if (gates) {
+        const float given = widen(gates[k]);
+        one_value = rounded(rounded(given / (1.0f + std::exp(-gate.slope(given)))) * one_value);
+      }
+      to[k] = static_cast<To>(one_value);
+    }
+  }
+
+ private:
+  static float rounded(float value) { return widen(static_cast<T>(value)); }
+};
+
+// Rows in memory of one dtype, as the kernels walk over them.
+class RowsOf {
+ public:
+  RowsOf(const Tensor& input, const Around& around)
+      : x_(input.contiguous()), gate_(dense(around.gate)), norm_(dense(around.norm)), gelu_(around.gelu), plus_one_(around.plus_one), eps_(around.eps) {
+    TORCH_CHECK(x_.scalar_type() == at::kBFloat16 || x_.scalar_type() == at::kFloat, "linear layers take bfloat16 or float32 rows");
+    for (const Tensor& other : {gate_, norm_})
+      TORCH_CHECK(!other.defined() || other.scalar_type() == x_.scalar_type(), "a gate and a norm have the dtype of the rows");
+    TORCH_CHECK(!gate_.defined() || gate_.sizes() == x_.sizes(), "a gate has the shape of the rows");
+    TORCH_CHECK(!norm_.defined() || norm_.numel() == inputs(), "a norm has a weight an input");
+  }
+
+  const Tensor& given() const { return x_; }
+  bool is_bf16() const { return x_.scalar_type() == at::kBFloat16; }
+  int64_t inputs() const { return x_.size(-1); }
+  int64_t rows() const { return x_.numel() / inputs(); }
+
+  template <typename T>
+  InputRows<T> as() const {
+    const auto data = [](const Tensor& tensor) { return tensor.defined() ? tensor.const_data_ptr<T>() : nullptr; };
+    return {x_.const_data_ptr<T>(), {data(gate_), gelu_}, {data(norm_), plus_one_, static_cast<float>(eps_)}, rows(), inputs()};
+  }
+
+ private:
+  static Tensor dense(const std::optional<Tensor>& tensor) { return tensor ? tensor->contiguous() : Tensor(); }
+
+  Tensor x_, gate_, norm_;
+  bool gelu_, plus_one_;
+  double eps_;
+};
+
+}  // namespace yggdrasil

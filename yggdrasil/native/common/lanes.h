@@ -1,0 +1,202 @@
+// Sixteen float32 side by side: one register of 512 bits, or two of 256, with the same results to the bit.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "common/simd.h"
+
+namespace yggdrasil {
+
+#ifdef YGG_AVX512
+using Lanes = __m512;
+constexpr int kLanesHeld = 32;  // in registers
+
+inline Lanes zeros() { return _mm512_setzero_ps(); }
+inline Lanes spread(float value) { return _mm512_set1_ps(value); }
+inline Lanes fused(Lanes a, Lanes b, Lanes c) { return _mm512_fmadd_ps(a, b, c); }  // a * b + c, rounded once
+inline Lanes larger(Lanes a, Lanes b) { return _mm512_max_ps(a, b); }
+inline Lanes smaller(Lanes a, Lanes b) { return _mm512_min_ps(a, b); }
+inline Lanes nearest(Lanes x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+inline Lanes times_two_to(Lanes x, Lanes power) { return _mm512_scalef_ps(x, power); }  // whole powers, -126 to 128
+
+inline Lanes load16(const float* p) { return _mm512_loadu_ps(p); }
+inline Lanes load16(const BFloat16* p) {
+  const __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
+}
+inline void store16(float* to, Lanes values) { _mm512_storeu_ps(to, values); }
+
+// The first `count` of sixteen; the others are zeros, and neither read nor written.
+inline __mmask16 first_of(int64_t count) { return static_cast<__mmask16>((1u << count) - 1); }
+inline Lanes first_of(Lanes values, int64_t count) { return _mm512_maskz_mov_ps(first_of(count), values); }
+inline Lanes load_first(const float* p, int64_t count) { return _mm512_maskz_loadu_ps(first_of(count), p); }
+inline void store_first(float* to, Lanes values, int64_t count) { _mm512_mask_storeu_ps(to, first_of(count), values); }
+
+inline __m256i to_bf16(Lanes values) {
+#ifdef __AVX512BF16__
+  return (__m256i)_mm512_cvtneps_pbh(values);
+#else
+  const __m512i bits = _mm512_castps_si512(values), odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+  const __m512i whole = _mm512_srli_epi32(_mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff))), 16);
+  return _mm512_cvtepi32_epi16(_mm512_mask_mov_epi32(whole, _mm512_cmp_ps_mask(values, values, _CMP_UNORD_Q), _mm512_set1_epi32(0x7fc0)));
+#endif
+}
+inline Lanes round_to_bf16(Lanes values) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(to_bf16(values)), 16)); }
+
+// Both halves, as the operation makes one of them.
+template <typename Operation>
+inline __m256 halves_of(Lanes x, const Operation& both) {
+  return both(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1));
+}
+
+// Four vectors become one: every 128 bits hold what the operation makes of theirs in a, in b, in c, in d.
+template <typename Operation>
+inline Lanes quads_of(Lanes a, Lanes b, Lanes c, Lanes d, const Operation& both) {
+  const __m512d ab = _mm512_castps_pd(both(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b)));
+  const __m512d cd = _mm512_castps_pd(both(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d)));
+  return both(_mm512_castpd_ps(_mm512_unpacklo_pd(ab, cd)), _mm512_castpd_ps(_mm512_unpackhi_pd(ab, cd)));
+}
+#elif defined(YGG_AVX2)
+struct Lanes {
+  __m256 low, high;
+};
+constexpr int kLanesHeld = 8;
+
+inline Lanes operator+(Lanes a, Lanes b) { return {a.low + b.low, a.high + b.high}; }
+inline Lanes operator-(Lanes a, Lanes b) { return {a.low - b.low, a.high - b.high}; }
+inline Lanes operator*(Lanes a, Lanes b) { return {a.low * b.low, a.high * b.high}; }
+inline Lanes operator/(Lanes a, Lanes b) { return {a.low / b.low, a.high / b.high}; }
+
+inline Lanes zeros() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
+inline Lanes spread(float value) { return {_mm256_set1_ps(value), _mm256_set1_ps(value)}; }
+inline Lanes fused(Lanes a, Lanes b, Lanes c) { return {_mm256_fmadd_ps(a.low, b.low, c.low), _mm256_fmadd_ps(a.high, b.high, c.high)}; }
+inline Lanes larger(Lanes a, Lanes b) { return {_mm256_max_ps(a.low, b.low), _mm256_max_ps(a.high, b.high)}; }
+inline Lanes smaller(Lanes a, Lanes b) { return {_mm256_min_ps(a.low, b.low), _mm256_min_ps(a.high, b.high)}; }
+inline Lanes nearest(Lanes x) {
+  constexpr int kNearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+  return {_mm256_round_ps(x.low, kNearest), _mm256_round_ps(x.high, kNearest)};
+}
+inline __m256 times_two_to(__m256 x, __m256 power) {  // in two factors: the power itself may be one beyond the largest
+  const __m256i whole = _mm256_cvtps_epi32(power), half = _mm256_srai_epi32(whole, 1), bias = _mm256_set1_epi32(127);
+  const auto two_to = [&](__m256i exponent) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(exponent, bias), 23)); };
+  return x * two_to(half) * two_to(_mm256_sub_epi32(whole, half));
+}
+inline Lanes times_two_to(Lanes x, Lanes power) { return {times_two_to(x.low, power.low), times_two_to(x.high, power.high)}; }
+
+inline Lanes load16(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+inline __m256 bf16_to_floats(__m128i values) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(values), 16)); }
+inline Lanes load16(const BFloat16* p) {
+  const auto* eights = reinterpret_cast<const __m128i*>(p);
+  return {bf16_to_floats(_mm_loadu_si128(eights)), bf16_to_floats(_mm_loadu_si128(eights + 1))};
+}
+inline void store16(float* to, Lanes values) {
+  _mm256_storeu_ps(to, values.low);
+  _mm256_storeu_ps(to + 8, values.high);
+}
+
+// The first `count` of eight, all of them where there are more, none where it is negative.
+inline __m256i first_of(int64_t count) {
+  return _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(count)), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+}
+inline Lanes first_of(Lanes values, int64_t count) {
+  if (count >= 16) return values;
+  return {_mm256_and_ps(values.low, _mm256_castsi256_ps(first_of(count))), _mm256_and_ps(values.high, _mm256_castsi256_ps(first_of(count - 8)))};
+}
+inline Lanes load_first(const float* p, int64_t count) {
+  if (count >= 16) return load16(p);
+  return {_mm256_maskload_ps(p, first_of(count)), _mm256_maskload_ps(p + 8, first_of(count - 8))};
+}
+inline void store_first(float* to, Lanes values, int64_t count) {
+  if (count >= 16) return store16(to, values);
+  _mm256_maskstore_ps(to, first_of(count), values.low);
+  _mm256_maskstore_ps(to + 8, first_of(count - 8), values.high);
+}
+
+// Rounded to bfloat16, in the upper half of each word.
+inline __m256i rounded_words(__m256 values) {
+  const __m256i bits = _mm256_castps_si256(values), odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+  const __m256i whole = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+  const __m256i no_number = _mm256_castps_si256(_mm256_cmp_ps(values, values, _CMP_UNORD_Q));
+  return _mm256_blendv_epi8(whole, _mm256_set1_epi32(0x7fc00000), no_number);
+}
+inline __m256i to_bf16(Lanes values) {
+  const __m256i low = _mm256_srli_epi32(rounded_words(values.low), 16), high = _mm256_srli_epi32(rounded_words(values.high), 16);
+  return _mm256_permute4x64_epi64(_mm256_packus_epi32(low, high), 0xd8);
+}
+inline Lanes round_to_bf16(Lanes values) {
+  const __m256i upper = _mm256_set1_epi32(static_cast<int>(0xffff0000u));
+  return {_mm256_castsi256_ps(_mm256_and_si256(rounded_words(values.low), upper)), _mm256_castsi256_ps(_mm256_and_si256(rounded_words(values.high), upper))};
+}
+
+template <typename Operation>
+inline __m256 halves_of(Lanes x, const Operation& both) {
+  return both(x.low, x.high);
+}
+
+template <typename Operation>
+inline __m256 quads_of(__m256 a, __m256 b, __m256 c, __m256 d, const Operation& both) {
+  const __m256d ab = _mm256_castps_pd(both(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b)));
+  const __m256d cd = _mm256_castps_pd(both(_mm256_unpacklo_ps(c, d), _mm256_unpackhi_ps(c, d)));
+  return both(_mm256_castpd_ps(_mm256_unpacklo_pd(ab, cd)), _mm256_castpd_ps(_mm256_unpackhi_pd(ab, cd)));
+}
+template <typename Operation>
+inline Lanes quads_of(Lanes a, Lanes b, Lanes c, Lanes d, const Operation& both) {
+  return {quads_of(a.low, b.low, c.low, d.low, both), quads_of(a.high, b.high, c.high, d.high, both)};
+}
+#endif
+
+#ifdef YGG_AVX2
+struct Sum {
+  template <typename Register>
+  Register operator()(Register a, Register b) const {
+    return a + b;
+  }
+};
+struct Larger {
+#ifdef YGG_AVX512
+  __m512 operator()(__m512 a, __m512 b) const { return _mm512_max_ps(a, b); }
+#endif
+  __m256 operator()(__m256 a, __m256 b) const { return _mm256_max_ps(a, b); }
+  __m128 operator()(__m128 a, __m128 b) const { return _mm_max_ps(a, b); }
+};
+
+// One number each of four vectors that quads_of has put together.
+template <typename Operation>
+inline __m128 reduce4(Lanes quads, const Operation& both) {
+  const __m256 halves = halves_of(quads, both);
+  return both(_mm256_castps256_ps128(halves), _mm256_extractf128_ps(halves, 1));
+}
+
+// One number: halves, their halves, and so on.
+template <typename Operation>
+inline float reduce(Lanes x, const Operation& both) {
+  const __m128 four = reduce4(x, both), two = both(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(both(two, _mm_movehdup_ps(two)));
+}
+inline float sum_of(Lanes x) { return reduce(x, Sum{}); }
+inline float largest_of(Lanes x) { return reduce(x, Larger{}); }
+
+inline Lanes exp16(Lanes x) {  // Cephes polynomial; next to nothing below -87.3, infinity above 88.7
+  x = smaller(larger(x, spread(-87.3f)), spread(89.0f));
+  const Lanes n = nearest(x * spread(1.44269504088896341f));
+  const Lanes r = fused(n, spread(2.12194440e-4f), fused(n, spread(-0.693359375f), x));
+  Lanes p = spread(1.9875691500e-4f);
+  p = fused(p, r, spread(1.3981999507e-3f));
+  p = fused(p, r, spread(8.3334519073e-3f));
+  p = fused(p, r, spread(4.1665795894e-2f));
+  p = fused(p, r, spread(1.6666665459e-1f));
+  p = fused(p, r, spread(5.0000001201e-1f));
+  return times_two_to(fused(p, r * r, r + spread(1.0f)), n);
+}
+
+inline void store16(BFloat16* to, Lanes values) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), to_bf16(values)); }
+
+template <typename T>
+inline Lanes round_to(Lanes values) {
+  if constexpr (std::is_same_v<T, float>) return values;
+  return round_to_bf16(values);
+}
+#endif
+
+}  // namespace yggdrasil

@@ -1,0 +1,87 @@
+// The matrix unit (AMX): eight tiles of up to 16 rows of 64 bytes, numbered 0 to 7.
+//
+// GCC's own intrinsics do not say which memory an instruction reads: stores just before it, of shapes or of numbers, are
+// taken for stores that nobody needs. Here each says it.
+#pragma once
+
+#include "common/simd.h"
+
+#ifdef YGG_AMX
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+namespace yggdrasil {
+
+constexpr int64_t kTileRows = 16, kTileBytes = 64;
+
+#ifdef YGG_AMX
+// The operating system grants the matrix unit's state to a process that asks.
+inline bool has_matrix_unit() {
+  constexpr int kRequestPermission = 0x1023, kTileData = 18;
+  static const bool granted = syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+  return granted;
+}
+
+// A thread's use of the unit: from when its tiles take their shapes, as zeros, to the end of its life.
+class MatrixUnit {
+ public:
+  MatrixUnit() = default;
+  MatrixUnit(const MatrixUnit&) = delete;
+  MatrixUnit& operator=(const MatrixUnit&) = delete;
+  ~MatrixUnit() { asm volatile("tilerelease"); }
+
+  void shape(int tile, int64_t rows, int64_t row_bytes) {
+    shapes_.rows[tile] = static_cast<uint8_t>(rows);
+    shapes_.row_bytes[tile] = static_cast<uint16_t>(row_bytes);
+  }
+
+  void take_shapes() const { asm volatile("ldtilecfg %0" : : "m"(shapes_)); }
+
+ private:
+  struct alignas(64) Shapes {
+    uint8_t palette = 1, start_row = 0, reserved[14] = {};
+    uint16_t row_bytes[16] = {};
+    uint8_t rows[16] = {};
+  } shapes_;
+};
+
+using AnyBytes = char[];  // of memory, how many is not said
+
+template <int Tile>
+inline void zero_tile() {
+  asm volatile("tilezero %%tmm%c0" : : "i"(Tile));
+}
+
+// Rows of a tile lie `stride` bytes apart in memory.
+template <int Tile>
+inline void load_tile(const void* from, int64_t stride) {
+  asm volatile("tileloadd (%0,%1,1), %%tmm%c2" : : "r"(from), "r"(stride), "i"(Tile), "m"(*static_cast<const AnyBytes*>(from)));
+}
+
+template <int Tile>
+inline void store_tile(void* to, int64_t stride) {
+  asm volatile("tilestored %%tmm%c3, (%1,%2,1)" : "=m"(*static_cast<AnyBytes*>(to)) : "r"(to), "r"(stride), "i"(Tile));
+}
+
+// Adds Rows times Columns to Sums, in float32: pairs of bfloat16 along K lie beside each other.
+template <int Sums, int Rows, int Columns>
+inline void add_bf16_products() {
+  asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(Sums), "i"(Rows), "i"(Columns));
+}
+
+// The same of signed bytes, four beside each other, as 32-bit integers.
+template <int Sums, int Rows, int Columns>
+inline void add_int8_products() {
+  asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(Sums), "i"(Rows), "i"(Columns));
+}
+// The same of signed bytes in Rows and unsigned ones in Columns.
+template <int Sums, int Rows, int Columns>
+inline void add_mixed_products() {
+  asm volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(Sums), "i"(Rows), "i"(Columns));
+}
+#else
+constexpr bool has_matrix_unit() { return false; }
+#endif
+
+}  // namespace yggdrasil

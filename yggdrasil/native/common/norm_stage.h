@@ -1,0 +1,62 @@
+// Rows normed as a stage of their own: behind a linear layer, where what they are added to may be added at once.
+#pragma once
+
+#include <optional>
+
+#include "common/input_rows.h"
+#include "common/threads.h"
+
+namespace yggdrasil {
+
+template <typename T>
+class NormStage {
+ public:
+  // `input` has a norm; residual [W, K] may be null.
+  NormStage(const InputRows<T>& input, const T* residual, T* out) : input_(input), residual_(residual), out_(out) {}
+
+  // `is_alone`: threads are not at hand yet, and few rows are normed sooner than a second one sees them.
+  // `work` does write() when the stages run.
+  template <typename Work>
+  void share_out(Stages& stages, const Work& work, int64_t num_threads, bool is_alone) const {
+    stages.add<&Work::write>(work, input_.rows, is_alone && input_.rows < kFewRows ? 1 : num_threads);
+  }
+
+  void write(int64_t begin, int64_t end) const {
+    for (int64_t row = begin; row < end; ++row) {
+      T* to = out_ + row * input_.inputs;
+      input_.read(row, 0, input_.inputs, input_.inverse_rms(row), to);
+      if (residual_) add(residual_ + row * input_.inputs, to);
+    }
+  }
+
+ private:
+  void add(const T* residual, T* to) const {
+    int64_t k = 0;
+#ifdef YGG_AVX2
+    for (; k + 16 <= input_.inputs; k += 16) store16(to + k, load16(to + k) + load16(residual + k));
+#endif
+    for (; k < input_.inputs; ++k) to[k] = static_cast<T>(widen(to[k]) + widen(residual[k]));
+  }
+
+  InputRows<T> input_;
+  const T* residual_;
+  T* out_;
+};
+
+// The operator: rows of `input` normed as before linear layers, `residual` added where there is one.
+inline Tensor norm_rows(const Tensor& input, const Tensor& norm, bool plus_one, double eps, const std::optional<Tensor>& residual, int64_t num_threads) {
+  const RowsOf x(input, {.norm = norm, .plus_one = plus_one, .eps = eps});
+  const Tensor added = residual ? residual->contiguous() : Tensor();
+  TORCH_CHECK(!residual || (added.sizes() == input.sizes() && added.scalar_type() == input.scalar_type()), "a residual has the shape and dtype of the rows");
+  Tensor out = at::empty(input.sizes(), input.options());
+  const auto run = [&]<typename T>(const InputRows<T>& rows) {
+    const NormStage<T> stage(rows, residual ? added.const_data_ptr<T>() : nullptr, out.mutable_data_ptr<T>());
+    Stages stages;
+    stage.share_out(stages, stage, num_threads, /*is_alone=*/true);
+    stages.run(num_threads);
+  };
+  x.is_bf16() ? run(x.as<BFloat16>()) : run(x.as<float>());
+  return out;
+}
+
+}  // namespace yggdrasil

@@ -1,0 +1,130 @@
+"""The operators whose CUDA implementation is a Triton kernel: signatures and results are those of the portable ones.
+
+Importing this module imports Triton.
+
+Dims: W rows of the step, Hq query heads, Hkv key heads, D head size, S cache capacity, T tree slots.
+"""
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+from triton import language as tl
+
+from yggdrasil.native import triton_kernels
+
+MAX_HEAD_DIM = 256  # larger tiles do not fit the shared memory of every GPU
+_MAX_SPLITS = 64
+_WAVES = 2  # programs a multiprocessor that the keys are split for
+_ELEMENTS = {1: tl.int8, 2: tl.int16, 4: tl.int32}  # rows are moved as plain words of their size in bytes
+_pointer_tables: dict[tuple[int, ...], Tensor] = {}
+
+
+def tree_attention(  # noqa: PLR0913  (an operator's schema)
+    query: Tensor,  # [1, Hq, W, D]
+    key: Tensor,  # [1, Hkv, W, D]
+    value: Tensor,
+    key_cache: Tensor,  # [Hkv, S, D]
+    value_cache: Tensor,
+    offsets: Tensor,  # [2] int64: context length, first slot written
+    tree_mask: Tensor,  # [W, T] bool
+    scale: float,
+    window: int,
+    softcap: float,
+    num_threads: int,
+) -> Tensor:
+    """Flash decoding over the context that is there, [1, W, Hq, D]; costs follow its length, not the capacity.
+
+    All query heads of a key head share one read of the keys. Scores and sums are float32; weights are rounded to the
+    cache's dtype before they meet the values.
+    """
+    query, key, value = (t if t.stride(-1) == 1 else t.contiguous() for t in (query, key, value))
+    _, num_heads, width, head_dim = query.shape
+    num_key_heads, capacity, _ = key_cache.shape
+    group = num_heads // num_key_heads
+    block_d = max(16, triton.next_power_of_2(head_dim))
+    block_m = min(64 if query.element_size() == 2 else 16, max(16, triton.next_power_of_2(group * width)))
+    block_n = 64 if query.element_size() == 2 and block_d <= 128 else 32
+    num_row_blocks = triton.cdiv(group * width, block_m)
+    num_splits = _num_splits(query.device, num_key_heads * num_row_blocks, triton.cdiv(capacity, block_n))
+    tree_lengths = offsets  # read only where there is a window
+    if window > 0:
+        later = tree_mask.flip(1).cumsum(1).flip(1)  # visible nodes from this one on
+        tree_mask = tree_mask & (later <= window)
+        tree_lengths = later[:, 0].contiguous()
+    mask = tree_mask.contiguous().view(torch.uint8)
+    rows = num_heads * width
+    partial = query.new_empty((rows, num_splits, head_dim), dtype=torch.float32)
+    stats = query.new_empty((rows, num_splits, 2), dtype=torch.float32)
+    output = query.new_empty((1, width, num_heads, head_dim))
+    triton_kernels.write_rows[(width, num_key_heads)](
+        key, value, key_cache, value_cache, offsets, key.stride(1), key.stride(2), value.stride(1), value.stride(2),
+        key_cache.stride(0), HEAD_DIM=head_dim, BLOCK_D=block_d, num_warps=1,
+    )  # fmt: skip
+    triton_kernels.attend_to_split[(num_key_heads, num_row_blocks, num_splits)](
+        query, key_cache, value_cache, offsets, mask, tree_lengths, partial, stats,
+        query.stride(1), query.stride(2), key_cache.stride(0), mask.shape[1], width, scale,
+        WINDOW=window, SOFTCAP=softcap, GROUP=group, HEAD_DIM=head_dim, BLOCK_D=block_d, BLOCK_M=block_m,
+        BLOCK_N=block_n, NUM_SPLITS=num_splits, num_warps=4, num_stages=2,
+    )  # fmt: skip
+    triton_kernels.merge_splits[(rows,)](
+        partial, stats, output, offsets, width, WINDOW=window, NUM_HEADS=num_heads, HEAD_DIM=head_dim, BLOCK_D=block_d,
+        BLOCK_N=block_n, NUM_SPLITS=num_splits, BLOCK_P=triton.next_power_of_2(num_splits), num_warps=1,
+    )  # fmt: skip
+    return output
+
+
+def keep_rows(caches: list[Tensor], start: Tensor, rows: Tensor, count: Tensor) -> None:
+    """Move accepted rows of every buffer in one launch; all buffers have one shape and dtype."""
+    first = caches[0]
+    triton_kernels.keep_rows[(len(caches), first.shape[0])](
+        _pointer_table(caches), start, rows, count, first.stride(0), ELEMENT=_ELEMENTS[first.element_size()],
+        HEAD_DIM=first.shape[2], BLOCK_D=triton.next_power_of_2(first.shape[2]), num_warps=1,
+    )  # fmt: skip
+
+
+def check() -> None:
+    """Raise what Triton raises where it cannot build its own launcher: it needs a C compiler and a driver."""
+    triton.runtime.driver.active.get_current_target()
+
+
+def with_fallback(portable: dict[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
+    """The Triton operators, each giving way to its portable twin on shapes and dtypes that it does not serve."""
+
+    def attend(query: Tensor, key: Tensor, *others: Any) -> Tensor:
+        is_served = query.shape[-1] <= MAX_HEAD_DIM and query.dtype in (torch.bfloat16, torch.float16, torch.float32)
+        asks_all = query.shape[2] == key.shape[2]  # heads, which ask for fewer rows, do not run here yet
+        operator = tree_attention if is_served and asks_all else portable["tree_attention"]
+        output: Tensor = operator(query, key, *others)
+        return output
+
+    def keep(caches: list[Tensor], *others: Tensor) -> None:
+        is_served = all(cache.shape == caches[0].shape and cache.is_contiguous() for cache in caches)
+        (keep_rows if is_served else portable["keep_rows"])(caches, *others)
+
+    return {**portable, "tree_attention": attend, "keep_rows": keep}
+
+
+def _num_splits(device: torch.device, num_programs: int, num_blocks: int) -> int:
+    """Splits of the keys that fill the device, a power of two."""
+    wanted = triton.next_power_of_2(max(1, _WAVES * _num_multiprocessors(device) // num_programs))
+    return int(min(wanted, _MAX_SPLITS, triton.next_power_of_2(num_blocks)))
+
+
+@cache
+def _num_multiprocessors(device: torch.device) -> int:
+    if device.type != "cuda":  # Triton's interpreter
+        return 8
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+def _pointer_table(caches: list[Tensor]) -> Tensor:
+    """Addresses of the buffers on the device, made on the first call: a capture may not copy from the host."""
+    addresses = tuple(cache.data_ptr() for cache in caches)
+    table = _pointer_tables.get(addresses)
+    if table is None:
+        table = _pointer_tables[addresses] = torch.tensor(addresses, dtype=torch.int64, device=caches[0].device)
+    return table

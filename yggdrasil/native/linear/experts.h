@@ -1,0 +1,91 @@
+// A mixture of experts: each row goes through the experts that were chosen for it, and the sum of what they give is weighted.
+//
+// Rows that chose the same expert meet its weights together, once. What an expert gives a row, and the order in which a
+// row's experts are added up, that of their numbers, do not depend on who else chose what.
+#pragma once
+
+#include "linear/choices.h"
+#include "common/scratch.h"
+
+namespace yggdrasil {
+
+// The weighted sum of what a row's experts give, rounded as transformers does it: each by itself, and after each addition.
+template <typename T>
+class WeightedSums {
+ public:
+  // given [choices, H] become their products with the shares.
+  WeightedSums(const Choices& choices, T* given, int64_t size, T* out) : choices_(choices), given_(given), size_(size), out_(out) {}
+
+  void share_out(Stages& stages, int64_t num_threads) const { stages.add<&WeightedSums::add_up>(*this, choices_.rows(), num_threads); }
+
+ private:
+  void add_up(int64_t begin, int64_t end) const {
+    for (int64_t row = begin; row < end; ++row) {
+      T* to = out_ + row * size_;
+      std::fill(to, to + size_, static_cast<T>(0.0f));
+      choices_.each_of(row, [&](int64_t choice) {
+        T* values = given_ + choice * size_;
+        // NOTE: in two loops, or a compiler makes one operation of both, which does not round between them.
+        scale(values, choices_.share_of(choice));
+        add(to, values);
+      });
+    }
+  }
+
+  [[gnu::noinline]] void scale(T* values, float share) const {
+    int64_t k = 0;
+#ifdef YGG_AVX2
+    for (; k + 16 <= size_; k += 16) store16(values + k, load16(values + k) * spread(share));
+#endif
+    for (; k < size_; ++k) values[k] = static_cast<T>(widen(values[k]) * share);
+  }
+
+  [[gnu::noinline]] void add(T* to, const T* values) const {
+    int64_t k = 0;
+#ifdef YGG_AVX2
+    for (; k + 16 <= size_; k += 16) store16(to + k, load16(to + k) + load16(values + k));
+#endif
+    for (; k < size_; ++k) to[k] = static_cast<T>(widen(to[k]) + widen(values[k]));
+  }
+
+  const Choices& choices_;
+  T* given_;
+  int64_t size_;
+  T* out_;
+};
+
+// Rows [W, H], chosen [W, K] int64 and shares [W, K]; of each choice down(silu(gate(row)) * up(row)), or gelu by tanh. The
+// matrices are gate and up, of I outputs, and down, of H, as the stage reads those of all experts.
+template <template <typename> class StageOf, typename Matrix>
+Tensor run_experts(const Tensor& input, const Tensor& chosen, const Tensor& shares, const Matrix (&matrices)[3], int64_t num_experts,
+                   int64_t inner_features, bool gelu, int64_t num_threads) {
+  const RowsOf x(input, {});
+  TORCH_CHECK(input.dim() == 2 && chosen.dim() == 2 && chosen.size(0) == input.size(0), "each row chooses experts");
+  Tensor out = at::empty(input.sizes(), input.options());
+  const auto run = [&]<typename T>(const InputRows<T>& rows) {
+    using Stage = StageOf<T>;
+    const Choices choices(chosen, shares, num_experts, Stage::are_tiled());
+    const int64_t count = choices.count(), sizes[] = {inner_features, inner_features, rows.inputs};
+    int64_t places[6] = {};  // of both stages' rows, then of what is given
+    places[1] = Stage::words(choices, rows.inputs);
+    places[2] = places[1] + Stage::words(choices, inner_features);
+    for (int i = 0; i < 3; ++i) places[i + 3] = places[i + 2] + MetRows<T>::words(count, sizes[i]);
+    uint32_t* memory = scratch_words<Scratch::values>(places[5]);
+    const auto given = [&](int i) { return reinterpret_cast<T*>(memory + places[i + 2]); };
+    Stage first(rows, choices, /*is_by_choice=*/false, memory);
+    first.add(matrices[0], given(0), inner_features);
+    first.add(matrices[1], given(1), inner_features);
+    Stage second({given(1), {given(0), gelu}, {}, count, inner_features}, choices, /*is_by_choice=*/true, memory + places[1]);
+    second.add(matrices[2], given(2), rows.inputs);
+    const WeightedSums<T> sums(choices, given(2), rows.inputs, out.mutable_data_ptr<T>());
+    Stages stages;
+    first.share_out(stages, num_threads, /*is_alone=*/true);
+    second.share_out(stages, num_threads, /*is_alone=*/false);
+    sums.share_out(stages, num_threads);
+    stages.run(num_threads);
+  };
+  x.is_bf16() ? run(x.as<BFloat16>()) : run(x.as<float>());
+  return out;
+}
+
+}  // namespace yggdrasil

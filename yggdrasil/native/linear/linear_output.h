@@ -1,0 +1,235 @@
+// Where the sums of linear layers go: to tensors, with a bias and a residual, or to a comparison that keeps the greatest.
+#pragma once
+
+#include <algorithm>
+#include <limits>
+#include <mutex>
+#include <vector>
+
+#include "common/input_rows.h"
+
+namespace yggdrasil {
+
+constexpr int kPanel = 16;  // outputs of a packed panel
+
+// The greatest output of each row so far, in each lane of the panels: ties to the lower panel, not-a-number before all.
+class BestOfPanels {
+ public:
+  explicit BestOfPanels(int64_t rows) : values_(rows * kPanel, -std::numeric_limits<float>::infinity()), panels_(rows * kPanel, 0) {}
+
+  // A panel's outputs for a row, `count` of them; panels come in order.
+#ifdef YGG_AVX512
+  void offer(int64_t row, int64_t panel, Lanes outputs, int64_t count) {
+    float* values = values_.data() + row * kPanel;
+    int32_t* panels = panels_.data() + row * kPanel;
+    const __mmask16 there = first_of(count);
+    const __m512 known = _mm512_loadu_ps(values);
+    const __mmask16 comes_first = _mm512_cmp_ps_mask(outputs, known, _CMP_NLE_UQ) & _mm512_cmp_ps_mask(known, known, _CMP_ORD_Q) & there;
+    _mm512_mask_storeu_ps(values, comes_first, outputs);
+    _mm512_mask_storeu_epi32(panels, comes_first, _mm512_set1_epi32(static_cast<int32_t>(panel)));
+  }
+#elif defined(YGG_AVX2)
+  void offer(int64_t row, int64_t panel, Lanes outputs, int64_t count) {
+    float* values = values_.data() + row * kPanel;
+    int32_t* panels = panels_.data() + row * kPanel;
+    offer_half(values, panels, panel, outputs.low, count);
+    offer_half(values + kPanel / 2, panels + kPanel / 2, panel, outputs.high, count - kPanel / 2);
+  }
+#else
+  void offer(int64_t row, int64_t panel, const float* outputs, int64_t count) {
+    float* values = values_.data() + row * kPanel;
+    int32_t* panels = panels_.data() + row * kPanel;
+    for (int64_t j = 0; j < count; ++j) {
+      const bool is_better = outputs[j] > values[j] || (outputs[j] != outputs[j] && values[j] == values[j]);
+      values[j] = is_better ? outputs[j] : values[j];
+      panels[j] = is_better ? static_cast<int32_t>(panel) : panels[j];
+    }
+  }
+#endif
+
+  // Takes the row's best for best and place, where it comes before them.
+  void take(int64_t row, float& best, int64_t& place) const {
+    for (int64_t j = row * kPanel; j < (row + 1) * kPanel; ++j) {
+      const float value = values_[j];
+      const int64_t at = static_cast<int64_t>(panels_[j]) * kPanel + j % kPanel;
+      const bool is_odd = value != value, was_odd = best != best;
+      const bool is_equal = is_odd ? was_odd : value == best;
+      if (is_equal ? at < place : !was_odd && (is_odd || value > best)) best = value, place = at;
+    }
+  }
+
+ private:
+#if defined(YGG_AVX2) && !defined(YGG_AVX512)
+  static void offer_half(float* values, int32_t* panels, int64_t panel, __m256 outputs, int64_t count) {
+    const __m256 known = _mm256_loadu_ps(values), known_panels = _mm256_loadu_ps(reinterpret_cast<const float*>(panels));
+    const __m256 is_better = _mm256_and_ps(_mm256_cmp_ps(outputs, known, _CMP_NLE_UQ), _mm256_cmp_ps(known, known, _CMP_ORD_Q));
+    const __m256 comes_first = _mm256_and_ps(is_better, _mm256_castsi256_ps(first_of(count)));
+    const __m256 this_panel = _mm256_castsi256_ps(_mm256_set1_epi32(static_cast<int>(panel)));
+    _mm256_storeu_ps(values, _mm256_blendv_ps(known, outputs, comes_first));
+    _mm256_storeu_ps(reinterpret_cast<float*>(panels), _mm256_blendv_ps(known_panels, this_panel, comes_first));
+  }
+#endif
+
+  std::vector<float> values_;
+  std::vector<int32_t> panels_;
+};
+
+// Where a layer's sums go.
+struct LinearOutput {
+  BestOfPanels* best;  // nullable: then they are only compared
+  void* out;           // [W, N]
+  const float* bias;     // nullable
+  const void* residual;  // [W, N], added to what is rounded; nullable
+  int64_t outputs;
+  bool is_bf16;
+};
+
+// Where a stage's rows, weights and outputs lie just now: those of layers that repeat lie elsewhere in each.
+template <typename T>
+struct LinearPlaces {
+  virtual ~LinearPlaces() = default;
+  virtual InputRows<T> input() const = 0;
+  virtual const void* packed(size_t layer) const = 0;
+  virtual LinearOutput output(size_t layer) const = 0;
+};
+
+inline void offer_row(const LinearOutput& to, int64_t row, int64_t panel, const float* values, int64_t count) {
+  const float* bias = to.bias ? to.bias + panel * kPanel : nullptr;
+#ifdef YGG_AVX2
+  Lanes sums = load16(values);
+  if (bias) sums = sums + load_first(bias, count);
+  to.best->offer(row, panel, to.is_bf16 ? round_to<BFloat16>(sums) : sums, count);
+#else
+  float sums[kPanel] = {};
+  for (int64_t j = 0; j < count; ++j) {
+    sums[j] = bias ? values[j] + bias[j] : values[j];
+    if (to.is_bf16) sums[j] = widen(BFloat16(sums[j]));
+  }
+  to.best->offer(row, panel, sums, count);
+#endif
+}
+
+#ifdef YGG_AVX2
+// A panel of a row with its bias and residual, not rounded yet; all its outputs are there.
+template <typename T>
+inline Lanes finished_panel(const LinearOutput& to, int64_t row, int64_t panel, const float* values) {
+  const int64_t begin = panel * kPanel;
+  Lanes whole = load16(values);
+  if (to.bias) whole = whole + load16(to.bias + begin);
+  if (!to.residual) return whole;
+  return round_to<T>(whole) + load16(static_cast<const T*>(to.residual) + row * to.outputs + begin);
+}
+#endif
+
+// Outputs one by one: the last of a layer, which fill no panel, and all where there are no vectors.
+template <typename T>
+[[gnu::noinline]] void store_some(const LinearOutput& to, int64_t row, int64_t begin, int64_t count, const float* values) {
+  auto* out = static_cast<T*>(to.out);
+  const auto* residual = static_cast<const T*>(to.residual);
+  for (int64_t j = 0, place = row * to.outputs + begin; j < count; ++j, ++place) {
+    const T sum = static_cast<T>(to.bias ? values[j] + to.bias[begin + j] : values[j]);
+    out[place] = residual ? static_cast<T>(widen(sum) + widen(residual[place])) : sum;
+  }
+}
+
+inline void store_row(const LinearOutput& to, int64_t row, int64_t panel, const float* values) {
+  const int64_t begin = panel * kPanel, count = std::min<int64_t>(kPanel, to.outputs - begin);
+  if (to.best) return offer_row(to, row, panel, values, count);
+  const auto store = [&]<typename T>(T* out) {
+#ifdef YGG_AVX2
+    if (count == kPanel) return store16(out + row * to.outputs + begin, finished_panel<T>(to, row, panel, values));
+#endif
+    store_some<T>(to, row, begin, count, values);
+  };
+  to.is_bf16 ? store(static_cast<BFloat16*>(to.out)) : store(static_cast<float*>(to.out));
+}
+
+// Two panels of a row, the second one where it is there: side by side they are a cache line.
+inline void store_two(const LinearOutput& to, int64_t row, int64_t panel, const float* first, const float* second) {
+#if defined(YGG_AVX512) && defined(__AVX512BF16__)
+  if (!to.best && to.is_bf16 && (panel + 2) * kPanel <= to.outputs) {
+    const __m512 sides[2] = {finished_panel<BFloat16>(to, row, panel, first), finished_panel<BFloat16>(to, row, panel + 1, second)};
+    _mm512_storeu_si512(static_cast<BFloat16*>(to.out) + row * to.outputs + panel * kPanel, (__m512i)_mm512_cvtne2ps_pbh(sides[1], sides[0]));
+    return;
+  }
+#endif
+  store_row(to, row, panel, first);
+  if ((panel + 1) * kPanel < to.outputs) store_row(to, row, panel + 1, second);
+}
+
+// Where threads bring together what each found the greatest of its outputs.
+struct SharedBest {
+  int64_t rows;
+  float* best;
+  int64_t* place;
+  std::mutex mutex;
+};
+
+// Calls body(best) with what its share of the outputs is to be compared in, null where they are written.
+template <typename Function>
+void shared_best(SharedBest* shared, const Function& body) {
+  if (!shared) return body(nullptr);
+  BestOfPanels best(shared->rows);
+  body(&best);
+  const std::lock_guard<std::mutex> one_share(shared->mutex);
+  for (int64_t row = 0; row < shared->rows; ++row) best.take(row, shared->best[row], shared->place[row]);
+}
+
+// The biases of one layer alone.
+inline c10::List<std::optional<Tensor>> alone(const std::optional<Tensor>& bias) {
+  c10::List<std::optional<Tensor>> biases;
+  biases.push_back(bias);
+  return biases;
+}
+
+// Outputs of several layers over the same rows; or of one the greatest of each row and its place.
+class Outputs {
+ public:
+  Outputs(const RowsOf& x, const Around& around, at::IntArrayRef sizes, const c10::List<std::optional<Tensor>>& biases)
+      : is_bf16_(x.is_bf16()), is_best_(around.is_best) {
+    best_.rows = x.rows();
+    TORCH_CHECK(sizes.size() == 1 || !(around.residual || is_best_), "a residual is added to one layer, and the best sought of one");
+    TORCH_CHECK(!(around.residual && is_best_), "there is no residual where only the best is sought");
+    const Tensor& given = x.given();
+    for (size_t i = 0; i < sizes.size(); ++i) {
+      sizes_.push_back(sizes[i]);
+      const std::optional<Tensor> bias = biases.get(i);
+      biases_.push_back(bias ? bias->to(at::kFloat).contiguous() : Tensor());
+      if (is_best_) continue;
+      auto shape = given.sizes().vec();
+      shape.back() = sizes[i];
+      tensors_.push_back(at::empty(shape, given.options()));
+    }
+    if (is_best_) {
+      tensors_ = {at::full({best_.rows}, -std::numeric_limits<float>::infinity(), at::kFloat), at::zeros({best_.rows}, at::kLong)};
+      best_.best = tensors_[0].mutable_data_ptr<float>(), best_.place = tensors_[1].mutable_data_ptr<int64_t>();
+    }
+    if (!around.residual) return;
+    residual_ = around.residual->contiguous();
+    TORCH_CHECK(residual_.sizes() == tensors_[0].sizes() && residual_.scalar_type() == given.scalar_type(),
+                "a residual has the shape and dtype of the outputs");
+  }
+
+  LinearOutput of(size_t i) const {
+    return {nullptr, is_best_ ? nullptr : tensors_[i].mutable_data_ptr(), biases_[i].defined() ? biases_[i].const_data_ptr<float>() : nullptr,
+            residual_.defined() ? residual_.const_data_ptr() : nullptr, sizes_[i], is_bf16_};
+  }
+
+  // Null where the outputs are written.
+  SharedBest* best() { return is_best_ ? &best_ : nullptr; }
+
+  std::vector<Tensor> take() {
+    if (is_best_ && is_bf16_) tensors_[0] = tensors_[0].to(at::kBFloat16);
+    return std::move(tensors_);
+  }
+
+ private:
+  std::vector<Tensor> tensors_;
+  bool is_bf16_, is_best_;
+  SharedBest best_{};
+  std::vector<int64_t> sizes_;
+  std::vector<Tensor> biases_;
+  Tensor residual_;
+};
+
+}  // namespace yggdrasil

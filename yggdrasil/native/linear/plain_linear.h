@@ -1,0 +1,52 @@
+// A linear layer over weights as they lie: for what a model multiplies by itself, as a router that chooses experts.
+//
+// Each output is a sum in one fixed order: a row's result does not depend on how many rows travel with it.
+#pragma once
+
+#include <optional>
+
+#include "common/input_rows.h"
+#include "common/threads.h"
+
+namespace yggdrasil {
+
+template <typename T>
+inline float dot(const T* a, const T* b, int64_t count) {
+  float sum = 0.0f;
+  int64_t k = 0;
+#ifdef YGG_AVX2
+  Lanes sums[4] = {zeros(), zeros(), zeros(), zeros()};
+  for (; k + 64 <= count; k += 64)
+    for (int i = 0; i < 4; ++i) sums[i] = fused(load16(a + k + 16 * i), load16(b + k + 16 * i), sums[i]);
+  sum = sum_of((sums[0] + sums[1]) + (sums[2] + sums[3]));
+#endif
+  for (; k < count; ++k) sum += widen(a[k]) * widen(b[k]);
+  return sum;
+}
+
+// input [..., K], weight [N, K], bias [N], all of one dtype.
+inline Tensor plain_linear(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias, int64_t num_threads) {
+  const RowsOf x(input, {});
+  const Tensor weights = weight.contiguous(), added = bias ? bias->to(at::kFloat).contiguous() : Tensor();
+  const int64_t inputs = x.inputs(), outputs = weights.size(0);
+  TORCH_CHECK(weights.dim() == 2 && weights.size(1) == inputs && weights.scalar_type() == input.scalar_type(), "weights have the inputs and the dtype of the rows");
+  auto shape = input.sizes().vec();
+  shape.back() = outputs;
+  Tensor out = at::empty(shape, input.options());
+  const auto run = [&]<typename T>(const InputRows<T>& rows) {
+    T* to = out.mutable_data_ptr<T>();
+    const T* matrix = weights.const_data_ptr<T>();
+    const float* biases = bias ? added.const_data_ptr<float>() : nullptr;
+    parallel(outputs, num_threads, [&](int64_t begin, int64_t end) {
+      for (int64_t n = begin; n < end; ++n)
+        for (int64_t row = 0; row < rows.rows; ++row) {
+          const float sum = dot(rows.x + row * inputs, matrix + n * inputs, inputs);
+          to[row * outputs + n] = static_cast<T>(biases ? sum + biases[n] : sum);
+        }
+    });
+  };
+  x.is_bf16() ? run(x.as<BFloat16>()) : run(x.as<float>());
+  return out;
+}
+
+}  // namespace yggdrasil

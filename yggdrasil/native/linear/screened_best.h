@@ -1,0 +1,158 @@
+// The greatest output of each row of a large layer, most of whose weights are read in half of the bytes: as a copy in 8
+// bits.
+//
+// The copy says of every output what it is within a bound. Of a row x and weights w, rounded to x' and w', the products are
+// no further apart than |x| |w - w'| + |x - x'| |w'| (Cauchy and Schwarz). Panels of which an output may be the greatest
+// are then multiplied as they are without a copy, so results are the same to the bit: some five panels a row of a model's
+// head, of thousands.
+#pragma once
+
+#include <mutex>
+#include <tuple>
+#include <vector>
+
+#include "linear/byte_products.h"
+#include "linear/linear_ops.h"
+#include "linear/sieve.h"
+
+namespace yggdrasil {
+
+#ifdef YGG_BYTE_PRODUCTS
+constexpr int64_t kScreenedRows = 16;  // as many as the matrix unit takes at once; more do not wait for the weights alone
+
+// The stages that read the copy.
+template <typename T>
+class ScreenStage {
+ public:
+  static int64_t words(int64_t rows, int64_t inputs) { return ByteRows::words(rows, inputs); }
+
+  // `copy` [panels, filled inputs / 4, 16, 4], `factors` [panels, 3, 16] of the outputs.
+  ScreenStage(const InputRows<T>& input, const Tensor& copy, const Tensor& factors, const LinearOutput& output, uint32_t* memory)
+      : input_(input), output_(output), copy_(copy.const_data_ptr<uint8_t>()), outputs_(factors.const_data_ptr<float>()),
+        bytes_{reinterpret_cast<int8_t*>(memory), reinterpret_cast<int32_t*>(memory) + 2 * input.rows * filled(input.inputs) / 4, input.rows, input.inputs},
+        rows_(input.rows), least_(input.rows, kNothing), kept_(input.rows) {
+    TORCH_CHECK(copy.is_contiguous() && copy.numel() == panels() * panel_bytes(input.inputs) && factors.is_contiguous() &&
+                    factors.numel() == panels() * kFactors * kPanel,
+                "the copy was not made of this layer");
+  }
+
+  void share_out(Stages& stages, int64_t num_threads) const {
+    stages.add<&ScreenStage::round>(*this, input_.rows, input_.rows < kFewRows ? 1 : num_threads);
+    stages.add<&ScreenStage::sift>(*this, panels(), num_chunks_of(panels(), num_threads, kMuch));
+  }
+
+  // Panels that may hold the greatest output of a row, ascending; none where rows or outputs are not finite.
+  std::vector<int64_t> promising() const {
+    std::vector<int64_t> found;
+    for (int64_t row = 0; row < input_.rows; ++row) {
+      const float enough = Sieve::reduced(least_[row], slack());
+      if (!std::isfinite(enough)) return {};
+      for (const Sieve::Panel& each : kept_[row])
+        if (each.most >= enough) found.push_back(each.panel);
+    }
+    std::sort(found.begin(), found.end());
+    found.erase(std::unique(found.begin(), found.end()), found.end());
+    return found;
+  }
+
+ private:
+  static constexpr float kNothing = -std::numeric_limits<float>::infinity(), kUnknown = std::numeric_limits<float>::quiet_NaN();
+  static constexpr float kLeast = 1e-6f;  // norm of a row: of a smaller one squares may be lost
+
+  int64_t panels() const { return (output_.outputs + kPanel - 1) / kPanel; }
+
+  // Two outputs that bfloat16 does not tell apart are nearer than that, and sums of float32 are as exact.
+  float slack() const { return output_.is_bf16 ? 0x1p-7f : 0x1p-20f; }
+
+  void round(int64_t begin, int64_t end) const {
+    std::vector<float> numbers(input_.inputs);
+    for (int64_t row = begin; row < end; ++row) {
+      input_.read(row, 0, input_.inputs, 1.0f, numbers.data());
+      float largest = 0.0f, squares = 0.0f;
+      for (const float number : numbers) largest = std::max(largest, std::abs(number)), squares += number * number;
+      const float norm = std::sqrt(squares), scale = largest / ByteRows::kMost;
+      rows_[row] = factors_of(scale, norm);
+      if (std::isfinite(norm) && norm > kLeast) {
+        bytes_.write(row, numbers.data(), 1.0f / scale);
+      } else {
+        rows_[row] = {kUnknown, kUnknown, kUnknown};
+        std::fill(numbers.begin(), numbers.end(), 0.0f);
+        bytes_.write(row, numbers.data(), 0.0f);
+      }
+    }
+  }
+
+  // With what sums as long as the row may lose, as float32 rounds each of their steps.
+  RowFactors factors_of(float scale, float norm) const {
+    const auto count = static_cast<float>(input_.inputs);
+    const float whole = norm * (1.0f + 0x1p-22f * count), steps = 0x1p-22f * count * whole;
+    return {scale, whole + steps, 0.501f * scale * std::sqrt(count) + steps};
+  }
+
+  void sift(int64_t begin, int64_t end) const {
+    Sieve sieve(outputs_, rows_, slack());
+    meet_panels(bytes_, copy_, begin, end, [&](int64_t panel, int64_t row, Lanes sums) {
+      const int64_t first = panel * kPanel;
+      sieve.offer(row, panel, sums, output_.bias ? load_first(output_.bias + first, std::min<int64_t>(kPanel, output_.outputs - first)) : zeros());
+    });
+    const std::lock_guard<std::mutex> one_share(mutex_);
+    for (int64_t row = 0; row < input_.rows; ++row) {
+      least_[row] = std::max(least_[row], sieve.least(row));
+      kept_[row].insert(kept_[row].end(), sieve.kept(row).begin(), sieve.kept(row).end());
+    }
+  }
+
+  InputRows<T> input_;
+  LinearOutput output_;
+  const uint8_t* copy_;
+  const float* outputs_;
+  ByteRows bytes_;
+  mutable std::vector<RowFactors> rows_;
+  mutable std::vector<float> least_;  // the greatest output of each row that is certain
+  mutable std::vector<std::vector<Sieve::Panel>> kept_;
+  mutable std::mutex mutex_;
+};
+
+template <typename T>
+std::vector<int64_t> promising_panels(const InputRows<T>& rows, const Tensor& copy, const Tensor& factors, const LinearOutput& output, int64_t num_threads) {
+  if (rows.rows > kScreenedRows) return {};
+  const ScreenStage<T> screen(rows, copy, factors, output, scratch_words<Scratch::rows>(ScreenStage<T>::words(rows.rows, rows.inputs)));
+  Stages stages;
+  screen.share_out(stages, num_threads);
+  stages.run(num_threads);
+  return screen.promising();
+}
+#endif
+
+inline bool can_screen() {
+#ifdef YGG_BYTE_PRODUCTS
+  return true;
+#else
+  return false;
+#endif
+}
+
+// As packed_best.
+inline std::tuple<Tensor, Tensor> screened_best(const Tensor& input, const Tensor& packed, const std::optional<Tensor>& bias, const Tensor& copy,
+                                                const Tensor& factors, int64_t out_features, int64_t num_threads) {
+  const Around around{.is_best = true};
+  const RowsOf x(input, around);
+  Outputs outputs(x, around, {out_features}, alone(bias));
+  const auto run = [&]<typename T>(const InputRows<T>& rows) {
+    std::vector<int64_t> panels;  // none: all are multiplied
+#ifdef YGG_BYTE_PRODUCTS
+    panels = promising_panels(rows, copy, factors, outputs.of(0), num_threads);
+#endif
+    PackedStage<T> stage(rows, scratch_words<Scratch::rows>(PackedStage<T>::words(rows.rows, rows.inputs)), outputs.best());
+    stage.add(packed, 0, outputs.of(0));
+    stage.choose(panels);
+    Stages stages;
+    stage.share_out(stages, num_threads, /*is_alone=*/true);
+    stages.run(num_threads);
+  };
+  x.is_bf16() ? run(x.as<BFloat16>()) : run(x.as<float>());
+  const std::vector<Tensor> found = outputs.take();
+  return {found[0], found[1]};
+}
+
+}  // namespace yggdrasil

@@ -1,0 +1,100 @@
+// Experts over quantised weights, each matrix as a quantised linear layer has its own.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <vector>
+
+#include "linear/experts.h"
+#include "quantised/quantised_stage.h"
+
+namespace yggdrasil {
+
+// A matrix of every expert: packed [E, pairs of panels, bytes] in one format.
+struct QuantisedMatrix {
+  Tensor packed;
+  int64_t format;
+};
+
+// One product of every choice: a stage that rounds the rows, and one that multiplies them by their experts' weights.
+template <typename T>
+class QuantisedExpertsStage {
+ public:
+  static_assert(kMostRows == kTileRows, "rows of an expert lie as if all before them filled whole tiles");
+  static bool are_tiled() { return true; }
+  static int64_t words(const Choices& choices, int64_t inputs) { return QuantisedStage<T>::words(choices.rows_tiled(), inputs); }
+
+  // `input` has the rows of the step, or those of the choices.
+  QuantisedExpertsStage(const InputRows<T>& input, const Choices& choices, bool is_by_choice, uint32_t* memory)
+      : input_(input), choices_(choices), is_by_choice_(is_by_choice), rounded_(reinterpret_cast<uint8_t*>(memory)) {
+    for (const Meeting& meeting : choices.meetings())
+      for (int64_t row = 0; row < meeting.rows; row += kMostRows)
+        tiles_.push_back({meeting.first + row, std::min(kMostRows, meeting.rows - row), rounded_of(meeting) + row * rounded_bytes(input.inputs)});
+  }
+
+  QuantisedExpertsStage(const QuantisedExpertsStage&) = delete;
+
+  // out [choices, N].
+  void add(const QuantisedMatrix& matrix, T* out, int64_t outputs) {
+    const int64_t inputs = input_.inputs, bytes = num_pairs(outputs) * pair_bytes(matrix.format, inputs);
+    for (const Meeting& meeting : choices_.meetings()) {
+      const LinearOutput output{nullptr, out + meeting.first * outputs, nullptr, nullptr, outputs, std::is_same_v<T, BFloat16>};
+      const uint8_t* packed = matrix.packed.const_data_ptr<uint8_t>() + meeting.expert * bytes;
+      products_.add({packed, matrix.format, inputs, output}, rounded_of(meeting), meeting.rows);
+    }
+  }
+
+  void share_out(Stages& stages, int64_t num_threads, bool is_alone) const {
+    stages.add<&QuantisedExpertsStage::round>(*this, tiles_.size() * chunks(), is_alone && choices_.count() < kFewRows ? 1 : num_threads);
+    stages.add<&QuantisedExpertsStage::multiply>(*this, products_.pairs(), num_chunks_of(products_.pairs(), num_threads, kMuch));
+  }
+
+ private:
+  struct Tile {
+    int64_t first, count;  // choices
+    uint8_t* rounded;
+  };
+
+  int64_t chunks() const { return input_.inputs / kChunk; }
+  uint8_t* rounded_of(const Meeting& meeting) const { return rounded_ + meeting.first_tiled * rounded_bytes(input_.inputs); }
+
+  void round(int64_t begin, int64_t end) const {
+    constexpr auto kOnes = [] {
+      std::array<float, kMostRows> ones;
+      ones.fill(1.0f);
+      return ones;
+    }();
+    for (int64_t unit = begin; unit < end; ++unit) {
+      const Tile& tile = tiles_[unit / chunks()];
+      const int64_t chunk = unit % chunks(), m = tile_size(tile.count).rows;
+      const auto row_of = [&](int64_t row) { return is_by_choice_ ? tile.first + row : choices_.row_of(tile.first + row); };
+      round_rows(input_, row_of, tile.count, kOnes.data(), m, chunk, tile.rounded + chunk * m * InputChunk::kBytes);
+    }
+  }
+
+  void multiply(int64_t begin, int64_t end) const { products_.run(begin, end, [](QuantisedJob&, size_t) {}); }
+
+  InputRows<T> input_;
+  const Choices& choices_;
+  bool is_by_choice_;
+  uint8_t* rounded_;
+  std::vector<Tile> tiles_;
+  QuantisedProducts products_;
+};
+
+// The operator: packed are gate and up, of I outputs, and down, of H, each in its format.
+inline Tensor quantised_experts(const Tensor& input, const Tensor& chosen, const Tensor& shares, at::TensorList packed, at::IntArrayRef formats,
+                                int64_t inner_features, bool gelu, int64_t num_threads) {
+  TORCH_CHECK(packed.size() == 3 && formats.size() == 3, "experts are a gate, what it multiplies, and what reads both");
+  const int64_t num_experts = packed[0].size(0), hidden = input.size(-1);
+  const auto matrix = [&](size_t i, int64_t outputs, int64_t inputs) -> QuantisedMatrix {
+    const at::IntArrayRef sizes = packed[i].sizes();
+    TORCH_CHECK(packed[i].is_contiguous() && sizes.size() == 3 && sizes[0] == num_experts && sizes[1] == num_pairs(outputs) && sizes[2] == pair_bytes(formats[i], inputs),
+                "weights were not packed for these experts");
+    return {packed[i], formats[i]};
+  };
+  const QuantisedMatrix matrices[] = {matrix(0, inner_features, hidden), matrix(1, inner_features, hidden), matrix(2, hidden, inner_features)};
+  return run_experts<QuantisedExpertsStage>(input, chosen, shares, matrices, num_experts, inner_features, gelu, num_threads);
+}
+
+}  // namespace yggdrasil

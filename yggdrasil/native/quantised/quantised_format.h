@@ -1,0 +1,216 @@
+// Quantised weights: blocks as a GGUF file holds them, and panels as our kernels read them.
+//
+// A panel holds 16 outputs, and two panels, its sides, are a pair: an input that is at hand meets both. Along K a pair is
+// a sequence of groups, a file's blocks, all of whole cache lines; a group holds a header of scales and chunks of 32
+// inputs for each side. Where a group is one chunk, the headers of both sides come before the values of both: in that
+// order they are read, and the stream of one row is up to a third faster. Groups of eight chunks lie side by side whole,
+// which was faster for them. The values of a chunk are eight vectors of 64 bytes, vector v holding inputs 4v to 4v+3 of
+// all 16 outputs, four beside each other, as numbers from 0 on: weight = scale * (value - offset) + minimum. Nibbles lie
+// in four vectors, v in the low and v + 4 in the high half. The fifth bits of vector v are 64 bits at 8v; the two highest
+// of six are a quarter of vector v / 4 of two.
+#pragma once
+
+#include <algorithm>
+
+#include "common/simd.h"
+
+namespace yggdrasil {
+
+constexpr int kLanes = 16, kChunk = 32;  // outputs of a panel; inputs of a chunk
+constexpr int64_t kNibbleBytes = kLanes * kChunk / 2;
+
+enum class Scaling {
+  plain,    // a scale (float16) a chunk
+  affine,   // a scale and a minimum (float16) a chunk
+  nested,   // scale and minimum of a chunk are 6-bit multiples of two float16 a group
+  halved,   // every half of a chunk has a scale, an 8-bit multiple of one float16 a group
+};
+
+// Numbered as GGUF numbers them; kRawBytes are the bytes of a block in a file.
+template <int Number, int Bits, Scaling Scales, int OffsetBits, int64_t BlockInputs, int64_t RawBytes>
+struct Format {
+  static constexpr int kNumber = Number, kBits = Bits, kOffsetBits = OffsetBits;
+  static constexpr int kOffset = OffsetBits == 0 ? 0 : 1 << OffsetBits;
+  static constexpr Scaling kScaling = Scales;
+  static constexpr bool kHasMinimum = Scales == Scaling::affine || Scales == Scaling::nested;
+  static constexpr bool kIsNested = Scales == Scaling::nested || Scales == Scaling::halved;
+  static constexpr int64_t kBlockInputs = BlockInputs, kRawBytes = RawBytes;
+  static constexpr int64_t kChunks = BlockInputs / kChunk;  // of a group
+  static constexpr int64_t kHeader = kIsNested ? 320 : Scales == Scaling::affine ? 64 : 32;  // of a side
+  static constexpr int64_t kValues = kLanes * kChunk * Bits / 8;
+  static constexpr int64_t kGroup = 2 * (kHeader + kChunks * kValues);
+
+  static constexpr int64_t groups(int64_t inputs) { return inputs / BlockInputs; }
+  static constexpr int64_t header_place(int64_t side) { return kChunks > 1 ? side * kGroup / 2 : side * kHeader; }
+  static constexpr int64_t values_place(int64_t side, int64_t chunk) {
+    return kChunks > 1 ? header_place(side) + kHeader + chunk * kValues : 2 * kHeader + side * kValues;
+  }
+};
+
+using Q4_0 = Format<2, 4, Scaling::plain, 3, 32, 18>;
+using Q4_1 = Format<3, 4, Scaling::affine, 0, 32, 20>;
+using Q5_0 = Format<6, 5, Scaling::plain, 4, 32, 22>;
+using Q5_1 = Format<7, 5, Scaling::affine, 0, 32, 24>;
+using Q8_0 = Format<8, 8, Scaling::plain, 7, 32, 34>;
+using Q4_K = Format<12, 4, Scaling::nested, 0, 256, 144>;
+using Q5_K = Format<13, 5, Scaling::nested, 0, 256, 176>;
+using Q6_K = Format<14, 6, Scaling::halved, 5, 256, 210>;
+
+// Calls function(F{}) with the format of this number.
+template <typename Function>
+auto with_format(int64_t number, const Function& function) {
+  switch (number) {
+    case Q4_0::kNumber: return function(Q4_0{});
+    case Q4_1::kNumber: return function(Q4_1{});
+    case Q5_0::kNumber: return function(Q5_0{});
+    case Q5_1::kNumber: return function(Q5_1{});
+    case Q8_0::kNumber: return function(Q8_0{});
+    case Q4_K::kNumber: return function(Q4_K{});
+    case Q5_K::kNumber: return function(Q5_K{});
+    case Q6_K::kNumber: return function(Q6_K{});
+  }
+  TORCH_CHECK(false, "no kernel for the GGUF type number ", number);
+}
+
+inline float half_at(const uint8_t* bytes, int64_t index) {
+  at::Half value;
+  std::memcpy(&value, bytes + 2 * index, sizeof value);
+  return static_cast<float>(value);
+}
+
+// ==== from a file's blocks ============================================================================================
+
+// Values of the chunk-th 32 inputs of a block, from 0 on.
+template <typename F>
+void raw_values(const uint8_t* block, int64_t chunk, uint8_t* values) {
+  for (int i = 0; i < kChunk; ++i) {
+    if constexpr (F::kNumber == Q8_0::kNumber) {
+      values[i] = static_cast<uint8_t>(static_cast<int8_t>(block[2 + i]) + F::kOffset);
+    } else if constexpr (F::kNumber == Q6_K::kNumber) {
+      const int64_t half = chunk / 4, quarter = chunk % 4;
+      const uint8_t nibbles = block[half * 64 + quarter % 2 * 32 + i] >> (quarter / 2 * 4);
+      values[i] = static_cast<uint8_t>((nibbles & 15) | (block[128 + half * 32 + i] >> (2 * quarter) & 3) << 4);
+    } else if constexpr (F::kIsNested) {
+      const uint8_t* nibbles = block + 16 + (F::kBits == 5 ? 32 : 0) + chunk / 2 * 32;
+      values[i] = nibbles[i] >> (chunk % 2 * 4) & 15;
+      if (F::kBits == 5) values[i] |= (block[16 + i] >> chunk & 1) << 4;
+    } else {
+      const int64_t high = F::kHasMinimum ? 4 : 2, nibbles = high + (F::kBits == 5 ? 4 : 0);
+      values[i] = block[nibbles + i % 16] >> (i / 16 * 4) & 15;
+      if (F::kBits == 5) values[i] |= (block[high + i / 8] >> (i % 8) & 1) << 4;
+    }
+  }
+}
+
+// Writes a block's scales for one output.
+template <typename F>
+void pack_scales(const uint8_t* block, int lane, uint8_t* header) {
+  const auto half = [&](int64_t place, const uint8_t* value) { std::memcpy(header + 2 * (place * kLanes + lane), value, 2); };
+  if constexpr (F::kScaling == Scaling::plain) {
+    half(0, block);
+  } else if constexpr (F::kScaling == Scaling::affine) {
+    half(0, block);
+    half(1, block + 2);
+  } else if constexpr (F::kScaling == Scaling::nested) {
+    half(0, block);
+    half(1, block + 2);
+    const uint8_t* packed = block + 4;
+    for (int i = 0; i < 8; ++i) {
+      const bool is_early = i < 4;
+      uint8_t* multiples = header + (4 + 2 * i) * kLanes + lane;
+      multiples[0] = is_early ? packed[i] & 63 : (packed[i + 4] & 15) | packed[i - 4] >> 6 << 4;
+      multiples[kLanes] = is_early ? packed[i + 4] & 63 : packed[i + 4] >> 4 | packed[i] >> 6 << 4;
+    }
+  } else {
+    half(0, block + 208);
+    for (int i = 0; i < 16; ++i) header[(2 + i) * kLanes + lane] = block[192 + i];
+  }
+}
+
+template <typename F>
+void pack_values(const uint8_t* values, int lane, uint8_t* chunk) {
+  for (int i = 0; i < kChunk; ++i) {
+    const int vector = i / 4, byte = lane * 4 + i % 4;
+    if constexpr (F::kBits == 8) {
+      chunk[vector * 64 + byte] = values[i];
+      continue;
+    }
+    chunk[vector % 4 * 64 + byte] |= (values[i] & 15) << (vector / 4 * 4);
+    if constexpr (F::kBits == 5) chunk[kNibbleBytes + vector * 8 + byte / 8] |= (values[i] >> 4) << (byte % 8);
+    if constexpr (F::kBits == 6) chunk[kNibbleBytes + vector / 4 * 64 + byte] |= (values[i] >> 4) << (vector % 4 * 2);
+  }
+}
+
+// Where a panel's pair begins in packed rows.
+template <typename F>
+int64_t pair_place(int64_t panel, int64_t inputs) {
+  return panel / 2 * F::groups(inputs) * F::kGroup;
+}
+
+// Rows of a file's blocks to a side (0 or 1) of a pair of zeros; lanes without a row stay so.
+template <typename F>
+void pack_quantised_panel(const uint8_t* rows, int64_t num_rows, int64_t inputs, int64_t side, uint8_t* pair) {
+  const int64_t groups = F::groups(inputs);
+  for (int lane = 0; lane < num_rows; ++lane) {
+    for (int64_t g = 0; g < groups; ++g) {
+      const uint8_t* block = rows + (lane * groups + g) * F::kRawBytes;
+      uint8_t* group = pair + g * F::kGroup;
+      pack_scales<F>(block, lane, group + F::header_place(side));
+      for (int64_t chunk = 0; chunk < F::kChunks; ++chunk) {
+        uint8_t values[kChunk];
+        raw_values<F>(block, chunk, values);
+        pack_values<F>(values, lane, group + F::values_place(side, chunk));
+      }
+    }
+  }
+}
+
+// ==== to numbers ======================================================================================================
+
+struct ChunkScales {
+  float scale[2], minimum;  // a scale a half of the chunk
+};
+
+template <typename F>
+ChunkScales chunk_scales(const uint8_t* header, int64_t chunk, int lane) {
+  if constexpr (F::kScaling == Scaling::plain) {
+    const float scale = half_at(header, chunk * kLanes + lane);
+    return {{scale, scale}, 0.0f};
+  } else if constexpr (F::kScaling == Scaling::affine) {
+    const float scale = half_at(header, 2 * chunk * kLanes + lane);
+    return {{scale, scale}, half_at(header, (2 * chunk + 1) * kLanes + lane)};
+  } else if constexpr (F::kScaling == Scaling::nested) {
+    const uint8_t* multiples = header + (4 + 2 * chunk) * kLanes + lane;
+    const float scale = half_at(header, lane) * multiples[0];
+    return {{scale, scale}, -half_at(header, kLanes + lane) * multiples[kLanes]};
+  } else {
+    const auto* multiples = reinterpret_cast<const int8_t*>(header) + (2 + 2 * chunk) * kLanes + lane;
+    return {{half_at(header, lane) * multiples[0], half_at(header, lane) * multiples[kLanes]}, 0.0f};
+  }
+}
+
+template <typename F>
+uint8_t value_at(const uint8_t* chunk, int lane, int input) {
+  const int vector = input / 4, byte = lane * 4 + input % 4;
+  if constexpr (F::kBits == 8) return chunk[vector * 64 + byte];
+  uint8_t value = chunk[vector % 4 * 64 + byte] >> (vector / 4 * 4) & 15;
+  if constexpr (F::kBits == 5) value |= (chunk[kNibbleBytes + vector * 8 + byte / 8] >> (byte % 8) & 1) << 4;
+  if constexpr (F::kBits == 6) value |= (chunk[kNibbleBytes + vector / 4 * 64 + byte] >> (vector % 4 * 2) & 3) << 4;
+  return value;
+}
+
+// One output's weights as numbers: a row of an embedding.
+template <typename F>
+void unpack_row(const uint8_t* pair, int64_t side, int lane, int64_t inputs, float* row) {
+  for (int64_t first = 0; first < inputs; first += kChunk) {
+    const uint8_t* group = pair + first / kChunk / F::kChunks * F::kGroup;
+    const int64_t chunk = first / kChunk % F::kChunks;
+    const ChunkScales scales = chunk_scales<F>(group + F::header_place(side), chunk, lane);
+    for (int i = 0; i < kChunk; ++i) {
+      const int value = value_at<F>(group + F::values_place(side, chunk), lane, i) - F::kOffset;
+      row[first + i] = scales.scale[i / 16] * static_cast<float>(value) + scales.minimum;
+    }
+  }
+}
+
+}  // namespace yggdrasil

@@ -1,0 +1,153 @@
+"""What shapes operators give, for graphs that are compiled without running them."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def packed_linear(x: Tensor, packed: Tensor, bias: Tensor | None, out_features: int, num_threads: int) -> Tensor:
+    return x.new_empty((*x.shape[:-1], out_features))
+
+
+def quantised_linear(
+    x: Tensor, packed: Tensor, bias: Tensor | None, out_features: int, form: int, num_threads: int
+) -> Tensor:
+    return x.new_empty((*x.shape[:-1], out_features))
+
+
+def quantised_linears(  # noqa: PLR0913
+    x: Tensor, gate: Tensor | None, gelu: bool, norm: Tensor | None, plus_one: bool, eps: float,
+    residual: Tensor | None, packed: list[Tensor], biases: list[Tensor | None], out_features: list[int],
+    formats: list[int], num_threads: int,
+) -> list[Tensor]:  # fmt: skip
+    return [x.new_empty((*x.shape[:-1], size)) for size in out_features]
+
+
+def quantised_rows(ids: Tensor, packed: Tensor, form: int, inputs: int, num_rows: int, dtype: torch.dtype) -> Tensor:
+    return ids.new_empty((*ids.shape, inputs), dtype=dtype)
+
+
+def packed_linears(  # noqa: PLR0913
+    x: Tensor, gate: Tensor | None, gelu: bool, norm: Tensor | None, plus_one: bool, eps: float,
+    residual: Tensor | None, packed: list[Tensor], biases: list[Tensor | None], out_features: list[int],
+    num_threads: int,
+) -> list[Tensor]:  # fmt: skip
+    return [x.new_empty((*x.shape[:-1], size)) for size in out_features]
+
+
+def plain_linear(x: Tensor, weight: Tensor, bias: Tensor | None, num_threads: int) -> Tensor:
+    return x.new_empty((*x.shape[:-1], weight.shape[0]))
+
+
+def packed_experts(
+    x: Tensor, chosen: Tensor, shares: Tensor, gate_up: Tensor, down: Tensor, inner_features: int, gelu: bool,
+    num_threads: int,
+) -> Tensor:  # fmt: skip
+    return x.new_empty(x.shape)
+
+
+def quantised_experts(
+    x: Tensor, chosen: Tensor, shares: Tensor, packed: list[Tensor], formats: list[int], inner_features: int,
+    gelu: bool, num_threads: int,
+) -> Tensor:  # fmt: skip
+    return x.new_empty(x.shape)
+
+
+def norm_rows(x: Tensor, norm: Tensor, plus_one: bool, eps: float, residual: Tensor | None, num_threads: int) -> Tensor:
+    return x.new_empty(x.shape)
+
+
+def best_tokens(logits: Tensor, num_threads: int) -> tuple[Tensor, Tensor]:
+    shape = (logits.shape[0],)
+    return logits.new_empty(shape), logits.new_empty(shape, dtype=torch.int64)
+
+
+def packed_best(
+    x: Tensor, packed: Tensor, bias: Tensor | None, out_features: int, num_threads: int
+) -> tuple[Tensor, Tensor]:
+    return best_tokens(x.flatten(0, -2), num_threads)
+
+
+def quantised_best(
+    x: Tensor, packed: Tensor, bias: Tensor | None, out_features: int, form: int, num_threads: int
+) -> tuple[Tensor, Tensor]:
+    return best_tokens(x.flatten(0, -2), num_threads)
+
+
+def screened_linear(
+    x: Tensor, packed: Tensor, bias: Tensor | None, copy: Tensor, factors: Tensor, out_features: int, num_threads: int
+) -> Tensor:
+    return packed_linear(x, packed, bias, out_features, num_threads)
+
+
+def screened_best(
+    x: Tensor, packed: Tensor, bias: Tensor | None, copy: Tensor, factors: Tensor, out_features: int, num_threads: int
+) -> tuple[Tensor, Tensor]:
+    return packed_best(x, packed, bias, out_features, num_threads)
+
+
+def top_candidates(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    shape = (values.shape[0], k)
+    return values.new_empty(shape), values.new_empty(shape, dtype=torch.int64)
+
+
+def tree_attention(  # noqa: PLR0913
+    query: Tensor, key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, offsets: Tensor,
+    tree_mask: Tensor, scale: float, window: int, softcap: float, num_threads: int,
+) -> Tensor:  # fmt: skip
+    return query.new_empty((1, query.shape[2], query.shape[1], query.shape[3]))
+
+
+def run_units(
+    name: str, table: Tensor, carried: Tensor, shared: list[Tensor], places: list[int], count: int, kept: list[int],
+) -> list[Tensor]:  # fmt: skip
+    return [torch.empty_like(carried) for _ in kept]
+
+
+def run_program(
+    tensors: list[Tensor], code: list[int], numbers: list[float], results: list[int], num_threads: int
+) -> list[Tensor]:
+    from yggdrasil.native.program import row_sizes  # here: it knows the operators that this package defines
+
+    rows, sizes = tensors[code[1]], row_sizes(code, tensors)
+    return [rows.new_empty((*rows.shape[:-1], sizes[result])) for result in results]
+
+
+def run_layers(  # noqa: PLR0913
+    table: Tensor, carried: Tensor, shared: list[Tensor], places: list[int], count: int, kept: list[int],
+    code: list[int], numbers: list[float], num_threads: int,
+) -> list[Tensor]:  # fmt: skip
+    return [torch.empty_like(carried) for _ in kept]
+
+
+def move_rows(caches: list[Tensor], sources: list[int], destination: int) -> None:
+    pass
+
+
+SHAPES: dict[str, Callable[..., Any]] = {
+    function.__name__: function
+    for function in (
+        packed_linear,
+        quantised_linear,
+        quantised_linears,
+        quantised_rows,
+        packed_linears,
+        plain_linear,
+        packed_experts,
+        quantised_experts,
+        norm_rows,
+        packed_best,
+        quantised_best,
+        screened_linear,
+        screened_best,
+        best_tokens,
+        top_candidates,
+        tree_attention,
+        run_units,
+        run_program,
+        run_layers,
+        move_rows,
+    )
+}

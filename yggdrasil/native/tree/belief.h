@@ -1,0 +1,102 @@
+// How likely each counted candidate is: a layer of hidden units over what was counted, and a softmax over the candidates
+// of one place and what none of them is. `drafters/belief.py` says what the weights are.
+
+#pragma once
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "tree/followers.h"
+
+namespace yggdrasil {
+
+constexpr int64_t kLongest = 6;      // tokens of the longest context of the text
+constexpr int64_t kTableLength = 3;  // of a table
+constexpr int64_t kContexts = kLongest + kTableLength;
+constexpr int64_t kHidden = 16;
+constexpr int64_t kRunnersUp = 8;
+
+struct Candidate {
+  int32_t token;
+  int32_t place;                             // among the runners-up, from 1 on
+  std::array<int32_t, kContexts> followed;  // how often, each context: the text's from one token on, then the table's
+  double likely;
+};
+
+class Belief {
+ public:
+  // float64: `counts` [K, 2, H], `totals` [K, H], `recycled` [1 + R, H], `bias` [H], `out` [H], `nothing` [1].
+  Belief(const at::Tensor& counts, const at::Tensor& totals, const at::Tensor& recycled, const at::Tensor& bias,
+         const at::Tensor& out, const at::Tensor& nothing) {
+    const std::array<std::pair<const at::Tensor*, std::vector<int64_t>>, 6> parts{{{&counts, {kContexts, 2, kHidden}},
+                                                                                   {&totals, {kContexts, kHidden}},
+                                                                                   {&recycled, {1 + kRunnersUp, kHidden}},
+                                                                                   {&bias, {kHidden}},
+                                                                                   {&out, {kHidden}},
+                                                                                   {&nothing, {1}}}};
+    for (const auto& [part, shape] : parts) {
+      TORCH_CHECK(part->sizes() == shape && part->scalar_type() == at::kDouble, "weights are not those of a belief");
+      const at::Tensor whole = part->contiguous();
+      const auto* first = whole.const_data_ptr<double>();
+      weights_.insert(weights_.end(), first, first + whole.numel());
+    }
+  }
+
+  // It will be asked, soon.
+  void expect() const { fetch(weights_.data(), weights_.size() * sizeof(double)); }
+
+  // The probability of each candidate, where the contexts were seen so often.
+  void believe(const std::array<int64_t, kContexts>& seen, std::vector<Candidate>& found) const {
+    const double *counts = weights_.data(), *totals = counts + kContexts * 2 * kHidden,
+                 *recycled = totals + kContexts * kHidden, *bias = recycled + (1 + kRunnersUp) * kHidden,
+                 *out = bias + kHidden;
+    double base[kHidden], most = out[kHidden];
+    std::copy_n(bias, kHidden, base);
+    for (int64_t context = 0; context < kContexts; ++context)
+      if (seen[context]) add(totals + context * kHidden, logarithm(seen[context]), base);
+    for (Candidate& each : found) {
+      double hidden[kHidden];
+      std::copy_n(base, kHidden, hidden);
+      add(recycled + each.place * kHidden, 1.0, hidden);
+      for (int64_t context = 0; context < kContexts; ++context) {
+        const int64_t count = each.followed[context];
+        if (!count) continue;
+        const double* row = counts + context * 2 * kHidden;
+        add(row, logarithm(count), hidden);
+        add(row + kHidden, double(count) / double(seen[context]), hidden);
+      }
+      each.likely = 0.0;
+      for (int64_t unit = 0; unit < kHidden; ++unit) each.likely += out[unit] * std::max(hidden[unit], 0.0);
+      most = std::max(most, each.likely);
+    }
+    double whole = std::exp(out[kHidden] - most);
+    for (Candidate& each : found) whole += each.likely = std::exp(each.likely - most);
+    // As float: sums that are added up otherwise, as `counted.py` does, come to the same.
+    for (Candidate& each : found) each.likely = float(each.likely / whole);
+  }
+
+ private:
+  static void add(const double* row, double times, double* to) {
+    for (int64_t unit = 0; unit < kHidden; ++unit) to[unit] += times * row[unit];
+  }
+
+  // log(1 + count): most counts are small.
+  static double logarithm(int64_t count) {
+    static const auto known = [] {
+      std::array<double, 256> of{};
+      for (size_t i = 0; i < of.size(); ++i) of[i] = std::log1p(double(i));
+      return of;
+    }();
+    return count < int64_t(known.size()) ? known[count] : std::log1p(double(count));
+  }
+
+  std::vector<double> weights_;
+};
+
+}  // namespace yggdrasil

@@ -1,0 +1,221 @@
+// The tree of what counts make likely (evidence.h), grown best first: its nodes come in falling order of score, and the
+// first n of them are the best tree of n. And what counts add to a tree that a drafter has grown.
+//
+// `counted.py` is the same in Python, for machines without a compiler and as the tests' reference.
+
+#pragma once
+
+#include <ATen/ATen.h>
+#include <torch/custom_class.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <iterator>
+#include <queue>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "tree/best_first.h"
+#include "tree/evidence.h"
+#include "tree/race.h"
+
+namespace yggdrasil {
+
+constexpr int64_t kBranches = 8;        // children that a node may get
+constexpr double kMostLikely = 0.98;  // of all children together: none is certain
+constexpr double kLeastLikely = 1e-6;
+constexpr double kLeastPath = -6.2;  // log-probability of a node that is worth no row of any pass, until it is said
+
+class Counts : public torch::CustomClassHolder {
+ public:
+  // As `Belief` takes them.
+  Counts(const at::Tensor& counts, const at::Tensor& totals, const at::Tensor& recycled, const at::Tensor& bias,
+         const at::Tensor& out, const at::Tensor& nothing)
+      : evidence_(Belief(counts, totals, recycled, bias, out, nothing)) {}
+
+  void set_table(const at::Tensor& keys, const at::Tensor& totals, const at::Tensor& starts, const at::Tensor& tokens,
+                 const at::Tensor& counts) {
+    evidence_.set_table(keys, totals, starts, tokens, counts);
+  }
+
+  void recycle(const std::vector<int64_t>& tokens, const at::Tensor& followers) { evidence_.recycle(tokens, followers); }
+
+  void forget() { evidence_.forget(); }
+
+  void append(const std::vector<int64_t>& tokens) { evidence_.append(tokens); }
+
+  // What may follow `path` (its last tokens count), [n, 2 + 2 K] int64: token, place among the runners-up, how often it
+  // followed each context, how often each was seen.
+  at::Tensor evidence(const std::vector<int64_t>& path) const {
+    CountedEvidence::Seen seen;
+    const std::vector<Candidate> found = evidence_.after(path, seen);
+    at::Tensor rows = at::empty({int64_t(found.size()), 2 + 2 * kContexts}, at::kLong);
+    auto* row = rows.mutable_data_ptr<int64_t>();
+    for (const Candidate& each : found) {
+      *row++ = each.token, *row++ = each.place;
+      row = std::copy(each.followed.begin(), each.followed.end(), row);
+      row = std::copy(seen.begin(), seen.end(), row);
+    }
+    return rows;
+  }
+
+  // No node is grown whose path has a lower log-probability.
+  void leave_out_below(double score) { least_path_ = score; }
+
+  int64_t address() { return reinterpret_cast<int64_t>(this); }
+
+  // From now on trees of N nodes are grown in these buffers, as `mail` says.
+  void grow_in(at::Tensor tokens, at::Tensor parents, at::Tensor depths, at::Tensor scores, at::Tensor edges,
+               at::Tensor ancestors, at::Tensor mail) {
+    bed_ = {tokens, parents, depths, scores, edges, ancestors, mail};
+  }
+
+  // And as far as these float64 numbers say (race.h), which the caller keeps and changes.
+  void grow_for(int64_t stakes, int64_t count) { stakes_ = numbers(stakes, count); }
+
+  // Counts more certain tokens, plants the text's last one and grows a tree from it (see direct.h); returns its size.
+  // The mail holds the tree's greatest depth, how many tokens are new, and which. Every row of the buffers is written
+  // that a step may read.
+  int64_t grow() {
+    const auto* mail = bed_.at(6).const_data_ptr<int64_t>();
+    const int64_t depth = mail[0];
+    Nodes nodes(bed_[0], bed_[1], bed_[2], bed_[3], bed_[4], bed_[5]);
+    append({mail + 2, mail + 2 + mail[1]});
+    TORCH_CHECK(!evidence_.text().empty(), "no text to grow a tree from");
+    nodes.put(0, {0.0, 0.0, 0, 0, evidence_.text().back()});
+    std::priority_queue<Guess> open;
+    int64_t serial = 0;
+    if (nodes.capacity > 1) push_children(nodes, 0, 0.0, depth, serial, open);
+    Race race(stakes_);
+    race.add(0.0);
+    return complete(nodes, 1, depth, serial, open, race);
+  }
+
+  // From now on trees of N nodes in these buffers are gone on with, as `mail` says.
+  void fill_in(at::Tensor tokens, at::Tensor parents, at::Tensor depths, at::Tensor scores, at::Tensor edges,
+               at::Tensor ancestors, at::Tensor pool_tokens, at::Tensor pool_scores, at::Tensor mail) {
+    given_ = {tokens, parents, depths, scores, edges, ancestors, pool_tokens, pool_scores, mail};
+  }
+
+  // Goes on with a tree that somebody else has grown from the text's last token; returns its size. What is said beyond
+  // its nodes takes the places that are left, below any node. Where a drafter has read a node, whose candidates are in
+  // the pool then, both are believed: in proportion to what each says that it knows, the sum of its probabilities. Of
+  // other guesses that are the same the more confident is believed. The mail holds the tree's greatest depth, where the
+  // stakes are, and how many numbers.
+  int64_t fill() {
+    TORCH_CHECK(!evidence_.text().empty(), "no text to fill a tree from");
+    const auto* mail = given_.at(8).const_data_ptr<int64_t>();
+    const int64_t depth = mail[0];
+    Nodes nodes(given_[0], given_[1], given_[2], given_[3], given_[4], given_[5]);
+    const Pool pool(given_[6], given_[7], nodes.capacity);
+    int64_t size = nodes.capacity;
+    while (size > 1 && !std::isfinite(nodes.score[size - 1])) --size;
+    const std::vector<float> drafted(nodes.score, nodes.score + size);
+    std::vector<double> falls(size);  // of each node's score from its parent's
+    std::vector<std::vector<int64_t>> children(size);
+    for (int64_t node = 1; node < size; ++node) {
+      falls[node] = double(drafted[node]) - double(drafted[nodes.parent[node]]);
+      if (std::isfinite(drafted[node])) children[nodes.parent[node]].push_back(node);
+    }
+    std::priority_queue<Guess> open;
+    std::vector<Candidate> found;
+    int64_t serial = 0;
+    for (int64_t node = 0; node < size; ++node) {  // parents come first
+      if (!std::isfinite(nodes.score[node]) || (node && !std::isfinite(falls[node]))) continue;
+      if (node) nodes.score[node] = float(double(nodes.score[nodes.parent[node]]) + falls[node]);
+      if (nodes.score[node] < least_path_) continue;
+      evidence_.below(nodes, node, found);
+      auto offered = pool.offered(node, drafted[node]);
+      const bool is_read = !offered.empty() || pool.is_used_up(children[node].size());
+      for (const int64_t child : children[node])  // others may have attached what it says
+        std::erase_if(offered, [&](const Pool::Offer& each) { return each.token == int32_t(nodes.token[child]); });
+      const double share = is_read ? share_of(offered, children[node], falls, found) : 0.0;
+      double left = kMostLikely;
+      for (const int64_t child : children[node]) {
+        Candidate* same = find(found, int32_t(nodes.token[child]));
+        const double ours = same == nullptr ? 0.0 : std::min(same->likely, kMostLikely), theirs = std::exp(falls[child]);
+        const double both = is_read ? share * theirs + (1.0 - share) * ours : std::max(theirs, ours);
+        falls[child] = std::log(std::min(both, kMostLikely));
+        if (same != nullptr) same->likely = 0.0;  // it is there
+        left -= std::exp(falls[child]);
+      }
+      for (Candidate& each : found) each.likely *= 1.0 - share;
+      for (const auto& [token, likely] : offered) {
+        Candidate* same = find(found, token);
+        if (same == nullptr) found.push_back({token, 0, {}, share * likely});
+        else same->likely += share * likely;
+      }
+      if (nodes.level[node] < depth) push(nodes, node, nodes.score[node], left, found, serial, open);
+    }
+    std::vector<double> standing;
+    std::copy_if(nodes.score, nodes.score + size, std::back_inserter(standing), [](float s) { return std::isfinite(s); });
+    Race race(numbers(mail[1], mail[2]), std::move(standing));
+    return complete(nodes, size, depth, serial, open, race);
+  }
+
+ private:
+  static std::span<const double> numbers(int64_t address, int64_t count) {
+    return {reinterpret_cast<const double*>(address), size_t(count)};
+  }
+
+  // Attaches the best of `open` and what follows them, until the tree is full or the race over; returns its size.
+  int64_t complete(Nodes& nodes, int64_t size, int64_t depth, int64_t serial, std::priority_queue<Guess>& open,
+                   Race& race) const {
+    while (size < nodes.capacity && !open.empty()) {
+      const Guess next = open.top();
+      if (next.score < least_path_ || race.is_over(next.score)) break;
+      open.pop();
+      nodes.put(size, next);
+      race.add(next.score);
+      if (size + 1 < nodes.capacity) push_children(nodes, size, next.score, depth, serial, open);
+      ++size;
+    }
+    nodes.clear(size);
+    return size;
+  }
+
+  void push_children(const Nodes& nodes, int64_t node, double score, int64_t depth, int64_t& serial,
+                     std::priority_queue<Guess>& open) const {
+    if (nodes.level[node] >= depth) return;
+    std::vector<Candidate> found;
+    evidence_.below(nodes, node, found);
+    push(nodes, node, score, kMostLikely, found, serial, open);
+  }
+
+  // What a drafter's probabilities below a node count for beside those of `found`.
+  static double share_of(const std::vector<Pool::Offer>& offered, const std::vector<int64_t>& children,
+                         const std::vector<double>& falls, const std::vector<Candidate>& found) {
+    double theirs = 0.0, ours = 0.0;
+    for (const auto& each : offered) theirs += each.likely;
+    for (const int64_t child : children) theirs += std::exp(falls[child]);
+    for (const Candidate& each : found) ours += each.likely;
+    theirs = std::min(theirs, 1.0), ours = std::min(ours, 1.0);
+    return theirs / (theirs + ours);
+  }
+
+  // The likeliest candidates below `node`; together they get no more than `left`.
+  void push(const Nodes& nodes, int64_t node, double score, double left, std::vector<Candidate>& found, int64_t& serial,
+            std::priority_queue<Guess>& open) const {
+    std::stable_sort(found.begin(), found.end(),
+                     [](const Candidate& a, const Candidate& b) { return a.likely > b.likely; });
+    for (int64_t i = 0; i < std::min<int64_t>(kBranches, found.size()); ++i) {
+      const double likely = std::min(found[i].likely, left);
+      if (likely < kLeastLikely) break;
+      left -= likely;
+      const double edge = std::log(likely);
+      if (score + edge < least_path_) break;
+      open.push({score + edge, edge, serial++, node, found[i].token});
+      evidence_.expect(nodes, node, found[i].token);
+    }
+  }
+
+  CountedEvidence evidence_;
+  double least_path_ = kLeastPath;
+  std::vector<at::Tensor> bed_;    // buffers of the tree that is grown, and the mail
+  std::vector<at::Tensor> given_;  // of one that a drafter grows, with its pool, and the mail
+  std::span<const double> stakes_;
+};
+
+}  // namespace yggdrasil

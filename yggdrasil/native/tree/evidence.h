@@ -1,0 +1,198 @@
+// What may follow a text: tokens that have followed its last few, in the text so far and in a table of earlier text.
+//
+// A context's followers are kept by count, the newer first among equals. Evidence for a candidate is how often it has
+// followed each context of the text and of the table that ends here, and its place among what the target found likeliest
+// after the last token the last time; a belief (belief.h) makes probabilities of it.
+
+#pragma once
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "tree/belief.h"
+#include "tree/best_first.h"
+#include "tree/followers.h"
+
+namespace yggdrasil {
+
+constexpr int64_t kMostFollowers = 16;  // of a context of the text that are looked at
+constexpr int64_t kTokenBits = 21;      // in a table's key
+
+inline Candidate* find(std::vector<Candidate>& found, int32_t token) {
+  for (Candidate& each : found)
+    if (each.token == token) return &each;
+  return nullptr;
+}
+
+class CountedEvidence {
+ public:
+  using Seen = std::array<int64_t, kContexts>;  // how often each context was
+
+  explicit CountedEvidence(Belief belief) : belief_(std::move(belief)) {}
+
+  // Contexts of one to three tokens, as keys (`extended_key`); the followers of context i are entries starts[i] ..
+  // starts[i + 1] - 1, ranked. All int64.
+  void set_table(const at::Tensor& keys, const at::Tensor& totals, const at::Tensor& starts, const at::Tensor& tokens,
+                 const at::Tensor& counts) {
+    table_.set(keys, totals, starts, tokens, counts);
+  }
+
+  // After tokens[i] the target found followers[i] likeliest, best first; int64 [R] and [R, K], K <= 8.
+  void recycle(const std::vector<int64_t>& tokens, const at::Tensor& followers) {
+    const at::Tensor rows = followers.contiguous();
+    TORCH_CHECK(rows.dim() == 2 && rows.size(0) == int64_t(tokens.size()) && rows.size(1) <= kRunnersUp,
+                "runners-up must be [tokens, ", kRunnersUp, "] at most");
+    const auto* row = rows.const_data_ptr<int64_t>();
+    for (size_t i = 0; i < tokens.size(); ++i, row += rows.size(1))
+      recycled_[int32_t(tokens[i])].assign(row, row + rows.size(1));
+  }
+
+  void forget() {
+    contexts_.forget();
+    recycled_.clear();
+    text_.clear();
+  }
+
+  void append(const std::vector<int64_t>& tokens) {
+    static thread_local std::vector<std::pair<uint64_t, int32_t>> seen;  // contexts, and what followed
+    seen.clear();
+    expect_end(tokens);
+    for (const int64_t token : tokens) {
+      uint64_t key = 0;
+      for (int64_t length = 1; length <= std::min<int64_t>(kLongest, text_.size()); ++length) {
+        seen.emplace_back(key = extended(key, text_[text_.size() - length]), int32_t(token));
+        contexts_.expect(key);
+      }
+      text_.push_back(int32_t(token));
+    }
+    for (const auto& [context, token] : seen) contexts_.add(context, token);
+  }
+
+  const std::vector<int32_t>& text() const { return text_; }
+
+  // What may follow `path` (its last tokens count), without its probabilities; and how often its contexts were seen.
+  std::vector<Candidate> after(const std::vector<int64_t>& path, Seen& seen) const {
+    std::vector<Candidate> found;
+    gather({path.rbegin(), path.rend()}, seen, found);
+    return found;
+  }
+
+  // What may follow the text and the path to `node`, into `found`.
+  void below(const Nodes& nodes, int64_t node, std::vector<Candidate>& found) const {
+    static thread_local std::vector<int32_t> reversed;
+    behind(nodes, node, reversed);
+    found.clear();
+    Seen seen;
+    gather(reversed, seen, found);
+    belief_.believe(seen, found);
+  }
+
+  // The table is asked soon what follows `token` below `node`.
+  void expect(const Nodes& nodes, int64_t node, int64_t token) const {
+    const int64_t before = node ? nodes.token[nodes.parent[node]] : text_.size() > 1 ? text_[text_.size() - 2] : -1;
+    expect(before, nodes.token[node], token);
+  }
+
+ private:
+  // It will be asked what follows the text with these `tokens`.
+  void expect_end(const std::vector<int64_t>& tokens) const {
+    if (tokens.empty()) return;
+    const auto last = [&](size_t back) -> int64_t {  // token of the text to be, -1 where there is none
+      if (back < tokens.size()) return tokens[tokens.size() - 1 - back];
+      back -= tokens.size();
+      return back < text_.size() ? text_[text_.size() - 1 - back] : -1;
+    };
+    expect(last(2), last(1), last(0));
+    belief_.expect();
+  }
+
+  void expect(int64_t first, int64_t second, int64_t third) const {
+    table_.expect(extended_key(0, third));
+    if (second < 0) return;
+    table_.expect(extended_key(extended_key(0, second), third));
+    if (first >= 0) table_.expect(extended_key(extended_key(extended_key(0, first), second), third));
+  }
+
+  // The table's key of a context with one more token behind it.
+  static int64_t extended_key(int64_t key, int64_t token) { return key << kTokenBits | (token + 1); }
+
+  static uint64_t extended(uint64_t key, int64_t token) {
+    uint64_t mixed = (key ^ (uint64_t(token) + 0x9e3779b97f4a7c15ull)) * 0xbf58476d1ce4e5b9ull;
+    return mixed ^ (mixed >> 29);
+  }
+
+  // The last tokens at `node`, last first.
+  void behind(const Nodes& nodes, int64_t node, std::vector<int32_t>& reversed) const {
+    reversed.clear();
+    for (; node && int64_t(reversed.size()) < kLongest; node = nodes.parent[node])
+      reversed.push_back(int32_t(nodes.token[node]));
+    for (size_t place = text_.size(); place > 0 && int64_t(reversed.size()) < kLongest; --place)
+      reversed.push_back(text_[place - 1]);
+  }
+
+  void gather(const std::vector<int32_t>& reversed, Seen& seen, std::vector<Candidate>& found) const {
+    seen.fill(0);
+    if (reversed.empty()) return;
+    const int64_t known = std::min<int64_t>(kLongest, reversed.size());
+    uint64_t keys[kLongest], key = 0;
+    for (int64_t i = 0; i < known; ++i) contexts_.expect(keys[i] = key = extended(key, reversed[i]));
+    int64_t in_table[kTableLength], asked = std::min<int64_t>(kTableLength, reversed.size());
+    for (int64_t length = 1; length <= asked; ++length) {
+      int64_t context = 0;
+      for (int64_t i = length; i > 0; --i) context = extended_key(context, reversed[i - 1]);
+      table_.approach(in_table[length - 1] = context);
+    }
+    for (int64_t i = 0; i < asked; ++i)
+      if ((in_table[i] = table_.find(in_table[i])) >= 0) table_.approach_followers(in_table[i]);
+    gather_text(keys, known, seen, found);
+    for (int64_t i = asked - 1; i >= 0; --i)
+      if (in_table[i] >= 0) gather_table(in_table[i], kLongest + i, seen, found);
+    if (!recycled_.empty()) gather_recycled(reversed[0], found);
+  }
+
+  void gather_text(const uint64_t* keys, int64_t known, Seen& seen, std::vector<Candidate>& found) const {
+    const CountedText::Context* contexts[kLongest];
+    int64_t longest = 0;  // a context that was never seen has no longer one that was
+    while (longest < known && (contexts[longest] = contexts_.find(keys[longest]))) ++longest;
+    for (int64_t i = longest - 1; i >= 0; --i) {
+      const Follower* ranked = contexts_.ranked(*contexts[i]);
+      seen[i] = contexts[i]->total;
+      add(ranked, ranked + std::min<int64_t>(kMostFollowers, contexts[i]->size), i, found);
+    }
+  }
+
+  // What follows a context of the table.
+  void gather_table(int64_t number, int64_t context, Seen& seen, std::vector<Candidate>& found) const {
+    seen[context] = table_.total(number);
+    add(table_.begin(number), table_.end(number), context, found);
+  }
+
+  void gather_recycled(int32_t token, std::vector<Candidate>& found) const {
+    const auto place = recycled_.find(token);
+    if (place == recycled_.end()) return;
+    for (size_t i = 0; i < place->second.size(); ++i) candidate(found, place->second[i]).place = int32_t(1 + i);
+  }
+
+  static void add(const Follower* follower, const Follower* end, int64_t context, std::vector<Candidate>& found) {
+    for (; follower != end; ++follower) candidate(found, follower->token).followed[context] = follower->count;
+  }
+
+  static Candidate& candidate(std::vector<Candidate>& found, int32_t token) {
+    Candidate* known = find(found, token);
+    return known == nullptr ? found.emplace_back(Candidate{token, 0, {}, 0.0}) : *known;
+  }
+
+  Belief belief_;
+  std::vector<int32_t> text_;
+  CountedText contexts_;
+  CountedTable table_;
+  std::unordered_map<int32_t, std::vector<int32_t>> recycled_;  // token -> its runners-up the last time, best first
+};
+
+}  // namespace yggdrasil

@@ -1,0 +1,177 @@
+// Which tokens have followed a context, by count: of a text as it grows, and in a table that never changes.
+
+#pragma once
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "common/huge_pages.h"
+
+namespace yggdrasil {
+
+template <typename T>
+using Spread = std::vector<T, OnHugePages<T>>;  // read here and there
+
+struct Follower {
+  int32_t token;
+  int32_t count;
+};
+
+// Asks for memory that is read soon. What is done between two passes finds nothing in the caches, through which the pass has
+// streamed its weights: lines that are waited for one after the other are most of its time.
+inline void fetch(const void* from, size_t bytes) {
+  for (size_t line = 0; line < bytes; line += 64) __builtin_prefetch(static_cast<const char*>(from) + line);
+}
+
+inline size_t hashed(uint64_t key, size_t slots) { return key * 0x9e3779b97f4a7c15ull >> 20 & (slots - 1); }
+
+// Followers of the contexts of a text that grows, the most frequent first, the newer first among equals.
+class CountedText {
+ public:
+  // A context and its followers, where they are few, are one line of memory.
+  struct alignas(64) Context {
+    uint64_t key = 0;
+    int32_t total = 0, size = 0;  // total 0: no context
+    int64_t spilled = -1;         // where its followers are, if they are more
+    std::array<Follower, 5> few{};
+  };
+
+  CountedText() { forget(); }
+
+  void forget() {
+    contexts_ = Spread<Context>(kFirst);  // what a long text took is given back
+    spilled_ = {};
+    used_ = 0;
+  }
+
+  void add(uint64_t key, int32_t token) {
+    if (4 * (used_ + 1) > 3 * contexts_.size()) grow();
+    Context& context = contexts_[slot(key)];
+    if (context.total == 0) ++used_, context.key = key;
+    ++context.total;
+    Follower* ranked = ranked_of(context);
+    int32_t place = 0;
+    while (place < context.size && ranked[place].token != token) ++place;
+    if (place == context.size) ranked = add_follower(context, token);
+    ++ranked[place].count;
+    for (; place > 0 && ranked[place - 1].count <= ranked[place].count; --place) std::swap(ranked[place - 1], ranked[place]);
+  }
+
+  // The context, or nothing where it was never seen.
+  const Context* find(uint64_t key) const {
+    const Context& context = contexts_[slot(key)];
+    return context.total == 0 ? nullptr : &context;
+  }
+
+  const Follower* ranked(const Context& context) const {
+    return context.spilled < 0 ? context.few.data() : spilled_[context.spilled].data();
+  }
+
+  // `find` or `add` will be asked for this key.
+  void expect(uint64_t key) const { __builtin_prefetch(&contexts_[hashed(key, contexts_.size())]); }
+
+ private:
+  static constexpr size_t kFirst = 1 << 10;  // contexts that there is room for at once
+
+  Follower* ranked_of(Context& context) { return const_cast<Follower*>(ranked(context)); }
+
+  Follower* add_follower(Context& context, int32_t token) {
+    if (context.size == int32_t(context.few.size()) && context.spilled < 0) {
+      context.spilled = int64_t(spilled_.size());
+      spilled_.emplace_back(context.few.begin(), context.few.end());
+    }
+    if (context.spilled < 0) context.few[context.size] = {token, 0};
+    else spilled_[context.spilled].push_back({token, 0});
+    ++context.size;
+    return ranked_of(context);
+  }
+
+  // Where a key is, or would be.
+  size_t slot(uint64_t key) const {
+    size_t place = hashed(key, contexts_.size());
+    while (contexts_[place].total && contexts_[place].key != key) place = (place + 1) & (contexts_.size() - 1);
+    return place;
+  }
+
+  void grow() {
+    Spread<Context> before(2 * contexts_.size());
+    before.swap(contexts_);
+    for (const Context& context : before)
+      if (context.total) contexts_[slot(context.key)] = context;
+  }
+
+  Spread<Context> contexts_;
+  std::vector<std::vector<Follower>> spilled_;
+  size_t used_ = 0;
+};
+
+// Followers of contexts that never change, in arrays: a map of as many contexts takes more than twice the memory.
+class CountedTable {
+ public:
+  bool empty() const { return contexts_.empty(); }
+
+  // Followers of context i are entries starts[i] .. starts[i + 1] - 1.
+  void set(const at::Tensor& keys, const at::Tensor& totals, const at::Tensor& starts, const at::Tensor& tokens,
+           const at::Tensor& counts) {
+    const int64_t size = keys.numel();
+    const auto *key = keys.const_data_ptr<int64_t>(), *total = totals.const_data_ptr<int64_t>();
+    const auto* start = starts.const_data_ptr<int64_t>();
+    contexts_.clear();
+    contexts_.reserve(size);
+    for (int64_t i = 0; i < size; ++i) contexts_.push_back({key[i], int32_t(total[i]), int32_t(start[i]), int32_t(start[i + 1])});
+    followers_.clear();
+    followers_.reserve(tokens.numel());
+    const auto *token = tokens.const_data_ptr<int64_t>(), *count = counts.const_data_ptr<int64_t>();
+    for (int64_t i = 0; i < tokens.numel(); ++i) followers_.push_back({int32_t(token[i]), int32_t(count[i])});
+    size_t slots = 2;
+    while (slots < 2 * contexts_.size()) slots *= 2;
+    slots_.assign(slots, -1);
+    for (int64_t i = 0; i < size; ++i) slots_[slot(key[i])] = int32_t(i);
+  }
+
+  // Number of a context, or -1.
+  int64_t find(int64_t key) const { return empty() ? -1 : slots_[slot(key)]; }
+
+  // `find` will be asked for this key, soon.
+  void expect(int64_t key) const {
+    if (!empty()) __builtin_prefetch(&slots_[hashed(key, slots_.size())]);
+  }
+
+  // And now at once: where it was expected, its slot is here.
+  void approach(int64_t key) const {
+    if (empty()) return;
+    const int32_t likely = slots_[hashed(key, slots_.size())];
+    if (likely >= 0) __builtin_prefetch(&contexts_[likely]);
+  }
+
+  // Its followers will be read.
+  void approach_followers(int64_t context) const { fetch(begin(context), (end(context) - begin(context)) * sizeof(Follower)); }
+
+  int64_t total(int64_t context) const { return contexts_[context].total; }
+  const Follower* begin(int64_t context) const { return followers_.data() + contexts_[context].begin; }
+  const Follower* end(int64_t context) const { return followers_.data() + contexts_[context].end; }
+
+ private:
+  struct Context {  // together: behind a pass each line of memory is a wait
+    int64_t key;
+    int32_t total, begin, end;
+  };
+
+  // Where a key is, or would be.
+  size_t slot(int64_t key) const {
+    size_t place = hashed(uint64_t(key), slots_.size());
+    while (slots_[place] >= 0 && contexts_[slots_[place]].key != key) place = (place + 1) & (slots_.size() - 1);
+    return place;
+  }
+
+  Spread<Context> contexts_;
+  Spread<int32_t> slots_;
+  Spread<Follower> followers_;
+};
+
+}  // namespace yggdrasil

@@ -1,0 +1,113 @@
+// What a step does around the model for a token tree: candidates of its rows, the ranking of its nodes, accepted rows.
+#pragma once
+
+#include <ATen/ATen.h>
+#include <torch/custom_class.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <numeric>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "common/simd.h"
+
+namespace yggdrasil {
+
+using at::Tensor;
+
+
+// The k greatest values of each row, best first, ties to the lower index. k is small: one pass with a threshold, where
+// nearly every block of 16 values is dismissed by one comparison.
+inline std::tuple<Tensor, Tensor> top_candidates(const Tensor& values, int64_t k) {
+  const Tensor input = values.contiguous();
+  TORCH_CHECK(input.scalar_type() == at::kFloat && input.dim() == 2, "values must be [W, V] float32");
+  const int64_t rows = input.size(0), size = input.size(1);
+  TORCH_CHECK(k >= 1 && k <= size, "k must be in 1..", size);
+  Tensor best = at::empty({rows, k}, input.options()), index = at::empty({rows, k}, input.options().dtype(at::kLong));
+  for (int64_t row = 0; row < rows; ++row) {
+    const float* source = input.const_data_ptr<float>() + row * size;
+    float* top = best.mutable_data_ptr<float>() + row * k;
+    int64_t* place = index.mutable_data_ptr<int64_t>() + row * k;
+    std::fill(top, top + k, -std::numeric_limits<float>::infinity());
+    for (int64_t i = 0; i < k; ++i) place[i] = i;
+    const auto offer = [&](int64_t i) {
+      int64_t at = k - 1;
+      for (; at > 0 && source[i] > top[at - 1]; --at) top[at] = top[at - 1], place[at] = place[at - 1];
+      top[at] = source[i], place[at] = i;
+    };
+    int64_t i = 0;
+#ifdef YGG_AVX512
+    for (; i + 16 <= size; i += 16) {
+      unsigned mask = _mm512_cmp_ps_mask(_mm512_loadu_ps(source + i), _mm512_set1_ps(top[k - 1]), _CMP_GT_OQ);
+      for (; mask; mask &= mask - 1) {
+        const int64_t candidate = i + __builtin_ctz(mask);
+        if (source[candidate] > top[k - 1]) offer(candidate);
+      }
+    }
+#endif
+    for (; i < size; ++i)
+      if (source[i] > top[k - 1]) offer(i);
+  }
+  return {best, index};
+}
+
+
+// Nodes by score, best first, ties to the lower number; and what each prefix should give, the root's 1 included.
+inline void rank_nodes(const Tensor& scores, Tensor& order, Tensor& expected) {
+  TORCH_CHECK(scores.scalar_type() == at::kFloat && order.scalar_type() == at::kLong && expected.scalar_type() == at::kFloat &&
+                  scores.dim() == 1 && order.sizes() == scores.sizes() && expected.sizes() == scores.sizes(),
+              "ranking takes scores [N] float32 and gives order [N] int64 and expected tokens [N] float32");
+  const float* score = scores.const_data_ptr<float>();
+  int64_t* node = order.mutable_data_ptr<int64_t>();
+  std::iota(node, node + order.numel(), 0);
+  std::stable_sort(node, node + order.numel(), [score](int64_t a, int64_t b) { return score[a] > score[b]; });
+  double sum = 0.0;
+  for (int64_t i = 0; i < order.numel(); ++i) expected.mutable_data_ptr<float>()[i] = static_cast<float>(sum += std::exp(score[node[i]]));
+}
+
+
+inline void move_rows(at::TensorList caches, at::IntArrayRef source, int64_t destination) {
+  // Rows source[i] -> destination + i. Sources ascend and never lie below their destination, so no row is lost.
+  const int64_t count = static_cast<int64_t>(source.size());
+  const auto each = [&](const Tensor& cache, const auto& act) {
+    const int64_t heads = cache.size(0), bytes = cache.size(2) * cache.element_size(), head_bytes = cache.size(1) * bytes;
+    char* data = static_cast<char*>(cache.mutable_data_ptr());
+    for (int64_t h = 0; h < heads; ++h, data += head_bytes)
+      for (int64_t i = 0; i < count; ++i)
+        if (source[i] != destination + i) act(data + (destination + i) * bytes, data + source[i] * bytes, bytes);
+  };
+  const auto fetch = [](char* to, char* from, int64_t bytes) {
+    for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(from + at), __builtin_prefetch(to + at, 1);
+  };
+  // The pass between has driven them out of the caches: while the rows of one layer are moved those of others come.
+  constexpr size_t kAhead = 8;
+  for (size_t i = 0; i < std::min(kAhead, caches.size()); ++i) each(caches[i], fetch);
+  for (size_t i = 0; i < caches.size(); ++i) {
+    if (i + kAhead < caches.size()) each(caches[i + kAhead], fetch);
+    each(caches[i], [](char* to, char* from, int64_t bytes) { std::memcpy(to, from, bytes); });
+  }
+}
+
+// The rows of one model's caches, moved behind its passes (see direct.h): its tensors are handed over once.
+class Rows : public torch::CustomClassHolder {
+ public:
+  // `mail` holds how many rows, their destination, and where they are.
+  Rows(std::vector<Tensor> caches, Tensor mail) : caches_(std::move(caches)), mail_(std::move(mail)) {}
+
+  int64_t address() { return reinterpret_cast<int64_t>(this); }
+
+  void move() {
+    const auto* mail = mail_.const_data_ptr<int64_t>();
+    move_rows(caches_, at::IntArrayRef(mail + 2, mail[0]), mail[1]);
+  }
+
+ private:
+  std::vector<Tensor> caches_;
+  Tensor mail_;
+};
+
+}  // namespace yggdrasil

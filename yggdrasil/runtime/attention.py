@@ -1,0 +1,80 @@
+"""Tree attention as a transformers attention function.
+
+The mask a model is called with is the tree mask of the step, [1, 1, W, T] bool; transformers hands a 4-D mask through
+unchanged. Where to write and how long the context is travels in the cache object (``step_cache``), which every
+supported model passes on to its attention function as an extra argument.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, PreTrainedModel
+from transformers.masking_utils import AttentionMaskInterface
+
+from yggdrasil.errors import YggdrasilError
+from yggdrasil.runtime.cache import StepCache
+
+ATTENTION_NAME = "yggdrasil_tree"
+
+
+# Extra terms of some families' attention that ours does not compute; dropping one would be silently wrong.
+_UNSUPPORTED = ("s_aux", "sinks", "position_bias", "alibi", "indices", "head_mask")
+
+
+def tree_attention(  # noqa: PLR0913  (the signature is transformers')
+    module: nn.Module,
+    query: Tensor,  # [1, Hq, W, D]
+    key: Tensor,  # [1, Hkv, W, D]
+    value: Tensor,  # [1, Hkv, W, D]
+    attention_mask: Tensor,  # [1, 1, W, T] bool
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    *,
+    step_cache: StepCache,
+    num_threads: int,
+    **extra: object,
+) -> tuple[Tensor, None]:
+    """Attend to the committed context and to the tree slots the mask allows; returns [1, W, Hq, D]."""
+    refuse_extras(module, extra)
+    layer = module.layer_idx
+    assert isinstance(layer, int)
+    step_cache.layers_attended += 1
+    output = torch.ops.yggdrasil.tree_attention(
+        query, key, value, step_cache.step_keys[layer], step_cache.step_values[layer], step_cache.offsets,
+        attention_mask[0, 0], scaling if scaling is not None else query.shape[-1] ** -0.5, sliding_window or 0,
+        softcap or 0.0, num_threads,
+    )  # fmt: skip
+    return output, None
+
+
+def refuse_extras(module: nn.Module, extra: Mapping[str, object]) -> None:
+    """YggdrasilError where ``module`` asks for more than ours computes."""
+    unsupported = [name for name in _UNSUPPORTED if extra.get(name) is not None]
+    if unsupported:
+        raise YggdrasilError(
+            f"{type(module).__name__} adds {unsupported[0]} to its attention, which tree attention does not compute; "
+            "this model cannot be served"
+        )
+
+
+def keep_mask(*_: object, **kwargs: object) -> object:
+    """The mask a model is called with."""
+    return kwargs.get("attention_mask")
+
+
+@contextmanager
+def own_attention(model: PreTrainedModel, name: str | None = None) -> Iterator[None]:
+    """The model with attention that knows batches, while the block runs: the quickest of transformers' unless named."""
+    # Gemma 2 bounds its scores, which PyTorch's operator does not.
+    model.set_attn_implementation(name or ("sdpa" if model._supports_sdpa else "eager"))
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(ATTENTION_NAME)
+
+
+AttentionInterface.register(ATTENTION_NAME, tree_attention)
+AttentionMaskInterface.register(ATTENTION_NAME, keep_mask)

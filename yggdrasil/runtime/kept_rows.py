@@ -1,0 +1,59 @@
+"""A copy of what one cache held of a text, so that the text can go on later as if nothing had come between.
+
+Dims: H key heads, R rows, D head size.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from yggdrasil.runtime.kept_text import KeptText
+from yggdrasil.runtime.runner import ModelRunner
+
+
+@dataclass(frozen=True)
+class KeptRows:
+    """The rows of ``text``, bit by bit, outside the cache."""
+
+    text: KeptText
+    rows: Tensor  # [sum of H * R * D], layer by layer in the cache's own order
+
+    @classmethod
+    def of(cls, runner: ModelRunner, is_wanted: Callable[[], bool] = lambda: True) -> "KeptRows | None":
+        """What the runner's cache holds now; None where that ceased to be wanted before all was copied."""
+        text = KeptText()
+        count = runner.text.shared(runner.text.tokens)
+        text.begin(runner.text.tokens[:count], count)
+        tensors = runner.cache.tensors()
+        size = sum(each[:, :count].numel() for each in tensors)
+        kept = cls(text, torch.empty(size, dtype=tensors[0].dtype, device=tensors[0].device))
+        for part, cached in zip(kept._parts(tensors), tensors, strict=True):
+            if not is_wanted():
+                return None
+            part.copy_(cached[:, :count])
+        return kept
+
+    @staticmethod
+    def bytes_of(runner: ModelRunner) -> int:
+        """What such a copy would take."""
+        count = runner.text.shared(runner.text.tokens)
+        return sum(each[:, :count].nbytes for each in runner.cache.tensors())
+
+    @property
+    def num_bytes(self) -> int:
+        return self.rows.nbytes
+
+    def restore(self, runner: ModelRunner) -> None:
+        """Have the cache of the runner that they were copied from hold them again."""
+        tensors = runner.cache.tensors()
+        for part, cached in zip(self._parts(tensors), tensors, strict=True):
+            cached[:, : self.text.num_rows].copy_(part)
+        runner.text.begin(self.text.tokens, self.text.num_rows)
+
+    def _parts(self, tensors: list[Tensor]) -> list[Tensor]:
+        """The copy as one [H, R, D] for each of the cache's tensors."""
+        shapes = [each[:, : self.text.num_rows].shape for each in tensors]
+        parts = self.rows.split([shape.numel() for shape in shapes])
+        return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]

@@ -1,0 +1,146 @@
+"""Load a causal language model for static-shape steps, and refuse what cannot be verified as a tree."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+from yggdrasil.artifacts import check_weights
+from yggdrasil.artifacts.gguf import read_gguf_header
+from yggdrasil.checkpoints.facts import load_config, refuse_unverifiable
+from yggdrasil.checkpoints.formats.layers import formats_of
+from yggdrasil.checkpoints.formats.names import Weights
+from yggdrasil.checkpoints.formats.rounding import rounding_to
+from yggdrasil.checkpoints.formats.rows import Quantise
+from yggdrasil.checkpoints.gguf.rows import rows_of_file
+from yggdrasil.checkpoints.outline import Outline
+from yggdrasil.checkpoints.packing import pack_linears
+from yggdrasil.checkpoints.source import Source
+from yggdrasil.checkpoints.stand_ins import load_beside_blocks, refuse_stand_ins
+from yggdrasil.errors import YggdrasilError, first_line
+from yggdrasil.native import is_native
+from yggdrasil.runtime.attention import ATTENTION_NAME
+from yggdrasil.runtime.loaded import LoadedModel
+
+# Buffers that older checkpoints hold and every loader computes anew, and heads that draft for the model.
+_IGNORED = re.compile(r"rotary_emb\.inv_freq$|attn\.(masked_)?bias$|\.position_ids$|^medusa_head\.|^model\.mtp_")
+_LAYER = re.compile(r"^model\.layers\.(\d+)\.")
+
+
+def load_model(
+    source: str | Path | Source,
+    dtype: torch.dtype,
+    device: torch.device,
+    num_threads: int,
+    *,
+    pack: bool = True,
+    weights: Weights = "full",
+) -> LoadedModel:
+    """Load a checkpoint folder, GGUF file or hub id, unmodified, and make it ready for static steps.
+
+    ``weights`` "file" keeps the blocks of a GGUF file as they are; a format rounds every linear layer and the embedding
+    to it: models of their own, with a quarter to a half of the bytes to read. On a CPU only.
+
+    Raises:
+        YggdrasilError: no such checkpoint, one that lacks weights of its model or holds others, or an architecture
+            that tree masks cannot verify.
+    """
+    found = Source.find(source)
+    config = load_config(found)
+    refuse_unverifiable(config, found.given)
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    _refuse_weights(weights, found, device)
+    keeps_blocks = weights == "file" and pack
+    folder = found.checkpoint(dtype, keeps_blocks=keeps_blocks)
+    check_weights(folder)
+    load: Any = load_beside_blocks if keeps_blocks else AutoModelForCausalLM.from_pretrained
+    try:
+        model, report = load(
+            folder, dtype=dtype, local_files_only=True, use_safetensors=True, ignore_mismatched_sizes=True,
+            output_loading_info=True,
+        )  # fmt: skip
+    except Exception as error:  # as with the configuration, which is used here
+        raise YggdrasilError(f"{found.given} could not be loaded: {first_line(error)}") from error
+    _refuse_gaps(report, found.given, config)
+    model.eval()
+    loaded = prepare_model(
+        model.to(device), found.given, num_threads, pack=pack, quantise=_quantise(model, found, weights)
+    )
+    refuse_stand_ins(model)
+    return loaded
+
+
+def _refuse_gaps(report: dict[str, Any], name: str, config: PretrainedConfig) -> None:
+    """Refuse a checkpoint that is not this model's, tensor for tensor; else what it lacks would stay random."""
+    missing = sorted(report["missing_keys"])
+    unexpected = sorted(key for key in report["unexpected_keys"] if not _is_ignored(key, config))
+    misshapen = [f"{key} ({list(there)}, not {list(here)})" for key, there, here in sorted(report["mismatched_keys"])]
+    faults = (("lacks", missing), ("holds, beyond what the model has,", unexpected), ("has misshapen", misshapen))
+    said = [f"{verb} {_listed(keys)}" for verb, keys in faults if keys]
+    if said:
+        raise YggdrasilError(
+            f"{name} {' and '.join(said)}: its weights are not those of its config.json; fetch the checkpoint again"
+        )
+
+
+def _is_ignored(key: str, config: PretrainedConfig) -> bool:
+    """Whether a tensor is none of the model's own: also where layers that draft are counted on behind its layers."""
+    found, drafting = _LAYER.match(key), getattr(config, "num_nextn_predict_layers", None) or 0
+    is_behind = found is not None and 0 <= int(found[1]) - config.get_text_config().num_hidden_layers < drafting
+    return is_behind or _IGNORED.search(key) is not None
+
+
+def _listed(names: Sequence[str], most: int = 3) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def _refuse_weights(weights: Weights, source: Source, device: torch.device) -> None:
+    """Refuse quantised weights where nothing reads them, and blocks where there are none."""
+    if weights == "full":
+        return
+    if device.type != "cpu":
+        raise YggdrasilError(f"--weights {weights} is for CPUs; on a GPU use --weights full")
+    if not is_native():
+        raise YggdrasilError(f"--weights {weights} needs the native kernels, which need a C++ compiler: install g++")
+    if weights == "file" and source.gguf is None:
+        raise YggdrasilError(f"--weights file reads the blocks of a GGUF file, and {source.given} is none; use q8_0")
+
+
+def _quantise(model: PreTrainedModel, source: Source, weights: Weights) -> Quantise | None:
+    """Where quantised rows come from; None for full weights."""
+    if weights == "full":
+        return None
+    if weights != "file":
+        return rounding_to(weights, model)
+    assert source.gguf is not None
+    return rows_of_file(read_gguf_header(source.gguf), model.config)
+
+
+def prepare_model(
+    model: PreTrainedModel, name: str, num_threads: int, *, pack: bool = True, quantise: Quantise | None = None
+) -> LoadedModel:
+    """Plug our attention into a model that is already in memory and pack its linears, in place."""
+    if not getattr(model, "_supports_attention_backend", False):
+        raise YggdrasilError(
+            f"{name}: {type(model).__name__} computes attention in its own way and offers no place for a tree mask; "
+            "use a model whose transformers implementation supports attention backends"
+        )
+    model.requires_grad_(False)
+    model.set_attn_implementation(ATTENTION_NAME)
+    model.config.use_cache = True
+    # What a pass returns is ours to say: a checkpoint's own wishes would cost time, or be of no use.
+    model.config.output_hidden_states = model.config.output_attentions = False
+    model.config.return_dict = True
+    if pack:
+        pack_linears(model, num_threads, quantise, model.get_output_embeddings())
+    tensors = dict(model.named_parameters()) | dict(model.named_buffers())
+    described = model.config.to_json_string()
+    return LoadedModel(
+        name, Outline.of(model.config), num_threads, model.dtype, model.device, tensors, formats_of(model), described,
+        lambda: model,
+    )  # fmt: skip

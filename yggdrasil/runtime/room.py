@@ -1,0 +1,67 @@
+"""Whether caches of a length fit the models and the memory that is left; and memory that is given back."""
+
+import ctypes
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from yggdrasil.errors import YggdrasilError
+from yggdrasil.runtime.loaded import LoadedModel
+
+_MEMINFO = Path("/proc/meminfo")
+_CONTAINER = Path("/sys/fs/cgroup")
+
+
+def check_room(models: Sequence[LoadedModel], max_length: int, capacity: int) -> None:
+    """YggdrasilError where a text of ``max_length`` tokens, in caches of ``capacity`` slots, fits not all of them."""
+    for model in models:
+        if max_length > model.max_context:
+            raise YggdrasilError(
+                f"max_length is {max_length}, but {model.name} was built for {model.max_context} tokens; give no more"
+            )
+    needed = sum(cache_bytes(model, capacity) for model in models)
+    left = available_bytes()
+    if models[0].device.type == "cpu" and left is not None and needed > left:
+        raise YggdrasilError(
+            f"max_length is {max_length}, whose caches take {needed / 1e9:.1f} GB, but {left / 1e9:.1f} GB of memory "
+            "are left; give less"
+        )
+
+
+def cache_bytes(model: LoadedModel, capacity: int) -> int:
+    """What keys and values of ``capacity`` tokens take."""
+    elements = sum(2 * heads * size * capacity for heads, size in model.outline.key_heads)
+    return elements * model.dtype.itemsize
+
+
+def available_bytes() -> int | None:
+    """Memory that can be had without swapping, of the machine and of a container's limit, where the system says so."""
+    found = [left for left in (_left_on_machine(), _left_in_container()) if left is not None]
+    return min(found, default=None)
+
+
+def _left_on_machine() -> int | None:
+    try:
+        lines = _MEMINFO.read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
+
+
+def _left_in_container() -> int | None:
+    """What the limit leaves, and pages of files, which the system drops before anything is refused."""
+    try:
+        limit, taken, stat = ((_CONTAINER / f"memory.{name}").read_text() for name in ("max", "current", "stat"))
+    except OSError:
+        return None
+    if not limit.strip().isdecimal():  # "max": none
+        return None
+    shares = dict(line.split() for line in stat.splitlines())
+    files = int(shares.get("inactive_file", 0)) + int(shares.get("active_file", 0))
+    return max(int(limit) - int(taken) + files, 0)
+
+
+def give_back() -> None:
+    """Hand memory that was freed to the system, where the C library keeps it: what is allocated next may not fit it."""
+    with suppress(OSError, AttributeError, TypeError):  # not glibc
+        ctypes.CDLL(None).malloc_trim(0)

@@ -1,0 +1,138 @@
+"""A model with its cache and its compiled steps: everything that runs on one set of weights."""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from weakref import finalize
+
+import torch
+from torch import Tensor, nn
+
+from yggdrasil.compiler.compiled import Backend, Step, StepKey, build_step, ensure_compiled, package_path
+from yggdrasil.compiler.packages import is_whole
+from yggdrasil.errors import YggdrasilError
+from yggdrasil.native import is_native
+from yggdrasil.runtime.cache import StaticCache
+from yggdrasil.runtime.graphs import Capture, Recorder
+from yggdrasil.runtime.kept_text import KeptText
+from yggdrasil.runtime.loaded import LoadedModel
+from yggdrasil.runtime.traced import ModelCall, StepModule
+
+
+class ModelRunner:
+    """One model, its static cache, and its steps by (name, width).
+
+    With a ``recorder`` (backend "cudagraph") steps are pieces of captures: ``captured`` gives one by itself.
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        capacity: int,
+        vocab_size: int,
+        backend: Backend,
+        hidden_layers: Sequence[int] = (),
+        recorder: Recorder | None = None,
+    ) -> None:
+        self.loaded = loaded
+        self.backend: Backend = backend
+        self.recorder = recorder
+        self.call = ModelCall(loaded, vocab_size, hidden_layers)
+        self.weights = list(loaded.tensors.values())
+        self.cache = StaticCache.allocate(loaded.outline.key_heads, capacity, loaded.dtype, loaded.device)
+        self._table = torch.zeros(1, dtype=torch.int64, device=loaded.device)
+        if backend == "inductor" and is_native():
+            self._table.fill_(torch.ops.yggdrasil.keep_table([*self.weights, *self.cache.tensors()]))
+            finalize(self, torch.ops.yggdrasil.drop_table, int(self._table))
+        self.text = KeptText()  # what the cache holds, whoever reads it
+        self._is_complete = False
+        self._steps: dict[tuple[str, int], Step] = {}
+        self._captures: dict[tuple[str, int], Capture] = {}
+        self._defined: dict[tuple[str, int], tuple[nn.Module, list[Tensor | list[Tensor]], StepKey]] = {}
+
+    def define(self, name: str, width: int, module: StepModule, inputs: Sequence[Tensor]) -> None:
+        """Declare a step: ``module(weights, caches, *inputs)``. It is loaded or compiled on ``warm`` or first use."""
+        assert (name, width) not in self._defined, f"the step {name} of width {width} is defined already"
+        key = self.key(name, width, inputs, module.wide)
+        self._defined[name, width] = module, self.arguments(inputs), key
+
+    def arguments(self, inputs: Sequence[Tensor]) -> list[Tensor | list[Tensor]]:
+        """What a step that takes ``inputs`` is called with."""
+        return [self.weights, [*self.cache.tensors(), self._table], *inputs]
+
+    def key(self, name: str, width: int, inputs: Sequence[Tensor], wide: Sequence[int] = ()) -> StepKey:
+        """What the step's package is known by; ``wide`` as in ``StepModule``."""
+        loaded = self.loaded
+        facts = (
+            loaded.dtype, loaded.num_threads, loaded.device.type, self.call.hidden_layers, self.call.vocab_size,
+            list(loaded.tensors), loaded.formats,
+        )  # fmt: skip
+        described = f"{loaded.described}|{facts}"
+        shapes: list[object] = [tuple(t.shape) for t in inputs]
+        if width > 1:
+            shapes = [("W", *tuple(t.shape)[1:]) if i in wide else tuple(t.shape) for i, t in enumerate(inputs)]
+        shapes.append(self.cache.capacity)
+        is_any = bool(wide) and width > 1
+        return StepKey(
+            name, None if is_any else width, hashlib.sha256(described.encode()).hexdigest()[:20], str(shapes)
+        )
+
+    def step(self, name: str, width: int) -> Step:
+        """The step, built on first use; once ``complete`` was called, a step that it did not build is an error."""
+        found = self._steps.get((name, width))
+        if found is None:
+            if self._is_complete:
+                raise YggdrasilError(
+                    f"the step {name} of width {width} was not prepared, and nothing is compiled while decoding; "
+                    "this is a fault of ours, please report it"
+                )
+            found = self._steps[name, width] = self._build(name, width)
+        return found
+
+    def _build(self, name: str, width: int) -> Step:
+        # The model's code has to be at hand where the step is traced: made while tracing, it would hold no data.
+        return build_step(*self._defined[name, width], self.backend, prepare=self.loaded.make_model)
+
+    def complete(self, report: Callable[[float], None] = lambda _: None) -> None:
+        """Build every step that is defined, reporting the share that is there; from now on none is built silently."""
+        for number, step in enumerate(self._defined, start=1):
+            if step not in self._steps:
+                self._steps[step] = self._build(*step)
+            report(number / len(self._defined))
+        self._is_complete = True
+
+    def complete_again(self) -> None:
+        """Build what was defined since, if the runner was complete then."""
+        if self._is_complete:
+            self.complete()
+
+    def launch(self, name: str, width: int) -> Sequence[Tensor]:
+        """Run the step, as a capture of its own where there is a recorder; outputs then last until the next launch."""
+        return (self.step(name, width) if self.recorder is None else self.captured(name, width))()
+
+    def captured(self, name: str, width: int) -> Capture:
+        """The step as a capture of its own, recorded when used a second time."""
+        found = self._captures.get((name, width))
+        if found is None:
+            assert self.recorder is not None
+            found = self._captures[name, width] = self.recorder.capture(self.step(name, width))
+        return found
+
+    def compile(self, name: str, width: int) -> bool:
+        """Make sure the step's package is on disk, without loading it. False where it was there already."""
+        module, arguments, key = self._defined[name, width]
+        if self.backend != "inductor":
+            return False
+        return ensure_compiled(module, arguments, key, prepare=self.loaded.make_model)
+
+    def is_compiled(self, name: str, width: int) -> bool:
+        """Whether the step can be loaded without compiling."""
+        return self.backend != "inductor" or is_whole(self.package(name, width))
+
+    def package(self, name: str, width: int) -> Path:
+        """Where the step's package lies or will lie; steps of several widths may share one."""
+        return package_path(self._defined[name, width][2])
+
+    @property
+    def defined(self) -> list[tuple[str, int]]:
+        return list(self._defined)

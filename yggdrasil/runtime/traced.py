@@ -1,0 +1,183 @@
+"""What steps compute: an unmodified transformers model over weights and caches that are inputs, traced as it is.
+
+Dims: W rows of a step, T tree slots its mask covers, V vocabulary, H hidden size, R rows whose logits are wanted.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, ClassVar, Generic, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from yggdrasil.checkpoints.families import cache_name
+from yggdrasil.runtime.cache import StepCache
+from yggdrasil.runtime.loaded import LoadedModel
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+Call = TypeVar("Call")
+HEAD_INPUT = -1  # layer number of the state that the language-model head reads
+RUNNERS_UP = -2  # layer number of the likeliest tokens after each row, best first: [R, K] int64
+NUM_RUNNERS_UP = 8  # K
+_BLOCK = 64  # logits of which the greatest is looked at first
+
+
+class Forward(NamedTuple):
+    """What one pass gives."""
+
+    logits: Tensor  # [R, V]
+    hidden: Tensor  # [R, H], the input of the language-model head
+    layers: list[Tensor]  # outputs of the layers asked for, each [W, H]
+
+
+class StepModule(nn.Module):
+    """What a step computes: ``forward(weights, caches, *inputs)``.
+
+    ``wide`` numbers those of the inputs whose first size is the step's width, from which alone the width may be read:
+    one package then serves all widths above 1.
+    """
+
+    wide: ClassVar[tuple[int, ...]] = ()
+
+
+class CallStep(StepModule, Generic[Call]):
+    """A step around ``call``, which is traced with it."""
+
+    def __init__(self, call: Call) -> None:
+        super().__init__()
+        self._call = call
+
+
+class ModelCall:
+    """The traced part of every step: an unmodified transformers model over weights and caches given as inputs."""
+
+    def __init__(self, loaded: LoadedModel, vocab_size: int, hidden_layers: Sequence[int] = ()) -> None:
+        self.hidden_layers = tuple(hidden_layers)
+        self._loaded = loaded
+        self._names = list(loaded.tensors)
+        self._num_threads = loaded.num_threads
+        self._num_layers = loaded.num_layers
+        self.vocab_size = vocab_size
+        self._last_position = loaded.max_context - 1
+        self._last_token = loaded.vocab_size - 1
+
+    def __call__(
+        self,
+        weights: list[Tensor],
+        caches: list[Tensor],
+        tokens: Tensor,  # [W] int64
+        positions: Tensor,  # [W] int64
+        tree_mask: Tensor,  # [W, T] bool over the slots from offsets[0] on
+        offsets: Tensor,  # [2] int64: context length, first slot written
+        rows: Tensor | None = None,  # [R] int64, all where None
+    ) -> Forward:
+        count = self._num_layers  # behind keys and values lies the number of the table, which tracing does not read
+        cache = StepCache(caches[:count], caches[count : 2 * count], offsets)
+        captured: dict[int, Tensor] = {}
+        with ExitStack() as hooks:
+            self._capture(captured, hooks, rows)
+            model = self._loaded.model  # not before a trace: a start from packages has none
+            output = torch.func.functional_call(
+                model,
+                dict(zip(self._names, weights, strict=True)),
+                kwargs={
+                    # An id that only a padded target knows has no row in a drafter.
+                    "input_ids": tokens.clamp(max=self._last_token)[None],
+                    # Padding rows may lie past the last position, where a learned table has no row.
+                    "position_ids": positions.clamp(max=self._last_position)[None],
+                    "attention_mask": tree_mask[None, None],
+                    cache_name(model): cache,
+                    "use_cache": True,
+                    "step_cache": cache,
+                    "num_threads": self._num_threads,
+                },
+            )
+        assert cache.layers_attended == self._num_layers, "a layer attends without the step's cache"
+        logits, hidden = output.logits[0, :, : self.vocab_size], captured[HEAD_INPUT]
+        wanted = hidden if rows is None else hidden[rows]
+        if RUNNERS_UP in self.hidden_layers:
+            captured[RUNNERS_UP] = likeliest_tokens(logits)
+        # Rows are picked here: between layers it would be a difference of those that repeat.
+        own = (HEAD_INPUT, RUNNERS_UP)
+        layers = [captured[layer] if layer in own else captured[layer][0] for layer in self.hidden_layers]
+        return Forward(logits, wanted, layers)
+
+    def best_tokens(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """The greatest logit of each row, not-a-number where there is one, and its token, the lowest of a tie."""
+        best, tokens = torch.ops.yggdrasil.best_tokens(logits, self._num_threads)
+        return best, tokens
+
+    def _capture(self, captured: dict[int, Tensor], hooks: ExitStack, rows: Tensor | None) -> None:
+        """Note the head's input and the outputs of ``hidden_layers`` while the model runs; its head reads ``rows``.
+
+        They are picked here and not by the model: a drafter may read the head's input of every row all the same.
+        """
+
+        def before_head(_: nn.Module, arguments: tuple[Tensor, ...]) -> tuple[Tensor] | None:
+            (states,) = arguments
+            captured[HEAD_INPUT] = states[0]
+            return None if rows is None else (states[:, rows],)
+
+        def after_layer(layer: int) -> Callable[..., None]:
+            def note(_: nn.Module, __: object, output: Tensor | tuple[Tensor, ...]) -> None:
+                captured[layer] = output if isinstance(output, Tensor) else output[0]
+
+            return note
+
+        model = self._loaded.model
+        head = model.get_output_embeddings()
+        hooks.callback(head.register_forward_pre_hook(before_head).remove)
+        for layer in self.hidden_layers:
+            if layer not in (HEAD_INPUT, RUNNERS_UP):
+                hooks.callback(decoder_layers(model)[layer].register_forward_hook(after_layer(layer)).remove)
+
+
+def likeliest_tokens(logits: Tensor) -> Tensor:
+    """The tokens of the ``NUM_RUNNERS_UP`` greatest logits of each row, best first, [R, K].
+
+    They lie in the blocks whose greatest are among the K greatest: most of a vocabulary is only compared once.
+    """
+    size, most = logits.shape[-1], min(NUM_RUNNERS_UP, logits.shape[-1])
+    whole = size // _BLOCK * _BLOCK
+    if whole <= most * _BLOCK:
+        return logits.topk(most).indices
+    blocks = logits[:, :whole].unflatten(1, (-1, _BLOCK))
+    best = blocks.amax(-1).topk(most).indices  # [R, K]
+    places = torch.arange(_BLOCK, device=logits.device)
+    tokens = (best[:, :, None] * _BLOCK + places).flatten(1)  # [R, K * _BLOCK]
+    rest = torch.arange(whole, size, device=logits.device).expand(logits.shape[0], -1)
+    tokens = torch.cat([tokens, rest], dim=1)
+    return tokens.gather(1, logits.gather(1, tokens).topk(most).indices)
+
+
+def decoder_layers(model: "PreTrainedModel") -> nn.ModuleList:
+    """The list of decoder layers, under whichever name the family keeps it."""
+    num_layers = model.config.get_text_config().num_hidden_layers
+    for module in model.modules():
+        if isinstance(module, nn.ModuleList) and len(module) == num_layers:
+            return module
+    raise ValueError(f"{type(model).__name__} keeps no list of its {num_layers} layers")
+
+
+class PrefillStep(CallStep[ModelCall]):
+    """Read a chunk of certain tokens; logits and hidden state of one row. Rows past the chunk's end are padding."""
+
+    wide = (0,)
+
+    def forward(
+        self,
+        weights: list[Tensor],
+        caches: list[Tensor],
+        tokens: Tensor,  # [W] int64
+        start: Tensor,  # [1] int64, position of the first row
+        last: Tensor,  # [1] int64, the row that is asked for
+    ) -> tuple[Tensor, ...]:
+        """Returns (choice [1], its logit [1], head input [1, H] float32, logits [1, V], *layers [W, H])."""
+        rows = torch.arange(tokens.shape[0], device=tokens.device)
+        mask = rows[:, None] >= rows[None, :]
+        offsets = start.expand(2).contiguous()
+        logits, hidden, layers = self._call(weights, caches, tokens, start + rows, mask, offsets, last)
+        best, choice = self._call.best_tokens(logits)
+        return choice, best, hidden.float(), logits, *layers
