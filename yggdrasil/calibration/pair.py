@@ -96,17 +96,23 @@ def build_assembly(source: "PairSource", knots: torch.Tensor | None = None, back
     device, dtype = open_device(source.device), DTYPES[source.dtype]
     backend = backend or default_backend(device)
     target = load_model(source.target, dtype, device, source.target_threads, weights=source.weights)
-    check_tree_attention(target)
+    check_tree_attention(target, _text_of(source.target))
     drafter: LoadedModel | LoadedHead | None = None
     if source.drafter is not None and is_head(source.drafter):
         drafter = _head(source.drafter, source, target)
     elif source.drafter is not None:
         drafter = load_model(source.drafter, dtype, device, source.drafter_threads, weights=source.drafter_weights)
-        check_tree_attention(drafter)
+        check_tree_attention(drafter, _text_of(source.drafter))
     return assemble(
         target, drafter, source.shapes, backend, knots=knots, other_stages=source.schedules,
         free=together([_unlearned(each) for each in source.free]),
     )  # fmt: skip
+
+
+def _text_of(model: str) -> list[int]:
+    """A short real text for the self-check, as ``model``'s tokenizer reads it."""
+    text = "The quick brown fox jumps over the lazy dog, 12 times a day; def f(x): return x + 1"
+    return list(load_tokenizer(Source.find(model)).encode(text))
 
 
 def _head(folder: str, source: "PairSource", target: LoadedModel) -> LoadedHead:

@@ -1,62 +1,193 @@
-"""Whether a model, as transformers implements it, computes the same under tree attention. Asked before trusting it.
+"""Check that tree attention computes what a model's own attention computes, before the model is served.
 
-Families differ in what they hand to an attention function. A few tokens through both ways cost a moment and catch a
-term that ours drops.
+Families differ in what they pass to an attention function. The check compares like with like, so that rounding of
+quantised or bfloat16 weights never looks like a wrong function:
+
+1. The model reads a short text with its own mask, positions and eager attention. In every layer tree attention gets
+   the same queries, keys and values, and both outputs are computed in float32.
+2. The model reads the text as a decode step calls it. Every layer's attention returns the output of pass 1, so queries,
+   keys and values must be those of pass 1 again; if they are not, positions or another part of a step differ.
 """
 
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
 import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, PreTrainedModel
+from transformers.masking_utils import AttentionMaskInterface, eager_mask
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from yggdrasil.checkpoints.families import cache_name
 from yggdrasil.errors import YggdrasilError
-from yggdrasil.runtime.attention import ATTENTION_NAME
+from yggdrasil.runtime.attention import ATTENTION_NAME, tree_attention
 from yggdrasil.runtime.cache import StaticCache, StepCache
 from yggdrasil.runtime.loaded import LoadedModel
 
-_TOKENS = 12
-_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.08}  # of the logits' range
-_ROUNDED = 0.08  # with quantised layers, where the last bit of an input may be a 127th of the largest
+_CHECKED_NAME = "yggdrasil_selfcheck"
+_NUM_TOKENS = 24  # where no text is given
+_TOLERANCE = 2e-3  # of the reference's range, in float32
+_INPUT_TOLERANCE = {torch.float32: 2e-3}  # queries, keys and values are the model's own, in its dtype
+_TERMS = ("scaling", "sliding_window", "softcap")  # what a layer may pass to its attention, for the message
+
+
+class _Differs(Exception):
+    """The first difference that was found; the message names the layer and the term."""
+
+
+@dataclass
+class _Layer:
+    """What one call of a layer's attention got and gave in pass 1."""
+
+    index: int
+    inputs: tuple[Tensor, Tensor, Tensor]  # queries [1, Hq, T, D], keys and values [1, Hkv, T, D]
+    output: Tensor  # [1, T, Hq, D], by the model's own eager attention
+
+
+@dataclass
+class _Record:
+    """The layers of pass 1 in the order in which they run, and how many of them pass 2 has reached."""
+
+    num_threads: int
+    layers: list[_Layer] = field(default_factory=list)
+    num_replayed: int | None = None  # None during pass 1
 
 
 @torch.inference_mode()
-def check_tree_attention(loaded: LoadedModel) -> None:
-    """Compare a short text's logits with the model's own attention.
+def check_tree_attention(loaded: LoadedModel, tokens: Sequence[int] | None = None) -> None:
+    """Compare tree attention with the model's own attention on ``tokens``, layer by layer.
+
+    ``tokens`` are ids of a short real text; without them ids from the whole vocabulary are read.
 
     Raises:
-        YggdrasilError: they differ, or the model cannot be called with a step's cache.
+        YggdrasilError: tree attention differs (the message names the layer and the term), the model cannot be called
+            as a decode step calls it, or its logits are not finite.
     """
-    device = loaded.device
-    tokens = torch.arange(1, _TOKENS + 1, device=device) * 7 % min(loaded.vocab_size, 1000)
-    positions = torch.arange(_TOKENS, device=device)
-    cache = StaticCache.allocate(loaded.outline.key_heads, _TOKENS, loaded.dtype, device)
-    step = StepCache(cache.keys, cache.values, torch.zeros(2, dtype=torch.int64, device=device))
-    mask = positions[:, None] >= positions[None, :]
-    model = loaded.model
+    device, model = loaded.device, loaded.model
+    ids = torch.tensor(tokens or _spread_ids(loaded.vocab_size), device=device)[None]
+    record = _Record(loaded.num_threads)
+    name = f"{loaded.name}: {type(model).__name__}"
     try:
-        model.set_attn_implementation("eager")
-        own = model(input_ids=tokens[None], use_cache=False).logits[0].float()
-        model.set_attn_implementation(ATTENTION_NAME)
-        ours = model(
-            input_ids=tokens[None], position_ids=positions[None], attention_mask=mask[None, None],
-            use_cache=True, step_cache=step, num_threads=loaded.num_threads, **{cache_name(model): step},
-        ).logits[0].float()  # fmt: skip
-    except (RuntimeError, ValueError, TypeError, AssertionError, AttributeError) as error:
-        name = f"{loaded.name}: {type(model).__name__}"
+        model.set_attn_implementation(_CHECKED_NAME)
+        expected = model(input_ids=ids, use_cache=False, selfcheck=record).logits[0].float()
+        record.num_replayed = 0
+        _refuse_infinite(expected, loaded)
+        found = _read_as_step(model, ids, loaded, record)
+        if record.num_replayed != loaded.num_layers:
+            raise _Differs(f"{record.num_replayed} of its {loaded.num_layers} layers call it")
+        _compare("the logits", found, expected, _INPUT_TOLERANCE.get(loaded.dtype, 2e-2))
+    except _Differs as difference:
+        raise YggdrasilError(
+            f"{name} computes something that tree attention does not ({difference}); it cannot be served"
+        ) from None
+    except (RuntimeError, ValueError, TypeError, AssertionError, AttributeError, IndexError) as error:
         raise YggdrasilError(f"{name} does not run under tree attention ({error})") from error
     finally:
         model.set_attn_implementation(ATTENTION_NAME)
-    if not torch.isfinite(own).all():
+
+
+def _spread_ids(vocab_size: int) -> list[int]:
+    """Ids from all over the vocabulary: its beginning often holds tokens that no text contains."""
+    return [(2 * index + 1) * vocab_size // (2 * _NUM_TOKENS) for index in range(_NUM_TOKENS)]
+
+
+def _read_as_step(model: PreTrainedModel, ids: Tensor, loaded: LoadedModel, record: _Record) -> Tensor:
+    """Logits [T, V] of the text, read with positions, mask and cache as a decode step passes them."""
+    length = ids.shape[1]
+    positions = torch.arange(length, device=loaded.device)
+    cache = StaticCache.allocate(loaded.outline.key_heads, length, loaded.dtype, loaded.device)
+    step = StepCache(cache.keys, cache.values, torch.zeros(2, dtype=torch.int64, device=loaded.device))
+    logits: Tensor = model(
+        input_ids=ids, position_ids=positions[None], attention_mask=_causal(length, loaded.device)[None, None],
+        use_cache=True, step_cache=step, num_threads=loaded.num_threads, selfcheck=record, **{cache_name(model): step},
+    ).logits  # fmt: skip
+    return logits[0].float()
+
+
+def _causal(length: int, device: torch.device) -> Tensor:
+    positions = torch.arange(length, device=device)
+    return positions[:, None] >= positions[None, :]
+
+
+def _refuse_infinite(logits: Tensor, loaded: LoadedModel) -> None:
+    if not torch.isfinite(logits).all():
         raise YggdrasilError(
             f"{loaded.name}: the logits are not finite (NaN or infinity); the weights are damaged or overflow in "
             f"{loaded.dtype}"
         )
-    reason = f"{step.layers_attended} of its {loaded.num_layers} layers call it"
-    if step.layers_attended == loaded.num_layers:
-        scale = float((own.amax() - own.amin()).clamp(min=1e-6))
-        difference = float((own - ours).abs().amax()) / scale
-        if difference <= (_ROUNDED if loaded.formats else _TOLERANCE[loaded.dtype]):
-            return
-        reason = f"logits differ by {difference:.1%} of their range"
-    raise YggdrasilError(
-        f"{loaded.name}: {type(model).__name__} computes something that tree attention does not ({reason}); it cannot "
-        "be served"
+
+
+def _checked_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    selfcheck: _Record,
+    step_cache: StepCache | None = None,
+    num_threads: int | None = None,
+    **terms: Any,
+) -> tuple[Tensor, None]:
+    """Pass 1: the model's own attention, compared with tree attention. Pass 2: the output of pass 1 again."""
+    inputs = (query, key, value)
+    if selfcheck.num_replayed is not None:
+        before = selfcheck.layers[selfcheck.num_replayed]
+        if before.index != module.layer_idx:
+            raise _Differs(f"layer {before.index} does not call it in a decode step")
+        tolerance = _INPUT_TOLERANCE.get(query.dtype, 2e-2)
+        for kind, ours, own in zip(("queries", "keys", "values"), inputs, before.inputs, strict=True):
+            _compare(f"the {kind} of layer {module.layer_idx}", ours, own, tolerance)
+        selfcheck.num_replayed += 1
+        return before.output, None
+    own_attention = _eager_attention_of(module)
+    output = own_attention(module, query, key, value, attention_mask, **terms)[0]
+    mask = (
+        attention_mask.float() if attention_mask is not None and attention_mask.dtype != torch.bool else attention_mask
     )
+    wide = tuple(each.float() for each in inputs)
+    expected = own_attention(module, *wide, mask, **terms)[0]
+    found = _tree_attention_alone(module, wide, selfcheck.num_threads, terms)
+    passed = ", ".join(f"{term} {terms[term]}" for term in _TERMS if terms.get(term) is not None)
+    _compare(
+        f"the attention of layer {module.layer_idx}, called with {passed or 'no terms'},", found, expected, _TOLERANCE
+    )
+    selfcheck.layers.append(_Layer(int(module.layer_idx), inputs, output))  # type: ignore[arg-type]
+    return output, None
+
+
+def _tree_attention_alone(
+    module: nn.Module, inputs: Sequence[Tensor], num_threads: int, terms: dict[str, Any]
+) -> Tensor:
+    """Tree attention [1, T, Hq, D] of one layer over an empty context, in the inputs' dtype."""
+    query, key, value = inputs
+    length, layer = query.shape[2], int(module.layer_idx)  # type: ignore[arg-type]
+    keys, values = (torch.zeros_like(each[0]) for each in (key, value))
+    offsets = torch.zeros(2, dtype=torch.int64, device=query.device)
+    step = StepCache([keys] * (layer + 1), [values] * (layer + 1), offsets)
+    mask = _causal(length, query.device)[None, None]
+    return tree_attention(module, query, key, value, mask, step_cache=step, num_threads=num_threads, **terms)[0]
+
+
+def _eager_attention_of(module: nn.Module) -> Callable[..., tuple[Tensor, Any]]:
+    """The eager attention function of the file that defines ``module``; PyTorch's operator where it has none."""
+    own: Callable[..., tuple[Tensor, Any]] | None
+    own = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
+    return own or ALL_ATTENTION_FUNCTIONS["sdpa"]
+
+
+def _compare(what: str, found: Tensor, expected: Tensor, tolerance: float) -> None:
+    """Raise ``_Differs`` where the greatest difference is over ``tolerance`` of the range of ``expected``."""
+    if found.shape != expected.shape:
+        raise _Differs(f"{what} have the shape {list(found.shape)}, not {list(expected.shape)}")
+    found, expected = found.float(), expected.float()
+    scale = float((expected.amax() - expected.amin()).clamp(min=1e-6))
+    difference = float((found - expected).abs().amax()) / scale
+    if not difference <= tolerance:
+        raise _Differs(f"{what} differ by {difference:.1%} of their range")
+
+
+AttentionInterface.register(_CHECKED_NAME, _checked_attention)
+AttentionMaskInterface.register(_CHECKED_NAME, eager_mask)

@@ -1,0 +1,105 @@
+"""The self-check refuses a model for a wrong function, naming layer and term, and never for rounding."""
+
+import random
+
+import pytest
+import torch
+from tiny import FAMILIES, tiny_config, tiny_model
+from transformers import AutoModelForCausalLM
+
+from yggdrasil.errors import YggdrasilError
+from yggdrasil.native import is_native
+from yggdrasil.runtime import selfcheck
+from yggdrasil.runtime.loading import prepare_model
+from yggdrasil.runtime.selfcheck import check_tree_attention
+
+native_only = pytest.mark.skipif(not is_native(), reason="quantised weights need the native kernels")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_right_model_is_never_refused(family, dtype):
+    check_tree_attention(prepare_model(tiny_model(family).to(dtype), family, 1))
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma2", "gemma3", "granite", "phi3"])
+def test_random_configurations_are_not_refused(family):
+    """Shapes, weights' sizes and scales are drawn; large weights make softmax and rounding extreme."""
+    draw = random.Random(family)
+    for _ in range(5):
+        config = tiny_config(family)
+        config.num_attention_heads = draw.choice([2, 4, 8])
+        config.num_key_value_heads = draw.choice([heads for heads in (1, 2, 4) if heads <= config.num_attention_heads])
+        if getattr(config, "head_dim", None):
+            config.head_dim = draw.choice([8, 16, 32, 48])
+        config.vocab_size = draw.choice([33, 97, 1000])
+        config.pad_token_id = 0
+        config.eos_token_id = config.bos_token_id = 1
+        torch.manual_seed(draw.randrange(1000))
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+        factor = draw.choice([0.1, 1, 8, 30])
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.ndim >= 2:
+                    parameter.mul_(factor)
+        check_tree_attention(prepare_model(model.to(draw.choice([torch.float32, torch.bfloat16])), family, 1))
+
+
+@native_only
+@pytest.mark.parametrize("family", ["llama", "gemma3", "qwen2"])
+@pytest.mark.parametrize("weights", ["q8_0", "q4_0"])
+def test_rounded_weights_are_not_refused(family, weights, tmp_path):
+    """On blocks of few bits wide logits differ by several per cent between two right ways to compute them."""
+    from yggdrasil.checkpoints.formats.rounding import rounding_to
+
+    model = tiny_model(family).to(torch.bfloat16)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim >= 2:
+                parameter.mul_(3)
+    check_tree_attention(prepare_model(model, family, 1, quantise=rounding_to(weights, model)))
+
+
+@pytest.mark.parametrize(
+    ("family", "term", "wrong"),
+    [("mistral", "sliding_window", None), ("gemma2", "softcap", None), ("granite", "scaling", 0.21)],
+)
+def test_a_term_that_tree_attention_leaves_out_is_named(family, term, wrong, monkeypatch):
+    right = selfcheck.tree_attention
+
+    def without(*inputs, **terms):
+        return right(*inputs, **terms | {term: wrong})
+
+    loaded = prepare_model(tiny_model(family), family, 1)
+    monkeypatch.setattr(selfcheck, "tree_attention", without)
+
+    with pytest.raises(YggdrasilError, match=rf"attention of layer 0, called with .*{term} .*, differ by \d+\.\d%"):
+        check_tree_attention(loaded)
+
+
+def test_positions_that_a_step_counts_otherwise_are_found(monkeypatch):
+    loaded = prepare_model(tiny_model("llama"), "llama", 1)
+    rotary = loaded.model.model.rotary_emb
+    forward = rotary.forward
+    calls = []
+
+    def shifted(states, position_ids):
+        """The second pass, a decode step's, sees positions that grow by 2."""
+        calls.append(position_ids)
+        return forward(states, position_ids * min(len(calls), 2))
+
+    monkeypatch.setattr(rotary, "forward", shifted)
+
+    with pytest.raises(YggdrasilError, match=r"the queries of layer 0 differ by"):
+        check_tree_attention(loaded)
+    assert len(calls) == 2
+
+
+def test_the_text_is_read_where_it_is_given():
+    loaded = prepare_model(tiny_model("llama"), "llama", 1)
+    seen = []
+    loaded.model.get_input_embeddings().register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0][0].tolist()))
+
+    check_tree_attention(loaded, [5, 6, 7])
+
+    assert seen == [[5, 6, 7]] * 2
