@@ -173,9 +173,10 @@ def _tree_attention_alone(
 
 def _eager_attention_of(module: nn.Module) -> Callable[..., tuple[Tensor, Any]]:
     """The eager attention function of the file that defines ``module``; PyTorch's operator where it has none."""
-    own: Callable[..., tuple[Tensor, Any]] | None
-    own = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
-    return own or ALL_ATTENTION_FUNCTIONS["sdpa"]
+    file = sys.modules[type(module).__module__]
+    found: Callable[..., tuple[Tensor, Any]]
+    found = getattr(file, "eager_attention_forward", None) or ALL_ATTENTION_FUNCTIONS["sdpa"]
+    return found
 
 
 def _compare(what: str, found: Tensor, expected: Tensor, tolerance: float) -> None:
