@@ -9,7 +9,8 @@ from tiny_pair import TEXT, OracleDrafter, TinyPair, random_model
 from yggdrasil import native
 from yggdrasil.checkpoints.formats.layers import QuantisedEmbedding, QuantisedLinear
 from yggdrasil.checkpoints.formats.rounding import rounding_to
-from yggdrasil.checkpoints.formats.rows import FORMATS, QuantisedRows
+from yggdrasil.checkpoints.formats.kinds import BLOCKS, FORMATS
+from yggdrasil.checkpoints.formats.rows import QuantisedRows
 from yggdrasil.engine.policy import PLAIN_POLICY, FixedPolicy
 from yggdrasil.native.arena import Arena
 from yggdrasil.runtime.loading import prepare_model
@@ -34,6 +35,13 @@ def random_rows(form, num_outputs, num_blocks, seed=0):
     scales = rng.normal(0, 1e-2, (num_outputs, num_blocks, count)).astype(np.float16)
     blocks[..., first : first + 2 * count] = scales.view(np.uint8)
     return QuantisedRows(form, torch.from_numpy(blocks.reshape(num_outputs, -1)))
+
+
+def test_formats_are_numbered_and_sized_as_the_package_has_them():
+    assert {form.name: (int(form), BLOCKS[form]) for form in FORMATS} == {
+        form.name: (int(GGMLQuantizationType[form.name]), GGML_QUANT_SIZES[GGMLQuantizationType[form.name]])
+        for form in FORMATS
+    }
 
 
 def as_numbers(rows):

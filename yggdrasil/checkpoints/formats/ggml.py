@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
+from yggdrasil.checkpoints.formats.kinds import BLOCKS, Format
 from yggdrasil.errors import YggdrasilError
 
 _NAMES = ("libggml-base.so", "libggml-base.dylib", "ggml-base.dll")
@@ -22,13 +22,13 @@ def has_ggml() -> bool:
     return _library() is not None
 
 
-def quantise_by_ggml(weight: npt.NDArray[np.float32], form: GGMLQuantizationType) -> npt.NDArray[np.uint8]:
+def quantise_by_ggml(weight: npt.NDArray[np.float32], form: Format) -> npt.NDArray[np.uint8]:
     """``weight`` [N, K], K whole blocks, as rows of blocks [N, bytes] of any format that needs no importance matrix.
 
     Raises:
         YggdrasilError: the library is not installed.
     """
-    block_inputs, block_bytes = GGML_QUANT_SIZES[form]
+    block_inputs, block_bytes = BLOCKS[form]
     num_rows, num_inputs = weight.shape
     assert num_inputs % block_inputs == 0, f"{num_inputs = } {form = }"
     source = np.ascontiguousarray(weight, dtype=np.float32)

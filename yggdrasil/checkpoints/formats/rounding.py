@@ -3,12 +3,14 @@
 import re
 from typing import TYPE_CHECKING
 
+import numpy as np
+import numpy.typing as npt
 import torch
-from gguf import GGML_QUANT_SIZES, quants
-from gguf import GGMLQuantizationType as Q
 from torch import Tensor, nn
 
 from yggdrasil.checkpoints.formats.ggml import quantise_by_ggml
+from yggdrasil.checkpoints.formats.kinds import BLOCKS
+from yggdrasil.checkpoints.formats.kinds import Format as Q
 from yggdrasil.checkpoints.formats.names import K_FORMATS, Weights
 from yggdrasil.checkpoints.formats.rows import Quantise, QuantisedRows
 
@@ -40,12 +42,12 @@ def rounding_to(weights: Weights, model: "PreTrainedModel") -> Quantise:
         elif weights.endswith("_m"):
             form = _mixed(chosen, name, model.config.num_hidden_layers)
         num_inputs = weight.shape[1]
-        if num_inputs % GGML_QUANT_SIZES[form][0]:
+        if num_inputs % BLOCKS[form][0]:
             form = _IN_BLOCKS_OF_32.get(form, form)
-        if num_inputs % GGML_QUANT_SIZES[form][0]:
+        if num_inputs % BLOCKS[form][0]:
             return None
         values = weight.detach().float().contiguous().numpy()
-        round_rows = quantise_by_ggml if is_mix else quants.quantize
+        round_rows = quantise_by_ggml if is_mix else _quantise
         return QuantisedRows(form, torch.from_numpy(round_rows(values, form)))
 
     return round_weight
@@ -53,9 +55,15 @@ def rounding_to(weights: Weights, model: "PreTrainedModel") -> Quantise:
 
 def in_four_bits(name: str, weight: Tensor) -> QuantisedRows | None:
     """Round a layer's weight to Q4_1; experts, and one whose inputs are not whole blocks, stay as they are."""
-    if weight.dim() != 2 or weight.shape[1] % GGML_QUANT_SIZES[Q.Q4_1][0]:
+    if weight.dim() != 2 or weight.shape[1] % BLOCKS[Q.Q4_1][0]:
         return None
-    return QuantisedRows(Q.Q4_1, torch.from_numpy(quants.quantize(weight.detach().float().numpy(), Q.Q4_1)))
+    return QuantisedRows(Q.Q4_1, torch.from_numpy(_quantise(weight.detach().float().numpy(), Q.Q4_1)))
+
+
+def _quantise(values: npt.NDArray[np.float32], form: Q) -> npt.NDArray[np.uint8]:
+    from gguf import GGMLQuantizationType, quants  # here: full weights need no such package
+
+    return quants.quantize(values, GGMLQuantizationType(form))
 
 
 def _mixed(base: Q, name: str, num_layers: int) -> Q:

@@ -4,25 +4,22 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from torch import Tensor
 
+from yggdrasil.checkpoints.formats.kinds import BLOCKS, Format
 from yggdrasil.native.arena import Arena
-
-# What the kernels of `quantised_format.h` read.
-FORMATS = tuple(GGMLQuantizationType[name] for name in ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"))
 
 
 class QuantisedRows(NamedTuple):
     """A weight [N, K], or one of every expert [E, N, K], whose rows are blocks of ``format``."""
 
-    format: GGMLQuantizationType
+    format: Format
     blocks: Tensor  # [..., N, bytes] uint8
 
     @property
     def num_inputs(self) -> int:
         """K."""
-        block_inputs, block_bytes = GGML_QUANT_SIZES[self.format]
+        block_inputs, block_bytes = BLOCKS[self.format]
         return int(self.blocks.shape[-1]) // block_bytes * block_inputs
 
     def pack(self, arena: Arena) -> "PackedRows":

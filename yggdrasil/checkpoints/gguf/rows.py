@@ -2,12 +2,12 @@
 
 import numpy as np
 import torch
-from gguf import GGMLQuantizationType
 from torch import Tensor
 from transformers import PretrainedConfig
 
 from yggdrasil.artifacts.gguf import GgufHeader, GgufTensor
-from yggdrasil.checkpoints.formats.rows import FORMATS, Quantise, QuantisedRows
+from yggdrasil.checkpoints.formats.kinds import FORMATS, Format
+from yggdrasil.checkpoints.formats.rows import Quantise, QuantisedRows
 from yggdrasil.checkpoints.gguf.checkpoint import empty_model, row_order, tensor_names
 from yggdrasil.checkpoints.packing import weights_of
 
@@ -45,6 +45,6 @@ def rows_of_file(header: GgufHeader, config: PretrainedConfig) -> Quantise:
         blocks = blocks.reshape(*place.shape[:-1], -1)
         order = row_order(header, config, place)
         blocks = blocks if order is None else blocks[order]
-        return QuantisedRows(GGMLQuantizationType(place.kind), torch.from_numpy(blocks))
+        return QuantisedRows(Format(place.kind), torch.from_numpy(blocks))
 
     return read
