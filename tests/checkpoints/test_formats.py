@@ -7,9 +7,9 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
 from tiny_pair import TEXT, OracleDrafter, TinyPair, random_model
 
 from yggdrasil import native
+from yggdrasil.checkpoints.formats.kinds import BLOCKS, FORMATS
 from yggdrasil.checkpoints.formats.layers import QuantisedEmbedding, QuantisedLinear
 from yggdrasil.checkpoints.formats.rounding import rounding_to
-from yggdrasil.checkpoints.formats.kinds import BLOCKS, FORMATS
 from yggdrasil.checkpoints.formats.rows import QuantisedRows
 from yggdrasil.engine.policy import PLAIN_POLICY, FixedPolicy
 from yggdrasil.native.arena import Arena

@@ -18,9 +18,9 @@ from tiny import new_model
 from torch import nn
 
 from yggdrasil.checkpoints.experts import PackedExperts, expert_parts
+from yggdrasil.checkpoints.formats.kinds import FORMATS
 from yggdrasil.checkpoints.formats.layers import QuantisedExperts, QuantisedLinear, formats_of
 from yggdrasil.checkpoints.formats.rounding import in_four_bits
-from yggdrasil.checkpoints.formats.kinds import FORMATS
 from yggdrasil.checkpoints.formats.rows import QuantisedRows
 from yggdrasil.checkpoints.packing import pack_linears
 from yggdrasil.native.arena import Arena

@@ -1,4 +1,4 @@
-"""GGUF's numbers for the formats that our kernels read, and the size of their blocks: no package needed to know them."""
+"""GGUF's numbers for the formats that our kernels read, and the sizes of their blocks."""
 
 from enum import IntEnum
 
