@@ -12,7 +12,7 @@ from attention_case import AttentionCase
 from tiny_pair import TEXT, TinyPair, make_pair
 
 from yggdrasil import native
-from yggdrasil.compiler.compiled import InProcessStep
+from yggdrasil.compiler.in_process import InProcessStep
 from yggdrasil.drafters import NGramDrafter
 from yggdrasil.engine.policy import FixedPolicy
 from yggdrasil.native import portable

@@ -7,6 +7,7 @@ Dims: W rows, S cache capacity.
 """
 
 import gc
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from time import perf_counter_ns
 from typing import Any, NamedTuple
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from yggdrasil.calibration.settings import PairSource
-from yggdrasil.compiler.compiled import Backend, Step, build_step, compile_in_process
+from yggdrasil.compiler.compiled import Backend, Step, build_step
 from yggdrasil.engine.opened import DTYPES, DtypeName
 from yggdrasil.errors import first_line
 from yggdrasil.runtime.cache import StaticCache
@@ -179,5 +180,18 @@ def _torch_step(
     if variant.compile_options is None:
         run: Callable[..., object] = module
     else:
-        run = compile_in_process(module, arguments, variant.compile_options)
+        run = _compile_in_process(module, arguments, variant.compile_options)
     return lambda: run(*arguments)
+
+
+def _compile_in_process(
+    module: nn.Module, inputs: Sequence[Tensor | list[Tensor]], options: Mapping[str, Any]
+) -> Callable[..., Sequence[Tensor]]:
+    """``module`` as one graph without breaks, compiled by TorchInductor when it is first called."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        exported = torch.export.export(module, tuple(inputs), strict=False)
+    compiled: Callable[..., Sequence[Tensor]] = torch.compile(
+        exported.module(), fullgraph=True, dynamic=False, options=dict(options)
+    )
+    return compiled

@@ -9,11 +9,11 @@ import hashlib
 import io
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from pathlib import Path
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -64,9 +64,6 @@ _INDUCTOR_OPTIONS = {
 }
 
 
-_GRAPH_OPTIONS = {"emulate_precision_casts": True, "triton.cudagraphs": False}  # we capture ourselves
-
-
 class BuildClock:
     """Nanoseconds spent on making steps ready, in all; so that a first use is not taken for a slow step."""
 
@@ -115,7 +112,9 @@ def build_step(
     ``prepare`` is called where it has to be compiled, before that.
     """
     flat = flatten(inputs)
-    if backend == "cudagraph" and flat[0].device.type == "cuda":
+    if backend == "cudagraph":
+        from yggdrasil.compiler.in_process import InProcessStep  # it knows our keys
+
         return InProcessStep(module, inputs, key)
     if backend != "inductor":
         return partial(_eager, module, inputs)
@@ -130,55 +129,6 @@ def build_step(
 def _eager(module: nn.Module, inputs: Sequence[Tensor | list[Tensor]]) -> Sequence[Tensor]:
     outputs: Sequence[Tensor] = module(*inputs)
     return outputs
-
-
-class InProcessStep:
-    """A step compiled by ``torch.compile`` when first called; run operator by operator where no compiler works.
-
-    A capture follows either way, so what the compiler adds is fused kernels, not fewer launches.
-    """
-
-    def __init__(self, module: nn.Module, inputs: Sequence[Tensor | list[Tensor]], key: StepKey) -> None:
-        self._module, self._inputs, self._key = module, inputs, key
-        self._run: Callable[..., Sequence[Tensor]] | None = None
-
-    def __call__(self) -> Sequence[Tensor]:
-        # NOTE: all graph modules share one code object, and Dynamo gives up on the ninth version of one.
-        with torch._dynamo.config.patch(recompile_limit=1 << 10, accumulated_recompile_limit=1 << 10):
-            return self._first_run() if self._run is None else self._run(*self._inputs)
-
-    @property
-    def is_compiled(self) -> bool:
-        """False where the step runs operator by operator (or has not run yet)."""
-        return self._run not in (None, self._module)
-
-    def _first_run(self) -> Sequence[Tensor]:
-        from torch._dynamo.exc import TorchDynamoException
-
-        start = perf_counter_ns()
-        try:
-            self._run = compile_in_process(self._module, self._inputs)
-            return self._run(*self._inputs)
-        except TorchDynamoException as error:
-            said = f"the step {self._key.step} of width {self._key.width} is not compiled and runs slower"
-            print(f"yggdrasil: {said}: {first_line(error)}", file=sys.stderr)  # noqa: T201
-            self._run = self._module
-            return _eager(self._module, self._inputs)
-        finally:
-            BuildClock.ns += perf_counter_ns() - start
-
-
-def compile_in_process(
-    module: nn.Module, inputs: Sequence[Tensor | list[Tensor]], options: Mapping[str, Any] = _GRAPH_OPTIONS
-) -> Callable[..., Sequence[Tensor]]:
-    """``module`` as one graph without breaks, compiled by TorchInductor when it is first called."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)
-        exported = torch.export.export(module, tuple(inputs), strict=False)
-    compiled: Callable[..., Sequence[Tensor]] = torch.compile(
-        exported.module(), fullgraph=True, dynamic=False, options=dict(options)
-    )
-    return compiled
 
 
 def ensure_compiled(

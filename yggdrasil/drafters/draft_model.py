@@ -1,6 +1,6 @@
 """A small language model as drafter: grows an Equal-Growth Tree with one compiled step a level."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -126,14 +126,14 @@ class DraftModel:
         self._place.write(root, self._first_leaf)
         self.runner.step("finish", width)()
 
-    def warm(self, depths: Sequence[int]) -> None:
-        """Record every draft of ``depths`` now. Only between requests: the recorded work runs once."""
+    def captures(self, depths: Sequence[int]) -> Iterator[Capture]:
+        """Every capture that drafts of ``depths`` launch; to be prepared between requests, as that runs them once."""
         for name, width in self.runner.defined:
             if name in ("prefill", "head"):
-                self.runner.captured(name, width).prepare()
+                yield self.runner.captured(name, width)
             elif name == "grow":
                 for depth in depths:
-                    self.draft(width, depth).prepare()
+                    yield self.draft(width, depth)
 
     def draft(self, width: int, depth: int) -> Capture:
         """All levels below a root as one capture; the place of the next level is counted on the device."""

@@ -1,6 +1,6 @@
 """Put an engine together from a target, a drafter if there is one, and the shapes it may use."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -9,6 +9,7 @@ import torch
 
 from yggdrasil.arguments import check_tokens
 from yggdrasil.compiler.compiled import Backend
+from yggdrasil.compiler.in_process import keep_code
 from yggdrasil.drafters.draft_model import DraftModel, identity_knots
 from yggdrasil.drafters.expansion import ExpansionDrafter
 from yggdrasil.drafters.heads.block_drafter import BlockDrafter
@@ -23,7 +24,7 @@ from yggdrasil.engine.engine import Engine
 from yggdrasil.engine.logit_target import LogitTarget
 from yggdrasil.engine.target import TargetModel
 from yggdrasil.errors import YggdrasilError
-from yggdrasil.runtime.graphs import Recorder
+from yggdrasil.runtime.graphs import Capture, Recorder
 from yggdrasil.runtime.loaded import LoadedModel
 from yggdrasil.runtime.runner import ModelRunner
 from yggdrasil.runtime.traced import HEAD_INPUT, RUNNERS_UP
@@ -120,7 +121,8 @@ class Assembly:
         What is asked for later (``logit_target``, ``expansion_drafter``) is built when it is made, before it decodes.
         """
         if isinstance(self.engine.target, CapturedTarget):
-            return  # steps are recorded when first used: a compilation in this process, which keeps its own time
+            self._capture(phase)
+            return
         for name, runner in (("target", self.target), ("drafter", self.drafter)):
             if runner is not None:
                 missing = sum(not runner.is_compiled(*step) for step in runner.defined)
@@ -136,18 +138,33 @@ class Assembly:
     def warm(self, needed: Sequence[tuple[str, str, int]] | None = None) -> None:
         """Build steps now instead of on first use: those listed as (runner, step, width), or all.
 
-        Captured steps are all recorded, drafts of every depth included.
+        Captured steps are all compiled and recorded, drafts of every depth included.
         """
         if isinstance(self.engine.target, CapturedTarget):
-            self.forget()
-            self.engine.target.warm()
-            if isinstance(self.engine.drafter, DraftModel):
-                self.engine.drafter.warm(range(1, self.shapes.max_depth + 1))
+            self._capture(silent)
             return
         for name, runner in (("target", self.target), ("drafter", self.drafter)):
             for step, width in runner.defined if runner is not None else ():
                 if runner is not None and (needed is None or (name, step, width) in needed):
                     runner.step(step, width)
+
+    def _capture(self, phase: Phase) -> None:
+        """Compile and record every step and every draft, and keep what was compiled for the next start."""
+        self.forget()
+        captures = list(self._captures())
+        if not all(capture.is_recorded for capture in captures):
+            report = phase("compiling and capturing steps of this GPU")
+            for number, capture in enumerate(captures, start=1):
+                capture.prepare()
+                report(number / len(captures))
+            keep_code()
+        self.forget()
+
+    def _captures(self) -> Iterator[Capture]:
+        if isinstance(self.engine.target, CapturedTarget):
+            yield from self.engine.target.captures.values()
+        if isinstance(self.engine.drafter, DraftModel):
+            yield from self.engine.drafter.captures(range(1, self.shapes.max_depth + 1))
 
 
 def assemble(

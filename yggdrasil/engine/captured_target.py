@@ -75,11 +75,6 @@ class CapturedTarget:
             runner.define("verify", width, VerifyStep(runner.call), inputs)
             self.captures["verify", width] = runner.recorder.capture(partial(self._verify, width))
 
-    def warm(self) -> None:
-        """Record every step now. Only between requests: the recorded work runs once."""
-        for capture in self.captures.values():
-            capture.prepare()
-
     @property
     def length(self) -> int:
         """Certain tokens in the cache."""

@@ -63,7 +63,9 @@ class StepCache(Cache):
     that asks it for lengths or masks is doing its own bookkeeping, and positions and masks come from the step.
     """
 
-    def __init__(self, keys: list[Tensor], values: list[Tensor], offsets: Tensor) -> None:
+    def __init__(
+        self, keys: Sequence[Tensor] | dict[int, Tensor], values: Sequence[Tensor] | dict[int, Tensor], offsets: Tensor
+    ) -> None:
         super().__init__(layers=[])
         self.step_keys, self.step_values, self.offsets = keys, values, offsets
         self.layers_attended = 0
@@ -72,6 +74,25 @@ class StepCache(Cache):
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: object, **__: object
     ) -> tuple[Tensor, Tensor]:
         return key_states, value_states
+
+    # ==== one layer's part, for compiling a layer by itself ====
+
+    def own_tensors(self, layer: int) -> list[Tensor]:
+        """The layer's keys and values."""
+        return [self.step_keys[layer], self.step_values[layer]]
+
+    def shared_tensors(self) -> list[Tensor]:
+        """The offsets."""
+        return [self.offsets]
+
+    def of_layer(self, layer: int, own: Sequence[Tensor], shared: Sequence[Tensor]) -> "StepCache":
+        """A cache that holds the keys and values of one layer."""
+        (offsets,), (keys, values) = shared, own
+        return StepCache({layer: keys}, {layer: values}, offsets)
+
+    def note_call(self) -> None:
+        """Count a layer that attends."""
+        self.layers_attended += 1
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return 0

@@ -5,20 +5,29 @@ and allocates what a capture may not. On other devices it stays the work itself,
 on, all of them.
 """
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from time import perf_counter_ns
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from yggdrasil.compiler.compiled import BuildClock
+from yggdrasil.compiler.in_process import noting_steps
+from yggdrasil.errors import YggdrasilError, first_line
 
 Launch = Callable[[], Sequence[Tensor]]
+Result = TypeVar("Result")
 
 
 class Capture:
-    """Work over tensors fixed at construction. Outputs are overwritten by the next call."""
+    """Work over tensors fixed at construction. Outputs are overwritten by the next call.
+
+    Work that fails when it first runs, or cannot be recorded, is tried again with its steps uncompiled; what then still
+    cannot be recorded is run instead of replayed. Each is said in one sentence.
+    """
 
     def __init__(self, run: Launch, recorder: "Recorder") -> None:
         self._run = run
@@ -31,16 +40,54 @@ class Capture:
             return self._replay()
         if not self._was_run:
             self._was_run = True
-            return self._recorder.run(self._run)
+            return _with_less(lambda: self._recorder.run(self._run))
         return self.prepare()()
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether a call replays."""
+        return self._replay is not None
 
     def prepare(self) -> Launch:
         """Record now; runs the work once, over whatever its inputs hold, if it never ran."""
         if not self._was_run:
             self()
         if self._replay is None:
-            self._replay = self._recorder.record(self._run)
+            try:
+                self._replay = _with_less(lambda: self._recorder.record(self._run))
+            except Exception as error:  # noqa: BLE001 - a driver, an allocator or a library may refuse a capture
+                sentence = f"a step cannot be captured and runs slower ({type(error).__name__}: {first_line(error)})"
+                print(f"yggdrasil: {sentence}", file=sys.stderr)  # noqa: T201
+                self._replay = lambda: self._recorder.run(self._run)
         return self._replay
+
+
+def _with_less(work: Callable[[], Result]) -> Result:
+    """``work()``, again with its steps uncompiled where it fails.
+
+    Raises:
+        YggdrasilError: the device's memory is full.
+    """
+    while True:
+        with noting_steps() as steps:
+            try:
+                return work()
+            except YggdrasilError:
+                raise
+            except Exception as error:
+                gave_way = [step.give_way(error) for step in steps]  # all of them
+                if not any(gave_way):
+                    if isinstance(error, torch.OutOfMemoryError):
+                        raise out_of_memory(error) from error
+                    raise
+
+
+def out_of_memory(error: Exception) -> YggdrasilError:
+    """The one sentence for a device whose memory is full."""
+    return YggdrasilError(
+        f"the GPU's memory is full ({first_line(error)[:160]}); take a smaller model or --max-length, or end other "
+        "programs that use the card"
+    )
 
 
 class Recorder:

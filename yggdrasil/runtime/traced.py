@@ -41,6 +41,10 @@ class StepModule(nn.Module):
 
     wide: ClassVar[tuple[int, ...]] = ()
 
+    def decoder_layers(self) -> Sequence[nn.Module]:
+        """Layers that may be compiled by themselves and called; none where the step is compiled as a whole."""
+        return ()
+
 
 class CallStep(StepModule, Generic[Call]):
     """A step around ``call``, which is traced with it."""
@@ -48,6 +52,9 @@ class CallStep(StepModule, Generic[Call]):
     def __init__(self, call: Call) -> None:
         super().__init__()
         self._call = call
+
+    def decoder_layers(self) -> Sequence[nn.Module]:
+        return self._call.decoder_layers if isinstance(self._call, ModelCall) else ()
 
 
 class ModelCall:
@@ -103,6 +110,11 @@ class ModelCall:
         own = (HEAD_INPUT, RUNNERS_UP)
         layers = [captured[layer] if layer in own else captured[layer][0] for layer in self.hidden_layers]
         return Forward(logits, wanted, layers)
+
+    @property
+    def decoder_layers(self) -> Sequence[nn.Module]:
+        """The model's layers, in order."""
+        return tuple(decoder_layers(self._loaded.model))
 
     def best_tokens(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """The greatest logit of each row, not-a-number where there is one, and its token, the lowest of a tie."""

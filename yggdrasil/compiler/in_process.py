@@ -1,0 +1,226 @@
+"""Steps compiled in this process, for capture into CUDA graphs: a graph for the step, one for each distinct layer.
+
+No Dynamo: graphs are traced once over fixed shapes and have no guards, so nothing is ever compiled a second time. What
+TorchInductor makes is kept on disk by card and versions, and carried from there by a later process.
+"""
+
+import hashlib
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import cache
+from pathlib import Path
+from time import perf_counter_ns
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from yggdrasil.artifacts.atomic import write_atomic
+from yggdrasil.artifacts.cache import cache_root
+from yggdrasil.compiler.compiled import BuildClock, StepKey
+from yggdrasil.errors import YggdrasilError, first_line
+
+Compiler = Callable[["Any", list[Tensor]], Callable[..., Sequence[Tensor]]]  # (graph, fake inputs) -> what runs
+_OPTIONS: dict[str, Any] = {
+    "emulate_precision_casts": True,  # round to the model's dtype after every operator, as eager does
+    "triton.cudagraphs": False,  # we capture ourselves
+}
+_UNCOMPILED = ("prefill",)  # wide rows: their time is in matrix products, which the compiler does not change
+
+
+def compile_by_inductor(graph: Any, inputs: list[Tensor], options: Mapping[str, Any] = _OPTIONS) -> Callable[..., Any]:
+    """TorchInductor's code for ``graph``, from its caches where it is there."""
+    from torch._guards import TracingContext, tracing
+    from torch._inductor.compile_fx import compile_fx
+
+    (mode,) = {tensor.fake_mode for tensor in inputs}  # type: ignore[attr-defined]
+    load_kept_code()
+    with tracing(TracingContext(mode)), torch.no_grad():
+        compiled: Any = compile_fx(graph, inputs, config_patches=dict(options))
+    return compiled  # type: ignore[no-any-return]
+
+
+def interpret(graph: Any, inputs: list[Tensor]) -> Callable[..., Any]:
+    """The traced graph as it is, operator by operator: the stand-in for a compiler, on any device."""
+    run: Callable[..., Any] = graph
+    return run
+
+
+_compiler: ContextVar[Compiler | None] = ContextVar("_compiler")
+_run_steps: "ContextVar[list[InProcessStep]]" = ContextVar("_run_steps")
+
+
+@contextmanager
+def compiling_by(compiler: Compiler | None) -> Iterator[None]:
+    """Compile steps that are made inside by ``compiler``, or not at all; else TorchInductor compiles those of a GPU."""
+    before = _compiler.set(compiler)
+    try:
+        yield
+    finally:
+        _compiler.reset(before)
+
+
+@contextmanager
+def noting_steps() -> "Iterator[list[InProcessStep]]":
+    """Yield a list of the steps that run inside, in order."""
+    steps: list[InProcessStep] = []
+    before = _run_steps.set(steps)
+    try:
+        yield steps
+    finally:
+        _run_steps.reset(before)
+
+
+class InProcessStep:
+    """A step compiled when first called or ``prepare``d; run operator by operator where that fails.
+
+    A capture follows either way, so what the compiler adds is fused kernels, not fewer launches.
+    """
+
+    def __init__(self, module: nn.Module, inputs: Sequence[Tensor | list[Tensor]], key: StepKey) -> None:
+        self._module, self._inputs = module, inputs
+        self.name = f"{key.step} of width {key.width or _width_of(inputs, module)}"
+        device = pytree.tree_leaves(list(inputs))[0].device
+        compiler = _compiler.get(compile_by_inductor if device.type == "cuda" else None)
+        self._compiler = None if key.step in _UNCOMPILED else compiler
+        self._run: Callable[[], Sequence[Tensor]] | None = None
+        self.is_compiled = False
+        self.build_ms = 0.0
+
+    def __call__(self) -> Sequence[Tensor]:
+        noted = _run_steps.get(None)
+        if noted is not None:
+            noted.append(self)
+        self.prepare()
+        assert self._run is not None
+        return self._run()
+
+    def prepare(self) -> None:
+        """Compile now; a failure is said in one sentence, and the step runs operator by operator."""
+        if self._run is not None:
+            return
+        start = perf_counter_ns()
+        try:
+            if self._compiler is not None:
+                self._run = self._compiled(self._compiler)
+                self.is_compiled = True
+        except YggdrasilError:
+            raise
+        except Exception as error:  # noqa: BLE001 - a compiler may raise anything
+            self.give_way(error)
+        finally:
+            self._run = self._run or self._eager
+            elapsed = perf_counter_ns() - start
+            self.build_ms = elapsed / 1e6
+            BuildClock.ns += elapsed
+
+    def give_way(self, error: BaseException) -> bool:
+        """Run operator by operator from now on, because of ``error``; False where it does so already."""
+        if self._run is not None and not self.is_compiled:
+            return False
+        _say(f"the step {self.name} runs uncompiled and so slower ({type(error).__name__}: {first_line(error)[:200]})")
+        self._run, self.is_compiled = self._eager, False
+        return True
+
+    @torch.no_grad()
+    def _eager(self) -> Sequence[Tensor]:
+        outputs: Sequence[Tensor] = self._module(*self._inputs)
+        return outputs
+
+    def _compiled(self, compiler: Compiler) -> Callable[[], Sequence[Tensor]]:
+        from yggdrasil.compiler.layer_calls import layer_runs, running, trace_step  # imports the tracer, a second
+
+        flat = pytree.tree_leaves(list(self._inputs))
+        step = trace_step(self._module, self._inputs)
+        graphs = [_compiled_once(traced, compiler) for traced in step.graphs]
+        whole = _compiled_once(step.traced, compiler)
+        taken = [flat[number] for number in step.traced.used]
+        if not step.graphs:
+            return lambda: whole(*taken)
+        layers: Sequence[nn.Module] = getattr(self._module, "decoder_layers")()  # noqa: B009 - any module's
+        runs = layer_runs(step, layers, flat, graphs)
+
+        def run() -> Sequence[Tensor]:
+            with running(runs):
+                return whole(*taken)
+
+        return run
+
+
+def _width_of(inputs: Sequence[Tensor | list[Tensor]], module: nn.Module) -> int:
+    wide = getattr(module, "wide", ())
+    return int(inputs[2 + wide[0]].shape[0]) if wide else 1
+
+
+_graphs: dict[tuple[Compiler, str], Callable[..., Sequence[Tensor]]] = {}
+
+
+def _compiled_once(traced: Any, compiler: Compiler) -> Callable[..., Sequence[Tensor]]:
+    """One compilation for all equal graphs of the process."""
+    from torch._subclasses import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    text = f"{traced.graph.code}\n{traced.shapes}"
+    key = compiler, hashlib.sha256(text.encode()).hexdigest()
+    if key not in _graphs:
+        with FakeTensorMode(shape_env=ShapeEnv()):
+            inputs = [shape.fake() for shape in traced.shapes]
+        _graphs[key] = compiler(traced.graph, inputs)
+    return _graphs[key]
+
+
+# ==== compiled code on disk ====
+
+
+def kept_code_folder() -> Path:
+    """Where TorchInductor's code for this card and these versions is kept, a file for each set of steps."""
+    from torch.utils._triton import get_triton_version
+
+    card = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+    facts = card, torch.__version__, torch.version.cuda, get_triton_version(), sys.version_info[:2]
+    return cache_root() / "captures" / hashlib.sha256(repr(facts).encode()).hexdigest()[:20]
+
+
+@cache
+def load_kept_code() -> int:
+    """Put kept code where TorchInductor looks for it, once a process; returns how many files there were."""
+    try:
+        paths = sorted(kept_code_folder().glob("*.bin"))
+    except (OSError, ImportError):
+        return 0
+    loaded = 0
+    for path in paths:
+        try:
+            loaded += torch.compiler.load_cache_artifacts(path.read_bytes()) is not None
+        except Exception as error:  # noqa: BLE001 - PyTorch's own format: whatever is wrong with it, it is made again
+            _say(f"{path} cannot be read and is compiled again ({first_line(error)[:200]})")
+            path.unlink(missing_ok=True)
+    return loaded
+
+
+def keep_code() -> Path | None:
+    """Write the code of all steps of this process to a file, if any of it was compiled here; else None."""
+    from torch._dynamo.utils import counters
+
+    if not counters["inductor"]["fxgraph_cache_miss"]:
+        return None
+    found = torch.compiler.save_cache_artifacts()
+    if found is None:
+        return None
+    content, info = found
+    name = hashlib.sha256(repr(sorted(info.inductor_artifacts)).encode()).hexdigest()[:20]
+    try:
+        path = kept_code_folder() / f"{name}.bin"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, content)
+    except (OSError, ImportError, YggdrasilError) as error:
+        _say(f"compiled steps could not be kept, the next start compiles them again: {first_line(error)}")
+        return None
+    return path
+
+
+def _say(sentence: str) -> None:
+    print(f"yggdrasil: {sentence}", file=sys.stderr)  # noqa: T201
