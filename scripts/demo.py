@@ -51,8 +51,7 @@ def open_model() -> tuple[engine.Decoder, list[Prompt]]:
         prompts = BUNDLED / "prompts.jsonl"
         return bundled_pair(prompts), read_prompts(prompts, len(COMPARED))
     with PhaseProgress() as progress:
-        # Kept even where it saves next to nothing, as beside four-bit weights of so small a model: it is to be seen.
-        decoder = Decoder.from_pretrained(file, drafter=DRAFTERS, keep_drafter=True, reporter=progress)
+        decoder = Decoder.from_pretrained(file, drafter=DRAFTERS, reporter=progress)
     say(f"Guesses come from {guessers(decoder.assembly.engine)}")
     by_id = {prompt.id: prompt for prompt in read_prompts(HELD_OUT_CHAT_PROMPTS, chat=True)}
     return decoder, [by_id[name] for name in COMPARED]

@@ -8,7 +8,6 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType
 
-from yggdrasil import pretrained
 from yggdrasil.artifacts import current_machine, list_plans, plan_path
 from yggdrasil.calibration.pair import build_assembly, usual_drafter_weights
 from yggdrasil.calibration.pipeline import _drafters_of
@@ -16,6 +15,8 @@ from yggdrasil.calibration.settings import PairSource
 from yggdrasil.checkpoints.facts import load_tokenizer
 from yggdrasil.checkpoints.source import Source
 from yggdrasil.drafters.options import CountsOptions, NGramOptions
+from yggdrasil.engine import naming, plan_lookup
+from yggdrasil.engine.plan_lookup import automatic_name
 from yggdrasil.engine.planned import planned_drafter
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.native import is_native
@@ -48,7 +49,7 @@ def plan(**changes):
 @pytest.fixture
 def save(tmp_path, monkeypatch):
     """Write a plan where plans are looked for, each newer than the one before; nothing else is found."""
-    monkeypatch.setattr(pretrained, "list_plans", lambda name=None: list_plans(name, [tmp_path]))
+    monkeypatch.setattr(plan_lookup, "list_plans", lambda name=None: list_plans(name, [tmp_path]))
     times = iter(range(1, 100))
 
     def write(made, name="mine"):
@@ -127,12 +128,15 @@ def test_drafter_and_dtype_decide_which(save):
     assert find_plan(TARGET, ["table"], None) == counted
 
 
-def test_a_drafter_that_was_tried_once_is_not_meant_where_none_is_named(save):
-    usual = f"{plan_name(TARGET.given)}-{TARGET.fingerprint()[:8]}-bfloat16"
-    tried = save(plan(), f"{usual}-ngram")
+def test_a_provisional_plan_serves_its_own_drafters_until_there_is_a_calibrated_one(save):
+    usual = automatic_name(TARGET, None, "bfloat16")
+    tried = save(plan(is_provisional=True), f"{usual}-ngram")
     assert find_plan(TARGET, None, None) is None
     assert find_plan(TARGET, ["ngram"], None) == tried
-    first = save(plan(drafters=[CountsOptions()]), usual)
+    calibrated = save(plan(drafters=[ModelRef("x", DRAFTER.fingerprint(), 1)]))
+    first = save(plan(drafters=[CountsOptions()], is_provisional=True), usual)
+    assert find_plan(TARGET, None, None) == calibrated, "whatever drafters it has"
+    calibrated.unlink()
     assert find_plan(TARGET, None, None) == first
 
 
@@ -144,9 +148,6 @@ def test_a_drafter_that_was_tried_once_is_not_meant_where_none_is_named(save):
         ((str(TINY / "target"),), {"drafter": b"ngram"}, "drafter is b'ngram'"),
         ((str(TINY / "target"),), {"drafter": 5}, "drafter is 5"),
         ((str(TINY / "target"),), {"dtype": "float16"}, "dtype must be one of"),
-        ((str(TINY / "target"),), {"keep_drafter": True}, "keep_drafter is for a draft model or a head"),
-        (("tiny",), {"keep_drafter": True}, "keep_drafter is for a draft model or a head"),
-        ((str(TINY / "target"),), {"keep_drafter": True, "drafter": ["text", "table"]}, "drafter names none"),
     ],
 )
 def test_what_names_no_model_or_drafter_is_refused(arguments, options, said):
@@ -180,33 +181,6 @@ def test_a_plan_that_left_a_drafter_out_is_found_for_it(save):
     assert find_plan(TARGET, [str(TARGET.folder), "table"], None) is None
 
 
-def test_a_drafter_that_is_to_be_kept_is_in_the_plan(save):
-    model, gave = ModelRef("x", DRAFTER.fingerprint(), 1), Expectation("mean", 1.5, 1.0, 1.2)
-    asked = [str(DRAFTER.folder), "table"]
-    usual = f"{plan_name(TARGET.given)}-{TARGET.fingerprint()[:8]}-bfloat16-{plan_name(asked[0])}-table"
-    without = save(plan(drafters=[CountsOptions()], left_out=LeftOut(model, gave, gave)), usual)
-    assert find_plan(TARGET, asked, None, keeps_drafter=True) is None
-
-    kept = save(plan(drafters=[model, CountsOptions()]), f"{usual}-kept")
-    assert find_plan(TARGET, asked, None, keeps_drafter=True) == kept
-    assert find_plan(TARGET, asked, None) == without, "whether it pays was measured"
-    named = save(plan(drafters=[model, CountsOptions()]), "named")
-    assert find_plan(TARGET, asked, None) == find_plan(TARGET, asked, None, keeps_drafter=True) == named
-
-
-@pytest.mark.parametrize("keeps", [True, False])
-def test_a_calibration_keeps_the_drafter_where_that_is_asked_for(keeps, save, monkeypatch, tmp_path):
-    calibrated = []
-    monkeypatch.setattr("yggdrasil.calibration.pipeline.calibrate", lambda made, _: calibrated.append(made) or tmp_path)
-    monkeypatch.setattr(pretrained, "in_fork", lambda work: work())
-    monkeypatch.setattr(Decoder, "from_plan", lambda plan, **_: plan)
-    drafters = (str(TINY / "drafter"), "table")
-
-    assert Decoder.from_pretrained(TINY / "target", drafter=drafters, keep_drafter=keeps) == tmp_path
-    assert calibrated[0].keeps_drafter == keeps
-    assert calibrated[0].name.endswith("-drafter-table-kept" if keeps else "-drafter-table")
-
-
 def test_a_damaged_plan_is_passed_over(save):
     first, second = save(plan()), save(plan(), "later")
     second.write_text(second.read_text()[:-40])
@@ -218,13 +192,47 @@ def test_what_names_a_plan_and_what_a_model(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "folder").mkdir()
     (tmp_path / "file.yaml").write_text("a plan")
+    (tmp_path / "copy").write_text("kind: plan\n")
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    monkeypatch.setattr(naming, "list_plans", lambda name=None: ["a plan"] if name == "some-name" else [])
 
-    assert is_plan("some-name")
-    assert is_plan("file.yaml")
-    assert is_plan("absent/plan.yaml")
+    for given in ("some-name", "file.yaml", "copy"):
+        assert is_plan(given), given
     for model in ("folder", "./folder", "owner/name", "model.gguf", str(tmp_path)):
         assert not is_plan(model), model
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("nothere.gguf", r"there is no file nothere.gguf; .*model files there: model.gguf"),
+        ("modle.gguf", r"did you mean model.gguf\?"),
+        ("sub/nothere.gguf", "there is no file sub/nothere.gguf"),
+        ("llama3", "there is no plan, folder or file llama3; .*plans: mine; a model is a folder"),
+        ("mein", r"did you mean mine\?"),
+        ("absent/plan.yaml", "there is no plan file absent/plan.yaml"),
+        ("./nowhere", "there is no folder or file ./nowhere"),
+        ("/nowhere/at/all", "there is no folder or file /nowhere/at/all"),
+        ("folder/model.safetensors", "one file of a checkpoint; give its folder, folder"),
+        ("weights.bin", "one file of a checkpoint; give its folder"),
+        ("notes.txt", "notes.txt is neither a model nor a plan; give a checkpoint folder, a .gguf file"),
+        ("notes", "notes is neither a model nor a plan"),
+    ],
+)
+def test_what_names_nothing_is_told_what_there_is(tmp_path, monkeypatch, given, said):
+    """Of plans their names alone: what processors they are for is no help here."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    for name in ("folder/model.safetensors", "weights.bin", "notes.txt", "notes"):
+        (tmp_path / name).write_text("text")
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    plan_path(tmp_path, "mine", current_machine()).parent.mkdir(parents=True)
+    plan_path(tmp_path, "mine", current_machine()).write_text("")
+    monkeypatch.setattr(naming, "list_plans", lambda name=None: list_plans(name, [tmp_path]))
+
+    with pytest.raises(YggdrasilError, match=said) as caught:
+        is_plan(given)
+    assert current_machine().cpu not in str(caught.value)
 
 
 def test_a_plan_is_called_after_its_model(tmp_path):
@@ -243,20 +251,23 @@ def test_prompts_that_are_shipped_are_chats_where_there_is_a_template():
 
 
 def test_a_plan_keeps_its_drafter_and_a_model_must_be_there(tmp_path):
-    (tmp_path / "plan.yaml").write_text("")
+    (tmp_path / "plan.yaml").write_text("kind: plan")
     with pytest.raises(YggdrasilError, match="has its drafter; calibrate for other/model, or give ngram"):
         Decoder.from_pretrained(tmp_path / "plan.yaml", drafter="other/model")
     with pytest.raises(YggdrasilError, match="calibrate for text and table, or give ngram"):
         Decoder.from_pretrained(tmp_path / "plan.yaml", drafter=["text", "table"])
     with pytest.raises(YggdrasilError, match=r"holds no config\.json"):
         Decoder.from_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(YggdrasilError, match="weights"):
+        Decoder.from_pretrained(tmp_path, chat=True)
     with pytest.raises(YggdrasilError, match="dtype must be one of bfloat16, float32"):
         Decoder.from_pretrained(tmp_path, dtype="int3")
 
 
-def test_a_chat_needs_a_template_before_anything_is_calibrated(monkeypatch):
+def test_a_chat_needs_a_template_before_anything_is_opened(monkeypatch):
     monkeypatch.setattr("yggdrasil.pretrained.find_plan", lambda *_: None)
-    monkeypatch.setattr("yggdrasil.pretrained._calibrate", lambda *_: pytest.fail("it was calibrated first"))
+    monkeypatch.setattr("yggdrasil.pretrained._first_use", lambda *_: pytest.fail("it was opened first"))
     with pytest.raises(YggdrasilError, match="has no chat template"):
         Decoder.from_pretrained(TINY / "target", chat=True)
 

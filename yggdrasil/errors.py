@@ -31,6 +31,10 @@ class ArgumentTypeError(YggdrasilError, TypeError):
     """A value of a kind that an argument cannot have."""
 
 
+class ContextFull(YggdrasilError):
+    """A prompt has as many tokens as the context holds, or more."""
+
+
 class ArtifactError(YggdrasilError):
     """A profile, predictor, plan or checkpoint on disk is missing, damaged, or does not fit what it is used with."""
 

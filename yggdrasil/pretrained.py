@@ -1,42 +1,50 @@
-"""A decoder from whatever names a model: a plan, or the model itself, calibrated quickly where no plan fits."""
+"""A decoder from whatever names a model: a plan, or the model itself, whether it was calibrated or not."""
 
-import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
-from yggdrasil.artifacts import current_machine, list_plans, resolve_plan, search_roots
+from yggdrasil.artifacts import (
+    check_weights,
+    current_machine,
+    plan_path,
+    predictor_directory,
+    resolve_plan,
+    search_roots,
+    shown,
+)  # fmt: skip
 from yggdrasil.artifacts.fork import in_fork
-from yggdrasil.artifacts.gguf import is_gguf
-from yggdrasil.artifacts.homes import expanded
 from yggdrasil.checkpoints.facts import load_tokenizer
 from yggdrasil.checkpoints.source import Source
 from yggdrasil.compiler.compiled import Backend
-from yggdrasil.compiler.packages import any_is_open
-from yggdrasil.drafters.named import FREE, NGRAM, USUAL, named_drafters, names_of
+from yggdrasil.drafters.named import NGRAM, TABLE, USUAL, named_drafters
 from yggdrasil.drafters.ngram import NGramDrafter
-from yggdrasil.drafters.shipped import whole_name
 from yggdrasil.engine import decoder as engine
+from yggdrasil.engine.kept_estimates import restore
+from yggdrasil.engine.naming import is_plan
 from yggdrasil.engine.opened import DtypeName
-from yggdrasil.errors import ArgumentTypeError, ArgumentValueError, ArtifactError, YggdrasilError
+from yggdrasil.engine.plan_lookup import automatic_name, find_plan, plan_name
+from yggdrasil.errors import ArgumentTypeError, ArgumentValueError, YggdrasilError
 from yggdrasil.prompts import PROBE, encode_chat, usual_prompts
 from yggdrasil.scheduling.plan import Plan
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
     from yggdrasil.calibration.reporter import Reporter
+    from yggdrasil.engine.build import Assembly
 
 
 class Decoder(engine.Decoder):
     """Decodes one request at a time with a fixed model, drafter, policy and set of shapes."""
 
     @classmethod
-    def from_pretrained(  # noqa: PLR0913 - one argument for each option
+    def from_pretrained(
         cls,
         source: str | Path,
         *,
         drafter: str | Path | Sequence[str] | None = None,
-        keep_drafter: bool = False,
         dtype: DtypeName | None = None,
         backend: Backend | None = None,
         force_machine: bool = False,
@@ -46,13 +54,12 @@ class Decoder(engine.Decoder):
     ) -> engine.Decoder:
         """Load a model (a folder, a GGUF file or a hub id), or what a plan's name or file names.
 
-        The model's plan for this machine is found by its content: the newest, or the newest with ``drafter`` ("text",
-        "table", "recycling", "ngram", "none", or another model; several guess in one tree). Where there is none a quick
-        calibration makes one in the user's cache first, and says so on standard error; ``reporter`` shows how far it
-        is. It leaves a model out that does not surely save time beside guesses that cost no pass, unless
-        ``keep_drafter``. With a plan, "ngram" stands in for its own drafter, and ``force_machine`` takes one of another
-        machine.
-        ``chat``: a model without a chat template is refused, before anything is compiled.
+        The model's calibrated plan for this machine is found by its content, whatever drafters it has; with ``drafter``
+        ("text", "table", "recycling", "ngram", "none", a model or a head; several draft one tree) the plan has those.
+        Where there is none, the first use times the model's steps for a few seconds, starts from shipped acceptance
+        statistics, and keeps both in the user's cache; answers refine them. ``reporter`` shows progress; without one,
+        lines go to standard error. With a plan, "ngram" replaces its drafters, and ``force_machine`` takes one of
+        another machine. ``chat``: a model without a chat template is refused before its weights are read.
 
         Raises:
             YggdrasilError: no such plan or model, or one that cannot be decoded with.
@@ -63,36 +70,28 @@ class Decoder(engine.Decoder):
             raise ArgumentTypeError(f"the model is {source!r}; it must be a name or a path")
         reporter = reporter or _Lines()
         drafters = _drafters_of(drafter)
-        if keep_drafter and named_drafters(drafters or USUAL).drafter is None:
-            raise ArgumentValueError("keep_drafter is for a draft model or a head, and drafter names none")
+        named_drafters(drafters or USUAL)  # names that do not go together
         if is_plan(source):
             if drafters not in (None, (NGRAM,)):
-                asked = " and ".join(drafters or ())
-                raise YggdrasilError(f"the plan {source} has its drafter; calibrate for {asked}, or give {NGRAM}")
-            tokenizer = load_tokenizer(_target_of(source, force_machine=force_machine)) if chat else None
-            if tokenizer is not None:
-                encode_chat(tokenizer, PROBE)
-            stand_in = NGramDrafter() if drafters else None
+                named = " and ".join(drafters or ())
+                raise YggdrasilError(f"the plan {source} has its drafter; calibrate for {named}, or give {NGRAM}")
             return cls.from_plan(
-                source,
-                dtype=dtype,
-                drafter=stand_in,
-                backend=backend,
-                force_machine=force_machine,
-                max_length=max_length,
-                tokenizer=tokenizer,
-                phase=reporter.phase,
-            )
+                source, dtype=dtype, drafter=NGramDrafter() if drafters else None, backend=backend,
+                force_machine=force_machine, max_length=max_length, phase=reporter.phase,
+                tokenizer=_chat_tokenizer(_target_of(source, force_machine=force_machine)) if chat else None,
+            )  # fmt: skip
         found = Source.find(source)
-        tokenizer = load_tokenizer(found) if chat else None
-        if tokenizer is not None:
-            encode_chat(tokenizer, PROBE)
-        plan = find_plan(found, drafters, dtype, keeps_drafter=keep_drafter)
-        if plan is None:
-            plan = _calibrated(found, drafters, dtype or "bfloat16", reporter, keeps_drafter=keep_drafter)
-        return cls.from_plan(
-            plan, target=found.given, backend=backend, max_length=max_length, tokenizer=tokenizer, phase=reporter.phase
+        if found.gguf is None:
+            check_weights(found.folder)
+        tokenizer = _chat_tokenizer(found) if chat else None
+        path = find_plan(found, drafters, dtype)
+        if path is None:
+            return _first_use(cls, found, drafters, dtype or "bfloat16", backend, max_length, reporter)
+        decoder = cls.from_plan(
+            path, target=found.given, backend=backend, max_length=max_length, tokenizer=tokenizer, phase=reporter.phase
         )
+        _keep_estimates(decoder, path)
+        return decoder
 
 
 def _drafters_of(given: object) -> tuple[str, ...] | None:
@@ -105,77 +104,16 @@ def _drafters_of(given: object) -> tuple[str, ...] | None:
     return tuple(map(str, given)) or None
 
 
+def _chat_tokenizer(source: "str | Source") -> "PreTrainedTokenizerBase":
+    """The tokenizer; YggdrasilError where it has no chat template."""
+    tokenizer = load_tokenizer(source)
+    encode_chat(tokenizer, PROBE)
+    return tokenizer
+
+
 def _target_of(plan: str | Path, *, force_machine: bool) -> str:
-    """Where the target of a plan lies."""
+    """The path of a plan's target."""
     return Plan.load(resolve_plan(plan, current_machine(), force=force_machine)).target.path()
-
-
-def is_plan(given: str | Path) -> bool:
-    """Whether this names a plan, not a model: a file that is no GGUF file, or a name that is no path."""
-    path = expanded(given)
-    if path.is_file() or path.suffix in (".yaml", ".yml"):
-        return not is_gguf(path)
-    is_name = path.name == str(given)
-    return is_name and (not path.is_dir() or bool(_listed(str(given))))
-
-
-def _listed(name: str) -> list[object]:
-    try:
-        return list(list_plans(name))
-    except ArtifactError:  # nothing that a plan may be called
-        return []
-
-
-def find_plan(
-    model: Source, drafters: Sequence[str] | None, dtype: DtypeName | None, *, keeps_drafter: bool = False
-) -> Path | None:
-    """The newest plan for this machine that decodes with just this model; None where there is none.
-
-    It has all ``drafters`` that are named, or has left them out because they do not pay unless ``keeps_drafter``, and
-    no model that is not. One on the blocks of a file as they are comes before any other.
-    """
-    machine, digits = current_machine(), model.fingerprint()
-    wanted = {name if name in FREE else Source.find(whole_name(name)).fingerprint() for name in drafters or ()}
-    fitting = []
-    for entry in list_plans():
-        try:
-            plan = Plan.load(entry.path) if entry.fits(machine) else None
-        except ArtifactError:
-            continue
-        if plan is None or plan.target.fingerprint != digits or _rounds(plan):
-            continue
-        if not wanted:  # one that was made for drafters that were tried once is not meant where none is named
-            is_meant = not entry.name.startswith(f"{_automatic_name(model, None, plan.dtype)}-")
-        else:
-            tried = _model_of(plan) if keeps_drafter else _considered(plan)
-            is_meant = _model_of(plan) <= wanted <= tried | names_of(plan.free)
-            is_meant &= keeps_drafter or entry.name != _automatic_name(model, drafters, plan.dtype, keeps_drafter=True)
-        if dtype in (None, plan.dtype) and is_meant:
-            fitting.append((plan.target.weights == "file", entry.path.stat().st_mtime_ns, entry.path))
-    return max(fitting)[-1] if fitting else None
-
-
-def _rounds(plan: Plan) -> bool:
-    """Whether a model of it is another than the one that was named: rounded when it is loaded."""
-    models = [plan.target] if plan.drafter is None else [plan.target, plan.drafter]
-    return any(model.weights not in ("full", "file") for model in models)
-
-
-def _model_of(plan: Plan) -> set[str]:
-    """The model that drafts, by its fingerprint."""
-    return set() if plan.drafter is None else {plan.drafter.fingerprint}
-
-
-def _considered(plan: Plan) -> set[str]:
-    """The model that drafts, or did not pay."""
-    return _model_of(plan) | (set() if plan.left_out is None else {plan.left_out.drafter.fingerprint})
-
-
-def plan_name(model: str | Path) -> str:
-    """What a plan of this model is called unless told otherwise: the last part of its place, as a name may be."""
-    path = expanded(model)
-    last = path.stem if is_gguf(path) else path.resolve().name if path.exists() else path.name
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", last).lstrip(".-") or "model"
 
 
 def shipped_prompts(model: str | Path | Source) -> tuple[Path, bool]:
@@ -183,68 +121,74 @@ def shipped_prompts(model: str | Path | Source) -> tuple[Path, bool]:
     return usual_prompts(load_tokenizer(model))
 
 
-def _calibrated(
-    model: Source, drafters: Sequence[str] | None, dtype: DtypeName, reporter: "Reporter", *, keeps_drafter: bool
-) -> Path:
-    """The plan that a calibration makes, in a fork: it takes twice the memory that decoding does.
+def _first_use(
+    cls: type[Decoder],
+    model: Source,
+    drafters: Sequence[str] | None,
+    dtype: DtypeName,
+    backend: Backend | None,
+    max_length: int | None,
+    reporter: "Reporter",
+) -> engine.Decoder:
+    """A decoder by a plan that is made within seconds and kept in the user's cache."""
+    from yggdrasil.calibration.first_use import first_plan, with_measured_costs
 
-    A fork has none of the threads that steps ran on: where some did, the calibration is done here.
-    """
-
-    def work() -> str:
-        try:
-            return str(_calibrate(model, drafters, dtype, reporter, keeps_drafter=keeps_drafter))
-        finally:
-            reporter.close()
-
-    return Path(work() if any_is_open() else in_fork(work))
-
-
-def _calibrate(
-    model: Source, drafters: Sequence[str] | None, dtype: DtypeName, reporter: "Reporter", *, keeps_drafter: bool
-) -> Path:
-    from yggdrasil.calibration.pair import usual_drafter_weights, usual_length
-    from yggdrasil.calibration.pipeline import calibrate
-    from yggdrasil.calibration.settings import FIRST, FIRST_WIDTHS, CalibrationSettings, PairSource
-    from yggdrasil.checkpoints.usual_weights import usual_weights  # brings transformers' models along
-    from yggdrasil.scheduling.plan import Shapes
-
-    print(  # noqa: T201
-        f"yggdrasil: no plan of this machine is for {model.given}; making one, once (`yggdrasil calibrate` makes a "
-        "better one)",
-        file=sys.stderr,
+    root, name = search_roots()[-1], automatic_name(model, drafters, dtype)
+    path = plan_path(root, name, current_machine())
+    if path.exists():
+        _say(f"{shown(path)} is damaged or of an older version; it is made anew")
+    _say(
+        f"first use of {model.given}: its steps are timed for a few seconds, and answers refine the estimates; "
+        f"`yggdrasil calibrate {model.given}` measures more and makes a predictor and an n-gram table"
     )
-    named = named_drafters(drafters or USUAL)
-    draft_widths, verify_widths = FIRST_WIDTHS
-    shapes = Shapes(
-        max_length=usual_length(model.given, named.drafter),
-        draft_widths=() if named.drafter is None else draft_widths,
-        verify_widths=(1,) if named.is_plain else verify_widths,
-    )
-    weights = usual_weights(model, dtype, "cpu"), usual_drafter_weights(named.drafter, dtype, "cpu")
-    pair = PairSource(model.given, named.drafter, dtype, 0, 0, shapes, *weights, free=named.free)
-    prompts, chat = shipped_prompts(model)
-    settings = CalibrationSettings(
-        pair, prompts, _automatic_name(model, drafters, dtype, keeps_drafter=keeps_drafter), search_roots()[-1], FIRST,
-        chat=chat, keeps_drafter=keeps_drafter,
+    if TABLE in (drafters or ()):
+        _say(f"there is no n-gram table of {model.given} yet; `yggdrasil calibrate` makes one")
+    plan, tokenizer = first_plan(model, named_drafters(drafters or USUAL), dtype, name, root)
+    folder = predictor_directory(root, name, current_machine())
+    decoder = cls.from_loaded(
+        plan, folder, backend=backend, max_length=max_length, tokenizer=tokenizer, phase=reporter.phase,
+        check=_check_attention,
     )  # fmt: skip
-    return calibrate(settings, reporter)
+    report = reporter.phase("timing steps")
+    decoder.use_costs(with_measured_costs(plan, decoder.assembly, tokenizer, report))
+    report(1.0)
+    assert decoder.plan is not None, "it was opened by one"
+    decoder.plan.save(path)
+    _keep_estimates(decoder, path)
+    return decoder
 
 
-def _automatic_name(
-    model: Source, drafters: Sequence[str] | None, dtype: DtypeName, *, keeps_drafter: bool = False
-) -> str:
-    """Of a plan that is made because there is none: one for every choice of drafters."""
-    named = "".join(f"-{plan_name(drafter)}" for drafter in drafters or ())
-    return f"{plan_name(model.given)}-{model.fingerprint()[:8]}-{dtype}{named}{'-kept' if keeps_drafter else ''}"
+def _keep_estimates(decoder: engine.Decoder, path: Path) -> None:
+    """Refine a provisional plan by what is decoded with it."""
+    if decoder.plan is not None and decoder.plan.is_provisional:
+        restore(path, decoder.plan, lambda state: None)
+        decoder.keep_estimates(path)
+
+
+def _check_attention(assembly: "Assembly") -> None:
+    """Compare tree attention with the models' own, in a fork, whose memory goes with it."""
+    from yggdrasil.runtime.selfcheck import check_tree_attention
+
+    def check() -> str:
+        check_tree_attention(assembly.target.loaded)
+        return "the same"
+
+    in_fork(check)
+
+
+def _say(sentence: str) -> None:
+    print(f"yggdrasil: {sentence}", file=sys.stderr, flush=True)  # noqa: T201
 
 
 class _Lines:
-    """Progress as one line a phase, for those who show none."""
+    """Progress as one line a phase, for callers without a reporter."""
 
     def phase(self, title: str) -> Callable[[float], None]:
-        print(f"yggdrasil: {title}", file=sys.stderr)  # noqa: T201
+        _say(title)
         return lambda _: None
 
     def close(self) -> None:
         """Nothing is open."""
+
+
+__all__ = ["Decoder", "find_plan", "is_plan", "plan_name", "shipped_prompts"]

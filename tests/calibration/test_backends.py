@@ -6,7 +6,8 @@ from tiny_pair import make_pair
 
 from yggdrasil.calibration.backends import ROUNDS, compare_backends, time_backends
 from yggdrasil.calibration.pair import sibling
-from yggdrasil.calibration.step_times import SAMPLE_COLUMNS, STREAK, timed_steps
+from yggdrasil.calibration.step_times import SAMPLE_COLUMNS, STREAK
+from yggdrasil.calibration.timed_steps import timed_steps
 from yggdrasil.engine.policy import PLAIN_POLICY
 
 CONTEXT = 20

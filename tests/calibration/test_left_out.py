@@ -8,7 +8,7 @@ import pytest
 
 from yggdrasil.calibration import pipeline
 from yggdrasil.calibration.guesses import OWN_TEXT
-from yggdrasil.calibration.settings import FIRST, CalibrationSettings, PairSource
+from yggdrasil.calibration.settings import QUICK, CalibrationSettings, PairSource
 from yggdrasil.drafters.options import CountsOptions, NGramOptions
 from yggdrasil.scheduling.plan import Expectation, LeftOut, ModelRef, Shapes, resolve_source
 
@@ -22,7 +22,7 @@ def settings(tmp_path):
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("".join(f'{{"prompt": "{text}"}}\n' for text in PROMPTS))
     pair = PairSource(TARGET, DRAFTER, "bfloat16", 0, 0, Shapes(), free=(NGramOptions(), CountsOptions(table=False)))
-    return CalibrationSettings(pair, prompts, "mine", tmp_path, FIRST)
+    return CalibrationSettings(pair, prompts, "mine", tmp_path, QUICK)
 
 
 @pytest.fixture

@@ -6,7 +6,8 @@ import pytest
 from tiny_pair import SHAPES, make_pair
 
 from yggdrasil.calibration.pair import sibling
-from yggdrasil.calibration.step_times import STREAK, roofline, time_steps, timed_steps
+from yggdrasil.calibration.step_times import STREAK, roofline, time_steps
+from yggdrasil.calibration.timed_steps import timed_steps
 from yggdrasil.engine.policy import PLAIN_POLICY
 
 ROUNDS = 2

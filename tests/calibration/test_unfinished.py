@@ -18,7 +18,7 @@ from yggdrasil.calibration.documents import usable_texts
 from yggdrasil.calibration.measure import COLUMNS
 from yggdrasil.calibration.pair import check_pair, usual_length
 from yggdrasil.calibration.passes import PASS
-from yggdrasil.calibration.settings import FIRST, CalibrationSettings, PairSource
+from yggdrasil.calibration.settings import QUICK, CalibrationSettings, PairSource
 from yggdrasil.calibration.work import keep_results, open_part, open_work, read_or_drop
 from yggdrasil.checkpoints.facts import load_tokenizer
 from yggdrasil.cli.calibrate import _shapes
@@ -47,7 +47,7 @@ def test_a_context_that_the_model_lacks_is_refused_and_not_cut():
 def test_unfinished_work_is_kept_for_the_same_calibration_and_dropped_when_damaged(tmp_path):
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("{}")
-    settings = CalibrationSettings(pair(), prompts, "mine", tmp_path, FIRST)
+    settings = CalibrationSettings(pair(), prompts, "mine", tmp_path, QUICK)
     work = open_work(settings)
     part = work / "part"
     part.write_text("whole")
@@ -67,7 +67,7 @@ def test_unfinished_work_is_kept_for_the_same_calibration_and_dropped_when_damag
 def test_work_of_other_versions_is_not_gone_on_with(tmp_path, monkeypatch):
     """The plan would name the versions here beside times that others took."""
     (prompts := tmp_path / "prompts.jsonl").write_text("{}")
-    settings = CalibrationSettings(pair(), prompts, "mine", tmp_path, FIRST)
+    settings = CalibrationSettings(pair(), prompts, "mine", tmp_path, QUICK)
     (open_work(settings) / "part").write_text("whole")
     monkeypatch.setattr("torch.__version__", "1.0")
 
@@ -76,7 +76,7 @@ def test_work_of_other_versions_is_not_gone_on_with(tmp_path, monkeypatch):
 
 def test_unfinished_work_on_another_disk_is_begun_anew_and_dropped_there(tmp_path):
     (prompts := tmp_path / "prompts.jsonl").write_text("{}")
-    settings = CalibrationSettings(pair(), prompts, "mine", tmp_path, FIRST)
+    settings = CalibrationSettings(pair(), prompts, "mine", tmp_path, QUICK)
     work = open_work(settings)
     shutil.rmtree(work)
     work.symlink_to(tmp_path / "disk")
@@ -96,7 +96,7 @@ def test_work_on_another_model_in_its_place_is_not_gone_on_with(tmp_path):
     model = tmp_path / "model"
     shutil.copytree(TARGET, model)
     (prompts := tmp_path / "prompts.jsonl").write_text("{}")
-    settings = CalibrationSettings(replace(pair(), target=str(model)), prompts, "mine", tmp_path, FIRST)
+    settings = CalibrationSettings(replace(pair(), target=str(model)), prompts, "mine", tmp_path, QUICK)
     (open_work(settings) / "part").write_text("whole")
     assert (open_work(settings) / "part").exists()
     weights = bytearray((model / "model.safetensors").read_bytes())
@@ -105,16 +105,16 @@ def test_work_on_another_model_in_its_place_is_not_gone_on_with(tmp_path):
     assert not (open_work(settings) / "part").exists()
 
 
-@pytest.mark.parametrize(("max_length", "kept", "written"), [(2048, 192, 48), (128, 71, 48), (64, 28, 27)])
+@pytest.mark.parametrize(("max_length", "kept", "written"), [(2048, 256, 64), (128, 60, 59), (64, 28, 27)])
 def test_a_short_context_is_shared_by_the_prompt_and_what_follows(tmp_path, max_length, kept, written):
-    settings = CalibrationSettings(pair(max_length=max_length, max_depth=8), TARGET_PROMPTS, "mine", tmp_path, FIRST)
+    settings = CalibrationSettings(pair(max_length=max_length, max_depth=8), TARGET_PROMPTS, "mine", tmp_path, QUICK)
     assert (settings.prompt_tokens, settings.tokens) == (kept, written)
     texts = usable_texts(read_prompts(TARGET_PROMPTS), load_tokenizer(TARGET), settings)
     assert max(map(len, texts)) == min(kept, 151)
 
 
 def test_a_context_without_room_is_refused(tmp_path):
-    settings = CalibrationSettings(pair(max_length=63, max_depth=8), TARGET_PROMPTS, "mine", tmp_path, FIRST)
+    settings = CalibrationSettings(pair(max_length=63, max_depth=8), TARGET_PROMPTS, "mine", tmp_path, QUICK)
     with pytest.raises(YggdrasilError, match="--max-length 63 leaves no room to calibrate in; give at least 64"):
         usable_texts(read_prompts(TARGET_PROMPTS), load_tokenizer(TARGET), settings)
 
@@ -208,7 +208,7 @@ def test_a_pair_that_is_refused_leaves_nothing_behind(tmp_path, monkeypatch):
     monkeypatch.setattr(pipeline, "build_assembly", refuse)
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"prompt": "The first of them"}\n' * 4)
-    settings = CalibrationSettings(pair(), prompts, "mine", tmp_path / "root", FIRST)
+    settings = CalibrationSettings(pair(), prompts, "mine", tmp_path / "root", QUICK)
 
     with pytest.raises(YggdrasilError, match="not this pair"):
         pipeline.calibrate(settings, None)

@@ -89,7 +89,6 @@ def test_the_head_that_it_asks_for_guesses(demo, pair, monkeypatch, tmp_path):
     assert demo.open_model()[0] is decoder
     assert asked["file"] == tmp_path / "model.gguf"
     assert asked["drafter"] == demo.DRAFTERS
-    assert asked["keep_drafter"], "what pays little is left out otherwise"
     assert said == [f"Guesses come from {guessers(decoder.assembly.engine)}"]
 
 

@@ -19,12 +19,23 @@ _PACKAGE_ROOT = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True, slots=True)
 class PlanEntry:
-    """A plan on disk. ``machine`` is None where the file does not say what it was made on."""
+    """A plan on disk. Its file is read only when its content is asked for: listing many plans stays quick."""
 
     name: str
     slug: str
     path: Path
-    machine: Machine | None
+
+    @property
+    def machine(self) -> Machine | None:
+        """The machine the plan was made on, read from the file; None where the file is damaged or does not say."""
+        return _machine_of(self.path)
+
+    def mentions(self, text: str) -> bool:
+        """Whether the file contains ``text``: a quick check before it is parsed. False where it cannot be read."""
+        try:
+            return text.encode() in self.path.read_bytes()
+        except OSError:
+            return False
 
     def fits(self, machine: Machine) -> bool:
         """Whether the plan was made on a machine with the same timings."""
@@ -32,8 +43,8 @@ class PlanEntry:
 
     def describe(self) -> str:
         """Return one line for a person: the machine and the path."""
-        machine = self.slug if self.machine is None else self.machine.describe()
-        return f"{self.name} for {machine} [{shown(self.path)}]"
+        machine = self.machine
+        return f"{self.name} for {self.slug if machine is None else machine.describe()} [{shown(self.path)}]"
 
 
 def validate_name(name: str) -> str:
@@ -97,7 +108,7 @@ def profile_beside(plan: Path, predictor: Path) -> Path:
 def list_plans(name: str | None = None, roots: Sequence[Path] | None = None) -> list[PlanEntry]:
     """Return the plans there are, of one name or of all, by root, name and slug; an earlier root hides a later one.
 
-    A plan whose content cannot be read is listed too, without its machine; a root that may not be looked into has none.
+    Files are found, not read: a damaged plan is listed too. A root that may not be looked into has none.
     """
     pattern = "*" if name is None else validate_name(name)
     entries: dict[tuple[str, str], PlanEntry] = {}
@@ -105,7 +116,7 @@ def list_plans(name: str | None = None, roots: Sequence[Path] | None = None) -> 
         for path in _files(root / "plans", f"{pattern}/*.yaml"):
             key = (path.parent.name, path.stem)
             if key not in entries and not any(part.startswith(".") for part in key):
-                entries[key] = PlanEntry(*key, path=path, machine=_machine_of(path))
+                entries[key] = PlanEntry(*key, path=path)
     return list(entries.values())
 
 

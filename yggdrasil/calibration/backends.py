@@ -17,7 +17,8 @@ from collections.abc import Callable
 import pandas as pd
 
 from yggdrasil.calibration.pair import sibling
-from yggdrasil.calibration.step_times import time_steps, timed_steps
+from yggdrasil.calibration.step_times import time_steps
+from yggdrasil.calibration.timed_steps import timed_steps
 from yggdrasil.engine.build import Assembly
 
 ROUNDS = 5

@@ -10,7 +10,7 @@ from time import perf_counter_ns
 import pandas as pd
 import torch
 
-from yggdrasil.calibration.step_times import timed_steps
+from yggdrasil.calibration.timed_steps import timed_steps
 from yggdrasil.engine.build import Assembly
 from yggdrasil.native.one_thread import one_thread
 from yggdrasil.profiling.roofline import wait_for

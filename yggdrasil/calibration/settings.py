@@ -115,9 +115,7 @@ class Effort:
 
 QUICK = Effort(documents=20, tokens=64, contexts=(128,), samples=8, own_text=60.0, backends=False)
 QUICK_WIDTHS = (1, 2, 4), (1, 2, 4, 6, 8, 16, 32)  # draft and verify widths
-# What a model is decoded with that nobody calibrated.
-FIRST = Effort(documents=6, tokens=48, prompt_tokens=192, contexts=(128,), samples=6, own_text=0.0, backends=False)
-FIRST_WIDTHS = (1, 2, 4), (1, 2, 4, 6, 8, 16)
+FIRST_WIDTHS = (1, 2, 4), (1, 2, 4, 6, 8, 16)  # of a model that nobody calibrated
 
 
 @dataclass(frozen=True)

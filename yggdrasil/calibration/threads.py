@@ -7,14 +7,17 @@ and a whole eager pass of a small model is mostly Python, in whose noise a threa
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from time import perf_counter_ns
+from typing import TYPE_CHECKING
 
-import pandas as pd
 import torch
 
 from yggdrasil.checkpoints.formats.layers import QuantisedLinear
 from yggdrasil.checkpoints.packing import PackedLinear
 from yggdrasil.native.one_thread import one_thread
 from yggdrasil.runtime.loaded import LoadedModel
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 COLUMNS = ("model", "threads", "width", "round", "ms")
 WIDTHS = (1, 8)
@@ -35,8 +38,10 @@ def thread_counts(cores: int) -> list[int]:
 
 
 @torch.inference_mode()
-def time_threads(loaded: LoadedModel, name: str, counts: Sequence[int]) -> pd.DataFrame:
+def time_threads(loaded: LoadedModel, name: str, counts: Sequence[int]) -> "pd.DataFrame":
     """Milliseconds of all linear layers for ``WIDTHS`` rows by number of threads, in turns; columns ``COLUMNS``."""
+    import pandas as pd  # not when a decoder is opened
+
     runs = {(count, width): _pass(loaded, count, width) for count in counts for width in WIDTHS}
     rows = []
     with one_thread():
@@ -52,7 +57,7 @@ def time_threads(loaded: LoadedModel, name: str, counts: Sequence[int]) -> pd.Da
     return pd.DataFrame(rows, columns=list(COLUMNS))
 
 
-def best_threads(samples: pd.DataFrame) -> int:
+def best_threads(samples: "pd.DataFrame") -> int:
     """The most threads with which the widths together take ``NEARLY`` the least."""
     medians = samples.groupby(["threads", "width"])["ms"].median().groupby("threads").sum()
     return int(medians.index[medians <= NEARLY * medians.min()].max())

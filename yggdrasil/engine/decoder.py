@@ -1,11 +1,11 @@
 """The public face: a decoder of one target, by a plan or by an assembly and a policy."""
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from threading import Lock
-from typing import Unpack, get_args
+from typing import Unpack
 from weakref import finalize
 
 from transformers import PreTrainedTokenizerBase
@@ -20,23 +20,26 @@ from yggdrasil.drafters.counts import TABLE_FILE, CountsDrafter
 from yggdrasil.drafters.growing import GrowingTable, grown_file
 from yggdrasil.drafters.protocol import Drafter, FreeDrafter, each_of
 from yggdrasil.drafters.table import Table
-from yggdrasil.engine.apart import compile_missing
+from yggdrasil.engine.apart import compile_missing, missing_shares
 from yggdrasil.engine.build import Assembly, Phase, silent
 from yggdrasil.engine.deciding import HostDecisions, PolicyPerSetting, Prepared, decides_on_device
-from yggdrasil.engine.opened import DtypeName, opened
-from yggdrasil.engine.options import RequestOptions, RequestSettings
+from yggdrasil.engine.kept_estimates import KeptEstimates
+from yggdrasil.engine.opened import DtypeName, check_opening, opened
+from yggdrasil.engine.options import RequestOptions, RequestSettings, check_prompt_tokens
+from yggdrasil.engine.planned import planned_policy
 from yggdrasil.engine.policy import PLAIN_POLICY, Policy
 from yggdrasil.engine.request import Generation, Request
 from yggdrasil.engine.scoring import score
 from yggdrasil.engine.text import TextStream
-from yggdrasil.engine.trace import DecodingReport
+from yggdrasil.engine.trace import DecodingReport, Trace
 from yggdrasil.engine.turns import Turns
-from yggdrasil.errors import ArgumentTypeError, ArgumentValueError, YggdrasilError
+from yggdrasil.errors import ArgumentTypeError, YggdrasilError
 from yggdrasil.predictor.bundle import Learned
 from yggdrasil.prompts import Message, Messages, encode_chat, encode_prompt
 from yggdrasil.runtime.parity import read_tolerance
 from yggdrasil.runtime.room import give_back
 from yggdrasil.scheduling.plan import Plan, Shapes, check_plan, portable_source
+from yggdrasil.tree.objective import least_useful
 
 
 class Decoder:
@@ -56,6 +59,7 @@ class Decoder:
         self.learned: Learned | None = None  # of the plan's drafter
         self._folder: Path | None = None  # of what the plan's drafters have learned
         self._growing: GrowingTable | None = None
+        self._estimates: KeptEstimates | None = None
         self.tolerance: float | None = None  # logits, from ``yggdrasil parity``; None where it was never measured
         self._turns, self._preparing = Turns(), Lock()
         self._policies = PolicyPerSetting()
@@ -88,7 +92,7 @@ class Decoder:
         Raises:
             YggdrasilError: the plan, the checkpoints or the machine do not fit each other.
         """
-        _check_arguments(plan, dtype, drafter, target)
+        check_opening(plan, dtype, drafter, target)
         machine = current_machine()
         path = resolve_plan(plan, machine, force=force_machine)
         loaded_plan = Plan.load(path)
@@ -96,18 +100,56 @@ class Decoder:
         if target is not None:
             moved = replace(loaded_plan.target, source=portable_source(target))
             loaded_plan = replace(loaded_plan, target=moved)
-        folder = path.parent / loaded_plan.predictor
-        learned = None if loaded_plan.drafter is None else Learned.load(folder)
+        return cls.from_loaded(
+            loaded_plan, path.parent / loaded_plan.predictor, dtype=dtype, drafter=drafter, backend=backend,
+            max_length=max_length, tokenizer=tokenizer, phase=phase,
+        )  # fmt: skip
+
+    @classmethod
+    def from_loaded(  # noqa: PLR0913 - one argument for each option
+        cls,
+        plan: Plan,
+        folder: Path,
+        *,
+        dtype: DtypeName | None = None,
+        drafter: Drafter | FreeDrafter | None = None,
+        backend: Backend | None = None,
+        max_length: int | None = None,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        phase: Phase = silent,
+        check: Callable[[Assembly], None] | None = None,
+    ) -> "Decoder":
+        """As ``from_plan``, for a plan in memory whose drafters' learned files lie in ``folder``.
+
+        ``check`` is called before steps are compiled, where some are missing.
+
+        Raises:
+            YggdrasilError: the plan and the checkpoints do not fit each other.
+        """
+        learned = None if plan.drafter is None or plan.is_provisional else Learned.load(folder)
         longest = None if max_length is None else check_integer("max_length", max_length, 2)
-        decoder = cls(
-            *opened(loaded_plan, folder, learned, dtype or loaded_plan.dtype, drafter, backend, longest, tokenizer)
-        )
-        decoder.plan, decoder.learned, decoder._folder = loaded_plan, learned, folder
-        decoder.tolerance = read_tolerance(folder, dtype or loaded_plan.dtype)
+        decoder = cls(*opened(plan, folder, learned, dtype or plan.dtype, drafter, backend, longest, tokenizer))
+        decoder.plan, decoder.learned, decoder._folder = plan, learned, folder
+        decoder.tolerance = read_tolerance(folder, dtype or plan.dtype)
         give_back()
+        if check is not None and missing_shares(decoder.assembly):
+            check(decoder.assembly)
         compile_missing(decoder.assembly, phase)
         decoder.assembly.complete(phase)
         return decoder
+
+    def use_costs(self, plan: Plan) -> None:
+        """Decide by the costs of ``plan``, which differs from the decoder's own in nothing else; before any request."""
+        self.plan = plan
+        self.policy = planned_policy(plan, self.learned, drafts=self.assembly.second is not None)
+        if (counts := self._counts()) is not None:
+            counts.leave_out_below(least_useful(entry.steps() for entry in plan.costs))
+
+    def keep_estimates(self, path: Path) -> None:
+        """Refine the provisional plan in the file ``path`` by what requests show, and keep that for the next start."""
+        assert self.plan is not None, "the decoder was opened by the plan"
+        self._estimates = KeptEstimates(path, self.plan, dict)
+        finalize(self, self._estimates.save)
 
     def generate(self, prompt: str | Sequence[int], **options: Unpack[RequestOptions]) -> Generation:
         """Decode to the end; what the target alone would give, unless ``speculation`` names a lossy rule."""
@@ -145,8 +187,15 @@ class Decoder:
                 before=() if settings.begins_turn else tokens, keeps_special=settings.keeps_special,
             )  # fmt: skip
             prepared = self._prepare(tokens, settings.sampling, settings.speculation, eos)
-        ended = None if self._growing is None or not settings.speculation.is_lossless else self._growing.add
+        ended = self._has_ended if settings.speculation.is_lossless else None
         return Request(self._turns, tokens, stream, prepared, wait=settings.wait, watch=settings.watch, ended=ended)
+
+    def _has_ended(self, prompt: list[int], answer: list[int], trace: Trace) -> None:
+        """Learn from a request by a lossless rule."""
+        if self._growing is not None:
+            self._growing.add(prompt, answer)
+        if self._estimates is not None:
+            self._estimates.add(trace)
 
     def score(self, prompt: str | Sequence[int], top: int = 0) -> Iterator[list[TokenLogprobs]]:
         """Log-probabilities of a prompt's tokens but the first, pass by pass, each with the ``top`` likeliest there."""
@@ -235,18 +284,7 @@ class Decoder:
         tokens = (
             encode_prompt(self.tokenizer, prompt) if isinstance(prompt, str) else check_tokens("the prompt", prompt)
         )
-        limit = self.assembly.engine.max_length
-        if not tokens:
-            raise YggdrasilError("the prompt is empty; give at least one token of text")
-        if len(tokens) >= limit:
-            raise YggdrasilError(
-                f"the prompt has {len(tokens)} tokens, the context holds {limit}; shorten the prompt, or decode with "
-                "a larger max_length (--max-length) if the model allows it"
-            )
-        vocab_size = self.assembly.target.call.vocab_size
-        wrong = next((token for token in tokens if not 0 <= token < vocab_size), None)
-        if wrong is not None:
-            raise YggdrasilError(f"the prompt holds token {wrong}, the vocabulary ends at {vocab_size - 1}")
+        check_prompt_tokens(tokens, self.assembly.engine.max_length, self.assembly.target.call.vocab_size)
         return tokens
 
     def encode_chat(self, messages: Messages) -> list[int]:
@@ -257,23 +295,6 @@ class Decoder:
         """
         with self._preparing:
             return self.encode(encode_chat(self.tokenizer, messages))
-
-
-def _check_arguments(plan: object, dtype: object, drafter: object, target: object) -> None:
-    """Refuse what no plan can be opened with, before anything is read."""
-    if not isinstance(plan, str | Path):
-        raise ArgumentTypeError(f"the plan is {plan!r}; it must be a name or a path")
-    if target is not None and not isinstance(target, str | Path):
-        raise ArgumentTypeError(f"target is {target!r}; it must be the place of a model")
-    if dtype is not None and dtype not in get_args(DtypeName):
-        raise ArgumentValueError(f"dtype must be one of {', '.join(get_args(DtypeName))}, not {dtype!r}")
-    ways = ("plant", "fill") if hasattr(drafter, "plant") else ("hidden_layers", "head", "grow")
-    lacking = [name for name in ("name", "begin", "extend", *ways) if not hasattr(drafter, name)]
-    if drafter is not None and lacking:
-        raise ArgumentTypeError(
-            f"drafter is {drafter!r}, which lacks {', '.join(lacking)}; give an object that drafts (docs/drafters.md), "
-            "or leave it out for the plan's"
-        )
 
 
 __all__ = ["Decoder", "Generation", "Request", "Shapes"]

@@ -121,6 +121,8 @@ class Engine:
         decision, rested = state.promise
         state = state.following()
         # An iteration that loaded a step, and then ran it for the first time, says nothing of what the next costs.
+        if self._times_passes and BuildClock.ns == built:
+            trace.note_pass(pass_ns)
         if learner is not None and BuildClock.ns == built:
             elapsed_ms, pass_ms = (perf_counter_ns() - start) / 1e6, pass_ns / 1e6 if self._times_passes else None
             learner.settle(decision, len(certain.tokens), elapsed_ms, rested=rested, pass_ms=pass_ms)

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ from yggdrasil.engine.planned import (
     planned_policy,
 )  # fmt: skip
 from yggdrasil.engine.policy import Policy
-from yggdrasil.errors import YggdrasilError
+from yggdrasil.errors import ArgumentTypeError, ArgumentValueError, YggdrasilError
 from yggdrasil.predictor.bundle import Learned
 from yggdrasil.runtime.loaded import LoadedModel
 from yggdrasil.runtime.room import check_room
@@ -83,3 +83,20 @@ def opened(
     backend = backend or default_backend(device)
     assembly = assemble(target, second, shapes, backend, knots=knots, stages=plan.stages, free=together(free))
     return Opened(assembly, tokenizer, policy, end_tokens(str(source.folder), target.outline.eos, tokenizer))
+
+
+def check_opening(plan: object, dtype: object, drafter: object, target: object) -> None:
+    """Refuse what no plan can be opened with, before anything is read."""
+    if not isinstance(plan, str | Path):
+        raise ArgumentTypeError(f"the plan is {plan!r}; it must be a name or a path")
+    if target is not None and not isinstance(target, str | Path):
+        raise ArgumentTypeError(f"target is {target!r}; it must be the place of a model")
+    if dtype is not None and dtype not in get_args(DtypeName):
+        raise ArgumentValueError(f"dtype must be one of {', '.join(get_args(DtypeName))}, not {dtype!r}")
+    ways = ("plant", "fill") if hasattr(drafter, "plant") else ("hidden_layers", "head", "grow")
+    lacking = [name for name in ("name", "begin", "extend", *ways) if not hasattr(drafter, name)]
+    if drafter is not None and lacking:
+        raise ArgumentTypeError(
+            f"drafter is {drafter!r}, which lacks {', '.join(lacking)}; give an object that drafts (docs/drafters.md), "
+            "or leave it out for the plan's"
+        )

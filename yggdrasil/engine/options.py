@@ -8,7 +8,7 @@ from yggdrasil.acceptance.sampling import GREEDY, SamplingParams
 from yggdrasil.acceptance.speculation import DEFAULT, OFF, Speculation
 from yggdrasil.arguments import check_flag, check_integer, check_texts
 from yggdrasil.engine.seen import Watch
-from yggdrasil.errors import ArgumentTypeError
+from yggdrasil.errors import ArgumentTypeError, ContextFull, YggdrasilError
 
 
 class RequestOptions(TypedDict, total=False):
@@ -69,3 +69,17 @@ class RequestSettings:
         for name, kind in (("speculation", Speculation), ("sampling", SamplingParams)):
             if not isinstance(getattr(self, name), kind):
                 raise ArgumentTypeError(f"{name} is {getattr(self, name)!r}; it must be a {kind.__name__} object")
+
+
+def check_prompt_tokens(tokens: Sequence[int], limit: int, vocab_size: int) -> None:
+    """Refuse a prompt that is empty, fills a context of ``limit`` tokens or holds what is no token."""
+    if not tokens:
+        raise YggdrasilError("the prompt is empty; give at least one token of text")
+    if len(tokens) >= limit:
+        raise ContextFull(
+            f"the prompt has {len(tokens)} tokens, the context holds {limit}; shorten the prompt, or decode with "
+            "a larger max_length (--max-length) if the model allows it"
+        )
+    wrong = next((token for token in tokens if not 0 <= token < vocab_size), None)
+    if wrong is not None:
+        raise YggdrasilError(f"the prompt holds token {wrong}, the vocabulary ends at {vocab_size - 1}")

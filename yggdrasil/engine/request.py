@@ -42,14 +42,14 @@ class Request:
         *,
         wait: bool,
         watch: Watch | None = None,
-        ended: Callable[[list[int], list[int]], None] | None = None,
+        ended: Callable[[list[int], list[int], Trace], None] | None = None,
     ) -> None:
         self._turns = turns
         self._prompt = prompt
         self._stream = stream
         self._prepared = prepared
         self._wait = wait
-        self._ended = ended  # told prompt and answer, however the request ends
+        self._ended = ended  # told prompt, answer and trace, however the request ends
         self._trace = Trace(watch=watch)
         self._has_begun = False
         self._iterators: WeakSet[Generator[str, None, None]] = WeakSet()
@@ -70,7 +70,7 @@ class Request:
                 yield from prepared.engine.decode(self._prompt, self._stream, prepared.policy, self._trace)
             finally:
                 if self._ended is not None:
-                    self._ended(self._prompt, self._stream.tokens)
+                    self._ended(self._prompt, self._stream.tokens, self._trace)
 
     @property
     def tokens(self) -> Sequence[int]:

@@ -42,6 +42,8 @@ class Trace:
     predicted_ms: float = 0.0  # of all iterations, by the plan's costs
     reused_tokens: int = 0  # of the prompt, whose rows the cache held from an earlier request
     watch: Callable[[Any], None] | None = None  # is told of each iteration's tree (a ``SeenTree``)
+    passes: Counter[int] = field(default_factory=Counter)  # of the target that were timed, by their width
+    passes_ns: Counter[int] = field(default_factory=Counter)  # what those of a width took together
     prefill_ns: int = 0
     decode_ns: int = 0
 
@@ -61,6 +63,12 @@ class Trace:
             self.accepted += tokens - 1
             for depth in range(1, tokens):
                 self.accepted_by_depth[depth] += 1
+
+    def note_pass(self, nanoseconds: int) -> None:
+        """The target's pass of the last iteration took so long."""
+        width = self.last_shape.verify_width if self.last_shape.depth else 1
+        self.passes[width] += 1
+        self.passes_ns[width] += nanoseconds
 
     def call_plain(self, verified_ns: int) -> None:
         """The last pass was a plain step: what verification has taken beyond ``verified_ns`` is no verification."""

@@ -199,6 +199,7 @@ class Plan:
     search: SearchResult | None = None  # where a schedule search chose the stages
     left_out: LeftOut | None = None
     draft_vocabulary: int | None = None  # of a head: tokens that it drafts among, kept beside; None: all that it can
+    is_provisional: bool = False  # made at a model's first use, not by a calibration
 
     def __post_init__(self) -> None:
         check_order(self.stages)

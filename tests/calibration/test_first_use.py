@@ -1,0 +1,123 @@
+"""A model that nobody calibrated: timed within seconds, it decodes what it alone would, and what it shows is kept."""
+
+import pytest
+from calibrated_pair import write_pair
+
+from yggdrasil.artifacts import current_machine, list_plans
+from yggdrasil.calibration import first_use
+from yggdrasil.engine.kept_estimates import KeptEstimates, refined, state_file
+from yggdrasil.engine.trace import Trace
+from yggdrasil.pretrained import Decoder
+from yggdrasil.scheduling.plan import Costs, Plan
+from yggdrasil.tree.shape import PLAIN_STEP, TreeShape
+
+PROMPT = "the only way, on an inner tour. the only way"
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    return write_pair(tmp_path_factory.mktemp("pair"))
+
+
+@pytest.fixture
+def user_cache(tmp_path, monkeypatch):
+    """An empty cache of plans; nothing is found elsewhere."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def opened(model, **options):
+    return Decoder.from_pretrained(model, dtype="float32", backend="eager", **options)
+
+
+def kept_plan():
+    (entry,) = [entry for entry in list_plans() if entry.fits(current_machine()) and "target" in entry.name]
+    return entry.path
+
+
+@pytest.mark.parametrize("drafter", [None, "draft model"])
+def test_a_first_use_times_the_steps_and_decodes_what_the_model_alone_would(models, user_cache, capsys, drafter):
+    target, draft_model = models
+    decoder = opened(target, drafter=None if drafter is None else [str(draft_model), "text"])
+    said = capsys.readouterr().err
+
+    assert f"first use of {target}" in said
+    assert f"`yggdrasil calibrate {target}`" in said
+    plan = Plan.load(kept_plan())
+    assert plan.is_provisional
+    assert (plan.drafter is not None) == (drafter is not None)
+    (costs,) = plan.costs
+    assert costs.plain_ms != first_use._ASSUMED_MS
+    assert set(costs.verify_ms) == set(plan.shapes.verify_widths)
+    assert set(costs.draft_ms) == set(plan.shapes.draft_widths)
+    answer = decoder.generate(PROMPT, max_new_tokens=40)
+    assert answer.tokens == decoder.generate(PROMPT, max_new_tokens=40, speculation=False).tokens
+    assert answer.metrics.iterations < 39 or answer.metrics.accepted == 0
+
+
+def test_the_next_use_times_nothing(models, user_cache, capsys, monkeypatch):
+    opened(models[0])
+    monkeypatch.setattr(first_use, "with_measured_costs", lambda *_: pytest.fail("it was timed again"))
+    capsys.readouterr()
+
+    assert opened(models[0]).plan.is_provisional
+    assert "first use" not in capsys.readouterr().err
+
+
+def test_what_answers_show_of_costs_is_kept_for_the_next_use(models, user_cache):
+    decoder = opened(models[0])
+    before = Plan.load(kept_plan()).costs
+    decoder.generate(PROMPT, max_new_tokens=60)
+
+    assert Plan.load(kept_plan()).costs != before
+    assert state_file(kept_plan()).exists()
+
+
+def test_a_damaged_plan_is_made_anew_and_foreign_statistics_are_dropped(models, user_cache, capsys):
+    opened(models[0]).generate(PROMPT, max_new_tokens=20)
+    path = kept_plan()
+    state_file(path).write_text('{"version": 1, "model": "another"}')
+    capsys.readouterr()
+    opened(models[0])
+    assert "is damaged or of another model; acceptance is learned anew" in capsys.readouterr().err
+    assert not state_file(path).exists()
+
+    path.write_text(path.read_text()[:-30])
+    opened(models[0])
+    assert "is damaged or of an older version; it is made anew" in capsys.readouterr().err
+    assert Plan.load(path).is_provisional
+
+
+def traced(*passes):
+    """A trace of (verify width, milliseconds) passes."""
+    trace = Trace()
+    for width, milliseconds in passes:
+        trace.note(PLAIN_STEP if width == 1 else TreeShape(0, 1, width), 1, 1.0, 0.0)
+        trace.note_pass(int(milliseconds * 1e6))
+    return trace
+
+
+def test_costs_follow_the_passes_of_their_width_and_the_others_in_proportion():
+    costs = Costs(128, 1.0, {2: 1.0}, {1: 10.0, 4: 12.0, 8: 16.0}, 0.1, 10.1)
+    slower = refined(costs, traced(*[(4, 24.0)] * 640))
+
+    assert slower.verify_ms[4] == pytest.approx(12 * (64 + 640 * 2) / 704)
+    assert slower.verify_ms[8] == pytest.approx(16 * (64 + 640 * 2) / 704)
+    assert slower.plain_ms - slower.verify_ms[1] == pytest.approx(0.1)
+    assert slower.draft_ms[2] > 1.8
+    assert refined(costs, traced()) == costs
+    one_width = refined(costs, traced(*[(1, 10.0)] * 600, *[(8, 160.0)] * 600))
+    assert one_width.verify_ms[1] == pytest.approx(10.0)
+    assert one_width.verify_ms[8] > 100
+    faster_wide = refined(costs, traced(*[(8, 11.0)] * 10_000, *[(1, 10.0)] * 10_000, *[(4, 12.0)] * 10_000))
+    assert faster_wide.verify_ms[4] == faster_wide.verify_ms[8], "never dearer than a wider pass"
+    faster_wide.steps()
+
+
+def test_estimates_that_cannot_be_written_end_no_request(models, user_cache, monkeypatch):
+    opened(models[0])
+    path = kept_plan()
+    estimates = KeptEstimates(path.parent / "is a file" / "x" / "plan.yaml", Plan.load(path), dict)
+    (path.parent / "is a file").write_text("")
+    estimates.add(traced((4, 2.0)))

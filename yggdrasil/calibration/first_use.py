@@ -1,0 +1,166 @@
+"""The plan of a model that nobody has calibrated: shipped acceptance statistics, and step costs timed within seconds.
+
+Only T(W), the draft steps and the overhead of an iteration are measured, in the steps that then decode. The plan lies
+in the user's cache. What later answers show of costs and acceptance is kept beside it (``engine.kept_estimates``).
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from time import perf_counter, perf_counter_ns
+
+import torch
+import transformers
+from transformers import PreTrainedTokenizerBase
+
+import yggdrasil
+from yggdrasil.artifacts import current_machine, predictor_directory
+from yggdrasil.artifacts.atomic import atomic_directory
+from yggdrasil.calibration.pair import check_pair, usual_drafter_weights, usual_length
+from yggdrasil.calibration.settings import FIRST_WIDTHS, PairSource
+from yggdrasil.calibration.timed_steps import TimedStep, timed_steps
+from yggdrasil.checkpoints.source import Source
+from yggdrasil.checkpoints.usual_weights import usual_weights
+from yggdrasil.drafters.belief import Belief
+from yggdrasil.drafters.counts import BELIEF_FILE
+from yggdrasil.drafters.named import Named
+from yggdrasil.drafters.options import CountsOptions, FreeOptions
+from yggdrasil.engine.build import Assembly
+from yggdrasil.engine.opened import DtypeName
+from yggdrasil.engine.policy import FreeTreePolicy
+from yggdrasil.engine.text import TextStream
+from yggdrasil.engine.trace import MODEL_STAGES, Trace
+from yggdrasil.native.one_thread import one_thread
+from yggdrasil.profiling.roofline import wait_for
+from yggdrasil.scheduling.plan import Costs, Expectation, ModelRef, Plan, Shapes, portable_source
+from yggdrasil.scheduling.stages import DEFAULT_ORDER
+from yggdrasil.tree.step_costs import lower_envelope
+
+CONTEXT = 128  # tokens in the caches while steps are timed
+SECONDS, ROUNDS = 2.5, 6  # timing ends after either, but not before ``_LEAST_ROUNDS``
+_LEAST_ROUNDS = 2
+_LEAST_MS = 1e-4  # a cost must be positive
+_PROMPT = 48  # tokens of the prompt by which the overhead is timed
+ITERATIONS = 6  # real ones, by which the overhead is timed
+_ASSUMED_MS, _A_ROW = 10.0, 0.02  # of a plain step, and what a row adds, before anything is timed
+_EXPECTED = Expectation("shipped acceptance statistics", 1.0, _ASSUMED_MS, 1.0)
+
+
+def first_plan(
+    model: Source, named: Named, dtype: DtypeName, name: str, root: Path
+) -> tuple[Plan, PreTrainedTokenizerBase]:
+    """A plan with assumed costs, and the target's tokenizer; what its drafters read is written below ``root``.
+
+    Raises:
+        YggdrasilError: models that do not fit each other, or cannot be served.
+    """
+    machine, drafter = current_machine(), named.drafter
+    draft_widths, verify_widths = FIRST_WIDTHS
+    shapes = Shapes(
+        max_length=usual_length(model.given, drafter),
+        draft_widths=() if drafter is None else draft_widths,
+        verify_widths=(1,) if named.is_plain else verify_widths,
+    )
+    weights, drafter_weights = usual_weights(model, dtype, "cpu"), usual_drafter_weights(drafter, dtype, "cpu")
+    free = tuple(map(_without_table, named.free))
+    pair = PairSource(model.given, drafter, dtype, 0, 0, shapes, weights, drafter_weights, free=free)
+    tokenizer = check_pair(pair)
+    folder = predictor_directory(root, name, machine)
+    with atomic_directory(folder) as partial:
+        Belief.usual(with_table=False).save(partial / BELIEF_FILE)
+    target = ModelRef(portable_source(model.given), model.fingerprint(), machine.cores, weights)
+    second = [] if drafter is None else [_drafter_ref(drafter, machine.cores, pair)]
+    plan = Plan(
+        name=name, machine=machine,
+        versions={"yggdrasil": yggdrasil.__version__, "torch": str(torch.__version__),
+                  "transformers": transformers.__version__},
+        dtype=dtype, target=target, drafters=[*second, *free], tokenizer=model.tokenizer_fingerprint(), shapes=shapes,
+        stages=DEFAULT_ORDER, objective="latency", depth_from="mean",
+        predictor=Path("../..", folder.relative_to(root)).as_posix(), costs=[_assumed(shapes)], predicted=_EXPECTED,
+        is_provisional=True,
+    )  # fmt: skip
+    return plan, tokenizer
+
+
+def _without_table(options: FreeOptions) -> FreeOptions:
+    """A table is counted in text that the target writes for minutes: ``calibrate`` makes one."""
+    return replace(options, table=False) if isinstance(options, CountsOptions) else options
+
+
+def _drafter_ref(drafter: str, threads: int, pair: PairSource) -> ModelRef:
+    return ModelRef(portable_source(drafter), Source.find(drafter).fingerprint(), threads, pair.drafter_weights)
+
+
+def _assumed(shapes: Shapes) -> Costs:
+    verify_ms = {width: _ASSUMED_MS * (1.0 + _A_ROW * (width - 1)) for width in shapes.verify_widths}
+    draft_ms = dict.fromkeys(shapes.draft_widths, _ASSUMED_MS / 4)
+    return Costs(CONTEXT, _ASSUMED_MS / 4 if draft_ms else 0.0, draft_ms, verify_ms, 0.1, _ASSUMED_MS)
+
+
+def with_measured_costs(
+    plan: Plan, assembly: Assembly, tokenizer: PreTrainedTokenizerBase, progress: Callable[[float], None]
+) -> Plan:
+    """``plan`` with the costs that ``assembly``, which decodes by it, shows within about ``SECONDS``."""
+    context = max(1, min(CONTEXT, assembly.engine.max_length // 2))
+    times = _timed(timed_steps([assembly], [context]), wait_for(assembly.target.loaded.device), progress)
+    assembly.forget()
+    one_row = times["target", "plain", 1]
+    passes = {width: times.get(("target", "verify", width), one_row) for width in plan.shapes.verify_widths}
+    overhead_ms = _overhead_ms(assembly, tokenizer, context)
+    assembly.forget()
+    heads = [ms for (model, step, _), ms in times.items() if (model, step) == ("drafter", "head")]
+    head_ms = min(heads, default=0.0)
+    costs = Costs(
+        context, head_ms,
+        {width: times.get(("drafter", "grow", width), max(head_ms, _LEAST_MS)) for width in plan.shapes.draft_widths},
+        {width: ms for width, (ms, _) in lower_envelope(passes).items()}, overhead_ms, one_row + overhead_ms,
+        overhead_ms,
+    )  # fmt: skip
+    return replace(plan, costs=[costs])
+
+
+@torch.inference_mode()
+def _timed(
+    steps: Sequence[TimedStep], wait: Callable[[], None], progress: Callable[[float], None]
+) -> dict[tuple[str, str, int], float]:
+    """Median milliseconds of each step by model, name and width; rounds in rising, then in falling order."""
+    samples: dict[tuple[str, str, int], list[float]] = {(step.model, step.step, step.width): [] for step in steps}
+    began = perf_counter()
+    with one_thread():  # idle threads of PyTorch would spin on the cores that steps run on
+        for turn in range(1 + ROUNDS):  # the first warms up
+            for step in steps if turn % 2 else reversed(steps):
+                step.prepare()
+                step.run()
+                wait()
+                start = perf_counter_ns()
+                step.run()
+                wait()
+                if turn:
+                    samples[step.model, step.step, step.width].append((perf_counter_ns() - start) / 1e6)
+            spent = perf_counter() - began
+            progress(min(1.0, max(turn / ROUNDS, spent / SECONDS)))
+            if turn >= _LEAST_ROUNDS and spent > SECONDS:
+                break
+    return {key: max(median(found), _LEAST_MS) for key, found in samples.items()}
+
+
+def _overhead_ms(assembly: Assembly, tokenizer: PreTrainedTokenizerBase, context: int) -> float:
+    """Milliseconds of an iteration outside the models: the median of a few real ones, each a pass of the widest tree.
+
+    The prompt repeats itself, so there is something to draft.
+    """
+    vocab_size = assembly.target.call.vocab_size
+    prompt = [1 + number % min(8, vocab_size - 1) for number in range(min(context, _PROMPT))]
+    trace, outside, before = Trace(), list[float](), 0
+    policy = FreeTreePolicy(assembly.shapes.verify_widths[-1])
+    request = assembly.engine.decode(prompt, TextStream(tokenizer, frozenset(), 1 << 20, ()), policy, trace)
+    next(request)
+    for _ in request:
+        models_ns = sum(trace.stage_ns[stage] for stage in MODEL_STAGES)
+        outside.append((trace.decode_ns - models_ns - before) / 1e6)
+        before = trace.decode_ns - models_ns
+        if len(outside) > ITERATIONS:
+            break
+    del request  # ends it
+    return max(median(outside[1:] or [0.0]), 0.0)

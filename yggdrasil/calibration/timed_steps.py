@@ -1,0 +1,79 @@
+"""The steps of a pair, each ready to run at a context: what is timed when a plan's costs are measured."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple
+
+from yggdrasil.compiler.compiled import Backend
+from yggdrasil.drafters.protocol import SteppedDrafter
+from yggdrasil.engine.build import Assembly
+
+TIMED = ("plain", "verify", "head", "grow")
+
+
+class TimedStep(NamedTuple):
+    """One step at one context, ready to run."""
+
+    model: str  # "target" or "drafter"
+    step: str
+    width: int
+    context: int
+    capacity: int  # longest text of the caches it runs over
+    backend: Backend
+    prepare: Callable[[], None]
+    run: Callable[[], object]
+
+
+def timed_steps(assemblies: Sequence[Assembly], contexts: Sequence[int], token: int = 1) -> list[TimedStep]:
+    """Every step of the pair but prefill, at every context. What the caches hold means nothing here.
+
+    ``assemblies`` are one pair over caches of several capacities, or on several backends; equal steps then follow one
+    another.
+    """
+    steps: list[TimedStep] = []
+    for context in contexts:
+        for kind in (_target_steps, _drafter_steps):
+            over_each = [kind(assembly, context, token) for assembly in assemblies]
+            steps += [step for same in zip(*over_each, strict=True) for step in same]
+    return steps
+
+
+def _target_steps(assembly: Assembly, context: int, token: int) -> list[TimedStep]:
+    engine = assembly.engine
+
+    def prepare() -> None:
+        engine.target.text.pretend([token] * context, context)
+        engine.tree.plant(token)
+
+    runs: dict[str, Callable[[int], object]] = {
+        "plain": lambda _: engine.target.plain(token),
+        "verify": engine.target.verify,
+    }
+    return [
+        TimedStep("target", step, width, context, *_setting(assembly), prepare, partial(runs[step], width))
+        for step, width in assembly.target.defined
+        if step in TIMED
+    ]
+
+
+def _drafter_steps(assembly: Assembly, context: int, token: int) -> list[TimedStep]:
+    runner, drafter, tree = assembly.drafter, assembly.engine.drafter, assembly.engine.tree
+    if runner is None or not isinstance(drafter, SteppedDrafter):
+        return []
+
+    def prepare() -> None:
+        drafter.place_at(context, token)
+        drafter.head(tree)
+
+    def run(step: str, width: int) -> object:
+        return runner.launch(step, width)
+
+    return [
+        TimedStep("drafter", step, width, context, *_setting(assembly), prepare, partial(run, step, width))
+        for step, width in runner.defined
+        if step in TIMED
+    ]
+
+
+def _setting(assembly: Assembly) -> tuple[int, Backend]:
+    return assembly.shapes.max_length, assembly.target.backend

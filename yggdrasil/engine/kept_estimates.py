@@ -1,0 +1,103 @@
+"""Estimates of a provisional plan, refined by what answers show and kept for the next start.
+
+The costs of passes go into the plan's own file. What the policy has learned of acceptance goes into a small JSON file
+beside it, which names the model and the machine that it belongs to.
+"""
+
+import json
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from yggdrasil.artifacts import shown, write_atomic
+from yggdrasil.engine.trace import Trace
+from yggdrasil.errors import ArtifactError
+from yggdrasil.scheduling.plan import Costs, Plan
+from yggdrasil.tree.step_costs import lower_envelope
+
+VERSION = 1
+PRIOR_PASSES = 64.0  # that the kept cost of a width counts as, beside those of a request
+SECONDS = 30.0  # between two writings, beside the one when the decoder is dropped
+
+
+def refined(costs: Costs, trace: Trace) -> Costs:
+    """``costs`` moved towards the passes of ``trace``, a width by its own passes and the others in proportion."""
+    timed = {width: count for width, count in trace.passes.items() if width in costs.verify_ms and count}
+    if not timed:
+        return costs
+    ratios = {width: trace.passes_ns[width] / 1e6 / count / costs.verify_ms[width] for width, count in timed.items()}
+    passes = sum(timed.values())
+    common = sum(timed[width] * ratio for width, ratio in ratios.items()) / passes
+    shift = _moved(common, passes)
+    factors = {width: _moved(ratios[width], timed[width]) if width in timed else shift for width in costs.verify_ms}
+    moved = {width: ms * factors[width] for width, ms in costs.verify_ms.items()}
+    verify_ms = {width: ms for width, (ms, _) in lower_envelope(moved).items()}
+    plain_ms = max(costs.plain_ms - costs.verify_ms[1], 0.0) + verify_ms[1]
+    draft_ms = {width: ms * shift for width, ms in costs.draft_ms.items()}
+    return replace(
+        costs, verify_ms=verify_ms, plain_ms=plain_ms, draft_ms=draft_ms, head_ms=costs.head_ms * shift
+    )  # fmt: skip
+
+
+def _moved(ratio: float, passes: int) -> float:
+    return (PRIOR_PASSES + passes * ratio) / (PRIOR_PASSES + passes)
+
+
+class KeptEstimates:
+    """Refines the provisional plan in ``path`` after each request and writes it now and then."""
+
+    def __init__(self, path: Path, plan: Plan, state: Callable[[], Mapping[str, Any]]) -> None:
+        self._path, self._plan, self._state = path, plan, state
+        self._is_new, self._written = False, -SECONDS
+
+    def add(self, trace: Trace) -> None:
+        """A request is over."""
+        if not trace.iterations:
+            return
+        self._plan = replace(self._plan, costs=[refined(costs, trace) for costs in self._plan.costs])
+        self._is_new = True
+        if monotonic() - self._written >= SECONDS:
+            self.save()
+
+    def save(self) -> None:
+        """Write what is new. A full disk or somebody else's folder costs the refinement alone."""
+        if not self._is_new:
+            return
+        with suppress(ArtifactError):
+            self._plan.save(self._path)
+            write_atomic(state_file(self._path), json.dumps({**_identity(self._plan), "state": self._state()}).encode())
+        self._is_new, self._written = False, monotonic()
+
+
+def state_file(plan: Path) -> Path:
+    """Where the learned acceptance of the provisional plan in the file ``plan`` is kept."""
+    return plan.with_suffix(".learned.json")
+
+
+def _identity(plan: Plan) -> dict[str, Any]:
+    return {"version": VERSION, "model": plan.target.fingerprint, "machine": plan.machine.fingerprint}
+
+
+def restore(path: Path, plan: Plan, use: Callable[[Mapping[str, Any]], None]) -> None:
+    """Hand ``use`` the state kept for the plan in ``path``; a file that is damaged or foreign is removed, and said so.
+
+    ``use`` raises KeyError, TypeError or ValueError where the state is not of its form.
+    """
+    file = state_file(path)
+    try:
+        kept = json.loads(file.read_bytes())
+        if {name: kept.get(name) for name in _identity(plan)} != _identity(plan):
+            raise ValueError("it is of another model, machine or version")
+        use(kept["state"])
+    except FileNotFoundError:
+        return
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        with suppress(OSError):
+            file.unlink()
+        print(  # noqa: T201
+            f"yggdrasil: {shown(file)} is damaged or of another model; acceptance is learned anew", file=sys.stderr
+        )
