@@ -1,4 +1,4 @@
-"""Measure everything that docs/results.md shows, and write it to profiles/NAME/MACHINE/.
+"""Measure everything that docs/results.md shows, into profiles/NAME/MACHINE/, and put the rows into results/.
 
     scripts/measure_results --models smollm2=models/smollm2 smollm2-342M=models/342M smollm2-1B=models/1B \\
         --prompts prompts --llama-cpp work/llama.cpp --gguf smollm2=model.Q4_0.gguf \\
@@ -130,7 +130,9 @@ def main() -> None:
             if not _run(task.command, dry_run=options.dry_run):
                 failed.append(str(task.out.relative_to(ROOT)))
     if not options.dry_run:
-        subprocess.run([sys.executable, str(ROOT / "scripts" / "results_tables.py")], check=False)
+        made = [str(task.out) for task in tasks if task.state(is_current) == "done"]
+        collect = ["--collect", *made] if made else []
+        subprocess.run([sys.executable, str(ROOT / "scripts" / "results_tables.py"), *collect], check=False)
     for name in failed:
         print(f"FAILED: {name}; its reason is above, run the same command again to go on", file=sys.stderr)
     raise SystemExit(1 if failed else 0)

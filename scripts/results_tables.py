@@ -1,66 +1,41 @@
 #!/usr/bin/env python3
-"""Write the tables and the figure of README and docs from the committed files they stand for.
+"""Write the tables of the documents from the rows in ``results/``.
 
-    scripts/results_tables.py           # rewrite README.md and docs/*.md
-    scripts/results_tables.py --check   # exit code 1 if a table differs from its files
+    scripts/results_tables.py                    # rewrite README.md and docs/results.md
+    scripts/results_tables.py --check            # exit code 1 if a table differs from its rows
+    scripts/results_tables.py --collect FILES    # first put the JSON files of benchmarks into results/
 
-A block stands between ``<!-- results: KIND -->`` and ``<!-- end of results -->``. What it says comes from
-``profiles/NAME/MACHINE/``: bench-SET.json of `yggdrasil bench`, systems-SET.json of `scripts/compare_systems`,
-equality-SET.json of `scripts/check_equality.py`, steps.json of `scripts/compare_steps`, turns.json and
-first-contact.json of `scripts/measure_waiting.py`; the blocks about the predictor from ``plans/`` and ``predictors/``.
-`scripts/measure_results` writes them all. A block whose files are not there says so.
+A block stands between ``<!-- results: QUESTION -->`` and ``<!-- end of results -->``. `scripts/measure_results` runs
+the benchmarks and collects what they write.
 """
 
 import argparse
 import re
 import sys
-from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from results import predictors, speed, steps, systems, waiting
-from results.records import Result, caption, read_results
+from results.questions import HEADLINE_MACHINE, NOTHING, QUESTIONS, Results, caption
+from results.rows import collect
 
 ROOT = Path(__file__).resolve().parent.parent
+FOLDER = "results"
 MARKED = re.compile(r"(<!-- results: ([\w-]+) -->\n).*?(<!-- end of results -->)", re.DOTALL)
-NOTHING = "_Not measured yet; `scripts/measure_results` makes it._"
-
-TABLES: dict[str, tuple[str, Callable[[Sequence[Result]], str]]] = {  # block: the files' kind, what is made of them
-    "bench": ("bench", speed.bench),
-    "beside": ("bench", speed.beside),
-    "categories": ("bench", speed.categories),
-    "equality": ("equality", systems.equality),
-    "figure": ("bench", speed.figure),
-    "first-contact": ("first-contact", waiting.first_contact),
-    "headline": ("bench", speed.headline),
-    "reading": ("steps", steps.reading),
-    "steps": ("steps", steps.steps),
-    "systems": ("systems", systems.systems),
-    "turns": ("turns", waiting.turns),
-}
-OF_ONE_MACHINE = {"figure"}  # the README shows that with most prompts
-OF_ALL_MACHINES = {"headline"}  # in one table
-FROM_PLANS: dict[str, Callable[[Path], str]] = {"policies": predictors.policies, "predictors": predictors.reports}
 
 
 def render(text: str, root: Path) -> str:
-    """``text`` with every block made anew from the files below ``root``; ValueError for a block of no known kind."""
-    return MARKED.sub(lambda match: f"{match[1]}\n{block(match[2], root)}\n\n{match[3]}", text)
+    """``text`` with every block made anew from ``root``/results; ValueError for a block of no known question."""
+    results = Results(root / FOLDER)
+    return MARKED.sub(lambda match: f"{match[1]}\n{block(match[2], results)}\n\n{match[3]}", text)
 
 
-def block(name: str, root: Path) -> str:
-    """What stands between the marks: tables, most of them one a machine, each with a line on how it was made."""
-    if name in FROM_PLANS:
-        return FROM_PLANS[name](root) or NOTHING
-    if name not in TABLES:
-        raise ValueError(f"there is no block {name!r}; choose from {', '.join(sorted({**TABLES, **FROM_PLANS}))}")
-    kind, make = TABLES[name]
-    found = list(read_results(root / "profiles", kind).values())
-    if name in OF_ONE_MACHINE:
-        found = sorted(found, key=lambda results: sum(each.record["prompts"] for each in results))[-1:]
-    if name in OF_ALL_MACHINES and found:
-        found = [[each for results in found for each in results]]
-    made = [(make(results), caption(results)) for results in found]
-    return "\n\n".join(f"{body}\n\n{line}" for body, line in made if body) or NOTHING
+def block(name: str, results: Results) -> str:
+    """A table, and a line on how it was measured."""
+    if name not in QUESTIONS:
+        raise ValueError(f"there is no block {name!r}; choose from {', '.join(sorted(QUESTIONS))}")
+    benchmark, make = QUESTIONS[name]
+    made = make(results)
+    line = caption(results, benchmark, HEADLINE_MACHINE if name == "headline" else "")
+    return f"{made}\n\n{line}" if made else NOTHING
 
 
 def pages(root: Path) -> list[Path]:
@@ -72,11 +47,14 @@ def main() -> int:
     """Rewrite or check the documents."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="change nothing, fail if a table differs")
+    parser.add_argument("--collect", nargs="+", type=Path, default=[], metavar="FILE", help="JSON files of benchmarks")
     options = parser.parse_args()
     texts = {page: page.read_text(encoding="utf-8") for page in pages(ROOT)}
     try:
+        if options.collect:
+            collect(options.collect, ROOT / FOLDER)
         wanted = {page: render(text, ROOT) for page, text in texts.items()}
-    except (ValueError, KeyError) as error:
+    except ValueError as error:
         print(f"results_tables: {error}", file=sys.stderr)
         return 2
     changed = [page for page in texts if wanted[page] != texts[page]]

@@ -1,1 +1,1 @@
-"""Tables and figures of the documents, made from committed result files. No torch: a check takes a moment."""
+"""Benchmark results as rows, and the tables of the documents that are made from them. Imports no torch."""

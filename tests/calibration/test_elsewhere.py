@@ -1,4 +1,4 @@
-"""A calibration takes the largest table that any plan of the target has, and nothing else of that plan."""
+"""A calibration uses the largest n-gram table that exists of its target, and says whose it is."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -10,12 +10,11 @@ from tiny_pair import byte_tokenizer, random_model
 
 from yggdrasil.artifacts import model_fingerprint
 from yggdrasil.calibration.counted import Counted
-from yggdrasil.calibration.elsewhere import with_largest_table
-from yggdrasil.calibration.job import Job
+from yggdrasil.calibration.elsewhere import SHIPPED, announce, largest_table, with_larger
 from yggdrasil.calibration.own_text import Document
 from yggdrasil.drafters.belief import Belief
 from yggdrasil.drafters.counted import HIDDEN
-from yggdrasil.drafters.counts import BELIEF_FILE, TABLE_FILE
+from yggdrasil.drafters.counts import BELIEF_FILE, TABLE_FILE, table_origin
 from yggdrasil.drafters.options import CountsOptions
 from yggdrasil.drafters.table import Table
 from yggdrasil.scheduling.plan import Expectation, ModelRef
@@ -58,10 +57,24 @@ def belief(table):
 
 
 @pytest.fixture
-def taken(target):
-    """What is counted by a calibration that has a small table of its own; and what it says."""
+def shipped(tmp_path, monkeypatch, target):
+    """Writes a table as one that comes with the package."""
+    monkeypatch.setattr("yggdrasil.drafters.shipped._TABLES", tmp_path / "tables")
 
-    def take(options=TABLE_TOO, table_tokens=None, table=OWN):
+    def write(table):
+        folder = tmp_path / "tables" / model_fingerprint(target)
+        folder.mkdir(parents=True)
+        belief(table).save(folder / BELIEF_FILE)
+        table.save(folder / TABLE_FILE)
+
+    return write
+
+
+@pytest.fixture
+def taken(target):
+    """What a calibration with a small table of its own ends with, and what it announces."""
+
+    def take(options=TABLE_TOO, table=OWN, **settings):
         told = []
 
         def phase(title):
@@ -69,11 +82,10 @@ def taken(target):
             return lambda fraction: None
 
         pair = SimpleNamespace(counts=options, target=str(target), weights="full")
-        settings = SimpleNamespace(table_tokens=table_tokens)
-        job = Job(settings, pair, None, None, [], None, SimpleNamespace(phase=phase))
-        return with_largest_table(
-            job, Counted(belief(OWN), table, EXPECTED, documents=[Document([0], [1, 2, 3])])
-        ), told
+        known = largest_table(SimpleNamespace(pair=pair, **{"table_tokens": None, "own_table": False, **settings}))
+        announce(known, SimpleNamespace(phase=phase))
+        counted = Counted(belief(OWN), table, EXPECTED, documents=[Document([0], [1, 2, 3])])
+        return with_larger(counted, known), told
 
     return take
 
@@ -90,16 +102,14 @@ def test_the_largest_table_is_taken_with_its_belief(plan, taken):
         assert found.expected is EXPECTED
         assert not found.documents, "they are not what it counts"
         assert len(told) == 1
-        assert told[0].startswith("taking the table of largest (")
-        assert told[0].endswith("), of 90 tokens")
+        assert told[0].startswith("using an n-gram table of 90 tokens from the plan largest (")
+        assert found.table.origin.startswith("the plan largest (")
 
 
 def test_ones_own_is_kept_where_it_counts_as_much(plan, taken):
     plan("as-large", Table.of([([0], [7, 8, 9])]))
-    found, told = taken()
 
-    assert found.table is OWN
-    assert told == []
+    assert taken()[0].table is OWN
 
 
 @pytest.mark.parametrize("change", [{"fingerprint": "another"}, {"weights": "q4_0"}])
@@ -123,3 +133,25 @@ def test_nor_any_where_none_was_asked_for(plan, taken):
 
     assert taken(CountsOptions(table=False))[0].table is OWN
     assert taken(table_tokens=0)[0].table is OWN
+    assert taken(table_tokens=0)[1] == taken(own_table=True)[1] == []
+    assert taken(own_table=True)[0].table is OWN
+
+
+def test_a_shipped_table_is_one_of_them_and_the_report_names_it(plan, shipped, taken, tmp_path):
+    plan("larger", LARGER)
+    shipped(LARGEST)
+    found, told = taken()
+
+    offered = f"an n-gram table of 90 tokens from {SHIPPED}"
+    assert told == [f"using {offered}, if this calibration counts fewer (--own-table uses its own)"]
+    found.save(tmp_path)
+    assert table_origin(tmp_path) == f"n-gram table of 90 tokens from {SHIPPED}"
+    assert taken(CountsOptions(recycling=True))[0].table is OWN, "a scorer without runners-up"
+    OWN.save(tmp_path / TABLE_FILE)
+    assert table_origin(tmp_path) is None
+
+
+def test_a_table_that_was_taken_names_where_it_was_counted(plan, taken):
+    plan("copy", LARGEST.taken_from("the plan first (box)"))
+
+    assert taken()[0].table.origin == "the plan first (box)"

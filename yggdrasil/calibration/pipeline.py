@@ -28,7 +28,7 @@ from yggdrasil.calibration.backends import time_backends
 from yggdrasil.calibration.choose import Choice, choose
 from yggdrasil.calibration.counted import Counted
 from yggdrasil.calibration.documents import open_ended, record_all, usable_texts
-from yggdrasil.calibration.elsewhere import with_largest_table
+from yggdrasil.calibration.elsewhere import announce, largest_table, with_larger
 from yggdrasil.calibration.frequent import among_frequent
 from yggdrasil.calibration.guesses import OWN_TEXT, count_text, foresee_some, guesses_beside
 from yggdrasil.calibration.job import Job
@@ -89,6 +89,8 @@ def _calibrate(
     left_out: LeftOut | None = None,
 ) -> Path | LeftOut:
     """The plan that was written, or the drafter that does not pay, if there is one and it may go."""
+    known = largest_table(settings)
+    announce(known, reporter)
     pair = _choose_threads(assembly, settings.pair, work, reporter)
     if pair != settings.pair:
         assembly = with_threads(assembly, pair)
@@ -100,7 +102,7 @@ def _calibrate(
     _time_other_ways(job)
     shapes = replace(pair.shapes, verify_widths=useful_verify_widths(frame, pair.shapes))
     costs = costs_from(frame, shapes)
-    counted = with_largest_table(job, count_text(job, costs[0].steps()))
+    counted = with_larger(count_text(job, costs[0].steps()), known)
     choice = _choose(job, counted, costs[0].steps())
     if choice.gain is not None and not (choice.gain.pays or settings.keeps_drafter):
         assert pair.drafter is not None, "what pays or not is a drafter"

@@ -129,6 +129,7 @@ class CalibrationSettings:
     effort: Effort
     chat: bool = False  # plain prompts are a user's turn in the target's chat template
     table_tokens: int | None = None  # tokens that the target writes for a table; else what the effort's time gives
+    own_table: bool = False  # count this calibration's text alone, whatever tables of the target there are
     keeps_drafter: bool = False  # whether it pays or not
     variants: bool = False  # also time ways to build steps that the decoder cannot use; compiles for minutes
 

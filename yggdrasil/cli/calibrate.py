@@ -86,6 +86,12 @@ def calibrate(
             help="Tokens of its own that the target writes for the table; else ten minutes', or one's with --quick.",
         ),
     ] = None,
+    own_table: Annotated[
+        bool,
+        typer.Option(
+            "--own-table", help="Count this calibration's text alone; else a larger table of the target is used."
+        ),
+    ] = False,
     keep_drafter: Annotated[
         bool,
         typer.Option("--keep-drafter", help="Keep a drafter that does not pay beside guesses that cost no pass."),
@@ -116,6 +122,8 @@ def calibrate(
     named = named_drafters(drafter or USUAL, ngram)
     if table_tokens is not None and not named.has_table:
         raise YggdrasilError("--table-tokens is for --drafter table, which is not asked for")
+    if own_table and not named.has_table:
+        raise YggdrasilError("--own-table is for --drafter table, which is not asked for; leave it out")
     if keep_drafter and named.drafter is None:
         raise YggdrasilError("--keep-drafter is for a draft model or a head, and none is asked for; leave it out")
     length = max_length or usual_length(target, named.drafter)
@@ -131,7 +139,7 @@ def calibrate(
     texts, is_chat = (prompts, chat) if prompts is not None else shipped_prompts(target)
     settings = CalibrationSettings(
         pair, texts, name or plan_name(target), root or search_roots()[0], QUICK if quick else Effort(), chat=is_chat,
-        keeps_drafter=keep_drafter, variants=variants, table_tokens=table_tokens,
+        keeps_drafter=keep_drafter, variants=variants, table_tokens=table_tokens, own_table=own_table,
     )  # fmt: skip
     try:
         with PhaseProgress() as progress:
@@ -167,6 +175,7 @@ def _shapes(
 
 
 def _print_plan(path: Path) -> None:
+    from yggdrasil.drafters.counts import table_origin
     from yggdrasil.scheduling.plan import Plan
 
     plan = Plan.load(path)
@@ -178,5 +187,7 @@ def _print_plan(path: Path) -> None:
         print(
             f"  instead of {other.policy}: {other.speedup:.2f} x, AAL {other.aal:.2f}, {other.tpot_ms:.3g} ms a token"
         )
+    if (origin := table_origin(path.parent / plan.predictor)) is not None:
+        print(origin)
     if plan.left_out is not None:
         print(f"left out {plan.left_out.describe()}; --keep-drafter keeps it")

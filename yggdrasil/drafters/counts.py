@@ -27,6 +27,20 @@ BELIEF_FILE, TABLE_FILE = "belief.safetensors", "table.safetensors"
 POOL_TOKENS = 1 << 17  # of earlier requests, at most; some 65 MB of counts
 
 
+def table_origin(folder: Path) -> str | None:
+    """One line on the n-gram table in a predictor's ``folder``: how much it counts and where it comes from.
+
+    None where the folder has no table, or one that its own calibration counted.
+    """
+    file = folder / TABLE_FILE
+    table = Table.load(file) if file.is_file() else None
+    return (
+        None
+        if table is None or not table.origin
+        else f"n-gram table of {table.num_tokens:,} tokens from {table.origin}"
+    )
+
+
 class CountsDrafter:
     """Grows the best tree that counted evidence makes likely, best node first, until it is full.
 

@@ -1,11 +1,15 @@
-"""Heads that come with the package, each named after the model whose states it reads."""
+"""Heads and n-gram tables that come with the package.
+
+A head is named after the model whose states it reads, a table after the fingerprint of the model that wrote its text.
+"""
 
 from pathlib import Path
 
 from yggdrasil.errors import YggdrasilError
 
 PREFIX = "yggdrasil:"
-_HEADS = Path(__file__).resolve().parents[1] / "assets" / "heads"
+_ASSETS = Path(__file__).resolve().parents[1] / "assets"
+_HEADS, _TABLES = _ASSETS / "heads", _ASSETS / "tables"
 
 
 def whole_name(name: str) -> str:
@@ -22,3 +26,9 @@ def whole_name(name: str) -> str:
         there = " and ".join(PREFIX + each for each in shipped) or "none"
         raise YggdrasilError(f"{name} is no head that comes with Yggdrasil; there is {there}")
     return str(_HEADS / wanted)
+
+
+def table_folder(fingerprint: str) -> Path | None:
+    """The folder with the n-gram table of a model and its scorer; None where none is shipped."""
+    folder = _TABLES / fingerprint
+    return folder if folder.is_dir() else None

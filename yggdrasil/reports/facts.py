@@ -16,6 +16,7 @@ from yggdrasil.calibration.backends import compare_backends
 from yggdrasil.calibration.measure import COLUMNS as SAMPLE_COLUMNS
 from yggdrasil.calibration.measure import trees_of, without_drift
 from yggdrasil.calibration.written import REPORT_VERSION
+from yggdrasil.drafters.counts import table_origin
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.predictor.bundle import Learned
 from yggdrasil.reports.folder import optional
@@ -58,6 +59,11 @@ class Facts:
             f"there is no profile {shown(self.profile)}, so tables of what was measured are left out; to have them, "
             "run `yggdrasil calibrate` with this name again"
         )
+
+    @property
+    def table(self) -> str | None:
+        """A line on an n-gram table that another calibration counted, or None."""
+        return table_origin(self.predictor)
 
     @cached_property
     def lengths(self) -> AcceptedLengths:

@@ -61,6 +61,8 @@ def build_page(facts: Facts) -> str:
     title = f"Yggdrasil report: {plan.name}"
     versions = ", ".join(f"{name} {version}" for name, version in plan.versions.items())
     remarks = [] if plan.left_out is None else [f"Without {plan.left_out.describe()}."]
+    if facts.table is not None:
+        remarks.append(f"{facts.table[0].upper()}{facts.table[1:]}.")
     if facts.lack is not None:
         remarks.append(f"{facts.lack[0].upper()}{facts.lack[1:]}.")
     remarked = "".join(f"<p>{html.escape(remark)}</p>" for remark in remarks)

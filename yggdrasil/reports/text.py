@@ -37,6 +37,8 @@ def show(facts: Facts, console: Console | None = None) -> None:
     console.print(f"predicted {plan.predicted.describe()}", markup=False)
     if plan.left_out is not None:
         console.print(f"without {plan.left_out.describe()}", markup=False)
+    if facts.table is not None:
+        console.print(facts.table, markup=False)
     if facts.lack is not None:
         console.print(facts.lack, markup=False)
     tables = facts.tables()

@@ -1,6 +1,10 @@
-"""The tensors in a head's folder, and what is wrong with them."""
+"""The tensors in a head's folder, and what is wrong with them.
 
-from collections.abc import Callable
+A matrix [R, C] may be stored in six bits: NAME is a packed column (``artifacts.columns``) of R * C numbers from 1 to 63
+with 32 for zero, row by row, and NAME_scale the value of one step, float16 [R, C / 64], for each 64 weights of a row.
+"""
+
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +12,11 @@ import torch
 from torch import Tensor
 
 from yggdrasil.artifacts import OWN_HEADS, PICKLED_HEAD, head_files, shown
+from yggdrasil.artifacts.columns import pack_column, unpack_column
 from yggdrasil.errors import YggdrasilError, first_line
+
+_SCALE = "_scale"
+_ZERO, _GROUP = 32, 64
 
 
 def read_tensors(folder: Path, prefixes: tuple[str, ...] = ("",)) -> dict[str, Tensor]:
@@ -45,6 +53,36 @@ def read_tensors(folder: Path, prefixes: tuple[str, ...] = ("",)) -> dict[str, T
             raise YggdrasilError(
                 f"{shown(file)} holds more than tensors, which may be code: {first_line(error)}"
             ) from error
+    return _in_full_precision(folder, tensors)
+
+
+def in_six_bits(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors with every matrix of floating point in six bits whose rows are whole groups; others stay."""
+    stored: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        if tensor.ndim != 2 or not tensor.is_floating_point() or tensor.shape[1] % _GROUP:
+            stored[name] = tensor
+            continue
+        groups = tensor.float().view(len(tensor), -1, _GROUP)
+        scale = (groups.abs().amax(dim=2) / (_ZERO - 1)).clamp_min(torch.finfo(torch.float16).tiny).half()
+        steps = (groups / scale.float()[:, :, None]).round().clamp(1 - _ZERO, _ZERO - 1).to(torch.int64) + _ZERO
+        stored[name] = torch.from_numpy(pack_column(steps.flatten().numpy()).copy())
+        stored[name + _SCALE] = scale
+    return stored
+
+
+def _in_full_precision(folder: Path, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors with every matrix that was stored in six bits as float32, and without the scales."""
+    scales = {name: tensors.pop(name) for name in sorted(tensors) if name.endswith(_SCALE)}
+    for name, scale in scales.items():
+        packed = tensors.get(name.removesuffix(_SCALE))
+        try:
+            if packed is None or packed.dtype != torch.uint8:
+                raise ValueError("no packed matrix of that name")
+            steps = torch.from_numpy(unpack_column(packed.numpy()) - _ZERO).view(*scale.shape, _GROUP)
+        except (ValueError, RuntimeError) as error:
+            raise YggdrasilError(f"{shown(folder)} holds {name}, but {first_line(error)}; fetch it again") from error
+        tensors[name.removesuffix(_SCALE)] = (steps.float() * scale.float()[:, :, None]).flatten(1)
     return tensors
 
 

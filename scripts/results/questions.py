@@ -1,0 +1,249 @@
+"""The tables of the documents: each answers one question from the rows of ``results/``."""
+
+import re
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from results.rows import Row, read_rows
+
+TARGETS = {  # in shown order; others are of who works here
+    "smollm2": "SmolLM2-135M, Q4_1 file",
+    "smollm2-q4_0": "SmolLM2-135M, Q4_0 file",
+    "smollm2-q4_k_m": "SmolLM2-135M, Q4_K_M file",
+    "smollm2-q8_0": "SmolLM2-135M, Q8_0 file",
+    "smollm2-bf16": "SmolLM2-135M, bf16",
+    "smollm2-342M": "widened to 342M, bf16",
+    "smollm2-1B": "widened to 1.04B, bf16",
+    "smollm2-1B-q8_0": "widened to 1.04B, Q8_0",
+}
+SETS = {
+    "specbench": "Spec-Bench, chat",
+    "c4": "C4",
+    "cnndm": "CNN/DailyMail",
+    "wikipedia": "Wikipedia",
+    "humaneval": "HumanEval",
+}
+OURS, PLAIN = "yggdrasil, by plan", "yggdrasil, plain compiled"
+HEADLINE_MACHINE = "amd-epyc-2c-d7a426d3"  # whose rows the README shows
+HEADLINE = ("smollm2", "smollm2-q8_0", "smollm2-bf16", "smollm2-342M", "smollm2-1B")
+NOTHING = "_Not measured yet; `scripts/measure_results` makes it._"
+
+
+class Results:
+    """The rows of the folder ``results/``, and how machines and targets are called."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._processors = {row["machine"]: _processor(row["processor"]) for row in self.rows("runs")}
+
+    def rows(self, benchmark: str) -> list[Row]:
+        """The rows of a benchmark that are of a shown target, in shown order."""
+        found = [row for row in read_rows(self._folder, benchmark) if row["target"] in TARGETS]
+        names, sets = list(TARGETS), list(SETS)
+        return sorted(found, key=lambda row: (
+            row["machine"], names.index(row["target"]), sets.index(row["set"]) if row["set"] in sets else len(sets)
+        ))  # fmt: skip
+
+    def processor(self, row: Row) -> str:
+        """The processor on which the row was measured."""
+        return self._processors.get(row["machine"], row["machine"])
+
+
+def headline(results: Results) -> str:
+    """README: five targets on one processor."""
+    rows = [row for row in _first_drafters(results.rows("plain")) if row["machine"] == HEADLINE_MACHINE]
+    shown = [row for row in rows if row["target"] in HEADLINE]
+    sets = _sets(shown)
+    made = [[TARGETS[target], *(_speed_up(own, name) for name in sets)] for (target,), own in _by(shown, "target")]
+    return table(["target", *(SETS[name] for name in sets)], made)
+
+
+def faster_than_plain(results: Results) -> str:
+    """Total time of plain decoding over ours, and the share of tokens that repeat the text."""
+    rows = _first_drafters(results.rows("plain"))
+    sets = _sets(rows)
+    made = [
+        [results.processor(own[0]), TARGETS[target], *(_speed_up(own, name) for name in sets)]
+        for (_, target), own in _by(rows, "machine", "target")
+    ]
+    return table(["processor", "target", *(SETS[name] for name in sets)], made)
+
+
+def faster_than_llama_cpp(results: Results) -> str:
+    """Time of llama.cpp over ours: its plain decoding, and the best of its n-gram settings in every set."""
+    rows = results.rows("systems")
+    sets = _sets(rows)
+    made = []
+    for (_, target), own in _by(rows, "machine", "target"):
+        cells = [_against_llama_cpp([row for row in own if row["set"] == name]) for name in sets]
+        if any(cell != "-" for cell in cells):
+            made.append([results.processor(own[0]), TARGETS[target], *cells])
+    return table(["processor", "target", *(SETS[name] for name in sets)], made)
+
+
+def drafters(results: Results) -> str:
+    """Plans with other drafters, decoded side by side with the n-gram statistics on the same prompts of all sets."""
+    rows = [{**row, "drafters": _kinds(row)} for row in results.rows("plain")]
+    made = []
+    for (_, target), own in _by(rows, "machine", "target"):
+        by_kind = {kind: group for (kind,), group in _by(own, "drafters")}
+        base = next((kind for kind in ("text + table", "text") if kind in by_kind), "")
+        for kind in sorted(by_kind.keys() - {base}) if base else ():
+            figures = _side_by_side(by_kind[base], by_kind[kind])
+            if figures:
+                made.append([results.processor(own[0]), TARGETS[target], figures[0], base, kind, *figures[1:]])
+    titles = "processor|target|prompts|drafters|other drafters|over plain|others over plain|others' time over the first"
+    return table(titles.split("|"), made)
+
+
+def _side_by_side(first: Sequence[Row], other: Sequence[Row]) -> list[str]:
+    """Prompts, both speed-ups and the ratio of times on the sets that both have; empty where there are none."""
+    sets = {row["set"] for row in first} & {row["set"] for row in other}
+    ours, theirs = ([row for row in rows if row["set"] in sets] for rows in (first, other))
+    if not sets:
+        return []
+    ratio = sum(map(_ours, theirs)) / sum(map(_ours, ours))
+    return [str(len(theirs)), f"{_total(ours):.2f}", f"{_total(theirs):.2f}", f"**{ratio:.2f}**"]
+
+
+def how_sure(results: Results) -> str:
+    """Prompts, equal tokens, spread of the speed-up over prompts, and prompts that became slower."""
+    made = []
+    for (_, target), own in _by(_first_drafters(results.rows("plain")), "machine", "target"):
+        ratios = [float(row["plain_ms"]) / float(row["ours_ms"]) for row in own]
+        low, middle, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
+        made.append([
+            results.processor(own[0]), TARGETS[target], str(len(own)), f"{sum(row['same'] == '1' for row in own)}",
+            f"{middle:.2f} ({low:.2f} to {high:.2f})", f"{sum(ratio < 1 for ratio in ratios)}",
+        ])  # fmt: skip
+    titles = "processor|target|prompts|same tokens|speed-up of a prompt, median and quartiles|prompts slower than plain"
+    return table(titles.split("|"), made)
+
+
+def passes(results: Results) -> str:
+    """One pass of one and of eight tokens beside llama.cpp's on the same file."""
+    made = []
+    for (_, target, file, context), own in _by(results.rows("passes"), "machine", "target", "file", "context"):
+        by_width = {row["width"]: row for row in own}
+        if context != "0" and {"1", "8"} <= by_width.keys():
+            cells = [_pass(by_width[width]) for width in ("1", "8")]
+            made.append([results.processor(own[0]), TARGETS[target].partition(",")[0], file, context, *cells])
+    titles = ["processor", "target", "file", "context", "one token: ours, llama.cpp's, ratio", "eight tokens"]
+    return table(titles, made)
+
+
+def waiting(results: Results) -> str:
+    """Seconds from the command to the first token."""
+    made = [
+        [results.processor(row), TARGETS[row["target"]], row["case"], row["first_token_s"], row["whole_s"]]
+        for row in results.rows("waiting")
+    ]
+    return table(["processor", "target", "caches", "first token, s", "whole command, s"], made)
+
+
+QUESTIONS: dict[str, tuple[str, Callable[[Results], str]]] = {  # block: the benchmark that it shows, and its table
+    "headline": ("plain", headline),
+    "faster-than-plain": ("plain", faster_than_plain),
+    "faster-than-llama-cpp": ("systems", faster_than_llama_cpp),
+    "drafters": ("plain", drafters),
+    "how-sure": ("plain", how_sure),
+    "passes": ("passes", passes),
+    "waiting": ("waiting", waiting),
+}
+
+
+def caption(results: Results, benchmark: str, machine: str = "") -> str:
+    """The machines, versions and commits of a benchmark's runs."""
+    runs = [row for row in results.rows("runs") if row["benchmark"] == benchmark and machine in ("", row["machine"])]
+    if not runs:
+        return ""
+    parts = [
+        *_distinct(row["processor"].partition(", Linux")[0].replace(", no accelerator", "") for row in runs),
+        *_distinct(f"torch {row['torch']}, transformers {row['transformers']}" for row in runs),
+        f"commits {', '.join(_distinct(row['commit'] for row in runs))}",
+        *_distinct(f"{row['tokens']} tokens a prompt" for row in runs if row["tokens"]),
+    ]
+    return f"_{'; '.join(parts)}; one run each._"
+
+
+def table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table; empty without rows."""
+    if not rows:
+        return ""
+    lines = [f"| {' | '.join(titles)} |", f"|{'---|' * len(titles)}"]
+    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])
+
+
+def _by(rows: Iterable[Row], *names: str) -> list[tuple[tuple[str, ...], list[Row]]]:
+    groups: dict[tuple[str, ...], list[Row]] = {}
+    for row in rows:
+        groups.setdefault(tuple(row[name] for name in names), []).append(row)
+    return list(groups.items())
+
+
+def _first_drafters(rows: Sequence[Row]) -> list[Row]:
+    """The rows of each run's own plan, without those of plans beside it."""
+    own = {key: group[0]["drafters"] for key, group in _by(rows, "target", "machine", "set")}
+    return [row for row in rows if row["drafters"] == own[row["target"], row["machine"], row["set"]]]
+
+
+def _kinds(row: Row) -> str:
+    """The drafters of a row, whatever the head is called."""
+    return re.sub(r"^head \S+", "head", row["drafters"])
+
+
+def _sets(rows: Sequence[Row]) -> list[str]:
+    there = {row["set"] for row in rows}
+    return [name for name in SETS if name in there]
+
+
+def _plain(row: Row) -> float:
+    return float(row["plain_ms"]) * float(row["tokens"])
+
+
+def _ours(row: Row) -> float:
+    return float(row["ours_ms"]) * float(row["tokens"])
+
+
+def _total(rows: Sequence[Row]) -> float:
+    return sum(map(_plain, rows)) / sum(map(_ours, rows))
+
+
+def _speed_up(rows: Sequence[Row], name: str) -> str:
+    own = [row for row in rows if row["set"] == name]
+    if not own:
+        return "-"
+    tokens = sum(float(row["tokens"]) for row in own)
+    repeats = sum(float(row["repeats"]) * float(row["tokens"]) for row in own) / tokens
+    return f"**{_total(own):.2f}** ({repeats:.0%})"
+
+
+def _against_llama_cpp(rows: Sequence[Row]) -> str:
+    ours = [row for row in rows if row["system"] == OURS]
+    others = [own for (system,), own in _by(rows, "system") if system.startswith("llama.cpp")]
+    if not ours or not others:
+        return "-"
+    mean = _mean_ms(ours)
+    ratios = {own[0]["system"].rpartition(", ")[2]: _mean_ms(own) / mean for own in others}
+    best = min(ratio for name, ratio in ratios.items() if name != "plain")
+    plain = min(_mean_ms(own) / mean for own in others if own[0]["system"].endswith(", plain"))
+    return f"{plain:.2f}, **{best:.2f}**"
+
+
+def _mean_ms(rows: Sequence[Row]) -> float:
+    tokens = sum(float(row["tokens"]) for row in rows)
+    return sum(float(row["ms"]) * float(row["tokens"]) for row in rows) / tokens
+
+
+def _pass(row: Row) -> str:
+    ours, theirs = float(row["ours_ms"]), float(row["theirs_ms"])
+    return f"{ours:.1f}, {theirs:.1f}: **{ours / theirs:.2f}**"
+
+
+def _processor(machine: str) -> str:
+    return machine.partition(",")[0].replace("(R)", "").replace(" Processor", "")
+
+
+def _distinct(texts: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(text for text in texts if text))

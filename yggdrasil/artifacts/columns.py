@@ -1,0 +1,52 @@
+"""Columns of whole numbers in few bytes: the bytes of all numbers plane by plane, deflated.
+
+A packed column is an array of bytes: the number of values (eight bytes), the width of a value in bytes (one byte), both
+little endian, then the deflated planes, the lowest bytes of all values first.
+"""
+
+import struct
+import zlib
+
+import numpy as np
+import numpy.typing as npt
+
+_HEADER = struct.Struct("<QB")
+_MOST_DEFLATED = 1100  # of zlib, in bytes out for a byte in; beyond it a length is not to be believed
+
+
+def pack_column(values: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
+    """Return ``values``, none below zero, as bytes.
+
+    Raises:
+        ValueError: A value is below zero.
+    """
+    if values.size and int(values.min()) < 0:
+        raise ValueError("a packed column holds no number below zero")
+    width = max((int(values.max(initial=0)).bit_length() + 7) // 8, 1)
+    planes = values.astype("<i8").view(np.uint8).reshape(-1, 8)[:, :width].T
+    data = _HEADER.pack(len(values), width) + zlib.compress(np.ascontiguousarray(planes).tobytes(), 6)
+    return np.frombuffer(data, dtype=np.uint8)
+
+
+def unpack_column(packed: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
+    """Return the numbers that :func:`pack_column` was given.
+
+    Raises:
+        ValueError: The bytes are not a packed column.
+    """
+    data = packed.tobytes()
+    try:
+        count, width = _HEADER.unpack_from(data)
+        size = count * width
+        if not 1 <= width <= 8 or size > _MOST_DEFLATED * len(data):
+            raise ValueError("a packed column has a header that cannot be")
+        inflater = zlib.decompressobj()
+        planes = inflater.decompress(data[_HEADER.size :], size + 1)
+        if len(planes) != size or not inflater.eof:
+            raise ValueError("a packed column is shorter or longer than its header says")
+    except (struct.error, zlib.error) as error:
+        raise ValueError(f"a packed column is damaged: {error}") from error
+    values = np.zeros((count, 8), dtype=np.uint8)
+    values[:, :width] = np.frombuffer(planes, dtype=np.uint8).reshape(width, count).T
+    numbers: npt.NDArray[np.int64] = values.view("<i8").reshape(count).astype(np.int64)
+    return numbers
