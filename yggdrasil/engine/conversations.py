@@ -4,6 +4,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from yggdrasil.drafters.heads.block_drafter import BlockDrafter
+from yggdrasil.drafters.heads.drafter import HeadDrafter
 from yggdrasil.engine.build import Assembly
 from yggdrasil.engine.engine import OwnThreads
 from yggdrasil.runtime.kept_rows import KeptRows
@@ -21,6 +23,7 @@ class Conversations:
 
     def __init__(self, assembly: Assembly, most_bytes: int) -> None:
         self._runners = [each for each in (assembly.target, assembly.drafter) if each is not None]
+        self._engine = assembly.engine
         self._most_bytes = most_bytes
         self._kept: list[list[KeptRows]] = []  # of each text one per runner, the target's first; the newest text last
 
@@ -42,7 +45,8 @@ class Conversations:
         held = text.shared(tokens)
         found = max(self._kept, key=lambda kept: kept[0].text.shared(tokens), default=None)
         with OwnThreads():
-            if text.shared(text.tokens) - held >= _WORTH_KEEPING and not self._is_kept():
+            self._read_states()
+            if text.num_kept - held >= _WORTH_KEEPING and not self._is_kept():
                 self._keep(self._copies())
             if found is not None and found[0].text.shared(tokens) - held >= _WORTH_KEEPING:
                 self._restore(found, tokens)
@@ -50,20 +54,28 @@ class Conversations:
     @torch.inference_mode()
     def keep_ahead(self, is_idle: Callable[[], bool]) -> None:
         """Copy what the caches hold before another text comes, if there is room beside the others and time."""
+        with OwnThreads():
+            self._read_states()
         text = self._runners[0].text
         others = _size([rows for kept in self._others(text) for rows in kept])
         wanted = sum(map(KeptRows.bytes_of, self._runners))
-        if text.shared(text.tokens) < _WORTH_KEEPING or wanted + others > self._most_bytes or self._is_kept():
+        if text.num_kept < _WORTH_KEEPING or wanted + others > self._most_bytes or self._is_kept():
             return
         with OwnThreads():
             self._keep(self._copies(is_idle))
+
+    def _read_states(self) -> None:
+        """Have a head read the states that wait for it: a copy holds rows, and no states."""
+        drafter = self._engine.drafter
+        if isinstance(drafter, HeadDrafter | BlockDrafter) and drafter.num_waiting:
+            drafter.head(self._engine.tree)
 
     def _is_kept(self) -> bool:
         """Whether all that the caches hold has its copy as the newest."""
         if not self._kept:
             return False
         pairs = zip(self._kept[-1], (runner.text for runner in self._runners), strict=True)
-        return all(kept.text.shared(text.tokens) >= text.shared(text.tokens) for kept, text in pairs)
+        return all(kept.text.shared(text.whole) >= text.num_kept for kept, text in pairs)
 
     def _copies(self, is_wanted: Callable[[], bool] = lambda: True) -> list[KeptRows]:
         """Copies of what the caches hold; none where they ceased to be wanted."""
@@ -81,7 +93,7 @@ class Conversations:
 
     def _others(self, text: KeptText) -> list[list[KeptRows]]:
         """What is kept of texts that ``text`` does not only prolong."""
-        return [kept for kept in self._kept if text.shared(kept[0].text.tokens) < kept[0].text.num_rows]
+        return [kept for kept in self._kept if text.shared(kept[0].text.whole) < kept[0].text.num_rows]
 
     def _restore(self, found: list[KeptRows], tokens: Sequence[int]) -> None:
         for runner, kept in zip(self._runners, found, strict=True):

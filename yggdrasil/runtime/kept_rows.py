@@ -24,8 +24,8 @@ class KeptRows:
     def of(cls, runner: ModelRunner, is_wanted: Callable[[], bool] = lambda: True) -> "KeptRows | None":
         """What the runner's cache holds now; None where that ceased to be wanted before all was copied."""
         text = KeptText()
-        count = runner.text.shared(runner.text.tokens)
-        text.begin(runner.text.tokens[:count], count)
+        count = runner.text.num_kept
+        text.begin(runner.text.tokens[:count], count, runner.text.lead)
         tensors = runner.cache.tensors()
         size = sum(each[:, :count].numel() for each in tensors)
         kept = cls(text, torch.empty(size, dtype=tensors[0].dtype, device=tensors[0].device))
@@ -38,7 +38,7 @@ class KeptRows:
     @staticmethod
     def bytes_of(runner: ModelRunner) -> int:
         """What such a copy would take."""
-        count = runner.text.shared(runner.text.tokens)
+        count = runner.text.num_kept
         return sum(each[:, :count].nbytes for each in runner.cache.tensors())
 
     @property
@@ -50,7 +50,7 @@ class KeptRows:
         tensors = runner.cache.tensors()
         for part, cached in zip(self._parts(tensors), tensors, strict=True):
             cached[:, : self.text.num_rows].copy_(part)
-        runner.text.begin(self.text.tokens, self.text.num_rows)
+        runner.text.begin(self.text.tokens, self.text.num_rows, self.text.lead)
 
     def _parts(self, tensors: list[Tensor]) -> list[Tensor]:
         """The copy as one [H, R, D] for each of the cache's tensors."""

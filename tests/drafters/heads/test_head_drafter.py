@@ -22,6 +22,7 @@ from yggdrasil.drafters.counts import usual_counts
 from yggdrasil.drafters.heads.drafter import HeadDrafter
 from yggdrasil.drafters.heads.loading import load_head
 from yggdrasil.engine.build import assemble
+from yggdrasil.engine.conversations import Conversations
 from yggdrasil.engine.decoder import Decoder
 from yggdrasil.engine.policy import Decision, FixedPolicy
 from yggdrasil.engine.promises import KeptPromises
@@ -112,6 +113,33 @@ def test_a_later_turn_keeps_rows_and_drafts_the_same(case):
     assert second.tokens == fresh.tokens == case.pair.reference(prompt, 10)
     assert seen[0][0] == [*prompt, second.tokens[0]]
     assert_guesses(seen[:1], case.expected_edge)
+
+
+def test_conversations_that_take_turns_are_read_once_beside_a_head(case):
+    """Also where its last request made the head read nothing."""
+    decoder = case.decoder()
+    conversations = Conversations(decoder.assembly, 1 << 30)
+    texts, read = [list(TEXT[:21]), list(TEXT[30:52])], []
+    for count in (1, 8, 8):
+        for text in texts:
+            conversations.turn_to(text)
+            found = decoder.generate(text, max_new_tokens=count)
+            assert found.tokens == case.pair.reference(text, count)
+            read.append(len(text) - found.metrics.reused_tokens)
+            text += [*found.tokens, *TEXT[7:10]]
+    assert read[:2] == [21, 22]
+    assert max(read[2:]) <= 3 + 2  # what is new, the answer's last token, and what its last block left unread
+
+
+def test_a_prompt_that_the_head_read_nothing_of_is_not_read_again(case):
+    decoder = case.decoder()
+    decoder.generate(PROMPT, max_new_tokens=1)
+    seen = watch(decoder)
+    again = decoder.generate(PROMPT, max_new_tokens=8)
+
+    assert again.metrics.reused_tokens == len(PROMPT) - 1
+    assert again.tokens == case.pair.reference(PROMPT, 8)
+    assert_guesses(seen, case.expected_edge)
 
 
 class TakingTurns(FixedPolicy):

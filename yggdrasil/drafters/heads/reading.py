@@ -14,28 +14,32 @@ class ReadingDrafter:
     def __init__(self, runner: ModelRunner, waiting: WaitingStates) -> None:
         self.runner = runner
         self._waiting = waiting
-        self._text = runner.text  # certain tokens but the first
-        self._first: int | None = None
+        self._text = runner.text  # certain tokens; the first, which no state comes before, is its lead
+
+    @property
+    def num_waiting(self) -> int:
+        """States that wait to be read for the tokens behind the rows; 0 where the cache has another text by now."""
+        is_current = len(self._waiting) == len(self._text.tokens) - self._text.num_rows
+        return len(self._waiting) if is_current else 0
 
     def num_kept(self, tokens: Sequence[int]) -> int:
         """How many of the first ``tokens`` need no states any more."""
-        if self._first is None or not tokens or tokens[0] != self._first:
+        if not self._text.lead or tuple(tokens[:1]) != self._text.lead:
             return 0
-        return 1 + self._text.shared(tokens[1:])
+        return 1 + self._text.shared(tokens, self.num_waiting)
 
     def begin(self, tokens: Sequence[int]) -> None:
-        """Rows of the last request's text are kept up to the first token that differs.
+        """Rows and states of the last request's text are kept up to the first token that differs.
 
-        What of ``tokens`` has no row among them comes once more, with its states, as ``num_kept`` says.
+        What of ``tokens`` has neither comes once more, with its states, as ``num_kept`` says.
         """
-        kept = self.num_kept(tokens) - 1
-        self._first = tokens[0]
-        self._waiting.clear()
-        self._text.begin(tokens[1:], max(kept, 0))
+        kept = max(self.num_kept(tokens) - 1, 0)
+        num_rows = min(kept, self._text.num_rows)
+        self._waiting.cut(kept - num_rows)
+        self._text.begin(tokens[1:], num_rows, tokens[:1])
 
     def place_at(self, length: int, token: int) -> None:
         """Stand behind ``length`` tokens as if they had been read, with ``token`` as the root; for timing steps."""
-        self._first = token
         self._text.pretend([token] * length, length - 1)
         self._waiting.clear()
         self._waiting.again()

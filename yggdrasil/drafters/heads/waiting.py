@@ -34,6 +34,14 @@ class WaitingStates:
         """None waits."""
         self._early, self._here = [], 0
 
+    def cut(self, count: int) -> None:
+        """The first ``count`` of those that wait do so still."""
+        whole, self._early = self._early, []
+        for part in whole:
+            self._early += [part[:count]] if count else []
+            count -= min(count, len(part))
+        self._here = min(self._here, count)
+
     def add(self, hidden: Mapping[int, Tensor], count: int) -> None:
         """``count`` more tokens, with the states ``hidden[layer]`` [count, H] before each of them."""
         if self._here and self._here + count > len(self._buffer):
