@@ -7,9 +7,10 @@ import torch
 from tiny import FAMILIES, VOCAB_SIZE, plain_logits, tiny_model
 
 from yggdrasil.checkpoints.facts import refuse_unverifiable
+from yggdrasil.runtime.forward import HEAD_INPUT
 from yggdrasil.runtime.loading import prepare_model
 from yggdrasil.runtime.runner import ModelRunner
-from yggdrasil.runtime.traced import HEAD_INPUT, PrefillStep
+from yggdrasil.runtime.traced import PrefillStep
 
 CONTEXT = tuple(torch.randint(1, VOCAB_SIZE, (12,), generator=torch.Generator().manual_seed(1)).tolist())
 PARENTS = (-1, 0, 0, 1, 1, 2, 5)

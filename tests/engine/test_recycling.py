@@ -9,7 +9,7 @@ from yggdrasil.acceptance.speculation import Speculation
 from yggdrasil.drafters.counts import usual_counts
 from yggdrasil.engine.policy import FixedPolicy, FreeTreePolicy
 from yggdrasil.errors import YggdrasilError
-from yggdrasil.runtime.traced import NUM_RUNNERS_UP, likeliest_tokens
+from yggdrasil.runtime.forward import NUM_RUNNERS_UP, likeliest_tokens
 from yggdrasil.scheduling.stages import Schedule
 from yggdrasil.tree.shape import TreeShape
 

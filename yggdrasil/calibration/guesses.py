@@ -19,7 +19,7 @@ from yggdrasil.engine.policy import PLAIN_POLICY
 from yggdrasil.engine.trace import Trace
 from yggdrasil.prompts import encode_prompt, read_prompts
 from yggdrasil.runtime.runner import ModelRunner
-from yggdrasil.runtime.traced import RUNNERS_UP
+from yggdrasil.runtime.forward import RUNNERS_UP
 from yggdrasil.scheduling.plan import Expectation
 from yggdrasil.tree.objective import least_useful
 from yggdrasil.tree.step_costs import StepCosts

@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 
     from yggdrasil.compiler.units import Traced
 
-Backend = Literal["inductor", "eager", "cudagraph"]
+# "native": steps made from the configuration where its family is covered, else those of "inductor".
+Backend = Literal["native", "inductor", "eager", "cudagraph"]
 # Code that is traced into packages; a change anywhere else leaves them valid.
 _TRACED_SOURCES = (
     "acceptance/greedy.py", "bench/rivals/steps.py", "calibration/variants.py", "checkpoints/experts.py",

@@ -27,7 +27,7 @@ from yggdrasil.errors import YggdrasilError
 from yggdrasil.runtime.graphs import Capture, Recorder
 from yggdrasil.runtime.loaded import LoadedModel
 from yggdrasil.runtime.runner import ModelRunner
-from yggdrasil.runtime.traced import HEAD_INPUT, RUNNERS_UP
+from yggdrasil.runtime.forward import HEAD_INPUT, RUNNERS_UP
 from yggdrasil.scheduling.plan import DeviceName, Shapes
 from yggdrasil.scheduling.stages import DEFAULT_ORDER, Schedule
 from yggdrasil.tree.token_tree import TokenTree
@@ -47,7 +47,7 @@ def open_device(name: DeviceName) -> torch.device:
 
 def default_backend(device: torch.device) -> Backend:
     """What runs steps fastest on a device."""
-    return "cudagraph" if device.type == "cuda" else "inductor"
+    return "cudagraph" if device.type == "cuda" else "native"
 
 
 def silent(title: str) -> Callable[[float], None]:

@@ -14,7 +14,7 @@ from yggdrasil.engine.policy import Learner, Policy
 from yggdrasil.engine.target import Outcome, Target
 from yggdrasil.engine.text import TextStream
 from yggdrasil.engine.trace import Trace
-from yggdrasil.runtime.traced import RUNNERS_UP
+from yggdrasil.runtime.forward import RUNNERS_UP
 from yggdrasil.scheduling.executors import Executor, InOrderExecutor
 from yggdrasil.scheduling.stages import DEFAULT_ORDER, Schedule
 from yggdrasil.tree.token_tree import TokenTree

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from yggdrasil.acceptance.greedy import accept_greedy
-from yggdrasil.runtime.traced import CallStep, Forward, ModelCall
+from yggdrasil.runtime.forward import Forward
+from yggdrasil.runtime.traced import CallStep, ModelCall
 from yggdrasil.tree.token_tree import TokenTree
 
 
@@ -56,9 +57,9 @@ class PlainStep(CallStep[ModelCall]):
         self, weights: list[Tensor], caches: list[Tensor], token: Tensor, position: Tensor
     ) -> tuple[Tensor, ...]:
         """``token`` and ``position`` [1] int64. Returns (choice [1], its logit [1], hidden [1, H], *layers [1, H])."""
-        logits, hidden, layers = read_token(self._call, weights, caches, token, position)
-        best, choice = self._call.best_tokens(logits)
-        return choice, best, hidden.float(), *layers
+        found = read_token(self._call, weights, caches, token, position)
+        best, choice = found.best_tokens()
+        return choice, best, found.hidden.float(), *found.layers
 
 
 class VerifyStep(CallStep[ModelCall]):
@@ -81,8 +82,8 @@ class VerifyStep(CallStep[ModelCall]):
         """
         width = chosen.shape[0]
         tree = TokenTree(*tree_buffers)
-        rows, (logits, hidden, layers) = read_tree(self._call, weights, caches, root, chosen, tree)
-        best, choices = self._call.best_tokens(logits)
+        rows, found = read_tree(self._call, weights, caches, root, chosen, tree)
+        best, choices = found.best_tokens()
         _, path = accept_greedy(rows.tokens, rows.parents, rows.ancestors, rows.exist, choices)
         numbers = torch.arange(width, device=path.device)
         accepted = torch.where(path, numbers, width).sort().values.clamp(max=width - 1)
@@ -90,4 +91,4 @@ class VerifyStep(CallStep[ModelCall]):
         summary = torch.cat(
             [path.sum()[None], finite.to(torch.int64)[None], accepted, choices[accepted], choices, rows.nodes]
         )
-        return summary, hidden.float(), *layers
+        return summary, found.hidden.float(), *found.layers

@@ -88,6 +88,12 @@ _library.define(
     "run_layers(Tensor table, Tensor carried, Tensor[] shared, int[] places, int count, int[] kept, "
     f"{_PROGRAM}, int num_threads) -> Tensor[]"
 )
+_library.define(  # ``layer_stack.h``
+    "keep_stack(Tensor[] tensors, int[] kinds, int[] places, int[] code, int[] code_sizes, float[] numbers, int[] sizes) "
+    "-> int"
+)
+_library.define("drop_stack(int number) -> ()")
+_library.define("run_stack(int number, Tensor carried, Tensor[] shared, int[] kept, int num_threads) -> Tensor[]")
 _library.define("move_rows(Tensor(a!)[] caches, int[] sources, int destination) -> ()")
 _library.define("keep_rows(Tensor(a!)[] caches, Tensor start, Tensor rows, Tensor count) -> ()")
 _library.define("rank_nodes(Tensor scores, Tensor(a!) order, Tensor(b!) expected) -> ()")

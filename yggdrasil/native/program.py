@@ -60,14 +60,14 @@ class Program:
         self.code += [self._number(norm), int(plus_one), self._number(residual), len(packed)]  # type: ignore[arg-type]
         for weight, bias, size, form in layers:
             self.code += [self._number(weight), self._number(bias), size, form]
-        self.numbers += [float(eps), 0.0, 0.0]  # type: ignore[arg-type]
+        self.numbers += [float(eps), 1.0, 0.0]  # type: ignore[arg-type]
 
     def add_attention(
         self, reads: Sequence[Node | None], window: int, plus_one: bool, numbers: Sequence[float], output: Node
     ) -> None:
         """``reads``: query, key and value in rows, norms of heads, cos, sin, caches, offsets, mask; ``plus_one`` as
         linears take it, of both norms; ``numbers``: eps of the norms, scale and softcap."""
-        self.code += [_ATTENTION, *map(self._number, reads), window, int(plus_one)]
+        self.code += [_ATTENTION, *map(self._number, reads), window, int(plus_one), 0]
         self.numbers += numbers
         self._give(output)
 
@@ -101,5 +101,5 @@ def row_sizes(code: Sequence[int], tensors: Sequence[torch.Tensor]) -> list[int]
             at += 8 + 4 * count
         else:
             sizes.append(sizes[code[at + 1]])
-            at += 14 if code[at] == _ATTENTION else 5
+            at += 15 if code[at] == _ATTENTION else 5
     return sizes[len(tensors) :]

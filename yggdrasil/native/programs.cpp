@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <torch/library.h>
 
+#include "layers/layer_stack.h"
 #include "layers/program_ops.h"
 #include "common/shims.h"
 
@@ -37,4 +38,10 @@ AOTITorchError aoti_torch_cpu_run_layers(AtenTensorHandle table, AtenTensorHandl
 TORCH_LIBRARY_IMPL(yggdrasil, CPU, m) {
   m.impl("run_program", &run_program);
   m.impl("run_layers", &run_layers);
+  m.impl("run_stack", &run_stack);
+}
+
+TORCH_LIBRARY_IMPL(yggdrasil, CompositeExplicitAutograd, m) {
+  m.impl("keep_stack", &keep_stack);
+  m.impl("drop_stack", &drop_stack);
 }

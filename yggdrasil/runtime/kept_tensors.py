@@ -76,8 +76,8 @@ def open_model(
     # Traced is the model as it is loaded: tracing asks for it where a step has no package.
     outline = Outline.from_record(record["outline"])
     return LoadedModel(
-        found.given, outline, num_threads, dtype, device, tensors, record["formats"], record["config"],
-        lambda: load().model,
+        found.given, outline, num_threads, dtype, device, tensors, record["formats"],
+        record["facts"], record["config"], lambda: load().model,
     )  # fmt: skip
 
 
@@ -133,7 +133,7 @@ def _has_room(loaded: LoadedModel) -> bool:
 def _write(loaded: LoadedModel, file: Path) -> None:
     """Write the tensors in their order, never a second copy in memory."""
     record = {
-        "config": loaded.described, "formats": loaded.formats, "outline": asdict(loaded.outline),
+        "config": loaded.described, "formats": loaded.formats, "facts": dict(loaded.config), "outline": asdict(loaded.outline),
         "layout": _layout(), "sums": _sums(loaded.tensors),
     }  # fmt: skip
     header: dict[str, Any] = {"__metadata__": {"record": json.dumps(record)}}

@@ -1,9 +1,9 @@
 """A model ready for static-shape steps: its tensors by name, and the code that is traced over them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -24,7 +24,8 @@ class LoadedModel:
     dtype: torch.dtype
     device: torch.device
     tensors: dict[str, Tensor]  # parameters and buffers by name: what a step takes as its weights
-    formats: list[int]  # GGUF's numbers for the formats of quantised layers, in the model's order
+    formats: dict[str, int]  # GGUF's numbers for the formats of quantised layers, by their names
+    config: Mapping[str, Any]  # what config.json says; nothing of a head
     described: str  # the model's configuration as it runs, which packages are known by
     build: Callable[[], "PreTrainedModel"]  # over the same tensors
 

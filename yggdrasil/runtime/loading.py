@@ -141,6 +141,6 @@ def prepare_model(
     tensors = dict(model.named_parameters()) | dict(model.named_buffers())
     described = model.config.to_json_string()
     return LoadedModel(
-        name, Outline.of(model.config), num_threads, model.dtype, model.device, tensors, formats_of(model), described,
-        lambda: model,
+        name, Outline.of(model.config), num_threads, model.dtype, model.device, tensors, formats_of(model),
+        model.config.get_text_config().to_dict(), described, lambda: model,
     )  # fmt: skip

@@ -16,6 +16,7 @@ from yggdrasil.runtime.cache import StaticCache
 from yggdrasil.runtime.graphs import Capture, Recorder
 from yggdrasil.runtime.kept_text import KeptText
 from yggdrasil.runtime.loaded import LoadedModel
+from yggdrasil.runtime.native_steps.call import NativeCall, native_call
 from yggdrasil.runtime.traced import ModelCall, StepModule
 
 
@@ -35,11 +36,12 @@ class ModelRunner:
         recorder: Recorder | None = None,
     ) -> None:
         self.loaded = loaded
-        self.backend: Backend = backend
         self.recorder = recorder
-        self.call = ModelCall(loaded, vocab_size, hidden_layers)
         self.weights = list(loaded.tensors.values())
         self.cache = StaticCache.allocate(loaded.outline.key_heads, capacity, loaded.dtype, loaded.device)
+        native = native_call(loaded, self.cache, vocab_size, hidden_layers) if backend == "native" else None
+        self.backend: Backend = "inductor" if backend == "native" and native is None else backend
+        self.call: ModelCall | NativeCall = native or ModelCall(loaded, vocab_size, hidden_layers)
         self._table = torch.zeros(1, dtype=torch.int64, device=loaded.device)
         if backend == "inductor" and is_native():
             self._table.fill_(torch.ops.yggdrasil.keep_table([*self.weights, *self.cache.tensors()]))

@@ -5,31 +5,20 @@ Dims: W rows of a step, T tree slots its mask covers, V vocabulary, H hidden siz
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, ClassVar, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from yggdrasil.checkpoints.families import cache_name
 from yggdrasil.runtime.cache import StepCache
+from yggdrasil.runtime.forward import HEAD_INPUT, RUNNERS_UP, Forward, likeliest_tokens
 from yggdrasil.runtime.loaded import LoadedModel
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 Call = TypeVar("Call")
-HEAD_INPUT = -1  # layer number of the state that the language-model head reads
-RUNNERS_UP = -2  # layer number of the likeliest tokens after each row, best first: [R, K] int64
-NUM_RUNNERS_UP = 8  # K
-_BLOCK = 64  # logits of which the greatest is looked at first
-
-
-class Forward(NamedTuple):
-    """What one pass gives."""
-
-    logits: Tensor  # [R, V]
-    hidden: Tensor  # [R, H], the input of the language-model head
-    layers: list[Tensor]  # outputs of the layers asked for, each [W, H]
 
 
 class StepModule(nn.Module):
@@ -109,17 +98,12 @@ class ModelCall:
         # Rows are picked here: between layers it would be a difference of those that repeat.
         own = (HEAD_INPUT, RUNNERS_UP)
         layers = [captured[layer] if layer in own else captured[layer][0] for layer in self.hidden_layers]
-        return Forward(logits, wanted, layers)
+        return Forward(wanted, layers, _Logits(logits, self._num_threads))
 
     @property
     def decoder_layers(self) -> Sequence[nn.Module]:
         """The model's layers, in order."""
         return tuple(decoder_layers(self._loaded.model))
-
-    def best_tokens(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """The greatest logit of each row, not-a-number where there is one, and its token, the lowest of a tie."""
-        best, tokens = torch.ops.yggdrasil.best_tokens(logits, self._num_threads)
-        return best, tokens
 
     def _capture(self, captured: dict[int, Tensor], hooks: ExitStack, rows: Tensor | None) -> None:
         """Note the head's input and the outputs of ``hidden_layers`` while the model runs; its head reads ``rows``.
@@ -146,22 +130,18 @@ class ModelCall:
                 hooks.callback(decoder_layers(model)[layer].register_forward_hook(after_layer(layer)).remove)
 
 
-def likeliest_tokens(logits: Tensor) -> Tensor:
-    """The tokens of the ``NUM_RUNNERS_UP`` greatest logits of each row, best first, [R, K].
+class _Logits:
+    """The head of a pass that has made its logits."""
 
-    They lie in the blocks whose greatest are among the K greatest: most of a vocabulary is only compared once.
-    """
-    size, most = logits.shape[-1], min(NUM_RUNNERS_UP, logits.shape[-1])
-    whole = size // _BLOCK * _BLOCK
-    if whole <= most * _BLOCK:
-        return logits.topk(most).indices
-    blocks = logits[:, :whole].unflatten(1, (-1, _BLOCK))
-    best = blocks.amax(-1).topk(most).indices  # [R, K]
-    places = torch.arange(_BLOCK, device=logits.device)
-    tokens = (best[:, :, None] * _BLOCK + places).flatten(1)  # [R, K * _BLOCK]
-    rest = torch.arange(whole, size, device=logits.device).expand(logits.shape[0], -1)
-    tokens = torch.cat([tokens, rest], dim=1)
-    return tokens.gather(1, logits.gather(1, tokens).topk(most).indices)
+    def __init__(self, logits: Tensor, num_threads: int) -> None:
+        self._logits, self._num_threads = logits, num_threads
+
+    def logits(self, rows: Tensor) -> Tensor:
+        return self._logits
+
+    def best(self, rows: Tensor, logits: Tensor | None) -> tuple[Tensor, Tensor]:
+        best, tokens = torch.ops.yggdrasil.best_tokens(self._logits, self._num_threads)
+        return best, tokens
 
 
 def decoder_layers(model: "PreTrainedModel") -> nn.ModuleList:
@@ -190,6 +170,7 @@ class PrefillStep(CallStep[ModelCall]):
         rows = torch.arange(tokens.shape[0], device=tokens.device)
         mask = rows[:, None] >= rows[None, :]
         offsets = start.expand(2).contiguous()
-        logits, hidden, layers = self._call(weights, caches, tokens, start + rows, mask, offsets, last)
-        best, choice = self._call.best_tokens(logits)
-        return choice, best, hidden.float(), logits, *layers
+        found = self._call(weights, caches, tokens, start + rows, mask, offsets, last)
+        logits = found.logits
+        best, choice = found.best_tokens()
+        return choice, best, found.hidden.float(), logits, *found.layers

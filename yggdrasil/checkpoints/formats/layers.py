@@ -43,6 +43,7 @@ class QuantisedLinear(nn.Module):
 class QuantisedExperts(nn.Module):
     """A mixture's experts over quantised weights, as ``PackedExperts`` over full ones; inference only."""
 
+    PARTS = ("gate_proj", "up_proj", "down_proj")
     gate_proj: Tensor
     up_proj: Tensor
     down_proj: Tensor
@@ -53,7 +54,7 @@ class QuantisedExperts(nn.Module):
         self.formats = [weight.format for weight in weights]
         self.inner_features = weights[-1].num_inputs
         self.is_gelu, self.num_threads = is_gelu, num_threads
-        for name, weight in zip(("gate_proj", "up_proj", "down_proj"), weights, strict=True):
+        for name, weight in zip(self.PARTS, weights, strict=True):
             self.register_buffer(name, weight.packed)
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
@@ -83,12 +84,12 @@ class QuantisedEmbedding(nn.Module):
         return output
 
 
-def formats_of(model: nn.Module) -> list[int]:
-    """GGUF's numbers for the formats of the quantised layers, in the model's order."""
-    formats: list[int] = []
-    for layer in model.modules():
+def formats_of(model: nn.Module) -> dict[str, int]:
+    """GGUF's numbers for the formats of the quantised layers, by the layer's name; of experts, by each weight's."""
+    formats: dict[str, int] = {}
+    for name, layer in model.named_modules():
         if isinstance(layer, QuantisedLinear | QuantisedEmbedding):
-            formats.append(layer.format)
+            formats[name] = layer.format
         elif isinstance(layer, QuantisedExperts):
-            formats += layer.formats
+            formats |= {f"{name}.{part}": form for part, form in zip(layer.PARTS, layer.formats, strict=True)}
     return formats

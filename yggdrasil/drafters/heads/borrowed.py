@@ -23,8 +23,8 @@ def embedding_of(target: LoadedModel) -> nn.Module:
     kept = _kept(target, _EMBEDDINGS)
     if "weight" in kept:
         return table(kept["weight"])
-    if "packed" in kept:  # the first of a model's quantised layers
-        rows = PackedRows(target.formats[0], target.vocab_size, target.hidden_size, kept["packed"])
+    if "packed" in kept:
+        rows = PackedRows(_format(target, _EMBEDDINGS), target.vocab_size, target.hidden_size, kept["packed"])
         return QuantisedEmbedding(rows, target.dtype)
     weight = getattr(target.model.get_input_embeddings(), "weight", None)
     if not isinstance(weight, Tensor) or weight.shape[-1] != target.hidden_size:
@@ -40,13 +40,13 @@ def output_of(target: LoadedModel, num_threads: int) -> nn.Module:
     """
     kept, bias = _kept(target, _OUTPUTS), _kept(target, _OUTPUTS).get("bias")
     shape = target.vocab_size, target.hidden_size
-    quantised = target.formats[-1:]  # the last of a model's quantised layers
+    modules = _OUTPUTS
     if not kept and target.formats:
-        kept, quantised = _kept(target, _EMBEDDINGS), target.formats[:1]
+        kept, modules = _kept(target, _EMBEDDINGS), _EMBEDDINGS
     if "packed" in kept and kept["packed"].dtype == target.dtype:
         return PackedLinear.over(kept["packed"], bias, shape, num_threads)
     if "packed" in kept:
-        return QuantisedLinear(PackedRows(quantised[0], *shape, kept["packed"]), bias, num_threads)
+        return QuantisedLinear(PackedRows(_format(target, modules), *shape, kept["packed"]), bias, num_threads)
     weight = kept.get("weight", _kept(target, _EMBEDDINGS).get("weight"))
     if weight is None or tuple(weight.shape) != shape:
         raise YggdrasilError(f"{target.name} has no output layer that a head could read; give a head of another kind")
@@ -78,6 +78,11 @@ def table(weight: Tensor) -> nn.Module:
     """An embedding over ``weight``."""
     embedding: nn.Module = nn.Embedding.from_pretrained(weight)
     return embedding
+
+
+def _format(target: LoadedModel, modules: tuple[str, ...]) -> int:
+    """The format of the first of ``modules`` that is quantised."""
+    return next(form for name, form in target.formats.items() if name.rpartition(".")[2] in modules)
 
 
 def _kept(target: LoadedModel, modules: tuple[str, ...]) -> dict[str, Tensor]:

@@ -87,7 +87,7 @@ def load_head(folder: Path, target: LoadedModel, num_threads: int, vocabulary: V
     query_heads, rows = _attention_of(settings)
     outline = Outline(_ANY_LENGTH, settings.vocab_size, settings.hidden_size, query_heads, rows, None)
     loaded = LoadedModel(
-        str(folder), outline, num_threads, target.dtype, target.device, tensors, formats_of(module),
+        str(folder), outline, num_threads, target.dtype, target.device, tensors, formats_of(module), {},
         json.dumps(asdict(settings), sort_keys=True), lambda: cast("PreTrainedModel", module),
     )  # fmt: skip
     readings = settings.readings(target.num_layers)

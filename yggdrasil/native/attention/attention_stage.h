@@ -6,30 +6,6 @@
 
 namespace yggdrasil {
 
-// A compiler may make a product and a sum one operation, which rounds once: products that were rounded are kept from it.
-#ifdef __x86_64__
-[[gnu::always_inline]] inline float apart(float x) {
-  asm("" : "+x"(x));
-  return x;
-}
-#else
-inline float apart(float x) {
-  volatile float kept = x;
-  return kept;
-}
-#endif
-#ifdef YGG_AVX512
-[[gnu::always_inline]] inline Lanes apart(Lanes x) {
-  asm("" : "+v"(x));
-  return x;
-}
-#elif defined(YGG_AVX2)
-[[gnu::always_inline]] inline Lanes apart(Lanes x) {
-  asm("" : "+x"(x.low), "+x"(x.high));
-  return x;
-}
-#endif
-
 // Rotary embedding of a head's D numbers, halves against each other; every operation is rounded, as the model's own code
 // does. `to` may be `from`.
 template <typename T>
@@ -54,11 +30,39 @@ void rotate(const T* from, const T* cos, const T* sin, int64_t head_dim, T* to) 
   }
 }
 
+// Which numbers of a head are turned against each other: its halves, every operation rounded; or in float32, rounded once, its
+// halves or neighbours.
+enum class Turn : int64_t { halves = 0, wide_halves = 1, wide_pairs = 2 };
+
+// Rotary embedding in float32 by cosines and sines of all D numbers, the second half of them as the first.
+template <typename T>
+void rotate_wide(const T* from, const float* cos, const float* sin, int64_t head_dim, bool are_pairs, T* to) {
+  const int64_t half = head_dim / 2, apart_by = are_pairs ? 1 : half, step = are_pairs ? 2 : 1;
+  for (int64_t j = 0; j < half; ++j) {
+    const float low = widen(from[j * step]), high = widen(from[j * step + apart_by]);
+    to[j * step] = static_cast<T>(apart(low * cos[j]) - apart(high * sin[j]));
+    to[j * step + apart_by] = static_cast<T>(apart(high * cos[j]) + apart(low * sin[j]));
+  }
+}
+
+// Cosines and sines [W, D], of the rows' dtype or, of wide turns, float32; null: nothing is turned.
+struct Turning {
+  Turn turn;
+  const void *cos, *sin;
+
+  template <typename T>
+  void apply(int64_t row, const T* from, int64_t d, T* to) const {
+    const auto of_row = [&]<typename N>(N, const void* all) { return static_cast<const N*>(all) + row * d; };
+    if (turn == Turn::halves) return rotate(from, of_row(T{}, cos), of_row(T{}, sin), d, to);
+    rotate_wide(from, of_row(0.0f, cos), of_row(0.0f, sin), d, turn == Turn::wide_pairs, to);
+  }
+};
+
 // What becomes of heads before they attend.
 template <typename T>
 struct HeadTurn {
   NormOf<T> query_norm, key_norm;  // [D] each
-  const T *cos, *sin;  // [W, D], or null: nothing is turned
+  Turning turning;
 
   // A head of a row; `to` may be `from`.
   void turn(const NormOf<T>& norm, int64_t row, const T* from, int64_t d, T* to) const {
@@ -67,7 +71,7 @@ struct HeadTurn {
       head.read(0, 0, d, head.inverse_rms(0), to);
       from = to;
     }
-    if (cos) rotate(from, cos + row * d, sin + row * d, d, to);
+    if (turning.cos) turning.apply(row, from, d, to);
     else if (to != from) std::copy(from, from + d, to);
   }
 };

@@ -42,8 +42,13 @@ struct GateOf {
 template <typename T>
 struct NormOf {
   const T* weight;  // null: there is none
-  bool plus_one;
+  bool plus_one;  // one is added to the weight, and the product is rounded once
   float eps;
+  bool once = false;  // the product with the weight as it is is rounded once
+
+  // Whether the normed number is not rounded before it meets the weight, and what is added to the weight then.
+  bool rounds_once() const { return plus_one || once; }
+  float offset() const { return plus_one ? 1.0f : 0.0f; }
 };
 
 template <typename T>
@@ -82,12 +87,13 @@ struct InputRows {
     const T* weights = norm.weight ? norm.weight + first : nullptr;
     int64_t k = 0;
 #ifdef YGG_AVX2
-    const Lanes factor = spread(inverse), one = spread(1.0f), zero = zeros();
+    const Lanes factor = spread(inverse), one = spread(1.0f), offset = spread(norm.offset()), zero = zeros();
+    const bool rounds_once = norm.rounds_once();
     for (; k + 16 <= count; k += 16) {
       Lanes some = load16(values + k);
       if (weights) {
         const Lanes weight = load16(weights + k), scaled = some * factor;
-        some = round_to<T>(norm.plus_one ? scaled * (one + weight) : weight * round_to<T>(scaled));
+        some = round_to<T>(rounds_once ? scaled * (offset + weight) : weight * round_to<T>(scaled));
       }
       if (gates) {
         const Lanes given = load16(gates + k);
@@ -100,7 +106,7 @@ struct InputRows {
       float one_value = widen(values[k]);
       if (weights) {
         const float weight = widen(weights[k]), scaled = one_value * inverse;
-        one_value = rounded(norm.plus_one ? scaled * (1.0f + weight) : weight * rounded(scaled));
+        one_value = rounded(norm.rounds_once() ? scaled * (norm.offset() + weight) : weight * rounded(scaled));
       }
       if (gates) {
         const float given = widen(gates[k]);

@@ -199,4 +199,28 @@ inline Lanes round_to(Lanes values) {
 }
 #endif
 
+// A compiler may make a product and a sum one operation, which rounds once: products that were rounded are kept from it.
+#ifdef __x86_64__
+[[gnu::always_inline]] inline float apart(float x) {
+  asm("" : "+x"(x));
+  return x;
+}
+#else
+inline float apart(float x) {
+  volatile float kept = x;
+  return kept;
+}
+#endif
+#ifdef YGG_AVX512
+[[gnu::always_inline]] inline Lanes apart(Lanes x) {
+  asm("" : "+v"(x));
+  return x;
+}
+#elif defined(YGG_AVX2)
+[[gnu::always_inline]] inline Lanes apart(Lanes x) {
+  asm("" : "+x"(x.low), "+x"(x.high));
+  return x;
+}
+#endif
+
 }  // namespace yggdrasil

@@ -20,8 +20,9 @@ template <typename T>
 class ProgramRun {
  public:
   // `rows` [..., K] are what the first stage reads, `tensors` those of the first run.
-  ProgramRun(const Program& program, int64_t rows, const std::vector<const Tensor*>& tensors, int64_t num_threads)
-      : program_(program), rows_(rows), num_threads_(num_threads) {
+  // Programs that are laid out at one time have no attention of one number, counted from `first_attention`.
+  ProgramRun(const Program& program, int64_t rows, const std::vector<const Tensor*>& tensors, int64_t num_threads, int64_t first_attention = 0)
+      : program_(program), rows_(rows), num_threads_(num_threads), first_attention_(first_attention) {
     for (const Tensor* tensor : tensors) sizes_.push_back(size_of(tensor));
     int64_t attentions = 0;
     std::vector<std::vector<int64_t>> reads;  // of each stage
@@ -46,13 +47,19 @@ class ProgramRun {
           end_stage({code.input, code.residual});
         });
     place_values(tensors.size(), reads, ends);
-    if (static_cast<int64_t>(seen().size()) < attentions) seen().resize(attentions);
+    end_attention_ = first_attention_ + attentions;
+    if (static_cast<int64_t>(seen().size()) < end_attention_) seen().resize(end_attention_);
   }
 
   int64_t size(int64_t value) const {
     TORCH_CHECK(value >= 0 && value < static_cast<int64_t>(sizes_.size()), "a program reads the value ", value, ", which is not there yet");
     return sizes_[value];
   }
+
+  int64_t end_attention() const { return end_attention_; }
+
+  // Asks for the memory of several programs before any is laid out: asking again may move it.
+  void reserve() const { scratch_words<Scratch::rows>(stage_words_), scratch_words<Scratch::values>(value_words_); }
 
   int64_t last_value() const { return static_cast<int64_t>(sizes_.size()) - 1; }
 
@@ -68,7 +75,7 @@ class ProgramRun {
     }
     for (const int64_t place : places_) data_.push_back(values + place);
     for (const auto& [value, place] : given) data_[value] = place;
-    int64_t value = tensors.size(), attention = 0;
+    int64_t value = tensors.size(), attention = first_attention_;
     read_program(
         program_,
         [&](const LinearsCode& code) {
@@ -115,8 +122,8 @@ class ProgramRun {
 
   int64_t words_of(size_t value) const { return (rows_ * sizes_[value] * static_cast<int64_t>(sizeof(T)) / 4 + 16) / 16 * 16; }
 
-  static std::vector<SeenKeys>& seen() {
-    static thread_local std::vector<SeenKeys> kept;
+  static std::deque<SeenKeys>& seen() {  // whose places stay where they are
+    static thread_local std::deque<SeenKeys> kept;
     return kept;
   }
 
@@ -203,8 +210,9 @@ class ProgramRun {
 
   // What stages are made of, wherever values lie just now.
   const T* at(int64_t value) const { return value < 0 ? nullptr : static_cast<const T*>(data_.at(value)); }
+  const void* at_raw(int64_t value) const { return value < 0 ? nullptr : data_.at(value); }
   void* result_at(int64_t value) const { return const_cast<void*>(data_.at(value)); }
-  NormOf<T> norm_at(int64_t value, int64_t plus_one, double eps) const { return {at(value), value >= 0 && plus_one != 0, static_cast<float>(eps)}; }
+  NormOf<T> norm_at(int64_t value, int64_t plus_one, double eps) const { return {at(value), plus_one == 1, static_cast<float>(eps), plus_one == 2}; }
 
   InputRows<T> input_of(const LinearsCode& code) const {
     return {at(code.input), {at(code.gate), code.gelu != 0}, norm_at(code.norm, code.plus_one, code.eps), rows_, size(code.input)};
@@ -213,12 +221,13 @@ class ProgramRun {
   LinearOutput output_of(const LinearsCode& code, size_t layer, int64_t value) const {
     const int64_t bias = code.layers[4 * layer + 1];
     const float* known = bias < 0 ? nullptr : widened_[bias].empty() ? static_cast<const float*>(data_[bias]) : widened_[bias].data();
-    return {nullptr, result_at(value), known, at(code.residual), code.layers[4 * layer + 2], std::is_same_v<T, BFloat16>};
+    return {nullptr, result_at(value), known, at(code.residual), code.layers[4 * layer + 2], std::is_same_v<T, BFloat16>,
+            static_cast<float>(code.scale)};
   }
 
   AttentionStage<T> attention_of(const AttentionCode& code, AttentionOf<T> of, const SeenKeys& sees, int64_t value) const {
     of.key_cache = at(code.key_cache), of.value_cache = at(code.value_cache);
-    const HeadTurn<T> turn{norm_at(code.query_norm, code.plus_one, code.eps), norm_at(code.key_norm, code.plus_one, code.eps), at(code.cos), at(code.sin)};
+    const HeadTurn<T> turn{norm_at(code.query_norm, code.plus_one, code.eps), norm_at(code.key_norm, code.plus_one, code.eps), {static_cast<Turn>(code.turn), at_raw(code.cos), at_raw(code.sin)}};
     return {of, sees, rows_, static_cast<T*>(result_at(code.query)), at(code.key), at(code.value), turn, static_cast<T*>(result_at(value)), num_threads_};
   }
 
@@ -245,7 +254,13 @@ class ProgramRun {
       TORCH_CHECK(norm < 0 || size(norm) == d, "a norm of heads has their size");
       check_norm(norm, tensors);
     }
-    check_rows({code.query, code.key, code.value, code.cos, code.sin}, tensors);
+    TORCH_CHECK(code.turn >= 0 && code.turn <= 2, "attention turns in no way ", code.turn);
+    check_rows({code.query, code.key, code.value}, tensors);
+    if (code.turn == 0) return check_rows({code.cos, code.sin}, tensors);
+    for (const int64_t value : {code.cos, code.sin}) {
+      const Tensor& turn = tensor_at(value, tensors);
+      TORCH_CHECK(turn.scalar_type() == at::kFloat && turn.is_contiguous() && turn.numel() == rows_ * d, "cos and sin of this turn are float32, not ", turn.scalar_type());
+    }
   }
 
   void check_rows(std::initializer_list<int64_t> values, const std::vector<const Tensor*>& tensors) const {
@@ -267,7 +282,8 @@ class ProgramRun {
   static int64_t size_of(const Tensor* tensor) { return tensor && tensor->dim() > 0 ? tensor->size(-1) : 0; }
 
   const Program program_;
-  const int64_t rows_, num_threads_;
+  const int64_t rows_, num_threads_, first_attention_;
+  int64_t end_attention_ = 0;
   std::vector<int64_t> sizes_, places_;  // numbers of a row; where values lie among those that are not given
   int64_t stage_words_ = 0, value_words_ = 0;
   std::vector<const void*> data_;

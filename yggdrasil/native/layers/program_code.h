@@ -6,11 +6,14 @@
 //
 //   linears    0, input, gate, gelu, norm, plus one, residual, how many, then for each layer: packed, bias, outputs, format
 //              (-1: not quantised)
-//   attention  1, query, key, value, query norm, key norm, cos, sin, key cache, value cache, offsets, tree mask, window, plus one
+//   attention  1, query, key, value, query norm, key norm, cos, sin, key cache, value cache, offsets, tree mask, window, plus one, turn
 //   norm       2, input, norm, plus one, residual
 //
-// and of each stage three numbers: eps of a norm, scale and softcap. Of gates and norms `gelu` and `plus one` say which they
-// are, 0 or 1, as in Around. Tensors are numbered first, then what stages give, one
+// and of each stage three numbers: eps of a norm, scale and softcap. The scale of linears is what their outputs are multiplied by
+// before a residual is added. `gelu` is 0 or 1, as in Around. `plus one` is 0 (the normed number is rounded, then multiplied by the
+// weight), 1 (multiplied by the weight plus one and rounded once) or 2 (multiplied by the weight and rounded once). `turn` is 0
+// (halves of a head against each other, each operation rounded), 1 (the same in float32 with float32 cos and sin, rounded once) or
+// 2 (as 1, with neighbours against each other). Tensors are numbered first, then what stages give, one
 // number a layer or attention; -1 is nothing. Queries are normed and turned where they lie, so nobody else may read them.
 #pragma once
 
@@ -26,11 +29,11 @@ struct Program {
 struct LinearsCode {
   int64_t input, gate, gelu, norm, plus_one, residual;
   at::IntArrayRef layers;  // four numbers each
-  double eps;
+  double eps, scale;
 };
 
 struct AttentionCode {
-  int64_t query, key, value, query_norm, key_norm, cos, sin, key_cache, value_cache, offsets, mask, window, plus_one;
+  int64_t query, key, value, query_norm, key_norm, cos, sin, key_cache, value_cache, offsets, mask, window, plus_one, turn;
   double eps, scale, softcap;
 };
 
@@ -58,14 +61,14 @@ void read_program(const Program& program, const Linears& linears, const Attentio
     const double* numbers = program.numbers.data() + 3 * stage;
     const int64_t kind = take();
     if (kind == 0) {
-      LinearsCode code{take(), take(), take(), take(), take(), take(), {}, numbers[0]};
+      LinearsCode code{take(), take(), take(), take(), take(), take(), {}, numbers[0], numbers[1]};
       const auto count = static_cast<size_t>(4 * take());
       TORCH_CHECK(at + count <= program.code.size(), "a program ends within a stage");
       code.layers = program.code.slice(at, count);
       at += count;
       linears(code);
     } else if (kind == 1) {
-      attention(AttentionCode{take(), take(), take(), take(), take(), take(), take(), take(), take(), take(), take(), take(), take(),
+      attention(AttentionCode{take(), take(), take(), take(), take(), take(), take(), take(), take(), take(), take(), take(), take(), take(),
                               numbers[0], numbers[1], numbers[2]});
     } else {
       TORCH_CHECK(kind == 2, "a program has no stage of the kind ", kind);

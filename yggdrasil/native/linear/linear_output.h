@@ -82,6 +82,7 @@ struct LinearOutput {
   const void* residual;  // [W, N], added to what is rounded; nullable
   int64_t outputs;
   bool is_bf16;
+  float scale = 1.0f;  // what is rounded is multiplied by this, and rounded again, before a residual is added
 };
 
 // Where a stage's rows, weights and outputs lie just now: those of layers that repeat lie elsewhere in each.
@@ -117,7 +118,9 @@ inline Lanes finished_panel(const LinearOutput& to, int64_t row, int64_t panel, 
   Lanes whole = load16(values);
   if (to.bias) whole = whole + load16(to.bias + begin);
   if (!to.residual) return whole;
-  return round_to<T>(whole) + load16(static_cast<const T*>(to.residual) + row * to.outputs + begin);
+  whole = round_to<T>(whole);
+  if (to.scale != 1.0f) whole = round_to<T>(whole * spread(to.scale));
+  return apart(whole) + load16(static_cast<const T*>(to.residual) + row * to.outputs + begin);
 }
 #endif
 
@@ -127,8 +130,9 @@ template <typename T>
   auto* out = static_cast<T*>(to.out);
   const auto* residual = static_cast<const T*>(to.residual);
   for (int64_t j = 0, place = row * to.outputs + begin; j < count; ++j, ++place) {
-    const T sum = static_cast<T>(to.bias ? values[j] + to.bias[begin + j] : values[j]);
-    out[place] = residual ? static_cast<T>(widen(sum) + widen(residual[place])) : sum;
+    T sum = static_cast<T>(to.bias ? values[j] + to.bias[begin + j] : values[j]);
+    if (residual && to.scale != 1.0f) sum = static_cast<T>(widen(sum) * to.scale);
+    out[place] = residual ? static_cast<T>(apart(widen(sum)) + widen(residual[place])) : sum;
   }
 }
 

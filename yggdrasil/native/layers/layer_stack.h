@@ -1,0 +1,146 @@
+// A model's layers one behind the other, each a program over tensors of its own: described once, run by one call.
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "layers/program_ops.h"
+
+namespace yggdrasil {
+
+// Layers of one kind run the same program; what a program reads is the rows, what all layers share, then the layer's own tensors.
+struct LayerStack {
+  struct Kind {
+    std::vector<int64_t> code;
+    std::vector<double> numbers;
+
+    Program program() const { return {code, numbers}; }
+  };
+
+  struct Layer {
+    size_t kind;
+    std::vector<int64_t> places;  // of its own tensors
+    std::vector<const void*> data;
+    bool is_alike = false;  // its tensors have the dtypes, sizes and layouts of those of the layer of its kind before
+  };
+
+  Table table;
+  std::vector<Kind> kinds;
+  std::vector<Layer> layers;
+};
+
+struct Stacks {
+  std::mutex mutex;
+  std::unordered_map<int64_t, std::shared_ptr<const LayerStack>> kept;
+  int64_t last = 0;
+
+  static Stacks& all() {
+    static auto* stacks = new Stacks;
+    return *stacks;
+  }
+};
+
+// Keeps a stack under a number. `kinds` are those of the layers; `places` are their own tensors among `tensors`, a layer behind the
+// other; `code`, `numbers` and their sizes are those of the kinds, one behind the other; `sizes` holds of each kind how many numbers it has,
+// then how many own tensors.
+inline int64_t keep_stack(at::TensorList tensors, at::IntArrayRef kinds, at::IntArrayRef places, at::IntArrayRef code, at::IntArrayRef code_sizes,
+                          at::ArrayRef<double> numbers, at::IntArrayRef sizes) {
+  TORCH_CHECK(sizes.size() == 2 * code_sizes.size(), "each kind of layer says how many numbers and tensors it has");
+  auto stack = std::make_shared<LayerStack>(LayerStack{Table(tensors), {}, {}});
+  size_t at_code = 0, at_number = 0, at_place = 0;
+  for (size_t i = 0; i < code_sizes.size(); ++i) {
+    const at::IntArrayRef own_code = code.slice(at_code, code_sizes[i]);
+    const at::ArrayRef<double> own_numbers = numbers.slice(at_number, sizes[2 * i]);
+    stack->kinds.push_back({own_code.vec(), own_numbers.vec()});
+    at_code += code_sizes[i], at_number += sizes[2 * i];
+  }
+  std::vector<const LayerStack::Layer*> last(code_sizes.size(), nullptr);
+  stack->layers.reserve(kinds.size());
+  for (const int64_t kind : kinds) {
+    TORCH_CHECK(kind >= 0 && kind < static_cast<int64_t>(last.size()), "a layer is of the kind ", kind, ", which is not given");
+    const int64_t count = sizes[2 * kind + 1];
+    auto& layer = stack->layers.emplace_back(LayerStack::Layer{static_cast<size_t>(kind), places.slice(at_place, count).vec(), {}, false});
+    at_place += count;
+    for (const int64_t place : layer.places) layer.data.push_back(stack->table.entries.at(place).data);
+    layer.is_alike = last[kind] && stack->table.are_alike(last[kind]->places, layer.places);
+    last[kind] = &layer;
+  }
+  Stacks& all = Stacks::all();
+  const std::lock_guard<std::mutex> lock(all.mutex);
+  all.kept[++all.last] = std::move(stack);
+  return all.last;
+}
+
+inline void drop_stack(int64_t number) {
+  Stacks& all = Stacks::all();
+  const std::lock_guard<std::mutex> lock(all.mutex);
+  all.kept.erase(number);
+}
+
+inline std::shared_ptr<const LayerStack> stack_of(int64_t number) {
+  Stacks& all = Stacks::all();
+  const std::lock_guard<std::mutex> lock(all.mutex);
+  const auto found = all.kept.find(number);
+  TORCH_CHECK(found != all.kept.end(), "there is no stack ", number);
+  return found->second;
+}
+
+// Runs the layers over the rows `carried`; returns what the layers `kept` gave, which ascend.
+// NOTE: layers write to their caches, which the schema does not say.
+inline std::vector<Tensor> run_stack(int64_t number, const Tensor& carried, at::TensorList shared, at::IntArrayRef kept, int64_t num_threads) {
+  const std::shared_ptr<const LayerStack> stack = stack_of(number);
+  std::vector<Tensor> dense, results;
+  dense.reserve(shared.size());
+  for (const Tensor& tensor : shared) dense.push_back(tensor.contiguous());
+  Tensor value = carried.contiguous();
+  std::vector<const Tensor*> tensors;
+  const auto take = [&](const LayerStack::Layer& layer) {
+    tensors.assign(1, &value);
+    for (const Tensor& tensor : dense) tensors.push_back(&tensor);
+    for (const int64_t place : layer.places) tensors.push_back(&stack->table.tensors.at(place));
+  };
+  const size_t num_shared = shared.size(), num_kinds = stack->kinds.size();
+  return with_rows_of(value, [&]<typename T>(T) {
+    std::deque<ProgramRun<T>> runs;  // of each kind
+    std::vector<size_t> run_of(num_kinds, num_kinds);
+    for (const LayerStack::Layer& layer : stack->layers) {
+      if (run_of[layer.kind] != num_kinds) continue;
+      take(layer);
+      run_of[layer.kind] = runs.size();
+      const int64_t first_attention = runs.empty() ? 0 : runs.back().end_attention();
+      const auto& run = runs.emplace_back(stack->kinds[layer.kind].program(), value.numel() / value.size(-1), tensors, num_threads, first_attention);
+      TORCH_CHECK(run.size(run.last_value()) == value.size(-1), "layers give rows of the size that they take");
+    }
+    for (const auto& run : runs) run.reserve();
+    std::vector<char> is_laid_out(runs.size(), false);
+    Tensor buffers[2];
+    for (size_t i = 0; i < stack->layers.size(); ++i) {
+      const LayerStack::Layer& layer = stack->layers[i];
+      if (i + 1 < stack->layers.size())
+        for (const void* const& next : stack->layers[i + 1].data) __builtin_prefetch(&next);
+      ProgramRun<T>& run = runs[run_of[layer.kind]];
+      const bool is_kept = results.size() < kept.size() && kept[results.size()] == static_cast<int64_t>(i);
+      Tensor& buffer = buffers[i % 2];
+      Tensor output = is_kept ? at::empty_like(value) : buffer.defined() ? buffer : buffer = at::empty_like(value);
+      if (layer.is_alike && is_laid_out[run_of[layer.kind]]) {
+        run.place(0, value.const_data_ptr());
+        run.place(run.last_value(), output.mutable_data_ptr());
+        for (size_t k = 0; k < layer.data.size(); ++k) run.place(1 + num_shared + k, layer.data[k]);
+      } else {
+        take(layer);
+        run.lay_out(tensors, {{run.last_value(), output.mutable_data_ptr()}});
+        is_laid_out[run_of[layer.kind]] = true;
+      }
+      run.run();
+      if (is_kept) results.push_back(output);
+      value = std::move(output);
+    }
+    return results;
+  });
+}
+
+}  // namespace yggdrasil

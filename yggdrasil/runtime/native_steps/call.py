@@ -1,0 +1,161 @@
+"""One pass of a described model: embedding, rotary tables, the stack of layers, and the head.
+
+Dims: W rows of a step, T tree slots its mask covers, V vocabulary, H hidden size, R rows whose logits are wanted.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from yggdrasil.native import is_native
+from yggdrasil.runtime.cache import StaticCache
+from yggdrasil.runtime.forward import HEAD_INPUT, RUNNERS_UP, Forward, likeliest_tokens
+from yggdrasil.runtime.loaded import LoadedModel
+from yggdrasil.runtime.native_steps.families import Description, describe
+from yggdrasil.runtime.native_steps.layers import Linear, NotCoveredError, Weights, stack_of
+from yggdrasil.runtime.native_steps.rotary import rotary_table
+
+
+def native_call(
+    loaded: LoadedModel, cache: StaticCache, vocab_size: int, hidden_layers: Sequence[int] = ()
+) -> "NativeCall | None":
+    """The model's pass over ``cache``; None where its family is not covered or the native library is not there."""
+    described = describe(loaded.config) if is_native() and loaded.device.type == "cpu" else None
+    if described is None:
+        return None
+    try:
+        return NativeCall(loaded, described, cache, vocab_size, hidden_layers)
+    except NotCoveredError:
+        return None
+
+
+class NativeCall:
+    """The part of every step that runs the model; takes ``ModelCall``'s place, over the cache that it was made for."""
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        described: Description,
+        cache: StaticCache,
+        vocab_size: int,
+        hidden_layers: Sequence[int] = (),
+    ) -> None:
+        self.vocab_size = vocab_size
+        self.hidden_layers = tuple(hidden_layers)
+        weights = Weights(loaded.tensors, loaded.formats)
+        positions = min(described.max_positions, cache.capacity)
+        self._last_position = positions - 1
+        self._last_token = loaded.vocab_size - 1
+        self._stack = stack_of(described, weights, cache.keys, cache.values, loaded.num_threads)
+        # A turn in float32 reads its table in float32.
+        table_dtype = loaded.dtype if described.turn == 0 else torch.float32
+        self._turns = [
+            part
+            for rope in described.ropes.values()
+            for part in rotary_table(rope, described.head_size, positions, table_dtype)
+        ]
+        self._embedding = _Embedding(loaded, described, weights)
+        self._head = _Head(loaded, described, weights, vocab_size)
+        self._kept = [*sorted({layer for layer in self.hidden_layers if layer >= 0}), len(described.layers)]
+
+    def __call__(
+        self,
+        weights: list[Tensor],  # as ``caches``: those that it was made for
+        caches: list[Tensor],
+        tokens: Tensor,  # [W] int64
+        positions: Tensor,  # [W] int64
+        tree_mask: Tensor,  # [W, T] bool over the slots from offsets[0] on
+        offsets: Tensor,  # [2] int64: context length, first slot written
+        rows: Tensor | None = None,  # [R] int64, all where None
+    ) -> Forward:
+        # An id that only a padded target knows has no row in a drafter; padding rows may lie behind the last position.
+        embedded = self._embedding(tokens.clamp(max=self._last_token))
+        places = positions.clamp(max=self._last_position)
+        shared = [tree_mask, offsets, *(table.index_select(0, places) for table in self._turns)]
+        outputs = dict(zip(self._kept, self._stack.run(embedded, shared, self._kept), strict=True))
+        hidden = outputs[self._kept[-1]]
+        wanted = hidden if rows is None else hidden.index_select(0, rows)
+        forward = Forward(wanted, [], self._head)
+        for layer in self.hidden_layers:
+            if layer == RUNNERS_UP:
+                forward.layers.append(likeliest_tokens(forward.logits))
+            else:
+                forward.layers.append(hidden if layer == HEAD_INPUT else outputs[layer])
+        return forward
+
+
+class _Embedding:
+    """Rows of the embedding, scaled as the family scales them."""
+
+    def __init__(self, loaded: LoadedModel, described: Description, weights: Weights) -> None:
+        name = "model.embed_tokens"
+        self._table = weights.tensors.get(f"{name}.weight")
+        self._packed, self._format = weights.tensors.get(f"{name}.packed"), weights.format_of(name)
+        if self._table is None and (self._packed is None or self._format < 0):
+            raise NotCoveredError("there is no embedding")
+        self._shape = described.hidden_size, loaded.vocab_size
+        self._dtype = loaded.dtype
+        scale = described.embedding_scale
+        self._scale: float | Tensor = torch.tensor(scale).to(loaded.dtype) if described.is_scale_rounded else scale
+        self._is_scaled = scale != 1.0
+
+    def __call__(self, tokens: Tensor) -> Tensor:
+        if self._table is not None:
+            rows = self._table.index_select(0, tokens)
+        else:
+            rows = torch.ops.yggdrasil.quantised_rows(tokens, self._packed, self._format, *self._shape, self._dtype)
+        return rows * self._scale if self._is_scaled else rows
+
+
+class _Head:
+    """Logits of rows, or of each row the best token alone."""
+
+    def __init__(self, loaded: LoadedModel, described: Description, weights: Weights, vocab_size: int) -> None:
+        name = "lm_head" if weights.has("lm_head.packed") else "model.embed_tokens"  # one quantised table is kept once
+        self._layer = weights.linear(name, loaded.vocab_size)
+        if name != "lm_head" and self._layer.format < 0:
+            raise NotCoveredError("there is no output layer")
+        copy, factors = (weights.tensors.get(f"lm_head.{part}") for part in ("copy", "factors"))
+        self._screen = None if copy is None or factors is None else (copy, factors)
+        self._threads, self._vocab_size = loaded.num_threads, vocab_size
+        self._divisor, self._softcap = described.logit_divisor, described.logit_softcap
+        # What is rounded once more may make two logits equal, of which the first is to be chosen.
+        self._is_plain = self._divisor == 1.0 and self._softcap == 0.0 and vocab_size == loaded.vocab_size
+
+    def logits(self, rows: Tensor) -> Tensor:
+        """Of ``rows`` [R, H], [R, V]."""
+        layer = self._layer
+        logits: Tensor = _outputs(rows, layer, self._threads)
+        if self._divisor != 1.0:
+            logits = logits / self._divisor
+        if self._softcap:
+            logits = torch.tanh(logits / self._softcap) * self._softcap
+        return logits[:, : self._vocab_size]
+
+    def best(self, rows: Tensor, logits: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The greatest logit of each row and its token, [R] each; ``logits`` of the rows, where they are there."""
+        if logits is None and not self._is_plain:
+            logits = self.logits(rows)
+        packed, bias, outputs, form = self._layer
+        operators = torch.ops.yggdrasil
+        if logits is not None:
+            best, tokens = operators.best_tokens(logits, self._threads)
+        elif form >= 0:
+            best, tokens = operators.quantised_best(rows, packed, bias, outputs, form, self._threads)
+        elif self._screen is not None:
+            best, tokens = operators.screened_best(rows, packed, bias, *self._screen, outputs, self._threads)
+        else:
+            best, tokens = operators.packed_best(rows, packed, bias, outputs, self._threads)
+        return best, tokens
+
+
+def _outputs(rows: Tensor, layer: Linear, num_threads: int) -> Tensor:
+    packed, bias, outputs, form = layer
+    operators = torch.ops.yggdrasil
+    given: Tensor
+    if form >= 0:
+        given = operators.quantised_linear(rows, packed, bias, outputs, form, num_threads)
+    else:
+        given = operators.packed_linear(rows, packed, bias, outputs, num_threads)
+    return given

@@ -1,0 +1,221 @@
+"""What a decoder computes, read from its configuration: plain JSON, so that no model code is imported.
+
+Covered are families of decoder layers made of linears, RMS norms, rotary attention and a gated MLP. A configuration
+that asks for anything else is not described, and TorchInductor serves it.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Config = Mapping[str, Any]
+# How a norm multiplies by its weight: after rounding; one added, rounded once; rounded once.
+NormKind = Literal[0, 1, 2]
+# Which numbers of a head turn against each other: halves, every operation rounded; halves or neighbours in float32.
+Turn = Literal[0, 1, 2]
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+
+@dataclass(frozen=True)
+class LayerShape:
+    """What differs between the layers of a model."""
+
+    window: int  # keys of its path that a row sees, its own included; 0: all
+    rope: str | None  # which of the model's rotary tables; None: positions do not turn its heads
+
+
+@dataclass(frozen=True)
+class Description:
+    """A decoder-only model in the words of its layers."""
+
+    vocab_size: int
+    hidden_size: int
+    inner_size: int
+    query_heads: int
+    key_heads: int
+    head_size: int
+    norm_eps: float
+    norm_kind: NormKind
+    is_gelu: bool  # the MLP's gate, by tanh; else silu
+    turn: Turn
+    scale: float  # of attention scores
+    softcap: float  # of attention scores; 0: none
+    embedding_scale: float
+    is_scale_rounded: bool  # to the dtype of the rows, before it multiplies
+    residual_scale: float  # of what a layer adds
+    logit_divisor: float
+    logit_softcap: float  # 0: none
+    ropes: Mapping[str, Config]  # by name: rope_type, rope_theta and what the type needs
+    layers: tuple[LayerShape, ...]
+    max_positions: int
+
+
+@dataclass(frozen=True)
+class Family:
+    """What a family's configurations leave unsaid, and what its layers do that others do not."""
+
+    defaults: Config
+    norm_kind: NormKind = 0
+    turn: Turn = 0
+    theta: float = 10000.0
+    scales_embedding: bool = False  # by the root of the hidden size
+    windows: Callable[[Config], Sequence[str]] = lambda config: [FULL] * config["num_hidden_layers"]
+
+
+def _layer_types(pattern: Callable[[Config], int]) -> Callable[[Config], Sequence[str]]:
+    """The types that a configuration lists, or every ``pattern``-th layer full and the others sliding."""
+
+    def types(config: Config) -> Sequence[str]:
+        if config.get("layer_types"):
+            return list(config["layer_types"])
+        every = pattern(config)
+        return [FULL if every and (i + 1) % every == 0 else SLIDING for i in range(config["num_hidden_layers"])]
+
+    return types
+
+
+def _qwen_types(config: Config) -> Sequence[str]:
+    if not config.get("use_sliding_window"):
+        return [FULL] * config["num_hidden_layers"]
+    first = config.get("max_window_layers", 28)
+    return config.get("layer_types") or [SLIDING if i >= first else FULL for i in range(config["num_hidden_layers"])]
+
+
+def _smollm_types(config: Config) -> Sequence[str]:
+    if not config.get("use_sliding_window"):
+        return [FULL] * config["num_hidden_layers"]
+    return config.get("layer_types") or [FULL if turns else SLIDING for turns in _turning_layers(config)]
+
+
+def _turning_layers(config: Config) -> Sequence[int]:
+    """1 for every layer whose heads are turned by positions."""
+    every = config.get("no_rope_layer_interval", 4)
+    return config.get("no_rope_layers") or [int((i + 1) % every != 0) for i in range(config["num_hidden_layers"])]
+
+
+def _all_windowed(config: Config) -> Sequence[str]:
+    return [SLIDING if config.get("sliding_window") else FULL] * config["num_hidden_layers"]
+
+
+def _exaone_types(config: Config) -> Sequence[str]:
+    if not config.get("sliding_window"):
+        return [FULL] * config["num_hidden_layers"]
+    return _layer_types(lambda each: each.get("sliding_window_pattern", 4))(config)
+
+
+_GEMMA = {"hidden_act": "gelu_pytorch_tanh", "head_dim": 256, "tie_word_embeddings": True}
+_QWEN2 = Family({}, windows=_qwen_types)
+FAMILIES: Mapping[str, Family] = {
+    "llama": Family({}),
+    "mistral": Family({"num_key_value_heads": 8, "sliding_window": 4096}, windows=_all_windowed),
+    "qwen2": _QWEN2,
+    "mimo": _QWEN2,
+    "qwen3": Family({"head_dim": 128}, windows=_qwen_types),
+    "gemma": Family(_GEMMA, norm_kind=1, scales_embedding=True),
+    "gemma2": Family(
+        {
+            **_GEMMA, "sliding_window": 4096, "query_pre_attn_scalar": 256, "final_logit_softcapping": 30.0,
+            "attn_logit_softcapping": 50.0,
+        },
+        norm_kind=1, scales_embedding=True, windows=_layer_types(lambda _: 2),
+    ),
+    "gemma3_text": Family(
+        {**_GEMMA, "sliding_window": 4096, "query_pre_attn_scalar": 256},
+        norm_kind=1, theta=1e6, scales_embedding=True,
+        windows=_layer_types(lambda config: config.get("sliding_window_pattern", 6)),
+    ),
+    "smollm3": Family({"tie_word_embeddings": True, "num_key_value_heads": 4}, theta=2e6, windows=_smollm_types),
+    "granite": Family({"attention_multiplier": 1.0}),
+    "phi3": Family({"rms_norm_eps": 1e-5}, windows=_all_windowed),
+    "olmo2": Family({"rms_norm_eps": 1e-5}, norm_kind=2, turn=1),
+    "exaone4": Family({"rms_norm_eps": 1e-5, "sliding_window": 4096}, windows=_exaone_types),
+    "ernie4_5": Family(
+        {"rms_norm_eps": 1e-5, "head_dim": 128, "tie_word_embeddings": True, "num_key_value_heads": 2},
+        turn=2, theta=500000.0,
+    ),
+}  # fmt: skip
+_USUAL = {"rms_norm_eps": 1e-6, "tie_word_embeddings": False, "hidden_act": "silu"}
+_GELU, _SILU = ("gelu_pytorch_tanh",), ("silu", "swish")
+# What a configuration may say that no program computes.
+_UNSERVED = ("use_bidirectional_attention", "quantization_config", "use_bidirectional")
+
+
+def with_defaults(config: Config) -> dict[str, Any] | None:
+    """``config`` with what its family leaves unsaid; None where the family is not covered."""
+    family = FAMILIES.get(str(config.get("model_type")))
+    if family is None:
+        return None
+    said = {name: value for name, value in config.items() if value is not None or name == "sliding_window"}
+    full = {**_USUAL, **family.defaults, **said}
+    if full.get("hidden_activation"):  # what Gemma calls it
+        full["hidden_act"] = full["hidden_activation"]
+    full.setdefault("num_key_value_heads", full["num_attention_heads"])
+    full.setdefault("head_dim", full["hidden_size"] // full["num_attention_heads"])
+    return full
+
+
+def describe(config: Config) -> Description | None:
+    """The model that ``config`` (config.json, or a configuration as a mapping) is of; None where it is not covered."""
+    full = with_defaults(config)
+    if full is None:
+        return None
+    family = FAMILIES[full["model_type"]]
+    ropes = _ropes(full, family)
+    types, turning = list(family.windows(full)), _turning(full)
+    is_served = full["hidden_act"] in _GELU + _SILU and not any(full.get(name) for name in _UNSERVED)
+    if ropes is None or not is_served or set(types) - {FULL, SLIDING} or len(types) != full["num_hidden_layers"]:
+        return None
+    has_two = set(ropes) == {FULL, SLIDING}
+    window = int(full.get("sliding_window") or 0)
+    layers = tuple(
+        LayerShape(window if kind == SLIDING else 0, (kind if has_two else FULL) if turns else None)
+        for kind, turns in zip(types, turning(types), strict=True)
+    )
+    size = int(full["head_dim"])
+    scale = float(full.get("query_pre_attn_scalar") or size) ** -0.5
+    return Description(
+        int(full["vocab_size"]), int(full["hidden_size"]), int(full["intermediate_size"]),
+        int(full["num_attention_heads"]), int(full["num_key_value_heads"]), size,
+        float(full["rms_norm_eps"]), family.norm_kind, full["hidden_act"] in _GELU, family.turn,
+        float(full["attention_multiplier"]) if "attention_multiplier" in full else scale,
+        float(full.get("attn_logit_softcapping") or 0.0),
+        full["hidden_size"] ** 0.5 if family.scales_embedding else float(full.get("embedding_multiplier") or 1.0),
+        family.scales_embedding,
+        float(full.get("residual_multiplier") or 1.0), float(full.get("logits_scaling") or 1.0),
+        float(full.get("final_logit_softcapping") or 0.0),
+        ropes, layers, int(full.get("max_position_embeddings") or 1 << 20),
+    )  # fmt: skip
+
+
+def _turning(config: Config) -> Callable[[Sequence[str]], Sequence[int]]:
+    """Of the layers' types, whether positions turn their heads."""
+    if config["model_type"] == "smollm3":
+        return lambda types: _turning_layers(config)
+    if config["model_type"] == "exaone4" and config.get("sliding_window"):
+        return lambda types: [int(kind == SLIDING) for kind in types]
+    return lambda types: [1] * len(types)
+
+
+def _ropes(config: Config, family: Family) -> dict[str, Config] | None:
+    """The rotary tables by name: one called full, or one of each type of layer; None where one is not served."""
+    said = config.get("rope_parameters") or {}
+    named = {name: dict(said[name]) for name in (FULL, SLIDING) if isinstance(said.get(name), Mapping)}
+    if not named:
+        whole = {**(config.get("rope_scaling") or {}), **said}
+        whole.setdefault("rope_theta", config.get("rope_theta", family.theta))
+        named = {FULL: whole}
+    if config["model_type"] == "gemma3_text":
+        near = {"rope_type": "default", "rope_theta": config.get("rope_local_base_freq", 10000.0)}
+        named.setdefault(SLIDING, near)
+    for rope in named.values():
+        rope.setdefault("rope_type", rope.pop("type", "default"))
+        rope.setdefault("rope_theta", family.theta)
+        if config["model_type"] == "phi3" and rope["rope_type"] in ("su", "yarn"):
+            rope["rope_type"] = "longrope"
+        for name in ("max_position_embeddings", "original_max_position_embeddings"):
+            if config.get(name) is not None:
+                rope.setdefault(name, config[name])
+        partial = rope.get("partial_rotary_factor", config.get("partial_rotary_factor"))
+        if rope["rope_type"] not in ("default", "linear", "llama3", "longrope") or partial not in (None, 1, 1.0):
+            return None
+    return named
