@@ -52,8 +52,8 @@ class TinyPair(NamedTuple):
         return _generate(self.plain_target, tuple(prompt), count)
 
     def decoder(self, policy: Policy, shapes: Shapes = SHAPES, eos: Sequence[int] = (), **options: object) -> Decoder:
-        """A decoder of this pair, or with another ``drafter``, on the eager ``backend`` unless told otherwise."""
-        settings = {"drafter": self.drafter, "backend": "eager", **options}
+        """A decoder of this pair, or with another ``drafter``, on the ``backend`` "native" unless told otherwise."""
+        settings = {"drafter": self.drafter, "backend": "native", **options}
         return Decoder(assemble(self.target, shapes=shapes, **settings), byte_tokenizer(), policy, frozenset(eos))
 
 

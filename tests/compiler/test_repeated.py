@@ -16,8 +16,8 @@ from yggdrasil.compiler.units import drop_assertions
 from yggdrasil.engine.build import assemble
 from yggdrasil.engine.steps import VerifyStep
 from yggdrasil.native import is_native
-from yggdrasil.runtime.runner import ModelRunner
 from yggdrasil.runtime.forward import HEAD_INPUT, RUNNERS_UP
+from yggdrasil.runtime.runner import ModelRunner
 from yggdrasil.runtime.traced import PrefillStep
 
 LAYERS, READ = 6, (0, 2, 3)

@@ -42,7 +42,7 @@ def uneven() -> Decoder:
     target = random_model()
     for layer in target.model.layers:
         layer.mlp.down_proj = WidthBound(layer.mlp.down_proj)
-    return pair._replace(target=prepare_model(target, "uneven", 1)).decoder(EGT)
+    return pair._replace(target=prepare_model(target, "uneven", 1)).decoder(EGT, backend="eager")
 
 
 def test_more_tokens_than_the_context_holds_are_refused():
@@ -114,7 +114,7 @@ def test_portable_linears_differ_by_width():
     """Not made up: unpacked bfloat16 linears of PyTorch, where its library sums otherwise for other widths."""
     pair = make_pair(dtype=torch.bfloat16, hidden_size=256, intermediate_size=512)
     model = random_model(hidden_size=256, intermediate_size=512).to(torch.bfloat16)
-    decoder = pair._replace(target=prepare_model(model, "unpacked", 1, pack=False)).decoder(EGT)
+    decoder = pair._replace(target=prepare_model(model, "unpacked", 1, pack=False)).decoder(EGT, backend="eager")
     report, _ = measure_parity(decoder.assembly, TEXTS, 16)
     if report.tolerance == 0:
         pytest.skip("PyTorch's linears are row-invariant on this machine")

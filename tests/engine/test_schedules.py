@@ -53,7 +53,7 @@ def decoder(pair):
 
 @pytest.fixture(scope="module")
 def perfect_decoder(perfect_pair):
-    return perfect_pair.decoder(FixedPolicy(TreeShape(2, 4, 8)), SHAPES, other_stages=EVERY)
+    return perfect_pair.decoder(FixedPolicy(TreeShape(2, 4, 8)), SHAPES, other_stages=EVERY, backend="eager")
 
 
 @pytest.mark.parametrize("stages", EVERY, ids="-".join)

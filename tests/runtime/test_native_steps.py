@@ -89,7 +89,7 @@ def test_greedy_tokens_are_those_of_generate_whether_rows_are_plain_or_a_tree(fa
 
     certain = [*CONTEXT, int(read(tree, 0, CONTEXT).best_tokens()[1][-1])]
     while len(certain) < len(CONTEXT) + 24:  # guesses that are right once, then wrong
-        start, following = len(certain) - 1, (expected[len(certain) - len(CONTEXT) :] + [1, 1])[:2]
+        start, following = len(certain) - 1, [*expected[len(certain) - len(CONTEXT) :], 1, 1][:2]
         tokens = [certain[-1], 5, following[0], following[1] % (VOCAB_SIZE - 1) + 1]
         mask = [
             [True, False, False, False],
@@ -157,7 +157,7 @@ def test_a_description_reads_the_same_from_a_whole_configuration_and_from_its_fi
     config = tiny_config(family)
     config.save_pretrained(tmp_path)
     kept = AutoConfig.from_pretrained(tmp_path)
-    shortened = {name: value for name, value in config.to_diff_dict().items()} | {"model_type": config.model_type}
+    shortened = config.to_diff_dict() | {"model_type": config.model_type}
 
     assert describe(shortened) == describe(kept.to_dict()) is not None
 
@@ -167,12 +167,12 @@ def test_defaults_are_those_of_transformers(family):
     if family == "mimo":  # no configuration of its own
         pytest.skip("transformers has no class of it")
     theirs = AutoConfig.for_model(family)
-    ours = with_defaults({"model_type": family, "num_attention_heads": theirs.num_attention_heads,
-                          "hidden_size": theirs.hidden_size, "num_hidden_layers": theirs.num_hidden_layers})  # fmt: skip
+    sizes = ("num_attention_heads", "hidden_size", "num_hidden_layers")
+    ours = with_defaults({"model_type": family, **{name: getattr(theirs, name) for name in sizes}})
 
     for name, value in ours.items():
         if hasattr(theirs, name) and name not in ("sliding_window", "num_key_value_heads"):
-            assert getattr(theirs, name) == value or name == "head_dim" and theirs.head_dim is None, name
+            assert getattr(theirs, name) == value or (name == "head_dim" and theirs.head_dim is None), name
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,8 @@ from yggdrasil.drafters.protocol import FreeDrafter, each_of, recyclers, togethe
 from yggdrasil.engine.policy import PLAIN_POLICY
 from yggdrasil.engine.trace import Trace
 from yggdrasil.prompts import encode_prompt, read_prompts
-from yggdrasil.runtime.runner import ModelRunner
 from yggdrasil.runtime.forward import RUNNERS_UP
+from yggdrasil.runtime.runner import ModelRunner
 from yggdrasil.scheduling.plan import Expectation
 from yggdrasil.tree.objective import least_useful
 from yggdrasil.tree.step_costs import StepCosts

@@ -21,10 +21,11 @@ from yggdrasil.compiler.compiled import Backend, Step, build_step
 from yggdrasil.engine.opened import DTYPES, DtypeName
 from yggdrasil.errors import first_line
 from yggdrasil.runtime.cache import StaticCache
+from yggdrasil.runtime.forward import ModelCall
 from yggdrasil.runtime.loaded import LoadedModel
 from yggdrasil.runtime.loading import load_model
 from yggdrasil.runtime.runner import ModelRunner
-from yggdrasil.runtime.traced import CallStep, ModelCall
+from yggdrasil.runtime.traced import CallStep, TracedCall
 
 STREAK = 4  # runs in a row; the first is warm-up
 ROUNDS = 7
@@ -168,7 +169,7 @@ def _own_step(
 def _torch_step(
     variant: Variant, loaded: LoadedModel, capacity: int, width: int, inputs: Sequence[Tensor]
 ) -> Callable[[], object]:
-    call = ModelCall(loaded, loaded.vocab_size)
+    call = TracedCall(loaded, loaded.vocab_size)
     caches = StaticCache.allocate(loaded.outline.key_heads, capacity, loaded.dtype, loaded.device).tensors()
     step = RowsStep(call)
     tokens = inputs[0][:width]

@@ -5,7 +5,8 @@ Dims: W rows, T slots the mask covers, V vocabulary.
 
 from torch import Tensor
 
-from yggdrasil.runtime.traced import CallStep, ModelCall
+from yggdrasil.runtime.forward import ModelCall
+from yggdrasil.runtime.traced import CallStep
 
 
 class RowsStep(CallStep[ModelCall]):

@@ -6,7 +6,8 @@ Dims: W rows, N tree nodes, M calibration knots.
 import torch
 from torch import Tensor
 
-from yggdrasil.runtime.traced import CallStep, ModelCall, StepModule
+from yggdrasil.runtime.forward import ModelCall
+from yggdrasil.runtime.traced import CallStep, StepModule
 from yggdrasil.tree.growth import attach_best, likeliest, offer, offer_candidates, plant_root
 from yggdrasil.tree.token_tree import TokenTree
 

@@ -24,10 +24,10 @@ from yggdrasil.engine.engine import Engine
 from yggdrasil.engine.logit_target import LogitTarget
 from yggdrasil.engine.target import TargetModel
 from yggdrasil.errors import YggdrasilError
+from yggdrasil.runtime.forward import HEAD_INPUT, RUNNERS_UP
 from yggdrasil.runtime.graphs import Capture, Recorder
 from yggdrasil.runtime.loaded import LoadedModel
 from yggdrasil.runtime.runner import ModelRunner
-from yggdrasil.runtime.forward import HEAD_INPUT, RUNNERS_UP
 from yggdrasil.scheduling.plan import DeviceName, Shapes
 from yggdrasil.scheduling.stages import DEFAULT_ORDER, Schedule
 from yggdrasil.tree.token_tree import TokenTree

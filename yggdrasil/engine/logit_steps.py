@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from yggdrasil.engine.steps import read_token, read_tree
-from yggdrasil.runtime.traced import CallStep, ModelCall
+from yggdrasil.runtime.forward import ModelCall
+from yggdrasil.runtime.traced import CallStep
 from yggdrasil.tree.token_tree import TokenTree
 
 
@@ -18,8 +19,8 @@ class PlainLogitsStep(CallStep[ModelCall]):
         self, weights: list[Tensor], caches: list[Tensor], token: Tensor, position: Tensor
     ) -> tuple[Tensor, ...]:
         """``token`` and ``position`` [1] int64. Returns (logits [1, V], hidden [1, H], *layers [1, H])."""
-        logits, hidden, layers = read_token(self._call, weights, caches, token, position)
-        return logits, hidden.float(), *layers
+        found = read_token(self._call, weights, caches, token, position)
+        return found.logits, found.hidden.float(), *found.layers
 
 
 class VerifyLogitsStep(CallStep[ModelCall]):
@@ -40,6 +41,6 @@ class VerifyLogitsStep(CallStep[ModelCall]):
         The layout's rows are nodes, tokens, parent rows, and 1 where the row exists (0: padding).
         """
         tree = TokenTree(*tree_buffers)
-        rows, (logits, hidden, layers) = read_tree(self._call, weights, caches, root, chosen, tree)
+        rows, found = read_tree(self._call, weights, caches, root, chosen, tree)
         layout = torch.stack([rows.nodes, rows.tokens, rows.parents, rows.exist.to(torch.int64)])
-        return layout, logits, hidden.float(), *layers
+        return layout, found.logits, found.hidden.float(), *found.layers

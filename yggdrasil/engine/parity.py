@@ -20,7 +20,6 @@ from yggdrasil.runtime.parity import (
     summarise_width,
     tolerance_of,
 )
-from yggdrasil.runtime.traced import ModelCall
 from yggdrasil.tree.token_tree import TokenTree
 
 
@@ -125,7 +124,7 @@ class _Probe:
         """States of every layer at the worst position, run eagerly: one tree against width-1 passes."""
         runner = self._model.runner
         layers = range(runner.loaded.num_layers)
-        call = ModelCall(runner.loaded, runner.call.vocab_size, list(layers))
+        call = runner.reading(list(layers))
         text = [worst.text.tokens[-1], *worst.continuation]
         first = worst.position - worst.position % _path_length(worst.width)
         self._read([*worst.text.tokens[:-1], *text[:first], 0])

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from yggdrasil.acceptance.greedy import accept_greedy
-from yggdrasil.runtime.forward import Forward
-from yggdrasil.runtime.traced import CallStep, ModelCall
+from yggdrasil.runtime.forward import Forward, ModelCall
+from yggdrasil.runtime.traced import CallStep
 from yggdrasil.tree.token_tree import TokenTree
 
 

@@ -89,8 +89,8 @@ _library.define(
     f"{_PROGRAM}, int num_threads) -> Tensor[]"
 )
 _library.define(  # ``layer_stack.h``
-    "keep_stack(Tensor[] tensors, int[] kinds, int[] places, int[] code, int[] code_sizes, float[] numbers, int[] sizes) "
-    "-> int"
+    "keep_stack(Tensor[] tensors, int[] kinds, int[] places, int[] code, int[] code_sizes, float[] numbers, "
+    "int[] sizes) -> int"
 )
 _library.define("drop_stack(int number) -> ()")
 _library.define("run_stack(int number, Tensor carried, Tensor[] shared, int[] kept, int num_threads) -> Tensor[]")

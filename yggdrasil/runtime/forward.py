@@ -50,6 +50,29 @@ class Forward:
         return iter((self.logits, self.hidden, self.layers))
 
 
+class ModelCall(Protocol):
+    """The part of every step that runs the model, over weights and caches given as inputs."""
+
+    vocab_size: int
+    hidden_layers: tuple[int, ...]  # whose outputs a pass gives
+
+    def __call__(
+        self,
+        weights: list[Tensor],
+        caches: list[Tensor],
+        tokens: Tensor,
+        positions: Tensor,
+        tree_mask: Tensor,
+        offsets: Tensor,
+        rows: Tensor | None = None,
+    ) -> Forward:
+        """``tokens`` and ``positions`` [W] int64; ``tree_mask`` [W, T] bool over the slots from ``offsets[0]`` on.
+
+        ``offsets`` [2] int64: context length, first slot written. ``rows`` [R] int64 are those whose logits are wanted,
+        all where None.
+        """
+
+
 def likeliest_tokens(logits: Tensor) -> Tensor:
     """The tokens of the ``NUM_RUNNERS_UP`` greatest logits of each row, best first, [R, K].
 

@@ -133,7 +133,8 @@ def _has_room(loaded: LoadedModel) -> bool:
 def _write(loaded: LoadedModel, file: Path) -> None:
     """Write the tensors in their order, never a second copy in memory."""
     record = {
-        "config": loaded.described, "formats": loaded.formats, "facts": dict(loaded.config), "outline": asdict(loaded.outline),
+        "config": loaded.described, "formats": loaded.formats, "facts": dict(loaded.config),
+        "outline": asdict(loaded.outline),
         "layout": _layout(), "sums": _sums(loaded.tensors),
     }  # fmt: skip
     header: dict[str, Any] = {"__metadata__": {"record": json.dumps(record)}}

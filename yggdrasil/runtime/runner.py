@@ -13,11 +13,12 @@ from yggdrasil.compiler.packages import is_whole
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.native import is_native
 from yggdrasil.runtime.cache import StaticCache
+from yggdrasil.runtime.forward import ModelCall
 from yggdrasil.runtime.graphs import Capture, Recorder
 from yggdrasil.runtime.kept_text import KeptText
 from yggdrasil.runtime.loaded import LoadedModel
-from yggdrasil.runtime.native_steps.call import NativeCall, native_call
-from yggdrasil.runtime.traced import ModelCall, StepModule
+from yggdrasil.runtime.native_steps.call import native_call
+from yggdrasil.runtime.traced import StepModule, TracedCall
 
 
 class ModelRunner:
@@ -40,8 +41,10 @@ class ModelRunner:
         self.weights = list(loaded.tensors.values())
         self.cache = StaticCache.allocate(loaded.outline.key_heads, capacity, loaded.dtype, loaded.device)
         native = native_call(loaded, self.cache, vocab_size, hidden_layers) if backend == "native" else None
-        self.backend: Backend = "inductor" if backend == "native" and native is None else backend
-        self.call: ModelCall | NativeCall = native or ModelCall(loaded, vocab_size, hidden_layers)
+        # Heads are modules of ours over packed layers: a few operators, run as they are.
+        others: Backend = "inductor" if loaded.config else "eager"
+        self.backend: Backend = others if backend == "native" and native is None else backend
+        self.call: ModelCall = native or TracedCall(loaded, vocab_size, hidden_layers)
         self._table = torch.zeros(1, dtype=torch.int64, device=loaded.device)
         if backend == "inductor" and is_native():
             self._table.fill_(torch.ops.yggdrasil.keep_table([*self.weights, *self.cache.tensors()]))
@@ -51,6 +54,14 @@ class ModelRunner:
         self._steps: dict[tuple[str, int], Step] = {}
         self._captures: dict[tuple[str, int], Capture] = {}
         self._defined: dict[tuple[str, int], tuple[nn.Module, list[Tensor | list[Tensor]], StepKey]] = {}
+
+    def reading(self, hidden_layers: Sequence[int]) -> ModelCall:
+        """The runner's call, giving the outputs of other layers."""
+        if self.backend == "native":
+            native = native_call(self.loaded, self.cache, self.call.vocab_size, hidden_layers)
+            assert native is not None
+            return native
+        return TracedCall(self.loaded, self.call.vocab_size, hidden_layers)
 
     def define(self, name: str, width: int, module: StepModule, inputs: Sequence[Tensor]) -> None:
         """Declare a step: ``module(weights, caches, *inputs)``. It is loaded or compiled on ``warm`` or first use."""

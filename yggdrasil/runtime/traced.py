@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from yggdrasil.checkpoints.families import cache_name
 from yggdrasil.runtime.cache import StepCache
-from yggdrasil.runtime.forward import HEAD_INPUT, RUNNERS_UP, Forward, likeliest_tokens
+from yggdrasil.runtime.forward import HEAD_INPUT, RUNNERS_UP, Forward, ModelCall, likeliest_tokens
 from yggdrasil.runtime.loaded import LoadedModel
 
 if TYPE_CHECKING:
@@ -43,10 +43,10 @@ class CallStep(StepModule, Generic[Call]):
         self._call = call
 
     def decoder_layers(self) -> Sequence[nn.Module]:
-        return self._call.decoder_layers if isinstance(self._call, ModelCall) else ()
+        return self._call.decoder_layers if isinstance(self._call, TracedCall) else ()
 
 
-class ModelCall:
+class TracedCall:
     """The traced part of every step: an unmodified transformers model over weights and caches given as inputs."""
 
     def __init__(self, loaded: LoadedModel, vocab_size: int, hidden_layers: Sequence[int] = ()) -> None:

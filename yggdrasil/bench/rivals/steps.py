@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from yggdrasil.drafters.steps import read_nodes
-from yggdrasil.runtime.traced import CallStep, ModelCall, StepModule
+from yggdrasil.runtime.forward import ModelCall
+from yggdrasil.runtime.traced import CallStep, StepModule
 from yggdrasil.tree.growth import offer_candidates
 from yggdrasil.tree.token_tree import NO_SCORE, TokenTree
 

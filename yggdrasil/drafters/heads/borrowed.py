@@ -40,7 +40,7 @@ def output_of(target: LoadedModel, num_threads: int) -> nn.Module:
     """
     kept, bias = _kept(target, _OUTPUTS), _kept(target, _OUTPUTS).get("bias")
     shape = target.vocab_size, target.hidden_size
-    modules = _OUTPUTS
+    modules: tuple[str, ...] = _OUTPUTS
     if not kept and target.formats:
         kept, modules = _kept(target, _EMBEDDINGS), _EMBEDDINGS
     if "packed" in kept and kept["packed"].dtype == target.dtype:

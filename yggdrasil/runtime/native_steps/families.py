@@ -196,10 +196,12 @@ def _turning(config: Config) -> Callable[[Sequence[str]], Sequence[int]]:
     return lambda types: [1] * len(types)
 
 
-def _ropes(config: Config, family: Family) -> dict[str, Config] | None:
+def _ropes(config: Config, family: Family) -> Mapping[str, Config] | None:
     """The rotary tables by name: one called full, or one of each type of layer; None where one is not served."""
     said = config.get("rope_parameters") or {}
-    named = {name: dict(said[name]) for name in (FULL, SLIDING) if isinstance(said.get(name), Mapping)}
+    named: dict[str, dict[str, Any]] = {
+        name: dict(said[name]) for name in (FULL, SLIDING) if isinstance(said.get(name), Mapping)
+    }
     if not named:
         whole = {**(config.get("rope_scaling") or {}), **said}
         whole.setdefault("rope_theta", config.get("rope_theta", family.theta))
@@ -218,4 +220,4 @@ def _ropes(config: Config, family: Family) -> dict[str, Config] | None:
         partial = rope.get("partial_rotary_factor", config.get("partial_rotary_factor"))
         if rope["rope_type"] not in ("default", "linear", "llama3", "longrope") or partial not in (None, 1, 1.0):
             return None
-    return named
+    return dict(named)

@@ -54,7 +54,7 @@ class Weights:
         step = _PANEL if whole.format < 0 else _QUANTISED_PANELS
         parts, begin = [], 0
         for size in sizes:
-            if begin % step or whole.packed.dim() == 2 and whole.format < 0:
+            if begin % step or (whole.packed.dim() == 2 and whole.format < 0):
                 raise NotCoveredError(f"{name} joins layers of {list(sizes)} outputs, which packed rows cannot part")
             rows = whole.packed[begin // step : -(-(begin + size) // step)]
             bias = None if whole.bias is None else whole.bias[begin : begin + size]
@@ -104,7 +104,7 @@ class _Writer:
         self._num_outputs += 1
         return -1 - self._num_outputs
 
-    def linears(
+    def linears(  # noqa: PLR0913  (what linears do beside multiplying)
         self,
         source: int,
         layers: Sequence[Linear],
