@@ -73,14 +73,15 @@ class Layers:
 
         code = [
             *linears(0, -1, "first_norm", -1, "query", "key", "value"),
-            1, query, key, value, -1, -1, -1, -1, place["keys"], place["values"], 2, 1, self.window, 0,
+            1, query, key, value, -1, -1, -1, -1, place["keys"], place["values"], 2, 1, self.window, 0, 0,
             *linears(attended, -1, None, 0, "output"),
             *linears(after, -1, "second_norm", -1, "gate", "up"),
             *linears(up, gate, None, -1, "down"),
             2, down, place["last_norm"], gemma, after,
         ]  # fmt: skip
         assert normed == down + 1
-        return code, [EPS, HEAD_DIM**-0.5, self.softcap] * 6
+        linear = [EPS, 1.0, 0.0]
+        return code, [*linear, EPS, HEAD_DIM**-0.5, self.softcap, *linear * 4]
 
     def by_program(self, width, kept, behind=lambda: None):
         """What the layers ``kept`` give, and all caches behind it; ``behind`` is called when there is a table."""
