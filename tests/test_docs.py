@@ -38,7 +38,7 @@ STANDS_ON = {
     "generate": "tests/test_end_to_end.py",
     "chat": "tests/test_end_to_end.py",
     "serve": "tests/serving/test_server.py",
-    "bench": "tests/test_end_to_end.py",
+    "bench plain": "tests/test_end_to_end.py",
     "search": "tests/test_end_to_end.py",
     "report": "tests/test_end_to_end.py",
     "plans": "tests/artifacts/test_names.py",

@@ -2,9 +2,11 @@
 
 import errno
 import fcntl
+import os
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -155,3 +157,19 @@ def test_on_a_full_disk_a_lock_holds_without_its_text_and_goes(tmp_path: Path) -
     ):
         pytest.fail("two hold it")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_fork_of_the_same_command_is_waited_for_in_silence(tmp_path: Path) -> None:
+    path, (ready, say) = tmp_path / "lock", os.pipe()
+    fork = os.fork()
+    if not fork:
+        try:
+            with locked(path, "a test"):
+                os.write(say, b"x")
+                time.sleep(0.2)
+        finally:
+            os._exit(0)
+    assert os.read(ready, 1) == b"x"
+    with locked(path, "a test", wait=lambda sentence: pytest.fail(sentence)):
+        pass
+    os.waitpid(fork, 0)

@@ -111,7 +111,7 @@ def test_nothing_fits_lists_the_machines_and_the_ways_out(tmp_path: Path) -> Non
     message = fault("demo", tmp_path)
 
     assert message.startswith(f"no plan named 'demo' fits this machine ({HERE.describe()})")
-    assert "`yggdrasil calibrate --target … --drafter … --prompts FILE --name demo`" in message
+    assert "`yggdrasil calibrate MODEL --name demo`" in message
     assert "the path of one of these in its place, with `--force-machine`" in message
     assert f"demo for {THERE.describe()} [{there}]" in message
     assert f"demo for {ELSEWHERE.describe()} [{elsewhere}]" in message
@@ -127,11 +127,11 @@ def test_force_takes_the_only_plan_and_refuses_to_choose(tmp_path: Path) -> None
 
 def test_unknown_name(tmp_path: Path) -> None:
     assert "there is no plan named 'demo'; make one with `yggdrasil calibrate" in fault("demo", tmp_path)
-    assert fault("demo", tmp_path).endswith("there are none yet.")
+    assert fault("demo", tmp_path).endswith("there are none yet.")  # and of others the names alone
 
     make_plan(tmp_path, "demo", THERE)
     assert "there is no plan named 'demoo' (did you mean 'demo'?)" in fault("demoo", tmp_path)
-    assert f"demo for {THERE.describe()}" in fault("demoo", tmp_path)
+    assert fault("demoo", tmp_path).endswith("the plans are: demo.")
 
 
 @pytest.mark.parametrize("path", ["plans/x.yaml", "x.yaml", "./demo", "../demo"])

@@ -147,8 +147,8 @@ def test_missing_files_are_named(run, tmp_path):
     assert_one_sentence(run("generate", "none.yaml", "--prompt", "a"), "none.yaml")
 
 
-def test_a_name_without_a_plan_says_how_to_calibrate(run):
-    assert_one_sentence(run("generate", "nothing-of-this-name", "--prompt", "a"), "yggdrasil calibrate")
+def test_a_name_without_a_plan_or_model_is_told_what_there_is(run):
+    assert_one_sentence(run("generate", "nothing-of-this-name", "--prompt", "a"), "a model is a folder")
 
 
 @pytest.mark.parametrize("damage", [lambda text: text[: len(text) // 2], lambda text: text.replace("tiny", "tony")])

@@ -95,7 +95,7 @@ def test_the_command_opens_the_plans_beside_it(decoder, monkeypatch, tmp_path):
         opened.append((source, dtype, force_machine))
         return SimpleNamespace(plan=SimpleNamespace(name=f"plan {source}", dtype="bfloat16"))
 
-    monkeypatch.setattr("yggdrasil.cli.app.open_decoder", open_decoder)
+    monkeypatch.setattr("yggdrasil.cli.bench.open_decoder", open_decoder)
     monkeypatch.setattr(comparing, "open_decoder", open_decoder)
     monkeypatch.setattr(comparing, "compare_with_plain", lambda *_, **options: compared.update(options))
     words = ["bench", "--plan", "a", "--beside", "b", "--beside", "c", "--dtype", "float32", "--force-machine"]
@@ -133,5 +133,5 @@ def test_a_temperature_that_is_given_twice_is_compared_once(monkeypatch, tmp_pat
     monkeypatch.setattr(rules, "_read", lambda *_, **__: [])
     monkeypatch.setattr("yggdrasil.bench.rules.rule_group", lambda _, value: value)
     monkeypatch.setattr(rules, "_measure", lambda _, groups, *__: seen.extend(groups) or [])
-    rules.rules("mine", [tmp_path / "prompts.jsonl"], temperatures="0,1,0.0,1")
+    rules.rules(model="tiny", plan=None, prompts=[tmp_path / "prompts.jsonl"], temperatures="0,1,0.0,1")
     assert seen == [0.0, 1.0]

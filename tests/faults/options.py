@@ -88,6 +88,7 @@ def _commands(command: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, 
 def _around(command: Any, left_out: Any, plan: str) -> list[str]:
     """Arguments that let the command get as far as its models."""
     given = {
+        "model": {"calibrate": "missing", "train": "missing", "search": "faults"}.get(command.name, plan),
         "plan": plan, "source": plan, "name": plan, "profile": "faults", "prompts": "prompts.jsonl",
         "target": "missing", "drafter": "ngram", "out": "out", "contexts": "64", "to": "llama-server",
     }  # fmt: skip
@@ -97,10 +98,13 @@ def _around(command: Any, left_out: Any, plan: str) -> list[str]:
     if command.name == "report" and left_out.name == "name":
         found += ["--out", "out"]
     if left_out.name == "drafter":
-        given["target"] = "target"  # which is looked at first
+        given["model"] = "target"  # which is looked at first
     for parameter in command.params:
-        is_wanted = parameter.required or parameter.name in ("prompts", "plan", "contexts")
-        if parameter is left_out or not is_wanted or parameter.name not in given:
+        is_wanted = parameter.required or parameter.name in ("prompts", "model", "contexts")
+        is_named = (
+            parameter.name == "model" and left_out.name in ("plan", "target", "profile", "name") and left_out.hidden
+        )
+        if is_named or parameter is left_out or not is_wanted or parameter.name not in given:
             continue
         value = given[parameter.name]
         found += [value] if parameter.param_type_name == "argument" else [parameter.opts[0], value]

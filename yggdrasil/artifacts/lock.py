@@ -12,6 +12,7 @@ from typing import IO
 from yggdrasil.artifacts.atomic import cannot_write, shown
 from yggdrasil.errors import ArtifactError
 
+_FAMILY = os.getpid()  # of this process and of every fork of it: what they do, one command does
 _NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)
 
 
@@ -26,7 +27,8 @@ def locked(path: Path, what: str, wait: Callable[[str], None] | None = None) -> 
 
     Folders that it makes for the file go with it where the block has put nothing there.
 
-    With ``wait`` the end of another process's block is waited for, of which it is told in a sentence.
+    With ``wait`` the end of another process's block is waited for, of which it is told in a sentence; not of a fork's
+    of the same command.
 
     Raises:
         ArtifactError: another process holds it, and is not waited for, and the sentence says which, and since when; or
@@ -44,7 +46,8 @@ def locked(path: Path, what: str, wait: Callable[[str], None] | None = None) -> 
             if wait is None:
                 file.close()
                 raise ArtifactError(f"{what} is under way {_owner(path)}; wait for it to end, or end it.")
-            wait(f"{what} is under way {_owner(path)}: waiting for its end")
+            if not _is_held_by_family(path):
+                wait(f"{what} is under way {_owner(path)}: waiting for its end")
             _take(file, path, waits=True)
         if _is_there(file, path):
             break
@@ -53,7 +56,7 @@ def locked(path: Path, what: str, wait: Callable[[str], None] | None = None) -> 
         try:
             with contextlib.suppress(OSError):  # a full disk: it locks without its text
                 os.ftruncate(file.fileno(), 0)
-                os.write(file.fileno(), f"{os.getpid()} {time.time():.0f}\n".encode())
+                os.write(file.fileno(), f"{os.getpid()} {time.time():.0f} {_FAMILY}\n".encode())
             yield
         finally:
             with contextlib.suppress(OSError):  # a folder is in use, or nothing is written there any more
@@ -112,7 +115,15 @@ def _is_there(file: IO[bytes], path: Path) -> bool:
 
 def _owner(path: Path) -> str:
     try:
-        process, since = path.read_text().split()
+        process, since, _ = path.read_text().split()
         return f"in process {int(process)}, begun {max(0, time.time() - int(since)):.0f} s ago"
     except (OSError, ValueError):
         return "in another process"
+
+
+def _is_held_by_family(path: Path) -> bool:
+    try:
+        process, _, family = map(int, path.read_text().split())
+        return family == _FAMILY and process != os.getpid()
+    except (OSError, ValueError):
+        return False

@@ -154,19 +154,17 @@ def resolve_plan(
 
 
 def _nothing_fits(name: str, machine: Machine, entries: Sequence[PlanEntry], roots: Sequence[Path] | None) -> str:
-    calibrate = f"`yggdrasil calibrate --target … --drafter … --prompts FILE --name {name}`"
+    calibrate = f"`yggdrasil calibrate MODEL --name {name}`"
     if entries:
         lines = "".join(f"\n  {entry.describe()}" for entry in entries)
         return (
             f"no plan named '{name}' fits this machine ({machine.describe()}); calibrate here with {calibrate}, or "
             f"give the path of one of these in its place, with `--force-machine`:{lines}"
         )
-    others = list_plans(None, roots)
-    hint = close_match(name, [entry.name for entry in others])
-    lines = (
-        "; there are:" + "".join(f"\n  {entry.describe()}" for entry in others) if others else "; there are none yet."
-    )
-    return f"there is no plan named '{name}'{hint}; make one with {calibrate}{lines}"
+    others = sorted({entry.name for entry in list_plans(None, roots)})
+    hint = close_match(name, others)
+    there = f"; the plans are: {', '.join(others)}" if others else "; there are none yet"
+    return f"there is no plan named '{name}'{hint}; make one with {calibrate}{there}."
 
 
 def _machine_of(path: Path) -> Machine | None:

@@ -1,46 +1,51 @@
 """Commands of the ``yggdrasil`` program."""
 
 import platform
-import sys
 from importlib.metadata import version
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 import yggdrasil
-from yggdrasil.artifacts import current_machine, list_plans
-from yggdrasil.cli import checks
+from yggdrasil.cli.bench import DefaultCommand, bench
 from yggdrasil.cli.cache import cache
 from yggdrasil.cli.calibrate import calibrate
 from yggdrasil.cli.chat import chat
-from yggdrasil.cli.checks import parse_widths
 from yggdrasil.cli.export import export
 from yggdrasil.cli.figures import figures
 from yggdrasil.cli.generate import generate
-from yggdrasil.cli.opening import open_decoder
-from yggdrasil.cli.options import ChatOption, Dtype, ForceOption
 from yggdrasil.cli.parity import parity
+from yggdrasil.cli.plans import plans
 from yggdrasil.cli.profile import profile
 from yggdrasil.cli.report import report
 from yggdrasil.cli.rules import exactness, rules
 from yggdrasil.cli.search import search
 from yggdrasil.cli.serve import serve
 from yggdrasil.cli.train import train
-from yggdrasil.errors import YggdrasilError
+
+DECODING, GAINING, MEASURING, KEPT = "Decode", "Make it faster", "Measure", "What is kept"
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-app.command()(calibrate)
-app.command()(train)
-app.command()(generate)
-app.command()(chat)
-app.command()(serve)
-app.command()(profile)
-app.command()(search)
-app.command()(export)
-app.command()(report)
-app.command()(parity)
-app.command()(cache)
+for command, panel in (
+    (chat, DECODING), (generate, DECODING), (serve, DECODING),
+    (calibrate, GAINING), (search, GAINING), (train, GAINING),
+):  # fmt: skip
+    app.command(rich_help_panel=panel)(command)
+
+bench_app = typer.Typer(cls=DefaultCommand, no_args_is_help=True)
+bench_app.command(DefaultCommand.NAME)(bench)
+bench_app.command()(figures)
+bench_app.command()(rules)
+bench_app.command()(exactness)
+app.add_typer(
+    bench_app, name="bench", rich_help_panel=MEASURING,
+    help="Measure what a plan gains over plain decoding: `bench MODEL --prompts FILE`.",
+)  # fmt: skip
+
+for command, panel in (
+    (report, MEASURING), (profile, MEASURING), (parity, MEASURING), (export, MEASURING), (plans, KEPT), (cache, KEPT),
+):  # fmt: skip
+    app.command(rich_help_panel=panel)(command)
 
 
 def _print_version(is_asked: bool) -> None:
@@ -57,113 +62,7 @@ def program(
         typer.Option("--version", callback=_print_version, is_eager=True, help="Show the versions in use and exit."),
     ] = False,
 ) -> None:
-    """Latency-optimal tree decoding."""
+    """Speculative tree decoding of language models: faster, with exactly the model's own output.
 
-
-bench_app = typer.Typer(invoke_without_command=True, no_args_is_help=True)
-bench_app.command()(figures)
-bench_app.command()(rules)
-bench_app.command()(exactness)
-app.add_typer(bench_app, name="bench")
-
-
-@bench_app.callback()
-def bench(
-    context: typer.Context,
-    plan: Annotated[str, typer.Option(help="A plan file, or a name that has a plan for this machine.")] = "",
-    prompts: Annotated[
-        Path | None,
-        typer.Option(callback=checks.input_file, help="JSON lines with a prompt field, unseen by the calibration."),
-    ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Use at most so many prompts.")] = None,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate on each.")] = 64,
-    max_prompt_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Keep only the last so many tokens of a prompt.")
-    ] = None,
-    dtype: Annotated[Dtype | None, typer.Option(help="Arithmetic of both models; the plan's if not given.")] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option("--json", callback=checks.output_file, help="Write every sample and the summary here."),
-    ] = None,
-    beside: Annotated[
-        list[str] | None,
-        typer.Option(help="Another plan of the same target, decoded side by side with it; can be repeated."),
-    ] = None,
-    tree: Annotated[
-        list[str] | None,
-        typer.Option(help="Compare trees instead: a name, or all; can be repeated. With --json resumed."),
-    ] = None,
-    budget: Annotated[
-        str | None,
-        typer.Option(
-            callback=checks.widths, help="Verify budgets of the trees, root and drafted nodes; else 8,16,32,64."
-        ),
-    ] = None,
-    held_back: Annotated[
-        int | None, typer.Option(min=1, help="Last prompts, which only calibrate static trees; else 4.")
-    ] = None,
-    eager: Annotated[
-        bool, typer.Option("--eager", help="Trees without compiled steps: the same tokens and AAL, no valid times.")
-    ] = False,
-    chat: ChatOption = False,
-    ignore_eos: Annotated[
-        bool, typer.Option("--ignore-eos", help="Go on after a chat's end, as is always done with plain prompts.")
-    ] = False,
-    force_machine: ForceOption = False,
-) -> None:
-    """Compare with plain compiled decoding, prompt by prompt, in turns; or trees of other systems with ours.
-
-    Plain prompts go on for --max-new-tokens. With --chat an answer ends where the model ends it: what is written behind
-    an end repeats itself, which is fast and of no use. Both ways of decoding write the same tokens.
+    MODEL is a checkpoint folder, a .gguf file or a hub id (owner/name), or the name of a plan that `calibrate` made.
     """
-    if context.invoked_subcommand is not None:
-        return
-    if not plan or prompts is None:
-        raise YggdrasilError("bench needs --plan and --prompts")
-    if eager and not tree:
-        raise YggdrasilError("--eager is for --tree: without compiled steps there is nothing to compare but AAL")
-    if not tree and (budget is not None or held_back is not None):
-        raise YggdrasilError("--budget and --held-back are for --tree, which is not given")
-    if tree and beside:
-        raise YggdrasilError("--beside compares plans and --tree trees; give one of them")
-    from yggdrasil.bench.memory import resident_mb
-    from yggdrasil.cli.comparing import compare_with_plain, opened_beside
-    from yggdrasil.cli.trees import chosen_trees, compare_trees
-    from yggdrasil.prompts import read_prompts
-
-    requests = read_prompts(prompts, limit, chat=chat)
-    chosen_trees(tree or ())  # before a model is loaded
-    imports_mb = resident_mb()
-    decoder = open_decoder(plan, dtype, force_machine=force_machine, backend="eager" if eager else None)
-    settings = {
-        "dtype": dtype or (decoder.plan.dtype if decoder.plan else None),
-        "prompts_file": prompts.name,
-        "max_new_tokens": max_new_tokens,
-        "max_prompt_tokens": max_prompt_tokens,
-        "chat": chat,
-        "ignore_eos": ignore_eos or not chat or bool(tree),
-    }
-    if tree:
-        budgets = parse_widths(budget or "8,16,32,64")
-        compare_trees(decoder, requests, settings, names=tree, budgets=budgets, held_back=held_back or 4, out=out)
-        return
-    others = opened_beside(beside or (), dtype, force_machine=force_machine)
-    compare_with_plain(decoder, requests, settings, out, imports_mb=imports_mb, beside=others)
-
-
-@app.command()
-def plans(
-    name: Annotated[str | None, typer.Argument(help="Only plans of this name.")] = None,
-    fits: Annotated[
-        bool, typer.Option("--fits", help="Exit with 0 only if one fits this machine; print nothing else.")
-    ] = False,
-) -> None:
-    """List the plans there are and whether they fit this machine."""
-    machine = current_machine()
-    entries = list_plans(name)
-    if fits:
-        raise typer.Exit(0 if any(entry.fits(machine) for entry in entries) else 1)
-    for entry in entries:
-        print(f"{entry.describe()}{'  (fits this machine)' if entry.fits(machine) else ''}")
-    if not entries:
-        print("no plans; make one with `yggdrasil calibrate`", file=sys.stderr)

@@ -10,37 +10,97 @@ import typer
 
 from yggdrasil.errors import YggdrasilError, first_line
 
+MODELS = "models"  # a folder for each model, named by its fingerprint
 # All that is made again in seconds. Plans, the text that targets wrote for minutes, and counts of use stay.
-FOLDERS = ("kernels", "steps", "models", "heads", "tokenizers")
+FOLDERS = ("kernels", "steps", MODELS, "heads", "tokenizers")
 
 
 def cache(
-    clear: Annotated[bool, typer.Option("--clear", help="Remove all of it; it is made again when needed.")] = False,
+    model: Annotated[
+        str | None,
+        typer.Argument(metavar="[MODEL]", help="Only what is kept of this model: its name here, or a model."),
+    ] = None,
+    clear: Annotated[bool, typer.Option("--clear", help="Remove it; it is made again when needed.")] = False,
+    files: Annotated[bool, typer.Option("--files", help="List every file.")] = False,
 ) -> None:
-    """List, size or clear compiled steps, kernels and models as they are kept (YGGDRASIL_CACHE moves them)."""
+    """List by model, size or clear what is compiled and kept of models (YGGDRASIL_CACHE moves it)."""
     from yggdrasil.artifacts.atomic import followed
     from yggdrasil.artifacts.cache import cache_root
 
     root = cache_root()
+    models = _by_model(followed(root / MODELS))
+    if model is not None:
+        places = [_chosen(model, models)]
+    else:
+        places = [(folder, root / folder) for folder in FOLDERS if folder != MODELS] + (
+            [(MODELS, root / MODELS)] if clear else models
+        )
     total = 0
-    for folder in FOLDERS:
-        place = followed(root / folder)
+    for name, given in places:
+        place = followed(given)
         sizes = _sizes(place)
         size = sum(sizes.values())
         total += size
-        print(f"{folder}: {len(sizes)} files, {size / 1e6:.1f} MB in {place}")
-        if not clear:
+        print(f"{name}: {len(sizes)} files, {size / 1e6:.1f} MB in {place}")
+        if clear:
+            _remove(given, place)
+        elif files:
             for path, own in sorted(sizes.items()):
                 print(f"  {own / 1e6:8.2f} MB  {path.relative_to(place)}")
-        elif place.exists():
-            try:
-                shutil.rmtree(place)
-                if (root / folder).is_symlink():
-                    place.mkdir()  # what the link points at
-            except OSError as error:
-                reason = error.strerror or first_line(error)
-                raise YggdrasilError(f"cannot clear {place} ({reason}); check its permissions") from error
     print(f"{'cleared' if clear else 'in all'}: {total / 1e6:.1f} MB")
+
+
+def _by_model(place: Path) -> list[tuple[str, Path]]:
+    """Name and folder of each model that something is kept of, the names as plans have them, else fingerprints."""
+    folders = sorted(path for path in place.iterdir() if path.is_dir()) if place.is_dir() else []
+    known = _names({folder.name for folder in folders})
+    return sorted((known.get(folder.name, folder.name), folder) for folder in folders)
+
+
+def _names(fingerprints: set[str]) -> dict[str, str]:
+    """The models' names by their fingerprints, from plans that mention them."""
+    from yggdrasil.artifacts import list_plans
+    from yggdrasil.errors import ArtifactError
+    from yggdrasil.scheduling.plan import Plan
+
+    names: dict[str, str] = {}
+    for entry in list_plans() if fingerprints else ():
+        if not any(entry.mentions(each) for each in fingerprints - names.keys()):
+            continue
+        with suppress(ArtifactError):
+            plan = Plan.load(entry.path)
+            models = [plan.target, *([] if plan.drafter is None else [plan.drafter])]
+            names |= {each.fingerprint: Path(each.source).name for each in models if each.fingerprint in fingerprints}
+    return names
+
+
+def _chosen(model: str, models: list[tuple[str, Path]]) -> tuple[str, Path]:
+    """What is kept of ``model``, which is named as it is listed, by its fingerprint or by its own path."""
+    found = [each for each in models if model in (each[0], each[1].name)]
+    if not found:
+        from yggdrasil.artifacts import model_fingerprint
+        from yggdrasil.artifacts.homes import expanded
+
+        path = expanded(model)
+        digits = model_fingerprint(path) if path.exists() else None
+        found = [each for each in models if each[1].name == digits]
+    if len(found) != 1:
+        names = ", ".join(name if name == folder.name else f"{name} ({folder.name})" for name, folder in models)
+        what = f"{len(found)} models of that name are kept" if found else f"nothing is kept of {model}"
+        raise YggdrasilError(f"{what}; the cache has {names or 'no models'}")
+    return found[0]
+
+
+def _remove(given: Path, place: Path) -> None:
+    if not place.exists():
+        return
+    try:
+        shutil.rmtree(place)
+        if given.is_symlink():
+            place.mkdir()  # what the link points at
+    except OSError as error:
+        reason = error.strerror or first_line(error)
+        raise YggdrasilError(f"cannot clear {place} ({reason}); check its permissions") from error
 
 
 def _sizes(place: Path) -> dict[Path, int]:

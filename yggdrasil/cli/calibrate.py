@@ -8,6 +8,7 @@ import typer
 from yggdrasil.artifacts import MOST_THREADS, search_roots
 from yggdrasil.checkpoints.formats.names import AUTO, Weights
 from yggdrasil.cli import checks
+from yggdrasil.cli.naming import takes_model
 from yggdrasil.cli.options import ChatOption, Dtype
 from yggdrasil.errors import Interrupted, YggdrasilError
 
@@ -15,12 +16,14 @@ if TYPE_CHECKING:
     from yggdrasil.drafters.named import Named
     from yggdrasil.scheduling.plan import Shapes
 
+ARITHMETIC, SHAPES, EFFORT = "Arithmetic and threads", "Sizes", "What else is measured"
 WIDTHS = "1,2,4,8", "1,2,4,6,8,16,32,64"  # draft and verify
 WEIGHTS = f"[{'|'.join((AUTO, *get_args(Weights)))}]"
 
 
+@takes_model("target")
 def calibrate(
-    target: Annotated[str, typer.Option(help="Folder, .gguf file or hub id of the target model.")],
+    target: str,
     drafter: Annotated[
         list[str] | None,
         typer.Option(
@@ -45,7 +48,7 @@ def calibrate(
         Path | None,
         typer.Option(callback=checks.output_folder, help="Where profiles/, predictors/ and plans/ are written."),
     ] = None,
-    dtype: Annotated[Dtype, typer.Option(help="Arithmetic of both models.")] = "bfloat16",
+    dtype: Annotated[Dtype, typer.Option(help="Arithmetic of both models.", rich_help_panel=ARITHMETIC)] = "bfloat16",
     weights: Annotated[
         str,
         typer.Option(
@@ -53,37 +56,58 @@ def calibrate(
             metavar=WEIGHTS,
             help="Of the target. file: the blocks of a GGUF file as they are; q8_0 to q4_0: rounded to that format; "
             "auto: file for a quantised GGUF file on a CPU in bfloat16, else full.",
+            rich_help_panel=ARITHMETIC,
         ),
     ] = AUTO,
     drafter_weights: Annotated[
-        str, typer.Option(callback=checks.weights, metavar=WEIGHTS, help="Of a draft model, as --weights.")
+        str,
+        typer.Option(
+            callback=checks.weights, metavar=WEIGHTS, help="Of a draft model, as --weights.", rich_help_panel=ARITHMETIC
+        ),
     ] = AUTO,
     quick: Annotated[bool, typer.Option("--quick", help="A first look: fewer prompts, widths and samples.")] = False,
     max_length: Annotated[
         int | None,
-        typer.Option(min=1, help="Longest request in tokens, prompt included; else 2048, or what the models have."),
+        typer.Option(
+            min=1,
+            help="Longest request in tokens, prompt included; else 2048, or what the models have.",
+            rich_help_panel=SHAPES,
+        ),
     ] = None,
-    max_depth: Annotated[int, typer.Option(min=1, help="Deepest tree.")] = 8,
+    max_depth: Annotated[int, typer.Option(min=1, help="Deepest tree.", rich_help_panel=SHAPES)] = 8,
     draft_widths: Annotated[
-        str | None, typer.Option(callback=checks.widths, help=f"Draft widths to consider; else {WIDTHS[0]}.")
+        str | None,
+        typer.Option(
+            callback=checks.widths, help=f"Draft widths to consider; else {WIDTHS[0]}.", rich_help_panel=SHAPES
+        ),
     ] = None,
     verify_widths: Annotated[
-        str | None, typer.Option(callback=checks.widths, help=f"Verify widths to consider; else {WIDTHS[1]}.")
+        str | None,
+        typer.Option(
+            callback=checks.widths, help=f"Verify widths to consider; else {WIDTHS[1]}.", rich_help_panel=SHAPES
+        ),
     ] = None,
     target_threads: Annotated[
-        int, typer.Option(min=0, max=MOST_THREADS, help="Threads of the target, 0 to measure.")
+        int,
+        typer.Option(min=0, max=MOST_THREADS, help="Threads of the target, 0 to measure.", rich_help_panel=ARITHMETIC),
     ] = 0,
     drafter_threads: Annotated[
-        int, typer.Option(min=0, max=MOST_THREADS, help="Threads of the drafter, 0 to measure.")
+        int,
+        typer.Option(min=0, max=MOST_THREADS, help="Threads of the drafter, 0 to measure.", rich_help_panel=ARITHMETIC),
     ] = 0,
     ngram: Annotated[
-        str, typer.Option(help="Options of --drafter ngram, e.g. max_matching_ngram_size=4,is_public_pool=true.")
+        str,
+        typer.Option(
+            help="Options of --drafter ngram, e.g. max_matching_ngram_size=4,is_public_pool=true.",
+            rich_help_panel=EFFORT,
+        ),
     ] = "",
     table_tokens: Annotated[
         int | None,
         typer.Option(
             min=0,
             help="Tokens of its own that the target writes for the table; else ten minutes', or one's with --quick.",
+            rich_help_panel=EFFORT,
         ),
     ] = None,
     own_table: Annotated[
@@ -94,15 +118,26 @@ def calibrate(
     ] = False,
     keep_drafter: Annotated[
         bool,
-        typer.Option("--keep-drafter", help="Keep a drafter that does not pay beside guesses that cost no pass."),
+        typer.Option(
+            "--keep-drafter",
+            help="Keep a drafter that does not pay beside guesses that cost no pass.",
+            rich_help_panel=EFFORT,
+        ),
     ] = False,
     variants: Annotated[
-        bool, typer.Option("--variants", help="Also time other ways to build the target's steps (minutes), on a CPU.")
+        bool,
+        typer.Option(
+            "--variants",
+            help="Also time other ways to build the target's steps (minutes), on a CPU.",
+            rich_help_panel=EFFORT,
+        ),
     ] = False,
-    device: Annotated[Literal["cpu", "cuda"], typer.Option(help="Where both models run.")] = "cpu",
+    device: Annotated[
+        Literal["cpu", "cuda"], typer.Option(help="Where both models run.", rich_help_panel=ARITHMETIC)
+    ] = "cpu",
     chat: ChatOption = False,
 ) -> None:
-    """Measure a target, with a draft model or without, on this machine, and write the plan to decode with.
+    """Measure a model, with a draft model or without, on this machine, and write the plan to decode with.
 
     Interrupted, it resumes.
     """

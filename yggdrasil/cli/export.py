@@ -8,11 +8,13 @@ from typing import Annotated, Literal
 import typer
 
 from yggdrasil.cli import checks
-from yggdrasil.cli.options import ChatOption, ForceOption, PlanOption
+from yggdrasil.cli.naming import plan_of, takes_model
+from yggdrasil.cli.options import ChatOption, ForceOption
 
 
+@takes_model("plan")
 def export(
-    plan: PlanOption,
+    plan: str,
     to: Annotated[Literal["llama-server", "vllm", "sglang"], typer.Option(help="The engine.")],
     url: Annotated[
         str | None, typer.Option(help="A llama-server with the target and without speculation, to measure on.")
@@ -46,7 +48,7 @@ def export(
     from yggdrasil.export.exporting import export as choose
 
     request = Request(
-        plan, to, url, drafter_url, costs, prompts, chat=chat, limit=limit, tokens=max_new_tokens,
+        plan_of(plan), to, url, drafter_url, costs, prompts, chat=chat, limit=limit, tokens=max_new_tokens,
         prompt_tokens=max_prompt_tokens, force_machine=force_machine,
     )  # fmt: skip
     with PhaseProgress() as progress:

@@ -7,10 +7,12 @@ import typer
 from rich.console import Console
 
 from yggdrasil.cli import checks
-from yggdrasil.cli.options import ChatOption, ForceOption, PlanOption
+from yggdrasil.cli.naming import plan_of, takes_model
+from yggdrasil.cli.options import ChatOption, ForceOption
 from yggdrasil.errors import YggdrasilError
 
 
+@takes_model("plan")
 def figures(
     out: Annotated[
         Path,
@@ -18,7 +20,7 @@ def figures(
             callback=checks.output_folder, help="Folder for CSV, plots and every sample (data/); resumed if there."
         ),
     ],
-    plan: PlanOption,
+    plan: str,
     prompts: Annotated[
         list[Path],
         typer.Option(callback=checks.input_file, help="A prompt set, JSON lines; repeat it for several sets."),
@@ -42,7 +44,7 @@ def figures(
 
     numbers = chosen_figures(figure or ())
     context = open_context(
-        plan, prompts, out, replace(QUICK if quick else Effort(), chat=chat), force_machine=force_machine
+        plan_of(plan), prompts, out, replace(QUICK if quick else Effort(), chat=chat), force_machine=force_machine
     )
     console = Console(stderr=True)
     with PhaseProgress() as progress:

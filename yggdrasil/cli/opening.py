@@ -4,10 +4,28 @@ import sys
 from typing import TYPE_CHECKING, Literal
 
 from yggdrasil.cli.options import Dtype
+from yggdrasil.errors import YggdrasilError
 
 if TYPE_CHECKING:
     from yggdrasil.compiler.compiled import Backend
     from yggdrasil.engine.decoder import Decoder
+
+
+def check_source(source: str) -> None:
+    """Refuse a name of nothing and a file that is no model, before anything large is imported or read.
+
+    Raises:
+        YggdrasilError: it names neither a plan nor a model.
+    """
+    from yggdrasil.artifacts import check_weights
+    from yggdrasil.artifacts.homes import expanded
+    from yggdrasil.engine.naming import is_plan
+
+    if not source:
+        raise YggdrasilError("the model's name is empty; give a folder, a .gguf file, a hub id or a plan")
+    folder = expanded(source)
+    if not is_plan(source) and folder.is_dir() and (folder / "config.json").exists():
+        check_weights(folder)
 
 
 def open_decoder(
@@ -25,6 +43,7 @@ def open_decoder(
 
     What its costs do not cover is said on standard error.
     """
+    check_source(source)
     from yggdrasil.cli.progress import PhaseProgress
     from yggdrasil.pretrained import Decoder
 
@@ -35,9 +54,10 @@ def open_decoder(
         )  # fmt: skip
     if grows_table:
         decoder.grow_table()
-    if max_length is not None and decoder.plan is not None and max_length > decoder.plan.shapes.max_length:
+    plan = decoder.plan
+    if max_length is not None and plan is not None and not plan.is_provisional and max_length > plan.shapes.max_length:
         say(
-            f"the plan was calibrated for {decoder.plan.shapes.max_length} tokens: its costs are kept for "
+            f"the plan was calibrated for {plan.shapes.max_length} tokens: its costs are kept for "
             f"{max_length}, so the output is exact and the chosen trees may not be the fastest"
         )
     return decoder

@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from yggdrasil.cli import checks
-from yggdrasil.cli.options import ChatOption, Dtype, ForceOption, PlanOption
+from yggdrasil.cli.naming import plan_of, takes_model
+from yggdrasil.cli.options import ChatOption, Dtype, ForceOption
 
 if TYPE_CHECKING:
     from yggdrasil.runtime.parity import ParityReport
 
 
+@takes_model("plan")
 def parity(
-    plan: PlanOption,
+    plan: str,
     prompts: Annotated[Path, typer.Option(callback=checks.input_file, help="JSON lines with a prompt field.")],
     limit: Annotated[int | None, typer.Option(min=1, help="Use at most so many prompts.")] = 16,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens to compare on each.")] = 64,
@@ -46,6 +48,7 @@ def parity(
     from yggdrasil.prompts import read_prompts
 
     requests = read_prompts(prompts, limit, chat=chat)  # before a model is loaded
+    plan = plan_of(plan)
     decoder = Decoder.from_plan(plan, dtype=dtype, force_machine=force_machine)
     assert decoder.plan is not None
     texts = [ProbeText(name, tokens) for name, tokens in encode_prompts(decoder, requests, max_prompt_tokens).items()]

@@ -10,7 +10,8 @@ import typer
 from yggdrasil.checkpoints.formats.names import Weights
 from yggdrasil.cli import checks
 from yggdrasil.cli.checks import parse_widths
-from yggdrasil.cli.options import ChatOption, Dtype, ForceOption, PlanOption
+from yggdrasil.cli.naming import plan_of, takes_model
+from yggdrasil.cli.options import ChatOption, Dtype, ForceOption
 from yggdrasil.errors import YggdrasilError
 
 if TYPE_CHECKING:
@@ -30,8 +31,9 @@ PROMPT_TOKENS, NEW_TOKENS = 256, 64
 WEIGHED, TRACED = 8, 4  # prompts at most
 
 
+@takes_model("plan")
 def profile(
-    plan: PlanOption,
+    plan: str,
     contexts: Annotated[str, typer.Option(callback=checks.widths, help="Context lengths.")] = "128,1024",
     max_length: Annotated[
         str | None,
@@ -77,6 +79,7 @@ def profile(
     if weights != "full" and prompts is None:
         raise YggdrasilError("--weights needs --prompts FILE to decode")
     requests = [] if prompts is None else read_prompts(prompts, WEIGHED, chat=chat)  # before a model is loaded
+    plan = plan_of(plan)
     pair = _pair(plan, dtype, verify_widths, draft_widths, force_machine=force_machine)
     texts = _texts(pair, requests)
     if pair.device == "cuda" and (variants or weights != "full"):

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from yggdrasil.cli import checks
+from yggdrasil.cli.naming import plan_of, takes_model
 from yggdrasil.cli.opening import say
 from yggdrasil.cli.options import ChatOption, ForceOption
 from yggdrasil.errors import YggdrasilError
@@ -18,8 +19,9 @@ USUAL_LIMIT = 3  # prompts
 PROMPT_TOKENS = 256  # kept of each, the last ones
 
 
+@takes_model("name")
 def report(
-    name: Annotated[str, typer.Option("--name", help="A plan file, or a name that has a plan for this machine.")],
+    name: str,
     out: Annotated[
         Path | None, typer.Option(callback=checks.output_file, help="Write one self-contained HTML page here.")
     ] = None,
@@ -47,7 +49,7 @@ def report(
         raise YggdrasilError("--limit and --chat are for the prompts of --prompts, which is not given")
     if out is not None:
         check_plotly()
-    path = resolve_plan(name, current_machine(), force=force_machine)
+    path = resolve_plan(plan_of(name), current_machine(), force=force_machine)
     facts = Facts.load(path)
     if prompts is not None:
         facts = _with_trees(facts, path, prompts, limit or USUAL_LIMIT, chat=chat, force_machine=force_machine)

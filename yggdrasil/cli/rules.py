@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from yggdrasil.cli import checks
-from yggdrasil.cli.options import ChatOption, Dtype, ForceOption, PlanOption
+from yggdrasil.cli.naming import plan_of, takes_model
+from yggdrasil.cli.options import ChatOption, Dtype, ForceOption
 from yggdrasil.errors import YggdrasilError
 
 if TYPE_CHECKING:
@@ -29,8 +30,9 @@ Out = Annotated[
 ]
 
 
+@takes_model("plan")
 def rules(
-    plan: PlanOption,
+    plan: str,
     prompts: Prompts,
     limit: Limit = None,
     max_new_tokens: NewTokens = 64,
@@ -46,7 +48,7 @@ def rules(
     from yggdrasil.bench.rules import rule_group
 
     found = _read(prompts, limit, chat=chat)
-    decoder = _open(plan, dtype, force_machine=force_machine)
+    decoder = _open(plan_of(plan), dtype, force_machine=force_machine)
     rows = _measure(
         decoder, [rule_group(decoder, value) for value in values], prompts, found, limit,
         {"max_new_tokens": max_new_tokens, "max_prompt_tokens": max_prompt_tokens, "chat": chat}, out,
@@ -60,8 +62,9 @@ def rules(
     )
 
 
+@takes_model("plan")
 def exactness(
-    plan: PlanOption,
+    plan: str,
     prompts: Prompts,
     limit: Limit = None,
     max_new_tokens: NewTokens = 64,
@@ -80,10 +83,10 @@ def exactness(
     from yggdrasil.bench.rules import PROMISING, mode_group
 
     found = _read(prompts, limit, chat=chat)
-    decoder = _open(plan, dtype, force_machine=force_machine)
+    decoder = _open(plan_of(plan), dtype, force_machine=force_machine)
     if tolerance is None and decoder.tolerance is None:
         raise YggdrasilError(
-            f"strict needs the tolerance of {plan} on this machine; measure it with `yggdrasil parity --plan {plan} "
+            f"strict needs the tolerance of {plan} on this machine; measure it with `yggdrasil parity {plan} "
             "--prompts FILE`, or give --tolerance"
         )
     settings = {

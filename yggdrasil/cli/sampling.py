@@ -18,53 +18,120 @@ from yggdrasil.errors import YggdrasilError
 if TYPE_CHECKING:
     from yggdrasil.acceptance.sampler import TokenLogprobs
 
+SAMPLING, CONSTRAINTS, ACCEPTANCE = "Sampling", "Constraints", "Acceptance: lossy rules, exactness"
 PARAMS, SPECULATION = SamplingParams(), Speculation()  # the defaults have their home there
 
-Temperature = Annotated[float, typer.Option(help="0: the best token always.")]
-TopK = Annotated[int, typer.Option(help="Draw from so many best tokens; 0: off.")]
-TopP = Annotated[float, typer.Option(help="Draw from the best tokens that hold this probability.")]
-MinP = Annotated[float, typer.Option(help="Draw from tokens with at least this share of the best one's probability.")]
-TypicalP = Annotated[float, typer.Option(help="Draw from the most typical tokens that hold this probability.")]
-RepetitionPenalty = Annotated[float, typer.Option(help="Divide the scores of tokens seen, prompt included.")]
-PresencePenalty = Annotated[float, typer.Option(help="Subtract from the scores of tokens generated before.")]
-FrequencyPenalty = Annotated[float, typer.Option(help="The same, for each time they were generated.")]
-LogitBias = Annotated[list[str] | None, typer.Option(help="TOKEN=BIAS, by token number; can be repeated.")]
-BadWord = Annotated[list[str] | None, typer.Option(help="A text that must not occur; can be repeated.")]
-MinNewTokens = Annotated[int, typer.Option(help="No end-of-text before so many tokens.")]
-Seed = Annotated[int | None, typer.Option(help="Same seed, same output, with or without speculation.")]
+Temperature = Annotated[float, typer.Option(help="0: the best token always.", rich_help_panel=SAMPLING)]
+TopK = Annotated[int, typer.Option(help="Draw from so many best tokens; 0: off.", rich_help_panel=SAMPLING)]
+TopP = Annotated[
+    float, typer.Option(help="Draw from the best tokens that hold this probability.", rich_help_panel=SAMPLING)
+]
+MinP = Annotated[
+    float,
+    typer.Option(
+        help="Draw from tokens with at least this share of the best one's probability.", rich_help_panel=SAMPLING
+    ),
+]
+TypicalP = Annotated[
+    float, typer.Option(help="Draw from the most typical tokens that hold this probability.", rich_help_panel=SAMPLING)
+]
+RepetitionPenalty = Annotated[
+    float, typer.Option(help="Divide the scores of tokens seen, prompt included.", rich_help_panel=SAMPLING)
+]
+PresencePenalty = Annotated[
+    float, typer.Option(help="Subtract from the scores of tokens generated before.", rich_help_panel=SAMPLING)
+]
+FrequencyPenalty = Annotated[
+    float, typer.Option(help="The same, for each time they were generated.", rich_help_panel=SAMPLING)
+]
+LogitBias = Annotated[
+    list[str] | None, typer.Option(help="TOKEN=BIAS, by token number; can be repeated.", rich_help_panel=SAMPLING)
+]
+BadWord = Annotated[
+    list[str] | None, typer.Option(help="A text that must not occur; can be repeated.", rich_help_panel=SAMPLING)
+]
+MinNewTokens = Annotated[int, typer.Option(help="No end-of-text before so many tokens.", rich_help_panel=SAMPLING)]
+Seed = Annotated[
+    int | None, typer.Option(help="Same seed, same output, with or without speculation.", rich_help_panel=SAMPLING)
+]
 Logprobs = Annotated[int | None, typer.Option(help="With --json: log-probabilities, and so many alternatives.")]
 JsonSchema = Annotated[
-    Path | None, typer.Option(callback=checks.input_file, help="A file with a JSON schema the text must match.")
+    Path | None,
+    typer.Option(
+        callback=checks.input_file, help="A file with a JSON schema the text must match.", rich_help_panel=CONSTRAINTS
+    ),
 ]
-Regex = Annotated[str | None, typer.Option(help="A regular expression the text must match.")]
+Regex = Annotated[
+    str | None, typer.Option(help="A regular expression the text must match.", rich_help_panel=CONSTRAINTS)
+]
 GrammarFile = Annotated[
     Path | None,
-    typer.Option("--grammar", callback=checks.input_file, help="A Lark or GBNF grammar the text must match."),
+    typer.Option(
+        "--grammar",
+        callback=checks.input_file,
+        help="A Lark or GBNF grammar the text must match.",
+        rich_help_panel=CONSTRAINTS,
+    ),
 ]
-SpeculationOption = Annotated[Literal["on", "off"], typer.Option(help="off: plain compiled decoding.")]
-RuleOption = Annotated[RuleName, typer.Option(help="How drafted tokens are accepted; typical and relaxed are lossy.")]
+SpeculationOption = Annotated[
+    Literal["on", "off"], typer.Option(help="off: plain compiled decoding.", rich_help_panel=ACCEPTANCE)
+]
+RuleOption = Annotated[
+    RuleName,
+    typer.Option(help="How drafted tokens are accepted; typical and relaxed are lossy.", rich_help_panel=ACCEPTANCE),
+]
 Expansion = Annotated[
     str | None,
-    typer.Option(callback=checks.widths, help="Children of a node, level by level, such as 2,2,1: a k-ary tree."),
+    typer.Option(
+        callback=checks.widths,
+        help="Children of a node, level by level, such as 2,2,1: a k-ary tree.",
+        rich_help_panel=ACCEPTANCE,
+    ),
 ]
 TypicalEpsilon = Annotated[
-    float, typer.Option(callback=checks.finite, help="Rule typical: accept above this probability.")
+    float,
+    typer.Option(
+        callback=checks.finite, help="Rule typical: accept above this probability.", rich_help_panel=ACCEPTANCE
+    ),
 ]
 TypicalDelta = Annotated[
-    float, typer.Option(callback=checks.finite, help="Rule typical: or above this share of exp(-entropy).")
+    float,
+    typer.Option(
+        callback=checks.finite, help="Rule typical: or above this share of exp(-entropy).", rich_help_panel=ACCEPTANCE
+    ),
 ]
-RelaxedTopk = Annotated[int, typer.Option(help="Rule relaxed: accept among so many best tokens.")]
+RelaxedTopk = Annotated[
+    int, typer.Option(help="Rule relaxed: accept among so many best tokens.", rich_help_panel=ACCEPTANCE)
+]
 RelaxedDelta = Annotated[
-    float, typer.Option(callback=checks.finite, help="Rule relaxed: and so near the best in log-probability.")
+    float,
+    typer.Option(
+        callback=checks.finite,
+        help="Rule relaxed: and so near the best in log-probability.",
+        rich_help_panel=ACCEPTANCE,
+    ),
 ]
-ThinkingOnly = Annotated[bool, typer.Option("--thinking-only", help="Rule relaxed: only within <think>.")]
-ExactnessOption = Annotated[Exactness, typer.Option(help="What to do about near ties; see yggdrasil parity.")]
+ThinkingOnly = Annotated[
+    bool, typer.Option("--thinking-only", help="Rule relaxed: only within <think>.", rich_help_panel=ACCEPTANCE)
+]
+ExactnessOption = Annotated[
+    Exactness, typer.Option(help="What to do about near ties; see yggdrasil parity.", rich_help_panel=ACCEPTANCE)
+]
 Tolerance = Annotated[
     float | None,
-    typer.Option(callback=checks.finite, help="A lead below this is a near tie, in logits; parity's if unset."),
+    typer.Option(
+        callback=checks.finite,
+        help="A lead below this is a near tie, in logits; parity's if unset.",
+        rich_help_panel=ACCEPTANCE,
+    ),
 ]
-FixedWidth = Annotated[int, typer.Option(help="Exactness fixed-width: rows of every pass.")]
-Audit = Annotated[bool, typer.Option("--audit", help="Count the near ties that a width-1 pass decides otherwise.")]
+FixedWidth = Annotated[int, typer.Option(help="Exactness fixed-width: rows of every pass.", rich_help_panel=ACCEPTANCE)]
+Audit = Annotated[
+    bool,
+    typer.Option(
+        "--audit", help="Count the near ties that a width-1 pass decides otherwise.", rich_help_panel=ACCEPTANCE
+    ),
+]
 
 
 def _options(

@@ -6,12 +6,14 @@ from typing import Annotated, Literal
 import typer
 
 from yggdrasil.cli import checks
+from yggdrasil.cli.naming import plan_of, takes_model
 from yggdrasil.cli.options import ChatOption, ForceOption
 from yggdrasil.errors import Interrupted
 
 
+@takes_model("profile", checks.name)
 def search(
-    profile: Annotated[str, typer.Option("--profile", callback=checks.name, help="Name of a calibrated profile.")],
+    profile: str,
     prompts: Annotated[
         Path | None,
         typer.Option(
@@ -43,8 +45,8 @@ def search(
     from yggdrasil.cli.progress import PhaseProgress
 
     settings = SearchSettings(
-        profile, prompts, objective, save_as, top, limit, max_new_tokens, max_prompt_tokens, rounds, final_rounds,
-        measure_again=measure_again, chat=chat, force_machine=force_machine,
+        plan_of(profile), prompts, objective, save_as, top, limit, max_new_tokens, max_prompt_tokens, rounds,
+        final_rounds, measure_again=measure_again, chat=chat, force_machine=force_machine,
     )  # fmt: skip
     try:
         with PhaseProgress() as progress:

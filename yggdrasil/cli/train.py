@@ -7,11 +7,13 @@ import typer
 
 from yggdrasil.artifacts import MOST_THREADS
 from yggdrasil.cli import checks
+from yggdrasil.cli.naming import takes_model
 from yggdrasil.errors import Interrupted
 
 
+@takes_model("target")
 def train(
-    target: Annotated[str, typer.Option(help="Folder, .gguf file or hub id of the target model.")],
+    target: str,
     out: Annotated[
         Path,
         typer.Option(callback=checks.output_folder, help="Folder of the drafter; beside it lies what it goes on from."),
@@ -50,7 +52,7 @@ def train(
         int, typer.Option(min=0, max=MOST_THREADS, help="Threads, 0 for as many as there are cores.")
     ] = 0,
 ) -> None:
-    """Train a drafter on text that the target writes itself.
+    """Train a drafter for a model on text that the model writes itself.
 
     Interrupted, it goes on when run again; run once more, it trains for more minutes.
     """

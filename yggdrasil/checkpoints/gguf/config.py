@@ -12,6 +12,7 @@ from transformers.integrations.ggml import GGUF_CONFIG_DEFAULTS_MAPPING, GGUF_CO
 from yggdrasil.artifacts import shown
 from yggdrasil.artifacts.gguf import GgufHeader
 from yggdrasil.checkpoints.gguf.experts import expert_facts
+from yggdrasil.checkpoints.gguf.kinds import refuse_other_kinds
 from yggdrasil.checkpoints.gguf.values import values_of
 from yggdrasil.errors import YggdrasilError, one_line
 
@@ -44,6 +45,7 @@ def read_config(header: GgufHeader) -> PretrainedConfig:
     Raises:
         YggdrasilError: an architecture or a rotary scaling that is not understood, or a fact that is missing.
     """
+    refuse_other_kinds(header)
     name = ARCHITECTURES.get(header.architecture)
     if name is None:
         raise YggdrasilError(

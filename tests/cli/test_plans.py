@@ -1,0 +1,75 @@
+"""``yggdrasil plans``: short names of this machine's plans, what is wrong with a name, and how models are named."""
+
+import sys
+from dataclasses import replace
+
+import pytest
+from made_up import write_artifacts
+
+from yggdrasil.artifacts import current_machine
+from yggdrasil.cli import main
+from yggdrasil.scheduling.plan import ModelRef, Plan
+
+
+@pytest.fixture
+def run(monkeypatch, capsys, tmp_path):
+    """Run the program where two plans are; returns (exit code, stdout, stderr)."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr("yggdrasil.artifacts.names._PACKAGE_ROOT", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    write_artifacts(tmp_path, "mine", target=ModelRef("/models/qwen.gguf", "0", 1))
+    (path,) = (tmp_path / "plans" / "mine").glob("*.yaml")
+    other = replace(Plan.load(path), name="theirs", machine=replace(current_machine(), cores=99))
+    (tmp_path / "plans" / "theirs").mkdir()
+    other.save(tmp_path / "plans" / "theirs" / f"{other.machine.slug}.yaml")
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["yggdrasil", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        output = capsys.readouterr()
+        return ended.value.code, output.out, output.err
+
+    return run
+
+
+def test_plans_are_a_table_of_short_names(run):
+    code, out, err = run("plans")
+    assert code == 0
+    assert "mine" in out
+    assert "qwen.gguf" in out
+    assert current_machine().cpu not in out
+    assert "theirs" not in out
+    assert "of other machines: theirs" in err
+    assert run("plans", "--paths")[1].endswith(".yaml\n")
+    assert "theirs" in run("plans", "theirs")[1]
+
+
+def test_a_name_without_a_plan_is_a_fault(run):
+    code, out, err = run("plans", "mien")
+    assert (code, out) == (2, "")
+    assert "there is no plan named 'mien' (did you mean 'mine'?); the plans are: mine, theirs" in err
+    assert run("plans", "nosuch")[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("former", "command"),
+    [
+        ("--plan", "bench"),
+        ("--name", "report"),
+        ("--profile", "search"),
+        ("--target", "calibrate"),
+        ("--plan", "parity"),
+    ],
+)
+def test_a_model_is_the_first_argument_and_former_options_say_so(run, former, command, tmp_path):
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "a"}\n')
+    more = ["--text"] if command == "report" else ["--prompts", "prompts.jsonl"]
+    for arguments in ([command, former, "nowhere"], [command, "nowhere"]):
+        code, _, err = run(*arguments, *more)
+        assert code == 2
+        assert (f"{former} is now the first argument" in err) == (former in arguments)
+        assert "there is no plan, folder or file nowhere" in err or "nowhere" in err.splitlines()[-1]
+    code, _, err = run(command, "nowhere", former, "nowhere", *more)
+    assert "named twice" in err
+    assert "name the model as the first argument" in run(command, *more)[2]

@@ -1,0 +1,46 @@
+"""GGUF files that are no language model: adapters, parts of multimodal models, embedding models and others."""
+
+from yggdrasil.artifacts import shown
+from yggdrasil.artifacts.gguf import GgufHeader
+from yggdrasil.errors import YggdrasilError
+
+_EMBEDDERS = ("bert", "nomic-bert", "nomic-bert-moe", "jina-bert-v2", "jina-bert-v3", "modern-bert", "eurobert",
+              "neo-bert", "gemma-embedding")  # fmt: skip
+_OTHERS = {
+    "clip": "the image or audio encoder (mmproj) of a multimodal model",
+    "t5": "an encoder-decoder model", "t5encoder": "a text encoder",
+    "whisper": "a speech recognition model", "wavtokenizer-dec": "a speech decoder",
+    "flux": "an image generation model", "sd1": "an image generation model", "sdxl": "an image generation model",
+    "sd3": "an image generation model", "wan": "a video generation model", "rwkv6": "a recurrent model",
+}  # fmt: skip
+_GIVE = "give the .gguf file of a language model"
+
+
+def refuse_other_kinds(header: GgufHeader) -> None:
+    """Refuse a file that holds something else than a language model, with the kind of what it holds.
+
+    Raises:
+        YggdrasilError: an adapter, a projector, an embedding or other model, a matrix of statistics, or no weights.
+    """
+    file, kind, architecture = shown(header.path), str(header.facts.get("general.type", "model")), header.architecture
+    if kind == "adapter" or any(name.endswith(".lora_a") for name in header.tensors):
+        raise YggdrasilError(
+            f"{file} is an adapter (LoRA) for another model, and adapters are not served; merge it into its model "
+            "(llama.cpp's llama-export-lora) and give the merged file"
+        )
+    if kind == "mmproj" or architecture == "clip":
+        raise YggdrasilError(f"{file} holds {_OTHERS['clip']}; {_GIVE}")
+    if kind == "imatrix" or architecture == "imatrix":
+        raise YggdrasilError(f"{file} holds statistics for quantising a model (imatrix); {_GIVE}")
+    if architecture in _EMBEDDERS or _pools(header):
+        raise YggdrasilError(f"{file} is an embedding model ({architecture}): it gives vectors and no text; {_GIVE}")
+    if architecture in _OTHERS:
+        raise YggdrasilError(f"{file} is {_OTHERS[architecture]} ({architecture}); {_GIVE}")
+    if kind == "vocab" or not header.tensors:
+        raise YggdrasilError(f"{file} holds a vocabulary and no weights; {_GIVE}")
+
+
+def _pools(header: GgufHeader) -> bool:
+    """Whether the model reduces a text to one vector, or sees what follows a token."""
+    pooling = header.fact("pooling_type")
+    return (isinstance(pooling, int) and pooling > 0) or header.fact("attention.causal") is False

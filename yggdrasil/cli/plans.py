@@ -1,0 +1,69 @@
+"""``yggdrasil plans``: the plans there are, in a table of short names."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from yggdrasil.errors import YggdrasilError
+
+
+def plans(
+    name: Annotated[str | None, typer.Argument(help="Only plans of this name, of every machine.")] = None,
+    fits: Annotated[
+        bool, typer.Option("--fits", help="Exit with 0 only if one fits this machine; print nothing else.")
+    ] = False,
+    paths: Annotated[bool, typer.Option("--paths", help="Print the files alone, one a line.")] = False,
+) -> None:
+    """List the plans of this machine; with NAME those of every machine."""
+    from yggdrasil.artifacts import current_machine, list_plans
+    from yggdrasil.artifacts.parsing import close_match
+
+    machine, entries = current_machine(), list_plans(name)
+    if fits:
+        raise typer.Exit(0 if any(entry.fits(machine) for entry in entries) else 1)
+    if name is not None and not entries:
+        names = sorted({entry.name for entry in list_plans()})
+        there = f"the plans are: {', '.join(names)}" if names else "there are none yet"
+        raise YggdrasilError(f"there is no plan named '{name}'{close_match(name, names)}; {there}")
+    if name is None:
+        others = [entry for entry in entries if not entry.fits(machine)]
+        entries = [entry for entry in entries if entry.fits(machine)]
+        if others:
+            listed = ", ".join(sorted({entry.name for entry in others}))
+            print(f"of other machines: {listed}; `yggdrasil plans NAME` shows them", file=sys.stderr)
+    if paths:
+        for entry in entries:
+            print(entry.path)
+    elif entries:
+        _show([(entry.name, entry.path, entry.fits(machine)) for entry in entries])
+    else:
+        print("no plan of this machine yet; the first use of a model makes one", file=sys.stderr)
+
+
+def _show(entries: list[tuple[str, Path, bool]]) -> None:
+    from rich.table import Table
+
+    from yggdrasil.cli.progress import wide_console
+
+    table = Table("plan", "model", "drafters", "expected", "machine", box=None)
+    for name, path, fits in entries:
+        model, drafters, expected = _content(path)
+        table.add_row(name, model, drafters, expected, "this one" if fits else path.stem)
+    wide_console().print(table, markup=False)
+
+
+def _content(path: Path) -> tuple[str, str, str]:
+    """Model, drafters and expected speed-up of the plan in a file; what is wrong with it where it cannot be read."""
+    from yggdrasil.drafters.named import names_of
+    from yggdrasil.errors import ArtifactError
+    from yggdrasil.scheduling.plan import Plan
+
+    try:
+        plan = Plan.load(path)
+    except ArtifactError:
+        return "", "", "damaged, or of an older version"
+    second = [] if plan.drafter is None else [Path(plan.drafter.source).name]
+    expected = "first use" if plan.is_provisional else f"{plan.predicted.speedup:.2f} x"
+    return Path(plan.target.source).name, " + ".join([*second, *sorted(names_of(plan.free))]), expected
