@@ -28,7 +28,8 @@ from yggdrasil.compiler.packages import (
 )
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.native import is_native
-from yggdrasil.native.build import _digest, _digest_file, _is_whole
+from yggdrasil.native.build import _is_whole
+from yggdrasil.native.compiling import digest_file, digest_of
 
 
 @pytest.fixture
@@ -234,7 +235,7 @@ def test_a_kernel_library_that_was_cut_short_is_not_loaded(tmp_path, capsys):
     library.write_bytes(b"0123456789")
     assert not _is_whole(library)  # of a version that wrote no digest
 
-    _digest_file(library).write_bytes(_digest(library))
+    digest_file(library).write_bytes(digest_of(library))
     assert _is_whole(library)
     library.write_bytes(b"01234")
     assert not _is_whole(library)

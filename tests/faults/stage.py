@@ -17,7 +17,7 @@ _COMPILER = """#!/bin/sh
 for last; do :; done
 case "$*" in
 *ops.o*) exec cp "{library}" "$last";;
-*ops.cpp*|*quantised.cpp*) exec touch "$last";;
+*native/*.cpp*) exec touch "$last";;
 *.cpp\\ *-c\\ -o\\ *)
     made="$0-$({{ echo "$*"; cat "$1"; }} | sha256sum | cut -c1-32)"
     [ -e "$made" ] || {{ {gcc} "$@" && cp "$last" "$made.$$" && mv "$made.$$" "$made"; }} || exit 1
@@ -67,9 +67,10 @@ class Stage:
     @cached_property
     def library(self) -> Path:
         """The kernels as they are compiled by ``compiler``."""
-        from yggdrasil.native.build import _key
+        from yggdrasil.native.compiling import library_name
+        from yggdrasil.native.levels import chosen_levels
 
-        return self.cache / "kernels" / f"ops-{_key(str(self.compiler))}.so"
+        return self.cache / "kernels" / library_name(chosen_levels()[0])
 
     @property
     def compiler(self) -> Path:
@@ -83,7 +84,8 @@ class Stage:
                 self._compile()
                 (self.cache / "whole").touch()
         shutil.copytree(self.cache, sandbox / "cache")
-        return {"YGGDRASIL_CACHE": str(sandbox / "cache"), "CXX": str(self.compiler)}
+        nothing = str(sandbox / "no-libraries")  # those of the cache are damaged
+        return {"YGGDRASIL_CACHE": str(sandbox / "cache"), "YGGDRASIL_LIBRARIES": nothing, "CXX": str(self.compiler)}
 
     def with_kept_models(self, sandbox: Path, server: Server) -> dict[str, str]:
         """Put tensors and prepared GGUF files that earlier runs kept beside a sandbox; the environment to use them."""
@@ -116,14 +118,17 @@ class Stage:
     def _compile(self) -> None:
         from yggdrasil import native
         from yggdrasil.artifacts.cache import cache_root
-        from yggdrasil.native import build
+        from yggdrasil.native.build import INSTALLED
+        from yggdrasil.native.packages import runs_packages
 
         assert native.is_native(), "faults are injected into native kernels: install g++"
         (self.cache / "kernels").mkdir(parents=True, exist_ok=True)
         gcc = os.environ.get("CXX") or shutil.which("g++")
-        own = cache_root() / "kernels" / f"ops-{build._key(gcc)}.so"
-        shutil.copyfile(own, self.library)
-        shutil.copyfile(own.with_suffix(".sha256"), self.library.with_suffix(".sha256"))
+        assert runs_packages()
+        kernels = cache_root() / "kernels"
+        own = next(each for each in (INSTALLED / self.library.name, kernels / self.library.name) if each.exists())
+        for path in (own, own.with_suffix(".sha256"), *kernels.glob("packages-*")):
+            shutil.copyfile(path, self.cache / "kernels" / path.name)
         self.compiler.parent.mkdir(exist_ok=True)
         self.compiler.write_text(_COMPILER.format(library=own, gcc=gcc))
         self.compiler.chmod(0o755)

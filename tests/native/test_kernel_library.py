@@ -1,6 +1,5 @@
 """The library of native kernels is used whole or not at all: the portable ones give the same tokens."""
 
-import ctypes
 import os
 import platform
 import shutil
@@ -10,10 +9,9 @@ import threading
 from pathlib import Path
 
 import pytest
-import torch
 
 from yggdrasil.errors import ArtifactError
-from yggdrasil.native import build
+from yggdrasil.native import build, compiling, levels
 
 ROOT = Path(__file__).parents[2]
 
@@ -22,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 def library(tmp_path):
     path = tmp_path / "ops.so"
     path.write_bytes(b"code" * 1000)
-    (tmp_path / "ops.sha256").write_bytes(build._digest(path))
+    (tmp_path / "ops.sha256").write_bytes(compiling.digest_of(path))
     return path
 
 
@@ -46,31 +44,27 @@ def test_a_damaged_library_is_named_and_not_loaded(library, damage, capsys):
 @pytest.fixture
 def opened(tmp_path, monkeypatch):
     """A cache of its own, a compiler that is at once done, and the libraries that each thread opens."""
-    opened = set()
+    opened = []
     monkeypatch.setenv("YGGDRASIL_CACHE", str(tmp_path))
-    monkeypatch.setattr(build, "_run_all", lambda commands: Path(commands[-1][-1]).write_bytes(b"library"))
-
-    def note(name, mode=0):
-        opened.add((threading.get_ident(), Path(name)))
-
-    monkeypatch.setattr(torch.ops, "load_library", note)
-    monkeypatch.setattr(ctypes, "CDLL", note)
+    monkeypatch.setenv("CXX", "a compiler")
+    monkeypatch.setattr(build, "INSTALLED", tmp_path / "nothing")
+    monkeypatch.setattr(build, "compile_library", lambda _, level, output, folder: output.write_bytes(b"library"))
+    monkeypatch.setattr(build, "_open", lambda library, level: opened.append((threading.get_ident(), library)))
     return opened
 
 
 def test_of_two_first_starts_one_compiles_and_each_opens_one_library(opened, monkeypatch, capsys):
-    """Another copy of it would register all operators again."""
-    first, waits, compiles = [], threading.Event(), build._run_all
+    first, waits, compiles = [], threading.Event(), build.compile_library
     second = threading.Thread(target=build.load_native)
 
-    def compile_late(commands):
+    def compile_late(*arguments):
         if not first:
-            first.append(commands)
+            first.append(arguments)
             second.start()
             assert waits.wait(60)
-        compiles(commands)
+        compiles(*arguments)
 
-    monkeypatch.setattr(build, "_run_all", compile_late)
+    monkeypatch.setattr(build, "compile_library", compile_late)
     monkeypatch.setattr(build, "tell", lambda sentence: waits.set())
     assert build.load_native()
     second.join()
@@ -117,7 +111,10 @@ def test_a_compiler_that_does_not_do_its_work_leaves_the_portable_kernels(tmp_pa
     compiler.write_text(f"#!/bin/sh\n{script}\n")
     compiler.chmod(0o755)
     code = "from yggdrasil.native import is_native; print(is_native())"
-    environment = {"YGGDRASIL_CACHE": str(tmp_path / "cache"), "CXX": str(compiler), "PATH": "/usr/bin:/bin"}
+    environment = {
+        "YGGDRASIL_CACHE": str(tmp_path / "cache"), "YGGDRASIL_LIBRARIES": str(tmp_path), "CXX": str(compiler),
+        "PATH": "/usr/bin:/bin",
+    }  # fmt: skip
 
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT, env=environment
@@ -128,72 +125,88 @@ def test_a_compiler_that_does_not_do_its_work_leaves_the_portable_kernels(tmp_pa
     assert not list((tmp_path / "cache").rglob("*.so"))
 
 
-@pytest.mark.skipif(
-    shutil.which("g++") is None or platform.machine() != "x86_64", reason="compiles for x86 processors with g++"
-)
-@pytest.mark.parametrize(
-    "processor",
-    [
-        pytest.param(
-            "sapphirerapids",
-            marks=pytest.mark.skipif(
-                {"amx_tile", "amx_int8", "amx_bf16", "avx512_vnni"} <= set(build._cpu_features().split()),
-                reason="all tests run on these here",
-            ),
-        ),
-        "skylake-avx512",
-        pytest.param(
-            "alderlake",
-            marks=pytest.mark.skipif(" avx_vnni " in build._cpu_features(), reason="compiled, and run, below"),
-        ),
-    ],
-)
-def test_the_kernels_compile_for_processors_that_are_not_here(processor):
-    """With the matrix unit; with vectors of 512 bits, and neither VNNI nor bfloat16; of 256 bits, and VNNI."""
-    others = [flag for flag in build._FLAGS if not flag.startswith("-march")]
-    build._run_all([
-        ["g++", *others, *build._of_torch(), f"-march={processor}", "-fsyntax-only", str(source)]
-        for source in build._SOURCES
-    ])  # fmt: skip
+def test_sources_that_changed_make_another_library(opened, tmp_path, monkeypatch):
+    assert build.load_native()
+    shutil.copytree(compiling.SOURCES, tmp_path / "sources", ignore=shutil.ignore_patterns("lib"))
+    monkeypatch.setattr(compiling, "SOURCES", tmp_path / "sources")
+    with (tmp_path / "sources" / "common" / "simd.h").open("a") as header:
+        header.write("// changed\n")
+
+    assert build.load_native()
+    assert len({library.name for _, library in opened}) == 2
+
+
+def test_without_a_compiler_a_lower_level_of_the_package_is_loaded(opened, tmp_path, monkeypatch, capsys):
+    best, *lower = levels.supported_levels()[::-1]
+    if not lower:
+        pytest.skip("there is no lower level here")
+    monkeypatch.setattr(build, "INSTALLED", tmp_path / "installed")
+    monkeypatch.setattr(build, "find_compiler", lambda: None)
+    assert not build.load_native()
+    library = tmp_path / "installed" / compiling.library_name(lower[0])
+    library.parent.mkdir()
+    library.write_bytes(b"library")
+    compiling.digest_file(library).write_bytes(compiling.digest_of(library))
+
+    assert build.load_native()
+    assert [path for _, path in opened] == [library]
+    said = capsys.readouterr().err
+    assert f"for {best.name} cannot be compiled (there is no C++ compiler), those for {lower[0].name}" in said
+
+
+def test_a_level_is_selected_by_the_environment(monkeypatch):
+    lowest = levels.supported_levels()[0]
+    monkeypatch.setenv(levels.VARIABLE, lowest.name)
+    assert levels.chosen_levels() == (lowest,)
+    monkeypatch.setenv(levels.VARIABLE, levels.NONE)
+    assert levels.chosen_levels() == ()
+
+
+def test_a_level_that_is_not_here_is_refused_by_name(opened, monkeypatch, capsys):
+    monkeypatch.setenv(levels.VARIABLE, "mmx")
+
+    assert not build.load_native()
+    assert "YGGDRASIL_CPU_LEVEL=mmx names no level of this processor; it has plain" in capsys.readouterr().err
+
+
+HAS_GCC = shutil.which("g++") is not None and platform.machine() == "x86_64"
+
+
+@pytest.mark.skipif(not HAS_GCC, reason="compiles for x86 processors with g++")
+@pytest.mark.parametrize("level", [level for level in levels.all_levels() if level not in levels.supported_levels()])
+def test_the_kernels_compile_for_processors_that_are_not_here(level):
+    compiling.run_all(
+        ["g++", *compiling._FLAGS, *level.flags, f"-I{compiling.SOURCES}", "-fsyntax-only", str(source)]
+        for source in (compiling.SOURCES / f"{unit}.cpp" for unit in compiling._UNITS)
+    )
+
+
+_LOWER = levels.supported_levels()[:-1]
+_FEW = "q4_0 or q4_k or q6_k or attention"  # of the tests of kernels, what the default tier runs on lower levels
 
 
 @pytest.mark.compiled
-@pytest.mark.skipif(
-    shutil.which("g++") is None or " avx2 " not in build._cpu_features(), reason="runs kernels for avx2 and less"
-)
+@pytest.mark.skipif(not HAS_GCC or not _LOWER, reason="compiles for levels below this processor's with g++")
 @pytest.mark.parametrize(
-    "processor",
+    ("level", "tests"),
     [
-        pytest.param(
-            "x86-64-v3",
-            marks=pytest.mark.skipif(" avx512f " not in build._cpu_features(), reason="all tests run on these here"),
-        ),
-        pytest.param(
-            "x86-64-v3 -mavxvnni",
-            marks=pytest.mark.skipif(" avx_vnni " not in build._cpu_features(), reason="multiplies bytes by AVX-VNNI"),
-        ),
-        pytest.param(
-            "x86-64-v3 -mavx512vl -mavx512vnni",  # the same kernels, by the instruction as server processors have it
-            marks=pytest.mark.skipif(
-                " avx_vnni " in build._cpu_features() or " avx512_vnni " not in build._cpu_features(),
-                reason="stands in for AVX-VNNI where there is none",
-            ),
-        ),
-        "x86-64-v2",
+        pytest.param(level, tests, marks=marks, id=f"{level}-{'few' if tests else 'all'}")
+        for level, tests, marks in [
+            ("avx2", _FEW, []),
+            *((level.name, "", [pytest.mark.slow]) for level in _LOWER),
+        ]
+        if level in [each.name for each in _LOWER]
     ],
 )
-def test_the_kernels_pass_their_tests_on_lesser_processors(tmp_path, processor):
-    """Vectors of 256 bits, with and without VNNI, and none: other paths are compiled than where tests usually run."""
-    compiler = tmp_path / "compiler"
-    compiler.write_text(f'#!/bin/sh\nexec g++ "$@" -march={processor}\n')
-    compiler.chmod(0o755)
-    environment = {**os.environ, "YGGDRASIL_CACHE": str(tmp_path / "cache"), "CXX": str(compiler)}
-    files = [f"tests/models/test_{name}.py" for name in ("formats", "kernels")]
+def test_the_kernels_pass_their_tests_on_lower_levels(level, tests):
+    """Other paths are compiled than where tests usually run; the library is kept in the user's cache."""
+    environment = {**os.environ, levels.VARIABLE: level}
+    files = ["tests/checkpoints/test_formats.py", "tests/native/test_kernels.py"]
 
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files],
+        [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", *files, "-k", tests],
         capture_output=True, text=True, check=False, cwd=ROOT, env=environment,
     )  # fmt: skip
 
     assert done.returncode == 0, done.stdout
-    assert list((tmp_path / "cache").rglob("*.so")), done.stderr
+    assert "portable" not in done.stderr

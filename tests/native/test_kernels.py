@@ -2,7 +2,6 @@
 
 import math
 import random
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -286,26 +285,3 @@ def test_best_tokens_are_the_greatest_and_ties_go_to_the_lower(dtype, size):
         is_best = row.isnan() if expected.isnan() else row == expected
         assert value.isnan() if expected.isnan() else value == expected
         assert token == is_best.nonzero()[0, 0]
-
-
-@pytest.mark.skipif(not native.is_native(), reason="PyTorch's own memory")
-def test_tensors_lie_on_cache_lines_and_come_back_to_the_same_memory():
-    for size in (1, 255, 256, 257, 9216, (1 << 20) - 64, 1 << 20, 3 << 20):
-        tensor = torch.empty(size, dtype=torch.uint8)
-        others = [torch.full((size,), 1 + i, dtype=torch.uint8) for i in range(3)]
-        address = tensor.fill_(7).data_ptr()
-
-        assert address % 64 == 0
-        assert tensor.eq(7).all()
-        assert all(other.eq(1 + i).all() for i, other in enumerate(others))
-        if size <= 1 << 20:  # what is larger goes back to the system
-            del tensor
-            assert torch.empty(size, dtype=torch.uint8).data_ptr() == address
-
-
-def test_memory_made_on_one_thread_may_end_on_another():
-    with ThreadPoolExecutor(2) as pool:
-        made = list(pool.map(lambda size: torch.ones(size), [100, 5000, 70_000] * 20))
-    assert [tensor.sum() for tensor in made] == [tensor.numel() for tensor in made]
-    del made
-    assert torch.ones(5000).sum() == 5000

@@ -24,6 +24,7 @@ from yggdrasil.artifacts.plain import parse_json
 from yggdrasil.compiler.unpacked import nothing_stays, unpacked_in, why_not_unpacked
 from yggdrasil.errors import YggdrasilError, first_line
 from yggdrasil.native import is_native  # packages call torch.ops.yggdrasil
+from yggdrasil.native.packages import runs_packages
 
 SUFFIX = ".pt2"
 _MANIFEST_SUFFIX = ".json"
@@ -142,9 +143,9 @@ class Package(NamedTuple):
     def over(self, inputs: Sequence[Tensor]) -> Callable[[], Sequence[Tensor]]:
         """The package over a step's inputs; Python's other threads go on while it runs, where operators are native."""
         taken = list(inputs) if self.inputs is None else [inputs[place] for place in self.inputs]
-        if not is_native():
+        if not isinstance(self.loader, torch.ScriptObject):
             return partial(self.loader.run, taken)
-        run: Callable[[], Sequence[Tensor]] = torch.classes.yggdrasil.Run(self.loader, taken).run
+        run: Callable[[], Sequence[Tensor]] = torch.classes.yggdrasil_packages.Run(self.loader, taken).run
         return run
 
 
@@ -184,8 +185,8 @@ def _opened(path: Path, open_file: Callable[[str], Any]) -> Any:
 
 
 def _loader(path: str) -> Any:
-    if is_native():
-        return torch.classes.yggdrasil.Package(path)
+    if is_native() and runs_packages():
+        return torch.classes.yggdrasil_packages.Package(path)
     # What torch._inductor.aoti_load_package does in the end, after two seconds of importing the compiler.
     return torch._C._aoti.AOTIModelPackageLoader(path, "model", True, 1, -1)  # single-threaded, one runner
 

@@ -11,7 +11,6 @@ from math import log
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from yggdrasil.drafters.belief import Belief
@@ -19,7 +18,7 @@ from yggdrasil.drafters.counted import LEAST_PATH, LONGEST, PortableCounts
 from yggdrasil.drafters.options import CountsOptions
 from yggdrasil.drafters.table import Table
 from yggdrasil.native import is_native
-from yggdrasil.native.direct import Mailbox, direct
+from yggdrasil.native.direct import Mailbox, NativeCounts, direct
 from yggdrasil.tree.stakes import NO_STAKES, Stakes
 from yggdrasil.tree.token_tree import TokenTree
 
@@ -160,7 +159,7 @@ class _NativeCounts:
     _MOST = 128  # tokens that come by mail; a prompt has more
 
     def __init__(self, *weights: Tensor) -> None:
-        self._counts = torch.classes.yggdrasil.Counts(*weights)
+        self._counts = NativeCounts(*weights)
         self._stakes = NO_STAKES
         self._mail, self._grow = Mailbox(2 + self._MOST), direct("grow", self._counts)
         self._fill_mail, self._fill = Mailbox(3), direct("fill", self._counts)

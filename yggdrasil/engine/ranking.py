@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from yggdrasil.native import is_native
-from yggdrasil.native.direct import direct
+from yggdrasil.native.direct import direct, native_ranking
 from yggdrasil.runtime.buffers import HostView
 from yggdrasil.tree.token_tree import TokenTree
 
@@ -33,7 +33,7 @@ class Ranking:
         self._places = {width: place for place, width in enumerate(verify_widths)}
         self._rank: Callable[[], int] = self._rank_portably
         if device.type == "cpu" and is_native():
-            self._native = torch.classes.yggdrasil.Ranking(*self._buffers, self._widths, self._totals, self._levels)
+            self._native = native_ranking(*self._buffers, self._widths, self._totals, self._levels)
             self._rank = direct("rank", self._native)
 
     def rank(self) -> list[float]:

@@ -1,15 +1,12 @@
-"""Compile the native operators once a machine, their sources side by side, and load them as one library.
+"""Find the CPU operators' library for this processor, or compile it, and load it.
 
-The library is kept in the user's cache under a name that holds everything that could make it unfit: the sources, the
-PyTorch build, the compiler and the processor's features.
+An installed package carries a library for each level of instructions (``levels.py``). A checkout compiles its own when
+it is installed. A library's name holds a digest of its sources: where they have changed since, it is compiled again,
+into the user's cache. One that is damaged is never loaded.
 """
 
 import ctypes
-import hashlib
 import os
-import platform
-import shutil
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,127 +18,142 @@ from yggdrasil.artifacts.cache import cache_root
 from yggdrasil.artifacts.leftovers import remove_leftovers_once, temporary_folder
 from yggdrasil.artifacts.lock import locked, tell
 from yggdrasil.errors import ArtifactError, first_line
+from yggdrasil.native.compiling import compile_library, digest_file, digest_of, find_compiler, library_name
+from yggdrasil.native.levels import Level, chosen_levels
 
-_FOLDER, _TORCH = Path(__file__).parent, Path(torch.__file__).parent
-_SOURCES = [_FOLDER / name for name in ("ops.cpp", "quantised.cpp", "programs.cpp")]
-_FLAGS = ["-O3", "-march=native", "-pthread", "-std=c++20", "-fPIC"]
+# Libraries that came with the package; the variable names another folder.
+INSTALLED = Path(os.environ.get("YGGDRASIL_LIBRARIES") or Path(__file__).parent / "lib")
+# Of PyTorch's C interface, in the order of ``TorchFunctions`` in common/shims.h.
+_TORCH_FUNCTIONS = (
+    "aoti_torch_get_data_ptr",
+    "aoti_torch_get_dim",
+    "aoti_torch_get_sizes",
+    "aoti_torch_get_strides",
+    "aoti_torch_get_dtype",
+    "aoti_torch_empty_strided",
+)
+
+
+class Native:
+    """The loaded library; ``None`` attributes where there is none."""
+
+    library: ctypes.CDLL | None = None  # its calls let Python's other threads go on
+    held: ctypes.PyDLL | None = None  # the same, whose calls keep Python's lock
+    level: str = "none"
 
 
 def load_native() -> bool:
-    """Load the native operators, compiling them first if need be.
+    """Load the library for this processor, compiling it first if need be.
 
-    False where that cannot be: no C++ compiler, or one that fails; a cache that cannot be read or written. Each but the
-    first is said in one sentence.
+    False where that cannot be: no library and no C++ compiler, or one that fails. It is said in one sentence, as is that
+    a library for a lower level takes its place.
     """
-    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
-    if compiler is None or sys.platform == "win32":
-        return False
-    library = cache_root() / "kernels" / f"ops-{_key(compiler)}.so"
-    remove_leftovers_once(library.parent)
     try:
-        if _is_whole(library, tells=False):  # a cache that cannot be written does for this
-            _open(library)
-            return True
-        with locked(library.with_suffix(".lock"), "compiling the CPU kernels", wait=tell):
-            if _is_whole(library):  # compiled by another process, which was waited for
-                _open(library)
-            else:
-                _compile(compiler, library)
-    except (OSError, ArtifactError) as error:
-        _say(f"the CPU kernels cannot be used, the slower portable ones take their place: {first_line(error)}")
+        levels = chosen_levels()
+    except ValueError as error:
+        _say(f"{error}; the slower portable CPU kernels are used")
         return False
+    if sys.platform == "win32" or not levels:
+        return False
+    best = levels[0]
+    try:
+        if _load_found(best) or _load_compiled(best):
+            return True
+        problem = "there is no C++ compiler"
+    except (OSError, ArtifactError) as error:
+        problem = first_line(error)
+    if (lower := _load_lower(levels[1:])) is not None:
+        _say(f"the CPU kernels for {best.name} cannot be compiled ({problem}), those for {lower} are used")
+        return True
+    _say(f"the CPU kernels cannot be used, the slower portable ones take their place: {problem}")
+    return False
+
+
+def _load_found(level: Level) -> bool:
+    """Load a library that is whole: the package's own, or the one in the user's cache."""
+    name = library_name(level)
+    remove_leftovers_once(_kept())
+    for library in (INSTALLED / name, _kept() / name):
+        if _is_whole(library, tells=False):  # a cache that cannot be written does for this
+            _open(library, level)
+            return True
+    return False
+
+
+def _load_compiled(level: Level) -> bool:
+    """Compile the library into the user's cache and load it; False where there is no compiler."""
+    compiler = find_compiler()
+    if compiler is None:
+        return False
+    library = _kept() / library_name(level)
+    with locked(library.with_suffix(".lock"), "compiling the CPU kernels", wait=tell):
+        if _is_whole(library):  # compiled by another process, which was waited for
+            _open(library, level)
+        else:
+            _compile(compiler, level, library)
     return True
 
 
-def _open(library: Path) -> None:
-    """Load the library, once a process: of two copies, each would register the operators."""
-    torch.ops.load_library(str(library))
-    ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)  # compiled steps call its functions by name
+def _load_lower(levels: Sequence[Level]) -> str | None:
+    """Load the best library of these that the package carries; returns the level's name."""
+    for level in levels:
+        library = INSTALLED / library_name(level)
+        if _is_whole(library):
+            _open(library, level)
+            return level.name
+    return None
+
+
+def _kept() -> Path:
+    return cache_root() / "kernels"
+
+
+def _open(library: Path, level: Level) -> None:
+    """Load the library. What TorchInductor has compiled finds its functions by name, so they are made known to all."""
+    Native.library = ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
+    Native.held = ctypes.PyDLL(str(library))
+    Native.level = level.name
+    suffix = "dylib" if sys.platform == "darwin" else "so"
+    of_torch = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / f"libtorch_cpu.{suffix}"))
+    addresses = [ctypes.cast(getattr(of_torch, name), ctypes.c_void_p).value for name in _TORCH_FUNCTIONS]
+    Native.library.yggdrasil_use_torch((ctypes.c_void_p * len(addresses))(*addresses))
 
 
 def _is_whole(library: Path, *, tells: bool = True) -> bool:
     """Whether the library is there and is what was compiled: half a library ends the process when it is used."""
-    beside = _digest_file(library)
+    beside = digest_file(library)
     if not library.exists() or not beside.exists():
         return False
-    if beside.read_bytes() == _digest(library):
+    if beside.read_bytes() == digest_of(library):
         return True
     if tells:
         _say(f"{library} is damaged and is compiled again")
     return False
 
 
-def _digest_file(library: Path) -> Path:
-    return library.with_suffix(".sha256")
-
-
-def _digest(library: Path) -> bytes:
-    return hashlib.sha256(library.read_bytes()).hexdigest().encode()
-
-
 def _say(sentence: str) -> None:
     print(f"yggdrasil: {sentence}", file=sys.stderr)  # noqa: T201
 
 
-def _key(compiler: str) -> str:
-    sources = [path.read_text() for path in sorted(_FOLDER.rglob("*.[ch]*")) if path.suffix in (".cpp", ".h")]
-    parts = [*sources, torch.__version__, compiler, platform.machine(), _cpu_features(), *_FLAGS]
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
-
-
-def _cpu_features() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    if not cpuinfo.exists():
-        return platform.processor()
-    for line in cpuinfo.read_text().splitlines():
-        if line.startswith(("flags", "Features")):
-            return line
-    return platform.processor()
-
-
-def _compile(compiler: str, library: Path) -> None:
+def _compile(compiler: str, level: Level, library: Path) -> None:
     """Compile the library, load it, and keep it with its digest beside it; OSError says what did not work.
 
     What is loaded is used, even where it cannot be kept.
     """
-    libraries = [f"-L{_TORCH / 'lib'}", "-ltorch", "-ltorch_cpu", "-lc10"]
     with temporary_folder(library.parent) as folder:
         output = folder / library.name
-        objects = [str(folder / f"{source.stem}.o") for source in _SOURCES]
-        _say("compiling the CPU kernels, once on this machine (about 20 s)")
-        pairs = zip(_SOURCES, objects, strict=True)
-        _run_all([[compiler, *_FLAGS, *_of_torch(), "-c", str(source), "-o", object_] for source, object_ in pairs])
-        _run_all([[compiler, "-shared", "-pthread", *objects, *libraries, "-o", str(output)]])
-        _open(output)  # before it counts: a compiler may end well and have written half
-        try:
-            digest = _digest(output)
-            _digest_file(library).unlink(missing_ok=True)
-            output.replace(library)
-            write_atomic(_digest_file(library), digest)
-        except (OSError, ArtifactError) as error:
-            _say(f"the CPU kernels could not be kept, the next start compiles them again: {first_line(error)}")
+        _say(f"compiling the CPU kernels for {level.name}, once on this machine (about 30 s)")
+        compile_library(compiler, level, output, folder)
+        _open(output, level)  # before it counts: a compiler may end well and have written half
+        keep_library(output, library)
 
 
-def _of_torch() -> list[str]:
-    return [
-        f"-I{_FOLDER}", f"-I{_TORCH / 'include'}", f"-I{_TORCH / 'include/torch/csrc/api/include'}",
-        f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
-    ]  # fmt: skip
-
-
-def _run_all(commands: Sequence[Sequence[str]]) -> None:
-    """Run compilers side by side; OSError says what went wrong with the first that failed."""
-    running: list[subprocess.Popen[str]] = []
+def keep_library(output: Path, library: Path) -> None:
+    """Move a library that was just compiled to its place, with its digest beside it; a fault is only told."""
     try:
-        for command in commands:
-            running.append(
-                subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
-            )
-        for command, process in zip(commands, running, strict=True):
-            said = process.communicate()[0].strip() or "and said nothing"
-            if process.returncode != 0:
-                raise OSError(f"{command[0]} ended with code {process.returncode}: {first_line(said)}")
-    finally:
-        for process in running:
-            process.kill()
-            process.wait()
+        digest = digest_of(output)
+        digest_file(library).unlink(missing_ok=True)
+        output.replace(library)
+        write_atomic(digest_file(library), digest)
+    except (OSError, ArtifactError) as error:
+        _say(f"the CPU kernels could not be kept, the next start compiles them again: {first_line(error)}")

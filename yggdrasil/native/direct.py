@@ -1,11 +1,21 @@
-"""Plain C calls of native code, for what is done between two passes (``direct.h`` says why)."""
+"""Objects of the native library, and plain C calls for what is done between two passes.
+
+A pass of a model streams its weights through every cache: whatever a call touches then has to come from memory. So an
+object is handed its buffers once, and numbers go by a mailbox.
+"""
 
 import ctypes
-from collections.abc import Callable
-from functools import cache, partial
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
+from weakref import finalize
 
 import torch
+from torch import Tensor
+
+from yggdrasil.native.build import Native
+from yggdrasil.native.calls import check, error_sentence, numbers_of
+from yggdrasil.native.views import View, view_of, views_of
 
 
 class Mailbox:
@@ -16,17 +26,121 @@ class Mailbox:
         self.numbers: memoryview = self.tensor.numpy().data  # quicker by the piece than an array
 
 
-def direct(name: str, of: Any) -> Callable[[], int]:
+class NativeObject:
+    """An object of the library, made by ``yggdrasil_<kind>_new``; it lives as long as this, and so do ``kept``."""
+
+    def __init__(self, kind: str, arguments: Sequence[Any], kept: Sequence[Tensor]) -> None:
+        library = _library()
+        make, free = getattr(library, f"yggdrasil_{kind}_new"), getattr(library, f"yggdrasil_{kind}_free")
+        make.restype, free.argtypes, free.restype = ctypes.c_void_p, (ctypes.c_void_p,), None
+        address = make(*arguments)
+        if address is None:
+            raise RuntimeError(error_sentence())
+        self.address, self._kept = ctypes.c_void_p(address), list(kept)
+        finalize(self, free, self.address)
+
+
+def direct(name: str, of: NativeObject) -> Callable[[], int]:
     """The C function ``name`` of a native object, which the caller keeps; it returns -1 where it failed.
 
     Python's lock is kept: whoever got it in these few microseconds would hold it for milliseconds.
     """
     function = getattr(_library(), f"yggdrasil_{name}")
     function.argtypes, function.restype = (ctypes.c_void_p,), ctypes.c_int64
-    return partial(function, ctypes.c_void_p(of.address()))
+    return partial(function, of.address)
 
 
-@cache
+def native_rows(caches: Sequence[Tensor], mail: Tensor) -> NativeObject:
+    """Rows of caches that ``direct("move", ..)`` moves; ``mail``: how many, their destination, where they are."""
+    arguments = views_of(caches), ctypes.c_int64(len(caches)), ctypes.byref(view_of(mail))
+    return NativeObject("rows", arguments, [*caches, mail])
+
+
+def native_state_rows(buffer: Tensor, layers: int, mail: Tensor) -> NativeObject:
+    """States that ``direct("keep", ..)`` puts side by side in ``buffer`` [n, layers * H] (tree/state_rows.h)."""
+    arguments = ctypes.byref(view_of(buffer)), ctypes.c_int64(layers), ctypes.byref(view_of(mail))
+    return NativeObject("state_rows", arguments, [buffer, mail])
+
+
+def native_ranking(*buffers: Tensor) -> NativeObject:
+    """A tree's ranking, made anew by ``direct("rank", ..)``: scores, depths, order, widths, totals, levels."""
+    return NativeObject("ranking", _pointers(buffers), buffers)
+
+
+class NativeCounts(NativeObject):
+    """Trees of what counts make likely (tree/counts.h); the weights are those of the n-gram scorer, float64."""
+
+    def __init__(self, *weights: Tensor) -> None:
+        super().__init__("counts", _pointers(weights), ())
+        self._buffers: dict[str, Sequence[Tensor]] = {}
+
+    def set_table(self, *arrays: Tensor) -> None:
+        """Keys, totals, starts, tokens and counts of an n-gram table, int64."""
+        self._call("set_table", *_pointers([array.contiguous() for array in arrays]))
+
+    def recycle(self, tokens: Sequence[int], followers: Tensor) -> None:
+        """After ``tokens[i]`` the target found ``followers[i]`` likeliest, best first."""
+        self._call("recycle", *_integers(tokens), ctypes.byref(view_of(followers)))
+
+    def forget(self) -> None:
+        """Forget the text."""
+        self._call("forget")
+
+    def append(self, tokens: Sequence[int]) -> None:
+        """Count more tokens of the text."""
+        self._call("append", *_integers(tokens))
+
+    def leave_out_below(self, score: float) -> None:
+        """Grow no node whose path has a lower log-probability."""
+        self._call("leave_out_below", ctypes.c_double(score))
+
+    def evidence(self, path: Sequence[int]) -> Tensor:
+        """What may follow ``path`` (its last tokens count), [n, 2 + 2 K] int64 (``CountsDrafter.evidence``)."""
+        function = getattr(_library(), "yggdrasil_counts_evidence")  # noqa: B009
+        function.restype = ctypes.c_int64
+        room = 1 << 12
+        while True:
+            rows = torch.empty(room, dtype=torch.int64)
+            count = function(self.address, *_integers(path), ctypes.c_void_p(rows.data_ptr()), ctypes.c_int64(room))
+            check(count)
+            if count <= room:
+                return rows[:count].view(-1, EVIDENCE_COLUMNS)
+            room = count
+
+    def grow_in(self, *buffers: Tensor) -> None:
+        """Grow trees in these buffers as the last one, a mailbox, says."""
+        self._keep("grow_in", buffers)
+
+    def grow_for(self, address: int, count: int) -> None:
+        """Grow as far as these float64 numbers say (tree/race.h), which the caller keeps."""
+        self._call("grow_for", ctypes.c_int64(address), ctypes.c_int64(count))
+
+    def fill_in(self, *buffers: Tensor) -> None:
+        """Go on with trees in these buffers as the last one, a mailbox, says."""
+        self._keep("fill_in", buffers)
+
+    def _keep(self, name: str, buffers: Sequence[Tensor]) -> None:
+        self._call(name, views_of(buffers))
+        self._buffers[name] = buffers
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        function = getattr(_library(), f"yggdrasil_counts_{name}")
+        function.restype = ctypes.c_int32
+        check(function(self.address, *arguments))
+
+
+EVIDENCE_COLUMNS = 2 + 2 * 9  # token and place, then how often it followed and was seen in each context (tree/belief.h)
+
+
+def _pointers(tensors: Sequence[Tensor]) -> list[Any]:
+    views: list[View] = [view_of(tensor) for tensor in tensors]
+    return [ctypes.byref(view) for view in views]
+
+
+def _integers(numbers: Sequence[int]) -> tuple[Any, Any]:
+    return numbers_of(numbers), ctypes.c_int64(len(numbers))
+
+
 def _library() -> ctypes.PyDLL:
-    """All functions that the process knows: ``load_native`` has made those of the operators' library known."""
-    return ctypes.PyDLL(None)
+    assert Native.held is not None
+    return Native.held

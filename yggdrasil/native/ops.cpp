@@ -1,36 +1,29 @@
-// CPU operators of the static-shape steps: what each does is in the headers, here they are given their names.
+// CPU operators of a static-shape step, for any processor: AMX, AVX-512 or AVX2 where the library was compiled for them,
+// plain C++ elsewhere. Those over quantised weights, of programs and of token trees have sources of their own, which are
+// compiled at the same time.
 //
-// Two properties matter more than peak rate:
-//  * cost follows the weights' bytes for narrow steps (W up to about 16) and the context's real length, never the
-//    cache's capacity;
-//  * a row's result does not depend on how many rows travel with it. Every output is accumulated over K, and over the
+// Three things PyTorch's own operators do not give, and a step needs:
+//  * weights packed once, laid out so that one row reads them at the speed of memory, and up to 16 rows cost about as
+//    much (panels of 16 outputs);
+//  * attention whose cost follows the context's real length, never the cache's capacity;
+//  * rows of a step that do not depend on how many travel together. Every output is accumulated over K, and over the
 //    keys in order of position, in one fixed order. Verifying a tree of W tokens therefore gives the same bits as W
 //    plain steps, which is what makes bf16 output independent of the plan.
 //
 // Dims: W rows of a step, K inputs, N outputs, P panels of 16 outputs, Hq query heads, Hkv key heads, D head size,
 //       S cache capacity, T tree slots.
 
-#include <ATen/ATen.h>
-#include <torch/library.h>
-
 #include <atomic>
 
 #include "attention/attention_ops.h"
-#include "common/best_token.h"
-#include "tree/counts.h"
-#include "tree/direct.h"
-#include "common/kept_memory.h"
-#include "linear/linear_ops.h"
-#include "common/norm_stage.h"
-#include "common/package.h"
-#include "linear/packed_experts.h"
-#include "linear/plain_linear.h"
-#include "tree/ranking.h"
 #include "attention/rows_attention.h"
+#include "common/best_token.h"
+#include "common/norm_stage.h"
 #include "common/shims.h"
 #include "common/threads.h"
-#include "tree/tree_ops.h"
-#include "layers/units.h"
+#include "linear/linear_ops.h"
+#include "linear/packed_experts.h"
+#include "linear/plain_linear.h"
 
 using namespace yggdrasil;
 
@@ -58,19 +51,82 @@ int64_t read_words(const Tensor& buffer, int64_t num_threads) {
 
 }  // namespace
 
+// ==== what Python calls ===============================================================================================
+
+YGG_API const char* yggdrasil_error() { return last_error().c_str(); }
+
+YGG_API void yggdrasil_use_torch(const void* const* functions) { std::memcpy(&torch_functions(), functions, sizeof(TorchFunctions)); }
+
+YGG_API int32_t yggdrasil_pack_linear(View weight, View packed, int64_t num_threads) {
+  return guarded([&] { pack_linear(of(weight), of(packed), num_threads); });
+}
+
+YGG_API int32_t yggdrasil_packed_linear(View input, View packed, View bias, int64_t out_features, int64_t num_threads, View out) {
+  return guarded([&] { packed_linear(of(input), of(packed), of(bias), out_features, num_threads, of(out)); });
+}
+
+YGG_API int32_t yggdrasil_packed_linears(View input, View gate, bool gelu, View norm, bool plus_one, double eps, View residual, View packed, int64_t num_packed,
+                                         View biases, int64_t num_biases, const int64_t* out_features, int64_t num_out_features, int64_t num_threads,
+                                         View outs, int64_t num_outs) {
+  return guarded([&] {
+    packed_around(of(input), {of(gate), gelu, of(norm), plus_one, eps, of(residual)}, all_of(packed, num_packed), all_of(biases, num_biases),
+                  ints(out_features, num_out_features), num_threads, all_of(outs, num_outs));
+  });
+}
+
+YGG_API int32_t yggdrasil_packed_best(View input, View packed, View bias, int64_t out_features, int64_t num_threads, View best, View place) {
+  return guarded([&] { packed_best(of(input), of(packed), of(bias), out_features, num_threads, of(best), of(place)); });
+}
+
+YGG_API int32_t yggdrasil_plain_linear(View input, View weight, View bias, int64_t num_threads, View out) {
+  return guarded([&] { plain_linear(of(input), of(weight), of(bias), num_threads, of(out)); });
+}
+
+YGG_API int32_t yggdrasil_packed_experts(View input, View chosen, View shares, View gate_up, View down, int64_t inner_features, bool gelu, int64_t num_threads,
+                                         View out) {
+  return guarded([&] { packed_experts(of(input), of(chosen), of(shares), of(gate_up), of(down), inner_features, gelu, num_threads, of(out)); });
+}
+
+YGG_API int32_t yggdrasil_norm_rows(View input, View norm, bool plus_one, double eps, View residual, int64_t num_threads, View out) {
+  return guarded([&] { norm_rows(of(input), of(norm), plus_one, eps, of(residual), num_threads, of(out)); });
+}
+
+YGG_API int32_t yggdrasil_tree_attention(View query, View key, View value, View key_cache, View value_cache, View offsets, View tree_mask, double scale,
+                                         int64_t window, double softcap, int64_t num_threads, View out) {
+  return guarded([&] {
+    tree_attention(of(query), of(key), of(value), of(key_cache), of(value_cache), of(offsets), of(tree_mask), scale, window, softcap, num_threads, of(out));
+  });
+}
+
+YGG_API int32_t yggdrasil_rows_attention(View query, View keys, View values, View lengths, double scale, int64_t window, double softcap, int64_t num_threads,
+                                         View out) {
+  return guarded([&] { rows_attention(of(query), of(keys), of(values), of(lengths), scale, window, softcap, num_threads, of(out)); });
+}
+
+YGG_API int32_t yggdrasil_best_tokens(View logits, int64_t num_threads, View best, View place) {
+  return guarded([&] { best_tokens(of(logits), num_threads, of(best), of(place)); });
+}
+
+YGG_API int32_t yggdrasil_read_words(View buffer, int64_t num_threads, int64_t* result) {
+  return guarded([&] { *result = read_words(of(buffer), num_threads); });
+}
+
 // ==== what compiled steps call ========================================================================================
 
 AOTITorchError aoti_torch_cpu_packed_linear(AtenTensorHandle input, AtenTensorHandle packed, AtenTensorHandle* bias, int64_t out_features,
                                             int64_t num_threads, AtenTensorHandle* result) {
-  AOTI_TORCH_CONVERT_EXCEPTION_TO_ERROR_CODE({
-    *result = new_tensor_handle(packed_linear(tensor_of(input), tensor_of(packed), pointer_to_optional<Tensor>(bias), out_features, num_threads));
+  return shimmed([&] {
+    const Tensor x = tensor_of(input);
+    packed_linear(x, tensor_of(packed), optional_tensor_of(bias), out_features, num_threads, new_tensor(with_last(x, out_features), x.dtype(), result));
   });
 }
 
 AOTITorchError aoti_torch_cpu_packed_best(AtenTensorHandle input, AtenTensorHandle packed, AtenTensorHandle* bias, int64_t out_features,
                                           int64_t num_threads, AtenTensorHandle* best, AtenTensorHandle* place) {
-  AOTI_TORCH_CONVERT_EXCEPTION_TO_ERROR_CODE({
-    give_both(packed_best(tensor_of(input), tensor_of(packed), pointer_to_optional<Tensor>(bias), out_features, num_threads), best, place);
+  return shimmed([&] {
+    const Tensor x = tensor_of(input);
+    packed_best(x, tensor_of(packed), optional_tensor_of(bias), out_features, num_threads, new_tensor({rows_of(x)}, x.dtype(), best),
+                new_tensor({rows_of(x)}, DType::int64, place));
   });
 }
 
@@ -78,99 +134,58 @@ AOTITorchError aoti_torch_cpu_packed_linears(AtenTensorHandle input, AtenTensorH
                                              bool plus_one, double eps, AtenTensorHandle* residual, const AtenTensorHandle* packed, int64_t num_packed,
                                              const AtenTensorHandle** biases, int64_t num_biases, const int64_t* out_features,
                                              int64_t num_out_features, int64_t num_threads, ...) {
-  AOTI_TORCH_CONVERT_EXCEPTION_TO_ERROR_CODE({
-    auto results = packed_around(tensor_of(input), around_of(gate, gelu, norm, plus_one, eps, residual), tensors_of(packed, num_packed), optional_tensors_of(biases, num_biases),
-                                  at::IntArrayRef(out_features, num_out_features), num_threads);
-    va_list targets;
-    va_start(targets, num_threads);
-    give_all(std::move(results), targets);
-    va_end(targets);
+  va_list targets;
+  va_start(targets, num_threads);
+  const AOTITorchError error = shimmed([&] {
+    const Tensor x = tensor_of(input);
+    std::vector<Tensor> results;
+    for (int64_t i = 0; i < num_out_features; ++i) results.push_back(new_tensor(with_last(x, out_features[i]), x.dtype(), va_arg(targets, AtenTensorHandle*)));
+    packed_around(x, around_of(gate, gelu, norm, plus_one, eps, residual), tensors_of(packed, num_packed), optional_tensors_of(biases, num_biases),
+                  ints(out_features, num_out_features), num_threads, results);
   });
+  va_end(targets);
+  return error;
 }
 
 AOTITorchError aoti_torch_cpu_plain_linear(AtenTensorHandle input, AtenTensorHandle weight, AtenTensorHandle* bias, int64_t num_threads,
                                            AtenTensorHandle* result) {
-  AOTI_TORCH_CONVERT_EXCEPTION_TO_ERROR_CODE({
-    *result = new_tensor_handle(plain_linear(tensor_of(input), tensor_of(weight), pointer_to_optional<Tensor>(bias), num_threads));
+  return shimmed([&] {
+    const Tensor x = tensor_of(input), matrix = tensor_of(weight);
+    plain_linear(x, matrix, optional_tensor_of(bias), num_threads, new_tensor(with_last(x, matrix.size(0)), x.dtype(), result));
   });
 }
 
 AOTITorchError aoti_torch_cpu_packed_experts(AtenTensorHandle input, AtenTensorHandle chosen, AtenTensorHandle shares, AtenTensorHandle gate_up,
                                              AtenTensorHandle down, int64_t inner_features, bool gelu, int64_t num_threads, AtenTensorHandle* result) {
-  AOTI_TORCH_CONVERT_EXCEPTION_TO_ERROR_CODE({
-    *result = new_tensor_handle(packed_experts(tensor_of(input), tensor_of(chosen), tensor_of(shares), tensor_of(gate_up), tensor_of(down),
-                                               inner_features, gelu, num_threads));
+  return shimmed([&] {
+    const Tensor x = tensor_of(input);
+    packed_experts(x, tensor_of(chosen), tensor_of(shares), tensor_of(gate_up), tensor_of(down), inner_features, gelu, num_threads,
+                   new_tensor(x.sizes(), x.dtype(), result));
   });
 }
 
 AOTITorchError aoti_torch_cpu_norm_rows(AtenTensorHandle input, AtenTensorHandle norm, bool plus_one, double eps, AtenTensorHandle* residual,
                                         int64_t num_threads, AtenTensorHandle* result) {
-  AOTI_TORCH_CONVERT_EXCEPTION_TO_ERROR_CODE({
-    *result = new_tensor_handle(norm_rows(tensor_of(input), tensor_of(norm), plus_one, eps, pointer_to_optional<Tensor>(residual), num_threads));
+  return shimmed([&] {
+    const Tensor x = tensor_of(input);
+    norm_rows(x, tensor_of(norm), plus_one, eps, optional_tensor_of(residual), num_threads, new_tensor(x.sizes(), x.dtype(), result));
   });
 }
 
 AOTITorchError aoti_torch_cpu_tree_attention(AtenTensorHandle query, AtenTensorHandle key, AtenTensorHandle value, AtenTensorHandle key_cache,
                                              AtenTensorHandle value_cache, AtenTensorHandle offsets, AtenTensorHandle tree_mask, double scale,
                                              int64_t window, double softcap, int64_t num_threads, AtenTensorHandle* result) {
-  AOTI_TORCH_CONVERT_EXCEPTION_TO_ERROR_CODE({
-    *result = new_tensor_handle(tree_attention(tensor_of(query), tensor_of(key), tensor_of(value), tensor_of(key_cache), tensor_of(value_cache),
-                                               tensor_of(offsets), tensor_of(tree_mask), scale, window, softcap, num_threads));
+  return shimmed([&] {
+    const Tensor q = tensor_of(query);
+    tree_attention(q, tensor_of(key), tensor_of(value), tensor_of(key_cache), tensor_of(value_cache), tensor_of(offsets), tensor_of(tree_mask), scale, window,
+                   softcap, num_threads, new_tensor({1, q.size(2), q.size(1), q.size(3)}, q.dtype(), result));
   });
 }
 
 AOTITorchError aoti_torch_cpu_best_tokens(AtenTensorHandle logits, int64_t num_threads, AtenTensorHandle* best, AtenTensorHandle* place) {
-  AOTI_TORCH_CONVERT_EXCEPTION_TO_ERROR_CODE({
-    give_both(best_tokens(tensor_of(logits), num_threads), best, place);
+  return shimmed([&] {
+    const Tensor values = tensor_of(logits);
+    const int64_t rows = values.size(0);
+    best_tokens(values, num_threads, new_tensor({rows}, values.dtype(), best), new_tensor({rows}, DType::int64, place));
   });
-}
-
-[[maybe_unused]] const bool is_installed = (KeptMemory::install(), true);
-
-// Schemas live in kernels/__init__.py, beside the portable implementations.
-TORCH_LIBRARY_IMPL(yggdrasil, CPU, m) {
-  m.impl("packed_shape", &packed_shape);
-  m.impl("pack_linear", &pack_linear);
-  m.impl("packed_linear", &packed_linear);
-  m.impl("packed_linears", &packed_linears);
-  m.impl("packed_best", &packed_best);
-  m.impl("packed_experts", &packed_experts);
-  m.impl("plain_linear", &plain_linear);
-  m.impl("norm_rows", &norm_rows);
-  m.impl("tree_attention", &tree_attention);
-  m.impl("rows_attention", &rows_attention);
-  m.impl("best_tokens", &best_tokens);
-  m.impl("top_candidates", &top_candidates);
-  m.impl("rank_nodes", &rank_nodes);
-  m.impl("move_rows", &move_rows);
-  m.impl("read_words", &read_words);
-  m.impl("run_units", &run_units);
-}
-
-TORCH_LIBRARY_IMPL(yggdrasil, CompositeExplicitAutograd, m) {
-  m.impl("open_unit", &open_unit);
-  m.impl("keep_table", &keep_table);
-  m.impl("drop_table", &drop_table);
-}
-
-TORCH_LIBRARY_FRAGMENT(yggdrasil, m) {
-  m.class_<yggdrasil::Package>("Package").def(torch::init<std::string>());
-  m.class_<yggdrasil::Run>("Run").def(torch::init<c10::intrusive_ptr<yggdrasil::Package>, std::vector<Tensor>>()).def("run", &yggdrasil::Run::run);
-  m.class_<yggdrasil::Rows>("Rows").def(torch::init<std::vector<Tensor>, Tensor>()).def("address", &yggdrasil::Rows::address);
-  m.class_<yggdrasil::StateRows>("StateRows").def(torch::init<Tensor, int64_t, Tensor>()).def("address", &yggdrasil::StateRows::address);
-  m.class_<yggdrasil::Ranking>("Ranking")
-      .def(torch::init<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>())
-      .def("address", &yggdrasil::Ranking::address);
-  m.class_<yggdrasil::Counts>("Counts")
-      .def(torch::init<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>())
-      .def("recycle", &yggdrasil::Counts::recycle)
-      .def("set_table", &yggdrasil::Counts::set_table)
-      .def("forget", &yggdrasil::Counts::forget)
-      .def("append", &yggdrasil::Counts::append)
-      .def("leave_out_below", &yggdrasil::Counts::leave_out_below)
-      .def("evidence", &yggdrasil::Counts::evidence)
-      .def("address", &yggdrasil::Counts::address)
-      .def("grow_in", &yggdrasil::Counts::grow_in)
-      .def("grow_for", &yggdrasil::Counts::grow_for)
-      .def("fill_in", &yggdrasil::Counts::fill_in);
 }

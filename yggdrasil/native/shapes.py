@@ -100,10 +100,17 @@ def tree_attention(  # noqa: PLR0913
     return query.new_empty((1, query.shape[2], query.shape[1], query.shape[3]))
 
 
+def rows_attention(
+    query: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, scale: float, window: int, softcap: float,
+    num_threads: int,
+) -> Tensor:  # fmt: skip
+    return query.new_empty(query.shape)
+
+
 def run_units(
     name: str, table: Tensor, carried: Tensor, shared: list[Tensor], places: list[int], count: int, kept: list[int],
 ) -> list[Tensor]:  # fmt: skip
-    return [torch.empty_like(carried) for _ in kept]
+    return [carried.new_empty(carried.shape) for _ in kept]
 
 
 def run_program(
@@ -111,7 +118,13 @@ def run_program(
 ) -> list[Tensor]:
     from yggdrasil.native.program import row_sizes  # here: it knows the operators that this package defines
 
-    rows, sizes = tensors[code[1]], row_sizes(code, tensors)
+    if not 0 <= code[1] < len(tensors):
+        raise RuntimeError(f"a program reads the tensor {code[1]}, which is not given")
+    rows = tensors[code[1]]
+    try:
+        sizes = row_sizes(code, tensors)
+    except IndexError:
+        raise RuntimeError("a program ends within a stage, or reads what is not there yet") from None
     return [rows.new_empty((*rows.shape[:-1], sizes[result])) for result in results]
 
 
@@ -119,7 +132,11 @@ def run_layers(  # noqa: PLR0913
     table: Tensor, carried: Tensor, shared: list[Tensor], places: list[int], count: int, kept: list[int],
     code: list[int], numbers: list[float], num_threads: int,
 ) -> list[Tensor]:  # fmt: skip
-    return [torch.empty_like(carried) for _ in kept]
+    return [carried.new_empty(carried.shape) for _ in kept]
+
+
+def run_stack(number: int, carried: Tensor, shared: list[Tensor], kept: list[int], num_threads: int) -> list[Tensor]:
+    return [carried.new_empty(carried.shape) for _ in kept]
 
 
 def move_rows(caches: list[Tensor], sources: list[int], destination: int) -> None:
@@ -145,9 +162,11 @@ SHAPES: dict[str, Callable[..., Any]] = {
         best_tokens,
         top_candidates,
         tree_attention,
+        rows_attention,
         run_units,
         run_program,
         run_layers,
+        run_stack,
         move_rows,
     )
 }

@@ -2,10 +2,8 @@
 
 from collections.abc import Callable, Sequence
 
-import torch
-
 from yggdrasil.native import is_native
-from yggdrasil.native.direct import Mailbox, direct
+from yggdrasil.native.direct import Mailbox, direct, native_rows
 from yggdrasil.runtime.cache import StaticCache
 
 Move = Callable[[Sequence[int], int], None]
@@ -22,7 +20,7 @@ class _NativeMover:
 
     def __init__(self, cache: StaticCache) -> None:
         self._mail = Mailbox(2 + cache.capacity)
-        self._rows = torch.classes.yggdrasil.Rows(cache.tensors(), self._mail.tensor)
+        self._rows = native_rows(cache.tensors(), self._mail.tensor)
         self._move = direct("move", self._rows)
 
     def __call__(self, sources: Sequence[int], destination: int) -> None:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from yggdrasil.native import is_native
-from yggdrasil.native.direct import Mailbox, direct
+from yggdrasil.native.direct import Mailbox, direct, native_state_rows
 from yggdrasil.runtime.layer_rows import LayerRows
 
 
@@ -24,7 +24,7 @@ class WaitingStates:
         self._keep: Callable[[], int] | None = None
         if is_native() and buffer.device.type == "cpu":
             self._mail = Mailbox(2 + len(self._layers) + len(buffer))
-            self._rows = torch.classes.yggdrasil.StateRows(buffer, len(self._layers), self._mail.tensor)
+            self._rows = native_state_rows(buffer, len(self._layers), self._mail.tensor)
             self._keep = direct("keep", self._rows)
 
     def __len__(self) -> int:

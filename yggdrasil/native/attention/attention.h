@@ -262,7 +262,7 @@ void attend_rows(const HeadRows<T>& head, T* out) {
 }
 
 template <typename T>
-void write_rows(const Tensor& rows, Tensor& cache, int64_t start) {  // rows [1, H, W, D] -> cache [H, S, D]
+void write_rows(const Tensor& rows, const Tensor& cache, int64_t start) {  // rows [1, H, W, D] -> cache [H, S, D]
   const int64_t heads = rows.size(1), width = rows.size(2), d = rows.size(3), capacity = cache.size(1);
   const T* source = rows.const_data_ptr<T>();
   T* target = cache.mutable_data_ptr<T>();

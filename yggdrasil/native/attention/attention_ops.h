@@ -7,18 +7,19 @@ namespace yggdrasil {
 
 inline Tensor with_dense_rows(const Tensor& tensor) { return tensor.stride(-1) == 1 ? tensor : tensor.contiguous(); }
 
-inline Tensor tree_attention(const Tensor& query, const Tensor& key, const Tensor& value, Tensor& key_cache, Tensor& value_cache,
-                      const Tensor& offsets, const Tensor& tree_mask, double scale, int64_t window, double softcap, int64_t num_threads) {
+inline void tree_attention(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& key_cache, const Tensor& value_cache,
+                      const Tensor& offsets, const Tensor& tree_mask, double scale, int64_t window, double softcap, int64_t num_threads,
+                           const Tensor& out) {
   const Tensor q = with_dense_rows(query), k = with_dense_rows(key), v = with_dense_rows(value);
   const int64_t rows = q.size(2), capacity = key_cache.size(1);
-  TORCH_CHECK(k.sizes() == v.sizes() && k.size(1) == key_cache.size(0) && k.size(3) == key_cache.size(2) &&
+  YGG_CHECK(k.sizes() == v.sizes() && k.size(1) == key_cache.size(0) && k.size(3) == key_cache.size(2) &&
                   key_cache.sizes() == value_cache.sizes() && q.size(3) == k.size(3) && q.size(1) % k.size(1) == 0,
               "keys and values do not have the cache's heads and head size: keys ", k.sizes(), ", values ", v.sizes(), ", cache ",
               key_cache.sizes());
   static thread_local SeenKeys seen;  // kept: every layer of every step fills it
   seen.look(tree_mask.contiguous(), offsets, capacity, window);
   seen.check(k.size(2), capacity);
-  Tensor out = at::empty({1, rows, q.size(1), q.size(3)}, q.options());
+  check_result(out, {1, rows, q.size(1), q.size(3)}, q.dtype());
 
   const auto run = [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
@@ -29,13 +30,12 @@ inline Tensor tree_attention(const Tensor& query, const Tensor& key, const Tenso
     const TreeAttention<T> attention(of, seen, rows, out.mutable_data_ptr<T>(), num_threads);
     parallel(attention.count(), num_threads, [&](int64_t begin, int64_t end) { attention.attend(begin, end); });
   };
-  if (q.scalar_type() == at::kBFloat16) {
+  if (q.dtype() == DType::bfloat16) {
     run(static_cast<BFloat16*>(nullptr));
   } else {
-    TORCH_CHECK(q.scalar_type() == at::kFloat, "tree_attention serves bfloat16 and float32");
+    YGG_CHECK(q.dtype() == DType::float32, "tree_attention serves bfloat16 and float32");
     run(static_cast<float*>(nullptr));
   }
-  return out;
 }
 
 }  // namespace yggdrasil

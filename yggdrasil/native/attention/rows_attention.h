@@ -12,21 +12,21 @@
 
 namespace yggdrasil {
 
-inline Tensor rows_attention(const Tensor& query, const Tensor& keys, const Tensor& values, const Tensor& lengths, double scale, int64_t window,
-                             double softcap, int64_t num_threads) {
+inline void rows_attention(const Tensor& query, const Tensor& keys, const Tensor& values, const Tensor& lengths, double scale, int64_t window,
+                             double softcap, int64_t num_threads, const Tensor& out) {
   const Tensor q = query.contiguous();
   const int64_t tokens = q.size(0), heads = q.size(1), d = q.size(2), key_heads = keys.size(1), capacity = keys.size(2);
-  TORCH_CHECK(keys.scalar_type() == q.scalar_type() && values.scalar_type() == q.scalar_type(), "keys and values must have the queries' dtype");
-  TORCH_CHECK(keys.sizes() == values.sizes() && keys.is_contiguous() && values.is_contiguous() && keys.size(3) == d &&
+  YGG_CHECK(keys.dtype() == q.dtype() && values.dtype() == q.dtype(), "keys and values must have the queries' dtype");
+  YGG_CHECK(keys.sizes() == values.sizes() && keys.is_contiguous() && values.is_contiguous() && keys.size(3) == d &&
                   (keys.size(0) == tokens || keys.size(0) == 1) && heads % key_heads == 0 && lengths.numel() == tokens,
               "queries do not fit the texts' cache: queries ", q.sizes(), ", cache ", keys.sizes(), ", lengths ", lengths.sizes());
   const int64_t* seen = lengths.const_data_ptr<int64_t>();
   for (int64_t token = 0; token < tokens; ++token)
-    TORCH_CHECK(0 < seen[token] && seen[token] <= capacity, "a text of ", capacity, " slots cannot hold ", seen[token], " keys");
+    YGG_CHECK(0 < seen[token] && seen[token] <= capacity, "a text of ", capacity, " slots cannot hold ", seen[token], " keys");
   const int64_t text_stride = keys.size(0) == 1 ? 0 : key_heads * capacity * d;
   const int64_t group = heads / key_heads;
   const std::vector<std::vector<int64_t>> no_slots(group);  // a text's own keys are all in its cache
-  Tensor out = at::empty_like(q);
+  check_result(out, q.sizes(), q.dtype());
 
   const auto run = [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
@@ -55,13 +55,12 @@ inline Tensor rows_attention(const Tensor& query, const Tensor& keys, const Tens
       }
     });
   };
-  if (q.scalar_type() == at::kBFloat16) {
+  if (q.dtype() == DType::bfloat16) {
     run(static_cast<BFloat16*>(nullptr));
   } else {
-    TORCH_CHECK(q.scalar_type() == at::kFloat, "rows_attention serves bfloat16 and float32");
+    YGG_CHECK(q.dtype() == DType::float32, "rows_attention serves bfloat16 and float32");
     run(static_cast<float*>(nullptr));
   }
-  return out;
 }
 
 }  // namespace yggdrasil

@@ -22,7 +22,7 @@ struct SeenKeys {
 
   // tree_mask [R, T], offsets [2] as in the operator; memory of an earlier step is used again.
   void look(const Tensor& tree_mask, const Tensor& offsets, int64_t capacity, int64_t window) {
-    TORCH_CHECK(tree_mask.scalar_type() == at::kBool && tree_mask.is_contiguous() && offsets.scalar_type() == at::kLong && offsets.numel() == 2,
+    YGG_CHECK(tree_mask.dtype() == DType::boolean && tree_mask.is_contiguous() && offsets.dtype() == DType::int64 && offsets.numel() == 2,
                 "a tree mask is dense and bool, and offsets are two int64");
     context = offsets.const_data_ptr<int64_t>()[0], start = offsets.const_data_ptr<int64_t>()[1], tree_slots = tree_mask.size(-1);
     const int64_t rows = tree_mask.numel() / tree_slots;
@@ -41,9 +41,9 @@ struct SeenKeys {
   }
 
   void check(int64_t written, int64_t capacity) const {
-    TORCH_CHECK(context >= 0 && start >= context && start + written <= capacity, "step does not fit the cache: context ", context,
+    YGG_CHECK(context >= 0 && start >= context && start + written <= capacity, "step does not fit the cache: context ", context,
                 ", write start ", start, ", width ", written, ", capacity ", capacity);
-    TORCH_CHECK(start + written - context <= tree_slots, "rows are written outside the tree's slots");
+    YGG_CHECK(start + written - context <= tree_slots, "rows are written outside the tree's slots");
   }
 };
 

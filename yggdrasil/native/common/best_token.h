@@ -2,7 +2,6 @@
 #pragma once
 
 #include <limits>
-#include <tuple>
 
 #include "common/simd.h"
 #include "common/threads.h"
@@ -40,11 +39,12 @@ void best_of_row(const T* values, int64_t size, T* best, int64_t* place) {
   *best = values[*place];
 }
 
-inline std::tuple<Tensor, Tensor> best_tokens(const Tensor& logits, int64_t num_threads) {
+inline void best_tokens(const Tensor& logits, int64_t num_threads, const Tensor& best, const Tensor& place) {
   const Tensor input = logits.stride(-1) == 1 ? logits : logits.contiguous();
-  TORCH_CHECK(input.dim() == 2 && input.size(1) > 0, "logits must be [W, V]");
+  YGG_CHECK(input.dim() == 2 && input.size(1) > 0, "logits must be [W, V]");
   const int64_t rows = input.size(0), size = input.size(1), stride = input.stride(0);
-  Tensor best = at::empty({rows}, input.options()), place = at::empty({rows}, input.options().dtype(at::kLong));
+  check_result(best, {rows}, input.dtype());
+  check_result(place, {rows}, DType::int64);
   const auto run = [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
     parallel(rows, num_threads, [&](int64_t begin, int64_t end) {
@@ -52,13 +52,12 @@ inline std::tuple<Tensor, Tensor> best_tokens(const Tensor& logits, int64_t num_
         best_of_row(input.const_data_ptr<T>() + row * stride, size, best.mutable_data_ptr<T>() + row, place.mutable_data_ptr<int64_t>() + row);
     });
   };
-  if (input.scalar_type() == at::kBFloat16) {
+  if (input.dtype() == DType::bfloat16) {
     run(static_cast<BFloat16*>(nullptr));
   } else {
-    TORCH_CHECK(input.scalar_type() == at::kFloat, "best_tokens serves bfloat16 and float32");
+    YGG_CHECK(input.dtype() == DType::float32, "best_tokens serves bfloat16 and float32");
     run(static_cast<float*>(nullptr));
   }
-  return {best, place};
 }
 
 }  // namespace yggdrasil

@@ -4,7 +4,6 @@
 #pragma once
 
 #include <cmath>
-#include <optional>
 #include <type_traits>
 
 #include "common/lanes.h"
@@ -15,13 +14,13 @@ constexpr int64_t kFewRows = 4;  // fewer are made and rounded sooner than a sec
 
 // What a linear layer does beside multiplying; all of it is optional.
 struct Around {
-  std::optional<Tensor> gate;      // [W, K]: the rows are silu(gate) * input
-  bool gelu = false;               // gelu(gate), by tanh
-  std::optional<Tensor> norm;      // [K]: the rows are norm * (input / its root mean square)
-  bool plus_one = false;           // (input / its root mean square) * (1 + norm), rounded once
-  double eps = 0.0;                // added to the mean square
-  std::optional<Tensor> residual;  // [W, N]: added to the outputs
-  bool is_best = false;            // of the outputs only the greatest of each row and its place are wanted
+  Tensor gate{};            // [W, K]: the rows are silu(gate) * input
+  bool gelu = false;        // gelu(gate), by tanh
+  Tensor norm{};            // [K]: the rows are norm * (input / its root mean square)
+  bool plus_one = false;    // (input / its root mean square) * (1 + norm), rounded once
+  double eps = 0.0;         // added to the mean square
+  Tensor residual{};        // [W, N]: added to the outputs
+  bool is_best = false;     // of the outputs only the greatest of each row and its place are wanted
 };
 
 template <typename T>
@@ -124,16 +123,16 @@ struct InputRows {
 class RowsOf {
  public:
   RowsOf(const Tensor& input, const Around& around)
-      : x_(input.contiguous()), gate_(dense(around.gate)), norm_(dense(around.norm)), gelu_(around.gelu), plus_one_(around.plus_one), eps_(around.eps) {
-    TORCH_CHECK(x_.scalar_type() == at::kBFloat16 || x_.scalar_type() == at::kFloat, "linear layers take bfloat16 or float32 rows");
+      : x_(input.contiguous()), gate_(around.gate.contiguous()), norm_(around.norm.contiguous()), gelu_(around.gelu), plus_one_(around.plus_one), eps_(around.eps) {
+    YGG_CHECK(x_.dtype() == DType::bfloat16 || x_.dtype() == DType::float32, "linear layers take bfloat16 or float32 rows");
     for (const Tensor& other : {gate_, norm_})
-      TORCH_CHECK(!other.defined() || other.scalar_type() == x_.scalar_type(), "a gate and a norm have the dtype of the rows");
-    TORCH_CHECK(!gate_.defined() || gate_.sizes() == x_.sizes(), "a gate has the shape of the rows");
-    TORCH_CHECK(!norm_.defined() || norm_.numel() == inputs(), "a norm has a weight an input");
+      YGG_CHECK(!other.defined() || other.dtype() == x_.dtype(), "a gate and a norm have the dtype of the rows");
+    YGG_CHECK(!gate_.defined() || gate_.sizes() == x_.sizes(), "a gate has the shape of the rows");
+    YGG_CHECK(!norm_.defined() || norm_.numel() == inputs(), "a norm has a weight an input");
   }
 
   const Tensor& given() const { return x_; }
-  bool is_bf16() const { return x_.scalar_type() == at::kBFloat16; }
+  bool is_bf16() const { return x_.dtype() == DType::bfloat16; }
   int64_t inputs() const { return x_.size(-1); }
   int64_t rows() const { return x_.numel() / inputs(); }
 
@@ -144,8 +143,6 @@ class RowsOf {
   }
 
  private:
-  static Tensor dense(const std::optional<Tensor>& tensor) { return tensor ? tensor->contiguous() : Tensor(); }
-
   Tensor x_, gate_, norm_;
   bool gelu_, plus_one_;
   double eps_;

@@ -1,8 +1,6 @@
 // Rows normed as a stage of their own: behind a linear layer, where what they are added to may be added at once.
 #pragma once
 
-#include <optional>
-
 #include "common/input_rows.h"
 #include "common/threads.h"
 
@@ -44,19 +42,19 @@ class NormStage {
 };
 
 // The operator: rows of `input` normed as before linear layers, `residual` added where there is one.
-inline Tensor norm_rows(const Tensor& input, const Tensor& norm, bool plus_one, double eps, const std::optional<Tensor>& residual, int64_t num_threads) {
+inline void norm_rows(const Tensor& input, const Tensor& norm, bool plus_one, double eps, const Tensor& residual, int64_t num_threads,
+                      const Tensor& out) {
   const RowsOf x(input, {.norm = norm, .plus_one = plus_one, .eps = eps});
-  const Tensor added = residual ? residual->contiguous() : Tensor();
-  TORCH_CHECK(!residual || (added.sizes() == input.sizes() && added.scalar_type() == input.scalar_type()), "a residual has the shape and dtype of the rows");
-  Tensor out = at::empty(input.sizes(), input.options());
+  const Tensor added = residual.contiguous();
+  YGG_CHECK(!added.defined() || (added.sizes() == input.sizes() && added.dtype() == input.dtype()), "a residual has the shape and dtype of the rows");
+  check_result(out, input.sizes(), input.dtype());
   const auto run = [&]<typename T>(const InputRows<T>& rows) {
-    const NormStage<T> stage(rows, residual ? added.const_data_ptr<T>() : nullptr, out.mutable_data_ptr<T>());
+    const NormStage<T> stage(rows, added.defined() ? added.const_data_ptr<T>() : nullptr, out.mutable_data_ptr<T>());
     Stages stages;
     stage.share_out(stages, stage, num_threads, /*is_alone=*/true);
     stages.run(num_threads);
   };
   x.is_bf16() ? run(x.as<BFloat16>()) : run(x.as<float>());
-  return out;
 }
 
 }  // namespace yggdrasil

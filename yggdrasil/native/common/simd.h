@@ -1,10 +1,7 @@
 // Which instructions there are, and the number formats that every kernel shares.
 #pragma once
 
-#include <ATen/ATen.h>
-
-#include <cstdint>
-#include <cstring>
+#include "common/tensor.h"
 
 #if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
 #include <immintrin.h>
@@ -18,18 +15,6 @@
 #endif
 
 namespace yggdrasil {
-
-using at::BFloat16;
-using at::Tensor;
-
-inline float from_bits(uint32_t bits) {
-  float value;
-  std::memcpy(&value, &bits, sizeof value);
-  return value;
-}
-
-inline float widen(BFloat16 value) { return from_bits(static_cast<uint32_t>(value.x) << 16); }
-inline float widen(float value) { return value; }
 
 #ifdef YGG_AVX2
 // Fetches a line of a stream from memory, as far as the second cache: on its way to the first it would hold one of the few

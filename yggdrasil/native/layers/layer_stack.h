@@ -47,21 +47,21 @@ struct Stacks {
 // Keeps a stack under a number. `kinds` are those of the layers; `places` are their own tensors among `tensors`, a layer behind the
 // other; `code`, `numbers` and their sizes are those of the kinds, one behind the other; `sizes` holds of each kind how many numbers it has,
 // then how many own tensors.
-inline int64_t keep_stack(at::TensorList tensors, at::IntArrayRef kinds, at::IntArrayRef places, at::IntArrayRef code, at::IntArrayRef code_sizes,
-                          at::ArrayRef<double> numbers, at::IntArrayRef sizes) {
-  TORCH_CHECK(sizes.size() == 2 * code_sizes.size(), "each kind of layer says how many numbers and tensors it has");
+inline int64_t keep_stack(List<Tensor> tensors, Ints kinds, Ints places, Ints code, Ints code_sizes,
+                          List<double> numbers, Ints sizes) {
+  YGG_CHECK(sizes.size() == 2 * code_sizes.size(), "each kind of layer says how many numbers and tensors it has");
   auto stack = std::make_shared<LayerStack>(LayerStack{Table(tensors), {}, {}});
   size_t at_code = 0, at_number = 0, at_place = 0;
   for (size_t i = 0; i < code_sizes.size(); ++i) {
-    const at::IntArrayRef own_code = code.slice(at_code, code_sizes[i]);
-    const at::ArrayRef<double> own_numbers = numbers.slice(at_number, sizes[2 * i]);
+    const Ints own_code = code.slice(at_code, code_sizes[i]);
+    const List<double> own_numbers = numbers.slice(at_number, sizes[2 * i]);
     stack->kinds.push_back({own_code.vec(), own_numbers.vec()});
     at_code += code_sizes[i], at_number += sizes[2 * i];
   }
   std::vector<const LayerStack::Layer*> last(code_sizes.size(), nullptr);
   stack->layers.reserve(kinds.size());
   for (const int64_t kind : kinds) {
-    TORCH_CHECK(kind >= 0 && kind < static_cast<int64_t>(last.size()), "a layer is of the kind ", kind, ", which is not given");
+    YGG_CHECK(kind >= 0 && kind < static_cast<int64_t>(last.size()), "a layer is of the kind ", kind, ", which is not given");
     const int64_t count = sizes[2 * kind + 1];
     auto& layer = stack->layers.emplace_back(LayerStack::Layer{static_cast<size_t>(kind), places.slice(at_place, count).vec(), {}, false});
     at_place += count;
@@ -85,18 +85,20 @@ inline std::shared_ptr<const LayerStack> stack_of(int64_t number) {
   Stacks& all = Stacks::all();
   const std::lock_guard<std::mutex> lock(all.mutex);
   const auto found = all.kept.find(number);
-  TORCH_CHECK(found != all.kept.end(), "there is no stack ", number);
+  YGG_CHECK(found != all.kept.end(), "there is no stack ", number);
   return found->second;
 }
 
-// Runs the layers over the rows `carried`; returns what the layers `kept` gave, which ascend.
+// Runs the layers over the rows `carried`; `outputs` take what the layers `kept` gave, which ascend.
 // NOTE: layers write to their caches, which the schema does not say.
-inline std::vector<Tensor> run_stack(int64_t number, const Tensor& carried, at::TensorList shared, at::IntArrayRef kept, int64_t num_threads) {
+inline void run_stack(int64_t number, const Tensor& carried, List<Tensor> shared, Ints kept, int64_t num_threads, List<Tensor> outputs) {
   const std::shared_ptr<const LayerStack> stack = stack_of(number);
-  std::vector<Tensor> dense, results;
+  std::vector<Tensor> dense;
   dense.reserve(shared.size());
   for (const Tensor& tensor : shared) dense.push_back(tensor.contiguous());
-  Tensor value = carried.contiguous();
+  const Tensor value = carried.contiguous();
+  YGG_CHECK(outputs.size() == kept.size(), "layers give ", kept.size(), " results");
+  for (const Tensor& output : outputs) check_result(output, value.sizes(), value.dtype());
   std::vector<const Tensor*> tensors;
   const auto take = [&](const LayerStack::Layer& layer) {
     tensors.assign(1, &value);
@@ -104,7 +106,7 @@ inline std::vector<Tensor> run_stack(int64_t number, const Tensor& carried, at::
     for (const int64_t place : layer.places) tensors.push_back(&stack->table.tensors.at(place));
   };
   const size_t num_shared = shared.size(), num_kinds = stack->kinds.size();
-  return with_rows_of(value, [&]<typename T>(T) {
+  with_rows_of(value, [&]<typename T>(T) {
     std::deque<ProgramRun<T>> runs;  // of each kind
     std::vector<size_t> run_of(num_kinds, num_kinds);
     for (const LayerStack::Layer& layer : stack->layers) {
@@ -113,33 +115,33 @@ inline std::vector<Tensor> run_stack(int64_t number, const Tensor& carried, at::
       run_of[layer.kind] = runs.size();
       const int64_t first_attention = runs.empty() ? 0 : runs.back().end_attention();
       const auto& run = runs.emplace_back(stack->kinds[layer.kind].program(), value.numel() / value.size(-1), tensors, num_threads, first_attention);
-      TORCH_CHECK(run.size(run.last_value()) == value.size(-1), "layers give rows of the size that they take");
+      YGG_CHECK(run.size(run.last_value()) == value.size(-1), "layers give rows of the size that they take");
     }
     for (const auto& run : runs) run.reserve();
     std::vector<char> is_laid_out(runs.size(), false);
-    Tensor buffers[2];
+    const int64_t words = (value.nbytes() / 4 + 16) / 16 * 16;
+    uint32_t* buffers = scratch_words<Scratch::carried>(2 * words);
+    void* from = value.mutable_data_ptr();
+    size_t num_kept = 0;
     for (size_t i = 0; i < stack->layers.size(); ++i) {
       const LayerStack::Layer& layer = stack->layers[i];
       if (i + 1 < stack->layers.size())
         for (const void* const& next : stack->layers[i + 1].data) __builtin_prefetch(&next);
       ProgramRun<T>& run = runs[run_of[layer.kind]];
-      const bool is_kept = results.size() < kept.size() && kept[results.size()] == static_cast<int64_t>(i);
-      Tensor& buffer = buffers[i % 2];
-      Tensor output = is_kept ? at::empty_like(value) : buffer.defined() ? buffer : buffer = at::empty_like(value);
+      const bool is_kept = num_kept < kept.size() && kept[num_kept] == static_cast<int64_t>(i);
+      void* to = is_kept ? outputs[num_kept++].mutable_data_ptr() : buffers + i % 2 * words;
       if (layer.is_alike && is_laid_out[run_of[layer.kind]]) {
-        run.place(0, value.const_data_ptr());
-        run.place(run.last_value(), output.mutable_data_ptr());
+        run.place(0, from);
+        run.place(run.last_value(), to);
         for (size_t k = 0; k < layer.data.size(); ++k) run.place(1 + num_shared + k, layer.data[k]);
       } else {
         take(layer);
-        run.lay_out(tensors, {{run.last_value(), output.mutable_data_ptr()}});
+        run.lay_out(tensors, {{0, from}, {run.last_value(), to}});
         is_laid_out[run_of[layer.kind]] = true;
       }
       run.run();
-      if (is_kept) results.push_back(output);
-      value = std::move(output);
+      from = to;
     }
-    return results;
   });
 }
 

@@ -52,7 +52,7 @@ class ProgramRun {
   }
 
   int64_t size(int64_t value) const {
-    TORCH_CHECK(value >= 0 && value < static_cast<int64_t>(sizes_.size()), "a program reads the value ", value, ", which is not there yet");
+    YGG_CHECK(value >= 0 && value < static_cast<int64_t>(sizes_.size()), "a program reads the value ", value, ", which is not there yet");
     return sizes_[value];
   }
 
@@ -70,7 +70,7 @@ class ProgramRun {
     data_.clear(), packed_.clear(), quantised_.clear(), attentions_.clear(), norms_.clear(), stages_.clear(), narrow_.clear();
     widened_.assign(tensors.size(), {});
     for (size_t i = 0; i < tensors.size(); ++i) {
-      TORCH_CHECK(size_of(tensors[i]) == sizes_[i], "layers that repeat have tensors of one size");
+      YGG_CHECK(size_of(tensors[i]) == sizes_[i], "layers that repeat have tensors of one size");
       data_.push_back(tensors[i] ? tensors[i]->const_data_ptr() : nullptr);
     }
     for (const int64_t place : places_) data_.push_back(values + place);
@@ -128,7 +128,7 @@ class ProgramRun {
   }
 
   static const Tensor& tensor_at(int64_t value, const std::vector<const Tensor*>& tensors) {
-    TORCH_CHECK(value >= 0 && value < static_cast<int64_t>(tensors.size()) && tensors[value], "a program reads the tensor ", value, ", which is not given");
+    YGG_CHECK(value >= 0 && value < static_cast<int64_t>(tensors.size()) && tensors[value], "a program reads the tensor ", value, ", which is not given");
     return *tensors[value];
   }
 
@@ -169,7 +169,7 @@ class ProgramRun {
 
   template <typename Work>
   void add(Work& work, const std::vector<const Tensor*>& tensors) {
-    const at::IntArrayRef layers = work.code.layers;
+    const Ints layers = work.code.layers;
     for (size_t i = 0; i < layers.size() / 4; ++i) {
       add_bias(layers[4 * i + 1], layers[4 * i + 2], tensors);
       work.stage.add(tensor_at(layers[4 * i], tensors), layers[4 * i + 3], work.output(i));
@@ -190,8 +190,8 @@ class ProgramRun {
   }
 
   void add(const NormCode& code, int64_t value, const std::vector<const Tensor*>& tensors) {
-    TORCH_CHECK(code.norm >= 0, "a norm has a weight");
-    for (const int64_t read : {code.norm, code.residual}) TORCH_CHECK(read < 0 || size(read) == size(code.input), "a norm and a residual have the size of the input");
+    YGG_CHECK(code.norm >= 0, "a norm has a weight");
+    for (const int64_t read : {code.norm, code.residual}) YGG_CHECK(read < 0 || size(read) == size(code.input), "a norm and a residual have the size of the input");
     check_rows({code.input, code.residual}, tensors);
     check_norm(code.norm, tensors);
     const NormWork& work = norms_.emplace_back(NormWork{*this, code, value});
@@ -202,9 +202,9 @@ class ProgramRun {
   void add_bias(int64_t value, int64_t outputs, const std::vector<const Tensor*>& tensors) {
     if (value < 0) return;
     const Tensor& bias = tensor_at(value, tensors);
-    const bool is_wide = bias.scalar_type() == at::kFloat;
-    TORCH_CHECK((is_wide || is_of_rows(bias)) && bias.is_contiguous() && bias.numel() == outputs,
-                "a bias has a number an output, in the dtype of the rows or float32, not ", bias.sizes(), " of ", bias.scalar_type());
+    const bool is_wide = bias.dtype() == DType::float32;
+    YGG_CHECK((is_wide || is_of_rows(bias)) && bias.is_contiguous() && bias.numel() == outputs,
+                "a bias has a number an output, in the dtype of the rows or float32, not ", bias.sizes(), " of ", bias.dtype());
     if (!is_wide) narrow_.push_back(value), widened_[value].resize(outputs);
   }
 
@@ -237,29 +237,29 @@ class ProgramRun {
   }
 
   void check(const LinearsCode& code, const std::vector<const Tensor*>& tensors) const {
-    for (const int64_t read : {code.gate, code.norm}) TORCH_CHECK(read < 0 || size(read) == size(code.input), "a gate and a norm have the size of the input");
+    for (const int64_t read : {code.gate, code.norm}) YGG_CHECK(read < 0 || size(read) == size(code.input), "a gate and a norm have the size of the input");
     for (size_t i = 2; i < code.layers.size(); i += 4)
-      TORCH_CHECK(code.residual < 0 || size(code.residual) == code.layers[i], "a residual has the size of the outputs");
+      YGG_CHECK(code.residual < 0 || size(code.residual) == code.layers[i], "a residual has the size of the outputs");
     check_rows({code.input, code.gate, code.residual}, tensors);
     check_norm(code.norm, tensors);
   }
 
   void check(const AttentionCode& code, const Tensor& keys, const Tensor& values, const std::vector<const Tensor*>& tensors) const {
     const int64_t d = keys.size(2), heads = size(code.query) / d;
-    TORCH_CHECK(keys.sizes() == values.sizes() && size(code.key) == keys.size(0) * d && size(code.value) == size(code.key) && heads * d == size(code.query) &&
+    YGG_CHECK(keys.sizes() == values.sizes() && size(code.key) == keys.size(0) * d && size(code.value) == size(code.key) && heads * d == size(code.query) &&
                     heads % keys.size(0) == 0 && (code.cos < 0 || (size(code.cos) == d && size(code.sin) == d)),
                 "keys and values do not have the cache's heads and head size: cache ", keys.sizes());
-    for (const Tensor* cache : {&keys, &values}) TORCH_CHECK(is_of_rows(*cache) && cache->is_contiguous(), "a cache is dense and has the dtype of the rows");
+    for (const Tensor* cache : {&keys, &values}) YGG_CHECK(is_of_rows(*cache) && cache->is_contiguous(), "a cache is dense and has the dtype of the rows");
     for (const int64_t norm : {code.query_norm, code.key_norm}) {
-      TORCH_CHECK(norm < 0 || size(norm) == d, "a norm of heads has their size");
+      YGG_CHECK(norm < 0 || size(norm) == d, "a norm of heads has their size");
       check_norm(norm, tensors);
     }
-    TORCH_CHECK(code.turn >= 0 && code.turn <= 2, "attention turns in no way ", code.turn);
+    YGG_CHECK(code.turn >= 0 && code.turn <= 2, "attention turns in no way ", code.turn);
     check_rows({code.query, code.key, code.value}, tensors);
     if (code.turn == 0) return check_rows({code.cos, code.sin}, tensors);
     for (const int64_t value : {code.cos, code.sin}) {
       const Tensor& turn = tensor_at(value, tensors);
-      TORCH_CHECK(turn.scalar_type() == at::kFloat && turn.is_contiguous() && turn.numel() == rows_ * d, "cos and sin of this turn are float32, not ", turn.scalar_type());
+      YGG_CHECK(turn.dtype() == DType::float32 && turn.is_contiguous() && turn.numel() == rows_ * d, "cos and sin of this turn are float32, not ", turn.dtype());
     }
   }
 
@@ -267,7 +267,7 @@ class ProgramRun {
     for (const int64_t value : values) {
       if (value < 0 || value >= static_cast<int64_t>(tensors.size())) continue;
       const Tensor& tensor = tensor_at(value, tensors);
-      TORCH_CHECK(is_of_rows(tensor) && tensor.is_contiguous() && tensor.numel() == rows_ * size(value),
+      YGG_CHECK(is_of_rows(tensor) && tensor.is_contiguous() && tensor.numel() == rows_ * size(value),
                   "rows of a program are dense and of one dtype and number, not ", tensor.sizes());
     }
   }
@@ -275,10 +275,10 @@ class ProgramRun {
   void check_norm(int64_t value, const std::vector<const Tensor*>& tensors) const {
     if (value < 0) return;
     const Tensor& norm = tensor_at(value, tensors);
-    TORCH_CHECK(is_of_rows(norm) && norm.is_contiguous() && norm.numel() == size(value), "a norm has the dtype of the rows");
+    YGG_CHECK(is_of_rows(norm) && norm.is_contiguous() && norm.numel() == size(value), "a norm has the dtype of the rows");
   }
 
-  static bool is_of_rows(const Tensor& tensor) { return tensor.scalar_type() == c10::CppTypeToScalarType<T>::value; }
+  static bool is_of_rows(const Tensor& tensor) { return tensor.dtype() == dtype_of<T>; }
   static int64_t size_of(const Tensor* tensor) { return tensor && tensor->dim() > 0 ? tensor->size(-1) : 0; }
 
   const Program program_;

@@ -17,18 +17,20 @@
 // number a layer or attention; -1 is nothing. Queries are normed and turned where they lie, so nobody else may read them.
 #pragma once
 
-#include <ATen/ATen.h>
+#include <vector>
+
+#include "common/tensor.h"
 
 namespace yggdrasil {
 
 struct Program {
-  at::IntArrayRef code;
-  at::ArrayRef<double> numbers;
+  Ints code;
+  List<double> numbers;
 };
 
 struct LinearsCode {
   int64_t input, gate, gelu, norm, plus_one, residual;
-  at::IntArrayRef layers;  // four numbers each
+  Ints layers;  // four numbers each
   double eps, scale;
 };
 
@@ -44,7 +46,7 @@ struct NormCode {
 
 // The tensor that the first stage reads, which says how many rows there are.
 inline size_t first_input(const Program& program) {
-  TORCH_CHECK(program.code.size() > 1 && program.code[0] != 1 && program.code[1] >= 0, "a program begins with linear layers or a norm over rows that are given");
+  YGG_CHECK(program.code.size() > 1 && program.code[0] != 1 && program.code[1] >= 0, "a program begins with linear layers or a norm over rows that are given");
   return program.code[1];
 }
 
@@ -53,17 +55,17 @@ template <typename Linears, typename Attention, typename Norm>
 void read_program(const Program& program, const Linears& linears, const Attention& attention, const Norm& norm) {
   size_t at = 0;
   const auto take = [&] {
-    TORCH_CHECK(at < program.code.size(), "a program ends within a stage");
+    YGG_CHECK(at < program.code.size(), "a program ends within a stage");
     return program.code[at++];
   };
   for (size_t stage = 0; at < program.code.size(); ++stage) {
-    TORCH_CHECK(3 * stage + 2 < program.numbers.size(), "a program has three numbers a stage");
+    YGG_CHECK(3 * stage + 2 < program.numbers.size(), "a program has three numbers a stage");
     const double* numbers = program.numbers.data() + 3 * stage;
     const int64_t kind = take();
     if (kind == 0) {
       LinearsCode code{take(), take(), take(), take(), take(), take(), {}, numbers[0], numbers[1]};
       const auto count = static_cast<size_t>(4 * take());
-      TORCH_CHECK(at + count <= program.code.size(), "a program ends within a stage");
+      YGG_CHECK(at + count <= program.code.size(), "a program ends within a stage");
       code.layers = program.code.slice(at, count);
       at += count;
       linears(code);
@@ -71,10 +73,23 @@ void read_program(const Program& program, const Linears& linears, const Attentio
       attention(AttentionCode{take(), take(), take(), take(), take(), take(), take(), take(), take(), take(), take(), take(), take(), take(),
                               numbers[0], numbers[1], numbers[2]});
     } else {
-      TORCH_CHECK(kind == 2, "a program has no stage of the kind ", kind);
+      YGG_CHECK(kind == 2, "a program has no stage of the kind ", kind);
       norm(NormCode{take(), take(), take(), take(), numbers[0]});
     }
   }
+}
+
+// How many numbers a row of each tensor and of each stage's outputs has.
+inline std::vector<int64_t> row_sizes(const Program& program, List<Tensor> tensors) {
+  std::vector<int64_t> sizes;
+  for (const Tensor& tensor : tensors) sizes.push_back(tensor.defined() && tensor.dim() > 0 ? tensor.size(-1) : 0);
+  read_program(
+      program,
+      [&](const LinearsCode& code) {
+        for (size_t i = 0; i < code.layers.size(); i += 4) sizes.push_back(code.layers[i + 2]);
+      },
+      [&](const AttentionCode& code) { sizes.push_back(sizes.at(code.query)); }, [&](const NormCode& code) { sizes.push_back(sizes.at(code.input)); });
+  return sizes;
 }
 
 }  // namespace yggdrasil

@@ -20,12 +20,12 @@ class Choices {
  public:
   // chosen [W, K] int64, shares [W, K]. A choice past the last expert is none: so transformers marks what is not here.
   Choices(const Tensor& chosen, const Tensor& shares, int64_t num_experts, bool are_tiled) : rows_(chosen.size(0)), places_(chosen.size(1)) {
-    TORCH_CHECK(chosen.scalar_type() == at::kLong && chosen.sizes() == shares.sizes(), "each row chooses as many experts as it has weights for");
-    const Tensor experts = chosen.contiguous(), weights = shares.to(at::kFloat).contiguous();
+    YGG_CHECK(chosen.dtype() == DType::int64 && chosen.sizes() == shares.sizes(), "each row chooses as many experts as it has weights for");
+    const Tensor experts = chosen.contiguous(), weights = shares.floats();
     const int64_t* expert = experts.const_data_ptr<int64_t>();
     std::vector<int64_t> next(num_experts + 1, 0);  // the number of an expert's next choice
     for (int64_t i = 0; i < rows_ * places_; ++i) {
-      TORCH_CHECK(expert[i] >= 0 && expert[i] <= num_experts, "expert ", expert[i], " is chosen of ", num_experts);
+      YGG_CHECK(expert[i] >= 0 && expert[i] <= num_experts, "expert ", expert[i], " is chosen of ", num_experts);
       ++next[expert[i]];
     }
     for (int64_t e = 0, tiled = 0; e < num_experts; ++e) {

@@ -57,11 +57,11 @@ class WeightedSums {
 // Rows [W, H], chosen [W, K] int64 and shares [W, K]; of each choice down(silu(gate(row)) * up(row)), or gelu by tanh. The
 // matrices are gate and up, of I outputs, and down, of H, as the stage reads those of all experts.
 template <template <typename> class StageOf, typename Matrix>
-Tensor run_experts(const Tensor& input, const Tensor& chosen, const Tensor& shares, const Matrix (&matrices)[3], int64_t num_experts,
-                   int64_t inner_features, bool gelu, int64_t num_threads) {
+void run_experts(const Tensor& input, const Tensor& chosen, const Tensor& shares, const Matrix (&matrices)[3], int64_t num_experts,
+                   int64_t inner_features, bool gelu, int64_t num_threads, const Tensor& out) {
   const RowsOf x(input, {});
-  TORCH_CHECK(input.dim() == 2 && chosen.dim() == 2 && chosen.size(0) == input.size(0), "each row chooses experts");
-  Tensor out = at::empty(input.sizes(), input.options());
+  YGG_CHECK(input.dim() == 2 && chosen.dim() == 2 && chosen.size(0) == input.size(0), "each row chooses experts");
+  check_result(out, input.sizes(), input.dtype());
   const auto run = [&]<typename T>(const InputRows<T>& rows) {
     using Stage = StageOf<T>;
     const Choices choices(chosen, shares, num_experts, Stage::are_tiled());
@@ -85,7 +85,6 @@ Tensor run_experts(const Tensor& input, const Tensor& chosen, const Tensor& shar
     stages.run(num_threads);
   };
   x.is_bf16() ? run(x.as<BFloat16>()) : run(x.as<float>());
-  return out;
 }
 
 }  // namespace yggdrasil

@@ -11,10 +11,10 @@ namespace yggdrasil {
 
 // StageOf<T> makes the rows of dtype T that its layers read, and multiplies them.
 template <template <typename> class StageOf>
-std::vector<Tensor> run_linears(const Tensor& input, const Around& around, at::TensorList packed, const c10::List<std::optional<Tensor>>& biases,
-                               at::IntArrayRef out_features, at::IntArrayRef formats, int64_t num_threads) {
+void run_linears(const Tensor& input, const Around& around, List<Tensor> packed, const List<Tensor>& biases,
+                               Ints out_features, Ints formats, int64_t num_threads, List<Tensor> results) {
   const RowsOf x(input, around);
-  Outputs outputs(x, around, out_features, biases);
+  Outputs outputs(x, around, out_features, biases, results);
   const auto run = [&]<typename T>(const InputRows<T>& rows) {
     StageOf<T> stage(rows, scratch_words<Scratch::rows>(StageOf<T>::words(rows.rows, rows.inputs)), outputs.best());
     for (size_t i = 0; i < packed.size(); ++i) stage.add(packed[i], formats.empty() ? 0 : formats[i], outputs.of(i));
@@ -23,7 +23,7 @@ std::vector<Tensor> run_linears(const Tensor& input, const Around& around, at::T
     stages.run(num_threads);
   };
   x.is_bf16() ? run(x.as<BFloat16>()) : run(x.as<float>());
-  return outputs.take();
+  outputs.finish();
 }
 
 }  // namespace yggdrasil

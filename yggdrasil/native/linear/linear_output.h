@@ -179,61 +179,58 @@ void shared_best(SharedBest* shared, const Function& body) {
   for (int64_t row = 0; row < shared->rows; ++row) best.take(row, shared->best[row], shared->place[row]);
 }
 
-// The biases of one layer alone.
-inline c10::List<std::optional<Tensor>> alone(const std::optional<Tensor>& bias) {
-  c10::List<std::optional<Tensor>> biases;
-  biases.push_back(bias);
-  return biases;
-}
-
 // Outputs of several layers over the same rows; or of one the greatest of each row and its place.
 class Outputs {
  public:
-  Outputs(const RowsOf& x, const Around& around, at::IntArrayRef sizes, const c10::List<std::optional<Tensor>>& biases)
-      : is_bf16_(x.is_bf16()), is_best_(around.is_best) {
-    best_.rows = x.rows();
-    TORCH_CHECK(sizes.size() == 1 || !(around.residual || is_best_), "a residual is added to one layer, and the best sought of one");
-    TORCH_CHECK(!(around.residual && is_best_), "there is no residual where only the best is sought");
-    const Tensor& given = x.given();
-    for (size_t i = 0; i < sizes.size(); ++i) {
-      sizes_.push_back(sizes[i]);
-      const std::optional<Tensor> bias = biases.get(i);
-      biases_.push_back(bias ? bias->to(at::kFloat).contiguous() : Tensor());
-      if (is_best_) continue;
-      auto shape = given.sizes().vec();
-      shape.back() = sizes[i];
-      tensors_.push_back(at::empty(shape, given.options()));
-    }
+  // `results`: [..., N] of each layer; or the greatest outputs and their places, [W] each.
+  Outputs(const RowsOf& x, const Around& around, Ints sizes, List<Tensor> biases, List<Tensor> results)
+      : results_(results), is_bf16_(x.is_bf16()), is_best_(around.is_best), sizes_(sizes), residual_(around.residual.contiguous()) {
+    const bool has_residual = residual_.defined();
+    YGG_CHECK(sizes.size() == 1 || !(has_residual || is_best_), "a residual is added to one layer, and the best sought of one");
+    YGG_CHECK(!(has_residual && is_best_), "there is no residual where only the best is sought");
+    for (const Tensor& bias : biases) biases_.push_back(bias.floats());
+    YGG_CHECK(biases_.size() == sizes.size() && results.size() == (is_best_ ? 2 : sizes.size()), "a bias and a result for each layer");
     if (is_best_) {
-      tensors_ = {at::full({best_.rows}, -std::numeric_limits<float>::infinity(), at::kFloat), at::zeros({best_.rows}, at::kLong)};
-      best_.best = tensors_[0].mutable_data_ptr<float>(), best_.place = tensors_[1].mutable_data_ptr<int64_t>();
+      prepare_best(x);
+    } else {
+      for (size_t i = 0; i < sizes.size(); ++i) check_result(results[i], with_last(x.given(), sizes[i]), x.given().dtype());
     }
-    if (!around.residual) return;
-    residual_ = around.residual->contiguous();
-    TORCH_CHECK(residual_.sizes() == tensors_[0].sizes() && residual_.scalar_type() == given.scalar_type(),
-                "a residual has the shape and dtype of the outputs");
+    YGG_CHECK(!has_residual || (residual_.sizes() == results[0].sizes() && residual_.dtype() == x.given().dtype()),
+              "a residual has the shape and dtype of the outputs");
   }
 
   LinearOutput of(size_t i) const {
-    return {nullptr, is_best_ ? nullptr : tensors_[i].mutable_data_ptr(), biases_[i].defined() ? biases_[i].const_data_ptr<float>() : nullptr,
+    return {nullptr, is_best_ ? nullptr : results_[i].mutable_data_ptr(), biases_[i].defined() ? biases_[i].const_data_ptr<float>() : nullptr,
             residual_.defined() ? residual_.const_data_ptr() : nullptr, sizes_[i], is_bf16_};
   }
 
   // Null where the outputs are written.
   SharedBest* best() { return is_best_ ? &best_ : nullptr; }
 
-  std::vector<Tensor> take() {
-    if (is_best_ && is_bf16_) tensors_[0] = tensors_[0].to(at::kBFloat16);
-    return std::move(tensors_);
+  // Writes what is only known at the end.
+  void finish() const {
+    if (is_best_ && is_bf16_) std::copy(values_.begin(), values_.end(), results_[0].mutable_data_ptr<BFloat16>());
   }
 
  private:
-  std::vector<Tensor> tensors_;
+  void prepare_best(const RowsOf& x) {
+    best_.rows = x.rows();
+    check_result(results_[0], {best_.rows}, x.given().dtype());
+    check_result(results_[1], {best_.rows}, DType::int64);
+    if (is_bf16_) values_.resize(best_.rows);
+    best_.best = is_bf16_ ? values_.data() : results_[0].mutable_data_ptr<float>();
+    best_.place = results_[1].mutable_data_ptr<int64_t>();
+    std::fill_n(best_.best, best_.rows, -std::numeric_limits<float>::infinity());
+    std::fill_n(best_.place, best_.rows, 0);
+  }
+
+  List<Tensor> results_;
   bool is_bf16_, is_best_;
-  SharedBest best_{};
-  std::vector<int64_t> sizes_;
+  Ints sizes_;
   std::vector<Tensor> biases_;
   Tensor residual_;
+  SharedBest best_{};
+  std::vector<float> values_;  // the best of each row, where they are rounded at the end
 };
 
 }  // namespace yggdrasil

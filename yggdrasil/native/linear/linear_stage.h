@@ -120,7 +120,7 @@ struct MetRows {
   }
 
   static const uint32_t* words_of(const Tensor& packed) {
-    TORCH_CHECK(packed.scalar_type() == c10::CppTypeToScalarType<Given>::value, "input and packed weights must have one dtype");
+    YGG_CHECK(packed.dtype() == dtype_of<Given>, "input and packed weights must have one dtype");
     return static_cast<const uint32_t*>(packed.const_data_ptr());
   }
 
@@ -147,7 +147,7 @@ class PackedStage {
   PackedStage(const PackedStage&) = delete;  // its products read its own shares
 
   void add(const Tensor& packed, int64_t, const LinearOutput& output) {
-    TORCH_CHECK(packed.size(0) == panels_of(output), "weights were not packed for this layer");
+    YGG_CHECK(packed.size(0) == panels_of(output), "weights were not packed for this layer");
     products_.add(Met::job(Met::words_of(packed), packed.size(1), words_of(input_), tiled_, input_.rows, input_.inputs, output), shares_);
   }
 

@@ -78,15 +78,15 @@ class PackedExpertsStage {
 };
 
 // The operator: packed are gate_up [E, 2, ...] of I outputs and down [E, 1, ...] of H.
-inline Tensor packed_experts(const Tensor& input, const Tensor& chosen, const Tensor& shares, const Tensor& gate_up, const Tensor& down,
-                             int64_t inner_features, bool gelu, int64_t num_threads) {
+inline void packed_experts(const Tensor& input, const Tensor& chosen, const Tensor& shares, const Tensor& gate_up, const Tensor& down,
+                             int64_t inner_features, bool gelu, int64_t num_threads, const Tensor& out) {
   const auto is_of = [&](const Tensor& packed, int64_t matrices, int64_t outputs) {
     return packed.is_contiguous() && packed.dim() >= 5 && packed.size(0) == down.size(0) && packed.size(1) == matrices &&
            packed.size(2) == (outputs + kPanel - 1) / kPanel;
   };
-  TORCH_CHECK(is_of(gate_up, 2, inner_features) && is_of(down, 1, input.size(-1)), "experts are packed one beside the other");
+  YGG_CHECK(is_of(gate_up, 2, inner_features) && is_of(down, 1, input.size(-1)), "experts are packed one beside the other");
   const PackedMatrix matrices[] = {{gate_up, 0}, {gate_up, 1}, {down, 0}};
-  return run_experts<PackedExpertsStage>(input, chosen, shares, matrices, down.size(0), inner_features, gelu, num_threads);
+  run_experts<PackedExpertsStage>(input, chosen, shares, matrices, down.size(0), inner_features, gelu, num_threads, out);
 }
 
 }  // namespace yggdrasil

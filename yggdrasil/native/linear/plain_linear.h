@@ -3,8 +3,6 @@
 // Each output is a sum in one fixed order: a row's result does not depend on how many rows travel with it.
 #pragma once
 
-#include <optional>
-
 #include "common/input_rows.h"
 #include "common/threads.h"
 
@@ -25,18 +23,16 @@ inline float dot(const T* a, const T* b, int64_t count) {
 }
 
 // input [..., K], weight [N, K], bias [N], all of one dtype.
-inline Tensor plain_linear(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias, int64_t num_threads) {
+inline void plain_linear(const Tensor& input, const Tensor& weight, const Tensor& bias, int64_t num_threads, const Tensor& out) {
   const RowsOf x(input, {});
-  const Tensor weights = weight.contiguous(), added = bias ? bias->to(at::kFloat).contiguous() : Tensor();
+  const Tensor weights = weight.contiguous(), added = bias.floats();
   const int64_t inputs = x.inputs(), outputs = weights.size(0);
-  TORCH_CHECK(weights.dim() == 2 && weights.size(1) == inputs && weights.scalar_type() == input.scalar_type(), "weights have the inputs and the dtype of the rows");
-  auto shape = input.sizes().vec();
-  shape.back() = outputs;
-  Tensor out = at::empty(shape, input.options());
+  YGG_CHECK(weights.dim() == 2 && weights.size(1) == inputs && weights.dtype() == input.dtype(), "weights have the inputs and the dtype of the rows");
+  check_result(out, with_last(input, outputs), input.dtype());
   const auto run = [&]<typename T>(const InputRows<T>& rows) {
     T* to = out.mutable_data_ptr<T>();
     const T* matrix = weights.const_data_ptr<T>();
-    const float* biases = bias ? added.const_data_ptr<float>() : nullptr;
+    const float* biases = added.defined() ? added.const_data_ptr<float>() : nullptr;
     parallel(outputs, num_threads, [&](int64_t begin, int64_t end) {
       for (int64_t n = begin; n < end; ++n)
         for (int64_t row = 0; row < rows.rows; ++row) {
@@ -46,7 +42,6 @@ inline Tensor plain_linear(const Tensor& input, const Tensor& weight, const std:
     });
   };
   x.is_bf16() ? run(x.as<BFloat16>()) : run(x.as<float>());
-  return out;
 }
 
 }  // namespace yggdrasil

@@ -8,7 +8,6 @@
 #pragma once
 
 #include <mutex>
-#include <tuple>
 #include <vector>
 
 #include "linear/byte_products.h"
@@ -31,7 +30,7 @@ class ScreenStage {
       : input_(input), output_(output), copy_(copy.const_data_ptr<uint8_t>()), outputs_(factors.const_data_ptr<float>()),
         bytes_{reinterpret_cast<int8_t*>(memory), reinterpret_cast<int32_t*>(memory) + 2 * input.rows * filled(input.inputs) / 4, input.rows, input.inputs},
         rows_(input.rows), least_(input.rows, kNothing), kept_(input.rows) {
-    TORCH_CHECK(copy.is_contiguous() && copy.numel() == panels() * panel_bytes(input.inputs) && factors.is_contiguous() &&
+    YGG_CHECK(copy.is_contiguous() && copy.numel() == panels() * panel_bytes(input.inputs) && factors.is_contiguous() &&
                     factors.numel() == panels() * kFactors * kPanel,
                 "the copy was not made of this layer");
   }
@@ -133,11 +132,13 @@ inline bool can_screen() {
 }
 
 // As packed_best.
-inline std::tuple<Tensor, Tensor> screened_best(const Tensor& input, const Tensor& packed, const std::optional<Tensor>& bias, const Tensor& copy,
-                                                const Tensor& factors, int64_t out_features, int64_t num_threads) {
+inline void screened_best(const Tensor& input, const Tensor& packed, const Tensor& bias, const Tensor& copy,
+                                                const Tensor& factors, int64_t out_features, int64_t num_threads, const Tensor& best, const Tensor& place) {
   const Around around{.is_best = true};
   const RowsOf x(input, around);
-  Outputs outputs(x, around, {out_features}, alone(bias));
+  const Ints sizes{&out_features, 1};
+  const Tensor results[] = {best, place};
+  Outputs outputs(x, around, sizes, {&bias, 1}, {results, 2});
   const auto run = [&]<typename T>(const InputRows<T>& rows) {
     std::vector<int64_t> panels;  // none: all are multiplied
 #ifdef YGG_BYTE_PRODUCTS
@@ -151,8 +152,7 @@ inline std::tuple<Tensor, Tensor> screened_best(const Tensor& input, const Tenso
     stages.run(num_threads);
   };
   x.is_bf16() ? run(x.as<BFloat16>()) : run(x.as<float>());
-  const std::vector<Tensor> found = outputs.take();
-  return {found[0], found[1]};
+  outputs.finish();
 }
 
 }  // namespace yggdrasil

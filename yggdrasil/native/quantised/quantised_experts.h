@@ -83,18 +83,18 @@ class QuantisedExpertsStage {
 };
 
 // The operator: packed are gate and up, of I outputs, and down, of H, each in its format.
-inline Tensor quantised_experts(const Tensor& input, const Tensor& chosen, const Tensor& shares, at::TensorList packed, at::IntArrayRef formats,
-                                int64_t inner_features, bool gelu, int64_t num_threads) {
-  TORCH_CHECK(packed.size() == 3 && formats.size() == 3, "experts are a gate, what it multiplies, and what reads both");
+inline void quantised_experts(const Tensor& input, const Tensor& chosen, const Tensor& shares, List<Tensor> packed, Ints formats,
+                                int64_t inner_features, bool gelu, int64_t num_threads, const Tensor& out) {
+  YGG_CHECK(packed.size() == 3 && formats.size() == 3, "experts are a gate, what it multiplies, and what reads both");
   const int64_t num_experts = packed[0].size(0), hidden = input.size(-1);
   const auto matrix = [&](size_t i, int64_t outputs, int64_t inputs) -> QuantisedMatrix {
-    const at::IntArrayRef sizes = packed[i].sizes();
-    TORCH_CHECK(packed[i].is_contiguous() && sizes.size() == 3 && sizes[0] == num_experts && sizes[1] == num_pairs(outputs) && sizes[2] == pair_bytes(formats[i], inputs),
+    const Ints sizes = packed[i].sizes();
+    YGG_CHECK(packed[i].is_contiguous() && sizes.size() == 3 && sizes[0] == num_experts && sizes[1] == num_pairs(outputs) && sizes[2] == pair_bytes(formats[i], inputs),
                 "weights were not packed for these experts");
     return {packed[i], formats[i]};
   };
   const QuantisedMatrix matrices[] = {matrix(0, inner_features, hidden), matrix(1, inner_features, hidden), matrix(2, hidden, inner_features)};
-  return run_experts<QuantisedExpertsStage>(input, chosen, shares, matrices, num_experts, inner_features, gelu, num_threads);
+  run_experts<QuantisedExpertsStage>(input, chosen, shares, matrices, num_experts, inner_features, gelu, num_threads, out);
 }
 
 }  // namespace yggdrasil

@@ -69,13 +69,13 @@ auto with_format(int64_t number, const Function& function) {
     case Q5_K::kNumber: return function(Q5_K{});
     case Q6_K::kNumber: return function(Q6_K{});
   }
-  TORCH_CHECK(false, "no kernel for the GGUF type number ", number);
+  YGG_CHECK(false, "no kernel for the GGUF type number ", number);
 }
 
 inline float half_at(const uint8_t* bytes, int64_t index) {
-  at::Half value;
+  uint16_t value;
   std::memcpy(&value, bytes + 2 * index, sizeof value);
-  return static_cast<float>(value);
+  return half_to_float(value);
 }
 
 // ==== from a file's blocks ============================================================================================

@@ -71,7 +71,7 @@ class QuantisedStage {
       : input_(input), rounded_(reinterpret_cast<uint8_t*>(memory)), best_(best) {}
 
   void add(const Tensor& packed, int64_t format, const LinearOutput& output) {
-    TORCH_CHECK(packed.size(0) == num_pairs(output.outputs) && packed.size(1) == pair_bytes(format, input_.inputs), "weights were not packed for this layer");
+    YGG_CHECK(packed.size(0) == num_pairs(output.outputs) && packed.size(1) == pair_bytes(format, input_.inputs), "weights were not packed for this layer");
     products_.add({packed.const_data_ptr<uint8_t>(), format, input_.inputs, output}, rounded_, input_.rows);
   }
 

@@ -3,8 +3,6 @@
 
 #pragma once
 
-#include <ATen/ATen.h>
-
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -32,17 +30,17 @@ struct Candidate {
 class Belief {
  public:
   // float64: `counts` [K, 2, H], `totals` [K, H], `recycled` [1 + R, H], `bias` [H], `out` [H], `nothing` [1].
-  Belief(const at::Tensor& counts, const at::Tensor& totals, const at::Tensor& recycled, const at::Tensor& bias,
-         const at::Tensor& out, const at::Tensor& nothing) {
-    const std::array<std::pair<const at::Tensor*, std::vector<int64_t>>, 6> parts{{{&counts, {kContexts, 2, kHidden}},
+  Belief(const Tensor& counts, const Tensor& totals, const Tensor& recycled, const Tensor& bias,
+         const Tensor& out, const Tensor& nothing) {
+    const std::array<std::pair<const Tensor*, std::vector<int64_t>>, 6> parts{{{&counts, {kContexts, 2, kHidden}},
                                                                                    {&totals, {kContexts, kHidden}},
                                                                                    {&recycled, {1 + kRunnersUp, kHidden}},
                                                                                    {&bias, {kHidden}},
                                                                                    {&out, {kHidden}},
                                                                                    {&nothing, {1}}}};
     for (const auto& [part, shape] : parts) {
-      TORCH_CHECK(part->sizes() == shape && part->scalar_type() == at::kDouble, "weights are not those of a belief");
-      const at::Tensor whole = part->contiguous();
+      YGG_CHECK(part->sizes() == shape && part->dtype() == DType::float64, "weights are not those of a belief");
+      const Tensor whole = part->contiguous();
       const auto* first = whole.const_data_ptr<double>();
       weights_.insert(weights_.end(), first, first + whole.numel());
     }

@@ -2,13 +2,13 @@
 
 #pragma once
 
-#include <ATen/ATen.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <limits>
 #include <vector>
+
+#include "common/tensor.h"
 
 namespace yggdrasil {
 
@@ -28,8 +28,8 @@ struct Nodes {
   float *score, *edge;
   bool* path;  // [capacity, capacity]
 
-  Nodes(at::Tensor& tokens, at::Tensor& parents, at::Tensor& depths, at::Tensor& scores, at::Tensor& edges,
-        at::Tensor& ancestors)
+  Nodes(Tensor& tokens, Tensor& parents, Tensor& depths, Tensor& scores, Tensor& edges,
+        Tensor& ancestors)
       : capacity(tokens.numel()), token(tokens.mutable_data_ptr<int64_t>()),
         parent(parents.mutable_data_ptr<int64_t>()), level(depths.mutable_data_ptr<int64_t>()),
         score(scores.mutable_data_ptr<float>()), edge(edges.mutable_data_ptr<float>()),
@@ -62,7 +62,7 @@ class Pool {
     double likely;
   };
 
-  Pool(const at::Tensor& tokens, const at::Tensor& scores, int64_t nodes)
+  Pool(const Tensor& tokens, const Tensor& scores, int64_t nodes)
       : token_(tokens.const_data_ptr<int64_t>()), score_(scores.const_data_ptr<float>()),
         candidates_(tokens.numel() / nodes) {}
 

@@ -5,9 +5,6 @@
 
 #pragma once
 
-#include <ATen/ATen.h>
-#include <torch/custom_class.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -28,19 +25,19 @@ constexpr double kMostLikely = 0.98;  // of all children together: none is certa
 constexpr double kLeastLikely = 1e-6;
 constexpr double kLeastPath = -6.2;  // log-probability of a node that is worth no row of any pass, until it is said
 
-class Counts : public torch::CustomClassHolder {
+class Counts {
  public:
   // As `Belief` takes them.
-  Counts(const at::Tensor& counts, const at::Tensor& totals, const at::Tensor& recycled, const at::Tensor& bias,
-         const at::Tensor& out, const at::Tensor& nothing)
+  Counts(const Tensor& counts, const Tensor& totals, const Tensor& recycled, const Tensor& bias,
+         const Tensor& out, const Tensor& nothing)
       : evidence_(Belief(counts, totals, recycled, bias, out, nothing)) {}
 
-  void set_table(const at::Tensor& keys, const at::Tensor& totals, const at::Tensor& starts, const at::Tensor& tokens,
-                 const at::Tensor& counts) {
+  void set_table(const Tensor& keys, const Tensor& totals, const Tensor& starts, const Tensor& tokens,
+                 const Tensor& counts) {
     evidence_.set_table(keys, totals, starts, tokens, counts);
   }
 
-  void recycle(const std::vector<int64_t>& tokens, const at::Tensor& followers) { evidence_.recycle(tokens, followers); }
+  void recycle(const std::vector<int64_t>& tokens, const Tensor& followers) { evidence_.recycle(tokens, followers); }
 
   void forget() { evidence_.forget(); }
 
@@ -48,11 +45,11 @@ class Counts : public torch::CustomClassHolder {
 
   // What may follow `path` (its last tokens count), [n, 2 + 2 K] int64: token, place among the runners-up, how often it
   // followed each context, how often each was seen.
-  at::Tensor evidence(const std::vector<int64_t>& path) const {
+  std::vector<int64_t> evidence(const std::vector<int64_t>& path) const {
     CountedEvidence::Seen seen;
     const std::vector<Candidate> found = evidence_.after(path, seen);
-    at::Tensor rows = at::empty({int64_t(found.size()), 2 + 2 * kContexts}, at::kLong);
-    auto* row = rows.mutable_data_ptr<int64_t>();
+    std::vector<int64_t> rows(found.size() * (2 + 2 * kContexts));
+    auto row = rows.begin();
     for (const Candidate& each : found) {
       *row++ = each.token, *row++ = each.place;
       row = std::copy(each.followed.begin(), each.followed.end(), row);
@@ -64,11 +61,9 @@ class Counts : public torch::CustomClassHolder {
   // No node is grown whose path has a lower log-probability.
   void leave_out_below(double score) { least_path_ = score; }
 
-  int64_t address() { return reinterpret_cast<int64_t>(this); }
-
   // From now on trees of N nodes are grown in these buffers, as `mail` says.
-  void grow_in(at::Tensor tokens, at::Tensor parents, at::Tensor depths, at::Tensor scores, at::Tensor edges,
-               at::Tensor ancestors, at::Tensor mail) {
+  void grow_in(Tensor tokens, Tensor parents, Tensor depths, Tensor scores, Tensor edges,
+               Tensor ancestors, Tensor mail) {
     bed_ = {tokens, parents, depths, scores, edges, ancestors, mail};
   }
 
@@ -83,7 +78,7 @@ class Counts : public torch::CustomClassHolder {
     const int64_t depth = mail[0];
     Nodes nodes(bed_[0], bed_[1], bed_[2], bed_[3], bed_[4], bed_[5]);
     append({mail + 2, mail + 2 + mail[1]});
-    TORCH_CHECK(!evidence_.text().empty(), "no text to grow a tree from");
+    YGG_CHECK(!evidence_.text().empty(), "no text to grow a tree from");
     nodes.put(0, {0.0, 0.0, 0, 0, evidence_.text().back()});
     std::priority_queue<Guess> open;
     int64_t serial = 0;
@@ -94,8 +89,8 @@ class Counts : public torch::CustomClassHolder {
   }
 
   // From now on trees of N nodes in these buffers are gone on with, as `mail` says.
-  void fill_in(at::Tensor tokens, at::Tensor parents, at::Tensor depths, at::Tensor scores, at::Tensor edges,
-               at::Tensor ancestors, at::Tensor pool_tokens, at::Tensor pool_scores, at::Tensor mail) {
+  void fill_in(Tensor tokens, Tensor parents, Tensor depths, Tensor scores, Tensor edges,
+               Tensor ancestors, Tensor pool_tokens, Tensor pool_scores, Tensor mail) {
     given_ = {tokens, parents, depths, scores, edges, ancestors, pool_tokens, pool_scores, mail};
   }
 
@@ -105,7 +100,7 @@ class Counts : public torch::CustomClassHolder {
   // other guesses that are the same the more confident is believed. The mail holds the tree's greatest depth, where the
   // stakes are, and how many numbers.
   int64_t fill() {
-    TORCH_CHECK(!evidence_.text().empty(), "no text to fill a tree from");
+    YGG_CHECK(!evidence_.text().empty(), "no text to fill a tree from");
     const auto* mail = given_.at(8).const_data_ptr<int64_t>();
     const int64_t depth = mail[0];
     Nodes nodes(given_[0], given_[1], given_[2], given_[3], given_[4], given_[5]);
@@ -213,8 +208,8 @@ class Counts : public torch::CustomClassHolder {
 
   CountedEvidence evidence_;
   double least_path_ = kLeastPath;
-  std::vector<at::Tensor> bed_;    // buffers of the tree that is grown, and the mail
-  std::vector<at::Tensor> given_;  // of one that a drafter grows, with its pool, and the mail
+  std::vector<Tensor> bed_;    // buffers of the tree that is grown, and the mail
+  std::vector<Tensor> given_;  // of one that a drafter grows, with its pool, and the mail
   std::span<const double> stakes_;
 };
 

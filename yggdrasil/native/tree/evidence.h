@@ -6,8 +6,6 @@
 
 #pragma once
 
-#include <ATen/ATen.h>
-
 #include <algorithm>
 #include <array>
 #include <cstdint>
@@ -38,15 +36,15 @@ class CountedEvidence {
 
   // Contexts of one to three tokens, as keys (`extended_key`); the followers of context i are entries starts[i] ..
   // starts[i + 1] - 1, ranked. All int64.
-  void set_table(const at::Tensor& keys, const at::Tensor& totals, const at::Tensor& starts, const at::Tensor& tokens,
-                 const at::Tensor& counts) {
+  void set_table(const Tensor& keys, const Tensor& totals, const Tensor& starts, const Tensor& tokens,
+                 const Tensor& counts) {
     table_.set(keys, totals, starts, tokens, counts);
   }
 
   // After tokens[i] the target found followers[i] likeliest, best first; int64 [R] and [R, K], K <= 8.
-  void recycle(const std::vector<int64_t>& tokens, const at::Tensor& followers) {
-    const at::Tensor rows = followers.contiguous();
-    TORCH_CHECK(rows.dim() == 2 && rows.size(0) == int64_t(tokens.size()) && rows.size(1) <= kRunnersUp,
+  void recycle(const std::vector<int64_t>& tokens, const Tensor& followers) {
+    const Tensor rows = followers.contiguous();
+    YGG_CHECK(rows.dim() == 2 && rows.size(0) == int64_t(tokens.size()) && rows.size(1) <= kRunnersUp,
                 "runners-up must be [tokens, ", kRunnersUp, "] at most");
     const auto* row = rows.const_data_ptr<int64_t>();
     for (size_t i = 0; i < tokens.size(); ++i, row += rows.size(1))

@@ -2,8 +2,6 @@
 
 #pragma once
 
-#include <ATen/ATen.h>
-
 #include <algorithm>
 #include <array>
 #include <cstdint>
@@ -11,6 +9,7 @@
 #include <vector>
 
 #include "common/huge_pages.h"
+#include "common/tensor.h"
 
 namespace yggdrasil {
 
@@ -116,8 +115,8 @@ class CountedTable {
   bool empty() const { return contexts_.empty(); }
 
   // Followers of context i are entries starts[i] .. starts[i + 1] - 1.
-  void set(const at::Tensor& keys, const at::Tensor& totals, const at::Tensor& starts, const at::Tensor& tokens,
-           const at::Tensor& counts) {
+  void set(const Tensor& keys, const Tensor& totals, const Tensor& starts, const Tensor& tokens,
+           const Tensor& counts) {
     const int64_t size = keys.numel();
     const auto *key = keys.const_data_ptr<int64_t>(), *total = totals.const_data_ptr<int64_t>();
     const auto* start = starts.const_data_ptr<int64_t>();

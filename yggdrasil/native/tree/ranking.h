@@ -1,29 +1,26 @@
 // The ranking of one tree's nodes, made anew between every two passes (see direct.h): buffers are handed over once.
 #pragma once
 
-#include <ATen/ATen.h>
-#include <torch/custom_class.h>
-
 #include <algorithm>
 #include <cmath>
 #include <limits>
 #include <numeric>
 
+#include "common/tensor.h"
+
 namespace yggdrasil {
 
-class Ranking : public torch::CustomClassHolder {
+class Ranking {
  public:
   // Of N nodes by `scores` float32, with their `depths`, into `order`; of the best `widths[v]` nodes, which ascend, what
   // they should give into `totals` float64, the root's 1 included, and their deepest level into `levels`.
-  Ranking(const at::Tensor& scores, const at::Tensor& depths, const at::Tensor& order, const at::Tensor& widths,
-          const at::Tensor& totals, const at::Tensor& levels)
+  Ranking(const Tensor& scores, const Tensor& depths, const Tensor& order, const Tensor& widths,
+          const Tensor& totals, const Tensor& levels)
       : scores_(scores), depths_(depths), order_(order), widths_(widths), totals_(totals), levels_(levels) {
-    TORCH_CHECK(scores.numel() == depths.numel() && scores.numel() == order.numel(), "buffers of one tree are of one size");
-    TORCH_CHECK(widths.numel() == totals.numel() && widths.numel() == levels.numel(), "a result for each width");
-    TORCH_CHECK(widths.numel() && widths[-1].item<int64_t>() <= scores.numel(), "widths are no wider than the tree");
+    YGG_CHECK(scores.numel() == depths.numel() && scores.numel() == order.numel(), "buffers of one tree are of one size");
+    YGG_CHECK(widths.numel() == totals.numel() && widths.numel() == levels.numel(), "a result for each width");
+    YGG_CHECK(widths.numel() && widths.const_data_ptr<int64_t>()[widths.numel() - 1] <= scores.numel(), "widths are no wider than the tree");
   }
-
-  int64_t address() { return reinterpret_cast<int64_t>(this); }
 
   // Best first, ties to the lower number.
   void rank() {
@@ -44,7 +41,7 @@ class Ranking : public torch::CustomClassHolder {
   }
 
  private:
-  at::Tensor scores_, depths_, order_, widths_, totals_, levels_;
+  Tensor scores_, depths_, order_, widths_, totals_, levels_;
 };
 
 }  // namespace yggdrasil

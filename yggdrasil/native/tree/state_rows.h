@@ -1,30 +1,25 @@
 // States of a pass's rows at several layers, put side by side where a head's step reads them.
 #pragma once
 
-#include <ATen/ATen.h>
-#include <torch/custom_class.h>
-
 #include <cstring>
 #include <utility>
 
+#include "common/tensor.h"
+
 namespace yggdrasil {
 
-using at::Tensor;
-
-class StateRows : public torch::CustomClassHolder {
+class StateRows {
  public:
   // `buffer` [n, layers * H]. `mail` holds the first row to write, how many, where each layer's states [W, H] lie, and
   // which of their rows.
   StateRows(Tensor buffer, int64_t layers, Tensor mail) : buffer_(std::move(buffer)), mail_(std::move(mail)), layers_(layers) {
-    TORCH_CHECK(layers > 0 && buffer_.dim() == 2 && buffer_.is_contiguous() && buffer_.size(1) % layers == 0, "the buffer must be [n, layers * H]");
+    YGG_CHECK(layers > 0 && buffer_.dim() == 2 && buffer_.is_contiguous() && buffer_.size(1) % layers == 0, "the buffer must be [n, layers * H]");
   }
-
-  int64_t address() { return reinterpret_cast<int64_t>(this); }
 
   void keep() {
     const auto* mail = mail_.const_data_ptr<int64_t>();
     const int64_t row_bytes = buffer_.size(1) / layers_ * buffer_.element_size(), count = mail[1], *layers = mail + 2, *rows = layers + layers_;
-    TORCH_CHECK(mail[0] >= 0 && mail[0] + count <= buffer_.size(0), "more rows than the buffer holds");
+    YGG_CHECK(mail[0] >= 0 && mail[0] + count <= buffer_.size(0), "more rows than the buffer holds");
     auto* target = static_cast<char*>(buffer_.mutable_data_ptr()) + mail[0] * layers_ * row_bytes;
     for (int64_t i = 0; i < count; ++i)
       for (int64_t layer = 0; layer < layers_; ++layer, target += row_bytes)

@@ -1,15 +1,11 @@
 // What a step does around the model for a token tree: candidates of its rows, the ranking of its nodes, accepted rows.
 #pragma once
 
-#include <ATen/ATen.h>
-#include <torch/custom_class.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
 #include <numeric>
-#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -17,17 +13,15 @@
 
 namespace yggdrasil {
 
-using at::Tensor;
-
-
 // The k greatest values of each row, best first, ties to the lower index. k is small: one pass with a threshold, where
 // nearly every block of 16 values is dismissed by one comparison.
-inline std::tuple<Tensor, Tensor> top_candidates(const Tensor& values, int64_t k) {
+inline void top_candidates(const Tensor& values, int64_t k, const Tensor& best, const Tensor& index) {
   const Tensor input = values.contiguous();
-  TORCH_CHECK(input.scalar_type() == at::kFloat && input.dim() == 2, "values must be [W, V] float32");
+  YGG_CHECK(input.dtype() == DType::float32 && input.dim() == 2, "values must be [W, V] float32");
   const int64_t rows = input.size(0), size = input.size(1);
-  TORCH_CHECK(k >= 1 && k <= size, "k must be in 1..", size);
-  Tensor best = at::empty({rows, k}, input.options()), index = at::empty({rows, k}, input.options().dtype(at::kLong));
+  YGG_CHECK(k >= 1 && k <= size, "k must be in 1..", size);
+  check_result(best, {rows, k}, DType::float32);
+  check_result(index, {rows, k}, DType::int64);
   for (int64_t row = 0; row < rows; ++row) {
     const float* source = input.const_data_ptr<float>() + row * size;
     float* top = best.mutable_data_ptr<float>() + row * k;
@@ -52,13 +46,11 @@ inline std::tuple<Tensor, Tensor> top_candidates(const Tensor& values, int64_t k
     for (; i < size; ++i)
       if (source[i] > top[k - 1]) offer(i);
   }
-  return {best, index};
 }
 
-
 // Nodes by score, best first, ties to the lower number; and what each prefix should give, the root's 1 included.
-inline void rank_nodes(const Tensor& scores, Tensor& order, Tensor& expected) {
-  TORCH_CHECK(scores.scalar_type() == at::kFloat && order.scalar_type() == at::kLong && expected.scalar_type() == at::kFloat &&
+inline void rank_nodes(const Tensor& scores, const Tensor& order, const Tensor& expected) {
+  YGG_CHECK(scores.dtype() == DType::float32 && order.dtype() == DType::int64 && expected.dtype() == DType::float32 &&
                   scores.dim() == 1 && order.sizes() == scores.sizes() && expected.sizes() == scores.sizes(),
               "ranking takes scores [N] float32 and gives order [N] int64 and expected tokens [N] float32");
   const float* score = scores.const_data_ptr<float>();
@@ -69,8 +61,7 @@ inline void rank_nodes(const Tensor& scores, Tensor& order, Tensor& expected) {
   for (int64_t i = 0; i < order.numel(); ++i) expected.mutable_data_ptr<float>()[i] = static_cast<float>(sum += std::exp(score[node[i]]));
 }
 
-
-inline void move_rows(at::TensorList caches, at::IntArrayRef source, int64_t destination) {
+inline void move_rows(List<Tensor> caches, Ints source, int64_t destination) {
   // Rows source[i] -> destination + i. Sources ascend and never lie below their destination, so no row is lost.
   const int64_t count = static_cast<int64_t>(source.size());
   const auto each = [&](const Tensor& cache, const auto& act) {
@@ -93,16 +84,14 @@ inline void move_rows(at::TensorList caches, at::IntArrayRef source, int64_t des
 }
 
 // The rows of one model's caches, moved behind its passes (see direct.h): its tensors are handed over once.
-class Rows : public torch::CustomClassHolder {
+class Rows {
  public:
   // `mail` holds how many rows, their destination, and where they are.
   Rows(std::vector<Tensor> caches, Tensor mail) : caches_(std::move(caches)), mail_(std::move(mail)) {}
 
-  int64_t address() { return reinterpret_cast<int64_t>(this); }
-
   void move() {
     const auto* mail = mail_.const_data_ptr<int64_t>();
-    move_rows(caches_, at::IntArrayRef(mail + 2, mail[0]), mail[1]);
+    move_rows(caches_, Ints(mail + 2, static_cast<size_t>(mail[0])), mail[1]);
   }
 
  private:

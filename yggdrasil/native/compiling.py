@@ -1,0 +1,93 @@
+"""Compile the CPU operators' library for one level of instructions.
+
+Needs the standard library alone: ``setup.py`` compiles with it before anything is installed.
+"""
+
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+SOURCES = Path(__file__).parent
+_UNITS = ("programs", "quantised", "ops", "trees")  # those that take longest first
+_FLAGS = ("-O3", "-pthread", "-std=c++20", "-fPIC", "-fvisibility=hidden")
+
+
+class _Level(Protocol):
+    @property
+    def name(self) -> str: ...
+    @property
+    def flags(self) -> tuple[str, ...]: ...
+
+
+def find_compiler() -> str | None:
+    """The C++ compiler: ``CXX``, or g++ or clang++ on the path."""
+    return os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
+
+
+def library_name(level: _Level) -> str:
+    """The library's file name, which holds a digest of all that it is made of: sources and flags."""
+    paths = [*sorted(SOURCES.rglob("*.h")), *(SOURCES / f"{unit}.cpp" for unit in _UNITS)]
+    digest = hashlib.sha256(" ".join((*_FLAGS, *level.flags)).encode())
+    for path in paths:
+        digest.update(path.read_bytes())
+    return f"{level.name}-{digest.hexdigest()[:16]}.so"
+
+
+def compile_library(compiler: str, level: _Level, output: Path, folder: Path) -> None:
+    """Compile into ``output``, objects into ``folder``; OSError says what went wrong with the first that failed."""
+    flags = [*_FLAGS, *level.flags, f"-I{SOURCES}"]
+    objects = [str(folder / f"{unit}.o") for unit in _UNITS]
+    run_all(
+        [compiler, *flags, "-c", str(SOURCES / f"{unit}.cpp"), "-o", object_]
+        for unit, object_ in zip(_UNITS, objects, strict=True)
+    )
+    run_all([[compiler, "-shared", "-pthread", *objects, "-o", str(output)]])
+
+
+def install_library(compiler: str, level: _Level, folder: Path) -> Path:
+    """Compile into ``folder``, with the library's digest beside it, in the place of an older one of this level."""
+    folder.mkdir(parents=True, exist_ok=True)
+    library = folder / library_name(level)
+    with tempfile.TemporaryDirectory() as temporary:
+        made = Path(temporary) / library.name
+        compile_library(compiler, level, made, Path(temporary))
+        for old in folder.glob(f"{level.name}-*"):
+            old.unlink()
+        shutil.copyfile(made, library)
+        digest_file(library).write_bytes(digest_of(library))
+    return library
+
+
+def digest_file(library: Path) -> Path:
+    """The file beside a library that says what its bytes are."""
+    return library.with_suffix(".sha256")
+
+
+def digest_of(library: Path) -> bytes:
+    """SHA-256 of the library's bytes."""
+    return hashlib.sha256(library.read_bytes()).hexdigest().encode()
+
+
+def run_all(commands: Iterable[Sequence[str]]) -> None:
+    """Run compilers side by side; OSError says what went wrong with the first that failed."""
+    running: list[tuple[Sequence[str], subprocess.Popen[str]]] = []
+    try:
+        for command in commands:
+            process = subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+            )
+            running.append((command, process))
+        for command, process in running:
+            said = process.communicate()[0].strip() or "and said nothing"
+            if process.returncode != 0:
+                first = said.splitlines()[0]
+                raise OSError(f"{command[0]} ended with code {process.returncode}: {first}")
+    finally:
+        for _, process in running:
+            process.kill()
+            process.wait()

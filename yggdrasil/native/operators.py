@@ -1,0 +1,100 @@
+"""The CPU operators that the native library computes, as Python functions by name."""
+
+import ctypes
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from yggdrasil.native import packages
+from yggdrasil.native.build import Native
+from yggdrasil.native.calls import call_of, check
+from yggdrasil.native.schemas import SCHEMAS
+from yggdrasil.native.shapes import SHAPES
+
+_PANEL, _TILE_PAIRS = 16, 16  # outputs of a panel; input pairs that a panel of bfloat16 is rounded up to
+_WITHOUT_RESULT_SHAPES = ("pack_linear", "pack_quantised", "move_rows", "rank_nodes", "read_words")
+# Computed otherwise: in PyTorch, by the library of packages, or by functions below.
+_NOT_CALLS = {
+    "packed_shape", "quantised_shape", "can_screen", "screened_linear", "keep_rows", "open_unit", "run_units",
+    "keep_table", "drop_table", "keep_stack", "drop_stack",
+}  # fmt: skip
+
+
+def native_operators() -> dict[str, Callable[..., Any]]:
+    """Functions for operators over CPU tensors; the library is loaded."""
+    calls = {name: _call(name) for name in SCHEMAS if name not in _NOT_CALLS}
+    return {**calls, "packed_shape": packed_shape, "quantised_shape": quantised_shape}
+
+
+def native_functions() -> dict[str, Callable[..., Any]]:
+    """Functions for operators over no tensors, or tensors that are only kept."""
+    keep, drop = _call("keep_table"), _call("drop_table")
+    keep_layers, drop_layers = _call("keep_stack"), _call("drop_stack")
+    stacks: dict[int, Sequence[Tensor]] = {}
+
+    def keep_table(tensors: Sequence[Tensor]) -> int:
+        """The number of a table, which keeps the tensors until it is dropped."""
+        held = [tensor.detach() for tensor in tensors]  # whatever is put in the place of their memory, this stays
+        number: int = keep(held)
+        packages.hold_table(number, held)
+        return number
+
+    def drop_table(number: int) -> None:
+        drop(number)
+        packages.release_table(number)
+
+    def keep_stack(tensors: Sequence[Tensor], *described: Sequence[Any]) -> int:
+        """The number of a stack of layers, which keeps the tensors until it is dropped."""
+        held = [tensor.detach() for tensor in tensors]
+        number: int = keep_layers(held, *described)
+        stacks[number] = held
+        return number
+
+    def drop_stack(number: int) -> None:
+        drop_layers(number)
+        stacks.pop(number, None)
+
+    return {
+        "can_screen": can_screen,
+        "keep_stack": keep_stack,
+        "drop_stack": drop_stack,
+        "keep_table": keep_table,
+        "drop_table": drop_table,
+        "open_unit": packages.open_unit,
+    }
+
+
+def packed_shape(weight: Tensor) -> list[int]:
+    """The shape of a packed weight [N, K] (linear/linear_job.h)."""
+    if weight.dim() != 2:
+        raise RuntimeError(f"weight must be [N, K], not {list(weight.shape)}")
+    outputs, inputs = weight.shape
+    panels = -(-outputs // _PANEL)
+    if weight.dtype != torch.bfloat16:
+        return [panels, inputs, _PANEL]
+    if inputs % 2:
+        raise RuntimeError("packing in pairs needs an even number of inputs")
+    return [panels, -(-inputs // 2 // _TILE_PAIRS) * _TILE_PAIRS, _PANEL, 2]
+
+
+def quantised_shape(rows: Tensor, form: int, inputs: int) -> list[int]:
+    """The shape of packed rows of a file's blocks: pairs of panels, and their bytes."""
+    assert Native.library is not None
+    function = Native.library.yggdrasil_pair_bytes
+    function.restype = ctypes.c_int64
+    size = function(ctypes.c_int64(form), ctypes.c_int64(inputs))
+    check(size)
+    return [-(-rows.shape[0] // (2 * _PANEL)), size]
+
+
+def can_screen() -> bool:
+    """Whether the library has products of bytes, which a bounded argmax needs."""
+    return Native.library is not None and bool(Native.library.yggdrasil_can_screen())
+
+
+def _call(name: str) -> Callable[..., Any]:
+    schema = torch._C.parse_schema(f"yggdrasil::{SCHEMAS[name]}")
+    shape = None if name in _WITHOUT_RESULT_SHAPES else SHAPES.get(name)
+    return call_of(name, schema, shape, threads=name.startswith("pack_"))

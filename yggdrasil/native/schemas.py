@@ -1,0 +1,56 @@
+"""The operators' schemas, by name."""
+
+# What linears do beside multiplying.
+_AROUND = "Tensor? gate, bool gelu, Tensor? norm, bool plus_one, float eps, Tensor? residual"
+_SCREENED = "Tensor input, Tensor packed, Tensor? bias, Tensor copy, Tensor factors, int out_features, int num_threads"
+_PROGRAM = "int[] code, float[] numbers"  # as program_code.h reads them
+
+_ALL = (
+    "packed_shape(Tensor weight) -> int[]",
+    "pack_linear(Tensor weight, Tensor(a!) packed) -> ()",
+    "packed_linear(Tensor input, Tensor packed, Tensor? bias, int out_features, int num_threads) -> Tensor",
+    "plain_linear(Tensor input, Tensor weight, Tensor? bias, int num_threads) -> Tensor",
+    "packed_experts(Tensor input, Tensor chosen, Tensor shares, Tensor gate_up, Tensor down, int inner_features, "
+    "bool gelu, int num_threads) -> Tensor",
+    f"packed_linears(Tensor input, {_AROUND}, Tensor[] packed, Tensor?[] biases, int[] out_features, int num_threads) "
+    "-> Tensor[]",
+    "norm_rows(Tensor input, Tensor norm, bool plus_one, float eps, Tensor? residual, int num_threads) -> Tensor",
+    "packed_best(Tensor input, Tensor packed, Tensor? bias, int out_features, int num_threads) -> (Tensor, Tensor)",
+    "quantised_best(Tensor input, Tensor packed, Tensor? bias, int out_features, int format, int num_threads) "
+    "-> (Tensor, Tensor)",
+    "can_screen() -> bool",
+    f"screened_linear({_SCREENED}) -> Tensor",
+    f"screened_best({_SCREENED}) -> (Tensor, Tensor)",
+    "quantised_shape(Tensor rows, int format, int inputs) -> int[]",
+    "pack_quantised(Tensor rows, int format, int inputs, Tensor(a!) packed) -> ()",
+    "quantised_linear(Tensor input, Tensor packed, Tensor? bias, int out_features, int format, int num_threads) "
+    "-> Tensor",
+    f"quantised_linears(Tensor input, {_AROUND}, Tensor[] packed, Tensor?[] biases, int[] out_features, int[] formats, "
+    "int num_threads) -> Tensor[]",
+    "quantised_experts(Tensor input, Tensor chosen, Tensor shares, Tensor[] packed, int[] formats, int inner_features, "
+    "bool gelu, int num_threads) -> Tensor",
+    "quantised_rows(Tensor ids, Tensor packed, int format, int inputs, int num_rows, ScalarType dtype) -> Tensor",
+    "tree_attention(Tensor query, Tensor key, Tensor value, Tensor(a!) key_cache, Tensor(b!) value_cache, "
+    "Tensor offsets, Tensor tree_mask, float scale, int window, float softcap, int num_threads) -> Tensor",
+    "rows_attention(Tensor query, Tensor keys, Tensor values, Tensor lengths, float scale, int window, float softcap, "
+    "int num_threads) -> Tensor",
+    "best_tokens(Tensor logits, int num_threads) -> (Tensor, Tensor)",
+    "top_candidates(Tensor values, SymInt k) -> (Tensor, Tensor)",
+    "open_unit(str name, str path) -> ()",
+    "keep_table(Tensor[] tensors) -> int",
+    "drop_table(int number) -> ()",
+    "run_units(str name, Tensor table, Tensor carried, Tensor[] shared, int[] places, int count, int[] kept) "
+    "-> Tensor[]",
+    f"run_program(Tensor[] tensors, {_PROGRAM}, int[] results, int num_threads) -> Tensor[]",
+    "run_layers(Tensor table, Tensor carried, Tensor[] shared, int[] places, int count, int[] kept, "
+    f"{_PROGRAM}, int num_threads) -> Tensor[]",
+    "keep_stack(Tensor[] tensors, int[] kinds, int[] places, int[] code, int[] code_sizes, float[] numbers, "
+    "int[] sizes) -> int",  # ``layer_stack.h``
+    "drop_stack(int number) -> ()",
+    "run_stack(int number, Tensor carried, Tensor[] shared, int[] kept, int num_threads) -> Tensor[]",
+    "move_rows(Tensor(a!)[] caches, int[] sources, int destination) -> ()",
+    "keep_rows(Tensor(a!)[] caches, Tensor start, Tensor rows, Tensor count) -> ()",
+    "rank_nodes(Tensor scores, Tensor(a!) order, Tensor(b!) expected) -> ()",
+    "read_words(Tensor buffer, int num_threads) -> int",
+)
+SCHEMAS = {schema.split("(", 1)[0]: schema for schema in _ALL}

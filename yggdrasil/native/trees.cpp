@@ -1,0 +1,125 @@
+// What is done for token trees between two passes: candidates, ranking, accepted rows, and trees of counted evidence.
+//
+// A pass streams a model's weights through every cache, so a call must touch little: objects are handed their buffers
+// once, and numbers go by a mailbox, a buffer that both sides hold. Python keeps the buffers as long as the object.
+
+#include "common/shims.h"
+#include "tree/counts.h"
+#include "tree/ranking.h"
+#include "tree/state_rows.h"
+#include "tree/tree_ops.h"
+
+using namespace yggdrasil;
+
+namespace {
+
+// A new object, or null where it cannot be.
+template <class Make>
+void* made(const Make& make) {
+  void* object = nullptr;
+  guarded([&] { object = make(); });
+  return object;
+}
+
+std::vector<int64_t> numbers(const int64_t* from, int64_t count) { return {from, from + count}; }
+
+}  // namespace
+
+YGG_API int32_t yggdrasil_top_candidates(View values, int64_t k, View best, View place) {
+  return guarded([&] { top_candidates(of(values), k, of(best), of(place)); });
+}
+
+YGG_API int32_t yggdrasil_rank_nodes(View scores, View order, View expected) {
+  return guarded([&] { rank_nodes(of(scores), of(order), of(expected)); });
+}
+
+YGG_API int32_t yggdrasil_move_rows(View caches, int64_t num_caches, const int64_t* sources, int64_t num_sources, int64_t destination) {
+  return guarded([&] { move_rows(all_of(caches, num_caches), ints(sources, num_sources), destination); });
+}
+
+AOTITorchError aoti_torch_cpu_top_candidates(AtenTensorHandle values, int64_t k, AtenTensorHandle* best, AtenTensorHandle* place) {
+  return shimmed([&] {
+    const Tensor all = tensor_of(values);
+    const int64_t rows = all.size(0);
+    top_candidates(all, k, new_tensor({rows, k}, all.dtype(), best), new_tensor({rows, k}, DType::int64, place));
+  });
+}
+
+// ==== a cache's rows ==================================================================================================
+
+YGG_API void* yggdrasil_rows_new(View caches, int64_t num_caches, View mail) {
+  return made([&] { return new Rows(all_of(caches, num_caches), of(mail)); });
+}
+YGG_API void yggdrasil_rows_free(void* rows) { delete static_cast<Rows*>(rows); }
+YGG_API int64_t yggdrasil_move(void* rows) {
+  return guarded([&] { static_cast<Rows*>(rows)->move(); });
+}
+
+// ==== states of a head ================================================================================================
+
+YGG_API void* yggdrasil_state_rows_new(View buffer, int64_t layers, View mail) {
+  return made([&] { return new StateRows(of(buffer), layers, of(mail)); });
+}
+YGG_API void yggdrasil_state_rows_free(void* states) { delete static_cast<StateRows*>(states); }
+YGG_API int64_t yggdrasil_keep(void* states) {
+  return guarded([&] { static_cast<StateRows*>(states)->keep(); });
+}
+
+// ==== a tree's ranking ================================================================================================
+
+YGG_API void* yggdrasil_ranking_new(View scores, View depths, View order, View widths, View totals, View levels) {
+  return made([&] { return new Ranking(of(scores), of(depths), of(order), of(widths), of(totals), of(levels)); });
+}
+YGG_API void yggdrasil_ranking_free(void* ranking) { delete static_cast<Ranking*>(ranking); }
+YGG_API int64_t yggdrasil_rank(void* ranking) {
+  return guarded([&] { static_cast<Ranking*>(ranking)->rank(); });
+}
+
+// ==== counted evidence ================================================================================================
+
+YGG_API void* yggdrasil_counts_new(View counts, View totals, View recycled, View bias, View out, View nothing) {
+  return made([&] { return new Counts(of(counts), of(totals), of(recycled), of(bias), of(out), of(nothing)); });
+}
+YGG_API void yggdrasil_counts_free(void* counts) { delete static_cast<Counts*>(counts); }
+YGG_API int32_t yggdrasil_counts_set_table(void* counts, View keys, View totals, View starts, View tokens, View frequencies) {
+  return guarded([&] { static_cast<Counts*>(counts)->set_table(of(keys), of(totals), of(starts), of(tokens), of(frequencies)); });
+}
+YGG_API int32_t yggdrasil_counts_recycle(void* counts, const int64_t* tokens, int64_t num_tokens, View followers) {
+  return guarded([&] { static_cast<Counts*>(counts)->recycle(numbers(tokens, num_tokens), of(followers)); });
+}
+YGG_API int32_t yggdrasil_counts_forget(void* counts) {
+  return guarded([&] { static_cast<Counts*>(counts)->forget(); });
+}
+YGG_API int32_t yggdrasil_counts_append(void* counts, const int64_t* tokens, int64_t num_tokens) {
+  return guarded([&] { static_cast<Counts*>(counts)->append(numbers(tokens, num_tokens)); });
+}
+YGG_API int32_t yggdrasil_counts_leave_out_below(void* counts, double score) {
+  return guarded([&] { static_cast<Counts*>(counts)->leave_out_below(score); });
+}
+// Writes as many numbers of the rows as there is room for; returns how many there are.
+YGG_API int64_t yggdrasil_counts_evidence(void* counts, const int64_t* path, int64_t num_path, int64_t* rows, int64_t room) {
+  return counted([&] {
+    const std::vector<int64_t> found = static_cast<Counts*>(counts)->evidence(numbers(path, num_path));
+    std::copy_n(found.begin(), std::min<int64_t>(room, found.size()), rows);
+    return static_cast<int64_t>(found.size());
+  });
+}
+YGG_API int32_t yggdrasil_counts_grow_in(void* counts, View buffers) {
+  const auto each = [&](int i) { return of(buffers + i); };
+  return guarded([&] { static_cast<Counts*>(counts)->grow_in(each(0), each(1), each(2), each(3), each(4), each(5), each(6)); });
+}
+YGG_API int32_t yggdrasil_counts_grow_for(void* counts, int64_t address, int64_t count) {
+  return guarded([&] { static_cast<Counts*>(counts)->grow_for(address, count); });
+}
+YGG_API int32_t yggdrasil_counts_fill_in(void* counts, View buffers) {
+  const auto each = [&](int i) { return of(buffers + i); };
+  return guarded([&] {
+    static_cast<Counts*>(counts)->fill_in(each(0), each(1), each(2), each(3), each(4), each(5), each(6), each(7), each(8));
+  });
+}
+YGG_API int64_t yggdrasil_grow(void* counts) {
+  return counted([&] { return static_cast<Counts*>(counts)->grow(); });
+}
+YGG_API int64_t yggdrasil_fill(void* counts) {
+  return counted([&] { return static_cast<Counts*>(counts)->fill(); });
+}
