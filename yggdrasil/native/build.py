@@ -45,8 +45,8 @@ class Native:
 def load_native() -> bool:
     """Load the library for this processor, compiling it first if need be.
 
-    False where that cannot be: no library and no C++ compiler, or one that fails. It is said in one sentence, as is that
-    a library for a lower level takes its place.
+    False where that cannot be: no library and no C++ compiler, or one that fails. It is said in one sentence, as is
+    that a library for a lower level takes its place.
     """
     try:
         levels = chosen_levels()

@@ -1,8 +1,8 @@
 """Operators as calls of the native library's C functions, by their schemas (``common/c_api.h``).
 
-Of an operator ``name`` the C function is ``yggdrasil_name``. It takes the schema's arguments in their order: a tensor as
-a view, null where there is none; a list as a pointer and a count; then views of its results, which are made here by the
-operator's shape function, or a pointer to a number.
+Of an operator ``name`` the C function is ``yggdrasil_name``. It takes the schema's arguments in order: a tensor as a
+view, null where there is none; a list as a pointer and a count. Behind them come views of its results, which the
+operator's shape function makes here, or a pointer to a number.
 """
 
 import ctypes
