@@ -54,17 +54,20 @@ def _load(library: Path, compiler: str) -> None:
         with temporary_folder(library.parent) as folder:
             output = folder / library.name
             _say("compiling what runs packages, once for this PyTorch (about 30 s)")
-            run_all([[compiler, *_FLAGS, *_of_torch(), str(_SOURCE), "-o", str(output)]])
+            run_all([[compiler, *_FLAGS, *_includes(), str(_SOURCE), *_libraries(), "-o", str(output)]])
             torch.ops.load_library(str(output))
             keep_library(output, library)
 
 
-def _of_torch() -> list[str]:
+def _includes() -> list[str]:
     return [
         f"-I{_TORCH / 'include'}", f"-I{_TORCH / 'include/torch/csrc/api/include'}",
         f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
-        f"-L{_TORCH / 'lib'}", "-ltorch", "-ltorch_cpu", "-lc10",
     ]  # fmt: skip
+
+
+def _libraries() -> list[str]:
+    return [f"-L{_TORCH / 'lib'}", "-ltorch", "-ltorch_cpu", "-lc10"]
 
 
 def open_unit(name: str, path: str) -> None:
