@@ -9,6 +9,7 @@ import importlib.util
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import ClassVar
 
 from setuptools import Command, setup
 from setuptools.command.bdist_wheel import bdist_wheel
@@ -20,7 +21,8 @@ NATIVE = Path("yggdrasil", "native")
 def _load(name: str) -> ModuleType:
     """A module of the package that needs nothing else: its dependencies are not here while it is built."""
     spec = importlib.util.spec_from_file_location(f"_yggdrasil_{name}", Path(__file__).parent / NATIVE / f"{name}.py")
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
@@ -34,7 +36,7 @@ class BuildNative(Command):
     """Compile the libraries into ``native/lib``: of the package to be, or of the checkout for an editable install."""
 
     description = "compile the CPU operators"
-    user_options: list[tuple[str, str | None, str]] = []
+    user_options: ClassVar[list[tuple[str, str | None, str]]] = []
     editable_mode = False
 
     def initialize_options(self) -> None:
