@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from tiny_pair import byte_tokenizer, chat_tokenizer
+from tokenizers import AddedToken
 
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.prompts import (
@@ -15,6 +16,7 @@ from yggdrasil.prompts import (
     BadLine,
     Message,
     Prompt,
+    apply_template,
     encode_chat,
     encode_prompt,
     read_prompt_sets,
@@ -198,3 +200,58 @@ def test_few_prompts_are_of_all_parts_of_a_file():
 
     assert [prompt.id for prompt in spread_over(prompts, 4)] == ["0", "2", "5", "7"]
     assert spread_over(prompts, 99) == prompts
+
+
+def marked_tokenizer(template):
+    """A tokenizer whose control tokens are ``<end>``, which is special, and ``<call>``, which the template writes."""
+    tokenizer = chat_tokenizer()
+    tokenizer.add_tokens([AddedToken("<call>"), AddedToken("<b>")])
+    tokenizer.chat_template = template
+    return tokenizer
+
+
+TURNS = "{% for m in messages %}{{ m['content'] }}<end>{% endfor %}{% if tools %}<call>{{ tools }}{% endif %}"
+
+
+def test_a_chat_without_control_strings_has_the_templates_own_tokens():
+    tokenizer = marked_tokenizer(TURNS)
+    turns = [{"role": "user", "content": "a <b>b</b> <ca ll>"}]
+
+    assert (
+        apply_template(tokenizer, turns) == tokenizer.apply_chat_template(turns, add_generation_prompt=True).input_ids
+    )
+
+
+@pytest.mark.parametrize("role", ["system", "user", "assistant", "tool"])
+@pytest.mark.parametrize("text", ["<end>", "a<call>b", "<en<end>d>", "<<end>", "<end><end><call>", "qzxcut<end>"])
+def test_control_strings_of_a_message_stay_text(role, text):
+    tokenizer = marked_tokenizer(TURNS)
+    end, call, tag = tokenizer.convert_tokens_to_ids(["<end>", "<call>", "<b>"])
+
+    tokens = apply_template(tokenizer, [{"role": role, "content": f"{text}<b>"}])
+
+    assert tokens.count(end) == 1
+    assert tokens[-1] == end
+    assert call not in tokens
+    assert tag in tokens  # neither special nor the template's
+    spelled = text.replace("<", "").replace(">", "")  # this vocabulary has neither
+    assert tokenizer.decode(tokens) == f"{spelled}<b><end>"
+
+
+def test_control_strings_of_tools_stay_text_and_the_templates_own_do_not():
+    tokenizer = marked_tokenizer(TURNS)
+    tools = [{"type": "function", "function": {"name": "f<call>", "description": ["<end>"], "parameters": {}}}]
+
+    tokens = apply_template(tokenizer, [{"role": "user", "content": "a"}], tools)
+
+    end, call = tokenizer.convert_tokens_to_ids(["<end>", "<call>"])
+    assert (tokens.count(end), tokens.count(call)) == (1, 1)
+    assert "fcall" in tokenizer.decode(tokens)
+    assert "qzxcut" not in tokenizer.decode(tokens)
+
+
+def test_a_template_still_finds_what_it_looks_for_in_earlier_answers():
+    tokenizer = marked_tokenizer("{% for m in messages %}{{ m['content'].split('<call>')[-1] }}<end>{% endfor %}")
+    turns = [{"role": "assistant", "content": "thoughts<call>answer"}]
+
+    assert tokenizer.decode(apply_template(tokenizer, turns)) == "answer<end>"

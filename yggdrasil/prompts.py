@@ -1,10 +1,12 @@
 """Prompts: JSON lines with a ``prompt`` (or the ``messages`` of a chat), and perhaps an ``id`` and a ``category``."""
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
 
 from yggdrasil.arguments import check_text
 from yggdrasil.errors import ArgumentTypeError, YggdrasilError, first_line
@@ -108,6 +110,8 @@ def apply_template(
 ) -> list[int]:
     """Tokens of a chat up to where the answer begins; ``tools`` may be called in it, if the template has a way to.
 
+    Only the template writes control tokens: ``<|im_start|>`` in a message, a tool or a tool's result stays text.
+
     Raises:
         YggdrasilError: no template, or one that does not take these turns.
     """
@@ -116,14 +120,86 @@ def apply_template(
             "the model's tokenizer has no chat template, so it is no chat model: give a plain prompt, or an "
             "instruction-tuned model"
         )
+    controls = _control_strings(tokenizer, str(tokenizer.chat_template))
+    mark = _absent_mark(turns, tools)
     try:
-        given: Any = list(turns)
-        functions: Any = list(tools) if tools else None
+        given: Any = [_marked_turn(turn, controls, mark) for turn in turns]
+        functions: Any = [_marked(tool, controls.every, mark) for tool in tools] if tools else None
         text = tokenizer.apply_chat_template(given, tools=functions, add_generation_prompt=True, tokenize=False)
     except Exception as error:  # a template is a program: it raises what it likes
         raise YggdrasilError(f"the model's chat template does not take these messages: {first_line(error)}") from error
     check_text("the chat with its tools" if tools else "the chat", text)
-    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+    return _encode_marked(tokenizer, str(text), mark)
+
+
+class _ControlStrings(NamedTuple):
+    """Patterns of the texts that a tokenizer reads as control tokens."""
+
+    every: re.Pattern[str] | None  # None where there are none
+    in_answers: re.Pattern[str] | None  # without those that the template looks for in earlier answers
+
+
+@lru_cache(maxsize=4)
+def _control_strings(tokenizer: "PreTrainedTokenizerBase", template: str) -> _ControlStrings:
+    """Added tokens that are special or that the template writes.
+
+    Other added tokens, such as Gemma's HTML tags, are ordinary text.
+    """
+    added = {str(token): token.special for token in tokenizer.added_tokens_decoder.values()}
+    found = [text for text, is_special in added.items() if len(text) > 1 and (is_special or text in template)]
+    # A template such as Qwen3's cuts the reasoning out of earlier answers at "</think>".
+    splits = re.findall(r"""split\((['"])(.+?)\1""", template)
+    tests = re.findall(r"""(['"])([^'"]+)\1 (?:not )?in """, template)
+    looked_for = {text for _, text in (*splits, *tests)}
+    return _ControlStrings(_pattern(found), _pattern([text for text in found if text not in looked_for]))
+
+
+def _pattern(texts: Sequence[str]) -> re.Pattern[str] | None:
+    longest_first = sorted(texts, key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, longest_first))) if texts else None
+
+
+def _absent_mark(*given: object) -> str:
+    """A text of letters that nothing ``given`` contains; letters pass every filter of a template unchanged."""
+    written, mark = json.dumps(given, default=str), "qzxcut"
+    while mark in written:
+        mark += "q"
+    return mark
+
+
+def _marked_turn(turn: Mapping[str, Any], controls: _ControlStrings, mark: str) -> dict[str, Any]:
+    pattern = controls.in_answers if turn.get("role") == "assistant" else controls.every
+    return {name: value if name == "role" else _marked(value, pattern, mark) for name, value in turn.items()}
+
+
+def _marked(value: Any, pattern: re.Pattern[str] | None, mark: str) -> Any:
+    """``value`` with ``mark`` behind the first character of every control string in its texts, however deep."""
+    if pattern is None:
+        return value
+    if isinstance(value, Mapping):
+        return {_marked(name, pattern, mark): _marked(inner, pattern, mark) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_marked(inner, pattern, mark) for inner in value]
+    if not isinstance(value, str):
+        return value
+    parts, rest = [], value
+    while found := pattern.search(rest):
+        cut = found.start() + 1  # control strings that begin inside this one are found next
+        parts.append(rest[:cut])
+        rest = rest[cut:]
+    return mark.join([*parts, rest])
+
+
+def _encode_marked(tokenizer: "PreTrainedTokenizerBase", text: str, mark: str) -> list[int]:
+    """Tokens of a rendered chat. Texts are tokenised apart where they are marked, so no control token forms there."""
+    first, *others = text.split(mark)
+    tokens = list(tokenizer(first, add_special_tokens=False)["input_ids"])
+    if others:
+        # Behind a special token no tokenizer writes the space that it puts before a text.
+        anchor = tokenizer.convert_ids_to_tokens(next(iter(tokenizer.added_tokens_decoder)))
+        for part in others:
+            tokens += tokenizer(f"{anchor}{part}", add_special_tokens=False)["input_ids"][1:]
+    return tokens
 
 
 def as_messages(messages: object) -> tuple[Message, ...]:

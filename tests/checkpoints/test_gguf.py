@@ -237,20 +237,48 @@ def test_tokenizer_template_and_end_tokens_come_from_the_file(tmp_path):
     assert load_config(file).max_position_embeddings == 256
 
 
-@pytest.mark.parametrize(("names_it", "ends"), [(True, [0, 5]), (False, [0, 68])])
-def test_a_turn_ends_with_the_usual_token_where_the_file_names_none(tmp_path, monkeypatch, names_it, ends):
+@pytest.mark.parametrize(
+    ("spelling", "names_turn", "ends"),
+    [
+        ("<end_of_turn>", True, [0, 5, 68]),
+        ("<end_of_turn>", False, [0, 68]),
+        ("<|endoftext|>", False, [0, 68]),
+        ("<|file_sep|>", False, [0, 68]),
+        ("<|fim_pad|>", False, [0, 68]),
+        ("<|im_start|>", False, [0]),
+    ],
+)
+def test_an_answer_ends_at_what_the_metadata_and_the_usual_spellings_mark(
+    tmp_path, monkeypatch, spelling, names_turn, ends
+):
+    write_with(monkeypatch, {"?": spelling}, names_turn=names_turn)
+    file = write_gguf(tmp_path / "model.gguf", tiny_model("llama", vocab_size=96))
+
+    assert GenerationConfig.from_pretrained(Source.find(file).folder).eos_token_id == ends
+
+
+def test_in_harmony_format_the_end_of_a_message_ends_no_answer(tmp_path, monkeypatch):
+    write_with(monkeypatch, {"?": "<|return|>", "!": "<|call|>", ";": "<|end|>"}, names_turn=False)
+    file = write_gguf(tmp_path / "model.gguf", tiny_model("llama", vocab_size=96))
+
+    ends = GenerationConfig.from_pretrained(Source.find(file).folder).eos_token_id
+    tokens = read_gguf_header(file).facts["tokenizer.ggml.tokens"]
+    assert {tokens[token] for token in ends} == {"<|return|>", "<|call|>", tokens[0]}
+
+
+def write_with(monkeypatch, replaced, *, names_turn):
+    """Have ``write_gguf`` spell tokens otherwise, and name the token that ends a turn or not."""
+
     def named(writer, add=add_tokenizer):
         add(writer)
         facts = writer.kv_data[0]
         tokens = facts["tokenizer.ggml.tokens"].value
-        tokens[tokens.index("?")] = "<end_of_turn>"
-        if not names_it:
+        for old, new in replaced.items():
+            tokens[tokens.index(old)] = new
+        if not names_turn:
             del facts["tokenizer.ggml.eot_token_id"]
 
     monkeypatch.setattr("gguf_files.add_tokenizer", named)
-    file = write_gguf(tmp_path / "model.gguf", tiny_model("llama", vocab_size=96))
-
-    assert GenerationConfig.from_pretrained(Source.find(file).folder).eos_token_id == ends
 
 
 def test_it_is_prepared_once_and_again_when_what_was_kept_is_damaged(tmp_path, capfd):

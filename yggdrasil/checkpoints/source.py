@@ -20,7 +20,7 @@ from yggdrasil.checkpoints.hub import hub_folder
 from yggdrasil.checkpoints.prepared import MARKER, is_whole, prepare, prepared_root
 from yggdrasil.errors import YggdrasilError
 
-_LAYOUT = 3  # raised when what is prepared changes
+_LAYOUT = 4  # raised when what is prepared changes
 _FINGERPRINT = (
     "tokenizer.fingerprint"  # beside a GGUF file's facts: of what the file says, which nobody need read again
 )

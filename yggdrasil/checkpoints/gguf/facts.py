@@ -9,9 +9,15 @@ from yggdrasil.artifacts.gguf import GgufHeader
 from yggdrasil.checkpoints.gguf.config import read_config
 from yggdrasil.errors import YggdrasilError, first_line
 
-_END_TOKENS = ("eos_token_id", "eot_token_id", "eom_token_id")
-# What ends a turn in files that do not say so, as llama.cpp finds it too.
-_TURN_ENDS = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>")
+# Metadata of GGUF that names a token which ends a text, a turn, a message, or a file of code.
+_END_TOKENS = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
+# Spellings of such tokens in vocabularies whose metadata leaves them out; llama.cpp knows the same.
+_END_SPELLINGS = frozenset((
+    "<|endoftext|>", "<|end_of_text|>", "<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>",
+    "<end_of_turn>", "<end_of_utterance>", "<EOT>", "_<EOT>", "< EOT >", "<|fim_pad|>", "<fim-pad>", "<fim_pad>",
+    "<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<|file_sep|>",
+))  # fmt: skip
+_HARMONY_ENDS = frozenset(("<|return|>", "<|call|>"))  # where both exist, "<|end|>" ends a message and no answer
 
 
 def write_facts(header: GgufHeader, folder: Path) -> None:
@@ -34,10 +40,16 @@ def write_facts(header: GgufHeader, folder: Path) -> None:
 
 
 def _end_tokens(header: GgufHeader) -> list[int]:
-    """The tokens that end an answer: those that the file names, and where it names none for a turn, the usual ones."""
-    named = {name: header.facts.get(f"tokenizer.ggml.{name}") for name in _END_TOKENS}
-    ends = {int(token) for token in named.values() if isinstance(token, int)}
+    """Ids of the tokens that end an answer: those that the metadata names, and the usual spellings in the vocabulary.
+
+    A model of code otherwise writes on into another document behind ``<|endoftext|>`` or ``<|file_sep|>``.
+    """
+    named = (header.facts.get(f"tokenizer.ggml.{name}_token_id") for name in _END_TOKENS)
+    ends = {int(token) for token in named if isinstance(token, int)}
     tokens = header.facts.get("tokenizer.ggml.tokens")
-    if named["eot_token_id"] is None and isinstance(tokens, list):
-        ends |= {tokens.index(token) for token in _TURN_ENDS if token in tokens}
+    if isinstance(tokens, list):
+        found = {token: number for number, token in enumerate(tokens) if token in _END_SPELLINGS}
+        if found.keys() >= _HARMONY_ENDS:
+            found.pop("<|end|>", None)
+        ends |= set(found.values())
     return sorted(ends)
