@@ -1,13 +1,18 @@
 """A grammar's answers depend on the path alone, whatever was asked before; drafts that break it are cut."""
 
+import copy
 import json
+import resource
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import AddedToken
 
+from yggdrasil.acceptance import grammar as grammar_module
 from yggdrasil.acceptance.sampling import Constraint
+from yggdrasil.artifacts.fork import CAN_FORK
 from yggdrasil.checkpoints.facts import load_tokenizer
 from yggdrasil.drafters.guided import prune_forbidden
 from yggdrasil.errors import YggdrasilError
@@ -15,7 +20,7 @@ from yggdrasil.scheduling.plan import resolve_source
 from yggdrasil.tree.token_tree import TokenTree
 
 pytest.importorskip("llguidance")
-from yggdrasil.acceptance.grammar import GrammarCompiler
+from yggdrasil.acceptance.grammar import GrammarCompiler, control_tokens
 
 SCHEMA = {
     "type": "object",
@@ -153,3 +158,96 @@ def test_grammars_of_both_notations(text):
 def test_a_model_without_an_end_token():
     with pytest.raises(YggdrasilError, match="a constraint needs an end-of-text token"):
         GrammarCompiler(TOKENIZER, VOCAB, [])
+
+
+def schema(value):
+    return Constraint("json_schema", json.dumps(value))
+
+
+def nested(depth):
+    inner = {"type": "string"}
+    for _ in range(depth):
+        inner = {"type": "object", "properties": {"x": inner}, "required": ["x"]}
+    return inner
+
+
+TREE = {"type": "object", "properties": {"c": {"type": "array", "items": {"$ref": "#/$defs/t"}}}}
+OVERLAPPING = [
+    {"anyOf": [{"type": "string", "pattern": f"a{i}.*"}, {"type": "integer", "minimum": i}]} for i in range(30)
+]
+HARD = {
+    "schema, exponential": schema({"allOf": OVERLAPPING}),
+    "schema, deep": schema(nested(60)),
+    "schema, too deep": schema(nested(400)),
+    "schema, recursive": schema({"$defs": {"t": TREE}, "$ref": "#/$defs/t"}),
+    "schema, huge counts": schema(
+        {"type": "array", "items": {"type": "integer"}, "minItems": 99999, "maxItems": 100000}
+    ),
+    "schema, huge texts": schema({"type": "string", "maxLength": 1_000_000}),
+    "schema, wide": schema({"type": "object", "properties": {f"p{i}": {"type": "integer"} for i in range(500)}}),
+    "regex, exponential": Constraint("regex", "(a|b)*a(a|b){20}"),
+    "regex, deep": Constraint("regex", "(" * 40 + "a" + ")*" * 40),
+    "regex, huge counts": Constraint("regex", "(a{1,1000}){1,1000}"),
+    "regex, wide": Constraint("regex", "|".join(f"word{i}" for i in range(3000))),
+    "grammar, deep": Constraint(
+        "grammar", "start: r0\n" + "".join(f"r{i}: r{i + 1}\n" for i in range(300)) + 'r300: "a"'
+    ),
+    "grammar, recursive": Constraint("grammar", 'start: "(" start ")" | start start | "a"'),
+    "grammar, huge counts": Constraint("grammar", 'start: "a"{1,1000000}'),
+}
+
+
+@pytest.mark.skipif(not CAN_FORK, reason="limits need a process of its own")
+@pytest.mark.parametrize("name", HARD)
+def test_no_constraint_takes_more_than_its_limits(name, monkeypatch):
+    """It is compiled within the limits or refused in a sentence; this process grows by little."""
+    monkeypatch.setattr(grammar_module, "_CPU_SECONDS", 2)
+    before = resource.getrusage(resource.RUSAGE_SELF)
+    if name == "schema, exponential":
+        with pytest.raises(
+            YggdrasilError, match="^the JSON schema is too complex: compiling it takes more than 2 s or"
+        ):
+            COMPILER.compile(HARD[name])
+    elif name == "schema, too deep":
+        with pytest.raises(YggdrasilError, match=r"^the json_schema is not valid: recursion limit"):
+            COMPILER.compile(HARD[name])
+    else:
+        assert COMPILER.compile(HARD[name]).mask([], VOCAB).any()
+    after = resource.getrusage(resource.RUSAGE_SELF)
+    assert after.ru_utime - before.ru_utime < 2.5
+    assert after.ru_maxrss - before.ru_maxrss < 300 << 10
+
+
+def test_a_wide_enumeration_is_right():
+    words = [f"word{i * 7919 % 100003}" for i in range(8000)]
+    grammar = COMPILER.compile(schema({"enum": words}))
+
+    assert all(grammar.allows([*tokens(json.dumps(word)), TOKENIZER.eos_token_id]) for word in words[::500])
+    assert not grammar.allows([*tokens('"word"'), TOKENIZER.eos_token_id])
+
+
+@pytest.mark.parametrize("is_in_vocabulary", [False, True])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda text: Constraint("regex", f"{text} ok"),
+        lambda text: schema({"const": text}),
+        lambda text: Constraint("grammar", f'start: "{text}"'),
+    ],
+)
+def test_the_text_of_an_added_token_can_be_written(make, is_in_vocabulary):
+    """As Qwen's ``<tool_call>``, which lies behind the vocabulary, and Gemma's ``<b>``, which is part of it."""
+    tokenizer = copy.deepcopy(TOKENIZER)
+    text = next(token for token in tokenizer.get_vocab() if token.isalpha() and len(token) > 3)
+    text = text if is_in_vocabulary else "<tool_call>"
+    tokenizer.add_tokens([AddedToken(text, special=False)])
+    grammar = GrammarCompiler(tokenizer, len(tokenizer) + 3, [tokenizer.eos_token_id]).compile(make(text))
+
+    path = []
+    while not (mask := grammar.mask(path, len(tokenizer)))[tokenizer.eos_token_id]:
+        token = int(mask.nonzero()[0])
+        assert grammar.allows([*path, token])
+        path.append(token)
+    assert text in tokenizer.decode(path)
+    assert control_tokens(tokenizer).keys() >= {tokenizer.eos_token}
+    assert (text in control_tokens(tokenizer)) == (not is_in_vocabulary)

@@ -3,9 +3,11 @@
 import copy
 import json
 import re
+from itertools import pairwise
 
 import pytest
 from bundled_server import TEMPLATE, open_pair
+from tokenizers import AddedToken
 
 from yggdrasil.acceptance.grammar import GrammarCompiler
 from yggdrasil.serving.texts import turns_of
@@ -272,6 +274,7 @@ def test_a_stream_tells_all_that_stands_before_a_call(server):
 @pytest.mark.parametrize("before", ["Let me look. ", ""])
 def test_a_call_that_special_tokens_alone_mark_is_found_behind_text(server, monkeypatch, before):
     """As Mistral's and Command-R's: the mark shows in no text, and an answer that is not all JSON was text."""
+    server.chat(regex="a", max_tokens=4)  # constraints go by the tokenizer of the first: "~" is text there
     tokenizer = copy.deepcopy(server.worker.decoder.tokenizer)
     tokenizer.add_special_tokens({"additional_special_tokens": ["~", "^"]})
     tokenizer.chat_template = TEMPLATE.replace("<tool_call>\n", "~").replace("\n</tool_call>", "^")
@@ -315,3 +318,51 @@ def test_the_stream_shows_trees_where_asked_for(server):
         assert set(tree["accepted"]) <= set(tree["verified"]) <= set(range(len(tree["tokens"])))
         assert all(parent < max(node, 1) for node, parent in enumerate(tree["parents"]))
     assert any(len(tree["verified"]) > 1 for tree in trees)
+
+
+FENCED = '```json\n{"name": "weather", "arguments": {"unit": "C"}}\n```'
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        (FENCED, 1),
+        ('{"name": "weather", "arguments": {}}', 1),
+        (f"{FENCED}\n{FENCED}", 2),
+        ('```\n[{"name": "weather", "arguments": {}}, {"name": "stop", "arguments": {}}]\n```', 2),
+        (FENCED.replace("weather", "other"), 0),
+        (f"{FENCED}\nThis calls the tool.", 0),
+        ("```python\nprint(1)\n```", 0),
+        ('{"name": "weather"}', 0),
+    ],
+)
+def test_an_answer_that_is_nothing_but_calls_needs_no_mark(tokenizer, text, count):
+    """As Qwen2.5-Coder writes them. In a stream nothing of a call is told as text."""
+    found = ToolFormat.of(tokenizer)
+
+    content, calls = found.parse(text, {"weather", "stop"})
+
+    assert len(calls) == count
+    assert content == ("" if count else text)
+    told = [found.decided(text[:end]) for end in range(len(text) + 1)]
+    assert all(later.startswith(earlier) for earlier, later in pairwise(told))
+    if count:
+        assert set(told) == {""}
+    if text.startswith("```python"):
+        assert told[5] == text[:5]
+
+
+def test_a_mark_that_is_no_special_token_is_required_by_its_id(tokenizer):
+    """Qwen's ``<tool_call>`` is an added token, and not special: its text alone is made of other tokens."""
+    tokenizer = copy.deepcopy(tokenizer)
+    tokenizer.add_tokens([AddedToken("<tool_call>", special=False), AddedToken("</tool_call>", special=False)])
+    begin, end = tokenizer.convert_tokens_to_ids(["<tool_call>", "</tool_call>"])
+    tools = [Tool.model_validate(each) for each in TOOLS]
+    constraint = ToolFormat.of(tokenizer).constraint(tools)
+
+    grammar = GrammarCompiler(tokenizer, len(tokenizer), [tokenizer.eos_token_id]).compile(constraint)
+
+    assert grammar.mask([], len(tokenizer)).nonzero().flatten().tolist() == [begin]
+    call = '\n{"name": "weather", "arguments": {"unit": "C"}}\n'
+    written = tokenizer(call, add_special_tokens=False)["input_ids"]
+    assert grammar.allows([begin, *written, end, tokenizer.eos_token_id])

@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from yggdrasil.acceptance.sampling import Constraint
+from yggdrasil.artifacts.fork import ends_within
 from yggdrasil.errors import YggdrasilError, one_line
 
 if TYPE_CHECKING:
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
 # JSON as json.dumps writes it: a model that may put white space anywhere may never stop, and what the spacing
 # determines need not be guessed. A schema asks for more by llguidance's own key, "x-guidance".
 _SPACING: "JsonCompileOptions" = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+
+
+# What compiling one constraint may take. 8,000 alternatives take 0.1 s and 10 MB; some schemas grow without end.
+_CPU_SECONDS, _MEGABYTES = 5, 1024
 
 
 class Grammar:
@@ -96,11 +101,10 @@ class GrammarCompiler:
             )
         if not eos:
             raise YggdrasilError("a constraint needs an end-of-text token, which this model does not name")
-        from llguidance.hf import from_tokenizer
+        from llguidance import LLTokenizer
 
-        fast: Any = tokenizer  # llguidance itself refuses a tokenizer without a Rust backend
         self._eos = sorted(eos)
-        self._tokenizer = from_tokenizer(fast, n_vocab=vocab_size, eos_token=self._eos)
+        self._tokenizer = LLTokenizer(_spelling(tokenizer), n_vocab=vocab_size, eos_token=self._eos)
 
     def compile(self, constraint: Constraint) -> Grammar:
         """A matcher at the start of the text.
@@ -108,6 +112,15 @@ class GrammarCompiler:
         Raises:
             YggdrasilError: the schema, expression or grammar is not valid.
         """
+        if not ends_within(lambda: self._matcher(constraint), _CPU_SECONDS, _MEGABYTES):
+            raise YggdrasilError(
+                f"the {constraint.name} is too complex: compiling it takes more than {_CPU_SECONDS} s or {_MEGABYTES} "
+                "MB; give fewer alternatives that overlap"
+            )
+        return Grammar(self._matcher(constraint), self._eos)
+
+    def _matcher(self, constraint: Constraint) -> "LLMatcher":
+        """A matcher that has computed what may come first, which is where complex constraints take most time."""
         from llguidance import LLMatcher
 
         try:
@@ -120,7 +133,51 @@ class GrammarCompiler:
         matcher = LLMatcher(self._tokenizer, grammar, log_level=0)
         if matcher.is_error():
             raise _not_valid(constraint, matcher.get_error())
-        return Grammar(matcher, self._eos)
+        matcher.compute_bitmask()
+        return matcher
+
+
+def control_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
+    """Ids of the added tokens that a constraint names by id, since their text alone is written in ordinary tokens.
+
+    These are special tokens, those that the chat template writes, such as Qwen's ``<tool_call>``, and those that the
+    model's own vocabulary lacks.
+    """
+    model, template = _backend(tokenizer).model, str(getattr(tokenizer, "chat_template", None))
+    return {
+        str(token): number
+        for number, token in tokenizer.added_tokens_decoder.items()
+        if token.special or str(token) in template or model.token_to_id(str(token)) is None
+    }
+
+
+def _backend(tokenizer: PreTrainedTokenizerBase) -> Any:
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        raise YggdrasilError("constraints need a fast tokenizer (tokenizer.json), which this model does not have")
+    return backend
+
+
+def _spelling(tokenizer: PreTrainedTokenizerBase) -> str:
+    """The tokenizer's JSON for llguidance, in which every added token is either special or an ordinary one.
+
+    llguidance takes the text of an added token for that token alone, and then refuses it: a text that contains
+    ``<tool_call>`` (Qwen) or ``<b>`` (Gemma) could not be written. Control tokens that are not special get a name here
+    that no text contains; other added tokens are ordinary ones.
+    """
+    controls = control_tokens(tokenizer)
+    data = json.loads(_backend(tokenizer).to_str())
+    added, vocabulary = [], data["model"].get("vocab")
+    for token in data["added_tokens"]:
+        name = token["content"]
+        if name in controls and not token["special"]:
+            token |= {"special": True, "content": f"\ufdd0{token['id']}"}
+            if isinstance(vocabulary, dict) and name in vocabulary:
+                vocabulary[token["content"]] = vocabulary.pop(name)
+        if name in controls:
+            added.append(token)
+    data["added_tokens"], data["padding"], data["truncation"] = added, None, None
+    return json.dumps(data)
 
 
 def _not_valid(constraint: Constraint, reason: object) -> YggdrasilError:

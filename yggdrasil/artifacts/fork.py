@@ -11,12 +11,14 @@ import sys
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from threading import Thread
-from time import sleep
+from time import monotonic, sleep
 
 from yggdrasil.errors import ArtifactError, YggdrasilError
 
 CAN_FORK = sys.platform == "linux"
+_SLOWDOWN = 4  # of a busy machine: wall-clock seconds for a second of processor time
 _LOOKS, _LOOK_S = 200, 0.05  # at a fork that was interrupted: ten seconds
 _FAULTS = {kind.__name__: kind for kind in (YggdrasilError, ArtifactError)}
 
@@ -108,6 +110,50 @@ def in_fork(work: Callable[[], str]) -> str:
     if "fault" in answer:
         raise _FAULTS[answer["fault"]](answer["text"])
     return str(answer["text"]) if answer else work()
+
+
+def ends_within(work: Callable[[], object], cpu_seconds: int, megabytes: int) -> bool:
+    """Whether ``work`` ends, be it with an error, within so much processor time and so much more memory.
+
+    It is done in a fork, and its result is lost: the caller does it again. True where a process cannot be forked.
+    """
+    if not CAN_FORK:
+        return True
+
+    def limited() -> None:
+        _limit(cpu_seconds, megabytes)
+        try:
+            work()
+        except MemoryError:
+            raise
+        except Exception:  # noqa: BLE001  (the caller meets it again)
+            return
+
+    try:
+        fork = Fork(limited)
+    except OSError:  # no memory or no number left for another process
+        return False
+    try:
+        deadline, pause = monotonic() + _SLOWDOWN * cpu_seconds, 0.001
+        while not fork.has_ended():
+            if monotonic() > deadline:
+                return False
+            sleep(pause)
+            pause = min(2 * pause, 0.05)
+    finally:
+        fork.end()
+    return not fork.has_given_up
+
+
+def _limit(cpu_seconds: int, megabytes: int) -> None:
+    """Have the system end this process at these limits."""
+    import resource
+
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    most = used + (megabytes << 20)
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_CPU, (cpu_seconds, cpu_seconds + 1))
 
 
 def _answer(work: Callable[[], str], tell: int) -> None:

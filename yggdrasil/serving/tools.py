@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
+from yggdrasil.acceptance.grammar import control_tokens
 from yggdrasil.acceptance.sampling import Constraint
 from yggdrasil.serving.replies import FunctionCall, ToolCallReply
 from yggdrasil.serving.wire import Tool
@@ -37,7 +38,8 @@ class ToolFormat:
     name_key: str
     arguments_key: str
     is_list: bool
-    specials: dict[str, int]  # the tokenizer's special tokens, which no answer tells
+    specials: dict[str, int]  # the tokenizer's special tokens, which answers are shown without
+    controls: dict[str, int]  # these and other added tokens that a constraint names by id
 
     @classmethod
     def of(cls, tokenizer: PreTrainedTokenizerBase) -> "ToolFormat | None":
@@ -63,10 +65,10 @@ class ToolFormat:
             return None
         lead = said[len(before) :].partition(_TEXT)[0] if said.startswith(before) else ""
         specials = {str(token): number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
-        return cls._read(lead, called[len(before) :], specials)
+        return cls._read(lead, called[len(before) :], specials, control_tokens(tokenizer))
 
     @classmethod
-    def _read(cls, lead: str, written: str, specials: dict[str, int]) -> "ToolFormat | None":
+    def _read(cls, lead: str, written: str, specials: dict[str, int], controls: dict[str, int]) -> "ToolFormat | None":
         lead = lead if written.startswith(lead) else ""
         for place in (match.start() for match in re.finditer(r"[\[{]", written)):
             try:
@@ -84,7 +86,7 @@ class ToolFormat:
             closing = re.split("|".join(map(re.escape, specials)) or r"\Z", written[end:], maxsplit=1)[0]
             return cls(
                 lead, written[len(lead) : place], closing.rstrip() and closing, keys[json.dumps(_NAME)], arguments,
-                is_list, specials,
+                is_list, specials, controls,
             )  # fmt: skip
         return None
 
@@ -103,7 +105,7 @@ class ToolFormat:
         return self.lead if self.reads_special else self._shown(self.lead)
 
     def _shown(self, text: str) -> str:
-        return "".join(part for part in self._parts(text) if part not in self.specials)
+        return "".join(part for part in _split_at(text, self.specials) if part not in self.specials)
 
     def _told(self, text: str) -> str:
         """What is told of a part of an answer as it is read."""
@@ -119,6 +121,8 @@ class ToolFormat:
             return 0
         if not mark:
             return 0 if text.removeprefix(lead).lstrip()[:1] in ("", "{", "[") else len(text)
+        if self._may_be_unmarked(text.removeprefix(lead)):
+            return 0
         place = text.find(mark)
         if place < 0:
             sizes = range(min(len(mark) - 1, len(text)), 0, -1)
@@ -146,7 +150,23 @@ class ToolFormat:
                 content = "" if before == lead.rstrip() else self._told(before).rstrip()
             calls += map(self._reply, marked)
             place = text.find(mark, end)
+        if not calls:
+            unmarked = _json_blocks(text.removeprefix(lead))
+            if unmarked and all(self._is_call(entry, names) for entry in unmarked):
+                return Parsed("", list(map(self._reply, unmarked)))
         return Parsed(content, calls)
+
+    def _may_be_unmarked(self, text: str) -> bool:
+        """Whether an answer that begins so may be nothing but calls that the model has not marked as such.
+
+        Qwen2.5-Coder, for one, writes a fenced block of JSON.
+        """
+        head, fence = text.lstrip(), "```json"
+        if fence.startswith(head):
+            return True
+        head = re.sub(r"\s+", "", head.removeprefix(fence).removeprefix("```"))
+        starts = (f'{{"{self.name_key}":', f'[{{"{self.name_key}":')
+        return any(start.startswith(head) or head.startswith(start) for start in starts)
 
     def _is_named(self, entry: Any) -> bool:
         return isinstance(entry, dict) and isinstance(entry.get(self.name_key), str)
@@ -183,14 +203,15 @@ class ToolFormat:
 
     def _literals(self, text: str) -> list[str]:
         """Terms of a Lark grammar that write ``text``, special tokens as such."""
-        parts = self._parts(text)
-        return [f"<[{self.specials[part]}]>" if part in self.specials else json.dumps(part) for part in parts]
+        parts = _split_at(text, self.controls)
+        return [f"<[{self.controls[part]}]>" if part in self.controls else json.dumps(part) for part in parts]
 
-    def _parts(self, text: str) -> list[str]:
-        """Special tokens and what stands between them."""
-        pattern = "|".join(map(re.escape, sorted(self.specials, key=len, reverse=True)))
-        parts = re.split(f"({pattern})", text) if pattern else [text]
-        return [part for part in parts if part]
+
+def _split_at(text: str, tokens: Collection[str]) -> list[str]:
+    """The ``tokens`` in ``text`` and what stands between them, in order."""
+    pattern = "|".join(map(re.escape, sorted(tokens, key=len, reverse=True)))
+    parts = re.split(f"({pattern})", text) if pattern else [text]
+    return [part for part in parts if part]
 
 
 def _json_at(text: str, start: int) -> tuple[Any, int]:
@@ -204,3 +225,17 @@ def _json_at(text: str, start: int) -> tuple[Any, int]:
     except (ValueError, RecursionError):
         return None, start
     return found, end
+
+
+def _json_blocks(text: str) -> list[Any]:
+    """The JSON values of a text that is nothing else, be they fenced, in a list or one behind the other; else none."""
+    values: list[Any] = []
+    place = 0
+    while rest := re.sub(r"^(\s|```(json)?(?=\s|$))+", "", text[place:]):
+        place = len(text) - len(rest)
+        found, end = _json_at(text, place)
+        if end == place:
+            return []
+        values += found if isinstance(found, list) else [found]
+        place = end
+    return values
