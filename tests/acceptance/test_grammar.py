@@ -204,9 +204,7 @@ def test_no_constraint_takes_more_than_its_limits(name, monkeypatch):
     monkeypatch.setattr(grammar_module, "_CPU_SECONDS", 2)
     before = resource.getrusage(resource.RUSAGE_SELF)
     if name == "schema, exponential":
-        with pytest.raises(
-            YggdrasilError, match="^the JSON schema is too complex: compiling it takes more than 2 s or"
-        ):
+        with pytest.raises(YggdrasilError, match=r"^the json_schema is too complex: compiling it takes"):
             COMPILER.compile(HARD[name])
     elif name == "schema, too deep":
         with pytest.raises(YggdrasilError, match=r"^the json_schema is not valid: recursion limit"):
