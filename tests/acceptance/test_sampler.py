@@ -64,3 +64,11 @@ def test_a_margin_is_what_the_models_logits_may_move_by(temperature):
         return sampler.choose(moved).token
 
     assert token_after(0.999 * choice.margin) == choice.token != token_after(1.001 * choice.margin)
+
+
+def test_the_one_best_token_is_not_drawn_where_several_tie():
+    """Greedy decoding takes the first of them, and so does ``top_k`` 1 at any temperature."""
+    drawn = SamplingParams(temperature=1.0, top_k=1, seed=3)
+    assert drawn.is_greedy
+    assert drawn.identity() == SamplingParams().identity()
+    assert not SamplingParams(temperature=1.0, top_k=2).is_greedy

@@ -52,3 +52,13 @@ def test_a_word_with_and_without_its_space_are_two_of_the_likeliest():
     assert written.top_logprobs == [{" the": -0.1, "the": -2.0}]
     assert bytes(chat.bytes) == b" the"
     assert [each.token for each in chat.top_logprobs] == [" the", "the"]
+
+
+def test_offsets_count_the_letters_of_the_text():
+    """A letter of four tokens is one letter: what follows it begins where it does in the text."""
+    names = ("the", "😀", "s")
+    texts, tokens = texts_of(fallback_tokenizer()), tokens_of(*names)
+    written = CompletionLogprobsWriter(texts).write([TokenLogprobs(token, -1.0, []) for token in tokens])
+
+    assert len(tokens) == 6
+    assert written.text_offset == [0, 3, 3, 3, 3, 4]

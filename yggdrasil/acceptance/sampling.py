@@ -108,8 +108,8 @@ class SamplingParams:
 
     @property
     def is_greedy(self) -> bool:
-        """Whether the best token is taken rather than drawn."""
-        return self.temperature == 0
+        """Whether the best token is taken rather than drawn; ``top_k`` 1 takes it too, the first where several tie."""
+        return self.temperature == 0 or self.top_k == 1
 
     @property
     def needs_logits(self) -> bool:

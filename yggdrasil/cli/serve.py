@@ -38,6 +38,7 @@ def serve(
         bool,
         typer.Option("--public-pool", help="Count what requests say for later ones: speed may tell it."),
     ] = False,
+    any_model: Annotated[bool, typer.Option("--any-model", help="Answer whatever model a request names.")] = False,
     grow_table: GrowOption = False,
     max_length: MaxLength = None,
     dtype: DtypeOption = None,
@@ -59,7 +60,7 @@ def serve(
         say(f"everyone who can reach {host} can use this server; --api-key asks for a key")
     settings = ServerSettings(
         api_key, tuple(cors_origin or ()), queue, keep_mb << 20,
-        host_names=LOOPBACK if is_local and api_key is None else (),
+        host_names=LOOPBACK if is_local and api_key is None else (), any_model=any_model,
     )  # fmt: skip
 
     def opening() -> "Decoder":

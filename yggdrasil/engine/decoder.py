@@ -181,7 +181,7 @@ class Decoder:
         settings = RequestSettings.of(options)
         with self._preparing:  # another thread may be here too
             tokens = self.encode(prompt)
-            eos = frozenset() if settings.ignore_eos else self.eos_tokens
+            eos = (frozenset() if settings.ignore_eos else self.eos_tokens) | frozenset(settings.stop_tokens)
             stream = TextStream(
                 self.tokenizer, eos, settings.max_new_tokens, settings.stop, include_stop=settings.include_stop,
                 before=() if settings.begins_turn else tokens, keeps_special=settings.keeps_special,

@@ -6,7 +6,7 @@ from typing import Any, TypedDict
 
 from yggdrasil.acceptance.sampling import GREEDY, SamplingParams
 from yggdrasil.acceptance.speculation import DEFAULT, OFF, Speculation
-from yggdrasil.arguments import check_flag, check_integer, check_texts
+from yggdrasil.arguments import check_flag, check_integer, check_texts, check_tokens
 from yggdrasil.engine.seen import Watch
 from yggdrasil.errors import ArgumentTypeError, ContextFull, YggdrasilError
 
@@ -18,6 +18,7 @@ class RequestOptions(TypedDict, total=False):
     stop: str | Sequence[str] | None  # end before any of these texts; seen with special tokens
     include_stop: bool  # keep the stop text
     ignore_eos: bool  # go on after end tokens
+    stop_tokens: Sequence[int]  # end at any of these tokens too, which the text then lacks
     speculation: bool | Speculation  # False: plain compiled decoding
     sampling: SamplingParams
     watch: Watch | None  # is told of each iteration's tree, in the thread that decodes
@@ -38,6 +39,7 @@ class RequestSettings:
     stop: tuple[str, ...] = ()
     include_stop: bool = False
     ignore_eos: bool = False
+    stop_tokens: tuple[int, ...] = ()
     speculation: Speculation = DEFAULT
     sampling: SamplingParams = GREEDY
     watch: Watch | None = None
@@ -62,6 +64,7 @@ class RequestSettings:
     def __post_init__(self) -> None:
         check_integer("max_new_tokens", self.max_new_tokens, 1, rule="at least 1")
         object.__setattr__(self, "stop", check_texts("stop", self.stop))
+        object.__setattr__(self, "stop_tokens", tuple(check_tokens("stop_tokens", self.stop_tokens)))
         for name in ("include_stop", "ignore_eos", "wait", "begins_turn", "keeps_special"):
             check_flag(name, getattr(self, name))
         if self.watch is not None and not callable(self.watch):

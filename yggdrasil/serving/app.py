@@ -13,7 +13,7 @@ from starlette.types import ASGIApp
 
 from yggdrasil import __version__
 from yggdrasil.errors import YggdrasilError
-from yggdrasil.serving import chat, completions, routes
+from yggdrasil.serving import chat, completions, ollama, responses, routes
 from yggdrasil.serving.bodies import invalid_fault, unread_fault
 from yggdrasil.serving.faults import ClientGone, ErrorReply, Fault, fault_of
 from yggdrasil.serving.guards import Guard, HeadAsGet
@@ -49,7 +49,7 @@ def _routed(worker: Worker, settings: ServerSettings, model: str) -> FastAPI:
         responses=_ERRORS,  # type: ignore[arg-type]
     )  # fmt: skip
     app.state.service = Service(worker, settings, model)
-    for room in (chat, completions, routes):
+    for room in (chat, completions, responses, ollama, routes):
         app.include_router(room.router)
     app.add_middleware(
         Guard, api_key=settings.api_key, host_names=settings.host_names, body_bytes=settings.limits.body_bytes

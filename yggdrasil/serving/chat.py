@@ -22,7 +22,7 @@ from yggdrasil.serving.streams import STREAMED, EventStream, TextFrames
 from yggdrasil.serving.texts import turns_of
 from yggdrasil.serving.tools import Parsed, ToolFormat
 from yggdrasil.serving.trees import shown_tree
-from yggdrasil.serving.wire import ChatRequest, ChosenTool, Tool
+from yggdrasil.serving.wire import AllowedChoice, ChatRequest, ChosenTool, Tool
 
 router = APIRouter()
 
@@ -33,7 +33,7 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:
     """Answer a chat in the model's own template, whole or as a stream of server-sent events."""
     service = service_of(request)
     identity = service.identify("chatcmpl", body.model)
-    chat = await run_in_threadpool(_Chat.of, body, service, identity)
+    chat = await run_in_threadpool(Chat.of, body, service, identity)
     exchange = Exchange(service.worker, request, chat.jobs, is_streamed=bool(body.stream), frame=chat.frame)
     if not body.stream:
         return JSONResponse(chat.reply([each.result for each in await exchange.results()]).model_dump())
@@ -42,7 +42,7 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:
 
 
 @dataclass(frozen=True)
-class _Chat:
+class Chat:
     """One chat to be answered."""
 
     body: ChatRequest
@@ -52,11 +52,11 @@ class _Chat:
     tools: ToolFormat | None  # where calls may be in the answer
 
     @classmethod
-    def of(cls, body: ChatRequest, service: Service, identity: Identity) -> "_Chat":
+    def of(cls, body: ChatRequest, service: Service, identity: Identity) -> "Chat":
         limits = service.settings.limits
         if (body.n or 1) > limits.answers:
             raise Fault(400, f"n is {body.n}; at most {limits.answers} answers are given", param="n")
-        tools = body.tools if body.tools and body.tool_choice != "none" else None
+        tools = _offered(body)
         if tools is None and _must_call(body):
             raise Fault(400, "tool_choice asks for a call, and there are no tools", param="tool_choice")
         written = service.tool_format if tools else None
@@ -91,6 +91,7 @@ class _Chat:
         return ChatCompletion(
             **self.identity._asdict(), choices=[self._choice(i, each) for i, each in enumerate(results)],
             usage=usage_of(results, len(self.jobs)), timings=timings_of(results, self.service.decoder.plan),
+            warnings=self.body.warnings,
         )  # fmt: skip
 
     def _choice(self, index: int, result: Generation) -> ChatChoice:
@@ -106,11 +107,11 @@ class _Chat:
 
     @property
     def _names(self) -> set[str]:
-        return {tool.function.name for tool in self.body.tools or ()}
+        return {tool.function.name for tool in _offered(self.body) or ()}
 
     async def chunks(self, exchange: Exchange) -> AsyncIterator[list[dict[str, Any]]]:
         """The answers as a stream: the role first, text as it becomes final, calls whole, then why it ended."""
-        writer, streams = self._chunks(), [_AnswerStream(self, i) for i in range(len(self.jobs))]
+        writer, streams = self._chunks(), [AnswerStream(self, i) for i in range(len(self.jobs))]
         results: list[Generation] = []
         async for index, event in exchange.events():
             told = [writer.chunk([delta]) for delta in streams[index].deltas(event)]
@@ -132,13 +133,14 @@ class _Chat:
         return TextFrames(lambda text: writer.chunk([_choice(0, {"content": text})]))
 
     def _chunks(self) -> ChunkWriter:
-        return ChunkWriter(self.identity, "chat.completion.chunk", self.body.stream_options, self.service.decoder.plan)
+        plan, body = self.service.decoder.plan, self.body
+        return ChunkWriter(self.identity, "chat.completion.chunk", body.stream_options, plan, body.warnings)
 
 
-class _AnswerStream:
+class AnswerStream:
     """One answer of a stream: its text as far as it is sure to be no call."""
 
-    def __init__(self, chat: _Chat, index: int) -> None:
+    def __init__(self, chat: Chat, index: int) -> None:
         self._chat, self._index = chat, index
         self._text = ""
         self._sent = 0
@@ -175,7 +177,22 @@ def _choice(index: int, delta: dict[str, Any], *, logprobs: Any = None, reason: 
     return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
 
 
+def _offered(body: ChatRequest) -> list[Tool] | None:
+    """The tools that may be called; None where there are none."""
+    if not body.tools or body.tool_choice == "none":
+        return None
+    if not isinstance(body.tool_choice, AllowedChoice):
+        return body.tools
+    given = {tool.function.name: tool for tool in body.tools}
+    names = [tool.function.name for tool in body.tool_choice.allowed_tools.tools]
+    if unknown := [name for name in names if name not in given]:
+        raise Fault(400, f"tool_choice allows {unknown[0]!r}, which is none of the tools", param="tool_choice")
+    return [given[name] for name in names]
+
+
 def _must_call(body: ChatRequest) -> bool:
+    if isinstance(body.tool_choice, AllowedChoice):
+        return body.tool_choice.allowed_tools.mode == "required"
     return body.tool_choice == "required" or isinstance(body.tool_choice, ChosenTool)
 
 

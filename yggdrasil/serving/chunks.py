@@ -18,6 +18,7 @@ class ChunkWriter:
     kind: str
     options: StreamOptions | None
     plan: Plan | None
+    warnings: list[str]  # what of the request was ignored
 
     @property
     def shows_usage(self) -> bool:
@@ -30,8 +31,10 @@ class ChunkWriter:
 
     def end(self, choice: dict[str, Any], results: list[Generation], number: int) -> dict[str, Any]:
         """The last chunk of an answer; that of the last of ``number`` answers tells the times of all."""
-        timings = {"timings": timings_of(results, self.plan).model_dump()} if len(results) == number else {}
-        return self.chunk([choice], **timings)
+        if len(results) < number:
+            return self.chunk([choice])
+        warnings = {"warnings": self.warnings} if self.warnings else {}
+        return self.chunk([choice], timings=timings_of(results, self.plan).model_dump(), **warnings)
 
     def usage(self, results: list[Generation], answers: int) -> dict[str, Any]:
         """The chunk behind all others, with ``answers`` to each prompt; it tells the times too, as llama.cpp's does."""

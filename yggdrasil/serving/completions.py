@@ -80,6 +80,7 @@ class _Completion:
         return Completion(
             **self.identity._asdict(), choices=[self._choice(i, each) for i, each in enumerate(finished)],
             usage=usage_of(results, self.body.n or 1), timings=timings_of(results, self.service.decoder.plan),
+            warnings=self.body.warnings,
         )  # fmt: skip
 
     def _choice(self, index: int, finished: Finished) -> CompletionChoice:
@@ -138,7 +139,8 @@ class _Completion:
         return TextFrames(lambda text: writer.chunk([_part(0, text, None)]))
 
     def _chunks(self) -> ChunkWriter:
-        return ChunkWriter(self.identity, "text_completion", self.body.stream_options, self.service.decoder.plan)
+        plan, body = self.service.decoder.plan, self.body
+        return ChunkWriter(self.identity, "text_completion", body.stream_options, plan, body.warnings)
 
 
 def _part(index: int, text: str, logprobs: Any, reason: str | None = None) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Log-probabilities as OpenAI writes them, for chats and for plain completions."""
 
+from codecs import getincrementaldecoder
 from collections.abc import Sequence
 
 from yggdrasil.acceptance.sampler import TokenLogprobs
@@ -30,6 +31,7 @@ class CompletionLogprobsWriter:
         """
         self._texts = texts
         self._offset = -unshown
+        self._letters = getincrementaldecoder("utf-8")("replace")  # a token may end within a letter
         self._is_first = has_prompt
 
     def write(self, entries: Sequence[TokenLogprobs]) -> CompletionLogprobs:
@@ -40,7 +42,7 @@ class CompletionLogprobsWriter:
         offsets = []
         for name, entry in zip(names, entries, strict=True):
             offsets.append(max(0, self._offset))
-            self._offset += len(name)
+            self._offset += len(self._letters.decode(self._texts.token_bytes(entry.token)))
             is_first, self._is_first = self._is_first, False
             values.append(None if is_first else entry.logprob)
             top = {self._texts.token_text(token): value for token, value in entry.top}

@@ -1,6 +1,7 @@
 """From a request's fields to the decoder's options."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -60,7 +61,8 @@ def options_of(
     )  # fmt: skip
     return RequestOptions(
         max_new_tokens=max_new_tokens, stop=[text for text in stop if text], include_stop=bool(body.include_stop),
-        ignore_eos=bool(body.ignore_eos), begins_turn=begins_turn, keeps_special=keeps_special,
+        ignore_eos=bool(body.ignore_eos), stop_tokens=tuple(body.stop_token_ids or ()),
+        begins_turn=begins_turn, keeps_special=keeps_special,
         speculation=_speculation(body.speculation), sampling=sampling, wait=True,
     )  # fmt: skip
 
@@ -81,10 +83,18 @@ def constraint_of(body: DecodingFields) -> Constraint | None:
     found = [_constraint_of_format(body.response_format)] if body.response_format is not None else []
     found += [Constraint("regex", body.regex)] if body.regex is not None else []
     found += [Constraint("grammar", body.grammar)] if body.grammar is not None else []
+    found += [_one_of(body.choice)] if body.choice is not None else []
     constraints = [each for each in found if each is not None]
     if len(constraints) > 1:
-        raise Fault(400, "give one of response_format, regex and grammar")
+        raise Fault(400, "give one of response_format, regex, grammar and choice")
     return constraints[0] if constraints else None
+
+
+def _one_of(texts: Sequence[str]) -> Constraint:
+    if not all(texts):
+        raise Fault(400, "choice has an empty text; give texts of a letter at least", param="choice")
+    terms = " | ".join(json.dumps(text) for text in texts)
+    return Constraint("grammar", f"start: {terms}\n", title="choice")
 
 
 def _constraint_of_format(wanted: ResponseFormat) -> Constraint | None:

@@ -109,6 +109,7 @@ class ChatCompletion(BaseModel):
     choices: list[ChatChoice]
     usage: Usage
     timings: Timings
+    warnings: list[str] = []  # what of the request was ignored
 
 
 class CompletionLogprobs(BaseModel):
@@ -140,6 +141,7 @@ class Completion(BaseModel):
     choices: list[CompletionChoice]
     usage: Usage
     timings: Timings
+    warnings: list[str] = []  # what of the request was ignored
 
 
 class ModelCard(BaseModel):

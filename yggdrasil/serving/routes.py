@@ -68,6 +68,14 @@ async def detokenize(body: DetokenizeRequest, request: Request) -> Text:
     return Text(content=text, prompt=text)
 
 
+@router.post("/v1/embeddings")
+@router.post("/embeddings", include_in_schema=False)
+@router.post("/api/embed", include_in_schema=False)
+async def embeddings() -> None:
+    """There are none."""
+    raise Fault(400, "this server generates text and gives no embeddings; ask a server of an embedding model")
+
+
 @router.get("/metrics", response_class=PlainTextResponse)
 async def metrics(request: Request) -> Response:
     """Figures for Prometheus."""

@@ -56,7 +56,7 @@ def run_server(
     worker = Worker(opened, settings, end)
     limit = settings.limits.drain_seconds
     config = uvicorn.Config(
-        create_app(worker, settings, model), log_level="warning", access_log=False, http=OpenProtocol,
+        create_app(worker, settings, model), log_level="error", access_log=False, http=OpenProtocol, ws="none",
         timeout_graceful_shutdown=round(limit) + _LAST_SECONDS, timeout_keep_alive=30,
     )  # fmt: skip
     server = _Server(config, worker, limit)

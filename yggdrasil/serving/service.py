@@ -74,9 +74,10 @@ class Service:
         Raises:
             Fault: another model is asked for.
         """
-        if model is not None and model != self.model:
+        if model is not None and model != self.model and not self.settings.any_model:
             raise Fault(
-                404, f"there is no model {model!r} here; this server has {self.model}", param="model",
+                404, f"there is no model {model!r} here; this server has {self.model} (--any-model takes any "
+                "name)", param="model",
                 code="model_not_found",
             )  # fmt: skip
         return Identity(f"{kind}-{uuid.uuid4().hex}", int(time.time()), self.model, self.fingerprint)

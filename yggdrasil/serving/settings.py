@@ -26,4 +26,5 @@ class ServerSettings:
     queue: int = 32  # requests that may wait
     kept_bytes: int = 512 << 20  # memory for what the caches held of earlier conversations
     host_names: tuple[str, ...] = ()  # those a request may call the server by; none: any
+    any_model: bool = False  # requests may name any model; they get the one that is served
     limits: Limits = field(default_factory=Limits)

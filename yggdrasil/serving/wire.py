@@ -1,12 +1,13 @@
-"""What clients send: OpenAI's fields, and beside them every parameter of our own. Unknown fields are ignored."""
+"""What clients send: OpenAI's fields, and beside them every parameter of our own."""
 
 import json
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from yggdrasil.acceptance.speculation import Exactness, RuleName
+from yggdrasil.serving.dialects import translated, warnings_of
 
 Item = TypeVar("Item")
 # A list up to its first fault: a body may hold millions, and an error for each takes a minute and gigabytes.
@@ -77,7 +78,16 @@ def _numbers_alone(biases: Any) -> Any:
 
 
 class DecodingFields(Wire):
-    """Fields that both kinds of completion take."""
+    """Fields that both kinds of completion take, under our names or other servers'; ``warnings`` names unknown ones."""
+
+    model_config = ConfigDict(extra="allow")
+
+    _translated = model_validator(mode="before")(translated)
+
+    @property
+    def warnings(self) -> list[str]:
+        """What of the request was ignored."""
+        return warnings_of(self.model_extra)
 
     model: str | None = None
     temperature: float | None = None
@@ -101,6 +111,8 @@ class DecodingFields(Wire):
     response_format: ResponseFormat | None = None
     regex: str | None = None
     grammar: str | None = None
+    choice: Annotated[Several[str], Field(min_length=1)] | None = None  # the answer is one of these texts
+    stop_token_ids: Several[Token] | None = None
     speculation: bool | SpeculationFields | None = None
     user: str | None = None
 
@@ -186,6 +198,20 @@ class ChosenTool(Wire):
     function: ChosenName
 
 
+class AllowedTools(Wire):
+    """The tools that may be called, of those that are given, and whether one must be."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[Several[ChosenTool], Field(min_length=1)]
+
+
+class AllowedChoice(Wire):
+    """A choice among some of the tools."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+
 class ChatRequest(DecodingFields):
     """``POST /v1/chat/completions``."""
 
@@ -196,7 +222,7 @@ class ChatRequest(DecodingFields):
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     tools: Several[Tool] | None = None
     show_trees: bool | None = None  # a stream has chunks with the token tree of each iteration, too
-    tool_choice: Literal["none", "auto", "required"] | ChosenTool | None = None
+    tool_choice: Literal["none", "auto", "required"] | ChosenTool | AllowedChoice | None = None
 
 
 class CompletionRequest(DecodingFields):
