@@ -39,13 +39,13 @@ class RequestSettings:
     stop: tuple[str, ...] = ()
     include_stop: bool = False
     ignore_eos: bool = False
-    stop_tokens: tuple[int, ...] = ()
     speculation: Speculation = DEFAULT
     sampling: SamplingParams = GREEDY
     watch: Watch | None = None
     wait: bool = False
     begins_turn: bool = False
     keeps_special: bool = False
+    stop_tokens: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> "RequestSettings":
