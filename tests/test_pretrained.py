@@ -98,7 +98,7 @@ def test_a_draft_model_has_weights_of_its_own():
     opened = planned_drafter(made, TINY, load_tokenizer(TARGET), assembly.target.loaded, "bfloat16")
 
     assert not assembly.target.loaded.formats
-    assert set(assembly.second.formats) == set(opened.formats) == {GGMLQuantizationType.Q8_0}
+    assert set(assembly.second.formats.values()) == set(opened.formats.values()) == {GGMLQuantizationType.Q8_0}
 
 
 def test_a_calibration_notes_the_weights_of_its_draft_model(monkeypatch):

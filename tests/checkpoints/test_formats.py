@@ -170,7 +170,7 @@ def test_trees_over_quantised_weights_give_the_plain_text_and_its_cache():
     """Bit for bit, though inputs are rounded: a row is rounded by itself."""
     model = random_model()
     target = prepare_model(model, "tiny target", 1, quantise=rounding_to("q4_0", model))
-    assert target.formats.count(GGMLQuantizationType.Q4_0) == 7 * target.num_layers
+    assert list(target.formats.values()).count(GGMLQuantizationType.Q4_0) == 7 * target.num_layers
     assert_trees_give_the_plain_text_and_its_cache(target)
 
 

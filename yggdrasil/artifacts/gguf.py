@@ -145,6 +145,18 @@ class _Reader:
         self._at = end
         return text
 
+    def _strings(self, count: int) -> list[str]:
+        """A vocabulary: a few hundred thousand texts, so nothing is called for each that need not be."""
+        data, at, size_at, texts = self._data, self._at, struct.Struct("<Q").unpack_from, []
+        for _ in range(count):
+            begin = at + 8
+            at = begin + size_at(data, at)[0]
+            texts.append(data[begin:at].decode())
+        if at > len(data):  # a text that goes beyond the end is the last that can be read
+            raise ValueError("a text beyond the end")
+        self._at = at
+        return texts
+
     def _value(self, kind: int) -> Any:
         if kind == _STRING:
             return self._string()
@@ -153,7 +165,7 @@ class _Reader:
         kind, count = self._take("IQ")
         self._count(count)
         if kind == _STRING:
-            return [self._string() for _ in range(count)]
+            return self._strings(count)
         return list(self._take(f"{count}{_SCALARS[kind] if kind in _SCALARS else _unknown(kind)}"))
 
     def _tensor(self) -> tuple[str, tuple[int, ...], int, int]:

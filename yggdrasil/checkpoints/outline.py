@@ -3,6 +3,7 @@
 Reading a configuration with transformers imports PyTorch's compiler, which takes longer than reading the model.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +47,19 @@ class Outline:
         return cls(
             longest_text(config) or _UNLIMITED, int(text.vocab_size), int(text.hidden_size), query_heads,
             ((key_heads, head_size),) * int(text.num_hidden_layers), getattr(text, "eos_token_id", None),
+        )  # fmt: skip
+
+    @classmethod
+    def of_facts(cls, facts: Mapping[str, Any], rope: Mapping[str, Any]) -> "Outline":
+        """Of a decoder's configuration as a mapping in which nothing is left out, and its rotary parameters."""
+        limits = [facts.get("max_position_embeddings")]
+        if rope.get("rope_type") == "longrope":
+            limits.append(rope.get("original_max_position_embeddings"))
+        longest = min((int(limit) for limit in limits if limit), default=_UNLIMITED)
+        heads = int(facts["num_key_value_heads"]), int(facts["head_dim"])
+        return cls(
+            longest, int(facts["vocab_size"]), int(facts["hidden_size"]), int(facts["num_attention_heads"]),
+            (heads,) * int(facts["num_hidden_layers"]), facts.get("eos_token_id"),
         )  # fmt: skip
 
     @classmethod

@@ -68,7 +68,10 @@ def opened(
     forget_headers()  # before the tokenizer takes as much again
     tokenizer = load_tokenizer(source) if tokenizer is None else tokenizer
     device = open_device(plan.device)
-    target = shared_model(source, DTYPES[dtype], device, plan.target.threads, plan.weights_in(dtype))
+    backend = backend or default_backend(device)
+    target = shared_model(
+        source, DTYPES[dtype], device, plan.target.threads, plan.weights_in(dtype), is_described=backend == "native"
+    )
     plan, second, free = (
         Drafting(plan, planned_drafter(plan, folder, tokenizer, target, dtype), planned_free(plan, folder))
         if stand_in is None
@@ -80,7 +83,6 @@ def opened(
         models = [target, *([second] if isinstance(second, LoadedModel) else [])]
         check_room(models, shapes.max_length, shapes.cache_capacity)
     knots = None if learned is None else torch.from_numpy(np.asarray(learned.acceptance.knots))
-    backend = backend or default_backend(device)
     assembly = assemble(target, second, shapes, backend, knots=knots, stages=plan.stages, free=together(free))
     return Opened(assembly, tokenizer, policy, end_tokens(str(source.folder), target.outline.eos, tokenizer))
 

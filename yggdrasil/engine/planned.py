@@ -124,7 +124,10 @@ def planned_drafter(
         return settled(head, target, plan.target.fingerprint)
     check_same_tokenizer(tokenizer, load_tokenizer(source), (plan.target.path(), source))
     weights = plan.weights_in(dtype, plan.drafter)
-    return shared_model(Source.find(source), target.dtype, target.device, plan.drafter.threads, weights)
+    return shared_model(
+        Source.find(source), target.dtype, target.device, plan.drafter.threads, weights,
+        is_described=target.is_described,
+    )  # fmt: skip
 
 
 def planned_vocabulary(plan: Plan, folder: Path) -> Vocabulary | None:

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from torch import Tensor
 
 from yggdrasil.artifacts import check_weights, current_machine
@@ -28,6 +27,7 @@ from yggdrasil.errors import ArtifactError
 from yggdrasil.native import is_native
 from yggdrasil.native.arena import Arena
 from yggdrasil.runtime.loaded import LoadedModel
+from yggdrasil.runtime.native_steps.loading import description_of, load_described
 from yggdrasil.runtime.room import give_back
 
 _FILE = "tensors.safetensors"
@@ -47,8 +47,11 @@ def open_model(
     num_threads: int,
     *,
     weights: Weights = "full",
+    is_described: bool = True,
 ) -> LoadedModel:
-    """What ``load_model`` gives, from tensors kept by an earlier time if they are whole; else it keeps them.
+    """What ``load_model`` gives: of a described model from its file as it lies, unless ``is_described`` is false.
+
+    Of others from tensors kept by an earlier time if they are whole; else it keeps them.
 
     Raises:
         YggdrasilError: as ``load_model``.
@@ -65,6 +68,9 @@ def open_model(
 
     if device.type != "cpu":
         return load()
+    described = load_described(found, dtype, num_threads, weights, lambda: load().model) if is_described else None
+    if described is not None:
+        return described
     folder = _folder(found, dtype, weights)
     kept = _kept(folder)
     if kept is None:
@@ -83,7 +89,10 @@ def open_model(
 
 def keep_model(loaded: LoadedModel, source: str | Path | Source, weights: Weights) -> None:
     """Have the next ``open_model`` find what is loaded already; where that cannot be it takes longer."""
-    folder = _folder(Source.find(source), loaded.dtype, weights)
+    found = Source.find(source)
+    if weights in ("full", "file") and is_native() and description_of(found) is not None:
+        return  # it is loaded from its file
+    folder = _folder(found, loaded.dtype, weights)
     if loaded.device.type == "cpu" and not is_whole(folder, _layout(), sampled=_FILE):
         _keep(loaded, folder)
 
@@ -113,6 +122,8 @@ def _keep(loaded: LoadedModel, folder: Path) -> Path:
 @cache
 def _layout() -> str:
     """Digest of everything but the model that its tensors' layout depends on."""
+    import transformers  # here: no described model needs it
+
     digest = hashlib.sha256()
     for part in (torch.__version__, transformers.__version__, current_machine().fingerprint, str(is_native())):
         digest.update(part.encode())

@@ -27,7 +27,8 @@ class LoadedModel:
     formats: dict[str, int]  # GGUF's numbers for the formats of quantised layers, by their names
     config: Mapping[str, Any]  # what config.json says; nothing of a head
     described: str  # the model's configuration as it runs, which packages are known by
-    build: Callable[[], "PreTrainedModel"]  # over the same tensors
+    build: Callable[[], "PreTrainedModel"]  # over the same tensors, or the same weights where it is described
+    is_described: bool = False  # its tensors are those of native steps, which need no model
 
     @cached_property
     def model(self) -> "PreTrainedModel":

@@ -1,7 +1,5 @@
 """Load a causal language model for static-shape steps, and refuse what cannot be verified as a tree."""
 
-import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,7 @@ from yggdrasil.checkpoints.formats.layers import formats_of
 from yggdrasil.checkpoints.formats.names import Weights
 from yggdrasil.checkpoints.formats.rounding import rounding_to
 from yggdrasil.checkpoints.formats.rows import Quantise
+from yggdrasil.checkpoints.gaps import is_ignored, refuse_gaps
 from yggdrasil.checkpoints.gguf.rows import rows_of_file
 from yggdrasil.checkpoints.outline import Outline
 from yggdrasil.checkpoints.packing import pack_linears
@@ -25,10 +24,6 @@ from yggdrasil.errors import YggdrasilError, first_line
 from yggdrasil.native import is_native
 from yggdrasil.runtime.attention import ATTENTION_NAME
 from yggdrasil.runtime.loaded import LoadedModel
-
-# Buffers that older checkpoints hold and every loader computes anew, and heads that draft for the model.
-_IGNORED = re.compile(r"rotary_emb\.inv_freq$|attn\.(masked_)?bias$|\.position_ids$|^medusa_head\.|^model\.mtp_")
-_LAYER = re.compile(r"^model\.layers\.(\d+)\.")
 
 
 def load_model(
@@ -76,27 +71,11 @@ def load_model(
 
 
 def _refuse_gaps(report: dict[str, Any], name: str, config: PretrainedConfig) -> None:
-    """Refuse a checkpoint that is not this model's, tensor for tensor; else what it lacks would stay random."""
-    missing = sorted(report["missing_keys"])
-    unexpected = sorted(key for key in report["unexpected_keys"] if not _is_ignored(key, config))
+    """Refuse a checkpoint that is not this model's, by what transformers reports of it."""
+    sizes = config.get_text_config().num_hidden_layers, getattr(config, "num_nextn_predict_layers", None) or 0
+    unexpected = sorted(key for key in report["unexpected_keys"] if not is_ignored(key, *sizes))
     misshapen = [f"{key} ({list(there)}, not {list(here)})" for key, there, here in sorted(report["mismatched_keys"])]
-    faults = (("lacks", missing), ("holds, beyond what the model has,", unexpected), ("has misshapen", misshapen))
-    said = [f"{verb} {_listed(keys)}" for verb, keys in faults if keys]
-    if said:
-        raise YggdrasilError(
-            f"{name} {' and '.join(said)}: its weights are not those of its config.json; fetch the checkpoint again"
-        )
-
-
-def _is_ignored(key: str, config: PretrainedConfig) -> bool:
-    """Whether a tensor is none of the model's own: also where layers that draft are counted on behind its layers."""
-    found, drafting = _LAYER.match(key), getattr(config, "num_nextn_predict_layers", None) or 0
-    is_behind = found is not None and 0 <= int(found[1]) - config.get_text_config().num_hidden_layers < drafting
-    return is_behind or _IGNORED.search(key) is not None
-
-
-def _listed(names: Sequence[str], most: int = 3) -> str:
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+    refuse_gaps(name, sorted(report["missing_keys"]), unexpected, misshapen)
 
 
 def _refuse_weights(weights: Weights, source: Source, device: torch.device) -> None:

@@ -14,6 +14,8 @@ NormKind = Literal[0, 1, 2]
 # Which numbers of a head turn against each other: halves, every operation rounded; halves or neighbours in float32.
 Turn = Literal[0, 1, 2]
 FULL, SLIDING = "full_attention", "sliding_attention"
+_ATTENTION_LAYERS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
+_MLP_LAYERS = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,11 @@ class Description:
     max_positions: int
 
 
+def _usual_biases(config: Config) -> Sequence[str]:
+    attention = _ATTENTION_LAYERS if config.get("attention_bias") else ()
+    return (*attention, *(_MLP_LAYERS if config.get("mlp_bias") else ()))
+
+
 @dataclass(frozen=True)
 class Family:
     """What a family's configurations leave unsaid, and what its layers do that others do not."""
@@ -59,6 +66,10 @@ class Family:
     turn: Turn = 0
     theta: float = 10000.0
     scales_embedding: bool = False  # by the root of the hidden size
+    norms: Literal["before", "behind", "both"] = "before"  # of attention and MLP
+    head_norms: Literal["none", "each", "all"] = "none"  # of each query and key head, or of all of a row as one
+    is_joined: bool = False  # query, key and value are one layer, gate and up another
+    biases: Callable[[Config], Sequence[str]] = _usual_biases  # names of a layer's linears that have one
     windows: Callable[[Config], Sequence[str]] = lambda config: [FULL] * config["num_hidden_layers"]
 
 
@@ -104,34 +115,37 @@ def _exaone_types(config: Config) -> Sequence[str]:
 
 
 _GEMMA = {"hidden_act": "gelu_pytorch_tanh", "head_dim": 256, "tie_word_embeddings": True}
-_QWEN2 = Family({}, windows=_qwen_types)
+_QWEN2 = Family({}, windows=_qwen_types, biases=lambda config: _ATTENTION_LAYERS[:3])
 FAMILIES: Mapping[str, Family] = {
     "llama": Family({}),
     "mistral": Family({"num_key_value_heads": 8, "sliding_window": 4096}, windows=_all_windowed),
     "qwen2": _QWEN2,
     "mimo": _QWEN2,
-    "qwen3": Family({"head_dim": 128}, windows=_qwen_types),
+    "qwen3": Family({"head_dim": 128}, windows=_qwen_types, head_norms="each"),
     "gemma": Family(_GEMMA, norm_kind=1, scales_embedding=True),
     "gemma2": Family(
         {
             **_GEMMA, "sliding_window": 4096, "query_pre_attn_scalar": 256, "final_logit_softcapping": 30.0,
             "attn_logit_softcapping": 50.0,
         },
-        norm_kind=1, scales_embedding=True, windows=_layer_types(lambda _: 2),
+        norm_kind=1, scales_embedding=True, norms="both", windows=_layer_types(lambda _: 2),
     ),
     "gemma3_text": Family(
         {**_GEMMA, "sliding_window": 4096, "query_pre_attn_scalar": 256},
-        norm_kind=1, theta=1e6, scales_embedding=True,
+        norm_kind=1, theta=1e6, scales_embedding=True, norms="both", head_norms="each",
         windows=_layer_types(lambda config: config.get("sliding_window_pattern", 6)),
     ),
     "smollm3": Family({"tie_word_embeddings": True, "num_key_value_heads": 4}, theta=2e6, windows=_smollm_types),
     "granite": Family({"attention_multiplier": 1.0}),
-    "phi3": Family({"rms_norm_eps": 1e-5}, windows=_all_windowed),
-    "olmo2": Family({"rms_norm_eps": 1e-5}, norm_kind=2, turn=1),
-    "exaone4": Family({"rms_norm_eps": 1e-5, "sliding_window": 4096}, windows=_exaone_types),
+    "phi3": Family({"rms_norm_eps": 1e-5}, windows=_all_windowed, is_joined=True),
+    "olmo2": Family({"rms_norm_eps": 1e-5}, norm_kind=2, turn=1, norms="behind", head_norms="all"),
+    "exaone4": Family(
+        {"rms_norm_eps": 1e-5, "sliding_window": 4096}, windows=_exaone_types, norms="behind", head_norms="each",
+    ),
     "ernie4_5": Family(
         {"rms_norm_eps": 1e-5, "head_dim": 128, "tie_word_embeddings": True, "num_key_value_heads": 2},
         turn=2, theta=500000.0,
+        biases=lambda config: (*_ATTENTION_LAYERS, *_MLP_LAYERS) if config.get("use_bias") else (),
     ),
 }  # fmt: skip
 _USUAL = {"rms_norm_eps": 1e-6, "tie_word_embeddings": False, "hidden_act": "silu"}

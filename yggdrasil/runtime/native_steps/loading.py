@@ -1,0 +1,150 @@
+"""A described model loaded from its file: packed from where the weights lie, with no model made and no copy kept."""
+
+import json
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor
+
+from yggdrasil.artifacts import check_weights, parse_json
+from yggdrasil.artifacts.gguf import read_gguf_header
+from yggdrasil.checkpoints.formats.names import Weights
+from yggdrasil.checkpoints.formats.rows import PackedRows, QuantisedRows
+from yggdrasil.checkpoints.gguf.mapped import MappedGguf
+from yggdrasil.checkpoints.mapped import MappedSafetensors
+from yggdrasil.checkpoints.outline import Outline
+from yggdrasil.checkpoints.screening import copy_of, pays_a_copy
+from yggdrasil.checkpoints.source import Source
+from yggdrasil.native import is_native
+from yggdrasil.native.arena import Arena
+from yggdrasil.runtime.loaded import LoadedModel
+from yggdrasil.runtime.native_steps.families import FULL, Config, Description, describe, with_defaults
+from yggdrasil.runtime.native_steps.weights import EMBEDDING, HEAD, is_tied, weight_shapes
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+class _Mapped(Protocol):
+    """Weights where they lie."""
+
+    def __contains__(self, name: str) -> bool: ...
+    def blocks(self, name: str) -> QuantisedRows | None: ...
+    def values(self, name: str, dtype: torch.dtype) -> Tensor: ...
+    def release(self, name: str) -> None: ...
+
+
+def description_of(source: Source) -> tuple[Config, Description] | None:
+    """The configuration of ``source`` and what it describes; None where its family is not covered or it is odd."""
+    try:
+        config = parse_json((source.folder / "config.json").read_bytes())
+        described = describe(config) if isinstance(config, dict) else None
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, ZeroDivisionError):
+        return None  # the general loader says what is wrong
+    return None if described is None or not _fits(described) else (config, described)
+
+
+def _fits(described: Description) -> bool:
+    """Whether sizes are those of a model."""
+    sizes = (
+        described.vocab_size, described.hidden_size, described.inner_size, described.query_heads, described.key_heads,
+        described.head_size, len(described.layers),
+    )  # fmt: skip
+    return (
+        min(sizes) > 0
+        and described.query_heads % described.key_heads == 0
+        and described.hidden_size % 2 == described.inner_size % 2 == described.head_size % 2 == 0
+    )
+
+
+def load_described(
+    source: Source, dtype: torch.dtype, num_threads: int, weights: Weights, build: Callable[[], "PreTrainedModel"]
+) -> LoadedModel | None:
+    """The model of ``source``, packed for a CPU; None where the general loader has to load it.
+
+    ``weights`` "file" keeps the blocks of a GGUF file. ``build`` makes the model in transformers, for who asks for it.
+
+    Raises:
+        YggdrasilError: the checkpoint lacks weights of its model or holds others.
+    """
+    found = description_of(source) if is_native() and weights in ("full", "file") else None
+    if found is None or (weights == "file" and source.gguf is None):
+        return None
+    config, described = found
+    packer = _Packer(_mapped(source, config, described), dtype, keeps_blocks=weights == "file")
+    packer.add(EMBEDDING)
+    packer.add_head(is_tied=is_tied(config))  # while little else is there: the largest weights, mapped and packed
+    for name in weight_shapes(config, described):
+        if name not in (EMBEDDING, HEAD):
+            packer.add(name)
+    full = with_defaults(config)
+    assert full is not None
+    outline = Outline.of_facts(full, described.ropes[FULL])
+    return LoadedModel(
+        source.given, outline, num_threads, dtype, torch.device("cpu"), packer.tensors, packer.formats, config,
+        json.dumps(config, sort_keys=True), build, is_described=True,
+    )  # fmt: skip
+
+
+def _mapped(source: Source, config: Config, described: Description) -> _Mapped:
+    shapes = weight_shapes(config, described)
+    if source.gguf is not None:
+        return MappedGguf(read_gguf_header(source.gguf), shapes, (described.query_heads, described.key_heads))
+    check_weights(source.folder)
+    optional = HEAD if is_tied(config) else ""
+    shapes.setdefault(HEAD, shapes[EMBEDDING])
+    drafting: Any = config.get("num_nextn_predict_layers") or 0
+    return MappedSafetensors(source.folder, source.given, shapes, optional, int(drafting))
+
+
+class _Packer:
+    """Packs a model's weights side by side in one arena, in the order in which steps read them."""
+
+    def __init__(self, mapped: _Mapped, dtype: torch.dtype, *, keeps_blocks: bool) -> None:
+        self.tensors: dict[str, Tensor] = {}
+        self.formats: dict[str, int] = {}
+        self._mapped, self._dtype, self._keeps_blocks = mapped, dtype, keeps_blocks
+        self._arena = Arena()
+
+    def add(self, name: str) -> None:
+        """Pack a linear's weight; keep a table, norm or bias."""
+        stem, _, kind = name.rpartition(".")
+        is_linear = kind == "weight" and stem.endswith("_proj")
+        if (is_linear or name == EMBEDDING) and (blocks := self._blocks(name)) is not None:
+            self._keep(stem, blocks.pack(self._arena))
+        elif is_linear:
+            self.tensors[f"{stem}.packed"] = self._packed(self._mapped.values(name, self._dtype))
+        else:
+            values = self._mapped.values(name, self._dtype)
+            kept = self._arena.zeros(values.shape, self._dtype)
+            self.tensors[name] = kept.copy_(values)
+        self._mapped.release(name)
+
+    def add_head(self, *, is_tied: bool) -> None:
+        """Pack the head, a matrix of its own or the embedding; of one quantised table it is that table."""
+        own = HEAD in self._mapped
+        if not own and is_tied and "model.embed_tokens.packed" in self.tensors:
+            return
+        source = HEAD if own else EMBEDDING
+        blocks = self._blocks(source)
+        if blocks is not None:
+            self._keep("lm_head", blocks.pack(self._arena))
+        else:
+            values = self._mapped.values(HEAD, self._dtype) if own else self.tensors[EMBEDDING]
+            self.tensors["lm_head.packed"] = self._packed(values)
+            if pays_a_copy(values):
+                copy, factors = copy_of(values, self._arena)
+                self.tensors |= {"lm_head.copy": copy, "lm_head.factors": factors}
+        self._mapped.release(source)
+
+    def _blocks(self, name: str) -> QuantisedRows | None:
+        return self._mapped.blocks(name) if self._keeps_blocks else None
+
+    def _keep(self, stem: str, rows: PackedRows) -> None:
+        self.tensors[f"{stem}.packed"], self.formats[stem] = rows.packed, rows.format
+
+    def _packed(self, values: Tensor) -> Tensor:
+        packed = self._arena.zeros(torch.ops.yggdrasil.packed_shape(values), values.dtype)
+        torch.ops.yggdrasil.pack_linear(values, packed)
+        return packed
