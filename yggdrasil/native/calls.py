@@ -6,7 +6,9 @@ operator's shape function makes here, or a pointer to a number.
 """
 
 import ctypes
+import struct
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -16,32 +18,42 @@ from yggdrasil.native.build import Native
 from yggdrasil.native.views import dtype_number, view_of, views_of
 
 _Values = list[Any]
+Views = ctypes.c_char_p  # one or several, or numbers: bytes, which the library only reads
 
 
 def call_of(name: str, schema: Any, shape: Callable[..., Any] | None, *, threads: bool = False) -> Callable[..., Any]:
     """The operator ``name`` as a Python function; ``shape`` makes its results, ``threads`` appends PyTorch's number."""
     assert Native.library is not None
     function = getattr(Native.library, f"yggdrasil_{name}")
-    function.restype = ctypes.c_int32
-    converters = [_CONVERTERS[_kind(argument)] for argument in schema.arguments]
-    gives_number = [str(each.type) for each in schema.returns] == ["int"]
+    returned = [str(each.type) for each in schema.returns]
+    kinds = [_KINDS[str(argument.real_type)] for argument in schema.arguments]
+    types = [each for kind in kinds for each in kind[1]] + [ctypes.c_int64] * threads
+    types += _RESULT_TYPES[returned[0]] * len(returned) if returned else []
+    function.argtypes, function.restype = types, ctypes.c_int32
+    converters = [kind[0] for kind in kinds]
 
     def call(*arguments: Any) -> Any:
         values: _Values = []
         for convert, argument in zip(converters, arguments, strict=True):
             convert(argument, values)
         if threads:
-            values.append(ctypes.c_int64(torch.get_num_threads()))
-        if gives_number:
-            number = ctypes.c_int64()
-            check(function(*values, ctypes.byref(number)))
-            return number.value
+            values.append(torch.get_num_threads())
         results = shape(*arguments) if shape is not None else None
         _append_results(results, values)
-        check(function(*values))
+        if function(*values) < 0:
+            raise RuntimeError(error_sentence())
         return results
 
-    return call
+    def count(*arguments: Any) -> int:
+        number = ctypes.c_int64()
+        values: _Values = []
+        for convert, argument in zip(converters, arguments, strict=True):
+            convert(argument, values)
+        if function(*values, ctypes.byref(number)) < 0:
+            raise RuntimeError(error_sentence())
+        return number.value
+
+    return count if returned == ["int"] else call
 
 
 def check(code: int) -> None:
@@ -59,50 +71,66 @@ def error_sentence() -> str:
     return found.decode(errors="replace")
 
 
-def numbers_of(numbers: Sequence[int]) -> "ctypes.Array[ctypes.c_int64]":
+def numbers_of(numbers: Sequence[int]) -> bytes:
     """Integers one behind the other."""
-    return (ctypes.c_int64 * len(numbers))(*numbers)
+    return _packer(len(numbers), "q")(*numbers)
+
+
+@cache
+def _packer(count: int, kind: str) -> Callable[..., bytes]:
+    return struct.Struct(f"={count}{kind}").pack
 
 
 def _append_results(results: Any, values: _Values) -> None:
     if isinstance(results, list):
-        _append_tensors(results, values)
+        values += (views_of(results), len(results))
     elif isinstance(results, tuple):
-        for result in results:
-            _append_tensor(result, values)
+        values += map(view_of, results)
     elif results is not None:
-        _append_tensor(results, values)
+        values.append(view_of(results))
 
 
 def _append_tensor(tensor: Tensor | None, values: _Values) -> None:
-    values.append(None if tensor is None else ctypes.byref(view_of(tensor)))
+    values.append(None if tensor is None else view_of(tensor))
 
 
 def _append_tensors(tensors: Sequence[Tensor | None], values: _Values) -> None:
-    values += (views_of(tensors), ctypes.c_int64(len(tensors)))
+    values += (views_of(tensors), len(tensors))
 
 
 def _append_integers(numbers: Sequence[int], values: _Values) -> None:
-    values += (numbers_of(numbers), ctypes.c_int64(len(numbers)))
+    values += (_packer(len(numbers), "q")(*numbers), len(numbers))
 
 
 def _append_floats(numbers: Sequence[float], values: _Values) -> None:
-    values += ((ctypes.c_double * len(numbers))(*numbers), ctypes.c_int64(len(numbers)))
+    values += (_packer(len(numbers), "d")(*numbers), len(numbers))
 
 
-def _kind(argument: Any) -> str:
-    return str(argument.real_type)
+def _append_dtype(dtype: torch.dtype, values: _Values) -> None:
+    values.append(dtype_number(dtype))
 
 
-_CONVERTERS: dict[str, Callable[[Any, _Values], None]] = {
-    "Tensor": _append_tensor,
-    "Optional[Tensor]": _append_tensor,
-    "List[Tensor]": _append_tensors,
-    "List[Optional[Tensor]]": _append_tensors,
-    "List[int]": _append_integers,
-    "List[float]": _append_floats,
-    "int": lambda number, values: values.append(ctypes.c_int64(number)),
-    "float": lambda number, values: values.append(ctypes.c_double(number)),
-    "bool": lambda flag, values: values.append(ctypes.c_bool(flag)),
-    "ScalarType": lambda dtype, values: values.append(ctypes.c_int32(dtype_number(dtype))),
+def _append_value(value: float, values: _Values) -> None:
+    values.append(value)
+
+
+_LIST = (Views, ctypes.c_int64)
+# What appends an argument of a type to the values of a call, and the C types of these.
+_KINDS: dict[str, tuple[Callable[[Any, _Values], None], tuple[Any, ...]]] = {
+    "Tensor": (_append_tensor, (Views,)),
+    "Optional[Tensor]": (_append_tensor, (Views,)),
+    "List[Tensor]": (_append_tensors, _LIST),
+    "List[Optional[Tensor]]": (_append_tensors, _LIST),
+    "List[int]": (_append_integers, _LIST),
+    "List[float]": (_append_floats, _LIST),
+    "int": (_append_value, (ctypes.c_int64,)),
+    "SymInt": (_append_value, (ctypes.c_int64,)),
+    "float": (_append_value, (ctypes.c_double,)),
+    "bool": (_append_value, (ctypes.c_bool,)),
+    "ScalarType": (_append_dtype, (ctypes.c_int32,)),
+}
+_RESULT_TYPES: dict[str, list[Any]] = {
+    "Tensor": [Views],
+    "List[Tensor]": [*_LIST],
+    "int": [ctypes.POINTER(ctypes.c_int64)],
 }

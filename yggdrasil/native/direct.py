@@ -15,7 +15,7 @@ from torch import Tensor
 
 from yggdrasil.native.build import Native
 from yggdrasil.native.calls import check, error_sentence, numbers_of
-from yggdrasil.native.views import View, view_of, views_of
+from yggdrasil.native.views import view_of, views_of
 
 
 class Mailbox:
@@ -52,13 +52,13 @@ def direct(name: str, of: NativeObject) -> Callable[[], int]:
 
 def native_rows(caches: Sequence[Tensor], mail: Tensor) -> NativeObject:
     """Rows of caches that ``direct("move", ..)`` moves; ``mail``: how many, their destination, where they are."""
-    arguments = views_of(caches), ctypes.c_int64(len(caches)), ctypes.byref(view_of(mail))
+    arguments = views_of(caches), ctypes.c_int64(len(caches)), view_of(mail)
     return NativeObject("rows", arguments, [*caches, mail])
 
 
 def native_state_rows(buffer: Tensor, layers: int, mail: Tensor) -> NativeObject:
     """States that ``direct("keep", ..)`` puts side by side in ``buffer`` [n, layers * H] (tree/state_rows.h)."""
-    arguments = ctypes.byref(view_of(buffer)), ctypes.c_int64(layers), ctypes.byref(view_of(mail))
+    arguments = view_of(buffer), ctypes.c_int64(layers), view_of(mail)
     return NativeObject("state_rows", arguments, [buffer, mail])
 
 
@@ -80,7 +80,7 @@ class NativeCounts(NativeObject):
 
     def recycle(self, tokens: Sequence[int], followers: Tensor) -> None:
         """After ``tokens[i]`` the target found ``followers[i]`` likeliest, best first."""
-        self._call("recycle", *_integers(tokens), ctypes.byref(view_of(followers)))
+        self._call("recycle", *_integers(tokens), view_of(followers))
 
     def forget(self) -> None:
         """Forget the text."""
@@ -132,9 +132,8 @@ class NativeCounts(NativeObject):
 EVIDENCE_COLUMNS = 2 + 2 * 9  # token and place, then how often it followed and was seen in each context (tree/belief.h)
 
 
-def _pointers(tensors: Sequence[Tensor]) -> list[Any]:
-    views: list[View] = [view_of(tensor) for tensor in tensors]
-    return [ctypes.byref(view) for view in views]
+def _pointers(tensors: Sequence[Tensor]) -> list[bytes]:
+    return [view_of(tensor) for tensor in tensors]
 
 
 def _integers(numbers: Sequence[int]) -> tuple[Any, Any]:

@@ -1,7 +1,7 @@
-"""Tensors as the native library's C interface takes them (``common/tensor.h``)."""
+"""Tensors as the native library's C interface takes them (``common/tensor.h``): bytes of a ``YggdrasilTensor``."""
 
-import ctypes
-from collections.abc import Sequence
+import struct
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -17,39 +17,32 @@ _DTYPES = {
     torch.bool: 11,
     torch.bfloat16: 15,
 }  # as PyTorch numbers its ScalarTypes
+# Address, dtype, number of dimensions, sizes, strides: one function a number of dimensions, filled up with zeros.
+_UNUSED = [8 * (_MOST_DIMS - dim) for dim in range(_MOST_DIMS + 1)]  # bytes
+_PACK = [struct.Struct(f"=Qii{dim}q{unused}x{dim}q{unused}x").pack for dim, unused in enumerate(_UNUSED)]
+_NONE = _PACK[0](0, 0, -1)
 
 
-class View(ctypes.Structure):
-    """``YggdrasilTensor``: where a tensor lies, and how. It keeps nothing alive."""
-
-    _fields_ = (
-        ("data", ctypes.c_void_p),
-        ("dtype", ctypes.c_int32),
-        ("dim", ctypes.c_int32),
-        ("sizes", ctypes.c_int64 * _MOST_DIMS),
-        ("strides", ctypes.c_int64 * _MOST_DIMS),
-    )
-
-
-def view_of(tensor: Tensor | None) -> View:
-    """The view of a CPU tensor, or of none.
+def view_of(tensor: Tensor | None) -> bytes:
+    """The view of a CPU tensor, or of none; it keeps nothing alive.
 
     Raises:
         RuntimeError: the tensor is of a dtype or of more dimensions than the library knows, or not on the CPU.
     """
     if tensor is None:
-        return View(None, 0, -1)
-    number, dim = _DTYPES.get(tensor.dtype), tensor.dim()
-    if number is None or dim > _MOST_DIMS or tensor.device.type != "cpu":
-        raise RuntimeError(
-            f"no CPU kernel takes a tensor of dtype {tensor.dtype} with {dim} dimensions on {tensor.device}"
-        )
-    return View(tensor.data_ptr(), number, dim, tuple(tensor.shape), tensor.stride())
+        return _NONE
+    shape = tensor.shape
+    dim = len(shape)
+    number = _DTYPES.get(tensor.dtype)
+    if number is None or dim > _MOST_DIMS or not tensor.is_cpu:
+        described = f"dtype {tensor.dtype} with {dim} dimensions on {tensor.device}"
+        raise RuntimeError(f"no CPU kernel takes a tensor of {described}")
+    return _PACK[dim](tensor.data_ptr(), number, dim, *shape, *tensor.stride())
 
 
-def views_of(tensors: Sequence[Tensor | None]) -> "ctypes.Array[View]":
+def views_of(tensors: Iterable[Tensor | None]) -> bytes:
     """Views of several tensors, one behind the other."""
-    return (View * len(tensors))(*map(view_of, tensors))
+    return b"".join(map(view_of, tensors))
 
 
 def dtype_number(dtype: torch.dtype) -> int:
