@@ -4,6 +4,7 @@ To be imported in a process of its own: there is no way back. What a GPU refuses
 in one operation, where none of them is a number, and indices elsewhere than what they index.
 """
 
+from contextlib import ContextDecorator, nullcontext
 from typing import Any
 
 import torch
@@ -44,12 +45,22 @@ class _Apart(torch.Tensor):
     def tolist(self):
         return self.cpu().tolist()
 
+    def numpy(self, *, force=False):
+        if not force:
+            raise TypeError("a tensor of another device has no memory here")
+        return self.cpu().numpy()
+
     @classmethod
     def __torch_dispatch__(cls, operator, types, args=(), kwargs=None):
         return _run(operator, args, kwargs or {})
 
 
+_WITH_TENSORS_OF_ITS_OWN = ("yggdrasil::run_layer",)  # reads weights and caches that are no arguments
+
+
 def _run(operator: Any, args: Any, kwargs: Any) -> Any:
+    if operator.name() in _WITH_TENSORS_OF_ITS_OWN:
+        return operator.redispatch(torch._C.DispatchKeySet(torch._C.DispatchKey.CPU), *args, **kwargs)
     tensors = [each for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
     is_there = any(isinstance(each, _Apart) for each in tensors)
     if is_there and operator not in _BETWEEN_DEVICES:
@@ -86,6 +97,26 @@ def _tensor(data, *, device=None, made=torch.tensor, **options):
     return made(data, **options) if device is None else made(data, **options).to(device)
 
 
-torch.tensor = _tensor
-torch.inference_mode = torch.no_grad  # a tensor that wraps another cannot be sliced in that mode
+def _eye(*size, device=None, made=torch.eye, **options):
+    """``torch.eye``, which sizes what it fills only once it is there."""
+    return made(*size, **options) if device is None else made(*size, **options).to(device)
+
+
+torch.tensor, torch.eye = _tensor, _eye
+
+
+class _InferenceMode(ContextDecorator):
+    """A mode without gradients: a tensor that wraps another cannot be sliced in the real one."""
+
+    def __init__(self, mode=True):
+        self._mode = torch.no_grad() if mode else nullcontext()
+
+    def __enter__(self):
+        self._mode.__enter__()
+
+    def __exit__(self, *error):
+        self._mode.__exit__(*error)
+
+
+torch.inference_mode = _InferenceMode
 torch.__future__.set_swap_module_params_on_conversion(True)  # what modules share stays shared

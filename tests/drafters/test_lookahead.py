@@ -249,11 +249,11 @@ def pair():
 
 
 @pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside counts"])
-@pytest.mark.parametrize("stages", ["as they are", "books late"])
+@pytest.mark.parametrize("stages", ["as they are", "books late", "captured"])
 def test_no_output_shows_it(pair, beside, stages):
     drafters = [LookaheadDrafter(), *([usual_counts()] if beside else [])]
     assert isinstance(drafters[0], ReadingDrafter)
-    options = {}
+    options = {"backend": "cudagraph"} if stages == "captured" else {}
     if stages == "books late":
         from yggdrasil.scheduling.stages import DEFAULT_ORDER
 

@@ -91,8 +91,6 @@ def test_a_target_of_captured_steps_refuses_what_it_cannot_tell(pair):
     engine = pair.decoder(PLAIN_POLICY, backend="cudagraph").assembly.engine
     with pytest.raises(YggdrasilError, match="take a plan with accept=device"):
         engine.target.accept_on_host((), 8, engine.tree)
-    with pytest.raises(YggdrasilError, match="take a plan with head_draft=after"):
-        engine.target.guesses((), 8)
 
 
 def test_a_measurement_waits_after_every_stage(pair):

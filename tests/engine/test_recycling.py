@@ -8,7 +8,6 @@ from yggdrasil.acceptance.sampling import SamplingParams
 from yggdrasil.acceptance.speculation import Speculation
 from yggdrasil.drafters.counts import usual_counts
 from yggdrasil.engine.policy import FixedPolicy, FreeTreePolicy
-from yggdrasil.errors import YggdrasilError
 from yggdrasil.runtime.forward import NUM_RUNNERS_UP, likeliest_tokens
 from yggdrasil.scheduling.stages import Schedule
 from yggdrasil.tree.shape import TreeShape
@@ -95,6 +94,16 @@ def test_recycling_moves_no_token(pair, sampling, speculation, width):
     assert len(free.told) > COUNT // 4
 
 
-def test_captured_steps_keep_runners_up_to_themselves(pair):
-    with pytest.raises(YggdrasilError, match="recycling reads runners-up on the host"):
-        pair.decoder(FreeTreePolicy(4), SHAPES, drafter=None, free=usual_counts(recycles=True), backend="cudagraph")
+@pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside a draft model"])
+def test_captured_steps_bring_the_same_runners_up(pair, beside):
+    """They come with the pass's result, in the one transfer of an iteration."""
+    told = []
+    for backend in ("eager", "cudagraph"):
+        free, policy = Noting(), FixedPolicy(TreeShape(2, 3, 8)) if beside else FreeTreePolicy(8)
+        options = {} if beside else {"drafter": None}
+        decoder = pair.decoder(policy, SHAPES, free=free, backend=backend, **options)
+        assert decoder.generate(PROMPT, max_new_tokens=COUNT).tokens == pair.reference(PROMPT, COUNT)
+        pairs = [pair for tokens, rows in free.told for pair in zip(tokens, rows.tolist(), strict=True)]
+        told.append({(token, tuple(row)) for token, row in pairs})
+    assert len(told[0]) > 10
+    assert told[1] if beside else told[1] >= told[0]

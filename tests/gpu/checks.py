@@ -22,7 +22,7 @@ from yggdrasil.tree.shape import TreeShape
 
 DEVICE = torch.device("cuda")
 PROMPT = TEXT[:20]
-TOLERANCE = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
 FEW = Shapes(max_length=120, draft_widths=(4,), max_depth=3, candidates=4, verify_widths=(1, 8), prefill_widths=(16,))
 
 
@@ -53,7 +53,7 @@ def check_triton_is_used():
 def check_attention_equals_the_portable_one():
     for dtype, tolerance in TOLERANCE.items():
         for window, softcap in ((0, 0.0), (4, 0.0), (70, 2.0)):
-            for seed in range(100, 108):
+            for seed in (100, 101):  # a dozen in all: each is a Triton compilation or two
                 ours, expected = attention_on_device(dtype, window, softcap, seed)
                 note = f"{dtype = }, {window = }, {softcap = }, {seed = }"
                 for a, b in zip(ours, expected, strict=True):

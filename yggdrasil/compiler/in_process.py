@@ -87,7 +87,7 @@ class InProcessStep:
         compiler = _compiler.get(compile_by_inductor if device.type == "cuda" else None)
         self._compiler = None if key.step in _UNCOMPILED else compiler
         self._run: Callable[[], Sequence[Tensor]] | None = None
-        self.is_compiled = False
+        self.is_compiled = self.has_run = False
         self.build_ms = 0.0
 
     def __call__(self) -> Sequence[Tensor]:
@@ -96,6 +96,7 @@ class InProcessStep:
             noted.append(self)
         self.prepare()
         assert self._run is not None
+        self.has_run = True
         return self._run()
 
     def prepare(self) -> None:

@@ -211,8 +211,6 @@ def assemble(
         chosen = drafter
     hidden_layers = () if chosen is None else _layers_read(chosen, target)
     if recyclers(free):
-        if recorder is not None:
-            raise YggdrasilError("recycling reads runners-up on the host; take --device cpu, or leave it out")
         hidden_layers = (*hidden_layers, RUNNERS_UP)
     target_runner = ModelRunner(target, shapes.cache_capacity, vocab_size, backend, hidden_layers, recorder)
     make_target = TargetModel if recorder is None else CapturedTarget

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from yggdrasil.engine.steps import PlainStep, VerifyStep
-from yggdrasil.engine.target import Outcome, not_finite
+from yggdrasil.engine.target import Outcome, SeenRows, not_finite
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.predictor.evidence import RepetitionFigures
 from yggdrasil.runtime.buffers import HostBuffer, Readback
 from yggdrasil.runtime.graphs import Capture
 from yggdrasil.runtime.runner import ModelRunner
-from yggdrasil.runtime.traced import PrefillStep
+from yggdrasil.runtime.traced import NUM_RUNNERS_UP, RUNNERS_UP, PrefillStep
 from yggdrasil.scheduling.stages import DEFAULT_ORDER, Schedule
 from yggdrasil.tree.growth import rank_nodes
 from yggdrasil.tree.token_tree import TokenTree
@@ -59,7 +59,10 @@ class CapturedTarget:
         self._tokens = HostBuffer(self.prefill_widths[-1], device)
         self._start = HostBuffer(1, device)
         self._last = HostBuffer(1, device)
-        words = 2 + 2 * max(1, *verify_widths) + 1 + runner.loaded.hidden_size // 2
+        self._hidden_words = runner.loaded.hidden_size // 2
+        self._gives_runners_up = RUNNERS_UP in runner.call.hidden_layers  # the last of a step's outputs then
+        most = max(1, *verify_widths)
+        words = 2 + 4 * most + 1 + self._hidden_words + (2 + NUM_RUNNERS_UP) * most
         self._readback = Readback(words, device)
         self.captures: dict[tuple[str, int], Capture] = {}
         for width in self.prefill_widths:
@@ -107,7 +110,8 @@ class CapturedTarget:
         self._tokens.write(token)
         self._start.write(self.length)
         outputs = self._launch("plain", 1)
-        return self._outcome(outputs[0], 1)._replace(layers=self._layers(outputs, slice(1)))
+        seen = self._seen(outputs[0], 1, [token])
+        return self._outcome(outputs[0], 1)._replace(layers=self._layers(outputs, slice(1)), seen=seen)
 
     def verify(self, width: int) -> Sequence[Tensor]:
         """Rank, verify, accept and commit the ``width`` best nodes; waits here, so the stage's time is the device's."""
@@ -117,15 +121,17 @@ class CapturedTarget:
     def accept(self, outputs: Sequence[Tensor], width: int) -> Outcome:
         """What verification accepted."""
         outcome = self._outcome(outputs[0], width)
-        return outcome._replace(layers=self._layers(outputs, outcome.rows))
+        seen = self._seen(outputs[0], width)
+        return outcome._replace(layers=self._layers(outputs, outcome.rows), seen=seen)
 
     def accept_on_host(self, outputs: Sequence[Tensor], width: int, tree: TokenTree) -> Outcome:
         """YggdrasilError: the device has accepted and committed by then."""
         raise YggdrasilError("captured steps accept on the device; take a plan with accept=device")
 
     def guesses(self, outputs: Sequence[Tensor], width: int) -> tuple[Tensor, Tensor]:
-        """YggdrasilError: the choices after every row stay on the device."""
-        raise YggdrasilError("captured steps do not hand out every row's choice; take a plan with head_draft=after")
+        """Each verified row's node and the target's choice after it, [W] int64 each, on the host."""
+        choices, nodes = outputs[0][2 + 2 * width : 2 + 4 * width].view(2, width)
+        return nodes, choices
 
     def commit(self, rows: Sequence[int]) -> None:
         """Count the accepted rows; the device has moved them."""
@@ -137,12 +143,21 @@ class CapturedTarget:
         return self._readback.read(packed), *layers
 
     def _outcome(self, packed: Tensor, width: int) -> Outcome:
-        count, finite, *rest = packed[: 2 + 2 * width].tolist()
+        words = 2 + 4 * width
+        count, finite, *rest = packed[:words].tolist()
         if not finite:
             raise not_finite()
-        expected = packed[2 + 2 * width :][:1].view(torch.float64)
-        hidden = packed[3 + 2 * width :].view(torch.float32).clone()[None]
+        expected = packed[words : words + 1].view(torch.float64)
+        hidden = packed[words + 1 : words + 1 + self._hidden_words].view(torch.float32).clone()[None]
         return Outcome(rest[width : width + count], rest[:count], hidden, {}, expected=float(expected))
+
+    def _seen(self, packed: Tensor, width: int, tokens: list[int] | None = None) -> SeenRows | None:
+        """The likeliest tokens after every row that exists, from the packed result; None where none are wanted."""
+        if not self._gives_runners_up:
+            return None
+        found = packed[2 + 4 * width + 1 + self._hidden_words :].clone()
+        read, exist, runners_up = found[:width], found[width : 2 * width].bool(), found[2 * width :].view(width, -1)
+        return SeenRows(read[exist].tolist() if tokens is None else tokens, runners_up[exist])
 
     def _layers(self, outputs: Sequence[Tensor], rows: list[int] | slice) -> dict[int, Tensor]:
         wanted = self.runner.call.hidden_layers
@@ -155,8 +170,8 @@ class CapturedTarget:
         choice, best, hidden, *layers = self.runner.step(name, width)()
         layers = layers[1:] if name == "prefill" else layers  # a prefill's logits are for choices on the host
         one, row = torch.ones_like(choice), torch.zeros_like(choice)
-        summary = torch.cat([one, torch.isfinite(best).to(torch.int64), row, choice])
-        return _pack(summary, one, hidden), *layers
+        summary = torch.cat([one, torch.isfinite(best).to(torch.int64), row, choice, choice, row])
+        return _pack(summary, one, hidden, self._runners_up(row, one, layers)), *layers
 
     def _verify(self, width: int) -> Sequence[Tensor]:
         """Everything between drafting and the next iteration: (packed result, *layers)."""
@@ -166,11 +181,20 @@ class CapturedTarget:
         count, rows = summary[:1], summary[2 : 2 + width]
         torch.ops.yggdrasil.keep_rows(self.runner.cache.tensors(), self._start.tensor, rows, count)
         last = rows.index_select(0, count - 1)
-        # What only variants of stages read stays on the device.
-        return _pack(summary[: 2 + 2 * width], expected[width - 1 : width], hidden.index_select(0, last)), *layers
+        nodes = summary[2 + 3 * width :]
+        exist = torch.isfinite(self._tree.scores[nodes]).to(torch.int64)
+        runners_up = self._runners_up(self._tree.tokens[nodes], exist, layers)
+        return _pack(summary, expected[width - 1 : width], hidden.index_select(0, last), runners_up), *layers
+
+    def _runners_up(self, tokens: Tensor, exist: Tensor, layers: Sequence[Tensor]) -> list[Tensor]:
+        """Tokens of the rows [W], whether each exists [W], and the likeliest tokens after it [W, K], if wanted."""
+        return [tokens, exist, layers[-1].flatten()] if self._gives_runners_up else []
 
 
-def _pack(summary: Tensor, expected: Tensor, hidden: Tensor) -> Tensor:
-    """One int64 vector: the summary [2 + 2W], then the bits of ``expected`` [1] as float64 and of ``hidden`` [1, H]."""
+def _pack(summary: Tensor, expected: Tensor, hidden: Tensor, others: Sequence[Tensor]) -> Tensor:
+    """One int64 vector: the summary [2 + 4W], then the bits of ``expected`` [1] as float64 and of ``hidden`` [1, H].
+
+    ``others`` follow.
+    """
     words = expected.to(torch.float64).view(torch.int64), hidden.contiguous().view(torch.int64).flatten()
-    return torch.cat([summary, *words])
+    return torch.cat([summary, *words, *others])

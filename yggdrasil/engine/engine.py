@@ -155,7 +155,7 @@ class Engine:
             self.free.begin(prompt)
             self.free.extend(first.tokens, {})
             for drafter in recyclers(self.free):
-                drafter.recycle(prompt[-1:], first.layers[RUNNERS_UP])
+                drafter.recycle(prompt[-1:], first.layers[RUNNERS_UP].cpu())
         if self.drafter is not None:
             layers = {
                 layer: torch.cat([outcome.layers[layer] for outcome in outcomes])

@@ -15,23 +15,26 @@ class HostBuffer:
 
     def __init__(self, size: int, device: torch.device) -> None:
         self.tensor: Tensor = torch.zeros(size, dtype=torch.int64, device=device)
-        staged = device.type != "cpu"
-        self._staging = torch.zeros(size, dtype=torch.int64, pin_memory=True) if staged else self.tensor
+        is_cuda = device.type == "cuda"
+        self._is_staged = device.type != "cpu"
+        self._staging = torch.zeros(size, dtype=torch.int64, pin_memory=is_cuda) if self._is_staged else self.tensor
         self._view = self._staging.numpy()
-        self._copied = torch.cuda.Event() if staged else None
+        self._copied = torch.cuda.Event() if is_cuda else None
 
     def write(self, *values: int) -> None:
         """Set the first entries."""
-        if self._copied is None:
+        if not self._is_staged:
             if len(values) == 1:  # a slice would take it by way of an array
                 self._view[0] = values[0]
             else:
                 self._view[: len(values)] = values
             return
-        self._copied.synchronize()  # the copy of the last values may not have begun
+        if self._copied is not None:
+            self._copied.synchronize()  # the copy of the last values may not have begun
         self._view[: len(values)] = values
         self.tensor.copy_(self._staging, non_blocking=True)
-        self._copied.record()
+        if self._copied is not None:
+            self._copied.record()
 
 
 class HostView:
@@ -57,9 +60,9 @@ class Readback:
     """Brings int64 results to the host: one asynchronous copy into pinned memory, and one event to wait for."""
 
     def __init__(self, size: int, device: torch.device) -> None:
-        is_staged = device.type != "cpu"
-        self._host = torch.zeros(size, dtype=torch.int64, pin_memory=is_staged)
-        self._copied = torch.cuda.Event() if is_staged else None
+        is_cuda = device.type == "cuda"
+        self._host = torch.zeros(size, dtype=torch.int64, pin_memory=is_cuda)
+        self._copied = torch.cuda.Event() if is_cuda else None
 
     def read(self, values: Tensor) -> Tensor:
         """``values`` [n] on the host, n at most the size; they last until the next call."""

@@ -1,0 +1,1 @@
+"""The sections of ``check_cuda.py``, each run in a process of its own."""

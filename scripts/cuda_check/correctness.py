@@ -1,0 +1,212 @@
+"""Tokens and operators against what they have to equal: float32 exactly, bfloat16 where the best logit leads."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from attention_case import AttentionCase
+
+from cuda_check.models import bundled, expected_tokens, lead, modes, prompts, steps_of, tokenizer
+from cuda_check.notes import DiffersError, Notes
+from yggdrasil.drafters import NGramDrafter
+from yggdrasil.engine.build import assemble
+from yggdrasil.engine.decoder import Decoder
+from yggdrasil.engine.policy import PLAIN_POLICY, FixedPolicy, FreeTreePolicy, Policy
+from yggdrasil.native import portable
+from yggdrasil.runtime.loaded import LoadedModel
+from yggdrasil.scheduling.plan import Shapes
+from yggdrasil.tree.shape import TreeShape
+
+TOLERANCE = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+# Width, context, head size, query heads a key head, window, bound of scores: a dozen, each a compilation or two.
+CASES = [
+    (1, 150, 128, 1, 0, 0.0), (8, 64, 128, 4, 0, 0.0), (20, 9, 64, 3, 0, 0.0), (16, 150, 64, 1, 70, 0.0),
+    (7, 65, 96, 2, 4, 2.0), (3, 0, 20, 5, 0, 0.0),
+]  # fmt: skip
+TREES = (TreeShape(4, 4, 16), TreeShape(1, 3, 4))
+
+
+def float32(notes: Notes, device: torch.device, *, tiny: bool) -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        for case in CASES[:1] if tiny else CASES:
+            width, context, head, group, window, _ = case
+            name = f"attention {str(dtype).removeprefix('torch.')} W{width} S{context} D{head} G{group} w{window}"
+            notes.attempt(name, partial(_attention, device, dtype, case))
+    notes.attempt("rows are kept", lambda: _rows_are_kept(device, 1 if tiny else 8))
+    found = notes.attempt("load the bundled pair", lambda: _describe(_pair(device, torch.float32)), always=True)
+    if found is None:
+        return
+    pair = _pair(device, torch.float32)
+    count, num_prompts = (6, 1) if tiny else (48, 3)
+    wanted = expected_tokens(num_prompts, count)
+    for mode in modes():
+        notes.attempt(f"plain, {mode}", partial(_tokens, pair, device, mode, PLAIN_POLICY, wanted), seconds=8)
+        for shape in TREES[: 1 if tiny else None]:
+            policy = FixedPolicy(shape)
+            notes.attempt(f"tree {shape}, {mode}", partial(_tokens, pair, device, mode, policy, wanted), seconds=8)
+    for name, (policy, options) in _drafters().items():
+        measure = partial(_tokens, pair, device, modes()[-1], policy, wanted[:1], **options)
+        notes.attempt(f"drafter {name}", measure, seconds=8)
+    if device.type == "cuda":
+        notes.attempt("nothing waits while decoding", partial(_nothing_waits, pair, device, wanted[0]), seconds=8)
+
+
+def bfloat16(notes: Notes, device: torch.device, *, tiny: bool) -> None:
+    """Tokens against float32's; the lead of the best logit at a first divergence says whether rounding explains it."""
+    pair = _pair(device, torch.bfloat16)
+    count, num_prompts = (6, 1) if tiny else (48, 6)
+    wanted = expected_tokens(num_prompts, count)
+    for mode in modes()[-1:]:
+        for name, policy in (("plain", PLAIN_POLICY), ("tree", FixedPolicy(TREES[0]))):
+            notes.attempt(f"{name}, {mode}", partial(_leads, pair, device, mode, policy, wanted), seconds=8)
+
+
+def _drafters() -> dict[str, tuple[Policy, dict[str, Any]]]:
+    """Those without a model, by the names that a user gives; the draft model is in every tree above."""
+    from yggdrasil.drafters.counts import usual_counts
+    from yggdrasil.drafters.lookahead import LookaheadDrafter
+
+    free = FreeTreePolicy(16)
+    return {
+        "n-gram": (FixedPolicy(TREES[0]), {"drafter": NGramDrafter()}),
+        "n-gram statistics": (free, {"drafter": None, "free": usual_counts()}),
+        "lookahead": (free, {"drafter": None, "free": LookaheadDrafter()}),
+        "recycling": (free, {"drafter": None, "free": usual_counts(recycles=True)}),
+    }
+
+
+def _attention(device: torch.device, dtype: torch.dtype, case: tuple[Any, ...]) -> str:
+    width, context, head, group, window, bound = case
+    step = AttentionCase(7, dtype, width=width, num_context=context, head_dim=head, group=group)
+    expected = step.run(portable.tree_attention, window, bound)
+    for name in ("query", "key", "value", "offsets", "mask"):
+        setattr(step, name, getattr(step, name).to(device))
+    step.caches = [cache.to(device) for cache in step.caches]
+    for name, ours, theirs in zip(
+        ("output", "keys", "values"), step.run(torch.ops.yggdrasil.tree_attention, window, bound), expected, strict=True
+    ):
+        _equal(name, ours, theirs, TOLERANCE[dtype])
+    return "equal"
+
+
+def _rows_are_kept(device: torch.device, cases: int) -> str:
+    for seed in range(cases):
+        generator = torch.Generator().manual_seed(seed)
+        width, start = (int(torch.randint(1, high, (), generator=generator)) for high in (20, 30))
+        count = int(torch.randint(1, width + 1, (), generator=generator))
+        rows = torch.randperm(width, generator=generator)[:count].sort().values
+        padded = torch.cat([rows, torch.full((width - count,), width - 1)])
+        caches = [torch.randn(3, start + width, 20, generator=generator).bfloat16() for _ in range(4)]
+        ours = [cache.to(device) for cache in caches]
+        for cache in caches:
+            cache[:, start : start + count] = cache[:, start + rows].clone()
+        arguments = (torch.tensor([start]), padded, torch.tensor([count]))
+        torch.ops.yggdrasil.keep_rows(ours, *(argument.to(device) for argument in arguments))
+        for mine, theirs in zip(ours, caches, strict=True):
+            _equal("kept rows", mine, theirs, 0.0)
+    return "equal"
+
+
+def _equal(what: str, ours: torch.Tensor, expected: torch.Tensor, tolerance: float) -> None:
+    here = ours.cpu()
+    if not torch.allclose(here.float(), expected.float(), atol=tolerance, rtol=tolerance, equal_nan=False):
+        raise DiffersError(what, here, expected)
+
+
+_pairs: dict[torch.dtype, tuple[LoadedModel, LoadedModel]] = {}
+
+
+def _pair(device: torch.device, dtype: torch.dtype) -> tuple[LoadedModel, LoadedModel]:
+    if dtype not in _pairs:
+        _pairs[dtype] = bundled("target", device, dtype), bundled("drafter", device, dtype)
+    return _pairs[dtype]
+
+
+def _describe(pair: Sequence[LoadedModel]) -> list[str]:
+    return [f"{model.name}, {model.num_layers} layers, {model.dtype}" for model in pair]
+
+
+def _decoder(
+    pair: tuple[LoadedModel, LoadedModel], device: torch.device, mode: str, policy: Policy, **options: Any
+) -> Decoder:
+    shapes = Shapes(
+        max_length=200,
+        draft_widths=(1, 4),
+        max_depth=4,
+        candidates=8,
+        verify_widths=(1, 4, 16),
+        prefill_widths=(16, 96),
+    )
+    drafter = options.pop("drafter", pair[1])
+    with steps_of(mode, device) as backend:
+        assembly = assemble(pair[0], drafter, shapes, backend, **options)
+        for runner in (assembly.target, assembly.drafter):
+            for step in runner.defined if runner is not None else ():
+                runner.step(*step)  # decided here: compiled and recorded when first used
+    return Decoder(assembly, tokenizer(), policy, frozenset())
+
+
+def _tokens(
+    pair: tuple[LoadedModel, LoadedModel], device: torch.device, mode: str, policy: Policy,
+    wanted: Sequence[Sequence[int]], **options: Any,
+) -> Any:  # fmt: skip
+    decoder = _decoder(pair, device, mode, policy, **options)
+    for _ in range(2):  # run, then recorded
+        for text, expected in zip(prompts(), wanted, strict=False):
+            found = decoder.generate(text, max_new_tokens=len(expected)).tokens
+            if found != list(expected):
+                same = _same(found, expected)
+                told = lead([*text, *expected[:same]])
+                raise AssertionError(
+                    f"token {same} is {found[same]}, not {expected[same]}; the best logit led by {told}"
+                )
+    refused = _uncompiled(decoder) if mode == "compiled" else []
+    return {"equal": len(wanted), "uncompiled": refused} if refused else "equal"
+
+
+def _uncompiled(decoder: Decoder) -> list[str]:
+    steps: list[Any] = []
+    for runner in (decoder.assembly.target, decoder.assembly.drafter):
+        steps += [] if runner is None else runner._steps.values()
+    return [
+        step.name for step in steps if not step.is_compiled and not step.name.startswith("prefill") and step.has_run
+    ]
+
+
+def _leads(
+    pair: tuple[LoadedModel, LoadedModel], device: torch.device, mode: str, policy: Policy,
+    wanted: Sequence[Sequence[int]],
+) -> dict[str, Any]:  # fmt: skip
+    decoder, leads, num_equal = _decoder(pair, device, mode, policy), [], 0
+    for text, expected in zip(prompts(), wanted, strict=False):
+        found = decoder.generate(text, max_new_tokens=len(expected)).tokens
+        same = _same(found, expected)
+        num_equal += same == len(expected)
+        if same < len(expected):
+            leads.append({"at": same, "lead": round(lead([*text, *expected[:same]]), 4)})
+    return {"equal": num_equal, "of": len(wanted), "first_divergences": leads}
+
+
+def _nothing_waits(pair: tuple[LoadedModel, LoadedModel], device: torch.device, wanted: Sequence[int]) -> str:
+    """A warm decoder calls nothing that synchronises but its own event, and records no graph while it decodes."""
+    decoder = _decoder(pair, device, modes()[-1], FixedPolicy(TREES[0]))
+    decoder.assembly.warm()
+    decoder.generate(prompts()[0], max_new_tokens=8)
+    recorder = decoder.assembly.target.recorder
+    assert recorder is not None
+    recorded = recorder.num_recorded
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        found = decoder.generate(prompts()[0], max_new_tokens=len(wanted)).tokens
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    if recorder.num_recorded != recorded:
+        raise AssertionError(f"{recorder.num_recorded - recorded} graphs were recorded while decoding")
+    if found != list(wanted):
+        raise AssertionError("other tokens")
+    return f"{recorded} graphs"
+
+
+def _same(ours: Sequence[int], theirs: Sequence[int]) -> int:
+    return next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs)))
