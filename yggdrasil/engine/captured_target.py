@@ -17,9 +17,10 @@ from yggdrasil.engine.target import Outcome, SeenRows, not_finite
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.predictor.evidence import RepetitionFigures
 from yggdrasil.runtime.buffers import HostBuffer, Readback
+from yggdrasil.runtime.forward import NUM_RUNNERS_UP, RUNNERS_UP
 from yggdrasil.runtime.graphs import Capture
 from yggdrasil.runtime.runner import ModelRunner
-from yggdrasil.runtime.traced import NUM_RUNNERS_UP, RUNNERS_UP, PrefillStep
+from yggdrasil.runtime.traced import PrefillStep
 from yggdrasil.scheduling.stages import DEFAULT_ORDER, Schedule
 from yggdrasil.tree.growth import rank_nodes
 from yggdrasil.tree.token_tree import TokenTree
