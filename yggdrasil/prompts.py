@@ -107,8 +107,14 @@ def apply_template(
     tokenizer: "PreTrainedTokenizerBase",
     turns: Sequence[Mapping[str, Any]],
     tools: Sequence[dict[str, Any]] | None = None,
+    *,
+    continues: bool = False,
+    variables: Mapping[str, Any] | None = None,
 ) -> list[int]:
     """Tokens of a chat up to where the answer begins; ``tools`` may be called in it, if the template has a way to.
+
+    With ``continues`` the last turn is the beginning of the answer, and nothing stands behind it. ``variables`` are
+    further names that the template may read, such as ``enable_thinking``.
 
     Only the template writes control tokens: ``<|im_start|>`` in a message, a tool or a tool's result stays text.
 
@@ -121,11 +127,15 @@ def apply_template(
             "instruction-tuned model"
         )
     controls = _control_strings(tokenizer, str(tokenizer.chat_template))
-    mark = _absent_mark(turns, tools)
+    mark = _absent_mark(turns, tools, variables)
     try:
         given: Any = [_marked_turn(turn, controls, mark) for turn in turns]
         functions: Any = [_marked(tool, controls.every, mark) for tool in tools] if tools else None
-        text = tokenizer.apply_chat_template(given, tools=functions, add_generation_prompt=True, tokenize=False)
+        named: Any = _marked(dict(variables or {}), controls.every, mark)
+        text = tokenizer.apply_chat_template(
+            given, tools=functions, add_generation_prompt=not continues, continue_final_message=continues,
+            tokenize=False, **named,
+        )  # fmt: skip
     except Exception as error:  # a template is a program: it raises what it likes
         raise YggdrasilError(f"the model's chat template does not take these messages: {first_line(error)}") from error
     check_text("the chat with its tools" if tools else "the chat", text)

@@ -20,6 +20,9 @@ def test_an_answer_with_its_trees(server, browser, tmp_path, width, scheme):
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", feature)
     browser.get(server.url)
     wait_until(lambda: browser.find_element("id", "model").text == "tiny")
+    if width < 600:  # a phone's panel is folded until it is asked for
+        assert not browser.find_element("id", "tree").is_displayed()
+        browser.find_element("id", "panel").click()
     browser.find_element("id", "text").send_keys("Write a function\n")
     wait_until(lambda: browser.find_elements("css selector", "#stages .bar"), 60)
 

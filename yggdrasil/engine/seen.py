@@ -20,6 +20,7 @@ class SeenTree:
     verified: list[int]  # nodes that the target's pass read
     accepted: list[int]  # those on the path that stood, the root first
     bonus: int  # the token that the target added
+    drafted: int = 0  # nodes that the drafter attached, which come first; those behind them are n-grams' guesses
 
 
 Watch = Callable[[SeenTree], None]
@@ -34,4 +35,5 @@ def seen_tree(tree: TokenTree, order: Tensor, state: Iteration, guessers: str) -
     size = int(torch.isfinite(tree.scores).sum())
     verified = [node for node in order[: state.shape.verify_width].tolist() if node < size]
     tokens, parents = tree.tokens[:size].tolist(), tree.parents[:size].tolist()
-    return SeenTree(guessers, tokens, parents, verified, list(outcome.nodes), outcome.tokens[-1])
+    drafted = min(size - 1, state.shape.width * state.shape.depth)
+    return SeenTree(guessers, tokens, parents, verified, list(outcome.nodes), outcome.tokens[-1], drafted)

@@ -61,7 +61,15 @@ class Chat:
             raise Fault(400, "tool_choice asks for a call, and there are no tools", param="tool_choice")
         written = service.tool_format if tools else None
         constraint = written.constraint(_callable(body, tools)) if written and tools and _must_call(body) else None
-        prompt = service.texts.check(service.texts.encode_chat(turns_of(body.messages), tools))
+        if body.continue_final_message and not body.continues:
+            raise Fault(
+                400, "continue_final_message needs a last message of the assistant's, with a text",
+                param="continue_final_message",
+            )  # fmt: skip
+        tokens = service.texts.encode_chat(
+            turns_of(body.messages), tools, continues=body.continues, variables=body.chat_template_kwargs
+        )
+        prompt = service.texts.check(tokens)
         longest = body.max_completion_tokens or body.max_tokens or service.texts.limit
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
         # JSON that follows a response_format is what was asked for, even where it reads like a call.
@@ -77,7 +85,7 @@ class Chat:
                     choice=i,
                     logprobs=logprobs,
                     constraint=constraint,
-                    begins_turn=True,
+                    begins_turn=not body.continues,
                     keeps_special=read is not None and read.reads_special,
                 ),
                 shows_trees=bool(body.show_trees and body.stream),
@@ -91,7 +99,7 @@ class Chat:
         return ChatCompletion(
             **self.identity._asdict(), choices=[self._choice(i, each) for i, each in enumerate(results)],
             usage=usage_of(results, len(self.jobs)), timings=timings_of(results, self.service.decoder.plan),
-            warnings=self.body.warnings,
+            warnings=self.warnings,
         )  # fmt: skip
 
     def _choice(self, index: int, result: Generation) -> ChatChoice:
@@ -100,6 +108,15 @@ class Chat:
         logprobs = None if result.logprobs is None else chat_logprobs(self.service.texts, result.logprobs)
         reason = "tool_calls" if calls else finish_reason(result)
         return ChatChoice(index=index, message=message, logprobs=logprobs, finish_reason=reason)
+
+    @property
+    def warnings(self) -> list[str]:
+        """What of the request was ignored, here or by the template."""
+        told = self.body.warnings
+        template = str(self.service.decoder.tokenizer.chat_template)
+        if any(message.tool_calls for message in self.body.messages) and "tool_calls" not in template:
+            told.append("the model's chat template leaves out earlier tool calls")
+        return told
 
     def parse(self, text: str) -> Parsed:
         """A whole answer taken apart."""
@@ -134,7 +151,7 @@ class Chat:
 
     def _chunks(self) -> ChunkWriter:
         plan, body = self.service.decoder.plan, self.body
-        return ChunkWriter(self.identity, "chat.completion.chunk", body.stream_options, plan, body.warnings)
+        return ChunkWriter(self.identity, "chat.completion.chunk", body.stream_options, plan, self.warnings)
 
 
 class AnswerStream:

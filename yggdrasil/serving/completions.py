@@ -80,8 +80,18 @@ class _Completion:
         return Completion(
             **self.identity._asdict(), choices=[self._choice(i, each) for i, each in enumerate(finished)],
             usage=usage_of(results, self.body.n or 1), timings=timings_of(results, self.service.decoder.plan),
-            warnings=self.body.warnings,
+            warnings=self.warnings,
         )  # fmt: skip
+
+    @property
+    def warnings(self) -> list[str]:
+        """What of the request was ignored, and what was probably not meant."""
+        told = self.body.warnings
+        begin = self.service.decoder.tokenizer.bos_token_id
+        if begin is not None and any(list(job.prompt[:2]) == [begin] * 2 for job in self.jobs):
+            name = self.service.texts.token_text(begin)
+            told.append(f"the prompt begins with {name}, which the tokenizer writes too; leave it out")
+        return told
 
     def _choice(self, index: int, finished: Finished) -> CompletionChoice:
         result = self._kept(finished.result)
@@ -140,7 +150,7 @@ class _Completion:
 
     def _chunks(self) -> ChunkWriter:
         plan, body = self.service.decoder.plan, self.body
-        return ChunkWriter(self.identity, "text_completion", body.stream_options, plan, body.warnings)
+        return ChunkWriter(self.identity, "text_completion", body.stream_options, plan, self.warnings)
 
 
 def _part(index: int, text: str, logprobs: Any, reason: str | None = None) -> dict[str, Any]:
@@ -158,14 +168,17 @@ def _prompts(body: CompletionRequest, service: Service) -> list[list[int]]:
     if body.suffix:
         return [_infilled(given, body.suffix, service)]
     if isinstance(given, str):
-        return [service.texts.encode(given)]
+        return [_encoded(given, service)]
     if not given:
         raise Fault(400, "prompt is an empty list; give a text or tokens", param="prompt")
     if isinstance(given[0], int):
         return [[token for token in given if isinstance(token, int)]]
-    return [
-        service.texts.encode(each) if isinstance(each, str) else each for each in given if not isinstance(each, int)
-    ]
+    return [_encoded(each, service) if isinstance(each, str) else each for each in given if not isinstance(each, int)]
+
+
+def _encoded(text: str, service: Service) -> list[int]:
+    service.texts.check_size([text])
+    return service.texts.encode(text)
 
 
 def _infilled(given: Any, suffix: str, service: Service) -> list[int]:
@@ -175,5 +188,6 @@ def _infilled(given: Any, suffix: str, service: Service) -> list[int]:
         raise Fault(400, "the model's tokenizer has no tokens for filling in; leave out suffix", param="suffix")
     if not isinstance(given, str):
         raise Fault(400, "with suffix the prompt is one text", param="prompt")
+    service.texts.check_size([given, suffix])
     before, after = service.texts.encode(given, special=False), service.texts.encode_behind(suffix)
     return [*service.texts.encode(""), marks[0], *before, marks[1], *after, marks[2]]

@@ -22,7 +22,7 @@ _HARMLESS = {
     "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
     "cache_prompt", "id_slot", "slot_id", "timings_per_token", "request_id", "priority", "cache_salt", "keep_alive",
     "return_progress", "verbosity", "parallel_tool_calls", "skip_special_tokens", "spaces_between_special_tokens",
-    "add_generation_prompt", "continue_final_message", "return_token_ids",
+    "return_token_ids",
 }  # fmt: skip
 
 

@@ -56,12 +56,12 @@ class ClientGone(Exception):
     """Nobody waits for the answer any more."""
 
 
-def context_fault(prompt_tokens: int, limit: int) -> Fault:
-    """The prompt leaves no room for an answer; both numbers are said."""
+def context_fault(prompt_tokens: int, limit: int, *, is_whole: bool = True) -> Fault:
+    """The prompt leaves no room for an answer; both numbers are said, the first as a bound if not ``is_whole``."""
+    count = f"{'' if is_whole else 'more than '}{prompt_tokens}"
     return Fault(
         400,
-        f"the prompt has {prompt_tokens} tokens, the context holds {limit} and an answer needs one at least; shorten "
-        "the prompt",
+        f"the prompt has {count} tokens, the context holds {limit} and an answer needs one at least; shorten it",
         kind="exceed_context_size_error", code="context_length_exceeded",
         more={"n_prompt_tokens": prompt_tokens, "n_ctx": limit},
     )  # fmt: skip

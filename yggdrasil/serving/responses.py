@@ -77,7 +77,7 @@ class _Writer:
                 "total_tokens": usage.total_tokens, "output_tokens_details": {"reasoning_tokens": 0},
                 "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
             },
-            "timings": timings_of([result], plan).model_dump(), "warnings": self._chat.body.warnings,
+            "timings": timings_of([result], plan).model_dump(), "warnings": self._chat.warnings,
         }  # fmt: skip
 
     def _message(self, text: str | None, status: str = "completed") -> dict[str, Any]:

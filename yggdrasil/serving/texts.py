@@ -1,21 +1,25 @@
 """Text to tokens and back, for one decoder. Every thread may ask; one is served at a time."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
+from inspect import signature
 from threading import Lock
 from typing import Any
 
 from tokenizers.decoders import ByteLevel
 from tokenizers.pre_tokenizers import ByteLevel as ByteLevelInput
+from transformers import PreTrainedTokenizerBase
 
 from yggdrasil.arguments import check_text
 from yggdrasil.engine.decoder import Decoder
 from yggdrasil.errors import YggdrasilError
-from yggdrasil.prompts import apply_template, encode_prompt
+from yggdrasil.prompts import apply_template
 from yggdrasil.serving.faults import Fault, context_fault
 from yggdrasil.serving.wire import ChatMessage, Tool
 
 _SPACE = "▁"  # as SentencePiece writes it
+_LETTERS = 32  # a text of fewer for each token that the context holds is tokenized whole at once
+_TAKEN = {*signature(PreTrainedTokenizerBase.apply_chat_template).parameters, "messages"}
 _BEFORE = "☺"  # what no tokenizer joins with what follows
 
 
@@ -29,12 +33,29 @@ class Texts:
         self._lock = Lock()
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
-        """Tokens of a text, of any length; YggdrasilError where it cannot be tokens."""
+        """Tokens of a text, of any length; YggdrasilError where it cannot be tokens.
+
+        Nobody waits for it: tokenizing changes nothing in the tokenizer and leaves Python's lock.
+        """
         check_text("the text", text)
-        with self._lock:
-            if special:
-                return encode_prompt(self.tokenizer, text)
-            return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+        (found,) = self.tokenizer.backend_tokenizer.encode_batch([text], add_special_tokens=special)
+        return list(found.ids)
+
+    def check_size(self, texts: Sequence[str]) -> None:
+        """Refuse a prompt made of ``texts`` by its beginning, where that alone is too long; a short one is not read.
+
+        Raises:
+            Fault: it has more tokens than the context holds.
+        """
+        if sum(map(len, texts)) <= _LETTERS * self.limit:
+            return
+        whole = "\n".join(texts)
+        size, least = _LETTERS * self.limit // 2, self.limit + 2 * len(texts)  # joints may be tokens less than here
+        while size < len(whole):
+            found = len(self.encode(whole[:size], special=False))
+            if found > least:
+                raise context_fault(found - 2 * len(texts), self.limit, is_whole=False)
+            size *= 2
 
     def encode_behind(self, text: str) -> list[int]:
         """Tokens of a text that goes on from another: without the space that some tokenizers put before any."""
@@ -43,11 +64,27 @@ class Texts:
             return self.encode(text, special=False)
         return self.encode(_BEFORE + text, special=False)[len(before) :]
 
-    def encode_chat(self, messages: Sequence[dict[str, Any]], tools: Sequence[Tool] | None = None) -> list[int]:
-        """Tokens of a chat in the model's own template, up to where the answer begins."""
+    def encode_chat(
+        self,
+        messages: Sequence[dict[str, Any]],
+        tools: Sequence[Tool] | None = None,
+        *,
+        continues: bool = False,
+        variables: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """Tokens of a chat in the model's own template, up to where the answer begins, or behind what there is of it.
+
+        Raises:
+            Fault: it is far longer than the context, or ``variables`` has a name that the template cannot be given.
+            YggdrasilError: as ``apply_template``.
+        """
         functions = [tool.model_dump(exclude_none=True) for tool in tools] if tools else None
+        wrong = _TAKEN.intersection(variables or ())
+        if wrong:
+            raise Fault(400, f"chat_template_kwargs cannot set {min(wrong)}", param="chat_template_kwargs")
+        self.check_size([message["content"] for message in messages])
         with self._lock:
-            return apply_template(self.tokenizer, messages, functions)
+            return apply_template(self.tokenizer, messages, functions, continues=continues, variables=variables)
 
     def check(self, tokens: Sequence[int]) -> list[int]:
         """Tokens that the decoder takes as a prompt.

@@ -10,6 +10,7 @@ def shown_tree(texts: Texts, tree: SeenTree) -> dict[str, Any]:
     """Nodes with their texts; node 0 is the root."""
     return {
         "drafter": tree.drafter,
+        "drafted": tree.drafted,
         "tokens": [texts.token_text(token) for token in tree.tokens],
         "parents": tree.parents,
         "verified": tree.verified,

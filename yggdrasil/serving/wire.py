@@ -222,7 +222,17 @@ class ChatRequest(DecodingFields):
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     tools: Several[Tool] | None = None
     show_trees: bool | None = None  # a stream has chunks with the token tree of each iteration, too
+    chat_template_kwargs: dict[str, Any] | None = None  # further names that the template may read
+    continue_final_message: bool | None = None  # left out: where the last message is the assistant's
+    add_generation_prompt: bool | None = None
     tool_choice: Literal["none", "auto", "required"] | ChosenTool | AllowedChoice | None = None
+
+    @property
+    def continues(self) -> bool:
+        """Whether the answer goes on with the last message instead of following it."""
+        last = self.messages[-1]
+        is_begun = last.role == "assistant" and bool(last.text) and not last.tool_calls
+        return is_begun and self.continue_final_message is not False and not self.add_generation_prompt
 
 
 class CompletionRequest(DecodingFields):
