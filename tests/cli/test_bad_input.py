@@ -1,6 +1,9 @@
 """Bad input on the command line: one sentence that names the mend, exit code 2, no traceback, nothing written."""
 
 import json
+import os
+import socket
+import subprocess
 import sys
 from pathlib import Path
 
@@ -103,6 +106,41 @@ def test_what_no_server_can_do_is_refused_before_there_is_a_model(run, option, v
     assert (code, out) == (2, "")
     assert said in err.strip().splitlines()[-1]
     assert all(line.startswith("yggdrasil: ") for line in err.strip().splitlines())
+
+
+def test_a_busy_port_is_refused_before_anything_is_imported(run, monkeypatch):
+    """Nor is a name of nothing looked for later than that."""
+    monkeypatch.setitem(sys.modules, "yggdrasil.serving.running", None)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert_one_sentence(run("serve", TARGET, "--port", port), f"cannot listen on 127.0.0.1, port {port}")
+    assert_one_sentence(run("serve", "nothere.gguf", "--port", 0), "there is no file nothere.gguf")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["generate", TARGET, "--prompt", "a", "--temperature", "-1"],
+        ["generate", TARGET],
+        ["generate", "nothere.gguf", "--prompt", "a"],
+        ["chat", TARGET, "--top-p", "3"],
+        ["chat", "llama3"],
+        ["chat", TARGET, "--greedy", "--temperature", "1"],
+        ["bench", TARGET],
+        ["plans", "nosuch"],
+    ],
+)
+def test_what_is_wrong_is_found_without_importing_torch(arguments, tmp_path):
+    program = "import sys; sys.modules.update(dict.fromkeys(('torch', 'transformers', 'pandas'))); " \
+        "from yggdrasil.cli import main; main()"  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", program, *map(str, arguments)],
+        capture_output=True, text=True, check=False, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(PACKAGE.parent)},
+    )  # fmt: skip
+
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.startswith("yggdrasil: "), done.stderr
+    assert len(done.stderr.splitlines()) == 1
 
 
 def test_a_key_that_the_environment_left_empty_leaves_no_server_open(run, monkeypatch):

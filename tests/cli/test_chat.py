@@ -6,9 +6,12 @@ import sys
 import pytest
 from tiny_pair import byte_tokenizer, chat_tokenizer
 
+from yggdrasil.acceptance.sampling import SamplingParams
 from yggdrasil.cli import chat as command
 from yggdrasil.cli import main
+from yggdrasil.cli.chat import Conversation
 from yggdrasil.engine.options import RequestSettings
+from yggdrasil.engine.own_sampling import OwnSampling
 from yggdrasil.engine.policy import FixedPolicy
 from yggdrasil.errors import Terminated, YggdrasilError
 from yggdrasil.tree.shape import TreeShape
@@ -29,9 +32,9 @@ def run(monkeypatch, capsys, decoder):
     """Chat with these lines on a pipe; returns (exit code, stdout, stderr)."""
     monkeypatch.setattr(command, "open_decoder", lambda *_, **__: decoder)
 
-    def run(*lines, options=(), stdin=None):
+    def run(*lines, options=(), stdin=None, law=("--greedy",)):
         monkeypatch.setattr(sys, "stdin", stdin or io.StringIO("".join(f"{line}\n" for line in lines)))
-        arguments = ["yggdrasil", "chat", "tiny", "--max-new-tokens", COUNT, *options]
+        arguments = ["yggdrasil", "chat", "tiny", "--max-new-tokens", COUNT, *law, *options]
         monkeypatch.setattr(sys, "argv", [str(argument) for argument in arguments])
         with pytest.raises(SystemExit) as ended:
             main()
@@ -198,7 +201,7 @@ def test_on_a_pipe_a_fault_is_the_end(run):
 def test_ends_of_answers_are_explained(run):
     assert f"the answer was cut at {COUNT} tokens" in run("Then")[2]
     long = run("ab" * 94)
-    assert "the context of 200 tokens is full; /reset begins anew" in long[2]
+    assert "the context of 200 tokens is full; /drop forgets the oldest turns" in long[2]
 
 
 def test_a_model_without_a_template_is_refused_at_once(run, decoder):
@@ -214,3 +217,45 @@ def test_bytes_that_are_no_text(run):
 
     assert code == 2
     assert "standard input is not text in utf-8" in err
+
+
+def test_a_chat_samples_as_the_model_says_and_shows_it(run, monkeypatch, pair):
+    own = OwnSampling(SamplingParams(temperature=0.6, top_k=20), "the file's own")
+    monkeypatch.setattr("yggdrasil.engine.own_sampling.own_sampling_of", lambda _: own)
+
+    code, _, err = run("Then", law=())
+    assert code == 0
+    assert "sampling: temperature 0.6, top-k 20 (the file's own); --greedy takes the best token always" in err
+    assert run("Then", law=("--temperature", 0))[1] == run("Then")[1] == f"{answer(pair, 'u-Then<end>a-')}\n"
+    assert "sampling: greedy\n" in run("Then")[2]
+    assert "sampling: temperature 0.9, top-k 20;" in run("Then", law=("--temperature", 0.9))[2]
+    assert run("Then", law=("--seed", 5))[1] == run("Then", law=("--seed", 5))[1]
+    assert (
+        "--greedy takes the best token always; leave out --temperature"
+        in run("Then", options=["--temperature", 0.5])[2]
+    )
+
+
+def test_a_lossy_rule_is_not_called_exact(run):
+    _, _, err = run("Then", law=("--rule", "typical", "--temperature", 0.8))
+
+    assert "is lossy" in err
+    assert "exact" not in err
+
+
+def test_a_full_context_offers_to_drop_the_oldest_turns(pair, monkeypatch, capsys):
+    decoder = pair.decoder(TREE)
+    decoder.tokenizer = chat_tokenizer()
+    conversation = Conversation(decoder, RequestSettings(4))
+    for _ in range(6):
+        conversation.take("a" * 20)
+    with pytest.raises(YggdrasilError, match=r"fills the context of 200 tokens; /drop forgets its oldest turns"):
+        conversation.take("b" * 40)
+    capsys.readouterr()
+
+    conversation.take("/drop")
+    out, err = capsys.readouterr()
+    assert "of the oldest questions are forgotten, " in err
+    assert out.strip(), "what had no room is answered"
+    conversation.take("/drop")
+    assert "0 of the oldest questions are forgotten" in capsys.readouterr().err

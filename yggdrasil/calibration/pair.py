@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from yggdrasil.artifacts import check_weights
+from yggdrasil.artifacts import check_weights, current_machine
 from yggdrasil.artifacts.homes import expanded
 from yggdrasil.calibration.threads import on_threads
 from yggdrasil.checkpoints.facts import check_same_tokenizer, load_config, load_tokenizer, refuse_unverifiable
 from yggdrasil.checkpoints.formats.names import Weights
-from yggdrasil.checkpoints.outline import longest_text
+from yggdrasil.checkpoints.outline import Outline, longest_text
 from yggdrasil.checkpoints.source import Source
 from yggdrasil.checkpoints.usual_weights import usual_weights
 from yggdrasil.compiler.compiled import Backend
@@ -32,7 +32,9 @@ from yggdrasil.runtime.loading import load_model
 from yggdrasil.runtime.selfcheck import check_tree_attention
 from yggdrasil.scheduling.plan import Shapes
 
-USUAL_LENGTH = 2048
+_LEAST_LENGTH = 2048  # tokens, whatever the memory, where the models have as many
+_BYTES = 2  # of a number in a cache
+_CACHE_SHARE = 1 / 16  # of the machine's memory, for caches that are full: pages nobody touched cost nothing
 
 if TYPE_CHECKING:
     from yggdrasil.calibration.settings import PairSource
@@ -80,10 +82,19 @@ def _check_head(folder: Path) -> None:
 
 
 def usual_length(target: str, drafter: str | None) -> int:
-    """The longest request to prepare for where none is named: the usual one, or what the models have."""
+    """The longest request to prepare for where none is named: what the models have, within what memory allows.
+
+    The memory is all that the machine has, not what is free now: steps are prepared for a length and kept.
+    """
     models = [target] if drafter is None or is_head(drafter) else [target, drafter]
-    contexts = [longest_text(load_config(model)) for model in models]
-    return min([USUAL_LENGTH, *(context for context in contexts if context)])
+    configs = {model: load_config(model) for model in models}
+    for model, config in configs.items():
+        refuse_unverifiable(config, model)
+    outlines = [Outline.of(config) for config in configs.values()]
+    slot = sum(2 * heads * size * _BYTES for each in outlines for heads, size in each.key_heads)  # keys and values
+    room = int(current_machine().memory_gib * 2**30 * _CACHE_SHARE / slot)
+    allowed = max(_LEAST_LENGTH, 1 << max(room, 1).bit_length() - 1)
+    return min(allowed, *(each.max_context for each in outlines))
 
 
 def usual_drafter_weights(drafter: str | None, dtype: str, device: str) -> Weights:

@@ -88,6 +88,7 @@ class Budget(NamedTuple):
 
 
 _ROOM = 256  # tokens behind a context at which costs are measured: iterations that are timed
+_LONGEST = 8192  # tokens behind which costs are measured: reading more takes minutes, and costs go on as they grew
 _LONG = 3072  # tokens: three times the longest context at which costs are usually measured
 
 
@@ -108,7 +109,7 @@ class Effort:
 
         There attention is most of a pass, and rows beside the first cost nearly as much as it does.
         """
-        limit = max_length - _ROOM
+        limit = min(max_length, _LONGEST) - _ROOM
         fitting = [context for context in self.contexts if context <= limit] or [max(limit, 1)]
         return [*fitting, limit // 2, limit] if limit >= _LONG else fitting
 

@@ -68,7 +68,7 @@ def bench(
     ] = False,
     force_machine: ForceOption = False,
 ) -> None:
-    """Compare with plain compiled decoding, prompt by prompt, in turns; or trees of other systems with ours.
+    """Compare with plain compiled decoding, greedily, prompt by prompt, in turns; or trees of other systems with ours.
 
     Plain prompts go on for --max-new-tokens. With --chat an answer ends where the model ends it: what is written behind
     an end repeats itself, which is fast and of no use. Both ways of decoding write the same tokens.

@@ -70,7 +70,7 @@ def calibrate(
         int | None,
         typer.Option(
             min=1,
-            help="Longest request in tokens, prompt included; else 2048, or what the models have.",
+            help="Longest request in tokens, prompt included; else what the models and the memory have.",
             rich_help_panel=SHAPES,
         ),
     ] = None,

@@ -1,16 +1,18 @@
 """``yggdrasil chat``: a conversation, turn by turn."""
 
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
 from yggdrasil.cli import sampling as opt
-from yggdrasil.cli.opening import open_decoder, say
+from yggdrasil.cli.opening import open_decoder, prepare_logits, say
 from yggdrasil.cli.options import DrafterOption, DtypeOption, ForceOption, GrowOption, MaxLength, ModelArgument
-from yggdrasil.errors import Terminated, YggdrasilError
+from yggdrasil.errors import ContextFull, Terminated, YggdrasilError
 
 if TYPE_CHECKING:
+    from yggdrasil.acceptance.sampling import SamplingParams
     from yggdrasil.engine.decoder import Decoder
     from yggdrasil.engine.options import RequestSettings
     from yggdrasil.engine.request import Generation
@@ -21,11 +23,12 @@ _HELP = """/help           what there is
 /system TEXT    begin a new one with this system prompt; without TEXT show it
 /retry          answer the last question again
 /undo           take the last question and its answer back
+/drop           forget the oldest turns, where the context is full
 /stats          figures after each answer, on or off
 /exit           leave, as Ctrl-D does; Ctrl-C ends an answer"""
 
 
-@opt.takes_decoding_options
+@opt.samples_as_the_model
 def chat(
     source: ModelArgument,
     system: Annotated[str | None, typer.Option(help="System prompt; the template's own if not given.")] = None,
@@ -43,15 +46,15 @@ def chat(
     from yggdrasil.engine.options import RequestSettings
 
     settings = RequestSettings(
-        max_new_tokens, tuple(stop or ()), speculation=opt.speculation_of(options), sampling=opt.sampling_of(options)
+        max_new_tokens, tuple(stop or ()), speculation=opt.speculation_of(options), sampling=opt.named_sampling(options)
+    )  # before the model is read
+    decoder = open_decoder(
+        source, dtype, drafter, force_machine=force_machine, max_length=max_length, chat=True, grows_table=grow_table
     )
-    conversation = Conversation(
-        open_decoder(
-            source, dtype, drafter, force_machine=force_machine, max_length=max_length, chat=True,
-            grows_table=grow_table,
-        ),
-        settings, system,
-    )  # fmt: skip
+    settings = replace(settings, sampling=_sampling(decoder, options))
+    if settings.sampling.needs_logits:
+        prepare_logits(decoder)
+    conversation = Conversation(decoder, settings, system)
     conversation.shows_stats = stats
     if not settings.speculation.is_lossless:
         say(f"the rule {settings.speculation.rule} is lossy: the output is not the target's own")
@@ -59,6 +62,22 @@ def chat(
         _talk(conversation)
     else:
         _answer_lines(conversation)
+
+
+def _sampling(decoder: "Decoder", options: dict[str, Any]) -> "SamplingParams":
+    """The sampling of all answers, which is shown."""
+    from yggdrasil.engine.own_sampling import describe, own_sampling_of
+
+    own = own_sampling_of(decoder)
+    chosen = opt.resolved_sampling(options, own.params)
+    if options["greedy"]:
+        shown = "greedy"
+    elif all(options[name] is None for name in opt.OWN):
+        shown = own.describe()
+    else:
+        shown = describe(chosen)
+    say(f"sampling: {shown}{'' if chosen.is_greedy else '; --greedy takes the best token always'}")
+    return chosen
 
 
 def _talk(conversation: "Conversation") -> None:
@@ -114,6 +133,7 @@ class Conversation:
         self._decoder, self._settings = decoder, settings
         self._system = system
         self._exchanges: list[_Exchange] = []
+        self._unanswered: str | None = None  # a question that the context had no room for
         self.shows_stats = False
         decoder.encode_chat(self.messages("a"))  # a template that takes no system prompt says so before the first one
 
@@ -147,6 +167,8 @@ class Conversation:
             return False
         if command == "/reset":
             self._exchanges = []
+        elif command == "/drop":
+            self._drop()
         elif command == "/system":
             self._set_system(text.strip())
         elif command in ("/retry", "/undo"):
@@ -185,12 +207,29 @@ class Conversation:
             if len(self._exchanges) == before:  # there is no other answer
                 self._exchanges.append(last)
 
+    def _drop(self) -> None:
+        """Forget the oldest turns until half of the context is free, and answer what had no room."""
+        dropped, room = 0, self._decoder.assembly.engine.max_length // 2
+        while self._exchanges and self._size(self._unanswered or "a") > room:
+            del self._exchanges[0]
+            dropped += 1
+        say(f"{dropped} of the oldest questions are forgotten, {len(self._exchanges)} are left")
+        question, self._unanswered = self._unanswered, None
+        if question is not None:
+            self._ask(question)
+
+    def _size(self, question: str) -> int:
+        from yggdrasil.prompts import encode_chat
+
+        return len(encode_chat(self._decoder.tokenizer, self.messages(question)))
+
     def _ask(self, question: str) -> None:
         """Answer; what an interruption has cut off is kept where there is any, and the interruption goes on."""
         settings, request = self._settings, None
+        tokens = self._encoded(question)
         try:
             request = self._decoder.start(
-                self._decoder.encode_chat(self.messages(question)), max_new_tokens=settings.max_new_tokens,
+                tokens, max_new_tokens=settings.max_new_tokens,
                 stop=settings.stop, speculation=settings.speculation, sampling=settings.sampling, begins_turn=True,
             )  # fmt: skip
             for piece in request:
@@ -207,6 +246,18 @@ class Conversation:
         self._explain(result)
         self._show_figures(result)
 
+    def _encoded(self, question: str) -> list[int]:
+        try:
+            return self._decoder.encode_chat(self.messages(question))
+        except ContextFull:
+            limit = self._decoder.assembly.engine.max_length
+            if not self._exchanges:
+                raise
+            self._unanswered = question
+            raise ContextFull(
+                f"the conversation fills the context of {limit} tokens; /drop forgets its oldest turns and answers"
+            ) from None
+
     def _show_figures(self, result: "Generation") -> None:
         if self.shows_stats:
             print(figures_line(result), file=sys.stderr, flush=True)
@@ -214,7 +265,7 @@ class Conversation:
     def _explain(self, result: "Generation") -> None:
         if result.finish_reason == "context":
             limit = self._decoder.assembly.engine.max_length
-            say(f"the context of {limit} tokens is full; /reset begins anew, --max-length may give more")
+            say(f"the context of {limit} tokens is full; /drop forgets the oldest turns, /retry then answers again")
         elif result.finish_reason == "length":
             say(f"the answer was cut at {self._settings.max_new_tokens} tokens; --max-new-tokens gives more")
 

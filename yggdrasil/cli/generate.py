@@ -1,6 +1,7 @@
 """``yggdrasil generate``: decode prompts, streaming text as it becomes certain."""
 
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,7 +10,7 @@ import typer
 
 from yggdrasil.cli import checks
 from yggdrasil.cli import sampling as opt
-from yggdrasil.cli.opening import open_decoder, say
+from yggdrasil.cli.opening import open_decoder, prepare_logits, say
 from yggdrasil.cli.options import (
     ChatOption,
     DrafterOption,
@@ -51,7 +52,7 @@ def generate(
     grow_table: GrowOption = False,
     **options: Any,
 ) -> None:
-    """Decode prompts, streaming text as it becomes certain. A bad prompt of a file does not end the others."""
+    """Decode prompts greedily unless told otherwise, streaming text. A bad prompt of a file does not end the others."""
     from yggdrasil.engine.options import RequestSettings
     from yggdrasil.prompts import Prompt
 
@@ -76,8 +77,7 @@ def generate(
     decoder = open_decoder(
         source, dtype, drafter, force_machine=force_machine, max_length=max_length, chat=chat, grows_table=grow_table
     )  # fmt: skip
-    if not settings.speculation.is_lossless:
-        say(f"the rule {settings.speculation.rule} is lossy: the output is not the target's own")
+    _begin(decoder, settings, as_json=as_json)
     printer = _Printer(decoder, settings, as_json=as_json, is_alone=len(items) == 1)
     if prompts is None:
         printer.decode(items[0])  # type: ignore[arg-type]
@@ -85,6 +85,16 @@ def generate(
     num_bad = sum(not printer.try_decode(item) for item in items)
     if num_bad:
         raise YggdrasilError(f"{num_bad} of {len(items)} prompts of {prompts} could not be decoded; the others were")
+
+
+def _begin(decoder: "Decoder", settings: "RequestSettings", *, as_json: bool) -> None:
+    """Say what law the output follows, and build the steps that it needs."""
+    if settings.sampling.needs_logits:
+        prepare_logits(decoder)
+    elif not as_json and sys.stderr.isatty():
+        say("greedy decoding: the best token always; --temperature 0.7 samples")
+    if not settings.speculation.is_lossless:
+        say(f"the rule {settings.speculation.rule} is lossy: the output is not the target's own")
 
 
 def _read(file: Path, limit: int | None, *, chat: bool) -> "Iterator[Prompt | BadLine]":

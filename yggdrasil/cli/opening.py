@@ -57,10 +57,21 @@ def open_decoder(
     plan = decoder.plan
     if max_length is not None and plan is not None and not plan.is_provisional and max_length > plan.shapes.max_length:
         say(
-            f"the plan was calibrated for {plan.shapes.max_length} tokens: its costs are kept for "
-            f"{max_length}, so the output is exact and the chosen trees may not be the fastest"
+            f"the plan was calibrated for {plan.shapes.max_length} tokens; its costs are kept for {max_length}, so the "
+            "chosen trees may not be the fastest"
         )
     return decoder
+
+
+def prepare_logits(decoder: "Decoder") -> None:
+    """Build the steps of requests that sample or follow a constraint now, and say so where that takes long."""
+    from yggdrasil.cli.progress import PhaseProgress
+
+    if decoder.assembly.hands_out_logits:
+        with PhaseProgress() as progress:
+            report = progress.phase("building the steps that sampling and constraints need")
+            decoder.assembly.logit_target  # noqa: B018  (made when first asked for)
+            report(1.0)
 
 
 def say(sentence: str) -> None:

@@ -9,20 +9,26 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from yggdrasil.bench.compare import Comparison
-from yggdrasil.bench.memory import MemoryUse
 from yggdrasil.bench.spread import describe
+from yggdrasil.cli.progress_lines import ProgressLines
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from yggdrasil.bench.compare import Comparison
+    from yggdrasil.bench.memory import MemoryUse
 
 _console = Console(stderr=True)
 
 
 class PhaseProgress:
-    """One bar a phase, with elapsed and estimated remaining time; nothing is drawn before the first."""
+    """One bar a phase, with elapsed and estimated remaining time; nothing is drawn before the first.
+
+    Where standard error is no terminal, lines take the place of bars (``ProgressLines``).
+    """
 
     def __init__(self) -> None:
+        self._lines = None if _console.is_terminal else ProgressLines()
         self._progress = Progress(
             TextColumn("{task.description:<48}", markup=False),
             BarColumn(),
@@ -41,10 +47,14 @@ class PhaseProgress:
 
     def close(self) -> None:
         """Draw what is there for the last time, until another phase begins."""
+        if self._lines is not None:
+            self._lines.close()
         if self._progress.live.is_started:
             self._progress.stop()
 
     def phase(self, title: str) -> Callable[[float], None]:
+        if self._lines is not None:
+            return self._lines.phase(title)
         self._progress.start()
         task = self._progress.add_task(title, total=1.0)
         return lambda fraction: self._progress.update(task, completed=fraction)
@@ -54,7 +64,7 @@ class PhaseProgress:
         self._progress.console.print(line, highlight=False, soft_wrap=True, markup=False)
 
 
-def show_comparison(result: Comparison) -> None:
+def show_comparison(result: "Comparison") -> None:
     """One line a prompt."""
     tree, plain = result.tree.metrics, result.plain.metrics
     same = "same tokens" if result.divergence is None else f"DIFFERENT TOKENS ({result.divergence.verdict})"
@@ -121,7 +131,7 @@ def show_beside(first: str, summary: Mapping[str, Any], others: Mapping[str, Map
     wide_console().print(table)
 
 
-def show_memory(use: MemoryUse) -> None:
+def show_memory(use: "MemoryUse") -> None:
     """One line."""
     _console.print(
         f"memory: {use.peak:.0f} MB at the peak beyond {use.imports:.0f} MB of imports, {use.ratio:.2f} x the models' "

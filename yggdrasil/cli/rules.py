@@ -1,6 +1,5 @@
 """``yggdrasil bench rules`` and ``bench exactness``: what acceptance rules and exactness modes give and cost."""
 
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -118,7 +117,6 @@ def _read(files: list[Path], limit: int | None, *, chat: bool) -> "list[Prompt]"
 def _open(plan: str, dtype: Dtype | None, *, force_machine: bool) -> "Decoder":
     from yggdrasil.engine.decoder import Decoder
 
-    warnings.simplefilter("ignore", UserWarning)  # the plan was calibrated at temperature 0
     return Decoder.from_plan(plan, dtype=dtype, force_machine=force_machine)
 
 

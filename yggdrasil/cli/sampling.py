@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
@@ -166,19 +167,59 @@ def _options(
     """All options of this file, with their defaults; never called."""
 
 
+OWN = ("temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty")  # what a model may recommend
+Greedy = Annotated[
+    bool,
+    typer.Option("--greedy", help="The best token always, not the model's own sampling.", rich_help_panel=SAMPLING),
+]
+
+
 def takes_decoding_options(command: Callable[..., None]) -> Callable[..., None]:
     """Give ``command`` the sampling and acceptance options behind its own; they reach it as keywords."""
+    return _with_options(command, list(signature(_options).parameters.values()))
 
+
+def samples_as_the_model(command: Callable[..., None]) -> Callable[..., None]:
+    """The same for a command that samples as the model's files recommend unless options say otherwise."""
+    usual = [
+        each.replace(default=None) if each.name in OWN else each for each in signature(_options).parameters.values()
+    ]
+    greedy = Parameter("greedy", Parameter.KEYWORD_ONLY, default=False, annotation=Greedy)
+    return _with_options(command, [greedy, *(each.replace(kind=Parameter.KEYWORD_ONLY) for each in usual)])
+
+
+def _with_options(command: Callable[..., None], options: Sequence[Parameter]) -> Callable[..., None]:
     @wraps(command)
     def run(**values: Any) -> None:
         command(**values)
 
     own = [each for each in signature(command).parameters.values() if each.kind is not Parameter.VAR_KEYWORD]
-    parameters = [*own, *signature(_options).parameters.values()]
+    parameters = [*own, *options]
     del run.__wrapped__  # whoever asks for the options is to find all of them
     run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {each.name: each.annotation for each in parameters} | {"return": None}
     return run
+
+
+def named_sampling(options: dict[str, Any]) -> SamplingParams:
+    """What ``samples_as_the_model``'s options say, the rest greedy: checked before a model is read.
+
+    Raises:
+        YggdrasilError: a value that cannot be, or --greedy beside one that means another.
+    """
+    given = [name for name in OWN if options[name] not in (None, getattr(PARAMS, name))]
+    drawing = [name for name in given if name != "repetition_penalty"]
+    if options["greedy"] and drawing:
+        raise YggdrasilError(f"--greedy takes the best token always; leave out --{drawing[0].replace('_', '-')}")
+    return sampling_of(options | {name: getattr(PARAMS, name) for name in OWN if options[name] is None})
+
+
+def resolved_sampling(options: dict[str, Any], own: SamplingParams) -> SamplingParams:
+    """``named_sampling`` with the model's ``own`` values where options say nothing, unless --greedy."""
+    named = named_sampling(options)
+    if options["greedy"] or options["temperature"] == 0:
+        return named
+    return replace(named, **{name: getattr(own, name) for name in OWN if options[name] is None})
 
 
 def sampling_of(options: dict[str, Any]) -> SamplingParams:

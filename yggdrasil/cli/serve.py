@@ -3,15 +3,16 @@
 import importlib.util
 import os
 import re
+import socket
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from yggdrasil.cli.opening import open_decoder, say
+from yggdrasil.cli.opening import check_source, open_decoder, prepare_logits, say
 from yggdrasil.cli.options import DrafterOption, DtypeOption, ForceOption, GrowOption, MaxLength, ModelArgument
-from yggdrasil.errors import YggdrasilError
+from yggdrasil.errors import YggdrasilError, first_line
 
 if TYPE_CHECKING:
     from yggdrasil.engine.decoder import Decoder
@@ -49,12 +50,14 @@ def serve(
     for package in ("fastapi", "uvicorn", "prometheus_client"):
         if importlib.util.find_spec(package) is None:
             raise YggdrasilError(f"serving needs the package {package}; install with `pip install 'yggdrasil[server]'`")
+    _check_names(host, cors_origin or ())
+    api_key = _key_of(api_key)
+    _check_port(host, port)
+    check_source(source)
     from yggdrasil.pretrained import plan_name
     from yggdrasil.serving.running import run_server
     from yggdrasil.serving.settings import ServerSettings
 
-    _check_names(host, cors_origin or ())
-    api_key = _key_of(api_key)
     is_local = host in ("localhost", "127.0.0.1", "::1")
     if not is_local and api_key is None:
         say(f"everyone who can reach {host} can use this server; --api-key asks for a key")
@@ -69,8 +72,7 @@ def serve(
         )
         if public_pool:
             decoder.pool_texts()
-        if decoder.assembly.hands_out_logits:
-            decoder.assembly.logit_target  # noqa: B018  (its steps are built now, not in the first request that samples)
+        prepare_logits(decoder)  # now, not in the first request that samples
         return decoder
 
     def announce(address: str) -> None:
@@ -78,6 +80,17 @@ def serve(
 
     name = Path(source).stem if source.endswith((".yaml", ".yml")) else plan_name(source)
     run_server(opening, settings, name, host, port, announce)
+
+
+def _check_port(host: str, port: int) -> None:
+    """Refuse an address that cannot be had, before seconds of importing. The server itself binds it later."""
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        socket.create_server((host, port), family=family).close()
+    except (OSError, OverflowError, UnicodeError) as error:
+        raise YggdrasilError(
+            f"cannot listen on {host}, port {port} ({first_line(error)}); choose others with --host and --port"
+        ) from error
 
 
 def _check_names(host: str, sites: Sequence[str]) -> None:

@@ -1,6 +1,5 @@
 """The public face: a decoder of one target, by a plan or by an assembly and a policy."""
 
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -64,7 +63,6 @@ class Decoder:
         self._turns, self._preparing = Turns(), Lock()
         self._policies = PolicyPerSetting()
         self._host: HostDecisions | None = None
-        self._has_warned = False
 
     @classmethod
     def from_plan(  # noqa: PLR0913 - one argument for each option
@@ -253,7 +251,6 @@ class Decoder:
         prepared = self._host.prepare(prompt, sampling, speculation, policy, eos, tolerance)
         if self.plan is None or sampling.is_greedy or not prepared.is_planned:
             return prepared
-        self._warn_of_calibration(sampling.temperature)
         return replace(prepared, report=replace(prepared.report, calibrated_temperature=0.0))
 
     def _tolerance_for(self, speculation: Speculation) -> float:
@@ -267,15 +264,6 @@ class Decoder:
                 "`yggdrasil parity`, or give one"
             )
         return tolerance
-
-    def _warn_of_calibration(self, temperature: float) -> None:
-        if not self._has_warned:
-            warnings.warn(
-                f"the plan was calibrated at temperature 0 and is used at {temperature:g}: the output is exact, the "
-                "chosen trees may not be the fastest",
-                stacklevel=4,
-            )
-        self._has_warned = True
 
     def encode(self, prompt: str | Sequence[int]) -> list[int]:
         """Tokens of a prompt, checked against the context and the vocabulary."""

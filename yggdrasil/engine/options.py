@@ -2,13 +2,15 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from yggdrasil.acceptance.sampling import GREEDY, SamplingParams
 from yggdrasil.acceptance.speculation import DEFAULT, OFF, Speculation
 from yggdrasil.arguments import check_flag, check_integer, check_texts, check_tokens
-from yggdrasil.engine.seen import Watch
 from yggdrasil.errors import ArgumentTypeError, ContextFull, YggdrasilError
+
+if TYPE_CHECKING:  # torch comes with it, and options are checked before that is imported
+    from yggdrasil.engine.seen import Watch
 
 
 class RequestOptions(TypedDict, total=False):
@@ -21,7 +23,7 @@ class RequestOptions(TypedDict, total=False):
     stop_tokens: Sequence[int]  # end at any of these tokens too, which the text then lacks
     speculation: bool | Speculation  # False: plain compiled decoding
     sampling: SamplingParams
-    watch: Watch | None  # is told of each iteration's tree, in the thread that decodes
+    watch: "Watch | None"  # is told of each iteration's tree, in the thread that decodes
     wait: bool  # for another thread's request on this decoder, instead of being refused
     begins_turn: bool  # the text is a chat's answer, and does not go on from the prompt's last letter
     keeps_special: bool  # leave special tokens in the text
@@ -41,7 +43,7 @@ class RequestSettings:
     ignore_eos: bool = False
     speculation: Speculation = DEFAULT
     sampling: SamplingParams = GREEDY
-    watch: Watch | None = None
+    watch: "Watch | None" = None
     wait: bool = False
     begins_turn: bool = False
     keeps_special: bool = False

@@ -1,0 +1,94 @@
+"""The sampling that a model's files recommend: ``generation_config.json``, or the metadata of a GGUF file."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from yggdrasil.acceptance.sampling import GREEDY, SamplingParams
+from yggdrasil.artifacts import parse_json
+from yggdrasil.artifacts.gguf import read_gguf_header
+from yggdrasil.errors import YggdrasilError
+
+if TYPE_CHECKING:
+    from yggdrasil.engine.decoder import Decoder
+
+# Fields of ``SamplingParams`` by their names in generation_config.json and in GGUF files.
+_HF = {name: name for name in ("temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty")}
+_GGUF = {"temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p",
+         "penalty_repeat": "repetition_penalty"}  # fmt: skip
+_HF_DEFAULTS = {"temperature": 1.0, "top_k": 50}  # of transformers, where a configuration samples
+_USUAL = SamplingParams(temperature=0.8, top_k=40, top_p=0.95, min_p=0.05)
+
+
+class OwnSampling(NamedTuple):
+    """Sampling parameters and where they come from."""
+
+    params: SamplingParams
+    origin: str
+
+    def describe(self) -> str:
+        """Return one line for a person."""
+        return f"{describe(self.params)} ({self.origin})"
+
+
+def describe(params: SamplingParams) -> str:
+    """The law of the tokens in a few words."""
+    if params.is_greedy:
+        return "greedy"
+    found = [f"temperature {params.temperature:g}"]
+    for name in ("top_k", "top_p", "min_p", "typical_p", "repetition_penalty"):
+        if (value := getattr(params, name)) != getattr(GREEDY, name):
+            found.append(f"{name.replace('_', '-')} {value:g}")
+    return ", ".join(found)
+
+
+def own_sampling_of(decoder: "Decoder") -> OwnSampling:
+    """The sampling that the files of the decoder's target recommend; llama.cpp's where they name none."""
+    from yggdrasil.checkpoints.source import Source
+
+    if decoder.plan is None:
+        return own_sampling(None, None)
+    source = Source.find(decoder.plan.target.path())
+    return own_sampling(source.folder, source.gguf)
+
+
+def own_sampling(folder: Path | None, gguf: Path | None) -> OwnSampling:
+    """The sampling of a checkpoint folder or a GGUF file; values that cannot be are left out."""
+    if gguf is not None:
+        facts = read_gguf_header(gguf).facts
+        given = {ours: facts.get(f"general.sampling.{theirs}") for theirs, ours in _GGUF.items()}
+        if any(value is not None for value in given.values()):
+            return OwnSampling(_params({"temperature": 0.8, **_present(given)}), "the file's own")
+    elif folder is not None and (config := _generation_config(folder)) is not None:
+        given = _present({ours: config.get(theirs) for theirs, ours in _HF.items()})
+        if config.get("do_sample") is False or (given.get("temperature") == 0 and config.get("do_sample") is None):
+            return OwnSampling(GREEDY, "the model's generation_config")
+        if config.get("do_sample") or given:
+            return OwnSampling(_params(_HF_DEFAULTS | given), "the model's generation_config")
+    return OwnSampling(_USUAL, "llama.cpp's, the model names none")
+
+
+def _generation_config(folder: Path) -> Mapping[str, Any] | None:
+    try:
+        config = parse_json((folder / "generation_config.json").read_bytes())
+    except (OSError, ValueError):
+        return None
+    return config if isinstance(config, dict) else None
+
+
+def _present(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Numbers alone; JSON has true for one, and null for what is not said."""
+    return {name: value for name, value in given.items() if isinstance(value, int | float) and value is not True}
+
+
+def _params(given: Mapping[str, Any]) -> SamplingParams:
+    """Parameters of what can be so: a value out of its range counts as not given."""
+    known: dict[str, Any] = {}
+    for name, value in given.items():
+        value = int(value) if name == "top_k" else float(f"{float(value):.6g}")  # a GGUF file has 32 bits of it
+        try:
+            SamplingParams(**known, **{name: value})
+        except YggdrasilError:
+            continue
+        known[name] = value
+    return SamplingParams(**known)
