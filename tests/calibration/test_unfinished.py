@@ -110,7 +110,7 @@ def test_a_short_context_is_shared_by_the_prompt_and_what_follows(tmp_path, max_
     settings = CalibrationSettings(pair(max_length=max_length, max_depth=8), TARGET_PROMPTS, "mine", tmp_path, QUICK)
     assert (settings.prompt_tokens, settings.tokens) == (kept, written)
     texts = usable_texts(read_prompts(TARGET_PROMPTS), load_tokenizer(TARGET), settings)
-    assert max(map(len, texts)) == min(kept, 151)
+    assert max(map(len, texts)) == min(kept, 198)
 
 
 def test_a_context_without_room_is_refused(tmp_path):

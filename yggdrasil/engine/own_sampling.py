@@ -85,10 +85,11 @@ def _params(given: Mapping[str, Any]) -> SamplingParams:
     """Parameters of what can be so: a value out of its range counts as not given."""
     known: dict[str, Any] = {}
     for name, value in given.items():
-        value = int(value) if name == "top_k" else float(f"{float(value):.6g}")  # a GGUF file has 32 bits of it
+        number = int(value) if name == "top_k" else float(f"{float(value):.6g}")  # a GGUF file has 32 bits of it
+        tried: dict[str, Any] = {**known, name: number}
         try:
-            SamplingParams(**known, **{name: value})
+            SamplingParams(**tried)
         except YggdrasilError:
             continue
-        known[name] = value
+        known = tried
     return SamplingParams(**known)
