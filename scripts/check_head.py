@@ -106,6 +106,7 @@ def our_drafts(folder: Path, head: Path, texts: Sequence[list[int]]) -> list[lis
     from yggdrasil.checkpoints.source import Source
     from yggdrasil.drafters.heads.convention import settled
     from yggdrasil.drafters.heads.loading import load_head
+    from yggdrasil.drafters.protocol import Budget
     from yggdrasil.engine.build import assemble
     from yggdrasil.runtime.loading import load_model
     from yggdrasil.scheduling.plan import Shapes
@@ -126,8 +127,8 @@ def our_drafts(folder: Path, head: Path, texts: Sequence[list[int]]) -> list[lis
         for end in range(4, len(text) + 1):
             drafter.extend(text[known:end], {layer: state[known - 1 : end - 1] for layer, state in layers.items()})
             known = end
-            drafter.head(tree)
-            drafter.grow(tree, 1, DEPTH)
+            drafter.head()
+            drafter.propose(tree, Budget(DEPTH, 1))
             chains.append(tree.tokens[1 : 1 + DEPTH].tolist())  # one candidate a node makes a chain
         found.append(chains)
     return found

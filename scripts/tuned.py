@@ -113,7 +113,7 @@ NOT_PLAYED = {  # what else has a number there
         "EVERY": "how often a table takes up what was said",
         "MOST_KEPT": "a bound of memory",
     },
-    "drafters.guided": {"_FORCED": "tokens that a grammar forces are all but certain"},
+    "drafters.grammar": {"_FORCED": "tokens that a grammar forces are all but certain"},
     "drafters.lookahead": {
         "_MEMORY": "windows are not recorded",
         "_MOST_LIKELY": "windows are not recorded",

@@ -24,8 +24,8 @@ from yggdrasil.calibration.replay import RecordedTrees, recorded_documents, repl
 from yggdrasil.cli import run_script
 from yggdrasil.drafters.belief import Belief
 from yggdrasil.drafters.counts import BELIEF_FILE, CountsDrafter
+from yggdrasil.drafters.group import DrafterGroup
 from yggdrasil.drafters.ngram import NGramDrafter
-from yggdrasil.drafters.protocol import FreeDrafter
 from yggdrasil.drafters.table import Table
 from yggdrasil.engine.decoder import Decoder
 from yggdrasil.engine.planned import planned_policy
@@ -90,7 +90,7 @@ class Play(NamedTuple):
     documents: Sequence[Document]
     costs: StepCosts
     policy: Callable[[], Policy]
-    free: Callable[[bool], FreeDrafter | None]  # natively or not
+    free: Callable[[bool], DrafterGroup | None]  # natively or not
     traces: TraceSet | None = None
     is_head_first: bool = False
 
@@ -115,17 +115,17 @@ def plays_of_counts(name: str, limit: int) -> dict[str, Play]:
     played, rest = documents[::every][:limit], [each for i, each in enumerate(documents) if i % every]
     belief, table, costs = Belief.load(folder / BELIEF_FILE), Table.of(rest).without_rare(), plan.costs[0].steps()
 
-    def counts(native: bool) -> CountsDrafter:
+    def counts(native: bool) -> DrafterGroup:
         drafter = CountsDrafter(belief, table, native=native)
         drafter.leave_out_below(least_useful([costs]))
-        return drafter
+        return DrafterGroup([drafter])
 
     def policy() -> Policy:
         return planned_policy(plan, None, drafts=False)
 
     return {
         "counts": Play(played, costs, policy, counts),
-        "look-up": Play(played, costs, policy, lambda native: NGramDrafter()),
+        "look-up": Play(played, costs, policy, lambda native: DrafterGroup([NGramDrafter()])),
     }
 
 
@@ -149,7 +149,7 @@ def plays_of_a_pair(name: str, prompts: Path | None, limit: int) -> dict[str, Pl
         recorded_documents(traces, dict(enumerate(texts))),
         costs,
         lambda: planned_policy(plan, learned),
-        lambda native: CountsDrafter(Belief.usual(with_table=False), native=native),
+        lambda native: DrafterGroup([CountsDrafter(Belief.usual(with_table=False), native=native)]),
         traces,
         is_head_first(plan.stages),
     )

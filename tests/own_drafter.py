@@ -1,19 +1,21 @@
-"""A drafter of one's own, by the protocol's six names alone."""
+"""A user's own drafter that never proposes anything."""
+
+from yggdrasil.drafters import Capabilities
 
 
 class Nobody:
-    """Never guesses."""
+    """Runs no passes, and proposes nothing."""
 
-    name, hidden_layers = "nobody", ()
+    name, capabilities = "nobody", Capabilities()
 
     def begin(self, tokens):
         self.last = tokens[-1]
 
-    def extend(self, tokens, hidden):
+    def extend(self, tokens, states):
         self.last = tokens[-1]
 
-    def head(self, tree):
-        tree.plant(self.last)
-
-    def grow(self, tree, width, depth):
+    def propose(self, tree, budget):
         pass
+
+    def cost(self, budget):
+        return ()

@@ -115,12 +115,12 @@ def test_a_step_that_is_missing_is_compiled_in_another_process(calibrated, decod
 def test_the_text_is_counted_beside_a_draft_model_and_a_drafter_of_ones_own(calibrated, decoder):
     """What a calibration writes is what decoding opens; an n-gram drafter looks the text up itself."""
     assert decoder.plan.free == (CountsOptions(table=False),)
-    assert isinstance(decoder.assembly.engine.free, CountsDrafter)
+    assert isinstance(decoder.assembly.engine.free.drafters[0], CountsDrafter)
     own = Decoder.from_plan(calibrated.plan, drafter=Nobody())
-    assert isinstance(own.assembly.engine.free, CountsDrafter)
+    assert [each.name for each in own.assembly.engine.free.drafters] == ["nobody", "text"]
     look_up = NGramDrafter()
     engine = Decoder.from_plan(calibrated.plan, drafter=look_up).assembly.engine
-    assert (engine.drafter, engine.free) == (None, look_up)
+    assert (engine.drafter, engine.free.drafters) == (None, [look_up])
 
 
 def test_a_stream_is_the_text_piece_by_piece(calibrated, decoder):

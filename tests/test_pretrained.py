@@ -161,8 +161,8 @@ def test_what_names_no_model_or_drafter_is_refused(arguments, options, said):
         (None, {}, "the plan is None"),
         ("tiny", {"target": 5}, "target is 5"),
         ("tiny", {"dtype": torch.float32}, "dtype must be one of"),
-        ("tiny", {"drafter": "ngram"}, "drafter is 'ngram', which lacks name, begin, extend"),
-        ("tiny", {"drafter": object()}, "which lacks name, begin, extend, hidden_layers, head, grow"),
+        ("tiny", {"drafter": "ngram"}, "drafter is 'ngram', which lacks name, capabilities, begin"),
+        ("tiny", {"drafter": object()}, "which lacks name, capabilities, begin, extend, propose, cost"),
     ],
 )
 def test_what_opens_no_plan_is_refused(plan, options, said):

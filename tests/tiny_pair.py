@@ -12,6 +12,8 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, PreTrainedTokenizerFast
 
+from yggdrasil.drafters import Budget, Capabilities, Step
+from yggdrasil.drafters.group import DrafterGroup
 from yggdrasil.engine.build import assemble
 from yggdrasil.engine.decoder import Decoder
 from yggdrasil.engine.policy import Policy
@@ -54,6 +56,8 @@ class TinyPair(NamedTuple):
     def decoder(self, policy: Policy, shapes: Shapes = SHAPES, eos: Sequence[int] = (), **options: object) -> Decoder:
         """A decoder of this pair, or with another ``drafter``, on the ``backend`` "native" unless told otherwise."""
         settings = {"drafter": self.drafter, "backend": "native", **options}
+        if (free := settings.get("free")) is not None and not isinstance(free, DrafterGroup):
+            settings["free"] = DrafterGroup([free])
         return Decoder(assemble(self.target, shapes=shapes, **settings), byte_tokenizer(), policy, frozenset(eos))
 
 
@@ -117,7 +121,7 @@ class OracleDrafter:
     """Knows the text that the target will write and offers it among wrong siblings; every third guess stops early."""
 
     name = "oracle"
-    hidden_layers = ()
+    capabilities = Capabilities()
 
     def __init__(self, text: Sequence[int]) -> None:
         self._text = text
@@ -125,13 +129,14 @@ class OracleDrafter:
     def begin(self, tokens: Sequence[int]) -> None:
         self._length = len(tokens)
 
-    def extend(self, tokens: Sequence[int], hidden: object) -> None:
+    def extend(self, tokens: Sequence[int], states: object) -> None:
         self._length += len(tokens)
 
-    def head(self, tree: object) -> None:
-        tree.plant(self._text[self._length - 1])
+    def cost(self, budget: Budget) -> list[Step]:
+        return [Step("own", budget.width or 1)]
 
-    def grow(self, tree: object, width: int, depth: int) -> None:
+    def propose(self, tree: object, budget: Budget) -> None:
+        depth, width = budget.depth, budget.width
         node, right_levels = 0, depth - self._length % 3
         for level, token in enumerate(self._text[self._length : self._length + depth]):
             for other in range(1, width):

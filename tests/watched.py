@@ -12,13 +12,13 @@ def watch(decoder):
         text[:] = tokens
         begin(tokens)
 
-    def noting_extend(tokens, hidden):
+    def noting_extend(tokens, states):
         text.extend(tokens)
-        extend(tokens, hidden)
+        extend(tokens, states)
 
-    def noting_grow(tree, width, depth):
-        grow(tree, width, depth)
-        paths = {0: []}
+    def noting_grow(width, depth):
+        grow(width, depth)
+        tree, paths = decoder.assembly.engine.tree, {0: []}
         for node in range(1, 1 + width * depth):
             paths[node] = [*paths[int(tree.parents[node])], int(tree.tokens[node])]
         seen.append((list(text), [(paths[node], float(tree.edges[node])) for node in range(1, 1 + width * depth)]))

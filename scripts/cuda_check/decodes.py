@@ -110,12 +110,12 @@ class _Run:
                 _ = target.plain(1) if width == 1 else target.verify(width)
                 found["verify_ms"][width] = self._median(capture)
             drafter.place_at(128, 1)
-            drafter.head(tree)
-            found["head_ms"] = self._median(lambda: drafter.head(tree))
+            drafter.head()
+            found["head_ms"] = self._median(lambda: drafter.head())
             for width in self._shapes.draft_widths:
                 short, long = (drafter.draft(width, depth) for depth in (1, 4))
                 short.prepare(), long.prepare()
-                drafter.grow(tree, width, 4)
+                drafter.grow(width, 4)
                 found["draft_ms"][width] = max((self._median(long) - self._median(short)) / 3, 1e-4)
         assembly.forget()
         self._costs = found

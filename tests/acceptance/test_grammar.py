@@ -14,7 +14,7 @@ from yggdrasil.acceptance import grammar as grammar_module
 from yggdrasil.acceptance.sampling import Constraint
 from yggdrasil.artifacts.fork import CAN_FORK
 from yggdrasil.checkpoints.facts import load_tokenizer
-from yggdrasil.drafters.guided import prune_forbidden
+from yggdrasil.drafters.grammar import prune_forbidden
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.scheduling.plan import resolve_source
 from yggdrasil.tree.token_tree import TokenTree

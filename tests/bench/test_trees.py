@@ -8,6 +8,7 @@ from tiny_pair import SHAPES, TEXT
 
 from yggdrasil.bench.rivals.k_ary import expansion
 from yggdrasil.bench.trees import TREES, Arrangement, TreeBench, TreeSystem, drafting_ms, tree_systems
+from yggdrasil.drafters.protocol import Budget
 from yggdrasil.engine.policy import FixedPolicy
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.tree.shape import PLAIN_STEP, TreeShape
@@ -54,8 +55,7 @@ def test_every_tree_is_whole_and_within_its_budget(bench, name, budget):
     drafter, tree = bench.decoder.assembly.engine.drafter, bench.decoder.assembly.engine.tree
     with torch.inference_mode():
         drafter.begin(PROMPT)
-        drafter.head(tree)
-        drafter.grow(tree, arrangement.shape.width, arrangement.shape.depth)
+        drafter.propose(tree, Budget(arrangement.shape.depth, arrangement.shape.width))
     tree.check_integrity()
 
     assert tree.size > 1
@@ -70,8 +70,7 @@ def test_a_sequence_is_the_drafters_own_greedy_text(bench, pair):
     drafter, tree = bench.decoder.assembly.engine.drafter, bench.decoder.assembly.engine.tree
     with torch.inference_mode():
         drafter.begin(PROMPT)
-        drafter.head(tree)
-        drafter.grow(tree, 1, 4)
+        drafter.propose(tree, Budget(4, 1))
     drafted = pair._replace(plain_target=pair.plain_drafter).reference(PROMPT, 4)
 
     assert tree.tokens[1:5].tolist() == drafted
@@ -84,8 +83,7 @@ def test_edges_are_the_drafters_own_probabilities(bench, pair):
     drafter, tree = bench.decoder.assembly.engine.drafter, bench.decoder.assembly.engine.tree
     with torch.inference_mode():
         drafter.begin(PROMPT)
-        drafter.head(tree)
-        drafter.grow(tree, 4, 3)
+        drafter.propose(tree, Budget(3, 4))
         for node in range(1, tree.size):
             *path, token = (int(tree.tokens[i]) for i in tree.path(node)[1:])
             logits = pair.plain_drafter(torch.tensor([[*PROMPT, *path]])).logits[0, -1]
@@ -140,8 +138,7 @@ def test_wide_levels_take_several_steps(bench, pair):
     drafter, tree = bench.decoder.assembly.engine.drafter, bench.decoder.assembly.engine.tree
     with torch.inference_mode():
         drafter.begin(PROMPT)
-        drafter.head(tree)
-        drafter.grow(tree, 1, 2)
+        drafter.propose(tree, Budget(2, 1))
     tree.check_integrity()
 
     assert tree.size == 19
@@ -193,8 +190,7 @@ def test_costs_end_an_opt_tree_early(bench, pair):
         drafter, tree = made.decoder.assembly.engine.drafter, made.decoder.assembly.engine.tree
         with torch.inference_mode():
             drafter.begin(PROMPT)
-            drafter.head(tree)
-            drafter.grow(tree, 4, 4)
+            drafter.propose(tree, Budget(4, 4))
         depths.append(int(tree.depths[: tree.size].max()))
 
     assert depths == [4, 4, 1]

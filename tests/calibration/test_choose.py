@@ -198,15 +198,15 @@ def test_what_a_drafter_takes_to_read_a_text_is_measured(pair, monkeypatch):
     """By a clock that its head moves on by a millisecond for each token that it has been told since the one before."""
     decoder, prompt, unread, now = pair.decoder(PLAIN_POLICY), list(TEXT[:40]), [], count()
     drafter = decoder.assembly.engine.drafter
-    extend, head, passed = drafter.extend, drafter.head, []
+    extend, head, passed = drafter.extend, drafter._draft_head, []
 
-    def read(tree):
+    def read():
         passed.append(1_000_000 * sum(unread))
         unread.clear()
-        head(tree)
+        head()
 
     monkeypatch.setattr(drafter, "extend", lambda tokens, hidden: unread.append(len(tokens)) or extend(tokens, hidden))
-    monkeypatch.setattr(drafter, "head", read)
+    monkeypatch.setattr(drafter, "_draft_head", read)
     monkeypatch.setattr("yggdrasil.scheduling.executors.perf_counter_ns", lambda: next(now) + sum(passed))
     frame = measure_stages(
         decoder.assembly, lambda: TextStream(byte_tokenizer(), frozenset(), 1 << 30, ()), prompt, 2, lambda _: None

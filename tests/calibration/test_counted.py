@@ -28,10 +28,11 @@ from yggdrasil.checkpoints.facts import load_tokenizer
 from yggdrasil.drafters.belief import Belief
 from yggdrasil.drafters.counted import is_longest
 from yggdrasil.drafters.counts import CountsDrafter, usual_counts
+from yggdrasil.drafters.group import group_of
 from yggdrasil.drafters.named import Named, named_drafters, names_of
 from yggdrasil.drafters.ngram import NGramDrafter
 from yggdrasil.drafters.options import CountsOptions, NGramOptions
-from yggdrasil.drafters.protocol import together
+from yggdrasil.drafters.protocol import Capabilities, Step
 from yggdrasil.engine.ends import end_tokens
 from yggdrasil.engine.objective_policy import ObjectivePolicy
 from yggdrasil.engine.planned import drafting_by, planned_free, planned_policy
@@ -244,9 +245,9 @@ def test_without_prompts_the_target_finds_its_own(tmp_path, loaded, tokenizer, f
 
 ROOM = 128  # tokens of an answer, which the tiny pair has slots for
 MAKE_FREE = {
-    "text": usual_counts,
-    "n-gram": NGramDrafter,
-    "both": lambda: together([NGramDrafter(), usual_counts()]),
+    "text": lambda: group_of([usual_counts()]),
+    "n-gram": lambda: group_of([NGramDrafter()]),
+    "both": lambda: group_of([NGramDrafter(), usual_counts()]),
 }
 
 
@@ -331,9 +332,9 @@ def test_a_table_that_is_to_predict_knows_nothing_of_the_prompts_it_predicts_for
 def test_what_guesses_beside_a_drafter_knows_nothing_of_the_texts_it_is_played_on():
     documents = [Document([9, start], [start, *range(20, 30), start] * 8) for start in range(8)] * 30
     learned = learn_counts(documents, COSTS, with_table=True)
-    assembly = SimpleNamespace(engine=SimpleNamespace(free=CountsDrafter(learned.belief, learned.table)))
+    assembly = SimpleNamespace(engine=SimpleNamespace(free=group_of([CountsDrafter(learned.belief, learned.table)])))
     job = Job(None, None, assembly, None, [], None, None)
-    beside = guesses_beside(job, learned, [documents[3], documents[5]], COSTS)
+    (beside,) = guesses_beside(job, learned, [documents[3], documents[5]], COSTS).drafters
 
     for prompt, is_known in (([9, 3], False), ([9, 5], False), ([9, 4], True)):
         beside.begin(prompt)
@@ -428,7 +429,7 @@ def test_drafters_by_name(names, model, free):
     assert set(names) - {model} <= names_of(free)
 
 
-def test_drafters_that_do_not_go_together():
+def test_drafters_that_do_not_go_group_of():
     assert named_drafters(["ngram"], "max_draft_len=3").free == (NGramOptions(max_draft_len=3),)
     for names in (["a/model", "b/model"], ["none", "text"], ["none", "some/model"]):
         with pytest.raises(YggdrasilError, match=f"{names[0]} and {names[1]} do not draft together"):
@@ -438,9 +439,12 @@ def test_drafters_that_do_not_go_together():
 
 
 class Nobody:
-    """A drafter of one's own that guesses nothing."""
+    """A user's drafter that runs passes of its own."""
 
-    name, hidden_layers = "nobody", ()
+    name, capabilities = "nobody", Capabilities()
+
+    def cost(self, budget):
+        return [Step("own", budget.width)]
 
 
 def test_who_drafts_in_the_place_of_a_plans_own(tmp_path):

@@ -12,8 +12,9 @@ from yggdrasil.calibration.record import record_document
 from yggdrasil.calibration.replay import RecordedTrees, recorded_documents, replay
 from yggdrasil.calibration.survival import _Beginning, _lift_of, survival_of
 from yggdrasil.drafters.counts import usual_counts
+from yggdrasil.drafters.group import group_of
 from yggdrasil.drafters.ngram import NGramDrafter
-from yggdrasil.drafters.protocol import together
+from yggdrasil.drafters.protocol import Budget, Capabilities
 from yggdrasil.engine.objective_policy import ObjectivePolicy
 from yggdrasil.engine.policy import PLAIN_POLICY, Decision, FixedPolicy
 from yggdrasil.predictor.acceptance import AcceptanceCalibration
@@ -25,8 +26,8 @@ from yggdrasil.tree.step_costs import StepCosts
 COSTS = StepCosts(0.1, {1: 0.1, 2: 0.11, 4: 0.12}, {w: 1 + 0.05 * w for w in SHAPES.verify_widths}, 0.05, 1.1)
 MAKE_FREE = {
     "none": lambda: None,
-    "text": usual_counts,
-    "n-gram and text": lambda: together([NGramDrafter(), usual_counts()]),
+    "text": lambda: group_of([usual_counts()]),
+    "n-gram and text": lambda: group_of([NGramDrafter(), usual_counts()]),
 }
 PROMPT = list(TEXT[:20])
 ANSWER = 128  # what the pair's cache holds beside the prompt
@@ -178,18 +179,19 @@ class Silent:
     """Guesses nothing."""
 
     name = "silent"
+    capabilities = Capabilities()
 
     def begin(self, tokens):
         return
 
-    def extend(self, tokens, hidden):
+    def extend(self, tokens, states):
         return
 
-    def plant(self, tree, depth):
+    def propose(self, tree, budget):
         return
 
-    def fill(self, tree, depth):
-        return
+    def cost(self, budget):
+        return ()
 
 
 class Listening(Silent):
@@ -201,10 +203,12 @@ class Listening(Silent):
     def begin(self, tokens):
         self._text = list(tokens)
 
-    def extend(self, tokens, hidden):
+    def extend(self, tokens, states):
         self._text += tokens
 
-    def plant(self, tree, depth):
+    def propose(self, tree, budget):
+        if not budget.from_root:
+            return
         self.heard.append(list(self._text))
 
 
@@ -225,7 +229,7 @@ def test_survival_is_that_of_places_where_iterations_begin():
 def test_others_know_the_text_up_to_where_an_iteration_begins():
     """Document 7 begins iterations at its tokens 0 and 3, document 8 at 0 and 2: behind its token 4 is no room."""
     traces, listening = chains([2, 1, 0] * 2 + [1, 0] * 3, [7] * 6 + [8] * 6, max_depth=2), Listening()
-    survival = survival_of(traces, HAND_COSTS, listening, {7: [50, 51]})
+    survival = survival_of(traces, HAND_COSTS, group_of([listening]), {7: [50, 51]})
 
     assert listening.heard == [[50, 51, 0], [50, 51, 0, 1, 2, 3], [6], [6, 7, 8]]
     assert survival.mean.tolist() == [1.0, 0.5]
@@ -245,20 +249,21 @@ def test_what_drafting_adds_is_fitted_by_the_inverse_of_what_is_promised():
 
 
 def test_trees_that_nothing_is_added_to_are_the_drafters_own(traces):
-    silent, alone = (survival_of(traces, COSTS, free, {3: PROMPT}) for free in (Silent(), None))
+    silent, alone = (survival_of(traces, COSTS, free, {3: PROMPT}) for free in (group_of([Silent()]), None))
     assert silent.mean.tolist() == alone.mean.tolist()
     assert all(np.array_equal(table, alone.ratios[width]) for width, table in silent.ratios.items())
     assert silent.lift == alone.lift
 
 
 def test_drafting_adds_to_other_guesses_and_to_none(traces):
-    alone, beside = (survival_of(traces, COSTS, free, {3: PROMPT}) for free in (None, usual_counts()))
+    alone, beside = (survival_of(traces, COSTS, free, {3: PROMPT}) for free in (None, group_of([usual_counts()])))
     assert beside.lift > 0.0
     assert 1.0 < alone.lift < 3.0, "all that a tree keeps"
 
 
 def test_a_level_of_the_drafters_own_is_worth_less_where_counts_go_on_with_its_tree(traces):
-    alone, filled = (tables_of(survival_of(traces, COSTS, free, {3: PROMPT})) for free in (None, usual_counts()))
+    both = None, group_of([usual_counts()])
+    alone, filled = (tables_of(survival_of(traces, COSTS, free, {3: PROMPT})) for free in both)
     tokens = {name: table[4].sum(axis=1)[:, -1] for name, table in (("alone", alone), ("filled", filled))}  # [D budget]
     assert (tokens["filled"] > tokens["alone"])[:-1].all()
     assert tokens["filled"][-1] / tokens["filled"][0] < 0.8 * tokens["alone"][-1] / tokens["alone"][0]
@@ -266,7 +271,7 @@ def test_a_level_of_the_drafters_own_is_worth_less_where_counts_go_on_with_its_t
 
 def test_of_texts_no_longer_than_trees_are_deep_what_there_is_is_known(traces):
     short = TraceSet.from_arrays({name: array[: SHAPES.max_depth] for name, array in traces.to_arrays().items()})
-    found = survival_of(short, COSTS, usual_counts(), {3: PROMPT})
+    found = survival_of(short, COSTS, group_of([usual_counts()]), {3: PROMPT})
     assert found.mean[0] > 0.0
     assert tables_of(found)[4].max() <= 1.0
 
@@ -291,10 +296,9 @@ def test_recorded_trees_are_filled_as_those_that_are_grown_no_deeper(pair, trace
         text = [*PROMPT, *answer[: index + 1]]
         with torch.inference_mode():
             drafter.begin(text)
-            drafter.head(tree)
-            drafter.grow(tree, shape.width, shape.depth)
+            drafter.propose(tree, Budget(shape.depth, shape.width))
         free.begin(text)
-        free.fill(tree, tree.num_nodes)
+        free.propose(tree, Budget(tree.num_nodes, from_root=False))
         trees._free.begin(text)
         trees.grow(index, shape, fills=True)
         grown, recorded = likelihoods(tree, 12), likelihoods(trees.tree, 12)
@@ -303,7 +307,7 @@ def test_recorded_trees_are_filled_as_those_that_are_grown_no_deeper(pair, trace
 
 
 def test_a_choice_goes_by_filled_trees(traces):
-    chosen = choose(traces, AcceptanceCalibration.identity(), COSTS, usual_counts(), {3: PROMPT})
-    filled = survival_of(traces, COSTS, usual_counts(), {3: PROMPT})
+    chosen = choose(traces, AcceptanceCalibration.identity(), COSTS, group_of([usual_counts()]), {3: PROMPT})
+    filled = survival_of(traces, COSTS, group_of([usual_counts()]), {3: PROMPT})
     assert all(np.allclose(table, filled.ratios[width]) for width, table in chosen.learned.ratios.items())
     np.testing.assert_allclose(chosen.learned.mean_survival, filled.mean, rtol=1e-6)

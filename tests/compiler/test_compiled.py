@@ -16,6 +16,7 @@ from tiny_pair import TEXT, OracleDrafter, addresses, make_pair, noisy_copy, ran
 
 from yggdrasil.checkpoints.formats.rounding import rounding_to
 from yggdrasil.compiler import compiled
+from yggdrasil.drafters import Capabilities
 from yggdrasil.engine.build import assemble
 from yggdrasil.engine.policy import PLAIN_POLICY, FixedPolicy
 from yggdrasil.errors import YggdrasilError
@@ -281,7 +282,7 @@ def test_a_drafter_cut_to_a_smaller_vocabulary_needs_other_packages(base_names):
 
 def test_a_target_read_by_a_drafter_needs_other_packages(base_names):
     drafter = OracleDrafter([])
-    drafter.hidden_layers = (0,)
+    drafter.capabilities = Capabilities(layers=(0,))
     assembly = assemble(loaded(random_model()), drafter, SHAPES, "inductor")
 
     assert not {key.file_name() for _, _, key in assembly.target._defined.values()} & base_names[0]

@@ -31,6 +31,7 @@ from yggdrasil.drafters.counted import (
 )
 from yggdrasil.drafters.counts import BELIEF_FILE, TABLE_FILE, CountsDrafter
 from yggdrasil.drafters.options import CountsOptions
+from yggdrasil.drafters.protocol import Budget
 from yggdrasil.drafters.table import Table
 from yggdrasil.errors import ArtifactError
 from yggdrasil.native import is_native
@@ -53,14 +54,14 @@ def new_tree(num_nodes=17):
 def grown(drafter, text, num_nodes=17, depth=5):
     tree = new_tree(num_nodes)
     drafter.begin(text)
-    drafter.plant(tree, depth)
+    drafter.propose(tree, Budget(depth))
     tree.check_integrity()
     return tree
 
 
 def recycle(drafter, rows):
     if rows:
-        drafter.recycle([token for token, _ in rows], torch.tensor([followers for _, followers in rows]))
+        drafter.read_runners_up([token for token, _ in rows], torch.tensor([followers for _, followers in rows]))
 
 
 LEAST = st.sampled_from([0.0, 1e-9, 0.03, 0.2])  # probability of paths that are left out
@@ -162,7 +163,7 @@ def test_candidates_are_as_likely_as_the_network_says(native, text, documents, r
     drafter.begin(text)
     recycle(drafter, rows)
     tree = new_tree(40)
-    drafter.plant(tree, 1)
+    drafter.propose(tree, Budget(1))
 
     evidence = drafter.evidence(()).numpy().astype(np.float64)
     counts, totals = evidence[:, 2 : 2 + NUM_CONTEXTS], evidence[:, 2 + NUM_CONTEXTS :]
@@ -186,7 +187,7 @@ def test_candidates_are_as_likely_as_the_network_says(native, text, documents, r
 def test_runners_up_are_of_one_text_and_the_last_row_counts(native):
     drafter = CountsDrafter(BELIEF, native=native)
     drafter.begin([1, 2, 3])
-    drafter.recycle([3, 5, 3], torch.tensor([[9, 8], [1, 2], [6, 7]]))
+    drafter.read_runners_up([3, 5, 3], torch.tensor([[9, 8], [1, 2], [6, 7]]))
     assert drafter.evidence(())[:, :2].tolist() == [[6, 1], [7, 2]]
     assert drafter.evidence([5])[:, :2].tolist() == [[1, 1], [2, 2]]
     tree = grown(drafter, [1, 2, 3], num_nodes=40, depth=1)
@@ -197,7 +198,7 @@ def test_runners_up_are_of_one_text_and_the_last_row_counts(native):
     assert len(drafter.evidence([5])) == 0
     for wrong in (torch.zeros(1, 9, dtype=torch.int64), torch.zeros(2, 8, dtype=torch.int64), torch.zeros(8).long()):
         with pytest.raises(RuntimeError, match="runners-up must be"):
-            drafter.recycle([3], wrong)
+            drafter.read_runners_up([3], wrong)
 
 
 @pytest.mark.parametrize("native", KINDS)
@@ -414,7 +415,7 @@ GUESSES = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 3), st.floats(-4.
 
 def filled(drafter, text, tree, depth):
     drafter.begin(text)
-    drafter.fill(tree, depth)
+    drafter.propose(tree, Budget(depth, from_root=False))
     tree.check_integrity()
     return tree
 
@@ -519,13 +520,13 @@ def test_a_public_pool_counts_what_earlier_requests_said(monkeypatch):
         for text in ([7, 1, 2, 3, 4], [9, 1]):
             drafter.begin(text)
             tree = TokenTree.on_host(8)
-            drafter.plant(tree, 3)
+            drafter.propose(tree, Budget(3))
     assert own.evidence(()).numel() == 0
     assert pooled.evidence(())[:, 0].tolist() == [2]
 
     monkeypatch.setattr("yggdrasil.drafters.counts.POOL_TOKENS", 6)
     pooled.begin([5, 1])  # seven tokens of others
-    pooled.plant(TokenTree.on_host(8), 3)
+    pooled.propose(TokenTree.on_host(8), Budget(3))
     assert pooled.evidence(()).numel() == 0
 
 
@@ -540,7 +541,7 @@ def test_tokens_come_by_mail_or_where_there_are_too_many_all_at_once():
     for turn, end in enumerate((301, 304, 400)):
         for drafter, pair in zip(drafters, trees, strict=True):
             drafter.extend(text[(300, 301, 304)[turn] : end], {})
-            drafter.plant(pair[turn % 2], 4)
+            drafter.propose(pair[turn % 2], Budget(4))
         ours, theirs = (pair[turn % 2] for pair in trees)
         size = theirs.size
         assert ours.size == size > 3
@@ -551,4 +552,4 @@ def test_tokens_come_by_mail_or_where_there_are_too_many_all_at_once():
 @pytest.mark.skipif(not is_native(), reason="no compiler here")
 def test_without_a_text_native_counts_grow_nothing():
     with pytest.raises(RuntimeError, match="no text to grow"):
-        CountsDrafter(BELIEF, native=True).plant(new_tree(), 4)
+        CountsDrafter(BELIEF, native=True).propose(new_tree(), Budget(4))

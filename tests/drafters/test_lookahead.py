@@ -10,8 +10,9 @@ from tiny_pair import TEXT, make_pair
 from yggdrasil import SamplingParams
 from yggdrasil.drafters import LookaheadDrafter, LookaheadOptions
 from yggdrasil.drafters.counts import usual_counts
+from yggdrasil.drafters.group import DrafterGroup
 from yggdrasil.drafters.named import named_drafters, names_of
-from yggdrasil.drafters.protocol import ReadingDrafter, together
+from yggdrasil.drafters.protocol import Budget
 from yggdrasil.engine.policy import FreeTreePolicy
 from yggdrasil.engine.ranking import Ranking
 from yggdrasil.tree.stakes import NO_STAKES, stakes_of
@@ -36,6 +37,11 @@ def paths_of(tree):
     return paths
 
 
+def draft(drafter, tree, depth):
+    tree.plant(drafter._text[-1])
+    drafter.propose(tree, Budget(depth))
+
+
 class Run:
     """Decodes as an engine that verifies every node would, and remembers what was seen of the drafter."""
 
@@ -47,11 +53,11 @@ class Run:
 
     def iterate(self, depth=8):
         """Returns the window that was verified, what the target said behind each path, and the tokens it gave."""
-        self.drafter.plant(self.tree, depth)
+        draft(self.drafter, self.tree, depth)
         window = [list(level) for level in self.drafter._window]
         paths = paths_of(self.tree)
         choices = {path: said([*self.text, *path]) for path in paths.values()}
-        self.drafter.read(self.tree, list(paths), [choices[path] for path in paths.values()])
+        self.drafter.capabilities.read_choices(self.tree, list(paths), [choices[path] for path in paths.values()])
         accepted = ()
         while (*accepted, choices[accepted]) in choices:
             accepted = (*accepted, choices[accepted])
@@ -99,7 +105,7 @@ def test_guesses_are_the_newest_n_grams_that_begin_with_the_root():
     drafter.begin([5])
     drafter.extend([1, 2, 5, 3, 4, 5, 6, 7, 5], {})
     tree = TokenTree.on_host(16)
-    drafter.plant(tree, 8)
+    draft(drafter, tree, 8)
     paths = paths_of(tree).values()
 
     assert {(6,), (6, 7), (3,), (3, 4)} <= set(paths)
@@ -115,11 +121,11 @@ def test_a_tree_to_which_it_added_nothing_is_read_all_the_same():
     drafter.extend([2, 3], {})
     tree.plant(3)
     tree.graft([0, 1], [4, 5], [-0.1, -0.1])
-    drafter.read(tree, [0, 1, 2], [4, 5, 6])
+    drafter.capabilities.read_choices(tree, [0, 1, 2], [4, 5, 6])
 
     assert drafter._pool[3] == {(4, 5, 6): False}  # the target said it, behind no column of a window
     drafter.extend([4, 5, 6], {})
-    drafter.plant(tree, 8)
+    draft(drafter, tree, 8)
     assert len(drafter._window) == OPTIONS.max_ngram_size - 1
 
 
@@ -134,9 +140,9 @@ def test_a_window_that_brings_nothing_gets_cheaper_and_one_that_brings_gets_dear
     fails.begin([1])
     tree = TokenTree.on_host(64)
     for step in range(60):
-        fails.plant(tree, 8)
+        draft(fails, tree, 8)
         nodes = list(range(tree.size))
-        fails.read(tree, nodes, torch.randint(0, 10**6, (len(nodes),), generator=noise).tolist())
+        fails.capabilities.read_choices(tree, nodes, torch.randint(0, 10**6, (len(nodes),), generator=noise).tolist())
         fails.extend([10**6 + step], {})
 
     assert len(run.text) > 130  # it decodes faster than a token a pass
@@ -157,7 +163,7 @@ def test_what_others_have_guessed_is_theirs():
     """Only new nodes are added, and they share what is left where they hang."""
     drafter, tree = other_guesses()
     before = tree.scores[:4].clone()
-    drafter.fill(tree, 8)
+    drafter.propose(tree, Budget(8))
     added = {path: float(tree.scores[node].exp()) for node, path in paths_of(tree).items() if node > 3}
 
     assert torch.equal(tree.scores[:4], before)
@@ -168,7 +174,7 @@ def test_what_others_have_guessed_is_theirs():
 
 def test_guesses_are_judged_whether_they_were_verified_or_not_and_those_of_others_never():
     drafter, tree = other_guesses()
-    drafter.fill_for(tree, 8, DEAR)
+    drafter.propose(tree, Budget(8, bound=DEAR))
     first, second = ((rate.came, rate.tried) for rate in drafter._rates)
     drafter.extend([3, 9], {})
 
@@ -183,10 +189,10 @@ def test_what_is_worth_no_row_is_not_put_into_the_tree(monkeypatch):
     monkeypatch.setattr(TokenTree, "graft", lambda tree, *guesses: grafts.append(1) or whole(tree, *guesses))
     left_out, carried = other_guesses(), other_guesses()
     grafts.clear()
-    left_out[0].fill_for(left_out[1], 8, DEAR)
+    left_out[0].propose(left_out[1], Budget(8, bound=DEAR))
     assert (grafts, left_out[1].size, left_out[0]._window) == ([], 4, [])
 
-    carried[0].fill_for(carried[1], 8, CHEAP)
+    carried[0].propose(carried[1], Budget(8, bound=CHEAP))
     assert len(grafts) == 1  # for all that is added
     assert carried[1].size > 4 + 2
     assert carried[0]._window
@@ -195,7 +201,7 @@ def test_what_is_worth_no_row_is_not_put_into_the_tree(monkeypatch):
 def test_a_window_that_has_brought_nothing_is_not_put_into_rows_that_cost_nothing_either():
     drafter, tree = other_guesses()
     drafter._credit.add(0.0, tried=1e4)
-    drafter.fill(tree, 8)
+    drafter.propose(tree, Budget(8))
 
     assert drafter._window == []
     assert tree.size == 5
@@ -217,7 +223,7 @@ def test_what_is_left_out_is_worth_no_pass():
             drafter.begin(text)
             tree.plant(text[-1])
             tree.graft(parents, list(range(guesses)), edges)
-            drafter.fill_for(tree, 8, each)
+            drafter.propose(tree, Budget(8, bound=each))
             promised = Ranking(tree, widths).rank()[1:]
             best.append(max((1 + (p - 1) * stakes[0]) * w for p, w in zip(promised, weights, strict=True)))
             left_out += tree.size if each is NO_STAKES else -tree.size
@@ -228,18 +234,18 @@ def test_what_is_left_out_is_worth_no_pass():
 
 def test_beside_counts_it_comes_last_and_both_know_what_is_at_stake():
     lookahead, counts = LookaheadDrafter(), usual_counts()
-    both, tree, alone = together([lookahead, counts]), TokenTree.on_host(64), TokenTree.on_host(64)
+    both, tree, alone = DrafterGroup([lookahead, counts]), TokenTree.on_host(64), TokenTree.on_host(64)
     assert both.drafters == [counts, lookahead]
     prompt = [1, 2, 3, 1, 2, 4, 1, 2]
     both.begin(prompt)
-    both.plant_for(tree, 8, DEAR)
+    both.propose(tree, Budget(8, bound=DEAR))
     other = usual_counts()
     other.begin(prompt)
-    other.plant_for(alone, 8, DEAR)
+    other.propose(alone, Budget(8, bound=DEAR))
 
     assert paths_of(tree) == paths_of(alone)
     assert torch.equal(tree.scores, alone.scores)
-    other.plant(alone, 8)
+    other.propose(alone, Budget(8))
     assert alone.size > tree.size
 
 
@@ -252,13 +258,13 @@ def pair():
 @pytest.mark.parametrize("stages", ["as they are", "books late", "captured"])
 def test_no_output_shows_it(pair, beside, stages):
     drafters = [LookaheadDrafter(), *([usual_counts()] if beside else [])]
-    assert isinstance(drafters[0], ReadingDrafter)
+    assert drafters[0].capabilities.read_choices is not None
     options = {"backend": "cudagraph"} if stages == "captured" else {}
     if stages == "books late":
         from yggdrasil.scheduling.stages import DEFAULT_ORDER
 
         options["stages"] = [stage.replace("bookkeeping=inline", "bookkeeping=overlapped") for stage in DEFAULT_ORDER]
-    decoder = pair.decoder(FreeTreePolicy(16), drafter=None, free=together(drafters), **options)
+    decoder = pair.decoder(FreeTreePolicy(16), drafter=None, free=DrafterGroup(drafters), **options)
     result = decoder.generate(PROMPT, max_new_tokens=COUNT)
 
     assert result.tokens == pair.reference(PROMPT, COUNT)
@@ -281,15 +287,15 @@ def test_beside_counts_that_guess_it_adds_nothing_that_the_objective_leaves_out(
     lookahead, sizes = LookaheadDrafter(), []
     for rate in lookahead._rates:
         rate.add(0.0, tried=1e4)
-    whole = lookahead.fill_for
+    whole = lookahead.propose
 
-    def fill_for(tree, depth, stakes):
+    def propose(tree, budget):
         before = tree.size
-        whole(tree, depth, stakes)
+        whole(tree, budget)
         sizes.append((before, tree.size))
 
-    lookahead.fill_for = fill_for
-    decoder = pair.decoder(DearRows(), drafter=None, free=together([lookahead, usual_counts()]))
+    lookahead.propose = propose
+    decoder = pair.decoder(DearRows(), drafter=None, free=DrafterGroup([lookahead, usual_counts()]))
     result = decoder.generate(PROMPT, max_new_tokens=COUNT)
 
     assert result.tokens == pair.reference(PROMPT, COUNT)
@@ -298,7 +304,7 @@ def test_beside_counts_that_guess_it_adds_nothing_that_the_objective_leaves_out(
 
 
 def test_sampling_with_a_seed_is_what_the_target_alone_samples(pair):
-    decoder = pair.decoder(FreeTreePolicy(16), drafter=None, free=LookaheadDrafter())
+    decoder = pair.decoder(FreeTreePolicy(16), drafter=None, free=DrafterGroup([LookaheadDrafter()]))
     sampling = SamplingParams(temperature=40.0, seed=1)
 
     ours = decoder.generate(PROMPT, max_new_tokens=COUNT, sampling=sampling)

@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from toy_target import decode, paths, plain_decode, wandering_target
 
 from yggdrasil.drafters.counts import usual_counts
+from yggdrasil.drafters.group import DrafterGroup
 from yggdrasil.drafters.ngram import NGramDrafter
 from yggdrasil.drafters.options import NGramOptions
-from yggdrasil.drafters.protocol import FreeDrafter, together
+from yggdrasil.drafters.protocol import Budget, Capabilities, is_model_free
 from yggdrasil.tree.token_tree import NO_SCORE, TokenTree
 
 OPTIONS = st.builds(
@@ -97,11 +98,9 @@ def test_tree_is_what_a_scan_of_the_text_finds(texts, options, sizes, width, dep
         drafter.begin(prompt)
         for piece in pieces:
             drafter.extend(piece, {})
-        drafter.head(tree)
-        drafter.grow(tree, width, depth)
+        draft(drafter, tree, width, depth)
 
         tree.check_integrity()
-        assert tree.tokens[0] == text[-1]
         assert paths(tree) == slow_paths(closed, text, options, width, depth)
         assert torch.bincount(tree.depths[1 : tree.size], minlength=1).max() <= width
 
@@ -121,8 +120,7 @@ def test_a_public_pool_reads_closed_texts_to_their_end(is_keep_all, texts, expec
     drafter, tree = NGramDrafter(options), new_tree()
     for text in texts:
         drafter.begin(text)
-    drafter.head(tree)
-    drafter.grow(tree, 1, 3)
+    draft(drafter, tree, 1, 3)
 
     assert paths(tree)[-1] == expected
     assert paths(tree) == slow_paths(texts[:-1], texts[-1], options, 1, 3)
@@ -135,8 +133,7 @@ def test_a_small_tree_holds_the_first_nodes(text, options, num_nodes):
     small, large = new_tree(num_nodes), new_tree()
     drafter.begin(text)
     for tree in (small, large):
-        drafter.head(tree)
-        drafter.grow(tree, 3, 4)
+        draft(drafter, tree, 3, 4)
 
     small.check_integrity()
     assert paths(small) == paths(large)[: num_nodes - 1]
@@ -147,8 +144,7 @@ def test_a_small_tree_holds_the_first_nodes(text, options, num_nodes):
 def test_children_share_at_most_the_whole_probability(text, options):
     drafter, tree = NGramDrafter(options), new_tree()
     drafter.begin(text)
-    drafter.head(tree)
-    drafter.grow(tree, 4, 4)
+    draft(drafter, tree, 4, 4)
 
     shares = [0.0] * tree.size
     for parent, edge in zip(tree.parents[1 : tree.size].tolist(), tree.edges[1 : tree.size].tolist(), strict=True):
@@ -156,10 +152,14 @@ def test_children_share_at_most_the_whole_probability(text, options):
     assert max(shares) < 1.0
 
 
+def draft(drafter, tree, width, depth):
+    tree.plant(0)  # whoever proposes does not look at it
+    drafter.propose(tree, Budget(depth, width))
+
+
 def grown_edges(drafter, width=1, depth=3):
     tree = new_tree()
-    drafter.head(tree)
-    drafter.grow(tree, width, depth)
+    draft(drafter, tree, width, depth)
     return tree.edges[1 : tree.size].exp().tolist()
 
 
@@ -188,8 +188,7 @@ def test_trust_follows_what_was_accepted():
 def test_a_period_is_drafted_at_any_length():
     drafter, tree = NGramDrafter(NGramOptions(max_draft_len=9, is_use_oldest=False)), new_tree()
     drafter.begin([5, 1, 2, 1, 2])
-    drafter.head(tree)
-    drafter.grow(tree, 1, 9)
+    draft(drafter, tree, 1, 9)
 
     assert paths(tree)[-1] == (1, 2, 1, 2, 1, 2, 1, 2, 1)
 
@@ -213,38 +212,37 @@ def test_output_equals_plain_decoding(is_keep_all, is_use_oldest, is_public_pool
         assert decoded.num_iterations < 60
 
 
-class Free:
-    """A drafter as it guesses at no cost: alone, or in a tree that ``first`` has planted."""
+class Beside:
+    """A drafter in a tree that ``first`` has grown."""
 
-    def __init__(self, drafter, first=None):
-        self.name, self._drafter, self._first = drafter.name, drafter, first
+    name, capabilities = "beside", Capabilities(plants_root=True)
+
+    def __init__(self, drafter, first):
+        self._drafter, self._first = drafter, first
 
     def begin(self, tokens):
-        for each in filter(None, (self._drafter, self._first)):
+        for each in (self._drafter, self._first):
             each.begin(tokens)
 
-    def extend(self, tokens, hidden):
-        for each in filter(None, (self._drafter, self._first)):
-            each.extend(tokens, hidden)
+    def extend(self, tokens, states):
+        for each in (self._drafter, self._first):
+            each.extend(tokens, states)
 
-    def plant(self, tree, depth):
-        if self._first is None:
-            self._drafter.plant(tree, depth)
-            return
-        self._first.plant(tree, depth)
+    def propose(self, tree, budget):
+        self._first.propose(tree, budget)
         tree.scores[3:] = NO_SCORE  # room for others
         before = paths(tree)
-        self._drafter.fill(tree, depth)
+        self._drafter.propose(tree, budget._replace(from_root=False))
         assert paths(tree)[: len(before)] == before
 
 
-def test_a_look_up_is_a_free_drafter_alone_and_beside_another():
+def test_a_look_up_drafts_alone_and_beside_another():
     prompt = [1, 2, 3]
     told = plain_decode(wandering_target, prompt, 60)
-    alone = decode(Free(NGramDrafter()), wandering_target, prompt, 60, new_tree())
-    beside = decode(Free(NGramDrafter(), usual_counts()), wandering_target, prompt, 60, new_tree())
-    several = decode(together([NGramDrafter(), usual_counts()]), wandering_target, prompt, 60, new_tree())
+    alone = decode(NGramDrafter(), wandering_target, prompt, 60, new_tree())
+    beside = decode(Beside(NGramDrafter(), usual_counts()), wandering_target, prompt, 60, new_tree())
+    several = decode(DrafterGroup([NGramDrafter(), usual_counts()]), wandering_target, prompt, 60, new_tree())
 
-    assert isinstance(NGramDrafter(), FreeDrafter)
+    assert is_model_free(NGramDrafter())
     assert alone.tokens == beside.tokens == several.tokens == told
-    assert several.num_iterations < alone.num_iterations < 50
+    assert several.num_iterations < alone.num_iterations < 55

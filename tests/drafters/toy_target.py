@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 
 from yggdrasil.acceptance.greedy import accept_greedy
-from yggdrasil.drafters.protocol import Drafter, FreeDrafter
+from yggdrasil.drafters.protocol import Budget, Drafter, propose_in
 from yggdrasil.tree.token_tree import TokenTree
 
 Target = Callable[[Sequence[int]], int]
@@ -34,9 +34,7 @@ def paths(tree: TokenTree) -> list[tuple[int, ...]]:
     return [tuple(tree.tokens[tree.path(node)[1:]].tolist()) for node in range(1, tree.size)]
 
 
-def decode(
-    drafter: Drafter | FreeDrafter, target: Target, prompt: Sequence[int], num_tokens: int, tree: TokenTree
-) -> Decoded:
+def decode(drafter: Drafter, target: Target, prompt: Sequence[int], num_tokens: int, tree: TokenTree) -> Decoded:
     """Draft, verify and accept until ``num_tokens`` are certain; checks the drafter's contract on the way."""
     width, depth = 2, 4
     text = [*prompt, target(prompt)]
@@ -44,11 +42,7 @@ def decode(
     drafter.extend(text[-1:], {})
     num_iterations = 0
     while len(text) < len(prompt) + num_tokens:
-        if hasattr(drafter, "grow"):
-            drafter.head(tree)
-            drafter.grow(tree, width, depth)
-        else:
-            drafter.plant(tree, depth)
+        propose_in(drafter, tree, text[-1], Budget(depth, width))
         tree.check_integrity()
         assert tree.tokens[0] == text[-1]
         assert tree.depths[: tree.size].max() <= depth

@@ -57,8 +57,8 @@ def test_rows_equal_a_fresh_pass_after_every_commit(pair, policy, monkeypatch):
         assert target.length == before + len(rows)
         assert_rows_equal(target.runner.cache, target_rows, target.length)
 
-    def grow_and_check(tree, width, depth):
-        grow(tree, width, depth)  # its nodes lie behind the rows of the text
+    def grow_and_check(width, depth):
+        grow(width, depth)  # its nodes lie behind the rows of the text
         assert_rows_equal(drafter.runner.cache, drafter_rows, target.length + 1)
 
     monkeypatch.setattr(target, "commit", commit_and_check)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_pair import SHAPES, TEXT, VOCAB_SIZE, OracleDrafter
 
-from yggdrasil.drafters import NGramDrafter
+from yggdrasil.drafters import Capabilities, NGramDrafter
 from yggdrasil.engine.budget import Budget
 from yggdrasil.engine.objective_policy import ObjectivePolicy
 from yggdrasil.engine.policy import PLAIN_POLICY, Decision, FixedPolicy
@@ -116,21 +116,21 @@ class LayerReader:
     name = "reader"
 
     def __init__(self, hidden_layers):
-        self.hidden_layers = hidden_layers
+        self.capabilities = Capabilities(layers=hidden_layers)
 
     def begin(self, tokens):
-        self.states = {layer: [] for layer in self.hidden_layers}
+        self.states = {layer: [] for layer in self.capabilities.layers}
         self._last = tokens[-1]
 
-    def extend(self, tokens, hidden):
+    def extend(self, tokens, states):
         self._last = tokens[-1]
-        for layer, states in hidden.items():
-            self.states[layer].append(states.clone())
+        for layer, rows in states.items():
+            self.states[layer].append(rows.clone())
 
-    def head(self, tree):
-        tree.plant(self._last)
+    def cost(self, budget):
+        return ()
 
-    def grow(self, tree, width, depth):
+    def propose(self, tree, budget):
         tree.attach(0, (self._last + 1) % VOCAB_SIZE, -1.0)
 
 
@@ -255,7 +255,7 @@ class Boaster:
     """Is sure of a token that never comes."""
 
     name = "boaster"
-    hidden_layers = ()
+    capabilities = Capabilities()
 
     def __init__(self, token):
         self._token = token
@@ -263,13 +263,13 @@ class Boaster:
     def begin(self, tokens):
         return
 
-    def extend(self, tokens, hidden):
-        self._last = tokens[-1]
+    def extend(self, tokens, states):
+        return
 
-    def head(self, tree):
-        tree.plant(self._last)
+    def cost(self, budget):
+        return ()
 
-    def grow(self, tree, width, depth):
+    def propose(self, tree, budget):
         tree.attach(0, self._token, -0.01)
 
 

@@ -10,6 +10,7 @@ from tiny_pair import SHAPES, TEXT, cache_rows
 from yggdrasil.acceptance.grammar import Constraint
 from yggdrasil.acceptance.sampling import SamplingParams
 from yggdrasil.acceptance.speculation import Speculation
+from yggdrasil.drafters import Capabilities
 from yggdrasil.drafters.counts import usual_counts
 from yggdrasil.engine.objective_policy import ObjectivePolicy
 from yggdrasil.engine.policy import Decision, FixedPolicy
@@ -66,23 +67,22 @@ class Alternating(FixedPolicy):
 class Suggesting:
     """Stands in for counts of a text that repeats: the target's own continuation, every seventh token wrong."""
 
-    name, hidden_layers = "suggestions", ()
+    name, capabilities = "suggestions", Capabilities()
 
     def __init__(self):
-        self.text, self._size, self._last = [], 0, 0  # the whole text, and what of it is certain
+        self.text, self._size = [], 0  # the whole text, and what of it is certain
 
     def begin(self, tokens):
-        self._size, self._last = len(tokens), tokens[-1]
+        self._size = len(tokens)
 
-    def extend(self, tokens, hidden):
-        self._size, self._last = self._size + len(tokens), tokens[-1]
+    def extend(self, tokens, states):
+        self._size += len(tokens)
 
-    def plant(self, tree, depth):
-        tree.plant(self._last)
-        self.fill(tree, depth)
+    def cost(self, budget):
+        return ()
 
-    def fill(self, tree, depth):
-        places = range(self._size, min(self._size + depth, len(self.text)))
+    def propose(self, tree, budget):
+        places = range(self._size, min(self._size + budget.depth, len(self.text)))
         guesses = [(self.text[place] + (place % 7 == 0)) % 90 for place in places]
         tree.graft(list(range(len(guesses))), guesses, [-0.1] * len(guesses))
 
@@ -156,10 +156,12 @@ def test_a_look_at_free_guesses_changes_nothing_of_the_drafters(decoder, suggest
     """A root that an iteration planted ahead is still there in the next one."""
     prompt, _ = suggested
     decoder.assembly.engine.use(stages)
-    drafted = []
+    drafted, whole = [], SUGGESTIONS.propose
     for looks in (True, False):
         if not looks:
-            monkeypatch.setattr(SUGGESTIONS, "plant", lambda tree, depth: None)
+            monkeypatch.setattr(
+                SUGGESTIONS, "propose", lambda tree, budget: None if budget.from_root else whole(tree, budget)
+            )
         decoder.policy = Looking()
         decoder.generate(prompt, max_new_tokens=42)
         drafted.append(decoder.policy.drafted)

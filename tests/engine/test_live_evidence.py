@@ -90,8 +90,8 @@ def test_plain_steps_of_a_spent_budget_call_neither_predictor_nor_drafter(pair, 
     )
     decoder = pair.decoder(policy, **({} if stages is None else {"stages": stages}))
     engine, heads = decoder.assembly.engine, []
-    head = engine.drafter.head
-    monkeypatch.setattr(engine.drafter, "head", lambda tree: heads.append(head(tree)))
+    head = engine.drafter._draft_head
+    monkeypatch.setattr(engine.drafter, "_draft_head", lambda: heads.append(head()))
     predictor.calls = 0
     trace, stream = Trace(), TextStream(byte_tokenizer(), frozenset(), 61, ())
     list(engine.decode(PROMPT, stream, policy, trace))

@@ -6,6 +6,7 @@ import pytest
 from own_drafter import Nobody
 from tiny_pair import TEXT, VOCAB_SIZE
 
+from yggdrasil.drafters import Capabilities
 from yggdrasil.engine.policy import FixedPolicy
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.tree.shape import TreeShape
@@ -17,15 +18,8 @@ TREE = FixedPolicy(TreeShape(2, 2, 4))
 class Elsewhere(Nobody):
     """Roots its tree at another token than the last."""
 
-    def head(self, tree):
+    def propose(self, tree, budget):
         tree.plant((self.last + 1) % VOCAB_SIZE)
-
-
-class Unplanted(Nobody):
-    """Leaves the tree of before, or none."""
-
-    def head(self, tree):
-        pass
 
 
 class Attaching(Nobody):
@@ -34,7 +28,7 @@ class Attaching(Nobody):
     def __init__(self, token, log_probability=-0.5):
         self.given = token, log_probability
 
-    def grow(self, tree, width, depth):
+    def propose(self, tree, budget):
         tree.attach(0, *self.given)
 
 
@@ -45,10 +39,9 @@ def test_guesses_change_no_token(pair, drafter):
     assert found.tokens == pair.reference(PROMPT, COUNT)
 
 
-@pytest.mark.parametrize("drafter", [Elsewhere(), Unplanted()], ids=["elsewhere", "unplanted"])
-def test_a_root_that_is_not_the_last_token_is_refused(pair, drafter):
-    with pytest.raises(YggdrasilError, match=r"the drafter nobody did not plant token \d+, the last that is certain"):
-        pair.decoder(TREE, drafter=drafter).generate(PROMPT, max_new_tokens=COUNT)
+def test_a_root_that_is_not_the_last_token_is_refused(pair):
+    with pytest.raises(YggdrasilError, match=r"the drafter nobody did not keep token \d+, the last that is certain"):
+        pair.decoder(TREE, drafter=Elsewhere()).generate(PROMPT, max_new_tokens=COUNT)
 
 
 @pytest.mark.parametrize("token", [-1, VOCAB_SIZE, 10**6])
@@ -66,14 +59,14 @@ def test_what_is_no_guess_is_refused_where_it_is_attached(pair, given, error):
 @pytest.mark.parametrize(
     ("layers", "said"),
     [
-        ((99,), "hidden_layers of the drafter nobody holds 99; the target's layers are 0 to 1, and -1 is what"),
+        ((99,), "layers of the drafter nobody holds 99; the target's layers are 0 to 1, and -1 is what"),
         ((0, -2), "holds -2; the target's layers are 0 to 1"),
-        (None, "hidden_layers of the drafter nobody is None; it must be a list of whole numbers"),
+        (None, "layers of the drafter nobody is None; it must be a list of whole numbers"),
     ],
     ids=["behind the last", "before the head's input", "none"],
 )
 def test_states_of_layers_that_there_are_not_are_refused(pair, layers, said):
     drafter = Nobody()
-    drafter.hidden_layers = layers
+    drafter.capabilities = Capabilities(layers=layers)
     with pytest.raises(YggdrasilError, match=said):
         pair.decoder(TREE, drafter=drafter)

@@ -1,5 +1,7 @@
 """The target's runners-up as guesses: read off the passes that run anyway, exact by every rule, and what they hold."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from tiny_pair import SHAPES, TEXT
@@ -21,12 +23,12 @@ class Noting:
 
     def __init__(self):
         self.counts, self.told = usual_counts(recycles=True), []
-        self.name, self.recycles = self.counts.name, True
+        self.name, self.capabilities = self.counts.name, replace(self.counts.capabilities, read_runners_up=self._note)
 
-    def recycle(self, tokens, followers):
+    def _note(self, tokens, followers):
         assert len(tokens) == len(followers)
         self.told.append((list(tokens), followers.clone()))
-        self.counts.recycle(tokens, followers)
+        self.counts.capabilities.read_runners_up(tokens, followers)
 
     def __getattr__(self, name):
         return getattr(self.counts, name)

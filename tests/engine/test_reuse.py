@@ -6,6 +6,7 @@ from test_cache_rows import Mixed, assert_rows_equal
 from tiny_pair import TEXT, VOCAB_SIZE, cache_rows, chat_tokenizer, make_pair
 
 from yggdrasil import SamplingParams, Speculation
+from yggdrasil.drafters import Capabilities
 from yggdrasil.drafters.ngram import NGramDrafter
 from yggdrasil.drafters.options import NGramOptions
 from yggdrasil.engine.policy import PLAIN_POLICY, FixedPolicy
@@ -214,7 +215,7 @@ def test_what_repeats_is_remembered(pair):
 class Reads:
     """A drafter that reads hidden states, and perhaps keeps them."""
 
-    hidden_layers = (-1,)
+    capabilities = Capabilities(layers=(-1,))
     name = "reads"
 
     def begin(self, tokens):
@@ -222,21 +223,24 @@ class Reads:
         self.states = getattr(self, "states", [])[: len(tokens) - 1]
         self.tokens = list(tokens)
 
-    def extend(self, tokens, hidden):
+    def extend(self, tokens, states):
         self.tokens += tokens
-        self.states += list(hidden[-1].clone())
+        self.states += list(states[-1].clone())
 
-    def head(self, tree):
-        tree.plant(self.tokens[-1])
+    def cost(self, budget):
+        return ()
 
-    def grow(self, tree, width, depth):
+    def propose(self, tree, budget):
         tree.attach(0, (self.tokens[-1] + 1) % VOCAB_SIZE, -0.5)
 
 
 class Keeps(Reads):
     name = "keeps"
 
-    def num_kept(self, tokens):
+    def __init__(self):
+        self.capabilities = Capabilities(layers=(-1,), num_kept=self._num_kept)
+
+    def _num_kept(self, tokens):
         ours = getattr(self, "tokens", [])
         same = next((i for i, pair in enumerate(zip(ours, tokens, strict=False)) if pair[0] != pair[1]), None)
         return min(len(ours), len(tokens)) if same is None else same

@@ -11,6 +11,8 @@ import torch
 from yggdrasil.calibration.measure import ShapeCycle
 from yggdrasil.drafters.belief import SHAPES, Belief
 from yggdrasil.drafters.counts import CountsDrafter
+from yggdrasil.drafters.group import DrafterGroup
+from yggdrasil.drafters.protocol import Budget
 from yggdrasil.engine.aside import AsideTree
 from yggdrasil.engine.free_trees import FreeTrees
 from yggdrasil.engine.objective_policy import ObjectivePolicy
@@ -34,7 +36,7 @@ def some_costs(generator):
 
 def some_counts(generator, native):
     weights = {name: generator.normal(scale=0.7, size=shape) for name, shape in SHAPES.items()}
-    counts = CountsDrafter(Belief(**weights), native=native)
+    counts = DrafterGroup([CountsDrafter(Belief(**weights), native=native)])
     counts.begin(generator.integers(0, generator.integers(2, 9), 60).tolist())
     return counts
 
@@ -108,8 +110,8 @@ def filled(generator, native, policy, shape):
     """The same tree filled with the policy's stakes, and in full; each with what its scores promise, and its order."""
     counts, seed, found = some_counts(generator, native), int(generator.integers(1 << 30)), []
     for stakes in (policy.stakes_beside(shape, 0), NO_STAKES):
-        tree = somebody_elses_tree((counts._pending or counts._text)[-1], seed)
-        counts.fill_for(tree, 9, stakes)
+        tree = somebody_elses_tree(counts._last, seed)
+        counts.propose(tree, Budget(9, bound=stakes, from_root=False))
         ranking = Ranking(tree, WIDTHS)
         found.append((tree, ranking.rank(), ranking.order.tolist()))
     return found

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 from yggdrasil.calibration.own_text import Document
 from yggdrasil.drafters.counts import usual_counts
+from yggdrasil.drafters.group import DrafterGroup
 from yggdrasil.drafters.heads.loading import load_head
 from yggdrasil.drafters.heads.vocabulary import Vocabulary
 from yggdrasil.engine.policy import FixedPolicy
@@ -65,7 +66,7 @@ def traces(script, pair, documents, folder):
 @pytest.mark.parametrize("name", ["chain", "tree, 8 rows", "tree, 16 rows"])
 def test_lengths_are_those_of_decoding(script, pair, documents, folder, traces, name):
     """As far as trees were recorded: the answer's end is told from none."""
-    beside = SimpleNamespace(assembly=SimpleNamespace(engine=SimpleNamespace(free=usual_counts())))
+    beside = SimpleNamespace(assembly=SimpleNamespace(engine=SimpleNamespace(free=DrafterGroup([usual_counts()]))))
     shape = script.TREES.get(name, script.CHAIN)
     lengths = script.played(traces[shape.width], shape, documents, beside)
     shapes = Shapes(

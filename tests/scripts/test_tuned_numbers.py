@@ -12,6 +12,7 @@ import yggdrasil
 from yggdrasil.calibration.own_text import Document
 from yggdrasil.drafters.belief import Belief
 from yggdrasil.drafters.counts import CountsDrafter
+from yggdrasil.drafters.group import DrafterGroup
 from yggdrasil.engine.objective_policy import ObjectivePolicy
 from yggdrasil.tree.step_costs import StepCosts
 
@@ -81,7 +82,7 @@ def test_a_text_is_played_alike_every_time_and_with_another_number_otherwise(tun
         [Document([1, 2], [1, 2, 3, 4] * 20)],
         costs,
         lambda: ObjectivePolicy({0: costs}, {}, np.empty(0, dtype=np.float32), None),
-        lambda native: CountsDrafter(Belief.usual(with_table=False), native=native),
+        lambda native: DrafterGroup([CountsDrafter(Belief.usual(with_table=False), native=native)]),
     )
     usual = play.speed()
     assert usual == play.speed() == play.speed(native=False)

@@ -18,7 +18,7 @@ def rank_hits(
     hits = np.zeros(tree.candidates, dtype=np.int64)
     drafter.begin(prompt)
     for token in generated:
-        drafter.head(tree)
+        drafter.head()
         hits += tree.pool_tokens[: tree.candidates].cpu().numpy() == token
         drafter.extend([token], {})
     return hits

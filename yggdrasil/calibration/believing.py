@@ -80,7 +80,7 @@ def gather_places(documents: Sequence[Document], *, with_table: bool, runners_up
                 right.append(rows[:, 0] == token)
                 num_candidates += len(rows)
             if likely is not None:
-                drafter.recycle([before], likely[place : place + 1])
+                drafter.read_runners_up([before], likely[place : place + 1])
                 before = token
             drafter.extend([token], {})
         if num_candidates > _MOST_CANDIDATES:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from yggdrasil.calibration.foreseen import expectation, policy_without_drafter
 from yggdrasil.calibration.replay import RecordedEvidence, RecordedTrees, recorded_documents, replay
 from yggdrasil.calibration.survival import survival_of
-from yggdrasil.drafters.protocol import FreeDrafter
+from yggdrasil.drafters.group import DrafterGroup
 from yggdrasil.engine.drafted_trees import DepthEvidence
 from yggdrasil.engine.objective_policy import ObjectivePolicy
 from yggdrasil.engine.policy import Decision, FreeTreePolicy
@@ -109,7 +109,7 @@ class _Played:
     """Recorded text that one policy after the other decodes."""
 
     def __init__(
-        self, traces: TraceSet, costs: StepCosts, free: FreeDrafter | None, prompts: Mapping[int, Sequence[int]]
+        self, traces: TraceSet, costs: StepCosts, free: DrafterGroup | None, prompts: Mapping[int, Sequence[int]]
     ) -> None:
         self.traces, self.costs, self.free = traces, costs, free
         self.documents = recorded_documents(traces, prompts)
@@ -131,7 +131,7 @@ def choose(
     traces: TraceSet,
     acceptance: AcceptanceCalibration,
     costs: StepCosts,
-    free: FreeDrafter | None = None,
+    free: DrafterGroup | None = None,
     prompts: Mapping[int, Sequence[int]] | None = None,
 ) -> Choice:
     """Train on some documents, decide on the others. ``traces`` were grown with ``acceptance`` already.

@@ -10,8 +10,9 @@ from yggdrasil.calibration.own_text import Document
 from yggdrasil.calibration.replay import RunnersUp
 from yggdrasil.drafters.belief import Belief
 from yggdrasil.drafters.counts import BELIEF_FILE, TABLE_FILE, CountsDrafter
+from yggdrasil.drafters.group import DrafterGroup
 from yggdrasil.drafters.options import CountsOptions
-from yggdrasil.drafters.protocol import FreeDrafter, together
+from yggdrasil.drafters.protocol import Drafter
 from yggdrasil.drafters.table import Table
 from yggdrasil.scheduling.plan import Expectation
 from yggdrasil.tree.objective import least_useful
@@ -60,7 +61,7 @@ def learn_counts(
     costs: StepCosts,
     *,
     with_table: bool,
-    others: Sequence[FreeDrafter] = (),
+    others: Sequence[Drafter] = (),
     runners_up: RunnersUp | None = None,
 ) -> Counted:
     """Fit on some documents, predict on others; the table that is kept counts all of them.
@@ -76,5 +77,5 @@ def learn_counts(
     drafter = CountsDrafter(belief, Table.of(rest).without_rare() if with_table else None, recycles=recycles)
     drafter.leave_out_below(least_useful([costs]))
     is_foreseen = any(len(document.answer) > 1 for document in held_out)
-    expected = foresee(together([*others, drafter]), held_out, costs, runners_up) if is_foreseen else []
+    expected = foresee(DrafterGroup([*others, drafter]), held_out, costs, runners_up) if is_foreseen else []
     return Counted(belief, Table.of(documents).without_rare() if with_table else None, expected, recycles, documents)

@@ -11,7 +11,7 @@ from yggdrasil.calibration.job import Job
 from yggdrasil.calibration.record import concatenate, record_document
 from yggdrasil.calibration.settings import CalibrationSettings
 from yggdrasil.calibration.work import read_or_drop
-from yggdrasil.drafters.protocol import Drafter, SteppedDrafter
+from yggdrasil.drafters.protocol import Drafter
 from yggdrasil.engine.policy import FixedPolicy
 from yggdrasil.engine.text import TextStream
 from yggdrasil.engine.trace import Trace
@@ -41,14 +41,15 @@ def usable_texts(
 def record_all(job: Job) -> tuple[TraceSet, AcceptanceCalibration]:
     """Traces of all documents, grown with an acceptance calibration fitted on the first few."""
     drafter = job.assembly.engine.drafter
-    assert isinstance(drafter, SteppedDrafter)
+    assert drafter is not None
+    assert drafter.capabilities.steps is not None
     report = job.reporter.phase(f"recording acceptance on {len(job.texts)} documents")
     first = [
         _document(job, drafter, i, job.work / f"first-{i}.safetensors")
         for i in range(min(FIRST_PASS_DOCUMENTS, len(job.texts) // 2))
     ]
     acceptance = fit_acceptance(concatenate(first))
-    drafter.knots.copy_(torch.from_numpy(acceptance.knots.copy()))
+    drafter.capabilities.steps.knots.copy_(torch.from_numpy(acceptance.knots.copy()))
     parts = []
     for i in range(len(job.texts)):
         parts.append(_document(job, drafter, i, job.work / f"traces-{i}.safetensors"))

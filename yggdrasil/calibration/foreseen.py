@@ -7,7 +7,7 @@ import numpy as np
 
 from yggdrasil.calibration.own_text import Document
 from yggdrasil.calibration.replay import RunnersUp, replay
-from yggdrasil.drafters.protocol import FreeDrafter
+from yggdrasil.drafters.group import DrafterGroup
 from yggdrasil.engine.objective_policy import ObjectivePolicy
 from yggdrasil.engine.policy import FreeTreePolicy, Policy
 from yggdrasil.predictor.repeats import share_foretold
@@ -17,7 +17,7 @@ from yggdrasil.tree.step_costs import StepCosts
 
 
 def foresee(
-    free: FreeDrafter | None,
+    free: DrafterGroup | None,
     documents: Sequence[Document],
     costs: StepCosts,
     runners_up: RunnersUp | None = None,

@@ -14,7 +14,8 @@ from yggdrasil.calibration.record import states_of
 from yggdrasil.calibration.settings import PairSource
 from yggdrasil.checkpoints.source import Source
 from yggdrasil.drafters.counts import CountsDrafter
-from yggdrasil.drafters.protocol import FreeDrafter, each_of, recyclers, together
+from yggdrasil.drafters.group import DrafterGroup, group_of
+from yggdrasil.drafters.protocol import Drafter
 from yggdrasil.engine.policy import PLAIN_POLICY
 from yggdrasil.engine.trace import Trace
 from yggdrasil.prompts import encode_prompt, read_prompts
@@ -33,7 +34,7 @@ def count_text(job: Job, costs: StepCosts) -> Counted | None:
     pair = job.pair
     if pair.counts is None:
         return None
-    everyone = each_of(job.assembly.engine.free)
+    everyone = _all_of(job)
     (drafter,) = (each for each in everyone if isinstance(each, CountsDrafter))
     others = [each for each in everyone if each is not drafter]
     if not _writes(pair):  # the text alone beside a model: the usual belief will do
@@ -65,14 +66,14 @@ def _writes(pair: PairSource) -> bool:
 
 def guesses_beside(
     job: Job, counted: Counted | None, documents: Sequence[Document], costs: StepCosts
-) -> FreeDrafter | None:
+) -> DrafterGroup | None:
     """What guesses beside the drafter, without knowing the ``documents`` that tell what both are worth."""
-    others = [each for each in each_of(job.assembly.engine.free) if not isinstance(each, CountsDrafter)]
+    others = [each for each in _all_of(job) if not isinstance(each, CountsDrafter)]
     if counted is None:
-        return together(others)
+        return group_of(others)
     counts = counted.knowing_nothing_of(documents)
     counts.leave_out_below(least_useful([costs]))
-    return together([*others, counts])
+    return DrafterGroup([*others, counts])
 
 
 def _runners_up(runner: ModelRunner, document: Document) -> torch.Tensor:
@@ -83,7 +84,8 @@ def _runners_up(runner: ModelRunner, document: Document) -> torch.Tensor:
 
 def foresee_some(job: Job, costs: StepCosts) -> list[Expectation]:
     """What to expect by a few of ``texts``, where the target has written nothing else."""
-    if job.assembly.engine.free is None:
+    free = job.assembly.engine.free
+    if free is None:
         return foresee(None, [], costs)
     report, documents = job.reporter.phase("decoding a few prompts to predict by"), []
     for number, text in enumerate(job.texts[:FORESEEN], start=1):
@@ -92,5 +94,10 @@ def foresee_some(job: Job, costs: StepCosts) -> list[Expectation]:
             pass
         documents.append(Document(list(text), stream.tokens))
         report(number / len(job.texts[:FORESEEN]))
-    recycled = partial(_runners_up, job.assembly.target) if recyclers(job.assembly.engine.free) else None
-    return foresee(job.assembly.engine.free, documents, costs, recycled)
+    recycled = partial(_runners_up, job.assembly.target) if free.capabilities.read_runners_up is not None else None
+    return foresee(free, documents, costs, recycled)
+
+
+def _all_of(job: Job) -> list[Drafter]:
+    free = job.assembly.engine.free
+    return [] if free is None else free.drafters

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from yggdrasil.drafters.protocol import Drafter
+from yggdrasil.drafters.protocol import Budget, Drafter
 from yggdrasil.engine.build import Assembly
 from yggdrasil.predictor.evidence import repetition_figures
 from yggdrasil.profiling.traces import TraceSet
@@ -30,7 +30,9 @@ def record_document(
     hidden, layers = states_of(assembly.target, text[: positions.stop])
     columns: dict[int, list[dict[str, np.ndarray]]] = {width: [] for width in assembly.shapes.draft_widths}
     head: list[np.ndarray] = []
-    known = 1 if drafter.hidden_layers else positions.start + 1  # tokens that need no states
+    steps = drafter.capabilities.steps
+    assert steps is not None, "only proposals of compiled steps are recorded"
+    known = 1 if drafter.capabilities.layers else positions.start + 1  # tokens that need no states
     drafter.begin(text[:known])
     with torch.inference_mode():
         for position in positions:
@@ -39,10 +41,10 @@ def record_document(
                 drafter.extend(certain, {layer: state[known - 1 : position] for layer, state in layers.items()})
             known = position + 1
             for width, rows in columns.items():
-                drafter.head(tree)
+                steps.head()
                 if len(head) == len(rows):
                     head.append(tree.root_guesses().numpy())
-                drafter.grow(tree, width, max_depth)
+                drafter.propose(tree, Budget(max_depth, width))
                 on_host = TokenTree(*(buffer.cpu() for buffer in tree.tensors()))
                 row = _tree_row(on_host, max_depth * width, text[position + 1 : position + 1 + max_depth])
                 rows.append(row | _offered_row(on_host, 1 + (max_depth - 1) * width))

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from yggdrasil.calibration.own_text import ANSWER, Document
-from yggdrasil.drafters.protocol import FreeDrafter, recyclers
+from yggdrasil.drafters.group import DrafterGroup
+from yggdrasil.drafters.protocol import Budget
 from yggdrasil.engine.aside import AsideTree
 from yggdrasil.engine.policy import Decision, Policy
 from yggdrasil.engine.promises import KeptPromises
@@ -53,7 +54,7 @@ class RecordedEvidence:
 class RecordedTrees:
     """Trees of ``traces``, one at a time, with what ``free`` adds to them."""
 
-    def __init__(self, traces: TraceSet, costs: StepCosts, free: FreeDrafter | None) -> None:
+    def __init__(self, traces: TraceSet, costs: StepCosts, free: DrafterGroup | None) -> None:
         self.traces = traces
         self._free, self._last = free, np.array(costs.verify_widths) - 1
         nodes = max(1 + traces.max_depth * traces.widths[-1], costs.verify_widths[-1])
@@ -75,7 +76,7 @@ class RecordedTrees:
         tree.scores[1 + size :] = NO_SCORE
         self._offer(index, shape)
         if fills and self._free is not None:
-            self._free.fill(tree, tree.num_nodes)
+            self._free.propose(tree, Budget(tree.num_nodes, from_root=False))
         torch.ops.yggdrasil.rank_nodes.default(tree.scores, *self._ranking)
         promised: list[float] = self._ranking[1][torch.from_numpy(self._last)].tolist()
         return promised
@@ -115,7 +116,7 @@ class _Simulation:
     """One policy over one text."""
 
     def __init__(
-        self, policy: Policy, costs: StepCosts, trees: RecordedTrees | None, free: FreeDrafter | None, context: int
+        self, policy: Policy, costs: StepCosts, trees: RecordedTrees | None, free: DrafterGroup | None, context: int
     ) -> None:
         self._policy, self._costs, self._trees, self._context = policy, costs, trees, context
         self._promises = KeptPromises() if policy.learner is None else policy.learner.promises
@@ -157,7 +158,7 @@ def replay(
     costs: StepCosts,
     *,
     trees: RecordedTrees | None = None,
-    free: FreeDrafter | None = None,
+    free: DrafterGroup | None = None,
     runners_up: RunnersUp | None = None,
     context: int = 0,
     is_head_first: bool = False,
@@ -208,7 +209,7 @@ def replay(
 class Told:
     """What free drafters are told of one document."""
 
-    def __init__(self, free: FreeDrafter | None, document: Document, runners_up: RunnersUp | None) -> None:
+    def __init__(self, free: DrafterGroup | None, document: Document, runners_up: RunnersUp | None) -> None:
         self._free, self._answer = free, document.answer
         self._before = [*document.prompt[-1:], *document.answer[:-1]]
         self._likely = None if runners_up is None else runners_up(document)
@@ -218,11 +219,11 @@ class Told:
 
     def extend(self, start: int, stop: int) -> None:
         """Tokens ``start`` to ``stop - 1`` of the answer are certain."""
-        if self._free is not None:
-            self._free.extend(self._answer[start:stop], {})
-        if self._likely is not None:
-            for drafter in recyclers(self._free):
-                drafter.recycle(self._before[start:stop], self._likely[start:stop])
+        if self._free is not None and (tokens := self._answer[start:stop]):
+            self._free.extend(tokens, {})
+            read_runners_up = self._free.capabilities.read_runners_up
+            if self._likely is not None and read_runners_up is not None:
+                read_runners_up(self._before[start:stop], self._likely[start:stop])
 
 
 def recorded_documents(traces: TraceSet, prompts: Mapping[int, Sequence[int]]) -> list[Document]:

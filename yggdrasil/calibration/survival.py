@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from yggdrasil.calibration.replay import RecordedTrees, Told, accepted, path_of, recorded_documents
-from yggdrasil.drafters.protocol import FreeDrafter
+from yggdrasil.drafters.group import DrafterGroup
 from yggdrasil.engine.aside import AsideTree
 from yggdrasil.engine.free_trees import FreeTrees
 from yggdrasil.profiling.traces import TraceSet
@@ -47,7 +47,7 @@ class _Beginning(NamedTuple):
 
 
 def survival_of(
-    traces: TraceSet, costs: StepCosts, free: FreeDrafter | None, prompts: Mapping[int, Sequence[int]]
+    traces: TraceSet, costs: StepCosts, free: DrafterGroup | None, prompts: Mapping[int, Sequence[int]]
 ) -> Survival:
     """By ``traces``, in whose trees ``free`` guesses behind the ``prompts`` by document."""
     reference, depth, widths = traces.widths[-1], traces.max_depth, traces.widths
@@ -94,7 +94,7 @@ def _milliseconds(traces: TraceSet, costs: StepCosts) -> Float64Array:
 
 
 def _beginnings(
-    traces: TraceSet, costs: StepCosts, free: FreeDrafter | None, prompts: Mapping[int, Sequence[int]]
+    traces: TraceSet, costs: StepCosts, free: DrafterGroup | None, prompts: Mapping[int, Sequence[int]]
 ) -> Iterator[_Beginning]:
     """Where iterations begin if the text is gone through with the shape that has been worth most by then.
 
@@ -124,7 +124,7 @@ def _beginnings(
 class _Promises:
     """What the tree promises that needs no drafter, and gives."""
 
-    def __init__(self, free: FreeDrafter | None, costs: StepCosts, num_nodes: int) -> None:
+    def __init__(self, free: DrafterGroup | None, costs: StepCosts, num_nodes: int) -> None:
         self._costs, self._trees, self._aside = costs, FreeTrees([costs], "latency"), None
         self._tree = TokenTree.on_host(num_nodes)
         if free is not None:

@@ -5,7 +5,6 @@ from functools import partial
 from typing import NamedTuple
 
 from yggdrasil.compiler.compiled import Backend
-from yggdrasil.drafters.protocol import SteppedDrafter
 from yggdrasil.engine.build import Assembly
 
 TIMED = ("plain", "verify", "head", "grow")
@@ -57,13 +56,14 @@ def _target_steps(assembly: Assembly, context: int, token: int) -> list[TimedSte
 
 
 def _drafter_steps(assembly: Assembly, context: int, token: int) -> list[TimedStep]:
-    runner, drafter, tree = assembly.drafter, assembly.engine.drafter, assembly.engine.tree
-    if runner is None or not isinstance(drafter, SteppedDrafter):
+    drafter = assembly.engine.drafter
+    if drafter is None or (steps := drafter.capabilities.steps) is None:
         return []
+    runner = steps.runner
 
     def prepare() -> None:
-        drafter.place_at(context, token)
-        drafter.head(tree)
+        steps.place_at(context, token)
+        steps.head()
 
     def run(step: str, width: int) -> object:
         return runner.launch(step, width)

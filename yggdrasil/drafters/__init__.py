@@ -1,4 +1,4 @@
-"""Drafters: whoever grows a token tree from what is certain so far. ``Drafter`` is the whole seam.
+"""Drafters: whoever proposes tokens for the target to verify (``protocol.Drafter``).
 
 Names are loaded when first used: plans read ``options`` without torch.
 """
@@ -11,18 +11,24 @@ if TYPE_CHECKING:
     from yggdrasil.drafters.lookahead import LookaheadDrafter
     from yggdrasil.drafters.ngram import NGramDrafter
     from yggdrasil.drafters.options import LookaheadOptions, NGramOptions
-    from yggdrasil.drafters.protocol import Drafter
+    from yggdrasil.drafters.protocol import Budget, Capabilities, Drafter, Step
 
 _HOMES = {
+    "Budget": "protocol",
+    "Capabilities": "protocol",
     "DraftModel": "draft_model",
     "Drafter": "protocol",
     "LookaheadDrafter": "lookahead",
     "LookaheadOptions": "options",
     "NGramDrafter": "ngram",
     "NGramOptions": "options",
+    "Step": "protocol",
 }
 
-__all__ = ["DraftModel", "Drafter", "LookaheadDrafter", "LookaheadOptions", "NGramDrafter", "NGramOptions"]
+__all__ = [
+    "Budget", "Capabilities", "DraftModel", "Drafter", "LookaheadDrafter", "LookaheadOptions", "NGramDrafter",
+    "NGramOptions", "Step",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> object:

@@ -16,6 +16,7 @@ from torch import Tensor
 from yggdrasil.drafters.belief import Belief
 from yggdrasil.drafters.counted import LEAST_PATH, LONGEST, PortableCounts
 from yggdrasil.drafters.options import CountsOptions
+from yggdrasil.drafters.protocol import Budget, Capabilities, Step
 from yggdrasil.drafters.table import Table
 from yggdrasil.native import is_native
 from yggdrasil.native.direct import Mailbox, NativeCounts, direct
@@ -50,6 +51,7 @@ class CountsDrafter:
         self, belief: Belief, table: Table | None = None, *, recycles: bool = False, native: bool | None = None
     ) -> None:
         self.is_public_pool, self.recycles = False, recycles
+        self.capabilities = Capabilities(plants_root=True, read_runners_up=self.read_runners_up if recycles else None)
         self._make = _NativeCounts if (is_native() if native is None else native) else PortableCounts
         self._least_path = LEAST_PATH
         self.learn(belief, table)
@@ -95,41 +97,39 @@ class CountsDrafter:
             self._text, known = [], 0
         self._pending = list(tokens[known:])
 
-    def extend(self, tokens: Sequence[int], hidden: Mapping[int, Tensor]) -> None:
+    def extend(self, tokens: Sequence[int], states: Mapping[int, Tensor]) -> None:
         self._pending.extend(tokens)
 
-    def recycle(self, tokens: Sequence[int], followers: Tensor) -> None:
-        """After ``tokens[i]`` the target found ``followers[i]`` likeliest, [len(tokens), K] int64, best first."""
-        self._counts.recycle(list(tokens), followers)
+    def propose(self, tree: TokenTree, budget: Budget) -> None:
+        """Attach the likeliest continuations to ``tree``, which is on the host, best first.
 
-    def plant(self, tree: TokenTree, depth: int) -> None:
-        """Make the text's last token the root of a tree and fill it with the likeliest nodes, none below ``depth``."""
-        self.plant_for(tree, depth, NO_STAKES)
-
-    def plant_for(self, tree: TokenTree, depth: int, stakes: Stakes) -> None:
-        """Plant as far as it matters for ``stakes``: no node comes that only passes would read which cannot win."""
-        if tree is not self._bed:
-            self._bed = tree
-            self._counts.grow_in(*tree.node_tensors())
-        self._counts.grow(self._pending, depth, stakes)
-        self._text += self._pending
-        self._pending = []
-
-    def fill(self, tree: TokenTree, depth: int) -> None:
-        """Add to a tree on the host that another drafter has grown, none deeper than ``depth``."""
-        self.fill_for(tree, depth, NO_STAKES)
-
-    def fill_for(self, tree: TokenTree, depth: int, stakes: Stakes) -> None:
-        """Fill as far as it matters for ``stakes``.
-
-        Both are believed, by how much each says that it knows; what is said beyond takes the places that are left, and
-        so do the drafter's own candidates that it did not attach.
+        Stops where ``budget.bound`` shows that no further node can be verified. In a tree that another drafter has
+        grown, both estimates are mixed, each weighted by the sum of its probabilities; the remaining nodes go to new
+        continuations and to candidates that the other drafter has not attached.
         """
+        if budget.from_root:
+            self._propose_alone(tree, budget)
+            return
         if tree is not self._given:
             self._given = tree
             self._counts.fill_in(*tree.node_tensors(), tree.pool_tokens, tree.pool_scores)
         self._count()
-        self._counts.fill(depth, stakes)
+        self._counts.fill(budget.depth, budget.bound)
+
+    def _propose_alone(self, tree: TokenTree, budget: Budget) -> None:
+        if tree is not self._bed:
+            self._bed = tree
+            self._counts.grow_in(*tree.node_tensors())
+        self._counts.grow(self._pending, budget.depth, budget.bound)
+        self._text += self._pending
+        self._pending = []
+
+    def cost(self, budget: Budget) -> Sequence[Step]:
+        return ()
+
+    def read_runners_up(self, tokens: Sequence[int], runners_up: Tensor) -> None:
+        """After ``tokens[i]`` the target found ``runners_up[i]`` likeliest, [len(tokens), K] int64, best first."""
+        self._counts.recycle(list(tokens), runners_up)
 
     def evidence(self, path: Sequence[int]) -> Tensor:
         """What may follow the text and then ``path``, [n, 2 + 2 K] int64.

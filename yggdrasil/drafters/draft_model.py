@@ -6,6 +6,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from yggdrasil.drafters.levels import LevelDrafter
+from yggdrasil.drafters.protocol import Capabilities, DraftSteps
 from yggdrasil.drafters.steps import FinishStep, GrowStep, GuessStep, HeadStep, PlantStep, ReadStep
 from yggdrasil.runtime.buffers import HostBuffer
 from yggdrasil.runtime.graphs import Capture
@@ -18,7 +20,7 @@ from yggdrasil.tree.widths import fitting, fitting_or_widest
 SHORT_HEAD = 4  # tokens most iterations add; a longer accepted path takes the full head
 
 
-class DraftModel:
+class DraftModel(LevelDrafter):
     """Drafter over a causal language model that shares the target's tokenizer.
 
     Its cache keeps, for each certain token it has read, the row of its position; tree nodes live in the slots from the
@@ -26,8 +28,6 @@ class DraftModel:
     ``keeps_rows`` defines the steps of tail drafts that leave accepted rows to keep, ``guess_widths`` those of head
     drafts ahead of time.
     """
-
-    hidden_layers: tuple[int, ...] = ()
 
     def __init__(
         self,
@@ -56,6 +56,9 @@ class DraftModel:
         self._num_nodes = tree.num_nodes
         self._first_leaf, self._num_leaves = 1, 0  # nodes of the last level: attached, not read
         self._text = runner.text  # certain tokens; those with rows have been read
+        super().__init__(self.head_widths[0])
+        steps = DraftSteps(runner, self.knots, self.head, self.place_at, self)
+        self.capabilities = Capabilities(steps=steps, plants_root=True)
         tree_buffers = tree.tensors()
         rows = torch.arange(max(widths), device=device)
         for width in self.prefill_widths:
@@ -89,17 +92,22 @@ class DraftModel:
     def begin(self, tokens: Sequence[int]) -> None:
         """Rows of the last request's text are kept up to the first token that differs."""
         self._text.begin(tokens, self._text.shared(tokens))
+        self._headed = None
 
     def place_at(self, length: int, token: int) -> None:
         """Stand behind ``length`` tokens as if they had been read, with ``token`` as the root; for timing steps."""
         self._text.pretend([token] * (length + 1), length)
         self._place.write(length, 1)
 
-    def extend(self, tokens: Sequence[int], hidden: Mapping[int, Tensor]) -> None:
+    def extend(self, tokens: Sequence[int], states: Mapping[int, Tensor]) -> None:
         self._text.tokens.extend(tokens)
 
-    def head(self, tree: TokenTree) -> None:
-        """Read every certain token not yet read, the last ones (root included) in the head step."""
+    @property
+    def _num_certain(self) -> int:
+        return len(self._text.tokens)
+
+    def _draft_head(self) -> None:
+        """The last tokens, root included, are read in the head step."""
         widest = self.head_widths[-1]
         while len(self._text.tokens) - self._text.num_rows > widest:
             self._prefill(len(self._text.tokens) - self._text.num_rows - widest)
@@ -112,7 +120,7 @@ class DraftModel:
         self.runner.launch("head", fitting(self.head_widths, len(pending)))
         self._text.num_rows = len(self._text.tokens)
 
-    def grow(self, tree: TokenTree, width: int, depth: int) -> None:
+    def grow(self, width: int, depth: int) -> None:
         root = self.root_position
         self._first_leaf, self._num_leaves = 1 + (depth - 1) * width, width
         if self.runner.recorder is not None:
@@ -169,7 +177,7 @@ class DraftModel:
         self._place.write(len(self._text.tokens) - 1)
         self.runner.step("guess", width)()
 
-    def keep(self, nodes: Sequence[int], guess: int | None, token: int) -> bool:
+    def keep(self, nodes: Sequence[int], guess: int | None, token: int) -> None:
         root = len(self._text.tokens) - 1
         came_true = guess is not None and int(self._guesses.tokens[guess]) == token
         rows = [*nodes, self._num_nodes + guess] if came_true and guess is not None else list(nodes)
@@ -179,7 +187,7 @@ class DraftModel:
         if came_true and guess is not None:
             self._last.write(guess)
             self.runner.step("plant", 1)()
-        return came_true
+            self._headed = self._text.num_rows  # certain tokens once ``extend`` has brought those of this iteration
 
     def _prefill(self, count: int) -> None:
         width = fitting_or_widest(self.prefill_widths, count)

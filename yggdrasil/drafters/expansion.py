@@ -15,6 +15,7 @@ from yggdrasil.acceptance.coins import Coins
 from yggdrasil.acceptance.drawn import DrawKind, DrawnTree, draw_children
 from yggdrasil.acceptance.sampler import Sampler
 from yggdrasil.drafters.expansion_steps import RowsStep
+from yggdrasil.drafters.protocol import Budget, Capabilities, Step
 from yggdrasil.runtime.buffers import HostBuffer
 from yggdrasil.runtime.runner import ModelRunner
 from yggdrasil.tree.token_tree import TokenTree
@@ -31,7 +32,7 @@ class ExpansionDrafter:
     request at a time. Verify every node: leaving out a drawn child because of what it is would bias the output.
     """
 
-    hidden_layers: tuple[int, ...] = ()
+    capabilities = Capabilities()
 
     def __init__(self, runner: ModelRunner, tree: TokenTree, widths: Sequence[int], vocab_size: int) -> None:
         device = runner.loaded.device
@@ -56,10 +57,18 @@ class ExpansionDrafter:
     def begin(self, tokens: Sequence[int]) -> None:
         self._text.begin(tokens, self._text.shared(tokens))
 
-    def extend(self, tokens: Sequence[int], hidden: Mapping[int, Tensor]) -> None:
+    def extend(self, tokens: Sequence[int], states: Mapping[int, Tensor]) -> None:
         self._text.tokens.extend(tokens)
 
-    def head(self, tree: TokenTree) -> None:
+    def propose(self, tree: TokenTree, budget: Budget) -> None:
+        """Grow the first ``budget.depth`` levels of the expansion, which gives their widths."""
+        self._read_text()
+        self._grow(tree, budget.depth)
+
+    def cost(self, budget: Budget) -> Sequence[Step]:
+        return [Step("rows", budget.width or 1)] * budget.depth
+
+    def _read_text(self) -> None:
         """Read every certain token not read yet, the root included."""
         start = min(self._text.num_rows, len(self._text.tokens) - 1)
         while start < len(self._text.tokens):
@@ -68,12 +77,10 @@ class ExpansionDrafter:
             logits = self._read(chunk, range(start, start + len(chunk)), causal, start, start)
             start += len(chunk)
         self._text.num_rows = len(self._text.tokens)
-        tree.plant(self._text.tokens[-1])
         self._rows = {0: logits[-1]}
         self.drawn = None if self._kind is None else DrawnTree(self._kind)
 
-    def grow(self, tree: TokenTree, width: int, depth: int) -> None:
-        """Grow ``depth`` levels of the expansion; ``width`` is given by it."""
+    def _grow(self, tree: TokenTree, depth: int) -> None:
         root = len(self._text.tokens) - 1
         coins = self._sampler.coins("draft")
         paths: dict[int, list[int]] = {0: []}

@@ -20,7 +20,8 @@ from torch import Tensor
 
 from yggdrasil.drafters.counted import LEAST_PATH
 from yggdrasil.drafters.options import LookaheadOptions
-from yggdrasil.tree.stakes import NO_STAKES, Stakes
+from yggdrasil.drafters.protocol import Budget, Capabilities, Step
+from yggdrasil.tree.stakes import Stakes
 from yggdrasil.tree.token_tree import TokenTree
 
 _MEMORY = 256.0  # guesses, and rows of the window, after which older ones count half
@@ -29,15 +30,13 @@ _KEPT = 16  # n-grams that begin alike
 
 
 class LookaheadDrafter:
-    """A free drafter that reads what the target says behind every verified node.
-
-    It comes after those that go by more: what they have said is theirs.
-    """
+    """Reads the token that the target chose after every verified node. It proposes after drafters that know more."""
 
     name = "lookahead"
 
     def __init__(self, options: LookaheadOptions | None = None) -> None:
         self.options = options or LookaheadOptions()
+        self.capabilities = Capabilities(read_choices=self._read_choices)
         size = self.options.max_ngram_size
         # That a guess's next token stands, by place: of the probability that others have left there.
         self._rates = [_Rate(1.0, 4.0) for _ in range(size - 1)]
@@ -57,7 +56,7 @@ class LookaheadDrafter:
         self._seen: dict[tuple[int, ...], int] = {}  # path below the root -> what the target said behind it
         self._guesses: list[_Guess] = []
 
-    def extend(self, tokens: Sequence[int], hidden: Mapping[int, Tensor]) -> None:
+    def extend(self, tokens: Sequence[int], states: Mapping[int, Tensor]) -> None:
         self._grade(tokens)
         if self._is_carried:
             self._advance(len(tokens))
@@ -71,23 +70,17 @@ class LookaheadDrafter:
             self._text.append(token)
             self._keep(self._text[-self.options.max_ngram_size :], is_ahead=False)
 
-    def plant(self, tree: TokenTree, depth: int) -> None:
-        self.plant_for(tree, depth, NO_STAKES)
+    def cost(self, budget: Budget) -> Sequence[Step]:
+        return ()
 
-    def plant_for(self, tree: TokenTree, depth: int, stakes: Stakes) -> None:
-        tree.plant(self._text[-1])
-        self.fill_for(tree, depth, stakes)
-
-    def fill(self, tree: TokenTree, depth: int) -> None:
-        self.fill_for(tree, depth, NO_STAKES)
-
-    def fill_for(self, tree: TokenTree, depth: int, stakes: Stakes) -> None:
+    def propose(self, tree: TokenTree, budget: Budget) -> None:
+        depth = budget.depth
         scores = list(takewhile(math.isfinite, tree.scores.tolist()))
         ngrams = self._pool.get(self._text[-1])
         there = _There(tree, scores)
         self._guesses = self._new_guesses(there, ngrams, depth) if ngrams else []
         row, rows = _log(self._credit.value), self.options.max_window_size * (self.options.max_ngram_size - 1)
-        least = _least_read([*scores, *(guess.score for guess in self._guesses), *[row] * rows], stakes)
+        least = _least_read([*scores, *(guess.score for guess in self._guesses), *[row] * rows], budget.bound)
         least = max(least, LEAST_PATH)  # a row that costs nothing still has to be put there
         for guess in self._guesses:
             if guess.score >= least:
@@ -112,7 +105,7 @@ class LookaheadDrafter:
             guesses.append(_Guess(path, edges, length, left, there.scores[node] + edges[length], ngrams[ngram]))
         return guesses
 
-    def read(self, tree: TokenTree, nodes: Sequence[int], choices: Sequence[int]) -> None:
+    def _read_choices(self, tree: TokenTree, nodes: Sequence[int], choices: Sequence[int]) -> None:
         """The target chose ``choices[i]`` behind ``nodes[i]``, parents first, whether that stands or not."""
         parents, tokens, scores = tree.parents.tolist(), tree.tokens.tolist(), tree.scores.tolist()
         window = [self._paths(column) for column in range(self.options.max_window_size)] if self._is_carried else []

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from torch import Tensor
 
 from yggdrasil.drafters.options import NGramOptions
+from yggdrasil.drafters.protocol import Budget, Capabilities, Step
 from yggdrasil.tree.token_tree import TokenTree
 
 _BOUNDARY = -1  # parts the texts of a public pool; no token has this id
@@ -20,10 +21,10 @@ _MEMORY = 64  # guesses of one match size after which older ones count half
 
 
 class NGramDrafter:
-    """Looks the end of the text up in the text, longest match first. A ``Drafter``, and a free one."""
+    """Looks the end of the text up in the text, longest match first."""
 
     name = "n-gram"
-    hidden_layers: tuple[int, ...] = ()
+    capabilities = Capabilities()
 
     def __init__(self, options: NGramOptions | None = None) -> None:
         self.options = options or NGramOptions()
@@ -36,33 +37,25 @@ class NGramDrafter:
             self._pool.open_text(self._pending)
         self._pending = list(tokens[self._pool.length :])
 
-    def extend(self, tokens: Sequence[int], hidden: Mapping[int, Tensor]) -> None:
+    def extend(self, tokens: Sequence[int], states: Mapping[int, Tensor]) -> None:
         self._pending.extend(tokens)
 
-    def head(self, tree: TokenTree) -> None:
-        self._read()
-        tree.plant(self._pool.last_token)
-
-    def grow(self, tree: TokenTree, width: int, depth: int) -> None:
-        """Attach the ``width`` best different continuations, merged where they begin alike.
+    def propose(self, tree: TokenTree, budget: Budget) -> None:
+        """Attach the ``budget.width`` best different continuations, merged where they begin alike.
 
         Each adds at most one node a level. A match of s tokens has grown to s + i where i more were accepted, so the
         edge at level i + 1 gets the agreement seen for that size; a later sibling shares what earlier ones left over.
         """
-        guesses = _Trie()
-        for match_size, tokens in self._pool.continuations(min(depth, self.options.max_draft_len)):
+        self._read()
+        guesses, width = _Trie(), budget.width or _BRANCHES
+        for match_size, tokens in self._pool.continuations(min(budget.depth, self.options.max_draft_len)):
             if guesses.num_chains == width:
                 break
             guesses.add(tokens, [self._pool.agreement(match_size + i) for i in range(len(tokens))])
         tree.graft(guesses.parents, guesses.tokens, guesses.log_probabilities)
 
-    def plant(self, tree: TokenTree, depth: int) -> None:
-        self.head(tree)
-        self.grow(tree, _BRANCHES, depth)
-
-    def fill(self, tree: TokenTree, depth: int) -> None:
-        self._read()
-        self.grow(tree, _BRANCHES, depth)
+    def cost(self, budget: Budget) -> Sequence[Step]:
+        return ()
 
     def _read(self) -> None:
         # Not before: the last tokens of a request, which may lie behind its end, hardly ever come here.
@@ -85,10 +78,6 @@ class _Pool:
         self._whole: dict[tuple[int, ...], int] = {}  # n-gram with a candidate of full length -> the candidate's place
         sizes = self._options.max_matching_ngram_size + 1
         self._num_right, self._num_guessed = [0.0] * sizes, [0.0] * sizes  # by match size
-
-    @property
-    def last_token(self) -> int:
-        return self._text[-1]
 
     @property
     def length(self) -> int:

@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Sequence
 
-from yggdrasil.drafters.protocol import Drafter, FreeDrafter, StagedDrafter
+from yggdrasil.drafters.group import DrafterGroup
+from yggdrasil.drafters.protocol import Budget, Drafter, propose_in
 from yggdrasil.engine.evidence import LiveEvidence
 from yggdrasil.engine.free_guesses import FreeGuesses
 from yggdrasil.engine.iteration import NO_PROMISE, Emission, Iteration, Promise
@@ -27,7 +28,7 @@ DRAFTING_STAGES = ("depth_prediction", "head_draft", "draft_steps", "tail_draft"
 class StageActions:
     """The stages over one target, at most one drafter and one tree; one request at a time.
 
-    A drafter that is not a ``StagedDrafter`` takes its own way at tail and head: the superset, after acceptance.
+    A drafter without ``TailDrafts`` reads all that was accepted in its next head draft, after acceptance.
     ``free`` guesses beside it, where the policy wants that: alone in its stead, or in the tree that it has grown.
     """
 
@@ -38,21 +39,22 @@ class StageActions:
         tree: TokenTree,
         verify_widths: Sequence[int],
         limit: int,
-        free: FreeDrafter | None,
+        free: DrafterGroup | None,
     ) -> None:
         self.target = target
         self.drafter = drafter
         self.tree = tree
         self.max_length = limit
         self.verify_widths = list(verify_widths)
-        self._staged = drafter if isinstance(drafter, StagedDrafter) else None
+        self._steps = None if drafter is None else drafter.capabilities.steps
+        self._tail = None if self._steps is None else self._steps.tail
         self._ranking, self._order = Ranking(tree, self.verify_widths), HostView(target.order)
         self._free: FreeGuesses | None = None
         if free is not None:
-            self._free = FreeGuesses(free, target, tree, self.verify_widths, shares_tree=self._staged is None)
+            self._free = FreeGuesses(free, target, tree, self.verify_widths, shares_tree=self._tail is None)
         self._wants_free = False
         # One that somebody else wrote: ours grow theirs in their steps.
-        self._is_checked = drafter is not None and not hasattr(drafter, "runner") and tree.tokens.device.type == "cpu"
+        self._is_checked = drafter is not None and self._steps is None and tree.tokens.device.type == "cpu"
         self._keeps_books_late = False
         self._keeps_rows = self._guesses = self._reads_leaves_with_head = self._drafts_head_first = False
         self._policy: Policy
@@ -174,17 +176,15 @@ class StageActions:
         state.next_promise = self.promise()
 
     def _draft_head(self, state: Iteration) -> None:
-        if self.drafter is not None and (state.shape.depth or self._drafts_head_first):
-            self.drafter.head(self.tree)
+        if self._steps is not None and (state.shape.depth or self._drafts_head_first):
+            self._steps.head()
 
     def _draft_steps(self, state: Iteration) -> None:
         if not state.shape.depth or self.drafter is None:
             return
-        if self._guesses and not state.is_planted:  # the last iteration guessed wrong, or not at all
-            self.drafter.head(self.tree)
-        self.drafter.grow(self.tree, state.shape.width, state.shape.depth)
+        propose_in(self.drafter, self.tree, state.root, Budget(state.shape.depth, state.shape.width))
         if self._is_checked:
-            self._check_tree(self.drafter.name)
+            self._check_tree(self.drafter.name, state.root)
         if self._free is not None and self._fills(self._free):
             assert self._policy.learner is not None
             self._free.fill(self._room, self._policy.learner.stakes_beside(state.shape, self.target.length))
@@ -193,10 +193,10 @@ class StageActions:
         """Whether guesses that cost no pass are added to a drafted tree."""
         return self._wants_free and free.can_fill
 
-    def _check_tree(self, name: str) -> None:
-        tokens, certain = self.tree.tokens[: self.tree.size], self._evidence.text[-1]
+    def _check_tree(self, name: str, certain: int) -> None:
+        tokens = self.tree.tokens[: self.tree.size]
         if not len(tokens) or int(tokens[0]) != certain:
-            raise YggdrasilError(f"the drafter {name} did not plant token {certain}, the last that is certain")
+            raise YggdrasilError(f"the drafter {name} did not keep token {certain}, the last that is certain")
         wrong = tokens[(tokens < 0) | (tokens >= self.target.vocab_size)].tolist()
         if wrong:
             raise YggdrasilError(
@@ -204,20 +204,20 @@ class StageActions:
             )
 
     def _read_leaves(self, state: Iteration) -> None:
-        if state.shape.depth and self._staged is not None:
-            self._staged.read_leaves()
+        if state.shape.depth and self._tail is not None:
+            self._tail.read_leaves()
 
     def _read_accepted_leaf(self, state: Iteration) -> None:
         drafted = _drafted(state)
-        if self._staged is not None and drafted:
-            self._staged.read_leaf(drafted[-1])
+        if self._tail is not None and drafted:
+            self._tail.read_leaf(drafted[-1])
 
     def _guess_heads(self, state: Iteration) -> None:
-        if not state.verifies_drafts or self._staged is None:
+        if not state.verifies_drafts or self._tail is None:
             return
         if self._reads_leaves_with_head:
-            self._staged.read_leaves()
-        self._staged.guess(*self.target.guesses(state.outputs, state.shape.verify_width))
+            self._tail.read_leaves()
+        self._tail.guess(*self.target.guesses(state.outputs, state.shape.verify_width))
 
     # ==== verification ====
 
@@ -275,11 +275,11 @@ class StageActions:
         if self._trace.watch is not None:
             self._trace.watch(seen_tree(self.tree, self.target.order, state, self._guessers(state)))
         self.target.commit(outcome.rows)
-        if self._staged is not None and self._keeps_rows and state.verifies_drafts:
+        if self._tail is not None and self._keeps_rows and state.verifies_drafts:
             drafted = _drafted(state)
             is_whole = len(drafted) == len(outcome.nodes) - 1
             guess = outcome.rows[-1] if self._guesses and is_whole else None
-            state.next_is_planted = self._staged.keep(drafted, guess, outcome.tokens[-1])
+            self._tail.keep(drafted, guess, outcome.tokens[-1])
         if self.drafter is not None:
             self.drafter.extend(outcome.tokens, outcome.layers)
         if self._free is not None:

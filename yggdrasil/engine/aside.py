@@ -6,7 +6,8 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from yggdrasil.drafters.protocol import FreeDrafter, ThriftyDrafter
+from yggdrasil.drafters.group import DrafterGroup
+from yggdrasil.drafters.protocol import Budget
 from yggdrasil.engine.ranking import Ranking
 from yggdrasil.tree.stakes import NO_STAKES, Stakes
 from yggdrasil.tree.token_tree import TokenTree
@@ -22,7 +23,7 @@ class AsideTree:
 
     def __init__(
         self,
-        free: FreeDrafter,
+        free: DrafterGroup,
         tree: TokenTree,
         verify_widths: Sequence[int],
         *,
@@ -30,7 +31,6 @@ class AsideTree:
         order: Tensor | None = None,
     ) -> None:
         self._free, self._tree = free, tree
-        self._thrifty = free if isinstance(free, ThriftyDrafter) else None
         self.is_in_place = shares_tree and tree.tokens.device.type == "cpu"
         self._own = tree if self.is_in_place else TokenTree.on_host(tree.num_nodes)
         self._ranking = Ranking(self._own, verify_widths, order if self.is_in_place else None)
@@ -40,10 +40,7 @@ class AsideTree:
 
         Widths that cannot win by ``stakes`` may get less than there would be for them.
         """
-        if self._thrifty is None:
-            self._free.plant(self._own, depth)
-        else:
-            self._thrifty.plant_for(self._own, depth, stakes)
+        self._free.propose(self._own, Budget(depth, bound=stakes))
         return self._ranking.rank()
 
     @property

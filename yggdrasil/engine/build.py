@@ -12,13 +12,14 @@ from yggdrasil.compiler.compiled import Backend
 from yggdrasil.compiler.in_process import keep_code
 from yggdrasil.drafters.draft_model import DraftModel, identity_knots
 from yggdrasil.drafters.expansion import ExpansionDrafter
+from yggdrasil.drafters.group import DrafterGroup
 from yggdrasil.drafters.heads.block_drafter import BlockDrafter
 from yggdrasil.drafters.heads.block_settings import BlockSettings
 from yggdrasil.drafters.heads.drafter import HeadDrafter
 from yggdrasil.drafters.heads.loading import LoadedHead
 from yggdrasil.drafters.heads.medusa import MedusaSettings
 from yggdrasil.drafters.heads.medusa_drafter import MedusaDrafter
-from yggdrasil.drafters.protocol import Drafter, FreeDrafter, recyclers
+from yggdrasil.drafters.protocol import Drafter
 from yggdrasil.engine.captured_target import CapturedTarget, check_capturable
 from yggdrasil.engine.engine import Engine
 from yggdrasil.engine.logit_target import LogitTarget
@@ -176,7 +177,7 @@ def assemble(
     knots: torch.Tensor | None = None,
     stages: Sequence[str] = DEFAULT_ORDER,
     other_stages: Sequence[Sequence[str]] = (),
-    free: FreeDrafter | None = None,
+    free: DrafterGroup | None = None,
 ) -> Assembly:
     """Allocate caches and tree, define every step. Nothing is compiled before a step is first used or warmed.
 
@@ -210,7 +211,7 @@ def assemble(
     else:
         chosen = drafter
     hidden_layers = () if chosen is None else _layers_read(chosen, target)
-    if recyclers(free):
+    if free is not None and free.capabilities.read_runners_up is not None:
         hidden_layers = (*hidden_layers, RUNNERS_UP)
     target_runner = ModelRunner(target, shapes.cache_capacity, vocab_size, backend, hidden_layers, recorder)
     make_target = TargetModel if recorder is None else CapturedTarget
@@ -224,11 +225,11 @@ def assemble(
 
 def _layers_read(drafter: Drafter, target: LoadedModel) -> tuple[int, ...]:
     """The target's layers that ``drafter``, which may be somebody's own, wants the states of."""
-    layers = check_tokens(f"hidden_layers of the drafter {drafter.name}", drafter.hidden_layers)
+    layers = check_tokens(f"layers of the drafter {drafter.name}", drafter.capabilities.layers)
     wrong = next((layer for layer in layers if not HEAD_INPUT <= layer < target.num_layers), None)
     if wrong is not None:
         raise YggdrasilError(
-            f"hidden_layers of the drafter {drafter.name} holds {wrong}; the target's layers are 0 to "
+            f"layers of the drafter {drafter.name} holds {wrong}; the target's layers are 0 to "
             f"{target.num_layers - 1}, and {HEAD_INPUT} is what its head reads"
         )
     return tuple(layers)

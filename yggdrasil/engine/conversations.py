@@ -4,8 +4,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from yggdrasil.drafters.heads.block_drafter import BlockDrafter
-from yggdrasil.drafters.heads.drafter import HeadDrafter
+from yggdrasil.drafters.heads.reading import TextHeadDrafter
 from yggdrasil.engine.build import Assembly
 from yggdrasil.engine.engine import OwnThreads
 from yggdrasil.runtime.kept_rows import KeptRows
@@ -67,8 +66,8 @@ class Conversations:
     def _read_states(self) -> None:
         """Have a head read the states that wait for it: a copy holds rows, and no states."""
         drafter = self._engine.drafter
-        if isinstance(drafter, HeadDrafter | BlockDrafter) and drafter.num_waiting:
-            drafter.head(self._engine.tree)
+        if isinstance(drafter, TextHeadDrafter) and drafter.num_waiting:
+            drafter.head()
 
     def _is_kept(self) -> bool:
         """Whether all that the caches hold has its copy as the newest."""

@@ -19,8 +19,9 @@ from yggdrasil.acceptance.sampler import Sampler
 from yggdrasil.acceptance.sampling import SamplingParams
 from yggdrasil.acceptance.speculation import Speculation
 from yggdrasil.drafters.expansion import ExpansionDrafter
-from yggdrasil.drafters.guided import GuidedDrafter, GuidedGuesses
-from yggdrasil.drafters.protocol import Drafter, FreeDrafter
+from yggdrasil.drafters.grammar import GrammarDrafter
+from yggdrasil.drafters.group import DrafterGroup
+from yggdrasil.drafters.protocol import Drafter
 from yggdrasil.engine.build import Assembly
 from yggdrasil.engine.engine import Engine
 from yggdrasil.engine.logit_target import Deciding, LogitTarget
@@ -169,16 +170,16 @@ class HostDecisions:
         if kind is None and speculation.expansion is None:
             drafter = self._engine.drafter
             if sampler.grammar is not None and drafter is not None:
-                drafter = GuidedDrafter(drafter, sampler)
+                drafter = GrammarDrafter(sampler, drafter)
             return drafter, policy, None, None
         drafts = self._assembly.expansion_drafter
         expansion = self._expansion(speculation)
         shape = self._shape_of(expansion)
         return drafts, FixedPolicy(shape), drafts, partial(drafts.prepare, sampler, expansion, kind)
 
-    def _guesses(self, sampler: Sampler) -> FreeDrafter | None:
+    def _guesses(self, sampler: Sampler) -> DrafterGroup | None:
         free = self._engine.free
-        return free if sampler.grammar is None else GuidedGuesses(free, sampler)
+        return free if sampler.grammar is None else DrafterGroup([GrammarDrafter(sampler, free)])
 
     def _expansion(self, speculation: Speculation) -> tuple[int, ...]:
         usual = _CHAIN if DRAWN_KINDS.get(speculation.rule) == "chain" else _TREE

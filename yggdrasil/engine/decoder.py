@@ -17,7 +17,7 @@ from yggdrasil.artifacts import current_machine, resolve_plan
 from yggdrasil.compiler.compiled import Backend
 from yggdrasil.drafters.counts import TABLE_FILE, CountsDrafter
 from yggdrasil.drafters.growing import GrowingTable, grown_file
-from yggdrasil.drafters.protocol import Drafter, FreeDrafter, each_of
+from yggdrasil.drafters.protocol import Drafter
 from yggdrasil.drafters.table import Table
 from yggdrasil.engine.apart import compile_missing, missing_shares
 from yggdrasil.engine.build import Assembly, Phase, silent
@@ -70,7 +70,7 @@ class Decoder:
         plan: str | Path,
         *,
         dtype: DtypeName | None = None,
-        drafter: Drafter | FreeDrafter | None = None,
+        drafter: Drafter | None = None,
         backend: Backend | None = None,
         force_machine: bool = False,
         max_length: int | None = None,
@@ -110,7 +110,7 @@ class Decoder:
         folder: Path,
         *,
         dtype: DtypeName | None = None,
-        drafter: Drafter | FreeDrafter | None = None,
+        drafter: Drafter | None = None,
         backend: Backend | None = None,
         max_length: int | None = None,
         tokenizer: PreTrainedTokenizerBase | None = None,
@@ -234,7 +234,9 @@ class Decoder:
         finalize(self, self._growing.keep)
 
     def _counts(self) -> CountsDrafter | None:
-        return next((each for each in each_of(self.assembly.engine.free) if isinstance(each, CountsDrafter)), None)
+        free = self.assembly.engine.free
+        each_of = [] if free is None else free.drafters
+        return next((each for each in each_of if isinstance(each, CountsDrafter)), None)
 
     def _prepare(
         self, prompt: Sequence[int], sampling: SamplingParams, speculation: Speculation, eos: frozenset[int]

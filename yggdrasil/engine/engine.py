@@ -6,7 +6,8 @@ from time import perf_counter_ns
 import torch
 
 from yggdrasil.compiler.compiled import BuildClock
-from yggdrasil.drafters.protocol import Drafter, FreeDrafter, num_kept, recyclers
+from yggdrasil.drafters.group import DrafterGroup
+from yggdrasil.drafters.protocol import Drafter, num_kept
 from yggdrasil.engine.actions import StageActions
 from yggdrasil.engine.captured_target import CapturedTarget, check_capturable
 from yggdrasil.engine.iteration import Emission, Iteration, Promise
@@ -35,7 +36,7 @@ class Engine:
         verify_widths: Sequence[int],
         max_length: int,
         stages: Sequence[str] = DEFAULT_ORDER,
-        free: FreeDrafter | None = None,
+        free: DrafterGroup | None = None,
     ) -> None:
         self.target = target
         self.drafter = drafter
@@ -154,12 +155,12 @@ class Engine:
         if self.free is not None:
             self.free.begin(prompt)
             self.free.extend(first.tokens, {})
-            for drafter in recyclers(self.free):
-                drafter.recycle(prompt[-1:], first.layers[RUNNERS_UP].cpu())
+            if (read_runners_up := self.free.capabilities.read_runners_up) is not None:
+                read_runners_up(prompt[-1:], first.layers[RUNNERS_UP].cpu())
         if self.drafter is not None:
             layers = {
                 layer: torch.cat([outcome.layers[layer] for outcome in outcomes])
-                for layer in self.drafter.hidden_layers
+                for layer in self.drafter.capabilities.layers
             }
             # Every token but the first has a state that produced it, the prompt's tokens included.
             self.drafter.begin(prompt[: start + 1])

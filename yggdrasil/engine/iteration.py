@@ -40,7 +40,6 @@ class Iteration:
     root: int  # last certain token
     promise: Promise = PLAIN_PROMISE
     shape: TreeShape = PLAIN_STEP
-    is_planted: bool = False  # the root and its candidates are in the tree already
     previous: Emission | None = None  # not in the books yet
     expected: float = 1.0  # tokens, by the drafted tree's scores
     ranking: npt.NDArray[np.int64] | None = None  # [N], nodes from best to worst
@@ -48,7 +47,6 @@ class Iteration:
     outcome: Outcome | None = None
     emission: Emission | None = None
     next_promise: Promise = PLAIN_PROMISE
-    next_is_planted: bool = False
 
     @property
     def verifies_tree(self) -> bool:
@@ -63,6 +61,4 @@ class Iteration:
     def following(self) -> "Iteration":
         """The next iteration's values at its beginning."""
         assert self.outcome is not None
-        return Iteration(
-            self.outcome.tokens[-1], self.next_promise, is_planted=self.next_is_planted, previous=self.emission
-        )
+        return Iteration(self.outcome.tokens[-1], self.next_promise, previous=self.emission)

@@ -12,7 +12,8 @@ from yggdrasil.artifacts.gguf import forget_headers
 from yggdrasil.checkpoints.facts import load_tokenizer
 from yggdrasil.checkpoints.source import Source
 from yggdrasil.compiler.compiled import Backend
-from yggdrasil.drafters.protocol import Drafter, FreeDrafter, together
+from yggdrasil.drafters.group import group_of
+from yggdrasil.drafters.protocol import Drafter
 from yggdrasil.engine.build import Assembly, assemble, default_backend, open_device
 from yggdrasil.engine.ends import end_tokens
 from yggdrasil.engine.planned import (
@@ -49,7 +50,7 @@ def opened(
     folder: Path,
     learned: Learned | None,
     dtype: DtypeName,
-    stand_in: Drafter | FreeDrafter | None,
+    stand_in: Drafter | None,
     backend: Backend | None,
     max_length: int | None,
     tokenizer: PreTrainedTokenizerBase | None,
@@ -83,7 +84,7 @@ def opened(
         models = [target, *([second] if isinstance(second, LoadedModel) else [])]
         check_room(models, shapes.max_length, shapes.cache_capacity)
     knots = None if learned is None else torch.from_numpy(np.asarray(learned.acceptance.knots))
-    assembly = assemble(target, second, shapes, backend, knots=knots, stages=plan.stages, free=together(free))
+    assembly = assemble(target, second, shapes, backend, knots=knots, stages=plan.stages, free=group_of(free))
     return Opened(assembly, tokenizer, policy, end_tokens(str(source.folder), target.outline.eos, tokenizer))
 
 
@@ -95,8 +96,8 @@ def check_opening(plan: object, dtype: object, drafter: object, target: object) 
         raise ArgumentTypeError(f"target is {target!r}; it must be the place of a model")
     if dtype is not None and dtype not in get_args(DtypeName):
         raise ArgumentValueError(f"dtype must be one of {', '.join(get_args(DtypeName))}, not {dtype!r}")
-    ways = ("plant", "fill") if hasattr(drafter, "plant") else ("hidden_layers", "head", "grow")
-    lacking = [name for name in ("name", "begin", "extend", *ways) if not hasattr(drafter, name)]
+    names = ("name", "capabilities", "begin", "extend", "propose", "cost")
+    lacking = [name for name in names if not hasattr(drafter, name)]
     if drafter is not None and lacking:
         raise ArgumentTypeError(
             f"drafter is {drafter!r}, which lacks {', '.join(lacking)}; give an object that drafts (docs/drafters.md), "

@@ -18,7 +18,7 @@ from yggdrasil.drafters.heads.loading import LoadedHead, load_head
 from yggdrasil.drafters.heads.vocabulary import FILE_NAME, Vocabulary
 from yggdrasil.drafters.ngram import NGramDrafter
 from yggdrasil.drafters.options import CountsOptions
-from yggdrasil.drafters.protocol import Drafter, FreeDrafter
+from yggdrasil.drafters.protocol import Drafter, is_model_free
 from yggdrasil.drafters.unlearned import without_learning
 from yggdrasil.engine.drafted_trees import DepthEvidence, FloatArray
 from yggdrasil.engine.objective_policy import ObjectivePolicy
@@ -81,10 +81,10 @@ class Drafting(NamedTuple):
 
     plan: Plan
     drafter: LoadedModel | LoadedHead | Drafter | None  # grows trees, at a cost
-    free: list[FreeDrafter]
+    free: list[Drafter]
 
 
-def drafting_by(plan: Plan, folder: Path, stand_in: Drafter | FreeDrafter) -> Drafting:
+def drafting_by(plan: Plan, folder: Path, stand_in: Drafter) -> Drafting:
     """``stand_in`` in the place of the plan's own drafter, beside counts unless it looks the text up itself.
 
     Raises:
@@ -94,7 +94,7 @@ def drafting_by(plan: Plan, folder: Path, stand_in: Drafter | FreeDrafter) -> Dr
         raise YggdrasilError(f"the plan {plan.name} decodes plainly alone and verifies no guess; calibrate another")
     # What was learned of the plan's own drafter says nothing of another's first guesses.
     adapted = replace(plan, stages=DEFAULT_ORDER, depth_from="mean")
-    if not isinstance(stand_in, FreeDrafter) and not plan.shapes.draft_widths:
+    if not is_model_free(stand_in) and not plan.shapes.draft_widths:
         shapes = replace(plan.shapes, draft_widths=(_OWN_WIDTH,), candidates=max(plan.shapes.candidates, _OWN_WIDTH))
         costs = [replace(entry, draft_ms={_OWN_WIDTH: _OWN_MS}) for entry in plan.costs]
         adapted = replace(adapted, shapes=shapes, costs=costs)
@@ -103,7 +103,7 @@ def drafting_by(plan: Plan, folder: Path, stand_in: Drafter | FreeDrafter) -> Dr
     beside = planned_free(plan, folder)
     if not any(isinstance(each, CountsDrafter) for each in beside):
         beside = [*beside, _useful(usual_counts(), plan)]
-    if isinstance(stand_in, FreeDrafter):
+    if is_model_free(stand_in):
         return Drafting(adapted, None, [stand_in, *beside])
     return Drafting(adapted, stand_in, beside)
 
@@ -148,7 +148,7 @@ def planned_vocabulary(plan: Plan, folder: Path) -> Vocabulary | None:
     return vocabulary
 
 
-def planned_free(plan: Plan, folder: Path) -> list[FreeDrafter]:
+def planned_free(plan: Plan, folder: Path) -> list[Drafter]:
     """What guesses without a pass; what was learned for it lies in ``folder``."""
     return [
         _useful(CountsDrafter.load(folder, each), plan) if isinstance(each, CountsOptions) else without_learning(each)

@@ -20,7 +20,6 @@ from yggdrasil.drafters.heads import convention
 from yggdrasil.drafters.heads.block_drafter import BlockDrafter
 from yggdrasil.drafters.heads.loading import load_head
 from yggdrasil.drafters.heads.vocabulary import Vocabulary
-from yggdrasil.drafters.protocol import SteppedDrafter
 from yggdrasil.engine.conversations import Conversations
 from yggdrasil.engine.decoder import Decoder
 from yggdrasil.engine.policy import FixedPolicy
@@ -144,20 +143,20 @@ def test_all_marginals_and_all_rows_are_those_of_a_fresh_prefill(case):
     decoder = case.decoder()
     drafter = decoder.assembly.engine.drafter
     assert isinstance(drafter, BlockDrafter)
-    seen, head, text = [], drafter.head, []
+    seen, head, text = [], drafter._draft_head, []
     begin, extend = drafter.begin, drafter.extend
     drafter.begin = lambda tokens: (text.__setitem__(slice(None), tokens), begin(tokens))
     drafter.extend = lambda tokens, hidden: (text.extend(tokens), extend(tokens, hidden))
 
-    def noting(tree):
-        head(tree)
+    def noting():
+        head()
         edges, candidates = (each.clone() for each in drafter._marginals.written[:2])
         cache = drafter.runner.cache
         rows = [(k[:, : len(text) - 1].clone(), v[:, : len(text) - 1].clone())
                 for k, v in zip(cache.keys, cache.values, strict=True)]  # fmt: skip
         seen.append((list(text), edges, candidates, rows))
 
-    drafter.head = noting
+    drafter._draft_head = noting
     decoder.generate(PROMPT, max_new_tokens=COUNT)
 
     assert len(seen) > 3
@@ -233,7 +232,7 @@ def test_the_same_head_behind_other_steps(published):
     first = published.decoder().assembly
     source = PairSource("target", "head", "float32", 1, 2, first.shapes)
     for assembly in (with_threads(first, source), sibling(first)):
-        assert isinstance(assembly.engine.drafter, SteppedDrafter)
+        assert assembly.engine.drafter.capabilities.steps is not None
         decoder = Decoder(assembly, published.decoder().tokenizer, TREE, frozenset())
         assert decoder.generate(PROMPT, max_new_tokens=COUNT).tokens == published.pair.reference(PROMPT, COUNT)
 
@@ -325,7 +324,7 @@ def test_compiled_steps_read_and_guess_the_same(published):
         for count in (7, 1, 3):
             states = {layer: torch.randn(count, 32, generator=generator) for layer in LAYERS}
             drafter.extend(TEXT[:count], states)
-            drafter.head(tree)
+            drafter.head()
         found.append([*drafter._marginals.written[:2], *tree.tensors(), *runner.cache.tensors()])
 
     for compiled, eager in zip(*found, strict=True):

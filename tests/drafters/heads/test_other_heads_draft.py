@@ -23,7 +23,7 @@ from yggdrasil.drafters.draft_model import identity_knots
 from yggdrasil.drafters.heads import convention
 from yggdrasil.drafters.heads.loading import load_head
 from yggdrasil.drafters.heads.medusa_drafter import MedusaDrafter
-from yggdrasil.drafters.protocol import SteppedDrafter
+from yggdrasil.drafters.protocol import Budget
 from yggdrasil.engine.conversations import Conversations
 from yggdrasil.engine.decoder import Decoder
 from yggdrasil.engine.policy import FixedPolicy
@@ -151,7 +151,7 @@ def test_the_same_head_behind_other_steps(case):
     source = PairSource("target", "head", "float32", 1, 2, case.decoder().assembly.shapes)
     first = case.decoder().assembly
     for assembly in (with_threads(first, source), sibling(first)):
-        assert isinstance(assembly.engine.drafter, SteppedDrafter)
+        assert assembly.engine.drafter.capabilities.steps is not None
         decoder = Decoder(assembly, case.decoder().tokenizer, TREE, frozenset())
         assert decoder.generate(PROMPT, max_new_tokens=COUNT).tokens == case.pair.reference(PROMPT, COUNT)
 
@@ -234,8 +234,7 @@ def test_compiled_steps_grow_the_same_trees(pair, tmp_path):
         drafter = MedusaDrafter(runner, head, tree, (2,), identity_knots())
         drafter.begin(PROMPT)
         drafter.extend([5], {-1: torch.randn(1, HIDDEN, generator=torch.Generator().manual_seed(0))})
-        drafter.head(tree)
-        drafter.grow(tree, 2, 4)
+        drafter.propose(tree, Budget(4, 2))
         grown.append([buffer.clone() for buffer in tree.node_tensors()])
 
     for compiled, eager in zip(*grown, strict=True):

@@ -5,14 +5,24 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from yggdrasil.drafters.heads.reading import ReadingDrafter
+from yggdrasil.drafters.heads.reading import TextHeadDrafter
 from yggdrasil.drafters.heads.waiting import WaitingStates
 from yggdrasil.runtime.kept_text import KeptText
 
 
+class Following(TextHeadDrafter):
+    """Follows a text and drafts nothing."""
+
+    def _draft_head(self):
+        raise NotImplementedError
+
+    def grow(self, width, depth):
+        raise NotImplementedError
+
+
 @pytest.fixture
 def drafter():
-    return ReadingDrafter(SimpleNamespace(text=KeptText()), WaitingStates([0], torch.zeros(8, 4)))
+    return Following(SimpleNamespace(text=KeptText()), WaitingStates([0], torch.zeros(8, 4)), (0,), torch.zeros(2), 1)
 
 
 def states(count):
@@ -26,16 +36,16 @@ def read(drafter):
 
 
 def test_a_request_that_never_drafts_leaves_no_more_rows_than_there_were(drafter):
-    assert drafter.num_kept([5, 6, 7]) == 0
+    assert drafter.capabilities.num_kept([5, 6, 7]) == 0
     drafter.begin([5, 6, 7])
     drafter.extend([8], states(1))
     read(drafter)
-    assert drafter.num_kept([5, 6, 7, 8, 9]) == 4
+    assert drafter.capabilities.num_kept([5, 6, 7, 8, 9]) == 4
 
     drafter.begin([5, 6, 1, 2])  # rows of 6 alone are its
-    assert [drafter.num_kept(text) for text in ([5, 6, 1, 2], [5, 6, 7, 8], [4, 6, 1], [])] == [2, 2, 0, 0]
+    assert [drafter.capabilities.num_kept(text) for text in ([5, 6, 1, 2], [5, 6, 7, 8], [4, 6, 1], [])] == [2, 2, 0, 0]
     drafter.begin([4, 6, 1])  # nothing is, where the first token is another
-    assert drafter.num_kept([4, 6, 1]) == 1
+    assert drafter.capabilities.num_kept([4, 6, 1]) == 1
 
 
 def test_states_that_wait_need_not_come_again(drafter):
@@ -43,7 +53,7 @@ def test_states_that_wait_need_not_come_again(drafter):
     drafter.begin([5])
     drafter.extend([6, 7, 8], states(3))
     first = drafter._waiting._buffer[:3].clone()
-    assert drafter.num_kept([5, 6, 7, 9]) == 3
+    assert drafter.capabilities.num_kept([5, 6, 7, 9]) == 3
     drafter.begin([5, 6, 7])
     drafter.extend([9], states(1))
     assert drafter.num_waiting == 3
@@ -55,7 +65,7 @@ def test_states_of_a_text_that_the_cache_has_no_more_are_not_kept(drafter):
     drafter.extend([6, 7], states(2))
     drafter._text.begin([3, 4, 6, 7], 4, [5])  # as where the rows of another conversation came back
     assert drafter.num_waiting == 0
-    assert drafter.num_kept([5, 3, 4, 6, 7]) == 5
+    assert drafter.capabilities.num_kept([5, 3, 4, 6, 7]) == 5
     drafter.begin([5, 3, 4])
     assert len(drafter._waiting) == 0
 
@@ -79,4 +89,4 @@ def test_states_that_waited_for_another_text_are_dropped(drafter):
 def test_rows_of_a_place_that_is_pretended_are_kept_for_no_text(drafter):
     drafter.place_at(5, 3)
     assert len(drafter._waiting) == 1
-    assert drafter.num_kept([3] * 5) <= 1
+    assert drafter.capabilities.num_kept([3] * 5) <= 1

@@ -1,12 +1,14 @@
 """A draft model that grows the trees of other systems, by their rules, on its own compiled steps."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from torch import Tensor
 
 from yggdrasil.bench.rivals.protocol import Entries, Growth, Pool
 from yggdrasil.bench.rivals.steps import ChosenLeavesStep, ChosenStep
 from yggdrasil.drafters.draft_model import DraftModel
+from yggdrasil.drafters.protocol import Budget, Step
 from yggdrasil.runtime.buffers import HostBuffer
 from yggdrasil.tree.token_tree import TokenTree
 from yggdrasil.tree.widths import fitting
@@ -20,14 +22,15 @@ class ChosenDrafter:
     rule: it knows its own widths.
     """
 
-    hidden_layers: tuple[int, ...] = ()
-
     def __init__(
         self, drafter: DraftModel, tree: TokenTree, widths: Sequence[int], growth: Growth | None = None
     ) -> None:
         self.name = f"{drafter.name}, by rule"
         self.growth = growth
         self._drafter = drafter
+        assert drafter.capabilities.steps is not None
+        steps = replace(drafter.capabilities.steps, tail=None)
+        self.capabilities = replace(drafter.capabilities, steps=steps)
         self._widths = sorted(widths)
         runner = drafter.runner
         device = runner.loaded.device
@@ -43,17 +46,19 @@ class ChosenDrafter:
     def begin(self, tokens: Sequence[int]) -> None:
         self._drafter.begin(tokens)
 
-    def extend(self, tokens: Sequence[int], hidden: Mapping[int, Tensor]) -> None:
-        self._drafter.extend(tokens, hidden)
+    def extend(self, tokens: Sequence[int], states: Mapping[int, Tensor]) -> None:
+        self._drafter.extend(tokens, states)
 
-    def head(self, tree: TokenTree) -> None:
-        self._drafter.head(tree)
+    def cost(self, budget: Budget) -> Sequence[Step]:
+        return self._drafter.cost(budget)
 
-    def grow(self, tree: TokenTree, width: int, depth: int) -> None:
+    def propose(self, tree: TokenTree, budget: Budget) -> None:
         growth = self.growth
         if growth is None:
-            self._drafter.grow(tree, width, depth)
+            self._drafter.propose(tree, budget)
             return
+        self._drafter.head_once()
+        depth = budget.depth
         pool = _look(tree)
         newest, size = range(1), 1
         for level in range(1, depth):

@@ -10,7 +10,7 @@ from yggdrasil.drafters.heads.block_steps import BlockCall, BlockStep, ReadStep
 from yggdrasil.drafters.heads.drafter import SHORT_HEADS
 from yggdrasil.drafters.heads.loading import LoadedHead
 from yggdrasil.drafters.heads.marginals import Marginals
-from yggdrasil.drafters.heads.reading import ReadingDrafter
+from yggdrasil.drafters.heads.reading import TextHeadDrafter
 from yggdrasil.drafters.heads.waiting import WaitingStates
 from yggdrasil.runtime.buffers import HostBuffer
 from yggdrasil.runtime.runner import ModelRunner
@@ -18,7 +18,7 @@ from yggdrasil.tree.token_tree import TokenTree
 from yggdrasil.tree.widths import fitting
 
 
-class BlockDrafter(ReadingDrafter):
+class BlockDrafter(TextHeadDrafter):
     """Drafter over a block head.
 
     Its cache keeps a row for every certain token but the last, computed from the target's state at that token's own
@@ -41,12 +41,10 @@ class BlockDrafter(ReadingDrafter):
         device = loaded.device
         self.name = f"block head {loaded.name}"
         self.opened = head
-        self.hidden_layers = head.layers
-        self.knots = knots.to(device)
         self.read_widths = sorted({*(min(short, read_width) for short in SHORT_HEADS), read_width, *prefill_widths})
         size = settings.layer.num_states * settings.layer.target_hidden_size
         states = torch.zeros(self.read_widths[-1], size, dtype=loaded.dtype, device=device)
-        super().__init__(runner, WaitingStates(head.layers, states))
+        super().__init__(runner, WaitingStates(head.layers, states), head.layers, knots.to(device), head_width=1)
         self._token, self._start, self._root = (HostBuffer(1, device) for _ in range(3))
         call = BlockCall(loaded, min(settings.num_guesses, read_width - 1))  # a tree is no deeper
         for width in self.read_widths:
@@ -55,7 +53,7 @@ class BlockDrafter(ReadingDrafter):
         inputs = [self._token.tensor, self._root.tensor, *self._marginals.written]
         runner.define("head", 1, BlockStep(call), inputs)
 
-    def head(self, tree: TokenTree) -> None:
+    def _draft_head(self) -> None:
         """Read the states that wait, and guess what follows the last certain token."""
         tokens = self._text.tokens
         first = len(tokens) - len(self._waiting)
@@ -68,5 +66,5 @@ class BlockDrafter(ReadingDrafter):
         self._root.write(len(tokens))
         self.runner.launch("head", 1)
 
-    def grow(self, tree: TokenTree, width: int, depth: int) -> None:
+    def grow(self, width: int, depth: int) -> None:
         self._marginals.grow(width, depth)

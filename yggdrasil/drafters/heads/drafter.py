@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from yggdrasil.drafters.heads.loading import LoadedHead
-from yggdrasil.drafters.heads.reading import ReadingDrafter
+from yggdrasil.drafters.heads.reading import TextHeadDrafter
 from yggdrasil.drafters.heads.settings import HeadSettings
 from yggdrasil.drafters.heads.steps import HeadCall, HeadStep, LevelStep
 from yggdrasil.drafters.heads.waiting import WaitingStates
@@ -19,7 +19,7 @@ from yggdrasil.tree.widths import fitting
 SHORT_HEADS = 2, 4  # tokens most iterations add: a padded row costs what another does, and no package of its own
 
 
-class HeadDrafter(ReadingDrafter):
+class HeadDrafter(TextHeadDrafter):
     """Drafter over a head.
 
     Its cache keeps a row for every certain token but the first, computed from the target's states: what it drafted on
@@ -41,13 +41,11 @@ class HeadDrafter(ReadingDrafter):
         device, dtype = loaded.device, loaded.dtype
         self.name = f"head {loaded.name}"
         self.opened = head
-        self.hidden_layers = head.layers
         self.head_widths = sorted({*(min(short, head_width) for short in SHORT_HEADS), head_width, *prefill_widths})
-        self.knots = knots.to(device)
         self._tokens = HostBuffer(self.head_widths[-1], device)
         size = settings.num_states * settings.target_hidden_size
         states = torch.zeros(self.head_widths[-1], size, dtype=dtype, device=device)
-        super().__init__(runner, WaitingStates(head.layers, states))
+        super().__init__(runner, WaitingStates(head.layers, states), head.layers, knots.to(device), self.head_widths[0])
         self._features = torch.zeros(tree.num_nodes, settings.hidden_size, dtype=dtype, device=device)
         self._span, self._place = HostBuffer(2, device), HostBuffer(2, device)
         call, rows = HeadCall(loaded), torch.arange(max(widths), device=device)
@@ -64,7 +62,7 @@ class HeadDrafter(ReadingDrafter):
         super().place_at(length, token)
         self._place.write(length - 1, 1)
 
-    def head(self, tree: TokenTree) -> None:
+    def _draft_head(self) -> None:
         """Read every certain token not read yet, each with the target's state before it."""
         if not len(self._waiting):  # the root's candidates are wanted even if it was read before
             self._waiting.again()
@@ -77,7 +75,7 @@ class HeadDrafter(ReadingDrafter):
             first += count
         self._text.num_rows = len(tokens)
 
-    def grow(self, tree: TokenTree, width: int, depth: int) -> None:
+    def grow(self, width: int, depth: int) -> None:
         root = len(self._text.tokens) - 1
         step = self.runner.step("grow", width)
         for level in range(depth - 1):

@@ -1,0 +1,89 @@
+"""Drafting under a constraint: the tokens that a grammar forces, and other drafters' candidates that it allows.
+
+The target's choice at every node is masked anyway, so this changes no output; it keeps rows of verification from being
+spent on candidates that cannot be accepted.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from torch import Tensor
+
+from yggdrasil.acceptance.grammar import Grammar
+from yggdrasil.acceptance.sampler import Sampler
+from yggdrasil.drafters.protocol import Budget, Capabilities, Drafter, Step, is_model_free, propose_in
+from yggdrasil.tree.token_tree import NO_SCORE, TokenTree
+
+_FORCED = -0.02  # log-probability of a forced token: the target may still spell the same text otherwise
+
+
+class GrammarDrafter:
+    """Proposes what ``inner`` does and the grammar of one request allows.
+
+    Beside a model-free drafter, or without one, forced tokens come first: where there are any, nothing else is
+    proposed, and trees of other drafters are left as they are.
+    """
+
+    def __init__(self, sampler: Sampler, inner: Drafter | None) -> None:
+        assert sampler.grammar is not None
+        self.name = "grammar" if inner is None else f"{inner.name}, guided"
+        self._inner, self._sampler, self._grammar = inner, sampler, sampler.grammar
+        self._forces = inner is None or is_model_free(inner)
+        self.capabilities = Capabilities(plants_root=True)
+        if inner is not None and not self._forces:
+            steps = inner.capabilities.steps
+            without_tail = None if steps is None else replace(steps, tail=None)
+            self.capabilities = replace(inner.capabilities, plants_root=True, steps=without_tail)
+
+    def begin(self, tokens: Sequence[int]) -> None:
+        if self._inner is not None:
+            self._inner.begin(tokens)
+
+    def extend(self, tokens: Sequence[int], states: Mapping[int, Tensor]) -> None:
+        if self._inner is not None:
+            self._inner.extend(tokens, states)
+
+    def propose(self, tree: TokenTree, budget: Budget) -> None:
+        """Attach forced tokens, or what ``inner`` proposes without the nodes that break the grammar."""
+        root = self._sampler.tokens[-1]
+        if self._forces:
+            if not budget.from_root:
+                return
+            forced = self._grammar.forced(self._sampler.tokens)[: budget.depth]
+            if forced or self._inner is None:
+                tree.plant(root)
+                tree.graft(list(range(len(forced))), forced, [_FORCED] * len(forced))
+                return
+        assert self._inner is not None
+        propose_in(self._inner, tree, root, budget)
+        prune_forbidden(tree, self._grammar, self._sampler.tokens)
+
+    def cost(self, budget: Budget) -> Sequence[Step]:
+        return () if self._inner is None else self._inner.cost(budget)
+
+
+def prune_forbidden(tree: TokenTree, grammar: Grammar, text: Sequence[int]) -> int:
+    """Take every node out of ``tree`` whose path breaks ``grammar`` after ``text``; returns how many were."""
+    size = tree.size
+    tokens, parents = tree.tokens[:size].tolist(), tree.parents[:size].tolist()
+    children: list[list[int]] = [[] for _ in range(size)]
+    for node in range(1, size):
+        children[parents[node]].append(node)
+    forbidden: list[int] = []
+    pending: list[tuple[int, list[int]]] = [(child, list(text)) for child in children[0]]
+    while pending:  # depth first: neighbouring questions share most of their path
+        node, prefix = pending.pop()
+        path = [*prefix, tokens[node]]
+        if grammar.allows(path):
+            pending.extend((child, path) for child in children[node])
+        else:
+            forbidden += _subtree(node, children)
+    tree.scores[forbidden] = NO_SCORE
+    return len(forbidden)
+
+
+def _subtree(node: int, children: Sequence[Sequence[int]]) -> list[int]:
+    nodes = [node]
+    for found in nodes:
+        nodes.extend(children[found])
+    return nodes
