@@ -111,7 +111,7 @@ class _Run:
                 found["verify_ms"][width] = self._median(capture)
             drafter.place_at(128, 1)
             drafter.head()
-            found["head_ms"] = self._median(lambda: drafter.head())
+            found["head_ms"] = self._median(drafter.head)
             for width in self._shapes.draft_widths:
                 short, long = (drafter.draft(width, depth) for depth in (1, 4))
                 short.prepare(), long.prepare()
