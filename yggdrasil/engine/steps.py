@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from yggdrasil.acceptance.greedy import accept_greedy
+from yggdrasil.native.direct import VerifiedRows, direct
 from yggdrasil.runtime.forward import Forward, ModelCall
 from yggdrasil.runtime.traced import CallStep
 from yggdrasil.tree.token_tree import TokenTree
@@ -92,3 +93,35 @@ class VerifyStep(CallStep[ModelCall]):
             [path.sum()[None], finite.to(torch.int64)[None], accepted, choices[accepted], choices, rows.nodes]
         )
         return summary, found.hidden.float(), *found.layers
+
+
+class NativeVerifyStep(VerifyStep):
+    """The same over fixed buffers: rows are chosen and accepted by one native call each."""
+
+    def __init__(self, call: ModelCall) -> None:
+        super().__init__(call)
+        self._rows: VerifiedRows | None = None
+
+    def forward(
+        self,
+        weights: list[Tensor],
+        caches: list[Tensor],
+        root: Tensor,
+        chosen: Tensor,
+        *tree_buffers: Tensor,
+    ) -> tuple[Tensor, ...]:
+        """As ``VerifyStep``; the summary lasts until the next call."""
+        if self._rows is None:  # a step is always called with the buffers that it was defined over
+            tree = TokenTree(*tree_buffers)
+            self._rows = VerifiedRows(
+                chosen, root, (tree.tokens, tree.parents, tree.depths, tree.scores, tree.ancestors)
+            )
+            self._select, self._accept = direct("select_rows", self._rows), direct("accept_rows", self._rows)
+        rows = self._rows
+        self._select()
+        found = self._call(weights, caches, rows.tokens, rows.positions, rows.ancestors, rows.offsets)
+        best, choices = found.best_tokens()
+        rows.best.copy_(best)
+        rows.choices.copy_(choices)
+        self._accept()
+        return rows.summary, found.hidden.float(), *found.layers

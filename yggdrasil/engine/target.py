@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from yggdrasil.acceptance.greedy import walk_greedy
-from yggdrasil.engine.steps import PlainStep, VerifyStep
+from yggdrasil.engine.steps import NativeVerifyStep, PlainStep, VerifyStep
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.predictor.evidence import RepetitionFigures
 from yggdrasil.runtime.buffers import HostBuffer
@@ -117,11 +117,12 @@ class TargetModel:
             inputs = [self._tokens.tensor[:width], self._start.tensor, self._last.tensor]
             runner.define("prefill", width, PrefillStep(runner.call), inputs)
         runner.define("plain", 1, PlainStep(runner.call), [self._tokens.tensor[:1], self._start.tensor])
+        verify_step = NativeVerifyStep if runner.backend == "native" else VerifyStep
         for width in verify_widths:
             if width == 1:  # the root alone is a plain step
                 continue
             inputs = [self._start.tensor, self.order[:width], *tree.tensors()]
-            runner.define("verify", width, VerifyStep(runner.call), inputs)
+            runner.define("verify", width, verify_step(runner.call), inputs)
 
     @property
     def length(self) -> int:

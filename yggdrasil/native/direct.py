@@ -62,6 +62,34 @@ def native_state_rows(buffer: Tensor, layers: int, mail: Tensor) -> NativeObject
     return NativeObject("state_rows", arguments, [buffer, mail])
 
 
+class VerifiedRows(NativeObject):
+    """The rows of a pass that verifies W nodes of a tree, and the path of them that is accepted (verified_rows.h).
+
+    ``direct("select_rows", ..)`` fills ``tokens`` and ``positions`` [W] int64, ``ancestors`` [W, W] bool and
+    ``offsets`` [2] int64. ``direct("accept_rows", ..)`` fills ``summary`` [2 + 4W] int64 from ``choices`` [W] int64
+    and ``best`` [W] float32.
+    """
+
+    def __init__(self, chosen: Tensor, root: Tensor, tree: Sequence[Tensor]) -> None:
+        """``chosen`` [W] int64 nodes, ``root`` [1] int64 its position; ``tree``: tokens, parents, depths [N] int64,
+        scores [N] float32 and ancestors [N, N] bool."""
+        width = chosen.shape[0]
+        for tensor in (chosen, root, *tree):
+            assert tensor.is_contiguous(), tensor.shape
+        with torch.inference_mode(False):  # buffers made in inference mode could not be written outside it
+            nodes, self.tokens, parents, self.positions, self.choices = (
+                torch.zeros(width, dtype=torch.int64) for _ in range(5)
+            )
+            self.ancestors = torch.zeros(width, width, dtype=torch.bool)
+            self.offsets, self.best = torch.zeros(2, dtype=torch.int64), torch.zeros(width)
+            self.summary = torch.zeros(2 + 4 * width, dtype=torch.int64)
+        buffers = [
+            chosen, root, *tree, nodes, self.tokens, parents, self.positions, self.ancestors, self.offsets,
+            self.choices, self.best, self.summary,
+        ]  # fmt: skip
+        super().__init__("verified_rows", _pointers(buffers), buffers)
+
+
 def native_ranking(*buffers: Tensor) -> NativeObject:
     """A tree's ranking, made anew by ``direct("rank", ..)``: scores, depths, order, widths, totals, levels."""
     return NativeObject("ranking", _pointers(buffers), buffers)

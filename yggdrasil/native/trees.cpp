@@ -8,6 +8,7 @@
 #include "tree/ranking.h"
 #include "tree/state_rows.h"
 #include "tree/tree_ops.h"
+#include "tree/verified_rows.h"
 
 using namespace yggdrasil;
 
@@ -73,6 +74,29 @@ YGG_API void* yggdrasil_ranking_new(View scores, View depths, View order, View w
 YGG_API void yggdrasil_ranking_free(void* ranking) { delete static_cast<Ranking*>(ranking); }
 YGG_API int64_t yggdrasil_rank(void* ranking) {
   return guarded([&] { static_cast<Ranking*>(ranking)->rank(); });
+}
+
+// ==== rows of a pass over a tree ======================================================================================
+
+YGG_API void* yggdrasil_verified_rows_new(View chosen, View root, View tree_tokens, View tree_parents, View tree_depths, View scores, View tree_ancestors,
+                                          View nodes, View tokens, View parents, View positions, View ancestors, View offsets, View choices, View best,
+                                          View summary) {
+  return made([&] {
+    return new VerifiedRows{
+        of(chosen).const_data_ptr<int64_t>(), of(root).const_data_ptr<int64_t>(), of(tree_tokens).const_data_ptr<int64_t>(),
+        of(tree_parents).const_data_ptr<int64_t>(), of(tree_depths).const_data_ptr<int64_t>(), of(scores).const_data_ptr<float>(),
+        static_cast<const bool*>(of(tree_ancestors).const_data_ptr()), of(nodes).mutable_data_ptr<int64_t>(), of(tokens).mutable_data_ptr<int64_t>(),
+        of(parents).mutable_data_ptr<int64_t>(), of(positions).mutable_data_ptr<int64_t>(), static_cast<bool*>(of(ancestors).mutable_data_ptr()),
+        of(offsets).mutable_data_ptr<int64_t>(), of(choices).const_data_ptr<int64_t>(), of(best).const_data_ptr<float>(),
+        of(summary).mutable_data_ptr<int64_t>(), of(chosen).numel(), of(tree_tokens).numel()};
+  });
+}
+YGG_API void yggdrasil_verified_rows_free(void* rows) { delete static_cast<VerifiedRows*>(rows); }
+YGG_API int64_t yggdrasil_select_rows(void* rows) {
+  return guarded([&] { static_cast<VerifiedRows*>(rows)->select(); });
+}
+YGG_API int64_t yggdrasil_accept_rows(void* rows) {
+  return guarded([&] { static_cast<VerifiedRows*>(rows)->accept(); });
 }
 
 // ==== counted evidence ================================================================================================

@@ -1,0 +1,84 @@
+"""Rows chosen and accepted by native calls are those of the step that is traced."""
+
+import pytest
+import torch
+
+from yggdrasil.engine.steps import NativeVerifyStep, VerifyStep
+from yggdrasil.native import is_native
+from yggdrasil.runtime.forward import Forward
+from yggdrasil.tree.token_tree import TokenTree
+
+pytestmark = pytest.mark.skipif(not is_native(), reason="the native library is not there")
+NODES, WIDTH, ALPHABET = 24, 10, 3
+
+
+class FakeHead:
+    def __init__(self, best, choices):
+        self._found = best, choices
+
+    def best(self, rows, logits):
+        return self._found
+
+
+class FakeCall:
+    """Hands out choices that were drawn before, and notes what it was called with."""
+
+    vocab_size, hidden_layers = ALPHABET, ()
+
+    def __init__(self, best, choices):
+        self._head, self.calls = FakeHead(best, choices), []
+
+    def __call__(self, weights, caches, *inputs):
+        self.calls.append([tensor.clone() for tensor in inputs])
+        return Forward(torch.zeros(WIDTH, 4), [torch.ones(WIDTH, 4)], self._head)
+
+
+def random_tree(seed):
+    """A tree whose siblings hold different tokens, its last nodes missing, and the nodes that are verified."""
+    generator = torch.Generator().manual_seed(seed)
+    tree = TokenTree.allocate(NODES, 2, torch.device("cpu"))
+    taken = {}
+    tree.scores[0] = 0.0
+    count = int(torch.randint(WIDTH // 2, NODES, (1,), generator=generator))
+    for node in range(1, NODES):
+        free = [n for n in range(node) if len(taken.get(n, ())) < ALPHABET]
+        parent = free[int(torch.randint(0, len(free), (1,), generator=generator))]
+        token = next(
+            t for t in torch.randperm(ALPHABET, generator=generator).tolist() if t not in taken.get(parent, ())
+        )
+        taken.setdefault(parent, set()).add(token)
+        tree.tokens[node], tree.parents[node], tree.depths[node] = token, parent, tree.depths[parent] + 1
+        tree.ancestors[node] |= tree.ancestors[parent]
+        if node < count:
+            tree.scores[node] = tree.scores[parent] - torch.rand(1, generator=generator) - 0.01
+    return tree, tree.scores.sort(descending=True, stable=True).indices[:WIDTH], generator
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_both_steps_read_the_same_rows_and_accept_the_same_path(seed):
+    tree, chosen, generator = random_tree(seed)
+    choices = torch.randint(0, ALPHABET, (WIDTH,), generator=generator)
+    best = torch.randn(WIDTH, generator=generator)
+    if seed % 4 == 0:
+        best[int(torch.randint(0, WIDTH, (1,), generator=generator))] = torch.nan
+    calls = FakeCall(best, choices), FakeCall(best, choices)
+    inputs = [], [], torch.tensor([17]), chosen, *tree.tensors()
+
+    expected, ours = VerifyStep(calls[0])(*inputs), NativeVerifyStep(calls[1])(*inputs)
+
+    for one, other in zip(expected, ours, strict=True):
+        assert torch.equal(one, other)
+    for one, other in zip(calls[0].calls[0], calls[1].calls[0], strict=True):
+        assert torch.equal(one, other)
+
+
+def test_some_paths_are_longer_than_the_root():
+    """The comparison above would show little otherwise."""
+    lengths = []
+    for seed in range(40):
+        tree, chosen, generator = random_tree(seed)
+        choices = torch.randint(0, ALPHABET, (WIDTH,), generator=generator)
+        step = NativeVerifyStep(FakeCall(torch.zeros(WIDTH), choices))
+        lengths.append(int(step([], [], torch.tensor([17]), chosen, *tree.tensors())[0][0]))
+    assert max(lengths) >= 3
+    assert min(lengths) == 1
