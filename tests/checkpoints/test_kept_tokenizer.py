@@ -14,6 +14,7 @@ import yggdrasil
 from yggdrasil.artifacts.cache import cache_root
 from yggdrasil.checkpoints import kept_tokenizer
 from yggdrasil.checkpoints.facts import load_tokenizer
+from yggdrasil.errors import YggdrasilError
 from yggdrasil.runtime.kept_tensors import open_model
 
 BUNDLED = Path(yggdrasil.__file__).parent / "assets" / "tiny" / "target"
@@ -28,7 +29,7 @@ def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("YGGDRASIL_CACHE", str(tmp_path / "cache"))
     (tmp_path / "cache").mkdir()
     (tmp_path / "cache" / "kernels").symlink_to(kernels)
-    monkeypatch.setattr(kept_tokenizer, "in_fork", lambda work: work())  # where it can be counted
+    monkeypatch.setattr(kept_tokenizer, "ends_within", lambda work, *_: [work()])  # where it can be counted
     return tmp_path / "cache"
 
 
@@ -77,6 +78,40 @@ def test_another_setting_or_a_damaged_note_asks_transformers_again(tmp_path, cac
             note.write_text(content)
         load_tokenizer(folder)
     assert len(asked) == 6
+
+
+SEQUENCES = [{"Sequence": {"id": name, "type_id": 0}} for name in "AB"]
+DAMAGED = {
+    "a map that is none": ("normalizer", {"type": "Precompiled", "precompiled_charsmap": "AAAAAAAA"}),
+    "a template without its entry": (
+        "post_processor",
+        {
+            "type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "[X]", "type_id": 0}}, SEQUENCES[0]],
+            "pair": SEQUENCES, "special_tokens": {},
+        },
+    ),
+    "a text that grows without end": (
+        "normalizer",
+        {
+            "type": "Sequence",
+            "normalizers": 40 * [{"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}],
+        },
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_files_that_break_or_never_end_are_refused_in_a_sentence(tmp_path, monkeypatch, name):
+    monkeypatch.setenv("YGGDRASIL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(kept_tokenizer, "_CPU_SECONDS", 4)
+    monkeypatch.setattr(kept_tokenizer, "_MEGABYTES", 256)
+    folder = folder_of(tmp_path / "model", "llama", "TokenizersBackend")
+    part, damaged = DAMAGED[name]
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer | {part: damaged}))
+
+    with pytest.raises(YggdrasilError, match="fetch them again"):
+        load_tokenizer(folder)
 
 
 def test_a_cache_that_cannot_be_written_costs_time_alone(tmp_path, cache):

@@ -59,3 +59,120 @@ def test_an_answer_that_a_new_chat_cuts_off_is_no_part_of_it(server, browser):
 
     assert browser.execute_script("return messages") == []
     assert browser.find_elements("css selector", ".turn") == []
+
+
+ANSWER = """Some **bold** words, `code` and <b>no tag</b>:
+
+1. one
+   - inner
+2. two
+
+```python
+def f():  # note
+    return "x" + 1
+```
+
+| a | b |
+|---|---|
+| 1 | 2 |
+"""
+
+
+def opened(browser, server):
+    browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    browser.get(server.url)
+    browser.execute_script("localStorage.clear()")
+    wait_until(lambda: browser.find_element("id", "model").text == "tiny")
+
+
+@pytest.mark.browser
+def test_an_answer_is_read_as_markdown(server, browser):
+    opened(browser, server)
+    browser.execute_script("messages = [{role: 'assistant', content: arguments[0]}]; drawTurns();", ANSWER)
+    texts = browser.execute_script("""
+        return ["strong", "p code", "ol > li", "ol > li ul li", ".code pre", ".kw", ".str", ".num", ".com", "th", "td"]
+            .map(each => document.querySelector(".assistant " + each).textContent);
+    """)
+
+    assert texts[:2] == ["bold", "code"]
+    assert texts[3:] == [
+        "inner", 'def f():  # note\n    return "x" + 1', "def", '"x"', "1", "# note", " a ", " 1 ",
+    ]  # fmt: skip
+    assert "<b>no tag</b>" in browser.find_element("css selector", ".assistant p").text
+    assert browser.find_elements("css selector", ".assistant b") == []
+
+
+@pytest.mark.browser
+def test_tokens_are_coloured_and_trees_replayed(server, browser):
+    opened(browser, server)
+    browser.execute_script("keep('options', {max_tokens: '24'})")
+    browser.find_element("id", "text").send_keys("Write a function\n")
+    wait_until(lambda: browser.find_elements("css selector", ".badge"))
+    text = browser.execute_script("return messages[1].content")
+    browser.find_element("id", "colours").click()
+
+    assert "same tokens" in browser.find_element("css selector", ".badge").text
+    spans = browser.execute_script(
+        "return messages[1].parts.map(part => messages[1].content.slice(part.start, part.end))"
+    )
+    assert "".join(spans) == text
+    assert browser.find_elements("css selector", ".assistant .draft")
+    slider = "const slider = $('replay'); slider.value = 1; slider.dispatchEvent(new Event('input'));"
+    browser.execute_script(slider)
+    assert browser.find_element("id", "number").text.startswith("1 of ")
+    assert browser.find_elements("css selector", ".assistant .now")
+
+
+@pytest.mark.browser
+def test_a_question_during_an_answer_waits_and_chats_are_kept(server, browser):
+    opened(browser, server)
+    browser.execute_script("""
+        keep("options", {max_tokens: "12", temperature: "0"});
+        const seen = new MutationObserver(() => {
+            if (!document.querySelector(".assistant")) return;
+            seen.disconnect();
+            $("text").value = "And another";
+            $("ask").requestSubmit();
+        });
+        seen.observe($("turns"), { childList: true, subtree: true });
+        $("text").value = "Write a function";
+        $("ask").requestSubmit();
+    """)
+    wait_until(lambda: browser.execute_script("return messages.length === 4 && running === null"))
+    asked = browser.execute_script("return messages.map(each => each.content)")
+    assert asked[::2] == ["Write a function", "And another"]
+    browser.find_element("id", "new").click()
+    browser.find_element("id", "history").click()
+    browser.find_element("css selector", "#list .name").click()
+    assert browser.execute_script("return messages.map(each => each.content)") == asked
+    browser.find_elements("css selector", ".user button")[1].click()  # edit the second question
+    assert browser.find_element("id", "text").get_attribute("value") == "And another"
+    assert len(browser.find_elements("css selector", ".turn")) == 2
+
+
+@pytest.mark.browser
+def test_enter_while_letters_are_composed_sends_nothing(server, browser):
+    opened(browser, server)
+    browser.execute_script("""
+        $("text").value = "k";
+        $("text").dispatchEvent(new KeyboardEvent("keydown", {key: "Enter", isComposing: true, bubbles: true}));
+    """)
+    assert browser.execute_script("return messages") == []
+    assert browser.find_element("id", "text").get_attribute("value") == "k"
+
+
+@pytest.mark.browser
+def test_a_full_context_is_told_with_a_way_on(server, browser):
+    opened(browser, server)
+    browser.execute_script("""
+        messages = [{role: "user", content: "word ".repeat(600)}, {role: "assistant", content: "a"}];
+        keep("options", {max_tokens: "4", temperature: "0"});
+        drawTurns();
+        $("text").value = "And now?";
+        $("ask").requestSubmit();
+    """)
+    wait_until(lambda: browser.find_elements("css selector", ".fault button"))
+    assert "the context holds" in browser.find_element("css selector", ".fault").text
+    browser.find_element("css selector", ".fault button").click()
+    wait_until(lambda: browser.execute_script("return messages.length === 2 && running === null"))
+    assert browser.execute_script("return messages[0].content") == "And now?"

@@ -14,21 +14,34 @@ from transformers import PreTrainedTokenizerBase
 
 from yggdrasil.artifacts import parse_json, write_atomic
 from yggdrasil.artifacts.cache import cache_root
-from yggdrasil.artifacts.fork import in_fork
-from yggdrasil.errors import ArtifactError
+from yggdrasil.artifacts.fork import ends_within
+from yggdrasil.errors import ArtifactError, YggdrasilError
 
 _READ = ("config.json", "tokenizer_config.json", "tokenizer.json")  # what the class is chosen by, besides file names
+# What a first opening may take. Vocabularies of 262,144 tokens take 3 s and 1 GB; damaged files may have no end, and
+# some have the parser in Rust panic, which is no Exception.
+_CPU_SECONDS, _MEGABYTES = 20, 3072
+_SAMPLE = "a b, " + 64 * "a" + 64 * " " + "\n1"
 _THEIRS = "transformers."  # the only modules that are imported for a name in the cache
 
 
 def open_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
-    """What ``AutoTokenizer`` makes of ``folder``; raises what it raises."""
+    """What ``AutoTokenizer`` makes of ``folder``; raises what it raises.
+
+    Files that were never opened before are tried in a process of its own.
+
+    Raises:
+        YggdrasilError: they break the parser, or take too much time or memory.
+    """
     kept = cache_root() / "tokenizers" / f"{_digest(folder)}.json"
     tokenizer: PreTrainedTokenizerBase
     known = _read(kept)
     if known is None:
-        with suppress(Exception):  # the same again below
-            in_fork(lambda: _choose(folder, kept))
+        if not ends_within(lambda: _choose(folder, kept), _CPU_SECONDS, _MEGABYTES):
+            raise YggdrasilError(
+                f"its files break the parser, or take more than {_CPU_SECONDS} s or {_MEGABYTES} MB to open; fetch "
+                "them again"
+            )
         known = _read(kept)
     if known is None:
         from transformers import AutoTokenizer
@@ -39,15 +52,16 @@ def open_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def _choose(folder: Path, kept: Path) -> str:
-    """Let transformers find the class, and note it where it is one of its own."""
+def _choose(folder: Path, kept: Path) -> None:
+    """Let transformers find the class, and note it where it is one of its own and its tokenizer works."""
     from transformers import AutoTokenizer
 
-    kind = type(AutoTokenizer.from_pretrained(folder, local_files_only=True))
+    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    tokenizer.decode(tokenizer(_SAMPLE)["input_ids"])
+    kind = type(tokenizer)
     if kind.__module__.startswith(_THEIRS):
         with suppress(ArtifactError):  # the next time takes as long as this one
             write_atomic(kept, json.dumps({"module": kind.__module__, "name": kind.__qualname__}).encode())
-    return kind.__qualname__
 
 
 def _read(kept: Path) -> type[PreTrainedTokenizerBase] | None:
