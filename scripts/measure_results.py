@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from yggdrasil.artifacts import current_machine, search_roots
-from yggdrasil.drafters.named import FREE
+from yggdrasil.drafters.registry import is_model_free_name
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.pretrained import plan_name
 from yggdrasil.prompts import read_prompts
@@ -208,7 +208,7 @@ def _calibrated(name: str, path: str, drafters: Sequence[str] = (), *, dry_run: 
     fits = subprocess.run([*YGGDRASIL, "plans", name, "--fits"], cwd=ROOT, check=False).returncode == 0
     command = [*YGGDRASIL, "calibrate", "--target", path, "--name", name]
     command += [part for drafter in drafters for part in ("--drafter", drafter)]
-    command += ["--keep-drafter"] if set(drafters) - set(FREE) else []
+    command += ["--keep-drafter"] if not all(map(is_model_free_name, drafters)) else []
     command += ["--quick", "--root", str(search_roots()[-1])] if drafters else ["--root", str(ROOT)]
     return fits or _run(command, dry_run=dry_run)
 

@@ -18,8 +18,8 @@ from yggdrasil.artifacts.fork import in_fork
 from yggdrasil.checkpoints.facts import load_tokenizer
 from yggdrasil.checkpoints.source import Source
 from yggdrasil.compiler.compiled import Backend
-from yggdrasil.drafters.named import NGRAM, TABLE, USUAL, named_drafters
-from yggdrasil.drafters.ngram import NGramDrafter
+from yggdrasil.drafters.options import NGramOptions
+from yggdrasil.drafters.registry import NGRAM, TABLE, USUAL, is_own, make_drafter, named_drafters, own_drafter
 from yggdrasil.engine import decoder as engine
 from yggdrasil.engine.kept_estimates import restore
 from yggdrasil.engine.naming import is_plan
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from yggdrasil.calibration.reporter import Reporter
+    from yggdrasil.drafters.protocol import Drafter
     from yggdrasil.engine.build import Assembly
 
 
@@ -55,11 +56,13 @@ class Decoder(engine.Decoder):
         """Load a model (a folder, a GGUF file or a hub id), or what a plan's name or file names.
 
         The model's calibrated plan for this machine is found by its content, whatever drafters it has; with ``drafter``
-        ("text", "table", "recycling", "ngram", "none", a model or a head; several draft one tree) the plan has those.
+        ("text", "table", "recycling", "ngram", "lookahead", "none", "module:Class" for one of your own, a model or a
+        head; several draft one tree) the plan has those.
         Where there is none, the first use times the model's steps for a few seconds, starts from shipped acceptance
         statistics, and keeps both in the user's cache; answers refine them. ``reporter`` shows progress; without one,
-        lines go to standard error. With a plan, "ngram" replaces its drafters, and ``force_machine`` takes one of
-        another machine. ``chat``: a model without a chat template is refused before its weights are read.
+        lines go to standard error. With a plan, "ngram" or one of your own replaces its drafters, and
+        ``force_machine`` takes one of another machine. ``chat``: a model without a chat template is refused before its
+        weights are read.
 
         Raises:
             YggdrasilError: no such plan or model, or one that cannot be decoded with.
@@ -72,11 +75,9 @@ class Decoder(engine.Decoder):
         drafters = _drafters_of(drafter)
         named_drafters(drafters or USUAL)  # names that do not go together
         if is_plan(source):
-            if drafters not in (None, (NGRAM,)):
-                named = " and ".join(drafters or ())
-                raise YggdrasilError(f"the plan {source} has its drafter; calibrate for {named}, or give {NGRAM}")
+            stand_in = _stand_in(source, drafters)
             return cls.from_plan(
-                source, dtype=dtype, drafter=NGramDrafter() if drafters else None, backend=backend,
+                source, dtype=dtype, drafter=stand_in, backend=backend,
                 force_machine=force_machine, max_length=max_length, phase=reporter.phase,
                 tokenizer=_chat_tokenizer(_target_of(source, force_machine=force_machine)) if chat else None,
             )  # fmt: skip
@@ -92,6 +93,19 @@ class Decoder(engine.Decoder):
         )
         _keep_estimates(decoder, path)
         return decoder
+
+
+def _stand_in(plan: str | Path, drafters: tuple[str, ...] | None) -> "Drafter | None":
+    """The drafter that replaces those of a plan; YggdrasilError where it would need a calibration."""
+    if drafters is None:
+        return None
+    if drafters == (NGRAM,):
+        return make_drafter(NGramOptions())
+    if len(drafters) == 1 and is_own(drafters[0]):
+        return own_drafter(drafters[0])
+    raise YggdrasilError(
+        f"the plan {plan} has its drafter; calibrate for {' and '.join(drafters)}, or give {NGRAM} or module:Class"
+    )
 
 
 def _drafters_of(given: object) -> tuple[str, ...] | None:

@@ -14,7 +14,7 @@ from yggdrasil.calibration.record import concatenate, record_document
 from yggdrasil.calibration.replay import recorded_documents
 from yggdrasil.drafters import NGramDrafter, NGramOptions
 from yggdrasil.drafters.counts import usual_counts
-from yggdrasil.drafters.named import ngram_options
+from yggdrasil.drafters.registry import ngram_options
 from yggdrasil.engine.policy import PLAIN_POLICY
 from yggdrasil.engine.text import TextStream
 from yggdrasil.errors import YggdrasilError

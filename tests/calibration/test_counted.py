@@ -29,10 +29,10 @@ from yggdrasil.drafters.belief import Belief
 from yggdrasil.drafters.counted import is_longest
 from yggdrasil.drafters.counts import CountsDrafter, usual_counts
 from yggdrasil.drafters.group import group_of
-from yggdrasil.drafters.named import Named, named_drafters, names_of
 from yggdrasil.drafters.ngram import NGramDrafter
 from yggdrasil.drafters.options import CountsOptions, NGramOptions
 from yggdrasil.drafters.protocol import Capabilities, Step
+from yggdrasil.drafters.registry import Named, named_drafters, names_of
 from yggdrasil.engine.ends import end_tokens
 from yggdrasil.engine.objective_policy import ObjectivePolicy
 from yggdrasil.engine.planned import drafting_by, planned_free, planned_policy

@@ -22,8 +22,8 @@ from yggdrasil.calibration.settings import QUICK, CalibrationSettings, PairSourc
 from yggdrasil.calibration.work import keep_results, open_part, open_work, read_or_drop
 from yggdrasil.checkpoints.facts import load_tokenizer
 from yggdrasil.cli.calibrate import _shapes
-from yggdrasil.drafters.named import Named
 from yggdrasil.drafters.options import NGramOptions
+from yggdrasil.drafters.registry import Named
 from yggdrasil.errors import ArtifactError, YggdrasilError
 from yggdrasil.profiling.traces import TraceSet
 from yggdrasil.prompts import read_prompts

@@ -11,8 +11,8 @@ from yggdrasil import SamplingParams
 from yggdrasil.drafters import LookaheadDrafter, LookaheadOptions
 from yggdrasil.drafters.counts import usual_counts
 from yggdrasil.drafters.group import DrafterGroup
-from yggdrasil.drafters.named import named_drafters, names_of
 from yggdrasil.drafters.protocol import Budget
+from yggdrasil.drafters.registry import named_drafters, names_of
 from yggdrasil.engine.policy import FreeTreePolicy
 from yggdrasil.engine.ranking import Ranking
 from yggdrasil.tree.stakes import NO_STAKES, stakes_of

@@ -11,7 +11,7 @@ from yggdrasil.drafters.belief import Belief
 from yggdrasil.drafters.counts import BELIEF_FILE, TABLE_FILE
 from yggdrasil.drafters.heads.files import open_head
 from yggdrasil.drafters.heads.tensors import in_six_bits, read_tensors
-from yggdrasil.drafters.named import named_drafters
+from yggdrasil.drafters.registry import named_drafters
 from yggdrasil.drafters.shipped import table_folder, whole_name
 from yggdrasil.drafters.table import Table
 from yggdrasil.errors import YggdrasilError

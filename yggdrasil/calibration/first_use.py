@@ -24,8 +24,8 @@ from yggdrasil.checkpoints.source import Source
 from yggdrasil.checkpoints.usual_weights import usual_weights
 from yggdrasil.drafters.belief import Belief
 from yggdrasil.drafters.counts import BELIEF_FILE
-from yggdrasil.drafters.named import Named
 from yggdrasil.drafters.options import CountsOptions, FreeOptions
+from yggdrasil.drafters.registry import Named
 from yggdrasil.engine.build import Assembly
 from yggdrasil.engine.opened import DtypeName
 from yggdrasil.engine.policy import FreeTreePolicy

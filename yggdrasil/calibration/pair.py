@@ -15,16 +15,13 @@ from yggdrasil.checkpoints.outline import Outline, longest_text
 from yggdrasil.checkpoints.source import Source
 from yggdrasil.checkpoints.usual_weights import usual_weights
 from yggdrasil.compiler.compiled import Backend
-from yggdrasil.drafters.counts import usual_counts
 from yggdrasil.drafters.group import group_of
 from yggdrasil.drafters.heads.block_settings import read_block_settings
 from yggdrasil.drafters.heads.convention import settled
 from yggdrasil.drafters.heads.kinds import is_head, kind_of
 from yggdrasil.drafters.heads.loading import LoadedHead, load_head
 from yggdrasil.drafters.heads.settings import read_settings
-from yggdrasil.drafters.options import CountsOptions, FreeOptions
-from yggdrasil.drafters.protocol import Drafter
-from yggdrasil.drafters.unlearned import without_learning
+from yggdrasil.drafters.registry import make_drafter
 from yggdrasil.engine.build import Assembly, assemble, default_backend, open_device
 from yggdrasil.engine.opened import DTYPES
 from yggdrasil.errors import YggdrasilError
@@ -117,7 +114,7 @@ def build_assembly(source: "PairSource", knots: torch.Tensor | None = None, back
         check_tree_attention(drafter, _text_of(source.drafter))
     return assemble(
         target, drafter, source.shapes, backend, knots=knots, other_stages=source.schedules,
-        free=group_of([_unlearned(each) for each in source.free]),
+        free=group_of([make_drafter(each) for each in source.free]),
     )  # fmt: skip
 
 
@@ -140,13 +137,6 @@ def with_head(assembly: Assembly, source: "PairSource") -> Assembly:
         target, _head(source.drafter, source, target), source.shapes, assembly.target.backend,
         other_stages=source.schedules, free=assembly.engine.free,
     )  # fmt: skip
-
-
-def _unlearned(options: FreeOptions) -> Drafter:
-    """The drafter as it is before anything is learned."""
-    if isinstance(options, CountsOptions):
-        return usual_counts(recycles=options.recycling)
-    return without_learning(options)
 
 
 def sibling(assembly: Assembly, shapes: Shapes | None = None, backend: Backend | None = None) -> Assembly:

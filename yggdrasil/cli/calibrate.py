@@ -13,7 +13,7 @@ from yggdrasil.cli.options import ChatOption, Dtype
 from yggdrasil.errors import Interrupted, YggdrasilError
 
 if TYPE_CHECKING:
-    from yggdrasil.drafters.named import Named
+    from yggdrasil.drafters.registry import Named
     from yggdrasil.scheduling.plan import Shapes
 
 ARITHMETIC, SHAPES, EFFORT = "Arithmetic and threads", "Sizes", "What else is measured"
@@ -30,7 +30,7 @@ def calibrate(
             help="Repeat it for several in one tree. A draft model (folder, .gguf file or hub id) or a head "
             "(folder, or yggdrasil:NAME for one that comes along); text and table, counts of this text and of the "
             "target's own (both unless told otherwise); recycling, the target's runners-up; ngram, a look-up; "
-            "lookahead, windows of the target's own guesses; or none, plain decoding.",
+            "lookahead, windows of the target's own guesses; module:Class, your own; or none, plain decoding.",
         ),
     ] = None,
     prompts: Annotated[
@@ -147,7 +147,7 @@ def calibrate(
     from yggdrasil.checkpoints.usual_weights import usual_weights
     from yggdrasil.cli.progress import PhaseProgress
     from yggdrasil.drafters.heads.kinds import is_head
-    from yggdrasil.drafters.named import USUAL, named_drafters
+    from yggdrasil.drafters.registry import USUAL, named_drafters
     from yggdrasil.pretrained import plan_name, shipped_prompts
 
     if chat and prompts is None:

@@ -56,7 +56,7 @@ def _show(entries: list[tuple[str, Path, bool]]) -> None:
 
 def _content(path: Path) -> tuple[str, str, str]:
     """Model, drafters and expected speed-up of the plan in a file; what is wrong with it where it cannot be read."""
-    from yggdrasil.drafters.named import names_of
+    from yggdrasil.drafters.registry import names_of
     from yggdrasil.errors import ArtifactError
     from yggdrasil.scheduling.plan import Plan
 

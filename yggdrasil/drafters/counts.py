@@ -153,6 +153,11 @@ def usual_counts(*, recycles: bool = False) -> CountsDrafter:
     return CountsDrafter(Belief.usual(with_table=False), recycles=recycles)
 
 
+def untrained(options: CountsOptions) -> CountsDrafter:
+    """The drafter of ``options`` before a calibration: it has no table, which the target's own text is counted in."""
+    return usual_counts(recycles=options.recycling)
+
+
 class _NativeCounts:
     """The native counts, whose trees are grown, and gone on with, by a plain C call."""
 

@@ -65,4 +65,11 @@ class LookaheadOptions:
             raise ValueError("; ".join(faults))
 
 
-FreeOptions: TypeAlias = NGramOptions | CountsOptions | LookaheadOptions  # needs no model, and costs no pass
+@dataclass(frozen=True)
+class ClassOptions:
+    """A model-free drafter without options: a registered name, or ``module:Class`` for a user's own."""
+
+    drafter: str
+
+
+FreeOptions: TypeAlias = NGramOptions | CountsOptions | LookaheadOptions | ClassOptions  # of model-free drafters

@@ -14,6 +14,7 @@ from yggdrasil.checkpoints.source import Source
 from yggdrasil.compiler.compiled import Backend
 from yggdrasil.drafters.group import group_of
 from yggdrasil.drafters.protocol import Drafter
+from yggdrasil.drafters.registry import missing_names
 from yggdrasil.engine.build import Assembly, assemble, default_backend, open_device
 from yggdrasil.engine.ends import end_tokens
 from yggdrasil.engine.planned import (
@@ -96,9 +97,7 @@ def check_opening(plan: object, dtype: object, drafter: object, target: object) 
         raise ArgumentTypeError(f"target is {target!r}; it must be the place of a model")
     if dtype is not None and dtype not in get_args(DtypeName):
         raise ArgumentValueError(f"dtype must be one of {', '.join(get_args(DtypeName))}, not {dtype!r}")
-    names = ("name", "capabilities", "begin", "extend", "propose", "cost")
-    lacking = [name for name in names if not hasattr(drafter, name)]
-    if drafter is not None and lacking:
+    if drafter is not None and (lacking := missing_names(drafter)):
         raise ArgumentTypeError(
             f"drafter is {drafter!r}, which lacks {', '.join(lacking)}; give an object that drafts (docs/drafters.md), "
             "or leave it out for the plan's"

@@ -8,7 +8,7 @@ from yggdrasil.artifacts import current_machine, list_plans
 from yggdrasil.artifacts.gguf import is_gguf
 from yggdrasil.artifacts.homes import expanded
 from yggdrasil.checkpoints.source import Source
-from yggdrasil.drafters.named import FREE, names_of
+from yggdrasil.drafters.registry import is_model_free_name, names_of
 from yggdrasil.drafters.shipped import whole_name
 from yggdrasil.engine.opened import DtypeName
 from yggdrasil.errors import ArtifactError
@@ -23,7 +23,9 @@ def find_plan(model: Source, drafters: Sequence[str] | None, dtype: DtypeName | 
     file's blocks as they are, then the newest.
     """
     digits = model.fingerprint()
-    wanted = {name if name in FREE else Source.find(whole_name(name)).fingerprint() for name in drafters or ()}
+    wanted = {
+        name if is_model_free_name(name) else Source.find(whole_name(name)).fingerprint() for name in drafters or ()
+    }
     fitting = []
     for path, plan in _plans_of(digits):
         if dtype not in (None, plan.dtype) or _is_rounded(plan):

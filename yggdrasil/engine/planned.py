@@ -19,7 +19,7 @@ from yggdrasil.drafters.heads.vocabulary import FILE_NAME, Vocabulary
 from yggdrasil.drafters.ngram import NGramDrafter
 from yggdrasil.drafters.options import CountsOptions
 from yggdrasil.drafters.protocol import Drafter, is_model_free
-from yggdrasil.drafters.unlearned import without_learning
+from yggdrasil.drafters.registry import make_drafter
 from yggdrasil.engine.drafted_trees import DepthEvidence, FloatArray
 from yggdrasil.engine.objective_policy import ObjectivePolicy
 from yggdrasil.errors import YggdrasilError, first_line
@@ -151,7 +151,7 @@ def planned_vocabulary(plan: Plan, folder: Path) -> Vocabulary | None:
 def planned_free(plan: Plan, folder: Path) -> list[Drafter]:
     """What guesses without a pass; what was learned for it lies in ``folder``."""
     return [
-        _useful(CountsDrafter.load(folder, each), plan) if isinstance(each, CountsOptions) else without_learning(each)
+        _useful(CountsDrafter.load(folder, each), plan) if isinstance(each, CountsOptions) else make_drafter(each)
         for each in plan.free
     ]
 

@@ -1,0 +1,88 @@
+"""Drafters by name: registered ones are made from their options, and ``module:Class`` is a user's own."""
+
+import sys
+from dataclasses import make_dataclass
+from pathlib import Path
+
+import pytest
+
+from yggdrasil.artifacts import parse_dataclass, to_plain
+from yggdrasil.drafters import NGramDrafter, NGramOptions
+from yggdrasil.drafters.options import ClassOptions, CountsOptions, FreeOptions, LookaheadOptions
+from yggdrasil.drafters.protocol import is_model_free
+from yggdrasil.drafters.registry import REGISTERED, is_model_free_name, make_drafter, named_drafters, names_of
+from yggdrasil.errors import YggdrasilError
+
+OWN = "example_drafter:LastFollowerDrafter"
+CLASSES = """
+class Lacks:
+    name = "lacks"
+    def begin(self, tokens): ...
+
+class Dear:
+    name, capabilities = "dear", None
+    def begin(self, tokens): ...
+    def extend(self, tokens, states): ...
+    def propose(self, tree, budget): ...
+    def cost(self, budget): return [("own", 1)]
+
+called = []
+def function(): called.append(1)
+"""
+
+
+@pytest.mark.parametrize("name", [*REGISTERED, OWN])
+def test_every_name_makes_a_model_free_drafter(name, monkeypatch):
+    monkeypatch.chdir(Path(__file__).parent)
+    named = named_drafters([name])
+
+    assert is_model_free_name(name)
+    assert named.drafter is None
+    assert name in names_of(named.free)
+    assert all(is_model_free(make_drafter(options)) for options in named.free)
+
+
+@pytest.mark.parametrize(
+    "options", [NGramOptions(max_draft_len=3), LookaheadOptions(2, 3, 1), CountsOptions(), ClassOptions(OWN)]
+)
+def test_a_plan_keeps_the_options(options):
+    holder = make_dataclass("Holder", [("options", FreeOptions)])
+
+    assert parse_dataclass(holder, to_plain(holder(options)), "a test").options == options
+
+
+def test_a_drafter_is_made_with_its_options():
+    made = make_drafter(NGramOptions(max_draft_len=3))
+
+    assert isinstance(made, NGramDrafter)
+    assert made.options.max_draft_len == 3
+
+
+@pytest.mark.parametrize("name", ["some/model", "yggdrasil:smollm2-135m-instruct", "C:/models/one", "a:b:c"])
+def test_places_of_models_are_no_classes(name):
+    assert not is_model_free_name(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("not_there_at_all:Class", "not_there_at_all:Class cannot be imported .*; run where its module lies"),
+        ("own_classes:Nothing", "own_classes:Nothing cannot be imported"),
+        ("own_classes:Lacks", "own_classes:Lacks lacks .*extend, propose, cost"),
+        ("own_classes:function", "own_classes:function lacks name, capabilities, begin"),
+        ("own_classes:Dear", "own_classes:Dear has a cost"),
+    ],
+)
+def test_a_class_that_cannot_draft_is_refused_by_name(tmp_path, monkeypatch, name, said):
+    (tmp_path / "own_classes.py").write_text(CLASSES)
+    monkeypatch.chdir(tmp_path)
+    sys.modules.pop("own_classes", None)
+
+    with pytest.raises(YggdrasilError, match=said):
+        make_drafter(ClassOptions(name))
+    assert not getattr(sys.modules.get("own_classes"), "called", []), "nothing but a drafter's class is called"
+
+
+def test_two_of_ones_own_do_not_draft_together():
+    with pytest.raises(YggdrasilError, match="give one of your own"):
+        named_drafters(["a:A", "b:B"])

@@ -1,0 +1,179 @@
+"""Model-free drafters by name, in commands and plans: a new one is a file and a line in ``REGISTERED``.
+
+Imports no torch before a drafter is made.
+"""
+
+import dataclasses
+import re
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+from yggdrasil.artifacts import parse_dataclass, parse_yaml
+from yggdrasil.drafters.options import ClassOptions, CountsOptions, FreeOptions, LookaheadOptions, NGramOptions
+from yggdrasil.drafters.shipped import PREFIX, whole_name
+from yggdrasil.errors import YggdrasilError
+
+if TYPE_CHECKING:
+    from yggdrasil.drafters.protocol import Drafter
+
+PLAIN, NGRAM, TEXT, TABLE, RECYCLING, LOOKAHEAD = "none", "ngram", "text", "table", "recycling", "lookahead"
+USUAL = (TEXT, TABLE)
+
+
+class Registered(NamedTuple):
+    """What makes the drafter of a name."""
+
+    maker: str  # ``module:name`` of what is called with the options, or without any where there are none
+    options: type[FreeOptions] = ClassOptions
+
+
+_STATISTICS = Registered("yggdrasil.drafters.counts:untrained", CountsOptions)  # one drafter, three sources of tokens
+REGISTERED = {
+    TEXT: _STATISTICS,
+    TABLE: _STATISTICS,
+    RECYCLING: _STATISTICS,
+    NGRAM: Registered("yggdrasil.drafters.ngram:NGramDrafter", NGramOptions),
+    LOOKAHEAD: Registered("yggdrasil.drafters.lookahead:LookaheadDrafter", LookaheadOptions),
+}
+_OWN = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")  # module:Class
+_PROTOCOL = ("name", "capabilities", "begin", "extend", "propose", "cost")
+
+
+def is_model_free_name(name: str) -> bool:
+    """Whether ``name`` means a drafter that needs no model, or no drafter at all; else it is a place of a model."""
+    return name == PLAIN or name in REGISTERED or is_own(name)
+
+
+def is_own(name: str) -> bool:
+    """Whether ``name`` is ``module:Class`` of a user's own drafter."""
+    return not name.startswith(PREFIX) and _OWN.fullmatch(name) is not None
+
+
+def missing_names(drafter: object) -> list[str]:
+    """Names of the protocol that an object, or a class, lacks."""
+    return [name for name in _PROTOCOL if not hasattr(drafter, name)]
+
+
+def make_drafter(options: FreeOptions) -> "Drafter":
+    """The drafter that ``options`` are of, before anything is learned for it.
+
+    Raises:
+        YggdrasilError: a user's class that cannot be imported, or that is no model-free drafter.
+    """
+    if isinstance(options, ClassOptions):
+        if options.drafter not in REGISTERED:
+            return own_drafter(options.drafter)
+        return cast("Drafter", _found(REGISTERED[options.drafter].maker)())
+    maker = next(each.maker for each in REGISTERED.values() if each.options is type(options))
+    return cast("Drafter", _found(maker)(options))
+
+
+def own_drafter(name: str) -> "Drafter":
+    """An instance of the class that ``module:Class`` names; its module may lie in the working directory.
+
+    Raises:
+        YggdrasilError: it cannot be imported or made, or is no model-free drafter.
+    """
+    sys.path.insert(0, "")
+    try:
+        kind = _found(name)
+    except (ImportError, AttributeError) as error:
+        raise YggdrasilError(f"the drafter {name} cannot be imported ({error}); run where its module lies") from error
+    finally:
+        sys.path.remove("")
+    # Looked at before it is called: a plan may name anything.
+    lacking = missing_names(kind) if isinstance(kind, type) else list(_PROTOCOL)
+    if set(lacking) - {"name", "capabilities"}:  # these two may be set when it is made
+        raise YggdrasilError(f"the drafter {name} lacks {', '.join(lacking)}; docs/drafters.md has an example")
+    made = kind()
+    if lacking := missing_names(made):
+        raise YggdrasilError(f"the drafter {name} lacks {', '.join(lacking)}; docs/drafters.md has an example")
+    from yggdrasil.drafters.protocol import is_model_free
+
+    if not is_model_free(made):
+        raise YggdrasilError(
+            f"the drafter {name} has a cost, which only calibrated models and heads can have by name; let its `cost` "
+            "return (), or pass an object to Decoder.from_plan"
+        )
+    return cast("Drafter", made)
+
+
+def _found(place: str) -> Any:
+    module, _, name = place.partition(":")
+    return getattr(import_module(module), name)
+
+
+class Named(NamedTuple):
+    """The model that drafts, and what guesses without a pass, beside it or alone."""
+
+    drafter: str | None
+    free: tuple[FreeOptions, ...] = ()
+
+    @property
+    def has_table(self) -> bool:
+        """Whether the target is to write text for a table."""
+        return any(isinstance(each, CountsOptions) and each.table for each in self.free)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether nothing guesses."""
+        return self.drafter is None and not self.free
+
+
+def named_drafters(names: Sequence[str], ngram: str = "") -> Named:
+    """The drafters that ``--drafter``, given once or more, stands for: they guess in one tree.
+
+    The text is always counted beside a model, a table and recycling.
+
+    Raises:
+        YggdrasilError: names that do not go together, or that no shipped head has, or ``ngram`` options where none are
+            meant.
+    """
+    if ngram and NGRAM not in names:
+        raise YggdrasilError(f"--ngram is for --drafter ngram, the drafter is {' and '.join(names)}")
+    if PLAIN in names:
+        if set(names) != {PLAIN}:
+            raise YggdrasilError(f"--drafter {' and '.join(names)} do not draft together; none stands alone")
+        return Named(None)
+    models = sorted({whole_name(name) for name in names if not is_model_free_name(name)})
+    if len(models) > 1:
+        raise YggdrasilError(f"--drafter {' and '.join(models)} do not draft together; give one model")
+    free: list[FreeOptions] = [ngram_options(ngram)] if NGRAM in names else []
+    if LOOKAHEAD in names:
+        free.append(LookaheadOptions())
+    own = sorted({name for name in names if is_own(name)})
+    if len(own) > 1:
+        raise YggdrasilError(f"--drafter {' and '.join(own)} do not draft together; give one of your own")
+    free += [ClassOptions(name) for name in own]
+    if not set(names) <= {NGRAM, LOOKAHEAD, *own}:
+        free.append(CountsOptions(table=TABLE in names, recycling=RECYCLING in names))
+    return Named(models[0] if models else None, tuple(free))
+
+
+def names_of(free: Sequence[FreeOptions]) -> set[str]:
+    """The names that stand for what guesses without a pass."""
+    names = {PLAIN} if not free else set()
+    for each in free:
+        if isinstance(each, CountsOptions):
+            names |= {TEXT, *([TABLE] if each.table else []), *([RECYCLING] if each.recycling else [])}
+        elif isinstance(each, ClassOptions):
+            names.add(each.drafter)
+        else:
+            names.add(NGRAM if isinstance(each, NGramOptions) else LOOKAHEAD)
+    return names
+
+
+def ngram_options(text: str) -> NGramOptions:
+    """Read ``name=value,name=value``; what is not named keeps its default. YggdrasilError names what is wrong."""
+    given: dict[str, object] = dataclasses.asdict(NGramOptions())
+    for part in filter(None, text.split(",")):
+        name, equals, value = part.partition("=")
+        if not equals:
+            raise YggdrasilError(f"--ngram {part!r} is not name=value; there are {', '.join(given)}")
+        try:
+            given[name.strip()] = parse_yaml(value)
+        except ValueError:
+            raise YggdrasilError(f"--ngram {part!r} has no readable value") from None
+    return parse_dataclass(NGramOptions, given, "--ngram")
