@@ -6,7 +6,7 @@ from yggdrasil.drafters.group import DrafterGroup
 from yggdrasil.drafters.protocol import Budget, Drafter, propose_in
 from yggdrasil.engine.evidence import LiveEvidence
 from yggdrasil.engine.free_guesses import FreeGuesses
-from yggdrasil.engine.iteration import NO_PROMISE, Emission, Iteration, Promise
+from yggdrasil.engine.iteration import NO_PROMISE, PLAIN_PROMISE, Emission, Iteration, Promise
 from yggdrasil.engine.policy import Decision, Policy
 from yggdrasil.engine.promises import KeptPromises
 from yggdrasil.engine.ranking import Ranking
@@ -21,8 +21,6 @@ from yggdrasil.tree.shape import PLAIN_STEP, TreeShape
 from yggdrasil.tree.token_tree import TokenTree
 
 Action = Callable[[Iteration], None]
-PLAIN_STAGES = ("verify", "commit", "bookkeeping")
-DRAFTING_STAGES = ("depth_prediction", "head_draft", "draft_steps", "tail_draft", "prune")
 
 
 class StageActions:
@@ -56,7 +54,8 @@ class StageActions:
         # One that somebody else wrote: ours grow theirs in their steps.
         self._is_checked = drafter is not None and self._steps is None and tree.tokens.device.type == "cpu"
         self._keeps_books_late = False
-        self._keeps_rows = self._guesses = self._reads_leaves_with_head = self._drafts_head_first = False
+        self._keeps_rows = self._guesses = self._reads_leaves_with_head = False
+        self._drafts_head_first = self._predicts_late = False
         self._policy: Policy
         self._stream: TextStream
         self._trace: Trace
@@ -76,13 +75,17 @@ class StageActions:
         self._evidence.outcome = outcome
 
     def of(self, schedule: Schedule) -> dict[str, Action]:
-        """The actions of the schedule's stages by name; a superset's tail has none, the head draft reads it too."""
+        """The actions of the schedule's stages by name; a superset's tail has none, the head draft reads it too.
+
+        Actions of stages that an iteration does not need, as those of drafting in a plain step, do nothing in it.
+        """
         tail, head = schedule.variants["tail_draft"], schedule.variants["head_draft"]
         self._keeps_books_late = schedule.variants["bookkeeping"] == "overlapped"
         self._guesses = head == "ahead"
         self._reads_leaves_with_head = self._guesses and tail == "superset"
         self._keeps_rows = self._guesses or tail != "superset"
         self._drafts_head_first = schedule.variants["depth_prediction"] == "informed"
+        self._predicts_late = schedule.variants["depth_prediction"] == "late"
         bodies: dict[str, Action] = {
             "depth_prediction=now": self._predict_depth,
             "depth_prediction=informed": self._predict_depth,
@@ -103,20 +106,20 @@ class StageActions:
         }
         return {stage.name: bodies[stage.label] for stage in schedule.stages if stage.label in bodies}
 
-    def of_plain_steps(self, schedule: Schedule) -> dict[str, Action]:
-        """What is left of them in an iteration without a tree."""
-        return {name: body for name, body in self.of(schedule).items() if name in PLAIN_STAGES}
+    def decide(self, state: Iteration) -> None:
+        """Decide before any stage runs what can be decided by now; else the stage ``depth_prediction`` does."""
+        if self._try_free(state):
+            state.is_decided = True
+        elif self._predicts_late:
+            state.shape, state.is_decided = self._fitted(state.promise), True
+        elif (resting := self._rest()) is not None:
+            state.promise, state.is_decided = Promise(resting), True
 
-    def of_free_trees(self, schedule: Schedule) -> dict[str, Action]:
-        """What is left of them where no guess costs a pass; the next depth may be predicted all the same."""
-        skipped = set(DRAFTING_STAGES)
-        if self._free is not None and self._free.alone.is_in_place:
-            skipped.add("mask")  # nodes were ranked where the pass reads them
-        if schedule.variants["depth_prediction"] == "late":
-            skipped.remove("depth_prediction")
-        return {name: body for name, body in self.of(schedule).items() if name not in skipped}
+    def decide_first(self) -> Promise:
+        """What a request begins with: a decision where the schedule predicts depth an iteration ahead."""
+        return self._promise() if self._predicts_late else PLAIN_PROMISE
 
-    def try_free(self, state: Iteration) -> bool:
+    def _try_free(self, state: Iteration) -> bool:
         """Make guesses that cost no pass the iteration's tree, if the learner wants them; returns whether it does."""
         learner = self._policy.learner
         if learner is None or self._free is None or not self._wants_free:
@@ -136,19 +139,19 @@ class StageActions:
             state.ranking = alone.order
         return True
 
-    def promise(self) -> Promise:
+    def _promise(self) -> Promise:
         """The policy's decision, now."""
-        resting = self.rest()
+        resting = self._rest()
         return Promise(self._policy.choose(self._evidence), rested=False) if resting is None else Promise(resting)
 
-    def rest(self) -> Decision | None:
+    def _rest(self) -> Decision | None:
         """A plain step where there is no drafter, no room for a tree, or no wish for one."""
         if self._room < 1:
             return NO_PROMISE
         resting = self._policy.rest(self.target.length)
         return NO_PROMISE if resting is None and self.drafter is None else resting
 
-    def fitted(self, promise: Promise) -> TreeShape:
+    def _fitted(self, promise: Promise) -> TreeShape:
         """The promised shape within the context that is left."""
         shape = promise.decision.shape
         if self.drafter is None or self._room < 1:
@@ -169,18 +172,20 @@ class StageActions:
     # ==== drafting ====
 
     def _predict_depth(self, state: Iteration) -> None:
+        if state.is_decided:
+            return
         state.promise = Promise(self._policy.choose(self._evidence), rested=False)
-        state.shape = self.fitted(state.promise)
+        state.shape = self._fitted(state.promise)
 
     def _predict_next_depth(self, state: Iteration) -> None:
-        state.next_promise = self.promise()
+        state.next_promise = self._promise()
 
     def _draft_head(self, state: Iteration) -> None:
-        if self._steps is not None and (state.shape.depth or self._drafts_head_first):
+        if self._steps is not None and (state.drafts or (self._drafts_head_first and not state.is_decided)):
             self._steps.head()
 
     def _draft_steps(self, state: Iteration) -> None:
-        if not state.shape.depth or self.drafter is None:
+        if not state.drafts or self.drafter is None:
             return
         propose_in(self.drafter, self.tree, state.root, Budget(state.shape.depth, state.shape.width))
         if self._is_checked:
@@ -204,7 +209,7 @@ class StageActions:
             )
 
     def _read_leaves(self, state: Iteration) -> None:
-        if state.shape.depth and self._tail is not None:
+        if state.drafts and self._tail is not None:
             self._tail.read_leaves()
 
     def _read_accepted_leaf(self, state: Iteration) -> None:
@@ -223,7 +228,7 @@ class StageActions:
 
     def _prune(self, state: Iteration) -> None:
         shape = state.shape
-        if not shape.depth or self.target.ranks_nodes:
+        if not state.drafts or self.target.ranks_nodes:
             return
         by_scores, state.ranking = self._ranking.rank(), self._ranking.order
         decision = self._policy.prune(shape, self._promises.honest(by_scores), self.target.length)
@@ -238,9 +243,8 @@ class StageActions:
         state.promise = Promise(Decision(decision.shape, honest, decision.milliseconds, believed), state.promise.rested)
 
     def _hand_over_nodes(self, state: Iteration) -> None:
-        """The verification step reads its nodes, and from them its mask, where this puts them."""
-        if state.verifies_tree and not self.target.ranks_nodes:
-            assert state.ranking is not None
+        """The verification step reads its nodes, and from them its mask, where this puts them; some are there."""
+        if state.verifies_tree and state.ranking is not None:
             self._order.write(state.ranking)
 
     def _verify(self, state: Iteration) -> None:

@@ -10,7 +10,7 @@ from yggdrasil.drafters.group import DrafterGroup
 from yggdrasil.drafters.protocol import Drafter, num_kept
 from yggdrasil.engine.actions import StageActions
 from yggdrasil.engine.captured_target import CapturedTarget, check_capturable
-from yggdrasil.engine.iteration import Emission, Iteration, Promise
+from yggdrasil.engine.iteration import Emission, Iteration
 from yggdrasil.engine.policy import Learner, Policy
 from yggdrasil.engine.target import Outcome, Target
 from yggdrasil.engine.text import TextStream
@@ -47,7 +47,7 @@ class Engine:
         self._mode = OwnThreads()
         # Elsewhere a pass is only begun by its stage, and waited for in the next.
         self._times_passes = target.order.device.type == "cpu" and not isinstance(target, CapturedTarget)
-        self._actions = StageActions(target, drafter, tree, verify_widths, max_length, free)
+        self._stages = StageActions(target, drafter, tree, verify_widths, max_length, free)
         self.use(stages)
 
     def use(self, stages: Sequence[str]) -> None:
@@ -61,12 +61,8 @@ class Engine:
         if isinstance(self.target, CapturedTarget):
             check_capturable(schedule)
         self.schedule = schedule
-        self._bodies = self._actions.of(self.schedule)
-        self._plain_bodies = self._actions.of_plain_steps(self.schedule)
-        self._free_bodies = self._actions.of_free_trees(self.schedule)
-        variants = self.schedule.variants
-        self._predicts_late = variants["depth_prediction"] == "late"
-        self._keeps_books_late = variants["bookkeeping"] == "overlapped"
+        self._actions = self._stages.of(self.schedule)
+        self._keeps_books_late = self.schedule.variants["bookkeeping"] == "overlapped"
 
     def decode(self, prompt: Sequence[int], stream: TextStream, policy: Policy, trace: Trace) -> Iterator[str]:
         """Yield final text as it becomes certain. ``prompt`` is not empty and shorter than ``max_length``.
@@ -97,9 +93,8 @@ class Engine:
         stream.push(outcome.tokens)
         state = Iteration(outcome.tokens[-1])
         with self._mode:
-            self._actions.begin(policy, stream, trace, self.target.text.tokens, outcome)
-            if self._predicts_late:
-                state.promise = self._actions.promise()
+            self._stages.begin(policy, stream, trace, self.target.text.tokens, outcome)
+            state.promise = self._stages.decide_first()
         trace.prefill_ns = perf_counter_ns() - start
         yield stream.release()
         while stream.finish_reason is None:
@@ -114,7 +109,7 @@ class Engine:
         """One iteration, or the end of the context; returns what the next begins with."""
         if self.target.text.num_rows + 1 >= self.max_length:
             if self._keeps_books_late:
-                self._actions.keep_books(state.previous)
+                self._stages.keep_books(state.previous)
             stream.finish("context")
             return state
         start, built = perf_counter_ns(), BuildClock.ns
@@ -168,21 +163,15 @@ class Engine:
 
     def _iterate(self, state: Iteration, trace: Trace) -> tuple[Emission, int]:
         """Run the schedule's stages once, noting the time of each; returns what became certain and the pass's time."""
-        bodies = self._bodies
-        if self._actions.try_free(state):
-            bodies = self._free_bodies
-        elif self._predicts_late:
-            state.shape = self._actions.fitted(state.promise)
-        elif (resting := self._actions.rest()) is not None:
-            state.promise, bodies = Promise(resting), self._plain_bodies
+        self._stages.decide(state)
         verified_ns = trace.stage_ns.get("verify", 0)
-        self.executor.run(self.schedule, bodies, state, trace.stage_ns)
+        self.executor.run(self.schedule, self._actions, state, trace.stage_ns)
         pass_ns = trace.stage_ns["verify"] - verified_ns
         if state.shape.depth == 0:
             trace.call_plain(verified_ns)
         assert state.emission is not None
         assert state.outcome is not None
-        self._actions.follow(state.outcome)
+        self._stages.follow(state.outcome)
         return state.emission, pass_ns
 
 

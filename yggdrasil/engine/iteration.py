@@ -40,6 +40,7 @@ class Iteration:
     root: int  # last certain token
     promise: Promise = PLAIN_PROMISE
     shape: TreeShape = PLAIN_STEP
+    is_decided: bool = False  # the shape is known before any stage runs
     previous: Emission | None = None  # not in the books yet
     expected: float = 1.0  # tokens, by the drafted tree's scores
     ranking: npt.NDArray[np.int64] | None = None  # [N], nodes from best to worst
@@ -47,6 +48,11 @@ class Iteration:
     outcome: Outcome | None = None
     emission: Emission | None = None
     next_promise: Promise = PLAIN_PROMISE
+
+    @property
+    def drafts(self) -> bool:
+        """Whether the drafter grows a tree."""
+        return self.shape.width > 0 and self.shape.depth > 0
 
     @property
     def verifies_tree(self) -> bool:
