@@ -7,8 +7,8 @@ with a few texts instead.
 from collections.abc import Sequence
 from pathlib import Path
 
+from fetch_models import fetch_model
 from rich.console import Console
-from smollm2 import fetch_model
 
 from yggdrasil.artifacts import current_machine, list_plans, search_roots
 from yggdrasil.bench.compare import Comparison, compare
@@ -19,7 +19,6 @@ from yggdrasil.cli.progress import PhaseProgress, show_comparison
 from yggdrasil.engine import decoder as engine
 from yggdrasil.engine.decoder import Generation
 from yggdrasil.errors import YggdrasilError
-from yggdrasil.native.build import cache_root
 from yggdrasil.pretrained import Decoder
 from yggdrasil.prompts import HELD_OUT_CHAT_PROMPTS, Prompt, encode_prompt, read_prompts
 
@@ -43,7 +42,7 @@ def main() -> None:
 def open_model() -> tuple[engine.Decoder, list[Prompt]]:
     """The real model with questions, or the bundled pair with texts to go on with."""
     try:
-        file = fetch_model(cache_root() / "models" / "smollm2")
+        file = fetch_model("smollm2-135m")
     except YggdrasilError as error:
         say(
             f"{error}. So this is the bundled pair, which goes on with texts and is far too small to be asked for facts"

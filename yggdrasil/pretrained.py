@@ -1,9 +1,10 @@
 """A decoder from whatever names a model: a plan, or the model itself, whether it was calibrated or not."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from yggdrasil.artifacts import (
     check_weights,
@@ -175,8 +176,14 @@ def _first_use(
 def _keep_estimates(decoder: engine.Decoder, path: Path) -> None:
     """Refine a provisional plan by what is decoded with it."""
     if decoder.plan is not None and decoder.plan.is_provisional:
-        restore(path, decoder.plan, lambda state: None)
+        restore(path, decoder.plan, partial(_go_on, decoder.policy))
         decoder.keep_estimates(path)
+
+
+def _go_on(policy: Any, state: Mapping[str, Any]) -> None:
+    """Let ``policy`` go on from what it had learned of acceptance; costs are the plan's, which were kept too."""
+    if hasattr(policy, "restore") and state:
+        policy.restore({**state, "scales": policy.state()["scales"]})
 
 
 def _check_attention(assembly: "Assembly") -> None:

@@ -1,9 +1,11 @@
 """The report of a made-up profile: its tables by hand, its page in a real browser."""
 
+import base64
 import contextlib
 import errno
 import json
 import shutil
+import zlib
 from dataclasses import replace
 
 import pandas as pd
@@ -18,8 +20,10 @@ from yggdrasil.calibration.schedules import PLAIN, PLAN_COLUMNS
 from yggdrasil.cli.report import _with_trees
 from yggdrasil.engine.policy import FixedPolicy
 from yggdrasil.errors import YggdrasilError
+from yggdrasil.reports.charts import _library
 from yggdrasil.reports.facts import Facts
 from yggdrasil.reports.folder import write_tables
+from yggdrasil.reports.reasons import considered, reasons
 from yggdrasil.reports.schedules import verdict
 from yggdrasil.reports.text import show
 from yggdrasil.reports.trees import record_trees
@@ -188,7 +192,8 @@ def test_a_drafter_that_was_left_out_is_named(facts, tmp_path):
     show(without, console)
 
     for text in (console.export_text(), build_page(without)):
-        assert "ithout owner/head, which does not surely pay: 4.5 ms a token with it, 4.25 without" in text
+        assert "Left out: owner/head, which does not surely pay: 4.5 ms a token with it, 4.25 without" in text
+        assert "with owner/head, left out" in text
 
 
 def test_what_is_predicted_says_how_much_of_its_text_repeats_itself(facts, tmp_path, capsys):
@@ -220,11 +225,38 @@ def test_a_name_without_profile_still_has_a_report_which_says_so(tmp_path, is_go
     console = Console(record=True, width=500, file=(tmp_path / "text").open("w"))
     show(facts, console)
 
-    assert "No schedule search yet" in page
-    assert "No example trees yet" in page
+    for absent in ("ranking", "timelines", "trees", "prediction"):
+        assert f'id="{absent}"' not in page
+        assert f'href="#{absent}"' not in page
+    assert page.index('id="why"') < page.index('id="objective"'), "why this plan comes first"
+    assert len(page) < 2_000_000
     for text in (page, console.export_text()):
         assert (f"here is no profile {profile}" in text) == is_gone
         assert ("run `yggdrasil calibrate` with this name again" in text) == is_gone
+
+
+def test_why_a_plan_is_as_it_is(facts):
+    """What was tried and what each would have given; of a first use nothing was."""
+    other = Expectation("plain decoding", 1.0, 2 * facts.plan.predicted.tpot_ms, 1.0)
+    plan = replace(facts.plan, rejected=[other])
+    table = considered(plan)
+
+    assert list(table["policy"]) == [plan.predicted.policy, "plain decoding"]
+    assert list(table["time_over_chosen"]) == [1.0, 2.0]
+    assert any("plain decoding, would take +100.0% of the time" in line for line in reasons(plan))
+    first = replace(plan, rejected=[], is_provisional=True)
+    assert considered(first).empty
+    assert "made at the first use of the model" in reasons(first)[0]
+
+
+def test_the_chart_library_comes_out_of_the_page_as_it_was():
+    """What the browser does: 85 characters to bytes, then unpacked."""
+    from plotly.offline import get_plotlyjs
+
+    text = _library()
+    assert "<" not in text
+    assert len(text) < 1_900_000
+    assert zlib.decompress(base64.b85decode(text.replace(",", "<"))).decode() == get_plotlyjs()
 
 
 @pytest.fixture(scope="module")

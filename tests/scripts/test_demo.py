@@ -80,7 +80,7 @@ def test_the_questions_are_held_out(demo):
 def test_the_head_that_it_asks_for_guesses(demo, pair, monkeypatch, tmp_path):
     asked = {}
     decoder = pair.decoder(FixedPolicy(TreeShape(2, 2, 4)))
-    monkeypatch.setattr(demo, "fetch_model", lambda folder: tmp_path / "model.gguf")
+    monkeypatch.setattr(demo, "fetch_model", lambda name: tmp_path / "model.gguf")
     opened = SimpleNamespace(from_pretrained=lambda file, **options: asked.update(options, file=file) or decoder)
     monkeypatch.setattr(demo, "Decoder", opened)
     said = []

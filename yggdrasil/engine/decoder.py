@@ -146,7 +146,7 @@ class Decoder:
     def keep_estimates(self, path: Path) -> None:
         """Refine the provisional plan in the file ``path`` by what requests show, and keep that for the next start."""
         assert self.plan is not None, "the decoder was opened by the plan"
-        self._estimates = KeptEstimates(path, self.plan, dict)
+        self._estimates = KeptEstimates(path, self.plan, getattr(self.policy, "state", dict))
         finalize(self, self._estimates.save)
 
     def generate(self, prompt: str | Sequence[int], **options: Unpack[RequestOptions]) -> Generation:

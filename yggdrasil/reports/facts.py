@@ -20,6 +20,7 @@ from yggdrasil.drafters.counts import table_origin
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.predictor.bundle import Learned
 from yggdrasil.reports.folder import optional
+from yggdrasil.reports.reasons import considered, costs, reasons
 from yggdrasil.reports.search_facts import SearchFacts
 from yggdrasil.scheduling.plan import Plan
 from yggdrasil.scheduling.search import AcceptedLengths
@@ -47,13 +48,13 @@ class Facts:
         predictor = plan_path.parent / plan.predictor
         profile = profile_beside(plan_path, predictor)
         trees = optional(profile / "example_trees.csv", "example-trees", TREE_COLUMNS)
-        learned = None if plan.drafter is None else Learned.load(predictor)
+        learned = None if plan.drafter is None or plan.is_provisional else Learned.load(predictor)
         return cls(plan, learned, profile, predictor, trees)
 
     @property
     def lack(self) -> str | None:
         """A sentence where the profile is gone, of which most tables are; the plan is whole without it."""
-        if self.profile.is_dir():
+        if self.profile.is_dir() or self.plan.is_provisional:
             return None
         return (
             f"there is no profile {shown(self.profile)}, so tables of what was measured are left out; to have them, "
@@ -64,6 +65,10 @@ class Facts:
     def table(self) -> str | None:
         """A line on an n-gram table that another calibration counted, or None."""
         return table_origin(self.predictor)
+
+    def reasons(self) -> list[str]:
+        """Sentences on why the plan is as it is."""
+        return reasons(self.plan)
 
     @cached_property
     def lengths(self) -> AcceptedLengths:
@@ -77,6 +82,8 @@ class Facts:
     def tables(self) -> dict[str, pd.DataFrame]:
         """Every table by name, in the order of the page."""
         return {
+            "considered": considered(self.plan),
+            "costs": costs(self.plan),
             "latency": self.latency(),
             "roofline": self.roofline(),
             "backends": self.backends(),

@@ -3,30 +3,39 @@
 import html
 from collections.abc import Sequence
 from importlib.util import find_spec
+from typing import NamedTuple
 
 import pandas as pd
 
 from yggdrasil.errors import YggdrasilError
+from yggdrasil.reports.charts import Charts
 from yggdrasil.reports.facts import Facts
 from yggdrasil.reports.schedules import verdict
 
 _STYLE = """
-:root { --ink: #1f2933; --soft: #616e7c; --line: #e4e7eb; --accent: #0b6e4f; }
+:root { --ink: #1f2933; --soft: #616e7c; --line: #e4e7eb; --accent: #0b6e4f; --paper: #fff; --back: #f5f7fa;
+        --marked: #e8f4ef; color-scheme: light dark; }
+@media (prefers-color-scheme: dark) {
+  :root { --ink: #d9e2ec; --soft: #9fb3c8; --line: #334e68; --accent: #65d6ad; --paper: #14212b; --back: #0b141b;
+          --marked: #14372c; }
+}
 * { box-sizing: border-box; }
-body { margin: 0; background: #f5f7fa; color: var(--ink);
+body { margin: 0; background: var(--back); color: var(--ink);
        font: 15px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif; }
 header { background: #102a2e; color: #fff; padding: 30px 0 26px; }
 header p { margin: 4px 0 0; color: #b8cfc8; }
 .inner { max-width: 1180px; margin: 0 auto; padding: 0 24px; }
 h1 { margin: 0; font-size: 27px; font-weight: 650; letter-spacing: -0.01em; }
-nav { background: #fff; border-bottom: 1px solid var(--line); position: sticky; top: 0; z-index: 5; }
+nav { background: var(--paper); overflow-x: auto; white-space: nowrap;
+      border-bottom: 1px solid var(--line); position: sticky; top: 0; z-index: 5; }
 nav a { display: inline-block; padding: 11px 16px 11px 0; color: var(--soft); text-decoration: none; font-size: 14px; }
 nav a:hover { color: var(--accent); }
 .cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(165px, 1fr)); gap: 14px; margin: 22px 0; }
-.card { background: #fff; border: 1px solid var(--line); border-radius: 8px; padding: 14px 16px; }
+.card { background: var(--paper); border: 1px solid var(--line); border-radius: 8px; padding: 14px 16px; }
 .card b { display: block; font-size: 22px; font-weight: 650; font-variant-numeric: tabular-nums; }
 .card span { color: var(--soft); font-size: 13px; }
-section { background: #fff; border: 1px solid var(--line); border-radius: 8px; padding: 20px 24px; margin: 0 0 20px; }
+section { background: var(--paper); border: 1px solid var(--line); border-radius: 8px; padding: 20px 24px;
+          margin: 0 0 20px; }
 h2 { margin: 0 0 6px; font-size: 19px; font-weight: 650; }
 h3 { margin: 22px 0 4px; font-size: 15px; }
 p.says { margin: 0 0 10px; color: var(--soft); max-width: 84ch; }
@@ -38,10 +47,15 @@ th { text-align: right; vertical-align: bottom; font-weight: 600; color: var(--s
 td.words:first-of-type { white-space: nowrap; }
 td { text-align: right; padding: 5px 10px; border-bottom: 1px solid var(--line); }
 th.words, td.words { text-align: left; }
-tr.chosen td { background: #e8f4ef; font-weight: 600; }
+tr.chosen td { background: var(--marked); font-weight: 600; }
 ul.verdict { margin: 6px 0 14px; padding-left: 20px; }
 details { margin-top: 10px; } summary { cursor: pointer; color: var(--soft); font-size: 14px; }
 footer { color: var(--soft); font-size: 13px; padding: 4px 0 40px; }
+.chart { min-height: 120px; overflow-x: auto; }
+@media (max-width: 640px) {
+  .inner { padding: 0 12px; } section { padding: 14px 12px; } h1 { font-size: 22px; }
+  .cards { grid-template-columns: 1fr 1fr; gap: 8px; } td, th { padding: 4px 6px; }
+}
 """
 
 
@@ -53,24 +67,20 @@ def check_plotly() -> None:
 
 def build_page(facts: Facts) -> str:
     """Return the whole page."""
-    from plotly.offline import get_plotlyjs
-
-    tables = facts.tables()
-    body = "\n".join(_sections(facts, tables))
+    tables, charts = facts.tables(), Charts()
+    sections = [section for section in _sections(facts, tables, charts) if section.parts]
     plan = facts.plan
     title = f"Yggdrasil report: {plan.name}"
     versions = ", ".join(f"{name} {version}" for name, version in plan.versions.items())
-    remarks = [] if plan.left_out is None else [f"Without {plan.left_out.describe()}."]
-    if facts.table is not None:
-        remarks.append(f"{facts.table[0].upper()}{facts.table[1:]}.")
+    remarks = [] if facts.table is None else [f"{facts.table[0].upper()}{facts.table[1:]}."]
     if facts.lack is not None:
         remarks.append(f"{facts.lack[0].upper()}{facts.lack[1:]}.")
     remarked = "".join(f"<p>{html.escape(remark)}</p>" for remark in remarks)
-    links = "".join(f'<a href="#{anchor}">{text}</a>' for anchor, text in _ANCHORS)
+    links = "".join(f'<a href="#{section.anchor}">{section.link}</a>' for section in sections)
+    body = "\n".join(section.html() for section in sections)
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<link rel="icon" href="data:,"><title>{html.escape(title)}</title><style>{_STYLE}</style>
-<script>{get_plotlyjs()}</script></head>
+<link rel="icon" href="data:,"><title>{html.escape(title)}</title><style>{_STYLE}</style></head>
 <body><header><div class="inner"><h1>{html.escape(title)}</h1>
 <p>{html.escape(plan.describe())}</p>{remarked}<p>{html.escape(versions)}</p></div></header>
 <nav><div class="inner">{links}</div></nav>
@@ -78,14 +88,26 @@ def build_page(facts: Facts) -> str:
 {body}
 <footer>Every figure is drawn from the tables of this name's profile, predictor and plan; <code>yggdrasil report
 --csv DIR</code> writes them. Predictions add up measured stage times; measured values are scaled to the speed that the
-machine had when it was profiled, which plain steps in the same run tell.</footer></main></body></html>
+machine had when it was profiled, which plain steps in the same run tell.</footer></main>
+{charts.scripts()}</body></html>
 """
 
 
-_ANCHORS = (
-    ("latency", "Step latency"), ("prediction", "Prediction"), ("objective", "Objective"), ("predictor", "Predictor"),
-    ("timelines", "Timelines"), ("ranking", "Plans"), ("trees", "Trees"),
-)  # fmt: skip
+class _Section(NamedTuple):
+    """A section of the page; without ``parts`` it is left out."""
+
+    anchor: str
+    link: str
+    title: str
+    says: str
+    parts: list[str]
+
+    def html(self) -> str:
+        shown = "\n".join(self.parts)
+        return (
+            f'<section id="{self.anchor}"><h2>{self.title}</h2><p class="says">{html.escape(self.says)}</p>\n'
+            f"{shown}</section>"
+        )
 
 
 def _cards(facts: Facts) -> str:
@@ -105,74 +127,62 @@ def _cards(facts: Facts) -> str:
     return "".join(f'<div class="card"><b>{value}</b><span>{html.escape(text)}</span></div>' for value, text in cards)
 
 
-def _sections(facts: Facts, tables: dict[str, pd.DataFrame]) -> list[str]:
+def _sections(facts: Facts, tables: dict[str, pd.DataFrame], charts: Charts) -> list[_Section]:
+    """All sections there may be, in order; those that this plan has nothing for have no parts."""
     from yggdrasil.reports import figures
     from yggdrasil.reports.tree_figure import tree
 
     search = facts.plan.search
     chosen = search.entry(search.chosen) if search is not None else None
     shape = chosen.shape if chosen is not None else None
-    no_search = f"No schedule search yet: run yggdrasil search --profile {facts.plan.name} --prompts FILE."
     lines = "".join(f"<li>{html.escape(line)}</li>" for line in verdict(search)) if search is not None else ""
     trees = [
-        f"<h3>prompt {prompt}, tree {shape}, iteration {iteration}: {_accepted_text(part)}</h3>{_figure(tree(part))}"
+        f"<h3>prompt {prompt}, tree {shape}, iteration {iteration}: {_accepted_text(part)}</h3>{charts.add(tree(part))}"
         for (prompt, shape, iteration), part in tables["trees"].groupby(["prompt", "shape", "iteration"])
     ]
-    limits = (
-        "The dotted line is what the machine's measured bandwidth and matrix rate allow."
-        if len(tables["roofline"])
-        else f"The machine's limits are not measured yet: run yggdrasil profile --plan {facts.plan.name} --out "
-        "PROFILE, with this plan's profile folder."
-    )
+    limits = "The dotted line is what the machine's measured bandwidth and matrix rate allow." if len(
+        tables["roofline"]
+    ) else ""  # fmt: skip
+    reasons = "".join(f"<li>{html.escape(line)}</li>" for line in facts.reasons())
     return [
-        _section("latency", "What a step costs",
+        _section("why", "Why this plan", "Why this plan",
+                 "What was tried, and what each would have given, simulated on text that nothing was learned from.",
+                 [f'<ul class="verdict">{reasons}</ul>', _table(tables["considered"], "", opened=True)]),
+        _section("latency", "Step latency", "What a step costs",
                  "Medians with the first to last tenth as a band, inside real iterations. What verify widths cost "
                  f"beside each other a plan has from quick turns of all of them. {limits}",
-                 [_figure(figures.latency(tables)), _figure(figures.iterations(tables)),
+                 [charts.add(figures.latency(tables)), charts.add(figures.iterations(tables)),
+                  _table(tables["costs"], "costs that the plan decides by"),
                   _table(tables["roofline"], "roofline"), _table(tables["backends"], "packages and eager steps"),
-                  _table(tables["other_ways"], "other ways to build the target's steps")],
-                 f"No stage samples beside this plan: run yggdrasil calibrate --name {facts.plan.name}."),
-        _section("prediction", "Predicted against measured",
+                  _table(tables["other_ways"], "other ways to build the target's steps")]),
+        _section("prediction", "Prediction", "Predicted against measured",
                  "Every plan that the search measured, at the speed of the profile, and benches on whole prompts.",
-                 [f'<ul class="verdict">{lines}</ul>' if lines else "", _figure(figures.prediction(tables)),
-                  _figure(figures.benchmarks(tables)), _table(tables["benchmarks"], "benches")], no_search),
-        _section("objective", "The objective",
+                 [f'<ul class="verdict">{lines}</ul>' if lines else "", charts.add(figures.prediction(tables)),
+                  charts.add(figures.benchmarks(tables)), _table(tables["benchmarks"], "benches")]),
+        _section("objective", "Objective", "The objective",
                  "Speed-up over a plain step by equation 3 with overhead, with mean acceptance of the calibration. "
                  "Accepted length alone (AAL) would choose the diamond.",
-                 [_figure(figures.objective(tables, shape))], ""),
-        _section("predictor", "The depth predictor",
+                 [charts.add(figures.objective(tables, shape))]),
+        _section("predictor", "Predictor", "The depth predictor",
                  "On documents it has not seen: telling whether at least so many tokens are accepted, against the "
                  "constant rate and the drafter's own confidence. A calibrated predictor lies on the dashed line.",
-                 [_figure(figures.predictor(tables)), _table(tables["predictor"], "scores")], ""),
-        _section("timelines", "Timelines of an iteration",
+                 [charts.add(figures.predictor(tables)), _table(tables["predictor"], "scores")]),
+        _section("timelines", "Timelines", "Timelines of an iteration",
                  "Stages of the naive and of the chosen plan, laid out from their costs and as measured.",
-                 [_figure(figures.timelines(tables))], no_search),
-        _section("ranking", "Plans, and what each variant gains",
+                 [charts.add(figures.timelines(tables))]),
+        _section("ranking", "Plans", "Plans, and what each variant gains",
                  "All schedules, shapes and widths are ranked by predicted latency a token; the best and the named "
                  "plans are then measured in turns.",
-                 [_table(tables["ranking"], "", opened=True), _figure(figures.variants(tables))], no_search),
-        _section("trees", "Example trees",
+                 [_table(tables["ranking"], "", opened=True), charts.add(figures.variants(tables))]),
+        _section("trees", "Trees", "Example trees",
                  "Whole iterations of real requests; a tree is draft width x depth x verify width. The target's own "
                  "token after the accepted path is the bonus.",
-                 trees,
-                 "No example trees yet: give --prompts FILE to yggdrasil report."),
+                 trees),
     ]  # fmt: skip
 
 
-def _section(anchor: str, title: str, says: str, parts: Sequence[str], missing: str) -> str:
-    shown = "\n".join(part for part in parts if part)
-    if not shown:
-        shown = f'<p class="missing">{html.escape(missing)}</p>'
-    return f'<section id="{anchor}"><h2>{title}</h2><p class="says">{html.escape(says)}</p>\n{shown}</section>'
-
-
-def _figure(figure: object) -> str:
-    if figure is None:
-        return ""
-    import plotly.io
-
-    config = {"displaylogo": False, "responsive": True, "modeBarButtonsToRemove": ["lasso2d", "select2d"]}
-    return str(plotly.io.to_html(figure, full_html=False, include_plotlyjs=False, config=config))
+def _section(anchor: str, link: str, title: str, says: str, parts: Sequence[str]) -> _Section:
+    return _Section(anchor, link, title, says, [part for part in parts if part])
 
 
 def _table(table: pd.DataFrame, title: str, *, opened: bool = False) -> str:

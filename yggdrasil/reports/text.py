@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 TITLES = {
+    "considered": "what was tried, and what each would have given (simulated)",
+    "costs": "passes of the target, as the plan decides by them",
     "latency": "what a step costs, milliseconds",
     "roofline": "steps against the machine's limits",
     "backends": "steps as packages, which decode, and eagerly",
@@ -34,9 +36,8 @@ def show(facts: Facts, console: Console | None = None) -> None:
     console = console or Console()
     plan = facts.plan
     console.print(plan.describe(), style="bold", markup=False)
-    console.print(f"predicted {plan.predicted.describe()}", markup=False)
-    if plan.left_out is not None:
-        console.print(f"without {plan.left_out.describe()}", markup=False)
+    for reason in facts.reasons():
+        console.print(reason, markup=False)
     if facts.table is not None:
         console.print(facts.table, markup=False)
     if facts.lack is not None:

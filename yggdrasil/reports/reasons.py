@@ -1,0 +1,63 @@
+"""Why a plan is as it is: what was tried, what each alternative would have given, and what was left out."""
+
+import pandas as pd
+
+from yggdrasil.scheduling.plan import Expectation, Plan
+
+
+def considered(plan: Plan) -> pd.DataFrame:
+    """The chosen policy and every other that was simulated: expected figures, and the time a token over the chosen's.
+
+    Empty for a plan that was made at a model's first use: nothing was simulated.
+    """
+    rows = [] if plan.is_provisional else [_row(plan, plan.predicted, chosen=True)]
+    rows += [_row(plan, other, chosen=False) for other in sorted(plan.rejected, key=lambda each: each.tpot_ms)]
+    if plan.left_out is not None:
+        named = f"with {plan.left_out.drafter.source}, left out"
+        rows.append(_row(plan, plan.left_out.drafting, chosen=False) | {"policy": named})
+    columns = ["policy", "speedup", "aal", "ms_a_token", "time_over_chosen", "chosen"]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def _row(plan: Plan, found: Expectation, *, chosen: bool) -> dict[str, object]:
+    return {
+        "policy": found.policy, "speedup": found.speedup, "aal": found.aal, "ms_a_token": found.tpot_ms,
+        "time_over_chosen": round(found.tpot_ms / plan.predicted.tpot_ms, 3), "chosen": chosen,
+    }  # fmt: skip
+
+
+def reasons(plan: Plan) -> list[str]:
+    """Sentences for a person, the most important one first."""
+    if plan.is_provisional:
+        found = [
+            "It was made at the first use of the model: costs were timed for a few seconds, acceptance starts from "
+            "shipped statistics, and answers refine both. `yggdrasil calibrate` tries alternatives and says what each "
+            "would give."
+        ]
+    else:
+        found = [f"Chosen: {plan.predicted.policy}, {plan.predicted.describe()} (simulated)."]
+        if plan.rejected:
+            best = min(plan.rejected, key=lambda each: each.tpot_ms)
+            found.append(
+                f"The best of {len(plan.rejected)} alternatives, {best.policy}, would take "
+                f"{best.tpot_ms / plan.predicted.tpot_ms - 1:+.1%} of the time a token."
+            )
+    if plan.left_out is not None:
+        found.append(f"Left out: {plan.left_out.describe()}.")
+    passes = plan.costs[0].verify_ms
+    widest = max(passes)
+    found.append(
+        f"A pass that verifies {widest} tokens takes {passes[widest] / passes[1]:.2f} times as long as a plain one: "
+        "trees pay where more than that many tokens are accepted."
+    )
+    return found
+
+
+def costs(plan: Plan) -> pd.DataFrame:
+    """Milliseconds of a pass of the target by context and width, as the plan decides by them."""
+    rows = [
+        (entry.context, width, ms, ms / entry.verify_ms[1])
+        for entry in plan.costs
+        for width, ms in sorted(entry.verify_ms.items())
+    ]
+    return pd.DataFrame(rows, columns=["context", "width", "ms", "over_one_row"])
