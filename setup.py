@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import ClassVar
 
-from setuptools import Command, setup
+from setuptools import Command, Distribution, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build import build
 
@@ -32,6 +32,10 @@ def _load(name: str) -> ModuleType:
 compiling, levels = _load("compiling"), _load("levels")
 
 
+def _say(sentence: str) -> None:
+    print(f"yggdrasil: {sentence}", file=sys.stderr)  # noqa: T201  (pip shows it where it is asked to be verbose)
+
+
 class BuildNative(Command):
     """Compile the libraries into ``native/lib``: of the package to be, or of the checkout for an editable install."""
 
@@ -40,7 +44,7 @@ class BuildNative(Command):
     editable_mode = False
 
     def initialize_options(self) -> None:
-        self.build_lib = ""
+        self.build_lib: str | None = None
         self.made: list[str] = []
 
     def finalize_options(self) -> None:
@@ -49,15 +53,16 @@ class BuildNative(Command):
     def run(self) -> None:
         compiler = compiling.find_compiler()
         if compiler is None or sys.platform == "win32":
-            self.announce("no C++ compiler was found: the slower portable CPU kernels are used", 4)
+            _say("no C++ compiler was found: the slower portable CPU kernels are used")
             return
+        assert self.build_lib is not None
         root = Path(__file__).parent if self.editable_mode else Path(self.build_lib)
         folder = root / NATIVE / "lib"
         for level in levels.supported_levels()[-1:] if self.editable_mode else levels.all_levels():
             try:
                 library = compiling.install_library(compiler, level, folder)
             except OSError as error:
-                self.announce(f"there is no library for {level.name}: {error}", 4)
+                _say(f"there is no library for {level.name}: {error}")
                 continue
             self.made += [str(library), str(compiling.digest_file(library))]
 
@@ -71,12 +76,15 @@ class BuildNative(Command):
         return {}
 
 
-class Wheel(bdist_wheel):
-    """Of this platform where it holds libraries; they need no particular Python."""
+class PackageWithLibraries(Distribution):
+    """Of this platform where there is a compiler."""
 
-    def finalize_options(self) -> None:
-        super().finalize_options()
-        self.root_is_pure = compiling.find_compiler() is None
+    def has_ext_modules(self) -> bool:
+        return compiling.find_compiler() is not None
+
+
+class Wheel(bdist_wheel):
+    """The libraries need no particular Python."""
 
     def get_tag(self) -> tuple[str, str, str]:
         _, _, platform = super().get_tag()
@@ -84,4 +92,4 @@ class Wheel(bdist_wheel):
 
 
 build.sub_commands.append(("build_native", None))
-setup(cmdclass={"build_native": BuildNative, "bdist_wheel": Wheel})
+setup(distclass=PackageWithLibraries, cmdclass={"build_native": BuildNative, "bdist_wheel": Wheel})

@@ -87,7 +87,7 @@ prepare_environment() { # core or dev
         say "Environment ready"
     fi
     if [[ -z "${CXX:-}" ]] && ! command -v g++ >/dev/null && ! command -v clang++ >/dev/null; then
-        say "Note: no C++ compiler was found (g++ or clang++); PyTorch needs one to compile the decoding graphs."
+        say "Note: no C++ compiler was found (g++ or clang++): without a wheel's libraries the slower portable CPU kernels are used."
     fi
     unset PYTHONHOME
     export VIRTUAL_ENV="$VENV" PATH="$VENV/bin:$PATH"
