@@ -65,20 +65,46 @@ def test_other_schedules_are_refused(pair, name, variant):
 
 HOST_DECIDES = {
     "drawn": {"sampling": SamplingParams(temperature=1.0, seed=1)},
+    "drawn among few": {"sampling": SamplingParams(temperature=8.0, top_k=5, top_p=0.9, min_p=0.01, seed=2)},
+    "penalties and a bias": {"sampling": SamplingParams(repetition_penalty=1.3, logit_bias={3: 2.0})},
     "log-probabilities": {"sampling": SamplingParams(logprobs=1)},
     "plain and drawn": {"sampling": SamplingParams(temperature=1.0, seed=1), "speculation": False},
     "k-ary": {"speculation": Speculation(expansion=(2, 1))},
-}
+    "drawn candidates": {
+        "sampling": SamplingParams(temperature=6.0, seed=3), "speculation": Speculation(rule="specinfer"),
+    },
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("options", HOST_DECIDES.values(), ids=HOST_DECIDES)
-def test_what_the_host_decides_is_refused_before_anything_runs(pair, options):
-    decoder = pair.decoder(FixedPolicy(TreeShape(4, 3, 8)), backend="cudagraph")
-    for _ in range(2):
-        with pytest.raises(YggdrasilError, match="not served there yet; decode greedily, or on the CPU"):
-            decoder.start(PROMPT, max_new_tokens=5, **options)
+def test_what_the_host_decides_is_what_it_decides_on_a_cpu(pair, options):
+    """The same coins by position, so the same tokens, and the same cache behind them."""
+    found = {}
+    for backend in ("eager", "cudagraph"):
+        decoder = pair.decoder(FixedPolicy(TreeShape(4, 3, 8)), backend=backend)
+        decoder.generate(PROMPT, max_new_tokens=5)  # a request that the device decides comes before
+        found[backend] = decoder.generate(PROMPT, max_new_tokens=NUM_TOKENS, **options)
+    eager, captured = found.values()
 
-    assert decoder.generate(PROMPT, max_new_tokens=5).tokens == pair.reference(PROMPT, 5)
+    assert captured.tokens == eager.tokens
+    assert captured.metrics.iterations == eager.metrics.iterations
+    target = decoder.assembly.engine.target
+    text = [*PROMPT, *captured.tokens]
+    expected, length = cache_rows(pair.plain_target, text), min(target.length, len(text) - 1)
+    for ours, theirs in zip(target.runner.cache.tensors(), expected, strict=True):
+        torch.testing.assert_close(ours[:, :length], theirs[:, :length], atol=1e-4, rtol=1e-4)
+
+
+def test_a_pass_that_the_host_decides_is_one_launch(pair):
+    """And one more where accepted rows have to be moved."""
+    decoder = pair.decoder(FixedPolicy(TreeShape(4, 3, 8)), backend="cudagraph")
+    sampling = SamplingParams(temperature=1.0, seed=1)
+    decoder.generate(PROMPT, max_new_tokens=5, sampling=sampling)
+    recorded = decoder.assembly.target.recorder.num_recorded
+    generation = decoder.generate(PROMPT, max_new_tokens=NUM_TOKENS, sampling=sampling)
+
+    assert decoder.assembly.target.recorder.num_recorded - recorded <= 4  # drafts and heads of the first request
+    assert generation.metrics.aal > 1.5
 
 
 def test_parity_is_refused(pair):

@@ -129,7 +129,7 @@ class ExpansionDrafter:
         self._tokens.write(*tokens)
         self._positions.write(*positions)
         self._offsets.write(context, first)
-        logits: Tensor = self._runner.step("rows", width)()[0][:count]
+        logits: Tensor = self._runner.step("rows", width)()[0][:count].cpu()  # children are drawn on the host
         # A token that only the target knows is never drafted.
         missing = self._vocab_size - logits.shape[1]
         return torch.nn.functional.pad(logits, (0, missing), value=float("-inf")) if missing > 0 else logits.clone()

@@ -75,24 +75,22 @@ class Assembly:
 
     @property
     def hands_out_logits(self) -> bool:
-        """Whether the host can read logits: captured steps keep them on the device."""
-        return isinstance(self.engine.target, TargetModel)
+        """Whether the host can read logits."""
+        return isinstance(self.engine.target, TargetModel | CapturedTarget)
 
     @cached_property
     def logit_target(self) -> LogitTarget:
-        """The target's other face, for requests that decide on the host; its steps are defined when first asked for.
-
-        Raises:
-            YggdrasilError: this decoder's steps are captured.
-        """
-        if not isinstance(self.engine.target, TargetModel):
-            raise YggdrasilError(
-                "captured steps, which a GPU runs, choose greedily on the device: sampling and all else that the "
-                "host decides are not served there yet; decode greedily, or on the CPU"
-            )
+        """The target's other face, for requests that decide on the host; its steps are made when first asked for."""
+        assert isinstance(self.engine.target, TargetModel | CapturedTarget)
         with torch.inference_mode(False):  # buffers made in inference mode could not be written outside it
             target = LogitTarget(self.engine.target, self.engine.tree, self.shapes.verify_widths)
         self.target.complete_again()
+        if target.captured is not None:  # between requests: recording runs the work once
+            self.forget()
+            for capture in target.captured.captures():
+                capture.prepare()
+            keep_code()
+            self.forget()
         return target
 
     @property

@@ -61,7 +61,7 @@ class CapturedTarget:
         self._start = HostBuffer(1, device)
         self._last = HostBuffer(1, device)
         self._hidden_words = runner.loaded.hidden_size // 2
-        self._gives_runners_up = RUNNERS_UP in runner.call.hidden_layers  # the last of a step's outputs then
+        self.gives_runners_up = RUNNERS_UP in runner.call.hidden_layers  # the last of a step's outputs then
         most = max(1, *verify_widths)
         words = 2 + 4 * most + 1 + self._hidden_words + (2 + NUM_RUNNERS_UP) * most
         self._readback = Readback(words, device)
@@ -91,6 +91,11 @@ class CapturedTarget:
 
     def prefill(self, tokens: Sequence[int], start: int = 0) -> Iterator[Outcome]:
         """Read ``tokens`` from ``start`` on, a chunk at a time, as ``TargetModel.prefill`` does."""
+        for outcome, _ in self.read(tokens, start):
+            yield outcome
+
+    def read(self, tokens: Sequence[int], start: int = 0) -> Iterator[tuple[Outcome, Tensor]]:
+        """What ``prefill`` does, with the logits [1, V] after each chunk, on the device."""
         self.text.begin(tokens, start)
         while self.length < len(tokens):
             remaining = len(tokens) - self.length
@@ -99,12 +104,13 @@ class CapturedTarget:
             self._tokens.write(*chunk)
             self._start.write(self.length)
             self._last.write(len(chunk) - 1)
-            outputs = self._launch("prefill", width)
+            packed, logits, *others = self._launch("prefill", width)
+            outputs = packed, *others
             self.text.num_rows += len(chunk)
             rows = list(range(len(chunk)))
             # The next chunk's states take the place of these.
             layers = {layer: states.clone() for layer, states in self._layers(outputs, slice(len(chunk))).items()}
-            yield self._outcome(outputs[0], 1)._replace(rows=rows, layers=layers)
+            yield self._outcome(outputs[0], 1)._replace(rows=rows, layers=layers), logits
 
     def plain(self, token: int) -> Outcome:
         """Read ``token``, the last certain one, and choose its successor."""
@@ -154,7 +160,7 @@ class CapturedTarget:
 
     def _seen(self, packed: Tensor, width: int, tokens: list[int] | None = None) -> SeenRows | None:
         """The likeliest tokens after every row that exists, from the packed result; None where none are wanted."""
-        if not self._gives_runners_up:
+        if not self.gives_runners_up:
             return None
         found = packed[2 + 4 * width + 1 + self._hidden_words :].clone()
         read, exist, runners_up = found[:width], found[width : 2 * width].bool(), found[2 * width :].view(width, -1)
@@ -169,10 +175,10 @@ class CapturedTarget:
     def _read_one(self, name: str, width: int) -> Sequence[Tensor]:
         """A prefill or plain step: (packed result, *layers)."""
         choice, best, hidden, *layers = self.runner.step(name, width)()
-        layers = layers[1:] if name == "prefill" else layers  # a prefill's logits are for choices on the host
+        logits, layers = (layers[:1], layers[1:]) if name == "prefill" else ([], layers)
         one, row = torch.ones_like(choice), torch.zeros_like(choice)
         summary = torch.cat([one, torch.isfinite(best).to(torch.int64), row, choice, choice, row])
-        return _pack(summary, one, hidden, self._runners_up(row, one, layers)), *layers
+        return _pack(summary, one, hidden, self._runners_up(row, one, layers)), *logits, *layers
 
     def _verify(self, width: int) -> Sequence[Tensor]:
         """Everything between drafting and the next iteration: (packed result, *layers)."""
@@ -189,7 +195,7 @@ class CapturedTarget:
 
     def _runners_up(self, tokens: Tensor, exist: Tensor, layers: Sequence[Tensor]) -> list[Tensor]:
         """Tokens of the rows [W], whether each exists [W], and the likeliest tokens after it [W, K], if wanted."""
-        return [tokens, exist, layers[-1].flatten()] if self._gives_runners_up else []
+        return [tokens, exist, layers[-1].flatten()] if self.gives_runners_up else []
 
 
 def _pack(summary: Tensor, expected: Tensor, hidden: Tensor, others: Sequence[Tensor]) -> Tensor:

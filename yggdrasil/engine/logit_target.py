@@ -10,8 +10,10 @@ from yggdrasil.acceptance.drawn import DrawnTree
 from yggdrasil.acceptance.rules import Rule
 from yggdrasil.acceptance.sampler import Sampler
 from yggdrasil.acceptance.verified import VerifiedTree
+from yggdrasil.engine.captured_logits import CapturedLogits
+from yggdrasil.engine.captured_target import CapturedTarget
 from yggdrasil.engine.logit_steps import PlainLogitsStep, VerifyLogitsStep
-from yggdrasil.engine.target import Outcome, SeenRows, TargetModel, not_finite, seen_rows
+from yggdrasil.engine.target import Outcome, SeenRows, TargetModel, not_finite
 from yggdrasil.predictor.evidence import RepetitionFigures
 from yggdrasil.runtime.buffers import HostBuffer
 from yggdrasil.runtime.kept_text import KeptText
@@ -29,11 +31,9 @@ class Deciding:
 
 
 class LogitTarget:
-    """Takes the place of a ``TargetModel``, whose cache and length it shares."""
+    """Takes the place of a ``TargetModel`` or ``CapturedTarget``, whose cache and length it shares."""
 
-    ranks_nodes = False
-
-    def __init__(self, target: TargetModel, tree: TokenTree, verify_widths: Sequence[int]) -> None:
+    def __init__(self, target: TargetModel | CapturedTarget, tree: TokenTree, verify_widths: Sequence[int]) -> None:
         runner, device = target.runner, target.runner.loaded.device
         self.runner = runner
         self.order = target.order
@@ -46,6 +46,10 @@ class LogitTarget:
             if width > 1:
                 inputs = [self._start.tensor, self.order[:width], *tree.tensors()]
                 runner.define("verify-logits", width, VerifyLogitsStep(runner.call), inputs)
+        self.captured: CapturedLogits | None = None
+        if runner.recorder is not None:
+            self.captured = CapturedLogits(runner, tree, self.order, self._start.tensor, verify_widths)
+        self.ranks_nodes = self.captured is not None
 
     @property
     def vocab_size(self) -> int:
@@ -72,8 +76,9 @@ class LogitTarget:
         """Read the prompt as a ``TargetModel`` does, and choose the first token."""
         for outcome, logits in self._target.read(tokens, start):
             if self.length == len(tokens):
-                choice = self._current.sampler.choose(logits[0])
-                self._current.sampler.push(choice.token, logits[0])
+                last = logits[0] if self.captured is None else logits[0].cpu()
+                choice = self._current.sampler.choose(last)
+                self._current.sampler.push(choice.token, last)
                 outcome = outcome._replace(tokens=[choice.token])
             yield outcome
 
@@ -108,8 +113,9 @@ class LogitTarget:
         kept = [torch.stack([state[i] for state in states]) for i in range(1, 1 + len(layers))]
         rows = [row - replays.committed for row in walk.rows[replays.committed :]]
         nodes = [tree.nodes[row] for row in walk.rows]
-        seen = seen_rows(self._tree, tree.nodes, layers[-1]) if self._target.gives_runners_up else None
-        return Outcome(walk.tokens, rows, states[-1][0][None], self._layers(kept), nodes, seen=seen)
+        seen = _seen(layout, layers[-1]) if self._target.gives_runners_up else None
+        expected = None if self.captured is None else self.captured.expected
+        return Outcome(walk.tokens, rows, states[-1][0][None], self._layers(kept), nodes, expected=expected, seen=seen)
 
     def accept_on_host(self, outputs: Sequence[Tensor], width: int, tree: TokenTree) -> Outcome:
         """``accept``, which is on the host anyway."""
@@ -121,6 +127,8 @@ class LogitTarget:
         return layout[0], logits.argmax(-1)
 
     def commit(self, rows: Sequence[int]) -> None:
+        if self.captured is not None:
+            self.captured.keep(self.length, rows)
         self._target.commit(rows)
 
     def run_width_one(self, token: int) -> Sequence[Tensor]:
@@ -132,7 +140,7 @@ class LogitTarget:
     def run_tree(self, width: int) -> Sequence[Tensor]:
         """Verify the ``width`` best nodes: what ``VerifyLogitsStep`` returns."""
         self._start.write(self.length)
-        return self.runner.step("verify-logits", width)()
+        return self.runner.step("verify-logits", width)() if self.captured is None else self.captured.tree(width)
 
     @property
     def _current(self) -> Deciding:
@@ -142,7 +150,7 @@ class LogitTarget:
     def _run_plain(self, token: int) -> Sequence[Tensor]:
         self._token.write(token)
         self._start.write(self.length)
-        return self.runner.step("plain-logits", 1)()
+        return self.runner.step("plain-logits", 1)() if self.captured is None else self.captured.plain()
 
     def _layers(self, layers: Sequence[Tensor]) -> dict[int, Tensor]:
         return dict(zip(self.runner.call.hidden_layers, layers, strict=True))
@@ -164,6 +172,12 @@ class _Replays:
         self.committed = len(rows)
         self.states[rows[-1]] = [hidden[0], *(state[0] for state in layers)]
         return logits[0]
+
+
+def _seen(layout: Tensor, runners_up: Tensor) -> SeenRows:
+    """Of the rows that exist; ``runners_up`` [>= W, K] are theirs."""
+    exist = layout[3].bool()
+    return SeenRows(layout[1][exist].tolist(), runners_up[: len(exist)][exist])
 
 
 def _check_finite(logits: Tensor) -> None:

@@ -62,8 +62,9 @@ def measure_parity(
             f"{engine.max_length}; give less, or keep less of prompts with --max-prompt-tokens"
         )
     widths = [width for width in assembly.shapes.verify_widths if width > 1]
-    logits = assembly.logit_target  # refused where steps are captured
-    assert isinstance(engine.target, TargetModel)
+    if not isinstance(engine.target, TargetModel):
+        raise YggdrasilError("captured steps, which a GPU runs, are not probed for parity; probe on the CPU")
+    logits = assembly.logit_target
     probe = _Probe(logits, engine.target, engine.tree)
     apart: dict[int, list[Tensor]] = {width: [] for width in widths}
     flips: dict[int, list[Mismatch]] = {width: [] for width in widths}

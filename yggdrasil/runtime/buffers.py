@@ -1,5 +1,6 @@
 """What crosses between the host and a step: small inputs that the host writes, small results that it reads."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy.typing as npt
@@ -54,6 +55,32 @@ class HostView:
             self._tensor.copy_(torch.from_numpy(values))
         else:
             self._view[:] = values
+
+
+class HostCopies:
+    """Brings several tensors to the host at once, by way of pinned memory, and waits for them once."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._is_cuda = device.type == "cuda"
+        self._staged: dict[tuple[torch.Size, torch.dtype, int], Tensor] = {}
+
+    def read(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Copies on the host, the caller's own."""
+        if not self._is_cuda:
+            return [tensor.cpu().clone() for tensor in tensors]
+        staged = [self._staging(tensor, number) for number, tensor in enumerate(tensors)]
+        for host, tensor in zip(staged, tensors, strict=True):
+            host.copy_(tensor, non_blocking=True)
+        copied = torch.cuda.Event()
+        copied.record()
+        copied.synchronize()
+        return [host.clone() for host in staged]
+
+    def _staging(self, tensor: Tensor, number: int) -> Tensor:
+        key = tensor.shape, tensor.dtype, number
+        if key not in self._staged:
+            self._staged[key] = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        return self._staged[key]
 
 
 class Readback:
