@@ -3,10 +3,12 @@
 import sys
 from dataclasses import make_dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from yggdrasil.artifacts import parse_dataclass, to_plain
+from yggdrasil.cli import checks
 from yggdrasil.drafters import NGramDrafter, NGramOptions
 from yggdrasil.drafters.options import ClassOptions, CountsOptions, FreeOptions, LookaheadOptions
 from yggdrasil.drafters.protocol import is_model_free
@@ -86,3 +88,14 @@ def test_a_class_that_cannot_draft_is_refused_by_name(tmp_path, monkeypatch, nam
 def test_two_of_ones_own_do_not_draft_together():
     with pytest.raises(YggdrasilError, match="give one of your own"):
         named_drafters(["a:A", "b:B"])
+
+
+@pytest.mark.parametrize("name", ["plan", "ngram", OWN])
+def test_commands_take_names_of_classes(name):
+    assert checks.drafter(SimpleNamespace(opts=["--drafter"]), name) == name
+
+
+@pytest.mark.parametrize("name", ["some/model", "text", ""])
+def test_commands_refuse_other_names(name):
+    with pytest.raises(YggdrasilError, match=f"--drafter {name} is none of plan, ngram and module:Class"):
+        checks.drafter(SimpleNamespace(opts=["--drafter"]), name)

@@ -36,6 +36,17 @@ def widths(parameter: typer.CallbackParam, text: str | None) -> str | None:
     return text
 
 
+def drafter(parameter: typer.CallbackParam, value: str) -> str:
+    """``plan``, ``ngram`` or ``module:Class``."""
+    from yggdrasil.drafters.registry import NGRAM, is_own
+
+    if value not in ("plan", NGRAM) and not is_own(value):
+        raise YggdrasilError(
+            f"{_typed(parameter)} {value} is none of plan, ngram and module:Class, a class of your own"
+        )
+    return value
+
+
 def temperatures(parameter: typer.CallbackParam, text: str) -> str:
     """A list of finite numbers from 0 on."""
     try:

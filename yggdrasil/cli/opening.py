@@ -1,7 +1,7 @@
 """How commands open a decoder."""
 
 import sys
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from yggdrasil.cli.options import Dtype
 from yggdrasil.errors import YggdrasilError
@@ -31,7 +31,7 @@ def check_source(source: str) -> None:
 def open_decoder(
     source: str,
     dtype: Dtype | None,
-    drafter: Literal["plan", "ngram"] = "plan",
+    drafter: str = "plan",
     *,
     force_machine: bool,
     backend: "Backend | None" = None,

@@ -4,6 +4,8 @@ from typing import Annotated, Literal
 
 import typer
 
+from yggdrasil.cli import checks
+
 Dtype = Literal["bfloat16", "float32"]
 PlanOption = Annotated[str, typer.Option("--plan", help="A plan file, or a name that has a plan for this machine.")]
 ModelArgument = Annotated[
@@ -14,7 +16,12 @@ MaxLength = Annotated[
     typer.Option(min=2, help="Longest text in tokens, prompt included, if another than the plan's."),
 ]
 DrafterOption = Annotated[
-    Literal["plan", "ngram"], typer.Option(help="ngram: n-gram lookup instead of the plan's drafter.")
+    str,
+    typer.Option(
+        callback=checks.drafter,
+        metavar="plan|ngram|MODULE:CLASS",
+        help="Instead of the plan's drafter: ngram, n-gram look-up, or a class of your own.",
+    ),
 ]
 GrowOption = Annotated[
     bool,
