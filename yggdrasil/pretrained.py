@@ -21,6 +21,7 @@ from yggdrasil.checkpoints.source import Source
 from yggdrasil.compiler.compiled import Backend
 from yggdrasil.drafters.options import NGramOptions
 from yggdrasil.drafters.registry import NGRAM, TABLE, USUAL, is_own, make_drafter, named_drafters, own_drafter
+from yggdrasil.drafters.shipped import table_folder
 from yggdrasil.engine import decoder as engine
 from yggdrasil.engine.kept_estimates import restore
 from yggdrasil.engine.naming import is_plan
@@ -156,7 +157,7 @@ def _first_use(
         f"first use of {model.given}: its steps are timed for a few seconds, and answers refine the estimates; "
         f"`yggdrasil calibrate {model.given}` measures more and makes a predictor and an n-gram table"
     )
-    if TABLE in (drafters or ()):
+    if TABLE in (drafters or ()) and table_folder(model.fingerprint()) is None:
         _say(f"there is no n-gram table of {model.given} yet; `yggdrasil calibrate` makes one")
     plan, tokenizer = first_plan(model, named_drafters(drafters or USUAL), dtype, name, root)
     folder = predictor_directory(root, name, current_machine())

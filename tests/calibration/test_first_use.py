@@ -5,6 +5,11 @@ from calibrated_pair import write_pair
 
 from yggdrasil.artifacts import current_machine, list_plans
 from yggdrasil.calibration import first_use
+from yggdrasil.calibration.own_text import Document
+from yggdrasil.drafters.belief import Belief
+from yggdrasil.drafters.counts import BELIEF_FILE, TABLE_FILE
+from yggdrasil.drafters.options import CountsOptions
+from yggdrasil.drafters.table import Table
 from yggdrasil.engine.kept_estimates import KeptEstimates, refined, state_file
 from yggdrasil.engine.trace import Trace
 from yggdrasil.pretrained import Decoder
@@ -121,3 +126,15 @@ def test_estimates_that_cannot_be_written_end_no_request(models, user_cache, mon
     estimates = KeptEstimates(path.parent / "is a file" / "x" / "plan.yaml", Plan.load(path), dict)
     (path.parent / "is a file").write_text("")
     estimates.add(traced((4, 2.0)))
+
+
+def test_a_table_that_is_shipped_for_the_model_is_used(models, user_cache, monkeypatch, tmp_path):
+    table = tmp_path / "shipped"
+    table.mkdir()
+    Belief.usual(with_table=True).save(table / BELIEF_FILE)
+    Table.of([Document([1, 2, 3], [4, 5, 6] * 4)]).save(table / TABLE_FILE)
+    monkeypatch.setattr(first_use, "table_folder", lambda _: table)
+
+    assert opened(models[0]).plan.free == (CountsOptions(table=True),)
+    assert opened(models[0], drafter="text").plan.free == (CountsOptions(table=False),)
+    assert opened(models[0], drafter=["text", "recycling"]).plan.free == (CountsOptions(table=False, recycling=True),)

@@ -4,6 +4,7 @@ Only T(W), the draft steps and the overhead of an iteration are measured, in the
 in the user's cache. What later answers show of costs and acceptance is kept beside it (``engine.kept_estimates``).
 """
 
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -23,9 +24,10 @@ from yggdrasil.calibration.timed_steps import TimedStep, timed_steps
 from yggdrasil.checkpoints.source import Source
 from yggdrasil.checkpoints.usual_weights import usual_weights
 from yggdrasil.drafters.belief import Belief
-from yggdrasil.drafters.counts import BELIEF_FILE
+from yggdrasil.drafters.counts import BELIEF_FILE, TABLE_FILE
 from yggdrasil.drafters.options import CountsOptions, FreeOptions
 from yggdrasil.drafters.registry import Named
+from yggdrasil.drafters.shipped import table_folder
 from yggdrasil.engine.build import Assembly
 from yggdrasil.engine.opened import DtypeName
 from yggdrasil.engine.policy import FreeTreePolicy
@@ -63,12 +65,13 @@ def first_plan(
         verify_widths=(1,) if named.is_plain else verify_widths,
     )
     weights, drafter_weights = usual_weights(model, dtype, "cpu"), usual_drafter_weights(drafter, dtype, "cpu")
-    free = tuple(map(_without_table, named.free))
+    table = table_folder(model.fingerprint())
+    free = tuple(_with_shipped(each, table) for each in named.free)
     pair = PairSource(model.given, drafter, dtype, 0, 0, shapes, weights, drafter_weights, free=free)
     tokenizer = check_pair(pair)
     folder = predictor_directory(root, name, machine)
     with atomic_directory(folder) as partial:
-        Belief.usual(with_table=False).save(partial / BELIEF_FILE)
+        _write_statistics(partial, free, table)
     target = ModelRef(portable_source(model.given), model.fingerprint(), machine.cores, weights)
     second = [] if drafter is None else [_drafter_ref(drafter, machine.cores, pair)]
     plan = Plan(
@@ -83,9 +86,23 @@ def first_plan(
     return plan, tokenizer
 
 
-def _without_table(options: FreeOptions) -> FreeOptions:
-    """A table is counted in text that the target writes for minutes: ``calibrate`` makes one."""
-    return replace(options, table=False) if isinstance(options, CountsOptions) else options
+def _with_shipped(options: FreeOptions, table: Path | None) -> FreeOptions:
+    """``options`` with the n-gram table that is shipped, where there is one: counting another takes minutes.
+
+    A shipped scorer knows nothing of runners-up, so recycling goes without a table.
+    """
+    if not isinstance(options, CountsOptions):
+        return options
+    return replace(options, table=options.table and table is not None and not options.recycling)
+
+
+def _write_statistics(folder: Path, free: Sequence[FreeOptions], table: Path | None) -> None:
+    """Write what the drafters of ``free`` read: a scorer, and the shipped table where they use one."""
+    if table is not None and any(isinstance(each, CountsOptions) and each.table for each in free):
+        for name in (BELIEF_FILE, TABLE_FILE):
+            shutil.copyfile(table / name, folder / name)
+    else:
+        Belief.usual(with_table=False).save(folder / BELIEF_FILE)
 
 
 def _drafter_ref(drafter: str, threads: int, pair: PairSource) -> ModelRef:
