@@ -185,7 +185,7 @@ def _file(name: str, ways: list[Way], exported: Exported, tokens: int, out: Path
     """Where the samples of a set go."""
     settings: dict[str, Any] = {"set": name, "tokens": tokens, "rounds": ROUNDS, "ours": _ours(ways, exported)}
     settings["exported"] = exported.as_dict()
-    for measured_anew in ("costs", "foreseen", "remarks"):
+    for measured_anew in ("costs", "predicted", "remarks"):
         settings["exported"].pop(measured_anew)
     return SampleFile(None if out is None else out.with_name(f"{out.stem}-{name}{out.suffix}"), settings)
 
@@ -242,9 +242,9 @@ def _told(name: str, here: list[System], ours: str, exported: Exported, file: Sa
     ratio = {row["system"]: row["total_ratio_to_ours"] for row in rows}
     grid = min((each for each in ratio if each.startswith("ngram")), key=lambda each: ratio[each])
     default = min((each for each in ratio if each.startswith("default")), key=lambda each: ratio[each])
-    foreseen = exported.settings.foreseen
+    predicted = exported.settings.predicted
     print(
-        f"{name}: {exported.settings.line}\n  {ratio['none']:.2f} x plain ({foreseen.speedup:.2f} foreseen), "
+        f"{name}: {exported.settings.line}\n  {ratio['none']:.2f} x plain ({predicted.speedup:.2f} predicted), "
         f"{ratio[default]:.2f} x the best default ({default}), {ratio[grid]:.3f} x the grid's best ({grid}); the same "
         f"tokens on {min(row['same_as_ours'] for row in rows)} of {rows[0]['prompts']} prompts",
         flush=True,

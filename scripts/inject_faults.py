@@ -1,4 +1,4 @@
-"""Inject faults into all that a command reads, kill commands, run many at once; docs/faults.md has what came of it.
+"""Inject faults into all that a command reads, kill commands, run many at once: see docs/research/faults.md.
 
     scripts/inject_faults all
     scripts/inject_faults damage --kind plan --cases 50 --page other.md
@@ -35,7 +35,7 @@ from yggdrasil.errors import YggdrasilError  # noqa: E402
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, no_args_is_help=True)
 Folder = Annotated[Path | None, typer.Option(help="Where sandboxes and results lie; the user's cache if not given.")]
 PageFile = Annotated[Path, typer.Option("--page", help="The page to write a section of.")]
-PAGE = ROOT / "docs" / "faults.md"
+PAGE = ROOT / "docs" / "research" / "faults.md"
 
 
 @app.command()

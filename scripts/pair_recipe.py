@@ -18,8 +18,8 @@ class Recipe:
 
     vocab_size: int = 4096
     target_hidden: int = 320
-    target_layers: int = 8
-    target_intermediate: int = 864
+    target_layers: int = 4
+    target_intermediate: int = 224
     drafter_hidden: int = 128
     drafter_layers: int = 2
     drafter_intermediate: int = 384

@@ -6,7 +6,9 @@ Made for the pair bundled with Yggdrasil, usable for any text:
     scripts/train_pair.py --code /usr/lib/python3.11 --prose texts/ --work runs/pair --out pair/
 
 Two stages, each resumable: ``prepare`` (tokenizer and token files) and ``joint`` (the target learns the text while the
-drafter learns the target's distribution on the same batches). ``--start-from PAIR`` goes on from a pair made earlier.
+drafter learns the target's distribution on the same batches). ``--start-from PAIR`` goes on from a pair made earlier;
+``--teacher PAIR`` makes a smaller target, which begins as a part of that pair's, learns its distribution and is stored
+in eight bits.
 A drafter that learns from what a finished target writes, the only text it will see when drafting, is made by
 ``yggdrasil train --kind draft-model``.
 Documents are split by hash: one in fifty is held out of the tokenizer and of all training, and is what the model card
@@ -23,22 +25,23 @@ from typing import Annotated
 import numpy as np
 import torch
 import typer
+from pair_losses import losses_of, next_token_loss
 from pair_recipe import Recipe, check_place, write_card
+from pair_smaller import begin_as, round_to_eight_bits
 from pair_text import TokenSampler, prepare
 from rich.console import Console
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from yggdrasil.artifacts import atomic_directory, write_atomic
 from yggdrasil.checkpoints.shards import faults_of_disks
 from yggdrasil.cli import checks, run_script
-from yggdrasil.errors import Interrupted
+from yggdrasil.errors import Interrupted, YggdrasilError
 
 console = Console()
 
 
-# ==== models and losses ====
+# ==== models ====
 
 
 def build_llama(hidden: int, layers: int, intermediate: int, recipe: Recipe) -> LlamaForCausalLM:
@@ -57,20 +60,6 @@ def build_llama(hidden: int, layers: int, intermediate: int, recipe: Recipe) -> 
             eos_token_id=0,
         )
     )
-
-
-def next_token_loss(logits: Tensor, tokens: Tensor) -> Tensor:
-    """Cross-entropy of the next token. logits [B, S, V], tokens [B, S]."""
-    return F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), tokens[:, 1:].flatten())
-
-
-def distillation_loss(drafter_logits: Tensor, target_logits: Tensor) -> Tensor:
-    """KL to the target's distribution plus half the cross-entropy of its first choice. Both logits [B, S, V]."""
-    target = target_logits.flatten(0, 1).float()
-    log_q = F.log_softmax(drafter_logits.flatten(0, 1).float(), dim=-1)
-    log_p = F.log_softmax(target, dim=-1)
-    divergence = F.kl_div(log_q, log_p, reduction="batchmean", log_target=True)
-    return divergence + 0.5 * F.nll_loss(log_q, target.argmax(dim=-1))
 
 
 class Optimizers:
@@ -141,9 +130,13 @@ def build_pair(recipe: Recipe, start_from: Path | None) -> tuple[LlamaForCausalL
 
 
 def run_joint(
-    pair: tuple[LlamaForCausalLM, LlamaForCausalLM], work: Path, recipe: Recipe, device: torch.device
+    pair: tuple[LlamaForCausalLM, LlamaForCausalLM],
+    work: Path,
+    recipe: Recipe,
+    device: torch.device,
+    teacher: LlamaForCausalLM | None = None,
 ) -> None:
-    """Train ``pair`` in place. Interrupted, it keeps what was learned."""
+    """Train ``pair`` in place, from a ``teacher`` if there is one. Interrupted, it keeps what was learned."""
     target, drafter = pair
     optimizers = [Optimizers(target, recipe), Optimizers(drafter, recipe)]
     checkpoint = work / "joint.pt"
@@ -158,12 +151,6 @@ def run_joint(
         console.print(f"resuming at step {step}, {clock.elapsed / 60:.1f} of {recipe.joint_minutes} minutes")
     sampler = TokenSampler(work, recipe.prose_share, recipe.seed + step)  # resumed, it draws other windows
 
-    def forward(tokens: Tensor) -> tuple[Tensor, Tensor]:
-        with torch.autocast(device.type, torch.bfloat16):
-            target_logits = target(tokens, use_cache=False).logits
-            drafter_logits = drafter(tokens, use_cache=False).logits
-        return next_token_loss(target_logits, tokens), distillation_loss(drafter_logits, target_logits.detach())
-
     def save() -> None:
         state = {
             "target": target.state_dict(),
@@ -177,7 +164,7 @@ def run_joint(
         torch.save(state, buffer)
         write_atomic(checkpoint, buffer.getvalue())
 
-    compiled = torch.compile(forward, dynamic=False)
+    compiled = torch.compile(losses_of(target, drafter, teacher), dynamic=False)
     saved_at = clock.elapsed
     try:
         while (progress := clock.tick()) < 1.0:
@@ -229,7 +216,7 @@ def evaluate(
     return report
 
 
-def main(
+def main(  # noqa: PLR0913
     code: Annotated[
         Path, typer.Option(help="Folder of Python sources, read recursively.", exists=True, file_okay=False)
     ],
@@ -251,6 +238,10 @@ def main(
         Path | None,
         typer.Option(help="Go on from this pair, made earlier by this script.", exists=True, file_okay=False),
     ] = None,
+    teacher: Annotated[
+        Path | None,
+        typer.Option(help="A pair whose target teaches a smaller one.", exists=True, file_okay=False),
+    ] = None,
     joint_minutes: Annotated[float, typer.Option(min=0.0, callback=checks.finite)] = Recipe.joint_minutes,
     device: str = "cpu",
 ) -> None:
@@ -258,13 +249,20 @@ def main(
     check_place(out)
     recipe = Recipe(joint_minutes=joint_minutes)
     work.mkdir(parents=True, exist_ok=True)
+    if teacher is not None and start_from is not None:
+        raise YggdrasilError("--teacher and --start-from name two beginnings; give one")
     tokenizer = prepare(
-        code, prose, work, vocab_size=recipe.vocab_size, max_positions=recipe.max_positions, start_from=start_from,
+        code, prose, work, vocab_size=recipe.vocab_size, max_positions=recipe.max_positions,
+        start_from=start_from or teacher,
         least={"train": recipe.long_sequence_length + 1, "held_out": recipe.sequence_length},
     )  # fmt: skip
-    target, drafter = (model.to(device) for model in build_pair(recipe, start_from))
+    target, drafter = (model.to(device) for model in build_pair(recipe, start_from or teacher))
+    taught_by = None
+    if teacher is not None:
+        taught_by, target = target, build_pair(recipe, None)[0].to(device)
+        begin_as(target, taught_by, TokenSampler(work, recipe.prose_share, recipe.seed).batch(4, 256).to(device))
     if joint_minutes > 0:
-        run_joint((target, drafter), work, recipe, torch.device(device))
+        run_joint((target, drafter), work, recipe, torch.device(device), taught_by)
     models = {"target": target.to(torch.bfloat16), "drafter": drafter.to(torch.bfloat16)}
     sizes = {name: sum(p.numel() for p in model.parameters()) for name, model in models.items()}
     report = evaluate(target, drafter, work, recipe, torch.device(device))
@@ -274,6 +272,8 @@ def main(
         for name, model in models.items():
             model.save_pretrained(folder / name)
             tokenizer.save_pretrained(folder / name)
+        if teacher is not None:
+            round_to_eight_bits(folder / "target")
         write_card(folder, recipe, work, report, sizes, statement)
 
 

@@ -147,7 +147,7 @@ def test_the_named_tests_and_scripts_exist():
 
 
 def test_the_readme_is_short():
-    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 120
 
 
 def test_every_package_is_named():
@@ -196,3 +196,7 @@ def test_every_python_block_runs(block, bundled, monkeypatch, capsys):
 
     assert asked
     assert capsys.readouterr().out.strip()
+
+
+def test_the_changelog_is_short():
+    assert len((ROOT / "CHANGELOG.md").read_text(encoding="utf-8").splitlines()) <= 80

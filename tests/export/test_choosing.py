@@ -34,7 +34,7 @@ def lengths():
 
 @pytest.mark.parametrize("engine", sorted(ENGINES))
 def test_text_that_comes_again_is_looked_up_and_other_text_is_not(engine):
-    assert choose_look_up(engine, costs(0.1), LOOPS).foreseen.speedup > 2
+    assert choose_look_up(engine, costs(0.1), LOOPS).predicted.speedup > 2
     assert choose_look_up(engine, costs(0.1), NOTHING_AGAIN) == plainly(engine, 10.0)
 
 
@@ -73,7 +73,7 @@ def test_a_draft_model_gets_the_shape_that_equation_3_finds_best(row_ms, drafter
 
     plain = {"eagle-topk": 0, "num-steps": 0, "num-draft-tokens": 1}
     assert tuple(chosen.options.get(f"--speculative-{name}", none) for name, none in plain.items()) == best
-    assert chosen.foreseen.ms_per_token == pytest.approx(1 / worth[best])
+    assert chosen.predicted.ms_per_token == pytest.approx(1 / worth[best])
 
 
 def test_a_draft_model_that_costs_as_much_as_the_target_is_left_out():
@@ -89,14 +89,14 @@ def test_llama_server_is_charged_for_reading_the_verified_tokens_twice():
 
     depth = twice.options["--spec-draft-n-max"]
     assert depth == free.options["num_speculative_tokens"]
-    assert (twice.foreseen.ms_per_token - free.foreseen.ms_per_token) * free.foreseen.aal == pytest.approx(1.0)
+    assert (twice.predicted.ms_per_token - free.predicted.ms_per_token) * free.predicted.aal == pytest.approx(1.0)
 
 
 def test_the_least_probability_pays_for_its_row():
     """The drafter's probability is the acceptance here: what a row takes, at the rate of the whole."""
     chosen = choose_draft_model("llama-server", costs(0.7, 0.1), *lengths(), ModelDrafter("drafter.gguf"))
 
-    assert chosen.options["--spec-draft-p-min"] == pytest.approx(0.7 / chosen.foreseen.ms_per_token, abs=0.02)
+    assert chosen.options["--spec-draft-p-min"] == pytest.approx(0.7 / chosen.predicted.ms_per_token, abs=0.02)
 
 
 @pytest.mark.parametrize(
@@ -122,10 +122,10 @@ def test_heads_are_named_in_the_engines_words(engine, kind, said):
     if kind in ("medusa", "dflash"):
         depth = chosen.options["num_speculative_tokens"]
         assert depth >= sizes[1]["num_speculative_tokens"]
-        assert chosen.foreseen.ms_per_token * chosen.foreseen.aal == pytest.approx(1.0 + 10.0 + 0.1 * depth)
+        assert chosen.predicted.ms_per_token * chosen.predicted.aal == pytest.approx(1.0 + 10.0 + 0.1 * depth)
     else:
         assert sizes[0] == sizes[1]
-        assert chosen.foreseen == model.foreseen
+        assert chosen.predicted == model.predicted
 
 
 def test_a_block_head_is_a_chain_where_other_heads_have_trees():
@@ -137,7 +137,7 @@ def test_a_block_head_is_a_chain_where_other_heads_have_trees():
         "--speculative-algorithm": "DFLASH", "--speculative-draft-model-path": "my/head",
         "--speculative-num-draft-tokens": 1 + chain.options["num_speculative_tokens"],
     }  # fmt: skip
-    assert chosen.foreseen == chain.foreseen
+    assert chosen.predicted == chain.predicted
 
 
 def test_a_draft_model_without_its_costs_is_a_sentence():
@@ -156,7 +156,7 @@ def test_lines_are_what_a_shell_takes():
 
 def test_an_option_that_the_documents_do_not_have_cannot_be_set():
     with pytest.raises(ValueError, match="--draft-max"):
-        Settings("llama-server", "draft-simple", {"--draft-max": 4}, plainly("vllm", 1.0).foreseen)
+        Settings("llama-server", "draft-simple", {"--draft-max": 4}, plainly("vllm", 1.0).predicted)
 
 
 def test_costs_between_measured_widths_lie_on_a_line_and_never_fall():

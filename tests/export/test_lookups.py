@@ -8,7 +8,7 @@ import pytest
 from yggdrasil.calibration.own_text import Document
 from yggdrasil.export.lookups import NGramMod, NGramSimple
 from yggdrasil.export.lookups_elsewhere import PromptLookUp, SuffixDecoding, TrieChain
-from yggdrasil.export.playing import Drafts, foresee, play
+from yggdrasil.export.playing import Drafts, play, predict
 from yggdrasil.tree.step_costs import StepCosts
 
 # What llama-server (llama.cpp 0.5.0-dev, 0c1e570) said it drafted, and how much of it stood: three requests in turn of
@@ -83,14 +83,14 @@ def test_the_objective_over_a_play():
     """Five plain passes, two of which draft two and keep one: by hand."""
     drafts = Drafts(9, {(0, 0): 5, (2, 1): 2})
 
-    foreseen = foresee(drafts, STEPS)
+    predicted = predict(drafts, STEPS)
 
-    assert foreseen.aal == pytest.approx(9 / 7)
-    assert foreseen.ms_per_token == pytest.approx((5 * 10.0 + 2 * 13.0) / 9)
-    assert foreseen.speedup == pytest.approx(10.0 / foreseen.ms_per_token)
+    assert predicted.aal == pytest.approx(9 / 7)
+    assert predicted.ms_per_token == pytest.approx((5 * 10.0 + 2 * 13.0) / 9)
+    assert predicted.speedup == pytest.approx(10.0 / predicted.ms_per_token)
 
 
 def test_an_engine_that_always_verifies_the_same_pays_for_it():
     drafts = Drafts(9, {(0, 0): 5, (2, 1): 2})
 
-    assert foresee(drafts, STEPS, verified=3).ms_per_token == pytest.approx(7 * 13.0 / 9)
+    assert predict(drafts, STEPS, verified=3).ms_per_token == pytest.approx(7 * 13.0 / 9)

@@ -3,12 +3,12 @@
 from yggdrasil.bench.systems import Continuation, Sample
 from yggdrasil.export.costs import EngineCosts
 from yggdrasil.export.exporting import Exported
-from yggdrasil.export.playing import Foreseen
+from yggdrasil.export.playing import Prediction
 from yggdrasil.export.settings import ENGINES, Settings, plainly
 
 
 def exported(options):
-    settings = Settings("llama-server", options["--spec-type"], options, Foreseen(1.5, 6.0, 1.5))
+    settings = Settings("llama-server", options["--spec-type"], options, Prediction(1.5, 6.0, 1.5))
     return Exported(settings, EngineCosts({1: 9.0, 2: 10.0}, {}), (), ())
 
 

@@ -200,3 +200,25 @@ def test_what_nobody_can_mean_is_refused_before_any_work(script, texts, options)
     assert isinstance(ended.exception, YggdrasilError) or ended.exit_code == 2
     assert options[0] in f"{ended.exception} {ended.output}"
     assert not (texts / "work").exists()
+
+
+def test_a_smaller_target_begins_as_a_part_of_its_teacher_and_is_stored_in_eight_bits(tmp_path):
+    from pair_smaller import begin_as, round_to_eight_bits
+    from transformers import LlamaConfig
+
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 50, "hidden_size": 16, "num_attention_heads": 2, "tie_word_embeddings": True}
+    teacher = LlamaForCausalLM(LlamaConfig(num_hidden_layers=3, intermediate_size=24, **sizes))
+    student = LlamaForCausalLM(LlamaConfig(num_hidden_layers=2, intermediate_size=8, **sizes))
+    begin_as(student, teacher, torch.arange(20).view(2, 10))
+
+    theirs, ours = teacher.model.layers, student.model.layers
+    assert torch.equal(ours[1].self_attn.q_proj.weight, theirs[2].self_attn.q_proj.weight)
+    assert {tuple(row) for row in ours[0].mlp.up_proj.weight.tolist()} <= {
+        tuple(row) for row in theirs[0].mlp.up_proj.weight.tolist()
+    }
+    student.to(torch.bfloat16).save_pretrained(tmp_path)
+    round_to_eight_bits(tmp_path)
+    read = LlamaForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    for name, weight in student.float().named_parameters():
+        assert torch.allclose(dict(read.named_parameters())[name], weight, rtol=0.07, atol=0.002), name

@@ -97,7 +97,7 @@ class GrammarCompiler:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, vocab_size: int, eos: Collection[int]) -> None:
         if importlib.util.find_spec("llguidance") is None:
             raise YggdrasilError(
-                "constraints need the package llguidance; install it with `pip install 'yggdrasil[structured]'`"
+                "constraints need the package llguidance; install it with `pip install 'yggdrasil-decode[structured]'`"
             )
         if not eos:
             raise YggdrasilError("a constraint needs an end-of-text token, which this model does not name")

@@ -138,8 +138,8 @@ def _behind_prompt(request: Request) -> Iterator[str]:
 def _in_turn(names: Sequence[str], number: int) -> Sequence[str]:
     """Their order at a prompt: each begins as often as the others, and comes before each other as often as after it."""
     first = number % len(names)
-    turned = [*names[first:], *names[:first]]
-    return turned if (number // len(names)) % 2 == 0 else turned[::-1]
+    rotated = [*names[first:], *names[:first]]
+    return rotated if (number // len(names)) % 2 == 0 else rotated[::-1]
 
 
 def _context(of: Decoder) -> int:

@@ -36,7 +36,7 @@ MODES = {
     FIXED_PLAIN: Speculation(rule="off", exactness="fixed-width"),
     "fixed-width": Speculation(exactness="fixed-width"),
 }
-PROMISING: tuple[Exactness, ...] = ("strict", "fixed-width")  # modes that promise plain decoding's own tokens
+EQUAL_TO_PLAIN: tuple[Exactness, ...] = ("strict", "fixed-width")  # modes whose tokens must equal plain decoding's
 
 
 class Group(NamedTuple):

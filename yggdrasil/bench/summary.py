@@ -13,7 +13,7 @@ def summarise(results: Sequence[Comparison]) -> dict[str, Any]:
     """The figures of a comparison.
 
     ``speedup`` is a ratio per prompt, then the median, with quartiles as spread; ``total_speedup`` is the ratio of the
-    times a token of all prompts together, and ``predicted_speedup`` the same of the times that the plan promised.
+    times a token of all prompts together, and ``predicted_speedup`` the same of the times that the plan predicted.
     ``repeats`` is the share of generated tokens that the text so far gives away.
     """
     decoded = [result for result in results if result.tree.metrics.iterations]
@@ -85,13 +85,13 @@ def _num_judged(results: Sequence[Comparison], verdict: str) -> int:
 
 
 def _predicted_speedup(results: Sequence[Comparison]) -> float | None:
-    """Plain decoding over what the plan promised, all prompts together; None where no plan made a promise.
+    """Plain decoding over the time that the plan predicted, all prompts together; None where no plan predicted one.
 
     Not of medians: where prompts differ much, the middle of one and of the other are two different prompts.
     """
-    promised = sum((r.tree.metrics.predicted_tpot_ms or 0.0) * (len(r.tree.tokens) - 1) for r in results)
+    predicted = sum((r.tree.metrics.predicted_tpot_ms or 0.0) * (len(r.tree.tokens) - 1) for r in results)
     tokens = sum(len(r.tree.tokens) - 1 for r in results)
-    return _ratio(_mean_ms([r.plain for r in results]), promised / tokens) if promised else None
+    return _ratio(_mean_ms([r.plain for r in results]), predicted / tokens) if predicted else None
 
 
 def _mean_ms(answers: Sequence[Generation]) -> float:

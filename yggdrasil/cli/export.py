@@ -56,10 +56,10 @@ def export(
     if out is not None:
         write_atomic(out, (json.dumps(found.as_dict(), indent=1) + "\n").encode())
     print(found.settings.line)
-    foreseen = found.settings.foreseen
+    predicted = found.settings.predicted
     said = [
-        f"{found.settings.method}: {foreseen.ms_per_token:.3g} ms a token foreseen, {foreseen.speedup:.2f} x plain, "
-        f"accepted length {foreseen.aal:.2f}",
+        f"{found.settings.method}: {predicted.ms_per_token:.3g} ms a token predicted, {predicted.speedup:.2f} x plain, "
+        f"accepted length {predicted.aal:.2f}",
         *found.remarks,
         *(f"not said by these options: {each}" for each in found.not_said),
     ]

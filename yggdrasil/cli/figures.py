@@ -34,7 +34,7 @@ def figures(
     try:
         import matplotlib  # noqa: F401
     except ImportError:
-        raise YggdrasilError("figures need matplotlib; install yggdrasil[bench]") from None
+        raise YggdrasilError("figures need matplotlib; install yggdrasil-decode[bench]") from None
     from dataclasses import replace
 
     from yggdrasil.bench.figures.context import QUICK, Effort, open_context

@@ -49,7 +49,9 @@ def serve(
     """Serve a model over HTTP as OpenAI's API has it, with a chat page at /. One request is decoded at a time."""
     for package in ("fastapi", "uvicorn", "prometheus_client"):
         if importlib.util.find_spec(package) is None:
-            raise YggdrasilError(f"serving needs the package {package}; install with `pip install 'yggdrasil[server]'`")
+            raise YggdrasilError(
+                f"serving needs the package {package}; install with `pip install 'yggdrasil-decode[server]'`"
+            )
     _check_names(host, cors_origin or ())
     api_key = _key_of(api_key)
     _check_port(host, port)

@@ -12,7 +12,7 @@ from yggdrasil.errors import YggdrasilError
 from yggdrasil.export.costs import EngineCosts
 from yggdrasil.export.lookups import LookUp, NGramMod, NGramSimple
 from yggdrasil.export.lookups_elsewhere import PromptLookUp, SuffixDecoding, TrieChain
-from yggdrasil.export.playing import Foreseen, foresee, play
+from yggdrasil.export.playing import Prediction, play, predict
 from yggdrasil.export.settings import EngineName, Settings, Value, plainly
 from yggdrasil.predictor.acceptance import AcceptanceCalibration
 from yggdrasil.scheduling.search import AcceptedLengths
@@ -37,13 +37,13 @@ class Way(NamedTuple):
 def choose_look_up(engine: EngineName, costs: EngineCosts, documents: Sequence[Document]) -> Settings:
     """The settings with the least milliseconds a token over ``documents``; none where plain decoding takes less."""
     if not any(len(document.answer) > 1 for document in documents):
-        raise YggdrasilError("there is no text to foresee look-ups on; give --prompts, and --url of a running server")
+        raise YggdrasilError("there is no text to predict look-ups on; give --prompts, and --url of a running server")
     steps = costs.steps(range(1, _LENGTHS[-1] + 2))
     candidates = [plainly(engine, costs.plain_ms)]
     for way in _WAYS[engine]():
-        foreseen = foresee(play(way.make(), documents), steps, way.longest + 1 if way.is_fixed else None)
-        candidates.append(Settings(engine, way.method, way.options, foreseen))
-    return min(candidates, key=lambda settings: settings.foreseen.ms_per_token)
+        predicted = predict(play(way.make(), documents), steps, way.longest + 1 if way.is_fixed else None)
+        candidates.append(Settings(engine, way.method, way.options, predicted))
+    return min(candidates, key=lambda settings: settings.predicted.ms_per_token)
 
 
 class ModelDrafter(NamedTuple):
@@ -73,12 +73,12 @@ def choose_draft_model(
         aal = lengths.aal(known)
         passes = 1 if drafter.head in _ONE_PASS else shape.depth
         ms = steps.drafting_ms(shape.width, passes) + steps.verify_ms[shape.verify_width] + steps.overhead_ms
-        foreseen = Foreseen(aal, ms / aal, aal * steps.verify_ms[1] / ms)
-        if foreseen.ms_per_token < best.foreseen.ms_per_token:
+        predicted = Prediction(aal, ms / aal, aal * steps.verify_ms[1] / ms)
+        if predicted.ms_per_token < best.predicted.ms_per_token:
             best_shape = shape
-            best = Settings(engine, *_drafted(engine, shape, drafter), foreseen)
+            best = Settings(engine, *_drafted(engine, shape, drafter), predicted)
     if engine == "llama-server" and best_shape.depth:
-        least = _least_probability(acceptance, steps, best_shape, 1.0 / best.foreseen.ms_per_token)
+        least = _least_probability(acceptance, steps, best_shape, 1.0 / best.predicted.ms_per_token)
         best.options["--spec-draft-p-min"] = least
     return best
 
@@ -142,14 +142,14 @@ def _drafted(engine: EngineName, shape: TreeShape, drafter: ModelDrafter) -> tup
 def _least_probability(
     acceptance: AcceptanceCalibration, steps: StepCosts, shape: TreeShape, tokens_a_ms: float
 ) -> float:
-    """The drafter's probability below which a token is not worth its row, even behind tokens that are certain.
+    """The drafter's probability below which a token costs more than it gains, even behind tokens that are certain.
 
     Worth is tokens beyond what the row's milliseconds would give at the rate of the whole, as in the run-time policy.
     """
     row_ms = (steps.verify_ms[shape.verify_width] - steps.verify_ms[1]) / shape.depth
     probabilities = np.arange(1, 100) / 100
-    is_worth = np.exp(acceptance(np.log(probabilities))) >= tokens_a_ms * row_ms
-    return float(probabilities[int(is_worth.argmax())]) if is_worth.any() else 0.99
+    pays = np.exp(acceptance(np.log(probabilities))) >= tokens_a_ms * row_ms
+    return float(probabilities[int(pays.argmax())]) if pays.any() else 0.99
 
 
 def _of_llama_server() -> Iterator[Way]:

@@ -40,7 +40,7 @@ class Request:
     url: str | None = None  # of a running llama-server with the target
     drafter_url: str | None = None  # and of one with the draft model
     costs: Path | None = None  # instead of servers
-    prompts: Path | None = None  # that the server answers: text to foresee look-ups on, instead of the plan's own
+    prompts: Path | None = None  # that the server answers: text to predict look-ups on, instead of the plan's own
     chat: bool = False
     limit: int = 24
     tokens: int = 128
@@ -65,7 +65,7 @@ class Exported:
             "method": chosen.method,
             "options": chosen.options,
             "command_line": chosen.line,
-            "foreseen": vars(chosen.foreseen),
+            "predicted": vars(chosen.predicted),
             "costs": vars(self.costs),
             "remarks": list(self.remarks),
             "not_said": list(self.not_said),
@@ -108,7 +108,7 @@ def _by_model(
 
 
 def _by_look_ups(request: Request, plan: Plan, reporter: Reporter) -> tuple[Settings, EngineCosts, list[str]]:
-    """Settings of look-ups, foreseen on the server's answers to prompts, or on what the target wrote in calibration."""
+    """Settings of look-ups, simulated on the server's answers to prompts, or on text that the target wrote."""
     if request.drafter_url is not None:
         raise YggdrasilError(f"--drafter-url is for plans with a draft model, and {plan.name} has none")
     if request.prompts is None or request.url is None:
@@ -120,7 +120,7 @@ def _by_look_ups(request: Request, plan: Plan, reporter: Reporter) -> tuple[Sett
         costs = _costs(request, reporter)
         documents = _answers(LlamaServer(request.url), prompts, request, reporter)
         wrote = f"the server's answers to {len(prompts)} prompts of {request.prompts.name}"
-    return choose_look_up(request.engine, costs, documents), costs, [f"look-ups were foreseen on {wrote}"]
+    return choose_look_up(request.engine, costs, documents), costs, [f"look-ups were predicted on {wrote}"]
 
 
 def _check(request: Request) -> None:
@@ -172,7 +172,7 @@ def _own_answers(plan: Plan) -> list[Document]:
     own = read_documents(text_file(plan.target.fingerprint, plan.target.weights))
     if not own:
         raise YggdrasilError(
-            "there is no text of this target to foresee look-ups on; give --prompts, and --url of a running server"
+            "there is no text of this target to predict look-ups on; give --prompts, and --url of a running server"
         )
     step = max(len(own) / _OWN_DOCUMENTS, 1.0)
     return [own[int(i * step)] for i in range(min(len(own), _OWN_DOCUMENTS))]

@@ -1,4 +1,4 @@
-"""What llama-server's look-ups draft, played over recorded text: written from what they do, to foresee what they give.
+"""What llama-server's look-ups draft, played over recorded text: written from what they do, to predict what they give.
 
 A look-up sees the text up to the token that is certain but not verified yet, the last one. ``tests/export`` holds what
 the server itself drafted on such texts.

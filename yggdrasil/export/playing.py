@@ -20,7 +20,7 @@ class Drafts(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Foreseen:
+class Prediction:
     """What a setting gives by the objective."""
 
     aal: float
@@ -48,7 +48,7 @@ def play(look_up: LookUp, documents: Sequence[Document]) -> Drafts:
     return Drafts(tokens, dict(counts))
 
 
-def foresee(drafts: Drafts, costs: StepCosts, verified: int | None = None) -> Foreseen:
+def predict(drafts: Drafts, costs: StepCosts, verified: int | None = None) -> Prediction:
     """The objective over a play. ``verified``: an engine whose passes all have this width, drafted or not."""
     tally = ShapeTally()
     tally.begin()  # passes are known as counts, of no document
@@ -58,4 +58,4 @@ def foresee(drafts: Drafts, costs: StepCosts, verified: int | None = None) -> Fo
         for _ in range(passes):
             tally.add(shape, accepted, milliseconds)
     result = tally.result(drafts.tokens)
-    return Foreseen(result.aal, result.ms_per_token, costs.plain_ms / result.ms_per_token)
+    return Prediction(result.aal, result.ms_per_token, costs.plain_ms / result.ms_per_token)

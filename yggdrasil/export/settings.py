@@ -5,7 +5,7 @@ import shlex
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from yggdrasil.export.playing import Foreseen
+from yggdrasil.export.playing import Prediction
 
 EngineName = Literal["llama-server", "vllm", "sglang"]
 Value: TypeAlias = str | int | float
@@ -57,7 +57,7 @@ class Settings:
     engine: EngineName
     method: str
     options: dict[str, Value]
-    foreseen: Foreseen
+    predicted: Prediction
 
     def __post_init__(self) -> None:
         engine = ENGINES[self.engine]
@@ -76,7 +76,7 @@ class Settings:
 def plainly(engine: EngineName, plain_ms: float) -> Settings:
     """Without speculation."""
     options: dict[str, Value] = {"--spec-type": "none"} if engine == "llama-server" else {}
-    return Settings(engine, "none", options, Foreseen(1.0, plain_ms, 1.0))
+    return Settings(engine, "none", options, Prediction(1.0, plain_ms, 1.0))
 
 
 _NOT_SAID: dict[EngineName, tuple[str, ...]] = {

@@ -161,7 +161,7 @@ class _Data(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Snapshot:
-    """Weights worth keeping. Epoch 0 are the constant rates."""
+    """The best weights so far. Epoch 0 are the constant rates."""
 
     state: dict[str, Any]
     epoch: int

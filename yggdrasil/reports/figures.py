@@ -104,7 +104,7 @@ def prediction(tables: dict[str, pd.DataFrame]) -> Figure | None:
 
 
 def benchmarks(tables: dict[str, pd.DataFrame]) -> Figure | None:
-    """Speed-up over plain decoding by prompt set, beside what the plan promised."""
+    """Speed-up over plain decoding by prompt set, beside the plan's prediction."""
     table = tables["benchmarks"]
     if table.empty:
         return None

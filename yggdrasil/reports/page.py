@@ -62,7 +62,7 @@ footer { color: var(--soft); font-size: 13px; padding: 4px 0 40px; }
 def check_plotly() -> None:
     """Raise YggdrasilError where plotly is not installed, which a page needs."""
     if find_spec("plotly") is None:
-        raise YggdrasilError("the HTML report needs plotly; install yggdrasil[report], or use --text")
+        raise YggdrasilError("the HTML report needs plotly; install yggdrasil-decode[report], or use --text")
 
 
 def build_page(facts: Facts) -> str:

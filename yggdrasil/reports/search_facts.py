@@ -68,7 +68,7 @@ class SearchFacts:
         return pd.DataFrame(rows, columns=columns)
 
     def ranking(self) -> pd.DataFrame:
-        """All plans of the search with what they promise and what they gave."""
+        """All plans of the search with predicted and measured figures."""
         rows = []
         for place, entry in enumerate(self._entries, start=1):
             width, depth, verify_width = entry.shape

@@ -125,7 +125,7 @@ def search(
     keep: int = 10,
     prune: bool = True,
 ) -> list[Candidate]:
-    """The best ``keep`` plans, best first; plans of one shape that promise the same are listed once, the simplest.
+    """The best ``keep`` plans, best first; plans of one shape with equal predictions are listed once, the simplest.
 
     Shapes are laid out in the order of what no schedule can beat. Once that is worse than the worst plan kept, so is
     every plan that is left: with ``prune`` they are not laid out, and nothing is lost.

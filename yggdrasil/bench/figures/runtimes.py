@@ -36,7 +36,7 @@ def runtimes(context: FigureContext) -> list[Figure]:
 
 
 def widths(context: FigureContext) -> list[Figure]:
-    """Figure 5: the cost of a verified width, and AAL against what it is worth in time."""
+    """Figure 5: the cost of a verified width, and AAL against speed-up."""
     rows = [
         {"context": str(costs.context), "width": width, "verify_ms": ms, "over_width_1": ms / costs.verify_ms[1]}
         for costs in context.plan.costs

@@ -1,7 +1,8 @@
 """Sequoia's static tree (Chen et al. 2024, section 3.1): optimal for an acceptance vector and the hardware's costs.
 
 ``acceptance[j]`` is the probability that the drafter's j-th likeliest token is the target's, given that its parent was
-accepted. A node is worth the product along its path, the root 1; a tree is worth the sum: its expected tokens a pass.
+accepted. The value of a node is the product along its path, 1 for the root; a tree's value is their
+sum, its expected tokens a pass.
 Dims: K ranks, N nodes, D depth.
 """
 
@@ -86,7 +87,7 @@ class SequoiaTables:
 
 
 class SequoiaChoice(NamedTuple):
-    """The size and depth that the costs favour, and what they promise."""
+    """The size and depth that the costs favour, and their expected speed-up."""
 
     num_nodes: int
     depth: int

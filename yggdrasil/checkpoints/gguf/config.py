@@ -106,9 +106,9 @@ def _rope_scaling(header: GgufHeader) -> dict[str, Any]:
     factor = _number(header, "rope.scaling.factor", _number(header, "rope.scale_linear", 1.0))  # the older name
     # As llama.cpp has it, which stretches evenly unless told otherwise.
     kind = header.fact("rope.scaling.type", "none" if factor == 1.0 else "linear")
-    turned, width = header.fact("rope.dimension_count"), _head_width(header)
-    if turned is not None and width is not None and turned != width:
-        raise _unread_rotation(header, f"of {turned} of {width} channels")
+    rotated, width = header.fact("rope.dimension_count"), _head_width(header)
+    if rotated is not None and width is not None and rotated != width:
+        raise _unread_rotation(header, f"of {rotated} of {width} channels")
     if ROPE_FACTORS in header.tensors:
         factors = values_of(header, header.tensors[ROPE_FACTORS])
         scaling = {"rope_type": "llama3", "rope_theta": theta, "factor": float(factors.max()), **_LLAMA3_ROPE}

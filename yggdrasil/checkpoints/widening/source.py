@@ -75,6 +75,10 @@ class Source:
             raise YggdrasilError(f"{self.path} lacks the weight {name}.")
         with safe_open(self.files[name], framework="pt") as file:
             tensor: Tensor = file.get_tensor(name)
+        if (
+            tensor.dtype == torch.float8_e4m3fn and "quantization_config" not in self.config
+        ):  # stored so, without scales
+            tensor = tensor.bfloat16()
         if tensor.dtype not in DTYPES:
             raise YggdrasilError(f"{name} in {self.path} is {tensor.dtype}; widen the unquantized checkpoint.")
         return tensor
