@@ -118,7 +118,7 @@ def test_opening_keeps_no_copy_on_disk_and_imports_no_model_code(tmp_path, monke
         "from yggdrasil.runtime.runner import ModelRunner\n"
         f"loaded = open_model({str(file)!r}, torch.bfloat16, torch.device('cpu'), 1, weights='file')\n"
         "assert ModelRunner(loaded, 32, loaded.vocab_size, 'native').backend == 'native'\n"
-        "print([name for name in sys.modules if name.startswith(('transformers.models.', 'torch._dynamo'))])\n"
+        "print([name for name in sys.modules if name.startswith(('transformers', 'torch._dynamo'))])\n"
     )
 
     said = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout

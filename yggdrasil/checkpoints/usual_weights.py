@@ -2,7 +2,7 @@
 
 from yggdrasil.artifacts.gguf import read_gguf_header
 from yggdrasil.checkpoints.formats.names import Weights
-from yggdrasil.checkpoints.gguf.rows import keeps_blocks
+from yggdrasil.checkpoints.gguf.mapped import keeps_blocks
 from yggdrasil.checkpoints.source import Source
 from yggdrasil.native import is_native
 

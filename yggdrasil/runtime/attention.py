@@ -14,7 +14,7 @@ from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface
 
 from yggdrasil.errors import YggdrasilError
-from yggdrasil.runtime.cache import StepCache
+from yggdrasil.runtime.step_cache import StepCache
 
 ATTENTION_NAME = "yggdrasil_tree"
 

@@ -23,8 +23,9 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from yggdrasil.checkpoints.families import cache_name
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.runtime.attention import ATTENTION_NAME, tree_attention
-from yggdrasil.runtime.cache import StaticCache, StepCache
+from yggdrasil.runtime.cache import StaticCache
 from yggdrasil.runtime.loaded import LoadedModel
+from yggdrasil.runtime.step_cache import StepCache
 
 _CHECKED_NAME = "yggdrasil_selfcheck"
 _NUM_TOKENS = 24  # where no text is given

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from yggdrasil.checkpoints.families import cache_name
-from yggdrasil.runtime.cache import StepCache
 from yggdrasil.runtime.forward import HEAD_INPUT, RUNNERS_UP, Forward, ModelCall, likeliest_tokens
 from yggdrasil.runtime.loaded import LoadedModel
 
@@ -69,6 +68,8 @@ class TracedCall:
         offsets: Tensor,  # [2] int64: context length, first slot written
         rows: Tensor | None = None,  # [R] int64, all where None
     ) -> Forward:
+        from yggdrasil.runtime.step_cache import StepCache  # here: it imports transformers, which no native step needs
+
         count = self._num_layers  # behind keys and values lies the number of the table, which tracing does not read
         cache = StepCache(caches[:count], caches[count : 2 * count], offsets)
         captured: dict[int, Tensor] = {}

@@ -33,6 +33,11 @@ _LAYER = re.compile(r"^model\.layers\.(\d+)\.(.+)$")
 _DTYPES = {0: torch.float32, 1: torch.float16, 30: torch.bfloat16}  # by GGUF's numbers
 
 
+def keeps_blocks(header: GgufHeader) -> bool:
+    """Whether the layers of the file are in formats that the kernels read."""
+    return any(tensor.kind in FORMATS for name, tensor in header.tensors.items() if name.startswith("blk."))
+
+
 class MappedGguf:
     """A file's weights by the names that checkpoints have for them."""
 

@@ -14,11 +14,6 @@ from yggdrasil.checkpoints.packing import weights_of
 _HEAD, _TABLE = "lm_head.weight", "token_embd.weight"
 
 
-def keeps_blocks(header: GgufHeader) -> bool:
-    """Whether the layers of the file are in formats that the kernels read."""
-    return any(tensor.kind in FORMATS for name, tensor in header.tensors.items() if name.startswith("blk."))
-
-
 def blocks_of(header: GgufHeader, config: PretrainedConfig) -> dict[str, GgufTensor]:
     """Where the blocks lie of every weight whose layer reads them, by the weight's name."""
     places = {ours: header.tensors[theirs] for theirs, ours in tensor_names(header, config).items()}
