@@ -40,6 +40,9 @@ def serve(
         typer.Option("--public-pool", help="Count what requests say for later ones: speed may tell it."),
     ] = False,
     any_model: Annotated[bool, typer.Option("--any-model", help="Answer whatever model a request names.")] = False,
+    greedy: Annotated[
+        bool, typer.Option("--greedy", help="Requests that name no sampling get the best token, not the model's own.")
+    ] = False,
     grow_table: GrowOption = False,
     max_length: MaxLength = None,
     dtype: DtypeOption = None,
@@ -56,6 +59,7 @@ def serve(
     api_key = _key_of(api_key)
     _check_port(host, port)
     check_source(source)
+    from yggdrasil.engine.own_sampling import own_sampling_of
     from yggdrasil.pretrained import plan_name
     from yggdrasil.serving.running import run_server
     from yggdrasil.serving.settings import ServerSettings
@@ -66,6 +70,7 @@ def serve(
     settings = ServerSettings(
         api_key, tuple(cors_origin or ()), queue, keep_mb << 20,
         host_names=LOOPBACK if is_local and api_key is None else (), any_model=any_model,
+        own_sampling=not greedy,
     )  # fmt: skip
 
     def opening() -> "Decoder":
@@ -74,6 +79,9 @@ def serve(
         )
         if public_pool:
             decoder.pool_texts()
+        if not greedy:
+            own = own_sampling_of(decoder).describe()
+            say(f"sampling: {own}, where a request names none; --greedy takes the best token")
         prepare_logits(decoder)  # now, not in the first request that samples
         return decoder
 

@@ -15,7 +15,7 @@ from yggdrasil.serving.faults import Fault
 from yggdrasil.serving.figures import finish_reason, timings_of, usage_of
 from yggdrasil.serving.jobs import Event, Finished, Piece
 from yggdrasil.serving.logprobs import chat_logprobs
-from yggdrasil.serving.options import options_of
+from yggdrasil.serving.options import filled, options_of
 from yggdrasil.serving.replies import AssistantMessage, ChatChoice, ChatCompletion
 from yggdrasil.serving.service import Identity, Service, service_of
 from yggdrasil.serving.streams import STREAMED, EventStream, TextFrames
@@ -79,7 +79,7 @@ class Chat:
             Wanted(
                 prompt,
                 options_of(
-                    body,
+                    filled(body, service.sampling.params),
                     limits,
                     max_new_tokens=longest,
                     choice=i,

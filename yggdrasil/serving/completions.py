@@ -16,7 +16,7 @@ from yggdrasil.serving.figures import finish_reason, timings_of, usage_of
 from yggdrasil.serving.infill import infill_marks
 from yggdrasil.serving.jobs import Finished, Piece
 from yggdrasil.serving.logprobs import CompletionLogprobsWriter
-from yggdrasil.serving.options import options_of
+from yggdrasil.serving.options import filled, options_of
 from yggdrasil.serving.replies import Completion, CompletionChoice
 from yggdrasil.serving.service import Identity, Service, service_of
 from yggdrasil.serving.streams import STREAMED, EventStream, TextFrames
@@ -63,10 +63,11 @@ class _Completion:
                 "max_tokens is 0, which echo takes where nothing is streamed; ask for a token at least",
                 param="max_tokens",
             )
+        sampled = filled(body, service.sampling.params)
         jobs = [
             Wanted(
                 service.texts.check(prompt),
-                options_of(body, limits, max_new_tokens=max(1, longest), choice=choice, logprobs=body.logprobs),
+                options_of(sampled, limits, max_new_tokens=max(1, longest), choice=choice, logprobs=body.logprobs),
                 scores=body.logprobs if body.echo else None,
             )
             for prompt in _prompts(body, service)

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence
 from dataclasses import fields
-from typing import Any
+from typing import Any, TypeVar
 
 from yggdrasil.acceptance.sampling import MIN_TEMPERATURE, Constraint, SamplingParams
 from yggdrasil.acceptance.speculation import OFF, Speculation
@@ -17,6 +17,8 @@ _SAME = (
     "temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty", "presence_penalty",
     "frequency_penalty", "min_new_tokens",
 )  # fmt: skip
+_OWN = _SAME[:6]  # those that a model's files recommend
+Body = TypeVar("Body", bound=DecodingFields)
 _ANY_OBJECT = '{"type": "object"}'
 
 
@@ -65,6 +67,13 @@ def options_of(
         begins_turn=begins_turn, keeps_special=keeps_special,
         speculation=_speculation(body.speculation), sampling=sampling, wait=True,
     )  # fmt: skip
+
+
+def filled(body: Body, own: SamplingParams) -> Body:
+    """The request, unless it is greedy, with what its sampling leaves out as ``own`` has it."""
+    if own.is_greedy or body.temperature == 0:
+        return body
+    return body.model_copy(update={name: getattr(own, name) for name in _OWN if getattr(body, name) is None})
 
 
 def _same(body: DecodingFields) -> dict[str, Any]:

@@ -43,7 +43,8 @@ def _card(request: Request) -> ModelCard:
     call = service.decoder.assembly.target.call
     plan = service.decoder.plan
     plain_ms = None if plan is None else plan.costs[0].plain_ms  # of a token without speculation, at a short context
-    meta = {"n_ctx": service.texts.limit, "n_vocab": call.vocab_size, "plain_ms": plain_ms}
+    sampling = service.sampling.describe()
+    meta = {"n_ctx": service.texts.limit, "n_vocab": call.vocab_size, "plain_ms": plain_ms, "sampling": sampling}
     return ModelCard(id=service.model, created=service.started, meta=meta)
 
 

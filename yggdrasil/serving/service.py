@@ -8,7 +8,9 @@ from typing import NamedTuple
 from fastapi import Request
 
 from yggdrasil import __version__
+from yggdrasil.acceptance.sampling import GREEDY
 from yggdrasil.engine.decoder import Decoder
+from yggdrasil.engine.own_sampling import OwnSampling, own_sampling_of
 from yggdrasil.serving.faults import Fault
 from yggdrasil.serving.settings import ServerSettings
 from yggdrasil.serving.texts import Texts
@@ -61,6 +63,11 @@ class Service:
                 400, "the model's chat template takes no tools, or does not write their calls as JSON", param="tools"
             )
         return found
+
+    @cached_property
+    def sampling(self) -> OwnSampling:
+        """What requests that name no sampling get."""
+        return own_sampling_of(self.decoder) if self.settings.own_sampling else OwnSampling(GREEDY, "the server's own")
 
     @cached_property
     def fingerprint(self) -> str:
