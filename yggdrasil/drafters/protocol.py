@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from torch import Tensor
 
+from yggdrasil.errors import YggdrasilError
 from yggdrasil.tree.stakes import NO_STAKES, Stakes
 from yggdrasil.tree.token_tree import TokenTree
 
@@ -119,6 +120,20 @@ def propose_in(drafter: Drafter, tree: TokenTree, root: int, budget: Budget) -> 
     if budget.from_root and not drafter.capabilities.plants_root:
         tree.plant(root)
     drafter.propose(tree, budget)
+
+
+def check_tree(tree: TokenTree, root: int, vocab_size: int, name: str) -> None:
+    """Refuse what the drafter ``name`` has proposed below ``root``, where no target could verify it.
+
+    Raises:
+        YggdrasilError: the tree has another root, or a token outside the vocabulary.
+    """
+    tokens = tree.tokens[: tree.size]
+    if not len(tokens) or int(tokens[0]) != root:
+        raise YggdrasilError(f"the drafter {name} did not keep token {root}, the last that is certain")
+    wrong = tokens[(tokens < 0) | (tokens >= vocab_size)].tolist()
+    if wrong:
+        raise YggdrasilError(f"the drafter {name} attached token {wrong[0]}; the vocabulary ends at {vocab_size - 1}")
 
 
 def num_kept(drafter: Drafter, tokens: Sequence[int]) -> int:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from yggdrasil.drafters.group import DrafterGroup
-from yggdrasil.drafters.protocol import Budget, Drafter, propose_in
+from yggdrasil.drafters.protocol import Budget, Drafter, check_tree, propose_in
 from yggdrasil.engine.evidence import LiveEvidence
 from yggdrasil.engine.free_guesses import FreeGuesses
 from yggdrasil.engine.iteration import NO_PROMISE, PLAIN_PROMISE, Emission, Iteration, Promise
@@ -14,7 +14,6 @@ from yggdrasil.engine.seen import seen_tree
 from yggdrasil.engine.target import Outcome, Target
 from yggdrasil.engine.text import TextStream
 from yggdrasil.engine.trace import Trace
-from yggdrasil.errors import YggdrasilError
 from yggdrasil.runtime.buffers import HostView
 from yggdrasil.scheduling.stages import Schedule
 from yggdrasil.tree.shape import PLAIN_STEP, TreeShape
@@ -189,7 +188,7 @@ class StageActions:
             return
         propose_in(self.drafter, self.tree, state.root, Budget(state.shape.depth, state.shape.width))
         if self._is_checked:
-            self._check_tree(self.drafter.name, state.root)
+            check_tree(self.tree, state.root, self.target.vocab_size, self.drafter.name)
         if self._free is not None and self._fills(self._free):
             assert self._policy.learner is not None
             self._free.fill(self._room, self._policy.learner.stakes_beside(state.shape, self.target.length))
@@ -197,16 +196,6 @@ class StageActions:
     def _fills(self, free: FreeGuesses) -> bool:
         """Whether guesses that cost no pass are added to a drafted tree."""
         return self._wants_free and free.can_fill
-
-    def _check_tree(self, name: str, certain: int) -> None:
-        tokens = self.tree.tokens[: self.tree.size]
-        if not len(tokens) or int(tokens[0]) != certain:
-            raise YggdrasilError(f"the drafter {name} did not keep token {certain}, the last that is certain")
-        wrong = tokens[(tokens < 0) | (tokens >= self.target.vocab_size)].tolist()
-        if wrong:
-            raise YggdrasilError(
-                f"the drafter {name} attached token {wrong[0]}; the vocabulary ends at {self.target.vocab_size - 1}"
-            )
 
     def _read_leaves(self, state: Iteration) -> None:
         if state.drafts and self._tail is not None:
