@@ -128,9 +128,12 @@ def with_measured_costs(
     assembly.forget()
     heads = [ms for (model, step, _), ms in times.items() if (model, step) == ("drafter", "head")]
     head_ms = min(heads, default=0.0)
+    levels = {
+        width: times.get(("drafter", "grow", width), max(head_ms, _LEAST_MS)) for width in plan.shapes.draft_widths
+    }
     costs = Costs(
         context, head_ms,
-        {width: times.get(("drafter", "grow", width), max(head_ms, _LEAST_MS)) for width in plan.shapes.draft_widths},
+        {width: ms for width, (ms, _) in lower_envelope(levels).items()} if levels else {},
         {width: ms for width, (ms, _) in lower_envelope(passes).items()}, overhead_ms, one_row + overhead_ms,
         overhead_ms,
     )  # fmt: skip
