@@ -65,13 +65,14 @@ def bfloat16(notes: Notes, device: torch.device, *, tiny: bool) -> None:
 def _drafters() -> dict[str, tuple[Policy, dict[str, Any]]]:
     """Those without a model, by the names that a user gives; the draft model is in every tree above."""
     from yggdrasil.drafters.counts import usual_counts
+    from yggdrasil.drafters.group import DrafterGroup
     from yggdrasil.drafters.lookahead import LookaheadDrafter
 
     free = FreeTreePolicy(16)
     return {
         "n-gram": (FixedPolicy(TREES[0]), {"drafter": NGramDrafter()}),
         "n-gram statistics": (free, {"drafter": None, "free": usual_counts()}),
-        "lookahead": (free, {"drafter": None, "free": LookaheadDrafter()}),
+        "lookahead": (free, {"drafter": None, "free": DrafterGroup([LookaheadDrafter()])}),
         "recycling": (free, {"drafter": None, "free": usual_counts(recycles=True)}),
     }
 
