@@ -22,6 +22,7 @@ from yggdrasil.compiler.compiled import Backend
 from yggdrasil.drafters.options import NGramOptions
 from yggdrasil.drafters.registry import NGRAM, TABLE, USUAL, is_own, make_drafter, named_drafters, own_drafter
 from yggdrasil.drafters.shipped import table_folder
+from yggdrasil.drafters.shipped_text import LEAST_BYTES
 from yggdrasil.engine import decoder as engine
 from yggdrasil.engine.kept_estimates import restore
 from yggdrasil.engine.naming import is_plan
@@ -93,7 +94,7 @@ class Decoder(engine.Decoder):
         decoder = cls.from_plan(
             path, target=found.given, backend=backend, max_length=max_length, tokenizer=tokenizer, phase=reporter.phase
         )
-        _keep_estimates(decoder, path)
+        _keep_estimates(decoder, path, found)
         return decoder
 
 
@@ -170,13 +171,15 @@ def _first_use(
     report(1.0)
     assert decoder.plan is not None, "it was opened by one"
     decoder.plan.save(path)
-    _keep_estimates(decoder, path)
+    _keep_estimates(decoder, path, model)
     return decoder
 
 
-def _keep_estimates(decoder: engine.Decoder, path: Path) -> None:
-    """Refine a provisional plan by what is decoded with it."""
+def _keep_estimates(decoder: engine.Decoder, path: Path, model: Source) -> None:
+    """Refine a provisional plan by what is decoded with it, and draft from the shipped text as well."""
     if decoder.plan is not None and decoder.plan.is_provisional:
+        if sum(tensor.nbytes for tensor in decoder.assembly.target.loaded.tensors.values()) >= LEAST_BYTES:
+            decoder.use_shipped_text(model.folder / "tokenizer.json", decoder.plan.tokenizer)
         restore(path, decoder.plan, partial(_go_on, decoder.policy))
         decoder.keep_estimates(path)
 

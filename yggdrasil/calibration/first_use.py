@@ -102,7 +102,7 @@ def _write_statistics(folder: Path, free: Sequence[FreeOptions], table: Path | N
         for name in (BELIEF_FILE, TABLE_FILE):
             shutil.copyfile(table / name, folder / name)
     else:
-        Belief.usual(with_table=False).save(folder / BELIEF_FILE)
+        Belief.of_shipped_text().save(folder / BELIEF_FILE)
 
 
 def _drafter_ref(drafter: str, threads: int, pair: PairSource) -> ModelRef:

@@ -63,6 +63,11 @@ class Belief:
         """What evidence was worth on a chat model's answers; serves until a target's own text says more."""
         return cls.load(_USUAL / f"{'table' if with_table else 'text'}.safetensors")
 
+    @classmethod
+    def of_shipped_text(cls) -> Belief:
+        """The scorer fitted beside the table of shipped text; without a table it scores as ``usual`` does."""
+        return cls.load(_USUAL / "shipped-text.safetensors")
+
     def tensors(self) -> list[Tensor]:
         """The fields in order, float64, as ``Counts`` takes them."""
         return [torch.from_numpy(getattr(self, field.name).copy()) for field in fields(self)]

@@ -18,6 +18,7 @@ from yggdrasil.compiler.compiled import Backend
 from yggdrasil.drafters.counts import TABLE_FILE, CountsDrafter
 from yggdrasil.drafters.growing import GrowingTable, grown_file
 from yggdrasil.drafters.protocol import Drafter
+from yggdrasil.drafters.shipped_text import ShippedTable, table_file
 from yggdrasil.drafters.table import Table
 from yggdrasil.engine.apart import compile_missing, missing_shares
 from yggdrasil.engine.build import Assembly, Phase, silent
@@ -58,6 +59,7 @@ class Decoder:
         self.learned: Learned | None = None  # of the plan's drafter
         self._folder: Path | None = None  # of what the plan's drafters have learned
         self._growing: GrowingTable | None = None
+        self._shipped: ShippedTable | None = None
         self._estimates: KeptEstimates | None = None
         self.tolerance: float | None = None  # logits, from ``yggdrasil parity``; None where it was never measured
         self._turns, self._preparing = Turns(), Lock()
@@ -194,6 +196,8 @@ class Decoder:
             self._growing.add(prompt, answer)
         if self._estimates is not None:
             self._estimates.add(trace)
+        if self._shipped is not None:
+            self._shipped.look()
 
     def score(self, prompt: str | Sequence[int], top: int = 0) -> Iterator[list[TokenLogprobs]]:
         """Log-probabilities of a prompt's tokens but the first, pass by pass, each with the ``top`` likeliest there."""
@@ -205,6 +209,16 @@ class Decoder:
         """Drop what the caches hold of earlier requests: the next one reads all of its prompt."""
         with self._turns.take(wait=False):
             self.assembly.forget()
+
+    def use_shipped_text(self, tokenizer: Path, fingerprint: str) -> None:
+        """Draft from the n-gram table of the shipped text, too: at once, or after the answer by which it is made.
+
+        ``tokenizer`` is the model's tokenizer.json and ``fingerprint`` the tokenizer's. Nothing changes where no
+        drafter counts n-grams, or where it has a table.
+        """
+        counts = self._counts()
+        if counts is not None and not counts.has_table:
+            self._shipped = ShippedTable(tokenizer, table_file(fingerprint), counts.set_table)
 
     def pool_texts(self) -> None:
         """Count what requests say for later ones too, from now on.
