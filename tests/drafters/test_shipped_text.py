@@ -10,6 +10,7 @@ from tiny_pair import byte_tokenizer
 from yggdrasil.drafters import shipped_text
 from yggdrasil.drafters.belief import SHAPES, Belief
 from yggdrasil.drafters.counts import CountsDrafter
+from yggdrasil.drafters.protocol import Budget
 from yggdrasil.drafters.shipped_text import ShippedTable, make_table, table_file
 from yggdrasil.drafters.table import Table
 from yggdrasil.tree.token_tree import TokenTree
@@ -44,7 +45,7 @@ def test_the_table_counts_the_text_and_a_part_of_pythons_library(short_text):
     tree = TokenTree.on_host(4)
     drafter = CountsDrafter(Belief.of_shipped_text(), table)
     drafter.begin(tokenizer("the cat s")["input_ids"])
-    drafter.plant(tree, 3)
+    drafter.propose(tree, Budget(depth=3))
 
     assert 1200 + 500 < table.num_tokens <= 1200 + 2000  # this vocabulary lacks some characters of code
     assert "a" in tokenizer.decode(tree.tokens[1:])
