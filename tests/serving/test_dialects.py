@@ -68,7 +68,10 @@ def test_what_is_ignored_is_named(server):
 
 
 def tool(name):
-    return {"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": {}}}}
+    return {
+        "type": "function",
+        "function": {"name": name, "parameters": {"type": "object", "additionalProperties": False}},
+    }
 
 
 def allowed(mode, *names):
@@ -77,7 +80,7 @@ def allowed(mode, *names):
 
 
 def test_a_choice_among_some_tools(server):
-    given = {"tools": [tool("one"), tool("two")], "max_tokens": 40}
+    given = {"tools": [tool("one"), tool("two")], "max_tokens": 200}
     reply = answer(server, **given, tool_choice=allowed("required", "two"))
     (call,) = reply["choices"][0]["message"]["tool_calls"]
     assert call["function"]["name"] == "two"

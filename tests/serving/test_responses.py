@@ -52,15 +52,15 @@ def test_a_stream_builds_the_same(sdk):
 
 
 def test_structured_answers_are_parsed(sdk):
-    parsed = sdk.responses.parse(model="tiny", input=CHAT, text_format=Weather, max_output_tokens=60)
+    parsed = sdk.responses.parse(model="tiny", input=CHAT, text_format=Weather, max_output_tokens=200)
     assert isinstance(parsed.output_parsed, Weather)
-    with sdk.responses.stream(model="tiny", input=CHAT, text_format=Weather, max_output_tokens=60) as events:
+    with sdk.responses.stream(model="tiny", input=CHAT, text_format=Weather, max_output_tokens=200) as events:
         assert events.get_final_response().output_parsed == parsed.output_parsed
 
 
 def test_tools_are_called_and_their_results_go_back(sdk):
     tool = {"type": "function", "name": "weather", "parameters": Weather.model_json_schema(), "strict": True}
-    asked = {"model": "tiny", "tools": [tool], "max_output_tokens": 80}
+    asked = {"model": "tiny", "tools": [tool], "max_output_tokens": 200}
     (call,) = sdk.responses.create(**asked, input=CHAT, tool_choice="required").output
     with sdk.responses.stream(**asked, input=CHAT, tool_choice={"type": "function", "name": "weather"}) as events:
         (streamed,) = events.get_final_response().output
