@@ -59,7 +59,8 @@ def test_structured_answers_are_parsed(sdk):
 
 
 def test_tools_are_called_and_their_results_go_back(sdk):
-    tool = {"type": "function", "name": "weather", "parameters": Weather.model_json_schema(), "strict": True}
+    parameters = {**Weather.model_json_schema(), "additionalProperties": False}
+    tool = {"type": "function", "name": "weather", "parameters": parameters, "strict": True}
     asked = {"model": "tiny", "tools": [tool], "max_output_tokens": 200}
     (call,) = sdk.responses.create(**asked, input=CHAT, tool_choice="required").output
     with sdk.responses.stream(**asked, input=CHAT, tool_choice={"type": "function", "name": "weather"}) as events:
