@@ -104,7 +104,8 @@ SOURCES = (".py", ".h", ".cpp")
 def words_of(text):
     """The words of a text or of code, identifiers split, lower case, between single spaces."""
     parted = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", re.sub(r"[^\w\s-]", " ", text))
-    return f" {' '.join(re.sub('[_-]', ' ', parted).lower().split())} "
+    words = " ".join(re.sub("[_-]", " ", parted).lower().split())
+    return f" {words.replace('model free', 'modelfree')} "  # which is a word to write
 
 
 def retired_in(text):

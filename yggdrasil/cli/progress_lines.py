@@ -6,7 +6,7 @@ from threading import Event, Thread
 from time import monotonic
 
 EVERY = 10.0  # seconds between two lines
-FIRST = 1.0  # seconds after which a phase is worth its first line
+FIRST = 1.0  # seconds after which a phase prints its first line
 
 
 class ProgressLines:
