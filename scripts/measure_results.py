@@ -1,4 +1,5 @@
-"""Measure everything that docs/results.md shows, into profiles/NAME/MACHINE/, and put the rows into results/.
+"""Measure everything that docs/results.md shows, into profiles/NAME/MACHINE/, and put
+the rows into docs/results/.
 
     scripts/measure_results --models smollm2=models/smollm2 smollm2-342M=models/342M smollm2-1B=models/1B \\
         --prompts prompts --llama-cpp work/llama.cpp --gguf smollm2=model.Q4_0.gguf \\

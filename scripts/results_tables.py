@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Write the tables of the documents from the rows in ``results/``.
+"""Write the tables of the documents from the rows in ``docs/results/``.
 
     scripts/results_tables.py                    # rewrite README.md and docs/results.md
     scripts/results_tables.py --check            # exit code 1 if a table differs from its rows
-    scripts/results_tables.py --collect FILES    # first put the JSON files of benchmarks into results/
+    scripts/results_tables.py --collect FILES    # first put the JSON files of benchmarks into docs/results/
 
 A block stands between ``<!-- results: QUESTION -->`` and ``<!-- end of results -->``. `scripts/measure_results` runs
 the benchmarks and collects what they write.
@@ -18,12 +18,12 @@ from results.questions import HEADLINE_MACHINE, NOTHING, QUESTIONS, Results, cap
 from results.rows import collect
 
 ROOT = Path(__file__).resolve().parent.parent
-FOLDER = "results"
+FOLDER = "docs/results"
 MARKED = re.compile(r"(<!-- results: ([\w-]+) -->\n).*?(<!-- end of results -->)", re.DOTALL)
 
 
 def render(text: str, root: Path) -> str:
-    """``text`` with every block made anew from ``root``/results; ValueError for a block of no known question."""
+    """``text`` with every block made anew from ``root``/docs/results; ValueError for a block of no known question."""
     results = Results(root / FOLDER)
     return MARKED.sub(lambda match: f"{match[1]}\n{block(match[2], results)}\n\n{match[3]}", text)
 

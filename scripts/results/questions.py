@@ -1,4 +1,4 @@
-"""The tables of the documents: each answers one question from the rows of ``results/``."""
+"""The tables of the documents: each answers one question from the rows of ``docs/results/``."""
 
 import re
 import statistics
@@ -31,7 +31,7 @@ NOTHING = "_Not measured yet; `scripts/measure_results` makes it._"
 
 
 class Results:
-    """The rows of the folder ``results/``, and how machines and targets are called."""
+    """The rows of the folder ``docs/results/``, and how machines and targets are called."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -1,4 +1,4 @@
-"""The rows of ``results/``: one CSV file a benchmark, a row a prompt or a measured pass, and who measured them.
+"""The rows of ``docs/results/``: one CSV file a benchmark, a row a prompt or a measured pass, and who measured them.
 
 ``collect`` makes them of the JSON files that the benchmarks write; they hold every sample and are not committed.
 """

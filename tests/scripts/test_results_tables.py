@@ -27,7 +27,7 @@ def collected(tables, tmp_path):
         path = tmp_path / "profiles" / folder / machine / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps({**MADE, **values}))
-        tables.collect([path], tmp_path / "results")
+        tables.collect([path], tmp_path / "docs" / "results")
 
     return collect
 
@@ -120,7 +120,7 @@ def test_llama_cpps_plain_decoding_and_the_best_of_its_settings(tables, collecte
     assert rendered(tables, tmp_path, "faster-than-llama-cpp")[0] == [
         "| A Box (family 6) | SmolLM2-135M, Q4_1 file | 2.00, **1.75** |"
     ]
-    rows = importlib.import_module("results.rows").read_rows(tmp_path / "results", "systems")
+    rows = importlib.import_module("results.rows").read_rows(tmp_path / "docs" / "results", "systems")
     assert [row["same"] for row in rows if row["target"] == "smollm2"] == ["1", "1", "1", "0", "1"]
 
 
@@ -152,9 +152,9 @@ def test_turns_and_equality_are_kept_as_rows(tables, collected, tmp_path):
     collected("smollm2", "equality-spec_bench.json", prompts=4, matched={"T=0": {"plan": 4, "chain": 3}})
     read = importlib.import_module("results.rows").read_rows
 
-    (turn,) = read(tmp_path / "results", "turns")
+    (turn,) = read(tmp_path / "docs" / "results", "turns")
     assert (turn["history_tokens"], turn["second_turn_ms"], turn["short_ms"]) == ("538", "14", "21")
-    assert [(row["drafting"], row["same"]) for row in read(tmp_path / "results", "equality")] == [
+    assert [(row["drafting"], row["same"]) for row in read(tmp_path / "docs" / "results", "equality")] == [
         ("plan", "4"), ("chain", "3"),
     ]  # fmt: skip
 
@@ -169,7 +169,7 @@ def test_unknown_blocks_and_damaged_files_are_refused(tables, collected, tmp_pat
         tables.render("<!-- results: figures -->\n<!-- end of results -->", tmp_path)
     with pytest.raises(ValueError, match=r"bench-c4.json is not the JSON of a benchmark \('samples'\)"):
         collected("smollm2", "bench-c4.json")
-    (tmp_path / "results").mkdir(exist_ok=True)
-    (tmp_path / "results" / "plain.csv").write_text("target,machine\n")
+    (tmp_path / "docs" / "results").mkdir(parents=True, exist_ok=True)
+    (tmp_path / "docs" / "results" / "plain.csv").write_text("target,machine\n")
     with pytest.raises(ValueError, match=r"plain.csv has the columns"):
         rendered(tables, tmp_path, "how-sure")
