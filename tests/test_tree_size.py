@@ -7,7 +7,11 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 MOST_BYTES = 24_000_000
-MOST_FOLDER = {"yggdrasil/assets/tiny/target": 8_000_000, "yggdrasil/assets/heads": 10_000_000, "docs/results": 1_000_000}
+MOST_FOLDER = {
+    "yggdrasil/assets/tiny/target": 8_000_000,
+    "yggdrasil/assets/heads": 10_000_000,
+    "docs/results": 1_000_000,
+}
 
 
 def tracked(folder="."):
