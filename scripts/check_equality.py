@@ -31,8 +31,9 @@ from yggdrasil.bench.record import provenance
 from yggdrasil.checkpoints.source import Source
 from yggdrasil.cli import checks, run_script
 from yggdrasil.engine.decoder import Decoder
-from yggdrasil.engine.policy import FixedPolicy, FreeTreePolicy, Policy
 from yggdrasil.errors import YggdrasilError
+from yggdrasil.policy.decision import Policy
+from yggdrasil.policy.fixed import FixedPolicy, ModelFreePolicy
 from yggdrasil.prompts import encode_prompt, read_prompt_sets
 from yggdrasil.scheduling.plan import ModelRef, Plan, Shapes
 from yggdrasil.tree.shape import TreeShape
@@ -127,7 +128,7 @@ def ways_of(planned: Policy, plan: Plan) -> dict[str, Way]:
     width = max((width for width in shapes.draft_widths if width <= 4), default=0)
     return {
         "plan": Way(planned),
-        **({"counts": Way(FreeTreePolicy(verified(shapes, 16)))} if plan.free else {}),
+        **({"counts": Way(ModelFreePolicy(verified(shapes, 16)))} if plan.free else {}),
         **(
             {
                 "EGT": Way(FixedPolicy(TreeShape(width, min(4, shapes.max_depth), verified(shapes, 16)))),

@@ -26,10 +26,10 @@ from yggdrasil.calibration.settings import PairSource
 from yggdrasil.checkpoints.facts import load_tokenizer
 from yggdrasil.cli import run_script
 from yggdrasil.engine.engine import Engine
-from yggdrasil.engine.policy import FixedPolicy
 from yggdrasil.engine.text import TextStream
 from yggdrasil.engine.trace import Trace
 from yggdrasil.errors import YggdrasilError
+from yggdrasil.policy.fixed import FixedPolicy
 from yggdrasil.prompts import encode_prompt, read_prompts
 from yggdrasil.scheduling.executors import InOrderExecutor, ThreadedExecutor
 from yggdrasil.scheduling.plan import Plan, Shapes

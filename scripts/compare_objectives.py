@@ -10,7 +10,6 @@ rounds, and the median and the quartiles over prompts are shown for each prompt 
 """
 
 import json
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -27,14 +26,14 @@ from yggdrasil.cli import checks, run_script
 from yggdrasil.cli.progress import wide_console
 from yggdrasil.engine.decoder import Decoder, Generation
 from yggdrasil.engine.planned import planned_policy
-from yggdrasil.engine.policy import PLAIN_POLICY, Decision, Learner, Policy
+from yggdrasil.policy.decision import Decision, Policy
+from yggdrasil.policy.fixed import PLAIN_POLICY
+from yggdrasil.policy.objective import Objective
+from yggdrasil.policy.policy import ObjectivePolicy
 from yggdrasil.predictor.bundle import Learned
-from yggdrasil.predictor.evidence import Evidence
 from yggdrasil.predictor.repeats import foretold
 from yggdrasil.prompts import encode_prompt, read_prompts, sets_by_name
 from yggdrasil.scheduling.plan import Plan
-from yggdrasil.tree.objective import Objective
-from yggdrasil.tree.shape import TreeShape
 
 console = Console(stderr=True)
 
@@ -128,22 +127,11 @@ def _cells(found: dict[str, Any]) -> list[str]:
     ]
 
 
-class Unguarded:
+class Unguarded(ObjectivePolicy):
     """A policy's own choice in every iteration, by the plan's costs as they are."""
 
-    learner: Learner | None = None
-
-    def __init__(self, policy: Policy) -> None:
-        self._policy = policy
-
-    def rest(self, context: int) -> Decision | None:
-        return None
-
-    def choose(self, evidence: Evidence) -> Decision:
-        return self._policy.choose(evidence)
-
-    def prune(self, shape: TreeShape, expected: Sequence[float], context: int) -> Decision:
-        return self._policy.prune(shape, expected, context)
+    def settle(self, decision: Decision, tokens: int, milliseconds: float) -> None:
+        self._probe.observe(is_warm_plain=True)
 
 
 def _policy(plan: str, objective: Objective, *, budget: bool) -> Policy:
@@ -151,8 +139,8 @@ def _policy(plan: str, objective: Objective, *, budget: bool) -> Policy:
     path = resolve_plan(plan, current_machine())
     loaded = Plan.load(path)
     learned = Learned.load(path.parent / loaded.predictor)
-    policy = planned_policy(replace(loaded, objective=objective), learned, wants_free=False)
-    return policy if budget else Unguarded(policy)
+    kind = ObjectivePolicy if budget else Unguarded
+    return planned_policy(replace(loaded, objective=objective), learned, kind, wants_model_free=False)
 
 
 def _run(decoder: Decoder, policy: Policy, tokens: list[int], count: int) -> Generation:

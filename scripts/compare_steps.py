@@ -40,8 +40,8 @@ from yggdrasil.drafters.options import CountsOptions
 from yggdrasil.engine.apart import compile_missing
 from yggdrasil.engine.build import Assembly
 from yggdrasil.engine.decoder import Decoder
-from yggdrasil.engine.policy import PLAIN_POLICY
 from yggdrasil.errors import YggdrasilError
+from yggdrasil.policy.fixed import PLAIN_POLICY
 from yggdrasil.profiling.roofline import measure_rates, step_work
 from yggdrasil.prompts import encode_prompt, read_prompts
 from yggdrasil.scheduling.plan import Shapes

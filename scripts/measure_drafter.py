@@ -48,8 +48,10 @@ from yggdrasil.drafters.heads.vocabulary import DRAFT_VOCABULARY, Vocabulary
 from yggdrasil.drafters.shipped import whole_name
 from yggdrasil.engine import decoder as engine
 from yggdrasil.engine.build import assemble
-from yggdrasil.engine.policy import Decision, FreeTreePolicy
 from yggdrasil.errors import YggdrasilError
+from yggdrasil.policy.costs import StepCosts
+from yggdrasil.policy.decision import Decision
+from yggdrasil.policy.fixed import ModelFreePolicy
 from yggdrasil.pretrained import Decoder
 from yggdrasil.profiling.traces import TraceSet
 from yggdrasil.prompts import encode_prompt, read_prompts, spread_over
@@ -64,7 +66,6 @@ from yggdrasil.training.target_head import target_embedding, target_head
 from yggdrasil.training.unroll import unroll
 from yggdrasil.training.windows import Window
 from yggdrasil.tree.shape import TreeShape
-from yggdrasil.tree.step_costs import StepCosts
 
 DEPTH, WIDTH, ROWS = 4, 4, (8, 16)
 CHAIN, TREES = TreeShape(1, DEPTH, 1 + DEPTH), {f"tree, {n} rows": TreeShape(WIDTH, DEPTH, n) for n in ROWS}
@@ -223,7 +224,7 @@ def played(
     recorded = recorded_documents(traces, dict(enumerate(document.prompt for document in documents)))
     alone = replay(recorded, policy, COSTS, trees=RecordedTrees(traces, COSTS, None))
     both = replay(recorded, policy, COSTS, trees=RecordedTrees(traces, COSTS, counts), free=counts)
-    without = replay(recorded, FreeTreePolicy(shape.verify_width), COSTS, free=counts)
+    without = replay(recorded, ModelFreePolicy(shape.verify_width), COSTS, free=counts)
     return {"drafter": alone.aal, "drafter and counts": both.aal, "counts": without.aal}
 
 

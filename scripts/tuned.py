@@ -36,28 +36,19 @@ class Tuned(NamedTuple):
 
 
 TUNED = [
-    Tuned("engine.budget", "Budget.GRANT", "plain steps that a way to speculate may lose at first"),
-    Tuned("engine.budget", "Budget.EARNED", "plain steps that an iteration without earns it"),
-    Tuned("engine.budget", "Budget.AGAIN", "plain steps with which it is tried again"),
-    Tuned("engine.budget", "Budget._MOST", "plain steps of gain that are kept to be lost again"),
-    Tuned("engine.budget", "Budget._WORST", "plain steps that one tree may be charged"),
-    Tuned("engine.promises", "_MEMORY", "of what was seen, what an iteration later counts", is_share=True),
-    Tuned("engine.promises", "_PRIOR", "tokens that count as promised and kept beforehand"),
-    Tuned("engine.promises", "KeptLift._MEMORY", "the same of what a drafter adds to other guesses", is_share=True),
-    Tuned("engine.promises", "KeptLift._PRIOR", "tokens that count as added and expected beforehand"),
-    Tuned("engine.promises", "KeptSurvival._PRIOR_TREES", "trees that count as promised and kept beforehand"),
-    Tuned("engine.promises", "Paces._PLAIN_RATE", "how fast the pace of plain steps is followed"),
-    Tuned("engine.promises", "Paces._TREE_RATE", "how fast the pace of trees is followed"),
-    Tuned("engine.promises", "Paces._SHARED", "of what a free tree shows, what is taken for the machine's pace"),
-    Tuned("engine.promises", "Paces._FORGETTING", "how fast what is not tried takes the pace of what is"),
-    Tuned("engine.promises", "Paces._EXTREME", "times its promise: a step beyond it is a pause"),
-    Tuned("engine.promises", "Paces._FARTHEST", "times the calibrated speed: the farthest a machine may be"),
-    Tuned("engine.promises", "PlainSamples._PRIOR_STEPS", "plain steps that a run's rate begins with"),
-    Tuned("engine.promises", "PlainSamples.STEPS", "plain steps taken to learn their price"),
-    Tuned("engine.drafted_trees", "DraftedTrees._RECONSIDERED_EVERY", "iterations between looks at the usual tree"),
-    Tuned("engine.drafted_trees", "DraftedTrees._BETTER", "times its worth: when another becomes the usual tree"),
-    Tuned("tree.objective", "CLEARLY_BETTER", "times its worth: when less is verified than planned"),
-    Tuned("tree.objective", "UNDERSTATED", "times its promise: what a path may be worth before it is left out"),
+    Tuned("policy.regret", "RegretBudget.GRANT", "plain steps that a way to speculate may lose at first"),
+    Tuned("policy.regret", "RegretBudget.EARNED", "plain steps that an iteration without it earns"),
+    Tuned("policy.regret", "RegretBudget.REOPENS", "balance with which a closed budget opens again"),
+    Tuned("policy.regret", "RegretBudget.MOST", "plain steps of gain that are kept to be lost again"),
+    Tuned("policy.regret", "RegretBudget.WORST", "plain steps that one tree may be charged"),
+    Tuned("policy.regret", "PlainProbe.STEPS", "plain steps of a forced probe"),
+    Tuned("policy.regret", "PlainProbe.EVERY", "iterations between forced probes"),
+    Tuned("policy.acceptance", "DECAY", "of the moving averages of acceptance, an iteration", is_share=True),
+    Tuned("policy.acceptance", "PRIOR", "tokens in which estimates were right beforehand"),
+    Tuned("policy.costs", "LatencyScales.COMMON_RATE", "of a deviation, what all latency scales follow"),
+    Tuned("policy.costs", "LatencyScales.OWN_RATE", "of a deviation, what the scale of its own kind follows"),
+    Tuned("policy.costs", "LatencyScales.PAUSE", "times its prediction: a step beyond it is a pause"),
+    Tuned("policy.objective", "UNDERESTIMATE", "times its estimate: what a path may be accepted"),
     Tuned("drafters.counted", "MOST_FOLLOWERS", "followers of a context that are looked at"),
     Tuned("drafters.best_first", "BRANCHES", "children of a node"),
     Tuned("drafters.counted", "MOST_LIKELY", "probability of all children together", is_share=True),
@@ -65,37 +56,17 @@ TUNED = [
     Tuned("drafters.ngram", "_BRANCHES", "continuations of a look-up"),
     Tuned("drafters.ngram", "_MEMORY", "guesses of a match size after which older ones count half"),
 ]
-_MEMORY_ALONE = "that memory alone changes its speed is not played"
 NOT_PLAYED = {  # what else has a number there
     "engine.apart": {"_LOOK_S": "waiting for a compiler"},
     "engine.build": {"READ_WIDTH": "a size of steps"},
     "engine.conversations": {"_WORTH_KEEPING": "the smallest prefill"},
     "engine.deciding": {"PolicyPerSetting._MOST": "sampling settings that are remembered"},
-    "engine.lookout": {
-        "Lookout._EVERY": _MEMORY_ALONE,
-        "Lookout._WAITING": _MEMORY_ALONE,
-    },
-    "engine.machine_speed": {
-        "MachineSpeed._WALK": _MEMORY_ALONE,
-        "MachineSpeed._CORES_WALK": _MEMORY_ALONE,
-        "MachineSpeed._BEGINNING": _MEMORY_ALONE,
-        "MachineSpeed._CORES_BEGINNING": _MEMORY_ALONE,
-        "MachineSpeed._NOISE": _MEMORY_ALONE,
-        "MachineSpeed._EXTREME": _MEMORY_ALONE,
-        "MachineSpeed._FARTHEST": _MEMORY_ALONE,
-        "MachineSpeed._MOST": _MEMORY_ALONE,
-    },
-    "engine.objective_policy": {
-        "ObjectivePolicy._NOTICED_EVERY": _MEMORY_ALONE,
-        "ObjectivePolicy._NOTICED": _MEMORY_ALONE,
-    },
     "engine.pieces": {"_FARTHEST": "where texts are cut into pieces"},
     "engine.planned": {
         "_OWN_WIDTH": "of a drafter that nothing is known of",
         "_OWN_MS": "of a drafter that nothing is known of",
         "_OWN_SURVIVAL": "of a drafter that nothing is known of",
     },
-    "engine.promises": {"_TINY": "nothing is divided by zero"},
     "drafters.counted": {
         "LONGEST": "evidence: weights are fitted to it",
         "TABLE_LENGTH": "evidence: weights are fitted to it",
@@ -121,11 +92,12 @@ NOT_PLAYED = {  # what else has a number there
     },
     "drafters.ngram": {"_BOUNDARY": "no token"},
     "tree.growth": {"MIN_LOG_PROBABILITY": "the least that a calibration knows"},
-    "tree.stakes": {"_ROUNDING": "scores are kept as float32"},
-    "tree.step_costs": {
-        "OVERLAP": _MEMORY_ALONE,
-        "_TELLING": _MEMORY_ALONE,
+    "policy.acceptance": {"_TINY": "nothing is divided by zero"},
+    "policy.costs": {"LatencyScales.FARTHEST": "a bound of what one step may say"},
+    "policy.drafted": {
+        "DraftedTrees._TYPICAL_EVERY": "how often a table is looked at, which takes a tenth of a millisecond"
     },
+    "policy.stopping": {"_ROUNDING": "scores are kept as float32"},
     "tree.token_tree": {"NO_SCORE": "no node", "MIN_DESCENT": "an order among equals"},
 }
 

@@ -1,205 +1,90 @@
 #!/usr/bin/env python3
 """Halve and double every tuned number, and see what decoding gives: the run-time policy played over recorded text.
 
-    scripts/tuned_numbers.py --counts smollm2 --pair tiny --page docs/tuned-numbers.md
+    scripts/tuned_numbers.py --plan smollm2 --traces traces/smollm2 --traces traces/pair --page docs/tuned-numbers.md
 
-Nothing is timed: iterations cost what the plans say, on a machine that changes its speed and stands still now and then,
-the same way for all. What is shown is the change of the speed, at what iterations cost without that.
+Traces are those of ``scripts/record_traces.py``. Nothing is timed: iterations cost what the plan measured, on the
+machine that ``scripts/policy_ablation.py`` calls unsteady, the same way for all.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 import numpy as np
 import typer
+from policy_ablation import Play, plays_of
 from rich.progress import track
 from tuned import NOT_PLAYED, TUNED, Tuned, changed
 
 from yggdrasil.artifacts import current_machine, resolve_plan, write_atomic
-from yggdrasil.calibration.own_text import Document, read_documents, text_file
-from yggdrasil.calibration.record import concatenate, record_document
-from yggdrasil.calibration.replay import RecordedTrees, recorded_documents, replay
 from yggdrasil.cli import run_script
-from yggdrasil.drafters.belief import Belief
-from yggdrasil.drafters.counts import BELIEF_FILE, CountsDrafter
 from yggdrasil.drafters.group import DrafterGroup
 from yggdrasil.drafters.ngram import NGramDrafter
-from yggdrasil.drafters.table import Table
-from yggdrasil.engine.decoder import Decoder
-from yggdrasil.engine.planned import planned_policy
-from yggdrasil.engine.policy import PLAIN_POLICY, Policy
-from yggdrasil.errors import YggdrasilError
-from yggdrasil.predictor.bundle import Learned
-from yggdrasil.pretrained import shipped_prompts
-from yggdrasil.profiling.traces import TraceSet
-from yggdrasil.prompts import encode_prompt, read_prompts
 from yggdrasil.scheduling.plan import Plan
-from yggdrasil.scheduling.stages import is_head_first
-from yggdrasil.tree.objective import least_useful
-from yggdrasil.tree.step_costs import StepCosts
 
-ANSWERED, LONGEST_PROMPT = 48, 128  # tokens of a pair's text
-OF_A_PAIR = """;
-- pair: recorded trees of the plan `{pair}` with the text's counts, {limit} answers; half of it wrong: without counts,
-  where nothing stands that is drafted for every second answer"""
+SEEDS = 2  # courses of the machine
 INTRODUCTION = """# Tuned numbers
 
-All numbers that decoding decides by (`yggdrasil/engine`, `yggdrasil/drafters`, `yggdrasil/tree`) and that could be
-others. What a calibration measures or fits is not among them. `scripts/tuned_numbers.py` writes this page, and a test
-compares it with the code.
+All numbers that decoding decides by (`yggdrasil/policy`, `yggdrasil/engine`, `yggdrasil/drafters`, `yggdrasil/tree`)
+and that could be others. What a calibration measures or fits is not among them. `scripts/tuned_numbers.py` writes this
+page, and a test compares it with the code.
 
 Each is halved and doubled (of a share near one: what is left of it), and the run-time policy plays recorded text again
 (`yggdrasil/calibration/replay.py`). Cells: percent of speed, half / twice; above zero is faster.
 
-- counts: the target's own text with the counts of the plan `{counts}`, of whose table the text is no part; look-up: the
-  same text, {limit} answers, with the n-gram look-up alone{pair}.
-
-Iterations cost what the plans say, on a machine that changes its speed (0.8 to 1.8 times for 250 iterations), with a
-tenth of noise and a pause of twenty times in one of five hundred. No two runs meet it at the same places of the text,
-so a few tenths of a percent say nothing.
+Columns are traces of real models (`docs/research/policy-ablation.md`): model-free drafts, `drafted` with a draft
+model's trees, `look-up` with the n-gram look-up alone. Iterations cost what the plan `{plan}` says, on a machine that
+changes its speed (0.8 to 1.8 times for 250 iterations), with a tenth of noise and a pause of twenty times in one of
+five hundred. No two runs meet it at the same places of the text, so a few tenths of a percent say nothing.
 
 """
 
 
-@dataclass(frozen=True)
-class UnsteadyCosts(StepCosts):
-    """Costs on a machine whose speed changes; the same for all who ask so often."""
-
-    calm: list[float] = field(default_factory=list)  # what was asked for, at the calibrated speed
-
-    def iteration_ms(self, width: int, depth: int, verify_width: int) -> float:
-        self.calm.append(super().iteration_ms(width, depth, verify_width))
-        return self.calm[-1] * float(_SPEED[len(self.calm) % len(_SPEED)])
-
-
-def _speeds(count: int = 1 << 16, lasting: int = 250) -> np.ndarray:
-    """Of each iteration: a factor for a while, a tenth of noise, and one pause in five hundred."""
-    generator = np.random.default_rng(0)
-    slow = np.repeat(generator.choice([1.0, 1.0, 0.8, 1.3, 1.8], count // lasting + 1), lasting)[:count]
-    return slow * np.exp(generator.normal(0.0, 0.1, count)) * np.where(generator.random(count) < 0.002, 20.0, 1.0)
-
-
-_SPEED = _speeds()
-
-
-class Play(NamedTuple):
-    """Text and trees to play a policy over."""
-
-    documents: Sequence[Document]
-    costs: StepCosts
-    policy: Callable[[], Policy]
-    free: Callable[[bool], DrafterGroup | None]  # natively or not
-    traces: TraceSet | None = None
-    is_head_first: bool = False
-
-    def speed(self, *, native: bool = True) -> float:
-        """Times plain decoding."""
-        costs = UnsteadyCosts(**{each.name: getattr(self.costs, each.name) for each in fields(StepCosts)})
-        free = self.free(native)
-        trees = None if self.traces is None else RecordedTrees(self.traces, self.costs, free)
-        result = replay(self.documents, self.policy(), costs, trees=trees, free=free, is_head_first=self.is_head_first)
-        return self.costs.plain_ms * result.tokens / sum(costs.calm)
-
-
-def plays_of_counts(name: str, limit: int) -> dict[str, Play]:
-    """Guesses without a pass, over the target's own text that the plan's table was counted in, each apart from it."""
-    plan, folder = _plan(name)
-    documents = read_documents(text_file(plan.target.fingerprint, plan.target.weights))
-    if len(documents) < 10 * limit:
-        raise YggdrasilError(
-            f"the target of {name} has written {len(documents)} texts, too few to play {limit} of them"
-        )
-    every = len(documents) // limit
-    played, rest = documents[::every][:limit], [each for i, each in enumerate(documents) if i % every]
-    belief, table, costs = Belief.load(folder / BELIEF_FILE), Table.of(rest).without_rare(), plan.costs[0].steps()
-
-    def counts(native: bool) -> DrafterGroup:
-        drafter = CountsDrafter(belief, table, native=native)
-        drafter.leave_out_below(least_useful([costs]))
-        return DrafterGroup([drafter])
-
-    def policy() -> Policy:
-        return planned_policy(plan, None, drafts=False)
-
-    return {
-        "counts": Play(played, costs, policy, counts),
-        "look-up": Play(played, costs, policy, lambda native: DrafterGroup([NGramDrafter()])),
-    }
-
-
-def plays_of_a_pair(name: str, prompts: Path | None, limit: int) -> dict[str, Play]:
-    """A draft model's trees with the text's counts, and without them where every second answer is guessed wrong."""
-    plan, folder = _plan(name)
-    learned, decoder = Learned.load(folder), Decoder.from_plan(name, backend="eager", force_machine=True)
-    decoder.policy, drafter = PLAIN_POLICY, decoder.assembly.engine.drafter
-    if drafter is None:
-        raise YggdrasilError(f"the plan {name} has no draft model")
-    asked, _ = shipped_prompts(plan.target.path()) if prompts is None else (prompts, False)
-    texts = [encode_prompt(decoder.tokenizer, each)[-LONGEST_PROMPT:] for each in read_prompts(asked, limit)]
-    parts = []
-    for number, text in enumerate(track(texts, "recording")):
-        tokens = decoder.generate(text, max_new_tokens=ANSWERED + plan.shapes.max_depth, ignore_eos=True).tokens
-        parts.append(record_document(decoder.assembly, drafter, text, tokens, number))
-    traces, costs = concatenate(parts), plan.costs[0].steps()
-    is_wrong = (traces.document % 2 == 1)[:, None]
-    wrong = replace(traces, token={width: tokens + is_wrong for width, tokens in traces.token.items()})
-    play = Play(
-        recorded_documents(traces, dict(enumerate(texts))),
-        costs,
-        lambda: planned_policy(plan, learned),
-        lambda native: DrafterGroup([CountsDrafter(Belief.usual(with_table=False), native=native)]),
-        traces,
-        is_head_first(plan.stages),
-    )
-    return {"pair": play, "half of it wrong": play._replace(traces=wrong, free=lambda native: None)}
-
-
-def _plan(name: str) -> tuple[Plan, Path]:
-    """A plan and the folder of what was learned."""
-    path = resolve_plan(name, current_machine())
-    plan = Plan.load(path)
-    return plan, path.parent / plan.predictor
-
-
-def effects(tuned: Tuned, plays: dict[str, Play], usual: dict[str, float]) -> list[str]:
+def effects(tuned: Tuned, plays: Sequence[Play], usual: dict[str, float]) -> list[str]:
     """Of half and of twice as much, in percent of the speed, in each play."""
     cells = []
-    for name, play in plays.items():
-        if (tuned.module == "drafters.ngram") != (name == "look-up"):
+    for play in plays:
+        if (tuned.module == "drafters.ngram") != play.name.endswith("look-up"):
             cells.append("–")
             continue
-        speeds = []
+        taken = []
         for factor in (0.5, 2.0):
             with changed(tuned, factor):
-                speeds.append(play.speed(native=tuned.module != "drafters.counted"))
-        cells.append(" / ".join(f"{100 * (speed / usual[name] - 1):+.1f}" for speed in speeds))
+                taken.append(milliseconds(play._replace(native=tuned.module != "drafters.counted")))
+        cells.append(" / ".join(f"{100 * (usual[play.name] / each - 1):+.1f}" for each in taken))
     return cells
 
 
+def milliseconds(play: Play) -> float:
+    """What the text takes, the mean over courses of the machine."""
+    return float(np.mean([play.milliseconds("unsteady", seed) for seed in range(SEEDS)]))
+
+
 def main(
-    counts: Annotated[str, typer.Option(help="A plan without a draft model, whose target's own text is there.")],
+    plan: Annotated[str, typer.Option(help="The plan whose measured costs iterations have.")],
+    traces: Annotated[list[Path], typer.Option(help="A folder that scripts/record_traces.py wrote; repeat it.")],
     page: Annotated[Path, typer.Option(help="Where the page is written.")],
-    pair: Annotated[str | None, typer.Option(help="A plan with a draft model.")] = None,
-    prompts: Annotated[Path | None, typer.Option(help="For the pair; else those it was calibrated with.")] = None,
-    limit: Annotated[int, typer.Option(min=20, help="Texts that are played, a tenth as many of the pair.")] = 200,
 ) -> None:
     """Write the page of tuned numbers."""
-    plays = plays_of_counts(counts, limit)
-    if pair is not None:
-        plays |= plays_of_a_pair(pair, prompts, limit // 10)
-    usual = {name: play.speed() for name, play in plays.items()}
+    costs = Plan.load(resolve_plan(plan, current_machine())).costs[0].steps()
+    plays = [play for folder in traces for play in plays_of(folder, costs)]
+    plays.append(
+        plays[0]._replace(name=f"{plays[0].name}, look-up", drafter=lambda native: DrafterGroup([NGramDrafter()]))
+    )
+    usual = {play.name: milliseconds(play) for play in plays}
+    tokens = {play.name: sum(len(document.answer) - 1 for document in play.documents) for play in plays}
+    speeds = [f"{costs.plain_ms * tokens[name] / taken:.3f}" for name, taken in usual.items()]
     rows = [
         [f"`{each.name}`", f"{each.value:g}", f"`yggdrasil/{each.module.replace('.', '/')}.py`", each.meaning,
          *effects(each, plays, usual)]
         for each in track(TUNED, "playing")
     ]  # fmt: skip
-    first = ["as they are", "", "", "times plain decoding", *(f"{speed:.3f}" for speed in usual.values())]
-    write_atomic(page, _page([first, *rows], list(plays), limit, counts, pair).encode())
+    first = ["as they are", "", "", "times plain decoding", *speeds]
+    write_atomic(page, _page([first, *rows], [play.name for play in plays], plan).encode())
 
 
-def _page(rows: Sequence[Sequence[str]], plays: Sequence[str], limit: int, counts: str, pair: str | None) -> str:
+def _page(rows: Sequence[Sequence[str]], plays: Sequence[str], plan: str) -> str:
     head = ["number", "value", "file", "what it is", *plays]
     table = [head, ["---"] * len(head), *rows]
     others = [
@@ -207,8 +92,7 @@ def _page(rows: Sequence[Sequence[str]], plays: Sequence[str], limit: int, count
         for module, names in NOT_PLAYED.items()
         for name, why in names.items()
     ]
-    of_a_pair = "" if pair is None else OF_A_PAIR.format(pair=_plan(pair)[0].name, limit=limit // 10)
-    return INTRODUCTION.format(counts=counts, limit=limit, pair=of_a_pair) + "\n".join(
+    return INTRODUCTION.format(plan=Path(plan).parent.name if plan.endswith(".yaml") else plan) + "\n".join(
         [*("| " + " | ".join(row) + " |" for row in table), "", "Other numbers of these packages:", "",
          "| number | file | why it is not played |", "|---|---|---|", *others, ""]
     )  # fmt: skip

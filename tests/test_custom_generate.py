@@ -15,8 +15,8 @@ from transformers import (
 )
 
 import yggdrasil
-from yggdrasil.engine.policy import FixedPolicy
 from yggdrasil.errors import YggdrasilError
+from yggdrasil.policy.fixed import FixedPolicy
 from yggdrasil.tree.shape import TreeShape
 
 PROMPT = torch.tensor([TEXT[:12]])

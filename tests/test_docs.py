@@ -20,7 +20,7 @@ from yggdrasil import Decoder
 from yggdrasil.checkpoints.facts import load_tokenizer
 from yggdrasil.cli.app import app
 from yggdrasil.engine.build import assemble
-from yggdrasil.engine.policy import FixedPolicy
+from yggdrasil.policy.fixed import FixedPolicy
 from yggdrasil.runtime.loading import load_model
 from yggdrasil.scheduling.plan import Shapes
 from yggdrasil.tree.shape import TreeShape
@@ -49,7 +49,7 @@ STANDS_ON = {
     "profile": "tests/test_end_to_end.py",
     "scripts/check_server.py": "tests/serving/test_server.py",
     "scripts/check_schedules.py": "tests/engine/test_schedules.py",
-    "scripts/compare_objectives.py": "tests/tree/test_objective.py",
+    "scripts/compare_objectives.py": "tests/policy/test_objective.py",
     "scripts/widen": "tests/checkpoints/test_widening.py",
     "scripts/demo": "tests/scripts",
     "scripts/check_export": "tests/scripts/test_check_export.py",

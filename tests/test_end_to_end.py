@@ -27,7 +27,7 @@ from yggdrasil.drafters import NGramDrafter
 from yggdrasil.drafters.counts import CountsDrafter
 from yggdrasil.drafters.heads.files import open_head
 from yggdrasil.drafters.options import CountsOptions
-from yggdrasil.engine.policy import FixedPolicy
+from yggdrasil.policy.fixed import FixedPolicy
 from yggdrasil.prompts import encode_chat, encode_prompt, read_prompts
 from yggdrasil.runtime.parity import ParityReport
 from yggdrasil.scheduling.plan import Plan

@@ -12,8 +12,8 @@ import yggdrasil
 PACKAGE = Path(yggdrasil.__file__).parent
 # From low to high: a room may import itself and those before it.
 ROOMS = (
-    "errors", "artifacts", "native", "checkpoints", "compiler", "runtime", "tree", "acceptance",
-    "drafters", "predictor", "profiling", "scheduling", "engine",
+    "errors", "artifacts", "native", "checkpoints", "compiler", "runtime", "tree", "predictor",
+    "policy", "acceptance", "drafters", "profiling", "scheduling", "engine",
     "calibration", "training", "export", "in_transformers", "pretrained", "serving", "reports", "bench", "cli",
     "__main__",
 )  # fmt: skip
@@ -21,8 +21,8 @@ ROOMS = (
 LEAVES = {"errors": set(), "arguments": {"errors"}, "prompts": {"errors", "arguments"}}
 WITHOUT_TORCH = (
     "yggdrasil", "yggdrasil.artifacts", "yggdrasil.prompts", "yggdrasil.scheduling.stages", "yggdrasil.scheduling.plan",
-    "yggdrasil.scheduling.timeline", "yggdrasil.scheduling.search", "yggdrasil.tree.objective",
-    "yggdrasil.profiling.tally",
+    "yggdrasil.scheduling.timeline", "yggdrasil.scheduling.search", "yggdrasil.policy.policy",
+    "yggdrasil.policy.fixed", "yggdrasil.profiling.tally",
 )  # fmt: skip
 
 

@@ -12,8 +12,9 @@ from cuda_check.notes import DiffersError, Notes
 from yggdrasil.drafters import NGramDrafter
 from yggdrasil.engine.build import assemble
 from yggdrasil.engine.decoder import Decoder
-from yggdrasil.engine.policy import PLAIN_POLICY, FixedPolicy, FreeTreePolicy, Policy
 from yggdrasil.native import portable
+from yggdrasil.policy.decision import Policy
+from yggdrasil.policy.fixed import PLAIN_POLICY, FixedPolicy, ModelFreePolicy
 from yggdrasil.runtime.loaded import LoadedModel
 from yggdrasil.scheduling.plan import Shapes
 from yggdrasil.tree.shape import TreeShape
@@ -68,7 +69,7 @@ def _drafters() -> dict[str, tuple[Policy, dict[str, Any]]]:
     from yggdrasil.drafters.group import DrafterGroup
     from yggdrasil.drafters.lookahead import LookaheadDrafter
 
-    free = FreeTreePolicy(16)
+    free = ModelFreePolicy(16)
     return {
         "n-gram": (FixedPolicy(TREES[0]), {"drafter": NGramDrafter()}),
         "n-gram statistics": (free, {"drafter": None, "free": usual_counts()}),

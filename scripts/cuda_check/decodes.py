@@ -16,11 +16,11 @@ from yggdrasil.drafters import NGramDrafter
 from yggdrasil.engine.build import Assembly, assemble
 from yggdrasil.engine.captured_target import CapturedTarget
 from yggdrasil.engine.decoder import Decoder
-from yggdrasil.engine.policy import PLAIN_POLICY, FixedPolicy
+from yggdrasil.policy.costs import StepCosts, lower_envelope
+from yggdrasil.policy.fixed import PLAIN_POLICY, FixedPolicy
 from yggdrasil.runtime.loaded import LoadedModel
 from yggdrasil.scheduling.plan import Shapes
 from yggdrasil.tree.shape import TreeShape
-from yggdrasil.tree.step_costs import StepCosts, lower_envelope
 
 RIVALS = ("egt", "sequence", "k-ary", "sequoia", "opt-tree", "eagle-2")
 FIXED = (TreeShape(1, 4, 8), TreeShape(2, 4, 8), TreeShape(4, 6, 16), TreeShape(4, 8, 32), TreeShape(8, 8, 64))

@@ -9,7 +9,7 @@ import torch
 from cuda_check.notes import Notes
 from yggdrasil.engine.build import assemble
 from yggdrasil.engine.decoder import Decoder
-from yggdrasil.engine.policy import PLAIN_POLICY
+from yggdrasil.policy.fixed import PLAIN_POLICY
 
 PART_BYTES = 30_000_000
 SUMS = "SHA256SUMS"

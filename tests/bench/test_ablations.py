@@ -9,18 +9,27 @@ from tiny_pair import SHAPES, TEXT
 
 from yggdrasil.bench.policies import plan_ablations
 from yggdrasil.engine.planned import planned_policy
-from yggdrasil.engine.policy import Decision
+from yggdrasil.policy.decision import Decision
 from yggdrasil.scheduling.stages import DEFAULT_ORDER, HEAD_FIRST_ORDER
-from yggdrasil.tree.shape import PLAIN_STEP, TreeShape
+from yggdrasil.tree.shape import TreeShape
 
 PROMPT, COUNT = TEXT[:20], 40
 
 
-class Context:
+class Features:
     context = 100
 
     def hidden(self):
         return np.zeros(1, dtype=np.float32)
+
+
+def decided(policy):
+    """The decision behind the plain steps that measure what they cost."""
+    policy.begin()
+    for _ in range(2):
+        probe = policy.choose(100)
+        policy.settle(probe, 1, probe.milliseconds)
+    return policy.choose(100) or policy.choose(100, features=Features())
 
 
 @pytest.fixture
@@ -34,27 +43,26 @@ def test_nothing_guesses_beside_a_draft_model_alone(plan):
     alone = plan_ablations(plan, learned)["by plan, draft model only"]
     by_plan = planned_policy(plan, learned)
     for policy in (alone, by_plan):
-        while policy.rest(100) is not None:  # the first steps show what plain steps cost
-            policy.settle(Decision(PLAIN_STEP), 1, 1.0, rested=True)
+        assert policy.choose(100).kind == "plain"  # the first steps measure what plain steps cost
 
-    assert by_plan.wants_free
-    assert not alone.wants_free
+    assert by_plan.wants_model_free
+    assert not alone.wants_model_free
 
 
 def test_a_plan_goes_by_what_drafting_adds(plan):
     beside = Decision(TreeShape(0, 3, 4), 2.0, 1.0)
     given, unknown = (planned_policy(plan, replace(made_up.learned(), lift=lift)) for lift in (0.5, None))
 
-    assert given._drafted.typically(0, beside)[1] == 2.0 + 0.5 / 2.0
-    assert unknown._drafted.typically(0, beside)[1] == unknown._drafted.typical[0].tokens
+    assert given._drafted.typically(0, beside).tokens == 2.0 + 0.5 / 2.0
+    assert unknown._drafted.typically(0, beside) == unknown._drafted.typically(0, None)
 
 
 def test_one_draft_width_is_the_widest(plan):
     learned = made_up.learned()
     alone = plan_ablations(plan, learned)["by plan, one draft width"]
 
-    assert planned_policy(plan, learned).choose(Context()).shape.width < SHAPES.draft_widths[-1]
-    assert alone.choose(Context()).shape.width == SHAPES.draft_widths[-1]
+    assert decided(planned_policy(plan, learned)).shape.width < SHAPES.draft_widths[-1]
+    assert decided(alone).shape.width == SHAPES.draft_widths[-1]
 
 
 def test_unpruned_verifies_whatever_was_drafted(plan):
@@ -62,9 +70,9 @@ def test_unpruned_verifies_whatever_was_drafted(plan):
     expected = [1.0] * len(SHAPES.verify_widths)
     unpruned = plan_ablations(plan, learned)["by plan, unpruned"]
 
-    assert planned_policy(plan, learned).prune(shape, expected, 100).shape.verify_width == 1
-    assert unpruned.prune(shape, expected, 100).shape.verify_width == 8  # the root and six nodes
-    assert unpruned.prune(TreeShape(4, 4, 4), expected, 100).shape.verify_width == SHAPES.verify_widths[-1]
+    assert planned_policy(plan, learned).prune(Decision(shape), expected, 100).shape.verify_width == 1
+    assert unpruned.prune(Decision(shape), expected, 100).shape.verify_width == 8  # the root and six nodes
+    assert unpruned.prune(Decision(TreeShape(4, 4, 4)), expected, 100).shape.verify_width == SHAPES.verify_widths[-1]
 
 
 def test_depth_comes_from_the_other_source_where_it_can(plan):

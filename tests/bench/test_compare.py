@@ -13,9 +13,9 @@ from yggdrasil.bench.record import guessers
 from yggdrasil.bench.summary import summarise, summarise_beside, summarise_categories
 from yggdrasil.cli.progress import show_beside, show_categories, show_comparison, show_summary
 from yggdrasil.compiler.compiled import BuildClock
-from yggdrasil.engine.policy import FixedPolicy
 from yggdrasil.engine.request import Request
 from yggdrasil.errors import YggdrasilError
+from yggdrasil.policy.fixed import FixedPolicy
 from yggdrasil.predictor.repeats import foretold
 from yggdrasil.prompts import Place, Prompt
 from yggdrasil.scheduling.plan import ModelRef

@@ -16,8 +16,8 @@ from yggdrasil.bench.figures.draw import CSV_VERSION, draw, write_figure
 from yggdrasil.bench.figures.registry import FIGURES, chosen_figures
 from yggdrasil.bench.figures.temperatures import STATIC
 from yggdrasil.drafters.options import CountsOptions
-from yggdrasil.engine.policy import FixedPolicy
 from yggdrasil.errors import YggdrasilError
+from yggdrasil.policy.fixed import FixedPolicy
 from yggdrasil.scheduling.plan import Costs, Expectation, ModelRef, Plan
 from yggdrasil.scheduling.stages import DEFAULT_ORDER
 from yggdrasil.tree.shape import TreeShape

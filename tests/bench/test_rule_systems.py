@@ -8,8 +8,8 @@ from yggdrasil.acceptance.speculation import LOSSY_RULES
 from yggdrasil.bench.rules import EQUAL_TO_PLAIN, MODES, RULES, mode_group, rule_group, summarise_group
 from yggdrasil.bench.systems import Sample, run_systems
 from yggdrasil.drafters import NGramDrafter
-from yggdrasil.engine.policy import PLAIN_POLICY, FixedPolicy
 from yggdrasil.errors import YggdrasilError
+from yggdrasil.policy.fixed import PLAIN_POLICY, FixedPolicy
 from yggdrasil.scheduling.plan import Shapes
 from yggdrasil.tree.shape import TreeShape
 

@@ -15,8 +15,8 @@ from yggdrasil.bench.systems import (
 )
 from yggdrasil.bench.transformers_systems import TransformersSystem
 from yggdrasil.compiler.compiled import BuildClock
-from yggdrasil.engine.policy import FixedPolicy
 from yggdrasil.errors import YggdrasilError
+from yggdrasil.policy.fixed import FixedPolicy
 from yggdrasil.prompts import Prompt
 from yggdrasil.tree.shape import TreeShape
 

@@ -9,10 +9,10 @@ from tiny_pair import SHAPES, TEXT
 from yggdrasil.bench.rivals.k_ary import expansion
 from yggdrasil.bench.trees import TREES, Arrangement, TreeBench, TreeSystem, drafting_ms, tree_systems
 from yggdrasil.drafters.protocol import Budget
-from yggdrasil.engine.policy import FixedPolicy
 from yggdrasil.errors import YggdrasilError
+from yggdrasil.policy.costs import StepCosts
+from yggdrasil.policy.fixed import FixedPolicy
 from yggdrasil.tree.shape import PLAIN_STEP, TreeShape
-from yggdrasil.tree.step_costs import StepCosts
 
 PLAIN = FixedPolicy(PLAIN_STEP)
 COSTS = StepCosts(0.1, {1: 0.1, 2: 0.1, 4: 0.1}, {1: 1.0, 8: 1.1, 16: 1.2}, 0.05, 1.0)

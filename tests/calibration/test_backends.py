@@ -8,7 +8,7 @@ from yggdrasil.calibration.backends import ROUNDS, compare_backends, time_backen
 from yggdrasil.calibration.pair import sibling
 from yggdrasil.calibration.step_times import SAMPLE_COLUMNS, STREAK
 from yggdrasil.calibration.timed_steps import timed_steps
-from yggdrasil.engine.policy import PLAIN_POLICY
+from yggdrasil.policy.fixed import PLAIN_POLICY
 
 CONTEXT = 20
 

@@ -15,16 +15,16 @@ from yggdrasil.calibration.replay import recorded_documents
 from yggdrasil.drafters import NGramDrafter, NGramOptions
 from yggdrasil.drafters.counts import usual_counts
 from yggdrasil.drafters.registry import ngram_options
-from yggdrasil.engine.policy import PLAIN_POLICY
 from yggdrasil.engine.text import TextStream
 from yggdrasil.errors import YggdrasilError
+from yggdrasil.policy.costs import StepCosts
+from yggdrasil.policy.fixed import PLAIN_POLICY
 from yggdrasil.predictor.acceptance import AcceptanceCalibration
 from yggdrasil.predictor.bundle import Learned
 from yggdrasil.predictor.repeats import share_foretold
 from yggdrasil.profiling.tally import Totals
 from yggdrasil.scheduling.plan import Expectation
 from yggdrasil.tree.shape import PLAIN_STEP, TreeShape
-from yggdrasil.tree.step_costs import StepCosts
 
 COSTS = StepCosts(0.1, {1: 0.1, 2: 0.11, 4: 0.12}, {w: 1 + 0.02 * w for w in SHAPES.verify_widths}, 0.05, 1.05)
 
@@ -253,9 +253,11 @@ def test_stages_are_measured_behind_their_text_and_not_far_behind(pair, monkeypa
     However requests begin and end, plain steps stand beside the trees of one width.
     """
     monkeypatch.setattr(measure, "SPAN", 12)
-    seen, rest = [], measure.ShapeCycle.rest
+    seen, choose = [], measure.ShapeCycle.choose
     monkeypatch.setattr(
-        measure.ShapeCycle, "rest", lambda cycle, context: seen.append((context, rest(cycle, context))) or seen[-1][1]
+        measure.ShapeCycle,
+        "choose",
+        lambda cycle, *asked: seen.append((asked[0], choose(cycle, *asked))) or seen[-1][1],
     )
     decoder = pair.decoder(PLAIN_POLICY)
     frame = measure_stages(
@@ -274,8 +276,7 @@ def test_narrow_passes_are_measured_before_wide_ones_and_all_behind_plain_steps(
     shapes = [TreeShape(4, 2, 64), TreeShape(4, 2, 8), TreeShape(4, 8, 8), TreeShape(4, 8, 64)]
     cycle, order = measure.ShapeCycle(shapes, seed=0), []
     for _ in range(20 * cycle.length):
-        cycle.rest(30)
-        order.append(cycle.choose(None).shape)
+        order.append(cycle.choose(30).shape)
 
     streaks = order[:: measure.STREAK]
     assert order == [shape for shape in streaks for _ in range(measure.STREAK)]

@@ -34,15 +34,15 @@ from yggdrasil.drafters.options import CountsOptions, NGramOptions
 from yggdrasil.drafters.protocol import Capabilities, Step
 from yggdrasil.drafters.registry import Named, named_drafters, names_of
 from yggdrasil.engine.ends import end_tokens
-from yggdrasil.engine.objective_policy import ObjectivePolicy
 from yggdrasil.engine.planned import drafting_by, planned_free, planned_policy
-from yggdrasil.engine.policy import FreeTreePolicy
 from yggdrasil.errors import ArtifactError, YggdrasilError
+from yggdrasil.policy.costs import StepCosts
+from yggdrasil.policy.fixed import ModelFreePolicy
+from yggdrasil.policy.objective import least_useful_probability
+from yggdrasil.policy.policy import ObjectivePolicy
 from yggdrasil.runtime.loading import load_model
 from yggdrasil.runtime.side_by_side import Rows
 from yggdrasil.scheduling.plan import resolve_source
-from yggdrasil.tree.objective import least_useful
-from yggdrasil.tree.step_costs import StepCosts
 
 TARGET = resolve_source("yggdrasil:assets/tiny/target")
 WORDS = ("The first of", "def add(a, b):", "In winter the old town by the sea is quiet, and", "1 2 3 4")
@@ -262,8 +262,8 @@ def test_the_simulation_decodes_as_the_engine_does(pair, kind, monkeypatch):
     class Costly(ObjectivePolicy):
         """Told what the costs say, not what this machine took."""
 
-        def settle(self, decision, tokens, milliseconds, *, rested, pass_ms=None):
-            super().settle(decision, tokens, COSTS.iteration_ms(*decision.shape), rested=rested)
+        def settle(self, decision, tokens, milliseconds):
+            super().settle(decision, tokens, COSTS.iteration_ms(*decision.shape))
 
     def policy():
         return Costly({0: COSTS}, {}, np.empty(0, dtype=np.float32), None)
@@ -371,7 +371,7 @@ def test_no_path_is_looked_for_that_no_row_is_worth(monkeypatch, tmp_path):
         CountsDrafter, "leave_out_below", lambda drafter, likely: least.append(likely) or own(drafter, likely)
     )
     learned = learn_counts([Document([1, 2], [1, 2, 3] * 20)] * 12, COSTS, with_table=True)
-    assert least == [least_useful([COSTS])]
+    assert least == [least_useful_probability([COSTS])]
     learned.save(tmp_path)
 
     plan = made_up.plan(drafters=(learned.options(),))
@@ -379,7 +379,7 @@ def test_no_path_is_looked_for_that_no_row_is_worth(monkeypatch, tmp_path):
     alone = made_up.plan().drafters[:1]
     drafting_by(made_up.plan(drafters=alone), tmp_path, object())  # beside a drafter of one's own
 
-    assert least[1:] == [least_useful(entry.steps() for entry in plan.costs)] * 2
+    assert least[1:] == [least_useful_probability(entry.steps() for entry in plan.costs)] * 2
     assert min(least) > 0.0
 
 
@@ -461,8 +461,8 @@ def test_who_drafts_in_the_place_of_a_plans_own(tmp_path):
     policy = planned_policy(adapted, None)
     policy.begin()
     for _ in range(2):
-        policy.settle(policy.rest(64), 1, made_up.PLAIN_MS, rested=True)
-    assert policy.rest(64) is None, "it is tried"
+        policy.settle(policy.choose(64), 1, made_up.PLAIN_MS)
+    assert policy.choose(64).kind == "drafted", "it is tried"
     only_plain = replace(plan, shapes=replace(plan.shapes, verify_widths=(1,)), costs=[
         replace(entry, verify_ms={1: 1.0}) for entry in plan.costs
     ])  # fmt: skip
@@ -473,7 +473,7 @@ def test_who_drafts_in_the_place_of_a_plans_own(tmp_path):
 @pytest.mark.parametrize("kind", MAKE_FREE)
 @pytest.mark.parametrize("width", [2, 16])
 def test_a_fixed_free_tree_is_exact_too(pair, kind, width):
-    decoder = pair.decoder(FreeTreePolicy(width), drafter=None, free=MAKE_FREE[kind]())
+    decoder = pair.decoder(ModelFreePolicy(width), drafter=None, free=MAKE_FREE[kind]())
     generation = decoder.generate(TEXT[:30], max_new_tokens=60)
     assert generation.tokens == pair.reference(TEXT[:30], 60)
     assert generation.metrics.accepted > 0

@@ -15,13 +15,14 @@ from yggdrasil.drafters.counts import usual_counts
 from yggdrasil.drafters.group import group_of
 from yggdrasil.drafters.ngram import NGramDrafter
 from yggdrasil.drafters.protocol import Budget, Capabilities
-from yggdrasil.engine.objective_policy import ObjectivePolicy
-from yggdrasil.engine.policy import PLAIN_POLICY, Decision, FixedPolicy
+from yggdrasil.policy.costs import StepCosts
+from yggdrasil.policy.decision import Decision
+from yggdrasil.policy.fixed import PLAIN_POLICY, FixedPolicy
+from yggdrasil.policy.objective import ShapeTable
+from yggdrasil.policy.policy import ObjectivePolicy
 from yggdrasil.predictor.acceptance import AcceptanceCalibration
 from yggdrasil.profiling.traces import TraceSet
-from yggdrasil.tree.objective import ShapeChooser
 from yggdrasil.tree.shape import PLAIN_STEP, TreeShape
-from yggdrasil.tree.step_costs import StepCosts
 
 COSTS = StepCosts(0.1, {1: 0.1, 2: 0.11, 4: 0.12}, {w: 1 + 0.05 * w for w in SHAPES.verify_widths}, 0.05, 1.1)
 MAKE_FREE = {
@@ -36,8 +37,8 @@ ANSWER = 128  # what the pair's cache holds beside the prompt
 class Costly(ObjectivePolicy):
     """Told what the costs say, not what this machine took."""
 
-    def settle(self, decision, tokens, milliseconds, *, rested, pass_ms=None):
-        super().settle(decision, tokens, COSTS.iteration_ms(*decision.shape), rested=rested)
+    def settle(self, decision, tokens, milliseconds):
+        super().settle(decision, tokens, COSTS.iteration_ms(*decision.shape))
 
 
 @pytest.fixture(scope="module")
@@ -139,9 +140,9 @@ class RestsFirst(DraftedTreePolicy):
     def begin(self):
         self.left = 2
 
-    def rest(self, context):
+    def choose(self, context, model_free=None, features=None):
         self.left -= 1
-        return Decision(PLAIN_STEP) if self.left >= 0 else None
+        return Decision(PLAIN_STEP) if self.left >= 0 else super().choose(context)
 
 
 @pytest.mark.parametrize(
@@ -166,7 +167,7 @@ def test_a_drafter_reads_what_it_has_not_drafted_through(made, read):
 def test_knowing_the_length_beats_every_fixed_tree():
     lengths = np.random.default_rng(0).choice([0, 0, 0, 6], size=200).tolist()
     traces = chains(lengths, [1] * 200, max_depth=6, edge=0.9)
-    chooser = ShapeChooser(HAND_COSTS, survival_of(traces, HAND_COSTS, None, {}).ratios)
+    chooser = ShapeTable(HAND_COSTS, survival_of(traces, HAND_COSTS, None, {}).ratios)
     survival = (np.array(lengths)[:, None] > np.arange(6)).astype(np.float64)
     knowing = played_by_hand(KnowingPolicy(HAND_COSTS, chooser, survival), traces)
     fixed = [played_by_hand(DraftedTreePolicy(HAND_COSTS, TreeShape(1, depth, 1)), traces) for depth in range(1, 7)]

@@ -26,8 +26,8 @@ from yggdrasil.calibration.schedules import (
 )
 from yggdrasil.cli import main
 from yggdrasil.drafters.options import CountsOptions, NGramOptions
-from yggdrasil.engine.policy import PLAIN_POLICY
 from yggdrasil.errors import YggdrasilError
+from yggdrasil.policy.fixed import PLAIN_POLICY
 from yggdrasil.scheduling.costs import COLUMNS, LOOP, StageCosts, schedule_code
 from yggdrasil.scheduling.plan import ModelRef, Plan
 from yggdrasil.scheduling.search import AcceptedLengths, Space, search

@@ -8,7 +8,7 @@ from tiny_pair import SHAPES, make_pair
 from yggdrasil.calibration.pair import sibling
 from yggdrasil.calibration.step_times import STREAK, roofline, time_steps
 from yggdrasil.calibration.timed_steps import timed_steps
-from yggdrasil.engine.policy import PLAIN_POLICY
+from yggdrasil.policy.fixed import PLAIN_POLICY
 
 ROUNDS = 2
 CONTEXTS = (5, 40)

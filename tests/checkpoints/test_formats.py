@@ -11,8 +11,8 @@ from yggdrasil.checkpoints.formats.kinds import BLOCKS, FORMATS
 from yggdrasil.checkpoints.formats.layers import QuantisedEmbedding, QuantisedLinear
 from yggdrasil.checkpoints.formats.rounding import rounding_to
 from yggdrasil.checkpoints.formats.rows import QuantisedRows
-from yggdrasil.engine.policy import PLAIN_POLICY, FixedPolicy
 from yggdrasil.native.arena import Arena
+from yggdrasil.policy.fixed import PLAIN_POLICY, FixedPolicy
 from yggdrasil.runtime.loading import prepare_model
 from yggdrasil.scheduling.plan import Shapes
 from yggdrasil.tree.shape import TreeShape

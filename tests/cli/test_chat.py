@@ -12,8 +12,8 @@ from yggdrasil.cli import main
 from yggdrasil.cli.chat import Conversation
 from yggdrasil.engine.options import RequestSettings
 from yggdrasil.engine.own_sampling import OwnSampling
-from yggdrasil.engine.policy import FixedPolicy
 from yggdrasil.errors import Terminated, YggdrasilError
+from yggdrasil.policy.fixed import FixedPolicy
 from yggdrasil.tree.shape import TreeShape
 
 TREE = FixedPolicy(TreeShape(2, 3, 8))

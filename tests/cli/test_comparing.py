@@ -8,8 +8,8 @@ import pytest
 
 from yggdrasil.bench import compare as bench
 from yggdrasil.cli import comparing, main, rules
-from yggdrasil.engine.policy import FixedPolicy
 from yggdrasil.errors import Interrupted, YggdrasilError
+from yggdrasil.policy.fixed import FixedPolicy
 from yggdrasil.prompts import Prompt
 from yggdrasil.tree.shape import TreeShape
 

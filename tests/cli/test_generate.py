@@ -8,8 +8,8 @@ from tiny_pair import byte_tokenizer, chat_tokenizer
 
 from yggdrasil.cli import generate as command
 from yggdrasil.cli import main
-from yggdrasil.engine.policy import FixedPolicy
 from yggdrasil.errors import YggdrasilError
+from yggdrasil.policy.fixed import FixedPolicy
 from yggdrasil.tree.shape import TreeShape
 
 TREE = FixedPolicy(TreeShape(2, 3, 8))

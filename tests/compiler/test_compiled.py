@@ -18,10 +18,10 @@ from yggdrasil.checkpoints.formats.rounding import rounding_to
 from yggdrasil.compiler import compiled
 from yggdrasil.drafters import Capabilities
 from yggdrasil.engine.build import assemble
-from yggdrasil.engine.policy import PLAIN_POLICY, FixedPolicy
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.native import is_native
 from yggdrasil.native.shims import c_shims
+from yggdrasil.policy.fixed import PLAIN_POLICY, FixedPolicy
 from yggdrasil.runtime.loading import load_model, prepare_model
 from yggdrasil.scheduling.plan import Shapes
 from yggdrasil.tree.shape import TreeShape

@@ -8,8 +8,8 @@ from tiny_pair import TEXT, TinyPair, make_pair, random_model
 
 from yggdrasil.compiler.in_process import InProcessStep, compiling_by, interpret
 from yggdrasil.compiler.layer_calls import trace_step
-from yggdrasil.engine.policy import PLAIN_POLICY, FixedPolicy
 from yggdrasil.errors import YggdrasilError
+from yggdrasil.policy.fixed import PLAIN_POLICY, FixedPolicy
 from yggdrasil.runtime.graphs import Recorder
 from yggdrasil.runtime.loading import prepare_model
 from yggdrasil.scheduling.plan import Shapes

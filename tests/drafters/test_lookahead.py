@@ -13,15 +13,15 @@ from yggdrasil.drafters.counts import usual_counts
 from yggdrasil.drafters.group import DrafterGroup
 from yggdrasil.drafters.protocol import Budget
 from yggdrasil.drafters.registry import named_drafters, names_of
-from yggdrasil.engine.policy import FreeTreePolicy
 from yggdrasil.engine.ranking import Ranking
-from yggdrasil.tree.stakes import NO_STAKES, stakes_of
+from yggdrasil.policy.fixed import ModelFreePolicy
+from yggdrasil.policy.stopping import UNBOUNDED, stopping_bound
 from yggdrasil.tree.token_tree import TokenTree
 
 PROMPT = TEXT[:21]
 COUNT = 40
-DEAR = stakes_of([(2, 1.0), (4, 0.5), (16, 0.1)])  # a row costs what half a token does
-CHEAP = stakes_of([(2, 1.0), (4, 0.99), (16, 0.9)])
+DEAR = stopping_bound([2, 4, 16], [1.0, 0.5, 0.1])  # a row costs what half a token does
+CHEAP = stopping_bound([2, 4, 16], [1.0, 0.99, 0.9])
 OPTIONS = LookaheadOptions(max_window_size=3, max_ngram_size=4, max_verification_set_size=2)
 
 
@@ -212,21 +212,21 @@ def test_what_is_left_out_is_worth_no_pass():
     generator, left_out, worse, widths = np.random.default_rng(5), 0, 0, (1, 2, 4, 8, 16, 32)
     for _ in range(100):
         weights = np.cumprod(generator.uniform(0.6, 1.0, len(widths) - 1))
-        stakes = stakes_of(zip(widths[1:], weights.tolist(), strict=True))
-        stakes[0] = generator.uniform(0.3, 1.2)
+        correction = generator.uniform(0.3, 1.2)
+        bound = stopping_bound(widths[1:], weights.tolist(), correction)
         text, guesses = generator.integers(0, 6, 40).tolist(), generator.integers(1, 12)
         parents = [int(generator.integers(0, node + 1)) for node in range(guesses)]
         edges = np.log(generator.uniform(0.05, 0.3, guesses)).tolist()
         best = []
-        for each in (NO_STAKES, stakes):
+        for each in (UNBOUNDED, bound):
             drafter, tree = LookaheadDrafter(LookaheadOptions(4, 2, 4)), TokenTree.on_host(64)
             drafter.begin(text)
             tree.plant(text[-1])
             tree.graft(parents, list(range(guesses)), edges)
             drafter.propose(tree, Budget(8, bound=each))
             promised = Ranking(tree, widths).rank()[1:]
-            best.append(max((1 + (p - 1) * stakes[0]) * w for p, w in zip(promised, weights, strict=True)))
-            left_out += tree.size if each is NO_STAKES else -tree.size
+            best.append(max((1 + (p - 1) * correction) * w for p, w in zip(promised, weights, strict=True)))
+            left_out += tree.size if each is UNBOUNDED else -tree.size
         worse += best[1] < best[0] * (1 - 1e-5)
     assert worse <= 2  # a row of the window may be a guess too, and was counted twice
     assert left_out > 300
@@ -264,7 +264,7 @@ def test_no_output_shows_it(pair, beside, stages):
         from yggdrasil.scheduling.stages import DEFAULT_ORDER
 
         options["stages"] = [stage.replace("bookkeeping=inline", "bookkeeping=overlapped") for stage in DEFAULT_ORDER]
-    decoder = pair.decoder(FreeTreePolicy(16), drafter=None, free=DrafterGroup(drafters), **options)
+    decoder = pair.decoder(ModelFreePolicy(16), drafter=None, free=DrafterGroup(drafters), **options)
     result = decoder.generate(PROMPT, max_new_tokens=COUNT)
 
     assert result.tokens == pair.reference(PROMPT, COUNT)
@@ -273,13 +273,13 @@ def test_no_output_shows_it(pair, beside, stages):
     assert again.tokens == pair.reference(TEXT[5:30], COUNT)
 
 
-class DearRows(FreeTreePolicy):
+class DearRows(ModelFreePolicy):
     """Verifies four nodes, since further ones are worth less than they cost."""
 
     def __init__(self):
         super().__init__(4)
 
-    def stakes(self, context):
+    def bound(self, context, shape=None):
         return DEAR
 
 
@@ -304,7 +304,7 @@ def test_beside_counts_that_guess_it_adds_nothing_that_the_objective_leaves_out(
 
 
 def test_sampling_with_a_seed_is_what_the_target_alone_samples(pair):
-    decoder = pair.decoder(FreeTreePolicy(16), drafter=None, free=DrafterGroup([LookaheadDrafter()]))
+    decoder = pair.decoder(ModelFreePolicy(16), drafter=None, free=DrafterGroup([LookaheadDrafter()]))
     sampling = SamplingParams(temperature=40.0, seed=1)
 
     ours = decoder.generate(PROMPT, max_new_tokens=COUNT, sampling=sampling)

@@ -10,8 +10,8 @@ from tiny_pair import TEXT
 
 from yggdrasil import Constraint, SamplingParams, Speculation
 from yggdrasil.engine.options import RequestOptions, RequestSettings
-from yggdrasil.engine.policy import PLAIN_POLICY, FixedPolicy
 from yggdrasil.errors import YggdrasilError
+from yggdrasil.policy.fixed import PLAIN_POLICY, FixedPolicy
 from yggdrasil.scheduling.plan import Shapes
 from yggdrasil.tree.shape import TreeShape
 

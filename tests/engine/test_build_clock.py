@@ -4,33 +4,24 @@ import pytest
 from tiny_pair import TEXT, make_pair
 
 from yggdrasil.compiler.compiled import BuildClock
-from yggdrasil.engine.policy import FixedPolicy
-from yggdrasil.engine.promises import KeptPromises
 from yggdrasil.errors import YggdrasilError
+from yggdrasil.policy.fixed import FixedPolicy
 from yggdrasil.tree.shape import TreeShape
 
 LOADING_NS = 1
 
 
-class NotingLearner:
-    wants_free = False
+class NotingPolicy(FixedPolicy):
+    def __init__(self, shape):
+        super().__init__(shape)
+        self.milliseconds = []
 
-    def __init__(self):
-        self.milliseconds, self.promises = [], KeptPromises()
-
-    def begin(self):
-        pass
-
-    def free(self, expected, depth, context):
-        return None
-
-    def settle(self, decision, tokens, milliseconds, *, rested, pass_ms=None):
+    def settle(self, decision, tokens, milliseconds):
         self.milliseconds.append(milliseconds)
 
 
 def test_loading_is_not_settled(monkeypatch):
-    policy = FixedPolicy(TreeShape(2, 2, 4))
-    policy.learner = NotingLearner()
+    policy = NotingPolicy(TreeShape(2, 2, 4))
     decoder = make_pair().decoder(policy)
     runner = decoder.assembly.target
     build = runner.step
@@ -47,7 +38,7 @@ def test_loading_is_not_settled(monkeypatch):
     iterations = [decoder.generate(TEXT[:9], max_new_tokens=12).metrics.iterations for _ in range(2)]
 
     # The first iteration loads the verification step; no later one loads anything.
-    assert len(policy.learner.milliseconds) == sum(iterations) - 1
+    assert len(policy.milliseconds) == sum(iterations) - 1
 
 
 def test_a_complete_decoder_builds_nothing_more():

@@ -4,32 +4,29 @@ import pytest
 import torch
 from tiny_pair import SHAPES, TEXT, addresses, cache_rows
 
-from yggdrasil.engine.policy import PLAIN_POLICY, Decision, FixedPolicy
+from yggdrasil.policy.decision import Decision
+from yggdrasil.policy.fixed import PLAIN_POLICY, FixedPolicy
 from yggdrasil.tree.shape import PLAIN_STEP, TreeShape
 
 PROMPT = TEXT[:21]
 TOLERANCE = {"atol": 1e-4, "rtol": 1e-4}
 
 
-class Mixed:
+class Mixed(FixedPolicy):
     """Plain steps between trees of every shape: the drafter has to catch up by one token and by many."""
 
-    learner = None
-
     def __init__(self):
+        super().__init__(PLAIN_STEP)
         self._shapes = [TreeShape(4, 4, 16), TreeShape(1, 3, 4), PLAIN_STEP, TreeShape(2, 4, 8), *[PLAIN_STEP] * 9]
         self._asked = 0
 
-    def rest(self, context):
-        self._decision = Decision(self._shapes[self._asked % len(self._shapes)])
+    def choose(self, context, model_free=None, features=None):
+        shape = self._shapes[self._asked % len(self._shapes)]
         self._asked += 1
-        return None if self._decision.shape.depth else self._decision
+        return Decision(shape, is_drafting=shape.depth > 0)
 
-    def choose(self, evidence):
-        return self._decision
-
-    def prune(self, shape, expected, context):
-        return Decision(shape)
+    def prune(self, decision, expected, context):
+        return decision
 
 
 POLICIES = [PLAIN_POLICY, *map(FixedPolicy, (TreeShape(1, 4, 4), TreeShape(4, 4, 16), TreeShape(2, 3, 8))), Mixed()]

@@ -9,10 +9,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from yggdrasil.acceptance.sampling import SamplingParams
 from yggdrasil.acceptance.speculation import Speculation
 from yggdrasil.engine.parity import ProbeText, measure_parity
-from yggdrasil.engine.policy import PLAIN_POLICY, FixedPolicy
-from yggdrasil.engine.promises import KeptPromises
 from yggdrasil.engine.trace import Trace
 from yggdrasil.errors import YggdrasilError
+from yggdrasil.policy.fixed import PLAIN_POLICY, FixedPolicy
 from yggdrasil.runtime.graphs import Recorder
 from yggdrasil.scheduling.executors import InOrderExecutor
 from yggdrasil.scheduling.stages import HEAD_FIRST_ORDER, STAGES, Schedule
@@ -139,25 +138,31 @@ def test_a_drafter_on_the_host(pair):
     assert 0 < generation.metrics.acceptance_rate < 1
 
 
-def test_promises_come_back_with_the_outcome(pair, monkeypatch):
+def test_expected_tokens_come_back_with_the_outcome(pair, monkeypatch):
     """The expectation of the verified nodes, ranked by the step itself, equals what the engine reads before it."""
 
-    def promises(backend):
-        heard, noted = [], []
-        monkeypatch.setattr(KeptPromises, "observe", lambda self, *promised_accepted: heard.append(promised_accepted))
+    def expected(backend):
+        noted = []
         monkeypatch.setattr(Trace, "note", lambda self, shape, tokens, expected, ms: noted.append(expected))
-        decoder = pair.decoder(FixedPolicy(TreeShape(4, 4, 8)), backend=backend)
+        decoder = pair.decoder(Estimating(TreeShape(4, 4, 8), SHAPES.verify_widths), backend=backend)
         decoder.generate(PROMPT, max_new_tokens=NUM_TOKENS)
-        return heard, noted
+        return noted
 
-    heard, noted = promises("eager")
-    captured, captured_noted = promises("cudagraph")
-    assert [accepted for _, accepted in captured] == [accepted for _, accepted in heard]
+    noted = expected("eager")
     # The host and the device add the same numbers in different orders.
-    assert [promised for promised, _ in captured] == pytest.approx([promised for promised, _ in heard], rel=1e-5)
-    assert captured_noted == pytest.approx(noted, rel=1e-5)
-    assert len({promised for promised, _ in heard}) > 3
+    assert expected("cudagraph") == pytest.approx(noted, rel=1e-5)
     assert len(set(noted)) > 3
+
+
+class Estimating(FixedPolicy):
+    """Keeps what the tree's scores expect at its verify width."""
+
+    def __init__(self, shape, verify_widths):
+        super().__init__(shape)
+        self._index = verify_widths.index(shape.verify_width)
+
+    def prune(self, decision, expected, context):
+        return super().prune(decision, expected, context)._replace(tokens=expected[self._index])
 
 
 def test_rows_are_kept_on_the_device(pair):

@@ -3,8 +3,8 @@
 import pytest
 from tiny_pair import SHAPES, TEXT, VOCAB_SIZE, byte_tokenizer, make_pair
 
-from yggdrasil.engine.policy import PLAIN_POLICY, FixedPolicy
 from yggdrasil.errors import YggdrasilError
+from yggdrasil.policy.fixed import PLAIN_POLICY, FixedPolicy
 from yggdrasil.tree.shape import TreeShape
 
 TREE = FixedPolicy(TreeShape(2, 3, 8))

@@ -11,9 +11,9 @@ from tokenizers import AddedToken
 from transformers import GenerationConfig
 
 from yggdrasil.engine.ends import end_tokens, template_ends
-from yggdrasil.engine.policy import PLAIN_POLICY, FixedPolicy
 from yggdrasil.engine.text import TextStream
 from yggdrasil.errors import YggdrasilError
+from yggdrasil.policy.fixed import PLAIN_POLICY, FixedPolicy
 from yggdrasil.scheduling.plan import Shapes
 from yggdrasil.tree.shape import TreeShape
 

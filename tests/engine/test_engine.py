@@ -9,13 +9,11 @@ from hypothesis import strategies as st
 from tiny_pair import SHAPES, TEXT, VOCAB_SIZE, OracleDrafter
 
 from yggdrasil.drafters import Capabilities, NGramDrafter
-from yggdrasil.engine.budget import Budget
-from yggdrasil.engine.objective_policy import ObjectivePolicy
-from yggdrasil.engine.policy import PLAIN_POLICY, Decision, FixedPolicy
-from yggdrasil.engine.promises import KeptPromises
+from yggdrasil.policy.fixed import PLAIN_POLICY, FixedPolicy
+from yggdrasil.policy.policy import ObjectivePolicy
+from yggdrasil.policy.regret import RegretBudget
 from yggdrasil.scheduling.plan import Shapes
 from yggdrasil.tree.shape import TreeShape
-from yggdrasil.tree.step_costs import StepCosts
 
 PROMPT = TEXT[:20]
 NUM_TOKENS = 60
@@ -31,7 +29,7 @@ TREES = (
 )
 
 
-def made_up_policy(shapes, draft_ms=0.1, verify_ms=0.01, overhead_ms=0.0, plain_ms=1.0, *, wants_free=True):
+def made_up_policy(shapes, draft_ms=0.1, verify_ms=0.01, overhead_ms=0.0, plain_ms=1.0, *, wants_model_free=True):
     """An objective policy with costs that rise by ``verify_ms`` a verified token, and flat acceptance tables."""
     costs = StepCosts(
         head_ms=draft_ms,
@@ -47,7 +45,7 @@ def made_up_policy(shapes, draft_ms=0.1, verify_ms=0.01, overhead_ms=0.0, plain_
     }
     survival = [0.8**level for level in levels]
     tables = {width: as_array(table) for width, table in ratios.items()}
-    return ObjectivePolicy({50: costs}, tables, as_array(survival), None, wants_free=wants_free)
+    return ObjectivePolicy({50: costs}, tables, as_array(survival), None, wants_model_free=wants_model_free)
 
 
 def as_array(values):
@@ -146,44 +144,29 @@ def test_a_drafter_sees_the_states_of_the_layers_it_names(pair):
     torch.testing.assert_close(torch.cat(drafter.states[-1]), expected[-1][0], atol=1e-4, rtol=1e-4)
 
 
-class Watcher:
-    """Notes what the engine tells its policy, which is its own learner."""
-
-    wants_free = False
-
-    def __init__(self, shape):
-        self.learner, self._decision, self.promises = self, Decision(shape), KeptPromises()
+class Watcher(FixedPolicy):
+    """Wants features in every iteration and notes what the engine tells it."""
 
     def begin(self):
-        self.contexts, self.states, self.settled, self.passes = [], [], [], []
+        self.contexts, self.states, self.settled = [], [], []
 
-    def free(self, expected, depth, context):
-        return None
-
-    def rest(self, context):
-        return None
-
-    def choose(self, evidence):
-        self.contexts.append(evidence.context)
-        self.states.append(torch.from_numpy(evidence.hidden().copy()))
+    def choose(self, context, model_free=None, features=None):
+        if features is None:
+            return None
+        self.contexts.append(features.context)
+        self.states.append(torch.from_numpy(features.hidden().copy()))
         return self._decision
 
-    def prune(self, shape, expected, context):
-        return Decision(shape._replace(verify_width=self._decision.shape.verify_width))
-
-    def settle(self, decision, tokens, milliseconds, *, rested, pass_ms=None):
-        self.settled.append((tokens, rested))
-        self.passes.append((milliseconds, pass_ms))
+    def settle(self, decision, tokens, milliseconds):
+        self.settled.append((tokens, milliseconds))
 
 
 @pytest.mark.parametrize("shape", [TreeShape(0, 0, 1), TreeShape(4, 4, 16), TreeShape(1, 4, 8)], ids=str)
-def test_a_policy_is_told_of_every_iteration(pair, shape, monkeypatch):
+def test_a_policy_is_told_of_every_iteration(pair, shape):
     """Its state is the normed one behind the last certain token, the last entry of transformers' hidden_states."""
     policy = Watcher(shape)
     decoder = pair.decoder(policy)
     decoder.generate(TEXT[50:60], max_new_tokens=9)
-    observed = []
-    monkeypatch.setattr(KeptPromises, "observe", lambda self, *promised_accepted: observed.append(promised_accepted))
     generation = decoder.generate(PROMPT, max_new_tokens=40)  # a new request begins with a clean slate
     with torch.no_grad():
         text = torch.tensor([[*PROMPT, *generation.tokens]])
@@ -193,43 +176,10 @@ def test_a_policy_is_told_of_every_iteration(pair, shape, monkeypatch):
     assert policy.contexts[0] == len(PROMPT)
     for context, state in zip(policy.contexts, policy.states, strict=True):
         torch.testing.assert_close(state, expected[context - 1], atol=1e-4, rtol=1e-4)
-    lengths = [1 + accepted for _, accepted in observed] or [1] * generation.metrics.iterations
-    assert [tokens for tokens, _ in policy.settled] == lengths  # the last past the end of the text or not
-    assert not any(rested for _, rested in policy.settled)
+    lengths = [tokens for tokens, _ in policy.settled]  # the last past the end of the text or not
     assert policy.contexts == [len(PROMPT) + sum(lengths[:i]) for i in range(len(lengths))]
-    assert all(0.0 < promised < 15.0 for promised, _ in observed)
-    stages = generation.metrics.stage_ms
-    assert sum(taken for _, taken in policy.passes) == pytest.approx(
-        stages.get("verify", 0.0) + stages.get("plain", 0.0)
-    )
-    assert all(0.0 < taken < whole for whole, taken in policy.passes)
-
-
-def test_where_passes_are_only_begun_nobody_tells_how_long_they_take(pair):
-    policy = Watcher(TreeShape(4, 4, 16))
-    pair.decoder(policy, backend="cudagraph").generate(PROMPT, max_new_tokens=24)  # the first iterations build
-    assert {taken for _, taken in policy.passes} == {None}
-
-
-def test_pruning_takes_scores_as_trees_have_kept_them(pair):
-    """Trees that gave twice what their scores promised promise twice as much."""
-
-    def first_expected(promises):
-        policy, seen = Watcher(TreeShape(4, 4, 16)), []
-        policy.promises, prune = promises, policy.prune
-        policy.prune = lambda shape, expected, context: seen.append(expected) or prune(shape, expected, context)
-        pair.decoder(policy).generate(PROMPT, max_new_tokens=3)
-        return np.array(seen[0]) - 1.0
-
-    kept = KeptPromises()
-    for _ in range(50):
-        kept.observe(2.0, 4.0)
-    factor = kept.honest([2.0])[0] - 1.0
-    fresh = first_expected(KeptPromises())
-
-    assert factor > 1.5
-    assert fresh[-1] > 0
-    np.testing.assert_allclose(first_expected(kept), factor * fresh, rtol=1e-5)
+    assert (max(lengths) > 1) == (shape.depth > 0)
+    assert all(milliseconds > 0.0 for _, milliseconds in policy.settled)
 
 
 def test_objective_policy_uses_many_shapes(pair):
@@ -242,8 +192,8 @@ def test_objective_policy_uses_many_shapes(pair):
 
 
 def test_objective_policy_takes_plain_steps_where_speculation_costs_too_much(pair):
-    policy = made_up_policy(SHAPES, draft_ms=50.0, wants_free=False)
-    policy.learner.settle = lambda *_, **__: None  # at the pace that was made up
+    policy = made_up_policy(SHAPES, draft_ms=50.0, wants_model_free=False)
+    policy.settle = lambda *_: None  # at the costs that were made up
     generation = pair.decoder(policy).generate(PROMPT, max_new_tokens=30)
 
     assert generation.tokens == pair.reference(PROMPT, 30)
@@ -274,21 +224,20 @@ class Boaster:
 
 
 def test_a_drafter_that_promises_too_much_is_left_and_tried_again(pair, monkeypatch):
-    monkeypatch.setattr(Budget, "EARNED", 0.3)  # the context is short
-    policy = made_up_policy(SHAPES, draft_ms=0.4, wants_free=False)
-    settle = policy.settle  # the account goes by promised times, so that a busy machine changes nothing
-    policy.settle = lambda promise, tokens, _, *, rested, pass_ms: settle(
-        promise, tokens, promise.milliseconds, rested=rested
-    )
+    monkeypatch.setattr(RegretBudget, "EARNED", 0.3)  # the context is short
+    policy = made_up_policy(SHAPES, draft_ms=0.4, wants_model_free=False)
+    settle = policy.settle  # the account goes by expected times, so that a busy machine changes nothing
+    policy.settle = lambda decision, tokens, _: settle(decision, tokens, decision.milliseconds)
     never = next(token for token in range(VOCAB_SIZE) if token not in pair.reference(PROMPT, 100))
     decoder, shapes = pair.decoder(policy, drafter=Boaster(never)), []
-    rest, choose = policy.rest, policy.choose
-    policy.rest = lambda context: note(rest(context))
-    policy.choose = lambda evidence: note(choose(evidence))
+    choose = policy.choose
 
-    def note(decision):
-        shapes.extend([decision.shape] if decision is not None else [])
+    def note(context, model_free=None, features=None):
+        decision = choose(context, model_free, features)
+        shapes.append(decision.shape)
         return decision
+
+    policy.choose = note
 
     for _ in range(4):
         assert decoder.generate(PROMPT, max_new_tokens=100).tokens == pair.reference(PROMPT, 100)

@@ -2,7 +2,6 @@
 
 from itertools import pairwise
 
-import numpy as np
 import pytest
 import torch
 from tiny_pair import SHAPES, TEXT, cache_rows
@@ -12,56 +11,42 @@ from yggdrasil.acceptance.sampling import SamplingParams
 from yggdrasil.acceptance.speculation import Speculation
 from yggdrasil.drafters import Capabilities
 from yggdrasil.drafters.counts import usual_counts
-from yggdrasil.engine.objective_policy import ObjectivePolicy
-from yggdrasil.engine.policy import Decision, FixedPolicy
-from yggdrasil.engine.promises import KeptPromises
+from yggdrasil.policy.decision import Decision
+from yggdrasil.policy.fixed import FixedPolicy
 from yggdrasil.scheduling.executors import InOrderExecutor, ThreadedExecutor
 from yggdrasil.scheduling.stages import Schedule, all_variants
 from yggdrasil.tree.shape import PLAIN_STEP, TreeShape
-from yggdrasil.tree.stakes import NO_STAKES
-from yggdrasil.tree.step_costs import StepCosts
 
 LOOPING = TEXT[:6] * 5  # what follows is the model's own; the prompt alone repeats
 EVERY = [Schedule.of(variants).labels for variants in all_variants()]
-WIDEST = SHAPES.verify_widths[-1]
-VERIFY_WIDTHS, MAX_DEPTH = (1, 2, 4, 8, 16), 4
+WIDEST, MAX_DEPTH = SHAPES.verify_widths[-1], 4
 
 
 class Alternating(FixedPolicy):
-    """Twice what costs no pass, then a drafted tree and a plain step, over and over."""
+    """Twice model-free drafts, then a drafted tree and a plain step, over and over."""
 
-    wants_free = True
+    wants_model_free = True
 
     def __init__(self):
         super().__init__(TreeShape(2, 4, 16))
-        self.learner, self.promises, self.taken, self.drafted = self, KeptPromises(), [], []
-        self._asked = self._rests = 0
+        self.taken, self.drafted = [], []
+        self._asked, self._others = 0, [0, 0]  # with a model-free tree or without: a schedule may decide early
 
-    def begin(self):
-        return
-
-    def settle(self, decision, tokens, milliseconds, *, rested, pass_ms=None):
-        if decision.shape.is_free:
+    def settle(self, decision, tokens, milliseconds):
+        if decision.kind == "model_free":
             self.taken.append((decision, tokens))
-        elif not rested:
+        elif decision.kind == "drafted":
             self.drafted.append(tokens)
 
-    def stakes(self, context):
-        return NO_STAKES
-
-    def stakes_beside(self, shape, context):
-        return NO_STAKES
-
-    def free(self, expected, depth, context):
-        self._asked += 1
-        if self._asked % 4 in (0, 3) or expected[-1] == 1.0:
-            return None
-        assert all(1.0 <= earlier <= later <= depth + 1 for earlier, later in pairwise(expected))
-        return Decision(TreeShape(0, depth, (2, 8, WIDEST)[self._asked % 3]), 2.0, 1.0)
-
-    def rest(self, context):
-        self._rests += 1
-        return Decision(PLAIN_STEP) if self._rests % 2 == 0 else None
+    def choose(self, context, model_free=None, features=None):
+        if model_free is not None:
+            expected, depth = model_free
+            self._asked += 1
+            assert all(1.0 <= earlier <= later <= depth + 1 for earlier, later in pairwise(expected))
+            if self._asked % 4 not in (0, 3) and expected[-1] > 1.0:
+                return Decision(TreeShape(0, depth, (2, 8, WIDEST)[self._asked % 3]), 2.0, 1.0)
+        self._others[model_free is None] += 1
+        return Decision(PLAIN_STEP) if self._others[model_free is None] % 2 == 0 else self._decision
 
 
 class Suggesting:
@@ -320,229 +305,3 @@ def test_sampling_gives_the_same_draws(pair, temperature):
     assert generation.tokens == alone.tokens
     assert generation.metrics.free_trees > 0
     assert alone.metrics.free_trees == 0
-
-
-# ==== when it is worth it ====
-
-
-def costs(verify_ms=0.1):
-    """A plain step takes 1 ms, a verified row ``verify_ms`` more, a draft level 0.2, overhead 0.1."""
-    verified = {width: 1.0 + verify_ms * (width - 1) for width in VERIFY_WIDTHS}
-    return StepCosts(0.2, {1: 0.2, 2: 0.2}, verified, 0.1, 1.0)
-
-
-def objective_policy(verify_ms=0.1, rate=0.6, lift=None):
-    """Trees give 1 + ``rate`` + ``rate``^2 + ... tokens; the steps that show what plain ones cost are behind it."""
-    of_the_tree = [0.0, *[1.0] * (len(VERIFY_WIDTHS) - 1)]  # the root alone gives nothing
-    ratios = {width: np.tile(of_the_tree, (MAX_DEPTH, 1)) for width in (1, 2)}
-    survival = np.array([rate**level for level in range(1, MAX_DEPTH + 1)], dtype=np.float32)
-    policy = ObjectivePolicy({100: costs(verify_ms)}, ratios, survival, None, lift=lift)
-    policy.begin()
-    while (sample := policy.rest(100)) is not None:
-        policy.settle(sample, 1, sample.milliseconds, rested=True)
-    return policy
-
-
-class Context:
-    """All the evidence that a policy without a predictor asks for."""
-
-    context = 100
-
-
-def expected_of(survival):
-    """Tokens by width of a chain that survives with ``survival``."""
-    return [1.0 + sum(survival[: width - 1]) for width in VERIFY_WIDTHS]
-
-
-def asked(policy, survival):
-    """What ``policy`` makes of a chain of these estimates, with room for no more."""
-    return policy.free(expected_of(survival), len(survival), 100)
-
-
-def geometric(rate, count=WIDEST - 1):
-    return [rate**level for level in range(1, count + 1)]
-
-
-@pytest.mark.parametrize("verify_ms", [0.01, 0.05, 0.2])
-@pytest.mark.parametrize("rate", [0.5, 0.9, 0.95, 0.99])
-def test_the_width_is_the_argmax_and_beats_the_typical_tree(rate, verify_ms):
-    policy, survival, table = objective_policy(verify_ms), geometric(rate), costs(verify_ms)
-    decision = asked(policy, survival)
-    tree = policy._drafted.typical[0]
-    found = {width: (1 + sum(survival[: width - 1])) / (0.1 + table.verify_ms[width]) for width in VERIFY_WIDTHS[1:]}
-
-    if max(found.values()) > max(tree.worth, 1.0):
-        width = max(found, key=found.get)
-        assert (decision.shape.width, decision.shape.verify_width) == (0, width)
-        assert decision.tokens == pytest.approx(1 + sum(survival[: width - 1]))
-        assert decision.milliseconds == pytest.approx(0.1 + table.verify_ms[width])
-    else:
-        assert decision is None
-
-
-@pytest.mark.parametrize(("rate", "verifies_them"), [(0.1, False), (0.3, False), (0.5, True), (0.9, True)])
-def test_drafting_adds_less_where_guesses_are_sure_already(rate, verifies_them):
-    """A drafted tree as wide gives 2 / x more where x tokens are promised without it, for the same 0.8 ms."""
-    policy, survival = objective_policy(rate=0.9, lift=2.0), geometric(rate)
-    free = policy._free_trees.best(expected_of(survival), len(survival), 0, 1.0)
-    typical = policy._drafted.typical[0]
-
-    shape, tokens = policy._drafted.typically(0, free)
-    assert shape == typical.shape._replace(verify_width=max(2, free.shape.verify_width))
-    assert tokens == pytest.approx(free.tokens + 2.0 / free.tokens)
-    assert policy._drafted.typically(0, None) == (typical.shape, typical.tokens)
-    assert policy._drafted.typically(0, Decision(TreeShape(0, 1, 1), 1.0, 1.0))[0].verify_width == 2
-    is_better = free.tokens / free.milliseconds > tokens / costs().iteration_ms(*shape)
-    assert (asked(policy, survival) is not None) == is_better == verifies_them
-
-
-def test_a_drafter_whose_trees_fail_adds_less():
-    policy = objective_policy(rate=0.9, lift=1.0)
-    free = policy._free_trees.best(expected_of([0.9, 0.8]), 2, 0, 1.0)
-    before = policy._drafted.typically(0, free)[1]
-    for _ in range(32):
-        asked(policy, [0.9, 0.8])
-        tree = policy.choose(Context())
-        policy.settle(tree, 1, tree.milliseconds, rested=False)
-
-    after = policy._drafted.typically(0, free)[1]
-    assert free.tokens <= after < free.tokens + 0.5 * (before - free.tokens)
-    for _ in range(500):
-        policy.settle(Decision(TreeShape(0, 2, 2), 1.0, 1.0), 1, 1.0, rested=False)
-    assert policy._drafted.typically(0, free)[1] > free.tokens + 0.9 * (before - free.tokens), (
-        "in the end, as calibrated"
-    )
-
-
-def test_where_others_guess_nothing_all_that_a_tree_keeps_is_what_the_drafter_adds():
-    policy = objective_policy(rate=0.9, lift=1.0)
-    for _ in range(32):
-        assert asked(policy, [0.0]) is None
-        tree = policy.choose(Context())
-        policy.settle(tree, 1, tree.milliseconds, rested=False)
-    assert policy._drafted._kept_lift.kept < 0.8  # until no tree is worth its time any more
-
-
-@pytest.mark.parametrize(("mean", "kept"), [(1.65, 1.0), (1.25, 0.3), (2.05, 1.7)])
-def test_what_a_drafter_adds_is_told_by_the_places_where_it_was_preferred(mean, kept):
-    """Others promise 1.25 there, to which it is to add 0.4: little beside its typical tree, but no less than expected.
-
-    What is believed beforehand still counts for a third.
-    """
-    policy = objective_policy(rate=0.9, lift=0.5)
-    assert policy._drafted.typical[0].tokens > 2.5
-    generator, free, added = np.random.default_rng(0), Decision(TreeShape(0, 1, 2), 1.25, 1.0), []
-    for _ in range(2000):
-        tokens = 1 + int(generator.random() < (mean - 1) / 2) * 2
-        policy._drafted.settle(TreeShape(2, 3, 8), None, 0, tokens, 1.25)
-        added.append(policy._drafted.typically(0, free)[1] - 1.25)
-    assert np.mean(added[200:]) == pytest.approx(kept * 0.4, abs=0.05)
-
-
-def test_few_guesses_are_verified_in_the_narrowest_pass():
-    assert asked(objective_policy(0.01), geometric(0.99, 5)).shape == TreeShape(0, 5, 8)
-
-
-def test_what_is_not_kept_is_believed_less_and_the_drafter_is_asked_again():
-    policy, survival = objective_policy(), geometric(0.9)
-    promised = asked(policy, survival)
-    for _ in range(30):
-        decision = asked(policy, survival)
-        if decision is None:
-            break
-        policy.settle(decision, 1, decision.milliseconds, rested=False)
-    else:
-        pytest.fail("guesses that are never right are verified for ever")
-
-    assert promised.tokens > 5
-    assert policy.rest(100) is None  # trees have lost nothing of their account
-
-
-def test_guesses_that_once_failed_are_tried_again_while_trees_run():
-    """Promises and account recover; else one bad text would end free trees for good."""
-    policy, survival = objective_policy(), geometric(0.9)
-    while (decision := asked(policy, survival)) is not None:
-        policy.settle(decision, 1, decision.milliseconds, rested=False)
-    waited = 0
-    while asked(policy, survival) is None and waited < 1000:
-        waited += 1
-        tree = policy.choose(Context())
-        policy.settle(tree, round(tree.tokens), tree.milliseconds, rested=False)
-
-    assert 3 < waited < 500
-
-
-def test_the_first_tree_behind_guesses_does_not_set_the_trees_pace():
-    """Its drafter has to read all that was guessed without it; the one behind it is as fast as any."""
-    policy = objective_policy()
-    policy.settle(asked(policy, geometric(0.95)), 12, 2.6, rested=False)
-    tree = policy.choose(Context())
-    policy.settle(tree, 2, 3 * tree.milliseconds, rested=False)
-    assert policy._paces.tree == 1.0
-    policy.settle(tree, 2, 3 * tree.milliseconds, rested=False)
-
-    assert policy._paces.tree > 1.1
-
-
-def test_the_first_tree_of_a_request_does_not_set_the_trees_pace():
-    """Its drafter has to read the prompt."""
-    policy = objective_policy()
-    policy.begin()
-    tree = policy.choose(Context())
-    policy.settle(tree, 2, 3 * tree.milliseconds, rested=False)
-    assert policy._paces.tree == 1.0
-    policy.settle(tree, 2, 3 * tree.milliseconds, rested=False)
-
-    assert policy._paces.tree > 1.1
-
-
-def test_what_gives_more_than_promised_is_believed_more_but_never_beyond_its_length():
-    policy, survival = objective_policy(), geometric(0.8)
-    before = asked(policy, survival)
-    for _ in range(30):
-        decision = asked(policy, survival)
-        policy.settle(decision, decision.shape.verify_width, decision.milliseconds, rested=False)
-    after = asked(policy, survival)
-
-    assert after.tokens / before.tokens > 1.5
-    assert after.tokens <= after.shape.depth + 1
-
-
-def test_guesses_that_take_longer_than_promised_are_taken_at_their_pace():
-    policy = objective_policy()
-    for _ in range(60):
-        decision = asked(policy, geometric(0.95))
-        policy.settle(decision, 12, 2 * costs().iteration_ms(*decision.shape), rested=False)
-
-    promised = asked(policy, geometric(0.95))
-    assert promised.milliseconds == pytest.approx(2 * costs().iteration_ms(*promised.shape), rel=0.01)
-    assert policy._paces.plain == 1.0
-
-
-def test_steps_that_show_the_price_of_plain_ones_stay_plain():
-    policy = objective_policy()
-    for _ in range(400):
-        policy.settle(Decision(TreeShape(2, 2, 4), 2.0, 1.0), 1, 1.0, rested=False)
-    policy.begin()
-
-    assert asked(policy, geometric(0.99)) is None
-    assert policy.rest(100).shape == PLAIN_STEP
-
-
-def test_where_trees_are_paused_guesses_have_to_beat_plain_steps_only():
-    policy, survival = objective_policy(verify_ms=0.05), geometric(0.3)
-    assert asked(policy, survival) is None
-    for _ in range(4):
-        policy.settle(Decision(TreeShape(2, 2, 4), 2.0, 2.0), 1, 12.0, rested=False)
-        policy.begin()
-        policy._steps = 2
-    assert policy.rest(100).shape == PLAIN_STEP
-
-    assert asked(policy, survival).shape.is_free
-
-
-def test_near_the_end_a_tree_is_worth_no_more_than_is_left():
-    """A tree gives 4 tokens in 2 ms, one guess almost 2 in 1.2: but where only two may still come, the guess wins."""
-    policy = objective_policy(rate=0.9)
-    assert asked(policy, [0.9, *geometric(0.3, 6)]) is None
-    assert asked(policy, [0.9]).shape == TreeShape(0, 1, 2)

@@ -5,40 +5,37 @@ import pytest
 from tiny_pair import SHAPES, TEXT, byte_tokenizer
 
 from yggdrasil.calibration.record import record_document
-from yggdrasil.engine.drafted_trees import DepthEvidence
-from yggdrasil.engine.objective_policy import ObjectivePolicy
-from yggdrasil.engine.policy import Decision
 from yggdrasil.engine.text import TextStream
 from yggdrasil.engine.trace import Trace
+from yggdrasil.policy.costs import StepCosts
+from yggdrasil.policy.decision import Decision
+from yggdrasil.policy.drafted import DepthPrediction
+from yggdrasil.policy.fixed import FixedPolicy
+from yggdrasil.policy.policy import ObjectivePolicy
 from yggdrasil.predictor.evidence import EvidenceSizes
 from yggdrasil.scheduling.stages import HEAD_FIRST_ORDER
 from yggdrasil.tree.shape import PLAIN_STEP, TreeShape
-from yggdrasil.tree.step_costs import StepCosts
 
 PROMPT = TEXT[:20]
 NUM_TOKENS = 50
 
 
-class Reader:
+class Reader(FixedPolicy):
     """Reads all evidence at every position and drafts trees of several shapes, with plain steps between."""
 
-    learner = None
-
     def __init__(self):
+        super().__init__(PLAIN_STEP)
         self._shapes = [TreeShape(4, 4, 16), TreeShape(1, 2, 4), PLAIN_STEP, TreeShape(2, 3, 8)]
         self.seen = {}
 
-    def rest(self, context):
-        return None
+    def choose(self, context, model_free=None, features=None):
+        if features is None:
+            return None
+        self.seen[context] = tuple(part().copy() for part in (features.hidden, features.repetition, features.head))
+        return Decision(self._shapes[len(self.seen) % len(self._shapes)], is_drafting=True)
 
-    def choose(self, evidence):
-        self.seen[evidence.context] = tuple(
-            part().copy() for part in (evidence.hidden, evidence.repetition, evidence.head)
-        )
-        return Decision(self._shapes[len(self.seen) % len(self._shapes)])
-
-    def prune(self, shape, expected, context):
-        return Decision(shape)
+    def prune(self, decision, expected, context):
+        return decision
 
 
 def test_recorded_evidence_is_the_evidence_of_decoding(pair):
@@ -82,11 +79,11 @@ def test_plain_steps_of_a_spent_budget_call_neither_predictor_nor_drafter(pair, 
     costs = StepCosts(9.0, dict.fromkeys((1, 2, 4), 9.0), dict.fromkeys(SHAPES.verify_widths, 9.0), 9.0, 1.0)
     ratios = {w: np.ones((4, 4, 5), dtype=np.float32) for w in (1, 2, 4)}
     predictor = CountingPredictor([0.1, 0.0, 0.0, 0.0])
-    depth = DepthEvidence(predictor, EvidenceSizes(0, 6, 0))
+    depth = DepthPrediction(predictor, EvidenceSizes(0, 6, 0))
     policy = ObjectivePolicy({50: costs}, ratios, predictor.survival(None), depth, is_head_first=stages is not None)
     settle = policy.settle  # at promised times, of which reading the evidence is two plain steps
-    policy.settle = lambda promise, tokens, _, *, rested, pass_ms: settle(
-        promise, tokens, promise.milliseconds + (0.0 if rested else 2.0), rested=rested
+    policy.settle = lambda decision, tokens, _: settle(
+        decision, tokens, decision.milliseconds + (2.0 if decision.is_drafting else 0.0)
     )
     decoder = pair.decoder(policy, **({} if stages is None else {"stages": stages}))
     engine, heads = decoder.assembly.engine, []

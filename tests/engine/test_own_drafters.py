@@ -7,8 +7,8 @@ from own_drafter import Nobody
 from tiny_pair import TEXT, VOCAB_SIZE
 
 from yggdrasil.drafters import Capabilities
-from yggdrasil.engine.policy import FixedPolicy
 from yggdrasil.errors import YggdrasilError
+from yggdrasil.policy.fixed import FixedPolicy
 from yggdrasil.tree.shape import TreeShape
 
 PROMPT, COUNT = TEXT[:20], 16

@@ -13,8 +13,8 @@ from yggdrasil.acceptance.speculation import DEFAULT, OFF, Speculation
 from yggdrasil.bench.divergence import Divergence, first_divergence, replay
 from yggdrasil.engine.decoder import Decoder
 from yggdrasil.engine.parity import ProbeText, measure_parity
-from yggdrasil.engine.policy import FixedPolicy
 from yggdrasil.errors import YggdrasilError
+from yggdrasil.policy.fixed import FixedPolicy
 from yggdrasil.runtime.loading import prepare_model
 from yggdrasil.runtime.parity import ParityReport, read_tolerance
 from yggdrasil.tree.shape import TreeShape

@@ -4,7 +4,7 @@ from yggdrasil.acceptance.sampling import GREEDY, SamplingParams
 from yggdrasil.acceptance.speculation import DEFAULT as MATCH
 from yggdrasil.acceptance.speculation import Speculation
 from yggdrasil.engine.deciding import PolicyPerSetting
-from yggdrasil.engine.policy import FixedPolicy
+from yggdrasil.policy.fixed import FixedPolicy
 from yggdrasil.tree.shape import TreeShape
 
 

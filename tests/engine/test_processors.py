@@ -12,7 +12,7 @@ from transformers.generation import logits_process as theirs
 from yggdrasil.acceptance.coins import SeededCoins
 from yggdrasil.acceptance.sampling import SamplingParams
 from yggdrasil.acceptance.speculation import DEFAULT, OFF, Speculation
-from yggdrasil.engine.policy import FixedPolicy
+from yggdrasil.policy.fixed import FixedPolicy
 from yggdrasil.tree.shape import TreeShape
 
 PROMPT = list(TEXT[:20])

@@ -9,7 +9,7 @@ from tiny_pair import SHAPES, TEXT
 from yggdrasil.acceptance.sampling import SamplingParams
 from yggdrasil.acceptance.speculation import Speculation
 from yggdrasil.drafters.counts import usual_counts
-from yggdrasil.engine.policy import FixedPolicy, FreeTreePolicy
+from yggdrasil.policy.fixed import FixedPolicy, ModelFreePolicy
 from yggdrasil.runtime.forward import NUM_RUNNERS_UP, likeliest_tokens
 from yggdrasil.scheduling.stages import Schedule
 from yggdrasil.tree.shape import TreeShape
@@ -46,7 +46,7 @@ def test_the_likeliest_are_those_of_a_sort(size):
 def test_what_is_told_is_what_the_target_found_likeliest(pair, variants, beside):
     """Of every row that was verified, refused ones too: each behind its own path."""
     free, seen = Noting(), []
-    policy = FixedPolicy(TreeShape(2, 3, 8)) if beside else FreeTreePolicy(8)
+    policy = FixedPolicy(TreeShape(2, 3, 8)) if beside else ModelFreePolicy(8)
     made = {"free": free, "stages": Schedule.of(variants).labels, "drafter": pair.drafter if beside else None}
     decoder = pair.decoder(policy, **made)
     generation = decoder.generate(PROMPT, max_new_tokens=COUNT, watch=seen.append)
@@ -87,7 +87,7 @@ RULES = {
 @pytest.mark.parametrize("width", [2, 16])
 def test_recycling_moves_no_token(pair, sampling, speculation, width):
     free = Noting()
-    decoder = pair.decoder(FreeTreePolicy(width), drafter=None, free=free)
+    decoder = pair.decoder(ModelFreePolicy(width), drafter=None, free=free)
     alone = decoder.generate(PROMPT, max_new_tokens=COUNT, sampling=sampling, speculation=False)
     generation = decoder.generate(PROMPT, max_new_tokens=COUNT, sampling=sampling, speculation=speculation)
 
@@ -101,7 +101,7 @@ def test_captured_steps_bring_the_same_runners_up(pair, beside):
     """They come with the pass's result, in the one transfer of an iteration."""
     told = []
     for backend in ("eager", "cudagraph"):
-        free, policy = Noting(), FixedPolicy(TreeShape(2, 3, 8)) if beside else FreeTreePolicy(8)
+        free, policy = Noting(), FixedPolicy(TreeShape(2, 3, 8)) if beside else ModelFreePolicy(8)
         options = {} if beside else {"drafter": None}
         decoder = pair.decoder(policy, SHAPES, free=free, backend=backend, **options)
         assert decoder.generate(PROMPT, max_new_tokens=COUNT).tokens == pair.reference(PROMPT, COUNT)

@@ -9,8 +9,8 @@ from yggdrasil import SamplingParams, Speculation
 from yggdrasil.drafters import Capabilities
 from yggdrasil.drafters.ngram import NGramDrafter
 from yggdrasil.drafters.options import NGramOptions
-from yggdrasil.engine.policy import PLAIN_POLICY, FixedPolicy
 from yggdrasil.errors import YggdrasilError
+from yggdrasil.policy.fixed import PLAIN_POLICY, FixedPolicy
 from yggdrasil.predictor.evidence import RepetitionFigures
 from yggdrasil.tree.shape import TreeShape
 

@@ -17,8 +17,8 @@ from yggdrasil.acceptance.sampling import Constraint, SamplingParams
 from yggdrasil.acceptance.speculation import DEFAULT, Speculation
 from yggdrasil.engine import deciding
 from yggdrasil.engine.logit_target import LogitTarget
-from yggdrasil.engine.policy import FixedPolicy
 from yggdrasil.errors import YggdrasilError
+from yggdrasil.policy.fixed import FixedPolicy
 from yggdrasil.scheduling.plan import Shapes
 from yggdrasil.tree.shape import TreeShape
 

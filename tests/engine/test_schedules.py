@@ -9,7 +9,8 @@ import torch
 from drafters.example_drafter import LastFollowerDrafter
 from tiny_pair import SHAPES, TEXT, cache_rows
 
-from yggdrasil.engine.policy import Decision, FixedPolicy
+from yggdrasil.policy.decision import Decision
+from yggdrasil.policy.fixed import FixedPolicy
 from yggdrasil.scheduling.executors import InOrderExecutor, ThreadedExecutor
 from yggdrasil.scheduling.stages import NAMED_VARIANTS, Schedule, all_variants
 from yggdrasil.tree.shape import PLAIN_STEP, TreeShape
@@ -33,17 +34,18 @@ class CyclingPolicy(FixedPolicy):
         super().__init__(PLAIN_STEP)
         self._count = 0
 
-    def rest(self, context):
-        self._count += 1
+    def choose(self, context, model_free=None, features=None):
+        if features is None:
+            self._count += 1
+        elif SHAPE_CYCLE[self._count % len(SHAPE_CYCLE)].depth:
+            assert features.hidden().shape == (64,)
         shape = SHAPE_CYCLE[self._count % len(SHAPE_CYCLE)]
-        return None if shape.depth else Decision(shape)
+        if features is None and shape.depth:
+            return None
+        return Decision(shape, is_drafting=shape.depth > 0)
 
-    def choose(self, evidence):
-        assert evidence.hidden().shape == (64,)
-        return Decision(SHAPE_CYCLE[self._count % len(SHAPE_CYCLE)])
-
-    def prune(self, shape, expected, context):
-        return Decision(next(other for other in SHAPE_CYCLE if other[:2] == shape[:2]))
+    def prune(self, decision, expected, context):
+        return decision._replace(shape=next(other for other in SHAPE_CYCLE if other[:2] == decision.shape[:2]))
 
 
 @pytest.fixture(scope="module")

@@ -5,8 +5,8 @@ import json
 import pytest
 from tiny_pair import TEXT
 
-from yggdrasil.engine.policy import FixedPolicy
 from yggdrasil.engine.trace import Trace
+from yggdrasil.policy.fixed import FixedPolicy
 from yggdrasil.tree.shape import PLAIN_STEP, TreeShape
 
 

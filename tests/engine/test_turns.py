@@ -8,8 +8,8 @@ import pytest
 from tiny_pair import TEXT
 
 from yggdrasil import SamplingParams, Speculation
-from yggdrasil.engine.policy import FixedPolicy
 from yggdrasil.errors import YggdrasilError
+from yggdrasil.policy.fixed import FixedPolicy
 from yggdrasil.tree.shape import TreeShape
 
 TREE = FixedPolicy(TreeShape(2, 3, 8))

@@ -9,7 +9,7 @@ from yggdrasil.calibration.own_text import Document
 from yggdrasil.export.lookups import NGramMod, NGramSimple
 from yggdrasil.export.lookups_elsewhere import PromptLookUp, SuffixDecoding, TrieChain
 from yggdrasil.export.playing import Drafts, play, predict
-from yggdrasil.tree.step_costs import StepCosts
+from yggdrasil.policy.costs import StepCosts
 
 # What llama-server (llama.cpp 0.5.0-dev, 0c1e570) said it drafted, and how much of it stood: three requests in turn of
 # SmolLM2-135M-Instruct, greedily, 64 tokens each.

@@ -157,7 +157,7 @@ def _decode_checkpoint(
     from yggdrasil.engine.build import assemble
     from yggdrasil.engine.decoder import Decoder
     from yggdrasil.engine.ends import end_tokens
-    from yggdrasil.engine.policy import FixedPolicy
+    from yggdrasil.policy.fixed import FixedPolicy
     from yggdrasil.runtime.loading import load_model
     from yggdrasil.runtime.selfcheck import check_tree_attention
     from yggdrasil.scheduling.plan import Shapes

@@ -14,8 +14,8 @@ from tiny_pair import TEXT, TinyPair, make_pair
 from yggdrasil import native
 from yggdrasil.compiler.in_process import InProcessStep
 from yggdrasil.drafters import NGramDrafter
-from yggdrasil.engine.policy import FixedPolicy
 from yggdrasil.native import portable
+from yggdrasil.policy.fixed import FixedPolicy
 from yggdrasil.runtime.loading import prepare_model
 from yggdrasil.scheduling.plan import Shapes
 from yggdrasil.tree.shape import TreeShape

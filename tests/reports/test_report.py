@@ -18,8 +18,8 @@ from tiny_pair import SHAPES, TEXT
 from yggdrasil.artifacts import write_csv
 from yggdrasil.calibration.schedules import PLAIN, PLAN_COLUMNS
 from yggdrasil.cli.report import _with_trees
-from yggdrasil.engine.policy import FixedPolicy
 from yggdrasil.errors import YggdrasilError
+from yggdrasil.policy.fixed import FixedPolicy
 from yggdrasil.reports.charts import _library
 from yggdrasil.reports.facts import Facts
 from yggdrasil.reports.folder import write_tables

@@ -20,8 +20,8 @@ from yggdrasil.drafters.counts import usual_counts
 from yggdrasil.drafters.group import DrafterGroup
 from yggdrasil.drafters.heads.loading import load_head
 from yggdrasil.drafters.heads.vocabulary import Vocabulary
-from yggdrasil.engine.policy import FixedPolicy
 from yggdrasil.errors import YggdrasilError
+from yggdrasil.policy.fixed import FixedPolicy
 from yggdrasil.scheduling.plan import Shapes
 
 PROMPTS = [TEXT[:21], TEXT[30:45], TEXT[50:74]]

@@ -7,8 +7,8 @@ import pytest
 from tiny_pair import TEXT
 
 from yggdrasil.acceptance.sampling import SamplingParams
-from yggdrasil.engine.policy import FixedPolicy
 from yggdrasil.errors import YggdrasilError
+from yggdrasil.policy.fixed import FixedPolicy
 from yggdrasil.tree.shape import TreeShape
 
 

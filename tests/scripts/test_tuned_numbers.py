@@ -3,6 +3,7 @@
 import ast
 import importlib
 import re
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -10,11 +11,8 @@ import pytest
 
 import yggdrasil
 from yggdrasil.calibration.own_text import Document
-from yggdrasil.drafters.belief import Belief
-from yggdrasil.drafters.counts import CountsDrafter
-from yggdrasil.drafters.group import DrafterGroup
-from yggdrasil.engine.objective_policy import ObjectivePolicy
-from yggdrasil.tree.step_costs import StepCosts
+from yggdrasil.policy.costs import StepCosts
+from yggdrasil.policy.policy import ObjectivePolicy
 
 PACKAGE = Path(yggdrasil.__file__).parent
 PAGE = PACKAGE.parent / "docs" / "tuned-numbers.md"
@@ -45,7 +43,7 @@ def numbers(module):
 def test_every_number_of_the_packages_that_decode_is_listed(tuned):
     listed = {(each.module, each.name) for each in tuned.TUNED}
     others = {(module, name) for module, names in tuned.NOT_PLAYED.items() for name in names}
-    files = [file for room in ("engine", "drafters", "tree") for file in (PACKAGE / room).glob("*.py")]
+    files = [file for room in ("policy", "engine", "drafters", "tree") for file in (PACKAGE / room).glob("*.py")]
     modules = [str(file.relative_to(PACKAGE).with_suffix("")).replace("/", ".") for file in files]
     found = {(module, name) for module in modules if not module.endswith("__init__") for name in numbers(module)}
 
@@ -68,7 +66,7 @@ def test_half_and_twice_of_a_number_are_tried_wherever_it_is_used(tuned):
     with tuned.changed(branches, 0.5):
         assert (best_first.BRANCHES, table.BRANCHES) == (4, 4)
     assert (best_first.BRANCHES, table.BRANCHES) == (8, 8)
-    memory = next(each for each in tuned.TUNED if each.name == "_MEMORY" and each.is_share)
+    memory = next(each for each in tuned.TUNED if each.name == "DECAY")
     assert memory.scaled(2.0) == pytest.approx(2 * memory.value - 1)
     with pytest.raises(ZeroDivisionError), tuned.changed(memory, 2.0):
         _ = 1 / 0
@@ -76,19 +74,16 @@ def test_half_and_twice_of_a_number_are_tried_wherever_it_is_used(tuned):
 
 
 def test_a_text_is_played_alike_every_time_and_with_another_number_otherwise(tuned):
-    script = importlib.import_module("tuned_numbers")
+    script = importlib.import_module("policy_ablation")
     costs = StepCosts(0.0, {}, {width: 1 + 0.05 * width for width in (1, 2, 4, 8)}, 0.05, 1.1)
-    play = script.Play(
-        [Document([1, 2], [1, 2, 3, 4] * 20)],
-        costs,
-        lambda: ObjectivePolicy({0: costs}, {}, np.empty(0, dtype=np.float32), None),
-        lambda native: DrafterGroup([CountsDrafter(Belief.usual(with_table=False), native=native)]),
-    )
-    usual = play.speed()
-    assert usual == play.speed() == play.speed(native=False)
-    assert usual > 1.5
+    policy = partial(ObjectivePolicy, {0: costs}, {}, np.empty(0, dtype=np.float32), None)
+    play = script.Play("by hand", [Document([1, 2], [1, 2, 3, 4] * 20)], costs, None, policy)
+    usual = play.milliseconds("unsteady", 0)
+    assert usual == play.milliseconds("unsteady", 0)
+    assert usual == play._replace(native=False).milliseconds("unsteady", 0)
+    assert usual < 80 * costs.plain_ms / 1.5
     sure = next(each for each in tuned.TUNED if each.name == "MOST_LIKELY")
     assert sure.scaled(2.0) == pytest.approx(0.96)
-    grant = next(each for each in tuned.TUNED if each.name == "Budget.GRANT")
+    grant = next(each for each in tuned.TUNED if each.name == "RegretBudget.GRANT")
     with tuned.changed(grant, -10.0):  # closed before it begins
-        assert play.speed() < usual
+        assert play.milliseconds("unsteady", 0) > usual

@@ -14,7 +14,7 @@ import yggdrasil
 from yggdrasil.checkpoints.facts import load_tokenizer
 from yggdrasil.engine.build import assemble
 from yggdrasil.engine.decoder import Decoder
-from yggdrasil.engine.policy import FixedPolicy
+from yggdrasil.policy.fixed import FixedPolicy
 from yggdrasil.runtime.loading import load_model
 from yggdrasil.scheduling.plan import Shapes
 from yggdrasil.serving.app import create_app

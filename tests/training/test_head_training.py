@@ -44,6 +44,7 @@ from yggdrasil.drafters.heads.loading import load_head
 from yggdrasil.drafters.heads.medusa import MedusaHeads, MedusaSettings
 from yggdrasil.drafters.heads.tensors import read_tensors
 from yggdrasil.errors import YggdrasilError
+from yggdrasil.policy.costs import StepCosts
 from yggdrasil.prompts import CHAT_PROMPTS, encode_chat, read_prompts
 from yggdrasil.runtime.loading import load_model, prepare_model
 from yggdrasil.training import run, training
@@ -63,7 +64,6 @@ from yggdrasil.training.training import train
 from yggdrasil.training.unroll import Batch, StepOutput, unroll
 from yggdrasil.training.vocabulary import coverage, draft_vocabulary
 from yggdrasil.training.windows import Window, split, window_of
-from yggdrasil.tree.step_costs import StepCosts
 
 TINY = {
     "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,

@@ -3,48 +3,44 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from yggdrasil.engine.objective_policy import ObjectivePolicy
 from yggdrasil.engine.planned import planned_policy
-from yggdrasil.engine.policy import Decision, Learner, Policy
+from yggdrasil.policy.costs import StepCosts
+from yggdrasil.policy.decision import Decision, Policy
+from yggdrasil.policy.fixed import FixedPolicy
+from yggdrasil.policy.objective import best_width, value_per_token
+from yggdrasil.policy.policy import ObjectivePolicy
+from yggdrasil.policy.stopping import UNBOUNDED, StoppingBound
 from yggdrasil.predictor.bundle import Learned
-from yggdrasil.predictor.evidence import Evidence
 from yggdrasil.scheduling.plan import Plan
 from yggdrasil.scheduling.stages import is_head_first
-from yggdrasil.tree.objective import choose_verify_width
 from yggdrasil.tree.shape import TreeShape
-from yggdrasil.tree.stakes import NO_STAKES, Stakes
-from yggdrasil.tree.step_costs import StepCosts
 from yggdrasil.tree.widths import fitting_or_widest
 
 
-class PrunedPolicy:
+class PrunedPolicy(FixedPolicy):
     """One width and depth for every iteration; the verify width by the objective, once the tree is drafted."""
 
-    learner: Learner | None = None
-
     def __init__(self, shape: TreeShape, costs: StepCosts) -> None:
-        self._decision, self._costs = Decision(shape), costs
+        super().__init__(shape)
+        self._costs = costs
 
-    def rest(self, context: int) -> Decision | None:
-        return None
-
-    def choose(self, evidence: Evidence) -> Decision:
-        return self._decision
-
-    def prune(self, shape: TreeShape, expected: Sequence[float], context: int) -> Decision:
-        drafting_ms = self._costs.drafting_ms(shape.width, shape.depth)
-        return Decision(shape._replace(verify_width=choose_verify_width(expected, drafting_ms, self._costs)))
+    def prune(self, decision: Decision, expected: Sequence[float], context: int) -> Decision:
+        shape, costs = decision.shape, self._costs
+        values = value_per_token(costs, costs.drafting_ms(shape.width, shape.depth) + costs.overhead_ms)
+        verify_width = costs.verify_widths[best_width(expected, values)]
+        return decision._replace(shape=shape._replace(verify_width=verify_width))
 
 
 class UnprunedPolicy(ObjectivePolicy):
     """The plan's policy, but all that was drafted is verified."""
 
-    def stakes_beside(self, shape: TreeShape, context: int) -> Stakes:
-        return NO_STAKES
+    def bound(self, context: int, shape: TreeShape | None = None) -> StoppingBound:
+        return super().bound(context) if shape is None else UNBOUNDED
 
-    def _best_width(self, shape: TreeShape, expected: Sequence[float], place: int) -> int:
-        widths = self._costs[place].verify_widths
-        return widths.index(fitting_or_widest(widths, 1 + shape.width * shape.depth))
+    def prune(self, decision: Decision, expected: Sequence[float], context: int) -> Decision:
+        widths = self._costs[self._here].verify_widths
+        widest = fitting_or_widest(widths, 1 + decision.shape.width * decision.shape.depth)
+        return self._verified_at(decision, expected, widths.index(widest))
 
 
 def plan_ablations(plan: Plan, learned: Learned) -> dict[str, Policy]:
@@ -56,7 +52,7 @@ def plan_ablations(plan: Plan, learned: Learned) -> dict[str, Policy]:
     """
     widest = max(learned.ratios)
     found: dict[str, Policy] = {
-        "by plan, draft model only": planned_policy(plan, learned, wants_free=False),
+        "by plan, draft model only": planned_policy(plan, learned, wants_model_free=False),
         "by plan, one draft width": planned_policy(plan, replace(learned, ratios={widest: learned.ratios[widest]})),
         "by plan, unpruned": planned_policy(plan, learned, UnprunedPolicy),
     }

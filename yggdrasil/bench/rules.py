@@ -10,8 +10,8 @@ from yggdrasil.acceptance.speculation import OFF, Exactness, Speculation
 from yggdrasil.bench.systems import EngineSystem, Sample, summarise_systems
 from yggdrasil.engine.deciding import fitting_expansion
 from yggdrasil.engine.decoder import Decoder
-from yggdrasil.engine.policy import FixedPolicy
 from yggdrasil.errors import YggdrasilError
+from yggdrasil.policy.fixed import FixedPolicy
 from yggdrasil.scheduling.plan import Shapes
 from yggdrasil.tree.shape import TreeShape
 

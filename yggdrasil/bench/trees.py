@@ -24,10 +24,11 @@ from yggdrasil.drafters.draft_model import DraftModel, identity_knots
 from yggdrasil.engine.build import assemble
 from yggdrasil.engine.decoder import Decoder
 from yggdrasil.engine.engine import Engine
-from yggdrasil.engine.policy import PLAIN_POLICY, FixedPolicy, Policy
 from yggdrasil.errors import YggdrasilError
+from yggdrasil.policy.costs import StepCosts
+from yggdrasil.policy.decision import Policy
+from yggdrasil.policy.fixed import PLAIN_POLICY, FixedPolicy
 from yggdrasil.tree.shape import TreeShape
-from yggdrasil.tree.step_costs import StepCosts
 from yggdrasil.tree.widths import fitting
 
 MAX_LEVEL_WIDTH = 16  # of trees that would draft as many nodes a level as they verify

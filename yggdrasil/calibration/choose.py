@@ -11,9 +11,12 @@ from yggdrasil.calibration.foreseen import expectation, policy_without_drafter
 from yggdrasil.calibration.replay import RecordedEvidence, RecordedTrees, recorded_documents, replay
 from yggdrasil.calibration.survival import survival_of
 from yggdrasil.drafters.group import DrafterGroup
-from yggdrasil.engine.drafted_trees import DepthEvidence
-from yggdrasil.engine.objective_policy import ObjectivePolicy
-from yggdrasil.engine.policy import Decision, FreeTreePolicy
+from yggdrasil.policy.costs import StepCosts
+from yggdrasil.policy.decision import Decision, ModelFree
+from yggdrasil.policy.drafted import DepthPrediction
+from yggdrasil.policy.fixed import ModelFreePolicy
+from yggdrasil.policy.objective import ShapeTable, best_width, value_per_token
+from yggdrasil.policy.policy import ObjectivePolicy
 from yggdrasil.predictor.acceptance import AcceptanceCalibration
 from yggdrasil.predictor.bundle import Learned
 from yggdrasil.predictor.depth import DepthPredictor
@@ -24,9 +27,7 @@ from yggdrasil.predictor.training import train_depth_predictor
 from yggdrasil.profiling.tally import Totals
 from yggdrasil.profiling.traces import TraceSet
 from yggdrasil.scheduling.plan import DepthSource, Expectation
-from yggdrasil.tree.objective import ShapeChooser, choose_verify_width
 from yggdrasil.tree.shape import PLAIN_STEP, TreeShape
-from yggdrasil.tree.step_costs import StepCosts
 
 CONTEXT = 0  # the simulation knows one context length
 MEAN: DepthSource = "mean"
@@ -72,37 +73,39 @@ def fit_acceptance(traces: TraceSet) -> AcceptanceCalibration:
     return AcceptanceCalibration.fit(np.concatenate([p for p, _ in pairs]), np.concatenate([hit for _, hit in pairs]))
 
 
-class DraftedTreePolicy(FreeTreePolicy):
-    """A rival: ``shape`` everywhere, guesses that cost no pass in its trees alone, the verify width as it pays."""
+class DraftedTreePolicy(ModelFreePolicy):
+    """A rival: ``shape`` everywhere, model-free drafts in its trees alone, the verify width by the objective."""
 
-    def __init__(self, costs: StepCosts, shape: TreeShape = PLAIN_STEP) -> None:
+    def __init__(self, costs: StepCosts, shape: TreeShape) -> None:
         super().__init__(1)
         self._costs, self._shape = costs, shape
 
-    def free(self, expected: Sequence[float], depth: int, context: int) -> Decision | None:
-        return None
+    def choose(
+        self, context: int, model_free: ModelFree | None = None, features: Evidence | None = None
+    ) -> Decision | None:
+        return Decision(self._shape, is_drafting=True)
 
-    def rest(self, context: int) -> Decision | None:
-        return None
-
-    def choose(self, evidence: Evidence) -> Decision:
-        return Decision(self._shape)
-
-    def prune(self, shape: TreeShape, expected: Sequence[float], context: int) -> Decision:
-        drafting_ms = self._costs.drafting_ms(shape.width, shape.depth)
-        return Decision(shape._replace(verify_width=choose_verify_width(expected, drafting_ms, self._costs)))
+    def prune(self, decision: Decision, expected: Sequence[float], context: int) -> Decision:
+        shape, costs = decision.shape, self._costs
+        values = value_per_token(costs, costs.drafting_ms(shape.width, shape.depth) + costs.overhead_ms)
+        verify_width = costs.verify_widths[best_width(expected, values)]
+        return decision._replace(shape=shape._replace(verify_width=verify_width))
 
 
 class KnowingPolicy(DraftedTreePolicy):
     """Another: knows how much of the drafter's own trees will be accepted, and drafts accordingly."""
 
-    def __init__(self, costs: StepCosts, chooser: ShapeChooser, survival: npt.NDArray[np.float64]) -> None:
-        super().__init__(costs)
-        self._chooser, self._survival = chooser, survival  # [P, D]
+    def __init__(self, costs: StepCosts, table: ShapeTable, survival: npt.NDArray[np.float64]) -> None:
+        super().__init__(costs, PLAIN_STEP)
+        self._table, self._survival = table, survival  # [P, D]
 
-    def choose(self, evidence: Evidence) -> Decision:
-        assert isinstance(evidence, RecordedEvidence)
-        return Decision(self._chooser.choose(self._survival[evidence.index]))
+    def choose(
+        self, context: int, model_free: ModelFree | None = None, features: Evidence | None = None
+    ) -> Decision | None:
+        if features is None:
+            return None
+        assert isinstance(features, RecordedEvidence)
+        return Decision(self._table.choose(self._survival[features.index]), is_drafting=True)
 
 
 class _Played:
@@ -115,14 +118,14 @@ class _Played:
         self.documents = recorded_documents(traces, prompts)
         self._trees = RecordedTrees(traces, costs, free)
 
-    def by(self, policy: ObjectivePolicy | FreeTreePolicy, source: DepthSource = MEAN) -> Totals:
+    def by(self, policy: ObjectivePolicy | ModelFreePolicy, source: DepthSource = MEAN) -> Totals:
         """What decoding by ``policy`` gives, whose depth comes from ``source``."""
         return replay(
             self.documents, policy, costs=self.costs, trees=self._trees, free=self.free, context=CONTEXT,
             is_head_first=source == "head",
         )  # fmt: skip
 
-    def told(self, name: str, policy: ObjectivePolicy | FreeTreePolicy) -> Expectation:
+    def told(self, name: str, policy: ObjectivePolicy | ModelFreePolicy) -> Expectation:
         """The same by its name."""
         return expectation(name, self.by(policy), self.costs)
 
@@ -148,7 +151,7 @@ def choose(
     mean_survival = survival.mean.astype(np.float32)
 
     def policy(source: DepthSource) -> ObjectivePolicy:
-        depth = DepthEvidence(trained[source][0], _readings(traces)[source]) if source in trained else None
+        depth = DepthPrediction(trained[source][0], _readings(traces)[source]) if source in trained else None
         return ObjectivePolicy(
             {CONTEXT: costs}, ratios, mean_survival, depth, is_head_first=source == "head", lift=survival.lift
         )
@@ -181,7 +184,7 @@ def _rivals(played: _Played, ratios: Mapping[int, npt.NDArray[np.float32]]) -> l
     traces, costs = played.traces, played.costs
     whole = traces.max_depth * traces.widths[-1] + 1
     lengths = traces.accepted_length(traces.widths[-1], traces.max_depth, whole)
-    knowing = KnowingPolicy(costs, ShapeChooser(costs, ratios), _certain(lengths, traces.max_depth))
+    knowing = KnowingPolicy(costs, ShapeTable(costs, ratios), _certain(lengths, traces.max_depth))
     shapes = [TreeShape(width, depth, 1) for width in traces.widths for depth in range(1, traces.max_depth + 1)]
     fixed = [
         played.told(f"fixed width {shape.width} depth {shape.depth}", DraftedTreePolicy(costs, shape))

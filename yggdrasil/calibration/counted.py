@@ -14,9 +14,9 @@ from yggdrasil.drafters.group import DrafterGroup
 from yggdrasil.drafters.options import CountsOptions
 from yggdrasil.drafters.protocol import Drafter
 from yggdrasil.drafters.table import Table
+from yggdrasil.policy.costs import StepCosts
+from yggdrasil.policy.objective import least_useful_probability
 from yggdrasil.scheduling.plan import Expectation
-from yggdrasil.tree.objective import least_useful
-from yggdrasil.tree.step_costs import StepCosts
 
 _HELD_OUT_EVERY = 10  # documents for the prediction; the others are learned from
 
@@ -75,7 +75,7 @@ def learn_counts(
     rest = [document for i, document in enumerate(documents) if i % _HELD_OUT_EVERY]
     belief = fit_belief(rest, with_table=with_table, runners_up=runners_up)
     drafter = CountsDrafter(belief, Table.of(rest).without_rare() if with_table else None, recycles=recycles)
-    drafter.leave_out_below(least_useful([costs]))
+    drafter.leave_out_below(least_useful_probability([costs]))
     is_foreseen = any(len(document.answer) > 1 for document in held_out)
     expected = foresee(DrafterGroup([*others, drafter]), held_out, costs, runners_up) if is_foreseen else []
     return Counted(belief, Table.of(documents).without_rare() if with_table else None, expected, recycles, documents)

@@ -30,14 +30,14 @@ from yggdrasil.drafters.registry import Named
 from yggdrasil.drafters.shipped import table_folder
 from yggdrasil.engine.build import Assembly
 from yggdrasil.engine.opened import DtypeName
-from yggdrasil.engine.policy import FreeTreePolicy
 from yggdrasil.engine.text import TextStream
 from yggdrasil.engine.trace import MODEL_STAGES, Trace
 from yggdrasil.native.one_thread import one_thread
+from yggdrasil.policy.costs import lower_envelope
+from yggdrasil.policy.fixed import ModelFreePolicy
 from yggdrasil.profiling.roofline import wait_for
 from yggdrasil.scheduling.plan import Costs, Expectation, ModelRef, Plan, Shapes, portable_source
 from yggdrasil.scheduling.stages import DEFAULT_ORDER
-from yggdrasil.tree.step_costs import lower_envelope
 
 CONTEXT = 128  # tokens in the caches while steps are timed
 SECONDS, ROUNDS = 2.5, 6  # timing ends after either, but not before ``_LEAST_ROUNDS``
@@ -173,7 +173,7 @@ def _overhead_ms(assembly: Assembly, tokenizer: PreTrainedTokenizerBase, context
     vocab_size = assembly.target.call.vocab_size
     prompt = [1 + number % min(8, vocab_size - 1) for number in range(min(context, _PROMPT))]
     trace, outside, before = Trace(), list[float](), 0
-    policy = FreeTreePolicy(assembly.shapes.verify_widths[-1])
+    policy = ModelFreePolicy(assembly.shapes.verify_widths[-1])
     request = assembly.engine.decode(prompt, TextStream(tokenizer, frozenset(), 1 << 20, ()), policy, trace)
     next(request)
     for _ in request:

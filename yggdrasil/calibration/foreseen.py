@@ -8,12 +8,13 @@ import numpy as np
 from yggdrasil.calibration.own_text import Document
 from yggdrasil.calibration.replay import RunnersUp, replay
 from yggdrasil.drafters.group import DrafterGroup
-from yggdrasil.engine.objective_policy import ObjectivePolicy
-from yggdrasil.engine.policy import FreeTreePolicy, Policy
+from yggdrasil.policy.costs import StepCosts
+from yggdrasil.policy.decision import Policy
+from yggdrasil.policy.fixed import ModelFreePolicy
+from yggdrasil.policy.policy import ObjectivePolicy
 from yggdrasil.predictor.repeats import share_foretold
 from yggdrasil.profiling.tally import Totals
 from yggdrasil.scheduling.plan import Expectation
-from yggdrasil.tree.step_costs import StepCosts
 
 
 def foresee(
@@ -38,7 +39,7 @@ def foresee(
         return expectation(name, result, costs)
 
     found = played(policy_without_drafter(costs), f"counts of {free.name}")
-    fixed = [played(FreeTreePolicy(width), f"fixed verify width {width}") for width in costs.verify_widths[1:]]
+    fixed = [played(ModelFreePolicy(width), f"fixed verify width {width}") for width in costs.verify_widths[1:]]
     found = replace(found, repeats=round(share_foretold(documents), 3))
     return [found, *sorted(fixed, key=lambda each: each.tpot_ms)[:1], plain]
 

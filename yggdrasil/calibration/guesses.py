@@ -16,14 +16,14 @@ from yggdrasil.checkpoints.source import Source
 from yggdrasil.drafters.counts import CountsDrafter
 from yggdrasil.drafters.group import DrafterGroup, group_of
 from yggdrasil.drafters.protocol import Drafter
-from yggdrasil.engine.policy import PLAIN_POLICY
 from yggdrasil.engine.trace import Trace
+from yggdrasil.policy.costs import StepCosts
+from yggdrasil.policy.fixed import PLAIN_POLICY
+from yggdrasil.policy.objective import least_useful_probability
 from yggdrasil.prompts import encode_prompt, read_prompts
 from yggdrasil.runtime.forward import RUNNERS_UP
 from yggdrasil.runtime.runner import ModelRunner
 from yggdrasil.scheduling.plan import Expectation
-from yggdrasil.tree.objective import least_useful
-from yggdrasil.tree.step_costs import StepCosts
 
 OWN_TEXT = "own-text.json"  # how long the target has written already
 FORESEEN = 4  # documents decoded to predict by, where the target has written no text of its own
@@ -72,7 +72,7 @@ def guesses_beside(
     if counted is None:
         return group_of(others)
     counts = counted.knowing_nothing_of(documents)
-    counts.leave_out_below(least_useful([costs]))
+    counts.leave_out_below(least_useful_probability([costs]))
     return DrafterGroup([*others, counts])
 
 

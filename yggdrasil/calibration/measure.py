@@ -17,17 +17,17 @@ import torch
 
 from yggdrasil.calibration.passes import measure_passes, passes_at
 from yggdrasil.engine.build import Assembly
-from yggdrasil.engine.policy import Decision, FixedPolicy, Learner
-from yggdrasil.engine.promises import KeptPromises
 from yggdrasil.engine.text import TextStream
 from yggdrasil.engine.trace import MODEL_STAGES, Trace
 from yggdrasil.errors import YggdrasilError
+from yggdrasil.policy.costs import lower_envelope
+from yggdrasil.policy.decision import Decision, ModelFree
+from yggdrasil.policy.fixed import FixedPolicy
+from yggdrasil.policy.stopping import UNBOUNDED, StoppingBound, stopping_bound
 from yggdrasil.predictor.evidence import Evidence
 from yggdrasil.scheduling.executors import InOrderExecutor
 from yggdrasil.scheduling.plan import Costs, Shapes
 from yggdrasil.tree.shape import PLAIN_STEP, TreeShape
-from yggdrasil.tree.stakes import NO_STAKES, Stakes, stakes_of
-from yggdrasil.tree.step_costs import lower_envelope
 
 COLUMNS = ("context", "cycle", "width", "depth", "verify_width", "stage", "ms")
 SHALLOW = 2  # the other measured depth is the deepest
@@ -58,16 +58,12 @@ class ShapeCycle:
         self._order: list[TreeShape] = []  # the next one last
         self.length = STREAK * (len(self._shapes) + max(1, len({shape.verify_width for shape in shapes})))  # of a cycle
         self.streaks = 0  # of plain steps that have begun
-        self.wants_free = any(shape.is_free for shape in shapes)
-        self.learner: Learner | None = self if self.wants_free else None
-        self.promises = KeptPromises()
+        self.wants_model_free = any(shape.is_free for shape in shapes)
 
     def begin(self) -> None:
         """Nothing: the cycle goes on."""
 
-    def settle(
-        self, decision: Decision, tokens: int, milliseconds: float, *, rested: bool, pass_ms: float | None = None
-    ) -> None:
+    def settle(self, decision: Decision, tokens: int, milliseconds: float) -> None:
         """Nothing: what is measured decides nothing here."""
 
     def _next(self) -> TreeShape:
@@ -82,26 +78,22 @@ class ShapeCycle:
         self.streaks += self._next() == PLAIN_STEP and len(self._order) % STREAK == 0
         return self._order.pop()
 
-    def stakes(self, context: int) -> Stakes:
-        return NO_STAKES
+    def bound(self, context: int, shape: TreeShape | None = None) -> StoppingBound:
+        if shape is None:
+            return UNBOUNDED
+        return stopping_bound([shape.verify_width], [1.0])  # about as many as decoding would want at that width
 
-    def stakes_beside(self, shape: TreeShape, context: int) -> Stakes:
-        return stakes_of([(shape.verify_width, 1.0)])  # about as many as decoding would want that verifies so many
+    def choose(
+        self, context: int, model_free: ModelFree | None = None, features: Evidence | None = None
+    ) -> Decision | None:
+        if not self._next().is_free:
+            shape = self._take()
+            return Decision(shape, is_drafting=shape.depth > 0)
+        # A text that ends here, or repeats nothing, leaves no room for model-free drafts.
+        return Decision(PLAIN_STEP if model_free is None else self._take())
 
-    def free(self, expected: Sequence[float], depth: int, context: int) -> Decision | None:
-        return Decision(self._take()) if self._next().is_free else None
-
-    def rest(self, context: int) -> Decision | None:
-        if self._next().is_free:  # the text's end left no room for it
-            return Decision(PLAIN_STEP)
-        self._decision = Decision(self._take())
-        return self._decision if self._decision.shape == PLAIN_STEP else None
-
-    def choose(self, evidence: Evidence) -> Decision:
-        return self._decision
-
-    def prune(self, shape: TreeShape, expected: Sequence[float], context: int) -> Decision:
-        return Decision(shape)
+    def prune(self, decision: Decision, expected: Sequence[float], context: int) -> Decision:
+        return decision
 
 
 def measured_shapes(shapes: Shapes, *, with_free: bool) -> list[TreeShape]:

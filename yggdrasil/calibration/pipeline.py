@@ -50,12 +50,12 @@ from yggdrasil.drafters.options import CountsOptions, FreeOptions
 from yggdrasil.engine.apart import compile_missing
 from yggdrasil.engine.build import Assembly
 from yggdrasil.errors import ArtifactError
+from yggdrasil.policy.costs import StepCosts
 from yggdrasil.prompts import read_prompts
 from yggdrasil.runtime.kept_tensors import keep_model
 from yggdrasil.runtime.loaded import LoadedModel
 from yggdrasil.scheduling.plan import Costs, LeftOut, ModelRef, Plan, Shapes, portable_source
 from yggdrasil.scheduling.stages import DEFAULT_ORDER, HEAD_FIRST_ORDER
-from yggdrasil.tree.step_costs import StepCosts
 
 
 def calibrate(settings: CalibrationSettings, reporter: Reporter) -> Path:

@@ -19,13 +19,12 @@ from yggdrasil.calibration.own_text import ANSWER, Document
 from yggdrasil.drafters.group import DrafterGroup
 from yggdrasil.drafters.protocol import Budget
 from yggdrasil.engine.aside import AsideTree
-from yggdrasil.engine.policy import Decision, Policy
-from yggdrasil.engine.promises import KeptPromises
+from yggdrasil.policy.costs import StepCosts
+from yggdrasil.policy.decision import Decision, ModelFree, Policy
 from yggdrasil.predictor.evidence import Float32Array
 from yggdrasil.profiling.tally import ShapeTally, Totals
 from yggdrasil.profiling.traces import TraceSet
 from yggdrasil.tree.shape import TreeShape
-from yggdrasil.tree.step_costs import StepCosts
 from yggdrasil.tree.token_tree import NO_SCORE, TokenTree
 
 RunnersUp = Callable[[Document], Tensor]  # before each token of the answer, [len(answer), K] int64
@@ -109,7 +108,6 @@ class RecordedTrees:
 class _Step(NamedTuple):
     decision: Decision
     accepted: int  # drafted tokens
-    rested: bool = False
 
 
 class _Simulation:
@@ -119,37 +117,32 @@ class _Simulation:
         self, policy: Policy, costs: StepCosts, trees: RecordedTrees | None, free: DrafterGroup | None, context: int
     ) -> None:
         self._policy, self._costs, self._trees, self._context = policy, costs, trees, context
-        self._promises = KeptPromises() if policy.learner is None else policy.learner.promises
-        self._wants_free = free is not None and policy.learner is not None and policy.learner.wants_free
+        self._wants_model_free = free is not None and policy.wants_model_free
         self._alone = TokenTree.on_host(costs.verify_widths[-1] if trees is None else trees.tree.num_nodes)
         self._aside = None if free is None else AsideTree(free, self._alone, costs.verify_widths, shares_tree=True)
 
     def step(self, index: int, truth: Sequence[int], remaining: int) -> _Step:
         """What is decided at row ``index``, before ``truth``, while ``remaining`` tokens may come."""
-        learner, depth = self._policy.learner, min(remaining, self._costs.verify_widths[-1]) - 1
-        if learner is not None and self._aside is not None and self._wants_free and depth > 0:
-            expected = self._aside.grow(depth, learner.stakes(self._context))
-            decision = learner.free(expected, depth, self._context)
-            if decision is not None:
-                width = decision.shape.verify_width
-                return _Step(decision, accepted(self._alone, self._aside.order.tolist()[:width], truth))
-        resting = self._policy.rest(self._context)
-        if resting is not None:
-            return _Step(resting, 0, rested=True)
-        return self._drafted(index, truth)
+        model_free, depth = None, min(remaining, self._costs.verify_widths[-1]) - 1
+        if self._aside is not None and self._wants_model_free and depth > 0:
+            model_free = ModelFree(self._aside.grow(depth, self._policy.bound(self._context)), depth)
+        decision = self._policy.choose(self._context, model_free)
+        if decision is None:
+            assert self._trees is not None, "there is nothing to draft"
+            evidence = RecordedEvidence(self._trees.traces, index, self._context)
+            decision = self._policy.choose(self._context, features=evidence)
+            assert decision is not None
+        if decision.kind == "model_free":
+            assert self._aside is not None
+            nodes = self._aside.order.tolist()[: decision.shape.verify_width]
+            return _Step(decision, accepted(self._alone, nodes, truth))
+        return self._drafted(decision, index, truth) if decision.shape.depth else _Step(decision, 0)
 
-    def _drafted(self, index: int, truth: Sequence[int]) -> _Step:
+    def _drafted(self, decision: Decision, index: int, truth: Sequence[int]) -> _Step:
         assert self._trees is not None, "there is nothing to draft"
-        chosen = self._policy.choose(RecordedEvidence(self._trees.traces, index, self._context))
-        if not chosen.shape.depth:
-            return _Step(chosen, 0)
-        promised = self._trees.grow(index, chosen.shape, fills=self._wants_free)
-        decision = self._policy.prune(chosen.shape, self._promises.honest(promised), self._context)
-        width = decision.shape.verify_width
-        kept = accepted(self._trees.tree, self._trees.order[:width], truth)
-        if width > 1:
-            self._promises.observe(max(promised[self._costs.verify_widths.index(width)] - 1.0, 0.0), kept)
-        return _Step(decision._replace(believed=chosen.believed), kept)
+        expected = self._trees.grow(index, decision.shape, fills=self._wants_model_free)
+        decision = self._policy.prune(decision, expected, self._context)
+        return _Step(decision, accepted(self._trees.tree, self._trees.order[: decision.shape.verify_width], truth))
 
 
 def replay(
@@ -174,31 +167,28 @@ def replay(
     Raises:
         ValueError: no text at all.
     """
-    simulation, tally, learner = _Simulation(policy, costs, trees, free, context), ShapeTally(), policy.learner
+    simulation, tally = _Simulation(policy, costs, trees, free, context), ShapeTally()
     tokens, first = sum(len(document.answer) for document in documents) - len(documents), 0
     if tokens < 1:
         raise ValueError("no text to play over")
     for document in documents:
         answer, told = document.answer, Told(free, document, runners_up)
         tally.begin()
-        if learner is not None:
-            learner.begin()
+        policy.begin()
         unread = len(document.prompt)  # tokens that the drafter has not drafted through
         place = 1  # the prefill gives the first token
         while place < len(answer):
             step = simulation.step(first + place - 1, answer[place:], max(ANSWER, len(answer)) - place)
             shape = step.decision.shape
-            spends_head = is_head_first and not step.rested and not shape.depth
+            spends_head = is_head_first and step.decision.is_drafting and not shape.depth
             milliseconds = costs.iteration_ms(*shape)
-            pass_ms = milliseconds * costs.pass_share(shape)
             milliseconds += costs.head_ms if spends_head else 0.0
             if spends_head or (shape.depth and not shape.is_free):
                 milliseconds += costs.reading_ms * unread
                 unread = 0
             else:
                 unread += step.accepted + 1
-            if learner is not None:
-                learner.settle(step.decision, step.accepted + 1, milliseconds, rested=step.rested, pass_ms=pass_ms)
+            policy.settle(step.decision, step.accepted + 1, milliseconds)
             tally.add(shape, step.accepted, milliseconds)
             told.extend(place, place + step.accepted + 1)
             place += step.accepted + 1

@@ -14,10 +14,11 @@ import pandas as pd
 from yggdrasil.calibration.measure import WARM_UP, measured_shapes
 from yggdrasil.engine.build import Assembly
 from yggdrasil.engine.engine import Engine
-from yggdrasil.engine.policy import PLAIN_POLICY, FixedPolicy, Policy
 from yggdrasil.engine.text import TextStream
 from yggdrasil.engine.trace import Trace
 from yggdrasil.errors import YggdrasilError
+from yggdrasil.policy.decision import Policy
+from yggdrasil.policy.fixed import PLAIN_POLICY, FixedPolicy
 from yggdrasil.scheduling.costs import COLUMNS, LOOP, TIMES, schedule_code
 from yggdrasil.scheduling.stages import NAMED_VARIANTS, STAGES, Schedule
 from yggdrasil.tree.shape import PLAIN_STEP, TreeShape

@@ -30,15 +30,15 @@ from yggdrasil.drafters.heads.kinds import is_head
 from yggdrasil.engine.apart import compile_missing
 from yggdrasil.engine.build import Assembly
 from yggdrasil.errors import YggdrasilError
+from yggdrasil.policy.costs import lower_envelope
+from yggdrasil.policy.objective import Objective
 from yggdrasil.predictor.bundle import Learned
 from yggdrasil.prompts import encode_prompt, read_prompts
 from yggdrasil.scheduling.costs import COLUMNS, StageCosts
 from yggdrasil.scheduling.plan import Costs, ModelRef, Plan, Searched, SearchResult, check_plan
 from yggdrasil.scheduling.search import AcceptedLengths, Candidate, Space, predict_ms, search
 from yggdrasil.scheduling.stages import NAMED_VARIANTS, NAMED_WITH_STATES, Schedule
-from yggdrasil.tree.objective import Objective
 from yggdrasil.tree.shape import TreeShape
-from yggdrasil.tree.step_costs import lower_envelope
 
 BACKEND = "inductor"  # what a CPU's profile is measured with
 SAMPLES_FILE, RANKING_FILE, MEASURED_FILE = "schedule_samples.csv", "schedule_ranking.csv", "schedule_measured.csv"

@@ -18,10 +18,11 @@ import numpy.typing as npt
 from yggdrasil.calibration.replay import RecordedTrees, Told, accepted, path_of, recorded_documents
 from yggdrasil.drafters.group import DrafterGroup
 from yggdrasil.engine.aside import AsideTree
-from yggdrasil.engine.free_trees import FreeTrees
+from yggdrasil.policy.costs import StepCosts
+from yggdrasil.policy.decision import ModelFree
+from yggdrasil.policy.policy import ObjectivePolicy
 from yggdrasil.profiling.traces import TraceSet
 from yggdrasil.tree.shape import TreeShape
-from yggdrasil.tree.step_costs import StepCosts
 from yggdrasil.tree.token_tree import TokenTree
 
 Float64Array = npt.NDArray[np.float64]
@@ -125,7 +126,8 @@ class _Promises:
     """What the tree promises that needs no drafter, and gives."""
 
     def __init__(self, free: DrafterGroup | None, costs: StepCosts, num_nodes: int) -> None:
-        self._costs, self._trees, self._aside = costs, FreeTrees([costs], "latency"), None
+        self._costs, self._aside = costs, None
+        self._policy = ObjectivePolicy({0: costs}, {}, np.empty(0, dtype=np.float32), None)
         self._tree = TokenTree.on_host(num_nodes)
         if free is not None:
             self._aside = AsideTree(free, self._tree, costs.verify_widths, shares_tree=True)
@@ -134,9 +136,9 @@ class _Promises:
         """Tokens promised and given before ``truth``, bonus included, and the verify width, as an index."""
         if self._aside is not None:
             depth = self._costs.verify_widths[-1] - 1
-            expected = self._aside.grow(depth, self._trees.stakes(0))
-            if expected[-1] > 1.0:
-                best = self._trees.best(expected, depth, 0, 1.0)
+            expected = self._aside.grow(depth, self._policy.bound(0))
+            best = self._policy.best_model_free(ModelFree(expected, depth))
+            if best is not None:
                 width = best.shape.verify_width
                 given = 1.0 + accepted(self._tree, self._aside.order.tolist()[:width], truth)
                 return best.tokens, given, self._costs.verify_widths.index(width)

@@ -18,7 +18,8 @@ from yggdrasil.checkpoints.facts import load_tokenizer
 from yggdrasil.checkpoints.formats.names import Weights
 from yggdrasil.engine.apart import compile_missing
 from yggdrasil.engine.decoder import Decoder, Generation
-from yggdrasil.engine.policy import FixedPolicy, FreeTreePolicy, Policy
+from yggdrasil.policy.decision import Policy
+from yggdrasil.policy.fixed import FixedPolicy, ModelFreePolicy
 from yggdrasil.runtime.runner import ModelRunner
 from yggdrasil.tree.shape import TreeShape
 from yggdrasil.tree.widths import fitting_or_widest
@@ -51,7 +52,7 @@ def weights_effect(
     shapes = replace(
         pair.shapes, draft_widths=(1,) if has_model else (), max_depth=CHAIN_DEPTH, verify_widths=widths
     )  # fmt: skip
-    policy: Policy = FixedPolicy(TreeShape(1, CHAIN_DEPTH, width)) if has_model else FreeTreePolicy(width)
+    policy: Policy = FixedPolicy(TreeShape(1, CHAIN_DEPTH, width)) if has_model else ModelFreePolicy(width)
     tokenizer = load_tokenizer(pair.target)
     kinds: tuple[Weights, Weights] = ("full", weights)
     decoders: dict[Weights, Decoder] = {}

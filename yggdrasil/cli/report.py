@@ -12,7 +12,7 @@ from yggdrasil.cli.options import ChatOption, ForceOption
 from yggdrasil.errors import YggdrasilError
 
 if TYPE_CHECKING:
-    from yggdrasil.engine.policy import Policy
+    from yggdrasil.policy.decision import Policy
     from yggdrasil.reports.facts import Facts
 
 USUAL_LIMIT = 3  # prompts
@@ -75,7 +75,7 @@ def _with_trees(facts: "Facts", plan: Path, prompts: Path, limit: int, *, chat: 
     from yggdrasil.artifacts import write_csv
     from yggdrasil.bench.systems import encode_one
     from yggdrasil.engine.decoder import Decoder
-    from yggdrasil.engine.policy import FixedPolicy, FreeTreePolicy
+    from yggdrasil.policy.fixed import FixedPolicy, ModelFreePolicy
     from yggdrasil.prompts import read_prompts
     from yggdrasil.reports.trees import record_trees
 
@@ -84,7 +84,7 @@ def _with_trees(facts: "Facts", plan: Path, prompts: Path, limit: int, *, chat: 
     texts = [encode_one(decoder, prompt, PROMPT_TOKENS) for prompt in requests]
     recorded = []
     # A policy may decode plainly; here trees are wanted: the plan's, and such as lose nodes before verification.
-    policies: list[Policy] = [FreeTreePolicy(facts.plan.shapes.verify_widths[-1])]
+    policies: list[Policy] = [ModelFreePolicy(facts.plan.shapes.verify_widths[-1])]
     if facts.learned is not None:
         policies = [FixedPolicy(shape) for shape in dict.fromkeys((facts.best_tree(), facts.best_pruned_tree()))]
     for decoder.policy in policies:

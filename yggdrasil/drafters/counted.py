@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from yggdrasil.drafters.best_first import Guess, Nodes, OpenGuesses, offered, shares
-from yggdrasil.tree.stakes import NO_STAKES, Race, Stakes
+from yggdrasil.policy.stopping import UNBOUNDED, EarlyStopping, StoppingBound
 
 MOST_FOLLOWERS = 16  # of a context of the text that are looked at
 MOST_LIKELY = 0.98  # of all children together: none is certain
@@ -121,25 +121,25 @@ class PortableCounts:
         """From now on trees are grown in these: tokens, parents, depths, scores, edges, ancestors."""
         self._bed = buffers
 
-    def grow(self, certain: Sequence[int], depth: int, stakes: Stakes = NO_STAKES) -> int:
-        """Count ``certain`` tokens, plant the text's last one, grow a tree as deep as ``depth`` and ``stakes`` want."""
+    def grow(self, certain: Sequence[int], depth: int, bound: StoppingBound = UNBOUNDED) -> int:
+        """Count ``certain`` tokens, plant the text's last one, grow a tree as deep as ``depth`` and ``bound`` want."""
         self.append(certain)
         nodes = self._nodes(*self._bed)
         nodes.put(Guess(0.0, -1, 0.0, 0, self._text[-1]))
         open_guesses = OpenGuesses()
         self._open_children(nodes, 0, 0.0, depth, open_guesses)
-        race = Race(stakes)
-        race.add(0.0)
-        return self._complete(nodes, depth, open_guesses, race)
+        stopping = EarlyStopping(bound)
+        stopping.add(0.0)
+        return self._complete(nodes, depth, open_guesses, stopping)
 
     def fill_in(self, *buffers: Tensor) -> None:
         """From now on trees in these are gone on with: as for ``grow_in``, then the pool's tokens and scores."""
         self._given = buffers
 
-    def fill(self, depth: int, stakes: Stakes = NO_STAKES) -> int:
+    def fill(self, depth: int, bound: StoppingBound = UNBOUNDED) -> int:
         """Go on with a tree that somebody else has grown from the text's last token; returns its size.
 
-        As far as ``stakes`` want.
+        As far as ``bound`` want.
 
         What is said beyond its nodes takes the places that are left. Where a drafter has read a node, whose candidates
         are in the pool then, both are believed: in proportion to what each says that it knows, the sum of its
@@ -182,21 +182,21 @@ class PortableCounts:
             if len(nodes.paths[node]) < depth:
                 open_guesses.add(node, nodes.score(node), shares(list(likely.items()), left))
         standing = [score for node in range(nodes.size) if math.isfinite(score := nodes.score(node))]
-        return self._complete(nodes, depth, open_guesses, Race(stakes, standing))
+        return self._complete(nodes, depth, open_guesses, EarlyStopping(bound, standing))
 
     def _nodes(self, *buffers: Tensor) -> Nodes:
         if not self._text:
             raise RuntimeError("no text to grow a tree from")
         return Nodes(*buffers)
 
-    def _complete(self, nodes: Nodes, depth: int, open_guesses: OpenGuesses, race: Race) -> int:
+    def _complete(self, nodes: Nodes, depth: int, open_guesses: OpenGuesses, stopping: EarlyStopping) -> int:
         """Attach the best of the open guesses and what follows them, until the tree is full; returns its size."""
         while nodes.size < nodes.capacity and (guess := open_guesses.best) is not None:
-            if -guess.cost < self._least_path or race.is_over(-guess.cost):
+            if -guess.cost < self._least_path or stopping.is_over(-guess.cost):
                 break
             open_guesses.pop()
             nodes.put(guess)
-            race.add(-guess.cost)
+            stopping.add(-guess.cost)
             self._open_children(nodes, nodes.size - 1, -guess.cost, depth, open_guesses)
         nodes.clear()
         return nodes.size

@@ -20,7 +20,7 @@ from yggdrasil.drafters.protocol import Budget, Capabilities, Step
 from yggdrasil.drafters.table import Table
 from yggdrasil.native import is_native
 from yggdrasil.native.direct import Mailbox, NativeCounts, direct
-from yggdrasil.tree.stakes import NO_STAKES, Stakes
+from yggdrasil.policy.stopping import UNBOUNDED, StoppingBound
 from yggdrasil.tree.token_tree import TokenTree
 
 BELIEF_FILE, TABLE_FILE = "belief.safetensors", "table.safetensors"
@@ -165,7 +165,7 @@ class _NativeCounts:
 
     def __init__(self, *weights: Tensor) -> None:
         self._counts = NativeCounts(*weights)
-        self._stakes = NO_STAKES
+        self._bound = UNBOUNDED
         self._mail, self._grow = Mailbox(2 + self._MOST), direct("grow", self._counts)
         self._fill_mail, self._fill = Mailbox(3), direct("fill", self._counts)
 
@@ -176,12 +176,12 @@ class _NativeCounts:
         """From now on trees are grown in these: tokens, parents, depths, scores, edges, ancestors."""
         self._counts.grow_in(*buffers, self._mail.tensor)
 
-    def grow(self, certain: Sequence[int], depth: int, stakes: Stakes) -> int:
+    def grow(self, certain: Sequence[int], depth: int, bound: StoppingBound) -> int:
         """What ``PortableCounts.grow`` does."""
         numbers = self._mail.numbers
-        if stakes is not self._stakes:
-            self._counts.grow_for(*stakes.buffer_info())
-            self._stakes = stakes  # kept: they are read where they are
+        if bound is not self._bound:
+            self._counts.grow_for(*bound.buffer_info())
+            self._bound = bound  # kept: they are read where they are
         if len(certain) > self._MOST:
             self._counts.append(certain)
             certain = ()
@@ -196,10 +196,10 @@ class _NativeCounts:
         """What ``PortableCounts.fill_in`` does."""
         self._counts.fill_in(*buffers, self._fill_mail.tensor)
 
-    def fill(self, depth: int, stakes: Stakes) -> int:
+    def fill(self, depth: int, bound: StoppingBound) -> int:
         """What ``PortableCounts.fill`` does."""
         numbers = self._fill_mail.numbers
-        numbers[0], (numbers[1], numbers[2]) = depth, stakes.buffer_info()
+        numbers[0], (numbers[1], numbers[2]) = depth, bound.buffer_info()
         if (size := self._fill()) < 0:
             raise RuntimeError("there is no text to fill a tree from")
         return size

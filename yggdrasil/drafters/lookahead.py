@@ -13,7 +13,7 @@ of a pass is not put into the tree at all.
 import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from itertools import accumulate, islice, takewhile
+from itertools import islice, takewhile
 from typing import NamedTuple
 
 from torch import Tensor
@@ -21,7 +21,7 @@ from torch import Tensor
 from yggdrasil.drafters.counted import LEAST_PATH
 from yggdrasil.drafters.options import LookaheadOptions
 from yggdrasil.drafters.protocol import Budget, Capabilities, Step
-from yggdrasil.tree.stakes import Stakes
+from yggdrasil.policy.stopping import least_verified_score
 from yggdrasil.tree.token_tree import TokenTree
 
 _MEMORY = 256.0  # guesses, and rows of the window, after which older ones count half
@@ -80,7 +80,7 @@ class LookaheadDrafter:
         there = _There(tree, scores)
         self._guesses = self._new_guesses(there, ngrams, depth) if ngrams else []
         row, rows = _log(self._credit.value), self.options.max_window_size * (self.options.max_ngram_size - 1)
-        least = _least_read([*scores, *(guess.score for guess in self._guesses), *[row] * rows], budget.bound)
+        least = least_verified_score([*scores, *(guess.score for guess in self._guesses), *[row] * rows], budget.bound)
         least = max(least, LEAST_PATH)  # a row that costs nothing still has to be put there
         for guess in self._guesses:
             if guess.score >= least:
@@ -260,18 +260,3 @@ class _Rate:
 
 def _log(probability: float) -> float:
     return math.log(min(max(probability, 1e-4), _MOST_LIKELY))
-
-
-def _least_read(scores: Sequence[float], stakes: Stakes) -> float:
-    """The least score that the pass which is worth most would read, of nodes with these; all where nothing is at stake.
-
-    ``scores`` are log-probabilities, the root's first.
-    """
-    best = sorted(scores, reverse=True)
-    if not stakes:
-        return best[-1]
-    promised, last = list(accumulate(map(math.exp, best))), len(best) - 1
-    passes = zip(stakes[1::2], stakes[2::2], strict=True)
-    reached = [(min(int(width) - 1, last), weight) for width, weight in passes]
-    worth = [(1.0 + (promised[place] - 1.0) * stakes[0]) * weight for place, weight in reached]
-    return best[reached[worth.index(max(worth))][0]]

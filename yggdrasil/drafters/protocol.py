@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from torch import Tensor
 
 from yggdrasil.errors import YggdrasilError
-from yggdrasil.tree.stakes import NO_STAKES, Stakes
+from yggdrasil.policy.stopping import UNBOUNDED, StoppingBound
 from yggdrasil.tree.token_tree import TokenTree
 
 if TYPE_CHECKING:
@@ -32,7 +32,9 @@ class Budget(NamedTuple):
 
     depth: int  # levels below the root, at most
     width: int | None = None  # nodes a level, at most; None: as many as the tree has room for
-    bound: Stakes = NO_STAKES  # early-stopping bound of the policy; a drafter that grows best first may stop by it
+    bound: StoppingBound = (
+        UNBOUNDED  # early-stopping bound of the policy; a drafter that grows best first may stop by it
+    )
     from_root: bool = True  # no other drafter has proposed below this root yet
 
 

@@ -6,14 +6,13 @@ from yggdrasil.drafters.group import DrafterGroup
 from yggdrasil.drafters.protocol import Budget, Drafter, check_tree, propose_in
 from yggdrasil.engine.evidence import LiveEvidence
 from yggdrasil.engine.free_guesses import FreeGuesses
-from yggdrasil.engine.iteration import NO_PROMISE, PLAIN_PROMISE, Emission, Iteration, Promise
-from yggdrasil.engine.policy import Decision, Policy
-from yggdrasil.engine.promises import KeptPromises
+from yggdrasil.engine.iteration import NO_TREE, Emission, Iteration
 from yggdrasil.engine.ranking import Ranking
 from yggdrasil.engine.seen import seen_tree
 from yggdrasil.engine.target import Outcome, Target
 from yggdrasil.engine.text import TextStream
 from yggdrasil.engine.trace import Trace
+from yggdrasil.policy.decision import Decision, ModelFree, Policy
 from yggdrasil.runtime.buffers import HostView
 from yggdrasil.scheduling.stages import Schedule
 from yggdrasil.tree.shape import PLAIN_STEP, TreeShape
@@ -49,7 +48,6 @@ class StageActions:
         self._free: FreeGuesses | None = None
         if free is not None:
             self._free = FreeGuesses(free, target, tree, self.verify_widths, shares_tree=self._tail is None)
-        self._wants_free = False
         # One that somebody else wrote: ours grow theirs in their steps.
         self._is_checked = drafter is not None and self._steps is None and tree.tokens.device.type == "cpu"
         self._keeps_books_late = False
@@ -58,15 +56,12 @@ class StageActions:
         self._policy: Policy
         self._stream: TextStream
         self._trace: Trace
-        self._promises: KeptPromises
         self._evidence: LiveEvidence
 
     def begin(self, policy: Policy, stream: TextStream, trace: Trace, text: list[int], first: Outcome) -> None:
         """Serve another request, whose certain ``text`` ends with what the prefill gave."""
         self._policy, self._stream, self._trace = policy, stream, trace
-        self._promises = KeptPromises() if policy.learner is None else policy.learner.promises
         self._evidence = LiveEvidence(self.target, self.tree, text, first)
-        self._wants_free = policy.learner is not None and policy.learner.wants_free
 
     def follow(self, outcome: Outcome) -> None:
         """What the policy may ask from now on: the iteration is over."""
@@ -107,52 +102,62 @@ class StageActions:
 
     def decide(self, state: Iteration) -> None:
         """Decide before any stage runs what can be decided by now; else the stage ``depth_prediction`` does."""
-        if self._try_free(state):
+        early, model_free = state.decision, self._propose_model_free(state)
+        if model_free is not None or not self._predicts_late:
+            state.decision = self._ask(model_free)
+        decision = state.decision
+        if decision is not None and decision.kind == "model_free":
+            self._use_model_free(state, decision.shape)
             state.is_decided = True
         elif self._predicts_late:
-            state.shape, state.is_decided = self._fitted(state.promise), True
-        elif (resting := self._rest()) is not None:
-            state.promise, state.is_decided = Promise(resting), True
+            assert early is not None
+            state.decision, state.shape, state.is_decided = early, self._fitted(early), True
+        elif decision is not None and not decision.shape.depth:
+            state.is_decided = True
 
-    def decide_first(self) -> Promise:
+    def decide_first(self) -> Decision | None:
         """What a request begins with: a decision where the schedule predicts depth an iteration ahead."""
-        return self._promise() if self._predicts_late else PLAIN_PROMISE
+        return self._decide_early() if self._predicts_late else None
 
-    def _try_free(self, state: Iteration) -> bool:
-        """Make guesses that cost no pass the iteration's tree, if the learner wants them; returns whether it does."""
-        learner = self._policy.learner
-        if learner is None or self._free is None or not self._wants_free:
-            return False
-        alone = self._free.alone
+    def _decide_early(self) -> Decision:
+        """The decision for the next iteration, without its model-free drafts."""
+        decision = self._ask(None)
+        return self._ask_with_features() if decision is None else decision
+
+    def _ask(self, model_free: ModelFree | None) -> Decision | None:
+        """The policy's decision; a plain step where there is no room for a tree, or no drafter for what it wants."""
+        if self._room < 1:
+            return NO_TREE
+        decision = self._policy.choose(self.target.length, model_free)
+        is_drafting = decision is None or decision.kind == "drafted"
+        return NO_TREE if is_drafting and self.drafter is None else decision
+
+    def _ask_with_features(self) -> Decision:
+        decision = self._policy.choose(self.target.length, features=self._evidence)
+        assert decision is not None
+        return decision
+
+    def _propose_model_free(self, state: Iteration) -> ModelFree | None:
+        """Grow the model-free tree, where the policy wants one and there is room for it."""
+        if self._free is None or not self._policy.wants_model_free:
+            return None
         length = self.target.text.num_rows
         waiting = len(state.previous.tokens) if state.previous is not None and self._keeps_books_late else 0
         depth = min(self.max_length - length - 2, self._stream.remaining - waiting - 1, self.verify_widths[-1] - 1)
         if depth < 1:
-            return False
-        decision = learner.free(alone.grow(depth, learner.stakes(length)), depth, length)
-        if decision is None:
-            return False
-        width = decision.shape.verify_width
-        state.promise, state.shape = Promise(decision, rested=False), TreeShape(0, max(alone.use(width), 1), width)
+            return None
+        return ModelFree(self._free.alone.grow(depth, self._policy.bound(length)), depth)
+
+    def _use_model_free(self, state: Iteration, shape: TreeShape) -> None:
+        assert self._free is not None
+        alone, width = self._free.alone, shape.verify_width
+        state.shape = TreeShape(0, max(alone.use(width), 1), width)
         if not alone.is_in_place:
             state.ranking = alone.order
-        return True
 
-    def _promise(self) -> Promise:
-        """The policy's decision, now."""
-        resting = self._rest()
-        return Promise(self._policy.choose(self._evidence), rested=False) if resting is None else Promise(resting)
-
-    def _rest(self) -> Decision | None:
-        """A plain step where there is no drafter, no room for a tree, or no wish for one."""
-        if self._room < 1:
-            return NO_PROMISE
-        resting = self._policy.rest(self.target.length)
-        return NO_PROMISE if resting is None and self.drafter is None else resting
-
-    def _fitted(self, promise: Promise) -> TreeShape:
-        """The promised shape within the context that is left."""
-        shape = promise.decision.shape
+    def _fitted(self, decision: Decision) -> TreeShape:
+        """The decided shape within the context that is left."""
+        shape = decision.shape
         if self.drafter is None or self._room < 1:
             return PLAIN_STEP
         return shape if shape.depth <= self._room else shape._replace(depth=self._room)
@@ -173,11 +178,12 @@ class StageActions:
     def _predict_depth(self, state: Iteration) -> None:
         if state.is_decided:
             return
-        state.promise = Promise(self._policy.choose(self._evidence), rested=False)
-        state.shape = self._fitted(state.promise)
+        if state.decision is None:
+            state.decision = self._ask_with_features()
+        state.shape = self._fitted(state.decision)
 
     def _predict_next_depth(self, state: Iteration) -> None:
-        state.next_promise = self._promise()
+        state.next_decision = self._decide_early()
 
     def _draft_head(self, state: Iteration) -> None:
         if self._steps is not None and (state.drafts or (self._drafts_head_first and not state.is_decided)):
@@ -190,12 +196,11 @@ class StageActions:
         if self._is_checked:
             check_tree(self.tree, state.root, self.target.vocab_size, self.drafter.name)
         if self._free is not None and self._fills(self._free):
-            assert self._policy.learner is not None
-            self._free.fill(self._room, self._policy.learner.stakes_beside(state.shape, self.target.length))
+            self._free.fill(self._room, self._policy.bound(self.target.length, state.shape))
 
     def _fills(self, free: FreeGuesses) -> bool:
         """Whether guesses that cost no pass are added to a drafted tree."""
-        return self._wants_free and free.can_fill
+        return self._policy.wants_model_free and free.can_fill
 
     def _read_leaves(self, state: Iteration) -> None:
         if state.drafts and self._tail is not None:
@@ -220,16 +225,9 @@ class StageActions:
         if not state.drafts or self.target.ranks_nodes:
             return
         by_scores, state.ranking = self._ranking.rank(), self._ranking.order
-        decision = self._policy.prune(shape, self._promises.honest(by_scores), self.target.length)
-        state.shape = decision.shape
-        self._promise_by_tree(state, decision, by_scores[self.verify_widths.index(decision.shape.verify_width)])
-
-    def _promise_by_tree(self, state: Iteration, decision: Decision, expected: float) -> None:
-        """What the tree's own scores promise follows the text; the depth's promise knows only what came before it."""
-        state.expected = expected
-        honest = self._promises.honest([expected])[0]
-        believed = state.promise.decision.believed
-        state.promise = Promise(Decision(decision.shape, honest, decision.milliseconds, believed), state.promise.rested)
+        assert state.decision is not None
+        state.decision = self._policy.prune(state.decision._replace(shape=shape), by_scores, self.target.length)
+        state.shape = state.decision.shape
 
     def _hand_over_nodes(self, state: Iteration) -> None:
         """The verification step reads its nodes, and from them its mask, where this puts them; some are there."""
@@ -249,22 +247,18 @@ class StageActions:
             return
         outcome = state.outcome = self.target.accept(state.outputs, shape.verify_width)
         if shape.width and outcome.expected is not None:
-            self._promise_by_tree(state, state.promise.decision, outcome.expected)
-        self._learn(state, outcome)
+            assert state.decision is not None
+            state.decision = state.decision._replace(tokens=outcome.expected)
 
     def _accept_on_host(self, state: Iteration) -> None:
         if state.verifies_tree:
             state.outcome = self.target.accept_on_host(state.outputs, state.shape.verify_width, self.tree)
-            self._learn(state, state.outcome)
-
-    def _learn(self, state: Iteration, outcome: Outcome) -> None:
-        if state.shape.width:  # what free trees keep is a matter of their own
-            self._promises.observe(max(state.expected - 1.0, 0.0), len(outcome.tokens) - 1)
 
     def _commit(self, state: Iteration) -> None:
         outcome = state.outcome
         assert outcome is not None
-        state.emission = Emission(outcome.tokens, state.shape, state.promise.decision)
+        assert state.decision is not None
+        state.emission = Emission(outcome.tokens, state.shape, state.decision)
         if self._trace.watch is not None:
             self._trace.watch(seen_tree(self.tree, self.target.order, state, self._guessers(state)))
         self.target.commit(outcome.rows)

@@ -9,7 +9,7 @@ from torch import Tensor
 from yggdrasil.drafters.group import DrafterGroup
 from yggdrasil.drafters.protocol import Budget
 from yggdrasil.engine.ranking import Ranking
-from yggdrasil.tree.stakes import NO_STAKES, Stakes
+from yggdrasil.policy.stopping import UNBOUNDED, StoppingBound
 from yggdrasil.tree.token_tree import TokenTree
 
 
@@ -35,12 +35,12 @@ class AsideTree:
         self._own = tree if self.is_in_place else TokenTree.on_host(tree.num_nodes)
         self._ranking = Ranking(self._own, verify_widths, order if self.is_in_place else None)
 
-    def grow(self, depth: int, stakes: Stakes = NO_STAKES) -> list[float]:
+    def grow(self, depth: int, bound: StoppingBound = UNBOUNDED) -> list[float]:
         """Guess anew; returns the tokens to expect at each verify width by the scores, bonus included.
 
-        Widths that cannot win by ``stakes`` may get less than there would be for them.
+        Widths that cannot win by ``bound`` may get less than there would be for them.
         """
-        self._free.propose(self._own, Budget(depth, bound=stakes))
+        self._free.propose(self._own, Budget(depth, bound=bound))
         return self._ranking.rank()
 
     @property

@@ -25,9 +25,10 @@ from yggdrasil.drafters.protocol import Drafter
 from yggdrasil.engine.build import Assembly
 from yggdrasil.engine.engine import Engine
 from yggdrasil.engine.logit_target import Deciding, LogitTarget
-from yggdrasil.engine.policy import PLAIN_POLICY, FixedPolicy, Policy
 from yggdrasil.engine.trace import DecodingReport
 from yggdrasil.errors import YggdrasilError
+from yggdrasil.policy.decision import Policy
+from yggdrasil.policy.fixed import PLAIN_POLICY, FixedPolicy
 from yggdrasil.scheduling.plan import Shapes
 from yggdrasil.scheduling.stages import DEFAULT_ORDER, HEAD_FIRST_ORDER, is_head_first
 from yggdrasil.tree.shape import TreeShape

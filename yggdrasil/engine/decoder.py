@@ -27,19 +27,20 @@ from yggdrasil.engine.kept_estimates import KeptEstimates
 from yggdrasil.engine.opened import DtypeName, check_opening, opened
 from yggdrasil.engine.options import RequestOptions, RequestSettings, check_prompt_tokens
 from yggdrasil.engine.planned import planned_policy
-from yggdrasil.engine.policy import PLAIN_POLICY, Policy
 from yggdrasil.engine.request import Generation, Request
 from yggdrasil.engine.scoring import score
 from yggdrasil.engine.text import TextStream
 from yggdrasil.engine.trace import DecodingReport, Trace
 from yggdrasil.engine.turns import Turns
 from yggdrasil.errors import ArgumentTypeError, YggdrasilError
+from yggdrasil.policy.decision import Policy
+from yggdrasil.policy.fixed import PLAIN_POLICY
+from yggdrasil.policy.objective import least_useful_probability
 from yggdrasil.predictor.bundle import Learned
 from yggdrasil.prompts import Message, Messages, encode_chat, encode_prompt
 from yggdrasil.runtime.parity import read_tolerance
 from yggdrasil.runtime.room import give_back
 from yggdrasil.scheduling.plan import Plan, Shapes, check_plan, portable_source
-from yggdrasil.tree.objective import least_useful
 
 
 class Decoder:
@@ -143,7 +144,7 @@ class Decoder:
         self.plan = plan
         self.policy = planned_policy(plan, self.learned, drafts=self.assembly.second is not None)
         if (counts := self._counts()) is not None:
-            counts.leave_out_below(least_useful(entry.steps() for entry in plan.costs))
+            counts.leave_out_below(least_useful_probability(entry.steps() for entry in plan.costs))
 
     def keep_estimates(self, path: Path) -> None:
         """Refine the provisional plan in the file ``path`` by what requests show, and keep that for the next start."""

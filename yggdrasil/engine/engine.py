@@ -11,10 +11,10 @@ from yggdrasil.drafters.protocol import Drafter, num_kept
 from yggdrasil.engine.actions import StageActions
 from yggdrasil.engine.captured_target import CapturedTarget, check_capturable
 from yggdrasil.engine.iteration import Emission, Iteration
-from yggdrasil.engine.policy import Learner, Policy
 from yggdrasil.engine.target import Outcome, Target
 from yggdrasil.engine.text import TextStream
 from yggdrasil.engine.trace import Trace
+from yggdrasil.policy.decision import Policy
 from yggdrasil.runtime.forward import RUNNERS_UP
 from yggdrasil.scheduling.executors import Executor, InOrderExecutor
 from yggdrasil.scheduling.stages import DEFAULT_ORDER, Schedule
@@ -85,8 +85,7 @@ class Engine:
         self.target.figures.forget()
 
     def _decode(self, prompt: Sequence[int], stream: TextStream, policy: Policy, trace: Trace) -> Iterator[str]:
-        if policy.learner is not None:
-            policy.learner.begin()
+        policy.begin()
         start = perf_counter_ns()
         outcome = yield from self._prefill(prompt, trace)
         self.target.text.tokens.extend(outcome.tokens)
@@ -94,18 +93,18 @@ class Engine:
         state = Iteration(outcome.tokens[-1])
         with self._mode:
             self._stages.begin(policy, stream, trace, self.target.text.tokens, outcome)
-            state.promise = self._stages.decide_first()
+            state.decision = self._stages.decide_first()
         trace.prefill_ns = perf_counter_ns() - start
         yield stream.release()
         while stream.finish_reason is None:
             with self._mode:
-                state, done = self._advance(state, stream, policy.learner, trace), 1
+                state, done = self._advance(state, stream, policy, trace), 1
                 while stream.finish_reason is None and not stream.is_read and done < stream.most_unread:
-                    state, done = self._advance(state, stream, policy.learner, trace), done + 1
+                    state, done = self._advance(state, stream, policy, trace), done + 1
             yield stream.release()
         yield stream.release()
 
-    def _advance(self, state: Iteration, stream: TextStream, learner: Learner | None, trace: Trace) -> Iteration:
+    def _advance(self, state: Iteration, stream: TextStream, policy: Policy, trace: Trace) -> Iteration:
         """One iteration, or the end of the context; returns what the next begins with."""
         if self.target.text.num_rows + 1 >= self.max_length:
             if self._keeps_books_late:
@@ -114,14 +113,14 @@ class Engine:
             return state
         start, built = perf_counter_ns(), BuildClock.ns
         certain, pass_ns = self._iterate(state, trace)
-        decision, rested = state.promise
+        decision = state.decision
+        assert decision is not None
         state = state.following()
         # An iteration that loaded a step, and then ran it for the first time, says nothing of what the next costs.
-        if self._times_passes and BuildClock.ns == built:
-            trace.note_pass(pass_ns)
-        if learner is not None and BuildClock.ns == built:
-            elapsed_ms, pass_ms = (perf_counter_ns() - start) / 1e6, pass_ns / 1e6 if self._times_passes else None
-            learner.settle(decision, len(certain.tokens), elapsed_ms, rested=rested, pass_ms=pass_ms)
+        if BuildClock.ns == built:
+            policy.settle(decision, len(certain.tokens), (perf_counter_ns() - start) / 1e6)
+            if self._times_passes:
+                trace.note_pass(pass_ns)
         trace.decode_ns += perf_counter_ns() - start
         return state
 

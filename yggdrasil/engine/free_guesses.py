@@ -7,7 +7,7 @@ from yggdrasil.drafters.protocol import Budget
 from yggdrasil.engine.aside import AsideTree
 from yggdrasil.engine.iteration import Iteration
 from yggdrasil.engine.target import Target
-from yggdrasil.tree.stakes import Stakes
+from yggdrasil.policy.stopping import StoppingBound
 from yggdrasil.tree.token_tree import TokenTree
 
 
@@ -29,9 +29,9 @@ class FreeGuesses:
         self._read_choices = free.capabilities.read_choices
         self._read_runners_up = free.capabilities.read_runners_up
 
-    def fill(self, depth: int, stakes: Stakes) -> None:
+    def fill(self, depth: int, bound: StoppingBound) -> None:
         """Add to the drafted tree what costs no pass, as far as it may be verified."""
-        self._free.propose(self._tree, Budget(depth, bound=stakes, from_root=False))
+        self._free.propose(self._tree, Budget(depth, bound=bound, from_root=False))
 
     def follow(self, state: Iteration) -> None:
         """Learn what the iteration made certain, and what its pass said of other rows."""

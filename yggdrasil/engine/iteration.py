@@ -8,21 +8,11 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from yggdrasil.engine.policy import Decision
 from yggdrasil.engine.target import Outcome
+from yggdrasil.policy.decision import Decision
 from yggdrasil.tree.shape import PLAIN_STEP, TreeShape
 
-NO_PROMISE = Decision(PLAIN_STEP)
-
-
-class Promise(NamedTuple):
-    """What a policy decided for an iteration, before drafting."""
-
-    decision: Decision = NO_PROMISE
-    rested: bool = True  # the policy was not asked for a shape
-
-
-PLAIN_PROMISE = Promise()
+NO_TREE = Decision(PLAIN_STEP)  # decided by nobody: there is no room for a tree, or no drafter
 
 
 class Emission(NamedTuple):
@@ -38,16 +28,15 @@ class Iteration:
     """Values of one iteration. Stages may run at the same time, so what the next one begins with has its own fields."""
 
     root: int  # last certain token
-    promise: Promise = PLAIN_PROMISE
+    decision: Decision | None = None  # the policy's; None: it waits for features
     shape: TreeShape = PLAIN_STEP
     is_decided: bool = False  # the shape is known before any stage runs
     previous: Emission | None = None  # not in the books yet
-    expected: float = 1.0  # tokens, by the drafted tree's scores
     ranking: npt.NDArray[np.int64] | None = None  # [N], nodes from best to worst
     outputs: Sequence[Tensor] = ()
     outcome: Outcome | None = None
     emission: Emission | None = None
-    next_promise: Promise = PLAIN_PROMISE
+    next_decision: Decision | None = None
 
     @property
     def drafts(self) -> bool:
@@ -67,4 +56,4 @@ class Iteration:
     def following(self) -> "Iteration":
         """The next iteration's values at its beginning."""
         assert self.outcome is not None
-        return Iteration(self.outcome.tokens[-1], self.next_promise, previous=self.emission)
+        return Iteration(self.outcome.tokens[-1], self.next_decision, previous=self.emission)

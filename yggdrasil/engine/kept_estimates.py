@@ -16,8 +16,8 @@ from typing import Any
 from yggdrasil.artifacts import shown, write_atomic
 from yggdrasil.engine.trace import Trace
 from yggdrasil.errors import ArtifactError
+from yggdrasil.policy.costs import lower_envelope
 from yggdrasil.scheduling.plan import Costs, Plan
-from yggdrasil.tree.step_costs import lower_envelope
 
 VERSION = 1
 PRIOR_PASSES = 64.0  # that the kept cost of a width counts as, beside those of a request

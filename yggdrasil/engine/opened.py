@@ -25,8 +25,8 @@ from yggdrasil.engine.planned import (
     planned_free,
     planned_policy,
 )  # fmt: skip
-from yggdrasil.engine.policy import Policy
 from yggdrasil.errors import ArgumentTypeError, ArgumentValueError, YggdrasilError
+from yggdrasil.policy.decision import Policy
 from yggdrasil.predictor.bundle import Learned
 from yggdrasil.runtime.loaded import LoadedModel
 from yggdrasil.runtime.room import check_room

@@ -20,15 +20,15 @@ from yggdrasil.drafters.ngram import NGramDrafter
 from yggdrasil.drafters.options import CountsOptions
 from yggdrasil.drafters.protocol import Drafter, is_model_free
 from yggdrasil.drafters.registry import make_drafter
-from yggdrasil.engine.drafted_trees import DepthEvidence, FloatArray
-from yggdrasil.engine.objective_policy import ObjectivePolicy
 from yggdrasil.errors import YggdrasilError, first_line
+from yggdrasil.policy.drafted import DepthPrediction
+from yggdrasil.policy.objective import FloatArray, least_useful_probability
+from yggdrasil.policy.policy import ObjectivePolicy
 from yggdrasil.predictor.bundle import Learned
 from yggdrasil.runtime.loaded import LoadedModel
 from yggdrasil.runtime.shared import shared_model
 from yggdrasil.scheduling.plan import ModelRef, Plan, Shapes
 from yggdrasil.scheduling.stages import DEFAULT_ORDER, is_head_first
-from yggdrasil.tree.objective import least_useful
 
 _OWN_WIDTH, _OWN_MS, _OWN_SURVIVAL = 4, 0.01, 0.5  # of a drafter that nothing is known of: its trees soon tell
 
@@ -39,11 +39,11 @@ def planned_policy(
     kind: type[ObjectivePolicy] = ObjectivePolicy,
     *,
     drafts: bool = True,
-    wants_free: bool = True,
+    wants_model_free: bool = True,
 ) -> ObjectivePolicy:
     """The policy that a plan names: its costs, objective and depth source. ``kind`` may decide otherwise with them.
 
-    ``drafts``: there is a drafter that costs passes, of which ``learned`` tells if anything does. ``wants_free``:
+    ``drafts``: there is a drafter that costs passes, of which ``learned`` tells if anything does. ``wants_model_free``:
     guesses that cost none may join its trees or stand in for them.
 
     Raises:
@@ -57,11 +57,11 @@ def planned_policy(
     depth = lift = None
     if drafts and learned is not None:
         ratios, mean_survival, lift = learned.ratios, learned.mean_survival, learned.lift
-        depth = DepthEvidence(learned.depth, learned.reads) if plan.depth_from != "mean" else None
+        depth = DepthPrediction(learned.depth, learned.reads) if plan.depth_from != "mean" else None
     try:
         return kind(
             costs, ratios, mean_survival, depth, plan.objective,
-            is_head_first=is_head_first(plan.stages), wants_free=wants_free, lift=lift,
+            is_head_first=is_head_first(plan.stages), wants_model_free=wants_model_free, lift=lift,
         )  # fmt: skip
     except ValueError as error:
         raise YggdrasilError(
@@ -157,7 +157,7 @@ def planned_free(plan: Plan, folder: Path) -> list[Drafter]:
 
 
 def _useful(counts: CountsDrafter, plan: Plan) -> CountsDrafter:
-    counts.leave_out_below(least_useful(entry.steps() for entry in plan.costs))
+    counts.leave_out_below(least_useful_probability(entry.steps() for entry in plan.costs))
     return counts
 
 

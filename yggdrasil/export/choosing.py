@@ -14,10 +14,10 @@ from yggdrasil.export.lookups import LookUp, NGramMod, NGramSimple
 from yggdrasil.export.lookups_elsewhere import PromptLookUp, SuffixDecoding, TrieChain
 from yggdrasil.export.playing import Prediction, play, predict
 from yggdrasil.export.settings import EngineName, Settings, Value, plainly
+from yggdrasil.policy.costs import StepCosts
 from yggdrasil.predictor.acceptance import AcceptanceCalibration
 from yggdrasil.scheduling.search import AcceptedLengths
 from yggdrasil.tree.shape import TreeShape
-from yggdrasil.tree.step_costs import StepCosts
 
 _LENGTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48)  # drafted tokens
 _MATCHES = (1, 2, 3, 4, 5, 6, 8, 12)  # tokens that must come again

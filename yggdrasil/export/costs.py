@@ -9,7 +9,7 @@ import numpy as np
 
 from yggdrasil.artifacts import parse_dataclass, parse_json
 from yggdrasil.errors import YggdrasilError
-from yggdrasil.tree.step_costs import StepCosts, lower_envelope
+from yggdrasil.policy.costs import StepCosts, lower_envelope
 
 _LONGEST = 10  # digits of a width
 _MOST_MS = 1e9  # of a pass: eleven days, and lines through such times stay numbers

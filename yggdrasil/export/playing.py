@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 from yggdrasil.calibration.own_text import Document
 from yggdrasil.export.lookups import LookUp
+from yggdrasil.policy.costs import StepCosts
 from yggdrasil.profiling.tally import ShapeTally
 from yggdrasil.tree.shape import PLAIN_STEP, TreeShape
-from yggdrasil.tree.step_costs import StepCosts
 
 
 class Drafts(NamedTuple):

@@ -140,7 +140,7 @@ class NativeCounts(NativeObject):
         self._keep("grow_in", buffers)
 
     def grow_for(self, address: int, count: int) -> None:
-        """Grow as far as these float64 numbers say (tree/race.h), which the caller keeps."""
+        """Grow as far as these float64 numbers say (tree/early_stopping.h), which the caller keeps."""
         self._call("grow_for", ctypes.c_int64(address), ctypes.c_int64(count))
 
     def fill_in(self, *buffers: Tensor) -> None:

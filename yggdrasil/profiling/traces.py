@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from yggdrasil.artifacts.store import read_tensors, write_tensors
+from yggdrasil.policy.objective import expected_tokens_by_width
 from yggdrasil.predictor.evidence import EvidenceSizes, finite_head
-from yggdrasil.tree.objective import expected_tokens_by_width
 
 Float32Array: TypeAlias = npt.NDArray[np.float32]
 BoolArray: TypeAlias = npt.NDArray[np.bool_]

@@ -13,9 +13,9 @@ from yggdrasil.artifacts.cache import cache_root
 from yggdrasil.checkpoints.formats.names import Weights
 from yggdrasil.drafters.options import FreeOptions
 from yggdrasil.errors import YggdrasilError
+from yggdrasil.policy.costs import StepCosts
+from yggdrasil.policy.objective import Objective
 from yggdrasil.scheduling.stages import check_order, is_head_first
-from yggdrasil.tree.objective import Objective
-from yggdrasil.tree.step_costs import StepCosts
 
 KIND, SCHEMA_VERSION = "plan", 5  # 5: the beliefs and tables beside it are of another form
 PACKAGE_PREFIX = "yggdrasil:"  # sources inside the installed package, whatever its place

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from yggdrasil.policy.objective import Objective
 from yggdrasil.scheduling.costs import LOOP, StageCosts
 from yggdrasil.scheduling.stages import Schedule, all_variants
 from yggdrasil.scheduling.timeline import ExecutorKind, critical_path, lay_out
-from yggdrasil.tree.objective import Objective
 from yggdrasil.tree.shape import TreeShape
 
 Array: TypeAlias = npt.NDArray[np.floating[Any]]

@@ -10,9 +10,9 @@ from yggdrasil.artifacts.homes import expanded
 from yggdrasil.checkpoints.formats.names import Weights
 from yggdrasil.drafters.heads.kinds import kind_of
 from yggdrasil.errors import ArtifactError
+from yggdrasil.policy.costs import StepCosts
 from yggdrasil.scheduling.plan import DeviceName, Plan, resolve_source
 from yggdrasil.training.settings import Kind
-from yggdrasil.tree.step_costs import StepCosts
 
 _NOTHING = 1e-6  # milliseconds: of levels that cost no pass
 

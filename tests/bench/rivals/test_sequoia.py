@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from yggdrasil.bench.rivals.sequoia import SequoiaTables, choose_size, sequoia
-from yggdrasil.tree.step_costs import StepCosts
+from yggdrasil.policy.costs import StepCosts
 
 ACCEPTANCE = (0.6, 0.2, 0.1)
 LONG = tuple(0.55 * 0.4**rank for rank in range(8))

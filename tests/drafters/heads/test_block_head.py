@@ -22,9 +22,9 @@ from yggdrasil.drafters.heads.loading import load_head
 from yggdrasil.drafters.heads.vocabulary import Vocabulary
 from yggdrasil.engine.conversations import Conversations
 from yggdrasil.engine.decoder import Decoder
-from yggdrasil.engine.policy import FixedPolicy
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.native import is_native
+from yggdrasil.policy.fixed import FixedPolicy
 from yggdrasil.runtime.loading import prepare_model
 from yggdrasil.runtime.runner import ModelRunner
 from yggdrasil.scheduling.stages import Schedule, all_variants

@@ -24,16 +24,15 @@ from yggdrasil.drafters.heads.loading import load_head
 from yggdrasil.engine.build import assemble
 from yggdrasil.engine.conversations import Conversations
 from yggdrasil.engine.decoder import Decoder
-from yggdrasil.engine.policy import Decision, FixedPolicy
-from yggdrasil.engine.promises import KeptPromises
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.native import is_native
+from yggdrasil.policy.decision import Decision
+from yggdrasil.policy.fixed import FixedPolicy
 from yggdrasil.runtime.loading import prepare_model
 from yggdrasil.scheduling.costs import StageCosts
 from yggdrasil.scheduling.search import AcceptedLengths, Space, search
 from yggdrasil.scheduling.stages import NAMED_WITH_STATES, Schedule, all_variants
 from yggdrasil.tree.shape import PLAIN_STEP, TreeShape
-from yggdrasil.tree.stakes import NO_STAKES
 
 PROMPT = TEXT[:21]
 COUNT = 24
@@ -145,30 +144,17 @@ def test_a_prompt_that_the_head_read_nothing_of_is_not_read_again(case):
 class TakingTurns(FixedPolicy):
     """A tree of the counts alone, a drafted one that they fill, and a plain step, over and over."""
 
-    wants_free = True
+    wants_model_free = True
 
     def __init__(self):
         super().__init__(TreeShape(4, 3, 8))
-        self.learner, self.promises, self._asked = self, KeptPromises(), 0
+        self._asked = 0
 
-    def begin(self):
-        return
-
-    def settle(self, decision, tokens, milliseconds, *, rested, pass_ms=None):
-        return
-
-    def stakes(self, context):
-        return NO_STAKES
-
-    def stakes_beside(self, shape, context):
-        return NO_STAKES
-
-    def free(self, expected, depth, context):
-        self._asked += 1
-        return Decision(TreeShape(0, depth, 8)) if self._asked % 3 == 0 and expected[-1] > 1.0 else None
-
-    def rest(self, context):
-        return Decision(PLAIN_STEP) if self._asked % 3 == 1 else None
+    def choose(self, context, model_free=None, features=None):
+        self._asked += model_free is not None
+        if model_free is not None and self._asked % 3 == 0 and model_free.expected[-1] > 1.0:
+            return Decision(TreeShape(0, model_free.depth, 8))
+        return Decision(PLAIN_STEP) if self._asked % 3 == 1 else self._decision
 
 
 def test_what_counts_guess_in_its_place_leaves_a_heads_rows_as_they_were(case):

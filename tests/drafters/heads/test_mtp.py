@@ -24,8 +24,8 @@ from yggdrasil.drafters.heads import convention, mtp_files
 from yggdrasil.drafters.heads.kinds import kind_of
 from yggdrasil.drafters.heads.loading import load_head
 from yggdrasil.drafters.heads.mtp_files import open_mtp
-from yggdrasil.engine.policy import FixedPolicy
 from yggdrasil.errors import YggdrasilError
+from yggdrasil.policy.fixed import FixedPolicy
 from yggdrasil.runtime.loading import load_model
 from yggdrasil.tree.shape import TreeShape
 

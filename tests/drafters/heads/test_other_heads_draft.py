@@ -26,8 +26,8 @@ from yggdrasil.drafters.heads.medusa_drafter import MedusaDrafter
 from yggdrasil.drafters.protocol import Budget
 from yggdrasil.engine.conversations import Conversations
 from yggdrasil.engine.decoder import Decoder
-from yggdrasil.engine.policy import FixedPolicy
 from yggdrasil.errors import YggdrasilError
+from yggdrasil.policy.fixed import FixedPolicy
 from yggdrasil.runtime.loading import prepare_model
 from yggdrasil.runtime.runner import ModelRunner
 from yggdrasil.tree.shape import TreeShape

@@ -20,10 +20,10 @@ from yggdrasil.checkpoints.packing import PackedLinear
 from yggdrasil.drafters.heads.borrowed import output_of, rows_of
 from yggdrasil.drafters.heads.loading import load_head
 from yggdrasil.drafters.heads.vocabulary import KIND, SCHEMA_VERSION, Vocabulary
-from yggdrasil.engine.policy import FixedPolicy
 from yggdrasil.errors import ArtifactError, YggdrasilError
 from yggdrasil.native import is_native, portable
 from yggdrasil.native.arena import Arena
+from yggdrasil.policy.fixed import FixedPolicy
 from yggdrasil.runtime.loading import prepare_model
 from yggdrasil.tree.shape import TreeShape
 

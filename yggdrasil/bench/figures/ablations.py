@@ -10,7 +10,7 @@ from yggdrasil.compiler.compiled import Backend
 from yggdrasil.drafters.draft_model import DraftModel
 from yggdrasil.engine.build import assemble
 from yggdrasil.engine.decoder import Decoder
-from yggdrasil.engine.policy import FixedPolicy
+from yggdrasil.policy.fixed import FixedPolicy
 from yggdrasil.scheduling.stages import DEFAULT_ORDER, NAMED_VARIANTS, Schedule
 from yggdrasil.tree.shape import TreeShape
 from yggdrasil.tree.widths import fitting_or_widest

@@ -16,9 +16,9 @@ from yggdrasil.bench.trees import TREES, TreeBench, TreeSystem, drafting_ms, tre
 from yggdrasil.engine.decoder import Decoder
 from yggdrasil.engine.planned import planned_policy
 from yggdrasil.errors import YggdrasilError
+from yggdrasil.policy.objective import Objective
 from yggdrasil.prompts import read_prompts
 from yggdrasil.scheduling.plan import Plan
-from yggdrasil.tree.objective import Objective
 
 OURS, PLAIN = "yggdrasil, by plan", "plain, compiled"
 
@@ -184,7 +184,7 @@ class FigureContext:
         depth_from = self.plan.depth_from if with_predictor else "mean"
         assert self.decoder.learned is not None
         plan = replace(self.plan, objective=objective, depth_from=depth_from)
-        return EngineSystem(name, self.decoder, planned_policy(plan, self.decoder.learned, wants_free=False))
+        return EngineSystem(name, self.decoder, planned_policy(plan, self.decoder.learned, wants_model_free=False))
 
     def described(self) -> dict[str, Any]:
         """What every measurement depends on."""

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from yggdrasil.bench.rivals.protocol import StaticGrowth, StaticTree
-from yggdrasil.tree.step_costs import StepCosts
+from yggdrasil.policy.costs import StepCosts
 
 
 class SequoiaTables:

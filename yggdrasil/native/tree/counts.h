@@ -16,7 +16,7 @@
 
 #include "tree/best_first.h"
 #include "tree/evidence.h"
-#include "tree/race.h"
+#include "tree/early_stopping.h"
 
 namespace yggdrasil {
 
@@ -67,8 +67,8 @@ class Counts {
     bed_ = {tokens, parents, depths, scores, edges, ancestors, mail};
   }
 
-  // And as far as these float64 numbers say (race.h), which the caller keeps and changes.
-  void grow_for(int64_t stakes, int64_t count) { stakes_ = numbers(stakes, count); }
+  // And as far as these float64 numbers say (early_stopping.h), which the caller keeps and changes.
+  void grow_for(int64_t bound, int64_t count) { bound_ = numbers(bound, count); }
 
   // Counts more certain tokens, plants the text's last one and grows a tree from it (see direct.h); returns its size.
   // The mail holds the tree's greatest depth, how many tokens are new, and which. Every row of the buffers is written
@@ -83,9 +83,9 @@ class Counts {
     std::priority_queue<Guess> open;
     int64_t serial = 0;
     if (nodes.capacity > 1) push_children(nodes, 0, 0.0, depth, serial, open);
-    Race race(stakes_);
-    race.add(0.0);
-    return complete(nodes, 1, depth, serial, open, race);
+    EarlyStopping stopping(bound_);
+    stopping.add(0.0);
+    return complete(nodes, 1, depth, serial, open, stopping);
   }
 
   // From now on trees of N nodes in these buffers are gone on with, as `mail` says.
@@ -98,7 +98,7 @@ class Counts {
   // its nodes takes the places that are left, below any node. Where a drafter has read a node, whose candidates are in
   // the pool then, both are believed: in proportion to what each says that it knows, the sum of its probabilities. Of
   // other guesses that are the same the more confident is believed. The mail holds the tree's greatest depth, where the
-  // stakes are, and how many numbers.
+  // bound is, and how many numbers.
   int64_t fill() {
     YGG_CHECK(!evidence_.text().empty(), "no text to fill a tree from");
     const auto* mail = given_.at(8).const_data_ptr<int64_t>();
@@ -144,10 +144,10 @@ class Counts {
       }
       if (nodes.level[node] < depth) push(nodes, node, nodes.score[node], left, found, serial, open);
     }
-    std::vector<double> standing;
-    std::copy_if(nodes.score, nodes.score + size, std::back_inserter(standing), [](float s) { return std::isfinite(s); });
-    Race race(numbers(mail[1], mail[2]), std::move(standing));
-    return complete(nodes, size, depth, serial, open, race);
+    std::vector<double> existing;
+    std::copy_if(nodes.score, nodes.score + size, std::back_inserter(existing), [](float s) { return std::isfinite(s); });
+    EarlyStopping stopping(numbers(mail[1], mail[2]), std::move(existing));
+    return complete(nodes, size, depth, serial, open, stopping);
   }
 
  private:
@@ -155,15 +155,15 @@ class Counts {
     return {reinterpret_cast<const double*>(address), size_t(count)};
   }
 
-  // Attaches the best of `open` and what follows them, until the tree is full or the race over; returns its size.
+  // Attaches the best of `open` and what follows them, until the tree is full or the growth stopped; returns its size.
   int64_t complete(Nodes& nodes, int64_t size, int64_t depth, int64_t serial, std::priority_queue<Guess>& open,
-                   Race& race) const {
+                   EarlyStopping& stopping) const {
     while (size < nodes.capacity && !open.empty()) {
       const Guess next = open.top();
-      if (next.score < least_path_ || race.is_over(next.score)) break;
+      if (next.score < least_path_ || stopping.is_over(next.score)) break;
       open.pop();
       nodes.put(size, next);
-      race.add(next.score);
+      stopping.add(next.score);
       if (size + 1 < nodes.capacity) push_children(nodes, size, next.score, depth, serial, open);
       ++size;
     }
@@ -210,7 +210,7 @@ class Counts {
   double least_path_ = kLeastPath;
   std::vector<Tensor> bed_;    // buffers of the tree that is grown, and the mail
   std::vector<Tensor> given_;  // of one that a drafter grows, with its pool, and the mail
-  std::span<const double> stakes_;
+  std::span<const double> bound_;
 };
 
 }  // namespace yggdrasil

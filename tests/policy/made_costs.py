@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from yggdrasil.tree.step_costs import StepCosts
+from yggdrasil.policy.costs import StepCosts
 
 COSTS = StepCosts(
     head_ms=1.0, draft_ms={1: 0.5, 2: 0.75}, verify_ms={1: 4.0, 2: 4.0, 4: 5.0, 8: 9.0}, overhead_ms=0.25, plain_ms=4.5

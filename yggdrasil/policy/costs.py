@@ -1,21 +1,13 @@
-"""What one iteration costs, as measured: passes of the target by width, draft steps, what lies between them.
-
-All times are milliseconds. No torch import.
-"""
+"""What one iteration costs in milliseconds: measured by kind of step, then followed online by latency scales."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
+from typing import Any, Literal, TypeAlias
 
-from yggdrasil.tree.shape import TreeShape
-
-# A pass reads and computes at once: it takes what the longer of them takes, and more where both take as long. This is
-# the p of their p-norm, by passes of 1 to 16 rows in seconds of fast and of slow memory.
-OVERLAP = 5.0
-_TELLING = 1.15  # times a row's pass, from which on a pass tells how long it computes
+Kind: TypeAlias = Literal["plain", "model_free", "drafted"]
 
 
 def lower_envelope(measured: Mapping[int, float]) -> dict[int, tuple[float, int]]:
@@ -44,8 +36,8 @@ class StepCosts:
     ``head_ms`` is the first draft step, which also reads the bonus token; the other ``depth - 1`` cost ``draft_ms``
     (empty where no pass drafts).
     ``plain_ms`` is a whole step without speculation, its own overhead included. ``free_overhead_ms`` is that of an
-    iteration whose guesses cost no pass, where others draft too. ``reading_ms`` is what the drafter takes for each
-    token that it has not drafted through: the prompt's, and those that other guesses went past.
+    iteration with model-free drafts alone, where others draft too. ``reading_ms`` is what the drafter takes for each
+    token that it has not drafted through: the prompt's, and those that model-free drafts covered.
     """
 
     head_ms: float
@@ -85,7 +77,7 @@ class StepCosts:
         return tuple(sorted(self.verify_ms))
 
     def drafting_ms(self, width: int, depth: int) -> float:
-        """Return the cost of drafting ``depth`` (>= 1) levels; free guesses (``width`` 0) cost nothing."""
+        """Return the cost of drafting ``depth`` (>= 1) levels; model-free drafts (``width`` 0) cost nothing."""
         if width == 0:
             return 0.0
         return self.head_ms + (depth - 1) * self.draft_ms[width]
@@ -95,59 +87,59 @@ class StepCosts:
         if depth == 0:
             return self.plain_ms
         if width == 0:
-            return self.free_ms(verify_width)
+            return self.verify_ms[verify_width] + self.model_free_overhead_ms
         return self.drafting_ms(width, depth) + self.verify_ms[verify_width] + self.overhead_ms
 
-    def free_ms(self, verify_width: int) -> float:
-        """Return the cost of an iteration whose guesses cost no pass."""
-        overhead_ms = self.overhead_ms if self.free_overhead_ms is None else self.free_overhead_ms
-        return self.verify_ms[verify_width] + overhead_ms
+    @property
+    def model_free_overhead_ms(self) -> float:
+        """Return what an iteration with model-free drafts alone takes beside its pass."""
+        return self.overhead_ms if self.free_overhead_ms is None else self.free_overhead_ms
 
-    def pass_share(self, shape: TreeShape) -> float:
-        """How much of an iteration is the target's pass."""
-        width = shape.verify_width if shape.depth else 1
-        return self.verify_ms[width] / StepCosts.iteration_ms(self, *shape)
 
-    def read_share(self, verify_width: int) -> float:
-        """How much of a pass is waiting for memory, to the power of ``OVERLAP``: all of it where one row is read."""
-        return self._read_shares[verify_width]
+class LatencyScales:
+    """How slow the machine is now, as factors on measured costs: one common to all iterations, one of each kind.
 
-    @cached_property
-    def _read_shares(self) -> dict[int, float]:
-        """By verify width: what a pass takes beyond a row's is computing, the rest waiting.
+    Both are moving averages. An iteration of one kind moves the common factor most, so a kind that is not tried follows
+    the machine too; what is its own fades. A step that takes several times its prediction is a pause of the machine.
+    """
 
-        Of one that takes hardly longer, costs do not tell how long it computes: no longer, then, than its rows' share
-        of a wider pass.
+    COMMON_RATE, OWN_RATE = 0.1, 0.05  # of a deviation from the prediction
+    PAUSE = 3.0  # times the prediction, or less than one over it: counts as no more than that
+    FARTHEST = 10.0  # that the first step may set the common factor from 1
+
+    def __init__(self) -> None:
+        self._common = 1.0
+        self._own: dict[Kind, float] = {"plain": 1.0, "model_free": 1.0, "drafted": 1.0}
+        self._is_known = False
+
+    def of(self, kind: Kind) -> float:
+        """Return the factor on the measured cost of an iteration of ``kind``."""
+        return self._common * self._own[kind]
+
+    def observe(self, kind: Kind, predicted_ms: float, milliseconds: float, *, is_cold: bool = False) -> None:
+        """An iteration, predicted with the factors of now, took ``milliseconds``.
+
+        ``is_cold``: it came right after a prefill, whose buffers fill the caches, so no later one is slower. The first
+        plain step that is not cold sets the common factor: the machine may be busy, or not the one that was measured.
         """
-        row, shares = self.verify_ms[1], dict[int, float]()
-        least = float("inf")  # that computing a row takes in a pass as wide or wider, to the power of OVERLAP
-        for width in reversed(self.verify_widths):
-            computing = self.verify_ms[width] ** OVERLAP - row**OVERLAP
-            if self.verify_ms[width] < _TELLING * row:
-                computing = min(computing, least * width**OVERLAP)
-            least = min(least, computing / width**OVERLAP)
-            shares[width] = float(1.0 - computing / self.verify_ms[width] ** OVERLAP)
-        return shares
+        ratio = milliseconds / predicted_ms
+        if not self._is_known and kind == "plain" and not is_cold:
+            self._is_known = True
+            self._common *= min(max(ratio, 1.0 / self.FARTHEST), self.FARTHEST)
+            return
+        deviation = min(max(ratio, 1.0 / self.PAUSE), 1.0 if is_cold else self.PAUSE) - 1.0
+        self._common *= 1.0 + self.COMMON_RATE * deviation
+        for each, own in self._own.items():
+            rate = self.OWN_RATE * (deviation if each == kind else 1.0 / own - 1.0)
+            self._own[each] = own * (1.0 + rate)
 
-    def where_memory_is(self, slowness: float) -> StepCosts:
-        """What passes cost where memory is ``slowness`` times as slow beside the cores as it was.
+    def state(self) -> dict[str, Any]:
+        """Return what was learned, as plain data."""
+        return {"common": self._common, "own": dict(self._own), "is_known": self._is_known}
 
-        A pass of few rows waits for memory, one of many for the cores. The narrowest tree's pass keeps its time and
-        only the ratios to it change: how slow the machine is in all is for others to follow.
-        """
-        shares = {width: self.read_share(width) for width in self.verify_widths}
-        slowed = {
-            width: self.verify_ms[width] * (share * slowness**OVERLAP + 1.0 - share) ** (1.0 / OVERLAP)
-            for width, share in shares.items()
-        }
-        narrowest = self.verify_widths[min(1, len(shares) - 1)]
-        level = self.verify_ms[narrowest] / slowed[narrowest]
-        rising = accumulate(slowed.values(), max)  # where they cost the same, rounding could order them otherwise
-        return replace(self, verify_ms={width: level * ms for width, ms in zip(slowed, rising, strict=True)})
-
-    def speedup(self, aal: float, width: int, depth: int, verify_width: int) -> float:
-        """Return equation 3 of the paper with the overhead added; ``aal`` counts the bonus token."""
-        return aal * self.verify_ms[1] / self.iteration_ms(width, depth, verify_width)
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from what ``state`` returned."""
+        self._common, self._own, self._is_known = state["common"], dict(state["own"]), state["is_known"]
 
 
 def _positive_faults(name: str, table: Mapping[int, float]) -> list[str]:

@@ -1,7 +1,6 @@
-"""A tree that stops growing where no wider pass can win: every decision is the one over the whole tree."""
+"""A tree that stops growing where no wider pass can win: every decision is the one over the fully grown tree."""
 
 import math
-from array import array
 from dataclasses import replace
 
 import numpy as np
@@ -14,13 +13,13 @@ from yggdrasil.drafters.counts import CountsDrafter
 from yggdrasil.drafters.group import DrafterGroup
 from yggdrasil.drafters.protocol import Budget
 from yggdrasil.engine.aside import AsideTree
-from yggdrasil.engine.free_trees import FreeTrees
-from yggdrasil.engine.objective_policy import ObjectivePolicy
 from yggdrasil.engine.ranking import Ranking
 from yggdrasil.native import is_native
+from yggdrasil.policy.costs import StepCosts
+from yggdrasil.policy.decision import Decision, ModelFree
+from yggdrasil.policy.policy import ObjectivePolicy
+from yggdrasil.policy.stopping import UNBOUNDED, EarlyStopping, least_verified_score, stopping_bound
 from yggdrasil.tree.shape import TreeShape
-from yggdrasil.tree.stakes import NO_STAKES, Race
-from yggdrasil.tree.step_costs import StepCosts
 from yggdrasil.tree.token_tree import NO_SCORE, TokenTree
 
 WIDTHS = (1, 2, 4, 8, 16, 32)
@@ -41,35 +40,39 @@ def some_counts(generator, native):
     return counts
 
 
-def both(counts, stakes, depth):
-    """What is expected, and the tree: with stakes, and in full."""
+def both(counts, bound, depth):
+    """What is expected, and the tree: with bound, and in full."""
     grown = []
-    for each in (stakes, NO_STAKES):
+    for each in (bound, UNBOUNDED):
         tree = TokenTree.on_host(WIDTHS[-1])
         aside = AsideTree(counts, tree, WIDTHS, shares_tree=True)
         grown.append((aside.grow(depth, each), tree, aside))
     return grown
 
 
+def model_free_policy(costs, objective="latency"):
+    return ObjectivePolicy({0: costs}, {}, np.empty(0, dtype=np.float32), None, objective)
+
+
 @pytest.mark.parametrize("native", KINDS)
 @pytest.mark.parametrize("objective", ["latency", "aal"])
-def test_what_is_left_out_changes_no_decision(native, objective):
+def test_early_stopping_decides_as_full_growth(native, objective):
     generator, left_out = np.random.default_rng(3), 0
     for _ in range(CASES):
-        trees = FreeTrees([some_costs(generator)], objective)
+        policy = model_free_policy(some_costs(generator), objective)
         counts, depth = some_counts(generator, native), int(generator.integers(1, 12))
-        for _ in range(generator.integers(0, 4)):  # promises are kept more or less
-            trees.settle(int(generator.integers(1, 9)), 0.0)
-            trees.best(np.sort(generator.uniform(1, 6, len(WIDTHS))).tolist(), depth, 0, 1.0)
-        (few, small, aside), (all_, whole, full) = both(counts, trees.stakes(0), depth)
+        for _ in range(generator.integers(0, 4)):  # more or less is accepted than was estimated
+            decision = Decision(TreeShape(0, 8, 8), estimated=generator.uniform(1, 6), milliseconds=1.0)
+            policy.settle(decision, int(generator.integers(1, 9)), 1.0)
+        (few, small, aside), (all_, whole, full) = both(counts, policy.bound(0), depth)
         assert (few[-1] > 1.0) == (all_[-1] > 1.0)
-        decided = trees.best(all_, depth, 0, 1.0)
-        estimate = trees._estimate
-        assert trees.best(few, depth, 0, 1.0) == decided
-        assert trees._estimate == estimate
-        width, size = decided.shape.verify_width, small.size
-        assert aside.use(width) == full.use(width)
-        assert size == whole.size or size >= width
+        decided = policy.best_model_free(ModelFree(all_, depth))
+        assert policy.best_model_free(ModelFree(few, depth)) == decided
+        size = small.size
+        if decided is not None:
+            width = decided.shape.verify_width
+            assert aside.use(width) == full.use(width)
+            assert size == whole.size or size >= width
         assert torch.equal(small.tokens[:size], whole.tokens[:size])
         assert torch.equal(small.scores[:size], whole.scores[:size])
         left_out += whole.size - size
@@ -82,8 +85,8 @@ def test_native_trees_end_where_portable_ones_do():
     for native in (True, False):
         generator, own = np.random.default_rng(5), []
         for _ in range(CASES):
-            trees, counts = FreeTrees([some_costs(generator)], "latency"), some_counts(generator, native)
-            own.append(both(counts, trees.stakes(0), 8)[0][1].size)
+            policy, counts = model_free_policy(some_costs(generator)), some_counts(generator, native)
+            own.append(both(counts, policy.bound(0), 8)[0][1].size)
         sizes.append(own)
     assert sizes[0] == sizes[1]
     assert len(set(sizes[0])) > 5
@@ -107,11 +110,11 @@ def somebody_elses_tree(root, seed):
 
 
 def filled(generator, native, policy, shape):
-    """The same tree filled with the policy's stakes, and in full; each with what its scores promise, and its order."""
+    """The same tree filled with the policy's bound, and in full; each with what its scores promise, and its order."""
     counts, seed, found = some_counts(generator, native), int(generator.integers(1 << 30)), []
-    for stakes in (policy.stakes_beside(shape, 0), NO_STAKES):
+    for bound in (policy.bound(0, shape), UNBOUNDED):
         tree = somebody_elses_tree(counts._last, seed)
-        counts.propose(tree, Budget(9, bound=stakes, from_root=False))
+        counts.propose(tree, Budget(9, bound=bound, from_root=False))
         ranking = Ranking(tree, WIDTHS)
         found.append((tree, ranking.rank(), ranking.order.tolist()))
     return found
@@ -124,12 +127,10 @@ def test_what_is_left_out_of_a_drafted_tree_changes_no_decision(native, objectiv
     for _ in range(CASES):
         costs = replace(some_costs(generator), head_ms=generator.uniform(0.1, 1.0), draft_ms={2: 0.1})
         policy = ObjectivePolicy({0: costs}, {}, np.empty(0, dtype=np.float32), None, objective)
-        for _ in range(generator.integers(0, 4)):
-            policy.promises.observe(generator.uniform(0.0, 4.0), generator.uniform(0.0, 4.0))
         shape = TreeShape(2, int(generator.integers(1, 6)), int(generator.choice(WIDTHS)))
         (small, few, order), (whole, all_, every) = filled(generator, native, policy, shape)
-        decided = policy.prune(shape, policy.promises.honest(all_), 0)
-        assert policy.prune(shape, policy.promises.honest(few), 0) == decided
+        decided = policy.prune(Decision(shape), all_, 0)
+        assert policy.prune(Decision(shape), few, 0) == decided
         best = decided.shape.verify_width
         assert small.size == whole.size or small.size >= best
         assert order[:best] == every[:best]
@@ -139,16 +140,16 @@ def test_what_is_left_out_of_a_drafted_tree_changes_no_decision(native, objectiv
     assert (left_out > 2 * CASES) == (objective == "latency")
 
 
-def test_stakes_follow_what_drafted_trees_keep():
-    costs = StepCosts(0.3, {2: 0.1}, {1: 1.0, 4: 1.2, 8: 1.5}, overhead_ms=0.05, plain_ms=1.0)
-    policy, shape = ObjectivePolicy({0: costs}, {}, np.empty(0, dtype=np.float32), None), TreeShape(2, 2, 4)
-    before = policy.stakes_beside(shape, 0).tolist()
-    policy.promises.observe(4.0, 1.0)
-    after = policy.stakes_beside(shape, 0).tolist()
-    assert (before[0], after[0]) == (1.0, policy.promises.kept)
-    assert policy.promises.kept < 1.0
-    assert before[1:] == after[1:]
-    assert after[1::2] == [4, 8]
+def test_the_bound_follows_what_model_free_drafts_had_accepted():
+    """In place: C++ holds its address."""
+    costs = StepCosts(0.0, {}, {1: 1.0, 4: 1.2, 8: 1.5}, overhead_ms=0.05, plain_ms=1.0)
+    policy = model_free_policy(costs)
+    bound, before = policy.bound(0), policy.bound(0).tolist()
+    policy.settle(Decision(TreeShape(0, 4, 4), 5.0, 1.0, estimated=5.0), 1, 1.0)
+    assert policy.bound(0) is bound
+    assert bound[::3].tolist() == before[::3] == [4, 8]
+    assert bound[1::3] == bound[1::3]
+    assert bound[2] < before[2] == bound[1]
 
 
 @pytest.mark.skipif(not is_native(), reason="no compiler here")
@@ -176,7 +177,14 @@ def test_a_measured_tree_is_filled_as_far_as_it_is_verified():
 
 @pytest.mark.parametrize(("behind", "is_over"), [(5e-7, False), (2e-6, True)])
 def test_what_rounding_may_have_decided_is_not_over(behind, is_over):
-    race = Race(array("d", [1.0, 2, 1.0, 4, 0.75 * (1.0 - behind)]))
-    race.add(0.0)
-    race.add(math.log(0.5))  # two nodes promise 1.5; four would promise 2 at most
-    assert race.is_over(math.log(0.25)) == is_over
+    stopping = EarlyStopping(stopping_bound([2, 4], [1.0, 0.75 * (1.0 - behind)]))
+    stopping.add(0.0)
+    stopping.add(math.log(0.5))  # two nodes expect 1.5 tokens; four would expect 2 at most
+    assert stopping.is_over(math.log(0.25)) == is_over
+
+
+def test_the_least_verified_score_is_that_of_the_best_width():
+    scores = [math.log(likely) for likely in (1.0, 0.9, 0.5, 0.4, 0.1)]
+    assert least_verified_score(scores, UNBOUNDED) == scores[-1]
+    assert least_verified_score(scores, stopping_bound([2, 4], [1.0, 0.9])) == scores[3]
+    assert least_verified_score(scores, stopping_bound([2, 4], [1.0, 0.5])) == scores[1]

@@ -1,0 +1,63 @@
+// When a model-free tree need not grow on: `policy/stopping.py` is the same in Python, and says why.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <span>
+#include <utility>
+#include <vector>
+
+namespace yggdrasil {
+
+class EarlyStopping {
+ public:
+  // `bound`: the numbers of `StoppingBound`, none for a tree that is grown in full. `existing`: scores of the nodes that
+  // are in the tree already.
+  explicit EarlyStopping(std::span<const double> bound, std::vector<double> existing = {})
+      : next_(bound.data()), end_(bound.data() + bound.size()), existing_(std::move(existing)) {
+    std::sort(existing_.begin(), existing_.end());
+  }
+
+  // Counts a new node; the first one is the root, whose score is 0.
+  void add(double score) {
+    count_existing(score);
+    count(score);
+  }
+
+  // Whether no wider pass can win, if no further node has more than `score`.
+  bool is_over(double score) {
+    count_existing(score);
+    if (std::isinf(best_)) return false;
+    const double likely = std::exp(score);
+    for (const double* pass = next_; pass != end_; pass += 3)
+      if (value(pass, accepted_ + (pass[0] - double(size_)) * likely) * kRounding > best_) return false;
+    return true;
+  }
+
+ private:
+  static constexpr double kRounding = 1.0 + 1e-6;  // scores are kept as float32
+
+  void count_existing(double score) {
+    for (; !existing_.empty() && existing_.back() >= score; existing_.pop_back()) count(existing_.back());
+  }
+
+  void count(double score) {
+    if (size_ != 0) accepted_ += std::exp(score);
+    ++size_;
+    if (next_ == end_ || double(size_) != next_[0]) return;
+    best_ = std::max(best_, value(next_, accepted_));
+    next_ += 3;
+  }
+
+  // Weights come from Python: what a pass is worth with nothing accepted, and what each expected token adds.
+  static double value(const double* pass, double accepted) { return pass[1] + pass[2] * accepted; }
+
+  const double *next_, *end_;  // passes that are wider than the tree, three numbers each
+  double best_ = -std::numeric_limits<double>::infinity(), accepted_ = 0.0;
+  int64_t size_ = 0;
+  std::vector<double> existing_;  // not counted yet, the best last
+};
+
+}  // namespace yggdrasil

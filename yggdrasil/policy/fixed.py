@@ -1,0 +1,54 @@
+"""Policies that decide the same in every iteration: for comparisons, and where nothing was calibrated."""
+
+from collections.abc import Sequence
+
+from yggdrasil.policy.decision import Decision, ModelFree
+from yggdrasil.policy.stopping import UNBOUNDED, StoppingBound
+from yggdrasil.predictor.evidence import Evidence
+from yggdrasil.tree.shape import PLAIN_STEP, TreeShape
+
+
+class FixedPolicy:
+    """One shape for every iteration; a width of 1 drafts a chain."""
+
+    wants_model_free = False
+
+    def __init__(self, shape: TreeShape) -> None:
+        self._decision = Decision(shape, is_drafting=shape.depth > 0)
+
+    def begin(self) -> None:
+        """Nothing is kept."""
+
+    def choose(
+        self, context: int, model_free: ModelFree | None = None, features: Evidence | None = None
+    ) -> Decision | None:
+        return self._decision
+
+    def bound(self, context: int, shape: TreeShape | None = None) -> StoppingBound:
+        return UNBOUNDED
+
+    def prune(self, decision: Decision, expected: Sequence[float], context: int) -> Decision:
+        return decision._replace(shape=decision.shape._replace(verify_width=self._decision.shape.verify_width))
+
+    def settle(self, decision: Decision, tokens: int, milliseconds: float) -> None:
+        """Nothing is learned."""
+
+
+class ModelFreePolicy(FixedPolicy):
+    """As many nodes of every model-free tree; plain steps where there is none."""
+
+    wants_model_free = True
+
+    def __init__(self, verify_width: int) -> None:
+        super().__init__(PLAIN_STEP)
+        self._verify_width = verify_width
+
+    def choose(
+        self, context: int, model_free: ModelFree | None = None, features: Evidence | None = None
+    ) -> Decision | None:
+        if model_free is None or model_free.expected[-1] <= 1.0:
+            return self._decision
+        return Decision(TreeShape(0, model_free.depth, self._verify_width))
+
+
+PLAIN_POLICY = FixedPolicy(PLAIN_STEP)  # speculation off

@@ -1,0 +1,181 @@
+"""Equation 3 of the paper, the one objective of every decision, and its argmax over tree shapes. Numpy only.
+
+    speedup = AAL * T_verify(1) / (T_draft + T_verify(W_v) + T_overhead)
+
+Dims: D depth levels, V verify widths, N tree shapes. All times are milliseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from yggdrasil.policy.costs import StepCosts
+from yggdrasil.tree.shape import PLAIN_STEP, TreeShape
+
+# A tree of low scores is accepted more often than they say, by up to this factor.
+UNDERESTIMATE = 2.0
+Objective: TypeAlias = Literal["latency", "aal"]
+FloatArray: TypeAlias = npt.NDArray[np.floating[Any]]
+Number = TypeVar("Number", float, npt.NDArray[np.float64])
+
+
+def objective_value(tokens: Number, milliseconds: Number, objective: Objective = "latency") -> Number:
+    """Return equation 3 without its constant factor: tokens per millisecond, or tokens alone for ``"aal"``.
+
+    ``tokens`` counts the bonus token.
+    """
+    return tokens / milliseconds if objective == "latency" else tokens
+
+
+def speedup(tokens: float, shape: TreeShape, costs: StepCosts) -> float:
+    """Return equation 3 itself: how many times as fast as passes of one row; ``tokens`` counts the bonus token."""
+    return objective_value(tokens, costs.iteration_ms(*shape)) * costs.verify_ms[1]
+
+
+def expected_tokens_by_width(sorted_acceptance: FloatArray, verify_widths: Sequence[int]) -> npt.NDArray[np.float64]:
+    """Return 1 + the acceptance of the best ``W_v - 1`` nodes for each verify width.
+
+    ``sorted_acceptance`` holds path products (probabilities, not logs) of the drafted nodes, best first, along the
+    last axis; leading axes are kept. Widths beyond the tree add nothing.
+    """
+    num_nodes = sorted_acceptance.shape[-1]
+    totals = np.empty((*sorted_acceptance.shape[:-1], num_nodes + 1))
+    totals[..., 0] = 1.0
+    np.cumsum(sorted_acceptance, axis=-1, out=totals[..., 1:])
+    totals[..., 1:] += 1.0
+    return totals[..., [min(width - 1, num_nodes) for width in verify_widths]]
+
+
+def least_useful_probability(costs: Iterable[StepCosts]) -> float:
+    """Return the path probability below which no node can repay its row of a verification pass.
+
+    A row costs the least slope of the passes' times over width; the limit is ``UNDERESTIMATE`` times lower. A width
+    that costs as much as a wider one is served by that pass and has no slope of its own.
+    """
+    slopes = [
+        objective_value((each.verify_ms[wide] - each.verify_ms[narrow]) / (wide - narrow), each.plain_ms)
+        for each in costs
+        for narrow, wide in pairwise({each.verify_ms[width]: width for width in each.verify_widths}.values())
+    ]
+    return min(slopes, default=0.0) / UNDERESTIMATE
+
+
+def value_per_token(costs: StepCosts, other_ms: float, objective: Objective = "latency") -> list[float]:
+    """Return the objective value of one token at each of ``costs.verify_widths``.
+
+    ``other_ms`` is what an iteration takes beside the pass: drafting and overhead. The objective value of a verify
+    width is its expected tokens times this.
+    """
+    return [objective_value(1.0, other_ms + costs.verify_ms[width], objective) for width in costs.verify_widths]
+
+
+def best_width(expected_tokens: Sequence[float] | FloatArray, values: Sequence[float]) -> int:
+    """Return the index at which ``expected_tokens`` times ``values`` is largest; ties go to the first."""
+    best, best_value = 0, -1.0
+    for index, (tokens, value) in enumerate(zip(expected_tokens, values, strict=True)):
+        if (found := float(tokens) * value) > best_value:
+            best, best_value = index, found
+    return best
+
+
+class Candidate(NamedTuple):
+    """A shape, the tokens expected of it (bonus included), and its objective value."""
+
+    shape: TreeShape
+    tokens: float
+    value: float
+
+
+class ShapeTable:
+    """Argmax of the objective over (width, depth, verify width), with everything static computed once.
+
+    ``ratios[width]`` relates the survival of a shape to the predicted survival. Either [D, V] (level, verify width),
+    the same for each depth budget, or [D, D, V] (budget, level, verify width), which also knows that a smaller budget
+    puts fewer nodes on the early levels, and what other drafters add below the last one. Verify widths are
+    ``costs.verify_widths``.
+
+        AAL(width, depth, W_v | context) = 1 + sum over levels i of survival[i] * ratio[width][depth][i][W_v]
+
+    ``objective="latency"`` maximises AAL per millisecond, ``"aal"`` AAL alone. A plain step is always a candidate.
+    Ties go to the plain step, then to the smaller (width, depth, verify width) in that order.
+
+    Raises:
+        ValueError: tables and costs do not fit each other; every fault is named.
+    """
+
+    def __init__(self, costs: StepCosts, ratios: Mapping[int, FloatArray], objective: Objective = "latency") -> None:
+        _check_table(costs, ratios, objective)
+        self.max_depth = next(iter(ratios.values())).shape[0]
+        self.shapes = [PLAIN_STEP]
+        columns = [np.zeros((self.max_depth, 1))]
+        for width in sorted(ratios):
+            by_budget = _ratios_by_budget(np.asarray(ratios[width], dtype=np.float64))  # [D, D, V]
+            for depth in range(1, self.max_depth + 1):
+                self.shapes += [TreeShape(width, depth, verify_width) for verify_width in costs.verify_widths]
+                columns.append(by_budget[depth - 1])
+        self._index = {shape: index for index, shape in enumerate(self.shapes)}
+        self._ratios = np.ascontiguousarray(np.concatenate(columns, axis=1))  # [D, N]
+        self._levels: dict[TreeShape, list[float]] = {}
+        milliseconds = np.array([costs.iteration_ms(*shape) for shape in self.shapes])
+        self._value = objective_value(np.ones_like(milliseconds), milliseconds, objective)  # [N], of a token
+
+    def expected_tokens(self, survival: FloatArray) -> npt.NDArray[np.float64]:
+        """Return the expected AAL of each of ``self.shapes``, given ``survival`` [D]."""
+        # NOTE: a sum over axis 0 adds every column in the same order, so equal shapes tie exactly; BLAS may differ.
+        total: npt.NDArray[np.float64] = np.add.reduce(self._ratios * survival[:, None], axis=0)
+        total += 1.0
+        return total
+
+    def choose(self, survival: FloatArray) -> TreeShape:
+        """Return the best shape for ``survival`` [D], where ``survival[d - 1]`` is P(accepted length >= d)."""
+        return self.shapes[int((self.expected_tokens(survival) * self._value).argmax())]
+
+    def best_tree(self, survival: FloatArray) -> Candidate:
+        """Return the best shape for ``survival`` [D] that drafts at all."""
+        expected = self.expected_tokens(survival)
+        values = expected * self._value
+        best = 1 + int(values[1:].argmax())  # the plain step comes first
+        return Candidate(self.shapes[best], float(expected[best]), float(values[best]))
+
+    def level_ratios(self, shape: TreeShape) -> list[float]:
+        """Return the survival of each level of ``shape`` as a share of the predicted one, up to the last above 0."""
+        if (levels := self._levels.get(shape)) is None:
+            levels = self._levels[shape] = np.trim_zeros(self._ratios[:, self._index[shape]], "b").tolist()
+        return levels
+
+
+def _ratios_by_budget(table: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Return [D budget, D level, V] from either table form; a level beyond a budget adds nothing."""
+    if table.ndim == 3:
+        return table
+    depth = table.shape[0]
+    reachable = np.tril(np.ones((depth, depth)))[:, :, None]
+    return np.where(reachable > 0, table[None], 0.0)
+
+
+def _check_table(costs: StepCosts, ratios: Mapping[int, FloatArray], objective: Objective) -> None:
+    faults: list[str] = []
+    if objective not in get_args(Objective):
+        faults.append(f"objective must be one of {get_args(Objective)}, got {objective!r}")
+    if not ratios:
+        faults.append("ratios is empty: give a table for at least one draft width")
+    unknown = sorted(set(ratios) - set(costs.draft_ms))
+    if unknown:
+        faults.append(f"no draft cost for widths {unknown}, only for {list(costs.draft_widths)}")
+    num_verify = len(costs.verify_widths)
+    depths = {table.shape[0] for table in ratios.values()}
+    if len(depths) > 1:
+        faults.append(f"ratio tables disagree on the number of levels: {sorted(depths)}")
+    for width, table in ratios.items():
+        depth = table.shape[0]
+        if table.shape not in ((depth, num_verify), (depth, depth, num_verify)) or depth == 0:
+            faults.append(f"ratios[{width}] must be [D, {num_verify}] or [D, D, {num_verify}], got {table.shape}")
+        elif not (np.isfinite(table).all() and (table >= 0).all()):
+            faults.append(f"ratios[{width}] holds negative or non-finite values")
+    if faults:
+        raise ValueError("; ".join(faults))

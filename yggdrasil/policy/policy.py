@@ -1,0 +1,203 @@
+"""The run-time policy: one choice among plain steps, model-free drafts and drafted trees, and what it learns by.
+
+``choose`` is equation 3's argmax before anything is drafted, ``prune`` over the verify widths of a drafted tree. Costs,
+acceptance and regret budgets are followed by ``settle``.
+
+Dims: D depth levels, V verify widths.
+"""
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from yggdrasil.policy.acceptance import AcceptanceCorrection
+from yggdrasil.policy.costs import LatencyScales, StepCosts
+from yggdrasil.policy.decision import Decision, ModelFree
+from yggdrasil.policy.drafted import DepthPrediction, DraftedTrees
+from yggdrasil.policy.objective import FloatArray, Objective, best_width, objective_value, value_per_token
+from yggdrasil.policy.regret import PlainProbe, RegretBudget
+from yggdrasil.policy.stopping import StoppingBound, stopping_bound, update_correction
+from yggdrasil.predictor.evidence import Evidence
+from yggdrasil.tree.shape import PLAIN_STEP, TreeShape
+
+
+class _Passes(NamedTuple):
+    """Objective value of a token at each verify width once the rest of an iteration is known, and its bound."""
+
+    values: list[float]  # [V]
+    bound: StoppingBound
+
+    @classmethod
+    def of(cls, costs: StepCosts, other_ms: float, objective: Objective) -> "_Passes":
+        values = value_per_token(costs, other_ms, objective)
+        return cls(values, stopping_bound(costs.verify_widths[1:], values[1:]))
+
+
+class ObjectivePolicy:
+    """Does what the objective is highest for, within a regret budget for each way to speculate.
+
+    ``costs`` maps context lengths to the step costs measured there; the nearest one serves, at the latency scales of
+    now. ``ratios``, ``mean_survival``, ``depth`` and ``lift`` describe the drafter's trees (``DraftedTrees``); without
+    ratios only model-free drafts are verified. ``is_head_first``: a refused tree has cost a head draft already.
+    """
+
+    def __init__(
+        self,
+        costs: Mapping[int, StepCosts],
+        ratios: Mapping[int, FloatArray],
+        mean_survival: FloatArray,
+        depth: DepthPrediction | None,
+        objective: Objective = "latency",
+        *,
+        is_head_first: bool = False,
+        wants_model_free: bool = True,
+        lift: float | None = None,
+    ) -> None:
+        ordered = {context: costs[context] for context in sorted(costs)}
+        self._borders = [(a + b) / 2 for a, b in pairwise(ordered)]
+        self._costs = list(ordered.values())
+        self._objective: Objective = objective
+        self._is_head_first = is_head_first
+        self.wants_model_free = wants_model_free
+        self._drafted = DraftedTrees(self._costs, ratios, mean_survival, depth, objective, lift) if ratios else None
+        self._model_free = [_Passes.of(each, each.model_free_overhead_ms, objective) for each in self._costs]
+        self._pruning: dict[tuple[int, int, int], _Passes] = {}  # by context's index, draft width and depth
+        self._scales, self._probe = LatencyScales(), PlainProbe()
+        self._correction, self._budget = AcceptanceCorrection(), RegretBudget()  # of model-free drafts
+        self._here = 0  # index of the costs that served last
+        self._steps = 0  # iterations of this request
+        self._drafter_lags = False  # the drafter has tokens to read before its next tree
+
+    # ==== decisions ====
+
+    def choose(
+        self, context: int, model_free: ModelFree | None = None, features: Evidence | None = None
+    ) -> Decision | None:
+        self._here = bisect_left(self._borders, context)
+        plain = Decision(PLAIN_STEP, 1.0, self._plain_ms)
+        if features is not None:
+            return self._with_features(features, plain)
+        if self._probe.is_due(self._steps):
+            return plain
+        free = None if model_free is None else self.best_model_free(model_free)
+        best = free if free is not None and self._value(free) > self._value(plain) else plain
+        if self._drafted is None or not self._drafted.budget.is_open:
+            return best
+        typical = self._drafted.typically(self._here, free)
+        room = typical.tokens if model_free is None else min(typical.tokens, model_free.depth + 1.0)
+        drafted = self._priced(typical.shape, room)
+        is_better = self._value(drafted) > self._value(best)
+        # A predictor may expect more here than of a typical tree.
+        if is_better or (self._drafted.reads_features and best is plain):
+            return None if self._drafted.reads_features else drafted
+        return best
+
+    def prune(self, decision: Decision, expected: Sequence[float], context: int) -> Decision:
+        self._here = bisect_left(self._borders, context)
+        return self._verified_at(
+            decision, expected, best_width(expected, self._pruned(self._here, decision.shape).values)
+        )
+
+    def bound(self, context: int, shape: TreeShape | None = None) -> StoppingBound:
+        here = bisect_left(self._borders, context)
+        if shape is None:
+            return update_correction(self._model_free[here].bound, self._correction.factor)
+        return self._pruned(here, shape).bound
+
+    def best_model_free(self, tree: ModelFree) -> Decision | None:
+        """Return the verify width above 1 that is best for ``tree``; None: it is empty, or not to be tried."""
+        if tree.expected[-1] <= 1.0 or not self._budget.is_open:
+            return None
+        widths, values = self._costs[self._here].verify_widths, self._model_free[self._here].values
+        factor, most = self._correction.factor, tree.depth + 1.0
+        best, likely, value = 1, 1.0, 0.0
+        for index in range(1, len(widths)):  # no calls: a pass waits for this
+            tokens = 1.0 + (tree.expected[index] - 1.0) * factor
+            if tokens > most:
+                tokens = most
+            if (found := tokens * values[index]) > value:
+                best, likely, value = index, tokens, found
+        shape = TreeShape(0, tree.depth, widths[best])
+        milliseconds = self._costs[self._here].iteration_ms(*shape) * self._scales.of("model_free")
+        return Decision(shape, likely, milliseconds, estimated=tree.expected[best])
+
+    def _with_features(self, features: Evidence, plain: Decision) -> Decision:
+        """The tree that a depth predictor wants here, or a plain step after all."""
+        assert self._drafted is not None, "there is nothing to draft"
+        tree, survival = self._drafted.best(features, self._here)
+        drafted = self._priced(tree.shape, tree.tokens)._replace(survival=survival)
+        if self._value(drafted) > self._value(plain):
+            return drafted
+        head_ms = self._costs[self._here].head_ms * self._scales.of("drafted") if self._is_head_first else 0.0
+        return plain._replace(milliseconds=plain.milliseconds + head_ms, is_drafting=True)
+
+    def _pruned(self, here: int, shape: TreeShape) -> _Passes:
+        """What decides how many nodes of a tree drafted as ``shape`` are verified."""
+        key = here, shape.width, shape.depth
+        if (found := self._pruning.get(key)) is None:
+            costs = self._costs[here]
+            other_ms = costs.drafting_ms(shape.width, shape.depth) + costs.overhead_ms
+            found = self._pruning[key] = _Passes.of(costs, other_ms, self._objective)
+        return found
+
+    def _verified_at(self, decision: Decision, expected: Sequence[float], index: int) -> Decision:
+        """``decision`` with its tree verified at the width of this index."""
+        shape = decision.shape._replace(verify_width=self._costs[self._here].verify_widths[index])
+        return self._priced(shape, expected[index])._replace(survival=decision.survival)
+
+    def _priced(self, shape: TreeShape, tokens: float) -> Decision:
+        """A drafted tree of ``tokens`` at the latency scale of now."""
+        milliseconds = self._costs[self._here].iteration_ms(*shape) * self._scales.of("drafted")
+        return Decision(shape, tokens, milliseconds, is_drafting=True)
+
+    def _value(self, decision: Decision) -> float:
+        return objective_value(decision.tokens, decision.milliseconds, self._objective)
+
+    @property
+    def _plain_ms(self) -> float:
+        return self._costs[self._here].plain_ms * self._scales.of("plain")
+
+    # ==== learning ====
+
+    def begin(self) -> None:
+        self._budget.begin()
+        if self._drafted is not None:
+            self._drafted.begin()
+        self._steps, self._drafter_lags = 0, True
+
+    def settle(self, decision: Decision, tokens: int, milliseconds: float) -> None:
+        shape, kind, plain_ms = decision.shape, decision.kind, self._plain_ms
+        gained = tokens - milliseconds / plain_ms
+        if kind == "model_free":
+            self._correction.observe(decision.estimated - 1.0, tokens - 1)
+            self._budget.settle(gained)
+        else:
+            self._correction.decay()
+            self._budget.earn()
+        if self._drafted is not None:
+            self._drafted.settle(decision, self._here, tokens, gained)
+        # The first tree reads the prompt, one after model-free drafts what they covered: no price of every tree.
+        if kind != "drafted" or (shape.depth and not self._drafter_lags):
+            predicted_ms = plain_ms if kind == "plain" else decision.milliseconds
+            self._scales.observe(kind, predicted_ms, milliseconds, is_cold=self._steps == 0)
+        self._drafter_lags = kind == "model_free" or (kind == "plain" and self._drafter_lags)
+        self._probe.observe(is_warm_plain=kind == "plain" and self._steps > 0)
+        self._steps += 1
+
+    def state(self) -> dict[str, Any]:
+        """Return what was learned online, as plain data."""
+        return {
+            "scales": self._scales.state(),
+            "model_free": self._correction.state(),
+            "model_free_budget": self._budget.state(),
+            "drafted": None if self._drafted is None else self._drafted.state(),
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from what ``state`` of a policy over the same shapes returned."""
+        self._scales.restore(state["scales"])
+        self._correction.restore(state["model_free"])
+        self._budget.restore(state["model_free_budget"])
+        if self._drafted is not None and state["drafted"] is not None:
+            self._drafted.restore(state["drafted"])
