@@ -66,7 +66,7 @@ class Machine(StepCosts):
         return milliseconds
 
     def read_share(self, rows: int) -> float:
-        """How much of a pass is reading weights, to the power of ``OVERLAP``: what it takes beyond one row's computes."""
+        """Share of a pass that reads weights, to the power of ``OVERLAP``; the rest of its time computes."""
         return (self.verify_ms[1] / self.verify_ms[rows]) ** OVERLAP
 
 

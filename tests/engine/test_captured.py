@@ -3,7 +3,7 @@
 import pytest
 import torch
 from test_engine import PROMPT, TREES
-from tiny_pair import TEXT, OracleDrafter, addresses, cache_rows
+from tiny_pair import SHAPES, TEXT, OracleDrafter, addresses, cache_rows
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from yggdrasil.acceptance.sampling import SamplingParams

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from tiny_pair import SHAPES, TEXT, VOCAB_SIZE, OracleDrafter
 
 from yggdrasil.drafters import Capabilities, NGramDrafter
+from yggdrasil.policy.costs import StepCosts
 from yggdrasil.policy.fixed import PLAIN_POLICY, FixedPolicy
 from yggdrasil.policy.policy import ObjectivePolicy
 from yggdrasil.policy.regret import RegretBudget
