@@ -61,6 +61,12 @@ NOT_PLAYED = {  # what else has a number there
     "engine.build": {"READ_WIDTH": "a size of steps"},
     "engine.conversations": {"_WORTH_KEEPING": "the smallest prefill"},
     "engine.deciding": {"PolicyPerSetting._MOST": "sampling settings that are remembered"},
+    "engine.kept_estimates": {
+        "VERSION": "of a file",
+        "PRIOR_PASSES": "passes are not recorded",
+        "SECONDS": "how often a file is written",
+    },
+    "engine.naming": {"_MOST": "names that are shown"},
     "engine.pieces": {"_FARTHEST": "where texts are cut into pieces"},
     "engine.planned": {
         "_OWN_WIDTH": "of a drafter that nothing is known of",

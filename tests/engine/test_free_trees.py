@@ -129,11 +129,8 @@ def test_the_targets_rows_are_those_of_a_fresh_prefill(pair, decoder, suggested)
 class Looking(Alternating):
     """Looks at the free tree each time, and has another one drafted."""
 
-    def free(self, expected, depth, context):
-        self._asked += 1
-
-    def rest(self, context):
-        return None
+    def choose(self, context, model_free=None, features=None):
+        return self._decision
 
 
 @pytest.mark.parametrize("stages", EVERY, ids="-".join)
