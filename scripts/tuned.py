@@ -97,6 +97,12 @@ NOT_PLAYED = {  # what else has a number there
         "_KEPT": "windows are not recorded",
     },
     "drafters.ngram": {"_BOUNDARY": "no token"},
+    "drafters.shipped_text": {
+        "CODE_CHARACTERS": "a bound of the time that a first use takes",
+        "LEAST_BYTES": "of models that are not recorded",
+        "_PIECE": "a size of pieces of text",
+        "_NICENESS": "of a process",
+    },
     "tree.growth": {"MIN_LOG_PROBABILITY": "the least that a calibration knows"},
     "policy.acceptance": {"_TINY": "nothing is divided by zero"},
     "policy.costs": {"LatencyScales.FARTHEST": "a bound of what one step may say"},
