@@ -77,8 +77,8 @@ COSTS = StepCosts(0.0, {1: 1.0, WIDTH: 1.0}, dict.fromkeys(WIDTHS, 1.0), 0.0, 1.
 class Whole(DraftedTreePolicy):
     """One shape in every iteration, verified as wide as it says."""
 
-    def prune(self, shape: TreeShape, expected: Sequence[float], context: int) -> Decision:
-        return Decision(shape)
+    def prune(self, decision: Decision, expected: Sequence[float], context: int) -> Decision:
+        return decision
 
 
 def measure(

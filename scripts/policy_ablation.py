@@ -152,7 +152,7 @@ def plays_of(folder: Path, costs: StepCosts) -> list[Play]:
     mean = learned.mean.astype(np.float32)
 
     def drafting() -> Policy:
-        return ObjectivePolicy({0: paired}, ratios, mean, None, lift=learned.lift)
+        return ObjectivePolicy({0: paired}, ratios, mean, None, added_tokens=learned.lift)
 
     return [*plays, Play(f"{folder.name}, drafted", recorded_documents(held_out, prompts), paired, held_out, drafting)]
 

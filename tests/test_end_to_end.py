@@ -269,7 +269,7 @@ def test_the_program_trains_a_head(at_root, calibrated, reference):
 
 def test_plans_are_listed(at_root, capsys):
     assert run_program("plans", NAME) == 0
-    assert "fits this machine" in capsys.readouterr().out
+    assert "this one" in capsys.readouterr().out
     assert run_program("plans", NAME, "--fits") == 0
 
 

@@ -90,6 +90,7 @@ STILL = {
         "vector unit",
         "worth",
     ],
+    "policy": ["evidence"],
     "predictor": ["evidence", "followers", "lift"],
     "profiling": ["evidence", "screened"],
     "runtime": ["head turn", "screened", "stand ins", "turned"],

@@ -129,9 +129,9 @@ def test_policies_are_played_with_what_drafting_adds(pair, monkeypatch):
     module, lifts = sys.modules[choose.__module__], []
 
     class Noted(module.ObjectivePolicy):
-        def __init__(self, *arguments, lift, **options):
-            lifts.append(lift)
-            super().__init__(*arguments, lift=lift, **options)
+        def __init__(self, *arguments, added_tokens, **options):
+            lifts.append(added_tokens)
+            super().__init__(*arguments, added_tokens=added_tokens, **options)
 
     monkeypatch.setattr(module, "ObjectivePolicy", Noted)
     choice = choose(recording(pair), AcceptanceCalibration.identity(), COSTS, usual_counts(), {})

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from full_disk import full_disk
+from own_drafter import Nobody as Silent
 from tiny_pair import SHAPES, TEXT
 from transformers import AutoModelForCausalLM
 
@@ -377,7 +378,7 @@ def test_no_path_is_looked_for_that_no_row_is_worth(monkeypatch, tmp_path):
     plan = made_up.plan(drafters=(learned.options(),))
     planned_free(plan, tmp_path)
     alone = made_up.plan().drafters[:1]
-    drafting_by(made_up.plan(drafters=alone), tmp_path, object())  # beside a drafter of one's own
+    drafting_by(made_up.plan(drafters=alone), tmp_path, Silent())  # beside a drafter of one's own
 
     assert least[1:] == [least_useful_probability(entry.steps() for entry in plan.costs)] * 2
     assert min(least) > 0.0

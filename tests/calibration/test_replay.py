@@ -50,7 +50,7 @@ def traces(pair):
 
 def policy(traces):
     survival = survival_of(traces, COSTS, None, {3: PROMPT})
-    return Costly({0: COSTS}, survival.ratios, survival.mean.astype(np.float32), None, lift=survival.lift)
+    return Costly({0: COSTS}, survival.ratios, survival.mean.astype(np.float32), None, added_tokens=survival.lift)
 
 
 @pytest.mark.parametrize("kind", MAKE_FREE)

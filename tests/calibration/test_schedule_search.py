@@ -57,7 +57,7 @@ def run(monkeypatch, capsys, tmp_path):
 def test_without_prompts_the_best_prediction_is_written(run, tmp_path):
     path = write_artifacts(tmp_path)
     before = Plan.load(path)
-    code, out, _ = run("search", "--profile", "made-up", "--top", 4)
+    code, out, _ = run("search", "made-up", "--top", 4)
     plan = Plan.load(path)
 
     assert code == 0
@@ -80,7 +80,7 @@ def test_prompts_without_room_are_refused_before_anything_is_compiled(run, tmp_p
     path = write_artifacts(tmp_path)
     monkeypatch.setattr("yggdrasil.calibration.search.load_tokenizer", lambda _: byte_tokenizer())
     (tmp_path / "prompts.jsonl").write_text('{"prompt": ""}\n')
-    words = ("search", "--profile", "made-up", "--prompts", "prompts.jsonl")
+    words = ("search", "made-up", "--prompts", "prompts.jsonl")
 
     for more, fault in (
         (("--max-new-tokens", Plan.load(path).shapes.max_length), "leaves no room for a prompt in the context"),
@@ -95,7 +95,7 @@ def test_a_search_gives_the_same_plan_again(run, tmp_path):
     path = write_artifacts(tmp_path)
     texts = []
     for _ in range(2):
-        assert run("search", "--profile", "made-up")[0] == 0
+        assert run("search", "made-up")[0] == 0
         texts.append(path.read_text())
 
     assert texts[0] == texts[1]
@@ -103,8 +103,8 @@ def test_a_search_gives_the_same_plan_again(run, tmp_path):
 
 def test_aal_is_saved_beside_and_is_longer_and_slower(run, tmp_path):
     path = write_artifacts(tmp_path)
-    run("search", "--profile", "made-up")
-    code, _, _ = run("search", "--profile", "made-up", "--objective", "aal", "--save-as", "made-up-aal")
+    run("search", "made-up")
+    code, _, _ = run("search", "made-up", "--objective", "aal", "--save-as", "made-up-aal")
     latency = Plan.load(path)
     aal = Plan.load(tmp_path / "plans" / "made-up-aal" / path.name)
 
@@ -117,8 +117,8 @@ def test_aal_is_saved_beside_and_is_longer_and_slower(run, tmp_path):
 
 def test_a_plan_saved_beside_is_searched_again_by_the_same_profile(run, tmp_path):
     write_artifacts(tmp_path)
-    run("search", "--profile", "made-up", "--objective", "aal", "--save-as", "beside")
-    code, _, err = run("search", "--profile", "beside")
+    run("search", "made-up", "--objective", "aal", "--save-as", "beside")
+    code, _, err = run("search", "beside")
 
     assert (code, err) == (0, "")
     assert [folder.name for folder in (tmp_path / "profiles").iterdir()] == ["made-up"]
@@ -128,7 +128,7 @@ def test_a_plan_that_reads_the_head_draft_keeps_doing_so(run, tmp_path):
     stages = Schedule.of({"depth_prediction": "informed"}).labels
     path = write_artifacts(tmp_path, depth_from="head", stages=stages)
 
-    assert run("search", "--profile", "made-up")[0] == 0
+    assert run("search", "made-up")[0] == 0
     assert Plan.load(path).stages == stages
 
 
@@ -139,7 +139,7 @@ def test_with_a_head_nothing_is_searched_that_would_read_ahead_of_the_target(run
     samples = schedule_samples()
     file = tmp_path / "profiles" / "made-up" / path.stem / "schedule_samples.csv"
     write_csv(file, "schedule-samples", 2, samples[samples["schedule"].isin(measured)])
-    code, _, _ = run("search", "--profile", "made-up", "--top", 6)
+    code, _, _ = run("search", "made-up", "--top", 6)
     plan = Plan.load(path)
     variants = [Schedule.parse(entry.stages).variants for entry in plan.search.entries]
 
@@ -150,7 +150,7 @@ def test_with_a_head_nothing_is_searched_that_would_read_ahead_of_the_target(run
     assert variants[-1]["accept"] == "host"
     best = plan.search.entries[0]
     assert best.predicted_iteration_ms == pytest.approx(9 + best.shape[2])
-    code, _, _ = run("report", "--name", "made-up", "--text", "--csv", "tables")
+    code, _, _ = run("report", "made-up", "--text", "--csv", "tables")
     reported = pd.read_csv(tmp_path / "tables" / "variants.csv", comment="#")
     assert code == 0
     assert set(reported.loc[reported["stage"] == "accept", "variant"]) == {"device", "host"}
@@ -165,24 +165,24 @@ def test_what_cannot_be_searched_is_said(run, tmp_path):
     path = write_artifacts(tmp_path)
     (tmp_path / "profiles" / "made-up" / path.stem / "schedule_samples.csv").unlink()
 
-    code, _, err = run("search", "--profile", "lookup")
+    code, _, err = run("search", "lookup")
     assert (code, err.strip().count("\n")) == (2, 0)
     assert "without a model" in err
-    code, _, err = run("search", "--profile", "made-up")
+    code, _, err = run("search", "made-up")
     assert (code, err.strip().count("\n")) == (2, 0)
     assert "give --prompts to measure" in err
 
 
 def test_report_on_the_command_line(run, tmp_path):
     write_artifacts(tmp_path)
-    run("search", "--profile", "made-up")
+    run("search", "made-up")
 
-    assert run("report", "--name", "made-up", "--out", "r.html", "--csv", "tables")[0] == 0
+    assert run("report", "made-up", "--out", "r.html", "--csv", "tables")[0] == 0
     assert "Yggdrasil report: made-up" in (tmp_path / "r.html").read_text()
     assert (tmp_path / "tables" / "ranking.csv").exists()
-    code, out, _ = run("report", "--name", "made-up", "--text")
+    code, out, _ = run("report", "made-up", "--text")
     assert (code, "top 1" in out) == (0, True)
-    code, _, err = run("report", "--name", "made-up")
+    code, _, err = run("report", "made-up")
     assert (code, "--out FILE" in err) == (2, True)
 
 
@@ -190,7 +190,7 @@ def test_a_plan_is_found_with_its_profile_from_its_own_folder(run, tmp_path, mon
     path = write_artifacts(tmp_path)
     monkeypatch.chdir(path.parent)
 
-    assert run("search", "--profile", path.name)[0] == 0
+    assert run("search", path.name)[0] == 0
     code, out, _ = run("report", "--name", path.name, "--text")
     assert (code, "top 1" in out) == (0, True)
     assert [each for each in tmp_path.rglob("*.yaml") if each.parent.parent.name == "plans"] == [path]

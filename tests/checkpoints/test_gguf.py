@@ -258,7 +258,7 @@ def test_an_answer_ends_at_what_the_metadata_and_the_usual_spellings_mark(
 
 
 def test_in_harmony_format_the_end_of_a_message_ends_no_answer(tmp_path, monkeypatch):
-    write_with(monkeypatch, {"?": "<|return|>", "!": "<|call|>", ";": "<|end|>"}, names_turn=False)
+    write_with(monkeypatch, {"?": "<|return|>", "!": "<|call|>", "-": "<|end|>"}, names_turn=False)
     file = write_gguf(tmp_path / "model.gguf", tiny_model("llama", vocab_size=96))
 
     ends = GenerationConfig.from_pretrained(Source.find(file).folder).eos_token_id

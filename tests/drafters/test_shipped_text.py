@@ -1,5 +1,6 @@
 """The table of the shipped text: made once a tokenizer, used as soon as it is there, made again where it is damaged."""
 
+import copy
 import lzma
 import subprocess
 import sys
@@ -24,7 +25,7 @@ def short_text(tmp_path, monkeypatch):
     monkeypatch.setattr(shipped_text, "TEXT", path)
     monkeypatch.setattr(shipped_text, "CODE_CHARACTERS", 2000)
     monkeypatch.setenv("YGGDRASIL_CACHE", str(tmp_path / "cache"))
-    tokenizer = byte_tokenizer()
+    tokenizer = copy.deepcopy(byte_tokenizer())
     tokenizer.backend_tokenizer.enable_padding(length=9000)
     tokenizer.save_pretrained(tmp_path)
     return tmp_path / "tokenizer.json"

@@ -10,7 +10,7 @@ from torch import nn
 
 from yggdrasil.acceptance.sampling import SamplingParams
 from yggdrasil.acceptance.speculation import DEFAULT, OFF, Speculation
-from yggdrasil.bench.divergence import Divergence, first_divergence, replay
+from yggdrasil.bench.divergence import first_divergence, replay
 from yggdrasil.engine.decoder import Decoder
 from yggdrasil.engine.parity import ProbeText, measure_parity
 from yggdrasil.errors import YggdrasilError
@@ -153,13 +153,12 @@ def test_a_divergence_is_a_tie_or_a_fault(pair):
     assert replay(decoder, prompt, plain, plain[:5]).verdict == "fault"
 
 
-def test_what_captured_steps_cannot_judge_is_said(pair):
+def test_captured_steps_judge_a_divergence_too(pair):
     decoder = pair.decoder(EGT, backend="cudagraph")
     prompt = TEXT[:20]
     plain = decoder.generate(prompt, max_new_tokens=8, speculation=False).tokens
     wrong = [*plain[:3], plain[3] + 1, *plain[4:]]
 
     assert replay(decoder, prompt, plain, plain) is None
-    assert replay(decoder, prompt, plain, wrong) == Divergence(
-        3, plain[3], wrong[3], plain[3], None, None, "not judged"
-    )
+    found = replay(decoder, prompt, plain, wrong)
+    assert (found.position, found.plain_token, found.tree_token, found.verdict) == (3, plain[3], wrong[3], "fault")

@@ -175,7 +175,7 @@ def test_drafting_adds_less_where_model_free_drafts_are_sure_already(rate, is_dr
     costs = StepCosts(0.2, {1: 0.2, 2: 0.2}, verify_ms, 0.1, 1.0)
     of_the_tree = [0.0, 1.0, 1.0, 1.0]  # the root alone gives nothing
     ratios = {width: np.tile(of_the_tree, (MAX_DEPTH, 1)) for width in (1, 2)}
-    policy = new_policy({100: costs}, ratios, 0.9 ** np.arange(1, MAX_DEPTH + 1), None, lift=2.0)
+    policy = new_policy({100: costs}, ratios, 0.9 ** np.arange(1, MAX_DEPTH + 1), None, added_tokens=2.0)
     expected = [1.0 + sum(rate**level for level in range(1, width)) for width in VERIFY_WIDTHS]
     assert policy.choose(100, ModelFree(expected, 7)).kind == ("drafted" if is_drafted else "model_free")
 

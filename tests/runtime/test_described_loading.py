@@ -10,6 +10,7 @@ from gguf_files import NAMES, tiny_model, write_gguf
 from safetensors.torch import load_file, save_file
 from test_native_steps import COVERED
 
+from yggdrasil.artifacts.cache import cache_root
 from yggdrasil.checkpoints.source import Source
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.native import is_native
@@ -110,6 +111,10 @@ def test_other_families_are_left_to_the_general_loader(tmp_path, family):
 
 def test_opening_keeps_no_copy_on_disk_and_imports_no_model_code(tmp_path, monkeypatch):
     file = write_gguf(tmp_path / "model.gguf", tiny_model("llama"), kind=Kind.Q4_1)
+    kernels = cache_root() / "kernels"
+    kernels.mkdir(parents=True, exist_ok=True)
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "kernels").symlink_to(kernels)  # else they are compiled again
     monkeypatch.setenv("YGGDRASIL_CACHE", str(tmp_path / "cache"))
     open_model(file, torch.bfloat16, CPU, 1, weights="file")  # prepares what the file says
     code = (

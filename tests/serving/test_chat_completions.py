@@ -118,7 +118,8 @@ def test_logprobs_are_the_same_whole_and_streamed(server):
     assert all(bytes(entry["bytes"]).decode(errors="ignore") in entry["token"] for entry in whole)
 
 
-COUNTED = {"type": "object", "properties": {"count": {"enum": [1, 2]}}, "required": ["count"]}
+COUNTED = {"type": "object", "properties": {"count": {"enum": [1, 2]}}, "required": ["count"],
+           "additionalProperties": False}  # fmt: skip
 
 
 @pytest.mark.parametrize(

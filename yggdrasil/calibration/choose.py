@@ -153,7 +153,7 @@ def choose(
     def policy(source: DepthSource) -> ObjectivePolicy:
         depth = DepthPrediction(trained[source][0], _readings(traces)[source]) if source in trained else None
         return ObjectivePolicy(
-            {CONTEXT: costs}, ratios, mean_survival, depth, is_head_first=source == "head", lift=survival.lift
+            {CONTEXT: costs}, ratios, mean_survival, depth, is_head_first=source == "head", added_tokens=survival.lift
         )
 
     played = _Played(held_out, costs, free, prompts)

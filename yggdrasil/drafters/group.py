@@ -28,7 +28,7 @@ class DrafterGroup:
         self._last = 0  # certain token
 
     def begin(self, tokens: Sequence[int]) -> None:
-        self._last = tokens[-1]
+        self._last = tokens[-1] if tokens else 0  # a recorded answer may have no prompt
         for drafter in self.drafters:
             drafter.begin(tokens)
 

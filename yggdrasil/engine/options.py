@@ -20,13 +20,13 @@ class RequestOptions(TypedDict, total=False):
     stop: str | Sequence[str] | None  # end before any of these texts; seen with special tokens
     include_stop: bool  # keep the stop text
     ignore_eos: bool  # go on after end tokens
-    stop_tokens: Sequence[int]  # end at any of these tokens too, which the text then lacks
     speculation: bool | Speculation  # False: plain compiled decoding
     sampling: SamplingParams
     watch: "Watch | None"  # is told of each iteration's tree, in the thread that decodes
     wait: bool  # for another thread's request on this decoder, instead of being refused
     begins_turn: bool  # the text is a chat's answer, and does not go on from the prompt's last letter
     keeps_special: bool  # leave special tokens in the text
+    stop_tokens: Sequence[int]  # end at any of these tokens too, which the text then lacks
 
 
 @dataclass(frozen=True)

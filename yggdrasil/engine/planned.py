@@ -61,7 +61,8 @@ def planned_policy(
     try:
         return kind(
             costs, ratios, mean_survival, depth, plan.objective,
-            is_head_first=is_head_first(plan.stages), wants_model_free=wants_model_free, lift=lift,
+            is_head_first=is_head_first(plan.stages), wants_model_free=wants_model_free,
+            added_tokens=lift,
         )  # fmt: skip
     except ValueError as error:
         raise YggdrasilError(

@@ -28,8 +28,8 @@ class DraftedTrees:
     """Shapes of a drafter's trees at each of ``costs``, for the survival that their levels have now.
 
     Without a predictor the calibration's mean survival stands for a prediction; either is corrected by what trees had
-    accepted. ``lift``: tokens that a drafter adds where model-free drafts expect none; None: a typical tree gives the
-    same whatever they expect.
+    accepted. ``added_tokens``: tokens that a drafter adds where model-free drafts expect none; None: a typical tree
+    gives the same whatever they expect.
 
     ``budget`` is what drafting may lose against plain steps.
     """
@@ -43,11 +43,11 @@ class DraftedTrees:
         mean_survival: FloatArray,
         depth: DepthPrediction | None,
         objective: Objective,
-        lift: float | None,
+        added_tokens: float | None,
     ) -> None:
         self._tables = [ShapeTable(each, ratios, objective) for each in costs]
         self._mean_survival = np.asarray(mean_survival, dtype=np.float64)  # [D]
-        self._depth, self._lift = depth, lift
+        self._depth, self._added_tokens = depth, added_tokens
         self._correction = SurvivalCorrection(len(self._mean_survival))
         self.budget = RegretBudget()
         self._iterations = 0
@@ -69,10 +69,10 @@ class DraftedTrees:
         they are.
         """
         tree = self._typical[here]
-        if model_free is None or self._lift is None:
+        if model_free is None or self._added_tokens is None:
             return tree
         shape = tree.shape._replace(verify_width=max(tree.shape.verify_width, model_free.shape.verify_width))
-        return Candidate(shape, model_free.tokens + self._lift / model_free.tokens, tree.value)
+        return Candidate(shape, model_free.tokens + self._added_tokens / model_free.tokens, tree.value)
 
     def best(self, features: Evidence, here: int) -> tuple[Candidate, Survival | None]:
         """The best tree for the survival that ``features`` predict, and that prediction [D], where there is one."""

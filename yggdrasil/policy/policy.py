@@ -38,8 +38,8 @@ class ObjectivePolicy:
     """Does what the objective is highest for, within a regret budget for each way to speculate.
 
     ``costs`` maps context lengths to the step costs measured there; the nearest one serves, at the latency scales of
-    now. ``ratios``, ``mean_survival``, ``depth`` and ``lift`` describe the drafter's trees (``DraftedTrees``); without
-    ratios only model-free drafts are verified. ``is_head_first``: a refused tree has cost a head draft already.
+    now. ``ratios``, ``mean_survival``, ``depth`` and ``added_tokens`` describe the drafter's trees (``DraftedTrees``);
+    without ratios only model-free drafts are verified. ``is_head_first``: a refused tree has cost a head draft already.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class ObjectivePolicy:
         *,
         is_head_first: bool = False,
         wants_model_free: bool = True,
-        lift: float | None = None,
+        added_tokens: float | None = None,
     ) -> None:
         ordered = {context: costs[context] for context in sorted(costs)}
         self._borders = [(a + b) / 2 for a, b in pairwise(ordered)]
@@ -60,7 +60,9 @@ class ObjectivePolicy:
         self._objective: Objective = objective
         self._is_head_first = is_head_first
         self.wants_model_free = wants_model_free
-        self._drafted = DraftedTrees(self._costs, ratios, mean_survival, depth, objective, lift) if ratios else None
+        self._drafted = (
+            DraftedTrees(self._costs, ratios, mean_survival, depth, objective, added_tokens) if ratios else None
+        )
         self._model_free = [_Passes.of(each, each.model_free_overhead_ms, objective) for each in self._costs]
         self._pruning: dict[tuple[int, int, int], _Passes] = {}  # by context's index, draft width and depth
         self._scales, self._probe = LatencyScales(), PlainProbe()
