@@ -204,7 +204,7 @@ def test_few_prompts_are_of_all_parts_of_a_file():
 
 def marked_tokenizer(template):
     """A tokenizer whose control tokens are ``<end>``, which is special, and ``<call>``, which the template writes."""
-    tokenizer = chat_tokenizer()
+    tokenizer = copy.deepcopy(chat_tokenizer())  # the tests share one
     tokenizer.add_tokens([AddedToken("<call>"), AddedToken("<b>")])
     tokenizer.chat_template = template
     return tokenizer
