@@ -38,7 +38,7 @@ class GrowingTable:
             use(known.plus(grown).without_rare())
 
     def add(self, prompt: Sequence[int], answer: Sequence[int]) -> None:
-        """Count an answer."""
+        """Queue an answer; once 16,384 tokens wait, write them to the file and hand the grown table to ``use``."""
         if not answer:
             return
         self._new.append((list(prompt[-TABLE_LENGTH:]), list(answer)))

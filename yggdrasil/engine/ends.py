@@ -11,7 +11,8 @@ _ANSWER = "an answer"  # stands for one in a rendered template
 
 
 def end_tokens(source: str, own: Any, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """Every end that the generation configuration, the model's (``own``), the tokenizer or its chat template names.
+    """Return the end tokens of the checkpoint folder ``source``: of its generation_config.json, its tokenizer, its chat
+    template, and ``own``, the eos_token_id of its config.json (a token, a list of tokens or None).
 
     Raises:
         YggdrasilError: one of them is damaged, or names what is no token.
