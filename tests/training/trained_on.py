@@ -44,7 +44,9 @@ def texts_written(target: str, folder: Path) -> dict[str, tuple[list[int], int]]
 def unlikeness(target: str, kind: Kind, start: Path | None, folder: Path) -> float:
     """How far what two runs of a step each have learned there is from what they learn here.
 
-    In shares of the greatest number of every tensor, the optimizer's among them, the greatest share.
+    In shares of the greatest number of every tensor, the optimizer's among them, the greatest share. Second moments
+    are compared by their roots, which are of a gradient's size. A bias of the keys is left out: it moves all scores of
+    a query alike but for the rotary embedding, so that its gradient is mostly rounding.
     """
     here, there = (_trained(target, name, kind, start, folder / f"{kind}-{start is None}-{name}") for name in _DEVICES)
     assert here.keys() == there.keys()
@@ -75,4 +77,8 @@ def _trained(target: str, device: str, kind: Kind, start: Path | None, out: Path
     kept = KeptTraining.read(settings.work, run.identity_of(settings, Source.find(target)), print)
     assert kept is not None
     assert kept.progress.steps == 2
-    return {name: tensor.float() for name, tensor in kept.tensors.items()}
+    return {
+        name: tensor.float().sqrt() if name.startswith("exp_avg_sq.") else tensor.float()
+        for name, tensor in kept.tensors.items()
+        if not name.endswith("k_proj.bias")
+    }
