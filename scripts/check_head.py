@@ -107,7 +107,7 @@ def our_drafts(folder: Path, head: Path, texts: Sequence[list[int]]) -> list[lis
     from yggdrasil.drafters.heads.convention import settled
     from yggdrasil.drafters.heads.loading import load_head
     from yggdrasil.drafters.protocol import Budget
-    from yggdrasil.engine.build import assemble
+    from yggdrasil.engine.assembly import assemble
     from yggdrasil.runtime.loading import load_model
     from yggdrasil.scheduling.plan import Shapes
 

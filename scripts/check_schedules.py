@@ -26,7 +26,7 @@ from yggdrasil.calibration.settings import PairSource
 from yggdrasil.checkpoints.facts import load_tokenizer
 from yggdrasil.cli import run_script
 from yggdrasil.engine.engine import Engine
-from yggdrasil.engine.text import TextStream
+from yggdrasil.engine.text_stream import TextStream
 from yggdrasil.engine.trace import Trace
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.policy.fixed import FixedPolicy

@@ -25,7 +25,7 @@ from yggdrasil.bench.spread import describe, spread
 from yggdrasil.cli import checks, run_script
 from yggdrasil.cli.progress import wide_console
 from yggdrasil.engine.decoder import Decoder, Generation
-from yggdrasil.engine.planned import planned_policy
+from yggdrasil.engine.plan_parts import planned_policy
 from yggdrasil.policy.decision import Decision, Policy
 from yggdrasil.policy.fixed import PLAIN_POLICY
 from yggdrasil.policy.objective import Objective

@@ -38,7 +38,7 @@ from yggdrasil.cli.checks import parse_widths
 from yggdrasil.cli.progress import PhaseProgress, show_table
 from yggdrasil.drafters.options import CountsOptions
 from yggdrasil.engine.apart import compile_missing
-from yggdrasil.engine.build import Assembly
+from yggdrasil.engine.assembly import Assembly
 from yggdrasil.engine.decoder import Decoder
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.policy.fixed import PLAIN_POLICY

@@ -28,7 +28,7 @@ from yggdrasil.cli.progress import PhaseProgress
 from yggdrasil.cli.trees import show_systems
 from yggdrasil.drafters.heads.kinds import is_head
 from yggdrasil.engine.decoder import Decoder
-from yggdrasil.engine.opened import DTYPES
+from yggdrasil.engine.loading import DTYPES
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.prompts import read_prompts, sets_by_name
 from yggdrasil.scheduling.plan import ModelRef, Plan

@@ -47,7 +47,7 @@ from yggdrasil.drafters.heads.state_head import StateHead
 from yggdrasil.drafters.heads.vocabulary import DRAFT_VOCABULARY, Vocabulary
 from yggdrasil.drafters.shipped import whole_name
 from yggdrasil.engine import decoder as engine
-from yggdrasil.engine.build import assemble
+from yggdrasil.engine.assembly import assemble
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.policy.costs import StepCosts
 from yggdrasil.policy.decision import Decision

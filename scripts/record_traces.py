@@ -24,8 +24,8 @@ from yggdrasil.checkpoints.facts import load_tokenizer
 from yggdrasil.checkpoints.source import Source
 from yggdrasil.cli import run_script
 from yggdrasil.drafters.draft_model import DraftModel
-from yggdrasil.engine.build import assemble
-from yggdrasil.engine.ends import end_tokens
+from yggdrasil.engine.assembly import assemble
+from yggdrasil.engine.end_tokens import end_tokens
 from yggdrasil.prompts import encode_prompt, read_prompts
 from yggdrasil.runtime.attention import own_attention
 from yggdrasil.runtime.kept_tensors import open_model

@@ -58,17 +58,17 @@ TUNED = [
 ]
 NOT_PLAYED = {  # what else has a number there
     "engine.apart": {"_LOOK_S": "waiting for a compiler"},
-    "engine.build": {"READ_WIDTH": "a size of steps"},
+    "engine.assembly": {"READ_WIDTH": "a size of steps"},
     "engine.conversations": {"_WORTH_KEEPING": "the smallest prefill"},
-    "engine.deciding": {"PolicyPerSetting._MOST": "sampling settings that are remembered"},
-    "engine.kept_estimates": {
+    "engine.host_acceptance": {"PolicyPerSetting._MOST": "sampling settings that are remembered"},
+    "engine.online_estimates": {
         "VERSION": "of a file",
         "PRIOR_PASSES": "passes are not recorded",
         "SECONDS": "how often a file is written",
     },
-    "engine.naming": {"_MOST": "names that are shown"},
-    "engine.pieces": {"_FARTHEST": "where texts are cut into pieces"},
-    "engine.planned": {
+    "engine.plan_lookup": {"_MOST": "names that are shown"},
+    "engine.text_stream": {"_FARTHEST": "where texts are cut into pieces"},
+    "engine.plan_parts": {
         "_OWN_WIDTH": "of a drafter that nothing is known of",
         "_OWN_MS": "of a drafter that nothing is known of",
         "_OWN_SURVIVAL": "of a drafter that nothing is known of",

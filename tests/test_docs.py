@@ -19,7 +19,7 @@ import yggdrasil
 from yggdrasil import Decoder
 from yggdrasil.checkpoints.facts import load_tokenizer
 from yggdrasil.cli.app import app
-from yggdrasil.engine.build import assemble
+from yggdrasil.engine.assembly import assemble
 from yggdrasil.policy.fixed import FixedPolicy
 from yggdrasil.runtime.loading import load_model
 from yggdrasil.scheduling.plan import Shapes

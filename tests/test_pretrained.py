@@ -15,9 +15,9 @@ from yggdrasil.calibration.settings import PairSource
 from yggdrasil.checkpoints.facts import load_tokenizer
 from yggdrasil.checkpoints.source import Source
 from yggdrasil.drafters.options import CountsOptions, NGramOptions
-from yggdrasil.engine import naming, plan_lookup
+from yggdrasil.engine import plan_lookup
 from yggdrasil.engine.plan_lookup import automatic_name
-from yggdrasil.engine.planned import planned_drafter
+from yggdrasil.engine.plan_parts import planned_drafter
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.native import is_native
 from yggdrasil.pretrained import Decoder, find_plan, is_plan, plan_name, shipped_prompts
@@ -194,7 +194,7 @@ def test_what_names_a_plan_and_what_a_model(tmp_path, monkeypatch):
     (tmp_path / "file.yaml").write_text("a plan")
     (tmp_path / "copy").write_text("kind: plan\n")
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
-    monkeypatch.setattr(naming, "list_plans", lambda name=None: ["a plan"] if name == "some-name" else [])
+    monkeypatch.setattr(plan_lookup, "list_plans", lambda name=None: ["a plan"] if name == "some-name" else [])
 
     for given in ("some-name", "file.yaml", "copy"):
         assert is_plan(given), given
@@ -228,7 +228,7 @@ def test_what_names_nothing_is_told_what_there_is(tmp_path, monkeypatch, given, 
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
     plan_path(tmp_path, "mine", current_machine()).parent.mkdir(parents=True)
     plan_path(tmp_path, "mine", current_machine()).write_text("")
-    monkeypatch.setattr(naming, "list_plans", lambda name=None: list_plans(name, [tmp_path]))
+    monkeypatch.setattr(plan_lookup, "list_plans", lambda name=None: list_plans(name, [tmp_path]))
 
     with pytest.raises(YggdrasilError, match=said) as caught:
         is_plan(given)

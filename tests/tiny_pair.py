@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, Pre
 
 from yggdrasil.drafters import Budget, Capabilities, Step
 from yggdrasil.drafters.group import DrafterGroup
-from yggdrasil.engine.build import assemble
+from yggdrasil.engine.assembly import assemble
 from yggdrasil.engine.decoder import Decoder
 from yggdrasil.policy.decision import Policy
 from yggdrasil.runtime.buffers import HostBuffer

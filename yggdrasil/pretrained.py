@@ -24,10 +24,9 @@ from yggdrasil.drafters.registry import NGRAM, TABLE, USUAL, is_own, make_drafte
 from yggdrasil.drafters.shipped import table_folder
 from yggdrasil.drafters.shipped_text import LEAST_BYTES
 from yggdrasil.engine import decoder as engine
-from yggdrasil.engine.kept_estimates import restore
-from yggdrasil.engine.naming import is_plan
-from yggdrasil.engine.opened import DtypeName
-from yggdrasil.engine.plan_lookup import automatic_name, find_plan, plan_name
+from yggdrasil.engine.loading import DtypeName
+from yggdrasil.engine.online_estimates import restore
+from yggdrasil.engine.plan_lookup import automatic_name, find_plan, is_plan, plan_name
 from yggdrasil.errors import ArgumentTypeError, ArgumentValueError, YggdrasilError
 from yggdrasil.prompts import PROBE, encode_chat, usual_prompts
 from yggdrasil.scheduling.plan import Plan
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
 
     from yggdrasil.calibration.reporter import Reporter
     from yggdrasil.drafters.protocol import Drafter
-    from yggdrasil.engine.build import Assembly
+    from yggdrasil.engine.assembly import Assembly
 
 
 class Decoder(engine.Decoder):

@@ -10,7 +10,7 @@ from attention_case import AttentionCase
 from cuda_check.models import bundled, expected_tokens, lead, modes, prompts, steps_of, tokenizer
 from cuda_check.notes import DiffersError, Notes
 from yggdrasil.drafters import NGramDrafter
-from yggdrasil.engine.build import assemble
+from yggdrasil.engine.assembly import assemble
 from yggdrasil.engine.decoder import Decoder
 from yggdrasil.native import portable
 from yggdrasil.policy.decision import Policy

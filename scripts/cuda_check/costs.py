@@ -13,8 +13,8 @@ import torch
 from cuda_check.machine import nominal_bandwidth, read_bandwidth, time_calls
 from cuda_check.models import modes, random_model, step_bytes, steps_of
 from cuda_check.notes import Notes
-from yggdrasil.engine.build import Assembly, assemble
-from yggdrasil.engine.captured_target import CapturedTarget
+from yggdrasil.engine.assembly import Assembly, assemble
+from yggdrasil.engine.targets.captured_target import CapturedTarget
 from yggdrasil.scheduling.plan import Shapes
 
 WIDTHS = (1, 2, 4, 8, 16, 32, 64, 128)

@@ -13,9 +13,9 @@ from cuda_check.models import modes, prompts, steps_of, tokenizer, widened
 from cuda_check.notes import Notes
 from yggdrasil.bench.trees import TreeBench, tree_systems
 from yggdrasil.drafters import NGramDrafter
-from yggdrasil.engine.build import Assembly, assemble
-from yggdrasil.engine.captured_target import CapturedTarget
+from yggdrasil.engine.assembly import Assembly, assemble
 from yggdrasil.engine.decoder import Decoder
+from yggdrasil.engine.targets.captured_target import CapturedTarget
 from yggdrasil.policy.costs import StepCosts, lower_envelope
 from yggdrasil.policy.fixed import PLAIN_POLICY, FixedPolicy
 from yggdrasil.runtime.loaded import LoadedModel

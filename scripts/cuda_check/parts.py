@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from cuda_check.notes import Notes
-from yggdrasil.engine.build import assemble
+from yggdrasil.engine.assembly import assemble
 from yggdrasil.engine.decoder import Decoder
 from yggdrasil.policy.fixed import PLAIN_POLICY
 

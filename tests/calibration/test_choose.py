@@ -15,7 +15,7 @@ from yggdrasil.calibration.replay import recorded_documents
 from yggdrasil.drafters import NGramDrafter, NGramOptions
 from yggdrasil.drafters.counts import usual_counts
 from yggdrasil.drafters.registry import ngram_options
-from yggdrasil.engine.text import TextStream
+from yggdrasil.engine.text_stream import TextStream
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.policy.costs import StepCosts
 from yggdrasil.policy.fixed import PLAIN_POLICY

@@ -34,8 +34,8 @@ from yggdrasil.drafters.ngram import NGramDrafter
 from yggdrasil.drafters.options import CountsOptions, NGramOptions
 from yggdrasil.drafters.protocol import Capabilities, Step
 from yggdrasil.drafters.registry import Named, named_drafters, names_of
-from yggdrasil.engine.ends import end_tokens
-from yggdrasil.engine.planned import drafting_by, planned_free, planned_policy
+from yggdrasil.engine.end_tokens import end_tokens
+from yggdrasil.engine.plan_parts import drafting_by, planned_free, planned_policy
 from yggdrasil.errors import ArtifactError, YggdrasilError
 from yggdrasil.policy.costs import StepCosts
 from yggdrasil.policy.fixed import ModelFreePolicy

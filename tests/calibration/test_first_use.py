@@ -10,7 +10,7 @@ from yggdrasil.drafters.belief import Belief
 from yggdrasil.drafters.counts import BELIEF_FILE, TABLE_FILE
 from yggdrasil.drafters.options import CountsOptions
 from yggdrasil.drafters.table import Table
-from yggdrasil.engine.kept_estimates import KeptEstimates, refined, state_file
+from yggdrasil.engine.online_estimates import KeptEstimates, refined, state_file
 from yggdrasil.engine.trace import Trace
 from yggdrasil.pretrained import Decoder
 from yggdrasil.scheduling.plan import Costs, Plan

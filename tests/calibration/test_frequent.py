@@ -21,7 +21,7 @@ from yggdrasil.calibration.written import write_results
 from yggdrasil.checkpoints.source import Source
 from yggdrasil.drafters.heads.vocabulary import FILE_NAME
 from yggdrasil.drafters.options import CountsOptions
-from yggdrasil.engine.planned import planned_vocabulary
+from yggdrasil.engine.plan_parts import planned_vocabulary
 from yggdrasil.scheduling.plan import Costs, Expectation, Plan, Shapes
 
 MOST = 24

@@ -7,7 +7,7 @@ from yggdrasil.calibration import weights_effect as effect
 from yggdrasil.calibration.settings import PairSource
 from yggdrasil.drafters.counts import usual_counts
 from yggdrasil.drafters.options import CountsOptions
-from yggdrasil.engine.build import assemble
+from yggdrasil.engine.assembly import assemble
 
 
 @pytest.mark.parametrize(

@@ -127,7 +127,7 @@ def test_a_second_start_imports_no_configuration_and_no_compiler(cache):
     program = f"""
 import sys, torch
 from yggdrasil.engine.decoder import Decoder
-from yggdrasil.engine.ends import end_tokens
+from yggdrasil.engine.end_tokens import end_tokens
 from yggdrasil.checkpoints.facts import load_tokenizer
 from yggdrasil.checkpoints import kept_tokenizer
 from yggdrasil.runtime.kept_tensors import open_model

@@ -10,8 +10,8 @@ from yggdrasil.acceptance.sampling import SamplingParams
 from yggdrasil.cli import chat as command
 from yggdrasil.cli import main
 from yggdrasil.cli.chat import Conversation
-from yggdrasil.engine.options import RequestSettings
-from yggdrasil.engine.own_sampling import OwnSampling
+from yggdrasil.engine.recommended_sampling import OwnSampling
+from yggdrasil.engine.request_options import RequestSettings
 from yggdrasil.errors import Terminated, YggdrasilError
 from yggdrasil.policy.fixed import FixedPolicy
 from yggdrasil.tree.shape import TreeShape
@@ -221,7 +221,7 @@ def test_bytes_that_are_no_text(run):
 
 def test_a_chat_samples_as_the_model_says_and_shows_it(run, monkeypatch, pair):
     own = OwnSampling(SamplingParams(temperature=0.6, top_k=20), "the file's own")
-    monkeypatch.setattr("yggdrasil.engine.own_sampling.own_sampling_of", lambda _: own)
+    monkeypatch.setattr("yggdrasil.engine.recommended_sampling.own_sampling_of", lambda _: own)
 
     code, _, err = run("Then", law=())
     assert code == 0

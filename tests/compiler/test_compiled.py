@@ -17,7 +17,7 @@ from tiny_pair import TEXT, OracleDrafter, addresses, make_pair, noisy_copy, ran
 from yggdrasil.checkpoints.formats.rounding import rounding_to
 from yggdrasil.compiler import compiled
 from yggdrasil.drafters import Capabilities
-from yggdrasil.engine.build import assemble
+from yggdrasil.engine.assembly import assemble
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.native import is_native
 from yggdrasil.native.shims import c_shims

@@ -13,8 +13,8 @@ from yggdrasil.compiler import lowering
 from yggdrasil.compiler.compiled import _exported
 from yggdrasil.compiler.repeated import find_repetition
 from yggdrasil.compiler.units import drop_assertions
-from yggdrasil.engine.build import assemble
-from yggdrasil.engine.steps import VerifyStep
+from yggdrasil.engine.assembly import assemble
+from yggdrasil.engine.targets.steps import VerifyStep
 from yggdrasil.native import is_native
 from yggdrasil.runtime.forward import HEAD_INPUT, RUNNERS_UP
 from yggdrasil.runtime.runner import ModelRunner

@@ -9,7 +9,7 @@ import torch
 from tiny_pair import TEXT
 
 from yggdrasil import Constraint, SamplingParams, Speculation
-from yggdrasil.engine.options import RequestOptions, RequestSettings
+from yggdrasil.engine.request_options import RequestOptions, RequestSettings
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.policy.fixed import PLAIN_POLICY, FixedPolicy
 from yggdrasil.scheduling.plan import Shapes

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from yggdrasil.engine.steps import NativeVerifyStep, VerifyStep
+from yggdrasil.engine.targets.steps import NativeVerifyStep, VerifyStep
 from yggdrasil.native import is_native
 from yggdrasil.runtime.forward import Forward
 from yggdrasil.tree.token_tree import TokenTree

@@ -3,7 +3,7 @@
 from yggdrasil.acceptance.sampling import GREEDY, SamplingParams
 from yggdrasil.acceptance.speculation import DEFAULT as MATCH
 from yggdrasil.acceptance.speculation import Speculation
-from yggdrasil.engine.deciding import PolicyPerSetting
+from yggdrasil.engine.host_acceptance import PolicyPerSetting
 from yggdrasil.policy.fixed import FixedPolicy
 from yggdrasil.tree.shape import TreeShape
 

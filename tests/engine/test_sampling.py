@@ -15,8 +15,8 @@ from yggdrasil.acceptance.processors import build_processors
 from yggdrasil.acceptance.sampler import Sampler
 from yggdrasil.acceptance.sampling import Constraint, SamplingParams
 from yggdrasil.acceptance.speculation import DEFAULT, Speculation
-from yggdrasil.engine import deciding
-from yggdrasil.engine.logit_target import LogitTarget
+from yggdrasil.engine import host_acceptance
+from yggdrasil.engine.targets.logit_target import LogitTarget
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.policy.fixed import FixedPolicy
 from yggdrasil.scheduling.plan import Shapes
@@ -160,7 +160,7 @@ def test_the_joint_law_through_the_engine(pair, monkeypatch, rule, expansion):
     accepted = Counter()
 
     def run(coins):
-        monkeypatch.setattr(deciding, "SeededCoins", lambda seed: coins)
+        monkeypatch.setattr(host_acceptance, "SeededCoins", lambda seed: coins)
         result = decoder.generate(prompt, max_new_tokens=3, sampling=params, speculation=speculation)
         accepted[result.metrics.accepted] += 1
         return tuple(result.tokens)
@@ -293,7 +293,7 @@ def test_statistics_are_kept_apart_by_setting(pair):
 def test_what_a_rule_draws_by_itself_fits_the_plan(usual, depth, widths, passes, fitting):
     shapes = Shapes(draft_widths=(1,), verify_widths=widths, max_depth=depth)
 
-    assert deciding.fitting_expansion(usual, shapes, passes) == fitting
+    assert host_acceptance.fitting_expansion(usual, shapes, passes) == fitting
 
 
 def test_what_a_rule_draws_by_itself_fits_a_fixed_width(pair):

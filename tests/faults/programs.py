@@ -31,7 +31,7 @@ def command_line() -> None:
 
 def eager_command_line() -> None:
     """The command line over steps that need no packages: the same tokens, nothing to compile."""
-    for module in ("yggdrasil.calibration.pair", "yggdrasil.engine.opened"):
+    for module in ("yggdrasil.calibration.pair", "yggdrasil.engine.loading"):
         patch(f"{module}.default_backend", lambda device: "eager").start()  # raises where there is no such name
     command_line()
 
@@ -154,9 +154,9 @@ def _decode_checkpoint(
 
     from yggdrasil.checkpoints.facts import load_tokenizer
     from yggdrasil.drafters.ngram import NGramDrafter
-    from yggdrasil.engine.build import assemble
+    from yggdrasil.engine.assembly import assemble
     from yggdrasil.engine.decoder import Decoder
-    from yggdrasil.engine.ends import end_tokens
+    from yggdrasil.engine.end_tokens import end_tokens
     from yggdrasil.policy.fixed import FixedPolicy
     from yggdrasil.runtime.loading import load_model
     from yggdrasil.runtime.selfcheck import check_tree_attention

@@ -12,7 +12,7 @@ from yggdrasil.drafters.belief import SHAPES, Belief
 from yggdrasil.drafters.counts import CountsDrafter
 from yggdrasil.drafters.group import DrafterGroup
 from yggdrasil.drafters.protocol import Budget
-from yggdrasil.engine.aside import AsideTree
+from yggdrasil.engine.model_free import AsideTree
 from yggdrasil.engine.ranking import Ranking
 from yggdrasil.native import is_native
 from yggdrasil.policy.costs import StepCosts

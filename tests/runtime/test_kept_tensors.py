@@ -11,7 +11,7 @@ from tiny import tiny_model
 
 from yggdrasil.checkpoints import prepared
 from yggdrasil.compiler import compiled
-from yggdrasil.engine.steps import PlainStep
+from yggdrasil.engine.targets.steps import PlainStep
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.native import is_native
 from yggdrasil.runtime import kept_tensors, loading

@@ -12,7 +12,7 @@ import uvicorn
 
 import yggdrasil
 from yggdrasil.checkpoints.facts import load_tokenizer
-from yggdrasil.engine.build import assemble
+from yggdrasil.engine.assembly import assemble
 from yggdrasil.engine.decoder import Decoder
 from yggdrasil.policy.fixed import FixedPolicy
 from yggdrasil.runtime.loading import load_model

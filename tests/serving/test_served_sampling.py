@@ -4,7 +4,7 @@ import pytest
 from bundled_server import open_pair, serving, wait_until
 
 from yggdrasil import SamplingParams
-from yggdrasil.engine.own_sampling import OwnSampling
+from yggdrasil.engine.recommended_sampling import OwnSampling
 from yggdrasil.serving import service
 from yggdrasil.serving.options import filled, options_of
 from yggdrasil.serving.settings import Limits, ServerSettings

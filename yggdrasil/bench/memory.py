@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from yggdrasil.engine.build import Assembly
+from yggdrasil.engine.assembly import Assembly
 
 
 @dataclass(frozen=True)

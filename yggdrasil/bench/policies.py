@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from yggdrasil.engine.planned import planned_policy
+from yggdrasil.engine.plan_parts import planned_policy
 from yggdrasil.policy.costs import StepCosts
 from yggdrasil.policy.decision import Decision, Policy
 from yggdrasil.policy.fixed import FixedPolicy

@@ -8,8 +8,8 @@ from yggdrasil.acceptance.rules import DRAWN_KINDS
 from yggdrasil.acceptance.sampling import SamplingParams
 from yggdrasil.acceptance.speculation import OFF, Exactness, Speculation
 from yggdrasil.bench.systems import EngineSystem, Sample, summarise_systems
-from yggdrasil.engine.deciding import fitting_expansion
 from yggdrasil.engine.decoder import Decoder
+from yggdrasil.engine.host_acceptance import fitting_expansion
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.policy.fixed import FixedPolicy
 from yggdrasil.scheduling.plan import Shapes

@@ -21,7 +21,7 @@ from yggdrasil.bench.rivals.sequoia import SequoiaTables, choose_size, sequoia
 from yggdrasil.bench.systems import Continuation
 from yggdrasil.compiler.compiled import Backend
 from yggdrasil.drafters.draft_model import DraftModel, identity_knots
-from yggdrasil.engine.build import assemble
+from yggdrasil.engine.assembly import assemble
 from yggdrasil.engine.decoder import Decoder
 from yggdrasil.engine.engine import Engine
 from yggdrasil.errors import YggdrasilError

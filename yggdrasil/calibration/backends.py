@@ -19,7 +19,7 @@ import pandas as pd
 from yggdrasil.calibration.pair import sibling
 from yggdrasil.calibration.step_times import time_steps
 from yggdrasil.calibration.timed_steps import timed_steps
-from yggdrasil.engine.build import Assembly
+from yggdrasil.engine.assembly import Assembly
 
 ROUNDS = 5
 KEYS = ["model", "step", "width", "context"]

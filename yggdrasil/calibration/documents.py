@@ -12,7 +12,7 @@ from yggdrasil.calibration.record import concatenate, record_document
 from yggdrasil.calibration.settings import CalibrationSettings
 from yggdrasil.calibration.work import read_or_drop
 from yggdrasil.drafters.protocol import Drafter
-from yggdrasil.engine.text import TextStream
+from yggdrasil.engine.text_stream import TextStream
 from yggdrasil.engine.trace import Trace
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.policy.fixed import FixedPolicy

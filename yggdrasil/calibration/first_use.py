@@ -28,9 +28,9 @@ from yggdrasil.drafters.counts import BELIEF_FILE, TABLE_FILE
 from yggdrasil.drafters.options import CountsOptions, FreeOptions
 from yggdrasil.drafters.registry import Named
 from yggdrasil.drafters.shipped import table_folder
-from yggdrasil.engine.build import Assembly
-from yggdrasil.engine.opened import DtypeName
-from yggdrasil.engine.text import TextStream
+from yggdrasil.engine.assembly import Assembly
+from yggdrasil.engine.loading import DtypeName
+from yggdrasil.engine.text_stream import TextStream
 from yggdrasil.engine.trace import MODEL_STAGES, Trace
 from yggdrasil.native.one_thread import one_thread
 from yggdrasil.policy.costs import lower_envelope

@@ -8,7 +8,7 @@ from transformers import PreTrainedTokenizerBase
 
 from yggdrasil.calibration.reporter import Reporter
 from yggdrasil.calibration.settings import CalibrationSettings, PairSource
-from yggdrasil.engine.build import Assembly
+from yggdrasil.engine.assembly import Assembly
 
 
 class Job(NamedTuple):

@@ -16,8 +16,8 @@ import pandas as pd
 import torch
 
 from yggdrasil.calibration.passes import measure_passes, passes_at
-from yggdrasil.engine.build import Assembly
-from yggdrasil.engine.text import TextStream
+from yggdrasil.engine.assembly import Assembly
+from yggdrasil.engine.text_stream import TextStream
 from yggdrasil.engine.trace import MODEL_STAGES, Trace
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.policy.costs import lower_envelope

@@ -26,7 +26,7 @@ from yggdrasil.calibration.row_writer import ROWS, RowWriter, Task, Written
 from yggdrasil.calibration.settings import Budget
 from yggdrasil.calibration.work import read_or_drop
 from yggdrasil.checkpoints.source import Source
-from yggdrasil.engine.ends import end_tokens
+from yggdrasil.engine.end_tokens import end_tokens
 from yggdrasil.native import is_native
 from yggdrasil.native.one_thread import one_thread
 from yggdrasil.prompts import encode_chat

@@ -22,8 +22,8 @@ from yggdrasil.drafters.heads.kinds import is_head, kind_of
 from yggdrasil.drafters.heads.loading import LoadedHead, load_head
 from yggdrasil.drafters.heads.settings import read_settings
 from yggdrasil.drafters.registry import make_drafter
-from yggdrasil.engine.build import Assembly, assemble, default_backend, open_device
-from yggdrasil.engine.opened import DTYPES
+from yggdrasil.engine.assembly import Assembly, assemble, default_backend, open_device
+from yggdrasil.engine.loading import DTYPES
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.runtime.loaded import LoadedModel
 from yggdrasil.runtime.loading import load_model

@@ -11,7 +11,7 @@ import pandas as pd
 import torch
 
 from yggdrasil.calibration.timed_steps import timed_steps
-from yggdrasil.engine.build import Assembly
+from yggdrasil.engine.assembly import Assembly
 from yggdrasil.native.one_thread import one_thread
 from yggdrasil.profiling.roofline import wait_for
 

@@ -48,7 +48,7 @@ from yggdrasil.checkpoints.formats.names import Weights
 from yggdrasil.checkpoints.source import Source
 from yggdrasil.drafters.options import CountsOptions, FreeOptions
 from yggdrasil.engine.apart import compile_missing
-from yggdrasil.engine.build import Assembly
+from yggdrasil.engine.assembly import Assembly
 from yggdrasil.errors import ArtifactError
 from yggdrasil.policy.costs import StepCosts
 from yggdrasil.prompts import read_prompts

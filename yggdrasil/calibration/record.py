@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from yggdrasil.drafters.protocol import Budget, Drafter
-from yggdrasil.engine.build import Assembly
+from yggdrasil.engine.assembly import Assembly
 from yggdrasil.predictor.evidence import repetition_figures
 from yggdrasil.profiling.traces import TraceSet
 from yggdrasil.runtime.runner import ModelRunner

@@ -18,7 +18,7 @@ from torch import Tensor
 from yggdrasil.calibration.own_text import ANSWER, Document
 from yggdrasil.drafters.group import DrafterGroup
 from yggdrasil.drafters.protocol import Budget
-from yggdrasil.engine.aside import AsideTree
+from yggdrasil.engine.model_free import AsideTree
 from yggdrasil.policy.costs import StepCosts
 from yggdrasil.policy.decision import Decision, ModelFree, Policy
 from yggdrasil.predictor.evidence import Float32Array

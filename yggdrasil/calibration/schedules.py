@@ -12,9 +12,9 @@ from typing import NamedTuple, TypeVar
 import pandas as pd
 
 from yggdrasil.calibration.measure import WARM_UP, measured_shapes
-from yggdrasil.engine.build import Assembly
+from yggdrasil.engine.assembly import Assembly
 from yggdrasil.engine.engine import Engine
-from yggdrasil.engine.text import TextStream
+from yggdrasil.engine.text_stream import TextStream
 from yggdrasil.engine.trace import Trace
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.policy.decision import Policy

@@ -28,7 +28,7 @@ from yggdrasil.calibration.settings import PairSource
 from yggdrasil.checkpoints.facts import load_tokenizer
 from yggdrasil.drafters.heads.kinds import is_head
 from yggdrasil.engine.apart import compile_missing
-from yggdrasil.engine.build import Assembly
+from yggdrasil.engine.assembly import Assembly
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.policy.costs import lower_envelope
 from yggdrasil.policy.objective import Objective

@@ -13,8 +13,8 @@ from yggdrasil.checkpoints.formats.names import Weights
 from yggdrasil.checkpoints.source import Source
 from yggdrasil.drafters.heads.vocabulary import Vocabulary
 from yggdrasil.drafters.options import CountsOptions, FreeOptions
-from yggdrasil.engine.opened import DtypeName
-from yggdrasil.engine.planned import planned_vocabulary
+from yggdrasil.engine.loading import DtypeName
+from yggdrasil.engine.plan_parts import planned_vocabulary
 from yggdrasil.scheduling.plan import DeviceName, Plan, Shapes
 
 

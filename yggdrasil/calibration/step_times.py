@@ -16,7 +16,7 @@ from yggdrasil.calibration.pair import build_assembly, sibling
 from yggdrasil.calibration.settings import PairSource
 from yggdrasil.calibration.timed_steps import TIMED, TimedStep, timed_steps
 from yggdrasil.engine.apart import compile_missing
-from yggdrasil.engine.build import Assembly
+from yggdrasil.engine.assembly import Assembly
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.native.one_thread import one_thread
 from yggdrasil.profiling.roofline import measure_rates, step_work, wait_for

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from yggdrasil.calibration.replay import RecordedTrees, Told, accepted, path_of, recorded_documents
 from yggdrasil.drafters.group import DrafterGroup
-from yggdrasil.engine.aside import AsideTree
+from yggdrasil.engine.model_free import AsideTree
 from yggdrasil.policy.costs import StepCosts
 from yggdrasil.policy.decision import ModelFree
 from yggdrasil.policy.policy import ObjectivePolicy

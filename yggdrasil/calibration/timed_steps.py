@@ -5,7 +5,7 @@ from functools import partial
 from typing import NamedTuple
 
 from yggdrasil.compiler.compiled import Backend
-from yggdrasil.engine.build import Assembly
+from yggdrasil.engine.assembly import Assembly
 
 TIMED = ("plain", "verify", "head", "grow")
 

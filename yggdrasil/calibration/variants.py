@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from yggdrasil.calibration.settings import PairSource
 from yggdrasil.compiler.compiled import Backend, Step, build_step
-from yggdrasil.engine.opened import DTYPES, DtypeName
+from yggdrasil.engine.loading import DTYPES, DtypeName
 from yggdrasil.errors import first_line
 from yggdrasil.runtime.cache import StaticCache
 from yggdrasil.runtime.forward import ModelCall

@@ -14,8 +14,8 @@ from yggdrasil.errors import ContextFull, Terminated, YggdrasilError
 if TYPE_CHECKING:
     from yggdrasil.acceptance.sampling import SamplingParams
     from yggdrasil.engine.decoder import Decoder
-    from yggdrasil.engine.options import RequestSettings
     from yggdrasil.engine.request import Generation
+    from yggdrasil.engine.request_options import RequestSettings
     from yggdrasil.prompts import Message
 
 _HELP = """/help           what there is
@@ -43,7 +43,7 @@ def chat(
     **options: Any,
 ) -> None:
     """Talk to a model, in its own chat template. Questions come from the terminal, or line by line from a pipe."""
-    from yggdrasil.engine.options import RequestSettings
+    from yggdrasil.engine.request_options import RequestSettings
 
     settings = RequestSettings(
         max_new_tokens, tuple(stop or ()), speculation=opt.speculation_of(options), sampling=opt.named_sampling(options)
@@ -66,7 +66,7 @@ def chat(
 
 def _sampling(decoder: "Decoder", options: dict[str, Any]) -> "SamplingParams":
     """The sampling of all answers, which is shown."""
-    from yggdrasil.engine.own_sampling import describe, own_sampling_of
+    from yggdrasil.engine.recommended_sampling import describe, own_sampling_of
 
     own = own_sampling_of(decoder)
     chosen = opt.resolved_sampling(options, own.params)

@@ -24,8 +24,8 @@ from yggdrasil.errors import YggdrasilError
 
 if TYPE_CHECKING:
     from yggdrasil.engine.decoder import Decoder
-    from yggdrasil.engine.options import RequestSettings
     from yggdrasil.engine.request import Generation
+    from yggdrasil.engine.request_options import RequestSettings
     from yggdrasil.prompts import BadLine, Prompt
 
 
@@ -53,7 +53,7 @@ def generate(
     **options: Any,
 ) -> None:
     """Decode prompts greedily unless told otherwise, streaming text. A bad prompt of a file does not end the others."""
-    from yggdrasil.engine.options import RequestSettings
+    from yggdrasil.engine.request_options import RequestSettings
     from yggdrasil.prompts import Prompt
 
     if logprobs is not None and not as_json:

@@ -59,7 +59,7 @@ def serve(
     api_key = _key_of(api_key)
     _check_port(host, port)
     check_source(source)
-    from yggdrasil.engine.own_sampling import own_sampling_of
+    from yggdrasil.engine.recommended_sampling import own_sampling_of
     from yggdrasil.pretrained import plan_name
     from yggdrasil.serving.running import run_server
     from yggdrasil.serving.settings import ServerSettings

@@ -47,7 +47,7 @@ _TRACED_SOURCES = (
     "drafters/heads/block.py", "drafters/heads/block_steps.py", "drafters/heads/first_eagle.py",
     "drafters/heads/layer.py", "drafters/heads/medusa.py", "drafters/heads/medusa_steps.py", "drafters/heads/module.py",
     "drafters/heads/mtp.py", "drafters/heads/state_head.py", "drafters/heads/steps.py", "drafters/steps.py",
-    "engine/logit_steps.py", "engine/steps.py", "native/__init__.py", "native/portable.py", "native/program.py",
+    "engine/targets/steps.py", "native/__init__.py", "native/portable.py", "native/program.py",
     "native/shapes.py", "runtime/attention.py", "runtime/cache.py", "runtime/runner.py", "runtime/traced.py",
     "tree/growth.py", "tree/token_tree.py",
 )  # fmt: skip

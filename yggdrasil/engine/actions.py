@@ -4,14 +4,13 @@ from collections.abc import Callable, Sequence
 
 from yggdrasil.drafters.group import DrafterGroup
 from yggdrasil.drafters.protocol import Budget, Drafter, check_tree, propose_in
-from yggdrasil.engine.evidence import LiveEvidence
-from yggdrasil.engine.free_guesses import FreeGuesses
 from yggdrasil.engine.iteration import NO_TREE, Emission, Iteration
+from yggdrasil.engine.live_features import LiveEvidence
+from yggdrasil.engine.model_free import FreeGuesses
 from yggdrasil.engine.ranking import Ranking
-from yggdrasil.engine.seen import seen_tree
-from yggdrasil.engine.target import Outcome, Target
-from yggdrasil.engine.text import TextStream
-from yggdrasil.engine.trace import Trace
+from yggdrasil.engine.targets.target import Outcome, Target
+from yggdrasil.engine.text_stream import TextStream
+from yggdrasil.engine.trace import Trace, seen_tree
 from yggdrasil.policy.decision import Decision, ModelFree, Policy
 from yggdrasil.runtime.buffers import HostView
 from yggdrasil.scheduling.stages import Schedule

@@ -13,7 +13,7 @@ from pathlib import Path
 from time import sleep
 
 from yggdrasil.artifacts.fork import CAN_FORK, Fork
-from yggdrasil.engine.build import Assembly, Phase
+from yggdrasil.engine.assembly import Assembly, Phase
 from yggdrasil.runtime.runner import ModelRunner
 
 StepName = tuple[str, str, int]  # runner, step, width

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from yggdrasil.drafters.heads.reading import TextHeadDrafter
-from yggdrasil.engine.build import Assembly
+from yggdrasil.engine.assembly import Assembly
 from yggdrasil.engine.engine import OwnThreads
 from yggdrasil.runtime.kept_rows import KeptRows
 from yggdrasil.runtime.kept_text import KeptText

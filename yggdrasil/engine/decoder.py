@@ -21,17 +21,16 @@ from yggdrasil.drafters.protocol import Drafter
 from yggdrasil.drafters.shipped_text import ShippedTable, table_file
 from yggdrasil.drafters.table import Table
 from yggdrasil.engine.apart import compile_missing, missing_shares
-from yggdrasil.engine.build import Assembly, Phase, silent
-from yggdrasil.engine.deciding import HostDecisions, PolicyPerSetting, Prepared, decides_on_device
-from yggdrasil.engine.kept_estimates import KeptEstimates
-from yggdrasil.engine.opened import DtypeName, check_opening, opened
-from yggdrasil.engine.options import RequestOptions, RequestSettings, check_prompt_tokens
-from yggdrasil.engine.planned import planned_policy
-from yggdrasil.engine.request import Generation, Request
+from yggdrasil.engine.assembly import Assembly, Phase, silent
+from yggdrasil.engine.host_acceptance import HostDecisions, PolicyPerSetting, Prepared, decides_on_device
+from yggdrasil.engine.loading import DtypeName, check_opening, opened
+from yggdrasil.engine.online_estimates import KeptEstimates
+from yggdrasil.engine.plan_parts import planned_policy
+from yggdrasil.engine.request import Generation, Request, Turns
+from yggdrasil.engine.request_options import RequestOptions, RequestSettings, check_prompt_tokens
 from yggdrasil.engine.scoring import score
-from yggdrasil.engine.text import TextStream
+from yggdrasil.engine.text_stream import TextStream
 from yggdrasil.engine.trace import DecodingReport, Trace
-from yggdrasil.engine.turns import Turns
 from yggdrasil.errors import ArgumentTypeError, YggdrasilError
 from yggdrasil.policy.decision import Policy
 from yggdrasil.policy.fixed import PLAIN_POLICY

@@ -9,10 +9,10 @@ from yggdrasil.compiler.compiled import BuildClock
 from yggdrasil.drafters.group import DrafterGroup
 from yggdrasil.drafters.protocol import Drafter, num_kept
 from yggdrasil.engine.actions import StageActions
-from yggdrasil.engine.captured_target import CapturedTarget, check_capturable
 from yggdrasil.engine.iteration import Emission, Iteration
-from yggdrasil.engine.target import Outcome, Target
-from yggdrasil.engine.text import TextStream
+from yggdrasil.engine.targets.captured_target import CapturedTarget, check_capturable
+from yggdrasil.engine.targets.target import Outcome, Target
+from yggdrasil.engine.text_stream import TextStream
 from yggdrasil.engine.trace import Trace
 from yggdrasil.policy.decision import Policy
 from yggdrasil.runtime.forward import RUNNERS_UP

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from yggdrasil.engine.target import Outcome
+from yggdrasil.engine.targets.target import Outcome
 from yggdrasil.policy.decision import Decision
 from yggdrasil.tree.shape import PLAIN_STEP, TreeShape
 

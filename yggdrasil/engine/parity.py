@@ -6,9 +6,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from yggdrasil.engine.build import Assembly
-from yggdrasil.engine.logit_target import LogitTarget
-from yggdrasil.engine.target import TargetModel
+from yggdrasil.engine.assembly import Assembly
+from yggdrasil.engine.targets.logit_target import LogitTarget
+from yggdrasil.engine.targets.target import TargetModel
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.native import is_native
 from yggdrasil.runtime.parity import (

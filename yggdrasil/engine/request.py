@@ -1,18 +1,52 @@
 """One request and what it gives."""
 
 from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import inf
+from threading import Lock, get_ident
 from types import GeneratorType
 from weakref import WeakSet
 
 from yggdrasil.acceptance.sampler import TokenLogprobs
-from yggdrasil.engine.deciding import Prepared
-from yggdrasil.engine.seen import Watch
-from yggdrasil.engine.text import FinishReason, TextStream
-from yggdrasil.engine.trace import Metrics, Trace
-from yggdrasil.engine.turns import Turns
+from yggdrasil.engine.host_acceptance import Prepared
+from yggdrasil.engine.text_stream import FinishReason, TextStream
+from yggdrasil.engine.trace import Metrics, Trace, Watch
 from yggdrasil.errors import YggdrasilError
+
+
+class Turns:
+    """Turns on one decoder, whichever threads ask for them."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._holder: int | None = None  # the thread whose turn it is
+
+    @contextmanager
+    def take(self, *, wait: bool) -> Iterator[None]:
+        """Hold the turn; ``wait`` for it where it is taken.
+
+        Raises:
+            YggdrasilError: it is taken, and waiting was not asked for or would have no end.
+        """
+        if not self._lock.acquire(blocking=False):
+            self._wait(wait=wait)
+        self._holder = get_ident()
+        try:
+            yield
+        finally:
+            self._holder = None
+            self._lock.release()
+
+    def _wait(self, *, wait: bool) -> None:
+        if not wait:
+            raise YggdrasilError(
+                "another request is under way on this decoder, which serves one at a time: finish or drop that one, "
+                "or queue with wait=True"
+            )
+        if self._holder == get_ident():
+            raise YggdrasilError("this thread's own request is under way on this decoder; finish or drop it first")
+        self._lock.acquire()
 
 
 @dataclass(frozen=True)

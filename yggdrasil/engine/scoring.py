@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from yggdrasil.acceptance.sampler import TokenLogprobs, logprobs_of
-from yggdrasil.engine.build import Assembly
+from yggdrasil.engine.assembly import Assembly
 from yggdrasil.engine.chain import ChainWriter
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.tree.widths import fitting

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from fastapi import Request
 
-from yggdrasil.engine.options import RequestOptions
+from yggdrasil.engine.request_options import RequestOptions
 from yggdrasil.serving.faults import ClientGone
 from yggdrasil.serving.jobs import Ask, Failed, Finished, Job, Piece
 from yggdrasil.serving.outlet import GATHER_SECONDS, Frame, Outlet

@@ -7,9 +7,9 @@ from threading import Event as Flag
 from time import monotonic
 
 from yggdrasil.acceptance.sampler import TokenLogprobs
-from yggdrasil.engine.options import RequestOptions
 from yggdrasil.engine.request import Generation
-from yggdrasil.engine.seen import SeenTree
+from yggdrasil.engine.request_options import RequestOptions
+from yggdrasil.engine.trace import SeenTree
 from yggdrasil.serving.faults import ClientGone, Fault
 
 

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from yggdrasil.acceptance.sampling import MIN_TEMPERATURE, Constraint, SamplingParams
 from yggdrasil.acceptance.speculation import OFF, Speculation
-from yggdrasil.engine.options import RequestOptions
+from yggdrasil.engine.request_options import RequestOptions
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.serving.faults import Fault
 from yggdrasil.serving.settings import Limits

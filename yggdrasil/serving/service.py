@@ -10,7 +10,7 @@ from fastapi import Request
 from yggdrasil import __version__
 from yggdrasil.acceptance.sampling import GREEDY
 from yggdrasil.engine.decoder import Decoder
-from yggdrasil.engine.own_sampling import OwnSampling, own_sampling_of
+from yggdrasil.engine.recommended_sampling import OwnSampling, own_sampling_of
 from yggdrasil.serving.faults import Fault
 from yggdrasil.serving.settings import ServerSettings
 from yggdrasil.serving.texts import Texts

@@ -6,7 +6,7 @@ from time import sleep
 from yggdrasil.acceptance.sampler import TokenLogprobs
 from yggdrasil.acceptance.sampling import GREEDY
 from yggdrasil.engine.request import Generation, Request
-from yggdrasil.engine.seen import SeenTree
+from yggdrasil.engine.trace import SeenTree
 from yggdrasil.serving.jobs import Finished, Job, Piece
 
 # The first text is on its way sooner if whoever sends it need not take turns with the decoder for a core.

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from yggdrasil.engine.seen import SeenTree
+from yggdrasil.engine.trace import SeenTree
 from yggdrasil.serving.texts import Texts
 
 

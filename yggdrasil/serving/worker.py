@@ -9,8 +9,8 @@ from time import monotonic
 from yggdrasil.acceptance.sampler import TokenLogprobs
 from yggdrasil.engine.conversations import Conversations
 from yggdrasil.engine.decoder import Decoder
-from yggdrasil.engine.options import RequestOptions
 from yggdrasil.engine.request import Generation
+from yggdrasil.engine.request_options import RequestOptions
 from yggdrasil.errors import first_line
 from yggdrasil.serving.faults import Fault, fault_of
 from yggdrasil.serving.jobs import Ask, Failed, Job

@@ -13,7 +13,7 @@ from yggdrasil.calibration.settings import Budget
 from yggdrasil.checkpoints.facts import load_config, load_tokenizer
 from yggdrasil.checkpoints.source import Source
 from yggdrasil.checkpoints.usual_weights import usual_weights
-from yggdrasil.engine.build import open_device
+from yggdrasil.engine.assembly import open_device
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.prompts import encode_prompt, read_prompts, usual_prompts
 from yggdrasil.runtime.loading import load_model

@@ -21,7 +21,7 @@ from yggdrasil.checkpoints.formats.rounding import rounding_to
 from yggdrasil.drafters.counts import usual_counts
 from yggdrasil.drafters.heads.drafter import HeadDrafter
 from yggdrasil.drafters.heads.loading import load_head
-from yggdrasil.engine.build import assemble
+from yggdrasil.engine.assembly import assemble
 from yggdrasil.engine.conversations import Conversations
 from yggdrasil.engine.decoder import Decoder
 from yggdrasil.errors import YggdrasilError

@@ -8,7 +8,7 @@ from yggdrasil.bench.systems import EngineSystem, System
 from yggdrasil.bench.trees import Arrangement, TreeSystem
 from yggdrasil.compiler.compiled import Backend
 from yggdrasil.drafters.draft_model import DraftModel
-from yggdrasil.engine.build import assemble
+from yggdrasil.engine.assembly import assemble
 from yggdrasil.engine.decoder import Decoder
 from yggdrasil.policy.fixed import FixedPolicy
 from yggdrasil.scheduling.stages import DEFAULT_ORDER, NAMED_VARIANTS, Schedule

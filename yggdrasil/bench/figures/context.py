@@ -14,7 +14,7 @@ from yggdrasil.bench.store import SampleFile, measure
 from yggdrasil.bench.systems import EngineSystem, Sample, System, encode_prompts, summarise_systems
 from yggdrasil.bench.trees import TREES, TreeBench, TreeSystem, drafting_ms, tree_systems
 from yggdrasil.engine.decoder import Decoder
-from yggdrasil.engine.planned import planned_policy
+from yggdrasil.engine.plan_parts import planned_policy
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.policy.objective import Objective
 from yggdrasil.prompts import read_prompts

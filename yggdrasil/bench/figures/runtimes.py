@@ -5,9 +5,9 @@ import pandas as pd
 from yggdrasil.bench.figures.context import PLAIN, Figure, FigureContext, mean_over_sets
 from yggdrasil.bench.record import model_drafter
 from yggdrasil.bench.systems import EngineSystem, System
-from yggdrasil.engine.build import assemble
+from yggdrasil.engine.assembly import assemble
 from yggdrasil.engine.decoder import Decoder
-from yggdrasil.engine.opened import DTYPES
+from yggdrasil.engine.loading import DTYPES
 
 
 def runtimes(context: FigureContext) -> list[Figure]:

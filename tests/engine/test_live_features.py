@@ -5,7 +5,7 @@ import pytest
 from tiny_pair import SHAPES, TEXT, byte_tokenizer
 
 from yggdrasil.calibration.record import record_document
-from yggdrasil.engine.text import TextStream
+from yggdrasil.engine.text_stream import TextStream
 from yggdrasil.engine.trace import Trace
 from yggdrasil.policy.costs import StepCosts
 from yggdrasil.policy.decision import Decision

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from yggdrasil.acceptance.greedy import walk_greedy
-from yggdrasil.engine.steps import NativeVerifyStep, PlainStep, VerifyStep
+from yggdrasil.engine.targets.steps import NativeVerifyStep, PlainStep, VerifyStep
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.predictor.evidence import RepetitionFigures
 from yggdrasil.runtime.buffers import HostBuffer

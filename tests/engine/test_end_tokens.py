@@ -10,8 +10,8 @@ from tiny_pair import SHAPES, TEXT, VOCAB_SIZE, byte_tokenizer, chat_tokenizer
 from tokenizers import AddedToken
 from transformers import GenerationConfig
 
-from yggdrasil.engine.ends import end_tokens, template_ends
-from yggdrasil.engine.text import TextStream
+from yggdrasil.engine.end_tokens import end_tokens, template_ends
+from yggdrasil.engine.text_stream import TextStream
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.policy.fixed import PLAIN_POLICY, FixedPolicy
 from yggdrasil.scheduling.plan import Shapes

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from yggdrasil.acceptance.sampling import GREEDY, SamplingParams
-from yggdrasil.engine.own_sampling import describe, own_sampling
+from yggdrasil.engine.recommended_sampling import describe, own_sampling
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import torch
 
 from yggdrasil.drafters.group import DrafterGroup
 from yggdrasil.drafters.ngram import NGramDrafter
-from yggdrasil.engine.free_guesses import FreeGuesses
+from yggdrasil.engine.model_free import FreeGuesses
 from yggdrasil.tree.token_tree import TokenTree
 
 

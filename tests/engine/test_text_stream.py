@@ -8,7 +8,7 @@ from tiny_pair import byte_tokenizer
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from yggdrasil.engine.text import TextStream
+from yggdrasil.engine.text_stream import TextStream
 from yggdrasil.policy.fixed import PLAIN_POLICY
 
 BYTES = ("😀", "é", "<0xF0>", "<0x9F>", "<0xFF>", "<0x41>")

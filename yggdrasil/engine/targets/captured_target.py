@@ -12,8 +12,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from yggdrasil.engine.steps import PlainStep, VerifyStep
-from yggdrasil.engine.target import Outcome, SeenRows, not_finite
+from yggdrasil.engine.targets.steps import PlainStep, VerifyStep
+from yggdrasil.engine.targets.target import Outcome, SeenRows, not_finite
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.predictor.evidence import RepetitionFigures
 from yggdrasil.runtime.buffers import HostBuffer, Readback

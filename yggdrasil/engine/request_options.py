@@ -10,7 +10,7 @@ from yggdrasil.arguments import check_flag, check_integer, check_texts, check_to
 from yggdrasil.errors import ArgumentTypeError, ContextFull, YggdrasilError
 
 if TYPE_CHECKING:  # torch comes with it, and options are checked before that is imported
-    from yggdrasil.engine.seen import Watch
+    from yggdrasil.engine.trace import Watch
 
 
 class RequestOptions(TypedDict, total=False):

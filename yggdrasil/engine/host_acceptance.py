@@ -22,9 +22,9 @@ from yggdrasil.drafters.expansion import ExpansionDrafter
 from yggdrasil.drafters.grammar import GrammarDrafter
 from yggdrasil.drafters.group import DrafterGroup
 from yggdrasil.drafters.protocol import Drafter
-from yggdrasil.engine.build import Assembly
+from yggdrasil.engine.assembly import Assembly
 from yggdrasil.engine.engine import Engine
-from yggdrasil.engine.logit_target import Deciding, LogitTarget
+from yggdrasil.engine.targets.logit_target import Deciding, LogitTarget
 from yggdrasil.engine.trace import DecodingReport
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.policy.decision import Policy

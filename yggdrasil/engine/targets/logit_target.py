@@ -10,10 +10,10 @@ from yggdrasil.acceptance.drawn import DrawnTree
 from yggdrasil.acceptance.rules import Rule
 from yggdrasil.acceptance.sampler import Sampler
 from yggdrasil.acceptance.verified import VerifiedTree
-from yggdrasil.engine.captured_logits import CapturedLogits
-from yggdrasil.engine.captured_target import CapturedTarget
-from yggdrasil.engine.logit_steps import PlainLogitsStep, VerifyLogitsStep
-from yggdrasil.engine.target import Outcome, SeenRows, TargetModel, not_finite
+from yggdrasil.engine.targets.captured_logits import CapturedLogits
+from yggdrasil.engine.targets.captured_target import CapturedTarget
+from yggdrasil.engine.targets.steps import PlainLogitsStep, VerifyLogitsStep
+from yggdrasil.engine.targets.target import Outcome, SeenRows, TargetModel, not_finite
 from yggdrasil.predictor.evidence import RepetitionFigures
 from yggdrasil.runtime.buffers import HostBuffer
 from yggdrasil.runtime.kept_text import KeptText

@@ -15,9 +15,9 @@ from yggdrasil.compiler.compiled import Backend
 from yggdrasil.drafters.group import group_of
 from yggdrasil.drafters.protocol import Drafter
 from yggdrasil.drafters.registry import missing_names
-from yggdrasil.engine.build import Assembly, assemble, default_backend, open_device
-from yggdrasil.engine.ends import end_tokens
-from yggdrasil.engine.planned import (
+from yggdrasil.engine.assembly import Assembly, assemble, default_backend, open_device
+from yggdrasil.engine.end_tokens import end_tokens
+from yggdrasil.engine.plan_parts import (
     Drafting,
     check_fingerprint,
     drafting_by,

@@ -20,10 +20,10 @@ from yggdrasil.drafters.heads.loading import LoadedHead
 from yggdrasil.drafters.heads.medusa import MedusaSettings
 from yggdrasil.drafters.heads.medusa_drafter import MedusaDrafter
 from yggdrasil.drafters.protocol import Drafter
-from yggdrasil.engine.captured_target import CapturedTarget, check_capturable
 from yggdrasil.engine.engine import Engine
-from yggdrasil.engine.logit_target import LogitTarget
-from yggdrasil.engine.target import TargetModel
+from yggdrasil.engine.targets.captured_target import CapturedTarget, check_capturable
+from yggdrasil.engine.targets.logit_target import LogitTarget
+from yggdrasil.engine.targets.target import TargetModel
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.runtime.forward import HEAD_INPUT, RUNNERS_UP
 from yggdrasil.runtime.graphs import Capture, Recorder

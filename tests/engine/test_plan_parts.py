@@ -37,7 +37,7 @@ def pair(tmp_path_factory):
 def path(pair, tmp_path, monkeypatch):
     """A plan of them."""
     monkeypatch.setenv("YGGDRASIL_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("yggdrasil.engine.planned.settled", lambda head, target, fingerprint: head)
+    monkeypatch.setattr("yggdrasil.engine.plan_parts.settled", lambda head, target, fingerprint: head)
     monkeypatch.setattr("yggdrasil.calibration.pair.settled", lambda head, target, fingerprint: head)
     target, head = (Source.find(str(pair[1] / part)) for part in ("target", "head"))
     refs = (ModelRef(str(source.folder), source.fingerprint(), 1) for source in (target, head))

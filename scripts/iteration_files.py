@@ -1,0 +1,63 @@
+"""Count the package's Python files that one decoding iteration enters, for each kind of iteration.
+
+python scripts/iteration_files.py [PLAN]
+"""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from yggdrasil import Decoder
+from yggdrasil.engine.engine import Engine
+from yggdrasil.engine.iteration import Iteration
+
+PACKAGE = Path(sys.modules["yggdrasil"].__file__ or "").parent
+PROMPT = "def quicksort(values):\n    if len(values) <= 1:\n        return values\n"
+
+
+@contextmanager
+def entered_files(found: set[str]) -> Iterator[None]:
+    """Add to ``found`` the package's files in which a function is called meanwhile."""
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and frame.f_code.co_filename.startswith(str(PACKAGE)):
+            found.add(str(Path(frame.f_code.co_filename).relative_to(PACKAGE)))
+
+    sys.setprofile(note)
+    try:
+        yield
+    finally:
+        sys.setprofile(None)
+
+
+def files_by_kind(plan: str, num_tokens: int = 64) -> dict[str, set[str]]:
+    """Files entered by iterations of each kind (plain, model_free, drafted), from one token to the next."""
+    decoder = Decoder.from_plan(plan, force_machine=True)
+    decoder.generate(PROMPT, max_new_tokens=num_tokens, ignore_eos=True)
+    found: dict[str, set[str]] = {}
+    run = Engine._advance
+
+    def profiled(self: Engine, state: Iteration, *arguments: Any) -> Iteration:
+        files: set[str] = set()
+        with entered_files(files):
+            following = run(self, state, *arguments)
+        assert state.decision is not None
+        found.setdefault(state.decision.kind, set()).update(files)
+        return following
+
+    Engine._advance = profiled  # type: ignore[method-assign]
+    try:
+        decoder.generate(PROMPT, max_new_tokens=num_tokens, ignore_eos=True)
+    finally:
+        Engine._advance = run  # type: ignore[method-assign]
+    return found
+
+
+if __name__ == "__main__":
+    for kind, files in sorted(files_by_kind(*sys.argv[1:] or ["tiny"]).items()):
+        print(f"{kind}: {len(files)} files")
+        for name in sorted(files):
+            print(f"    {name}")
