@@ -4,9 +4,13 @@ from pathlib import Path
 
 import pytest
 from made_up import write_artifacts
+from tiny_pair import random_model
 from typer.testing import CliRunner
 
+from yggdrasil.artifacts import model_fingerprint
 from yggdrasil.cli.app import app
+from yggdrasil.drafters.growing import answers_folder
+from yggdrasil.drafters.table import Table
 from yggdrasil.scheduling.plan import ModelRef
 
 
@@ -49,6 +53,17 @@ def test_what_is_kept_of_one_model_is_cleared_alone(two_models, name):
 
     missing = CliRunner().invoke(app, ["cache", "llama"])
     assert "nothing is kept of llama; the cache has fedcba9876543210" in str(missing.exception)
+
+
+def test_counts_of_answers_are_forgotten_of_one_model_or_of_all(two_models, tmp_path):
+    random_model().save_pretrained(tmp_path / "target")
+    for digits in (model_fingerprint(tmp_path / "target"), "another"):
+        Table.of([([], [1, 2])]).save(answers_folder(digits, "full") / "all.safetensors")
+
+    assert "forgot the answers of target" in CliRunner().invoke(app, ["cache", "target", "--forget"]).output
+    assert [each.name for each in answers_folder("", "").parent.iterdir()] == [answers_folder("another", "full").name]
+    assert "forgot the answers of all models" in CliRunner().invoke(app, ["cache", "--forget"]).output
+    assert not any(answers_folder("", "").parent.iterdir())
 
 
 @pytest.mark.parametrize("is_seen", [True, False])

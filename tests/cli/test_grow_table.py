@@ -1,4 +1,4 @@
-"""``--grow-table`` reaches the decoder from every command that has it, and nothing grows without it."""
+"""``--grow-table`` reaches the decoder from every command that has it; without it nothing grows in ``serve``."""
 
 import importlib
 import sys
@@ -13,20 +13,24 @@ from yggdrasil.serving import running
 COMMANDS = {"generate": ("--prompt", "a"), "chat": (), "serve": ()}
 
 
-@pytest.mark.parametrize("grows", [True, False])
-def test_a_decoder_grows_where_it_is_opened_so(monkeypatch, grows):
+@pytest.mark.parametrize(
+    ("grows", "has_table", "expected"), [(True, False, 1), (False, True, 0), (None, True, 1), (None, False, 0)]
+)
+def test_a_decoder_grows_where_it_is_opened_so(monkeypatch, grows, has_table, expected):
     class Opened:
         plan, grown = None, 0
 
         def grow_table(self):
             self.grown += 1
 
+    Opened.has_table = has_table
+
     monkeypatch.setattr(pretrained.Decoder, "from_pretrained", lambda *_, **__: Opened())
 
-    assert opening.open_decoder("a/model", None, force_machine=False, grows_table=grows).grown == int(grows)
+    assert opening.open_decoder("a/model", None, force_machine=False, grows_table=grows).grown == expected
 
 
-@pytest.mark.parametrize("grows", [True, False])
+@pytest.mark.parametrize("grows", [True, False, None])
 @pytest.mark.parametrize("name", COMMANDS)
 def test_commands_pass_it_on(monkeypatch, capsys, name, grows):
     asked = []
@@ -37,10 +41,20 @@ def test_commands_pass_it_on(monkeypatch, capsys, name, grows):
 
     monkeypatch.setattr(importlib.import_module(f"yggdrasil.cli.{name}"), "open_decoder", open_decoder)
     monkeypatch.setattr(running, "run_server", lambda opening, *_: opening())
-    monkeypatch.setattr(sys, "argv", ["yggdrasil", name, "a/model", *COMMANDS[name], *["--grow-table"] * grows])
+    monkeypatch.setattr(
+        sys,
+        "argv",
+        [
+            "yggdrasil",
+            name,
+            "a/model",
+            *COMMANDS[name],
+            *([] if grows is None else [f"--{'' if grows else 'no-'}grow-table"]),
+        ],
+    )
     with pytest.raises(SystemExit) as ended:
         main()
 
-    assert asked == [grows]
+    assert asked == [False if grows is None and name == "serve" else grows]
     assert ended.value.code == 2
     assert "enough was seen" in capsys.readouterr().err

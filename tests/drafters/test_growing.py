@@ -1,6 +1,9 @@
 """A table that grows with use: sums of counts, what is kept of them, and a decoder that knows an answer again."""
 
 import gc
+import os
+import subprocess
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,14 +16,15 @@ from tiny_pair import SHAPES, TEXT, byte_tokenizer, random_model
 from yggdrasil.acceptance.speculation import Speculation
 from yggdrasil.artifacts import model_fingerprint, tokenizer_fingerprint
 from yggdrasil.artifacts.lock import locked
-from yggdrasil.drafters import growing, table
+from yggdrasil.drafters import growing
 from yggdrasil.drafters.belief import Belief
 from yggdrasil.drafters.best_first import BRANCHES
 from yggdrasil.drafters.counted import table_key
 from yggdrasil.drafters.counts import BELIEF_FILE, TABLE_FILE
-from yggdrasil.drafters.growing import GrowingTable, grown_file
+from yggdrasil.drafters.growing import OWN_WEIGHT, AnswerCounts, answers_folder, forget_answers, merge
 from yggdrasil.drafters.options import CountsOptions
 from yggdrasil.drafters.table import Table
+from yggdrasil.drafters.table_files import WatchedTable
 from yggdrasil.engine.decoder import Decoder
 from yggdrasil.errors import ArtifactError, YggdrasilError
 from yggdrasil.scheduling.plan import ModelRef
@@ -94,120 +98,173 @@ def test_half_of_every_count_is_kept(documents):
     assert read(Table.of(documents).halved()) == expected
 
 
-@pytest.fixture
-def file(tmp_path):
-    return tmp_path / "tables" / "one.safetensors"
+@given(DOCUMENTS, st.integers(1, 4))
+def test_text_that_is_counted_several_times(documents, times):
+    assert read(Table.of(documents).times(times)) == read(Table.of(documents * times))
 
 
 @pytest.fixture
-def used():
-    return []
+def folder(tmp_path, monkeypatch):
+    """Of one model's answers; so few tokens are merged that an answer of eight is enough."""
+    monkeypatch.setenv("YGGDRASIL_CACHE", str(tmp_path))
+    monkeypatch.setattr(growing, "MERGE_TOKENS", len(ANSWER))
+    return answers_folder("target", "file")
 
 
-def test_what_was_counted_is_there_the_next_time(file, used):
-    known = Table.of([([], [7, 8])])
-    growing_table = GrowingTable(file, known, used.append)
-    growing_table.add([1, 2], ANSWER)
-    assert used == []  # nothing was counted before, and one answer is not enough to stop for
-    growing_table.keep()
-    growing_table.keep()
-    again = GrowingTable(file, known, used.append)
-    again.add([1, 2], ANSWER)
-    again.keep()
-
-    assert read(used[0]) == read(Table.of([([], [7, 8]), ([1, 2], ANSWER)]).without_rare())
-    assert read(Table.load(file)) == read(Table.of([([1, 2], ANSWER)] * 2))
+@pytest.fixture
+def base(tmp_path):
+    """The file of a table that answers are added to."""
+    path = tmp_path / "base.safetensors"
+    Table.of([([], [7, 8])]).save(path)
+    return path
 
 
-def test_a_running_decoder_takes_up_what_it_said(file, used, monkeypatch):
-    monkeypatch.setattr(growing, "EVERY", 2 * len(ANSWER))
-    known = Table.of([([], [7, 8])])
-    growing_table = GrowingTable(file, known, used.append)
-    for prompt in ([1], [2], [3]):
-        growing_table.add(prompt, ANSWER)
-    growing_table.add([4], [])
-
-    assert [read(each) for each in used] == [
-        read(Table.of([([], [7, 8]), ([1], ANSWER), ([2], ANSWER)]).without_rare())
-    ]
+@pytest.fixture
+def started(monkeypatch):
+    """Processes that would have been started."""
+    commands = []
+    monkeypatch.setattr(subprocess, "Popen", lambda command, **options: commands.append(command[2:]))
+    return commands
 
 
-def test_rare_contexts_go_before_anything_fades(file, used, monkeypatch):
+def waiting(folder):
+    return sorted(folder.glob("new-*.safetensors"))
+
+
+def test_answers_are_merged_by_a_process_once_they_are_many(folder, base, started):
+    counts = AnswerCounts(folder, base)
+    counts.add([1, 2], ANSWER[:-1])
+    counts.add([1, 2], [])
+    assert waiting(folder) == []
+    counts.add([3], ANSWER[-1:])
+    (file,) = waiting(folder)
+
+    assert read(Table.load(file)) == read(Table.of([([1, 2], ANSWER[:-1]), ([3], ANSWER[-1:])]))
+    assert started == [["yggdrasil.drafters.growing", str(folder), str(base)]]
+
+
+def test_few_answers_wait_and_the_next_run_merges_them(folder, base, started):
+    for _ in range(2):
+        counts = AnswerCounts(folder, base)
+        assert started == []
+        counts.add([], ANSWER[:4])
+        counts.keep()
+        counts.keep()
+    assert len(waiting(folder)) == 2
+
+    assert len(started) == 1
+    AnswerCounts(folder, base)
+    assert len(started) == 2, "the first one did nothing"
+
+
+def test_the_sum_of_the_base_and_all_answers_is_written(folder, base, started):
+    counts, documents = AnswerCounts(folder, base), [([1, 2], ANSWER), ([3], [7, 8, 7]), ([], [7, 8])]
+    for document in documents[:2]:
+        counts.add(*document)
+    counts.keep()
+    merge(folder, base)
+    counts.add(*documents[2])
+    counts.keep()
+    merge(folder, base)
+
+    expected = Table.of([([], [7, 8])]).plus(Table.of(documents * OWN_WEIGHT)).without_rare()
+    assert read(Table.load(counts.merged)) == read(expected)
+    assert waiting(folder) == []
+
+
+def test_nothing_is_merged_before_there_is_a_base(folder, tmp_path, started):
+    AnswerCounts(folder, tmp_path / "none.safetensors").add([], ANSWER)
+
+    assert len(waiting(folder)) == 1
+    assert started == []
+
+
+def test_beside_a_base_that_was_made_again_answers_are_merged_again(folder, base, started):
+    counts = AnswerCounts(folder, base)
+    counts.add([], ANSWER)
+    merge(folder, base)
+    started.clear()
+    AnswerCounts(folder, base)
+    assert started == []
+    os.utime(base, ns=(0, counts.merged.stat().st_mtime_ns + 1))
+    AnswerCounts(folder, base)
+
+    assert not counts.merged.exists()
+    assert len(started) == 1
+
+
+def test_rare_contexts_go_before_anything_fades(folder, base, started, monkeypatch):
     """Forty tokens in a row that never come again: of them and of their pairs a table has as many as of threes."""
     documents = [([], list(range(1, 41)))]
     monkeypatch.setattr(growing, "MOST_KEPT", len(Table.of(documents).without_rare().tokens))
-    growing_table = GrowingTable(file, Table.of([]), used.append)
-    growing_table.add(*documents[0])
-    growing_table.keep()
+    AnswerCounts(folder, base).add(*documents[0])
+    merge(folder, base)
 
-    assert read(Table.load(file)) == read(Table.of(documents).without_rare()), "halved, nothing would be left"
-
-
-def test_counts_of_another_form_are_another_file():
-    """Where keys or counts mean something else, what an earlier version wrote is not in the way."""
-    assert grown_file("target", "file").stem == f"target-file-{table.SCHEMA_VERSION}"
+    assert read(Table.load(folder / "all.safetensors")) == read(Table.of(documents).without_rare())
 
 
-def test_the_file_does_not_grow_for_ever(file, used, monkeypatch):
+def test_the_counts_are_bounded(folder, base, started, monkeypatch):
     monkeypatch.setattr(growing, "MOST_KEPT", 40)
-    growing_table = GrowingTable(file, Table.of([]), used.append)
+    counts = AnswerCounts(folder, base)
     for start in range(0, 400, 20):
-        growing_table.add([], [0, 1, 0, 1, 0, 1, *range(start, start + 20)])
-        growing_table.keep()
-        assert len(Table.load(file).tokens) <= 40
+        counts.add([], [0, 1, 0, 1, 0, 1, *range(start, start + 20)])
+        merge(folder, base)
+        assert len(Table.load(folder / "all.safetensors").tokens) <= 40
 
-    assert table_key((0,)) in Table.load(file).keys  # what came often is still there
-
-
-def test_nothing_is_lost_while_another_process_writes(file, used, monkeypatch):
-    monkeypatch.setattr(growing, "EVERY", len(ANSWER) + 2)
-    growing_table = GrowingTable(file, Table.of([]), used.append)
-    growing_table.add([1], [*ANSWER, 7])
-    with locked(file.with_suffix(".lock"), "another's writing"):
-        with pytest.warns(UserWarning, match="what was said is not added to the table yet: writing .* is under way"):
-            assert growing_table.keep() is None
-        assert not file.exists()
-        monkeypatch.setattr(growing_table, "keep", lambda: pytest.fail("it is tried again at once"))
-        growing_table.add([1], [3])
-        monkeypatch.undo()
-    growing_table.keep()
-
-    assert read(Table.load(file)) == read(Table.of([([1], [*ANSWER, 7]), ([1], [3])]))
+    assert table_key((0,)) in Table.load(folder / "all.safetensors").keys  # what came often is still there
 
 
-def test_it_is_said_where_nothing_can_be_written(file, used):
-    growing_table = GrowingTable(file, Table.of([]), used.append)
-    growing_table.add([1], ANSWER)
-    file.parent.write_text("no folder")
-    with pytest.warns(UserWarning, match="not added to the table yet: cannot write"):
-        assert growing_table.keep() is None
-    file.parent.unlink()
+def test_two_processes_do_not_merge_at_once(folder, base, started):
+    AnswerCounts(folder, base).add([], ANSWER)
+    with locked(folder / "merge.lock", "another's merging"), pytest.raises(ArtifactError, match="under way"):
+        merge(folder, base)
 
-    assert read(growing_table.keep()) == read(Table.of([([1], ANSWER)]))
+    assert len(waiting(folder)) == 1
 
 
-def test_on_a_full_disk_or_in_a_folder_of_somebody_else_it_is_said(file, used, monkeypatch):
-    growing_table = GrowingTable(file, Table.of([]), used.append)
-    growing_table.add([1], ANSWER)
-    with full_disk(), pytest.warns(UserWarning, match=f"not added to the table yet: cannot write {file} "):
-        assert growing_table.keep() is None
+def test_damaged_counts_are_left_out(folder, base, started):
+    counts = AnswerCounts(folder, base)
+    counts.add([1], ANSWER)
+    (folder / "all.safetensors").write_bytes(b"damaged")
+    (folder / "new-8-x.safetensors").write_bytes(b"damaged")
+    merge(folder, base)
 
-    def forbid():
-        raise PermissionError(13, "Permission denied", str(file))
-
-    monkeypatch.setattr(growing_table, "_kept", forbid)
-    with pytest.warns(UserWarning, match=f"not added to the table yet: .*Permission denied: '{file}'"):
-        assert growing_table.keep() is None
-    monkeypatch.undo()
-
-    assert read(growing_table.keep()) == read(Table.of([([1], ANSWER)]))
+    assert read(Table.load(folder / "all.safetensors")) == read(Table.of([([1], ANSWER)]))
+    assert waiting(folder) == []
 
 
-def test_a_damaged_file_is_named(file, used):
-    file.parent.mkdir()
-    file.write_bytes(b"damaged")
-    with pytest.raises(ArtifactError, match=r"one\.safetensors cannot be read .*; remove it, and counting begins anew"):
-        GrowingTable(file, Table.of([]), used.append)
+def test_on_a_full_disk_it_is_said(folder, base, started):
+    with full_disk(), pytest.warns(UserWarning, match="answers are not added to the n-gram table: cannot write"):
+        AnswerCounts(folder, base).add([1], ANSWER)
+
+
+def test_answers_are_forgotten(folder, base, started):
+    for model in ("target", "another"):
+        AnswerCounts(answers_folder(model, "file"), base).add([], ANSWER)
+
+    assert forget_answers("target") > 0
+    assert not folder.exists()
+    assert answers_folder("another", "file").exists()
+    assert forget_answers() > 0
+    assert forget_answers() == 0
+
+
+def test_a_table_is_taken_up_when_its_file_changes(tmp_path):
+    first, second, used = tmp_path / "first", tmp_path / "second", []
+    watched = WatchedTable((first, second), used.append)
+    assert not watched.look()
+    Table.of([([], [1, 2])]).save(second)
+    assert watched.look()
+    assert watched.look()
+    Table.of([([], [3, 4])]).save(first)
+    assert watched.look()
+    Table.of([([], [5, 6])]).save(first)
+    assert watched.look()
+    first.write_bytes(b"damaged")
+    assert watched.look()
+
+    assert [read(each) for each in used[:3]] == [read(Table.of([([], [n, n + 1])])) for n in (1, 3, 5)]
+    assert not first.exists()
 
 
 @pytest.fixture(scope="module")
@@ -232,48 +289,44 @@ def iterations(decoder, **options):
     return generation.metrics.iterations, generation.tokens
 
 
-def test_a_later_decoder_knows_the_answer(plan, tmp_path, monkeypatch):
-    monkeypatch.setenv("YGGDRASIL_CACHE", str(tmp_path))
+def test_a_later_decoder_knows_the_answer(plan, folder, started):
     first = Decoder.from_plan(plan, backend="eager")
+    assert first.has_table
     iterations(first)
-    iterations(first)
-    folder = grown_file("", "").parent
-    assert folder.parent == tmp_path
-    assert not folder.exists()  # nobody asked for it
+    assert not folder.parent.exists()  # nobody asked for it
 
     first.grow_table()
     before, tokens = iterations(first)
     iterations(first, speculation=Speculation(rule="typical"))  # not the target's own law: not counted
-    assert not folder.exists()  # kept when the decoder goes
-    del first
-    gc.collect()
-    (kept,) = folder.glob("*.safetensors")
-    assert Table.load(kept).totals.sum() == 3 * len(tokens)  # contexts of one token, of two and of three
-
-    second = Decoder.from_plan(plan, backend="eager")
-    second.grow_table()
-    after, again = iterations(second)
+    ((_, kept, base),) = started
+    (file,) = waiting(Path(kept))
+    assert Table.load(file).totals.sum() == 3 * len(tokens)  # contexts of one token, of two and of three
+    merge(Path(kept), Path(base))
+    iterations(first)
+    after, again = iterations(first)
     assert again == tokens
     assert after < before
 
+    second = Decoder.from_plan(plan, backend="eager")
+    second.grow_table()
+    assert iterations(second)[0] < before
 
-def test_an_answer_that_was_broken_off_counts_as_far_as_it_came(plan, tmp_path, monkeypatch):
-    monkeypatch.setenv("YGGDRASIL_CACHE", str(tmp_path))
+
+def test_an_answer_that_was_broken_off_counts_as_far_as_it_came(plan, folder, started):
     decoder = Decoder.from_plan(plan, backend="eager")
     decoder.grow_table()
     request = decoder.start(list(TEXT[:12]), max_new_tokens=60, ignore_eos=True)
     for _ in request:
-        if len(request.tokens) > 4:
+        if 4 < len(request.tokens) < len(ANSWER):
             break
     tokens = request.result().tokens
-    assert 4 < len(tokens) < 60
     del decoder, request
-    gc.collect()
+    gc.collect()  # what is queued is kept when the decoder goes
 
-    (kept,) = grown_file("", "").parent.glob("*.safetensors")
-    assert Table.load(kept).num_tokens == len(tokens)
+    (file,) = waiting(next(folder.parent.iterdir()))
+    assert Table.load(file).num_tokens == len(tokens) < 60
 
 
 def test_a_decoder_without_a_table_says_so(pair):
-    with pytest.raises(YggdrasilError, match="no table that could grow; calibrate one with --drafter table"):
+    with pytest.raises(YggdrasilError, match="no n-gram table that could grow; calibrate one with --drafter table"):
         pair.decoder(None, SHAPES).grow_table()

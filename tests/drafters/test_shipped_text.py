@@ -12,7 +12,7 @@ from yggdrasil.drafters import shipped_text
 from yggdrasil.drafters.belief import SHAPES, Belief
 from yggdrasil.drafters.counts import CountsDrafter
 from yggdrasil.drafters.protocol import Budget
-from yggdrasil.drafters.shipped_text import ShippedTable, make_table, table_file
+from yggdrasil.drafters.shipped_text import make_in_background, make_table, table_file
 from yggdrasil.drafters.table import Table
 from yggdrasil.tree.token_tree import TokenTree
 
@@ -52,34 +52,18 @@ def test_the_table_counts_the_text_and_a_part_of_pythons_library(short_text):
     assert "a" in tokenizer.decode(tree.tokens[1:])
 
 
-def test_it_is_made_by_a_process_and_used_when_it_is_there(short_text, started):
-    used = []
-    found = ShippedTable(short_text, table_file("x"), used.append)
+def test_it_is_made_by_a_process_unless_it_is_there(short_text, started):
+    make_in_background(short_text, table_file("x"))
 
-    assert not found.look()
     ((*_, module, tokenizer, file),) = started
     assert (module, tokenizer, file) == ("yggdrasil.drafters.shipped_text", str(short_text), str(table_file("x")))
     make_table(short_text, table_file("x"))
-    assert found.look()
-    assert found.look()
-    assert len(used) == 1
-    ShippedTable(short_text, table_file("x"), used.append)
-    assert (len(used), len(started)) == (2, 1)
-
-
-def test_a_damaged_table_is_made_again(short_text, started):
-    file = table_file("x")
-    file.parent.mkdir(parents=True)
-    file.write_bytes(b"no table")
-
-    ShippedTable(short_text, file, pytest.fail)
-
-    assert not file.exists()
+    make_in_background(short_text, table_file("x"))
     assert len(started) == 1
 
 
 def test_without_a_tokenizer_file_there_is_no_table(tmp_path, started):
-    assert not ShippedTable(tmp_path / "tokenizer.json", tmp_path / "table", pytest.fail).look()
+    make_in_background(tmp_path / "tokenizer.json", tmp_path / "table")
     assert started == []
 
 

@@ -21,6 +21,9 @@ def cache(
         typer.Argument(metavar="[MODEL]", help="Only what is kept of this model: its name here, or a model."),
     ] = None,
     clear: Annotated[bool, typer.Option("--clear", help="Remove it; it is made again when needed.")] = False,
+    forget: Annotated[
+        bool, typer.Option("--forget", help="Remove the n-gram counts of answers, with MODEL those of its answers.")
+    ] = False,
     files: Annotated[bool, typer.Option("--files", help="List every file.")] = False,
 ) -> None:
     """List by model, size or clear what is compiled and kept of models (YGGDRASIL_CACHE moves it)."""
@@ -28,6 +31,9 @@ def cache(
     from yggdrasil.artifacts.cache import cache_root
 
     root = cache_root()
+    if forget:
+        _forget(model)
+        return
     models = _by_model(followed(root / MODELS))
     if model is not None:
         places = [_chosen(model, models)]
@@ -48,6 +54,14 @@ def cache(
             for path, own in sorted(sizes.items()):
                 print(f"  {own / 1e6:8.2f} MB  {path.relative_to(place)}")
     print(f"{'cleared' if clear else 'in all'}: {total / 1e6:.1f} MB")
+
+
+def _forget(model: str | None) -> None:
+    from yggdrasil.checkpoints.source import Source
+    from yggdrasil.drafters.growing import forget_answers
+
+    size = forget_answers(None if model is None else Source.find(model).fingerprint())
+    print(f"forgot the answers of {model or 'all models'}: {size / 1e6:.1f} MB")
 
 
 def _by_model(place: Path) -> list[tuple[str, Path]]:

@@ -39,7 +39,7 @@ def chat(
     dtype: DtypeOption = None,
     drafter: DrafterOption = "plan",
     force_machine: ForceOption = False,
-    grow_table: GrowOption = False,
+    grow_table: GrowOption = None,
     **options: Any,
 ) -> None:
     """Talk to a model, in its own chat template. Questions come from the terminal, or line by line from a pipe."""

@@ -49,7 +49,7 @@ def generate(
     drafter: DrafterOption = "plan",
     logprobs: opt.Logprobs = None,
     force_machine: ForceOption = False,
-    grow_table: GrowOption = False,
+    grow_table: GrowOption = None,
     **options: Any,
 ) -> None:
     """Decode prompts greedily unless told otherwise, streaming text. A bad prompt of a file does not end the others."""

@@ -37,11 +37,12 @@ def open_decoder(
     backend: "Backend | None" = None,
     max_length: int | None = None,
     chat: bool = False,
-    grows_table: bool = False,
+    grows_table: bool | None = False,
 ) -> "Decoder":
     """The decoder of a plan or a model, of a chat model where it is to ``chat``.
 
-    What its costs do not cover is said on standard error.
+    ``grows_table`` adds answers to its n-gram table; with None where there is one. What its costs do not cover is said
+    on standard error.
     """
     check_source(source)
     from yggdrasil.cli.progress import PhaseProgress
@@ -52,7 +53,7 @@ def open_decoder(
             source, drafter=None if drafter == "plan" else drafter, dtype=dtype, backend=backend,
             force_machine=force_machine, max_length=max_length, chat=chat, reporter=progress,
         )  # fmt: skip
-    if grows_table:
+    if grows_table or (grows_table is None and decoder.has_table):
         decoder.grow_table()
     plan = decoder.plan
     if max_length is not None and plan is not None and not plan.is_provisional and max_length > plan.shapes.max_length:

@@ -23,10 +23,10 @@ DrafterOption = Annotated[
         help="Instead of the plan's drafter: ngram, n-gram look-up, or a class of your own.",
     ),
 ]
-GrowOption = Annotated[
-    bool,
-    typer.Option("--grow-table", help="Count what is said for the plan's table, now and later; kept in the cache."),
-]
+_GROW = "--grow-table/--no-grow-table"
+_GROW_HELP = "Add n-gram counts of the answers to the model's table, in the cache, for this and later runs"
+GrowOption = Annotated[bool | None, typer.Option(_GROW, help=f"{_GROW_HELP}; usual where there is a table.")]
+ServerGrowOption = Annotated[bool, typer.Option(_GROW, help=f"{_GROW_HELP}; not unless asked.")]
 DtypeOption = Annotated[Dtype | None, typer.Option(help="Arithmetic of both models; the plan's if not given.")]
 ForceOption = Annotated[
     bool, typer.Option("--force-machine", help="Use a plan that was calibrated on another machine.")

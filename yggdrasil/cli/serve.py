@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from yggdrasil.cli.opening import check_source, open_decoder, prepare_logits, say
-from yggdrasil.cli.options import DrafterOption, DtypeOption, ForceOption, GrowOption, MaxLength, ModelArgument
+from yggdrasil.cli.options import DrafterOption, DtypeOption, ForceOption, MaxLength, ModelArgument, ServerGrowOption
 from yggdrasil.errors import YggdrasilError, first_line
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def serve(
     greedy: Annotated[
         bool, typer.Option("--greedy", help="Requests that name no sampling get the best token, not the model's own.")
     ] = False,
-    grow_table: GrowOption = False,
+    grow_table: ServerGrowOption = False,
     max_length: MaxLength = None,
     dtype: DtypeOption = None,
     drafter: DrafterOption = "plan",

@@ -9,53 +9,32 @@ process that started it. The table is kept in the user's cache.
 
 import lzma
 import os
-import subprocess
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from yggdrasil.artifacts.cache import cache_root
 from yggdrasil.artifacts.lock import locked
 from yggdrasil.drafters.table import SCHEMA_VERSION, Table
+from yggdrasil.drafters.table_files import NICENESS, start_process, tables_folder
 from yggdrasil.errors import ArtifactError
 
 TEXT = Path(__file__).parents[1] / "assets" / "corpus" / "text.xz"  # its README names the licences
 CODE_CHARACTERS = 1_500_000  # of Python's standard library, as much as is counted
 LEAST_BYTES = 32 << 20  # of a model's weights: below, a pass is so short that a table in memory slows it
 _PIECE = 4_096  # characters that are tokenised together
-_NICENESS = 10
 
 
 def table_file(tokenizer_fingerprint: str) -> Path:
     """Where the table for a tokenizer is kept."""
-    return cache_root() / "tables" / f"shipped-{tokenizer_fingerprint}-{SCHEMA_VERSION}.safetensors"
+    return tables_folder() / f"shipped-{tokenizer_fingerprint}-{SCHEMA_VERSION}.safetensors"
 
 
-class ShippedTable:
-    """The table for one tokenizer: ``use`` gets it as soon as ``look`` finds it.
-
-    Args:
-        tokenizer: the tokenizer's ``tokenizer.json``; where there is none, there is no table.
-        file: where the table is kept, by ``table_file``.
-    """
-
-    def __init__(self, tokenizer: Path, file: Path, use: Callable[[Table], None]) -> None:
-        self._file, self._use, self._is_used = file, use, False
-        if not self.look() and tokenizer.is_file():
-            _start_making(tokenizer, file)
-
-    def look(self) -> bool:
-        """Use the table if it is there by now; whether it is in use."""
-        if not self._is_used and self._file.exists():
-            try:
-                self._use(Table.load(self._file))
-            except ArtifactError:  # damaged: it is made again at the next start
-                self._file.unlink(missing_ok=True)
-            else:
-                self._is_used = True
-        return self._is_used
+def make_in_background(tokenizer: Path, file: Path) -> None:
+    """Start a process that makes the table, unless it is there or the model has no ``tokenizer.json``."""
+    if not file.exists() and tokenizer.is_file():
+        start_process(__name__, tokenizer, file)
 
 
 def make_table(tokenizer: Path, file: Path) -> None:
@@ -92,16 +71,7 @@ def _code() -> str:
     return "\n".join(found)[:CODE_CHARACTERS]
 
 
-def _start_making(tokenizer: Path, file: Path) -> None:
-    """Start a process that makes the table. Without it decoding is as right, and slower."""
-    with suppress(OSError):
-        subprocess.Popen(
-            [sys.executable, "-m", __name__, str(tokenizer), str(file)], stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
-        )  # fmt: skip
-
-
 if __name__ == "__main__":
     if hasattr(os, "nice"):
-        os.nice(_NICENESS)
+        os.nice(NICENESS)
     make_table(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -87,6 +87,10 @@ class Table:
         """What both have counted; of each context the followers that are most frequent in both together."""
         return self._with(other, 1)
 
+    def times(self, factor: int) -> Table:
+        """The same text counted ``factor`` times."""
+        return replace(self, totals=self.totals * factor, counts=self.counts * factor)
+
     def minus(self, other: Table) -> Table:
         """What is left without the text that ``other`` has counted, as far as it was counted here."""
         return self._with(other, -1)

@@ -16,10 +16,10 @@ from yggdrasil.arguments import check_integer, check_tokens
 from yggdrasil.artifacts import current_machine, resolve_plan
 from yggdrasil.compiler.compiled import Backend
 from yggdrasil.drafters.counts import TABLE_FILE, CountsDrafter
-from yggdrasil.drafters.growing import GrowingTable, grown_file
+from yggdrasil.drafters.growing import AnswerCounts, answers_folder
 from yggdrasil.drafters.protocol import Drafter
-from yggdrasil.drafters.shipped_text import ShippedTable, table_file
-from yggdrasil.drafters.table import Table
+from yggdrasil.drafters.shipped_text import make_in_background, table_file
+from yggdrasil.drafters.table_files import WatchedTable
 from yggdrasil.engine.apart import compile_missing, missing_shares
 from yggdrasil.engine.assembly import Assembly, Phase, silent
 from yggdrasil.engine.host_acceptance import HostDecisions, PolicyPerSetting, Prepared, decides_on_device
@@ -57,9 +57,9 @@ class Decoder:
         self.eos_tokens = eos
         self.plan: Plan | None = None
         self.learned: Learned | None = None  # of the plan's drafter
-        self._folder: Path | None = None  # of what the plan's drafters have learned
-        self._growing: GrowingTable | None = None
-        self._shipped: ShippedTable | None = None
+        self._table_base: Path | None = None  # file of the n-gram table without answers
+        self._table: WatchedTable | None = None
+        self._answers: AnswerCounts | None = None
         self._estimates: KeptEstimates | None = None
         self.tolerance: float | None = None  # logits, from ``yggdrasil parity``; None where it was never measured
         self._turns, self._preparing = Turns(), Lock()
@@ -129,7 +129,10 @@ class Decoder:
         learned = None if plan.drafter is None or plan.is_provisional else Learned.load(folder)
         longest = None if max_length is None else check_integer("max_length", max_length, 2)
         decoder = cls(*opened(plan, folder, learned, dtype or plan.dtype, drafter, backend, longest, tokenizer))
-        decoder.plan, decoder.learned, decoder._folder = plan, learned, folder
+        decoder.plan, decoder.learned = plan, learned
+        counts = decoder._counts()
+        if counts is not None and counts.has_table:
+            decoder._table_base = folder / TABLE_FILE
         decoder.tolerance = read_tolerance(folder, dtype or plan.dtype)
         give_back()
         if check is not None and missing_shares(decoder.assembly):
@@ -192,12 +195,12 @@ class Decoder:
 
     def _has_ended(self, prompt: list[int], answer: list[int], trace: Trace) -> None:
         """Learn from a request by a lossless rule."""
-        if self._growing is not None:
-            self._growing.add(prompt, answer)
+        if self._answers is not None:
+            self._answers.add(prompt, answer)
         if self._estimates is not None:
             self._estimates.add(trace)
-        if self._shipped is not None:
-            self._shipped.look()
+        if self._table is not None:
+            self._table.look()
 
     def score(self, prompt: str | Sequence[int], top: int = 0) -> Iterator[list[TokenLogprobs]]:
         """Log-probabilities of a prompt's tokens but the first, pass by pass, each with the ``top`` likeliest there."""
@@ -218,7 +221,10 @@ class Decoder:
         """
         counts = self._counts()
         if counts is not None and not counts.has_table:
-            self._shipped = ShippedTable(tokenizer, table_file(fingerprint), counts.set_table)
+            self._table_base = table_file(fingerprint)
+            make_in_background(tokenizer, self._table_base)
+            self._table = WatchedTable((self._table_base,), counts.set_table)
+            self._table.look()
 
     def pool_texts(self) -> None:
         """Count what requests say for later ones too, from now on.
@@ -232,20 +238,27 @@ class Decoder:
             raise YggdrasilError("a public pool is one of counted texts, and this decoder counts none; leave it out")
         counts.is_public_pool = True
 
+    @property
+    def has_table(self) -> bool:
+        """Whether it drafts from an n-gram table, or will once that of the shipped text is made."""
+        return self._table_base is not None
+
     def grow_table(self) -> None:
-        """Add what requests say to the plan's table, with what earlier runs added, from now on.
+        """Add answers to the n-gram table from now on, and draft from those that earlier runs added.
 
         Counts of up to four tokens in a row are kept in the user's cache; outputs stay the target's own.
 
         Raises:
-            YggdrasilError: the plan has no table, or what was kept is damaged.
+            YggdrasilError: there is no n-gram table.
         """
         counts = self._counts()
-        if self.plan is None or self._folder is None or counts is None or not counts.has_table:
-            raise YggdrasilError("this decoder has no table that could grow; calibrate one with --drafter table")
-        file = grown_file(self.plan.target.fingerprint, self.plan.target.weights)
-        self._growing = GrowingTable(file, Table.load(self._folder / TABLE_FILE), counts.set_table)
-        finalize(self, self._growing.keep)
+        if self.plan is None or self._table_base is None or counts is None:
+            raise YggdrasilError("this decoder has no n-gram table that could grow; calibrate one with --drafter table")
+        folder = answers_folder(self.plan.target.fingerprint, self.plan.target.weights)
+        self._answers = AnswerCounts(folder, self._table_base)
+        self._table = WatchedTable((self._answers.merged, self._table_base), counts.set_table)
+        self._table.look()
+        finalize(self, self._answers.keep)
 
     def _counts(self) -> CountsDrafter | None:
         free = self.assembly.engine.free
