@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -10,6 +12,7 @@ from attention_case import AttentionCase
 from cuda_check.models import bundled, expected_tokens, lead, modes, prompts, steps_of, tokenizer
 from cuda_check.notes import DiffersError, Notes
 from yggdrasil.drafters import NGramDrafter
+from yggdrasil.drafters.heads.loading import LoadedHead, load_head
 from yggdrasil.engine.assembly import assemble
 from yggdrasil.engine.decoder import Decoder
 from yggdrasil.native import portable
@@ -49,6 +52,9 @@ def float32(notes: Notes, device: torch.device, *, tiny: bool) -> None:
     for name, (policy, options) in _drafters().items():
         measure = partial(_tokens, pair, device, modes()[-1], policy, wanted[:1], **options)
         notes.attempt(f"drafter {name}", measure, seconds=8)
+    for name, head in _heads(pair[0]).items():
+        measure = partial(_tokens, pair, device, modes()[-1], FixedPolicy(TREES[0]), wanted[:1], drafter=head)
+        notes.attempt(f"head {name}", measure, seconds=8)
     if device.type == "cuda":
         notes.attempt("nothing waits while decoding", partial(_nothing_waits, pair, device, wanted[0]), seconds=8)
 
@@ -76,6 +82,19 @@ def _drafters() -> dict[str, tuple[Policy, dict[str, Any]]]:
         "lookahead": (free, {"drafter": None, "free": DrafterGroup([LookaheadDrafter()])}),
         "recycling": (free, {"drafter": None, "free": usual_counts(recycles=True)}),
     }
+
+
+def _heads(target: LoadedModel) -> dict[str, LoadedHead]:
+    """Heads of random weights: their guesses are poor, and the way that they draft is whole."""
+    from head_files import eagle_config, published_tensors, write_head
+    from other_heads import medusa_shapes, random_tensors, write_medusa
+
+    hidden, vocab = target.hidden_size, target.vocab_size
+    config = eagle_config(vocab, vocab, hidden_size=hidden)
+    with TemporaryDirectory() as folder:
+        eagle = write_head(Path(folder) / "eagle3", config, published_tensors(config))
+        medusa = write_medusa(Path(folder) / "medusa", random_tensors(medusa_shapes(hidden, vocab)))
+        return {path.name: load_head(path, target, 1) for path in (eagle, medusa)}
 
 
 def _attention(device: torch.device, dtype: torch.dtype, case: tuple[Any, ...]) -> str:

@@ -113,7 +113,7 @@ class _Run:
             drafter.head()
             found["head_ms"] = self._median(drafter.head)
             for width in self._shapes.draft_widths:
-                short, long = (drafter.draft(width, depth) for depth in (1, 4))
+                short, long = (drafter.levels.capture(width, depth) for depth in (1, 4))
                 short.prepare(), long.prepare()
                 drafter.grow(width, 4)
                 found["draft_ms"][width] = max((self._median(long) - self._median(short)) / 3, 1e-4)

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
+from no_waiting import refuse_waiting
 from test_engine import PROMPT, TREES
 from tiny_pair import SHAPES, TEXT, OracleDrafter, addresses, cache_rows
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from yggdrasil.acceptance.sampling import SamplingParams
 from yggdrasil.acceptance.speculation import Speculation
@@ -12,14 +12,11 @@ from yggdrasil.engine.parity import ProbeText, measure_parity
 from yggdrasil.engine.trace import Trace
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.policy.fixed import PLAIN_POLICY, FixedPolicy
-from yggdrasil.runtime.graphs import Recorder
 from yggdrasil.scheduling.executors import InOrderExecutor
 from yggdrasil.scheduling.stages import HEAD_FIRST_ORDER, STAGES, Schedule
 from yggdrasil.tree.shape import TreeShape
 
 NUM_TOKENS = 60
-# Operators whose result the host needs at once: on a GPU each would wait for the device, and none can be captured.
-WAITING = {"aten::_local_scalar_dense", "aten::item", "aten::is_nonzero", "aten::nonzero", "aten::masked_select"}
 
 
 @pytest.mark.parametrize("shape", TREES, ids=str)
@@ -188,30 +185,8 @@ def test_recording_ahead_changes_no_token_and_moves_no_buffer(pair):
     assert addresses(decoder) == before
 
 
-class NoWaiting(TorchDispatchMode):
-    """Refuses operators that a GPU could only answer by waiting."""
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        name = function._schema.name
-        is_masked = name.startswith("aten::index") and any(
-            index is not None and index.dtype == torch.bool
-            for argument in args
-            if isinstance(argument, list | tuple)
-            for index in argument
-        )
-        if name in WAITING or is_masked:
-            raise AssertionError(f"a step calls {name}")
-        return function(*args, **(kwargs or {}))
-
-
 def test_steps_never_wait_for_the_device(pair, monkeypatch):
-    run = Recorder.run
-
-    def watched(self, work):
-        with NoWaiting():
-            return run(self, work)
-
-    monkeypatch.setattr(Recorder, "run", watched)
+    refuse_waiting(monkeypatch)
     for policy in (PLAIN_POLICY, FixedPolicy(TreeShape(4, 4, 16)), FixedPolicy(TreeShape(1, 3, 4))):
         decoder = pair.decoder(policy, backend="cudagraph")
         assert decoder.generate(PROMPT, max_new_tokens=30).tokens == pair.reference(PROMPT, 30)

@@ -1,16 +1,16 @@
 """A small language model as drafter: grows an Equal-Growth Tree with one compiled step a level."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from yggdrasil.drafters.level_steps import LevelSteps
 from yggdrasil.drafters.levels import LevelDrafter
 from yggdrasil.drafters.protocol import Capabilities, DraftSteps
 from yggdrasil.drafters.steps import FinishStep, GrowStep, GuessStep, HeadStep, PlantStep, ReadStep
 from yggdrasil.runtime.buffers import HostBuffer
-from yggdrasil.runtime.graphs import Capture
 from yggdrasil.runtime.moves import row_mover
 from yggdrasil.runtime.runner import ModelRunner
 from yggdrasil.runtime.traced import PrefillStep
@@ -52,7 +52,7 @@ class DraftModel(LevelDrafter):
         self._last = HostBuffer(1, device)
         self._move = row_mover(runner.cache)
         self._place = HostBuffer(2, device)
-        self._drafts: dict[tuple[int, int], Capture] = {}
+        self.levels = LevelSteps(runner, self._place)
         self._num_nodes = tree.num_nodes
         self._first_leaf, self._num_leaves = 1, 0  # nodes of the last level: attached, not read
         self._text = runner.text  # certain tokens; those with rows have been read
@@ -86,7 +86,6 @@ class DraftModel(LevelDrafter):
 
     @property
     def root_position(self) -> int:
-        """Position of the last certain token."""
         return len(self._text.tokens) - 1
 
     def begin(self, tokens: Sequence[int]) -> None:
@@ -121,45 +120,8 @@ class DraftModel(LevelDrafter):
         self._text.num_rows = len(self._text.tokens)
 
     def grow(self, width: int, depth: int) -> None:
-        root = self.root_position
         self._first_leaf, self._num_leaves = 1 + (depth - 1) * width, width
-        if self.runner.recorder is not None:
-            self._place.write(root)
-            self.draft(width, depth)()
-            return
-        step = self.runner.step("grow", width)
-        for level in range(depth - 1):
-            self._place.write(root, 1 + level * width)
-            step()
-        self._place.write(root, self._first_leaf)
-        self.runner.step("finish", width)()
-
-    def captures(self, depths: Sequence[int]) -> Iterator[Capture]:
-        """Every capture that drafts of ``depths`` launch; to be prepared between requests, as that runs them once."""
-        for name, width in self.runner.defined:
-            if name in ("prefill", "head"):
-                yield self.runner.captured(name, width)
-            elif name == "grow":
-                for depth in depths:
-                    yield self.draft(width, depth)
-
-    def draft(self, width: int, depth: int) -> Capture:
-        """All levels below a root as one capture; the place of the next level is counted on the device."""
-        draft = self._drafts.get((width, depth))
-        if draft is None:
-            assert self.runner.recorder is not None
-            grow, finish = self.runner.step("grow", width), self.runner.step("finish", width)
-            first = self._place.tensor[1:]  # number of the level's first node
-
-            def levels() -> Sequence[Tensor]:
-                first.fill_(1)
-                for _ in range(depth - 1):
-                    grow()
-                    first.add_(width)
-                return finish()
-
-            draft = self._drafts[width, depth] = self.runner.recorder.capture(levels)
-        return draft
+        super().grow(width, depth)
 
     def read_leaves(self) -> None:
         self._place.write(len(self._text.tokens) - 1, self._first_leaf)

@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
+from yggdrasil.drafters.level_steps import LevelSteps
 from yggdrasil.drafters.protocol import Budget, Step
 from yggdrasil.tree.token_tree import TokenTree
 
@@ -12,6 +13,8 @@ class LevelDrafter(ABC):
 
     A schedule may run the head draft early (``head``); ``propose`` runs it where the root has no candidates yet.
     """
+
+    levels: LevelSteps
 
     def __init__(self, head_width: int) -> None:
         self._head_width = head_width  # rows that most head drafts read
@@ -49,6 +52,11 @@ class LevelDrafter(ABC):
     def _draft_head(self) -> None:
         """What ``head`` does."""
 
-    @abstractmethod
+    @property
+    def root_position(self) -> int:
+        """What the level steps take as the root's position or slot; 0 where they read none."""
+        return 0
+
     def grow(self, width: int, depth: int) -> None:
         """Attach ``depth`` levels of ``width`` nodes below the root, whose candidates are in the tree."""
+        self.levels.run(self.root_position, width, depth)

@@ -19,6 +19,7 @@ from yggdrasil.drafters.heads.drafter import HeadDrafter
 from yggdrasil.drafters.heads.loading import LoadedHead
 from yggdrasil.drafters.heads.medusa import MedusaSettings
 from yggdrasil.drafters.heads.medusa_drafter import MedusaDrafter
+from yggdrasil.drafters.levels import LevelDrafter
 from yggdrasil.drafters.protocol import Drafter
 from yggdrasil.engine.engine import Engine
 from yggdrasil.engine.targets.captured_target import CapturedTarget, check_capturable
@@ -162,8 +163,8 @@ class Assembly:
     def _captures(self) -> Iterator[Capture]:
         if isinstance(self.engine.target, CapturedTarget):
             yield from self.engine.target.captures.values()
-        if isinstance(self.engine.drafter, DraftModel):
-            yield from self.engine.drafter.captures(range(1, self.shapes.max_depth + 1))
+        if isinstance(self.engine.drafter, LevelDrafter):
+            yield from self.engine.drafter.levels.captures(range(1, self.shapes.max_depth + 1))
 
 
 def assemble(
@@ -204,7 +205,7 @@ def assemble(
             identity_knots() if knots is None else knots, **_draft_variants(shapes, [stages, *other_stages]),
         )  # fmt: skip
     elif isinstance(drafter, LoadedHead):
-        opened = _head_drafter(drafter, shapes, backend, tree, identity_knots() if knots is None else knots)
+        opened = _head_drafter(drafter, shapes, backend, recorder, tree, identity_knots() if knots is None else knots)
         chosen, drafter_runner = opened, opened.runner
     else:
         chosen = drafter
@@ -234,10 +235,8 @@ def _layers_read(drafter: Drafter, target: LoadedModel) -> tuple[int, ...]:
 
 
 def _head_drafter(
-    head: LoadedHead, shapes: Shapes, backend: Backend, tree: TokenTree, knots: torch.Tensor
+    head: LoadedHead, shapes: Shapes, backend: Backend, recorder: Recorder | None, tree: TokenTree, knots: torch.Tensor
 ) -> HeadDrafter | MedusaDrafter | BlockDrafter:
-    if backend == "cudagraph":
-        raise YggdrasilError(f"{head.loaded.name} is a head, and those draft on a CPU so far; take --device cpu")
     known = head.settings.draft_vocab_size
     if shapes.candidates > known:
         raise YggdrasilError(f"{shapes.candidates} candidates a node, but {head.loaded.name} drafts {known} tokens")
@@ -246,7 +245,7 @@ def _head_drafter(
         capacity = 1
     elif isinstance(head.settings, BlockSettings):
         capacity = max(capacity, shapes.max_length + head.settings.block_size)
-    runner = ModelRunner(head.loaded, capacity, head.settings.vocab_size, backend)
+    runner = ModelRunner(head.loaded, capacity, head.settings.vocab_size, backend, recorder=recorder)
     if isinstance(head.settings, MedusaSettings):
         return MedusaDrafter(runner, head, tree, shapes.draft_widths, knots)
     kind = BlockDrafter if isinstance(head.settings, BlockSettings) else HeadDrafter

@@ -103,7 +103,7 @@ def _quantise(model: PreTrainedModel, source: Source, weights: Weights) -> Quant
 def prepare_model(
     model: PreTrainedModel, name: str, num_threads: int, *, pack: bool = True, quantise: Quantise | None = None
 ) -> LoadedModel:
-    """Plug our attention into a model that is already in memory and pack its linears, in place."""
+    """Plug our attention into a model that is already in memory and, on a CPU, pack its linears, in place."""
     if not getattr(model, "_supports_attention_backend", False):
         raise YggdrasilError(
             f"{name}: {type(model).__name__} computes attention in its own way and offers no place for a tree mask; "
@@ -115,7 +115,7 @@ def prepare_model(
     # What a pass returns is ours to say: a checkpoint's own wishes would cost time, or be of no use.
     model.config.output_hidden_states = model.config.output_attentions = False
     model.config.return_dict = True
-    if pack:
+    if pack and model.device.type == "cpu":  # elsewhere a compiler fuses around PyTorch's own linears
         pack_linears(model, num_threads, quantise, model.get_output_embeddings())
     tensors = dict(model.named_parameters()) | dict(model.named_buffers())
     described = model.config.to_json_string()

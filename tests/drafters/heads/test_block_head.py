@@ -6,6 +6,7 @@ import pytest
 import torch
 from block_files import BlockReference, block_config, block_tensors, learned, speculators_block_config
 from head_files import write_head
+from no_waiting import refuse_waiting
 from tiny_pair import SHAPES, TEXT, VOCAB_SIZE, byte_tokenizer, make_pair
 from watched import assert_guesses, assert_sampled_alike, watch
 
@@ -118,9 +119,11 @@ def published(pair, tmp_path_factory):
     return Case(pair, tmp_path_factory.mktemp("head"), "z-lab")
 
 
-def test_every_guess_is_what_the_format_says(case):
+@pytest.mark.parametrize("backend", ["eager", "cudagraph"])
+def test_every_guess_is_what_the_format_says(case, backend, monkeypatch):
     """At every depth, behind texts that grew by what the last trees brought."""
-    decoder = case.decoder()
+    refuse_waiting(monkeypatch)
+    decoder = case.decoder(backend=backend)
     seen = watch(decoder)
     result = decoder.generate(PROMPT, max_new_tokens=COUNT)
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from head_files import Reference, eagle_config, published_tensors, speculators_config, write_head
+from no_waiting import refuse_waiting
 from tiny_pair import SHAPES, TEXT, VOCAB_SIZE, byte_tokenizer, make_pair
 from watched import assert_guesses, assert_sampled_alike, watch
 
@@ -88,9 +89,11 @@ def case(request, pair, tmp_path_factory):
     return Case(pair, tmp_path_factory.mktemp("head"), request.param)
 
 
-def test_every_guess_is_what_the_format_says(case):
+@pytest.mark.parametrize("backend", ["eager", "cudagraph"])
+def test_every_guess_is_what_the_format_says(case, backend, monkeypatch):
     """Behind paths of every length: what the head drafted on its own outputs has left nothing behind."""
-    decoder = case.decoder()
+    refuse_waiting(monkeypatch)
+    decoder = case.decoder(backend=backend)
     seen = watch(decoder)
     result = decoder.generate(PROMPT, max_new_tokens=COUNT)
 

@@ -15,6 +15,7 @@ from mtp_models import (
     tiny_target,
     write_target,
 )
+from no_waiting import refuse_waiting
 from safetensors.torch import load_file, save_file
 from tiny_pair import TEXT, VOCAB_SIZE, TinyPair
 from watched import assert_guesses, assert_sampled_alike, watch
@@ -71,9 +72,11 @@ def case(request, tmp_path_factory):
     return Case(tmp_path_factory.mktemp("target"), request.param)
 
 
-def test_every_guess_is_what_the_format_says(case):
+@pytest.mark.parametrize("backend", ["eager", "cudagraph"])
+def test_every_guess_is_what_the_format_says(case, backend, monkeypatch):
     """Behind paths of every length: what the module drafted on its own outputs has left nothing behind."""
-    decoder = case.decoder()
+    refuse_waiting(monkeypatch)
+    decoder = case.decoder(backend=backend)
     seen = watch(decoder)
     result = decoder.generate(PROMPT, max_new_tokens=COUNT)
 

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from head_files import write_head
+from no_waiting import refuse_waiting
 from other_heads import (
     FirstReference,
     first_config,
@@ -104,8 +105,10 @@ def case(request, pair, tmp_path_factory):
     return case
 
 
-def test_every_guess_is_what_the_format_says(case):
-    decoder = case.decoder()
+@pytest.mark.parametrize("backend", ["eager", "cudagraph"])
+def test_every_guess_is_what_the_format_says(case, backend, monkeypatch):
+    refuse_waiting(monkeypatch)
+    decoder = case.decoder(backend=backend)
     seen = watch(decoder)
     result = decoder.generate(PROMPT, max_new_tokens=COUNT)
 

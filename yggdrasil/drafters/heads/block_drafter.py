@@ -49,8 +49,9 @@ class BlockDrafter(TextHeadDrafter):
         call = BlockCall(loaded, min(settings.num_guesses, read_width - 1))  # a tree is no deeper
         for width in self.read_widths:
             runner.define("read", width, ReadStep(call), [states[:width], self._start.tensor])
-        self._marginals = Marginals(runner, tree, widths, call.num_guesses, self.knots)
-        inputs = [self._token.tensor, self._root.tensor, *self._marginals.written]
+        marginals = Marginals(runner, tree, widths, call.num_guesses, self.knots)
+        self.levels = marginals.levels
+        inputs = [self._token.tensor, self._root.tensor, *marginals.written]
         runner.define("head", 1, BlockStep(call), inputs)
 
     def _draft_head(self) -> None:
@@ -65,6 +66,3 @@ class BlockDrafter(TextHeadDrafter):
         self._token.write(tokens[-1])
         self._root.write(len(tokens))
         self.runner.launch("head", 1)
-
-    def grow(self, width: int, depth: int) -> None:
-        self._marginals.grow(width, depth)

@@ -10,6 +10,7 @@ from yggdrasil.drafters.heads.reading import TextHeadDrafter
 from yggdrasil.drafters.heads.settings import HeadSettings
 from yggdrasil.drafters.heads.steps import HeadCall, HeadStep, LevelStep
 from yggdrasil.drafters.heads.waiting import WaitingStates
+from yggdrasil.drafters.level_steps import LevelSteps
 from yggdrasil.drafters.steps import FinishStep
 from yggdrasil.runtime.buffers import HostBuffer
 from yggdrasil.runtime.runner import ModelRunner
@@ -48,6 +49,7 @@ class HeadDrafter(TextHeadDrafter):
         super().__init__(runner, WaitingStates(head.layers, states), head.layers, knots.to(device), self.head_widths[0])
         self._features = torch.zeros(tree.num_nodes, settings.hidden_size, dtype=dtype, device=device)
         self._span, self._place = HostBuffer(2, device), HostBuffer(2, device)
+        self.levels = LevelSteps(runner, self._place)
         call, rows = HeadCall(loaded), torch.arange(max(widths), device=device)
         shared = [self.knots, self._features, *tree.tensors()]
         for width in self.head_widths:
@@ -75,11 +77,6 @@ class HeadDrafter(TextHeadDrafter):
             first += count
         self._text.num_rows = len(tokens)
 
-    def grow(self, width: int, depth: int) -> None:
-        root = len(self._text.tokens) - 1
-        step = self.runner.step("grow", width)
-        for level in range(depth - 1):
-            self._place.write(root, 1 + level * width)
-            step()
-        self._place.write(root, 1 + (depth - 1) * width)
-        self.runner.step("finish", width)()
+    @property
+    def root_position(self) -> int:
+        return len(self._text.tokens) - 1

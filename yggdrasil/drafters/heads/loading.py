@@ -77,9 +77,10 @@ def load_head(folder: Path, target: LoadedModel, num_threads: int, vocabulary: V
     if vocabulary is not None:
         _draft_among(vocabulary, head, folder, target)
     module = DraftingHead(head.to(target.device), embedding.to(target.device))
-    # A pass reads the head's weights for a row or a few: a third of the bytes, and what it drafts is verified anyway.
-    is_rounded = bool(target.formats) or (is_native() and target.dtype == torch.bfloat16)
-    pack_linears(module.head, num_threads, in_four_bits if is_rounded else None)
+    if target.device.type == "cpu":
+        # A pass reads the weights for a row or a few: a third of the bytes, and what it drafts is verified anyway.
+        is_rounded = bool(target.formats) or (is_native() and target.dtype == torch.bfloat16)
+        pack_linears(module.head, num_threads, in_four_bits if is_rounded else None)
     if isinstance(head, StateHead | BlockHead) and head.lm_head is None:
         head.lm_head = output_of(target, num_threads)
     settings = head.settings

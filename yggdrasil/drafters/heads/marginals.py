@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from yggdrasil.drafters.heads.medusa_steps import MedusaLevelStep
+from yggdrasil.drafters.level_steps import LevelSteps
 from yggdrasil.drafters.steps import FinishStep
 from yggdrasil.runtime.buffers import HostBuffer
 from yggdrasil.runtime.runner import ModelRunner
@@ -21,18 +22,10 @@ class Marginals:
         device, size = knots.device, (num_depths, tree.candidates)
         table = [torch.zeros(size, device=device), torch.zeros(size, dtype=torch.int64, device=device)]
         self.written = [*table, knots, *tree.tensors()]  # what the pass takes
-        self._runner, self._place = runner, HostBuffer(2, device)
+        place = HostBuffer(2, device)
+        self.levels = LevelSteps(runner, place)
         rows = torch.arange(max(widths), device=device)
         for width in widths:
-            inputs = [self._place.tensor, rows[:width]]
+            inputs = [place.tensor, rows[:width]]
             runner.define("grow", width, MedusaLevelStep(), [*inputs, *self.written])
             runner.define("finish", width, FinishStep(), [*inputs, *tree.tensors()])
-
-    def grow(self, width: int, depth: int) -> None:
-        """Attach ``depth`` levels of ``width`` nodes."""
-        step = self._runner.step("grow", width)
-        for level in range(depth - 1):
-            self._place.write(0, 1 + level * width)
-            step()
-        self._place.write(0, 1 + (depth - 1) * width)
-        self._runner.step("finish", width)()

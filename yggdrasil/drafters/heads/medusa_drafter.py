@@ -39,8 +39,9 @@ class MedusaDrafter(LevelDrafter):
         self._last, self._length = 0, 0
         self._token = HostBuffer(1, device)
         self._state = torch.zeros(1, settings.hidden_size, dtype=loaded.dtype, device=device)
-        self._marginals = Marginals(runner, tree, widths, settings.num_heads, self.knots)
-        inputs = [self._token.tensor, self._state, *self._marginals.written]
+        marginals = Marginals(runner, tree, widths, settings.num_heads, self.knots)
+        self.levels = marginals.levels
+        inputs = [self._token.tensor, self._state, *marginals.written]
         runner.define("head", 1, MedusaStep(MedusaCall(loaded)), inputs)
 
     @property
@@ -61,6 +62,3 @@ class MedusaDrafter(LevelDrafter):
     def _draft_head(self) -> None:
         self._token.write(self._last)
         self.runner.launch("head", 1)
-
-    def grow(self, width: int, depth: int) -> None:
-        self._marginals.grow(width, depth)
