@@ -143,7 +143,7 @@ def check(
     """Draft with both and compare."""
     from yggdrasil.checkpoints.source import Source
     from yggdrasil.drafters.heads.kinds import kind_of
-    from yggdrasil.drafters.shipped import whole_name
+    from yggdrasil.drafters.shipped_assets import whole_name
     from yggdrasil.errors import YggdrasilError
 
     files = Path(whole_name(head))

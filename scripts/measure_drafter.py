@@ -34,18 +34,18 @@ from yggdrasil.checkpoints.source import Source
 from yggdrasil.checkpoints.usual_weights import usual_weights
 from yggdrasil.cli import checks, run_script
 from yggdrasil.cli.progress import PhaseProgress
-from yggdrasil.drafters.heads.block_settings import BlockSettings
+from yggdrasil.drafters.heads.block.config import BlockSettings
 from yggdrasil.drafters.heads.convention import settled
+from yggdrasil.drafters.heads.draft_vocabulary import DRAFT_VOCABULARY, Vocabulary
+from yggdrasil.drafters.heads.eagle.eagle3 import EagleHead
+from yggdrasil.drafters.heads.eagle.state_head import StateHead
 from yggdrasil.drafters.heads.files import open_head
 from yggdrasil.drafters.heads.kinds import is_head, kind_of
 from yggdrasil.drafters.heads.loading import LoadedHead, load_head
-from yggdrasil.drafters.heads.medusa import MedusaHeads
-from yggdrasil.drafters.heads.medusa_files import open_medusa
-from yggdrasil.drafters.heads.module import EagleHead
-from yggdrasil.drafters.heads.mtp_files import open_mtp
-from yggdrasil.drafters.heads.state_head import StateHead
-from yggdrasil.drafters.heads.vocabulary import DRAFT_VOCABULARY, Vocabulary
-from yggdrasil.drafters.shipped import whole_name
+from yggdrasil.drafters.heads.medusa.files import open_medusa
+from yggdrasil.drafters.heads.medusa.module import MedusaHeads
+from yggdrasil.drafters.heads.mtp.files import open_mtp
+from yggdrasil.drafters.shipped_assets import whole_name
 from yggdrasil.engine import decoder as engine
 from yggdrasil.engine.assembly import assemble
 from yggdrasil.errors import YggdrasilError

@@ -27,9 +27,9 @@ from yggdrasil.calibration.passes import OVERLAP
 from yggdrasil.calibration.replay import RecordedTrees, recorded_documents, replay
 from yggdrasil.calibration.survival import survival_of
 from yggdrasil.cli import run_script
-from yggdrasil.drafters.belief import Belief
-from yggdrasil.drafters.counts import CountsDrafter
 from yggdrasil.drafters.group import DrafterGroup
+from yggdrasil.drafters.statistics.drafter import CountsDrafter
+from yggdrasil.drafters.statistics.scorer import Belief
 from yggdrasil.policy.costs import StepCosts
 from yggdrasil.policy.decision import Policy
 from yggdrasil.policy.objective import least_useful_probability

@@ -19,7 +19,7 @@ from yggdrasil.artifacts import atomic_directory, shown
 from yggdrasil.checkpoints.shards import faults_of_disks
 from yggdrasil.cli import checks, run_script
 from yggdrasil.drafters.heads.tensors import in_six_bits, read_tensors
-from yggdrasil.drafters.shipped import whole_name
+from yggdrasil.drafters.shipped_assets import whole_name
 from yggdrasil.errors import YggdrasilError
 
 WEIGHTS = "model.safetensors"

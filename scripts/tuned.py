@@ -49,10 +49,10 @@ TUNED = [
     Tuned("policy.costs", "LatencyScales.OWN_RATE", "of a deviation, what the scale of its own kind follows"),
     Tuned("policy.costs", "LatencyScales.PAUSE", "times its prediction: a step beyond it is a pause"),
     Tuned("policy.objective", "UNDERESTIMATE", "times its estimate: what a path may be accepted"),
-    Tuned("drafters.counted", "MOST_FOLLOWERS", "followers of a context that are looked at"),
-    Tuned("drafters.best_first", "BRANCHES", "children of a node"),
-    Tuned("drafters.counted", "MOST_LIKELY", "probability of all children together", is_share=True),
-    Tuned("drafters.best_first", "LEAST_LIKELY", "probability below which a child is left out"),
+    Tuned("drafters.statistics.portable", "MOST_FOLLOWERS", "followers of a context that are looked at"),
+    Tuned("drafters.statistics.best_first", "BRANCHES", "children of a node"),
+    Tuned("drafters.statistics.portable", "MOST_LIKELY", "probability of all children together", is_share=True),
+    Tuned("drafters.statistics.best_first", "LEAST_LIKELY", "probability below which a child is left out"),
     Tuned("drafters.ngram", "_BRANCHES", "continuations of a look-up"),
     Tuned("drafters.ngram", "_MEMORY", "guesses of a match size after which older ones count half"),
 ]
@@ -73,7 +73,7 @@ NOT_PLAYED = {  # what else has a number there
         "_OWN_MS": "of a drafter that nothing is known of",
         "_OWN_SURVIVAL": "of a drafter that nothing is known of",
     },
-    "drafters.counted": {
+    "drafters.statistics.portable": {
         "LONGEST": "evidence: weights are fitted to it",
         "TABLE_LENGTH": "evidence: weights are fitted to it",
         "NUM_CONTEXTS": "evidence: weights are fitted to it",
@@ -83,10 +83,10 @@ NOT_PLAYED = {  # what else has a number there
         "MOST_TOKEN": "a size of keys",
         "LEAST_PATH": "until a plan's costs say it",
     },
-    "drafters.counts": {"POOL_TOKENS": "a bound of memory", "_NativeCounts._MOST": "a bound of memory"},
+    "drafters.statistics.drafter": {"POOL_TOKENS": "a bound of memory", "_NativeCounts._MOST": "a bound of memory"},
     "drafters.draft_model": {"SHORT_HEAD": "a size of steps"},
     "drafters.expansion": {"_ORDER_STEP": "an order among equals"},
-    "drafters.growing": {
+    "drafters.statistics.grown_table": {
         "MERGE_TOKENS": "how often answers are merged into a table",
         "MOST_KEPT": "a bound of memory",
         "OWN_WEIGHT": "replayed on recorded answers: 1, 2, 4 and 8 give AAL 1.927, 1.940, 1.957 and 1.961",
@@ -98,12 +98,12 @@ NOT_PLAYED = {  # what else has a number there
         "_KEPT": "windows are not recorded",
     },
     "drafters.ngram": {"_BOUNDARY": "no token"},
-    "drafters.shipped_text": {
+    "drafters.statistics.shipped_table": {
         "CODE_CHARACTERS": "a bound of the time that a first use takes",
         "LEAST_BYTES": "of models that are not recorded",
         "_PIECE": "a size of pieces of text",
     },
-    "drafters.table_files": {
+    "drafters.statistics.table_files": {
         "NICENESS": "of a process",
     },
     "tree.growth": {"MIN_LOG_PROBABILITY": "the least that a calibration knows"},

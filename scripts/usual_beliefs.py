@@ -15,7 +15,7 @@ import typer
 from yggdrasil.calibration.believing import fit, gather_places
 from yggdrasil.calibration.own_text import read_documents
 from yggdrasil.cli import run_script
-from yggdrasil.drafters.belief import SHAPES, Belief
+from yggdrasil.drafters.statistics.scorer import SHAPES, Belief
 from yggdrasil.errors import YggdrasilError
 
 ASSETS = Path(__file__).resolve().parent.parent / "yggdrasil" / "assets" / "beliefs"

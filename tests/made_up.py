@@ -9,9 +9,9 @@ from tiny_pair import SHAPES
 
 from yggdrasil.artifacts import current_machine, plan_path, predictor_directory, profile_directory, write_csv
 from yggdrasil.calibration.measure import COLUMNS as SAMPLE_COLUMNS
-from yggdrasil.drafters.belief import Belief
-from yggdrasil.drafters.counts import BELIEF_FILE
 from yggdrasil.drafters.options import CountsOptions
+from yggdrasil.drafters.statistics.drafter import BELIEF_FILE
+from yggdrasil.drafters.statistics.scorer import Belief
 from yggdrasil.predictor.acceptance import AcceptanceCalibration
 from yggdrasil.predictor.bundle import Learned
 from yggdrasil.predictor.depth import DepthPredictor

@@ -24,9 +24,9 @@ from yggdrasil.checkpoints.usual_weights import usual_weights
 from yggdrasil.compiler import compiled
 from yggdrasil.compiler.packages import remove_package
 from yggdrasil.drafters import NGramDrafter
-from yggdrasil.drafters.counts import CountsDrafter
 from yggdrasil.drafters.heads.files import open_head
 from yggdrasil.drafters.options import CountsOptions
+from yggdrasil.drafters.statistics.drafter import CountsDrafter
 from yggdrasil.policy.fixed import FixedPolicy
 from yggdrasil.prompts import encode_chat, encode_prompt, read_prompts
 from yggdrasil.runtime.parity import ParityReport

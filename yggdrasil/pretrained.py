@@ -21,8 +21,8 @@ from yggdrasil.checkpoints.source import Source
 from yggdrasil.compiler.compiled import Backend
 from yggdrasil.drafters.options import NGramOptions
 from yggdrasil.drafters.registry import NGRAM, TABLE, USUAL, is_own, make_drafter, named_drafters, own_drafter
-from yggdrasil.drafters.shipped import table_folder
-from yggdrasil.drafters.shipped_text import LEAST_BYTES
+from yggdrasil.drafters.shipped_assets import table_folder
+from yggdrasil.drafters.statistics.shipped_table import LEAST_BYTES
 from yggdrasil.engine import decoder as engine
 from yggdrasil.engine.loading import DtypeName
 from yggdrasil.engine.online_estimates import restore

@@ -13,8 +13,8 @@ from yggdrasil.calibration.measure import READ, costs_from, measure_stages, usef
 from yggdrasil.calibration.record import concatenate, record_document
 from yggdrasil.calibration.replay import recorded_documents
 from yggdrasil.drafters import NGramDrafter, NGramOptions
-from yggdrasil.drafters.counts import usual_counts
 from yggdrasil.drafters.registry import ngram_options
+from yggdrasil.drafters.statistics.drafter import usual_counts
 from yggdrasil.engine.text_stream import TextStream
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.policy.costs import StepCosts

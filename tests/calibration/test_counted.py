@@ -26,14 +26,14 @@ from yggdrasil.calibration.own_text import Document, OwnText, read_documents
 from yggdrasil.calibration.replay import replay
 from yggdrasil.calibration.settings import Budget
 from yggdrasil.checkpoints.facts import load_tokenizer
-from yggdrasil.drafters.belief import Belief
-from yggdrasil.drafters.counted import is_longest
-from yggdrasil.drafters.counts import CountsDrafter, usual_counts
 from yggdrasil.drafters.group import group_of
 from yggdrasil.drafters.ngram import NGramDrafter
 from yggdrasil.drafters.options import CountsOptions, NGramOptions
 from yggdrasil.drafters.protocol import Capabilities, Step
 from yggdrasil.drafters.registry import Named, named_drafters, names_of
+from yggdrasil.drafters.statistics.drafter import CountsDrafter, usual_counts
+from yggdrasil.drafters.statistics.portable import is_longest
+from yggdrasil.drafters.statistics.scorer import Belief
 from yggdrasil.engine.end_tokens import end_tokens
 from yggdrasil.engine.plan_parts import drafting_by, planned_free, planned_policy
 from yggdrasil.errors import ArtifactError, YggdrasilError

@@ -12,11 +12,11 @@ from yggdrasil.artifacts import model_fingerprint
 from yggdrasil.calibration.counted import Counted
 from yggdrasil.calibration.elsewhere import SHIPPED, announce, largest_table, with_larger
 from yggdrasil.calibration.own_text import Document
-from yggdrasil.drafters.belief import Belief
-from yggdrasil.drafters.counted import HIDDEN
-from yggdrasil.drafters.counts import BELIEF_FILE, TABLE_FILE, table_origin
 from yggdrasil.drafters.options import CountsOptions
-from yggdrasil.drafters.table import Table
+from yggdrasil.drafters.statistics.drafter import BELIEF_FILE, TABLE_FILE, table_origin
+from yggdrasil.drafters.statistics.portable import HIDDEN
+from yggdrasil.drafters.statistics.scorer import Belief
+from yggdrasil.drafters.statistics.table import Table
 from yggdrasil.scheduling.plan import Expectation, ModelRef
 
 TABLE_TOO = CountsOptions()
@@ -59,7 +59,7 @@ def belief(table):
 @pytest.fixture
 def shipped(tmp_path, monkeypatch, target):
     """Writes a table as one that comes with the package."""
-    monkeypatch.setattr("yggdrasil.drafters.shipped._TABLES", tmp_path / "tables")
+    monkeypatch.setattr("yggdrasil.drafters.shipped_assets._TABLES", tmp_path / "tables")
 
     def write(table):
         folder = tmp_path / "tables" / model_fingerprint(target)

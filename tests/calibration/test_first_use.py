@@ -6,10 +6,10 @@ from calibrated_pair import write_pair
 from yggdrasil.artifacts import current_machine, list_plans
 from yggdrasil.calibration import first_use
 from yggdrasil.calibration.own_text import Document
-from yggdrasil.drafters.belief import Belief
-from yggdrasil.drafters.counts import BELIEF_FILE, TABLE_FILE
 from yggdrasil.drafters.options import CountsOptions
-from yggdrasil.drafters.table import Table
+from yggdrasil.drafters.statistics.drafter import BELIEF_FILE, TABLE_FILE
+from yggdrasil.drafters.statistics.scorer import Belief
+from yggdrasil.drafters.statistics.table import Table
 from yggdrasil.engine.online_estimates import KeptEstimates, refined, state_file
 from yggdrasil.engine.trace import Trace
 from yggdrasil.pretrained import Decoder

@@ -19,7 +19,7 @@ from yggdrasil.calibration.pair import build_assembly
 from yggdrasil.calibration.settings import Budget, PairSource
 from yggdrasil.calibration.written import write_results
 from yggdrasil.checkpoints.source import Source
-from yggdrasil.drafters.heads.vocabulary import FILE_NAME
+from yggdrasil.drafters.heads.draft_vocabulary import FILE_NAME
 from yggdrasil.drafters.options import CountsOptions
 from yggdrasil.engine.plan_parts import planned_vocabulary
 from yggdrasil.scheduling.plan import Costs, Expectation, Plan, Shapes

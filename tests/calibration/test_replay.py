@@ -11,10 +11,10 @@ from yggdrasil.calibration.choose import DraftedTreePolicy, KnowingPolicy, choos
 from yggdrasil.calibration.record import record_document
 from yggdrasil.calibration.replay import RecordedTrees, recorded_documents, replay
 from yggdrasil.calibration.survival import _Beginning, _lift_of, survival_of
-from yggdrasil.drafters.counts import usual_counts
 from yggdrasil.drafters.group import group_of
 from yggdrasil.drafters.ngram import NGramDrafter
 from yggdrasil.drafters.protocol import Budget, Capabilities
+from yggdrasil.drafters.statistics.drafter import usual_counts
 from yggdrasil.policy.costs import StepCosts
 from yggdrasil.policy.decision import Decision
 from yggdrasil.policy.fixed import PLAIN_POLICY, FixedPolicy

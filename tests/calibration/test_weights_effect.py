@@ -5,8 +5,8 @@ from tiny_pair import SHAPES, TEXT, byte_tokenizer, make_pair
 
 from yggdrasil.calibration import weights_effect as effect
 from yggdrasil.calibration.settings import PairSource
-from yggdrasil.drafters.counts import usual_counts
 from yggdrasil.drafters.options import CountsOptions
+from yggdrasil.drafters.statistics.drafter import usual_counts
 from yggdrasil.engine.assembly import assemble
 
 

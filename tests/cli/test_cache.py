@@ -9,8 +9,8 @@ from typer.testing import CliRunner
 
 from yggdrasil.artifacts import model_fingerprint
 from yggdrasil.cli.app import app
-from yggdrasil.drafters.growing import answers_folder
-from yggdrasil.drafters.table import Table
+from yggdrasil.drafters.statistics.grown_table import answers_folder
+from yggdrasil.drafters.statistics.table import Table
 from yggdrasil.scheduling.plan import ModelRef
 
 

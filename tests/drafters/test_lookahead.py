@@ -9,10 +9,10 @@ from tiny_pair import TEXT, make_pair
 
 from yggdrasil import SamplingParams
 from yggdrasil.drafters import LookaheadDrafter, LookaheadOptions
-from yggdrasil.drafters.counts import usual_counts
 from yggdrasil.drafters.group import DrafterGroup
 from yggdrasil.drafters.protocol import Budget
 from yggdrasil.drafters.registry import named_drafters, names_of
+from yggdrasil.drafters.statistics.drafter import usual_counts
 from yggdrasil.engine.ranking import Ranking
 from yggdrasil.policy.fixed import ModelFreePolicy
 from yggdrasil.policy.stopping import UNBOUNDED, stopping_bound

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from tiny_pair import SHAPES, TEXT
 
-from yggdrasil.drafters.counts import usual_counts
+from yggdrasil.drafters.statistics.drafter import usual_counts
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.policy.costs import StepCosts
 from yggdrasil.policy.decision import ModelFree

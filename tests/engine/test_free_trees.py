@@ -10,7 +10,7 @@ from yggdrasil.acceptance.grammar import Constraint
 from yggdrasil.acceptance.sampling import SamplingParams
 from yggdrasil.acceptance.speculation import Speculation
 from yggdrasil.drafters import Capabilities
-from yggdrasil.drafters.counts import usual_counts
+from yggdrasil.drafters.statistics.drafter import usual_counts
 from yggdrasil.policy.decision import Decision
 from yggdrasil.policy.fixed import FixedPolicy
 from yggdrasil.scheduling.executors import InOrderExecutor, ThreadedExecutor

@@ -8,7 +8,7 @@ from tiny_pair import SHAPES, TEXT
 
 from yggdrasil.acceptance.sampling import SamplingParams
 from yggdrasil.acceptance.speculation import Speculation
-from yggdrasil.drafters.counts import usual_counts
+from yggdrasil.drafters.statistics.drafter import usual_counts
 from yggdrasil.policy.fixed import FixedPolicy, ModelFreePolicy
 from yggdrasil.runtime.forward import NUM_RUNNERS_UP, likeliest_tokens
 from yggdrasil.scheduling.stages import Schedule

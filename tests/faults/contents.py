@@ -55,10 +55,10 @@ def change_tensor(path: Path, random: Random) -> str:
     import numpy as np
 
     from yggdrasil.artifacts import read_tensors, write_tensors
-    from yggdrasil.drafters import belief, table
+    from yggdrasil.drafters.statistics import scorer, table
     from yggdrasil.predictor import bundle
 
-    module: Any = {"predictor": bundle, "belief": belief, "table": table}[path.stem]
+    module: Any = {"predictor": bundle, "belief": scorer, "table": table}[path.stem]
     arrays = read_tensors(path, module.KIND, module.SCHEMA_VERSION)
     name = random.choice(sorted(arrays))
     kind = random.choice(("removed", "nan", "inf", "negative", "huge", "shape", "type", "empty", "number", "shuffled"))

@@ -247,9 +247,9 @@ def _write_counts(folder: Path) -> None:
     """A table of any text at all, with the belief that is usual."""
     from tiny_pair import TEXT
 
-    from yggdrasil.drafters.belief import Belief
-    from yggdrasil.drafters.counts import BELIEF_FILE, TABLE_FILE
-    from yggdrasil.drafters.table import Table
+    from yggdrasil.drafters.statistics.drafter import BELIEF_FILE, TABLE_FILE
+    from yggdrasil.drafters.statistics.scorer import Belief
+    from yggdrasil.drafters.statistics.table import Table
 
     Belief.usual(with_table=True).save(folder / BELIEF_FILE)
     Table.of([(TEXT[:4], TEXT[4:] * 3)]).save(folder / TABLE_FILE)

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from yggdrasil.calibration.measure import ShapeCycle
-from yggdrasil.drafters.belief import SHAPES, Belief
-from yggdrasil.drafters.counts import CountsDrafter
 from yggdrasil.drafters.group import DrafterGroup
 from yggdrasil.drafters.protocol import Budget
+from yggdrasil.drafters.statistics.drafter import CountsDrafter
+from yggdrasil.drafters.statistics.scorer import SHAPES, Belief
 from yggdrasil.engine.model_free import AsideTree
 from yggdrasil.engine.ranking import Ranking
 from yggdrasil.native import is_native

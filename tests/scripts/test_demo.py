@@ -13,7 +13,7 @@ from yggdrasil.bench.compare import compare
 from yggdrasil.bench.divergence import Divergence
 from yggdrasil.bench.record import guessers
 from yggdrasil.drafters.heads.kinds import is_head
-from yggdrasil.drafters.shipped import whole_name
+from yggdrasil.drafters.shipped_assets import whole_name
 from yggdrasil.policy.fixed import FixedPolicy
 from yggdrasil.prompts import HELD_OUT_CHAT_PROMPTS, Prompt, read_prompts
 from yggdrasil.tree.shape import TreeShape

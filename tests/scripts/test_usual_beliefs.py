@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 
-from yggdrasil.drafters.belief import Belief
+from yggdrasil.drafters.statistics.scorer import Belief
 from yggdrasil.errors import YggdrasilError
 
 

@@ -41,7 +41,7 @@ from yggdrasil.checkpoints.facts import load_tokenizer
 from yggdrasil.checkpoints.source import Source
 from yggdrasil.drafters.heads.files import open_head
 from yggdrasil.drafters.heads.loading import load_head
-from yggdrasil.drafters.heads.medusa import MedusaHeads, MedusaSettings
+from yggdrasil.drafters.heads.medusa.module import MedusaHeads, MedusaSettings
 from yggdrasil.drafters.heads.tensors import read_tensors
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.policy.costs import StepCosts
@@ -179,8 +179,8 @@ def open_copy(opened):
 
 
 def open_head_of(config, tensors):
-    from yggdrasil.drafters.heads.module import EagleHead
-    from yggdrasil.drafters.heads.settings import settings_of
+    from yggdrasil.drafters.heads.eagle.config import settings_of
+    from yggdrasil.drafters.heads.eagle.eagle3 import EagleHead
 
     head = EagleHead(settings_of(config))
     head.load_state_dict({name: tensor.clone() for name, tensor in tensors.items() if name != "t2d"})

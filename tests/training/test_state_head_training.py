@@ -16,7 +16,7 @@ from tiny_pair import VOCAB_SIZE, chat_tokenizer, random_model
 from yggdrasil.checkpoints.source import Source
 from yggdrasil.drafters.heads.files import open_head
 from yggdrasil.drafters.heads.loading import load_head
-from yggdrasil.drafters.heads.mtp_files import open_mtp
+from yggdrasil.drafters.heads.mtp.files import open_mtp
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.runtime.loading import load_model, prepare_model
 from yggdrasil.training.features import Kept, side_by_side

@@ -11,10 +11,10 @@ from torch.nn.functional import relu
 
 from yggdrasil.calibration.own_text import Document
 from yggdrasil.calibration.replay import RunnersUp
-from yggdrasil.drafters.belief import Belief
-from yggdrasil.drafters.counted import NUM_CONTEXTS
-from yggdrasil.drafters.counts import CountsDrafter
-from yggdrasil.drafters.table import Table
+from yggdrasil.drafters.statistics.drafter import CountsDrafter
+from yggdrasil.drafters.statistics.portable import NUM_CONTEXTS
+from yggdrasil.drafters.statistics.scorer import Belief
+from yggdrasil.drafters.statistics.table import Table
 from yggdrasil.native.one_thread import one_thread
 
 _EVERY = 5  # documents that a belief is fitted to; the others fill the table that it is fitted beside

@@ -8,12 +8,12 @@ from yggdrasil.calibration.believing import fit_belief
 from yggdrasil.calibration.foreseen import foresee
 from yggdrasil.calibration.own_text import Document
 from yggdrasil.calibration.replay import RunnersUp
-from yggdrasil.drafters.belief import Belief
-from yggdrasil.drafters.counts import BELIEF_FILE, TABLE_FILE, CountsDrafter
 from yggdrasil.drafters.group import DrafterGroup
 from yggdrasil.drafters.options import CountsOptions
 from yggdrasil.drafters.protocol import Drafter
-from yggdrasil.drafters.table import Table
+from yggdrasil.drafters.statistics.drafter import BELIEF_FILE, TABLE_FILE, CountsDrafter
+from yggdrasil.drafters.statistics.scorer import Belief
+from yggdrasil.drafters.statistics.table import Table
 from yggdrasil.policy.costs import StepCosts
 from yggdrasil.policy.objective import least_useful_probability
 from yggdrasil.scheduling.plan import Expectation

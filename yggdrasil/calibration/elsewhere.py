@@ -13,11 +13,11 @@ from yggdrasil.calibration.counted import Counted
 from yggdrasil.calibration.reporter import Reporter
 from yggdrasil.calibration.settings import CalibrationSettings, PairSource
 from yggdrasil.checkpoints.source import Source
-from yggdrasil.drafters.belief import Belief
-from yggdrasil.drafters.counts import BELIEF_FILE, TABLE_FILE
 from yggdrasil.drafters.options import CountsOptions
-from yggdrasil.drafters.shipped import table_folder
-from yggdrasil.drafters.table import Table
+from yggdrasil.drafters.shipped_assets import table_folder
+from yggdrasil.drafters.statistics.drafter import BELIEF_FILE, TABLE_FILE
+from yggdrasil.drafters.statistics.scorer import Belief
+from yggdrasil.drafters.statistics.table import Table
 from yggdrasil.errors import ArtifactError
 from yggdrasil.scheduling.plan import Plan
 

@@ -23,11 +23,11 @@ from yggdrasil.calibration.settings import FIRST_WIDTHS, PairSource
 from yggdrasil.calibration.timed_steps import TimedStep, timed_steps
 from yggdrasil.checkpoints.source import Source
 from yggdrasil.checkpoints.usual_weights import usual_weights
-from yggdrasil.drafters.belief import Belief
-from yggdrasil.drafters.counts import BELIEF_FILE, TABLE_FILE
 from yggdrasil.drafters.options import CountsOptions, FreeOptions
 from yggdrasil.drafters.registry import Named
-from yggdrasil.drafters.shipped import table_folder
+from yggdrasil.drafters.shipped_assets import table_folder
+from yggdrasil.drafters.statistics.drafter import BELIEF_FILE, TABLE_FILE
+from yggdrasil.drafters.statistics.scorer import Belief
 from yggdrasil.engine.assembly import Assembly
 from yggdrasil.engine.loading import DtypeName
 from yggdrasil.engine.text_stream import TextStream

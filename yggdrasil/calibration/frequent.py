@@ -8,8 +8,8 @@ from yggdrasil.calibration.job import Job
 from yggdrasil.calibration.own_text import Document, end_of
 from yggdrasil.calibration.pair import with_head
 from yggdrasil.calibration.work import read_or_drop
+from yggdrasil.drafters.heads.draft_vocabulary import DRAFT_VOCABULARY, FILE_NAME, Vocabulary
 from yggdrasil.drafters.heads.loading import LoadedHead
-from yggdrasil.drafters.heads.vocabulary import DRAFT_VOCABULARY, FILE_NAME, Vocabulary
 
 _HELD_OUT_EVERY = 10  # documents that tell how much of other text a vocabulary covers
 # Of their answers' tokens. Text of a minute is enough: chosen by 18,000 tokens SmolLM2's cover 92 %, by 355,000 96 %.

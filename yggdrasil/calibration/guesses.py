@@ -13,9 +13,9 @@ from yggdrasil.calibration.own_text import Document, OwnText, read_documents, te
 from yggdrasil.calibration.record import states_of
 from yggdrasil.calibration.settings import PairSource
 from yggdrasil.checkpoints.source import Source
-from yggdrasil.drafters.counts import CountsDrafter
 from yggdrasil.drafters.group import DrafterGroup, group_of
 from yggdrasil.drafters.protocol import Drafter
+from yggdrasil.drafters.statistics.drafter import CountsDrafter
 from yggdrasil.engine.trace import Trace
 from yggdrasil.policy.costs import StepCosts
 from yggdrasil.policy.fixed import PLAIN_POLICY

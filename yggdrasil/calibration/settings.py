@@ -11,7 +11,7 @@ import transformers
 import yggdrasil
 from yggdrasil.checkpoints.formats.names import Weights
 from yggdrasil.checkpoints.source import Source
-from yggdrasil.drafters.heads.vocabulary import Vocabulary
+from yggdrasil.drafters.heads.draft_vocabulary import Vocabulary
 from yggdrasil.drafters.options import CountsOptions, FreeOptions
 from yggdrasil.engine.loading import DtypeName
 from yggdrasil.engine.plan_parts import planned_vocabulary

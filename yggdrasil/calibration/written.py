@@ -12,7 +12,7 @@ from yggdrasil.calibration.choose import Choice
 from yggdrasil.calibration.counted import Counted
 from yggdrasil.calibration.settings import CalibrationSettings
 from yggdrasil.calibration.work import keep_results
-from yggdrasil.drafters.heads.vocabulary import FILE_NAME, Vocabulary
+from yggdrasil.drafters.heads.draft_vocabulary import FILE_NAME, Vocabulary
 from yggdrasil.predictor.report import CalibrationPoint, TrainingReport
 from yggdrasil.scheduling.plan import DepthSource, Plan
 

@@ -58,7 +58,7 @@ def cache(
 
 def _forget(model: str | None) -> None:
     from yggdrasil.checkpoints.source import Source
-    from yggdrasil.drafters.growing import forget_answers
+    from yggdrasil.drafters.statistics.grown_table import forget_answers
 
     size = forget_answers(None if model is None else Source.find(model).fingerprint())
     print(f"forgot the answers of {model or 'all models'}: {size / 1e6:.1f} MB")

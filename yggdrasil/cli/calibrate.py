@@ -210,7 +210,7 @@ def _shapes(
 
 
 def _print_plan(path: Path) -> None:
-    from yggdrasil.drafters.counts import table_origin
+    from yggdrasil.drafters.statistics.drafter import table_origin
     from yggdrasil.scheduling.plan import Plan
 
     plan = Plan.load(path)

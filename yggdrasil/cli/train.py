@@ -58,7 +58,7 @@ def train(
     """
     from yggdrasil.artifacts.homes import expanded
     from yggdrasil.cli.progress import PhaseProgress
-    from yggdrasil.drafters.shipped import whole_name
+    from yggdrasil.drafters.shipped_assets import whole_name
     from yggdrasil.training.settings import TrainSettings
     from yggdrasil.training.training import train as run
 

@@ -43,13 +43,13 @@ _TRACED_SOURCES = (
     "acceptance/greedy.py", "bench/rivals/steps.py", "calibration/variants.py", "checkpoints/experts.py",
     "checkpoints/formats/layers.py", "checkpoints/packable.py", "checkpoints/packing.py", "compiler/chains.py",
     "compiler/compiled.py", "compiler/fusion.py", "compiler/lowering.py", "compiler/matching.py",
-    "compiler/plain_linears.py", "compiler/repeated.py", "compiler/units.py", "drafters/expansion_steps.py",
-    "drafters/heads/block.py", "drafters/heads/block_steps.py", "drafters/heads/first_eagle.py",
-    "drafters/heads/layer.py", "drafters/heads/medusa.py", "drafters/heads/medusa_steps.py", "drafters/heads/module.py",
-    "drafters/heads/mtp.py", "drafters/heads/state_head.py", "drafters/heads/steps.py", "drafters/steps.py",
-    "engine/targets/steps.py", "native/__init__.py", "native/portable.py", "native/program.py",
-    "native/shapes.py", "runtime/attention.py", "runtime/cache.py", "runtime/runner.py", "runtime/traced.py",
-    "tree/growth.py", "tree/token_tree.py",
+    "compiler/plain_linears.py", "compiler/repeated.py", "compiler/units.py", "drafters/draft_model_steps.py",
+    "drafters/heads/block/module.py", "drafters/heads/block/steps.py", "drafters/heads/eagle/eagle1.py",
+    "drafters/heads/eagle/eagle3.py", "drafters/heads/eagle/state_head.py", "drafters/heads/eagle/steps.py",
+    "drafters/heads/layers.py", "drafters/heads/medusa/module.py", "drafters/heads/medusa/steps.py",
+    "drafters/heads/mtp/module.py", "engine/targets/steps.py", "native/__init__.py", "native/portable.py",
+    "native/program.py", "native/shapes.py", "runtime/attention.py", "runtime/cache.py", "runtime/runner.py",
+    "runtime/traced.py", "tree/growth.py", "tree/token_tree.py",
 )  # fmt: skip
 _HINT = 8  # the width that a package for all widths is traced at
 _INDUCTOR_OPTIONS = {

@@ -6,10 +6,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from yggdrasil.drafters.draft_model_steps import FinishStep, GrowStep, GuessStep, HeadStep, PlantStep, ReadStep
+from yggdrasil.drafters.level_drafter import LevelDrafter
 from yggdrasil.drafters.level_steps import LevelSteps
-from yggdrasil.drafters.levels import LevelDrafter
 from yggdrasil.drafters.protocol import Capabilities, DraftSteps
-from yggdrasil.drafters.steps import FinishStep, GrowStep, GuessStep, HeadStep, PlantStep, ReadStep
 from yggdrasil.runtime.buffers import HostBuffer
 from yggdrasil.runtime.moves import row_mover
 from yggdrasil.runtime.runner import ModelRunner

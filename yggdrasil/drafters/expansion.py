@@ -14,7 +14,7 @@ from torch import Tensor
 from yggdrasil.acceptance.coins import Coins
 from yggdrasil.acceptance.drawn import DrawKind, DrawnTree, draw_children
 from yggdrasil.acceptance.sampler import Sampler
-from yggdrasil.drafters.expansion_steps import RowsStep
+from yggdrasil.drafters.draft_model_steps import RowsStep
 from yggdrasil.drafters.protocol import Budget, Capabilities, Step
 from yggdrasil.runtime.buffers import HostBuffer
 from yggdrasil.runtime.runner import ModelRunner

@@ -18,9 +18,9 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from yggdrasil.drafters.counted import LEAST_PATH
 from yggdrasil.drafters.options import LookaheadOptions
 from yggdrasil.drafters.protocol import Budget, Capabilities, Step
+from yggdrasil.drafters.statistics.portable import LEAST_PATH
 from yggdrasil.policy.stopping import least_verified_score
 from yggdrasil.tree.token_tree import TokenTree
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from yggdrasil.artifacts import parse_dataclass, parse_yaml
 from yggdrasil.drafters.options import ClassOptions, CountsOptions, FreeOptions, LookaheadOptions, NGramOptions
-from yggdrasil.drafters.shipped import PREFIX, whole_name
+from yggdrasil.drafters.shipped_assets import PREFIX, whole_name
 from yggdrasil.errors import YggdrasilError
 
 if TYPE_CHECKING:
@@ -29,7 +29,8 @@ class Registered(NamedTuple):
     options: type[FreeOptions] = ClassOptions
 
 
-_STATISTICS = Registered("yggdrasil.drafters.counts:untrained", CountsOptions)  # one drafter, three sources of tokens
+# One drafter with three sources of tokens.
+_STATISTICS = Registered("yggdrasil.drafters.statistics.drafter:untrained", CountsOptions)
 REGISTERED = {
     TEXT: _STATISTICS,
     TABLE: _STATISTICS,

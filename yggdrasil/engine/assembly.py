@@ -13,13 +13,13 @@ from yggdrasil.compiler.in_process import keep_code
 from yggdrasil.drafters.draft_model import DraftModel, identity_knots
 from yggdrasil.drafters.expansion import ExpansionDrafter
 from yggdrasil.drafters.group import DrafterGroup
-from yggdrasil.drafters.heads.block_drafter import BlockDrafter
-from yggdrasil.drafters.heads.block_settings import BlockSettings
-from yggdrasil.drafters.heads.drafter import HeadDrafter
+from yggdrasil.drafters.heads.block.config import BlockSettings
+from yggdrasil.drafters.heads.block.drafter import BlockDrafter
+from yggdrasil.drafters.heads.eagle.drafter import HeadDrafter
 from yggdrasil.drafters.heads.loading import LoadedHead
-from yggdrasil.drafters.heads.medusa import MedusaSettings
-from yggdrasil.drafters.heads.medusa_drafter import MedusaDrafter
-from yggdrasil.drafters.levels import LevelDrafter
+from yggdrasil.drafters.heads.medusa.drafter import MedusaDrafter
+from yggdrasil.drafters.heads.medusa.module import MedusaSettings
+from yggdrasil.drafters.level_drafter import LevelDrafter
 from yggdrasil.drafters.protocol import Drafter
 from yggdrasil.engine.engine import Engine
 from yggdrasil.engine.targets.captured_target import CapturedTarget, check_capturable

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from yggdrasil.drafters.heads.reading import TextHeadDrafter
+from yggdrasil.drafters.heads.text_drafter import TextHeadDrafter
 from yggdrasil.engine.assembly import Assembly
 from yggdrasil.engine.engine import OwnThreads
 from yggdrasil.runtime.kept_rows import KeptRows

@@ -15,11 +15,11 @@ from yggdrasil.acceptance.speculation import Speculation
 from yggdrasil.arguments import check_integer, check_tokens
 from yggdrasil.artifacts import current_machine, resolve_plan
 from yggdrasil.compiler.compiled import Backend
-from yggdrasil.drafters.counts import TABLE_FILE, CountsDrafter
-from yggdrasil.drafters.growing import AnswerCounts, answers_folder
 from yggdrasil.drafters.protocol import Drafter
-from yggdrasil.drafters.shipped_text import make_in_background, table_file
-from yggdrasil.drafters.table_files import WatchedTable
+from yggdrasil.drafters.statistics.drafter import TABLE_FILE, CountsDrafter
+from yggdrasil.drafters.statistics.grown_table import AnswerCounts, answers_folder
+from yggdrasil.drafters.statistics.shipped_table import make_in_background, table_file
+from yggdrasil.drafters.statistics.table_files import WatchedTable
 from yggdrasil.engine.apart import compile_missing, missing_shares
 from yggdrasil.engine.assembly import Assembly, Phase, silent
 from yggdrasil.engine.host_acceptance import HostDecisions, PolicyPerSetting, Prepared, decides_on_device

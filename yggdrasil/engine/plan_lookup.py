@@ -10,7 +10,7 @@ from yggdrasil.artifacts.gguf import is_gguf
 from yggdrasil.artifacts.homes import expanded
 from yggdrasil.checkpoints.source import Source
 from yggdrasil.drafters.registry import is_model_free_name, names_of
-from yggdrasil.drafters.shipped import whole_name
+from yggdrasil.drafters.shipped_assets import whole_name
 from yggdrasil.engine.loading import DtypeName
 from yggdrasil.errors import ArtifactError, YggdrasilError
 from yggdrasil.scheduling.plan import Plan

@@ -11,15 +11,15 @@ from yggdrasil.artifacts import shown
 from yggdrasil.artifacts.homes import expanded
 from yggdrasil.checkpoints.facts import check_same_tokenizer, load_tokenizer
 from yggdrasil.checkpoints.source import Source
-from yggdrasil.drafters.counts import CountsDrafter, usual_counts
 from yggdrasil.drafters.heads.convention import settled
+from yggdrasil.drafters.heads.draft_vocabulary import FILE_NAME, Vocabulary
 from yggdrasil.drafters.heads.kinds import is_head
 from yggdrasil.drafters.heads.loading import LoadedHead, load_head
-from yggdrasil.drafters.heads.vocabulary import FILE_NAME, Vocabulary
 from yggdrasil.drafters.ngram import NGramDrafter
 from yggdrasil.drafters.options import CountsOptions
 from yggdrasil.drafters.protocol import Drafter, is_model_free
 from yggdrasil.drafters.registry import make_drafter
+from yggdrasil.drafters.statistics.drafter import CountsDrafter, usual_counts
 from yggdrasil.errors import YggdrasilError, first_line
 from yggdrasil.policy.drafted import DepthPrediction
 from yggdrasil.policy.objective import FloatArray, least_useful_probability

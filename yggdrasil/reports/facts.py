@@ -16,7 +16,7 @@ from yggdrasil.calibration.backends import compare_backends
 from yggdrasil.calibration.measure import COLUMNS as SAMPLE_COLUMNS
 from yggdrasil.calibration.measure import trees_of, without_drift
 from yggdrasil.calibration.written import REPORT_VERSION
-from yggdrasil.drafters.counts import table_origin
+from yggdrasil.drafters.statistics.drafter import table_origin
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.predictor.bundle import Learned
 from yggdrasil.reports.folder import optional

@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from yggdrasil.drafters.heads.module import EagleHead
-from yggdrasil.drafters.heads.settings import CONVENTION, HeadSettings
+from yggdrasil.drafters.heads.eagle.config import CONVENTION, HeadSettings
+from yggdrasil.drafters.heads.eagle.eagle3 import EagleHead
 from yggdrasil.runtime.loaded import LoadedModel
 from yggdrasil.training.start import initial_head, settings_for
 from yggdrasil.training.target_head import target_embedding

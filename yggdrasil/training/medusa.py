@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from yggdrasil.drafters.heads.medusa import MedusaHeads, MedusaSettings
+from yggdrasil.drafters.heads.medusa.module import MedusaHeads, MedusaSettings
 from yggdrasil.runtime.loaded import LoadedModel
 from yggdrasil.training.target_head import target_head
 from yggdrasil.training.unroll import Batch, StepOutput

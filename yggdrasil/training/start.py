@@ -12,14 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from yggdrasil.artifacts import shown
+from yggdrasil.drafters.heads.eagle.config import ACTIVATIONS, HeadSettings
+from yggdrasil.drafters.heads.eagle.eagle3 import EagleHead
 from yggdrasil.drafters.heads.files import open_head
 from yggdrasil.drafters.heads.kinds import kind_of
-from yggdrasil.drafters.heads.layer import Norm
-from yggdrasil.drafters.heads.module import EagleHead
-from yggdrasil.drafters.heads.mtp import MtpHead
-from yggdrasil.drafters.heads.mtp_files import empty_mtp, open_mtp
+from yggdrasil.drafters.heads.layers import Norm
+from yggdrasil.drafters.heads.mtp.files import empty_mtp, open_mtp
+from yggdrasil.drafters.heads.mtp.module import MtpHead
 from yggdrasil.drafters.heads.rotary import USUAL_THETA, rope_of
-from yggdrasil.drafters.heads.settings import ACTIVATIONS, HeadSettings
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.runtime.loaded import LoadedModel
 from yggdrasil.runtime.traced import decoder_layers

@@ -15,12 +15,11 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PretrainedConfig
 
-from yggdrasil.drafters.heads.first_eagle import FirstEagleHead
-from yggdrasil.drafters.heads.mtp import MtpHead
-from yggdrasil.drafters.heads.mtp_files import empty_mtp, has_targets_norm, published_mtp
-from yggdrasil.drafters.heads.mtp_names import MTP_NAMES
-from yggdrasil.drafters.heads.settings import CONVENTION, HEAD_INPUT
-from yggdrasil.drafters.heads.state_head import StateHead
+from yggdrasil.drafters.heads.eagle.config import CONVENTION, HEAD_INPUT
+from yggdrasil.drafters.heads.eagle.eagle1 import FirstEagleHead
+from yggdrasil.drafters.heads.eagle.state_head import StateHead
+from yggdrasil.drafters.heads.mtp.files import MTP_NAMES, empty_mtp, has_targets_norm, published_mtp
+from yggdrasil.drafters.heads.mtp.module import MtpHead
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.runtime.loaded import LoadedModel
 from yggdrasil.runtime.traced import decoder_layers

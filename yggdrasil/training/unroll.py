@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from yggdrasil.drafters.heads.module import EagleHead
-from yggdrasil.drafters.heads.state_head import StateHead
+from yggdrasil.drafters.heads.eagle.eagle3 import EagleHead
+from yggdrasil.drafters.heads.eagle.state_head import StateHead
 
 
 class Batch(NamedTuple):

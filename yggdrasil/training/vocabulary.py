@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from yggdrasil.drafters.heads.vocabulary import DRAFT_VOCABULARY, Text, Vocabulary
+from yggdrasil.drafters.heads.draft_vocabulary import DRAFT_VOCABULARY, Text, Vocabulary
 from yggdrasil.training.windows import Window
 
 

@@ -9,8 +9,8 @@ from head_files import write_head
 from tiny_pair import make_pair
 
 from yggdrasil.calibration.pair import _check_head
-from yggdrasil.drafters.heads.block import BlockHead
-from yggdrasil.drafters.heads.block_settings import block_settings_of
+from yggdrasil.drafters.heads.block.config import block_settings_of
+from yggdrasil.drafters.heads.block.module import BlockHead
 from yggdrasil.drafters.heads.files import open_block
 from yggdrasil.drafters.heads.kinds import is_head, kind_of
 from yggdrasil.drafters.heads.loading import load_head

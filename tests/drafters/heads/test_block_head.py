@@ -15,12 +15,12 @@ from yggdrasil.calibration.record import record_document
 from yggdrasil.calibration.settings import PairSource
 from yggdrasil.checkpoints.formats.layers import QuantisedLinear
 from yggdrasil.checkpoints.formats.rounding import rounding_to
-from yggdrasil.drafters.counts import usual_counts
 from yggdrasil.drafters.draft_model import identity_knots
 from yggdrasil.drafters.heads import convention
-from yggdrasil.drafters.heads.block_drafter import BlockDrafter
+from yggdrasil.drafters.heads.block.drafter import BlockDrafter
+from yggdrasil.drafters.heads.draft_vocabulary import Vocabulary
 from yggdrasil.drafters.heads.loading import load_head
-from yggdrasil.drafters.heads.vocabulary import Vocabulary
+from yggdrasil.drafters.statistics.drafter import usual_counts
 from yggdrasil.engine.conversations import Conversations
 from yggdrasil.engine.decoder import Decoder
 from yggdrasil.errors import YggdrasilError

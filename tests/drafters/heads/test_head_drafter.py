@@ -19,9 +19,9 @@ from yggdrasil.calibration.schedules import measure_stage_costs, measured_schedu
 from yggdrasil.calibration.settings import PairSource
 from yggdrasil.checkpoints.formats.layers import QuantisedLinear
 from yggdrasil.checkpoints.formats.rounding import rounding_to
-from yggdrasil.drafters.counts import usual_counts
-from yggdrasil.drafters.heads.drafter import HeadDrafter
+from yggdrasil.drafters.heads.eagle.drafter import HeadDrafter
 from yggdrasil.drafters.heads.loading import load_head
+from yggdrasil.drafters.statistics.drafter import usual_counts
 from yggdrasil.engine.assembly import assemble
 from yggdrasil.engine.conversations import Conversations
 from yggdrasil.engine.decoder import Decoder

@@ -13,8 +13,8 @@ from head_files import (
 )
 from torch.nn import functional
 
+from yggdrasil.drafters.heads.eagle.config import read_settings
 from yggdrasil.drafters.heads.files import open_head
-from yggdrasil.drafters.heads.settings import read_settings
 from yggdrasil.errors import YggdrasilError
 
 CASES = {

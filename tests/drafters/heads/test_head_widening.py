@@ -12,9 +12,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from typer.testing import CliRunner
 
 from yggdrasil.checkpoints.widening import read_shape, resolve_shape, widen_checkpoint
+from yggdrasil.drafters.heads.eagle.config import read_settings
 from yggdrasil.drafters.heads.files import open_head
-from yggdrasil.drafters.heads.medusa_files import open_medusa
-from yggdrasil.drafters.heads.settings import read_settings
+from yggdrasil.drafters.heads.medusa.files import open_medusa
 from yggdrasil.drafters.heads.tensors import read_tensors
 from yggdrasil.drafters.heads.widening import widen_head
 from yggdrasil.errors import YggdrasilError

@@ -21,10 +21,11 @@ from tiny_pair import TEXT, VOCAB_SIZE, TinyPair
 from watched import assert_guesses, assert_sampled_alike, watch
 
 from yggdrasil.calibration.pair import usual_length
-from yggdrasil.drafters.heads import convention, mtp_files
+from yggdrasil.drafters.heads import convention
 from yggdrasil.drafters.heads.kinds import kind_of
 from yggdrasil.drafters.heads.loading import load_head
-from yggdrasil.drafters.heads.mtp_files import open_mtp
+from yggdrasil.drafters.heads.mtp import files as mtp_files
+from yggdrasil.drafters.heads.mtp.files import open_mtp
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.policy.fixed import FixedPolicy
 from yggdrasil.runtime.loading import load_model

@@ -18,12 +18,12 @@ from safetensors.torch import save_file
 from torch.nn import functional
 
 from yggdrasil.artifacts import model_fingerprint
+from yggdrasil.drafters.heads.eagle.config import settings_of
+from yggdrasil.drafters.heads.eagle.eagle1 import FirstEagleHead
 from yggdrasil.drafters.heads.files import open_head
-from yggdrasil.drafters.heads.first_eagle import FirstEagleHead
 from yggdrasil.drafters.heads.kinds import kind_of
-from yggdrasil.drafters.heads.medusa import MedusaHeads, MedusaSettings
-from yggdrasil.drafters.heads.medusa_files import open_medusa
-from yggdrasil.drafters.heads.settings import settings_of
+from yggdrasil.drafters.heads.medusa.files import open_medusa
+from yggdrasil.drafters.heads.medusa.module import MedusaHeads, MedusaSettings
 from yggdrasil.errors import YggdrasilError
 
 VICUNA = {  # the configuration of EAGLE's head for Vicuna 7B
@@ -89,7 +89,7 @@ def test_the_tensors_of_real_configurations_have_their_names_and_shapes():
 
 
 def test_the_tensors_of_a_real_eagle_3_configuration_have_their_names_and_shapes():
-    from yggdrasil.drafters.heads.module import EagleHead
+    from yggdrasil.drafters.heads.eagle.eagle3 import EagleHead
 
     with torch.device("meta"):
         head = EagleHead(settings_of(LLAMA_3_1))

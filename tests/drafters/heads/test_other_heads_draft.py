@@ -23,7 +23,7 @@ from yggdrasil.checkpoints.formats.layers import QuantisedLinear
 from yggdrasil.drafters.draft_model import identity_knots
 from yggdrasil.drafters.heads import convention
 from yggdrasil.drafters.heads.loading import load_head
-from yggdrasil.drafters.heads.medusa_drafter import MedusaDrafter
+from yggdrasil.drafters.heads.medusa.drafter import MedusaDrafter
 from yggdrasil.drafters.protocol import Budget
 from yggdrasil.engine.conversations import Conversations
 from yggdrasil.engine.decoder import Decoder

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from yggdrasil.drafters.heads import waiting
-from yggdrasil.drafters.heads.waiting import WaitingStates
+from yggdrasil.drafters.heads import text_drafter
+from yggdrasil.drafters.heads.text_drafter import WaitingStates
 from yggdrasil.runtime.layer_rows import LayerRows
 
 LAYERS, SIZE, WIDEST = (3, 0), 4, 6
@@ -14,8 +14,8 @@ LAYERS, SIZE, WIDEST = (3, 0), 4, 6
 def states(request, monkeypatch):
     """What waits and its buffer; as it is on this machine, and without native calls."""
     if not request.param:
-        monkeypatch.setattr(waiting, "is_native", lambda: False)
-    elif not waiting.is_native():
+        monkeypatch.setattr(text_drafter, "is_native", lambda: False)
+    elif not text_drafter.is_native():
         pytest.skip("no C++ compiler")
     buffer = torch.zeros(WIDEST, len(LAYERS) * SIZE)
     return WaitingStates(LAYERS, buffer), buffer

@@ -6,7 +6,7 @@ Dims: W rows, N tree nodes, M calibration knots.
 import torch
 from torch import Tensor
 
-from yggdrasil.drafters.steps import read_nodes
+from yggdrasil.drafters.draft_model_steps import read_nodes
 from yggdrasil.runtime.forward import ModelCall
 from yggdrasil.runtime.traced import CallStep, StepModule
 from yggdrasil.tree.growth import offer_candidates

@@ -20,10 +20,10 @@ from torch.nn import functional
 
 from yggdrasil.artifacts import model_fingerprint, parse_json, shown, write_atomic
 from yggdrasil.artifacts.cache import cache_root
-from yggdrasil.drafters.heads.block import BlockHead
+from yggdrasil.drafters.heads.block.module import BlockHead
+from yggdrasil.drafters.heads.eagle.config import HEAD_INPUT
 from yggdrasil.drafters.heads.loading import DraftingHead, LoadedHead
-from yggdrasil.drafters.heads.medusa import MedusaHeads
-from yggdrasil.drafters.heads.settings import HEAD_INPUT
+from yggdrasil.drafters.heads.medusa.module import MedusaHeads
 from yggdrasil.errors import ArtifactError, YggdrasilError
 from yggdrasil.runtime.loaded import LoadedModel
 from yggdrasil.runtime.traced import decoder_layers

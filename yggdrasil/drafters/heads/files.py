@@ -7,12 +7,12 @@ import torch
 from torch import Tensor, nn
 
 from yggdrasil.artifacts import shown
-from yggdrasil.drafters.heads.block import BlockHead
-from yggdrasil.drafters.heads.block_settings import read_block_settings
-from yggdrasil.drafters.heads.first_eagle import FirstEagleHead
+from yggdrasil.drafters.heads.block.config import read_block_settings
+from yggdrasil.drafters.heads.block.module import BlockHead
+from yggdrasil.drafters.heads.eagle.config import HeadSettings, read_settings
+from yggdrasil.drafters.heads.eagle.eagle1 import FirstEagleHead
+from yggdrasil.drafters.heads.eagle.eagle3 import EagleHead
 from yggdrasil.drafters.heads.kinds import kind_of
-from yggdrasil.drafters.heads.module import EagleHead
-from yggdrasil.drafters.heads.settings import HeadSettings, read_settings
 from yggdrasil.drafters.heads.tensors import (
     check_vocabulary,
     read_tensors,

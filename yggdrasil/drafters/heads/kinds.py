@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from yggdrasil.artifacts import OWN_HEADS, PICKLED_HEAD, head_files, parse_json
 from yggdrasil.artifacts.homes import expanded
-from yggdrasil.drafters.heads.mtp_names import MTP_NAMES
+from yggdrasil.drafters.heads.mtp.files import MTP_NAMES
 from yggdrasil.errors import ArtifactError
 
 Kind = Literal["eagle3", "eagle", "medusa", "mtp", "dflash"]

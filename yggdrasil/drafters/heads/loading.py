@@ -13,20 +13,20 @@ from yggdrasil.checkpoints.formats.layers import formats_of
 from yggdrasil.checkpoints.formats.rounding import in_four_bits
 from yggdrasil.checkpoints.outline import Outline
 from yggdrasil.checkpoints.packing import pack_linears
-from yggdrasil.drafters.heads.block import BlockHead
-from yggdrasil.drafters.heads.block_settings import BlockSettings
-from yggdrasil.drafters.heads.borrowed import embedding_of, output_of, rows_of, table
+from yggdrasil.drafters.heads.block.config import BlockSettings
+from yggdrasil.drafters.heads.block.module import BlockHead
+from yggdrasil.drafters.heads.draft_vocabulary import Vocabulary
+from yggdrasil.drafters.heads.eagle.config import HeadSettings
+from yggdrasil.drafters.heads.eagle.eagle1 import FirstEagleHead
+from yggdrasil.drafters.heads.eagle.eagle3 import EagleHead
+from yggdrasil.drafters.heads.eagle.state_head import StateHead
 from yggdrasil.drafters.heads.files import open_block, open_head
-from yggdrasil.drafters.heads.first_eagle import FirstEagleHead
 from yggdrasil.drafters.heads.kinds import kind_of
-from yggdrasil.drafters.heads.medusa import MedusaHeads, MedusaSettings
-from yggdrasil.drafters.heads.medusa_files import open_medusa
-from yggdrasil.drafters.heads.module import EagleHead
-from yggdrasil.drafters.heads.mtp import MtpHead
-from yggdrasil.drafters.heads.mtp_files import open_mtp
-from yggdrasil.drafters.heads.settings import HeadSettings
-from yggdrasil.drafters.heads.state_head import StateHead
-from yggdrasil.drafters.heads.vocabulary import Vocabulary
+from yggdrasil.drafters.heads.medusa.files import open_medusa
+from yggdrasil.drafters.heads.medusa.module import MedusaHeads, MedusaSettings
+from yggdrasil.drafters.heads.mtp.files import open_mtp
+from yggdrasil.drafters.heads.mtp.module import MtpHead
+from yggdrasil.drafters.heads.target_layers import embedding_of, output_of, rows_of, table
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.native import is_native
 from yggdrasil.runtime.loaded import LoadedModel

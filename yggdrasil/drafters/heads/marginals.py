@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from yggdrasil.drafters.heads.medusa_steps import MedusaLevelStep
+from yggdrasil.drafters.draft_model_steps import FinishStep
+from yggdrasil.drafters.heads.medusa.steps import MedusaLevelStep
 from yggdrasil.drafters.level_steps import LevelSteps
-from yggdrasil.drafters.steps import FinishStep
 from yggdrasil.runtime.buffers import HostBuffer
 from yggdrasil.runtime.runner import ModelRunner
 from yggdrasil.tree.token_tree import TokenTree

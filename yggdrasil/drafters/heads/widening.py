@@ -15,12 +15,12 @@ from yggdrasil.artifacts import atomic_directory, parse_json, shown
 from yggdrasil.checkpoints.shards import faults_of_disks
 from yggdrasil.checkpoints.widening import ModelShape, read_shape
 from yggdrasil.checkpoints.widening.layout import Layout, scaled, widened
+from yggdrasil.drafters.heads.eagle.config import CONVENTION, HeadSettings
+from yggdrasil.drafters.heads.eagle.eagle3 import EagleHead
 from yggdrasil.drafters.heads.files import open_head
 from yggdrasil.drafters.heads.kinds import kind_of
-from yggdrasil.drafters.heads.medusa import MedusaHeads
-from yggdrasil.drafters.heads.medusa_files import open_medusa
-from yggdrasil.drafters.heads.module import EagleHead
-from yggdrasil.drafters.heads.settings import CONVENTION, HeadSettings
+from yggdrasil.drafters.heads.medusa.files import open_medusa
+from yggdrasil.drafters.heads.medusa.module import MedusaHeads
 from yggdrasil.errors import YggdrasilError
 
 _USUAL = ("hidden_size", "num_attention_heads", "num_key_value_heads", "intermediate_size", "rms_norm_eps")

@@ -1,5 +1,5 @@
 // How likely each counted candidate is: a layer of hidden units over what was counted, and a softmax over the candidates
-// of one place and what none of them is. `drafters/belief.py` says what the weights are.
+// of one place and what none of them is. `drafters/statistics/scorer.py` says what the weights are.
 
 #pragma once
 

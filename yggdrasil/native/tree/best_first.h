@@ -1,4 +1,4 @@
-// A tree that is grown best first: its nodes, and what may become one. `drafters/best_first.py` is the same in Python.
+// A tree that is grown best first: its nodes, and what may become one. `drafters/statistics/best_first.py` is the same in Python.
 
 #pragma once
 

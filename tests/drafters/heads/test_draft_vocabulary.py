@@ -1,0 +1,268 @@
+"""Heads that draft by the target's output layer do so among its most frequent tokens, of which they have rows alone."""
+
+import pytest
+import torch
+from drafters.heads.test_mtp import Case
+from drafters.heads.test_other_heads_draft import FirstCase, MedusaCase
+from gguf import GGMLQuantizationType as Q
+from gguf import quants
+from mtp_models import FAMILIES
+from safetensors.torch import load_file, save_file
+from tiny_pair import TEXT, VOCAB_SIZE, make_pair
+from torch.nn import functional
+from watched import assert_guesses, assert_sampled_alike, watch
+
+from yggdrasil.artifacts import write_tensors
+from yggdrasil.checkpoints.formats.layers import QuantisedLinear
+from yggdrasil.checkpoints.formats.rounding import in_four_bits, rounding_to
+from yggdrasil.checkpoints.formats.rows import QuantisedRows
+from yggdrasil.checkpoints.packing import PackedLinear
+from yggdrasil.drafters.heads.draft_vocabulary import KIND, SCHEMA_VERSION, Vocabulary
+from yggdrasil.drafters.heads.loading import load_head
+from yggdrasil.drafters.heads.target_layers import output_of, rows_of
+from yggdrasil.errors import ArtifactError, YggdrasilError
+from yggdrasil.native import is_native, portable
+from yggdrasil.native.arena import Arena
+from yggdrasil.policy.fixed import FixedPolicy
+from yggdrasil.runtime.loading import prepare_model
+from yggdrasil.tree.shape import TreeShape
+
+PROMPT, COUNT = TEXT[:21], 24
+HIDDEN = 32
+SOME = torch.tensor([0, 3, 15, 16, 17, 40, 41, 95])
+
+needs_blocks = pytest.mark.skipif(not is_native(), reason="quantised weights need the native kernels")
+
+
+# ==== which tokens ====
+
+
+def test_the_most_frequent_are_taken_and_of_equals_the_first():
+    texts = [([7, 7, 7, 7], [9, 9, 2]), ([], [9, 4])]
+
+    assert Vocabulary.of(texts, 20, most=3).tokens.tolist() == [2, 4, 9]  # four of a prompt count as one
+    assert Vocabulary.of(texts, 20, most=5).tokens.tolist() == [0, 2, 4, 7, 9]
+    assert Vocabulary.of(texts, 20, most=20).tokens.tolist() == list(range(20))
+    assert Vocabulary(torch.tensor([4, 9])).coverage(texts) == pytest.approx(4 / 5)
+    assert Vocabulary(torch.tensor([4])).coverage([([4], [])]) == 0.0
+
+
+def test_it_is_kept_as_it_is(tmp_path):
+    Vocabulary(SOME).save(tmp_path / "kept")
+
+    assert torch.equal(Vocabulary.load(tmp_path / "kept").tokens, SOME)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "said"),
+    [
+        ({"tokens": torch.tensor([3, 1])}, "is damaged .*ascending order"),
+        ({"tokens": torch.tensor([3, 3])}, "is damaged .*ascending order"),
+        ({"tokens": torch.tensor([-1, 3])}, "is damaged .*ascending order"),
+        ({"tokens": torch.zeros(0, dtype=torch.int64)}, "is damaged .*no tokens"),
+        ({"tokens": torch.tensor([1.0, 2.0])}, "is not a vocabulary"),
+        ({"tokens": torch.tensor([[1, 2]])}, "is not a vocabulary"),
+        ({"other": torch.tensor([1, 2])}, "is not a vocabulary"),
+    ],
+)
+def test_a_file_of_other_things_is_refused(tmp_path, tensors, said):
+    write_tensors(tmp_path / "kept", KIND, SCHEMA_VERSION, tensors)
+
+    with pytest.raises(ArtifactError, match=f"kept {said}"):
+        Vocabulary.load(tmp_path / "kept")
+
+
+def test_a_file_that_was_cut_or_changed_or_is_missing_is_refused(tmp_path):
+    file = tmp_path / "kept"
+    Vocabulary(SOME).save(file)
+    whole = file.read_bytes()
+    for bytes_, said in ((whole[:-9], "not a whole"), (whole[:-1] + b"\x01", "was edited or truncated")):
+        file.write_bytes(bytes_)
+        with pytest.raises(ArtifactError, match=said):
+            Vocabulary.load(file)
+    file.unlink()
+    with pytest.raises(ArtifactError, match="there is no file"):
+        Vocabulary.load(file)
+
+
+# ==== rows of an output layer ====
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(97, 34), (96, 32), (16, 64), (5, 2)])
+def test_rows_of_packed_weights_are_those_that_were_packed(dtype, shape):
+    """Whole panels and parts of one, inputs that fill a tile and such as do not."""
+    weight = torch.randn(shape).to(dtype)
+    tokens = torch.tensor([0, shape[0] // 2, shape[0] - 1])
+
+    assert torch.equal(PackedLinear(weight, None, 1, Arena()).rows(tokens), weight[tokens])
+    kept = torch.empty(portable.packed_shape(weight), dtype=dtype)
+    portable.pack_linear(weight, kept)
+    assert torch.equal(PackedLinear.over(kept, None, shape, 1).rows(tokens), weight[tokens])
+
+
+@needs_blocks
+@pytest.mark.parametrize("form", [Q.Q4_0, Q.Q4_1, Q.Q8_0])
+def test_rows_of_blocks_are_their_numbers(form):
+    blocks = quants.quantize(torch.randn(50, 64).numpy(), form)
+    layer = QuantisedLinear(QuantisedRows(form, torch.from_numpy(blocks)).pack(Arena()), None, 1)
+    tokens = torch.tensor([0, 15, 16, 31, 32, 49])
+
+    expected = torch.from_numpy(quants.dequantize(blocks, form))[tokens]
+    torch.testing.assert_close(layer.rows(tokens, torch.float32), expected)
+
+
+def test_what_is_added_to_logits_comes_along():
+    layer = torch.nn.Linear(8, 20).requires_grad_(False)
+    x, tokens = torch.randn(3, 8), torch.tensor([1, 7, 19])
+
+    torch.testing.assert_close(rows_of(layer, tokens, torch.float32)(x), layer(x)[:, tokens])
+
+
+# ==== heads ====
+
+
+class First(FirstCase):
+    """EAGLE-1's head behind its own target."""
+
+    def __init__(self, folder):
+        super().__init__(make_pair(num_hidden_layers=2, hidden_size=HIDDEN), folder)
+
+
+CASES = {"eagle 1": First, **{family: lambda folder, family=family: Case(folder, family) for family in FAMILIES}}
+
+
+@pytest.fixture(scope="module", params=CASES)
+def case(request, tmp_path_factory):
+    """A head that drafts among three quarters of what the text to come holds, and some others."""
+    case = CASES[request.param](tmp_path_factory.mktemp("head"))
+    text = sorted(set(case.pair.reference(PROMPT, COUNT + 8)))
+    kept = [token for i, token in enumerate(text) if i % 4 < 3]
+    others = [token for token in range(VOCAB_SIZE) if token not in text][5::6]
+    case.vocabulary = Vocabulary(torch.tensor(sorted([*kept, *others])))
+    case.misses = len(kept) < len(text)
+    case.whole = load_head(case.folder, case.pair.target, 1)
+    case.head = load_head(case.folder, case.pair.target, 1, case.vocabulary)
+    case.decoder = lambda **options: case.pair.decoder(FixedPolicy(TreeShape(2, 3, 8)), drafter=case.head, **options)
+    return case
+
+
+def test_logits_are_those_of_the_drafted_tokens(case):
+    states = torch.randn(5, HIDDEN)
+    whole = case.whole.loaded.model.head.logits(states)
+
+    assert whole.shape == (5, VOCAB_SIZE)
+    assert torch.equal(case.head.loaded.model.head.logits(states), whole[:, case.vocabulary.tokens])
+
+
+def test_every_guess_is_the_formats_among_those_tokens(case):
+    """By name and by probability: what the others had is shared out."""
+    decoder = case.decoder()
+    seen = watch(decoder)
+    result = decoder.generate(PROMPT, max_new_tokens=COUNT)
+    known = case.vocabulary.tokens
+
+    def expected_edge(text, path):
+        features, tokens = _states(case, text)[:-1], torch.tensor([*text[1:], *path])
+        for length in range(len(text) - 1, len(text) - 1 + len(path)):
+            rows = torch.arange(length)
+            outputs, logits = case.twin.rows(tokens[:length], features, rows, rows[:, None] >= rows)
+            features = torch.cat([features, outputs[-1:]])
+        law = torch.full((VOCAB_SIZE,), -torch.inf)
+        law[known] = logits[-1][known].log_softmax(-1)
+        return law[path[-1]]
+
+    assert result.tokens == case.pair.reference(PROMPT, COUNT)
+    assert result.metrics.aal > 1.1
+    assert not case.misses or not set(result.tokens) <= set(known.tolist())
+    assert {token for _, guesses in seen for path, _ in guesses for token in path} <= set(known.tolist())
+    assert_guesses(seen, expected_edge)
+
+
+def _states(case, text):
+    with torch.no_grad():
+        return case.pair.plain_target(torch.tensor([text]), output_hidden_states=True).hidden_states[-1][0]
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_sampling_with_a_seed_is_what_the_target_alone_samples(case, seed):
+    assert_sampled_alike(case.decoder(), case.decoder(), PROMPT, COUNT, temperature=20.0, seed=seed)
+
+
+def test_steps_read_no_other_row_and_are_known_by_it(case):
+    """The rows are the head's own; its packages are others than those of all tokens."""
+    tensors, output = case.head.loaded.tensors, output_of(case.pair.target, 1)
+    shared = {tensor.data_ptr() for tensor in output.state_dict().values()}
+
+    assert case.head.settings.draft_vocab_size == len(case.vocabulary.tokens)
+    assert not any(name.startswith("head.") and each.data_ptr() in shared for name, each in tensors.items())
+    assert case.head.loaded.described != case.whole.loaded.described
+
+
+def test_a_head_that_brings_an_output_layer_drafts_among_its_rows(tmp_path):
+    case = First(tmp_path)
+    own = torch.randn(VOCAB_SIZE, HIDDEN)
+    save_file(load_file(tmp_path / "model.safetensors") | {"lm_head.weight": own}, tmp_path / "model.safetensors")
+    states = torch.randn(2, HIDDEN)
+    head = load_head(tmp_path, case.pair.target, 1, Vocabulary(SOME)).loaded.model.head
+
+    torch.testing.assert_close(head.logits(states), (states @ own.T)[:, SOME])
+    assert head.target_tokens(torch.arange(len(SOME))).tolist() == SOME.tolist()
+
+
+@needs_blocks
+@pytest.mark.parametrize("is_tied", [False, True])
+@pytest.mark.parametrize("weights", ["q8_0", "q4_1"])
+def test_of_a_quantised_target_the_rows_are_rounded_as_the_head_is(tmp_path, weights, is_tied):
+    """From the numbers of its blocks, whether one table or two serve for embedding and output."""
+    case = First(tmp_path)
+    own = make_pair(num_hidden_layers=2, hidden_size=HIDDEN, tie_word_embeddings=is_tied).plain_target
+    target = prepare_model(own, "rounded", 1, quantise=rounding_to(weights, own))
+    head = load_head(case.folder, target, 1, Vocabulary(SOME)).loaded.model.head
+    one = torch.eye(HIDDEN)
+    numbers = target.model.get_output_embeddings()(one).T[SOME]
+    rounded = torch.from_numpy(quants.dequantize(in_four_bits("", numbers).blocks.numpy(), Q.Q4_1))
+
+    assert head.lm_head.format == Q.Q4_1
+    torch.testing.assert_close(head.logits(one).T, rounded, rtol=2e-2, atol=2e-2)
+
+
+@needs_blocks
+def test_of_a_target_in_bfloat16_too(tmp_path):
+    case = First(tmp_path)
+    pair = make_pair(num_hidden_layers=2, hidden_size=HIDDEN, dtype=torch.bfloat16)
+    head = load_head(case.folder, pair.target, 1, Vocabulary(SOME)).loaded.model.head
+    weight = pair.plain_target.get_output_embeddings().weight[SOME].detach()
+    rounded = torch.from_numpy(quants.dequantize(in_four_bits("", weight).blocks.numpy(), Q.Q4_1))
+    states = torch.randn(3, HIDDEN)
+
+    torch.testing.assert_close(
+        head.logits(states.bfloat16()).float(), functional.linear(states, rounded), rtol=5e-2, atol=5e-2
+    )
+
+
+def test_a_vocabulary_of_another_target_or_for_another_head_is_refused(case, tmp_path):
+    with pytest.raises(
+        YggdrasilError, match=f"is to draft token {VOCAB_SIZE}, and .* has {VOCAB_SIZE}; calibrate again"
+    ):
+        load_head(case.folder, case.pair.target, 1, Vocabulary(torch.tensor([0, VOCAB_SIZE])))
+    if isinstance(case, First):
+        medusa = MedusaCase(case.pair, tmp_path)
+        with pytest.raises(YggdrasilError, match="takes no other vocabulary"):
+            load_head(medusa.folder, case.pair.target, 1, Vocabulary(SOME))
+        assert not load_head(medusa.folder, case.pair.target, 1).drafts_by_targets_output
+    assert case.whole.drafts_by_targets_output
+
+
+@pytest.mark.compiled
+def test_compiled_steps_draft_the_same(tmp_path):
+    case = First(tmp_path)
+    head = load_head(case.folder, case.pair.target, 1, Vocabulary(SOME))
+    grown = []
+    for backend in ("inductor", "eager"):
+        decoder = case.pair.decoder(FixedPolicy(TreeShape(2, 3, 8)), drafter=head, backend=backend)
+        grown.append(watch(decoder))
+        assert decoder.generate(PROMPT, max_new_tokens=6).tokens == case.pair.reference(PROMPT, 6)
+    for compiled, eager in zip(*grown, strict=True):
+        assert compiled[0] == eager[0]
+        assert [path for path, _ in compiled[1]] == [path for path, _ in eager[1]]

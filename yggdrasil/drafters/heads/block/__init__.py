@@ -1,0 +1,1 @@
+"""Block heads (DFlash), which draft all tokens of a block in one pass."""

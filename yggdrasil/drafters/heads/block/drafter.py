@@ -1,0 +1,67 @@
+"""A block head as drafter: one compiled pass guesses all depths, and a tree grows on what it found."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from yggdrasil.drafters.heads.block.config import BlockSettings
+from yggdrasil.drafters.heads.block.steps import BlockCall, BlockStep, ReadStep
+from yggdrasil.drafters.heads.eagle.drafter import SHORT_HEADS
+from yggdrasil.drafters.heads.loading import LoadedHead
+from yggdrasil.drafters.heads.marginals import Marginals
+from yggdrasil.drafters.heads.text_drafter import TextHeadDrafter, WaitingStates
+from yggdrasil.runtime.buffers import HostBuffer
+from yggdrasil.runtime.runner import ModelRunner
+from yggdrasil.tree.token_tree import TokenTree
+from yggdrasil.tree.widths import fitting
+
+
+class BlockDrafter(TextHeadDrafter):
+    """Drafter over a block head.
+
+    Its cache keeps a row for every certain token but the last, computed from the target's state at that token's own
+    position. Blocks lie behind them and are overwritten. The text that it keeps is without the first token, as states
+    come with the token after them: row i came with the text's token i.
+    """
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        head: LoadedHead,
+        tree: TokenTree,
+        widths: Sequence[int],
+        read_width: int,
+        prefill_widths: Sequence[int],
+        knots: Tensor,
+    ) -> None:
+        loaded, settings = head.loaded, head.settings
+        assert isinstance(settings, BlockSettings)
+        device = loaded.device
+        self.name = f"block head {loaded.name}"
+        self.opened = head
+        self.read_widths = sorted({*(min(short, read_width) for short in SHORT_HEADS), read_width, *prefill_widths})
+        size = settings.layer.num_states * settings.layer.target_hidden_size
+        states = torch.zeros(self.read_widths[-1], size, dtype=loaded.dtype, device=device)
+        super().__init__(runner, WaitingStates(head.layers, states), head.layers, knots.to(device), head_width=1)
+        self._token, self._start, self._root = (HostBuffer(1, device) for _ in range(3))
+        call = BlockCall(loaded, min(settings.num_guesses, read_width - 1))  # a tree is no deeper
+        for width in self.read_widths:
+            runner.define("read", width, ReadStep(call), [states[:width], self._start.tensor])
+        marginals = Marginals(runner, tree, widths, call.num_guesses, self.knots)
+        self.levels = marginals.levels
+        inputs = [self._token.tensor, self._root.tensor, *marginals.written]
+        runner.define("head", 1, BlockStep(call), inputs)
+
+    def _draft_head(self) -> None:
+        """Read the states that wait, and guess what follows the last certain token."""
+        tokens = self._text.tokens
+        first = len(tokens) - len(self._waiting)
+        for count in self._waiting.chunks() if len(self._waiting) else ():
+            self._start.write(first)
+            self.runner.launch("read", fitting(self.read_widths, count))
+            first += count
+        self._text.num_rows = len(tokens)
+        self._token.write(tokens[-1])
+        self._root.write(len(tokens))
+        self.runner.launch("head", 1)

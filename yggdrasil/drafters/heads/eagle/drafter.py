@@ -1,0 +1,81 @@
+"""A head as drafter: grows an Equal-Growth Tree with one compiled step a level, on states that the target computed."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from yggdrasil.drafters.draft_model_steps import FinishStep
+from yggdrasil.drafters.heads.eagle.config import HeadSettings
+from yggdrasil.drafters.heads.eagle.steps import HeadCall, HeadStep, LevelStep
+from yggdrasil.drafters.heads.loading import LoadedHead
+from yggdrasil.drafters.heads.text_drafter import TextHeadDrafter, WaitingStates
+from yggdrasil.drafters.level_steps import LevelSteps
+from yggdrasil.runtime.buffers import HostBuffer
+from yggdrasil.runtime.runner import ModelRunner
+from yggdrasil.tree.token_tree import TokenTree
+from yggdrasil.tree.widths import fitting
+
+SHORT_HEADS = 2, 4  # tokens most iterations add: a padded row costs what another does, and no package of its own
+
+
+class HeadDrafter(TextHeadDrafter):
+    """Drafter over a head.
+
+    Its cache keeps a row for every certain token but the first, computed from the target's states: what it drafted on
+    its own outputs lies behind them, in the tree's slots, and is overwritten.
+    """
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        head: LoadedHead,
+        tree: TokenTree,
+        widths: Sequence[int],
+        head_width: int,
+        prefill_widths: Sequence[int],
+        knots: Tensor,
+    ) -> None:
+        loaded, settings = head.loaded, head.settings
+        assert isinstance(settings, HeadSettings)
+        device, dtype = loaded.device, loaded.dtype
+        self.name = f"head {loaded.name}"
+        self.opened = head
+        self.head_widths = sorted({*(min(short, head_width) for short in SHORT_HEADS), head_width, *prefill_widths})
+        self._tokens = HostBuffer(self.head_widths[-1], device)
+        size = settings.num_states * settings.target_hidden_size
+        states = torch.zeros(self.head_widths[-1], size, dtype=dtype, device=device)
+        super().__init__(runner, WaitingStates(head.layers, states), head.layers, knots.to(device), self.head_widths[0])
+        self._features = torch.zeros(tree.num_nodes, settings.hidden_size, dtype=dtype, device=device)
+        self._span, self._place = HostBuffer(2, device), HostBuffer(2, device)
+        self.levels = LevelSteps(runner, self._place)
+        call, rows = HeadCall(loaded), torch.arange(max(widths), device=device)
+        shared = [self.knots, self._features, *tree.tensors()]
+        for width in self.head_widths:
+            inputs = [self._tokens.tensor[:width], states[:width], self._span.tensor, *shared]
+            runner.define("head", width, HeadStep(call), inputs)
+        for width in widths:
+            inputs = [self._place.tensor, rows[:width]]
+            runner.define("grow", width, LevelStep(call), [*inputs, *shared])
+            runner.define("finish", width, FinishStep(), [*inputs, *tree.tensors()])
+
+    def place_at(self, length: int, token: int) -> None:
+        super().place_at(length, token)
+        self._place.write(length - 1, 1)
+
+    def _draft_head(self) -> None:
+        """Read every certain token not read yet, each with the target's state before it."""
+        if not len(self._waiting):  # the root's candidates are wanted even if it was read before
+            self._waiting.again()
+        tokens = self._text.tokens
+        first = len(tokens) - len(self._waiting)
+        for count in self._waiting.chunks():
+            self._tokens.write(*tokens[first : first + count])
+            self._span.write(first, count)
+            self.runner.launch("head", fitting(self.head_widths, count))
+            first += count
+        self._text.num_rows = len(tokens)
+
+    @property
+    def root_position(self) -> int:
+        return len(self._text.tokens) - 1

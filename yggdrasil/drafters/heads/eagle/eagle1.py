@@ -1,0 +1,55 @@
+"""A head of EAGLE-1 or 2 as a module whose tensors have the names of published files.
+
+It reads the state that the target's own head reads, drafts the next such state, and asks the target's head for its
+token; a tree is the whole difference between the two generations.
+
+Dims: W rows, H hidden size.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from yggdrasil.drafters.heads.eagle.config import HeadSettings
+from yggdrasil.drafters.heads.eagle.state_head import StateHead
+from yggdrasil.drafters.heads.layers import Attend, Attention, FeedForward, Norm, Turns
+
+
+class _Layer(nn.Module):
+    """A decoder layer without its first norm."""
+
+    def __init__(self, settings: HeadSettings) -> None:
+        super().__init__()
+        self.self_attn = Attention(settings, settings.hidden_size)
+        self.post_attention_layernorm = Norm(settings.hidden_size, settings.norm_eps)
+        self.mlp = FeedForward(settings)
+
+    def forward(self, x: Tensor, turn: tuple[Tensor, Tensor], attend: Attend, rows: Tensor | None = None) -> Tensor:
+        h = (x if rows is None else x[rows]) + self.self_attn(x, turn, attend, rows)
+        output: Tensor = h + self.mlp(self.post_attention_layernorm(h))
+        return output
+
+
+class FirstEagleHead(StateHead):
+    """One layer that drafts states."""
+
+    def __init__(self, settings: HeadSettings) -> None:
+        super().__init__(settings)
+        hidden, eps = settings.hidden_size, settings.norm_eps
+        if settings.normed_inputs:
+            self.embedding_layernorm, self.hidden_states_layernorm = Norm(hidden, eps), Norm(hidden, eps)
+        self.fc = nn.Linear(2 * hidden, hidden, bias=settings.fc_bias is not False)
+        self.layers = nn.ModuleList([_Layer(settings)])
+        self.turns = Turns(settings)
+
+    def forward(
+        self, embedded: Tensor, features: Tensor, positions: Tensor, attend: Attend, rows: Tensor | None = None
+    ) -> Tensor:
+        """Drafted states [.., W, H] of rows that each read a token's embedding and the state of the position before.
+
+        With ``rows`` [R] int64 theirs alone, [R, H]: of the others there are keys and values.
+        """
+        if self.settings.normed_inputs:
+            embedded, features = self.embedding_layernorm(embedded), self.hidden_states_layernorm(features)
+        fused = self.fc(torch.cat([embedded, features], dim=-1))
+        output: Tensor = self.layers[0](fused, self.turns(positions, embedded.dtype), attend, rows)
+        return output

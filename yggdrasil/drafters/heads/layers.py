@@ -1,0 +1,119 @@
+"""What the layers of all heads are made of; tensors have the names of published files.
+
+How rows attend to each other is the caller's: over a tree's cache when drafting, over steps of an unrolled head when
+training.
+
+Dims: W rows, R of them that are asked for, D head size, Hq and Hkv heads.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from yggdrasil.drafters.heads.eagle.config import HeadSettings
+from yggdrasil.drafters.heads.rotary import rotary_turns
+
+# query [.., Hq, R, D], keys and values [.., Hkv, W, D], turned by their positions -> [.., R, Hq, D]
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": functional.silu,
+    "gelu": functional.gelu,
+    "gelu_pytorch_tanh": lambda x: functional.gelu(x, approximate="tanh"),
+    "relu": functional.relu,
+}
+
+
+class Norm(nn.Module):
+    """Root-mean-square norm, in float32 whatever the weights are."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.float()
+        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
+        return self.weight * wide.to(x.dtype)
+
+
+class Attention(nn.Module):
+    """Attention of rows with ``inputs`` channels each, turned by their positions."""
+
+    def __init__(self, settings: HeadSettings, inputs: int) -> None:
+        super().__init__()
+        size, bias = settings.head_size, settings.attention_bias or settings.qkv_bias
+        self.q_proj = nn.Linear(inputs, settings.query_heads * size, bias=bias)
+        self.k_proj = nn.Linear(inputs, settings.key_heads * size, bias=bias)
+        self.v_proj = nn.Linear(inputs, settings.key_heads * size, bias=bias)
+        self.o_proj = nn.Linear(settings.query_heads * size, settings.hidden_size, bias=settings.attention_bias)
+        if settings.head_norms:
+            self.q_norm, self.k_norm = Norm(size, settings.norm_eps), Norm(size, settings.norm_eps)
+        self.size, self._norms_heads = size, settings.head_norms
+
+    def forward(self, x: Tensor, turn: tuple[Tensor, Tensor], attend: Attend, rows: Tensor | None = None) -> Tensor:
+        """Outputs of ``rows`` [R] int64, all where None; the others are only attended to."""
+        asking, its_turn = x, turn
+        if rows is not None:
+            asking, its_turn = x[rows], (turn[0][rows], turn[1][rows])
+        query = self._heads(self.q_proj(asking))
+        key, value = self._heads(self.k_proj(x)), self._heads(self.v_proj(x))
+        if self._norms_heads:
+            query, key = self.q_norm(query), self.k_norm(key)
+        output: Tensor = self.o_proj(attend(turned(query, its_turn), turned(key, turn), value).flatten(-2))
+        return output
+
+    def keys(self, x: Tensor, turn: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """Keys and values [.., Hkv, W, D] of rows that are only attended to."""
+        key, value = self._heads(self.k_proj(x)), self._heads(self.v_proj(x))
+        return turned(self.k_norm(key) if self._norms_heads else key, turn), value
+
+    def _heads(self, rows: Tensor) -> Tensor:
+        heads: Tensor = rows.unflatten(-1, (-1, self.size)).transpose(-3, -2)
+        return heads
+
+
+class FeedForward(nn.Module):
+    """The gated feed-forward part."""
+
+    def __init__(self, settings: HeadSettings) -> None:
+        super().__init__()
+        hidden, inner, bias = settings.hidden_size, settings.intermediate_size, settings.mlp_bias
+        self.gate_proj = nn.Linear(hidden, inner, bias=bias)
+        self.up_proj = nn.Linear(hidden, inner, bias=bias)
+        self.down_proj = nn.Linear(inner, hidden, bias=bias)
+        self._activation = _ACTIVATIONS[settings.activation]
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.down_proj(self._activation(self.gate_proj(x)) * self.up_proj(x))
+        return output
+
+
+def target_tokens(drafted: Tensor, d2t: Tensor | None) -> Tensor:
+    """The target's tokens of drafted ones; ``d2t`` as in ``EagleHead``, None where both vocabularies are one."""
+    return drafted if d2t is None else drafted + d2t[drafted]
+
+
+class Turns(nn.Module):
+    """Rotary positions: cosines and sines by which queries and keys are turned."""
+
+    turns: Tensor  # [D / 2], radians a position
+
+    def __init__(self, settings: HeadSettings) -> None:
+        super().__init__()
+        self.register_buffer("turns", rotary_turns(settings.rope, settings.head_size), persistent=False)
+
+    def forward(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Of positions [.., W], [.., W, D] each."""
+        angles = positions[..., None].float() * self.turns
+        angles = torch.cat([angles, angles], dim=-1)
+        return angles.cos().to(dtype), angles.sin().to(dtype)
+
+
+def turned(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
+    """``x`` [.., heads, W, D] by cosines and sines [W, D]: the two halves of a head are the pairs' first and second."""
+    first, second = x.chunk(2, dim=-1)
+    return x * turn[0] + torch.cat([-second, first], dim=-1) * turn[1]

@@ -1,0 +1,64 @@
+"""Medusa's heads as drafter: one compiled pass guesses all depths, and a tree grows on what it found."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from yggdrasil.drafters.heads.loading import LoadedHead
+from yggdrasil.drafters.heads.marginals import Marginals
+from yggdrasil.drafters.heads.medusa.module import MedusaSettings
+from yggdrasil.drafters.heads.medusa.steps import MedusaCall, MedusaStep
+from yggdrasil.drafters.level_drafter import LevelDrafter
+from yggdrasil.drafters.protocol import Capabilities, DraftSteps
+from yggdrasil.runtime.buffers import HostBuffer
+from yggdrasil.runtime.runner import ModelRunner
+from yggdrasil.tree.token_tree import TokenTree
+
+
+class MedusaDrafter(LevelDrafter):
+    """Drafter over Medusa's heads. It reads one state, that before the root, and keeps no rows of any text."""
+
+    def __init__(
+        self, runner: ModelRunner, head: LoadedHead, tree: TokenTree, widths: Sequence[int], knots: Tensor
+    ) -> None:
+        loaded, settings = head.loaded, head.settings
+        assert isinstance(settings, MedusaSettings)
+        device = loaded.device
+        super().__init__(head_width=1)
+        self.name = f"heads {loaded.name}"
+        self.opened = head
+        self.runner = runner
+        self.knots = knots.to(device)
+        (self._layer,) = head.layers
+        # Only the state before the root is read, and it comes with the root: no token of a prompt needs another.
+        self.capabilities = Capabilities(
+            layers=head.layers, steps=DraftSteps(runner, self.knots, self.head, self.place_at), plants_root=True,
+            num_kept=len,
+        )  # fmt: skip
+        self._last, self._length = 0, 0
+        self._token = HostBuffer(1, device)
+        self._state = torch.zeros(1, settings.hidden_size, dtype=loaded.dtype, device=device)
+        marginals = Marginals(runner, tree, widths, settings.num_heads, self.knots)
+        self.levels = marginals.levels
+        inputs = [self._token.tensor, self._state, *marginals.written]
+        runner.define("head", 1, MedusaStep(MedusaCall(loaded)), inputs)
+
+    @property
+    def _num_certain(self) -> int:
+        return self._length
+
+    def begin(self, tokens: Sequence[int]) -> None:
+        self._last, self._length, self._headed = tokens[-1], len(tokens), None
+
+    def place_at(self, length: int, token: int) -> None:
+        """Stand behind ``length`` tokens, with ``token`` as the root; for timing steps."""
+        self._last, self._length = token, length + 1
+
+    def extend(self, tokens: Sequence[int], states: Mapping[int, Tensor]) -> None:
+        self._last, self._length = tokens[-1], self._length + len(tokens)
+        self._state.copy_(states[self._layer][-1:])
+
+    def _draft_head(self) -> None:
+        self._token.write(self._last)
+        self.runner.launch("head", 1)

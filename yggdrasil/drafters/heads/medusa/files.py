@@ -1,0 +1,93 @@
+"""The tensors of Medusa's heads under one spelling, and what they say of the heads."""
+
+import re
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from yggdrasil.artifacts import parse_json, shown
+from yggdrasil.drafters.heads.kinds import MEDUSA_PREFIX
+from yggdrasil.drafters.heads.medusa.module import MedusaHeads, MedusaSettings
+from yggdrasil.drafters.heads.tensors import (
+    check_vocabulary,
+    read_tensors,
+    refuse_others,
+    under_our_names,
+    whole_numbers,
+)
+from yggdrasil.errors import YggdrasilError
+
+_OWN_LAYER = re.compile(r"(\d+)\.(\d+)\.linear\.(weight|bias)")
+_OWN_OUTPUT = re.compile(r"(\d+)\.\d+\.weight")
+_LAYER = re.compile(r"blocks\.(\d+)\.layers\.(\d+)\.weight")
+_FIRST_OUTPUT = "lm_heads.0.weight"
+_PREFIXES = (MEDUSA_PREFIX, "medusa_heads.")
+
+
+def open_medusa(folder: Path, dtype: torch.dtype) -> MedusaHeads:
+    """The heads in ``folder``, with weights in ``dtype``.
+
+    Raises:
+        YggdrasilError: tensors that are no such heads'.
+    """
+    found = read_tensors(folder, (MEDUSA_PREFIX,)) or read_tensors(folder)
+    tensors = under_our_names(folder, found, _renamed)
+    table = tensors.pop("token_map", None)
+    settings = _settings(folder, tensors, table)
+    if table is not None:
+        table = whole_numbers(folder, "token_map", table.flatten())
+        check_vocabulary(folder, "token_map", table, settings.vocab_size)
+        for name, tensor in tensors.items():  # some files keep all rows beside the map
+            if name.startswith("lm_heads.") and len(tensor) == settings.vocab_size > len(table):
+                tensors[name] = tensor[table]
+        tensors["d2t"] = table - torch.arange(len(table))
+    if settings.is_shared:  # vLLM reads the first, and some files keep the other heads' copies
+        tensors = {
+            name: each for name, each in tensors.items() if not name.startswith("lm_heads.") or name == _FIRST_OUTPUT
+        }
+    with torch.device("meta"):
+        heads = MedusaHeads(settings)
+    refuse_others(folder, tensors, {name: tuple(tensor.shape) for name, tensor in heads.state_dict().items()})
+    weights = {name: tensor if name == "d2t" else tensor.to(dtype) for name, tensor in tensors.items()}
+    heads.load_state_dict(weights, assign=True)
+    return heads.eval().requires_grad_(False)
+
+
+def _renamed(name: str) -> str:
+    for prefix in _PREFIXES:
+        name = name.removeprefix(prefix)
+    if found := _OWN_LAYER.fullmatch(name):
+        return f"blocks.{found[1]}.layers.{found[2]}.{found[3]}"
+    if found := _OWN_OUTPUT.fullmatch(name):
+        return f"lm_heads.{found[1]}.weight"
+    return _FIRST_OUTPUT if name == "lm_head.weight" else name
+
+
+def _settings(folder: Path, tensors: dict[str, Tensor], table: Tensor | None) -> MedusaSettings:
+    """What the tensors that are there make of the heads; what is missing is found when all are expected."""
+    layers = [found for name in tensors if (found := _LAYER.fullmatch(name))]
+    if not layers or _FIRST_OUTPUT not in tensors:
+        raise YggdrasilError(
+            f"{shown(folder)} lacks {_FIRST_OUTPUT} or blocks.0.layers.0.weight; fetch the heads again"
+        )
+    for name in (_FIRST_OUTPUT, layers[0][0]):
+        if tensors[name].ndim != 2:
+            raise YggdrasilError(f"{shown(folder)}: {name} is no matrix; fetch the heads again")
+    config = parse_json((folder / "config.json").read_bytes())
+    rows = len(tensors[_FIRST_OUTPUT])
+    vocab_size = rows if table is None else config.get("vocab_size")
+    if not isinstance(vocab_size, int):
+        raise YggdrasilError(
+            f"{shown(folder / 'config.json')} has no vocab_size beside a token_map; fetch the heads again"
+        )
+    return MedusaSettings(
+        num_heads=1 + max(int(found[1]) for found in layers),
+        num_layers=1 + max(int(found[2]) for found in layers),
+        hidden_size=tensors[layers[0][0]].shape[-1],
+        vocab_size=vocab_size,
+        draft_vocab_size=rows if table is None else table.numel(),
+        has_bias=any(name.startswith("blocks.") and name.endswith(".bias") for name in tensors),
+        is_shared=bool(config.get("original_lm_head")),
+        has_own_vocabulary=table is not None,
+    )

@@ -1,0 +1,1 @@
+"""Modules for multi-token prediction (MTP) that lie among their target's own tensors."""

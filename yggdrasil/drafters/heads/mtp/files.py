@@ -1,0 +1,176 @@
+"""The tensors of an MTP module, read from its target's own files: transformers leaves them out when it loads one."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import torch
+from torch import Tensor
+from transformers import PretrainedConfig
+
+from yggdrasil.checkpoints.facts import load_config
+from yggdrasil.checkpoints.outline import Outline
+from yggdrasil.drafters.heads.eagle.config import HeadSettings
+from yggdrasil.drafters.heads.mtp.module import MtpHead
+from yggdrasil.drafters.heads.tensors import read_tensors, refuse_others
+
+
+@dataclass(frozen=True)
+class MtpNames:
+    """Names of a family's files, without ``.weight``; ``{layers}`` stands for the number of the target's layers."""
+
+    block: str  # what the tensors of its decoder layer begin with
+    embedding_norm: str
+    hidden_norm: str
+    projection: str
+    norm: str  # of its outputs
+    is_hidden_first: bool = False  # the projection reads the state before the embedding
+
+    def of(self, layers: int) -> Self:
+        """Those of a target with so many layers."""
+        named = {name: value.format(layers=layers) for name, value in vars(self).items() if isinstance(value, str)}
+        return type(self)(**named, is_hidden_first=self.is_hidden_first)
+
+    @property
+    def parts(self) -> dict[str, str]:
+        """Our name of each tensor around the layer, by the family's."""
+        ours = "embedding_norm", "hidden_norm", "projection", "norm"
+        return {f"{getattr(self, part)}.weight": f"{part}.weight" for part in ours}
+
+
+# By the model type of their configurations. ERNIE's module has no last norm of its own and goes through the target's,
+# as in Baidu's FastDeploy; vLLM leaves it out.
+MTP_NAMES = {
+    "mimo": MtpNames(
+        "model.mtp_layers.0.", "model.mtp_layers.0.token_layernorm", "model.mtp_layers.0.hidden_layernorm",
+        "model.mtp_layers.0.input_proj", "model.mtp_layers.0.final_layernorm", is_hidden_first=True,
+    ),
+    "glm4_moe": MtpNames(
+        "model.layers.{layers}.", "model.layers.{layers}.enorm", "model.layers.{layers}.hnorm",
+        "model.layers.{layers}.eh_proj", "model.layers.{layers}.shared_head.norm",
+    ),
+    "ernie4_5_moe": MtpNames(
+        "model.mtp_block.0.", "model.mtp_emb_norm.0", "model.mtp_hidden_norm.0", "model.mtp_linear_proj.0",
+        "model.norm",
+    ),
+}  # fmt: skip
+
+
+# Copies of the target's, which files may bring, and tables that are computed.
+_IGNORED = ("embed_tokens.weight", "shared_head.head.weight", "rotary_emb.inv_freq")
+_BLOCK = "block."  # what our names of the layer's tensors begin with
+_IN_FULL = ".e_score_correction_bias"  # float32 whatever the weights are, as transformers keeps it
+_TARGETS_NORM = "model.norm"
+_GATE_UP = "gate_up_proj"
+_EXPERT = re.compile(r"(.+\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
+
+
+def open_mtp(folder: Path, dtype: torch.dtype) -> MtpHead:
+    """The module of the model in ``folder``, with weights in ``dtype``.
+
+    Raises:
+        YggdrasilError: the configuration cannot be read, or the tensors are not those of its family's modules.
+    """
+    config = load_config(folder)
+    with torch.device("meta"):
+        head = empty_mtp(config)
+    expected = {name: tuple(tensor.shape) for name, tensor in head.state_dict().items()}
+    tensors = _with_experts_together(_renamed(folder, _names_of(config)))
+    refuse_others(folder, tensors, expected)
+    head.load_state_dict(
+        {name: tensor.to(torch.float32 if name.endswith(_IN_FULL) else dtype) for name, tensor in tensors.items()},
+        assign=True,
+    )
+    return head.eval().requires_grad_(False)
+
+
+def empty_mtp(config: PretrainedConfig) -> MtpHead:
+    """A module for the target of ``config``, whose layer has no memory."""
+    outline = Outline.of(config)
+    key_heads, head_size = outline.key_heads[0]
+    settings = HeadSettings(
+        hidden_size=outline.hidden_size,
+        intermediate_size=config.intermediate_size,
+        query_heads=outline.query_heads,
+        key_heads=key_heads,
+        head_size=head_size,
+        norm_eps=config.rms_norm_eps,
+        activation=config.hidden_act,
+        vocab_size=outline.vocab_size,
+        draft_vocab_size=outline.vocab_size,
+        target_hidden_size=outline.hidden_size,
+        rope={},
+        is_first=True,
+        layer_of=config.to_json_string(),
+    )
+    return MtpHead(settings, config, is_hidden_first=_names_of(config).is_hidden_first)
+
+
+def published_mtp(config: PretrainedConfig, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The module's ``tensors`` as they lie in files of its target: under their names, in bfloat16, expert by expert."""
+    names = _names_of(config)
+    theirs = {ours: name for name, ours in names.parts.items()}
+    return {
+        theirs.get(name) or f"{names.block}{name.removeprefix(_BLOCK)}": (
+            tensor if name.endswith(_IN_FULL) else tensor.bfloat16()
+        )
+        for name, tensor in _with_experts_apart(tensors).items()
+    }
+
+
+def has_targets_norm(config: PretrainedConfig) -> bool:
+    """Whether what the module drafts goes through the target's own last norm."""
+    return _names_of(config).norm == _TARGETS_NORM
+
+
+def _names_of(config: PretrainedConfig) -> MtpNames:
+    return MTP_NAMES[config.model_type].of(config.num_hidden_layers)
+
+
+def _renamed(folder: Path, names: MtpNames) -> dict[str, Tensor]:
+    """What belongs to the module, under our names."""
+    parts = names.parts
+    found = read_tensors(folder, (*parts, names.block))
+    return {
+        parts.get(name) or f"{_BLOCK}{name.removeprefix(names.block)}": tensor
+        for name, tensor in found.items()
+        if not name.endswith(_IGNORED)
+    }
+
+
+def _with_experts_together(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Experts, which files keep one by one, in the two tensors that transformers keeps them in."""
+    experts: dict[str, dict[str, dict[int, Tensor]]] = {}
+    others: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        if found := _EXPERT.fullmatch(name):
+            experts.setdefault(found[1], {}).setdefault(found[3], {})[int(found[2])] = tensor
+        else:
+            others[name] = tensor
+    for name, kinds in experts.items():
+        stacked = {
+            kind: torch.stack([each[number] for number in sorted(each)])
+            for kind, each in kinds.items()
+            if len({tensor.shape for tensor in each.values()}) == 1  # else they are missed by name
+        }
+        if stacked.keys() >= {"gate", "up"} and stacked["gate"].shape == stacked["up"].shape:
+            others[f"{name}.{_GATE_UP}"] = torch.cat([stacked["gate"], stacked["up"]], dim=1)
+        if "down" in stacked:
+            others[f"{name}.down_proj"] = stacked["down"]
+    return others
+
+
+def _with_experts_apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The way back from ``_with_experts_together``."""
+    found: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        experts, _, kind = name.rpartition(".")
+        if not experts.endswith(".experts"):
+            found[name] = tensor
+            continue
+        for number, expert in enumerate(tensor):
+            parts = dict(zip(("gate", "up"), expert.chunk(2), strict=True)) if kind == _GATE_UP else {"down": expert}
+            found |= {f"{experts}.{number}.{part}_proj.weight": weight for part, weight in parts.items()}
+    return found

@@ -1,0 +1,86 @@
+"""A target's own module for multi-token prediction: one more decoder layer of its family, which drafts states.
+
+The layer is transformers' own, so what a family's attention and experts do is written nowhere here; how rows attend is
+the caller's, as with all heads. Only the first module of a target is read, again and again for deeper tokens.
+
+Dims: W rows, H hidden size.
+"""
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PretrainedConfig
+
+from yggdrasil.drafters.heads.eagle.config import HeadSettings
+from yggdrasil.drafters.heads.eagle.state_head import StateHead
+from yggdrasil.drafters.heads.layers import Attend, Norm
+
+_ATTENTION_NAME = "yggdrasil_head"
+# What makes the only layer of a configuration the kind that a family's module has: with experts, or without.
+_CHANGES = {"glm4_moe": {"first_k_dense_replace": 0}, "ernie4_5_moe": {"moe_layer_start_index": 1}}
+
+
+class MtpHead(StateHead):
+    """One layer that drafts states, normed as the target's are."""
+
+    def __init__(self, settings: HeadSettings, config: PretrainedConfig, *, is_hidden_first: bool) -> None:
+        super().__init__(settings)
+        hidden, eps = settings.hidden_size, settings.norm_eps
+        self.embedding_norm, self.hidden_norm, self.norm = Norm(hidden, eps), Norm(hidden, eps), Norm(hidden, eps)
+        self.projection = nn.Linear(2 * hidden, hidden, bias=False)
+        self.block, self.rotary = _layer_of(config)
+        self.is_hidden_first = is_hidden_first
+
+    def forward(
+        self, embedded: Tensor, features: Tensor, positions: Tensor, attend: Attend, rows: Tensor | None = None
+    ) -> Tensor:
+        """Drafted states [.., W, H] of rows that each read a token's embedding and the state of the position before.
+
+        With ``rows`` [R] int64 theirs alone, [R, H]; the layer, which is not ours, computes all of them.
+        """
+        parts = [self.embedding_norm(embedded), self.hidden_norm(features)]
+        fused = self.projection(torch.cat(parts[::-1] if self.is_hidden_first else parts, dim=-1))
+        is_one = fused.dim() == 2  # the layer wants a batch
+        x = fused[None] if is_one else fused
+        output: Tensor = self.block(
+            x, position_ids=positions[None], position_embeddings=self.rotary(x, positions[None]),
+            attend=_in_a_batch(attend) if is_one else attend,
+        )  # fmt: skip
+        if is_one:
+            output = output[0] if rows is None else output[0, rows]
+        normed: Tensor = self.norm(output)
+        return normed
+
+
+def _layer_of(config: PretrainedConfig) -> tuple[nn.Module, nn.Module]:
+    """A decoder layer of the family, without memory, and its rotary positions."""
+    from transformers import AttentionInterface, AutoModelForCausalLM  # here: brings transformers' models along
+
+    AttentionInterface.register(_ATTENTION_NAME, _attention)
+    one = copy.deepcopy(config)
+    one.num_hidden_layers = 1
+    if getattr(one, "layer_types", None):
+        one.layer_types = ["full_attention"]
+    for name, value in _CHANGES.get(one.model_type, {}).items():
+        setattr(one, name, value)
+    with torch.device("meta"):
+        model: Any = AutoModelForCausalLM.from_config(one, attn_implementation=_ATTENTION_NAME)
+    decoder = model.get_decoder()
+    with torch.device("cpu"):  # rotary positions are computed and no weight that a file would bring
+        return decoder.layers[0], type(decoder.rotary_emb)(one)
+
+
+def _attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *_: object, attend: Attend, **__: object
+) -> tuple[Tensor, None]:
+    """The caller's attention, as transformers calls one: of [B, heads, W, D], returns [B, W, Hq, D]."""
+    return attend(query, key, value), None
+
+
+def _in_a_batch(attend: Attend) -> Attend:
+    def of_one(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return attend(query[0], key[0], value[0])[None]
+
+    return of_one

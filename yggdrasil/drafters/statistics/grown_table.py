@@ -1,0 +1,142 @@
+"""N-gram table of a model's answers to its user, which grows with use.
+
+A decoder writes the counts of its answers as small files. Once they hold ``MERGE_TOKENS`` tokens, a process of its own
+adds them to all counts so far and to a base table (a calibration's, or that of the shipped text), and running decoders
+take the sum up between two requests. No text is kept, but counts of up to four tokens in a row can tell what was said.
+
+    python -m yggdrasil.drafters.statistics.grown_table FOLDER BASE
+"""
+
+import os
+import shutil
+import sys
+import uuid
+import warnings
+from collections.abc import Sequence
+from contextlib import suppress
+from hashlib import sha256
+from pathlib import Path
+
+from yggdrasil.artifacts.lock import locked
+from yggdrasil.drafters.statistics.portable import TABLE_LENGTH
+from yggdrasil.drafters.statistics.table import SCHEMA_VERSION, Table
+from yggdrasil.drafters.statistics.table_files import NICENESS, start_process, tables_folder
+from yggdrasil.errors import ArtifactError
+
+MERGE_TOKENS = 4_096
+MOST_KEPT = 1 << 20  # continuations, some 25 MB; beyond them rare ones go, then all counts are halved: the oldest fade
+OWN_WEIGHT = 4  # answers are counted so often beside a base table: the model repeats itself more than others' text
+_ALL = "all.safetensors"
+
+
+def answers_folder(fingerprint: str, weights: str) -> Path:
+    """Where the counts of the answers of one model are kept."""
+    return tables_folder() / "answers" / f"{fingerprint}-{weights}-{SCHEMA_VERSION}"
+
+
+def forget_answers(fingerprint: str | None = None) -> int:
+    """Remove the counts of a model's answers, or of all models'; returns the bytes that they took."""
+    size, parent = 0, tables_folder() / "answers"
+    for folder in parent.glob("*" if fingerprint is None else f"{fingerprint}-*"):
+        size += sum(file.stat().st_size for file in folder.iterdir())
+        shutil.rmtree(folder)
+    return size
+
+
+class AnswerCounts:
+    """Counts the answers of one model in ``folder``, to be merged with the table in the file ``base``."""
+
+    def __init__(self, folder: Path, base: Path) -> None:
+        self._folder, self._base = folder, base
+        self._new: list[tuple[list[int], list[int]]] = []
+        self._num_new = 0
+        self._merge_if_many()
+
+    @property
+    def merged(self) -> Path:
+        """The file of the base table with all answers, written by the merging process."""
+        return _merged_file(self._folder, self._base)
+
+    def add(self, prompt: Sequence[int], answer: Sequence[int]) -> None:
+        """Queue an answer; once ``MERGE_TOKENS`` tokens wait, write their counts and start the merging process."""
+        if not answer:
+            return
+        self._new.append((list(prompt[-TABLE_LENGTH:]), list(answer)))
+        self._num_new += len(answer)
+        if self._num_new >= MERGE_TOKENS:
+            self.keep()
+
+    def keep(self) -> None:
+        """Write the counts of what is queued. Where that fails, a warning says so and they are lost."""
+        if not self._new:
+            return
+        counts, size = Table.of(self._new), self._num_new
+        self._new, self._num_new = [], 0
+        try:
+            counts.save(self._folder / f"new-{size}-{uuid.uuid4().hex}.safetensors")
+        except ArtifactError as error:
+            warnings.warn(f"answers are not added to the n-gram table: {error}", stacklevel=2)
+            return
+        self._merge_if_many()
+
+    def _merge_if_many(self) -> None:
+        if not self._base.exists():
+            return
+        with suppress(OSError):
+            if self.merged.stat().st_mtime_ns < self._base.stat().st_mtime_ns:  # the model was calibrated again
+                self.merged.unlink()
+        waiting = sum(map(_num_tokens, self._folder.glob("new-*.safetensors")))
+        if waiting >= MERGE_TOKENS or (not self.merged.exists() and (self._folder / _ALL).exists()):
+            start_process(__name__, self._folder, self._base)
+
+
+def merge(folder: Path, base: Path) -> None:
+    """Add the new counts in ``folder`` to all that were kept there, and write their sum with the table in ``base``.
+
+    Nothing happens where another process is at it. Damaged files of counts are left out and removed.
+
+    Raises:
+        ArtifactError: ``base`` is no table, or nothing can be written.
+    """
+    with locked(folder / "merge.lock", f"merging n-gram counts in {folder}"):
+        new = sorted(folder.glob("new-*.safetensors"))
+        counts = [table for file in (folder / _ALL, *new) if (table := _read(file)) is not None]
+        if not counts:
+            return
+        answers = counts[0]
+        for each in counts[1:]:
+            answers = answers.plus(each)
+        if len(answers.tokens) > MOST_KEPT:
+            answers = answers.without_rare()
+        while len(answers.tokens) > MOST_KEPT:
+            answers = answers.halved()
+        answers.save(folder / _ALL)
+        for file in new:
+            file.unlink(missing_ok=True)
+        Table.load(base).plus(answers.times(OWN_WEIGHT)).without_rare().save(_merged_file(folder, base))
+
+
+def _merged_file(folder: Path, base: Path) -> Path:
+    return folder / f"merged-{sha256(str(base.resolve()).encode()).hexdigest()[:16]}.safetensors"
+
+
+def _num_tokens(file: Path) -> int:
+    digits = file.name.split("-")[1]
+    return int(digits) if digits.isdigit() else 0
+
+
+def _read(file: Path) -> Table | None:
+    if not file.exists():
+        return None
+    try:
+        return Table.load(file)
+    except ArtifactError:
+        file.unlink(missing_ok=True)
+        return None
+
+
+if __name__ == "__main__":
+    if hasattr(os, "nice"):
+        os.nice(NICENESS)
+    with suppress(ArtifactError):
+        merge(Path(sys.argv[1]), Path(sys.argv[2]))

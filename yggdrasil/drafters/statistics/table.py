@@ -1,0 +1,166 @@
+"""N-gram table: which tokens follow contexts of one to three tokens in text that the target wrote.
+
+The file holds five packed columns (``artifacts.columns``); keys are stored as differences, starts as numbers of
+followers. A table of two million tokens takes some 3 MB and loads in a tenth of a second.
+
+Dims: C contexts, F followers of all contexts together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from yggdrasil.artifacts.atomic import shown
+from yggdrasil.artifacts.columns import pack_column, unpack_column
+from yggdrasil.artifacts.store import read_tensors, write_tensors
+from yggdrasil.drafters.statistics.best_first import BRANCHES
+from yggdrasil.drafters.statistics.portable import MOST_TOKEN, TABLE_LENGTH, has_one_token, is_longest, table_key
+from yggdrasil.errors import ArtifactError
+
+IntArray: TypeAlias = npt.NDArray[np.int64]
+
+KIND, SCHEMA_VERSION = "table", 3
+_FIELDS = ("keys", "totals", "starts", "tokens", "counts")
+_COLUMNS = ("key_steps", "totals", "lengths", "tokens", "counts")  # in the file
+_ORIGIN = "origin"
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """Counted followers of contexts; of each context the most frequent, best first."""
+
+    keys: IntArray  # [C] contexts, ascending; see ``table_key``
+    totals: IntArray  # [C] how often each was seen
+    starts: IntArray  # [C + 1] where its followers begin
+    tokens: IntArray  # [F]
+    counts: IntArray  # [F]
+    origin: str = ""  # where a calibration took the table from; empty where it counted the text itself
+
+    def __post_init__(self) -> None:
+        sizes_fit = len(self.totals) == len(self.keys) == len(self.starts) - 1 and len(self.tokens) == len(self.counts)
+        if (
+            not sizes_fit
+            or self.starts[0] != 0
+            or self.starts[-1] != len(self.tokens)
+            or (np.diff(self.starts) < 0).any()
+        ):
+            raise ValueError("the parts of a table do not fit together")
+        most = np.repeat(self.totals, np.diff(self.starts))
+        if (self.totals < 1).any() or (self.counts < 1).any() or (self.counts > most).any() or (self.tokens < 0).any():
+            raise ValueError("a table holds tokens or counts that cannot be")
+
+    @classmethod
+    def of(cls, documents: Iterable[tuple[Sequence[int], Sequence[int]]]) -> Table:
+        """Count the answers of ``documents``, pairs of what came before (prompt) and the target's own tokens.
+
+        Raises:
+            ValueError: a token that no context could hold, of two million or more.
+        """
+        keys, tokens = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
+        for prompt, answer in documents:
+            text = np.array([*prompt[-TABLE_LENGTH:], *answer], dtype=np.int64)
+            if text.max(initial=0) > MOST_TOKEN:
+                raise ValueError(f"a table holds tokens up to {MOST_TOKEN}")
+            for length in range(1, TABLE_LENGTH + 1):
+                places = np.arange(max(len(text) - len(answer), length), len(text))
+                keys.append(table_key([text[places - back] for back in range(length, 0, -1)]))
+                tokens.append(text[places])
+        contexts, rows = np.unique(np.concatenate(keys), return_inverse=True)
+        pairs, counts = np.unique(rows << 32 | np.concatenate(tokens), return_counts=True)
+        totals = np.bincount(rows, minlength=len(contexts))
+        return _ranked(contexts, totals, pairs >> 32, pairs & (1 << 32) - 1, counts)
+
+    @property
+    def num_tokens(self) -> int:
+        """How many tokens were counted."""
+        return int(self.totals[has_one_token(self.keys)].sum())
+
+    def plus(self, other: Table) -> Table:
+        """What both have counted; of each context the followers that are most frequent in both together."""
+        return self._with(other, 1)
+
+    def times(self, factor: int) -> Table:
+        """The same text counted ``factor`` times."""
+        return replace(self, totals=self.totals * factor, counts=self.counts * factor)
+
+    def minus(self, other: Table) -> Table:
+        """What is left without the text that ``other`` has counted, as far as it was counted here."""
+        return self._with(other, -1)
+
+    def _with(self, other: Table, times: int) -> Table:
+        keys, rows = np.unique(np.concatenate([self.keys, other.keys]), return_inverse=True)
+        totals = np.zeros(len(keys), dtype=np.int64)
+        np.add.at(totals, rows, np.concatenate([self.totals, times * other.totals]))
+        row = np.repeat(rows, np.concatenate([np.diff(self.starts), np.diff(other.starts)]))
+        both, places = np.unique(row << 32 | np.concatenate([self.tokens, other.tokens]), return_inverse=True)
+        counts = np.zeros(len(both), dtype=np.int64)
+        np.add.at(counts, places, np.concatenate([self.counts, times * other.counts]))
+        known = totals > 0
+        counts = np.minimum(counts, totals[both >> 32])  # of what is taken away not every follower was kept
+        left = counts > 0
+        renamed = np.cumsum(known) - 1
+        return _ranked(keys[known], totals[known], renamed[both[left] >> 32], both[left] & (1 << 32) - 1, counts[left])
+
+    def halved(self) -> Table:
+        """Every count halved; what was seen once is forgotten."""
+        row = np.repeat(np.arange(len(self.keys)), np.diff(self.starts))
+        known = self.totals >= 2
+        kept = (self.counts >= 2) & known[row]
+        renamed = np.cumsum(known) - 1
+        return _ranked(
+            self.keys[known], self.totals[known] // 2, renamed[row[kept]], self.tokens[kept], self.counts[kept] // 2
+        )
+
+    def without_rare(self) -> Table:
+        """Without the longest contexts that were seen once: they are more than all others, and tell next to nothing."""
+        known = ~is_longest(self.keys) | (self.totals > 1)
+        row = np.repeat(np.arange(len(self.keys)), np.diff(self.starts))
+        kept, renamed = known[row], np.cumsum(known) - 1
+        return _ranked(self.keys[known], self.totals[known], renamed[row[kept]], self.tokens[kept], self.counts[kept])
+
+    def taken_from(self, origin: str) -> Table:
+        """The same counts, said to come from ``origin``."""
+        return replace(self, origin=origin)
+
+    def tensors(self) -> list[Tensor]:
+        """The fields in order, as ``Counts.set_table`` takes them."""
+        return [torch.from_numpy(getattr(self, name)) for name in _FIELDS]
+
+    def save(self, path: Path) -> None:
+        """Write a safetensors artefact; ArtifactError where that fails."""
+        steps = (np.diff(self.keys, prepend=0), self.totals, np.diff(self.starts), self.tokens, self.counts)
+        columns = {name: pack_column(values) for name, values in zip(_COLUMNS, steps, strict=True)}
+        origin = np.frombuffer(self.origin.encode(), dtype=np.uint8)
+        write_tensors(path, KIND, SCHEMA_VERSION, {**columns, _ORIGIN: origin})
+
+    @classmethod
+    def load(cls, path: Path) -> Table:
+        """Read what ``save`` wrote; ArtifactError if the file is missing, damaged or something else."""
+        arrays = read_tensors(path, KIND, SCHEMA_VERSION)
+        is_ours = set(arrays) == {*_COLUMNS, _ORIGIN}
+        if not is_ours or any(array.ndim != 1 or array.dtype != np.uint8 for array in arrays.values()):
+            raise ArtifactError(f"{shown(path)} is not an n-gram table; calibrate again")
+        try:
+            steps, totals, lengths, tokens, counts = (unpack_column(arrays[name]) for name in _COLUMNS)
+            starts = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(lengths)])
+            return cls(np.cumsum(steps), totals, starts, tokens, counts, arrays[_ORIGIN].tobytes().decode())
+        except (ValueError, IndexError) as error:
+            raise ArtifactError(f"{shown(path)} is damaged ({error}); calibrate again") from error
+
+
+def _ranked(keys: IntArray, totals: IntArray, row: IntArray, tokens: IntArray, counts: IntArray) -> Table:
+    """The table in which ``tokens[i]`` followed context ``keys[row[i]]`` ``counts[i]`` times."""
+    order = np.lexsort((tokens, -counts, row))
+    row = row[order]
+    starts = np.searchsorted(row, np.arange(len(keys) + 1))
+    kept = np.arange(len(row)) - starts[row] < BRANCHES
+    row, order = row[kept], order[kept]
+    return Table(keys, totals, np.searchsorted(row, np.arange(len(keys) + 1)), tokens[order], counts[order])
