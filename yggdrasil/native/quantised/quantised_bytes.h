@@ -8,7 +8,7 @@
 namespace yggdrasil {
 
 #if defined(YGG_AVX2) && !defined(YGG_VNNI)
-constexpr int64_t kFetchAhead = 4096;  // bytes of the stream of weights
+constexpr int64_t kFetchAhead = 8192;  // bytes of the stream of weights
 
 // Vector `vector` of a chunk, of eight outputs: its values from 0 on.
 template <typename F>
@@ -64,6 +64,47 @@ template <typename F>
   return found;
 }
 
+// A side of a chunk as it lies in memory: every use of a vector widens it.
+template <typename F>
+struct PackedSide {
+  const uint8_t *header, *values;
+  int64_t chunk;
+
+  [[gnu::always_inline]] __m256i wide(int vector, int half) const { return widened<F>(values, vector, half); }
+  [[gnu::always_inline]] HalfScales scales(int half) const { return half_scales<F>(header, chunk, half); }
+};
+
+// The same, widened once for all rows of a tile.
+template <typename F>
+class WideSide {
+ public:
+  [[gnu::always_inline]] WideSide(const PackedSide<F>& side, __m256i* memory) : memory_(memory) {
+#pragma GCC unroll 16
+    for (int half = 0; half < 2; ++half) {
+#pragma GCC unroll 16
+      for (int vector = 0; vector < 8; ++vector) memory[2 * vector + half] = side.wide(vector, half);
+      const HalfScales scales = side.scales(half);
+      auto* floats = reinterpret_cast<float*>(memory + 16 + 3 * half);
+      _mm256_store_ps(floats, scales.scale[0]);
+      if constexpr (F::kScaling == Scaling::halved) _mm256_store_ps(floats + 8, scales.scale[1]);
+      if constexpr (F::kHasMinimum) _mm256_store_ps(floats + 16, scales.minimum);
+    }
+    // NOTE: GCC would keep in registers what it has just stored, and spill it in turn with the sums.
+    asm("" : "+r"(memory_) : : "memory");
+  }
+
+  [[gnu::always_inline]] __m256i wide(int vector, int half) const { return memory_[2 * vector + half]; }
+  [[gnu::always_inline]] HalfScales scales(int half) const {
+    const auto* floats = reinterpret_cast<const float*>(memory_ + 16 + 3 * half);
+    return {{_mm256_load_ps(floats), _mm256_load_ps(floats + 8)}, _mm256_load_ps(floats + 16)};
+  }
+
+  static constexpr int kVectors = 22;
+
+ private:
+  __m256i* memory_;
+};
+
 #ifdef YGG_SHORT_VNNI
 inline __m256i add_products_of_bytes(__m256i sums, __m256i values, __m256i inputs) {
 #ifdef __AVXVNNI__
@@ -77,8 +118,8 @@ template <typename F>
 constexpr bool kIsSigned = false;  // whether multiply_bytes takes the offset away from every value
 
 // Products of vectors [First, Last) of H halves of a panel with R rows.
-template <typename F, int R, int H, int First, int Last>
-[[gnu::always_inline]] inline void multiply_bytes(const uint8_t* values, int first_half, const int8_t* x, __m256i (&dots)[H][R]) {
+template <typename F, int R, int H, int First, int Last, typename Side>
+[[gnu::always_inline]] inline void multiply_bytes(const Side& side, int first_half, const int8_t* x, __m256i (&dots)[H][R]) {
 #pragma GCC unroll 16
   for (int h = 0; h < H; ++h)
 #pragma GCC unroll 16
@@ -87,7 +128,7 @@ template <typename F, int R, int H, int First, int Last>
   for (int v = First; v < Last; ++v) {
     __m256i wide[H];
 #pragma GCC unroll 16
-    for (int h = 0; h < H; ++h) wide[h] = widened<F>(values, v, first_half + h);
+    for (int h = 0; h < H; ++h) wide[h] = side.wide(v, first_half + h);
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
       int32_t four;
@@ -119,8 +160,8 @@ constexpr int kAddedInWords = 32767 / (2 * 127 * ((1 << F::kBits) - 1));
 }
 
 // Products of vectors [First, Last) of H halves of a panel with R rows; values of 8 bits are signed ones here.
-template <typename F, int R, int H, int First, int Last>
-[[gnu::always_inline]] inline void multiply_bytes(const uint8_t* values, int first_half, const int8_t* x, __m256i (&dots)[H][R]) {
+template <typename F, int R, int H, int First, int Last, typename Side>
+[[gnu::always_inline]] inline void multiply_bytes(const Side& side, int first_half, const int8_t* x, __m256i (&dots)[H][R]) {
   const __m256i ones = _mm256_set1_epi16(1);
   __m256i words[H][R];
 #pragma GCC unroll 16
@@ -132,7 +173,7 @@ template <typename F, int R, int H, int First, int Last>
     __m256i wide[H], size[H];
 #pragma GCC unroll 16
     for (int h = 0; h < H; ++h) {
-      wide[h] = widened<F>(values, v, first_half + h);
+      wide[h] = side.wide(v, first_half + h);
       if constexpr (F::kBits == 8) {  // a byte of each sign: the product takes the size of one, the other its sign
         wide[h] = _mm256_xor_si256(wide[h], _mm256_set1_epi8(static_cast<char>(F::kOffset)));
         size[h] = _mm256_abs_epi8(wide[h]);
@@ -163,9 +204,8 @@ template <typename F, int R, int H, int First, int Last>
 #endif
 
 // Adds a chunk of a panel to the sums of R rows, [R, lanes], eight or all of its outputs at a time.
-template <typename F, int R, int H>
-[[gnu::always_inline]] inline void add_outputs(const uint8_t* header, const uint8_t* values, int64_t chunk, int first_half, uint8_t* input,
-                                               int64_t rows, int64_t row, float* out) {
+template <typename F, int R, int H, typename Side>
+[[gnu::always_inline]] inline void add_outputs(const Side& side, int first_half, uint8_t* input, int64_t rows, int64_t row, float* out) {
   constexpr bool kIsHalved = F::kScaling == Scaling::halved;
   const int8_t* x = InputChunk::values(input, rows) + row * kChunk;
   const int32_t* counts = InputChunk::counts(input, rows) + row;
@@ -173,7 +213,7 @@ template <typename F, int R, int H>
   const auto weigh = [&](const __m256i(&dots)[H][R], int part, const int32_t* counts) __attribute__((always_inline)) {
 #pragma GCC unroll 16
     for (int h = 0; h < H; ++h) {
-      const HalfScales scales = half_scales<F>(header, chunk, first_half + h);
+      const HalfScales scales = side.scales(first_half + h);
       float* sums = out + (first_half + h) * kLanes / 2;
 #pragma GCC unroll 16
       for (int r = 0; r < R; ++r, sums += kLanes) {
@@ -187,29 +227,38 @@ template <typename F, int R, int H>
     }
   };
   __m256i dots[H][R];
-  multiply_bytes<F, R, H, 0, kIsHalved ? 4 : 8>(values, first_half, x, dots);
+  multiply_bytes<F, R, H, 0, kIsHalved ? 4 : 8>(side, first_half, x, dots);
   weigh(dots, 0, counts + (kIsHalved ? rows : 0));
   if constexpr (kIsHalved) {
-    multiply_bytes<F, R, H, 4, 8>(values, first_half, x, dots);
+    multiply_bytes<F, R, H, 4, 8>(side, first_half, x, dots);
     weigh(dots, 1, counts + 2 * rows);
   }
+}
+
+template <typename F, int R, typename Side>
+[[gnu::always_inline]] inline void add_rows(const Side& side, uint8_t* input, int64_t rows, int64_t row, float* out) {
+  constexpr int kHalves = std::is_same_v<Side, WideSide<F>> ? 2 : kHalvesAtOnce<F>;
+#pragma GCC unroll 2
+  for (int half = 0; half < 2; half += kHalves) add_outputs<F, R, kHalves>(side, half, input, rows, row, out + row * kLanes);
 }
 
 template <typename F, int R>
 void quantised_tile(const uint8_t* pair, uint8_t* input, int64_t groups, int64_t rows, float* out) {
   constexpr int64_t kShare = F::kGroup / F::kChunks;  // of the stream, fetched with every chunk
-  constexpr int kHalves = kHalvesAtOnce<F>;
+  __m256i memory[WideSide<F>::kVectors];
   std::fill(out, out + 2 * rows * kLanes, 0.0f);
   for (int64_t group = 0; group < groups; ++group, pair += F::kGroup) {
     for (int64_t chunk = 0; chunk < F::kChunks; ++chunk, input += rows * InputChunk::kBytes) {
       for (int64_t line = 0; line < kShare; line += 64) fetch_ahead(pair + chunk * kShare + kFetchAhead + line);
       for (int p = 0; p < 2; ++p) {
-        const uint8_t *header = pair + F::header_place(p), *values = pair + F::values_place(p, chunk);
+        const PackedSide<F> side{pair + F::header_place(p), pair + F::values_place(p, chunk), chunk};
+        float* sums = out + p * rows * kLanes;
+        if (rows == R) {
+          add_rows<F, R>(side, input, rows, 0, sums);
+        } else {
+          const WideSide<F> wide(side, memory);
 #pragma GCC unroll 1
-        for (int64_t row = 0; row < rows; row += R) {
-          float* sums = out + (p * rows + row) * kLanes;
-#pragma GCC unroll 2
-          for (int half = 0; half < 2; half += kHalves) add_outputs<F, R, kHalves>(header, values, chunk, half, input, rows, row, sums);
+          for (int64_t row = 0; row < rows; row += R) add_rows<F, R>(wide, input, rows, row, sums);
         }
       }
     }
