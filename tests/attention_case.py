@@ -42,21 +42,23 @@ class AttentionCase:
 
         self.query, self.key, self.value = rows(query_heads), rows(key_heads), rows(key_heads)
         self.caches = [torch.randn(key_heads, capacity, head_dim).to(dtype) for _ in range(2)]
+        self.sinks = torch.randn(query_heads).to(dtype) * 3
         self.scale = rng.choice([head_dim**-0.5, 0.3])
         self.asked = list(range(self.width))
         if asks_few:
             self.asked = sorted(rng.sample(self.asked, rng.randint(1, self.width)))
             self.query, self.mask = self.query[:, :, self.asked], self.mask[self.asked]
 
-    def run(self, function, window=0, softcap=0.0, num_threads=1):
+    def run(self, function, window=0, softcap=0.0, num_threads=1, sinks=None):
         """The output [1, R, Hq, D] and the two caches afterwards."""
         caches = [cache.clone() for cache in self.caches]
         output = function(
-            self.query, self.key, self.value, *caches, self.offsets, self.mask, self.scale, window, softcap, num_threads
+            self.query, self.key, self.value, *caches, self.offsets, self.mask, self.scale, window, softcap, sinks,
+            num_threads,
         )
         return output, *caches
 
-    def run_slowly(self, window=0, softcap=0.0):
+    def run_slowly(self, window=0, softcap=0.0, sinks=None):
         """The output, one query head of one row at a time, over a list of the keys it sees."""
         num_before = int(self.offsets[1]) - self.num_context
         keys, values = (cache.clone() for cache in self.caches)
@@ -72,6 +74,7 @@ class AttentionCase:
                 scores = [float(query @ keys[head // group, slot].float()) * self.scale for slot in seen]
                 if softcap:
                     scores = [softcap * math.tanh(score / softcap) for score in scores]
-                weights = torch.tensor(scores).softmax(0)
+                scores += [] if sinks is None else [float(sinks[head])]
+                weights = torch.tensor(scores).softmax(0)[: len(seen)]
                 output[0, row, head] = weights @ values[head // group, seen].float()
         return output.to(self.query.dtype)

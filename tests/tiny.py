@@ -59,6 +59,10 @@ FAMILIES = {
     "starcoder2": ("Starcoder2Config", _SHAPE),
     "olmoe": ("OlmoeConfig", {**_SHAPE, **_EXPERTS, "intermediate_size": 32}),
     "mixtral": ("MixtralConfig", {**_SHAPE, "num_local_experts": 4, "num_experts_per_tok": 2}),
+    "gpt_oss": (
+        "GptOssConfig",
+        {**_SHAPE, "head_dim": 16, "sliding_window": 6, "num_local_experts": 4, "num_experts_per_tok": 2},
+    ),
     "qwen3_moe": ("Qwen3MoeConfig", {**_SHAPE, **_EXPERTS, "moe_intermediate_size": 32, "head_dim": 16}),
 }
 

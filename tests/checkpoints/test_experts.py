@@ -10,8 +10,9 @@ from tiny import VOCAB_SIZE, new_model, tiny_config, tiny_model
 from torch import nn
 from transformers.activations import ACT2FN
 from transformers.integrations.moe import use_experts_implementation
+from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
 
-from yggdrasil.checkpoints.experts import PackedExperts
+from yggdrasil.checkpoints.experts import PackedExperts, form_of
 from yggdrasil.checkpoints.packing import pack_linears
 from yggdrasil.compiler.compiled import _exported
 from yggdrasil.compiler.plain_linears import keep_sums
@@ -22,7 +23,7 @@ from yggdrasil.runtime.traced import CallStep
 
 ops = torch.ops.yggdrasil
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-EXPERTS = {"mixtral": 6, "qwen3_moe": 24}
+EXPERTS = {"mixtral": 6, "qwen3_moe": 24, "gpt_oss": 4}
 MIXTURES = pytest.mark.parametrize("family", EXPERTS)
 native_only = pytest.mark.skipif(not is_native(), reason="no C++ compiler on this machine")
 TOLERANCE = {torch.float32: {"atol": 1e-5, "rtol": 1e-5}, torch.bfloat16: {"atol": 4e-2, "rtol": 2e-2}}
@@ -87,7 +88,7 @@ def choices(sizes, num_rows, dtype=torch.float32, seed=0):
 def test_the_operator_computes_what_transformers_does(dtype, sizes, act_fn):
     experts = new_experts(sizes, act_fn, dtype)
     given = [experts.gate_up_proj.unflatten(1, (2, -1)).detach(), experts.down_proj.unsqueeze(1).detach()]
-    behind = (sizes[-1], isinstance(act_fn, nn.GELU))
+    behind = ([], sizes[-1], isinstance(act_fn, nn.GELU), [])
     for num_rows in (1, 5, 40, 600):
         rows, index, weights = choices(sizes, num_rows, dtype)
         for shares in (weights, weights.to(dtype)):
@@ -98,6 +99,31 @@ def test_the_operator_computes_what_transformers_does(dtype, sizes, act_fn):
 
                 assert output.dtype == dtype
                 torch.testing.assert_close(output, expected.detach(), **TOLERANCE[dtype])
+
+
+@DTYPES
+def test_experts_of_another_layout_with_biases_and_a_clamped_gate_are_packed(dtype):
+    """gpt-oss's: [E, inputs, outputs], gate and up in turns; a clamp that acts on half of the rows."""
+    config = tiny_config("gpt_oss")
+    config._experts_implementation, config.swiglu_limit = "eager", 1.0
+    torch.manual_seed(0)
+    experts = GptOssExperts(config).to(dtype)
+    for parameter in experts.parameters():
+        nn.init.normal_(parameter, std=0.15)
+    sizes = (config.num_local_experts, 2, config.hidden_size, config.intermediate_size)
+    form, found = form_of(experts), packed(experts)
+    assert type(found) is PackedExperts
+    assert form.joined(*form.gate_up(experts.gate_up_proj)).equal(experts.gate_up_proj)
+    weights = torch.stack(form.gate_up(experts.gate_up_proj), 1), form.down(experts.down_proj)[:, None]
+    for num_rows in (1, 5, 40):
+        rows, index, shares = choices(sizes, num_rows, dtype)
+        index = index.clamp(max=3)
+        expected = experts(rows, index, shares.to(dtype)).detach()
+        torch.testing.assert_close(found(rows, index, shares.to(dtype)), expected, **TOLERANCE[dtype])
+        behind = (form.biases(experts), sizes[-1], False, list(form.clamp), 1)
+        ours = portable.packed_experts(rows, index, shares.to(dtype), *weights, *behind)
+        torch.testing.assert_close(ours.detach(), expected, **TOLERANCE[dtype])
+    assert_rows_keep_to_themselves(found, choices(sizes, 120, dtype))
 
 
 def stack(weights):
@@ -165,7 +191,7 @@ def test_rows_that_choose_what_is_not_there_are_refused():
 
 
 class Clamped(Experts):
-    """As GPT-OSS gates."""
+    """Gates as no operator does."""
 
     def _apply_gate(self, gate_up):
         gate, up = gate_up.chunk(2, dim=-1)
@@ -214,9 +240,9 @@ def test_a_models_experts_are_packed_and_their_weights_are_held_once(family):
     loaded = prepare_model(model, family, num_threads=1)
 
     assert [type(layer.mlp.experts) for layer in model.model.layers] == [PackedExperts] * 2
-    assert not [weight for experts in own for weight in experts.parameters()]
+    assert not [weight for experts in own for name, weight in experts.named_parameters() if "bias" not in name]
     assert not [name for name, _ in model.named_parameters() if "experts" in name]
-    assert {name for name in loaded.tensors if "experts" in name} == {
+    assert {name for name in loaded.tensors if "experts" in name and "bias" not in name} == {
         f"model.layers.{layer}.mlp.experts.{name}" for layer in (0, 1) for name in ("gate_up_proj", "down_proj")
     }
 

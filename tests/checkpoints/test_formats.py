@@ -32,6 +32,9 @@ def random_rows(form, num_outputs, num_blocks, seed=0):
     blocks = rng.integers(0, 256, (num_outputs, num_blocks, GGML_QUANT_SIZES[form][1]), dtype=np.uint8)
     first = HALVES.get(form.name, [0])[0]
     count = SCALES.get(form.name, 1)
+    if form.name == "MXFP4":  # whose scales are powers of two, a byte each
+        blocks[..., 0] = rng.integers(116, 124, (num_outputs, num_blocks))
+        return QuantisedRows(form, torch.from_numpy(blocks.reshape(num_outputs, -1)))
     scales = rng.normal(0, 1e-2, (num_outputs, num_blocks, count)).astype(np.float16)
     blocks[..., first : first + 2 * count] = scales.view(np.uint8)
     return QuantisedRows(form, torch.from_numpy(blocks.reshape(num_outputs, -1)))

@@ -17,7 +17,7 @@ from test_formats import DTYPES, EVERY_FORMAT, as_numbers, random_rows, rounded
 from tiny import new_model
 from torch import nn
 
-from yggdrasil.checkpoints.experts import PackedExperts, expert_parts
+from yggdrasil.checkpoints.experts import PackedExperts, expert_parts, form_of
 from yggdrasil.checkpoints.formats.kinds import FORMATS
 from yggdrasil.checkpoints.formats.layers import QuantisedExperts, QuantisedLinear, formats_of
 from yggdrasil.checkpoints.formats.rounding import in_four_bits
@@ -146,9 +146,7 @@ def test_experts_are_quantised_where_all_of_their_weights_are():
         return lambda name, weight: None if name in missing else rows[name]
 
     own = new_experts(ODD, dtype=torch.bfloat16)
-    rows = dict(
-        zip(expert_parts("experts", own.gate_up_proj, own.down_proj), random_weights(MIXES[1], ODD), strict=True)
-    )
+    rows = dict(zip(expert_parts("experts", own, form_of(own)), random_weights(MIXES[1], ODD), strict=True))
     quantised = mixture(but())
 
     assert type(quantised["experts"]) is QuantisedExperts

@@ -108,7 +108,7 @@ class Layers:
             query, key, value = self._linears(layer, x, None, "first_norm", None, "query", "key", "value")
             heads = [rows.view(1, width, -1, HEAD_DIM).transpose(1, 2) for rows in (query, key, value)]
             attended = torch.ops.yggdrasil.tree_attention(
-                *heads, keys, values, offsets, mask, HEAD_DIM**-0.5, self.window, self.softcap, THREADS
+                *heads, keys, values, offsets, mask, HEAD_DIM**-0.5, self.window, self.softcap, None, THREADS
             )
             (after,) = self._linears(layer, attended.reshape(1, width, -1), None, None, x, "output")
             gate, up = self._linears(layer, after, None, "second_norm", None, "gate", "up")

@@ -42,8 +42,9 @@ def attention_on_device(dtype, window, softcap, seed):
     for name in ("query", "key", "value", "offsets", "mask"):
         setattr(case, name, getattr(case, name).to(DEVICE))
     case.caches = [cache.to(DEVICE) for cache in case.caches]
-    ours = case.run(torch.ops.yggdrasil.tree_attention, window, softcap)
-    return ours, case.run(portable.tree_attention, window, softcap)
+    sinks = case.sinks.to(DEVICE) if seed % 2 else None
+    ours = case.run(torch.ops.yggdrasil.tree_attention, window, softcap, sinks=sinks)
+    return ours, case.run(portable.tree_attention, window, softcap, sinks=sinks)
 
 
 def check_triton_is_used():

@@ -23,13 +23,15 @@ TOLERANCE = {torch.float32: {"atol": 1e-5, "rtol": 1e-5}, torch.bfloat16: {"atol
 @pytest.mark.parametrize("window", [0, 1, 4, 70])
 @pytest.mark.parametrize("softcap", [0.0, 2.0])
 def test_portable_attention_equals_a_loop_over_keys(dtype, window, softcap):
+    """With sinks, one more score of each head whose weight meets no value, and without."""
     for seed in range(6):
         case = AttentionCase(
             seed, dtype, head_dim=8, num_context=[0, 1, 3, 9][seed % 4], width=1 + seed, asks_few=seed % 2 == 1
         )
-        output, keys, values = case.run(portable.tree_attention, window, softcap)
+        sinks = case.sinks if seed >= 3 else None
+        output, keys, values = case.run(portable.tree_attention, window, softcap, sinks=sinks)
 
-        torch.testing.assert_close(output, case.run_slowly(window, softcap), **TOLERANCE[dtype])
+        torch.testing.assert_close(output, case.run_slowly(window, softcap, sinks), **TOLERANCE[dtype])
         start = int(case.offsets[1])
         assert torch.equal(keys[:, start : start + case.width], case.key[0])
         assert torch.equal(values[:, start : start + case.width], case.value[0])
@@ -42,8 +44,9 @@ def test_portable_attention_equals_a_loop_over_keys(dtype, window, softcap):
 def test_native_attention_equals_the_portable_one(dtype, window, softcap):
     for seed in range(100, 130):
         case = AttentionCase(seed, dtype, asks_few=seed % 3 == 0)
-        output, *caches = case.run(ops.tree_attention, window, softcap, num_threads=seed % 4)  # 0: not measured yet
-        expected, *expected_caches = case.run(portable.tree_attention, window, softcap)
+        behind = (window, softcap, seed % 4, case.sinks if seed % 2 else None)  # 0 threads: not measured yet
+        output, *caches = case.run(ops.tree_attention, *behind)
+        expected, *expected_caches = case.run(portable.tree_attention, *behind)
 
         torch.testing.assert_close(output, expected, **TOLERANCE[dtype])
         for ours, theirs in zip(caches, expected_caches, strict=True):
@@ -57,7 +60,8 @@ def test_a_tree_row_is_bit_identical_to_a_plain_step(dtype, window):
     """A row among others, its path scattered over tree slots, gives what it gives alone behind its path."""
     for seed in range(40):
         case = AttentionCase(seed, dtype, num_before=0)
-        output, *caches = case.run(ops.tree_attention, window, softcap=[0.0, 2.0][seed % 2])
+        sinks = case.sinks if seed % 3 == 0 else None
+        output, *caches = case.run(ops.tree_attention, window, softcap=[0.0, 2.0][seed % 2], sinks=sinks)
         for row in range(case.width):
             slots = [case.num_context + node for node in case.paths[row]]
             alone = [cache.clone() for cache in caches]
@@ -66,7 +70,8 @@ def test_a_tree_row_is_bit_identical_to_a_plain_step(dtype, window):
             before = torch.tensor([case.num_context + len(slots) - 1] * 2)
             inputs = [tensor[:, :, row : row + 1] for tensor in (case.query, case.key, case.value)]
             plain = ops.tree_attention(
-                *inputs, *alone, before, torch.ones(1, 1, dtype=torch.bool), case.scale, window, [0.0, 2.0][seed % 2], 1
+                *inputs, *alone, before, torch.ones(1, 1, dtype=torch.bool), case.scale, window, [0.0, 2.0][seed % 2],
+                sinks, 1,
             )
             assert torch.equal(plain[0, 0], output[0, row]), f"{seed = }, {row = }"
 
@@ -86,7 +91,7 @@ def test_rows_are_bit_identical_whatever_rows_are_with_them(group, num_context):
         for row in range(width):
             one = [tensor[:, :, row : row + 1] for tensor in (case.query, case.key, case.value)]
             offsets = torch.tensor([num_context, start + row])
-            alone = ops.tree_attention(*one, *caches, offsets, case.mask[row : row + 1], case.scale, 0, 0.0, 1)
+            alone = ops.tree_attention(*one, *caches, offsets, case.mask[row : row + 1], case.scale, 0, 0.0, None, 1)
             assert torch.equal(alone[0, 0], output[0, row]), f"{width = }, {row = }"
 
 
@@ -99,7 +104,7 @@ def test_rows_of_a_prompt_are_bit_identical_to_plain_steps(group):
     for row in range(case.width):
         one = [tensor[:, :, row : row + 1] for tensor in (case.query, case.key, case.value)]
         offsets = torch.tensor([40 + row] * 2)
-        plain = ops.tree_attention(*one, *caches, offsets, torch.ones(1, 1, dtype=torch.bool), case.scale, 0, 0.0, 1)
+        plain = ops.tree_attention(*one, *caches, offsets, torch.ones(1, 1, dtype=torch.bool), case.scale, 0, 0.0, None, 1)
         assert torch.equal(plain[0, 0], output[0, row]), f"{row = }"
 
 

@@ -1,30 +1,61 @@
 """A mixture's experts as one operator over packed weights: rows that chose the same expert meet its weights together.
 
 What transformers computes with them depends on how many rows meet an expert; here a row's result depends on it alone.
-Experts of another form than the usual stay transformers' own.
+Experts of another form than the operators know stay transformers' own.
 
 Dims: W rows, H hidden size, E experts, K that a row chooses, I inner size of an expert.
 """
 
-from typing import Any
+from collections.abc import Sequence
+from functools import cache
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from yggdrasil.checkpoints.formats.layers import QuantisedExperts
+from yggdrasil.checkpoints.formats.layers import QuantisedExperts, keep_biases, kept_biases
 from yggdrasil.checkpoints.formats.rows import Quantise, QuantisedRows
 from yggdrasil.checkpoints.packable import is_packable, page_out
 from yggdrasil.native.arena import Arena
+from yggdrasil.native.portable import clamped_gate, gated
 
-# What transformers says of its experts' classes, as the operator computes it; what says nothing is so.
-_FORM = {
-    "has_gate": True,
-    "has_bias": False,
-    "has_post_expert_norm": False,
-    "is_concatenated": True,  # the gate's outputs, then those that it multiplies
-    "is_transposed": False,
-    "_is_expert_parallel": False,
-}
+# What transformers says of its experts' classes that the operators do not compute otherwise; what says nothing is so.
+_REQUIRED = {"has_gate": True, "has_post_expert_norm": False, "_is_expert_parallel": False}
+_WEIGHTS = ("gate_up_proj", "down_proj")
+
+
+class ExpertsForm(NamedTuple):
+    """How experts store their weights and what they compute beside the products."""
+
+    is_concatenated: bool  # the gate's outputs, then those that it multiplies; else in turns
+    is_transposed: bool  # a weight is [E, inputs, outputs]
+    has_bias: bool
+    is_gelu: bool  # the gate is gelu by tanh, else silu
+    clamp: tuple[float, ...]  # none, or limit and alpha of ``clamped_gate``
+
+    def gate_up(self, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """Gate and up [E, I, H] of the weight of both, or [E, I] of their bias."""
+        weight = weight.transpose(1, 2) if self.is_transposed and weight.dim() == 3 else weight
+        if self.is_concatenated:
+            gate, up = weight.chunk(2, dim=1)
+            return gate, up
+        return weight[:, ::2], weight[:, 1::2]
+
+    def joined(self, gate: Tensor, up: Tensor) -> Tensor:
+        """What ``gate_up`` takes apart."""
+        weight = torch.cat([gate, up], 1) if self.is_concatenated else torch.stack([gate, up], 2).flatten(1, 2)
+        return weight.transpose(1, 2).contiguous() if self.is_transposed and weight.dim() == 3 else weight
+
+    def down(self, weight: Tensor) -> Tensor:
+        """The last weight as [E, H, I]; its own inverse."""
+        return weight.transpose(1, 2) if self.is_transposed and weight.dim() == 3 else weight
+
+    def biases(self, experts: Any) -> list[Tensor]:
+        """Those of gate, up and down in float32, or none."""
+        if not self.has_bias:
+            return []
+        parts = (*self.gate_up(experts.gate_up_proj_bias), experts.down_proj_bias)
+        return [part.detach().float().contiguous() for part in parts]
 
 
 class PackedExperts(nn.Module):
@@ -33,22 +64,23 @@ class PackedExperts(nn.Module):
     gate_up_proj: Tensor  # [E, 2, ...], each as packed linears have theirs
     down_proj: Tensor  # [E, 1, ...]
 
-    def __init__(self, experts: Any, is_gelu: bool, num_threads: int, arena: Arena) -> None:
+    def __init__(self, experts: Any, form: ExpertsForm, num_threads: int, arena: Arena) -> None:
         """Take the weights from ``experts``, which has none behind that: both copies of all would not fit memory."""
         super().__init__()
-        self.is_gelu, self.num_threads = is_gelu, num_threads
-        self.inner_features = experts.down_proj.shape[-1]
-        for name, matrices in (("gate_up_proj", 2), ("down_proj", 1)):
+        self.num_threads, self.is_gelu, self.clamp = num_threads, form.is_gelu, list(form.clamp)
+        self.inner_features = form.down(experts.down_proj).shape[-1]
+        keep_biases(self, form.biases(experts))
+        for name, parts in (("gate_up_proj", form.gate_up), ("down_proj", lambda weight: (form.down(weight),))):
             weight = getattr(experts, name).detach()
             setattr(experts, name, None)
-            self.register_buffer(name, _packed(weight.unflatten(1, (matrices, -1)), arena))
+            self.register_buffer(name, _packed(parts(weight), arena))
             page_out(weight)
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """Of rows [W, H], experts [W, K] int64 and their weights [W, K] the weighted sums [W, H]."""
         output: Tensor = torch.ops.yggdrasil.packed_experts(
-            hidden_states, top_k_index, top_k_weights, self.gate_up_proj, self.down_proj, self.inner_features,
-            self.is_gelu, self.num_threads,
+            hidden_states, top_k_index, top_k_weights, self.gate_up_proj, self.down_proj, kept_biases(self),
+            self.inner_features, self.is_gelu, self.clamp, self.num_threads,
         )  # fmt: skip
         return output
 
@@ -57,29 +89,65 @@ def pack_experts(
     name: str, module: nn.Module, num_threads: int, arena: Arena, quantise: Quantise
 ) -> PackedExperts | QuantisedExperts | None:
     """A mixture's experts over weights taken out of ``module``; None where the operators do not serve it."""
-    if not is_served(module):
+    form = form_of(module)
+    if form is None:
         return None
-    rows, is_gelu = _quantised(name, module, quantise), bool(_is_gelu(module))
+    rows = _quantised(name, module, form, quantise)
     if rows is None:
-        return PackedExperts(module, is_gelu, num_threads, arena)
-    return QuantisedExperts([each.pack(arena) for each in rows], is_gelu, num_threads)
+        return PackedExperts(module, form, num_threads, arena)
+    packed = [each.pack(arena) for each in rows]
+    return QuantisedExperts(packed, form.is_gelu, num_threads, form.biases(module), form.clamp)
 
 
-def is_served(module: Any) -> bool:
-    """Whether it is a mixture's experts of the form that the operators know."""
-    return _has_usual_form(module) and _is_gelu(module) is not None
+def form_of(module: Any) -> ExpertsForm | None:
+    """The form of a mixture's experts as the operators compute it; None where they do not, and of what is no mixture."""
+    weights = [getattr(module, name, None) for name in _WEIGHTS]
+    if not all(isinstance(weight, nn.Parameter) and weight.dim() == 3 and is_packable(weight) for weight in weights):
+        return None
+    kind = type(module)
+    # What transformers' decorator gives a class: a forward around its own, and where it has none a way to gate.
+    is_decorated = hasattr(kind.forward, "__wrapped__") and hasattr(kind, "_apply_gate")
+    if not is_decorated or any(getattr(module, name, value) != value for name, value in _REQUIRED.items()):
+        return None
+    names = ("is_concatenated", "is_transposed", "has_bias")
+    layout = [bool(getattr(module, name, default)) for name, default in zip(names, (True, False, False), strict=True)]
+    gate = _gate_of(module, is_concatenated=layout[0])
+    form = None if gate is None else ExpertsForm(*layout, *gate)
+    return form if form is not None and _fits(module, form) else None
 
 
-def expert_parts(name: str, gate_up: Tensor, down: Tensor) -> dict[str, Tensor]:
-    """The weights of experts called ``name``, gate and up apart, by name."""
-    gate, up = gate_up.chunk(2, dim=1)
-    return {f"{name}.{part}_proj.weight": weight for part, weight in (("gate", gate), ("up", up), ("down", down))}
+def _gate_of(module: Any, *, is_concatenated: bool) -> tuple[bool, tuple[float, ...]] | None:
+    """Whether the gate is gelu, and its clamp, found from what the module's own gate gives; None of another gate."""
+    both = _probe()
+    halves = both.chunk(2, dim=-1) if is_concatenated else (both[..., ::2], both[..., 1::2])
+    try:
+        given = module._apply_gate(both)
+    except (RuntimeError, AttributeError, TypeError, ValueError):
+        return None
+    clamp = tuple(getattr(module, name, None) for name in ("limit", "alpha"))
+    candidates = [(gated(*halves, gelu), (gelu, ())) for gelu in (False, True)]
+    if all(isinstance(number, int | float) and number > 0 for number in clamp):
+        candidates.append((clamped_gate(*halves, *clamp), (False, tuple(map(float, clamp)))))
+    return next((gate for ours, gate in candidates if torch.allclose(ours, given, rtol=1e-5, atol=1e-6)), None)
 
 
-def _quantised(name: str, module: Any, quantise: Quantise) -> list[QuantisedRows] | None:
+@cache
+def _probe() -> Tensor:
+    """Rows of gates and what they multiply, also beyond what clamps allow."""
+    return torch.randn(64, 32, generator=torch.Generator().manual_seed(0)) * 6
+
+
+def expert_parts(name: str, module: Any, form: ExpertsForm) -> dict[str, Tensor]:
+    """The weights of the experts called ``name``, gate and up apart, by name."""
+    parts = dict(zip(("gate", "up"), form.gate_up(module.gate_up_proj), strict=True))
+    parts["down"] = form.down(module.down_proj)
+    return {f"{name}.{part}_proj.weight": weight for part, weight in parts.items()}
+
+
+def _quantised(name: str, module: Any, form: ExpertsForm, quantise: Quantise) -> list[QuantisedRows] | None:
     """Rows of gate, up and down; None where not all are given: the three are one operator."""
     found = []
-    for part, weight in expert_parts(name, module.gate_up_proj, module.down_proj).items():
+    for part, weight in expert_parts(name, module, form).items():
         rows = quantise(part, weight)
         if rows is None:
             return None
@@ -87,40 +155,24 @@ def _quantised(name: str, module: Any, quantise: Quantise) -> list[QuantisedRows
     return found
 
 
-def _has_usual_form(module: Any) -> bool:
-    """Whether it is one of transformers' experts, gate and up in one tensor, and multiplies them as most do."""
-    gate_up, down = (getattr(module, name, None) for name in ("gate_up_proj", "down_proj"))
-    if not (isinstance(gate_up, nn.Parameter) and isinstance(down, nn.Parameter) and _fit(gate_up, down)):
-        return False
-    from transformers.integrations.moe import use_experts_implementation  # here: no other model needs it
-
-    # What the decorator gives a class: a forward around its own, and where it has none a way to gate.
-    kind = type(module)
-    is_decorated = hasattr(kind.forward, "__wrapped__") and hasattr(kind, "_apply_gate")
-    is_gated_as_usual = is_decorated and kind._apply_gate.__module__ == use_experts_implementation.__module__
-    return is_gated_as_usual and all(getattr(module, name, value) == value for name, value in _FORM.items())
-
-
-def _is_gelu(module: Any) -> bool | None:
-    """Whether the gate's function is gelu by tanh; False of silu, None of another."""
-    from transformers.activations import ACT2FN
-
-    kinds = {type(ACT2FN[name]): name.startswith("gelu") for name in ("silu", "swish", "gelu_pytorch_tanh")}
-    return kinds.get(type(getattr(module, "act_fn", None)))
-
-
-def _fit(gate_up: Tensor, down: Tensor) -> bool:
-    """Whether they are [E, 2I, H] and [E, H, I], and can be packed."""
-    if down.dim() != 3 or gate_up.dtype != down.dtype or not is_packable(gate_up) or not is_packable(down):
-        return False
+def _fits(module: Any, form: ExpertsForm) -> bool:
+    """Whether gate, up [E, I, H] and down [E, H, I] are of one model and can be packed."""
+    (gate, up), down = form.gate_up(module.gate_up_proj), form.down(module.down_proj)
     experts, hidden, inner = down.shape
-    return gate_up.shape == (experts, 2 * inner, hidden) and hidden % 2 == inner % 2 == 0
+    is_whole = gate.shape == up.shape == (experts, inner, hidden) and gate.dtype == down.dtype
+    if form.has_bias:
+        biases = [getattr(module, f"{name}_bias", None) for name in _WEIGHTS]
+        is_whole = is_whole and [getattr(bias, "shape", None) for bias in biases] == [
+            (experts, 2 * inner), (experts, hidden),
+        ]  # fmt: skip
+    return is_whole and hidden % 2 == inner % 2 == 0
 
 
-def _packed(weights: Tensor, arena: Arena) -> Tensor:
-    """Matrices [E, M, N, K], each packed by itself."""
-    shape = torch.ops.yggdrasil.packed_shape(weights[0, 0])
-    packed = arena.zeros((*weights.shape[:2], *shape), weights.dtype)
-    for matrix, place in zip(weights.flatten(0, 1), packed.flatten(0, 1), strict=True):
-        torch.ops.yggdrasil.pack_linear(matrix, place)
+def _packed(parts: Sequence[Tensor], arena: Arena) -> Tensor:
+    """Matrices [E, N, K] of every expert, each packed by itself: [E, M, ...]."""
+    shape = torch.ops.yggdrasil.packed_shape(parts[0][0])
+    packed = arena.zeros((parts[0].shape[0], len(parts), *shape), parts[0].dtype)
+    for expert, places in enumerate(packed):
+        for part, place in zip(parts, places, strict=True):
+            torch.ops.yggdrasil.pack_linear(part[expert].contiguous(), place)
     return packed

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 import yggdrasil.native  # noqa: F401  (registers torch.ops.yggdrasil)
-from yggdrasil.checkpoints.experts import expert_parts, is_served, pack_experts
+from yggdrasil.checkpoints.experts import expert_parts, form_of, pack_experts
 from yggdrasil.checkpoints.formats.layers import QuantisedEmbedding, QuantisedLinear
 from yggdrasil.checkpoints.formats.rows import PackedRows, Quantise
 from yggdrasil.checkpoints.packable import is_packable, page_out
@@ -96,7 +96,8 @@ def weights_of(name: str, module: Any) -> tuple[str, ...]:
     """The weights of a layer called ``name`` that may be quantised, all or none; of what is no such layer none."""
     if type(module) in (nn.Embedding, nn.Linear):
         return (f"{name}.weight",)
-    return tuple(expert_parts(name, module.gate_up_proj, module.down_proj)) if is_served(module) else ()
+    form = form_of(module)
+    return () if form is None else tuple(expert_parts(name, module, form))
 
 
 class _Packer:

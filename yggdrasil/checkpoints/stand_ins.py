@@ -11,7 +11,8 @@ from safetensors import safe_open
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from yggdrasil.checkpoints.gguf.checkpoint import empty_model, own_weights
+from yggdrasil.checkpoints.gguf.checkpoint import empty_model
+from yggdrasil.checkpoints.gguf.experts import own_weights
 
 
 def load_beside_blocks(folder: Path, dtype: torch.dtype, **options: Any) -> Any:

@@ -57,9 +57,11 @@ def lower_unit(found: Repetition) -> Lowered | None:
 
 def _add_attention(program: Program, call: Node, unit: set[Node]) -> set[Node]:
     """Add the attention and what makes its heads out of rows; the nodes that these are, none of something else."""
-    query, key, value, keys, values, offsets, mask, scale, window, softcap, _ = call.args
+    query, key, value, keys, values, offsets, mask, scale, window, softcap, sinks, _ = call.args
     turned, turned_key, plain, mask_rows = _turned(query), _turned(key), _rows_of(value), _selected(mask)
     output = next(iter(call.users), None)
+    if sinks is not None:  # no program adds them
+        return set()
     if turned is None or turned_key is None or output is None or len(call.users) != 1 or turned[2:] != turned_key[2:]:
         return set()
     turns = [turned.norm, turned_key.norm, turned.cos, turned.sin]

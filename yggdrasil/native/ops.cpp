@@ -82,9 +82,12 @@ YGG_API int32_t yggdrasil_plain_linear(View input, View weight, View bias, int64
   return guarded([&] { plain_linear(of(input), of(weight), of(bias), num_threads, of(out)); });
 }
 
-YGG_API int32_t yggdrasil_packed_experts(View input, View chosen, View shares, View gate_up, View down, int64_t inner_features, bool gelu, int64_t num_threads,
-                                         View out) {
-  return guarded([&] { packed_experts(of(input), of(chosen), of(shares), of(gate_up), of(down), inner_features, gelu, num_threads, of(out)); });
+YGG_API int32_t yggdrasil_packed_experts(View input, View chosen, View shares, View gate_up, View down, View biases, int64_t num_biases, int64_t inner_features,
+                                         bool gelu, const double* clamp, int64_t num_clamp, int64_t num_threads, View out) {
+  return guarded([&] {
+    packed_experts(of(input), of(chosen), of(shares), of(gate_up), of(down), inner_features, {all_of(biases, num_biases), gelu, doubles(clamp, num_clamp)},
+                   num_threads, of(out));
+  });
 }
 
 YGG_API int32_t yggdrasil_norm_rows(View input, View norm, bool plus_one, double eps, View residual, int64_t num_threads, View out) {
@@ -92,9 +95,10 @@ YGG_API int32_t yggdrasil_norm_rows(View input, View norm, bool plus_one, double
 }
 
 YGG_API int32_t yggdrasil_tree_attention(View query, View key, View value, View key_cache, View value_cache, View offsets, View tree_mask, double scale,
-                                         int64_t window, double softcap, int64_t num_threads, View out) {
+                                         int64_t window, double softcap, View sinks, int64_t num_threads, View out) {
   return guarded([&] {
-    tree_attention(of(query), of(key), of(value), of(key_cache), of(value_cache), of(offsets), of(tree_mask), scale, window, softcap, num_threads, of(out));
+    tree_attention(of(query), of(key), of(value), of(key_cache), of(value_cache), of(offsets), of(tree_mask), scale, window, softcap, of(sinks), num_threads,
+                   of(out));
   });
 }
 
@@ -156,11 +160,12 @@ AOTITorchError aoti_torch_cpu_plain_linear(AtenTensorHandle input, AtenTensorHan
 }
 
 AOTITorchError aoti_torch_cpu_packed_experts(AtenTensorHandle input, AtenTensorHandle chosen, AtenTensorHandle shares, AtenTensorHandle gate_up,
-                                             AtenTensorHandle down, int64_t inner_features, bool gelu, int64_t num_threads, AtenTensorHandle* result) {
+                                             AtenTensorHandle down, const AtenTensorHandle* biases, int64_t num_biases, int64_t inner_features, bool gelu,
+                                             const double* clamp, int64_t num_clamp, int64_t num_threads, AtenTensorHandle* result) {
   return shimmed([&] {
     const Tensor x = tensor_of(input);
-    packed_experts(x, tensor_of(chosen), tensor_of(shares), tensor_of(gate_up), tensor_of(down), inner_features, gelu, num_threads,
-                   new_tensor(x.sizes(), x.dtype(), result));
+    packed_experts(x, tensor_of(chosen), tensor_of(shares), tensor_of(gate_up), tensor_of(down), inner_features,
+                   {tensors_of(biases, num_biases), gelu, doubles(clamp, num_clamp)}, num_threads, new_tensor(x.sizes(), x.dtype(), result));
   });
 }
 
@@ -174,11 +179,11 @@ AOTITorchError aoti_torch_cpu_norm_rows(AtenTensorHandle input, AtenTensorHandle
 
 AOTITorchError aoti_torch_cpu_tree_attention(AtenTensorHandle query, AtenTensorHandle key, AtenTensorHandle value, AtenTensorHandle key_cache,
                                              AtenTensorHandle value_cache, AtenTensorHandle offsets, AtenTensorHandle tree_mask, double scale,
-                                             int64_t window, double softcap, int64_t num_threads, AtenTensorHandle* result) {
+                                             int64_t window, double softcap, AtenTensorHandle* sinks, int64_t num_threads, AtenTensorHandle* result) {
   return shimmed([&] {
     const Tensor q = tensor_of(query);
     tree_attention(q, tensor_of(key), tensor_of(value), tensor_of(key_cache), tensor_of(value_cache), tensor_of(offsets), tensor_of(tree_mask), scale, window,
-                   softcap, num_threads, new_tensor({1, q.size(2), q.size(1), q.size(3)}, q.dtype(), result));
+                   softcap, optional_tensor_of(sinks), num_threads, new_tensor({1, q.size(2), q.size(1), q.size(3)}, q.dtype(), result));
   });
 }
 

@@ -40,9 +40,20 @@ def packed_linears(  # noqa: PLR0913  (an operator's schema)
     if norm is not None:
         x = norm_rows(x, norm, plus_one, eps, None, num_threads)
     if gate is not None:
-        x = (torch.nn.functional.gelu(gate, approximate="tanh") if gelu else torch.nn.functional.silu(gate)) * x
+        x = gated(gate, x, gelu)
     outputs = [torch.nn.functional.linear(x, weight, bias) for weight, bias in zip(packed, biases, strict=True)]
     return outputs if residual is None else [outputs[0] + residual]
+
+
+def gated(gate: Tensor, up: Tensor, gelu: bool) -> Tensor:
+    """``up`` times the gelu (by tanh) or silu of ``gate``."""
+    return (torch.nn.functional.gelu(gate, approximate="tanh") if gelu else torch.nn.functional.silu(gate)) * up
+
+
+def clamped_gate(gate: Tensor, up: Tensor, limit: float, alpha: float) -> Tensor:
+    """gpt-oss's SwiGLU: both bounded by ``limit``, the gate's sigmoid of ``alpha`` times it, and ``up`` plus one."""
+    gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    return (up + 1) * (gate * torch.sigmoid(gate * alpha))
 
 
 def plain_linear(x: Tensor, weight: Tensor, bias: Tensor | None, num_threads: int) -> Tensor:
@@ -55,17 +66,22 @@ def packed_experts(
     shares: Tensor,  # [W, K]: weights of what the experts give
     gate_up: Tensor,  # [E, 2, I, H]
     down: Tensor,  # [E, 1, H, I]
+    biases: list[Tensor],  # none, or float32 of gate [E, I], of up [E, I] and of down [E, H]
     inner_features: int,
     gelu: bool,  # gelu by tanh, else silu
+    clamp: list[float],  # none, or limit and alpha of ``clamped_gate``
     num_threads: int,
 ) -> Tensor:
     """The weighted sum [W, H] of what the experts give that a row chose, in the order of their numbers."""
     output = torch.zeros_like(x)
     for expert, ((gate, up), (last,)) in enumerate(zip(gate_up, down, strict=True)):
         places, rows = torch.where(chosen.t() == expert)
-        (given,) = packed_linears(
-            x[rows] @ up.t(), x[rows] @ gate.t(), gelu, None, False, 0.0, None, [last], [None], [], num_threads
-        )
+        gates, ups = x[rows] @ gate.t(), x[rows] @ up.t()
+        if biases:
+            gates, ups = ((each + bias[expert]).to(x.dtype) for each, bias in zip((gates, ups), biases, strict=False))
+        given = (clamped_gate(gates, ups, *clamp) if clamp else gated(gates, ups, gelu)) @ last.t()
+        if biases:
+            given = (given + biases[2][expert]).to(x.dtype)
         output.index_add_(0, rows, (given * shares[rows, places, None]).to(x.dtype))
     return output
 
@@ -110,13 +126,15 @@ def tree_attention(  # noqa: PLR0913  (an operator's schema)
     scale: float,
     window: int,
     softcap: float,
+    sinks: Tensor | None,  # [Hq]
     num_threads: int,
 ) -> Tensor:
     """Write the step's keys and values, then attend to the context and to the tree slots the mask allows.
 
     Returns [1, R, Hq, D]: R is W, or fewer where other rows are only attended to. ``window`` > 0 keeps the last
-    ``window`` keys of each row's path (itself included); ``softcap`` > 0 bounds the scores as Gemma 2 does. A grouped
-    matmul serves all query heads of a key head, so keys are never repeated.
+    ``window`` keys of each row's path (itself included); ``softcap`` > 0 bounds the scores as Gemma 2 does. A sink is one
+    more score of its head, whose weight meets no value. A grouped matmul serves all query heads of a key head, so keys
+    are never repeated.
     """
     context, start = offsets.unbind()
     width, num_key_heads, capacity = query.shape[2], key_cache.shape[0], key_cache.shape[1]
@@ -135,7 +153,11 @@ def tree_attention(  # noqa: PLR0913  (an operator's schema)
     if softcap > 0:
         scores = softcap * torch.tanh(scores / softcap)
     scores = scores.view(num_key_heads, -1, width, capacity).masked_fill(~visible, float("-inf"))
-    mixed = scores.softmax(-1).view(num_key_heads, -1, capacity) @ value_cache.float()
+    if sinks is not None:
+        more = sinks.float().view(num_key_heads, -1, 1, 1).expand(-1, -1, width, 1)
+        scores = torch.cat([scores, more], dim=-1)
+    weights = scores.softmax(-1)[..., :capacity]
+    mixed = weights.reshape(num_key_heads, -1, capacity) @ value_cache.float()
     heads = mixed.view(-1, width, query.shape[-1])  # [Hq, W, D]
     return heads.transpose(0, 1).to(query.dtype).unsqueeze(0).contiguous()
 

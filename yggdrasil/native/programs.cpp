@@ -5,12 +5,6 @@
 
 using namespace yggdrasil;
 
-namespace {
-
-List<double> doubles(const double* numbers, int64_t count) { return {numbers, static_cast<size_t>(count)}; }
-
-}  // namespace
-
 YGG_API int32_t yggdrasil_keep_table(View tensors, int64_t count, int64_t* number) {
   return guarded([&] { *number = WeightRegistry::instance().keep(all_of(tensors, count)); });
 }

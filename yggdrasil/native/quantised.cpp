@@ -40,9 +40,11 @@ YGG_API int32_t yggdrasil_screened_best(View input, View packed, View bias, View
 }
 
 YGG_API int32_t yggdrasil_quantised_experts(View input, View chosen, View shares, View packed, int64_t num_packed, const int64_t* formats,
-                                            int64_t num_formats, int64_t inner_features, bool gelu, int64_t num_threads, View out) {
+                                            int64_t num_formats, View biases, int64_t num_biases, int64_t inner_features, bool gelu, const double* clamp,
+                                            int64_t num_clamp, int64_t num_threads, View out) {
   return guarded([&] {
-    quantised_experts(of(input), of(chosen), of(shares), all_of(packed, num_packed), ints(formats, num_formats), inner_features, gelu, num_threads, of(out));
+    quantised_experts(of(input), of(chosen), of(shares), all_of(packed, num_packed), ints(formats, num_formats), inner_features,
+                      {all_of(biases, num_biases), gelu, doubles(clamp, num_clamp)}, num_threads, of(out));
   });
 }
 
@@ -97,12 +99,13 @@ AOTITorchError aoti_torch_cpu_quantised_linears(AtenTensorHandle input, AtenTens
 }
 
 AOTITorchError aoti_torch_cpu_quantised_experts(AtenTensorHandle input, AtenTensorHandle chosen, AtenTensorHandle shares, const AtenTensorHandle* packed,
-                                                int64_t num_packed, const int64_t* formats, int64_t num_formats, int64_t inner_features, bool gelu,
+                                                int64_t num_packed, const int64_t* formats, int64_t num_formats, const AtenTensorHandle* biases,
+                                                int64_t num_biases, int64_t inner_features, bool gelu, const double* clamp, int64_t num_clamp,
                                                 int64_t num_threads, AtenTensorHandle* result) {
   return shimmed([&] {
     const Tensor x = tensor_of(input);
-    quantised_experts(x, tensor_of(chosen), tensor_of(shares), tensors_of(packed, num_packed), ints(formats, num_formats), inner_features, gelu, num_threads,
-                      new_tensor(x.sizes(), x.dtype(), result));
+    quantised_experts(x, tensor_of(chosen), tensor_of(shares), tensors_of(packed, num_packed), ints(formats, num_formats), inner_features,
+                      {tensors_of(biases, num_biases), gelu, doubles(clamp, num_clamp)}, num_threads, new_tensor(x.sizes(), x.dtype(), result));
   });
 }
 

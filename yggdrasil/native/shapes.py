@@ -41,16 +41,16 @@ def plain_linear(x: Tensor, weight: Tensor, bias: Tensor | None, num_threads: in
     return x.new_empty((*x.shape[:-1], weight.shape[0]))
 
 
-def packed_experts(
-    x: Tensor, chosen: Tensor, shares: Tensor, gate_up: Tensor, down: Tensor, inner_features: int, gelu: bool,
-    num_threads: int,
+def packed_experts(  # noqa: PLR0913
+    x: Tensor, chosen: Tensor, shares: Tensor, gate_up: Tensor, down: Tensor, biases: list[Tensor],
+    inner_features: int, gelu: bool, clamp: list[float], num_threads: int,
 ) -> Tensor:  # fmt: skip
     return x.new_empty(x.shape)
 
 
-def quantised_experts(
-    x: Tensor, chosen: Tensor, shares: Tensor, packed: list[Tensor], formats: list[int], inner_features: int,
-    gelu: bool, num_threads: int,
+def quantised_experts(  # noqa: PLR0913
+    x: Tensor, chosen: Tensor, shares: Tensor, packed: list[Tensor], formats: list[int], biases: list[Tensor],
+    inner_features: int, gelu: bool, clamp: list[float], num_threads: int,
 ) -> Tensor:  # fmt: skip
     return x.new_empty(x.shape)
 
@@ -95,7 +95,7 @@ def top_candidates(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 def tree_attention(  # noqa: PLR0913
     query: Tensor, key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, offsets: Tensor,
-    tree_mask: Tensor, scale: float, window: int, softcap: float, num_threads: int,
+    tree_mask: Tensor, scale: float, window: int, softcap: float, sinks: Tensor | None, num_threads: int,
 ) -> Tensor:  # fmt: skip
     return query.new_empty((1, query.shape[2], query.shape[1], query.shape[3]))
 

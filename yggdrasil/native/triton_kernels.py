@@ -111,9 +111,9 @@ def attend_to_split(
 
 @triton.jit
 def merge_splits(
-    partial, stats, output, offsets, width,
+    partial, stats, output, offsets, sinks, width,
     WINDOW: tl.constexpr, NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
-    NUM_SPLITS: tl.constexpr, BLOCK_P: tl.constexpr,
+    NUM_SPLITS: tl.constexpr, BLOCK_P: tl.constexpr, HAS_SINKS: tl.constexpr,
 ):  # fmt: skip
     """Combine the splits of one row of one query head (program 0: head * W + row) into ``output`` [W, Hq, D]."""
     member = tl.program_id(0)
@@ -125,11 +125,18 @@ def merge_splits(
     place = member.to(tl.int64) * NUM_SPLITS + splits
     top = tl.load(stats + place * 2, mask=is_used, other=float("-inf"))
     total = tl.load(stats + place * 2 + 1, mask=is_used, other=0.0)
-    weight = tl.exp(top - tl.max(top, 0))
+    most = tl.max(top, 0)
+    if HAS_SINKS:
+        sink = tl.load(sinks + member // width).to(tl.float32)
+        most = tl.maximum(most, sink)
+    weight = tl.exp(top - most)
+    whole = tl.sum(total * weight, 0)
+    if HAS_SINKS:
+        whole += tl.exp(sink - most)
     sums = tl.load(
         partial + place[:, None] * HEAD_DIM + columns[None, :], mask=is_used[:, None] & inside[None, :], other=0.0
     )
-    mixed = tl.sum(sums * weight[:, None], 0) / tl.sum(total * weight, 0)
+    mixed = tl.sum(sums * weight[:, None], 0) / whole
     row, head = member % width, member // width
     out = (row * NUM_HEADS + head).to(tl.int64) * HEAD_DIM + columns
     tl.store(output + out, mixed.to(output.dtype.element_ty), mask=inside)

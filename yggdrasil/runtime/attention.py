@@ -20,7 +20,7 @@ ATTENTION_NAME = "yggdrasil_tree"
 
 
 # Extra terms of some families' attention that ours does not compute; dropping one would be silently wrong.
-_UNSUPPORTED = ("s_aux", "sinks", "position_bias", "alibi", "indices", "head_mask")
+_UNSUPPORTED = ("position_bias", "alibi", "indices", "head_mask")
 
 
 def tree_attention(  # noqa: PLR0913  (the signature is transformers')
@@ -32,6 +32,7 @@ def tree_attention(  # noqa: PLR0913  (the signature is transformers')
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
+    s_aux: Tensor | None = None,  # [Hq], one more score of each head, whose weight meets no value
     *,
     step_cache: StepCache,
     num_threads: int,
@@ -45,7 +46,7 @@ def tree_attention(  # noqa: PLR0913  (the signature is transformers')
     output = torch.ops.yggdrasil.tree_attention(
         query, key, value, step_cache.step_keys[layer], step_cache.step_values[layer], step_cache.offsets,
         attention_mask[0, 0], scaling if scaling is not None else query.shape[-1] ** -0.5, sliding_window or 0,
-        softcap or 0.0, num_threads,
+        softcap or 0.0, s_aux, num_threads,
     )  # fmt: skip
     return output, None
 

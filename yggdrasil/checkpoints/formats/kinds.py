@@ -14,6 +14,7 @@ class Format(IntEnum):
     Q4_K = 12
     Q5_K = 13
     Q6_K = 14
+    MXFP4 = 39
 
 
 FORMATS = tuple(Format)  # what the kernels of `quantised_format.h` read
@@ -26,4 +27,5 @@ BLOCKS: dict[int, tuple[int, int]] = {  # format -> weights a block, bytes a blo
     Format.Q4_K: (256, 144),
     Format.Q5_K: (256, 176),
     Format.Q6_K: (256, 210),
+    Format.MXFP4: (32, 17),
 }

@@ -40,6 +40,20 @@ class QuantisedLinear(nn.Module):
         return output
 
 
+_BIASES = ("gate_bias", "up_bias", "down_bias")  # of experts
+
+
+def keep_biases(experts: nn.Module, biases: Sequence[Tensor]) -> None:
+    """Register the experts' biases, three or none, as buffers."""
+    for name, bias in zip(_BIASES, biases, strict=bool(biases)):
+        experts.register_buffer(name, bias)
+
+
+def kept_biases(experts: nn.Module) -> list[Tensor]:
+    """What ``keep_biases`` registered."""
+    return [getattr(experts, name) for name in _BIASES if hasattr(experts, name)]
+
+
 class QuantisedExperts(nn.Module):
     """A mixture's experts over quantised weights, as ``PackedExperts`` over full ones; inference only."""
 
@@ -48,9 +62,18 @@ class QuantisedExperts(nn.Module):
     up_proj: Tensor
     down_proj: Tensor
 
-    def __init__(self, weights: Sequence[PackedRows], is_gelu: bool, num_threads: int) -> None:
-        """``weights`` are those of gate, up and down."""
+    def __init__(
+        self,
+        weights: Sequence[PackedRows],
+        is_gelu: bool,
+        num_threads: int,
+        biases: Sequence[Tensor] = (),
+        clamp: Sequence[float] = (),
+    ) -> None:
+        """``weights`` are those of gate, up and down, ``biases`` theirs or none; ``clamp`` as the operator takes it."""
         super().__init__()
+        self.clamp = list(clamp)
+        keep_biases(self, biases)
         self.formats = [weight.format for weight in weights]
         self.inner_features = weights[-1].num_inputs
         self.is_gelu, self.num_threads = is_gelu, num_threads
@@ -61,7 +84,7 @@ class QuantisedExperts(nn.Module):
         """Of rows [W, H], experts [W, K] int64 and their weights [W, K] the weighted sums [W, H]."""
         output: Tensor = torch.ops.yggdrasil.quantised_experts(
             hidden_states, top_k_index, top_k_weights, [self.gate_proj, self.up_proj, self.down_proj], self.formats,
-            self.inner_features, self.is_gelu, self.num_threads,
+            kept_biases(self), self.inner_features, self.is_gelu, self.clamp, self.num_threads,
         )  # fmt: skip
         return output
 

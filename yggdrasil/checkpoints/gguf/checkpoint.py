@@ -39,7 +39,8 @@ def write_weights(
     """
     total = sum(int(np.prod(tensor.shape)) for tensor in header.tensors.values()) * dtype.itemsize
     writer = ShardWriter(folder, max(_LEAST_SHARD, total // _NUM_SHARDS))
-    for name, tensor in together(_weights(header, config, dtype, but)):
+    model = empty_model(config)
+    for name, tensor in together(_weights(header, config, dtype, but), model):
         writer.add(name, tensor)
     writer.close()
 
@@ -66,7 +67,7 @@ def _weights(
 
 def _expected_shapes(config: PretrainedConfig) -> dict[str, tuple[int, ...]]:
     """The weights of the model by name, those of experts as files hold them; tied ones once."""
-    return {name: tuple(weight.shape) for name, weight in apart(own_weights(empty_model(config))).items()}
+    return {name: tuple(weight.shape) for name, weight in apart(empty_model(config)).items()}
 
 
 def empty_model(config: PretrainedConfig) -> PreTrainedModel:
@@ -74,12 +75,6 @@ def empty_model(config: PretrainedConfig) -> PreTrainedModel:
     with torch.device("meta"):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
     return model
-
-
-def own_weights(model: PreTrainedModel) -> dict[str, Tensor]:
-    """Its parameters by name; tied ones once."""
-    tied = set(model.all_tied_weights_keys)
-    return {name: parameter for name, parameter in model.named_parameters() if name not in tied}
 
 
 def row_order(header: GgufHeader, config: PretrainedConfig, tensor: GgufTensor) -> npt.NDArray[np.int64] | None:
@@ -109,8 +104,8 @@ def tensor_names(
     names: dict[str, str] = {}
     for name in shapes:
         stem, _, suffix = name.rpartition(".")
-        theirs = table.get_name(stem)
-        names[f"{theirs}.{suffix}"] = name
+        bare = table.get_name(name)  # a parameter that is no layer's weight or bias
+        names[f"{table.get_name(stem)}.{suffix}" if bare is None else f"{bare}.weight"] = name
     missing = sorted(names.keys() - header.tensors.keys())
     unknown = sorted(header.tensors.keys() - names.keys() - {ROPE_FACTORS})
     if missing or unknown:

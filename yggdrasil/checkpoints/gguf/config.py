@@ -20,7 +20,7 @@ from yggdrasil.errors import YggdrasilError, one_line
 # the model that was written.
 ARCHITECTURES = {
     "llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "phi3": "phi3", "gemma2": "gemma2", "gemma3": "gemma3_text",
-    "qwen3moe": "qwen3_moe", "smollm3": "smollm3", "granite": "granite", "olmo2": "olmo2", "ernie4_5": "ernie4_5",
+    "qwen3moe": "qwen3_moe", "smollm3": "smollm3", "granite": "granite", "olmo2": "olmo2", "ernie4_5": "ernie4_5", "gpt-oss": "gpt_oss",
 }  # fmt: skip
 # Facts by the words of transformers, for those of which it has no table.
 _USUAL = {
@@ -115,11 +115,26 @@ def _rope_scaling(header: GgufHeader) -> dict[str, Any]:
         if np.allclose(factors, _llama3_factors(scaling, len(factors)), rtol=1e-3):
             return {"rope_parameters": scaling}
         kind = "of its own"
+    if kind == "yarn":
+        return {"rope_parameters": _yarn(header, theta, factor)}
     if kind == "linear":
         return {"rope_parameters": {"rope_type": "linear", "rope_theta": theta, "factor": factor}}
     if kind != "none" or "rope_factors_long.weight" in header.tensors:
         raise _unread_rotation(header, kind if kind != "none" else "longrope")
     return {}
+
+
+def _yarn(header: GgufHeader, theta: float, factor: float) -> dict[str, Any]:
+    """YaRN's parameters. gpt-oss alone does not round where its ramp begins and ends, which no file says."""
+    found = {
+        "rope_type": "yarn", "rope_theta": theta, "factor": factor, "truncate": header.architecture != "gpt-oss",
+        "original_max_position_embeddings": int(_number(header, "rope.scaling.original_context_length", 0)),
+        "beta_fast": _number(header, "rope.scaling.yarn_beta_fast", 32.0),
+        "beta_slow": _number(header, "rope.scaling.yarn_beta_slow", 1.0),
+    }  # fmt: skip
+    if header.fact("rope.scaling.attn_factor", 1.0) != 1.0 or header.fact("rope.scaling.yarn_log_multiplier"):
+        raise _unread_rotation(header, "yarn with another scale of the scores")
+    return found
 
 
 def _unread_rotation(header: GgufHeader, rule: object) -> YggdrasilError:

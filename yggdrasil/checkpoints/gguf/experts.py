@@ -3,15 +3,15 @@
 Dims: E experts, I inner size of one, H hidden size.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any
 
-import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from yggdrasil.artifacts import shown
 from yggdrasil.artifacts.gguf import GgufHeader
-from yggdrasil.checkpoints.experts import expert_parts
+from yggdrasil.checkpoints.experts import expert_parts, form_of
 from yggdrasil.errors import YggdrasilError
 
 # What transformers calls that which files of mixtures say: how many experts there are, how many a row chooses, and I.
@@ -24,9 +24,11 @@ _WORDS = {
         "expert_count": "num_experts", "expert_used_count": "num_experts_per_tok",
         "expert_feed_forward_length": "moe_intermediate_size",
     },
+    "gpt-oss": {
+        "expert_count": "num_local_experts", "expert_used_count": "num_experts_per_tok",
+        "expert_feed_forward_length": "intermediate_size",
+    },
 }  # fmt: skip
-_GATE_UP, _DOWN = ".experts.gate_up_proj", ".experts.down_proj"
-_HALVES = (".experts.gate_proj.weight", ".experts.up_proj.weight")
 
 
 def expert_facts(header: GgufHeader) -> dict[str, Any]:
@@ -49,28 +51,44 @@ def expert_facts(header: GgufHeader) -> dict[str, Any]:
     return {words[name]: fact for name, fact in facts.items()}
 
 
-def apart(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The weights of a model by name, those of experts as files hold them."""
-    found: dict[str, Tensor] = {}
-    for name, weight in weights.items():
-        if name.endswith(_GATE_UP):
-            experts = name.removesuffix(".gate_up_proj")
-            found |= expert_parts(experts, weight, weights[f"{experts}.down_proj"])
-        elif not name.endswith(_DOWN):
-            found[name] = weight
+def apart(model: PreTrainedModel) -> dict[str, Tensor]:
+    """The model's weights by name, tied ones once and those of experts as files hold them."""
+    found = own_weights(model)
+    for name, module in model.named_modules():
+        form = form_of(module)
+        if form is None:
+            continue
+        for weight in [each for each in found if each.startswith(f"{name}.")]:
+            del found[weight]
+        found |= expert_parts(name, module, form)
+        biases = zip(("gate", "up", "down"), form.biases(module), strict=form.has_bias)
+        found |= {f"{name}.{part}_proj.bias": bias for part, bias in biases}
     return found
 
 
-def together(weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-    """What ``apart`` took apart as models have it; of a gate or up, until the other comes, one is held."""
+def together(weights: Iterable[tuple[str, Tensor]], model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
+    """What ``apart`` took apart as the model has it; of a gate or up, until the other comes, one is held."""
+    forms = {name: form for name, module in model.named_modules() if (form := form_of(module)) is not None}
     waiting: dict[str, Tensor] = {}
     for name, weight in weights:
-        if name.endswith(_HALVES):
-            experts, _, part = name.removesuffix("_proj.weight").rpartition(".")
-            other = waiting.pop(experts, None)
-            if other is None:
-                waiting[experts] = weight
-            else:
-                yield f"{experts}.gate_up_proj", torch.cat([weight, other] if part == "gate" else [other, weight], 1)
+        experts, _, part = name.removesuffix(".weight").removesuffix(".bias").rpartition(".")
+        form = forms.get(experts)
+        if form is None:
+            yield name, weight
+            continue
+        suffix = "_bias" if name.endswith(".bias") else ""
+        if part == "down_proj":
+            yield f"{experts}.down_proj{suffix}", form.down(weight).contiguous()
+            continue
+        other = waiting.pop(experts + suffix, None)
+        if other is None:
+            waiting[experts + suffix] = weight
         else:
-            yield name.removesuffix(".weight") if name.endswith(f"{_DOWN}.weight") else name, weight
+            gate, up = (weight, other) if part == "gate_proj" else (other, weight)
+            yield f"{experts}.gate_up_proj{suffix}", form.joined(gate, up)
+
+
+def own_weights(model: PreTrainedModel) -> dict[str, Tensor]:
+    """Its parameters by name; tied ones once."""
+    tied = set(model.all_tied_weights_keys)
+    return {name: parameter for name, parameter in model.named_parameters() if name not in tied}

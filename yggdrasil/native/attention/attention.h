@@ -94,8 +94,9 @@ inline void accumulate(float* const* sums, const float* const* weights, const T*
       for (int64_t j = d; j < end; ++j) sums[r][j] += weights[r][i] * widen(values[i * stride + j]);
 }
 
-// Turns scores into weights in place and returns their sum. Lanes are fixed by the index alone.
-inline float softmax_weights(float* scores, int64_t count) {
+// Turns scores into weights in place and returns their sum. Lanes are fixed by the index alone. A sink (nullable) is one more
+// score, whose weight counts in the sum alone.
+inline float softmax_weights(float* scores, int64_t count, const float* sink) {
   float maximum = -std::numeric_limits<float>::infinity();
   float sum = 0.0f;
   int64_t i = 0;
@@ -105,6 +106,7 @@ inline float softmax_weights(float* scores, int64_t count) {
   maximum = largest_of(largest);
 #endif
   for (; i < count; ++i) maximum = std::max(maximum, scores[i]);
+  if (sink) maximum = std::max(maximum, *sink);
   i = 0;
 #ifdef YGG_AVX2
   const Lanes most = spread(maximum);
@@ -119,7 +121,7 @@ inline float softmax_weights(float* scores, int64_t count) {
 #else
   for (; i < count; ++i) sum += scores[i] = std::exp(scores[i] - maximum);
 #endif
-  return sum;
+  return sink ? sum + std::exp(*sink - maximum) : sum;
 }
 
 struct AttentionJob {
@@ -161,6 +163,7 @@ struct HeadRows {
   int64_t first_row, rows;
   float* sums;     // [rows, D]
   float* weights;  // [rows, context + T], compact: context keys seen, then tree keys seen
+  const float* sink = nullptr;  // of the head; null: none
 
   int64_t first_key(int64_t r) const { return job.first_key[first_row + r]; }
   const std::vector<int64_t>& slots(int64_t r) const { return (*job.slots)[first_row + r]; }
@@ -228,7 +231,7 @@ void attend_rows(const HeadRows<T>& head, T* out) {
     const auto& slots = head.slots(r);
     const int64_t seen = job.context - head.first_key(r), count = static_cast<int64_t>(slots.size());
     score_keys(job, head.query_of(r), head.keys, count, [&](int64_t i) { return slots[i]; }, head.weights_of(r) + seen);
-    inverse[r] = 1.0f / softmax_weights(head.weights_of(r), seen + count);
+    inverse[r] = 1.0f / softmax_weights(head.weights_of(r), seen + count, head.sink);
   }
   for (int64_t begin = 0; begin < job.context; begin += kKeyBlock) {
     const int64_t end = std::min(begin + kKeyBlock, job.context);

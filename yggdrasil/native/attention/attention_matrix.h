@@ -102,7 +102,7 @@ inline void attend_tiles(const MatrixRows& rows) {
   float inverse[kMatrixUnitRows];
   for (int64_t i = 0; i < rows.count; ++i)
     inverse[i] = weigh_positions(rows.job, rows.step_row(i), rows.at, rows.scores + i * rows.at.length,
-                                 reinterpret_cast<float*>(rows.packed), rows.weights + i * rows.at.length);
+                                 reinterpret_cast<float*>(rows.packed), rows.weights + i * rows.at.length, rows.sink_of(i));
   static thread_local std::vector<PathBlock> paths;  // kept: every layer of every step lays them
   lay_paths(rows, rows.at, rows.weights, paths);
   MatrixUnit unit;

@@ -8,7 +8,8 @@ namespace yggdrasil {
 inline Tensor with_dense_rows(const Tensor& tensor) { return tensor.stride(-1) == 1 ? tensor : tensor.contiguous(); }
 
 inline void tree_attention(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& key_cache, const Tensor& value_cache,
-                      const Tensor& offsets, const Tensor& tree_mask, double scale, int64_t window, double softcap, int64_t num_threads,
+                      const Tensor& offsets, const Tensor& tree_mask, double scale, int64_t window, double softcap, const Tensor& sinks,
+                           int64_t num_threads,
                            const Tensor& out) {
   const Tensor q = with_dense_rows(query), k = with_dense_rows(key), v = with_dense_rows(value);
   const int64_t rows = q.size(2), capacity = key_cache.size(1);
@@ -16,6 +17,8 @@ inline void tree_attention(const Tensor& query, const Tensor& key, const Tensor&
                   key_cache.sizes() == value_cache.sizes() && q.size(3) == k.size(3) && q.size(1) % k.size(1) == 0,
               "keys and values do not have the cache's heads and head size: keys ", k.sizes(), ", values ", v.sizes(), ", cache ",
               key_cache.sizes());
+  YGG_CHECK(!sinks.defined() || (sinks.numel() == q.size(1) && sinks.numel() == sinks.size(0)), "each query head has a sink");
+  const Tensor wide_sinks = sinks.floats();
   static thread_local SeenKeys seen;  // kept: every layer of every step fills it
   seen.look(tree_mask.contiguous(), offsets, capacity, window);
   seen.check(k.size(2), capacity);
@@ -26,7 +29,7 @@ inline void tree_attention(const Tensor& query, const Tensor& key, const Tensor&
     write_rows<T>(k, key_cache, seen.start);
     write_rows<T>(v, value_cache, seen.start);
     const AttentionOf<T> of{q.const_data_ptr<T>(), q.size(1), q.stride(1), q.stride(2), key_cache.const_data_ptr<T>(), value_cache.const_data_ptr<T>(),
-                            key_cache.size(0), capacity, q.size(3), scale, softcap};
+                            key_cache.size(0), capacity, q.size(3), scale, softcap, wide_sinks.defined() ? wide_sinks.const_data_ptr<float>() : nullptr};
     const TreeAttention<T> attention(of, seen, rows, out.mutable_data_ptr<T>(), num_threads);
     parallel(attention.count(), num_threads, [&](int64_t begin, int64_t end) { attention.attend(begin, end); });
   };

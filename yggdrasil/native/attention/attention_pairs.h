@@ -163,7 +163,7 @@ inline void attend_pairs(const KeyHeadRows& some, uint32_t* scratch) {
   score_all(rows);
   float inverse[kUnitRows];
   for (int64_t i = 0; i < count; ++i)
-    inverse[i] = weigh_positions(job, rows.step_row(i), at, scores + i * at.length, rows.tree_scores, weights + i * at.length);
+    inverse[i] = weigh_positions(job, rows.step_row(i), at, scores + i * at.length, rows.tree_scores, weights + i * at.length, rows.sink_of(i));
   std::fill(sums, sums + count * d, 0.0f);
   int64_t column = 0;
   for (; column + kPairColumns <= d; column += kPairColumns) add_values<4>(rows, column);

@@ -16,7 +16,9 @@ struct KeyHeadRows {
   const BFloat16 *query, *keys, *values;
   BFloat16* out;
   int64_t first, count;
+  const float* sinks;  // of the query heads; null: none
 
+  const float* sink_of(int64_t i) const { return sinks ? sinks + head(i) : nullptr; }
   int64_t step_row(int64_t i) const { return (first + i) / job.group; }
   int64_t head(int64_t i) const { return (first + i) % job.group; }
   const std::vector<int64_t>& slots_of(int64_t i) const { return (*job.slots)[step_row(i)]; }
@@ -94,8 +96,10 @@ struct Positions {
 };
 
 // A row's scores of slots become scores of positions: those of its path move behind the context, what it does not see is
-// hidden. Then they become weights; returns one over their sum, which is taken before they are rounded.
-inline float weigh_positions(const AttentionJob& job, int64_t row, const Positions& at, float* scores, float* tree_scores, BFloat16* weights) {
+// hidden. Then they become weights; returns one over their sum, which is taken before they are rounded. A sink (nullable) counts
+// in the sum alone.
+inline float weigh_positions(const AttentionJob& job, int64_t row, const Positions& at, float* scores, float* tree_scores, BFloat16* weights,
+                             const float* sink) {
   const auto& slots = (*job.slots)[row];
   const int64_t first = job.first_key[row] - at.start, context = job.context - at.start;
   const float hidden = -std::numeric_limits<float>::infinity();
@@ -110,7 +114,8 @@ inline float weigh_positions(const AttentionJob& job, int64_t row, const Positio
   __m512 largest[2] = {nothing, nothing}, sums[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
   for (int64_t i = 0; i < at.length; i += 32)
     for (int j = 0; j < 2; ++j) largest[j] = _mm512_max_ps(largest[j], _mm512_mul_ps(_mm512_loadu_ps(scores + i + 16 * j), scale));
-  const __m512 maximum = _mm512_set1_ps(_mm512_reduce_max_ps(_mm512_max_ps(largest[0], largest[1])));
+  const float most = std::max(_mm512_reduce_max_ps(_mm512_max_ps(largest[0], largest[1])), sink ? *sink : hidden);
+  const __m512 maximum = _mm512_set1_ps(most);
   for (int64_t i = 0; i < at.length; i += 32) {
     for (int j = 0; j < 2; ++j) {
       const __m512 score = _mm512_mul_ps(_mm512_loadu_ps(scores + i + 16 * j), scale);
@@ -120,7 +125,8 @@ inline float weigh_positions(const AttentionJob& job, int64_t row, const Positio
       _mm256_storeu_si256(reinterpret_cast<__m256i*>(weights + i + 16 * j), to_bf16(weight));
     }
   }
-  return 1.0f / _mm512_reduce_add_ps(_mm512_add_ps(sums[0], sums[1]));
+  const float sum = _mm512_reduce_add_ps(_mm512_add_ps(sums[0], sums[1]));
+  return 1.0f / (sink ? sum + std::exp(*sink - most) : sum);
 }
 #endif
 

@@ -55,6 +55,7 @@ struct AttentionOf {
   const T *key_cache, *value_cache;  // [Hkv, S, D]
   int64_t key_heads, capacity, head_dim;
   double scale, softcap;
+  const float* sinks = nullptr;  // [Hq]; null: none
 };
 
 template <typename T>
@@ -98,7 +99,8 @@ class TreeAttention {
       const int64_t head = unit / spans, first_row = unit % spans * span_, offset = head / job_.group * head_size;
       const T *queries = of_.query + head * of_.query_head_stride, *keys = of_.key_cache + offset, *values = of_.value_cache + offset;
       const int64_t count = std::min(span_, job_.rows - first_row);
-      attend_rows(HeadRows<T>{job_, queries, keys, values, first_row, count, sums, sums + span_ * of_.head_dim}, out_ + head * of_.head_dim);
+      attend_rows(HeadRows<T>{job_, queries, keys, values, first_row, count, sums, sums + span_ * of_.head_dim, of_.sinks ? of_.sinks + head : nullptr},
+                  out_ + head * of_.head_dim);
     }
   }
 
@@ -119,7 +121,8 @@ class TreeAttention {
       const int64_t head = row / all, first = row % all;
       count = std::min({span, end - row, all - first});
       attend(KeyHeadRows{job_, of_.query + head * job_.group * of_.query_head_stride, of_.key_cache + head * head_size,
-                         of_.value_cache + head * head_size, out_ + head * job_.group * of_.head_dim, first, count},
+                         of_.value_cache + head * head_size, out_ + head * job_.group * of_.head_dim, first, count,
+                         of_.sinks ? of_.sinks + head * job_.group : nullptr},
              scratch);
     }
   }

@@ -41,6 +41,7 @@ int32_t guarded(const Action& action) {
 
 inline Tensor of(View view) { return view ? Tensor(*view) : Tensor(); }
 inline std::vector<Tensor> all_of(View views, int64_t count) { return {views, views + count}; }
+inline List<double> doubles(const double* numbers, int64_t count) { return {numbers, static_cast<size_t>(count)}; }
 inline Ints ints(const int64_t* numbers, int64_t count) { return {numbers, static_cast<size_t>(count)}; }
 
 }  // namespace yggdrasil

@@ -3,6 +3,7 @@
 // Every operation is rounded to the step's dtype where the model's own code does that, and depends on the row alone.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <type_traits>
 
@@ -27,6 +28,23 @@ template <typename T>
 struct GateOf {
   const T* rows;  // null: there is none
   bool gelu;
+  float limit = 0.0f, alpha = 0.0f;  // above 0: gate and rows are clamped, as gpt-oss does it
+
+  // (row + 1) * gate * sigmoid(alpha * gate), of a gate of at most the limit and a row within it.
+  float clamped(float gate, float row) const {
+    gate = std::min(gate, limit);
+    const float half = rounded(1.0f / (1.0f + std::exp(-rounded(gate * alpha))));
+    return rounded(rounded(std::clamp(row, -limit, limit) + 1.0f) * rounded(gate * half));
+  }
+#ifdef YGG_AVX2
+  Lanes clamped(Lanes gate, Lanes row) const {
+    const Lanes most = spread(limit), zero = zeros(), one = spread(1.0f);
+    gate = smaller(most, gate);  // in this order: what is not a number stays
+    row = smaller(most, larger(zero - most, row));
+    const Lanes half = round_to<T>(one / (one + exp16(zero - round_to<T>(gate * spread(alpha)))));
+    return round_to<T>(round_to<T>(row + one) * round_to<T>(gate * half));
+  }
+#endif
 
   // The gelu of x is x / (1 + e^-slope), as its silu is x / (1 + e^-x).
   float slope(float x) const { return gelu ? x * (kLinear + kCubic * x * x) : x; }
@@ -35,6 +53,7 @@ struct GateOf {
 #endif
 
  private:
+  static float rounded(float value) { return widen(static_cast<T>(value)); }
   static constexpr float kLinear = 1.5957691216057308f, kCubic = 0.044715f * kLinear;  // twice the root of 2 / pi
 };
 
@@ -96,7 +115,7 @@ struct InputRows {
       }
       if (gates) {
         const Lanes given = load16(gates + k);
-        some = round_to<T>(round_to<T>(given / (one + exp16(zero - gate.slope(given)))) * some);
+        some = gate.limit > 0.0f ? gate.clamped(given, some) : round_to<T>(round_to<T>(given / (one + exp16(zero - gate.slope(given)))) * some);
       }
       store16(to + k, some);
     }
@@ -109,7 +128,7 @@ struct InputRows {
       }
       if (gates) {
         const float given = widen(gates[k]);
-        one_value = rounded(rounded(given / (1.0f + std::exp(-gate.slope(given)))) * one_value);
+        one_value = gate.limit > 0.0f ? gate.clamped(given, one_value) : rounded(rounded(given / (1.0f + std::exp(-gate.slope(given)))) * one_value);
       }
       to[k] = static_cast<To>(one_value);
     }

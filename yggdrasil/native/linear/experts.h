@@ -54,11 +54,35 @@ class WeightedSums {
   T* out_;
 };
 
+// What experts do beside multiplying: biases in float32, none or of gate [E, I], up [E, I] and down [E, H]; gelu, or silu; and the
+// limit and alpha of a clamped gate, none or two.
+struct ExpertsForm {
+  List<Tensor> biases;
+  bool gelu;
+  List<double> clamp;
+
+  void check(const int64_t (&sizes)[3], int64_t num_experts) const {
+    YGG_CHECK((biases.size() == 0 || biases.size() == 3) && (clamp.size() == 0 || clamp.size() == 2), "experts have three biases or none, a clamp two numbers");
+    for (size_t i = 0; i < biases.size(); ++i)
+      YGG_CHECK(biases[i].sizes() == Ints({num_experts, sizes[i]}) && biases[i].dtype() == DType::float32 && biases[i].is_contiguous(),
+                "a bias of experts is float32, of each expert as long as its outputs");
+  }
+
+  // Of a matrix of all experts; null: it has none.
+  const float* bias(size_t matrix) const { return biases.size() ? biases[matrix].const_data_ptr<float>() : nullptr; }
+
+  template <typename T>
+  GateOf<T> gate(const T* rows) const {
+    if (clamp.size() == 0) return {rows, gelu};
+    return {rows, gelu, static_cast<float>(clamp[0]), static_cast<float>(clamp[1])};
+  }
+};
+
 // Rows [W, H], chosen [W, K] int64 and shares [W, K]; of each choice down(silu(gate(row)) * up(row)), or gelu by tanh. The
 // matrices are gate and up, of I outputs, and down, of H, as the stage reads those of all experts.
 template <template <typename> class StageOf, typename Matrix>
 void run_experts(const Tensor& input, const Tensor& chosen, const Tensor& shares, const Matrix (&matrices)[3], int64_t num_experts,
-                   int64_t inner_features, bool gelu, int64_t num_threads, const Tensor& out) {
+                   int64_t inner_features, const ExpertsForm& form, int64_t num_threads, const Tensor& out) {
   const RowsOf x(input, {});
   YGG_CHECK(input.dim() == 2 && chosen.dim() == 2 && chosen.size(0) == input.size(0), "each row chooses experts");
   check_result(out, input.sizes(), input.dtype());
@@ -66,6 +90,7 @@ void run_experts(const Tensor& input, const Tensor& chosen, const Tensor& shares
     using Stage = StageOf<T>;
     const Choices choices(chosen, shares, num_experts, Stage::are_tiled());
     const int64_t count = choices.count(), sizes[] = {inner_features, inner_features, rows.inputs};
+    form.check(sizes, num_experts);
     int64_t places[6] = {};  // of both stages' rows, then of what is given
     places[1] = Stage::words(choices, rows.inputs);
     places[2] = places[1] + Stage::words(choices, inner_features);
@@ -73,10 +98,10 @@ void run_experts(const Tensor& input, const Tensor& chosen, const Tensor& shares
     uint32_t* memory = scratch_words<Scratch::values>(places[5]);
     const auto given = [&](int i) { return reinterpret_cast<T*>(memory + places[i + 2]); };
     Stage first(rows, choices, /*is_by_choice=*/false, memory);
-    first.add(matrices[0], given(0), inner_features);
-    first.add(matrices[1], given(1), inner_features);
-    Stage second({given(1), {given(0), gelu}, {}, count, inner_features}, choices, /*is_by_choice=*/true, memory + places[1]);
-    second.add(matrices[2], given(2), rows.inputs);
+    first.add(matrices[0], given(0), inner_features, form.bias(0));
+    first.add(matrices[1], given(1), inner_features, form.bias(1));
+    Stage second({given(1), form.template gate<T>(given(0)), {}, count, inner_features}, choices, /*is_by_choice=*/true, memory + places[1]);
+    second.add(matrices[2], given(2), rows.inputs, form.bias(2));
     const WeightedSums<T> sums(choices, given(2), rows.inputs, out.mutable_data_ptr<T>());
     Stages stages;
     first.share_out(stages, num_threads, /*is_alone=*/true);

@@ -29,13 +29,14 @@ class PackedExpertsStage {
 
   PackedExpertsStage(const PackedExpertsStage&) = delete;
 
-  // out [choices, N].
-  void add(const PackedMatrix& matrix_of_each, T* out, int64_t outputs) {
+  // out [choices, N]; biases [E, N], nullable.
+  void add(const PackedMatrix& matrix_of_each, T* out, int64_t outputs, const float* biases) {
     const auto& [packed, number] = matrix_of_each;
     const int64_t panel_steps = packed.size(3), words = packed.size(2) * panel_steps * kPanel;
     const uint32_t* matrices = Met::words_of(packed);
     for (const Meeting& meeting : choices_.meetings()) {
-      const LinearOutput output{nullptr, out + meeting.first * outputs, nullptr, nullptr, outputs, std::is_same_v<T, BFloat16>};
+      const float* bias = biases ? biases + meeting.expert * outputs : nullptr;
+      const LinearOutput output{nullptr, out + meeting.first * outputs, bias, nullptr, outputs, std::is_same_v<T, BFloat16>};
       const uint32_t *x = nullptr, *tiled = nullptr;
       Met::are_tiled() ? tiled = tiled_of(meeting) : x = reinterpret_cast<const uint32_t*>(made() + meeting.first * input_.inputs);
       const uint32_t* matrix = matrices + (meeting.expert * packed.size(1) + number) * words;
@@ -79,14 +80,14 @@ class PackedExpertsStage {
 
 // The operator: packed are gate_up [E, 2, ...] of I outputs and down [E, 1, ...] of H.
 inline void packed_experts(const Tensor& input, const Tensor& chosen, const Tensor& shares, const Tensor& gate_up, const Tensor& down,
-                             int64_t inner_features, bool gelu, int64_t num_threads, const Tensor& out) {
+                             int64_t inner_features, const ExpertsForm& form, int64_t num_threads, const Tensor& out) {
   const auto is_of = [&](const Tensor& packed, int64_t matrices, int64_t outputs) {
     return packed.is_contiguous() && packed.dim() >= 5 && packed.size(0) == down.size(0) && packed.size(1) == matrices &&
            packed.size(2) == (outputs + kPanel - 1) / kPanel;
   };
   YGG_CHECK(is_of(gate_up, 2, inner_features) && is_of(down, 1, input.size(-1)), "experts are packed one beside the other");
   const PackedMatrix matrices[] = {{gate_up, 0}, {gate_up, 1}, {down, 0}};
-  run_experts<PackedExpertsStage>(input, chosen, shares, matrices, down.size(0), inner_features, gelu, num_threads, out);
+  run_experts<PackedExpertsStage>(input, chosen, shares, matrices, down.size(0), inner_features, form, num_threads, out);
 }
 
 }  // namespace yggdrasil

@@ -17,6 +17,7 @@ template <typename F>
   if constexpr (F::kBits == 8) return at(64 * vector + 32 * half);
   const __m256i nibbles = at(vector % 4 * 64 + 32 * half);
   const __m256i low = _mm256_and_si256(vector < 4 ? nibbles : _mm256_srli_epi16(nibbles, 4), _mm256_set1_epi8(15));
+  if constexpr (F::kIsTable) return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(kCodes))), low);
   if constexpr (F::kBits == 5) {
     int32_t fifths;  // byte b of the vector has the b-th bit
     std::memcpy(&fifths, values + kNibbleBytes + 8 * vector + 4 * half, sizeof fifths);
@@ -48,6 +49,9 @@ template <typename F>
   const int lane = half * kLanes / 2;
   if constexpr (F::kScaling == Scaling::plain) {
     found.scale[0] = halves_to_floats(header + 2 * (chunk * kLanes + lane));
+  } else if constexpr (F::kScaling == Scaling::power) {
+    const __m128i powers = _mm_loadu_si128(reinterpret_cast<const __m128i*>(header + 2 * lane));
+    found.scale[0] = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(powers), 16));
   } else if constexpr (F::kScaling == Scaling::affine) {
     found.scale[0] = halves_to_floats(header + 2 * (2 * chunk * kLanes + lane));
     found.minimum = halves_to_floats(header + 2 * ((2 * chunk + 1) * kLanes + lane));
@@ -150,7 +154,7 @@ constexpr int kHalvesAtOnce = F::kBits == 4 ? 2 : 1;
 
 // Vectors whose products, two of them in each sum of 16 bits, cannot overflow.
 template <typename F>
-constexpr int kAddedInWords = 32767 / (2 * 127 * ((1 << F::kBits) - 1));
+constexpr int kAddedInWords = 32767 / (2 * 127 * F::kMost);
 
 // NOTE: additions of integers may come in any order, and GCC takes all products first, which leave the registers. A sum
 // that it cannot see through keeps them in turn.

@@ -34,11 +34,12 @@ class QuantisedExpertsStage {
 
   QuantisedExpertsStage(const QuantisedExpertsStage&) = delete;
 
-  // out [choices, N].
-  void add(const QuantisedMatrix& matrix, T* out, int64_t outputs) {
+  // out [choices, N]; biases [E, N], nullable.
+  void add(const QuantisedMatrix& matrix, T* out, int64_t outputs, const float* biases) {
     const int64_t inputs = input_.inputs, bytes = num_pairs(outputs) * pair_bytes(matrix.format, inputs);
     for (const Meeting& meeting : choices_.meetings()) {
-      const LinearOutput output{nullptr, out + meeting.first * outputs, nullptr, nullptr, outputs, std::is_same_v<T, BFloat16>};
+      const float* bias = biases ? biases + meeting.expert * outputs : nullptr;
+      const LinearOutput output{nullptr, out + meeting.first * outputs, bias, nullptr, outputs, std::is_same_v<T, BFloat16>};
       const uint8_t* packed = matrix.packed.const_data_ptr<uint8_t>() + meeting.expert * bytes;
       products_.add({packed, matrix.format, inputs, output}, rounded_of(meeting), meeting.rows);
     }
@@ -84,7 +85,7 @@ class QuantisedExpertsStage {
 
 // The operator: packed are gate and up, of I outputs, and down, of H, each in its format.
 inline void quantised_experts(const Tensor& input, const Tensor& chosen, const Tensor& shares, List<Tensor> packed, Ints formats,
-                                int64_t inner_features, bool gelu, int64_t num_threads, const Tensor& out) {
+                                int64_t inner_features, const ExpertsForm& form, int64_t num_threads, const Tensor& out) {
   YGG_CHECK(packed.size() == 3 && formats.size() == 3, "experts are a gate, what it multiplies, and what reads both");
   const int64_t num_experts = packed[0].size(0), hidden = input.size(-1);
   const auto matrix = [&](size_t i, int64_t outputs, int64_t inputs) -> QuantisedMatrix {
@@ -94,7 +95,7 @@ inline void quantised_experts(const Tensor& input, const Tensor& chosen, const T
     return {packed[i], formats[i]};
   };
   const QuantisedMatrix matrices[] = {matrix(0, inner_features, hidden), matrix(1, inner_features, hidden), matrix(2, hidden, inner_features)};
-  run_experts<QuantisedExpertsStage>(input, chosen, shares, matrices, num_experts, inner_features, gelu, num_threads, out);
+  run_experts<QuantisedExpertsStage>(input, chosen, shares, matrices, num_experts, inner_features, form, num_threads, out);
 }
 
 }  // namespace yggdrasil

@@ -11,6 +11,8 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
+#include <cstring>
 
 #include "common/simd.h"
 
@@ -23,6 +25,7 @@ enum class Scaling {
   plain,    // a scale (float16) a chunk
   affine,   // a scale and a minimum (float16) a chunk
   nested,   // scale and minimum of a chunk are 6-bit multiples of two float16 a group
+  power,    // a power of two (bfloat16) a chunk
   halved,   // every half of a chunk has a scale, an 8-bit multiple of one float16 a group
 };
 
@@ -31,6 +34,8 @@ template <int Number, int Bits, Scaling Scales, int OffsetBits, int64_t BlockInp
 struct Format {
   static constexpr int kNumber = Number, kBits = Bits, kOffsetBits = OffsetBits;
   static constexpr int kOffset = OffsetBits == 0 ? 0 : 1 << OffsetBits;
+  static constexpr bool kIsTable = Scales == Scaling::power;  // values are codes of 4-bit numbers, in kCodes
+  static constexpr int kMost = kIsTable ? 28 : (1 << Bits) - 1;  // the greatest value, from 0 on
   static constexpr Scaling kScaling = Scales;
   static constexpr bool kHasMinimum = Scales == Scaling::affine || Scales == Scaling::nested;
   static constexpr bool kIsNested = Scales == Scaling::nested || Scales == Scaling::halved;
@@ -55,6 +60,10 @@ using Q8_0 = Format<8, 8, Scaling::plain, 7, 32, 34>;
 using Q4_K = Format<12, 4, Scaling::nested, 0, 256, 144>;
 using Q5_K = Format<13, 5, Scaling::nested, 0, 256, 176>;
 using Q6_K = Format<14, 6, Scaling::halved, 5, 256, 210>;
+using MXFP4 = Format<39, 4, Scaling::power, 4, 32, 17>;
+
+// Values of the 4-bit floating-point numbers (E2M1) of MXFP4, twice as large, from 0 on: 16 is zero.
+alignas(16) constexpr uint8_t kCodes[16] = {16, 17, 18, 19, 20, 22, 24, 28, 16, 15, 14, 13, 12, 10, 8, 4};
 
 // Calls function(F{}) with the format of this number.
 template <typename Function>
@@ -68,6 +77,7 @@ auto with_format(int64_t number, const Function& function) {
     case Q4_K::kNumber: return function(Q4_K{});
     case Q5_K::kNumber: return function(Q5_K{});
     case Q6_K::kNumber: return function(Q6_K{});
+    case MXFP4::kNumber: return function(MXFP4{});
   }
   YGG_CHECK(false, "no kernel for the GGUF type number ", number);
 }
@@ -78,9 +88,15 @@ inline float half_at(const uint8_t* bytes, int64_t index) {
   return half_to_float(value);
 }
 
+inline float power_at(const uint8_t* bytes, int64_t index) {
+  BFloat16 value;
+  std::memcpy(&value, bytes + 2 * index, sizeof value);
+  return widen(value);
+}
+
 // ==== from a file's blocks ============================================================================================
 
-// Values of the chunk-th 32 inputs of a block, from 0 on.
+// Values of the chunk-th 32 inputs of a block, from 0 on, or their codes.
 template <typename F>
 void raw_values(const uint8_t* block, int64_t chunk, uint8_t* values) {
   for (int i = 0; i < kChunk; ++i) {
@@ -95,7 +111,7 @@ void raw_values(const uint8_t* block, int64_t chunk, uint8_t* values) {
       values[i] = nibbles[i] >> (chunk % 2 * 4) & 15;
       if (F::kBits == 5) values[i] |= (block[16 + i] >> chunk & 1) << 4;
     } else {
-      const int64_t high = F::kHasMinimum ? 4 : 2, nibbles = high + (F::kBits == 5 ? 4 : 0);
+      const int64_t high = F::kIsTable ? 1 : F::kHasMinimum ? 4 : 2, nibbles = high + (F::kBits == 5 ? 4 : 0);
       values[i] = block[nibbles + i % 16] >> (i / 16 * 4) & 15;
       if (F::kBits == 5) values[i] |= (block[high + i / 8] >> (i % 8) & 1) << 4;
     }
@@ -108,6 +124,9 @@ void pack_scales(const uint8_t* block, int lane, uint8_t* header) {
   const auto half = [&](int64_t place, const uint8_t* value) { std::memcpy(header + 2 * (place * kLanes + lane), value, 2); };
   if constexpr (F::kScaling == Scaling::plain) {
     half(0, block);
+  } else if constexpr (F::kScaling == Scaling::power) {
+    const BFloat16 scale(std::ldexp(1.0f, *block - 128));  // of values twice as large
+    std::memcpy(header + 2 * lane, &scale, sizeof scale);
   } else if constexpr (F::kScaling == Scaling::affine) {
     half(0, block);
     half(1, block + 2);
@@ -176,6 +195,9 @@ ChunkScales chunk_scales(const uint8_t* header, int64_t chunk, int lane) {
   if constexpr (F::kScaling == Scaling::plain) {
     const float scale = half_at(header, chunk * kLanes + lane);
     return {{scale, scale}, 0.0f};
+  } else if constexpr (F::kScaling == Scaling::power) {
+    const float scale = power_at(header, lane);
+    return {{scale, scale}, 0.0f};
   } else if constexpr (F::kScaling == Scaling::affine) {
     const float scale = half_at(header, 2 * chunk * kLanes + lane);
     return {{scale, scale}, half_at(header, (2 * chunk + 1) * kLanes + lane)};
@@ -194,6 +216,7 @@ uint8_t value_at(const uint8_t* chunk, int lane, int input) {
   const int vector = input / 4, byte = lane * 4 + input % 4;
   if constexpr (F::kBits == 8) return chunk[vector * 64 + byte];
   uint8_t value = chunk[vector % 4 * 64 + byte] >> (vector / 4 * 4) & 15;
+  if constexpr (F::kIsTable) return kCodes[value];
   if constexpr (F::kBits == 5) value |= (chunk[kNibbleBytes + vector * 8 + byte / 8] >> (byte % 8) & 1) << 4;
   if constexpr (F::kBits == 6) value |= (chunk[kNibbleBytes + vector / 4 * 64 + byte] >> (vector % 4 * 2) & 3) << 4;
   return value;

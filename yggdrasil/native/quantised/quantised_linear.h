@@ -46,6 +46,11 @@ inline void widen_chunk(const uint8_t* values, __m512i (&wide)[8]) {
     wide[v] = _mm512_and_si512(nibbles, low_bits);
     wide[v + 4] = _mm512_and_si512(_mm512_srli_epi16(nibbles, 4), low_bits);
   }
+  if constexpr (F::kIsTable) {
+    const __m512i codes = _mm512_broadcast_i32x4(_mm_load_si128(reinterpret_cast<const __m128i*>(kCodes)));
+#pragma GCC unroll 16
+    for (int v = 0; v < 8; ++v) wide[v] = _mm512_shuffle_epi8(codes, wide[v]);
+  }
   if constexpr (F::kBits == 5) {
     const __m512i fifth = _mm512_set1_epi8(16);
 #pragma GCC unroll 16
@@ -79,6 +84,8 @@ inline WideScales wide_scales(const uint8_t* header, int64_t chunk) {
   WideScales wide{};
   if constexpr (F::kScaling == Scaling::plain) {
     wide.scale[0] = halves_to_floats(header + 2 * chunk * kLanes);
+  } else if constexpr (F::kScaling == Scaling::power) {
+    wide.scale[0] = load16(reinterpret_cast<const BFloat16*>(header));
   } else if constexpr (F::kScaling == Scaling::affine) {
     wide.scale[0] = halves_to_floats(header + 4 * chunk * kLanes);
     wide.minimum = halves_to_floats(header + (4 * chunk + 2) * kLanes);

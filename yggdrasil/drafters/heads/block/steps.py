@@ -60,7 +60,7 @@ class _Cache:
         """Write keys and values, and let ``query`` attend as ``torch.ops.yggdrasil.tree_attention`` does."""
         output: Tensor = torch.ops.yggdrasil.tree_attention(
             query[None], key[None], value[None], self._keys[layer], self._values[layer], offsets, mask,
-            query.shape[-1] ** -0.5, window, 0.0, self._num_threads,
+            query.shape[-1] ** -0.5, window, 0.0, None, self._num_threads,
         )  # fmt: skip
         return output[0]
 

@@ -88,7 +88,7 @@ class _Pass(torch.nn.Module):
             mask = mask[self._rows]
         output: Tensor = torch.ops.yggdrasil.tree_attention(
             query[None], key[None], value[None], self._caches[0], self._caches[1], self._place.offsets,
-            mask, query.shape[-1] ** -0.5, head.settings.window, 0.0, self._num_threads,
+            mask, query.shape[-1] ** -0.5, head.settings.window, 0.0, None, self._num_threads,
         )  # fmt: skip
         return output[0]
 
