@@ -53,7 +53,16 @@ class AttentionCase:
         """The output [1, R, Hq, D] and the two caches afterwards."""
         caches = [cache.clone() for cache in self.caches]
         output = function(
-            self.query, self.key, self.value, *caches, self.offsets, self.mask, self.scale, window, softcap, sinks,
+            self.query,
+            self.key,
+            self.value,
+            *caches,
+            self.offsets,
+            self.mask,
+            self.scale,
+            window,
+            softcap,
+            sinks,
             num_threads,
         )
         return output, *caches

@@ -12,7 +12,7 @@ TEMPLATE = "{% for message in messages %}<{{ message['role'] }}>{{ message['cont
 NAMES = {
     "llama": "LLAMA", "qwen2": "QWEN2", "qwen3": "QWEN3", "phi3": "PHI3", "gemma2": "GEMMA2", "gemma3": "GEMMA3",
     "mixtral": "LLAMA", "qwen3_moe": "QWEN3MOE", "smollm3": "SMOLLM3", "granite": "GRANITE", "olmo2": "OLMO2",
-    "ernie4_5": "ERNIE4_5",
+    "ernie4_5": "ERNIE4_5", "gpt_oss": "GPT_OSS",
 }  # fmt: skip
 # What files do not say, where llama.cpp knows no other kind.
 _ALWAYS = {
@@ -23,6 +23,7 @@ _ALWAYS = {
         "layer_types": ["full_attention"] * 4,
     },
 }
+_PLAIN = ("mlp.gate.weight", "mlp.router.weight", ".bias")  # what the converter leaves in float32
 _PERMUTED = ("llama", "smollm3", "granite")
 _MULTIPLIERS = {
     "attention.scale": "attention_multiplier", "embedding_scale": "embedding_multiplier",
@@ -45,19 +46,20 @@ def tiny_model(family, **changes):
 def write_gguf(path, model, family="llama", kind=Kind.F32, *, tokens=True, facts=None, leave_out=(), more=None):
     """Write ``model``; matrices but routers in ``kind``, which may be asked by name."""
     config, kinds = model.config, kind if callable(kind) else lambda name: kind
-    writer = gguf.GGUFWriter(path, NAMES[family].lower())
-    for name, value in (_facts_of(config, NAMES[family].lower()) | (facts or {})).items():
+    architecture = gguf.MODEL_ARCH_NAMES[getattr(gguf.MODEL_ARCH, NAMES[family])]
+    writer = gguf.GGUFWriter(path, architecture)
+    for name, value in (_facts_of(config, architecture) | (facts or {})).items():
         {str: writer.add_string, int: writer.add_uint32, float: writer.add_float32}[type(value)](name, value)
     if tokens:
         add_tokenizer(writer)
     table = gguf.get_tensor_name_map(getattr(gguf.MODEL_ARCH, NAMES[family]), config.num_hidden_layers)
-    for name, tensor in _with_experts_apart(model.state_dict()).items():
+    for name, tensor in _with_experts_apart(model.state_dict(), config).items():
         stem, _, suffix = name.rpartition(".")
-        theirs = f"{table.get_name(stem)}.{suffix}"
+        theirs = f"{table.get_name(name)}.weight" if table.get_name(name) else f"{table.get_name(stem)}.{suffix}"
         if theirs in leave_out or (name == "lm_head.weight" and config.tie_word_embeddings):
             continue
-        values = np.ascontiguousarray(_as_written(name, tensor.numpy(), config, NAMES[family].lower()))
-        stored = kinds(theirs) if values.ndim >= 2 and not name.endswith("mlp.gate.weight") else Kind.F32
+        values = np.ascontiguousarray(_as_written(name, tensor.numpy(), config, architecture))
+        stored = kinds(theirs) if values.ndim >= 2 and not name.endswith(_PLAIN) else Kind.F32
         writer.add_tensor(theirs, values if stored == Kind.F32 else gguf.quantize(values, stored), raw_dtype=stored)
     for name, values in (more or {}).items():
         writer.add_tensor(name, values)
@@ -82,6 +84,9 @@ def _facts_of(config, architecture):
         "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
         "rope.freq_base": float(rope["rope_theta"]),
     }
+    if rope["rope_type"] == "yarn":
+        facts |= {"rope.scaling.type": "yarn", "rope.scaling.factor": float(rope["factor"])}
+        facts["rope.scaling.original_context_length"] = rope["original_max_position_embeddings"]
     if hasattr(config, "num_experts"):
         facts["expert_count"], facts["expert_used_count"] = config.num_experts, config.num_experts_per_tok
         facts["expert_feed_forward_length"] = getattr(config, "moe_intermediate_size", config.intermediate_size)
@@ -103,12 +108,18 @@ def _as_written(name, values, config, architecture):
     return values
 
 
-def _with_experts_apart(weights):
+def _with_experts_apart(weights, config):
     """Gate and up of experts are one parameter in transformers, and two tensors for llama.cpp."""
     found = {}
     for name, tensor in weights.items():
         layer, _, part = name.partition(".experts.")
-        if part == "gate_up_proj":
+        if part and hasattr(config, "swiglu_limit"):  # gpt-oss's: [E, inputs, outputs], gate and up in turns
+            suffix = "bias" if part.endswith("_bias") else "weight"
+            tensor = tensor.transpose(1, 2) if suffix == "weight" else tensor
+            kind = part.removesuffix("_bias")
+            halves = {"gate": tensor[:, ::2], "up": tensor[:, 1::2]} if kind == "gate_up_proj" else {"down": tensor}
+            found |= {f"{layer}.experts.{half}_proj.{suffix}": values for half, values in halves.items()}
+        elif part == "gate_up_proj":
             gate, up = tensor.chunk(2, dim=1)
             found |= {f"{layer}.experts.gate_proj.weight": gate, f"{layer}.experts.up_proj.weight": up}
         else:

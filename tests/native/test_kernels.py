@@ -70,8 +70,15 @@ def test_a_tree_row_is_bit_identical_to_a_plain_step(dtype, window):
             before = torch.tensor([case.num_context + len(slots) - 1] * 2)
             inputs = [tensor[:, :, row : row + 1] for tensor in (case.query, case.key, case.value)]
             plain = ops.tree_attention(
-                *inputs, *alone, before, torch.ones(1, 1, dtype=torch.bool), case.scale, window, [0.0, 2.0][seed % 2],
-                sinks, 1,
+                *inputs,
+                *alone,
+                before,
+                torch.ones(1, 1, dtype=torch.bool),
+                case.scale,
+                window,
+                [0.0, 2.0][seed % 2],
+                sinks,
+                1,
             )
             assert torch.equal(plain[0, 0], output[0, row]), f"{seed = }, {row = }"
 
@@ -104,7 +111,9 @@ def test_rows_of_a_prompt_are_bit_identical_to_plain_steps(group):
     for row in range(case.width):
         one = [tensor[:, :, row : row + 1] for tensor in (case.query, case.key, case.value)]
         offsets = torch.tensor([40 + row] * 2)
-        plain = ops.tree_attention(*one, *caches, offsets, torch.ones(1, 1, dtype=torch.bool), case.scale, 0, 0.0, None, 1)
+        plain = ops.tree_attention(
+            *one, *caches, offsets, torch.ones(1, 1, dtype=torch.bool), case.scale, 0, 0.0, None, 1
+        )
         assert torch.equal(plain[0, 0], output[0, row]), f"{row = }"
 
 

@@ -100,7 +100,7 @@ def pack_experts(
 
 
 def form_of(module: Any) -> ExpertsForm | None:
-    """The form of a mixture's experts as the operators compute it; None where they do not, and of what is no mixture."""
+    """The form of a mixture's experts; None where the operators do not compute it, and of what is no mixture."""
     weights = [getattr(module, name, None) for name in _WEIGHTS]
     if not all(isinstance(weight, nn.Parameter) and weight.dim() == 3 and is_packable(weight) for weight in weights):
         return None
@@ -109,25 +109,28 @@ def form_of(module: Any) -> ExpertsForm | None:
     is_decorated = hasattr(kind.forward, "__wrapped__") and hasattr(kind, "_apply_gate")
     if not is_decorated or any(getattr(module, name, value) != value for name, value in _REQUIRED.items()):
         return None
-    names = ("is_concatenated", "is_transposed", "has_bias")
-    layout = [bool(getattr(module, name, default)) for name, default in zip(names, (True, False, False), strict=True)]
-    gate = _gate_of(module, is_concatenated=layout[0])
-    form = None if gate is None else ExpertsForm(*layout, *gate)
+    is_concatenated, is_transposed, has_bias = (
+        bool(getattr(module, name, default))
+        for name, default in (("is_concatenated", True), ("is_transposed", False), ("has_bias", False))
+    )
+    gate = _gate_of(module, is_concatenated=is_concatenated)
+    form = None if gate is None else ExpertsForm(is_concatenated, is_transposed, has_bias, *gate)
     return form if form is not None and _fits(module, form) else None
 
 
 def _gate_of(module: Any, *, is_concatenated: bool) -> tuple[bool, tuple[float, ...]] | None:
     """Whether the gate is gelu, and its clamp, found from what the module's own gate gives; None of another gate."""
     both = _probe()
-    halves = both.chunk(2, dim=-1) if is_concatenated else (both[..., ::2], both[..., 1::2])
+    gates, ups = both.chunk(2, dim=-1) if is_concatenated else (both[..., ::2], both[..., 1::2])
     try:
         given = module._apply_gate(both)
     except (RuntimeError, AttributeError, TypeError, ValueError):
         return None
-    clamp = tuple(getattr(module, name, None) for name in ("limit", "alpha"))
-    candidates = [(gated(*halves, gelu), (gelu, ())) for gelu in (False, True)]
-    if all(isinstance(number, int | float) and number > 0 for number in clamp):
-        candidates.append((clamped_gate(*halves, *clamp), (False, tuple(map(float, clamp)))))
+    limit, alpha = (getattr(module, name, None) for name in ("limit", "alpha"))
+    candidates: list[tuple[Tensor, tuple[bool, tuple[float, ...]]]]
+    candidates = [(gated(gates, ups, gelu), (gelu, ())) for gelu in (False, True)]
+    if isinstance(limit, float) and isinstance(alpha, float) and limit > 0:
+        candidates.append((clamped_gate(gates, ups, limit, alpha), (False, (limit, alpha))))
     return next((gate for ours, gate in candidates if torch.allclose(ours, given, rtol=1e-5, atol=1e-6)), None)
 
 

@@ -3,15 +3,17 @@
 from yggdrasil.artifacts.gguf import read_gguf_header
 from yggdrasil.checkpoints.formats.names import Weights
 from yggdrasil.checkpoints.gguf.mapped import keeps_blocks
+from yggdrasil.checkpoints.mxfp4 import holds_mxfp4
 from yggdrasil.checkpoints.source import Source
 from yggdrasil.native import is_native
 
 
 def usual_weights(model: str | Source, dtype: str, device: str) -> Weights:
-    """The blocks of a quantised GGUF file as they are, where there are kernels that read them; else full weights.
+    """The blocks of a quantised GGUF file or of experts in MXFP4, where kernels read them; else full weights.
 
     In float32, the arithmetic of comparisons, a model is what transformers makes of it.
     """
     found = Source.find(model)
     has_kernels = device == "cpu" and dtype == "bfloat16" and is_native()
-    return "file" if has_kernels and found.gguf and keeps_blocks(read_gguf_header(found.gguf)) else "full"
+    has_blocks = keeps_blocks(read_gguf_header(found.gguf)) if found.gguf else holds_mxfp4(found.folder)
+    return "file" if has_kernels and has_blocks else "full"

@@ -72,9 +72,9 @@ def tree_attention(  # noqa: PLR0913  (an operator's schema)
         BLOCK_N=block_n, NUM_SPLITS=num_splits, num_warps=4, num_stages=2,
     )  # fmt: skip
     triton_kernels.merge_splits[(rows,)](
-        partial, stats, output, offsets, query if sinks is None else sinks, width, WINDOW=window, NUM_HEADS=num_heads, HEAD_DIM=head_dim, BLOCK_D=block_d,
-        BLOCK_N=block_n, NUM_SPLITS=num_splits, BLOCK_P=triton.next_power_of_2(num_splits), HAS_SINKS=sinks is not None,
-        num_warps=1,
+        partial, stats, output, offsets, query if sinks is None else sinks, width, WINDOW=window, NUM_HEADS=num_heads,
+        HEAD_DIM=head_dim, BLOCK_D=block_d, BLOCK_N=block_n, NUM_SPLITS=num_splits,
+        BLOCK_P=triton.next_power_of_2(num_splits), HAS_SINKS=sinks is not None, num_warps=1,
     )  # fmt: skip
     return output
 

@@ -60,7 +60,7 @@ def plain_linear(x: Tensor, weight: Tensor, bias: Tensor | None, num_threads: in
     return torch.nn.functional.linear(x, weight, bias)
 
 
-def packed_experts(
+def packed_experts(  # noqa: PLR0913  (an operator's schema)
     x: Tensor,  # [W, H]
     chosen: Tensor,  # [W, K] int64; one past the last expert is none
     shares: Tensor,  # [W, K]: weights of what the experts give
@@ -132,9 +132,9 @@ def tree_attention(  # noqa: PLR0913  (an operator's schema)
     """Write the step's keys and values, then attend to the context and to the tree slots the mask allows.
 
     Returns [1, R, Hq, D]: R is W, or fewer where other rows are only attended to. ``window`` > 0 keeps the last
-    ``window`` keys of each row's path (itself included); ``softcap`` > 0 bounds the scores as Gemma 2 does. A sink is one
-    more score of its head, whose weight meets no value. A grouped matmul serves all query heads of a key head, so keys
-    are never repeated.
+    ``window`` keys of each row's path (itself included); ``softcap`` > 0 bounds the scores as Gemma 2 does. A sink is
+    one more score of its head, whose weight meets no value. A grouped matmul serves all query heads of a key head, so
+    keys are never repeated.
     """
     context, start = offsets.unbind()
     width, num_key_heads, capacity = query.shape[2], key_cache.shape[0], key_cache.shape[1]

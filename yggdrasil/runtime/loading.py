@@ -1,5 +1,6 @@
 """Load a causal language model for static-shape steps, and refuse what cannot be verified as a tree."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from yggdrasil.checkpoints.formats.rounding import rounding_to
 from yggdrasil.checkpoints.formats.rows import Quantise
 from yggdrasil.checkpoints.gaps import is_ignored, refuse_gaps
 from yggdrasil.checkpoints.gguf.rows import rows_of_file
+from yggdrasil.checkpoints.mxfp4 import Mxfp4Experts, holds_mxfp4
 from yggdrasil.checkpoints.outline import Outline
 from yggdrasil.checkpoints.packing import pack_linears
 from yggdrasil.checkpoints.source import Source
@@ -37,8 +39,9 @@ def load_model(
 ) -> LoadedModel:
     """Load a checkpoint folder, GGUF file or hub id, unmodified, and make it ready for static steps.
 
-    ``weights`` "file" keeps the blocks of a GGUF file as they are; a format rounds every linear layer and the embedding
-    to it: models of their own, with a quarter to a half of the bytes to read. On a CPU only.
+    ``weights`` "file" keeps the blocks of a GGUF file, or of experts in MXFP4, as they are; a format rounds every
+    linear layer and the embedding to it: models of their own, with a quarter to a half of the bytes to read. On a CPU
+    only.
 
     Raises:
         YggdrasilError: no such checkpoint, one that lacks weights of its model or holds others, or an architecture
@@ -53,7 +56,10 @@ def load_model(
     keeps_blocks = weights == "file" and pack
     folder = found.checkpoint(dtype, keeps_blocks=keeps_blocks)
     check_weights(folder)
-    load: Any = load_beside_blocks if keeps_blocks else AutoModelForCausalLM.from_pretrained
+    experts = Mxfp4Experts(folder) if holds_mxfp4(folder) else None
+    load: Any = load_beside_blocks if keeps_blocks or experts else AutoModelForCausalLM.from_pretrained
+    if experts is not None and not keeps_blocks:
+        load = partial(load, values=experts.values)
     try:
         model, report = load(
             folder, dtype=dtype, local_files_only=True, use_safetensors=True, ignore_mismatched_sizes=True,
@@ -64,7 +70,7 @@ def load_model(
     _refuse_gaps(report, found.given, config)
     model.eval()
     loaded = prepare_model(
-        model.to(device), found.given, num_threads, pack=pack, quantise=_quantise(model, found, weights)
+        model.to(device), found.given, num_threads, pack=pack, quantise=_quantise(model, found, weights, experts)
     )
     refuse_stand_ins(model)
     return loaded
@@ -86,16 +92,22 @@ def _refuse_weights(weights: Weights, source: Source, device: torch.device) -> N
         raise YggdrasilError(f"--weights {weights} is for CPUs; on a GPU use --weights full")
     if not is_native():
         raise YggdrasilError(f"--weights {weights} needs the native kernels, which need a C++ compiler: install g++")
-    if weights == "file" and source.gguf is None:
-        raise YggdrasilError(f"--weights file reads the blocks of a GGUF file, and {source.given} is none; use q8_0")
+    if weights == "file" and source.gguf is None and not holds_mxfp4(source.folder):
+        raise YggdrasilError(
+            f"--weights file reads the blocks of a GGUF file or of MXFP4 experts, and {source.given} has none; use q8_0"
+        )
 
 
-def _quantise(model: PreTrainedModel, source: Source, weights: Weights) -> Quantise | None:
+def _quantise(
+    model: PreTrainedModel, source: Source, weights: Weights, experts: Mxfp4Experts | None
+) -> Quantise | None:
     """Where quantised rows come from; None for full weights."""
     if weights == "full":
         return None
     if weights != "file":
         return rounding_to(weights, model)
+    if experts is not None:
+        return experts.part
     assert source.gguf is not None
     return rows_of_file(read_gguf_header(source.gguf), model.config)
 

@@ -20,7 +20,8 @@ from yggdrasil.errors import YggdrasilError, one_line
 # the model that was written.
 ARCHITECTURES = {
     "llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "phi3": "phi3", "gemma2": "gemma2", "gemma3": "gemma3_text",
-    "qwen3moe": "qwen3_moe", "smollm3": "smollm3", "granite": "granite", "olmo2": "olmo2", "ernie4_5": "ernie4_5", "gpt-oss": "gpt_oss",
+    "qwen3moe": "qwen3_moe", "smollm3": "smollm3", "granite": "granite", "olmo2": "olmo2", "ernie4_5": "ernie4_5",
+    "gpt-oss": "gpt_oss",
 }  # fmt: skip
 # Facts by the words of transformers, for those of which it has no table.
 _USUAL = {
