@@ -129,7 +129,7 @@ def test_drafter_and_dtype_decide_which(save):
 
 
 def test_a_provisional_plan_serves_its_own_drafters_until_there_is_a_calibrated_one(save):
-    usual = automatic_name(TARGET, None, "bfloat16")
+    usual = automatic_name(TARGET, None, "bfloat16", "cpu")
     tried = save(plan(is_provisional=True), f"{usual}-ngram")
     assert find_plan(TARGET, None, None) is None
     assert find_plan(TARGET, ["ngram"], None) == tried

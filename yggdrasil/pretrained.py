@@ -24,12 +24,13 @@ from yggdrasil.drafters.registry import NGRAM, TABLE, USUAL, is_own, make_drafte
 from yggdrasil.drafters.shipped_assets import table_folder
 from yggdrasil.drafters.statistics.shipped_table import LEAST_BYTES
 from yggdrasil.engine import decoder as engine
+from yggdrasil.engine.assembly import best_device
 from yggdrasil.engine.loading import DtypeName
 from yggdrasil.engine.online_estimates import restore
 from yggdrasil.engine.plan_lookup import automatic_name, find_plan, is_plan, plan_name
 from yggdrasil.errors import ArgumentTypeError, ArgumentValueError, YggdrasilError
 from yggdrasil.prompts import PROBE, encode_chat, usual_prompts
-from yggdrasil.scheduling.plan import Plan
+from yggdrasil.scheduling.plan import DeviceName, Plan
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -43,7 +44,7 @@ class Decoder(engine.Decoder):
     """Decodes one request at a time with a fixed model, drafter, policy and set of shapes."""
 
     @classmethod
-    def from_pretrained(
+    def from_pretrained(  # noqa: PLR0913 - one argument for each option
         cls,
         source: str | Path,
         *,
@@ -52,6 +53,7 @@ class Decoder(engine.Decoder):
         backend: Backend | None = None,
         force_machine: bool = False,
         max_length: int | None = None,
+        device: DeviceName | None = None,
         chat: bool = False,
         reporter: "Reporter | None" = None,
     ) -> engine.Decoder:
@@ -63,7 +65,8 @@ class Decoder(engine.Decoder):
         Where there is none, the first use times the model's steps for a few seconds, starts from shipped acceptance
         statistics, and keeps both in the user's cache; answers refine them. ``reporter`` shows progress; without one,
         lines go to standard error. With a plan, "ngram" or one of your own replaces its drafters, and
-        ``force_machine`` takes one of another machine. ``chat``: a model without a chat template is refused before its
+        ``force_machine`` takes one of another machine. ``device`` is "cpu" or "cuda": the plan's, without a plan a GPU
+        where there is one. ``chat``: a model without a chat template is refused before its
         weights are read.
 
         Raises:
@@ -76,7 +79,10 @@ class Decoder(engine.Decoder):
         reporter = reporter or _Lines()
         drafters = _drafters_of(drafter)
         named_drafters(drafters or USUAL)  # names that do not go together
+        if device is not None and device not in get_args(DeviceName):
+            raise ArgumentValueError(f"device must be one of {', '.join(get_args(DeviceName))}, not {device!r}")
         if is_plan(source):
+            _check_device(source, device, force_machine=force_machine)
             stand_in = _stand_in(source, drafters)
             return cls.from_plan(
                 source, dtype=dtype, drafter=stand_in, backend=backend,
@@ -87,9 +93,10 @@ class Decoder(engine.Decoder):
         if found.gguf is None:
             check_weights(found.folder)
         tokenizer = _chat_tokenizer(found) if chat else None
-        path = find_plan(found, drafters, dtype)
+        device = device or best_device()
+        path = find_plan(found, drafters, dtype, device)
         if path is None:
-            return _first_use(cls, found, drafters, dtype or "bfloat16", backend, max_length, reporter)
+            return _first_use(cls, found, drafters, dtype or "bfloat16", backend, max_length, device, reporter)
         decoder = cls.from_plan(
             path, target=found.given, backend=backend, max_length=max_length, tokenizer=tokenizer, phase=reporter.phase
         )
@@ -144,12 +151,13 @@ def _first_use(
     dtype: DtypeName,
     backend: Backend | None,
     max_length: int | None,
+    device: DeviceName,
     reporter: "Reporter",
 ) -> engine.Decoder:
     """A decoder by a plan that is made within seconds and kept in the user's cache."""
     from yggdrasil.calibration.first_use import first_plan, with_measured_costs
 
-    root, name = search_roots()[-1], automatic_name(model, drafters, dtype)
+    root, name = search_roots()[-1], automatic_name(model, drafters, dtype, device)
     path = plan_path(root, name, current_machine())
     if path.exists():
         _say(f"{shown(path)} is damaged or of an older version; it is made anew")
@@ -159,7 +167,7 @@ def _first_use(
     )
     if TABLE in (drafters or ()) and table_folder(model.fingerprint()) is None:
         _say(f"there is no n-gram table of {model.given} yet; `yggdrasil calibrate` makes one")
-    plan, tokenizer = first_plan(model, named_drafters(drafters or USUAL), dtype, name, root)
+    plan, tokenizer = first_plan(model, named_drafters(drafters or USUAL), dtype, name, root, device)
     folder = predictor_directory(root, name, current_machine())
     decoder = cls.from_loaded(
         plan, folder, backend=backend, max_length=max_length, tokenizer=tokenizer, phase=reporter.phase,
@@ -189,15 +197,27 @@ def _go_on(policy: Any, state: Mapping[str, Any]) -> None:
         policy.restore({**state, "scales": policy.state()["scales"]})
 
 
+def _check_device(plan: str | Path, device: DeviceName | None, *, force_machine: bool) -> None:
+    """Refuse a plan that was calibrated for another device."""
+    if device is None:
+        return
+    found = Plan.load(resolve_plan(plan, current_machine(), force=force_machine)).device
+    if found != device:
+        raise YggdrasilError(f"the plan {plan} is for the device {found}; calibrate one with --device {device}")
+
+
 def _check_attention(assembly: "Assembly") -> None:
-    """Compare tree attention with the models' own, in a fork, whose memory goes with it."""
+    """Compare tree attention with the models' own; on a CPU in a fork, whose memory goes with it."""
     from yggdrasil.runtime.selfcheck import check_tree_attention
 
     def check() -> str:
         check_tree_attention(assembly.target.loaded)
         return "the same"
 
-    in_fork(check)
+    if assembly.target.loaded.device.type == "cpu":
+        in_fork(check)
+    else:
+        check()
 
 
 def _say(sentence: str) -> None:

@@ -1,5 +1,9 @@
 """A model that nobody calibrated: timed within seconds, it decodes what it alone would, and what it shows is kept."""
 
+from concurrent.futures import ProcessPoolExecutor
+from importlib import import_module
+from multiprocessing import get_context
+
 import pytest
 from calibrated_pair import write_pair
 
@@ -12,6 +16,7 @@ from yggdrasil.drafters.statistics.scorer import Belief
 from yggdrasil.drafters.statistics.table import Table
 from yggdrasil.engine.online_estimates import KeptEstimates, refined, state_file
 from yggdrasil.engine.trace import Trace
+from yggdrasil.errors import YggdrasilError
 from yggdrasil.pretrained import Decoder
 from yggdrasil.scheduling.plan import Costs, Plan
 from yggdrasil.tree.shape import PLAIN_STEP, TreeShape
@@ -138,3 +143,27 @@ def test_a_table_that_is_shipped_for_the_model_is_used(models, user_cache, monke
     assert opened(models[0]).plan.free == (CountsOptions(table=True),)
     assert opened(models[0], drafter="text").plan.free == (CountsOptions(table=False),)
     assert opened(models[0], drafter=["text", "recycling"]).plan.free == (CountsOptions(table=False, recycling=True),)
+
+
+def test_a_first_use_on_a_gpu(models, tmp_path):
+    """On the device that stands in for one: the same tokens, by a plan for that device, found again."""
+    target, draft_model = models
+    expected = opened(target).generate(PROMPT, max_new_tokens=30).tokens
+    with ProcessPoolExecutor(1, get_context("spawn"), import_module, ("on_stand_in",)) as processes:
+        found = processes.submit(_there, str(target), str(draft_model), str(tmp_path), PROMPT).result()
+
+    assert found == {
+        "tokens": expected, "where": "apart", "device": "cuda", "weights": "full", "found again": True
+    }  # fmt: skip
+
+
+def _there(*given):
+    return import_module("on_stand_in").first_use(*given)
+
+
+def test_a_plan_of_another_device_is_refused(models, user_cache):
+    opened(models[0], device="cpu")
+    with pytest.raises(YggdrasilError, match="is for the device cpu; calibrate one with --device cuda"):
+        Decoder.from_pretrained(kept_plan(), device="cuda")
+    with pytest.raises(YggdrasilError, match="device must be one of cpu, cuda, not 'tpu'"):
+        opened(models[0], device="tpu")

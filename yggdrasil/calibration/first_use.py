@@ -36,7 +36,7 @@ from yggdrasil.native.one_thread import one_thread
 from yggdrasil.policy.costs import lower_envelope
 from yggdrasil.policy.fixed import ModelFreePolicy
 from yggdrasil.profiling.roofline import wait_for
-from yggdrasil.scheduling.plan import Costs, Expectation, ModelRef, Plan, Shapes, portable_source
+from yggdrasil.scheduling.plan import Costs, DeviceName, Expectation, ModelRef, Plan, Shapes, portable_source
 from yggdrasil.scheduling.stages import DEFAULT_ORDER
 
 CONTEXT = 128  # tokens in the caches while steps are timed
@@ -50,7 +50,7 @@ _EXPECTED = Expectation("shipped acceptance statistics", 1.0, _ASSUMED_MS, 1.0)
 
 
 def first_plan(
-    model: Source, named: Named, dtype: DtypeName, name: str, root: Path
+    model: Source, named: Named, dtype: DtypeName, name: str, root: Path, device: DeviceName = "cpu"
 ) -> tuple[Plan, PreTrainedTokenizerBase]:
     """A plan with assumed costs, and the target's tokenizer; what its drafters read is written below ``root``.
 
@@ -64,10 +64,10 @@ def first_plan(
         draft_widths=() if drafter is None else draft_widths,
         verify_widths=(1,) if named.is_plain else verify_widths,
     )
-    weights, drafter_weights = usual_weights(model, dtype, "cpu"), usual_drafter_weights(drafter, dtype, "cpu")
+    weights, drafter_weights = usual_weights(model, dtype, device), usual_drafter_weights(drafter, dtype, device)
     table = table_folder(model.fingerprint())
     free = tuple(_with_shipped(each, table) for each in named.free)
-    pair = PairSource(model.given, drafter, dtype, 0, 0, shapes, weights, drafter_weights, free=free)
+    pair = PairSource(model.given, drafter, dtype, 0, 0, shapes, weights, drafter_weights, device, free)
     tokenizer = check_pair(pair)
     folder = predictor_directory(root, name, machine)
     with atomic_directory(folder) as partial:
@@ -81,7 +81,7 @@ def first_plan(
         dtype=dtype, target=target, drafters=[*second, *free], tokenizer=model.tokenizer_fingerprint(), shapes=shapes,
         stages=DEFAULT_ORDER, objective="latency", depth_from="mean",
         predictor=Path("../..", folder.relative_to(root)).as_posix(), costs=[_assumed(shapes)], predicted=_EXPECTED,
-        is_provisional=True,
+        is_provisional=True, device=device,
     )  # fmt: skip
     return plan, tokenizer
 

@@ -8,7 +8,15 @@ import typer
 
 from yggdrasil.cli import sampling as opt
 from yggdrasil.cli.opening import open_decoder, prepare_logits, say
-from yggdrasil.cli.options import DrafterOption, DtypeOption, ForceOption, GrowOption, MaxLength, ModelArgument
+from yggdrasil.cli.options import (
+    DeviceOption,
+    DrafterOption,
+    DtypeOption,
+    ForceOption,
+    GrowOption,
+    MaxLength,
+    ModelArgument,
+)
 from yggdrasil.errors import ContextFull, Terminated, YggdrasilError
 
 if TYPE_CHECKING:
@@ -39,6 +47,7 @@ def chat(
     dtype: DtypeOption = None,
     drafter: DrafterOption = "plan",
     force_machine: ForceOption = False,
+    device: DeviceOption = None,
     grow_table: GrowOption = None,
     **options: Any,
 ) -> None:
@@ -49,7 +58,14 @@ def chat(
         max_new_tokens, tuple(stop or ()), speculation=opt.speculation_of(options), sampling=opt.named_sampling(options)
     )  # before the model is read
     decoder = open_decoder(
-        source, dtype, drafter, force_machine=force_machine, max_length=max_length, chat=True, grows_table=grow_table
+        source,
+        dtype,
+        drafter,
+        force_machine=force_machine,
+        device=device,
+        max_length=max_length,
+        chat=True,
+        grows_table=grow_table,
     )
     settings = replace(settings, sampling=_sampling(decoder, options))
     if settings.sampling.needs_logits:

@@ -13,6 +13,7 @@ from yggdrasil.cli import sampling as opt
 from yggdrasil.cli.opening import open_decoder, prepare_logits, say
 from yggdrasil.cli.options import (
     ChatOption,
+    DeviceOption,
     DrafterOption,
     DtypeOption,
     ForceOption,
@@ -49,6 +50,7 @@ def generate(
     drafter: DrafterOption = "plan",
     logprobs: opt.Logprobs = None,
     force_machine: ForceOption = False,
+    device: DeviceOption = None,
     grow_table: GrowOption = None,
     **options: Any,
 ) -> None:
@@ -75,7 +77,8 @@ def generate(
     if not any(isinstance(item, Prompt) for item in items):
         raise YggdrasilError(items[0].reason)  # type: ignore[union-attr]
     decoder = open_decoder(
-        source, dtype, drafter, force_machine=force_machine, max_length=max_length, chat=chat, grows_table=grow_table
+        source, dtype, drafter, force_machine=force_machine, device=device, max_length=max_length, chat=chat,
+        grows_table=grow_table,
     )  # fmt: skip
     _begin(decoder, settings, as_json=as_json)
     printer = _Printer(decoder, settings, as_json=as_json, is_alone=len(items) == 1)

@@ -9,6 +9,7 @@ from yggdrasil.errors import YggdrasilError
 if TYPE_CHECKING:
     from yggdrasil.compiler.compiled import Backend
     from yggdrasil.engine.decoder import Decoder
+    from yggdrasil.scheduling.plan import DeviceName
 
 
 def check_source(source: str) -> None:
@@ -34,6 +35,7 @@ def open_decoder(
     drafter: str = "plan",
     *,
     force_machine: bool,
+    device: "DeviceName | None" = None,
     backend: "Backend | None" = None,
     max_length: int | None = None,
     chat: bool = False,
@@ -50,7 +52,7 @@ def open_decoder(
 
     with PhaseProgress() as progress:
         decoder = Decoder.from_pretrained(
-            source, drafter=None if drafter == "plan" else drafter, dtype=dtype, backend=backend,
+            source, drafter=None if drafter == "plan" else drafter, dtype=dtype, device=device, backend=backend,
             force_machine=force_machine, max_length=max_length, chat=chat, reporter=progress,
         )  # fmt: skip
     if grows_table or (grows_table is None and decoder.has_table):

@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from yggdrasil.cli.opening import check_source, open_decoder, prepare_logits, say
-from yggdrasil.cli.options import DrafterOption, DtypeOption, ForceOption, MaxLength, ModelArgument, ServerGrowOption
+from yggdrasil.cli.options import (
+    DeviceOption,
+    DrafterOption,
+    DtypeOption,
+    ForceOption,
+    MaxLength,
+    ModelArgument,
+    ServerGrowOption,
+)
 from yggdrasil.errors import YggdrasilError, first_line
 
 if TYPE_CHECKING:
@@ -48,6 +56,7 @@ def serve(
     dtype: DtypeOption = None,
     drafter: DrafterOption = "plan",
     force_machine: ForceOption = False,
+    device: DeviceOption = None,
 ) -> None:
     """Serve a model over HTTP as OpenAI's API has it, with a chat page at /. One request is decoded at a time."""
     for package in ("fastapi", "uvicorn", "prometheus_client"):
@@ -75,7 +84,13 @@ def serve(
 
     def opening() -> "Decoder":
         decoder = open_decoder(
-            source, dtype, drafter, force_machine=force_machine, max_length=max_length, grows_table=grow_table
+            source,
+            dtype,
+            drafter,
+            force_machine=force_machine,
+            device=device,
+            max_length=max_length,
+            grows_table=grow_table,
         )
         if public_pool:
             decoder.pool_texts()

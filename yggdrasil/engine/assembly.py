@@ -47,6 +47,11 @@ def open_device(name: DeviceName) -> torch.device:
     return torch.device(name)
 
 
+def best_device() -> DeviceName:
+    """A GPU where this process can use one, else the processor."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
 def default_backend(device: torch.device) -> Backend:
     """What runs steps fastest on a device."""
     return "cudagraph" if device.type == "cuda" else "native"

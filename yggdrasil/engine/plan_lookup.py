@@ -13,7 +13,7 @@ from yggdrasil.drafters.registry import is_model_free_name, names_of
 from yggdrasil.drafters.shipped_assets import whole_name
 from yggdrasil.engine.loading import DtypeName
 from yggdrasil.errors import ArtifactError, YggdrasilError
-from yggdrasil.scheduling.plan import Plan
+from yggdrasil.scheduling.plan import DeviceName, Plan
 
 _PLAN_SUFFIXES = (".yaml", ".yml")
 _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")
@@ -84,12 +84,14 @@ def _some(names: list[str]) -> str:
     return ", ".join(names[:_MOST]) + (f" and {more} more" if more > 0 else "")
 
 
-def find_plan(model: Source, drafters: Sequence[str] | None, dtype: DtypeName | None) -> Path | None:
+def find_plan(
+    model: Source, drafters: Sequence[str] | None, dtype: DtypeName | None, device: DeviceName | None = None
+) -> Path | None:
     """The plan for this machine that decodes with this model; None where there is none.
 
     With ``drafters`` it has all of them, or a calibration left them out since they do not pay, and no other model.
-    Without, its drafters do not matter. A calibrated plan is preferred to a provisional one, then one that reads a
-    file's blocks as they are, then the newest.
+    Without, its drafters do not matter. Without ``device`` any will do. A calibrated plan is preferred to a provisional
+    one, then one that reads a file's blocks as they are, then the newest.
     """
     digits = model.fingerprint()
     wanted = {
@@ -97,11 +99,11 @@ def find_plan(model: Source, drafters: Sequence[str] | None, dtype: DtypeName | 
     }
     fitting = []
     for path, plan in _plans_of(digits):
-        if dtype not in (None, plan.dtype) or _is_rounded(plan):
+        if dtype not in (None, plan.dtype) or device not in (None, plan.device) or _is_rounded(plan):
             continue
         is_meant = not wanted or _model_of(plan) <= wanted <= _considered(plan) | names_of(plan.free)
         if plan.is_provisional:  # one that was made for drafters that were named once is found for these alone
-            is_meant = _named_for(path) == automatic_name(model, drafters, plan.dtype)
+            is_meant = _named_for(path) == automatic_name(model, drafters, plan.dtype, plan.device)
         if is_meant:
             rank = (not plan.is_provisional, plan.target.weights == "file", path.stat().st_mtime_ns)
             fitting.append((*rank, path))
@@ -150,7 +152,7 @@ def plan_name(model: str | Path) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", last).lstrip(".-") or "model"
 
 
-def automatic_name(model: Source, drafters: Sequence[str] | None, dtype: DtypeName) -> str:
-    """The name of the provisional plan of a model, one for every choice of drafters."""
+def automatic_name(model: Source, drafters: Sequence[str] | None, dtype: DtypeName, device: DeviceName) -> str:
+    """The name of the provisional plan of a model, one for every choice of drafters and device."""
     named = "".join(f"-{plan_name(drafter)}" for drafter in drafters or ())
-    return f"{plan_name(model.given)}-{model.fingerprint()[:8]}-{dtype}{named}"
+    return f"{plan_name(model.given)}-{model.fingerprint()[:8]}-{dtype}{named}{'' if device == 'cpu' else f'-{device}'}"
