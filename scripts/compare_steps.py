@@ -37,7 +37,6 @@ from yggdrasil.cli import checks, run_script
 from yggdrasil.cli.checks import parse_widths
 from yggdrasil.cli.progress import PhaseProgress, show_table
 from yggdrasil.drafters.options import CountsOptions
-from yggdrasil.engine.apart import compile_missing
 from yggdrasil.engine.assembly import Assembly
 from yggdrasil.engine.decoder import Decoder
 from yggdrasil.errors import YggdrasilError
@@ -47,7 +46,6 @@ from yggdrasil.prompts import encode_prompt, read_prompts
 from yggdrasil.scheduling.plan import Shapes
 
 FORMATS = ("bf16", "q8_0", "q4_0", "q4_k_m")
-STEPS = ("plain", "verify", "prefill")
 SETTLE_SECONDS = 0.006  # idle threads of the other side spin for a while
 READ_TOKENS = 512  # of the prompt whose reading is timed
 MOST_PROMPT_TOKENS = 1500
@@ -153,7 +151,7 @@ def _compare(kind: str, file: Path, program: Path, asked: Asked) -> dict[str, An
     with PhaseProgress() as progress, LlamaSteps(program, file, asked.threads, shapes.max_length) as theirs:
         assembly = build_assembly(source)
         loaded = assembly.target.loaded
-        compile_missing(assembly, progress.phase, STEPS)
+        assembly.complete(progress.phase)
         ours = OurSteps(assembly, load_tokenizer(source.target))
         rates = [measure_rates(loaded)]
         found = _in_turns((ours, theirs), asked.passes, progress.phase(f"{kind}: passes in turns"))

@@ -57,7 +57,6 @@ TUNED = [
     Tuned("drafters.ngram", "_MEMORY", "guesses of a match size after which older ones count half"),
 ]
 NOT_PLAYED = {  # what else has a number there
-    "engine.apart": {"_LOOK_S": "waiting for a compiler"},
     "engine.assembly": {"READ_WIDTH": "a size of steps"},
     "engine.conversations": {"_WORTH_KEEPING": "the smallest prefill"},
     "engine.host_acceptance": {"PolicyPerSetting._MOST": "sampling settings that are remembered"},

@@ -1,7 +1,6 @@
 """The documented paths from end to end, on a tiny random pair on disk: every token is transformers' own."""
 
 import json
-import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -21,8 +20,6 @@ from yggdrasil.calibration.own_text import text_file
 from yggdrasil.calibration.settings import QUICK
 from yggdrasil.checkpoints.source import Source
 from yggdrasil.checkpoints.usual_weights import usual_weights
-from yggdrasil.compiler import compiled
-from yggdrasil.compiler.packages import remove_package
 from yggdrasil.drafters import NGramDrafter
 from yggdrasil.drafters.heads.files import open_head
 from yggdrasil.drafters.options import CountsOptions
@@ -97,21 +94,6 @@ def test_a_calibrated_plan_decodes_what_the_target_says(calibrated, decoder, ref
     assert way == "plan" or (accepted > 0) == (way == "tree")
 
 
-def test_a_step_that_is_missing_is_compiled_in_another_process(calibrated, decoder, monkeypatch):
-    runner = decoder.assembly.target
-    remove_package(runner.package("plain", 1))
-    here, compile_package = os.getpid(), compiled.compile_package
-
-    def compile_elsewhere(*arguments, **options):
-        assert os.getpid() != here
-        compile_package(*arguments, **options)
-
-    monkeypatch.setattr(compiled, "compile_package", compile_elsewhere)
-    Decoder.from_plan(calibrated.plan)
-
-    assert runner.is_compiled("plain", 1)
-
-
 def test_the_text_is_counted_beside_a_draft_model_and_a_drafter_of_ones_own(calibrated, decoder):
     """What a calibration writes is what decoding opens; an n-gram drafter looks the text up itself."""
     assert decoder.plan.free == (CountsOptions(table=False),)
@@ -175,7 +157,7 @@ def test_the_program_compares_with_plain_decoding(at_root, calibrated, chat, cap
 @pytest.fixture
 def eager(monkeypatch):
     """Eager steps do: those that a plan has not would take minutes to compile."""
-    for module in ("calibration.pair", "engine.opened"):
+    for module in ("calibration.pair", "engine.loading"):
         monkeypatch.setattr(f"yggdrasil.{module}.default_backend", lambda _: "eager")
 
 

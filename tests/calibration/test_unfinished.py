@@ -135,7 +135,7 @@ def test_results_outlive_a_new_calibration_and_its_tables_do_not(tmp_path):
     profile = tmp_path / "profile"
     profile.mkdir()
     (profile / "bench-c4.json").write_text("[1]")
-    (profile / "backend_samples.csv").write_text("old")
+    (profile / "threads.csv").write_text("old")
     with atomic_directory(profile) as folder:
         keep_results(profile, folder)
 

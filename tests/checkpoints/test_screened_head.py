@@ -2,13 +2,10 @@
 
 import pytest
 import torch
-from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from yggdrasil.checkpoints import screening
 from yggdrasil.checkpoints.packing import PackedLinear, ScreenedLinear
-from yggdrasil.compiler.fusion import fuse_linears
-from yggdrasil.compiler.units import drop_assertions
 from yggdrasil.native import is_native
 from yggdrasil.native.arena import Arena
 from yggdrasil.runtime.loading import prepare_model
@@ -139,35 +136,6 @@ def test_all_outputs_are_the_heads_own():
     x = numbers(3, 64, seed=1)
 
     assert torch.equal(head(x), plain(x))
-
-
-class Choosing(nn.Module):
-    """The best token of each row, as a step seeks it; and, where ``shows``, the logits too."""
-
-    def __init__(self, head, shows):
-        super().__init__()
-        self.head, self.shows = head, shows
-
-    def forward(self, x):
-        logits = self.head(x)[0]
-        found = torch.ops.yggdrasil.best_tokens(logits, 2)
-        return (*found, logits) if self.shows else found
-
-
-@pytest.mark.parametrize("shows", [False, True], ids=["best alone", "logits too"])
-def test_steps_that_seek_the_best_alone_screen_the_head(shows):
-    step = Choosing(ScreenedLinear(numbers(500, 64), None, 2, Arena()), shows)
-    x = numbers(1, 4, 64, seed=1)
-    exported = torch.export.export(step, (x,), strict=False)
-    drop_assertions(exported)
-
-    fuse_linears(exported)
-
-    operators = {node.target for node in exported.graph_module.graph.nodes if node.op == "call_function"}
-    ours, expected = torch.ops.yggdrasil, {"packed_linear", "best_tokens"} if shows else {"screened_best"}
-    names = ("screened_linear", "screened_best", "packed_linear", "best_tokens")
-    assert {name for name in names if getattr(ours, name).default in operators} == expected
-    assert all(map(torch.equal, exported.module()(x), step(x)))
 
 
 def by_lossy_weights(lead):

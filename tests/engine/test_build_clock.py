@@ -48,7 +48,7 @@ def test_a_complete_decoder_builds_nothing_more():
     built = set(runner._steps)
 
     assert built == set(runner.defined)
-    module, _, _ = runner._defined["verify", 2]
+    module, _ = runner._defined["verify", 2]
     runner.define("late", 2, module, [])
     with pytest.raises(YggdrasilError, match="the step late of width 2 was not prepared"):
         runner.step("late", 2)

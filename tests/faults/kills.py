@@ -1,7 +1,7 @@
-"""SIGKILL at random moments of a calibration and of a first decoding: the next run goes on from what was complete.
+"""SIGKILL at random moments of a calibration: the next run goes on from what was complete.
 
-A row begins without the plan and mostly without one of the compiled steps; up to three runs are killed, and one goes
-to its end. What was complete when a run was killed must be as it was when the next one is over or killed too.
+A row begins without the plan; up to three runs are killed, and one goes to its end. What was complete when a run was
+killed must be as it was when the next one is over or killed too.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ from pathlib import Path
 from random import Random
 from uuid import uuid4
 
-from stage import PACKED, TEXTS, Stage, generate
+from stage import TEXTS, Stage, generate
 
 from yggdrasil.artifacts import read_csv
 
@@ -29,10 +29,7 @@ CALIBRATE = [
     "--root", ".", "--dtype", "float32", "--max-length", "200", "--max-depth", "4",
     "--verify-widths", "1,4", "--target-threads", "1",
 ]  # fmt: skip
-COMMANDS = {
-    "calibrate --quick": (CALIBRATE, NAME),
-    "a first generate": (generate(PACKED, "--prompts", "prompts.jsonl"), PACKED),
-}
+COMMANDS = {"calibrate --quick": CALIBRATE}
 _MARK = "YGGDRASIL_FAULTS"
 _LINGER_SECONDS = 15.0  # in which workers notice that nobody waits for them
 
@@ -56,22 +53,18 @@ class Killing:
         self._folder = stage.sandbox("killed")
         self._environment = {**os.environ, **stage.machine_made(self._folder), "HF_HUB_OFFLINE": "1"}
         self._environment |= {"PYTHONPATH": str(ROOT)}
-        self._steps = self._folder / "cache" / "steps"
         self._reference = list(stage.reference.values())
         self._random = random
 
     def run(self, title: str, number: int, report: Callable[[str], None]) -> Tally:
         """Kill the command ``number`` times, a few times in a row, and have it go to its end after each row."""
-        command, plan = COMMANDS[title]
-        tally, lasts = Tally(), dict[bool, float]()  # seconds, by whether something is to be compiled
-        self._start(command, None)  # compiles what the stage had no use for
+        tally, lasts = Tally(), 0.0  # seconds that a run takes
         while tally.kills < number:
-            compiles = plan == PACKED or self._random.random() < 0.5
-            self._forget(compiles=compiles)
-            in_a_row = min(self._random.randint(1, 3), number - tally.kills) if compiles in lasts else 0
-            moments = [self._random.uniform(0.0, lasts[compiles]) for _ in range(in_a_row)]
+            self._forget()
+            in_a_row = min(self._random.randint(1, 3), number - tally.kills) if lasts else 0
+            moments = [self._random.uniform(0.0, lasts) for _ in range(in_a_row)]
             before = len(tally.wrong)
-            lasts[compiles] = max(lasts.get(compiles, 0.0), self._row(title, moments, tally))
+            lasts = max(lasts, self._row(title, moments, tally))
             for wrong in tally.wrong[before:]:
                 report(f"{title}: {wrong}")
             report(f"{title}: killed {tally.kills} times, {len(tally.wrong)} wrong")
@@ -82,7 +75,7 @@ class Killing:
 
         Returns what the last run took, in seconds.
         """
-        command, plan = COMMANDS[title]
+        command = COMMANDS[title]
         before: dict[str, str] = {}
         for moment in (*moments, None):
             start = time.monotonic()
@@ -95,23 +88,18 @@ class Killing:
             tally.wrong += [f"made twice: {name}" for name in lost] + left
             tally.kept += len(before)
             # Killed behind its plan it was done: the next one measures anew, as whoever calls it twice asks.
-            before = {name: made for name, made in found.items() if not is_over or name.endswith(".pt2")}
+            before = {name: made for name, made in found.items() if not is_over}
             if ended:
                 tally.completed += 1
-                tally.wrong += [f"exit code {code}"] if code else [*self._leftovers(), *self._other_tokens(plan)]
+                tally.wrong += [f"exit code {code}"] if code else [*self._leftovers(), *self._other_tokens()]
                 break
             tally.kills += 1
         return took
 
-    def _forget(self, *, compiles: bool) -> None:
-        """The plan, and where it is to be compiled again one step or the layers that steps share."""
+    def _forget(self) -> None:
+        """The plan and all that was learned for it."""
         for kind in ("plans", "predictors", "profiles"):
             shutil.rmtree(self._folder / kind / NAME, ignore_errors=True)
-        if not compiles:
-            return
-        package = self._random.choice(sorted(self._steps.glob("*.pt2")))
-        package.unlink()
-        package.with_suffix(".json").unlink(missing_ok=True)
 
     def _start(self, command: list[str], moment: float | None) -> tuple[bool, int | None, list[str]]:
         """Run until the end or ``moment``; whether it ended by itself, its exit code, and what went on behind it."""
@@ -132,12 +120,8 @@ class Killing:
         return True, code, _lingering(mark)
 
     def _complete(self) -> dict[str, str]:
-        """Digests of the parts that count as done: packages with all they need, parts of an unfinished calibration."""
+        """Digests of the parts of an unfinished calibration that count as done."""
         found = {}
-        for manifest in self._steps.glob("*.json"):
-            package = manifest.with_suffix(".pt2")
-            if package.exists() and all(path.exists() for path in self._units(manifest)):
-                found[package.name] = f"{package.stat().st_mtime_ns}"  # made again it would be as good, but later
         for part in self._folder.glob(f"profiles/{NAME}/*.partial/*"):
             if not part.name.startswith("."):
                 found[part.name] = hashlib.sha256(part.read_bytes()).hexdigest()
@@ -148,21 +132,15 @@ class Killing:
             found[f"stages-{context}.csv"] = hashlib.sha256(table.read_bytes()).hexdigest()
         return found
 
-    def _units(self, manifest: Path) -> list[Path]:
-        """Packages that a step's own calls: without them it is none."""
-        names = json.loads(manifest.read_text() or "{}").get("units", [])
-        return [self._steps / f"{name}{suffix}" for name in names for suffix in (".pt2", ".json")]
-
     def _leftovers(self) -> Iterator[str]:
         for path in self._folder.rglob("*"):
             if path.suffix in (".tmp", ".partial", ".lock", ".old") or path.name.startswith("tmp"):
                 yield f"left over: {path.relative_to(self._folder)}"
 
-    def _other_tokens(self, plan: str) -> list[str]:
-        if plan == NAME:
-            _, code, _ = self._start(generate(NAME, "--prompts", "prompts.jsonl"), None)
-            if code:
-                return [f"the plan that was made: exit code {code}"]
+    def _other_tokens(self) -> list[str]:
+        _, code, _ = self._start(generate(NAME, "--prompts", "prompts.jsonl"), None)
+        if code:
+            return [f"the plan that was made: exit code {code}"]
         made = [json.loads(line)["tokens"] for line in self._out.splitlines()]
         return [] if made == self._reference else ["different tokens"]
 

@@ -9,13 +9,12 @@ from random import Random
 from case import Case, Check
 from contents import MODEL_FILES, TOKENIZER_FILES, change_table, change_tensor, damage_checkpoint
 from forked import Outcome, Run, Server
-from machine_made import damage_kept, damage_library, damage_package, damage_text
+from machine_made import damage_kept, damage_library, damage_text
 from mutate import change_value, damage, replace_file
 from stage import (
     CALIBRATE,
     COUNTED,
     NAME,
-    PACKED,
     TEXTS,
     UNFINISHED,
     Stage,
@@ -29,14 +28,14 @@ from verdict import wrong_tokens
 
 # How many cases of each kind there are among all.
 SHARES = {
-    "plan": 5, "predictor": 3, "belief and table": 3, "profile": 3, "packages": 4, "kernel library": 2,
+    "plan": 5, "predictor": 3, "belief and table": 3, "profile": 3, "kernel library": 2,
     "kept tensors": 4, "checkpoint of a plan": 3, "checkpoint": 5, "tokenizer": 3, "GGUF file": 4, "prompts": 5,
     "options": 7, "unfinished calibration": 3, "kept text": 2, "surroundings": 5,
 }  # fmt: skip
 
 
 # Kinds whose cases import everything anew, or have something compiled first; the others take a second a case.
-DEAR = ("packages", "kernel library", "kept tensors", "unfinished calibration", "kept text", "surroundings")
+DEAR = ("kernel library", "kept tensors", "unfinished calibration", "kept text", "surroundings")
 
 
 class Kinds:
@@ -48,7 +47,7 @@ class Kinds:
         self._printed: dict[tuple[str, ...], str] = {}
         self.kinds: dict[str, Callable[[Path, Random], Case]] = {
             "plan": self.plan, "predictor": self.predictor, "belief and table": self.counts, "profile": self.profile,
-            "packages": self.packages, "kernel library": self.library, "kept tensors": self.kept_tensors,
+            "kernel library": self.library, "kept tensors": self.kept_tensors,
             "checkpoint of a plan": self.planned_checkpoint, "checkpoint": self.checkpoint,
             "tokenizer": self.tokenizer, "GGUF file": self.gguf, "prompts": self.prompts, "options": self.options,
             "unfinished calibration": self.unfinished, "kept text": self.kept_text, "surroundings": self.surroundings,
@@ -140,14 +139,6 @@ class Kinds:
         pristine = self.stage.of_whole("target", self._server)
         check = (lambda outcome: _as_reference(outcome, pristine)) if dtype == "float32" else _any
         return Case(done, run, [path.name, path.parent.name, "tokenizer"], check)
-
-    def packages(self, folder: Path, random: Random) -> Case:
-        """A damaged package is made again, or the rest of what lies beside it is of no account."""
-        environment = self.stage.machine_made(folder)
-        path, done = damage_package(folder / "cache" / "steps", random)
-        environment["MADE_AGAIN"] = str(self.stage.cache / "steps")
-        run = Run("packed", generate(PACKED, "--prompts", "prompts.jsonl"), str(folder), environment, fresh=True)
-        return Case(done, run, [path.name, path.stem], self._tokens())
 
     def library(self, folder: Path, random: Random) -> Case:
         """A damaged library of kernels is never loaded."""

@@ -30,7 +30,7 @@ def command_line() -> None:
 
 
 def eager_command_line() -> None:
-    """The command line over steps that need no packages: the same tokens, nothing to compile."""
+    """The command line over eager steps: the same tokens."""
     for module in ("yggdrasil.calibration.pair", "yggdrasil.engine.loading"):
         patch(f"{module}.default_backend", lambda device: "eager").start()  # raises where there is no such name
     command_line()
@@ -59,25 +59,6 @@ def calibrated_command_lines() -> None:
                 raise
     sys.argv[1:] = second
     eager_command_line()
-
-
-def packed_command_line() -> None:
-    """The command line over packages; in the compiler's place, what it made before lies in MADE_AGAIN."""
-    import shutil
-
-    from yggdrasil.compiler import packages
-
-    def is_whole(path: Path) -> bool:
-        found = packages.is_whole(path)
-        if not found:
-            for kept in Path(os.environ["MADE_AGAIN"]).iterdir():
-                if not packages.is_whole(path.with_name(kept.name)) if kept.suffix == packages.SUFFIX else False:
-                    shutil.copyfile(kept, path.with_name(kept.name))
-                    shutil.copyfile(packages.manifest_path(kept), packages.manifest_path(path.with_name(kept.name)))
-        return True
-
-    patch("yggdrasil.compiler.compiled.is_whole", is_whole).start()
-    command_line()
 
 
 def threads() -> None:
@@ -211,7 +192,6 @@ PROGRAMS = {
     "python": python,
     "yggdrasil": command_line,
     "eager": eager_command_line,
-    "packed": packed_command_line,
     "threads": threads,
     "watched": watched_command_line,
     "unfinished": unfinished_calibration,

@@ -27,7 +27,6 @@ esac
 """
 
 NAME = "faults"
-PACKED = "packed"  # a plan without a draft model, whose steps are compiled
 COUNTED = "counted"  # a plan whose drafter counts
 UNFINISHED = "unfinished"  # a calibration that ended before it wrote a plan
 CALIBRATE = [
@@ -119,28 +118,17 @@ class Stage:
         from yggdrasil import native
         from yggdrasil.artifacts.cache import cache_root
         from yggdrasil.native.build import INSTALLED
-        from yggdrasil.native.packages import runs_packages
 
         assert native.is_native(), "faults are injected into native kernels: install g++"
         (self.cache / "kernels").mkdir(parents=True, exist_ok=True)
         gcc = os.environ.get("CXX") or shutil.which("g++")
-        assert runs_packages()
         kernels = cache_root() / "kernels"
         own = next(each for each in (INSTALLED / self.library.name, kernels / self.library.name) if each.exists())
-        for path in (own, own.with_suffix(".sha256"), *kernels.glob("packages-*")):
+        for path in (own, own.with_suffix(".sha256")):
             shutil.copyfile(path, self.cache / "kernels" / path.name)
         self.compiler.parent.mkdir(exist_ok=True)
         self.compiler.write_text(_COMPILER.format(library=own, gcc=gcc))
         self.compiler.chmod(0o755)
-        environment = {"YGGDRASIL_CACHE": str(self.cache), "CXX": str(self.compiler)}
-        sandbox, server = self.sandbox("compiling"), Server()
-        outcome = server.run(
-            Run(
-                "yggdrasil", generate(PACKED, "--prompt", TEXTS[0]), str(sandbox), environment, timeout=3000, fresh=True
-            )
-        )
-        server.close()
-        assert outcome.code == 0, outcome.err
 
     @cached_property
     def _whole(self) -> dict[str, list[int]]:
@@ -207,7 +195,7 @@ def _build(base: Path) -> None:
     from tiny_pair import byte_tokenizer, noisy_copy, random_model
 
     from yggdrasil.artifacts import model_fingerprint, tokenizer_fingerprint
-    from yggdrasil.drafters.options import CountsOptions, NGramOptions
+    from yggdrasil.drafters.options import CountsOptions
     from yggdrasil.scheduling.plan import ModelRef, Plan
 
     torch.set_num_threads(1)
@@ -230,12 +218,11 @@ def _build(base: Path) -> None:
         depth_from="mean",
     )
     replace(Plan.load(path), name=NAME).save(path)
-    for plan, drafter in ((PACKED, NGramOptions()), (COUNTED, CountsOptions())):
-        made = write_artifacts(
-            base, plan, target=refs[0], drafters=[drafter], tokenizer=tokenizer_fingerprint(base / "target"),
-            depth_from="mean",
-        )  # fmt: skip
-        replace(Plan.load(made), name=plan).save(made)
+    made = write_artifacts(
+        base, COUNTED, target=refs[0], drafters=[CountsOptions()], tokenizer=tokenizer_fingerprint(base / "target"),
+        depth_from="mean",
+    )  # fmt: skip
+    replace(Plan.load(made), name=COUNTED).save(made)
     _write_counts(predictor_folder(base, COUNTED))
     sys.path.append(str(Path(__file__).parents[1] / "models"))
     from gguf_files import tiny_model, write_gguf

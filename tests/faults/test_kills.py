@@ -12,34 +12,36 @@ sys.path.insert(0, str(Path(__file__).parent))
 import kills
 from kills import Killing, section
 
-# Compiles two steps, 0.15 s each, then decodes; FAULT is filled in.
+# Measures two parts, 0.15 s each, and writes a plan, or decodes by it; FAULT is filled in.
 PROGRAM = """
-import json, os, subprocess, sys, time
+import json, os, shutil, subprocess, sys, time
 from pathlib import Path
-steps, fault = Path(os.environ["YGGDRASIL_CACHE"], "steps"), {fault!r}
-if fault == "went on":
-    subprocess.Popen(["sleep", "60"])
-for name in "ab":
-    manifest = steps / f"{{name}}.json"
-    if manifest.exists() and fault != "made twice":
-        continue
-    half = steps / ".half.tmp"
-    half.touch()
-    time.sleep(0.15)
-    (steps / f"{{name}}.pt2").write_text(name)
-    if fault != "left over":
-        half.unlink(missing_ok=True)
-    manifest.touch()  # last: killed before it, the next run makes and tidies all of it again
-for name in "ab":
-    assert (steps / f"{{name}}.pt2").exists()
+fault, parts = {fault!r}, Path("profiles/killed/machine.partial")
+if sys.argv[1] == "calibrate":
+    if fault == "went on":
+        subprocess.Popen(["sleep", "60"])
+    parts.mkdir(parents=True, exist_ok=True)
+    for name in ("threads.csv", "other"):
+        if (parts / name).exists() and fault != "made twice":
+            continue
+        half = Path("half.tmp")
+        half.touch()
+        time.sleep(0.15)
+        (parts / f".{{name}}").write_text(str(time.monotonic_ns()))
+        if fault != "left over":
+            half.unlink(missing_ok=True)
+        (parts / f".{{name}}").rename(parts / name)  # last: killed before it, the next run makes and tidies it again
+    Path("plans/killed").mkdir(parents=True, exist_ok=True)
+    parts.with_name("machine").mkdir()
+    (parts / "threads.csv").rename(parts.with_name("machine") / "threads.csv")
+    shutil.rmtree(parts)
+    sys.exit(3 if fault == "exit code 3" else 0)
 print(json.dumps({{"tokens": [2] if fault == "different tokens" else [1]}}))
-sys.exit(3 if fault == "exit code 3" else 0)
 """
 
 
 @pytest.fixture
 def stage(tmp_path):
-    (tmp_path / "cache" / "steps").mkdir(parents=True)
     return SimpleNamespace(
         sandbox=lambda _: tmp_path, reference={"text": [1]},
         machine_made=lambda folder: {"YGGDRASIL_CACHE": str(folder / "cache")},
@@ -53,9 +55,9 @@ def test_each_fault_of_a_killed_run_is_seen(stage, monkeypatch, fault):
     monkeypatch.setattr(kills, "_LINGER_SECONDS", 0.5)
     monkeypatch.setattr(Killing, "program", PROGRAM.format(fault=fault))
 
-    tally = Killing(stage, Random(0)).run("a first generate", 4, lambda _: None)
+    tally = Killing(stage, Random(0)).run("calibrate --quick", 4, lambda _: None)
 
     assert tally.kills == 4
     assert tally.completed >= 1
     assert [wrong for wrong in tally.wrong if fault in wrong] if fault else tally.wrong == []
-    assert f"| {tally.kills} | {tally.completed} |" in "\n".join(section({"a first generate": tally}))
+    assert f"| {tally.kills} | {tally.completed} |" in "\n".join(section({"calibrate --quick": tally}))

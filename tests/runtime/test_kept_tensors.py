@@ -10,13 +10,10 @@ import torch
 from tiny import tiny_model
 
 from yggdrasil.checkpoints import prepared
-from yggdrasil.compiler import compiled
-from yggdrasil.engine.targets.steps import PlainStep
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.native import is_native
 from yggdrasil.runtime import kept_tensors, loading
 from yggdrasil.runtime.kept_tensors import keep_model, open_model
-from yggdrasil.runtime.runner import ModelRunner
 
 CPU = torch.device("cpu")
 native_only = pytest.mark.skipif(not is_native(), reason="no native kernels here")
@@ -222,29 +219,6 @@ def test_a_full_disk_or_a_cache_that_cannot_be_written_costs_time_alone(tmp_path
 
     assert len(loads) == 4, "to keep it, and to have it"
     assert not (tmp_path / "other").exists()
-
-
-@pytest.mark.parametrize("ask", [lambda runner: runner.step("plain", 1), lambda runner: runner.compile("plain", 1)])
-def test_a_step_that_has_to_be_traced_finds_the_model_made(tmp_path, cache, loads, monkeypatch, ask):
-    """Made while tracing, where tensors hold no data, a model cannot pack its layers."""
-    folder = saved(tmp_path / "model")
-    loaded = [opened(folder) for _ in range(2)][1]
-    model_runner = ModelRunner(loaded, 32, loaded.vocab_size, "inductor")
-    tokens = torch.zeros(2, dtype=torch.int64)
-    model_runner.define("plain", 1, PlainStep(model_runner.call), [tokens[:1], tokens[1:]])
-    made = []
-
-    class Traced(Exception):
-        """Far enough."""
-
-    def compile_package(*_, **__):
-        made.append("model" in vars(loaded))
-        raise Traced
-
-    monkeypatch.setattr(compiled, "compile_package", compile_package)
-    with pytest.raises(Traced):
-        ask(model_runner)
-    assert made == [True]
 
 
 # What these say of a model is part of the key by itself, or is in no tensor.

@@ -6,7 +6,6 @@ Work that is done lies in ``profiles/NAME/<machine>.partial`` until the calibrat
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import pandas as pd
@@ -24,7 +23,6 @@ from yggdrasil.artifacts import (
     write_csv,
 )  # fmt: skip
 from yggdrasil.artifacts.lock import locked
-from yggdrasil.calibration.backends import time_backends
 from yggdrasil.calibration.choose import Choice, choose
 from yggdrasil.calibration.counted import Counted
 from yggdrasil.calibration.documents import open_ended, record_all, usable_texts
@@ -40,14 +38,11 @@ from yggdrasil.calibration.reporter import Reporter
 from yggdrasil.calibration.settings import CalibrationSettings, PairSource
 from yggdrasil.calibration.threads import COLUMNS as thread_columns
 from yggdrasil.calibration.threads import best_threads, thread_counts, time_threads
-from yggdrasil.calibration.variants import ROUNDS as VARIANT_ROUNDS
-from yggdrasil.calibration.variants import time_variants
 from yggdrasil.calibration.work import open_part, open_work, read_or_drop
 from yggdrasil.calibration.written import SAMPLES_VERSION, write_results
 from yggdrasil.checkpoints.formats.names import Weights
 from yggdrasil.checkpoints.source import Source
 from yggdrasil.drafters.options import CountsOptions, FreeOptions
-from yggdrasil.engine.apart import compile_missing
 from yggdrasil.engine.assembly import Assembly
 from yggdrasil.errors import ArtifactError
 from yggdrasil.policy.costs import StepCosts
@@ -97,9 +92,8 @@ def _calibrate(
 
     job = among_frequent(Job(settings, pair, assembly, tokenizer, texts, work, reporter))
     pair = job.pair
-    compile_missing(job.assembly, reporter.phase)
+    job.assembly.complete(reporter.phase)
     frame = _measure(job)
-    _time_other_ways(job)
     shapes = replace(pair.shapes, verify_widths=useful_verify_widths(frame, pair.shapes))
     costs = costs_from(frame, shapes)
     counted = with_larger(count_text(job, costs[0].steps()), known)
@@ -196,22 +190,6 @@ def _choose_threads(assembly: Assembly, pair: PairSource, work: Path, reporter: 
     best = {str(name): best_threads(group) for name, group in samples.groupby("model")}
     chosen = {name: count or best.get(name, 1) for name, count in wanted.items()}
     return replace(pair, target_threads=chosen["target"], drafter_threads=chosen["drafter"])
-
-
-def _time_other_ways(job: Job) -> None:
-    """Note what steps would cost made otherwise; a GPU's are compared by scripts/check_cuda.py."""
-    context = min(job.settings.effort.contexts[0], job.assembly.engine.max_length // 2)
-    backends, variants = job.work / "backend_samples.csv", job.work / "variants.csv"
-    if job.pair.device == "cpu" and job.settings.effort.backends and not _is_kept(backends, "backend-samples"):
-        samples = time_backends(job.assembly, context, job.reporter.phase("timing eager steps beside packages"))
-        write_csv(backends, "backend-samples", SAMPLES_VERSION, samples)
-    if job.settings.variants and not _is_kept(variants, "variants"):
-        table = time_variants(job.pair, context, VARIANT_ROUNDS, job.reporter.phase("timing other ways to build steps"))
-        write_csv(variants, "variants", SAMPLES_VERSION, table)
-
-
-def _is_kept(table: Path, kind: str) -> bool:
-    return read_or_drop(table, partial(read_csv, kind=kind, version=SAMPLES_VERSION)) is not None
 
 
 def _measure(job: Job) -> pd.DataFrame:

@@ -27,7 +27,6 @@ from yggdrasil.calibration.schedules import (
 from yggdrasil.calibration.settings import PairSource
 from yggdrasil.checkpoints.facts import load_tokenizer
 from yggdrasil.drafters.heads.kinds import is_head
-from yggdrasil.engine.apart import compile_missing
 from yggdrasil.engine.assembly import Assembly
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.policy.costs import lower_envelope
@@ -174,7 +173,7 @@ def _set_up(subject: _Subject, settings: SearchSettings, reporter: Reporter) -> 
     if not texts:
         raise YggdrasilError(f"{prompts} has no usable prompts; give JSON lines with a prompt field")
     assembly = build_assembly(source, subject.knots)
-    compile_missing(assembly, reporter.phase)
+    assembly.complete(reporter.phase)
     return _Bench(assembly, tokenizer, texts)
 
 

@@ -102,7 +102,6 @@ class Effort:
     contexts: tuple[int, ...] = (128, 512, 1024)  # lengths at which costs are measured
     samples: int = 24  # iterations a shape and context
     own_text: float = 600.0  # seconds that the target writes for a table; what it wrote before counts too
-    backends: bool = True  # also time eager steps beside compiled ones: for those who look, nothing is decided by it
 
     def contexts_within(self, max_length: int) -> list[int]:
         """Those of ``contexts`` that a text of ``max_length`` has room for; of a long one its middle and its end too.
@@ -114,7 +113,7 @@ class Effort:
         return [*fitting, limit // 2, limit] if limit >= _LONG else fitting
 
 
-QUICK = Effort(documents=20, tokens=64, contexts=(128,), samples=8, own_text=60.0, backends=False)
+QUICK = Effort(documents=20, tokens=64, contexts=(128,), samples=8, own_text=60.0)
 QUICK_WIDTHS = (1, 2, 4), (1, 2, 4, 6, 8, 16, 32)  # draft and verify widths
 FIRST_WIDTHS = (1, 2, 4), (1, 2, 4, 6, 8, 16)  # of a model that nobody calibrated
 
@@ -132,7 +131,6 @@ class CalibrationSettings:
     table_tokens: int | None = None  # tokens that the target writes for a table; else what the effort's time gives
     own_table: bool = False  # count this calibration's text alone, whatever tables of the target there are
     keeps_drafter: bool = False  # whether it pays or not
-    variants: bool = False  # also time ways to build steps that the decoder cannot use; compiles for minutes
 
     @property
     def tokens(self) -> int:

@@ -14,8 +14,7 @@ import torch
 
 from yggdrasil.calibration.pair import build_assembly, sibling
 from yggdrasil.calibration.settings import PairSource
-from yggdrasil.calibration.timed_steps import TIMED, TimedStep, timed_steps
-from yggdrasil.engine.apart import compile_missing
+from yggdrasil.calibration.timed_steps import TimedStep, timed_steps
 from yggdrasil.engine.assembly import Assembly
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.native.one_thread import one_thread
@@ -61,7 +60,7 @@ def time_against_limits(
     rounds: int,
     phase: Callable[[str], Callable[[float], None]],
 ) -> pd.DataFrame:
-    """``roofline`` of every step over caches of each of ``capacities``, in turns; what is missing is compiled first.
+    """``roofline`` of every step over caches of each of ``capacities``, in turns.
 
     Raises:
         YggdrasilError: a context does not fit into a cache.
@@ -71,8 +70,6 @@ def time_against_limits(
     sources = [pair.with_shapes(replace(pair.shapes, max_length=capacity)) for capacity in capacities]
     first = build_assembly(sources[0])
     assemblies = [first, *(sibling(first, source.shapes) for source in sources[1:])]
-    for assembly in assemblies:
-        compile_missing(assembly, phase, TIMED)
     steps, wait = timed_steps(assemblies, contexts), wait_for(first.target.loaded.device)
     return roofline(first, time_steps(steps, rounds, phase("timing steps"), wait))
 

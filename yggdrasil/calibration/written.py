@@ -18,7 +18,7 @@ from yggdrasil.scheduling.plan import DepthSource, Plan
 
 SAMPLES_VERSION = 1
 REPORT_VERSION = 2
-KEPT_TABLES = ("threads.csv", "backend_samples.csv", "variants.csv")  # measured on the way, for those who look
+THREADS_FILE = "threads.csv"  # measured on the way, for those who look
 
 
 def write_results(
@@ -38,8 +38,8 @@ def write_results(
         write_csv(folder / "stage_samples.csv", "stage-samples", SAMPLES_VERSION, frame)
         summary = frame.groupby(["context", "width", "depth", "verify_width", "stage"])["ms"]
         described = summary.describe(percentiles=[0.1, 0.9]).drop(columns="std").reset_index()
-        for table in (name for name in KEPT_TABLES if (work / name).exists()):
-            shutil.copyfile(work / table, folder / table)
+        if (work / THREADS_FILE).exists():
+            shutil.copyfile(work / THREADS_FILE, folder / THREADS_FILE)
         write_csv(folder / "stage_summary.csv", "stage-summary", SAMPLES_VERSION, described)
     with atomic_directory(predictor_directory(settings.root, settings.name, plan.machine)) as folder:
         if choice.learned is not None:

@@ -124,14 +124,6 @@ def calibrate(
             rich_help_panel=EFFORT,
         ),
     ] = False,
-    variants: Annotated[
-        bool,
-        typer.Option(
-            "--variants",
-            help="Also time other ways to build the target's steps (minutes), on a CPU.",
-            rich_help_panel=EFFORT,
-        ),
-    ] = False,
     device: Annotated[
         Literal["cpu", "cuda"], typer.Option(help="Where both models run.", rich_help_panel=ARITHMETIC)
     ] = "cpu",
@@ -152,8 +144,6 @@ def calibrate(
 
     if chat and prompts is None:
         raise YggdrasilError("--chat is for --prompts FILE, which is not given")
-    if variants and device == "cuda":
-        raise YggdrasilError("--variants times steps of a CPU; scripts/check_cuda.py compares a GPU's")
     named = named_drafters(drafter or USUAL, ngram)
     if table_tokens is not None and not named.has_table:
         raise YggdrasilError("--table-tokens is for --drafter table, which is not asked for")
@@ -174,7 +164,7 @@ def calibrate(
     texts, is_chat = (prompts, chat) if prompts is not None else shipped_prompts(target)
     settings = CalibrationSettings(
         pair, texts, name or plan_name(target), root or search_roots()[0], QUICK if quick else Effort(), chat=is_chat,
-        keeps_drafter=keep_drafter, variants=variants, table_tokens=table_tokens, own_table=own_table,
+        keeps_drafter=keep_drafter, table_tokens=table_tokens, own_table=own_table,
     )  # fmt: skip
     try:
         with PhaseProgress() as progress:

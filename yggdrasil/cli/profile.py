@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
-from yggdrasil.checkpoints.formats.names import Weights
 from yggdrasil.cli import checks
 from yggdrasil.cli.checks import parse_widths
 from yggdrasil.cli.naming import plan_of, takes_model
@@ -28,7 +27,7 @@ TABLE_COLUMNS = (
 )  # fmt: skip
 
 PROMPT_TOKENS, NEW_TOKENS = 256, 64
-WEIGHED, TRACED = 8, 4  # prompts at most
+TRACED = 4  # prompts at most
 
 
 @takes_model("plan")
@@ -54,16 +53,6 @@ def profile(
             callback=checks.input_file, help="JSON lines with a prompt field: decode some and show iterations by stage."
         ),
     ] = None,
-    variants: Annotated[
-        bool, typer.Option("--variants", help="Also time other ways to build the same steps (compiles for minutes).")
-    ] = False,
-    weights: Annotated[
-        Weights,
-        typer.Option(
-            callback=checks.weights,
-            help="Also decode --prompts with weights of fewer bits, and show what that changes.",
-        ),
-    ] = "full",
     dtype: Annotated[Dtype | None, typer.Option(help="Arithmetic of both models; the plan's if not given.")] = None,
     out: Annotated[
         Path | None, typer.Option(callback=checks.output_folder, help="Folder for roofline.csv and the other tables.")
@@ -76,29 +65,17 @@ def profile(
     from yggdrasil.cli.progress import PhaseProgress
     from yggdrasil.prompts import read_prompts
 
-    if weights != "full" and prompts is None:
-        raise YggdrasilError("--weights needs --prompts FILE to decode")
-    requests = [] if prompts is None else read_prompts(prompts, WEIGHED, chat=chat)  # before a model is loaded
+    requests = [] if prompts is None else read_prompts(prompts, TRACED, chat=chat)  # before a model is loaded
     plan = plan_of(plan)
     pair = _pair(plan, dtype, verify_widths, draft_widths, force_machine=force_machine)
     texts = _texts(pair, requests)
-    if pair.device == "cuda" and (variants or weights != "full"):
-        raise YggdrasilError("--variants and --weights time steps of a CPU; this plan is for a GPU")
     lengths = parse_widths(contexts)
     capacities = parse_widths(max_length) if max_length else (max(pair.shapes.max_length, *lengths),)
     tables: dict[str, pd.DataFrame] = {}
     with PhaseProgress() as progress:
         tables["roofline"] = time_against_limits(pair, lengths, capacities, rounds, progress.phase)
-        if variants:
-            from yggdrasil.calibration.variants import time_variants
-
-            tables["variants"] = time_variants(pair, lengths[0], rounds, progress.phase("timing variants"))
-        if weights != "full":
-            from yggdrasil.calibration.weights_effect import weights_effect
-
-            tables["weights"] = weights_effect(pair, weights, texts, NEW_TOKENS, progress.phase)
     if texts:
-        tables["iterations"] = _iterations(plan, texts[:TRACED], dtype, force_machine=force_machine)
+        tables["iterations"] = _iterations(plan, texts, dtype, force_machine=force_machine)
     _show(tables)
     if out is not None:
         _write(out, tables)
@@ -154,9 +131,8 @@ def _show(tables: "dict[str, pd.DataFrame]") -> None:
             f"{row['matrix_gflops_s']:.0f} GFLOP/s with the {model}'s threads, dtype and size"
         )
     show_table("steps against the machine's limits", tables["roofline"][list(TABLE_COLUMNS)])
-    for name in ("variants", "weights", "iterations"):
-        if name in tables:
-            show_table(name, tables[name])
+    if "iterations" in tables:
+        show_table("iterations", tables["iterations"])
 
 
 def _iterations(

@@ -1,13 +1,15 @@
-"""Steps compiled in this process, for capture into CUDA graphs: a graph for the step, one for each distinct layer.
+"""Steps compiled by TorchInductor in this process: a graph for the step, one for each distinct layer.
 
-No Dynamo: graphs are traced once over fixed shapes and have no guards, so nothing is ever compiled a second time. What
-TorchInductor makes is kept on disk by card and versions, and carried from there by a later process.
+No Dynamo: graphs are traced once over fixed shapes and have no guards, so nothing is ever compiled a second time.
+TorchInductor keeps what it makes on disk, and a later process finds it there: of a CPU in our cache folder, of a GPU in
+files by card and versions, from which it is put where TorchInductor looks.
 """
 
 import hashlib
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import cache
 from pathlib import Path
@@ -20,15 +22,26 @@ from torch.utils import _pytree as pytree
 
 from yggdrasil.artifacts.atomic import write_atomic
 from yggdrasil.artifacts.cache import cache_root
-from yggdrasil.compiler.compiled import BuildClock, StepKey
+from yggdrasil.compiler.compiled import BuildClock
 from yggdrasil.errors import YggdrasilError, first_line
 
 Compiler = Callable[["Any", list[Tensor]], Callable[..., Sequence[Tensor]]]  # (graph, fake inputs) -> what runs
 _OPTIONS: dict[str, Any] = {
-    "emulate_precision_casts": True,  # round to the model's dtype after every operator, as eager does
+    # Round to the model's dtype after every operator, as eager does. Else rounding follows fusion, fusion follows the
+    # width, and a plain step and a verified row differ in their last bits.
+    "emulate_precision_casts": True,
     "triton.cudagraphs": False,  # we capture ourselves
 }
-_UNCOMPILED = ("prefill",)  # wide rows: their time is in matrix products, which the compiler does not change
+_CPU_OPTIONS: dict[str, Any] = {
+    **_OPTIONS,
+    "cpp.threads": 1,  # pointwise work of a few rows: a second thread costs more than it saves, and would change sums
+    # Sums of a few numbers, as of the weights of a row's experts, would be unrolled for several rows and not for one.
+    "unroll_reductions_threshold": 1,
+    "cpp.use_two_step_variance_threshold": 0,  # variances of one row are always summed in one pass
+}
+# Wide rows of a GPU: their time is in matrix products, which the compiler does not change. On a CPU a row has the same
+# bits in every step, so all are compiled.
+_UNCOMPILED_ON_GPU = ("prefill",)
 
 
 def compile_by_inductor(graph: Any, inputs: list[Tensor], options: Mapping[str, Any] = _OPTIONS) -> Callable[..., Any]:
@@ -37,10 +50,17 @@ def compile_by_inductor(graph: Any, inputs: list[Tensor], options: Mapping[str, 
     from torch._inductor.compile_fx import compile_fx
 
     (mode,) = {tensor.fake_mode for tensor in inputs}  # type: ignore[attr-defined]
-    load_kept_code()
+    if inputs[0].device.type == "cuda":
+        load_kept_code()
     with tracing(TracingContext(mode)), torch.no_grad():
         compiled: Any = compile_fx(graph, inputs, config_patches=dict(options))
     return compiled  # type: ignore[no-any-return]
+
+
+def compile_for_cpu(graph: Any, inputs: list[Tensor]) -> Callable[..., Any]:
+    """TorchInductor's code for ``graph`` on a CPU, kept in our cache folder unless the user names another."""
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_root() / "inductor"))
+    return compile_by_inductor(graph, inputs, _CPU_OPTIONS)
 
 
 def interpret(graph: Any, inputs: list[Tensor]) -> Callable[..., Any]:
@@ -49,13 +69,14 @@ def interpret(graph: Any, inputs: list[Tensor]) -> Callable[..., Any]:
     return run
 
 
+_COMPILERS: dict[str, Compiler] = {"cpu": compile_for_cpu, "cuda": compile_by_inductor}  # by device
 _compiler: ContextVar[Compiler | None] = ContextVar("_compiler")
 _run_steps: "ContextVar[list[InProcessStep]]" = ContextVar("_run_steps")
 
 
 @contextmanager
 def compiling_by(compiler: Compiler | None) -> Iterator[None]:
-    """Compile steps that are made inside by ``compiler``, or not at all; else TorchInductor compiles those of a GPU."""
+    """Compile steps that are made inside by ``compiler``, or not at all; else TorchInductor compiles them."""
     before = _compiler.set(compiler)
     try:
         yield
@@ -77,15 +98,15 @@ def noting_steps() -> "Iterator[list[InProcessStep]]":
 class InProcessStep:
     """A step compiled when first called or ``prepare``d; run operator by operator where that fails.
 
-    A capture follows either way, so what the compiler adds is fused kernels, not fewer launches.
+    On a GPU a capture follows either way, so what the compiler adds there is fused kernels, not fewer launches.
     """
 
-    def __init__(self, module: nn.Module, inputs: Sequence[Tensor | list[Tensor]], key: StepKey) -> None:
+    def __init__(self, module: nn.Module, inputs: Sequence[Tensor | list[Tensor]], step: str, width: int) -> None:
         self._module, self._inputs = module, inputs
-        self.name = f"{key.step} of width {key.width or _width_of(inputs, module)}"
-        device = pytree.tree_leaves(list(inputs))[0].device
-        compiler = _compiler.get(compile_by_inductor if device.type == "cuda" else None)
-        self._compiler = None if key.step in _UNCOMPILED else compiler
+        self.name = f"{step} of width {width}"
+        device = pytree.tree_leaves(list(inputs))[0].device.type
+        compiler = _compiler.get(_COMPILERS.get(device))
+        self._compiler = None if device != "cpu" and step in _UNCOMPILED_ON_GPU else compiler
         self._run: Callable[[], Sequence[Tensor]] | None = None
         self.is_compiled = self.has_run = False
         self.build_ms = 0.0
@@ -135,7 +156,8 @@ class InProcessStep:
         from yggdrasil.compiler.layer_calls import layer_runs, running, trace_step  # imports the tracer, a second
 
         flat = pytree.tree_leaves(list(self._inputs))
-        step = trace_step(self._module, self._inputs)
+        with getattr(self._module, "tracing", nullcontext)():
+            step = trace_step(self._module, self._inputs)
         graphs = [_compiled_once(traced, compiler) for traced in step.graphs]
         whole = _compiled_once(step.traced, compiler)
         taken = [flat[number] for number in step.traced.used]
@@ -149,11 +171,6 @@ class InProcessStep:
                 return whole(*taken)
 
         return run
-
-
-def _width_of(inputs: Sequence[Tensor | list[Tensor]], module: nn.Module) -> int:
-    wide = getattr(module, "wide", ())
-    return int(inputs[2 + wide[0]].shape[0]) if wide else 1
 
 
 _graphs: dict[tuple[Compiler, str], Callable[..., Sequence[Tensor]]] = {}

@@ -173,7 +173,8 @@ def layer_runs(
     runs = []
     for call, number, cached in zip(step.calls, step.graph_of, step.caches, strict=True):
         own = [*(inputs[place] for place in cached), *_weights(layers[call.layer])[1]]
-        runs.append(_bound(graphs[number], step.graphs[number], own))
+        num_handed = sum(isinstance(leaf, Shape) for leaf in call.leaves) + len(call.shared)
+        runs.append(_bound(graphs[number], step.graphs[number], own, num_handed))
     return runs
 
 
@@ -187,11 +188,12 @@ def running(runs: Sequence[LayerRun]) -> Iterator[None]:
         _running.reset(before)
 
 
-def _bound(graph: Graph, traced: Traced, own: Sequence[Tensor]) -> LayerRun:
+def _bound(graph: Graph, traced: Traced, own: Sequence[Tensor], num_handed: int) -> LayerRun:
+    handed = [(number, shape) for number, shape in zip(traced.used, traced.shapes, strict=True) if number < num_handed]
+    kept = [own[number - num_handed] for number in traced.used[len(handed) :]]  # numbers ascend
+
     def run(tensors: Sequence[Tensor]) -> Tensor:
-        everything = [*tensors, *own]
-        picked = (everything[number] for number in traced.used)
-        return graph(*(_laid_out(tensor, shape) for tensor, shape in zip(picked, traced.shapes, strict=True)))[0]
+        return graph(*(_laid_out(tensors[number], shape) for number, shape in handed), *kept)[0]
 
     return run
 

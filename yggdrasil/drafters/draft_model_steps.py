@@ -15,8 +15,6 @@ from yggdrasil.tree.token_tree import TokenTree
 class RowsStep(CallStep[ModelCall]):
     """Read W tokens, wherever in the text or the tree they are."""
 
-    wide = (0, 1, 2)
-
     def forward(
         self,
         weights: list[Tensor],
@@ -56,8 +54,6 @@ class HeadStep(CallStep[ModelCall]):
     costs a memory-bound model the price of one token and spares it moving its cache.
     """
 
-    wide = (0,)
-
     def forward(
         self,
         weights: list[Tensor],
@@ -82,8 +78,6 @@ class HeadStep(CallStep[ModelCall]):
 class GrowStep(CallStep[ModelCall]):
     """Attach the W best candidates, run them through the drafter, offer their continuations."""
 
-    wide = (1,)
-
     def forward(
         self,
         weights: list[Tensor],
@@ -104,8 +98,6 @@ class GrowStep(CallStep[ModelCall]):
 class FinishStep(StepModule):
     """Attach the last level: its nodes are leaves, so the drafter need not read them."""
 
-    wide = (1,)
-
     def forward(
         self, weights: list[Tensor], caches: list[Tensor], place: Tensor, rows: Tensor, *tree_buffers: Tensor
     ) -> tuple[Tensor]:
@@ -114,8 +106,6 @@ class FinishStep(StepModule):
 
 class ReadStep(CallStep[ModelCall]):
     """Run W attached nodes through the drafter for their keys and values alone: the tail draft."""
-
-    wide = (1,)
 
     def forward(
         self,
@@ -138,8 +128,6 @@ class GuessStep(CallStep[ModelCall]):
 
     Row r lives in the slot behind the tree's, N + r. Candidates go to a table of their own, not into the tree.
     """
-
-    wide = (1, 2, 3, 4)
 
     def forward(
         self,

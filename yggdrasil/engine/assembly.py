@@ -120,8 +120,13 @@ class Assembly:
         self.drafter.complete_again()
         return drafter
 
+    @property
+    def is_traced(self) -> bool:
+        """Whether TorchInductor compiles steps of a CPU."""
+        return any(runner is not None and runner.backend == "inductor" for runner in (self.target, self.drafter))
+
     def complete(self, phase: Phase = silent) -> None:
-        """Compile what is missing and load all: afterwards no step is built but those of what is asked for later.
+        """Build every step: afterwards none is built but those of what is asked for later.
 
         What is asked for later (``logit_target``, ``expansion_drafter``) is built when it is made, before it decodes.
         """
@@ -130,9 +135,8 @@ class Assembly:
             return
         for name, runner in (("target", self.target), ("drafter", self.drafter)):
             if runner is not None:
-                missing = sum(not runner.is_compiled(*step) for step in runner.defined)
-                report = phase(f"compiling steps of the {name}, once") if missing else silent("")
-                runner.complete(report)
+                is_compiled = runner.backend == "inductor"
+                runner.complete(phase(f"compiling steps of the {name}") if is_compiled else silent(""))
 
     def forget(self) -> None:
         """The next request reads all of its prompt, with both models."""

@@ -20,7 +20,6 @@ from yggdrasil.drafters.statistics.drafter import TABLE_FILE, CountsDrafter
 from yggdrasil.drafters.statistics.grown_table import AnswerCounts, answers_folder
 from yggdrasil.drafters.statistics.shipped_table import make_in_background, table_file
 from yggdrasil.drafters.statistics.table_files import WatchedTable
-from yggdrasil.engine.apart import compile_missing, missing_shares
 from yggdrasil.engine.assembly import Assembly, Phase, silent
 from yggdrasil.engine.host_acceptance import HostDecisions, PolicyPerSetting, Prepared, decides_on_device
 from yggdrasil.engine.loading import DtypeName, check_opening, opened
@@ -121,7 +120,7 @@ class Decoder:
     ) -> "Decoder":
         """As ``from_plan``, for a plan in memory whose drafters' learned files lie in ``folder``.
 
-        ``check`` is called before steps are compiled, where some are missing.
+        ``check`` is called before steps are compiled, where any are.
 
         Raises:
             YggdrasilError: the plan and the checkpoints do not fit each other.
@@ -135,9 +134,8 @@ class Decoder:
             decoder._table_base = folder / TABLE_FILE
         decoder.tolerance = read_tolerance(folder, dtype or plan.dtype)
         give_back()
-        if check is not None and (plan.device != "cpu" or missing_shares(decoder.assembly)):
+        if check is not None and (plan.device != "cpu" or decoder.assembly.is_traced):
             check(decoder.assembly)
-        compile_missing(decoder.assembly, phase)
         decoder.assembly.complete(phase)
         return decoder
 

@@ -11,8 +11,6 @@ import numpy as np
 import pandas as pd
 
 from yggdrasil.artifacts import parse_json, profile_beside, shown
-from yggdrasil.calibration.backends import KEYS as BACKEND_KEYS
-from yggdrasil.calibration.backends import compare_backends
 from yggdrasil.calibration.measure import COLUMNS as SAMPLE_COLUMNS
 from yggdrasil.calibration.measure import trees_of, without_drift
 from yggdrasil.calibration.written import REPORT_VERSION
@@ -86,8 +84,6 @@ class Facts:
             "costs": costs(self.plan),
             "latency": self.latency(),
             "roofline": self.roofline(),
-            "backends": self.backends(),
-            "other_ways": self.other_ways(),
             "iterations": self.iterations(),
             "prediction": self.search.prediction(),
             "benchmarks": self.benchmarks(),
@@ -122,15 +118,6 @@ class Facts:
     def roofline(self) -> pd.DataFrame:
         """What `yggdrasil profile` found: measured steps and the least that this machine allows."""
         return optional(self.profile / "roofline.csv", "roofline", ("model", "width", "context", "ms", "least_ms"))
-
-    def backends(self) -> pd.DataFrame:
-        """Each step as a package, which decodes, and eagerly; medians."""
-        samples = optional(self.profile / "backend_samples.csv", "backend-samples", (*BACKEND_KEYS, "backend", "ms"))
-        return samples if samples.empty else compare_backends(samples)
-
-    def other_ways(self) -> pd.DataFrame:
-        """Ways to build the target's steps that do not decode, against the one that does."""
-        return optional(self.profile / "variants.csv", "variants", ("variant", "width", "ms", "against_own"))
 
     def iterations(self) -> pd.DataFrame:
         """Milliseconds of an iteration by stage: of the chosen plan, else of whole requests, else of mixed shapes."""

@@ -17,8 +17,6 @@ TITLES = {
     "costs": "passes of the target, as the plan decides by them",
     "latency": "what a step costs, milliseconds",
     "roofline": "steps against the machine's limits",
-    "backends": "steps as packages, which decode, and eagerly",
-    "other_ways": "other ways to build the target's steps",
     "iterations": "where an iteration's time goes",
     "prediction": "predicted against measured iterations",
     "benchmarks": "against plain decoding",

@@ -1,17 +1,13 @@
-"""A model with its cache and its compiled steps: everything that runs on one set of weights."""
+"""A model with its cache and its steps: everything that runs on one set of weights."""
 
-import hashlib
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from weakref import finalize
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from yggdrasil.compiler.compiled import Backend, Step, StepKey, build_step, ensure_compiled, package_path
-from yggdrasil.compiler.packages import is_whole
+from yggdrasil.compiler.compiled import Backend, Step
 from yggdrasil.errors import YggdrasilError
-from yggdrasil.native import is_native
 from yggdrasil.runtime.cache import StaticCache
 from yggdrasil.runtime.forward import ModelCall
 from yggdrasil.runtime.graphs import Capture, Recorder
@@ -45,15 +41,11 @@ class ModelRunner:
         others: Backend = "inductor" if loaded.config else "eager"
         self.backend: Backend = others if backend == "native" and native is None else backend
         self.call: ModelCall = native or TracedCall(loaded, vocab_size, hidden_layers)
-        self._table = torch.zeros(1, dtype=torch.int64, device=loaded.device)
-        if backend == "inductor" and is_native():
-            self._table.fill_(torch.ops.yggdrasil.keep_table([*self.weights, *self.cache.tensors()]))
-            finalize(self, torch.ops.yggdrasil.drop_table, int(self._table))
         self.text = KeptText()  # what the cache holds, whoever reads it
         self._is_complete = False
         self._steps: dict[tuple[str, int], Step] = {}
         self._captures: dict[tuple[str, int], Capture] = {}
-        self._defined: dict[tuple[str, int], tuple[nn.Module, list[Tensor | list[Tensor]], StepKey]] = {}
+        self._defined: dict[tuple[str, int], tuple[nn.Module, list[Tensor | list[Tensor]]]] = {}
 
     def reading(self, hidden_layers: Sequence[int]) -> ModelCall:
         """The runner's call, giving the outputs of other layers."""
@@ -64,31 +56,13 @@ class ModelRunner:
         return TracedCall(self.loaded, self.call.vocab_size, hidden_layers)
 
     def define(self, name: str, width: int, module: StepModule, inputs: Sequence[Tensor]) -> None:
-        """Declare a step: ``module(weights, caches, *inputs)``. It is loaded or compiled on ``warm`` or first use."""
+        """Declare a step: ``module(weights, caches, *inputs)``. It is built on ``complete`` or first use."""
         assert (name, width) not in self._defined, f"the step {name} of width {width} is defined already"
-        key = self.key(name, width, inputs, module.wide)
-        self._defined[name, width] = module, self.arguments(inputs), key
+        self._defined[name, width] = module, self.arguments(inputs)
 
     def arguments(self, inputs: Sequence[Tensor]) -> list[Tensor | list[Tensor]]:
         """What a step that takes ``inputs`` is called with."""
-        return [self.weights, [*self.cache.tensors(), self._table], *inputs]
-
-    def key(self, name: str, width: int, inputs: Sequence[Tensor], wide: Sequence[int] = ()) -> StepKey:
-        """What the step's package is known by; ``wide`` as in ``StepModule``."""
-        loaded = self.loaded
-        facts = (
-            loaded.dtype, loaded.num_threads, loaded.device.type, self.call.hidden_layers, self.call.vocab_size,
-            list(loaded.tensors), loaded.formats,
-        )  # fmt: skip
-        described = f"{loaded.described}|{facts}"
-        shapes: list[object] = [tuple(t.shape) for t in inputs]
-        if width > 1:
-            shapes = [("W", *tuple(t.shape)[1:]) if i in wide else tuple(t.shape) for i, t in enumerate(inputs)]
-        shapes.append(self.cache.capacity)
-        is_any = bool(wide) and width > 1
-        return StepKey(
-            name, None if is_any else width, hashlib.sha256(described.encode()).hexdigest()[:20], str(shapes)
-        )
+        return [self.weights, self.cache.tensors(), *inputs]
 
     def step(self, name: str, width: int) -> Step:
         """The step, built on first use; once ``complete`` was called, a step that it did not build is an error."""
@@ -103,8 +77,15 @@ class ModelRunner:
         return found
 
     def _build(self, name: str, width: int) -> Step:
-        # The model's code has to be at hand where the step is traced: made while tracing, it would hold no data.
-        return build_step(*self._defined[name, width], self.backend, prepare=self.loaded.make_model)
+        module, inputs = self._defined[name, width]
+        if self.backend not in ("inductor", "cudagraph"):
+            return partial(_eager, module, inputs)
+        from yggdrasil.compiler.in_process import InProcessStep  # here: native steps need no compiler
+
+        step = InProcessStep(module, inputs, name, width)
+        if self.backend == "inductor":  # a capture prepares its steps itself
+            step.prepare()
+        return step
 
     def complete(self, report: Callable[[float], None] = lambda _: None) -> None:
         """Build every step that is defined, reporting the share that is there; from now on none is built silently."""
@@ -131,21 +112,12 @@ class ModelRunner:
             found = self._captures[name, width] = self.recorder.capture(self.step(name, width))
         return found
 
-    def compile(self, name: str, width: int) -> bool:
-        """Make sure the step's package is on disk, without loading it. False where it was there already."""
-        module, arguments, key = self._defined[name, width]
-        if self.backend != "inductor":
-            return False
-        return ensure_compiled(module, arguments, key, prepare=self.loaded.make_model)
-
-    def is_compiled(self, name: str, width: int) -> bool:
-        """Whether the step can be loaded without compiling."""
-        return self.backend != "inductor" or is_whole(self.package(name, width))
-
-    def package(self, name: str, width: int) -> Path:
-        """Where the step's package lies or will lie; steps of several widths may share one."""
-        return package_path(self._defined[name, width][2])
-
     @property
     def defined(self) -> list[tuple[str, int]]:
         return list(self._defined)
+
+
+@torch.no_grad()
+def _eager(module: nn.Module, inputs: Sequence[Tensor | list[Tensor]]) -> Sequence[Tensor]:
+    outputs: Sequence[Tensor] = module(*inputs)
+    return outputs

@@ -4,13 +4,15 @@ Dims: W rows of a step, T tree slots its mask covers, V vocabulary, H hidden siz
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
-from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from yggdrasil.checkpoints.families import cache_name
+from yggdrasil.checkpoints.packable import is_packable
 from yggdrasil.runtime.forward import HEAD_INPUT, RUNNERS_UP, Forward, ModelCall, likeliest_tokens
 from yggdrasil.runtime.loaded import LoadedModel
 
@@ -21,17 +23,15 @@ Call = TypeVar("Call")
 
 
 class StepModule(nn.Module):
-    """What a step computes: ``forward(weights, caches, *inputs)``.
-
-    ``wide`` numbers those of the inputs whose first size is the step's width, from which alone the width may be read:
-    one package then serves all widths above 1.
-    """
-
-    wide: ClassVar[tuple[int, ...]] = ()
+    """What a step computes: ``forward(weights, caches, *inputs)``."""
 
     def decoder_layers(self) -> Sequence[nn.Module]:
         """Layers that may be compiled by themselves and called; none where the step is compiled as a whole."""
         return ()
+
+    def tracing(self) -> AbstractContextManager[object]:
+        """What the step and its layers are traced under."""
+        return nullcontext()
 
 
 class CallStep(StepModule, Generic[Call]):
@@ -43,6 +43,33 @@ class CallStep(StepModule, Generic[Call]):
 
     def decoder_layers(self) -> Sequence[nn.Module]:
         return self._call.decoder_layers if isinstance(self._call, TracedCall) else ()
+
+    def tracing(self) -> AbstractContextManager[object]:
+        return self._call.tracing() if isinstance(self._call, TracedCall) else nullcontext()
+
+
+class _RowSums(TorchFunctionMode):
+    """Linear layers that are no packed module, as a mixture's router, by an operator that sums each row in one order.
+
+    PyTorch's product for one row differs in its last bits from that for several, and where two experts are nearly equal
+    a row would go another way.
+    """
+
+    def __init__(self, num_threads: int) -> None:
+        super().__init__()
+        self._num_threads = num_threads
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is nn.functional.linear and not kwargs and _is_served(*args):
+            rows, weight, *bias = args
+            return torch.ops.yggdrasil.plain_linear(rows, weight, bias[0] if bias else None, self._num_threads)
+        return func(*args, **(kwargs or {}))
+
+
+def _is_served(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:
+    return weight.dim() == 2 and rows.dtype == weight.dtype and is_packable(weight)
 
 
 class TracedCall:
@@ -70,12 +97,11 @@ class TracedCall:
     ) -> Forward:
         from yggdrasil.runtime.step_cache import StepCache  # here: it imports transformers, which no native step needs
 
-        count = self._num_layers  # behind keys and values lies the number of the table, which tracing does not read
-        cache = StepCache(caches[:count], caches[count : 2 * count], offsets)
+        cache = StepCache(caches[: self._num_layers], caches[self._num_layers :], offsets)
         captured: dict[int, Tensor] = {}
-        with ExitStack() as hooks:
+        with self.tracing(), ExitStack() as hooks:
             self._capture(captured, hooks, rows)
-            model = self._loaded.model  # not before a trace: a start from packages has none
+            model = self._loaded.model
             output = torch.func.functional_call(
                 model,
                 dict(zip(self._names, weights, strict=True)),
@@ -100,6 +126,10 @@ class TracedCall:
         own = (HEAD_INPUT, RUNNERS_UP)
         layers = [captured[layer] if layer in own else captured[layer][0] for layer in self.hidden_layers]
         return Forward(wanted, layers, _Logits(logits, self._num_threads))
+
+    def tracing(self) -> AbstractContextManager[object]:
+        """On a CPU, a mode in which every linear layer gives a row the same bits at any width."""
+        return _RowSums(self._num_threads) if self._loaded.device.type == "cpu" else nullcontext()
 
     @property
     def decoder_layers(self) -> Sequence[nn.Module]:
@@ -156,8 +186,6 @@ def decoder_layers(model: "PreTrainedModel") -> nn.ModuleList:
 
 class PrefillStep(CallStep[ModelCall]):
     """Read a chunk of certain tokens; logits and hidden state of one row. Rows past the chunk's end are padding."""
-
-    wide = (0,)
 
     def forward(
         self,

@@ -36,8 +36,6 @@ def attach_chosen(tree: TokenTree, first: Tensor, count: Tensor, entries: Tensor
 class ChosenStep(CallStep[ModelCall]):
     """Attach W chosen candidates, run them through the drafter, offer their continuations."""
 
-    wide = (1,)
-
     def forward(
         self,
         weights: list[Tensor],
@@ -57,8 +55,6 @@ class ChosenStep(CallStep[ModelCall]):
 
 class ChosenLeavesStep(StepModule):
     """Attach W chosen candidates as leaves, which the drafter need not read."""
-
-    wide = (1,)
 
     def forward(
         self, weights: list[Tensor], caches: list[Tensor], place: Tensor, entries: Tensor, *tree_buffers: Tensor

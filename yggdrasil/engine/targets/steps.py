@@ -29,8 +29,6 @@ class PlainLogitsStep(CallStep[ModelCall]):
 class VerifyLogitsStep(CallStep[ModelCall]):
     """Run the W best nodes of a tree through the target."""
 
-    wide = (1,)
-
     def forward(
         self,
         weights: list[Tensor],
@@ -99,8 +97,6 @@ class PlainStep(CallStep[ModelCall]):
 
 class VerifyStep(CallStep[ModelCall]):
     """Run the W best nodes of a tree through the target and accept along its choices."""
-
-    wide = (1,)
 
     def forward(
         self,

@@ -104,8 +104,6 @@ def _guess(module: Any, cache: _Cache, token: Tensor, root: Tensor, *, count: in
 class ReadStep(CallStep[BlockCall]):
     """Make rows of the context out of the target's states (padded to W)."""
 
-    wide = (0,)
-
     def forward(
         self,
         weights: list[Tensor],

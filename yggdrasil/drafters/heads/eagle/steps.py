@@ -96,8 +96,6 @@ class _Pass(torch.nn.Module):
 class HeadStep(CallStep[HeadCall]):
     """Read the newly certain tokens (padded to W) with the target's states; plant the last, offer what follows it."""
 
-    wide = (0, 1)
-
     def forward(
         self,
         weights: list[Tensor],
@@ -122,8 +120,6 @@ class HeadStep(CallStep[HeadCall]):
 
 class LevelStep(CallStep[HeadCall]):
     """Attach the W best candidates, run them through the head on their parents' outputs, offer what follows them."""
-
-    wide = (1,)
 
     def forward(
         self,

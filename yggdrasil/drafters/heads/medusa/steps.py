@@ -61,8 +61,6 @@ class MedusaStep(CallStep[MedusaCall]):
 class MedusaLevelStep(StepModule):
     """Attach the W best candidates, and offer below each what the table has for its depth."""
 
-    wide = (1,)
-
     def forward(
         self,
         weights: list[Tensor],
