@@ -196,6 +196,8 @@ def make_rule(
     settings: Speculation, tolerance: float, thinking: tuple[int, int] | None = None, *, starts_thinking: bool = False
 ) -> Rule:
     """The rule that ``settings`` name; ``tolerance`` (logits) is what its exactness asks for."""
+    if not isinstance(settings.rule, str):
+        return settings.rule
     if settings.rule == "typical":
         return TypicalRule(settings.typical_epsilon, settings.typical_delta)
     if settings.rule == "relaxed":

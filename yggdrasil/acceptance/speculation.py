@@ -1,15 +1,26 @@
 """How drafted tokens are accepted, and how exactly. Imports no torch."""
 
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Protocol, cast, get_args
 
 from yggdrasil.arguments import check_flag, check_integer, check_name, check_number, check_tokens, keep_plain_numbers
-from yggdrasil.errors import ArgumentValueError
+from yggdrasil.errors import ArgumentValueError, YggdrasilError
+from yggdrasil.own_class import own_class
 
 RuleName = Literal["match", "leviathan", "specinfer", "sequoia", "typical", "relaxed", "off"]
 Exactness = Literal["fast", "strict", "fixed-width"]
 LOSSY_RULES: tuple[RuleName, ...] = ("typical", "relaxed")
 MAX_LEAD = 1e9  # logits; nothing leads by more
+
+
+class OwnRule(Protocol):
+    """An acceptance rule of a user's own; ``docs/sampling.md`` has an example."""
+
+    name: str
+    is_lossless: bool  # whether outputs follow the target's own law
+
+    def walk(self, tree: Any, sampler: Any) -> Any:
+        """What ``acceptance.rules.Rule.walk`` does."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +36,7 @@ class Speculation:
     - ``relaxed`` (TensorRT-LLM): accept what is among the ``relaxed_topk`` best and within ``relaxed_delta`` of the
       best in log-probability; with ``thinking_only`` between ``<think>`` and ``</think>`` alone. Lossy.
     - ``off``: no drafting.
+    - an object: a rule of your own (``OwnRule``), for the plan's trees or those of ``expansion``.
 
     ``expansion`` is the number of children of each node, level by level: a k-ary tree for ``match``, the draws for
     rules that draw. Without it ``match`` and the lossy rules use the plan's Equal-Growth Trees, and ``match`` what the
@@ -39,7 +51,7 @@ class Speculation:
         YggdrasilError: a value outside its range, or options that exclude each other.
     """
 
-    rule: RuleName = "match"
+    rule: RuleName | OwnRule = "match"
     expansion: tuple[int, ...] | None = None
     typical_epsilon: float = 0.09
     typical_delta: float = 0.3
@@ -52,8 +64,9 @@ class Speculation:
     audit: bool = False
 
     def __post_init__(self) -> None:
-        for name, value, names in (("rule", self.rule, RuleName), ("exactness", self.exactness, Exactness)):
-            check_name(name, value, get_args(names))
+        if isinstance(self.rule, str) or not is_own_rule(self.rule):
+            check_name("rule", self.rule, get_args(RuleName))
+        check_name("exactness", self.exactness, get_args(Exactness))
         if self.expansion is not None:
             object.__setattr__(self, "expansion", tuple(_levels(self.expansion)))
         check_number("typical_epsilon", self.typical_epsilon, 0, 1, rule="above 0 and at most 1", is_open=True)
@@ -70,7 +83,9 @@ class Speculation:
         if self.rule == "leviathan" and self.expansion and max(self.expansion) > 1:
             faults.append("the rule leviathan takes a chain; use specinfer or sequoia for several children a node")
         if self.rule not in ("match", "off") and (self.exactness == "strict" or self.audit):
-            faults.append(f"exactness strict is for the rule match; {self.rule} has no width-1 decision to agree with")
+            faults.append(
+                f"exactness strict is for the rule match; {self.rule_name} has no width-1 decision to agree with"
+            )
         if self.audit and self.exactness != "fast":
             faults.append("audit counts what exactness fast lets pass; leave exactness at fast")
         if faults:
@@ -79,7 +94,32 @@ class Speculation:
     @property
     def is_lossless(self) -> bool:
         """Whether the output follows the target's own law."""
-        return self.rule not in LOSSY_RULES
+        return self.rule not in LOSSY_RULES if isinstance(self.rule, str) else self.rule.is_lossless
+
+    @property
+    def rule_name(self) -> str:
+        """What reports call the rule."""
+        return self.rule if isinstance(self.rule, str) else self.rule.name
+
+
+def own_rule(name: str) -> OwnRule:
+    """An instance of the class that ``module:Class`` names.
+
+    Raises:
+        YggdrasilError: it cannot be imported, or is no acceptance rule.
+    """
+    made = own_class("acceptance rule", name)()
+    if not is_own_rule(made):
+        raise YggdrasilError(
+            f"the acceptance rule {name} lacks name, is_lossless or walk; docs/sampling.md has an example"
+        )
+    return cast("OwnRule", made)
+
+
+def is_own_rule(given: Any) -> bool:
+    """Whether ``given`` has what ``OwnRule`` asks for."""
+    has_name = isinstance(getattr(given, "name", None), str) and isinstance(getattr(given, "is_lossless", None), bool)
+    return has_name and callable(getattr(given, "walk", None))
 
 
 def _levels(expansion: Any) -> list[int]:

@@ -65,7 +65,7 @@ def rule_group(decoder: Decoder, temperature: float) -> Group:
         )
         for name, way in RULES.items()
         if (has_drafter or name in (PLAIN, BY_PLAN))
-        and (has_model or not (way.expansion or way.rule in DRAWN_KINDS))
+        and (has_model or not (way.expansion or way.rule_name in DRAWN_KINDS))
     ]  # fmt: skip
     return Group(temperature, f"{PLAIN}, {family}", systems)
 

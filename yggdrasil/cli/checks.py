@@ -47,6 +47,17 @@ def drafter(parameter: typer.CallbackParam, value: str) -> str:
     return value
 
 
+def rule(parameter: typer.CallbackParam, value: str) -> str:
+    """An acceptance rule's name or ``module:Class``."""
+    from yggdrasil.acceptance.speculation import RuleName
+    from yggdrasil.own_class import is_own_class
+
+    if value not in get_args(RuleName) and not is_own_class(value):
+        names = ", ".join(get_args(RuleName))
+        raise YggdrasilError(f"{_typed(parameter)} {value} is none of {names} and module:Class, a class of your own")
+    return value
+
+
 def temperatures(parameter: typer.CallbackParam, text: str) -> str:
     """A list of finite numbers from 0 on."""
     try:

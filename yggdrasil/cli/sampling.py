@@ -6,15 +6,16 @@ from dataclasses import replace
 from functools import wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast, get_args
 
 import typer
 
 from yggdrasil.acceptance.sampling import Constraint, SamplingParams
-from yggdrasil.acceptance.speculation import Exactness, RuleName, Speculation
+from yggdrasil.acceptance.speculation import Exactness, OwnRule, RuleName, Speculation, own_rule
 from yggdrasil.cli import checks
 from yggdrasil.cli.checks import parse_widths
 from yggdrasil.errors import YggdrasilError
+from yggdrasil.own_class import is_own_class
 
 if TYPE_CHECKING:
     from yggdrasil.acceptance.sampler import TokenLogprobs
@@ -78,8 +79,13 @@ SpeculationOption = Annotated[
     Literal["on", "off"], typer.Option(help="off: plain compiled decoding.", rich_help_panel=ACCEPTANCE)
 ]
 RuleOption = Annotated[
-    RuleName,
-    typer.Option(help="How drafted tokens are accepted; typical and relaxed are lossy.", rich_help_panel=ACCEPTANCE),
+    str,
+    typer.Option(
+        callback=checks.rule,
+        metavar="|".join([*get_args(RuleName), "MODULE:CLASS"]),
+        help="How drafted tokens are accepted; typical and relaxed are lossy. Or a class of your own.",
+        rich_help_panel=ACCEPTANCE,
+    ),
 ]
 Expansion = Annotated[
     str | None,
@@ -152,7 +158,7 @@ def _options(
     regex: Regex = None,
     grammar: GrammarFile = None,
     speculation: SpeculationOption = "on",
-    rule: RuleOption = SPECULATION.rule,
+    rule: RuleOption = SPECULATION.rule_name,
     expansion: Expansion = None,
     typical_epsilon: TypicalEpsilon = SPECULATION.typical_epsilon,
     typical_delta: TypicalDelta = SPECULATION.typical_delta,
@@ -246,10 +252,14 @@ def speculation_of(options: dict[str, Any]) -> Speculation:
         raise YggdrasilError(f"--speculation off drafts nothing that --rule {rule} could accept; give one of the two")
     _check_company(options)
     return Speculation(
-        rule="off" if options["speculation"] == "off" else rule,
+        rule="off" if options["speculation"] == "off" else _rule(rule),
         expansion=parse_widths(expansion) if expansion else None,
         **{name: options[name] for name in same},
     )
+
+
+def _rule(name: str) -> RuleName | OwnRule:
+    return own_rule(name) if is_own_class(name) else cast("RuleName", name)
 
 
 def _check_company(options: dict[str, Any]) -> None:

@@ -4,8 +4,6 @@ Imports no torch before a drafter is made.
 """
 
 import dataclasses
-import re
-import sys
 from collections.abc import Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -14,6 +12,7 @@ from yggdrasil.artifacts import parse_dataclass, parse_yaml
 from yggdrasil.drafters.options import ClassOptions, CountsOptions, FreeOptions, LookaheadOptions, NGramOptions
 from yggdrasil.drafters.shipped_assets import PREFIX, whole_name
 from yggdrasil.errors import YggdrasilError
+from yggdrasil.own_class import is_own_class, own_class
 
 if TYPE_CHECKING:
     from yggdrasil.drafters.protocol import Drafter
@@ -38,7 +37,6 @@ REGISTERED = {
     NGRAM: Registered("yggdrasil.drafters.ngram:NGramDrafter", NGramOptions),
     LOOKAHEAD: Registered("yggdrasil.drafters.lookahead:LookaheadDrafter", LookaheadOptions),
 }
-_OWN = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")  # module:Class
 _PROTOCOL = ("name", "capabilities", "begin", "extend", "propose", "cost")
 
 
@@ -49,7 +47,7 @@ def is_model_free_name(name: str) -> bool:
 
 def is_own(name: str) -> bool:
     """Whether ``name`` is ``module:Class`` of a user's own drafter."""
-    return not name.startswith(PREFIX) and _OWN.fullmatch(name) is not None
+    return not name.startswith(PREFIX) and is_own_class(name)
 
 
 def missing_names(drafter: object) -> list[str]:
@@ -77,13 +75,7 @@ def own_drafter(name: str) -> "Drafter":
     Raises:
         YggdrasilError: it cannot be imported or made, or is no model-free drafter.
     """
-    sys.path.insert(0, "")
-    try:
-        kind = _found(name)
-    except (ImportError, AttributeError) as error:
-        raise YggdrasilError(f"the drafter {name} cannot be imported ({error}); run where its module lies") from error
-    finally:
-        sys.path.remove("")
+    kind = own_class("drafter", name)
     # Looked at before it is called: a plan may name anything.
     lacking = missing_names(kind) if isinstance(kind, type) else list(_PROTOCOL)
     if set(lacking) - {"name", "capabilities"}:  # these two may be set when it is made

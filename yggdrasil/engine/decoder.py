@@ -271,7 +271,7 @@ class Decoder:
         if decides_on_device(sampling, speculation, tolerance):
             chosen = PLAIN_POLICY if speculation.rule == "off" else policy
             known = tolerance if speculation.exactness == "strict" else None
-            report = DecodingReport(rule=speculation.rule, exactness=speculation.exactness, tolerance=known)
+            report = DecodingReport(rule=speculation.rule_name, exactness=speculation.exactness, tolerance=known)
             return Prepared(self.assembly.engine, chosen, report)
         if self._host is None:
             self._host = HostDecisions(self.assembly, self.tokenizer, self.eos_tokens)

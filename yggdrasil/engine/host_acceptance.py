@@ -126,7 +126,7 @@ class HostDecisions:
             return drafts.drawn if drafts is not None else None
 
         report = DecodingReport(
-            rule=speculation.rule, lossless=speculation.is_lossless, temperature=sampling.temperature,
+            rule=speculation.rule_name, lossless=speculation.is_lossless, temperature=sampling.temperature,
             seed=None if sampling.is_greedy else seed, exactness=speculation.exactness,
             tolerance=tolerance if speculation.exactness == "strict" or speculation.audit else None,
         )  # fmt: skip
@@ -167,7 +167,7 @@ class HostDecisions:
     ) -> tuple[Drafter | None, Policy, ExpansionDrafter | None, Callable[[], None] | None]:
         if speculation.rule == "off":
             return self._engine.drafter, PLAIN_POLICY, None, None
-        kind = DRAWN_KINDS.get(speculation.rule)
+        kind = DRAWN_KINDS.get(speculation.rule_name)
         if kind is None and speculation.expansion is None:
             drafter = self._engine.drafter
             if sampler.grammar is not None and drafter is not None:
@@ -183,7 +183,7 @@ class HostDecisions:
         return free if sampler.grammar is None else DrafterGroup([GrammarDrafter(sampler, free)])
 
     def _expansion(self, speculation: Speculation) -> tuple[int, ...]:
-        usual = _CHAIN if DRAWN_KINDS.get(speculation.rule) == "chain" else _TREE
+        usual = _CHAIN if DRAWN_KINDS.get(speculation.rule_name) == "chain" else _TREE
         width = speculation.fixed_width if speculation.exactness == "fixed-width" else None
         return speculation.expansion or fitting_expansion(usual, self._assembly.shapes, width)
 
@@ -208,7 +208,7 @@ class HostDecisions:
         widths = [width for width in self._verify_widths if width > 1]
         if width not in widths:
             raise YggdrasilError(f"fixed_width is {width}; the plan's verify widths are {widths}")
-        if drafts is not None and speculation.rule in DRAWN_KINDS:
+        if drafts is not None and speculation.rule_name in DRAWN_KINDS:
             expansion = self._expansion(speculation)
             if 1 + sum(accumulate(expansion, mul)) > width:
                 raise YggdrasilError(f"fixed_width {width} cannot hold all drawn candidates; ask for a wider one")
