@@ -20,9 +20,9 @@ from rich.console import Console
 from rich.progress import track
 from transformers import AutoModelForCausalLM
 
+from yggdrasil.calibration.calibration_settings import PairSource
 from yggdrasil.calibration.documents import open_ended
 from yggdrasil.calibration.pair import build_assembly
-from yggdrasil.calibration.settings import PairSource
 from yggdrasil.checkpoints.facts import load_tokenizer
 from yggdrasil.cli import run_script
 from yggdrasil.engine.engine import Engine

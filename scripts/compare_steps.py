@@ -29,14 +29,14 @@ from yggdrasil.artifacts import write_atomic
 from yggdrasil.bench.divergence import replay
 from yggdrasil.bench.record import provenance, public_source
 from yggdrasil.bench.spread import spread
+from yggdrasil.calibration.calibration_settings import PairSource
 from yggdrasil.calibration.pair import build_assembly
-from yggdrasil.calibration.settings import PairSource
 from yggdrasil.checkpoints.facts import load_tokenizer
 from yggdrasil.checkpoints.formats.names import Weights
 from yggdrasil.cli import checks, run_script
 from yggdrasil.cli.checks import parse_widths
 from yggdrasil.cli.progress import PhaseProgress, show_table
-from yggdrasil.drafters.options import CountsOptions
+from yggdrasil.drafters.model_free_options import CountsOptions
 from yggdrasil.engine.assembly import Assembly
 from yggdrasil.engine.decoder import Decoder
 from yggdrasil.errors import YggdrasilError

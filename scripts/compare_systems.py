@@ -24,8 +24,8 @@ from yggdrasil.bench.systems import EngineSystem, System, encode_prompts, judge_
 from yggdrasil.bench.transformers_systems import transformers_systems
 from yggdrasil.checkpoints.source import Source
 from yggdrasil.cli import checks, run_script
+from yggdrasil.cli.benchmarks.trees import show_systems
 from yggdrasil.cli.progress import PhaseProgress
-from yggdrasil.cli.trees import show_systems
 from yggdrasil.drafters.heads.kinds import is_head
 from yggdrasil.engine.decoder import Decoder
 from yggdrasil.engine.loading import DTYPES

@@ -29,7 +29,7 @@ from page import write_section  # noqa: E402
 from stage import Stage  # noqa: E402
 
 from yggdrasil.bench.record import provenance  # noqa: E402
-from yggdrasil.cli.guard import run_guarded  # noqa: E402
+from yggdrasil.cli.exit_codes import run_guarded  # noqa: E402
 from yggdrasil.errors import YggdrasilError  # noqa: E402
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, no_args_is_help=True)

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from yggdrasil.artifacts import write_atomic
 from yggdrasil.calibration.choose import DraftedTreePolicy
-from yggdrasil.calibration.frequent import Frequent
+from yggdrasil.calibration.draft_vocabulary import Frequent
 from yggdrasil.calibration.own_text import Document, read_documents, text_file
 from yggdrasil.calibration.record import concatenate, record_document
 from yggdrasil.calibration.replay import RecordedTrees, recorded_documents, replay

@@ -27,7 +27,7 @@ from rich.console import Console
 from yggdrasil.artifacts import write_atomic
 from yggdrasil.bench.record import provenance, public_source
 from yggdrasil.cli import checks
-from yggdrasil.cli.guard import run_guarded
+from yggdrasil.cli.exit_codes import run_guarded
 from yggdrasil.engine.decoder import Decoder, Generation
 from yggdrasil.errors import YggdrasilError
 

@@ -22,8 +22,8 @@ import numpy as np
 import typer
 
 from yggdrasil.artifacts import current_machine, resolve_plan
+from yggdrasil.calibration.measurement.passes import OVERLAP
 from yggdrasil.calibration.own_text import Document, read_documents
-from yggdrasil.calibration.passes import OVERLAP
 from yggdrasil.calibration.replay import RecordedTrees, recorded_documents, replay
 from yggdrasil.calibration.survival import survival_of
 from yggdrasil.cli import run_script

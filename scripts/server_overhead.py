@@ -21,8 +21,8 @@ from typing import NamedTuple
 from served import free_port, wait_until_served
 
 from yggdrasil.engine.decoder import Decoder
-from yggdrasil.serving.running import run_server
-from yggdrasil.serving.settings import ServerSettings
+from yggdrasil.serving.process import run_server
+from yggdrasil.serving.server_settings import ServerSettings
 
 ROUNDS, REPEATS = 5, 8
 TOKENS = 64

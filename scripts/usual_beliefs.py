@@ -12,8 +12,8 @@ from typing import Annotated
 import numpy as np
 import typer
 
-from yggdrasil.calibration.believing import fit, gather_places
 from yggdrasil.calibration.own_text import read_documents
+from yggdrasil.calibration.statistics.scorer_fit import fit, gather_places
 from yggdrasil.cli import run_script
 from yggdrasil.drafters.statistics.scorer import SHAPES, Belief
 from yggdrasil.errors import YggdrasilError

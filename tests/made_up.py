@@ -8,14 +8,14 @@ import pandas as pd
 from tiny_pair import SHAPES
 
 from yggdrasil.artifacts import current_machine, plan_path, predictor_directory, profile_directory, write_csv
-from yggdrasil.calibration.measure import COLUMNS as SAMPLE_COLUMNS
-from yggdrasil.drafters.options import CountsOptions
+from yggdrasil.calibration.measurement.stages import COLUMNS as SAMPLE_COLUMNS
+from yggdrasil.drafters.model_free_options import CountsOptions
 from yggdrasil.drafters.statistics.drafter import BELIEF_FILE
 from yggdrasil.drafters.statistics.scorer import Belief
 from yggdrasil.predictor.acceptance import AcceptanceCalibration
 from yggdrasil.predictor.bundle import Learned
 from yggdrasil.predictor.depth import DepthPredictor
-from yggdrasil.predictor.evidence import EvidenceSizes
+from yggdrasil.predictor.features import EvidenceSizes
 from yggdrasil.scheduling.costs import COLUMNS, LOOP, TIMES, schedule_code
 from yggdrasil.scheduling.plan import Costs, Expectation, ModelRef, Plan
 from yggdrasil.scheduling.stages import DEFAULT_ORDER, STAGES, Schedule, all_variants

@@ -15,14 +15,14 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from yggdrasil import Decoder
 from yggdrasil.artifacts import read_csv
 from yggdrasil.bench.systems import summarise_systems
+from yggdrasil.calibration.calibration_settings import QUICK
 from yggdrasil.calibration.choose import Gain
 from yggdrasil.calibration.own_text import text_file
-from yggdrasil.calibration.settings import QUICK
 from yggdrasil.checkpoints.source import Source
 from yggdrasil.checkpoints.usual_weights import usual_weights
 from yggdrasil.drafters import NGramDrafter
 from yggdrasil.drafters.heads.files import open_head
-from yggdrasil.drafters.options import CountsOptions
+from yggdrasil.drafters.model_free_options import CountsOptions
 from yggdrasil.drafters.statistics.drafter import CountsDrafter
 from yggdrasil.policy.fixed import FixedPolicy
 from yggdrasil.prompts import encode_chat, encode_prompt, read_prompts
@@ -66,7 +66,7 @@ def expected(reference, tokens, count=COUNT, eos=None):
 
 def test_a_drafter_that_does_not_pay_is_left_out(calibrated, reference, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(Gain, "pays", property(lambda gain: False))
-    monkeypatch.setattr("yggdrasil.calibration.settings.QUICK", replace(QUICK, own_text=1.0))
+    monkeypatch.setattr("yggdrasil.calibration.calibration_settings.QUICK", replace(QUICK, own_text=1.0))
     path = write_plan(tmp_path, calibrated.target, calibrated.drafter, calibrated.prompts)
     plan, kept = Plan.load(path), Plan.load(calibrated.plan)
 

@@ -9,12 +9,12 @@ import torch
 from gguf import GGMLQuantizationType
 
 from yggdrasil.artifacts import current_machine, list_plans, plan_path
+from yggdrasil.calibration.calibration_settings import PairSource
 from yggdrasil.calibration.pair import build_assembly, usual_drafter_weights
 from yggdrasil.calibration.pipeline import _drafters_of
-from yggdrasil.calibration.settings import PairSource
 from yggdrasil.checkpoints.facts import load_tokenizer
 from yggdrasil.checkpoints.source import Source
-from yggdrasil.drafters.options import CountsOptions, NGramOptions
+from yggdrasil.drafters.model_free_options import CountsOptions, NGramOptions
 from yggdrasil.engine import plan_lookup
 from yggdrasil.engine.plan_lookup import automatic_name
 from yggdrasil.engine.plan_parts import planned_drafter

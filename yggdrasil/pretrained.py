@@ -19,7 +19,7 @@ from yggdrasil.artifacts.fork import in_fork
 from yggdrasil.checkpoints.facts import load_tokenizer
 from yggdrasil.checkpoints.source import Source
 from yggdrasil.compiler.compiled import Backend
-from yggdrasil.drafters.options import NGramOptions
+from yggdrasil.drafters.model_free_options import NGramOptions
 from yggdrasil.drafters.registry import NGRAM, TABLE, USUAL, is_own, make_drafter, named_drafters, own_drafter
 from yggdrasil.drafters.shipped_assets import table_folder
 from yggdrasil.drafters.statistics.shipped_table import LEAST_BYTES

@@ -15,7 +15,7 @@ from yggdrasil.bench.figures.context import OURS, PLAIN, Effort, Figure, FigureC
 from yggdrasil.bench.figures.draw import CSV_VERSION, draw, write_figure
 from yggdrasil.bench.figures.registry import FIGURES, chosen_figures
 from yggdrasil.bench.figures.temperatures import STATIC
-from yggdrasil.drafters.options import CountsOptions
+from yggdrasil.drafters.model_free_options import CountsOptions
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.policy.fixed import FixedPolicy
 from yggdrasil.scheduling.plan import Costs, Expectation, ModelRef, Plan

@@ -7,9 +7,9 @@ from itertools import chain, count, repeat
 import pytest
 from tiny_pair import SHAPES, TEXT, byte_tokenizer, make_pair
 
-from yggdrasil.calibration import measure
 from yggdrasil.calibration.choose import Gain, _error_of_ratio, choose
-from yggdrasil.calibration.measure import READ, costs_from, measure_stages, useful_verify_widths
+from yggdrasil.calibration.measurement import stages
+from yggdrasil.calibration.measurement.stages import READ, costs_from, measure_stages, useful_verify_widths
 from yggdrasil.calibration.record import concatenate, record_document
 from yggdrasil.calibration.replay import recorded_documents
 from yggdrasil.drafters import NGramDrafter, NGramOptions
@@ -252,10 +252,10 @@ def test_stages_are_measured_behind_their_text_and_not_far_behind(pair, monkeypa
 
     However requests begin and end, plain steps stand beside the trees of one width.
     """
-    monkeypatch.setattr(measure, "SPAN", 12)
-    seen, choose = [], measure.ShapeCycle.choose
+    monkeypatch.setattr(stages, "SPAN", 12)
+    seen, choose = [], stages.ShapeCycle.choose
     monkeypatch.setattr(
-        measure.ShapeCycle,
+        stages.ShapeCycle,
         "choose",
         lambda cycle, *asked: seen.append((asked[0], choose(cycle, *asked))) or seen[-1][1],
     )
@@ -274,14 +274,14 @@ def test_stages_are_measured_behind_their_text_and_not_far_behind(pair, monkeypa
 
 def test_narrow_passes_are_measured_before_wide_ones_and_all_behind_plain_steps():
     shapes = [TreeShape(4, 2, 64), TreeShape(4, 2, 8), TreeShape(4, 8, 8), TreeShape(4, 8, 64)]
-    cycle, order = measure.ShapeCycle(shapes, seed=0), []
+    cycle, order = stages.ShapeCycle(shapes, seed=0), []
     for _ in range(20 * cycle.length):
         order.append(cycle.choose(30).shape)
 
-    streaks = order[:: measure.STREAK]
-    assert order == [shape for shape in streaks for _ in range(measure.STREAK)]
+    streaks = order[:: stages.STREAK]
+    assert order == [shape for shape in streaks for _ in range(stages.STREAK)]
     cycles = [streaks[i : i + 6] for i in range(0, len(streaks), 6)]
-    assert cycle.length == 6 * measure.STREAK
+    assert cycle.length == 6 * stages.STREAK
     for each in cycles:
         assert sorted(each) == sorted([*shapes, PLAIN_STEP, PLAIN_STEP])
         assert [shape.verify_width for shape in each] == [1, 8, 8, 1, 64, 64]

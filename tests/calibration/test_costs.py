@@ -6,10 +6,10 @@ import pandas as pd
 import pytest
 from made_up import PLAIN_MS, SHAPES
 
-from yggdrasil.calibration.measure import COLUMNS as SAMPLE_COLUMNS
-from yggdrasil.calibration.measure import costs_from, useful_verify_widths
-from yggdrasil.calibration.passes import PASS
-from yggdrasil.calibration.settings import QUICK, Effort
+from yggdrasil.calibration.calibration_settings import QUICK, Effort
+from yggdrasil.calibration.measurement.passes import PASS
+from yggdrasil.calibration.measurement.stages import COLUMNS as SAMPLE_COLUMNS
+from yggdrasil.calibration.measurement.stages import costs_from, useful_verify_widths
 
 
 def passes_of(milliseconds):

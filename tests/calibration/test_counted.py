@@ -17,18 +17,18 @@ from transformers import AutoModelForCausalLM
 
 from yggdrasil.artifacts.lock import locked
 from yggdrasil.calibration import own_text
-from yggdrasil.calibration.believing import fit_belief
-from yggdrasil.calibration.counted import learn_counts
-from yggdrasil.calibration.foreseen import foresee
-from yggdrasil.calibration.guesses import guesses_beside
+from yggdrasil.calibration.calibration_settings import Budget
 from yggdrasil.calibration.job import Job
 from yggdrasil.calibration.own_text import Document, OwnText, read_documents
 from yggdrasil.calibration.replay import replay
-from yggdrasil.calibration.settings import Budget
+from yggdrasil.calibration.statistics.learning import learn_counts
+from yggdrasil.calibration.statistics.model_free import guesses_beside
+from yggdrasil.calibration.statistics.prediction import foresee
+from yggdrasil.calibration.statistics.scorer_fit import fit_belief
 from yggdrasil.checkpoints.facts import load_tokenizer
 from yggdrasil.drafters.group import group_of
+from yggdrasil.drafters.model_free_options import CountsOptions, NGramOptions
 from yggdrasil.drafters.ngram import NGramDrafter
-from yggdrasil.drafters.options import CountsOptions, NGramOptions
 from yggdrasil.drafters.protocol import Capabilities, Step
 from yggdrasil.drafters.registry import Named, named_drafters, names_of
 from yggdrasil.drafters.statistics.drafter import CountsDrafter, usual_counts

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from scheduling.test_plan import made_up_plan
 
+from yggdrasil.calibration.calibration_settings import PairSource
 from yggdrasil.calibration.search import SearchSettings, search_schedules
-from yggdrasil.calibration.settings import PairSource
 from yggdrasil.cli.progress import PhaseProgress
 from yggdrasil.errors import YggdrasilError
 

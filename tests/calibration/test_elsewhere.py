@@ -9,10 +9,10 @@ from made_up import write_artifacts
 from tiny_pair import byte_tokenizer, random_model
 
 from yggdrasil.artifacts import model_fingerprint
-from yggdrasil.calibration.counted import Counted
-from yggdrasil.calibration.elsewhere import SHIPPED, announce, largest_table, with_larger
 from yggdrasil.calibration.own_text import Document
-from yggdrasil.drafters.options import CountsOptions
+from yggdrasil.calibration.statistics.known_tables import SHIPPED, announce, largest_table, with_larger
+from yggdrasil.calibration.statistics.learning import Counted
+from yggdrasil.drafters.model_free_options import CountsOptions
 from yggdrasil.drafters.statistics.drafter import BELIEF_FILE, TABLE_FILE, table_origin
 from yggdrasil.drafters.statistics.portable import HIDDEN
 from yggdrasil.drafters.statistics.scorer import Belief

@@ -10,7 +10,7 @@ from calibrated_pair import write_pair
 from yggdrasil.artifacts import current_machine, list_plans
 from yggdrasil.calibration import first_use
 from yggdrasil.calibration.own_text import Document
-from yggdrasil.drafters.options import CountsOptions
+from yggdrasil.drafters.model_free_options import CountsOptions
 from yggdrasil.drafters.statistics.drafter import BELIEF_FILE, TABLE_FILE
 from yggdrasil.drafters.statistics.scorer import Belief
 from yggdrasil.drafters.statistics.table import Table

@@ -10,17 +10,17 @@ from made_up import stage_samples
 from tiny_pair import VOCAB_SIZE, byte_tokenizer, make_pair
 
 from yggdrasil.artifacts import plan_path
-from yggdrasil.calibration import frequent, pipeline
+from yggdrasil.calibration import draft_vocabulary, pipeline
+from yggdrasil.calibration.calibration_settings import Budget, PairSource
 from yggdrasil.calibration.choose import Choice
-from yggdrasil.calibration.frequent import Frequent, among_frequent
+from yggdrasil.calibration.draft_vocabulary import Frequent, among_frequent
 from yggdrasil.calibration.job import Job
 from yggdrasil.calibration.own_text import Document, text_file
 from yggdrasil.calibration.pair import build_assembly
-from yggdrasil.calibration.settings import Budget, PairSource
-from yggdrasil.calibration.written import write_results
+from yggdrasil.calibration.results import write_results
 from yggdrasil.checkpoints.source import Source
 from yggdrasil.drafters.heads.draft_vocabulary import FILE_NAME
-from yggdrasil.drafters.options import CountsOptions
+from yggdrasil.drafters.model_free_options import CountsOptions
 from yggdrasil.engine.plan_parts import planned_vocabulary
 from yggdrasil.scheduling.plan import Costs, Expectation, Plan, Shapes
 
@@ -58,7 +58,7 @@ def first(tmp_path_factory):
 def job(first, tmp_path, monkeypatch):
     """Makes the job of a calibration of EAGLE-1's head; ``said`` is what its reporter tells."""
     monkeypatch.setenv("YGGDRASIL_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(frequent, "DRAFT_VOCABULARY", MOST)
+    monkeypatch.setattr(draft_vocabulary, "DRAFT_VOCABULARY", MOST)
     monkeypatch.setattr("yggdrasil.calibration.pair.settled", lambda head, target, fingerprint: head)
     (tmp_path / "work").mkdir()
 
@@ -161,7 +161,7 @@ def test_without_a_table_no_text_is_written(job, write, monkeypatch):
     def refuse(*_):
         raise AssertionError("it wrote")
 
-    monkeypatch.setattr("yggdrasil.calibration.guesses.OwnText", refuse)
+    monkeypatch.setattr("yggdrasil.calibration.statistics.model_free.OwnText", refuse)
     write(documents(40))
 
     assert len(drafted(among_frequent(job(free=(CountsOptions(table=False),))[0]))) == MOST
@@ -174,7 +174,7 @@ def test_other_drafters_and_small_vocabularies_are_left_alone(job, write, tmp_pa
 
     assert among_frequent(plain) is plain
     assert among_frequent(medusa) is medusa
-    monkeypatch.setattr(frequent, "DRAFT_VOCABULARY", VOCAB_SIZE)
+    monkeypatch.setattr(draft_vocabulary, "DRAFT_VOCABULARY", VOCAB_SIZE)
     small, _ = job()
     assert among_frequent(small) is small
     assert said == []

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import pytest
 
 from yggdrasil.calibration import pipeline
-from yggdrasil.calibration.guesses import OWN_TEXT
-from yggdrasil.calibration.settings import QUICK, CalibrationSettings, PairSource
-from yggdrasil.drafters.options import CountsOptions, NGramOptions
+from yggdrasil.calibration.calibration_settings import QUICK, CalibrationSettings, PairSource
+from yggdrasil.calibration.statistics.model_free import OWN_TEXT
+from yggdrasil.drafters.model_free_options import CountsOptions, NGramOptions
 from yggdrasil.scheduling.plan import Expectation, LeftOut, ModelRef, Shapes, resolve_source
 
 TARGET, DRAFTER = (resolve_source(f"yggdrasil:assets/tiny/{part}") for part in ("target", "drafter"))

@@ -12,10 +12,10 @@ from head_files import eagle_config, write_head
 from made_up import PLAIN_MS, schedule_samples, write_artifacts
 from tiny_pair import SHAPES, TEXT, byte_tokenizer
 
-import yggdrasil.calibration.schedules as schedules
+import yggdrasil.calibration.measurement.schedules as schedules
 from yggdrasil.artifacts import read_csv, write_csv
 from yggdrasil.calibration.documents import open_ended
-from yggdrasil.calibration.schedules import (
+from yggdrasil.calibration.measurement.schedules import (
     MEASURED,
     PLAIN,
     MeasuredPlan,
@@ -25,7 +25,7 @@ from yggdrasil.calibration.schedules import (
     summarise_plans,
 )
 from yggdrasil.cli import main
-from yggdrasil.drafters.options import CountsOptions, NGramOptions
+from yggdrasil.drafters.model_free_options import CountsOptions, NGramOptions
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.policy.fixed import PLAIN_POLICY
 from yggdrasil.scheduling.costs import COLUMNS, LOOP, StageCosts, schedule_code

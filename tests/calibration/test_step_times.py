@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 from tiny_pair import SHAPES, make_pair
 
+from yggdrasil.calibration.measurement.step_times import STREAK, roofline, time_steps
+from yggdrasil.calibration.measurement.timed_steps import timed_steps
 from yggdrasil.calibration.pair import sibling
-from yggdrasil.calibration.step_times import STREAK, roofline, time_steps
-from yggdrasil.calibration.timed_steps import timed_steps
 from yggdrasil.policy.fixed import PLAIN_POLICY
 
 ROUNDS = 2

@@ -4,7 +4,7 @@ import pandas as pd
 import pytest
 from tiny_pair import make_pair
 
-from yggdrasil.calibration.threads import COLUMNS, ROUNDS, WIDTHS, best_threads, thread_counts, time_threads
+from yggdrasil.calibration.measurement.threads import COLUMNS, ROUNDS, WIDTHS, best_threads, thread_counts, time_threads
 
 
 @pytest.mark.parametrize(("cores", "counts"), [(1, [1]), (2, [1, 2]), (6, [1, 2, 4, 6]), (8, [1, 2, 4, 8])])

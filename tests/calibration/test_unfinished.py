@@ -14,15 +14,15 @@ from safetensors.torch import load_file
 from yggdrasil.artifacts import atomic_directory, read_csv, write_atomic, write_csv
 from yggdrasil.artifacts.lock import locked
 from yggdrasil.calibration import pipeline
+from yggdrasil.calibration.calibration_settings import QUICK, CalibrationSettings, PairSource
 from yggdrasil.calibration.documents import usable_texts
-from yggdrasil.calibration.measure import COLUMNS
+from yggdrasil.calibration.measurement.passes import PASS
+from yggdrasil.calibration.measurement.stages import COLUMNS
 from yggdrasil.calibration.pair import check_pair, usual_length
-from yggdrasil.calibration.passes import PASS
-from yggdrasil.calibration.settings import QUICK, CalibrationSettings, PairSource
-from yggdrasil.calibration.work import keep_results, open_part, open_work, read_or_drop
+from yggdrasil.calibration.work_folder import keep_results, open_part, open_work, read_or_drop
 from yggdrasil.checkpoints.facts import load_tokenizer
 from yggdrasil.cli.calibrate import _shapes
-from yggdrasil.drafters.options import NGramOptions
+from yggdrasil.drafters.model_free_options import NGramOptions
 from yggdrasil.drafters.registry import Named
 from yggdrasil.errors import ArtifactError, YggdrasilError
 from yggdrasil.profiling.traces import TraceSet

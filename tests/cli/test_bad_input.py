@@ -110,7 +110,7 @@ def test_what_no_server_can_do_is_refused_before_there_is_a_model(run, option, v
 
 def test_a_busy_port_is_refused_before_anything_is_imported(run, monkeypatch):
     """Nor is a name of nothing looked for later than that."""
-    monkeypatch.setitem(sys.modules, "yggdrasil.serving.running", None)
+    monkeypatch.setitem(sys.modules, "yggdrasil.serving.process", None)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert_one_sentence(run("serve", TARGET, "--port", port), f"cannot listen on 127.0.0.1, port {port}")

@@ -7,7 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from yggdrasil.bench import compare as bench
-from yggdrasil.cli import comparing, main, rules
+from yggdrasil.cli import main
+from yggdrasil.cli.benchmarks import compare, rules
 from yggdrasil.errors import Interrupted, YggdrasilError
 from yggdrasil.policy.fixed import FixedPolicy
 from yggdrasil.prompts import Prompt
@@ -35,15 +36,15 @@ def interrupt_at(monkeypatch, number):
     monkeypatch.setattr(bench, "replay", replay)
 
 
-def compare(decoder, out):
-    comparing.compare_with_plain(decoder, PROMPTS, SETTINGS, out, imports_mb=0.0)
+def compared(decoder, out):
+    compare.compare_with_plain(decoder, PROMPTS, SETTINGS, out, imports_mb=0.0)
 
 
 def test_an_interrupted_comparison_keeps_the_prompts_that_were_done(decoder, monkeypatch, tmp_path):
     interrupt_at(monkeypatch, 2)
 
     with pytest.raises(Interrupted, match=r"2 of 4 prompts.*results\.json.*not complete"):
-        compare(decoder, tmp_path / "results.json")
+        compared(decoder, tmp_path / "results.json")
 
     record = json.loads((tmp_path / "results.json").read_text())
     assert record["complete"] is False
@@ -54,20 +55,20 @@ def test_interrupted_without_a_file_it_says_how_to_keep(decoder, monkeypatch):
     interrupt_at(monkeypatch, 2)
 
     with pytest.raises(Interrupted, match="--json FILE"):
-        compare(decoder, None)
+        compared(decoder, None)
 
 
 def test_interrupted_before_the_first_prompt_nothing_is_kept(decoder, monkeypatch, tmp_path):
     interrupt_at(monkeypatch, 0)
 
     with pytest.raises(Interrupted, match="nothing to keep"):
-        compare(decoder, tmp_path / "results.json")
+        compared(decoder, tmp_path / "results.json")
 
     assert not (tmp_path / "results.json").exists()
 
 
 def test_a_whole_comparison_says_so(decoder, tmp_path):
-    compare(decoder, tmp_path / "results.json")
+    compared(decoder, tmp_path / "results.json")
 
     assert json.loads((tmp_path / "results.json").read_text())["complete"] is True
 
@@ -75,8 +76,8 @@ def test_a_whole_comparison_says_so(decoder, tmp_path):
 def test_plans_beside_it_are_kept_with_every_sample(pair, decoder, tmp_path):
     """Without a line on memory: the process holds more than the first plan's."""
     beside = {"other": pair.decoder(FixedPolicy(TreeShape(1, 1, 2)))}
-    comparing.compare_with_plain(decoder, PROMPTS, SETTINGS, tmp_path / "two.json", imports_mb=0.0, beside=beside)
-    compare(decoder, tmp_path / "one.json")
+    compare.compare_with_plain(decoder, PROMPTS, SETTINGS, tmp_path / "two.json", imports_mb=0.0, beside=beside)
+    compared(decoder, tmp_path / "one.json")
     two, one = (json.loads((tmp_path / name).read_text()) for name in ("two.json", "one.json"))
 
     assert two["beside"]["other"]["matched"] == 4
@@ -95,9 +96,9 @@ def test_the_command_opens_the_plans_beside_it(decoder, monkeypatch, tmp_path):
         opened.append((source, dtype, force_machine))
         return SimpleNamespace(plan=SimpleNamespace(name=f"plan {source}", dtype="bfloat16"))
 
-    monkeypatch.setattr("yggdrasil.cli.bench.open_decoder", open_decoder)
-    monkeypatch.setattr(comparing, "open_decoder", open_decoder)
-    monkeypatch.setattr(comparing, "compare_with_plain", lambda *_, **options: compared.update(options))
+    monkeypatch.setattr("yggdrasil.cli.benchmarks.command.open_decoder", open_decoder)
+    monkeypatch.setattr(compare, "open_decoder", open_decoder)
+    monkeypatch.setattr(compare, "compare_with_plain", lambda *_, **options: compared.update(options))
     words = ["bench", "--plan", "a", "--beside", "b", "--beside", "c", "--dtype", "float32", "--force-machine"]
     monkeypatch.setattr(sys, "argv", ["yggdrasil", *words, "--prompts", str(tmp_path / "prompts.jsonl")])
     with pytest.raises(SystemExit) as ended:
@@ -110,10 +111,10 @@ def test_the_command_opens_the_plans_beside_it(decoder, monkeypatch, tmp_path):
 
 def test_two_plans_of_one_name_are_refused(decoder, monkeypatch):
     monkeypatch.setattr(decoder, "plan", SimpleNamespace(name="twice"))
-    monkeypatch.setattr(comparing, "open_decoder", lambda *_, **__: decoder)
+    monkeypatch.setattr(compare, "open_decoder", lambda *_, **__: decoder)
 
     with pytest.raises(YggdrasilError, match="two plans named twice are given with --beside"):
-        comparing.opened_beside(["twice", "plans/twice/here.yaml"], None, force_machine=False)
+        compare.opened_beside(["twice", "plans/twice/here.yaml"], None, force_machine=False)
 
 
 def test_both_ways_end_where_the_model_ends_a_chat(pair):
@@ -123,7 +124,7 @@ def test_both_ways_end_where_the_model_ends_a_chat(pair):
     decoder = pair.decoder(policy, eos=[answer[2]])
 
     for ignore_eos, length in ((False, answer.index(answer[2]) + 1), (True, 6)):
-        (found,) = comparing._measure(decoder, PROMPTS[:1], {**SETTINGS, "ignore_eos": ignore_eos})
+        (found,) = compare._measure(decoder, PROMPTS[:1], {**SETTINGS, "ignore_eos": ignore_eos})
         assert found.plain.tokens == found.tree.tokens == answer[:length]
 
 

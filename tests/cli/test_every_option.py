@@ -13,7 +13,7 @@ from options import absurd_options, prompt_commands
 
 from yggdrasil.cli import main
 from yggdrasil.cli.app import app
-from yggdrasil.drafters.options import CountsOptions
+from yggdrasil.drafters.model_free_options import CountsOptions
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.scheduling.plan import ModelRef
 

@@ -6,9 +6,10 @@ import sys
 import pytest
 
 from yggdrasil import pretrained
-from yggdrasil.cli import main, opening
+from yggdrasil.cli import main
+from yggdrasil.cli import open_decoder as opening
 from yggdrasil.errors import YggdrasilError
-from yggdrasil.serving import running
+from yggdrasil.serving import process
 
 COMMANDS = {"generate": ("--prompt", "a"), "chat": (), "serve": ()}
 
@@ -40,7 +41,7 @@ def test_commands_pass_it_on(monkeypatch, capsys, name, grows):
         raise YggdrasilError("enough was seen")
 
     monkeypatch.setattr(importlib.import_module(f"yggdrasil.cli.{name}"), "open_decoder", open_decoder)
-    monkeypatch.setattr(running, "run_server", lambda opening, *_: opening())
+    monkeypatch.setattr(process, "run_server", lambda opening, *_: opening())
     monkeypatch.setattr(
         sys,
         "argv",

@@ -3,7 +3,7 @@
 import threading
 import time
 
-from yggdrasil.cli.progress_lines import ProgressLines
+from yggdrasil.cli.progress import ProgressLines
 
 
 def test_a_long_phase_writes_a_line_now_and_then_and_a_short_one_none(capsys):

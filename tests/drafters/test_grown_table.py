@@ -16,7 +16,7 @@ from tiny_pair import SHAPES, TEXT, byte_tokenizer, random_model
 from yggdrasil.acceptance.speculation import Speculation
 from yggdrasil.artifacts import model_fingerprint, tokenizer_fingerprint
 from yggdrasil.artifacts.lock import locked
-from yggdrasil.drafters.options import CountsOptions
+from yggdrasil.drafters.model_free_options import CountsOptions
 from yggdrasil.drafters.statistics import grown_table
 from yggdrasil.drafters.statistics.best_first import BRANCHES
 from yggdrasil.drafters.statistics.drafter import BELIEF_FILE, TABLE_FILE

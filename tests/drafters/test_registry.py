@@ -10,7 +10,7 @@ import pytest
 from yggdrasil.artifacts import parse_dataclass, to_plain
 from yggdrasil.cli import checks
 from yggdrasil.drafters import NGramDrafter, NGramOptions
-from yggdrasil.drafters.options import ClassOptions, CountsOptions, FreeOptions, LookaheadOptions
+from yggdrasil.drafters.model_free_options import ClassOptions, CountsOptions, FreeOptions, LookaheadOptions
 from yggdrasil.drafters.protocol import is_model_free
 from yggdrasil.drafters.registry import REGISTERED, is_model_free_name, make_drafter, named_drafters, names_of
 from yggdrasil.errors import YggdrasilError

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy_target import decode, plain_decode, wandering_target
 
-from yggdrasil.calibration.believing import Places, fit, surprise
-from yggdrasil.drafters.options import CountsOptions
+from yggdrasil.calibration.statistics.scorer_fit import Places, fit, surprise
+from yggdrasil.drafters.model_free_options import CountsOptions
 from yggdrasil.drafters.protocol import Budget
 from yggdrasil.drafters.statistics.best_first import BRANCHES
 from yggdrasil.drafters.statistics.drafter import BELIEF_FILE, TABLE_FILE, CountsDrafter

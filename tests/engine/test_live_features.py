@@ -12,7 +12,7 @@ from yggdrasil.policy.decision import Decision
 from yggdrasil.policy.drafted import DepthPrediction
 from yggdrasil.policy.fixed import FixedPolicy
 from yggdrasil.policy.policy import ObjectivePolicy
-from yggdrasil.predictor.evidence import EvidenceSizes
+from yggdrasil.predictor.features import EvidenceSizes
 from yggdrasil.scheduling.stages import HEAD_FIRST_ORDER
 from yggdrasil.tree.shape import PLAIN_STEP, TreeShape
 

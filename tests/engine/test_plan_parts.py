@@ -11,11 +11,11 @@ from watched import watch
 
 from yggdrasil import Decoder
 from yggdrasil.artifacts import read_yaml, write_yaml
+from yggdrasil.calibration.calibration_settings import PairSource
 from yggdrasil.calibration.pair import build_assembly
-from yggdrasil.calibration.settings import PairSource
 from yggdrasil.checkpoints.source import Source
 from yggdrasil.drafters.heads.draft_vocabulary import FILE_NAME, Vocabulary
-from yggdrasil.drafters.options import CountsOptions
+from yggdrasil.drafters.model_free_options import CountsOptions
 from yggdrasil.errors import ArtifactError, YggdrasilError
 from yggdrasil.scheduling.plan import KIND, SCHEMA_VERSION, ModelRef, Plan
 

@@ -7,11 +7,11 @@ from tiny_pair import TEXT, VOCAB_SIZE, cache_rows, chat_tokenizer, make_pair
 
 from yggdrasil import SamplingParams, Speculation
 from yggdrasil.drafters import Capabilities
+from yggdrasil.drafters.model_free_options import NGramOptions
 from yggdrasil.drafters.ngram import NGramDrafter
-from yggdrasil.drafters.options import NGramOptions
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.policy.fixed import PLAIN_POLICY, FixedPolicy
-from yggdrasil.predictor.evidence import RepetitionFigures
+from yggdrasil.predictor.features import RepetitionFigures
 from yggdrasil.tree.shape import TreeShape
 
 PROMPT = TEXT[:21]

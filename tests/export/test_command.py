@@ -8,7 +8,7 @@ from head_files import eagle_config, write_head
 from made_up import write_artifacts
 
 from yggdrasil.calibration.own_text import text_file
-from yggdrasil.drafters.options import CountsOptions
+from yggdrasil.drafters.model_free_options import CountsOptions
 from yggdrasil.scheduling.plan import ModelRef
 
 COSTS = {"target_ms": {"1": 10.0, "2": 10.5, "33": 26.0}, "drafter_ms": {"1": 0.5, "4": 0.6}}

@@ -195,7 +195,7 @@ def _build(base: Path) -> None:
     from tiny_pair import byte_tokenizer, noisy_copy, random_model
 
     from yggdrasil.artifacts import model_fingerprint, tokenizer_fingerprint
-    from yggdrasil.drafters.options import CountsOptions
+    from yggdrasil.drafters.model_free_options import CountsOptions
     from yggdrasil.scheduling.plan import ModelRef, Plan
 
     torch.set_num_threads(1)

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from yggdrasil.cli.app import app
-from yggdrasil.cli.guard import Ending, ending_of
+from yggdrasil.cli.exit_codes import Ending, ending_of
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.prompts import BadLine, Prompt, scan_prompts
 

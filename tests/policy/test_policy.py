@@ -14,7 +14,7 @@ from yggdrasil.policy.fixed import PLAIN_POLICY, FixedPolicy
 from yggdrasil.policy.policy import ObjectivePolicy
 from yggdrasil.policy.regret import RegretBudget
 from yggdrasil.predictor.depth import DepthPredictor
-from yggdrasil.predictor.evidence import EvidenceSizes
+from yggdrasil.predictor.features import EvidenceSizes
 from yggdrasil.tree.shape import PLAIN_STEP, TreeShape
 
 MAX_DEPTH, DRAFT_WIDTHS, VERIFY_WIDTHS, HIDDEN_SIZE = 4, (1, 2, 4), (1, 2, 4, 8), 6

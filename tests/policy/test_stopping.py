@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from yggdrasil.calibration.measure import ShapeCycle
+from yggdrasil.calibration.measurement.stages import ShapeCycle
 from yggdrasil.drafters.group import DrafterGroup
 from yggdrasil.drafters.protocol import Budget
 from yggdrasil.drafters.statistics.drafter import CountsDrafter

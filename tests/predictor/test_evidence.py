@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from yggdrasil.predictor.evidence import (
+from yggdrasil.predictor.features import (
     NUM_REPETITION,
     EvidenceSizes,
     RepetitionFigures,

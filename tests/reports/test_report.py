@@ -16,7 +16,7 @@ from rich.console import Console
 from tiny_pair import SHAPES, TEXT
 
 from yggdrasil.artifacts import write_csv
-from yggdrasil.calibration.schedules import PLAIN, PLAN_COLUMNS
+from yggdrasil.calibration.measurement.schedules import PLAIN, PLAN_COLUMNS
 from yggdrasil.cli.report import _with_trees
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.policy.fixed import FixedPolicy

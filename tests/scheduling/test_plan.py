@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import yggdrasil
 from yggdrasil.artifacts import Machine, read_yaml, write_yaml
-from yggdrasil.drafters.options import CountsOptions, LookaheadOptions, NGramOptions
+from yggdrasil.drafters.model_free_options import CountsOptions, LookaheadOptions, NGramOptions
 from yggdrasil.errors import ArtifactError, YggdrasilError
 from yggdrasil.scheduling.plan import (
     KIND,

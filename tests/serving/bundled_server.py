@@ -18,8 +18,8 @@ from yggdrasil.policy.fixed import FixedPolicy
 from yggdrasil.runtime.loading import load_model
 from yggdrasil.scheduling.plan import Shapes
 from yggdrasil.serving.app import create_app
-from yggdrasil.serving.outlet import OpenProtocol
-from yggdrasil.serving.settings import ServerSettings
+from yggdrasil.serving.client_socket import OpenProtocol
+from yggdrasil.serving.server_settings import ServerSettings
 from yggdrasil.serving.worker import Worker
 from yggdrasil.tree.shape import TreeShape
 

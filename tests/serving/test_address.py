@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from yggdrasil.serving import running
-from yggdrasil.serving.settings import ServerSettings
+from yggdrasil.serving import process
+from yggdrasil.serving.server_settings import ServerSettings
 
 
 def can_listen(host):
@@ -33,9 +33,9 @@ def test_the_address_has_the_port_that_is_listened_on(monkeypatch, host, shown):
         ports.extend(listener.getsockname()[1] for listener in sockets)
         server._worker._opening()
 
-    monkeypatch.setattr(running._Server, "run", run)
+    monkeypatch.setattr(process._Server, "run", run)
     monkeypatch.setattr(sys, "setswitchinterval", lambda _: None)
-    running.run_server(lambda: told.append("opened"), ServerSettings(), "tiny", host, 0, told.append)
+    process.run_server(lambda: told.append("opened"), ServerSettings(), "tiny", host, 0, told.append)
 
     assert ports[0] > 0
     assert told == ["opened", f"http://{shown}:{ports[0]}"]

@@ -6,7 +6,7 @@ from bundled_server import ASSETS
 from openai.types import Completion
 from transformers import AutoModelForCausalLM
 
-from yggdrasil.serving import completions
+from yggdrasil.serving.routes import completions
 
 TEXT = "def add(a, b):\n    return"
 

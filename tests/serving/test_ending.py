@@ -14,7 +14,7 @@ import pytest
 import uvicorn
 from bundled_server import wait_until
 
-from yggdrasil.serving.running import _Server
+from yggdrasil.serving.process import _Server
 
 # The bundled pair, held in an iteration until it is let go, or told to give up: a signal finds it amid an answer.
 PROGRAM = """
@@ -22,8 +22,8 @@ import os, sys
 from threading import Event, Thread
 sys.path[:0] = {paths!r}
 from bundled_server import open_pair
-from yggdrasil.serving.running import run_server
-from yggdrasil.serving.settings import Limits, ServerSettings
+from yggdrasil.serving.process import run_server
+from yggdrasil.serving.server_settings import Limits, ServerSettings
 from yggdrasil.serving.worker import Worker
 
 goes_on, give_up = Event(), Worker.give_up
@@ -158,15 +158,15 @@ import sys
 sys.path[:0] = {paths!r}
 from yggdrasil.cli import run_script
 import torch
-from yggdrasil.serving import running
-from yggdrasil.serving.settings import ServerSettings
+from yggdrasil.serving import process
+from yggdrasil.serving.server_settings import ServerSettings
 
-class Server(running._Server):
+class Server(process._Server):
     async def startup(self, sockets):
         await super().startup(sockets)
         print("http://127.0.0.1:%d" % sockets[0].getsockname()[1], flush=True)
 
-running._Server = Server
+process._Server = Server
 
 def opening():
     a = torch.randn(400, 400)
@@ -174,7 +174,7 @@ def opening():
         a = (a @ a).clamp(-1, 1)
 
 def serve():
-    running.run_server(opening, ServerSettings(), "tiny", "127.0.0.1", 0)
+    process.run_server(opening, ServerSettings(), "tiny", "127.0.0.1", 0)
 
 run_script(serve, "serve")
 """

@@ -5,8 +5,8 @@ import logging
 import pytest
 
 from yggdrasil.errors import YggdrasilError
-from yggdrasil.serving import infill
-from yggdrasil.serving.settings import Limits
+from yggdrasil.serving import tokenization
+from yggdrasil.serving.server_settings import Limits
 
 SECRET = "xylophone"
 LONG = "a" * (Limits().grammar_bytes + 1)
@@ -107,7 +107,7 @@ def test_an_error_is_told_whatever_was_sent(server):
 
 def test_filling_in_writes_the_models_own_marks(server, monkeypatch):
     """Three letters of the bundled vocabulary stand for a family's marks."""
-    monkeypatch.setattr(infill, "_MARKS", (("A", "B", "C"),))
+    monkeypatch.setattr(tokenization, "_MARKS", (("A", "B", "C"),))
     reply = server.post("/v1/completions", prompt="def f(", suffix="return x", max_tokens=4)
     vocabulary = server.worker.decoder.tokenizer.get_vocab()
     before, after = (server.post("/tokenize", prompt=text)["tokens"] for text in ("def f(", "return x"))

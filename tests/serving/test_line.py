@@ -2,9 +2,9 @@
 
 import pytest
 
-from yggdrasil.serving.faults import Fault
+from yggdrasil.serving.errors import Fault
 from yggdrasil.serving.jobs import Ask, Failed, Job
-from yggdrasil.serving.line import Line
+from yggdrasil.serving.request_queue import Line
 
 
 def ask(client, *names):

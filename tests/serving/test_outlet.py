@@ -11,10 +11,10 @@ from types import SimpleNamespace
 import pytest
 from bundled_server import wait_until
 
-from yggdrasil.serving import outlet as module
+from yggdrasil.serving import client_socket as module
+from yggdrasil.serving.client_socket import Outlet
 from yggdrasil.serving.jobs import Finished, Piece
-from yggdrasil.serving.outlet import Outlet
-from yggdrasil.serving.post import Post
+from yggdrasil.serving.loop_messages import Post
 from yggdrasil.serving.streams import TextFrames, frame
 
 CHAT = [{"role": "user", "content": "Count to a hundred"}]

@@ -5,7 +5,7 @@ import random
 import threading
 
 from yggdrasil.serving.jobs import Finished, Piece
-from yggdrasil.serving.post import Post
+from yggdrasil.serving.loop_messages import Post
 
 LONG = 600.0  # seconds: whoever rests as long does not wake by itself here
 

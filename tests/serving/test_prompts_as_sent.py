@@ -2,7 +2,7 @@
 
 import pytest
 
-from yggdrasil.serving.texts import Texts
+from yggdrasil.serving.tokenization import Texts
 
 CHAT = [{"role": "user", "content": "Name a colour"}]
 BEGUN = [*CHAT, {"role": "assistant", "content": "My favourite colour is"}]

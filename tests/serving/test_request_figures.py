@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 from bundled_server import wait_until
 
-from yggdrasil.serving.figures import plain_ms
 from yggdrasil.serving.metrics import Meters
+from yggdrasil.serving.usage import plain_ms
 
 
 def test_plain_decoding_costs_what_the_plan_measured_at_each_length():

@@ -6,9 +6,9 @@ from bundled_server import open_pair, serving, wait_until
 from yggdrasil import SamplingParams
 from yggdrasil.engine.recommended_sampling import OwnSampling
 from yggdrasil.serving import service
-from yggdrasil.serving.options import filled, options_of
-from yggdrasil.serving.settings import Limits, ServerSettings
-from yggdrasil.serving.wire import ChatRequest
+from yggdrasil.serving.decoding_options import filled, options_of
+from yggdrasil.serving.request_fields import ChatRequest
+from yggdrasil.serving.server_settings import Limits, ServerSettings
 
 OWN = SamplingParams(temperature=0.6, top_p=0.9, repetition_penalty=1.1)
 CHAT = [{"role": "user", "content": "a"}]

@@ -9,7 +9,7 @@ import pytest
 from bundled_server import MODEL, open_pair, serving, wait_until
 
 from yggdrasil import YggdrasilError
-from yggdrasil.serving.settings import Limits, ServerSettings
+from yggdrasil.serving.server_settings import Limits, ServerSettings
 
 CHAT = [{"role": "user", "content": "Count"}]
 
@@ -85,7 +85,7 @@ def test_a_body_that_cannot_be_read_is_told_why(server, content, headers, said):
 
 
 def test_prompts_are_counted_before_they_are_read(server, monkeypatch):
-    monkeypatch.setattr("yggdrasil.serving.texts.Texts.encode", lambda *_: pytest.fail("read"))
+    monkeypatch.setattr("yggdrasil.serving.tokenization.Texts.encode", lambda *_: pytest.fail("read"))
 
     assert "300 answers" in fault(server, 400, "/v1/completions", prompt=["a"] * 100, n=3)["message"]
     assert "500 answers" in fault(server, 400, "/v1/completions", prompt=[[5]] * 500)["message"]

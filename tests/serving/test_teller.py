@@ -5,9 +5,9 @@ from types import SimpleNamespace
 import pytest
 
 from yggdrasil.acceptance.sampling import SamplingParams
-from yggdrasil.serving import teller as module
+from yggdrasil.serving import answer_delivery as module
+from yggdrasil.serving.answer_delivery import Teller
 from yggdrasil.serving.jobs import Finished, Job, Piece
-from yggdrasil.serving.teller import Teller
 
 
 @pytest.fixture(autouse=True)

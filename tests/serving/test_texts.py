@@ -9,7 +9,7 @@ from transformers import CodeLlamaTokenizer
 
 from yggdrasil.acceptance.sampler import TokenLogprobs
 from yggdrasil.serving.logprobs import CompletionLogprobsWriter, chat_logprobs
-from yggdrasil.serving.texts import Texts
+from yggdrasil.serving.tokenization import Texts
 
 NAMES = ("the", "▁the", "▁tree", "▁", "s", "\n", "é", "😀", "▁the")
 

@@ -10,9 +10,9 @@ from bundled_server import TEMPLATE, open_pair
 from tokenizers import AddedToken
 
 from yggdrasil.acceptance.grammar import GrammarCompiler
-from yggdrasil.serving.texts import turns_of
+from yggdrasil.serving.request_fields import ChatMessage, Tool
+from yggdrasil.serving.tokenization import turns_of
 from yggdrasil.serving.tools import ToolFormat
-from yggdrasil.serving.wire import ChatMessage, Tool
 
 LLAMA = TEMPLATE.replace("<tool_call>\n", "").replace("\n</tool_call>", "").replace('"arguments"', '"parameters"')
 # As Mistral's: ids of calls have nine letters.

@@ -3,7 +3,7 @@
 import pytest
 from pydantic import ValidationError
 
-from yggdrasil.serving.wire import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from yggdrasil.serving.request_fields import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 
 MANY = 1000
 TURN = {"role": "user", "content": "a"}

@@ -7,7 +7,7 @@ import pytest
 from head_files import eagle_config, published_tensors, write_head
 
 from yggdrasil.artifacts import current_machine
-from yggdrasil.drafters.options import CountsOptions
+from yggdrasil.drafters.model_free_options import CountsOptions
 from yggdrasil.scheduling.plan import Costs, Expectation, ModelRef, Plan, Shapes
 from yggdrasil.scheduling.stages import DEFAULT_ORDER
 from yggdrasil.training.estimate import estimate_for

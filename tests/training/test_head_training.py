@@ -34,9 +34,9 @@ from transformers import (
     PhiConfig,
 )
 
+from yggdrasil.calibration.calibration_settings import PairSource
 from yggdrasil.calibration.own_text import Document, text_file
 from yggdrasil.calibration.pair import check_pair
-from yggdrasil.calibration.settings import PairSource
 from yggdrasil.checkpoints.facts import load_tokenizer
 from yggdrasil.checkpoints.source import Source
 from yggdrasil.drafters.heads.files import open_head

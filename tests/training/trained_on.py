@@ -7,8 +7,8 @@ import pytest
 import torch
 from other_device import DEVICE  # before anything that asks PyTorch for what it changes
 
+from yggdrasil.calibration.calibration_settings import Budget
 from yggdrasil.calibration.own_text import OwnText
-from yggdrasil.calibration.settings import Budget
 from yggdrasil.checkpoints.facts import load_tokenizer
 from yggdrasil.checkpoints.source import Source
 from yggdrasil.runtime.loading import load_model

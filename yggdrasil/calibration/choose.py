@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from yggdrasil.calibration.foreseen import expectation, policy_without_drafter
 from yggdrasil.calibration.replay import RecordedEvidence, RecordedTrees, recorded_documents, replay
+from yggdrasil.calibration.statistics.prediction import expectation, policy_without_drafter
 from yggdrasil.calibration.survival import survival_of
 from yggdrasil.drafters.group import DrafterGroup
 from yggdrasil.policy.costs import StepCosts
@@ -20,7 +20,7 @@ from yggdrasil.policy.policy import ObjectivePolicy
 from yggdrasil.predictor.acceptance import AcceptanceCalibration
 from yggdrasil.predictor.bundle import Learned
 from yggdrasil.predictor.depth import DepthPredictor
-from yggdrasil.predictor.evidence import Evidence, EvidenceSizes
+from yggdrasil.predictor.features import Evidence, EvidenceSizes
 from yggdrasil.predictor.repeats import share_foretold
 from yggdrasil.predictor.report import TrainingReport
 from yggdrasil.predictor.training import train_depth_predictor

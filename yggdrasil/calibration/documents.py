@@ -6,11 +6,11 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from yggdrasil.calibration.calibration_settings import CalibrationSettings
 from yggdrasil.calibration.choose import fit_acceptance
 from yggdrasil.calibration.job import Job
 from yggdrasil.calibration.record import concatenate, record_document
-from yggdrasil.calibration.settings import CalibrationSettings
-from yggdrasil.calibration.work import read_or_drop
+from yggdrasil.calibration.work_folder import read_or_drop
 from yggdrasil.drafters.protocol import Drafter
 from yggdrasil.engine.text_stream import TextStream
 from yggdrasil.engine.trace import Trace

@@ -18,12 +18,12 @@ from transformers import PreTrainedTokenizerBase
 import yggdrasil
 from yggdrasil.artifacts import current_machine, predictor_directory
 from yggdrasil.artifacts.atomic import atomic_directory
+from yggdrasil.calibration.calibration_settings import FIRST_WIDTHS, PairSource
+from yggdrasil.calibration.measurement.timed_steps import TimedStep, timed_steps
 from yggdrasil.calibration.pair import check_pair, usual_drafter_weights, usual_length
-from yggdrasil.calibration.settings import FIRST_WIDTHS, PairSource
-from yggdrasil.calibration.timed_steps import TimedStep, timed_steps
 from yggdrasil.checkpoints.source import Source
 from yggdrasil.checkpoints.usual_weights import usual_weights
-from yggdrasil.drafters.options import CountsOptions, FreeOptions
+from yggdrasil.drafters.model_free_options import CountsOptions, FreeOptions
 from yggdrasil.drafters.registry import Named
 from yggdrasil.drafters.shipped_assets import table_folder
 from yggdrasil.drafters.statistics.drafter import BELIEF_FILE, TABLE_FILE

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
+from yggdrasil.calibration.calibration_settings import CalibrationSettings, PairSource
 from yggdrasil.calibration.reporter import Reporter
-from yggdrasil.calibration.settings import CalibrationSettings, PairSource
 from yggdrasil.engine.assembly import Assembly
 
 

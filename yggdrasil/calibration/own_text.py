@@ -22,9 +22,9 @@ from yggdrasil.artifacts import shown, write_atomic
 from yggdrasil.artifacts.atomic import cannot_write
 from yggdrasil.artifacts.cache import cache_root
 from yggdrasil.artifacts.lock import locked, tell
+from yggdrasil.calibration.calibration_settings import Budget
 from yggdrasil.calibration.row_writer import ROWS, RowWriter, Task, Written
-from yggdrasil.calibration.settings import Budget
-from yggdrasil.calibration.work import read_or_drop
+from yggdrasil.calibration.work_folder import read_or_drop
 from yggdrasil.checkpoints.source import Source
 from yggdrasil.engine.end_tokens import end_tokens
 from yggdrasil.native import is_native

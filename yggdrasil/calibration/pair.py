@@ -8,7 +8,7 @@ from transformers import PreTrainedTokenizerBase
 
 from yggdrasil.artifacts import check_weights, current_machine
 from yggdrasil.artifacts.homes import expanded
-from yggdrasil.calibration.threads import on_threads
+from yggdrasil.calibration.measurement.threads import on_threads
 from yggdrasil.checkpoints.facts import check_same_tokenizer, load_config, load_tokenizer, refuse_unverifiable
 from yggdrasil.checkpoints.formats.names import Weights
 from yggdrasil.checkpoints.outline import Outline, longest_text
@@ -35,7 +35,7 @@ _BYTES = 2  # of a number in a cache
 _CACHE_SHARE = 1 / 16  # of the machine's memory, for caches that are full: pages nobody touched cost nothing
 
 if TYPE_CHECKING:
-    from yggdrasil.calibration.settings import PairSource
+    from yggdrasil.calibration.calibration_settings import PairSource
 
 
 def check_pair(source: "PairSource") -> PreTrainedTokenizerBase:

@@ -23,26 +23,26 @@ from yggdrasil.artifacts import (
     write_csv,
 )  # fmt: skip
 from yggdrasil.artifacts.lock import locked
+from yggdrasil.calibration.calibration_settings import CalibrationSettings, PairSource
 from yggdrasil.calibration.choose import Choice, choose
-from yggdrasil.calibration.counted import Counted
 from yggdrasil.calibration.documents import open_ended, record_all, usable_texts
-from yggdrasil.calibration.elsewhere import announce, largest_table, with_larger
-from yggdrasil.calibration.frequent import among_frequent
-from yggdrasil.calibration.guesses import OWN_TEXT, count_text, foresee_some, guesses_beside
+from yggdrasil.calibration.draft_vocabulary import among_frequent
 from yggdrasil.calibration.job import Job
-from yggdrasil.calibration.measure import COLUMNS, costs_from, measure_stages, useful_verify_widths
+from yggdrasil.calibration.measurement.passes import PASS
+from yggdrasil.calibration.measurement.stages import COLUMNS, costs_from, measure_stages, useful_verify_widths
+from yggdrasil.calibration.measurement.threads import COLUMNS as thread_columns
+from yggdrasil.calibration.measurement.threads import best_threads, thread_counts, time_threads
 from yggdrasil.calibration.pair import build_assembly, check_pair, with_threads
-from yggdrasil.calibration.passes import PASS
 from yggdrasil.calibration.replay import recorded_documents
 from yggdrasil.calibration.reporter import Reporter
-from yggdrasil.calibration.settings import CalibrationSettings, PairSource
-from yggdrasil.calibration.threads import COLUMNS as thread_columns
-from yggdrasil.calibration.threads import best_threads, thread_counts, time_threads
-from yggdrasil.calibration.work import open_part, open_work, read_or_drop
-from yggdrasil.calibration.written import SAMPLES_VERSION, write_results
+from yggdrasil.calibration.results import SAMPLES_VERSION, write_results
+from yggdrasil.calibration.statistics.known_tables import announce, largest_table, with_larger
+from yggdrasil.calibration.statistics.learning import Counted
+from yggdrasil.calibration.statistics.model_free import OWN_TEXT, count_text, foresee_some, guesses_beside
+from yggdrasil.calibration.work_folder import open_part, open_work, read_or_drop
 from yggdrasil.checkpoints.formats.names import Weights
 from yggdrasil.checkpoints.source import Source
-from yggdrasil.drafters.options import CountsOptions, FreeOptions
+from yggdrasil.drafters.model_free_options import CountsOptions, FreeOptions
 from yggdrasil.engine.assembly import Assembly
 from yggdrasil.errors import ArtifactError
 from yggdrasil.policy.costs import StepCosts

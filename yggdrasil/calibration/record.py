@@ -8,7 +8,7 @@ from torch import Tensor
 
 from yggdrasil.drafters.protocol import Budget, Drafter
 from yggdrasil.engine.assembly import Assembly
-from yggdrasil.predictor.evidence import repetition_figures
+from yggdrasil.predictor.features import repetition_figures
 from yggdrasil.profiling.traces import TraceSet
 from yggdrasil.runtime.runner import ModelRunner
 from yggdrasil.tree.token_tree import TokenTree

@@ -21,7 +21,7 @@ from yggdrasil.drafters.protocol import Budget
 from yggdrasil.engine.model_free import AsideTree
 from yggdrasil.policy.costs import StepCosts
 from yggdrasil.policy.decision import Decision, ModelFree, Policy
-from yggdrasil.predictor.evidence import Float32Array
+from yggdrasil.predictor.features import Float32Array
 from yggdrasil.profiling.tally import ShapeTally, Totals
 from yggdrasil.profiling.traces import TraceSet
 from yggdrasil.tree.shape import TreeShape

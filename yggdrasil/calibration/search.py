@@ -13,10 +13,9 @@ from transformers import PreTrainedTokenizerBase
 
 from yggdrasil.artifacts import current_machine, plan_path, read_csv, resolve_plan, shown, write_csv
 from yggdrasil.artifacts.names import profile_beside, root_of
+from yggdrasil.calibration.calibration_settings import PairSource
 from yggdrasil.calibration.documents import open_ended
-from yggdrasil.calibration.pair import build_assembly
-from yggdrasil.calibration.reporter import Reporter
-from yggdrasil.calibration.schedules import (
+from yggdrasil.calibration.measurement.schedules import (
     PLAIN,
     MeasuredPlan,
     measure_plans,
@@ -24,7 +23,8 @@ from yggdrasil.calibration.schedules import (
     measured_schedules,
     summarise_plans,
 )
-from yggdrasil.calibration.settings import PairSource
+from yggdrasil.calibration.pair import build_assembly
+from yggdrasil.calibration.reporter import Reporter
 from yggdrasil.checkpoints.facts import load_tokenizer
 from yggdrasil.drafters.heads.kinds import is_head
 from yggdrasil.engine.assembly import Assembly

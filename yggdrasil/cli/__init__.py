@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 def main() -> None:
     """Run the command line; an expected fault is one sentence on stderr and exit code 2."""
-    from yggdrasil.cli.guard import run_guarded
+    from yggdrasil.cli.exit_codes import run_guarded
 
     run_guarded(_program, "yggdrasil")
 
@@ -18,7 +18,7 @@ def run_script(command: Callable[..., None], name: str) -> None:
     """Run a script's one command as the command line is run."""
     import typer
 
-    from yggdrasil.cli.guard import run_guarded
+    from yggdrasil.cli.exit_codes import run_guarded
 
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     app.command()(command)

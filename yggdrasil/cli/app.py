@@ -7,18 +7,18 @@ from typing import Annotated
 import typer
 
 import yggdrasil
-from yggdrasil.cli.bench import DefaultCommand, bench
+from yggdrasil.cli.benchmarks.command import DefaultCommand, bench
+from yggdrasil.cli.benchmarks.figures import figures
+from yggdrasil.cli.benchmarks.rules import exactness, rules
 from yggdrasil.cli.cache import cache
 from yggdrasil.cli.calibrate import calibrate
 from yggdrasil.cli.chat import chat
 from yggdrasil.cli.export import export
-from yggdrasil.cli.figures import figures
 from yggdrasil.cli.generate import generate
 from yggdrasil.cli.parity import parity
 from yggdrasil.cli.plans import plans
 from yggdrasil.cli.profile import profile
 from yggdrasil.cli.report import report
-from yggdrasil.cli.rules import exactness, rules
 from yggdrasil.cli.search import search
 from yggdrasil.cli.serve import serve
 from yggdrasil.cli.train import train

@@ -8,8 +8,8 @@ import typer
 from yggdrasil.artifacts import MOST_THREADS, search_roots
 from yggdrasil.checkpoints.formats.names import AUTO, Weights
 from yggdrasil.cli import checks
-from yggdrasil.cli.naming import takes_model
-from yggdrasil.cli.options import ChatOption, Dtype
+from yggdrasil.cli.model_argument import takes_model
+from yggdrasil.cli.shared_options import ChatOption, Dtype
 from yggdrasil.errors import Interrupted, YggdrasilError
 
 if TYPE_CHECKING:
@@ -62,7 +62,10 @@ def calibrate(
     drafter_weights: Annotated[
         str,
         typer.Option(
-            callback=checks.weights, metavar=WEIGHTS, help="Of a draft model, as --weights.", rich_help_panel=ARITHMETIC
+            callback=checks.weights,
+            metavar=WEIGHTS,
+            help="Of a draft model, as --weights.",
+            rich_help_panel=ARITHMETIC,
         ),
     ] = AUTO,
     quick: Annotated[bool, typer.Option("--quick", help="A first look: fewer prompts, widths and samples.")] = False,
@@ -133,9 +136,9 @@ def calibrate(
 
     Interrupted, it resumes.
     """
+    from yggdrasil.calibration.calibration_settings import QUICK, CalibrationSettings, Effort, PairSource
     from yggdrasil.calibration.pair import usual_drafter_weights, usual_length
     from yggdrasil.calibration.pipeline import calibrate as run
-    from yggdrasil.calibration.settings import QUICK, CalibrationSettings, Effort, PairSource
     from yggdrasil.checkpoints.usual_weights import usual_weights
     from yggdrasil.cli.progress import PhaseProgress
     from yggdrasil.drafters.heads.kinds import is_head
@@ -180,7 +183,7 @@ def _shapes(
     max_length: int, max_depth: int, draft: str | None, verify: str | None, named: "Named", *, quick: bool
 ) -> "Shapes":
     """Shapes of what was asked for; ``quick`` and the drafters decide widths that were not given."""
-    from yggdrasil.calibration.settings import QUICK_WIDTHS
+    from yggdrasil.calibration.calibration_settings import QUICK_WIDTHS
     from yggdrasil.scheduling.plan import Shapes
 
     if (draft and named.drafter is None) or (verify and named.is_plain):

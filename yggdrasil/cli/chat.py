@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from yggdrasil.cli import sampling as opt
-from yggdrasil.cli.opening import open_decoder, prepare_logits, say
-from yggdrasil.cli.options import (
+from yggdrasil.cli.open_decoder import open_decoder, prepare_logits, say
+from yggdrasil.cli.shared_options import (
     DeviceOption,
     DrafterOption,
     DtypeOption,

@@ -8,8 +8,8 @@ from typing import Annotated, Literal
 import typer
 
 from yggdrasil.cli import checks
-from yggdrasil.cli.naming import plan_of, takes_model
-from yggdrasil.cli.options import ChatOption, ForceOption
+from yggdrasil.cli.model_argument import plan_of, takes_model
+from yggdrasil.cli.shared_options import ChatOption, ForceOption
 
 
 @takes_model("plan")

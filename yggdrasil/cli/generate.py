@@ -10,8 +10,8 @@ import typer
 
 from yggdrasil.cli import checks
 from yggdrasil.cli import sampling as opt
-from yggdrasil.cli.opening import open_decoder, prepare_logits, say
-from yggdrasil.cli.options import (
+from yggdrasil.cli.open_decoder import open_decoder, prepare_logits, say
+from yggdrasil.cli.shared_options import (
     ChatOption,
     DeviceOption,
     DrafterOption,

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from yggdrasil.cli import checks
-from yggdrasil.cli.naming import plan_of, takes_model
-from yggdrasil.cli.options import ChatOption, Dtype, ForceOption
+from yggdrasil.cli.model_argument import plan_of, takes_model
+from yggdrasil.cli.shared_options import ChatOption, Dtype, ForceOption
 
 if TYPE_CHECKING:
     from yggdrasil.runtime.parity import ParityReport
@@ -26,7 +26,8 @@ def parity(
     dump_mismatches: Annotated[
         Path | None,
         typer.Option(
-            callback=checks.output_file, help="Write every position at which a width chooses otherwise, as JSON lines."
+            callback=checks.output_file,
+            help="Write every position at which a width chooses otherwise, as JSON lines.",
         ),
     ] = None,
     out: Annotated[

@@ -9,14 +9,14 @@ import typer
 
 from yggdrasil.cli import checks
 from yggdrasil.cli.checks import parse_widths
-from yggdrasil.cli.naming import plan_of, takes_model
-from yggdrasil.cli.options import ChatOption, Dtype, ForceOption
+from yggdrasil.cli.model_argument import plan_of, takes_model
+from yggdrasil.cli.shared_options import ChatOption, Dtype, ForceOption
 from yggdrasil.errors import YggdrasilError
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from yggdrasil.calibration.settings import PairSource
+    from yggdrasil.calibration.calibration_settings import PairSource
     from yggdrasil.prompts import Prompt
 
 Phase: TypeAlias = Callable[[str], Callable[[float], None]]
@@ -61,7 +61,7 @@ def profile(
     force_machine: ForceOption = False,
 ) -> None:
     """Time every step against this machine's bandwidth and matrix rate, and iterations stage by stage."""
-    from yggdrasil.calibration.step_times import time_against_limits
+    from yggdrasil.calibration.measurement.step_times import time_against_limits
     from yggdrasil.cli.progress import PhaseProgress
     from yggdrasil.prompts import read_prompts
 
@@ -86,7 +86,7 @@ def _pair(
 ) -> "PairSource":
     """The plan's pair, with other widths and arithmetic where they are given."""
     from yggdrasil.artifacts import current_machine, resolve_plan
-    from yggdrasil.calibration.settings import PairSource
+    from yggdrasil.calibration.calibration_settings import PairSource
     from yggdrasil.scheduling.plan import Plan, check_plan
 
     machine = current_machine()

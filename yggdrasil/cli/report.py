@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from yggdrasil.cli import checks
-from yggdrasil.cli.naming import plan_of, takes_model
-from yggdrasil.cli.opening import say
-from yggdrasil.cli.options import ChatOption, ForceOption
+from yggdrasil.cli.model_argument import plan_of, takes_model
+from yggdrasil.cli.open_decoder import say
+from yggdrasil.cli.shared_options import ChatOption, ForceOption
 from yggdrasil.errors import YggdrasilError
 
 if TYPE_CHECKING:
@@ -27,7 +27,8 @@ def report(
     ] = None,
     as_text: Annotated[bool, typer.Option("--text", help="Print the facts.")] = False,
     csv: Annotated[
-        Path | None, typer.Option("--csv", callback=checks.output_folder, help="Write every table into this folder.")
+        Path | None,
+        typer.Option("--csv", callback=checks.output_folder, help="Write every table into this folder."),
     ] = None,
     prompts: Annotated[
         Path | None,

@@ -60,7 +60,9 @@ Logprobs = Annotated[int | None, typer.Option(help="With --json: log-probabiliti
 JsonSchema = Annotated[
     Path | None,
     typer.Option(
-        callback=checks.input_file, help="A file with a JSON schema the text must match.", rich_help_panel=CONSTRAINTS
+        callback=checks.input_file,
+        help="A file with a JSON schema the text must match.",
+        rich_help_panel=CONSTRAINTS,
     ),
 ]
 Regex = Annotated[
@@ -104,7 +106,9 @@ TypicalEpsilon = Annotated[
 TypicalDelta = Annotated[
     float,
     typer.Option(
-        callback=checks.finite, help="Rule typical: or above this share of exp(-entropy).", rich_help_panel=ACCEPTANCE
+        callback=checks.finite,
+        help="Rule typical: or above this share of exp(-entropy).",
+        rich_help_panel=ACCEPTANCE,
     ),
 ]
 RelaxedTopk = Annotated[

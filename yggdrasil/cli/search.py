@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 import typer
 
 from yggdrasil.cli import checks
-from yggdrasil.cli.naming import plan_of, takes_model
-from yggdrasil.cli.options import ChatOption, ForceOption
+from yggdrasil.cli.model_argument import plan_of, takes_model
+from yggdrasil.cli.shared_options import ChatOption, ForceOption
 from yggdrasil.errors import Interrupted
 
 
@@ -24,7 +24,8 @@ def search(
         Literal["latency", "aal"], typer.Option(help="aal: accepted length alone, for comparison.")
     ] = "latency",
     save_as: Annotated[
-        str | None, typer.Option(callback=checks.name, help="Name of the plan to write; the profile's if not given.")
+        str | None,
+        typer.Option(callback=checks.name, help="Name of the plan to write; the profile's if not given."),
     ] = None,
     top: Annotated[int, typer.Option(min=1, help="Best predictions that are measured.")] = 10,
     limit: Annotated[int, typer.Option(min=1, help="Prompts decoded by each plan, spread over the file.")] = 8,

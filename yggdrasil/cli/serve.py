@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from yggdrasil.cli.opening import check_source, open_decoder, prepare_logits, say
-from yggdrasil.cli.options import (
+from yggdrasil.cli.open_decoder import check_source, open_decoder, prepare_logits, say
+from yggdrasil.cli.shared_options import (
     DeviceOption,
     DrafterOption,
     DtypeOption,
@@ -70,8 +70,8 @@ def serve(
     check_source(source)
     from yggdrasil.engine.recommended_sampling import own_sampling_of
     from yggdrasil.pretrained import plan_name
-    from yggdrasil.serving.running import run_server
-    from yggdrasil.serving.settings import ServerSettings
+    from yggdrasil.serving.process import run_server
+    from yggdrasil.serving.server_settings import ServerSettings
 
     is_local = host in ("localhost", "127.0.0.1", "::1")
     if not is_local and api_key is None:

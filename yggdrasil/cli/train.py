@@ -7,7 +7,7 @@ import typer
 
 from yggdrasil.artifacts import MOST_THREADS
 from yggdrasil.cli import checks
-from yggdrasil.cli.naming import takes_model
+from yggdrasil.cli.model_argument import takes_model
 from yggdrasil.errors import Interrupted
 
 

@@ -1,6 +1,6 @@
 """Drafters: whoever proposes tokens for the target to verify (``protocol.Drafter``).
 
-Names are loaded when first used: plans read ``options`` without torch.
+Names are loaded when first used: plans read ``model_free_options`` without torch.
 """
 
 from importlib import import_module
@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from yggdrasil.drafters.draft_model import DraftModel
     from yggdrasil.drafters.lookahead import LookaheadDrafter
+    from yggdrasil.drafters.model_free_options import LookaheadOptions, NGramOptions
     from yggdrasil.drafters.ngram import NGramDrafter
-    from yggdrasil.drafters.options import LookaheadOptions, NGramOptions
     from yggdrasil.drafters.protocol import Budget, Capabilities, Drafter, Step
 
 _HOMES = {
@@ -19,9 +19,9 @@ _HOMES = {
     "DraftModel": "draft_model",
     "Drafter": "protocol",
     "LookaheadDrafter": "lookahead",
-    "LookaheadOptions": "options",
+    "LookaheadOptions": "model_free_options",
     "NGramDrafter": "ngram",
-    "NGramOptions": "options",
+    "NGramOptions": "model_free_options",
     "Step": "protocol",
 }
 

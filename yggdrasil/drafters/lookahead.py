@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from yggdrasil.drafters.options import LookaheadOptions
+from yggdrasil.drafters.model_free_options import LookaheadOptions
 from yggdrasil.drafters.protocol import Budget, Capabilities, Step
 from yggdrasil.drafters.statistics.portable import LEAST_PATH
 from yggdrasil.policy.stopping import least_verified_score

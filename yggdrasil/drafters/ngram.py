@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from torch import Tensor
 
-from yggdrasil.drafters.options import NGramOptions
+from yggdrasil.drafters.model_free_options import NGramOptions
 from yggdrasil.drafters.protocol import Budget, Capabilities, Step
 from yggdrasil.tree.token_tree import TokenTree
 

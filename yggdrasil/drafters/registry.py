@@ -9,7 +9,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from yggdrasil.artifacts import parse_dataclass, parse_yaml
-from yggdrasil.drafters.options import ClassOptions, CountsOptions, FreeOptions, LookaheadOptions, NGramOptions
+from yggdrasil.drafters.model_free_options import (
+    ClassOptions,
+    CountsOptions,
+    FreeOptions,
+    LookaheadOptions,
+    NGramOptions,
+)
 from yggdrasil.drafters.shipped_assets import PREFIX, whole_name
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.own_class import is_own_class, own_class

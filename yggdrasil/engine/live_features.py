@@ -3,7 +3,7 @@
 import numpy as np
 
 from yggdrasil.engine.targets.target import Outcome, Target
-from yggdrasil.predictor.evidence import Float32Array
+from yggdrasil.predictor.features import Float32Array
 from yggdrasil.runtime.buffers import HostView
 from yggdrasil.tree.token_tree import NO_SCORE, TokenTree
 

@@ -15,8 +15,8 @@ from yggdrasil.drafters.heads.convention import settled
 from yggdrasil.drafters.heads.draft_vocabulary import FILE_NAME, Vocabulary
 from yggdrasil.drafters.heads.kinds import is_head
 from yggdrasil.drafters.heads.loading import LoadedHead, load_head
+from yggdrasil.drafters.model_free_options import CountsOptions
 from yggdrasil.drafters.ngram import NGramDrafter
-from yggdrasil.drafters.options import CountsOptions
 from yggdrasil.drafters.protocol import Drafter, is_model_free
 from yggdrasil.drafters.registry import make_drafter
 from yggdrasil.drafters.statistics.drafter import CountsDrafter, usual_counts

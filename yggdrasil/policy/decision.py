@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from yggdrasil.policy.costs import Kind
 from yggdrasil.policy.stopping import StoppingBound
-from yggdrasil.predictor.evidence import Evidence
+from yggdrasil.predictor.features import Evidence
 from yggdrasil.tree.shape import TreeShape
 
 

@@ -12,7 +12,7 @@ from yggdrasil.policy.decision import Decision
 from yggdrasil.policy.objective import Candidate, FloatArray, Objective, ShapeTable
 from yggdrasil.policy.regret import RegretBudget
 from yggdrasil.predictor.depth import DepthPredictor
-from yggdrasil.predictor.evidence import Evidence, EvidenceSizes, read_evidence
+from yggdrasil.predictor.features import Evidence, EvidenceSizes, read_evidence
 
 Survival = npt.NDArray[np.float64]
 

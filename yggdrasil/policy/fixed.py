@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from yggdrasil.policy.decision import Decision, ModelFree
 from yggdrasil.policy.stopping import UNBOUNDED, StoppingBound
-from yggdrasil.predictor.evidence import Evidence
+from yggdrasil.predictor.features import Evidence
 from yggdrasil.tree.shape import PLAIN_STEP, TreeShape
 
 

@@ -18,7 +18,7 @@ from yggdrasil.policy.drafted import DepthPrediction, DraftedTrees
 from yggdrasil.policy.objective import FloatArray, Objective, best_width, objective_value, value_per_token
 from yggdrasil.policy.regret import PlainProbe, RegretBudget
 from yggdrasil.policy.stopping import StoppingBound, stopping_bound, update_correction
-from yggdrasil.predictor.evidence import Evidence
+from yggdrasil.predictor.features import Evidence
 from yggdrasil.tree.shape import PLAIN_STEP, TreeShape
 
 

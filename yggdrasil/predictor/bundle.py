@@ -11,7 +11,7 @@ from yggdrasil.artifacts import read_tensors, write_tensors
 from yggdrasil.errors import ArtifactError
 from yggdrasil.predictor.acceptance import AcceptanceCalibration
 from yggdrasil.predictor.depth import DepthPredictor
-from yggdrasil.predictor.evidence import EvidenceSizes
+from yggdrasil.predictor.features import EvidenceSizes
 
 KIND, SCHEMA_VERSION, FILE_NAME = "predictor", 2, "predictor.safetensors"
 

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from yggdrasil.predictor.depth import DepthPredictor, Float32Array
-from yggdrasil.predictor.evidence import EvidenceSizes
+from yggdrasil.predictor.features import EvidenceSizes
 from yggdrasil.predictor.platt import calibrate_heads
 from yggdrasil.predictor.report import (
     DocumentSplit,

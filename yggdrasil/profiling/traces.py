@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from yggdrasil.artifacts.store import read_tensors, write_tensors
 from yggdrasil.policy.objective import expected_tokens_by_width
-from yggdrasil.predictor.evidence import EvidenceSizes, finite_head
+from yggdrasil.predictor.features import EvidenceSizes, finite_head
 
 Float32Array: TypeAlias = npt.NDArray[np.float32]
 BoolArray: TypeAlias = npt.NDArray[np.bool_]

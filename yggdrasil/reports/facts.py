@@ -11,9 +11,9 @@ import numpy as np
 import pandas as pd
 
 from yggdrasil.artifacts import parse_json, profile_beside, shown
-from yggdrasil.calibration.measure import COLUMNS as SAMPLE_COLUMNS
-from yggdrasil.calibration.measure import trees_of, without_drift
-from yggdrasil.calibration.written import REPORT_VERSION
+from yggdrasil.calibration.measurement.stages import COLUMNS as SAMPLE_COLUMNS
+from yggdrasil.calibration.measurement.stages import trees_of, without_drift
+from yggdrasil.calibration.results import REPORT_VERSION
 from yggdrasil.drafters.statistics.drafter import table_origin
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.predictor.bundle import Learned

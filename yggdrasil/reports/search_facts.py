@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from yggdrasil.artifacts import shown
-from yggdrasil.calibration.schedules import PLAN_COLUMNS, at_profiles_speed
+from yggdrasil.calibration.measurement.schedules import PLAN_COLUMNS, at_profiles_speed
 from yggdrasil.reports.folder import optional
 from yggdrasil.reports.schedules import changed_variants
 from yggdrasil.scheduling.costs import COLUMNS as COST_COLUMNS

@@ -11,7 +11,7 @@ from typing import Literal
 from yggdrasil.artifacts import MOST_THREADS, Machine, parse_dataclass, read_yaml, to_plain, write_yaml
 from yggdrasil.artifacts.cache import cache_root
 from yggdrasil.checkpoints.formats.names import Weights
-from yggdrasil.drafters.options import FreeOptions
+from yggdrasil.drafters.model_free_options import FreeOptions
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.policy.costs import StepCosts
 from yggdrasil.policy.objective import Objective

@@ -13,12 +13,11 @@ from starlette.types import ASGIApp
 
 from yggdrasil import __version__
 from yggdrasil.errors import YggdrasilError
-from yggdrasil.serving import chat, completions, ollama, responses, routes
-from yggdrasil.serving.bodies import invalid_fault, unread_fault
-from yggdrasil.serving.faults import ClientGone, ErrorReply, Fault, fault_of
-from yggdrasil.serving.guards import Guard, HeadAsGet
+from yggdrasil.serving.errors import ClientGone, ErrorReply, Fault, fault_of, invalid_fault, unread_fault
+from yggdrasil.serving.middleware import Guard, HeadAsGet
+from yggdrasil.serving.routes import chat, completions, general, ollama, responses
+from yggdrasil.serving.server_settings import ServerSettings
 from yggdrasil.serving.service import Service
-from yggdrasil.serving.settings import ServerSettings
 from yggdrasil.serving.worker import Worker
 
 _ERRORS = {"4XX": {"model": ErrorReply, "description": "The request is at fault"},
@@ -49,7 +48,7 @@ def _routed(worker: Worker, settings: ServerSettings, model: str) -> FastAPI:
         responses=_ERRORS,  # type: ignore[arg-type]
     )  # fmt: skip
     app.state.service = Service(worker, settings, model)
-    for room in (chat, completions, responses, ollama, routes):
+    for room in (chat, completions, responses, ollama, general):
         app.include_router(room.router)
     app.add_middleware(
         Guard, api_key=settings.api_key, host_names=settings.host_names, body_bytes=settings.limits.body_bytes

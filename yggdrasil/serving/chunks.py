@@ -4,10 +4,25 @@ from dataclasses import dataclass
 from typing import Any
 
 from yggdrasil.engine.request import Generation
+from yggdrasil.engine.trace import SeenTree
 from yggdrasil.scheduling.plan import Plan
-from yggdrasil.serving.figures import timings_of, usage_of
+from yggdrasil.serving.request_fields import StreamOptions
 from yggdrasil.serving.service import Identity
-from yggdrasil.serving.wire import StreamOptions
+from yggdrasil.serving.tokenization import Texts
+from yggdrasil.serving.usage import timings_of, usage_of
+
+
+def shown_tree(texts: Texts, tree: SeenTree) -> dict[str, Any]:
+    """Nodes with their texts; node 0 is the root."""
+    return {
+        "drafter": tree.drafter,
+        "drafted": tree.drafted,
+        "tokens": [texts.token_text(token) for token in tree.tokens],
+        "parents": tree.parents,
+        "verified": tree.verified,
+        "accepted": tree.accepted,
+        "bonus": texts.token_text(tree.bonus),
+    }
 
 
 @dataclass(frozen=True)

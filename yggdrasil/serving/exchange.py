@@ -8,10 +8,10 @@ from typing import NamedTuple
 from fastapi import Request
 
 from yggdrasil.engine.request_options import RequestOptions
-from yggdrasil.serving.faults import ClientGone
+from yggdrasil.serving.client_socket import GATHER_SECONDS, Frame, Outlet
+from yggdrasil.serving.errors import ClientGone
 from yggdrasil.serving.jobs import Ask, Failed, Finished, Job, Piece
-from yggdrasil.serving.outlet import GATHER_SECONDS, Frame, Outlet
-from yggdrasil.serving.post import Post, Posted
+from yggdrasil.serving.loop_messages import Post, Posted
 from yggdrasil.serving.worker import Worker
 
 

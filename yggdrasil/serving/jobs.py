@@ -10,7 +10,7 @@ from yggdrasil.acceptance.sampler import TokenLogprobs
 from yggdrasil.engine.request import Generation
 from yggdrasil.engine.request_options import RequestOptions
 from yggdrasil.engine.trace import SeenTree
-from yggdrasil.serving.faults import ClientGone, Fault
+from yggdrasil.serving.errors import ClientGone, Fault
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from yggdrasil.acceptance.sampler import TokenLogprobs
 from yggdrasil.serving.replies import ChatLogprob, ChatLogprobs, CompletionLogprobs, TopLogprob
-from yggdrasil.serving.texts import Texts
+from yggdrasil.serving.tokenization import Texts
 
 
 def chat_logprobs(texts: Texts, entries: Sequence[TokenLogprobs]) -> ChatLogprobs:

@@ -11,9 +11,9 @@ from yggdrasil import __version__
 from yggdrasil.acceptance.sampling import GREEDY
 from yggdrasil.engine.decoder import Decoder
 from yggdrasil.engine.recommended_sampling import OwnSampling, own_sampling_of
-from yggdrasil.serving.faults import Fault
-from yggdrasil.serving.settings import ServerSettings
-from yggdrasil.serving.texts import Texts
+from yggdrasil.serving.errors import Fault
+from yggdrasil.serving.server_settings import ServerSettings
+from yggdrasil.serving.tokenization import Texts
 from yggdrasil.serving.tools import ToolFormat
 from yggdrasil.serving.worker import Worker
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from yggdrasil.serving.faults import ClientGone, Fault
+from yggdrasil.serving.errors import ClientGone, Fault
 
 DONE = b"data: [DONE]\n\n"
 # What the OpenAPI document says of a route that may stream.

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from yggdrasil.acceptance.grammar import control_tokens
 from yggdrasil.acceptance.sampling import Constraint
 from yggdrasil.serving.replies import FunctionCall, ToolCallReply
-from yggdrasil.serving.wire import Tool
+from yggdrasil.serving.request_fields import Tool
 
 # Names that no template has of its own.
 _NAME, _KEY, _VALUE, _TEXT = "qzx_function", "qzx_key", "qzx_value", "qzx_text"

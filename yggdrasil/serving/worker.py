@@ -12,12 +12,12 @@ from yggdrasil.engine.decoder import Decoder
 from yggdrasil.engine.request import Generation
 from yggdrasil.engine.request_options import RequestOptions
 from yggdrasil.errors import first_line
-from yggdrasil.serving.faults import Fault, fault_of
+from yggdrasil.serving.answer_delivery import Teller
+from yggdrasil.serving.errors import Fault, fault_of
 from yggdrasil.serving.jobs import Ask, Failed, Job
-from yggdrasil.serving.line import Line, closing_fault
 from yggdrasil.serving.metrics import Meters
-from yggdrasil.serving.settings import ServerSettings
-from yggdrasil.serving.teller import Teller
+from yggdrasil.serving.request_queue import Line, closing_fault
+from yggdrasil.serving.server_settings import ServerSettings
 
 _PATIENCE_SECONDS = 10.0  # for the iteration that runs, when all ends
 _QUIET_SECONDS = 0.03  # after an answer, before what the caches hold of it is copied

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from yggdrasil.artifacts import write_atomic
-from yggdrasil.calibration.work import read_or_drop
+from yggdrasil.calibration.work_folder import read_or_drop
 from yggdrasil.errors import ArtifactError, YggdrasilError
 from yggdrasil.runtime.attention import own_attention
 from yggdrasil.runtime.loaded import LoadedModel

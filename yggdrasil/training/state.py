@@ -13,7 +13,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from yggdrasil.artifacts import parse_dataclass, parse_json, shown, write_atomic
-from yggdrasil.calibration.work import read_or_drop
+from yggdrasil.calibration.work_folder import read_or_drop
 from yggdrasil.errors import ArtifactError, YggdrasilError
 
 _FILE = "state.safetensors"

@@ -8,8 +8,8 @@ from transformers import PreTrainedTokenizerBase
 
 from yggdrasil.artifacts import check_writable, current_machine, model_fingerprint, shown
 from yggdrasil.artifacts.lock import locked
+from yggdrasil.calibration.calibration_settings import Budget
 from yggdrasil.calibration.own_text import Document, OwnText, end_of, seconds_spent, text_file
-from yggdrasil.calibration.settings import Budget
 from yggdrasil.checkpoints.facts import load_config, load_tokenizer
 from yggdrasil.checkpoints.source import Source
 from yggdrasil.checkpoints.usual_weights import usual_weights

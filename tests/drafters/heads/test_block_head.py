@@ -10,9 +10,9 @@ from no_waiting import refuse_waiting
 from tiny_pair import SHAPES, TEXT, VOCAB_SIZE, byte_tokenizer, make_pair
 from watched import assert_guesses, assert_sampled_alike, watch
 
+from yggdrasil.calibration.calibration_settings import PairSource
 from yggdrasil.calibration.pair import build_assembly, check_pair, sibling, usual_length, with_threads
 from yggdrasil.calibration.record import record_document
-from yggdrasil.calibration.settings import PairSource
 from yggdrasil.checkpoints.formats.layers import QuantisedLinear
 from yggdrasil.checkpoints.formats.rounding import rounding_to
 from yggdrasil.drafters.draft_model import identity_knots

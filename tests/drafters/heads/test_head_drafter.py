@@ -12,11 +12,11 @@ from tiny_pair import SHAPES, TEXT, VOCAB_SIZE, byte_tokenizer, make_pair
 from watched import assert_guesses, assert_sampled_alike, watch
 
 from yggdrasil import Speculation
+from yggdrasil.calibration.calibration_settings import PairSource
 from yggdrasil.calibration.documents import open_ended
+from yggdrasil.calibration.measurement.schedules import measure_stage_costs, measured_schedules
 from yggdrasil.calibration.pair import sibling, with_threads
 from yggdrasil.calibration.record import record_document
-from yggdrasil.calibration.schedules import measure_stage_costs, measured_schedules
-from yggdrasil.calibration.settings import PairSource
 from yggdrasil.checkpoints.formats.layers import QuantisedLinear
 from yggdrasil.checkpoints.formats.rounding import rounding_to
 from yggdrasil.drafters.heads.eagle.drafter import HeadDrafter

@@ -16,9 +16,9 @@ from other_heads import (
 from tiny_pair import TEXT, VOCAB_SIZE, make_pair
 from watched import assert_guesses, assert_sampled_alike, watch
 
+from yggdrasil.calibration.calibration_settings import PairSource
 from yggdrasil.calibration.pair import sibling, with_threads
 from yggdrasil.calibration.record import record_document
-from yggdrasil.calibration.settings import PairSource
 from yggdrasil.checkpoints.formats.layers import QuantisedLinear
 from yggdrasil.drafters.draft_model import identity_knots
 from yggdrasil.drafters.heads import convention

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-from yggdrasil.drafters.options import CountsOptions
+from yggdrasil.drafters.model_free_options import CountsOptions
 from yggdrasil.drafters.protocol import Budget, Capabilities, Step
 from yggdrasil.drafters.statistics.portable import LEAST_PATH, LONGEST, PortableCounts
 from yggdrasil.drafters.statistics.scorer import Belief

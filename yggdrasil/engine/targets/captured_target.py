@@ -15,7 +15,7 @@ from torch import Tensor
 from yggdrasil.engine.targets.steps import PlainStep, VerifyStep
 from yggdrasil.engine.targets.target import Outcome, SeenRows, not_finite
 from yggdrasil.errors import YggdrasilError
-from yggdrasil.predictor.evidence import RepetitionFigures
+from yggdrasil.predictor.features import RepetitionFigures
 from yggdrasil.runtime.buffers import HostBuffer, Readback
 from yggdrasil.runtime.forward import NUM_RUNNERS_UP, RUNNERS_UP
 from yggdrasil.runtime.graphs import Capture

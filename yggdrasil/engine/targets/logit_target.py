@@ -14,7 +14,7 @@ from yggdrasil.engine.targets.captured_logits import CapturedLogits
 from yggdrasil.engine.targets.captured_target import CapturedTarget
 from yggdrasil.engine.targets.steps import PlainLogitsStep, VerifyLogitsStep
 from yggdrasil.engine.targets.target import Outcome, SeenRows, TargetModel, not_finite
-from yggdrasil.predictor.evidence import RepetitionFigures
+from yggdrasil.predictor.features import RepetitionFigures
 from yggdrasil.runtime.buffers import HostBuffer
 from yggdrasil.runtime.kept_text import KeptText
 from yggdrasil.tree.token_tree import TokenTree

@@ -9,7 +9,7 @@ from torch import Tensor
 from yggdrasil.acceptance.greedy import walk_greedy
 from yggdrasil.engine.targets.steps import NativeVerifyStep, PlainStep, VerifyStep
 from yggdrasil.errors import YggdrasilError
-from yggdrasil.predictor.evidence import RepetitionFigures
+from yggdrasil.predictor.features import RepetitionFigures
 from yggdrasil.runtime.buffers import HostBuffer
 from yggdrasil.runtime.forward import RUNNERS_UP
 from yggdrasil.runtime.kept_text import KeptText

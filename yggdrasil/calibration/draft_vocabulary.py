@@ -1,0 +1,69 @@
+"""Which tokens a head drafts among that would read all rows of its target's output layer: see ``Vocabulary``."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from yggdrasil.calibration.job import Job
+from yggdrasil.calibration.own_text import Document, end_of
+from yggdrasil.calibration.pair import with_head
+from yggdrasil.calibration.statistics.model_free import own_text
+from yggdrasil.calibration.work_folder import read_or_drop
+from yggdrasil.drafters.heads.draft_vocabulary import DRAFT_VOCABULARY, FILE_NAME, Vocabulary
+from yggdrasil.drafters.heads.loading import LoadedHead
+
+_HELD_OUT_EVERY = 10  # documents that tell how much of other text a vocabulary covers
+# Of their answers' tokens. Text of a minute is enough: chosen by 18,000 tokens SmolLM2's cover 92 %, by 355,000 96 %.
+_LEAST_COVERED = 0.9
+
+
+class Frequent:
+    """The vocabulary that some of the target's own text gives, and what it covers of the rest of it."""
+
+    def __init__(self, documents: Sequence[Document], vocab_size: int, most: int) -> None:
+        held_out = documents[::_HELD_OUT_EVERY]
+        rest = [document for i, document in enumerate(documents) if i % _HELD_OUT_EVERY]
+        self.vocabulary = Vocabulary.of(documents, vocab_size, most)
+        self.coverage = Vocabulary.of(rest, vocab_size, most).coverage(held_out)
+
+    @property
+    def is_enough(self) -> bool:
+        """Whether a head that drafts nothing else misses little."""
+        return self.coverage >= _LEAST_COVERED
+
+
+def among_frequent(job: Job) -> Job:
+    """The job with a head that drafts among the target's most frequent tokens, if its own text tells which they are.
+
+    What was chosen is kept with the unfinished work: what is measured after an interruption is of the same steps.
+    """
+    head = job.assembly.second
+    vocab_size = job.assembly.target.loaded.vocab_size
+    if not isinstance(head, LoadedHead) or not head.drafts_by_targets_output or vocab_size <= DRAFT_VOCABULARY:
+        return job
+    file = job.work / FILE_NAME
+    vocabulary = read_or_drop(file, Vocabulary.load)
+    if vocabulary is None:
+        vocabulary = _chosen(job, vocab_size)
+        vocabulary.save(file)
+    if len(vocabulary.tokens) == vocab_size:
+        return job
+    pair = replace(job.pair, vocabulary=vocabulary)
+    return job._replace(pair=pair, assembly=with_head(job.assembly, pair))
+
+
+def _chosen(job: Job, vocab_size: int) -> Vocabulary:
+    """By what the target wrote, but for its answers to the prompts that tell what the head is worth."""
+    asked = {end_of(text) for text in job.texts}
+    documents = [document for document in own_text(job) if document.asked not in asked]
+    found = Frequent(documents, vocab_size, DRAFT_VOCABULARY)
+    known = f"{found.coverage:.0%} of what the target writes"
+    if found.is_enough:
+        said = f"drafting among the {len(found.vocabulary.tokens):,} most frequent tokens, {known}"
+    else:
+        written = sum(len(document.answer) for document in documents)
+        said = (
+            f"drafting among all {vocab_size:,} tokens: {written:,} of the target's own text say too little of which "
+            "are frequent"
+        )
+    job.reporter.phase(said)(1.0)
+    return found.vocabulary if found.is_enough else Vocabulary.whole(vocab_size)

@@ -1,0 +1,1 @@
+"""Timing of passes, stages, schedules and threads."""

@@ -1,0 +1,218 @@
+"""Measure schedules on the real engine: what their stages cost, and what whole plans take, alternating.
+
+Stage costs are taken where plans are: in whole requests of one shape and one schedule, on the same prompts and at the
+same contexts, so caches are as warm as in decoding. The machine's speed changes within seconds, so what is compared
+runs in turns, and in each turn a request decodes plainly: its steps tell the machine's speed then, and all times are
+reported at the speed where such a step takes what it usually did while the stages were measured.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple, TypeVar
+
+import pandas as pd
+
+from yggdrasil.calibration.measurement.stages import WARM_UP, measured_shapes
+from yggdrasil.engine.assembly import Assembly
+from yggdrasil.engine.engine import Engine
+from yggdrasil.engine.text_stream import TextStream
+from yggdrasil.engine.trace import Trace
+from yggdrasil.errors import YggdrasilError
+from yggdrasil.policy.decision import Policy
+from yggdrasil.policy.fixed import PLAIN_POLICY, FixedPolicy
+from yggdrasil.scheduling.costs import COLUMNS, LOOP, TIMES, schedule_code
+from yggdrasil.scheduling.stages import NAMED_VARIANTS, STAGES, Schedule
+from yggdrasil.tree.shape import PLAIN_STEP, TreeShape
+
+Progress = Callable[[float], None]
+Way = TypeVar("Way")
+PLAN_COLUMNS = ("plan", "prompt", "round", "iterations", "tokens", "iteration_ms", "decode_ms", *STAGES, LOOP)
+PLAIN = "plain decoding"
+
+
+def measured_schedules(named: Mapping[str, Mapping[str, str]]) -> list[Schedule]:
+    """One schedule for each cost that another variant changes; the others are sums of theirs."""
+    return [Schedule.of(variants) for variants in ({}, *named.values())]
+
+
+MEASURED = measured_schedules(NAMED_VARIANTS)
+
+
+class _Sample(NamedTuple):
+    shape: TreeShape
+    stages: dict[str, float]  # milliseconds
+    total_ms: float
+
+
+def _iterations(engine: Engine, text: Sequence[int], stream: TextStream, policy: Policy) -> Iterator[_Sample]:
+    """Decode and yield what each iteration took."""
+    trace = Trace()
+    request = engine.decode(text, stream, policy, trace)
+    next(request)
+    seen, seen_ns, counted = dict(trace.stage_ns), 0, 0
+    for _ in request:
+        if trace.iterations == counted:
+            continue
+        counted = trace.iterations
+        stages = {name: (ns - seen.get(name, 0)) / 1e6 for name, ns in trace.stage_ns.items()}
+        yield _Sample(trace.last_shape, stages, (trace.decode_ns - seen_ns) / 1e6)
+        seen, seen_ns = dict(trace.stage_ns), trace.decode_ns
+
+
+def measure_stage_costs(
+    assembly: Assembly,
+    new_stream: Callable[[], TextStream],
+    texts: Sequence[Sequence[int]],
+    rounds: int,
+    progress: Progress,
+    schedules: Sequence[Schedule] = MEASURED,
+) -> pd.DataFrame:
+    """Stage times of all that the variants change, on ``texts``; columns ``costs.COLUMNS``.
+
+    ``new_stream`` bounds the tokens. The assembly must have been put together for ``schedules``. A cycle is one shape
+    on one text: by every schedule and plainly, in turns. The first ``WARM_UP`` iterations of a request are not kept.
+
+    Raises:
+        YggdrasilError: the texts are over before each way was measured.
+    """
+    shapes = measured_shapes(assembly.shapes, with_free=False)
+    cycles = [(text, shape) for _ in range(rounds) for text in texts for shape in shapes]
+    rows: list[tuple[object, ...]] = []
+    measured = set()
+    for number, (text, shape) in enumerate([cycles[0], *cycles]):  # one for nothing, to warm up
+        ways = [(schedule, shape) for schedule in schedules] + [(schedules[0], PLAIN_STEP)]
+        for schedule, way in _turned(ways, number):
+            assembly.engine.use(schedule.labels)
+            samples = list(_iterations(assembly.engine, text, new_stream(), FixedPolicy(way)))
+            if number:
+                rows += [_row(len(text), number, schedule, sample) for sample in samples[WARM_UP:]]
+                measured |= {(schedule.labels, way)} if samples[WARM_UP:] else set()
+        progress((number + 1) / (len(cycles) + 1))
+    assembly.engine.use(schedules[0].labels)
+    if len(measured) < len(schedules) * len(set(shapes)) + 1:
+        raise _too_short(assembly)
+    return at_one_speed(pd.DataFrame(rows, columns=list(COLUMNS)))
+
+
+def _too_short(assembly: Assembly) -> YggdrasilError:
+    enough = (WARM_UP + 1) * (assembly.shapes.max_depth + 1) + 1
+    return YggdrasilError(
+        f"--max-new-tokens ends texts before anything is measured: the first {WARM_UP} iterations of each do not "
+        f"count; give {enough} or more"
+    )
+
+
+def _turned(ways: Sequence[Way], turn: int) -> list[Way]:
+    """``ways`` from another one on each turn."""
+    shift = turn % len(ways)
+    return [*ways[shift:], *ways[:shift]]
+
+
+def _row(context: int, cycle: int, schedule: Schedule, sample: _Sample) -> tuple[object, ...]:
+    between = sample.total_ms - sum(sample.stages.values())
+    times = {**sample.stages, "iteration": sample.total_ms, LOOP: between}
+    return context, cycle, schedule_code(schedule), *sample.shape, *(times.get(name) for name in TIMES)
+
+
+def at_one_speed(frame: pd.DataFrame) -> pd.DataFrame:
+    """The same samples, each cycle scaled so that its plain steps cost what they usually do; to the nanosecond."""
+    speed = frame[frame["depth"] == 0].groupby("cycle")["iteration"].median()
+    scale = frame["cycle"].map(speed.median() / speed)
+    scaled = frame.assign(**{name: (frame[name] * scale).round(6) for name in TIMES})
+    return scaled[scale.notna()].reset_index(drop=True)
+
+
+class MeasuredPlan(NamedTuple):
+    """A plan to time: a name, a schedule and the one shape of all its trees."""
+
+    name: str
+    stages: tuple[str, ...]
+    shape: TreeShape
+
+
+def measure_plans(
+    assembly: Assembly,
+    new_stream: Callable[[], TextStream],
+    texts: Sequence[Sequence[int]],
+    plans: Sequence[MeasuredPlan],
+    rounds: int,
+    progress: Progress,
+) -> pd.DataFrame:
+    """Decode every text by every plan and plainly, the order turning each time; columns ``PLAN_COLUMNS``.
+
+    ``new_stream`` bounds the tokens. ``iteration_ms`` is the mean iteration without the first ``WARM_UP``, and each
+    stage has its mean over the same ones; a first pass over all plans warms up.
+
+    Raises:
+        YggdrasilError: the texts are over before each plan was measured.
+    """
+    ways: list[tuple[str, tuple[str, ...], Policy]] = [
+        (plan.name, plan.stages, FixedPolicy(plan.shape)) for plan in plans
+    ]
+    ways.append((PLAIN, MEASURED[0].labels, PLAIN_POLICY))
+    rows: list[tuple[object, ...]] = []
+    jobs = [(number, prompt) for number in range(rounds) for prompt in range(len(texts))]
+    for turn, (number, prompt) in enumerate([(-1, 0), *jobs]):
+        for name, stages, policy in _turned(ways, turn):
+            assembly.engine.use(stages)
+            stream = new_stream()
+            samples = list(_iterations(assembly.engine, texts[prompt], stream, policy))
+            if number >= 0 and len(samples) > WARM_UP:
+                tokens, total = len(stream.tokens) - 1, sum(sample.total_ms for sample in samples)
+                rows.append((name, prompt, number, len(samples), tokens, *_means(samples[WARM_UP:], total)))
+        progress((turn + 1) / (len(jobs) + 1))
+    assembly.engine.use(MEASURED[0].labels)
+    if {row[0] for row in rows} != {name for name, _, _ in ways}:
+        raise _too_short(assembly)
+    return pd.DataFrame(rows, columns=list(PLAN_COLUMNS))
+
+
+def _means(samples: Sequence[_Sample], total_ms: float) -> list[float]:
+    """The mean iteration, the whole, and the mean of every stage and of what lies between them."""
+    count = len(samples)
+    mean = sum(sample.total_ms for sample in samples) / count
+    stages = [sum(sample.stages.get(name, 0.0) for sample in samples) / count for name in STAGES]
+    return [mean, total_ms, *stages, mean - sum(stages)]
+
+
+def at_profiles_speed(frame: pd.DataFrame, plain_ms: float) -> pd.DataFrame:
+    """Rows of ``measure_plans`` at the speed where a plain step takes ``plain_ms``.
+
+    How fast the machine was in a turn, all that was decoded in it tells: the median of what each way took against its
+    own median on that prompt. Ways that were not in every turn do not count there.
+    """
+    turns = frame.groupby("plan").size()
+    common = frame[frame["plan"].isin(turns[turns == turns.max()].index)]
+    against_usual = common["decode_ms"] / common.groupby(["plan", "prompt"])["decode_ms"].transform("median")
+    pace = against_usual.groupby([common["prompt"], common["round"]]).median()
+    steady = pace.reindex(pd.MultiIndex.from_frame(frame[["prompt", "round"]])).to_numpy()
+    plain = frame["iteration_ms"].div(steady)[frame["plan"] == PLAIN].groupby(frame["prompt"]).median()
+    scale = plain_ms / (frame["prompt"].map(plain).to_numpy() * steady)
+    times = ["iteration_ms", "decode_ms", *STAGES, LOOP]
+    return frame.assign(**{name: frame[name] * scale for name in times})
+
+
+def summarise_plans(frame: pd.DataFrame, plain_ms: float) -> pd.DataFrame:
+    """One row a plan, in the order measured, ``at_profiles_speed``.
+
+    Everything is a median over rounds first: a request in which the machine stood still does not count. Then
+    ``iteration_ms`` is the median over prompts, ``ms_per_token`` the sum over prompts (with the quartiles of each
+    prompt's own), and ``speedup`` the median over prompts of what is gained over plain decoding of the same prompt.
+    """
+    figures = ["iteration_ms", "decode_ms", "tokens", "iterations"]
+    usual = at_profiles_speed(frame, plain_ms).groupby(["plan", "prompt"], sort=False)[figures].median()
+    each = usual["decode_ms"] / usual["tokens"]
+    rows = []
+    for name in frame["plan"].unique():
+        part = usual.loc[name]
+        rows.append(
+            {
+                "plan": name,
+                "iteration_ms": float(part["iteration_ms"].median()),
+                "ms_per_token": float(part["decode_ms"].sum() / part["tokens"].sum()),
+                "ms_per_token_low": float(each[name].quantile(0.25)),
+                "ms_per_token_high": float(each[name].quantile(0.75)),
+                "aal": float(part["tokens"].sum() / part["iterations"].sum()),
+                "speedup": float((each[PLAIN] / each[name]).median()),
+            }
+        )
+    return pd.DataFrame(rows)

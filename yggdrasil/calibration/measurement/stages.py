@@ -1,0 +1,274 @@
+"""Measure what each stage costs, inside real iterations.
+
+Costs are read where they are paid: a cycle of shapes runs through the engine on real text, so caches are as warm or as
+cold as in decoding. A shared machine's memory changes its speed within seconds, and a cycle takes some: so there are
+plain steps before the shapes of each verify width, to compare them with, and what widths cost beside each other is
+measured in quicker turns (``passes``).
+"""
+
+import random
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from operator import attrgetter
+
+import numpy as np
+import pandas as pd
+import torch
+
+from yggdrasil.calibration.measurement.passes import measure_passes, passes_at
+from yggdrasil.engine.assembly import Assembly
+from yggdrasil.engine.text_stream import TextStream
+from yggdrasil.engine.trace import MODEL_STAGES, Trace
+from yggdrasil.errors import YggdrasilError
+from yggdrasil.policy.costs import lower_envelope
+from yggdrasil.policy.decision import Decision, ModelFree
+from yggdrasil.policy.fixed import FixedPolicy
+from yggdrasil.policy.stopping import UNBOUNDED, StoppingBound, stopping_bound
+from yggdrasil.predictor.features import Evidence
+from yggdrasil.scheduling.executors import InOrderExecutor
+from yggdrasil.scheduling.plan import Costs, Shapes
+from yggdrasil.tree.shape import PLAIN_STEP, TreeShape
+
+COLUMNS = ("context", "cycle", "width", "depth", "verify_width", "stage", "ms")
+SHALLOW = 2  # the other measured depth is the deepest
+STREAK, WARM_UP = 8, 2
+SPAN = 128  # tokens that a text goes on for: what attends to many more costs more
+READ, USUAL = 5, 4  # texts that a drafter reads, each followed by so many usual heads of drafts
+_IN_ITERATIONS = 0.8  # of the time that measuring takes
+_CLEARLY = 1.05  # times the cost of a wider pass: what a width may cost and still be of use
+Progress = Callable[[float], None]
+
+
+class ShapeCycle:
+    """A policy that runs through ``shapes`` again and again, each ``STREAK`` times in a row, the narrow ones first.
+
+    A free shape names a width alone; its tree is as deep as what is guessed. Shapes of one verify width take turns at
+    random, behind plain steps.
+
+    Decoding mostly repeats a shape, and the first steps after a change of width are slower (other code, other buffers,
+    other threads), so costs are read from long repetitions. Passes of many rows slow a processor down for some
+    milliseconds, and few rows, which decoding mostly verifies, would pay for it: plain steps follow the widest here.
+    Correcting the costs while decoding would be the other way; it has to tell a wrong cost from a machine that slowed
+    down, which needs plain steps that decoding seldom takes.
+    """
+
+    def __init__(self, shapes: Sequence[TreeShape], seed: int) -> None:
+        self._shapes = list(shapes)
+        self._random = random.Random(seed)
+        self._order: list[TreeShape] = []  # the next one last
+        self.length = STREAK * (len(self._shapes) + max(1, len({shape.verify_width for shape in shapes})))  # of a cycle
+        self.streaks = 0  # of plain steps that have begun
+        self.wants_model_free = any(shape.is_free for shape in shapes)
+
+    def begin(self) -> None:
+        """Nothing: the cycle goes on."""
+
+    def settle(self, decision: Decision, tokens: int, milliseconds: float) -> None:
+        """Nothing: what is measured decides nothing here."""
+
+    def _next(self) -> TreeShape:
+        if not self._order:
+            shuffled = self._random.sample(self._shapes, len(self._shapes))
+            groups = groupby(sorted(shuffled, key=attrgetter("verify_width")), attrgetter("verify_width"))
+            order = [shape for _, group in groups for shape in (PLAIN_STEP, *group)] or [PLAIN_STEP]
+            self._order = [shape for shape in reversed(order) for _ in range(STREAK)]
+        return self._order[-1]
+
+    def _take(self) -> TreeShape:
+        self.streaks += self._next() == PLAIN_STEP and len(self._order) % STREAK == 0
+        return self._order.pop()
+
+    def bound(self, context: int, shape: TreeShape | None = None) -> StoppingBound:
+        if shape is None:
+            return UNBOUNDED
+        return stopping_bound([shape.verify_width], [1.0])  # about as many as decoding would want at that width
+
+    def choose(
+        self, context: int, model_free: ModelFree | None = None, features: Evidence | None = None
+    ) -> Decision | None:
+        if not self._next().is_free:
+            shape = self._take()
+            return Decision(shape, is_drafting=shape.depth > 0)
+        # A text that ends here, or repeats nothing, leaves no room for model-free drafts.
+        return Decision(PLAIN_STEP if model_free is None else self._take())
+
+    def prune(self, decision: Decision, expected: Sequence[float], context: int) -> Decision:
+        return decision
+
+
+def measured_shapes(shapes: Shapes, *, with_free: bool) -> list[TreeShape]:
+    """Trees of every verify width and every draft width, shallow and deep.
+
+    They are free where no pass drafts, and ``with_free`` beside those of a drafter.
+    """
+    wide = [width for width in shapes.verify_widths if width > 1]
+    narrow = shapes.draft_widths
+    free = [TreeShape(0, 1, width) for width in wide]
+    if not narrow:
+        return free
+    if not wide:
+        raise YggdrasilError("the only verify width is 1, which no tree can use; give --verify-widths such as 1,2,4,8")
+    pairs = [
+        TreeShape(narrow[(i + shift) % len(narrow)], depth, wide[i % len(wide)])
+        for shift, depth in enumerate((min(SHALLOW, shapes.max_depth), shapes.max_depth))
+        for i in range(max(len(wide), len(narrow)))
+    ]
+    return [*pairs, *(free if with_free else ())]
+
+
+def measure_stages(
+    assembly: Assembly, stream: Callable[[], TextStream], text: Sequence[int], samples: int, progress: Progress
+) -> pd.DataFrame:
+    """Stage times of ``samples`` iterations a shape or more, behind ``text`` and up to ``SPAN`` more tokens.
+
+    Columns are ``COLUMNS``.
+
+    Requests are ended and begun again there: one that went on would tell of its end's context.
+
+    Stage "overhead" is the iteration's time outside the models, "iteration" all of it; "reading" is what the drafter
+    takes a token of a text that it has not drafted through; "pass" a pass of the target among those of other widths
+    (``passes``), outside of any iteration. The first cycle and the first ``WARM_UP`` iterations of each streak are
+    warm-up. What is called a cycle in the table is a streak of plain steps and what comes before the next.
+    """
+    policy = ShapeCycle(measured_shapes(assembly.shapes, with_free=assembly.engine.free is not None), seed=0)
+    wanted = policy.length * (-(-samples // (STREAK - WARM_UP)) + 1)
+    rows: list[tuple[object, ...]] = []
+    done = 0
+    if assembly.target.loaded.device.type == "cuda":
+        assembly.engine.executor = InOrderExecutor(torch.cuda.synchronize)  # launches return before their work is done
+    while done < wanted:
+        trace = Trace()
+        request = assembly.engine.decode(text, stream(), policy, trace)
+        next(request)
+        seen, seen_ns, counted = dict(trace.stage_ns), 0, 0
+        previous, repeated = PLAIN_STEP, 0
+        for _ in request:
+            if trace.iterations == counted:  # the end of the text, no iteration
+                continue
+            counted, shape = trace.iterations, trace.last_shape
+            shape = shape._replace(depth=1) if shape.is_free else shape
+            stages = {name: (ns - seen.get(name, 0)) / 1e6 for name, ns in trace.stage_ns.items()}
+            total = (trace.decode_ns - seen_ns) / 1e6
+            seen, seen_ns = dict(trace.stage_ns), trace.decode_ns
+            repeated = repeated + 1 if shape == previous else 0
+            previous = shape
+            if done >= policy.length and repeated >= WARM_UP:
+                model = sum(ms for name, ms in stages.items() if name in MODEL_STAGES)
+                stages |= {"overhead": total - model, "iteration": total}
+                rows += [(len(text), policy.streaks, *shape, name, ms) for name, ms in stages.items()]
+            done += 1
+            progress(_IN_ITERATIONS * done / wanted)
+            if done >= wanted or assembly.engine.target.length >= len(text) + SPAN:
+                break
+    if assembly.shapes.draft_widths:
+        reading = _reading_ms(assembly, stream, text)
+        rows += [(len(text), policy.streaks, *PLAIN_STEP, "reading", milliseconds) for milliseconds in reading]
+    rows += measure_passes(assembly, len(text), lambda part: progress(_IN_ITERATIONS + (1.0 - _IN_ITERATIONS) * part))
+    return pd.DataFrame(rows, columns=list(COLUMNS))
+
+
+def _reading_ms(assembly: Assembly, stream: Callable[[], TextStream], text: Sequence[int]) -> list[float]:
+    """Milliseconds a token that the head of a request's first draft takes beyond those behind it, of several texts.
+
+    They are ``text`` from other tokens on, since of one that was read before rows are kept.
+    """
+    shapes, found = assembly.shapes, list[float]()
+    narrowest = next(width for width in shapes.verify_widths if width > 1)
+    policy = FixedPolicy(TreeShape(shapes.draft_widths[0], 1, narrowest))
+    for number in range(1, READ + 1):
+        first, trace, heads = number * len(text) // (READ + 1), Trace(), list[float]()
+        request = assembly.engine.decode([*text[first:], *text[:first]], stream(), policy, trace)
+        while len(heads) <= USUAL:
+            iterations, before = trace.iterations, trace.stage_ns["head_draft"]
+            next(request)
+            if trace.iterations > iterations:  # the prompt has been read
+                heads.append((trace.stage_ns["head_draft"] - before) / 1e6)
+        found.append((heads[0] - float(np.median(heads[1:]))) / len(text))
+    return found
+
+
+def without_drift(frame: pd.DataFrame) -> pd.DataFrame:
+    """The same samples at one speed of the machine: each cycle scaled so that its plain steps cost the usual.
+
+    A shared machine's speed can change twofold within seconds. All shapes of a cycle see the same speed, so their
+    ratios hold where their milliseconds do not.
+    """
+    parts = []
+    for _, part in frame.groupby("context"):
+        plain = part[(part["depth"] == 0) & (part["stage"] == "plain")].groupby("cycle")["ms"].median()
+        scale = part["cycle"].map(plain.median() / plain)
+        parts.append(part.assign(ms=part["ms"] * scale).dropna(subset=["ms"]))
+    return pd.concat(parts, ignore_index=True)
+
+
+def costs_from(frame: pd.DataFrame, shapes: Shapes) -> list[Costs]:
+    """Medians by context, as the objective takes them; verification as its lower envelope."""
+    contexts = sorted(frame["context"].unique().tolist())
+    parts = [frame[frame["context"] == context] for context in contexts]
+    return [_costs_at(int(context), part, shapes) for context, part in zip(contexts, parts, strict=True)]
+
+
+def _costs_at(context: int, frame: pd.DataFrame, shapes: Shapes) -> Costs:
+    measured, frame = frame, without_drift(frame)
+    drafted, plain = trees_of(frame), frame[frame["depth"] == 0]
+
+    def median(part: pd.DataFrame, stage: str) -> float:
+        return float(np.median(part.loc[part["stage"] == stage, "ms"]))
+
+    plain_ms = median(plain, "plain")
+    envelope = lower_envelope(passes_at(measured, plain_ms))
+    by_draft_width = _by_width(drafted[drafted["stage"] == "draft_steps"], "width") if shapes.draft_widths else []
+    draft = {w: _draft_line(part) for w, part in by_draft_width}
+    steps = {width: step for width, (step, _) in draft.items()}  # a narrower step never costs more: that is noise
+    rest = float(np.median([rest for _, rest in draft.values()])) if draft else 0.0
+    verify_ms = {width: _rounded(envelope[width][0]) for width in shapes.verify_widths}
+    reading = frame.loc[frame["stage"] == "reading", "ms"]
+    is_kept = frame["verify_width"].isin(shapes.verify_widths)
+    free = frame[is_kept & (frame["depth"] > 0) & (frame["width"] == 0)]
+    return Costs(
+        context=context,
+        head_ms=_rounded(median(drafted, "head_draft")) if draft else 0.0,
+        draft_ms={width: _rounded(ms) for width, (ms, _) in lower_envelope(steps).items()} if draft else {},
+        verify_ms=verify_ms,
+        overhead_ms=_rounded(median(drafted if len(drafted) else plain, "overhead") + rest),
+        plain_ms=_rounded(median(plain, "iteration")),
+        free_overhead_ms=_rounded(median(free, "overhead")) if draft and len(free) else None,
+        reading_ms=_rounded(max(float(reading.median()), 0.0)) if len(reading) else 0.0,
+    )
+
+
+def _draft_line(frame: pd.DataFrame) -> tuple[float, float]:
+    """Milliseconds of one growth step, and of what drafting takes beside its ``depth - 1`` steps (the leaves)."""
+    by_depth = frame.groupby("depth")["ms"].median()
+    (shallow, shallow_ms), (deep, deep_ms) = ((int(by_depth.index[i]), float(by_depth.iloc[i])) for i in (0, -1))
+    if shallow == deep:
+        return deep_ms / max(deep - 1, 1), 0.0
+    step = max((deep_ms - shallow_ms) / (deep - shallow), deep_ms / deep / 2)  # a noisy slope stays a cost
+    return step, max(deep_ms - (deep - 1) * step, 0.0)
+
+
+def trees_of(frame: pd.DataFrame) -> pd.DataFrame:
+    """The samples of a drafter's trees; of free ones where no pass drafts."""
+    trees = frame[frame["depth"] > 0]
+    drafted = trees[trees["width"] > 0]
+    return trees if drafted.empty else drafted
+
+
+def useful_verify_widths(frame: pd.DataFrame, shapes: Shapes) -> tuple[int, ...]:
+    """Verify widths that no wider one serves clearly more cheaply, at the shortest measured context, and one row.
+
+    Which of two is cheaper changes with memory's speed: while it is slow, six rows cost what eight do. A plan then says
+    of the narrower what the wider costs, some hundredths less than it takes.
+    """
+    measured = passes_at(frame[frame["context"] == frame["context"].min()])
+    served = {width: ms for width, (ms, _) in lower_envelope(measured).items()}
+    useful = {width for width, ms in served.items() if measured[width] <= _CLEARLY * ms}
+    return tuple(width for width in shapes.verify_widths if width == 1 or width in useful)
+
+
+def _by_width(frame: pd.DataFrame, column: str) -> list[tuple[int, pd.DataFrame]]:
+    return [(int(width), frame[frame[column] == width]) for width in sorted(frame[column].unique().tolist())]
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.4g}")

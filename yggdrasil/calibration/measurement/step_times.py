@@ -1,0 +1,101 @@
+"""Time single steps at given contexts, and hold them against what the machine can do.
+
+Unlike ``measure``, which reads costs inside real iterations, this runs one step several times in a row: the cost of
+steady decoding, and the figure to compare with the machine's limits.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from time import perf_counter_ns
+
+import numpy as np
+import pandas as pd
+import torch
+
+from yggdrasil.calibration.calibration_settings import PairSource
+from yggdrasil.calibration.measurement.timed_steps import TimedStep, timed_steps
+from yggdrasil.calibration.pair import build_assembly, sibling
+from yggdrasil.engine.assembly import Assembly
+from yggdrasil.errors import YggdrasilError
+from yggdrasil.native.one_thread import one_thread
+from yggdrasil.profiling.roofline import measure_rates, step_work, wait_for
+
+SAMPLE_COLUMNS = ("model", "step", "width", "context", "capacity", "backend", "round", "ms")
+STREAK = 4  # runs in a row; the first is warm-up
+
+
+@torch.inference_mode()
+def time_steps(
+    steps: Sequence[TimedStep], rounds: int, progress: Callable[[float], None], wait: Callable[[], None] = lambda: None
+) -> pd.DataFrame:
+    """Milliseconds of every run, columns ``SAMPLE_COLUMNS``; all steps take their turn in every round.
+
+    ``wait`` returns when all launched work is done.
+    """
+    rows: list[tuple[object, ...]] = []
+    with one_thread():  # else idle ones would spin on the cores that our operators use
+        for step in steps:  # loads or compiles; the warm-up of the first turn then records captures
+            step.prepare()
+            step.run()
+        for turn in range(rounds):
+            # Every other round backwards: who comes first behind another step finds colder caches.
+            for i, step in enumerate(steps if turn % 2 == 0 else reversed(steps)):
+                step.prepare()
+                step.run()
+                for _ in range(STREAK - 1):
+                    wait()
+                    start = perf_counter_ns()
+                    step.run()
+                    wait()
+                    elapsed_ms = (perf_counter_ns() - start) / 1e6
+                    rows.append((*step[:6], turn, elapsed_ms))
+                progress((turn + (i + 1) / len(steps)) / rounds)
+    return pd.DataFrame(rows, columns=list(SAMPLE_COLUMNS))
+
+
+def time_against_limits(
+    pair: PairSource,
+    contexts: Sequence[int],
+    capacities: Sequence[int],
+    rounds: int,
+    phase: Callable[[str], Callable[[float], None]],
+) -> pd.DataFrame:
+    """``roofline`` of every step over caches of each of ``capacities``, in turns.
+
+    Raises:
+        YggdrasilError: a context does not fit into a cache.
+    """
+    if max(contexts) >= min(capacities):
+        raise YggdrasilError(f"a cache of {min(capacities)} tokens has no room behind a context of {max(contexts)}")
+    sources = [pair.with_shapes(replace(pair.shapes, max_length=capacity)) for capacity in capacities]
+    first = build_assembly(sources[0])
+    assemblies = [first, *(sibling(first, source.shapes) for source in sources[1:])]
+    steps, wait = timed_steps(assemblies, contexts), wait_for(first.target.loaded.device)
+    return roofline(first, time_steps(steps, rounds, phase("timing steps"), wait))
+
+
+def roofline(assembly: Assembly, samples: pd.DataFrame) -> pd.DataFrame:
+    """Medians and spread of ``samples`` beside the work of each step, the machine's rates, and the share reached.
+
+    ``against_plain`` is a step's median over that of the model's narrowest step at the same context and capacity,
+    ``against_smallest`` that over the same step's at the smallest capacity.
+    """
+    runners = {"target": assembly.target} | ({"drafter": assembly.drafter} if assembly.drafter is not None else {})
+    rates = {name: measure_rates(runner.loaded) for name, runner in runners.items()}
+    keys = ["model", "step", "width", "context", "capacity"]
+    summary = samples.groupby(keys, sort=False)["ms"]
+    table = summary.quantile(np.array([0.5, 0.1, 0.9])).unstack().reset_index()
+    table = table.rename(columns={0.5: "ms", 0.1: "p10_ms", 0.9: "p90_ms"})
+    work = [
+        step_work(runners[model].loaded, int(width), int(context))
+        for model, width, context in zip(table["model"], table["width"], table["context"], strict=True)
+    ]
+    table["megabytes"] = [item.num_bytes / 1e6 for item in work]
+    table["megaflops"] = [item.operations / 1e6 for item in work]
+    table["bandwidth_gb_s"] = [rates[model].bytes_per_s / 1e9 for model in table["model"]]
+    table["matrix_gflops_s"] = [rates[model].operations_per_s / 1e9 for model in table["model"]]
+    table["least_ms"] = [rates[model].least_ms(item) for model, item in zip(table["model"], work, strict=True)]
+    table["share_of_limit"] = table["least_ms"] / table["ms"]
+    narrowest = table.sort_values("width").groupby(["model", "context", "capacity"])["ms"].transform("first")
+    smallest = table.sort_values("capacity").groupby(keys[:-1])["ms"].transform("first")
+    return table.assign(against_plain=table["ms"] / narrowest, against_smallest=table["ms"] / smallest)

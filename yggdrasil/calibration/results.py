@@ -1,0 +1,61 @@
+"""What a calibration leaves: its samples beside the profile, what was learned beside the predictor, and the plan."""
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict, fields
+from pathlib import Path
+
+import pandas as pd
+
+from yggdrasil.artifacts import atomic_directory, predictor_directory, profile_directory, write_csv
+from yggdrasil.calibration.calibration_settings import CalibrationSettings
+from yggdrasil.calibration.choose import Choice
+from yggdrasil.calibration.statistics.learning import Counted
+from yggdrasil.calibration.work_folder import keep_results
+from yggdrasil.drafters.heads.draft_vocabulary import FILE_NAME, Vocabulary
+from yggdrasil.predictor.report import CalibrationPoint, TrainingReport
+from yggdrasil.scheduling.plan import DepthSource, Plan
+
+SAMPLES_VERSION = 1
+REPORT_VERSION = 2
+THREADS_FILE = "threads.csv"  # measured on the way, for those who look
+
+
+def write_results(
+    settings: CalibrationSettings,
+    plan: Plan,
+    destination: Path,
+    choice: Choice,
+    counted: Counted | None,
+    vocabulary: Vocabulary | None,
+    frame: pd.DataFrame,
+    work: Path,
+) -> None:
+    """Put everything in its place, each folder at once and the plan last."""
+    profile = profile_directory(settings.root, settings.name, plan.machine)
+    with atomic_directory(profile) as folder:
+        keep_results(profile, folder)
+        write_csv(folder / "stage_samples.csv", "stage-samples", SAMPLES_VERSION, frame)
+        summary = frame.groupby(["context", "width", "depth", "verify_width", "stage"])["ms"]
+        described = summary.describe(percentiles=[0.1, 0.9]).drop(columns="std").reset_index()
+        if (work / THREADS_FILE).exists():
+            shutil.copyfile(work / THREADS_FILE, folder / THREADS_FILE)
+        write_csv(folder / "stage_summary.csv", "stage-summary", SAMPLES_VERSION, described)
+    with atomic_directory(predictor_directory(settings.root, settings.name, plan.machine)) as folder:
+        if choice.learned is not None:
+            choice.learned.save(folder)
+        if counted is not None:
+            counted.save(folder)
+        if vocabulary is not None:
+            vocabulary.save(folder / FILE_NAME)
+        if choice.reports:
+            _write_reports(choice.reports, folder)
+    plan.save(destination)
+
+
+def _write_reports(reports: Mapping[DepthSource, TrainingReport], folder: Path) -> None:
+    rows = [{"reads": source, **row} for source, report in reports.items() for row in report.rows()]
+    write_csv(folder / "report.csv", "predictor-report", REPORT_VERSION, pd.DataFrame(rows))
+    curves = [{"reads": source, **asdict(point)} for source, report in reports.items() for point in report.calibration]
+    columns = ["reads", *(each.name for each in fields(CalibrationPoint))]
+    write_csv(folder / "calibration.csv", "predictor-calibration", 1, pd.DataFrame(curves, columns=columns))

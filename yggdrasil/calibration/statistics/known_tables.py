@@ -1,0 +1,91 @@
+"""N-gram tables that exist of a target already: one that is shipped, and those of other plans of the target.
+
+A table belongs to a model. A calibration uses the largest one of its target, unless it was told how much text to count
+or to count its own text alone.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from yggdrasil.artifacts import list_plans
+from yggdrasil.calibration.calibration_settings import CalibrationSettings, PairSource
+from yggdrasil.calibration.reporter import Reporter
+from yggdrasil.calibration.statistics.learning import Counted
+from yggdrasil.checkpoints.source import Source
+from yggdrasil.drafters.model_free_options import CountsOptions
+from yggdrasil.drafters.shipped_assets import table_folder
+from yggdrasil.drafters.statistics.drafter import BELIEF_FILE, TABLE_FILE
+from yggdrasil.drafters.statistics.scorer import Belief
+from yggdrasil.drafters.statistics.table import Table
+from yggdrasil.errors import ArtifactError
+from yggdrasil.scheduling.plan import Plan
+
+SHIPPED = "Yggdrasil's package"
+
+
+class KnownTable(NamedTuple):
+    """An n-gram table of the target with the scorer that was fitted beside it."""
+
+    belief: Belief
+    table: Table  # its origin names the plan or package that it comes from
+
+    def __str__(self) -> str:
+        return f"an n-gram table of {self.table.num_tokens:,} tokens from {self.table.origin}"
+
+
+def largest_table(settings: CalibrationSettings) -> KnownTable | None:
+    """The table of most tokens that exists of the target; None where none is wanted or there is none."""
+    pair = settings.pair
+    wanted = pair.counts
+    if wanted is None or not wanted.table or settings.table_tokens is not None or settings.own_table:
+        return None
+    known = [*_shipped(pair, wanted), *_of_plans(pair, wanted)]
+    return max(known, key=lambda each: each.table.num_tokens, default=None)
+
+
+def announce(known: KnownTable | None, reporter: Reporter) -> None:
+    """Say before anything is measured that a table from elsewhere may be used."""
+    if known is not None:
+        reporter.phase(f"using {known}, if this calibration counts fewer (--own-table uses its own)")(1.0)
+
+
+def with_larger(counted: Counted | None, known: KnownTable | None) -> Counted | None:
+    """``counted`` with the table and the scorer of ``known``, where that counts more of the target's text.
+
+    The expectations stay those of the calibration's own table: its documents may be part of the other one.
+    """
+    if counted is None or known is None:
+        return counted
+    if counted.table is not None and known.table.num_tokens <= counted.table.num_tokens:
+        return counted
+    return counted._replace(belief=known.belief, table=known.table, documents=())
+
+
+def _shipped(pair: PairSource, wanted: CountsOptions) -> Iterator[KnownTable]:
+    """The table in the package. It holds for weights as they are in the file, dequantised or not."""
+    is_rounded = pair.weights not in ("file", "full")
+    if is_rounded or wanted.recycling:  # the scorer was fitted without runners-up
+        return
+    if (folder := table_folder(Source.find(pair.target).fingerprint())) is not None:
+        yield from _read(folder, SHIPPED)
+
+
+def _of_plans(pair: PairSource, wanted: CountsOptions) -> Iterator[KnownTable]:
+    """Of every plan of this target, of any machine; damaged ones are left out."""
+    target = Source.find(pair.target).fingerprint(), pair.weights
+    for entry in list_plans():
+        try:
+            plan = Plan.load(entry.path)
+        except ArtifactError:
+            continue
+        if (plan.target.fingerprint, plan.target.weights) == target and wanted in plan.free:
+            yield from _read(entry.path.parent / plan.predictor, f"the plan {entry.name} ({entry.slug})")
+
+
+def _read(folder: Path, origin: str) -> Iterator[KnownTable]:
+    try:
+        belief, table = Belief.load(folder / BELIEF_FILE), Table.load(folder / TABLE_FILE)
+    except ArtifactError:
+        return
+    yield KnownTable(belief, table.taken_from(table.origin or origin))

@@ -1,0 +1,74 @@
+"""The folder of unfinished work: what an interrupted calibration goes on from."""
+
+import json
+import shutil
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TypeVar
+
+from safetensors import SafetensorError
+
+from yggdrasil.artifacts import current_machine, profile_directory, shown, write_atomic
+from yggdrasil.artifacts.atomic import followed
+from yggdrasil.calibration.calibration_settings import CalibrationSettings
+from yggdrasil.errors import ArtifactError, YggdrasilError, first_line
+
+T = TypeVar("T")
+
+
+def open_work(settings: CalibrationSettings) -> Path:
+    """The folder of unfinished work: kept if it belongs to the same calibration, else begun anew."""
+    folder = profile_directory(settings.root, settings.name, current_machine())
+    work = followed(folder.with_name(folder.name + ".partial"))
+    identity = json.dumps(settings.identity(), sort_keys=True, default=str)
+    marker = work / "settings.json"
+    if read_or_drop(marker, lambda path: path.read_text() == identity) is not True:
+        if work.is_dir():
+            shutil.rmtree(work)
+        work.unlink(missing_ok=True)
+        work.mkdir(parents=True)
+        write_atomic(marker, identity.encode())
+    return work
+
+
+def open_part(work: Path, name: str, shared: Iterable[str]) -> Path:
+    """A folder in it for a calibration of its own, which begins with what the ``shared`` files say."""
+    part = work / name
+    part.mkdir(exist_ok=True)
+    for file in shared:
+        if (work / file).exists() and not (part / file).exists():
+            shutil.copyfile(work / file, part / file)
+    return part
+
+
+def keep_results(old: Path, new: Path) -> None:
+    """Results of benchmarks (JSON) lie beside what calibration measures (tables), and outlive the next one."""
+    for file in old.glob("*.json"):
+        shutil.copy2(file, new / file.name)
+
+
+def read_or_drop(file: Path, read: Callable[[Path], T]) -> T | None:
+    """What a part of unfinished work holds; None where there is none, or it was damaged and is dropped.
+
+    Raises:
+        YggdrasilError: it cannot be read now, which says nothing of what it holds: it is left as it is.
+    """
+    try:
+        return read(file) if file.exists() else None
+    except (ArtifactError, OSError, ValueError, SafetensorError) as error:
+        cause = error.__cause__ if isinstance(error, ArtifactError) else error
+        if isinstance(cause, OSError) and not file.is_dir():
+            raise YggdrasilError(
+                f"{shown(file)} cannot be read ({_reason(file, cause)}) and is left as it is; run again when it can be"
+            ) from error
+        shutil.rmtree(file) if file.is_dir() and not file.is_symlink() else file.unlink(missing_ok=True)
+        return None
+
+
+def _reason(file: Path, error: OSError) -> str:
+    """Why ``file`` cannot be read; safetensors calls missing whatever it cannot open."""
+    try:
+        file.open("rb").close()
+    except OSError as own:
+        error = own
+    return error.strerror or first_line(error)

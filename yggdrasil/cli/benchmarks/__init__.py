@@ -1,0 +1,1 @@
+"""``yggdrasil bench`` and its subcommands."""

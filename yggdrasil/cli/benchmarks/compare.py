@@ -1,0 +1,129 @@
+"""``yggdrasil bench``: a plan, and others beside it, against plain compiled decoding, prompt by prompt."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from yggdrasil.artifacts import write_atomic
+from yggdrasil.bench.compare import Comparison, compare
+from yggdrasil.bench.memory import memory_use
+from yggdrasil.bench.record import guessers, provenance
+from yggdrasil.bench.summary import summarise, summarise_beside, summarise_categories
+from yggdrasil.cli.open_decoder import open_decoder
+from yggdrasil.cli.progress import show_beside, show_categories, show_comparison, show_memory, show_summary
+from yggdrasil.cli.shared_options import Dtype
+from yggdrasil.engine.decoder import Decoder
+from yggdrasil.errors import Interrupted, YggdrasilError
+from yggdrasil.prompts import Prompt
+
+
+def opened_beside(plans: Sequence[str], dtype: Dtype | None, *, force_machine: bool) -> dict[str, Decoder]:
+    """Decoders of ``plans`` by the plans' names; YggdrasilError where two have one name."""
+    found: dict[str, Decoder] = {}
+    for source in plans:
+        decoder = open_decoder(source, dtype, force_machine=force_machine)
+        name = decoder.plan.name if decoder.plan else source
+        if name in found:
+            raise YggdrasilError(f"two plans named {name} are given with --beside; give each once")
+        found[name] = decoder
+    return found
+
+
+def compare_with_plain(
+    decoder: Decoder,
+    prompts: Sequence[Prompt],
+    settings: Mapping[str, Any],
+    out: Path | None,
+    *,
+    imports_mb: float,
+    beside: Mapping[str, Decoder] | None = None,
+) -> None:
+    """Print each prompt's line, the figures of all and of each category; write them with every sample to ``out``.
+
+    ``settings`` holds what changes the result, all that ``compare`` takes among it; ``imports_mb``
+    was resident before the pair was loaded. Plans ``beside`` it decode the same prompts, side by side.
+
+    Raises:
+        Interrupted: by the user. What was measured so far is shown and written, marked as not complete.
+    """
+    results = _measure(decoder, prompts, settings, beside)
+    is_complete = len(results) == len(prompts)
+    if not results:
+        raise Interrupted("interrupted before the first prompt was compared; there is nothing to keep")
+    summary, categories = summarise(results), summarise_categories(results)
+    others = {
+        name: {"guesses": guessers(other.assembly.engine), **found}
+        for (name, other), found in zip((beside or {}).items(), summarise_beside(results).values(), strict=True)
+    }
+    memory = None if others else memory_use(decoder.assembly, imports_mb)  # the process holds the others' weights too
+    show_summary(summary)
+    if memory is not None:
+        show_memory(memory)
+    if categories:
+        show_categories(categories)
+    if others:
+        show_beside(decoder.plan.name if decoder.plan else "the first", summary, others)
+    if out is not None:
+        record = {
+            **provenance(),
+            "complete": is_complete,
+            **summary,
+            **({"categories": categories} if categories else {}),
+            **({"memory_mb": asdict(memory)} if memory is not None else {}),
+            **({"beside": others} if others else {}),
+            "plan": decoder.plan.name if decoder.plan else None,
+            "guesses": guessers(decoder.assembly.engine),
+            **settings,
+            "samples": [_sample(result) for result in results],
+        }
+        write_atomic(out, (json.dumps(record, indent=1) + "\n").encode())
+    if not is_complete:
+        kept = f"kept in {out}, marked as not complete" if out else "above; --json FILE would keep them"
+        raise Interrupted(f"interrupted; {len(results)} of {len(prompts)} prompts were compared, {kept}")
+
+
+def _measure(
+    decoder: Decoder,
+    prompts: Sequence[Prompt],
+    settings: Mapping[str, Any],
+    beside: Mapping[str, Decoder] | None = None,
+) -> list[Comparison]:
+    """Every comparison that was finished: all, or those before an interruption."""
+    results: list[Comparison] = []
+
+    def note(result: Comparison) -> None:
+        results.append(result)
+        show_comparison(result)
+
+    try:
+        compare(
+            decoder, prompts, settings["max_new_tokens"], note, max_prompt_tokens=settings["max_prompt_tokens"],
+            ignore_eos=settings["ignore_eos"], beside=beside,
+        )  # fmt: skip
+    except KeyboardInterrupt:
+        if len(results) == len(prompts):
+            raise
+    return results
+
+
+def _sample(result: Comparison) -> dict[str, Any]:
+    return {
+        "id": result.id,
+        "category": result.category,
+        "matched": result.matched,
+        "repeats": result.repeats,
+        "divergence": asdict(result.divergence) if result.divergence else None,
+        "plain": result.plain.metrics.as_dict(),
+        "tree": result.tree.metrics.as_dict(),
+        **({"beside": {name: _beside(other) for name, other in result.beside.items()}} if result.beside else {}),
+    }
+
+
+def _beside(other: Comparison) -> dict[str, Any]:
+    return {
+        "matched": other.matched,
+        "divergence": asdict(other.divergence) if other.divergence else None,
+        "tree": other.tree.metrics.as_dict(),
+    }

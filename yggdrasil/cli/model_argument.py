@@ -1,0 +1,75 @@
+"""How commands name a model: as their first argument. The options of earlier versions stand for it, and say so."""
+
+from collections.abc import Callable
+from functools import wraps
+from inspect import Parameter, Signature, signature
+from typing import Annotated, Any
+
+import typer
+
+from yggdrasil.cli.open_decoder import say
+from yggdrasil.errors import YggdrasilError
+
+MODEL = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="MODEL", show_default=False, help="A model (folder, .gguf file or hub id), or a plan's name or file."
+    ),
+]
+
+
+def takes_model(
+    former: str, callback: Callable[..., Any] | None = None
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the argument MODEL in the place of its parameter ``former``, whose option stays as a synonym."""
+    option = f"--{former}"
+    synonym = Annotated[str | None, typer.Option(option, hidden=True, callback=callback)]
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        @wraps(command)
+        def run(**values: Any) -> None:
+            command(**{former: _named(values.pop("model"), values.pop(former), option), **values})
+
+        found = signature(command)
+        others = [each for each in found.parameters.values() if each.name != former]
+        new = [
+            Parameter("model", Parameter.KEYWORD_ONLY, default=None, annotation=MODEL),
+            *(each.replace(kind=Parameter.KEYWORD_ONLY) for each in others),
+            Parameter(former, Parameter.KEYWORD_ONLY, default=None, annotation=synonym),
+        ]
+        del run.__wrapped__  # whoever asks for the options is to find these
+        run.__signature__ = Signature(new)  # type: ignore[attr-defined]
+        run.__annotations__ = {each.name: each.annotation for each in new} | {"return": None}
+        return run
+
+    return decorate
+
+
+def _named(model: str | None, former: str | None, option: str) -> str:
+    if former is None:
+        if model is None:
+            raise YggdrasilError("name the model as the first argument: a folder, a .gguf file, a hub id or a plan")
+        return model
+    if model is not None:
+        raise YggdrasilError(f"the model is named twice, by {model} and by {option} {former}; leave {option} out")
+    say(f"{option} is now the first argument, and goes in the next version; write {former} without it")
+    return former
+
+
+def plan_of(source: str) -> str:
+    """The plan that ``source`` names, or the one of the model that it names.
+
+    Raises:
+        YggdrasilError: there is nothing of that name, or the model has no plan on this machine.
+    """
+    from yggdrasil.engine.plan_lookup import is_plan
+
+    if is_plan(source):
+        return source
+    from yggdrasil.checkpoints.source import Source
+    from yggdrasil.engine.plan_lookup import find_plan
+
+    path = find_plan(Source.find(source), None, None)
+    if path is None:
+        raise YggdrasilError(f"{source} has no plan on this machine yet; make one with `yggdrasil calibrate {source}`")
+    return str(path)

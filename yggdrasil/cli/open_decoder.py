@@ -1,0 +1,82 @@
+"""How commands open a decoder."""
+
+import sys
+from typing import TYPE_CHECKING
+
+from yggdrasil.cli.shared_options import Dtype
+from yggdrasil.errors import YggdrasilError
+
+if TYPE_CHECKING:
+    from yggdrasil.compiler.compiled import Backend
+    from yggdrasil.engine.decoder import Decoder
+    from yggdrasil.scheduling.plan import DeviceName
+
+
+def check_source(source: str) -> None:
+    """Refuse a name of nothing and a file that is no model, before anything large is imported or read.
+
+    Raises:
+        YggdrasilError: it names neither a plan nor a model.
+    """
+    from yggdrasil.artifacts import check_weights
+    from yggdrasil.artifacts.homes import expanded
+    from yggdrasil.engine.plan_lookup import is_plan
+
+    if not source:
+        raise YggdrasilError("the model's name is empty; give a folder, a .gguf file, a hub id or a plan")
+    folder = expanded(source)
+    if not is_plan(source) and folder.is_dir() and (folder / "config.json").exists():
+        check_weights(folder)
+
+
+def open_decoder(
+    source: str,
+    dtype: Dtype | None,
+    drafter: str = "plan",
+    *,
+    force_machine: bool,
+    device: "DeviceName | None" = None,
+    backend: "Backend | None" = None,
+    max_length: int | None = None,
+    chat: bool = False,
+    grows_table: bool | None = False,
+) -> "Decoder":
+    """The decoder of a plan or a model, of a chat model where it is to ``chat``.
+
+    ``grows_table`` adds answers to its n-gram table; with None where there is one. What its costs do not cover is said
+    on standard error.
+    """
+    check_source(source)
+    from yggdrasil.cli.progress import PhaseProgress
+    from yggdrasil.pretrained import Decoder
+
+    with PhaseProgress() as progress:
+        decoder = Decoder.from_pretrained(
+            source, drafter=None if drafter == "plan" else drafter, dtype=dtype, device=device, backend=backend,
+            force_machine=force_machine, max_length=max_length, chat=chat, reporter=progress,
+        )  # fmt: skip
+    if grows_table or (grows_table is None and decoder.has_table):
+        decoder.grow_table()
+    plan = decoder.plan
+    if max_length is not None and plan is not None and not plan.is_provisional and max_length > plan.shapes.max_length:
+        say(
+            f"the plan was calibrated for {plan.shapes.max_length} tokens; its costs are kept for {max_length}, so the "
+            "chosen trees may not be the fastest"
+        )
+    return decoder
+
+
+def prepare_logits(decoder: "Decoder") -> None:
+    """Build the steps of requests that sample or follow a constraint now, and say so where that takes long."""
+    from yggdrasil.cli.progress import PhaseProgress
+
+    if decoder.assembly.hands_out_logits:
+        with PhaseProgress() as progress:
+            report = progress.phase("building the steps that sampling and constraints need")
+            decoder.assembly.logit_target  # noqa: B018  (made when first asked for)
+            report(1.0)
+
+
+def say(sentence: str) -> None:
+    """One sentence beside the output."""
+    print(f"yggdrasil: {' '.join(sentence.splitlines())}", file=sys.stderr, flush=True)

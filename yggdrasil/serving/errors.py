@@ -1,0 +1,135 @@
+"""Faults as a client sees them: OpenAI's error object and the right status."""
+
+import re
+from typing import Any, TypeVar
+
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, ValidationError
+from starlette.exceptions import HTTPException
+
+from yggdrasil.errors import YggdrasilError, one_line
+
+# What validation adds to a value's place where it may be of several kinds.
+_KIND = re.compile(r"function-|constrained-|(list|dict|literal)\[|(str|int|float|bool)$|[A-Z]")
+
+Sent = TypeVar("Sent", bound=BaseModel)
+_OWN = {"two_names", "no_json"}  # kinds of faults of a whole body that say what is wrong themselves
+
+
+_TYPES = {
+    400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error",
+    405: "invalid_request_error", 413: "invalid_request_error", 429: "rate_limit_error", 503: "unavailable_error",
+}  # fmt: skip
+
+
+class ErrorBody(BaseModel):
+    """The object under ``error``."""
+
+    message: str
+    type: str
+    param: str | None = None
+    code: str | int | None = None
+
+
+class ErrorReply(BaseModel):
+    """Every answer that is no success."""
+
+    error: ErrorBody
+
+
+class Fault(Exception):
+    """A request ends with this status and sentence; ``more`` are further fields of the error object."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        kind: str | None = None,
+        more: dict[str, Any] | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.message, self.param, self.code = status, message, param, code
+        self.kind = kind or _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
+        self.more, self.headers = more or {}, headers or {}
+
+    def body(self) -> dict[str, Any]:
+        """The reply, as ``ErrorReply``."""
+        error = ErrorBody(message=self.message, type=self.kind, param=self.param, code=self.code)
+        return {"error": {**error.model_dump(), **self.more}}
+
+
+class ClientGone(Exception):
+    """Nobody waits for the answer any more."""
+
+
+def context_fault(prompt_tokens: int, limit: int, *, is_whole: bool = True) -> Fault:
+    """The prompt leaves no room for an answer; both numbers are said, the first as a bound if not ``is_whole``."""
+    count = f"{'' if is_whole else 'more than '}{prompt_tokens}"
+    return Fault(
+        400,
+        f"the prompt has {count} tokens, the context holds {limit} and an answer needs one at least; shorten it",
+        kind="exceed_context_size_error", code="context_length_exceeded",
+        more={"n_prompt_tokens": prompt_tokens, "n_ctx": limit},
+    )  # fmt: skip
+
+
+def fault_of(error: BaseException) -> Fault:
+    """What a client is told of an error: its sentence if it is one that the request can mend, else that it was ours."""
+    if isinstance(error, Fault):
+        return error
+    if isinstance(error, YggdrasilError):
+        is_ours = any(sign in str(error) for sign in ("not finite", "fault of ours"))
+        return Fault(500 if is_ours else 400, str(error))
+    if isinstance(error, MemoryError) or "memory" in str(error).lower():
+        return Fault(500, "the server ran out of memory on this request; shorten it")
+    return Fault(500, f"the server failed on this request ({type(error).__name__}); its log has the details")
+
+
+def invalid_fault(error: RequestValidationError, content_type: str) -> Fault:
+    """The first thing that does not fit.
+
+    Where a value may be of several kinds, each says what is wrong with it: the one that fits furthest is meant.
+    """
+    found = error.errors()
+    first = max((each for each in found if each["loc"][:2] == found[0]["loc"][:2]), key=_fit)
+    if first["type"] == "json_invalid":
+        return Fault(400, f"the body is not JSON: {first['ctx']['error']} (at character {first['loc'][-1]})")
+    if first["loc"] == ("body",) and first["type"] not in _OWN:
+        if first["type"] == "missing":
+            return Fault(400, "the body is empty; send a JSON object")
+        if "json" not in content_type:
+            return Fault(400, "the body is not sent as JSON; send it with the header Content-Type: application/json")
+        return Fault(400, "the body is JSON, and no object")
+    place = ".".join(part for part in map(str, first["loc"][1:]) if not _KIND.match(part))
+    said = str(first["msg"])
+    return Fault(400, f"{place}: {said}" if place else said, param=place or None)
+
+
+def _fit(each: dict[str, Any]) -> tuple[int, bool, tuple[int, ...]]:
+    """Deeper is further, another value of the right type is further than another type, and later in a list too."""
+    places = tuple(part for part in each["loc"] if isinstance(part, int))
+    return len(each["loc"]), not str(each["type"]).endswith("_type"), places
+
+
+def as_if_sent(kind: type[Sent], fields: dict[str, Any]) -> Sent:
+    """Another request in the words of this ``kind``; RequestValidationError, as if it had been sent so."""
+    try:
+        return kind.model_validate(fields)
+    except ValidationError as error:
+        raise RequestValidationError([{**each, "loc": ("body", *each["loc"])} for each in error.errors()]) from error
+
+
+def unread_fault(error: HTTPException) -> Fault:
+    """A body that could not be read at all: FastAPI says no more than that, and keeps the reason beside it."""
+    reason = error.__cause__
+    if isinstance(reason, UnicodeDecodeError):
+        return Fault(400, f"the body is not text in UTF-8 (byte {reason.start})")
+    if isinstance(reason, RecursionError):
+        return Fault(400, "the body is nested too deeply")
+    if isinstance(reason, ValueError):
+        return Fault(400, f"the body cannot be read: {one_line(reason)}")
+    return Fault(error.status_code, str(error.detail), code="body_too_large" if error.status_code == 413 else None)

@@ -1,0 +1,81 @@
+"""What stands before every route: who may ask, by which name, how much may be sent, and that HEAD is GET."""
+
+import hmac
+from collections.abc import Sequence
+
+from fastapi.responses import JSONResponse
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from yggdrasil.serving.errors import Fault
+
+# Nothing here says more than that there is a server and which model it has.
+PUBLIC = {"/", "/health", "/v1/health", "/models", "/v1/models"}
+
+
+class Guard:
+    """Refuses a request without the key, by a foreign name or with too large a body, before anything reads it."""
+
+    def __init__(self, app: ASGIApp, *, api_key: str | None, host_names: Sequence[str], body_bytes: int) -> None:
+        self._app = app
+        self._key = None if api_key is None else api_key.encode()
+        self._names, self._body_bytes = set(host_names), body_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        fault = self._fault(scope, headers)
+        if fault is not None:
+            await JSONResponse(fault.body(), fault.status)(scope, receive, send)
+            return
+        await self._app(scope, self._counted(receive), send)
+
+    def _fault(self, scope: Scope, headers: Headers) -> Fault | None:
+        # A page of another site that had its own name resolve to this machine would be served as if it were ours.
+        if self._names and _name_of(headers.get("host", "")) not in self._names:
+            return Fault(403, "this server is not called by that name; use localhost, or start it with --api-key")
+        if self._key is not None and scope["path"] not in PUBLIC and scope["method"] != "OPTIONS":
+            given = headers.get("authorization", "")
+            key = given[7:] if given.lower().startswith("bearer ") else headers.get("x-api-key", "")
+            if not hmac.compare_digest(key.encode("latin-1"), self._key):
+                return Fault(401, "the API key is missing or wrong", code="invalid_api_key")
+        length = headers.get("content-length", "")
+        if length.isdecimal() and int(length) > self._body_bytes:
+            return self._too_large()
+        return None
+
+    def _too_large(self) -> Fault:
+        return Fault(413, f"the body is larger than {self._body_bytes} bytes", code="body_too_large")
+
+    def _counted(self, receive: Receive) -> Receive:
+        seen = 0
+
+        async def counting() -> Message:
+            nonlocal seen
+            message = await receive()
+            seen += len(message.get("body", b""))
+            if seen > self._body_bytes:
+                raise HTTPException(413, self._too_large().message)  # the one kind that reading a body lets through
+            return message
+
+        return counting
+
+
+class HeadAsGet:
+    """Has HEAD answered as GET, by every route; the protocol, which knows what was asked, sends no body."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        asks_head = scope["type"] == "http" and scope["method"] == "HEAD"
+        await self._app({**scope, "method": "GET"} if asks_head else scope, receive, send)
+
+
+def _name_of(host: str) -> str:
+    """The name in a Host header, without its port; names have no case."""
+    host = host.lower()
+    return host.partition("]")[0] + "]" if host.startswith("[") else host.partition(":")[0]

@@ -1,0 +1,194 @@
+"""``POST /v1/completions``."""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.concurrency import run_in_threadpool
+from fastapi.responses import JSONResponse, Response
+
+from yggdrasil.engine.request import Generation
+from yggdrasil.serving.chunks import ChunkWriter
+from yggdrasil.serving.decoding_options import filled, options_of
+from yggdrasil.serving.errors import Fault
+from yggdrasil.serving.exchange import Exchange, Wanted
+from yggdrasil.serving.jobs import Finished, Piece
+from yggdrasil.serving.logprobs import CompletionLogprobsWriter
+from yggdrasil.serving.replies import Completion, CompletionChoice
+from yggdrasil.serving.request_fields import NO_LIMIT, CompletionRequest
+from yggdrasil.serving.service import Identity, Service, service_of
+from yggdrasil.serving.streams import STREAMED, EventStream, TextFrames
+from yggdrasil.serving.tokenization import infill_marks
+from yggdrasil.serving.usage import finish_reason, timings_of, usage_of
+
+router = APIRouter()
+_USUAL_TOKENS = 16  # where max_tokens is left out, as OpenAI has it
+
+
+@router.post("/v1/completions", response_model=Completion, responses=STREAMED)
+@router.post("/completions", response_model=Completion, include_in_schema=False)
+async def completions(body: CompletionRequest, request: Request) -> Response:
+    """Continue a text, or several, whole or as a stream of server-sent events."""
+    service = service_of(request)
+    identity = service.identify("cmpl", body.model)
+    wanted = await run_in_threadpool(_Completion.of, body, service, identity)
+    exchange = Exchange(service.worker, request, wanted.jobs, is_streamed=bool(body.stream), frame=wanted.frame)
+    if not body.stream:
+        return JSONResponse(wanted.reply(await exchange.results()).model_dump())
+    await exchange.begin()
+    return EventStream(wanted.chunks(exchange), exchange.close)
+
+
+@dataclass(frozen=True)
+class _Completion:
+    """One request: every prompt continued ``n`` times."""
+
+    body: CompletionRequest
+    service: Service
+    identity: Identity
+    jobs: list[Wanted]
+
+    @classmethod
+    def of(cls, body: CompletionRequest, service: Service, identity: Identity) -> "_Completion":
+        limits = service.settings.limits
+        count = _num_prompts(body) * (body.n or 1)  # before any is read: a million of them takes half a minute
+        if count > limits.answers:
+            raise Fault(400, f"{count} answers are asked for; at most {limits.answers} are given", param="n")
+        longest = _USUAL_TOKENS if body.max_tokens is None else body.max_tokens
+        longest = service.texts.limit if longest == NO_LIMIT else longest
+        if longest == 0 and (not body.echo or body.stream):
+            raise Fault(
+                400,
+                "max_tokens is 0, which echo takes where nothing is streamed; ask for a token at least",
+                param="max_tokens",
+            )
+        sampled = filled(body, service.sampling.params)
+        jobs = [
+            Wanted(
+                service.texts.check(prompt),
+                options_of(sampled, limits, max_new_tokens=max(1, longest), choice=choice, logprobs=body.logprobs),
+                scores=body.logprobs if body.echo else None,
+            )
+            for prompt in _prompts(body, service)
+            for choice in range(body.n or 1)
+        ]
+        return cls(body, service, identity, jobs)
+
+    def reply(self, finished: list[Finished]) -> Completion:
+        """All answers at once."""
+        results = [self._kept(each.result) for each in finished]
+        return Completion(
+            **self.identity._asdict(), choices=[self._choice(i, each) for i, each in enumerate(finished)],
+            usage=usage_of(results, self.body.n or 1), timings=timings_of(results, self.service.decoder.plan),
+            warnings=self.warnings,
+        )  # fmt: skip
+
+    @property
+    def warnings(self) -> list[str]:
+        """What of the request was ignored, and what was probably not meant."""
+        told = self.body.warnings
+        begin = self.service.decoder.tokenizer.bos_token_id
+        if begin is not None and any(list(job.prompt[:2]) == [begin] * 2 for job in self.jobs):
+            name = self.service.texts.token_text(begin)
+            told.append(f"the prompt begins with {name}, which the tokenizer writes too; leave it out")
+        return told
+
+    def _choice(self, index: int, finished: Finished) -> CompletionChoice:
+        result = self._kept(finished.result)
+        entries = None if result.logprobs is None else [*finished.prompt_logprobs, *result.logprobs]
+        logprobs = None if entries is None else self._writer(index).write(entries)
+        text = self._echoed(index) + result.text
+        return CompletionChoice(index=index, text=text, logprobs=logprobs, finish_reason=finish_reason(result))
+
+    def _kept(self, result: Generation) -> Generation:
+        """What of the decoder's answer was asked for: with ``max_tokens`` 0 it is the prompt alone."""
+        if self.body.max_tokens != 0:
+            return result
+        return replace(result, tokens=[], text="", finish_reason="length", logprobs=result.logprobs and [])
+
+    def _echoed(self, index: int) -> str:
+        """What comes before an answer: the prompt, as it was sent where that was text."""
+        if not self.body.echo:
+            return ""
+        given = self.body.prompt
+        sent = given if isinstance(given, str) else given[index // (self.body.n or 1)]
+        return sent if isinstance(sent, str) else self._decoded(index)
+
+    def _decoded(self, index: int) -> str:
+        """The prompt with whatever tokens were put around it."""
+        return self.service.texts.decode(self.jobs[index].prompt)
+
+    def _writer(self, index: int) -> CompletionLogprobsWriter:
+        if not self.body.echo or self.body.logprobs is None:
+            return CompletionLogprobsWriter(self.service.texts)
+        unshown = len(self._decoded(index)) - len(self._echoed(index))
+        return CompletionLogprobsWriter(self.service.texts, has_prompt=True, unshown=unshown)
+
+    async def chunks(self, exchange: Exchange) -> AsyncIterator[list[dict[str, Any]]]:
+        """The answers as a stream: text as it becomes final, then why each ended."""
+        numbers = range(len(self.jobs))
+        writers, echoed = [self._writer(i) for i in numbers], [self._echoed(i) for i in numbers]
+        chunks, results = self._chunks(), list[Generation]()
+        async for index, event in exchange.events():
+            if isinstance(event, Piece) and (event.text or event.logprobs or echoed[index]):
+                logprobs = writers[index].write(event.logprobs).model_dump() if event.logprobs else None
+                yield [chunks.chunk([_part(index, echoed[index] + event.text, logprobs)])]
+                echoed[index] = ""
+            elif isinstance(event, Finished):
+                results.append(event.result)
+                yield [chunks.end(_part(index, "", None, finish_reason(event.result)), results, len(self.jobs))]
+        if chunks.shows_usage:
+            yield [chunks.usage(results, self.body.n or 1)]
+
+    @property
+    def frame(self) -> TextFrames | None:
+        """What is sent of more text, where a stream has nothing but the text of one answer."""
+        if len(self.jobs) > 1 or self.body.logprobs is not None:
+            return None
+        writer = self._chunks()
+        return TextFrames(lambda text: writer.chunk([_part(0, text, None)]))
+
+    def _chunks(self) -> ChunkWriter:
+        plan, body = self.service.decoder.plan, self.body
+        return ChunkWriter(self.identity, "text_completion", body.stream_options, plan, self.warnings)
+
+
+def _part(index: int, text: str, logprobs: Any, reason: str | None = None) -> dict[str, Any]:
+    return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
+
+
+def _num_prompts(body: CompletionRequest) -> int:
+    given = body.prompt
+    return len(given) if isinstance(given, list) and given and not isinstance(given[0], int) else 1
+
+
+def _prompts(body: CompletionRequest, service: Service) -> list[list[int]]:
+    """The prompts as tokens, from any of the four forms."""
+    given = body.prompt
+    if body.suffix:
+        return [_infilled(given, body.suffix, service)]
+    if isinstance(given, str):
+        return [_encoded(given, service)]
+    if not given:
+        raise Fault(400, "prompt is an empty list; give a text or tokens", param="prompt")
+    if isinstance(given[0], int):
+        return [[token for token in given if isinstance(token, int)]]
+    return [_encoded(each, service) if isinstance(each, str) else each for each in given if not isinstance(each, int)]
+
+
+def _encoded(text: str, service: Service) -> list[int]:
+    service.texts.check_size([text])
+    return service.texts.encode(text)
+
+
+def _infilled(given: Any, suffix: str, service: Service) -> list[int]:
+    """The prompt and what follows the answer, in the model's own marks, behind what it begins every text with."""
+    marks = infill_marks(service.decoder.tokenizer)
+    if marks is None:
+        raise Fault(400, "the model's tokenizer has no tokens for filling in; leave out suffix", param="suffix")
+    if not isinstance(given, str):
+        raise Fault(400, "with suffix the prompt is one text", param="prompt")
+    service.texts.check_size([given, suffix])
+    before, after = service.texts.encode(given, special=False), service.texts.encode_behind(suffix)
+    return [*service.texts.encode(""), marks[0], *before, marks[1], *after, marks[2]]

@@ -1,0 +1,220 @@
+"""Ollama's ``/api``: chats, texts and the one model, for clients that speak nothing else."""
+
+import json
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Request
+from fastapi.concurrency import run_in_threadpool
+from fastapi.responses import JSONResponse, Response
+from pydantic import Field
+
+from yggdrasil import __version__
+from yggdrasil.engine.request import Generation
+from yggdrasil.serving.errors import Fault, as_if_sent
+from yggdrasil.serving.exchange import Exchange
+from yggdrasil.serving.jobs import Finished
+from yggdrasil.serving.request_fields import NO_LIMIT, ChatRequest, Several, Tool, Wire
+from yggdrasil.serving.routes.chat import AnswerStream, Chat
+from yggdrasil.serving.service import service_of
+from yggdrasil.serving.streams import LINES, EventStream
+from yggdrasil.serving.usage import finish_reason, timings_of
+
+router = APIRouter()
+_LATEST = ":latest"  # Ollama's clients put it behind a name without a tag
+
+
+class CalledFunction(Wire):
+    """A function that was called, its arguments as an object."""
+
+    name: str
+    arguments: dict[str, Any] = Field(default_factory=dict)
+
+
+class Called(Wire):
+    """One call of an earlier answer."""
+
+    function: CalledFunction
+
+
+class Turn(Wire):
+    """One message."""
+
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str | None = None
+    images: Several[str] | None = None
+    tool_calls: Several[Called] | None = None
+    tool_name: str | None = None
+
+
+class Asked(Wire):
+    """What both kinds of requests have."""
+
+    model: str
+    stream: bool = True
+    format: Literal["", "json"] | dict[str, Any] | None = None
+    options: dict[str, Any] | None = None
+    keep_alive: Any = None
+
+
+class ChatAsked(Asked):
+    """``POST /api/chat``."""
+
+    messages: Annotated[Several[Turn], Field(min_length=1)]
+    tools: Several[Tool] | None = None
+
+
+class TextAsked(Asked):
+    """``POST /api/generate``: the prompt is a user's turn, as Ollama has it."""
+
+    prompt: Annotated[str, Field(min_length=1)]
+    system: str | None = None
+    raw: bool = False
+    suffix: str | None = None
+    images: Several[str] | None = None
+
+
+@router.post("/api/chat")
+async def chat(body: ChatAsked, request: Request) -> Response:
+    """Answer a chat, as lines of JSON unless ``stream`` is false."""
+    fields = {"messages": [_turn(turn) for turn in body.messages]}
+    if body.tools:
+        fields["tools"] = [tool.model_dump(exclude_none=True) for tool in body.tools]
+    return await _answer(body, request, fields, _said)
+
+
+@router.post("/api/generate")
+async def generate(body: TextAsked, request: Request) -> Response:
+    """Answer a prompt, likewise."""
+    if body.raw or body.suffix:
+        raise Fault(400, "raw and suffix are not served here; use /v1/completions, which continues a text")
+    _refuse_images(body.images)
+    turns = [{"role": "system", "content": body.system}] if body.system else []
+    turns.append({"role": "user", "content": body.prompt})
+    return await _answer(body, request, {"messages": turns}, lambda text, _: {"response": text})
+
+
+@router.get("/api/tags")
+async def tags(request: Request) -> dict[str, Any]:
+    """The one model."""
+    service = service_of(request)
+    facts = service.decoder.assembly.target.loaded
+    details = {"format": "gguf" if service.model.endswith(".gguf") else "", "family": "", "families": None}
+    size = sum(tensor.nbytes for tensor in facts.tensors.values())
+    card = {
+        "name": service.model, "model": service.model, "modified_at": _when(service.started), "size": size,
+        "digest": service.fingerprint, "details": {**details, "parameter_size": "", "quantization_level": ""},
+    }  # fmt: skip
+    return {"models": [card]}
+
+
+@router.get("/api/version")
+async def version() -> dict[str, str]:
+    """The server's version."""
+    return {"version": __version__}
+
+
+async def _answer(body: Asked, request: Request, fields: dict[str, Any], said: Any) -> Response:
+    service = service_of(request)
+    name = body.model.removesuffix(_LATEST)
+    identity = service.identify("ollama", name)
+    asked = as_if_sent(ChatRequest, {**fields, **_options(body.options or {}), **_format(body.format)})
+    wanted = await run_in_threadpool(Chat.of, asked, service, identity)
+    exchange = Exchange(service.worker, request, wanted.jobs, is_streamed=body.stream)
+    if not body.stream:
+        (finished,) = await exchange.results()
+        text, calls = wanted.parse(finished.result.text)
+        told = said(text, [_called(call.model_dump()) for call in calls])
+        return JSONResponse(_line(body, told, wanted, finished.result))
+    await exchange.begin()
+    return EventStream(_lines(body, said, wanted, exchange), exchange.close, LINES)
+
+
+async def _lines(body: Asked, said: Any, wanted: Chat, exchange: Exchange) -> AsyncIterator[list[dict[str, Any]]]:
+    answer = AnswerStream(wanted, 0)
+    async for _, event in exchange.events():
+        deltas = list(answer.deltas(event))
+        if isinstance(event, Finished):
+            deltas.append(answer.end(event.result))
+        text = "".join(delta["delta"].get("content") or "" for delta in deltas)
+        calls = [_called(call) for delta in deltas for call in delta["delta"].get("tool_calls", ())]
+        lines = [_line(body, said(text, calls), wanted)] if text or calls else []
+        if isinstance(event, Finished):
+            lines.append(_line(body, said("", []), wanted, event.result))
+        yield lines
+
+
+def _line(body: Asked, said: dict[str, Any], wanted: Chat, result: Generation | None = None) -> dict[str, Any]:
+    """One object of the reply; that of the end tells why and how long it took, in nanoseconds."""
+    told = {"model": body.model, "created_at": _when(None), **said, "done": result is not None}
+    if result is None:
+        return told
+    timings = timings_of([result], wanted.service.decoder.plan)
+    read, written = round(1e6 * timings.prompt_ms), round(1e6 * timings.predicted_ms)
+    return told | {
+        "done_reason": finish_reason(result), "total_duration": read + written, "load_duration": 0,
+        "prompt_eval_count": result.prompt_tokens, "prompt_eval_duration": read, "eval_count": len(result.tokens),
+        "eval_duration": written,
+    }  # fmt: skip
+
+
+def _said(text: str, calls: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"message": {"role": "assistant", "content": text, **({"tool_calls": calls} if calls else {})}}
+
+
+def _called(call: dict[str, Any]) -> dict[str, Any]:
+    """A call with its arguments as an object, as Ollama tells them."""
+    function = call["function"]
+    try:
+        arguments = json.loads(function["arguments"])
+    except ValueError:
+        arguments = {}
+    return {"id": call["id"], "function": {"name": function["name"], "arguments": arguments}}
+
+
+def _turn(turn: Turn) -> dict[str, Any]:
+    _refuse_images(turn.images)
+    calls = [
+        {"function": {"name": call.function.name, "arguments": json.dumps(call.function.arguments)}}
+        for call in turn.tool_calls or ()
+    ]
+    told: dict[str, Any] = {"role": turn.role, "content": turn.content or ""}
+    if turn.tool_name is not None:
+        told["name"] = turn.tool_name
+    return {**told, "tool_calls": calls} if calls else told
+
+
+def _refuse_images(images: list[str] | None) -> None:
+    if images:
+        raise Fault(400, "the model reads text alone; leave out images", param="images")
+
+
+_SAME = ("temperature", "top_k", "top_p", "min_p", "typical_p", "seed", "stop", "presence_penalty", "frequency_penalty")
+
+
+def _options(options: dict[str, Any]) -> dict[str, Any]:
+    """Options of the model under a chat's names; those of the machine, such as ``num_ctx``, change no answer here."""
+    given = {name: options[name] for name in _SAME if options.get(name) is not None}
+    for name in ("temperature", "top_p", "min_p", "typical_p", "presence_penalty", "frequency_penalty"):
+        if type(given.get(name)) is int:
+            given[name] = float(given[name])
+    if options.get("repeat_penalty") is not None:
+        given["repetition_penalty"] = options["repeat_penalty"]
+    longest = options.get("num_predict")
+    if longest is not None:
+        given["max_tokens"] = NO_LIMIT if type(longest) is int and longest < 0 else longest
+    return given
+
+
+def _format(wanted: Any) -> dict[str, Any]:
+    if not wanted:
+        return {}
+    if wanted == "json":
+        return {"response_format": {"type": "json_object"}}
+    return {"response_format": {"type": "json_schema", "json_schema": {"schema": wanted}}}
+
+
+def _when(seconds: int | None) -> str:
+    now = datetime.now(UTC) if seconds is None else datetime.fromtimestamp(seconds, UTC)
+    return now.isoformat().replace("+00:00", "Z")
