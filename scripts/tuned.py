@@ -65,7 +65,6 @@ NOT_PLAYED = {  # what else has a number there
         "PRIOR_PASSES": "passes are not recorded",
         "SECONDS": "how often a file is written",
     },
-    "engine.plan_lookup": {"_MOST": "names that are shown"},
     "engine.text_stream": {"_FARTHEST": "where texts are cut into pieces"},
     "engine.plan_parts": {
         "_OWN_WIDTH": "of a drafter that nothing is known of",

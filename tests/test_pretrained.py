@@ -8,7 +8,7 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType
 
-from yggdrasil.artifacts import current_machine, list_plans, plan_path
+from yggdrasil.artifacts import current_machine, list_plans, plan_names, plan_path
 from yggdrasil.calibration.calibration_settings import PairSource
 from yggdrasil.calibration.pair import build_assembly, usual_drafter_weights
 from yggdrasil.calibration.pipeline import _drafters_of
@@ -194,7 +194,7 @@ def test_what_names_a_plan_and_what_a_model(tmp_path, monkeypatch):
     (tmp_path / "file.yaml").write_text("a plan")
     (tmp_path / "copy").write_text("kind: plan\n")
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
-    monkeypatch.setattr(plan_lookup, "list_plans", lambda name=None: ["a plan"] if name == "some-name" else [])
+    monkeypatch.setattr(plan_names, "list_plans", lambda name=None: ["a plan"] if name == "some-name" else [])
 
     for given in ("some-name", "file.yaml", "copy"):
         assert is_plan(given), given
@@ -228,7 +228,7 @@ def test_what_names_nothing_is_told_what_there_is(tmp_path, monkeypatch, given, 
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
     plan_path(tmp_path, "mine", current_machine()).parent.mkdir(parents=True)
     plan_path(tmp_path, "mine", current_machine()).write_text("")
-    monkeypatch.setattr(plan_lookup, "list_plans", lambda name=None: list_plans(name, [tmp_path]))
+    monkeypatch.setattr(plan_names, "list_plans", lambda name=None: list_plans(name, [tmp_path]))
 
     with pytest.raises(YggdrasilError, match=said) as caught:
         is_plan(given)

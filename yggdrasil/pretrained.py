@@ -16,6 +16,7 @@ from yggdrasil.artifacts import (
     shown,
 )  # fmt: skip
 from yggdrasil.artifacts.fork import in_fork
+from yggdrasil.artifacts.plan_names import is_plan
 from yggdrasil.checkpoints.facts import load_tokenizer
 from yggdrasil.checkpoints.source import Source
 from yggdrasil.compiler.compiled import Backend
@@ -27,7 +28,7 @@ from yggdrasil.engine import decoder as engine
 from yggdrasil.engine.assembly import best_device
 from yggdrasil.engine.loading import DtypeName
 from yggdrasil.engine.online_estimates import restore
-from yggdrasil.engine.plan_lookup import automatic_name, find_plan, is_plan, plan_name
+from yggdrasil.engine.plan_lookup import automatic_name, find_plan, plan_name
 from yggdrasil.errors import ArgumentTypeError, ArgumentValueError, YggdrasilError
 from yggdrasil.prompts import PROBE, encode_chat, usual_prompts
 from yggdrasil.scheduling.plan import DeviceName, Plan

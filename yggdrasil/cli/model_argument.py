@@ -62,7 +62,7 @@ def plan_of(source: str) -> str:
     Raises:
         YggdrasilError: there is nothing of that name, or the model has no plan on this machine.
     """
-    from yggdrasil.engine.plan_lookup import is_plan
+    from yggdrasil.artifacts.plan_names import is_plan
 
     if is_plan(source):
         return source

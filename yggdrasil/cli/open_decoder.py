@@ -20,7 +20,7 @@ def check_source(source: str) -> None:
     """
     from yggdrasil.artifacts import check_weights
     from yggdrasil.artifacts.homes import expanded
-    from yggdrasil.engine.plan_lookup import is_plan
+    from yggdrasil.artifacts.plan_names import is_plan
 
     if not source:
         raise YggdrasilError("the model's name is empty; give a folder, a .gguf file, a hub id or a plan")

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Sequence
-from difflib import get_close_matches
 from pathlib import Path
 
 from yggdrasil.artifacts import current_machine, list_plans
@@ -12,76 +11,8 @@ from yggdrasil.checkpoints.source import Source
 from yggdrasil.drafters.registry import is_model_free_name, names_of
 from yggdrasil.drafters.shipped_assets import whole_name
 from yggdrasil.engine.loading import DtypeName
-from yggdrasil.errors import ArtifactError, YggdrasilError
+from yggdrasil.errors import ArtifactError
 from yggdrasil.scheduling.plan import DeviceName, Plan
-
-_PLAN_SUFFIXES = (".yaml", ".yml")
-_WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")
-_PLAN_START = b"kind: plan"
-_MOST = 8  # names that a sentence lists
-
-
-def is_plan(given: str | Path) -> bool:
-    """Whether ``given`` names a plan; else it names a model: a folder, a .gguf file or a hub id.
-
-    Raises:
-        YggdrasilError: it is a file that is neither, or there is nothing of that name.
-    """
-    path, text = expanded(given), str(given)
-    if path.is_file():
-        return not is_gguf(path) and _is_plan_file(path, text)
-    if path.suffix in _PLAN_SUFFIXES:
-        raise YggdrasilError(f"there is no plan file {text}; {_there_is(path)}")
-    if path.suffix.lower() == ".gguf":
-        raise YggdrasilError(f"there is no file {text}; {_there_is(path)}")
-    if path.name != text:  # a path, or a hub id, which the hub knows
-        if not path.exists() and (path.is_absolute() or text.startswith((".", "~")) or text.count("/") > 1):
-            raise YggdrasilError(f"there is no folder or file {text}; {_there_is(path)}")
-        return False
-    if _has_plan(text):
-        return True
-    if path.is_dir():
-        return False
-    raise YggdrasilError(f"there is no plan, folder or file {text}; {_there_is(path)}")
-
-
-def _is_plan_file(path: Path, text: str) -> bool:
-    if path.suffix.lower() in _WEIGHT_SUFFIXES:
-        raise YggdrasilError(f"{text} is one file of a checkpoint; give its folder, {path.parent}")
-    try:
-        with path.open("rb") as file:
-            start = file.read(4096)
-    except OSError as error:
-        raise YggdrasilError(f"{text} cannot be read ({error.strerror}); check its permissions") from error
-    if path.suffix in _PLAN_SUFFIXES or start.startswith(_PLAN_START):
-        return True
-    raise YggdrasilError(
-        f"{text} is neither a model nor a plan; give a checkpoint folder, a .gguf file, a hub id (owner/name) or a "
-        "plan's .yaml file"
-    )
-
-
-def _has_plan(name: str) -> bool:
-    try:
-        return bool(list_plans(name))
-    except ArtifactError:  # nothing that a plan may be called
-        return False
-
-
-def _there_is(path: Path) -> str:
-    """The names that could be meant: model files in the same folder, and plans."""
-    folder = path.parent
-    files = sorted(file.name for file in folder.glob("*.gguf")) if folder.is_dir() else []
-    plans = sorted({entry.name for entry in list_plans()})
-    near = get_close_matches(path.name, [*files, *plans], n=1)
-    hint = [f"did you mean {near[0]}?"] if near else []
-    listed = [f"{what}: {_some(names)}" for what, names in (("model files there", files), ("plans", plans)) if names]
-    return "; ".join([*hint, *listed, "a model is a folder, a .gguf file or a hub id (owner/name)"])
-
-
-def _some(names: list[str]) -> str:
-    more = len(names) - _MOST
-    return ", ".join(names[:_MOST]) + (f" and {more} more" if more > 0 else "")
 
 
 def find_plan(
