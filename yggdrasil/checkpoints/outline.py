@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from yggdrasil.checkpoints.recurrent import Recurrence, attending_layers
+
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
@@ -35,8 +37,15 @@ class Outline:
     vocab_size: int  # rows of the embedding: at least the tokens of the tokenizer, often padded
     hidden_size: int
     query_heads: int
-    key_heads: tuple[tuple[int, int], ...]  # (key heads, head size) of every layer
+    key_heads: tuple[tuple[int, int], ...]  # (key heads, head size) of every layer; no heads where it does not attend
     eos: Any  # as the configuration has it
+    recurrence: Recurrence | None = None  # of a hybrid model
+
+    @property
+    def remembering_layers(self) -> set[int]:
+        """Numbers of the layers that attend or recur."""
+        attending = {number for number, (heads, _) in enumerate(self.key_heads) if heads}
+        return attending if self.recurrence is None else attending | set(self.recurrence.layers)
 
     @classmethod
     def of(cls, config: "PretrainedConfig") -> "Outline":
@@ -46,7 +55,8 @@ class Outline:
         head_size = getattr(text, "head_dim", None) or text.hidden_size // query_heads
         return cls(
             longest_text(config) or _UNLIMITED, int(text.vocab_size), int(text.hidden_size), query_heads,
-            ((key_heads, head_size),) * int(text.num_hidden_layers), getattr(text, "eos_token_id", None),
+            tuple((key_heads if attends else 0, head_size) for attends in attending_layers(text)),
+            getattr(text, "eos_token_id", None), Recurrence.of(text),
         )  # fmt: skip
 
     @classmethod
@@ -65,4 +75,5 @@ class Outline:
     @classmethod
     def from_record(cls, record: dict[str, Any]) -> "Outline":
         """What ``dataclasses.asdict`` and JSON made of one."""
-        return cls(**record | {"key_heads": tuple(map(tuple, record["key_heads"]))})
+        recurrence = Recurrence.from_record(record["recurrence"])
+        return cls(**record | {"key_heads": tuple(map(tuple, record["key_heads"])), "recurrence": recurrence})

@@ -39,8 +39,8 @@ class LayerCache(Protocol):
     def of_layer(self, layer: int, own: Sequence[Tensor], shared: Sequence[Tensor]) -> Any:
         """A cache of the same kind that holds the tensors of this one layer."""
 
-    def note_call(self) -> None:
-        """A layer was called with it."""
+    def note_call(self, layer: int) -> None:
+        """The layer is called with it."""
 
 
 class Shape(NamedTuple):
@@ -256,7 +256,7 @@ class _Stand:
         cache = next((leaf for leaf in leaves if isinstance(leaf, LayerCache)), None)
         own, shared = ([], []) if cache is None else (cache.own_tensors(self._layer), cache.shared_tensors())
         if cache is not None:
-            cache.note_call()
+            cache.note_call(self._layer)
         noted = tuple(Shape.of(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves)
         self._calls[self._layer] = Call(self._layer, spec, noted, cache, own, [Shape.of(tensor) for tensor in shared])
         output: Tensor = torch.ops.yggdrasil.run_layer(self._layer, [*tensors, *shared])

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 SOURCES = Path(__file__).parent
-_UNITS = ("programs", "quantised", "ops", "trees")  # those that take longest first
+_UNITS = ("programs", "quantised", "ops", "trees", "recurrence")  # those that take longest first
 _FLAGS = ("-O3", "-pthread", "-std=c++20", "-fPIC", "-fvisibility=hidden")
 
 

@@ -14,7 +14,7 @@ from yggdrasil.native.schemas import SCHEMAS
 from yggdrasil.native.shapes import SHAPES
 
 _PANEL, _TILE_PAIRS = 16, 16  # outputs of a panel; input pairs that a panel of bfloat16 is rounded up to
-_WITHOUT_RESULT_SHAPES = ("pack_linear", "pack_quantised", "move_rows", "rank_nodes", "read_words")
+_WITHOUT_RESULT_SHAPES = ("pack_linear", "pack_quantised", "move_rows", "rank_nodes", "read_words", "commit_states")
 # Computed otherwise: in PyTorch, by the library of packages, or by functions below.
 _NOT_CALLS = {
     "packed_shape", "quantised_shape", "can_screen", "screened_linear", "keep_rows", "open_unit", "run_units",

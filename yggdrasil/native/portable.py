@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from yggdrasil.native.portable_recurrence import commit_states, tree_convolution, tree_recurrence
+
 
 def packed_shape(weight: Tensor) -> list[int]:
     return list(weight.shape)
@@ -243,5 +245,8 @@ PORTABLE: dict[str, Callable[..., Any]] = {
         move_rows,
         rank_nodes,
         read_words,
+        tree_convolution,
+        tree_recurrence,
+        commit_states,
     )
 }

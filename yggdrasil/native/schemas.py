@@ -35,6 +35,13 @@ _ALL = (
     "int num_threads) -> Tensor",
     "rows_attention(Tensor query, Tensor keys, Tensor values, Tensor lengths, float scale, int window, float softcap, "
     "int num_threads) -> Tensor",
+    "tree_convolution(Tensor input, Tensor weight, Tensor? bias, Tensor window, Tensor(a!) inputs, Tensor offsets, "
+    "Tensor parents, int num_threads) -> Tensor",
+    "tree_recurrence(Tensor query, Tensor key, Tensor value, Tensor decay, Tensor? beta, Tensor state, "
+    "Tensor(a!) keys, Tensor(b!) updates, Tensor(c!) decays, Tensor offsets, Tensor parents, int num_threads) "
+    "-> Tensor",
+    "commit_states(Tensor(a!)[] windows, Tensor[] inputs, Tensor(b!)[] states, Tensor[] keys, Tensor[] updates, "
+    "Tensor[] decays, int[] slots, int num_threads) -> ()",
     "best_tokens(Tensor logits, int num_threads) -> (Tensor, Tensor)",
     "top_candidates(Tensor values, SymInt k) -> (Tensor, Tensor)",
     "open_unit(str name, str path) -> ()",

@@ -100,6 +100,18 @@ def tree_attention(  # noqa: PLR0913
     return query.new_empty((1, query.shape[2], query.shape[1], query.shape[3]))
 
 
+def tree_convolution(x: Tensor, *_: Any) -> Tensor:
+    return x.new_empty(x.shape)
+
+
+def tree_recurrence(query: Tensor, key: Tensor, value: Tensor, *_: Any) -> Tensor:
+    return value.new_empty(value.shape)
+
+
+def commit_states(*_: Any) -> None:
+    return None
+
+
 def rows_attention(
     query: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, scale: float, window: int, softcap: float,
     num_threads: int,
@@ -163,6 +175,9 @@ SHAPES: dict[str, Callable[..., Any]] = {
         top_candidates,
         tree_attention,
         rows_attention,
+        tree_convolution,
+        tree_recurrence,
+        commit_states,
         run_units,
         run_program,
         run_layers,

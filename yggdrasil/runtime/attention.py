@@ -42,7 +42,7 @@ def tree_attention(  # noqa: PLR0913  (the signature is transformers')
     refuse_extras(module, extra)
     layer = module.layer_idx
     assert isinstance(layer, int)
-    step_cache.layers_attended += 1
+    step_cache.layers_read.add(layer)
     output = torch.ops.yggdrasil.tree_attention(
         query, key, value, step_cache.step_keys[layer], step_cache.step_values[layer], step_cache.offsets,
         attention_mask[0, 0], scaling if scaling is not None else query.shape[-1] ** -0.5, sliding_window or 0,

@@ -1,4 +1,4 @@
-"""The static key-value cache of one model.
+"""A model's memory of one text: keys and values of layers that attend, states of recurrent ones.
 
 Dims: L layers, Hkv key heads, S capacity, D head size.
 """
@@ -10,25 +10,29 @@ import torch
 from torch import Tensor
 
 import yggdrasil.native  # noqa: F401  (registers torch.ops.yggdrasil)
+from yggdrasil.checkpoints.outline import Outline
 from yggdrasil.native.arena import Arena
+from yggdrasil.runtime.states.buffers import StateBuffers
 
 
 @dataclass(frozen=True)
 class StaticCache:
-    """Keys and values of every layer, allocated once; slot i holds position i of the committed text.
+    """Allocated once; slot i of keys and values holds position i of the committed text.
 
-    Slots from the committed length on are scratch for the tree's nodes until ``commit`` moves accepted rows down.
+    Slots from the committed length on are scratch for the tree's nodes until ``commit`` moves accepted rows down. A layer
+    that does not attend has keys of no heads.
     """
 
     keys: list[Tensor]  # L x [Hkv, S, D]
     values: list[Tensor]  # L x [Hkv, S, D]
+    states: StateBuffers | None = None
 
     @classmethod
     def allocate(
-        cls, key_heads: Sequence[tuple[int, int]], capacity: int, dtype: torch.dtype, device: torch.device
+        cls, outline: Outline, capacity: int, dtype: torch.dtype, device: torch.device, widest: int | None = None
     ) -> "StaticCache":
-        """Zeroed buffers for ``capacity`` slots; ``key_heads`` are (heads, head size) of every layer."""
-        shapes = [(heads, capacity, size) for heads, size in key_heads]
+        """Zeroed buffers for ``capacity`` slots; passes over recurrent layers have at most ``widest`` rows."""
+        shapes = [(heads, capacity, size) for heads, size in outline.key_heads]
         arena = Arena()
 
         def zeros(shape: tuple[int, int, int]) -> Tensor:
@@ -36,7 +40,9 @@ class StaticCache:
                 return torch.zeros(shape, dtype=dtype, device=device)
             return arena.zeros(shape, dtype)
 
-        return cls([zeros(shape) for shape in shapes], [zeros(shape) for shape in shapes])
+        recurrence = outline.recurrence
+        states = None if recurrence is None else StateBuffers.allocate(recurrence, widest or capacity, dtype, device)
+        return cls([zeros(shape) for shape in shapes], [zeros(shape) for shape in shapes], states)
 
     @property
     def capacity(self) -> int:
@@ -44,12 +50,16 @@ class StaticCache:
 
     @property
     def num_bytes(self) -> int:
-        return sum(t.numel() * t.element_size() for t in (*self.keys, *self.values))
+        return sum(t.numel() * t.element_size() for t in self.tensors())
 
     def tensors(self) -> list[Tensor]:
-        """All buffers, keys before values: the order in which steps take them."""
-        return [*self.keys, *self.values]
+        """All buffers, keys before values before states: the order in which steps take them."""
+        return [*self.keys, *self.values, *(self.states.tensors() if self.states is not None else ())]
+
+    def rows(self) -> list[Tensor]:
+        """Keys, then values, of the layers that attend."""
+        return [rows for rows in (*self.keys, *self.values) if rows.shape[0]]
 
     def commit(self, sources: Sequence[int], destination: int) -> None:
         """Move the rows in slots ``sources`` (ascending) to ``destination`` and the slots after it, in every layer."""
-        torch.ops.yggdrasil.move_rows.default(self.tensors(), sources, destination)
+        torch.ops.yggdrasil.move_rows.default(self.rows(), sources, destination)

@@ -26,7 +26,7 @@ class KeptRows:
         text = KeptText()
         count = runner.text.num_kept
         text.begin(runner.text.tokens[:count], count, runner.text.lead)
-        tensors = runner.cache.tensors()
+        tensors = runner.cache.rows()
         size = sum(each[:, :count].numel() for each in tensors)
         kept = cls(text, torch.empty(size, dtype=tensors[0].dtype, device=tensors[0].device))
         for part, cached in zip(kept._parts(tensors), tensors, strict=True):

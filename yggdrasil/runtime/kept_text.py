@@ -1,6 +1,17 @@
 """The text whose rows a cache holds: what a later request that begins alike need not read again."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from typing import Protocol
+
+
+class States(Protocol):
+    """States of recurrent layers, from which a text goes on at some places alone."""
+
+    def places(self) -> Collection[int]:
+        """Numbers of tokens behind which a text can go on; 0 is one."""
+
+    def begin(self, num_rows: int) -> None:
+        """The text's first ``num_rows`` tokens stay, which is one of ``places``."""
 
 
 class KeptText:
@@ -11,7 +22,8 @@ class KeptText:
     behind rows that were never read.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, states: States | None = None) -> None:
+        self.states = states
         self.lead: tuple[int, ...] = ()
         self.tokens: list[int] = []
         self.num_rows = 0
@@ -27,11 +39,19 @@ class KeptText:
         """The text from its first token on."""
         return [*self.lead, *self.tokens]
 
-    def shared(self, whole: Sequence[int], ahead: int = 0) -> int:
-        """How many rows the text ``whole`` can keep: up to the first token that differs.
+    def shared(self, whole: Sequence[int], ahead: int = 0, most: int | None = None) -> int:
+        """How many rows the text ``whole`` can keep, ``most`` at most: up to the first token that differs.
 
-        ``ahead`` tokens behind the rows count as if they had rows, for a caller that holds what those are made of.
+        ``ahead`` tokens behind the rows count as if they had rows, for a caller that holds what those are made of. With
+        recurrent layers it is a place at which states are kept.
         """
+        same = self._same(whole, ahead)
+        same = same if most is None else max(0, min(same, most))
+        if self.states is None:
+            return same
+        return max(place for place in self.states.places() if place <= same)
+
+    def _same(self, whole: Sequence[int], ahead: int) -> int:
         start = len(self.lead)
         if tuple(whole[:start]) != self.lead or not self._is_real:
             return 0
@@ -42,12 +62,17 @@ class KeptText:
 
     def begin(self, tokens: Sequence[int], num_rows: int, lead: Sequence[int] = ()) -> None:
         """The text is ``lead`` and ``tokens`` now, ``num_rows`` of them with rows already, as ``shared`` found."""
-        self.lead, self.tokens, self.num_rows, self._is_real = tuple(lead), list(tokens), num_rows, True
+        if self.states is not None:
+            self.states.begin(num_rows)
+        self._hold(tokens, num_rows, lead)
 
     def pretend(self, tokens: Sequence[int], num_rows: int) -> None:
         """As ``begin``, but the rows are not this text's: nothing of it is ever kept. For timing steps."""
-        self.begin(tokens, num_rows)
+        self._hold(tokens, num_rows)
         self._is_real = False
+
+    def _hold(self, tokens: Sequence[int], num_rows: int, lead: Sequence[int] = ()) -> None:
+        self.lead, self.tokens, self.num_rows, self._is_real = tuple(lead), list(tokens), num_rows, True
 
     def forget(self) -> None:
         """No row holds anything that may be kept."""

@@ -20,7 +20,7 @@ class _NativeMover:
 
     def __init__(self, cache: StaticCache) -> None:
         self._mail = Mailbox(2 + cache.capacity)
-        self._rows = native_rows(cache.tensors(), self._mail.tensor)
+        self._rows = native_rows(cache.rows(), self._mail.tensor)
         self._move = direct("move", self._rows)
 
     def __call__(self, sources: Sequence[int], destination: int) -> None:

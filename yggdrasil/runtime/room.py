@@ -7,6 +7,7 @@ from pathlib import Path
 
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.runtime.loaded import LoadedModel
+from yggdrasil.runtime.states.snapshots import NUM_STATES
 
 _MEMINFO = Path("/proc/meminfo")
 _CONTAINER = Path("/sys/fs/cgroup")
@@ -29,9 +30,12 @@ def check_room(models: Sequence[LoadedModel], max_length: int, capacity: int) ->
 
 
 def cache_bytes(model: LoadedModel, capacity: int) -> int:
-    """What keys and values of ``capacity`` tokens take."""
-    elements = sum(2 * heads * size * capacity for heads, size in model.outline.key_heads)
-    return elements * model.dtype.itemsize
+    """What keys and values of ``capacity`` tokens take, and states with their copies."""
+    outline = model.outline
+    elements = sum(2 * heads * size * capacity for heads, size in outline.key_heads)
+    recurrence = outline.recurrence
+    states = 0 if recurrence is None else 4 * recurrence.state_size * len(recurrence.layers)  # float32
+    return elements * model.dtype.itemsize + NUM_STATES * states
 
 
 def available_bytes() -> int | None:

@@ -14,6 +14,7 @@ from yggdrasil.runtime.graphs import Capture, Recorder
 from yggdrasil.runtime.kept_text import KeptText
 from yggdrasil.runtime.loaded import LoadedModel
 from yggdrasil.runtime.native_steps.call import native_call
+from yggdrasil.runtime.states.snapshots import TextStates
 from yggdrasil.runtime.traced import StepModule, TracedCall
 
 
@@ -31,21 +32,31 @@ class ModelRunner:
         backend: Backend,
         hidden_layers: Sequence[int] = (),
         recorder: Recorder | None = None,
+        widest: int | None = None,
     ) -> None:
+        """Passes over recurrent layers have at most ``widest`` rows, ``capacity`` where nothing is said."""
         self.loaded = loaded
         self.recorder = recorder
         self.weights = list(loaded.tensors.values())
-        self.cache = StaticCache.allocate(loaded.outline.key_heads, capacity, loaded.dtype, loaded.device)
+        self.cache = StaticCache.allocate(loaded.outline, capacity, loaded.dtype, loaded.device, widest)
         native = native_call(loaded, self.cache, vocab_size, hidden_layers) if backend == "native" else None
         # Heads are modules of ours over packed layers: a few operators, run as they are.
         others: Backend = "inductor" if loaded.config else "eager"
         self.backend: Backend = others if backend == "native" and native is None else backend
         self.call: ModelCall = native or TracedCall(loaded, vocab_size, hidden_layers)
-        self.text = KeptText()  # what the cache holds, whoever reads it
+        states = self.cache.states
+        self.states = None if states is None else TextStates(states, loaded.num_threads)
+        self.text = KeptText(self.states)  # what the cache holds, whoever reads it
         self._is_complete = False
         self._steps: dict[tuple[str, int], Step] = {}
         self._captures: dict[tuple[str, int], Capture] = {}
         self._defined: dict[tuple[str, int], tuple[nn.Module, list[Tensor | list[Tensor]]]] = {}
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """The rows of the last pass that lie on a path are text now, which the cache holds in their order already."""
+        if self.states is not None:
+            self.states.commit(self.text.num_rows, rows)
+        self.text.num_rows += len(rows)
 
     def reading(self, hidden_layers: Sequence[int]) -> ModelCall:
         """The runner's call, giving the outputs of other layers."""

@@ -80,7 +80,7 @@ class TracedCall:
         self._loaded = loaded
         self._names = list(loaded.tensors)
         self._num_threads = loaded.num_threads
-        self._num_layers = loaded.num_layers
+        self._remembering = loaded.outline.remembering_layers
         self.vocab_size = vocab_size
         self._last_position = loaded.max_context - 1
         self._last_token = loaded.vocab_size - 1
@@ -97,7 +97,7 @@ class TracedCall:
     ) -> Forward:
         from yggdrasil.runtime.step_cache import StepCache  # here: it imports transformers, which no native step needs
 
-        cache = StepCache(caches[: self._num_layers], caches[self._num_layers :], offsets)
+        cache = StepCache.over(caches, self._loaded.outline, offsets, tree_mask)
         captured: dict[int, Tensor] = {}
         with self.tracing(), ExitStack() as hooks:
             self._capture(captured, hooks, rows)
@@ -117,7 +117,7 @@ class TracedCall:
                     "num_threads": self._num_threads,
                 },
             )
-        assert cache.layers_attended == self._num_layers, "a layer attends without the step's cache"
+        assert cache.layers_read >= self._remembering, "a layer attends or recurs without the step's cache"
         logits, hidden = output.logits[0, :, : self.vocab_size], captured[HEAD_INPUT]
         wanted = hidden if rows is None else hidden[rows]
         if RUNNERS_UP in self.hidden_layers:

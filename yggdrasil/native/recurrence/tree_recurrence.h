@@ -1,0 +1,183 @@
+// A linear recurrence with a matrix as its state along the paths of a tree: gated delta networks and Mamba-2.
+//
+// A head's state S [Dk, Dv] goes on with every token: S = S * exp(decay) + key x update, and gives query . S. The update is
+// the value, or by the delta rule beta * (value - key . S). Columns of S do not meet, so a thread takes a few of them
+// through the whole tree: the text's state is read once, and states of nodes exist only as these columns, in the cache of
+// the processor. What stays of a node are its factors key, update and decay; `commit_state` repeats the accepted path's
+// steps on the state itself. Both compute the same operations in the same order, so a row's bits are those of a plain step.
+//
+// Dims: W rows, Hk heads of keys, Hv heads of values, a multiple, Dk and Dv their sizes, M slots.
+#pragma once
+
+#include <cmath>
+#include <vector>
+
+#include "recurrence/tree_convolution.h"
+
+namespace yggdrasil {
+
+constexpr int64_t kColumns = 32;  // of a state that go through the tree together
+
+// One rounding where the processor has such an instruction.
+inline float multiply_add(float a, float b, float c) {
+#if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
+  return __builtin_fmaf(a, b, c);
+#else
+  return a * b + c;
+#endif
+}
+
+// Buffers for the columns of nodes, as few as the tree's shape allows: a node's last child takes over its parent's.
+struct ColumnBuffers {
+  std::vector<int64_t> of_row;
+  int64_t count = 0;
+
+  explicit ColumnBuffers(const std::vector<int64_t>& parents) : of_row(parents.size()) {
+    std::vector<int64_t> children(parents.size()), free;
+    for (const int64_t parent : parents)
+      if (parent >= 0) ++children[parent];
+    std::vector<int64_t> left = children;
+    for (size_t row = 0; row < parents.size(); ++row) {
+      const int64_t parent = parents[row];
+      if (parent >= 0 && --left[parent] == 0) {
+        of_row[row] = of_row[parent];
+      } else if (free.empty()) {
+        of_row[row] = count++;
+      } else {
+        of_row[row] = free.back();
+        free.pop_back();
+      }
+      if (!children[row]) free.push_back(of_row[row]);
+    }
+  }
+};
+
+// One token of one head, over `n` columns of its state.
+struct TokenStep {
+  const float *key, *query, *value;
+  float decay;        // a factor
+  const float* beta;  // null: no delta rule
+  float *update, *out;
+
+  // `from` and `to` may be the same; rows of `from` are `stride` apart, those of `to` kColumns.
+  template <int64_t N>
+  void run(const float* from, int64_t stride, float* to, int64_t key_size, int64_t given) const {
+    const int64_t n = N ? N : given;
+    float seen[kColumns] = {}, sum[kColumns] = {}, added[kColumns];
+    for (int64_t i = 0; i < key_size; ++i) {
+      const float factor = key[i];
+      const float* __restrict__ old = from + i * stride;
+      float faded[kColumns];
+      for (int64_t c = 0; c < n; ++c) faded[c] = old[c] * decay;
+      for (int64_t c = 0; c < n; ++c) seen[c] = multiply_add(faded[c], factor, seen[c]);
+      std::copy_n(faded, n, to + i * kColumns);
+    }
+    for (int64_t c = 0; c < n; ++c) added[c] = beta ? (value[c] - seen[c]) * *beta : value[c];
+    std::copy_n(added, n, update);
+    for (int64_t i = 0; i < key_size; ++i) {
+      const float factor = key[i], asked = query[i];
+      float next[kColumns];
+      std::copy_n(to + i * kColumns, n, next);
+      for (int64_t c = 0; c < n; ++c) next[c] = multiply_add(factor, added[c], next[c]);
+      for (int64_t c = 0; c < n; ++c) sum[c] = multiply_add(next[c], asked, sum[c]);
+      std::copy_n(next, n, to + i * kColumns);
+    }
+    std::copy_n(sum, n, out);
+  }
+};
+
+// The columns from `first` on of one head: what each row of the tree adds and gives.
+template <int64_t N>
+void run_columns(const std::vector<int64_t>& parents, const ColumnBuffers& buffers, const float* state, int64_t key_size, int64_t value_size,
+                 int64_t first, const auto& step_of) {
+  static thread_local std::vector<float> memory;
+  const int64_t size = key_size * kColumns;
+  if (int64_t(memory.size()) < buffers.count * size) memory.resize(buffers.count * size);
+  for (size_t row = 0; row < parents.size(); ++row) {
+    const int64_t parent = parents[row];
+    const float* from = parent < 0 ? state + first : memory.data() + buffers.of_row[parent] * size;
+    const TokenStep step = step_of(int64_t(row));
+    step.run<N>(from, parent < 0 ? value_size : kColumns, memory.data() + buffers.of_row[row] * size, key_size, value_size - first);
+  }
+}
+
+// `query`, `key` [W, Hk, Dk], `value` [W, Hv, Dv], `decay` [W, Hv] (a logarithm), `beta` [W, Hv] or none, `state`
+// [Hv, Dk, Dv]; `keys` [M, Hk, Dk], `updates` [M, Hv, Dv] and `decays` [M, Hv] keep the factors. All float32.
+inline void tree_recurrence(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& decay, const Tensor& beta,
+                            const Tensor& state, const Tensor& keys, const Tensor& updates, const Tensor& decays, const Tensor& offsets,
+                            const Tensor& parents, int64_t num_threads, const Tensor& out) {
+  const Tensor q = query.contiguous(), k = key.contiguous(), v = value.contiguous(), g = decay.contiguous(), b = beta.contiguous();
+  const int64_t rows = k.size(0), key_heads = k.size(1), key_size = k.size(2), heads = v.size(1), value_size = v.size(2), slots = keys.size(0);
+  YGG_CHECK(state.sizes() == Ints({heads, key_size, value_size}) && q.sizes() == k.sizes() && heads % key_heads == 0,
+            "a recurrence of keys ", k.sizes(), " and values ", v.sizes(), " has the state ", state.sizes());
+  YGG_CHECK(rows <= slots, "a pass of ", rows, " rows, and room for ", slots);
+  YGG_CHECK(state.is_contiguous() && keys.is_contiguous() && updates.is_contiguous() && decays.is_contiguous(), "states are dense");
+  check_result(out, {rows, heads, value_size}, DType::float32);
+  const std::vector<int64_t> above = checked_parents(parents, rows);
+  const ColumnBuffers buffers(above);
+  const int64_t start = offsets.contiguous().const_data_ptr<int64_t>()[1];
+  const auto *q_ = q.const_data_ptr<float>(), *k_ = k.const_data_ptr<float>(), *v_ = v.const_data_ptr<float>(), *g_ = g.const_data_ptr<float>();
+  const float *b_ = b.defined() ? b.const_data_ptr<float>() : nullptr, *s_ = state.const_data_ptr<float>();
+  auto *keys_ = keys.mutable_data_ptr<float>(), *updates_ = updates.mutable_data_ptr<float>(), *decays_ = decays.mutable_data_ptr<float>();
+  auto* out_ = out.mutable_data_ptr<float>();
+  for (int64_t row = 0; row < rows; ++row) {
+    const int64_t slot = slot_of(start, row, slots);
+    std::copy_n(k_ + row * key_heads * key_size, key_heads * key_size, keys_ + slot * key_heads * key_size);
+    std::copy_n(g_ + row * heads, heads, decays_ + slot * heads);
+  }
+  const int64_t parts = (value_size + kColumns - 1) / kColumns, group = heads / key_heads;
+  parallel(heads * parts, num_threads, [&](int64_t begin, int64_t end) {
+    for (int64_t item = begin; item < end; ++item) {
+      const int64_t head = item / parts, first = item % parts * kColumns;
+      const auto step_of = [&](int64_t row) {
+        const int64_t at = row * heads + head, from = (row * key_heads + head / group) * key_size, slot = slot_of(start, row, slots);
+        return TokenStep{k_ + from, q_ + from, v_ + at * value_size + first, std::exp(g_[at]), b_ ? b_ + at : nullptr,
+                         updates_ + (slot * heads + head) * value_size + first, out_ + at * value_size + first};
+      };
+      const float* own = s_ + head * key_size * value_size;
+      if (value_size - first >= kColumns) run_columns<kColumns>(above, buffers, own, key_size, value_size, first, step_of);
+      else run_columns<0>(above, buffers, own, key_size, value_size, first, step_of);
+    }
+  });
+}
+
+// The factors in `slots`, a path in order, become the state's.
+inline void commit_state(const Tensor& state, const Tensor& keys, const Tensor& updates, const Tensor& decays, const std::vector<int64_t>& slots,
+                         int64_t num_threads) {
+  const int64_t heads = state.size(0), key_size = state.size(1), value_size = state.size(2), key_heads = keys.size(1), group = heads / key_heads;
+  auto* s_ = state.mutable_data_ptr<float>();
+  const auto *k_ = keys.const_data_ptr<float>(), *u_ = updates.const_data_ptr<float>(), *g_ = decays.const_data_ptr<float>();
+  parallel(heads, num_threads, [&](int64_t begin, int64_t end) {
+    std::vector<float> factors(slots.size());
+    for (int64_t head = begin; head < end; ++head) {
+      for (size_t i = 0; i < slots.size(); ++i) factors[i] = std::exp(g_[slots[i] * heads + head]);
+      for (int64_t d = 0; d < key_size; ++d) {
+        float* row = s_ + (head * key_size + d) * value_size;
+        for (size_t i = 0; i < slots.size(); ++i) {
+          const float* update = u_ + (slots[i] * heads + head) * value_size;
+          const float key = k_[(slots[i] * key_heads + head / group) * key_size + d];
+          for (int64_t c = 0; c < value_size; ++c) {
+            const float faded = row[c] * factors[i];
+            row[c] = multiply_add(key, update[c], faded);
+          }
+        }
+      }
+    }
+  });
+}
+
+// What the rows in `slots` have added, a path in order, becomes part of the text's states, in every layer.
+inline void commit_states(const std::vector<Tensor>& windows, const std::vector<Tensor>& inputs, const std::vector<Tensor>& states,
+                          const std::vector<Tensor>& keys, const std::vector<Tensor>& updates, const std::vector<Tensor>& decays, Ints slots,
+                          int64_t num_threads) {
+  YGG_CHECK(inputs.size() == windows.size() && keys.size() == states.size() && updates.size() == states.size() && decays.size() == states.size(),
+            "every state has its factors");
+  const std::vector<int64_t> path = slots.vec();
+  for (size_t i = 0; i < windows.size(); ++i) {
+    for (const int64_t slot : path) YGG_CHECK(0 <= slot && slot < inputs[i].size(0), "there is no slot ", slot);
+    commit_window(windows[i], inputs[i], path);
+  }
+  for (size_t i = 0; i < states.size(); ++i) commit_state(states[i], keys[i], updates[i], decays[i], path, num_threads);
+}
+
+}  // namespace yggdrasil

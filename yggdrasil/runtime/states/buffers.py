@@ -1,0 +1,79 @@
+"""The states of a model's recurrent layers, and the factors that the rows of a pass add to them.
+
+A pass reads the state behind the text once. What a row adds stays in small factors; committing a path repeats its steps
+on the state. No row has a state of its own.
+
+Dims: R recurrent layers, K taps, C channels of the convolution, M slots, Hk and Hv heads, Dk and Dv their sizes.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+import yggdrasil.native  # noqa: F401  (registers torch.ops.yggdrasil)
+from yggdrasil.checkpoints.recurrent import Recurrence
+
+SavedState = tuple[Tensor, ...]  # windows, then states, of every layer
+
+
+@dataclass(frozen=True)
+class StateBuffers:
+    """Allocated once. Row r of a pass that starts at position s writes its factors to slot (s + r) modulo M."""
+
+    layers: tuple[int, ...]  # their numbers in the model, R of them
+    num_slots: int  # M: the widest pass
+    windows: list[Tensor]  # R x [K - 1, C]: the text's last inputs of the convolution, oldest first
+    inputs: list[Tensor]  # R x [M, C]
+    states: list[Tensor]  # R x [Hv, Dk, Dv] float32, or none
+    keys: list[Tensor]  # R x [M, Hk, Dk] float32, or none
+    updates: list[Tensor]  # R x [M, Hv, Dv] float32, or none
+    decays: list[Tensor]  # R x [M, Hv] float32, or none
+
+    @classmethod
+    def allocate(cls, of: Recurrence, num_slots: int, dtype: torch.dtype, device: torch.device) -> "StateBuffers":
+        """Zeroed buffers, each with a storage of its own."""
+
+        def zeros(shape: tuple[int, ...], dtype: torch.dtype, *, exists: bool = True) -> list[Tensor]:
+            return [torch.zeros(shape, dtype=dtype, device=device) for _ in of.layers if exists]
+
+        has_state = of.heads > 0
+        return cls(
+            of.layers, num_slots,
+            zeros((of.conv_kernel - 1, of.conv_channels), dtype),
+            zeros((num_slots, of.conv_channels), dtype),
+            zeros((of.heads, of.key_size, of.value_size), torch.float32, exists=has_state),
+            zeros((num_slots, of.key_heads, of.key_size), torch.float32, exists=has_state),
+            zeros((num_slots, of.heads, of.value_size), torch.float32, exists=has_state),
+            zeros((num_slots, of.heads), torch.float32, exists=has_state),
+        )  # fmt: skip
+
+    def tensors(self) -> list[Tensor]:
+        """All buffers, layer by layer: the order in which steps take them."""
+        return [tensor for number in range(len(self.layers)) for tensor in self._of(number)]
+
+    def _of(self, number: int) -> list[Tensor]:
+        parts = self.windows, self.inputs, self.states, self.keys, self.updates, self.decays
+        return [part[number] for part in parts if part]
+
+    def commit(self, start: int, rows: Sequence[int], num_threads: int) -> None:
+        """Add what ``rows`` of the pass at position ``start`` have added, a path in order."""
+        slots = [(start + row) % self.num_slots for row in rows]
+        torch.ops.yggdrasil.commit_states.default(
+            self.windows, self.inputs, self.states, self.keys, self.updates, self.decays, slots, num_threads
+        )
+
+    def clear(self) -> None:
+        """The states of an empty text."""
+        for tensor in (*self.windows, *self.states):
+            tensor.zero_()
+
+    def save(self) -> SavedState:
+        """A copy of the text's states."""
+        return tuple(tensor.clone() for tensor in (*self.windows, *self.states))
+
+    def load(self, saved: SavedState) -> None:
+        """Have the text's states be ``saved``."""
+        for tensor, before in zip((*self.windows, *self.states), saved, strict=True):
+            tensor.copy_(before)

@@ -1,0 +1,146 @@
+"""Recurrent layers of transformers' models over a step's states.
+
+The mixers of all families hand their convolution and their recurrence to functions of their own file, with what the
+model was called with. Where that holds a step's cache, ours take their place; elsewhere transformers' own run.
+"""
+
+import sys
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.activations import ACT2FN
+
+from yggdrasil.errors import YggdrasilError
+from yggdrasil.runtime.step_cache import StepCache
+
+_Operator = Callable[..., Any]
+
+
+def serve_recurrent_layers(model: PreTrainedModel) -> None:
+    """Let the recurrent layers of ``model`` run over a step's states.
+
+    Raises:
+        YggdrasilError: its file has no such functions.
+    """
+    served = [_serve(sys.modules[name]) for name in {type(module).__module__ for module in model.modules()}]
+    if not any(served):
+        raise YggdrasilError(f"{type(model).__name__} computes its recurrent layers in a way that no tree can be put in")
+
+
+def _serve(file: Any) -> bool:
+    found = [name for name in _OPERATORS if name in vars(file)]
+    for name in found:
+        own = getattr(file, name)
+        if not hasattr(own, "serves_trees"):
+            setattr(file, name, _either(own, _OPERATORS[name]))
+    return bool(found)
+
+
+def _either(own: _Operator, ours: _Operator) -> _Operator:
+    """``ours`` where a step's cache is among what the model was called with, else ``own``."""
+
+    @wraps(own)
+    def run(*arguments: Any, **named: Any) -> Any:
+        return own(*arguments, **named) if named.get("step_cache") is None else ours(*arguments, **named)
+
+    run.serves_trees = True  # type: ignore[attr-defined]
+    return run
+
+
+def _convolution(
+    hidden_states: Tensor,  # [1, C, W]
+    weight: Tensor,  # [C, K]
+    bias: Tensor | None = None,
+    activation: str | None = None,
+    *,
+    step_cache: StepCache,
+    num_threads: int,
+    **_: object,
+) -> Tensor:
+    """The convolution along each row's path, [1, C, W]."""
+    window, inputs, *_rest = step_cache.own_states()
+    rows: Tensor = torch.ops.yggdrasil.tree_convolution(
+        hidden_states[0].t(), weight, bias, window, inputs, step_cache.offsets, step_cache.parents, num_threads
+    )
+    if activation is not None:
+        rows = ACT2FN[activation](rows)
+    return rows.t()[None]
+
+
+def _gated_delta(
+    query: Tensor,  # [1, W, Hk, Dk]
+    key: Tensor,
+    value: Tensor,  # [1, W, Hv, Dv]
+    g: Tensor,  # [1, W, Hv]: the decay's logarithm
+    beta: Tensor,  # [1, W, Hv]
+    *,
+    use_qk_l2norm_in_kernel: bool = False,
+    step_cache: StepCache,
+    num_threads: int,
+    **_: object,
+) -> tuple[Tensor, None]:
+    """The gated delta rule along each row's path, [1, W, Hv, Dv]; the state stays where it is."""
+    asked, own = query[0].float(), key[0].float()
+    if use_qk_l2norm_in_kernel:
+        asked, own = _unit(asked), _unit(own)
+    rows = _recur(asked * query.shape[-1] ** -0.5, own, value[0].float(), g[0], beta[0], step_cache, num_threads)
+    return rows[None].to(query.dtype), None
+
+
+def _unit(rows: Tensor) -> Tensor:
+    return rows * torch.rsqrt((rows * rows).sum(-1, keepdim=True) + 1e-6)
+
+
+def _state_space(  # noqa: PLR0913  (the signature is transformers')
+    hidden_states: Tensor,  # [1, W, Hv, Dv]
+    dt: Tensor,  # [1, W, Hv]
+    A: Tensor,  # [Hv]
+    B: Tensor,  # [1, W, Hk, Dk]
+    C: Tensor,  # [1, W, Hk, Dk]
+    chunk_size: int = 0,
+    D: Tensor | None = None,  # [Hv]
+    dt_bias: Tensor | None = None,
+    *,
+    dt_softplus: bool = False,
+    dt_limit: tuple[float, float] = (0.0, float("inf")),
+    return_final_states: bool = False,
+    step_cache: StepCache,
+    num_threads: int,
+    **_: object,
+) -> Any:
+    """Mamba-2 along each row's path, [1, W, Hv, Dv] float32; the state stays where it is."""
+    time = dt[0] if dt_bias is None else dt[0] + dt_bias.to(dt.dtype)
+    time = nn.functional.softplus(time) if dt_softplus else time
+    time = time.clamp(*dt_limit).float()
+    given = hidden_states[0].float()
+    rows = _recur(C[0].float(), B[0].float(), given * time[..., None], A * time, None, step_cache, num_threads)
+    if D is not None:
+        rows = rows + D[:, None] * given
+    return (rows[None], None) if return_final_states else rows[None]
+
+
+def _recur(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    decay: Tensor,
+    beta: Tensor | None,
+    step_cache: StepCache,
+    num_threads: int,
+) -> Tensor:
+    rows: Tensor = torch.ops.yggdrasil.tree_recurrence(
+        query, key, value, decay.float(), None if beta is None else beta.float(), *step_cache.own_states()[2:],
+        step_cache.offsets, step_cache.parents, num_threads,
+    )  # fmt: skip
+    return rows
+
+
+_OPERATORS: dict[str, _Operator] = {
+    "causal_conv1d_fn": _convolution,
+    "torch_chunk_gated_delta_rule": _gated_delta,
+    "mamba2_chunk_scan": _state_space,
+}

@@ -1,0 +1,76 @@
+"""States at several places of one text, so that a later text which begins alike need not be read from its first token."""
+
+from collections.abc import Collection, Sequence
+
+from yggdrasil.runtime.states.buffers import SavedState, StateBuffers
+
+_MOST = 4  # copies, beside the states behind the text
+NUM_STATES = 1 + _MOST
+
+
+class KeptStates:
+    """Copies of states by the number of tokens that they have read."""
+
+    def __init__(self, kept: dict[int, SavedState]) -> None:
+        self.kept = kept
+
+    def places(self) -> Collection[int]:
+        """Numbers of tokens behind which a text can go on."""
+        return {0, *self.kept}
+
+    def begin(self, num_rows: int) -> None:
+        """The text's first ``num_rows`` tokens stay, which is one of ``places``."""
+        self.kept = {place: saved for place, saved in self.kept.items() if place <= num_rows}
+
+    @property
+    def num_bytes(self) -> int:
+        """What the copies take."""
+        return sum(tensor.nbytes for saved in self.kept.values() for tensor in saved)
+
+
+class TextStates(KeptStates):
+    """The states behind the text that a cache holds, and copies at earlier places of it."""
+
+    def __init__(self, buffers: StateBuffers, num_threads: int) -> None:
+        super().__init__({})
+        self.num_read = 0  # tokens in the states
+        self._buffers, self._num_threads = buffers, num_threads
+
+    def places(self) -> Collection[int]:
+        return {0, self.num_read, *self.kept}
+
+    def begin(self, num_rows: int) -> None:
+        if num_rows == self.num_read:
+            self.keep()  # what follows may be dropped again: a turn ends here
+        super().begin(num_rows)
+        if num_rows == self.num_read:
+            return
+        if num_rows in self.kept:
+            self._buffers.load(self.kept[num_rows])
+        else:
+            assert num_rows == 0, f"no states are kept of {num_rows} tokens"
+            self._buffers.clear()
+        self.num_read = num_rows
+
+    def commit(self, start: int, rows: Sequence[int]) -> None:
+        """Add what ``rows`` of the pass at position ``start`` have added, a path in order."""
+        self._buffers.commit(start, rows, self._num_threads)
+        self.num_read += len(rows)
+
+    def keep(self) -> None:
+        """Keep a copy of the states as they are; of too many the one nearest behind another goes."""
+        if self.num_read:
+            self.kept.setdefault(self.num_read, self._buffers.save())
+        places = sorted(self.kept)
+        if len(places) > _MOST:
+            gaps = {place: place - before for before, place in zip([0, *places], places[:-1], strict=False)}
+            del self.kept[min(gaps, key=gaps.__getitem__)]
+
+    def copy(self) -> KeptStates:
+        """All copies, those of the states behind the text too, which later commits leave alone."""
+        return KeptStates({**self.kept, self.num_read: self._buffers.save()} if self.num_read else dict(self.kept))
+
+    def restore(self, copies: KeptStates) -> None:
+        """Have the text go on from any of ``copies``; ``begin`` says from which."""
+        self.kept, self.num_read = dict(copies.kept), 0
+        self._buffers.clear()
