@@ -213,7 +213,7 @@ def test_a_recurrent_target_is_refused_with_the_reason(run, prompts, tmp_path):
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (folder / name).write_bytes((TARGET / name).read_bytes())
 
-    assert_one_sentence(run(*calibration(prompts, target=folder)), "recurrent state")
+    assert_one_sentence(run(*calibration(prompts, target=folder)), "recurrent layers")
     assert not (tmp_path / "plans").exists()
 
 

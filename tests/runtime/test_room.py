@@ -31,7 +31,7 @@ def test_memory_that_is_not_there_is_named(monkeypatch):
 
 def test_caches_take_what_is_said():
     target = make_pair().target
-    cache = StaticCache.allocate(target.outline.key_heads, 400, target.dtype, target.device)
+    cache = StaticCache.allocate(target.outline, 400, target.dtype, target.device)
 
     assert cache_bytes(target, 400) == cache.num_bytes
 

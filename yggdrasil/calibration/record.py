@@ -107,16 +107,10 @@ def states_of(runner: ModelRunner, text: Sequence[int]) -> tuple[Tensor, dict[in
 
     Runs eagerly, a chunk at a time.
     """
-    runner.text.forget()  # its rows are overwritten
     device = runner.loaded.device
     states: list[Tensor] = []
     layers: dict[int, list[Tensor]] = {layer: [] for layer in runner.call.hidden_layers}
-    for start in range(0, len(text), HIDDEN_CHUNK):
-        tokens = torch.tensor(text[start : start + HIDDEN_CHUNK], device=device)
-        rows = torch.arange(len(tokens), device=device)
-        mask = rows[:, None] >= rows[None, :]
-        offsets = torch.tensor([start, start], device=device)
-        forward = runner.call(runner.weights, runner.cache.tensors(), tokens, start + rows, mask, offsets, rows)
+    for forward in runner.read(torch.tensor(text, device=device), HIDDEN_CHUNK):
         states.append(forward.hidden.float().cpu())
         for layer, state in zip(runner.call.hidden_layers, forward.layers, strict=True):
             layers[layer].append(state)

@@ -7,12 +7,17 @@ from transformers.utils import logging as transformers_logging
 
 from yggdrasil.checkpoints.families import register_family
 from yggdrasil.checkpoints.kept_tokenizer import open_tokenizer
+from yggdrasil.checkpoints.recurrent import Recurrence, layer_types
 from yggdrasil.checkpoints.source import Source
 from yggdrasil.errors import YggdrasilError, one_line
 
 _MOST_POSITIONS = 2**31 - 1
 _MOST_LAYERS = 1024  # far more than any model has; what counts more would be made before its weights are missed
-_RECURRENT_LAYERS = {"linear_attention", "mamba", "recurrent", "conv", "hybrid", "mamba2", "rwkv"}
+_RECURRENT_LAYERS = {"linear_attention", "mamba", "recurrent", "conv", "hybrid", "rwkv"}
+_NO_TREE = (
+    "no tree can be verified in one pass; served are those of LFM2 (short convolutions), Qwen3.5 and Qwen3-Next (gated "
+    "delta networks), and Granite 4, Bamba, Falcon-H1 and Nemotron-H (Mamba-2)"
+)
 
 
 def load_config(source: str | Path | Source) -> PretrainedConfig:
@@ -53,19 +58,17 @@ def _fault(config: PretrainedConfig) -> str | None:
 
 
 def refuse_unverifiable(config: PretrainedConfig, name: str) -> None:
-    """Refuse recurrent, hybrid and encoder-decoder models with the reason."""
+    """Refuse encoder-decoder models, those without attention and layers that are not served, with the reason."""
     if config.is_encoder_decoder:
         raise YggdrasilError(f"{name} is an encoder-decoder model; Yggdrasil decodes decoder-only causal models")
     text = config.get_text_config()
-    layers = set(getattr(text, "layer_types", None) or getattr(text, "layers_block_type", None) or ())
+    layers = set(layer_types(text))
+    if not hasattr(text, "num_attention_heads") or hasattr(text, "ssm_cfg") or hasattr(text, "state_size"):
+        raise YggdrasilError(f"{name} ({config.model_type}) has recurrent layers alone and no attention: {_NO_TREE}")
     recurrent = sorted(layer for layer in layers if any(kind in layer for kind in _RECURRENT_LAYERS))
-    if recurrent or not hasattr(text, "num_attention_heads") or hasattr(text, "ssm_cfg") or hasattr(text, "state_size"):
-        reason = (
-            f"has {', '.join(recurrent)} layers" if recurrent else f"({config.model_type}) has no softmax attention"
-        )
+    if recurrent and Recurrence.of(text) is None:
         raise YggdrasilError(
-            f"{name} {reason}: a recurrent state holds one past only, so the branches of a tree cannot be verified in "
-            "one pass; use a model with softmax attention in every layer"
+            f"{name} ({config.model_type}) has recurrent layers ({', '.join(recurrent)}) of another kind: {_NO_TREE}"
         )
     if any("chunked" in layer for layer in layers):
         raise YggdrasilError(f"{name} attends in chunks (chunked_attention), which tree attention does not compute")

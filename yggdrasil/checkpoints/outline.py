@@ -42,6 +42,11 @@ class Outline:
     recurrence: Recurrence | None = None  # of a hybrid model
 
     @property
+    def attention(self) -> tuple[int, int]:
+        """(key heads, head size) of the last layer that attends."""
+        return next(pair for pair in reversed(self.key_heads) if pair[0])
+
+    @property
     def remembering_layers(self) -> set[int]:
         """Numbers of the layers that attend or recur."""
         attending = {number for number, (heads, _) in enumerate(self.key_heads) if heads}

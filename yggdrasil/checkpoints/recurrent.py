@@ -22,7 +22,7 @@ _RECURRENT = ("linear_attention", "conv", "hybrid", "mamba")
 
 @dataclass(frozen=True)
 class Recurrence:
-    """Sizes of the recurrent layers, which are alike: a causal convolution, and behind it a state [heads, K, V] or none."""
+    """Sizes of the recurrent layers, which are alike: a causal convolution, and a state [heads, K, V] or none."""
 
     kind: str
     layers: tuple[int, ...]  # their numbers
@@ -45,9 +45,7 @@ class Recurrence:
             keys, values = config.linear_num_key_heads, config.linear_num_value_heads
             key_size, value_size = config.linear_key_head_dim, config.linear_value_head_dim
             channels = 2 * keys * key_size + values * value_size
-            return cls(
-                GATED_DELTA, layers, config.linear_conv_kernel_dim, channels, values, keys, key_size, value_size
-            )
+            return cls(GATED_DELTA, layers, config.linear_conv_kernel_dim, channels, values, keys, key_size, value_size)
         sizes = {
             ours: next((getattr(config, name) for name in names if getattr(config, name, None)), None)
             for ours, names in _STATE_SPACE_NAMES.items()

@@ -201,6 +201,7 @@ def assemble(
     if backend == "cudagraph":
         for labels in (stages, *other_stages):
             check_capturable(Schedule.parse(labels))
+    _refuse_recurrent(target, drafter, backend)
     tree = TokenTree.allocate(shapes.num_nodes, shapes.candidates, target.device)
     recorder = Recorder(target.device) if backend == "cudagraph" else None
     drafter_runner = None
@@ -221,7 +222,8 @@ def assemble(
     hidden_layers = () if chosen is None else _layers_read(chosen, target)
     if free is not None and free.capabilities.read_runners_up is not None:
         hidden_layers = (*hidden_layers, RUNNERS_UP)
-    target_runner = ModelRunner(target, shapes.cache_capacity, vocab_size, backend, hidden_layers, recorder)
+    widest = max(*shapes.prefill_widths, *shapes.verify_widths, shapes.num_nodes)
+    target_runner = ModelRunner(target, shapes.cache_capacity, vocab_size, backend, hidden_layers, recorder, widest)
     make_target = TargetModel if recorder is None else CapturedTarget
     model = make_target(target_runner, tree, shapes.verify_widths, shapes.prefill_widths)
     limit = min(shapes.max_length, target.max_context)
@@ -229,6 +231,17 @@ def assemble(
         limit = min(limit, drafter.max_context)
     engine = Engine(model, chosen, tree, shapes.verify_widths, limit, stages, free)
     return Assembly(engine, target_runner, drafter_runner, shapes)
+
+
+def _refuse_recurrent(target: LoadedModel, drafter: object, backend: Backend) -> None:
+    """Refuse recurrent layers where no commit of their states is made."""
+    if backend == "cudagraph" and target.outline.recurrence is not None:
+        raise YggdrasilError(f"{target.name} has recurrent layers, which decode on a CPU so far; take --device cpu")
+    if isinstance(drafter, LoadedModel) and drafter.outline.recurrence is not None:
+        raise YggdrasilError(
+            f"{drafter.name} has recurrent layers, and a draft model must attend in all of its layers; take another, a "
+            "head, or --drafter none"
+        )
 
 
 def _layers_read(drafter: Drafter, target: LoadedModel) -> tuple[int, ...]:

@@ -128,7 +128,7 @@ class Engine:
         """Read the prompt; whoever iterates may stop after every chunk of it."""
         # The last token is read anew for its logits, and so is what a drafter needs the states of.
         most = len(prompt) if self.drafter is None else num_kept(self.drafter, prompt)
-        start = max(0, min(self.target.text.shared(prompt), len(prompt) - 1, most - 1))
+        start = self.target.text.shared(prompt, most=min(len(prompt), most) - 1)
         trace.reused_tokens = start
         outcomes: list[Outcome] = []
         chunks = self.target.prefill(prompt, start)

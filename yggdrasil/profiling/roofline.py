@@ -67,8 +67,14 @@ def step_work(loaded: LoadedModel, width: int, context: int) -> StepWork:
             operations += 2 * width * module.in_features * module.out_features
     element = torch.empty(0, dtype=loaded.dtype).element_size()
     for key_heads, head_size in loaded.outline.key_heads:
-        num_bytes += 2 * key_heads * head_size * (context + width) * element
-        operations += 4 * loaded.outline.query_heads * head_size * width * (context + width)
+        if key_heads:
+            num_bytes += 2 * key_heads * head_size * (context + width) * element
+            operations += 4 * loaded.outline.query_heads * head_size * width * (context + width)
+    recurrence = loaded.outline.recurrence
+    if recurrence is not None:  # a state is read by the pass, and read and written by the commit
+        size = recurrence.state_size * len(recurrence.layers)
+        num_bytes += 3 * 4 * size
+        operations += 6 * size * width
     return StepWork(num_bytes, operations)
 
 

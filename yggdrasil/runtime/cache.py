@@ -19,8 +19,8 @@ from yggdrasil.runtime.states.buffers import StateBuffers
 class StaticCache:
     """Allocated once; slot i of keys and values holds position i of the committed text.
 
-    Slots from the committed length on are scratch for the tree's nodes until ``commit`` moves accepted rows down. A layer
-    that does not attend has keys of no heads.
+    Slots from the committed length on are scratch for the tree's nodes until ``commit`` moves accepted rows down. A
+    layer that does not attend has keys of no heads.
     """
 
     keys: list[Tensor]  # L x [Hkv, S, D]

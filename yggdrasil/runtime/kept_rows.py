@@ -11,6 +11,7 @@ from torch import Tensor
 
 from yggdrasil.runtime.kept_text import KeptText
 from yggdrasil.runtime.runner import ModelRunner
+from yggdrasil.runtime.states.snapshots import KeptStates
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,8 @@ class KeptRows:
     @classmethod
     def of(cls, runner: ModelRunner, is_wanted: Callable[[], bool] = lambda: True) -> "KeptRows | None":
         """What the runner's cache holds now; None where that ceased to be wanted before all was copied."""
-        text = KeptText()
+        states = None if runner.states is None else runner.states.copy()
+        text = KeptText(states)
         count = runner.text.num_kept
         text.begin(runner.text.tokens[:count], count, runner.text.lead)
         tensors = runner.cache.rows()
@@ -39,17 +41,20 @@ class KeptRows:
     def bytes_of(runner: ModelRunner) -> int:
         """What such a copy would take."""
         count = runner.text.num_kept
-        return sum(each[:, :count].nbytes for each in runner.cache.tensors())
+        return sum(each[:, :count].nbytes for each in runner.cache.rows())
 
     @property
     def num_bytes(self) -> int:
-        return self.rows.nbytes
+        states = self.text.states
+        return self.rows.nbytes + (states.num_bytes if isinstance(states, KeptStates) else 0)
 
     def restore(self, runner: ModelRunner) -> None:
         """Have the cache of the runner that they were copied from hold them again."""
-        tensors = runner.cache.tensors()
+        tensors = runner.cache.rows()
         for part, cached in zip(self._parts(tensors), tensors, strict=True):
             cached[:, : self.text.num_rows].copy_(part)
+        if runner.states is not None and isinstance(self.text.states, KeptStates):
+            runner.states.restore(self.text.states)
         runner.text.begin(self.text.tokens, self.text.num_rows, self.text.lead)
 
     def _parts(self, tensors: list[Tensor]) -> list[Tensor]:

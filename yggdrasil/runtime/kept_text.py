@@ -32,7 +32,7 @@ class KeptText:
     @property
     def num_kept(self) -> int:
         """Rows that a later request may keep: none where they were only pretended."""
-        return min(self.num_rows, len(self.tokens)) if self._is_real else 0
+        return self._place(min(self.num_rows, len(self.tokens))) if self._is_real else 0
 
     @property
     def whole(self) -> list[int]:
@@ -46,10 +46,13 @@ class KeptText:
         recurrent layers it is a place at which states are kept.
         """
         same = self._same(whole, ahead)
-        same = same if most is None else max(0, min(same, most))
+        return self._place(same if most is None else max(0, min(same, most)))
+
+    def _place(self, num_rows: int) -> int:
+        """The last place up to ``num_rows`` behind which the text can go on."""
         if self.states is None:
-            return same
-        return max(place for place in self.states.places() if place <= same)
+            return num_rows
+        return max(place for place in self.states.places() if place <= num_rows)
 
     def _same(self, whole: Sequence[int], ahead: int) -> int:
         start = len(self.lead)

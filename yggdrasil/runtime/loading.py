@@ -1,5 +1,6 @@
 """Load a causal language model for static-shape steps, and refuse what cannot be verified as a tree."""
 
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,12 +21,14 @@ from yggdrasil.checkpoints.gguf.rows import rows_of_file
 from yggdrasil.checkpoints.mxfp4 import Mxfp4Experts, holds_mxfp4
 from yggdrasil.checkpoints.outline import Outline
 from yggdrasil.checkpoints.packing import pack_linears
+from yggdrasil.checkpoints.recurrent import Recurrence
 from yggdrasil.checkpoints.source import Source
 from yggdrasil.checkpoints.stand_ins import load_beside_blocks, refuse_stand_ins
 from yggdrasil.errors import YggdrasilError, first_line
 from yggdrasil.native import is_native
 from yggdrasil.runtime.attention import ATTENTION_NAME
 from yggdrasil.runtime.loaded import LoadedModel
+from yggdrasil.runtime.states.operators import serve_recurrent_layers
 
 
 def load_model(
@@ -112,17 +115,25 @@ def _quantise(
     return rows_of_file(read_gguf_header(source.gguf), model.config)
 
 
+def _has_attention_interface(model: PreTrainedModel) -> bool:
+    """Whether its attention looks its function up by name, which some families do without saying so."""
+    says_so = getattr(model, "_supports_attention_backend", False)
+    return says_so or hasattr(sys.modules[type(model).__module__], "ALL_ATTENTION_FUNCTIONS")
+
+
 def prepare_model(
     model: PreTrainedModel, name: str, num_threads: int, *, pack: bool = True, quantise: Quantise | None = None
 ) -> LoadedModel:
     """Plug our attention into a model that is already in memory and, on a CPU, pack its linears, in place."""
-    if not getattr(model, "_supports_attention_backend", False):
+    if not _has_attention_interface(model):
         raise YggdrasilError(
             f"{name}: {type(model).__name__} computes attention in its own way and offers no place for a tree mask; "
             "use a model whose transformers implementation supports attention backends"
         )
     model.requires_grad_(False)
     model.set_attn_implementation(ATTENTION_NAME)
+    if Recurrence.of(model.config.get_text_config()) is not None:
+        serve_recurrent_layers(model)
     model.config.use_cache = True
     # What a pass returns is ours to say: a checkpoint's own wishes would cost time, or be of no use.
     model.config.output_hidden_states = model.config.output_attentions = False

@@ -1,6 +1,6 @@
 """A model with its cache and its steps: everything that runs on one set of weights."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import torch
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from yggdrasil.compiler.compiled import Backend, Step
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.runtime.cache import StaticCache
-from yggdrasil.runtime.forward import ModelCall
+from yggdrasil.runtime.forward import Forward, ModelCall
 from yggdrasil.runtime.graphs import Capture, Recorder
 from yggdrasil.runtime.kept_text import KeptText
 from yggdrasil.runtime.loaded import LoadedModel
@@ -57,6 +57,17 @@ class ModelRunner:
         if self.states is not None:
             self.states.commit(self.text.num_rows, rows)
         self.text.num_rows += len(rows)
+
+    def read(self, tokens: Tensor, most: int) -> Iterator[Forward]:
+        """What eager passes over the text ``tokens`` [N] give, of ``most`` rows at most; no row of it is kept."""
+        self.text.forget()
+        most = most if self.states is None else min(most, self.states.widest)
+        for chunk in tokens.split(most):
+            start, rows = self.text.num_rows, torch.arange(len(chunk), device=tokens.device)
+            mask, offsets = rows[:, None] >= rows[None, :], torch.tensor([start, start], device=tokens.device)
+            yield self.call(self.weights, self.cache.tensors(), chunk, start + rows, mask, offsets, rows)
+            self.keep(range(len(chunk)))
+        self.text.forget()
 
     def reading(self, hidden_layers: Sequence[int]) -> ModelCall:
         """The runner's call, giving the outputs of other layers."""

@@ -70,14 +70,15 @@ def check_tree_attention(loaded: LoadedModel, tokens: Sequence[int] | None = Non
     ids = torch.tensor(tokens or _spread_ids(loaded.vocab_size), device=device)[None]
     record = _Record(loaded.num_threads)
     name = f"{loaded.name}: {type(model).__name__}"
+    num_attending = sum(heads > 0 for heads, _ in loaded.outline.key_heads)
     try:
         model.set_attn_implementation(_CHECKED_NAME)
         expected = model(input_ids=ids, use_cache=False, selfcheck=record).logits[0].float()
         record.num_replayed = 0
         _refuse_infinite(expected, loaded)
         found = _read_as_step(model, ids, loaded, record)
-        if record.num_replayed != loaded.num_layers:
-            raise _Differs(f"{record.num_replayed} of its {loaded.num_layers} layers call it")
+        if record.num_replayed != num_attending:
+            raise _Differs(f"{record.num_replayed} of its {num_attending} layers call it")
         _compare("the logits", found, expected, _INPUT_TOLERANCE.get(loaded.dtype, 2e-2))
     except _Differs as difference:
         raise YggdrasilError(
@@ -98,10 +99,11 @@ def _read_as_step(model: PreTrainedModel, ids: Tensor, loaded: LoadedModel, reco
     """Logits [T, V] of the text, read with positions, mask and cache as a decode step passes them."""
     length = ids.shape[1]
     positions = torch.arange(length, device=loaded.device)
-    cache = StaticCache.allocate(loaded.outline.key_heads, length, loaded.dtype, loaded.device)
-    step = StepCache(cache.keys, cache.values, torch.zeros(2, dtype=torch.int64, device=loaded.device))
+    cache = StaticCache.allocate(loaded.outline, length, loaded.dtype, loaded.device)
+    mask, offsets = _causal(length, loaded.device), torch.zeros(2, dtype=torch.int64, device=loaded.device)
+    step = StepCache.over(cache.tensors(), loaded.outline, offsets, mask)
     logits: Tensor = model(
-        input_ids=ids, position_ids=positions[None], attention_mask=_causal(length, loaded.device)[None, None],
+        input_ids=ids, position_ids=positions[None], attention_mask=mask[None, None],
         use_cache=True, step_cache=step, num_threads=loaded.num_threads, selfcheck=record, **{cache_name(model): step},
     ).logits  # fmt: skip
     return logits[0].float()
@@ -167,7 +169,7 @@ def _tree_attention_alone(
     length, layer = query.shape[2], int(module.layer_idx)  # type: ignore[arg-type]
     keys, values = (torch.zeros_like(each[0]) for each in (key, value))
     offsets = torch.zeros(2, dtype=torch.int64, device=query.device)
-    step = StepCache([keys] * (layer + 1), [values] * (layer + 1), offsets)
+    step = StepCache({layer: keys}, {layer: values}, offsets)
     mask = _causal(length, query.device)[None, None]
     return tree_attention(module, query, key, value, mask, step_cache=step, num_threads=num_threads, **terms)[0]
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
+from yggdrasil.errors import YggdrasilError
 from yggdrasil.runtime.attention import keep_mask, refuse_extras
 from yggdrasil.runtime.loaded import LoadedModel
 
@@ -32,6 +33,11 @@ class Rows:
     """Keys and values of R texts, allocated once, and what the pass that runs holds of them."""
 
     def __init__(self, loaded: LoadedModel, num_rows: int, capacity: int) -> None:
+        if loaded.outline.recurrence is not None:
+            raise YggdrasilError(
+                f"{loaded.name} has recurrent layers, whose texts are not read side by side yet: neither calibrate nor "
+                "train can have it write text of its own"
+            )
         shapes = [(num_rows, heads, capacity, size) for heads, size in loaded.outline.key_heads]
         self._caches = [  # zeros: what is masked is added to a sum too, times nothing
             tuple(torch.zeros(shape, dtype=loaded.dtype, device=loaded.device) for _ in range(2)) for shape in shapes

@@ -1,6 +1,7 @@
 """The adapter through which transformers' models reach a step's cache."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -72,14 +73,14 @@ class StepCache(Cache):
         self._layer = layer_idx
         self.layers_read.add(layer_idx)
 
-    def update_conv_state(self, conv_states: Tensor, layer_idx: int, **_: object) -> Tensor:
+    def update_conv_state(self, conv_states: Tensor, layer_idx: int, state_idx: int = 0, **_: object) -> Tensor:
         return conv_states
 
     def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> None:
         return None
 
-    def update_recurrent_state(self, recurrent_states: Tensor | None, layer_idx: int, **_: object) -> None:
-        return None
+    def update_recurrent_state(self, recurrent_states: Any, layer_idx: int, state_idx: int = 0, **_: object) -> Any:
+        return recurrent_states
 
     # ==== one layer's part, for compiling a layer by itself ====
 

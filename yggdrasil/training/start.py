@@ -33,7 +33,7 @@ _NORMS = {"hidden_norm": "input_layernorm", "post_attention_layernorm": "post_at
 def settings_for(loaded: LoadedModel, draft_vocab_size: int) -> HeadSettings:
     """A head as wide as the target, with its heads and rotary positions."""
     text = loaded.model.config.get_text_config()
-    key_heads, head_size = loaded.outline.key_heads[-1]
+    key_heads, head_size = loaded.outline.attention
     activation = getattr(text, "hidden_act", None)
     return HeadSettings(
         hidden_size=loaded.hidden_size,

@@ -74,5 +74,5 @@ class CapturedLogits:
 
     def _keep_rows(self) -> Sequence[Tensor]:
         arguments = self._keep_start.tensor, self._rows.tensor, self._count.tensor
-        torch.ops.yggdrasil.keep_rows(self._runner.cache.tensors(), *arguments)
+        torch.ops.yggdrasil.keep_rows(self._runner.cache.rows(), *arguments)
         return ()

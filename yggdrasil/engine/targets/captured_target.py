@@ -186,7 +186,7 @@ class CapturedTarget:
         self.order.copy_(order)
         summary, hidden, *layers = self.runner.step("verify", width)()
         count, rows = summary[:1], summary[2 : 2 + width]
-        torch.ops.yggdrasil.keep_rows(self.runner.cache.tensors(), self._start.tensor, rows, count)
+        torch.ops.yggdrasil.keep_rows(self.runner.cache.rows(), self._start.tensor, rows, count)
         last = rows.index_select(0, count - 1)
         nodes = summary[2 + 3 * width :]
         exist = torch.isfinite(self._tree.scores[nodes]).to(torch.int64)

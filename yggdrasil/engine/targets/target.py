@@ -152,9 +152,15 @@ class TargetModel:
             self._last.write(len(chunk) - 1)
             choice, best, hidden, logits, *layers = self.runner.step("prefill", width)()
             _check_finite(best)
-            self.text.num_rows += len(chunk)
             rows = list(range(len(chunk)))
+            self.runner.keep(rows)
+            self._keep_states(len(tokens))
             yield Outcome([int(choice)], rows, hidden, self._layers(layers, rows)), logits
+
+    def _keep_states(self, length: int) -> None:
+        """Keep a copy of recurrent states behind a prompt of ``length`` tokens, and before its last chunk."""
+        if self.runner.states is not None and length - self.length <= self.prefill_widths[-1]:
+            self.runner.states.keep()
 
     def plain(self, token: int) -> Outcome:
         """Read ``token``, the last certain one, and choose its successor; ``commit`` then keeps its row."""
@@ -207,7 +213,7 @@ class TargetModel:
         text = self.text
         if rows and rows[-1] >= len(rows):  # they ascend: else every one is where it belongs
             self._move([text.num_rows + row for row in rows], text.num_rows)
-        text.num_rows += len(rows)
+        self.runner.keep(rows)
 
     def _layers(self, layers: Sequence[Tensor], rows: Sequence[int]) -> Mapping[int, Tensor]:
         """What drafters read of ``rows``."""

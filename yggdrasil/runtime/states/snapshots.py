@@ -1,9 +1,10 @@
-"""States at several places of one text, so that a later text which begins alike need not be read from its first token."""
+"""States at several places of one text: a later text that begins alike is not read from its first token."""
 
 from collections.abc import Collection, Sequence
 
 from yggdrasil.runtime.states.buffers import SavedState, StateBuffers
 
+_APART = 16  # tokens: more are not read again where a text ends between two copies
 _MOST = 4  # copies, beside the states behind the text
 NUM_STATES = 1 + _MOST
 
@@ -33,34 +34,43 @@ class TextStates(KeptStates):
 
     def __init__(self, buffers: StateBuffers, num_threads: int) -> None:
         super().__init__({})
-        self.num_read = 0  # tokens in the states
+        self._num_read: int | None = 0  # tokens in the states; None while they change
         self._buffers, self._num_threads = buffers, num_threads
 
+    @property
+    def widest(self) -> int:
+        """Rows of the widest pass."""
+        return self._buffers.num_slots
+
     def places(self) -> Collection[int]:
-        return {0, self.num_read, *self.kept}
+        return {0, *self.kept} if self._num_read is None else {0, self._num_read, *self.kept}
 
     def begin(self, num_rows: int) -> None:
-        if num_rows == self.num_read:
-            self.keep()  # what follows may be dropped again: a turn ends here
-        super().begin(num_rows)
-        if num_rows == self.num_read:
+        if num_rows == self._num_read:
+            self.keep()  # a turn begins here, whose tokens may be dropped again
+            super().begin(num_rows)
             return
+        super().begin(num_rows)
+        self._num_read = None
         if num_rows in self.kept:
             self._buffers.load(self.kept[num_rows])
         else:
             assert num_rows == 0, f"no states are kept of {num_rows} tokens"
             self._buffers.clear()
-        self.num_read = num_rows
+        self._num_read = num_rows
 
     def commit(self, start: int, rows: Sequence[int]) -> None:
         """Add what ``rows`` of the pass at position ``start`` have added, a path in order."""
+        self._num_read = None  # whoever interrupts leaves states of no place
         self._buffers.commit(start, rows, self._num_threads)
-        self.num_read += len(rows)
+        self._num_read = start + len(rows)
+        if self._num_read - max(self.kept, default=0) >= _APART:
+            self.keep()
 
     def keep(self) -> None:
         """Keep a copy of the states as they are; of too many the one nearest behind another goes."""
-        if self.num_read:
-            self.kept.setdefault(self.num_read, self._buffers.save())
+        if self._num_read:
+            self.kept.setdefault(self._num_read, self._buffers.save())
         places = sorted(self.kept)
         if len(places) > _MOST:
             gaps = {place: place - before for before, place in zip([0, *places], places[:-1], strict=False)}
@@ -68,9 +78,9 @@ class TextStates(KeptStates):
 
     def copy(self) -> KeptStates:
         """All copies, those of the states behind the text too, which later commits leave alone."""
-        return KeptStates({**self.kept, self.num_read: self._buffers.save()} if self.num_read else dict(self.kept))
+        return KeptStates({**self.kept, self._num_read: self._buffers.save()} if self._num_read else dict(self.kept))
 
     def restore(self, copies: KeptStates) -> None:
         """Have the text go on from any of ``copies``; ``begin`` says from which."""
-        self.kept, self.num_read = dict(copies.kept), 0
-        self._buffers.clear()
+        self._num_read = None
+        self.kept = dict(copies.kept)

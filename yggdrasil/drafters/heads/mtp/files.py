@@ -89,7 +89,7 @@ def open_mtp(folder: Path, dtype: torch.dtype) -> MtpHead:
 def empty_mtp(config: PretrainedConfig) -> MtpHead:
     """A module for the target of ``config``, whose layer has no memory."""
     outline = Outline.of(config)
-    key_heads, head_size = outline.key_heads[0]
+    key_heads, head_size = outline.attention
     settings = HeadSettings(
         hidden_size=outline.hidden_size,
         intermediate_size=config.intermediate_size,

@@ -1,0 +1,112 @@
+"""Small random models with recurrent layers, in float32, whose choices differ from place to place."""
+
+import copy
+from functools import cache
+from typing import NamedTuple
+
+import torch
+import transformers
+from tiny_pair import VOCAB_SIZE, OracleDrafter, byte_tokenizer
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from yggdrasil.engine.assembly import assemble
+from yggdrasil.engine.decoder import Decoder
+from yggdrasil.runtime.loaded import LoadedModel
+from yggdrasil.runtime.loading import prepare_model
+from yggdrasil.runtime.runner import ModelRunner
+from yggdrasil.scheduling.plan import Shapes
+
+SHAPES = Shapes(
+    max_length=200, draft_widths=(1, 2, 4), max_depth=4, candidates=4, verify_widths=(1, 4, 8, 16),
+    prefill_widths=(4, 16),
+)  # fmt: skip
+_SHAPE = {
+    "vocab_size": VOCAB_SIZE, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256,
+    "pad_token_id": 0, "bos_token_id": None, "eos_token_id": None,
+}  # fmt: skip
+_EXPERTS = {
+    "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32,
+}  # fmt: skip
+_CONVOLUTION = {"layer_types": ["conv", "full_attention", "conv"]}
+_LINEAR = {"layer_types": ["linear_attention", "full_attention", "linear_attention"]}
+_DELTA = {
+    **_LINEAR, "head_dim": 16, "linear_num_value_heads": 32, "linear_num_key_heads": 16, "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8, "linear_conv_kernel_dim": 4,
+}  # fmt: skip
+_MAMBA = {
+    "mamba_n_heads": 32, "mamba_d_head": 4, "mamba_n_groups": 2, "mamba_d_state": 16, "mamba_d_conv": 4,
+    "mamba_expand": 2, "mamba_chunk_size": 8,
+}  # fmt: skip
+RECURRENT = {
+    "lfm2": ("Lfm2Config", {**_CONVOLUTION, "block_auto_adjust_ff_dim": False}),
+    "lfm2_moe": ("Lfm2MoeConfig", {**_CONVOLUTION, **_EXPERTS, "num_dense_layers": 1}),
+    "qwen3_5": ("Qwen3_5TextConfig", _DELTA),
+    "qwen3_5_moe": ("Qwen3_5MoeTextConfig", {**_DELTA, **_EXPERTS}),
+    "qwen3_next": ("Qwen3NextConfig", {**_DELTA, **_EXPERTS}),
+    "olmo_hybrid": ("OlmoHybridConfig", _DELTA),
+    "granite": (
+        "GraniteMoeHybridConfig",
+        {**_MAMBA, **_LINEAR, "num_local_experts": 4, "num_experts_per_tok": 2, "shared_intermediate_size": 96,
+         "embedding_multiplier": 5.0},
+    ),
+    "bamba": ("BambaConfig", {**_MAMBA, "attn_layer_indices": [1]}),
+    "falcon_h1": ("FalconH1Config", {**_MAMBA, "mamba_d_ssm": 128, "head_dim": 16}),
+    "nemotron_h": (
+        "NemotronHConfig",
+        {"layers_block_type": ["linear_attention", "mlp", "full_attention", "moe", "linear_attention"],
+         "mamba_num_heads": 32, "mamba_head_dim": 4, "n_groups": 2, "ssm_state_size": 16, "conv_kernel": 4,
+         "chunk_size": 8, "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+         "moe_shared_expert_intermediate_size": 32, "head_dim": 16},
+    ),
+}  # fmt: skip
+
+
+MIXTURES = {"lfm2_moe", "qwen3_5_moe", "qwen3_next", "granite", "nemotron_h"}  # their routers are compiled to be exact
+
+
+def recurrent_config(family):
+    name, changes = RECURRENT[family]
+    shape = {**_SHAPE, **changes}
+    if "layers_block_type" in changes:
+        del shape["num_hidden_layers"]
+    return getattr(transformers, name)(**shape)
+
+
+class RecurrentModel(NamedTuple):
+    """A model ready for the engine, and an untouched copy of it."""
+
+    loaded: LoadedModel
+    plain: PreTrainedModel
+
+    def runner(self, dtype=torch.float32):
+        loaded = (
+            self.loaded if dtype == torch.float32 else prepare_model(copy.deepcopy(self.plain).to(dtype), "half", 1)
+        )
+        return ModelRunner(loaded, 128, VOCAB_SIZE, "eager", widest=32)
+
+    def decoder(self, policy, drafter=None, **options):
+        assembly = assemble(self.loaded, drafter, SHAPES, "eager", **options)
+        return Decoder(assembly, byte_tokenizer(), policy, frozenset())
+
+    def reference(self, prompt, count):
+        """``count`` tokens of transformers' own greedy decoding."""
+        tokens = torch.tensor([list(prompt)])
+        settings = {"do_sample": False, "max_new_tokens": count, "eos_token_id": None, "pad_token_id": 0}
+        return self.plain.generate(tokens, attention_mask=torch.ones_like(tokens), **settings)[
+            0, len(prompt) :
+        ].tolist()
+
+    def oracle(self, prompt, count):
+        """A drafter that knows most of what follows ``prompt``."""
+        return OracleDrafter([*prompt, *self.reference(prompt, count)])
+
+
+@cache
+def recurrent_model(family):
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(recurrent_config(family), dtype=torch.float32).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(3) if parameter.ndim >= 2 else parameter.add_(torch.randn_like(parameter) / 4)
+    return RecurrentModel(prepare_model(copy.deepcopy(model), family, 1), model)

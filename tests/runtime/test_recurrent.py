@@ -1,0 +1,170 @@
+"""Recurrent layers under a tree: every family against transformers' own decoding, and rows against plain steps."""
+
+import random
+
+import pytest
+import torch
+from recurrent_models import MIXTURES, RECURRENT, recurrent_model
+from tiny_pair import TEXT, VOCAB_SIZE
+
+from yggdrasil import SamplingParams, Speculation
+from yggdrasil.drafters.ngram import NGramDrafter
+from yggdrasil.engine.conversations import Conversations
+from yggdrasil.policy.fixed import PLAIN_POLICY, FixedPolicy
+from yggdrasil.runtime.selfcheck import check_tree_attention
+from yggdrasil.tree.shape import TreeShape
+
+PROMPT = TEXT[:21]
+TREE = FixedPolicy(TreeShape(2, 4, 8))
+EXACT, CLOSE = {"atol": 0.0, "rtol": 0.0}, {"atol": 1e-4, "rtol": 1e-4}
+WIDE = FixedPolicy(TreeShape(4, 4, 16))
+APART = 16 + 5  # copies of states, and a block that ends behind the answer
+families = pytest.mark.parametrize("family", RECURRENT)
+kinds = pytest.mark.parametrize("family", ["lfm2", "qwen3_5", "falcon_h1"])
+
+
+@torch.inference_mode()
+def run(runner, tokens, parents):
+    """One pass over a tree behind the text; logits of its rows [W, V]."""
+    depths, ancestors = [], torch.eye(len(tokens), dtype=torch.bool)
+    for row, parent in enumerate(parents):
+        depths.append(0 if parent < 0 else depths[parent] + 1)
+        if parent >= 0:
+            ancestors[row] |= ancestors[parent]
+    start = runner.text.num_rows
+    positions, offsets = start + torch.tensor(depths), torch.tensor([start, start])
+    tensors = runner.cache.tensors()
+    return runner.call(runner.weights, tensors, torch.tensor(tokens), positions, ancestors, offsets).logits
+
+
+def read(runner, tokens):
+    """Have the runner's text be ``tokens``."""
+    runner.text.begin(tokens, 0)
+    for first in range(0, len(tokens), 32):
+        chunk = tokens[first : first + 32]
+        run(runner, chunk, range(-1, len(chunk) - 1))
+        runner.keep(range(len(chunk)))
+
+
+def commit(runner, path):
+    start = runner.text.num_rows
+    runner.cache.commit([start + row for row in path], start)
+    runner.keep(path)
+
+
+def random_tree(width, seed):
+    draw = random.Random(seed)
+    parents = [-1, *(draw.randrange(row) for row in range(1, width))]
+    return [draw.randrange(1, VOCAB_SIZE) for _ in range(width)], parents
+
+
+def path_to(row, parents):
+    return [] if row < 0 else [*path_to(parents[row], parents), row]
+
+
+@families
+def test_what_the_check_before_serving_says(family):
+    check_tree_attention(recurrent_model(family).loaded)
+
+
+@pytest.mark.parametrize("family", [family for family in RECURRENT if family not in MIXTURES])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_row_has_the_bits_of_a_plain_step_in_every_tree(family, dtype):
+    runner = recurrent_model(family).runner(dtype)
+    for width in (4, 8, 16):
+        tokens, parents = random_tree(width, width)
+        read(runner, PROMPT)
+        rows = run(runner, tokens, parents)
+        row = max(range(width), key=lambda row: len(path_to(row, parents)))
+        for node in path_to(row, parents):
+            (plain,) = run(runner, [tokens[node]], [-1])
+            torch.testing.assert_close(rows[node], plain, **EXACT)
+            commit(runner, [0])
+
+
+@families
+def test_states_after_a_commit_are_those_of_a_fresh_pass(family):
+    model = recurrent_model(family)
+    runner, fresh = model.runner(), model.runner()
+    read(runner, PROMPT)
+    text = list(PROMPT)
+    for seed in range(4):
+        tokens, parents = random_tree(12, seed)
+        path = path_to(random.Random(seed).randrange(12), parents)
+        run(runner, tokens, parents)
+        commit(runner, path)
+        text += [tokens[row] for row in path]
+        read(fresh, text)
+        for ours, theirs in zip(runner.cache.rows(), fresh.cache.rows(), strict=True):
+            torch.testing.assert_close(ours[:, : len(text)], theirs[:, : len(text)], **CLOSE)
+        states = runner.cache.states, fresh.cache.states
+        for ours, theirs in zip(states[0].save(), states[1].save(), strict=True):
+            assert ours.abs().max() > 0
+            torch.testing.assert_close(ours, theirs, **CLOSE)
+
+
+@families
+def test_greedy_tokens_are_those_of_transformers(family):
+    model = recurrent_model(family)
+    expected = model.reference(PROMPT, 25)
+    plain = model.decoder(PLAIN_POLICY).generate(PROMPT, max_new_tokens=25)
+    repeated = model.decoder(TREE, NGramDrafter()).generate(PROMPT, max_new_tokens=25)
+    known = model.decoder(WIDE, model.oracle(PROMPT, 30)).generate(PROMPT, max_new_tokens=25)
+
+    assert plain.tokens == repeated.tokens == known.tokens == expected
+    assert known.metrics.iterations < 15
+
+
+@families
+def test_drawn_tokens_are_those_of_the_plain_loop(family):
+    model, sampling = recurrent_model(family), SamplingParams(temperature=1.0, seed=5)
+    plain = model.decoder(PLAIN_POLICY).generate(PROMPT, max_new_tokens=15, sampling=sampling)
+    tree = model.decoder(TREE, NGramDrafter()).generate(PROMPT, max_new_tokens=15, sampling=sampling)
+
+    assert tree.tokens == plain.tokens != model.reference(PROMPT, 25)[:15]
+
+
+@kinds
+@pytest.mark.parametrize("options", [{}, {"speculation": Speculation(exactness="strict", tolerance=1e9)}])
+def test_a_later_turn_reads_only_what_is_new(family, options):
+    model = recurrent_model(family)
+    decoder = model.decoder(TREE, NGramDrafter())
+    first = decoder.generate(PROMPT, max_new_tokens=25, **options)
+    text = [*PROMPT, *first.tokens]
+    for prompt, new in (
+        ([*text, *TEXT[40:45]], 5),
+        ([*PROMPT, *TEXT[50:54]], 4),  # the answer is dropped
+        ([*PROMPT[:19], *TEXT[50:54]], 4),  # parts within the prompt's last chunk
+        (PROMPT, 2),
+        (TEXT[30:60], 30),
+    ):
+        found = decoder.generate(prompt, max_new_tokens=10, **options)
+        assert found.tokens == model.reference(prompt, 10)
+        assert len(prompt) - found.metrics.reused_tokens <= new + APART
+
+
+@kinds
+def test_conversations_take_turns(family):
+    model = recurrent_model(family)
+    decoder = model.decoder(TREE, NGramDrafter())
+    conversations = Conversations(decoder.assembly, 1 << 30)
+    texts = [list(TEXT[:21]), [*TEXT[:10], *TEXT[60:75]]]
+    for number in range(3):
+        for text in texts:
+            text += TEXT[number : number + 3]
+            conversations.turn_to(text)
+            found = decoder.generate(text, max_new_tokens=12)
+            assert found.tokens == model.reference(text, 12)
+            assert number == 0 or len(text) - found.metrics.reused_tokens <= 3 + APART
+            text += found.tokens
+
+
+def test_copies_of_states_are_few():
+    decoder = recurrent_model("qwen3_5").decoder(TREE, NGramDrafter())
+    decoder.generate(TEXT, max_new_tokens=110)
+    runner = decoder.assembly.target
+
+    assert len(runner.states.kept) <= 4
+    assert max(runner.states.kept) >= runner.text.num_rows - 16
+    factors = sum(each.nbytes for part in ("keys", "updates", "decays") for each in getattr(runner.cache.states, part))
+    assert factors / runner.states.widest < 0.25 * sum(each.nbytes for each in runner.cache.states.states)
