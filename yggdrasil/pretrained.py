@@ -34,9 +34,8 @@ from yggdrasil.prompts import PROBE, encode_chat, usual_prompts
 from yggdrasil.scheduling.plan import DeviceName, Plan
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
     from yggdrasil.calibration.reporter import Reporter
+    from yggdrasil.checkpoints.tokenizer import Tokenizer
     from yggdrasil.drafters.protocol import Drafter
     from yggdrasil.engine.assembly import Assembly
 
@@ -128,7 +127,7 @@ def _drafters_of(given: object) -> tuple[str, ...] | None:
     return tuple(map(str, given)) or None
 
 
-def _chat_tokenizer(source: "str | Source") -> "PreTrainedTokenizerBase":
+def _chat_tokenizer(source: "str | Source") -> "Tokenizer":
     """The tokenizer; YggdrasilError where it has no chat template."""
     tokenizer = load_tokenizer(source)
     encode_chat(tokenizer, PROBE)

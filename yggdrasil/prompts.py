@@ -12,7 +12,7 @@ from yggdrasil.arguments import check_text
 from yggdrasil.errors import ArgumentTypeError, YggdrasilError, first_line
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from yggdrasil.checkpoints.tokenizer import Tokenizer
 
 SHIPPED = Path(__file__).parent / "assets" / "prompts"  # its README says what is for what, and the licences
 CHAT_PROMPTS, HELD_OUT_CHAT_PROMPTS = SHIPPED / "chat.jsonl", SHIPPED / "chat-heldout.jsonl"
@@ -75,13 +75,13 @@ class BadLine:
     place: Place
 
 
-def usual_prompts(tokenizer: "PreTrainedTokenizerBase") -> tuple[Path, bool]:
+def usual_prompts(tokenizer: "Tokenizer") -> tuple[Path, bool]:
     """The prompts to calibrate on where none are given, and whether they are chats: as the model has a template."""
     has_template = bool(getattr(tokenizer, "chat_template", None))
     return (CHAT_PROMPTS, True) if has_template else (SHIPPED / "humaneval.jsonl", False)
 
 
-def encode_prompt(tokenizer: "PreTrainedTokenizerBase", prompt: Prompt | str) -> list[int]:
+def encode_prompt(tokenizer: "Tokenizer", prompt: Prompt | str) -> list[int]:
     """Tokens of a prompt: a text as it is, a chat in the tokenizer's own template, ready for the answer.
 
     Raises:
@@ -91,10 +91,10 @@ def encode_prompt(tokenizer: "PreTrainedTokenizerBase", prompt: Prompt | str) ->
         return encode_chat(tokenizer, prompt.messages)
     text = prompt if isinstance(prompt, str) else prompt.prompt
     check_text("the prompt", text)
-    return list(tokenizer(text)["input_ids"])
+    return tokenizer.encode(text)
 
 
-def encode_chat(tokenizer: "PreTrainedTokenizerBase", messages: Messages) -> list[int]:
+def encode_chat(tokenizer: "Tokenizer", messages: Messages) -> list[int]:
     """Tokens of a chat up to where the assistant's answer begins.
 
     Raises:
@@ -104,7 +104,7 @@ def encode_chat(tokenizer: "PreTrainedTokenizerBase", messages: Messages) -> lis
 
 
 def apply_template(
-    tokenizer: "PreTrainedTokenizerBase",
+    tokenizer: "Tokenizer",
     turns: Sequence[Mapping[str, Any]],
     tools: Sequence[dict[str, Any]] | None = None,
     *,
@@ -150,7 +150,7 @@ class _ControlStrings(NamedTuple):
 
 
 @lru_cache(maxsize=4)
-def _control_strings(tokenizer: "PreTrainedTokenizerBase", template: str) -> _ControlStrings:
+def _control_strings(tokenizer: "Tokenizer", template: str) -> _ControlStrings:
     """Added tokens that are special or that the template writes.
 
     Other added tokens, such as Gemma's HTML tags, are ordinary text.
@@ -200,15 +200,15 @@ def _marked(value: Any, pattern: re.Pattern[str] | None, mark: str) -> Any:
     return mark.join([*parts, rest])
 
 
-def _encode_marked(tokenizer: "PreTrainedTokenizerBase", text: str, mark: str) -> list[int]:
+def _encode_marked(tokenizer: "Tokenizer", text: str, mark: str) -> list[int]:
     """Tokens of a rendered chat. Texts are tokenised apart where they are marked, so no control token forms there."""
     first, *others = text.split(mark)
-    tokens = list(tokenizer(first, add_special_tokens=False)["input_ids"])
+    tokens = tokenizer.encode(first, add_special_tokens=False)
     if others:
         # Behind a special token no tokenizer writes the space that it puts before a text.
         anchor = tokenizer.convert_ids_to_tokens(next(iter(tokenizer.added_tokens_decoder)))
         for part in others:
-            tokens += tokenizer(f"{anchor}{part}", add_special_tokens=False)["input_ids"][1:]
+            tokens += tokenizer.encode(f"{anchor}{part}", add_special_tokens=False)[1:]
     return tokens
 
 

@@ -52,7 +52,7 @@ class SeededCoins:
 class PhiloxCoins:
     """Coins of one place. Draws by the Gumbel-max rule, so that near ties have a margin and rounding rarely matters."""
 
-    def __init__(self, generator: np.random.Philox) -> None:
+    def __init__(self, generator: "np.random.Philox") -> None:
         self._generator = np.random.Generator(generator)
 
     def draw(self, scores: FloatArray) -> Choice:

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
 
 from yggdrasil.acceptance.sampling import Constraint
 from yggdrasil.artifacts.fork import ends_within
+from yggdrasil.checkpoints.tokenizer import Tokenizer
 from yggdrasil.errors import YggdrasilError, one_line
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ class Grammar:
 class GrammarCompiler:
     """Constraints over one tokenizer; the tokenizer is prepared once."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, vocab_size: int, eos: Collection[int]) -> None:
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos: Collection[int]) -> None:
         if importlib.util.find_spec("llguidance") is None:
             raise YggdrasilError(
                 "constraints need the package llguidance; install it with `pip install 'yggdrasil-decode[structured]'`"
@@ -137,7 +137,7 @@ class GrammarCompiler:
         return matcher
 
 
-def control_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
+def control_tokens(tokenizer: Tokenizer) -> dict[str, int]:
     """Ids of the added tokens that a constraint names by id, since their text alone is written in ordinary tokens.
 
     These are special tokens, those that the chat template writes, such as Qwen's ``<tool_call>``, and those that the
@@ -151,14 +151,14 @@ def control_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
     }
 
 
-def _backend(tokenizer: PreTrainedTokenizerBase) -> Any:
+def _backend(tokenizer: Tokenizer) -> Any:
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         raise YggdrasilError("constraints need a fast tokenizer (tokenizer.json), which this model does not have")
     return backend
 
 
-def _spelling(tokenizer: PreTrainedTokenizerBase) -> str:
+def _spelling(tokenizer: Tokenizer) -> str:
     """The tokenizer's JSON for llguidance, in which every added token is either special or an ordinary one.
 
     llguidance takes the text of an added token for that token alone, and then refuses it: a text that contains

@@ -8,20 +8,9 @@ from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
-from transformers.generation.logits_process import (
-    MinNewTokensLengthLogitsProcessor,
-    MinPLogitsWarper,
-    NoBadWordsLogitsProcessor,
-    RepetitionPenaltyLogitsProcessor,
-    SequenceBiasLogitsProcessor,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-    TypicalLogitsWarper,
-)
 
 from yggdrasil.acceptance.sampling import SamplingParams
+from yggdrasil.checkpoints.tokenizer import Tokenizer
 from yggdrasil.errors import YggdrasilError
 
 Process: TypeAlias = Callable[..., Tensor]  # (prefix [1, L] int64, scores [1, V] float32) -> scores
@@ -52,48 +41,48 @@ def build_processors(
     params: SamplingParams, prompt_length: int, eos: Collection[int], bad_words: Sequence[Sequence[int]]
 ) -> Processors:
     """Processors of one request, built anew for each: some remember where the prompt ended."""
+    from transformers.generation import logits_process as theirs  # here: greedy requests without processors never ask
+
     shaping: list[Process] = []
     eos_tokens = sorted(eos)
     if params.logit_bias:
         biases: list[list[list[int] | float]] = [[[token], float(bias)] for token, bias in params.logit_bias.items()]
-        shaping.append(SequenceBiasLogitsProcessor(biases))
+        shaping.append(theirs.SequenceBiasLogitsProcessor(biases))
     if params.repetition_penalty != 1.0:
-        shaping.append(RepetitionPenaltyLogitsProcessor(float(params.repetition_penalty)))
+        shaping.append(theirs.RepetitionPenaltyLogitsProcessor(float(params.repetition_penalty)))
     if params.presence_penalty or params.frequency_penalty:
         shaping.append(CountPenaltyLogitsProcessor(prompt_length, params.presence_penalty, params.frequency_penalty))
     if bad_words:
-        shaping.append(NoBadWordsLogitsProcessor([list(word) for word in bad_words], eos_tokens or None))
+        shaping.append(theirs.NoBadWordsLogitsProcessor([list(word) for word in bad_words], eos_tokens or None))
     if params.min_new_tokens and eos_tokens:
         shaping.append(
-            MinNewTokensLengthLogitsProcessor(prompt_length, params.min_new_tokens, torch.tensor(eos_tokens))
+            theirs.MinNewTokensLengthLogitsProcessor(prompt_length, params.min_new_tokens, torch.tensor(eos_tokens))
         )
     shaping.extend(params.logits_processors)
     return Processors(shaping, [] if params.is_greedy else _truncating(params))
 
 
 def _truncating(params: SamplingParams) -> list[Process]:
+    from transformers.generation import logits_process as theirs
+
     warpers: tuple[tuple[bool, Callable[[], Process]], ...] = (
-        (params.temperature != 1.0, lambda: TemperatureLogitsWarper(float(params.temperature))),
-        (params.top_k > 0, lambda: TopKLogitsWarper(params.top_k)),
-        (params.top_p < 1.0, lambda: TopPLogitsWarper(params.top_p)),
-        (params.min_p > 0.0, lambda: MinPLogitsWarper(params.min_p)),
-        (params.typical_p < 1.0, lambda: TypicalLogitsWarper(params.typical_p)),
+        (params.temperature != 1.0, lambda: theirs.TemperatureLogitsWarper(float(params.temperature))),
+        (params.top_k > 0, lambda: theirs.TopKLogitsWarper(params.top_k)),
+        (params.top_p < 1.0, lambda: theirs.TopPLogitsWarper(params.top_p)),
+        (params.min_p > 0.0, lambda: theirs.MinPLogitsWarper(params.min_p)),
+        (params.typical_p < 1.0, lambda: theirs.TypicalLogitsWarper(params.typical_p)),
     )
     return [make() for is_wanted, make in warpers if is_wanted]
 
 
-def tokenize_bad_words(
-    words: Sequence[str | Sequence[int]], tokenizer: PreTrainedTokenizerBase, vocab_size: int
-) -> list[list[int]]:
+def tokenize_bad_words(words: Sequence[str | Sequence[int]], tokenizer: Tokenizer, vocab_size: int) -> list[list[int]]:
     """Token sequences of words that must not occur: a text as it stands at the start of a line, and after a space."""
     sequences: dict[tuple[int, ...], None] = {}  # each once, in their order
     for word in words:
         spellings = [word, " " + word] if isinstance(word, str) else [word]
         for spelling in spellings:
             tokens = (
-                list(tokenizer(spelling, add_special_tokens=False)["input_ids"])
-                if isinstance(spelling, str)
-                else list(spelling)
+                tokenizer.encode(spelling, add_special_tokens=False) if isinstance(spelling, str) else list(spelling)
             )
             if not tokens or not all(0 <= token < vocab_size for token in tokens):
                 raise YggdrasilError(f"bad_words holds {word!r}, which is no sequence of tokens of this vocabulary")

@@ -12,13 +12,23 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from yggdrasil.artifacts.atomic import shown
+from yggdrasil.artifacts.notes import noted
 from yggdrasil.errors import ArtifactError
 
 MAGIC = b"GGUF"
+_LAYOUT = "gguf layout 1"  # the number is raised when what is noted changes
 _VERSIONS = (2, 3)
 _STRING, _ARRAY, _BOOL = 8, 9, 7
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", _BOOL: "?", 10: "Q", 11: "q", 12: "d"}
 _MAX_DIMENSIONS = 4
+# Numbers of a block and its bytes, by the type of a tensor: ``gguf.GGML_QUANT_SIZES``, which takes long to import.
+BLOCK_SIZES = {
+    0: (1, 4), 1: (1, 2), 2: (32, 18), 3: (32, 20), 6: (32, 22), 7: (32, 24), 8: (32, 34), 9: (32, 40),
+    10: (256, 84), 11: (256, 110), 12: (256, 144), 13: (256, 176), 14: (256, 210), 15: (256, 292), 16: (256, 66),
+    17: (256, 74), 18: (256, 98), 19: (256, 50), 20: (32, 18), 21: (256, 110), 22: (256, 82), 23: (256, 136),
+    24: (1, 1), 25: (1, 2), 26: (1, 4), 27: (1, 8), 28: (1, 8), 29: (256, 56), 30: (1, 2), 34: (256, 54),
+    35: (256, 66), 39: (32, 17), 40: (64, 36), 41: (128, 18),
+}  # fmt: skip
 
 
 class GgufTensor(NamedTuple):
@@ -73,6 +83,24 @@ def read_gguf_header(path: Path) -> GgufHeader:
     except OSError as error:
         raise ArtifactError(f"cannot read {shown(path)} ({error.strerror}); check the path.") from error
     return _read(path.absolute(), stat.st_size, stat.st_mtime_ns)
+
+
+def read_gguf_layout(path: Path) -> GgufHeader:
+    """The header of ``path`` without facts that are lists: a vocabulary is not read again, as long as the file stays.
+
+    Raises:
+        ArtifactError: as ``read_gguf_header``.
+    """
+    if not path.is_file():
+        return read_gguf_header(path)  # which says why
+    facts, tensors, start = noted(path, _LAYOUT, lambda: _layout_of(read_gguf_header(path)))
+    placed = [GgufTensor(name, tuple(shape), *rest) for name, shape, *rest in tensors]
+    return GgufHeader(path.absolute(), facts, {tensor.name: tensor for tensor in placed}, start)
+
+
+def _layout_of(header: GgufHeader) -> list[Any]:
+    facts = {name: value for name, value in header.facts.items() if not isinstance(value, list)}
+    return [facts, [list(tensor) for tensor in header.tensors.values()], header.data_start]
 
 
 def forget_headers() -> None:
@@ -178,12 +206,9 @@ class _Reader:
         return name, shape, kind, offset
 
     def _placed(self, name: str, shape: tuple[int, ...], kind: int, start: int) -> GgufTensor:
-        from gguf.constants import GGML_QUANT_SIZES
-
-        sizes = {int(known): size for known, size in GGML_QUANT_SIZES.items()}
-        if kind not in sizes:
+        if kind not in BLOCK_SIZES:
             raise ArtifactError(f"{shown(self._path)} stores {name} in a type ({kind}) that is not known here.")
-        block, block_bytes = sizes[kind]
+        block, block_bytes = BLOCK_SIZES[kind]
         if prod(shape) == 0 or shape[-1] % block:
             raise ValueError(f"the shape of {name}")
         num_bytes = prod(shape) // block * block_bytes

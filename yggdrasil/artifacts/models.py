@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from yggdrasil.artifacts.atomic import shown
-from yggdrasil.artifacts.gguf import is_gguf, read_gguf_header
+from yggdrasil.artifacts.gguf import is_gguf, read_gguf_header, read_gguf_layout
+from yggdrasil.artifacts.notes import noted
 from yggdrasil.artifacts.plain import parse_json
 from yggdrasil.errors import ArtifactError
 
@@ -143,25 +144,21 @@ def _has_weights(path: Path) -> bool:
 
 
 def _gguf_fingerprint(path: Path) -> str:
-    stat = path.stat()
-    key = path, stat.st_size, stat.st_mtime_ns
-    if key not in _KNOWN:
+    def digest() -> str:
         hasher = hashlib.sha256()
         with path.open("rb") as stream:
-            _add_spans(hasher, stream, _gguf_spans(path, stat.st_size))
-        _KNOWN[key] = hasher.hexdigest()[:_DIGITS]
-    return _KNOWN[key]
+            _add_spans(hasher, stream, _gguf_spans(path, path.stat().st_size))
+        return hasher.hexdigest()[:_DIGITS]
+
+    return str(noted(path, "fingerprint 1", digest))
 
 
 def _gguf_spans(path: Path, num_bytes: int) -> list[tuple[int, int]]:
     if num_bytes <= _WHOLE_GGUF_BYTES:
         return [(0, num_bytes)]  # its header, with a whole vocabulary, is not taken apart
-    header = read_gguf_header(path)
+    header = read_gguf_layout(path)
     middles = [_middle(tensor.start, tensor.start + tensor.num_bytes) for tensor in header.tensors.values()]
     return _spans_of(num_bytes, header.data_start, middles, whole=_WHOLE_GGUF_BYTES)
-
-
-_KNOWN: dict[tuple[Path, int, int], str] = {}  # fingerprints of GGUF files that this process read
 
 
 def _add_weights(hasher: "hashlib._Hash", file: Path) -> None:

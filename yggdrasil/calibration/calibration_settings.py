@@ -1,12 +1,12 @@
 """What a calibration is asked to do."""
 
 from dataclasses import asdict, dataclass, replace
+from importlib.metadata import version
 from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-import transformers
 
 import yggdrasil
 from yggdrasil.checkpoints.formats.names import Weights
@@ -157,7 +157,7 @@ class CalibrationSettings:
         stat = self.prompts.stat()
         return {
             **asdict(self.pair),
-            "versions": [yggdrasil.__version__, str(torch.__version__), transformers.__version__],
+            "versions": [yggdrasil.__version__, str(torch.__version__), version("transformers")],
             "models": [Source.find(model).fingerprint() for model in (self.pair.target, self.pair.drafter) if model],
             **asdict(self.effort),
             "chat": self.chat,

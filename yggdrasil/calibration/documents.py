@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from transformers import PreTrainedTokenizerBase
 
 from yggdrasil.calibration.calibration_settings import CalibrationSettings
 from yggdrasil.calibration.choose import fit_acceptance
 from yggdrasil.calibration.job import Job
 from yggdrasil.calibration.record import concatenate, record_document
 from yggdrasil.calibration.work_folder import read_or_drop
+from yggdrasil.checkpoints.tokenizer import Tokenizer
 from yggdrasil.drafters.protocol import Drafter
 from yggdrasil.engine.text_stream import TextStream
 from yggdrasil.engine.trace import Trace
@@ -25,9 +25,7 @@ FIRST_PASS_DOCUMENTS = 4
 LEAST_LENGTH = 56  # of a context, beside the deepest tree: a prompt, and some iterations of every shape behind it
 
 
-def usable_texts(
-    prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase, settings: CalibrationSettings
-) -> list[list[int]]:
+def usable_texts(prompts: Sequence[Prompt], tokenizer: Tokenizer, settings: CalibrationSettings) -> list[list[int]]:
     """The prompts to calibrate on, as tokens; YggdrasilError where they are too few."""
     if (length := settings.pair.shapes.max_length) < (least := LEAST_LENGTH + settings.pair.shapes.max_depth):
         raise YggdrasilError(f"--max-length {length} leaves no room to calibrate in; give at least {least}")
@@ -70,6 +68,6 @@ def _document(job: Job, drafter: Drafter, index: int, file: Path) -> TraceSet:
     return kept
 
 
-def open_ended(tokenizer: PreTrainedTokenizerBase, max_new_tokens: int = 1 << 30) -> TextStream:
+def open_ended(tokenizer: Tokenizer, max_new_tokens: int = 1 << 30) -> TextStream:
     """A stream that no end-of-text token stops."""
     return TextStream(tokenizer, frozenset(), max_new_tokens, ())

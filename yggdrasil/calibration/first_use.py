@@ -7,13 +7,12 @@ in the user's cache. What later answers show of costs and acceptance is kept bes
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 from time import perf_counter, perf_counter_ns
 
 import torch
-import transformers
-from transformers import PreTrainedTokenizerBase
 
 import yggdrasil
 from yggdrasil.artifacts import current_machine, predictor_directory
@@ -22,6 +21,7 @@ from yggdrasil.calibration.calibration_settings import FIRST_WIDTHS, PairSource
 from yggdrasil.calibration.measurement.timed_steps import TimedStep, timed_steps
 from yggdrasil.calibration.pair import check_pair, usual_drafter_weights, usual_length
 from yggdrasil.checkpoints.source import Source
+from yggdrasil.checkpoints.tokenizer import Tokenizer
 from yggdrasil.checkpoints.usual_weights import usual_weights
 from yggdrasil.drafters.model_free_options import CountsOptions, FreeOptions
 from yggdrasil.drafters.registry import Named
@@ -51,7 +51,7 @@ _EXPECTED = Expectation("shipped acceptance statistics", 1.0, _ASSUMED_MS, 1.0)
 
 def first_plan(
     model: Source, named: Named, dtype: DtypeName, name: str, root: Path, device: DeviceName = "cpu"
-) -> tuple[Plan, PreTrainedTokenizerBase]:
+) -> tuple[Plan, Tokenizer]:
     """A plan with assumed costs, and the target's tokenizer; what its drafters read is written below ``root``.
 
     Raises:
@@ -77,7 +77,7 @@ def first_plan(
     plan = Plan(
         name=name, machine=machine,
         versions={"yggdrasil": yggdrasil.__version__, "torch": str(torch.__version__),
-                  "transformers": transformers.__version__},
+                  "transformers": version("transformers")},
         dtype=dtype, target=target, drafters=[*second, *free], tokenizer=model.tokenizer_fingerprint(), shapes=shapes,
         stages=DEFAULT_ORDER, objective="latency", depth_from="mean",
         predictor=Path("../..", folder.relative_to(root)).as_posix(), costs=[_assumed(shapes)], predicted=_EXPECTED,
@@ -116,7 +116,7 @@ def _assumed(shapes: Shapes) -> Costs:
 
 
 def with_measured_costs(
-    plan: Plan, assembly: Assembly, tokenizer: PreTrainedTokenizerBase, progress: Callable[[float], None]
+    plan: Plan, assembly: Assembly, tokenizer: Tokenizer, progress: Callable[[float], None]
 ) -> Plan:
     """``plan`` with the costs that ``assembly``, which decodes by it, shows within about ``SECONDS``."""
     context = max(1, min(CONTEXT, assembly.engine.max_length // 2))
@@ -165,7 +165,7 @@ def _timed(
     return {key: max(median(found), _LEAST_MS) for key, found in samples.items()}
 
 
-def _overhead_ms(assembly: Assembly, tokenizer: PreTrainedTokenizerBase, context: int) -> float:
+def _overhead_ms(assembly: Assembly, tokenizer: Tokenizer, context: int) -> float:
     """Milliseconds of an iteration outside the models: the median of a few real ones, each a pass of the widest tree.
 
     The prompt repeats itself, so there is something to draft.

@@ -4,10 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from transformers import PreTrainedTokenizerBase
-
 from yggdrasil.calibration.calibration_settings import CalibrationSettings, PairSource
 from yggdrasil.calibration.reporter import Reporter
+from yggdrasil.checkpoints.tokenizer import Tokenizer
 from yggdrasil.engine.assembly import Assembly
 
 
@@ -20,7 +19,7 @@ class Job(NamedTuple):
     settings: CalibrationSettings
     pair: PairSource
     assembly: Assembly
-    tokenizer: PreTrainedTokenizerBase
+    tokenizer: Tokenizer
     texts: Sequence[Sequence[int]]  # prompts as tokens
     work: Path  # the folder of unfinished work
     reporter: Reporter

@@ -15,8 +15,6 @@ from pathlib import Path
 from time import monotonic, perf_counter
 from typing import Any, NamedTuple
 
-from transformers import PreTrainedTokenizerBase
-
 from yggdrasil.arguments import check_tokens
 from yggdrasil.artifacts import shown, write_atomic
 from yggdrasil.artifacts.atomic import cannot_write
@@ -26,6 +24,7 @@ from yggdrasil.calibration.calibration_settings import Budget
 from yggdrasil.calibration.row_writer import ROWS, RowWriter, Task, Written
 from yggdrasil.calibration.work_folder import read_or_drop
 from yggdrasil.checkpoints.source import Source
+from yggdrasil.checkpoints.tokenizer import Tokenizer
 from yggdrasil.engine.end_tokens import end_tokens
 from yggdrasil.native import is_native
 from yggdrasil.native.one_thread import one_thread
@@ -87,9 +86,7 @@ def _tokens(given: Any, vocab_size: int) -> list[int]:
 class OwnText:
     """Writes a target's own text to ``file``: answers to ``prompts`` first, then to what the model asks itself."""
 
-    def __init__(
-        self, loaded: LoadedModel, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[list[int]], file: Path
-    ) -> None:
+    def __init__(self, loaded: LoadedModel, tokenizer: Tokenizer, prompts: Sequence[list[int]], file: Path) -> None:
         self._loaded, self._tokenizer, self._prompts, self._file = loaded, tokenizer, prompts, file
         self.waited = 0.0  # seconds, for another process to end its writing
         self._most = min(ANSWER, max(1, loaded.max_context // 2))  # tokens of an answer
@@ -237,7 +234,7 @@ def _size(documents: Sequence[Document]) -> int:
     return sum(len(document.answer) for document in documents)
 
 
-def _bare_turn(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+def _bare_turn(tokenizer: Tokenizer) -> list[int]:
     """The chat template up to where a user's first words stand."""
     text = str(tokenizer.apply_chat_template([{"role": "user", "content": _MARK}], tokenize=False))
-    return list(tokenizer(text.partition(_MARK)[0], add_special_tokens=False)["input_ids"])
+    return tokenizer.encode(text.partition(_MARK)[0], add_special_tokens=False)

@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from transformers import PreTrainedTokenizerBase
 
 from yggdrasil.artifacts import check_weights, current_machine
 from yggdrasil.artifacts.homes import expanded
@@ -13,6 +12,7 @@ from yggdrasil.checkpoints.facts import check_same_tokenizer, load_config, load_
 from yggdrasil.checkpoints.formats.names import Weights
 from yggdrasil.checkpoints.outline import Outline, longest_text
 from yggdrasil.checkpoints.source import Source
+from yggdrasil.checkpoints.tokenizer import Tokenizer
 from yggdrasil.checkpoints.usual_weights import usual_weights
 from yggdrasil.compiler.compiled import Backend
 from yggdrasil.drafters.group import group_of
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from yggdrasil.calibration.calibration_settings import PairSource
 
 
-def check_pair(source: "PairSource") -> PreTrainedTokenizerBase:
+def check_pair(source: "PairSource") -> Tokenizer:
     """The target's tokenizer, once all that can be known of the models without loading them fits; else a sentence.
 
     Raises:

@@ -11,7 +11,6 @@ from pathlib import Path
 import pandas as pd
 import torch
 import transformers
-from transformers import PreTrainedTokenizerBase
 
 import yggdrasil
 from yggdrasil.artifacts import (
@@ -42,6 +41,7 @@ from yggdrasil.calibration.statistics.model_free import OWN_TEXT, count_text, fo
 from yggdrasil.calibration.work_folder import open_part, open_work, read_or_drop
 from yggdrasil.checkpoints.formats.names import Weights
 from yggdrasil.checkpoints.source import Source
+from yggdrasil.checkpoints.tokenizer import Tokenizer
 from yggdrasil.drafters.model_free_options import CountsOptions, FreeOptions
 from yggdrasil.engine.assembly import Assembly
 from yggdrasil.errors import ArtifactError
@@ -77,7 +77,7 @@ def calibrate(settings: CalibrationSettings, reporter: Reporter) -> Path:
 def _calibrate(
     settings: CalibrationSettings,
     assembly: Assembly,
-    tokenizer: PreTrainedTokenizerBase,
+    tokenizer: Tokenizer,
     texts: Sequence[Sequence[int]],
     work: Path,
     reporter: Reporter,

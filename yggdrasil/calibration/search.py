@@ -9,7 +9,6 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 import torch
-from transformers import PreTrainedTokenizerBase
 
 from yggdrasil.artifacts import current_machine, plan_path, read_csv, resolve_plan, shown, write_csv
 from yggdrasil.artifacts.names import profile_beside, root_of
@@ -26,6 +25,7 @@ from yggdrasil.calibration.measurement.schedules import (
 from yggdrasil.calibration.pair import build_assembly
 from yggdrasil.calibration.reporter import Reporter
 from yggdrasil.checkpoints.facts import load_tokenizer
+from yggdrasil.checkpoints.tokenizer import Tokenizer
 from yggdrasil.drafters.heads.kinds import is_head
 from yggdrasil.engine.assembly import Assembly
 from yggdrasil.errors import YggdrasilError
@@ -85,7 +85,7 @@ class _Bench(NamedTuple):
     """The pair, ready to decode by every schedule."""
 
     assembly: Assembly
-    tokenizer: PreTrainedTokenizerBase
+    tokenizer: Tokenizer
     texts: list[list[int]]
 
 

@@ -1,15 +1,17 @@
 """What can be known of a model without its weights: configuration and tokenizer; what cannot be served is refused."""
 
 from pathlib import Path
-
-from transformers import PretrainedConfig, PreTrainedTokenizerBase
-from transformers.utils import logging as transformers_logging
+from typing import TYPE_CHECKING
 
 from yggdrasil.checkpoints.families import register_family
 from yggdrasil.checkpoints.kept_tokenizer import open_tokenizer
 from yggdrasil.checkpoints.recurrent import Recurrence, layer_types
 from yggdrasil.checkpoints.source import Source
+from yggdrasil.checkpoints.tokenizer import Tokenizer
 from yggdrasil.errors import YggdrasilError, one_line
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 _MOST_POSITIONS = 2**31 - 1
 _MOST_LAYERS = 1024  # far more than any model has; what counts more would be made before its weights are missed
@@ -20,7 +22,7 @@ _NO_TREE = (
 )
 
 
-def load_config(source: str | Path | Source) -> PretrainedConfig:
+def load_config(source: str | Path | Source) -> "PretrainedConfig":
     """The configuration of a folder, GGUF file or hub id, with one sentence where there is none or it is odd."""
     from transformers import AutoConfig  # here: nothing that was opened before needs it
 
@@ -36,7 +38,7 @@ def load_config(source: str | Path | Source) -> PretrainedConfig:
     return config
 
 
-def _fault(config: PretrainedConfig) -> str | None:
+def _fault(config: "PretrainedConfig") -> str | None:
     """What about the sizes of a model with attention cannot be; None where there is nothing."""
     heads = getattr(config, "num_attention_heads", None)
     if not isinstance(heads, int) or not hasattr(config, "hidden_size"):
@@ -57,7 +59,7 @@ def _fault(config: PretrainedConfig) -> str | None:
     return None
 
 
-def refuse_unverifiable(config: PretrainedConfig, name: str) -> None:
+def refuse_unverifiable(config: "PretrainedConfig", name: str) -> None:
     """Refuse encoder-decoder models, those without attention and layers that are not served, with the reason."""
     if config.is_encoder_decoder:
         raise YggdrasilError(f"{name} is an encoder-decoder model; Yggdrasil decodes decoder-only causal models")
@@ -82,22 +84,19 @@ def refuse_unverifiable(config: PretrainedConfig, name: str) -> None:
         )
 
 
-def load_tokenizer(source: str | Path | Source) -> PreTrainedTokenizerBase:
+def load_tokenizer(source: str | Path | Source) -> Tokenizer:
     """The tokenizer beside a checkpoint, or the one in a GGUF file."""
     found = Source.find(source)
-    transformers_logging.set_verbosity_error()
     try:
         tokenizer = open_tokenizer(found.folder)
-        tokenizer.decode(tokenizer("a b")["input_ids"])  # a setting of another type fails where it is first used
+        tokenizer.decode(tokenizer.encode("a b"))  # a setting of another type fails where it is first used
     except Exception as error:  # whatever its files made of it: the parser in Rust raises a bare Exception
         load_config(found)  # which a tokenizer reads too: it may be what is wrong
         raise YggdrasilError(f"{found.given}: the tokenizer could not be loaded: {one_line(error)}") from error
     return tokenizer
 
 
-def check_same_tokenizer(
-    target: PreTrainedTokenizerBase, drafter: PreTrainedTokenizerBase, names: tuple[str, str]
-) -> None:
+def check_same_tokenizer(target: Tokenizer, drafter: Tokenizer, names: tuple[str, str]) -> None:
     """Refuse a pair whose token ids mean different texts, naming the first difference.
 
     Padded vocabularies (more rows in a model than tokens in its tokenizer) do not matter here.
@@ -111,7 +110,7 @@ def check_same_tokenizer(
             f"first and {by_id[1].get(first)!r} in the second; a drafter must share the target's tokenizer"
         )
     for text in ("def f(x):\n    return x", "Hello, wörld 123"):
-        a, b = (tokenizer(text, add_special_tokens=False)["input_ids"] for tokenizer in (target, drafter))
+        a, b = (tokenizer.encode(text, add_special_tokens=False) for tokenizer in (target, drafter))
         if a != b:
             raise YggdrasilError(
                 f"{names[0]} and {names[1]} tokenize {text!r} differently: {a} and {b}; use a drafter with the same "

@@ -1,32 +1,43 @@
-"""Which class of tokenizer a folder asks for, kept from an earlier time.
+"""A folder's tokenizer, opened by transformers once and kept in the user's cache for later starts.
 
-transformers finds it out from the model's configuration, and importing that takes longer than reading the tokenizer.
+Kept are the rules and the vocabulary as transformers' class has made them of the files, and the facts of its settings.
+A tokenizer whose kept form does not do the same is kept as the name of its class alone.
 """
 
 import hashlib
 import json
+from collections.abc import Mapping
 from contextlib import suppress
 from importlib import import_module
+from importlib.metadata import version
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-import transformers
-from transformers import PreTrainedTokenizerBase
+import tokenizers
 
 from yggdrasil.artifacts import parse_json, write_atomic
 from yggdrasil.artifacts.cache import cache_root
 from yggdrasil.artifacts.fork import ends_within
+from yggdrasil.checkpoints.tokenizer import Tokenizer
 from yggdrasil.errors import ArtifactError, YggdrasilError
 
-_READ = ("config.json", "tokenizer_config.json", "tokenizer.json")  # what the class is chosen by, besides file names
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_FORMAT = 2  # raised when what is kept changes
+_READ = (".json", ".jinja", ".model", ".txt")  # files that a tokenizer and its class may be made of
 # What a first opening may take. Vocabularies of 262,144 tokens take 3 s and 1 GB; damaged files may have no end, and
 # some have the parser in Rust panic, which is no Exception.
 _CPU_SECONDS, _MEGABYTES = 20, 3072
-_SAMPLE = "a b, " + 64 * "a" + 64 * " " + "\n1"
+_SAMPLES = ("a b, " + 64 * "a" + 64 * " " + "\n1", " Hello, wörld 123! <b>if (x):\n\treturn</b>", "数 🙂 \u00a0x .")
+_CHAT: tuple[dict[str, Any], ...] = (
+    {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"},
+)  # fmt: skip
 _THEIRS = "transformers."  # the only modules that are imported for a name in the cache
 
 
-def open_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
-    """What ``AutoTokenizer`` makes of ``folder``; raises what it raises.
+def open_tokenizer(folder: Path) -> Tokenizer:
+    """The tokenizer of ``folder``, which does what ``AutoTokenizer`` makes of it; raises what that raises.
 
     Files that were never opened before are tried in a process of its own.
 
@@ -34,52 +45,123 @@ def open_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
         YggdrasilError: they break the parser, or take too much time or memory.
     """
     kept = cache_root() / "tokenizers" / f"{_digest(folder)}.json"
-    tokenizer: PreTrainedTokenizerBase
-    known = _read(kept)
-    if known is None:
-        if not ends_within(lambda: _choose(folder, kept), _CPU_SECONDS, _MEGABYTES):
+    record = _read(kept)
+    if record is None:
+        if not ends_within(lambda: _keep(folder, kept), _CPU_SECONDS, _MEGABYTES):
             raise YggdrasilError(
                 f"its files break the parser, or take more than {_CPU_SECONDS} s or {_MEGABYTES} MB to open; fetch "
                 "them again"
             )
-        known = _read(kept)
-    if known is None:
-        from transformers import AutoTokenizer
+        record = _read(kept)
+    found = None if record is None else _kept_tokenizer(folder, kept, record)
+    return found or _of(_by_transformers(folder, record))
 
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    else:
-        tokenizer = known.from_pretrained(folder, local_files_only=True, _from_auto=True)
+
+def _keep(folder: Path, kept: Path) -> None:
+    """Write the tokenizer as far as its kept form does what transformers' own does."""
+    theirs = _by_transformers(folder, None)
+    theirs.decode(theirs.encode(_SAMPLES[0]))
+    kind = type(theirs)
+    record: dict[str, Any] = {"module": kind.__module__, "name": kind.__qualname__}
+    with suppress(ArtifactError):  # the next start takes as long as this one
+        if getattr(theirs, "backend_tokenizer", None) is not None:
+            rules = theirs.backend_tokenizer.to_str().encode()
+            facts = {**record, **_facts(theirs), "rules": hashlib.sha256(rules).hexdigest()}
+            if _is_alike(Tokenizer(theirs.backend_tokenizer, facts, lambda: theirs), theirs):
+                write_atomic(_rules(kept), rules)
+                record = facts
+        if record["module"].startswith(_THEIRS):
+            write_atomic(kept, json.dumps(record).encode())
+
+
+def _facts(theirs: "PreTrainedTokenizerBase") -> dict[str, Any]:
+    return {
+        "chat_template": theirs.chat_template,
+        "special_tokens": {name: _plain(value) for name, value in theirs.special_tokens_map.items()},
+        "eos_token_id": theirs.eos_token_id, "bos_token_id": theirs.bos_token_id,
+    }  # fmt: skip
+
+
+def _plain(value: Any) -> Any:
+    return [str(each) for each in value] if isinstance(value, list | tuple) else str(value)
+
+
+def _is_alike(ours: Tokenizer, theirs: "PreTrainedTokenizerBase") -> bool:
+    """Whether both encode and decode samples to the same, and render the same chats."""
+    if not isinstance(ours.chat_template, str | None) or getattr(theirs, "split_special_tokens", False):
+        return False
+    for text in _SAMPLES:
+        for special in (True, False):
+            tokens = theirs.encode(text, add_special_tokens=special)
+            if ours.encode(text, add_special_tokens=special) != tokens:
+                return False
+            if any(ours.decode(tokens, skip_special_tokens=k) != theirs.decode(tokens, skip_special_tokens=k)
+                   for k in (True, False)):  # fmt: skip
+                return False
+    return all(_rendered(ours, chat) == _rendered(theirs, chat) for chat in (_CHAT[:1], _CHAT))
+
+
+def _rendered(tokenizer: Any, chat: tuple[dict[str, Any], ...]) -> str | None:
+    try:
+        return str(tokenizer.apply_chat_template(list(chat), tokenize=False, add_generation_prompt=True))
+    except Exception:  # noqa: BLE001  (a template is a program: it raises what it likes)
+        return None
+
+
+def _read(kept: Path) -> dict[str, Any] | None:
+    """What was kept; None where there is nothing, or not what it must be."""
+    try:
+        record = parse_json(kept.read_bytes())
+        is_ours = isinstance(record, dict) and str(record["module"]).startswith(_THEIRS)
+    except (OSError, ValueError, KeyError):
+        return None
+    return record if is_ours else None
+
+
+def _kept_tokenizer(folder: Path, kept: Path, record: Mapping[str, Any]) -> Tokenizer | None:
+    """The tokenizer by its kept rules; None where none were kept, or they are damaged."""
+    try:
+        rules = _rules(kept).read_bytes()
+        if hashlib.sha256(rules).hexdigest() != record["rules"]:
+            return None
+        backend = tokenizers.Tokenizer.from_buffer(rules)
+        return Tokenizer(backend, record, lambda: _by_transformers(folder, record))
+    except Exception:  # noqa: BLE001  (the parser in Rust raises nothing narrower)
+        return None
+
+
+def _rules(kept: Path) -> Path:
+    return kept.with_suffix(".tokenizer.json")
+
+
+def _by_transformers(folder: Path, record: Mapping[str, Any] | None) -> "PreTrainedTokenizerBase":
+    """transformers' own, of the class that ``record`` names, else of the one that it finds."""
+    from transformers import AutoTokenizer, PreTrainedTokenizerBase
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    with suppress(KeyError, ImportError, AttributeError):
+        if record is not None:
+            kind = getattr(import_module(str(record["module"])), str(record["name"]))
+            if isinstance(kind, type) and issubclass(kind, PreTrainedTokenizerBase):
+                named: PreTrainedTokenizerBase = kind.from_pretrained(folder, local_files_only=True, _from_auto=True)
+                return named
+    found: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    return found
+
+
+def _of(theirs: "PreTrainedTokenizerBase") -> Tokenizer:
+    """transformers' tokenizer itself: it has every method of ``Tokenizer``."""
+    ours: Any = theirs
+    tokenizer: Tokenizer = ours
     return tokenizer
 
 
-def _choose(folder: Path, kept: Path) -> None:
-    """Let transformers find the class, and note it where it is one of its own and its tokenizer works."""
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    tokenizer.decode(tokenizer(_SAMPLE)["input_ids"])
-    kind = type(tokenizer)
-    if kind.__module__.startswith(_THEIRS):
-        with suppress(ArtifactError):  # the next time takes as long as this one
-            write_atomic(kept, json.dumps({"module": kind.__module__, "name": kind.__qualname__}).encode())
-
-
-def _read(kept: Path) -> type[PreTrainedTokenizerBase] | None:
-    """The class; None where it was not kept, or is not what it must be."""
-    try:
-        record = parse_json(kept.read_bytes())
-        module, name = str(record["module"]), str(record["name"])
-        kind = getattr(import_module(module), name) if module.startswith(_THEIRS) else None
-    except (OSError, ValueError, KeyError, TypeError, ImportError, AttributeError):
-        return None
-    return kind if isinstance(kind, type) and issubclass(kind, PreTrainedTokenizerBase) else None
-
-
 def _digest(folder: Path) -> str:
-    """Of all that the choice depends on."""
-    hasher = hashlib.sha256(transformers.__version__.encode())
+    """Of all that transformers may read for a tokenizer."""
+    hasher = hashlib.sha256(f"{_FORMAT} {version('transformers')} {version('tokenizers')}".encode())
     for file in sorted(folder.iterdir()):
         hasher.update(f"\n{file.name}\n".encode())
-        if file.name in _READ:
+        if file.suffix in _READ and not file.name.endswith(".index.json"):
             hasher.update(hashlib.sha256(file.read_bytes()).digest())
     return hasher.hexdigest()[:20]

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.pytorch_utils import Conv1D
 
 import yggdrasil.native  # noqa: F401  (registers torch.ops.yggdrasil)
 from yggdrasil.checkpoints.experts import expert_parts, form_of, pack_experts
@@ -100,6 +99,12 @@ def weights_of(name: str, module: Any) -> tuple[str, ...]:
     return () if form is None else tuple(expert_parts(name, module, form))
 
 
+def _is_transposed(module: nn.Module) -> bool:
+    """Whether ``module`` is transformers' Conv1D, a linear layer that is stored transposed; found without importing."""
+    kind = type(module)
+    return (kind.__module__, kind.__name__) == ("transformers.pytorch_utils", "Conv1D")
+
+
 class _Packer:
     """Packed modules in the place of a model's own, side by side in one arena."""
 
@@ -117,8 +122,8 @@ class _Packer:
             return None if found is None else QuantisedEmbedding(found, module.weight.dtype)
         if type(module) is nn.Linear:
             weight = module.weight
-        elif type(module) is Conv1D:
-            weight = module.weight.t()
+        elif _is_transposed(module):
+            weight = module.weight.t()  # type: ignore[operator, union-attr]
         else:
             return pack_experts(name, module, self._num_threads, self._arena, self._quantise)
         if not is_packable(weight):

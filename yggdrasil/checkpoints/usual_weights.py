@@ -1,6 +1,6 @@
 """Which weights a model is decoded with unless something else is asked for."""
 
-from yggdrasil.artifacts.gguf import read_gguf_header
+from yggdrasil.artifacts.gguf import read_gguf_layout
 from yggdrasil.checkpoints.formats.names import Weights
 from yggdrasil.checkpoints.gguf.mapped import keeps_blocks
 from yggdrasil.checkpoints.mxfp4 import holds_mxfp4
@@ -15,5 +15,5 @@ def usual_weights(model: str | Source, dtype: str, device: str) -> Weights:
     """
     found = Source.find(model)
     has_kernels = device == "cpu" and dtype == "bfloat16" and is_native()
-    has_blocks = keeps_blocks(read_gguf_header(found.gguf)) if found.gguf else holds_mxfp4(found.folder)
+    has_blocks = keeps_blocks(read_gguf_layout(found.gguf)) if found.gguf else holds_mxfp4(found.folder)
     return "file" if has_kernels and has_blocks else "full"

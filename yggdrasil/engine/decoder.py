@@ -7,13 +7,12 @@ from threading import Lock
 from typing import Unpack
 from weakref import finalize
 
-from transformers import PreTrainedTokenizerBase
-
 from yggdrasil.acceptance.sampler import TokenLogprobs
 from yggdrasil.acceptance.sampling import MAX_TOP_LOGPROBS, SamplingParams
 from yggdrasil.acceptance.speculation import Speculation
 from yggdrasil.arguments import check_integer, check_tokens
 from yggdrasil.artifacts import current_machine, resolve_plan
+from yggdrasil.checkpoints.tokenizer import Tokenizer
 from yggdrasil.compiler.compiled import Backend
 from yggdrasil.drafters.protocol import Drafter
 from yggdrasil.drafters.statistics.drafter import TABLE_FILE, CountsDrafter
@@ -47,9 +46,7 @@ class Decoder:
     Make one with ``from_plan`` (calibrated) or directly from an ``Assembly`` and a policy (anything else).
     """
 
-    def __init__(
-        self, assembly: Assembly, tokenizer: PreTrainedTokenizerBase, policy: Policy, eos: frozenset[int]
-    ) -> None:
+    def __init__(self, assembly: Assembly, tokenizer: Tokenizer, policy: Policy, eos: frozenset[int]) -> None:
         self.assembly = assembly
         self.tokenizer = tokenizer
         self.policy = policy
@@ -76,7 +73,7 @@ class Decoder:
         force_machine: bool = False,
         max_length: int | None = None,
         target: str | None = None,
-        tokenizer: PreTrainedTokenizerBase | None = None,
+        tokenizer: Tokenizer | None = None,
         phase: Phase = silent,
     ) -> "Decoder":
         """Load the models that a plan names (a path, or a name that resolves to this machine's plan).
@@ -114,7 +111,7 @@ class Decoder:
         drafter: Drafter | None = None,
         backend: Backend | None = None,
         max_length: int | None = None,
-        tokenizer: PreTrainedTokenizerBase | None = None,
+        tokenizer: Tokenizer | None = None,
         phase: Phase = silent,
         check: Callable[[Assembly], None] | None = None,
     ) -> "Decoder":

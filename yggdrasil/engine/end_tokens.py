@@ -3,14 +3,15 @@
 from pathlib import Path
 from typing import Any
 
-from transformers import GenerationConfig, PreTrainedTokenizerBase
-
+from yggdrasil.artifacts import parse_json
+from yggdrasil.checkpoints.tokenizer import Tokenizer
 from yggdrasil.errors import YggdrasilError, one_line
 
+_GENERATION = "generation_config.json"
 _ANSWER = "an answer"  # stands for one in a rendered template
 
 
-def end_tokens(source: str, own: Any, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+def end_tokens(source: str, own: Any, tokenizer: Tokenizer) -> frozenset[int]:
     """Return the end tokens of the checkpoint folder ``source``: of its generation_config.json, its tokenizer, its chat
     template, and ``own``, the eos_token_id of its config.json (a token, a list of tokens or None).
 
@@ -18,7 +19,7 @@ def end_tokens(source: str, own: Any, tokenizer: PreTrainedTokenizerBase) -> fro
         YggdrasilError: one of them is damaged, or names what is no token.
     """
     named = {
-        "generation_config.json": _generation_ends(source),
+        _GENERATION: _generation_ends(source),
         "config.json": own,
         "its tokenizer": tokenizer.eos_token_id,
     }
@@ -34,14 +35,14 @@ def end_tokens(source: str, own: Any, tokenizer: PreTrainedTokenizerBase) -> fro
 def _generation_ends(source: str) -> Any:
     """The end tokens of the generation configuration; None where there is none."""
     try:
-        return GenerationConfig.from_pretrained(source, local_files_only=Path(source).exists()).eos_token_id
-    except Exception as error:  # a field of another type fails wherever it is first used
-        if not Path(source, "generation_config.json").exists():
-            return None
-        raise YggdrasilError(f"{source}: generation_config.json could not be read: {one_line(error)}") from error
+        return parse_json(Path(source, _GENERATION).read_bytes()).get("eos_token_id")
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, AttributeError) as error:
+        raise YggdrasilError(f"{source}: {_GENERATION} could not be read: {one_line(error)}") from error
 
 
-def template_ends(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+def template_ends(tokenizer: Tokenizer) -> frozenset[int]:
     """The token that closes an answer in the chat template, such as ``<|im_end|>``; none where none does."""
     if not getattr(tokenizer, "chat_template", None):
         return frozenset()

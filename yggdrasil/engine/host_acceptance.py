@@ -8,8 +8,6 @@ from itertools import accumulate
 from operator import mul
 from weakref import WeakKeyDictionary, ref
 
-from transformers import PreTrainedTokenizerBase
-
 from yggdrasil.acceptance.coins import SeededCoins, fresh_seed
 from yggdrasil.acceptance.drawn import DrawnTree
 from yggdrasil.acceptance.grammar import Grammar, GrammarCompiler
@@ -18,6 +16,7 @@ from yggdrasil.acceptance.rules import DRAWN_KINDS, Counts, MatchRule, make_rule
 from yggdrasil.acceptance.sampler import Sampler
 from yggdrasil.acceptance.sampling import SamplingParams
 from yggdrasil.acceptance.speculation import Speculation
+from yggdrasil.checkpoints.tokenizer import Tokenizer
 from yggdrasil.drafters.expansion import ExpansionDrafter
 from yggdrasil.drafters.grammar import GrammarDrafter
 from yggdrasil.drafters.group import DrafterGroup
@@ -89,7 +88,7 @@ def decides_on_device(sampling: SamplingParams, speculation: Speculation, tolera
 class HostDecisions:
     """Prepares requests of one decoder."""
 
-    def __init__(self, assembly: Assembly, tokenizer: PreTrainedTokenizerBase, eos: frozenset[int]) -> None:
+    def __init__(self, assembly: Assembly, tokenizer: Tokenizer, eos: frozenset[int]) -> None:
         engine = assembly.engine
         self._assembly, self._engine = assembly, engine
         self._tokenizer, self._eos = tokenizer, eos

@@ -6,11 +6,11 @@ from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
-from transformers import PreTrainedTokenizerBase
 
 from yggdrasil.artifacts.gguf import forget_headers
 from yggdrasil.checkpoints.facts import load_tokenizer
 from yggdrasil.checkpoints.source import Source
+from yggdrasil.checkpoints.tokenizer import Tokenizer
 from yggdrasil.compiler.compiled import Backend
 from yggdrasil.drafters.group import group_of
 from yggdrasil.drafters.protocol import Drafter
@@ -41,7 +41,7 @@ class Opened(NamedTuple):
     """The parts of a decoder."""
 
     assembly: Assembly
-    tokenizer: PreTrainedTokenizerBase
+    tokenizer: Tokenizer
     policy: Policy
     eos: frozenset[int]
 
@@ -54,7 +54,7 @@ def opened(
     stand_in: Drafter | None,
     backend: Backend | None,
     max_length: int | None,
-    tokenizer: PreTrainedTokenizerBase | None,
+    tokenizer: Tokenizer | None,
 ) -> Opened:
     """What a ``Decoder`` is made of, by ``plan``, whose drafters' learned files lie in ``folder``.
 

@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from transformers import PreTrainedTokenizerBase
 
 from yggdrasil.artifacts import shown
 from yggdrasil.artifacts.homes import expanded
 from yggdrasil.checkpoints.facts import check_same_tokenizer, load_tokenizer
 from yggdrasil.checkpoints.source import Source
+from yggdrasil.checkpoints.tokenizer import Tokenizer
 from yggdrasil.drafters.heads.convention import settled
 from yggdrasil.drafters.heads.draft_vocabulary import FILE_NAME, Vocabulary
 from yggdrasil.drafters.heads.kinds import is_head
@@ -110,7 +110,7 @@ def drafting_by(plan: Plan, folder: Path, stand_in: Drafter) -> Drafting:
 
 
 def planned_drafter(
-    plan: Plan, folder: Path, tokenizer: PreTrainedTokenizerBase, target: LoadedModel, dtype: str
+    plan: Plan, folder: Path, tokenizer: Tokenizer, target: LoadedModel, dtype: str
 ) -> LoadedModel | LoadedHead | None:
     """The plan's drafter for ``target``, in arithmetic of ``dtype``; None where no guess costs a pass.
 

@@ -5,9 +5,10 @@ from collections.abc import Sequence
 from math import inf
 from typing import Literal, NamedTuple
 
-from tokenizers import Tokenizer
+import tokenizers
 from tokenizers.decoders import DecodeStream
-from transformers import PreTrainedTokenizerBase
+
+from yggdrasil.checkpoints.tokenizer import Tokenizer
 
 _FARTHEST = 16  # tokens before, in which a letter is looked for
 
@@ -19,7 +20,7 @@ class Pieces:
     that falls back to bytes takes all in a row as one), what was told stands and they are replacement characters.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, skip_special: bool, before: Sequence[int] = ()) -> None:
+    def __init__(self, tokenizer: tokenizers.Tokenizer, *, skip_special: bool, before: Sequence[int] = ()) -> None:
         self._tokenizer, self._skip_special = tokenizer, skip_special
         self._before = self._told = self._last_text(before)  # what the next piece follows
         self._held: list[int] = []  # tokens that no piece has told yet
@@ -83,7 +84,7 @@ class TextStream:
 
     def __init__(
         self,
-        tokenizer: PreTrainedTokenizerBase,
+        tokenizer: Tokenizer,
         eos_tokens: frozenset[int],
         max_new_tokens: int,
         stop: Sequence[str],
@@ -184,7 +185,7 @@ class _Found(NamedTuple):
 class _StopStrings:
     """Looks for stop strings in the text with its special tokens, and says where that is in the text without."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, stop: Sequence[str], before: Sequence[int]) -> None:
+    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str], before: Sequence[int]) -> None:
         self._pieces = Pieces(tokenizer.backend_tokenizer, skip_special=False, before=before)
         self._stop = list(stop)
         self._longest = max(map(len, stop))

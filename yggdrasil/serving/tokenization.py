@@ -8,9 +8,9 @@ from typing import Any
 
 from tokenizers.decoders import ByteLevel
 from tokenizers.pre_tokenizers import ByteLevel as ByteLevelInput
-from transformers import PreTrainedTokenizerBase
 
 from yggdrasil.arguments import check_text
+from yggdrasil.checkpoints.tokenizer import Tokenizer
 from yggdrasil.engine.decoder import Decoder
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.prompts import apply_template
@@ -27,7 +27,7 @@ _MARKS = (
 )
 
 
-def infill_marks(tokenizer: PreTrainedTokenizerBase) -> tuple[int, int, int] | None:
+def infill_marks(tokenizer: Tokenizer) -> tuple[int, int, int] | None:
     """The three tokens; None where the tokenizer has none."""
     vocabulary = tokenizer.get_vocab()
     for marks in _MARKS:
@@ -39,7 +39,7 @@ def infill_marks(tokenizer: PreTrainedTokenizerBase) -> tuple[int, int, int] | N
 
 _SPACE = "▁"  # as SentencePiece writes it
 _LETTERS = 32  # a text of fewer for each token that the context holds is tokenized whole at once
-_TAKEN = {*signature(PreTrainedTokenizerBase.apply_chat_template).parameters, "messages"}
+_TAKEN = {*signature(Tokenizer.apply_chat_template).parameters, "messages"}
 _BEFORE = "☺"  # what no tokenizer joins with what follows
 
 

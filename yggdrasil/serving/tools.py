@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from transformers import PreTrainedTokenizerBase
-
 from yggdrasil.acceptance.grammar import control_tokens
 from yggdrasil.acceptance.sampling import Constraint
+from yggdrasil.checkpoints.tokenizer import Tokenizer
 from yggdrasil.serving.replies import FunctionCall, ToolCallReply
 from yggdrasil.serving.request_fields import Tool
 
@@ -42,7 +41,7 @@ class ToolFormat:
     controls: dict[str, int]  # these and other added tokens that a constraint names by id
 
     @classmethod
-    def of(cls, tokenizer: PreTrainedTokenizerBase) -> "ToolFormat | None":
+    def of(cls, tokenizer: Tokenizer) -> "ToolFormat | None":
         """The format of the tokenizer's template; None where it has no tools, or writes calls not as JSON."""
         function = {"name": _NAME, "description": "d", "parameters": _PARAMETERS}
         tools: list[Any] = [{"type": "function", "function": function}]

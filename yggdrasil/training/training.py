@@ -4,7 +4,6 @@ from pathlib import Path
 from time import monotonic
 
 import torch
-from transformers import PreTrainedTokenizerBase
 
 from yggdrasil.artifacts import check_writable, current_machine, model_fingerprint, shown
 from yggdrasil.artifacts.lock import locked
@@ -12,6 +11,7 @@ from yggdrasil.calibration.calibration_settings import Budget
 from yggdrasil.calibration.own_text import Document, OwnText, end_of, seconds_spent, text_file
 from yggdrasil.checkpoints.facts import load_config, load_tokenizer
 from yggdrasil.checkpoints.source import Source
+from yggdrasil.checkpoints.tokenizer import Tokenizer
 from yggdrasil.checkpoints.usual_weights import usual_weights
 from yggdrasil.engine.assembly import open_device
 from yggdrasil.errors import YggdrasilError
@@ -85,14 +85,14 @@ def _kept(settings: TrainSettings, source: Source, teller: Teller) -> KeptTraini
     return kept
 
 
-def _prompts(settings: TrainSettings, tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
+def _prompts(settings: TrainSettings, tokenizer: Tokenizer) -> list[list[int]]:
     """Tokens of all prompts that were given."""
     is_chat = bool(getattr(tokenizer, "chat_template", None))
     found = [prompt for file in settings.prompts for prompt in read_prompts(file, chat=is_chat)]
     return [encode_prompt(tokenizer, prompt) for prompt in found]
 
 
-def _judges(tokenizer: PreTrainedTokenizerBase) -> set[tuple[int, ...]]:
+def _judges(tokenizer: Tokenizer) -> set[tuple[int, ...]]:
     """Ends of calibrations' usual prompts: a drafter that learned their answers seems to save more than it does."""
     file, is_chat = usual_prompts(tokenizer)
     return {end_of(encode_prompt(tokenizer, prompt)) for prompt in read_prompts(file, chat=is_chat)}
@@ -100,7 +100,7 @@ def _judges(tokenizer: PreTrainedTokenizerBase) -> set[tuple[int, ...]]:
 
 def _own_text(
     source: Source,
-    tokenizer: PreTrainedTokenizerBase,
+    tokenizer: Tokenizer,
     prompts: list[list[int]],
     trained: float,
     settings: TrainSettings,

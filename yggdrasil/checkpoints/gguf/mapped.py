@@ -7,6 +7,8 @@ import mmap
 import re
 from collections.abc import Mapping
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -58,7 +60,8 @@ class MappedGguf:
             return None
         rows = self._bytes(place).view(place.shape[0], -1)
         order = self._order(place)
-        return QuantisedRows(Format(place.kind), rows if order is None else rows[order])
+        # NumPy's, which wakes no threads: PyTorch's would spin on the cores that packing runs on.
+        return QuantisedRows(Format(place.kind), rows if order is None else torch.from_numpy(rows.numpy()[order]))
 
     def values(self, name: str, dtype: torch.dtype) -> Tensor:
         """The weight in ``dtype``, in memory of its own."""
@@ -68,7 +71,7 @@ class MappedGguf:
         else:
             values = torch.from_numpy(values_of(self._header, place))
         order = self._order(place)
-        values = values if order is None else values[order]
+        values = values if order is None else values[torch.from_numpy(order)]
         if self._header.architecture in _ADDS_ONE and place.name.endswith("norm.weight"):
             values = values.float() - 1
         return values.to(dtype, copy=True)
@@ -85,13 +88,13 @@ class MappedGguf:
         with memoryview(self._data) as view, view[place.start : place.start + place.num_bytes] as part:
             return torch.frombuffer(part, dtype=torch.uint8)
 
-    def _order(self, place: GgufTensor) -> Tensor | None:
+    def _order(self, place: GgufTensor) -> npt.NDArray[np.int64] | None:
         """Which of the file's rows each of the model's is; None where they are in one order."""
         part = place.name.rpartition(".")[0].rpartition(".")[2]
         if self._header.architecture not in _TURNS_NEIGHBOURS or part not in ("attn_q", "attn_k"):
             return None
         heads = self._heads[part == "attn_k"]
-        return torch.arange(place.shape[0]).view(heads, -1, 2).transpose(1, 2).flatten()
+        return np.arange(place.shape[0]).reshape(heads, -1, 2).transpose(0, 2, 1).reshape(-1)
 
 
 def _places(header: GgufHeader, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, GgufTensor]:

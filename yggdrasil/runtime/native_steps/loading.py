@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from yggdrasil.artifacts import check_weights, parse_json
-from yggdrasil.artifacts.gguf import read_gguf_header
+from yggdrasil.artifacts.gguf import read_gguf_layout
 from yggdrasil.checkpoints.formats.names import Weights
 from yggdrasil.checkpoints.formats.rows import PackedRows, QuantisedRows
 from yggdrasil.checkpoints.gguf.mapped import MappedGguf
@@ -90,7 +90,7 @@ def load_described(
 def _mapped(source: Source, config: Config, described: Description) -> _Mapped:
     shapes = weight_shapes(config, described)
     if source.gguf is not None:
-        return MappedGguf(read_gguf_header(source.gguf), shapes, (described.query_heads, described.key_heads))
+        return MappedGguf(read_gguf_layout(source.gguf), shapes, (described.query_heads, described.key_heads))
     check_weights(source.folder)
     optional = HEAD if is_tied(config) else ""
     shapes.setdefault(HEAD, shapes[EMBEDDING])

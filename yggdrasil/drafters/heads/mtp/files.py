@@ -4,17 +4,19 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import torch
 from torch import Tensor
-from transformers import PretrainedConfig
 
 from yggdrasil.checkpoints.facts import load_config
 from yggdrasil.checkpoints.outline import Outline
 from yggdrasil.drafters.heads.eagle.config import HeadSettings
 from yggdrasil.drafters.heads.mtp.module import MtpHead
 from yggdrasil.drafters.heads.tensors import read_tensors, refuse_others
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,7 @@ def open_mtp(folder: Path, dtype: torch.dtype) -> MtpHead:
     return head.eval().requires_grad_(False)
 
 
-def empty_mtp(config: PretrainedConfig) -> MtpHead:
+def empty_mtp(config: "PretrainedConfig") -> MtpHead:
     """A module for the target of ``config``, whose layer has no memory."""
     outline = Outline.of(config)
     key_heads, head_size = outline.attention
@@ -108,7 +110,7 @@ def empty_mtp(config: PretrainedConfig) -> MtpHead:
     return MtpHead(settings, config, is_hidden_first=_names_of(config).is_hidden_first)
 
 
-def published_mtp(config: PretrainedConfig, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def published_mtp(config: "PretrainedConfig", tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The module's ``tensors`` as they lie in files of its target: under their names, in bfloat16, expert by expert."""
     names = _names_of(config)
     theirs = {ours: name for name, ours in names.parts.items()}
@@ -120,12 +122,12 @@ def published_mtp(config: PretrainedConfig, tensors: Mapping[str, Tensor]) -> di
     }
 
 
-def has_targets_norm(config: PretrainedConfig) -> bool:
+def has_targets_norm(config: "PretrainedConfig") -> bool:
     """Whether what the module drafts goes through the target's own last norm."""
     return _names_of(config).norm == _TARGETS_NORM
 
 
-def _names_of(config: PretrainedConfig) -> MtpNames:
+def _names_of(config: "PretrainedConfig") -> MtpNames:
     return MTP_NAMES[config.model_type].of(config.num_hidden_layers)
 
 

@@ -7,15 +7,17 @@ Dims: W rows, H hidden size.
 """
 
 import copy
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PretrainedConfig
 
 from yggdrasil.drafters.heads.eagle.config import HeadSettings
 from yggdrasil.drafters.heads.eagle.state_head import StateHead
 from yggdrasil.drafters.heads.layers import Attend, Norm
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 _ATTENTION_NAME = "yggdrasil_head"
 # What makes the only layer of a configuration the kind that a family's module has: with experts, or without.
@@ -25,7 +27,7 @@ _CHANGES = {"glm4_moe": {"first_k_dense_replace": 0}, "ernie4_5_moe": {"moe_laye
 class MtpHead(StateHead):
     """One layer that drafts states, normed as the target's are."""
 
-    def __init__(self, settings: HeadSettings, config: PretrainedConfig, *, is_hidden_first: bool) -> None:
+    def __init__(self, settings: HeadSettings, config: "PretrainedConfig", *, is_hidden_first: bool) -> None:
         super().__init__(settings)
         hidden, eps = settings.hidden_size, settings.norm_eps
         self.embedding_norm, self.hidden_norm, self.norm = Norm(hidden, eps), Norm(hidden, eps), Norm(hidden, eps)
@@ -54,7 +56,7 @@ class MtpHead(StateHead):
         return normed
 
 
-def _layer_of(config: PretrainedConfig) -> tuple[nn.Module, nn.Module]:
+def _layer_of(config: "PretrainedConfig") -> tuple[nn.Module, nn.Module]:
     """A decoder layer of the family, without memory, and its rotary positions."""
     from transformers import AttentionInterface, AutoModelForCausalLM  # here: brings transformers' models along
 

@@ -1,0 +1,40 @@
+"""What was computed from a file, noted in the user's cache for as long as the file stays as it is."""
+
+import hashlib
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from yggdrasil.artifacts.atomic import write_atomic
+from yggdrasil.artifacts.cache import cache_root
+from yggdrasil.artifacts.plain import parse_json
+from yggdrasil.errors import ArtifactError
+
+_known: dict[tuple[str, str], tuple[list[int], Any]] = {}  # what this process read: states and values by file and name
+
+
+def noted(path: Path, name: str, make: Callable[[], Any]) -> Any:
+    """What ``make`` returns (plain values, as JSON has them) of the file ``path``, from an earlier time if it is known.
+
+    ``name`` tells what it is and changes with the code that makes it. A file's state is its size, its times, and where
+    it lies on which disk. Where nothing can be noted, the next time takes as long as this one.
+    """
+    path = path.absolute()
+    stat = path.stat()
+    state = [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino, stat.st_dev]
+    key = str(path), name
+    if key in _known and _known[key][0] == state:
+        return _known[key][1]
+    file = cache_root() / "notes" / f"{hashlib.sha256(repr(key).encode()).hexdigest()[:20]}.json"
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        note = parse_json(file.read_bytes())
+        if note["state"] == state:
+            _known[key] = state, note["value"]
+            return note["value"]
+    value = make()
+    _known[key] = state, value
+    with suppress(ArtifactError):
+        write_atomic(file, json.dumps({"state": state, "value": value}).encode())
+    return value

@@ -1,0 +1,146 @@
+"""A tokenizer by the ``tokenizers`` library and Jinja alone: transformers takes longer to import than a model to load.
+
+What it reads is written by ``kept_tokenizer``, which checks it against transformers' own tokenizer.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING, Any
+
+import tokenizers
+
+if TYPE_CHECKING:
+    from jinja2 import Template
+    from transformers import PreTrainedTokenizerBase
+
+_REASONING = ("reasoning_content", "thinking", "reasoning")  # names of a message's reasoning; templates read the first
+
+
+class Tokenizer:
+    """The methods of transformers' tokenizers that decoding calls; any other is looked up in ``whole``.
+
+    Args:
+        backend: the tokenizer's vocabulary and rules.
+        facts: ``chat_template`` (text or None), ``special_tokens`` (text by name), ``eos_token_id``, ``bos_token_id``.
+        load: opens the same tokenizer by transformers.
+    """
+
+    def __init__(
+        self, backend: tokenizers.Tokenizer, facts: Mapping[str, Any], load: Callable[[], "PreTrainedTokenizerBase"]
+    ) -> None:
+        self.backend_tokenizer = backend
+        self.chat_template: str | None = facts["chat_template"]
+        self.special_tokens_map: dict[str, Any] = dict(facts["special_tokens"])
+        self.eos_token_id: int | None = facts["eos_token_id"]
+        self.bos_token_id: int | None = facts["bos_token_id"]
+        self._load = load
+
+    @cached_property
+    def whole(self) -> "PreTrainedTokenizerBase":
+        """The same tokenizer as transformers has it, imported and opened when first needed."""
+        return self._load()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self.whole, name)
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        """Whatever transformers' tokenizer returns."""
+        return self.whole(*arguments, **options)
+
+    def __len__(self) -> int:
+        """Tokens of the vocabulary, added ones included."""
+        return int(self.backend_tokenizer.get_vocab_size(with_added_tokens=True))
+
+    @property
+    def added_tokens_decoder(self) -> dict[int, Any]:
+        """Added tokens by their ids, as ``tokenizers.AddedToken``."""
+        found: dict[int, Any] = self.backend_tokenizer.get_added_tokens_decoder()
+        return found
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Tokens of ``text``."""
+        (encoded,) = self.backend_tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)
+        return list(encoded.ids)
+
+    def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        """Text of ``tokens``."""
+        return str(self.backend_tokenizer.decode(list(tokens), skip_special_tokens=skip_special_tokens))
+
+    def get_vocab(self) -> dict[str, int]:
+        """Ids of all tokens by their texts."""
+        return dict(self.backend_tokenizer.get_vocab(with_added_tokens=True))
+
+    def convert_ids_to_tokens(self, tokens: int | Sequence[int]) -> Any:
+        """The vocabulary's text of a token, or of each of several; None where there is no such token."""
+        if isinstance(tokens, int):
+            return self.backend_tokenizer.id_to_token(tokens)
+        return [self.backend_tokenizer.id_to_token(int(token)) for token in tokens]
+
+    def apply_chat_template(self, turns: Sequence[Mapping[str, Any]], **options: Any) -> Any:
+        """The chat as text, where ``tokenize`` is false; anything else is left to transformers."""
+        wanted = {"tokenize": True, "continue_final_message": False, "tools": None, "add_generation_prompt": False}
+        wanted |= options
+        if wanted.pop("tokenize") or wanted.pop("continue_final_message") or not self.chat_template or not turns:
+            return self.whole.apply_chat_template(
+                [dict(turn) for turn in turns], chat_template=self.chat_template, **options
+            )
+        messages = [_message(turn) for turn in turns]
+        return _compiled(self.chat_template).render(
+            **{"documents": None, **self.special_tokens_map, **wanted, "messages": messages}
+        )
+
+
+def _message(turn: Mapping[str, Any]) -> dict[str, Any]:
+    """``turn`` without fields that are None, its reasoning under each name that templates read."""
+    given = {name: value for name, value in turn.items() if value is not None}
+    reasoning = next((given[name] for name in _REASONING if name in given), None)
+    return given if reasoning is None else {"thinking": reasoning, **given, "reasoning_content": reasoning}
+
+
+@lru_cache(maxsize=8)
+def _compiled(template: str) -> "Template":
+    """The program that ``template`` is, in a sandbox, with the names that transformers gives to templates."""
+    import jinja2
+    from jinja2.ext import loopcontrols
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    def fail(message: str) -> None:
+        raise jinja2.TemplateError(message)
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_generation_block(), loopcontrols]
+    )
+    environment.filters["tojson"] = _json
+    environment.globals |= {
+        "raise_exception": fail, "strftime_now": lambda layout: datetime.now().astimezone().strftime(layout),
+    }  # fmt: skip
+    return environment.from_string(template)
+
+
+def _generation_block() -> Any:
+    """Jinja's extension for ``{% generation %}``, by which templates mark answers for training."""
+    from jinja2.ext import Extension
+    from jinja2.parser import Parser
+
+    class Generation(Extension):
+        tags = {"generation"}  # noqa: RUF012  (as Jinja declares it)
+
+        def parse(self, parser: Parser) -> Any:
+            next(parser.stream)
+            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+    return Generation
+
+
+def _json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
