@@ -120,24 +120,22 @@ class _Packer:
         if type(module) is nn.Embedding:
             found = self._quantised_weight(name, module.weight, module.weight)
             return None if found is None else QuantisedEmbedding(found, module.weight.dtype)
-        if type(module) is nn.Linear:
-            weight = module.weight
-        elif _is_transposed(module):
-            weight = module.weight.t()  # type: ignore[operator, union-attr]
-        else:
+        if type(module) is not nn.Linear and not _is_transposed(module):
             return pack_experts(name, module, self._num_threads, self._arena, self._quantise)
+        layer: Any = module
+        weight: Tensor = layer.weight.t() if _is_transposed(module) else layer.weight
         if not is_packable(weight):
             return None
-        found = self._quantised_weight(name, module.weight, weight)
+        found = self._quantised_weight(name, layer.weight, weight)
         packed: nn.Module
         if found is not None:
-            packed = QuantisedLinear(found, module.bias, self._num_threads)
+            packed = QuantisedLinear(found, layer.bias, self._num_threads)
         elif weight.shape[1] % 2 == 0:
             kind = ScreenedLinear if module is self._head and pays_a_copy(weight) else PackedLinear
-            packed = kind(weight, module.bias, self._num_threads, self._arena)
+            packed = kind(weight, layer.bias, self._num_threads, self._arena)
         else:
             return None
-        page_out(module.weight)
+        page_out(layer.weight)
         return packed
 
     def _quantised_weight(self, name: str, parameter: Tensor, weight: Tensor) -> PackedRows | None:
