@@ -96,7 +96,7 @@ inline float power_at(const uint8_t* bytes, int64_t index) {
 
 // ==== from a file's blocks ============================================================================================
 
-// Values of the chunk-th 32 inputs of a block, from 0 on, or their codes. Loops are of 16 or 32 equal steps, which compilers vectorise.
+// Values of the chunk-th 32 inputs of a block, from 0 on, or their codes. Loops of 16 or 32 equal steps are vectorised.
 template <typename F>
 void raw_values(const uint8_t* block, int64_t chunk, uint8_t* values) {
   if constexpr (F::kNumber == Q8_0::kNumber) {
