@@ -69,12 +69,6 @@ class ScreenedLinear(PackedLinear):
         self.register_buffer("copy", copy)
         self.register_buffer("factors", factors)
 
-    def forward(self, x: Tensor) -> Tensor:  # [..., K] -> [..., N]
-        output: Tensor = torch.ops.yggdrasil.screened_linear(
-            x, self.packed, self.bias, self.copy, self.factors, self.out_features, self.num_threads
-        )
-        return output
-
 
 def pack_linears(
     model: nn.Module, num_threads: int, quantise: Quantise | None = None, head: nn.Module | None = None

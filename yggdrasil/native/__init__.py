@@ -15,7 +15,7 @@ import torch
 
 from .build import load_native
 from .operators import native_functions, native_operators
-from .portable import PORTABLE, keep_rows, screened_linear
+from .portable import PORTABLE, keep_rows
 from .schemas import SCHEMAS
 from .shapes import SHAPES
 
@@ -48,7 +48,6 @@ def _on_cuda(name: str) -> Callable[..., Any]:
 for _name in (*PORTABLE, "keep_rows"):
     _library.impl(_name, _on_cuda(_name), "CUDA")
 _library.impl("keep_rows", keep_rows, "CPU")
-_library.impl("screened_linear", screened_linear, "CPU")
 for _name, _shape in SHAPES.items():
     torch.library.register_fake(f"yggdrasil::{_name}", _shape, lib=_library)
 

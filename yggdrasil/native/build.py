@@ -11,8 +11,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
-
 from yggdrasil.artifacts.atomic import write_atomic
 from yggdrasil.artifacts.cache import cache_root
 from yggdrasil.artifacts.leftovers import remove_leftovers_once, temporary_folder
@@ -23,15 +21,6 @@ from yggdrasil.native.levels import Level, chosen_levels
 
 # Libraries that came with the package; the variable names another folder.
 INSTALLED = Path(os.environ.get("YGGDRASIL_LIBRARIES") or Path(__file__).parent / "lib")
-# Of PyTorch's C interface, in the order of ``TorchFunctions`` in common/shims.h.
-_TORCH_FUNCTIONS = (
-    "aoti_torch_get_data_ptr",
-    "aoti_torch_get_dim",
-    "aoti_torch_get_sizes",
-    "aoti_torch_get_strides",
-    "aoti_torch_get_dtype",
-    "aoti_torch_empty_strided",
-)
 
 
 class Native:
@@ -109,14 +98,9 @@ def _kept() -> Path:
 
 
 def _open(library: Path, level: Level) -> None:
-    """Load the library. What TorchInductor has compiled finds its functions by name, so they are made known to all."""
-    Native.library = ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
+    Native.library = ctypes.CDLL(str(library))
     Native.held = ctypes.PyDLL(str(library))
     Native.level = level.name
-    suffix = "dylib" if sys.platform == "darwin" else "so"
-    of_torch = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / f"libtorch_cpu.{suffix}"))
-    addresses = [ctypes.cast(getattr(of_torch, name), ctypes.c_void_p).value for name in _TORCH_FUNCTIONS]
-    Native.library.yggdrasil_use_torch((ctypes.c_void_p * len(addresses))(*addresses))
 
 
 def _is_whole(library: Path, *, tells: bool = True) -> bool:

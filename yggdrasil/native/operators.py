@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from yggdrasil.native import packages
 from yggdrasil.native.build import Native
 from yggdrasil.native.calls import call_of, check
 from yggdrasil.native.schemas import SCHEMAS
@@ -15,10 +14,9 @@ from yggdrasil.native.shapes import SHAPES
 
 _PANEL, _TILE_PAIRS = 16, 16  # outputs of a panel; input pairs that a panel of bfloat16 is rounded up to
 _WITHOUT_RESULT_SHAPES = ("pack_linear", "pack_quantised", "move_rows", "rank_nodes", "read_words", "commit_states")
-# Computed otherwise: in PyTorch, by the library of packages, or by functions below.
+# Computed otherwise: in PyTorch, or by functions below.
 _NOT_CALLS = {
-    "packed_shape", "quantised_shape", "can_screen", "screened_linear", "keep_rows", "open_unit", "run_units",
-    "keep_table", "drop_table", "keep_stack", "drop_stack",
+    "packed_shape", "quantised_shape", "can_screen", "keep_rows", "keep_stack", "drop_stack",
 }  # fmt: skip
 
 
@@ -30,20 +28,8 @@ def native_operators() -> dict[str, Callable[..., Any]]:
 
 def native_functions() -> dict[str, Callable[..., Any]]:
     """Functions for operators over no tensors, or tensors that are only kept."""
-    keep, drop = _call("keep_table"), _call("drop_table")
     keep_layers, drop_layers = _call("keep_stack"), _call("drop_stack")
     stacks: dict[int, Sequence[Tensor]] = {}
-
-    def keep_table(tensors: Sequence[Tensor]) -> int:
-        """The number of a table, which keeps the tensors until it is dropped."""
-        held = [tensor.detach() for tensor in tensors]  # whatever is put in the place of their memory, this stays
-        number: int = keep(held)
-        packages.hold_table(number, held)
-        return number
-
-    def drop_table(number: int) -> None:
-        drop(number)
-        packages.release_table(number)
 
     def keep_stack(tensors: Sequence[Tensor], *described: Sequence[Any]) -> int:
         """The number of a stack of layers, which keeps the tensors until it is dropped."""
@@ -60,9 +46,6 @@ def native_functions() -> dict[str, Callable[..., Any]]:
         "can_screen": can_screen,
         "keep_stack": keep_stack,
         "drop_stack": drop_stack,
-        "keep_table": keep_table,
-        "drop_table": drop_table,
-        "open_unit": packages.open_unit,
     }
 
 

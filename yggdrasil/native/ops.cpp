@@ -19,7 +19,7 @@
 #include "attention/rows_attention.h"
 #include "common/best_token.h"
 #include "common/norm_stage.h"
-#include "common/shims.h"
+#include "common/c_api.h"
 #include "common/threads.h"
 #include "linear/linear_ops.h"
 #include "linear/packed_experts.h"
@@ -54,8 +54,6 @@ int64_t read_words(const Tensor& buffer, int64_t num_threads) {
 // ==== what Python calls ===============================================================================================
 
 YGG_API const char* yggdrasil_error() { return last_error().c_str(); }
-
-YGG_API void yggdrasil_use_torch(const void* const* functions) { std::memcpy(&torch_functions(), functions, sizeof(TorchFunctions)); }
 
 YGG_API int32_t yggdrasil_pack_linear(View weight, View packed, int64_t num_threads) {
   return guarded([&] { pack_linear(of(weight), of(packed), num_threads); });
@@ -113,84 +111,4 @@ YGG_API int32_t yggdrasil_best_tokens(View logits, int64_t num_threads, View bes
 
 YGG_API int32_t yggdrasil_read_words(View buffer, int64_t num_threads, int64_t* result) {
   return guarded([&] { *result = read_words(of(buffer), num_threads); });
-}
-
-// ==== what compiled steps call ========================================================================================
-
-AOTITorchError aoti_torch_cpu_packed_linear(AtenTensorHandle input, AtenTensorHandle packed, AtenTensorHandle* bias, int64_t out_features,
-                                            int64_t num_threads, AtenTensorHandle* result) {
-  return shimmed([&] {
-    const Tensor x = tensor_of(input);
-    packed_linear(x, tensor_of(packed), optional_tensor_of(bias), out_features, num_threads, new_tensor(with_last(x, out_features), x.dtype(), result));
-  });
-}
-
-AOTITorchError aoti_torch_cpu_packed_best(AtenTensorHandle input, AtenTensorHandle packed, AtenTensorHandle* bias, int64_t out_features,
-                                          int64_t num_threads, AtenTensorHandle* best, AtenTensorHandle* place) {
-  return shimmed([&] {
-    const Tensor x = tensor_of(input);
-    packed_best(x, tensor_of(packed), optional_tensor_of(bias), out_features, num_threads, new_tensor({rows_of(x)}, x.dtype(), best),
-                new_tensor({rows_of(x)}, DType::int64, place));
-  });
-}
-
-AOTITorchError aoti_torch_cpu_packed_linears(AtenTensorHandle input, AtenTensorHandle* gate, bool gelu, AtenTensorHandle* norm,
-                                             bool plus_one, double eps, AtenTensorHandle* residual, const AtenTensorHandle* packed, int64_t num_packed,
-                                             const AtenTensorHandle** biases, int64_t num_biases, const int64_t* out_features,
-                                             int64_t num_out_features, int64_t num_threads, ...) {
-  va_list targets;
-  va_start(targets, num_threads);
-  const AOTITorchError error = shimmed([&] {
-    const Tensor x = tensor_of(input);
-    std::vector<Tensor> results;
-    for (int64_t i = 0; i < num_out_features; ++i) results.push_back(new_tensor(with_last(x, out_features[i]), x.dtype(), va_arg(targets, AtenTensorHandle*)));
-    packed_around(x, around_of(gate, gelu, norm, plus_one, eps, residual), tensors_of(packed, num_packed), optional_tensors_of(biases, num_biases),
-                  ints(out_features, num_out_features), num_threads, results);
-  });
-  va_end(targets);
-  return error;
-}
-
-AOTITorchError aoti_torch_cpu_plain_linear(AtenTensorHandle input, AtenTensorHandle weight, AtenTensorHandle* bias, int64_t num_threads,
-                                           AtenTensorHandle* result) {
-  return shimmed([&] {
-    const Tensor x = tensor_of(input), matrix = tensor_of(weight);
-    plain_linear(x, matrix, optional_tensor_of(bias), num_threads, new_tensor(with_last(x, matrix.size(0)), x.dtype(), result));
-  });
-}
-
-AOTITorchError aoti_torch_cpu_packed_experts(AtenTensorHandle input, AtenTensorHandle chosen, AtenTensorHandle shares, AtenTensorHandle gate_up,
-                                             AtenTensorHandle down, const AtenTensorHandle* biases, int64_t num_biases, int64_t inner_features, bool gelu,
-                                             const double* clamp, int64_t num_clamp, int64_t num_threads, AtenTensorHandle* result) {
-  return shimmed([&] {
-    const Tensor x = tensor_of(input);
-    packed_experts(x, tensor_of(chosen), tensor_of(shares), tensor_of(gate_up), tensor_of(down), inner_features,
-                   {tensors_of(biases, num_biases), gelu, doubles(clamp, num_clamp)}, num_threads, new_tensor(x.sizes(), x.dtype(), result));
-  });
-}
-
-AOTITorchError aoti_torch_cpu_norm_rows(AtenTensorHandle input, AtenTensorHandle norm, bool plus_one, double eps, AtenTensorHandle* residual,
-                                        int64_t num_threads, AtenTensorHandle* result) {
-  return shimmed([&] {
-    const Tensor x = tensor_of(input);
-    norm_rows(x, tensor_of(norm), plus_one, eps, optional_tensor_of(residual), num_threads, new_tensor(x.sizes(), x.dtype(), result));
-  });
-}
-
-AOTITorchError aoti_torch_cpu_tree_attention(AtenTensorHandle query, AtenTensorHandle key, AtenTensorHandle value, AtenTensorHandle key_cache,
-                                             AtenTensorHandle value_cache, AtenTensorHandle offsets, AtenTensorHandle tree_mask, double scale,
-                                             int64_t window, double softcap, AtenTensorHandle* sinks, int64_t num_threads, AtenTensorHandle* result) {
-  return shimmed([&] {
-    const Tensor q = tensor_of(query);
-    tree_attention(q, tensor_of(key), tensor_of(value), tensor_of(key_cache), tensor_of(value_cache), tensor_of(offsets), tensor_of(tree_mask), scale, window,
-                   softcap, optional_tensor_of(sinks), num_threads, new_tensor({1, q.size(2), q.size(1), q.size(3)}, q.dtype(), result));
-  });
-}
-
-AOTITorchError aoti_torch_cpu_best_tokens(AtenTensorHandle logits, int64_t num_threads, AtenTensorHandle* best, AtenTensorHandle* place) {
-  return shimmed([&] {
-    const Tensor values = tensor_of(logits);
-    const int64_t rows = values.size(0);
-    best_tokens(values, num_threads, new_tensor({rows}, values.dtype(), best), new_tensor({rows}, DType::int64, place));
-  });
 }

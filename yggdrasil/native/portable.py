@@ -103,20 +103,6 @@ def packed_best(
     return best_tokens(torch.nn.functional.linear(x, packed, bias).flatten(0, -2), num_threads)
 
 
-def screened_linear(
-    x: Tensor,
-    packed: Tensor,
-    bias: Tensor | None,
-    copy: Tensor,  # of the weights, rounded: for ``screened_best``, which needs the native kernels
-    factors: Tensor,
-    out_features: int,
-    num_threads: int,
-) -> Tensor:
-    """A packed linear layer."""
-    output: Tensor = torch.ops.yggdrasil.packed_linear(x, packed, bias, out_features, num_threads)
-    return output
-
-
 def tree_attention(  # noqa: PLR0913  (an operator's schema)
     query: Tensor,  # [1, Hq, R, D]
     key: Tensor,  # [1, Hkv, W, D]

@@ -2,8 +2,6 @@
 
 # What linears do beside multiplying.
 _AROUND = "Tensor? gate, bool gelu, Tensor? norm, bool plus_one, float eps, Tensor? residual"
-_SCREENED = "Tensor input, Tensor packed, Tensor? bias, Tensor copy, Tensor factors, int out_features, int num_threads"
-_PROGRAM = "int[] code, float[] numbers"  # as program_code.h reads them
 
 _ALL = (
     "packed_shape(Tensor weight) -> int[]",
@@ -19,8 +17,8 @@ _ALL = (
     "quantised_best(Tensor input, Tensor packed, Tensor? bias, int out_features, int format, int num_threads) "
     "-> (Tensor, Tensor)",
     "can_screen() -> bool",
-    f"screened_linear({_SCREENED}) -> Tensor",
-    f"screened_best({_SCREENED}) -> (Tensor, Tensor)",
+    "screened_best(Tensor input, Tensor packed, Tensor? bias, Tensor copy, Tensor factors, int out_features, "
+    "int num_threads) -> (Tensor, Tensor)",
     "quantised_shape(Tensor rows, int format, int inputs) -> int[]",
     "pack_quantised(Tensor rows, int format, int inputs, Tensor(a!) packed) -> ()",
     "quantised_linear(Tensor input, Tensor packed, Tensor? bias, int out_features, int format, int num_threads) "
@@ -44,14 +42,6 @@ _ALL = (
     "Tensor[] decays, int[] slots, int num_threads) -> ()",
     "best_tokens(Tensor logits, int num_threads) -> (Tensor, Tensor)",
     "top_candidates(Tensor values, SymInt k) -> (Tensor, Tensor)",
-    "open_unit(str name, str path) -> ()",
-    "keep_table(Tensor[] tensors) -> int",
-    "drop_table(int number) -> ()",
-    "run_units(str name, Tensor table, Tensor carried, Tensor[] shared, int[] places, int count, int[] kept) "
-    "-> Tensor[]",
-    f"run_program(Tensor[] tensors, {_PROGRAM}, int[] results, int num_threads) -> Tensor[]",
-    "run_layers(Tensor table, Tensor carried, Tensor[] shared, int[] places, int count, int[] kept, "
-    f"{_PROGRAM}, int num_threads) -> Tensor[]",
     "keep_stack(Tensor[] tensors, int[] kinds, int[] places, int[] code, int[] code_sizes, float[] numbers, "
     "int[] sizes) -> int",  # ``layer_stack.h``
     "drop_stack(int number) -> ()",

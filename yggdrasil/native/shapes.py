@@ -76,12 +76,6 @@ def quantised_best(
     return best_tokens(x.flatten(0, -2), num_threads)
 
 
-def screened_linear(
-    x: Tensor, packed: Tensor, bias: Tensor | None, copy: Tensor, factors: Tensor, out_features: int, num_threads: int
-) -> Tensor:
-    return packed_linear(x, packed, bias, out_features, num_threads)
-
-
 def screened_best(
     x: Tensor, packed: Tensor, bias: Tensor | None, copy: Tensor, factors: Tensor, out_features: int, num_threads: int
 ) -> tuple[Tensor, Tensor]:
@@ -119,34 +113,6 @@ def rows_attention(
     return query.new_empty(query.shape)
 
 
-def run_units(
-    name: str, table: Tensor, carried: Tensor, shared: list[Tensor], places: list[int], count: int, kept: list[int],
-) -> list[Tensor]:  # fmt: skip
-    return [carried.new_empty(carried.shape) for _ in kept]
-
-
-def run_program(
-    tensors: list[Tensor], code: list[int], numbers: list[float], results: list[int], num_threads: int
-) -> list[Tensor]:
-    from yggdrasil.native.program import row_sizes  # here: it knows the operators that this package defines
-
-    if not 0 <= code[1] < len(tensors):
-        raise RuntimeError(f"a program reads the tensor {code[1]}, which is not given")
-    rows = tensors[code[1]]
-    try:
-        sizes = row_sizes(code, tensors)
-    except IndexError:
-        raise RuntimeError("a program ends within a stage, or reads what is not there yet") from None
-    return [rows.new_empty((*rows.shape[:-1], sizes[result])) for result in results]
-
-
-def run_layers(  # noqa: PLR0913
-    table: Tensor, carried: Tensor, shared: list[Tensor], places: list[int], count: int, kept: list[int],
-    code: list[int], numbers: list[float], num_threads: int,
-) -> list[Tensor]:  # fmt: skip
-    return [carried.new_empty(carried.shape) for _ in kept]
-
-
 def run_stack(number: int, carried: Tensor, shared: list[Tensor], kept: list[int], num_threads: int) -> list[Tensor]:
     return [carried.new_empty(carried.shape) for _ in kept]
 
@@ -169,7 +135,6 @@ SHAPES: dict[str, Callable[..., Any]] = {
         norm_rows,
         packed_best,
         quantised_best,
-        screened_linear,
         screened_best,
         best_tokens,
         top_candidates,
@@ -178,9 +143,6 @@ SHAPES: dict[str, Callable[..., Any]] = {
         tree_convolution,
         tree_recurrence,
         commit_states,
-        run_units,
-        run_program,
-        run_layers,
         run_stack,
         move_rows,
     )

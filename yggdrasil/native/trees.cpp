@@ -3,7 +3,7 @@
 // A pass streams a model's weights through every cache, so a call must touch little: objects are handed their buffers
 // once, and numbers go by a mailbox, a buffer that both sides hold. Python keeps the buffers as long as the object.
 
-#include "common/shims.h"
+#include "common/c_api.h"
 #include "tree/counts.h"
 #include "tree/ranking.h"
 #include "tree/state_rows.h"
@@ -36,14 +36,6 @@ YGG_API int32_t yggdrasil_rank_nodes(View scores, View order, View expected) {
 
 YGG_API int32_t yggdrasil_move_rows(View caches, int64_t num_caches, const int64_t* sources, int64_t num_sources, int64_t destination) {
   return guarded([&] { move_rows(all_of(caches, num_caches), ints(sources, num_sources), destination); });
-}
-
-AOTITorchError aoti_torch_cpu_top_candidates(AtenTensorHandle values, int64_t k, AtenTensorHandle* best, AtenTensorHandle* place) {
-  return shimmed([&] {
-    const Tensor all = tensor_of(values);
-    const int64_t rows = all.size(0);
-    top_candidates(all, k, new_tensor({rows, k}, all.dtype(), best), new_tensor({rows, k}, DType::int64, place));
-  });
 }
 
 // ==== a cache's rows ==================================================================================================

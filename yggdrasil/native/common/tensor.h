@@ -1,7 +1,7 @@
 // What operators read and write: views of PyTorch's tensors, without PyTorch's headers.
 //
-// Python (``calls.py``) and the steps that TorchInductor compiles (``shims.h``) hand over pointers, sizes and strides. One
-// library thus serves every version of PyTorch, and compiles in a fraction of the time.
+// Python (``calls.py``) hands over pointers, sizes and strides. One library thus serves every version of PyTorch,
+// and compiles in a fraction of the time.
 #pragma once
 
 #include <algorithm>

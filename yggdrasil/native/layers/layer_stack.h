@@ -8,9 +8,18 @@
 #include <utility>
 #include <vector>
 
-#include "layers/program_ops.h"
+#include "layers/program.h"
+#include "layers/tensor_table.h"
 
 namespace yggdrasil {
+
+// Calls run(T{}) with the dtype of the rows.
+template <typename Run>
+auto with_rows_of(const Tensor& rows, const Run& run) {
+  if (rows.dtype() == DType::bfloat16) return run(BFloat16{});
+  YGG_CHECK(rows.dtype() == DType::float32, "programs serve bfloat16 and float32");
+  return run(0.0f);
+}
 
 // Layers of one kind run the same program; what a program reads is the rows, what all layers share, then the layer's own tensors.
 struct LayerStack {

@@ -44,12 +44,6 @@ struct NormCode {
   double eps;
 };
 
-// The tensor that the first stage reads, which says how many rows there are.
-inline size_t first_input(const Program& program) {
-  YGG_CHECK(program.code.size() > 1 && program.code[0] != 1 && program.code[1] >= 0, "a program begins with linear layers or a norm over rows that are given");
-  return program.code[1];
-}
-
 // Calls linears(LinearsCode), attention(AttentionCode) or norm(NormCode) for each stage.
 template <typename Linears, typename Attention, typename Norm>
 void read_program(const Program& program, const Linears& linears, const Attention& attention, const Norm& norm) {
@@ -77,19 +71,6 @@ void read_program(const Program& program, const Linears& linears, const Attentio
       norm(NormCode{take(), take(), take(), take(), numbers[0]});
     }
   }
-}
-
-// How many numbers a row of each tensor and of each stage's outputs has.
-inline std::vector<int64_t> row_sizes(const Program& program, List<Tensor> tensors) {
-  std::vector<int64_t> sizes;
-  for (const Tensor& tensor : tensors) sizes.push_back(tensor.defined() && tensor.dim() > 0 ? tensor.size(-1) : 0);
-  read_program(
-      program,
-      [&](const LinearsCode& code) {
-        for (size_t i = 0; i < code.layers.size(); i += 4) sizes.push_back(code.layers[i + 2]);
-      },
-      [&](const AttentionCode& code) { sizes.push_back(sizes.at(code.query)); }, [&](const NormCode& code) { sizes.push_back(sizes.at(code.input)); });
-  return sizes;
 }
 
 }  // namespace yggdrasil

@@ -1,5 +1,5 @@
-"""A program over layers of a table is laid out for the first of them; it computes what operators do one by one, and
-refuses a table whose layers it does not fit."""
+"""A stack of layers is laid out for the first of a kind; it computes what operators do one by one, and refuses layers
+that its program does not fit."""
 
 import pytest
 import torch
@@ -84,20 +84,20 @@ class Layers:
         return code, [*linear, EPS, HEAD_DIM**-0.5, self.softcap, *linear * 4]
 
     def by_program(self, width, kept, behind=lambda: None):
-        """What the layers ``kept`` give, and all caches behind it; ``behind`` is called when there is a table."""
+        """What the layers ``kept`` give, and all caches behind it; ``behind`` is called when the stack is made."""
         layers = [dict(layer) for layer in self.layers]
         for layer in layers:
             layer.update(keys=layer["keys"].clone(), values=layer["values"].clone())
-        places = list(range(len(OWN) * len(layers)))
-        number = torch.ops.yggdrasil.keep_table([layer[name] for layer in layers for name in OWN])
+        tensors, (code, numbers) = [layer[name] for layer in layers for name in OWN], self.program()
+        number = torch.ops.yggdrasil.keep_stack(
+            tensors, [0] * len(layers), range(len(tensors)), code, [len(code)], numbers, [len(numbers), len(OWN)]
+        )
         x, mask, offsets = self.given[width]
         behind()
         try:
-            outputs = torch.ops.yggdrasil.run_layers(
-                torch.tensor([number]), x, [mask, offsets], places, len(layers), kept, *self.program(), THREADS
-            )
+            outputs = torch.ops.yggdrasil.run_stack(number, x, [mask, offsets], kept, THREADS)
         finally:
-            torch.ops.yggdrasil.drop_table(number)
+            torch.ops.yggdrasil.drop_stack(number)
         return [*outputs, *(layer[name] for layer in layers for name in ("keys", "values"))]
 
     def by_operators(self, width, kept):
@@ -170,7 +170,7 @@ FAULTS = {
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("formats", ["quantised", "full"])
 @pytest.mark.parametrize("which", [0, 2])
-def test_a_table_with_a_tensor_that_does_not_fit_is_refused(which, formats, fault):
+def test_a_stack_with_a_tensor_that_does_not_fit_is_refused(which, formats, fault):
     layers = Layers(formats, torch.bfloat16)
     name, change, message = FAULTS[fault]
     layers.layers[which][name] = change(layers.layers[which][name])
@@ -188,7 +188,7 @@ def test_caches_of_a_later_layer_that_are_too_small_are_refused():
         layers.by_program(3, [2])
 
 
-def test_a_table_reads_the_memory_that_its_tensors_had():
+def test_a_stack_reads_the_memory_that_its_tensors_had():
     """Whoever gives a tensor other memory does not take it from under a step."""
     layers = Layers("quantised", torch.bfloat16)
     expected = layers.by_program(3, [2])
