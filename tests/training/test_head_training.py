@@ -377,8 +377,7 @@ def test_what_a_head_would_save_is_told_at_every_look_and_on_its_card(written, t
     [
         ("eagle3", "cpu", None, 60 * 5 / 8 / (600 * 2)),  # five bits a weight beside bfloat16
         ("eagle3", "cpu", 300, 60 * 5 / 8 / 300),  # beside the blocks of a file
-        ("mtp", "cpu", None, (60 + 7 * 4) * 5 / 8 / (600 * 2)),  # and seven rows of the target's output layer
-        ("mtp", "cuda", None, (60 + 7 * 4) / 600),  # both in bfloat16
+        ("eagle3", "cuda", None, 60 / 600),  # both in bfloat16
     ],
 )
 def test_what_a_pass_of_a_drafter_reads_is_told_by_its_weights(tmp_path, kind, device, file_size, share):
@@ -388,7 +387,6 @@ def test_what_a_pass_of_a_drafter_reads_is_told_by_its_weights(tmp_path, kind, d
     begun = SimpleNamespace(
         _settings=TrainSettings("it", tmp_path, kind, device=device),
         _training=SimpleNamespace(head=torch.nn.Linear(6, 10, bias=False)),
-        _recipe=SimpleNamespace(vocabulary=torch.arange(7)),
     )
     loaded = SimpleNamespace(model=torch.nn.Linear(20, 30, bias=False), hidden_size=4)
 
@@ -492,7 +490,7 @@ def test_a_head_that_does_not_fit_is_refused_before_anything_is_written(written,
         train(replace(written, start=other, tokens=10**9), Told())
     with pytest.raises(YggdrasilError, match="is no folder of an EAGLE-3 head"):
         train(replace(written, start=target), Told())
-    with pytest.raises(YggdrasilError, match="--start is for --kind eagle3 and mtp, not medusa"):
+    with pytest.raises(YggdrasilError, match="--start is for --kind eagle3, not medusa"):
         train(replace(written, start=other, kind="medusa"), Told())
     assert not written.out.exists()
     assert not written.work.exists()

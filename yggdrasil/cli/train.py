@@ -19,11 +19,10 @@ def train(
         typer.Option(callback=checks.output_folder, help="Folder of the drafter; beside it lies what it goes on from."),
     ],
     kind: Annotated[
-        Literal["eagle3", "eagle", "mtp", "medusa", "draft-model"],
+        Literal["eagle3", "medusa", "draft-model"],
         typer.Option(
-            help="eagle3: a layer on three of the target's states; eagle: on the last, as EAGLE-1 and 2 read it; mtp: "
-            "the module of a MiMo, GLM-4.5 or ERNIE-4.5; medusa: heads on the last state, all depths in one pass; "
-            "draft-model: a small Llama."
+            help="eagle3: a layer on three of the target's states; medusa: heads on the last state, all depths in one "
+            "pass; draft-model: a small Llama."
         ),
     ] = "eagle3",
     prompts: Annotated[

@@ -16,6 +16,7 @@ from yggdrasil.calibration.measurement.stages import trees_of, without_drift
 from yggdrasil.calibration.results import REPORT_VERSION
 from yggdrasil.drafters.statistics.drafter import table_origin
 from yggdrasil.errors import YggdrasilError
+from yggdrasil.policy.objective import objective_value
 from yggdrasil.predictor.bundle import Learned
 from yggdrasil.reports.folder import optional
 from yggdrasil.reports.reasons import considered, costs, reasons
@@ -174,7 +175,8 @@ class Facts:
                 for verify_width in self.lengths.verify_widths:
                     shape = TreeShape(width, depth, verify_width)
                     aal, ms = self.lengths.aal(shape), costs.iteration_ms(*shape)
-                    rows.append((*shape, aal, ms, ms / aal, aal * costs.plain_ms / ms))
+                    value = objective_value(aal, ms)
+                    rows.append((*shape, aal, ms, 1.0 / value, value * costs.plain_ms))
         names = [*TreeShape._fields, "aal", "iteration_ms", "ms_per_token", "speedup"]
         return pd.DataFrame(rows, columns=names)
 

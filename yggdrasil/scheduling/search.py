@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from yggdrasil.policy.objective import Objective
+from yggdrasil.policy.objective import Objective, objective_value
 from yggdrasil.scheduling.costs import LOOP, StageCosts
 from yggdrasil.scheduling.stages import Schedule, all_variants
 from yggdrasil.scheduling.timeline import ExecutorKind, critical_path, lay_out
@@ -61,7 +61,7 @@ class Candidate(NamedTuple):
 
     @property
     def ms_per_token(self) -> float:
-        return self.iteration_ms / self.aal
+        return 1.0 / objective_value(self.aal, self.iteration_ms)
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ def search(
 
 class _Bound(NamedTuple):
     aal: float
-    iteration_ms: float
+    ms_per_token: float
 
 
 def _bounds(space: Space, schedules: Sequence[Schedule], costs: StageCosts, lengths: AcceptedLengths) -> list[_Bound]:
@@ -163,11 +163,12 @@ def _bounds(space: Space, schedules: Sequence[Schedule], costs: StageCosts, leng
             seen.add(code)
             durations = costs.durations(schedule, space.shapes, shares)
             least = np.minimum(least, critical_path(schedule, durations) + durations[LOOP])
-    return [_Bound(lengths.aal(shape), float(ms)) for shape, ms in zip(space.shapes, least, strict=True)]
+    tokens = [lengths.aal(shape) for shape in space.shapes]
+    return [_Bound(aal, 1.0 / objective_value(aal, float(ms))) for aal, ms in zip(tokens, least, strict=True)]
 
 
 def _bound_rank(bound: _Bound, objective: Objective) -> tuple[float, ...]:
-    ms_per_token = round(bound.iteration_ms / bound.aal, _DIGITS)
+    ms_per_token = round(bound.ms_per_token, _DIGITS)
     return (-bound.aal, ms_per_token) if objective == "aal" else (ms_per_token,)
 
 

@@ -11,6 +11,7 @@ from yggdrasil.checkpoints.formats.names import Weights
 from yggdrasil.drafters.heads.kinds import kind_of
 from yggdrasil.errors import ArtifactError
 from yggdrasil.policy.costs import StepCosts
+from yggdrasil.policy.objective import objective_value
 from yggdrasil.scheduling.plan import DeviceName, Plan, resolve_source
 from yggdrasil.training.settings import Kind
 
@@ -39,7 +40,7 @@ class Estimate:
         costs = self.costs
         kept = accumulate(accumulate(agreement, mul), initial=1.0)
         return [
-            costs.plain_ms / costs.iteration_ms(1, length, self._width(length + 1)) * tokens
+            objective_value(tokens, costs.iteration_ms(1, length, self._width(length + 1))) * costs.plain_ms
             for length, tokens in zip(range(costs.verify_widths[-1]), kept, strict=False)
         ]
 

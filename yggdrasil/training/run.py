@@ -20,7 +20,7 @@ from yggdrasil.training.features import Features, Kept, shards, side_by_side
 from yggdrasil.training.kinds import recipe_for
 from yggdrasil.training.objective import Teacher, hits_of, loss_of
 from yggdrasil.training.publish import publish
-from yggdrasil.training.settings import DRAFTS_ALL, SHOWN, Teller, TrainSettings
+from yggdrasil.training.settings import SHOWN, Teller, TrainSettings
 from yggdrasil.training.start import begun_head
 from yggdrasil.training.state import KeptTraining, Look, Progress, Training
 from yggdrasil.training.unroll import Batch
@@ -60,12 +60,12 @@ class TrainingRun:
         self._settings, self._teller, self._parts = settings, teller, parts
         size, begun = loaded.vocab_size, None
         if kept is None and settings.start is not None:
-            begun = begun_head(settings.start, settings.kind, loaded)
+            begun = begun_head(settings.start, loaded)
         if settings.kind == "draft-model":
             vocabulary = torch.arange(size)
-        elif kept is not None and settings.kind not in DRAFTS_ALL:
+        elif kept is not None:
             vocabulary = kept.vocabulary(size)
-        elif begun is not None and settings.kind not in DRAFTS_ALL:
+        elif begun is not None:
             vocabulary = begun.target_tokens(torch.arange(begun.settings.draft_vocab_size))
         else:
             vocabulary = draft_vocabulary(parts.trained, size)
@@ -85,16 +85,13 @@ class TrainingRun:
             self._progress.began_with = model_fingerprint(settings.start)
         self._teacher = Teacher.of(loaded, vocabulary)
         self._batch_size = max(1, min(_BATCH, _MOST_LOGITS // len(vocabulary)))
-        told, covered = "drafted tokens", "can be drafted"
-        if settings.kind in DRAFTS_ALL:
-            told, covered = "tokens that it learned to tell apart", "are such"
         self._facts = {
             "target": Path(settings.target).name,
             "target's fingerprint": source.fingerprint(),
             "prompts": ", ".join(["the target's own", *(file.name for file in settings.prompts)]),
             "answers' tokens there are": str(sum(window.num_learned for window in parts.trained)),
-            f"of the held-out answers' tokens {covered}": f"{coverage(parts.held_out, vocabulary):.1%}",
-            told: f"{len(vocabulary)} of {loaded.vocab_size}",
+            "of the held-out answers' tokens can be drafted": f"{coverage(parts.held_out, vocabulary):.1%}",
+            "drafted tokens": f"{len(vocabulary)} of {loaded.vocab_size}",
         }
         if self._progress.began_as:
             written = "; the mean of it and of what was learned is written" if self._training.begun else ""
@@ -116,8 +113,6 @@ class TrainingRun:
         """Bytes that a pass of the drafter reads over those that one of the target does."""
         target = sum(parameter.numel() for parameter in loaded.model.parameters())
         drafter = sum(parameter.numel() for parameter in self._training.head.parameters())
-        if self._settings.kind in DRAFTS_ALL:
-            drafter += len(self._recipe.vocabulary) * loaded.hidden_size  # of the target's output layer, as it drafts
         if self._settings.device != "cpu":
             return drafter / target
         read = target * _FULL if source.gguf is None else source.gguf.stat().st_size

@@ -10,8 +10,7 @@ from yggdrasil.scheduling.plan import DeviceName
 CONTEXT = 192  # tokens of a prompt that are kept before its answer
 SHOWN = 5  # draft steps that agreement is told of
 
-Kind = Literal["eagle3", "eagle", "mtp", "medusa", "draft-model"]
-DRAFTS_ALL = ("eagle", "mtp")  # by the target's own head, whatever it learned to tell apart
+Kind = Literal["eagle3", "medusa", "draft-model"]
 
 
 @dataclass(frozen=True)

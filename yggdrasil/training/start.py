@@ -17,16 +17,12 @@ from yggdrasil.drafters.heads.eagle.eagle3 import EagleHead
 from yggdrasil.drafters.heads.files import open_head
 from yggdrasil.drafters.heads.kinds import kind_of
 from yggdrasil.drafters.heads.layers import Norm
-from yggdrasil.drafters.heads.mtp.files import empty_mtp, open_mtp
-from yggdrasil.drafters.heads.mtp.module import MtpHead
 from yggdrasil.drafters.heads.rotary import USUAL_THETA, rope_of
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.runtime.loaded import LoadedModel
 from yggdrasil.runtime.traced import decoder_layers
-from yggdrasil.training.settings import Kind
 from yggdrasil.training.target_head import target_head
 
-STARTING: dict[Kind, str] = {"eagle3": "an EAGLE-3 head", "mtp": "a target with an MTP module"}
 _NORMS = {"hidden_norm": "input_layernorm", "post_attention_layernorm": "post_attention_layernorm"}
 
 
@@ -71,38 +67,21 @@ def initial_head(loaded: LoadedModel, settings: HeadSettings, vocabulary: Tensor
     head.fc.weight[:, -settings.target_hidden_size :] = torch.eye(hidden)
     layer: Any = decoder_layers(model)[-1]
     _copy_layer(head, layer, hidden)
-    copy_norm(head.norm, getattr(model.base_model, "norm", None), hidden)
+    _copy_norm(head.norm, getattr(model.base_model, "norm", None), hidden)
     head.lm_head.weight.copy_(target_head(loaded).rows[vocabulary])
     if settings.has_own_vocabulary:
         head.d2t.copy_(vocabulary - torch.arange(len(vocabulary)))
     return head
 
 
-def begun_head(folder: Path, kind: Kind, loaded: LoadedModel) -> EagleHead | MtpHead:
-    """The head or module in ``folder``, in float32, to go on from for this target.
+def begun_head(folder: Path, loaded: LoadedModel) -> EagleHead:
+    """The EAGLE-3 head in ``folder``, in float32, to go on from for this target.
 
     Raises:
-        YggdrasilError: there is none of ``kind``, or one that is not as those that are trained for the target.
+        YggdrasilError: there is none, or one that is not as those that are trained for the target.
     """
-    if kind_of(folder) != kind:
-        raise YggdrasilError(
-            f"--start {shown(folder)} is no folder of {STARTING[kind]}; leave --start out, or name one"
-        )
-    return _module(folder, loaded) if kind == "mtp" else _head(folder, loaded)
-
-
-def _module(folder: Path, loaded: LoadedModel) -> MtpHead:
-    module = open_mtp(folder, torch.float32)
-    with torch.device("meta"):
-        wanted = empty_mtp(loaded.model.config)
-    others = _unlike(replace(module.settings, layer_of=wanted.settings.layer_of), wanted.settings)
-    if _shapes(module) != _shapes(wanted):
-        others.append("layer")
-    _refuse(folder, loaded, others)
-    return module
-
-
-def _head(folder: Path, loaded: LoadedModel) -> EagleHead:
+    if kind_of(folder) != "eagle3":
+        raise YggdrasilError(f"--start {shown(folder)} is no folder of an EAGLE-3 head; leave --start out, or name one")
     head, _ = open_head(folder, torch.float32)
     assert isinstance(head, EagleHead)
     wanted, layers = settings_for(loaded, head.settings.draft_vocab_size), head.settings.readings(loaded.num_layers)[0]
@@ -112,7 +91,11 @@ def _head(folder: Path, loaded: LoadedModel) -> EagleHead:
     others = _unlike(found, wanted)
     if layers != wanted.readings(loaded.num_layers)[0]:
         others.append("layers")
-    _refuse(folder, loaded, others)
+    if others:
+        raise YggdrasilError(
+            f"--start {shown(folder)} is not as heads are that are trained for {loaded.name} (other "
+            f"{', '.join(others)}); leave --start out, or name a head of a model of its shape"
+        )
     return head
 
 
@@ -120,23 +103,10 @@ def _unlike(found: HeadSettings, wanted: HeadSettings) -> list[str]:
     return [each.name for each in fields(found) if getattr(found, each.name) != getattr(wanted, each.name)]
 
 
-def _shapes(module: nn.Module) -> dict[str, torch.Size]:
-    return {name: tensor.shape for name, tensor in module.state_dict().items()}
-
-
-def _refuse(folder: Path, loaded: LoadedModel, others: list[str]) -> None:
-    """Refuse a head that is other than the target's are in any of ``others``."""
-    if others:
-        raise YggdrasilError(
-            f"--start {shown(folder)} is not as heads are that are trained for {loaded.name} (other "
-            f"{', '.join(others)}); leave --start out, or name a head of a model of its shape"
-        )
-
-
 def _copy_layer(head: EagleHead, layer: Any, hidden: int) -> None:
     middle = head.midlayer
     for ours, theirs in _NORMS.items():
-        copy_norm(getattr(middle, ours), getattr(layer, theirs, None), hidden)
+        _copy_norm(getattr(middle, ours), getattr(layer, theirs, None), hidden)
     for part in ("self_attn", "mlp"):
         for name, linear in getattr(middle, part).named_children():
             found = getattr(getattr(getattr(layer, part, None), name, None), "weight", None)
@@ -149,7 +119,7 @@ def _copy_layer(head: EagleHead, layer: Any, hidden: int) -> None:
                 linear.weight[:, hidden:] = found
 
 
-def copy_norm(ours: Norm, theirs: nn.Module | None, size: int) -> None:
+def _copy_norm(ours: Norm, theirs: nn.Module | None, size: int) -> None:
     """What the target's norm multiplies by, in whichever form it keeps it."""
     if theirs is not None:
         weight = getattr(theirs, "weight", torch.ones(1))

@@ -9,7 +9,7 @@ from yggdrasil.artifacts import check_writable, current_machine, model_fingerpri
 from yggdrasil.artifacts.lock import locked
 from yggdrasil.calibration.calibration_settings import Budget
 from yggdrasil.calibration.own_text import Document, OwnText, end_of, seconds_spent, text_file
-from yggdrasil.checkpoints.facts import load_config, load_tokenizer
+from yggdrasil.checkpoints.facts import load_tokenizer
 from yggdrasil.checkpoints.source import Source
 from yggdrasil.checkpoints.tokenizer import Tokenizer
 from yggdrasil.checkpoints.usual_weights import usual_weights
@@ -20,9 +20,8 @@ from yggdrasil.runtime.loading import load_model
 from yggdrasil.training.publish import is_free, is_ours
 from yggdrasil.training.run import TrainingRun, identity_of
 from yggdrasil.training.settings import Teller, TrainSettings
-from yggdrasil.training.start import STARTING, begun_head
+from yggdrasil.training.start import begun_head
 from yggdrasil.training.state import KeptTraining
-from yggdrasil.training.states import check_family
 from yggdrasil.training.windows import split
 
 _LEAST_DOCUMENTS = 8
@@ -40,13 +39,11 @@ def train(settings: TrainSettings, teller: Teller) -> Path:
     check_writable(settings.out, is_folder=True)
     if not (is_free(settings.out) or is_ours(settings.out)):
         raise YggdrasilError(f"--out {shown(settings.out)} holds other files than a drafter; name another folder")
-    if settings.start is not None and settings.kind not in STARTING:
-        raise YggdrasilError(f"--start is for --kind {' and '.join(STARTING)}, not {settings.kind}; leave it out")
+    if settings.start is not None and settings.kind != "eagle3":
+        raise YggdrasilError(f"--start is for --kind eagle3, not {settings.kind}; leave it out")
     device = open_device(settings.device)
     deadline = monotonic() + settings.minutes * 60
     source = Source.find(settings.target)
-    if settings.kind == "mtp":
-        check_family(load_config(source), source.given)
     tokenizer = load_tokenizer(source)
     prompts = _prompts(settings, tokenizer)
     torch.set_num_threads(settings.threads or current_machine().cores)
@@ -114,7 +111,7 @@ def _own_text(
     weights, device = usual_weights(source, "bfloat16", settings.device), open_device(settings.device)
     loaded = load_model(source, torch.bfloat16, device, torch.get_num_threads(), weights=weights)
     if settings.start is not None:
-        begun_head(settings.start, settings.kind, loaded)  # refused now rather than when all is written
+        begun_head(settings.start, loaded)  # refused now rather than when all is written
     settings.work.mkdir(parents=True, exist_ok=True)
     writer = OwnText(loaded, tokenizer, prompts, text_file(source.fingerprint(), weights))
     spent = settings.work / "own-text.json"

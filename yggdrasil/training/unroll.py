@@ -7,7 +7,7 @@ what drafting gives it.
 Dims: B windows, T rows, H hidden size, A learned tokens.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple, Self
 
 import torch
@@ -15,7 +15,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from yggdrasil.drafters.heads.eagle.eagle3 import EagleHead
-from yggdrasil.drafters.heads.eagle.state_head import StateHead
 
 
 class Batch(NamedTuple):
@@ -70,18 +69,8 @@ class _Unrolled:
         return output.transpose(1, 2)
 
 
-def unroll(
-    head: EagleHead | StateHead,
-    embedding: Tensor,
-    batch: Batch,
-    steps: int,
-    logits: Callable[[Tensor], Tensor] | None = None,
-) -> Iterator[StepOutput]:
-    """Logits of each of ``steps`` at the learned places; a place too near a window's start is not reached by all.
-
-    ``logits`` makes them of outputs [A', H], where that is not the head's own part.
-    """
-    logits = logits or head.logits
+def unroll(head: EagleHead, embedding: Tensor, batch: Batch, steps: int) -> Iterator[StepOutput]:
+    """Logits of each of ``steps`` at the learned places; a place too near a window's start is not reached by all."""
     windows, positions = batch.places
     attention = _Unrolled()
     features = head.feature(batch.states[:, :-1])
@@ -91,5 +80,5 @@ def unroll(
         read = functional.pad(batch.tokens[:, 1 + step :], (0, step))
         outputs = head(functional.embedding(read, embedding), features, rows + step, attention.attend)
         reached = positions - 1 - step >= 0
-        yield StepOutput(logits(outputs[windows[reached], positions[reached] - 1 - step]), reached)
+        yield StepOutput(head.logits(outputs[windows[reached], positions[reached] - 1 - step]), reached)
         features = head.fed_back(outputs)

@@ -110,23 +110,6 @@ def empty_mtp(config: "PretrainedConfig") -> MtpHead:
     return MtpHead(settings, config, is_hidden_first=_names_of(config).is_hidden_first)
 
 
-def published_mtp(config: "PretrainedConfig", tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The module's ``tensors`` as they lie in files of its target: under their names, in bfloat16, expert by expert."""
-    names = _names_of(config)
-    theirs = {ours: name for name, ours in names.parts.items()}
-    return {
-        theirs.get(name) or f"{names.block}{name.removeprefix(_BLOCK)}": (
-            tensor if name.endswith(_IN_FULL) else tensor.bfloat16()
-        )
-        for name, tensor in _with_experts_apart(tensors).items()
-    }
-
-
-def has_targets_norm(config: "PretrainedConfig") -> bool:
-    """Whether what the module drafts goes through the target's own last norm."""
-    return _names_of(config).norm == _TARGETS_NORM
-
-
 def _names_of(config: "PretrainedConfig") -> MtpNames:
     return MTP_NAMES[config.model_type].of(config.num_hidden_layers)
 
