@@ -31,11 +31,11 @@ _EXPERTS = {
 _CONVOLUTION = {"layer_types": ["conv", "full_attention", "conv"]}
 _LINEAR = {"layer_types": ["linear_attention", "full_attention", "linear_attention"]}
 _DELTA = {
-    **_LINEAR, "head_dim": 16, "linear_num_value_heads": 32, "linear_num_key_heads": 16, "linear_key_head_dim": 8,
-    "linear_value_head_dim": 8, "linear_conv_kernel_dim": 4,
+    **_LINEAR, "head_dim": 16, "linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 16,
+    "linear_value_head_dim": 40, "linear_conv_kernel_dim": 4,
 }  # fmt: skip
 _MAMBA = {
-    "mamba_n_heads": 32, "mamba_d_head": 4, "mamba_n_groups": 2, "mamba_d_state": 16, "mamba_d_conv": 4,
+    "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_n_groups": 2, "mamba_d_state": 16, "mamba_d_conv": 4,
     "mamba_expand": 2, "mamba_chunk_size": 8,
 }  # fmt: skip
 RECURRENT = {
@@ -55,14 +55,14 @@ RECURRENT = {
     "nemotron_h": (
         "NemotronHConfig",
         {"layers_block_type": ["linear_attention", "mlp", "full_attention", "moe", "linear_attention"],
-         "mamba_num_heads": 32, "mamba_head_dim": 4, "n_groups": 2, "ssm_state_size": 16, "conv_kernel": 4,
+         "mamba_num_heads": 8, "mamba_head_dim": 16, "n_groups": 2, "ssm_state_size": 16, "conv_kernel": 4,
          "chunk_size": 8, "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
          "moe_shared_expert_intermediate_size": 32, "head_dim": 16},
     ),
 }  # fmt: skip
 
 
-MIXTURES = {"lfm2_moe", "qwen3_5_moe", "qwen3_next", "granite", "nemotron_h"}  # their routers are compiled to be exact
+OTHER_EXPERTS = {"nemotron_h"}  # which stay those of transformers
 
 
 def recurrent_config(family):

@@ -4,7 +4,7 @@ import random
 
 import pytest
 import torch
-from recurrent_models import MIXTURES, RECURRENT, recurrent_model
+from recurrent_models import OTHER_EXPERTS, RECURRENT, recurrent_model
 from tiny_pair import TEXT, VOCAB_SIZE
 
 from yggdrasil import SamplingParams, Speculation
@@ -67,7 +67,7 @@ def test_what_the_check_before_serving_says(family):
     check_tree_attention(recurrent_model(family).loaded)
 
 
-@pytest.mark.parametrize("family", [family for family in RECURRENT if family not in MIXTURES])
+@pytest.mark.parametrize("family", [family for family in RECURRENT if family not in OTHER_EXPERTS])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_row_has_the_bits_of_a_plain_step_in_every_tree(family, dtype):
     runner = recurrent_model(family).runner(dtype)

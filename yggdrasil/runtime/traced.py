@@ -48,11 +48,12 @@ class CallStep(StepModule, Generic[Call]):
         return self._call.tracing() if isinstance(self._call, TracedCall) else nullcontext()
 
 
-class _RowSums(TorchFunctionMode):
-    """Linear layers that are no packed module, as a mixture's router, by an operator that sums each row in one order.
+class _RowBits(TorchFunctionMode):
+    """What PyTorch computes otherwise for one row than for several, in its last bits, in a way that no width changes.
 
-    PyTorch's product for one row differs in its last bits from that for several, and where two experts are nearly equal
-    a row would go another way.
+    Linear layers that are no packed module, as a mixture's router, sum each row in one order. Activations read whole
+    vectors alone: for the elements that are left PyTorch has other functions, and which those are follows the width.
+    Where two experts are nearly equal a row would go another way.
     """
 
     def __init__(self, num_threads: int) -> None:
@@ -65,7 +66,18 @@ class _RowSums(TorchFunctionMode):
         if func is nn.functional.linear and not kwargs and _is_served(*args):
             rows, weight, *bias = args
             return torch.ops.yggdrasil.plain_linear(rows, weight, bias[0] if bias else None, self._num_threads)
+        if func in _ACTIVATIONS and args and (left := args[0].shape[-1] % _WHOLE):
+            rows, *rest = args
+            whole = func(nn.functional.pad(rows, (0, _WHOLE - left)), *rest, **(kwargs or {}))
+            return whole[..., : rows.shape[-1]]
         return func(*args, **(kwargs or {}))
+
+
+_WHOLE = 64  # elements of a row: whole vectors of every processor, however PyTorch unrolls them
+_ACTIVATIONS = {
+    torch.sigmoid, torch.Tensor.sigmoid, nn.functional.sigmoid, nn.functional.softplus, nn.functional.silu,
+    torch.tanh, torch.Tensor.tanh, nn.functional.gelu,
+}  # fmt: skip
 
 
 def _is_served(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:
@@ -129,7 +141,7 @@ class TracedCall:
 
     def tracing(self) -> AbstractContextManager[object]:
         """On a CPU, a mode in which every linear layer gives a row the same bits at any width."""
-        return _RowSums(self._num_threads) if self._loaded.device.type == "cpu" else nullcontext()
+        return _RowBits(self._num_threads) if self._loaded.device.type == "cpu" else nullcontext()
 
     @property
     def decoder_layers(self) -> Sequence[nn.Module]:
