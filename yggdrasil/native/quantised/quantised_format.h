@@ -207,27 +207,24 @@ void pack_quantised_panel(const uint8_t* rows, int64_t num_rows, int64_t inputs,
 // ==== to numbers ======================================================================================================
 
 struct ChunkScales {
-  float scale[2], minimum;  // a scale a half of the chunk
+  float scale, minimum;
+  int multiple[2] = {1, 1};  // of the scale, for each half of the chunk
 };
 
 template <typename F>
 ChunkScales chunk_scales(const uint8_t* header, int64_t chunk, int lane) {
   if constexpr (F::kScaling == Scaling::plain) {
-    const float scale = half_at(header, chunk * kLanes + lane);
-    return {{scale, scale}, 0.0f};
+    return {half_at(header, chunk * kLanes + lane), 0.0f};
   } else if constexpr (F::kScaling == Scaling::power) {
-    const float scale = power_at(header, lane);
-    return {{scale, scale}, 0.0f};
+    return {power_at(header, lane), 0.0f};
   } else if constexpr (F::kScaling == Scaling::affine) {
-    const float scale = half_at(header, 2 * chunk * kLanes + lane);
-    return {{scale, scale}, half_at(header, (2 * chunk + 1) * kLanes + lane)};
+    return {half_at(header, 2 * chunk * kLanes + lane), half_at(header, (2 * chunk + 1) * kLanes + lane)};
   } else if constexpr (F::kScaling == Scaling::nested) {
     const uint8_t* multiples = header + (4 + 2 * chunk) * kLanes + lane;
-    const float scale = half_at(header, lane) * multiples[0];
-    return {{scale, scale}, -half_at(header, kLanes + lane) * multiples[kLanes]};
+    return {half_at(header, lane) * multiples[0], -half_at(header, kLanes + lane) * multiples[kLanes]};
   } else {
     const auto* multiples = reinterpret_cast<const int8_t*>(header) + (2 + 2 * chunk) * kLanes + lane;
-    return {{half_at(header, lane) * multiples[0], half_at(header, lane) * multiples[kLanes]}, 0.0f};
+    return {half_at(header, lane), 0.0f, {multiples[0], multiples[kLanes]}};
   }
 }
 
@@ -251,7 +248,7 @@ void unpack_row(const uint8_t* pair, int64_t side, int lane, int64_t inputs, flo
     const ChunkScales scales = chunk_scales<F>(group + F::header_place(side), chunk, lane);
     for (int i = 0; i < kChunk; ++i) {
       const int value = value_at<F>(group + F::values_place(side, chunk), lane, i) - F::kOffset;
-      row[first + i] = scales.scale[i / 16] * static_cast<float>(value) + scales.minimum;
+      row[first + i] = scales.scale * static_cast<float>(scales.multiple[i / 16] * value) + scales.minimum;
     }
   }
 }

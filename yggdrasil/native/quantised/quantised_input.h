@@ -15,13 +15,14 @@ constexpr int64_t kMostRows = 16;  // that meet a panel together
 
 // A tile of M rows is a sequence of chunks; in a chunk every item lies M times, once a row.
 struct InputChunk {
-  static constexpr int64_t kBytes = kChunk + 5 * 4;  // a row
+  static constexpr int64_t kBytes = kChunk + 4 * 4;  // a row
 
   static int8_t* values(uint8_t* chunk, int64_t) { return reinterpret_cast<int8_t*>(chunk); }
   static float* scales(uint8_t* chunk, int64_t m) { return reinterpret_cast<float*>(chunk + m * kChunk); }
   static float* sums(uint8_t* chunk, int64_t m) { return scales(chunk, m) + m; }  // of the rounded inputs, scaled
-  // Sums of the values, negative: of the whole chunk, of its first half and of its second.
+  // Sums of the values, negative: of the whole chunk, and of its first and second half in the halves of a word.
   static int32_t* counts(uint8_t* chunk, int64_t m) { return reinterpret_cast<int32_t*>(sums(chunk, m) + m); }
+  static int32_t* half_counts(uint8_t* chunk, int64_t m) { return counts(chunk, m) + m; }
 };
 
 #if defined(YGG_AVX512) && defined(__AVX512VNNI__)
@@ -70,20 +71,17 @@ inline void round_four(const float (&numbers)[4][kChunk], int64_t row, int64_t c
   const auto there = static_cast<__mmask8>((1 << count) - 1);
   _mm_mask_storeu_ps(InputChunk::scales(chunk, m) + row, there, scale);
   _mm_mask_storeu_ps(InputChunk::sums(chunk, m) + row, there, _mm_mul_ps(scale, _mm_cvtepi32_ps(whole)));
-  int32_t* counts = InputChunk::counts(chunk, m) + row;
-  _mm_mask_storeu_epi32(counts, there, _mm_sub_epi32(zero, whole));
-  _mm_mask_storeu_epi32(counts + m, there, _mm_sub_epi32(zero, halves[0]));
-  _mm_mask_storeu_epi32(counts + 2 * m, there, _mm_sub_epi32(zero, halves[1]));
+  const __m128i first = _mm_sub_epi32(zero, halves[0]), second = _mm_slli_epi32(_mm_sub_epi32(zero, halves[1]), 16);
+  _mm_mask_storeu_epi32(InputChunk::counts(chunk, m) + row, there, _mm_sub_epi32(zero, whole));
+  _mm_mask_storeu_epi32(InputChunk::half_counts(chunk, m) + row, there, _mm_mask_blend_epi16(0xaa, first, second));
 }
 #else
 // Writes what a chunk keeps of a row beside its values, whose halves have these sums.
 inline void note_row(uint8_t* chunk, int64_t m, int64_t row, float scale, const int32_t (&halves)[2]) {
   InputChunk::scales(chunk, m)[row] = scale;
   InputChunk::sums(chunk, m)[row] = scale * static_cast<float>(halves[0] + halves[1]);
-  int32_t* counts = InputChunk::counts(chunk, m) + row;
-  counts[0] = -(halves[0] + halves[1]);
-  counts[m] = -halves[0];
-  counts[2 * m] = -halves[1];
+  InputChunk::counts(chunk, m)[row] = -(halves[0] + halves[1]);
+  InputChunk::half_counts(chunk, m)[row] = (-halves[0] & 0xffff) | static_cast<int32_t>(static_cast<uint32_t>(-halves[1]) << 16);
 }
 
 #ifdef YGG_AVX2

@@ -76,29 +76,29 @@ inline __m512 halves_to_floats(const uint8_t* halves) { return _mm512_cvtph_ps(_
 inline __m128i load_16(const uint8_t* bytes) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes)); }
 
 struct WideScales {
-  __m512 scale[2], minimum;
+  __m512 scale, minimum;
+  __m512 multiples[2];  // halved: of the scale, for each half of the inputs
 };
 
 template <typename F>
 inline WideScales wide_scales(const uint8_t* header, int64_t chunk) {
   WideScales wide{};
   if constexpr (F::kScaling == Scaling::plain) {
-    wide.scale[0] = halves_to_floats(header + 2 * chunk * kLanes);
+    wide.scale = halves_to_floats(header + 2 * chunk * kLanes);
   } else if constexpr (F::kScaling == Scaling::power) {
-    wide.scale[0] = load16(reinterpret_cast<const BFloat16*>(header));
+    wide.scale = load16(reinterpret_cast<const BFloat16*>(header));
   } else if constexpr (F::kScaling == Scaling::affine) {
-    wide.scale[0] = halves_to_floats(header + 4 * chunk * kLanes);
+    wide.scale = halves_to_floats(header + 4 * chunk * kLanes);
     wide.minimum = halves_to_floats(header + (4 * chunk + 2) * kLanes);
   } else if constexpr (F::kScaling == Scaling::nested) {
     const uint8_t* multiples = header + (4 + 2 * chunk) * kLanes;
-    wide.scale[0] = _mm512_mul_ps(halves_to_floats(header), _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(load_16(multiples))));
+    wide.scale = _mm512_mul_ps(halves_to_floats(header), _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(load_16(multiples))));
     const __m512 whole = _mm512_sub_ps(_mm512_setzero_ps(), halves_to_floats(header + 2 * kLanes));
     wide.minimum = _mm512_mul_ps(whole, _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(load_16(multiples + kLanes))));
   } else {
     const uint8_t* multiples = header + (2 + 2 * chunk) * kLanes;
-#pragma GCC unroll 16
-    for (int i = 0; i < 2; ++i)
-      wide.scale[i] = _mm512_mul_ps(halves_to_floats(header), _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(load_16(multiples + i * kLanes))));
+    wide.scale = halves_to_floats(header);
+    for (int i = 0; i < 2; ++i) wide.multiples[i] = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(load_16(multiples + i * kLanes)));
   }
   return wide;
 }
@@ -108,15 +108,15 @@ struct WidePair {
   WideScales scales[2];
 };
 
-// Adds the products of vectors [First, Last) with R rows; counts are minus the sums of the rows' values there. What a
-// minimum adds is added at once: sums that go to memory and come back in between take a fifth longer.
+// Products of vectors [First, Last) of both sides with R rows; counts are minus the sums of the rows' values there.
 template <typename F, int R, int First, int Last>
-[[gnu::always_inline]] inline void add_products(const WidePair& wide, const int8_t* x, const int32_t* counts, const float* row_scales,
-                                                const float* row_sums, float* const (&out)[2]) {
+[[gnu::always_inline]] inline void multiply_chunk(const WidePair& wide, const int8_t* x, const int32_t* counts, __m512 (&products)[2][R]) {
+  constexpr bool kIsHalved = F::kScaling == Scaling::halved;
   __m512i dots[2][R];
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r) {
-    dots[0][r] = F::kOffset == 0 ? _mm512_setzero_si512() : _mm512_slli_epi32(_mm512_set1_epi32(counts[r]), F::kOffsetBits);
+    const __m512i count = _mm512_set1_epi32(counts[r]), own_half = _mm512_set1_epi32(First == 0 ? F::kOffset : F::kOffset << 16);
+    dots[0][r] = F::kOffset == 0 ? _mm512_setzero_si512() : kIsHalved ? _mm512_madd_epi16(count, own_half) : _mm512_slli_epi32(count, F::kOffsetBits);
     dots[1][r] = dots[0][r];
   }
 #pragma GCC unroll 16
@@ -131,31 +131,40 @@ template <typename F, int R, int First, int Last>
     }
   }
 #pragma GCC unroll 16
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 2
+    for (int p = 0; p < 2; ++p) products[p][r] = _mm512_cvtepi32_ps(dots[p][r]);
+}
+
+// Adds a chunk to the sums of R rows. What a minimum adds is added at once: sums that go to memory and come back in between
+// take a fifth longer.
+template <typename F, int R>
+[[gnu::always_inline]] inline void add_chunk(const WidePair& wide, uint8_t* input, int64_t rows, int64_t row, float* const (&out)[2]) {
+  const int8_t* x = InputChunk::values(input, rows) + row * kChunk;
+  const float *row_scales = InputChunk::scales(input, rows) + row, *row_sums = InputChunk::sums(input, rows) + row;
+  __m512 products[2][R];
+  if constexpr (F::kScaling == Scaling::halved) {  // whole numbers below 2^24, also times their multiples and together
+    const int32_t* counts = InputChunk::half_counts(input, rows) + row;
+    __m512 first[2][R];
+    multiply_chunk<F, R, 0, 4>(wide, x, counts, first);
+#pragma GCC unroll 16
+    for (int i = 0; i < 2 * R; ++i) first[i / R][i % R] = _mm512_mul_ps(first[i / R][i % R], wide.scales[i / R].multiples[0]);
+    multiply_chunk<F, R, 4, 8>(wide, x, counts, products);
+#pragma GCC unroll 16
+    for (int i = 0; i < 2 * R; ++i) products[i / R][i % R] = _mm512_fmadd_ps(products[i / R][i % R], wide.scales[i / R].multiples[1], first[i / R][i % R]);
+  } else {
+    multiply_chunk<F, R, 0, 8>(wide, x, InputChunk::counts(input, rows) + row, products);
+  }
+#pragma GCC unroll 16
   for (int r = 0; r < R; ++r) {
     const __m512 row_scale = _mm512_set1_ps(row_scales[r]);
 #pragma GCC unroll 2
     for (int p = 0; p < 2; ++p) {
-      const __m512 scale = _mm512_mul_ps(wide.scales[p].scale[First / 4], row_scale);
       float* place = out[p] + r * kLanes;
-      __m512 sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dots[p][r]), scale, _mm512_load_ps(place));
+      __m512 sum = _mm512_fmadd_ps(products[p][r], _mm512_mul_ps(wide.scales[p].scale, row_scale), _mm512_load_ps(place));
       if constexpr (F::kHasMinimum) sum = _mm512_fmadd_ps(wide.scales[p].minimum, _mm512_set1_ps(row_sums[r]), sum);
       _mm512_store_ps(place, sum);
     }
-  }
-}
-
-// The same of a whole chunk.
-template <typename F, int R>
-[[gnu::always_inline]] inline void add_chunk(const WidePair& wide, uint8_t* input, int64_t rows, int64_t row, float* const (&out)[2]) {
-  const int8_t* x = InputChunk::values(input, rows) + row * kChunk;
-  const int32_t* counts = InputChunk::counts(input, rows) + row;
-  const float *row_scales = InputChunk::scales(input, rows) + row, *row_sums = InputChunk::sums(input, rows) + row;
-  if constexpr (F::kScaling == Scaling::halved) {
-    static_assert(!F::kHasMinimum, "it would be added twice");
-    add_products<F, R, 0, 4>(wide, x, counts + rows, row_scales, row_sums, out);
-    add_products<F, R, 4, 8>(wide, x, counts + 2 * rows, row_scales, row_sums, out);
-  } else {
-    add_products<F, R, 0, 8>(wide, x, counts, row_scales, row_sums, out);
   }
 }
 
@@ -202,8 +211,8 @@ void panel_tile(const uint8_t* pair, int64_t side, uint8_t* input, int64_t group
           for (int j = 0; j < kLanes; ++j) dots[i / 16][j] += values[i][j] * x[i];
         for (int j = 0; j < kLanes; ++j) {
           float& sum = out[m * kLanes + j];
-          sum = std::fma(static_cast<float>(dots[0][j]), scales[j].scale[0] * row_scale, sum);
-          sum = std::fma(static_cast<float>(dots[1][j]), scales[j].scale[1] * row_scale, sum);
+          const int32_t dot = scales[j].multiple[0] * dots[0][j] + scales[j].multiple[1] * dots[1][j];
+          sum = std::fma(static_cast<float>(dot), scales[j].scale * row_scale, sum);
           if constexpr (F::kHasMinimum) sum = std::fma(scales[j].minimum, row_sum, sum);
         }
       }

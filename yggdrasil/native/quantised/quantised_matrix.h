@@ -96,7 +96,7 @@ class MatrixSteps {
     for (int64_t row = 0; row < rows; row += R, row_scales += R, row_sums += R, sums += R * kLanes, out += R * kLanes) {
 #pragma GCC unroll 16
       for (int r = 0; r < R; ++r) {
-        const __m512 scale = _mm512_mul_ps(scales.scale[0], _mm512_set1_ps(row_scales[r])), known = _mm512_maskz_load_ps(before, out + r * kLanes);
+        const __m512 scale = _mm512_mul_ps(scales.scale, _mm512_set1_ps(row_scales[r])), known = _mm512_maskz_load_ps(before, out + r * kLanes);
         __m512 sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(_mm512_load_si512(sums + r * kLanes)), scale, known);
         if constexpr (F::kHasMinimum) sum = _mm512_fmadd_ps(scales.minimum, _mm512_set1_ps(row_sums[r]), sum);
         _mm512_store_ps(out + r * kLanes, sum);
