@@ -183,6 +183,7 @@ template <typename F, int R, int H, typename Side>
 [[gnu::always_inline]] inline void multiply_chunk(const Side& side, int first_half, const int8_t* x, __m256i (&dots)[H][R]) {
   constexpr bool kIsHalved = F::kScaling == Scaling::halved;
   constexpr int kVectors = Side::kIsInWords ? 16 : 8;
+  if constexpr (F::kBits < 8) static_assert(8 % kAddedInWords<F> == 0, "the last products of a chunk are added up, too");
   const __m256i zero = _mm256_setzero_si256();
   __m256i partial[H][R];  // sums of a part of the chunk, of 32 bits with VNNI, else of 16
 #pragma GCC unroll 16
