@@ -63,6 +63,10 @@ class Prompt:
         return replace(self, messages=(Message("user", self.prompt),))
 
 
+NO_TEMPLATE = (
+    "the model's tokenizer has no chat template, so it is no chat model: give a plain prompt, or an instruction-tuned "
+    "model"
+)
 PROBE = (Message("user", "a"),)  # a chat that every template takes
 
 
@@ -122,10 +126,7 @@ def apply_template(
         YggdrasilError: no template, or one that does not take these turns.
     """
     if not getattr(tokenizer, "chat_template", None):
-        raise YggdrasilError(
-            "the model's tokenizer has no chat template, so it is no chat model: give a plain prompt, or an "
-            "instruction-tuned model"
-        )
+        raise YggdrasilError(NO_TEMPLATE)
     controls = _control_strings(tokenizer, str(tokenizer.chat_template))
     mark = _absent_mark(turns, tools, variables)
     try:

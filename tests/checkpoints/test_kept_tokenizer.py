@@ -1,13 +1,9 @@
 """A tokenizer opened by its kept class is the one that transformers finds, and opening it imports no configuration."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-import torch
 from transformers import AutoTokenizer
 
 import yggdrasil
@@ -15,7 +11,6 @@ from yggdrasil.artifacts.cache import cache_root
 from yggdrasil.checkpoints import kept_tokenizer
 from yggdrasil.checkpoints.facts import load_tokenizer
 from yggdrasil.errors import YggdrasilError
-from yggdrasil.runtime.kept_tensors import open_model
 
 BUNDLED = Path(yggdrasil.__file__).parent / "assets" / "tiny" / "target"
 TEMPLATE = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}{% if tools %}tools{% endif %}"
@@ -162,24 +157,3 @@ def test_a_cache_that_cannot_be_written_costs_time_alone(tmp_path, cache):
     folder = folder_of(tmp_path / "model", "llama", "TokenizersBackend")
 
     assert load_tokenizer(folder).get_vocab() == load_tokenizer(folder).get_vocab()
-
-
-def test_a_second_start_imports_no_configuration_and_no_compiler(cache):
-    opened = open_model(BUNDLED, torch.float32, torch.device("cpu"), 1)
-    load_tokenizer(BUNDLED)
-    program = f"""
-import sys, torch
-from yggdrasil.engine.decoder import Decoder
-from yggdrasil.engine.end_tokens import end_tokens
-from yggdrasil.checkpoints.facts import load_tokenizer
-from yggdrasil.checkpoints import kept_tokenizer
-from yggdrasil.runtime.kept_tensors import open_model
-
-loaded = open_model({str(BUNDLED)!r}, torch.float32, torch.device("cpu"), 1)
-end_tokens({str(BUNDLED)!r}, loaded.outline.eos, load_tokenizer({str(BUNDLED)!r}))
-assert loaded.vocab_size == {opened.vocab_size}
-print(sorted({{"torch._dynamo", "torch._inductor", "transformers.models", "accelerate"}} & sys.modules.keys()))
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, env=os.environ)
-
-    assert done.stdout.strip() == "[]", done.stdout + done.stderr

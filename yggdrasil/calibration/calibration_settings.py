@@ -11,6 +11,7 @@ import torch
 import yggdrasil
 from yggdrasil.checkpoints.formats.names import Weights
 from yggdrasil.checkpoints.source import Source
+from yggdrasil.compiler.compiled import Backend
 from yggdrasil.drafters.heads.draft_vocabulary import Vocabulary
 from yggdrasil.drafters.model_free_options import CountsOptions, FreeOptions
 from yggdrasil.engine.loading import DtypeName
@@ -34,6 +35,7 @@ class PairSource:
     free: tuple[FreeOptions, ...] = ()  # what guesses without a pass
     schedules: tuple[tuple[str, ...], ...] = ()  # whose steps it must have besides those of plain plans
     vocabulary: Vocabulary | None = None  # what a head drafts among; None: all that it can, or not decided yet
+    backend: Backend | None = None  # what builds the steps; None: the usual one of the device
 
     @classmethod
     def of_plan(cls, plan: Plan, folder: Path) -> "PairSource":

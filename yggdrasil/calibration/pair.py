@@ -22,11 +22,12 @@ from yggdrasil.drafters.heads.eagle.config import read_settings
 from yggdrasil.drafters.heads.kinds import is_head, kind_of
 from yggdrasil.drafters.heads.loading import LoadedHead, load_head
 from yggdrasil.drafters.registry import make_drafter
-from yggdrasil.engine.assembly import Assembly, assemble, default_backend, open_device
+from yggdrasil.engine.assembly import Assembly, assemble, default_backend, open_device, usable_backend
 from yggdrasil.engine.loading import DTYPES
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.runtime.loaded import LoadedModel
 from yggdrasil.runtime.loading import load_model
+from yggdrasil.runtime.native_steps.loading import refuse_uncovered
 from yggdrasil.runtime.selfcheck import check_tree_attention
 from yggdrasil.scheduling.plan import Shapes
 
@@ -56,6 +57,8 @@ def check_pair(source: "PairSource") -> Tokenizer:
         refuse_unverifiable(config, model.given)
         if model.gguf is None:
             check_weights(model.folder)
+        if source.backend == "native":
+            refuse_uncovered(model)
         context = longest_text(config)
         if context and source.shapes.max_length > context:
             raise YggdrasilError(
@@ -103,7 +106,7 @@ def usual_drafter_weights(drafter: str | None, dtype: str, device: str) -> Weigh
 def build_assembly(source: "PairSource", knots: torch.Tensor | None = None, backend: Backend | None = None) -> Assembly:
     """Load the target and its drafter, and define their steps."""
     device, dtype = open_device(source.device), DTYPES[source.dtype]
-    backend = backend or default_backend(device)
+    backend = backend or usable_backend(source.backend, device) or default_backend(device)
     target = load_model(source.target, dtype, device, source.target_threads, weights=source.weights)
     check_tree_attention(target, _text_of(source.target))
     drafter: LoadedModel | LoadedHead | None = None

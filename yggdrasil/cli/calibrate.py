@@ -9,7 +9,7 @@ from yggdrasil.artifacts import MOST_THREADS, search_roots
 from yggdrasil.checkpoints.formats.names import AUTO, Weights
 from yggdrasil.cli import checks
 from yggdrasil.cli.model_argument import takes_model
-from yggdrasil.cli.shared_options import ChatOption, Dtype
+from yggdrasil.cli.shared_options import BackendOption, ChatOption, Dtype
 from yggdrasil.errors import Interrupted, YggdrasilError
 
 if TYPE_CHECKING:
@@ -130,6 +130,7 @@ def calibrate(
     device: Annotated[
         Literal["cpu", "cuda"], typer.Option(help="Where both models run.", rich_help_panel=ARITHMETIC)
     ] = "cpu",
+    backend: BackendOption = None,
     chat: ChatOption = False,
 ) -> None:
     """Measure a model, with a draft model or without, on this machine, and write the plan to decode with.
@@ -162,7 +163,7 @@ def calibrate(
         raise YggdrasilError("--drafter-weights is for a draft model, which is not asked for")
     pair = PairSource(
         target, named.drafter, dtype, target_threads, drafter_threads, shapes, chosen,
-        usual if drafter_weights == AUTO else cast(Weights, drafter_weights), device, named.free,
+        usual if drafter_weights == AUTO else cast(Weights, drafter_weights), device, named.free, backend=backend,
     )  # fmt: skip
     texts, is_chat = (prompts, chat) if prompts is not None else shipped_prompts(target)
     settings = CalibrationSettings(

@@ -9,6 +9,7 @@ import typer
 from yggdrasil.cli import sampling as opt
 from yggdrasil.cli.open_decoder import open_decoder, prepare_logits, say
 from yggdrasil.cli.shared_options import (
+    BackendOption,
     DeviceOption,
     DrafterOption,
     DtypeOption,
@@ -48,6 +49,7 @@ def chat(
     drafter: DrafterOption = "plan",
     force_machine: ForceOption = False,
     device: DeviceOption = None,
+    backend: BackendOption = None,
     grow_table: GrowOption = None,
     **options: Any,
 ) -> None:
@@ -63,6 +65,7 @@ def chat(
         drafter,
         force_machine=force_machine,
         device=device,
+        backend=backend,
         max_length=max_length,
         chat=True,
         grows_table=grow_table,

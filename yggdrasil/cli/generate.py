@@ -12,6 +12,7 @@ from yggdrasil.cli import checks
 from yggdrasil.cli import sampling as opt
 from yggdrasil.cli.open_decoder import open_decoder, prepare_logits, say
 from yggdrasil.cli.shared_options import (
+    BackendOption,
     ChatOption,
     DeviceOption,
     DrafterOption,
@@ -51,6 +52,7 @@ def generate(
     logprobs: opt.Logprobs = None,
     force_machine: ForceOption = False,
     device: DeviceOption = None,
+    backend: BackendOption = None,
     grow_table: GrowOption = None,
     **options: Any,
 ) -> None:
@@ -77,8 +79,8 @@ def generate(
     if not any(isinstance(item, Prompt) for item in items):
         raise YggdrasilError(items[0].reason)  # type: ignore[union-attr]
     decoder = open_decoder(
-        source, dtype, drafter, force_machine=force_machine, device=device, max_length=max_length, chat=chat,
-        grows_table=grow_table,
+        source, dtype, drafter, force_machine=force_machine, device=device, backend=backend,
+        max_length=max_length, chat=chat, grows_table=grow_table,
     )  # fmt: skip
     _begin(decoder, settings, as_json=as_json)
     printer = _Printer(decoder, settings, as_json=as_json, is_alone=len(items) == 1)

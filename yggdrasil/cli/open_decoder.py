@@ -12,21 +12,27 @@ if TYPE_CHECKING:
     from yggdrasil.scheduling.plan import DeviceName
 
 
-def check_source(source: str) -> None:
-    """Refuse a name of nothing and a file that is no model, before anything large is imported or read.
+def check_source(source: str, *, chat: bool = False) -> None:
+    """Refuse a name of nothing, a file that is no model, and one without a template where it is to ``chat``.
+
+    Nothing large is imported or read before.
 
     Raises:
-        YggdrasilError: it names neither a plan nor a model.
+        YggdrasilError: it names neither a plan nor a model, or no chat model.
     """
     from yggdrasil.artifacts import check_weights
     from yggdrasil.artifacts.homes import expanded
     from yggdrasil.artifacts.plan_names import is_plan
+    from yggdrasil.artifacts.templates import lacks_chat_template
+    from yggdrasil.prompts import NO_TEMPLATE
 
     if not source:
         raise YggdrasilError("the model's name is empty; give a folder, a .gguf file, a hub id or a plan")
     folder = expanded(source)
     if not is_plan(source) and folder.is_dir() and (folder / "config.json").exists():
         check_weights(folder)
+    if chat and not is_plan(source) and folder.exists() and lacks_chat_template(folder):
+        raise YggdrasilError(NO_TEMPLATE)
 
 
 def open_decoder(
@@ -46,7 +52,7 @@ def open_decoder(
     ``grows_table`` adds answers to its n-gram table; with None where there is one. What its costs do not cover is said
     on standard error.
     """
-    check_source(source)
+    check_source(source, chat=chat)
     from yggdrasil.cli.progress import PhaseProgress
     from yggdrasil.pretrained import Decoder
 

@@ -12,6 +12,7 @@ import typer
 
 from yggdrasil.cli.open_decoder import check_source, open_decoder, prepare_logits, say
 from yggdrasil.cli.shared_options import (
+    BackendOption,
     DeviceOption,
     DrafterOption,
     DtypeOption,
@@ -57,6 +58,7 @@ def serve(
     drafter: DrafterOption = "plan",
     force_machine: ForceOption = False,
     device: DeviceOption = None,
+    backend: BackendOption = None,
 ) -> None:
     """Serve a model over HTTP as OpenAI's API has it, with a chat page at /. One request is decoded at a time."""
     for package in ("fastapi", "uvicorn", "prometheus_client"):
@@ -89,6 +91,7 @@ def serve(
             drafter,
             force_machine=force_machine,
             device=device,
+            backend=backend,
             max_length=max_length,
             grows_table=grow_table,
         )

@@ -28,6 +28,13 @@ _GROW_HELP = "Add n-gram counts of the answers to the model's table, in the cach
 GrowOption = Annotated[bool | None, typer.Option(_GROW, help=f"{_GROW_HELP}; usual where there is a table.")]
 ServerGrowOption = Annotated[bool, typer.Option(_GROW, help=f"{_GROW_HELP}; not unless asked.")]
 DtypeOption = Annotated[Dtype | None, typer.Option(help="Arithmetic of both models; the plan's if not given.")]
+BackendOption = Annotated[
+    Literal["native", "inductor"] | None,
+    typer.Option(
+        help="How steps are built: native, from the configuration; inductor, compiled by TorchInductor. Without it "
+        "native where the architecture is covered."
+    ),
+]
 DeviceOption = Annotated[
     Literal["cpu", "cuda"] | None, typer.Option(help="Where the models run; without a plan a GPU where there is one.")
 ]

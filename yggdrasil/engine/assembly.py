@@ -57,6 +57,19 @@ def default_backend(device: torch.device) -> Backend:
     return "cudagraph" if device.type == "cuda" else "native"
 
 
+def usable_backend(wanted: Backend | None, device: torch.device) -> Backend | None:
+    """``wanted`` as ``device`` has it: a GPU runs what TorchInductor compiles as captured graphs.
+
+    Raises:
+        YggdrasilError: native steps on a GPU.
+    """
+    if device.type != "cuda":
+        return wanted
+    if wanted == "native":
+        raise YggdrasilError("native steps run on a CPU; for a GPU use --backend inductor")
+    return "cudagraph" if wanted == "inductor" else wanted
+
+
 def silent(title: str) -> Callable[[float], None]:
     """A phase that nobody watches."""
     return lambda fraction: None

@@ -15,7 +15,7 @@ from yggdrasil.compiler.compiled import Backend
 from yggdrasil.drafters.group import group_of
 from yggdrasil.drafters.protocol import Drafter
 from yggdrasil.drafters.registry import missing_names
-from yggdrasil.engine.assembly import Assembly, assemble, default_backend, open_device
+from yggdrasil.engine.assembly import Assembly, assemble, default_backend, open_device, usable_backend
 from yggdrasil.engine.end_tokens import end_tokens
 from yggdrasil.engine.plan_parts import (
     Drafting,
@@ -29,6 +29,7 @@ from yggdrasil.errors import ArgumentTypeError, ArgumentValueError, YggdrasilErr
 from yggdrasil.policy.decision import Policy
 from yggdrasil.predictor.bundle import Learned
 from yggdrasil.runtime.loaded import LoadedModel
+from yggdrasil.runtime.native_steps.loading import refuse_uncovered
 from yggdrasil.runtime.room import check_room
 from yggdrasil.runtime.shared import shared_model
 from yggdrasil.scheduling.plan import Plan
@@ -70,7 +71,9 @@ def opened(
     forget_headers()  # before the tokenizer takes as much again
     tokenizer = load_tokenizer(source) if tokenizer is None else tokenizer
     device = open_device(plan.device)
-    backend = backend or default_backend(device)
+    if backend == "native":
+        refuse_uncovered(source)
+    backend = usable_backend(backend, device) or default_backend(device)
     target = shared_model(
         source, DTYPES[dtype], device, plan.target.threads, plan.weights_in(dtype), is_described=backend == "native"
     )

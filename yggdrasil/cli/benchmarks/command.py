@@ -10,7 +10,7 @@ from yggdrasil.cli import checks
 from yggdrasil.cli.checks import parse_widths
 from yggdrasil.cli.model_argument import takes_model
 from yggdrasil.cli.open_decoder import open_decoder
-from yggdrasil.cli.shared_options import ChatOption, Dtype, ForceOption
+from yggdrasil.cli.shared_options import BackendOption, ChatOption, Dtype, ForceOption
 from yggdrasil.errors import YggdrasilError
 
 
@@ -67,6 +67,7 @@ def bench(
         bool, typer.Option("--ignore-eos", help="Go on after a chat's end, as is always done with plain prompts.")
     ] = False,
     force_machine: ForceOption = False,
+    backend: BackendOption = None,
 ) -> None:
     """Compare with plain compiled decoding, greedily, prompt by prompt, in turns; or trees of other systems with ours.
 
@@ -79,6 +80,8 @@ def bench(
         raise YggdrasilError("--eager is for --tree: without compiled steps there is nothing to compare but AAL")
     if not tree and (budget is not None or held_back is not None):
         raise YggdrasilError("--budget and --held-back are for --tree, which is not given")
+    if eager and backend is not None:
+        raise YggdrasilError("--eager builds no steps for --backend to choose; give one of them")
     if tree and beside:
         raise YggdrasilError("--beside compares plans and --tree trees; give one of them")
     from yggdrasil.bench.memory import resident_mb
@@ -89,7 +92,7 @@ def bench(
     requests = read_prompts(prompts, limit, chat=chat)
     chosen_trees(tree or ())  # before a model is loaded
     imports_mb = resident_mb()
-    decoder = open_decoder(plan, dtype, force_machine=force_machine, backend="eager" if eager else None)
+    decoder = open_decoder(plan, dtype, force_machine=force_machine, backend="eager" if eager else backend)
     settings = {
         "dtype": dtype or (decoder.plan.dtype if decoder.plan else None),
         "prompts_file": prompts.name,
@@ -102,5 +105,5 @@ def bench(
         budgets = parse_widths(budget or "8,16,32,64")
         compare_trees(decoder, requests, settings, names=tree, budgets=budgets, held_back=held_back or 4, out=out)
         return
-    others = opened_beside(beside or (), dtype, force_machine=force_machine)
+    others = opened_beside(beside or (), dtype, force_machine=force_machine, backend=backend)
     compare_with_plain(decoder, requests, settings, out, imports_mb=imports_mb, beside=others)

@@ -14,16 +14,19 @@ from yggdrasil.bench.summary import summarise, summarise_beside, summarise_categ
 from yggdrasil.cli.open_decoder import open_decoder
 from yggdrasil.cli.progress import show_beside, show_categories, show_comparison, show_memory, show_summary
 from yggdrasil.cli.shared_options import Dtype
+from yggdrasil.compiler.compiled import Backend
 from yggdrasil.engine.decoder import Decoder
 from yggdrasil.errors import Interrupted, YggdrasilError
 from yggdrasil.prompts import Prompt
 
 
-def opened_beside(plans: Sequence[str], dtype: Dtype | None, *, force_machine: bool) -> dict[str, Decoder]:
+def opened_beside(
+    plans: Sequence[str], dtype: Dtype | None, *, force_machine: bool, backend: Backend | None = None
+) -> dict[str, Decoder]:
     """Decoders of ``plans`` by the plans' names; YggdrasilError where two have one name."""
     found: dict[str, Decoder] = {}
     for source in plans:
-        decoder = open_decoder(source, dtype, force_machine=force_machine)
+        decoder = open_decoder(source, dtype, force_machine=force_machine, backend=backend)
         name = decoder.plan.name if decoder.plan else source
         if name in found:
             raise YggdrasilError(f"two plans named {name} are given with --beside; give each once")

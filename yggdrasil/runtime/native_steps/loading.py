@@ -16,6 +16,7 @@ from yggdrasil.checkpoints.mapped import MappedSafetensors
 from yggdrasil.checkpoints.outline import Outline
 from yggdrasil.checkpoints.screening import copy_of, pays_a_copy
 from yggdrasil.checkpoints.source import Source
+from yggdrasil.errors import YggdrasilError
 from yggdrasil.native import is_native
 from yggdrasil.native.arena import Arena
 from yggdrasil.runtime.loaded import LoadedModel
@@ -43,6 +44,20 @@ def description_of(source: Source) -> tuple[Config, Description] | None:
     except (OSError, ValueError, TypeError, KeyError, AttributeError, ZeroDivisionError):
         return None  # the general loader says what is wrong
     return None if described is None or not _fits(described) else (config, described)
+
+
+def refuse_uncovered(source: Source) -> None:
+    """Refuse native steps for a model by its configuration, before its weights are read.
+
+    Raises:
+        YggdrasilError: its architecture is not covered, or there is no native library.
+    """
+    if not is_native():
+        raise YggdrasilError("native steps need the native library, which is not installed; use --backend inductor")
+    if description_of(source) is None:
+        raise YggdrasilError(
+            f"{source.given}: native steps do not cover its architecture; use --backend inductor, which compiles it"
+        )
 
 
 def _fits(described: Description) -> bool:

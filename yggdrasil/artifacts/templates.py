@@ -1,0 +1,25 @@
+"""Whether a model has a chat template, by its files alone: no tokenizer is opened."""
+
+from contextlib import suppress
+from pathlib import Path
+
+from yggdrasil.artifacts.gguf import is_gguf, read_gguf_layout
+from yggdrasil.artifacts.plain import parse_json
+
+_FACT, _SETTING = "tokenizer.chat_template", "chat_template"
+_FILES = ("chat_template.jinja", "chat_template.json", "additional_chat_templates")
+
+
+def lacks_chat_template(path: Path) -> bool:
+    """Whether the folder or GGUF file ``path`` has no chat template; False where that cannot be told.
+
+    Raises:
+        ArtifactError: a GGUF file that is damaged.
+    """
+    if is_gguf(path):
+        return not any(name.startswith(_FACT) for name in read_gguf_layout(path).facts)
+    if any((path / name).exists() for name in _FILES):
+        return False
+    with suppress(OSError, ValueError, AttributeError):
+        return not parse_json((path / "tokenizer_config.json").read_bytes()).get(_SETTING)
+    return False
